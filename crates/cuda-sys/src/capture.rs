@@ -1,27 +1,27 @@
-//! Keeps calls of ours from invalidating a graph that someone else is capturing.
+//! Keeps this library's calls from invalidating another user's stream capture.
 
 use crate::{Result, check, driver::code, ffi, record_drop_error};
 
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: this thread's calls never invalidate a capture.
 const RELAXED: u32 = 2;
 
-/// While it lives, driver calls of this thread that a capture in *global* mode forbids (allocating, freeing, asking
-/// events) leave the captures of other threads valid.
+/// A guard: while it lives, calls of this thread that a capture in *global* mode forbids (allocating, freeing, querying
+/// events) do not invalidate captures of other threads.
 ///
-/// The handles of this crate enter it by themselves where the driver needs it. Seen on driver 580: while another thread
-/// captures in global mode, asking or synchronising an event or a stream answers 900 without it, and destroys the capture.
+/// Handles of this crate use it where needed. On driver 580, while another thread captures in global mode, querying or
+/// synchronising an event or a stream without it returns error 900 and invalidates the capture.
 ///
 /// Source: `cuThreadExchangeStreamCaptureMode` in the CUDA driver API.
 #[must_use = "the mode is exchanged back when this is dropped"]
 #[derive(Debug)]
 pub struct RelaxedCapture {
     before: u32,
-    /// The mode belongs to a thread.
+    /// The mode is per thread.
     not_send: std::marker::PhantomData<*const ()>,
 }
 
 impl RelaxedCapture {
-    /// Exchanges the calling thread's capture mode.
+    /// Switches the calling thread to relaxed capture mode.
     ///
     /// # Errors
     /// The driver's code.
@@ -38,9 +38,9 @@ fn exchange(mut mode: u32) -> Result<u32> {
     Ok(mode)
 }
 
-/// As a [`RelaxedCapture`] around one driver call, for calls so short that it shows what is around them. Answers the call's
-/// code, or that of the exchange before it; an error of the exchange back is recorded. The call must not unwind, as no call of
-/// the driver does: the mode would stay exchanged.
+/// Runs one driver call in relaxed capture mode, without a guard's cost. Returns the code of the call, or of the
+/// exchange before it; an error of the exchange back is recorded. The call must not unwind, or the mode would stay
+/// exchanged; driver calls do not.
 #[inline(always)]
 pub fn relaxed(call: impl FnOnce() -> u32) -> u32 {
     let mut before = RELAXED;
@@ -61,7 +61,7 @@ pub fn relaxed(call: impl FnOnce() -> u32) -> u32 {
 impl Drop for RelaxedCapture {
     #[inline]
     fn drop(&mut self) {
-        // Looked at here: the call would be one more on the way of every short call of the driver's.
+        // Check inline: a function call would add cost to every short driver call.
         if let Err(error) = exchange(self.before) {
             record_drop_error(Err(error));
         }

@@ -1,4 +1,4 @@
-//! The primary context of a device, bound for the length of a call from whichever thread makes it.
+//! A device's primary context, bound to the calling thread for the duration of a call.
 
 use std::{
     cell::Cell,
@@ -12,13 +12,13 @@ use cust::sys::CUcontext;
 
 use crate::{Device, RelaxedCapture, Result, check, driver::code, ffi, record_drop_error};
 
-/// A device's primary context: the one that PyTorch, cudarc, cust and the CUDA runtime share, so that memory, streams
-/// and events may be passed between them.
+/// A device's primary context. PyTorch, cudarc, cust and the CUDA runtime share it, so memory, streams and events can
+/// be passed between them.
 ///
-/// Clones share one reference; the context is released when the last clone goes. Usable from any thread.
+/// Clones share one reference; the context is released when the last one is dropped. Usable from any thread.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// Here and not in what is shared: each call compares it.
+    /// Stored inline because each call compares it.
     raw: CUcontext,
     shared: Arc<Retained>,
 }
@@ -35,7 +35,7 @@ struct Retained {
     loss: OnceLock<Loss>,
 }
 
-/// Why a context is unusable.
+/// The cause that made a context unusable.
 pub type Loss = Arc<dyn std::error::Error + Send + Sync>;
 
 /// Per-thread flag for one kind of context-independent call: if set, the call must bind its own context first. Each kind of call
@@ -51,8 +51,8 @@ pub fn try_in_current<T>(fallback: &'static ContextFallback, call: impl FnOnce()
 }
 
 impl Context {
-    /// Retains the device's primary context, creating it if this process has none yet (that takes about 200 ms on a
-    /// data-centre GPU). The calling thread's current context stays as it is.
+    /// Retains the device's primary context, creating it if the process has none (about 200 ms on a data-centre GPU).
+    /// The calling thread's current context does not change.
     ///
     /// # Errors
     /// The driver's code.
@@ -65,31 +65,31 @@ impl Context {
         Ok(Self { raw, shared: Arc::new(Retained { device, loss: OnceLock::new() }) })
     }
 
-    /// The device this is the context of.
+    /// Returns the device of the context.
     #[must_use]
     pub fn device(&self) -> Device {
         self.shared.device
     }
 
-    /// Records that the context is unusable, unless an earlier cause is known. Seen by every clone of `self`.
+    /// Records why the context is unusable, unless an earlier cause is known. All clones share it.
     pub fn record_loss(&self, cause: Loss) {
         let _the_first_one_stays = self.shared.loss.set(cause);
     }
 
-    /// Returns the first recorded cause of the context being unusable. Does not call the driver.
+    /// Returns the first recorded cause of loss, if any. Does not call the driver.
     #[must_use]
     #[inline]
     pub fn loss(&self) -> Option<&Loss> {
         self.shared.loss.get()
     }
 
-    /// The driver's handle, valid while `self` lives.
+    /// Returns the driver's handle, valid while `self` lives.
     #[must_use]
     pub fn as_raw(&self) -> CUcontext {
         self.raw
     }
 
-    /// Makes this context current on the calling thread until the guard is dropped; nothing is done where it already is.
+    /// Makes this context current on the calling thread until the guard is dropped. Does nothing if it already is.
     ///
     /// # Errors
     /// The driver's code.
@@ -109,9 +109,9 @@ impl Context {
         self.push(code, current.is_null())
     }
 
-    /// As [`enter`](Self::enter), where [`try_in_current`] made no call, or one that the driver refused: in a context that
-    /// [was current](ContextGuard::was_current) the refusal stands, in another one it says nothing. Driver 580 answers
-    /// `CUDA_ERROR_INVALID_VALUE` to a copy to memory of another device than the current context's.
+    /// Like [`enter`](Self::enter), for a call that [`try_in_current`] skipped or that the driver rejected. If this
+    /// context [was already current](ContextGuard::was_current), the rejection is final; otherwise retry the call.
+    /// Driver 580 returns `CUDA_ERROR_INVALID_VALUE` for a copy to memory of another device than the current context's.
     ///
     /// # Errors
     /// As for `enter`.
@@ -122,7 +122,8 @@ impl Context {
         Ok(bound)
     }
 
-    /// Makes the driver call `name` in this context; captures of other threads stay valid. `call` returns the driver's code.
+    /// Makes the driver call `name` in this context, without invalidating captures of other threads. `call` returns the
+    /// driver's code.
     ///
     /// # Errors
     /// The driver's code.
@@ -132,20 +133,20 @@ impl Context {
         check(name, call())
     }
 
-    /// `asked` is the answer to the question after the current context, which is not this one.
+    /// `queried` is the result of querying the current context, which is not this one.
     #[inline(never)]
-    fn push(&self, asked: u32, had_none: bool) -> Result<ContextGuard<'_>> {
-        check("cuCtxGetCurrent", asked)?;
+    fn push(&self, queried: u32, had_none: bool) -> Result<ContextGuard<'_>> {
+        check("cuCtxGetCurrent", queried)?;
         // SAFETY: the context is retained by `self`, which outlives the guard.
         check("cuCtxPushCurrent_v2", unsafe { ffi::cuCtxPushCurrent_v2(self.raw) })?;
         Ok(ContextGuard { pushed: true, had_none, context: PhantomData, not_send: PhantomData })
     }
 
-    /// Lets work of this context reach the memory of `peer`, one way; where it already may, nothing changes. Memory of
-    /// stream-ordered pools is not covered: each pool grants access by itself. For the life of the context.
+    /// Enables access from this context to the memory of `peer`, one way, for the life of the context. Repeated calls
+    /// have no effect. Stream-ordered pools grant access separately.
     ///
     /// # Errors
-    /// The driver's code, for example where the devices are no peers or have too many.
+    /// The driver's code, for example if the devices are no peers or have too many.
     pub fn enable_peer(&self, peer: &Self) -> Result<()> {
         let _bound = self.enter()?;
         let _capture = RelaxedCapture::enter()?;
@@ -156,7 +157,7 @@ impl Context {
         }
     }
 
-    /// Free and total bytes of the device's memory at this moment.
+    /// Returns free and total bytes of device memory.
     ///
     /// # Errors
     /// The driver's code.
@@ -167,7 +168,7 @@ impl Context {
         Ok((free, total))
     }
 
-    /// The numerically greatest (least urgent) and least (most urgent) stream priority of the device.
+    /// Returns the numerically greatest (least urgent) and least (most urgent) stream priority.
     ///
     /// # Errors
     /// The driver's code.
@@ -181,10 +182,10 @@ impl Context {
         Ok((least, greatest))
     }
 
-    /// Blocks the host until all work of the context is done. For shutting down, never for a transfer.
+    /// Blocks until all work of the context is complete. For shutdown only, never for a transfer.
     ///
     /// # Errors
-    /// The driver's code, also one that earlier asynchronous work caused.
+    /// The driver's code, including errors of earlier asynchronous work.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: a context is current.
         self.call("cuCtxSynchronize", || unsafe { ffi::cuCtxSynchronize() })
@@ -199,26 +200,26 @@ impl Drop for Retained {
     }
 }
 
-/// Keeps a context current on this thread; dropping it gives the thread back what it had.
+/// Keeps a context current on this thread; on drop the previous one is restored.
 #[must_use = "the context is bound only while the guard lives"]
 #[derive(Debug)]
 pub struct ContextGuard<'a> {
     pushed: bool,
     had_none: bool,
     context: PhantomData<&'a Context>,
-    /// The driver's stack of contexts belongs to a thread.
+    /// The driver's context stack is per thread.
     not_send: PhantomData<*const ()>,
 }
 
 impl ContextGuard<'_> {
-    /// Whether the context was current before.
+    /// Returns whether the context was already current.
     #[must_use]
     #[inline]
     pub fn was_current(&self) -> bool {
         !self.pushed
     }
 
-    /// Whether no context was current before.
+    /// Returns whether no context was current before.
     #[must_use]
     #[inline]
     pub fn had_none(&self) -> bool {

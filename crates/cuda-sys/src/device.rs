@@ -1,16 +1,16 @@
-//! A CUDA device by ordinal: its name, identity, memory and attributes.
+//! A CUDA device: name, identity, memory and attributes.
 
 use std::os::raw::{c_char, c_int};
 
 use crate::{Driver, DriverError, Result, check, ffi};
 
-/// Attribute numbers of the driver API (`CU_DEVICE_ATTRIBUTE_*`) that this workspace asks for, as integers.
+/// Device attribute numbers (`CU_DEVICE_ATTRIBUTE_*`) that this workspace uses, as integers.
 ///
 /// Source: `CUdevice_attribute` in the CUDA driver API; numbers are stable across versions.
 pub mod attribute {
-    /// Copies and kernels can overlap; how many copy engines there are.
+    /// Number of asynchronous copy engines.
     pub const ASYNC_ENGINE_COUNT: u32 = 40;
-    /// Multiprocessors on the device.
+    /// Number of multiprocessors.
     pub const MULTIPROCESSOR_COUNT: u32 = 16;
     /// The device shares its memory with the host.
     pub const INTEGRATED: u32 = 18;
@@ -26,31 +26,31 @@ pub mod attribute {
     pub const STREAM_PRIORITIES_SUPPORTED: u32 = 78;
     /// Managed memory can be allocated.
     pub const MANAGED_MEMORY: u32 = 83;
-    /// Ordinary host memory is accessible to the device.
+    /// The device can access pageable host memory.
     pub const PAGEABLE_MEMORY_ACCESS: u32 = 88;
-    /// Host and device can use managed memory at the same time.
+    /// Host and device can access managed memory concurrently.
     pub const CONCURRENT_MANAGED_ACCESS: u32 = 89;
     /// Host memory can be registered.
     pub const HOST_REGISTER_SUPPORTED: u32 = 99;
-    /// The device can use a registered host pointer as it is.
+    /// The device can use registered memory at its host address.
     pub const CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: u32 = 91;
     /// Stream-ordered memory pools.
     pub const MEMORY_POOLS_SUPPORTED: u32 = 115;
-    /// Atomic operations on host memory over the link.
+    /// Native atomic operations on host memory over the link.
     pub const HOST_NATIVE_ATOMIC_SUPPORTED: u32 = 86;
     /// The device uses the host's page tables.
     pub const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: u32 = 100;
-    /// The host uses managed memory on the device without migration.
+    /// The host can access managed memory on the device without migration.
     pub const DIRECT_MANAGED_MEM_ACCESS_FROM_HOST: u32 = 101;
-    /// Reserving addresses and mapping memory there.
+    /// Virtual memory management is supported.
     pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: u32 = 102;
-    /// Host memory can be registered to be read only.
+    /// Host memory can be registered read-only.
     pub const READ_ONLY_HOST_REGISTER_SUPPORTED: u32 = 113;
     /// Nearest NUMA node of the host, -1 where the system has none (CUDA 12.2 and later).
     pub const HOST_NUMA_ID: u32 = 134;
 }
 
-/// The text that a call writes to where it is told, of at most so many bytes.
+/// Returns the text that a call writes to the given buffer of the given length.
 fn text(name: &'static str, call: impl FnOnce(*mut c_char, c_int) -> u32) -> Result<String> {
     let mut bytes = [0_u8; 256];
     // Less one, so that a terminator always remains.
@@ -61,7 +61,7 @@ fn text(name: &'static str, call: impl FnOnce(*mut c_char, c_int) -> u32) -> Res
         .map_or_else(String::new, |text| String::from_utf8_lossy(text).into_owned()))
 }
 
-/// A device that the driver knows. Copy it freely; it owns nothing.
+/// A device handle. It owns nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Device {
     ordinal: u32,
@@ -69,11 +69,11 @@ pub struct Device {
 }
 
 impl Device {
-    /// Finds the device with this ordinal, initialising the driver if need be.
+    /// Returns the device with this ordinal, initialising the driver if necessary.
     ///
     /// # Errors
-    /// Those of [`Driver::get`]; [`DriverError::NoDevice`] where there is none at all,
-    /// [`DriverError::UnknownDevice`] where the ordinal is too large.
+    /// Those of [`Driver::get`]; [`DriverError::NoDevice`] if there is none, [`DriverError::UnknownDevice`] if the
+    /// ordinal is too large.
     pub fn new(ordinal: u32) -> Result<Self> {
         let count = Driver::get()?.device_count()?;
         if count == 0 {
@@ -87,7 +87,7 @@ impl Device {
         Ok(Self { ordinal, handle })
     }
 
-    /// All devices, in ordinal order; empty where the driver shows none.
+    /// Returns all devices in ordinal order; empty if the driver reports none.
     ///
     /// # Errors
     /// Those of [`Driver::get`].
@@ -95,19 +95,19 @@ impl Device {
         (0..Driver::get()?.device_count()?).map(Self::new).collect()
     }
 
-    /// The ordinal this device was asked for by.
+    /// Returns the device ordinal.
     #[must_use]
     pub fn ordinal(self) -> u32 {
         self.ordinal
     }
 
-    /// The driver's handle (`CUdevice`).
+    /// Returns the driver's handle (`CUdevice`).
     #[must_use]
     pub fn as_raw(self) -> c_int {
         self.handle
     }
 
-    /// The same device in cust's terms.
+    /// Returns the same device as cust's type.
     ///
     /// # Errors
     /// The driver's code.
@@ -119,7 +119,7 @@ impl Device {
         })
     }
 
-    /// The marketing name, for example `NVIDIA H200`.
+    /// Returns the marketing name, for example `NVIDIA H200`.
     ///
     /// # Errors
     /// The driver's code.
@@ -128,7 +128,7 @@ impl Device {
         text("cuDeviceGetName", |to, len| unsafe { ffi::cuDeviceGetName(to, len, self.handle) })
     }
 
-    /// The device's UUID, which stays the same across processes and reboots.
+    /// Returns the UUID, which is stable across processes and reboots.
     ///
     /// # Errors
     /// The driver's code.
@@ -139,7 +139,7 @@ impl Device {
         Ok(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
     }
 
-    /// Where the device is on its bus, for example `0000:3B:00.0`.
+    /// Returns the PCI bus address, for example `0000:3B:00.0`.
     ///
     /// # Errors
     /// The driver's code.
@@ -148,7 +148,7 @@ impl Device {
         text("cuDeviceGetPCIBusId", |to, len| unsafe { ffi::cuDeviceGetPCIBusId(to, len, self.handle) })
     }
 
-    /// Bytes of memory on the device.
+    /// Returns the size of device memory in bytes.
     ///
     /// # Errors
     /// The driver's code.
@@ -159,7 +159,7 @@ impl Device {
         Ok(bytes)
     }
 
-    /// A device attribute by its number; [`attribute`] names the usual ones.
+    /// Returns a device attribute by number; [`attribute`] names the common ones.
     ///
     /// # Errors
     /// The driver's code, for example for an attribute that this driver does not know.
@@ -170,7 +170,7 @@ impl Device {
         Ok(value)
     }
 
-    /// Whether the driver can let this device reach the memory of `peer`. Asks the driver only, no context is made.
+    /// Returns whether this device can access the memory of `peer`. Creates no context.
     ///
     /// # Errors
     /// The driver's code.
@@ -183,7 +183,7 @@ impl Device {
         Ok(can != 0)
     }
 
-    /// Compute capability as (major, minor).
+    /// Returns the compute capability as (major, minor).
     ///
     /// # Errors
     /// The driver's code.

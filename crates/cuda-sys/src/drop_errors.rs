@@ -1,15 +1,15 @@
-//! Errors that a destructor met are kept here instead of being lost or surfacing later on an unrelated call.
+//! Errors of destructors, recorded instead of lost or reported by an unrelated call.
 
 use parking_lot::Mutex;
 
 use crate::DriverError;
 
-/// How many errors are kept; later ones are dropped, the first cause matters most.
+/// Maximum number of errors kept. Later ones are dropped, since the first cause matters most.
 const KEPT: usize = 64;
 
 static ERRORS: Mutex<Vec<DriverError>> = Mutex::new(Vec::new());
 
-/// Records an error that cannot be returned because it occurred while dropping a handle.
+/// Records an error that occurred in a destructor.
 pub fn record_drop_error(result: Result<(), DriverError>) {
     if let Err(error) = result {
         let mut errors = ERRORS.lock();
@@ -19,7 +19,7 @@ pub fn record_drop_error(result: Result<(), DriverError>) {
     }
 }
 
-/// Takes the errors recorded since the last call, oldest first (at most 64 are kept).
+/// Takes the errors recorded since the last call, oldest first (at most 64).
 #[must_use]
 pub fn take_drop_errors() -> Vec<DriverError> {
     std::mem::take(&mut *ERRORS.lock())

@@ -1,4 +1,4 @@
-//! What can go wrong below the safe layers: four ways of having no driver, and a driver's own error codes.
+//! Driver errors: why no driver is available, and the driver's error codes.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ pub enum DriverError {
         /// Each file that was tried, with the loader's reason.
         tried: Vec<String>,
     },
-    /// The driver is there but reports no usable device.
+    /// The driver reports no usable device.
     #[error("the CUDA driver reports no device (is one attached, and visible through CUDA_VISIBLE_DEVICES?)")]
     NoDevice,
     /// The driver is older than this crate supports.
@@ -34,15 +34,15 @@ pub enum DriverError {
         /// Name of the function as exported by the driver.
         name: &'static str,
     },
-    /// The ordinal names no device.
+    /// No device has this ordinal.
     #[error("there is no CUDA device {ordinal}; valid ordinals are 0 to {}", count - 1)]
     UnknownDevice {
-        /// What was asked for.
+        /// The requested ordinal.
         ordinal: u32,
-        /// How many devices there are; at least 1.
+        /// Number of devices, at least 1.
         count: u32,
     },
-    /// An event can only be recorded on a stream of its own context; streams of others can wait for it.
+    /// An event can only be recorded on a stream of its own context; streams of other contexts can wait for it.
     #[error(
         "an event of CUDA device {event} cannot be recorded on a stream of device {stream}; make it on that device"
     )]
@@ -52,20 +52,20 @@ pub enum DriverError {
         /// Ordinal of the stream's device.
         stream: u32,
     },
-    /// The driver answered with an error code.
+    /// The driver returned an error code.
     #[error("{call} failed: {name} ({code})")]
     Call {
         /// The driver function.
         call: &'static str,
-        /// The true code, also where a binding's enum does not list it.
+        /// The driver's code, even if a binding's enum does not list it.
         code: u32,
-        /// The driver's own name of the code, or `unknown CUDA error`.
+        /// The driver's name of the code, or `unknown CUDA error`.
         name: String,
     },
 }
 
 impl DriverError {
-    /// The driver's numeric code where the driver gave one.
+    /// Returns the driver's numeric code, if the driver returned one.
     #[must_use]
     pub fn code(&self) -> Option<u32> {
         match self {
@@ -74,16 +74,16 @@ impl DriverError {
         }
     }
 
-    /// Whether the driver ran out of memory (`CUDA_ERROR_OUT_OF_MEMORY`).
+    /// Returns whether the driver ran out of memory (`CUDA_ERROR_OUT_OF_MEMORY`).
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.code() == Some(code::OUT_OF_MEMORY)
     }
 
-    /// Whether the context is unusable from here on (a sticky error: only a new process, or a reset of the device's
-    /// primary context by its owner, recovers).
+    /// Returns whether the context is unusable (a sticky error): only a new process, or a reset of the primary context
+    /// by its owner, recovers.
     ///
-    /// Where the driver is gone altogether, as while the process ends, this is so too.
+    /// Also true if the driver has shut down, as at process exit.
     ///
     /// Source: the CUDA driver API's descriptions of these codes ("To continue using CUDA, the process must be
     /// terminated and relaunched").
@@ -93,21 +93,21 @@ impl DriverError {
     }
 }
 
-/// Why [`install`](crate::install) refused.
+/// The error of [`install`](crate::install).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a CUDA driver is already in use ({in_use}); another one can only be installed before the first driver call"
 )]
 pub struct InstallError {
-    /// What the process uses.
+    /// Name of the driver in use.
     pub in_use: &'static str,
 }
 
-/// Turns the integer that a function of [`ffi`] returned into a typed error.
+/// Converts a code returned by a function of [`ffi`] to a typed error.
 ///
 /// # Errors
-/// [`DriverError::NotFound`] where there is no driver, [`DriverError::MissingFunction`] where the driver lacks `call`,
-/// else [`DriverError::Call`] for every code but `CUDA_SUCCESS`.
+/// [`DriverError::NotFound`] without a driver, [`DriverError::MissingFunction`] if the driver lacks `call`, otherwise
+/// [`DriverError::Call`] for every code but `CUDA_SUCCESS`.
 #[inline]
 pub fn check(call: &'static str, code: u32) -> Result<()> {
     if code == code::SUCCESS { Ok(()) } else { Err(describe(call, code)) }
@@ -123,7 +123,7 @@ fn describe(call: &'static str, code: u32) -> DriverError {
     }
 }
 
-/// The driver's name of a code.
+/// Returns the driver's name of a code.
 fn name_of(code: u32) -> String {
     let mut text = std::ptr::null();
     // SAFETY: the out pointer is valid; on success the driver stores a pointer to a static, NUL-terminated string.

@@ -1,4 +1,4 @@
-//! A CUDA event: a point in a stream that others can wait for, ask about, or measure time from.
+//! A CUDA event: a point in a stream to wait for, to query, or to measure time from.
 
 use std::{ptr, time::Duration};
 
@@ -8,12 +8,12 @@ use crate::{
     AsStream, Context, DriverError, RelaxedCapture, Result, check, driver::code, ffi, record_drop_error,
 };
 
-/// Whether an event can measure time.
+/// Whether an event records time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventTiming {
-    /// The event keeps a timestamp; recording is dearer.
+    /// The event records a timestamp, which makes recording slower.
     Enabled,
-    /// The event only orders.
+    /// The event only orders work.
     Disabled,
 }
 
@@ -47,20 +47,20 @@ impl Event {
         Ok(Self { context: context.clone(), raw })
     }
 
-    /// The driver's handle, valid while `self` lives.
+    /// Returns the driver's handle, valid while `self` lives.
     #[must_use]
     pub fn as_raw(&self) -> CUevent {
         self.raw
     }
 
-    /// Records the work enqueued on `stream` so far. The stream must be of the event's own context.
+    /// Records the work enqueued on `stream` so far. The stream must belong to the event's context.
     ///
     /// # Errors
     /// [`DriverError::OtherContext`] for a stream of another context; the driver's code.
     #[inline]
     pub fn record(&self, stream: &impl AsStream) -> Result<()> {
         if stream.context().as_raw() != self.context.as_raw() {
-            // The handle of a default stream means another stream in each context: the driver could not tell.
+            // A default-stream handle means a different stream in each context, so the driver could not detect this.
             return Err(DriverError::OtherContext {
                 event: self.context.device().ordinal(),
                 stream: stream.context().device().ordinal(),
@@ -71,10 +71,10 @@ impl Event {
         check("cuEventRecord", unsafe { ffi::cuEventRecord(self.raw, stream.as_raw()) })
     }
 
-    /// Whether the recorded work is done; true for an event never recorded. Disturbs nobody's graph capture.
+    /// Returns whether the recorded work is complete; true if never recorded. Does not invalidate captures.
     ///
     /// # Errors
-    /// The driver's code, also one that the recorded work caused.
+    /// The driver's code, including errors of the recorded work.
     #[inline]
     pub fn is_done(&self) -> Result<bool> {
         let _capture = RelaxedCapture::enter()?;
@@ -85,10 +85,10 @@ impl Event {
         }
     }
 
-    /// Blocks the host until the recorded work is done.
+    /// Blocks until the recorded work is complete.
     ///
     /// # Errors
-    /// The driver's code, also one that the recorded work caused.
+    /// The driver's code, including errors of the recorded work.
     #[inline]
     pub fn synchronize(&self) -> Result<()> {
         let _capture = RelaxedCapture::enter()?;
@@ -96,10 +96,10 @@ impl Event {
         check("cuEventSynchronize", unsafe { ffi::cuEventSynchronize(self.raw) })
     }
 
-    /// Device time between two recorded events with timing; resolution about 0.5 µs.
+    /// Returns the device time between two recorded events with timing; resolution about 0.5 µs.
     ///
     /// # Errors
-    /// The driver's code: both must have been recorded and be done.
+    /// The driver's code: both must have been recorded and be complete.
     pub fn elapsed_since(&self, start: &Self) -> Result<Duration> {
         let _capture = RelaxedCapture::enter()?;
         let mut milliseconds = 0.0_f32;

@@ -1,4 +1,4 @@
-//! CUDA graphs: a capture of a stream, the graph that it gives, and an executable made of one.
+//! CUDA graphs: stream capture, the captured graph, and its executable.
 
 use std::{fmt, marker::PhantomData, ptr};
 
@@ -6,14 +6,14 @@ use cust::sys::{CUgraph, CUgraphExec};
 
 use crate::{AsStream, Context, DriverError, RelaxedCapture, Result, check, ffi, record_drop_error};
 
-/// Whose potentially unsafe calls (allocating, waiting, asking) a capture forbids while it lasts.
+/// Which threads' potentially unsafe calls (allocating, waiting, querying) a capture forbids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureMode {
-    /// Every thread's, unless that thread exchanged its mode (see [`RelaxedCapture`]).
+    /// All threads', except those in another mode (see [`RelaxedCapture`]).
     Global,
-    /// Those of the thread that captures.
+    /// The capturing thread's.
     ThreadLocal,
-    /// Nobody's.
+    /// None.
     Relaxed,
 }
 
@@ -27,16 +27,16 @@ impl CaptureMode {
     }
 }
 
-/// A capture under way: what is enqueued on the stream becomes nodes of a graph and does not run. Other streams become
-/// part of it by waiting for an event that was recorded in it, and must be joined the same way before it ends.
+/// A stream capture in progress: enqueued work becomes nodes of a graph and does not run. Other streams join it by
+/// waiting for an event recorded in it, and must be joined back before it ends.
 ///
-/// Dropped, it ends, and what it captured is thrown away.
+/// Dropping it ends the capture and discards the graph.
 #[must_use = "a capture that is dropped gives no graph"]
 #[derive(Debug)]
 pub struct Capture<'a, S: AsStream> {
     stream: &'a S,
     open: bool,
-    /// A capture ends on the thread on which it began, unless it is relaxed.
+    /// A capture must end on the thread that began it, unless relaxed.
     not_send: PhantomData<*const ()>,
 }
 
@@ -44,12 +44,13 @@ impl<'a, S: AsStream> Capture<'a, S> {
     /// Begins a capture.
     ///
     /// # Errors
-    /// The driver's code: for the legacy default stream, and where the stream is captured already.
+    /// The driver's code: for the legacy default stream, and if the stream is already being captured.
     ///
     /// # Safety
-    /// * Until the capture has ended nobody enqueues on the stream what they expect to run, asks it or waits for it: work
-    ///   that is captured does not run, though whoever enqueued it may take it to be over and use its memory.
-    /// * The same holds for every stream that becomes part of the capture by waiting for one of its events.
+    /// * Until the capture ends, no one enqueues on the stream work that is expected to run, queries the stream or
+    ///   waits for it: captured work does not run, though its submitter may take it to be complete and reuse its
+    ///   memory.
+    /// * The same holds for every stream that joins the capture by waiting for one of its events.
     pub unsafe fn begin(stream: &'a S, mode: CaptureMode) -> Result<Self> {
         let _bound = stream.context().enter()?;
         // SAFETY: the stream is valid while `self` borrows it.
@@ -62,8 +63,8 @@ impl<'a, S: AsStream> Capture<'a, S> {
     /// Ends the capture.
     ///
     /// # Errors
-    /// The driver's code: 901 where something in between was not permitted in a capture, 904 where a stream was not joined.
-    /// The streams run their work again also then.
+    /// The driver's code: 901 if an operation was not permitted during the capture, 904 if a stream was not joined. The
+    /// streams run work again in either case.
     pub fn end(mut self) -> Result<Graph> {
         self.close()
     }
@@ -74,7 +75,7 @@ impl<'a, S: AsStream> Capture<'a, S> {
         let mut raw: CUgraph = ptr::null_mut();
         // SAFETY: the stream is valid while `self` borrows it, the out pointer for the call.
         let code = unsafe { ffi::cuStreamEndCapture(self.stream.as_raw(), &mut raw) };
-        // An error ends the capture as well, unless the driver could not even look at it.
+        // An error also ends the capture, unless the driver could not check it.
         self.open = code != 0 && self.is_capturing();
         check("cuStreamEndCapture", code)?;
         Ok(Graph { context: context.clone(), raw })
@@ -91,13 +92,13 @@ impl<'a, S: AsStream> Capture<'a, S> {
 impl<S: AsStream> Drop for Capture<'_, S> {
     fn drop(&mut self) {
         if self.open {
-            // What was wrong with it has been told already.
+            // Its error was already reported.
             let _discarded = self.close();
         }
     }
 }
 
-/// A graph: nodes of work and what each comes after. It does not run; a [`GraphExec`] made of it does.
+/// A graph of work nodes and their dependencies. Instantiate a [`GraphExec`] to run it.
 #[derive(Debug)]
 pub struct Graph {
     context: Context,
@@ -110,7 +111,7 @@ unsafe impl Send for Graph {}
 unsafe impl Sync for Graph {}
 
 impl Graph {
-    /// How many nodes it has.
+    /// Returns the number of nodes.
     ///
     /// # Errors
     /// The driver's code.
@@ -122,7 +123,7 @@ impl Graph {
         Ok(count)
     }
 
-    /// Makes an executable of it, which does not need the graph any more.
+    /// Instantiates an executable, which does not need the graph any more.
     ///
     /// # Errors
     /// The driver's code; [`DriverError::MissingFunction`] before CUDA 11.4.
@@ -143,12 +144,12 @@ impl Drop for Graph {
     }
 }
 
-/// What became of an update.
+/// The result of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GraphUpdate {
     /// Later launches run the new graph.
     Done,
-    /// The driver does not change the executable that far; it is as it was. The number is `CUgraphExecUpdateResult`'s.
+    /// The driver cannot apply the change; the executable is unchanged. The number is a `CUgraphExecUpdateResult`.
     Refused(u32),
 }
 
@@ -156,20 +157,20 @@ impl fmt::Display for GraphUpdate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Done => "updated",
-            Self::Refused(2) => "the graphs have other nodes or edges",
-            Self::Refused(3) => "a node is of another type",
-            Self::Refused(4 | 7) => "a kernel node has another function",
-            Self::Refused(5) => "a node's operands are elsewhere",
+            Self::Refused(2) => "the graphs' nodes or edges differ",
+            Self::Refused(3) => "a node's type differs",
+            Self::Refused(4 | 7) => "a kernel node's function differs",
+            Self::Refused(5) => "a node's operands are in another context",
             Self::Refused(6) => "a node cannot be updated",
-            Self::Refused(8) => "a kernel node has other attributes",
+            Self::Refused(8) => "a kernel node's attributes differ",
             Self::Refused(_) => "the driver refused the update",
         })
     }
 }
 
-/// An executable graph. Launches of one run one after the other, whatever streams they are on.
+/// An executable graph. Its launches run one after another, on any streams.
 ///
-/// It may be dropped while a launch is in flight: the driver frees it once that is over.
+/// It may be dropped while a launch is in flight: the driver frees it on completion.
 ///
 /// Source: `cuGraphLaunch` ("only one instance may be executing at a time") and `cuGraphExecDestroy` ("if the executable graph
 /// is in-flight, it will not be terminated, but rather freed asynchronously on completion") in the CUDA driver API.
@@ -186,25 +187,25 @@ unsafe impl Send for GraphExec {}
 unsafe impl Sync for GraphExec {}
 
 impl GraphExec {
-    /// Enqueues the whole graph on a stream, behind what is on it and behind the executable's earlier launches. About as
-    /// long as one launch of a kernel, however many nodes there are.
+    /// Enqueues the graph on a stream, after the stream's work and the executable's earlier launches. Takes about as
+    /// long as one kernel launch, independent of the number of nodes.
     ///
     /// # Errors
-    /// The driver's code; nothing was enqueued then.
+    /// The driver's code; nothing is enqueued then.
     ///
     /// # Safety
-    /// * Everything that the nodes use (memory, modules) stays valid until the launch is over, and nothing else uses the
-    ///   memory in conflict meanwhile.
+    /// * Everything that the nodes use (memory, modules) stays valid until the launch completes, without conflicting
+    ///   use of the memory meanwhile.
     pub unsafe fn launch(&mut self, stream: &impl AsStream) -> Result<()> {
         let _bound = self.context.enter()?;
         // SAFETY: both handles are valid by their types' invariants; the rest is the caller's promise.
         check("cuGraphLaunch", unsafe { ffi::cuGraphLaunch(self.raw, stream.as_raw()) })
     }
 
-    /// Gives it the addresses, sizes and values of a graph of the same form; launches in flight run on as they were.
+    /// Updates addresses, sizes and values from a graph of the same topology; launches in flight are not affected.
     ///
     /// # Errors
-    /// The driver's code, other than for a graph that differs too much.
+    /// The driver's code, except for a graph that differs too much.
     pub fn update(&mut self, graph: &Graph) -> Result<GraphUpdate> {
         /// `CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE`.
         const REFUSED: u32 = 910;

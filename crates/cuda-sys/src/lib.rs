@@ -1,18 +1,17 @@
 //! The CUDA driver, loaded on first use, beneath [`cust`]; thin handles for device, context, stream and event.
 //!
-//! A program that links this crate starts on a machine without CUDA. The driver (`libcuda.so.1`, `nvcuda.dll`) is
-//! opened by the first call; [`Driver::get`] says as a typed error whether it is missing, too old or without devices.
+//! A program that links this crate starts on a machine without CUDA. The first call loads the driver (`libcuda.so.1`,
+//! `nvcuda.dll`); [`Driver::get`] returns a typed error if it is missing, too old or without devices.
 //!
-//! * [`ffi`] holds every driver function that `cust` declares, and newer ones that `cust` does not know. Enums cross
-//!   the boundary as integers, because a newer driver may use values that a binding's enum lacks.
-//! * `cust` is re-exported. Its own declarations end in the same loaded functions, through hidden symbol aliases.
-//!   Call [`Driver::get`] before the first call into `cust`: it pulls the aliases into the link and initialises the driver.
-//! * [`install`] puts another implementation of the driver in place before first use (the software driver of
-//!   `transload-cuda-sim` does this).
+//! * [`ffi`] contains every driver function that `cust` declares, and newer ones. Enums are passed as integers, because
+//!   a newer driver may use values that a binding's enum lacks.
+//! * `cust` is re-exported. Its declarations resolve to the same loaded functions, through hidden symbol aliases. Call
+//!   [`Driver::get`] before the first call into `cust`: it links the aliases and initialises the driver.
+//! * [`install`] replaces the driver by another implementation before first use (`transload-cuda-sim` does this).
 //!
 //! # Threads
-//! Every item may be used from any thread. Handles bind their context for the length of a call and restore what the
-//! thread had before.
+//! Every item may be used from any thread. Handles bind their context during a call and restore the thread's previous
+//! one.
 //!
 //! On macOS this crate is empty.
 //!

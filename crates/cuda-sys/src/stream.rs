@@ -1,4 +1,4 @@
-//! A CUDA stream: created with a real priority and without the implicit barrier of the default stream, or foreign.
+//! A CUDA stream, created with a priority and without implicit synchronisation with the default stream, or foreign.
 
 use std::ptr;
 
@@ -9,28 +9,28 @@ use crate::{Context, Event, RelaxedCapture, Result, check, driver::code, ffi, re
 /// A raw stream handle (`CUstream`) as this workspace passes it between crates.
 pub type RawStream = CUstream;
 
-/// Something that work can be enqueued on: our streams, and wrappers of foreign ones.
+/// A stream that work can be enqueued on: our streams, and wrappers of foreign ones.
 ///
 /// # Safety
 /// * [`as_raw`](Self::as_raw) must return a stream of [`context`](Self::context) that stays valid while `self` lives.
 pub unsafe trait AsStream {
-    /// The driver's handle.
+    /// Returns the driver's handle.
     fn as_raw(&self) -> RawStream;
-    /// The context that the stream belongs to.
+    /// Returns the context of the stream.
     fn context(&self) -> &Context;
 }
 
-/// How a stream is created.
+/// Options of a new stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamOptions {
-    /// The driver's priority: smaller is more urgent; the driver clamps it into
-    /// [`Context::stream_priority_range`]. Priorities order kernels, not copies.
+    /// The driver's priority: smaller is more urgent, clamped to [`Context::stream_priority_range`]. Priorities order
+    /// kernels, not copies.
     pub priority: i32,
-    /// Whether the stream waits for the legacy default stream and that one for it. Off by default (`NON_BLOCKING`).
+    /// Whether the stream synchronises with the legacy default stream. Off by default (`NON_BLOCKING`).
     pub blocking: bool,
 }
 
-/// A stream. Usable from any thread; calls on one stream from several threads take effect in some order.
+/// A stream. Usable from any thread; concurrent calls on one stream take effect in some order.
 #[derive(Debug)]
 pub struct Stream {
     context: Context,
@@ -60,8 +60,8 @@ impl Stream {
         Ok(Self { context: context.clone(), raw, owned: true })
     }
 
-    /// Takes in a stream that someone else owns (a framework's, cust's `Stream::as_inner`, or null for the legacy
-    /// default stream). It is not destroyed on drop.
+    /// Wraps a stream that another owner destroys (a framework's, cust's `Stream::as_inner`, or null for the legacy
+    /// default stream).
     ///
     /// # Safety
     /// * `raw` is a stream of `context` (or a default stream) and outlives the returned value.
@@ -70,7 +70,7 @@ impl Stream {
         Self { context: context.clone(), raw, owned: false }
     }
 
-    /// The priority that the driver gave the stream.
+    /// Returns the priority that the driver assigned.
     ///
     /// # Errors
     /// The driver's code.
@@ -82,7 +82,7 @@ impl Stream {
         Ok(priority)
     }
 
-    /// Whether the stream takes part in the legacy default stream's implicit ordering.
+    /// Returns whether the stream synchronises with the legacy default stream.
     ///
     /// # Errors
     /// The driver's code.
@@ -94,10 +94,10 @@ impl Stream {
         Ok(flags & 1 == 0)
     }
 
-    /// Whether everything enqueued so far is done.
+    /// Returns whether all work enqueued so far is complete.
     ///
     /// # Errors
-    /// The driver's code, also one that the stream's own work caused.
+    /// The driver's code, including errors of the stream's own work.
     pub fn is_idle(&self) -> Result<bool> {
         let _bound = self.context.enter()?;
         let _capture = RelaxedCapture::enter()?;
@@ -108,17 +108,17 @@ impl Stream {
         }
     }
 
-    /// Blocks the host until everything enqueued so far is done.
+    /// Blocks until all work enqueued so far is complete.
     ///
     /// # Errors
-    /// The driver's code, also one that the stream's own work caused.
+    /// The driver's code, including errors of the stream's own work.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the handle is valid by this type's invariant.
         self.context.call("cuStreamSynchronize", || unsafe { ffi::cuStreamSynchronize(self.raw) })
     }
 
-    /// Makes later work of this stream wait for what `event` recorded last. The host does not wait. The event may
-    /// belong to another device.
+    /// Makes later work of this stream wait for the work that `event` recorded last, without blocking the host. The
+    /// event may belong to another device.
     ///
     /// # Errors
     /// The driver's code.

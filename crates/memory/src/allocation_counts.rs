@@ -1,4 +1,4 @@
-//! Counts what is alive.
+//! Counts of live allocations.
 
 use std::sync::{
     Arc, Weak,
@@ -12,13 +12,13 @@ use parking_lot::Mutex;
 pub(crate) struct AllocationCounts {
     allocations: AtomicU64,
     bytes: AtomicU64,
-    /// Managed memory that was asked for beyond what the device has free.
+    /// Bytes of managed memory allocated as oversubscribed.
     oversubscribed: AtomicU64,
-    /// The other managed memory, with that of all other managers of the device.
+    /// Bytes of all other managed memory of the device, shared by its managers.
     reserved: Arc<AtomicU64>,
 }
 
-/// What else than its manager an allocation counts for.
+/// Which managed-memory count an allocation is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Managed {
     No,
@@ -26,7 +26,7 @@ enum Managed {
     Oversubscribed,
 }
 
-/// One live allocation in a counts; leaves it when dropped.
+/// Counts one live allocation until dropped.
 #[derive(Debug)]
 pub(crate) struct CountGuard {
     counts: Arc<AllocationCounts>,
@@ -34,8 +34,8 @@ pub(crate) struct CountGuard {
     managed: Managed,
 }
 
-/// Returns the count of managed memory that all managers of a device share: a bound that each kept by itself would be none. A
-/// process has one driver, which numbers its devices once, so the ordinal names it; simulated devices have their own as well.
+/// Returns the managed-memory count shared by all managers of a device, so that one limit covers them. The ordinal
+/// identifies the device: a process has one driver, and simulated devices have ordinals of their own.
 fn reserved_of(ordinal: u32) -> Arc<AtomicU64> {
     static DEVICES: Mutex<Vec<(u32, Weak<AtomicU64>)>> = Mutex::new(Vec::new());
     let mut devices = DEVICES.lock();
@@ -62,8 +62,8 @@ impl AllocationCounts {
         self.add_as(bytes as u64, Managed::No)
     }
 
-    /// As [`enter`](Self::enter), for managed memory: of all managers together, and of this one what was asked for beyond,
-    /// at most `most` bytes at a time. Where that is too much, answers how many bytes there are already.
+    /// Reserves managed memory. Fails with the bytes in use if all reservations plus this manager's oversubscribed
+    /// bytes would exceed `most`.
     pub(crate) fn add_managed(self: &Arc<Self>, bytes: usize, most: u64) -> Result<CountGuard, u64> {
         let bytes = bytes as u64;
         let beyond = self.oversubscribed.load(Ordering::Relaxed);
@@ -75,8 +75,7 @@ impl AllocationCounts {
         Ok(self.add_as(bytes, Managed::Reserved))
     }
 
-    /// As [`enter`](Self::enter), for managed memory that may be more than the device has. Other managers' requests are not
-    /// refused for it: it is this one that was told to allow it.
+    /// Counts managed memory that may exceed the device's memory. It does not count against other managers' limits.
     pub(crate) fn add_oversubscribed(self: &Arc<Self>, bytes: usize) -> CountGuard {
         self.oversubscribed.fetch_add(bytes as u64, Ordering::Relaxed);
         self.add_as(bytes as u64, Managed::Oversubscribed)

@@ -1,4 +1,4 @@
-//! A CUDA device with its primary context, made on first use.
+//! A CUDA device and its primary context, created on first use.
 
 use std::{
     fmt,
@@ -10,7 +10,7 @@ use transload_cuda_sys::{Context, Device};
 
 use crate::{CudaFeature, UnifiedSupport, error::check_usable, lift};
 
-/// About what a context takes of the device's memory (measured on an H200: some 500 MB).
+/// Approximate device memory of a context in bytes (measured on an H200).
 const CONTEXT_BYTES: u64 = 500_000_000;
 
 /// A CUDA device of this process. Clones share it.
@@ -21,12 +21,12 @@ pub struct CudaDevice {
 
 struct Shared {
     device: Device,
-    /// Made on first use: a context takes about 200 ms and device memory, and a machine may have eight devices.
+    /// Created on first use: a context takes about 200 ms and device memory, and a machine may have eight devices.
     context: OnceLock<Context>,
 }
 
 impl CudaDevice {
-    /// The device with this ordinal. Loads the driver at the first call; makes no context yet.
+    /// Returns the device with this ordinal. The first call loads the driver; no context is created yet.
     ///
     /// # Errors
     /// `NoDriver`, `NoDevice`, `DriverTooOld`, or `UnknownDevice` naming the valid ordinals.
@@ -35,25 +35,25 @@ impl CudaDevice {
         Ok(Self { shared: Arc::new(Shared { device, context: OnceLock::new() }) })
     }
 
-    /// Its identity.
+    /// Returns the device identifier.
     #[must_use]
     pub fn id(&self) -> DeviceId {
         DeviceId::Cuda(self.ordinal())
     }
 
-    /// Its ordinal.
+    /// Returns the device ordinal.
     #[must_use]
     pub fn ordinal(&self) -> u32 {
         self.shared.device.ordinal()
     }
 
-    /// The driver's view of it.
+    /// Returns the driver handle.
     #[must_use]
     pub fn driver(&self) -> Device {
         self.shared.device
     }
 
-    /// Its primary context; the first call makes it, or joins the one that the process already has.
+    /// Returns the primary context. The first call retains it, creating it if the process has none.
     ///
     /// # Errors
     /// The driver's.
@@ -65,12 +65,12 @@ impl CudaDevice {
             if !error.is_out_of_memory() {
                 return lift(error);
             }
-            // Usually another process holds the memory; without a context the driver tells no more than the total.
+            // Usually another process holds the memory. Without a context only the total can be queried.
             let total = self.shared.device.total_memory().ok().map(|total| total as u64);
             let shortage = MemoryShortage { requested: CONTEXT_BYTES, free: None, total };
             Error::out_of_memory(Place::new(self.id(), MemoryKind::Device), shortage)
         })?;
-        // Where two threads came first, the loser's reference is released again.
+        // If two threads race, the loser's reference is released here.
         Ok(self.shared.context.get_or_init(|| made))
     }
 
@@ -83,7 +83,7 @@ impl CudaDevice {
         self.shared.context.get().map_or(Ok(()), check_usable)
     }
 
-    /// Whether the device has a capability. A driver too old to know of it does not offer it.
+    /// Returns whether the device has a capability. A driver that does not know the attribute counts as lacking it.
     ///
     /// # Errors
     /// The driver's.
@@ -106,7 +106,7 @@ impl CudaDevice {
         Ok(false)
     }
 
-    /// How much of unified memory the device has.
+    /// Returns the level of unified-memory support.
     ///
     /// # Errors
     /// The driver's.
@@ -116,7 +116,7 @@ impl CudaDevice {
         Ok(UnifiedSupport::of(self.compute_capability()?, managed, concurrent))
     }
 
-    /// Compute capability as (major, minor).
+    /// Returns the compute capability as (major, minor).
     ///
     /// # Errors
     /// The driver's.

@@ -1,4 +1,4 @@
-//! The driver's errors in core's mode.
+//! Conversion of driver errors to core's errors.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use transload_core::{
 };
 use transload_cuda_sys::{Context, DriverError, Loss};
 
-/// Turns a driver's error into core's; the driver's own is its cause.
+/// Converts a driver error to core's error type, with the driver error as its source.
 #[must_use]
 pub fn lift(error: DriverError) -> Error {
     let (kind, message) = match &error {
@@ -19,17 +19,16 @@ pub fn lift(error: DriverError) -> Error {
         }
         DriverError::UnknownDevice { .. } => (ErrorKind::UnknownDevice, "unknown device"),
         DriverError::OtherContext { .. } => (ErrorKind::InvalidArgument, "CUDA"),
-        other if other.is_sticky() => (
-            ErrorKind::DeviceLost,
-            "the CUDA context is unusable from here on; only a new process recovers it",
-        ),
+        other if other.is_sticky() => {
+            (ErrorKind::DeviceLost, "the CUDA context is unusable; only a new process recovers it")
+        }
         other if other.is_out_of_memory() => (ErrorKind::OutOfMemory, "CUDA"),
         _ => (ErrorKind::Device, "CUDA"),
     };
     Error::caused_by(kind, message, error)
 }
 
-/// As [`lift`], with the numbers of an out-of-memory error.
+/// Like [`lift`], but adds requested, free and total bytes to an out-of-memory error.
 pub(crate) fn lift_allocation(
     error: DriverError,
     context: &Context,
@@ -48,12 +47,12 @@ pub(crate) fn lift_allocation(
     Error::out_of_memory(place, shortage)
 }
 
-/// Free and total bytes of the device's memory.
+/// Returns free and total bytes of device memory.
 pub(crate) fn memory_info(context: &Context) -> Result<MemoryInfo, DriverError> {
     context.memory_info().map(|(free, total)| MemoryInfo { free: free as u64, total: total as u64 })
 }
 
-/// Records that the context is unusable if `error` says so; the first cause stays.
+/// Records that the context is unusable if `error` is `DeviceLost`. The first recorded cause is kept.
 pub fn record_loss(context: &Context, error: &Error) {
     if error.kind() == ErrorKind::DeviceLost && !mutant!("memory/record-loss") {
         context.record_loss(Arc::new(error.clone()));
@@ -70,5 +69,5 @@ pub(crate) fn check_usable(context: &Context) -> Result<()> {
 #[cold]
 fn lost(context: &Context, cause: Loss) -> Error {
     let device = DeviceId::Cuda(context.device().ordinal());
-    Error::caused_by(ErrorKind::DeviceLost, format!("{device} was lost before; the first cause"), cause)
+    Error::caused_by(ErrorKind::DeviceLost, format!("{device} was lost earlier; first cause follows"), cause)
 }

@@ -1,4 +1,4 @@
-//! What a device can do, asked of the running driver.
+//! Device capabilities, queried from the driver.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ macro_rules! features {
             /// Every feature.
             pub const ALL: [Self; 16] = [$( Self::$name ),*];
 
-            /// The device's attribute that tells; none for what depends on other devices.
+            /// The device attribute to query; `None` for a feature that depends on other devices.
             pub(crate) fn attribute(self) -> Option<u32> {
                 match self { $( Self::$name => $attribute, )* }
             }
@@ -28,7 +28,7 @@ features! {
     ManagedMemory = Some(attribute::MANAGED_MEMORY);
     /// One address space for host and device.
     UnifiedAddressing = Some(attribute::UNIFIED_ADDRESSING);
-    /// Host and device may use managed memory at the same time: full support, compute capability 6.0 or higher on Linux.
+    /// Host and device may use managed memory concurrently (compute capability 6.0 or higher on Linux).
     ConcurrentManagedAccess = Some(attribute::CONCURRENT_MANAGED_ACCESS);
     /// Ordinary host memory is accessible to the device.
     PageableMemoryAccess = Some(attribute::PAGEABLE_MEMORY_ACCESS);
@@ -36,19 +36,19 @@ features! {
     MemoryPools = Some(attribute::MEMORY_POOLS_SUPPORTED);
     /// Host memory can be registered.
     HostRegister = Some(attribute::HOST_REGISTER_SUPPORTED);
-    /// Host memory can be registered that may only be read.
+    /// Host memory can be registered read-only.
     ReadOnlyHostRegister = Some(attribute::READ_ONLY_HOST_REGISTER_SUPPORTED);
     /// The device uses registered host memory at the host's own addresses.
     CanUseHostPointerForRegisteredMem = Some(attribute::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
-    /// Another device of this machine can be reached directly.
+    /// Peer access to at least one other device of this machine.
     P2P = None;
-    /// Atomic operations of the device on host memory are atomic for the host, too.
+    /// Device atomics on host memory are atomic for the host too.
     HostNativeAtomics = Some(attribute::HOST_NATIVE_ATOMIC_SUPPORTED);
-    /// Device and host use one set of page tables: memory is shared by hardware.
+    /// The device uses the host's page tables: hardware-coherent memory.
     PageableMemoryAccessUsesHostPageTables = Some(attribute::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES);
-    /// The host uses managed memory where it lies on the device, without moving it.
+    /// The host accesses managed memory on the device without migrating it.
     DirectManagedMemAccessFromHost = Some(attribute::DIRECT_MANAGED_MEM_ACCESS_FROM_HOST);
-    /// Addresses can be reserved and memory mapped there piece by piece.
+    /// Virtual memory management: reserving addresses and mapping memory to them.
     VirtualMemoryManagement = Some(attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
     /// Host memory can be mapped into the device's address space.
     MapHostMemory = Some(attribute::CAN_MAP_HOST_MEMORY);
@@ -58,15 +58,16 @@ features! {
     Integrated = Some(attribute::INTEGRATED);
 }
 
-/// How much of unified memory a device has.
+/// Level of unified-memory support of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum UnifiedSupport {
-    /// None.
+    /// No managed memory.
     None,
-    /// Managed memory that moves as a whole, by the driver, when work begins; the host must not look meanwhile. Compute
-    /// capability 3.0 or higher; also what newer devices have where the system cannot do more (Windows, say).
+    /// Managed memory that the driver migrates as a whole at a kernel launch; the host must not access it while the
+    /// device works. Compute capability 3.0 or higher, and newer devices on Windows.
     Basic,
-    /// Pages move when they are touched, by either side at any time; prefetch and advice. Compute capability 6.0 or higher.
+    /// Pages migrate on access by either side at any time; prefetch and advice are supported. Compute capability 6.0 or
+    /// higher.
     Full,
 }
 

@@ -1,8 +1,8 @@
 //! CUDA memory: device, pinned, mapped and unified.
 //!
 //! [`CudaMemoryManager`] allocates [`RawBuffer`](transload_core::RawBuffer)s of every kind for one [`CudaDevice`]. A
-//! buffer is given back when its last handle is gone and no operation in flight touches it; giving it back never waits
-//! for the device (what the driver frees only by waiting is freed on a thread of its own).
+//! buffer is freed once its last handle is dropped and no operation in flight uses it. Freeing never waits for the
+//! device: memory that the driver frees only after a device synchronisation is freed on a separate thread.
 //!
 //! # Threads
 //! Every item may be used from any thread.

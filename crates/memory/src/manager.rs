@@ -1,4 +1,4 @@
-//! Allocates every kind of CUDA memory for one device, and knows what is alive.
+//! Allocation of every kind of CUDA memory for one device, and counts of live memory.
 
 use std::{
     fmt,
@@ -23,7 +23,7 @@ use crate::{
     storage::{DeviceSource, DriverMemory, FreeThread},
 };
 
-/// Memory of one device: allocation is thread-safe, freeing never waits for the device.
+/// Memory manager of one device. Allocation is thread-safe; freeing never waits for the device.
 pub struct CudaMemoryManager {
     device: CudaDevice,
     context: Context,
@@ -34,22 +34,22 @@ pub struct CudaMemoryManager {
     free_thread: Arc<FreeThread>,
     reclaimer: Arc<Reclaimer>,
     counts: Arc<AllocationCounts>,
-    /// Whether a drain returned the loss of the context.
+    /// Whether a drain has reported the loss of the context.
     loss_reported: AtomicBool,
 }
 
-/// On what mode memory is asked for.
+/// How memory is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AllocMode {
-    /// Those of [`CudaMemoryManager::allocate`].
+    /// As [`CudaMemoryManager::allocate`] does.
     Default,
-    /// Host memory that goes past the host's caches, and is only ever a source.
+    /// Write-combined host memory; only a source of transfers.
     WriteCombined,
-    /// Managed memory beyond what the device has free.
+    /// Managed memory that may exceed the device's free memory.
     Oversubscribed,
 }
 
-/// See [`CudaMemoryManager::alloc`].
+/// What allocations elsewhere in this crate need from a manager.
 pub(crate) struct AllocContext<'a> {
     pub(crate) context: &'a Context,
     pub(crate) free_thread: &'a Arc<FreeThread>,
@@ -58,7 +58,7 @@ pub(crate) struct AllocContext<'a> {
 }
 
 impl CudaMemoryManager {
-    /// A manager for the device; makes or joins its primary context.
+    /// Creates a manager for the device; creates or retains its primary context.
     ///
     /// # Errors
     /// The driver's.
@@ -77,13 +77,13 @@ impl CudaMemoryManager {
         })
     }
 
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &CudaDevice {
         &self.device
     }
 
-    /// The kinds of memory that [`allocate`](Self::allocate) gives.
+    /// Returns the kinds of memory that [`allocate`](Self::allocate) supports.
     #[must_use]
     pub fn kinds(&self) -> Vec<MemoryKind> {
         let mut kinds = vec![MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Device];
@@ -93,13 +93,14 @@ impl CudaMemoryManager {
         kinds
     }
 
-    /// Allocates `bytes` (at least 1) of a kind. Device and fresh pinned memory has no defined content.
+    /// Allocates `bytes` (at least 1) of a kind. The content of device memory and of fresh pinned memory is undefined.
     ///
-    /// Where the device is out of memory, parked and cached memory is given back first and the driver asked again. For what is
-    /// freed only by waiting for the device it waits at most two seconds: the caller may be the one that the device waits for.
-    /// Unified memory beyond what the device has free, or more of it in all than the device has, is refused, since
-    /// oversubscribing it can stall the device; [`CudaResource::oversubscribed`](crate::CudaResource::oversubscribed) gives it. In all is what
-    /// every manager of the device in this process gave, but for what others gave on such a request.
+    /// If memory is short, releases parked and cached memory and retries once. Frees that need a device synchronisation
+    /// are waited for at most two seconds, because the device may be waiting for the calling thread.
+    ///
+    /// Unified memory is refused if it exceeds the device's free memory, or if all of it would exceed the device's total, because
+    /// oversubscription can stall the device; use [`CudaResource::oversubscribed`](crate::CudaResource::oversubscribed) for that.
+    /// The total covers all managers of the device in this process, except what others oversubscribed.
     ///
     /// # Errors
     /// `InvalidArgument` for 0 bytes, `Unsupported` for a kind that the device does not have, `OutOfMemory` with the
@@ -108,7 +109,7 @@ impl CudaMemoryManager {
         self.allocate_as(kind, bytes, AllocMode::Default)
     }
 
-    /// As [`allocate`](Self::allocate), on other mode than the usual.
+    /// Like [`allocate`](Self::allocate), but in the given mode.
     pub(crate) fn allocate_as(&self, kind: MemoryKind, bytes: usize, mode: AllocMode) -> Result<RawBuffer> {
         if bytes == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "an allocation needs at least 1 byte"));
@@ -116,12 +117,12 @@ impl CudaMemoryManager {
         self.with_retry(|| self.try_allocate(kind, bytes, mode))
     }
 
-    /// Allocates; if memory is short, gives back what is kept without need and tries again.
+    /// Allocates; if memory is short, releases cached memory and retries once.
     pub(crate) fn with_retry(&self, allocate: impl Fn() -> Result<RawBuffer>) -> Result<RawBuffer> {
         check_usable(&self.context)?;
         self.reclaimer.sweep();
         match allocate().inspect_err(|error| record_loss(&self.context, error)) {
-            // If giving back fails too, it is still memory that the caller lacks.
+            // If the release fails too, report the shortage.
             Err(error) if error.kind() == ErrorKind::OutOfMemory && self.release_cached().is_ok() => {
                 allocate()
             }
@@ -142,7 +143,7 @@ impl CudaMemoryManager {
                 } else {
                     let most = self.managed_limit(bytes)?;
                     self.counts.add_managed(bytes, most).map_err(|held| {
-                        // What may still come beside the managed memory that there is, wherever its pages are.
+                        // Managed memory still available under the limit, wherever its pages are.
                         self.managed_shortage(bytes, most.saturating_sub(held), most)
                     })?
                 };
@@ -164,8 +165,8 @@ impl CudaMemoryManager {
         Ok(self.source.get_or_init(|| made))
     }
 
-    /// Lets `peer` use this device's memory, what is allocated already included: a stream-ordered pool grants access by
-    /// itself, whatever the contexts enabled. Asking again changes nothing.
+    /// Grants `peer` access to this device's memory, including existing allocations. A stream-ordered pool grants
+    /// access separately from the contexts. Repeated calls have no effect.
     ///
     /// # Errors
     /// The driver's.
@@ -173,7 +174,8 @@ impl CudaMemoryManager {
         self.source()?.allow(peer.driver()).map_err(lift)
     }
 
-    /// The most bytes of managed memory at a time, where `bytes` more fit into what is free now.
+    /// Returns the limit in bytes of reserved managed memory. Fails if `bytes` more do not fit into the device's free
+    /// memory.
     fn managed_limit(&self, bytes: usize) -> Result<u64> {
         let MemoryInfo { free, total } = self.info()?;
         if bytes as u64 <= free { Ok(total) } else { Err(self.managed_shortage(bytes, free, total)) }
@@ -184,7 +186,7 @@ impl CudaMemoryManager {
         Error::out_of_memory(Place::new(self.device.id(), MemoryKind::Unified), shortage)
     }
 
-    /// What memory made elsewhere in this crate, in the manager's name, is made and given back with.
+    /// Returns what other allocations of this crate need.
     pub(crate) fn alloc_context(&self) -> AllocContext<'_> {
         let Self { context, free_thread, reclaimer, counts, .. } = self;
         AllocContext { context, free_thread, reclaimer, counts }
@@ -198,10 +200,10 @@ impl CudaMemoryManager {
         )
     }
 
-    /// Frees what is parked and over, and gives cached memory back to the device. Frees that wait for the device are waited for as
-    /// in [`allocate`](Self::allocate).
+    /// Frees parked memory whose work is complete and releases cached memory to the device. Waits for frees as
+    /// [`allocate`](Self::allocate) does.
     pub(crate) fn release_cached(&self) -> Result<()> {
-        /// The calling thread may be the one that the device waits for.
+        /// The device may be waiting for the calling thread.
         const LIMIT: Duration = Duration::from_secs(2);
         self.release_cached_within(
             (!transload_core::mutant!("memory/shortage-wait-is-bounded")).then_some(LIMIT),
@@ -214,7 +216,7 @@ impl CudaMemoryManager {
         self.source.get().map_or(Ok(()), DeviceSource::trim).map_err(lift)
     }
 
-    /// Free and total bytes of the device's memory.
+    /// Returns free and total bytes of device memory.
     ///
     /// # Errors
     /// The driver's.
@@ -222,7 +224,7 @@ impl CudaMemoryManager {
         memory_info(&self.context).map_err(lift)
     }
 
-    /// What is alive.
+    /// Returns counts of live and parked memory.
     #[must_use]
     pub fn resource_counts(&self) -> ResourceCounts {
         let mut ledger = ResourceCounts::default();
@@ -232,13 +234,13 @@ impl CudaMemoryManager {
         ledger
     }
 
-    /// Waits for the operations that parked memory waits for, frees it, and gives cached memory back. Blocks until the device has
-    /// done all work so far if memory is freed only by waiting for that, and as long as a [`FreeDeferral`](crate::FreeDeferral) lives. Memory of a
-    /// lost context is gone with it, pinned memory too: what the driver does not free counts no more.
+    /// Waits for the operations that parked memory waits for, frees it, and releases cached memory. If memory is freed
+    /// only after a device synchronisation, blocks until all work so far is complete, and while a
+    /// [`FreeDeferral`](crate::FreeDeferral) exists. Memory of a lost context counts as freed, pinned memory included.
     ///
     /// # Errors
-    /// The first error of an operation that failed; all memory is freed all the same. `DeviceLost` once for a lost context.
-    /// `Busy` if memory stays parked because of someone's capture.
+    /// The first error of a failed operation; all memory is freed regardless. `DeviceLost` once for a lost context.
+    /// `Busy` if memory stays parked because of an active stream capture.
     pub fn drain(&self) -> Result<()> {
         let outcome = self.reclaimer.drain();
         match outcome.and(self.release_cached_within(None)) {
@@ -253,15 +255,15 @@ impl CudaMemoryManager {
 }
 
 impl CudaMemoryManager {
-    /// As [`drain`](Self::drain), of what only devices still use: a caller that is short of memory may be the one that must end the rest. Frees
-    /// that wait for the device are waited for as in [`allocate`](Self::allocate).
+    /// Like [`drain`](Self::drain), but waits for device work only: the caller may have to finish the rest. Waits for
+    /// frees as [`allocate`](Self::allocate) does.
     pub(crate) fn drain_device_work(&self) -> Result<()> {
         let outcome = self.reclaimer.drain_where(is_device_fence);
         outcome.and(self.release_cached())
     }
 }
 
-/// Whether the fence is of a device's work, not of another backend's on the host.
+/// Returns whether the fence belongs to device work rather than to another backend's host work.
 pub(crate) fn is_device_fence(fence: &Fence) -> bool {
     !fence.timeline().device().is_cpu()
 }

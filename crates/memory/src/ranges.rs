@@ -9,7 +9,7 @@ use transload_core::RawBuffer;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ranges(SmallVec<[Range<usize>; 2]>);
 
-/// Returns the bytes of its allocation that a buffer has.
+/// Returns the byte range of a buffer within its allocation.
 pub(crate) fn bytes_of(buffer: &RawBuffer) -> Range<usize> {
     buffer.offset()..buffer.offset().saturating_add(buffer.len())
 }
@@ -19,7 +19,7 @@ impl Ranges {
         if range.is_empty() {
             return;
         }
-        // What touches it becomes part of it.
+        // Merge overlapping and adjacent ranges.
         let from = self.0.partition_point(|other| other.end < range.start);
         let to = self.0.partition_point(|other| other.start <= range.end);
         for other in self.0.drain(from..to) {
@@ -40,7 +40,7 @@ impl Ranges {
         self.0.insert_many(from, left.into_iter().filter(|left| !left.is_empty()));
     }
 
-    /// What of the range is not in the set.
+    /// Returns the parts of `range` that are not in the set.
     pub(crate) fn missing(&self, range: &Range<usize>) -> Self {
         let mut rest = Self::default();
         rest.insert(range.clone());
@@ -57,7 +57,7 @@ impl Ranges {
         range.is_empty() || self.0.get(at).is_some_and(|known| known.start <= range.start)
     }
 
-    /// Returns how many ranges there are.
+    /// Returns the number of ranges.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }

@@ -1,3 +1,3 @@
-//! What shared state is made of: std's primitives, for which `tests/loom` puts loom's.
+//! Synchronisation primitives: std's, replaced by loom's in `tests/loom`.
 
 pub(crate) use std::sync::Arc;

@@ -21,5 +21,5 @@ pub(crate) const ABSENT_FUNCTION: u32 = 0xFFFF_0002;
 pub(crate) const STICKY: [u32; 15] =
     [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810];
 
-/// Codes that say that the driver itself is gone, as while the process ends: nothing of a context runs any more.
+/// Codes of a driver that has shut down, as at process exit: no context works any more.
 pub(crate) const GONE: [u32; 2] = [3, 4];

@@ -1,4 +1,4 @@
-//! Libraries of the system, opened at run time.
+//! Dynamic libraries, opened at run time.
 
 use std::{
     error::Error as _,
@@ -6,20 +6,20 @@ use std::{
     ptr::NonNull,
 };
 
-/// An open library. Dropped, it is closed; forget it where addresses of its functions are kept.
+/// An open library, closed on drop. Forget it if addresses of its functions are kept.
 pub struct Library {
     library: libloading::Library,
     origin: String,
 }
 
 impl Library {
-    /// Opens the first of several files that `take` accepts. The others are closed again, unless it keeps them.
+    /// Opens the first candidate that `take` accepts. Rejected ones are closed, unless `take` keeps them.
     ///
     /// # Errors
-    /// What was tried, each with the reason: the system's, or that of `take`.
+    /// Each candidate with the reason: the system's, or that of `take`.
     ///
     /// # Safety
-    /// * The initialisers of libraries of these names make no demand on the caller, nor do what ends them.
+    /// * The initialisers and finalisers of the candidates have no preconditions.
     pub unsafe fn open_first<T>(
         candidates: impl IntoIterator<Item = OsString>,
         mut take: impl FnMut(Self) -> Result<T, String>,
@@ -31,7 +31,7 @@ impl Library {
             let taken = match unsafe { libloading::Library::new(&candidate) } {
                 Ok(library) => take(Self { library, origin }),
                 Err(error) => {
-                    // The system's own words are the cause; they usually begin with the file's name.
+                    // The system's message is the cause; it usually starts with the file name.
                     let reason = error.source().map_or(error.to_string(), ToString::to_string);
                     Err(if reason.contains(&origin) { reason } else { format!("{origin}: {reason}") })
                 }
@@ -44,13 +44,13 @@ impl Library {
         Err(tried)
     }
 
-    /// The file's name as it was given.
+    /// Returns the file name as given.
     #[must_use]
     pub fn origin(&self) -> &str {
         &self.origin
     }
 
-    /// The address of what is exported under `name`; who uses it knows its type.
+    /// Returns the address of the symbol `name`, whose type the caller must know.
     #[must_use]
     pub fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: the symbol is only copied as an address here.

@@ -1,4 +1,4 @@
-//! Where the driver's functions come from: the system's library, opened once, or an implementation installed before.
+//! The source of the driver's functions: the system's library, opened once, or an implementation installed earlier.
 
 use std::{
     env,
@@ -10,7 +10,7 @@ use std::{
 use super::library::Library;
 use crate::InstallError;
 
-/// The variable that names the driver library to open instead of the system's; empty, it counts as not set.
+/// Environment variable with the path of the driver library; empty counts as not set.
 const PATH_VARIABLE: &str = "TRANSLOAD_CUDA_DRIVER";
 
 /// An implementation of the CUDA driver.
@@ -18,19 +18,19 @@ const PATH_VARIABLE: &str = "TRANSLOAD_CUDA_DRIVER";
 /// # Safety
 /// * Each pointer that [`symbol`](Self::symbol) returns must be a function with the C ABI and the signature that the
 ///   CUDA driver API gives the name, and must stay callable from any thread for the life of the process.
-/// * A name that is not implemented must answer `None`.
+/// * [`symbol`](Self::symbol) returns `None` for a name that is not implemented.
 /// * The same holds for [`tool_symbol`](Self::tool_symbol) and the signatures that CUPTI's headers give the names.
 pub unsafe trait SymbolSource: Send + Sync + 'static {
-    /// What messages call this implementation, for example `transload-cuda-sim`.
+    /// Returns the name used in messages, for example `transload-cuda-sim`.
     fn name(&self) -> &'static str;
 
-    /// Whether results obtained on it must be called simulated.
+    /// Returns whether results obtained on it must be labelled as simulated.
     fn is_simulated(&self) -> bool;
 
-    /// The function exported under `name`.
+    /// Returns the function exported under `name`.
     fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>>;
 
-    /// The function that a tools library (CUPTI) exports under `name`, where this implementation answers for that as well.
+    /// Returns the function that the tools library CUPTI exports under `name`, if implemented.
     fn tool_symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
         let _none_of_its_own = name;
         None
@@ -48,10 +48,10 @@ enum Loaded {
 
 static LOADED: OnceLock<Loaded> = OnceLock::new();
 
-/// Puts `source` in the place of the system's driver, for this process and for good.
+/// Replaces the system's driver by `source`, for the rest of the process.
 ///
 /// # Errors
-/// [`InstallError`] where a driver call (or another `install`) came first; installing the same source again is fine.
+/// [`InstallError`] after a driver call or another `install`; installing the same source again succeeds.
 pub fn install(source: &'static dyn SymbolSource) -> Result<(), InstallError> {
     match LOADED.get_or_init(|| Loaded::Installed(source)) {
         Loaded::Installed(present) if std::ptr::addr_eq(*present, source) => Ok(()),
@@ -82,7 +82,7 @@ pub(crate) fn origin() -> &'static str {
     }
 }
 
-/// What was tried, where nothing could be opened; empty where a driver is loaded.
+/// Returns the candidates tried if no driver could be opened; empty if one is loaded.
 pub(crate) fn tried() -> Vec<String> {
     match loaded() {
         Loaded::Nothing { tried } => tried.clone(),
@@ -90,7 +90,7 @@ pub(crate) fn tried() -> Vec<String> {
     }
 }
 
-/// Whether any driver stands behind the functions.
+/// Returns whether a driver is loaded or installed.
 pub(super) fn is_present() -> bool {
     !matches!(loaded(), Loaded::Nothing { .. })
 }
@@ -114,7 +114,7 @@ fn candidates() -> Vec<OsString> {
     let usual: &[&str] = if cfg!(windows) {
         &["nvcuda.dll"]
     } else {
-        // The last one is where the Windows Subsystem for Linux keeps the host's driver.
+        // The last one is the host's driver under the Windows Subsystem for Linux.
         &["libcuda.so.1", "libcuda.so", "/usr/lib/wsl/lib/libcuda.so.1"]
     };
     usual.iter().map(OsString::from).collect()
@@ -123,7 +123,7 @@ fn candidates() -> Vec<OsString> {
 fn open() -> Loaded {
     let accept = |library: Library| match library.symbol(c"cuInit") {
         Some(_) => Ok(library),
-        // Whatever else it may be, what cannot be initialised is no driver; its other symbols are not asked for.
+        // Without `cuInit` it is no driver; other symbols are not checked.
         None => Err(format!("{} is no CUDA driver (it has no cuInit)", library.origin())),
     };
     // SAFETY: the driver's initialisers make no demand on the caller.

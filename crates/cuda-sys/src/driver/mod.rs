@@ -1,4 +1,4 @@
-//! Finding the driver, its functions, and what they are called with.
+//! Loading the driver, looking up its functions, and tracing its calls.
 
 pub(crate) mod code;
 #[allow(nonstandard_style, unused_imports, clippy::too_many_arguments, clippy::missing_safety_doc)]
@@ -18,10 +18,10 @@ use std::sync::OnceLock;
 
 use crate::{DriverError, Result, check};
 
-/// Every driver function, as `unsafe fn` with the C signature; returns the driver's code as an integer.
+/// Every driver function, as an `unsafe fn` with the C signature that returns the driver's code as an integer.
 ///
-/// The functions of this module look their symbol up at the first call and cache it. Where there is no driver, or the
-/// driver lacks the function, they return codes that [`check`] turns into typed errors.
+/// Each function looks its symbol up at the first call and caches it. Without a driver, or if it lacks the function, a
+/// code is returned that [`check`] turns into a typed error.
 pub mod ffi {
     pub use super::generated::*;
     pub use super::newer::*;
@@ -32,13 +32,13 @@ pub mod ffi {
 pub struct Version(pub i32);
 
 impl Version {
-    /// The major version.
+    /// Returns the major version.
     #[must_use]
     pub fn major(self) -> i32 {
         self.0 / 1000
     }
 
-    /// The minor version.
+    /// Returns the minor version.
     #[must_use]
     pub fn minor(self) -> i32 {
         self.0 % 1000 / 10
@@ -52,12 +52,12 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// The oldest CUDA version this crate works with: the first that has every function that the handles need.
+    /// The oldest supported CUDA version: the first that has every function that the handles need.
     pub const OLDEST: Version = Version(11_000);
 
-    /// Loads and initialises the driver at the first call; later calls answer from memory.
+    /// Loads and initialises the driver at the first call; later calls return the cached result.
     ///
-    /// The library is looked for where `TRANSLOAD_CUDA_DRIVER` says, else under its usual names.
+    /// The library is loaded from the path in `TRANSLOAD_CUDA_DRIVER` if set, otherwise by its usual names.
     ///
     /// # Errors
     /// [`DriverError::NotFound`], [`DriverError::NoDevice`] (the driver refuses to initialise without one),
@@ -81,13 +81,13 @@ impl Driver {
         Ok(Self { version: found })
     }
 
-    /// The newest CUDA version that the driver supports.
+    /// Returns the newest CUDA version that the driver supports.
     #[must_use]
     pub fn version(self) -> Version {
         self.version
     }
 
-    /// How many devices the driver shows to this process.
+    /// Returns the number of devices visible to this process.
     ///
     /// # Errors
     /// The driver's code.
@@ -98,26 +98,26 @@ impl Driver {
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
-    /// Whether the driver is a software one: results obtained on it must be called simulated.
+    /// Returns whether the driver is simulated: results obtained on it must be labelled so.
     #[must_use]
     pub fn is_simulated(self) -> bool {
         loader::is_simulated()
     }
 
-    /// What the driver was loaded from: a file name, or the name of an installed implementation.
+    /// Returns where the driver was loaded from: a file name, or the name of an installed implementation.
     #[must_use]
     pub fn origin(self) -> &'static str {
         loader::origin()
     }
 
-    /// The implementation that was installed in the place of the system's driver, if one was. The system's has its tools in
-    /// libraries of their own; an installed one answers for them itself, or has none.
+    /// Returns the implementation installed in place of the system's driver, if any. It provides the tools libraries'
+    /// functions itself, or has none.
     #[must_use]
     pub fn installed(self) -> Option<&'static dyn SymbolSource> {
         loader::installed()
     }
 
-    /// Whether the running driver exports the function `name`.
+    /// Returns whether the driver exports the function `name`.
     #[must_use]
     pub fn has(self, name: &std::ffi::CStr) -> bool {
         loader::symbol(name).is_some()

@@ -1,4 +1,4 @@
-//! Functions that `cust` 0.3 (CUDA 11.4) does not declare. Each may be absent from the running driver: the call then
+//! Functions that `cust` 0.3 (CUDA 11.4) does not declare. The running driver may lack each of them: the call then
 //! returns a code that [`check`](crate::check) turns into [`DriverError::MissingFunction`](crate::DriverError).
 //!
 //! Signatures: CUDA driver API reference, 12.x and 13.x. Where a version changed a signature, the versioned name is used.
@@ -9,13 +9,13 @@ use cust::sys::{CUcontext, CUdeviceptr, CUfunction, CUgraph, CUgraphExec, CUgrap
 
 use super::table::driver_functions;
 
-/// `CUmemLocation` of CUDA 12.2 and later: a place that memory can be in.
+/// `CUmemLocation` of CUDA 12.2 and later: a location of memory.
 ///
 /// `kind` is `CU_MEM_LOCATION_TYPE_*` as an integer: 1 device, 2 host, 3 host NUMA node, 4 the current host NUMA node.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemLocation {
-    /// What `id` counts.
+    /// Type of the location.
     pub kind: c_uint,
     /// Ordinal of the device or of the NUMA node; 0 for the host.
     pub id: i32,
@@ -27,9 +27,9 @@ pub struct MemLocation {
 pub struct MemcpyAttributes {
     /// `CU_MEMCPY_SRC_ACCESS_ORDER_*`: 1 stream order, 2 during the call, 3 any.
     pub src_access_order: c_uint,
-    /// Where the source is; ignored for memory that the driver knows.
+    /// Location of the source; ignored for memory that the driver knows.
     pub src_location: MemLocation,
-    /// Where the destination is; ignored for memory that the driver knows.
+    /// Location of the destination; ignored for memory that the driver knows.
     pub dst_location: MemLocation,
     /// `CU_MEMCPY_FLAG_*`.
     pub flags: c_uint,
@@ -39,11 +39,11 @@ pub struct MemcpyAttributes {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphExecUpdateResultInfo {
-    /// `CU_GRAPH_EXEC_UPDATE_*`: 0 where the update was made.
+    /// `CU_GRAPH_EXEC_UPDATE_*`: 0 on success.
     pub result: c_uint,
-    /// The node that was in the way, if one was.
+    /// The node that prevented the update, if any.
     pub error_node: CUgraphNode,
-    /// The node that it depends on, where an edge was in the way.
+    /// The node that it depends on, if an edge prevented the update.
     pub error_from_node: CUgraphNode,
 }
 

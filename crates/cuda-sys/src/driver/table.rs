@@ -1,9 +1,9 @@
-//! What stands beneath cust: for each driver function a Rust function that finds the real one at its first call, and a
-//! hidden symbol of the function's C name that jumps to it.
+//! The functions behind cust's declarations: for each driver function a Rust function that looks the real one up at its
+//! first call, and a hidden symbol of the C name that jumps to it.
 //!
-//! cust's bindings declare `extern "C" { fn cuInit(..); }` and ask the linker for `-lcuda`. The aliases below define
-//! those names inside the program, so that `-lcuda` has nothing left to supply. They are *hidden*: a cdylib that
-//! contains them exports none, and cannot stand in for the real driver for the rest of its process.
+//! cust's bindings declare `extern "C" { fn cuInit(..); }` and link with `-lcuda`. The aliases below define these names
+//! in the program, so that `-lcuda` need not. They are *hidden*: a cdylib that contains them does not export them, so
+//! it cannot replace the real driver for the rest of its process.
 
 use std::{
     ffi::{CStr, c_void},
@@ -15,13 +15,13 @@ use super::{code, generated::KNOWN_CODES, loader};
 
 /// Keeps the object file that holds the aliases in the link.
 ///
-/// GNU ld takes a member of an archive only if something before it asked for a symbol of that member. The aliases are
-/// asked for by `cust_raw`, which comes later on the command line, so [`Driver::get`](super::Driver::get) asks first.
+/// GNU ld takes an archive member only if an earlier object references one of its symbols. `cust_raw`, which references
+/// the aliases, comes later on the command line, so [`Driver::get`](super::Driver::get) references one.
 pub(super) fn anchor() {
     super::generated::anchor();
 }
 
-/// Where a function's address is cached.
+/// Cached address of a function.
 pub(super) struct Slot(AtomicPtr<c_void>);
 
 impl Slot {
@@ -29,7 +29,7 @@ impl Slot {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// The function's address, or the code that says why there is none.
+    /// Returns the function's address, or the code that says why there is none.
     #[inline]
     pub(super) fn get(&self, name: &CStr) -> Result<*mut c_void, u32> {
         // Acquire pairs with the release below; the pointed-to code is immutable.
@@ -50,7 +50,7 @@ impl Slot {
     }
 }
 
-/// Makes a code fit for cust's enum, in which any value that it does not list would be undefined behaviour.
+/// Maps a code to cust's enum, in which an unlisted value would be undefined behaviour.
 #[inline]
 pub(super) fn code_for_cust(raw: u32) -> u32 {
     if raw == code::SUCCESS { raw } else { rare_code_for_cust(raw) }
@@ -76,7 +76,7 @@ macro_rules! driver_functions {
             pub unsafe fn $name($($argument: $type),*) -> u32 {
                 type Function = unsafe extern "C" fn($($type),*) -> u32;
                 static SLOT: $crate::driver::table::Slot = $crate::driver::table::Slot::empty();
-                // A constant: looked at by the compiler, not by every call.
+                // A constant, so that it is checked at compile time.
                 const NAME: &::std::ffi::CStr = match ::std::ffi::CStr::from_bytes_with_nul(
                     concat!(stringify!($name), "\0").as_bytes(),
                 ) {
@@ -90,14 +90,14 @@ macro_rules! driver_functions {
                         let function = unsafe { ::std::mem::transmute::<*mut ::std::ffi::c_void, Function>(address) };
                         // SAFETY: the caller upholds the function's preconditions.
                         let code = unsafe { function($($argument),*) };
-                        // By value: what is borrowed would be kept in memory during the call.
+                        // By value: borrowed arguments would be kept in memory during the call.
                         $crate::driver::trace::record(stringify!($name), code, move || {
                             [$($crate::driver::trace::Word::word(&$argument)),*].to_vec()
                         });
                         code
                     }
                     Err(code) => {
-                        // Asking for a function that is not there is part of what happened.
+                        // A call of a missing function is recorded too.
                         $crate::driver::trace::record(stringify!($name), code, Vec::new);
                         code
                     }
@@ -108,7 +108,7 @@ macro_rules! driver_functions {
 }
 pub(super) use driver_functions;
 
-/// As [`driver_functions`], and puts each function beneath the symbol that cust's bindings ask the linker for.
+/// Like [`driver_functions`], and also defines the symbol that cust's bindings link to.
 macro_rules! beneath_cust {
     ($( fn $name:ident($($argument:ident: $type:ty),* $(,)?); )*) => {
         $crate::driver::table::driver_functions! { $( fn $name($($argument: $type),*); )* }

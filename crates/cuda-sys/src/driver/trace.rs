@@ -1,7 +1,7 @@
-//! A trace of driver calls, the same on a real driver and on a software one.
+//! A trace of driver calls, for real and simulated drivers.
 //!
-//! Off, it costs one relaxed load a call. On, every call of the process is recorded with its arguments; tests show
-//! with it that a method ran as described.
+//! When off, it costs one relaxed load per call. When on, every call of the process is recorded with its arguments;
+//! tests use it to check which calls a method makes.
 //!
 //! ```
 //! # #[cfg(any(target_os = "linux", windows))] {
@@ -24,17 +24,17 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// How many traces are being taken, and one where calls are observed.
+/// Number of active traces, plus one if an observer is set.
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 static CALLS: Mutex<Log> = Mutex::new(Log { calls: Vec::new(), dropped: 0, traces: 0 });
 static OBSERVER: OnceLock<Observer> = OnceLock::new();
 
-/// Is told the name and the code of a call after it returned. Must not make driver calls.
+/// Called with name and code after each driver call. Must not make driver calls.
 pub type Observer = fn(&'static str, u32);
 
 struct Log {
     calls: Vec<Call>,
-    /// Calls at the front of the log that nobody needs any more.
+    /// Number of calls removed from the front of the log.
     dropped: usize,
     traces: usize,
 }
@@ -42,13 +42,13 @@ struct Log {
 /// One driver call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// The function's name.
+    /// Name of the function.
     pub name: &'static str,
-    /// The code it returned.
+    /// Returned code.
     pub code: u32,
-    /// Its arguments as integers, pointers as addresses; a structure passed by value is 0.
+    /// Arguments as integers, pointers as addresses; a structure passed by value is 0.
     pub arguments: Vec<u64>,
-    /// Who called.
+    /// Calling thread.
     pub thread: ThreadId,
 }
 
@@ -63,7 +63,7 @@ impl fmt::Display for Call {
     }
 }
 
-/// A trace being taken; ends when dropped. Several may overlap.
+/// An active trace, which ends when dropped. Several may overlap.
 #[derive(Debug)]
 #[must_use = "the trace ends when this is dropped"]
 pub struct Trace {
@@ -78,7 +78,7 @@ pub fn start() -> Trace {
     Trace { from: log.dropped + log.calls.len() }
 }
 
-/// From now on every driver call of the process is told to the observer, for good; the first one stays.
+/// Sets the process's observer of driver calls. Only the first one set takes effect.
 pub fn observe(observer: Observer) {
     if OBSERVER.set(observer).is_ok() {
         ACTIVE.fetch_add(1, Ordering::SeqCst);
@@ -86,7 +86,7 @@ pub fn observe(observer: Observer) {
 }
 
 impl Trace {
-    /// Every call that returned since the trace began, in the order in which they returned.
+    /// Returns every call that returned since the trace began, in order of return.
     #[must_use]
     pub fn calls(&self) -> Vec<Call> {
         let log = CALLS.lock();
@@ -94,7 +94,7 @@ impl Trace {
         log.calls.get(start..).map(<[Call]>::to_vec).unwrap_or_default()
     }
 
-    /// The calls made by the current thread.
+    /// Returns the calls of the current thread.
     #[must_use]
     pub fn calls_of_this_thread(&self) -> Vec<Call> {
         let this = thread::current().id();
@@ -121,7 +121,7 @@ pub(super) fn record(name: &'static str, code: u32, arguments: impl FnOnce() -> 
     }
 }
 
-/// Apart from the call, which stays short.
+/// A separate function, so that the caller stays short.
 #[cold]
 #[inline(never)]
 fn append(name: &'static str, code: u32, arguments: impl FnOnce() -> Vec<u64>) {
@@ -134,7 +134,7 @@ fn append(name: &'static str, code: u32, arguments: impl FnOnce() -> Vec<u64>) {
     }
 }
 
-/// An argument of a driver function as one integer.
+/// Conversion of a driver function's argument to one integer.
 pub(super) trait Word {
     fn word(&self) -> u64;
 }

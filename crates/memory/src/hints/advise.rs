@@ -1,4 +1,4 @@
-//! Advice by core's words, over a buffer.
+//! Advice on a buffer, in core's terms.
 
 use transload_core::{DeviceId, MemoryAdvice, RawBuffer, Result};
 
@@ -7,12 +7,11 @@ use super::{
     calls::{Advice, advise_range, context_for, range_of},
 };
 
-/// Advises the driver on a buffer, or a slice of one, of unified memory. The driver keeps it from then on; the call moves and
-/// changes no content, waits for nothing, and may be made while work is in flight.
+/// Gives the driver advice on a unified-memory buffer or slice. Moves no data itself, does not wait, and may be called
+/// while work is in flight.
 ///
-/// The driver keeps advice by whole pages of the host, which a range's ends are rounded out to: advice on a slice reaches the
-/// rest of its first and last page. It is forgotten with the allocation: a pool's block keeps what its last user advised, and
-/// so do its neighbours in a page.
+/// The driver keeps advice per host page, so advice on a slice applies to all of its first and last page. Advice lasts
+/// until the allocation is freed: a pool's block keeps the advice of its last user.
 ///
 /// # Errors
 /// `Unsupported` for memory that is not unified, for a device of another family, and for a device that cannot share
@@ -41,7 +40,7 @@ pub fn advise(buffer: &RawBuffer, advice: MemoryAdvice) -> Result<()> {
     advise_range(range_of(buffer)?, advice, location, || context_for(buffer))
 }
 
-/// What is advised, and about which place; the host stands where advice looks at none.
+/// Splits advice into kind and location; the host if the kind has no location.
 #[inline]
 pub(super) fn split(advice: MemoryAdvice) -> Result<(Advice, MemoryLocation)> {
     Ok(match advice {
@@ -54,7 +53,7 @@ pub(super) fn split(advice: MemoryAdvice) -> Result<(Advice, MemoryLocation)> {
     })
 }
 
-/// Returns the place that advice is about, if any.
+/// Returns the device that the advice names, if any.
 pub(crate) fn place_of(advice: MemoryAdvice) -> Option<DeviceId> {
     match advice {
         MemoryAdvice::SetPreferredLocation(place)

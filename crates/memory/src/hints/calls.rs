@@ -1,4 +1,4 @@
-//! The driver's calls about managed ranges, the newer form where the driver has it, and what its refusals mean.
+//! Driver calls about managed ranges, the `_v2` forms if the driver has them, and explanations of their errors.
 
 use std::{cell::Cell, sync::OnceLock};
 
@@ -19,7 +19,7 @@ const INVALID_VALUE: u32 = 1;
 /// `CUDA_ERROR_INVALID_DEVICE`.
 const INVALID_DEVICE: u32 = 101;
 
-/// What is advised, as `CUmem_advise` numbers it.
+/// Advice, numbered like `CUmem_advise`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Advice {
@@ -31,7 +31,7 @@ pub(super) enum Advice {
     UnsetAccessedBy = 6,
 }
 
-/// First byte's address and length of a range.
+/// Address and length in bytes.
 pub(super) type Range = (u64, usize);
 
 /// Returns the range of a buffer, which must be unified memory of at least 1 byte.
@@ -52,7 +52,7 @@ fn not_unified(place: Place) -> Error {
     Error::new(ErrorKind::Unsupported, text)
 }
 
-/// Returns a context in which to speak of a buffer. Of managed memory of another owner any can: that of its device is at hand.
+/// Returns a context for calls about a buffer. Any works for managed memory; that of its owner needs no lookup.
 pub(super) fn context_for(buffer: &RawBuffer) -> Result<Context> {
     match context_of_kind(buffer, MemoryKind::Unified) {
         Some(context) => Ok(context.clone()),
@@ -61,13 +61,13 @@ pub(super) fn context_for(buffer: &RawBuffer) -> Result<Context> {
 }
 
 thread_local! {
-    /// Driver 580 takes no advice on a thread without a context, and finds that out slowly: so the first one enters.
+    /// Driver 580 refuses advice on a thread without a context, slowly, so the first call binds one.
     static CONTEXT_FALLBACK: Cell<bool> = const { Cell::new(true) };
 }
 
-/// Gives advice on a range; `location` is looked at only by advice that is about a place, and `context` called only if the driver
-/// refuses. Advice is about addresses, which are the same in every context, so that any current one will do: to look for the memory's
-/// own and enter it takes as long as a tenth of the driver's call (H200).
+/// Gives advice on a range. `location` is only used by advice that names a location; `context` is only called if the
+/// driver refuses. Addresses are the same in every context, so the current one is used if there is one: finding and
+/// binding the memory's own takes a tenth of the driver call (H200).
 #[inline]
 pub(super) fn advise_range(
     range: Range,
@@ -91,7 +91,7 @@ pub(super) fn advise_range(
     }
 }
 
-/// In the memory's own context, unless it was there that the driver refused it.
+/// Repeats the call in the memory's own context, unless the refusing context was that one.
 #[cold]
 #[inline(never)]
 fn advise_in_own_context(
@@ -123,7 +123,7 @@ fn advise_v1((address, bytes): Range, advice: Advice, to: i32) -> u32 {
     relaxed(|| unsafe { ffi::cuMemAdvise(address, bytes, advice as u32, to) })
 }
 
-/// Refuses ranges that no memory can have.
+/// Refuses empty ranges and ranges that overflow the address space.
 #[inline]
 pub(super) fn check_range(address: u64, bytes: usize) -> Result<()> {
     if bytes == 0 {
@@ -136,16 +136,16 @@ pub(super) fn check_range(address: u64, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// See [`has_v2`]; empty until someone asked.
+/// See [`has_v2`]; empty until first queried.
 static HAS_V2: OnceLock<bool> = OnceLock::new();
 
-/// Whether the driver is known to name places by type and number.
+/// Returns whether the `_v2` calls are known to exist, without querying the driver.
 #[inline]
 fn is_known_v2() -> bool {
     HAS_V2.get().is_some_and(|has| *has)
 }
 
-/// Whether the driver names places by type and number: CUDA 12.2 and newer.
+/// Returns whether the driver has the `_v2` calls, which take a `CUmemLocation` (CUDA 12.2 and newer).
 pub(super) fn has_v2() -> Result<bool> {
     if let Some(has) = HAS_V2.get() {
         return Ok(*has);
@@ -154,9 +154,8 @@ pub(super) fn has_v2() -> Result<bool> {
     Ok(*HAS_V2.get_or_init(|| driver.has(c"cuMemAdvise_v2") && driver.has(c"cuMemPrefetchAsync_v2")))
 }
 
-/// Why the driver refused a prefetch of, or advice on, a range, in core's mode: the device is unknown, it cannot share
-/// unified memory with the host, or the range is not managed memory. The driver is asked only after a refusal, so that hints
-/// that are right cost no questions.
+/// Explains why the driver refused a prefetch of or advice on a range: unknown device, no concurrent managed access, or
+/// not managed memory. Queries the driver only now, so that valid hints cost no queries.
 #[cold]
 #[must_use]
 pub fn explain_hint(error: DriverError, address: u64, bytes: usize, location: MemoryLocation) -> Error {

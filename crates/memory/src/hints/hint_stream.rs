@@ -1,4 +1,4 @@
-//! A prefetch by raw address on someone's stream: in the stream's order, and in no other.
+//! A prefetch by raw address, ordered by its stream only.
 
 use transload_core::{DeviceId, Error, ErrorKind, Queue, Result};
 use transload_cuda_sys::{Context, Device, RawStream, check, ffi};
@@ -6,14 +6,14 @@ use transload_cuda_sys::{Context, Device, RawStream, check, ffi};
 use super::{MemoryLocation, PrefetchTarget, explain_hint};
 use crate::lift;
 
-/// A queue as the driver's stream, with the context in which it is spoken of.
+/// A queue's driver stream, with the context for calls on it.
 pub(super) struct HintStream<'a> {
     queue: &'a dyn Queue,
     context: Context,
 }
 
 impl<'a> HintStream<'a> {
-    /// `known` is a context at hand, which is taken if it is the stream's device's.
+    /// Reuses the context `known` if it is that of the stream's device.
     pub(super) fn of(queue: &'a dyn Queue, known: Option<&Context>) -> Result<Self> {
         let DeviceId::Cuda(ordinal) = queue.device() else {
             let text = format!(
@@ -29,11 +29,11 @@ impl<'a> HintStream<'a> {
         Ok(Self { queue, context })
     }
 
-    /// Enqueues the migration of `bytes` bytes at `address`. Safe whatever the address: the driver refuses what is not managed
-    /// memory, waits with freeing for the work on it, and changes no content.
+    /// Enqueues the migration of `bytes` bytes at `address`. Safe for any address: the driver refuses memory that is
+    /// not managed, a free waits for work on it, and content does not change.
     pub(super) fn prefetch(&self, address: u64, bytes: usize, to: MemoryLocation) -> Result<()> {
         let target = PrefetchTarget::new(to)?;
-        // The default streams are those of the current context.
+        // Default streams belong to the current context.
         let _bound = self.context.enter().map_err(lift)?;
         let mut outcome = Ok(());
         self.queue.with_raw_handle(&mut |handle| {
@@ -49,7 +49,7 @@ impl<'a> HintStream<'a> {
     }
 }
 
-/// The driver takes no prefetch into a graph, and the attempt would cost whoever captures it.
+/// Refuses a stream being captured: graphs take no prefetch, and the attempt would invalidate the capture.
 fn refuse_captured(stream: RawStream) -> Result<()> {
     let mut status = 0;
     // SAFETY: the stream is alive; the driver stores the status in one 32-bit number.

@@ -1,34 +1,34 @@
-//! Where unified memory can be: on a device, on the host, or on one of the host's NUMA nodes.
+//! Locations of unified memory: a device, the host, or one of the host's NUMA nodes.
 
 use std::fmt;
 
 use transload_core::{DeviceId, Error, ErrorKind, Result};
 use transload_cuda_sys::ffi::MemLocation;
 
-/// A place that unified memory can be moved to or be kept at.
+/// A location that unified memory can be moved to or preferred at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MemoryLocation {
     /// The CUDA device with this ordinal.
     Device(u32),
-    /// The host, on whichever of its NUMA nodes.
+    /// The host, on any NUMA node.
     Host,
     /// The host's NUMA node with this number. Needs a driver of CUDA 12.2 or newer.
     HostNuma(u32),
-    /// The NUMA node nearest to the processor that the calling thread runs on. Needs a driver of CUDA 12.2 or newer.
+    /// The NUMA node nearest to the calling thread's processor. Needs a driver of CUDA 12.2 or newer.
     HostNumaCurrent,
 }
 
-/// The driver's numbers before CUDA 12.2: `CU_DEVICE_CPU` and `CU_DEVICE_INVALID`.
+/// `CU_DEVICE_CPU`: the host in drivers before CUDA 12.2.
 const CPU: i32 = -1;
 
 impl MemoryLocation {
-    /// Whether it is the host's memory, on whichever node.
+    /// Returns whether this is host memory, on any node.
     #[must_use]
     pub fn is_host(self) -> bool {
         !matches!(self, Self::Device(_))
     }
 
-    /// As `CUmemLocation`. Types: 1 device, 2 host, 3 host NUMA node, 4 the current one.
+    /// Converts to `CUmemLocation`. Types: 1 device, 2 host, 3 host NUMA node, 4 the current one.
     #[inline]
     pub(super) fn to_v2(self) -> Result<MemLocation> {
         Ok(match self {
@@ -47,7 +47,7 @@ impl MemoryLocation {
         })
     }
 
-    /// As drivers before CUDA 12.2 number places, which know no NUMA nodes.
+    /// Converts to the device number of drivers before CUDA 12.2, which know no NUMA nodes.
     pub(super) fn to_v1(self) -> Result<i32> {
         match self {
             Self::Device(ordinal) => i32::try_from(ordinal).map_err(|_| too_large(ordinal)),

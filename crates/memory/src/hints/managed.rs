@@ -1,4 +1,4 @@
-//! Hints about one range of unified memory: three kinds of advice, their taking back, and prefetch of the whole or of a part.
+//! Hints about one range of unified memory: advice, its removal, and prefetch.
 
 use std::ops;
 
@@ -15,10 +15,10 @@ use crate::CudaDevice;
 
 /// A range of unified memory to give hints about.
 ///
-/// Over a buffer ([`from_unified`](Self::from_unified)) it keeps the memory alive, and a prefetch is ordered among all
-/// other uses of the buffer, whatever streams those are on. Over a raw address ([`for_buffer`](Self::for_buffer)) it owns
-/// nothing and orders nothing beyond its stream: a hint about memory that is gone is refused by the driver, or reaches whoever
-/// has the address now. That is safe all the same, as no hint changes content.
+/// Over a buffer ([`from_unified`](Self::from_unified)) it keeps the memory alive, and a prefetch is ordered with all
+/// other uses of the buffer on any stream. Over a raw address ([`for_buffer`](Self::for_buffer)) it owns nothing, and
+/// only the stream orders it: a hint about freed memory is refused by the driver or reaches the new owner of the
+/// address. Both are safe, since hints change no content.
 ///
 /// Streams are core's [`Queue`]s: `CudaStream`, a lease, or a framework's stream wrapped by `CudaStream::from_raw`.
 ///
@@ -52,18 +52,18 @@ pub struct ManagedMemoryHints {
     memory: Memory,
 }
 
-/// Whose the range is.
+/// Owner of the range.
 #[derive(Clone, Debug)]
 enum Memory {
-    /// All of a buffer.
+    /// A whole buffer, kept alive.
     Buffer(RawBuffer),
-    /// Somebody's at a raw address, in this context.
+    /// Memory at a raw address, in this context.
     Raw(Context),
 }
 
 impl ManagedMemoryHints {
-    /// Hints about `byte_size` bytes of managed memory at a raw address, in the device's context. That the memory is managed is
-    /// found out by the driver when a hint is given.
+    /// Creates hints about `byte_size` bytes of managed memory at a raw address, in the device's context. Whether the
+    /// memory is managed is checked by the driver when a hint is given.
     ///
     /// # Errors
     /// `InvalidArgument` for 0 bytes, `OutOfRange` where the range leaves the address space; the driver's.
@@ -72,7 +72,7 @@ impl ManagedMemoryHints {
         Ok(Self { range: (ptr, byte_size), memory: Memory::Raw(device.context()?.clone()) })
     }
 
-    /// Hints about a buffer, or a slice of one, of unified memory.
+    /// Creates hints about a unified-memory buffer or slice.
     ///
     /// # Errors
     /// `Unsupported` for memory that is not unified, `InvalidArgument` for 0 bytes.
@@ -80,19 +80,19 @@ impl ManagedMemoryHints {
         Ok(Self { range: range_of(buffer)?, memory: Memory::Buffer(buffer.clone()) })
     }
 
-    /// The first byte's address.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn ptr(&self) -> u64 {
         self.range.0
     }
 
-    /// Length in bytes; at least 1.
+    /// Returns the length in bytes, at least 1.
     #[must_use]
     pub fn byte_size(&self) -> usize {
         self.range.1
     }
 
-    /// Mostly read: readers may keep copies.
+    /// Advises that the range is mostly read: readers may keep copies.
     ///
     /// # Errors
     /// As for [`advise`](crate::advise), like those of all advice; `InvalidArgument` where a raw range is not managed memory.
@@ -100,7 +100,7 @@ impl ManagedMemoryHints {
         self.advise(Advice::SetReadMostly, MemoryLocation::Host)
     }
 
-    /// Takes [`set_read_mostly`](Self::set_read_mostly) back.
+    /// Removes the advice of [`set_read_mostly`](Self::set_read_mostly).
     ///
     /// # Errors
     /// As for [`set_read_mostly`](Self::set_read_mostly).
@@ -108,7 +108,7 @@ impl ManagedMemoryHints {
         self.advise(Advice::UnsetReadMostly, MemoryLocation::Host)
     }
 
-    /// The place where the pages should stay. It is one for each page: a later one replaces it.
+    /// Sets the location where pages should stay. A page has one; a later call replaces it.
     ///
     /// # Errors
     /// As for [`set_read_mostly`](Self::set_read_mostly); `MissingFunction` for a NUMA node on a driver before CUDA 12.2.
@@ -116,7 +116,7 @@ impl ManagedMemoryHints {
         self.advise(Advice::SetPreferredLocation, location)
     }
 
-    /// Takes [`set_preferred_location`](Self::set_preferred_location) back.
+    /// Removes the advice of [`set_preferred_location`](Self::set_preferred_location).
     ///
     /// # Errors
     /// As for [`set_read_mostly`](Self::set_read_mostly).
@@ -124,7 +124,8 @@ impl ManagedMemoryHints {
         self.advise(Advice::UnsetPreferredLocation, MemoryLocation::Host)
     }
 
-    /// A device, or the host, that will use the pages and should have them mapped. Each page has any number of these.
+    /// Advises that a device or the host will access the pages and should have them mapped. A page may have several
+    /// accessors.
     ///
     /// # Errors
     /// As for [`set_read_mostly`](Self::set_read_mostly); `InvalidArgument` for a NUMA node.
@@ -132,7 +133,7 @@ impl ManagedMemoryHints {
         self.advise(Advice::SetAccessedBy, accessor(who)?)
     }
 
-    /// Takes one [`set_accessed_by`](Self::set_accessed_by) back.
+    /// Removes one accessor set by [`set_accessed_by`](Self::set_accessed_by).
     ///
     /// # Errors
     /// As for [`set_accessed_by`](Self::set_accessed_by).
@@ -140,7 +141,7 @@ impl ManagedMemoryHints {
         self.advise(Advice::UnsetAccessedBy, accessor(who)?)
     }
 
-    /// Gives the advice that follows from a policy.
+    /// Gives the advice of a policy.
     ///
     /// # Errors
     /// As for [`set_read_mostly`](Self::set_read_mostly). Advice given before the error stays.
@@ -151,7 +152,7 @@ impl ManagedMemoryHints {
         })
     }
 
-    /// What the driver believes of the range.
+    /// Returns the driver's record of the range's hints.
     ///
     /// # Errors
     /// As for [`Residency::of`].
@@ -159,7 +160,7 @@ impl ManagedMemoryHints {
         Residency::of_range(self.range, &self.context()?)
     }
 
-    /// Enqueues the migration of the whole range; `None` means the memory's own device. Returns when it is enqueued.
+    /// Enqueues the migration of the whole range; `None` means the memory's own device. Does not wait for it.
     ///
     /// # Errors
     /// `UnknownDevice`; `Unsupported` for a device that cannot share unified memory with the host, and for a queue that is no
@@ -169,7 +170,7 @@ impl ManagedMemoryHints {
         self.prefetch(0..self.range.1, location.into(), stream)
     }
 
-    /// As [`prefetch_to`](Self::prefetch_to), for `byte_size` bytes from `offset` on.
+    /// Like [`prefetch_to`](Self::prefetch_to), but for `byte_size` bytes from `offset` on.
     ///
     /// # Errors
     /// As for `prefetch_to`; `InvalidArgument` for 0 bytes, `OutOfRange` where the part leaves the range.
@@ -233,13 +234,13 @@ fn accessor(who: MemoryLocation) -> Result<MemoryLocation> {
     }
 }
 
-/// Through core's `submit`: ordered among all uses of the buffer, which stays alive until it is done.
+/// Prefetches through core's `submit`: ordered with all uses of the buffer, which is kept alive until then.
 pub(super) fn prefetch_buffer(buffer: &RawBuffer, to: MemoryLocation, stream: &dyn Queue) -> Result<()> {
     submit(stream, &to.prefetch(buffer), Timing::Off).map(drop)
 }
 
 impl MemoryLocation {
-    /// The operation that moves a buffer here.
+    /// Returns the operation that prefetches a buffer to this location.
     #[must_use]
     pub fn prefetch(self, buffer: &RawBuffer) -> Operation<'_> {
         match self {

@@ -1,6 +1,6 @@
-//! Hints for unified memory: where it should be, who will use it, and what the driver believes of it.
+//! Hints for unified memory: preferred location, accessors, prefetch, and the driver's record of them.
 //!
-//! Advice and prefetch move pages; they never change what is in them.
+//! Hints move pages; they never change content.
 
 mod advise;
 mod calls;

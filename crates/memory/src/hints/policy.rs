@@ -1,4 +1,4 @@
-//! What a range of unified memory is for, in one word, as the advice that follows from it.
+//! Migration policies: named combinations of advice.
 
 use std::fmt;
 
@@ -7,31 +7,31 @@ use transload_cuda_sys::{Device, Driver, attribute};
 
 use super::{ManagedMemoryHints, MemoryLocation, advise::place_of};
 
-/// How pages of a range should move. What a policy says is added to what was advised before, and a preference replaces an
-/// earlier one; [`Reset`](Self::Reset) takes everything back.
+/// How pages of a range should migrate. A policy is added to earlier advice, and a preferred location replaces an
+/// earlier one; [`Reset`](Self::Reset) removes all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MigrationPolicy {
-    /// The driver's own ways: no advice is given, and none taken back.
+    /// The driver's default: no advice is given or removed.
     #[default]
     Default,
     /// Read by many, seldom written: each reader may keep a copy.
     ReadMostly,
-    /// Stays on the device with this ordinal; others reach it there.
+    /// Preferred on the device with this ordinal; others access it there.
     PreferDevice(u32),
-    /// Stays on the host; devices reach it there.
+    /// Preferred on the host; devices access it there.
     PreferHost,
-    /// Is kept mapped for the device with this ordinal, wherever the pages are.
+    /// Kept mapped for the device with this ordinal, wherever the pages are.
     AccessedBy(u32),
-    /// Takes all earlier advice on the range back.
+    /// Removes all earlier advice on the range.
     Reset,
 }
 
 impl MigrationPolicy {
-    /// The advice to give, in order, each with the place that it is about; `None` where advice is about no place.
+    /// Returns the advice to give, in order, each with the location that it names, if any.
     ///
-    /// [`Reset`](Self::Reset) takes the access of the host back and that of every device of the process that there can be
-    /// advice about, so it asks the driver for these; without a driver there is only the host.
+    /// [`Reset`](Self::Reset) removes the host and every device that supports hints as accessors, so it queries the
+    /// driver for these; without a driver, only the host.
     #[must_use]
     pub fn to_advice_pairs(&self) -> Vec<(MemoryAdvice, Option<MemoryLocation>)> {
         let advice = match *self {
@@ -53,15 +53,15 @@ impl MigrationPolicy {
         advice.into_iter().map(located).collect()
     }
 
-    /// Whether it is the driver's own way, which needs no advice.
+    /// Returns whether this is the driver's default, which needs no advice.
     #[must_use]
     pub fn is_default(&self) -> bool {
         *self == Self::Default
     }
 }
 
-/// The devices that the driver takes advice about: no other can have been advised. Where a device does not say, the advice
-/// itself is what fails.
+/// Returns the devices that support hints: no other can have been advised. If the query fails, include the device: the
+/// advice itself reports the error.
 fn devices_with_hints() -> impl Iterator<Item = u32> {
     let can = |ordinal: &u32| {
         Device::new(*ordinal).and_then(|device| device.attribute(attribute::CONCURRENT_MANAGED_ACCESS))
@@ -84,7 +84,7 @@ impl fmt::Display for MigrationPolicy {
     }
 }
 
-/// Applies a policy to a buffer, or a slice of one, of unified memory: [`ManagedMemoryHints::apply_policy`] in one call.
+/// Applies a policy to a unified-memory buffer or slice, like [`ManagedMemoryHints::apply_policy`].
 ///
 /// # Errors
 /// As for [`advise`](crate::advise). Advice given before the error stays.

@@ -1,22 +1,22 @@
-//! Prefetches written down once and enqueued together, neighbours as one.
+//! A list of prefetches that is enqueued together, adjacent ranges merged.
 
 use transload_core::{Error, ErrorKind, Queue, RawBuffer, Result};
 
 use super::{MemoryLocation, calls::check_range, hint_stream::HintStream, managed::prefetch_buffer};
 
-/// What to prefetch, and where to.
+/// A range to prefetch and its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PrefetchEntry {
-    /// The first byte's address.
+    /// Address of the first byte.
     pub ptr: u64,
     /// Length in bytes.
     pub byte_size: usize,
-    /// The device's ordinal, or [`HOST`](Self::HOST).
+    /// Device ordinal, or [`HOST`](Self::HOST).
     pub device_ordinal: i32,
 }
 
 impl PrefetchEntry {
-    /// The host, in the driver's way of numbering (`CU_DEVICE_CPU`).
+    /// The host, as numbered by the driver (`CU_DEVICE_CPU`).
     pub const HOST: i32 = -1;
 
     fn location(&self) -> Result<MemoryLocation> {
@@ -33,12 +33,11 @@ impl PrefetchEntry {
     }
 }
 
-/// Prefetches in order. Can be executed any number of times, on any stream, from any thread.
+/// A list of prefetches, executable any number of times, on any stream, from any thread.
 ///
-/// An entry of a raw address ([`add`](Self::add)) promises what the driver does: content never changes, memory that is not
-/// managed is refused, and the order is that of the stream; whoever uses the memory on another stream waits by an event of his
-/// own. An entry of a buffer ([`add_buffer`](Self::add_buffer)) also keeps the memory alive, and is ordered among all uses of
-/// the buffer.
+/// An entry for a raw address ([`add`](Self::add)) is ordered by its stream only: a use on another stream needs an
+/// event. Content never changes; memory that is not managed is refused. An entry for a buffer
+/// ([`add_buffer`](Self::add_buffer)) also keeps the memory alive and is ordered with all other uses of the buffer.
 ///
 /// # Example
 /// ```
@@ -64,26 +63,25 @@ impl PrefetchEntry {
 #[derive(Clone, Debug, Default)]
 pub struct PrefetchPlan {
     entries: Vec<PrefetchEntry>,
-    /// For each entry the buffer that it was made from, if it was.
+    /// For each entry its buffer, if it was added as one.
     buffers: Vec<Option<RawBuffer>>,
 }
 
 impl PrefetchPlan {
-    /// A plan of nothing.
+    /// Creates an empty plan.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds memory by its address. It is looked at when the plan is executed.
+    /// Adds memory by address. It is checked when the plan is executed.
     pub fn add(&mut self, entry: PrefetchEntry) -> &mut Self {
         self.entries.push(entry);
         self.buffers.push(None);
         self
     }
 
-    /// Adds a buffer, or a slice of one, of unified memory, which the plan keeps alive. `device_ordinal` is as in
-    /// [`PrefetchEntry`].
+    /// Adds a unified-memory buffer or slice, which the plan keeps alive. `device_ordinal` is as in [`PrefetchEntry`].
     pub fn add_buffer(&mut self, buffer: &RawBuffer, device_ordinal: i32) -> &mut Self {
         let ptr = buffer.device_address().unwrap_or(0);
         self.entries.push(PrefetchEntry { ptr, byte_size: buffer.len(), device_ordinal });
@@ -91,33 +89,33 @@ impl PrefetchPlan {
         self
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is nothing to prefetch.
+    /// Returns whether there are no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The entries, in order.
+    /// Returns the entries in order.
     #[must_use]
     pub fn entries(&self) -> &[PrefetchEntry] {
         &self.entries
     }
 
-    /// Enqueues all entries in order. Entries that follow each other in the plan and in memory, to one place, become one
+    /// Enqueues all entries in order. Consecutive entries with adjacent memory and the same destination become one
     /// prefetch. Returns when all are enqueued.
     ///
     /// # Errors
-    /// The first entry's that fails, with its index in the text: `InvalidArgument` for 0 bytes, `OutOfRange` where an entry
-    /// leaves the address space, else as for [`ManagedMemoryHints::prefetch_to`](crate::ManagedMemoryHints::prefetch_to). The
-    /// entries before it are enqueued; of those after it none is.
+    /// The first failing entry's, with its index: `InvalidArgument` for 0 bytes, `OutOfRange` if it exceeds the address
+    /// space, otherwise as for [`ManagedMemoryHints::prefetch_to`](crate::ManagedMemoryHints::prefetch_to). Earlier
+    /// entries are enqueued, later ones are not.
     pub fn execute(&self, stream: &dyn Queue) -> Result<()> {
-        // Made for the first address, if there is one.
+        // Created for the first entry by address.
         let mut hint_stream = None;
         let mut next = 0;
         while next < self.len() {
@@ -130,7 +128,8 @@ impl PrefetchPlan {
                 end += 1;
             }
             match merged.enqueue(stream, &mut hint_stream) {
-                // One by one, to find out which it is: two allocations may be neighbours. To enqueue again does no harm.
+                // Retry one by one to find the failing entry: adjacent ranges may be different allocations. Enqueueing
+                // twice is harmless.
                 Err(_) if end - next > 1 => (next..end).try_for_each(|index| {
                     self.piece(index)?
                         .enqueue(stream, &mut hint_stream)
@@ -160,7 +159,7 @@ impl PrefetchPlan {
     }
 }
 
-/// One entry, or neighbours as one.
+/// One entry, or several merged ones.
 struct Piece {
     ptr: u64,
     bytes: usize,
@@ -169,7 +168,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// Both as one, where they lie side by side in one allocation (as far as that is known) and go to one place.
+    /// Merges two adjacent pieces of one allocation (as far as known) with the same destination.
     fn joined(&self, other: &Self) -> Option<Self> {
         let (end, other_end) = (self.ptr + self.bytes as u64, other.ptr + other.bytes as u64);
         if self.to != other.to || (end != other.ptr && other_end != self.ptr) {

@@ -1,4 +1,4 @@
-//! A place in the mode of the running driver, and the one call that moves managed memory there.
+//! A prefetch destination in the running driver's format, and the call that enqueues a prefetch.
 
 use transload_core::Result;
 use transload_cuda_sys::{
@@ -8,15 +8,15 @@ use transload_cuda_sys::{
 
 use super::{MemoryLocation, calls::has_v2};
 
-/// A [`MemoryLocation`] that the running driver can be told: everything that can be refused without it was refused. For those
-/// who enqueue by themselves; [`ManagedMemoryHints`](crate::ManagedMemoryHints) is for everyone else.
+/// A [`MemoryLocation`] validated for and converted to the running driver. For callers who enqueue prefetches
+/// themselves; otherwise use [`ManagedMemoryHints`](crate::ManagedMemoryHints).
 #[derive(Clone, Copy, Debug)]
 pub struct PrefetchTarget(DriverLocation);
 
-/// A place as the running driver's calls name it.
+/// A location as the running driver's calls take it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum DriverLocation {
-    /// By type and number: CUDA 12.2 and newer.
+    /// `CUmemLocation`: CUDA 12.2 and newer.
     V2(MemLocation),
     V1(i32),
 }
@@ -28,7 +28,7 @@ impl DriverLocation {
 }
 
 impl PrefetchTarget {
-    /// The place in the running driver's mode.
+    /// Converts a location for the running driver.
     ///
     /// # Errors
     /// `UnknownDevice` for an ordinal that no driver can have, `MissingFunction` for a NUMA node on a driver before CUDA 12.2;
@@ -37,13 +37,13 @@ impl PrefetchTarget {
         DriverLocation::new(location).map(Self)
     }
 
-    /// Enqueues the migration of a range. Its content stays; the driver refuses a range that is not managed memory.
+    /// Enqueues the migration of a range. Its content does not change; the driver refuses memory that is not managed.
     ///
     /// # Errors
-    /// The driver's; [`explain_hint`](crate::explain_hint) says what a refusal means.
+    /// The driver's; [`explain_hint`](crate::explain_hint) explains them.
     ///
     /// # Safety
-    /// * `stream` is a stream that is alive, and a context is current.
+    /// * `stream` is a valid stream, and a context is current.
     pub unsafe fn enqueue(self, address: u64, bytes: usize, stream: RawStream) -> Result<(), DriverError> {
         match self.0 {
             DriverLocation::V2(location) => check("cuMemPrefetchAsync_v2", unsafe {

@@ -1,4 +1,4 @@
-//! What the driver believes of a range of unified memory: the advice it keeps, and where it last moved the range.
+//! The driver's record of a unified-memory range: its advice, and its last prefetch destination.
 
 use std::{ffi::c_void, os::raw::c_int};
 
@@ -11,23 +11,23 @@ use super::{
 };
 use crate::lift;
 
-/// What the driver answers about a range. It speaks of whole ranges: what holds for some pages only is not reported, so ask
-/// about parts where that matters. Where the pages are at this moment the driver does not tell.
+/// The driver's record of hints about a range. A value is only reported if it holds for every page; query smaller
+/// ranges for more detail. The driver does not report where pages currently are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Residency {
-    /// Whether every page is advised to be mostly read.
+    /// Whether every page is advised as mostly read.
     pub read_mostly: bool,
-    /// The preferred location, where all pages have the same one.
+    /// Preferred location, if all pages have the same one.
     pub preferred: Option<MemoryLocation>,
-    /// Who every page is advised to be accessed by, in the order of the driver's answer.
+    /// Accessors that every page is advised with, in the driver's order.
     pub accessed_by: Vec<MemoryLocation>,
-    /// Where the range was last prefetched to, where all pages agree. Says that it was asked for, not that it is done.
+    /// Destination of the last prefetch, if all pages agree. The prefetch may not be complete.
     pub last_prefetch: Option<MemoryLocation>,
 }
 
 impl Residency {
-    /// Asks the driver about a buffer, or a slice of one, of unified memory. Does not wait for work in flight.
+    /// Queries the driver about a unified-memory buffer or slice. Does not wait for work in flight.
     ///
     /// # Errors
     /// `Unsupported` for memory that is not unified, `InvalidArgument` for 0 bytes; the driver's.
@@ -54,7 +54,7 @@ impl Residency {
     }
 }
 
-// `CU_MEM_RANGE_ATTRIBUTE_*`. A type's number is followed by that of the place's own number.
+// `CU_MEM_RANGE_ATTRIBUTE_*`. The attribute after a location's type is its number.
 const READ_MOSTLY: u32 = 1;
 const PREFERRED: u32 = 2;
 const ACCESSED_BY: u32 = 3;
@@ -62,7 +62,7 @@ const LAST_PREFETCH: u32 = 4;
 const PREFERRED_TYPE: u32 = 5;
 const LAST_PREFETCH_TYPE: u32 = 7;
 
-/// `CU_DEVICE_INVALID`: no place, or not the same one for all pages.
+/// `CU_DEVICE_INVALID`: no location, or not the same one for all pages.
 const INVALID: c_int = -2;
 
 fn query(range: Range, attribute: u32, into: &mut [c_int]) -> Result<(), DriverError> {
@@ -78,8 +78,8 @@ fn query_one(range: Range, attribute: u32) -> Result<c_int, DriverError> {
     query(range, attribute, &mut value).map(|()| value[0])
 }
 
-/// A place by type and number where the driver has these attributes, which came with the newer calls; else by the older number,
-/// which takes every NUMA node for the host.
+/// Queries a location by type and number if the driver has these attributes; otherwise by the older device number,
+/// which reports every NUMA node as the host.
 fn query_location(
     range: Range,
     newer: bool,
@@ -90,7 +90,7 @@ fn query_location(
         return query_one(range, older).map(from_v1);
     }
     let found = query_one(range, kind)?;
-    // The number of a place without one is not defined.
+    // Types without a number have an undefined one.
     let numbered = |of: fn(u32) -> MemoryLocation| {
         query_one(range, kind + 1).map(|number| u32::try_from(number).ok().map(of))
     };

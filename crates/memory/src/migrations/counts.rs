@@ -1,38 +1,38 @@
-//! What was counted.
+//! Migration and page-fault counts.
 
 use std::fmt;
 
 /// Migrations and page faults of unified memory.
 ///
-/// How much one migration or one fault covers is the driver's choice: it moves up to 2 MiB at once, and puts faults that come
-/// together into one group. A group's record names one address of it, so what another buffer's record names may have been this
-/// one's (seen on driver 580). What faults *brought* is told by each migration's own record: that no fault brought anything is
-/// a promise, and other numbers compare runs on one machine.
+/// The driver decides how much one migration or fault covers: it moves up to 2 MiB at once and groups concurrent
+/// faults. A group's record names one address, so a fault of this buffer may be recorded for another one (driver 580).
+/// Bytes moved by faults are recorded per migration: that no fault moved anything is exact; other numbers are
+/// comparable between runs on one machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MigrationCounts {
-    /// Migrations from the host to the device, prefetched or by faults.
+    /// Number of migrations from the host to the device, by prefetch or by faults.
     pub to_device: u64,
-    /// Their bytes.
+    /// Total bytes of these migrations.
     pub bytes_to_device: u64,
-    /// How many of them page faults caused, rather than a prefetch.
+    /// Number of those migrations that page faults caused.
     pub to_device_by_faults: u64,
-    /// Migrations from the device to the host.
+    /// Number of migrations from the device to the host.
     pub to_host: u64,
-    /// Their bytes.
+    /// Total bytes of these migrations.
     pub bytes_to_host: u64,
-    /// Groups of page faults of the device's kernels whose records name an address of the range.
+    /// Number of groups of device page faults whose records name an address of the range.
     pub gpu_fault_groups: u64,
-    /// Page faults of the host.
+    /// Number of host page faults.
     pub cpu_faults: u64,
-    /// Records that the driver or the tracker had no room for. Where this is not 0, the other numbers are lower bounds.
+    /// Number of records dropped for lack of space. If not 0, the other numbers are lower bounds.
     pub lost: u64,
 }
 
 impl MigrationCounts {
-    /// Whether nobody had to wait for a page that lay elsewhere: no fault of either side is known, none brought anything, and no
-    /// record was lost. A device's first touch of memory that lies nowhere yet brings nothing; of a part of a buffer it may
-    /// be missed.
+    /// Returns whether no access had to wait for a migration: no page fault is recorded, none moved anything, and no
+    /// record was lost. A device's first touch of unpopulated memory moves nothing, and may be missed for part of a
+    /// buffer.
     #[must_use]
     pub fn is_without_faults(&self) -> bool {
         let Self { to_device_by_faults, gpu_fault_groups, cpu_faults, lost, .. } = *self;

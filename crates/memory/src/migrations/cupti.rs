@@ -1,8 +1,8 @@
-//! CUPTI, opened at run time: where it is looked for, its functions, and its record of a unified-memory counter.
+//! CUPTI bindings, loaded at run time: search paths, functions, and the unified-memory counter record.
 //!
-//! Declarations follow `cupti_activity.h` and `cupti_callbacks.h` of CUDA 12.4 and 13.0 (API versions 22 and 130001). The
-//! record is `CUpti_ActivityUnifiedMemoryCounter2` up to CUDA 12.7 (64 bytes) and `...Counter3` from 12.8 on (104 bytes,
-//! five words more at the end); the fields used here lie at the same offsets in both.
+//! Declarations follow `cupti_activity.h` and `cupti_callbacks.h` of CUDA 12.4 and 13.0 (API versions 22 and 130001).
+//! The record is `CUpti_ActivityUnifiedMemoryCounter2` up to CUDA 12.7 (64 bytes) and `...Counter3` from 12.8 on (104
+//! bytes, five more words at the end); the fields used here have the same offsets in both.
 
 use std::{
     ffi::{CStr, OsString, c_char, c_void},
@@ -18,7 +18,7 @@ use transload_cuda_sys::{Driver, Library};
 use super::regions::{Event, Record};
 use crate::lift;
 
-/// The variable that names the library to open instead of the usual ones; empty, it counts as not set.
+/// Environment variable with the path of the library; empty counts as not set.
 const PATH_VARIABLE: &str = "TRANSLOAD_CUPTI";
 /// `CUPTI_ACTIVITY_KIND_UNIFIED_MEMORY_COUNTER`.
 const KIND: u32 = 25;
@@ -27,9 +27,9 @@ const MULTIPLE_SUBSCRIBERS: u32 = 39;
 /// `CUPTI_ACTIVITY_FLAG_FLUSH_FORCED`.
 const FLUSH_FORCED: u32 = 1;
 
-/// Called for a buffer to fill: (buffer, its bytes, most records or 0).
+/// Called to request a buffer: (buffer, its bytes, most records or 0).
 pub(super) type Requested = extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
-/// Called with a buffer: (context, stream, buffer, its bytes, how many are valid).
+/// Called with a filled buffer: (context, stream, buffer, its bytes, valid bytes).
 pub(super) type Completed = extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
 
 /// The head of a record, common to all its versions.
@@ -62,7 +62,7 @@ struct Config {
 
 macro_rules! functions {
     ($( $field:ident = $name:literal: fn($($argument:ty),*); )*) => {
-        /// The functions, each of the signature that the headers give its name; they answer 0 or an error's code.
+        /// The library's functions, with the signatures of the headers; they return 0 or an error code.
         pub(super) struct Cupti {
             $( $field: unsafe extern "C" fn($($argument),*) -> u32, )*
             origin: String,
@@ -99,21 +99,21 @@ functions! {
     dropped = c"cuptiActivityGetNumDroppedRecords": fn(*mut c_void, u32, *mut usize);
 }
 
-/// The one subscription to the library that a process can have.
+/// The process's single subscription to the library.
 #[derive(Debug)]
 pub(super) struct Subscriber(usize);
 
-/// An error that says what was tried and why there are no counts.
+/// Returns an error that says why the counters are unavailable.
 pub(super) fn unavailable(reason: impl AsRef<str>) -> Error {
     let text = format!("migration counters are unavailable: {}", reason.as_ref());
     Error::new(ErrorKind::Unsupported, text)
 }
 
-/// Nothing is asked of it: subscribing only makes sure that nobody else has it.
+/// Never used: subscribing only excludes other users.
 extern "C" fn not_called(_user: *mut c_void, _domain: u32, _id: u32, _data: *const c_void) {}
 
 impl Cupti {
-    /// The library, opened by the first call and never closed.
+    /// Returns the library, opened by the first call and never closed.
     ///
     /// # Errors
     /// `Unsupported` with what was tried; the driver's.
@@ -128,7 +128,7 @@ impl Cupti {
             return Self::resolve(|name| source.tool_symbol(name), source.name().to_owned())?.check_version();
         }
         let resolve = |library: Library| {
-            // Its functions are kept for good; and what was called once, to be refused, may have begun what outlasts the call.
+            // Never closed: its functions are kept, and even a refused call may have started threads.
             let library = ManuallyDrop::new(library);
             Self::resolve(|name| library.symbol(name), library.origin().to_owned())?.check_version()
         };
@@ -139,12 +139,13 @@ impl Cupti {
         })
     }
 
-    /// Refuses versions whose records may be others.
+    /// Refuses versions whose records may differ.
     fn check_version(self) -> Result<Self, String> {
         let mut version = 0;
         // SAFETY: the out pointer is valid for the call.
         let code = unsafe { (self.version)(&mut version) };
-        // CUDA 11.0 to 12.9 count their versions; from 13.0 on it is 10,000 times the toolkit's major number and so on.
+        // CUDA 11.0 to 12.9 number their versions consecutively; from 13.0 on it is 10,000 times the major version plus
+        // the minor.
         if code == 0 && matches!(version, 13..=28 | 130_000..140_000) {
             return Ok(self);
         }
@@ -169,7 +170,7 @@ impl Cupti {
         Err(unavailable(format!("{call} of {} answered {code} ({name}){reason}", self.origin)))
     }
 
-    /// Becomes the process's one user of the library.
+    /// Subscribes, as the process's only subscriber.
     pub(super) fn subscribe(&self) -> Result<Subscriber> {
         let mut raw = ptr::null_mut();
         // SAFETY: the out pointer is valid for the call; the callback may be called at any time.
@@ -183,11 +184,11 @@ impl Cupti {
         self.check("cuptiUnsubscribe", code)
     }
 
-    /// Names who hands out buffers and takes them back.
+    /// Registers the buffer callbacks.
     ///
     /// # Safety
-    /// * `requested` answers with memory of so many bytes, aligned to 8, or null; `completed` takes it back. Both may be
-    ///   called from any thread, until the process ends.
+    /// * `requested` returns memory of that size, aligned to 8, or null; `completed` takes it back. Both may be called
+    ///   from any thread, until the process ends.
     pub(super) unsafe fn register(&self, requested: Requested, completed: Completed) -> Result<()> {
         // SAFETY: the caller's promise.
         let code = unsafe { (self.register)(requested, completed) };
@@ -217,16 +218,16 @@ impl Cupti {
         self.check("cuptiActivityConfigureUnifiedMemoryCounter", code)
     }
 
-    /// Has all records of what is over handed to `completed`, before it returns.
+    /// Delivers all records of completed work to `completed` before returning.
     pub(super) fn flush(&self) -> Result<()> {
         // SAFETY: the callbacks were registered.
         self.check("cuptiActivityFlushAll", unsafe { (self.flush)(FLUSH_FORCED) })
     }
 
-    /// Reads a buffer's records; answers how many were not understood.
+    /// Reads a buffer's records and returns how many were not understood.
     ///
     /// # Safety
-    /// * The library completed the buffer with so many valid bytes.
+    /// * The library completed the buffer with this many valid bytes.
     pub(super) unsafe fn read(&self, buffer: *mut u8, valid: usize, mut each: impl FnMut(Record)) -> u64 {
         let mut record: *mut Counter = ptr::null_mut();
         let mut unknown = 0;
@@ -238,7 +239,7 @@ impl Cupti {
             }
             // SAFETY: each record begins with its kind, which was just found to lie within the valid bytes.
             if unsafe { record.cast::<u32>().read_unaligned() } != KIND {
-                // Whoever enabled that kind beside us: it may be shorter, and nothing of ours is lost with it.
+                // Another user enabled that kind: it may be shorter, and is not ours.
                 continue;
             }
             if start.checked_add(size_of::<Counter>()).is_none_or(|end| end > valid) {
@@ -254,10 +255,10 @@ impl Cupti {
         unknown
     }
 
-    /// How many records the library had no buffer for since the last question.
+    /// Returns how many records were dropped since the last query.
     ///
     /// # Safety
-    /// * Context and stream are those that a buffer was completed with.
+    /// * Context and stream are those of a completed buffer.
     pub(super) unsafe fn dropped(&self, context: *mut c_void, stream: u32) -> u64 {
         let mut count = 0;
         // SAFETY: the caller's promise; the out pointer is valid for the call.
@@ -267,7 +268,8 @@ impl Cupti {
 }
 
 fn event(counter: &Counter) -> Option<Event> {
-    /// `CUpti_ActivityUnifiedMemoryMigrationCause`: somebody touched a page, or the driver took its neighbours along.
+    /// `CUpti_ActivityUnifiedMemoryMigrationCause`: an access to the page, or a speculative migration of its
+    /// neighbours.
     const BY_FAULTS: [u32; 2] = [2, 3];
     let Counter { kind: KIND, value, source, destination, flags, .. } = *counter else { return None };
     match counter.counter {
@@ -286,7 +288,7 @@ fn candidates() -> Vec<OsString> {
         return vec![path];
     }
     if cfg!(windows) {
-        // Its file has another name in each version, and there are no such counters on Windows.
+        // The file name depends on the version, and Windows has no such counters.
         return Vec::new();
     }
     const NAMES: [&str; 3] = ["libcupti.so.13", "libcupti.so.12", "libcupti.so"];
@@ -302,7 +304,7 @@ fn candidates() -> Vec<OsString> {
     all
 }
 
-/// `cuda` first, then those with a version, the newest first.
+/// Returns `cuda` first, then versioned toolkits, newest first.
 fn toolkits(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut versions: Vec<PathBuf> = entries

@@ -1,7 +1,7 @@
-//! How often unified memory moved and how often somebody had to wait for it, as the driver's own tools count it.
+//! Counts of unified-memory migrations and page faults, from CUPTI.
 //!
-//! The driver tells this only to CUPTI, its tools library, which is opened when the first tracker is started and not before.
-//! Nothing here is estimated: where the library or its counters are missing, starting a tracker says so.
+//! The driver reports these only to CUPTI, which is opened when the first tracker starts. Nothing is estimated: without
+//! the library or its counters, starting a tracker fails.
 
 mod counts;
 mod cupti;

@@ -1,22 +1,22 @@
-//! Records of one device by address, and what they add up to for a range.
+//! Records of one device by address, and their sums over a range.
 
 use std::{collections::BTreeMap, ops::Range};
 
 use super::MigrationCounts;
 
-/// How many regions are told apart; what comes beyond that counts in the total only.
+/// Maximum number of regions; further records only count in the total.
 const MOST: usize = 1 << 18;
-/// The smallest page of any device or host: a fault's record names a byte of its page, mostly the first.
+/// The smallest page size: a fault's record names a byte of its page, usually the first.
 const PAGE: u64 = 4096;
 
-/// One record of the driver's.
+/// One record of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) address: u64,
     pub(super) event: Event,
 }
 
-/// What happened, and on which device where it is one device's.
+/// A recorded event, with its device if it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     ToDevice { device: u32, bytes: u64, by_faults: bool },
@@ -25,16 +25,16 @@ pub(super) enum Event {
     CpuFault,
 }
 
-/// The records since the last clearing.
+/// Counts since the last reset.
 #[derive(Debug)]
 pub(super) struct Regions {
     device: u32,
     total: MigrationCounts,
-    /// By first byte and length.
+    /// By start address and length.
     found: BTreeMap<(u64, u64), MigrationCounts>,
-    /// The longest of them.
+    /// Length of the longest region.
     longest: u64,
-    /// Records that are in the total, and in no region.
+    /// Number of records in the total but in no region.
     unplaced: u64,
 }
 
@@ -70,7 +70,7 @@ impl Regions {
                 happened.gpu_fault_groups = groups;
                 (device, page, PAGE)
             }
-            // The host's faults are no device's.
+            // Host faults belong to no device.
             Event::CpuFault => {
                 happened.cpu_faults = 1;
                 (self.device, page, PAGE)
@@ -95,8 +95,8 @@ impl Regions {
         self.total
     }
 
-    /// What touched the range. Of a migration that reaches beyond it, the bytes within count; a fault counts for every range
-    /// that has a byte of its page.
+    /// Returns the counts of the range. A migration that extends beyond it counts with the bytes inside; a fault counts
+    /// for every range that contains a byte of its page.
     pub(super) fn within(&self, range: &Range<u64>) -> MigrationCounts {
         let mut sum = MigrationCounts { lost: self.total.lost, ..MigrationCounts::default() };
         sum.lost = sum.lost.saturating_add(self.unplaced);

@@ -1,6 +1,7 @@
-//! Whether the counters count: one page is made to migrate, and its record must come.
+//! Verifies that the counters work: migrates one page and checks that a record arrives.
 //!
-//! CUPTI takes every call and delivers nothing where it was loaded after the device's context was made, for example.
+//! CUPTI may accept every call and deliver nothing, for example if it was loaded after the device's context was
+//! created.
 
 use transload_core::{MemoryKind, Result};
 use transload_cuda_sys::{AsStream, Stream, StreamOptions};
@@ -11,7 +12,7 @@ use super::{
 };
 use crate::{CudaDevice, CudaFeature, CudaMemoryManager, MemoryLocation, PrefetchTarget, lift};
 
-/// Enough for every size of pages.
+/// At least one page of any size.
 const BYTES: usize = 64 << 10;
 
 /// # Errors
@@ -19,12 +20,12 @@ const BYTES: usize = 64 << 10;
 pub(super) fn run(device: &CudaDevice, regions: &SharedRegions) -> Result<()> {
     if !device.supports_feature(CudaFeature::ConcurrentManagedAccess)? {
         let text =
-            format!("on {} the driver moves unified memory as a whole, and nothing faults", device.id());
+            format!("on {} the driver migrates unified memory as a whole, without page faults", device.id());
         return Err(unavailable(text));
     }
     let memory = CudaMemoryManager::new(device)?;
     let page = memory.allocate(MemoryKind::Unified, BYTES)?;
-    // Its pages are the host's first.
+    // Populate the page on the host.
     page.write()?.fill(1);
     let address = page.device_address().unwrap_or_default();
     let there = PrefetchTarget::new(MemoryLocation::Device(device.ordinal()))?;

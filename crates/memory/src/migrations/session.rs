@@ -1,4 +1,4 @@
-//! The process's one use of CUPTI, shared by all trackers: switched on by the first and off by the last.
+//! The process's CUPTI subscription, shared by all trackers: started by the first, stopped by the last.
 
 use std::{
     alloc::{self, Layout},
@@ -14,10 +14,10 @@ use super::{
     regions::Regions,
 };
 
-/// What one tracker has regions.
+/// Records received by one tracker.
 pub(super) type SharedRegions = Arc<Mutex<Regions>>;
 
-/// Bytes of a buffer for records: some ten thousand. Aligned to 8, as the library demands.
+/// Layout of a record buffer, for about ten thousand records. The library requires alignment to 8.
 const BUFFER: Layout = match Layout::from_size_align(1 << 20, 8) {
     Ok(layout) => layout,
     Err(_) => panic!("1 MiB aligned to 8 is a layout"),
@@ -27,24 +27,24 @@ const BUFFER: Layout = match Layout::from_size_align(1 << 20, 8) {
 struct Running {
     subscriber: Option<Subscriber>,
     users: usize,
-    /// Ordinals of devices whose migrations were seen to be counted.
+    /// Ordinals of devices whose counters were verified.
     verified: Vec<u32>,
 }
 
-/// Held while the counters are switched, by nobody else but starting and ending trackers. The callbacks do not take it.
+/// Held while trackers start or end. The callbacks do not lock it.
 static RUNNING: Mutex<Running> = Mutex::new(Running { subscriber: None, users: 0, verified: Vec::new() });
-/// Who hears of records. Held for a moment only.
+/// The active trackers. Locked briefly.
 static LISTENERS: Mutex<Vec<SharedRegions>> = Mutex::new(Vec::new());
-/// Addresses of the buffers that the library has of ours. Who used it before us without subscribing had callbacks of its own,
-/// and its buffers come back through ours.
+/// Addresses of our buffers held by the library. Another user without a subscription may have registered callbacks
+/// earlier, and its buffers then come back through ours.
 static LENT: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 /// The library, for the callbacks.
 static CUPTI: OnceLock<&'static Cupti> = OnceLock::new();
 
-/// From here on `regions` hears of what happens; of what happened before, nothing.
+/// Adds a tracker, which receives only records of later events.
 ///
 /// # Errors
-/// `Unsupported` with what was tried.
+/// `Unsupported` with the cause.
 pub(super) fn add_listener(regions: &SharedRegions) -> Result<()> {
     let cupti = Cupti::get()?;
     let cupti = *CUPTI.get_or_init(|| cupti);
@@ -54,21 +54,21 @@ pub(super) fn add_listener(regions: &SharedRegions) -> Result<()> {
         // SAFETY: the two functions below do what is asked of them, for good.
         let started = unsafe { cupti.register(requested, completed) }.and_then(|()| cupti.start());
         if let Err(error) = started {
-            // Why it did not start says more than why it does not stop.
+            // Report the failed start, not a failed stop.
             let _stopped = cupti.stop().and(cupti.unsubscribe(subscriber));
             return Err(error);
         }
         running.subscriber = Some(subscriber);
     }
     running.users += 1;
-    // What is older goes to those who were there.
+    // Deliver earlier records to the trackers before this one.
     let flushed = cupti.flush();
     LISTENERS.lock().push(Arc::clone(regions));
     drop(running);
     flushed.inspect_err(|_| remove_listener(regions))
 }
 
-/// Whether the device's migrations are known to be counted, since the counters were switched on.
+/// Returns whether the device's counters were verified since they were started.
 pub(super) fn is_verified(device: u32) -> bool {
     RUNNING.lock().verified.contains(&device)
 }
@@ -80,7 +80,7 @@ pub(super) fn record_verified(device: u32) {
     }
 }
 
-/// `regions` hears of nothing more. Behind the last one the counters are off.
+/// Removes a tracker. The last one stops the counters.
 pub(super) fn remove_listener(regions: &SharedRegions) {
     LISTENERS.lock().retain(|other| !Arc::ptr_eq(other, regions));
     let Some(cupti) = CUPTI.get() else { return };
@@ -91,15 +91,15 @@ pub(super) fn remove_listener(regions: &SharedRegions) {
     }
     running.verified.clear();
     if let Some(subscriber) = running.subscriber.take() {
-        // A library that cannot be switched off costs what it costs: there is nobody to tell.
+        // Errors of stopping cannot be reported.
         let _stopped = cupti.stop().and(cupti.flush()).and(cupti.unsubscribe(subscriber));
     }
 }
 
-/// Has the records of all that is over delivered.
+/// Delivers the records of all completed work.
 ///
 /// # Errors
-/// `Unsupported` with the library's answer.
+/// `Unsupported` with the library's error.
 pub(super) fn flush() -> Result<()> {
     CUPTI.get().map_or(Ok(()), |cupti| cupti.flush())
 }
@@ -140,7 +140,7 @@ extern "C" fn completed(context: *mut c_void, stream: u32, buffer: *mut u8, _byt
     }
 }
 
-/// Whether the buffer was lent, which it is no more.
+/// Returns whether the buffer was ours, and forgets it.
 fn is_ours(buffer: *mut u8) -> bool {
     let mut lent = LENT.lock();
     let index = lent.iter().position(|known| *known == buffer.addr());

@@ -1,4 +1,4 @@
-//! The counters as a program sees them.
+//! The public tracker of migrations.
 
 use std::{fmt, sync::Arc};
 
@@ -13,21 +13,20 @@ use super::{
 };
 use crate::CudaDevice;
 
-/// Counts how unified memory migrates between the host and one device, and the page faults of both, from its start until it
-/// is dropped.
+/// Counts migrations of unified memory between the host and one device, and the page faults of both, from its start
+/// until it is dropped.
 ///
-/// The numbers are the driver's own, told to its tools library CUPTI. It is opened by the first start: by its usual names, in
-/// the usual folders of a CUDA toolkit under `/usr/local`, or as the variable `TRANSLOAD_CUPTI` names it. It must be there
-/// before the process makes its first CUDA context, so start a tracker before the device is used otherwise; later ones work
-/// as well then. Each start proves by a migration of its own that migrations are counted.
+/// The counts come from the driver's tools library CUPTI. The first start opens it: by its usual names, in CUDA
+/// toolkits under `/usr/local`, or at the path in the variable `TRANSLOAD_CUPTI`. It must be loaded before the process
+/// creates its first CUDA context, so start a tracker before using the device; later trackers then work too. Each start
+/// verifies the counters with a small migration.
 ///
-/// One user of CUPTI per process is possible, so no tracker starts beside a profiler, and no profiler beside a tracker;
-/// several trackers share one use. While no tracker lives, nothing is counted and nothing costs anything; while one does,
-/// each migration and fault costs the driver a record (on an H200 a kernel that faults on every page took twice as long),
-/// and a question costs 10 ms.
+/// A process can have one CUPTI subscriber, so a tracker and a profiler exclude each other; several trackers share one.
+/// Without a tracker nothing is counted and there is no cost. With one, each migration and fault costs the driver a
+/// record (on an H200 a kernel that faults on every page took twice as long), and a query costs 10 ms.
 ///
-/// Work is counted once it is over and the host knows: wait for its fence before asking. Counts are by address, so memory
-/// that lay where a buffer lies now counts as the buffer's; [`reset`](Self::reset) begins anew.
+/// Work is counted once it is complete and the host knows: wait for its fence first. Counts are by address, so they
+/// include memory freed earlier at the same addresses; [`reset`](Self::reset) clears them.
 ///
 /// ```
 /// # #[cfg(any(target_os = "linux", windows))] {
@@ -59,11 +58,11 @@ impl MigrationTracker {
     /// Starts counting.
     ///
     /// # Errors
-    /// `Unsupported` ("unavailable", with what was tried) where CUPTI is not found, is of an unknown version, belongs to
-    /// another tool, was opened too late, or has no such counters on this system; the driver's.
+    /// `Unsupported` ("unavailable", with the cause) if CUPTI is not found, has an unknown version, is used by another
+    /// tool, was loaded too late, or lacks these counters; the driver's.
     pub fn start(device: &CudaDevice) -> Result<Self> {
         let regions = Arc::new(Mutex::new(Regions::of(device.ordinal())));
-        // Before the context is made, where it is not made yet: the library knows only contexts that it saw being made.
+        // Before the context is created: the library only knows contexts whose creation it saw.
         session::add_listener(&regions)?;
         let tracker = Self { device: device.id(), regions };
         if !session::is_verified(device.ordinal()) {
@@ -74,17 +73,17 @@ impl MigrationTracker {
         Ok(tracker)
     }
 
-    /// The device whose migrations and faults are counted, beside the host's faults.
+    /// Returns the device whose migrations and faults are counted, in addition to host faults.
     #[must_use]
     pub fn device(&self) -> DeviceId {
         self.device
     }
 
-    /// What touched a buffer's bytes so far. A page fault of the host, and a group of faults of the device by the one address that
-    /// its record names, counts for every buffer, or slice of one, that has bytes of that page; see [`MigrationCounts`].
+    /// Returns the counts of a buffer's bytes so far. A host fault, and a group of device faults with its one recorded
+    /// address, counts for every buffer or slice with bytes of that page; see [`MigrationCounts`].
     ///
     /// # Errors
-    /// `InvalidArgument` for memory that does not migrate, `Unsupported` where the driver does not deliver its records.
+    /// `InvalidArgument` for memory that does not migrate, `Unsupported` if the driver does not deliver its records.
     pub fn counts(&self, buffer: &RawBuffer) -> Result<MigrationCounts> {
         let place = buffer.place();
         let address = buffer.device_address().filter(|_| place.kind == MemoryKind::Unified);
@@ -97,7 +96,7 @@ impl MigrationTracker {
         Ok(self.regions.lock().within(&(address..end)))
     }
 
-    /// All counts so far, of whatever memory of the process.
+    /// Returns the counts of all memory of the process so far.
     ///
     /// # Errors
     /// As for [`counts`](Self::counts).
@@ -106,7 +105,7 @@ impl MigrationTracker {
         Ok(self.regions.lock().total())
     }
 
-    /// Forgets what was counted so far.
+    /// Resets the counts.
     ///
     /// # Errors
     /// As for [`counts`](Self::counts).

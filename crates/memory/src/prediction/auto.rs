@@ -1,4 +1,4 @@
-//! Predictions turned into prefetches, within bounds.
+//! Turns predictions into prefetches, within limits.
 
 use std::{
     fmt,
@@ -22,15 +22,15 @@ use super::{
 };
 use crate::{CudaDevice, CudaFeature, error::memory_info};
 
-/// How many allocations are remembered; beyond that all are forgotten, and found again when they are used.
+/// Maximum number of allocations tracked. Beyond it all are forgotten, and tracked again when used.
 const MAX_BUFFERS: usize = 1024;
 
-/// How far an [`AutoPrefetcher`] reaches.
+/// Limits of an [`AutoPrefetcher`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PredictionLimits {
-    /// Ranges ahead, 1 to 16.
+    /// Maximum number of ranges prefetched ahead, 1 to 16.
     pub depth: usize,
-    /// Bytes ahead: prefetched and not used yet.
+    /// Maximum number of bytes prefetched ahead and not used yet.
     pub bytes_ahead: usize,
 }
 
@@ -41,58 +41,60 @@ impl Default for PredictionLimits {
     }
 }
 
-/// What an [`AutoPrefetcher`] did so far.
+/// Counters of an [`AutoPrefetcher`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PredictionStatistics {
-    /// Accesses that were declared.
+    /// Number of declared accesses.
     pub observed: u64,
-    /// Those of them that were passed over: all of their launch lay on the device, and there was nothing to predict. Where
-    /// several threads declare at once, a few may not be counted.
+    /// Declared accesses that were skipped, because all memory of their launch was resident and there was nothing to
+    /// predict. Approximate if several threads declare concurrently.
     pub skipped: u64,
-    /// Predictions that came true.
+    /// Number of predictions followed by the predicted access.
     pub hits: u64,
-    /// Predictions that did not.
+    /// Number of predictions not followed by the predicted access.
     pub misses: u64,
-    /// Prefetches that were enqueued.
+    /// Number of prefetches enqueued.
     pub prefetches: u64,
-    /// Their bytes.
+    /// Total bytes of these prefetches.
     pub bytes: u64,
-    /// Predicted ranges that lay on the device already.
+    /// Number of predicted ranges that were already on the device.
     pub resident: u64,
-    /// Predicted ranges that were left alone: the host looked at them or would have had to wait, or the device had no room.
+    /// Number of predicted ranges not prefetched: a host view was open, the host would have had to wait, or the device
+    /// lacked memory.
     pub refused: u64,
 }
 
-/// Prefetches the unified memory that is expected to be used next, on a queue of its own, while the device works.
+/// Prefetches the unified memory that is predicted to be used next, on its own queue, while the device works.
 ///
-/// It is told of each range when a launch that uses it is enqueued, and predicts from that (see [`AccessPredictor`]). What it
-/// predicts it prefetches as far as the limits and the device's free memory (less a 32nd of all) allow. It never waits, never
-/// touches a range that a host view holds, and does nothing at all where the device moves unified memory as a whole.
+/// Each range is declared when a launch that uses it is enqueued; predictions are derived from that (see
+/// [`AccessPredictor`]). Prefetches stay within the limits and the device's free memory, less a 32nd of its total. The
+/// prefetcher never waits, never touches a range with an open host view, and does nothing if the device migrates
+/// unified memory as a whole.
 ///
-/// A launch of nothing but memory that is known to lie on the device, and that nobody elsewhere used since it was declared last,
-/// is passed over where it comes behind several such launches (as many as the depth): it costs a few loads for each range, and
-/// nothing is learned from it. The first launch that uses anything else ends that at once: a range that was not used before, or
-/// an allocation that the host looked at, that another device used, or that was sent elsewhere.
+/// Skips a launch if all its memory is known to be resident and unused elsewhere since it was last declared, as in the
+/// `depth` launches before it. A skipped launch costs a few loads per range, and nothing is learned from it. The first
+/// launch that uses other memory ends this: a new range, or an allocation that the host or another device used or that
+/// was moved elsewhere.
 ///
-/// A prefetch is ordered with all other uses of its range, so a wrong prediction costs time on the link and nothing else. It
-/// keeps no buffer alive that nobody else holds.
+/// A prefetch is ordered with all other uses of its range, so a wrong prediction only costs bandwidth. The prefetcher
+/// keeps no buffer alive.
 ///
-/// Usable from any thread, but what several threads declare in turns hardly repeats itself: give each sequence of launches a
-/// prefetcher of its own. Dropping it cuts no prefetch short.
+/// Usable from any thread, but interleaved declarations of several threads rarely repeat: use one prefetcher per
+/// sequence of launches. Dropping it does not cancel prefetches.
 pub struct AutoPrefetcher {
     supported: bool,
     device: DeviceId,
-    /// Launches in a row of nothing but memory that lay on the device, up to the depth: what was predicted before has been
-    /// used by then.
+    /// Number of consecutive launches whose memory was all resident, up to `depth`: by then all predicted ranges have
+    /// been used.
     in_a_row: AtomicUsize,
     depth: usize,
-    /// Ranges of launches that were passed over.
+    /// Number of ranges of skipped launches.
     skipped: AtomicU64,
     context: Context,
     queue: Arc<dyn Queue>,
     residency: Arc<DeviceResidency>,
-    /// Whether the residency's owner notes the declared uses there.
+    /// Whether another owner of `residency` records the declared uses there.
     owns_declarations: bool,
     state: Mutex<State>,
 }
@@ -104,12 +106,12 @@ struct State {
     statistics: PredictionStatistics,
 }
 
-/// Of one declaration.
+/// Predictions from one declared access.
 type Expected = SmallVec<[(PredictedAccess<BufferId>, RawBuffer); 4]>;
 
 impl AutoPrefetcher {
-    /// A prefetcher to the device. The queue should have nothing else to do: a prefetch that waits for a range in use holds
-    /// up what is behind it.
+    /// Creates a prefetcher to the device. The queue should carry nothing else: a prefetch that waits for a range in
+    /// use delays everything after it.
     ///
     /// # Errors
     /// `InvalidArgument` for a queue of another device; the driver's.
@@ -120,11 +122,11 @@ impl AutoPrefetcher {
         Ok(own)
     }
 
-    /// As [`new`](Self::new), with what somebody else knows of the device's memory: who notes there every use that is
-    /// declared here, before it is enqueued.
+    /// Like [`new`](Self::new), but shares `residency` with an owner, who must record each declared use there before it
+    /// is enqueued.
     ///
     /// # Errors
-    /// As for `new`; `InvalidArgument` also where what is known is known of another device.
+    /// Like `new`, and `InvalidArgument` if `residency` tracks another device.
     pub fn with_residency(
         device: &CudaDevice,
         queue: Arc<dyn Queue>,
@@ -132,11 +134,11 @@ impl AutoPrefetcher {
         residency: Arc<DeviceResidency>,
     ) -> Result<Self> {
         if queue.device() != device.id() {
-            let text = format!("the queue is one of {}; valid is one of {}", queue.device(), device.id());
+            let text = format!("queue belongs to {}, expected a queue of {}", queue.device(), device.id());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         if residency.device() != device.id() {
-            let text = format!("what is known is known of {}, not of {}", residency.device(), device.id());
+            let text = format!("residency tracks {}, expected {}", residency.device(), device.id());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         Ok(Self {
@@ -158,19 +160,19 @@ impl AutoPrefetcher {
         })
     }
 
-    /// Declares that the launch which is enqueued next uses these ranges of buffers. Memory that is not unified is of no
-    /// concern. Answers how many prefetches were enqueued.
+    /// Declares the ranges that the next launch uses, and returns the number of prefetches enqueued. Memory that is not
+    /// unified is ignored.
     ///
-    /// What cannot be prefetched is left alone, and never an error: the launch works all the same.
+    /// A range that cannot be prefetched is skipped without an error: the launch works regardless.
     pub fn observe(&self, uses: &[&RawBuffer]) -> usize {
         let uses = uses.iter().copied();
         let passes = !self.supported || self.try_skip(self.residency.declare(uses.clone()));
         if passes { 0 } else { self.predict_and_prefetch(uses) }
     }
 
-    /// The first half of [`observe`](Self::observe), with what the residency [says](DeviceResidency::declare) of the launch that
-    /// is enqueued next. Returns whether that is all there is to do. Where it is not, [`predict_and_prefetch`](Self::predict_and_prefetch) comes next,
-    /// once; it may come after the launch.
+    /// First half of [`observe`](Self::observe), given the result of [`DeviceResidency::declare`] for the next launch.
+    /// Returns whether nothing is left to do; otherwise call [`predict_and_prefetch`](Self::predict_and_prefetch) once,
+    /// possibly after the launch.
     #[must_use]
     pub fn try_skip(&self, there: Option<u64>) -> bool {
         let before = self.in_a_row.load(Ordering::Relaxed);
@@ -187,7 +189,8 @@ impl AutoPrefetcher {
         false
     }
 
-    /// The second half of [`observe`](Self::observe): predicts from the uses that were declared last, and prefetches.
+    /// Second half of [`observe`](Self::observe): predicts from the last declared uses, and prefetches. Returns the
+    /// number of prefetches enqueued.
     pub fn predict_and_prefetch<'a>(&self, uses: impl IntoIterator<Item = &'a RawBuffer>) -> usize {
         let mut enqueued = 0;
         for (argument, buffer) in (0..).zip(uses) {
@@ -195,9 +198,10 @@ impl AutoPrefetcher {
                 continue;
             }
             if !self.owns_declarations {
-                // Where it does not lie there it comes by page faults.
+                // If it is not resident, page faults bring it.
                 let _there = self.residency.mark_resident(buffer);
-                // Also where the launch goes through a raw handle: the host's next use is one elsewhere.
+                // Needed even if the launch uses a raw handle: the next use by the host then counts as a change of
+                // user.
                 buffer.record_external_use(self.device);
             }
             for (predicted, range) in self.predict(buffer, argument) {
@@ -207,7 +211,7 @@ impl AutoPrefetcher {
         enqueued
     }
 
-    /// What was done so far.
+    /// Returns the counters so far.
     #[must_use]
     pub fn statistics(&self) -> PredictionStatistics {
         let state = self.state.lock();
@@ -249,7 +253,7 @@ impl AutoPrefetcher {
         expected
     }
 
-    /// Answers whether a prefetch was enqueued.
+    /// Prefetches one range unless it is resident. Returns whether a prefetch was enqueued.
     fn prefetch(&self, predicted: &PredictedAccess<BufferId>, range: &RawBuffer) -> bool {
         if self.residency.mark_resident(range) {
             self.state.lock().statistics.resident += 1;
@@ -277,14 +281,15 @@ impl AutoPrefetcher {
                 self.residency.record_prefetch(range, fence, true);
                 true
             }
-            // A host view is open on it, or the host would have to wait, or the driver refuses: the launch will tell.
+            // A host view is open, the host would have to wait, or the driver refuses: the launch itself will report
+            // the cause.
             Err(TrySubmitError::WouldBlock(_) | TrySubmitError::Failed(_)) => false,
         }
     }
 
     fn has_memory(&self, bytes: u64) -> bool {
         let mut budget = std::mem::take(&mut self.state.lock().budget);
-        // The driver is asked outside of the lock: another thread that asks meanwhile asks for itself.
+        // Query the driver without the lock. A concurrent thread makes its own query.
         let has = budget.try_reserve(bytes, || memory_info(&self.context).ok());
         self.state.lock().budget = budget;
         has

@@ -1,17 +1,17 @@
-//! How far predictions may reach, by how many came true.
+//! Limits how far predictions reach, by how many came true, with exponential backoff after misses.
 
-/// Accesses of silence after a first prediction in vain.
+/// Number of accesses without predictions after the first miss.
 const FIRST_PAUSE: u64 = 8;
-/// How often that doubles.
+/// Maximum number of doublings of that pause.
 const MAX_DOUBLINGS: u32 = 9;
-/// How many doublings of the reach count.
+/// Maximum number of doublings of the reach.
 const MAX_REACH_SHIFT: u32 = 4;
 
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
-    /// Predictions that came true since one was in vain.
+    /// Hits since the last miss.
     streak: u32,
-    /// Times that predictions were in vain, less those that came true.
+    /// Misses minus hits, at least 0: the number of doublings.
     failures: u32,
     paused_until: u64,
     hits: u64,
@@ -19,7 +19,7 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// How many ranges ahead may be predicted at this access; 0 while silent.
+    /// Returns how many ranges ahead may be predicted at this access; 0 during a pause.
     pub(super) fn reach(&self, now: u64) -> usize {
         if now < self.paused_until {
             return 0;
@@ -33,7 +33,7 @@ impl Backoff {
         self.failures = self.failures.saturating_sub(1);
     }
 
-    /// So many predictions were in vain at once: one belief was wrong.
+    /// Records `times` predictions missed at once. They count as one failure, since they share one cause.
     pub(super) fn miss(&mut self, now: u64, times: usize) {
         self.misses += times as u64;
         self.streak = 0;

@@ -1,4 +1,4 @@
-//! Where something is kept in a table of fixed size.
+//! Deterministic hashing for the predictor's fixed-size tables.
 
 use std::{
     collections::HashMap,
@@ -7,10 +7,10 @@ use std::{
 
 use transload_core::BufferId;
 
-/// A table of allocations. Their identities are the process's own: nobody chooses them so that they collide.
+/// A map from allocations. Their identifiers are assigned by this process, so no attacker can cause collisions.
 pub(super) type ByBuffer<V> = HashMap<BufferId, V, BuildHasherDefault<FastHasher>>;
 
-/// Multiplies and rotates: as good as a table of predictions needs, and the same in every run.
+/// A multiply-rotate hasher: fast, and the same in every run.
 #[derive(Default)]
 pub(super) struct FastHasher(u64);
 
@@ -45,21 +45,21 @@ impl Hasher for FastHasher {
     }
 }
 
-/// A number that is most likely another one for another value.
+/// Returns a hash of the value.
 pub(super) fn hash_of(value: &impl Hash) -> u64 {
     let mut hasher = FastHasher::default();
     value.hash(&mut hasher);
     hasher.finish()
 }
 
-/// A mark of two things in this order.
+/// Combines two hashes, in order.
 pub(super) fn hash_pair(first: u64, second: u64) -> u64 {
     let mut hasher = FastHasher(first);
     hasher.mix(second);
     hasher.finish()
 }
 
-/// One of `slots`, at least 1.
+/// Returns the slot of a value, one of `slots` (at least 1).
 pub(super) fn slot_of(value: &impl Hash, slots: usize) -> usize {
     (hash_of(value) % slots.max(1) as u64) as usize
 }

@@ -1,25 +1,25 @@
-//! How much of the device's memory prefetches may fill: what is free, less a reserve.
+//! Device memory that prefetches may fill: the free bytes less a reserve.
 
 use transload_core::MemoryInfo;
 
-/// So many prefetches, or tries without room, share one question to the driver.
+/// Number of reservations, successful or not, per query of the driver.
 const QUERY_INTERVAL: u32 = 32;
-/// This part of the device's memory stays free.
+/// Divisor of the device's total memory: this fraction stays free.
 const RESERVE_DIVISOR: u64 = 32;
 
-/// An answer of the driver's, less what was sent since.
+/// Free bytes as last queried, less what was reserved since.
 #[derive(Debug, Default)]
 pub(super) struct MemoryBudget {
     left: u64,
-    /// Takings until the driver is asked again.
+    /// Reservations until the next query.
     until_query: u32,
 }
 
 impl MemoryBudget {
-    /// Takes room for so many bytes, and answers whether there was.
+    /// Reserves `bytes` and returns whether they fit.
     pub(super) fn try_reserve(&mut self, bytes: u64, query: impl FnOnce() -> Option<MemoryInfo>) -> bool {
         if self.until_query == 0 {
-            // A device that does not answer has no room.
+            // A failed query counts as no free memory.
             let free = query().map_or(0, |info| info.free.saturating_sub(info.total / RESERVE_DIVISOR));
             *self = Self { left: free, until_query: QUERY_INTERVAL };
         }

@@ -1,4 +1,4 @@
-//! Unified memory prefetched before it is asked for: what comes next is predicted from what was declared so far.
+//! Automatic prefetch of unified memory: the next accesses are predicted from those declared so far.
 
 mod auto;
 mod backoff;

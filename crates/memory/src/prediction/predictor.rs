@@ -1,33 +1,33 @@
-//! The pure core: from declared accesses to the ranges that come next, in bounded memory and always the same.
+//! Predicts the next ranges from declared accesses. Pure and deterministic, with bounded memory.
 
 use std::hash::Hash;
 
 use super::{backoff::Backoff, hashing::hash_of, repetition::Repetition, stride::Strides};
 
-/// A range that was declared to be used now, of the allocation `buffer`, which has `of` bytes.
+/// A range of the allocation `buffer` that is about to be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeclaredAccess<K> {
-    /// Which allocation.
+    /// Allocation identifier.
     pub buffer: K,
-    /// Tells apart what runs open each other through one allocation: the number of the launch's argument, say. Strides are
-    /// looked for per allocation and stream.
+    /// Index of the launch argument, say. Strides are detected per allocation and argument, so that concurrent sweeps
+    /// through one allocation are told apart.
     pub argument: u32,
-    /// The range's first byte, counted from the allocation's.
+    /// Offset of the range within the allocation, in bytes.
     pub start: usize,
-    /// The range's bytes.
+    /// Length of the range in bytes.
     pub len: usize,
-    /// The allocation's bytes.
+    /// Length of the allocation in bytes.
     pub allocation_len: usize,
 }
 
-/// A range that is expected to be used soon.
+/// A range that is predicted to be used soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PredictedAccess<K> {
-    /// Which allocation.
+    /// Allocation identifier.
     pub buffer: K,
-    /// The range's first byte, counted from the allocation's.
+    /// Offset of the range within the allocation, in bytes.
     pub start: usize,
-    /// The range's bytes, at least 1. The range lies within the allocation.
+    /// Length of the range in bytes, at least 1. The range lies within the allocation.
     pub len: usize,
 }
 
@@ -40,20 +40,20 @@ impl<K: PartialEq> PredictedAccess<K> {
     }
 }
 
-/// Finds sequential, strided and repeated access, and predicts.
+/// Detects sequential, strided and repeated access, and predicts the next ranges.
 ///
-/// * A *stride* (a sequential sweep is one, of the range's own length) is believed once it was seen twice in a row by one stream
-///   of one allocation: from the third access on. A range that is only used again and again is no stride and disturbs none.
-/// * A *repetition* is believed where what followed the last two accesses was the same twice: from the third step on, where
-///   each step uses some ranges in the same order. It goes before strides, since it also knows what follows a sweep's end.
+/// * A *stride* (a sequential sweep has the range's own length) is confirmed once two consecutive distances of one
+///   argument to one allocation are equal, so from the third access on. Repeated use of one range is no stride and does
+///   not disturb one.
+/// * A *repetition* is confirmed once the same access followed the last two accesses twice, so from the third step of a
+///   repeated order on. It takes precedence over strides, since it also knows what follows the end of a sweep.
 ///
-/// Predictions begin with one range ahead and reach further as they come true, up to the depth (of each stride, if several run
-/// open each other). One that does not come true
-/// silences the predictor for 8 accesses, the next for 16, and so on up to 4,096, until one comes true again; so what is
-/// predicted in vain of random accesses becomes less and less.
+/// Predictions start with one range ahead and reach further as they come true, up to `depth` ranges per stride. A miss
+/// stops predictions for 8 accesses, the next for 16, and so on up to 4,096, until one comes true; so random accesses
+/// cause fewer and fewer wrong predictions.
 ///
-/// Memory is bounded, whatever is observed: 2,048 pairs of accesses, 64 strides, 64 predictions. Nothing depends on time or
-/// on chance: the same accesses give the same predictions.
+/// Memory is bounded: 2,048 pairs of accesses, 64 strides, 64 predictions. Nothing depends on time or chance: the same
+/// accesses give the same predictions.
 #[derive(Debug)]
 pub struct AccessPredictor<K> {
     depth: usize,
@@ -61,9 +61,9 @@ pub struct AccessPredictor<K> {
     strides: Strides<K>,
     repetition: Repetition<K>,
     backoff: Backoff,
-    /// The number of the access that is observed.
+    /// Number of the current access.
     now: u64,
-    /// Predicted and not yet used.
+    /// Predictions not used yet.
     ahead: Vec<Ahead<K>>,
     fresh: Vec<PredictedAccess<K>>,
     candidates: Vec<PredictedAccess<K>>,
@@ -72,25 +72,25 @@ pub struct AccessPredictor<K> {
 #[derive(Clone, Copy, Debug)]
 struct Ahead<K> {
     predicted: PredictedAccess<K>,
-    /// Of one stride, or of the repetition.
+    /// Identifies the stride, or the repetition.
     group: u64,
-    /// Where it is not used by the access of this number within the group, it was in vain.
+    /// Missed if not used by this access number within the group.
     until: u64,
-    /// Or by this one of all, should the group have no more.
+    /// Missed if not used by this access number overall, in case the group ends.
     expires: u64,
 }
 
 impl<K: Copy + Eq + Hash> AccessPredictor<K> {
-    /// The largest depth.
+    /// Maximum depth.
     pub const MAX_DEPTH: usize = 16;
-    /// Predictions that may be open at once.
+    /// Maximum number of open predictions.
     const MAX_OPEN: usize = 64;
-    /// The group of what the repetition predicts.
+    /// Group of predictions from the repetition.
     const REPEATED: u64 = 0;
-    /// So many accesses of any group make a prediction old.
+    /// Accesses of any group after which a prediction expires.
     const MAX_AGE: u64 = 256;
 
-    /// A predictor that looks at most so many ranges ahead (1 to 16), and at most so many bytes in all.
+    /// Creates a predictor with at most `depth` ranges (1 to 16) and `bytes_ahead` bytes ahead.
     #[must_use]
     pub fn new(depth: usize, bytes_ahead: usize) -> Self {
         Self {
@@ -106,8 +106,8 @@ impl<K: Copy + Eq + Hash> AccessPredictor<K> {
         }
     }
 
-    /// Notes an access, and answers the ranges that are expected next and were not predicted before, the next one first.
-    /// An access of no bytes, or one that leaves its allocation, is not noted.
+    /// Records an access and returns the newly predicted ranges, the next one first. An access of 0 bytes, or beyond
+    /// the end of its allocation, is ignored.
     pub fn observe(&mut self, access: DeclaredAccess<K>) -> &[PredictedAccess<K>] {
         self.fresh.clear();
         let within = access.start.checked_add(access.len).is_some_and(|end| end <= access.allocation_len);
@@ -123,7 +123,7 @@ impl<K: Copy + Eq + Hash> AccessPredictor<K> {
         self.candidates.clear();
         if reach > 0 {
             self.repetition.follow(reach, &mut self.candidates);
-            // The order is known, but for what is read in between all the time.
+            // Twice the distance, because constantly read inputs may come in between.
             let (mut group, mut from, mut patience) = (Self::REPEATED, self.now, 2);
             if self.candidates.is_empty()
                 && let Some(stride) = stride
@@ -136,25 +136,25 @@ impl<K: Copy + Eq + Hash> AccessPredictor<K> {
         &self.fresh
     }
 
-    /// A prediction that was not acted upon is forgotten, and judged no more.
+    /// Withdraws a prediction that was not acted upon; it no longer counts as hit or miss.
     pub fn withdraw(&mut self, predicted: &PredictedAccess<K>) {
         self.ahead.retain(|ahead| ahead.predicted != *predicted);
     }
 
-    /// Everything about an allocation that is gone is forgotten.
+    /// Forgets everything about a dropped allocation.
     pub fn forget(&mut self, buffer: K) {
         self.ahead.retain(|ahead| ahead.predicted.buffer != buffer);
         self.strides.forget(buffer);
         self.repetition.forget(buffer);
     }
 
-    /// How many predictions came true, and how many did not.
+    /// Returns the numbers of hits and misses.
     #[must_use]
     pub fn hits_and_misses(&self) -> (u64, u64) {
         self.backoff.hits_and_misses()
     }
 
-    /// What of the predictions came true with this access, and what was in vain.
+    /// Settles which predictions came true with this access, and which were missed.
     fn judge(&mut self, access: &DeclaredAccess<K>, stream: u64, number: u64) {
         if self.ahead.is_empty() {
             return;
@@ -172,7 +172,7 @@ impl<K: Copy + Eq + Hash> AccessPredictor<K> {
         });
         if self.ahead.len() < waited {
             self.backoff.miss(now, waited - self.ahead.len());
-            // They came of the same belief.
+            // The others share the wrong assumption.
             self.ahead.clear();
         }
     }

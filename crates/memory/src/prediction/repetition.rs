@@ -1,4 +1,4 @@
-//! What followed each pair of accesses: an order that repeats itself, over any number of allocations.
+//! Detection of repeated access orders, across any number of allocations: what followed each pair of accesses.
 
 use std::hash::Hash;
 
@@ -9,28 +9,28 @@ use super::{
 
 const SETS: usize = 512;
 const WAYS: usize = 4;
-/// How often in a row the same must follow.
+/// Number of consecutive equal followers that confirm one.
 const CONFIRMED: u8 = 2;
-/// Beyond this, more often counts no more.
+/// Upper limit of that counter.
 const SURE: u8 = 3;
 
-/// What followed a pair.
+/// The access that followed a pair.
 #[derive(Clone, Copy, Debug)]
 struct Follower<K> {
-    /// Of the pair.
+    /// Hash of the pair.
     pair: u64,
-    /// Of what followed.
+    /// Hash of the access that followed.
     hash: u64,
     next: PredictedAccess<K>,
     seen: u8,
 }
 
-/// The pairs that were seen last and most often. A pair is known by 64 bits: two that share them cost a wrong prediction,
-/// of a range that was really declared once.
+/// The most recent and most frequent pairs. A pair is identified by 64 bits: a collision costs one wrong prediction, of
+/// a range that was once declared.
 #[derive(Debug)]
 pub(super) struct Repetition<K> {
     sets: Vec<[Option<Follower<K>>; WAYS]>,
-    /// Marks of the last two accesses, the latest second.
+    /// Hashes of the last two accesses, the latest second.
     last: (u64, u64),
     /// The latest access.
     latest: Option<PredictedAccess<K>>,
@@ -57,10 +57,10 @@ impl<K: Copy + Eq + Hash> Repetition<K> {
         }
     }
 
-    /// The ranges that follow the last access, as far as each is confirmed and none comes twice.
+    /// Appends the ranges that follow the last access, as long as each is confirmed, without duplicates.
     pub(super) fn follow(&self, most: usize, into: &mut Vec<PredictedAccess<K>>) {
         let (mut first, mut second) = self.last;
-        // Some of what follows may be no news, such as an input that every launch reads.
+        // Some followers may be duplicates, such as an input that every launch reads.
         for _ in 0..most.saturating_mul(2) {
             let Some(follower) = self.find(hash_pair(first, second)) else { return };
             if into.len() == most {
@@ -93,7 +93,7 @@ impl<K: Copy + Eq + Hash> Repetition<K> {
         let weakest = set.iter_mut().min_by_key(|slot| slot.map_or(0, |follower| follower.seen));
         let Some(slot) = weakest else { return };
         match slot {
-            // What was confirmed makes room by and by.
+            // A confirmed entry is evicted gradually.
             Some(follower) if follower.seen > 1 => follower.seen -= 1,
             _ => *slot = Some(Follower { pair, hash, next, seen: 1 }),
         }

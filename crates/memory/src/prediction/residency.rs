@@ -1,4 +1,4 @@
-//! What is known to lie in the device's memory already, so that it need not be prefetched again.
+//! Ranges known to be in device memory already, which need no prefetch.
 
 use smallvec::SmallVec;
 use transload_core::{DeviceId, Fence, MemoryKind, RawBuffer, SpinLock};
@@ -6,19 +6,19 @@ use transload_core::{DeviceId, Fence, MemoryKind, RawBuffer, SpinLock};
 use super::hashing::ByBuffer;
 use crate::ranges::{Ranges, bytes_of};
 
-/// How many allocations are remembered; beyond that all are forgotten, which costs a prefetch each.
+/// Maximum number of allocations tracked; beyond it all are forgotten, which costs a prefetch each.
 const MAX_ALLOCATIONS: usize = 1024;
-/// How many ranges of an allocation are remembered, those that touch each other taken together.
+/// Maximum number of ranges tracked per allocation, after merging adjacent ones.
 const MAX_RANGES: usize = 1024;
-/// Launches after a prefetch until it is polled.
+/// Launches after a prefetch before its fence is polled.
 const POLL_INTERVAL: u32 = 8;
 
-/// Ranges of unified memory that prefetches and launches of one owner left on a device. As soon as the allocation is used
-/// elsewhere (by the host, another device, a prefetch to there) nothing of it is known any more. Work of the device itself takes
-/// nothing away, whoever enqueues it. Nothing is known of uses that go around the library, nor of pages that a full device gave
-/// up: those cost page faults, never wrong bytes.
+/// Ranges of unified memory that prefetches and launches of one owner left on a device. A use of the allocation
+/// elsewhere (by the host, by another device, by a prefetch to one) discards all of its ranges; work of this device
+/// does not, whoever enqueues it. Uses outside this library and pages evicted by a full device are not tracked: these
+/// cost page faults, never wrong data.
 ///
-/// Usable from any thread. Holds a lock for some instructions for each range.
+/// Usable from any thread. Holds a lock for a few instructions per range.
 #[derive(Debug)]
 pub struct DeviceResidency {
     device: DeviceId,
@@ -28,36 +28,36 @@ pub struct DeviceResidency {
 #[derive(Debug, Default)]
 struct State {
     known: ByBuffer<Known>,
-    /// The last prefetch of each queue and how many launches were declared since. It is a use of its range until it is polled,
-    /// which nothing else need do: launches wait for it on the device. Until then each finds it in its way.
+    /// The last prefetch of each queue, and the number of launches declared since. It stays in the hazard table until
+    /// its fence is polled, which nothing else needs to do: launches wait on the device.
     prefetches: SmallVec<[(Fence, u32); 2]>,
 }
 
 #[derive(Debug, Default)]
 struct Known {
-    /// The allocation's moves, that of the owner's next use among them.
+    /// Use epoch of the allocation, including the owner's next use.
     moves: u64,
     ranges: Ranges,
-    /// A range was prefetched because it was predicted, and the allocation was not declared since.
+    /// Whether a range was prefetched by prediction, and the allocation was not declared since.
     is_predicted: bool,
 }
 
 impl DeviceResidency {
-    /// Of nothing yet.
+    /// Creates an empty record.
     #[must_use]
     pub fn new(device: DeviceId) -> Self {
         Self { device, state: SpinLock::new(State::default()) }
     }
 
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> DeviceId {
         self.device
     }
 
-    /// Declares what the next launch uses, of which memory that does not migrate is of no concern. Returns how many ranges that
-    /// are if all of them are known to lie on the device and none was predicted; otherwise each is to be
-    /// [marked](Self::mark_resident). Polls an earlier prefetch now and then, and never waits.
+    /// Declares the ranges that the next launch uses. Returns their number, without memory that does not migrate, if
+    /// all are known to be resident and none was predicted; otherwise [mark](Self::mark_resident) each. Polls an
+    /// earlier prefetch now and then; never waits.
     pub fn declare<'a>(&self, uses: impl IntoIterator<Item = &'a RawBuffer>) -> Option<u64> {
         let (mut count, mut all) = (0, true);
         let mut uses = uses.into_iter().filter(|buffer| migrates(buffer)).peekable();
@@ -67,7 +67,7 @@ impl DeviceResidency {
         let mut state = self.state.lock();
         for buffer in uses {
             count += 1;
-            // Each is looked at: what was predicted is declared now.
+            // Do not stop early: every range must be recorded as declared.
             all &= state.known.get_mut(&buffer.id()).is_some_and(|known| {
                 !std::mem::take(&mut known.is_predicted)
                     && known.moves == buffer.use_epoch_for(self.device)
@@ -92,8 +92,8 @@ impl DeviceResidency {
         all.then_some(count)
     }
 
-    /// The buffer is about to be used there: answers whether it lies there already. Otherwise it is to be prefetched first, or
-    /// the use brings it by page faults.
+    /// Marks a buffer as resident, because it is about to be used on the device, and returns whether it already was. If
+    /// not, prefetch it first, or the use causes page faults.
     pub fn mark_resident(&self, buffer: &RawBuffer) -> bool {
         let range = bytes_of(buffer);
         let moves = buffer.use_epoch_for(self.device);
@@ -112,15 +112,16 @@ impl DeviceResidency {
         there
     }
 
-    /// The buffer goes elsewhere, or what was expected did not happen. What is known of the rest of its allocation stays.
+    /// Forgets a buffer's range that is moved elsewhere or was not prefetched after all. The rest of its allocation is
+    /// kept.
     pub fn forget(&self, buffer: &RawBuffer) {
         if let Some(known) = self.state.lock().known.get_mut(&buffer.id()) {
             known.ranges.remove(&bytes_of(buffer));
         }
     }
 
-    /// A buffer that was expected is on its way, behind all other prefetches of the fence's queue. If it was predicted, the
-    /// next launch that uses the allocation is not passed over, so that the prediction is seen to come true.
+    /// Records the prefetch of a buffer marked as resident, after all other prefetches on the fence's queue. If it was
+    /// predicted, the next launch that uses the allocation is not skipped, so that the hit is counted.
     pub fn record_prefetch(&self, buffer: &RawBuffer, fence: Fence, is_predicted: bool) {
         let mut state = self.state.lock();
         if is_predicted && let Some(known) = state.known.get_mut(&buffer.id()) {
@@ -135,12 +136,12 @@ impl DeviceResidency {
             }
         };
         drop(state);
-        // Not under the lock: it may be the last handle of its queue.
+        // Not under the lock: this may drop the last handle of its queue.
         drop(before);
     }
 }
 
-/// Whether the buffer is unified memory that can be prefetched: the host has an address of it only then.
+/// Returns whether the buffer is unified memory that can be prefetched; only then it has a host address.
 #[inline]
 pub(super) fn migrates(buffer: &RawBuffer) -> bool {
     buffer.place().kind == MemoryKind::Unified && !buffer.is_empty() && buffer.host_address().is_some()

@@ -1,14 +1,13 @@
-//! Accesses of one stream of one allocation that are the same distance apart, forwards or backwards.
+//! Detection of constant strides, forwards or backwards, in the accesses of one argument to one allocation.
 
 use std::hash::Hash;
 
 use super::{DeclaredAccess, PredictedAccess, hashing::slot_of};
 
 const SLOTS: usize = 64;
-/// A stream has as many slots to choose from: with one alone, two buffers of a launch would disturb each other in one program of
-/// 64.
+/// Slots per set: with one alone, two buffers of a launch would collide in one program of 64.
 const WAYS: usize = 4;
-/// How often in a row a distance must be seen.
+/// Number of consecutive equal strides that confirm one.
 const CONFIRMED: u8 = 2;
 
 #[derive(Clone, Copy, Debug)]
@@ -19,22 +18,22 @@ struct AccessStream<K> {
     stride: Stride,
     seen: u8,
     accesses: u64,
-    /// When it was seen last.
+    /// Number of the latest access.
     last_access: u64,
 }
 
-/// A distance between starts.
+/// A distance between the starts of two accesses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stride {
     bytes: usize,
     backwards: bool,
 }
 
-/// Where more lanes want the same few slots than there are, the one that was not seen for longest gives way.
+/// A set-associative table; a full set evicts the least recently used entry.
 #[derive(Debug)]
 pub(super) struct Strides<K> {
     slots: [Option<AccessStream<K>>; SLOTS],
-    /// Accesses so far.
+    /// Number of accesses so far.
     now: u64,
 }
 
@@ -51,7 +50,7 @@ impl<K: Copy + Eq + Hash> Strides<K> {
         }
     }
 
-    /// Notes an access; answers the stride where it is confirmed, and the number of the access in its stream.
+    /// Records an access. Returns the stride if it is confirmed, and the number of the access within its stream.
     pub(super) fn observe(&mut self, access: &DeclaredAccess<K>) -> (Option<Stride>, u64) {
         self.now += 1;
         let first = slot_of(&(access.buffer, access.argument), SLOTS / WAYS) * WAYS;
@@ -88,7 +87,7 @@ impl<K: Copy + Eq + Hash> Strides<K> {
 }
 
 impl Stride {
-    /// The next ranges, as far as they begin within the allocation, the last one cut at its end.
+    /// Appends the next ranges that start within the allocation, clipped at its end.
     pub(super) fn follow<K: Copy>(
         self,
         access: &DeclaredAccess<K>,

@@ -1,4 +1,4 @@
-//! One kind of a device's memory as a resource: device memory (of a pool where the driver has them), pinned, mapped, unified.
+//! One kind of memory of a manager as a resource: device, pinned, mapped or unified.
 //!
 //! Every method may be called from any thread.
 
@@ -9,7 +9,7 @@ use transload_core::{DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, Place, 
 use super::MemoryResource;
 use crate::{CudaMemoryManager, manager::AllocMode};
 
-/// Segments of one kind from a [`CudaMemoryManager`].
+/// Segments of one kind of memory from a [`CudaMemoryManager`].
 #[derive(Clone, Debug)]
 pub struct CudaResource {
     manager: Arc<CudaMemoryManager>,
@@ -18,16 +18,17 @@ pub struct CudaResource {
 }
 
 impl CudaResource {
-    /// A resource over one of the manager's kinds.
+    /// Creates a resource of one kind of memory.
     ///
     /// # Errors
-    /// `Unsupported` for a kind that the manager does not give.
+    /// `Unsupported` for a kind that the manager does not support.
     pub fn new(manager: &Arc<CudaMemoryManager>, kind: MemoryKind) -> Result<Self> {
         Self::with_mode(manager, kind, AllocMode::Default)
     }
 
-    /// Managed memory beyond what the device has free, which is refused otherwise: the driver moves pages out to make room, which
-    /// can be many times slower than a copy. [`info`](MemoryResource::info) is `Unsupported`.
+    /// Creates a resource of managed memory that may exceed the device's free memory, which is refused otherwise: the
+    /// driver then evicts pages, which can be many times slower than a copy. [`info`](MemoryResource::info) is
+    /// `Unsupported`.
     ///
     /// # Errors
     /// `Unsupported` where the device has no managed memory.
@@ -35,10 +36,9 @@ impl CudaResource {
         Self::with_mode(manager, MemoryKind::Unified, AllocMode::Oversubscribed)
     }
 
-    /// Pinned memory past the host's caches, so for uploads and nothing else. Nothing can be transferred into it, and no writable
-    /// view of it opens: [`RawBuffer::is_writable`] is false, since the host would read what a device wrote there some hundred
-    /// times slower than from any other memory. The host fills it through an [`UploadBuffer`](crate::UploadBuffer). A view to
-    /// read opens, for tests of what was written.
+    /// Creates a resource of write-combined pinned memory, for uploads only. Nothing can be transferred into it and no
+    /// writable view opens ([`RawBuffer::is_writable`] is false), since the host would read it some hundred times
+    /// slower than other memory. Fill it through an [`UploadBuffer`](crate::UploadBuffer). Read views open, for tests.
     #[must_use]
     pub fn write_combined(manager: &Arc<CudaMemoryManager>) -> Self {
         Self { manager: Arc::clone(manager), kind: MemoryKind::Pinned, mode: AllocMode::WriteCombined }
@@ -81,7 +81,8 @@ unsafe impl MemoryResource for CudaResource {
             return transload_core::host_memory();
         }
         if self.mode == AllocMode::Oversubscribed {
-            let text = "oversubscribed memory is bounded by the host's and the device's together, which nobody tells";
+            let text =
+                "the limit of oversubscribed memory is unknown: it depends on free host and device memory";
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         self.manager.info()

@@ -1,5 +1,5 @@
-//! Where registered host memory begins and ends, in the whole process: a copy that begins in a registration and leaves it is
-//! refused by the driver (seen on driver 580, also where the next registration adjoins).
+//! Boundaries of registered host memory in the process. The driver refuses a copy that crosses the end of a
+//! registration, even into an adjacent one (driver 580).
 //!
 //! Every function may be called from any thread.
 
@@ -11,10 +11,10 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Beginnings of what this crate has registered, with the end and the number of each.
+/// Registrations by start address, with end and sequence number.
 static REGISTERED: Mutex<BTreeMap<usize, (usize, u64)>> = Mutex::new(BTreeMap::new());
 
-/// Notes a registration; answers its number.
+/// Records a registration and returns its sequence number.
 pub(super) fn enter(start: usize, bytes: usize) -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let number = LAST.fetch_add(1, Ordering::Relaxed);
@@ -22,7 +22,7 @@ pub(super) fn enter(start: usize, bytes: usize) -> u64 {
     number
 }
 
-/// Forgets a registration that has ended: by then another thread may have made the next one there.
+/// Removes an ended registration, unless another one already started at the same address.
 pub(super) fn leave(start: usize, number: u64) {
     let mut registered = REGISTERED.lock();
     if registered.get(&start).is_some_and(|(_, known)| *known == number) {
@@ -30,13 +30,13 @@ pub(super) fn leave(start: usize, number: u64) {
     }
 }
 
-/// The addresses within a range of host memory, in order, where a registration of this crate's begins or ends. Copies of the
-/// parts between them are what the driver takes where it refuses one of the whole. Registrations of others are not in it.
+/// Returns the addresses within a range of host memory, in order, where registrations of this crate start or end. If
+/// the driver refuses a copy of the range, copy the parts between them. Other users' registrations are not included.
 #[must_use]
 pub fn registration_edges(range: &Range<usize>) -> Vec<usize> {
     let within = |edge: &usize| range.start < *edge && *edge < range.end;
     let registered = REGISTERED.lock();
-    // Registrations do not overlap, so all that begin before the last one that is not beyond the range end before it.
+    // Registrations do not overlap, so their ends are sorted like their starts.
     let touching = registered.range(..range.end).rev().take_while(|(_, (end, _))| *end > range.start);
     let mut edges: Vec<usize> =
         touching.flat_map(|(start, (end, _))| [*start, *end]).filter(within).collect();

@@ -1,6 +1,6 @@
-//! A registration of host memory with the driver, together with what keeps that memory mapped.
+//! A registration of host memory with the driver (`cuMemHostRegister`), and the owner that keeps the memory mapped.
 //!
-//! May be made and given back on any thread. The driver may wait for the device when it is given back, so that is done on a
+//! May be created and released on any thread. The driver may wait for the device on release, so that happens on a
 //! thread that may wait.
 
 use std::{any::Any, ptr};
@@ -9,7 +9,7 @@ use transload_cuda_sys::{Context, DriverError, ffi};
 
 use super::edges;
 
-/// What keeps memory mapped.
+/// Owner that keeps memory mapped.
 pub(crate) type Owner = Box<dyn Any + Send + Sync>;
 
 /// `CU_MEMHOSTREGISTER_DEVICEMAP`: kernels use the memory in place.
@@ -18,13 +18,13 @@ pub(crate) const DEVICE_MAP: u32 = 2;
 /// `CU_MEMHOSTREGISTER_READ_ONLY`: the device may not write the memory.
 pub(crate) const READ_ONLY: u32 = 8;
 
-/// Page-locked pages of somebody's.
+/// Registered pages of another owner's memory.
 pub(crate) struct HostRegistration {
     context: Context,
     start: usize,
-    /// Of the registration, among all.
+    /// Sequence number of the registration.
     number: u64,
-    /// Taken when the registration ends; first that, then the memory.
+    /// Taken when the registration ends; the memory is released after it.
     owner: Option<Owner>,
 }
 
@@ -63,11 +63,11 @@ impl HostRegistration {
         self.context.call("cuMemHostGetDevicePointer_v2", ask).ok().map(|()| address)
     }
 
-    /// Ends the registration and leaves the memory to the caller, to be let go where the user's code may run. The second time it
-    /// does nothing. The caller sees to it that nothing in flight uses the memory.
+    /// Ends the registration and returns the owner, to be dropped where user code may run. A second call does nothing.
+    /// The caller ensures that nothing in flight uses the memory.
     ///
     /// # Errors
-    /// The driver's; the memory stays as it is then, for good, since the device may still reach it.
+    /// The driver's; the memory is then leaked, since the device may still access it.
     pub(crate) fn end(&mut self) -> Result<Option<Owner>, DriverError> {
         let Some(owner) = self.owner.take() else { return Ok(None) };
         let pointer = ptr::with_exposed_provenance_mut(self.start);
@@ -86,7 +86,7 @@ impl HostRegistration {
 }
 
 impl Drop for HostRegistration {
-    /// Who drops it without releasing it leaves memory and registration behind, which harms nobody.
+    /// Dropping without `end` leaks memory and registration, which is safe.
     fn drop(&mut self) {
         std::mem::forget(self.owner.take());
     }

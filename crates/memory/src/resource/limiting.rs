@@ -1,4 +1,4 @@
-//! An adaptor that gives no more than so many bytes at a time.
+//! An adaptor that limits the bytes allocated from a resource.
 
 use std::{
     any::Any,
@@ -16,24 +16,24 @@ use transload_core::{
 
 use super::MemoryResource;
 
-/// Refuses segments beyond a limit of bytes alive; a segment counts until it is given back to the wrapped resource, which may
-/// keep it for as long as work is in flight on it. Every method may be called from any thread.
+/// Refuses segments beyond a limit of live bytes. A segment counts until it is released to the wrapped resource, which
+/// may keep it while work on it is in flight. Every method may be called from any thread.
 pub struct LimitingResource<R> {
     upstream: R,
     limit: u64,
     used: Arc<AtomicU64>,
-    /// Holds only what a segment would not take over.
+    /// Holds only segments that could not adopt their fences.
     reclaimer: Arc<Reclaimer>,
 }
 
 impl<R: MemoryResource> LimitingResource<R> {
-    /// At most `limit` bytes of `upstream`.
+    /// Creates an adaptor that allocates at most `limit` live bytes from `upstream`.
     #[must_use]
     pub fn new(upstream: R, limit: u64) -> Self {
         Self { upstream, limit, used: Arc::default(), reclaimer: Arc::default() }
     }
 
-    /// Bytes alive.
+    /// Returns the number of live bytes.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
@@ -70,7 +70,7 @@ unsafe impl<R: MemoryResource> MemoryResource for LimitingResource<R> {
 
     fn info(&self) -> Result<MemoryInfo> {
         let left = self.limit.saturating_sub(self.used());
-        // What the wrapped resource cannot tell, the limit does.
+        // If the upstream does not know, the limit is used.
         let of_upstream = self.upstream.info().unwrap_or(MemoryInfo { free: u64::MAX, total: u64::MAX });
         let MemoryInfo { free, total } = of_upstream;
         Ok(MemoryInfo { free: free.min(left), total: total.min(self.limit) })
@@ -83,7 +83,7 @@ impl<R> std::fmt::Debug for LimitingResource<R> {
     }
 }
 
-/// A reservation of the limit; given back when dropped.
+/// Bytes reserved from the limit until dropped.
 struct Reservation {
     used: Arc<AtomicU64>,
     bytes: u64,
@@ -95,7 +95,7 @@ impl Drop for Reservation {
     }
 }
 
-/// A segment of the wrapped resource, which is given back before its reservation.
+/// A segment of the wrapped resource, released before its reservation.
 struct LimitedSegment {
     segment: RawBuffer,
     _reservation: Reservation,
@@ -123,7 +123,7 @@ unsafe impl Storage for LimitedSegment {
         self.segment.is_writable()
     }
 
-    /// Hands the fences on: the segment waits for them where it came from, also when this resource is gone by then.
+    /// Passes the fences to the segment, which waits for them even if this resource was dropped.
     fn adopt_fences(&mut self, until: &[Fence]) -> bool {
         until.iter().all(|fence| {
             let claims = Claims::acquire(&mut [(&self.segment, Access::Read)]);
@@ -132,7 +132,7 @@ unsafe impl Storage for LimitedSegment {
         })
     }
 
-    /// The wrapped resource's memory, whatever is around it.
+    /// Returns the innermost storage.
     fn as_any(&self) -> &dyn Any {
         self.segment.storage().map_or(self, Storage::as_any)
     }

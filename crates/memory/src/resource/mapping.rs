@@ -1,6 +1,6 @@
-//! Fresh pages from the system, present from the beginning: huge ones where asked for, of a node where asked for.
+//! Anonymous mappings with all pages present, optionally of huge pages or on a preferred node.
 //!
-//! Made by several threads at once where it is large, since the system clears every page: one thread does some 10 GB/s.
+//! Large mappings are populated by several threads, since the system clears every page, at about 10 GB/s per thread.
 
 use std::{ptr::NonNull, thread};
 
@@ -11,14 +11,14 @@ use super::numa;
 /// Size and alignment of a transparent huge page.
 pub(super) const HUGE: usize = 2 << 20;
 
-/// Size of an ordinary page: 4 KiB, or 64 KiB on some machines.
+/// Returns the page size: 4 KiB, or 64 KiB on some machines.
 fn page() -> usize {
     // SAFETY: asks for a constant of the system.
     let told = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(told).ok().filter(|page| page.is_power_of_two()).unwrap_or(4096)
 }
 
-/// Zeroed pages, owned: no child of the process gets them.
+/// Owned, zeroed pages that child processes do not inherit.
 pub(super) struct Mapping {
     start: NonNull<u8>,
     len: usize,
@@ -29,7 +29,7 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// How pages are to be.
+/// Options of a mapping.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MappingOptions {
     pub(super) huge: bool,
@@ -37,11 +37,12 @@ pub(super) struct MappingOptions {
 }
 
 impl Mapping {
-    /// At least `bytes` bytes: no more than up to the end of the last page. With huge pages it begins at a multiple of 2 MiB, and
-    /// a rest of less than that has ordinary ones.
+    /// Maps at least `bytes` bytes, rounded up to a page. With huge pages it is aligned to 2 MiB; a remainder of less
+    /// has ordinary pages.
     ///
     /// # Errors
-    /// `OutOfMemory` where the system has not so much available: asked before, since it would rather kill a process later.
+    /// `OutOfMemory` if the system has too little available. Checked first, since the system would kill a process later
+    /// instead.
     pub(super) fn new(bytes: usize, options: MappingOptions) -> Result<Self> {
         let shortage = || {
             let now = host_memory().ok();
@@ -61,7 +62,7 @@ impl Mapping {
         // SAFETY: advice and policies change no content of a mapping that is ours; a refusal costs speed only.
         unsafe {
             let start = mapping.start.as_ptr();
-            // A child's copy of a pinned page would be another page.
+            // A child's copy of a pinned page would be a different page.
             libc::madvise(start.cast(), len, libc::MADV_DONTFORK);
             if options.huge {
                 libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE);
@@ -81,9 +82,9 @@ impl Mapping {
         self.len
     }
 
-    /// Has every page present. Answers whether there was memory for all.
+    /// Populates every page. Returns whether memory sufficed.
     fn populate(&self) -> bool {
-        /// What one more thread is worth.
+        /// Bytes per thread.
         const SHARE: usize = 16 << 20;
         const MOST: usize = 8;
         let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -117,7 +118,7 @@ impl Mapping {
         if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
             return false;
         }
-        // The system is older than the advice (Linux 5.14).
+        // Kernels before Linux 5.14 lack this advice.
         for at in (0..len).step_by(page()) {
             // SAFETY: as above; fresh pages hold zeros.
             unsafe { start.add(at).write_volatile(0) };

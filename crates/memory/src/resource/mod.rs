@@ -1,6 +1,6 @@
-//! Where an allocator gets its segments: one trait, implemented by resources and by a limit around another one.
+//! Sources of segments for allocators: the [`MemoryResource`] trait, its implementations, and a limiting adaptor.
 //!
-//! A resource is asked seldom and for much; what is small and often is the allocator's own work. Every method may be called
+//! Resources serve few large requests; small and frequent ones are the allocator's work. Every method may be called
 //! from any thread.
 
 mod cuda;
@@ -27,42 +27,40 @@ pub use pinned::{HostPages, PinnedResource};
 pub use registration::{RegistrationCache, RegistrationStatistics};
 pub use upload::UploadBuffer;
 
-/// Gives segments of one kind of memory.
+/// Allocates segments of one kind of memory.
 ///
 /// # Safety
-/// Allocators cut segments into blocks and give those to different owners by their addresses alone, so of every segment that
-/// [`allocate_segment`](Self::allocate_segment) answers an implementation promises:
+/// Allocators divide segments into blocks for different owners by address alone, so every segment that
+/// [`allocate_segment`](Self::allocate_segment) returns must satisfy:
 ///
-/// * Nobody else has it: no clone, slice or view of the buffer is kept, and no other buffer is over the same bytes.
-/// * It is idle: nothing in flight uses it, also nothing that the buffer itself would know to wait for.
-/// * Its bytes are not given out again, and are used for nothing else, before the buffer is dropped and what was in flight on
-///   it then is over.
-/// * It has at least as many bytes as were asked for, and [`place`](Self::place) and [`device`](Self::device) say the truth
-///   about it.
+/// * It is exclusive: no clone, slice or view of the buffer is kept, and no other buffer covers the same bytes.
+/// * It is idle: nothing in flight uses it, not even work that the buffer itself would wait for.
+/// * Its bytes are not reused before the buffer is dropped and the work then in flight on it is complete.
+/// * It has at least the requested size, and [`place`](Self::place) and [`device`](Self::device) describe it correctly.
 pub unsafe trait MemoryResource: Send + Sync + 'static {
-    /// Whose memory, and of what kind.
+    /// Returns the owner and kind of the memory.
     fn place(&self) -> Place;
 
-    /// The device whose streams use the memory; `None` where every device's may.
+    /// Returns the device whose streams may use the memory; `None` if any may.
     fn device(&self) -> Option<DeviceId>;
 
-    /// A segment of at least `bytes` bytes. Dropped, it goes back when nothing in flight uses it.
+    /// Allocates a segment of at least `bytes` bytes. Once dropped, it is released when nothing in flight uses it.
     ///
     /// # Errors
-    /// `OutOfMemory` where giving back and asking again may help; `InvalidArgument` for 0 bytes; the driver's.
+    /// `OutOfMemory` if releasing memory and retrying may help; `InvalidArgument` for 0 bytes; the driver's.
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer>;
 
-    /// Gives what is free but kept back to the system. May wait for work of devices that is in flight on memory given back; not for
-    /// what other backends do, which the calling thread may be the one to end.
+    /// Releases cached memory to the system. May wait for device work on it, but not for other backends' work, which
+    /// the calling thread may have to finish.
     ///
     /// # Errors
     /// The driver's.
     fn trim(&self) -> Result<()>;
 
-    /// Free and total bytes of this memory.
+    /// Returns free and total bytes of this memory.
     ///
     /// # Errors
-    /// `Unsupported` where the resource cannot tell; the driver's.
+    /// `Unsupported` if unknown; the driver's.
     fn info(&self) -> Result<MemoryInfo>;
 }
 

@@ -1,25 +1,25 @@
-//! Which node of the host's memory is nearest to a device, and the wish that pages be taken from there.
+//! NUMA placement of host memory: the node nearest to a device, and a preference for it.
 //!
-//! Every function may be called from any thread. On a host of one node, and where the system does not tell, nothing is done.
+//! Every function may be called from any thread, and has no effect on hosts with one node or unknown topology.
 
 #[cfg(target_os = "linux")]
 use transload_cuda_sys::{Device, attribute};
 
-/// From which node of the host's memory pinned pages are taken. What a node cannot give comes from others.
+/// NUMA node that pinned pages are allocated from. If the node is full, others are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NumaBinding {
-    /// The node nearest to the device, where the system tells which.
+    /// The node nearest to the device, if known.
     #[default]
     DeviceNode,
     /// The node with this number.
     Node(u32),
-    /// As the system sees fit: usually where the allocating thread runs.
+    /// The system's choice: usually the allocating thread's node.
     Anywhere,
 }
 
 #[cfg(target_os = "linux")]
 impl NumaBinding {
-    /// The node to take, if there is a choice.
+    /// Returns the node to prefer, if there is a choice.
     pub(super) fn node(self, device: Device) -> Option<u32> {
         if self == Self::Anywhere || !has_several_nodes() {
             return None;
@@ -32,14 +32,14 @@ impl NumaBinding {
     }
 }
 
-/// The node nearest to a device: the driver says it since CUDA 12.2, the system by the device's address on its bus.
+/// Returns the node nearest to a device, from the driver (CUDA 12.2 and newer) or from its bus address.
 #[cfg(target_os = "linux")]
 fn nearest(device: Device) -> Option<u32> {
     let told = device.attribute(attribute::HOST_NUMA_ID).ok().and_then(|node| u32::try_from(node).ok());
     told.or_else(|| {
         let address = device.pci_bus_id().ok()?.to_ascii_lowercase();
         let text = std::fs::read_to_string(format!("/sys/bus/pci/devices/{address}/numa_node")).ok()?;
-        // -1 where it is near to none.
+        // -1: no nearest node.
         text.trim().parse().ok()
     })
 }
@@ -50,7 +50,7 @@ fn has_several_nodes() -> bool {
     count(list.trim()) > 1
 }
 
-/// How many numbers a list such as `0-3,5` names.
+/// Counts the numbers in a list such as `0-3,5`.
 #[cfg(target_os = "linux")]
 fn count(list: &str) -> usize {
     let of_range = |range: &str| {
@@ -63,11 +63,10 @@ fn count(list: &str) -> usize {
     list.split(',').map(of_range).fold(0, usize::saturating_add)
 }
 
-/// Wishes the pages of a mapping that was not touched yet onto a node. A wish and no order: where the node is full, an order
-/// would end in the process being killed rather than in an error.
+/// Prefers (`MPOL_PREFERRED`) a node for an untouched mapping. Strict binding to a full node would kill the process.
 #[cfg(target_os = "linux")]
 pub(super) fn prefer(start: *mut u8, bytes: usize, node: u32) {
-    /// Nodes that the mask has room for: as many as any kernel is built for.
+    /// Capacity of the mask: the largest that kernels are built for.
     const NODES: usize = 1024;
     const BITS: usize = u64::BITS as usize;
     let mut mask = [0_u64; NODES / BITS];

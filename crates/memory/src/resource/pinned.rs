@@ -1,7 +1,7 @@
-//! Pinned host memory: from the driver, or of huge pages and of the device's node, which the driver is told of.
+//! Pinned host memory: allocated by the driver, or mapped with chosen pages and node, then registered.
 //!
-//! Every method may be called from any thread. Streams of every device use the memory; the host uses it in the order that the
-//! buffers cut from it keep.
+//! Every method may be called from any thread. Streams of every device may use the memory; buffers divided from it
+//! order the host's use.
 
 use std::sync::Arc;
 
@@ -22,22 +22,22 @@ use crate::{
     storage::{Address, DriverMemory, Origin},
 };
 
-/// What pages pinned memory consists of. None of them takes more than asked for, but for the rest of the last page of 4 KiB.
+/// Pages of pinned memory. All kinds use only the requested bytes, rounded up to a page of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostPages {
-    /// Huge ones for segments of 4 MiB and more, where the system lets us ask for them; else the driver's. The driver's also
-    /// where it does not take ours.
+    /// Huge pages for segments of 4 MiB and more if the system supports them on request; otherwise, or if registering
+    /// fails, the driver's.
     #[default]
     Auto,
-    /// As the driver allocates them (`cuMemHostAlloc`), wherever it likes.
+    /// Allocated by the driver (`cuMemHostAlloc`), on any node.
     Driver,
     /// Pages of 4 KiB, registered with the driver.
     Ordinary,
-    /// Pages of 2 MiB where the system has them free, registered with the driver: fewer to fault in and to register.
+    /// Pages of 2 MiB if available, registered with the driver: fewer to fault in and to register.
     Huge,
 }
 
-/// Segments of pinned memory. A process that this one forks does not have those of pages other than the driver's.
+/// Segments of pinned memory. Child processes created by fork do not inherit registered pages.
 #[derive(Clone, Debug)]
 pub struct PinnedResource {
     manager: Arc<CudaMemoryManager>,
@@ -47,20 +47,20 @@ pub struct PinnedResource {
 }
 
 impl PinnedResource {
-    /// Pinned memory near the manager's device, of the pages that suit each size.
+    /// Creates a resource near the manager's device, with pages that suit each size.
     #[must_use]
     pub fn new(manager: &Arc<CudaMemoryManager>) -> Self {
         Self { manager: Arc::clone(manager), pages: HostPages::default(), numa: NumaBinding::default() }
     }
 
-    /// Says what pages to take.
+    /// Sets the kind of pages.
     #[must_use]
     pub fn with_pages(mut self, pages: HostPages) -> Self {
         self.pages = pages;
         self
     }
 
-    /// Says from which node of the host's memory to take them; pages that the driver allocates are not bound.
+    /// Sets the NUMA node; pages allocated by the driver are not bound.
     #[must_use]
     pub fn with_numa(mut self, numa: NumaBinding) -> Self {
         self.numa = numa;
@@ -71,7 +71,7 @@ impl PinnedResource {
         self.manager.allocate(MemoryKind::Pinned, bytes)
     }
 
-    /// Ours, registered with the driver.
+    /// Maps pages and registers them.
     #[cfg(target_os = "linux")]
     fn allocate_pages(&self, bytes: usize, options: MappingOptions) -> Result<RawBuffer> {
         self.manager.with_retry(|| self.try_allocate_pages(bytes, options))
@@ -97,7 +97,7 @@ impl PinnedResource {
 
     #[cfg(target_os = "linux")]
     fn allocate(&self, bytes: usize) -> Result<RawBuffer> {
-        /// From here on huge pages are worth a mapping of its own.
+        /// From this size on huge pages are worth a separate mapping.
         const HUGE_FROM: usize = 4 << 20;
         if bytes == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "an allocation needs at least 1 byte"));
@@ -134,7 +134,7 @@ impl PinnedResource {
     }
 }
 
-/// Whether the system gives huge pages to who asks.
+/// Returns whether the system gives huge pages on request.
 #[cfg(target_os = "linux")]
 fn has_huge_pages() -> bool {
     let told = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
@@ -159,7 +159,7 @@ unsafe impl MemoryResource for PinnedResource {
         self.manager.drain_device_work()
     }
 
-    /// The host's memory; `Unsupported` where the system does not tell.
+    /// Returns the host's memory; `Unsupported` if unknown.
     fn info(&self) -> Result<MemoryInfo> {
         transload_core::host_memory()
     }

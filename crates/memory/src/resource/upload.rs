@@ -1,4 +1,4 @@
-//! How the host fills write-combined memory.
+//! Writing to write-combined memory.
 
 use std::ptr;
 
@@ -9,14 +9,15 @@ use transload_core::{
 
 use crate::storage::DriverMemory;
 
-/// Write-combined memory that the host fills and uploads begin at; may be used from any thread.
+/// Write-combined memory: a source of uploads, filled by the host. May be used from any thread.
 #[derive(Debug)]
 pub struct UploadBuffer {
     source: RawBuffer,
 }
 
 impl UploadBuffer {
-    /// Over memory of [`CudaResource::write_combined`](crate::CudaResource::write_combined), or a block that an allocator cut from it.
+    /// Wraps memory of [`CudaResource::write_combined`](crate::CudaResource::write_combined), or an allocator's block
+    /// of it.
     ///
     /// # Errors
     /// `InvalidArgument` for other memory.
@@ -30,14 +31,14 @@ impl UploadBuffer {
         Err(Error::new(ErrorKind::InvalidArgument, text))
     }
 
-    /// The source of uploads.
+    /// Returns the source of uploads.
     #[must_use]
     pub fn source(&self) -> &RawBuffer {
         &self.source
     }
 
-    /// Writes bytes from `offset` on. Blocks until uploads of that range in flight are done. In whole multiples of 64 bytes it
-    /// is fastest.
+    /// Writes bytes at `offset`. Blocks until uploads of that range in flight are complete. Multiples of 64 bytes are
+    /// fastest.
     ///
     /// # Errors
     /// `OutOfRange` where the bytes do not fit; `Busy` where a view of the range is open.
@@ -53,7 +54,7 @@ impl UploadBuffer {
         // SAFETY: the range has as many bytes, and is lent to this call: nobody else uses it. It cannot be the source, which a
         // view of it would keep from being lent.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
-        // What still is in this core's write-combining buffers another thread's upload would miss.
+        // Flush this core's write-combining buffers before another thread starts an upload.
         #[cfg(target_arch = "x86_64")]
         // SAFETY: every processor of this architecture has the instruction.
         unsafe {

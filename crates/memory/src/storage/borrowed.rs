@@ -1,25 +1,25 @@
-//! A slice of the caller's for the length of a blocking call, as a buffer.
+//! The caller's slice as a buffer, for the duration of a blocking call.
 
 use std::{marker::PhantomData, ops::Deref, ptr::NonNull, sync::Arc};
 
 use transload_core::{HostBytes, MemoryKind, Pod, RawBuffer, Reclaimer};
 
-/// A buffer over borrowed host memory. Dropping it waits until no operation uses the slice any more.
+/// A buffer over borrowed host memory. Dropping it waits until no operation uses the slice.
 pub struct Borrowed<'a> {
     buffer: RawBuffer,
     slice: PhantomData<&'a mut [u8]>,
 }
 
-/// Borrows a slice to be read.
+/// Borrows a slice for reading.
 ///
 /// # Safety
-/// * The value must be dropped, not forgotten, and the buffer must not be cloned out of it: its drop is what waits.
+/// * The value must be dropped, not forgotten, and the buffer must not be cloned: dropping is what waits.
 pub unsafe fn borrow<T: Pod>(slice: &[T]) -> Borrowed<'_> {
     // SAFETY: the caller's promise, and the slice stays borrowed while the answer lives.
     unsafe { make(NonNull::from(slice).cast(), size_of_val(slice), false) }
 }
 
-/// Borrows a slice to be written.
+/// Borrows a slice for writing.
 ///
 /// # Safety
 /// * As for [`borrow`].
@@ -30,7 +30,7 @@ pub unsafe fn borrow_mut<T: Pod>(slice: &mut [T]) -> Borrowed<'_> {
 }
 
 /// # Safety
-/// * So many plain bytes are borrowed for as long as the answer lives, which is dropped and not cloned out of.
+/// * The bytes stay borrowed while the returned value lives, which is dropped and never cloned.
 unsafe fn make<'a>(address: NonNull<u8>, bytes: usize, writable: bool) -> Borrowed<'a> {
     // SAFETY: the caller's promise; what the answer's drop waits for uses them no longer.
     let storage = unsafe { HostBytes::new((), address, bytes, MemoryKind::Pageable, writable) };
@@ -48,7 +48,7 @@ impl Deref for Borrowed<'_> {
 
 impl Drop for Borrowed<'_> {
     fn drop(&mut self) {
-        // An error means that the device is lost and touches nothing any more.
+        // An error means that the device is lost and no longer accesses memory.
         let _over = self.buffer.wait_idle();
     }
 }

@@ -1,4 +1,4 @@
-//! The device's own memory: from a stream-ordered pool where the driver has one, so that freeing does not wait.
+//! Device memory, allocated from a stream-ordered pool if the driver has one, so that freeing does not wait.
 
 use std::{ptr, sync::Arc};
 
@@ -12,9 +12,9 @@ use super::{driver_memory::Origin, free_thread::Address};
 
 /// Where device memory comes from.
 pub(crate) enum DeviceSource {
-    /// A pool of ours and the stream on which it allocates and frees.
+    /// A pool of this manager with its own stream.
     Pool(Arc<Pool>),
-    /// `cuMemAlloc`: freeing waits for the device.
+    /// `cuMemAlloc`: freeing synchronises with the device.
     Plain,
 }
 
@@ -23,7 +23,7 @@ impl DeviceSource {
         if has_pools { Pool::new(context).map(|pool| Self::Pool(Arc::new(pool))) } else { Ok(Self::Plain) }
     }
 
-    /// An address, and where it goes back to.
+    /// Returns an address and how to free it.
     pub(crate) fn allocate(&self, context: &Context, bytes: usize) -> Result<(u64, Origin), DriverError> {
         match self {
             Self::Pool(pool) => Ok((pool.allocate(bytes)?, Origin::Pool(Arc::clone(pool)))),
@@ -36,8 +36,8 @@ impl DeviceSource {
         }
     }
 
-    /// Lets another device use what was and will be allocated here. Memory of `cuMemAlloc` needs nothing beside the
-    /// contexts' own access.
+    /// Grants another device access to existing and future allocations. `cuMemAlloc` needs only peer access between
+    /// contexts.
     pub(crate) fn allow(&self, peer: Device) -> Result<(), DriverError> {
         match self {
             Self::Pool(pool) => pool.allow(peer),
@@ -45,7 +45,7 @@ impl DeviceSource {
         }
     }
 
-    /// Gives memory that is free but kept back to the device.
+    /// Releases cached memory to the device.
     pub(crate) fn trim(&self) -> Result<(), DriverError> {
         match self {
             Self::Pool(pool) => pool.trim(),
@@ -61,7 +61,7 @@ struct Aligned(#[allow(dead_code)] [u32; 2]);
 
 pub(crate) struct Pool {
     raw: CUmemoryPool,
-    /// Carries nothing but allocations and frees, so it is always nearly idle.
+    /// Carries only allocations and frees, so it is nearly always idle.
     stream: Stream,
 }
 
@@ -91,7 +91,7 @@ impl Pool {
         // them byte by byte.
         context.call("cuMemPoolCreate", || unsafe { ffi::cuMemPoolCreate(&mut raw, properties) })?;
         let pool = Self { raw, stream };
-        // With the default threshold of 0 the pool gives its memory back at every synchronisation.
+        // With the default threshold of 0 the pool releases its memory at every synchronisation.
         let mut keep = u64::MAX;
         // SAFETY: the attribute is an unsigned 64-bit number.
         context.call("cuMemPoolSetAttribute", || unsafe {
@@ -106,7 +106,7 @@ impl Pool {
         self.stream.context().call("cuMemAllocFromPoolAsync", || unsafe {
             ffi::cuMemAllocFromPoolAsync(&mut address, bytes, self.raw, self.stream.as_raw())
         })?;
-        // Other streams may use the memory from here on. The stream holds nothing but earlier frees.
+        // Other streams may use the memory from now on. The stream contains only earlier frees.
         if let Err(error) = self.stream.synchronize() {
             record_drop_error(self.free(address));
             return Err(error);

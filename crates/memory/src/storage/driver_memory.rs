@@ -1,4 +1,4 @@
-//! Memory of any kind that the driver allocated or registered, until it goes back.
+//! Memory of any kind that the driver allocated or registered.
 
 use std::{any::Any, ptr, ptr::NonNull, sync::Arc};
 
@@ -11,24 +11,24 @@ use super::{
 };
 use crate::{allocation_counts::CountGuard, error::record_loss, lift, manager::AllocContext};
 
-/// One allocation, or registered pages of ours.
+/// One allocation, or pages that this crate registered.
 pub(crate) struct DriverMemory {
     place: Place,
     bytes: usize,
-    /// Absent where the host must not use the memory, or not while the device works.
+    /// `None` if the host must not access the memory, or not while the device works.
     host_address: Option<NonNull<u8>>,
     device_address: Option<u64>,
     write_combined: bool,
     context: Context,
     free_thread: Arc<FreeThread>,
-    /// Taken when the memory goes back.
+    /// Taken when the memory is freed.
     held: Option<(Origin, CountGuard)>,
 }
 
-/// Where memory goes back to.
+/// How memory is freed.
 pub(crate) enum Origin {
     Pool(Arc<Pool>),
-    /// The driver frees it only by waiting for the device.
+    /// Freed by the driver, which synchronises with the device.
     Freed(Address),
 }
 
@@ -37,15 +37,15 @@ unsafe impl Send for DriverMemory {}
 // SAFETY: as above; access to the bytes is ordered by the buffer over it.
 unsafe impl Sync for DriverMemory {}
 
-/// The context in which a device buffer of this crate was allocated, or in which another storage [says](crate::InContext)
-/// that it is; `None` for memory of another kind or owner. A copy between devices names the contexts of both sides.
+/// Returns the context of a device buffer allocated by this crate, or whose storage [names](crate::InContext) one;
+/// `None` for other memory. A copy between devices names the contexts of both sides.
 #[must_use]
 pub fn context_of(buffer: &RawBuffer) -> Option<&Context> {
     let other = || buffer.storage()?.as_any().downcast_ref::<crate::InContext>();
     context_of_kind(buffer, MemoryKind::Device).or_else(|| other().map(crate::InContext::context))
 }
 
-/// The context in which a buffer of this crate was allocated; `None` for memory of another kind or owner.
+/// Returns the context in which this crate allocated a buffer; `None` for another kind or owner.
 pub(crate) fn context_of_kind(buffer: &RawBuffer, kind: MemoryKind) -> Option<&Context> {
     let memory = buffer.storage()?.as_any().downcast_ref::<DriverMemory>()?;
     (memory.place.kind == kind).then_some(&memory.context)
@@ -75,7 +75,7 @@ impl DriverMemory {
         }
     }
 
-    /// The device's own memory.
+    /// Allocates device memory.
     pub(crate) fn device(
         alloc: &AllocContext<'_>,
         source: &DeviceSource,
@@ -86,7 +86,7 @@ impl DriverMemory {
         Ok(Self::new(alloc, MemoryKind::Device, bytes, (None, Some(address)), held))
     }
 
-    /// Pinned or mapped memory of the host.
+    /// Allocates pinned or mapped host memory.
     pub(crate) fn host(
         alloc: &AllocContext<'_>,
         kind: MemoryKind,
@@ -125,13 +125,13 @@ impl DriverMemory {
         match found {
             Ok(()) => memory.device_address = Some(device_address),
             Err(error) if kind == MemoryKind::Mapped || error.is_sticky() => return Err(error),
-            // Without unified addressing pinned memory is for copy engines only.
+            // Without unified addressing only copy engines use pinned memory.
             Err(_) => {}
         }
         Ok(memory)
     }
 
-    /// Managed memory. The host gets the address where it may look while the device works.
+    /// Allocates managed memory. It has a host address if the host may access it concurrently with the device.
     pub(crate) fn managed(
         alloc: &AllocContext<'_>,
         concurrent: bool,
@@ -176,7 +176,7 @@ unsafe impl Storage for DriverMemory {
         self.device_address
     }
 
-    /// Write-combined memory is no destination: what a device wrote there the host could read only a word at a time.
+    /// Write-combined memory is never a destination: the host reads it very slowly.
     fn is_writable(&self) -> bool {
         !self.write_combined
     }
@@ -200,8 +200,8 @@ impl Drop for DriverMemory {
     }
 }
 
-/// Ends an allocation after the driver was asked to free it. What could not be freed is still there and stays in the ledger;
-/// memory of a lost context is gone with it.
+/// Updates the counts after a free. Memory that could not be freed still counts as live; memory of a lost context does
+/// not.
 pub(crate) fn finish_free(freed: Result<(), DriverError>, context: &Context, counted: impl Sized) {
     let is_gone = match &freed {
         Ok(()) => true,

@@ -1,23 +1,23 @@
-//! Puts off the frees that wait for the whole device while a stream waits for the host.
+//! Defers frees that synchronise with the device while a stream waits for the host.
 
 use parking_lot::{Condvar, Mutex};
 
-/// While a value of this type lives, memory that the driver frees only by waiting for the device is kept: pinned, mapped and
-/// unified memory, registrations, and device memory where there are no pools. It is freed when the last value is dropped.
+/// Defers frees that synchronise with the device: pinned, mapped and unified memory, registrations, and device memory
+/// without pools. They are freed when the last value is dropped.
 ///
-/// Hold one while a stream waits for something that the host has still to do, for example a host function or a word in memory.
-/// Without it, a buffer that any thread drops meanwhile can stop the program: the driver's call that frees it waits for the
-/// stream, other driver calls may wait for that call, and the thread that should let the stream go on may be making one.
+/// Hold one while a stream waits for the host, for example for a host function or a word in memory. Otherwise a buffer
+/// dropped by any thread can deadlock the program: the free waits for the stream, other driver calls may wait for the
+/// free, and the thread that should release the stream may be making such a call.
 ///
-/// Holds for all devices of the process. Meanwhile [`CudaMemoryManager::drain`](crate::CudaMemoryManager::drain) blocks, and an
-/// allocation that is short of memory fails, if they need such memory. Usable from, and dropped on, any thread.
+/// Applies to all devices of the process. Meanwhile [`CudaMemoryManager::drain`](crate::CudaMemoryManager::drain)
+/// blocks, and an allocation that is short of memory fails, if they need deferred memory. Usable from any thread.
 #[derive(Debug)]
-#[must_use = "frees are put off until this is dropped"]
+#[must_use = "frees are deferred until this is dropped"]
 pub struct FreeDeferral(());
 
 struct Frees {
     deferrals: usize,
-    /// Frees in a driver call.
+    /// Number of frees inside a driver call.
     running: usize,
 }
 
@@ -25,7 +25,7 @@ static FREES: Mutex<Frees> = Mutex::new(Frees { deferrals: 0, running: 0 });
 static CHANGED: Condvar = Condvar::new();
 
 impl FreeDeferral {
-    /// Begins to put off frees. Blocks until those that are already in the driver are done, so begin before the stream waits.
+    /// Starts deferring frees. Blocks until frees already inside the driver return, so call it before the stream waits.
     pub fn begin() -> Self {
         let mut frees = FREES.lock();
         frees.deferrals += 1;
@@ -43,11 +43,11 @@ impl Drop for FreeDeferral {
     }
 }
 
-/// A free in a driver call; what the call runs must not run code of the user's, which may begin a deferral.
+/// A free inside a driver call. No user code may run meanwhile, since it could start a deferral.
 pub(crate) struct Running(());
 
 impl Running {
-    /// Blocks while frees are put off.
+    /// Blocks while frees are deferred.
     pub(crate) fn begin() -> Self {
         let mut frees = FREES.lock();
         while frees.deferrals > 0 && !transload_core::mutant!("memory/frees-are-deferred") {
@@ -57,7 +57,7 @@ impl Running {
         Self(())
     }
 
-    /// `None` while frees are put off.
+    /// Returns `None` while frees are deferred.
     pub(crate) fn try_begin() -> Option<Self> {
         let mut frees = FREES.lock();
         if frees.deferrals > 0 && !transload_core::mutant!("memory/registrations-are-deferred") {

@@ -1,5 +1,5 @@
-//! A thread for what a drop leaves to be done and must not wait for: freeing pinned, managed and unpooled memory, which the driver
-//! does only after the device's work is done, and copying up what a unified buffer could not send.
+//! A thread for work that a drop must not wait for: frees that synchronise with the device (pinned, managed and
+//! unpooled memory), and uploads that a dropped unified buffer could not enqueue.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -18,14 +18,14 @@ use crate::{
     resource::{HostRegistration, Owner},
 };
 
-/// Memory to be freed.
+/// Memory to free.
 #[derive(Debug)]
 pub(crate) enum Address {
-    /// Made by `cuMemAlloc` or `cuMemAllocManaged`.
+    /// Allocated by `cuMemAlloc` or `cuMemAllocManaged`.
     Device(u64),
-    /// Made by `cuMemHostAlloc`.
+    /// Allocated by `cuMemHostAlloc`.
     Host(usize),
-    /// Registered with the driver; with what owns the memory.
+    /// Registered with the driver, with the owner of the memory.
     Registered(HostRegistration),
 }
 
@@ -33,13 +33,13 @@ enum FreeRequest {
     Free {
         context: Context,
         address: Address,
-        /// Kept until the memory is really free, so that an empty ledger means what it says.
+        /// Dropped when the memory is freed, so that empty counts are exact.
         counted: CountGuard,
     },
     Upload(Context, PendingUpload),
 }
 
-/// Bytes of pinned memory that are to be where the hold is, and the hold, which keeps others from what is there now.
+/// Pinned source bytes and the held destination range.
 pub(crate) struct PendingUpload {
     pub(crate) from: RawBuffer,
     pub(crate) hold: RangeGuard,
@@ -48,7 +48,7 @@ pub(crate) struct PendingUpload {
 #[derive(Default)]
 struct FreeQueue {
     requests: Vec<FreeRequest>,
-    /// The thread that is freeing just now.
+    /// The thread that is processing requests.
     busy: Option<ThreadId>,
     closed: bool,
 }
@@ -60,7 +60,7 @@ struct Shared {
     idle: Condvar,
 }
 
-/// Handle of the thread; the thread ends once the last handle is gone and everything is freed.
+/// Handle of the thread, which ends once the last handle is dropped and everything is freed.
 pub(crate) struct FreeThread {
     shared: Arc<Shared>,
 }
@@ -75,13 +75,13 @@ impl FreeThread {
         Ok(Arc::new(Self { shared }))
     }
 
-    /// Leaves memory to be freed; does not wait.
+    /// Queues memory to be freed. Does not wait.
     pub(crate) fn free(&self, context: Context, address: Address, counted: CountGuard) {
         self.push(FreeRequest::Free { context, address, counted });
     }
 
-    /// Leaves bytes to be copied to device memory on a stream of the thread's own; does not wait. Failures are recorded as errors of
-    /// a drop, and end the hold.
+    /// Queues bytes to be copied to device memory on a stream of this thread. Does not wait. A failure is recorded as a
+    /// drop error and ends the hold.
     pub(crate) fn upload(&self, context: Context, pending: PendingUpload) {
         self.push(FreeRequest::Upload(context, pending));
     }
@@ -91,8 +91,8 @@ impl FreeThread {
         self.shared.work.notify_one();
     }
 
-    /// Blocks until everything left so far is freed, or until the limit. On the thread itself, which is then in the destructor of
-    /// registered memory of the user's, it does nothing: what it would wait for is itself.
+    /// Blocks until everything queued so far is freed, or until the limit. Returns at once on the thread itself, which
+    /// may call this from the destructor of the user's memory.
     pub(crate) fn drain(&self, limit: Option<Duration>) {
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut queue = self.shared.queue.lock();
@@ -153,7 +153,7 @@ fn run(shared: &Shared) {
     }
 }
 
-/// Drops what may run code of the user's, which may panic: the owner of registered memory, or wakers of tasks behind a hold.
+/// Drops values whose destructors may run user code, which may panic: owners of registered memory, wakers.
 fn drop_user_values<T>(dropped: T) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(dropped))) {
         std::mem::forget(payload);
@@ -175,7 +175,7 @@ fn upload(context: &Context, pending: &PendingUpload) -> Result<(), DriverError>
     stream.synchronize()
 }
 
-/// Frees memory and returns what kept it mapped, if it is the user's.
+/// Frees memory and returns the owner that kept it mapped, if any.
 fn release(context: &Context, address: Address) -> Result<Option<Owner>, DriverError> {
     match address {
         // SAFETY: the storage that owned the address is gone, and it is freed exactly once, here.

@@ -1,19 +1,19 @@
-//! Advice on where a unified buffer should be.
+//! Advice on the location of a unified buffer.
 
 use transload_core::{DeviceId, MemoryAdvice, Pod, Result};
 
 use super::{UnifiedBuffer, UnifiedMode};
 use crate::{CudaDevice, ManagedMemoryHints, advise, hints::place_of};
 
-/// Advice changes where pages are, never what is in them, and may be given at any time. Where the mode is
-/// [`Explicit`](UnifiedMode::Explicit) there are no pages to advise about: it is checked, and has no effect.
+/// Advice moves pages, never changes content, and may be given at any time. In the [`Explicit`](UnifiedMode::Explicit)
+/// mode it is validated and has no effect.
 impl<T: Pod> UnifiedBuffer<T> {
-    /// Advises the driver on all of it.
+    /// Gives the driver advice on the whole buffer.
     ///
     /// # Errors
     /// `UnknownDevice` naming the valid ordinals, `Unsupported` for a device that cannot have unified memory; the driver's.
     pub fn advise(&self, advice: MemoryAdvice) -> Result<()> {
-        // The next role gives its own again.
+        // The next role must give its advice again.
         self.inner.state.lock().place.advised = None;
         match (self.mode(), place_of(advice)) {
             (UnifiedMode::Managed, _) => advise(&self.inner.raw, advice),
@@ -23,7 +23,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         }
     }
 
-    /// All that can be advised and asked about managed memory, over this buffer's.
+    /// Returns all hints for managed memory, over this buffer.
     ///
     /// # Errors
     /// `Unsupported` where the mode is [`Explicit`](UnifiedMode::Explicit).
@@ -31,7 +31,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         ManagedMemoryHints::from_unified(&self.inner.raw)
     }
 
-    /// The device with this ordinal will use it and should have it mapped.
+    /// Advises that the device with this ordinal accesses the buffer and should have it mapped.
     ///
     /// # Errors
     /// As for [`advise`](Self::advise).
@@ -39,7 +39,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         self.advise(MemoryAdvice::SetAccessedBy(DeviceId::Cuda(ordinal)))
     }
 
-    /// It should stay at a device, or at the host.
+    /// Advises that the buffer should stay on a device, or on the host.
     ///
     /// # Errors
     /// As for [`advise`](Self::advise).

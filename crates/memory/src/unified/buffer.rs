@@ -1,4 +1,4 @@
-//! The typed buffer that host and devices share.
+//! A typed buffer shared by host and devices.
 
 use std::{fmt, marker::PhantomData, ops::RangeBounds};
 
@@ -10,19 +10,19 @@ use transload_core::{
 use super::{DeviceAccess, Role, UnifiedMode, UnifiedSlice, UnifiedSliceMut, inner::Inner};
 use crate::CudaMemoryManager;
 
-/// `len` elements of `T` that the host and a device use in turn, all bytes zero at first.
+/// A buffer of `len` elements of `T` that host and devices access in turn, initially zero.
 ///
-/// The host looks at it through slices ([`read`](Self::read), [`write`](Self::write)), a device through a guard
-/// ([`acquire_for_device`](Self::acquire_for_device)) or through any operation on [`raw`](Buffer::raw). Whoever comes sees what
-/// was written before, whichever side wrote it. A slice waits for devices' work on its range that would conflict; while it is
-/// open such work, and a guard for it, are answered `Busy`; while a guard lives, slices in conflict are. Readers never exclude
-/// each other.
+/// The host accesses it through slices ([`read`](Self::read), [`write`](Self::write)), a device through a guard
+/// ([`acquire_for_device`](Self::acquire_for_device)) or any operation on [`raw`](Buffer::raw). Each sees all earlier
+/// writes of either side. Opening a slice waits for conflicting device work on its range. While a slice is open,
+/// conflicting device work and guards fail with `Busy`; while a guard exists, conflicting slices do. Readers never
+/// conflict.
 ///
-/// Where the device cannot use managed memory at the same time as the host, the same holds with device memory and a pinned copy:
+/// If the device lacks concurrent managed access, device memory and a pinned copy give the same guarantees: see
 /// [`UnifiedMode`].
 ///
-/// Usable from any thread. It is freed once, when it and all that is in flight on it are gone; dropping it does not wait. Work is
-/// ordered by the buffer across all queues; what has no queue of the caller's goes on the buffer's own.
+/// Usable from any thread. The memory is freed once the buffer is dropped and no work on it is in flight; dropping does
+/// not wait. Work is ordered by the buffer across all queues; operations without a queue argument use the buffer's own.
 ///
 /// ```
 /// # #[cfg(any(target_os = "linux", windows))] {
@@ -45,11 +45,11 @@ pub struct UnifiedBuffer<T> {
     elements: PhantomData<fn() -> T>,
 }
 
-/// The name that earlier systems have for a [`UnifiedBuffer`]; of bytes where nothing else is said.
+/// Alternative name of [`UnifiedBuffer`]; of bytes by default.
 pub type UnifiedAllocation<T = u8> = UnifiedBuffer<T>;
 
 impl<T: Pod> UnifiedBuffer<T> {
-    /// A buffer in the mode of the manager's device. `queue` is one of that device.
+    /// Creates a buffer in the mode of the manager's device. `queue` must belong to that device.
     ///
     /// # Errors
     /// `InvalidArgument` where `len` is 0, `T` has no size, the size overflows, or the queue is another device's; `OutOfMemory`
@@ -58,7 +58,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         Self::new_with_mode(memory, queue, len, UnifiedMode::of(memory.device())?)
     }
 
-    /// A buffer in a mode.
+    /// Creates a buffer in the given mode.
     ///
     /// # Errors
     /// As for [`new`](Self::new), and `Unsupported` for [`UnifiedMode::Managed`] on a device that has it not.
@@ -72,9 +72,8 @@ impl<T: Pod> UnifiedBuffer<T> {
         Self::over(Inner::allocate(memory, queue, bytes, mode)?)
     }
 
-    /// Elements over managed memory that exists, or a slice of it, a pool's block say; nothing is copied, and it is not made
-    /// zero. Memory that host and device use at the same time only. What was advised on it stays until it is first given to a
-    /// device for a role.
+    /// Wraps existing managed memory, or a slice of it such as a pool's block, without copying or zeroing. Requires
+    /// concurrent managed access. Earlier advice stays until the memory is first acquired for a role.
     ///
     /// # Errors
     /// `Unsupported` for other memory; `InvalidArgument` where its length is no whole number of elements, the address is not
@@ -83,12 +82,12 @@ impl<T: Pod> UnifiedBuffer<T> {
         Self::over(Inner::wrap(memory, queue, raw)?)
     }
 
-    /// The bytes as devices use them, without a copy: managed memory, or device memory where the mode is
-    /// [`Explicit`](UnifiedMode::Explicit).
+    /// Returns the bytes that devices use, without a copy: managed memory, or device memory in the
+    /// [`Explicit`](UnifiedMode::Explicit) mode.
     ///
     /// # Errors
-    /// The driver's, where what the host wrote last cannot be sent to the device. It is tried once more then, as where a buffer
-    /// is dropped, for whoever has a clone of [`raw`](Buffer::raw).
+    /// The driver's if the latest host writes cannot be uploaded. The upload is then retried once more on drop, for
+    /// clones of [`raw`](Buffer::raw).
     pub fn into_raw(self) -> Result<RawBuffer> {
         self.inner.retry_failed_uploads()?;
         Ok(self.inner.raw.clone())
@@ -109,21 +108,21 @@ impl<T: Pod> UnifiedBuffer<T> {
         Err(Error::new(ErrorKind::InvalidArgument, text))
     }
 
-    /// How host and device share it.
+    /// Returns how host and device share the buffer.
     #[must_use]
     pub fn mode(&self) -> UnifiedMode {
         self.inner.mode()
     }
 
-    /// The address of the first element as devices use it. The buffer must be kept alive while the address is used, and what goes
-    /// through it is not ordered by the buffer: prefer [`acquire_for_device`](Self::acquire_for_device).
+    /// Returns the device address of the first element. Keep the buffer alive while the address is used. Work through
+    /// the address is not ordered by the buffer: prefer [`acquire_for_device`](Self::acquire_for_device).
     #[must_use]
     pub fn as_ptr(&self) -> *const T {
         let address = self.inner.raw.device_address().and_then(|address| usize::try_from(address).ok());
         std::ptr::with_exposed_provenance(address.unwrap_or(0))
     }
 
-    /// Reads all of it from the host: blocks until devices' work that writes it is done.
+    /// Opens the whole buffer for reading by the host. Blocks until device work that writes it is complete.
     ///
     /// # Errors
     /// `Busy` where a writable slice or a guard for writing is open; the driver's.
@@ -131,7 +130,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         self.read_range(..)
     }
 
-    /// Reads a range of elements; see [`read`](Self::read).
+    /// Opens a range of elements for reading; see [`read`](Self::read).
     ///
     /// # Errors
     /// As for `read`, and `OutOfRange`.
@@ -140,7 +139,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         self.inner.open(range, Access::Read, true).map(UnifiedSlice::new)
     }
 
-    /// As [`read_range`](Self::read_range), but answers `Busy` instead of waiting for work of others.
+    /// Like [`read_range`](Self::read_range), but returns `Busy` instead of waiting.
     ///
     /// # Errors
     /// As for `read_range`.
@@ -149,8 +148,8 @@ impl<T: Pod> UnifiedBuffer<T> {
         self.inner.open(range, Access::Read, false).map(UnifiedSlice::new)
     }
 
-    /// Writes all of it from the host: blocks until devices' work that uses it is done. The slice holds what was there. HostAccessGuard one
-    /// for much at a time: in the explicit mode each is a copy when it closes.
+    /// Opens the whole buffer for writing by the host, with its current content. Blocks until device work that uses it
+    /// is complete. Prefer few large slices: in the explicit mode closing each one enqueues a copy.
     ///
     /// # Errors
     /// `Busy` where a slice or a guard is open; the driver's.
@@ -158,7 +157,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         self.write_range(..)
     }
 
-    /// Writes a range of elements; see [`write`](Self::write).
+    /// Opens a range of elements for writing; see [`write`](Self::write).
     ///
     /// # Errors
     /// As for `write`, and `OutOfRange`.
@@ -167,7 +166,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         self.inner.open(range, Access::Write, true).map(UnifiedSliceMut::new)
     }
 
-    /// As [`write_range`](Self::write_range), but answers `Busy` instead of waiting for work of others.
+    /// Like [`write_range`](Self::write_range), but returns `Busy` instead of waiting.
     ///
     /// # Errors
     /// As for `write_range`.
@@ -176,8 +175,8 @@ impl<T: Pod> UnifiedBuffer<T> {
         self.inner.open(range, Access::Write, false).map(UnifiedSliceMut::new)
     }
 
-    /// Gives all of it to the queue's device for a role: with the advice and the prefetch that go with it, on that queue, where
-    /// the memory is managed. Does not wait for the device.
+    /// Acquires the whole buffer for the queue's device in a role. Managed memory gets the role's advice and prefetch
+    /// on that queue. Does not wait for the device.
     ///
     /// # Errors
     /// `Busy` where a host slice in conflict is open; `Unsupported` for a device that the memory cannot be moved to; the driver's.
@@ -185,8 +184,8 @@ impl<T: Pod> UnifiedBuffer<T> {
         self.acquire_range_for_device(queue, .., role, role.access())
     }
 
-    /// Gives a range of elements to the queue's device; see [`acquire_for_device`](Self::acquire_for_device). A resident operand
-    /// that is only read says so by `access`, and the host may read it meanwhile.
+    /// Acquires a range of elements for the queue's device; see [`acquire_for_device`](Self::acquire_for_device). A
+    /// resident operand that is only read says so by `access`, and the host may then read it concurrently.
     ///
     /// # Errors
     /// As for `acquire_for_device`, `OutOfRange`, and `InvalidArgument` for an input that is to be written.
@@ -203,8 +202,8 @@ impl<T: Pod> UnifiedBuffer<T> {
 }
 
 impl<T: Pod> Buffer<T> for UnifiedBuffer<T> {
-    /// What devices use. Where the mode is [`Explicit`](UnifiedMode::Explicit) it is device memory, and up to date for whoever
-    /// comes after the last slice in the order of the buffer.
+    /// Returns the memory that devices use. In the [`Explicit`](UnifiedMode::Explicit) mode it is device memory, up to
+    /// date for work ordered after the last slice.
     fn raw(&self) -> &RawBuffer {
         &self.inner.raw
     }

@@ -1,7 +1,7 @@
-//! Without shared memory: what a writable slice holds is copied up when it closes, and what devices wrote down when one opens.
+//! Explicit mode: closing a writable slice uploads it, opening a slice downloads what devices wrote.
 //!
-//! The device's memory is thereby the newest for whoever uses it in the order of its buffer, through whatever handle: the copy
-//! up takes the slice's place in that order. The host's copy is the newest where the state says so.
+//! Device memory is therefore current for all work ordered by its buffer: the upload takes the slice's place in that
+//! order. The host's copy is current where the state says so.
 
 use std::{ops::Range, thread};
 
@@ -13,8 +13,8 @@ use super::{inner::Inner, range_locks::RangeLockId};
 use crate::ranges::bytes_of;
 
 impl Inner {
-    /// Sends what the host wrote to the device, in the place of the hold. Does not wait. Where the driver refuses, the hold
-    /// stays, so that nobody sees what the device's memory has instead, and the next use of the buffer tries again.
+    /// Uploads host writes in place of the hold. Does not wait. If the driver refuses, the hold stays, so that no one
+    /// reads stale device memory, and the next use of the buffer retries.
     pub(crate) fn upload(&self, hold: RangeGuard) {
         let Some(host) = &self.host else { return };
         if let Err((hold, _told_by_the_next_use)) = self.enqueue_held_upload(host, hold)
@@ -24,7 +24,7 @@ impl Inner {
         }
     }
 
-    /// Tries again to send what could not be sent.
+    /// Retries failed uploads.
     ///
     /// # Errors
     /// The driver's; nothing is lost then.
@@ -65,14 +65,14 @@ impl Inner {
         unsafe { enqueue_claimed(&*self.queue, &Operation::Copy { src: &src, dst }, claims) }.map(Some)
     }
 
-    /// Makes the host's copy of a range the newest, where it is not, for the lock of the range.
+    /// Downloads the stale parts of a range, for the holder of its lock.
     ///
     /// # Errors
-    /// With `wait` false `Busy` where copies that were begun before are under way; the driver's.
+    /// `Busy` if `wait` is false and earlier downloads are in flight; the driver's.
     pub(crate) fn download(&self, id: RangeLockId, range: &Range<usize>, wait: bool) -> Result<()> {
         let Some(host) = &self.host else { return Ok(()) };
         loop {
-            // What was written before the range was held was noticed then, and since then nobody writes it.
+            // Earlier writes were noted when the range was locked, and none has happened since.
             let (missing, downloads) = {
                 let state = self.state.lock();
                 (state.copy.missing(range), state.copy.downloads(range))
@@ -102,8 +102,8 @@ impl Inner {
         }
     }
 
-    /// Copies a held range down and waits for it. Answers `false` where another slice looks at a part of the host's copy: it
-    /// brought that down itself.
+    /// Downloads a held range and waits for it. Returns `false` if another slice accesses part of the host's copy: it
+    /// downloaded that part itself.
     fn download_part(&self, host: &RawBuffer, range: Range<usize>) -> Result<bool> {
         let (src, dst) = (self.raw.slice(range.clone())?, host.slice(range)?);
         let claims = match Claims::acquire(&mut [(&dst, Access::Write)]) {
@@ -118,7 +118,7 @@ impl Inner {
         fence.wait().map(|()| true)
     }
 
-    /// Begins to bring a range down, for slices to come.
+    /// Starts downloading a range for later slices.
     ///
     /// # Errors
     /// `Busy` where a slice in conflict is open; the queue's.
@@ -138,7 +138,7 @@ impl Inner {
         // SAFETY: the claims keep every use in conflict away until the fence is committed.
         let fence = claims.inherit(unsafe { queue.enqueue(&operation, claims.after(), Timing::Off) }?);
         let mut state = self.state.lock();
-        // While the claims are held nobody writes the range, except through the address that a guard gave.
+        // The claims exclude writes, except through the address of a guard.
         state.refresh(self.raw.writes(), 0);
         let unchanged = state.copy.guards() == guards;
         let replaced = unchanged.then(|| state.copy.add_download(range, fence.clone()));
@@ -149,17 +149,17 @@ impl Inner {
         Ok(fence)
     }
 
-    /// Takes note of copies to the host that are over, so that those which no slice ever asks for are not kept.
+    /// Checks completed downloads, so that those which no slice needs are released.
     fn collect_finished_downloads(&self) {
         let over = self.state.lock().copy.finished_downloads();
         for download in over {
-            // Known to be over: nothing is waited for.
+            // Known to be complete: does not wait.
             let well = download.1.wait().is_ok();
             self.state.lock().download_finished(&download, well);
         }
     }
 
-    /// A fence behind all that writes the range on the device so far.
+    /// Returns a fence that completes after all earlier writes of the range on the device.
     ///
     /// # Errors
     /// The queue's.
@@ -177,7 +177,7 @@ impl Inner {
     }
 }
 
-/// Enqueues behind what was claimed, and commits the claims.
+/// Enqueues an operation after what was claimed, and commits the claims.
 ///
 /// # Safety
 /// * Claims, and what else the caller holds, keep every use in conflict from the operation's bytes until it is over.

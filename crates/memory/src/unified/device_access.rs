@@ -1,4 +1,4 @@
-//! A device's turn: while the guard lives no slice of the host's is opened in conflict with it.
+//! Device access to a range: no conflicting host slice can be opened while the guard lives.
 
 use std::{fmt, marker::PhantomData, ops::Range};
 
@@ -10,16 +10,17 @@ use super::{
     range_locks::{RangeLockId, Side},
 };
 
-/// A range of a unified buffer while a device uses it. Made by
-/// [`UnifiedBuffer::acquire_for_device`](crate::UnifiedBuffer::acquire_for_device); several may live at the same time.
+/// A guard for device access to a range of a unified buffer, returned by
+/// [`UnifiedBuffer::acquire_for_device`](crate::UnifiedBuffer::acquire_for_device). Several may exist at the same time.
 ///
-/// Declare [`raw`](Self::raw) to a launch, or submit operations on it: such work is ordered by the buffer, and a host slice waits
-/// for it, so the guard may be dropped as soon as it is enqueued. What is made to use [`device_address`](Self::device_address)
-/// in another way must be over before, and come after earlier work by the caller's care.
+/// Declare [`raw`](Self::raw) to a launch, or submit operations on it: the buffer orders such work and host slices wait
+/// for it, so the guard may be dropped once it is enqueued. Other work on [`device_address`](Self::device_address) must
+/// be ordered after earlier work by the caller, and be complete before the drop.
 ///
-/// Views of `raw` are ordered by what is in flight on it, as for any buffer; guards keep out the slices of the unified buffer.
+/// Views of `raw` are ordered by the work in flight on it, like those of any buffer; guards only exclude the unified
+/// buffer's slices.
 ///
-/// A guard for writing that is dropped leaves the device's side as the newest. Usable from, and dropped on, any thread.
+/// Dropping a write guard marks the device's bytes as the newest. Usable from any thread.
 #[must_use = "a guard ends when it is dropped"]
 pub struct DeviceAccess<'a, T> {
     inner: &'a Inner,
@@ -56,7 +57,7 @@ impl<'a, T: Pod> DeviceAccess<'a, T> {
             state.locks.check(&range, Side::Device, access)?;
             state.locks.add(range.clone(), Side::Device, access)
         };
-        // From here on the guard's drop takes the lock out.
+        // From now on dropping the guard removes the lock.
         let guard = Self { inner, part, range, role, access, id, elements: PhantomData };
         if inner.mode() == UnifiedMode::Managed {
             inner.apply_role(queue, &guard.range, role)?;
@@ -66,39 +67,40 @@ impl<'a, T: Pod> DeviceAccess<'a, T> {
 }
 
 impl<T: Pod> DeviceAccess<'_, T> {
-    /// The range's bytes as the device uses them, to be declared to a launch or an operation.
+    /// Returns the range's bytes, to be declared to a launch or an operation.
     #[must_use]
     pub fn raw(&self) -> &RawBuffer {
         &self.part
     }
 
-    /// The address of the first element on the device. The buffer does not order what uses it: earlier work may be in flight,
-    /// where the mode is [`Explicit`](UnifiedMode::Explicit) also the copy of what the host wrote last. Let it come after what
-    /// [`lend`](RawBuffer::lend) of [`raw`](Self::raw) answers ([`Loan::after`](transload_core::Loan::after)).
+    /// Returns the device address of the first element. The buffer does not order work on it: earlier work may be in
+    /// flight, and in the [`Explicit`](UnifiedMode::Explicit) mode the upload of the latest host writes. Order such
+    /// work after the fences of [`lend`](RawBuffer::lend) of [`raw`](Self::raw)
+    /// ([`Loan::after`](transload_core::Loan::after)).
     #[must_use]
     pub fn device_address(&self) -> Option<u64> {
         self.part.device_address()
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.part.len() / size_of::<T>().max(1)
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.part.is_empty()
     }
 
-    /// What the device uses it for.
+    /// Returns the role of the range.
     #[must_use]
     pub fn role(&self) -> Role {
         self.role
     }
 
-    /// What the device does to it.
+    /// Returns whether the device reads or writes the range.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
@@ -109,7 +111,7 @@ impl<T> Drop for DeviceAccess<'_, T> {
     fn drop(&mut self) {
         let mut state = self.inner.state.lock();
         if self.access == Access::Write {
-            // Also where nothing was submitted: the address may have been used.
+            // Even if nothing was submitted: the address may have been used.
             state.copy.set_stale(&self.range);
         }
         state.locks.remove(self.id);

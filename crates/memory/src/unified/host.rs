@@ -1,4 +1,4 @@
-//! The host's access to a range: no device's work in conflict is enqueued while it is open, and no guard of a device's is.
+//! Host access to a range, which excludes conflicting device work and guards.
 
 use std::{fmt, ops::Range, ptr::NonNull};
 
@@ -12,18 +12,18 @@ use super::{
     range_locks::{RangeLockId, Side},
 };
 
-/// Bytes that the host may look at, or write, until this is dropped.
+/// Bytes that the host may read or write until this is dropped.
 pub(crate) struct HostAccessGuard<'a> {
     inner: &'a Inner,
     id: RangeLockId,
     range: Range<usize>,
     access: Access,
     address: NonNull<u8>,
-    /// The host's bytes are what the slice promises: what it wrote counts when it closes.
+    /// Whether the host's bytes are current: only then are writes uploaded on close.
     ready: bool,
-    /// On the memory that devices use.
+    /// RangeGuard on the memory that devices use.
     hold: Option<RangeGuard>,
-    /// On the host's own copy, where there is one.
+    /// RangeGuard on the host's copy, in the explicit mode.
     copy: Option<RangeGuard>,
 }
 
@@ -33,8 +33,8 @@ unsafe impl Send for HostAccessGuard<'_> {}
 unsafe impl Sync for HostAccessGuard<'_> {}
 
 impl Inner {
-    /// Opens a range for the host. Waits for devices' work in conflict, or with `wait` false answers Busy; what devices wrote
-    /// is brought to the host in either case.
+    /// Opens a range for the host. Waits for conflicting device work, or returns `Busy` if `wait` is false; downloads
+    /// device writes in both cases.
     ///
     /// # Errors
     /// `Busy` where a slice or guard in conflict is open; the driver's.
@@ -53,7 +53,7 @@ impl Inner {
             match theirs.try_lock_range(access)? {
                 TryLockResult::Locked(hold) => {
                     if self.host.is_some() {
-                        // Both under the lock: what was written besides is somebody else's.
+                        // Both under the lock, so that other writes are someone else's.
                         state.refresh(self.raw.writes(), u64::from(access == Access::Write));
                     }
                     let id = state.locks.add(range.clone(), Side::Host, access);
@@ -110,12 +110,13 @@ fn hold_range(buffer: &RawBuffer, access: Access, wait: bool) -> Result<RangeGua
 }
 
 impl HostAccessGuard<'_> {
-    /// The first byte: readable for [`len`](Self::len) bytes while this lives, and writable where it was opened for that.
+    /// Returns the address of the first byte: readable for [`len`](Self::len) bytes while this lives, and writable if
+    /// opened for that.
     pub(crate) fn address(&self) -> NonNull<u8> {
         self.address
     }
 
-    /// In bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.range.len()
     }
@@ -123,7 +124,7 @@ impl HostAccessGuard<'_> {
 
 impl Drop for HostAccessGuard<'_> {
     fn drop(&mut self) {
-        // First of all: from the end of the hold on a device may write what this protected.
+        // Do this first: once the hold ends, a device may write the range.
         self.inner.state.lock().locks.remove(self.id);
         drop(self.copy.take());
         if let Some(hold) = self.hold.take()

@@ -1,4 +1,4 @@
-//! A unified buffer without its element type: its memory, its queue, and what is known of both sides.
+//! A unified buffer without its element type: its memory, its queue and its state.
 
 use std::{
     ops::{Range, RangeBounds},
@@ -24,11 +24,11 @@ use crate::{
 
 pub(crate) struct Inner {
     pub(crate) device: CudaDevice,
-    /// What devices use: managed memory, or device memory.
+    /// Memory that devices use: managed or device memory.
     pub(crate) raw: RawBuffer,
-    /// What the host looks at where that is not managed memory: pinned, and never given to anybody.
+    /// In the explicit mode the host's pinned copy, which is never exposed.
     pub(crate) host: Option<RawBuffer>,
-    /// Who sends what the queue refused when the buffer is dropped.
+    /// Performs uploads that the queue refused, when the buffer is dropped.
     free_thread: Arc<FreeThread>,
     context: Context,
     pub(crate) queue: QueueLease,
@@ -61,12 +61,12 @@ impl Inner {
                 (raw, Some(memory.allocate(MemoryKind::Pinned, bytes)?))
             }
         };
-        // The driver promises no content. By the device it takes no time of the host's.
+        // The driver leaves the content undefined. Filling on the device costs the host no time.
         submit(&*queue, &Operation::Fill { dst: &raw, pattern: Pattern::U8(0) }, Timing::Off)?;
         Ok(Self::over(memory, queue, raw, host))
     }
 
-    /// Over managed memory that exists.
+    /// Creates a buffer over existing managed memory.
     pub(crate) fn wrap(memory: &CudaMemoryManager, queue: QueueLease, raw: RawBuffer) -> Result<Self> {
         let device = memory.device();
         check_queue(device, &queue)?;
@@ -102,7 +102,7 @@ impl Inner {
         submit(&*self.queue, operation, Timing::Off)?.wait()
     }
 
-    /// Sets every element, whatever its size.
+    /// Sets every element.
     pub(crate) fn fill(&self, element: &[u8]) -> Result<()> {
         self.retry_failed_uploads()?;
         fill(&*self.queue, &self.raw, element)?.wait()
@@ -122,20 +122,20 @@ impl Inner {
         self.run(&Operation::Copy { src: &self.raw, dst: &destination })
     }
 
-    /// A range of elements of `size` bytes as bytes.
+    /// Converts a range of elements of `size` bytes to bytes.
     ///
     /// # Errors
     /// `OutOfRange`.
     pub(crate) fn bytes(&self, range: impl RangeBounds<usize>, size: usize) -> Result<Range<usize>> {
-        // No overflow: the last element's end is the buffer's.
+        // No overflow: the end is within the buffer.
         let Range { start, end } = range_within(&range, self.raw.len() / size.max(1), "elements")?;
         Ok(start * size..end * size)
     }
 }
 
 impl Drop for Inner {
-    /// Another handle of the memory that devices use is to find there what the host wrote. What the queue refuses, for example
-    /// because its stream is being captured, goes by a stream of another thread's.
+    /// Retries failed uploads of host writes: clones of the device buffer may outlive this value. If the queue refuses
+    /// again, for example because its stream is being captured, the free thread uploads on its own stream.
     fn drop(&mut self) {
         let Some(host) = &self.host else { return };
         let _sent_below = self.retry_failed_uploads();

@@ -1,16 +1,16 @@
-//! Unified memory with types: one buffer for host and devices, guarded against both at once, and the same where the hardware
-//! has nothing of the kind.
+//! Typed unified memory: one buffer for host and devices, with access guards for both, also on hardware without managed
+//! memory.
 //!
 //! | file | idea |
 //! |---|---|
-//! | `buffer` | [`UnifiedBuffer`], what users have |
-//! | `mode` | which of two ways a buffer works in |
+//! | `buffer` | [`UnifiedBuffer`], the public type |
+//! | `mode` | managed memory, or device memory with a host copy |
 //! | `inner` | a buffer without its element type |
-//! | `host`, `slices` | the host's access: holds, and slices over them |
-//! | `device_access`, `role` | a device's access, and the advice that goes with its purpose |
-//! | `copies` | without shared memory: what is copied up when a slice closes, and down when one opens |
-//! | `movement`, `advice` | prefetch and advice |
-//! | `state`, `locks` | who has which range, and where its newest bytes are; nothing here calls the driver |
+//! | `host`, `slices` | host access: guards, and slices over them |
+//! | `device_access`, `role` | device access, and the advice for its purpose |
+//! | `copies` | explicit mode: uploads when a slice closes, downloads when one opens |
+//! | `prefetch`, `advice` | prefetch and advice |
+//! | `state`, `range_locks` | open ranges, and where the newest bytes are; calls no driver |
 
 mod advice;
 mod buffer;

@@ -1,4 +1,4 @@
-//! Which of two ways a unified buffer works in.
+//! The two implementations of a unified buffer.
 
 use std::fmt;
 
@@ -6,19 +6,20 @@ use transload_core::Result;
 
 use crate::{CudaDevice, CudaFeature};
 
-/// How a [`UnifiedBuffer`](crate::UnifiedBuffer) is one memory for host and device. What it promises is the same in both.
+/// How a [`UnifiedBuffer`](crate::UnifiedBuffer) shares memory between host and device. Both modes give the same
+/// guarantees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnifiedMode {
-    /// The driver's managed memory: one allocation whose pages move. Needs a device that can use it at the same time as the
-    /// host (compute capability 6.0 or higher, on Linux).
+    /// The driver's managed memory: one allocation whose pages migrate. Needs concurrent managed access (compute
+    /// capability 6.0 or higher on Linux).
     Managed,
-    /// Device memory with a copy in pinned host memory. What a writable slice holds is copied up when it closes; what devices
-    /// wrote is copied down when a slice is opened, and only then.
+    /// Device memory with a copy in pinned host memory. Closing a writable slice uploads it; opening a slice downloads
+    /// what devices wrote.
     Explicit,
 }
 
 impl UnifiedMode {
-    /// The mode that the device's buffers have unless another one is asked for.
+    /// Returns the default mode of a device.
     ///
     /// # Errors
     /// The driver's.

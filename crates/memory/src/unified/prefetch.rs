@@ -1,4 +1,4 @@
-//! Prefetch: bytes on their way to where they will be used, beside other work.
+//! Prefetch of unified buffers.
 
 use std::ops::{Range, RangeBounds};
 
@@ -10,36 +10,36 @@ use transload_core::{
 use super::{UnifiedBuffer, UnifiedMode, inner::Inner, range_locks::Side};
 use crate::{CudaDevice, CudaFeature};
 
-/// Every method answers when the prefetch is enqueued, behind all work on the range so far. It never changes content. Where the
-/// mode is [`Explicit`](UnifiedMode::Explicit) the device's memory is up to date in any case, and a prefetch to the host copies
-/// what the next slice would have to wait for.
+/// Every method returns once the prefetch is enqueued, after all earlier work on the range, and never changes content.
+/// In the [`Explicit`](UnifiedMode::Explicit) mode device memory is always up to date, and a prefetch to the host
+/// downloads what the next slice would wait for.
 ///
-/// A transfer that was refused says so when it is awaited: `Busy` where a host slice is open on the range; `InvalidArgument` for
-/// an empty range; `OutOfRange`; `UnknownDevice` naming the valid ordinals; `Unsupported` for a device that the memory cannot be
-/// moved to.
+/// A refused transfer reports its error when awaited: `Busy` if a host slice is open on the range; `InvalidArgument`
+/// for an empty range; `OutOfRange`; `UnknownDevice` naming the valid ordinals; `Unsupported` for a device that the
+/// memory cannot be moved to.
 impl<T: Pod> UnifiedBuffer<T> {
-    /// Moves all of it to a device; `None` means the buffer's own.
+    /// Prefetches the whole buffer to a device; `None` means the buffer's own.
     pub fn prefetch_to_device(&self, ordinal: Option<u32>) -> Transfer {
         self.prefetch_to_device_on(&*self.inner.queue, .., ordinal)
     }
 
-    /// Moves all of it to the host.
+    /// Prefetches the whole buffer to the host.
     pub fn prefetch_to_host(&self) -> Transfer {
         self.prefetch_to_host_on(&*self.inner.queue, ..)
     }
 
-    /// Moves a range of elements to a device; `None` means the buffer's own.
+    /// Prefetches a range of elements to a device; `None` means the buffer's own.
     pub fn prefetch_range_to_device(&self, range: impl RangeBounds<usize>, ordinal: Option<u32>) -> Transfer {
         self.prefetch_to_device_on(&*self.inner.queue, range, ordinal)
     }
 
-    /// Moves a range of elements to the host.
+    /// Prefetches a range of elements to the host.
     pub fn prefetch_range_to_host(&self, range: impl RangeBounds<usize>) -> Transfer {
         self.prefetch_to_host_on(&*self.inner.queue, range)
     }
 
-    /// Moves a range of elements to a device, on a queue of the caller's; `None` means the buffer's own device, whatever the
-    /// queue's is.
+    /// Prefetches a range of elements to a device, on the given queue; `None` means the buffer's own device, not the
+    /// queue's.
     pub fn prefetch_to_device_on(
         &self,
         queue: &dyn Queue,
@@ -50,7 +50,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         self.inner.prefetch_transfer(queue, self.inner.bytes(range, size_of::<T>()), to)
     }
 
-    /// Moves a range of elements to the host, on a queue of the caller's.
+    /// Prefetches a range of elements to the host, on the given queue.
     pub fn prefetch_to_host_on(&self, queue: &dyn Queue, range: impl RangeBounds<usize>) -> Transfer {
         self.inner.prefetch_transfer(queue, self.inner.bytes(range, size_of::<T>()), DeviceId::Cpu)
     }
@@ -78,7 +78,7 @@ impl Inner {
         self.retry_failed_uploads()?;
         let operation = Operation::Prefetch { buffer: part, to };
         operation.validate()?;
-        // Pages do not move under a slice; and what is observed is the same where there are none.
+        // Pages must not migrate under an open slice; the explicit mode behaves alike.
         {
             let mut state = self.state.lock();
             state.locks.check(&range, Side::Device, Access::Write)?;
@@ -96,7 +96,7 @@ impl Inner {
         }
     }
 
-    /// Whether the memory can be there at all.
+    /// Checks that the memory can be moved to a device.
     ///
     /// # Errors
     /// `UnknownDevice` or `Unsupported`.

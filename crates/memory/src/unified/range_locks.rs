@@ -1,4 +1,4 @@
-//! Who has which range of a unified buffer just now: slices of the host's, and guards of devices'.
+//! Ranges of a unified buffer locked by host slices and device guards.
 
 use std::ops::Range;
 
@@ -10,9 +10,9 @@ pub(crate) struct RangeLockId(u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// A slice.
+    /// A host slice.
     Host,
-    /// A guard. Guards do not exclude each other: the order of their devices' work is that of its submission.
+    /// A device guard. Guards do not exclude each other: device work is ordered by submission.
     Device,
 }
 
@@ -22,7 +22,7 @@ struct RangeLock {
     range: Range<usize>,
     side: Side,
     access: Access,
-    /// The host's copy of the range is the newest, and stays so while the slice is open.
+    /// Whether the host's copy of the range is current, which it stays while the slice is open.
     ready: bool,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct RangeLocks {
 }
 
 impl RangeLocks {
-    /// Whether the other side leaves the range to this one. Readers of both sides may be there at the same time.
+    /// Checks that the other side has no conflicting lock on the range. Reads do not conflict.
     ///
     /// # Errors
     /// `Busy`.
@@ -72,7 +72,7 @@ impl RangeLocks {
         self.open.retain(|lock| lock.id != id);
     }
 
-    /// The ranges whose copy for the host open slices look at.
+    /// Returns the locked ranges with a current host copy.
     pub(crate) fn ready(&self) -> impl Iterator<Item = &Range<usize>> {
         self.open.iter().filter(|lock| lock.ready).map(|lock| &lock.range)
     }

@@ -1,4 +1,4 @@
-//! What a device uses a buffer for, and the advice that goes with it.
+//! Roles of a buffer on a device, and the advice for each.
 
 use std::ops::Range;
 
@@ -10,23 +10,23 @@ use transload_core::{
 use super::{inner::Inner, state::Placement};
 use crate::advise;
 
-/// What a device uses unified memory for. The advice that goes with it changes where pages are, never what is in them.
+/// What a device uses unified memory for. The advice for a role moves pages, never changes content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Read and not written: the host and each device that reads it may keep a copy of their own (ReadMostly).
+    /// Only read: the host and each reading device may keep a copy (ReadMostly).
     Input,
-    /// Used again and again, read or written: it stays on the device (PreferredLocation).
+    /// Used repeatedly, read or written: stays on the device (PreferredLocation).
     Resident,
-    /// A result, which the host reads next: both have it mapped (AccessedBy).
+    /// A result that the host reads next: both have it mapped (AccessedBy).
     Output,
-    /// Read and written in place, by the host before and behind: it goes there and back, and no advice would help.
+    /// Read and written in place by both sides in turn: it moves back and forth, and no advice would help.
     InOut,
 }
 
 impl Role {
     const ALL: [Self; 4] = [Self::Input, Self::Resident, Self::Output, Self::InOut];
 
-    /// What the device does to the memory: an input is only read, the others count as written.
+    /// Returns the device's access: an input is only read, the others count as written.
     #[must_use]
     pub fn access(self) -> Access {
         match self {
@@ -35,7 +35,7 @@ impl Role {
         }
     }
 
-    /// The advice for memory that has this role on the device.
+    /// Returns the advice for this role on the device.
     #[must_use]
     pub fn advice(self, device: DeviceId) -> Vec<MemoryAdvice> {
         match self {
@@ -48,19 +48,19 @@ impl Role {
         }
     }
 
-    /// What takes [`advice`](Self::advice) back.
+    /// Returns the advice that undoes [`advice`](Self::advice).
     #[must_use]
     pub fn undo_advice(self, device: DeviceId) -> Vec<MemoryAdvice> {
         self.advice(device).into_iter().map(undo_advice).collect()
     }
 
-    /// Whether its advice is another one on another device.
+    /// Returns whether its advice depends on the device.
     fn names_device(self) -> bool {
         matches!(self, Self::Resident | Self::Output)
     }
 
-    /// Gives the advice for a buffer, or a slice of one, and takes that of the other roles on the device back. For memory that
-    /// does not move between host and device nothing is done.
+    /// Gives the advice for a buffer or slice, and removes that of the other roles on the device. Does nothing for
+    /// memory that does not migrate.
     ///
     /// # Errors
     /// Those of [`advise`](crate::advise).
@@ -76,7 +76,7 @@ impl Role {
     }
 }
 
-/// What takes advice back.
+/// Returns the advice that undoes `advice`.
 fn undo_advice(advice: MemoryAdvice) -> MemoryAdvice {
     match advice {
         MemoryAdvice::SetReadMostly => MemoryAdvice::UnsetReadMostly,
@@ -91,13 +91,13 @@ fn give(buffer: &RawBuffer, advice: Vec<MemoryAdvice>) -> Result<()> {
 }
 
 impl Placement {
-    /// Of memory that had other users: a block of a pool, say, whose pages keep what those advised. The first role takes that
-    /// back.
+    /// State of memory with earlier users, such as a pool's block, whose pages keep their advice. The first role
+    /// removes it.
     pub(crate) fn inherited(device: DeviceId) -> Self {
         Self { roles: Role::ALL.map(|role| (role, device)).to_vec(), ..Self::default() }
     }
 
-    /// The advice that is to be given for a role, or nothing where it was given last.
+    /// Returns the advice to give for a role, or `None` if it was given last.
     fn advice_for(
         &mut self,
         role: Role,
@@ -112,7 +112,8 @@ impl Placement {
             return None;
         }
         let given = role.advice(device);
-        // What was never advised need not be taken back, and what is given again must not be: copies and mappings would go.
+        // Advice never given needs no undoing. Advice given again must not be undone first, as that would drop copies
+        // and mappings.
         let others = self.roles.iter().filter(|known| **known != (role, device));
         let mut advice: Vec<_> = others
             .flat_map(|(other, device)| other.undo_advice(*device))
@@ -129,7 +130,7 @@ impl Placement {
 }
 
 impl Inner {
-    /// Gives the advice for a role, and brings the range to the queue's device where it is not known to be there.
+    /// Gives the advice for a role, and prefetches the range to the queue's device unless it is known to be there.
     ///
     /// # Errors
     /// The driver's.
@@ -157,7 +158,7 @@ impl Inner {
                 self.state.lock().place.prefetched_to(&self.raw, device, range.clone());
                 Ok(())
             }
-            // The host reads it at the same time. The device then finds its pages by itself.
+            // The host is reading it. The device then migrates pages on access.
             Err(error) if error.kind() == ErrorKind::Busy => Ok(()),
             Err(error) => Err(error),
         }

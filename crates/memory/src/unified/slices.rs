@@ -1,4 +1,4 @@
-//! Slices of a unified buffer for the host.
+//! Host slices of a unified buffer.
 
 use std::{
     marker::PhantomData,
@@ -10,16 +10,16 @@ use transload_core::Pod;
 
 use super::host::HostAccessGuard;
 
-/// Readable elements. While it is open, work of devices that would write them answers `Busy`, as does a guard for that. Usable
-/// from, and dropped on, any thread.
+/// A read-only slice of elements. While it is open, device work that would write them and write guards fail with
+/// `Busy`. Usable from any thread.
 #[derive(Debug)]
 pub struct UnifiedSlice<'a, T> {
     open: HostAccessGuard<'a>,
     elements: PhantomData<&'a [T]>,
 }
 
-/// Writable elements. While it is open, work of devices that would use them answers `Busy`, as does any guard. What it holds when
-/// it is dropped is what devices see from then on. Usable from, and dropped on, any thread.
+/// A writable slice of elements. While it is open, device work on them and guards fail with `Busy`. Devices see its
+/// content once it is dropped. Usable from any thread.
 #[derive(Debug)]
 pub struct UnifiedSliceMut<'a, T> {
     open: HostAccessGuard<'a>,

@@ -1,6 +1,6 @@
-//! What is known of a unified buffer: who has it, and which bytes of the host's copy are the newest.
+//! State of a unified buffer: open ranges, and which bytes of the host's copy are current.
 //!
-//! Kept under one lock, under which nothing is called that could block.
+//! Protected by one lock, under which nothing blocks.
 
 use std::ops::Range;
 
@@ -16,44 +16,43 @@ pub(crate) struct State {
     pub(crate) place: Placement,
 }
 
-/// The host's copy beside a device's memory.
+/// The host's copy of device memory.
 ///
-/// What is submitted to the device's memory by whomever is counted by its buffer. Where that count of writes is not what it was
-/// when this was last looked at, and no slice's own, any byte may have been written that no open slice protects.
+/// If the buffer's write count grew by more than the slices' own writes, every byte outside open slices may be stale.
 #[derive(Debug, Default)]
 pub(crate) struct HostCopy {
-    /// The buffer's count of writes up to which the rest holds.
+    /// The buffer's write count at the last check.
     seen: u64,
-    /// Where the copy is as new as the device's memory.
+    /// Ranges in which the copy is as new as device memory.
     valid: Ranges,
-    /// Copies to the host that are on their way: part of what is valid, as long as they do not fail.
+    /// Downloads in flight: valid unless they fail.
     downloads: Vec<Download>,
-    /// How many guards for writing have ended.
+    /// Number of write guards dropped so far.
     guards: u64,
-    /// What the host wrote and could not be sent: newer than the device's memory, which nobody can use meanwhile.
+    /// Host writes whose upload failed: newer than device memory, which stays held meanwhile.
     failed_uploads: Vec<RangeGuard>,
 }
 
-/// A range's copy on its way to the host, and when it is there.
+/// A download in flight: its range and its fence.
 pub(crate) type Download = (Range<usize>, Fence);
 
-/// What the driver was told about where managed memory should be.
+/// Hints given to the driver about managed memory.
 #[derive(Debug, Default)]
 pub(crate) struct Placement {
-    /// What was prefetched to a device and not touched by the host since, as far as is known: at worst a prefetch is made that
-    /// was not needed, or left out where it was.
+    /// Ranges prefetched to a device and not accessed by the host since, as far as known. An error costs a redundant or
+    /// a missing prefetch.
     pub(crate) prefetched: Option<(DeviceId, Ranges)>,
-    /// The memory's moves up to which that holds, the device's next use among them.
+    /// Use epoch of the memory at the last check, including the device's next use.
     pub(crate) moves: u64,
-    /// The last role and range that advice was given for.
+    /// Role and range of the last advice.
     pub(crate) advised: Option<(Role, DeviceId, Range<usize>)>,
-    /// The roles that advice was ever given for.
+    /// All roles for which advice was ever given.
     pub(crate) roles: Vec<(Role, DeviceId)>,
 }
 
 impl State {
-    /// Takes notice of how often the device's memory was written so far; `own` of those were slices of this buffer that were
-    /// opened under the same lock since the last look.
+    /// Invalidates the copy if device memory was written by others since the last check. `writes` is the buffer's write
+    /// count; `own` of them are slices opened under this lock.
     pub(crate) fn refresh(&mut self, writes: u64, own: u64) {
         if writes != self.copy.seen.wrapping_add(own) {
             self.copy.valid.clear();
@@ -62,8 +61,8 @@ impl State {
         self.copy.seen = writes;
     }
 
-    /// What was on its way has download_finished, or failed. Whoever calls this drops his own copy of the fence without the lock: it may
-    /// be the last handle of its stream.
+    /// Records the end of a download. The caller drops its own clone of the fence without the lock: it may be the last
+    /// handle of its stream.
     pub(crate) fn download_finished(&mut self, (range, fence): &Download, well: bool) {
         let same =
             |other: &Fence| other.point() == fence.point() && other.timeline().id() == fence.timeline().id();
@@ -87,25 +86,25 @@ impl HostCopy {
         self.valid.missing(range)
     }
 
-    /// The range's copy is the newest. To be called while a hold or claim keeps writers away from the device's memory.
+    /// Marks a range of the copy as current. A hold or claim must keep writers off device memory.
     pub(crate) fn set_valid(&mut self, range: Range<usize>) {
         self.valid.insert(range);
     }
 
-    /// A guard for writing ended: a device may have written the range, also around the buffer's order.
+    /// Marks a range as stale after a write guard: a device may have written it, even unordered.
     pub(crate) fn set_stale(&mut self, range: &Range<usize>) {
         self.guards += 1;
         self.valid.remove(range);
     }
 
-    /// How many guards for writing have ended so far.
+    /// Returns the number of write guards dropped so far.
     pub(crate) fn guards(&self) -> u64 {
         self.guards
     }
 
-    /// The range's copy is on its way. Answers what it replaces, to be dropped without the lock.
+    /// Records a download in flight. Returns the downloads that it replaces, to be dropped without the lock.
     pub(crate) fn add_download(&mut self, range: Range<usize>, fence: Fence) -> Vec<Download> {
-        // It comes after those, and over all of their bytes.
+        // It is ordered after those and covers them.
         let covered = |(older, _): &mut Download| range.start <= older.start && older.end <= range.end;
         let replaced = self.downloads.extract_if(.., covered).collect();
         self.downloads.push((range.clone(), fence));
@@ -113,12 +112,12 @@ impl HostCopy {
         replaced
     }
 
-    /// What is known to be over of what was on its way: nobody may have looked at it yet.
+    /// Returns downloads known to be complete whose result was not checked yet.
     pub(crate) fn finished_downloads(&self) -> Vec<Download> {
         self.downloads.iter().filter(|(_, fence)| fence.is_known_complete()).cloned().collect()
     }
 
-    /// What of the range is on its way, or was when somebody looked.
+    /// Returns downloads that overlap the range.
     pub(crate) fn downloads(&self, range: &Range<usize>) -> Vec<Download> {
         let meets = |other: &Range<usize>| other.start.max(range.start) < other.end.min(range.end);
         self.downloads.iter().filter(|(other, _)| meets(other)).cloned().collect()
@@ -135,21 +134,21 @@ impl HostCopy {
 }
 
 impl Placement {
-    /// Takes notice of who used the memory since the last look: where it was somebody elsewhere, nothing is known any more.
+    /// Forgets prefetched ranges if another user accessed the memory since the last check.
     pub(crate) fn refresh(&mut self, raw: &RawBuffer) {
         if self.prefetched.as_ref().is_some_and(|(device, _)| raw.use_epoch_for(*device) != self.moves) {
             self.prefetched = None;
         }
     }
 
-    /// What happened since the last look was the buffer's own doing.
+    /// Records the current use epoch: changes since the last check are this buffer's own.
     fn record_current(&mut self, raw: &RawBuffer) {
         if let Some((device, _)) = &self.prefetched {
             self.moves = raw.use_epoch_for(*device);
         }
     }
 
-    /// The host touches the range: pages of it move.
+    /// Records a host access, which migrates pages of the range.
     pub(crate) fn host_accessed(&mut self, raw: &RawBuffer, range: &Range<usize>) {
         if let Some((_, ranges)) = &mut self.prefetched {
             ranges.remove(range);
@@ -157,7 +156,7 @@ impl Placement {
         self.record_current(raw);
     }
 
-    /// The range is prefetched to a place.
+    /// Records a prefetch of the range.
     pub(crate) fn prefetched_to(&mut self, raw: &RawBuffer, place: DeviceId, range: Range<usize>) {
         match &mut self.prefetched {
             Some((device, ranges)) if *device == place => ranges.insert(range),

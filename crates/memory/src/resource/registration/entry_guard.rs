@@ -1,4 +1,4 @@
-//! A range that one thread has in guard, until it is registered or gone; whatever happens, it is let go and others are told.
+//! Guards of busy table entries: on every path the entry is registered or removed, and waiters are notified.
 
 use std::{
     ops::Range,
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{resource::host_registration::Owner, storage::Running};
 
-/// A range in this thread's guard: when dropped it is what `registration` says, or nothing.
+/// A busy entry of this thread. On drop it becomes `registration`, or is removed if that is `None`.
 pub(super) struct EntryGuard<'a> {
     cache: &'a RegistrationCache,
     pub(super) range: Range<usize>,
@@ -24,7 +24,7 @@ pub(super) struct EntryGuard<'a> {
 }
 
 impl<'a> EntryGuard<'a> {
-    /// Of ranges to be ended; all at once, so that none stays in guard whatever happens to another.
+    /// Creates guards of ranges to be ended; all at once, so that no entry stays busy if ending another one panics.
     pub(super) fn all(cache: &'a RegistrationCache, evicted: Vec<Evicted<Registration>>) -> Vec<Self> {
         let guard = |Evicted { range, writable, payload }| Self {
             cache,
@@ -35,19 +35,19 @@ impl<'a> EntryGuard<'a> {
         evicted.into_iter().map(guard).collect()
     }
 
-    /// Of a range to be registered.
+    /// Creates a guard of a range to be registered.
     pub(super) fn new(cache: &'a RegistrationCache, request: &Request) -> Self {
         Self { cache, range: request.range.clone(), writable: request.writable, registration: None }
     }
 
-    /// Ends it; answers `None` where work is in flight on it or frees are put off, and leaves it as it was.
+    /// Ends the registration. Returns `None` and keeps it if work is in flight on it or frees are deferred.
     pub(super) fn end(mut self) -> Result<Option<Ended>, DriverError> {
         let is_in_flight = self.registration.as_ref().is_some_and(|registration| registration.is_in_flight());
         if is_in_flight && !transload_core::mutant!("memory/registration-at-work") {
             return Ok(None);
         }
         let Some(running) = Running::try_begin() else { return Ok(None) };
-        // Gone from the table also where the driver refuses.
+        // Removed from the table even if the driver refuses.
         let Some(registration) = self.registration.take() else { return Ok(None) };
         let owner = registration.end()?;
         drop(running);
@@ -69,14 +69,14 @@ impl Drop for EntryGuard<'_> {
     }
 }
 
-/// What kept the memory of an ended registration. To drop it may run the user's code, which may use the cache or wait for a
-/// thread that does: so it is dropped once this thread has nothing in guard.
+/// The owner of an ended registration's memory. Its drop may run user code that uses the cache or waits for a thread
+/// that does, so drop it when this thread has no busy entry.
 pub(super) struct Ended {
     _registration: Arc<Registration>,
     _owner: Option<Owner>,
 }
 
-/// Ended registrations, let go together. The first destructor that panics does so once all have run.
+/// Ended registrations, dropped together. All destructors run; then the first panic is resumed.
 #[derive(Default)]
 pub(super) struct DropLater(Vec<Ended>);
 

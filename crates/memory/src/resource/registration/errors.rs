@@ -1,4 +1,4 @@
-//! Why a range is not registered, in words; and what a range is.
+//! Errors of registrations, and conversion of buffers to address ranges.
 
 use std::{ops::Range, ptr::NonNull};
 
@@ -7,7 +7,7 @@ use transload_cuda_sys::DriverError;
 
 use crate::{error::lift_allocation, manager::AllocContext};
 
-/// A range of bytes by its addresses. Two of them may share a page: the driver knows registrations by their bytes.
+/// Converts to an address range. Two ranges may share a page: the driver registers bytes.
 pub(super) fn addresses(address: NonNull<u8>, bytes: usize) -> Result<Range<usize>> {
     let start = address.as_ptr().expose_provenance();
     let overflows = || Error::new(ErrorKind::OutOfRange, format!("{bytes} bytes leave the address space"));
@@ -28,7 +28,7 @@ pub(super) fn limit_exceeded(range: &Range<usize>, held: u64, limit: u64) -> Err
     Error::out_of_memory(Place::new(DeviceId::Cpu, MemoryKind::Pinned), shortage)
 }
 
-/// Why the driver does not register a range.
+/// Explains why the driver refused to register a range.
 pub(super) fn refused(error: DriverError, alloc: &AllocContext<'_>, bytes: usize) -> Error {
     const INVALID_VALUE: u32 = 1;
     const OPERATING_SYSTEM: u32 = 304;
@@ -36,12 +36,11 @@ pub(super) fn refused(error: DriverError, alloc: &AllocContext<'_>, bytes: usize
     const NOT_SUPPORTED: u32 = 801;
     match error.code() {
         Some(ALREADY_REGISTERED) => {
-            let text =
-                "part of this memory was registered by somebody else; let them use it, or undo it there";
+            let text = "part of this memory is already registered by another user; unregister it there";
             Error::caused_by(ErrorKind::InvalidArgument, text, error)
         }
         Some(INVALID_VALUE | OPERATING_SYSTEM | NOT_SUPPORTED) => {
-            let text = "the driver cannot pin this memory, which may be read-only or a device's registers";
+            let text = "the driver cannot pin this memory; it may be read-only or device registers";
             Error::caused_by(ErrorKind::Unsupported, text, error)
         }
         _ => lift_allocation(error, alloc.context, Place::new(DeviceId::Cpu, MemoryKind::Pinned), bytes),

@@ -1,8 +1,8 @@
-//! RegisteredStorage memory of the user's: ordinary host memory made reachable for copy engines, and kept so for the next time.
+//! A cache of registrations of ordinary host memory, so that copy engines can access it directly.
 //!
-//! Every method may be called from any thread. Registering may wait for work in flight on the buffer, and takes some 40 µs for
-//! each MiB; what is registered already costs a look into a table. Where a registration ends (to make room, or in `forget` and
-//! `trim`) the driver waits for everything in flight on the device (driver 580). No lock is held while the driver is called.
+//! Every method may be called from any thread. Registering may wait for work in flight on the buffer and takes about 40
+//! µs per MiB; a cached registration costs a table lookup. Ending one (to make room, in `forget` and in `trim`) makes
+//! the driver wait for the device (driver 580). No lock is held during driver calls.
 
 mod entry_guard;
 mod errors;
@@ -29,23 +29,22 @@ use self::{
 use super::host_registration::{HostRegistration, READ_ONLY};
 use crate::{CudaFeature, CudaMemoryManager, lift};
 
-/// Registers host memory and keeps the registrations, up to so many bytes; the ones used longest ago go first. Memory that is no
-/// buffer's becomes one by [`HostBytes`](transload_core::HostBytes).
+/// Registers host memory and caches the registrations, up to a limit in bytes, evicting the least recently used. Memory
+/// without a buffer gets one from [`HostBytes`](transload_core::HostBytes).
 ///
-/// A registration is of just the bytes it was made for; others in the same page are registered by themselves. It keeps the
-/// buffers alive whose bytes they are, also after the program has dropped them, so that memory is never unmapped while the
-/// driver has it: [`forget`](Self::forget) lets go of a buffer's memory at once, [`trim`](Self::trim) of everything. It ends
-/// only when no buffer made from it is left and nothing is in flight on it, or on the buffers whose bytes they are. While a
-/// [`FreeDeferral`](crate::FreeDeferral) lives none ends, and all count as in use.
+/// A registration covers exactly the requested bytes; other bytes of the same page are registered separately. It keeps
+/// the buffers that own the bytes alive, so that registered memory is never unmapped: [`forget`](Self::forget) releases
+/// one buffer's memory, [`trim`](Self::trim) everything. It ends only when no buffer created from it is left and no
+/// work on it, or on the owners, is in flight. While a [`FreeDeferral`](crate::FreeDeferral) exists none ends, and all
+/// count as in use.
 ///
-/// Where a range overlaps a registration without lying in it, both become one, unless the older one is in use: that is
-/// answered with `Busy`.
+/// A range that overlaps a registration without lying in it is merged with it, or `Busy` is returned if that is in use.
 pub struct RegistrationCache {
     manager: Arc<CudaMemoryManager>,
     can_register: bool,
     can_register_read_only: bool,
     state: Mutex<CacheState>,
-    /// Signalled when a range is no longer in some thread's hand.
+    /// Signalled when a range is no longer busy in another thread.
     entry_settled: Condvar,
 }
 
@@ -56,24 +55,24 @@ struct CacheState {
     evicted: u64,
 }
 
-/// Numbers of a [`RegistrationCache`].
+/// Counters of a [`RegistrationCache`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RegistrationStatistics {
-    /// Registrations alive.
+    /// Number of live registrations.
     pub registrations: u64,
-    /// Their bytes.
+    /// Total bytes of live registrations.
     pub bytes: u64,
-    /// Requests that found their memory registered.
+    /// Number of requests whose memory was already registered.
     pub hits: u64,
-    /// Registrations that were made.
+    /// Number of registrations made.
     pub registered: u64,
-    /// Registrations that were ended.
+    /// Number of registrations ended.
     pub evicted: u64,
 }
 
 impl RegistrationCache {
-    /// A cache over a device's driver, of at most `limit` bytes. What it registers is pinned for every device.
+    /// Creates a cache of at most `limit` bytes. Registered memory is pinned for every device.
     ///
     /// # Errors
     /// The driver's.
@@ -88,23 +87,23 @@ impl RegistrationCache {
         })
     }
 
-    /// The buffer's bytes as pinned memory; pinned and mapped memory is answered as it is. Nothing is copied.
+    /// Returns the buffer's bytes as pinned memory, without copying; pinned and mapped memory is returned as it is.
     ///
-    /// The buffer lends its bytes: until the answer and its slices are gone, using the buffer itself in conflict is answered with
-    /// `Busy`. Where it may be written nobody else may use it at all, so a second call for the same bytes is `Busy`, too.
-    /// What is in flight on the answer when it is dropped, later users of the buffer come behind.
+    /// The buffer lends its bytes: until the returned buffer and its slices are dropped, conflicting use of the
+    /// original fails with `Busy`. Writable bytes are lent exclusively, so a second call for them also fails. Later
+    /// users of the original are ordered after the work in flight on the returned buffer.
     ///
     /// # Errors
-    /// `InvalidArgument` for 0 bytes, and for memory that somebody else registered; `Busy` as said above, and where a view of
-    /// the buffer is open; `OutOfMemory` with the numbers where the limit leaves no room; `Unsupported` for memory of devices,
-    /// and where driver or device cannot register this memory; the driver's.
+    /// `InvalidArgument` for 0 bytes, and for memory registered by another user; `Busy` as above, and if a view of the
+    /// buffer is open; `OutOfMemory` with the numbers if the limit is reached; `Unsupported` for device memory, and if
+    /// driver or device cannot register this memory; the driver's.
     pub fn register(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
         let access = if buffer.is_writable() { Access::Write } else { Access::Read };
         self.register_for(buffer, access)
     }
 
-    /// As [`register`](Self::register), to be a source only: the buffer and any number of answers can be read at the same time,
-    /// and nothing can be transferred into them.
+    /// Like [`register`](Self::register), but only as a source: the buffer and any number of returned buffers can be
+    /// read concurrently, and nothing can be transferred into them.
     ///
     /// # Errors
     /// As for `register`.
@@ -112,10 +111,10 @@ impl RegistrationCache {
         self.register_for(buffer, Access::Read)
     }
 
-    /// Ends what is registered of a buffer's bytes; its memory is kept no longer.
+    /// Ends all registrations of a buffer's bytes and releases the memory.
     ///
     /// # Errors
-    /// `Busy` where it is in use: a buffer made from it is left, or work in flight uses it. The driver's.
+    /// `Busy` if in use: a buffer created from it exists, or work in flight uses it. The driver's.
     pub fn forget(&self, buffer: &RawBuffer) -> Result<()> {
         let Some(address) = buffer.host_address() else { return Ok(()) };
         let range = addresses(address, buffer.len())?;
@@ -138,12 +137,12 @@ impl RegistrationCache {
         outcome
     }
 
-    /// Ends every registration that is not in use. Answers how many bytes that were.
+    /// Ends every registration that is not in use, and returns their total bytes.
     ///
     /// # Errors
-    /// The driver's first; the others are ended all the same.
+    /// The driver's first error; the others are ended regardless.
     pub fn trim(&self) -> Result<u64> {
-        // Buffers that wait for the end of their work hold registrations.
+        // Parked buffers hold registrations.
         self.manager.alloc_context().reclaimer.sweep();
         let taken = self.state.lock().table.take_idle();
         let (mut bytes, mut outcome, mut drop_later) = (0, Ok(()), DropLater::default());
@@ -162,7 +161,7 @@ impl RegistrationCache {
         outcome.map(|()| bytes)
     }
 
-    /// The numbers of this moment.
+    /// Returns the current counters.
     #[must_use]
     pub fn statistics(&self) -> RegistrationStatistics {
         let CacheState { table, hits, registered, evicted } = &*self.state.lock();
@@ -204,7 +203,7 @@ impl RegistrationCache {
         Ok(RawBuffer::new(Box::new(storage), self.manager.alloc_context().reclaimer))
     }
 
-    /// A registration of at least the bytes request for.
+    /// Returns a registration that covers at least the requested bytes.
     fn find_or_register(&self, mut request: Request, buffer: &RawBuffer) -> Result<Arc<Registration>> {
         let mut owners = vec![buffer.clone()];
         let mut in_use_starts = Vec::new();
@@ -233,7 +232,7 @@ impl RegistrationCache {
                     Plan::Evict { joined, others } => (joined, others),
                 }
             };
-            // Dropped behind the hands, also after an error.
+            // Dropped after the guards, also on error.
             let mut drop_later = DropLater::default();
             let (joined, others) = (EntryGuard::all(self, joined), EntryGuard::all(self, others));
             for evicted in others {
@@ -255,7 +254,7 @@ impl RegistrationCache {
                     }
                 }
                 let both = request.range.start.min(range.start)..request.range.end.max(range.end);
-                // Only where one that may be read alone stays so, and where there is room for both.
+                // Merge only if that keeps read-only memory read-only, and if both fit.
                 if writable == request.writable
                     && (both.end - both.start) as u64 <= self.state.lock().table.limit()
                 {
@@ -266,7 +265,7 @@ impl RegistrationCache {
         }
     }
 
-    /// Registers a range that is in this thread's hand.
+    /// Registers a range that this thread has marked busy.
     fn register_range(&self, request: Request, owners: Vec<RawBuffer>) -> Result<Arc<Registration>> {
         let mut guard = EntryGuard::new(self, &request);
         let alloc = self.manager.alloc_context();

@@ -1,4 +1,4 @@
-//! A fence of a buffer's current uses that can be had while another thread is submitting one of them.
+//! A fence of a buffer's current uses, available even while another thread is submitting one.
 
 use std::{
     any::Any,
@@ -12,16 +12,16 @@ use std::{
 
 use transload_core::{DeviceId, Fence, RawBuffer, Result, Timeline, TimelineId, next_timeline_id};
 
-/// Its point 1 is reached when the uses are over that were claimed before it was made. Keeps the buffer alive.
+/// Reaches point 1 when all uses claimed before it was created are complete. Keeps the buffer alive.
 struct PendingUses {
     id: TimelineId,
     buffer: RawBuffer,
-    /// The fences of the uses, once no submission was under way.
+    /// The fences of the uses, set once no submission is in progress.
     uses: OnceLock<Vec<Fence>>,
     over: AtomicBool,
 }
 
-/// The end of the buffer's current uses, the submissions under way included.
+/// Returns a fence of the buffer's current uses, including submissions in progress.
 pub(super) fn end_of_uses(buffer: &RawBuffer) -> Fence {
     let (id, buffer) = (next_timeline_id(), buffer.clone());
     let uses = PendingUses { id, buffer, uses: OnceLock::new(), over: AtomicBool::new(false) };
@@ -29,7 +29,7 @@ pub(super) fn end_of_uses(buffer: &RawBuffer) -> Fence {
 }
 
 impl PendingUses {
-    /// `None` while a submission is under way.
+    /// Returns `None` while a submission is in progress.
     fn uses(&self) -> Option<&[Fence]> {
         if self.uses.get().is_none() {
             let fences = self.buffer.in_flight()?;
@@ -76,7 +76,7 @@ unsafe impl Timeline for PendingUses {
                     self.over.store(true, Ordering::Release);
                     return Ok(());
                 }
-                // As long as one call into a driver.
+                // Lasts at most one driver call.
                 None => thread::yield_now(),
             }
         }

@@ -1,4 +1,4 @@
-//! A live registration: what is in flight on it is known by fences, and it ends when they are over.
+//! A live registration: it tracks the work in flight on it by fences, and ends when that is complete.
 
 use std::{any::Any, ops::Range, ptr::NonNull, sync::Arc};
 
@@ -16,13 +16,13 @@ use crate::{
 
 /// A registered range and the buffers that keep it mapped.
 pub(super) struct Registration {
-    /// The registration have them, too; dropped first here, so that the last handle goes where the registration are given back.
+    /// `HostRegistration` also holds these; dropped first, so that the last reference goes with it.
     owners: Vec<RawBuffer>,
-    /// Nobody uses it but for its fences.
+    /// Used only to track fences.
     whole: RawBuffer,
 }
 
-/// The memory behind `whole`.
+/// Storage of `whole`.
 struct RegisteredRange {
     address: NonNull<u8>,
     bytes: usize,
@@ -32,13 +32,13 @@ struct RegisteredRange {
     held: Mutex<Option<(HostRegistration, CountGuard)>>,
 }
 
-// SAFETY: the address is only a name here; registration may be given back on any thread.
+// SAFETY: the address is never dereferenced here; a registration may be released on any thread.
 unsafe impl Send for RegisteredRange {}
 // SAFETY: as above.
 unsafe impl Sync for RegisteredRange {}
 
 impl Registration {
-    /// Of a range that `owners` keep mapped.
+    /// Creates a registration of a range that `owners` keep mapped.
     pub(super) fn new(
         range: &Range<usize>,
         alloc: &AllocContext<'_>,
@@ -60,7 +60,7 @@ impl Registration {
         &self.owners
     }
 
-    /// It is not to end before the fences are over.
+    /// Delays the end of the registration until the fences complete. Returns whether that was possible.
     pub(super) fn keep_until(&self, fences: &[Fence]) -> bool {
         fences.iter().all(|fence| {
             let claims = Claims::acquire(&mut [(&self.whole, Access::Read)]);
@@ -69,8 +69,8 @@ impl Registration {
         })
     }
 
-    /// Whether work is in flight on it, also through the buffers whose bytes they are: copy engines use those in place while
-    /// they are registered. Asks the driver.
+    /// Returns whether work is in flight on it or on the owners: copy engines use their bytes in place while
+    /// registered. Queries the driver.
     pub(super) fn is_in_flight(&self) -> bool {
         let is_complete =
             |owner: &RawBuffer| owner.in_flight().is_some_and(|own| own.iter().all(Fence::is_complete));
@@ -83,7 +83,7 @@ impl Registration {
         }
     }
 
-    /// Ends it now, and leaves what kept the memory mapped to the caller. Nothing may use it any more.
+    /// Ends the registration now and returns the owner that kept the memory mapped. Nothing may use it any more.
     pub(super) fn end(&self) -> Result<Option<Owner>, DriverError> {
         let registered =
             self.whole.storage().and_then(|storage| storage.as_any().downcast_ref::<RegisteredRange>());
@@ -93,7 +93,7 @@ impl Registration {
             return Ok(None);
         };
         let ended = registration.end();
-        // What could not be ended stays in the ledger: it is still there.
+        // A registration that could not be ended still counts.
         if ended.is_ok() {
             drop(counted)
         } else {
@@ -104,14 +104,14 @@ impl Registration {
 }
 
 impl Drop for Registration {
-    /// What is in flight through the owners is in flight on the registration, which ends behind it.
+    /// Work in flight on the owners also delays the end of the registration.
     fn drop(&mut self) {
         let registered =
             self.whole.storage().and_then(|storage| storage.as_any().downcast_ref::<RegisteredRange>());
         let is_held = registered.is_some_and(|registered| registered.held.lock().is_some());
         if is_held && !transload_core::mutant!("memory/registration-ends-after-owners-work") {
             for owner in &self.owners {
-                // A submission under way counts as in use.
+                // A submission in progress counts as use.
                 self.keep_until(&owner.in_flight().unwrap_or_else(|| {
                     if transload_core::mutant!("memory/registration-counts-submissions") {
                         return Vec::new();

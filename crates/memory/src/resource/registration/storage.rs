@@ -1,4 +1,4 @@
-//! What registering answers: the same bytes as pinned memory, lent by the buffer whose they are.
+//! Storage of a registered buffer: the same bytes as pinned memory, lent by their owner.
 
 use std::{any::Any, ptr::NonNull, sync::Arc};
 
@@ -6,9 +6,9 @@ use transload_core::{DeviceId, Fence, Loan, MemoryKind, Place, Storage};
 
 use super::range::Registration;
 
-/// RegisteredStorage bytes of somebody's buffer.
+/// Registered bytes of another buffer.
 pub(super) struct RegisteredStorage {
-    /// Given back before the registration is.
+    /// Returned before the registration is released.
     loan: Loan,
     registration: Arc<Registration>,
     writable: bool,
@@ -38,7 +38,7 @@ unsafe impl Storage for RegisteredStorage {
         self.writable
     }
 
-    /// The registration and the lender both wait for the fences.
+    /// Makes both the registration and the lender wait for the fences.
     fn adopt_fences(&mut self, until: &[Fence]) -> bool {
         if !self.registration.keep_until(until) {
             return false;

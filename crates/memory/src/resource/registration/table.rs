@@ -1,23 +1,23 @@
-//! Which ranges of host memory are registered, and what has to go before another one can be.
+//! The table of registered ranges: which are registered, and which to evict before another one can be.
 //!
-//! Pure bookkeeping behind the cache's lock: it calls nobody. What is to be request of the driver is marked here first, done with
-//! the lock open, and entered afterwards; meanwhile nobody else gets at the range.
+//! Pure bookkeeping under the cache's lock. A thread marks a range busy here, calls the driver without the lock, and
+//! then records the result.
 
 use std::{collections::BTreeMap, ops::Range};
 
 use crate::sync::Arc;
 
-/// One range.
+/// A registered or busy range.
 struct Entry<P> {
     end: usize,
     writable: bool,
-    /// When it was last request for.
+    /// Time of the last request, by the table's clock.
     used: u64,
     state: State<P>,
 }
 
 enum State<P> {
-    /// Some thread is just registering it, or just ending it.
+    /// A thread is registering or ending it.
     Busy,
     Ready(Arc<P>),
 }
@@ -31,7 +31,7 @@ impl<P> State<P> {
     }
 }
 
-/// RegisteredStorage ranges, which never overlap. `P` stands for a registration; it is in use while anybody but the table has it.
+/// Registered ranges, which never overlap. `P` is a registration, in use while anything but the table refers to it.
 pub(crate) struct Table<P> {
     by_start: BTreeMap<usize, Entry<P>>,
     bytes: u64,
@@ -39,30 +39,30 @@ pub(crate) struct Table<P> {
     limit: u64,
 }
 
-/// What is request for.
+/// A request to register a range.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) range: Range<usize>,
     pub(crate) writable: bool,
 }
 
-/// What is to be done for a range.
+/// The next step for a request.
 pub(crate) enum Plan<P> {
-    /// It is registered.
+    /// The range is registered.
     Covered(Arc<P>),
-    /// Another thread has a part of it in hand, or what may leave room for it.
+    /// Another thread has marked an overlapping range busy, or one whose end may make room: wait.
     Wait,
-    /// These have to go first; they are in the caller's hand now. `joined` ones overlap the range.
+    /// End these first; they are marked busy. `joined` ones overlap the range.
     Evict { joined: Vec<Evicted<P>>, others: Vec<Evicted<P>> },
-    /// It is to be registered by the caller, in whose hand it is now.
+    /// Register the range, now marked busy.
     Register,
-    /// A registration that overlaps the range, and does not do for it, is in use.
+    /// An overlapping registration that does not cover the request is in use.
     InUse(Range<usize>),
-    /// The limit leaves no room; so many bytes cannot go.
+    /// The limit is reached; this many bytes cannot be evicted.
     LimitExceeded(u64),
 }
 
-/// A registration that has to go.
+/// A registration to end.
 pub(crate) struct Evicted<P> {
     pub(crate) range: Range<usize>,
     pub(crate) writable: bool,
@@ -78,7 +78,7 @@ impl<P> Table<P> {
         self.limit
     }
 
-    /// Bytes registered or about to be.
+    /// Returns the bytes registered or being registered.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -87,7 +87,7 @@ impl<P> Table<P> {
         self.by_start.len()
     }
 
-    /// What to do about a range. Registrations that begin at one of `busy` are in use by work in flight.
+    /// Plans a request. Registrations that start at one of `busy` are used by work in flight.
     pub(crate) fn plan(&mut self, request: &Request, busy: &[usize]) -> Plan<P> {
         self.clock += 1;
         let clock = self.clock;
@@ -123,7 +123,7 @@ impl<P> Table<P> {
                 others.push(start);
             }
             if left.saturating_add(wanted) > self.limit {
-                // What another thread is just ending may leave room.
+                // A registration being ended may make room.
                 let any_busy = self.by_start.values().any(|entry| matches!(entry.state, State::Busy));
                 return if any_busy && wanted <= self.limit { Plan::Wait } else { Plan::LimitExceeded(left) };
             }
@@ -139,10 +139,10 @@ impl<P> Table<P> {
         Plan::Evict { joined, others: others.into_iter().filter_map(|start| self.take(start)).collect() }
     }
 
-    /// Takes every idle registration in hand that touches a range.
+    /// Marks all registrations that overlap a range busy and returns them, if all are idle.
     ///
     /// # Errors
-    /// One of them that is in use, or in another thread's hand; none is taken then.
+    /// The range of one that is in use or busy; none is marked then.
     pub(crate) fn take_touching(&mut self, range: &Range<usize>) -> Result<Vec<Evicted<P>>, Range<usize>> {
         let touching = self.by_start.range_mut(..range.end).filter(|(_, entry)| entry.end > range.start);
         let touching: Vec<(usize, bool)> =
@@ -153,20 +153,20 @@ impl<P> Table<P> {
         Ok(touching.into_iter().filter_map(|(start, _)| self.take(start)).collect())
     }
 
-    /// Takes every idle registration in hand.
+    /// Marks all idle registrations busy and returns them.
     pub(crate) fn take_idle(&mut self) -> Vec<Evicted<P>> {
         let idle: Vec<usize> = self.idle(&[]).map(|(_, start, _)| start).collect();
         idle.into_iter().filter_map(|start| self.take(start)).collect()
     }
 
-    /// What was in hand is registered from now on.
+    /// Records that a busy range is registered.
     pub(crate) fn ready(&mut self, start: usize, payload: &Arc<P>) {
         if let Some(entry) = self.by_start.get_mut(&start) {
             entry.state = State::Ready(Arc::clone(payload));
         }
     }
 
-    /// What was in hand is not registered.
+    /// Removes a busy range.
     pub(crate) fn remove(&mut self, start: usize) {
         if let Some(entry) = self.by_start.remove(&start) {
             self.bytes -= (entry.end - start) as u64;
@@ -183,7 +183,7 @@ impl<P> Table<P> {
         }
     }
 
-    /// When each idle one was last used, where it begins, and how long it is.
+    /// Returns last use, start and length of each idle registration.
     fn idle(&mut self, busy: &[usize]) -> impl Iterator<Item = (u64, usize, u64)> {
         self.by_start.iter_mut().filter_map(move |(start, entry)| {
             let idle = !busy.contains(start) && entry.state.is_idle();
@@ -196,8 +196,8 @@ fn overlaps(overlapping: &[(usize, u64)], start: usize) -> bool {
     overlapping.iter().any(|(known, _)| *known == start)
 }
 
-/// Whether nobody but the table has it. Who gets it gets it from the table, so it stays so while the table is locked; and what
-/// its last user left behind is seen by who finds it idle.
+/// Returns whether only the table refers to it. References are only cloned under the table's lock, so this holds while
+/// it is locked.
 fn is_idle<P>(payload: &mut Arc<P>) -> bool {
     Arc::get_mut(payload).is_some()
 }
