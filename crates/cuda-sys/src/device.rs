@@ -124,7 +124,7 @@ impl Device {
     /// # Errors
     /// The driver's code.
     pub fn name(self) -> Result<String> {
-        // SAFETY: the driver writes at most so many bytes.
+        // SAFETY: the driver writes at most `len` bytes.
         text("cuDeviceGetName", |to, len| unsafe { ffi::cuDeviceGetName(to, len, self.handle) })
     }
 
@@ -144,7 +144,7 @@ impl Device {
     /// # Errors
     /// The driver's code.
     pub fn pci_bus_id(self) -> Result<String> {
-        // SAFETY: the driver writes at most so many bytes.
+        // SAFETY: the driver writes at most `len` bytes.
         text("cuDeviceGetPCIBusId", |to, len| unsafe { ffi::cuDeviceGetPCIBusId(to, len, self.handle) })
     }
 

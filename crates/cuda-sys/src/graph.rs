@@ -118,7 +118,7 @@ impl Graph {
     pub fn node_count(&self) -> Result<usize> {
         let _capture = RelaxedCapture::enter()?;
         let mut count = 0;
-        // SAFETY: the graph is valid by this type's invariant; without an array only the number is told.
+        // SAFETY: the graph is valid by this type's invariant; without an array only the number is returned.
         check("cuGraphGetNodes", unsafe { ffi::cuGraphGetNodes(self.raw, ptr::null_mut(), &mut count) })?;
         Ok(count)
     }

@@ -6,7 +6,7 @@ use transload_cuda_sys::attribute;
 
 macro_rules! features {
     ($( $(#[$doc:meta])* $name:ident = $attribute:expr; )*) => {
-        /// A capability that [`CudaDevice::supports_feature`](crate::CudaDevice::supports_feature) answers for.
+        /// A capability that [`CudaDevice::supports_feature`](crate::CudaDevice::supports_feature) queries.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum CudaFeature { $( $(#[$doc])* $name, )* }

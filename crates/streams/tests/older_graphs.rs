@@ -27,7 +27,7 @@ fn a_graph_is_updated_by_the_call_that_the_driver_has() {
     assert!(back.read().unwrap().iter().all(|byte| *byte == 2));
     let down = Operation::Copy { src: &there, dst: &back };
     let rebuilt = graph.update(&[fill(3), down]).unwrap();
-    let because = "the graphs have other nodes or edges".to_owned();
+    let because = "the graphs' nodes or edges differ".to_owned();
     assert_eq!(rebuilt, CudaGraphUpdate::Rebuilt { because });
     graph.launch(&stream).unwrap();
     assert!(back.read().unwrap().iter().all(|byte| *byte == 3));

@@ -48,7 +48,7 @@ pub(super) fn range_of(buffer: &RawBuffer) -> Result<Range> {
 
 #[cold]
 fn not_unified(place: Place) -> Error {
-    let text = format!("hints are for CUDA's unified memory only, not {place}; allocate MemoryKind::Unified");
+    let text = format!("hints need CUDA unified memory, got {place}; allocate MemoryKind::Unified");
     Error::new(ErrorKind::Unsupported, text)
 }
 
@@ -130,7 +130,7 @@ pub(super) fn check_range(address: u64, bytes: usize) -> Result<()> {
         return Err(Error::new(ErrorKind::InvalidArgument, "a hint needs a range of at least 1 byte"));
     }
     if address.checked_add(bytes as u64).is_none() {
-        let text = format!("{bytes} bytes at {address:#x} leave the address space");
+        let text = format!("{bytes} bytes at {address:#x} exceed the address space");
         return Err(Error::new(ErrorKind::OutOfRange, text));
     }
     Ok(())

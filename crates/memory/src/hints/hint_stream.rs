@@ -58,6 +58,6 @@ fn refuse_captured(stream: RawStream) -> Result<()> {
     if status == 0 || transload_core::mutant!("memory/captured-stream-refused") {
         return Ok(());
     }
-    let text = "the stream is being captured into a graph, which takes no prefetch; prefetch on another one";
+    let text = "the stream is being captured, and graphs take no prefetch; use another stream";
     Err(Error::new(ErrorKind::Busy, text))
 }

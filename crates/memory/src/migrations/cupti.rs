@@ -116,7 +116,7 @@ impl Cupti {
     /// Returns the library, opened by the first call and never closed.
     ///
     /// # Errors
-    /// `Unsupported` with what was tried; the driver's.
+    /// `Unsupported` with the paths tried; the driver's.
     pub(super) fn get() -> Result<&'static Self> {
         static OPENED: OnceLock<Result<Cupti, String>> = OnceLock::new();
         let driver = Driver::get().map_err(lift)?;
@@ -159,7 +159,7 @@ impl Cupti {
         let mut text = ptr::null();
         // SAFETY: the out pointer is valid for the call.
         let known = unsafe { (self.result_string)(code, &mut text) } == 0 && !text.is_null();
-        // SAFETY: the library answered with a string of its own, which ends with NUL and stays.
+        // SAFETY: the library returned a static, NUL-terminated string.
         let name = if known { unsafe { CStr::from_ptr(text) }.to_string_lossy() } else { "unknown".into() };
         let reason = match code {
             MULTIPLE_SUBSCRIBERS => {
@@ -167,7 +167,7 @@ impl Cupti {
             }
             _ => "",
         };
-        Err(unavailable(format!("{call} of {} answered {code} ({name}){reason}", self.origin)))
+        Err(unavailable(format!("{call} of {} failed: {name} ({code}){reason}", self.origin)))
     }
 
     /// Subscribes, as the process's only subscriber.
@@ -213,7 +213,7 @@ impl Cupti {
         const ALL_DEVICES: u32 = 2;
         // Bytes to the device, bytes to the host, faults of the host, faults of the device.
         let mut configs = [1, 2, 3, 4].map(|kind| Config { scope: ALL_DEVICES, kind, device: 0, enable });
-        // SAFETY: so many are given.
+        // SAFETY: the array has 4 elements.
         let code = unsafe { (self.configure)(configs.as_mut_ptr(), 4) };
         self.check("cuptiActivityConfigureUnifiedMemoryCounter", code)
     }

@@ -51,7 +51,7 @@ pub(super) fn add_listener(regions: &SharedRegions) -> Result<()> {
     let mut running = RUNNING.lock();
     if running.users == 0 {
         let subscriber = cupti.subscribe()?;
-        // SAFETY: the two functions below do what is asked of them, for good.
+        // SAFETY: the two functions below meet these conditions until the process ends.
         let started = unsafe { cupti.register(requested, completed) }.and_then(|()| cupti.start());
         if let Err(error) = started {
             // Report the failed start, not a failed stop.
@@ -111,7 +111,7 @@ extern "C" fn requested(buffer: *mut *mut u8, bytes: *mut usize, most: *mut usiz
     if size > 0 {
         LENT.lock().push(memory.addr());
     }
-    // SAFETY: the library passes three places for the answer; 0 records means as many as fit.
+    // SAFETY: the library passes three valid out pointers; 0 records means as many as fit.
     unsafe {
         buffer.write(memory);
         bytes.write(size);
@@ -122,7 +122,7 @@ extern "C" fn requested(buffer: *mut *mut u8, bytes: *mut usize, most: *mut usiz
 extern "C" fn completed(context: *mut c_void, stream: u32, buffer: *mut u8, _bytes: usize, valid: usize) {
     if let Some(cupti) = CUPTI.get() {
         let listeners = LISTENERS.lock();
-        // SAFETY: the library completed this buffer with so many valid bytes.
+        // SAFETY: the library completed this buffer with this many valid bytes.
         let unknown = unsafe {
             cupti.read(buffer, valid, |record| {
                 listeners.iter().for_each(|regions| regions.lock().add(record));

@@ -56,8 +56,8 @@ impl CudaResource {
     }
 }
 
-// SAFETY: the manager gives every allocation once, as a buffer that nobody else has, and takes memory back only when nothing in
-// flight uses it.
+// SAFETY: the manager returns every allocation once, as an exclusive buffer, and frees it only when nothing in flight
+// uses it.
 unsafe impl MemoryResource for CudaResource {
     fn place(&self) -> Place {
         let owner = if self.is_hosts() { DeviceId::Cpu } else { self.manager.device().id() };

@@ -101,7 +101,7 @@ struct LimitedSegment {
     _reservation: Reservation,
 }
 
-// SAFETY: every answer is that of a live segment, which is owned until drop.
+// SAFETY: every method returns that of a live segment, which is owned until drop.
 unsafe impl Storage for LimitedSegment {
     fn place(&self) -> Place {
         self.segment.place()
@@ -127,7 +127,7 @@ unsafe impl Storage for LimitedSegment {
     fn adopt_fences(&mut self, until: &[Fence]) -> bool {
         until.iter().all(|fence| {
             let claims = Claims::acquire(&mut [(&self.segment, Access::Read)]);
-            // SAFETY: nobody uses the segment's own buffer, so the claim came after nothing.
+            // SAFETY: the segment's own buffer has no other user, so the claim has no predecessors.
             claims.map(|claims| unsafe { claims.commit(fence) }).is_ok()
         })
     }

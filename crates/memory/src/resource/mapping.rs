@@ -13,7 +13,7 @@ pub(super) const HUGE: usize = 2 << 20;
 
 /// Returns the page size: 4 KiB, or 64 KiB on some machines.
 fn page() -> usize {
-    // SAFETY: asks for a constant of the system.
+    // SAFETY: queries a constant of the system.
     let told = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(told).ok().filter(|page| page.is_power_of_two()).unwrap_or(4096)
 }
@@ -109,7 +109,7 @@ impl Mapping {
     }
 
     fn touch(&self, from: usize, len: usize) -> bool {
-        // SAFETY: the range lies within the mapping, which nobody else knows yet.
+        // SAFETY: the range lies within the mapping, which is not shared yet.
         let start = unsafe { self.start.add(from) };
         // SAFETY: as above; populating changes no content.
         if unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_POPULATE_WRITE) } == 0 {
@@ -155,8 +155,8 @@ fn map(len: usize, alignment: usize) -> Option<Mapping> {
     let base = base.cast::<u8>();
     let before = base.align_offset(alignment).min(padded - len);
     let after = padded - len - before;
-    // SAFETY: `before + len + after` is the size of the mapping just made; what is unmapped are its two ends, which nobody
-    // knows yet. A failure costs address space.
+    // SAFETY: `before + len + after` is the size of the mapping just created; only its two ends are unmapped, which are
+    // not shared yet. A failure costs address space.
     unsafe {
         let start = base.add(before);
         if before > 0 {

@@ -64,7 +64,7 @@ pub unsafe trait MemoryResource: Send + Sync + 'static {
     fn info(&self) -> Result<MemoryInfo>;
 }
 
-// SAFETY: every answer is that of the resource that is shared.
+// SAFETY: every method forwards to the shared resource.
 unsafe impl<R: MemoryResource + ?Sized> MemoryResource for Arc<R> {
     fn place(&self) -> Place {
         (**self).place()

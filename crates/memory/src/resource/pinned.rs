@@ -141,7 +141,7 @@ fn has_huge_pages() -> bool {
     told.contains("[madvise]") || told.contains("[always]")
 }
 
-// SAFETY: every allocation is given once, as a buffer that nobody else has, and taken back only when nothing in flight uses it.
+// SAFETY: every allocation is returned once, as an exclusive buffer, and freed only when nothing in flight uses it.
 unsafe impl MemoryResource for PinnedResource {
     fn place(&self) -> Place {
         Place::new(DeviceId::Cpu, MemoryKind::Pinned)

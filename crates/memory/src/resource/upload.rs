@@ -51,8 +51,8 @@ impl UploadBuffer {
             return Err(Error::new(ErrorKind::Unsupported, "write-combined memory without an address"));
         };
         host_access::note(to.as_ptr().addr(), bytes.len(), HostAccess::Write);
-        // SAFETY: the range has as many bytes, and is lent to this call: nobody else uses it. It cannot be the source, which a
-        // view of it would keep from being lent.
+        // SAFETY: the range has as many bytes, and is lent exclusively to this call. It cannot overlap the source: a
+        // view of it would have prevented the loan.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
         // Flush this core's write-combining buffers before another thread starts an upload.
         #[cfg(target_arch = "x86_64")]

@@ -15,7 +15,7 @@ pub struct Borrowed<'a> {
 /// # Safety
 /// * The value must be dropped, not forgotten, and the buffer must not be cloned: dropping is what waits.
 pub unsafe fn borrow<T: Pod>(slice: &[T]) -> Borrowed<'_> {
-    // SAFETY: the caller's promise, and the slice stays borrowed while the answer lives.
+    // SAFETY: the caller's promise, and the slice stays borrowed while the returned value lives.
     unsafe { make(NonNull::from(slice).cast(), size_of_val(slice), false) }
 }
 
@@ -32,7 +32,7 @@ pub unsafe fn borrow_mut<T: Pod>(slice: &mut [T]) -> Borrowed<'_> {
 /// # Safety
 /// * The bytes stay borrowed while the returned value lives, which is dropped and never cloned.
 unsafe fn make<'a>(address: NonNull<u8>, bytes: usize, writable: bool) -> Borrowed<'a> {
-    // SAFETY: the caller's promise; what the answer's drop waits for uses them no longer.
+    // SAFETY: the caller's promise; dropping the returned value waits for all uses.
     let storage = unsafe { HostBytes::new((), address, bytes, MemoryKind::Pageable, writable) };
     let buffer = RawBuffer::new(Box::new(storage), &Arc::new(Reclaimer::new()));
     Borrowed { buffer, slice: PhantomData }

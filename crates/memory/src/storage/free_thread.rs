@@ -167,8 +167,8 @@ fn upload(context: &Context, pending: &PendingUpload) -> Result<(), DriverError>
     };
     let bytes = pending.from.len().min(to.len());
     let stream = Stream::new(context, StreamOptions::default())?;
-    // SAFETY: both sides are alive and have so many bytes. The hold keeps every other use from the destination, all earlier ones
-    // are over, and nobody writes the source any more.
+    // SAFETY: both sides are alive and have `bytes` bytes. The hold excludes every other use of the destination,
+    // earlier ones are complete, and the source is not written any more.
     context.call("cuMemcpyHtoDAsync_v2", || unsafe {
         ffi::cuMemcpyHtoDAsync_v2(address, from.as_ptr().cast(), bytes, stream.as_raw())
     })?;
@@ -178,7 +178,7 @@ fn upload(context: &Context, pending: &PendingUpload) -> Result<(), DriverError>
 /// Frees memory and returns the owner that kept it mapped, if any.
 fn release(context: &Context, address: Address) -> Result<Option<Owner>, DriverError> {
     match address {
-        // SAFETY: the storage that owned the address is gone, and it is freed exactly once, here.
+        // SAFETY: the storage that owned the address was dropped, and it is freed exactly once, here.
         Address::Device(address) => context.call("cuMemFree_v2", || unsafe { ffi::cuMemFree_v2(address) }),
         Address::Host(address) => {
             let pointer = std::ptr::with_exposed_provenance_mut(address);

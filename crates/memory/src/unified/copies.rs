@@ -44,7 +44,7 @@ impl Inner {
     fn enqueue_held_upload(&self, host: &RawBuffer, hold: RangeGuard) -> Result<(), (RangeGuard, Error)> {
         match self.enqueue_upload(host, hold.buffer()) {
             Ok(Some(fence)) => {
-                // SAFETY: the fence is over when the copy is, which is the only use since the hold began.
+                // SAFETY: the fence completes with the copy, the only use since the hold began.
                 unsafe { hold.commit(&fence) };
                 Ok(())
             }
@@ -60,8 +60,8 @@ impl Inner {
         }
         let src = host.slice(bytes_of(dst))?;
         let claims = Claims::acquire(&mut [(&src, Access::Read)])?;
-        // SAFETY: the claims keep the source, and the caller's hold the destination, from every use in conflict until the fence
-        // is committed to both, and everything before the hold is over.
+        // SAFETY: the claims protect the source, and the caller's hold the destination, from conflicting use until the
+        // fence is committed to both; everything before the hold is complete.
         unsafe { enqueue_claimed(&*self.queue, &Operation::Copy { src: &src, dst }, claims) }.map(Some)
     }
 
@@ -111,8 +111,8 @@ impl Inner {
             Err(error) if error.kind() == ErrorKind::Busy => return Ok(false),
             Err(error) => return Err(error),
         };
-        // SAFETY: the claims keep the destination from every use in conflict until the fence is committed. The source is held by
-        // the caller, so nothing writes it and all that did is over, until after the wait below.
+        // SAFETY: the claims protect the destination from conflicting use until the fence is committed. The caller
+        // holds the source, so it is not written until after the wait below.
         let fence =
             unsafe { enqueue_claimed(&*self.queue, &Operation::Copy { src: &src, dst: &dst }, claims) }?;
         fence.wait().map(|()| true)
@@ -144,7 +144,7 @@ impl Inner {
         let replaced = unchanged.then(|| state.copy.add_download(range, fence.clone()));
         drop(state);
         drop(replaced);
-        // SAFETY: a queue's fence is over after the operation, which it puts behind `after`.
+        // SAFETY: a queue's fence completes after the operation, which is ordered after `after`.
         unsafe { claims.commit(&fence) };
         Ok(fence)
     }
@@ -180,7 +180,7 @@ impl Inner {
 /// Enqueues an operation after what was claimed, and commits the claims.
 ///
 /// # Safety
-/// * Claims, and what else the caller holds, keep every use in conflict from the operation's bytes until it is over.
+/// * The claims, and the caller's holds, exclude conflicting use of the operation's bytes until it is complete.
 unsafe fn enqueue_claimed(
     queue: &dyn Queue,
     operation: &Operation<'_>,
@@ -189,7 +189,7 @@ unsafe fn enqueue_claimed(
     claims.wait_for_foreign_fences(queue);
     // SAFETY: the caller's promise.
     let fence = unsafe { queue.enqueue(operation, claims.after(), Timing::Off) }?;
-    // SAFETY: a queue's fence is over after the operation, which it puts behind `after`.
+    // SAFETY: a queue's fence completes after the operation, which is ordered after `after`.
     unsafe { claims.commit(&fence) };
     Ok(fence)
 }

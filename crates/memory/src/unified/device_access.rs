@@ -41,13 +41,12 @@ impl<'a, T: Pod> DeviceAccess<'a, T> {
         access: Access,
     ) -> Result<Self> {
         if role == Role::Input && access == Access::Write {
-            let text = "an input is not written; valid roles for writing are Resident, Output and InOut";
+            let text = "role Input cannot be written; use Resident, Output or InOut";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         inner.check_place(queue.device())?;
         if queue.device().is_cpu() {
-            let text =
-                "a queue of the host's acquires nothing for a device; valid is a queue of a CUDA device";
+            let text = "queue belongs to cpu, expected a queue of a CUDA device";
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         inner.retry_failed_uploads()?;

@@ -48,7 +48,7 @@ impl Inner {
             UnifiedMode::Managed => {
                 if UnifiedMode::of(device)? == UnifiedMode::Explicit {
                     let text = format!(
-                        "{} cannot use unified memory at the same time as the host; valid is the mode {}",
+                        "{} lacks concurrent managed access; use the mode {}",
                         device.id(),
                         UnifiedMode::Explicit
                     );
@@ -79,8 +79,7 @@ impl Inner {
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         if place.device != device.id() {
-            let text =
-                format!("the memory is {}'s, the buffer would be one of {}", place.device, device.id());
+            let text = format!("memory belongs to {}, expected {}", place.device, device.id());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let inner = Self::over(memory, queue, raw, None);
@@ -153,7 +152,10 @@ fn check_queue(device: &CudaDevice, queue: &QueueLease) -> Result<()> {
     if queue.device() == device.id() {
         return Ok(());
     }
-    let text =
-        format!("the queue is one of {}, the memory {}'s; both must agree", queue.device(), device.id());
+    let text = format!(
+        "queue belongs to {}, memory to {}; use a queue of the memory's device",
+        queue.device(),
+        device.id()
+    );
     Err(Error::new(ErrorKind::InvalidArgument, text))
 }

@@ -45,8 +45,8 @@ impl<T: Pod> Deref for UnifiedSlice<'_, T> {
 
     fn deref(&self) -> &[T] {
         let count = self.open.len() / size_of::<T>().max(1);
-        // SAFETY: the bytes are readable and initialised while `open` lives, nobody writes them meanwhile, the buffer saw to
-        // whole elements and their alignment, and any bytes are a `T`.
+        // SAFETY: the bytes are readable, initialised and not written while `open` lives, the buffer checked length and
+        // alignment, and any bytes are a valid `T`.
         unsafe { slice::from_raw_parts(self.open.address().cast::<T>().as_ptr(), count) }
     }
 }

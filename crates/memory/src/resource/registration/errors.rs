@@ -10,7 +10,7 @@ use crate::{error::lift_allocation, manager::AllocContext};
 /// Converts to an address range. Two ranges may share a page: the driver registers bytes.
 pub(super) fn addresses(address: NonNull<u8>, bytes: usize) -> Result<Range<usize>> {
     let start = address.as_ptr().expose_provenance();
-    let overflows = || Error::new(ErrorKind::OutOfRange, format!("{bytes} bytes leave the address space"));
+    let overflows = || Error::new(ErrorKind::OutOfRange, format!("{bytes} bytes exceed the address space"));
     Ok(start..start.checked_add(bytes).ok_or_else(overflows)?)
 }
 

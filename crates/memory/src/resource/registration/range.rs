@@ -64,7 +64,7 @@ impl Registration {
     pub(super) fn keep_until(&self, fences: &[Fence]) -> bool {
         fences.iter().all(|fence| {
             let claims = Claims::acquire(&mut [(&self.whole, Access::Read)]);
-            // SAFETY: nobody writes through the registration's own buffer, so the claim came after nothing.
+            // SAFETY: the registration's own buffer is never written, so the claim has no predecessors.
             claims.map(|claims| unsafe { claims.commit(fence) }).is_ok()
         })
     }
