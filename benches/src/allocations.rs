@@ -1,4 +1,4 @@
-//! An allocator that counts, on every thread, while it is asked to.
+//! A global allocator that counts allocations of all threads on demand.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -9,22 +9,22 @@ use std::{
 
 static COUNTING: AtomicBool = AtomicBool::new(false);
 static COUNT: AtomicU64 = AtomicU64::new(0);
-/// How many backtraces are still to be printed.
+/// Number of backtraces still to print.
 static EXPLAIN: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
-    /// Printing a backtrace allocates too.
+    /// Set while printing a backtrace, which allocates too.
     static EXPLAINING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The system's allocator with a counter; a program makes it its global one.
+/// The system's allocator with a counter. Install it as the global allocator.
 #[derive(Debug)]
 pub struct Counting;
 
 /// Counts allocations and reallocations of all threads while `work` runs.
 ///
 /// # Errors
-/// Those of `work`.
+/// If `work` fails.
 pub fn count<E>(work: impl FnOnce() -> Result<(), E>) -> Result<u64, E> {
     COUNT.store(0, Ordering::SeqCst);
     COUNTING.store(true, Ordering::SeqCst);
@@ -33,7 +33,7 @@ pub fn count<E>(work: impl FnOnce() -> Result<(), E>) -> Result<u64, E> {
     outcome.map(|()| COUNT.load(Ordering::SeqCst))
 }
 
-/// Whether [`Counting`] is this program's allocator: without it a count of 0 would say nothing.
+/// Returns whether [`Counting`] is the global allocator. Otherwise a count of 0 means nothing.
 #[must_use]
 pub fn is_counting() -> bool {
     let counted = count::<()>(|| {
@@ -43,7 +43,7 @@ pub fn is_counting() -> bool {
     counted.is_ok_and(|count| count > 0)
 }
 
-/// Prints the backtraces of the next counted allocations, so many at most.
+/// Prints the backtraces of at most `most` counted allocations.
 pub fn explain(most: u32) {
     EXPLAIN.store(most, Ordering::SeqCst);
 }
@@ -71,28 +71,28 @@ fn note_counted() {
     }
 }
 
-// SAFETY: every method passes its arguments on to the system's allocator unchanged.
+// SAFETY: every method forwards its arguments to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         note();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, address: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         note();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.realloc(address, layout, size) }
     }
 
     unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(address, layout) }
     }
 }

@@ -1,4 +1,4 @@
-//! One point of one path, with memory of its own for the library and for the reference.
+//! One size on one path, with separate memory for the library and the reference.
 
 use anyhow::{Context as _, Result, bail};
 use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Transfer, TransferPath};
@@ -11,67 +11,67 @@ use crate::{
     reference::{Memcpy, Reference},
 };
 
-/// Bytes behind a destination that must stay as they were.
+/// Guard bytes after a destination, which must not change.
 pub(crate) const GUARD: usize = 64;
 
-/// Where memory that migrates is.
+/// Where managed memory resides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// In the host's memory.
+    /// In host memory.
     Host,
-    /// In the device's.
+    /// In device memory.
     Device,
 }
 
-/// What a family of paths is measured with.
+/// The environment in which a family of paths is measured.
 pub trait Testbed: Sync {
-    /// The device whose backend makes our memory.
+    /// Returns the device whose backend allocates the library's memory.
     fn device(&self) -> DeviceId;
-    /// Whether its rows must be called simulated.
+    /// Returns whether its rows are simulated.
     fn is_simulated(&self) -> bool;
-    /// What the reference is called.
+    /// Returns the reference's name.
     fn reference_name(&self) -> &'static str;
-    /// Whether the device has a clock of its own.
+    /// Returns whether the device has its own clock.
     fn has_clock(&self) -> bool;
     /// Makes the device's context current on this thread.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     fn bind(&self) -> Result<()>;
-    /// Takes it away again.
+    /// Unbinds the context.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     fn unbind(&self) -> Result<()>;
-    /// Another device of the same family, where there is one.
+    /// Returns another device of the same family, if present.
     fn peer(&self) -> Option<DeviceId> {
         None
     }
-    /// Brings memory that migrates to the host or to the device, and waits. Nothing is done where it cannot migrate.
+    /// Migrates managed memory and waits. Does nothing if it cannot migrate.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     fn migrate(&self, memory: Address, bytes: usize, to: Location) -> Result<()> {
         let _ = (memory, bytes, to);
         Ok(())
     }
-    /// Memory for the reference.
+    /// Allocates memory for the reference.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     fn memory(&self, place: Place, bytes: usize) -> Result<Memory>;
-    /// The reference's movement.
+    /// Creates the reference copy.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     ///
     /// # Safety
-    /// * `bytes` bytes must be readable at `src` and writable at `dst` while the answer lives; they do not overlap, and
-    ///   nobody else uses them while it moves them.
+    /// * `bytes` bytes must be readable at `src` and writable at `dst` while the result lives; they do not overlap, and
+    ///   are not used otherwise during a copy.
     unsafe fn reference(&self, src: Address, dst: Address, bytes: usize) -> Result<Box<dyn Reference>>;
 }
 
-/// The host alone.
+/// The host without a device.
 #[derive(Clone, Copy, Debug)]
 pub struct HostTestbed;
 
@@ -103,20 +103,20 @@ impl Testbed for HostTestbed {
     fn memory(&self, place: Place, bytes: usize) -> Result<Memory> {
         match place.kind {
             MemoryKind::Pageable => Ok(Memory::Pageable(Pages::new(bytes)?)),
-            other => bail!("the host alone has no {other} memory"),
+            other => bail!("the host has no {other} memory"),
         }
     }
 
     unsafe fn reference(&self, src: Address, dst: Address, bytes: usize) -> Result<Box<dyn Reference>> {
         match (src, dst) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             (Address::Host(src), Address::Host(dst)) => Ok(Box::new(unsafe { Memcpy::new(src, dst, bytes) })),
             _ => bail!("the host cannot address device memory"),
         }
     }
 }
 
-/// The library's two ends of a movement.
+/// Source and destination of a copy by the library.
 #[derive(Debug)]
 pub struct Ends<'a> {
     manager: &'a CrossBackendTransferManager,
@@ -126,7 +126,7 @@ pub struct Ends<'a> {
 }
 
 impl Ends<'_> {
-    /// Submits a transfer as a user would who leaves all choices to the manager.
+    /// Submits a transfer with default options.
     #[inline]
     pub fn submit(&self) -> Transfer {
         let Point { bytes, src_offset, dst_offset } = self.point;
@@ -140,7 +140,7 @@ impl Ends<'_> {
     }
 }
 
-/// Which of the two is measured.
+/// The side that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The library.
@@ -149,42 +149,42 @@ pub enum Side {
     Reference,
 }
 
-/// Both sides of a comparison.
+/// A copy by the library and by a reference.
 pub struct Case<'a> {
     /// The library's side.
     pub ends: Ends<'a>,
-    /// The reference's.
+    /// The reference's side.
     pub reference: Box<dyn Reference + 'a>,
-    // Behind what uses them, so that they go later.
+    // After the fields that use them, so that they are dropped later.
     ours: (Memory, Memory),
     theirs: (Memory, Memory),
     point: Point,
-    /// Where the contents of each side were drawn from.
+    /// Start of each side's contents within `Content`.
     drawn: [usize; 2],
 }
 
 impl<'a> Case<'a> {
-    /// Allocates everything.
+    /// Allocates the memory of both sides.
     ///
     /// # Errors
-    /// Those of the library and of the driver.
+    /// If the library or the driver fails.
     pub fn new(
         manager: &'a CrossBackendTransferManager,
         testbed: &dyn Testbed,
         path: TransferPath,
         point: Point,
     ) -> Result<Self> {
-        // SAFETY: the memory is used as `with` promises.
+        // SAFETY: `with` guarantees this use of the memory.
         Self::with(manager, testbed, path, point, |src, dst| unsafe {
             testbed.reference(src, dst, point.bytes)
         })
     }
 
-    /// With a reference made from the addresses of source and destination. They have the point's bytes, live as long as the
-    /// case, do not overlap, and are used by one thread at a time.
+    /// Like `new`, with a reference created from the addresses of source and destination. These have the point's bytes, live
+    /// as long as the case, do not overlap, and are used by one thread at a time.
     ///
     /// # Errors
-    /// Those of the library and of the driver.
+    /// If the library or the driver fails.
     pub fn with(
         manager: &'a CrossBackendTransferManager,
         testbed: &dyn Testbed,
@@ -200,17 +200,17 @@ impl<'a> Case<'a> {
         let theirs = (testbed.memory(path.src, src_bytes)?, testbed.memory(path.dst, dst_bytes)?);
         let from = shifted(theirs.0.address()?, point.src_offset);
         let to = shifted(theirs.1.address()?, point.dst_offset);
-        // `theirs` has the bytes, lives in the same value and goes after it; two allocations do not overlap, and the case
-        // is used by one thread at a time.
+        // `theirs` has the bytes and is dropped after the reference; two allocations do not overlap, and the case is used by
+        // one thread at a time.
         let reference = reference(from, to)?;
         let ours = (Memory::Ours(src.clone()), Memory::Ours(dst.clone()));
         Ok(Self { ends: Ends { manager, src, dst, point }, reference, ours, theirs, point, drawn: [0; 2] })
     }
 
-    /// Against the library itself, with options of its own in the reference's place.
+    /// Like `new`, with the library itself under other options as the reference.
     ///
     /// # Errors
-    /// Those of the library.
+    /// If the library fails.
     pub fn with_options(
         manager: &'a CrossBackendTransferManager,
         testbed: &dyn Testbed,
@@ -230,18 +230,18 @@ impl<'a> Case<'a> {
         Ok(Self { ends, reference, ours, theirs, point, drawn: [0; 2] })
     }
 
-    /// Where a side's source begins.
+    /// Returns the address of a side's source.
     ///
     /// # Errors
-    /// For memory without an address.
+    /// If the memory has no address.
     pub fn source(&self, side: Side) -> Result<Address> {
         Ok(shifted(self.memory(side).0.address()?, self.point.src_offset))
     }
 
-    /// Fresh random bytes into the source, poison into the destination.
+    /// Writes new random bytes to the source and poisons the destination.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     pub fn prepare(&mut self, side: Side, content: &Content, start: usize) -> Result<()> {
         if let Some(drawn) = self.drawn.get_mut(side as usize) {
             *drawn = start;
@@ -254,7 +254,7 @@ impl<'a> Case<'a> {
     /// Compares every byte of the destination.
     ///
     /// # Errors
-    /// The first byte that differs; the driver's.
+    /// If a byte differs or the driver fails.
     pub fn check(&self, side: Side, content: &Content) -> Result<()> {
         let start = self.drawn.get(side as usize).copied().unwrap_or_default();
         self.memory(side).1.compare(self.point.dst_offset, content.part(start, self.point.bytes))
@@ -269,7 +269,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// The library itself with certain options, in the place of a reference.
+/// The library with given options, as a reference.
 struct OtherOptions<'a> {
     ends: Ends<'a>,
     options: TransferOptions,
@@ -292,7 +292,7 @@ impl Reference for OtherOptions<'_> {
     }
 }
 
-/// The library's memory at a place of a testbed's paths.
+/// Allocates the library's memory at a place.
 pub(crate) fn allocate(
     manager: &CrossBackendTransferManager,
     testbed: &dyn Testbed,

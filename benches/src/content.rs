@@ -1,6 +1,6 @@
-//! Random contents: one long block, made once, from which every measurement takes a different part.
+//! Random contents: one long block of which every measurement uses a different part.
 
-/// How far into the block a part may begin.
+/// Number of positions at which a part may begin.
 const STARTS: usize = 64 << 10;
 
 /// Random bytes.
@@ -11,7 +11,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Contents of up to `longest` bytes.
+    /// Creates contents of up to `longest` bytes.
     #[must_use]
     pub fn new(longest: usize, seed: u64) -> Self {
         let mut content = Self { block: Vec::new(), state: seed };
@@ -32,12 +32,12 @@ impl Content {
         mixed ^ (mixed >> 31)
     }
 
-    /// A part of the block at a random place, and where it is.
+    /// Returns a random position of a part.
     pub fn draw(&mut self) -> usize {
         usize::try_from(self.next() % STARTS as u64).unwrap_or(0)
     }
 
-    /// The part of so many bytes at a place that was drawn.
+    /// Returns the part of `bytes` bytes at a drawn position.
     #[must_use]
     pub fn part(&self, start: usize, bytes: usize) -> &[u8] {
         self.block.get(start..start + bytes).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! The CUDA side: which driver there is, the device that is measured, and memory straight from the driver.
+//! The CUDA driver, the measured device, and memory allocated directly by the driver.
 
 use std::{ptr, ptr::NonNull, sync::OnceLock, time::Instant};
 
@@ -14,10 +14,10 @@ use crate::{
     reference::{DriverCopy, Reference},
 };
 
-/// The process's driver, and how many seconds its first use took.
+/// Returns the process's driver and the seconds that loading it took.
 ///
 /// # Errors
-/// Why there is none.
+/// If there is no driver.
 pub fn driver() -> Result<(Driver, f64), DriverError> {
     static LOADED: OnceLock<(Result<Driver, DriverError>, f64)> = OnceLock::new();
     let (driver, seconds) = LOADED.get_or_init(|| {
@@ -28,7 +28,7 @@ pub fn driver() -> Result<(Driver, f64), DriverError> {
     driver.clone().map(|driver| (driver, *seconds))
 }
 
-/// Why the machine's own driver cannot be used; `None` where it can. Asking binds this process to that driver.
+/// Returns why the machine's driver cannot be used; `None` if it can. Binds this process to that driver.
 #[must_use]
 pub fn absence() -> Option<String> {
     match driver().and_then(|(driver, _)| driver.device_count()) {
@@ -38,26 +38,26 @@ pub fn absence() -> Option<String> {
     }
 }
 
-/// Puts the software driver in the place of the machine's, with two devices; answers with the first.
+/// Installs the software driver with two devices and returns the ordinal of the first.
 ///
 /// # Errors
-/// Where a driver was used before.
+/// If a driver was used before.
 pub fn simulate(seed: u64) -> Result<u32> {
-    transload_cuda_sim::install().context("the software driver comes too late")?;
+    transload_cuda_sim::install().context("installing the software driver")?;
     let [first, _second] = [0, 1].map(|n| SimDevice::builder().total_memory(4 << 30).seed(seed ^ n).build());
     Ok(first.ordinal())
 }
 
-/// The device with this ordinal and the one after it, where there is one.
+/// Returns this ordinal and the next one, if that device exists.
 ///
 /// # Errors
-/// The driver's.
+/// If a driver call fails.
 pub fn pair(ordinal: u32) -> Result<Vec<u32>> {
     let count = driver()?.0.device_count()?;
     Ok((ordinal..count.max(ordinal + 1)).take(2).collect())
 }
 
-/// The device that is measured, its primary context bound to the thread that made this.
+/// The measured device. Its primary context is bound to the thread that created this value.
 #[derive(Debug)]
 pub struct Session {
     device: Device,
@@ -70,7 +70,7 @@ impl Session {
     /// Opens the device.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     pub fn open(ordinal: u32) -> Result<Self> {
         let ((driver, _), device) = (driver()?, Device::new(ordinal)?);
         let peer = match *pair(ordinal)? {
@@ -82,20 +82,20 @@ impl Session {
         Ok(session)
     }
 
-    /// The context of one of the devices.
+    /// Returns the context of a device.
     ///
     /// # Errors
-    /// For a device of others.
+    /// If the device takes no part in this run.
     pub fn context(&self, device: DeviceId) -> Result<&Context> {
         let contexts = [Some(&self.context), self.peer.as_ref()];
         let found = contexts.into_iter().flatten().find(|context| ordinal(context) == device);
         found.with_context(|| format!("{device} takes no part in this run"))
     }
 
-    /// What the results call the machine's devices, its kernel driver and its CUDA version.
+    /// Returns the names of the devices and the versions of the kernel driver and CUDA.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     pub fn describe(&self) -> Result<(String, Option<String>, Option<String>)> {
         let name = self.device.name()?;
         if self.driver.is_simulated() {
@@ -145,7 +145,7 @@ impl Testbed for Session {
 
     fn migrate(&self, memory: Address, bytes: usize, to: Location) -> Result<()> {
         const HOST: i32 = -1;
-        /// The answer of a device that does not use managed memory beside the host.
+        /// Returned by a device without concurrent managed access.
         const INVALID_DEVICE: u32 = 101;
         let address = match memory {
             Address::Host(address) => address.addr().get() as u64,
@@ -157,7 +157,7 @@ impl Testbed for Session {
             INVALID_DEVICE => Ok(()),
             code => {
                 check("cuMemPrefetchAsync", code)?;
-                settle()
+                synchronize()
             }
         }
     }
@@ -172,12 +172,12 @@ impl Testbed for Session {
     }
 
     unsafe fn reference(&self, src: Address, dst: Address, bytes: usize) -> Result<Box<dyn Reference>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         Ok(Box::new(unsafe { DriverCopy::new(src, dst, bytes) }?))
     }
 }
 
-/// Memory straight from the driver.
+/// Memory allocated by the driver.
 #[derive(Debug)]
 pub struct RawMemory {
     kind: MemoryKind,
@@ -187,14 +187,14 @@ pub struct RawMemory {
 
 // SAFETY: the memory is owned and not tied to a thread.
 unsafe impl Send for RawMemory {}
-// SAFETY: as above; whoever uses the bytes keeps others away.
+// SAFETY: as above; users of the bytes synchronise access.
 unsafe impl Sync for RawMemory {}
 
 impl RawMemory {
-    /// Of one kind, in the current context.
+    /// Allocates in the current context.
     ///
     /// # Errors
-    /// The driver's; a kind that the driver does not allocate.
+    /// If the driver fails or does not allocate this kind.
     pub fn new(kind: MemoryKind, bytes: usize) -> Result<Self> {
         const DEVICE_MAP: u32 = 2;
         let address = match kind {
@@ -225,19 +225,19 @@ impl RawMemory {
         Ok(Self { kind, address, bytes })
     }
 
-    /// Its beginning.
+    /// Returns the address.
     #[must_use]
     pub fn address(&self) -> Address {
         self.address
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
@@ -246,7 +246,7 @@ impl RawMemory {
 
 impl Drop for RawMemory {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new`, freed only here, and nothing is in flight. What the driver answers helps nobody.
+        // SAFETY: allocated in `new`, freed only here, and nothing is in flight. Errors cannot be handled in a drop.
         unsafe {
             match self.address {
                 Address::Host(address) if self.kind == MemoryKind::Unified => {
@@ -259,7 +259,7 @@ impl Drop for RawMemory {
     }
 }
 
-/// Runs with the context bound of the device whose memory it is: a fill is of the current one.
+/// Runs `work` with the context bound that owns the memory.
 fn bound_to_owner<T>(address: u64, work: impl FnOnce() -> Result<T>) -> Result<T> {
     const DEVICE_ORDINAL: u32 = 9;
     let mut ordinal = 0_u32;
@@ -271,8 +271,8 @@ fn bound_to_owner<T>(address: u64, work: impl FnOnce() -> Result<T>) -> Result<T
     work()
 }
 
-fn settle() -> Result<()> {
-    // Fills and small uploads return before the device has done them, and streams of ours do not wait for that.
+fn synchronize() -> Result<()> {
+    // Fills and small uploads return early, and non-blocking streams do not wait for them.
     // SAFETY: a context is current.
     Ok(check("cuCtxSynchronize", unsafe { ffi::cuCtxSynchronize() })?)
 }
@@ -280,34 +280,34 @@ fn settle() -> Result<()> {
 /// Fills device memory and waits.
 ///
 /// # Errors
-/// The driver's.
+/// If a driver call fails.
 pub(crate) fn fill_device(address: u64, byte: u8, bytes: usize) -> Result<()> {
     bound_to_owner(address, || {
-        // SAFETY: the callers own the memory and have nothing in flight on it; the driver checks the range.
+        // SAFETY: the callers own the memory, which is not in use; the driver checks the range.
         check("cuMemsetD8", unsafe { ffi::cuMemsetD8_v2(address, byte, bytes) })?;
-        settle()
+        synchronize()
     })
 }
 
-/// Puts bytes into device memory and waits.
+/// Writes device memory and waits.
 ///
 /// # Errors
-/// The driver's.
+/// If a driver call fails.
 pub(crate) fn write_device(address: u64, bytes: &[u8]) -> Result<()> {
     bound_to_owner(address, || {
         // SAFETY: the source is a slice; for the rest as in `fill_device`.
         check("cuMemcpyHtoD", unsafe { ffi::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) })?;
-        settle()
+        synchronize()
     })
 }
 
 /// Reads device memory.
 ///
 /// # Errors
-/// The driver's.
+/// If a driver call fails.
 pub(crate) fn read_device(address: u64, bytes: &mut [u8]) -> Result<()> {
     bound_to_owner(address, || {
-        settle()?;
+        synchronize()?;
         // SAFETY: the destination is a slice; for the rest as in `fill_device`.
         let code = unsafe { ffi::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, bytes.len()) };
         Ok(check("cuMemcpyDtoH", code)?)

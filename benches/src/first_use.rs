@@ -1,4 +1,4 @@
-//! What only the first use pays: the driver's start, the context, pinning. Apart from everything else, never hidden.
+//! First-use costs (driver load, context, pinning), always reported separately.
 
 use std::time::Instant;
 
@@ -14,10 +14,10 @@ use crate::{
     row::{Row, Summary},
 };
 
-/// Starts everything, step by step, on the device with this ordinal.
+/// Initialises the device with this ordinal step by step and measures each step.
 ///
 /// # Errors
-/// Those of the library.
+/// If the library fails.
 pub fn start(ordinal: u32, largest: usize) -> Result<(CrossBackendTransferManager, Vec<Row>)> {
     let (driver, seconds) = cuda::driver()?;
     let mut steps =
@@ -91,7 +91,7 @@ fn of_methods(manager: &CrossBackendTransferManager, steps: &mut Steps, peer: Op
         let begun = Instant::now();
         match manager.transfer_with(&src, &dst, 0, 0, BYTES, &TransferOptions::new().only(method)).wait() {
             Ok(_) => steps.add(id, BYTES, text, begun.elapsed().as_secs_f64()),
-            // Why is told where all methods are.
+            // The rows of all methods give the reason.
             Err(error) if error.kind() == ErrorKind::Unsupported => continue,
             Err(error) => return Err(error).context(text),
         }

@@ -1,4 +1,4 @@
-//! Which paths at which sizes, how often.
+//! Paths, sizes and numbers of repetitions.
 
 use transload_core::{DeviceId, MemoryKind, Place, TransferPath};
 
@@ -7,37 +7,37 @@ use crate::options::Options;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Sizes on and off the powers of two.
+/// Sizes of a full run: powers of two and others.
 const SIZES: [usize; 7] = [4 * KIB, 64 * KIB, MIB, 3 * MIB, 16 * MIB, 48 * MIB, 256 * MIB];
-/// The largest of a quick run.
+/// Largest size of a quick run.
 const QUICK: usize = 4 * MIB;
 
 /// One size of one path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
-    /// Bytes that move.
+    /// Number of bytes.
     pub bytes: usize,
-    /// From here in the source.
+    /// Offset in the source.
     pub src_offset: usize,
-    /// To here in the destination.
+    /// Offset in the destination.
     pub dst_offset: usize,
 }
 
 impl Point {
-    /// A whole number of pages from the beginning.
+    /// A point without offsets.
     #[must_use]
     pub const fn aligned(bytes: usize) -> Self {
         Self { bytes, src_offset: 0, dst_offset: 0 }
     }
 
-    /// Whether its time is a matter of latency, not of rate.
+    /// Returns whether latency, not bandwidth, determines the time.
     #[must_use]
     pub fn is_small(self) -> bool {
         self.bytes < MIB
     }
 }
 
-/// The grid's points on each path.
+/// Returns the points measured on each path.
 #[must_use]
 pub fn points(options: &Options) -> Vec<Point> {
     let sizes = SIZES.into_iter().filter(|bytes| !options.quick || *bytes <= QUICK);
@@ -45,7 +45,7 @@ pub fn points(options: &Options) -> Vec<Point> {
     sizes.map(Point::aligned).chain([odd]).collect()
 }
 
-/// One size of each size class.
+/// Returns one size for each size class.
 #[must_use]
 pub fn classes(options: &Options) -> Vec<usize> {
     const FULL: [usize; 6] = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 128 * MIB, 256 * MIB];
@@ -53,7 +53,7 @@ pub fn classes(options: &Options) -> Vec<usize> {
     if options.quick { BRIEF.to_vec() } else { FULL.to_vec() }
 }
 
-/// How often each method is repeated at one size of each class.
+/// Returns the repetitions of each method at a size of `classes`.
 #[must_use]
 pub fn class_repetitions(options: &Options, bytes: usize) -> usize {
     if let Some(given) = options.repetitions {
@@ -65,13 +65,13 @@ pub fn class_repetitions(options: &Options, bytes: usize) -> usize {
     }
 }
 
-/// The largest transfer of a run.
+/// Returns the size of a run's largest transfer.
 #[must_use]
 pub fn largest(options: &Options) -> usize {
     points(options).iter().map(|point| point.bytes).max().unwrap_or(QUICK)
 }
 
-/// How often a transfer of so many bytes is repeated on each side.
+/// Returns the repetitions of a transfer of `bytes` bytes on each side.
 #[must_use]
 pub fn repetitions(options: &Options, bytes: usize) -> usize {
     if let Some(given) = options.repetitions {
@@ -86,14 +86,14 @@ pub fn repetitions(options: &Options, bytes: usize) -> usize {
     }
 }
 
-/// Host to host.
+/// Returns the host-to-host paths.
 #[must_use]
 pub fn cpu_paths() -> Vec<TransferPath> {
     let host = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
     vec![TransferPath::new(host, host)]
 }
 
-/// Every path of a CUDA device that a direct copy serves.
+/// Returns every path of a CUDA device that DirectCopy supports.
 #[must_use]
 pub fn cuda_paths(device: DeviceId) -> Vec<TransferPath> {
     let host = |kind| Place::new(DeviceId::Cpu, kind);
@@ -108,7 +108,7 @@ pub fn cuda_paths(device: DeviceId) -> Vec<TransferPath> {
     ]
 }
 
-/// The paths on which every method is tried.
+/// Returns the paths on which every method is tried.
 #[must_use]
 pub fn method_paths(device: DeviceId, peer: Option<DeviceId>) -> Vec<TransferPath> {
     let host = |kind| Place::new(DeviceId::Cpu, kind);
@@ -123,13 +123,13 @@ pub fn method_paths(device: DeviceId, peer: Option<DeviceId>) -> Vec<TransferPat
     ends.into_iter().flat_map(both_ways).chain([TransferPath::new(there, there)]).collect()
 }
 
-/// A path as part of a row's identity: `cpu.pinned-to-cuda:0.device`.
+/// Formats a path for a row's id: `cpu.pinned-to-cuda:0.device`.
 #[must_use]
 pub fn name(path: TransferPath) -> String {
     format!("{}.{}-to-{}.{}", path.src.device, path.src.kind, path.dst.device, path.dst.kind)
 }
 
-/// A point as part of a row's identity: its bytes, and its offsets where it has any.
+/// Formats a point for a row's id: its bytes, and its offsets if not 0.
 #[must_use]
 pub fn size(point: Point) -> String {
     let Point { bytes, src_offset, dst_offset } = point;
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identities_are_ascii_and_differ() {
+    fn ids_are_ascii_and_differ() {
         let options = Options::parse_from(["transload-bench"]);
         let mut ids: Vec<String> = cuda_paths(DeviceId::Cuda(0))
             .into_iter()
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quick_run_is_small_and_still_counts() {
+    fn quick_run_is_small_with_enough_repetitions() {
         let options = Options::parse_from(["transload-bench", "--quick"]);
         assert!(largest(&options) <= 4 << 20);
         assert!(points(&options).iter().all(|point| repetitions(&options, point.bytes) >= 30));

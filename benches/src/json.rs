@@ -1,4 +1,4 @@
-//! The file of results: what `xtask` draws and records.
+//! The results file, which `xtask` draws and records.
 
 use std::{fs, path::Path};
 
@@ -7,48 +7,48 @@ use serde::Serialize;
 
 use crate::{machine::Machine, methods::Methods, row::Row};
 
-/// One run.
+/// Results of one run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Results {
     schema: u32,
     /// Whether any row comes from the software driver.
     simulated: bool,
-    /// Where it ran.
+    /// The machine.
     #[serde(flatten)]
     machine: Machine,
-    /// What was measured.
+    /// The rows.
     rows: Vec<Row>,
-    /// What the rows do not say of the methods.
+    /// Choices and rejections of methods.
     #[serde(flatten)]
     methods: Methods,
 }
 
 impl Results {
-    /// Results of a run.
+    /// Creates the results of a run.
     #[must_use]
     pub fn new(machine: Machine, rows: Vec<Row>, methods: Methods) -> Self {
         Self { schema: 1, simulated: rows.iter().any(|row| row.simulated), machine, rows, methods }
     }
 
-    /// What the rows do not say of the methods.
+    /// Returns choices and rejections of methods.
     #[must_use]
     pub fn methods(&self) -> &Methods {
         &self.methods
     }
 
-    /// Where it ran.
+    /// Returns the machine.
     #[must_use]
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// What was measured.
+    /// Returns the rows.
     #[must_use]
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }
 
-    /// Whether any row comes from the software driver.
+    /// Returns whether any row comes from the software driver.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.simulated
@@ -57,7 +57,7 @@ impl Results {
     /// Writes the file.
     ///
     /// # Errors
-    /// The system's.
+    /// If the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
         fs::write(path, text).with_context(|| format!("writing {}", path.display()))
@@ -70,7 +70,7 @@ mod tests {
     use crate::row::Summary;
 
     #[test]
-    fn the_file_has_the_fields_of_its_schema() {
+    fn file_has_the_fields_of_its_schema() {
         let row = Row::new("a/1".to_owned(), "a".to_owned(), "m", 1, "us", Summary::single(1.0));
         let results = Results::new(
             Machine::here("none".to_owned(), None, None),

@@ -1,11 +1,11 @@
-//! The main job of the workspace: paths of the host and of one or two devices over a ladder of sizes, beside the same
-//! movement by hand, verified.
+//! The benchmark: copies of increasing size on the paths of the host and of one or two devices, compared with hand-written
+//! ones and verified.
 //!
-//! [`suite`] runs it. Each row compares the transfer manager's automatic choice with a *reference*, the same movement
-//! written against the driver by hand ([`reference`](mod@reference)), in the same run and repetition by repetition, so that drift of the
-//! machine falls on both. Contents are random and compared byte by byte at the first and the last repetition.
+//! [`suite`] runs it. Each row compares the transfer manager's automatic choice with a *reference*: the same copy written by
+//! hand against the driver ([`reference`](mod@reference)). Both alternate in one run, so that drift of the machine affects
+//! both. Contents are random and compared byte by byte in the first and the last repetition.
 //!
-//! Without a GPU the rows of CUDA come from the software driver. They say `simulated` everywhere and have no goals.
+//! Without a GPU, the CUDA rows come from the software driver. They are marked `simulated` and have no goals.
 
 pub mod allocations;
 pub mod case;

@@ -1,4 +1,4 @@
-//! Where and when a run took place.
+//! The machine, date and command of a run.
 
 use std::{
     env, fs,
@@ -23,21 +23,21 @@ pub struct Machine {
     pub cpu: String,
     /// `YYYY-MM-DD`.
     pub date: String,
-    /// Of the source; `-modified` follows where files differed from it.
+    /// Commit of the source, followed by `-modified` if there were local changes.
     pub commit: Option<String>,
     /// The command line.
     pub command: String,
 }
 
 impl Machine {
-    /// This machine, with what is known of its devices.
+    /// Describes this machine with the given devices.
     #[must_use]
     pub fn here(hardware: String, driver: Option<String>, cuda: Option<String>) -> Self {
         Self { hardware, driver, cuda, cpu: cpu(), date: today(), commit: commit(), command: command() }
     }
 }
 
-/// The version in `/proc/driver/nvidia/version`, where that file is.
+/// Returns the version in `/proc/driver/nvidia/version`, if that file exists.
 #[must_use]
 pub fn kernel_driver() -> Option<String> {
     let text = fs::read_to_string("/proc/driver/nvidia/version").ok()?;
@@ -64,8 +64,7 @@ fn cpu() -> String {
     format!("{name}, {threads} threads")
 }
 
-/// The variable `TRANSLOAD_COMMIT`, else what git says of the folder the program runs in. Where files differ from the
-/// commit it is not what was measured, and is marked.
+/// Returns the variable `TRANSLOAD_COMMIT`, else git's commit of the working directory, marked if there are local changes.
 fn commit() -> Option<String> {
     let given = env::var("TRANSLOAD_COMMIT").ok().filter(|commit| !commit.trim().is_empty());
     given.map(|commit| commit.trim().to_owned()).or_else(|| {
@@ -88,15 +87,15 @@ fn command() -> String {
     [name].into_iter().chain(words).collect::<Vec<_>>().join(" ")
 }
 
-/// Today in UTC.
+/// Returns today in UTC.
 fn today() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     date(seconds / 86_400)
 }
 
-/// The date of a day counted from 1970-01-01, in the proleptic Gregorian calendar.
+/// Converts days since 1970-01-01 to a date in the proleptic Gregorian calendar.
 fn date(days: u64) -> String {
-    // Years begin in March here, so that the leap day is the last of its year; eras are 400 years of 146,097 days.
+    // Years begin in March, so that the leap day ends its year; an era is 400 years of 146,097 days.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
@@ -113,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_driver_version_is_found_among_words() {
+    fn driver_version_is_found_among_words() {
         let closed =
             "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Sat Nov 1\nGCC version: 12.3.0";
         let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build";
@@ -123,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn days_become_dates() {
+    fn dates_are_correct() {
         assert_eq!(date(0), "1970-01-01");
         assert_eq!(date(11_016), "2000-02-29");
         assert_eq!(date(20_777), "2026-11-20");

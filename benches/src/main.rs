@@ -1,4 +1,4 @@
-//! `transload-bench`: reads its options, finds a driver, measures, prints a table, writes the file.
+//! `transload-bench`: parses options, loads a driver, measures, prints a table and writes the results file.
 
 use std::process::ExitCode;
 
@@ -16,7 +16,7 @@ fn main() -> Result<ExitCode> {
         Found::Device(ordinal) => Some(ordinal),
         Found::NotWanted => None,
         #[cfg(any(target_os = "linux", windows))]
-        Found::Absent(reason) => return again_simulated(&reason),
+        Found::Absent(reason) => return rerun_simulated(&reason),
     };
     let results = suite::run(&options, device)?;
     print!("{}", table::text(&results));
@@ -31,7 +31,7 @@ fn main() -> Result<ExitCode> {
     for failure in &results.methods().failures {
         eprintln!("FAILED: {failure}");
     }
-    // Rows that move bytes say how many; those that only allocate, lease or launch have none to compare.
+    // Rows that only allocate, lease or launch have no bytes to compare.
     let is_wrong = |row: &&transload_benches::row::Row| !row.verified && row.bytes > 0;
     let wrong: Vec<&str> = results.rows().iter().filter(is_wrong).map(|row| row.id.as_str()).collect();
     if !wrong.is_empty() {
@@ -44,7 +44,7 @@ fn main() -> Result<ExitCode> {
     Ok(if missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(exit::MISSED) })
 }
 
-/// What the rows of CUDA are measured on.
+/// The device of the CUDA rows.
 enum Found {
     #[cfg(any(target_os = "linux", windows))]
     Device(u32),
@@ -74,14 +74,14 @@ fn device(options: &Options) -> Result<Found> {
     Ok(Found::NotWanted)
 }
 
-/// This process is bound to a driver that cannot be used, so another one takes the software driver.
+/// Runs the program again with the software driver: this process is bound to a driver that cannot be used.
 #[cfg(any(target_os = "linux", windows))]
-fn again_simulated(reason: &str) -> Result<ExitCode> {
+fn rerun_simulated(reason: &str) -> Result<ExitCode> {
     use std::{env, process::Command};
 
     use anyhow::Context as _;
 
-    eprintln!("{reason}\nThe rows of CUDA come from the software driver and are marked `simulated`.");
+    eprintln!("{reason}\nThe CUDA rows come from the software driver and are marked `simulated`.");
     let program = env::current_exe().context("this program's own file")?;
     let status = Command::new(program).args(env::args_os().skip(1)).arg("--simulate").status();
     let code = status.context("starting this program again with --simulate")?.code();

@@ -1,4 +1,4 @@
-//! Both sides in turns, repetition by repetition: what drifts, drifts for both.
+//! Alternates both sides repetition by repetition, so that drift affects both.
 
 use anyhow::Result;
 
@@ -12,19 +12,19 @@ use crate::{
 /// Repetitions before the first that counts.
 const WARM_UP: usize = 5;
 
-/// What both sides came to.
+/// Results of both sides.
 #[derive(Clone, Debug)]
 pub struct Both {
     /// The library.
     pub ours: Summary,
     /// The reference.
     pub reference: Summary,
-    /// Whether the bytes of the first and last repetition of both were all right.
+    /// Whether all bytes of the first and last repetition of both were correct.
     pub verified: bool,
 }
 
 impl Both {
-    /// Other values made from each of the percentiles. What falls where these rise changes their order.
+    /// Applies a monotonic function to each percentile, swapping p10 and p90 if it decreases.
     #[must_use]
     pub fn map(&self, value: impl Fn(f64) -> f64) -> Self {
         let each = |summary: Summary| {
@@ -35,10 +35,10 @@ impl Both {
     }
 }
 
-/// Repeats both in turns, each first in every second repetition.
+/// Alternates both; each comes first in every second repetition.
 ///
 /// # Errors
-/// Those of the two. Wrong bytes are told on standard error and by [`Both::verified`].
+/// If one of them fails. Wrong bytes are reported on standard error and by [`Both::verified`].
 pub fn in_turns(
     case: &mut Case<'_>,
     content: &mut Content,
@@ -53,13 +53,13 @@ pub fn in_turns(
     let mut values = [Vec::with_capacity(repetitions), Vec::with_capacity(repetitions)];
     let mut verified = true;
     for repetition in 0..repetitions {
-        let is_watched = repetition == 0 || repetition + 1 == repetitions;
+        let is_checked = repetition == 0 || repetition + 1 == repetitions;
         let order = match repetition % 2 {
             0 => [Side::Ours, Side::Reference],
             _ => [Side::Reference, Side::Ours],
         };
         for side in order {
-            if is_watched {
+            if is_checked {
                 let start = content.draw();
                 case.prepare(side, content, start)?;
             }
@@ -70,7 +70,7 @@ pub fn in_turns(
             if let Some(values) = values.get_mut(side as usize) {
                 values.push(value);
             }
-            if is_watched && let Err(error) = case.check(side, content) {
+            if is_checked && let Err(error) = case.check(side, content) {
                 eprintln!("WRONG BYTES, {side:?}, repetition {repetition}: {error:#}");
                 verified = false;
             }

@@ -1,4 +1,4 @@
-//! Memory of either side of a comparison, filled, poisoned and compared without the library's help.
+//! Memory of either side of a comparison, filled and compared without the library.
 
 use std::{
     alloc::{Layout, alloc, dealloc},
@@ -10,35 +10,35 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use transload_core::RawBuffer;
 
-/// What a destination holds before a transfer.
+/// Byte with which a destination is filled before a transfer.
 pub const POISON: u8 = 0xA5;
 
-/// Owned bytes somewhere. Nothing is in flight on them while a method here runs.
+/// Owned memory, which must not be in use while a method runs.
 #[derive(Debug)]
 pub enum Memory {
-    /// The library's.
+    /// Allocated by the library.
     Ours(RawBuffer),
     /// Ordinary host memory.
     Pageable(Pages),
-    /// Allocated by the driver itself.
+    /// Allocated by the driver.
     #[cfg(any(target_os = "linux", windows))]
     Cuda(crate::cuda::RawMemory),
 }
 
-/// Where bytes are.
+/// An address.
 #[derive(Clone, Copy, Debug)]
 pub enum Address {
-    /// The host can use it.
+    /// An address that the host can use.
     Host(NonNull<u8>),
-    /// Only the device can.
+    /// An address that only the device can use.
     Device(u64),
 }
 
 impl Memory {
-    /// Its beginning.
+    /// Returns the address.
     ///
     /// # Errors
-    /// For memory that neither host nor device can address.
+    /// If neither host nor device can address it.
     pub fn address(&self) -> Result<Address> {
         match self {
             Self::Ours(buffer) => {
@@ -51,7 +51,7 @@ impl Memory {
         }
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -62,16 +62,16 @@ impl Memory {
         }
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Fills all of it with [`POISON`].
+    /// Fills it with [`POISON`].
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     pub fn poison(&self) -> Result<()> {
         match self.address()? {
             // SAFETY: the memory is owned, so long, and nothing is in flight on it.
@@ -81,10 +81,10 @@ impl Memory {
         Ok(())
     }
 
-    /// Puts bytes at an offset.
+    /// Writes bytes at an offset.
     ///
     /// # Errors
-    /// Where they do not fit; the driver's.
+    /// If they do not fit or the driver fails.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         ensure!(offset + bytes.len() <= self.len(), "{} bytes at {offset} do not fit", bytes.len());
         match self.address()? {
@@ -97,10 +97,10 @@ impl Memory {
         Ok(())
     }
 
-    /// Compares every byte: `expected` at the offset, [`POISON`] before and behind it.
+    /// Compares every byte: `expected` at the offset, [`POISON`] before and after it.
     ///
     /// # Errors
-    /// The first byte that differs; the driver's.
+    /// If a byte differs or the driver fails.
     pub fn compare(&self, offset: usize, expected: &[u8]) -> Result<()> {
         match self.address()? {
             Address::Host(address) => {
@@ -109,7 +109,7 @@ impl Memory {
                 compare(bytes, offset, expected)
             }
             Address::Device(address) => {
-                // Kept from one call to the next: fresh pages would take longer than the copy.
+                // Kept between calls: faulting in new pages would take longer than the copy.
                 thread_local!(static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) });
                 SCRATCH.with_borrow_mut(|bytes| {
                     bytes.clear();
@@ -163,7 +163,7 @@ mod no_device {
 #[cfg(not(any(target_os = "linux", windows)))]
 use no_device::{fill_device, read_device, write_device};
 
-/// Ordinary host memory, as a careful program would allocate it: on huge pages where it is large.
+/// Ordinary host memory, on huge pages if large.
 #[derive(Debug)]
 pub struct Pages {
     address: NonNull<u8>,
@@ -172,14 +172,14 @@ pub struct Pages {
 
 // SAFETY: the memory is owned and not tied to a thread.
 unsafe impl Send for Pages {}
-// SAFETY: as above; whoever uses the bytes keeps others away.
+// SAFETY: as above; users of the bytes synchronise access.
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// So many bytes, touched.
+    /// Allocates and touches `bytes` bytes.
     ///
     /// # Errors
-    /// Where there is not enough memory.
+    /// If memory is exhausted.
     pub fn new(bytes: usize) -> Result<Self> {
         const HUGE: usize = 2 << 20;
         let layout = Layout::from_size_align(bytes.max(1), if bytes >= 2 * HUGE { HUGE } else { 4096 })?;
@@ -190,7 +190,7 @@ impl Pages {
         if bytes >= 2 * HUGE {
             advise_huge(address, bytes);
         }
-        // SAFETY: so many bytes were allocated just now.
+        // SAFETY: the bytes were just allocated.
         unsafe { address.write_bytes(0, layout.size()) };
         Ok(pages)
     }
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_single_wrong_byte_is_found_inside_and_around() {
+    fn wrong_byte_inside_or_around_is_reported() {
         let memory = Memory::Pageable(Pages::new(100).unwrap());
         let expected = [1_u8, 2, 3, 4];
         memory.poison().unwrap();

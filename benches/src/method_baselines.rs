@@ -1,4 +1,4 @@
-//! Single methods beside what does the same by hand: staging, peers, managed memory, copies in place.
+//! Single methods against hand-written equivalents: staging, peer copies, managed memory, copies in place.
 
 use std::time::Instant;
 
@@ -19,10 +19,10 @@ use crate::{
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// A method against a reference on a path.
+/// A method, a path, and the baseline to compare with.
 #[derive(Clone, Copy)]
 struct Measurement {
-    /// What the identity begins with.
+    /// Prefix of the row's id.
     group: &'static str,
     path: TransferPath,
     method: TransferMethod,
@@ -95,10 +95,10 @@ fn measurements(session: &Session) -> Vec<Measurement> {
 }
 
 impl Bench<'_> {
-    /// All of them.
+    /// Measures every method against its baselines.
     ///
     /// # Errors
-    /// Those of the library and of the driver.
+    /// If the library or the driver fails.
     pub fn method_baselines(&mut self, session: &Session, mut next: impl FnMut(&str)) -> Result<Vec<Row>> {
         let mut rows = Vec::new();
         for measurement in measurements(session) {
@@ -118,12 +118,12 @@ impl Bench<'_> {
         let options = TransferOptions::new().only(method);
         let planned = self.manager.plan(path.src, path.dst, point.bytes as u64, &options);
         if planned.is_err_and(|error| error.kind() == ErrorKind::Unsupported) {
-            // Why is told where all methods are.
+            // The rows of all methods give the reason.
             return Ok(None);
         }
         let mut case = case(self.manager, session, measurement, point)?;
         match case.ends.submit_with(&options).wait() {
-            Ok(report) => ensure!(report.method == method, "{method} was asked for, {} taken", report.method),
+            Ok(report) => ensure!(report.method == method, "requested {method}, got {}", report.method),
             Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(None),
             Err(error) => return Err(error.into()),
         }
@@ -166,7 +166,7 @@ impl Bench<'_> {
     }
 }
 
-/// Both sides, with the reference that the measurement wants.
+/// Creates both sides with the measurement's baseline.
 fn case<'a>(
     manager: &'a CrossBackendTransferManager,
     session: &Session,
@@ -181,7 +181,7 @@ fn case<'a>(
         return Case::with_options(manager, session, path, point, direct);
     }
     Case::with(manager, session, path, point, |src, dst| {
-        // SAFETY: the case promises the memory, in the contexts of the path's devices.
+        // SAFETY: the case guarantees the memory, in the contexts of the path's devices.
         let reference: Box<dyn Reference> = unsafe {
             match baseline {
                 Baseline::Driver | Baseline::DirectCopy => session.reference(src, dst, bytes)?,

@@ -1,4 +1,4 @@
-//! Every method on every path and size class: what it reaches or why it is rejected, and which one automatic choice takes.
+//! Every method on every path and size class: its speed or the reason of its rejection, and the automatic choice.
 
 use std::time::Instant;
 
@@ -15,68 +15,68 @@ use crate::{
     rows::{Bench, is_verified},
 };
 
-/// What all rows' identities begin with.
+/// Prefix of the rows' ids.
 pub const GROUP: &str = "methods/";
-/// Repetitions before the first that counts, after the one that tells whether the method can be taken.
+/// Uncounted repetitions after the one that shows whether the method is supported.
 const WARM_UP: usize = 1;
 
-/// What the rows do not say.
+/// Choices, rejections and failures of methods.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Methods {
-    /// What could not be taken.
+    /// Rejected methods.
     pub rejections: Vec<Rejection>,
-    /// What automatic choice took.
+    /// Methods chosen automatically.
     pub choices: Vec<Choice>,
-    /// What should have gone and did not, as texts.
+    /// Transfers that failed unexpectedly, as text.
     #[serde(skip)]
     pub failures: Vec<String>,
 }
 
-/// A method that was not taken on a path.
+/// A method rejected on a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Rejection {
-    /// From where to where, as in the identity of a row.
+    /// The path as in a row's id.
     pub path: String,
-    /// Its name.
+    /// The method's name.
     pub method: String,
     /// Bytes of the transfer.
     pub bytes: u64,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// What was taken where all methods were allowed.
+/// The method chosen if all are allowed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Choice {
-    /// From where to where, as in the identity of a row.
+    /// The path as in a row's id.
     pub path: String,
     /// Bytes of the transfer.
     pub bytes: u64,
-    /// Its name.
+    /// The method's name.
     pub method: String,
 }
 
-/// The row of a method.
+/// Returns the id of a method's row.
 #[must_use]
 pub fn id(path: &str, method: &str, bytes: u64) -> String {
     format!("{GROUP}{path}/{method}/{bytes}")
 }
 
-/// One size of one path.
+/// One size on one path, with its buffers.
 struct MethodCase {
     path: TransferPath,
     name: String,
     bytes: usize,
     src: RawBuffer,
-    /// With a guard behind it.
+    /// Followed by guard bytes.
     dst: RawBuffer,
 }
 
 impl Bench<'_> {
-    /// All methods on one path.
+    /// Measures all methods on one path.
     ///
     /// # Errors
-    /// Those of the library and of the driver that are no rejection.
+    /// If the library or the driver fails, except by rejecting a method.
     pub fn methods(&mut self, path: TransferPath, methods: &mut Methods) -> Result<Vec<Row>> {
         let sizes = grid::classes(self.options);
         let largest = sizes.iter().copied().max().unwrap_or_default();
@@ -158,7 +158,7 @@ impl Bench<'_> {
         let (src, dst) = (Memory::Ours(case.src.clone()), Memory::Ours(case.dst.clone()));
         let mut times = Vec::with_capacity(repetitions);
         for repetition in 0..WARM_UP + repetitions {
-            // The last one is watched.
+            // The last repetition is verified.
             if repetition + 1 == WARM_UP + repetitions {
                 self.migrate(case, Location::Host)?;
                 src.write(0, expected)?;
@@ -195,8 +195,8 @@ impl Bench<'_> {
         Ok(row.obtained(self.testbed.is_simulated(), verified))
     }
 
-    /// One transfer, and the seconds from before its submission until its completion was seen. Memory that migrates is
-    /// first brought to where the movement begins.
+    /// Runs one transfer and returns the seconds from its submission to its observed completion. First migrates managed
+    /// memory to its initial location.
     fn send(
         &self,
         case: &MethodCase,
@@ -217,7 +217,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Why the planner does not take a method here, as far as it knows.
+    /// Returns the planner's reason for rejecting a method, if any.
     fn reason(&self, case: &MethodCase, method: TransferMethod) -> Option<String> {
         let TransferPath { src, dst } = case.path;
         match self.manager.plan(src, dst, case.bytes as u64, &TransferOptions::new()) {
@@ -245,7 +245,7 @@ fn has_unified(path: TransferPath) -> bool {
     [path.src, path.dst].iter().any(|place| place.kind == MemoryKind::Unified)
 }
 
-/// Where memory that migrates is before a movement: on the device only where the bytes go from there to the host.
+/// Returns where managed memory resides before a transfer: on the device only if the destination is the host.
 fn initial_location(path: TransferPath) -> Location {
     if path.dst.device.is_cpu() { Location::Device } else { Location::Host }
 }

@@ -1,4 +1,4 @@
-//! Says on standard error what is being measured; silent where that is no terminal.
+//! Shows progress on standard error if that is a terminal.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of so many measurements.
+    /// Creates a bar of `measurements` steps.
     #[must_use]
     pub fn new(measurements: u64) -> Self {
         let bar = ProgressBar::new(measurements);
@@ -22,19 +22,19 @@ impl Progress {
         Self { bar, begun: Instant::now() }
     }
 
-    /// The next one begins. Drawn now and not again while it runs.
+    /// Begins the next measurement. Redraws now, but not while it runs.
     pub fn next(&self, what: &str) {
         self.bar.set_message(what.to_owned());
         self.bar.inc(1);
         self.bar.tick();
     }
 
-    /// There are more than was thought.
+    /// Adds `more` measurements.
     pub fn expect(&self, more: u64) {
         self.bar.inc_length(more);
     }
 
-    /// All are done; answers how many seconds it took.
+    /// Removes the bar and returns the seconds since its creation.
     #[must_use]
     pub fn finish(&self) -> f64 {
         self.bar.finish_and_clear();

@@ -1,45 +1,45 @@
-//! One measured thing, and what it is compared with.
+//! One measurement and its reference.
 
 use serde::Serialize;
 
-/// One row of the results; the form is part of the file's schema.
+/// One row of the results; its fields are part of the file's schema.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// Stable, ASCII.
+    /// Stable ASCII id.
     pub id: String,
-    /// From where to where.
+    /// Source and destination, or the group.
     pub path: String,
-    /// How, for people.
+    /// Method, for people.
     pub method: String,
     /// Bytes of one transfer.
     pub bytes: u64,
     /// The median.
     pub value: f64,
-    /// Of `value` and all others.
+    /// Unit of `value` and all others.
     pub unit: &'static str,
-    /// A tenth of the repetitions was below.
+    /// 10th percentile.
     pub p10: f64,
-    /// Half of them.
+    /// 50th percentile.
     pub p50: f64,
-    /// Nine tenths of them.
+    /// 90th percentile.
     pub p90: f64,
-    /// What it is compared with.
+    /// Name of the reference.
     pub reference: Option<String>,
     /// The reference's median.
     pub reference_value: Option<f64>,
     /// `value` over `reference_value`.
     pub ratio: Option<f64>,
-    /// What is to be reached, with its direction.
+    /// Goal with its direction.
     pub goal: Option<String>,
-    /// Whether it is reached.
+    /// Whether the goal is met.
     pub met: Option<bool>,
     /// Whether the software driver played the device.
     pub simulated: bool,
-    /// Whether bytes were moved and all compared.
+    /// Whether bytes were moved and all were compared.
     pub verified: bool,
 }
 
-/// What a row should reach.
+/// The goal of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Goal {
     /// The ratio of times, ours over the reference's, is at most this.
@@ -78,19 +78,19 @@ impl Goal {
     }
 }
 
-/// Values in order of size.
+/// Percentiles of repeated measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// A tenth is below.
+    /// 10th percentile.
     pub p10: f64,
-    /// Half is below.
+    /// Median.
     pub p50: f64,
-    /// Nine tenths are below.
+    /// 90th percentile.
     pub p90: f64,
 }
 
 impl Summary {
-    /// Of some values; all zero for none.
+    /// Summarises values; all zero if empty.
     #[must_use]
     pub fn of(values: &[f64]) -> Self {
         let mut values = values.to_vec();
@@ -102,7 +102,7 @@ impl Summary {
         Self { p10: at(0.1), p50: at(0.5), p90: at(0.9) }
     }
 
-    /// Of one value.
+    /// Summarises one value.
     #[must_use]
     pub fn single(value: f64) -> Self {
         Self { p10: value, p50: value, p90: value }
@@ -110,7 +110,7 @@ impl Summary {
 }
 
 impl Row {
-    /// A row without a comparison.
+    /// Creates a row without a reference.
     #[must_use]
     pub fn new(
         id: String,
@@ -140,7 +140,7 @@ impl Row {
         }
     }
 
-    /// Compares with a reference of the same unit.
+    /// Adds a reference of the same unit.
     #[must_use]
     pub fn against(mut self, name: &str, values: Summary) -> Self {
         self.reference = Some(name.to_owned());
@@ -149,7 +149,7 @@ impl Row {
         self
     }
 
-    /// Says whether a software driver played, and whether bytes were compared.
+    /// Sets whether it was simulated and whether bytes were compared.
     #[must_use]
     pub fn obtained(mut self, simulated: bool, verified: bool) -> Self {
         self.simulated = simulated;
@@ -161,7 +161,7 @@ impl Row {
         self
     }
 
-    /// Sets a goal. A simulated row has none: it says nothing about any hardware.
+    /// Sets a goal, unless the row is simulated: it says nothing about hardware.
     #[must_use]
     pub fn with_goal(mut self, goal: Option<Goal>) -> Self {
         if let Some(goal) = goal.filter(|_| !self.simulated) {
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_of_the_sorted_values() {
+    fn percentiles_are_of_sorted_values() {
         let values: Vec<f64> = (0..=100).rev().map(f64::from).collect();
         assert_eq!(Summary::of(&values), Summary { p10: 10.0, p50: 50.0, p90: 90.0 });
         assert_eq!(Summary::of(&[]), Summary::default());
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn goals_have_a_direction() {
+    fn goal_has_a_direction() {
         assert_eq!(row().with_goal(Some(Goal::RatioAtMost(1.3))).met, Some(true));
         assert_eq!(row().with_goal(Some(Goal::RatioAtMost(1.1))).met, Some(false));
         assert_eq!(row().with_goal(Some(Goal::AtLeast(7.0))).met, Some(false));
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_simulated_row_has_no_goal() {
+    fn simulated_row_has_no_goal() {
         let early = row().with_goal(Some(Goal::AtMost(7.0))).obtained(true, true);
         let late = row().obtained(true, true).with_goal(Some(Goal::AtMost(7.0)));
         for row in [early, late] {

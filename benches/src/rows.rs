@@ -1,4 +1,4 @@
-//! The rows of one path: its grid, and what submitting, awaiting and allocating cost.
+//! The rows of one path: sizes, and the costs of submission, completion and allocation.
 
 use std::time::Instant;
 
@@ -17,25 +17,25 @@ use crate::{
     row::{Goal, Row, Summary},
 };
 
-/// Transfers that a count of allocations is taken over, and as many before it.
+/// Transfers during which allocations are counted, after as many uncounted ones.
 const COUNTED: u32 = 1000;
 
-/// What all rows of a run are made with.
+/// Shared inputs of all measurements of a run.
 pub struct Bench<'a> {
-    /// What was asked for.
+    /// Command-line options.
     pub options: &'a Options,
-    /// The library.
+    /// The transfer manager.
     pub manager: &'a CrossBackendTransferManager,
-    /// What the path is measured with.
+    /// Environment of the paths.
     pub testbed: &'a dyn Testbed,
     /// Random contents.
     pub content: &'a mut Content,
 }
 
-/// One transfer to its end; how many seconds it took.
-type Way = fn(&Ends<'_>) -> Result<f64>;
+/// Runs one transfer to its end and returns the seconds.
+type Run = fn(&Ends<'_>) -> Result<f64>;
 
-/// A row's identity without its group, and what is common to the rows of a point.
+/// The common properties of a point's rows.
 struct Label {
     path: TransferPath,
     point: Point,
@@ -43,10 +43,10 @@ struct Label {
 }
 
 impl Bench<'_> {
-    /// The rows of the grid at one point.
+    /// Measures one point.
     ///
     /// # Errors
-    /// Those of the library and of the driver.
+    /// If the library or the driver fails.
     pub fn grid(&mut self, path: TransferPath, point: Point) -> Result<Vec<Row>> {
         let repetitions = grid::repetitions(self.options, point.bytes);
         let mut case = Case::new(self.manager, self.testbed, path, point)?;
@@ -79,10 +79,10 @@ impl Bench<'_> {
         Ok(rows)
     }
 
-    /// What it costs to submit, without the wait.
+    /// Measures submission without the wait.
     ///
     /// # Errors
-    /// Those of the library and of the driver.
+    /// If the library or the driver fails.
     pub fn submitting(&mut self, path: TransferPath, point: Point) -> Result<Vec<Row>> {
         let repetitions = grid::repetitions(self.options, point.bytes);
         let mut case = Case::new(self.manager, self.testbed, path, point)?;
@@ -91,10 +91,10 @@ impl Bench<'_> {
         Ok(vec![self.row(&label, "submit/", ", submission alone", "us", times.map(|time| time * 1e6), None)])
     }
 
-    /// Completion awaited as a future, waited for, and on a thread that has no context.
+    /// Measures completion by `.await`, by `wait()`, and on a thread without a context.
     ///
     /// # Errors
-    /// Those of the library and of the driver.
+    /// If the library or the driver fails.
     pub fn completing(&mut self, path: TransferPath, point: Point) -> Result<Vec<Row>> {
         let repetitions = grid::repetitions(self.options, point.bytes);
         let mut case = Case::new(self.manager, self.testbed, path, point)?;
@@ -119,18 +119,18 @@ impl Bench<'_> {
         Ok(rows)
     }
 
-    /// How often a warm transfer allocates, on any thread, waited for and awaited.
+    /// Counts heap allocations of a warm transfer on all threads.
     ///
     /// # Errors
-    /// Those of the library and of the driver.
+    /// If the library or the driver fails.
     pub fn allocating(&mut self, path: TransferPath, point: Point) -> Result<Vec<Row>> {
         ensure!(allocations::is_counting(), "this program's allocator does not count");
         let mut case = Case::new(self.manager, self.testbed, path, point)?;
         let label = self.label(&case, path, point)?;
         let mut rows = Vec::new();
-        let ways: [(&str, &str, Way); 2] =
+        let runs: [(&str, &str, Run); 2] =
             [("", ", wait()", |ends| our_time(1)(ends)), ("await/", ", .await", our_await)];
-        for (id, text, transfer) in ways {
+        for (id, text, transfer) in runs {
             for _ in 0..COUNTED {
                 transfer(&case.ends)?;
             }
@@ -156,7 +156,7 @@ impl Bench<'_> {
         Ok(rows)
     }
 
-    /// Runs one transfer to see which method is taken, and that it is what it says.
+    /// Runs one transfer to find the chosen method, and checks its report.
     fn label(&self, case: &Case<'_>, path: TransferPath, point: Point) -> Result<Label> {
         let report: TransferReport = case.ends.submit().wait().context("the first transfer")?;
         ensure!(report.path == path, "a transfer on {path} reports {}", report.path);
@@ -170,7 +170,7 @@ impl Bench<'_> {
         Ok(Label { path, point, method: report.method.name() })
     }
 
-    /// How many transfers make one measurement: a clock's reading must not be a part of it.
+    /// Returns the transfers of one measurement, enough to make reading the clock negligible.
     pub(crate) fn batch(&self, point: Point) -> u32 {
         if self.testbed.device().is_cpu() && point.is_small() { 64 } else { 1 }
     }
@@ -191,7 +191,7 @@ impl Bench<'_> {
             .with_goal(goal)
     }
 
-    /// The reference itself: a weak one would prove nothing.
+    /// Creates the reference's own row, to show that the reference is not weak.
     fn reference(&self, label: &Label, both: Both, goal: Option<Goal>) -> Row {
         let Label { path, point, .. } = *label;
         let id = format!("reference/{}/raw/{}", grid::name(path), grid::size(point));
@@ -208,18 +208,18 @@ impl Label {
     }
 }
 
-/// Whether the host's side of a path is pinned.
+/// Returns whether the host's side of a path is pinned.
 fn is_pinned(path: TransferPath) -> bool {
     use transload_core::MemoryKind::{Device, Pinned};
     matches!((path.src.kind, path.dst.kind), (Pinned, Device) | (Device, Pinned))
 }
 
-/// Says on standard error what is wrong.
+/// Returns whether the outcome is `Ok`; prints the error otherwise.
 pub(crate) fn is_verified(outcome: Result<()>) -> bool {
     outcome.inspect_err(|error| eprintln!("WRONG BYTES: {error:#}")).is_ok()
 }
 
-/// Seconds from before the submission until the completion was seen.
+/// Returns the seconds from submission to observed completion.
 fn our_time(batch: u32) -> impl Fn(&Ends<'_>) -> Result<f64> {
     move |ends| {
         let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! The whole run, in order.
+//! Runs all groups in order.
 
 use anyhow::{Context as _, Result, ensure};
 use transload_backend_cpu::CpuBackend;
@@ -18,10 +18,10 @@ use crate::{
     rows::Bench,
 };
 
-/// Measures what is asked for. With `device` the rows of CUDA are measured on that one.
+/// Measures the selected groups. The CUDA rows are measured on `device`, if given.
 ///
 /// # Errors
-/// Those of the library and of the driver, and anything that is left alive at the end.
+/// If the library or the driver fails, or anything is still allocated at the end.
 pub fn run(options: &Options, device: Option<u32>) -> Result<Results> {
     let (mut rows, mut methods) = (Vec::new(), Methods::default());
     let longest = grid::classes(options).into_iter().fold(grid::largest(options), usize::max);
@@ -37,7 +37,7 @@ pub fn run(options: &Options, device: Option<u32>) -> Result<Results> {
         let mut bench = Bench { options, manager: &manager, testbed: &HostTestbed, content: &mut content };
         measure(&mut bench, &grid::cpu_paths(), &progress, &mut rows)?;
         all_methods(&mut bench, &grid::cpu_paths(), &progress, &mut rows, &mut methods)?;
-        nothing_alive(&manager)?;
+        check_nothing_allocated(&manager)?;
     }
     eprintln!("measured in {:.1} s", progress.finish());
     let (hardware, driver, cuda) = description;
@@ -81,7 +81,7 @@ fn cuda(
         rows.extend(crate::scaling::host_rows(options, &mut methods.failures, &begin));
         rows.extend(crate::scaling::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
     }
-    nothing_alive(&manager)?;
+    check_nothing_allocated(&manager)?;
     session.describe()
 }
 
@@ -97,7 +97,7 @@ fn cuda(
     anyhow::bail!("there is no CUDA on this platform")
 }
 
-/// All rows of some paths.
+/// Measures all rows of `paths`.
 fn measure(
     bench: &mut Bench<'_>,
     paths: &[TransferPath],
@@ -133,7 +133,7 @@ fn measure(
     Ok(())
 }
 
-/// Every method on some paths.
+/// Measures every method on `paths`.
 fn all_methods(
     bench: &mut Bench<'_>,
     paths: &[TransferPath],
@@ -149,8 +149,8 @@ fn all_methods(
     Ok(())
 }
 
-/// Whether everything that was allocated is gone.
-fn nothing_alive(manager: &CrossBackendTransferManager) -> Result<()> {
+/// Fails if anything is still allocated.
+fn check_nothing_allocated(manager: &CrossBackendTransferManager) -> Result<()> {
     manager.drain()?;
     for (name, ledger) in manager.resource_counts() {
         ensure!(ledger.is_empty(), "still alive in the {name} backend: {ledger}");

@@ -1,4 +1,4 @@
-//! The results for people: one aligned line a row.
+//! The results as an aligned text table.
 
 use transload_core::TransferMethod;
 
@@ -8,7 +8,7 @@ use crate::{
     row::Row,
 };
 
-/// The whole run as text.
+/// Formats a run as text.
 #[must_use]
 pub fn text(results: &Results) -> String {
     let machine = results.machine();
@@ -54,7 +54,7 @@ fn aligned<const N: usize>(out: &mut String, lines: &[[String; N]], is_number: i
     }
 }
 
-/// The methods as columns; below, why some were rejected.
+/// Appends a table with the methods as columns, followed by the reasons of rejections.
 fn every_method(out: &mut String, results: &Results) {
     let found = results.methods();
     let mut points: Vec<(&str, u64)> = Vec::new();
@@ -94,7 +94,7 @@ fn every_method(out: &mut String, results: &Results) {
         });
         lines.push([path.to_owned(), size(bytes), a, b, c, d, e, simulated.to_owned()]);
     }
-    out.push_str("\nEvery method (* is what automatic choice takes, [n] is why it cannot be taken)\n");
+    out.push_str("\nEvery method (*: chosen automatically, [n]: rejected for this reason)\n");
     aligned(out, &lines, |column| (1..=6).contains(&column));
     for (number, reason) in reasons.iter().enumerate() {
         out.push_str(&format!("[{}] {reason}\n", number + 1));
@@ -136,7 +136,7 @@ fn summary(rows: &[Row]) -> String {
     )
 }
 
-/// Three significant digits, and no more than three decimals.
+/// Formats three significant digits, at most three decimals.
 fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 || value == 0.0 => format!("{value:.0}"),
@@ -152,7 +152,7 @@ mod tests {
     use crate::{machine::Machine, methods::Methods, row::Summary};
 
     #[test]
-    fn simulated_rows_say_so_in_header_and_line() {
+    fn simulated_rows_are_marked_in_header_and_line() {
         let row = Row::new("a/1".to_owned(), "a".to_owned(), "m", 1, "us", Summary::single(1.5));
         let machine = Machine::here("x".to_owned(), None, None);
         let text =
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_chosen_has_a_star_and_what_is_rejected_a_reason() {
+    fn choice_has_a_star_and_rejection_a_reason() {
         let row = Row::new(
             methods::id("a", "DirectCopy", 4096),
             "a".to_owned(),

@@ -1,4 +1,4 @@
-//! Several threads that submit and wait at the same time.
+//! Several threads that submit and wait concurrently.
 
 use std::{sync::Barrier, thread, time::Instant};
 
@@ -15,17 +15,17 @@ use crate::{
 
 const THREADS: usize = 8;
 
-/// When a thread began and ended one round of one side.
+/// Start and end of one round of one side in a thread.
 type Span = (Instant, Instant);
 
-/// What a thread brings home: the spans of both sides, and whether its bytes were right.
+/// A thread's result: the spans of both sides, and whether its bytes were correct.
 type Outcome = Result<([Vec<Span>; 2], bool)>;
 
 impl Bench<'_> {
-    /// Transfers a second of eight threads together.
+    /// Measures the transfers per second of eight threads together.
     ///
     /// # Errors
-    /// Those of the library and of the driver.
+    /// If the library or the driver fails.
     pub fn threads(&mut self, path: TransferPath, point: Point) -> Result<Vec<Row>> {
         let rounds = self.options.repetitions.map_or(30, |given| given as usize);
         let transfers = if self.options.quick { 100 } else { 500 };
@@ -86,7 +86,7 @@ fn work(
     rounds: usize,
     transfers: usize,
 ) -> Outcome {
-    // Whatever fails, every thread goes through every gate.
+    // A thread that fails still passes every barrier.
     let mut outcome = testbed.bind();
     for (side, start) in [Side::Ours, Side::Reference].into_iter().zip(starts) {
         outcome = outcome.and_then(|()| case.prepare(side, content, *start));

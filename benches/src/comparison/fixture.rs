@@ -81,7 +81,7 @@ impl<'a> Fixture<'a> {
         if self.is_simulated() { good.div_ceil(16).max(2) } else { good }
     }
 
-    /// As [`amount`](Self::amount), of bytes that the software driver would take long over.
+    /// Like [`amount`](Self::amount), of bytes that the software driver would take long over.
     pub(crate) fn bytes(&self, good: usize) -> usize {
         if self.is_simulated() { good >> 8 } else { good }
     }

@@ -66,7 +66,7 @@ impl Comparison {
         self.rows_of(fixture.group, fixture.is_simulated(), variants)
     }
 
-    /// As [`rows`](Self::rows), where no device takes part.
+    /// Like [`rows`](Self::rows), where no device takes part.
     pub(crate) fn rows_of(
         &self,
         group: &str,

@@ -20,7 +20,7 @@ pub(crate) type Part = (&'static str, fn(&Fixture<'_>) -> Result<Vec<Row>>);
 /// rows only; why is said in `failures`.
 ///
 /// # Errors
-/// Those of the library and of the driver before the first part and after the last.
+/// If the library or the driver fails before the first part or after the last.
 pub(crate) fn rows(
     group: &'static str,
     parts: &[Part],

@@ -33,7 +33,7 @@ const PARTS: [Part; 7] = [
 /// All rows of memory on the device with this ordinal, which is the session's; see `comparison::rows`.
 ///
 /// # Errors
-/// Those of the library and of the driver before the first part and after the last.
+/// If the library or the driver fails before the first part or after the last.
 pub fn rows(
     options: &Options,
     session: &Session,

@@ -57,17 +57,17 @@ impl Ends {
     /// # Safety
     /// * So many floats are the caller's there.
     unsafe fn put(&self, at: NonNull<f32>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { at.copy_from_nonoverlapping(NonNull::from(&*self.source).cast(), self.source.len()) };
     }
 
-    /// As [`put`](Self::put).
+    /// Like [`put`](Self::put).
     ///
     /// # Safety
     /// * As there.
     unsafe fn take(&self, at: NonNull<f32>) {
         let mut target = self.target.borrow_mut();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { at.copy_to_nonoverlapping(NonNull::from(&mut **target).cast(), self.source.len()) };
     }
 }

@@ -18,7 +18,7 @@ impl AccessPattern {
     /// Every pattern.
     pub const ALL: [Self; 4] = [Self::Sequential, Self::Strided, Self::Steps, Self::Random];
 
-    /// For identities.
+    /// Returns the name used in row ids.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

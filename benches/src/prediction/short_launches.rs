@@ -31,7 +31,7 @@ impl LaunchOrder {
     /// Every order.
     pub const ALL: [Self; 3] = [Self::Same, Self::Sequential, Self::Random];
 
-    /// For identities.
+    /// Returns the name used in row ids.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -90,7 +90,7 @@ impl ShortLaunches {
     /// Allocates and fills the memory, and sends it to the device.
     ///
     /// # Errors
-    /// The library's.
+    /// If the library fails.
     pub fn new(
         device: &CudaDevice,
         memory: &CudaMemoryManager,

@@ -37,7 +37,7 @@ impl PrefetchMode {
     pub const ALL: [Self; 5] =
         [Self::Nothing, Self::Manual, Self::Automatic, Self::Executor, Self::Predicting];
 
-    /// For identities.
+    /// Returns the name used in row ids.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -88,7 +88,7 @@ impl PrefetchWorkload {
     /// Allocates and fills the memory.
     ///
     /// # Errors
-    /// The library's.
+    /// If the library fails.
     pub fn new(
         device: &CudaDevice,
         memory: &CudaMemoryManager,

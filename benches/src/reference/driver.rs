@@ -96,7 +96,7 @@ impl Reference for DriverCopy {
 
 impl Drop for DriverCopy {
     fn drop(&mut self) {
-        // SAFETY: the handles are owned and go here; null ones were never made. What the driver answers helps nobody.
+        // SAFETY: the handles are owned and go here; null ones were never made. Errors cannot be handled in a drop.
         unsafe {
             if !self.stream.is_null() {
                 ffi::cuStreamSynchronize(self.stream);

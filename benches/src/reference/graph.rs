@@ -44,7 +44,7 @@ impl RawGraph {
     /// Enqueues all of it.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     ///
     /// # Safety
     /// * What was captured may be done again now.
@@ -57,7 +57,7 @@ impl RawGraph {
 
 impl Drop for RawGraph {
     fn drop(&mut self) {
-        // SAFETY: the handles are owned and go here; null ones were never made. What the driver answers helps nobody.
+        // SAFETY: the handles are owned and go here; null ones were never made. Errors cannot be handled in a drop.
         unsafe {
             if !self.executable.is_null() {
                 ffi::cuGraphExecDestroy(self.executable);

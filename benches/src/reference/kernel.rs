@@ -45,7 +45,7 @@ impl RawKernel {
     /// Launches so many blocks of so many threads.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     ///
     /// # Safety
     /// * The stream is one of the module's context.
@@ -68,7 +68,7 @@ impl RawKernel {
 
 impl Drop for RawKernel {
     fn drop(&mut self) {
-        // SAFETY: the module is owned, and streams that ran it have been waited for. What the driver answers helps nobody.
+        // SAFETY: the module is owned, and streams that ran it have been waited for. Errors cannot be handled in a drop.
         unsafe { ffi::cuModuleUnload(self.module) };
     }
 }

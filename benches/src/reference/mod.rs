@@ -53,18 +53,18 @@ pub trait Reference: Send {
     /// Enqueues it.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     fn submit(&mut self) -> Result<()>;
 
     /// Blocks until it is done.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     fn finish(&mut self) -> Result<()>;
 
     /// Does it once and answers how many seconds it took by the device's clock; `None` where there is none.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     fn timed(&mut self) -> Result<Option<f64>>;
 }

@@ -22,7 +22,7 @@ impl RawPool {
     /// On the device with this ordinal.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     pub fn new(ordinal: i32) -> Result<Self> {
         use transload_cuda_sys::cust::sys::{
             CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPoolProps,
@@ -48,7 +48,7 @@ impl RawPool {
     /// Allocates in the order of a stream.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     #[inline]
     pub fn allocate(&self, bytes: usize, stream: &RawQueue) -> Result<u64> {
         let mut address = 0;
@@ -61,20 +61,20 @@ impl RawPool {
     /// Frees in the order of a stream.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     ///
     /// # Safety
     /// * The address is of [`allocate`](Self::allocate) and is freed once; nobody uses it after the stream's work so far.
     #[inline]
     pub unsafe fn free(&self, address: u64, stream: &RawQueue) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         Ok(check("cuMemFreeAsync", unsafe { ffi::cuMemFreeAsync(address, stream.raw) })?)
     }
 }
 
 impl Drop for RawPool {
     fn drop(&mut self) {
-        // SAFETY: the handle is owned and goes here. What the driver answers helps nobody.
+        // SAFETY: the handle is owned and goes here. Errors cannot be handled in a drop.
         unsafe { ffi::cuMemPoolDestroy(self.raw) };
     }
 }

@@ -24,7 +24,7 @@ impl RawQueue {
     /// With the driver's number of a priority; smaller is more urgent.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     pub fn new(priority: i32) -> Result<Self> {
         const NON_BLOCKING: u32 = 1;
         let mut raw = ptr::null_mut();
@@ -43,59 +43,59 @@ impl RawQueue {
     /// Enqueues a copy to the device.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     ///
     /// # Safety
-    /// * Both ranges have `bytes` bytes, stay alive, and nobody else uses them until the copy is done.
+    /// * Both ranges have `bytes` bytes, stay alive, and are not used otherwise until the copy completes.
     #[inline]
     pub unsafe fn copy_up(&self, dst: u64, src: *const c_void, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         Ok(check("cuMemcpyHtoDAsync", unsafe { ffi::cuMemcpyHtoDAsync_v2(dst, src, bytes, self.raw) })?)
     }
 
-    /// As [`copy_up`](Self::copy_up), to the host.
+    /// Like [`copy_up`](Self::copy_up), to the host.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     ///
     /// # Safety
     /// * As there.
     #[inline]
     pub unsafe fn copy_down(&self, dst: *mut c_void, src: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         Ok(check("cuMemcpyDtoHAsync", unsafe { ffi::cuMemcpyDtoHAsync_v2(dst, src, bytes, self.raw) })?)
     }
 
     /// Enqueues a fill with a byte.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     ///
     /// # Safety
     /// * The range has `bytes` bytes, stays alive, and nobody else uses it until the fill is done.
     #[inline]
     pub unsafe fn fill(&self, dst: u64, byte: u8, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         Ok(check("cuMemsetD8Async", unsafe { ffi::cuMemsetD8Async(dst, byte, bytes, self.raw) })?)
     }
 
     /// Enqueues a migration of unified memory to a device, or to [`HOST`](super::HOST).
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     ///
     /// # Safety
     /// * The range has `bytes` bytes and stays alive until the migration is done.
     #[inline]
     pub unsafe fn prefetch(&self, address: u64, bytes: usize, to: i32) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         Ok(check("cuMemPrefetchAsync", unsafe { ffi::cuMemPrefetchAsync(address, bytes, to, self.raw) })?)
     }
 
     /// Blocks until all is done.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     #[inline]
     pub fn finish(&self) -> Result<()> {
         // SAFETY: the stream is owned.
@@ -105,7 +105,7 @@ impl RawQueue {
     /// Whether all is done.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     pub fn is_idle(&self) -> Result<bool> {
         is_done("cuStreamQuery", || {
             // SAFETY: the stream is owned.
@@ -116,7 +116,7 @@ impl RawQueue {
     /// Records an event.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     #[inline]
     pub fn record(&self, event: &RawEvent) -> Result<()> {
         // SAFETY: both are owned.
@@ -126,7 +126,7 @@ impl RawQueue {
     /// Makes later work wait for an event.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     #[inline]
     pub fn wait(&self, event: &RawEvent) -> Result<()> {
         // SAFETY: both are owned.
@@ -144,7 +144,7 @@ fn is_done(what: &'static str, ask: impl FnOnce() -> u32) -> Result<bool> {
 
 impl Drop for RawQueue {
     fn drop(&mut self) {
-        // SAFETY: the handle is owned and goes here. What the driver answers helps nobody.
+        // SAFETY: the handle is owned and goes here. Errors cannot be handled in a drop.
         unsafe {
             ffi::cuStreamSynchronize(self.raw);
             ffi::cuStreamDestroy_v2(self.raw);
@@ -167,7 +167,7 @@ impl RawEvent {
     /// One that keeps a timestamp.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     pub fn timed() -> Result<Self> {
         Self::with(0)
     }
@@ -175,7 +175,7 @@ impl RawEvent {
     /// One that only orders.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     pub fn ordering() -> Result<Self> {
         const DISABLE_TIMING: u32 = 2;
         Self::with(DISABLE_TIMING)
@@ -191,7 +191,7 @@ impl RawEvent {
     /// Blocks until what was recorded is done.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     pub fn finish(&self) -> Result<()> {
         // SAFETY: the event is owned.
         Ok(check("cuEventSynchronize", unsafe { ffi::cuEventSynchronize(self.raw) })?)
@@ -200,7 +200,7 @@ impl RawEvent {
     /// Seconds of device time since an earlier event; both are timed and done.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     pub fn since(&self, start: &Self) -> Result<f64> {
         let mut milliseconds = 0.0_f32;
         // SAFETY: both events are owned and the out pointer is valid.
@@ -212,7 +212,7 @@ impl RawEvent {
 
 impl Drop for RawEvent {
     fn drop(&mut self) {
-        // SAFETY: the handle is owned and goes here. What the driver answers helps nobody.
+        // SAFETY: the handle is owned and goes here. Errors cannot be handled in a drop.
         unsafe { ffi::cuEventDestroy_v2(self.raw) };
     }
 }

@@ -16,7 +16,7 @@ impl Spin {
     /// Loads it into the current context.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     pub fn load() -> Result<Self> {
         RawKernel::load(SPIN, c"transload_spin").map(Self)
     }
@@ -24,7 +24,7 @@ impl Spin {
     /// Launches so many blocks of so many threads, each busy for so many nanoseconds.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     ///
     /// # Safety
     /// * The stream is one of the module's context.

@@ -280,7 +280,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // SAFETY: the handles are owned and go here, before the slots' memory. What the driver answers helps nobody.
+        // SAFETY: the handles are owned and go here, before the slots' memory. Errors cannot be handled in a drop.
         unsafe {
             if !self.stream.is_null() {
                 ffi::cuStreamSynchronize(self.stream);

@@ -36,7 +36,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: the handle is owned and goes here. What the driver answers helps nobody.
+        // SAFETY: the handle is owned and goes here. Errors cannot be handled in a drop.
         unsafe {
             ffi::cuStreamSynchronize(self.raw);
             ffi::cuStreamDestroy_v2(self.raw);

@@ -21,7 +21,7 @@ impl RawAdvice {
     /// So many bytes.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     pub fn new(bytes: usize) -> Result<Self> {
         let memory = RawMemory::new(MemoryKind::Unified, bytes)?;
         let address = match memory.address() {
@@ -34,7 +34,7 @@ impl RawAdvice {
     /// Gives a piece of advice by its number, by the call of CUDA 12.2 and newer.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     #[inline]
     pub fn advise(&self, advice: u32, device: i32) -> Result<()> {
         let place = ffi::MemLocation { kind: 1, id: device };
@@ -43,10 +43,10 @@ impl RawAdvice {
         Ok(check("cuMemAdvise_v2", code)?)
     }
 
-    /// As [`advise`](Self::advise), in the mode in which it does not end a capture of another thread.
+    /// Like [`advise`](Self::advise), in the mode in which it does not end a capture of another thread.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     #[inline]
     pub fn advise_relaxed(&self, advice: u32, device: i32) -> Result<()> {
         const RELAXED: u32 = 2;
@@ -55,10 +55,10 @@ impl RawAdvice {
         exchange(before).map(|_| ())
     }
 
-    /// As [`advise`](Self::advise), by the call that every driver has.
+    /// Like [`advise`](Self::advise), by the call that every driver has.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     #[inline]
     pub fn advise_older(&self, advice: u32, device: i32) -> Result<()> {
         // SAFETY: the memory is owned; advice changes no contents.
@@ -89,7 +89,7 @@ impl Saxpy {
     /// Loads it into the current context.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     pub fn load() -> Result<Self> {
         RawKernel::load(SAXPY, c"transload_saxpy").map(Self)
     }
@@ -97,7 +97,7 @@ impl Saxpy {
     /// Launches it over so many elements.
     ///
     /// # Errors
-    /// The driver's.
+    /// If a driver call fails.
     ///
     /// # Safety
     /// * The queue is one of the module's context; `x` and `y` are arrays of `count` floats that the device can use, alive until

@@ -27,7 +27,7 @@ const THREADS: usize = 8;
 const MOST: f64 = 130.0;
 /// How much longer they may take each of eight threads than one alone.
 const CROWDED: f64 = 1.3;
-/// Copies in a row: few enough that no queue is full.
+/// Copies in a row: few enough not to fill the launch queue.
 const COPIES: usize = 64;
 /// Bytes of the copy in between.
 const COPIED: usize = 4096;

@@ -184,7 +184,7 @@ fn enqueue(pieces: &Pieces, queues: &[RawQueue]) -> Result<()> {
 }
 
 fn enqueue_piece(piece: &Piece, queue: &RawQueue) -> Result<()> {
-    // SAFETY: the pieces live on, and nobody else uses them now.
+    // SAFETY: the pieces live on, and no other thread uses them now.
     unsafe { queue.copy_up(piece.to, piece.from.as_ptr().cast_const().cast(), BYTES) }
 }
 

@@ -81,7 +81,7 @@ fn beside_driver(
     let variants = vec![
         Variant::new("raw", "raw driver, pageable memory", || {
             let begun = Instant::now();
-            // SAFETY: the pair lives on, and nobody else uses it now.
+            // SAFETY: the pair lives on, and no other thread uses it now.
             unsafe {
                 match (src, dst) {
                     (Address::Host(src), Address::Device(dst)) => {

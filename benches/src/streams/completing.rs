@@ -28,7 +28,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let mut variants = vec![
         Variant::new("raw", "raw driver, cuStreamSynchronize", || {
             let begun = Instant::now();
-            // SAFETY: the pair lives on, and nobody else uses it now.
+            // SAFETY: the pair lives on, and no other thread uses it now.
             unsafe { queue.copy_up(pair.dst, pair.src, BYTES) }?;
             queue.finish()?;
             Ok(us(begun))

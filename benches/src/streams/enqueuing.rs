@@ -1,4 +1,4 @@
-//! What it costs to enqueue a small copy: 64 of them without waiting, the queue drained outside of the timed part.
+//! What it costs to enqueue a small copy: 64 of them without waiting, the stream is drained outside the timed part.
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use crate::{
     row::{Goal, Row},
 };
 
-/// Copies of one measurement: few enough that no queue is full.
+/// Copies of one measurement: few enough not to fill the launch queue.
 const MANY: usize = 64;
 /// Nanoseconds over the raw call.
 const MOST_OVER: f64 = 100.0;
@@ -33,7 +33,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
             Variant::new("raw", "raw driver", || {
                 let begun = Instant::now();
                 for pair in &pairs.list {
-                    // SAFETY: the pairs live on, and nobody else uses them now.
+                    // SAFETY: the pairs live on, and no other thread uses them now.
                     unsafe { queue.copy_up(pair.dst, pair.src, bytes) }?;
                 }
                 let took = each(begun);

@@ -90,7 +90,7 @@ fn handing_over(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let variants = vec![
         Variant::new("raw", "raw driver, cuEventRecord and cuStreamWaitEvent", || {
             let begun = Instant::now();
-            // SAFETY: the buffers live on, and nobody else uses them now.
+            // SAFETY: the buffers live on, and no other thread uses them now.
             unsafe { up.copy_up(pair.dst, pair.src, BYTES) }?;
             up.record(&event)?;
             down.wait(&event)?;

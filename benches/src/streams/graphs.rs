@@ -26,7 +26,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let (queue, stream) = (RawQueue::new(0)?, CudaStream::new(&fixture.device)?);
     let enqueue = || {
         pairs.list.iter().try_for_each(|pair| {
-            // SAFETY: the pairs live on, and nobody else uses them now.
+            // SAFETY: the pairs live on, and no other thread uses them now.
             unsafe { queue.copy_up(pair.dst, pair.src, BYTES) }
         })
     };

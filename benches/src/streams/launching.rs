@@ -1,4 +1,4 @@
-//! What it costs to enqueue a launch: 64 of a kernel that ends at once, the queue drained outside of the timed part.
+//! What it costs to enqueue a launch: 64 of a kernel that ends at once, the stream is drained outside the timed part.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{reference::RawQueue, row::Row};
 
-/// Launches of one measurement: few enough that no queue is full.
+/// Launches of one measurement: few enough not to fill the launch queue.
 const MANY: usize = 64;
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {

@@ -51,7 +51,7 @@ const PARTS: [Part; 12] = [
 /// All rows of streams on the device with this ordinal, which is the session's; see `comparison::rows`.
 ///
 /// # Errors
-/// Those of the library and of the driver before the first part and after the last.
+/// If the library or the driver fails before the first part or after the last.
 pub fn rows(
     options: &Options,
     session: &Session,

@@ -31,7 +31,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
         Variant::new("raw", "raw driver, 1 thread", || {
             let begun = Instant::now();
             for (pair, queue) in pairs.list.iter().zip(queues.iter().cycle()) {
-                // SAFETY: the pairs live on, and nobody else uses them now.
+                // SAFETY: the pairs live on, and no other thread uses them now.
                 unsafe { queue.copy_up(pair.dst, pair.src, BYTES) }?;
             }
             queues.iter().try_for_each(RawQueue::finish)?;
