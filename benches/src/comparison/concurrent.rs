@@ -1,4 +1,4 @@
-//! Several threads that do the same at the same time, variant by variant.
+//! Runs each variant in several threads at once.
 
 use std::{
     sync::{
@@ -16,13 +16,12 @@ use crate::row::Summary;
 /// Rounds before the first that counts.
 const WARM_UP: usize = 2;
 
-/// One variant of one thread: does a round.
+/// One variant of one thread; a call runs one round.
 pub(crate) type Round<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
 
-/// Seconds that a round of each variant takes all threads together, from the first that begins to the last that ends.
+/// Returns the seconds of a round of each variant, from the first thread's start to the last one's end.
 ///
-/// `make` makes a thread's variants on that thread; all threads have as many. Whatever fails, every thread goes through every
-/// gate.
+/// `make` creates a thread's variants on that thread. A thread that fails still passes every barrier.
 pub(crate) fn run_concurrently<'a>(
     threads: usize,
     variants: usize,
@@ -38,7 +37,7 @@ pub(crate) fn run_concurrently<'a>(
             for turn in 0..variants {
                 let variant = (round + turn) % variants;
                 gate.wait();
-                // A barrier wakes one thread after the other; the first would be done before the last begins.
+                // A `Barrier` wakes threads one by one: the first could end before the last begins.
                 rounds_begun += 1;
                 spin_barrier(&awake, rounds_begun * threads);
                 let begun = Instant::now();
@@ -68,14 +67,14 @@ pub(crate) fn run_concurrently<'a>(
     Ok((0..variants).map(|variant| Summary::of(&seconds(&spans, variant, rounds))).collect())
 }
 
-/// Returns when so many have come here since the beginning.
+/// Spins until `everyone` calls were made since the beginning.
 fn spin_barrier(awake: &AtomicUsize, everyone: usize) {
     awake.fetch_add(1, Ordering::AcqRel);
-    let mut looks = 0_u32;
+    let mut spins = 0_u32;
     while awake.load(Ordering::Acquire) < everyone {
-        looks = looks.saturating_add(1);
-        // Where there are fewer processors than threads, the others need this one.
-        if looks > 2000 { thread::yield_now() } else { std::hint::spin_loop() }
+        spins = spins.saturating_add(1);
+        // With fewer processors than threads, others need this one.
+        if spins > 2000 { thread::yield_now() } else { std::hint::spin_loop() }
     }
 }
 
@@ -96,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_thread_does_every_round_of_every_way() {
+    fn every_thread_runs_every_round() {
         let rounds = [AtomicUsize::new(0), AtomicUsize::new(0)];
         let make = |_: usize| {
             let variant = |counter: &'static str| -> Round<'_> {
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_fails_leaves_nobody_waiting() {
+    fn failing_thread_does_not_block_others() {
         let cannot_begin = |thread: usize| {
             ensure!(thread != 1, "thread 1 cannot begin");
             Ok(vec![Box::new(|| Ok(())) as Round<'_>])

@@ -1,4 +1,4 @@
-//! cudarc on the same device, through its safe interface as its own examples use it.
+//! cudarc on the same device, used through its safe interface as in its examples.
 
 use std::{cell::RefCell, sync::Arc};
 
@@ -8,7 +8,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, PinnedHostSlice, sys};
 use super::Verify;
 use crate::content::Content;
 
-/// What its rows call it.
+/// Name in the rows.
 pub(crate) const NAME: &str = "cudarc 0.19";
 
 /// cudarc's view of the device.
@@ -17,9 +17,9 @@ pub(crate) struct CudarcBaseline {
 }
 
 impl CudarcBaseline {
-    /// Joins the device's primary context; `None` where cudarc finds no driver of its own.
+    /// Opens the device's primary context; `None` if cudarc finds no driver.
     pub(crate) fn open(ordinal: u32) -> Result<Option<Self>> {
-        // SAFETY: it only asks whether the library can be opened.
+        // SAFETY: it only checks whether the library can be opened.
         if !unsafe { sys::is_culib_present() } {
             return Ok(None);
         }
@@ -33,12 +33,12 @@ impl CudarcBaseline {
 
 /// Allocates and frees in the order of a stream.
 pub(crate) fn pair(stream: &Arc<CudaStream>, bytes: usize) -> Result<()> {
-    // SAFETY: nobody reads what was never written.
+    // SAFETY: the memory is never read.
     drop(unsafe { stream.alloc::<u8>(bytes) }?);
     Ok(())
 }
 
-/// Sources and destinations of cudarc's own.
+/// Sources and destinations allocated by cudarc.
 pub(crate) struct CudarcPairs {
     stream: Arc<CudaStream>,
     list: RefCell<Vec<(PinnedHostSlice<u8>, CudaSlice<u8>)>>,

@@ -1,4 +1,4 @@
-//! What all rows of a group are made with.
+//! Shared state of a group's rows.
 
 use std::sync::Arc;
 
@@ -16,9 +16,9 @@ use crate::{
     row::{Row, Summary},
 };
 
-/// One device, memory on it, and how thoroughly it is measured.
+/// A device, its memory manager, and the options.
 pub(crate) struct Fixture<'a> {
-    /// What the rows' identities begin with.
+    /// Prefix of the rows' ids.
     pub(crate) group: &'static str,
     session: &'a Session,
     pub(crate) device: CudaDevice,
@@ -46,17 +46,17 @@ impl<'a> Fixture<'a> {
         self.session.context(DeviceId::Cuda(self.device.ordinal()))
     }
 
-    /// Binds the device's context to this thread, as the raw driver needs it.
+    /// Binds the device's context to this thread, for raw driver calls.
     pub(crate) fn bind(&self) -> Result<()> {
         self.session.bind()
     }
 
-    /// Leaves this thread without a context.
+    /// Unbinds the context from this thread.
     pub(crate) fn unbind(&self) -> Result<()> {
         self.session.unbind()
     }
 
-    /// Whether a part of its rows is wanted.
+    /// Returns whether a part of the group is selected.
     pub(crate) fn wants(&self, part: &str) -> bool {
         self.options.wants_part(part)
     }
@@ -65,8 +65,8 @@ impl<'a> Fixture<'a> {
         self.session.is_simulated()
     }
 
-    /// How often a variant is repeated, given how often would be good on hardware. Never below 30 there; the software driver's
-    /// times say nothing, so that its rows only show that they run.
+    /// Returns the repetitions, given those of a full run on hardware: at least 30 there, few on the software driver, whose
+    /// times mean nothing.
     pub(crate) fn repetitions(&self, good: usize) -> usize {
         match self.options.repetitions {
             Some(given) => given as usize,
@@ -76,23 +76,23 @@ impl<'a> Fixture<'a> {
         }
     }
 
-    /// How large something is made, given what is good on hardware.
+    /// Returns a count, given that of hardware; smaller on the software driver.
     pub(crate) fn amount(&self, good: usize) -> usize {
         if self.is_simulated() { good.div_ceil(16).max(2) } else { good }
     }
 
-    /// Like [`amount`](Self::amount), of bytes that the software driver would take long over.
+    /// Like [`amount`](Self::amount), but for bytes, which the software driver copies slowly.
     pub(crate) fn bytes(&self, good: usize) -> usize {
         if self.is_simulated() { good >> 8 } else { good }
     }
 
-    /// A row that moves no bytes.
+    /// Creates a row that moves no bytes.
     pub(crate) fn row(&self, id: &str, what: &str, method: &str, unit: &'static str, values: Summary) -> Row {
         let (id, what) = (format!("{}/{id}", self.group), format!("{}: {what}", self.group));
         Row::new(id, what, method, 0, unit, values).obtained(self.is_simulated(), false)
     }
 
-    /// Whether all memory is gone.
+    /// Fails if memory is still allocated.
     pub(crate) fn finish(self) -> Result<()> {
         self.memory.drain()?;
         let ledger = self.memory.resource_counts();

@@ -1,4 +1,4 @@
-//! Several variants of doing one thing, repetition by repetition in turns, as rows against the first of them.
+//! Measures several variants of one operation interleaved, and creates rows that compare them with the first.
 
 use anyhow::Result;
 
@@ -11,30 +11,36 @@ use crate::{
 /// Repetitions before the first that counts.
 const WARM_UP: usize = 5;
 
-/// Bytes that a variant moves, to be looked at.
+/// Verifies the bytes that a variant moves.
 pub(crate) trait Verify {
-    /// Spoils every destination.
+    /// Overwrites every destination.
     fn poison(&self) -> Result<()>;
     /// Compares every byte.
     fn check(&self) -> Result<()>;
 }
 
-/// One variant.
+/// One variant of the operation.
 pub(crate) struct Variant<'a> {
-    /// Part of the row's identity.
+    /// Last part of the row's id.
     pub(crate) name: String,
-    /// For people.
+    /// Description of the method.
     pub(crate) method: String,
     pub(crate) goal: Option<Goal>,
-    /// Does it once; answers a value in the comparison's unit.
+    /// Runs it once and returns a value in the comparison's unit.
     pub(crate) run: Box<dyn FnMut() -> Result<f64> + 'a>,
-    /// Where it moves bytes.
-    pub(crate) proof: Option<&'a dyn Verify>,
+    /// Verifies the result, if it moves bytes.
+    pub(crate) verifier: Option<&'a dyn Verify>,
 }
 
 impl<'a> Variant<'a> {
     pub(crate) fn new(name: &str, method: &str, run: impl FnMut() -> Result<f64> + 'a) -> Self {
-        Self { name: name.to_owned(), method: method.to_owned(), goal: None, run: Box::new(run), proof: None }
+        Self {
+            name: name.to_owned(),
+            method: method.to_owned(),
+            goal: None,
+            run: Box::new(run),
+            verifier: None,
+        }
     }
 
     pub(crate) fn goal(mut self, goal: Goal) -> Self {
@@ -42,31 +48,31 @@ impl<'a> Variant<'a> {
         self
     }
 
-    pub(crate) fn verified_by(mut self, proof: &'a dyn Verify) -> Self {
-        self.proof = Some(proof);
+    pub(crate) fn verified_by(mut self, verifier: &'a dyn Verify) -> Self {
+        self.verifier = Some(verifier);
         self
     }
 }
 
-/// What is compared.
+/// A comparison of variants.
 pub(crate) struct Comparison {
-    /// What the rows' identities begin with, behind the group.
+    /// Prefix of the rows' ids after the group.
     pub(crate) id: String,
-    /// For people.
+    /// Description of the operation.
     pub(crate) what: String,
     pub(crate) unit: &'static str,
-    /// Bytes of one movement; 0 where none is.
+    /// Bytes moved by one run, or 0.
     pub(crate) bytes: u64,
     pub(crate) repetitions: usize,
 }
 
 impl Comparison {
-    /// Measures all variants in turns. The first is the reference: the others become rows against it.
+    /// Measures all variants interleaved. The first is the reference; each other one becomes a row.
     pub(crate) fn rows(&self, fixture: &Fixture<'_>, variants: Vec<Variant<'_>>) -> Result<Vec<Row>> {
         self.rows_of(fixture.group, fixture.is_simulated(), variants)
     }
 
-    /// Like [`rows`](Self::rows), where no device takes part.
+    /// Like [`rows`](Self::rows), but without a device.
     pub(crate) fn rows_of(
         &self,
         group: &str,
@@ -96,12 +102,12 @@ impl Comparison {
     }
 }
 
-/// In the place of the reference's own summary nothing.
+/// Puts `None` in the place of the reference's summary.
 fn summaries_behind(summaries: impl Iterator<Item = Summary>) -> impl Iterator<Item = Option<Summary>> {
     std::iter::once(None).chain(summaries.map(Some))
 }
 
-/// Values of each variant, measured in turns; see [`turns`].
+/// Measures each variant in the order of [`turns`] and returns its values.
 fn in_turns(variants: &mut [Variant<'_>], repetitions: usize) -> Result<Vec<Vec<f64>>> {
     let mut values: Vec<Vec<f64>> = variants.iter().map(|_| Vec::with_capacity(repetitions)).collect();
     for repetition in 0..WARM_UP + repetitions {
@@ -118,9 +124,9 @@ fn in_turns(variants: &mut [Variant<'_>], repetitions: usize) -> Result<Vec<Vec<
     Ok(values)
 }
 
-/// In which order the variants have their turns in a repetition. What ran before leaves its traces in caches and in the driver, so
-/// each variant is begun with, and comes within a repetition directly behind each other one, equally often in any `2 * variants`
-/// repetitions: the design of Williams (1949). What it is begun behind, the repetition before, is not in the design.
+/// Returns the order of the variants in a repetition. A run affects the caches and the driver, and so the next run. In any
+/// `2 * variants` repetitions each variant comes first, and directly after each other one, equally often: a Williams design
+/// (1949). The transition between repetitions is not balanced.
 fn turns(variants: usize, repetition: usize) -> impl Iterator<Item = usize> {
     let reversed = (repetition / variants.max(1)) % 2 == 1;
     (0..variants).map(move |turn| {
@@ -131,12 +137,12 @@ fn turns(variants: usize, repetition: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// One more time, beginning with spoilt destinations.
+/// Runs a variant once more on poisoned destinations and verifies the result.
 fn verify(variant: &mut Variant<'_>) -> Result<bool> {
-    let Some(proof) = variant.proof else { return Ok(false) };
-    proof.poison()?;
+    let Some(verifier) = variant.verifier else { return Ok(false) };
+    verifier.poison()?;
     (variant.run)()?;
-    Ok(is_verified(proof.check()))
+    Ok(is_verified(verifier.check()))
 }
 
 #[cfg(test)]
@@ -146,14 +152,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_has_as_many_values_each_of_its_own() {
+    fn each_variant_gets_its_own_values() {
         let variant = |name: &'static str, value: f64| Variant::new(name, name, move || Ok(value));
         let values = in_turns(&mut [variant("a", 1.0), variant("b", 2.0), variant("c", 3.0)], 4).unwrap();
         assert_eq!(values, [vec![1.0; 4], vec![2.0; 4], vec![3.0; 4]]);
     }
 
     #[test]
-    fn each_way_comes_first_and_behind_each_other_one_equally_often() {
+    fn order_of_variants_is_balanced() {
         for variants in 1..9 {
             let (mut first, mut behind) = (vec![0; variants], vec![vec![0; variants]; variants]);
             for repetition in 0..2 * variants {
@@ -181,9 +187,9 @@ mod tests {
     }
 
     #[test]
-    fn a_way_that_moves_other_bytes_is_not_verified() {
-        struct Spoilt;
-        impl Verify for Spoilt {
+    fn variant_with_wrong_bytes_is_not_verified() {
+        struct WrongBytes;
+        impl Verify for WrongBytes {
             fn poison(&self) -> Result<()> {
                 Ok(())
             }
@@ -191,7 +197,7 @@ mod tests {
                 bail!("the bytes differ")
             }
         }
-        assert!(!verify(&mut Variant::new("a", "a", || Ok(1.0)).verified_by(&Spoilt)).unwrap());
+        assert!(!verify(&mut Variant::new("a", "a", || Ok(1.0)).verified_by(&WrongBytes)).unwrap());
         assert!(!verify(&mut Variant::new("a", "a", || Ok(1.0))).unwrap());
     }
 }

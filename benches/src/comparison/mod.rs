@@ -1,4 +1,4 @@
-//! Several variants of doing one thing, compared: what the rows of streams and of memory are made with.
+//! Compares variants of one operation: the basis of the rows of streams, memory and scaling.
 
 pub(crate) mod concurrent;
 pub(crate) mod cudarc_baseline;
@@ -13,11 +13,11 @@ use crate::{cuda::Session, options::Options, row::Row};
 pub(crate) use fixture::Fixture;
 pub(crate) use interleaved::{Comparison, Variant, Verify};
 
-/// Rows about one matter.
+/// Name and function of a part of a group.
 pub(crate) type Part = (&'static str, fn(&Fixture<'_>) -> Result<Vec<Row>>);
 
-/// The rows of all parts of a group, on the device with this ordinal, which is the session's. A part that fails costs its own
-/// rows only; why is said in `failures`.
+/// Measures all parts of a group on the session's device. A part that fails loses its rows only; the error goes to
+/// `failures`.
 ///
 /// # Errors
 /// If the library or the driver fails before the first part or after the last.
@@ -44,7 +44,7 @@ pub(crate) fn rows(
 #[cfg(test)]
 type Rows = fn(&Options, &Session, u32, &dyn Fn(&str), &mut Vec<String>) -> Result<Vec<Row>>;
 
-/// Runs a group without a GPU: every part has rows, each with an identity of its own, none with a goal.
+/// Runs a group on the software driver: every part has rows, with unique ids and without goals.
 #[cfg(test)]
 pub(crate) fn tested_on_the_software_driver(group: &str, parts: usize, rows: Rows) {
     use std::{cell::Cell, collections::BTreeSet};
@@ -59,11 +59,11 @@ pub(crate) fn tested_on_the_software_driver(group: &str, parts: usize, rows: Row
     let rows = rows(&options, &session, ordinal, &begin, &mut failures).unwrap();
     assert_eq!((failures, begun.get()), (Vec::new(), parts));
     let ids: BTreeSet<&str> = rows.iter().map(|row| row.id.as_str()).collect();
-    assert_eq!(ids.len(), rows.len(), "identities differ");
+    assert_eq!(ids.len(), rows.len(), "ids are unique");
     for row in &rows {
         assert!(row.id.is_ascii() && row.id.starts_with(&format!("{group}/")), "{}", row.id);
         assert!(row.simulated && row.goal.is_none(), "{}", row.id);
-        assert!(row.verified || row.bytes == 0, "{} moved bytes that nobody looked at", row.id);
+        assert!(row.verified || row.bytes == 0, "{} moved bytes that were not verified", row.id);
         assert!(!row.id.contains("cudarc"), "cudarc cannot use the software driver");
     }
 }

@@ -1,4 +1,4 @@
-//! Pinned sources with random contents and device destinations of the library's, which every variant may use in its turn.
+//! Pinned sources with random contents and device destinations, shared by all variants.
 
 use std::os::raw::c_void;
 
@@ -8,12 +8,12 @@ use transload_core::{MemoryKind, RawBuffer};
 use super::{Fixture, Verify};
 use crate::{content::Content, memory::Memory};
 
-/// One movement's two ends.
+/// Source and destination of a copy.
 #[derive(Clone, Debug)]
 pub(crate) struct Pair {
     pub(crate) host: RawBuffer,
     pub(crate) device: RawBuffer,
-    /// The same, as the driver takes them.
+    /// The source's address; `dst` is the destination's.
     pub(crate) src: *const c_void,
     pub(crate) dst: u64,
 }
@@ -23,14 +23,14 @@ unsafe impl Send for Pair {}
 // SAFETY: as above.
 unsafe impl Sync for Pair {}
 
-/// Many of one size.
+/// Pairs of one size.
 pub(crate) struct Pairs {
     pub(crate) list: Vec<Pair>,
     contents: Vec<Vec<u8>>,
 }
 
 impl Pairs {
-    /// So many destinations; `sources` of them have a source of their own, the others share those.
+    /// Creates `count` destinations that share `sources` sources.
     pub(crate) fn new(fixture: &Fixture<'_>, count: usize, sources: usize, bytes: usize) -> Result<Self> {
         let mut content = Content::new(bytes, 0x5EED + count as u64);
         let mut hosts = Vec::new();

@@ -1,5 +1,5 @@
-//! Rows of memory: what prefetching, advising, filling and pinning cost beside the raw driver, and when unified memory is worth
-//! it: the same work on it and on explicit copies.
+//! Rows of memory: costs of prefetching, advising, filling and pinning compared with the raw driver, and the same work on
+//! unified memory and with explicit copies.
 
 mod advising;
 mod filling;
@@ -30,7 +30,7 @@ const PARTS: [Part; 7] = [
     ("prediction of short launches", short_launches::rows),
 ];
 
-/// All rows of memory on the device with this ordinal, which is the session's; see `comparison::rows`.
+/// All rows of memory on the session's device; see `comparison::rows`.
 ///
 /// # Errors
 /// If the library or the driver fails before the first part or after the last.
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_gpu_every_part_runs_simulated_and_its_rows_promise_nothing() {
+    fn every_part_runs_on_the_software_driver() {
         tested_on_the_software_driver("memory", PARTS.len(), rows);
     }
 }

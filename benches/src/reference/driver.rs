@@ -1,4 +1,4 @@
-//! With a CUDA device: one asynchronous driver call on a non-blocking stream, and the stream's synchronisation.
+//! A copy by one asynchronous driver call on a non-blocking stream, then `cuStreamSynchronize`.
 
 use std::{os::raw::c_void, ptr};
 

@@ -1,4 +1,4 @@
-//! A graph of the driver's, captured and replayed by hand.
+//! A CUDA graph, captured and launched by hand.
 
 use std::ptr;
 

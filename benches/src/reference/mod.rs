@@ -1,4 +1,4 @@
-//! The same movement by hand, without the library: what every row is compared with.
+//! Hand-written references without the library, with which every row is compared.
 
 #[cfg(any(target_os = "linux", windows))]
 mod driver;
@@ -48,21 +48,21 @@ pub use unified::{HOST, RawAdvice, SAXPY, Saxpy};
 
 use anyhow::Result;
 
-/// One movement, written as well as it can be by hand for exactly these addresses.
+/// One copy, hand-written for fixed addresses.
 pub trait Reference: Send {
-    /// Enqueues it.
+    /// Enqueues the copy.
     ///
     /// # Errors
     /// If a driver call fails.
     fn submit(&mut self) -> Result<()>;
 
-    /// Blocks until it is done.
+    /// Blocks until the copy completes.
     ///
     /// # Errors
     /// If a driver call fails.
     fn finish(&mut self) -> Result<()>;
 
-    /// Does it once and answers how many seconds it took by the device's clock; `None` where there is none.
+    /// Runs the copy once and returns its seconds by the device's clock; `None` without such a clock.
     ///
     /// # Errors
     /// If a driver call fails.

@@ -1,4 +1,4 @@
-//! A pool of the driver's own, as a careful program would use it by hand.
+//! A memory pool of the driver, used by hand.
 
 use std::ptr;
 
@@ -7,7 +7,7 @@ use transload_cuda_sys::{check, cust::sys::CUmemoryPool, ffi};
 
 use super::RawQueue;
 
-/// A pool of the driver's that keeps what is freed.
+/// A memory pool of the driver with an unlimited release threshold.
 #[derive(Debug)]
 pub struct RawPool {
     raw: CUmemoryPool,

@@ -1,4 +1,4 @@
-//! Streams and events of the driver's, as a careful program would use them by hand.
+//! Streams and events of the driver, used by hand.
 
 use std::{os::raw::c_void, ptr};
 

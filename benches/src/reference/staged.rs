@@ -1,4 +1,4 @@
-//! Pageable memory to or from a device, staged by hand: threads that stay, each with two pinned slots and a stream.
+//! Hand-written staging between pageable memory and a device: persistent threads, each with two pinned buffers and a stream.
 
 use std::{
     hint::spin_loop,
@@ -22,12 +22,12 @@ use super::Reference;
 use crate::{cuda::RawMemory, memory::Address};
 
 const THREADS: usize = 8;
-const SLOT: usize = 4 << 20;
+const BUFFER_BYTES: usize = 4 << 20;
 const SMALLEST: usize = 256 << 10;
-/// How long a thread that worked looks for more before it sleeps.
-const LOOKING: Duration = Duration::from_micros(100);
+/// How long an idle thread spins before it sleeps.
+const SPIN_TIME: Duration = Duration::from_micros(100);
 
-/// A movement in pieces; whichever thread is free takes the next one.
+/// A copy in pieces; each idle thread takes the next one.
 #[derive(Debug)]
 pub struct Staged {
     shared: Arc<Shared>,
@@ -35,21 +35,21 @@ pub struct Staged {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum Direction {
     Up(*const u8, u64),
     Down(u64, *mut u8),
 }
 
 #[derive(Debug)]
 struct Shared {
-    way: Way,
+    direction: Direction,
     bytes: usize,
     piece: usize,
     /// Where the next piece begins.
     next: AtomicUsize,
-    /// Threads that are not done with this turn.
+    /// Threads that have not finished this copy.
     busy: AtomicUsize,
-    /// Counts the movements; changed under `asleep`.
+    /// Number of copies begun; changed under `asleep`.
     turn: AtomicU64,
     asleep: Mutex<()>,
     wake: Condvar,
@@ -63,7 +63,7 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Staged {
-    /// Starts the threads and pins their slots.
+    /// Starts the threads and pins their buffers.
     ///
     /// # Errors
     /// The driver's; two addresses that are not one of the host's and one of a device.
@@ -72,16 +72,16 @@ impl Staged {
     /// * `bytes` bytes must be readable at `src` and writable at `dst` while the value lives, and nobody else may use them
     ///   while a movement is in flight.
     pub unsafe fn new(context: &Context, src: Address, dst: Address, bytes: usize) -> Result<Self> {
-        let way = match (src, dst) {
-            (Address::Host(src), Address::Device(dst)) => Way::Up(src.as_ptr(), dst),
-            (Address::Device(src), Address::Host(dst)) => Way::Down(src, dst.as_ptr()),
+        let direction = match (src, dst) {
+            (Address::Host(src), Address::Device(dst)) => Direction::Up(src.as_ptr(), dst),
+            (Address::Device(src), Address::Host(dst)) => Direction::Down(src, dst.as_ptr()),
             _ => bail!("staging is between the host and a device"),
         };
         let even = bytes.div_ceil(2 * THREADS).next_multiple_of(64 << 10);
         let shared = Arc::new(Shared {
-            way,
+            direction,
             bytes,
-            piece: even.clamp(SMALLEST, SLOT),
+            piece: even.clamp(SMALLEST, BUFFER_BYTES),
             next: AtomicUsize::new(bytes),
             busy: AtomicUsize::new(0),
             turn: AtomicU64::new(0),
@@ -110,7 +110,7 @@ impl Staged {
             staged.threads.push(thread::Builder::new().name("staged-by-hand".to_owned()).spawn(body)?);
         }
         for _ in 0..THREADS {
-            started.recv().context("a thread of the reference ended")?.context("the reference's slots")?;
+            started.recv().context("a thread of the reference ended")?.context("the reference's buffers")?;
         }
         Ok(staged)
     }
@@ -128,7 +128,7 @@ impl Reference for Staged {
     fn finish(&mut self) -> Result<()> {
         let begun = Instant::now();
         while self.shared.busy.load(Ordering::Acquire) != 0 {
-            if begun.elapsed() < LOOKING { spin_loop() } else { thread::yield_now() }
+            if begun.elapsed() < SPIN_TIME { spin_loop() } else { thread::yield_now() }
         }
         let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
         failure.map_or(Ok(()), |error| Err(error.context("the reference's staging")))
@@ -164,9 +164,9 @@ impl Shared {
             if self.stop.load(Ordering::Relaxed) {
                 return;
             }
-            let outcome = match self.way {
-                Way::Up(src, dst) => self.up(worker, src, dst),
-                Way::Down(src, dst) => self.down(worker, src, dst),
+            let outcome = match self.direction {
+                Direction::Up(src, dst) => self.up(worker, src, dst),
+                Direction::Down(src, dst) => self.down(worker, src, dst),
             };
             if let Err(error) = outcome {
                 *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
@@ -179,7 +179,7 @@ impl Shared {
     fn wait(&self, seen: u64) -> u64 {
         let turn = || Some(self.turn.load(Ordering::Acquire)).filter(|turn| *turn != seen);
         let begun = Instant::now();
-        while begun.elapsed() < LOOKING {
+        while begun.elapsed() < SPIN_TIME {
             if let Some(turn) = turn() {
                 return turn;
             }
@@ -200,17 +200,17 @@ impl Shared {
     }
 
     fn up(&self, worker: &Worker, src: *const u8, dst: u64) -> Result<()> {
-        for slot in worker.slots.iter().cycle() {
+        for buffer in worker.buffers.iter().cycle() {
             let Some(piece) = self.take() else { break };
-            // SAFETY: the piece lies within the memory promised to `new` and within a slot, and is this thread's alone; the
-            // slot's last copy is over.
+            // SAFETY: the piece lies within the memory promised to `new` and within a buffer, and is this thread's alone; the
+            // buffer's last copy is over.
             unsafe {
-                check("cuEventSynchronize", ffi::cuEventSynchronize(slot.free))?;
-                ptr::copy_nonoverlapping(src.add(piece.start), slot.address, piece.len());
+                check("cuEventSynchronize", ffi::cuEventSynchronize(buffer.free))?;
+                ptr::copy_nonoverlapping(src.add(piece.start), buffer.address, piece.len());
                 let to = dst + piece.start as u64;
-                let code = ffi::cuMemcpyHtoDAsync_v2(to, slot.address.cast(), piece.len(), worker.stream);
+                let code = ffi::cuMemcpyHtoDAsync_v2(to, buffer.address.cast(), piece.len(), worker.stream);
                 check("cuMemcpyHtoDAsync", code)?;
-                check("cuEventRecord", ffi::cuEventRecord(slot.free, worker.stream))?;
+                check("cuEventRecord", ffi::cuEventRecord(buffer.free, worker.stream))?;
             }
         }
         // SAFETY: the stream is the worker's.
@@ -218,28 +218,28 @@ impl Shared {
     }
 
     fn down(&self, worker: &Worker, src: u64, dst: *mut u8) -> Result<()> {
-        let mut arriving: Option<(&Slot, Range<usize>)> = None;
-        for slot in worker.slots.iter().cycle() {
+        let mut arriving: Option<(&StagingBuffer, Range<usize>)> = None;
+        for buffer in worker.buffers.iter().cycle() {
             let piece = self.take();
             if let Some(piece) = &piece {
                 let from = src + piece.start as u64;
-                let to: *mut c_void = slot.address.cast();
-                // SAFETY: as in `up`; the slot's last piece was taken out by this thread.
+                let to: *mut c_void = buffer.address.cast();
+                // SAFETY: as in `up`; the buffer's last piece was taken out by this thread.
                 unsafe {
                     let code = ffi::cuMemcpyDtoHAsync_v2(to, from, piece.len(), worker.stream);
                     check("cuMemcpyDtoHAsync", code)?;
-                    check("cuEventRecord", ffi::cuEventRecord(slot.free, worker.stream))?;
+                    check("cuEventRecord", ffi::cuEventRecord(buffer.free, worker.stream))?;
                 }
             }
-            if let Some((slot, piece)) = arriving.take() {
+            if let Some((buffer, piece)) = arriving.take() {
                 // SAFETY: as above; the event says that the piece has arrived.
                 unsafe {
-                    check("cuEventSynchronize", ffi::cuEventSynchronize(slot.free))?;
-                    ptr::copy_nonoverlapping(slot.address, dst.add(piece.start), piece.len());
+                    check("cuEventSynchronize", ffi::cuEventSynchronize(buffer.free))?;
+                    ptr::copy_nonoverlapping(buffer.address, dst.add(piece.start), piece.len());
                 }
             }
             let Some(piece) = piece else { break };
-            arriving = Some((slot, piece));
+            arriving = Some((buffer, piece));
         }
         Ok(())
     }
@@ -248,12 +248,12 @@ impl Shared {
 /// What a thread has for itself.
 struct Worker {
     stream: CUstream,
-    slots: Vec<Slot>,
+    buffers: Vec<StagingBuffer>,
 }
 
-struct Slot {
+struct StagingBuffer {
     address: *mut u8,
-    /// Recorded behind the slot's last copy.
+    /// Recorded behind the buffer's last copy.
     free: CUevent,
     _memory: RawMemory,
 }
@@ -263,16 +263,16 @@ impl Worker {
     fn new() -> Result<Self> {
         const NON_BLOCKING: u32 = 1;
         const WITHOUT_TIMING: u32 = 2;
-        let mut worker = Self { stream: ptr::null_mut(), slots: Vec::new() };
+        let mut worker = Self { stream: ptr::null_mut(), buffers: Vec::new() };
         // SAFETY: the out pointer is valid and a context is current.
         check("cuStreamCreate", unsafe { ffi::cuStreamCreate(&mut worker.stream, NON_BLOCKING) })?;
         for _ in 0..2 {
-            let memory = RawMemory::new(MemoryKind::Pinned, SLOT)?;
+            let memory = RawMemory::new(MemoryKind::Pinned, BUFFER_BYTES)?;
             let Address::Host(address) = memory.address() else { bail!("pinned memory is the host's") };
             let mut free = ptr::null_mut();
             // SAFETY: the out pointer is valid and a context is current.
             check("cuEventCreate", unsafe { ffi::cuEventCreate(&mut free, WITHOUT_TIMING) })?;
-            worker.slots.push(Slot { address: address.as_ptr(), free, _memory: memory });
+            worker.buffers.push(StagingBuffer { address: address.as_ptr(), free, _memory: memory });
         }
         Ok(worker)
     }
@@ -280,14 +280,14 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // SAFETY: the handles are owned and go here, before the slots' memory. Errors cannot be handled in a drop.
+        // SAFETY: the handles are owned and go here, before the buffers' memory. Errors cannot be handled in a drop.
         unsafe {
             if !self.stream.is_null() {
                 ffi::cuStreamSynchronize(self.stream);
                 ffi::cuStreamDestroy_v2(self.stream);
             }
-            for slot in &self.slots {
-                ffi::cuEventDestroy_v2(slot.free);
+            for buffer in &self.buffers {
+                ffi::cuEventDestroy_v2(buffer.free);
             }
         }
     }

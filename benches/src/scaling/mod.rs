@@ -1,8 +1,8 @@
-//! Rows of what must not cost more the more there is of it: transfers in flight, threads that allocate, lease and copy, large
-//! transfers next to small ones, and work of one device next to another's.
+//! Rows of costs under load: transfers in flight, threads that allocate, lease and copy, small transfers next to large ones,
+//! and work on one device next to another's.
 //!
-//! Each is beside raw calls or the same work alone, in one run. The rows of the host alone are measured without a device, so
-//! they are never simulated.
+//! Each is compared with raw calls or the same work alone, in one run. The host's rows need no device, so they are never
+//! simulated.
 
 mod allocating;
 mod blocked;
@@ -28,7 +28,7 @@ use crate::{
     row::Row,
 };
 
-/// What the rows' identities begin with.
+/// Prefix of the rows' ids.
 const GROUP: &str = "scaling";
 
 /// Every part that needs a device, in order.
@@ -45,7 +45,7 @@ const PARTS: [Part; 7] = [
 /// The part of the host alone.
 const HOST: &str = "host to host";
 
-/// All rows of the group on the device with this ordinal, which is the session's; see `comparison::rows`.
+/// All rows of the group on the session's device; see `comparison::rows`.
 ///
 /// # Errors
 /// If the library or the driver fails before the first part or after the last.
@@ -59,7 +59,7 @@ pub fn rows(
     comparison::rows(GROUP, &PARTS, (options, session, ordinal), begin, failures)
 }
 
-/// The rows of the host alone. If they fail, why is in `failures`.
+/// Measures the rows of the host alone. Errors go to `failures`.
 pub fn host_rows(options: &Options, failures: &mut Vec<String>, begin: &dyn Fn(&str)) -> Vec<Row> {
     if !options.wants_part(HOST) {
         return Vec::new();
@@ -71,7 +71,7 @@ pub fn host_rows(options: &Options, failures: &mut Vec<String>, begin: &dyn Fn(&
     })
 }
 
-/// A manager of its own over the fixture's device, the next one if there is one, and the host.
+/// A transfer manager over the fixture's device, the next one if present, and the host.
 struct Library {
     manager: CrossBackendTransferManager,
     device: DeviceId,
@@ -88,7 +88,7 @@ impl Library {
         Ok(Self { manager, device: fixture.device.id(), peer })
     }
 
-    /// Memory of a kind: the device's, or the host's that is made for the device.
+    /// Allocates device memory, or host memory for the device.
     fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         self.allocate_for(self.device, kind, bytes)
     }
@@ -108,12 +108,12 @@ impl Library {
     }
 }
 
-/// Nanoseconds that each of so many took.
+/// Returns the nanoseconds since `begun` for each of `many`.
 fn each(begun: Instant, many: usize) -> f64 {
     begun.elapsed().as_secs_f64() * 1e9 / many as f64
 }
 
-/// Nanoseconds of each of `many` calls in a row.
+/// Returns the nanoseconds of each of `many` calls in a row.
 fn timed(many: usize, mut once: impl FnMut() -> Result<()>) -> Result<f64> {
     let begun = Instant::now();
     for _ in 0..many {
@@ -130,12 +130,12 @@ mod tests {
     use crate::comparison::tested_on_the_software_driver;
 
     #[test]
-    fn without_a_gpu_every_part_runs_simulated_and_its_rows_promise_nothing() {
+    fn every_part_runs_on_the_software_driver() {
         tested_on_the_software_driver(GROUP, PARTS.len(), rows);
     }
 
     #[test]
-    fn the_host_alone_is_measured_without_a_device() {
+    fn host_rows_need_no_device() {
         let options = Options::parse_from(["transload-bench", "--quick", "--repetitions", "2"]);
         let mut failures = Vec::new();
         let rows = host_rows(&options, &mut failures, &|_| ());

@@ -1,9 +1,9 @@
-//! Rows of streams: what leasing, allocating, enqueuing, completing and overlapping cost beside the raw driver, cudarc and
-//! (by scripts of their own, in the same call on the same machine) PyTorch.
+//! Rows of streams: costs of leasing, allocating, enqueuing, completing and overlapping, compared with the raw driver,
+//! cudarc and PyTorch (by separate scripts on the same machine).
 //!
-//! Every row compares variants of doing one thing in turns (`comparison`). The first variant is the reference: raw driver calls as
-//! good as they can be written by hand, or a program that lacks what the row shows. cudarc loads the system's driver by
-//! itself, so its rows exist only where that is what the library uses.
+//! Every row compares interleaved variants of one operation (`comparison`). The first variant is the reference: the best
+//! hand-written driver calls, or a program without the feature. cudarc loads the system's driver itself, so its rows exist
+//! only if the library uses that driver, too.
 
 mod acquiring;
 mod allocating;
@@ -29,7 +29,7 @@ use crate::{
     row::Row,
 };
 
-/// The kernel that keeps the device busy, for both sides.
+/// The kernel that keeps the device busy.
 pub(crate) const SPIN: &str = crate::reference::SPIN;
 
 /// Every part, in order.
@@ -48,7 +48,7 @@ const PARTS: [Part; 12] = [
     ("loads that want different answers", optimizing::rows),
 ];
 
-/// All rows of streams on the device with this ordinal, which is the session's; see `comparison::rows`.
+/// All rows of streams on the session's device; see `comparison::rows`.
 ///
 /// # Errors
 /// If the library or the driver fails before the first part or after the last.
@@ -68,7 +68,7 @@ mod tests {
     use crate::comparison::tested_on_the_software_driver;
 
     #[test]
-    fn without_a_gpu_every_part_runs_simulated_and_its_rows_promise_nothing() {
+    fn every_part_runs_on_the_software_driver() {
         tested_on_the_software_driver("streams", PARTS.len(), rows);
     }
 }

@@ -1,7 +1,7 @@
-//! `transload-planted-fault`: correct transfers and launches, or one planted fault, for a memory checker to tell apart.
+//! `transload-planted-fault`: runs correct transfers and launches, or one deliberate fault, to test a memory checker.
 //!
-//! A checker that finds nothing in `--fault none` has shown something only where it finds the others. What no checker can
-//! see, because the memory stays the allocator's, the allocator itself must refuse: `--fault free`.
+//! That a checker reports nothing for `--fault none` means something only if it reports the other faults. Faults in freed
+//! blocks are invisible to a checker, since the memory stays allocated; the allocator must refuse them (`--fault free`).
 
 #[cfg(any(target_os = "linux", windows))]
 mod streams;
@@ -9,22 +9,22 @@ mod streams;
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
 
-/// What is wrong in a run.
+/// The fault of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Fault {
     /// Nothing: every path verified, and leases, blocks and launches.
     None,
-    /// A kernel stores one word behind an allocation.
+    /// A kernel stores one word after an allocation.
     Kernel,
     /// A copy is longer than its destination.
     Copy,
-    /// A kernel stores behind a segment of the allocator.
+    /// A kernel stores after a segment of the allocator.
     Segment,
     /// Blocks are freed on another stream, twice, and without having been allocated.
     Free,
 }
 
-/// Correct transfers, or one planted fault, for a memory checker to tell apart.
+/// Correct transfers or one deliberate fault, to test a memory checker.
 #[derive(Parser)]
 #[command(name = "transload-planted-fault", version)]
 struct Options {
