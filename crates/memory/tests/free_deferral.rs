@@ -1,5 +1,5 @@
-//! Frees that wait for the device are put off while a stream may wait for the host, and nobody waits for them for ever. A
-//! process of its own: deferrals hold for all of it.
+//! Frees that synchronise with the device are deferred while a stream waits for the host, and no one waits for them
+//! forever. A process of its own: deferrals apply to all of it.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail their tests")]
 
@@ -20,7 +20,7 @@ use transload_memory::{CudaDevice, CudaMemoryManager, FreeDeferral, Registration
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Deferrals are the process's: a test that has one is alone meanwhile.
+/// Deferrals apply to the process, so a test with one runs alone.
 fn alone() -> std::sync::MutexGuard<'static, ()> {
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -35,7 +35,7 @@ fn aside<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Receiv
 }
 
 #[test]
-fn an_allocation_that_is_short_of_memory_does_not_wait_for_deferred_frees() {
+fn allocation_short_of_memory_does_not_wait_for_deferred_frees() {
     let _alone = alone();
     transload_cuda_sim::install().unwrap();
     let sim = SimDevice::builder().memory_pools(false).total_memory(8 << 20).build();
@@ -57,7 +57,7 @@ fn an_allocation_that_is_short_of_memory_does_not_wait_for_deferred_frees() {
 }
 
 #[test]
-fn frees_go_on_when_the_last_deferral_ends_and_drain_waits_for_that() {
+fn drain_waits_for_the_last_deferral_to_end() {
     let _alone = alone();
     transload_cuda_sim::install().unwrap();
     let sim = SimDevice::builder().build();
@@ -87,14 +87,14 @@ struct Door {
 }
 
 unsafe extern "C" fn stand(data: *mut c_void) {
-    // SAFETY: the data is a door that is never freed.
+    // SAFETY: the data is a gate that is never freed.
     let door = unsafe { &*data.cast::<Door>() };
     let is_open = door.is_open.lock().unwrap();
     drop(door.changed.wait_timeout_while(is_open, LIMIT, |is_open| !*is_open).unwrap());
 }
 
 #[test]
-fn a_deferral_begins_when_a_free_that_is_in_the_driver_is_done() {
+fn deferral_begins_after_running_frees() {
     let _alone = alone();
     transload_cuda_sim::install().unwrap();
     let sim = SimDevice::builder().build();
@@ -106,11 +106,11 @@ fn a_deferral_begins_when_a_free_that_is_in_the_driver_is_done() {
     {
         let _bound = context.enter().unwrap();
         let data = std::ptr::from_ref(door).cast_mut().cast();
-        // SAFETY: the door is never freed.
+        // SAFETY: the gate is never freed.
         check("launch", unsafe { ffi::cuLaunchHostFunc(stream.as_raw(), Some(stand), data) }).unwrap();
     }
     drop(buffer);
-    // The thread that frees runs the host function, as any that waits for the device.
+    // The free thread runs the host function, like any thread that waits for the device.
     while sim.queued() > 0 {
         thread::yield_now();
     }
@@ -125,14 +125,14 @@ fn a_deferral_begins_when_a_free_that_is_in_the_driver_is_done() {
     assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }
 
-/// A stream of a device that stands before a door; the thread that waits for the stream runs the host function.
+/// A stream blocked by a host function, which runs on the thread that waits for the stream.
 fn behind_a_door(context: &Context) -> (&'static Door, Receiver<()>) {
     let stream = Stream::new(context, StreamOptions::default()).unwrap();
     let door: &Door = Box::leak(Box::default());
     {
         let _bound = context.enter().unwrap();
         let data = std::ptr::from_ref(door).cast_mut().cast();
-        // SAFETY: the door is never freed.
+        // SAFETY: the gate is never freed.
         check("launch", unsafe { ffi::cuLaunchHostFunc(stream.as_raw(), Some(stand), data) }).unwrap();
     }
     (door, aside(move || stream.synchronize().unwrap()))
@@ -150,7 +150,7 @@ fn no_registration_ends_while_frees_are_deferred() {
     let plain = || {
         let storage = HeapBytes(vec![0_u8; BYTES].into_boxed_slice());
         let address = std::ptr::NonNull::from(&*storage.0).cast();
-        // SAFETY: the box keeps the bytes, and nobody else uses them.
+        // SAFETY: the box owns the bytes, which have no other user.
         let bytes = unsafe { HostBytes::new(storage, address, BYTES, MemoryKind::Pageable, true) };
         RawBuffer::new(Box::new(bytes), &Arc::new(Reclaimer::new()))
     };

@@ -1,5 +1,5 @@
-//! What the counters of migrations promise, on the software driver and on a real one (`TRANSLOAD_TEST_DRIVER=real`). A
-//! process of its own: CUPTI has to be there before the first context, and has one user.
+//! Guarantees of the migration counters, on the simulated driver and on a real one (`TRANSLOAD_TEST_DRIVER=real`). A
+//! process of its own: CUPTI must be loaded before the first context, and has one user.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
@@ -23,7 +23,7 @@ struct Setup {
 }
 
 impl Setup {
-    /// Nothing, with a line that says why, where there are no counters.
+    /// `None`, with a line that says why, if there are no counters.
     fn new() -> Option<Self> {
         let turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let test = harness::device();
@@ -50,12 +50,12 @@ impl Setup {
         buffer
     }
 
-    /// A prefetch that is over. `None` means the host.
+    /// A completed prefetch. `None` means the host.
     fn prefetch(&self, buffer: &RawBuffer, to: Option<u32>) {
         let to = to.map_or(-1, |ordinal| i32::try_from(ordinal).unwrap());
         let _bound = self.device.context().unwrap().enter().unwrap();
         let address = buffer.device_address().unwrap();
-        // SAFETY: the range is managed memory, nobody else uses it, and the stream is waited for.
+        // SAFETY: the range is managed memory without another user, and the stream is waited for.
         check("prefetch", unsafe {
             ffi::cuMemPrefetchAsync(address, buffer.len(), to, self.stream.as_raw())
         })
@@ -67,7 +67,7 @@ impl Setup {
     fn touch_on_the_device(&self, buffer: &RawBuffer) {
         let _bound = self.device.context().unwrap().enter().unwrap();
         let address = buffer.device_address().unwrap();
-        // SAFETY: the range is managed memory, nobody else uses it, and the stream is waited for.
+        // SAFETY: the range is managed memory without another user, and the stream is waited for.
         check("fill", unsafe { ffi::cuMemsetD8Async(address, 7, buffer.len(), self.stream.as_raw()) })
             .unwrap();
         self.stream.synchronize().unwrap();
@@ -86,7 +86,7 @@ impl Setup {
 const MIB: usize = 1 << 20;
 
 #[test]
-fn a_prefetch_counts_its_bytes_and_faults_nobody_afterwards() {
+fn prefetch_counts_its_bytes_and_avoids_faults() {
     let Some(setup) = Setup::new() else { return };
     let buffer = setup.written(8 * MIB);
     setup.tracker.reset().unwrap();
@@ -107,7 +107,7 @@ fn a_prefetch_counts_its_bytes_and_faults_nobody_afterwards() {
 }
 
 #[test]
-fn the_hosts_touch_of_what_the_device_has_is_counted_as_faults_of_the_host() {
+fn host_access_to_device_pages_counts_host_faults() {
     let Some(setup) = Setup::new() else { return };
     let (one, other) = (setup.written(4 * MIB), setup.written(4 * MIB));
     for buffer in [&one, &other] {
@@ -152,7 +152,7 @@ fn reset_forgets_and_trackers_do_not_disturb_each_other() {
 }
 
 #[test]
-fn after_the_last_tracker_nothing_is_counted_and_another_one_can_start() {
+fn after_the_last_tracker_another_can_start() {
     let Some(setup) = Setup::new() else { return };
     let buffer = setup.written(2 * MIB);
     let Setup { test, device, memory, stream, tracker, _turn } = setup;
@@ -167,11 +167,11 @@ fn after_the_last_tracker_nothing_is_counted_and_another_one_can_start() {
 }
 
 #[test]
-fn a_tracker_begins_with_nothing_whatever_its_start_had_to_try() {
+fn tracker_starts_with_zero_counts() {
     let Some(setup) = Setup::new() else { return };
     let Setup { test, device, memory, stream, tracker, _turn } = setup;
     drop(tracker);
-    // Each first one has to find out anew whether there are records, by memory of its own; the next ones know.
+    // Each first tracker must verify the counters again, with memory of its own; later ones need not.
     let started = || {
         let trace = transload_cuda_sys::trace::start();
         let tracker = MigrationTracker::start(&device).unwrap();

@@ -1,5 +1,5 @@
-//! What a start of the counters of migrations answers where it cannot have them: on the software driver only, in a process of
-//! its own, since CUPTI has one user.
+//! Starting migration counters that are unavailable: simulated driver only, in a process of its own, since CUPTI has
+//! one user.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
@@ -23,19 +23,19 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A prefetch that is over. `None` means the host.
+/// A completed prefetch. `None` means the host.
 fn prefetch_on(device: &CudaDevice, stream: &Stream, buffer: &RawBuffer, to: Option<u32>) {
     let to = to.map_or(-1, |ordinal| i32::try_from(ordinal).unwrap());
     let _bound = device.context().unwrap().enter().unwrap();
     let address = buffer.device_address().unwrap();
-    // SAFETY: the range is managed memory, nobody else uses it, and the stream is waited for.
+    // SAFETY: the range is managed memory without another user, and the stream is waited for.
     check("prefetch", unsafe { ffi::cuMemPrefetchAsync(address, buffer.len(), to, stream.as_raw()) })
         .unwrap();
     stream.synchronize().unwrap();
 }
 
 #[test]
-fn where_the_counters_are_refused_the_start_says_so_and_leaves_nothing_behind() {
+fn refused_counters_fail_the_start_and_leak_nothing() {
     let _turn = turn();
     let test = harness::device_with(|builder| builder).unwrap();
     let device = CudaDevice::new(test.ordinal()).unwrap();
@@ -55,7 +55,7 @@ fn where_the_counters_are_refused_the_start_says_so_and_leaves_nothing_behind() 
 }
 
 #[test]
-fn counters_that_are_silent_though_they_take_every_call_are_unavailable() {
+fn counters_without_records_are_unavailable() {
     let _turn = turn();
     let test = harness::device_with(|builder| builder).unwrap();
     let device = CudaDevice::new(test.ordinal()).unwrap();
@@ -70,7 +70,7 @@ fn counters_that_are_silent_though_they_take_every_call_are_unavailable() {
 }
 
 #[test]
-fn records_that_are_lost_are_told_and_make_the_counts_lower_bounds() {
+fn lost_records_are_reported() {
     let _turn = turn();
     let test = harness::device_with(|builder| builder).unwrap();
     let device = CudaDevice::new(test.ordinal()).unwrap();
@@ -96,7 +96,7 @@ fn records_that_are_lost_are_told_and_make_the_counts_lower_bounds() {
 }
 
 #[test]
-fn another_tool_that_has_the_counters_keeps_them() {
+fn counters_of_another_tool_are_refused() {
     type Callback = extern "C" fn(*mut c_void, u32, u32, *const c_void);
     extern "C" fn ignored(_: *mut c_void, _: u32, _: u32, _: *const c_void) {}
     let _turn = turn();
@@ -120,17 +120,17 @@ fn another_tool_that_has_the_counters_keeps_them() {
     test.assert_no_live_objects();
 }
 
-/// How often CUPTI wanted a buffer of the test's for records.
+/// Number of record buffers that CUPTI requested.
 static WANTED: AtomicU32 = AtomicU32::new(0);
 
 #[test]
-fn behind_the_last_tracker_no_record_is_made_for_anybody() {
+fn no_record_is_made_after_the_last_tracker() {
     type Requested = extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
     type Completed = extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
-    /// Gives nothing: that it was asked is enough.
+    /// Allocates nothing: the call alone is checked.
     extern "C" fn requested(buffer: *mut *mut u8, bytes: *mut usize, most: *mut usize) {
         WANTED.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the library passes three places for the answer.
+        // SAFETY: the library passes three valid out pointers.
         unsafe {
             buffer.write(ptr::null_mut());
             bytes.write(0);
@@ -173,7 +173,7 @@ fn behind_the_last_tracker_no_record_is_made_for_anybody() {
 }
 
 #[test]
-fn each_failing_driver_call_of_a_start_is_a_typed_error_and_nothing_leaks() {
+fn each_failing_call_of_a_start_is_a_typed_error() {
     let _turn = turn();
     let kinds = [ErrorKind::OutOfMemory, ErrorKind::Device];
     harness::fail_each_call(

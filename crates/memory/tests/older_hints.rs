@@ -1,4 +1,4 @@
-//! Hints on a driver before CUDA 12.2, which names places by one number and knows no NUMA nodes.
+//! Hints on a driver before CUDA 12.2, which identifies locations by one number and knows no NUMA nodes.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail their tests")]
 
@@ -22,7 +22,7 @@ fn older() -> (SimDevice, CudaMemoryManager) {
 }
 
 #[test]
-fn an_older_driver_keeps_and_takes_back_each_advice() {
+fn older_driver_sets_and_removes_each_advice() {
     let (sim, memory) = older();
     let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();
     let (here, there) = (DeviceId::Cuda(sim.ordinal()), MemoryLocation::Device(sim.ordinal()));
@@ -49,7 +49,7 @@ fn an_older_driver_keeps_and_takes_back_each_advice() {
 }
 
 #[test]
-fn an_older_driver_refuses_a_device_that_does_not_exist_and_never_takes_it_for_the_host() {
+fn older_driver_refuses_an_unknown_device() {
     let (_sim, memory) = older();
     let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();
     for ordinal in [10_000, u32::MAX, u32::MAX - 1] {
@@ -60,7 +60,7 @@ fn an_older_driver_refuses_a_device_that_does_not_exist_and_never_takes_it_for_t
 }
 
 #[test]
-fn a_numa_node_needs_a_newer_driver_and_says_so() {
+fn numa_node_needs_a_newer_driver() {
     let (_sim, memory) = older();
     let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();
     let hints = ManagedMemoryHints::from_unified(&buffer).unwrap();

@@ -1,5 +1,4 @@
-//! What an adaptor leaves as it is: what is asked of the resource within reaches it, and what it says of itself and its segments
-//! comes out again.
+//! What an adaptor forwards: calls reach its upstream, and its segments stay what they were.
 
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ fn pinned(memory: &Arc<CudaMemoryManager>) -> CudaResource {
 }
 
 #[test]
-fn a_trim_reaches_the_resource_within() {
+fn trim_reaches_the_upstream() {
     let memory = shared();
     let within = Arc::new(FailingResource::new(pinned(&memory)));
     let limited = LimitingResource::new(Arc::clone(&within), 1000);
@@ -23,7 +22,7 @@ fn a_trim_reaches_the_resource_within() {
 }
 
 #[test]
-fn memory_that_takes_nothing_in_stays_so_and_is_known_for_what_it_is() {
+fn limited_write_combined_memory_stays_read_only() {
     let memory = shared();
     let within = LimitingResource::new(CudaResource::write_combined(&memory), 1000);
     let segment = LimitingResource::new(within, 1000).allocate_segment(100).unwrap();
@@ -35,7 +34,7 @@ fn memory_that_takes_nothing_in_stays_so_and_is_known_for_what_it_is() {
 }
 
 #[test]
-fn what_the_resource_within_refuses_takes_nothing_of_the_limit() {
+fn upstream_failure_releases_its_reservation() {
     let memory = shared();
     let within = Arc::new(FailingResource::new(pinned(&memory)));
     let limited = LimitingResource::new(Arc::clone(&within), 1000);
@@ -50,7 +49,7 @@ fn what_the_resource_within_refuses_takes_nothing_of_the_limit() {
 }
 
 #[test]
-fn a_limit_beyond_what_there_is_promises_no_more_than_that() {
+fn info_of_a_huge_limit_is_the_upstreams() {
     let memory = shared();
     let within = CudaResource::new(&memory, MemoryKind::Device).unwrap();
     let total = within.info().unwrap().total;

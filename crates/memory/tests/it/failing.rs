@@ -1,49 +1,49 @@
-//! An adaptor that refuses when told to: for tests of what comes after a refusal.
+//! An adaptor that fails on request, for tests of error paths.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use transload_core::{DeviceId, Error, MemoryInfo, MemoryShortage, Place, RawBuffer, Result};
 use transload_memory::MemoryResource;
 
-/// Answers `OutOfMemory` to the segments it was told to refuse, and passes everything else on.
+/// Fails chosen segments with `OutOfMemory`, and forwards everything else.
 pub(crate) struct FailingResource<R> {
     upstream: R,
     refusals: AtomicU64,
-    /// The request to refuse, counted as `asked` is; 0 for none.
+    /// The request to fail, counted as `asked` is; 0 for none.
     refused_call: AtomicU64,
     asked: AtomicU64,
     trimmed: AtomicU64,
 }
 
 impl<R: MemoryResource> FailingResource<R> {
-    /// Refuses nothing until it is told to.
+    /// Fails nothing until told to.
     pub(crate) fn new(upstream: R) -> Self {
         let zero = || AtomicU64::new(0);
         Self { upstream, refusals: zero(), refused_call: zero(), asked: zero(), trimmed: zero() }
     }
 
-    /// Refuses the next `count` segments; `u64::MAX` means all from here on.
+    /// Fails the next `count` segments; `u64::MAX` means all.
     pub(crate) fn refuse(&self, count: u64) {
         self.refusals.store(count, Ordering::Relaxed);
     }
 
-    /// Refuses the `nth` segment from now on, 1 being the next, and no other.
+    /// Fails only the `nth` segment from now on, 1 being the next.
     pub(crate) fn refuse_call(&self, nth: u64) {
         self.refused_call.store(self.asked().saturating_add(nth), Ordering::Relaxed);
     }
 
-    /// How many segments were asked for.
+    /// Number of segments requested.
     pub(crate) fn asked(&self) -> u64 {
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// How often it was trimmed.
+    /// Number of trims.
     pub(crate) fn trimmed(&self) -> u64 {
         self.trimmed.load(Ordering::Relaxed)
     }
 }
 
-// SAFETY: a segment is passed on as the wrapped resource gave it.
+// SAFETY: segments are passed on unchanged.
 unsafe impl<R: MemoryResource> MemoryResource for FailingResource<R> {
     fn place(&self) -> Place {
         self.upstream.place()

@@ -1,4 +1,4 @@
-//! Ordinary host memory of a test, in pages of its own, that notes when it is freed.
+//! Host memory of a test in pages of its own, which counts when it is freed.
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
@@ -11,7 +11,7 @@ use std::{
 
 use transload_core::{HostBytes, MemoryKind, RawBuffer};
 
-/// No machine has larger ordinary pages.
+/// The largest page size of any machine.
 const PAGE: usize = 65_536;
 
 pub(crate) struct Heap {
@@ -26,12 +26,12 @@ unsafe impl Send for Heap {}
 // SAFETY: nothing but the address is reachable.
 unsafe impl Sync for Heap {}
 
-/// A buffer of so many zeros, and how often it was freed.
+/// A zeroed buffer, and a counter of its frees.
 pub(crate) fn heap(bytes: usize, writable: bool) -> (RawBuffer, Arc<AtomicU64>) {
     heap_that(false, bytes, writable)
 }
 
-/// A buffer whose end panics.
+/// A buffer whose destructor panics.
 pub(crate) fn panicking_heap(bytes: usize) -> RawBuffer {
     heap_that(true, bytes, true).0
 }
@@ -42,15 +42,15 @@ fn heap_that(panics: bool, bytes: usize, writable: bool) -> (RawBuffer, Arc<Atom
     let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
     let freed = Arc::new(AtomicU64::new(0));
     let owner = Heap { start, layout, panics, freed: Arc::clone(&freed) };
-    // SAFETY: the owner has so many zeroed bytes there, and frees them when it is dropped.
+    // SAFETY: the owner has this many zeroed bytes there, and frees them when dropped.
     let storage = unsafe { HostBytes::new(owner, start, bytes, MemoryKind::Pageable, writable) };
     (RawBuffer::new(Box::new(storage), &Arc::default()), freed)
 }
 
-/// A buffer over memory that is no buffer's.
+/// A buffer over memory that has none.
 ///
 /// # Safety
-/// * As for [`HostBytes::new`], until the buffer is gone and nothing uses it.
+/// * As for [`HostBytes::new`], until the buffer is dropped and unused.
 pub(crate) unsafe fn over(address: NonNull<u8>, bytes: usize, writable: bool) -> RawBuffer {
     // SAFETY: the caller's promise.
     let storage = unsafe { HostBytes::new((), address, bytes, MemoryKind::Pageable, writable) };
@@ -71,7 +71,7 @@ pub(crate) fn watched(work: impl FnOnce() + Send + 'static) {
     let (done, outcome) = std::sync::mpsc::channel();
     let worker = std::thread::spawn(move || {
         work();
-        // Nobody listens any more where it took too long.
+        // No receiver is left after a timeout.
         let _late = done.send(());
     });
     let waited = outcome.recv_timeout(std::time::Duration::from_secs(120));

@@ -1,4 +1,4 @@
-//! Advice by its effect: what the driver says of the range afterwards.
+//! Advice by its effect: the driver's record of the range afterwards.
 
 use transload_core::{DeviceId, ErrorKind, MemoryAdvice, MemoryKind, RawBuffer};
 use transload_cuda_sim::harness::{self, EndCheck, TestDevice};
@@ -13,7 +13,7 @@ use crate::manager;
 /// Large enough to have pages of its own on any driver.
 const BYTES: usize = 4 << 20;
 
-/// A unified buffer, where the device takes hints about it.
+/// A unified buffer, if the device supports hints.
 fn unified() -> Option<(EndCheck, CudaMemoryManager, RawBuffer)> {
     let (device, memory) = manager();
     if !memory.device().supports_feature(CudaFeature::ConcurrentManagedAccess).unwrap() {
@@ -33,7 +33,7 @@ fn finish(device: EndCheck, memory: CudaMemoryManager, buffer: RawBuffer) {
 }
 
 #[test]
-fn each_advice_is_kept_and_taken_back_by_the_driver() {
+fn each_advice_is_set_and_removed() {
     let Some((device, memory, buffer)) = unified() else { return };
     let ordinal = device.ordinal();
     let (here, there) = (DeviceId::Cuda(ordinal), MemoryLocation::Device(ordinal));
@@ -57,7 +57,7 @@ fn each_advice_is_kept_and_taken_back_by_the_driver() {
 }
 
 #[test]
-fn advice_asks_for_no_context_of_the_thread_that_gives_it() {
+fn advice_works_on_a_thread_without_a_context() {
     let Some((device, memory, buffer)) = unified() else { return };
     let context = Device::new(device.ordinal()).and_then(Context::primary).unwrap();
     let given_and_taken_back = || {
@@ -92,7 +92,7 @@ fn advice_on_a_slice_reaches_that_slice_only() {
 }
 
 #[test]
-fn advice_that_cannot_be_followed_is_refused_with_what_would_be_valid() {
+fn invalid_advice_is_refused_naming_valid_values() {
     let Some((device, memory, buffer)) = unified() else { return };
     let advices = |at| {
         [
@@ -101,7 +101,7 @@ fn advice_that_cannot_be_followed_is_refused_with_what_would_be_valid() {
             MemoryAdvice::UnsetAccessedBy(at),
         ]
     };
-    // The last three are what the older call takes for the host, for no device, and for a negative number.
+    // The last three are the older call's host, no device, and a negative number.
     for ordinal in [10_000, u32::MAX, u32::MAX - 1, i32::MAX as u32 + 1] {
         for advice in advices(DeviceId::Cuda(ordinal)) {
             let error = advise(&buffer, advice).unwrap_err();
@@ -158,7 +158,7 @@ fn advice_may_name_any_device_of_the_process() {
 }
 
 #[test]
-fn each_hint_over_a_buffer_or_an_address_has_its_effect_and_is_taken_back() {
+fn each_hint_on_a_buffer_or_address_is_set_and_removed() {
     let Some((device, memory, buffer)) = unified() else { return };
     let there = MemoryLocation::Device(device.ordinal());
     let address = buffer.device_address().unwrap();
@@ -185,7 +185,7 @@ fn each_hint_over_a_buffer_or_an_address_has_its_effect_and_is_taken_back() {
 }
 
 #[test]
-fn each_policy_has_the_effect_that_its_name_says_and_reset_takes_all_of_them_back() {
+fn each_policy_gives_its_advice_and_reset_removes_it() {
     let Some((device, memory, buffer)) = unified() else { return };
     let ordinal = device.ordinal();
     let apply = |policy| {
@@ -211,7 +211,7 @@ fn each_policy_has_the_effect_that_its_name_says_and_reset_takes_all_of_them_bac
 }
 
 #[test]
-fn a_policy_for_a_device_that_does_not_exist_is_refused() {
+fn policy_for_an_unknown_device_is_refused() {
     let Some((device, memory, buffer)) = unified() else { return };
     for policy in [MigrationPolicy::PreferDevice(10_000), MigrationPolicy::AccessedBy(u32::MAX)] {
         assert_eq!(apply_migration_policy(&buffer, policy).unwrap_err().kind(), ErrorKind::UnknownDevice);
@@ -221,7 +221,7 @@ fn a_policy_for_a_device_that_does_not_exist_is_refused() {
 }
 
 #[test]
-fn hints_about_no_bytes_about_too_many_and_about_other_memory_are_refused() {
+fn hints_of_invalid_ranges_and_memory_are_refused() {
     let Some((device, memory, buffer)) = unified() else { return };
     let address = buffer.device_address().unwrap();
     let at = |address, bytes| ManagedMemoryHints::for_buffer(memory.device(), address, bytes);
@@ -263,7 +263,7 @@ fn a_numa_node_can_be_preferred_but_accesses_nothing() {
         outcome => {
             outcome.unwrap();
             let preferred = hints.residency().unwrap().preferred;
-            // Driver 580 took it on a virtual machine of one node, and had no preferred place afterwards.
+            // Driver 580 accepted it on a virtual machine of one node, and reported no preferred location afterwards.
             let told = preferred == Some(MemoryLocation::HostNuma(0));
             assert!(told || (harness::is_real() && preferred.is_none()), "{preferred:?}");
             match hints.set_preferred_location(MemoryLocation::HostNuma(9_999)) {

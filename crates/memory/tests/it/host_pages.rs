@@ -1,4 +1,4 @@
-//! The host's pages of pinned memory, as the system and the driver know them.
+//! Host pages of pinned memory, as the system and the driver report them.
 #![cfg(target_os = "linux")]
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ fn start_of(buffer: &RawBuffer) -> usize {
     buffer.host_address().unwrap().as_ptr().addr()
 }
 
-/// What the system keeps about the mapping around an address, in two letters each; `None` where it does not tell.
+/// The system's flags of the mapping around an address, in two letters each; `None` if unknown.
 fn flags_at(address: usize) -> Option<Vec<String>> {
     let text = std::fs::read_to_string("/proc/self/smaps").ok()?;
     let mut within = false;
@@ -34,10 +34,10 @@ fn flags_at(address: usize) -> Option<Vec<String>> {
     None
 }
 
-/// Whether advice about a mapping comes to be known. Emulators of a processor take it and do nothing.
+/// Whether advice about a mapping is visible. Processor emulators accept it without effect.
 fn advice_is_kept() -> bool {
     const PAGE: usize = 65_536;
-    // SAFETY: a new mapping, of nobody else's.
+    // SAFETY: a new, exclusive mapping.
     let start = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -74,7 +74,7 @@ fn pinned_pages_of_every_kind_have_a_device_address() {
 }
 
 #[test]
-fn pages_of_our_own_are_not_copied_for_a_child_and_huge_where_that_was_asked_for() {
+fn own_pages_are_not_inherited_and_huge_on_request() {
     if !advice_is_kept() {
         println!("skipped: the system does not tell what it was advised about mappings");
         return;
@@ -92,17 +92,17 @@ fn pages_of_our_own_are_not_copied_for_a_child_and_huge_where_that_was_asked_for
 }
 
 #[test]
-fn memory_that_is_given_back_is_mapped_no_more() {
+fn freed_mapping_is_unmapped() {
     let (device, memory) = manager();
     let memory = Arc::new(memory);
     let resource = PinnedResource::new(&memory).with_pages(HostPages::Ordinary);
     let is_mapped = |address: usize| {
         let mut present = 0_u8;
         let page = std::ptr::without_provenance_mut::<libc::c_void>(address);
-        // SAFETY: one page is asked about, mapped or not, and one byte is answered.
+        // SAFETY: queries one page, mapped or not, into one byte.
         unsafe { libc::mincore(page, 1, (&raw mut present).cast()) == 0 }
     };
-    // All at once: other threads may take one of the places meanwhile, but not all of them.
+    // All at once: other threads may reuse one of the addresses meanwhile, but not all.
     let held: Vec<_> = (0..32).map(|_| resource.allocate_segment(256 * 1024).unwrap()).collect();
     let places: Vec<usize> = held.iter().map(start_of).collect();
     assert!(places.iter().all(|place| is_mapped(*place)));
@@ -115,7 +115,7 @@ fn memory_that_is_given_back_is_mapped_no_more() {
     device.assert_no_live_objects();
 }
 
-/// Whether the driver allocated, and whether it was told of memory.
+/// Whether the driver allocated, and whether memory was registered with it.
 fn made(memory: &Arc<CudaMemoryManager>, pages: HostPages, bytes: usize) -> (bool, bool) {
     let resource = PinnedResource::new(memory).with_pages(pages).with_numa(NumaBinding::Anywhere);
     let trace = trace::start();
@@ -126,7 +126,7 @@ fn made(memory: &Arc<CudaMemoryManager>, pages: HostPages, bytes: usize) -> (boo
 }
 
 #[test]
-fn little_memory_and_what_is_to_be_the_drivers_is_the_drivers_and_other_pages_are_ours() {
+fn small_and_driver_pages_come_from_the_driver() {
     let (_device, memory) = manager();
     let memory = Arc::new(memory);
     let (drivers, ours) = ((true, false), (false, true));
@@ -139,7 +139,7 @@ fn little_memory_and_what_is_to_be_the_drivers_is_the_drivers_and_other_pages_ar
 }
 
 #[test]
-fn registrations_are_known_by_their_ends_until_they_end() {
+fn edges_list_live_registrations() {
     let (_device, memory) = manager();
     let memory = Arc::new(memory);
     let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();

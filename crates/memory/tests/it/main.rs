@@ -1,4 +1,4 @@
-//! What the memory manager promises, on the software driver and on a real one (`TRANSLOAD_TEST_DRIVER=real`).
+//! Guarantees of the memory manager, on the simulated driver and on a real one (`TRANSLOAD_TEST_DRIVER=real`).
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
@@ -29,7 +29,7 @@ fn manager() -> (EndCheck, CudaMemoryManager) {
     (device, memory)
 }
 
-/// A manager to share, and the check at the test's end.
+/// A shared manager, and a check at the end of the test.
 struct Shared {
     memory: Arc<CudaMemoryManager>,
     _end: EndCheck,
@@ -49,7 +49,7 @@ fn shared() -> Shared {
 }
 
 #[test]
-fn every_kind_is_allocated_where_it_belongs_and_given_back_once() {
+fn every_kind_is_allocated_in_place_and_freed_once() {
     let (device, memory) = manager();
     for kind in memory.kinds() {
         let buffer = memory.allocate(kind, 12_345).unwrap();
@@ -71,7 +71,7 @@ fn every_kind_is_allocated_where_it_belongs_and_given_back_once() {
 }
 
 #[test]
-fn the_host_writes_and_reads_every_kind_that_it_sees() {
+fn host_writes_and_reads_every_accessible_kind() {
     let (_device, memory) = manager();
     for kind in memory.kinds().into_iter().filter(|kind| kind.is_host_visible()) {
         let buffer = memory.allocate(kind, 1000).unwrap();
@@ -112,7 +112,7 @@ fn bad_sizes_and_kinds_are_refused_with_what_would_be_valid() {
 }
 
 #[test]
-fn a_pebibyte_is_out_of_memory_with_its_numbers_and_the_device_goes_on() {
+fn pebibyte_is_out_of_memory_and_the_device_keeps_working() {
     const PEBIBYTE: usize = 1 << 50;
     let (_device, memory) = manager();
     for kind in memory.kinds() {
@@ -121,7 +121,7 @@ fn a_pebibyte_is_out_of_memory_with_its_numbers_and_the_device_goes_on() {
         assert_eq!(error.retry(), transload_core::Retry::AfterFreeing);
         let shortage = error.memory_shortage().unwrap();
         assert_eq!(shortage.requested, PEBIBYTE as u64);
-        // Of the host's memory the driver says nothing; Linux does.
+        // The driver does not report host memory; Linux does.
         if matches!(kind, MemoryKind::Device | MemoryKind::Unified) || cfg!(target_os = "linux") {
             let (free, total) = (shortage.free.unwrap(), shortage.total.unwrap());
             assert!(0 < free && free <= total && total < PEBIBYTE as u64);
@@ -132,7 +132,7 @@ fn a_pebibyte_is_out_of_memory_with_its_numbers_and_the_device_goes_on() {
 }
 
 #[test]
-fn a_device_that_does_not_exist_is_named_with_the_valid_ordinals() {
+fn unknown_device_error_names_valid_ordinals() {
     let _present = harness::device();
     let error = CudaDevice::new(u32::MAX).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::UnknownDevice);
@@ -152,7 +152,7 @@ fn features_agree_with_the_compute_capability() {
 }
 
 #[test]
-fn allocations_from_many_threads_are_all_distinct_and_all_given_back() {
+fn concurrent_allocations_are_distinct_and_all_freed() {
     let (device, memory) = manager();
     std::thread::scope(|scope| {
         for _ in 0..8 {

@@ -1,9 +1,9 @@
-//! What counts of migrations say of themselves.
+//! Display and predicates of migration counts.
 
 use transload_memory::MigrationCounts;
 
 #[test]
-fn each_fault_and_each_lost_record_alone_is_no_run_without_faults() {
+fn any_fault_or_lost_record_is_not_without_faults() {
     let mut moved = MigrationCounts::default();
     assert!(moved.is_without_faults());
     (moved.to_device, moved.bytes_to_device, moved.to_host, moved.bytes_to_host) = (4, 4096, 2, 100);

@@ -1,4 +1,4 @@
-//! What pinned, write-combined and unified resources promise.
+//! Guarantees of pinned, write-combined and unified resources.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use transload_memory::{
 use super::manager;
 
 #[test]
-fn pinned_memory_is_initialised_usable_and_given_back_whatever_its_pages() {
+fn pinned_memory_of_any_pages_is_usable_and_released() {
     let (device, memory) = manager();
     let memory = Arc::new(memory);
     for pages in [HostPages::Auto, HostPages::Driver, HostPages::Ordinary, HostPages::Huge] {
@@ -50,7 +50,7 @@ fn pinned_memory_is_initialised_usable_and_given_back_whatever_its_pages() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn memory_of_our_own_pages_is_known_to_the_driver_as_pinned() {
+fn own_pages_are_pinned_for_the_driver() {
     let (_device, memory) = manager();
     let memory = Arc::new(memory);
     let resource = PinnedResource::new(&memory).with_pages(HostPages::Huge);
@@ -88,7 +88,7 @@ fn a_pebibyte_of_any_pages_is_out_of_memory_with_its_numbers() {
 }
 
 #[test]
-fn write_combined_memory_is_filled_by_the_host_and_no_destination() {
+fn write_combined_memory_is_written_by_host_and_no_destination() {
     let (device, memory) = manager();
     let memory = Arc::new(memory);
     let resource = CudaResource::write_combined(&memory);
@@ -118,7 +118,7 @@ fn write_combined_memory_is_filled_by_the_host_and_no_destination() {
 }
 
 #[test]
-fn unified_memory_beyond_the_device_is_refused_unless_it_is_allowed() {
+fn oversubscribed_memory_is_refused_unless_requested() {
     let (device, memory) = manager();
     let memory = Arc::new(memory);
     let Ok(usual) = CudaResource::new(&memory, MemoryKind::Unified) else {
@@ -130,7 +130,7 @@ fn unified_memory_beyond_the_device_is_refused_unless_it_is_allowed() {
     let shortage = error.memory_shortage().unwrap();
     assert_eq!(shortage.requested, beyond as u64);
     assert!(shortage.free.unwrap() <= shortage.total.unwrap() && shortage.total.unwrap() < beyond as u64);
-    // Only promised, as no page of it is touched.
+    // Only reserved: none of its pages is touched.
     let asked = CudaResource::oversubscribed(&memory).unwrap();
     let segment = match asked.allocate_segment(beyond) {
         Err(error) if error.kind() == ErrorKind::OutOfMemory && !device.is_simulated() => {
@@ -155,7 +155,7 @@ fn unified_memory_beyond_the_device_is_refused_unless_it_is_allowed() {
 }
 
 #[test]
-fn a_device_says_how_much_of_unified_memory_it_has() {
+fn device_reports_its_unified_support() {
     let (_device, memory) = manager();
     let device = memory.device();
     let has = |feature| device.supports_feature(feature).unwrap();

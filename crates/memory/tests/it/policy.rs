@@ -1,4 +1,4 @@
-//! What policies and places mean, without a driver.
+//! Policies and locations, without a driver.
 
 use transload_core::{DeviceId, ErrorKind, MemoryAdvice};
 use transload_memory::{MemoryLocation, MigrationPolicy};

@@ -1,4 +1,4 @@
-//! What the predictor finds, how soon, and what it never does.
+//! What the predictor detects, how soon, and what it never does.
 
 use proptest::prelude::*;
 use transload_memory::{AccessPredictor, DeclaredAccess, PredictedAccess};
@@ -16,7 +16,7 @@ fn covers(predicted: &PredictedAccess<u32>, access: &DeclaredAccess<u32>) -> boo
         && access.start + access.len <= predicted.start + predicted.len
 }
 
-/// Observes; returns how many accesses were predicted before they came, and how many ranges were predicted at all.
+/// Observes the accesses; returns how many were predicted in advance, and how many ranges were predicted.
 fn run(predictor: &mut AccessPredictor<u32>, accesses: &[DeclaredAccess<u32>]) -> (usize, usize) {
     let (mut open, mut right, mut all) = (Vec::<PredictedAccess<u32>>::new(), 0, 0);
     for access in accesses {
@@ -32,7 +32,7 @@ fn run(predictor: &mut AccessPredictor<u32>, accesses: &[DeclaredAccess<u32>]) -
 }
 
 #[test]
-fn a_sweep_is_found_at_its_third_chunk_and_predicted_to_its_end_and_not_beyond() {
+fn sweep_is_predicted_from_its_third_chunk_to_its_end() {
     let of = 20 * CHUNK + 100;
     let sweep: Vec<_> =
         (0..=20).map(|index| access(1, index * CHUNK, CHUNK.min(of - index * CHUNK), of)).collect();
@@ -43,7 +43,7 @@ fn a_sweep_is_found_at_its_third_chunk_and_predicted_to_its_end_and_not_beyond()
 }
 
 #[test]
-fn strides_are_found_forwards_and_backwards_and_beside_each_other() {
+fn concurrent_forward_and_backward_strides_are_found() {
     let of = 64 * CHUNK;
     let mut both = Vec::new();
     for index in 0..20 {
@@ -58,7 +58,7 @@ fn strides_are_found_forwards_and_backwards_and_beside_each_other() {
 }
 
 #[test]
-fn four_buffers_of_a_launch_are_predicted_beside_each_other_whichever_they_are() {
+fn four_buffers_of_a_launch_are_all_predicted() {
     let of = 20 * CHUNK;
     for first in (0..2_000).step_by(4) {
         let launches: Vec<_> = (0..20)
@@ -77,7 +77,7 @@ fn four_buffers_of_a_launch_are_predicted_beside_each_other_whichever_they_are()
 }
 
 #[test]
-fn steps_over_many_buffers_are_found_in_the_third_step_and_predicted_over_its_end() {
+fn repeated_order_is_predicted_from_the_third_step() {
     let step: Vec<_> = [5, 3, 9, 3, 1, 7, 2, 5, 8].iter().map(|of| access(*of, 0, CHUNK, CHUNK)).collect();
     let steps: Vec<_> = (0..6).flat_map(|_| step.clone()).collect();
     let mut predictor = AccessPredictor::new(3, usize::MAX);
@@ -90,7 +90,7 @@ fn steps_over_many_buffers_are_found_in_the_third_step_and_predicted_over_its_en
 }
 
 #[test]
-fn predictions_reach_further_as_they_come_true_up_to_the_depth_and_the_bytes() {
+fn predictions_grow_with_hits_up_to_depth_and_bytes() {
     let of = 100 * CHUNK;
     let mut predictor = AccessPredictor::new(4, 3 * CHUNK);
     let counts: Vec<usize> =
@@ -99,8 +99,8 @@ fn predictions_reach_further_as_they_come_true_up_to_the_depth_and_the_bytes() {
 }
 
 #[test]
-fn a_prediction_in_vain_silences_longer_each_time_and_a_right_one_shortens_it_again() {
-    /// More than the longest silence.
+fn each_miss_doubles_the_pause_and_a_hit_halves_it() {
+    /// More than the longest pause.
     const OF: usize = 10_000;
     let mut predictor = AccessPredictor::new(1, usize::MAX);
     let mut buffer = 0;
@@ -110,7 +110,7 @@ fn a_prediction_in_vain_silences_longer_each_time_and_a_right_one_shortens_it_ag
         let predicts = |start: &usize| !predictor.observe(access(buffer, *start, 1, OF)).is_empty();
         let first = (0..OF).find(predicts).unwrap();
         if vain {
-            // A stride has some patience.
+            // A stride tolerates some interruption.
             for _ in 0..3 {
                 assert!(predictor.observe(access(buffer, OF - 1, 1, OF)).is_empty());
             }
@@ -129,7 +129,7 @@ fn a_prediction_in_vain_silences_longer_each_time_and_a_right_one_shortens_it_ag
 }
 
 #[test]
-fn what_is_gone_is_not_predicted() {
+fn dropped_buffer_is_not_predicted() {
     let step: Vec<_> = (1..=6).map(|buffer| access(buffer, 0, CHUNK, CHUNK)).collect();
     let mut predictor = AccessPredictor::new(4, usize::MAX);
     for _ in 0..4 {
@@ -144,7 +144,7 @@ fn what_is_gone_is_not_predicted() {
 }
 
 #[test]
-fn an_access_that_cannot_be_is_not_noted() {
+fn invalid_access_is_ignored() {
     let mut predictor = AccessPredictor::new(4, usize::MAX);
     for start in 0..50 {
         assert!(predictor.observe(access(1, start, 0, 100)).is_empty());
@@ -167,7 +167,7 @@ fn furthest(depth: usize) -> usize {
 }
 
 #[test]
-fn a_depth_out_of_its_range_is_the_nearest_one_within() {
+fn depth_is_clamped() {
     assert_eq!((furthest(0), furthest(1)), (1, 1), "one range ahead at least");
     assert_eq!(furthest(5), 5);
     let deepest = AccessPredictor::<u32>::MAX_DEPTH;
@@ -175,7 +175,7 @@ fn a_depth_out_of_its_range_is_the_nearest_one_within() {
 }
 
 #[test]
-fn what_is_forgotten_has_to_be_seen_again_before_it_is_believed() {
+fn forgotten_stride_must_be_confirmed_again() {
     let mut predictor = AccessPredictor::new(4, usize::MAX);
     let believed = |predictor: &mut AccessPredictor<u32>, from: usize| {
         (from..from + 3)
@@ -188,7 +188,7 @@ fn what_is_forgotten_has_to_be_seen_again_before_it_is_believed() {
 }
 
 #[test]
-fn what_runs_beside_each_other_through_one_allocation_is_told_apart_by_its_lane() {
+fn concurrent_sweeps_are_told_apart_by_argument() {
     let mut predictor = AccessPredictor::new(1, usize::MAX);
     let mut hits = 0;
     for index in 0..10 {
@@ -254,7 +254,7 @@ proptest! {
     }
 
     #[test]
-    fn every_order_without_ambiguous_pairs_is_found_within_two_steps(
+    fn unambiguous_order_is_found_within_two_steps(
         order in Just((0..60_u32).collect::<Vec<_>>()).prop_shuffle(),
         period in 3..60_usize,
     ) {

@@ -1,4 +1,4 @@
-//! What registered memory of the user's promises.
+//! Guarantees of registered memory.
 
 use std::{
     ptr::NonNull,
@@ -40,7 +40,7 @@ fn registrations(work: impl FnOnce()) -> usize {
 }
 
 #[test]
-fn registered_memory_is_the_same_memory_pinned_and_is_found_again_without_the_driver() {
+fn registered_memory_is_pinned_in_place_and_cached() {
     let all = cache(u64::MAX);
     let (buffer, _) = heap(1_000_000, true);
     assert_eq!(registrations(|| drop(all.2.register(&buffer).unwrap())), 1);
@@ -62,7 +62,7 @@ fn registered_memory_is_the_same_memory_pinned_and_is_found_again_without_the_dr
 }
 
 #[test]
-fn a_buffer_is_busy_while_it_is_lent_to_its_registered_twin() {
+fn buffer_is_busy_while_its_registration_is_used() {
     let all = cache(u64::MAX);
     let (buffer, _) = heap(1000, true);
     let view = buffer.read().unwrap();
@@ -84,7 +84,7 @@ fn a_buffer_is_busy_while_it_is_lent_to_its_registered_twin() {
 }
 
 #[test]
-fn a_source_is_read_beside_its_owner_and_takes_nothing_in() {
+fn registered_source_is_read_with_its_owner_and_not_written() {
     let all = cache(u64::MAX);
     let (buffer, _) = heap(1000, true);
     let (one, two) = (all.2.register_source(&buffer).unwrap(), all.2.register_source(&buffer).unwrap());
@@ -101,7 +101,7 @@ fn a_source_is_read_beside_its_owner_and_takes_nothing_in() {
 }
 
 #[test]
-fn memory_is_kept_while_it_is_registered_and_freed_once_after_that() {
+fn memory_is_kept_while_registered_and_freed_once() {
     let all = cache(u64::MAX);
     let ((first, first_freed), (second, second_freed)) = (heap(PAGE, true), heap(3 * PAGE, true));
     let pinned = all.2.register(&first).unwrap();
@@ -121,7 +121,7 @@ fn memory_is_kept_while_it_is_registered_and_freed_once_after_that() {
 }
 
 #[test]
-fn a_buffer_that_is_forgotten_keeps_nothing() {
+fn forgotten_buffer_is_not_kept_alive() {
     let all = cache(u64::MAX);
     let (buffer, freed) = heap(PAGE, true);
     drop(all.2.register(&buffer).unwrap());
@@ -133,7 +133,7 @@ fn a_buffer_that_is_forgotten_keeps_nothing() {
 }
 
 #[test]
-fn what_overlaps_becomes_one_registration_unless_it_is_in_use() {
+fn overlapping_ranges_merge_unless_in_use() {
     let all = cache(u64::MAX);
     let (buffer, _) = heap(10 * PAGE, true);
     let part = |range: std::ops::Range<usize>| buffer.slice(range.start * PAGE..range.end * PAGE).unwrap();
@@ -147,7 +147,7 @@ fn what_overlaps_becomes_one_registration_unless_it_is_in_use() {
     assert_eq!(all.2.statistics().bytes, 7 * PAGE as u64);
     assert_eq!(registrations(|| drop(all.2.register(&part(0..3)).unwrap())), 0, "it lies within both");
     assert_eq!(all.2.register(&part(2..9)).unwrap_err().kind(), ErrorKind::Busy);
-    // Beside it there is room.
+    // There is room for both.
     drop(all.2.register(&part(7..8)).unwrap());
     assert_eq!(all.2.statistics().registrations, 2);
     drop(used);
@@ -158,20 +158,20 @@ fn what_overlaps_becomes_one_registration_unless_it_is_in_use() {
 }
 
 #[test]
-fn bytes_beside_each_other_in_one_page_are_registered_and_forgotten_by_themselves() {
+fn ranges_of_one_page_are_registered_separately() {
     let all = cache(u64::MAX);
     let (buffer, _) = heap(PAGE, true);
-    let alloc: Vec<RawBuffer> =
+    let parts: Vec<RawBuffer> =
         (0..8).map(|index| buffer.slice(index * 100..(index + 1) * 100).unwrap()).collect();
-    let pinned: Vec<RawBuffer> = alloc.iter().map(|part| all.2.register(part).unwrap()).collect();
+    let pinned: Vec<RawBuffer> = parts.iter().map(|part| all.2.register(part).unwrap()).collect();
     assert_eq!((all.2.statistics().registrations, all.2.statistics().bytes), (8, 800));
     for (index, part) in pinned.iter().enumerate() {
         part.write().unwrap().fill(index as u8 + 1);
     }
     drop(pinned);
-    all.2.forget(&alloc[3]).unwrap();
+    all.2.forget(&parts[3]).unwrap();
     assert_eq!(all.2.statistics().registrations, 7);
-    drop(alloc);
+    drop(parts);
     let seen = buffer.read().unwrap();
     assert!((0..800).all(|at| usize::from(seen[at]) == at / 100 + 1));
     drop(seen);
@@ -180,7 +180,7 @@ fn bytes_beside_each_other_in_one_page_are_registered_and_forgotten_by_themselve
 }
 
 #[test]
-fn the_limit_holds_and_what_was_used_longest_ago_goes_first() {
+fn limit_evicts_the_least_recently_used() {
     let all = cache(4 * PAGE as u64);
     let made: Vec<_> = (0..3).map(|_| heap(2 * PAGE, true).0).collect();
     drop(all.2.register(&made[0]).unwrap());
@@ -210,7 +210,7 @@ fn the_limit_holds_and_what_was_used_longest_ago_goes_first() {
 }
 
 #[test]
-fn what_cannot_be_registered_is_refused_with_the_reason() {
+fn unregistrable_memory_is_refused_with_the_reason() {
     let all = cache(u64::MAX);
     let (buffer, _) = heap(100, true);
     let empty = buffer.slice(5..5).unwrap();
@@ -228,7 +228,7 @@ fn what_cannot_be_registered_is_refused_with_the_reason() {
 }
 
 #[test]
-fn memory_that_somebody_else_registered_is_left_to_them() {
+fn foreign_registration_is_refused() {
     let all = cache(u64::MAX);
     let (buffer, _) = heap(PAGE, true);
     let start = buffer.host_address().unwrap().as_ptr();
@@ -263,7 +263,7 @@ fn foreign_memory_is_never_freed() {
     assert_eq!((all.2.statistics().registrations, freed.load(Ordering::SeqCst)), (0, 0));
     assert!(owner.read().unwrap().iter().all(|byte| *byte == 9));
     let beyond = NonNull::new(std::ptr::without_provenance_mut(usize::MAX - 10)).unwrap();
-    // SAFETY: refused before anybody looks there.
+    // SAFETY: refused before the memory is accessed.
     let error = all.2.register(&unsafe { over(beyond, 100, true) }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfRange);
     drop(owner);
@@ -273,7 +273,7 @@ fn foreign_memory_is_never_freed() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn memory_that_the_system_lets_nobody_write_is_a_source_or_refused() {
+fn read_only_mapping_is_a_source_or_refused() {
     let all = cache(u64::MAX);
     // SAFETY: an anonymous mapping at an address of the kernel's choice.
     let start = unsafe {
@@ -287,18 +287,18 @@ fn memory_that_the_system_lets_nobody_write_is_a_source_or_refused() {
         )
     };
     let address = NonNull::new(start.cast::<u8>()).unwrap();
-    // SAFETY: the mapping is unmapped only once it is forgotten.
+    // SAFETY: the mapping is only unmapped after it is forgotten.
     let foreign = unsafe { over(address, PAGE, false) };
     match all.2.register(&foreign) {
         Ok(pinned) => assert!(!pinned.is_writable() && pinned.read().unwrap().iter().all(|byte| *byte == 0)),
-        // Which code a driver has for this is not documented.
+        // The driver's code for this is not documented.
         Err(error) => {
             assert!(matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Device), "{error}");
         }
     }
     all.2.forget(&foreign).unwrap();
     drop(foreign);
-    // SAFETY: mapped above; nothing is registered of it.
+    // SAFETY: mapped above and not registered.
     unsafe { libc::munmap(start, PAGE) };
     finish(all);
 }
@@ -343,7 +343,7 @@ fn many_threads_register_and_forget_overlapping_ranges() {
 }
 
 #[test]
-fn an_owner_whose_destructor_panics_leaves_everything_else_in_order() {
+fn panic_in_an_owners_destructor_leaves_the_rest_intact() {
     watched(|| {
         let all = cache(u64::MAX);
         let (here, there) = (panicking_heap(PAGE), panicking_heap(PAGE));
@@ -352,7 +352,7 @@ fn an_owner_whose_destructor_panics_leaves_everything_else_in_order() {
         let forgotten = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| all.2.trim()));
         assert!(forgotten.is_err(), "on the thread that ends the registration");
         assert_eq!(all.2.statistics().registrations, 0, "the other one ended all the same");
-        // What is left ends on the thread that frees memory, which goes on.
+        // The rest is released on the free thread, which keeps working.
         drop(all.2.register(&panicking_heap(PAGE)).unwrap());
         let (buffer, freed) = heap(PAGE, true);
         drop(all.2.register(&buffer).unwrap());
@@ -362,7 +362,7 @@ fn an_owner_whose_destructor_panics_leaves_everything_else_in_order() {
     });
 }
 
-/// Half of a block of memory; its end runs something of the user's.
+/// Half of a block of memory, whose destructor runs user code.
 struct Half {
     block: Arc<Block>,
     offset: usize,
@@ -383,7 +383,7 @@ impl Drop for Half {
     }
 }
 
-// SAFETY: the block has so many initialised bytes behind the offset, of which nobody else has a buffer.
+// SAFETY: the block has this many initialised bytes after the offset, and no other buffer covers them.
 unsafe impl transload_core::Storage for Half {
     fn place(&self) -> transload_core::Place {
         transload_core::Place::new(transload_core::DeviceId::Cpu, MemoryKind::Pageable)
@@ -394,7 +394,7 @@ unsafe impl transload_core::Storage for Half {
     }
 
     fn host_address(&self) -> Option<NonNull<u8>> {
-        // SAFETY: nobody has a reference to the vector, and the offset lies within it.
+        // SAFETY: no reference to the vector exists, and the offset lies within it.
         NonNull::new(unsafe { (*self.block.0.get()).as_mut_ptr().add(self.offset) })
     }
 
@@ -407,7 +407,7 @@ unsafe impl transload_core::Storage for Half {
     }
 }
 
-/// Two neighbours, of which the lower one's end does something.
+/// Two adjacent ranges; the destructor of the lower one runs a closure.
 fn halves(at_end: impl Fn(&RawBuffer) + Send + Sync + 'static) -> (RawBuffer, RawBuffer) {
     let block = Arc::new(Block(vec![0; 2 * PAGE].into()));
     let half = |offset, at_end| {
@@ -433,7 +433,7 @@ fn an_owner_may_use_the_cache_in_its_destructor() {
         });
         drop((cache.register(&lower).unwrap(), cache.register(&upper).unwrap()));
         drop(lower);
-        // Both are taken in hand, and the lower one is ended first.
+        // Both are marked busy, and the lower one is ended first.
         assert_eq!(cache.trim().unwrap(), 2 * PAGE as u64);
         assert_eq!((registered.load(Ordering::SeqCst), cache.statistics().registrations), (1, 1));
         drop(upper);
@@ -454,7 +454,7 @@ fn an_owner_may_drain_the_manager_in_its_destructor() {
         });
         drop(cache.register(&lower).unwrap());
         drop((lower, upper));
-        // The registration ends on the thread that frees memory, and so does its owner.
+        // The registration and its owner are released on the free thread.
         drop(cache);
         memory.drain().unwrap();
         assert_eq!(drained.load(Ordering::SeqCst), 1);

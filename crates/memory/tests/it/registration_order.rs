@@ -1,4 +1,4 @@
-//! A registration is ordered after the work that was in flight on the buffer before it.
+//! Registrations are ordered after work in flight on the buffer.
 
 use std::{
     sync::{
@@ -39,7 +39,7 @@ fn registering_waits_for_work_in_flight() {
 }
 
 #[test]
-fn registration_with_work_in_flight_does_not_end_though_no_free_is_deferred() {
+fn registration_with_work_in_flight_does_not_end() {
     let (device, memory) = manager();
     let memory: Arc<CudaMemoryManager> = Arc::new(memory);
     let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();

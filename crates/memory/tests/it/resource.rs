@@ -1,4 +1,4 @@
-//! What resources and their adaptors promise.
+//! Guarantees of resources and their adaptors.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use transload_memory::{CudaResource, LimitingResource, MemoryResource};
 use super::manager;
 
 #[test]
-fn a_resource_gives_segments_of_its_kind_and_says_whose_streams_use_them() {
+fn resource_allocates_its_kind_and_names_its_device() {
     let (device, memory) = manager();
     let memory = Arc::new(memory);
     let own = DeviceId::Cuda(device.ordinal());
@@ -19,7 +19,7 @@ fn a_resource_gives_segments_of_its_kind_and_says_whose_streams_use_them() {
         assert_eq!((segment.len(), segment.place()), (100_000, resource.place()));
         let is_hosts = matches!(kind, MemoryKind::Pinned | MemoryKind::Mapped);
         assert_eq!(resource.device(), (!is_hosts).then_some(own));
-        // The driver knows its device's memory only; of the host's Linux tells.
+        // The driver reports only device memory; Linux reports the host's.
         match resource.info() {
             Ok(info) => assert!(0 < info.free && info.free <= info.total, "{kind}: {info:?}"),
             Err(error) => assert!(is_hosts && !cfg!(target_os = "linux"), "{kind}: {error}"),
@@ -33,7 +33,7 @@ fn a_resource_gives_segments_of_its_kind_and_says_whose_streams_use_them() {
 }
 
 #[test]
-fn a_limit_counts_segments_until_they_are_given_back() {
+fn limit_counts_segments_until_they_are_freed() {
     let (_device, memory) = manager();
     let resource = CudaResource::new(&Arc::new(memory), MemoryKind::Pinned).unwrap();
     let limited = LimitingResource::new(resource, 1 << 20);
@@ -52,7 +52,7 @@ fn a_limit_counts_segments_until_they_are_given_back() {
 }
 
 #[test]
-fn a_failing_resource_refuses_as_often_as_it_was_told() {
+fn failing_resource_fails_as_often_as_set() {
     let (_device, memory) = manager();
     let failing = FailingResource::new(CudaResource::new(&Arc::new(memory), MemoryKind::Device).unwrap());
     failing.refuse(1);

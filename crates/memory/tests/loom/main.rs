@@ -1,5 +1,5 @@
-//! Every interleaving, at two preemptions, of who registers memory and who ends registrations: the table is the library's, its
-//! lock is loom's.
+//! Every interleaving, at two preemptions, of registering memory and ending registrations: the table is the library's,
+//! its lock is loom's.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(
     clippy::unwrap_used,
@@ -21,7 +21,7 @@ use loom::{
 };
 use table::{Evicted, Plan, Request, Table};
 
-/// Whether it is registered. loom finds any use beside the end of one.
+/// Whether it is registered. loom detects any use concurrent with its end.
 type Registration = UnsafeCell<bool>;
 type Shared = Arc<Mutex<Table<Registration>>>;
 
@@ -31,7 +31,7 @@ fn model(work: impl Fn() + Send + Sync + 'static) {
     builder.check(work);
 }
 
-/// Uses a range; answers `false` where somebody has it in hand, or it is in use.
+/// Uses a range; returns `false` if it is busy or in use.
 fn use_range(shared: &Shared, range: std::ops::Range<usize>) -> bool {
     loop {
         let plan = shared.lock().unwrap().plan(&Request { range: range.clone(), writable: true }, &[]);
@@ -57,7 +57,7 @@ fn use_range(shared: &Shared, range: std::ops::Range<usize>) -> bool {
 }
 
 fn end(shared: &Shared, evicted: &Evicted<Registration>) {
-    // SAFETY: what is in hand is nobody else's, which is what this checks.
+    // SAFETY: a busy entry is exclusive, which is what this test checks.
     evicted.payload.with_mut(|live| unsafe { *live = false });
     shared.lock().unwrap().remove(evicted.range.start);
 }

@@ -1,4 +1,4 @@
-//! What a device says of its peers, which depends on every device of the process.
+//! Peer access of a device, which depends on every device of the process.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 

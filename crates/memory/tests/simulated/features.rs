@@ -1,4 +1,4 @@
-//! What devices of several architectures say that they can do.
+//! Features of devices of several architectures.
 
 use transload_cuda_sim::{SimDevice, SimDeviceBuilder};
 use transload_memory::{CudaDevice, CudaFeature, UnifiedSupport};
@@ -86,7 +86,7 @@ fn features_are_what_the_device_has() {
 }
 
 #[test]
-fn a_capability_that_the_driver_does_not_know_is_not_there() {
+fn unknown_attribute_means_unsupported() {
     const INVALID_VALUE: u32 = 1;
     let (sim, device) = device(|builder| builder.read_only_register(true));
     sim.fail_call(Some("cuDeviceGetAttribute"), 1, INVALID_VALUE);

@@ -1,4 +1,4 @@
-//! Hints on devices and with faults that only the software driver can have.
+//! Hints on devices and with failures that only the simulated driver can have.
 
 use transload_core::{DeviceId, ErrorKind, MemoryAdvice, MemoryKind};
 use transload_cuda_sys::{Context, Device};
@@ -7,7 +7,7 @@ use transload_memory::{MigrationPolicy, Residency, advise, apply_migration_polic
 use crate::{ILLEGAL_ADDRESS, OUT_OF_MEMORY, builder, manager};
 
 #[test]
-fn a_device_that_cannot_share_with_the_host_is_refused_by_name() {
+fn device_without_concurrent_access_is_refused_by_name() {
     let sim = builder().pre_pascal().build();
     let memory = manager(sim);
     let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();
@@ -24,7 +24,7 @@ fn a_device_that_cannot_share_with_the_host_is_refused_by_name() {
 }
 
 #[test]
-fn advice_that_is_right_costs_one_call_between_the_two_that_leave_captures_alone() {
+fn valid_advice_makes_one_call_in_relaxed_capture_mode() {
     let (sim, other) = (builder().build(), builder().build());
     let memory = manager(sim);
     let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();
@@ -49,7 +49,7 @@ fn advice_that_is_right_costs_one_call_between_the_two_that_leave_captures_alone
 }
 
 #[test]
-fn another_context_that_is_lost_does_not_answer_for_the_memory() {
+fn lost_foreign_context_does_not_fail_advice() {
     let (sim, lost) = (builder().build(), builder().build());
     let memory = manager(sim);
     let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();
@@ -63,7 +63,7 @@ fn another_context_that_is_lost_does_not_answer_for_the_memory() {
 }
 
 #[test]
-fn a_driver_that_refuses_is_not_asked_twice_in_the_same_context() {
+fn refused_call_is_not_repeated_in_the_same_context() {
     let sim = builder().build();
     let memory = manager(sim);
     let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();
@@ -75,7 +75,7 @@ fn a_driver_that_refuses_is_not_asked_twice_in_the_same_context() {
 }
 
 #[test]
-fn a_lost_device_is_told_from_a_wrong_argument() {
+fn lost_device_is_distinguished_from_invalid_argument() {
     let sim = builder().build();
     let memory = manager(sim);
     let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();
@@ -85,7 +85,7 @@ fn a_lost_device_is_told_from_a_wrong_argument() {
 }
 
 #[test]
-fn reset_leaves_out_devices_that_nothing_can_have_been_advised_about() {
+fn reset_skips_devices_without_hints() {
     let (sim, old) = (builder().build(), builder().pre_pascal().build());
     let memory = manager(sim);
     let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();

@@ -1,4 +1,4 @@
-//! Pinned memory where the driver is short of it or watched, and what resources say and give back.
+//! Pinned memory if the driver is out of memory, and what resources report and release.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn ordinary(memory: &Arc<CudaMemoryManager>) -> PinnedResource {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn pages_that_the_driver_has_no_room_for_are_tried_again_and_then_refused_with_the_numbers() {
+fn unregistrable_pages_are_retried_once_then_out_of_memory() {
     use transload_core::ErrorKind;
 
     use crate::OUT_OF_MEMORY;
@@ -68,7 +68,7 @@ fn memory_is_registered_for_every_device() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn what_is_free_is_told_of_the_memory_that_a_resource_gives() {
+fn info_describes_the_resources_memory() {
     let memory = manager(builder().total_memory(8 * MIB).build());
     let total = |kind| CudaResource::new(&memory, kind).unwrap().info().unwrap().total;
     let of_device = 8 * MIB as u64;
@@ -79,7 +79,7 @@ fn what_is_free_is_told_of_the_memory_that_a_resource_gives() {
 }
 
 #[test]
-fn a_trim_gives_the_driver_back_what_a_resource_keeps() {
+fn trim_releases_cached_memory_to_the_driver() {
     let sim = builder().total_memory(8 * MIB).build();
     let memory = manager(sim);
     let resource = CudaResource::new(&memory, MemoryKind::Device).unwrap();

@@ -1,4 +1,4 @@
-//! What the memory manager does on devices that only the software driver can be.
+//! The memory manager on devices that only the simulated driver has.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
@@ -26,7 +26,7 @@ fn builder() -> transload_cuda_sim::SimDeviceBuilder {
     SimDevice::builder()
 }
 
-/// Errors of destructors are the process's: who looks at them is alone meanwhile.
+/// Drop errors are per process, so a test that checks them runs alone.
 fn alone_with_drop_errors() -> std::sync::MutexGuard<'static, ()> {
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -35,7 +35,7 @@ fn alone_with_drop_errors() -> std::sync::MutexGuard<'static, ()> {
 }
 
 #[test]
-fn a_device_without_pools_gives_memory_from_the_driver_and_frees_it_off_the_callers_thread() {
+fn without_pools_memory_is_freed_off_the_callers_thread() {
     let sim = builder().memory_pools(false).build();
     let memory = manager(sim);
     let trace = transload_cuda_sys::trace::start();
@@ -52,7 +52,7 @@ fn a_device_without_pools_gives_memory_from_the_driver_and_frees_it_off_the_call
 }
 
 #[test]
-fn a_device_without_managed_memory_says_which_kinds_it_has() {
+fn device_without_managed_memory_names_its_kinds() {
     let memory = manager(builder().managed_memory(false).build());
     let error = memory.allocate(MemoryKind::Unified, 100).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -60,14 +60,14 @@ fn a_device_without_managed_memory_says_which_kinds_it_has() {
 }
 
 #[test]
-fn unified_memory_without_concurrent_access_is_not_shown_to_the_host() {
+fn unified_memory_without_concurrent_access_has_no_host_address() {
     let memory = manager(builder().pre_pascal().build());
     let buffer = memory.allocate(MemoryKind::Unified, 100).unwrap();
     assert_eq!(buffer.write().unwrap_err().kind(), ErrorKind::Unsupported);
 }
 
 #[test]
-fn unified_memory_beyond_what_is_free_is_refused_before_the_driver_is_asked() {
+fn unified_memory_above_free_is_refused_without_a_driver_call() {
     let sim = builder().total_memory(1 << 20).build();
     let memory = manager(sim);
     let error = memory.allocate(MemoryKind::Unified, 2 << 20).unwrap_err();
@@ -76,12 +76,12 @@ fn unified_memory_beyond_what_is_free_is_refused_before_the_driver_is_asked() {
 }
 
 #[test]
-fn memory_that_a_pool_keeps_back_serves_another_kind_of_request_before_it_is_out_of_memory() {
+fn cached_pool_memory_is_released_before_out_of_memory() {
     let memory = manager(builder().total_memory(8 << 20).build());
     let whole = memory.allocate(MemoryKind::Device, 7 << 20).unwrap();
     assert_eq!(memory.allocate(MemoryKind::Device, 7 << 20).unwrap_err().kind(), ErrorKind::OutOfMemory);
     drop(whole);
-    // Nobody drained: the pool still keeps what was freed, and the request needs all but nothing of the rest.
+    // Without a drain: the pool still caches what was freed, and the request needs almost all memory.
     let unified = memory.allocate(MemoryKind::Unified, 6 << 20).unwrap();
     drop(unified);
     memory.drain().unwrap();
@@ -100,7 +100,7 @@ fn each_failing_driver_call_is_a_typed_error_and_nothing_leaks() {
             let memory = CudaMemoryManager::new(&CudaDevice::new(sim.ordinal())?)?;
             let kinds = [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Unified];
             let outcome = kinds.iter().try_for_each(|kind| memory.allocate(*kind, 5000).map(drop));
-            // Memory that an error left behind is freed by another thread: drained, it is gone.
+            // Memory left by an error is freed by another thread; draining waits for it.
             let drained = memory.drain();
             outcome.and(drained)
         },
@@ -120,7 +120,7 @@ fn a_lost_device_is_reported_as_lost() {
 }
 
 #[test]
-fn memory_that_could_not_be_freed_stays_in_the_ledger_and_says_so() {
+fn failed_free_stays_counted_and_is_reported() {
     let _alone = alone_with_drop_errors();
     let sim = builder().build();
     let memory = manager(sim);

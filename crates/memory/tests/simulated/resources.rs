@@ -17,7 +17,7 @@ fn manager(sim: SimDevice) -> Arc<CudaMemoryManager> {
     Arc::new(CudaMemoryManager::new(&CudaDevice::new(sim.ordinal()).unwrap()).unwrap())
 }
 
-/// Everything that this folder of the crate does with the driver.
+/// All driver calls of this folder of the crate.
 fn scenario(memory: &Arc<CudaMemoryManager>) -> transload_core::Result<()> {
     // Elsewhere pages cannot be chosen.
     let second = if cfg!(target_os = "linux") { HostPages::Ordinary } else { HostPages::Driver };
@@ -75,7 +75,7 @@ fn each_failing_driver_call_is_a_typed_error_and_nothing_leaks_but_what_could_no
 }
 
 #[test]
-fn a_registration_that_cannot_be_ended_keeps_its_memory_for_good_and_frees_its_place() {
+fn failed_unregister_leaks_memory_but_frees_the_entry() {
     let _alone = alone_with_drop_errors();
     let sim = builder().build();
     let memory = manager(sim);
@@ -92,7 +92,7 @@ fn a_registration_that_cannot_be_ended_keeps_its_memory_for_good_and_frees_its_p
 }
 
 #[test]
-fn after_a_registration_that_cannot_be_ended_what_was_to_be_joined_can_be_registered_again() {
+fn range_is_registrable_after_a_failed_merge() {
     crate::heap::watched(|| {
         let _alone = alone_with_drop_errors();
         let sim = builder().build();
@@ -101,7 +101,7 @@ fn after_a_registration_that_cannot_be_ended_what_was_to_be_joined_can_be_regist
         let ((first, _), (other, _)) = (heap(4 * PAGE, true), heap(2 * PAGE, true));
         drop(cache.register(&first.slice(..2 * PAGE).unwrap()).unwrap());
         drop(cache.register(&other).unwrap());
-        // The other one has to go to make room, and fails to.
+        // The other one must be ended to make room, which fails.
         sim.fail_call(Some("cuMemHostUnregister"), 1, 999);
         let more = first.slice(PAGE..).unwrap();
         assert_eq!(cache.register(&more).unwrap_err().kind(), ErrorKind::Device);
@@ -111,7 +111,7 @@ fn after_a_registration_that_cannot_be_ended_what_was_to_be_joined_can_be_regist
 }
 
 #[test]
-fn every_code_of_the_driver_is_an_error_of_a_kind() {
+fn every_driver_code_has_an_error_kind() {
     let sim = builder().build();
     let memory = manager(sim);
     let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();
@@ -140,7 +140,7 @@ fn every_code_of_the_driver_is_an_error_of_a_kind() {
 }
 
 #[test]
-fn pages_that_the_driver_does_not_take_are_replaced_by_its_own() {
+fn unregistrable_pages_are_replaced_by_the_drivers() {
     let sim = builder().host_register(false).build();
     let memory = manager(sim);
     let auto = PinnedResource::new(&memory);
@@ -159,7 +159,7 @@ fn pages_that_the_driver_does_not_take_are_replaced_by_its_own() {
 }
 
 #[test]
-fn memory_that_is_only_read_is_registered_so_where_the_device_can() {
+fn read_only_memory_is_registered_read_only_if_supported() {
     for can in [false, true] {
         let memory = manager(builder().read_only_register(can).build());
         let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();
@@ -197,7 +197,7 @@ fn a_lost_device_leaves_typed_errors_and_no_hang() {
 }
 
 #[test]
-fn managed_memory_is_bounded_by_the_device_also_where_none_of_it_is_resident() {
+fn managed_memory_limit_counts_non_resident_memory() {
     let sim = builder().total_memory(8 << 20).build();
     let memory = manager(sim);
     let resource = CudaResource::new(&memory, MemoryKind::Unified).unwrap();
@@ -213,7 +213,7 @@ fn managed_memory_is_bounded_by_the_device_also_where_none_of_it_is_resident() {
 }
 
 #[test]
-fn managers_of_one_device_together_promise_no_more_than_it_has() {
+fn managers_of_one_device_share_its_managed_limit() {
     let sim = builder().total_memory(8 << 20).build();
     let (one, two) = (manager(sim), manager(sim));
     let [first, second] = [&one, &two].map(|memory| CudaResource::new(memory, MemoryKind::Unified).unwrap());
@@ -222,7 +222,7 @@ fn managers_of_one_device_together_promise_no_more_than_it_has() {
     assert_eq!((shortage.free, shortage.total), (Some(3 << 20), Some(8 << 20)));
     assert_eq!(two.allocate(MemoryKind::Unified, 4 << 20).unwrap_err().kind(), ErrorKind::OutOfMemory);
     let beside = second.allocate_segment(3 << 20).unwrap();
-    // Another device has its own.
+    // Another device has its own limit.
     let other = manager(builder().total_memory(8 << 20).build());
     drop(other.allocate(MemoryKind::Unified, 8 << 20).unwrap());
     drop(held);
@@ -232,7 +232,7 @@ fn managers_of_one_device_together_promise_no_more_than_it_has() {
     second.trim().unwrap();
     drop((second, two));
     drop(first.allocate_segment(8 << 20).unwrap());
-    // Whoever was told to give more does so for himself.
+    // An oversubscribing manager does so only for itself.
     let third = manager(sim);
     let more = CudaResource::oversubscribed(&third).unwrap();
     first.trim().unwrap();

@@ -1,4 +1,4 @@
-//! What is made of the library's answers, by a library of the test's own.
+//! Handling of CUPTI's results, with a test library.
 
 use std::{
     ffi::{CStr, c_void},
@@ -9,7 +9,7 @@ use std::{
 use super::{Counter, Cupti, KIND, event};
 use crate::migrations::regions::Event;
 
-/// What the library says of its version.
+/// The library's version.
 static VERSION: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn version(into: *mut u32) -> u32 {
@@ -18,16 +18,16 @@ extern "C" fn version(into: *mut u32) -> u32 {
     0
 }
 
-/// Records of 64 bytes, one behind the other.
+/// Consecutive records of 64 bytes.
 extern "C" fn next(buffer: *mut u8, valid: usize, record: *mut *mut Counter) -> u32 {
     const NO_MORE: u32 = 12;
-    // SAFETY: the caller's pointer to the record before, or to none.
+    // SAFETY: the caller's pointer to the previous record, or null.
     let before = unsafe { record.read() };
     let at = if before.is_null() { 0 } else { before.addr() - buffer.addr() + size_of::<Counter>() };
     if at >= valid {
         return NO_MORE;
     }
-    // SAFETY: the place is the caller's, and the record begins within the valid bytes.
+    // SAFETY: the caller's out pointer; the record begins within the valid bytes.
     unsafe { record.write(buffer.byte_add(at).cast()) };
     0
 }
@@ -73,7 +73,7 @@ fn counter(kind: u32, counter: u32) -> Counter {
 }
 
 #[test]
-fn versions_whose_records_may_be_others_are_refused() {
+fn unknown_versions_are_refused() {
     for (number, known) in [
         (12, false),
         (13, true),
@@ -94,8 +94,8 @@ fn versions_whose_records_may_be_others_are_refused() {
 }
 
 #[test]
-fn a_record_is_of_the_device_that_had_to_do_with_it_and_says_whether_a_fault_brought_it() {
-    // Causes: unknown, the user's, a fault, a fault's neighbours, evicted.
+fn record_names_its_device_and_whether_a_fault_caused_it() {
+    // Causes: unknown, user, fault, speculation, eviction.
     for (flags, by_faults) in [(0, false), (1, false), (2, true), (3, true), (4, false)] {
         let record = Counter { value: 500, flags, ..counter(KIND, 1) };
         assert_eq!(event(&record), Some(Event::ToDevice { device: 8, bytes: 500, by_faults }), "{flags}");
@@ -116,13 +116,13 @@ fn a_record_is_of_the_device_that_had_to_do_with_it_and_says_whether_a_fault_bro
 }
 
 #[test]
-fn records_that_are_not_understood_are_counted_and_those_of_others_are_not() {
+fn unknown_records_are_counted_and_other_kinds_ignored() {
     let library = library().unwrap();
     let mut records = [counter(KIND, 3), counter(KIND + 1, 3), counter(KIND, 99), counter(KIND, 2)];
     let buffer = records.as_mut_ptr().cast::<u8>();
     let read = |valid| {
         let mut found = Vec::new();
-        // SAFETY: the records have at least so many bytes.
+        // SAFETY: the records have at least this many bytes.
         let unknown = unsafe { library.read(buffer, valid, |record| found.push(record.event)) };
         (unknown, found)
     };
@@ -133,6 +133,6 @@ fn records_that_are_not_understood_are_counted_and_those_of_others_are_not() {
     assert_eq!(read(64 + 4), (0, vec![Event::CpuFault]), "and may be shorter");
     assert_eq!(read(40), (1, vec![]), "cut off");
     assert_eq!(read(0), (0, vec![]));
-    // SAFETY: the test's function looks at neither.
+    // SAFETY: the test's function uses neither argument.
     assert_eq!(unsafe { library.dropped(ptr::null_mut(), 0) }, 3);
 }

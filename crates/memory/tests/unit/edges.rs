@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn edges_are_those_within_the_range() {
-    // Addresses that nothing else has.
+    // Addresses used by nothing else.
     const AT: usize = 1 << 60;
     let [first, second, third] = [100, 200, 400].map(|start| enter(AT + start, 100));
     let edges = |range: Range<usize>| {

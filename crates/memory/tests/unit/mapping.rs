@@ -3,12 +3,12 @@
 use super::*;
 
 #[test]
-fn pages_are_zeroed_aligned_and_no_more_than_asked_for_but_the_last_one() {
+fn pages_are_zeroed_aligned_and_rounded_up_to_one_page() {
     for (bytes, huge, alignment) in [(1, false, page()), (1, true, HUGE), ((5 << 20) + 3, true, HUGE)] {
         let mapping = Mapping::new(bytes, MappingOptions { huge, node: Some(0) }).unwrap();
         assert!(mapping.start().addr().get().is_multiple_of(alignment), "{bytes}");
         assert_eq!(mapping.len(), bytes.next_multiple_of(page()));
-        // SAFETY: the mapping has so many initialised bytes.
+        // SAFETY: the mapping has this many initialised bytes.
         let content = unsafe { std::slice::from_raw_parts_mut(mapping.start().as_ptr(), bytes) };
         assert!(content.iter().all(|byte| *byte == 0));
         content.fill(7);
@@ -24,7 +24,7 @@ fn is_present(mapping: &Mapping) -> bool {
 }
 
 #[test]
-fn several_threads_leave_no_page_out() {
+fn concurrent_populate_touches_every_page() {
     if !is_present(&Mapping::new(1, MappingOptions { huge: false, node: None }).unwrap()) {
         println!(
             "skipped: this system takes the advice to have pages present and does nothing, as qemu-user does"
@@ -36,7 +36,7 @@ fn several_threads_leave_no_page_out() {
 }
 
 #[test]
-fn more_than_there_is_is_refused_before_a_page_is_touched() {
+fn mapping_above_available_memory_is_refused() {
     for bytes in [usize::MAX, isize::MAX as usize, 1 << 50, usize::MAX - 4095] {
         let error = Mapping::new(bytes, MappingOptions { huge: true, node: None }).err().unwrap();
         assert_eq!(error.kind(), transload_core::ErrorKind::OutOfMemory, "{bytes}");

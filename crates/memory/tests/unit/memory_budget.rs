@@ -1,15 +1,15 @@
-//! MemoryBudget on the device between two queries of the driver.
+//! The memory budget between two queries of the driver.
 
 use super::*;
 
 const INFO: MemoryInfo = MemoryInfo { free: 1000, total: 3200 };
 
 #[test]
-fn what_is_sent_counts_until_the_driver_is_asked_again() {
-    let (mut room, mut asked) = (MemoryBudget::default(), 0);
+fn reservations_count_until_the_next_query() {
+    let (mut budget, mut queries) = (MemoryBudget::default(), 0);
     let mut take = |bytes| {
-        room.try_reserve(bytes, || {
-            asked += 1;
+        budget.try_reserve(bytes, || {
+            queries += 1;
             Some(INFO)
         })
     };
@@ -19,10 +19,10 @@ fn what_is_sent_counts_until_the_driver_is_asked_again() {
         assert!(!take(1));
     }
     assert!(take(900));
-    assert_eq!(asked, 2);
+    assert_eq!(queries, 2);
 }
 
 #[test]
-fn where_the_driver_does_not_answer_nothing_is_sent() {
+fn failed_query_means_no_budget() {
     assert!(!MemoryBudget::default().try_reserve(1, || None));
 }

@@ -1,4 +1,4 @@
-//! Lists of nodes, and what the system makes of a wish for one.
+//! Lists of nodes, and the effect of a preferred node.
 
 use super::{
     super::mapping::{Mapping, MappingOptions},
@@ -21,14 +21,14 @@ fn a_list_of_nodes_is_counted() {
 }
 
 #[test]
-fn a_wish_is_what_the_system_then_says_of_the_pages() {
-    /// `MPOL_F_ADDR`: of the page at an address, not of the thread.
+fn preferred_node_is_reported_by_the_system() {
+    /// `MPOL_F_ADDR`: the page at an address, not the thread.
     const OF_ADDRESS: usize = 2;
     const NODES: usize = 1024;
     let wanted = MappingOptions { huge: false, node: Some(0) };
     let mapping = Mapping::new(100_000, wanted).unwrap();
     let (mut mode, mut mask) = (-1_i32, [0_u64; NODES / 64]);
-    // SAFETY: both out pointers are valid, the mask for as many bits as said; the address is mapped.
+    // SAFETY: both out pointers are valid, the mask for the given number of bits; the address is mapped.
     let code = unsafe {
         libc::syscall(
             libc::SYS_get_mempolicy,
@@ -47,6 +47,6 @@ fn a_wish_is_what_the_system_then_says_of_the_pages() {
 }
 
 #[test]
-fn a_node_that_no_kernel_has_is_a_wish_for_nothing() {
+fn node_beyond_the_mask_is_ignored() {
     super::prefer(std::ptr::null_mut(), 0, u32::MAX);
 }

@@ -1,9 +1,9 @@
-//! A set of ranges, beside a set of bytes.
+//! A set of ranges, compared with a set of bytes.
 
 use super::*;
 
 #[test]
-fn a_set_of_ranges_answers_as_a_set_of_bytes_does() {
+fn ranges_behave_like_a_set_of_bytes() {
     const BYTES: usize = 40;
     let mut seed = 12_345_u64;
     let mut below = |bound: usize| {

@@ -1,4 +1,4 @@
-//! Regions of managed memory, and the moves that are counted for them.
+//! Regions of managed memory, and their migration counts.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn moved(address: u64, bytes: u64) -> Record {
 }
 
 #[test]
-fn a_migration_that_reaches_beyond_a_range_counts_with_the_bytes_within() {
+fn migration_beyond_a_range_counts_its_bytes_within() {
     let mut regions = Regions::of(0);
     regions.add(moved(1000, 500));
     regions.add(moved(1000, 500));
@@ -20,7 +20,7 @@ fn a_migration_that_reaches_beyond_a_range_counts_with_the_bytes_within() {
 }
 
 #[test]
-fn what_faults_brought_is_told_apart_from_what_was_prefetched() {
+fn faulted_and_prefetched_bytes_are_told_apart() {
     let mut regions = Regions::of(0);
     regions.add(moved(0, 500));
     assert!(regions.within(&(0..500)).is_without_faults());
@@ -32,7 +32,7 @@ fn what_faults_brought_is_told_apart_from_what_was_prefetched() {
 }
 
 #[test]
-fn another_devices_records_do_not_count_and_the_hosts_faults_do() {
+fn other_devices_records_are_ignored_and_host_faults_count() {
     let mut regions = Regions::of(1);
     regions.add(moved(0, 500));
     regions.add(Record { address: 7, event: Event::GpuFault { device: 0, groups: 3 } });
@@ -47,7 +47,7 @@ fn another_devices_records_do_not_count_and_the_hosts_faults_do() {
 }
 
 #[test]
-fn memory_stays_bounded_and_says_that_ranges_are_lower_bounds_then() {
+fn records_beyond_the_bound_count_as_lost() {
     let mut regions = Regions::of(0);
     for address in 0..MOST as u64 + 5 {
         regions.add(moved(address * 10, 10));

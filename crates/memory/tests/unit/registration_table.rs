@@ -1,4 +1,4 @@
-//! The table's answers, for ranges that lie beside, within and across each other.
+//! Plans of the table, for adjacent, nested and overlapping ranges.
 
 use std::{ops::Range, sync::Arc};
 
@@ -8,7 +8,7 @@ fn request(range: Range<usize>, writable: bool) -> Request {
     Request { range, writable }
 }
 
-/// Registers a range for which nothing is in the way.
+/// Registers a range without conflicts.
 fn register(table: &mut Table<u32>, range: Range<usize>, writable: bool) -> Arc<u32> {
     assert!(matches!(table.plan(&request(range.clone(), writable), &[]), Plan::Register));
     let payload = Arc::new(7);
@@ -17,7 +17,7 @@ fn register(table: &mut Table<u32>, range: Range<usize>, writable: bool) -> Arc<
 }
 
 #[test]
-fn a_range_within_a_registration_is_covered_and_a_neighbour_is_not() {
+fn range_within_a_registration_is_covered_and_adjacent_is_not() {
     let mut table = Table::new(u64::MAX);
     drop(register(&mut table, 100..200, true));
     assert!(matches!(table.plan(&request(100..200, true), &[]), Plan::Covered(_)));
@@ -28,7 +28,7 @@ fn a_range_within_a_registration_is_covered_and_a_neighbour_is_not() {
 }
 
 #[test]
-fn a_registration_to_read_does_not_do_for_who_writes() {
+fn read_only_registration_does_not_cover_a_writable_request() {
     let mut table = Table::new(u64::MAX);
     drop(register(&mut table, 0..10, false));
     assert!(matches!(table.plan(&request(0..10, false), &[]), Plan::Covered(_)));
@@ -36,7 +36,7 @@ fn a_registration_to_read_does_not_do_for_who_writes() {
 }
 
 #[test]
-fn what_overlaps_goes_first_unless_it_is_in_use() {
+fn overlapping_registration_is_evicted_unless_in_use() {
     let mut table = Table::new(u64::MAX);
     drop(register(&mut table, 0..10, true));
     let used = register(&mut table, 20..30, true);
@@ -54,7 +54,7 @@ fn what_overlaps_goes_first_unless_it_is_in_use() {
 }
 
 #[test]
-fn the_limit_is_kept_by_what_was_used_longest_ago() {
+fn least_recently_used_is_evicted_at_the_limit() {
     let mut table = Table::new(100);
     for start in [0, 40] {
         drop(register(&mut table, start..start + 40, true));
@@ -72,7 +72,7 @@ fn the_limit_is_kept_by_what_was_used_longest_ago() {
 }
 
 #[test]
-fn what_is_just_being_ended_is_waited_for_where_the_limit_leaves_no_room_beside_it() {
+fn request_over_the_limit_waits_for_registrations_being_ended() {
     let mut table = Table::new(100);
     drop(register(&mut table, 0..60, true));
     assert_eq!(table.take_idle().len(), 1);

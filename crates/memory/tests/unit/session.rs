@@ -1,11 +1,11 @@
-//! Buffers that are handed to CUPTI and come back.
+//! Buffers that CUPTI fills and returns.
 
 use std::ptr;
 
 use super::*;
 
 #[test]
-fn a_buffer_that_somebody_else_handed_out_is_left_to_them_and_ours_is_freed_once() {
+fn foreign_buffer_is_not_freed_and_ours_is_freed_once() {
     let mut theirs = vec![1_u8; 100_000];
     completed(ptr::null_mut(), 0, theirs.as_mut_ptr(), theirs.len(), 0);
     completed(ptr::null_mut(), 0, ptr::null_mut(), 0, 0);

@@ -175,7 +175,7 @@ fn staging_allocating_awaiting_and_replaying_leave_someone_elses_global_capture_
             pollster::block_on(down)?;
             let arrived = *pinned.read()? == content[..];
             drop((pageable, pinned, recorded));
-            // The janitor's thread frees what was dropped.
+            // The free thread frees what was dropped.
             setup.manager.drain()?;
             Ok(arrived)
         };
