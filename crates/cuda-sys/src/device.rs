@@ -46,14 +46,14 @@ pub mod attribute {
     pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: u32 = 102;
     /// Host memory can be registered read-only.
     pub const READ_ONLY_HOST_REGISTER_SUPPORTED: u32 = 113;
-    /// Nearest NUMA node of the host, -1 where the system has none (CUDA 12.2 and later).
+    /// Nearest host NUMA node, -1 if the system has none (CUDA 12.2 and later).
     pub const HOST_NUMA_ID: u32 = 134;
 }
 
 /// Returns the text that a call writes to the given buffer of the given length.
 fn text(name: &'static str, call: impl FnOnce(*mut c_char, c_int) -> u32) -> Result<String> {
     let mut bytes = [0_u8; 256];
-    // Less one, so that a terminator always remains.
+    // Keep the last byte as terminator.
     check(name, call(bytes.as_mut_ptr().cast(), 255))?;
     Ok(bytes
         .split(|byte| *byte == 0)

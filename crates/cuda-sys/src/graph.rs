@@ -105,7 +105,7 @@ pub struct Graph {
     raw: CUgraph,
 }
 
-// SAFETY: a graph belongs to no thread; no method of a shared one changes it.
+// SAFETY: a graph is not tied to a thread; no method changes a shared one.
 unsafe impl Send for Graph {}
 // SAFETY: as above.
 unsafe impl Sync for Graph {}
@@ -180,7 +180,7 @@ pub struct GraphExec {
     raw: CUgraphExec,
 }
 
-// SAFETY: an executable belongs to no thread. It must not be used by two at a time: what changes or launches it takes it
+// SAFETY: an executable is not tied to a thread. Concurrent use is forbidden: launching or updating takes it
 // exclusively.
 unsafe impl Send for GraphExec {}
 // SAFETY: as above; a shared one has no methods.

@@ -1,11 +1,11 @@
-//! A set of bytes as ranges.
+//! A set of bytes, stored as ranges.
 
 use std::ops::Range;
 
 use smallvec::SmallVec;
 use transload_core::RawBuffer;
 
-/// Sorted ranges with gaps between them.
+/// Sorted, disjoint and non-adjacent ranges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ranges(SmallVec<[Range<usize>; 2]>);
 

@@ -15,9 +15,9 @@ pub(crate) const ABSENT_DRIVER: u32 = 0xFFFF_0001;
 /// Not a driver's code: the driver lacks the function.
 pub(crate) const ABSENT_FUNCTION: u32 = 0xFFFF_0002;
 
-/// Codes after which the context cannot be used any more: ECC and NVLink errors, a contained error, illegal address,
-/// launch timeout, a destroyed context, a kernel's assertion, hardware stack error, illegal instruction, misaligned
-/// address, invalid address space, invalid program counter, launch failure, leaked tensor memory, a lost MPS client.
+/// Codes after which the context is unusable: ECC and NVLink errors, a contained error, illegal address, launch
+/// timeout, a destroyed context, a kernel's assertion, hardware stack error, illegal instruction, misaligned address,
+/// invalid address space, invalid program counter, launch failure, leaked tensor memory, a lost MPS client.
 pub(crate) const STICKY: [u32; 15] =
     [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810];
 

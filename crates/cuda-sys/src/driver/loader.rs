@@ -126,7 +126,7 @@ fn open() -> Loaded {
         // Without `cuInit` it is no driver; other symbols are not checked.
         None => Err(format!("{} is no CUDA driver (it has no cuInit)", library.origin())),
     };
-    // SAFETY: the driver's initialisers make no demand on the caller.
+    // SAFETY: the driver's initialisers have no preconditions.
     match unsafe { Library::open_first(candidates(), accept) } {
         Ok(library) => Loaded::Library(library),
         Err(mut tried) => {

@@ -13,7 +13,7 @@ use std::{
 
 use super::{code, generated::KNOWN_CODES, loader};
 
-/// Keeps the object file that holds the aliases in the link.
+/// Keeps the object file with the aliases in the link.
 ///
 /// GNU ld takes an archive member only if an earlier object references one of its symbols. `cust_raw`, which references
 /// the aliases, comes later on the command line, so [`Driver::get`](super::Driver::get) references one.

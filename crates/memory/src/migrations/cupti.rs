@@ -132,7 +132,7 @@ impl Cupti {
             let library = ManuallyDrop::new(library);
             Self::resolve(|name| library.symbol(name), library.origin().to_owned())?.check_version()
         };
-        // SAFETY: the initialisers of NVIDIA's library make no demand on the caller.
+        // SAFETY: the initialisers of NVIDIA's library have no preconditions.
         unsafe { Library::open_first(candidates(), resolve) }.map_err(|mut tried| {
             tried.push(format!("the variable {PATH_VARIABLE} may name the library"));
             tried.join("; ")
@@ -179,7 +179,7 @@ impl Cupti {
     }
 
     pub(super) fn unsubscribe(&self, Subscriber(raw): Subscriber) -> Result<()> {
-        // SAFETY: `subscribe` gave it, and it is given up here.
+        // SAFETY: `subscribe` returned it, and it is consumed here.
         let code = unsafe { (self.unsubscribe)(ptr::with_exposed_provenance_mut(raw)) };
         self.check("cuptiUnsubscribe", code)
     }
@@ -198,12 +198,12 @@ impl Cupti {
     /// Starts the counters of migrations and faults, for all devices.
     pub(super) fn start(&self) -> Result<()> {
         self.configure(1)?;
-        // SAFETY: any number may be given.
+        // SAFETY: the call accepts any number.
         self.check("cuptiActivityEnable", unsafe { (self.enable)(KIND) })
     }
 
     pub(super) fn stop(&self) -> Result<()> {
-        // SAFETY: any number may be given.
+        // SAFETY: the call accepts any number.
         let disabled = self.check("cuptiActivityDisable", unsafe { (self.disable)(KIND) });
         disabled.and(self.configure(0))
     }

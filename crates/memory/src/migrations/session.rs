@@ -128,7 +128,7 @@ extern "C" fn completed(context: *mut c_void, stream: u32, buffer: *mut u8, _byt
                 listeners.iter().for_each(|regions| regions.lock().add(record));
             })
         };
-        // SAFETY: the library completed a buffer with these.
+        // SAFETY: context and stream are those of a completed buffer.
         let lost = unknown.saturating_add(unsafe { cupti.dropped(context, stream) });
         if lost > 0 {
             listeners.iter().for_each(|regions| regions.lock().add_lost(lost));

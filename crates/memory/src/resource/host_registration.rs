@@ -71,7 +71,7 @@ impl HostRegistration {
     pub(crate) fn end(&mut self) -> Result<Option<Owner>, DriverError> {
         let Some(owner) = self.owner.take() else { return Ok(None) };
         let pointer = ptr::with_exposed_provenance_mut(self.start);
-        // SAFETY: the range was registered by `new`, and this is the one time that it is taken back.
+        // SAFETY: the range was registered by `new` and is unregistered only once.
         match self.context.call("cuMemHostUnregister", || unsafe { ffi::cuMemHostUnregister(pointer) }) {
             Ok(()) => {
                 edges::leave(self.start, self.number);

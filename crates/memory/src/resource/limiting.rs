@@ -40,7 +40,7 @@ impl<R: MemoryResource> LimitingResource<R> {
     }
 }
 
-// SAFETY: a segment of the wrapped resource is kept by the buffer that is given out, and used by nothing else.
+// SAFETY: a segment of the wrapped resource is owned by the returned buffer only.
 unsafe impl<R: MemoryResource> MemoryResource for LimitingResource<R> {
     fn place(&self) -> Place {
         self.upstream.place()

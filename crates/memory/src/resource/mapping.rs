@@ -24,7 +24,7 @@ pub(super) struct Mapping {
     len: usize,
 }
 
-// SAFETY: a mapping owns its bytes and gives out nothing but their address.
+// SAFETY: a mapping owns its bytes and exposes only their address.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -59,7 +59,7 @@ impl Mapping {
             return Err(shortage());
         }
         let mapping = map(len, alignment).ok_or_else(shortage)?;
-        // SAFETY: advice and policies change no content of a mapping that is ours; a refusal costs speed only.
+        // SAFETY: advice and policies do not change the content of our own mapping; a refusal only costs speed.
         unsafe {
             let start = mapping.start.as_ptr();
             // A child's copy of a pinned page would be a different page.
@@ -138,7 +138,7 @@ impl Drop for Mapping {
 
 fn map(len: usize, alignment: usize) -> Option<Mapping> {
     let padded = len.checked_add(alignment - page())?;
-    // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing that exists.
+    // SAFETY: an anonymous mapping at an address that the kernel chooses affects no existing one.
     let base = unsafe {
         libc::mmap(
             std::ptr::null_mut(),

@@ -72,7 +72,7 @@ pub(super) fn prefer(start: *mut u8, bytes: usize, node: u32) {
     let mut mask = [0_u64; NODES / BITS];
     let Some(word) = mask.get_mut(node as usize / BITS) else { return };
     *word = 1 << (node as usize % BITS);
-    // SAFETY: the policy of pages changes no content; the range is the caller's mapping and the mask has as many bits as said
+    // SAFETY: a policy changes no content; the range is the caller's mapping, and the mask has the given number of bits
     // (the kernel counts from one).
     let _only_slower = unsafe {
         libc::syscall(libc::SYS_mbind, start, bytes, libc::MPOL_PREFERRED, mask.as_ptr(), NODES + 1, 0)

@@ -41,7 +41,7 @@ impl UploadBuffer {
     /// fastest.
     ///
     /// # Errors
-    /// `OutOfRange` where the bytes do not fit; `Busy` where a view of the range is open.
+    /// `OutOfRange` if the bytes do not fit; `Busy` if a view of the range is open.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let end = offset.saturating_add(bytes.len());
         let range = self.source.slice(offset..end)?;
@@ -56,7 +56,7 @@ impl UploadBuffer {
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
         // Flush this core's write-combining buffers before another thread starts an upload.
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: every processor of this architecture has the instruction.
+        // SAFETY: every x86-64 processor has the instruction.
         unsafe {
             std::arch::x86_64::_mm_sfence()
         };

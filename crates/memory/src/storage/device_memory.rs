@@ -10,7 +10,7 @@ use transload_cuda_sys::{
 
 use super::{driver_memory::Origin, free_thread::Address};
 
-/// Where device memory comes from.
+/// The source of device memory.
 pub(crate) enum DeviceSource {
     /// A pool of this manager with its own stream.
     Pool(Arc<Pool>),

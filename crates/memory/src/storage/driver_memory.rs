@@ -157,8 +157,8 @@ impl DriverMemory {
     }
 }
 
-// SAFETY: the addresses are the driver's names of `bytes` bytes owned until drop, which the host may use if it has one: those
-// of the host, and of managed memory with concurrent access, are whole pages that the system filled.
+// SAFETY: the addresses denote `bytes` bytes owned until drop. With a host address the host may access them: whole,
+// initialised pages of host memory or of managed memory with concurrent access.
 unsafe impl Storage for DriverMemory {
     fn place(&self) -> Place {
         self.place

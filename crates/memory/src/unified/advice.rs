@@ -26,7 +26,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// Returns all hints for managed memory, over this buffer.
     ///
     /// # Errors
-    /// `Unsupported` where the mode is [`Explicit`](UnifiedMode::Explicit).
+    /// `Unsupported` in the [`Explicit`](UnifiedMode::Explicit) mode.
     pub fn hints(&self) -> Result<ManagedMemoryHints> {
         ManagedMemoryHints::from_unified(&self.inner.raw)
     }

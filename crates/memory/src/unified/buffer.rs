@@ -52,8 +52,8 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// Creates a buffer in the mode of the manager's device. `queue` must belong to that device.
     ///
     /// # Errors
-    /// `InvalidArgument` where `len` is 0, `T` has no size, the size overflows, or the queue is another device's; `OutOfMemory`
-    /// with the numbers; the driver's.
+    /// `InvalidArgument` if `len` is 0, `T` has no size, the size overflows, or the queue belongs to another device;
+    /// `OutOfMemory` with the numbers; the driver's.
     pub fn new(memory: &CudaMemoryManager, queue: QueueLease, len: usize) -> Result<Self> {
         Self::new_with_mode(memory, queue, len, UnifiedMode::of(memory.device())?)
     }
@@ -61,7 +61,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// Creates a buffer in the given mode.
     ///
     /// # Errors
-    /// As for [`new`](Self::new), and `Unsupported` for [`UnifiedMode::Managed`] on a device that has it not.
+    /// As for [`new`](Self::new), and `Unsupported` for [`UnifiedMode::Managed`] on a device without it.
     pub fn new_with_mode(
         memory: &CudaMemoryManager,
         queue: QueueLease,
@@ -76,8 +76,8 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// concurrent managed access. Earlier advice stays until the memory is first acquired for a role.
     ///
     /// # Errors
-    /// `Unsupported` for other memory; `InvalidArgument` where its length is no whole number of elements, the address is not
-    /// aligned for them, `T` has no size, or memory and queue are not of the manager's device.
+    /// `Unsupported` for other memory; `InvalidArgument` if its length is not a whole number of elements, the address
+    /// is not aligned for them, `T` has no size, or memory or queue do not belong to the manager's device.
     pub fn from_raw(memory: &CudaMemoryManager, queue: QueueLease, raw: RawBuffer) -> Result<Self> {
         Self::over(Inner::wrap(memory, queue, raw)?)
     }
@@ -125,7 +125,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// Opens the whole buffer for reading by the host. Blocks until device work that writes it is complete.
     ///
     /// # Errors
-    /// `Busy` where a writable slice or a guard for writing is open; the driver's.
+    /// `Busy` if a writable slice or a write guard is open; the driver's.
     pub fn read(&self) -> Result<UnifiedSlice<'_, T>> {
         self.read_range(..)
     }
@@ -152,7 +152,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// is complete. Prefer few large slices: in the explicit mode closing each one enqueues a copy.
     ///
     /// # Errors
-    /// `Busy` where a slice or a guard is open; the driver's.
+    /// `Busy` if a slice or a guard is open; the driver's.
     pub fn write(&self) -> Result<UnifiedSliceMut<'_, T>> {
         self.write_range(..)
     }
@@ -179,7 +179,8 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// on that queue. Does not wait for the device.
     ///
     /// # Errors
-    /// `Busy` where a host slice in conflict is open; `Unsupported` for a device that the memory cannot be moved to; the driver's.
+    /// `Busy` if a conflicting host slice is open; `Unsupported` for a device that the memory cannot be moved to; the
+    /// driver's.
     pub fn acquire_for_device(&self, queue: &dyn Queue, role: Role) -> Result<DeviceAccess<'_, T>> {
         self.acquire_range_for_device(queue, .., role, role.access())
     }

@@ -121,7 +121,7 @@ impl Inner {
     /// Starts downloading a range for later slices.
     ///
     /// # Errors
-    /// `Busy` where a slice in conflict is open; the queue's.
+    /// `Busy` if a conflicting slice is open; the queue's.
     pub(crate) fn start_download(
         &self,
         host: &RawBuffer,
@@ -135,7 +135,7 @@ impl Inner {
         let mut claims = Claims::acquire(&mut operation.uses())?;
         claims.wait_for_foreign_fences(queue);
         let guards = self.state.lock().copy.guards();
-        // SAFETY: the claims keep every use in conflict away until the fence is committed.
+        // SAFETY: the claims exclude conflicting use until the fence is committed.
         let fence = claims.inherit(unsafe { queue.enqueue(&operation, claims.after(), Timing::Off) }?);
         let mut state = self.state.lock();
         // The claims exclude writes, except through the address of a guard.

@@ -27,7 +27,7 @@ pub(crate) struct HostAccessGuard<'a> {
     copy: Option<RangeGuard>,
 }
 
-// SAFETY: it stands for a reference to bytes of buffers that are Sync; the holds keep others out.
+// SAFETY: it acts as a reference to bytes of `Sync` buffers; the holds exclude other users.
 unsafe impl Send for HostAccessGuard<'_> {}
 // SAFETY: as above; writing needs `&mut`.
 unsafe impl Sync for HostAccessGuard<'_> {}
@@ -37,7 +37,7 @@ impl Inner {
     /// device writes in both cases.
     ///
     /// # Errors
-    /// `Busy` where a slice or guard in conflict is open; the driver's.
+    /// `Busy` if a conflicting slice or guard is open; the driver's.
     pub(crate) fn open(
         &self,
         range: Range<usize>,

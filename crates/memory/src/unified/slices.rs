@@ -27,14 +27,14 @@ pub struct UnifiedSliceMut<'a, T> {
 }
 
 impl<'a, T: Pod> UnifiedSlice<'a, T> {
-    /// Over whole elements, aligned for them.
+    /// Creates a slice of whole, aligned elements.
     pub(crate) fn new(open: HostAccessGuard<'a>) -> Self {
         Self { open, elements: PhantomData }
     }
 }
 
 impl<'a, T: Pod> UnifiedSliceMut<'a, T> {
-    /// Over whole elements, aligned for them, opened for writing.
+    /// Creates a slice of whole, aligned elements, opened for writing.
     pub(crate) fn new(open: HostAccessGuard<'a>) -> Self {
         Self { open, elements: PhantomData }
     }

@@ -48,7 +48,8 @@ impl PendingUses {
     }
 }
 
-// SAFETY: the point is reached when every use's own fence is, and those were read when none was being submitted.
+// SAFETY: the point is reached when every use's own fence completes; those were read when no submission was in
+// progress.
 unsafe impl Timeline for PendingUses {
     fn id(&self) -> TimelineId {
         self.id

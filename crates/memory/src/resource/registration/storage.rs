@@ -20,7 +20,7 @@ impl RegisteredStorage {
     }
 }
 
-// SAFETY: the lent buffer keeps its bytes alive and its other users away until drop, the registration keeps them pinned.
+// SAFETY: the loan keeps the bytes alive and excludes other users until drop; the registration keeps them pinned.
 unsafe impl Storage for RegisteredStorage {
     fn place(&self) -> Place {
         Place::new(DeviceId::Cpu, MemoryKind::Pinned)
