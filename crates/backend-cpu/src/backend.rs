@@ -1,4 +1,4 @@
-//! The backend: memory and queues of the host, and what is alive of them.
+//! The CPU backend.
 
 use std::{
     fmt,
@@ -23,8 +23,8 @@ use crate::{
 
 /// Host memory and queues that copy within it. All methods may be called from any thread.
 ///
-/// Dropping it never waits: work in flight goes on, leased queues stay usable, and threads of its own end when the last
-/// lease was dropped, the last operation is complete, and no buffer keeps the fence of one.
+/// Dropping it never waits: work in flight goes on, and leased queues stay usable. Its own threads end when the last
+/// lease was dropped, the last operation is complete, and no buffer holds its fence.
 pub struct CpuBackend {
     info: DeviceInfo,
     executor: Executor,
@@ -34,15 +34,15 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// A backend with the default settings.
+    /// Creates a backend with the default settings.
     ///
     /// # Errors
-    /// As for [`CpuBackendBuilder::build`].
+    /// Those of [`CpuBackendBuilder::build`].
     pub fn new() -> Result<Arc<Self>> {
         Self::builder().build()
     }
 
-    /// A backend with other settings.
+    /// Returns a builder, for a backend with other settings.
     pub fn builder() -> CpuBackendBuilder {
         CpuBackendBuilder::default()
     }
@@ -57,23 +57,23 @@ impl CpuBackend {
         }
     }
 
-    /// A buffer over a vector's bytes, which it owns from now on. Writable; nothing is copied. A vector without bytes
-    /// gives a buffer without bytes.
+    /// Creates a writable buffer that owns a vector's bytes, without a copy. An empty vector gives an empty buffer.
     #[must_use]
     pub fn wrap_vec(&self, mut bytes: Vec<u8>) -> RawBuffer {
         let len = bytes.len();
-        // A vector's pointer is never null, and stays the same when the vector is moved.
+        // A vector's pointer is never null, and does not change when the vector is moved.
         let address = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
-        // SAFETY: the vector keeps its `len` initialised bytes at this address until it is dropped; nobody refers to it.
+        // SAFETY: the vector keeps its `len` initialised bytes at this address until it is dropped; there is no other
+        // reference to them.
         let storage = unsafe { counted_storage(bytes, address, len, true, &self.counters) };
         RawBuffer::new(storage, &self.reclaimer)
     }
 
-    /// A buffer over bytes that `owner` gives, such as a mapped file, which lives on until no operation uses them. Nothing
-    /// is copied, and nothing can be copied into it: [`RawBuffer::is_writable`] is false.
+    /// Creates a read-only buffer over `owner`'s bytes, such as a mapped file, without a copy. The owner is dropped
+    /// once no operation uses them. [`RawBuffer::is_writable`] is false.
     #[must_use]
     pub fn wrap_readonly(&self, owner: impl AsRef<[u8]> + Send + Sync + 'static) -> RawBuffer {
-        // Asked in its final place. Not a box, which may not be moved while its content is referred to.
+        // `as_ref` is called at the final address. Not a box: moving one invalidates references to its content.
         let owner = Arc::new(owner);
         let bytes: &[u8] = (*owner).as_ref();
         let (address, len) = (NonNull::from(bytes).cast(), bytes.len());
@@ -83,14 +83,14 @@ impl CpuBackend {
         RawBuffer::new(storage, &self.reclaimer)
     }
 
-    /// A buffer of `len` bytes over memory that stays somebody else's: it is never freed by the buffer. It counts in the
-    /// ledger while any operation may use it.
+    /// Creates a buffer of `len` bytes over foreign memory, which it never frees. It is counted while any operation may
+    /// use it.
     ///
     /// # Safety
     /// * `len` bytes at `address` must be initialised, readable and writable until every clone and slice of the buffer is
-    ///   dropped and no operation uses them any more ([`Backend::drain`] waits for that).
-    /// * Until then nobody may access them in conflict with the buffer's views and operations; a second buffer over the
-    ///   same bytes is not ordered with this one.
+    /// dropped and no operation uses them ([`Backend::drain`] waits for that).
+    /// * Until then they must not be accessed in conflict with the buffer's views and operations; a second buffer over
+    ///   the same bytes is not ordered with this one.
     #[must_use]
     pub unsafe fn wrap_raw(&self, address: NonNull<u8>, len: usize) -> RawBuffer {
         // SAFETY: the caller's promise.
@@ -118,8 +118,8 @@ impl Backend for CpuBackend {
         vec![self.info.clone()]
     }
 
-    /// Zeroed pageable memory, aligned to 64 bytes, from 64 KiB on to 4096. On Linux memory from 4 MiB on is mapped by
-    /// itself, on 2 MiB boundaries, with advice to use huge pages.
+    /// Allocates zeroed pageable memory, aligned to 64 bytes, or to 4096 from 64 KiB. On Linux memory from 4 MiB is a
+    /// separate mapping, aligned to 2 MiB, with advice to use huge pages.
     fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         device::check(device)?;
         if kind != MemoryKind::Pageable {
@@ -129,7 +129,7 @@ impl Backend for CpuBackend {
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         if bytes == 0 {
-            return Err(Error::new(ErrorKind::InvalidArgument, "0 bytes were asked for; valid is 1 or more"));
+            return Err(Error::new(ErrorKind::InvalidArgument, "requested 0 bytes; at least 1 is valid"));
         }
         self.reclaimer.sweep();
         if self.info.total_memory.is_some_and(|total| bytes as u64 > total) {
@@ -137,12 +137,12 @@ impl Backend for CpuBackend {
         }
         let pages = Pages::new(bytes).ok_or_else(|| self.out_of_memory(bytes))?;
         let address = pages.address();
-        // SAFETY: the pages have so many zeroed bytes at this address until they are dropped.
+        // SAFETY: the pages have `bytes` zeroed bytes at this address until they are dropped.
         let storage = unsafe { counted_storage(pages, address, bytes, true, &self.counters) };
         Ok(RawBuffer::new(storage, &self.reclaimer))
     }
 
-    /// The kernel's `MemAvailable` and `MemTotal`; [`ErrorKind::Unsupported`] elsewhere than on Linux.
+    /// Returns the kernel's `MemAvailable` and `MemTotal`; [`ErrorKind::Unsupported`] except on Linux.
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
         device::check(device)?;
         host_memory()
@@ -188,7 +188,7 @@ impl Backend for CpuBackend {
         self.queues.drain().and(self.reclaimer.drain())
     }
 
-    /// The buffer itself where it is the host's.
+    /// Returns the buffer itself if it is in host memory.
     fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<SharedBuffer> {
         device::check(device)?;
         if costs::is_reachable(buffer.place()) {

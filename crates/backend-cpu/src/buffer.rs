@@ -32,11 +32,11 @@ pub struct HostBuffer<T: Pod> {
 }
 
 impl<T: Pod> HostBuffer<T> {
-    /// `len` elements (at least 1), all bytes zero.
+    /// Allocates `len` elements (at least 1), all bytes zero.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a length of 0, a `T` without size or one aligned to more than 64 bytes;
-    /// [`ErrorKind::OutOfRange`] where the size in bytes overflows; [`ErrorKind::OutOfMemory`].
+    /// [`ErrorKind::OutOfRange`] if the size in bytes overflows; [`ErrorKind::OutOfMemory`].
     pub fn new(backend: &CpuBackend, len: usize) -> Result<Self> {
         check_element::<T>()?;
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
@@ -46,21 +46,21 @@ impl<T: Pod> HostBuffer<T> {
         Self::from_raw(backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes)?)
     }
 
-    /// A copy of a slice.
+    /// Allocates a copy of a slice.
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     pub fn from_slice(backend: &CpuBackend, source: &[T]) -> Result<Self> {
         let buffer = Self::new(backend, source.len())?;
         buffer.copy_from_host(source)?;
         Ok(buffer)
     }
 
-    /// Elements over bytes that exist: any buffer that the host can address, also pinned, mapped and wrapped ones.
+    /// Wraps a buffer that the host can address, which may be pinned, mapped or wrapped memory.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] where the length is no whole number of elements, the address is not aligned for
-    /// them, or `T` has no size; [`ErrorKind::Unsupported`] where the host cannot address the memory.
+    /// [`ErrorKind::InvalidArgument`] if the length is no multiple of the element size, the address is not aligned for
+    /// `T`, or `T` has no size; [`ErrorKind::Unsupported`] if the host cannot address the memory.
     pub fn from_raw(raw: RawBuffer) -> Result<Self> {
         check_element::<T>()?;
         let Some(address) = raw.host_address() else {
@@ -79,34 +79,34 @@ impl<T: Pod> HostBuffer<T> {
         Ok(Self { raw, elements: PhantomData })
     }
 
-    /// Reads from the host: blocks until operations that write the elements are done.
+    /// Opens a view for reading. Blocks until operations that write the elements are complete.
     ///
     /// # Errors
-    /// As for [`RawBuffer::read`].
+    /// Those of [`RawBuffer::read`].
     pub fn read(&self) -> Result<HostSlice<'_, T>> {
         self.raw.read().map(|view| HostSlice { view, elements: PhantomData })
     }
 
-    /// As [`read`](Self::read), but answers [`ErrorKind::Busy`] instead of waiting.
+    /// Like [`read`](Self::read), but returns [`ErrorKind::Busy`] instead of blocking.
     ///
     /// # Errors
-    /// As for [`RawBuffer::try_read`].
+    /// Those of [`RawBuffer::try_read`].
     pub fn try_read(&self) -> Result<HostSlice<'_, T>> {
         self.raw.try_read().map(|view| HostSlice { view, elements: PhantomData })
     }
 
-    /// Writes from the host: blocks until operations that use the elements are done.
+    /// Opens a view for writing. Blocks until operations that use the elements are complete.
     ///
     /// # Errors
-    /// As for [`RawBuffer::write`].
+    /// Those of [`RawBuffer::write`].
     pub fn write(&self) -> Result<HostSliceMut<'_, T>> {
         self.raw.write().map(|view| HostSliceMut { view, elements: PhantomData })
     }
 
-    /// As [`write`](Self::write), but answers [`ErrorKind::Busy`] instead of waiting.
+    /// Like [`write`](Self::write), but returns [`ErrorKind::Busy`] instead of blocking.
     ///
     /// # Errors
-    /// As for [`RawBuffer::try_write`].
+    /// Those of [`RawBuffer::try_write`].
     pub fn try_write(&self) -> Result<HostSliceMut<'_, T>> {
         self.raw.try_write().map(|view| HostSliceMut { view, elements: PhantomData })
     }
@@ -161,14 +161,14 @@ impl<T: Pod> fmt::Debug for HostBuffer<T> {
     }
 }
 
-/// Readable elements; while it is open, operations that would write them answer [`ErrorKind::Busy`].
+/// A view for reading. While it is open, operations that would write the elements return [`ErrorKind::Busy`].
 #[derive(Debug)]
 pub struct HostSlice<'a, T> {
     view: HostView<'a>,
     elements: PhantomData<&'a [T]>,
 }
 
-/// Writable elements; while it is open, operations that would use them answer [`ErrorKind::Busy`].
+/// A view for writing. While it is open, operations that would use the elements return [`ErrorKind::Busy`].
 #[derive(Debug)]
 pub struct HostSliceMut<'a, T> {
     view: HostViewMut<'a>,

@@ -1,4 +1,4 @@
-//! How a backend is made: which threads it uses, and from which size on they share one copy.
+//! The builder of a CPU backend.
 
 use std::sync::Arc;
 
@@ -32,29 +32,29 @@ impl Default for CpuBackendBuilder {
 }
 
 impl CpuBackendBuilder {
-    /// Gives the backend an executor of its own with up to so many workers, 1 to 1024. Without this and
-    /// [`executor`](Self::executor) it uses [`Executor::shared`].
+    /// Sets the number of workers of an executor of its own, 1 to 1024. Without this and [`executor`](Self::executor)
+    /// the backend uses [`Executor::shared`].
     pub fn workers(mut self, count: usize) -> Self {
         self.workers = Some(count);
         self
     }
 
-    /// Has the backend use an executor's threads. Overridden by [`workers`](Self::workers).
+    /// Sets the executor to use. Overridden by [`workers`](Self::workers).
     pub fn executor(mut self, executor: &Executor) -> Self {
         self.executor = Some(executor.group());
         self
     }
 
-    /// The size in bytes from which several workers share one operation; 4 MiB without it. `usize::MAX` turns sharing off.
+    /// Sets the size in bytes from which several workers share one operation. Default: 4 MiB. `usize::MAX` disables it.
     pub fn parallel_from(mut self, bytes: usize) -> Self {
         self.parallel_from = bytes;
         self
     }
 
-    /// Makes the backend. Threads start with the first operation that needs one.
+    /// Creates the backend. Threads start with the first operation that needs one.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](transload_core::ErrorKind::InvalidArgument) for a number of workers that is not 1 to
+    /// [`ErrorKind::InvalidArgument`](transload_core::ErrorKind::InvalidArgument) for a number of workers outside 1 to
     /// 1024.
     pub fn build(self) -> Result<Arc<CpuBackend>> {
         let executor = match (self.workers, self.executor) {

@@ -1,4 +1,4 @@
-//! The work itself: an operation on host memory, whole or a part of its units.
+//! Runs operations on host memory, as a whole or by ranges of units.
 
 use std::{ops::Range, ptr};
 
@@ -9,19 +9,20 @@ use transload_core::{
 
 use crate::costs;
 
-/// An operation cut into pieces that may run side by side: bytes of a copy or a fill, rows, or pairs of a batch.
+/// An operation split into pieces that may run concurrently. Units are the bytes of a copy or a fill, rows, or the
+/// pairs of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Partition {
-    /// How many units there are.
+    /// Number of units.
     pub(crate) units: usize,
-    /// How many a piece has.
+    /// Units per piece.
     pub(crate) step: usize,
 }
 
 impl Partition {
-    /// Pieces of about a quarter of a worker's share, within bounds that keep both the hand-over and the last piece cheap.
-    /// Those of large operations are whole huge pages: two workers that meet in a fresh one both make it, and one throws its
-    /// page away.
+    /// Splits into pieces of about a quarter of a worker's share, within bounds that keep both task switches and the
+    /// last piece cheap. Pieces of large operations are whole huge pages: two workers that fault the same one in would
+    /// both allocate it.
     pub(crate) fn new(operation: &Operation<'_>, workers: usize) -> Self {
         const LARGE: usize = 16 << 20;
         const HUGE: usize = 2 << 20;
@@ -41,14 +42,14 @@ impl Partition {
         self.units.div_ceil(self.step)
     }
 
-    /// The units of the `index`-th piece; `None` behind the last.
+    /// Returns the units of the `index`-th piece; `None` after the last.
     pub(crate) fn piece(self, index: usize) -> Option<Range<usize>> {
         let start = index.checked_mul(self.step).filter(|start| *start < self.units)?;
         Some(start..self.units.min(start.saturating_add(self.step)))
     }
 }
 
-/// Bytes that the operation puts in place.
+/// Returns the bytes that the operation writes.
 pub(crate) fn bytes(operation: &Operation<'_>) -> usize {
     match operation {
         Operation::Copy { dst, .. } | Operation::Fill { dst, .. } => dst.len(),
@@ -69,7 +70,7 @@ fn units(operation: &Operation<'_>) -> usize {
     }
 }
 
-/// Refuses what the workers cannot do, before anything is enqueued.
+/// Checks that the workers can run the operation.
 pub(crate) fn check(operation: &Operation<'_>) -> Result<()> {
     match operation {
         Operation::Copy { src, dst } | Operation::CopyPitched { src, dst, .. } => both(src, dst),
@@ -104,7 +105,7 @@ fn unsupported(text: String) -> Error {
     Error::new(ErrorKind::Unsupported, text)
 }
 
-/// Tells the observer of the host's accesses, on the thread that begins them.
+/// Reports the operation's accesses to the host access hook, on the thread that begins them.
 pub(crate) fn note_accesses(operation: &Operation<'_>) {
     let note = |buffer: &RawBuffer, access| {
         if let Some(address) = buffer.host_address() {
@@ -127,20 +128,20 @@ pub(crate) fn note_accesses(operation: &Operation<'_>) {
     }
 }
 
-/// Does all of the operation, and announces it.
+/// Runs the whole operation, and reports its accesses.
 ///
 /// # Safety
-/// As for [`perform_units`].
+/// Those of [`perform_units`].
 pub(crate) unsafe fn perform(operation: &Operation<'_>) -> Result<()> {
     note_accesses(operation);
     // SAFETY: the caller's promise.
     unsafe { perform_units(operation, 0..units(operation)) }
 }
 
-/// Does some units of the operation.
+/// Runs a range of the operation's units.
 ///
 /// # Safety
-/// * The operation must be valid and within its buffers, which nobody else uses in conflict with these units.
+/// * The operation must be valid and within its buffers, without conflicting uses of these units.
 /// * `range` must lie within the operation's units.
 pub(crate) unsafe fn perform_units(operation: &Operation<'_>, range: Range<usize>) -> Result<()> {
     match *operation {
@@ -174,14 +175,14 @@ fn address(buffer: &RawBuffer) -> Result<*mut u8> {
 }
 
 /// # Safety
-/// The rows must lie within both buffers, and `row` be one of them.
+/// The rows must lie within both buffers, and `row` must be one of them.
 unsafe fn move_row(src: &RawBuffer, dst: &RawBuffer, rows: Pitched, row: usize) -> Result<()> {
     // SAFETY: by the caller's promise the products are within the buffers' lengths, so they do not overflow either.
     unsafe { move_bytes(src, row * rows.src_pitch, dst, row * rows.dst_pitch, rows.width) }
 }
 
 /// # Safety
-/// `len` bytes from each offset must lie within its buffer, and nobody else may use them in conflict.
+/// `len` bytes from each offset must lie within its buffer, without conflicting uses.
 unsafe fn move_bytes(src: &RawBuffer, from: usize, dst: &RawBuffer, to: usize, len: usize) -> Result<()> {
     let (src, dst) = (address(src)?, address(dst)?);
     // SAFETY: as promised. `copy` and not `copy_nonoverlapping`: two buffers may wrap the same foreign bytes.
@@ -192,7 +193,7 @@ unsafe fn move_bytes(src: &RawBuffer, from: usize, dst: &RawBuffer, to: usize, l
 /// # Safety
 /// `len` bytes at `dst` must be writable by this thread alone.
 unsafe fn fill(dst: *mut u8, len: usize, pattern: Pattern) {
-    /// Several cache lines: the host's copy stores them by the widest words that it has.
+    /// Several cache lines, so that the host's copy uses its widest stores.
     const BLOCK: usize = 1024;
     if let Pattern::U8(byte) = pattern.shortest() {
         // SAFETY: the caller's promise.

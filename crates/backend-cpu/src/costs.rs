@@ -1,4 +1,4 @@
-//! What copies within the host cost before anything was measured.
+//! Default costs of copies within the host.
 //!
 //! Source: docs/benchmarks/2026-11-21-2xH200-streams.json, rows `methods/`, pageable to pageable memory, the mean of two
 //! runs on 32 threads. A test of the facade compares it with the newest record.
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use transload_core::{CostModel, DeviceId, MemoryKind, PathCost, Place, TransferMethod, TransferPath};
 
-/// The kinds of memory that the workers reach: all of them the host's.
+/// The kinds of host memory that the workers can access.
 pub(crate) const HOST_KINDS: [MemoryKind; 3] = [MemoryKind::Pageable, MemoryKind::Pinned, MemoryKind::Mapped];
 
 /// Bytes and nanoseconds.
@@ -20,12 +20,12 @@ const MEASURED: [(u64, u64); 6] = [
     (256 << 20, 6_000_000),
 ];
 
-/// Whether the workers reach memory of this place.
+/// Returns whether the workers can access memory of this place.
 pub(crate) fn is_reachable(place: Place) -> bool {
     place.device == DeviceId::Cpu && HOST_KINDS.contains(&place.kind)
 }
 
-/// Every pair of kinds by [`TransferMethod::DirectCopy`].
+/// Returns the costs of every pair of kinds by [`TransferMethod::DirectCopy`].
 pub(crate) fn default_costs() -> Vec<PathCost> {
     let place = |kind| Place::new(DeviceId::Cpu, kind);
     let points = MEASURED.map(|(bytes, nanoseconds)| (bytes, Duration::from_nanos(nanoseconds)));

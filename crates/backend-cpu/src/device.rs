@@ -1,8 +1,8 @@
-//! What the host says of itself: its processor and its memory.
+//! Returns the host's processor and memory.
 
 use transload_core::{DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Result, host_memory};
 
-/// Refuses every device but the host.
+/// Checks that the device is the host.
 pub(crate) fn check(device: DeviceId) -> Result<()> {
     if device.is_cpu() {
         return Ok(());
@@ -26,7 +26,7 @@ fn processor() -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// Windows says it to every process, in a variable.
+/// Windows names it in an environment variable.
 #[cfg(not(target_os = "linux"))]
 fn processor() -> Option<String> {
     std::env::var("PROCESSOR_IDENTIFIER").ok().filter(|name| cfg!(windows) && !name.is_empty())

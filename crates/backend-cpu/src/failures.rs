@@ -1,9 +1,9 @@
-//! Outcomes of operations that failed, kept for their fences. None is ever lost: neighbours that failed for the same reason
-//! share an entry, and all go when no fence of the line is left that could ask.
+//! Errors of failed operations, kept for their fences. None is lost: adjacent points with the same error share an
+//! entry, and all are cleared once no fence is left that could query them.
 
 use transload_core::{Error, Result};
 
-/// Points that failed, and why.
+/// Failed points and their errors.
 #[derive(Debug, Default)]
 pub(crate) struct Failures(Vec<Entry>);
 
@@ -23,17 +23,17 @@ impl Failures {
         }
     }
 
-    /// Forgets everything.
+    /// Removes all entries.
     pub(crate) fn clear(&mut self) {
         self.0 = Vec::new();
     }
 
-    /// Returns how many entries there are.
+    /// Returns the number of entries.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Returns how the operation of a reached point ended.
+    /// Returns the outcome of a reached point.
     pub(crate) fn of(&self, point: u64) -> Result<()> {
         let index = self.0.partition_point(|entry| entry.last < point);
         match self.0.get(index) {

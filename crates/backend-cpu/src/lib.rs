@@ -1,12 +1,12 @@
 //! [`transload_core`]'s traits over host memory and the threads of an [`Executor`](transload_executor::Executor).
 //!
-//! [`CpuBackend`] allocates pageable memory, wraps memory that others own, and leases queues. A copy of at most 2 MiB on an
-//! idle queue runs at once on the submitting thread, which costs less than to wake a worker: submitting it then takes as
-//! long as the copy. Larger ones run on a worker, and from [`CpuBackendBuilder::parallel_from`] bytes on several workers
-//! share one. No worker ever blocks on another operation: what must come later becomes ready when the fence that it waits
-//! for is reached, whatever backend that fence belongs to.
+//! [`CpuBackend`] allocates pageable memory, wraps foreign memory, and leases queues. A copy of at most 2 MiB on an
+//! idle queue runs inline on the submitting thread, which costs less than waking a worker: submitting then takes as
+//! long as the copy. Larger copies run on a worker, and from [`CpuBackendBuilder::parallel_from`] bytes on several
+//! workers share one. No worker blocks on another operation: an operation becomes ready when its fences, of any
+//! backend, are reached.
 //!
-//! Everything here may be used from any thread.
+//! Every item may be used from any thread.
 //!
 //! ```
 //! use transload_backend_cpu::{CpuBackend, HostBuffer};

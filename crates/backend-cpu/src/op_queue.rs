@@ -1,5 +1,5 @@
-//! A queue's ops in their order, and its timeline. One thread at a time runs a line. An idle line is taken for a copy on the
-//! submitting thread by one atomic operation and returned by another; everything else goes through a lock.
+//! A queue's operations, in order, and its timeline. One thread at a time runs a queue. A copy that runs inline
+//! acquires an idle queue by one atomic operation and releases it by another; everything else takes a lock.
 
 use std::{
     any::Any,
@@ -27,31 +27,31 @@ use crate::{
     queued_op::{Outcome, QueuedOp},
 };
 
-/// Durations that nobody took are kept up to this many; the oldest are dropped first.
+/// Most durations, and failures, that are kept. The oldest durations are dropped first.
 const MAX_KEPT: usize = 1024;
-/// Checks of the counter before a waiting thread sleeps: a few microseconds.
+/// Checks of the counter before a waiting thread sleeps, for a few microseconds.
 const SPIN_CHECKS: u32 = 200;
 
-/// Set while a thread runs the line, or a task will.
+/// Set while a thread runs the queue, or a task is about to.
 const BUSY: u64 = 1;
-/// Set while anybody waits for a point: the end of an operation on the submitting thread must look at the state.
+/// Set while there are waiters: an inline operation must then check the state when it ends.
 const HAS_WAITERS: u64 = 2;
-/// What the last enqueued point is counted in, above the flags.
+/// Unit of the last enqueued point, above the flags.
 const POINT: u64 = 4;
 
-/// A line of ops. Its counters have cache lines of their own: a line is mostly used by one thread.
+/// An ordered queue. Aligned to cache lines, since a queue is mostly used by one thread.
 #[repr(align(128))]
 pub(crate) struct OpQueue {
-    /// The last point given out, in [`POINT`]s, and the flags. Flags and points change under the lock, except where a line
-    /// that is not [`BUSY`] is taken, and returned unchanged.
+    /// The last enqueued point, in [`POINT`]s, and the flags. Changed under the lock, except that an inline operation
+    /// acquires a queue that is not [`BUSY`], and releases it if unchanged.
     word: AtomicU64,
     reached: AtomicU64,
-    /// Whether any operation failed, for looking without the lock.
+    /// Whether any operation failed, to check without the lock.
     has_failed: AtomicBool,
-    /// Whether any operation was measured, likewise.
+    /// Whether any operation was measured, to check without the lock.
     was_measured: AtomicBool,
     state: Mutex<State>,
-    /// Signalled when a point is reached.
+    /// Notified when a point is reached.
     done: Condvar,
     id: TimelineId,
     priority: StreamPriority,
@@ -71,7 +71,7 @@ struct State {
     unreported: Option<Error>,
 }
 
-/// The right to run a line, of a task. Dropped, it is passed on or the line is idle.
+/// A task's right to run a queue. Its drop starts the next task, or makes the queue idle.
 struct RunPermit {
     queue: Arc<OpQueue>,
     begun: bool,
@@ -79,7 +79,8 @@ struct RunPermit {
 
 impl Drop for RunPermit {
     fn drop(&mut self) {
-        // A task that never ran had no thread: another one would have none either.
+        // The task never ran, since no thread could be started for it. Another task would fail likewise, so end all
+        // operations.
         while !self.begun
             && let Some(op) = self.queue.pop()
         {
@@ -90,7 +91,7 @@ impl Drop for RunPermit {
     }
 }
 
-/// An operation under way. Dropped, its point is reached: with its outcome, or with an error where it was given up.
+/// An operation in progress. Its drop reaches its point: with the outcome, or with an error if it was abandoned.
 struct RunningOp<'a> {
     queue: &'a Arc<OpQueue>,
     point: u64,
@@ -100,7 +101,8 @@ struct RunningOp<'a> {
 impl Drop for RunningOp<'_> {
     fn drop(&mut self) {
         let outcome = self.outcome.take().unwrap_or_else(|| {
-            let text = "the operation was given up before it moved a byte: its task lost its thread, or what would wake it";
+            let text =
+                "the operation was abandoned before it moved a byte: its task lost its thread or its waker";
             Outcome { result: Err(Error::new(ErrorKind::Interrupted, text)), took: None }
         });
         let mut state = self.queue.state.lock();
@@ -134,9 +136,9 @@ impl OpQueue {
         self.priority
     }
 
-    /// Returns how many ops are not complete.
+    /// Returns the number of incomplete operations.
     pub(crate) fn outstanding(&self) -> u64 {
-        // In this order: a point that is reached meanwhile is enqueued before.
+        // In this order, so that the difference is never negative.
         let reached = self.reached();
         self.enqueued().saturating_sub(reached)
     }
@@ -145,11 +147,11 @@ impl OpQueue {
         self.word.load(Ordering::Acquire) / POINT
     }
 
-    /// Runs an operation at once on the calling thread if the line is idle; returns its point. Takes no lock unless
-    /// somebody waits for the line, the operation fails, or it is measured.
+    /// Runs an operation on the calling thread if the queue is idle. Returns its point. Takes no lock unless there are
+    /// waiters, the operation fails, or it is measured.
     ///
     /// # Safety
-    /// As for [`copy::perform_units`], for all of the operation.
+    /// Those of [`copy::perform_units`], for the whole operation.
     pub(crate) unsafe fn run_inline(
         self: &Arc<Self>,
         operation: &Operation<'_>,
@@ -172,14 +174,14 @@ impl OpQueue {
         if taken & HAS_WAITERS != 0
             || self.word.compare_exchange(taken, returned, Ordering::AcqRel, Ordering::Relaxed).is_err()
         {
-            // Somebody came meanwhile.
+            // There are waiters or new operations.
             self.wake_up_to(point);
             self.release();
         }
         Some(point)
     }
 
-    /// Puts a op at the end of the line; returns its point.
+    /// Appends an operation. Returns its point.
     pub(crate) fn push(self: &Arc<Self>, mut op: QueuedOp) -> u64 {
         let mut state = self.state.lock();
         let add = |word: u64| (word + POINT) | BUSY;
@@ -194,14 +196,14 @@ impl OpQueue {
         point
     }
 
-    /// Has a task run the line, whose turn it is.
+    /// Spawns a task that runs the queue. The caller has set [`BUSY`].
     fn start(self: &Arc<Self>) {
         let permit = RunPermit { queue: Arc::clone(self), begun: false };
-        // Whatever becomes of it, the turn is passed on, and an error is that of the points.
+        // On an error the permit's drop ends the operations with errors.
         let _theirs = self.executor.spawn_detached(self.priority, run(permit));
     }
 
-    /// Ends a turn: the next task runs what was pushed meanwhile, or the line is idle.
+    /// Releases the queue: starts a task if operations are queued, else makes it idle.
     fn release(self: &Arc<Self>) {
         let state = self.state.lock();
         if state.ops.is_empty() || transload_core::mutant!("cpu/pass-on") {
@@ -222,8 +224,8 @@ impl OpQueue {
     fn record(self: &Arc<Self>, state: &mut State, point: u64, outcome: Outcome) {
         if let Err(error) = outcome.result {
             state.unreported.get_or_insert_with(|| error.clone());
-            // The queue's two handles, and one of the caller: no fence is left that could ask for an earlier point.
-            // A fence that is being made has its handle already.
+            // Two handles of the `CpuQueue`, and one of the caller: no fence is left that could query an earlier point.
+            // A fence being created has its handle already.
             if state.failures.len() >= MAX_KEPT
                 && (Arc::strong_count(self) <= 3 || transload_core::mutant!("cpu/keep-failures"))
             {
@@ -241,7 +243,7 @@ impl OpQueue {
         }
     }
 
-    /// Wakes the tasks and threads that wait for points up to this one, which is reached: a few at a time, with no lock held.
+    /// Wakes the tasks and threads that wait for points up to this one. Wakes a few at a time, with no lock held.
     fn wake_up_to(&self, point: u64) {
         loop {
             let mut due = SmallVec::<[Waker; 4]>::new();
@@ -260,13 +262,13 @@ impl OpQueue {
                 return;
             }
             for waker in due {
-                // A waker is the user's code: its panic is not ours.
+                // A waker is user code: ignore its panic.
                 let _panic = catch_panic(|| waker.wake());
             }
         }
     }
 
-    /// Blocks until every op enqueued so far is complete.
+    /// Blocks until every operation enqueued so far is complete.
     ///
     /// # Errors
     /// The first failure since the last call.
@@ -301,15 +303,14 @@ impl OpQueue {
     }
 }
 
-/// A line's turn: its ops one after the other, each after its fences. Other tasks run between two of them, the more urgent
-/// first.
+/// Runs a queue's operations in order, each after its fences. Yields to other tasks in between.
 async fn run(mut permit: RunPermit) {
     permit.begun = true;
     let queue = &permit.queue;
     while let Some(op) = queue.pop() {
         let mut run = RunningOp { queue, point: op.point, outcome: None };
         for fence in op.after.iter().filter(|_| !transload_core::mutant!("cpu/come-after")) {
-            // A failed predecessor is reported by its own fence; the bytes are at rest either way.
+            // A failed dependency is reported by its own fence; the bytes are idle either way.
             let _over = queue.executor.fence(fence).await;
         }
         let partition = Partition::new(&op.operation(), queue.executor.threads());
@@ -319,20 +320,20 @@ async fn run(mut permit: RunPermit) {
             run.outcome = Some(outcome);
             Err(parallel)
         } else {
-            // SAFETY: the operation came in by `Queue::enqueue`, whose caller promised that nothing else uses the bytes in
-            // conflict until the point is reached; everything before it is complete.
+            // SAFETY: the caller of `Queue::enqueue` promised that there is no conflicting use of the bytes until the
+            // point is reached; everything before it is complete.
             run.outcome = Some(Outcome::of(op.timing, || unsafe { copy::perform(&op.operation()) }));
             Ok(op)
         };
-        // The point is reached first, so memory that was dropped meanwhile is freed here and not parked. Its owner may be
-        // the user's type: its panic is not ours.
+        // The point is reached first, so that memory dropped meanwhile is freed here and not parked. Its owner may be
+        // user code: ignore its panic.
         drop(run);
         let _panic = catch_panic(|| drop(op));
         yield_now().await;
     }
 }
 
-// SAFETY: a point is counted once its work has returned; identities are fresh.
+// SAFETY: a point is reached once its work has returned; identifiers are unique.
 unsafe impl Timeline for OpQueue {
     fn id(&self) -> TimelineId {
         self.id
@@ -369,7 +370,7 @@ unsafe impl Timeline for OpQueue {
         if self.reached() >= point {
             return true;
         }
-        // A waker is the user's code: it is cloned and dropped outside the lock.
+        // A waker is user code: clone and drop it outside the lock.
         let waker = waker.clone();
         let mut state = self.state.lock();
         self.word.fetch_or(HAS_WAITERS, Ordering::AcqRel);
@@ -377,7 +378,7 @@ unsafe impl Timeline for OpQueue {
             drop(state);
             return true;
         }
-        // A future that is polled again brings the same waker.
+        // A future that is polled again passes the same waker.
         if state.wakers.iter().any(|(at, known)| *at == point && known.will_wake(&waker)) {
             drop(state);
             return false;

@@ -1,4 +1,4 @@
-//! Host memory from the system: zeroed, aligned, and an error instead of an abort where there is none.
+//! Zeroed, aligned host memory. Allocation returns an error instead of aborting.
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
@@ -7,18 +7,18 @@ use std::{
 
 /// Alignment of small allocations: a cache line.
 const SMALL: usize = 64;
-/// Alignment from [`PAGED_FROM`] on.
+/// Alignment from [`PAGED_FROM`] bytes.
 const PAGE: usize = 4096;
 const PAGED_FROM: usize = 64 << 10;
 /// Size and alignment of a transparent huge page.
 #[cfg(target_os = "linux")]
 const HUGE: usize = 2 << 20;
-/// From here on memory is mapped by itself, with advice to use huge pages: first touch of fresh memory is what limits a
-/// copy into it.
+/// Bytes from which memory is a separate mapping with advice to use huge pages: page faults limit a copy into fresh
+/// memory.
 #[cfg(target_os = "linux")]
 const HUGE_FROM: usize = 4 << 20;
 
-/// Zeroed bytes, owned.
+/// Owned zeroed bytes.
 pub(crate) struct Pages {
     address: NonNull<u8>,
     source: Source,
@@ -26,19 +26,19 @@ pub(crate) struct Pages {
 
 enum Source {
     Heap(Layout),
-    /// A mapping of so many bytes.
+    /// A mapping of this many bytes.
     #[cfg(target_os = "linux")]
     Mapping(usize),
 }
 
-// SAFETY: `Pages` owns its bytes and gives out nothing but their address.
+// SAFETY: `Pages` owns its bytes and exposes their address only.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// `bytes` (at least 1) of zeroed memory; `None` where there is not enough. Aligned to 64 bytes, from 64 KiB on to
-    /// 4096, and on Linux from 4 MiB on to 2 MiB.
+    /// Allocates `bytes` (at least 1) of zeroed memory; `None` if there is not enough. Aligned to 64 bytes; from 64 KiB
+    /// to 4096; on Linux, from 4 MiB to 2 MiB.
     pub(crate) fn new(bytes: usize) -> Option<Self> {
         #[cfg(target_os = "linux")]
         if bytes >= HUGE_FROM {
@@ -55,7 +55,7 @@ impl Pages {
         self.address
     }
 
-    /// The allocator would write zeros itself to give this alignment, and so touch every page before the advice.
+    /// The allocator would zero memory of this alignment itself, and so touch every page before the advice.
     #[cfg(target_os = "linux")]
     fn map(bytes: usize) -> Option<Self> {
         let len = bytes.checked_next_multiple_of(HUGE)?;
@@ -77,11 +77,11 @@ impl Pages {
         let base = base.cast::<u8>();
         let before = base.align_offset(HUGE).min(HUGE);
         let after = padded - before - len;
-        // SAFETY: `before + len + after` is the size of the mapping just made; what is unmapped here is its two ends,
-        // both multiples of a page, and nobody knows them yet. Advice changes no content.
+        // SAFETY: `before + len + after` is the size of the new mapping; this unmaps its two ends, both multiples of a
+        // page and not used yet. Advice changes no content.
         unsafe {
             let start = base.add(before);
-            // A failure costs address space or speed, nothing else.
+            // A failure costs address space or speed only.
             if before > 0 {
                 libc::munmap(base.cast(), before);
             }

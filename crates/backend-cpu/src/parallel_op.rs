@@ -1,5 +1,4 @@
-//! One large operation done by several workers: each takes the next piece until none is left, and lets other tasks run
-//! between two pieces.
+//! A large operation shared by several workers. Each takes the next piece until none is left, and yields in between.
 
 use std::{
     future::poll_fn,
@@ -21,7 +20,7 @@ use crate::{
     queued_op::{Outcome, QueuedOp},
 };
 
-/// An operation that is being shared out.
+/// An operation shared by several workers.
 pub(crate) struct ParallelOp {
     op: QueuedOp,
     partition: Partition,
@@ -36,8 +35,8 @@ struct State {
 }
 
 impl ParallelOp {
-    /// Does a op whose turn it is. Returns when all of it is done; the handle keeps the op's buffers, as do tasks that
-    /// come too late to take a piece.
+    /// Runs the operation to its end. The returned handle keeps the buffers alive, as do tasks that start too late to
+    /// take a piece.
     pub(crate) async fn run(
         op: QueuedOp,
         partition: Partition,
@@ -50,7 +49,7 @@ impl ParallelOp {
         let parallel = Arc::new(Self { op, partition, next: AtomicUsize::new(0), state });
         let helpers =
             (1..executor.threads().min(partition.pieces())).map(|_| Arc::clone(&parallel).take_part());
-        // Without helpers this task takes all the pieces.
+        // On an error this task does all pieces.
         let _alone = executor.spawn_all(priority, helpers);
         Arc::clone(&parallel).take_part().await;
         let result = poll_fn(|context| {
@@ -68,9 +67,8 @@ impl ParallelOp {
     /// Takes pieces until none is left.
     async fn take_part(self: Arc<Self>) {
         while let Some(piece) = self.next_piece() {
-            // SAFETY: the operation came in by `Queue::enqueue`, whose caller promised that nothing else uses the bytes in
-            // conflict until the point is reached, which is after the last piece; the counter hands every piece out once,
-            // and pieces do not overlap.
+            // SAFETY: the caller of `Queue::enqueue` promised that there is no conflicting use of the bytes until the
+            // point is reached, which is after the last piece; each piece is taken once, and pieces do not overlap.
             let work = || unsafe { copy::perform_units(&self.op.operation(), piece) };
             self.ended(catch_panic(work).flatten());
             yield_now().await;
@@ -89,7 +87,7 @@ impl ParallelOp {
         }
         let waker = if state.left == 0 { state.waker.take() } else { None };
         drop(state);
-        // The waker is the line's task: nobody else polls this.
+        // This wakes the queue's task, the only one that polls.
         waker.into_iter().for_each(Waker::wake);
     }
 }

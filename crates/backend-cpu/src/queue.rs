@@ -1,4 +1,4 @@
-//! A queue as its users see it.
+//! The `Queue` of this backend.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use transload_executor::Executor;
 
 use crate::{copy, costs, op_queue::OpQueue, queued_op::QueuedOp};
 
-/// An operation of at most so many bytes is done at once where nothing stands before it: waking a worker took up to
-/// 250 µs where it was measured (a virtual machine with 16 processors), in which one core copies about as much.
+/// Largest operation, in bytes, that runs inline on an idle queue. Waking a worker took up to 250 µs (measured on a
+/// virtual machine with 16 processors), in which one core copies about as much.
 pub(crate) const MAX_INLINE: usize = 2 << 20;
 
-/// An ordered line of work. Its executor's threads stay as long as it does, also where the backend was dropped.
+/// A queue. It keeps its executor's threads, even after the backend was dropped.
 pub(crate) struct CpuQueue {
     ops: Arc<OpQueue>,
     timeline: Arc<dyn Timeline>,
@@ -31,7 +31,7 @@ impl CpuQueue {
     }
 }
 
-// SAFETY: a line does its work in order, each after what it must wait for, and counts it when it is done.
+// SAFETY: operations run in order, each after its fences, and reach their points when they are complete.
 unsafe impl Queue for CpuQueue {
     fn device(&self) -> DeviceId {
         DeviceId::Cpu
@@ -61,10 +61,10 @@ unsafe impl Queue for CpuQueue {
             let text = format!("source has {} bytes, destination {}; both must agree", src.len(), dst.len());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        // What was enqueued before on this line is before it anyway.
+        // Earlier operations of this queue come first anyway.
         let id = self.timeline.id();
         let open = after.iter().filter(|fence| fence.timeline().id() != id && !fence.is_known_complete());
-        // Before the operation: the line keeps the outcomes that a handle may ask for.
+        // Cloned before the operation: failures are kept while a handle may query them.
         let timeline = Arc::clone(&self.timeline);
         let point = if copy::bytes(operation) <= MAX_INLINE && open.clone().next().is_none() {
             // SAFETY: the caller's promise.

@@ -1,5 +1,4 @@
-//! A backend's queues. Each thread leases from a place of its own, so that threads which copy side by side write no common
-//! cache line.
+//! A backend's queues, in per-thread shards, so that concurrent threads write no common cache line.
 
 use std::sync::Arc;
 
@@ -8,10 +7,10 @@ use transload_executor::{Executor, PLACES, place_of_thread};
 
 use crate::queue::CpuQueue;
 
-/// QueuePool of one priority at one place. More than one, since a queue may stand still for another backend's work.
+/// Most queues of one priority per shard. More than one, since a queue may wait for another backend's work.
 const MOST: usize = 4;
 
-/// The queues of one place, on cache lines of its own.
+/// The queues of one shard, on cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
 struct QueueShard(SpinLock<Vec<Arc<CpuQueue>>>);
@@ -28,13 +27,13 @@ impl QueuePool {
         Self { shards, executor, parallel_from }
     }
 
-    /// Returns the calling thread's least busy queue of the priority. The handle is the lease.
+    /// Leases the least busy queue of the priority in the calling thread's shard. The handle is the lease.
     pub(crate) fn lease(&self, priority: StreamPriority) -> Arc<CpuQueue> {
         let Some(QueueShard(queues)) = self.shards.get(place_of_thread()) else {
             return Arc::new(self.make(priority));
         };
         let mut queues = queues.lock();
-        // A lease usually ends as soon as work is enqueued, so the work tells how busy a queue is as much as its leases.
+        // Leases usually end once work is enqueued, so incomplete operations count as load too.
         let (mut count, mut least): (_, Option<(u64, &Arc<CpuQueue>)>) = (0, None);
         for queue in queues.iter().filter(|queue| queue.priority() == priority) {
             let load = leases(queue) + queue.ops().outstanding();
@@ -68,11 +67,11 @@ impl QueuePool {
     /// Blocks until everything that was enqueued before is complete.
     ///
     /// # Errors
-    /// The first failure since the last call, of each queue in turn.
+    /// The first queue's first failure since the last call.
     pub(crate) fn drain(&self) -> Result<()> {
         let mut outcome = Ok(());
         for shard in &self.shards {
-            // The lines only: another handle of a queue would be taken for a lease.
+            // Not handles of `CpuQueue`: they would count as leases.
             let queues: Vec<_> = shard.0.lock().iter().map(|queue| Arc::clone(queue.ops())).collect();
             for ops in queues {
                 outcome = outcome.and(ops.drain());
@@ -82,7 +81,7 @@ impl QueuePool {
     }
 }
 
-/// Returns how many leases a queue has: each is a handle, beside the one kept here.
+/// Returns the number of leases: all handles but the pool's own.
 fn leases(queue: &Arc<CpuQueue>) -> u64 {
     Arc::strong_count(queue).saturating_sub(1) as u64
 }

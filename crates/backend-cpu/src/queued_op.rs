@@ -1,4 +1,4 @@
-//! An operation on its way through a queue: it owns what it touches.
+//! A queued operation, which owns handles of its buffers.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use transload_core::{
     Error, ErrorKind, Fence, Operation, Pattern, Pitched, RawBuffer, Result, Timing, catch_panic,
 };
 
-/// Work that waits its turn. Shares the buffers, so their memory outlives every handle of the user's.
+/// A queued operation. Its handles keep the buffers' memory alive.
 pub(crate) struct QueuedOp {
     work: Work,
-    /// Fences that it must come after and that were not known to be over. Inline up to four.
+    /// Fences to wait for that were not known to be complete.
     pub(crate) after: SmallVec<[Fence; 4]>,
     pub(crate) point: u64,
     pub(crate) timing: Timing,
@@ -24,7 +24,7 @@ enum Work {
 }
 
 impl QueuedOp {
-    /// Takes a share of what the operation borrows. The point is given when it is enqueued.
+    /// Clones the buffers that the operation borrows. The point is set when it is enqueued.
     pub(crate) fn new(
         operation: &Operation<'_>,
         after: impl Iterator<Item = Fence>,
@@ -52,14 +52,14 @@ impl QueuedOp {
     }
 }
 
-/// How work went.
+/// Result and duration of an operation.
 pub(crate) struct Outcome {
     pub(crate) result: Result<()>,
     pub(crate) took: Option<Duration>,
 }
 
 impl Outcome {
-    /// Runs `work`, by the clock if asked to. A panic becomes an error: the queue goes on.
+    /// Runs `work`, and measures it if requested. A panic becomes an error.
     pub(crate) fn of(timing: Timing, work: impl FnOnce() -> Result<()>) -> Self {
         let begun = (timing == Timing::Measured).then(Instant::now);
         let result = catch_panic(work).unwrap_or_else(|panic| {

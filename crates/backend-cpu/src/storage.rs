@@ -1,4 +1,4 @@
-//! The memory behind this backend's buffers, counted while it is alive.
+//! Storage that counts live memory.
 
 use std::{
     ptr::NonNull,
@@ -10,17 +10,17 @@ use std::{
 
 use transload_core::{HostBytes, MemoryKind, Storage};
 
-/// What is alive of one backend.
+/// Live allocations of one backend.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) allocations: AtomicU64,
     pub(crate) bytes: AtomicU64,
 }
 
-/// Pageable memory of an owner, counted for as long as it is alive.
+/// Creates storage over an owner's pageable memory, counted while it is alive.
 ///
 /// # Safety
-/// * As for [`HostBytes::new`].
+/// * Those of [`HostBytes::new`].
 pub(crate) unsafe fn counted_storage<O: Send + Sync + 'static>(
     owner: O,
     address: NonNull<u8>,
@@ -33,7 +33,7 @@ pub(crate) unsafe fn counted_storage<O: Send + Sync + 'static>(
     Box::new(unsafe { HostBytes::new((owner, count), address, len, MemoryKind::Pageable, writable) })
 }
 
-/// One allocation in the counters; dropped behind the memory.
+/// Counts one allocation. Dropped after the memory.
 struct AllocationCount {
     len: u64,
     counters: Arc<Counters>,

@@ -1,4 +1,4 @@
-//! The CUDA backend: every device of the process behind core's `Backend`.
+//! The CUDA backend.
 
 use std::{fmt, sync::Arc};
 
@@ -13,7 +13,7 @@ use transload_streams::{AdvancedStreamPool, CudaGraph, StreamOrderedAllocator};
 
 use crate::{CudaBackendConfig, CudaBuffer, costs, device::DeviceState, peers::Peers, share};
 
-/// The devices of the CUDA driver. Cheap to share; usable from any thread.
+/// The devices of the CUDA driver. Usable from any thread.
 pub struct CudaBackend {
     driver: Driver,
     states: Vec<DeviceState>,
@@ -21,20 +21,20 @@ pub struct CudaBackend {
 }
 
 impl CudaBackend {
-    /// Loads the driver and lists the devices. Contexts are made on first use of each device, so this takes some
-    /// milliseconds once per process. It needs no async runtime and does not suspend.
+    /// Loads the driver and lists the devices. Contexts are created on first use of each device, so this takes some
+    /// milliseconds, once per process. It needs no async runtime and does not suspend.
     ///
     /// # Errors
-    /// `NoDriver` naming what was tried, `NoDevice`, `DriverTooOld`, `UnknownDevice` for an ordinal in the
-    /// configuration that does not exist, `InvalidArgument` for a number of streams that is not possible.
+    /// `NoDriver` with every path tried, `NoDevice`, `DriverTooOld`, `UnknownDevice` for an ordinal in the
+    /// configuration that does not exist, `InvalidArgument` for an invalid number of streams.
     pub async fn initialize(config: CudaBackendConfig) -> Result<Arc<Self>> {
         Self::open(&config)
     }
 
-    /// As [`initialize`](Self::initialize), outside async code.
+    /// Like [`initialize`](Self::initialize), but outside async code.
     ///
     /// # Errors
-    /// As for `initialize`.
+    /// Those of `initialize`.
     pub fn open(config: &CudaBackendConfig) -> Result<Arc<Self>> {
         let driver = Driver::get().map_err(lift)?;
         let ordinals = match &config.devices {
@@ -54,24 +54,25 @@ impl CudaBackend {
         Ok(Arc::new(Self { driver, states, peers: Peers::default() }))
     }
 
-    /// A typed buffer of `len` elements in the memory of the device with this ordinal. Its content is undefined.
+    /// Allocates a typed buffer of `len` elements in the memory of the device with this ordinal. Its content is
+    /// undefined.
     ///
     /// # Errors
-    /// Those of [`Backend::allocate`]; `InvalidArgument` where `len` is 0 or the size overflows.
+    /// Those of [`Backend::allocate`]; `InvalidArgument` if `len` is 0 or the size overflows.
     pub fn create_buffer<T: Pod>(&self, ordinal: u32, len: usize) -> Result<CudaBuffer<T>> {
         let state = self.state(DeviceId::Cuda(ordinal))?;
         CudaBuffer::new(len, &state.pool, |bytes| state.allocate(MemoryKind::Device, bytes))
     }
 
-    /// A device of this backend.
+    /// Returns a device of this backend.
     ///
     /// # Errors
-    /// `UnknownDevice` naming the valid ones.
+    /// `UnknownDevice` with the valid ones.
     pub fn device(&self, ordinal: u32) -> Result<&CudaDevice> {
         self.state(DeviceId::Cuda(ordinal)).map(|state| &state.device)
     }
 
-    /// The memory of a device; makes its context.
+    /// Returns the memory manager of a device. Creates its context.
     ///
     /// # Errors
     /// `UnknownDevice`, or the driver's.
@@ -79,8 +80,8 @@ impl CudaBackend {
         self.state(DeviceId::Cuda(ordinal))?.memory()
     }
 
-    /// The allocator of a device's own memory in the order of streams; makes its context. What it holds without need goes
-    /// back to the device by [`drain`](Backend::drain).
+    /// Returns the stream-ordered allocator of a device's memory. Creates its context. [`drain`](Backend::drain)
+    /// releases its cached memory to the device.
     ///
     /// # Errors
     /// `UnknownDevice`, or the driver's.
@@ -88,8 +89,8 @@ impl CudaBackend {
         self.state(DeviceId::Cuda(ordinal))?.allocator()
     }
 
-    /// What [`register`](Backend::register) keeps registered, to let go of some of it or of all; makes the first device's
-    /// context.
+    /// Returns the cache of memory that [`register`](Backend::register) keeps registered, to release some or all of it.
+    /// Creates the first device's context.
     ///
     /// # Errors
     /// The driver's.
@@ -98,15 +99,15 @@ impl CudaBackend {
         self.states.first().ok_or_else(no_device)?.registrations()
     }
 
-    /// The streams of a device: to lease some for one's own kernels, and to set how they are chosen.
+    /// Returns the stream pool of a device, to lease streams for other kernels.
     ///
     /// # Errors
-    /// `UnknownDevice` naming the valid ones.
+    /// `UnknownDevice` with the valid ones.
     pub fn streams(&self, ordinal: u32) -> Result<&AdvancedStreamPool> {
         self.state(DeviceId::Cuda(ordinal)).map(|state| &state.pool)
     }
 
-    /// Whether every device of the backend has a capability.
+    /// Returns whether every device of the backend has a capability.
     ///
     /// # Errors
     /// The driver's.
@@ -119,7 +120,7 @@ impl CudaBackend {
         Ok(true)
     }
 
-    /// Whether the devices are a software driver's.
+    /// Returns whether the devices are those of a software driver.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.driver.is_simulated()
@@ -151,9 +152,9 @@ impl Backend for CudaBackend {
         self.states.iter().map(|state| state.info().clone()).collect()
     }
 
-    /// Device memory of up to 256 MiB and pinned memory of up to 64 MiB is that of earlier buffers of such a size, where there is
-    /// any that nothing in flight uses, without a call to the driver. What buffers leave is kept until [`drain`](Backend::drain),
-    /// or until memory is short. Then a buffer may also begin behind work in flight, and this may block until such work is over.
+    /// Allocates memory. Device memory of up to 256 MiB and pinned memory of up to 64 MiB reuses cached memory of
+    /// dropped buffers that is idle, without a driver call. Memory is cached until [`drain`](Backend::drain), or until
+    /// memory is short. Then this may also reuse memory that is still in use, or block until such work is complete.
     fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         self.state(device)?.allocate(kind, bytes)
     }
@@ -188,18 +189,18 @@ impl Backend for CudaBackend {
         match (src.device, dst.device) {
             (from, to) if from == to => self.has(from).then_some(from),
             (DeviceId::Cpu, device) | (device, DeviceId::Cpu) => self.has(device).then_some(device),
-            // Between devices bytes go by peer copies or through the host, not by one queue's plain copy.
+            // Copies between devices are peer copies or staged through the host.
             _ => None,
         }
     }
 
     fn in_place_copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
         let (near, far) = if src.device.is_cpu() { (src, dst) } else { (dst, src) };
-        // With unified addressing pinned memory is mapped as well; a buffer that is not has no device address.
+        // With unified addressing pinned memory is mapped too; otherwise a buffer has no device address.
         let kinds = [MemoryKind::Mapped, MemoryKind::Pinned];
         let mapped = |place: Place| place.device.is_cpu() && kinds.contains(&place.kind);
         if mapped(near) && mapped(far) {
-            // Mapped memory is every device's.
+            // Any device can access mapped memory.
             return self.states.first().map(|state| state.id);
         }
         let visible = near.device == far.device || mapped(near);
@@ -221,7 +222,7 @@ impl Backend for CudaBackend {
         Ok(Arc::new(CudaGraph::record(&self.state(device)?.device, priority, operations)?))
     }
 
-    /// Through the first device of the backend, for all of them: see [`RegistrationCache::register`].
+    /// Registers through the first device, for all devices: see [`RegistrationCache::register`].
     fn register(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
         self.registrations()?.register(buffer)
     }
@@ -235,7 +236,7 @@ impl Backend for CudaBackend {
         let peers = ids().flat_map(|src| ids().map(move |dst| (src, dst))).filter(|(src, dst)| src != dst);
         let own = self.states.iter().flat_map(|state| {
             let (id, kinds) = (state.id, &state.info().kinds);
-            // Not every device has managed memory.
+            // A device may lack managed memory.
             let has = move |place: Place| place.device != id || kinds.contains(&place.kind);
             costs::of(id).into_iter().filter(move |cost| has(cost.path.src) && has(cost.path.dst))
         });
@@ -269,14 +270,14 @@ impl Backend for CudaBackend {
     }
 
     fn attach_thread(&self) -> Option<Box<dyn std::any::Any>> {
-        // An error leaves the thread as it is: it may disturb a capture then, but nothing else.
+        // After an error the thread's calls may invalidate a capture, nothing else.
         let relaxed = transload_cuda_sys::RelaxedCapture::enter().ok()?;
         Some(Box::new(relaxed))
     }
 
     fn drain(&self) -> Result<()> {
         let mut outcome = Ok(());
-        // Every device is drained, also after an error.
+        // Drain every device, even after an error.
         for state in &self.states {
             outcome = outcome.and(state.drain());
         }

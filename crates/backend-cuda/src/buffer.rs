@@ -9,8 +9,8 @@ use transload_core::{
 use transload_memory::{borrow, borrow_mut};
 use transload_streams::AdvancedStreamPool;
 
-/// `len` elements of `T` on a device. The methods of [`Buffer`] block; for asynchronous work use
-/// [`raw`](Buffer::raw) with the transfer manager. Usable from any thread.
+/// `len` elements of `T` on a device. The methods of [`Buffer`] block; for asynchronous work pass [`raw`](Buffer::raw)
+/// to the transfer manager. Usable from any thread.
 #[derive(Debug)]
 pub struct CudaBuffer<T> {
     raw: RawBuffer,

@@ -1,8 +1,7 @@
-//! What `Backend::allocate` gives warm: memory of buffers that are gone, without a call to the driver.
+//! Caches the memory of dropped buffers for `Backend::allocate`, which then makes no driver call.
 //!
-//! An allocator for each kind, on a stream that does no work. So every use of a buffer is another stream's, and memory goes to
-//! the next request only once all of them are over, as if it were new. Only where there is no more memory does a buffer begin
-//! behind work that is in flight.
+//! One allocator per kind, on an idle stream. All uses are on other streams, so memory is reused when they are
+//! complete, or earlier if memory is short.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -10,18 +9,19 @@ use transload_core::{DeviceId, ErrorKind, MemoryInfo, MemoryKind, Place, RawBuff
 use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource, MemoryResource};
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
-/// Up to here a request is served so. What is larger takes far longer to fill than to allocate.
+/// Largest cached request, in bytes. Larger buffers take far longer to fill than to allocate.
 const MAX_DEVICE_BYTES: usize = 256 << 20;
 const MAX_PINNED_BYTES: usize = 64 << 20;
 
-/// Device memory for requests up to here is not cut from larger segments, in which small buffers would keep each other's
-/// neighbours. Pinned memory is dear to hold, so any of it serves.
+/// Largest device segment, in bytes, that is split. Splitting larger ones for small buffers would fragment them. Pinned
+/// memory is scarce, so any segment is split.
 const DEVICE_SPLIT: u64 = 16 << 20;
 
-/// The device's other allocator, once it was asked for: what it only keeps goes back before a buffer here begins behind work.
+/// The device's public allocator, once created. Its cached memory is released before this cache reuses memory in
+/// flight.
 pub(crate) type SiblingAllocator = Arc<OnceLock<StreamOrderedAllocator>>;
 
-/// Whose memory.
+/// Side whose memory is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemorySide {
     Device,
@@ -38,7 +38,7 @@ impl MemorySide {
     }
 }
 
-/// The allocators of one device. In this order they go: the stream last.
+/// The allocators of one device. Field order matters: the stream is dropped last.
 #[derive(Default)]
 pub(crate) struct BufferCache {
     device: OnceLock<StreamOrderedAllocator>,
@@ -47,7 +47,7 @@ pub(crate) struct BufferCache {
 }
 
 impl BufferCache {
-    /// A buffer that the calling thread dropped before.
+    /// Returns a buffer that the calling thread dropped before, if any fits.
     #[inline]
     pub(crate) fn take_kept(&self, kind: MemoryKind, bytes: usize) -> Option<RawBuffer> {
         let slot = match kind {
@@ -58,7 +58,7 @@ impl BufferCache {
         slot.get()?.kept_buffer(bytes)
     }
 
-    /// A buffer, where requests of this kind and size are served so.
+    /// Allocates a buffer; `None` if requests of this kind and size are not cached.
     pub(crate) fn allocate(
         &self,
         (device, memory): (&CudaDevice, &Arc<CudaMemoryManager>),
@@ -99,8 +99,8 @@ impl BufferCache {
         [&self.device, &self.pinned].into_iter().filter_map(OnceLock::get)
     }
 
-    /// Gives back what is kept without need, of what memory is short; answers how many bytes. Memory of the host makes no room
-    /// on the device, and is dear to pin again.
+    /// Releases cached memory of a side. Returns the bytes released. Releasing host memory makes no room on the device,
+    /// and pinning it again is slow.
     pub(crate) fn trim(&self, side: MemorySide) -> u64 {
         let (device, pinned) = (side != MemorySide::Host, side != MemorySide::Device);
         let device = self.device.get().filter(|_| device);
@@ -108,17 +108,17 @@ impl BufferCache {
         device.into_iter().chain(pinned).map(StreamOrderedAllocator::release_cached).sum()
     }
 
-    /// Waits for what dropped buffers wait for, and gives everything back that is free.
+    /// Waits for pending frees, and releases all free memory.
     pub(crate) fn drain(&self) -> Result<()> {
         let mut outcome = Ok(());
-        // Each is drained, also after an error.
+        // Drain each, even after an error.
         for allocator in self.each() {
             outcome = outcome.and(allocator.drain());
         }
         outcome
     }
 
-    /// Puts buffers into the ledger in the place of the segments that they are cut from. A segment that is only kept counts too.
+    /// Counts live buffers instead of the segments they are in, and cached segments.
     pub(crate) fn add_to(&self, ledger: &mut ResourceCounts) {
         for allocator in self.each() {
             let now = allocator.statistics();
@@ -130,23 +130,23 @@ impl BufferCache {
     }
 }
 
-/// A kind of the manager's memory. When memory is short the manager gives back by itself what does not have to be waited for;
-/// what this thread may be the one to end must not be.
+/// The manager's memory of one kind. If memory is short, the manager releases what needs no waiting; waiting could
+/// deadlock on work that this thread must finish.
 struct CacheUpstream {
     resource: CudaResource,
     sibling: Weak<OnceLock<StreamOrderedAllocator>>,
 }
 
 impl CacheUpstream {
-    /// Has the other allocator give back what it keeps without need, without waiting. Answers whether there was anything.
+    /// Has the sibling allocator release cached memory, without waiting. Returns whether it released any.
     fn trim_sibling(&self) -> bool {
-        // Which is of the device's memory alone.
+        // The sibling caches device memory only.
         let sibling = self.resource.device().and_then(|_| self.sibling.upgrade());
         sibling.as_deref().and_then(OnceLock::get).is_some_and(|allocator| allocator.release_cached() > 0)
     }
 }
 
-// SAFETY: every answer is that of the wrapped resource.
+// SAFETY: every call is forwarded to the wrapped resource.
 unsafe impl MemoryResource for CacheUpstream {
     fn place(&self) -> Place {
         self.resource.place()

@@ -1,4 +1,4 @@
-//! What a CUDA backend is made with.
+//! Settings of a CUDA backend.
 
 use transload_core::Result;
 use transload_memory::CudaDevice;
@@ -8,14 +8,15 @@ use transload_streams::{AdvancedStreamPool, AllocationStrategy};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CudaBackendConfig {
-    /// Ordinals of the devices to use; `None` means every device that the driver shows.
+    /// Ordinals of the devices to use; `None` means every visible device.
     pub devices: Option<Vec<u32>>,
     /// The most streams per device and priority, 1 to 64; `None` means as many as suit the device (see
-    /// [`PoolBuilder`](transload_streams::PoolBuilder)). They are made when they are needed.
+    /// [`PoolBuilder`](transload_streams::PoolBuilder)). Streams are created on demand.
     pub streams_per_priority: Option<usize>,
-    /// How a stream is chosen. By default each workload has streams of its own, so that copies do not queue behind kernels.
+    /// How a stream is chosen. By default each workload has its own streams, so that copies do not queue after kernels.
     pub strategy: AllocationStrategy,
-    /// The most bytes of ordinary host memory that each device keeps registered for [`Backend::register`]; `None` means 8 GiB.
+    /// The most bytes of pageable host memory that each device keeps registered for [`Backend::register`]; `None` means
+    /// 8 GiB.
     ///
     /// [`Backend::register`]: transload_core::Backend::register
     pub registration_limit: Option<u64>,
@@ -36,7 +37,7 @@ impl CudaBackendConfig {
         self
     }
 
-    /// Sets the most bytes of ordinary host memory that each device keeps registered.
+    /// Sets the most bytes of pageable host memory that each device keeps registered.
     #[must_use]
     pub fn with_registration_limit(mut self, bytes: u64) -> Self {
         self.registration_limit = Some(bytes);
@@ -50,7 +51,7 @@ impl CudaBackendConfig {
         self
     }
 
-    /// The pool of a device.
+    /// Creates the stream pool of a device.
     pub(crate) fn pool(&self, device: &CudaDevice) -> Result<AdvancedStreamPool> {
         match self.streams_per_priority {
             Some(streams) => AdvancedStreamPool::new_with_strategy(device, streams, self.strategy),

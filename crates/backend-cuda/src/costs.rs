@@ -1,8 +1,8 @@
-//! Costs before anything was measured on this machine.
+//! Default costs.
 //!
 //! Source: docs/benchmarks/2026-11-21-2xH200-memory-and-streams.json, rows `methods/`: H200 with PCIe 5 x16, driver 580
-//! (CUDA 13.0). Unified memory began each measurement where it was not needed. What was not measured says so where it
-//! stands. A test of the facade compares the choices made by this table with the newest record.
+//! (CUDA 13.0). Unified memory began each measurement on the other side. Costs that were not measured say so. A test of
+//! the facade compares the choices made by this table with the newest record.
 
 use std::time::Duration;
 
@@ -11,28 +11,28 @@ use transload_core::{CostModel, DeviceId, MemoryKind, PathCost, Place, TransferM
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// The sizes on record.
+/// The measured sizes, in bytes.
 const SIZES: [u64; 6] = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 128 * MIB, 256 * MIB];
-/// Microseconds of a method at each of these sizes.
+/// Time of a method at each size, in microseconds.
 type Curve = [f64; SIZES.len()];
 
 /// The driver's own copy from pageable memory, and to it.
 const PAGEABLE_UP: Curve = [7.8, 16.3, 83.9, 1036.9, 8410.3, 28_275.0];
 const PAGEABLE_DOWN: Curve = [11.6, 19.4, 119.8, 1223.7, 10_143.5, 18_841.5];
-/// The same through the ring of pinned slots.
+/// The same by staging buffers.
 const STAGED_UP: Curve = [10.6, 16.6, 58.6, 447.8, 3269.8, 6736.1];
 const STAGED_DOWN: Curve = [13.3, 18.6, 96.0, 720.1, 2992.6, 5612.7];
-/// Between two devices that do not reach each other.
+/// Between two devices that are no peers, by staging buffers.
 const STAGED_ACROSS: Curve = [16.3, 19.4, 81.5, 574.2, 3195.7, 5890.3];
-/// Into unified memory that is on the host, by the driver's copy, by staging, and by the host's threads and a migration.
+/// Into unified memory that is on the host: by the driver's copy, by staging, by host threads and a prefetch.
 const DIRECT_INTO_UNIFIED: Curve = [51.3, 93.7, 285.3, 2623.2, 22_083.0, 47_958.5];
 const STAGED_INTO_UNIFIED: Curve = [53.7, 94.0, 392.3, 3113.8, 20_020.6, 37_266.3];
 const MOVED_INTO_UNIFIED: Curve = [28.6, 44.0, 164.9, 1456.6, 10_050.8, 19_389.6];
-/// Out of unified memory that is on the device, likewise.
+/// Out of unified memory that is on the device: likewise.
 const DIRECT_OUT_OF_UNIFIED: Curve = [14.3, 21.5, 108.2, 1507.3, 9058.0, 18_054.0];
 const STAGED_OUT_OF_UNIFIED: Curve = [14.6, 23.5, 95.1, 717.1, 3051.8, 5853.4];
 const MOVED_OUT_OF_UNIFIED: Curve = [31.5, 39.7, 167.4, 1243.0, 11_437.2, 23_755.9];
-/// Between unified memory that is on the host and the device's own: the mean of both directions.
+/// Between unified memory that is on the host and device memory: the mean of both directions.
 const DIRECT_WITHIN: Curve = [43.8, 78.0, 165.2, 1936.0, 12_908.0, 25_062.0];
 const MOVED_WITHIN: Curve = [26.4, 30.6, 52.3, 402.5, 2916.0, 5793.0];
 
@@ -42,13 +42,14 @@ fn curve(path: TransferPath, method: TransferMethod, micros: Curve) -> Option<Pa
     CostModel::through(&points).map(|model| PathCost { path, method, model })
 }
 
-/// Between devices that do not reach each other: down one link and up the other, chunk by chunk.
+/// Returns the cost between devices by staging: down one link and up the other, in chunks.
 pub(crate) fn across(src: DeviceId, dst: DeviceId) -> Option<PathCost> {
     let path = TransferPath::new(Place::new(src, MemoryKind::Device), Place::new(dst, MemoryKind::Device));
     curve(path, TransferMethod::HostStaged, STAGED_ACROSS)
 }
 
-/// Moving unified memory as a whole. Measured from pageable memory; the host's threads read other host memory as fast.
+/// Returns the costs of prefetching unified memory. Measured with pageable memory; host threads read other host memory
+/// as fast.
 fn migrations(host: impl Fn(MemoryKind) -> Place, here: impl Fn(MemoryKind) -> Place) -> Vec<PathCost> {
     let unified = here(MemoryKind::Unified);
     let mut costs = Vec::new();
@@ -66,7 +67,7 @@ fn migrations(host: impl Fn(MemoryKind) -> Place, here: impl Fn(MemoryKind) -> P
     costs
 }
 
-/// The default costs of one device's paths.
+/// Returns the default costs of one device's paths.
 pub(crate) fn of(device: DeviceId) -> Vec<PathCost> {
     let micros = |us: f64| Duration::from_secs_f64(us / 1e6);
     let direct = |src: Place, dst: Place, latency: f64, gigabytes: f64| PathCost {
@@ -82,18 +83,18 @@ pub(crate) fn of(device: DeviceId) -> Vec<PathCost> {
     let here = |kind| Place::new(device, kind);
     let mut costs = Vec::new();
     for near in [MemoryKind::Device, MemoryKind::Unified] {
-        // Measured for the device's own memory. For unified memory this is a guess, not a measurement: where its pages
-        // have to migrate first it takes longer, as the curves of pageable memory show.
+        // Measured for device memory. Assumed for unified memory, not measured: it takes longer if pages have to
+        // migrate first, as the curves of pageable memory show.
         for pinned in [MemoryKind::Pinned, MemoryKind::Mapped] {
             costs.push(direct(host(pinned), here(near), 7.6, 55.0));
             costs.push(direct(here(near), host(pinned), 8.3, 55.0));
         }
         let (latency, up, down) = match near {
             MemoryKind::Device => (11.5, 51.0, 52.0),
-            // The device's threads fault pages in where they are not resident.
+            // The kernel faults pages in that are not resident.
             _ => (234.0, 8.0, 8.0),
         };
-        // Measured for mapped memory, which to the kernel is the same as pinned memory.
+        // Measured for mapped memory, which is the same to the kernel as pinned memory.
         for pinned in [MemoryKind::Pinned, MemoryKind::Mapped] {
             costs.push(in_place(host(pinned), here(near), latency, up));
             costs.push(in_place(here(near), host(pinned), latency, down));
@@ -125,7 +126,7 @@ pub(crate) fn of(device: DeviceId) -> Vec<PathCost> {
     costs
 }
 
-/// The default cost of the path from one device's memory to another's, where they are peers.
+/// Returns the default cost between the memory of two peers.
 pub(crate) fn between(src: DeviceId, dst: DeviceId) -> PathCost {
     PathCost {
         path: TransferPath::new(Place::new(src, MemoryKind::Device), Place::new(dst, MemoryKind::Device)),

@@ -1,4 +1,4 @@
-//! One device of the backend: its memory and its streams, made on first use.
+//! State of one device: memory and streams, created on first use.
 
 use std::sync::{
     Arc, OnceLock,
@@ -22,17 +22,17 @@ pub(crate) struct DeviceState {
     pub(crate) device: CudaDevice,
     info: DeviceInfo,
     memory: OnceLock<Arc<CudaMemoryManager>>,
-    /// What is given by [`allocate`](Self::allocate); holds segments of `memory`.
+    /// Serves [`allocate`](Self::allocate); holds segments of `memory`.
     cache: Arc<BufferCache>,
-    /// Over the device's own memory; holds segments of `memory`.
+    /// Public allocator of device memory; holds segments of `memory`.
     allocator: SiblingAllocator,
-    /// Host memory registered through this device; holds parts of `memory`.
+    /// Host memory registered through this device; holds registrations of `memory`.
     registrations: OnceLock<RegistrationCache>,
     registration_limit: Option<u64>,
     pub(crate) pool: AdvancedStreamPool,
-    /// Streams that no user is given.
+    /// Streams for internal workers only.
     pub(crate) reserved: AdvancedStreamPool,
-    /// Whether a drain returned the loss of the context.
+    /// Whether a drain has returned the loss of the context.
     loss_reported: AtomicBool,
 }
 
@@ -82,7 +82,7 @@ impl DeviceState {
         if let Some(allocator) = self.allocator.get() {
             return Ok(allocator);
         }
-        // Holds nothing before the first request, so that it does not matter who comes first.
+        // Empty before the first request, so concurrent creation is harmless.
         let made = StreamOrderedAllocator::new(CudaResource::new(self.memory()?, MemoryKind::Device)?);
         let cache = Arc::downgrade(&self.cache);
         made.on_out_of_memory(move |_| {
@@ -92,7 +92,7 @@ impl DeviceState {
     }
 
     pub(crate) fn registrations(&self) -> Result<&RegistrationCache> {
-        /// Where nothing else is said: enough for what is uploaded again and again, little of a host that has such devices.
+        /// Default limit in bytes: enough for buffers that are uploaded repeatedly, little of such a host's memory.
         const LIMIT: u64 = 8 << 30;
         if let Some(registrations) = self.registrations.get() {
             return Ok(registrations);
@@ -101,7 +101,7 @@ impl DeviceState {
         Ok(self.registrations.get_or_init(|| made))
     }
 
-    /// Where the device has no room, what the allocators hold without need is given back, and the driver asked again.
+    /// Allocates a buffer. If memory is short, releases cached memory of the allocators and retries.
     #[inline]
     pub(crate) fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         self.check_usable()?;
@@ -118,7 +118,7 @@ impl DeviceState {
         })
     }
 
-    /// Allocates; where the device has no room, gives back what can be and tries again, as [`allocate`](Self::allocate) does.
+    /// Calls `allocate`. If memory is short, releases cached memory and retries once.
     pub(crate) fn retry_after_trim<B>(
         &self,
         side: MemorySide,
@@ -129,20 +129,20 @@ impl DeviceState {
             Err(error) if error.kind() == ErrorKind::OutOfMemory => error,
             other => return other,
         };
-        // What cannot be given back is missing still, which the next try says.
+        // Ignore errors of releasing: the retry reports the shortage.
         let sibling = self.allocator.get().filter(|_| side != MemorySide::Host);
         let of_allocator = sibling.and_then(|allocator| allocator.trim().ok());
         let freed = self.cache.trim(side) + of_allocator.unwrap_or(0);
         if freed > 0 { allocate(self.memory()?) } else { Err(refused) }
     }
 
-    /// Refuses a device whose context is known to be lost.
+    /// Returns an error if the context is known to be lost.
     #[inline]
     pub(crate) fn check_usable(&self) -> Result<()> {
         if mutant!("backend-cuda/refuse-lost-device") { Ok(()) } else { self.device.check_usable() }
     }
 
-    /// Waits for the streams, then gives back what is free but kept. A lost context is returned once: nothing of it is left.
+    /// Waits for the streams, then releases cached memory. The loss of the context is returned once.
     pub(crate) fn drain(&self) -> Result<()> {
         match self.drain_all() {
             Err(error) if error.kind() == ErrorKind::DeviceLost => {
@@ -157,7 +157,7 @@ impl DeviceState {
         let mut outcome = self.pool.synchronize().and(self.reserved.synchronize());
         if let Some(memory) = self.memory_if_used() {
             let trimmed = self.allocator.get().map_or(Ok(0), StreamOrderedAllocator::trim);
-            // Registrations that are left may be in use by what is parked.
+            // Last, since parked memory may use registrations.
             outcome = outcome.and(self.cache.drain()).and(trimmed.map(|_| ())).and(memory.drain());
             if let Some(registrations) = self.registrations.get() {
                 outcome = outcome.and(registrations.trim().map(|_| ()));
@@ -166,14 +166,14 @@ impl DeviceState {
         outcome
     }
 
-    /// What is alive of its memory.
+    /// Returns the counts of live memory.
     pub(crate) fn resource_counts(&self) -> ResourceCounts {
         let mut ledger = self.memory_if_used().map(CudaMemoryManager::resource_counts).unwrap_or_default();
         self.cache.add_to(&mut ledger);
         ledger
     }
 
-    /// The memory manager, if anything was allocated yet.
+    /// Returns the memory manager, if it was created.
     fn memory_if_used(&self) -> Option<&CudaMemoryManager> {
         self.memory.get().map(AsRef::as_ref)
     }

@@ -1,4 +1,4 @@
-//! Which devices reach each other's memory: asked of the driver, enabled once.
+//! Peer access: queried from the driver, enabled once.
 
 use parking_lot::RwLock;
 use transload_core::{DeviceId, Error, ErrorKind, PeerAccess, Result};
@@ -6,15 +6,15 @@ use transload_memory::lift;
 
 use crate::device::DeviceState;
 
-/// What this backend enabled, as (device, peer). Access that others enabled in the process is not known here; enabling
-/// it again does no harm.
+/// Pairs (device, peer) that this backend enabled. Other code in the process may have enabled more; enabling access
+/// again is harmless.
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
     enabled: RwLock<Vec<(DeviceId, DeviceId)>>,
 }
 
 impl Peers {
-    /// Makes no context: the driver answers for devices.
+    /// Returns the peer access of a device. Creates no context.
     pub(crate) fn access(&self, device: &DeviceState, peer: &DeviceState) -> Result<PeerAccess> {
         let (own, other) = (device.device.id(), peer.device.id());
         if own == other {
@@ -27,15 +27,15 @@ impl Peers {
         Ok(if can { PeerAccess::Available } else { PeerAccess::Unavailable })
     }
 
-    /// One way: the context's access, which covers plain allocations, and that of the peer's memory pool. Neither waits
-    /// for work of a device; no lock is held meanwhile, so two threads may both ask the driver, which does no harm.
+    /// Enables access in one direction: of the context, which covers plain allocations, and of the peer's memory pool.
+    /// Neither waits for device work. Holds no lock, so two threads may both call the driver, which is harmless.
     pub(crate) fn enable(&self, device: &DeviceState, peer: &DeviceState) -> Result<()> {
         match self.access(device, peer)? {
             PeerAccess::Enabled => return Ok(()),
             PeerAccess::Available => {}
             PeerAccess::Unavailable => {
                 let (own, other) = (device.device.id(), peer.device.id());
-                let text = format!("{own} cannot reach the memory of {other}: they are no peers");
+                let text = format!("{own} cannot access the memory of {other}: they are no peers");
                 return Err(Error::new(ErrorKind::Unsupported, text));
             }
         }

@@ -1,4 +1,4 @@
-//! Memory of one place made usable by a device: as it is where the hardware allows, else as a copy.
+//! Shares memory with a device: in place if the hardware allows it, else as a copy.
 
 use transload_core::{
     Backend, DeviceId, Error, ErrorKind, MemoryKind, Operation, RawBuffer, Result, SharedBuffer,
@@ -8,10 +8,10 @@ use transload_memory::CudaFeature;
 
 use crate::CudaBackend;
 
-/// The buffer itself where `device` can use it in place, else a copy under way, with its fence.
+/// Returns the buffer itself if `device` can use it in place, else a copy in flight, with its fence.
 ///
 /// # Errors
-/// `UnknownDevice`; `Unsupported` where neither is possible: memory of another device goes by peer copy or through the host.
+/// `UnknownDevice`; `Unsupported` if neither is possible: memory of another device needs a peer copy or staging.
 pub(crate) fn share(backend: &CudaBackend, buffer: &RawBuffer, device: DeviceId) -> Result<SharedBuffer> {
     let place = buffer.place();
     if place.device == device || in_place(backend, buffer, device)? {
@@ -19,7 +19,7 @@ pub(crate) fn share(backend: &CudaBackend, buffer: &RawBuffer, device: DeviceId)
     }
     let (kind, lane) = match (place.device, device) {
         (DeviceId::Cpu, device) => (MemoryKind::Device, device),
-        // The host's side of a copy from a device is best pinned.
+        // Copies from a device are fastest into pinned memory.
         (device, DeviceId::Cpu) => (MemoryKind::Pinned, device),
         _ => {
             let text = format!(
@@ -35,18 +35,18 @@ pub(crate) fn share(backend: &CudaBackend, buffer: &RawBuffer, device: DeviceId)
     Ok(SharedBuffer { buffer: copy, copied: true, arrival })
 }
 
-/// Whether the device, or the host, can use memory of another place as it is.
+/// Returns whether `device`, which may be the host, can use the buffer in place.
 fn in_place(backend: &CudaBackend, buffer: &RawBuffer, device: DeviceId) -> Result<bool> {
     let place = buffer.place();
     if device.is_cpu() {
-        // The memory of a device that this backend does not have is not for it to tell.
+        // Fails for a device of another backend.
         backend.state(place.device)?;
         return Ok(buffer.host_address().is_some());
     }
     let state = backend.state(device)?;
     match place.kind {
         MemoryKind::Mapped => Ok(place.device.is_cpu() && buffer.device_address().is_some()),
-        // Managed memory of one device is every device's that faults its pages in.
+        // Devices that fault pages in can access each other's managed memory.
         MemoryKind::Unified => {
             let concurrent = |device: &transload_memory::CudaDevice| {
                 device.supports_feature(CudaFeature::ConcurrentManagedAccess)

@@ -1,4 +1,4 @@
-//! Typed unified memory from the backend, and what is asked of it by the backend's own names.
+//! The backend's methods for unified memory.
 
 use transload_core::{DeviceId, MemoryAdvice, Pod, Result, StreamPriority, Transfer, WorkloadType};
 use transload_memory::{CudaFeature, UnifiedBuffer, UnifiedMode};
@@ -6,8 +6,9 @@ use transload_memory::{CudaFeature, UnifiedBuffer, UnifiedMode};
 use crate::{CudaBackend, buffer_cache::MemorySide};
 
 impl CudaBackend {
-    /// Whether the device's driver has managed memory (compute capability 3.0 or higher). [`UnifiedMode::of`] tells whether host
-    /// and device may use it at the same time; [`allocate_unified`](Self::allocate_unified) works in either case.
+    /// Returns whether the device has managed memory (compute capability 3.0 or higher). [`UnifiedMode::of`] tells
+    /// whether host and device may use it concurrently; [`allocate_unified`](Self::allocate_unified) works in either
+    /// case.
     ///
     /// # Errors
     /// `UnknownDevice`, or the driver's.
@@ -15,20 +16,20 @@ impl CudaBackend {
         self.device(ordinal)?.supports_feature(CudaFeature::ManagedMemory)
     }
 
-    /// A buffer of `len` elements that the host and the device with this ordinal share, all bytes zero. It gives its memory back
-    /// when it is dropped and nothing in flight uses it.
+    /// Allocates a zeroed buffer of `len` elements that the host and the device with this ordinal share. Its memory is
+    /// freed when it is dropped and nothing in flight uses it.
     ///
     /// # Errors
-    /// `UnknownDevice`; `InvalidArgument` where `len` is 0 or the size overflows; `OutOfMemory` with the bytes requested, free
-    /// and in all; the driver's.
+    /// `UnknownDevice`; `InvalidArgument` if `len` is 0 or the size overflows; `OutOfMemory` with the bytes requested,
+    /// free and in total; the driver's.
     pub fn allocate_unified<T: Pod>(&self, ordinal: u32, len: usize) -> Result<UnifiedBuffer<T>> {
         self.allocate_unified_as(ordinal, len, UnifiedMode::of(self.device(ordinal)?)?)
     }
 
-    /// As [`allocate_unified`](Self::allocate_unified), in a mode.
+    /// Like [`allocate_unified`](Self::allocate_unified), but in a given mode.
     ///
     /// # Errors
-    /// As for `allocate_unified`, and `Unsupported` for [`UnifiedMode::Managed`] on a device that has it not.
+    /// Those of `allocate_unified`, and `Unsupported` for [`UnifiedMode::Managed`] on a device without it.
     pub fn allocate_unified_as<T: Pod>(
         &self,
         ordinal: u32,
@@ -43,17 +44,17 @@ impl CudaBackend {
         })
     }
 
-    /// Moves a buffer to a device; `None` means its own. Enqueued when this returns, on the buffer's queue.
+    /// Prefetches a buffer to a device; `None` means its own. Enqueued on the buffer's queue before this returns.
     pub fn prefetch_to_device<T: Pod>(&self, buffer: &UnifiedBuffer<T>, ordinal: Option<u32>) -> Transfer {
         buffer.prefetch_to_device(ordinal)
     }
 
-    /// Moves a buffer to the host. Enqueued when this returns, on the buffer's queue.
+    /// Prefetches a buffer to the host. Enqueued on the buffer's queue before this returns.
     pub fn prefetch_to_host<T: Pod>(&self, buffer: &UnifiedBuffer<T>) -> Transfer {
         buffer.prefetch_to_host()
     }
 
-    /// Advises the driver on where a buffer should be.
+    /// Advises the driver on the placement of a buffer.
     ///
     /// # Errors
     /// Those of [`UnifiedBuffer::advise`].

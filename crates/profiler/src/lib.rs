@@ -1,10 +1,9 @@
-//! Listens to transfers through core's [`Observer`](transload_core::Observer), whatever backends they run on.
+//! Records transfers of any backend, through core's [`Observer`](transload_core::Observer).
 //!
-//! **Begun:** [`TransferLog`] keeps the last ends of transfers and counts all of them. Stream reports, device
-//! timelines, traces for a viewer and metrics for a monitor are not here yet.
+//! **Begun:** [`TransferLog`] keeps records of the last transfers and counts all of them. Stream reports, device
+//! timelines, traces and metrics are not implemented yet.
 //!
-//! The log measures nothing itself: it keeps the report that each transfer carries. A time that nobody measured stays
-//! absent there; it is never estimated here.
+//! The log measures nothing itself: it keeps each transfer's report. A time that was not measured stays absent.
 
 mod record;
 mod totals;

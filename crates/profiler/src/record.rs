@@ -1,18 +1,18 @@
-//! One end of a transfer, as it was reported.
+//! The record of an ended transfer.
 
 use std::fmt;
 
 use transload_core::{ErrorKind, TransferReport};
 
-/// How a transfer ended, as far as anyone saw.
+/// How a transfer ended, as far as observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
     /// Its bytes are in place.
     Completed,
-    /// It failed for this reason; the destination's bytes are undefined.
+    /// It failed with this error; the destination's bytes are undefined.
     Failed(ErrorKind),
-    /// Its handle was dropped: it ran on, and nobody saw how it ended.
+    /// Its handle was dropped: it went on, and its end was not observed.
     Abandoned,
 }
 
@@ -26,15 +26,15 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// A transfer that is over for its submitter.
+/// A transfer that ended for its submitter.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TransferRecord {
-    /// Counts ends from 0, in the order in which the log heard of them.
+    /// Sequence number of the end, from 0, in the order in which the log was notified.
     pub sequence: u64,
     /// How it ended.
     pub outcome: Outcome,
-    /// What it did.
+    /// The transfer's report.
     pub report: TransferReport,
 }
 

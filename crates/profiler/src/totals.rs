@@ -1,29 +1,29 @@
-//! How many transfers ended in which way.
+//! Counts of transfers by outcome.
 
 use std::fmt;
 
-/// Counts since the log was made or cleared. Taken while transfers run, they belong to one moment.
+/// Counts since the log was created or cleared: a consistent snapshot, even while transfers run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Totals {
     /// Transfers that were enqueued.
     pub submitted: u64,
-    /// Those whose bytes are in place.
+    /// Transfers that completed.
     pub completed: u64,
-    /// Those that failed.
+    /// Transfers that failed.
     pub failed: u64,
-    /// Those whose handle was dropped before their end was seen.
+    /// Transfers whose handles were dropped before their end was observed.
     pub abandoned: u64,
-    /// Bytes of the completed ones.
+    /// Bytes of the completed transfers.
     pub bytes: u64,
-    /// Ends, of any kind, on a device that a software driver played.
+    /// Transfers with any outcome that ran on a software driver.
     pub simulated: u64,
-    /// Records that made room for later ones.
+    /// Records overwritten by later ones.
     pub displaced: u64,
 }
 
 impl Totals {
-    /// Transfers whose end was heard of, whatever it was.
+    /// Returns the number of transfers with any outcome.
     #[must_use]
     pub fn ended(&self) -> u64 {
         self.completed + self.failed + self.abandoned

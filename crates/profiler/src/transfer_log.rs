@@ -1,4 +1,4 @@
-//! A log of bounded length: the last ends of transfers, and totals of all.
+//! A bounded log of transfers, with totals.
 
 use std::collections::VecDeque;
 
@@ -7,10 +7,10 @@ use transload_core::{Observer, TransferEvent, TransferReport};
 
 use crate::{Outcome, Totals, TransferRecord};
 
-/// Keeps the newest ends of transfers and counts all of them.
+/// Keeps records of the last transfers, and counts all of them.
 ///
-/// Its memory is taken when it is made: hearing of a transfer allocates nothing. It may be used from any thread; who
-/// reads it holds up submitters only while records are copied.
+/// Its memory is allocated when it is created: recording a transfer allocates nothing. Usable from any thread; a reader
+/// blocks submitters only while records are copied.
 ///
 /// ```
 /// use transload_core::{DeviceId, MemoryKind, Observer, Place, TransferEvent};
@@ -42,10 +42,10 @@ struct State {
 }
 
 impl TransferLog {
-    /// The largest capacity; a greater one that is asked for becomes this.
+    /// The largest capacity. Larger requests are reduced to it.
     pub const LARGEST_CAPACITY: usize = 1 << 20;
 
-    /// A log of at most `capacity` records; with 0 it only counts.
+    /// Creates a log of at most `capacity` records. With 0 it only counts.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
         let capacity = capacity.min(Self::LARGEST_CAPACITY);
@@ -53,28 +53,28 @@ impl TransferLog {
         Self { capacity, state: Mutex::new(State { records, totals: Totals::default(), next: 0 }) }
     }
 
-    /// How many records it keeps at most.
+    /// Returns the most records that it keeps.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// The counts at this moment.
+    /// Returns the current counts.
     #[must_use]
     pub fn totals(&self) -> Totals {
         self.state.lock().totals
     }
 
-    /// A copy of the records, the oldest first.
+    /// Returns a copy of the records, oldest first.
     #[must_use]
     pub fn records(&self) -> Vec<TransferRecord> {
-        // The copy's memory is taken outside the lock.
+        // Allocate outside the lock.
         let mut copy = Vec::with_capacity(self.capacity);
         copy.extend(self.state.lock().records.iter().cloned());
         copy
     }
 
-    /// Forgets all records and starts counting anew. Sequence numbers go on.
+    /// Clears all records and counts. Sequence numbers continue.
     pub fn clear(&self) {
         let mut state = self.state.lock();
         state.records.clear();
@@ -113,7 +113,7 @@ impl Observer for TransferLog {
             TransferEvent::Completed(report) => self.ended(Outcome::Completed, report),
             TransferEvent::Failed(report, error) => self.ended(Outcome::Failed(error.kind()), report),
             TransferEvent::Abandoned(report) => self.ended(Outcome::Abandoned, report),
-            // Core may learn to tell more than a log of ends has a use for.
+            // Events added later are ignored.
             _ => {}
         }
     }
