@@ -22,7 +22,7 @@ pub fn panic_text(payload: Box<dyn Any + Send>) -> String {
     let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
         (Some(text), _) => (*text).to_owned(),
         (None, Some(text)) => text.clone(),
-        (None, None) => "a payload that is no text".to_owned(),
+        (None, None) => "a payload without text".to_owned(),
     };
     // Dropping the payload may panic, too, and so may the drop of that panic's payload, which is leaked.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {

@@ -14,7 +14,7 @@ use crate::{
 ///
 /// Ends when dropped, or becomes a use by work enqueued meanwhile: [`commit`](Self::commit). A leaked guard
 /// blocks the range forever.
-#[must_use = "a hold ends when it is dropped"]
+#[must_use = "a range guard ends when it is dropped"]
 pub struct RangeGuard {
     buffer: RawBuffer,
     /// Taken by `commit`.

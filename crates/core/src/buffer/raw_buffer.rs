@@ -425,10 +425,7 @@ impl RawBuffer {
             ));
         };
         if access == Access::Write && !self.is_writable() {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "this buffer wraps memory that may not be written",
-            ));
+            return Err(Error::new(ErrorKind::InvalidArgument, "the buffer's memory is not writable"));
         }
         Ok(address)
     }

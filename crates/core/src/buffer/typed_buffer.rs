@@ -57,7 +57,10 @@ pub trait Buffer<T: Pod>: Send + Sync {
 pub fn bytes_of_elements<T>(len: usize) -> Result<usize> {
     let size = size_of::<T>();
     size.checked_mul(len).filter(|bytes| *bytes > 0).ok_or_else(|| {
-        let text = format!("{len} elements of {size} bytes are no valid size: 1 to {} bytes are", usize::MAX);
+        let text = format!(
+            "invalid size: {len} elements of {size} bytes; expected 1 to {} bytes in total",
+            usize::MAX
+        );
         Error::new(ErrorKind::InvalidArgument, text)
     })
 }
@@ -70,6 +73,6 @@ pub fn check_same_len(buffer: usize, host: usize) -> Result<()> {
     if buffer == host {
         return Ok(());
     }
-    let text = format!("the host slice has {host} elements; it must have the buffer's {buffer}");
+    let text = format!("the host slice has {host} elements, expected the {buffer} of the buffer");
     Err(Error::new(ErrorKind::InvalidArgument, text))
 }

@@ -61,7 +61,7 @@ pub(super) fn sizes(context: &TestContext<'_>) -> CheckResult {
     let mut rng = context.rng("sizes");
     for memory in context.memories.iter().copied() {
         let mut alive = Vec::new();
-        let [before, _] = context.subject.ledgers()?;
+        let [before, _] = context.subject.resource_counts()?;
         for bytes in SIZES.into_iter().filter(|bytes| *bytes == context.size(*bytes).min(*bytes)) {
             let content = rng.bytes(bytes);
             alive.push((context.buffer_of(memory, &content)?, content));
@@ -98,7 +98,7 @@ pub(super) fn zero_bytes(context: &TestContext<'_>) -> CheckResult {
 
 pub(super) fn one_pebibyte(context: &TestContext<'_>) -> CheckResult {
     for kind in context::info(context.subject)?.kinds {
-        let before = context.subject.ledgers()?;
+        let before = context.subject.resource_counts()?;
         let error = match context.backend().allocate(context.subject.device, kind, PEBIBYTE) {
             Ok(_) => fail!("1 PiB of {kind} memory was given"),
             Err(error) => error,
@@ -109,7 +109,7 @@ pub(super) fn one_pebibyte(context: &TestContext<'_>) -> CheckResult {
         ensure!(shortage.requested == PEBIBYTE as u64, "{} bytes requested: {error}", shortage.requested);
         let sane = shortage.free.zip(shortage.total).is_none_or(|(free, total)| free <= total);
         ensure!(sane, "more free than there is: {error}");
-        let after = context.subject.ledgers()?;
+        let after = context.subject.resource_counts()?;
         ensure!(after == before, "what was refused is counted: {}", after[0]);
         if context.backend().allocate(context.subject.device, kind, usize::MAX).is_ok() {
             fail!("{} bytes of {kind} memory were given", usize::MAX);

@@ -1,4 +1,4 @@
-//! Promises about wakers, with wakers written by hand: no executor is needed.
+//! Promises about wakers, with hand-written wakers: no executor is needed.
 
 use std::{
     sync::{
@@ -32,7 +32,7 @@ impl Count {
     }
 }
 
-/// Registers with a fence; answers the count and whether the fence was over already.
+/// Registers with a fence; returns the wake count and whether the fence was already complete.
 fn register(fence: &Fence) -> (Arc<Count>, bool) {
     let count = Arc::new(Count::default());
     let over = fence.timeline().wake_at(fence.point(), &Waker::from(Arc::clone(&count)));
@@ -67,7 +67,7 @@ pub(super) fn wakers(context: &TestContext<'_>) -> CheckResult {
     Ok(Verdict::Passed)
 }
 
-/// Where queues wait for a gate, nobody is woken before it opens.
+/// If queues wait for a gate, no waker is called before it opens.
 fn held_wakers(context: &TestContext<'_>) -> Result<(), Failure> {
     for (host, there) in context.round_trips() {
         let (src, dst) = (context.buffer_of(host, &[1; 100])?, context.buffer_of(there, &[2; 100])?);
@@ -89,7 +89,7 @@ fn held_wakers(context: &TestContext<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Which operations were woken.
+/// Operations that were woken.
 #[derive(Default)]
 struct Ready {
     wake_list: Mutex<Vec<usize>>,
@@ -118,7 +118,7 @@ pub(super) fn thousand(context: &TestContext<'_>) -> CheckResult {
     let (src, dst) = (context.buffer_of(from, &content)?, context.allocate(to, content.len())?);
     let hold = context.allocate(from, context.size(3_000_000))?;
     let queues = context.queues()?;
-    // Something in front, so that there is something to wait for: a gate, or else large copies.
+    // Earlier work, so that there is something to wait for: a gate, or large copies.
     let gate = Gate::closed(context.subject.wake_timeout);
     if !queues.iter().all(|queue| queue.can_wait_for(&Fence::new(gate.timeline().clone(), 1))) {
         gate.open();

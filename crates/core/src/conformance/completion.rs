@@ -1,4 +1,4 @@
-//! Promises about fences: when work is over, and how long it took.
+//! Promises about fences: when work is complete, and how long it took.
 
 use std::{
     sync::{
@@ -27,7 +27,7 @@ pub(super) fn fences(context: &TestContext<'_>) -> CheckResult {
     ensure_eq!(timeline.device(), context.subject.device, "a timeline's device");
     let done = AtomicBool::new(false);
     let outcome = thread::scope(|scope| {
-        // Someone looks all the time.
+        // Another thread polls all the time.
         let look = || {
             let mut last = 0;
             while !done.load(Ordering::Acquire) {
@@ -121,7 +121,7 @@ pub(super) fn held_fences(context: &TestContext<'_>) -> CheckResult {
     Ok(Verdict::passed_if(any, "the queues do not wait for strangers' fences: their submitter does"))
 }
 
-/// Whether a wait for what is held up returns all the same, and the thread that tries.
+/// Returns whether a wait for blocked work returns, and the thread that waits.
 fn returns_while_held(fence: &Fence) -> Result<(bool, JoinHandle<()>), Failure> {
     let (begun, returned) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let (theirs, flags) = (fence.clone(), (Arc::clone(&begun), Arc::clone(&returned)));
@@ -134,7 +134,7 @@ fn returns_while_held(fence: &Fence) -> Result<(bool, JoinHandle<()>), Failure> 
     while !begun.load(Ordering::Acquire) {
         thread::yield_now();
     }
-    // A wait that is none returns at once.
+    // Waiting for complete work returns at once.
     Ok((context::watch_briefly(|| returned.load(Ordering::Acquire)), waiting))
 }
 

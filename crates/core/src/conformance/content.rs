@@ -7,11 +7,11 @@ use super::{
 };
 use crate::{ErrorKind, Operation, Pattern, Timing, submit};
 
-/// Sizes around whatever a backend may treat differently.
+/// Sizes around the limits at which a backend may switch methods.
 pub(super) const SIZES: [usize; 12] =
     [1, 2, 3, 5, 64, 257, 4093, 65_536, 65_539, 1_048_573, 2_097_155, 5_242_881];
 
-/// Bytes around a range that nobody may touch.
+/// Guard bytes around a range, which must not change.
 const GUARD: usize = 67;
 
 pub(super) fn copies(context: &TestContext<'_>) -> CheckResult {
@@ -30,7 +30,7 @@ pub(super) fn copies(context: &TestContext<'_>) -> CheckResult {
     Ok(Verdict::Passed)
 }
 
-/// One copy between odd ranges, and everything around them.
+/// One copy between unaligned ranges, and the bytes around them.
 pub(super) fn one_copy(
     context: &TestContext<'_>,
     rng: &mut TestRng,
@@ -81,7 +81,7 @@ pub(super) fn within(context: &TestContext<'_>) -> CheckResult {
         for bytes in [1, 333, 70_001, context.size(2_500_003)] {
             let mut content = rng.bytes(3 * bytes);
             let buffer = context.buffer_of(memory, &content)?;
-            // Up, and down again: the ranges meet, but do not overlap.
+            // Upwards and downwards: the ranges touch, but do not overlap.
             for (src, dst) in [(0, bytes), (2 * bytes, bytes), (bytes, 0)] {
                 let (from, to) = (buffer.slice(src..src + bytes)?, buffer.slice(dst..dst + bytes)?);
                 submit_and_wait(&queue, &Operation::Copy { src: &from, dst: &to })?;
@@ -100,7 +100,7 @@ pub(super) fn fills(context: &TestContext<'_>) -> CheckResult {
     for memory in context.memories.iter().copied() {
         for patterns in [1, 3, 15, 17, 1001, context.size(2_200_000) / 4] {
             for pattern in patterns_of(&mut rng) {
-                // At a multiple of the pattern's width: more is not promised.
+                // At a multiple of the pattern's width: nothing else is promised.
                 let width = pattern.width();
                 let (before, bytes) = (16 + rng.below(5) * width, patterns * width);
                 let mut content = rng.bytes(before + bytes + GUARD);
@@ -130,7 +130,7 @@ pub(super) fn patterns_of(rng: &mut TestRng) -> [Pattern; 5] {
     [Pattern::U8(byte), Pattern::U16(half), Pattern::U32(word), Pattern::U64(long), Pattern::U128(wide)]
 }
 
-/// A fill of whole patterns that does not begin at a multiple of the pattern's width is refused.
+/// Checks that a fill that does not begin at a multiple of the pattern's width is refused.
 fn unaligned(context: &TestContext<'_>, rng: &mut TestRng, memory: TestMemory) -> Result<(), Failure> {
     let queue = context.queue()?;
     for pattern in patterns_of(rng).into_iter().skip(1) {
@@ -149,7 +149,7 @@ fn unaligned(context: &TestContext<'_>, rng: &mut TestRng, memory: TestMemory) -
     Ok(())
 }
 
-/// What a fill leaves.
+/// Returns the content after a fill.
 pub(super) fn fill(range: &mut [u8], pattern: Pattern) {
     let repeated = pattern.repeated();
     range.chunks_mut(16).for_each(|chunk| chunk.copy_from_slice(&repeated[..chunk.len()]));

@@ -1,4 +1,4 @@
-//! What every check needs: the memory to test with, and a way to put bytes there and to get them back.
+//! The context of a check: memory to test with, and ways to write and read its content.
 
 use std::{
     thread,
@@ -11,22 +11,22 @@ use crate::{
     Result as CoreResult, StreamPriority, Timing, WorkloadType, submit,
 };
 
-/// Memory that can be asked for.
+/// Memory that can be allocated.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TestMemory {
-    /// Where its bytes are.
+    /// Place of the memory.
     pub(super) place: Place,
-    /// Whether the host's backend gives it and not the one under test.
+    /// Whether the host's backend allocates it instead of the one under test.
     is_of_host: bool,
 }
 
 pub(super) struct TestContext<'a> {
     pub(super) subject: &'a Subject,
-    /// All memory; none of it twice.
+    /// All memory, without duplicates.
     pub(super) memories: Vec<TestMemory>,
 }
 
-/// The subject's entry in the backend's list.
+/// Returns the subject's entry in the backend's list.
 pub(super) fn info(subject: &Subject) -> Result<DeviceInfo, Failure> {
     match subject.backend.devices().into_iter().find(|info| info.id == subject.device) {
         Some(info) => Ok(info),
@@ -38,7 +38,7 @@ impl<'a> TestContext<'a> {
     pub(super) fn new(subject: &'a Subject) -> Result<Self, Failure> {
         let mut memories: Vec<TestMemory> = Vec::new();
         for kind in info(subject)?.kinds {
-            // That each kind can be had is a check of its own.
+            // A check of its own tests that each kind can be allocated.
             if let Ok(one) = subject.backend.allocate(subject.device, kind, 1) {
                 memories.push(TestMemory { place: one.place(), is_of_host: false });
             }
@@ -59,17 +59,17 @@ impl<'a> TestContext<'a> {
         TestRng::new(self.subject.seed, stream)
     }
 
-    /// At most `wanted` bytes, so that a few such buffers fit the budget.
+    /// Returns at most `wanted` bytes, so that a few such buffers fit the budget.
     pub(super) fn size(&self, wanted: usize) -> usize {
         wanted.min(self.subject.budget_bytes / 8).max(64)
     }
 
-    /// Spots that the host addresses.
+    /// Returns the memory that the host can address.
     pub(super) fn host_memories(&self) -> impl Iterator<Item = TestMemory> {
         self.memories.iter().copied().filter(|memory| memory.place.device.is_cpu())
     }
 
-    /// Paths that queues of the device copy.
+    /// Returns the paths that the device's queues copy.
     pub(super) fn paths(&self) -> Vec<(TestMemory, TestMemory)> {
         let mut paths = Vec::new();
         for src in &self.memories {
@@ -82,7 +82,7 @@ impl<'a> TestContext<'a> {
         paths
     }
 
-    /// Host memory and memory of the device (or of the host, too) between which its queues copy both ways.
+    /// Returns pairs of host memory and other memory between which the device's queues copy both ways.
     pub(super) fn round_trips(&self) -> Vec<(TestMemory, TestMemory)> {
         let copies = |src: TestMemory, dst: TestMemory| {
             self.backend().copier(src.place, dst.place) == Some(self.subject.device)
@@ -107,7 +107,7 @@ impl<'a> TestContext<'a> {
         }
     }
 
-    /// A buffer with this content.
+    /// Allocates a buffer with this content.
     pub(super) fn buffer_of(&self, memory: TestMemory, content: &[u8]) -> Result<RawBuffer, Failure> {
         let buffer = self.allocate(memory, content.len())?;
         self.put(&buffer, content)?;
@@ -122,7 +122,7 @@ impl<'a> TestContext<'a> {
         )?)
     }
 
-    /// Several queues, as different as the device can have them.
+    /// Leases several queues, as different as possible.
     pub(super) fn queues(&self) -> Result<Vec<QueueLease>, Failure> {
         let of = [StreamPriority::Normal, StreamPriority::High, StreamPriority::Normal, StreamPriority::Low];
         let lease =
@@ -130,7 +130,7 @@ impl<'a> TestContext<'a> {
         Ok(of.into_iter().map(lease).collect::<CoreResult<Vec<_>>>()?)
     }
 
-    /// Host memory to stage in on the way to or from a place.
+    /// Returns a queue and host memory for copies to and from a place.
     fn staging(&self, beside: &RawBuffer) -> Result<(QueueLease, RawBuffer), Failure> {
         let queue = self.queue()?;
         let place = beside.place();
@@ -142,7 +142,7 @@ impl<'a> TestContext<'a> {
         }
     }
 
-    /// Puts content into memory of any kind.
+    /// Writes the content of memory of any kind.
     pub(super) fn put(&self, buffer: &RawBuffer, content: &[u8]) -> Result<(), Failure> {
         ensure_eq!(buffer.len(), content.len(), "a buffer's length");
         if buffer.host_address().is_some() {
@@ -155,7 +155,7 @@ impl<'a> TestContext<'a> {
         Ok(())
     }
 
-    /// Gets content back from memory of any kind.
+    /// Reads the content of memory of any kind.
     pub(super) fn get(&self, buffer: &RawBuffer) -> Result<Vec<u8>, Failure> {
         if buffer.host_address().is_some() {
             return Ok(buffer.read()?.to_vec());
@@ -165,13 +165,13 @@ impl<'a> TestContext<'a> {
         Ok(staging.read()?.to_vec())
     }
 
-    /// That a buffer has this content.
+    /// Checks that a buffer has this content.
     #[track_caller]
     pub(super) fn expect(&self, buffer: &RawBuffer, content: &[u8], what: &str) -> Result<(), Failure> {
         same(&self.get(buffer)?, content, what)
     }
 
-    /// Waits for what happens by itself; answers whether it did.
+    /// Polls until `happened`, or until the timeout; returns whether it happened.
     pub(super) fn wait_until(&self, mut happened: impl FnMut() -> bool) -> bool {
         let begun = Instant::now();
         while !happened() {
@@ -184,7 +184,7 @@ impl<'a> TestContext<'a> {
     }
 }
 
-/// That bytes are what they should be; names the first difference.
+/// Checks that bytes are as expected; the failure names the first difference.
 #[track_caller]
 pub(super) fn same(found: &[u8], expected: &[u8], what: &str) -> Result<(), Failure> {
     if found == expected {
@@ -202,7 +202,7 @@ pub(super) fn same(found: &[u8], expected: &[u8], what: &str) -> Result<(), Fail
     )))
 }
 
-/// That a call was refused for this reason.
+/// Checks that a call failed with this kind of error.
 #[track_caller]
 pub(super) fn refused<T>(answer: CoreResult<T>, kind: ErrorKind, what: &str) -> Result<(), Failure> {
     match answer {
@@ -212,7 +212,7 @@ pub(super) fn refused<T>(answer: CoreResult<T>, kind: ErrorKind, what: &str) -> 
     }
 }
 
-/// Enqueues and waits; `None` where the queue answers Unsupported.
+/// Submits and waits; `None` if the queue returns `Unsupported`.
 #[track_caller]
 pub(super) fn submit_and_wait(
     queue: &QueueLease,
@@ -228,13 +228,13 @@ pub(super) fn submit_and_wait(
     }
 }
 
-/// What a thread of a check found.
+/// Joins a thread of a check and returns its result.
 pub(super) fn joined(thread: thread::ScopedJoinHandle<'_, Result<(), Failure>>) -> Result<(), Failure> {
     thread.join().unwrap_or_else(|panic| Err(Failure::panicked(panic)))
 }
 
-/// Looks on while what must not happen would have the time to happen, and answers whether it did. Nothing waits for this: on a
-/// machine that is so busy that it takes longer, a fault is found another time.
+/// Polls for 20 ms for something that must not happen; returns whether it happened. A correct backend passes
+/// however slow the machine is; on a busy machine a fault may be missed.
 pub(super) fn watch_briefly(mut has_happened: impl FnMut() -> bool) -> bool {
     const LONG: Duration = Duration::from_millis(20);
     let from = Instant::now();

@@ -1,4 +1,5 @@
-//! A queue of no backend, whose work is done when the suite says so: what comes after it can be caught too early.
+//! A queue of no backend whose work completes on the suite's command, which reveals work that does not wait
+//! for it.
 
 use std::{
     any::Any,
@@ -19,8 +20,8 @@ use crate::{
     Timing, next_timeline_id, submit,
 };
 
-/// The queue. Opens when it is dropped, so that a check that failed leaves nobody waiting; and by itself after `timeout`
-/// at an end, so that a backend that blocks where it must not is told of and does not hang.
+/// The queue. Opens when it is dropped, so that a failed check leaves nothing blocked; and after a timeout,
+/// so that a backend that blocks wrongly is reported and does not hang.
 pub(super) struct Gate {
     timeline: Arc<dyn Timeline>,
     inner: Arc<GateTimeline>,
@@ -67,22 +68,22 @@ impl Gate {
             was_forced: AtomicBool::new(false),
         });
         let watched = Arc::clone(&inner);
-        // Without the thread a backend that blocks hangs; nothing else depends on it.
+        // Without this thread a backend that blocks hangs; nothing else depends on it.
         let _watch = thread::Builder::new().spawn(move || watched.force_after(timeout));
         Self { timeline: Arc::clone(&inner) as _, inner }
     }
 
-    /// Whether somebody waited until timeout was at an end.
+    /// Returns whether the timeout opened the gate.
     pub(super) fn was_forced(&self) -> bool {
         self.inner.was_forced.load(Ordering::Acquire)
     }
 
-    /// Uses the buffer exclusively, doing nothing to it, until the gate opens.
+    /// Uses the buffer exclusively, without changing it, until the gate opens.
     pub(super) fn hold(&self, buffer: &RawBuffer) -> Result<Fence> {
         submit(self, &Operation::Prefetch { buffer, to: DeviceId::Cpu }, Timing::Off)
     }
 
-    /// Does everything enqueued so far.
+    /// Performs everything enqueued so far.
     pub(super) fn open(&self) {
         self.inner.open();
     }
@@ -95,8 +96,8 @@ impl GateTimeline {
                 let _at_rest_either_way = fence.wait();
             }
             if let Some(HostCopy { src, dst, bytes }) = copy {
-                // SAFETY: `enqueue`'s caller keeps both ranges alive and unused by others until the fence below is
-                // over, and they are host memory of this length that does not overlap.
+                // SAFETY: `enqueue`'s caller keeps both ranges alive and unused by others until the fence
+                // below is complete, and they are host memory of this length that does not overlap.
                 unsafe { ptr::copy_nonoverlapping(src, dst, bytes) };
             }
         }
@@ -129,7 +130,7 @@ impl Drop for Gate {
     }
 }
 
-// SAFETY: it moves nothing; its fences are over when the suite opens the gate.
+// SAFETY: it moves nothing; its fences complete when the suite opens the gate.
 unsafe impl Queue for Gate {
     fn device(&self) -> DeviceId {
         DeviceId::Other("gate", 0)
@@ -174,7 +175,7 @@ unsafe impl Queue for Gate {
     }
 }
 
-// SAFETY: no memory is used by its points.
+// SAFETY: its points use no memory.
 unsafe impl Timeline for GateTimeline {
     fn id(&self) -> TimelineId {
         self.id
@@ -201,7 +202,7 @@ unsafe impl Timeline for GateTimeline {
     }
 
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {
-        // A backend's code, so not under the lock.
+        // Cloning a waker runs a backend's code, so not under the lock.
         let waker = waker.clone();
         let mut state = self.state.lock();
         if self.reached() >= point {

@@ -1,12 +1,11 @@
-//! Promises about host views, and about memory and leases whose handles go early.
+//! Promises about host views, and about memory and leases dropped early.
 
 use std::thread;
 
 use super::{
-    CheckResult, Failure, Verdict,
+    CheckResult, Failure, Verdict, check_counts,
     context::{TestContext, refused, same},
     gate::Gate,
-    same_ledgers,
 };
 use crate::{Backend, ErrorKind, Operation, StreamPriority, Timing, WorkloadType, submit};
 
@@ -55,7 +54,7 @@ pub(super) fn dropped(context: &TestContext<'_>) -> CheckResult {
     let mut rng = context.rng("dropped");
     for (from, to) in context.paths() {
         let queues = context.queues()?;
-        let before = context.subject.ledgers()?;
+        let before = context.subject.resource_counts()?;
         let content = rng.bytes(context.size(2_500_000));
         for (round, queue) in queues.iter().cycle().take(12).enumerate() {
             let (src, dst) = (context.buffer_of(from, &content)?, context.allocate(to, content.len())?);
@@ -67,14 +66,15 @@ pub(super) fn dropped(context: &TestContext<'_>) -> CheckResult {
             if comes_back {
                 submit(&**next, &back, Timing::Off)?;
             }
-            // The last handles go here or on a thread that never saw the device, the work being in flight.
+            // The last handles are dropped here, or on a thread that never used the device, while the work is
+            // in flight.
             if round % 2 == 0 {
                 drop((src, dst));
             } else {
                 thread::scope(|scope| scope.spawn(move || drop((src, dst))).join())
                     .map_err(|panic| Failure::panicked(panic))?;
             }
-            // Fresh memory must not be what is still in use.
+            // New memory must not overlap memory still in use.
             let fresh = context.allocate(to, content.len())?;
             context.put(&fresh, &vec![0xA5; content.len()])?;
             if comes_back {
@@ -86,16 +86,16 @@ pub(super) fn dropped(context: &TestContext<'_>) -> CheckResult {
             }
             context.expect(&fresh, &vec![0xA5; content.len()], "memory beside dropped memory")?;
         }
-        same_ledgers(&before, &context.subject.ledgers()?)?;
+        check_counts(&before, &context.subject.resource_counts()?)?;
     }
     parked(context)?;
     Ok(Verdict::Passed)
 }
 
-/// What a stranger's work uses stays when it is dropped, and is counted.
+/// Memory used by another backend's work stays alive when it is dropped, and is counted.
 fn parked(context: &TestContext<'_>) -> Result<(), Failure> {
     for memory in context.memories.iter().copied() {
-        let before = context.subject.ledgers()?;
+        let before = context.subject.resource_counts()?;
         let gate = Gate::closed(context.subject.wake_timeout);
         gate.hold(&context.allocate(memory, 4096)?)?;
         let count = |backend: &dyn Backend| backend.resource_counts().allocations;
@@ -106,13 +106,13 @@ fn parked(context: &TestContext<'_>) -> Result<(), Failure> {
         ensure!(parked > before[0].parked + before[1].parked, "memory in use is dropped and not parked");
         gate.open();
         ensure!(!gate.was_forced(), "somebody waited where nobody may");
-        same_ledgers(&before, &context.subject.ledgers()?)?;
+        check_counts(&before, &context.subject.resource_counts()?)?;
     }
     Ok(())
 }
 
 pub(super) fn leases(context: &TestContext<'_>) -> CheckResult {
-    let before = context.subject.ledgers()?[0].leases;
+    let before = context.subject.resource_counts()?[0].leases;
     let mut held = Vec::new();
     for priority in [StreamPriority::High, StreamPriority::Normal, StreamPriority::Low] {
         for workload in

@@ -1,4 +1,4 @@
-//! Promises about what a backend may or may not offer.
+//! Promises about optional features of a backend.
 
 use super::{
     CheckResult, Failure, Verdict,
@@ -122,7 +122,7 @@ fn peer_copy(context: &TestContext<'_>, from: DeviceId, to: DeviceId, bytes: usi
     Ok(())
 }
 
-/// Puts content into another device's memory or gets it from there.
+/// Writes or reads the content of another device's memory.
 fn moved(
     context: &TestContext<'_>,
     device: DeviceId,

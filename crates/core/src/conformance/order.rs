@@ -1,4 +1,4 @@
-//! Promises about order: whoever uses bytes comes after whoever used them before, on whatever queue.
+//! Promises about order: a user of bytes comes after earlier conflicting users, on whatever queue.
 
 use std::thread;
 
@@ -16,7 +16,7 @@ fn copy(queue: &crate::QueueLease, src: &RawBuffer, dst: &RawBuffer) -> CoreResu
     submit(&**queue, &Operation::Copy { src, dst }, Timing::Off)
 }
 
-/// The last bytes of a buffer: what is written last, and read quickly.
+/// The last bytes of a buffer: written last, and quick to read.
 fn tail(buffer: &RawBuffer) -> CoreResult<RawBuffer> {
     buffer.slice(buffer.len().saturating_sub(1000)..)
 }
@@ -35,7 +35,7 @@ pub(super) fn reader_after_writer(context: &TestContext<'_>) -> CheckResult {
             context.put(&whole, &vec![0; bytes])?;
             context.put(&end, &vec![0; end.len()])?;
             let [one, two, three] = [0, 1, 2].map(|next| &queues[(round + next) % queues.len()]);
-            // The writer has something to do before: a reader that does not wait is early.
+            // The writer has earlier work to do, so a reader that does not wait is early.
             copy(one, &src, &other)?;
             copy(one, &src, &middle)?;
             copy(two, &tail(&middle)?, &end)?;
@@ -85,7 +85,7 @@ pub(super) fn last_writer(context: &TestContext<'_>) -> CheckResult {
         let target = context.buffer_of(there, &model)?;
         for _ in 0..3 {
             for (index, queue) in queues.iter().enumerate() {
-                // The first is the largest and slowest; each later one writes over a part of it.
+                // The first is the largest and slowest; each later one overwrites a part of it.
                 let start = if index == 0 { 0 } else { rng.below(bytes) };
                 let end = if index == 0 { bytes } else { rng.between(start, bytes) };
                 let content = vec![rng.byte(); end - start];
@@ -111,12 +111,13 @@ pub(super) fn other_backends(context: &TestContext<'_>) -> CheckResult {
         let gate = Gate::closed(context.subject.wake_timeout);
         let queues = context.queues()?;
         submit(&gate, &Operation::Copy { src: &source, dst: &between }, Timing::Off)?;
-        // A queue that cannot wait for a stranger's fence has its submitter wait: so it is submitted elsewhere.
+        // A queue that cannot wait for another backend's fence blocks its submitter, so another thread
+        // submits.
         let outcome = thread::scope(|scope| {
             let work = || -> Result<(), Failure> {
                 copy(&queues[0], &between, &middle)?;
                 copy(&queues[1], &middle, &back)?;
-                // Overwrites what the first reads.
+                // Overwrites what the first operation reads.
                 let fill = Operation::Fill { dst: &between, pattern: Pattern::U8(9) };
                 match submit(&*queues[2], &fill, Timing::Off) {
                     Err(error) if error.kind() != crate::ErrorKind::Unsupported => Err(error.into()),
@@ -124,7 +125,8 @@ pub(super) fn other_backends(context: &TestContext<'_>) -> CheckResult {
                 }
             };
             let worker = scope.spawn(work);
-            // Gives work that does not wait a chance to be seen: nothing here depends on how long this takes.
+            // Gives work that does not wait a chance to be noticed; the check does not depend on the
+            // duration.
             context::watch_briefly(|| false);
             let early = between.try_read().is_ok();
             gate.open();

@@ -1,15 +1,15 @@
-//! What a check found, and what all of them found.
+//! The results of a check and of the suite.
 
 use std::{any::Any, fmt, panic::Location};
 
 use crate::{Error, panic_text};
 
-/// How a check ended without a broken promise.
+/// The result of a check that found no broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The promise was tested and held.
     Passed,
-    /// The device does not offer what the promise is about; the reason.
+    /// The device does not support what the promise is about; the reason.
     NotApplicable(String),
 }
 
@@ -23,13 +23,13 @@ impl Verdict {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Failure {
-    /// The check's name.
+    /// Name of the check.
     pub check: &'static str,
-    /// With this seed it fails again.
+    /// Seed to reproduce the failure.
     pub seed: u64,
     /// What was expected and what was found.
     pub details: String,
-    /// Where in the suite.
+    /// Source location in the suite.
     pub location: &'static Location<'static>,
 }
 
@@ -45,7 +45,7 @@ impl Failure {
     }
 }
 
-/// An error where there should have been none.
+/// An unexpected error.
 impl From<Error> for Failure {
     #[track_caller]
     fn from(error: Error) -> Self {
@@ -62,7 +62,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// What every check found.
+/// The results of all checks.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 #[must_use = "a broken promise stands in here"]
@@ -72,19 +72,19 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether no promise was broken.
+    /// Returns whether no promise was broken.
     #[must_use]
     pub fn is_ok(&self) -> bool {
         self.failures().next().is_none()
     }
 
-    /// How many promises were tested and held.
+    /// Returns the number of promises tested and held.
     #[must_use]
     pub fn passed(&self) -> usize {
         self.results.iter().filter(|(_, result)| matches!(result, Ok(Verdict::Passed))).count()
     }
 
-    /// What the device does not offer, with reasons.
+    /// Returns what the device does not support, with reasons.
     pub fn not_applicable(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.results.iter().filter_map(|(name, result)| match result {
             Ok(Verdict::NotApplicable(reason)) => Some((*name, reason.as_str())),
@@ -92,7 +92,7 @@ impl Outcome {
         })
     }
 
-    /// The broken promises.
+    /// Returns the broken promises.
     pub fn failures(&self) -> impl Iterator<Item = &Failure> {
         self.results.iter().filter_map(|(_, result)| result.as_ref().err())
     }

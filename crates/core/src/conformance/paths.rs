@@ -1,4 +1,4 @@
-//! Promises about who copies what, at what cost.
+//! Promises about which device copies a path, and at what cost.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ pub(super) fn costs(context: &TestContext<'_>) -> CheckResult {
             TransferMethod::ZeroCopy => {
                 backend.in_place_copier(src, dst).is_some() || backend.copier(src, dst).is_some()
             }
-            // Made of several operations: at least one end is a known device's.
+            // Path of several operations: at least one end is a known device's.
             _ => backend.devices().iter().any(|info| info.id == src.device || info.id == dst.device),
         };
         ensure!(done, "{what}: no device does that");

@@ -1,4 +1,4 @@
-//! The promise that all the others hold together: random programs against a model.
+//! All promises together: random programs, compared with a model.
 
 use super::{
     CheckResult, Failure, Verdict,
@@ -11,7 +11,7 @@ use crate::{ErrorKind, Fence, MemoryKind, Operation, Pitched, QueueLease, RawBuf
 const STEPS: usize = 200;
 const BUFFERS: usize = 7;
 
-/// A buffer and what it must hold.
+/// A buffer and its expected content.
 struct Cell {
     memory: TestMemory,
     buffer: RawBuffer,
@@ -24,7 +24,7 @@ struct Program<'a> {
     queues: Vec<QueueLease>,
     cells: Vec<Cell>,
     fences: Vec<Fence>,
-    /// What was done, for the report of a failure.
+    /// The operations so far, for the report of a failure.
     steps: Vec<String>,
 }
 
@@ -67,7 +67,7 @@ impl Program<'_> {
 
     fn fresh(&mut self) -> Result<Cell, Failure> {
         let Some(memory) = self.rng.choose(&self.context.memories).copied() else { fail!("no memory") };
-        // Some so large that nothing is done at once.
+        // Some are so large that no operation completes immediately.
         let most = if self.rng.chance(3) { self.context.size(2_600_000) } else { 60_000 };
         let bytes = self.rng.between(most / 2, most).max(64);
         let model = self.rng.bytes(bytes);
@@ -97,7 +97,7 @@ impl Program<'_> {
         }
     }
 
-    /// Submits on some queue; answers whether it was taken.
+    /// Submits on some queue; returns whether the operation was accepted.
     fn submit(&mut self, operation: &Operation<'_>) -> Result<bool, Failure> {
         let queue = self.rng.below(self.queues.len());
         let timing = if self.rng.chance(5) { Timing::Measured } else { Timing::Off };
@@ -112,7 +112,7 @@ impl Program<'_> {
         }
     }
 
-    /// A length and where it begins in two buffers; `None` where the device does not copy from one to the other.
+    /// Returns a length and offsets in two buffers; `None` if the device does not copy from one to the other.
     fn ranges(&mut self, a: usize, b: usize) -> Option<(usize, usize, usize)> {
         let (src, dst) = (self.cells[a].memory.place, self.cells[b].memory.place);
         if a == b || self.context.backend().copier(src, dst) != Some(self.context.subject.device) {
@@ -181,7 +181,7 @@ impl Program<'_> {
         let each = bytes / count;
         let mut pairs = Vec::new();
         for index in 0..count {
-            // The destinations in the opposite order.
+            // The destinations in reverse order.
             let (read, write) = (from + index * each, to + (count - 1 - index) * each);
             pairs.push(self.slices((a, read), (b, write), each)?);
         }

@@ -1,4 +1,4 @@
-//! Promises about recordings, for backends that make any.
+//! Promises about recordings, for backends that support them.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(super) fn recordings(context: &TestContext<'_>) -> CheckResult {
     Ok(Verdict::passed_if(any, "the backend records nothing"))
 }
 
-/// Up, within the device, and down, as one; answers whether the backend records such a thing.
+/// Copies up, within the device and down in one recording; returns whether the backend supports that.
 fn there_and_back(
     context: &TestContext<'_>,
     queues: &[QueueLease],
@@ -76,7 +76,7 @@ fn dropped_in_flight(queues: &[QueueLease], recorded: Arc<dyn Recording>) -> Res
     Ok(())
 }
 
-/// That every byte of a buffer is among the recording's uses, with this access.
+/// Checks that every byte of a buffer is among the recording's uses, with this access.
 fn covers(recorded: &dyn Recording, buffer: &RawBuffer, access: Access) -> Result<(), Failure> {
     let of_it = recorded.uses().iter().filter(|(used, with)| *with == access && used.overlaps(buffer));
     let bytes: usize = of_it.map(|(used, _)| used.len()).sum();

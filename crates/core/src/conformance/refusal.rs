@@ -1,4 +1,4 @@
-//! Promises about what is refused, and that nothing moves then.
+//! Promises about refused operations, which must not change anything.
 
 use super::{
     CheckResult, Failure, Verdict,
@@ -76,7 +76,8 @@ pub(super) fn unsupported(context: &TestContext<'_>) -> CheckResult {
                 refuse(Operation::Prefetch { buffer: &dst, to: context.subject.device })?;
                 refuse(Operation::PrefetchToNode { buffer: &dst, node: None })?;
             }
-            // Between two memories of the host no device is named, though a queue may do it; if it does, then well.
+            // Between two kinds of host memory no copier is reported, but a queue may support it; if so,
+            // fine.
             if context.backend().in_place_copier(from.place, to.place).is_none() {
                 let done = submit_and_wait(&queue, &Operation::CopyInPlace { src: &src, dst: &dst })?;
                 ensure!(done.is_none() || from.place.device == to.place.device, "in place without a copier");
@@ -92,7 +93,7 @@ pub(super) fn unsupported(context: &TestContext<'_>) -> CheckResult {
     Ok(Verdict::passed_if(any, "the queues do everything"))
 }
 
-/// That nothing was enqueued on a buffer: it has its content, and nobody is in the way.
+/// Checks that nothing was enqueued on a buffer: its content is unchanged, and nothing blocks it.
 fn at_rest(context: &TestContext<'_>, buffer: &RawBuffer, content: &[u8]) -> Result<(), Failure> {
     if buffer.host_address().is_some() {
         ensure!(buffer.try_write().is_ok(), "a refused operation keeps its buffers busy");

@@ -1,10 +1,10 @@
-//! Numbers and bytes that look random and are the same for a seed: splitmix64.
+//! Reproducible pseudo-random numbers and bytes: splitmix64.
 
-/// A generator.
+/// A random number generator.
 pub(super) struct TestRng(u64);
 
 impl TestRng {
-    /// Of a seed; `stream` keeps the checks' numbers apart.
+    /// Creates a generator; `stream` gives each check its own numbers.
     pub(super) fn new(seed: u64, stream: &str) -> Self {
         let hash = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
         Self(stream.bytes().fold(seed ^ 0xCBF2_9CE4_8422_2325, hash))
@@ -17,12 +17,12 @@ impl TestRng {
         mixed ^ (mixed >> 31)
     }
 
-    /// Less than `bound`, which is at least 1.
+    /// Returns a number less than `bound`, which is at least 1.
     pub(super) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.next() % bound.max(1) as u64).unwrap_or(0)
     }
 
-    /// From `least` to `most`.
+    /// Returns a number from `least` to `most`.
     pub(super) fn between(&mut self, least: usize, most: usize) -> usize {
         least + self.below(most.saturating_sub(least) + 1)
     }
@@ -37,7 +37,7 @@ impl TestRng {
 
     pub(super) fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
-        // Arrays rather than slices: the suite runs unoptimised too, on hundreds of megabytes.
+        // Arrays instead of slices: the suite also runs unoptimised, on hundreds of megabytes.
         let (words, rest) = bytes.as_chunks_mut::<8>();
         for word in words {
             *word = self.next().to_le_bytes();
@@ -47,7 +47,7 @@ impl TestRng {
         bytes
     }
 
-    /// One of a list; `None` where it is empty.
+    /// Returns an element of a list; `None` if it is empty.
     pub(super) fn choose<'a, T>(&mut self, of: &'a [T]) -> Option<&'a T> {
         of.get(self.below(of.len()))
     }

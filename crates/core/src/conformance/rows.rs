@@ -45,7 +45,7 @@ pub(super) fn batches(context: &TestContext<'_>) -> CheckResult {
             let (src, dst) = (context.buffer_of(from, &there)?, context.buffer_of(to, &here)?);
             let mut pairs: Vec<(RawBuffer, RawBuffer)> = Vec::new();
             let mut done = here.clone();
-            // Gathered from behind, scattered with a byte between.
+            // Gathered in reverse order, scattered with a byte between.
             let (mut read, mut write) = (total, 0);
             for bytes in sizes {
                 read -= bytes;

@@ -1,4 +1,4 @@
-//! The promise that everything may be used from any thread at any time.
+//! Promises about concurrent use from any thread.
 
 use std::thread;
 
@@ -10,10 +10,10 @@ use super::{
 use crate::{ErrorKind, Operation, Pattern, RawBuffer, Timing, submit};
 
 const THREADS: usize = 12;
-/// On the first path; a few on every other one.
+/// Many on the first path, a few on every other one.
 const ROUNDS: usize = 100;
 const FEWER: usize = 15;
-/// A thread's bytes of each shared buffer; no multiple of anything.
+/// A thread's bytes of each shared buffer; not a multiple of any block size.
 const PART: usize = 6007;
 
 pub(super) fn threads(context: &TestContext<'_>) -> CheckResult {
@@ -33,7 +33,7 @@ pub(super) fn threads(context: &TestContext<'_>) -> CheckResult {
                 let (context, seed) = (context, rng.next());
                 workers.push(scope.spawn(move || one_thread(context, (index, rounds), buffers, seed)));
             }
-            // All are joined, also after a failure.
+            // All threads are joined, even after a failure.
             workers.into_iter().map(joined).fold(Ok(()), Result::and)
         });
         outcome?;
@@ -60,12 +60,12 @@ fn one_thread(
         let fill = Operation::Fill { dst: shared, pattern: Pattern::U8(rng.byte()) };
         match submit(&*queues[0], &fill, Timing::Off) {
             Err(error) if error.kind() != ErrorKind::Unsupported => return Err(error.into()),
-            // Not supported: then there is only the same content everywhere.
+            // Not supported: then the content is the same everywhere.
             Err(_) if index == 0 && round == 0 => context.put(shared, &vec![0; shared.len()])?,
             _ => {}
         }
         if rng.chance(4) {
-            // Somebody else's content in between; a fill that is not supported leaves it alone.
+            // Other content in between; an unsupported fill must not change it.
             let fill = Operation::Fill { dst: &middle, pattern: Pattern::U8(0) };
             let _unsupported = submit(&*queues[1], &fill, Timing::Off);
         }
@@ -76,7 +76,7 @@ fn one_thread(
             context.expect(&back, &expected, &format!("round {round} of thread {index}"))?;
         }
         if rng.chance(10) {
-            // Allocated and dropped in flight beside everything else.
+            // Allocated and dropped in flight, concurrently with everything else.
             let spare = context.backend().allocate(context.subject.device, middle.place().kind, 100);
             if let Ok(spare) = spare {
                 let fill = Operation::Fill { dst: &spare, pattern: Pattern::U8(1) };

@@ -133,7 +133,7 @@ impl SharedBuffer {
 }
 
 fn unsupported<T>(backend: &(impl Backend + ?Sized), what: &str) -> Result<T> {
-    Err(Error::new(ErrorKind::Unsupported, format!("the {} backend has no {what}", backend.name())))
+    Err(Error::new(ErrorKind::Unsupported, format!("the {} backend does not support {what}", backend.name())))
 }
 
 /// A family of devices. All methods may be called from any thread.

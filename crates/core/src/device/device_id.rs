@@ -69,7 +69,7 @@ impl fmt::Display for DeviceId {
 
 /// The error for a text that is not a device id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` names no device; valid are cpu, cuda:N, wgpu:N and metal:N, where N is 0 or more")]
+#[error("`{text}` is not a device; expected cpu, cuda:N, wgpu:N or metal:N, where N is 0 or more")]
 pub struct ParseDeviceError {
     /// The text.
     pub text: String,

@@ -99,20 +99,20 @@ impl fmt::Display for RejectReason {
             Self::SameDevice => "both sides are on the same device",
             Self::NoDevice => "both sides are on the host",
             Self::NotUnified => "neither side is unified memory",
-            Self::NoPeerAccess => "the devices do not reach each other's memory",
-            Self::PeerCorrupts => "a pattern sent between the devices came back changed",
-            Self::PeerUnverified => "an error kept the pair of devices from being verified",
+            Self::NoPeerAccess => "the devices cannot access each other's memory",
+            Self::PeerCorrupts => "a test pattern copied between the devices was changed",
+            Self::PeerUnverified => "enabling or verifying peer access failed",
             Self::NotDeviceMemory => "one side is not a device's own memory",
-            Self::NoRelays => "the host's bytes are not sent over other devices' links by this version",
+            Self::NoRelays => "this version does not send the host's bytes over other devices' links",
             Self::AlreadyPinned => "the host's side is not pageable: staging would only add a copy",
-            Self::NoStagingMemory => "the device's backend gives no pinned memory to stage in",
+            Self::NoStagingMemory => "the device's backend offers no pinned memory for staging",
             Self::NotMapped => "the memory is not mapped into the device's address space",
-            Self::NoKernel => "the device's driver does not take the kernel that copies in place",
-            Self::NoConcurrentAccess => "host and device may not use managed memory at the same time",
+            Self::NoKernel => "the device's driver rejects the kernel that copies in place",
+            Self::NoConcurrentAccess => "the device cannot use managed memory concurrently with the host",
             Self::NotRecordable => {
-                "what needs the host's threads or pageable memory, or moves pages, cannot be recorded"
+                "work that needs host threads or pageable memory, or migrates pages, cannot be recorded"
             }
-            Self::Forbidden => "forbidden by the caller",
+            Self::Forbidden => "excluded by the caller",
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Devices and what is known of them: backends, places, transfer methods, costs and reports.
+//! Descriptions: backends, devices, places, transfer methods, costs and reports.
 
 pub(crate) mod backend;
 pub(crate) mod cost;

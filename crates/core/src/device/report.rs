@@ -108,9 +108,9 @@ impl fmt::Display for QueuedBefore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             bytes if bytes < 1 << 20 => {
-                write!(f, "{} KiB queued before the copy engine", bytes.div_ceil(1 << 10))
+                write!(f, "{} KiB queued for the copy engine", bytes.div_ceil(1 << 10))
             }
-            bytes => write!(f, "{} MiB queued before the copy engine", bytes / (1 << 20)),
+            bytes => write!(f, "{} MiB queued for the copy engine", bytes / (1 << 20)),
         }
     }
 }

@@ -20,10 +20,10 @@ pub(crate) fn busy(range: &Range<usize>, kind: HoldKind, open: Access) -> Error 
     let Range { start, end } = range;
     let text = match (kind, open) {
         (HoldKind::Loan, Access::Write) => {
-            format!("bytes {start} to {end} are lent to someone who may write them; that loan must end first")
+            format!("bytes {start} to {end} are lent for writing; end the loan first")
         }
         (HoldKind::Loan, Access::Read) => {
-            format!("bytes {start} to {end} are lent to readers; that loan must end before they are written")
+            format!("bytes {start} to {end} are lent for reading; end the loan before writing them")
         }
         (_, Access::Write) => {
             format!("a writable host view is open on bytes {start} to {end}; close it first")

@@ -59,7 +59,7 @@ pub trait RefusalHandler: Send + Sync + 'static {
 /// until it is complete.
 ///
 /// Works with any async runtime, or none: [`wait`](Self::wait) blocks instead.
-#[must_use = "the outcome of a transfer is only known to who awaits it"]
+#[must_use = "await the transfer to learn its outcome"]
 pub struct Transfer {
     state: State,
 }

@@ -23,7 +23,7 @@ use crate::{
 pub fn fill(queue: &dyn Queue, dst: &RawBuffer, element: &[u8]) -> Result<Fence> {
     if element.is_empty() || !dst.len().is_multiple_of(element.len()) {
         let text = format!(
-            "{} bytes are no whole number of elements of {}; an element has at least 1 byte",
+            "{} bytes are not a whole number of elements of {} bytes; an element has at least 1 byte",
             dst.len(),
             element.len()
         );

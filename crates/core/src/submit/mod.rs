@@ -1,4 +1,5 @@
-//! From an operation to a queue: claims on buffers, submission, and what a task awaits where a thread would block.
+//! From an operation to a queue: claims on buffers, submission, and the futures that tasks await instead of
+//! blocking.
 
 pub(crate) mod claim;
 pub(crate) mod fill;

@@ -177,13 +177,19 @@ impl<'a> Operation<'a> {
             }
             Self::Fill { dst, pattern } => {
                 if !dst.len().is_multiple_of(pattern.width()) {
-                    let text =
-                        format!("{} bytes are no whole number of patterns of {}", dst.len(), pattern.width());
+                    let text = format!(
+                        "{} bytes are not a whole number of patterns of {} bytes",
+                        dst.len(),
+                        pattern.width()
+                    );
                     return Err(Error::new(ErrorKind::InvalidArgument, text));
                 }
                 if !dst.offset().is_multiple_of(pattern.width()) {
-                    let text =
-                        format!("byte {} is no multiple of the pattern's {}", dst.offset(), pattern.width());
+                    let text = format!(
+                        "offset {} is not a multiple of the pattern's {} bytes",
+                        dst.offset(),
+                        pattern.width()
+                    );
                     return Err(Error::new(ErrorKind::InvalidArgument, text));
                 }
                 check_writable(dst)
@@ -203,7 +209,7 @@ fn check_writable(dst: &RawBuffer) -> Result<()> {
 
 #[cold]
 fn not_writable() -> Error {
-    Error::new(ErrorKind::InvalidArgument, "the destination wraps memory that may not be written")
+    Error::new(ErrorKind::InvalidArgument, "the destination's memory is not writable")
 }
 
 #[inline]
@@ -213,7 +219,7 @@ fn check_pair(src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
 
 #[cold]
 fn unequal(src: &RawBuffer, dst: &RawBuffer) -> Error {
-    let text = format!("source has {} bytes, destination {}; both must agree", src.len(), dst.len());
+    let text = format!("source has {} bytes, destination {}; expected equal lengths", src.len(), dst.len());
     Error::new(ErrorKind::InvalidArgument, text)
 }
 

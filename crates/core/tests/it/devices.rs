@@ -14,6 +14,6 @@ fn what_names_no_device_is_refused_with_the_valid_forms() {
     for text in ["", "gpu:0", "cuda:", "cuda:-1", "cuda:+1", "cuda:0:1", "cpu:1", "cuda:4294967296", "CUDA:0"]
     {
         let error = text.parse::<DeviceId>().unwrap_err();
-        assert!(error.to_string().contains("valid are cpu, cuda:N"), "{error}");
+        assert!(error.to_string().contains("expected cpu, cuda:N"), "{error}");
     }
 }

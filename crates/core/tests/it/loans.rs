@@ -20,7 +20,7 @@ fn a_loan_for_writing_excludes_everyone_on_its_range_alone() {
         shared.lend(Access::Read).unwrap_err(),
     ] {
         assert_eq!(error.kind(), ErrorKind::Busy);
-        assert!(error.to_string().contains("lent to someone who may write"), "{error}");
+        assert!(error.to_string().contains("lent for writing"), "{error}");
     }
     queue.write(&rest).unwrap();
     drop(rest.lend(Access::Read).unwrap());
@@ -37,7 +37,7 @@ fn readers_go_on_beside_a_loan_for_reading() {
     queue.copy(&shared, &other).unwrap();
     drop(shared.read().unwrap());
     let error = queue.write(&shared).unwrap_err();
-    assert!(error.kind() == ErrorKind::Busy && error.to_string().contains("lent to readers"), "{error}");
+    assert!(error.kind() == ErrorKind::Busy && error.to_string().contains("lent for reading"), "{error}");
     drop(loans);
     queue.write(&shared).unwrap();
 }

@@ -113,7 +113,7 @@ fn a_pinned_method_that_does_not_apply_is_an_error_with_its_reason() {
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert_eq!(error.to_string(), planned.to_string());
         assert!(error.to_string().contains(&reason), "`{reason}` is not in: {error}");
-        assert!(error.to_string().contains("DirectCopy: forbidden by the caller"), "{error}");
+        assert!(error.to_string().contains("DirectCopy: excluded by the caller"), "{error}");
     }
     manager.drain().unwrap();
     assert_eq!(backend.performed(), 0);

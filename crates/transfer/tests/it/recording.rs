@@ -14,7 +14,7 @@ fn a_backend_that_records_nothing_says_so_and_nothing_is_enqueued() {
     let dst = manager.allocate(MOCK, MemoryKind::Device, 64).unwrap();
     let error = manager.record(&[(src.clone(), dst.clone())], &ANY).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.to_string().contains("no recording of operations"), "{error}");
+    assert!(error.to_string().contains("does not support recording of operations"), "{error}");
     drop((src, dst));
     assert!(backend.leased().is_empty() && backend.performed() == 0 && is_at_rest(&manager));
 }
@@ -28,7 +28,7 @@ fn a_pair_that_no_recordable_method_takes_is_refused_with_the_reason_of_each() {
     let error = manager.record(&[(src.clone(), dst.clone())], &ANY).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     let text = error.to_string();
-    assert!(text.contains("DirectCopy: what needs the host's threads or pageable memory"), "{text}");
+    assert!(text.contains("DirectCopy: work that needs host threads or pageable memory"), "{text}");
     assert!(text.contains("PeerToPeer: "), "{text}");
     let plan = manager.plan(src.place(), dst.place(), 64, &ANY).unwrap();
     assert!(!plan.to_string().contains("cannot be recorded"), "a transfer is not chosen by that: {plan}");

@@ -120,7 +120,7 @@ fn what_needs_the_hosts_threads_or_pageable_memory_is_rejected_with_each_methods
     let (kind, text) = refused(&pageable, &there, &ANY);
     assert_eq!(kind, ErrorKind::Unsupported);
     for method in ["DirectCopy", "HostStaged"] {
-        assert!(text.contains(&format!("{method}: what needs the host's threads")), "{text}");
+        assert!(text.contains(&format!("{method}: work that needs host threads")), "{text}");
     }
     assert_eq!(refused(&there, &pageable, &ANY).0, ErrorKind::Unsupported);
     let forbidden = TransferOptions::new().only(TransferMethod::HostStaged);

@@ -105,7 +105,7 @@ fn urgent_transfer_takes_the_kernel_only_behind_queued_copies_of_its_direction()
                 let (call, report) = urgent(&setup, src, dst);
                 let expected = ("cuLaunchKernel", TransferMethod::ZeroCopy, queued as u64);
                 assert_eq!((call, report.method, report.queued), expected, "{kind}, {size} bytes");
-                let text = "48 MiB queued before the copy engine";
+                let text = "48 MiB queued for the copy engine";
                 assert!(report.to_string().contains(text), "{report}");
                 let plan = setup.manager.plan(src.place(), dst.place(), size as u64, &HIGH).unwrap();
                 assert!(plan.to_string().contains(text), "{plan}");

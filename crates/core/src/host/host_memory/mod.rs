@@ -21,8 +21,7 @@ use crate::{MemoryInfo, Result};
 /// `/proc`.
 pub fn host_memory() -> Result<MemoryInfo> {
     query().ok_or_else(|| {
-        let text =
-            "this system does not tell how much memory the host has free; Linux (in /proc/meminfo) and Windows do";
+        let text = "cannot determine the host's free memory; supported are Linux (/proc/meminfo) and Windows";
         crate::Error::new(crate::ErrorKind::Unsupported, text)
     })
 }
