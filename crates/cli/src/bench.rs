@@ -16,7 +16,7 @@ const QUICK: &[usize] = &[4 << 10, 1 << 20, 16 << 20];
 const FULL: &[usize] = &[4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20];
 
 #[derive(Serialize)]
-struct Measured {
+struct BenchResult {
     /// What the times are.
     clock: &'static str,
     repetitions: usize,
@@ -43,22 +43,22 @@ struct Row {
 pub(crate) fn run(invocation: &Invocation, wanted: &args::Bench) -> Result<String, Failure> {
     let (sizes, repetitions) = if wanted.quick { (QUICK, 10) } else { (FULL, 30) };
     let runtime = &invocation.runtime;
-    let mut measured = Measured {
+    let mut result = BenchResult {
         clock: "host wall clock from submission to completion",
         repetitions,
         rows: Vec::new(),
         left_out: Vec::new(),
         absent: runtime.absent().iter().map(|(family, reason)| format!("{family}: {reason}")).collect(),
     };
-    invocation.drained(measure(runtime, sizes, repetitions, &mut measured))?;
-    invocation.render("bench", &measured, || measured.human())
+    invocation.drain_after(measure(runtime, sizes, repetitions, &mut result))?;
+    invocation.render("bench", &result, || result.human())
 }
 
 fn measure(
     runtime: &Runtime,
     sizes: &[usize],
     repetitions: usize,
-    measured: &mut Measured,
+    result: &mut BenchResult,
 ) -> Result<(), Failure> {
     let (host, others): (Vec<_>, Vec<_>) = runtime.devices().into_iter().partition(|info| info.id.is_cpu());
     for device in if others.is_empty() { host } else { others } {
@@ -66,7 +66,7 @@ fn measure(
             runtime.manager().backend(device.id)?.memory_info(device.id).map_or(u64::MAX, |it| it.free);
         for &bytes in sizes {
             if bytes as u64 > free / 2 {
-                measured.left_out.push(format!(
+                result.left_out.push(format!(
                     "{} of {free} free bytes on {}",
                     text::bytes(bytes as u64),
                     device.id
@@ -75,7 +75,7 @@ fn measure(
             }
             for kind in [MemoryKind::Pinned, MemoryKind::Pageable] {
                 if device.kinds.contains(&MemoryKind::Pinned) || kind == MemoryKind::Pageable {
-                    grid_point(runtime, &device, kind, bytes, repetitions, &mut measured.rows)?;
+                    grid_point(runtime, &device, kind, bytes, repetitions, &mut result.rows)?;
                 }
             }
         }
@@ -158,7 +158,7 @@ fn row(
     })
 }
 
-impl Measured {
+impl BenchResult {
     fn human(&self) -> String {
         let rows: Vec<_> = self
             .rows

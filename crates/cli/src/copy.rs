@@ -9,16 +9,16 @@ use crate::{
     args,
     exit::{Exit, Failure},
     invocation::Invocation,
-    load::{Moved, with_progress},
+    load::{TransferSummary, with_progress},
     output, text,
 };
 
 pub(crate) fn run(invocation: &Invocation, wanted: &args::Copy) -> Result<String, Failure> {
-    let copied = invocation.drained(copy(invocation, wanted))?;
+    let copied = invocation.drain_after(copy(invocation, wanted))?;
     invocation.render("copy", &json(&copied), || human(&copied))
 }
 
-fn copy<'a>(invocation: &Invocation, wanted: &'a args::Copy) -> Result<Moved<'a>, Failure> {
+fn copy<'a>(invocation: &Invocation, wanted: &'a args::Copy) -> Result<TransferSummary<'a>, Failure> {
     let device = invocation.device(wanted.to.device)?;
     let options = LoadOptions::new(wanted.to)
         .raw(true)
@@ -34,38 +34,38 @@ fn copy<'a>(invocation: &Invocation, wanted: &'a args::Copy) -> Result<Moved<'a>
             if wanted.pinned && failure.exit == Exit::Input { " (--pageable works everywhere)" } else { "" };
         failure.during(&format!("{} was not copied to {}{hint}", wanted.file.display(), wanted.to))
     })?;
-    Ok(Moved { file: &wanted.file, report: model.report().clone(), device_name: device.name })
+    Ok(TransferSummary { file: &wanted.file, report: model.report().clone(), device_name: device.name })
 }
 
 /// The times of both directions by the host's clock: the file is read meanwhile, and on the way down compared.
-fn walls(copied: &Moved<'_>) -> [Duration; 2] {
+fn wall_times(copied: &TransferSummary<'_>) -> [Duration; 2] {
     [copied.report.moving(), copied.report.verifying.unwrap_or_default()]
 }
 
-fn rate(copied: &Moved<'_>, wall: Duration) -> f64 {
+fn rate(copied: &TransferSummary<'_>, wall: Duration) -> f64 {
     copied.report.bytes as f64 / wall.as_secs_f64().max(1e-9)
 }
 
-fn json(copied: &Moved<'_>) -> Value {
-    let [up, down] = walls(copied).map(
+fn json(copied: &TransferSummary<'_>) -> Value {
+    let [up, down] = wall_times(copied).map(
         |wall| json!({ "wall_seconds": wall.as_secs_f64(), "wall_bytes_per_second": rate(copied, wall) }),
     );
     copied.json(json!({ "up": up, "down": down, "verified": copied.report.verifying.is_some() }))
 }
 
-fn human(copied: &Moved<'_>) -> String {
+fn human(copied: &TransferSummary<'_>) -> String {
     let (bytes, simulated) = (copied.report.bytes, copied.simulated());
-    let said = |wall: Duration, meanwhile: &str| {
+    let describe = |wall: Duration, meanwhile: &str| {
         let (rate, seconds) = (text::rate(rate(copied, wall)), wall.as_secs_f64());
         format!("{rate} by wall clock ({seconds:.3} s, {meanwhile} included){simulated}")
     };
-    let [up, down] = walls(copied);
+    let [up, down] = wall_times(copied);
     let mut facts = vec![
         ("file", copied.file(bytes)),
         ("to", copied.to()),
         ("through", copied.through()),
-        ("up", said(up, "reading the file")),
-        ("down", said(down, "reading and comparing the file")),
+        ("up", describe(up, "reading the file")),
+        ("down", describe(down, "reading and comparing the file")),
     ];
     facts.extend(copied.methods());
     facts.push(("verified", format!("all {bytes} bytes came back equal")));

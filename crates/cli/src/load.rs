@@ -16,13 +16,13 @@ use crate::{
 
 struct Loaded<'a> {
     wanted: &'a args::Load,
-    moved: Moved<'a>,
+    summary: TransferSummary<'a>,
     metadata: BTreeMap<String, String>,
     tensors: Vec<Tensor>,
 }
 
 /// What was moved where, and how.
-pub(crate) struct Moved<'a> {
+pub(crate) struct TransferSummary<'a> {
     pub(crate) file: &'a Path,
     pub(crate) report: LoadReport,
     pub(crate) device_name: String,
@@ -38,7 +38,7 @@ struct Tensor {
 }
 
 pub(crate) fn run(invocation: &Invocation, wanted: &args::Load) -> Result<String, Failure> {
-    let loaded = invocation.drained(load(invocation, wanted))?;
+    let loaded = invocation.drain_after(load(invocation, wanted))?;
     invocation.render("load", &loaded.json(), || loaded.human())
 }
 
@@ -53,9 +53,10 @@ fn load<'a>(invocation: &Invocation, wanted: &'a args::Load) -> Result<Loaded<'a
         .verify(wanted.verify);
     let model = with_progress(invocation, &wanted.file, options)
         .map_err(|failure| failure.during(&format!("{} was not loaded to {place}", wanted.file.display())))?;
-    let moved = Moved { file: &wanted.file, report: model.report().clone(), device_name: device.name };
+    let summary =
+        TransferSummary { file: &wanted.file, report: model.report().clone(), device_name: device.name };
     let tensors = model.tensors().iter().filter(|_| wanted.list).map(Tensor::new).collect();
-    Ok(Loaded { wanted, moved, metadata: model.metadata().clone(), tensors })
+    Ok(Loaded { wanted, summary, metadata: model.metadata().clone(), tensors })
 }
 
 /// Loads a file, with a bar for a person who looks at it.
@@ -88,7 +89,7 @@ fn check_readable(path: &Path) -> Result<(), Failure> {
     })
 }
 
-impl Moved<'_> {
+impl TransferSummary<'_> {
     /// With what else is known of it.
     pub(crate) fn json(&self, more: Value) -> Value {
         let Self { file, report, device_name } = self;
@@ -147,9 +148,9 @@ impl Moved<'_> {
 
 impl Loaded<'_> {
     fn json(&self) -> Value {
-        let Self { wanted, moved, metadata, tensors } = self;
-        let report = &moved.report;
-        let mut loaded = moved.json(json!({
+        let Self { wanted, summary, metadata, tensors } = self;
+        let report = &summary.report;
+        let mut loaded = summary.json(json!({
             "file_bytes": report.file_bytes,
             "tensors": report.tensors,
             "segments": report.segments,
@@ -171,11 +172,11 @@ impl Loaded<'_> {
     }
 
     fn human(&self) -> String {
-        let Self { moved, wanted, tensors: list, .. } = self;
-        let (report, simulated) = (&moved.report, moved.simulated());
+        let Self { summary, wanted, tensors: list, .. } = self;
+        let (report, simulated) = (&summary.report, summary.simulated());
         let LoadReport { bytes, file_bytes, tensors, segments, wall, preparing, .. } = report;
         let mut facts = vec![
-            ("file", moved.file(*file_bytes)),
+            ("file", summary.file(*file_bytes)),
             (
                 "tensors",
                 format!(
@@ -184,8 +185,8 @@ impl Loaded<'_> {
                     text::bytes(*bytes)
                 ),
             ),
-            ("to", format!("{}; {}", moved.to(), text::count(*segments as u64, "allocation"))),
-            ("through", moved.through()),
+            ("to", format!("{}; {}", summary.to(), text::count(*segments as u64, "allocation"))),
+            ("through", summary.through()),
             (
                 "wall clock",
                 format!(
@@ -196,7 +197,7 @@ impl Loaded<'_> {
                 ),
             ),
         ];
-        facts.extend(moved.methods());
+        facts.extend(summary.methods());
         facts.push(("checked", self.checked()));
         let mut text = output::facts(&facts);
         if wanted.list {
@@ -214,7 +215,7 @@ impl Loaded<'_> {
             (false, true) => "bytes came back equal",
             (false, false) => return "not asked for; --checksum or --verify read everything back".to_owned(),
         };
-        let LoadReport { tensors, verifying, .. } = &self.moved.report;
+        let LoadReport { tensors, verifying, .. } = &self.summary.report;
         format!("of all {tensors} tensors {how} ({:.3} s more)", verifying.unwrap_or_default().as_secs_f64())
     }
 }

@@ -20,13 +20,13 @@ pub(super) struct Entries {
 
 impl<'de> Deserialize<'de> for Entries {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(Members)
+        deserializer.deserialize_map(EntriesVisitor)
     }
 }
 
-struct Members;
+struct EntriesVisitor;
 
-impl<'de> Visitor<'de> for Members {
+impl<'de> Visitor<'de> for EntriesVisitor {
     type Value = Entries;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -14,9 +14,9 @@ use super::{
 };
 
 /// The format's own limit.
-const MOST: u64 = 100_000_000;
+const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// The header's length stands in so many bytes before it.
-const PREFIX: u64 = 8;
+const PREFIX_BYTES: u64 = 8;
 
 /// Tensors in the order of the file, one behind the other without holes, to the file's end.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(super) struct Entry {
 }
 
 /// What is wrong; the file's name is put before it.
-struct Wrong(String);
+struct Invalid(String);
 
 impl Header {
     /// Reads the header.
@@ -47,25 +47,26 @@ impl Header {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] where the file is not valid, [`ErrorKind::Io`].
     pub(super) fn read(source: &Source) -> Result<Self> {
-        let invalid = |source: &Source, wrong: Wrong| {
-            let text = format!("{} is not a valid safetensors file: {wrong}", source.name());
+        let error = |source: &Source, invalid: Invalid| {
+            let text = format!("{} is not a valid safetensors file: {invalid}", source.name());
             Error::new(ErrorKind::InvalidArgument, text)
         };
         let len = source.len();
-        let Some(rest) = len.checked_sub(PREFIX) else {
-            let text = format!("it has {len} bytes, and begins with {PREFIX} that tell the header's length");
-            return Err(invalid(source, Wrong(text)));
+        let Some(rest) = len.checked_sub(PREFIX_BYTES) else {
+            let text =
+                format!("it has {len} bytes, and begins with {PREFIX_BYTES} that tell the header's length");
+            return Err(error(source, Invalid(text)));
         };
-        let mut prefix = [0; PREFIX as usize];
-        source.fill_at(0, &mut prefix)?;
+        let mut prefix = [0; PREFIX_BYTES as usize];
+        source.read_exact_at(0, &mut prefix)?;
         let size = u64::from_le_bytes(prefix);
-        if let Err(wrong) = fits(size, rest) {
-            return Err(invalid(source, wrong));
+        if let Err(invalid) = check_length(size, rest) {
+            return Err(error(source, invalid));
         }
         let mut text = vec![0; usize::try_from(size).unwrap_or_default()];
-        source.fill_at(PREFIX, &mut text)?;
-        let data = PREFIX + size;
-        parse(&text, data, len - data).map_err(|wrong| invalid(source, wrong))
+        source.read_exact_at(PREFIX_BYTES, &mut text)?;
+        let data = PREFIX_BYTES + size;
+        parse(&text, data, len - data).map_err(|invalid| error(source, invalid))
     }
 
     /// The whole file as one tensor of bytes, named like the file.
@@ -88,89 +89,92 @@ impl Header {
     }
 }
 
-fn fits(size: u64, rest: u64) -> Result<(), Wrong> {
-    if size > MOST {
-        return Err(Wrong(format!("its header is said to have {size} bytes; at most {MOST} are valid")));
+fn check_length(size: u64, rest: u64) -> Result<(), Invalid> {
+    if size > MAX_HEADER_BYTES {
+        return Err(Invalid(format!(
+            "its header is said to have {size} bytes; at most {MAX_HEADER_BYTES} are valid"
+        )));
     }
     if size > rest {
-        return Err(Wrong(format!(
+        return Err(Invalid(format!(
             "its header is said to have {size} bytes, of which the file has {rest}: it is truncated, or something else"
         )));
     }
     Ok(())
 }
 
-fn parse(text: &[u8], data: u64, bytes: u64) -> Result<Header, Wrong> {
-    let text = std::str::from_utf8(text).map_err(|error| Wrong(format!("its header is no text: {error}")))?;
+fn parse(text: &[u8], data: u64, bytes: u64) -> Result<Header, Invalid> {
+    let text =
+        std::str::from_utf8(text).map_err(|error| Invalid(format!("its header is no text: {error}")))?;
     let Entries { tensors, metadata } = serde_json::from_str(text).map_err(|error| {
-        Wrong(shortened(format!("its header is not the JSON of a safetensors file: {error}"), 600))
+        Invalid(shortened(format!("its header is not the JSON of a safetensors file: {error}"), 600))
     })?;
-    let tensors = consistent(tensors, bytes)?;
+    let tensors = validate(tensors, bytes)?;
     Ok(Header { tensors, metadata: metadata.unwrap_or_default(), data, bytes })
 }
 
 /// The tensors in the order of the file, where they fill its `bytes` of data exactly.
-fn consistent(mut given: Vec<(String, TensorInfo)>, bytes: u64) -> Result<Vec<Entry>, Wrong> {
+fn validate(mut given: Vec<(String, TensorInfo)>, bytes: u64) -> Result<Vec<Entry>, Invalid> {
     let mut names = HashSet::with_capacity(given.len());
     if let Some((name, _)) = given.iter().find(|(name, _)| !names.insert(name.as_str())) {
-        return Err(Wrong(format!("tensor {} is given twice; each name once is valid", quoted(name))));
+        return Err(Invalid(format!("tensor {} is given twice; each name once is valid", quoted(name))));
     }
     given.sort_by(|(a, left), (b, right)| left.data_offsets.cmp(&right.data_offsets).then_with(|| a.cmp(b)));
     let mut tensors: Vec<Entry> = Vec::with_capacity(given.len());
     let mut end = 0;
     for (name, info) in given {
-        let size = size(&name, &info, bytes)?;
+        let size = tensor_bytes(&name, &info, bytes)?;
         let begin = info.data_offsets.0 as u64;
         if begin < end {
             let last = tensors.last().map_or(String::new(), |last| quoted(&last.name));
-            return Err(Wrong(format!(
+            return Err(Invalid(format!(
                 "tensors {last} and {} overlap: one ends at byte {end} of the data, the other begins at {begin}",
                 quoted(&name)
             )));
         }
-        filled(end, begin)?;
+        check_contiguous(end, begin)?;
         end = info.data_offsets.1 as u64;
         tensors.push(Entry { name, dtype: info.dtype, shape: info.shape, bytes: size });
     }
     if tensors.is_empty() {
-        return Err(Wrong("it has no tensors; at least one is needed".to_owned()));
+        return Err(Invalid("it has no tensors; at least one is needed".to_owned()));
     }
-    filled(end, bytes)?;
+    check_contiguous(end, bytes)?;
     Ok(tensors)
 }
 
-fn filled(end: u64, next: u64) -> Result<(), Wrong> {
+fn check_contiguous(end: u64, next: u64) -> Result<(), Invalid> {
     if end == next {
         return Ok(());
     }
-    Err(Wrong(format!(
+    Err(Invalid(format!(
         "bytes {end} to {next} of its data belong to no tensor; tensors must follow each other to the file's end"
     )))
 }
 
 /// The bytes of a tensor, where its offsets, its type and its shape agree on them.
-fn size(name: &str, info: &TensorInfo, bytes: u64) -> Result<usize, Wrong> {
+fn tensor_bytes(name: &str, info: &TensorInfo, bytes: u64) -> Result<usize, Invalid> {
     let (begin, end) = info.data_offsets;
     let what = || {
         let shape = shortened(format!("{:?}", info.shape), 80);
         format!("tensor {} of {} {shape}", quoted(name), info.dtype)
     };
     let Some(held) = end.checked_sub(begin) else {
-        return Err(Wrong(format!("{} ends at byte {end}, before it begins at {begin}", what())));
+        return Err(Invalid(format!("{} ends at byte {end}, before it begins at {begin}", what())));
     };
     if end as u64 > bytes {
-        return Err(Wrong(format!(
+        return Err(Invalid(format!(
             "{} ends at byte {end} of the data, of which the file has {bytes}: it is truncated, or the header is wrong",
             what()
         )));
     }
     let elements = info.shape.iter().try_fold(1_usize, |product, extent| product.checked_mul(*extent));
     match elements.and_then(|elements| elements.checked_mul(info.dtype.bitsize())) {
-        None => Err(Wrong(format!("{} has more bytes than this machine can count", what()))),
+        None => Err(Invalid(format!("{} has more bytes than this machine can count", what()))),
         Some(bits) if bits % 8 != 0 => {
-            Err(Wrong(format!("{} has {bits} bits, which is no whole number of bytes", what())))
+            Err(Invalid(format!("{} has {bits} bits, which is no whole number of bytes", what())))
         }
-        Some(bits) if bits / 8 != held => Err(Wrong(format!(
+        Some(bits) if bits / 8 != held => Err(Invalid(format!(
             "{} has {} bytes, but its offsets {begin} to {end} hold {held}; both must agree",
             what(),
             bits / 8
@@ -179,7 +183,7 @@ fn size(name: &str, info: &TensorInfo, bytes: u64) -> Result<usize, Wrong> {
     }
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for Invalid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

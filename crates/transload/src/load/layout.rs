@@ -6,14 +6,14 @@ use super::header::Entry;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// Where each tensor begins, in the file's order.
-    pub(super) places: Vec<Spot>,
+    pub(super) ranges: Vec<TensorRange>,
     /// The segments' lengths; each at least 1.
     pub(super) segments: Vec<usize>,
 }
 
 /// A tensor's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Spot {
+pub(super) struct TensorRange {
     pub(super) segment: usize,
     pub(super) offset: usize,
     pub(super) bytes: usize,
@@ -48,7 +48,7 @@ impl Layout {
     /// Tensors at multiples of `alignment`, in segments of at most `most` bytes or one tensor. `None` where that is more
     /// than this machine can address.
     pub(super) fn new(tensors: &[Entry], alignment: usize, most: usize) -> Option<Self> {
-        let mut places = Vec::with_capacity(tensors.len());
+        let mut ranges = Vec::with_capacity(tensors.len());
         let mut segments = vec![0_usize];
         for tensor in tensors {
             let end = segments.last().copied()?;
@@ -59,13 +59,13 @@ impl Layout {
             }
             let segment = segments.len() - 1;
             *segments.last_mut()? = offset.checked_add(tensor.bytes)?;
-            places.push(Spot { segment, offset, bytes: tensor.bytes });
+            ranges.push(TensorRange { segment, offset, bytes: tensor.bytes });
         }
         for segment in &mut segments {
             *segment = (*segment).max(1);
         }
         let total = segments.iter().try_fold(0_usize, |sum, len| sum.checked_add(*len))?;
-        isize::try_from(total).ok().map(|_| Self { places, segments })
+        isize::try_from(total).ok().map(|_| Self { ranges, segments })
     }
 
     /// Bytes of all segments.
@@ -94,21 +94,21 @@ impl Iterator for Chunks<'_> {
 
     fn next(&mut self) -> Option<Chunk> {
         let mut chunk: Option<Chunk> = None;
-        while let Some(spot) = self.layout.places.get(self.tensor) {
-            let left = spot.bytes - self.done;
+        while let Some(range) = self.layout.ranges.get(self.tensor) {
+            let left = range.bytes - self.done;
             if left == 0 {
                 (self.tensor, self.done) = (self.tensor + 1, 0);
                 continue;
             }
-            let offset = spot.offset + self.done;
+            let offset = range.offset + self.done;
             let chunk = chunk.get_or_insert_with(|| Chunk {
-                segment: spot.segment,
+                segment: range.segment,
                 offset,
                 len: 0,
                 parts: Vec::new(),
             });
             let at = match offset.checked_sub(chunk.offset) {
-                Some(at) if at < self.most && spot.segment == chunk.segment => at,
+                Some(at) if at < self.most && range.segment == chunk.segment => at,
                 _ => break,
             };
             let len = left.min(self.most - at);

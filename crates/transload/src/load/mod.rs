@@ -38,9 +38,9 @@ mod layout;
 mod model;
 mod options;
 mod pipeline;
-mod placing;
+mod placement;
 mod read_back;
-mod reading;
+mod readers;
 mod report;
 mod source;
 #[cfg(test)]
@@ -55,7 +55,7 @@ use transload_transfer::CrossBackendTransferManager;
 use crate::Runtime;
 use header::Header;
 use pipeline::Pipeline;
-use placing::Placed;
+use placement::TensorPlacement;
 use source::Source;
 
 pub use model::{LoadedModel, LoadedTensor};
@@ -97,8 +97,8 @@ pub fn load(
     manager.backend(options.place.device)?;
     let source = Arc::new(Source::open(path.as_ref())?);
     let header = if options.raw { Header::raw(&source)? } else { Header::read(&source)? };
-    let placed = Placed::allocate(manager, &header, options)?;
-    let mut pipeline = Pipeline::new(manager, &placed, options)?;
+    let placement = TensorPlacement::allocate(manager, &header, options)?;
+    let mut pipeline = Pipeline::new(manager, &placement, options)?;
     let mut report = LoadReport { preparing: begun.elapsed(), ..pipeline.report(&header, &source) };
 
     let outcome = pipeline.send(&header, &source, &mut report).and_then(|hashes| {
@@ -111,14 +111,14 @@ pub fn load(
         Ok(hashes)
     });
     // Also after an error nothing may be under way that reads the ring or writes the tensors.
-    pipeline.settle();
-    let outcome = outcome.map_err(|error| blame(error, &source));
+    pipeline.wait_all();
+    let outcome = outcome.map_err(|error| explain_corruption(error, &source));
     let hashes = outcome?;
-    LoadedModel::new(header, placed, hashes, report)
+    LoadedModel::new(header, placement, hashes, report)
 }
 
 /// Bytes that differ are the file's doing where it was written to meanwhile.
-fn blame(error: transload_core::Error, source: &Source) -> transload_core::Error {
+fn explain_corruption(error: transload_core::Error, source: &Source) -> transload_core::Error {
     match source.check_unchanged() {
         Err(changed) if error.kind() == ErrorKind::Corrupted => changed,
         _ => error,

@@ -8,7 +8,7 @@ use std::{
 use safetensors::Dtype;
 use transload_core::{RawBuffer, Result};
 
-use super::{header::Header, placing::Placed, report::LoadReport};
+use super::{header::Header, placement::TensorPlacement, report::LoadReport};
 
 /// Tensors in memory that lives while this, or any tensor's buffer, does.
 pub struct LoadedModel {
@@ -32,23 +32,23 @@ pub struct LoadedTensor {
 impl LoadedModel {
     pub(super) fn new(
         header: Header,
-        placed: Placed,
+        placement: TensorPlacement,
         hashes: Option<Vec<u64>>,
         report: LoadReport,
     ) -> Result<Self> {
         let mut tensors = Vec::with_capacity(header.tensors.len());
-        for (index, (entry, spot)) in header.tensors.into_iter().zip(&placed.layout.places).enumerate() {
+        for (index, (entry, range)) in header.tensors.into_iter().zip(&placement.layout.ranges).enumerate() {
             tensors.push(LoadedTensor {
                 name: entry.name,
                 dtype: entry.dtype,
                 shape: entry.shape,
-                buffer: placed.tensor(*spot)?,
+                buffer: placement.tensor(*range)?,
                 checksum: hashes.as_ref().and_then(|hashes| hashes.get(index).copied()),
             });
         }
         let by_name =
             tensors.iter().enumerate().map(|(index, tensor)| (tensor.name.clone(), index)).collect();
-        Ok(Self { tensors, by_name, metadata: header.metadata, segments: placed.segments, report })
+        Ok(Self { tensors, by_name, metadata: header.metadata, segments: placement.segments, report })
     }
 
     /// The tensors, in the order of their bytes in the file.

@@ -13,15 +13,15 @@ const SEGMENT: usize = 4 << 30;
 /// What kernels of other libraries take for granted.
 const DEVICE_ALIGNMENT: usize = 256;
 const HOST_ALIGNMENT: usize = 64;
-const MOST_ALIGNMENT: usize = 2 << 20;
+const MAX_ALIGNMENT: usize = 2 << 20;
 
 /// Called with how far a load is; see [`LoadOptions::progress`].
 #[derive(Clone)]
-struct Listener(Arc<dyn Fn(LoadProgress) + Send + Sync>);
+struct ProgressCallback(Arc<dyn Fn(LoadProgress) + Send + Sync>);
 
-impl fmt::Debug for Listener {
+impl fmt::Debug for ProgressCallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Listener")
+        f.write_str("ProgressCallback")
     }
 }
 
@@ -59,16 +59,16 @@ pub struct LoadOptions {
     pub(super) verify: bool,
     pub(super) raw: bool,
     pub(super) transfer: TransferOptions,
-    progress: Option<Listener>,
+    progress: Option<ProgressCallback>,
 }
 
 /// What a load is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LoadPhase {
-    /// Reading the file and sending it.
+    /// ChunkRead the file and sending it.
     Sending,
-    /// Reading the device's memory back.
+    /// ChunkRead the device's memory back.
     ReadingBack,
 }
 
@@ -141,8 +141,8 @@ impl LoadOptions {
     }
 
     /// Called on the loading thread after each chunk, with no lock held.
-    pub fn progress(mut self, listener: impl Fn(LoadProgress) + Send + Sync + 'static) -> Self {
-        self.progress = Some(Listener(Arc::new(listener)));
+    pub fn progress(mut self, callback: impl Fn(LoadProgress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(ProgressCallback(Arc::new(callback)));
         self
     }
 
@@ -150,10 +150,10 @@ impl LoadOptions {
     /// [`ErrorKind::InvalidArgument`] for what can never be right.
     pub(super) fn check(&self) -> Result<()> {
         let refused = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
-        if !self.alignment.is_power_of_two() || self.alignment > MOST_ALIGNMENT {
+        if !self.alignment.is_power_of_two() || self.alignment > MAX_ALIGNMENT {
             let given = self.alignment;
             return refused(format!(
-                "an alignment of {given} bytes; a power of two of at most {MOST_ALIGNMENT} is valid"
+                "an alignment of {given} bytes; a power of two of at most {MAX_ALIGNMENT} is valid"
             ));
         }
         let sizes = [
@@ -175,12 +175,12 @@ impl LoadOptions {
         }
     }
 
-    pub(super) fn wanted_alignment(&self) -> usize {
-        self.alignment.max(self.given_alignment())
+    pub(super) fn alignment_bytes(&self) -> usize {
+        self.alignment.max(self.allocator_alignment())
     }
 
     /// What every allocation at the place has anyway.
-    pub(super) fn given_alignment(&self) -> usize {
+    pub(super) fn allocator_alignment(&self) -> usize {
         if self.place.device.is_cpu() { HOST_ALIGNMENT } else { DEVICE_ALIGNMENT }
     }
 
@@ -188,9 +188,9 @@ impl LoadOptions {
         self.checksum || self.verify
     }
 
-    pub(super) fn tell(&self, phase: LoadPhase, bytes: u64, total: u64) {
-        if let Some(Listener(listener)) = &self.progress {
-            listener(LoadProgress { phase, bytes, total });
+    pub(super) fn report_progress(&self, phase: LoadPhase, bytes: u64, total: u64) {
+        if let Some(ProgressCallback(callback)) = &self.progress {
+            callback(LoadProgress { phase, bytes, total });
         }
     }
 }

@@ -11,8 +11,8 @@ use super::{
     header::Header,
     layout::Chunk,
     options::{LoadOptions, LoadPhase},
-    placing::Placed,
-    reading::{self, Readers, Reading},
+    placement::TensorPlacement,
+    readers::{self, ChunkRead, Readers},
     report::LoadReport,
     source::Source,
 };
@@ -20,24 +20,24 @@ use super::{
 /// The ring, and what it is for. It is empty where the tensors' own memory is read into.
 pub(super) struct Pipeline<'a> {
     pub(super) manager: &'a CrossBackendTransferManager,
-    pub(super) placed: &'a Placed,
+    pub(super) placement: &'a TensorPlacement,
     pub(super) options: &'a LoadOptions,
-    pub(super) ring: VecDeque<Slot>,
+    pub(super) ring: VecDeque<RingBuffer>,
     pub(super) chunk: usize,
     /// How many chunks are read at once, at most, where there is no ring; else 0.
-    in_place: usize,
+    in_place_limit: usize,
 }
 
 /// A chunk that is being read, into a buffer of the ring or into its place.
-struct Coming {
+struct PendingChunk {
     chunk: Chunk,
-    slot: Option<Slot>,
+    slot: Option<RingBuffer>,
     target: RawBuffer,
-    reading: Reading,
+    reading: ChunkRead,
 }
 
 /// A buffer of the ring, and the transfer that uses it.
-pub(super) struct Slot {
+pub(super) struct RingBuffer {
     pub(super) buffer: RawBuffer,
     pub(super) transfer: Option<Transfer>,
 }
@@ -49,14 +49,14 @@ impl<'a> Pipeline<'a> {
     /// The backend's.
     pub(super) fn new(
         manager: &'a CrossBackendTransferManager,
-        placed: &'a Placed,
+        placement: &'a TensorPlacement,
         options: &'a LoadOptions,
     ) -> Result<Self> {
-        let longest = placed.layout.segments.iter().copied().max().unwrap_or(1);
+        let longest = placement.layout.segments.iter().copied().max().unwrap_or(1);
         let chunk = options.chunk.min(longest);
-        let most = placed.layout.chunks(chunk).take(options.buffers).count();
+        let most = placement.layout.chunks(chunk).take(options.buffers).count();
         let no_ring = options.place.device.is_cpu() && options.staging.is_none();
-        let (in_place, count) = if no_ring { (most, 0) } else { (0, most) };
+        let (in_place_limit, count) = if no_ring { (most, 0) } else { (0, most) };
         let ring = |kind| ring(manager, options, kind, count, chunk);
         let ring = match options.staging {
             Some(kind) => ring(kind)?,
@@ -66,7 +66,7 @@ impl<'a> Pipeline<'a> {
             },
             None => ring(MemoryKind::Pageable)?,
         };
-        Ok(Self { manager, placed, options, ring, chunk, in_place })
+        Ok(Self { manager, placement, options, ring, chunk, in_place_limit })
     }
 
     /// What is known before anything is moved.
@@ -78,7 +78,7 @@ impl<'a> Pipeline<'a> {
             bytes: header.bytes,
             file_bytes: source.len(),
             tensors: header.tensors.len(),
-            segments: self.placed.segments.len(),
+            segments: self.placement.segments.len(),
             buffers: self.ring.len(),
             buffer_bytes: self.chunk,
             staging: self.ring.front().map(|slot| slot.buffer.place().kind),
@@ -94,44 +94,44 @@ impl<'a> Pipeline<'a> {
     /// Sends all tensors. When it returns Ok they are in place; answers their hashes where they are wanted.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`], the backend's. Chunks may still be in flight: see [`settle`](Self::settle). Nobody reads any more.
+    /// [`ErrorKind::Io`], the backend's. Chunks may still be in flight: see [`wait_all`](Self::wait_all). Nobody reads any more.
     pub(super) fn send(
         &mut self,
         header: &Header,
         source: &Arc<Source>,
         report: &mut LoadReport,
     ) -> Result<Option<Vec<u64>>> {
-        let threads = reading::threads(self.options.readers, header.bytes);
-        let hashes = self.send_by(&Readers::new(source, threads, self.chunk), header, report)?;
+        let threads = readers::thread_count(self.options.readers, header.bytes);
+        let hashes = self.send_chunks(&Readers::new(source, threads, self.chunk), header, report)?;
         source.check_unchanged()?;
         Ok(hashes)
     }
 
-    fn send_by(
+    fn send_chunks(
         &mut self,
         readers: &Readers,
         header: &Header,
         report: &mut LoadReport,
     ) -> Result<Option<Vec<u64>>> {
         let mut hashes = self.options.checksum.then(|| Hashes::new(header.tensors.len()));
-        let mut chunks = self.placed.layout.chunks(self.chunk).peekable();
-        let mut coming: VecDeque<Coming> = VecDeque::new();
+        let mut chunks = self.placement.layout.chunks(self.chunk).peekable();
+        let mut pending: VecDeque<PendingChunk> = VecDeque::new();
         let (mut begun, mut sent) = (header.data, 0);
         loop {
             // Every buffer that is free is read into; one in flight is waited for only where nothing is being read.
             while chunks.peek().is_some()
-                && let Some(slot) = self.free(coming.len(), report)?
+                && let Some(slot) = self.next_target(pending.len(), report)?
             {
                 let Some(chunk) = chunks.next() else { break };
                 let target = match &slot {
                     Some(slot) => slot.buffer.slice(..chunk.len)?,
-                    None => self.place_of(&chunk)?,
+                    None => self.in_place_target(&chunk)?,
                 };
                 let reading = readers.begin(&chunk, begun, &target)?;
                 begun += chunk.bytes();
-                coming.push_back(Coming { chunk, slot, target, reading });
+                pending.push_back(PendingChunk { chunk, slot, target, reading });
             }
-            let Some(Coming { chunk, slot, target, reading }) = coming.pop_front() else { break };
+            let Some(PendingChunk { chunk, slot, target, reading }) = pending.pop_front() else { break };
             reading.finish()?;
             if let Some(hashes) = &mut hashes {
                 let view = target.read()?;
@@ -141,7 +141,7 @@ impl<'a> Pipeline<'a> {
             }
             match slot {
                 Some(mut slot) => {
-                    let segment = self.placed.segment(chunk.segment)?;
+                    let segment = self.placement.segment(chunk.segment)?;
                     let (manager, options) = (self.manager, &self.options.transfer);
                     let transfer =
                         manager.transfer_with(&slot.buffer, segment, 0, chunk.offset, chunk.len, options);
@@ -151,7 +151,7 @@ impl<'a> Pipeline<'a> {
                 None => report.chunks += 1,
             }
             sent += chunk.bytes();
-            self.options.tell(LoadPhase::Sending, sent, header.bytes);
+            self.options.report_progress(LoadPhase::Sending, sent, header.bytes);
         }
         for slot in &mut self.ring {
             slot.finish(report)?;
@@ -160,9 +160,13 @@ impl<'a> Pipeline<'a> {
     }
 
     /// Where the next chunk may be read into, if now: `Some(None)` is its own place.
-    fn free(&mut self, under_way: usize, report: &mut LoadReport) -> Result<Option<Option<Slot>>> {
+    fn next_target(
+        &mut self,
+        under_way: usize,
+        report: &mut LoadReport,
+    ) -> Result<Option<Option<RingBuffer>>> {
         let Some(oldest) = self.ring.front() else {
-            return Ok((under_way < self.in_place).then_some(None));
+            return Ok((under_way < self.in_place_limit).then_some(None));
         };
         if under_way > 0 && oldest.transfer.as_ref().is_some_and(|transfer| !transfer.is_complete()) {
             return Ok(None);
@@ -173,12 +177,12 @@ impl<'a> Pipeline<'a> {
     }
 
     /// A chunk's own memory.
-    pub(super) fn place_of(&self, chunk: &Chunk) -> Result<RawBuffer> {
-        self.placed.segment(chunk.segment)?.slice(chunk.offset..chunk.offset + chunk.len)
+    pub(super) fn in_place_target(&self, chunk: &Chunk) -> Result<RawBuffer> {
+        self.placement.segment(chunk.segment)?.slice(chunk.offset..chunk.offset + chunk.len)
     }
 
     /// Waits for what is in flight, whatever becomes of it, and gives the ring up.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn wait_all(&mut self) {
         for transfer in self.ring.drain(..).filter_map(|slot| slot.transfer) {
             // There is an error already, or this one would have been seen.
             let _ = transfer.wait();
@@ -186,7 +190,7 @@ impl<'a> Pipeline<'a> {
     }
 }
 
-impl Slot {
+impl RingBuffer {
     /// Waits for the transfer that uses the buffer, if one does, and counts it.
     fn finish(&mut self, report: &mut LoadReport) -> Result<()> {
         if let Some(transfer) = self.transfer.take() {
@@ -206,7 +210,7 @@ fn ring(
     kind: MemoryKind,
     count: usize,
     bytes: usize,
-) -> Result<VecDeque<Slot>> {
+) -> Result<VecDeque<RingBuffer>> {
     let device = options.place.device;
     let buffer = |_| {
         // Pinned by the device that will copy it.
@@ -216,7 +220,7 @@ fn ring(
             }
             _ => manager.allocate(DeviceId::Cpu, kind, bytes),
         };
-        made.map(|buffer| Slot { buffer, transfer: None })
+        made.map(|buffer| RingBuffer { buffer, transfer: None })
     };
     (0..count).map(buffer).collect()
 }

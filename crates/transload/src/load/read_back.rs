@@ -10,7 +10,7 @@ use super::{
     header::Header,
     layout::Chunk,
     options::LoadPhase,
-    pipeline::{Pipeline, Slot},
+    pipeline::{Pipeline, RingBuffer},
     source::Source,
 };
 
@@ -32,28 +32,28 @@ impl Pipeline<'_> {
         let mut hashes = sent.as_ref().map(|_| Hashes::new(header.tensors.len()));
         let mut done = vec![0; header.tensors.len()];
         let mut checked = 0;
-        let mut ahead = self.placed.layout.chunks(self.chunk);
+        let mut ahead = self.placement.layout.chunks(self.chunk);
         for index in 0..self.ring.len() {
             let transfer = ahead.next().map(|chunk| self.fetch(index, &chunk)).transpose()?;
             if let Some(slot) = self.ring.get_mut(index) {
                 slot.transfer = transfer;
             }
         }
-        for chunk in self.placed.layout.chunks(self.chunk) {
+        for chunk in self.placement.layout.chunks(self.chunk) {
             // It stays in the ring, so that what is in flight can be waited for also after an error.
             let piece = match self.ring.front_mut() {
-                Some(Slot { buffer, transfer }) => {
+                Some(RingBuffer { buffer, transfer }) => {
                     if let Some(transfer) = transfer.take() {
                         transfer.wait()?;
                     }
                     buffer.slice(..chunk.len)?
                 }
-                None => self.place_of(&chunk)?,
+                None => self.in_place_target(&chunk)?,
             };
             let view = piece.read()?;
             let bytes = chunk.bytes();
             let mut expected = expected.get_mut(..bytes as usize).unwrap_or_default();
-            source.fill_at(offset, expected)?;
+            source.read_exact_at(offset, expected)?;
             offset += bytes;
             for part in &chunk.parts {
                 let found = view.get(part.at..part.at + part.len).unwrap_or_default();
@@ -78,7 +78,7 @@ impl Pipeline<'_> {
                     slot.transfer = transfer;
                 }
             }
-            self.options.tell(LoadPhase::ReadingBack, checked, header.bytes);
+            self.options.report_progress(LoadPhase::ReadingBack, checked, header.bytes);
         }
         source.check_unchanged()?;
         match (sent, hashes.map(Hashes::finish)) {
@@ -91,7 +91,7 @@ impl Pipeline<'_> {
     fn fetch(&self, slot: usize, chunk: &Chunk) -> Result<Transfer> {
         let missing = || Error::new(ErrorKind::OutOfRange, format!("the ring has no buffer {slot}"));
         let buffer = &self.ring.get(slot).ok_or_else(missing)?.buffer;
-        let segment = self.placed.segment(chunk.segment)?;
+        let segment = self.placement.segment(chunk.segment)?;
         let options = &self.options.transfer;
         Ok(self.manager.transfer_with(segment, buffer, chunk.offset, 0, chunk.len, options))
     }

@@ -26,11 +26,11 @@ pub struct LoadReport {
     pub buffer_bytes: usize,
     /// The kind of their memory.
     pub staging: Option<MemoryKind>,
-    /// Reading the header, allocating the tensors' memory and the ring; on first use also the device's own start.
+    /// ChunkRead the header, allocating the tensors' memory and the ring; on first use also the device's own start.
     pub preparing: Duration,
     /// From the call until the last byte was in place, `preparing` and the file's reading included.
     pub wall: Duration,
-    /// Reading back and comparing, where that was asked for; in no other time.
+    /// ChunkRead back and comparing, where that was asked for; in no other time.
     pub verifying: Option<Duration>,
     /// The transfers by method.
     pub methods: Vec<MethodCount>,

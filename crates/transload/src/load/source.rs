@@ -17,7 +17,7 @@ pub(super) struct Source {
     name: String,
     stamp: Stamp,
     /// The furthest byte that was read.
-    at: AtomicU64,
+    furthest: AtomicU64,
 }
 
 /// What tells that a file was written to.
@@ -57,7 +57,7 @@ impl Source {
         let metadata = file.metadata().map_err(failed)?;
         regular(&metadata)?;
         let stamp = Stamp::of(&metadata);
-        Ok(Self { file, name, stamp, at: AtomicU64::new(0) })
+        Ok(Self { file, name, stamp, furthest: AtomicU64::new(0) })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -72,7 +72,7 @@ impl Source {
     ///
     /// # Errors
     /// [`ErrorKind::Io`], also where the file ends before.
-    pub(super) fn fill_at(&self, offset: u64, mut piece: &mut [u8]) -> Result<()> {
+    pub(super) fn read_exact_at(&self, offset: u64, mut piece: &mut [u8]) -> Result<()> {
         let mut at = offset;
         while !piece.is_empty() {
             match read_at(&self.file, piece, at) {
@@ -92,7 +92,7 @@ impl Source {
                 }
             }
         }
-        self.at.fetch_max(at, Ordering::Relaxed);
+        self.furthest.fetch_max(at, Ordering::Relaxed);
         Ok(())
     }
 
@@ -109,7 +109,7 @@ impl Source {
         let text = format!(
             "{} changed while it was read (up to offset {}): {} bytes when it was opened, {} now",
             self.name,
-            self.at.load(Ordering::Relaxed),
+            self.furthest.load(Ordering::Relaxed),
             self.stamp.len,
             now.len
         );

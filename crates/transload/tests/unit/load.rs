@@ -23,17 +23,17 @@ fn read_back_after(options: LoadOptions, flip: Option<usize>) -> Result<()> {
     let file = model();
     let source = Arc::new(Source::open(file.path()).unwrap());
     let header = Header::read(&source).unwrap();
-    let placed = Placed::allocate(&manager, &header, &options).unwrap();
-    let mut pipeline = Pipeline::new(&manager, &placed, &options).unwrap();
+    let placement = TensorPlacement::allocate(&manager, &header, &options).unwrap();
+    let mut pipeline = Pipeline::new(&manager, &placement, &options).unwrap();
     let mut report = pipeline.report(&header, &source);
     let hashes = pipeline.send(&header, &source, &mut report).unwrap();
     if let Some(at) = flip {
-        placed.segments[0].write().unwrap()[at] ^= 0x10;
+        placement.segments[0].write().unwrap()[at] ^= 0x10;
     }
     let outcome = pipeline.read_back(&header, &source, &hashes);
-    pipeline.settle();
+    pipeline.wait_all();
     drop(pipeline);
-    drop(placed);
+    drop(placement);
     manager.drain().unwrap();
     assert!(manager.resource_counts().iter().all(|(_, ledger)| ledger.is_empty()));
     outcome

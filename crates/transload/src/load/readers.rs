@@ -11,11 +11,11 @@ use transload_executor::{BlockingKey, Executor, Task};
 use super::{layout::Chunk, source::Source};
 
 /// The smallest piece worth a hand-over between threads, and the largest.
-const SMALLEST: usize = 256 << 10;
-const LARGEST: usize = 2 << 20;
-/// Shorter runs of bytes are read together and then put in their places: a call each would cost more than to copy them.
-const SHORT: usize = 64 << 10;
-const TOGETHER: usize = 256 << 10;
+const MIN_PIECE: usize = 256 << 10;
+const MAX_PIECE: usize = 2 << 20;
+/// Shorter runs of bytes are read together and then put in their ranges: a call each would cost more than to copy them.
+const MIN_DIRECT_READ: usize = 64 << 10;
+const MAX_COALESCED_READ: usize = 256 << 10;
 
 thread_local! {
     /// Where short runs are read together. A spare thread keeps it until it ends.
@@ -33,24 +33,24 @@ pub(super) struct Readers {
 }
 
 /// A chunk under way. Dropped, it waits until nobody reads into the chunk's memory any more.
-pub(super) struct Reading {
+pub(super) struct ChunkRead {
     pieces: Vec<Task<Result<()>>>,
     failed: Arc<OnceLock<Error>>,
 }
 
 /// Bytes of one tensor within a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Run {
+struct ByteRun {
     at: usize,
     len: usize,
 }
 
 /// How many threads read `bytes` that come in chunks, where at most `wanted` are allowed.
-pub(super) fn threads(wanted: Option<usize>, bytes: u64) -> usize {
+pub(super) fn thread_count(wanted: Option<usize>, bytes: u64) -> usize {
     /// Whatever is wanted: more threads than this would only take them from others.
-    const EVER: usize = 64;
-    let useful = usize::try_from(bytes.div_ceil(SMALLEST as u64)).unwrap_or(usize::MAX);
-    wanted.unwrap_or_else(|| Executor::shared().threads().min(useful)).clamp(1, EVER)
+    const MAX_THREADS: usize = 64;
+    let useful = usize::try_from(bytes.div_ceil(MIN_PIECE as u64)).unwrap_or(usize::MAX);
+    wanted.unwrap_or_else(|| Executor::shared().threads().min(useful)).clamp(1, MAX_THREADS)
 }
 
 impl Readers {
@@ -60,7 +60,7 @@ impl Readers {
             source: Arc::clone(source),
             executor: Executor::shared(),
             file: BlockingKey::new(threads),
-            piece: chunk.div_ceil(threads.max(1)).clamp(SMALLEST, LARGEST),
+            piece: chunk.div_ceil(threads.max(1)).clamp(MIN_PIECE, MAX_PIECE),
             failed: Arc::default(),
         }
     }
@@ -70,16 +70,16 @@ impl Readers {
     ///
     /// # Errors
     /// [`ErrorKind::OutOfRange`] where the buffer is shorter.
-    pub(super) fn begin(&self, chunk: &Chunk, mut offset: u64, target: &RawBuffer) -> Result<Reading> {
-        let parts = chunk.parts.iter().map(|part| Run { at: part.at, len: part.len });
-        let mut reading = Reading { pieces: Vec::new(), failed: Arc::clone(&self.failed) };
-        for Cut { from, to, bytes, runs } in cut(parts, self.piece) {
+    pub(super) fn begin(&self, chunk: &Chunk, mut offset: u64, target: &RawBuffer) -> Result<ChunkRead> {
+        let parts = chunk.parts.iter().map(|part| ByteRun { at: part.at, len: part.len });
+        let mut reading = ChunkRead { pieces: Vec::new(), failed: Arc::clone(&self.failed) };
+        for Piece { from, to, bytes, runs } in split(parts, self.piece) {
             let target = target.slice(from..to)?;
             let (source, failed, at) = (Arc::clone(&self.source), Arc::clone(&self.failed), offset);
             reading.pieces.push(self.executor.spawn_blocking(&self.file, move || match failed.get() {
                 Some(error) => Err(error.clone()),
                 None => fill(&source, &target, &runs, at).inspect_err(|error| {
-                    let _the_first_counts = failed.set(error.clone());
+                    let _first_error_wins = failed.set(error.clone());
                 }),
             }));
             offset += bytes as u64;
@@ -88,7 +88,7 @@ impl Readers {
     }
 }
 
-impl Reading {
+impl ChunkRead {
     /// Waits until the chunk is read.
     ///
     /// # Errors
@@ -107,37 +107,37 @@ impl Reading {
     }
 }
 
-impl Drop for Reading {
+impl Drop for ChunkRead {
     fn drop(&mut self) {
         if !self.pieces.is_empty() {
             let text = "loading was given up, so the rest of the file was not read";
-            let _the_first_counts = self.failed.set(Error::new(ErrorKind::Interrupted, text));
-            let _told_already = self.wait();
+            let _first_error_wins = self.failed.set(Error::new(ErrorKind::Interrupted, text));
+            let _reported_already = self.wait();
         }
     }
 }
 
 /// A range of a chunk, and the runs within it.
 #[derive(Debug, Default)]
-struct Cut {
+struct Piece {
     from: usize,
     to: usize,
     bytes: usize,
-    runs: Vec<Run>,
+    runs: Vec<ByteRun>,
 }
 
 /// Cuts runs into pieces of at most `most` bytes. Each begins where the one before ends, so that gaps belong to one, too.
-fn cut(runs: impl Iterator<Item = Run>, most: usize) -> Vec<Cut> {
-    let mut pieces: Vec<Cut> = Vec::new();
-    for Run { mut at, mut len } in runs {
+fn split(runs: impl Iterator<Item = ByteRun>, most: usize) -> Vec<Piece> {
+    let mut pieces: Vec<Piece> = Vec::new();
+    for ByteRun { mut at, mut len } in runs {
         while len > 0 {
             if pieces.last().is_none_or(|last| last.bytes >= most) {
                 let from = pieces.last().map_or(0, |last| last.to);
-                pieces.push(Cut { from, to: from, ..Cut::default() });
+                pieces.push(Piece { from, to: from, ..Piece::default() });
             }
             let Some(piece) = pieces.last_mut() else { break };
             let now = len.min(most - piece.bytes);
-            piece.runs.push(Run { at: at - piece.from, len: now });
+            piece.runs.push(ByteRun { at: at - piece.from, len: now });
             (piece.to, piece.bytes) = (at + now, piece.bytes + now);
             (at, len) = (at + now, len - now);
         }
@@ -145,15 +145,15 @@ fn cut(runs: impl Iterator<Item = Run>, most: usize) -> Vec<Cut> {
     pieces
 }
 
-/// Reads what follows `offset` in the file to its places, and makes zero what lies between.
-fn fill(source: &Source, target: &RawBuffer, runs: &[Run], offset: u64) -> Result<()> {
-    SCRATCH.with_borrow_mut(|scratch| fill_by(source, target, runs, offset, scratch))
+/// Reads what follows `offset` in the file to its ranges, and makes zero what lies between.
+fn fill(source: &Source, target: &RawBuffer, runs: &[ByteRun], offset: u64) -> Result<()> {
+    SCRATCH.with_borrow_mut(|scratch| fill_with(source, target, runs, offset, scratch))
 }
 
-fn fill_by(
+fn fill_with(
     source: &Source,
     target: &RawBuffer,
-    runs: &[Run],
+    runs: &[ByteRun],
     offset: u64,
     scratch: &mut Vec<u8>,
 ) -> Result<()> {
@@ -165,8 +165,8 @@ fn fill_by(
     }
     let (mut offset, mut rest) = (offset, runs);
     while let [first, others @ ..] = rest {
-        if first.len >= SHORT || others.is_empty() {
-            source.fill_at(offset, view.get_mut(first.at..first.at + first.len).unwrap_or_default())?;
+        if first.len >= MIN_DIRECT_READ || others.is_empty() {
+            source.read_exact_at(offset, view.get_mut(first.at..first.at + first.len).unwrap_or_default())?;
             offset += first.len as u64;
             rest = others;
             continue;
@@ -174,15 +174,15 @@ fn fill_by(
         let mut bytes = 0;
         let few = rest.iter().take_while(|run| {
             bytes += run.len;
-            run.len < SHORT && bytes <= TOGETHER
+            run.len < MIN_DIRECT_READ && bytes <= MAX_COALESCED_READ
         });
         let (together, others) = rest.split_at(few.count());
         let bytes: usize = together.iter().map(|run| run.len).sum();
         if scratch.len() < bytes {
-            scratch.resize(TOGETHER, 0);
+            scratch.resize(MAX_COALESCED_READ, 0);
         }
         let read = scratch.get_mut(..bytes).unwrap_or_default();
-        source.fill_at(offset, read)?;
+        source.read_exact_at(offset, read)?;
         let mut from = 0;
         for run in together {
             let place = view.get_mut(run.at..run.at + run.len).unwrap_or_default();
@@ -196,5 +196,5 @@ fn fill_by(
 }
 
 #[cfg(test)]
-#[path = "../../tests/unit/reading.rs"]
+#[path = "../../tests/unit/readers.rs"]
 mod tests;

@@ -5,19 +5,19 @@ use transload_transfer::CrossBackendTransferManager;
 
 use super::{
     header::Header,
-    layout::{Layout, Spot},
+    layout::{Layout, TensorRange},
     options::LoadOptions,
 };
 
 /// A layout, and the memory behind it.
 #[derive(Debug)]
-pub(super) struct Placed {
+pub(super) struct TensorPlacement {
     pub(super) layout: Layout,
     /// One for each of the layout's segments, aligned and of its length.
     pub(super) segments: Vec<RawBuffer>,
 }
 
-impl Placed {
+impl TensorPlacement {
     /// # Errors
     /// [`ErrorKind::OutOfMemory`] with what is needed and what there is, before anything is allocated where the device
     /// tells; the backend's. On an error nothing is kept.
@@ -26,29 +26,29 @@ impl Placed {
         header: &Header,
         options: &LoadOptions,
     ) -> Result<Self> {
-        let layout = |most| Layout::new(&header.tensors, options.wanted_alignment(), most);
+        let layout = |most| Layout::new(&header.tensors, options.alignment_bytes(), most);
         let Some(whole) = layout(usize::MAX) else {
             return Err(too_large(manager, options.place, header.bytes));
         };
-        fits(manager, options, &whole)?;
-        let refused = match segments(manager, options, &whole) {
+        check_free_memory(manager, options, &whole)?;
+        let error = match segments(manager, options, &whole) {
             Ok(segments) => return Ok(Self { layout: whole, segments }),
             Err(error) => error,
         };
         // There is enough memory, but not in one piece.
         let most = options.segment;
-        match layout(most).filter(|cut| cut.segments.len() > 1) {
-            Some(cut) if refused.kind() == ErrorKind::OutOfMemory => {
-                fits(manager, options, &cut)?;
-                Ok(Self { segments: segments(manager, options, &cut)?, layout: cut })
+        match layout(most).filter(|split| split.segments.len() > 1) {
+            Some(split) if error.kind() == ErrorKind::OutOfMemory => {
+                check_free_memory(manager, options, &split)?;
+                Ok(Self { segments: segments(manager, options, &split)?, layout: split })
             }
-            _ => Err(refused),
+            _ => Err(error),
         }
     }
 
     /// The memory of one tensor.
-    pub(super) fn tensor(&self, spot: Spot) -> Result<RawBuffer> {
-        self.segment(spot.segment)?.slice(spot.offset..spot.offset + spot.bytes)
+    pub(super) fn tensor(&self, range: TensorRange) -> Result<RawBuffer> {
+        self.segment(range.segment)?.slice(range.offset..range.offset + range.bytes)
     }
 
     pub(super) fn segment(&self, index: usize) -> Result<&RawBuffer> {
@@ -68,21 +68,21 @@ fn segments(
 /// `bytes` at an aligned address.
 fn segment(manager: &CrossBackendTransferManager, options: &LoadOptions, bytes: usize) -> Result<RawBuffer> {
     let Place { device, kind } = options.place;
-    let alignment = options.wanted_alignment();
-    if alignment <= options.given_alignment() {
+    let alignment = options.alignment_bytes();
+    if alignment <= options.allocator_alignment() {
         let buffer = manager.allocate(device, kind, bytes)?;
-        if shift(&buffer, alignment) == 0 {
+        if alignment_offset(&buffer, alignment) == 0 {
             return Ok(buffer);
         }
     }
     let most = bytes.checked_add(alignment).ok_or_else(|| too_large(manager, options.place, bytes as u64))?;
     let buffer = manager.allocate(device, kind, most)?;
-    let from = shift(&buffer, alignment);
+    let from = alignment_offset(&buffer, alignment);
     buffer.slice(from..from + bytes)
 }
 
 /// Bytes to the next aligned address; always less than the alignment.
-fn shift(buffer: &RawBuffer, alignment: usize) -> usize {
+fn alignment_offset(buffer: &RawBuffer, alignment: usize) -> usize {
     let host = || buffer.host_address().map(|address| address.as_ptr().addr() as u64);
     let over = buffer.device_address().or_else(host).unwrap_or(0) % alignment as u64;
     if over == 0 { 0 } else { alignment - over as usize }
@@ -90,11 +90,15 @@ fn shift(buffer: &RawBuffer, alignment: usize) -> usize {
 
 /// Refuses what the device has no room for before anything is allocated. Where the free memory is not known, the
 /// allocation tells.
-fn fits(manager: &CrossBackendTransferManager, options: &LoadOptions, layout: &Layout) -> Result<()> {
+fn check_free_memory(
+    manager: &CrossBackendTransferManager,
+    options: &LoadOptions,
+    layout: &Layout,
+) -> Result<()> {
     let place = options.place;
-    let slack =
-        if options.wanted_alignment() > options.given_alignment() { options.wanted_alignment() } else { 0 };
-    let requested = layout.bytes() as u64 + (slack as u64).saturating_mul(layout.segments.len() as u64);
+    let padding =
+        if options.alignment_bytes() > options.allocator_alignment() { options.alignment_bytes() } else { 0 };
+    let requested = layout.bytes() as u64 + (padding as u64).saturating_mul(layout.segments.len() as u64);
     match manager.backend(place.device)?.memory_info(place.device) {
         Ok(memory) if requested > memory.free => Err(too_large(manager, place, requested)),
         _ => Ok(()),

@@ -6,9 +6,9 @@ use super::*;
 fn pieces_hold_every_byte_once_and_every_gap() {
     for most in [1, 3, 8, 100, 1000] {
         for runs in [&[(0, 5)][..], &[(0, 1), (64, 200), (264, 3), (512, 1)], &[(0, 64), (64, 64)]] {
-            let given: Vec<_> = runs.iter().map(|(at, len)| Run { at: *at, len: *len }).collect();
+            let given: Vec<_> = runs.iter().map(|(at, len)| ByteRun { at: *at, len: *len }).collect();
             let (mut end, mut seen) = (0, Vec::new());
-            for Cut { from, to, bytes, runs } in cut(given.iter().copied(), most) {
+            for Piece { from, to, bytes, runs } in split(given.iter().copied(), most) {
                 assert_eq!(from, end);
                 end = to;
                 assert_eq!(bytes, runs.iter().map(|run| run.len).sum::<usize>());
