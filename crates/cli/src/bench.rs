@@ -17,11 +17,11 @@ const FULL: &[usize] = &[4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 
 
 #[derive(Serialize)]
 struct BenchResult {
-    /// What the times are.
+    /// How the times were taken.
     clock: &'static str,
     repetitions: usize,
     rows: Vec<Row>,
-    /// Sizes that would not fit, by device.
+    /// Sizes skipped for lack of memory, by device.
     left_out: Vec<String>,
     absent: Vec<String>,
 }
@@ -32,7 +32,7 @@ struct Row {
     to: String,
     bytes: usize,
     method: &'static str,
-    /// Rates that a tenth, half and nine tenths of the repetitions stayed below, in bytes per second.
+    /// 10th, 50th and 90th percentile of the rate, in bytes per second.
     p10: f64,
     p50: f64,
     p90: f64,
@@ -83,7 +83,7 @@ fn measure(
     Ok(())
 }
 
-/// Both directions of one kind of host memory and one size; within the host there is one.
+/// Measures one kind of host memory and one size in both directions; within the host, in one.
 fn grid_point(
     runtime: &Runtime,
     device: &DeviceInfo,
@@ -112,7 +112,7 @@ fn grid_point(
     Ok(())
 }
 
-/// Times the copies. Before the last one the destination is overwritten; after it every byte is compared.
+/// Times the copies. Overwrites the destination before the last one, and compares every byte after it.
 fn row(
     runtime: &Runtime,
     (src, dst): (&RawBuffer, &RawBuffer),
@@ -122,7 +122,7 @@ fn row(
 ) -> Result<Row, Failure> {
     let manager = runtime.manager();
     manager.transfer(pattern, src).wait()?;
-    // Not timed: the first use of a path pays for what later ones share.
+    // Not timed: the first use of a path includes one-time costs.
     let mut method = manager.transfer(src, dst).wait()?.method;
     let mut rates = Vec::with_capacity(repetitions);
     for repetition in 1..=repetitions {

@@ -1,4 +1,4 @@
-//! `transload copy`: a file's bytes to a device and back, compared byte by byte.
+//! `transload copy`: copies a file to a device and back, and compares the bytes.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn copy<'a>(invocation: &Invocation, wanted: &'a args::Copy) -> Result<TransferS
     Ok(TransferSummary { file: &wanted.file, report: model.report().clone(), device_name: device.name })
 }
 
-/// The times of both directions by the host's clock: the file is read meanwhile, and on the way down compared.
+/// Returns the wall times of both directions. They include reading the file, and comparing on the way down.
 fn wall_times(copied: &TransferSummary<'_>) -> [Duration; 2] {
     [copied.report.moving(), copied.report.verifying.unwrap_or_default()]
 }

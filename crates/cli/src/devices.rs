@@ -1,11 +1,11 @@
-//! `transload devices`: what there is, and what was looked for and is not there.
+//! `transload devices`: lists the devices, and the reasons why others are absent.
 
 use serde_json::{Value, json};
 use transload::{DeviceInfo, MemoryInfo, Result, Runtime};
 
 use crate::{exit::Failure, invocation::Invocation, output, text};
 
-/// A device, and its memory of this moment.
+/// A device and its current memory use.
 type Device = (DeviceInfo, Result<MemoryInfo>);
 
 pub(crate) fn run(invocation: &Invocation) -> Result<String, Failure> {

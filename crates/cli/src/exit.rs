@@ -1,10 +1,10 @@
-//! How the command ends: one exit code for each thing that a caller can act on.
+//! Exit codes and failures.
 
 use std::{fmt, process::ExitCode};
 
 use transload::{Error, ErrorKind};
 
-/// What `--help` says about exit codes.
+/// The `--help` text about exit codes.
 pub(crate) const HELP: &str = "\
 Exit codes:
   0  done; copy has verified the bytes, load where it was asked to
@@ -34,7 +34,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why the command failed: a text for people that says what would be valid, and the exit code.
+/// A failure of the command: a message that names valid input, and the exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
@@ -46,7 +46,7 @@ impl Failure {
         Self { exit, text: text.into() }
     }
 
-    /// Says what was being done, before the text.
+    /// Prefixes the message with the operation.
     pub(crate) fn during(mut self, what: &str) -> Self {
         self.text = format!("{what}: {}", self.text);
         self

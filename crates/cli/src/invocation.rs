@@ -1,4 +1,4 @@
-//! What every subcommand starts from: the runtime, and how to print.
+//! State shared by the subcommands: the runtime and the output format.
 
 use serde::Serialize;
 use transload::{DeviceId, DeviceInfo, Runtime};
@@ -8,40 +8,39 @@ use crate::{
     exit::{Exit, Failure},
 };
 
-/// The devices that were found, and whether JSON is wanted.
+/// The runtime, and whether to print JSON.
 pub(crate) struct Invocation {
     pub(crate) runtime: Runtime,
     pub(crate) json: bool,
 }
 
 impl Invocation {
-    /// Puts the software driver in place where it is asked for, then looks for devices.
+    /// Installs the software driver if requested, then discovers devices.
     pub(crate) fn start(arguments: &Arguments) -> Result<Self, Failure> {
         #[cfg(feature = "sim")]
         install(&arguments.simulation)?;
         Ok(Self { runtime: Runtime::discover()?, json: arguments.json })
     }
 
-    /// Whether any device is played by software.
+    /// Returns whether any device is simulated.
     pub(crate) fn is_simulated(&self) -> bool {
         self.runtime.devices().iter().any(|device| device.simulated)
     }
 
-    /// A device that is there; else why it is not, with the exit code for that.
+    /// Returns a device; if it is absent, the reason and the exit code.
     pub(crate) fn device(&self, id: DeviceId) -> Result<DeviceInfo, Failure> {
         self.runtime.device(id).map_err(|error| Failure::new(Exit::Device, error.to_string()))
     }
 
-    /// What came of a command, once nothing of it is in flight: also after a failure nothing stays behind, and the first error
-    /// counts.
-    pub(crate) fn drained<T>(&self, outcome: Result<T, Failure>) -> Result<T, Failure> {
+    /// Waits until nothing of a command is in flight, also after a failure. Returns the first error.
+    pub(crate) fn drain_after<T>(&self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         let drained = self.runtime.drain();
         let value = outcome?;
         drained?;
         Ok(value)
     }
 
-    /// The result as it is printed: one JSON object, or the text for people, which says `simulated` first where it is.
+    /// Renders a result as one JSON object, or as text that starts with `simulated` if it is.
     pub(crate) fn render<T: Serialize>(
         &self,
         command: &'static str,

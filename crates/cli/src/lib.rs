@@ -1,8 +1,8 @@
-//! The command `transload`: shows devices, plans transfers, copies files through a device and back, loads
-//! models onto devices, measures.
+//! The command `transload`: lists devices, plans transfers, copies files through a device and back, loads models onto
+//! devices, and measures.
 //!
-//! One file for each subcommand. A subcommand makes all of its output before any of it is printed, so that nothing
-//! stands on stdout where it failed; progress and errors go to stderr.
+//! One file per subcommand. A subcommand completes its output before any of it is printed, so that stdout stays empty
+//! on failure; progress and errors go to stderr.
 
 mod args;
 mod bench;
@@ -31,7 +31,7 @@ pub fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => {
             let exit = if error.use_stderr() { Exit::Input } else { Exit::Success };
-            // Nobody is left to be told where this cannot be printed.
+            // Nothing else can be done if printing fails.
             let _ = error.print();
             return exit.into();
         }
@@ -60,7 +60,7 @@ fn run(arguments: &Arguments) -> Result<String, Failure> {
 fn print(output: &str) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(output.as_bytes()).and_then(|()| stdout.flush()) {
-        // The reader has read what it wanted.
+        // The reader has closed the pipe.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         Err(error) => Err(Failure::new(Exit::Io, format!("cannot write the result: {error}"))),
         Ok(()) => Ok(()),

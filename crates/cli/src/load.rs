@@ -1,4 +1,4 @@
-//! `transload load`: a model's tensors onto a device, with what was moved how and how fast.
+//! `transload load`: loads a model onto a device and reports methods and rates.
 
 use std::{collections::BTreeMap, fs, io, path::Path, sync::Arc};
 
@@ -21,7 +21,7 @@ struct Loaded<'a> {
     tensors: Vec<Tensor>,
 }
 
-/// What was moved where, and how.
+/// The transferred bytes, their destination and methods.
 pub(crate) struct TransferSummary<'a> {
     pub(crate) file: &'a Path,
     pub(crate) report: LoadReport,
@@ -42,7 +42,7 @@ pub(crate) fn run(invocation: &Invocation, wanted: &args::Load) -> Result<String
     invocation.render("load", &loaded.json(), || loaded.human())
 }
 
-/// The model itself is given back before the result is printed: the command shows that, how and how fast.
+/// Frees the model before the result is printed: the command only reports.
 fn load<'a>(invocation: &Invocation, wanted: &'a args::Load) -> Result<Loaded<'a>, Failure> {
     let place = wanted.kind.map_or(Ok(wanted.to), |kind| text::with_kind(wanted.to, kind));
     let place = place.map_err(|valid| Failure::new(Exit::Input, format!("--kind: {valid}")))?;
@@ -59,7 +59,7 @@ fn load<'a>(invocation: &Invocation, wanted: &'a args::Load) -> Result<Loaded<'a
     Ok(Loaded { wanted, summary, metadata: model.metadata().clone(), tensors })
 }
 
-/// Loads a file, with a bar for a person who looks at it.
+/// Loads a file with a progress bar.
 pub(crate) fn with_progress(
     invocation: &Invocation,
     file: &Path,
@@ -74,8 +74,8 @@ pub(crate) fn with_progress(
     Ok(invocation.runtime.load(file, &options)?)
 }
 
-/// A file that is missing or may not be read is wrong input rather than a failure of reading. Looks before it opens: opening
-/// a pipe would wait for a writer.
+/// Checks the file: a missing or unreadable one is invalid input rather than a read error. Does not open a pipe, which
+/// would wait for a writer.
 fn check_readable(path: &Path) -> Result<(), Failure> {
     let opened = fs::metadata(path)
         .and_then(|metadata| if metadata.is_file() { fs::File::open(path).map(drop) } else { Ok(()) });
@@ -84,17 +84,17 @@ fn check_readable(path: &Path) -> Result<(), Failure> {
             io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => Exit::Input,
             _ => Exit::Io,
         };
-        let text = format!("cannot open {}: {error}; a readable regular file is valid", path.display());
+        let text = format!("cannot open {}: {error}; a readable regular file is needed", path.display());
         Failure::new(exit, text)
     })
 }
 
 impl TransferSummary<'_> {
-    /// With what else is known of it.
+    /// Returns the summary merged with `more`.
     pub(crate) fn json(&self, more: Value) -> Value {
         let Self { file, report, device_name } = self;
         let methods = report.methods.iter().map(|count| {
-            // Gaps between tensors are among the bytes.
+            // Includes gaps between tensors.
             json!({ "method": count.method.name(), "chunks": count.chunks, "bytes": count.bytes })
         });
         let moved = json!({
@@ -102,7 +102,7 @@ impl TransferSummary<'_> {
             "bytes": report.bytes,
             "to": report.place.to_string(),
             "device_name": device_name,
-            // 0 where the file was read straight to its place.
+            // 0 if the file was read directly into its destination.
             "buffers": report.buffers,
             "buffer_bytes": report.buffer_bytes,
             "buffer_kind": report.staging.map(|kind| kind.to_string()),
@@ -113,7 +113,7 @@ impl TransferSummary<'_> {
         output::merged([moved, more])
     }
 
-    /// What is put behind a figure of a simulated device.
+    /// Returns the suffix for figures of a simulated device.
     pub(crate) fn simulated(&self) -> &'static str {
         if self.report.simulated { " (simulated)" } else { "" }
     }
@@ -126,7 +126,7 @@ impl TransferSummary<'_> {
         format!("{}, {}{}", self.report.place, self.device_name, self.simulated())
     }
 
-    /// Which host memory the bytes went through.
+    /// Describes the host memory that the bytes were staged in.
     pub(crate) fn through(&self) -> String {
         let LoadReport { staging, buffers, buffer_bytes, chunks, .. } = self.report;
         match staging {
@@ -154,12 +154,12 @@ impl Loaded<'_> {
             "file_bytes": report.file_bytes,
             "tensors": report.tensors,
             "segments": report.segments,
-            // By the host's clock: from the call until the last byte was in place, the file's reading included.
+            // Wall time from the call until the last byte was in place, including reading the file.
             "wall_seconds": report.wall.as_secs_f64(),
             "wall_bytes_per_second": report.bytes_per_second(),
-            // The part of it before the first byte was read: header, allocations, first use of the device.
+            // The part before the first byte was read: header, allocations, first use of the device.
             "preparing_seconds": report.preparing.as_secs_f64(),
-            // Reading back and comparing; not part of the wall clock's time.
+            // Reading back and comparing; not part of the wall time.
             "verifying_seconds": report.verifying.map(|time| time.as_secs_f64()),
             "checksums": wanted.checksum,
             "verified": wanted.verify,
@@ -242,7 +242,7 @@ impl Tensor {
 
     fn row(&self) -> [String; 5] {
         [
-            // A terminal must not be driven by a file.
+            // Names in a file must not control the terminal.
             self.name.escape_debug().to_string(),
             self.dtype.clone(),
             format!("{:?}", self.shape),

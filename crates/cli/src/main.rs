@@ -1,4 +1,4 @@
-//! The command `transload`; all of it is in the library of this crate.
+//! The command `transload`, implemented in this crate's library.
 
 use std::process::ExitCode;
 

@@ -1,8 +1,8 @@
-//! Columns for people, and objects for programs.
+//! Tables for people, and JSON objects for programs.
 
 use serde_json::{Map, Value};
 
-/// Rows under their headings, each column as wide as its widest cell; the columns from `right` on are set to the right.
+/// Formats rows with headings, with columns as wide as their widest cells. Columns from `right` on are right-aligned.
 pub(crate) fn table<const N: usize>(headings: [&str; N], right: usize, rows: &[[String; N]]) -> String {
     let mut widths = headings.map(|heading| heading.chars().count());
     for row in rows {
@@ -21,7 +21,7 @@ pub(crate) fn table<const N: usize>(headings: [&str; N], right: usize, rows: &[[
     lines
 }
 
-/// One object of the members of several.
+/// Returns one object with the members of both.
 pub(crate) fn merged(objects: [Value; 2]) -> Value {
     let members = objects.into_iter().filter_map(|object| match object {
         Value::Object(members) => Some(members),
@@ -30,7 +30,7 @@ pub(crate) fn merged(objects: [Value; 2]) -> Value {
     Value::Object(members.flatten().collect::<Map<_, _>>())
 }
 
-/// Named values below each other.
+/// Formats named values, one per line.
 pub(crate) fn facts(facts: &[(&str, String)]) -> String {
     let width = facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
     facts.iter().map(|(name, value)| format!("{name:<width$}  {value}\n")).collect()

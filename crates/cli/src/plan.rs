@@ -1,4 +1,4 @@
-//! `transload plan`: how bytes would be moved, and why so.
+//! `transload plan`: shows how bytes would be moved, and why.
 
 use serde_json::{Value, json};
 use transload::{Plan, TransferOptions};
@@ -14,7 +14,7 @@ pub(crate) fn run(invocation: &Invocation, wanted: &args::Plan) -> Result<String
     invocation.render("plan", &json(&plan), || human(&plan))
 }
 
-/// Bytes per second; `None` where no time is predicted.
+/// Returns bytes per second; `None` if no time is predicted.
 fn rate(plan: &Plan) -> Option<f64> {
     let seconds = plan.predicted.as_secs_f64();
     (seconds > 0.0).then(|| plan.bytes as f64 / seconds)
@@ -44,7 +44,7 @@ fn json(plan: &Plan) -> Value {
         "basis": plan.basis.to_string(),
         "alternatives": alternatives.collect::<Vec<_>>(),
         "rejected": rejected.collect::<Vec<_>>(),
-        // Whether the lane is a simulated device's.
+        // Whether the lane belongs to a simulated device.
         "simulated_lane": plan.simulated,
     })
 }

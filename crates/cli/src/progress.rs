@@ -1,4 +1,4 @@
-//! A bar on stderr for a person who looks at it; nothing otherwise.
+//! A progress bar on stderr, if that is a terminal.
 
 use std::io::IsTerminal;
 
@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::invocation::Invocation;
 
-/// So many bytes, of so many in all.
+/// Bytes done, of a total.
 pub(crate) struct Progress {
     bar: ProgressBar,
     simulated: &'static str,

@@ -1,4 +1,4 @@
-//! Sizes and places as people write them.
+//! Parses and formats sizes, rates and places.
 
 use transload::{DeviceId, MemoryKind, Place};
 
@@ -16,7 +16,7 @@ const UNITS: [(&str, u64); 11] = [
     ("bytes", 1),
 ];
 
-/// A number of bytes, at least 1: `4096`, `64KiB`, `1GB`.
+/// Parses a number of bytes, at least 1: `4096`, `64KiB`, `1GB`.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -35,11 +35,11 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// `cpu`, `cpu/pinned`, `cuda:0`, `cuda:0/unified`.
+/// Parses `cpu`, `cpu/pinned`, `cuda:0`, `cuda:0/unified`.
 pub(crate) fn parse_place(text: &str) -> Result<Place, String> {
     let (device, kind) = match text.split_once('/') {
         Some((device, kind)) => (device, Some(kind)),
-        // The host has one ordinal only, so what follows its colon can be a kind.
+        // The host has no ordinals, so a kind may follow its colon.
         None => match text.strip_prefix("cpu:") {
             Some(kind) if kind.starts_with(|c: char| c.is_ascii_alphabetic()) => ("cpu", Some(kind)),
             _ => (text, None),
@@ -53,7 +53,7 @@ pub(crate) fn parse_place(text: &str) -> Result<Place, String> {
     kind.map(|kind| Place::new(device, kind)).ok_or_else(|| no_such_kind(device))
 }
 
-/// The name of a kind of memory.
+/// Parses the name of a kind of memory.
 pub(crate) fn parse_kind(text: &str) -> Result<MemoryKind, String> {
     MemoryKind::ALL.into_iter().find(|kind| kind.to_string() == text).ok_or_else(|| {
         let valid = MemoryKind::ALL.map(|kind| kind.to_string());
@@ -61,13 +61,13 @@ pub(crate) fn parse_kind(text: &str) -> Result<MemoryKind, String> {
     })
 }
 
-/// A place with another kind of memory.
+/// Returns a place with another kind of memory.
 pub(crate) fn with_kind(place: Place, kind: MemoryKind) -> Result<Place, String> {
     let is_valid = valid_kinds(place.device).contains(&kind);
     is_valid.then_some(Place { kind, ..place }).ok_or_else(|| no_such_kind(place.device))
 }
 
-/// Pinned and mapped memory is the host's, whoever made it.
+/// Pinned and mapped memory belongs to the host, whichever device pinned it.
 fn valid_kinds(device: DeviceId) -> &'static [MemoryKind] {
     if device.is_cpu() {
         &[MemoryKind::Pageable, MemoryKind::Pinned, MemoryKind::Mapped]
@@ -82,7 +82,7 @@ fn no_such_kind(device: DeviceId) -> String {
     format!("{device} has no such kind of memory; valid are {}", valid.join(", "))
 }
 
-/// Bytes for people: exact where they are few, else in the largest unit that leaves digits before the point.
+/// Formats a size: exact if below 1 KiB, else in the largest unit that leaves digits before the point.
 pub(crate) fn bytes(bytes: u64) -> String {
     const NAMES: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
@@ -101,12 +101,12 @@ pub(crate) fn bytes(bytes: u64) -> String {
     }
 }
 
-/// A number of things for people.
+/// Formats a count with its noun.
 pub(crate) fn count(number: u64, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
-/// A rate for people, in units of 1000.
+/// Formats a rate in units of 1000.
 pub(crate) fn rate(bytes_per_second: f64) -> String {
     if bytes_per_second >= 1e9 {
         format!("{:.2} GB/s", bytes_per_second / 1e9)

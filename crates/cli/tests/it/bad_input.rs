@@ -9,10 +9,10 @@ fn wrong_files_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let copy = |file: &str| transload(&["copy", file, "--to", "cpu"]);
-    copy(&path("missing")).failed(2, &["cannot open", "missing", "regular file is valid"]);
-    copy(folder.path().to_str().unwrap()).failed(2, &["is a directory; a regular file is valid"]);
+    copy(&path("missing")).failed(2, &["cannot open", "missing", "regular file is needed"]);
+    copy(folder.path().to_str().unwrap()).failed(2, &["is a directory; a regular file is needed"]);
     fs::write(path("empty"), b"").unwrap();
-    copy(&path("empty")).failed(2, &["is empty; a file of 1 to "]);
+    copy(&path("empty")).failed(2, &["is empty; valid: a file of 1 to "]);
 }
 
 #[cfg(unix)]
@@ -21,7 +21,7 @@ fn pipes_and_devices_are_refused_without_waiting_for_a_writer() {
     let folder = tempfile::tempdir().unwrap();
     let fifo = folder.path().join("fifo");
     let fifo = fifo.to_str().unwrap();
-    let said = &["is a pipe, a device or a socket; a regular file is valid"];
+    let said = &["is a pipe, a device or a socket; a regular file is needed"];
     if crate::has("mkfifo") {
         assert!(std::process::Command::new("mkfifo").arg(fifo).status().unwrap().success());
         transload(&["copy", fifo, "--to", "cpu"]).failed(2, said);
@@ -41,7 +41,7 @@ fn a_file_that_may_not_be_read_is_refused() {
         println!("skipped: this user may read everything");
         return;
     }
-    transload(&["copy", &path, "--to", "cpu"]).failed(2, &["cannot open", "readable regular file is valid"]);
+    transload(&["copy", &path, "--to", "cpu"]).failed(2, &["cannot open", "readable regular file is needed"]);
 }
 
 /// The file has a length but no content, so that nothing is written for it.

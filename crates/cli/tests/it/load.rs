@@ -55,7 +55,7 @@ fn wrong_models_are_refused_with_what_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let load = || transload(&["load", path.to_str().unwrap(), "--to", "cpu", "--checksum"]);
-    load().failed(2, &["cannot open", "regular file is valid"]);
+    load().failed(2, &["cannot open", "regular file is needed"]);
     fs::write(&path, b"").unwrap();
     load().failed(2, &["is not a valid safetensors file: it has 0 bytes"]);
     fs::write(&path, b"a text and no model").unwrap();
@@ -66,7 +66,7 @@ fn wrong_models_are_refused_with_what_is_wrong() {
     write(&path, r#"{"x":{"dtype":"F7","shape":[1],"data_offsets":[0,1]}}"#, b"x");
     load().failed(2, &["unknown variant `F7`, expected one of `BOOL`"]);
     write(&path, r#"{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, b"1234567");
-    load().failed(2, &["of which the file has 7: it is truncated"]);
+    load().failed(2, &["but the file has 7: it is truncated"]);
     write(&path, r#"{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,7]}}"#, b"1234567");
     load().failed(2, &["has 8 bytes, but its offsets 0 to 7 hold 7; both must agree"]);
     transload(&["load", folder.path().to_str().unwrap(), "--to", "cpu"]).failed(2, &["is a directory"]);

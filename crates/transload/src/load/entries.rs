@@ -1,4 +1,4 @@
-//! The header's JSON: one object whose members are tensors, in their order, so that a name given twice is seen.
+//! The header's JSON: one object of tensors. Keeps their order, so that a duplicate name is detected.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -8,10 +8,10 @@ use serde::{
     de::{Error as _, MapAccess, Visitor},
 };
 
-/// The member that is no tensor.
+/// The member that is not a tensor.
 const METADATA: &str = "__metadata__";
 
-/// What the header says, before any of it is believed.
+/// The parsed header, not validated.
 #[derive(Debug, Default)]
 pub(super) struct Entries {
     pub(super) tensors: Vec<(String, TensorInfo)>,
@@ -50,12 +50,12 @@ impl<'de> Visitor<'de> for EntriesVisitor {
     }
 }
 
-/// A name from a file, fit to be printed.
+/// Quotes a name from a file for printing.
 pub(super) fn quoted(name: &str) -> String {
     format!("`{}`", shortened(name.escape_debug().to_string(), 120))
 }
 
-/// A text from a file, cut where it is long.
+/// Truncates a text from a file.
 pub(super) fn shortened(mut text: String, most: usize) -> String {
     if let Some((end, _)) = text.char_indices().nth(most) {
         text.truncate(end);

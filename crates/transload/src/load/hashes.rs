@@ -1,24 +1,24 @@
-//! One hash for each tensor, over bytes that come in the file's order and in pieces.
+//! Hashes each tensor from bytes that arrive in pieces, in the file's order.
 
 use std::hash::Hasher as _;
 
 use twox_hash::xxhash3_64::Hasher;
 
-/// XXH3 with 64 bits and seed 0, which other languages have too.
+/// XXH3 with 64 bits and seed 0, as implemented in other languages.
 pub(super) struct Hashes {
     values: Vec<u64>,
     hasher: Hasher,
-    /// Whose bytes the hasher has.
+    /// The tensor that the hasher is in.
     tensor: Option<usize>,
 }
 
 impl Hashes {
-    /// All tensors without bytes so far.
+    /// Starts with all tensors empty.
     pub(super) fn new(tensors: usize) -> Self {
         Self { values: vec![Hasher::oneshot(&[]); tensors], hasher: Hasher::new(), tensor: None }
     }
 
-    /// Takes the bytes that follow. A tensor that was left is not come back to.
+    /// Adds the next bytes. After another tensor, a tensor cannot be continued.
     pub(super) fn update(&mut self, tensor: usize, bytes: &[u8]) {
         if self.tensor != Some(tensor) {
             self.close();
@@ -27,7 +27,7 @@ impl Hashes {
         self.hasher.write(bytes);
     }
 
-    /// The hashes, in the file's order.
+    /// Returns the hashes, in the file's order.
     pub(super) fn finish(mut self) -> Vec<u64> {
         self.close();
         self.values

@@ -1,4 +1,4 @@
-//! What a safetensors file says of itself, believed only where all of it fits together and fits the file.
+//! The header of a safetensors file, validated against itself and the file's length.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -13,17 +13,17 @@ use super::{
     source::Source,
 };
 
-/// The format's own limit.
+/// The format's limit.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// The header's length stands in so many bytes before it.
+/// Size of the header's length, which precedes it.
 const PREFIX_BYTES: u64 = 8;
 
-/// Tensors in the order of the file, one behind the other without holes, to the file's end.
+/// Tensors in the order of the file, contiguous up to the file's end.
 #[derive(Debug)]
 pub(super) struct Header {
     pub(super) tensors: Vec<Entry>,
     pub(super) metadata: BTreeMap<String, String>,
-    /// Where the data begins in the file.
+    /// Offset of the data in the file.
     pub(super) data: u64,
     /// Bytes of all tensors.
     pub(super) bytes: u64,
@@ -38,7 +38,7 @@ pub(super) struct Entry {
     pub(super) bytes: usize,
 }
 
-/// What is wrong; the file's name is put before it.
+/// Why the header is invalid; the file name is prefixed later.
 struct Invalid(String);
 
 impl Header {
@@ -53,8 +53,7 @@ impl Header {
         };
         let len = source.len();
         let Some(rest) = len.checked_sub(PREFIX_BYTES) else {
-            let text =
-                format!("it has {len} bytes, and begins with {PREFIX_BYTES} that tell the header's length");
+            let text = format!("it has {len} bytes, fewer than the {PREFIX_BYTES} of the header's length");
             return Err(error(source, Invalid(text)));
         };
         let mut prefix = [0; PREFIX_BYTES as usize];
@@ -69,13 +68,13 @@ impl Header {
         parse(&text, data, len - data).map_err(|invalid| error(source, invalid))
     }
 
-    /// The whole file as one tensor of bytes, named like the file.
+    /// Makes a header for the whole file as one tensor of bytes, named after the file.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for an empty file, or one that exceeds this machine's addresses.
+    /// [`ErrorKind::InvalidArgument`] for an empty file, or one that exceeds the address space.
     pub(super) fn raw(source: &Source) -> Result<Self> {
         let (name, len) = (source.name(), source.len());
-        let valid = format!("a file of 1 to {} bytes is valid", isize::MAX);
+        let valid = format!("valid: a file of 1 to {} bytes", isize::MAX);
         let bytes = match usize::try_from(len) {
             Ok(0) => return Err(Error::new(ErrorKind::InvalidArgument, format!("{name} is empty; {valid}"))),
             Ok(bytes) if isize::try_from(bytes).is_ok() => bytes,
@@ -92,12 +91,12 @@ impl Header {
 fn check_length(size: u64, rest: u64) -> Result<(), Invalid> {
     if size > MAX_HEADER_BYTES {
         return Err(Invalid(format!(
-            "its header is said to have {size} bytes; at most {MAX_HEADER_BYTES} are valid"
+            "it declares a header of {size} bytes; valid: at most {MAX_HEADER_BYTES}"
         )));
     }
     if size > rest {
         return Err(Invalid(format!(
-            "its header is said to have {size} bytes, of which the file has {rest}: it is truncated, or something else"
+            "it declares a header of {size} bytes, but only {rest} follow: it is truncated, or has another format"
         )));
     }
     Ok(())
@@ -105,19 +104,19 @@ fn check_length(size: u64, rest: u64) -> Result<(), Invalid> {
 
 fn parse(text: &[u8], data: u64, bytes: u64) -> Result<Header, Invalid> {
     let text =
-        std::str::from_utf8(text).map_err(|error| Invalid(format!("its header is no text: {error}")))?;
+        std::str::from_utf8(text).map_err(|error| Invalid(format!("its header is not UTF-8: {error}")))?;
     let Entries { tensors, metadata } = serde_json::from_str(text).map_err(|error| {
-        Invalid(shortened(format!("its header is not the JSON of a safetensors file: {error}"), 600))
+        Invalid(shortened(format!("its header is not valid JSON for the format: {error}"), 600))
     })?;
     let tensors = validate(tensors, bytes)?;
     Ok(Header { tensors, metadata: metadata.unwrap_or_default(), data, bytes })
 }
 
-/// The tensors in the order of the file, where they fill its `bytes` of data exactly.
+/// Returns the tensors in the order of the file; fails unless they fill its `bytes` of data exactly.
 fn validate(mut given: Vec<(String, TensorInfo)>, bytes: u64) -> Result<Vec<Entry>, Invalid> {
     let mut names = HashSet::with_capacity(given.len());
     if let Some((name, _)) = given.iter().find(|(name, _)| !names.insert(name.as_str())) {
-        return Err(Invalid(format!("tensor {} is given twice; each name once is valid", quoted(name))));
+        return Err(Invalid(format!("tensor {} is given twice; names must be unique", quoted(name))));
     }
     given.sort_by(|(a, left), (b, right)| left.data_offsets.cmp(&right.data_offsets).then_with(|| a.cmp(b)));
     let mut tensors: Vec<Entry> = Vec::with_capacity(given.len());
@@ -148,11 +147,11 @@ fn check_contiguous(end: u64, next: u64) -> Result<(), Invalid> {
         return Ok(());
     }
     Err(Invalid(format!(
-        "bytes {end} to {next} of its data belong to no tensor; tensors must follow each other to the file's end"
+        "bytes {end} to {next} of its data belong to no tensor; tensors must be contiguous up to the end of the file"
     )))
 }
 
-/// The bytes of a tensor, where its offsets, its type and its shape agree on them.
+/// Returns a tensor's size; fails unless its offsets, type and shape agree.
 fn tensor_bytes(name: &str, info: &TensorInfo, bytes: u64) -> Result<usize, Invalid> {
     let (begin, end) = info.data_offsets;
     let what = || {
@@ -164,15 +163,15 @@ fn tensor_bytes(name: &str, info: &TensorInfo, bytes: u64) -> Result<usize, Inva
     };
     if end as u64 > bytes {
         return Err(Invalid(format!(
-            "{} ends at byte {end} of the data, of which the file has {bytes}: it is truncated, or the header is wrong",
+            "{} ends at byte {end} of the data, but the file has {bytes}: it is truncated, or the header is wrong",
             what()
         )));
     }
     let elements = info.shape.iter().try_fold(1_usize, |product, extent| product.checked_mul(*extent));
     match elements.and_then(|elements| elements.checked_mul(info.dtype.bitsize())) {
-        None => Err(Invalid(format!("{} has more bytes than this machine can count", what()))),
+        None => Err(Invalid(format!("{} exceeds the address space", what()))),
         Some(bits) if bits % 8 != 0 => {
-            Err(Invalid(format!("{} has {bits} bits, which is no whole number of bytes", what())))
+            Err(Invalid(format!("{} has {bits} bits, which is not a whole number of bytes", what())))
         }
         Some(bits) if bits / 8 != held => Err(Invalid(format!(
             "{} has {} bytes, but its offsets {begin} to {end} hold {held}; both must agree",

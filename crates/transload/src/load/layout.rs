@@ -1,17 +1,17 @@
-//! Where each tensor goes, and the pieces in which it gets there.
+//! The layout of tensors in memory, and the chunks in which they are transferred.
 
 use super::header::Entry;
 
-/// Places of all tensors in one or more segments.
+/// Ranges of all tensors in one or more segments.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// Where each tensor begins, in the file's order.
+    /// The tensors' ranges, in the file's order.
     pub(super) ranges: Vec<TensorRange>,
-    /// The segments' lengths; each at least 1.
+    /// Lengths of the segments in bytes; each at least 1.
     pub(super) segments: Vec<usize>,
 }
 
-/// A tensor's place.
+/// The range of a tensor in its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TensorRange {
     pub(super) segment: usize,
@@ -19,7 +19,7 @@ pub(super) struct TensorRange {
     pub(super) bytes: usize,
 }
 
-/// A piece of one segment, and what of which tensors it holds.
+/// A piece of one segment, and the parts of tensors in it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
     pub(super) segment: usize,
@@ -32,21 +32,21 @@ pub(super) struct Chunk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) tensor: usize,
-    /// From the chunk's beginning.
+    /// Offset in the chunk.
     pub(super) at: usize,
     pub(super) len: usize,
 }
 
 impl Chunk {
-    /// Bytes of tensors, which follow each other in the file.
+    /// Returns the bytes of tensors, without gaps. They are contiguous in the file.
     pub(super) fn bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.len as u64).sum()
     }
 }
 
 impl Layout {
-    /// Tensors at multiples of `alignment`, in segments of at most `most` bytes or one tensor. `None` where that is more
-    /// than this machine can address.
+    /// Lays tensors out at multiples of `alignment`, in segments of at most `most` bytes or one tensor. Returns `None`
+    /// if the sum exceeds the address space.
     pub(super) fn new(tensors: &[Entry], alignment: usize, most: usize) -> Option<Self> {
         let mut ranges = Vec::with_capacity(tensors.len());
         let mut segments = vec![0_usize];
@@ -68,23 +68,23 @@ impl Layout {
         isize::try_from(total).ok().map(|_| Self { ranges, segments })
     }
 
-    /// Bytes of all segments.
+    /// Returns the bytes of all segments.
     pub(super) fn bytes(&self) -> usize {
         self.segments.iter().sum()
     }
 
-    /// Pieces of at most `most` bytes that hold all tensors, in the file's order.
+    /// Returns chunks of at most `most` bytes that cover all tensors, in the file's order.
     pub(super) fn chunks(&self, most: usize) -> Chunks<'_> {
         Chunks { layout: self, most: most.max(1), tensor: 0, done: 0 }
     }
 }
 
-/// Cuts a layout into chunks. Each begins and ends with bytes of a tensor: no chunk consists of gaps.
+/// Iterator over the chunks of a layout. Each begins and ends with bytes of a tensor, so no chunk consists of gaps.
 #[derive(Clone, Debug)]
 pub(super) struct Chunks<'a> {
     layout: &'a Layout,
     most: usize,
-    /// The next tensor, and how much of it is in chunks already.
+    /// The next tensor, and how many of its bytes are in earlier chunks.
     tensor: usize,
     done: usize,
 }

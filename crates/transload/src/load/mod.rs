@@ -1,11 +1,10 @@
-//! Model files onto a device: each tensor of a safetensors file in its place, read once, through bounded host memory.
+//! Loads the tensors of a safetensors file onto a device: reads the file once, through bounded host memory.
 //!
-//! [`Runtime::load`], or [`load`] over any transfer manager, puts all tensors into one allocation (several where one
-//! cannot be had) and answers with slices of it. Several threads read the file, in its order, into a small ring of host
-//! buffers while earlier pieces are in flight. A buffer of the ring holds what a piece of the device's memory will hold,
-//! gaps between tensors included, so that each piece is one transfer however small its tensors are. To the host's own
-//! memory there is no ring and no transfer: the file is read straight to where the tensors are to be. With
-//! [`LoadOptions::raw`] any other file is loaded as one tensor of bytes. Needs the feature `safetensors`.
+//! [`Runtime::load`], or [`load`] with any transfer manager, puts all tensors into one allocation (several if that fails)
+//! and returns slices of it. Several threads read the file, in order, into a ring of staging buffers while earlier chunks
+//! are in flight. A chunk has the layout of the destination, including gaps between tensors, so it is one transfer even if
+//! it has many small tensors. For host destinations the file is read in place, without a ring and without transfers. With
+//! [`LoadOptions::raw`], any file is loaded as one tensor of bytes. Needs the feature `safetensors`.
 //!
 //! ```
 //! use transload::{DeviceId, MemoryKind, Place, Runtime, load::LoadOptions};
@@ -61,32 +60,32 @@ use source::Source;
 pub use model::{LoadedModel, LoadedTensor};
 pub use options::{LoadOptions, LoadPhase, LoadProgress};
 pub use report::{LoadReport, MethodCount};
-/// Element types as the file format has them.
+/// Element types of the file format.
 pub use safetensors::Dtype;
 
 impl Runtime {
     /// Loads a safetensors file; see [`load`].
     ///
     /// # Errors
-    /// As for [`load`]; for a device that is not there that of [`explain`](Self::explain).
+    /// Those of [`load`]; for an absent device, that of [`explain`](Self::explain).
     pub fn load(&self, path: impl AsRef<Path>, options: &LoadOptions) -> Result<LoadedModel> {
         self.device(options.place.device)?;
         load(self.manager(), path, options)
     }
 }
 
-/// Loads every tensor of a safetensors file. Blocks until all bytes are in place and, where that was asked for, were read
-/// back and found equal. The file is read by blocking calls of the executor that the process shares; the calling thread must
-/// not be one of its workers.
+/// Loads all tensors of a safetensors file. Blocks until all bytes are in place and, if requested, were read back and
+/// verified. The file is read by blocking calls on the process-wide executor; the calling thread must not be one of its
+/// workers.
 ///
-/// Nothing is allocated on the device before the whole header was found to be right and the file to be as long as the
-/// header says. After an error nothing is kept, and nothing that was submitted is still under way.
+/// Nothing is allocated on the device until the whole header is validated against the file's length. After an error,
+/// all memory is freed and nothing is in flight.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for a file that is no regular file or no valid safetensors file, with what is wrong and
-/// what would be valid, and for options that cannot be; [`ErrorKind::Io`] where reading fails, or the file changes while
-/// it is read; [`ErrorKind::OutOfMemory`] with what was needed and what there is; [`ErrorKind::Corrupted`] where bytes
-/// that were read back differ; [`ErrorKind::UnknownDevice`]; the backend's.
+/// [`ErrorKind::InvalidArgument`] for a path that is not a regular, valid safetensors file, with the cause, and for
+/// invalid options; [`ErrorKind::Io`] if reading fails or the file changes meanwhile; [`ErrorKind::OutOfMemory`] with
+/// the requested and free bytes; [`ErrorKind::Corrupted`] if bytes that were read back differ;
+/// [`ErrorKind::UnknownDevice`]; errors of the backend.
 pub fn load(
     manager: &CrossBackendTransferManager,
     path: impl AsRef<Path>,
@@ -110,14 +109,14 @@ pub fn load(
         }
         Ok(hashes)
     });
-    // Also after an error nothing may be under way that reads the ring or writes the tensors.
+    // Also after an error, no transfer may still read the ring or write the tensors.
     pipeline.wait_all();
     let outcome = outcome.map_err(|error| explain_corruption(error, &source));
     let hashes = outcome?;
     LoadedModel::new(header, placement, hashes, report)
 }
 
-/// Bytes that differ are the file's doing where it was written to meanwhile.
+/// Returns the file's change as the cause if it explains why bytes differ.
 fn explain_corruption(error: transload_core::Error, source: &Source) -> transload_core::Error {
     match source.check_unchanged() {
         Err(changed) if error.kind() == ErrorKind::Corrupted => changed,

@@ -1,4 +1,4 @@
-//! A model that was loaded: its tensors by name and in the file's order.
+//! A loaded model: tensors by name and in the file's order.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,7 +10,7 @@ use transload_core::{RawBuffer, Result};
 
 use super::{header::Header, placement::TensorPlacement, report::LoadReport};
 
-/// Tensors in memory that lives while this, or any tensor's buffer, does.
+/// Loaded tensors. The memory lives as long as this value or any tensor's buffer.
 pub struct LoadedModel {
     tensors: Vec<LoadedTensor>,
     by_name: HashMap<String, usize>,
@@ -19,7 +19,7 @@ pub struct LoadedModel {
     report: LoadReport,
 }
 
-/// A tensor and its place.
+/// A tensor and its memory.
 #[derive(Clone, Debug)]
 pub struct LoadedTensor {
     name: String,
@@ -51,37 +51,37 @@ impl LoadedModel {
         Ok(Self { tensors, by_name, metadata: header.metadata, segments: placement.segments, report })
     }
 
-    /// The tensors, in the order of their bytes in the file.
+    /// Returns the tensors, in the order of their bytes in the file.
     #[must_use]
     pub fn tensors(&self) -> &[LoadedTensor] {
         &self.tensors
     }
 
-    /// The tensor of a name.
+    /// Returns the tensor with a name.
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<&LoadedTensor> {
         self.by_name.get(name).and_then(|index| self.tensors.get(*index))
     }
 
-    /// Bytes of all tensors, gaps between them not counted.
+    /// Returns the bytes of all tensors, without gaps.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.report.bytes
     }
 
-    /// What the file says about itself: its `__metadata__`.
+    /// Returns the file's `__metadata__`.
     #[must_use]
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
 
-    /// The allocations that the tensors are slices of.
+    /// Returns the allocations that contain the tensors.
     #[must_use]
     pub fn segments(&self) -> &[RawBuffer] {
         &self.segments
     }
 
-    /// How it went.
+    /// Returns methods, sizes and times of the load.
     #[must_use]
     pub fn report(&self) -> &LoadReport {
         &self.report
@@ -89,32 +89,31 @@ impl LoadedModel {
 }
 
 impl LoadedTensor {
-    /// Its name.
+    /// Returns the tensor's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The type of its elements.
+    /// Returns the element type.
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// Its extents, the slowest first; none for a scalar.
+    /// Returns the length of each dimension, the slowest-varying first; empty for a scalar.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Its bytes: a slice of the model's memory, empty for a tensor without elements.
+    /// Returns the tensor's bytes: a slice of the model's memory, empty for a tensor without elements.
     #[must_use]
     pub fn buffer(&self) -> &RawBuffer {
         &self.buffer
     }
 
-    /// The XXH3 hash (64 bits, seed 0) of its bytes, the same in the file and read back from the device, where it was
-    /// asked for.
+    /// Returns the XXH3 hash (64 bits, seed 0) of the tensor's bytes if requested, verified on the device.
     #[must_use]
     pub fn checksum(&self) -> Option<u64> {
         self.checksum

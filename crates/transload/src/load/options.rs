@@ -1,21 +1,21 @@
-//! What a caller may ask of a load.
+//! Options of a load.
 
 use std::{fmt, sync::Arc};
 
 use transload_core::{Error, ErrorKind, MemoryKind, Place, Result};
 use transload_transfer::TransferOptions;
 
-/// Chunks of this size, two in flight, reach 0.99 of the rate of one copy on an H200; smaller ones are pinned sooner.
+/// Two chunks of this size in flight reach 0.99 of the rate of one copy on an H200; smaller ones are pinned faster.
 const CHUNK: usize = 16 << 20;
-/// Two chunks in flight keep a link busy while a third is read; the fourth takes up a slow read.
+/// Two chunks in flight keep a link busy while a third is read; the fourth absorbs a slow read.
 const BUFFERS: usize = 4;
 const SEGMENT: usize = 4 << 30;
-/// What kernels of other libraries take for granted.
+/// Alignment that kernels of other libraries assume.
 const DEVICE_ALIGNMENT: usize = 256;
 const HOST_ALIGNMENT: usize = 64;
 const MAX_ALIGNMENT: usize = 2 << 20;
 
-/// Called with how far a load is; see [`LoadOptions::progress`].
+/// See [`LoadOptions::progress`].
 #[derive(Clone)]
 struct ProgressCallback(Arc<dyn Fn(LoadProgress) + Send + Sync>);
 
@@ -35,7 +35,7 @@ macro_rules! setters {
     )* };
 }
 
-/// How a model file is to be loaded. Each method changes one thing; the defaults are meant to be good.
+/// Options of a load. Each method sets one.
 ///
 /// ```
 /// use transload::{DeviceId, MemoryKind, Place, load::LoadOptions};
@@ -62,30 +62,30 @@ pub struct LoadOptions {
     progress: Option<ProgressCallback>,
 }
 
-/// What a load is doing.
+/// Phase of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LoadPhase {
-    /// ChunkRead the file and sending it.
+    /// Reading the file and transferring it.
     Sending,
-    /// ChunkRead the device's memory back.
+    /// Reading device memory back.
     ReadingBack,
 }
 
-/// How far a load is.
+/// Progress of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LoadProgress {
-    /// What it is doing.
+    /// Current phase.
     pub phase: LoadPhase,
-    /// Bytes of tensors that this phase has submitted (sending) or checked (reading back) so far.
+    /// Bytes of tensors that this phase has submitted (sending) or compared (reading back).
     pub bytes: u64,
-    /// Bytes of all tensors.
+    /// Total bytes of all tensors.
     pub total: u64,
 }
 
 impl LoadOptions {
-    /// To memory of a kind on a device, with the defaults for everything else.
+    /// Loads to memory of a place, with default options.
     pub fn new(place: Place) -> Self {
         Self {
             place,
@@ -104,73 +104,74 @@ impl LoadOptions {
     }
 
     setters! {
-        /// How many bytes are read and sent at once, at most; 16 MiB.
+        /// Sets the maximum bytes read and transferred at once; 16 MiB by default.
         chunk: usize;
-        /// How many buffers of that size the ring has, at most; 4. Together they bound the host memory of a load. To the host's
-        /// own memory there is no ring, but where [`staging`](Self::staging) asks for it: so many chunks are read at once.
+        /// Sets the maximum number of staging buffers of that size; 4 by default. Together they bound the host memory of a load.
+        /// For host destinations there are no staging buffers unless [`staging`](Self::staging) is set; this is then
+        /// how many chunks are read concurrently.
         buffers: usize;
-        /// What each tensor's address is a multiple of: a power of two of at most 2 MiB. At least 256 on devices, and at least
-        /// 64 on the host, whatever is given here.
+        /// Sets the alignment of tensor addresses: a power of two of at most 2 MiB. At least 256 on devices and 64 on the host,
+        /// even if set lower.
         alignment: usize;
-        /// How large an allocation is, at most, where one for all tensors cannot be had; 4 GiB. A tensor that is larger has an
+        /// Sets the maximum bytes of an allocation if one for all tensors fails; 4 GiB by default. A larger tensor gets an
         /// allocation of its own.
         segment: usize;
-        /// Whether the XXH3 hash (64 bits, seed 0) of each tensor is taken while the file is read, and compared with that of
-        /// the bytes read back from the device; off. The hash is then in [`LoadedTensor::checksum`](super::LoadedTensor).
+        /// Sets whether to hash each tensor (XXH3, 64 bits, seed 0) while the file is read, and compare with the hash of the
+        /// bytes read back from the device; off by default. See [`LoadedTensor::checksum`](super::LoadedTensor).
         checksum: bool;
-        /// Whether the file is read again and compared, byte by byte, with what the device holds; off.
+        /// Sets whether to read the file again and compare it byte by byte with the bytes on the device; off by default.
         verify: bool;
-        /// Whether the file is any file, whose bytes become one tensor of type U8 with the file's path as its name, instead of a
-        /// safetensors file; off.
+        /// Sets whether to load any file as one tensor of type U8, named by the file's path, instead of a safetensors file;
+        /// off by default.
         raw: bool;
-        /// How the chunks are transferred: priority, methods that may be taken.
+        /// Sets the priority and allowed methods of the transfers.
         transfer: TransferOptions;
     }
 
-    /// Sets how many threads read the file at once. The default is one for each processor, at most 16, and fewer for small
-    /// files. More than 64 are never used.
+    /// Sets how many threads read the file; at most 64. Default: one per processor, at most 16, and fewer for small
+    /// files.
     pub fn readers(mut self, threads: usize) -> Self {
         self.readers = Some(threads);
         self
     }
 
-    /// The kind of the ring's memory. Without it there is none to the host's memory; elsewhere it is pinned where the device offers it and has some left, else pageable.
+    /// Sets the kind of the staging ring. Default: none for host destinations; else pinned if available, else pageable.
     pub fn staging(mut self, kind: MemoryKind) -> Self {
         self.staging = Some(kind);
         self
     }
 
-    /// Called on the loading thread after each chunk, with no lock held.
+    /// Sets a callback that the loading thread calls after each chunk, without a lock held.
     pub fn progress(mut self, callback: impl Fn(LoadProgress) + Send + Sync + 'static) -> Self {
         self.progress = Some(ProgressCallback(Arc::new(callback)));
         self
     }
 
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for what can never be right.
+    /// [`ErrorKind::InvalidArgument`] for values that are never valid.
     pub(super) fn check(&self) -> Result<()> {
         let refused = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
         if !self.alignment.is_power_of_two() || self.alignment > MAX_ALIGNMENT {
             let given = self.alignment;
             return refused(format!(
-                "an alignment of {given} bytes; a power of two of at most {MAX_ALIGNMENT} is valid"
+                "invalid alignment of {given} bytes; valid: a power of two of at most {MAX_ALIGNMENT}"
             ));
         }
         let sizes = [
             ("chunk", self.chunk),
-            ("ring", self.buffers),
+            ("buffers", self.buffers),
             ("segment", self.segment),
-            ("group of readers", self.readers.unwrap_or(1)),
+            ("readers", self.readers.unwrap_or(1)),
         ];
         for (what, given) in sizes {
             if given == 0 {
-                return refused(format!("a {what} of size 0; at least 1 is valid"));
+                return refused(format!("{what} is 0; valid: at least 1"));
             }
         }
         match self.staging {
-            Some(kind @ (MemoryKind::Device | MemoryKind::Unified)) => refused(format!(
-                "files are not read into {kind} memory; valid are pageable, pinned and mapped"
-            )),
+            Some(kind @ (MemoryKind::Device | MemoryKind::Unified)) => {
+                refused(format!("a staging ring cannot be {kind} memory; valid: pageable, pinned, mapped"))
+            }
             _ => Ok(()),
         }
     }
@@ -179,7 +180,7 @@ impl LoadOptions {
         self.alignment.max(self.allocator_alignment())
     }
 
-    /// What every allocation at the place has anyway.
+    /// Returns the alignment that every allocation at the place has.
     pub(super) fn allocator_alignment(&self) -> usize {
         if self.place.device.is_cpu() { HOST_ALIGNMENT } else { DEVICE_ALIGNMENT }
     }

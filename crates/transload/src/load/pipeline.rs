@@ -1,5 +1,5 @@
-//! The file through a small ring of host buffers to the device: chunks are read while earlier ones are in flight. To the
-//! host's memory there is no ring: chunks are read where they are to be.
+//! Reads a file through a ring of staging buffers to the device: chunks are read while earlier ones are in flight. For
+//! host destinations there is no ring: chunks are read in place.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -17,18 +17,18 @@ use super::{
     source::Source,
 };
 
-/// The ring, and what it is for. It is empty where the tensors' own memory is read into.
+/// The staging ring of a load; empty if chunks are read in place.
 pub(super) struct Pipeline<'a> {
     pub(super) manager: &'a CrossBackendTransferManager,
     pub(super) placement: &'a TensorPlacement,
     pub(super) options: &'a LoadOptions,
     pub(super) ring: VecDeque<RingBuffer>,
     pub(super) chunk: usize,
-    /// How many chunks are read at once, at most, where there is no ring; else 0.
+    /// Maximum number of chunks read concurrently in place; 0 with a ring.
     in_place_limit: usize,
 }
 
-/// A chunk that is being read, into a buffer of the ring or into its place.
+/// A chunk that is being read, into a staging buffer or in place.
 struct PendingChunk {
     chunk: Chunk,
     slot: Option<RingBuffer>,
@@ -36,7 +36,7 @@ struct PendingChunk {
     reading: ChunkRead,
 }
 
-/// A buffer of the ring, and the transfer that uses it.
+/// A staging buffer, and the transfer that uses it.
 pub(super) struct RingBuffer {
     pub(super) buffer: RawBuffer,
     pub(super) transfer: Option<Transfer>,
@@ -69,7 +69,7 @@ impl<'a> Pipeline<'a> {
         Ok(Self { manager, placement, options, ring, chunk, in_place_limit })
     }
 
-    /// What is known before anything is moved.
+    /// Returns a report without times and methods.
     pub(super) fn report(&self, header: &Header, source: &Source) -> LoadReport {
         let devices = self.manager.devices();
         let device = self.options.place.device;
@@ -91,10 +91,11 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Sends all tensors. When it returns Ok they are in place; answers their hashes where they are wanted.
+    /// Transfers all tensors and waits for them. Returns their hashes if requested.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`], the backend's. Chunks may still be in flight: see [`wait_all`](Self::wait_all). Nobody reads any more.
+    /// [`ErrorKind::Io`], errors of the backend. Transfers may still be in flight then (see
+    /// [`wait_all`](Self::wait_all)); reads are not.
     pub(super) fn send(
         &mut self,
         header: &Header,
@@ -118,7 +119,7 @@ impl<'a> Pipeline<'a> {
         let mut pending: VecDeque<PendingChunk> = VecDeque::new();
         let (mut begun, mut sent) = (header.data, 0);
         loop {
-            // Every buffer that is free is read into; one in flight is waited for only where nothing is being read.
+            // Read into every free buffer. Wait for one in flight only if nothing is being read.
             while chunks.peek().is_some()
                 && let Some(slot) = self.next_target(pending.len(), report)?
             {
@@ -159,7 +160,7 @@ impl<'a> Pipeline<'a> {
         Ok(hashes.map(Hashes::finish))
     }
 
-    /// Where the next chunk may be read into, if now: `Some(None)` is its own place.
+    /// Returns where to read the next chunk, if that is possible now: a staging buffer, or `Some(None)` for in place.
     fn next_target(
         &mut self,
         under_way: usize,
@@ -176,22 +177,22 @@ impl<'a> Pipeline<'a> {
         Ok(Some(Some(slot)))
     }
 
-    /// A chunk's own memory.
+    /// Returns the memory of a chunk at its destination.
     pub(super) fn in_place_target(&self, chunk: &Chunk) -> Result<RawBuffer> {
         self.placement.segment(chunk.segment)?.slice(chunk.offset..chunk.offset + chunk.len)
     }
 
-    /// Waits for what is in flight, whatever becomes of it, and gives the ring up.
+    /// Waits for all transfers, whatever their results, and frees the ring.
     pub(super) fn wait_all(&mut self) {
         for transfer in self.ring.drain(..).filter_map(|slot| slot.transfer) {
-            // There is an error already, or this one would have been seen.
+            // An error was returned already; after success, nothing is left here.
             let _ = transfer.wait();
         }
     }
 }
 
 impl RingBuffer {
-    /// Waits for the transfer that uses the buffer, if one does, and counts it.
+    /// Waits for the buffer's transfer, if any, and counts it.
     fn finish(&mut self, report: &mut LoadReport) -> Result<()> {
         if let Some(transfer) = self.transfer.take() {
             report.count(&transfer.wait()?);
@@ -213,7 +214,7 @@ fn ring(
 ) -> Result<VecDeque<RingBuffer>> {
     let device = options.place.device;
     let buffer = |_| {
-        // Pinned by the device that will copy it.
+        // Pinned by the device that copies it.
         let made = match kind {
             MemoryKind::Pinned | MemoryKind::Mapped if !device.is_cpu() => {
                 manager.allocate_for(device, kind, bytes)

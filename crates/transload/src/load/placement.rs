@@ -1,4 +1,4 @@
-//! Memory for all tensors: one allocation where it can be had, else several of bounded size.
+//! Memory for all tensors: one allocation if possible, else several of bounded size.
 
 use transload_core::{Error, ErrorKind, MemoryShortage, Place, RawBuffer, Result};
 use transload_transfer::CrossBackendTransferManager;
@@ -9,18 +9,18 @@ use super::{
     options::LoadOptions,
 };
 
-/// A layout, and the memory behind it.
+/// A layout and its memory.
 #[derive(Debug)]
 pub(super) struct TensorPlacement {
     pub(super) layout: Layout,
-    /// One for each of the layout's segments, aligned and of its length.
+    /// Buffers of the layout's segments, aligned and of equal length.
     pub(super) segments: Vec<RawBuffer>,
 }
 
 impl TensorPlacement {
     /// # Errors
-    /// [`ErrorKind::OutOfMemory`] with what is needed and what there is, before anything is allocated where the device
-    /// tells; the backend's. On an error nothing is kept.
+    /// [`ErrorKind::OutOfMemory`] with the requested and free bytes, before anything is allocated if the device reports
+    /// its free memory; errors of the backend. On an error everything is freed.
     pub(super) fn allocate(
         manager: &CrossBackendTransferManager,
         header: &Header,
@@ -35,7 +35,7 @@ impl TensorPlacement {
             Ok(segments) => return Ok(Self { layout: whole, segments }),
             Err(error) => error,
         };
-        // There is enough memory, but not in one piece.
+        // There may be enough memory, but not contiguous.
         let most = options.segment;
         match layout(most).filter(|split| split.segments.len() > 1) {
             Some(split) if error.kind() == ErrorKind::OutOfMemory => {
@@ -46,7 +46,7 @@ impl TensorPlacement {
         }
     }
 
-    /// The memory of one tensor.
+    /// Returns the memory of one tensor.
     pub(super) fn tensor(&self, range: TensorRange) -> Result<RawBuffer> {
         self.segment(range.segment)?.slice(range.offset..range.offset + range.bytes)
     }
@@ -65,7 +65,7 @@ fn segments(
     layout.segments.iter().map(|bytes| segment(manager, options, *bytes)).collect()
 }
 
-/// `bytes` at an aligned address.
+/// Allocates `bytes` at an aligned address.
 fn segment(manager: &CrossBackendTransferManager, options: &LoadOptions, bytes: usize) -> Result<RawBuffer> {
     let Place { device, kind } = options.place;
     let alignment = options.alignment_bytes();
@@ -81,15 +81,14 @@ fn segment(manager: &CrossBackendTransferManager, options: &LoadOptions, bytes: 
     buffer.slice(from..from + bytes)
 }
 
-/// Bytes to the next aligned address; always less than the alignment.
+/// Returns the bytes to the next aligned address; less than the alignment.
 fn alignment_offset(buffer: &RawBuffer, alignment: usize) -> usize {
     let host = || buffer.host_address().map(|address| address.as_ptr().addr() as u64);
     let over = buffer.device_address().or_else(host).unwrap_or(0) % alignment as u64;
     if over == 0 { 0 } else { alignment - over as usize }
 }
 
-/// Refuses what the device has no room for before anything is allocated. Where the free memory is not known, the
-/// allocation tells.
+/// Fails if the device has too little free memory. If that is unknown, the allocation will tell.
 fn check_free_memory(
     manager: &CrossBackendTransferManager,
     options: &LoadOptions,

@@ -1,4 +1,5 @@
-//! The device's memory back through the same ring, or the host's as it is, compared with the file or with the hashes of what was read from it.
+//! Verifies a load: reads device memory back through the ring, or host memory in place, and compares it with the file
+//! or with hashes.
 
 use std::mem;
 
@@ -15,11 +16,11 @@ use super::{
 };
 
 impl Pipeline<'_> {
-    /// Reads all tensors back. Compares them with the file, read again, where that is wanted, and their hashes with those
-    /// given, where they are.
+    /// Reads all tensors back. Compares them with the file if requested, and their hashes with `sent` if given.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupted`] where anything differs, [`ErrorKind::Io`], the backend's. Chunks may still be in flight.
+    /// [`ErrorKind::Corrupted`] if anything differs, [`ErrorKind::Io`], errors of the backend. Transfers may still be
+    /// in flight.
     pub(super) fn read_back(
         &mut self,
         header: &Header,
@@ -40,7 +41,7 @@ impl Pipeline<'_> {
             }
         }
         for chunk in self.placement.layout.chunks(self.chunk) {
-            // It stays in the ring, so that what is in flight can be waited for also after an error.
+            // Keep it in the ring, so that its transfer is waited for also after an error.
             let piece = match self.ring.front_mut() {
                 Some(RingBuffer { buffer, transfer }) => {
                     if let Some(transfer) = transfer.take() {
@@ -87,7 +88,7 @@ impl Pipeline<'_> {
         }
     }
 
-    /// Starts to bring a chunk into a buffer of the ring.
+    /// Starts a transfer of a chunk into a staging buffer.
     fn fetch(&self, slot: usize, chunk: &Chunk) -> Result<Transfer> {
         let missing = || Error::new(ErrorKind::OutOfRange, format!("the ring has no buffer {slot}"));
         let buffer = &self.ring.get(slot).ok_or_else(missing)?.buffer;
@@ -104,7 +105,7 @@ fn compare(header: &Header, tensor: usize, offset: usize, expected: &[u8], found
     let first = expected.iter().zip(found).position(|(expected, found)| expected != found).unwrap_or(0);
     let byte = |bytes: &[u8]| bytes.get(first).copied().unwrap_or(0);
     let text = format!(
-        "tensor {} differs at its byte {}: {:#04x} in the file, {:#04x} came back; do not trust this path",
+        "tensor {} differs at byte {}: {:#04x} in the file, {:#04x} read back; this path corrupts data",
         name(header, tensor),
         offset + first,
         byte(expected),
@@ -117,7 +118,7 @@ fn compare_hashes(header: &Header, sent: &[u64], found: &[u64]) -> Result<()> {
     let differs = sent.iter().zip(found).enumerate().find(|(_, (sent, found))| sent != found);
     let Some((tensor, (sent, found))) = differs else { return Ok(()) };
     let text = format!(
-        "tensor {} has the checksum {sent:016x} in the file, {found:016x} came back; do not trust this path",
+        "tensor {} has checksum {sent:016x} in the file, {found:016x} read back; this path corrupts data",
         name(header, tensor)
     );
     Err(Error::new(ErrorKind::Corrupted, text))

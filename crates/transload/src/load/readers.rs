@@ -1,4 +1,4 @@
-//! Several threads of the executor read the file at once, each piece straight to where its bytes are to be.
+//! Reads a file by several threads of the executor, directly into the target memory.
 
 use std::{
     cell::RefCell,
@@ -10,29 +10,29 @@ use transload_executor::{BlockingKey, Executor, Task};
 
 use super::{layout::Chunk, source::Source};
 
-/// The smallest piece worth a hand-over between threads, and the largest.
+/// Bounds of a piece in bytes; smaller ones are not worth a task.
 const MIN_PIECE: usize = 256 << 10;
 const MAX_PIECE: usize = 2 << 20;
-/// Shorter runs of bytes are read together and then put in their ranges: a call each would cost more than to copy them.
+/// Shorter runs are read together and then copied: a system call each would cost more.
 const MIN_DIRECT_READ: usize = 64 << 10;
 const MAX_COALESCED_READ: usize = 256 << 10;
 
 thread_local! {
-    /// Where short runs are read together. A spare thread keeps it until it ends.
+    /// Buffer for short runs; a spare thread keeps it until it exits.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Reads pieces of a file, so many at once.
+/// Reads chunks of a file with limited concurrency.
 pub(super) struct Readers {
     source: Arc<Source>,
     executor: Executor,
     file: BlockingKey,
     piece: usize,
-    /// The first error: what is not read by then is not read any more.
+    /// The first error. Later pieces are not read.
     failed: Arc<OnceLock<Error>>,
 }
 
-/// A chunk under way. Dropped, it waits until nobody reads into the chunk's memory any more.
+/// A chunk being read. Dropping it waits until no thread writes to the chunk's memory.
 pub(super) struct ChunkRead {
     pieces: Vec<Task<Result<()>>>,
     failed: Arc<OnceLock<Error>>,
@@ -45,16 +45,16 @@ struct ByteRun {
     len: usize,
 }
 
-/// How many threads read `bytes` that come in chunks, where at most `wanted` are allowed.
+/// Returns how many threads to use for a file of `bytes`, at most `wanted`.
 pub(super) fn thread_count(wanted: Option<usize>, bytes: u64) -> usize {
-    /// Whatever is wanted: more threads than this would only take them from others.
+    /// More threads would only take processors from others.
     const MAX_THREADS: usize = 64;
     let useful = usize::try_from(bytes.div_ceil(MIN_PIECE as u64)).unwrap_or(usize::MAX);
     wanted.unwrap_or_else(|| Executor::shared().threads().min(useful)).clamp(1, MAX_THREADS)
 }
 
 impl Readers {
-    /// Readers of chunks of at most `chunk` bytes.
+    /// Creates readers for chunks of at most `chunk` bytes.
     pub(super) fn new(source: &Arc<Source>, threads: usize, chunk: usize) -> Self {
         Self {
             source: Arc::clone(source),
@@ -65,11 +65,11 @@ impl Readers {
         }
     }
 
-    /// Has a chunk read, whose bytes begin at `offset` of the file, into a buffer of its length; what lies between tensors
-    /// becomes zero.
+    /// Starts to read a chunk, whose bytes begin at `offset` of the file, into a buffer of its length; zeroes gaps
+    /// between tensors.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`] where the buffer is shorter.
+    /// [`ErrorKind::OutOfRange`] if the buffer is shorter.
     pub(super) fn begin(&self, chunk: &Chunk, mut offset: u64, target: &RawBuffer) -> Result<ChunkRead> {
         let parts = chunk.parts.iter().map(|part| ByteRun { at: part.at, len: part.len });
         let mut reading = ChunkRead { pieces: Vec::new(), failed: Arc::clone(&self.failed) };
@@ -92,14 +92,14 @@ impl ChunkRead {
     /// Waits until the chunk is read.
     ///
     /// # Errors
-    /// The first error of the chunk; the first of all where that kept the chunk from being read.
+    /// The first error of the chunk; if an earlier error kept it from being read, that one.
     pub(super) fn finish(mut self) -> Result<()> {
         self.wait()
     }
 
     fn wait(&mut self) -> Result<()> {
         let mut outcome = Ok(());
-        // Each is waited for, also after an error.
+        // Wait for each, also after an error.
         for piece in self.pieces.drain(..) {
             outcome = outcome.and(piece.wait().flatten());
         }
@@ -110,14 +110,14 @@ impl ChunkRead {
 impl Drop for ChunkRead {
     fn drop(&mut self) {
         if !self.pieces.is_empty() {
-            let text = "loading was given up, so the rest of the file was not read";
+            let text = "the load was cancelled before this part of the file was read";
             let _first_error_wins = self.failed.set(Error::new(ErrorKind::Interrupted, text));
             let _reported_already = self.wait();
         }
     }
 }
 
-/// A range of a chunk, and the runs within it.
+/// A range of a chunk, and the runs in it.
 #[derive(Debug, Default)]
 struct Piece {
     from: usize,
@@ -126,7 +126,8 @@ struct Piece {
     runs: Vec<ByteRun>,
 }
 
-/// Cuts runs into pieces of at most `most` bytes. Each begins where the one before ends, so that gaps belong to one, too.
+/// Splits runs into pieces of at most `most` bytes. Each begins where the previous one ends, so that every gap is in a
+/// piece.
 fn split(runs: impl Iterator<Item = ByteRun>, most: usize) -> Vec<Piece> {
     let mut pieces: Vec<Piece> = Vec::new();
     for ByteRun { mut at, mut len } in runs {
@@ -145,7 +146,7 @@ fn split(runs: impl Iterator<Item = ByteRun>, most: usize) -> Vec<Piece> {
     pieces
 }
 
-/// Reads what follows `offset` in the file to its ranges, and makes zero what lies between.
+/// Reads the bytes from `offset` on into the runs, and zeroes the gaps.
 fn fill(source: &Source, target: &RawBuffer, runs: &[ByteRun], offset: u64) -> Result<()> {
     SCRATCH.with_borrow_mut(|scratch| fill_with(source, target, runs, offset, scratch))
 }

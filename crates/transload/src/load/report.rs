@@ -1,40 +1,40 @@
-//! How a load went.
+//! The report of a load.
 
 use std::{fmt, time::Duration};
 
 use transload_core::{MemoryKind, Place, TransferMethod, TransferReport};
 
-/// What was loaded, by which methods, and how long it took. Times are the host's: see each.
+/// Sizes, methods and times of a load. Times are wall times.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct LoadReport {
-    /// Where the tensors are.
+    /// Place of the tensors.
     pub place: Place,
     /// Bytes of all tensors.
     pub bytes: u64,
     /// Bytes of the file.
     pub file_bytes: u64,
-    /// How many tensors.
+    /// Number of tensors.
     pub tensors: usize,
-    /// How many allocations hold them.
+    /// Number of allocations that hold them.
     pub segments: usize,
-    /// How many pieces they were sent in: as many transfers, but where the file was read straight into the host's memory.
+    /// Number of chunks. Each was one transfer, unless the file was read in place.
     pub chunks: u64,
-    /// How many buffers the ring had; 0 where the file was read straight to its place.
+    /// Number of staging buffers; 0 if the file was read in place.
     pub buffers: usize,
-    /// The size of each.
+    /// Size of a staging buffer in bytes.
     pub buffer_bytes: usize,
-    /// The kind of their memory.
+    /// Kind of memory of the staging buffers.
     pub staging: Option<MemoryKind>,
-    /// ChunkRead the header, allocating the tensors' memory and the ring; on first use also the device's own start.
+    /// Time to read the header and to allocate memory and staging buffers; on first use, also to initialise the device.
     pub preparing: Duration,
-    /// From the call until the last byte was in place, `preparing` and the file's reading included.
+    /// Time from the call until the last byte was in place, including `preparing` and reading the file.
     pub wall: Duration,
-    /// ChunkRead back and comparing, where that was asked for; in no other time.
+    /// Time to read back and compare, if requested; not part of `wall`.
     pub verifying: Option<Duration>,
     /// The transfers by method.
     pub methods: Vec<MethodCount>,
-    /// Whether a software driver played the device.
+    /// Whether the device is simulated.
     pub simulated: bool,
 }
 
@@ -42,22 +42,22 @@ pub struct LoadReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MethodCount {
-    /// Which.
+    /// Method that moved the bytes.
     pub method: TransferMethod,
-    /// How many.
+    /// Number of transfers.
     pub chunks: u64,
-    /// Their bytes, gaps between tensors included.
+    /// Bytes transferred, including gaps between tensors.
     pub bytes: u64,
 }
 
 impl LoadReport {
-    /// Bytes of tensors per second of [`wall`](Self::wall).
+    /// Returns the bytes of tensors per second of [`wall`](Self::wall).
     #[must_use]
     pub fn bytes_per_second(&self) -> f64 {
         self.bytes as f64 / self.wall.as_secs_f64().max(1e-9)
     }
 
-    /// From the first byte read until the last in place.
+    /// Returns the time from the first byte read until the last byte in place.
     #[must_use]
     pub fn moving(&self) -> Duration {
         self.wall.saturating_sub(self.preparing)

@@ -1,4 +1,4 @@
-//! A regular file that is read at any offset by any thread, and what can be wrong with it before and while it is read.
+//! A regular file that threads read at any offset, checked for changes.
 
 use std::{
     fs::{self, File},
@@ -10,17 +10,17 @@ use std::{
 
 use transload_core::{Error, ErrorKind, Result};
 
-/// A file of known length.
+/// An open file of known length.
 #[derive(Debug)]
 pub(super) struct Source {
     file: File,
     name: String,
     stamp: Stamp,
-    /// The furthest byte that was read.
+    /// End of the furthest read, for error messages.
     furthest: AtomicU64,
 }
 
-/// What tells that a file was written to.
+/// Length and modification time, to detect changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     len: u64,
@@ -34,21 +34,21 @@ impl Stamp {
 }
 
 impl Source {
-    /// Opens a regular file. Looks before it opens: opening a pipe would wait for a writer.
+    /// Opens a regular file. Checks its type first: opening a pipe would wait for a writer.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for what is no regular file, [`ErrorKind::Io`] for one that cannot be opened.
+    /// [`ErrorKind::InvalidArgument`] if it is not a regular file, [`ErrorKind::Io`] if it cannot be opened.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
         let failed = |error: io::Error| {
-            let text = format!("cannot open {name}; a readable regular file is valid");
+            let text = format!("cannot open {name}; a readable regular file is needed");
             Error::caused_by(ErrorKind::Io, text, error)
         };
         let regular = |metadata: &fs::Metadata| match metadata.is_file() {
             true => Ok(()),
             false => {
                 let what = if metadata.is_dir() { "a directory" } else { "a pipe, a device or a socket" };
-                let text = format!("{name} is {what}; a regular file is valid");
+                let text = format!("{name} is {what}; a regular file is needed");
                 Err(Error::new(ErrorKind::InvalidArgument, text))
             }
         };
@@ -71,7 +71,7 @@ impl Source {
     /// Fills `piece` with the bytes from `offset` on.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`], also where the file ends before.
+    /// [`ErrorKind::Io`], also if the file ends before.
     pub(super) fn read_exact_at(&self, offset: u64, mut piece: &mut [u8]) -> Result<()> {
         let mut at = offset;
         while !piece.is_empty() {
@@ -97,10 +97,10 @@ impl Source {
     }
 
     /// # Errors
-    /// [`ErrorKind::Io`] where the file is not as it was when it was opened.
+    /// [`ErrorKind::Io`] if the file changed since it was opened.
     pub(super) fn check_unchanged(&self) -> Result<()> {
         let metadata = self.file.metadata().map_err(|error| {
-            Error::caused_by(ErrorKind::Io, format!("asking for the length of {} failed", self.name), error)
+            Error::caused_by(ErrorKind::Io, format!("reading the length of {} failed", self.name), error)
         })?;
         let now = Stamp::of(&metadata);
         if now == self.stamp {
@@ -122,13 +122,13 @@ fn read_at(file: &File, piece: &mut [u8], offset: u64) -> io::Result<usize> {
     std::os::unix::fs::FileExt::read_at(file, piece, offset)
 }
 
-/// Moves the file's position, too, which nobody uses.
+/// Also moves the file's position, which is not used.
 #[cfg(windows)]
 fn read_at(file: &File, piece: &mut [u8], offset: u64) -> io::Result<usize> {
     std::os::windows::fs::FileExt::seek_read(file, piece, offset)
 }
 
-/// Elsewhere threads take turns.
+/// Elsewhere, threads read one at a time.
 #[cfg(not(any(unix, windows)))]
 fn read_at(mut file: &File, piece: &mut [u8], offset: u64) -> io::Result<usize> {
     use std::io::{Read, Seek};

@@ -23,17 +23,17 @@ fn wrong_files() -> Vec<(&'static str, Vec<u8>, &'static str)> {
     let huge = |len: u64| [&len.to_le_bytes()[..], &[b' '; 40]].concat();
     let max = usize::MAX.to_string();
     vec![
-        ("empty", vec![], "it has 0 bytes, and begins with 8"),
+        ("empty", vec![], "it has 0 bytes, fewer than the 8"),
         ("seven bytes", vec![1; 7], "it has 7 bytes"),
-        ("truncated header", valid[..60].to_vec(), "of which the file has 52: it is truncated"),
-        ("header beyond the file", huge(41), "said to have 41 bytes, of which the file has 40"),
-        ("header of 100 MB and a byte", huge(100_000_001), "at most 100000000 are valid"),
-        ("header of all bits", huge(u64::MAX), "at most 100000000 are valid"),
-        ("no header", vec![0; 8], "not the JSON"),
-        ("not JSON", file("not JSON at all", b""), "not the JSON"),
+        ("truncated header", valid[..60].to_vec(), "but only 52 follow: it is truncated"),
+        ("header beyond the file", huge(41), "a header of 41 bytes, but only 40 follow"),
+        ("header of 100 MB and a byte", huge(100_000_001), "valid: at most 100000000"),
+        ("header of all bits", huge(u64::MAX), "valid: at most 100000000"),
+        ("no header", vec![0; 8], "not valid JSON"),
+        ("not JSON", file("not JSON at all", b""), "not valid JSON"),
         ("a list", file("[]", b""), "an object of tensors"),
-        ("no text", [&3_u64.to_le_bytes()[..], &[b'{', 0xFF, b'}']].concat(), "is no text"),
-        ("deep nesting", file(&("{\"x\":".repeat(10_000)), b""), "not the JSON"),
+        ("no text", [&3_u64.to_le_bytes()[..], &[b'{', 0xFF, b'}']].concat(), "is not UTF-8"),
+        ("deep nesting", file(&("{\"x\":".repeat(10_000)), b""), "not valid JSON"),
         (
             "deep lists",
             file(&format!("{{\"x\":{{\"y\":{}", "[".repeat(100_000)), b""),
@@ -44,7 +44,7 @@ fn wrong_files() -> Vec<(&'static str, Vec<u8>, &'static str)> {
         ("only metadata", file(r#"{"__metadata__":{"a":"b"}}"#, b""), "has no tensors; at least one"),
         ("metadata of numbers", file(r#"{"__metadata__":{"a":1}}"#, b""), "`__metadata__`"),
         ("data without tensors", file("{}", b"1234"), "has no tensors"),
-        ("truncated data", valid[..valid.len() - 1].to_vec(), "of which the file has 15: it is truncated"),
+        ("truncated data", valid[..valid.len() - 1].to_vec(), "but the file has 15: it is truncated"),
         ("trailing data", [&valid[..], b"x"].concat(), "bytes 16 to 17 of its data belong to no tensor"),
         ("overlap", file(&two("0", "4", "3", "7"), &[0; 8]), "tensors `a` and `b` overlap"),
         ("same place", file(&two("0", "4", "0", "4"), &[0; 4]), "tensors `a` and `b` overlap"),
@@ -53,9 +53,9 @@ fn wrong_files() -> Vec<(&'static str, Vec<u8>, &'static str)> {
         (
             "out of range",
             file(&one("U8", "[9]", "0", "9"), &[0; 8]),
-            "ends at byte 9 of the data, of which the file has 8",
+            "ends at byte 9 of the data, but the file has 8",
         ),
-        ("far out of range", file(&one("U8", "[1]", &max, &max), &[0; 8]), "of which the file has 8"),
+        ("far out of range", file(&one("U8", "[1]", &max, &max), &[0; 8]), "but the file has 8"),
         ("reversed", file(&one("U8", "[4]", "8", "4"), &[0; 8]), "before it begins at 8"),
         ("negative", file(&one("U8", "[4]", "-1", "4"), &[0; 8]), "invalid value"),
         ("fraction", file(&one("U8", "[4]", "0.5", "4"), &[0; 8]), "invalid type"),
@@ -70,9 +70,9 @@ fn wrong_files() -> Vec<(&'static str, Vec<u8>, &'static str)> {
             file(&one("F32", "[]", "0", "8"), &[0; 8]),
             "has 4 bytes, but its offsets 0 to 8 hold 8",
         ),
-        ("product overflows", file(&one("U8", &format!("[{max}, 3]"), "0", "8"), &[0; 8]), "more bytes than"),
-        ("bits overflow", file(&one("F64", &format!("[{max}]"), "0", "8"), &[0; 8]), "more bytes than"),
-        ("half a byte", file(&one("F4", "[3]", "0", "2"), &[0; 2]), "12 bits, which is no whole number"),
+        ("product overflows", file(&one("U8", &format!("[{max}, 3]"), "0", "8"), &[0; 8]), "exceeds the address space"),
+        ("bits overflow", file(&one("F64", &format!("[{max}]"), "0", "8"), &[0; 8]), "exceeds the address space"),
+        ("half a byte", file(&one("F4", "[3]", "0", "2"), &[0; 2]), "12 bits, which is not a whole number"),
         (
             "unknown type",
             file(&one("F7", "[4]", "0", "4"), &[0; 4]),
@@ -136,7 +136,7 @@ fn what_is_no_regular_file_is_refused_without_waiting_for_a_writer() {
     let refused = |path: PathBuf, kind| {
         let error = load(&manager, path, &LoadOptions::new(HOST)).unwrap_err();
         assert_eq!(error.kind(), kind);
-        assert!(error.to_string().contains("regular file is valid"), "{error}");
+        assert!(error.to_string().contains("regular file is needed"), "{error}");
     };
     refused(disk.folder().to_owned(), ErrorKind::InvalidArgument);
     refused(disk.folder().join("missing"), ErrorKind::Io);
@@ -203,7 +203,7 @@ fn options_that_cannot_be_are_refused_with_the_valid_ones() {
         (options().chunk(0), "at least 1"),
         (options().buffers(0), "at least 1"),
         (options().segment(0), "at least 1"),
-        (options().staging(MemoryKind::Device), "valid are pageable, pinned and mapped"),
+        (options().staging(MemoryKind::Device), "valid: pageable, pinned, mapped"),
     ] {
         let error = load(&manager, disk.path(), &options).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);

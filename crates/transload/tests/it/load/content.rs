@@ -179,6 +179,6 @@ fn raw_load_takes_any_file_as_one_tensor_of_bytes() {
     let disk = OnDisk::new(&[]);
     let error = load(&manager, disk.path(), &LoadOptions::new(place).raw(true)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert!(error.to_string().contains("is empty; a file of 1 to "), "{error}");
+    assert!(error.to_string().contains("is empty; valid: a file of 1 to "), "{error}");
     assert_empty(&manager);
 }
