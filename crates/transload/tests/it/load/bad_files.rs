@@ -70,8 +70,16 @@ fn wrong_files() -> Vec<(&'static str, Vec<u8>, &'static str)> {
             file(&one("F32", "[]", "0", "8"), &[0; 8]),
             "has 4 bytes, but its offsets 0 to 8 hold 8",
         ),
-        ("product overflows", file(&one("U8", &format!("[{max}, 3]"), "0", "8"), &[0; 8]), "exceeds the address space"),
-        ("bits overflow", file(&one("F64", &format!("[{max}]"), "0", "8"), &[0; 8]), "exceeds the address space"),
+        (
+            "product overflows",
+            file(&one("U8", &format!("[{max}, 3]"), "0", "8"), &[0; 8]),
+            "exceeds the address space",
+        ),
+        (
+            "bits overflow",
+            file(&one("F64", &format!("[{max}]"), "0", "8"), &[0; 8]),
+            "exceeds the address space",
+        ),
         ("half a byte", file(&one("F4", "[3]", "0", "2"), &[0; 2]), "12 bits, which is not a whole number"),
         (
             "unknown type",
