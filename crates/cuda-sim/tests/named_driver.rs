@@ -16,7 +16,7 @@ const CHILD: &str = "TRANSLOAD_TEST_CHILD";
 /// What a process with the variable set so prints of its driver.
 fn with_variable(value: &str) -> String {
     let output = programs::this_program()
-        .args(["--exact", "the_variable_is_believed_only_where_it_names_a_driver", "--nocapture"])
+        .args(["--exact", "driver_variable_must_name_a_driver", "--nocapture"])
         .env(CHILD, "1")
         .env("TRANSLOAD_CUDA_DRIVER", value)
         .output()
@@ -26,7 +26,7 @@ fn with_variable(value: &str) -> String {
 }
 
 #[test]
-fn the_variable_is_believed_only_where_it_names_a_driver() {
+fn driver_variable_must_name_a_driver() {
     if env::var_os(CHILD).is_some() {
         match Driver::get() {
             Ok(driver) => println!("found {}", driver.origin()),

@@ -4,7 +4,7 @@
 use transload_cuda_sys::{Device, Driver, DriverError, check, cust, ffi};
 
 #[test]
-fn without_a_driver_every_way_in_says_what_was_tried() {
+fn without_driver_every_entry_point_lists_tried_paths() {
     let file = "/nonexistent/libcuda-of-nobody.so";
     // SAFETY: this process runs one test, and no other thread reads the environment.
     unsafe { std::env::set_var("TRANSLOAD_CUDA_DRIVER", file) };

@@ -8,7 +8,7 @@ use transload::{
 use transload_cuda_sim::{DriverOptions, SimDevice, install_with};
 
 #[test]
-fn without_kernels_small_transfers_of_high_priority_go_by_copy_engine_and_say_why() {
+fn without_kernels_urgent_transfers_use_copy_engine() {
     install_with(DriverOptions::default().version(11_040).missing("cuModuleLoadDataEx")).unwrap();
     let sim = SimDevice::builder().build();
     let runtime = Runtime::discover().unwrap();

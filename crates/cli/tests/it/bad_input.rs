@@ -47,7 +47,7 @@ fn a_file_that_may_not_be_read_is_refused() {
 /// The file has a length but no content, so that nothing is written for it.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_file_larger_than_the_host_is_out_of_memory_with_its_numbers() {
+fn file_larger_than_host_memory_is_out_of_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("sparse");
     let size = 1_u64 << 43;
@@ -60,7 +60,7 @@ fn a_file_larger_than_the_host_is_out_of_memory_with_its_numbers() {
 }
 
 #[test]
-fn unknown_devices_and_malformed_words_are_refused_with_the_valid_ones() {
+fn unknown_devices_and_malformed_arguments_list_valid_ones() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(&folder, 16);
     let path = path.as_str();
@@ -87,7 +87,7 @@ fn wrong_usage_is_refused() {
 }
 
 #[test]
-fn pinned_memory_that_nobody_offers_is_refused() {
+fn pinned_memory_without_support_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(&folder, 16);
     transload(&["copy", &path, "--to", "cpu", "--pinned"])

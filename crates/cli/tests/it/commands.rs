@@ -13,7 +13,7 @@ fn looked_for() -> &'static str {
 }
 
 #[test]
-fn devices_lists_the_host_and_why_there_is_no_cuda() {
+fn devices_lists_host_and_reason_for_missing_cuda() {
     let text = transload(&["devices"]).succeeded();
     assert!(text.starts_with("DEVICE"), "{text}");
     assert!(text.lines().any(|line| line.starts_with("cpu ") && line.contains("pageable")), "{text}");
@@ -30,7 +30,7 @@ fn devices_lists_the_host_and_why_there_is_no_cuda() {
 }
 
 #[test]
-fn plan_says_how_how_fast_on_what_basis_and_what_was_rejected() {
+fn plan_prints_method_rate_basis_and_rejections() {
     let text = transload(&["plan", "cpu", "cpu", "256MiB"]).succeeded();
     for said in [
         "cpu/pageable → cpu/pageable, 256 MiB (268435456 bytes)",
@@ -52,13 +52,13 @@ fn plan_says_how_how_fast_on_what_basis_and_what_was_rejected() {
 }
 
 #[test]
-fn plan_with_memory_that_nobody_offers_says_what_there_is() {
+fn plan_with_unsupported_memory_lists_supported() {
     let said = &["offers pinned memory", "registered: cpu (pageable)"];
     transload(&["plan", "cpu", "cpu:pinned", "4096"]).failed(2, said);
 }
 
 #[test]
-fn plan_to_an_absent_gpu_says_what_was_looked_for() {
+fn plan_to_absent_gpu_lists_searched_drivers() {
     for arguments in [["plan", "cpu:pinned", "cuda:0", "256MiB"], ["plan", "cuda:0", "cpu", "256MiB"]] {
         transload(&arguments).failed(3, &["there is no device cuda:0", looked_for()]);
     }
@@ -89,7 +89,7 @@ fn copy_within_the_host_is_verified() {
 }
 
 #[test]
-fn one_byte_is_a_file() {
+fn copy_of_one_byte_file_succeeds() {
     let folder = tempfile::tempdir().unwrap();
     let file = file(&folder, 1);
     transload(&["copy", &file, "--to", "cpu"]).succeeded();
@@ -111,7 +111,7 @@ fn bench_measures_and_compares() {
 }
 
 #[test]
-fn help_tells_the_exit_codes() {
+fn help_lists_exit_codes() {
     for arguments in [&["--help"][..], &["copy", "--help"], &["plan", "--help"], &["bench", "--help"]] {
         let text = transload(arguments).succeeded();
         assert!(text.contains("Exit codes:") && text.contains("4  out of memory"), "{text}");
@@ -138,7 +138,7 @@ fn sizes_are_whole_numbers_with_binary_or_decimal_units() {
 }
 
 #[test]
-fn a_place_has_its_devices_usual_kind_where_none_is_said() {
+fn place_without_kind_uses_default_of_its_device() {
     for (text, printed) in
         [("cpu", "cpu/pageable"), ("cpu/pageable", "cpu/pageable"), ("cpu:pageable", "cpu/pageable")]
     {

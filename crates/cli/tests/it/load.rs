@@ -51,7 +51,7 @@ fn a_model_is_loaded_to_the_host() {
 }
 
 #[test]
-fn wrong_models_are_refused_with_what_is_wrong() {
+fn invalid_models_are_refused_with_cause() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let load = || transload(&["load", path.to_str().unwrap(), "--to", "cpu", "--checksum"]);
@@ -73,7 +73,7 @@ fn wrong_models_are_refused_with_what_is_wrong() {
 }
 
 #[test]
-fn wrong_places_are_refused_with_the_valid_ones() {
+fn invalid_places_are_refused_with_valid_ones() {
     let folder = tempfile::tempdir().unwrap();
     let file = model(&folder);
     transload(&["load", &file, "--to", "cuda:0"]).failed(3, &["there is no device cuda:0"]);
@@ -89,7 +89,7 @@ fn wrong_places_are_refused_with_the_valid_ones() {
 /// The file has a length but no content, so that nothing is written for it.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_model_larger_than_the_host_is_out_of_memory_with_its_numbers() {
+fn model_larger_than_host_memory_is_out_of_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("sparse");
     let header = r#"{"x":{"dtype":"U8","shape":[8796093022208],"data_offsets":[0,8796093022208]}}"#;
@@ -104,7 +104,7 @@ fn a_model_larger_than_the_host_is_out_of_memory_with_its_numbers() {
 
 #[cfg(all(feature = "sim", any(target_os = "linux", windows)))]
 #[test]
-fn a_model_is_loaded_to_a_simulated_device_and_called_so() {
+fn model_on_simulated_device_is_labelled_simulated() {
     let folder = tempfile::tempdir().unwrap();
     let file = model(&folder);
     let simulated =

@@ -67,7 +67,7 @@ fn devices_plan_and_bench_work() {
 }
 
 #[test]
-fn a_file_larger_than_the_device_is_out_of_memory_with_its_numbers() {
+fn file_larger_than_device_memory_is_out_of_memory() {
     let folder = tempfile::tempdir().unwrap();
     let file = file(&folder, (32 << 20) + 1);
     simulated(&["copy", &file, "--to", "cuda:0"])
@@ -75,7 +75,7 @@ fn a_file_larger_than_the_device_is_out_of_memory_with_its_numbers() {
 }
 
 #[test]
-fn an_unknown_ordinal_is_refused_with_those_that_are_there() {
+fn unknown_ordinal_lists_present_ones() {
     simulated(&["plan", "cpu", "cuda:2", "1MiB"])
         .failed(3, &["there is no device cuda:2", "there are cpu, cuda:0, cuda:1"]);
 }

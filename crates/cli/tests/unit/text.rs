@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn amounts_read_well() {
+fn sizes_counts_and_rates_are_formatted() {
     assert_eq!(bytes(1023), "1023 B");
     assert_eq!(bytes(64 << 20), "64 MiB");
     assert_eq!(bytes((3 << 20) + 1), "3.0 MiB");

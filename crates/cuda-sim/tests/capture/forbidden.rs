@@ -77,7 +77,7 @@ fn captured_while(bench: &Bench, mode: CaptureMode, meanwhile: impl FnOnce() + S
 }
 
 #[test]
-fn a_global_capture_is_broken_by_an_unsafe_call_of_any_thread_unless_that_is_relaxed() {
+fn unsafe_call_of_any_thread_invalidates_global_capture() {
     let alone = Alone::new();
     let bench = &alone.bench;
     let (stream, marked) = (bench.stream(), event(bench));
@@ -110,7 +110,7 @@ fn a_global_capture_is_broken_by_an_unsafe_call_of_any_thread_unless_that_is_rel
 }
 
 #[test]
-fn the_capturing_thread_itself_may_make_unsafe_calls_only_in_a_relaxed_capture() {
+fn capturing_thread_needs_relaxed_mode_for_unsafe_calls() {
     let alone = Alone::new();
     let bench = &alone.bench;
     for (mode, allowed) in
@@ -131,7 +131,7 @@ fn the_capturing_thread_itself_may_make_unsafe_calls_only_in_a_relaxed_capture()
 }
 
 #[test]
-fn a_stream_or_event_in_a_capture_cannot_be_asked_even_by_a_relaxed_thread() {
+fn captured_stream_or_event_cannot_be_queried_in_any_mode() {
     let alone = Alone::new();
     let bench = &alone.bench;
     let (stream, marked) = (bench.stream(), event(bench));
@@ -152,7 +152,7 @@ fn a_stream_or_event_in_a_capture_cannot_be_asked_even_by_a_relaxed_thread() {
 }
 
 #[test]
-fn captures_begin_once_and_end_where_and_by_whom_they_began() {
+fn capture_ends_on_its_stream_and_thread() {
     let alone = Alone::new();
     let bench = &alone.bench;
     let (one, two, fork) = (bench.stream(), bench.stream(), event(bench));
@@ -214,7 +214,7 @@ fn a_forked_stream_must_be_joined_and_captures_do_not_mix() {
 }
 
 #[test]
-fn the_legacy_stream_does_not_wait_for_a_capturing_blocking_stream() {
+fn legacy_stream_does_not_wait_for_capturing_stream() {
     let alone = Alone::new();
     let bench = &alone.bench;
     let (stream, memory) = (bench.blocking_stream(), bench.memory(64));
@@ -242,7 +242,7 @@ fn the_legacy_stream_does_not_wait_for_a_capturing_blocking_stream() {
 }
 
 #[test]
-fn waiting_for_the_whole_context_breaks_any_capture_in_it_whoever_waits() {
+fn context_synchronize_invalidates_its_captures() {
     let alone = Alone::new();
     for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
         let broken = captured_while(&alone.bench, mode, || {

@@ -42,7 +42,7 @@ fn is_capturing(stream: &Stream) -> u32 {
 }
 
 #[test]
-fn what_is_captured_runs_at_each_launch_and_not_before() {
+fn captured_work_runs_at_each_launch_only() {
     let alone = Alone::new();
     for mode in MODES {
         let bench = &alone.bench;
@@ -128,7 +128,7 @@ fn a_fork_and_a_join_by_events_order_the_nodes_under_any_seed() {
 }
 
 #[test]
-fn an_update_changes_later_launches_and_a_graph_of_another_form_is_refused() {
+fn graph_update_applies_to_later_launches_if_compatible() {
     let alone = Alone::new();
     let bench = &alone.bench;
     let (stream, memory) = (bench.stream(), bench.memory(200));

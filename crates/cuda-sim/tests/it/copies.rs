@@ -31,7 +31,7 @@ fn pinned_bytes_make_the_round_trip_at_odd_sizes_and_offsets() {
 }
 
 #[test]
-fn a_copy_between_host_and_device_finds_its_context_by_its_stream_on_a_thread_without_one() {
+fn host_copy_without_context_uses_that_of_its_stream() {
     const BYTES: usize = 4096;
     let bench = Bench::new(harness::device());
     let (stream, memory) = (bench.stream(), bench.memory(BYTES));
@@ -63,7 +63,7 @@ fn a_copy_between_host_and_device_finds_its_context_by_its_stream_on_a_thread_wi
 }
 
 #[test]
-fn pageable_bytes_make_the_round_trip_and_may_be_changed_after_the_call() {
+fn pageable_source_may_be_changed_after_the_call() {
     let bench = Bench::new(harness::device());
     let stream = bench.stream();
     let _bound = bench.context.enter().expect("enter");

@@ -44,7 +44,7 @@ fn an_unknown_ordinal_is_refused() {
 }
 
 #[test]
-fn a_call_without_a_context_is_refused_and_a_fresh_thread_can_enter_one() {
+fn call_without_context_fails_until_one_is_entered() {
     let bench = Bench::new(harness::device());
     let context = bench.context.clone();
     let seen = thread::spawn(move || {

@@ -90,7 +90,7 @@ fn a_copy_of_managed_memory_happens_in_the_streams_order() {
 }
 
 #[test]
-fn a_pageable_upload_reads_during_the_call_and_writes_in_the_streams_order() {
+fn pageable_upload_reads_early_and_writes_in_stream_order() {
     for bytes in [4096, 64 << 10, (64 << 10) + 1, 1 << 20, (4 << 20) + 5] {
         // The look at the destination before its turn is a race.
         let bench = Bench::unchecked(harness::device());
@@ -129,7 +129,7 @@ fn a_pageable_upload_reads_during_the_call_and_writes_in_the_streams_order() {
 }
 
 #[test]
-fn a_stream_takes_any_number_of_operations_and_the_host_may_have_to_wait() {
+fn full_launch_queue_blocks_the_host() {
     const MANY: usize = 3_000;
     let bench = Bench::new(harness::device());
     let stream = bench.stream();
@@ -154,7 +154,7 @@ fn a_stream_takes_any_number_of_operations_and_the_host_may_have_to_wait() {
 }
 
 #[test]
-fn freeing_behind_a_stream_that_waits_for_the_host_ends_once_it_goes_on() {
+fn free_returns_once_its_gated_stream_continues() {
     let bench = Bench::new(harness::device());
     let (stream, bytes) = (bench.stream(), 1 << 20);
     let (target, mut source) = (bench.memory(bytes), bench.pinned(bytes));
@@ -200,7 +200,7 @@ fn freeing_behind_a_stream_that_waits_for_the_host_ends_once_it_goes_on() {
 }
 
 #[test]
-fn calls_that_make_something_or_end_streams_return_behind_a_closed_gate() {
+fn create_and_destroy_calls_return_behind_closed_gate() {
     let bench = Bench::new(harness::device());
     let (stream, bytes) = (bench.stream(), 1 << 20);
     let gate = Gate::before(&bench, &[&stream]);

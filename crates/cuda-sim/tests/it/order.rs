@@ -18,7 +18,7 @@ fn an_event_never_recorded_is_done() {
 }
 
 #[test]
-fn events_are_asked_and_waited_for_without_a_current_context() {
+fn events_are_queried_without_current_context() {
     let bench = Bench::new(harness::device());
     let stream = bench.stream();
     let memory = bench.memory(1 << 20);
@@ -55,7 +55,7 @@ fn priorities_are_clamped_and_flags_confirmed() {
 }
 
 #[test]
-fn an_event_done_means_all_earlier_work_of_the_stream_is_visible() {
+fn completed_event_makes_earlier_stream_work_visible() {
     let bench = Bench::new(harness::device());
     let stream = bench.stream();
     let bytes = 2 << 20;

@@ -45,7 +45,7 @@ fn unordered_nodes_of_a_graph_race_at_its_launch() {
 }
 
 #[test]
-fn work_before_and_after_a_launch_keeps_the_streams_order_under_any_seed() {
+fn graph_launch_keeps_stream_order_for_any_seed() {
     for seed in 0..30 {
         let bench = bench(seed);
         let (stream, memory, host) = (bench.stream(), bench.memory(5000), bench.pinned(5000));
@@ -65,7 +65,7 @@ fn work_before_and_after_a_launch_keeps_the_streams_order_under_any_seed() {
 }
 
 #[test]
-fn pageable_memory_and_prefetches_are_no_nodes() {
+fn pageable_copies_and_prefetches_cannot_be_captured() {
     let bench = bench(0);
     let (stream, memory) = (bench.stream(), bench.memory(64));
     let mut bytes = [0_u8; 64];

@@ -52,7 +52,7 @@ fn done_at_return(enqueue: impl Fn(&Bench, &Stream) -> (u64, usize)) -> usize {
 }
 
 #[test]
-fn copies_of_managed_memory_return_early_or_block_and_teach_nothing() {
+fn managed_copies_that_block_order_nothing() {
     let pinned_to_managed = done_at_return(|bench, stream| {
         let (to, from) = (managed(bench, 4096), Box::leak(Box::new(bench.pinned(4096))).address() as u64);
         assert_eq!(copy(stream, to, from, 4096), 0);
@@ -69,7 +69,7 @@ fn copies_of_managed_memory_return_early_or_block_and_teach_nothing() {
 }
 
 #[test]
-fn a_copy_within_pinned_memory_is_over_when_it_returns_as_documented() {
+fn copy_within_pinned_memory_is_synchronous() {
     for seed in 0..8 {
         let bench = bench(|builder| builder.seed(seed).record_accesses(true));
         let (stream, to, from) = (bench.stream(), bench.pinned(4096), bench.pinned(4096));
@@ -80,7 +80,7 @@ fn a_copy_within_pinned_memory_is_over_when_it_returns_as_documented() {
 }
 
 #[test]
-fn pageable_uploads_of_any_size_read_early_and_land_late_for_some_seeds() {
+fn pageable_upload_of_any_size_may_land_late() {
     let late = |bytes: usize, seeds: u64| {
         let is_late = |seed: &u64| {
             let bench = bench(|builder| builder.seed(*seed));
@@ -101,7 +101,7 @@ fn pageable_uploads_of_any_size_read_early_and_land_late_for_some_seeds() {
 }
 
 #[test]
-fn an_upload_that_blocked_does_not_order_the_hosts_use_of_earlier_work() {
+fn blocking_upload_does_not_order_host_after_earlier_work() {
     for seed in 0..32 {
         let bench = bench(|builder| builder.seed(seed).record_accesses(true));
         let (stream, memory, target) = (bench.stream(), bench.memory(1 << 20), bench.pinned(4096));
@@ -155,7 +155,7 @@ fn freeing_waits_for_streams_that_a_gate_holds() {
 }
 
 #[test]
-fn the_end_of_a_registration_waits_for_the_device_for_most_seeds() {
+fn unregister_waits_for_device_for_most_seeds() {
     let mut waited = 0;
     for seed in 0..24 {
         let bench = bench(|builder| builder.seed(seed));
@@ -198,7 +198,7 @@ fn a_free_that_waits_keeps_other_calls_waiting_for_most_seeds() {
 }
 
 #[test]
-fn a_module_is_loaded_once_for_its_first_launch_at_the_latest_and_that_waits() {
+fn lazy_module_load_waits_for_device_once() {
     let mut at_launch = 0;
     for seed in 0..16 {
         let bench = bench(|builder| builder.seed(seed));
@@ -219,7 +219,7 @@ fn a_module_is_loaded_once_for_its_first_launch_at_the_latest_and_that_waits() {
 }
 
 #[test]
-fn a_thread_that_waits_for_what_it_should_end_itself_is_told_so() {
+fn waiting_for_own_host_function_is_reported_as_deadlock() {
     let bench = bench(|builder| builder.host_function_timeout(Duration::from_millis(300)));
     let (stream, memory) = (bench.stream(), bench.memory(64));
     let sim = *bench.device.sim().expect("simulated");

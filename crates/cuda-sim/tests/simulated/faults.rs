@@ -10,7 +10,7 @@ use transload_cuda_sys::{
 use crate::raw::{Bench, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, code, contents, fill};
 
 #[test]
-fn poison_is_answered_by_every_call_until_the_context_goes() {
+fn sticky_error_lasts_until_context_is_destroyed() {
     let Some(test) = harness::device_with(|builder| builder) else { return };
     let bench = Bench::new(test);
     let stream = bench.stream();
@@ -51,7 +51,7 @@ fn the_nth_call_fails_once() {
 }
 
 #[test]
-fn a_code_newer_than_custs_enum_is_unknown_to_cust_and_itself_to_us() {
+fn code_unknown_to_cust_is_kept_by_cuda_sys() {
     const NEWER: u32 = 4242;
     let Some(test) = harness::device_with(|builder| builder) else { return };
     let bench = Bench::new(test);
@@ -102,7 +102,7 @@ fn every_single_call_can_fail_and_nothing_is_lost() {
 }
 
 #[test]
-fn the_ledger_names_what_is_alive() {
+fn live_objects_lists_everything_alive() {
     let Some(test) = harness::device_with(|builder| builder) else { return };
     let sim = *test.sim().expect("simulated");
     assert!(sim.live_objects().is_empty());
@@ -160,7 +160,7 @@ fn stale_and_unknown_handles_are_refused() {
 }
 
 #[test]
-fn a_destroyed_context_is_told_from_none() {
+fn destroyed_context_differs_from_none() {
     let Some(test) = harness::device_with(|builder| builder) else { return };
     let bench = Bench::new(test);
     thread::spawn(move || {
@@ -211,7 +211,7 @@ fn an_absent_function_is_named() {
 
 #[test]
 #[should_panic(expected = "still alive on simulated device")]
-fn a_fixture_whose_test_left_something_alive_panics_at_its_drop() {
+fn end_check_panics_if_something_is_alive() {
     let Some(test) = harness::device_with(|builder| builder) else {
         panic!("still alive on simulated device")
     };
@@ -222,7 +222,7 @@ fn a_fixture_whose_test_left_something_alive_panics_at_its_drop() {
 
 #[test]
 #[should_panic(expected = "1 races on simulated device")]
-fn a_fixture_whose_test_raced_panics_at_its_drop() {
+fn end_check_panics_on_race() {
     let test = harness::device_with(|builder| builder.record_accesses(true)).expect("simulated");
     let _end = test.end_check();
     let bench = Bench::unchecked(test);

@@ -100,7 +100,7 @@ fn a_kernel_runs_in_its_place_and_reads_mapped_memory() {
 }
 
 #[test]
-fn a_kernel_that_leaves_what_it_declared_makes_an_error_stick() {
+fn kernel_access_outside_declared_ranges_is_sticky_error() {
     let Some(test) = harness::device_with(|builder| builder) else { return };
     let bench = Bench::new(test);
     let function = load(&bench);
@@ -111,7 +111,7 @@ fn a_kernel_that_leaves_what_it_declared_makes_an_error_stick() {
 }
 
 #[test]
-fn a_kernel_cannot_use_ordinary_host_memory_unless_the_device_can() {
+fn kernel_needs_pageable_access_for_pageable_memory() {
     for able in [false, true] {
         let Some(test) = harness::device_with(|builder| builder.pageable_access(able)) else { return };
         let bench = Bench::new(test);

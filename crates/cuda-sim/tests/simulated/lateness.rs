@@ -43,7 +43,7 @@ fn different_seeds_give_different_orders() {
 }
 
 #[test]
-fn nothing_runs_before_somebody_waits() {
+fn nothing_runs_before_a_wait() {
     let Some(test) = harness::device_with(|builder| builder) else { return };
     let bench = Bench::new(test);
     let stream = bench.stream();
@@ -121,7 +121,7 @@ fn a_large_copy_lands_in_pieces() {
 }
 
 #[test]
-fn a_missing_wait_shows_for_some_seed() {
+fn missing_wait_gives_wrong_bytes_for_some_seed() {
     let mut stale = 0;
     for seed in 0..32 {
         let Some(test) = harness::device_with(|builder| builder.seed(seed)) else { return };

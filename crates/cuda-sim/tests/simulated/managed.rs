@@ -87,7 +87,7 @@ fn advice_is_kept_by_the_range() {
 }
 
 #[test]
-fn an_old_device_does_not_prefetch_and_minds_the_hosts_touch() {
+fn pre_pascal_device_refuses_prefetch_and_host_access() {
     let Some(test) = harness::device_with(|builder| builder.pre_pascal()) else { return };
     let sim = *test.sim().expect("simulated");
     let bench = Bench::new(test);
@@ -116,7 +116,7 @@ fn a_device_without_managed_memory_says_so() {
 }
 
 #[test]
-fn advice_and_prefetches_by_type_and_number_are_answered_by_type_and_number() {
+fn advice_by_location_is_returned_as_location() {
     let Some(test) = harness::device_with(|builder| builder) else { return };
     let bench = Bench::new(test);
     let stream = bench.stream();

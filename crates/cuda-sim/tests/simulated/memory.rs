@@ -10,7 +10,7 @@ use crate::raw::{Bench, INVALID_VALUE, code, contents, fill};
 const ILLEGAL_ADDRESS: u32 = 700;
 
 #[test]
-fn fresh_memory_holds_no_zeros_and_device_addresses_are_not_the_hosts() {
+fn fresh_memory_is_not_zero_and_device_only() {
     let Some(test) = harness::device_with(|builder| builder) else { return };
     let bench = Bench::new(test);
     let (first, second) = (bench.memory(1000), bench.memory(1000));
@@ -46,7 +46,7 @@ fn no_readable_mapping_covers_a_device_address() {
 }
 
 #[test]
-fn use_after_a_stream_ordered_free_makes_an_error_stick() {
+fn use_after_stream_ordered_free_is_sticky_error() {
     let Some(test) = harness::device_with(|builder| builder) else { return };
     let bench = Bench::new(test);
     let stream = bench.stream();
@@ -68,7 +68,7 @@ fn use_after_a_stream_ordered_free_makes_an_error_stick() {
 }
 
 #[test]
-fn memory_used_before_its_stream_ordered_allocation_makes_an_error_stick() {
+fn use_before_stream_ordered_allocation_is_sticky_error() {
     let mut failures = 0;
     for seed in 0..32 {
         let Some(test) = harness::device_with(|builder| builder.seed(seed)) else { return };
@@ -134,7 +134,7 @@ fn a_device_without_pools_says_so() {
 }
 
 #[test]
-fn work_on_memory_that_was_unregistered_meets_an_illegal_address_unless_the_driver_waits() {
+fn use_after_unregister_is_illegal_unless_driver_waits() {
     let failed = |seed: &u64| {
         let bench = Bench::new(harness::device_with(|builder| builder.seed(*seed)).expect("simulated"));
         let stream = bench.stream();

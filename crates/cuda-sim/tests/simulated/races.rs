@@ -90,7 +90,7 @@ fn the_host_must_wait_before_it_reuses_a_staging_slot() {
 }
 
 #[test]
-fn reading_beside_a_reader_is_no_conflict() {
+fn concurrent_reads_are_no_race() {
     let Some(bench) = bench() else { return };
     let (one, two) = (bench.stream(), bench.stream());
     let memory = bench.memory(4096);
@@ -103,7 +103,7 @@ fn reading_beside_a_reader_is_no_conflict() {
 }
 
 #[test]
-fn a_query_that_says_done_orders_and_one_that_does_not_does_not() {
+fn only_successful_query_orders_the_host() {
     let Some(bench) = bench() else { return };
     let stream = bench.stream();
     let memory = bench.memory(4096);
@@ -176,7 +176,7 @@ fn a_host_function_acts_in_its_streams_place() {
 }
 
 #[test]
-fn what_a_host_function_tells_the_host_is_known_to_it() {
+fn host_learns_what_host_function_knew() {
     use std::sync::atomic::{AtomicBool, Ordering};
     unsafe extern "C" fn tell(data: *mut std::ffi::c_void) {
         // SAFETY: the data is a flag that outlives the stream's work.
@@ -206,7 +206,7 @@ fn what_a_host_function_tells_the_host_is_known_to_it() {
 }
 
 #[test]
-fn records_say_who_touched_what() {
+fn access_records_name_originator_and_range() {
     let Some(bench) = bench() else { return };
     let stream = bench.stream();
     let memory = bench.memory(128);
@@ -227,7 +227,7 @@ fn records_say_who_touched_what() {
 }
 
 #[test]
-fn nothing_is_recorded_unless_asked_for() {
+fn nothing_is_recorded_by_default() {
     let Some(test) = harness::device_with(|builder| builder) else { return };
     let bench = Bench::new(test);
     let memory = bench.memory(64);

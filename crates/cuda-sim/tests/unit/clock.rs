@@ -7,7 +7,7 @@ fn clock(steps: &[(ActorId, u64)]) -> Clock {
 }
 
 #[test]
-fn a_join_knows_what_either_knew() {
+fn join_takes_maximum_of_each_actor() {
     let cases: [(&[_], &[_], &[_]); 4] = [
         (&[], &[(1, 2), (5, 1)], &[(1, 2), (5, 1)]),
         (&[(1, 3), (4, 1)], &[(1, 2), (2, 7), (9, 1)], &[(1, 3), (2, 7), (4, 1), (9, 1)]),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{LIVE, begin, class_change, end, excess_over};
 
 #[test]
-fn of_checks_that_overlap_the_last_one_decides() {
+fn last_of_overlapping_checks_decides() {
     begin();
     *LIVE.lock().entry("streams").or_default() += 1;
     begin();
@@ -17,7 +17,7 @@ fn of_checks_that_overlap_the_last_one_decides() {
 }
 
 #[test]
-fn every_class_has_functions_of_the_driver_that_make_it_and_that_give_it_back() {
+fn every_class_has_create_and_destroy_functions() {
     let mut classes = BTreeMap::<&str, [usize; 2]>::new();
     for (class, by) in crate::implemented().iter().filter_map(|function| class_change(function)) {
         classes.entry(class).or_default()[usize::from(by < 0)] += 1;

@@ -4,7 +4,7 @@ use transload_core::ErrorKind;
 use transload_dlpack::ConsumerStream;
 
 #[test]
-fn streams_are_read_as_the_standard_says() {
+fn stream_argument_is_decoded_as_standardised() {
     let of = ConsumerStream::from_protocol;
     assert_eq!(of(None).unwrap(), ConsumerStream::LegacyDefault);
     assert_eq!(of(Some(1)).unwrap(), ConsumerStream::LegacyDefault);

@@ -54,7 +54,7 @@ fn is_all(host: &RawBuffer, byte: u8) -> bool {
 }
 
 #[test]
-fn the_consumers_stream_waits_for_our_work_and_the_host_does_not() {
+fn consumer_stream_waits_for_our_work_without_the_host() {
     limited(|| {
         let setup = Setup::new();
         let (ours, theirs) =
@@ -91,7 +91,7 @@ fn the_consumers_stream_waits_for_our_work_and_the_host_does_not() {
 }
 
 #[test]
-fn our_work_comes_behind_the_consumers_once_it_has_let_go() {
+fn our_work_waits_for_consumer_stream_after_delete() {
     limited(|| {
         let setup = Setup::new();
         let (ours, theirs) =
@@ -116,7 +116,7 @@ fn our_work_comes_behind_the_consumers_once_it_has_let_go() {
 }
 
 #[test]
-fn memory_is_not_freed_while_a_consumer_that_let_go_still_works_on_it() {
+fn memory_outlives_consumer_work_in_flight_at_delete() {
     limited(|| {
         let setup = Setup::new();
         let theirs = CudaStream::new(&setup.device).unwrap();
@@ -135,7 +135,7 @@ fn memory_is_not_freed_while_a_consumer_that_let_go_still_works_on_it() {
 }
 
 #[test]
-fn pinned_memory_that_a_consumers_copy_still_reads_is_not_written() {
+fn pinned_write_waits_for_consumer_copy_after_delete() {
     limited(|| {
         let setup = Setup::new();
         let theirs = CudaStream::new(&setup.device).unwrap();
@@ -160,7 +160,7 @@ fn pinned_memory_that_a_consumers_copy_still_reads_is_not_written() {
 }
 
 #[test]
-fn the_host_sees_what_is_exported_to_it_in_its_final_state() {
+fn host_export_waits_for_earlier_work() {
     limited(|| {
         let setup = Setup::new();
         let stream = CudaStream::new(&setup.device).unwrap();
@@ -183,7 +183,7 @@ fn the_host_sees_what_is_exported_to_it_in_its_final_state() {
 }
 
 #[test]
-fn a_consumer_that_wants_no_order_gets_none() {
+fn no_sync_consumer_is_not_ordered() {
     limited(|| {
         let setup = Setup::new();
         let (ours, theirs) =
@@ -208,7 +208,7 @@ fn theirs_at(setup: &Setup, owner: &RawBuffer) -> (*mut DLManagedTensorVersioned
 }
 
 #[test]
-fn imported_memory_begins_behind_the_producers_work() {
+fn import_waits_for_producer_work() {
     limited(|| {
         let setup = Setup::new();
         let [producers, ours, other] = [(); 3].map(|()| CudaStream::new(&setup.device).unwrap());
@@ -239,7 +239,7 @@ fn imported_memory_begins_behind_the_producers_work() {
 }
 
 #[test]
-fn a_tensor_dropped_while_our_work_is_in_flight_is_deleted_after_it() {
+fn tensor_dropped_in_flight_is_deleted_after_the_work() {
     limited(|| {
         let setup = Setup::new();
         let stream = CudaStream::new(&setup.device).unwrap();
@@ -261,7 +261,7 @@ fn a_tensor_dropped_while_our_work_is_in_flight_is_deleted_after_it() {
 }
 
 #[test]
-fn a_stream_that_is_captured_takes_no_export_and_its_loans_end_after_the_capture() {
+fn captured_stream_refuses_export_and_ends_loans_later() {
     limited(|| {
         let setup = Setup::new();
         let (ours, theirs) =
@@ -316,7 +316,7 @@ fn a_stream_of_another_context_is_refused() {
 }
 
 #[test]
-fn imported_device_memory_is_copied_to_another_device_as_ours_is() {
+fn imported_device_memory_is_copied_to_another_device() {
     let Some(tests) = transload_cuda_sim::harness::devices(2) else { return };
     let [first, second] = [0, 1].map(|n| Setup::on(tests[n]));
     let (owner, there) = (first.device(BYTES), second.device(BYTES));
@@ -336,7 +336,7 @@ fn imported_device_memory_is_copied_to_another_device_as_ours_is() {
 }
 
 #[test]
-fn what_an_importer_leaves_behind_is_given_back_by_others() {
+fn other_reclaimers_release_after_importer_drop() {
     limited(|| {
         let setup = Setup::new();
         let importer = transload_dlpack::Importer::new().with_device(&setup.device);

@@ -13,7 +13,7 @@ fn host(bytes: usize) -> RawBuffer {
 }
 
 #[test]
-fn a_consumer_finds_the_buffers_own_bytes_described() {
+fn export_describes_the_buffer() {
     let buffer = host(24);
     buffer
         .write()
@@ -36,7 +36,7 @@ fn a_consumer_finds_the_buffers_own_bytes_described() {
 }
 
 #[test]
-fn shapes_strides_and_flags_are_told_as_given() {
+fn export_keeps_shape_strides_and_flags() {
     let buffer = host(96);
     let tensor = |export: Export<'_>| {
         let raw = export.versioned().unwrap().into_raw();
@@ -64,7 +64,7 @@ fn shapes_strides_and_flags_are_told_as_given() {
 }
 
 #[test]
-fn what_cannot_be_exported_is_refused_and_nothing_is_lent() {
+fn invalid_export_is_refused_and_lends_nothing() {
     let buffer = host(64);
     let misaligned = buffer.slice(2..34).unwrap();
     let device = |device_type, device_id| DLDevice { device_type, device_id };
@@ -100,7 +100,7 @@ fn what_cannot_be_exported_is_refused_and_nothing_is_lent() {
 }
 
 #[test]
-fn while_it_is_lent_nothing_of_ours_conflicts_with_the_consumer() {
+fn lent_buffer_refuses_conflicting_use() {
     let buffer = host(64);
     let (low, high) = (buffer.slice(..32).unwrap(), buffer.slice(32..).unwrap());
     let kind = |result: Result<(), transload_core::Error>| result.unwrap_err().kind();
@@ -127,7 +127,7 @@ fn while_it_is_lent_nothing_of_ours_conflicts_with_the_consumer() {
 }
 
 #[test]
-fn memory_that_may_not_be_written_is_exported_for_reading_and_versioned_only() {
+fn read_only_buffer_exports_read_only_versioned_form() {
     let backend = CpuBackend::new().unwrap();
     let buffer = backend.wrap_readonly(vec![1_u8, 2, 3]);
     let raw = Export::of::<u8>(&buffer).versioned().unwrap().into_raw();
@@ -143,7 +143,7 @@ fn memory_that_may_not_be_written_is_exported_for_reading_and_versioned_only() {
 }
 
 #[test]
-fn a_shape_needs_the_bytes_up_to_its_last_element_counted_without_overflow() {
+fn shape_span_is_checked_without_overflow() {
     let export = |bytes, dtype, shape: &[i64], strides: &[i64]| {
         let exported = Export::new(&host(bytes), dtype).shape(shape).strides(strides).versioned();
         exported.map(drop).map_err(|error| error.kind())

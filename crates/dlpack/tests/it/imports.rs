@@ -40,7 +40,7 @@ fn a_tensors_memory_is_read_and_written_in_place() {
 }
 
 #[test]
-fn both_forms_are_taken_with_offsets_transposed_empty_and_without_dimensions() {
+fn both_forms_import_any_dense_layout() {
     let mut data = vec![0_u8; 256];
     let start = data.as_mut_ptr();
     let importer = Importer::new();
@@ -83,7 +83,7 @@ fn both_forms_are_taken_with_offsets_transposed_empty_and_without_dimensions() {
 }
 
 #[test]
-fn narrow_elements_are_counted_packed_or_padded_and_lanes_count() {
+fn subbyte_elements_and_lanes_count_correctly() {
     let mut data = vec![0_u8; 256];
     let importer = Importer::new();
     let mut of = |dtype, shape: &[i64], strides: Option<&[i64]>, flags| {
@@ -100,7 +100,7 @@ fn narrow_elements_are_counted_packed_or_padded_and_lanes_count() {
 }
 
 #[test]
-fn what_is_for_reading_only_is_not_written() {
+fn read_only_import_is_not_writable() {
     let mut data = vec![0.0_f32; 4];
     let (raw, deleted) =
         Said { flags: Flags::READ_ONLY | Flags::IS_COPIED, ..Said::floats(data.as_mut_ptr(), 4) }.versioned();
@@ -113,7 +113,7 @@ fn what_is_for_reading_only_is_not_written() {
 }
 
 #[test]
-fn a_description_that_cannot_be_is_refused_and_the_tensor_comes_back() {
+fn invalid_description_returns_the_tensor() {
     let mut data = vec![0.0_f32; 64];
     let floats = || Said::floats(data.as_ptr().cast_mut(), 4);
     let dtype = |bits, lanes| DLDataType::new(DLDataType::F32.code, bits, lanes);
@@ -171,7 +171,7 @@ fn a_description_that_cannot_be_is_refused_and_the_tensor_comes_back() {
 }
 
 #[test]
-fn a_newer_minor_version_is_taken() {
+fn newer_minor_version_is_imported() {
     let mut data = vec![0.0_f32; 4];
     let version = DLPackVersion { major: 1, minor: 99 };
     let (raw, _) = Said { version, ..Said::floats(data.as_mut_ptr(), 4) }.versioned();
@@ -179,7 +179,7 @@ fn a_newer_minor_version_is_taken() {
 }
 
 #[test]
-fn a_typed_import_wants_the_very_type_and_its_alignment() {
+fn typed_import_checks_type_and_alignment() {
     let mut data = [0.0_f64; 8];
     let importer = Importer::new();
     let floats = || Said::floats(data.as_ptr().cast_mut().cast(), 4);

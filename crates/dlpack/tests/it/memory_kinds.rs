@@ -82,7 +82,7 @@ fn every_kind_makes_the_round_trip_in_both_forms() {
 }
 
 #[test]
-fn memory_is_shown_as_other_devices_see_it_and_never_as_they_cannot() {
+fn export_as_other_device_needs_access_without_copy() {
     let setup = Setup::new();
     let cuda = DLDevice::cuda(i32::try_from(setup.device.ordinal()).unwrap());
     for kind in setup.memory.kinds() {

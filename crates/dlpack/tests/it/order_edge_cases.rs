@@ -12,7 +12,7 @@ use crate::{
 const BYTES: usize = 1 << 20;
 
 #[test]
-fn what_is_exported_without_order_and_taken_in_by_ourselves_comes_behind_our_work_all_the_same() {
+fn own_import_of_unordered_export_waits_for_our_work() {
     limited(|| {
         let setup = Setup::new();
         let [ours, other] = [(); 2].map(|()| CudaStream::new(&setup.device).unwrap());
@@ -33,8 +33,7 @@ fn what_is_exported_without_order_and_taken_in_by_ourselves_comes_behind_our_wor
 }
 
 #[test]
-fn a_tensor_of_one_threads_default_stream_that_another_thread_deletes_comes_back_behind_the_first_ones_work()
-{
+fn cross_thread_delete_waits_for_creator_default_stream() {
     limited(|| {
         let setup = Setup::new();
         let stream = CudaStream::per_thread_default(&setup.device).unwrap();
@@ -63,7 +62,7 @@ fn a_tensor_of_one_threads_default_stream_that_another_thread_deletes_comes_back
 }
 
 #[test]
-fn managed_memory_is_taken_in_as_that_of_the_device_that_it_was_made_on() {
+fn managed_import_belongs_to_its_allocating_device() {
     let Some(tests) = transload_cuda_sim::harness::devices(2) else { return };
     let [first, second] = [0, 1].map(|n| Setup::on(tests[n]));
     let both = Importer::new().with_device(&first.device).with_device(&second.device);

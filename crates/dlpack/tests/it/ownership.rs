@@ -14,7 +14,7 @@ use transload_dlpack::{DLManagedTensor, DLManagedTensorVersioned, Export, Import
 use crate::producer::{Said, delete};
 
 #[test]
-fn a_null_pointer_and_a_tensor_taken_already_are_refused() {
+fn null_pointer_and_second_consumption_are_refused() {
     let mut data = vec![0.0_f32; 4];
     // SAFETY: null is refused.
     let null = unsafe { ManagedTensor::<DLManagedTensor>::from_raw(ptr::null_mut(), &[]) };
@@ -40,7 +40,7 @@ fn a_null_pointer_and_a_tensor_taken_already_are_refused() {
 }
 
 #[test]
-fn a_tensor_never_consumed_calls_its_deleter_and_one_without_has_none_called() {
+fn unconsumed_tensor_calls_its_deleter_if_any() {
     let mut data = vec![0.0_f32; 4];
     let (raw, deleted) = Said::floats(data.as_mut_ptr(), 4).unversioned();
     // SAFETY: made here; the data lives to the end.
@@ -60,7 +60,7 @@ fn a_tensor_never_consumed_calls_its_deleter_and_one_without_has_none_called() {
 }
 
 #[test]
-fn an_export_ends_by_its_deleter_on_any_thread_and_outlives_its_buffer() {
+fn export_lasts_until_deleter_on_any_thread() {
     let backend = CpuBackend::new().unwrap();
     let buffer = backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, 64).unwrap();
     for consumed in [false, true] {
@@ -130,7 +130,7 @@ fn work_in_flight_on_imported_memory_keeps_the_tensor() {
 }
 
 #[test]
-fn many_threads_import_and_let_go() {
+fn many_threads_import_and_drop() {
     let importer = Importer::new();
     thread::scope(|scope| {
         for _ in 0..4 {

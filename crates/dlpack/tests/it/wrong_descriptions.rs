@@ -38,7 +38,7 @@ fn import(
 }
 
 #[test]
-fn a_pointer_that_is_not_what_its_tensor_says_is_refused() {
+fn pointer_that_contradicts_its_tensor_is_refused() {
     let setup = Setup::new();
     let (there, pinned) = (setup.device(4096), setup.pinned(&[0; 4096]));
     let mut pageable = vec![0_u8; 4096];

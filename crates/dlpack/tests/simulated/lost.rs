@@ -6,7 +6,7 @@ use transload_dlpack::Export;
 use transload_streams::CudaStream;
 
 #[test]
-fn what_was_lent_to_a_device_that_is_lost_comes_back_since_nothing_runs_there_any_more() {
+fn loan_to_lost_device_ends_at_once() {
     const ILLEGAL_ADDRESS: u32 = 700;
     let Some(test) = harness::device_with(|builder| builder) else { return };
     let setup = crate::unchecked(test);

@@ -59,7 +59,7 @@ fn unchecked(test: harness::TestDevice) -> Setup {
 }
 
 #[test]
-fn hands_over_and_back_have_no_race_under_any_of_fifty_seeds() {
+fn export_and_import_have_no_race_for_fifty_seeds() {
     for seed in 0..50 {
         let Some(test) = harness::device_with(|builder| builder.seed(seed).record_accesses(true)) else {
             return;
@@ -95,7 +95,7 @@ fn hands_over_and_back_have_no_race_under_any_of_fifty_seeds() {
 }
 
 #[test]
-fn a_consumer_that_nothing_orders_is_found_out() {
+fn unordered_consumer_is_reported_as_race() {
     let Some(test) = harness::device_with(|builder| builder.record_accesses(true)) else { return };
     let setup = unchecked(test);
     let [ours, theirs] = [(); 2].map(|()| CudaStream::new(&setup.device).unwrap());
@@ -159,7 +159,7 @@ fn each_failing_driver_call_is_a_typed_error_and_nothing_is_lost() {
 }
 
 #[test]
-fn an_end_that_the_driver_refuses_is_tried_again() {
+fn failed_loan_end_is_retried() {
     let Some(test) = harness::device_with(|builder| builder) else { return };
     let setup = Setup::on(test);
     let theirs = CudaStream::new(&setup.device).unwrap();
@@ -174,7 +174,7 @@ fn an_end_that_the_driver_refuses_is_tried_again() {
 }
 
 #[test]
-fn a_driver_that_cannot_tell_of_a_pointer_gives_the_tensor_back() {
+fn failed_pointer_query_returns_the_tensor() {
     let Some(test) = harness::device_with(|builder| builder) else { return };
     let setup = Setup::on(test);
     let there = setup.device(BYTES);
@@ -188,7 +188,7 @@ fn a_driver_that_cannot_tell_of_a_pointer_gives_the_tensor_back() {
 }
 
 #[test]
-fn unified_memory_that_the_host_must_not_touch_is_never_shown_to_it() {
+fn unified_memory_without_host_access_has_no_host_export() {
     let Some(test) = harness::device_with(|builder| builder.concurrent_managed_access(false)) else { return };
     let setup = Setup::on(test);
     let unified = setup.memory.allocate(MemoryKind::Unified, BYTES).unwrap();

@@ -86,7 +86,7 @@ impl Wake for Panics {
 }
 
 #[test]
-fn wakers_that_panic_cost_nobody_else_anything() {
+fn panicking_waker_affects_no_other_transfer() {
     within_a_minute(|stage| {
         for (home, options) in ways() {
             let name = name(&home, &options);
@@ -141,7 +141,7 @@ fn outcome<T>(what: impl FnOnce() -> T) -> Result<T, Box<dyn Any + Send>> {
 }
 
 #[test]
-fn destructors_that_panic_cost_nobody_else_anything() {
+fn panicking_destructor_affects_no_other_transfer() {
     within_a_minute(|stage| {
         for (home, options) in ways() {
             let name = name(&home, &options);
@@ -172,7 +172,7 @@ fn destructors_that_panic_cost_nobody_else_anything() {
 }
 
 #[test]
-fn a_thousand_threads_that_drop_transfers_in_flight_lose_nothing() {
+fn thousand_threads_dropping_transfers_lose_nothing() {
     const THREADS: usize = 1000;
     const BYTES: usize = 4096;
     within_a_minute(|stage| {
@@ -214,7 +214,7 @@ fn a_thousand_threads_that_drop_transfers_in_flight_lose_nothing() {
 }
 
 #[test]
-fn drains_from_many_threads_and_from_a_task_all_return_with_everything_over() {
+fn concurrent_drains_all_wait_for_everything() {
     const TRANSFERS: usize = 24;
     within_a_minute(|stage| {
         for (home, options) in ways() {
@@ -277,7 +277,7 @@ fn a_host_view_that_stays_open_blocks_its_own_range_only() {
 }
 
 #[test]
-fn transfers_behind_work_that_never_ends_hold_up_nobody_else() {
+fn transfers_after_endless_work_block_no_others() {
     within_a_minute(|stage| {
         for (home, options) in ways().filter(|(home, _)| home.near.1 == MemoryKind::Pageable) {
             let name = name(&home, &options);

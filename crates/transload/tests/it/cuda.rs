@@ -109,7 +109,7 @@ fn a_plan_says_what_the_transfer_then_does() {
 }
 
 #[test]
-fn automatic_choice_sends_pinned_memory_by_one_copy_and_the_driver_saw_just_that() {
+fn automatic_choice_sends_pinned_memory_by_one_copy() {
     let setup = Setup::new();
     let (source, there) =
         (setup.filled(MemoryKind::Pinned, &[1; 10_000]), setup.allocate(MemoryKind::Device, 10_000));
@@ -163,7 +163,7 @@ fn a_transfer_goes_on_a_stream_of_its_priority() {
 }
 
 #[test]
-fn two_transfers_run_side_by_side_whatever_the_order_of_the_awaits() {
+fn two_transfers_overlap_in_any_await_order() {
     let setup = Setup::new();
     let content = noise(2 << 20, 1);
     let source = setup.filled(MemoryKind::Pinned, &content);
@@ -242,7 +242,7 @@ fn read_only_memory_is_a_source_and_no_destination() {
 }
 
 #[test]
-fn measured_transfers_carry_device_time_and_statistics_count_each_class() {
+fn measured_transfers_report_device_time_and_statistics() {
     let setup = Setup::sampling(Sampling::Every(1));
     let source = setup.filled(MemoryKind::Pinned, &vec![1; 2 << 20]);
     let there = setup.allocate(MemoryKind::Device, 2 << 20);

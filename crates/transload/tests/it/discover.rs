@@ -87,8 +87,8 @@ fn other_families() {
 }
 
 #[test]
-fn a_manager_with_a_sampling_of_its_own_is_filled() {
-    without_a_driver("discover::a_manager_with_a_sampling_of_its_own_is_filled", own_manager);
+fn manager_with_own_sampling_gets_backends() {
+    without_a_driver("discover::manager_with_own_sampling_gets_backends", own_manager);
 }
 
 fn own_manager() {
@@ -100,7 +100,7 @@ fn own_manager() {
 
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #[test]
-fn a_family_that_the_manager_has_is_not_absent_and_the_host_comes_first() {
+fn present_family_is_not_absent_and_host_is_first() {
     use transload::{
         cpu::CpuBackend,
         cuda::{CudaBackend, CudaBackendConfig},

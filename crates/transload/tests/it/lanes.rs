@@ -39,7 +39,7 @@ fn stream_by(setup: &Setup, options: &TransferOptions) -> u64 {
 }
 
 #[test]
-fn copies_go_to_streams_of_the_priority_that_the_driver_confirms() {
+fn copies_use_streams_of_confirmed_priority() {
     let setup = Setup::new();
     let device = transload_cuda_sys::Device::new(setup.device.ordinal()).unwrap();
     let context = transload_cuda_sys::Context::primary(device).unwrap();
@@ -75,7 +75,7 @@ fn a_copy_and_a_kernel_that_copies_go_to_different_streams() {
 }
 
 #[test]
-fn where_the_backend_has_one_stream_for_each_priority_all_workloads_share_it() {
+fn single_stream_per_priority_is_shared_by_workloads() {
     let test = transload_cuda_sim::harness::device();
     let manager = CrossBackendTransferManager::new();
     manager.register_backend(CpuBackend::new().unwrap()).unwrap();
@@ -93,7 +93,7 @@ fn where_the_backend_has_one_stream_for_each_priority_all_workloads_share_it() {
 }
 
 #[test]
-fn the_methods_that_were_chosen_are_listed_by_path_and_size_class() {
+fn chosen_methods_are_listed_by_path_and_size_class() {
     let setup = Setup::new();
     let high = TransferOptions::new().priority(StreamPriority::High);
     let kernel = high.only(TransferMethod::ZeroCopy);

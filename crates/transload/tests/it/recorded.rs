@@ -20,7 +20,7 @@ fn begin<S: AsStream>(stream: &S, mode: CaptureMode) -> transload_cuda_sys::Resu
 }
 
 #[test]
-fn a_set_of_transfers_is_replayed_as_one_launch_with_what_the_sources_hold_then() {
+fn replay_is_one_launch_with_current_source_bytes() {
     let setup = Setup::new();
     let sources: Vec<_> = (0..3).map(|seed| setup.filled(MemoryKind::Pinned, &noise(BYTES, seed))).collect();
     let there: Vec<_> = (0..3).map(|_| setup.allocate(MemoryKind::Device, BYTES)).collect();
@@ -72,7 +72,7 @@ fn a_replay_is_ordered_with_transfers_before_and_after_it() {
 }
 
 #[test]
-fn a_recording_and_its_buffers_dropped_in_flight_stay_alive_until_the_bytes_are_in_place() {
+fn recording_dropped_in_flight_lives_until_complete() {
     let setup = Setup::new();
     let content = noise(BYTES, 1);
     let back = setup.allocate(MemoryKind::Pinned, BYTES);
@@ -109,7 +109,7 @@ fn transfers_by_kernel_are_recorded() {
 }
 
 #[test]
-fn what_needs_the_hosts_threads_or_pageable_memory_is_rejected_with_each_methods_reason() {
+fn recording_rejects_host_methods_with_reasons() {
     let setup = Setup::new();
     let there = setup.allocate(MemoryKind::Device, 16 << 20);
     let pageable = setup.allocate(MemoryKind::Pageable, 16 << 20);
@@ -143,7 +143,7 @@ fn what_needs_the_hosts_threads_or_pageable_memory_is_rejected_with_each_methods
 }
 
 #[test]
-fn staging_allocating_awaiting_and_replaying_leave_someone_elses_global_capture_valid() {
+fn library_calls_keep_a_foreign_global_capture_valid() {
     let setup = Setup::new();
     let DeviceId::Cuda(ordinal) = setup.device else { panic!("a CUDA device") };
     let device = transload::cuda::memory::CudaDevice::new(ordinal).unwrap();

@@ -12,7 +12,7 @@ use transload_cuda_sys::trace;
 use crate::cuda::noise;
 
 #[test]
-fn a_transfer_from_registered_memory_is_one_direct_copy_of_the_copy_engine() {
+fn registered_source_is_one_direct_copy() {
     let test = harness::device();
     let (cpu, device) = (CpuBackend::new().unwrap(), DeviceId::Cuda(test.ordinal()));
     let cuda = CudaBackend::open(&CudaBackendConfig::default().with_devices([test.ordinal()])).unwrap();

@@ -23,7 +23,7 @@ fn staged() -> TransferOptions {
 }
 
 #[test]
-fn automatic_choice_stages_large_pageable_memory_and_the_driver_saw_its_chunks() {
+fn automatic_choice_stages_large_pageable_memory_in_chunks() {
     let setup = Setup::new();
     let content = noise(24 * MIB + 5, 1);
     let (source, there) =
@@ -87,7 +87,7 @@ fn odd_sizes_and_offsets_arrive_and_touch_nothing_else() {
 }
 
 #[test]
-fn staged_and_direct_transfers_of_one_range_keep_the_order_of_submission() {
+fn staged_and_direct_transfers_keep_submission_order() {
     let setup = Setup::new();
     let there = setup.allocate(MemoryKind::Device, 3 * MIB);
     let back = setup.allocate(MemoryKind::Pageable, 3 * MIB);
@@ -107,7 +107,7 @@ fn staged_and_direct_transfers_of_one_range_keep_the_order_of_submission() {
 }
 
 #[test]
-fn a_host_view_of_the_source_waits_or_is_busy_and_a_dropped_transfer_still_arrives() {
+fn source_view_conflicts_until_dropped_transfer_completes() {
     let setup = Setup::new();
     let content = noise(9 * MIB, 3);
     let source = setup.filled(MemoryKind::Pageable, &content);
@@ -159,7 +159,7 @@ fn many_staged_transfers_from_many_threads_are_awaited_together() {
 }
 
 #[test]
-fn staged_transfers_go_on_while_a_user_holds_up_every_stream() {
+fn staged_transfers_progress_while_user_streams_block() {
     within(Duration::from_secs(60), || {
         let test = harness::device();
         let _end = test.end_check();

@@ -179,7 +179,7 @@ fn four_thousand_transfers_are_awaited_at_once_by_one_thread() {
 }
 
 #[test]
-fn a_transfer_that_depends_on_another_task_of_the_same_thread_does_not_block_it() {
+fn transfer_depending_on_same_thread_task_does_not_block() {
     within_two_minutes(|| {
         for (home, options) in Home::all().into_iter().flat_map(Home::with_ways) {
             let (src, there) = (home.filled(&[1; 5000]), home.allocate(home.far, 5000));
@@ -216,7 +216,7 @@ fn a_transfer_that_depends_on_another_task_of_the_same_thread_does_not_block_it(
 }
 
 #[test]
-fn a_task_that_is_aborted_before_its_submission_has_done_and_holds_nothing() {
+fn task_aborted_before_submission_holds_nothing() {
     within_two_minutes(|| {
         for home in Home::all() {
             let (src, there) = (home.filled(&[1; 5000]), home.allocate(home.far, 5000));
@@ -275,7 +275,7 @@ fn a_claim_that_another_task_holds_does_not_block_the_thread() {
 /// First use takes milliseconds; whoever must not be blocked by it has it done beforehand.
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #[test]
-fn the_first_transfer_on_a_prepared_path_makes_no_context_and_loads_no_kernel() {
+fn prepared_path_creates_no_context_and_loads_no_kernel() {
     use transload::StreamPriority;
 
     let is_slow = |name: &str| name == "cuDevicePrimaryCtxRetain" || name.starts_with("cuModuleLoad");

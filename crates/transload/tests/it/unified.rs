@@ -22,7 +22,7 @@ fn seen(trace: &transload_cuda_sys::trace::Trace, buffer: &RawBuffer, name: &str
 }
 
 #[test]
-fn host_bytes_go_into_unified_memory_and_come_back_by_one_migration_each_way() {
+fn unified_round_trip_takes_one_migration_each_way() {
     let setup = Setup::new();
     for kind in [MemoryKind::Pageable, MemoryKind::Pinned, MemoryKind::Mapped] {
         let content = noise(SIZE + 40, 5);
@@ -48,7 +48,7 @@ fn host_bytes_go_into_unified_memory_and_come_back_by_one_migration_each_way() {
 }
 
 #[test]
-fn what_came_out_of_unified_memory_took_it_from_the_device_and_what_went_in_did_not() {
+fn unified_download_migrates_and_upload_does_not() {
     let setup = Setup::new();
     let (host, there) =
         (setup.filled(MemoryKind::Pinned, &noise(SIZE, 5)), setup.allocate(MemoryKind::Unified, SIZE));
@@ -65,7 +65,7 @@ fn what_came_out_of_unified_memory_took_it_from_the_device_and_what_went_in_did_
 }
 
 #[test]
-fn within_the_device_it_is_brought_there_and_copied_as_the_devices_own() {
+fn unified_copy_within_device_prefetches_first() {
     let setup = Setup::new();
     let content = noise(SIZE, 6);
     let source = setup.filled(MemoryKind::Unified, &content);
@@ -85,7 +85,7 @@ fn within_the_device_it_is_brought_there_and_copied_as_the_devices_own() {
 }
 
 #[test]
-fn automatic_choice_takes_it_from_unified_memory_to_the_devices_own() {
+fn automatic_choice_migrates_unified_to_device_memory() {
     let setup = Setup::new();
     let source = setup.filled(MemoryKind::Unified, &noise(SIZE, 8));
     let there = setup.allocate(MemoryKind::Device, SIZE);
@@ -96,7 +96,7 @@ fn automatic_choice_takes_it_from_unified_memory_to_the_devices_own() {
 }
 
 #[test]
-fn without_unified_memory_on_either_side_it_says_so() {
+fn migration_without_unified_memory_is_rejected() {
     let setup = Setup::new();
     let (source, there) =
         (setup.filled(MemoryKind::Pinned, &[1; 100]), setup.allocate(MemoryKind::Device, 100));

@@ -75,7 +75,7 @@ fn urgent(setup: &Setup, src: &RawBuffer, dst: &RawBuffer) -> (&'static str, Tra
 }
 
 #[test]
-fn urgent_transfer_takes_the_kernel_only_behind_queued_copies_of_its_direction() {
+fn urgent_transfer_uses_kernel_after_queued_copies_only() {
     within(Duration::from_secs(60), || {
         let setup = Setup::new();
         let device = CudaDevice::new(setup.device.ordinal()).unwrap();
@@ -126,7 +126,7 @@ fn urgent_transfer_takes_the_kernel_only_behind_queued_copies_of_its_direction()
 }
 
 #[test]
-fn urgent_pageable_transfer_is_staged_by_the_kernel_behind_queued_copies() {
+fn urgent_pageable_transfer_is_staged_by_kernel() {
     within(Duration::from_secs(60), || {
         let setup = Setup::new();
         let device = CudaDevice::new(setup.device.ordinal()).unwrap();
@@ -167,7 +167,7 @@ fn urgent_pageable_transfer_is_staged_by_the_kernel_behind_queued_copies() {
 }
 
 #[test]
-fn copies_whose_transfers_were_dropped_are_no_longer_counted_once_complete() {
+fn dropped_transfers_leave_queue_count_when_complete() {
     within(Duration::from_secs(60), || {
         let setup = Setup::new();
         let device = CudaDevice::new(setup.device.ordinal()).unwrap();
@@ -192,7 +192,7 @@ fn copies_whose_transfers_were_dropped_are_no_longer_counted_once_complete() {
 }
 
 #[test]
-fn other_transfers_of_mapped_memory_go_by_copy_engine_as_does_what_forbids_the_kernel() {
+fn mapped_memory_uses_copy_engine_by_default() {
     let setup = Setup::new();
     let (mapped, device) =
         (Place::new(DeviceId::Cpu, MemoryKind::Mapped), Place::new(setup.device, MemoryKind::Device));
@@ -211,7 +211,7 @@ fn other_transfers_of_mapped_memory_go_by_copy_engine_as_does_what_forbids_the_k
 }
 
 #[test]
-fn a_pinned_method_carries_large_transfers_and_slices_at_any_offset() {
+fn forced_kernel_carries_any_size_and_offset() {
     let setup = Setup::new();
     let only = TransferOptions::new().only(TransferMethod::ZeroCopy);
     let size = (5 << 20) + 3;
@@ -254,7 +254,7 @@ fn the_kernel_runs_on_a_stream_leased_by_the_transfers_priority() {
 }
 
 #[test]
-fn where_it_does_not_apply_the_report_says_why() {
+fn zero_copy_rejection_states_reason() {
     let setup = Setup::new();
     let host = |kind| Place::new(DeviceId::Cpu, kind);
     let device = Place::new(setup.device, MemoryKind::Device);
@@ -271,7 +271,7 @@ fn where_it_does_not_apply_the_report_says_why() {
 }
 
 #[test]
-fn sharing_memory_that_the_device_can_use_moves_nothing() {
+fn sharing_accessible_memory_copies_nothing() {
     let setup = Setup::new();
     for kind in [MemoryKind::Mapped, MemoryKind::Unified, MemoryKind::Device] {
         let buffer = setup.allocate(kind, 10_000).slice(100..9000).unwrap();

@@ -44,7 +44,7 @@ fn exactly_the_bytes_asked_for_arrive_in_both_directions() {
 }
 
 #[test]
-fn automatic_choice_takes_one_peer_copy_and_the_driver_saw_just_that() {
+fn automatic_choice_makes_one_peer_copy() {
     let Some(setup) = two() else { return };
     let bytes = (3 << 20) + 11;
     let (src, dst) = (setup.filled(0, &noise(bytes, 1)), setup.on(1, bytes));
@@ -69,7 +69,7 @@ fn automatic_choice_takes_one_peer_copy_and_the_driver_saw_just_that() {
 }
 
 #[test]
-fn access_is_enabled_and_verified_once_and_no_device_is_synchronised() {
+fn peer_access_is_verified_once_without_synchronising() {
     let Some(setup) = two() else { return };
     let (here, there) = (setup.filled(0, &noise(5000, 1)), setup.on(1, 5000));
     let trace = trace::start();
@@ -92,7 +92,7 @@ fn access_is_enabled_and_verified_once_and_no_device_is_synchronised() {
 }
 
 #[test]
-fn a_plan_enables_nothing_and_says_what_the_transfer_then_does() {
+fn plan_enables_no_access_and_matches_the_transfer() {
     let Some(setup) = two() else { return };
     let path = setup.path(0, 1);
     let trace = trace::start();
@@ -108,7 +108,7 @@ fn a_plan_enables_nothing_and_says_what_the_transfer_then_does() {
 }
 
 #[test]
-fn a_peer_copy_goes_on_a_stream_of_the_sources_device_by_priority() {
+fn peer_copy_uses_source_device_stream_of_priority() {
     let Some(setup) = two() else { return };
     let (src, dst) = (setup.filled(0, &[1; 100]), setup.on(1, 100));
     setup.manager.transfer(&src, &dst).wait().unwrap();
@@ -201,7 +201,7 @@ fn ranges_outside_the_buffers_move_nothing() {
 }
 
 #[test]
-fn the_backend_tells_enables_and_refuses_what_cannot_be_a_peer_copy() {
+fn backend_reports_enables_and_refuses_peer_access() {
     let Some(setup) = two() else { return };
     let [a, b] = setup.devices;
     let backend = setup.manager.backend(a).unwrap();
@@ -229,7 +229,7 @@ fn the_backend_tells_enables_and_refuses_what_cannot_be_a_peer_copy() {
 }
 
 #[test]
-fn transfers_between_peers_are_recorded_and_those_of_two_devices_queues_are_not_one_recording() {
+fn peer_transfers_are_recorded_on_one_device_only() {
     let Some(setup) = two() else { return };
     let bytes = 300_001;
     let (src, dst) = (setup.on(0, bytes), setup.filled(1, &vec![0; bytes]));

@@ -30,7 +30,7 @@ fn transfer(setup: &Setup, from: usize, to: usize, seed: u64) -> TransferReport 
 }
 
 #[test]
-fn devices_that_are_no_peers_are_host_staged_and_the_report_says_why() {
+fn devices_without_peer_access_are_host_staged_with_reason() {
     let Some(setup) = pair(SimDeviceBuilder::no_peers) else { return };
     for (from, to) in [(0, 1), (1, 0)] {
         let report = transfer(&setup, from, to, 1);
@@ -42,7 +42,7 @@ fn devices_that_are_no_peers_are_host_staged_and_the_report_says_why() {
 }
 
 #[test]
-fn a_pair_that_corrupts_is_refused_reported_and_not_trusted_again_in_either_direction() {
+fn corrupting_pair_is_rejected_in_both_directions() {
     let Some(setup) = pair(SimDeviceBuilder::corrupt_peer_copies) else { return };
     let report = transfer(&setup, 0, 1, 1);
     assert_eq!(report.method, TransferMethod::HostStaged);
@@ -80,7 +80,7 @@ fn a_pair_that_cannot_be_enabled_is_host_staged() {
 }
 
 #[test]
-fn a_pair_that_lacked_memory_is_tried_again_by_later_transfers_ever_more_rarely() {
+fn pair_check_short_of_memory_is_retried_with_backoff() {
     let Some(setup) = pair(|builder| builder) else { return };
     let short = || setup.tests[0].sim().unwrap().fail_call(Some("cuCtxEnablePeerAccess"), 1, OUT_OF_MEMORY);
     let tried = |from, to| {
@@ -116,7 +116,7 @@ fn a_pair_whose_pattern_cannot_be_sent_is_not_trusted() {
 }
 
 #[test]
-fn an_error_of_a_peer_copy_comes_back_as_it_is_and_the_next_one_succeeds() {
+fn failed_peer_copy_returns_error_and_next_succeeds() {
     let Some(setup) = pair(|builder| builder) else { return };
     let content = noise(5000, 1);
     let (src, dst) = (setup.filled(0, &content), setup.on(1, 5000));

@@ -52,7 +52,7 @@ const CASES: [(MemoryKind, TransferMethod); 3] = [
 ];
 
 #[test]
-fn each_failing_driver_call_is_a_typed_error_without_a_hang_a_race_or_a_leak() {
+fn each_failing_call_is_typed_error_without_race_or_leak() {
     let _alone = crate::alone_with_drop_errors();
     for (kind, method) in CASES {
         let kinds = [ErrorKind::Device, ErrorKind::OutOfMemory, ErrorKind::Unsupported];
@@ -76,7 +76,7 @@ fn each_failing_driver_call_is_a_typed_error_without_a_hang_a_race_or_a_leak() {
 }
 
 #[test]
-fn a_device_lost_under_a_staged_transfer_is_reported_and_nothing_hangs() {
+fn device_lost_during_staging_is_reported_without_hang() {
     let sim = builder().build();
     let manager = manager(sim).unwrap();
     let device = DeviceId::Cuda(sim.ordinal());
@@ -95,7 +95,7 @@ fn a_device_lost_under_a_staged_transfer_is_reported_and_nothing_hangs() {
 }
 
 #[test]
-fn staging_goes_on_with_the_slots_it_has_where_pinned_memory_runs_out() {
+fn staging_continues_with_fewer_buffers_when_out_of_pinned() {
     let _alone = crate::alone_with_drop_errors();
     let sim = builder().build();
     let manager = manager(sim).unwrap();
@@ -116,7 +116,7 @@ fn staging_goes_on_with_the_slots_it_has_where_pinned_memory_runs_out() {
 }
 
 #[test]
-fn devices_that_are_no_peers_are_staged_between_by_automatic_choice() {
+fn devices_without_peer_access_are_staged_automatically() {
     let (one, two) = (builder().no_peers().build(), builder().no_peers().build());
     let manager = CrossBackendTransferManager::new();
     manager.register_backend(CpuBackend::new().unwrap()).unwrap();

@@ -77,7 +77,7 @@ fn assert_source_failed(error: &Error) {
 }
 
 #[test]
-fn a_copy_behind_a_staged_upload_that_fails_tells_it() {
+fn copy_after_failed_staged_upload_fails() {
     within("a copy behind an upload of which the third chunk fails", || {
         let setup = Setup::new();
         let (host, there, further) = (setup.host(1), setup.there(), setup.there());
@@ -102,7 +102,7 @@ fn a_copy_behind_a_staged_upload_that_fails_tells_it() {
 }
 
 #[test]
-fn the_destination_of_a_staged_download_that_failed_refuses_to_be_read() {
+fn failed_staged_download_leaves_destination_unreadable() {
     within("views of a destination that is damaged", || {
         let setup = Setup::new();
         let (host, there, back) = (setup.host(1), setup.there(), setup.host(9));
@@ -125,7 +125,7 @@ fn the_destination_of_a_staged_download_that_failed_refuses_to_be_read() {
 }
 
 #[test]
-fn a_dropped_staged_upload_that_fails_is_told_by_drain_and_by_its_destination() {
+fn failed_dropped_staged_upload_is_reported_by_drain() {
     within("a drain after a dropped upload failed", || {
         let setup = Setup::new();
         let (host, there, back) = (setup.host(1), setup.there(), setup.host(9));
@@ -142,7 +142,7 @@ fn a_dropped_staged_upload_that_fails_is_told_by_drain_and_by_its_destination() 
 }
 
 #[test]
-fn launch_behind_a_staged_upload_that_fails_tells_it() {
+fn launch_after_failed_staged_upload_fails() {
     within("launches that may read what an upload should have written", || {
         let setup = Setup::new();
         let (host, x, y, back) = (setup.host(0), setup.there(), setup.there(), setup.host(0));

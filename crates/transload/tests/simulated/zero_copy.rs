@@ -61,7 +61,7 @@ fn round_trip(
 }
 
 #[test]
-fn a_driver_that_does_not_take_the_kernel_leaves_the_path_to_the_other_methods() {
+fn unloadable_kernel_falls_back_to_other_methods() {
     let sim = simulated();
     let manager = manager(sim).unwrap();
     let content = noise(5000, 1);
@@ -85,7 +85,7 @@ fn a_driver_that_does_not_take_the_kernel_leaves_the_path_to_the_other_methods()
 }
 
 #[test]
-fn any_other_error_of_loading_is_told_and_the_next_transfer_tries_again() {
+fn kernel_load_error_is_returned_and_retried_later() {
     for (code, kind) in [(UNKNOWN, ErrorKind::Device), (OUT_OF_MEMORY, ErrorKind::OutOfMemory)] {
         let sim = simulated();
         let manager = manager(sim).unwrap();
@@ -104,7 +104,7 @@ fn any_other_error_of_loading_is_told_and_the_next_transfer_tries_again() {
 }
 
 #[test]
-fn each_failing_driver_call_is_a_typed_error_or_another_way_without_a_hang_or_a_leak() {
+fn each_failing_call_is_typed_error_or_fallback_without_leak() {
     let _alone = crate::alone_with_drop_errors();
     let content = noise(5000, 3);
     harness::fail_each_call(
@@ -127,7 +127,7 @@ fn each_failing_driver_call_is_a_typed_error_or_another_way_without_a_hang_or_a_
 }
 
 #[test]
-fn copy_made_by_share_tells_whether_it_arrived() {
+fn share_copy_reports_its_result() {
     let content = noise(100_000, 5);
     for fails in [false, true] {
         let sim = simulated();
@@ -150,7 +150,7 @@ fn copy_made_by_share_tells_whether_it_arrived() {
 }
 
 #[test]
-fn memory_of_one_device_is_shared_with_another_in_place_where_it_migrates_else_as_a_copy() {
+fn share_with_other_device_is_in_place_if_it_migrates() {
     let device = || harness::device_with(|builder| builder);
     let (Some(first), Some(second)) = (device(), device()) else { return };
     let setup = Setup::over([first, second]);

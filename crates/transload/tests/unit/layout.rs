@@ -19,7 +19,7 @@ fn tensors_are_aligned_and_follow_each_other() {
 }
 
 #[test]
-fn segments_are_bounded_but_for_a_tensor_that_is_larger() {
+fn segments_are_bounded_except_for_larger_tensors() {
     let layout = layout(&[100, 100, 1000, 10, 10], 64, 256).unwrap();
     let spots: Vec<_> = layout.ranges.iter().map(|range| (range.segment, range.offset)).collect();
     assert_eq!(spots, [(0, 0), (0, 128), (1, 0), (2, 0), (2, 64)]);

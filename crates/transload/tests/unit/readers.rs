@@ -23,7 +23,7 @@ fn pieces_hold_every_byte_once_and_every_gap() {
 }
 
 #[test]
-fn little_is_read_by_one_thread_and_much_by_no_more_than_sixteen() {
+fn thread_count_follows_file_size_up_to_sixteen() {
     assert_eq!(threads(None, 1000), 1);
     assert!((1..=16).contains(&threads(None, 1 << 40)));
     assert_eq!((threads(Some(3), 1), threads(Some(0), 1), threads(Some(1 << 20), 1)), (3, 1, 64));

@@ -114,7 +114,7 @@ fn every_wrong_file_is_refused_before_anything_is_allocated() {
 }
 
 #[test]
-fn a_header_of_a_hundred_megabytes_is_read_and_one_of_spaces_refused() {
+fn largest_header_is_read_and_one_of_spaces_refused() {
     let manager = host_manager();
     let padded = |header: &str| file(&(header.to_owned() + &" ".repeat(100_000_000 - header.len())), b"abcd");
     let disk = OnDisk::new(&padded(r#"{"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#));
@@ -128,7 +128,7 @@ fn a_header_of_a_hundred_megabytes_is_read_and_one_of_spaces_refused() {
 }
 
 #[test]
-fn a_name_from_the_file_is_printed_short_and_without_control_characters() {
+fn printed_names_are_truncated_and_escaped() {
     let manager = host_manager();
     let name = format!("\\u001b[31m{}", "n".repeat(1 << 20));
     let header = format!(r#"{{"{name}":{{"dtype":"U8","shape":[4],"data_offsets":[0,3]}}}}"#);
@@ -138,7 +138,7 @@ fn a_name_from_the_file_is_printed_short_and_without_control_characters() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_refused_without_waiting_for_a_writer() {
+fn non_regular_file_is_refused_without_blocking() {
     let manager = host_manager();
     let disk = OnDisk::new(b"");
     let refused = |path: PathBuf, kind| {
@@ -159,7 +159,7 @@ fn what_is_no_regular_file_is_refused_without_waiting_for_a_writer() {
 }
 
 #[test]
-fn a_file_that_changes_while_it_is_read_is_told_and_nothing_is_kept() {
+fn file_changed_during_read_is_an_error_and_frees_all() {
     let manager = host_manager();
     let model = Model::of_sizes(&[300_000, 3_000_000]);
     let change: [fn(&fs::File) -> std::io::Result<()>; 2] =
@@ -182,7 +182,7 @@ fn a_file_that_changes_while_it_is_read_is_told_and_nothing_is_kept() {
 }
 
 #[test]
-fn a_file_that_is_overwritten_before_it_is_read_again_is_called_changed_not_corrupted() {
+fn file_overwritten_before_verification_is_reported_as_changed() {
     let manager = host_manager();
     let model = Model::of_sizes(&[300_000]);
     let disk = OnDisk::new(&model.file());
@@ -200,7 +200,7 @@ fn a_file_that_is_overwritten_before_it_is_read_again_is_called_changed_not_corr
 }
 
 #[test]
-fn options_that_cannot_be_are_refused_with_the_valid_ones() {
+fn invalid_options_are_refused_with_valid_ones() {
     let manager = host_manager();
     let disk = OnDisk::new(&Model::of_sizes(&[10]).file());
     let options = || LoadOptions::new(HOST);
@@ -234,7 +234,7 @@ fn a_device_that_is_not_there_is_explained() {
 /// The file has a length but no content, so that nothing is written for it.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_model_larger_than_the_host_is_out_of_memory_with_its_numbers() {
+fn model_larger_than_host_memory_is_out_of_memory() {
     let manager = host_manager();
     let size = 1_usize << 43;
     let header = format!(r#"{{"x":{{"dtype":"U8","shape":[{size}],"data_offsets":[0,{size}]}}}}"#);

@@ -90,7 +90,7 @@ fn a_tensor_keeps_its_memory_alive_without_the_model() {
 }
 
 #[test]
-fn thirty_megabytes_go_through_a_ring_of_two_and_progress_is_told() {
+fn ring_of_two_loads_thirty_megabytes_with_progress() {
     let manager = host_manager();
     let model = Model::of_sizes(&[10_000_001, 3, 20_000_000]);
     let disk = OnDisk::new(&model.file());
@@ -109,7 +109,7 @@ fn thirty_megabytes_go_through_a_ring_of_two_and_progress_is_told() {
 }
 
 #[test]
-fn to_the_hosts_memory_the_file_is_read_straight_to_its_place() {
+fn host_destination_is_read_in_place() {
     let manager = host_manager();
     let model = Model::of_sizes(&[1_000_001, 3, 0, 700_000]);
     let disk = OnDisk::new(&model.file());
@@ -146,7 +146,7 @@ fn many_threads_and_a_tiny_ring_put_every_byte_in_place() {
 }
 
 #[test]
-fn a_listener_that_panics_ends_the_reading_threads_and_keeps_nothing() {
+fn panicking_progress_callback_stops_readers_and_frees_all() {
     let manager = host_manager();
     let disk = OnDisk::new(&Model::of_sizes(&[5_000_000]).file());
     for staging in [None, Some(MemoryKind::Pageable)] {

@@ -33,7 +33,7 @@ fn fetched(manager: &CrossBackendTransferManager) -> impl Fn(&RawBuffer) -> Vec<
 }
 
 #[test]
-fn a_load_is_one_allocation_and_one_copy_a_chunk_and_the_driver_saw_just_that() {
+fn load_makes_one_allocation_and_one_copy_per_chunk() {
     let test = harness::device();
     let manager = manager_over(&test);
     // Small tensors with gaps between them do not make small copies.

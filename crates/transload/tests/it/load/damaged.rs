@@ -11,7 +11,7 @@ use super::*;
 /// Ours takes what the format's own crate takes, but for names given twice and models without tensors, and refuses what it
 /// refuses.
 #[test]
-fn damaged_headers_are_judged_as_the_formats_own_crate_judges_them() {
+fn damaged_headers_agree_with_safetensors_crate() {
     let header = r#"{"__metadata__":{"k":"v"},"a":{"dtype":"F16","shape":[2,3],"data_offsets":[0,12]},"b":{"dtype":"U8","shape":[9],"data_offsets":[12,21]},"c":{"dtype":"F4","shape":[4],"data_offsets":[21,23]}}"#;
     let manager = host_manager();
     let disk = OnDisk::new(b"");
