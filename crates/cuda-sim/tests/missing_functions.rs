@@ -1,4 +1,4 @@
-//! A function that the driver lacks is named, through ours and through cust.
+//! A missing driver function is named in errors, by cuda-sys and by cust.
 #![cfg(any(target_os = "linux", windows))]
 
 use transload_cuda_sim::{DriverOptions, SimDevice, install_with};
@@ -26,6 +26,6 @@ fn a_missing_function_is_a_typed_error_and_the_rest_works() {
         check("cuMemAllocAsync", answer),
         Err(DriverError::MissingFunction { name: "cuMemAllocAsync" })
     );
-    // cust's enum has no code for a missing function; it hears of one that is not supported.
+    // cust's enum has no code for a missing function; it gets "not supported".
     assert_eq!(cust::memory::mem_get_info().expect_err("missing"), cust::error::CudaError::NotSupported);
 }

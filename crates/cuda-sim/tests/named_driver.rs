@@ -1,5 +1,5 @@
-//! What the variable `TRANSLOAD_CUDA_DRIVER` may hold. A process has one driver for good, so each case is one of its own:
-//! this program starts itself again.
+//! Values of the variable `TRANSLOAD_CUDA_DRIVER`. A process loads one driver for good, so the test runs itself again
+//! for each case.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::expect_used, reason = "helpers of tests fail their tests")]
 
@@ -13,7 +13,7 @@ use transload_cuda_sys::Driver;
 
 const CHILD: &str = "TRANSLOAD_TEST_CHILD";
 
-/// What a process with the variable set so prints of its driver.
+/// Returns what a process with this value of the variable prints about its driver.
 fn with_variable(value: &str) -> String {
     let output = programs::this_program()
         .args(["--exact", "driver_variable_must_name_a_driver", "--nocapture"])

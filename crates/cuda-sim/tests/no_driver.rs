@@ -1,4 +1,4 @@
-//! A machine without a driver, and the order of installing.
+//! A machine without a driver, and installing the software driver too late.
 #![cfg(any(target_os = "linux", windows))]
 
 use transload_cuda_sys::{Device, Driver, DriverError, check, cust, ffi};

@@ -1,4 +1,4 @@
-//! What is not permitted in a capture, or beside one: each answers its own code, and the capture is invalid.
+//! Calls that a capture forbids: each returns its own error code and invalidates the capture.
 
 use std::{sync::mpsc, thread};
 
@@ -22,7 +22,7 @@ const CAPTURED_EVENT: u32 = 907;
 const WRONG_THREAD: u32 = 908;
 const ILLEGAL_STATE: u32 = 401;
 
-/// Captures a stream that nobody else uses meanwhile.
+/// Captures a stream that no other thread uses.
 fn begin<S: AsStream>(stream: &S, mode: CaptureMode) -> transload_cuda_sys::Result<Capture<'_, S>> {
     // SAFETY: as the tests use it, what is enqueued is to be captured, and whoever asks meanwhile is refused.
     unsafe { Capture::begin(stream, mode) }
@@ -49,7 +49,7 @@ fn allocate_and_free(context: &Context) -> u32 {
     }
 }
 
-/// Captures a fill in `mode`, does `meanwhile` on another thread, and ends.
+/// Captures a fill in `mode`, runs `meanwhile` on another thread, and ends the capture.
 fn captured_while(bench: &Bench, mode: CaptureMode, meanwhile: impl FnOnce() + Send) -> Result<Graph> {
     let (stream, memory) = (bench.stream(), bench.memory(64));
     let ((begun, has_begun), (done, is_done)) = (mpsc::channel(), mpsc::channel::<()>());
@@ -58,9 +58,9 @@ fn captured_while(bench: &Bench, mode: CaptureMode, meanwhile: impl FnOnce() + S
         let capturing = scope.spawn(move || {
             let capture = begin(captured, mode).expect("begin");
             begun.send(()).expect("awaited");
-            // Ends also where the other thread panics.
+            // End it also if the other thread panics.
             let _dropped = is_done.recv();
-            // A stream whose capture is invalid takes nothing more.
+            // A stream with an invalid capture accepts no work.
             let filled = fill(captured, address, 1, 64);
             capture.end().and_then(|graph| filled.map(|()| graph))
         });
@@ -144,7 +144,7 @@ fn captured_stream_or_event_cannot_be_queried_in_any_mode() {
         let answer = if wait { marked.synchronize() } else { marked.is_done().map(|_| ()) };
         assert_eq!((code(answer), code(capture.end())), (CAPTURED_EVENT, INVALIDATED));
     }
-    // Recorded outside a capture it is an event like any other.
+    // Recorded outside a capture, it is an ordinary event.
     marked.record(&stream).expect("record");
     marked.synchronize().expect("done");
     drop((marked, stream));
@@ -246,7 +246,7 @@ fn context_synchronize_invalidates_its_captures() {
     let alone = Alone::new();
     for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
         let broken = captured_while(&alone.bench, mode, || {
-            // Through the handle, which is relaxed.
+            // Through the handle, which is in relaxed mode.
             assert_eq!(code(alone.bench.context.synchronize()), NOT_PERMITTED);
         });
         assert_eq!(code(broken), INVALIDATED);

@@ -1,4 +1,4 @@
-//! Graphs: what is captured runs at each launch and not before, in the order that the capture asked for.
+//! Graphs: captured work runs at each launch, in the captured order.
 
 use std::ptr;
 
@@ -18,7 +18,7 @@ use crate::{
 
 const MODES: [CaptureMode; 3] = [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed];
 
-/// Captures a stream that nobody else uses meanwhile.
+/// Captures a stream that no other thread uses.
 fn begin<S: AsStream>(stream: &S, mode: CaptureMode) -> transload_cuda_sys::Result<Capture<'_, S>> {
     // SAFETY: as the tests use it, what is enqueued is to be captured, and whoever asks meanwhile is refused.
     unsafe { Capture::begin(stream, mode) }
@@ -28,7 +28,7 @@ fn event(bench: &Bench) -> Event {
     Event::new(&bench.context, EventTiming::Disabled).expect("event")
 }
 
-/// The context of a device of its own.
+/// The context of a new device.
 fn bench_of(ordinal: u32, alone: &Alone) -> Bench {
     let context = Context::primary(Device::new(ordinal).expect("device")).expect("context");
     Bench { device: alone.bench.device, context, end: None }
@@ -68,7 +68,7 @@ fn captured_work_runs_at_each_launch_only() {
     alone.finish();
 }
 
-/// Captures a diamond: an upload, two copies beside each other on two streams, and two downloads after both.
+/// Captures a diamond: an upload, two concurrent copies on two streams, and two downloads after both.
 fn diamond(bench: &Bench, streams: [&Stream; 2], memory: [u64; 3], host: &Pinned, bytes: usize) -> Graph {
     let (fork, join) = (event(bench), event(bench));
     let [one, two] = streams;

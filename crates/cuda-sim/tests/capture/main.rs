@@ -1,5 +1,5 @@
-//! What a capture takes, what it refuses, and what breaks it. A program of its own: a global capture concerns every thread of
-//! a process. With `TRANSLOAD_TEST_DRIVER=real` it runs on a real driver.
+//! Stream capture: accepted, refused and invalidating calls. A test binary of its own, because a global capture affects
+//! every thread of the process. With `TRANSLOAD_TEST_DRIVER=real` it runs on a real driver.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
@@ -15,7 +15,7 @@ use transload_cuda_sim::harness;
 
 use crate::raw::Bench;
 
-/// A device, and the promise that no other test of this program captures meanwhile.
+/// A device, and a lock that keeps other tests from capturing.
 struct Alone {
     bench: Bench,
     _turn: MutexGuard<'static, ()>,

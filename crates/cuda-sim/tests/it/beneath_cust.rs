@@ -1,4 +1,4 @@
-//! cust's own declarations end in the installed driver.
+//! cust's declarations resolve to the installed driver.
 
 use transload_cuda_sim::harness;
 use transload_cuda_sys::{

@@ -1,4 +1,4 @@
-//! Bytes arrive, from and to every kind of memory.
+//! Copies from and to every kind of memory.
 
 use transload_cuda_sim::harness::{self, noise};
 use transload_cuda_sys::{AsStream, check, ffi};
@@ -38,7 +38,7 @@ fn host_copy_without_context_uses_that_of_its_stream() {
     let (mut source, target) = (bench.pinned(BYTES), bench.pinned(BYTES));
     let content = noise(BYTES, 90);
     source.set(&content);
-    // Numbers, as addresses belong to no thread.
+    // Plain numbers, because pointers are not `Send`.
     let (up, down) = (source.pointer().expose_provenance(), target.pointer().expose_provenance());
     std::thread::scope(|scope| {
         let copied = scope.spawn(|| {

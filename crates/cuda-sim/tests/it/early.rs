@@ -1,5 +1,5 @@
-//! Which calls return before a stream that waits for the host goes on. Where a driver may do either, both are accepted, and
-//! what holds in both is checked.
+//! Calls that may return while a stream is held by a host function. Where CUDA permits both, both are accepted, and
+//! what holds in both cases is checked.
 
 use std::{ptr, thread};
 
@@ -11,7 +11,7 @@ use crate::{
     raw::{Bench, contents, download, fill, upload},
 };
 
-/// Prints which of the two the driver did; this is what a run on hardware is evidence of.
+/// Prints what the driver did, as evidence from runs on hardware.
 fn told(what: &str, bytes: usize, returned_early: bool) {
     println!("{what}, {bytes} bytes: {}", if returned_early { "returned early" } else { "waited" });
 }
@@ -75,7 +75,7 @@ fn a_copy_of_managed_memory_happens_in_the_streams_order() {
                 let early = call.early();
                 told(what, bytes, early.is_some());
                 if early.is_some() && bench.device.is_simulated() {
-                    // A real driver may move pages for the look itself.
+                    // A real driver may migrate pages for the check itself.
                     assert_eq!(bytes_at(to, bytes), vec![0x11; bytes], "{what}: before its turn");
                 }
                 gate.open();
@@ -92,7 +92,7 @@ fn a_copy_of_managed_memory_happens_in_the_streams_order() {
 #[test]
 fn pageable_upload_reads_early_and_writes_in_stream_order() {
     for bytes in [4096, 64 << 10, (64 << 10) + 1, 1 << 20, (4 << 20) + 5] {
-        // The look at the destination before its turn is a race.
+        // Reading the destination too early is a race.
         let bench = Bench::unchecked(harness::device());
         let (stream, other) = (bench.stream(), bench.stream());
         let memory = bench.memory(bytes);
@@ -189,7 +189,7 @@ fn free_returns_once_its_gated_stream_continues() {
             let call = Aside::new(scope, free);
             let early = call.early();
             told(what, bytes, early.is_some());
-            // An H200 waits in all four. What the documentation leaves open the seed decides.
+            // An H200 waits in all four. What CUDA leaves open depends on the seed.
             assert!(early.is_none() || what == "cuMemHostUnregister" || managed.is_none(), "{what} waits");
             gate.open();
             early.unwrap_or_else(|| call.late());

@@ -1,4 +1,5 @@
-//! A host function that holds streams until the test opens it, and calls made on another thread that may wait for it.
+//! A gate: a host function that holds streams until the test opens it; and calls on another thread that may block on
+//! it.
 
 use std::{
     ffi::c_void,
@@ -14,9 +15,9 @@ use transload_cuda_sys::{AsStream, Event, EventTiming, Stream, check, ffi};
 
 use crate::raw::Bench;
 
-/// A closed gate opens by itself after this, so that a test whose host waits for it fails instead of hanging.
+/// A closed gate opens by itself after this time, so that a test that blocks on it fails instead of hanging.
 const LIMIT: Duration = Duration::from_secs(30);
-/// A call that has not returned for so long counts as one that waits.
+/// A call that has not returned after this time counts as blocked.
 const AWHILE: Duration = Duration::from_millis(200);
 
 #[derive(Default)]
@@ -35,7 +36,7 @@ struct State {
 pub(crate) struct Gate {
     door: Arc<Door>,
     event: Event,
-    /// Waits for the gate's stream: on the software driver it is the waiting thread that runs the function.
+    /// Waits for the gate's stream: on the software driver the waiting thread runs the function.
     runner: Option<JoinHandle<()>>,
 }
 
@@ -51,7 +52,7 @@ unsafe extern "C" fn stand(data: *mut c_void) {
 }
 
 impl Gate {
-    /// A closed gate that the streams wait for from here on.
+    /// Closes a gate for the streams.
     pub(crate) fn before(bench: &Bench, streams: &[&Stream]) -> Self {
         let (own, door) = (bench.stream(), Arc::new(Door::default()));
         let event = Event::new(&bench.context, EventTiming::Disabled).expect("event");
@@ -118,7 +119,7 @@ impl<T: Send> Aside<T> {
         Self(is_done)
     }
 
-    /// What the call returned, or nothing where it has not returned after a while.
+    /// Returns the call's result, or `None` if it has not returned in time.
     pub(crate) fn early(&self) -> Option<T> {
         self.0.recv_timeout(AWHILE).ok()
     }

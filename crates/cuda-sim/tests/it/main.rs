@@ -1,5 +1,5 @@
-//! What the CUDA documentation promises: the same on the software driver and, with `TRANSLOAD_TEST_DRIVER=real`, on a real
-//! one (there with `--test-threads=1`: all tests share one context, and one frees memory twice).
+//! Behaviour that CUDA documents: the same on the software driver and, with `TRANSLOAD_TEST_DRIVER=real`, on a real one
+//! (with `--test-threads=1`: all tests share one context, and one frees memory twice).
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail their tests")]
 

@@ -1,4 +1,4 @@
-//! Allocation, its limits, and what is known of an address.
+//! Allocation, its limits, and pointer attributes.
 
 use std::ptr;
 
@@ -47,7 +47,7 @@ fn out_of_memory_leaves_the_device_usable() {
 fn a_copy_beyond_an_allocation_is_refused() {
     let bench = Bench::new(harness::device());
     let stream = bench.stream();
-    // Larger than the granules that drivers hand out, and a host range that is long enough.
+    // Larger than the drivers' allocation granularity; the host range is long enough.
     let memory = bench.memory(4 << 20);
     let source = bench.pinned((64 << 20) + 1);
     let beyond = upload(&stream, memory.address, &source, 0, 64 << 20);

@@ -1,4 +1,4 @@
-//! Streams and events: what comes before what, and how that is asked.
+//! Ordering and queries of streams and events.
 
 use std::{ptr, thread};
 
@@ -109,8 +109,8 @@ fn a_wait_holds_for_the_record_that_was_last_when_it_was_made() {
     fill(&producer, first.address, 1, bytes).expect("fill");
     event.record(&producer).expect("record");
     consumer.wait_event(&event).expect("wait");
-    // Recording again, after later work, does not move the wait; it may see the later fill only as a race, so the later
-    // work goes elsewhere.
+    // Recording again, after later work, does not move the wait. It would see the later fill only as a race, so the
+    // later work goes elsewhere.
     let other = bench.memory(bytes);
     fill(&producer, other.address, 2, bytes).expect("fill");
     event.record(&producer).expect("record again");

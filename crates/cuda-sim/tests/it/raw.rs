@@ -1,4 +1,4 @@
-//! Owned raw memory and random content for the tests.
+//! Owned raw memory and random content for tests.
 
 use std::ptr;
 
@@ -11,7 +11,7 @@ pub(crate) const INVALID_CONTEXT: u32 = 201;
 pub(crate) const INVALID_HANDLE: u32 = 400;
 pub(crate) const NOT_READY: u32 = 600;
 
-/// The context of a device, current on this thread, with a stream.
+/// A device's context, current on this thread, with a stream.
 pub(crate) struct Bench {
     pub(crate) device: TestDevice,
     pub(crate) context: Context,
@@ -58,7 +58,7 @@ impl Bench {
     }
 }
 
-/// Device memory that is freed on drop.
+/// Device memory, freed on drop.
 pub(crate) struct DeviceMemory {
     context: Context,
     pub(crate) address: u64,
@@ -74,7 +74,7 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// Pinned memory that is freed on drop.
+/// Pinned memory, freed on drop.
 pub(crate) struct Pinned {
     context: Context,
     start: *mut u8,
@@ -93,7 +93,7 @@ impl Pinned {
         self.start
     }
 
-    /// What the memory holds now. Simulated work changes it only inside driver calls.
+    /// Returns the current content. Simulated work changes it only inside driver calls.
     pub(crate) fn snapshot(&self) -> Vec<u8> {
         let mut seen = vec![0; self.bytes];
         // SAFETY: the memory is owned and initialised, and as long as the vector.
@@ -142,7 +142,7 @@ pub(crate) fn fill(stream: &Stream, to: u64, value: u8, bytes: usize) -> Result<
     check("cuMemsetD8Async", unsafe { ffi::cuMemsetD8Async(to, value, bytes, stream.as_raw()) })
 }
 
-/// What device memory holds, read by a synchronous copy after the whole context is idle.
+/// Returns the content of device memory, read by a synchronous copy after a context synchronisation.
 pub(crate) fn contents(bench: &Bench, address: u64, bytes: usize) -> Vec<u8> {
     bench.context.synchronize().expect("healthy");
     let _bound = bench.context.enter().expect("enter");
@@ -153,7 +153,7 @@ pub(crate) fn contents(bench: &Bench, address: u64, bytes: usize) -> Vec<u8> {
     out
 }
 
-/// The driver's code of a failure.
+/// Returns the driver's error code.
 #[track_caller]
 pub(crate) fn code<T: std::fmt::Debug>(result: Result<T>) -> u32 {
     match result {

@@ -1,5 +1,5 @@
-//! What the CUDA documentation promises of two devices, on the software driver and, with `TRANSLOAD_TEST_DRIVER=real`, on a
-//! machine with two real ones.
+//! Behaviour that CUDA documents for two devices, on the software driver and, with `TRANSLOAD_TEST_DRIVER=real`, on two
+//! real ones.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail their tests")]
 

@@ -1,4 +1,4 @@
-//! Captures and graphs as only the software driver shows them: races among nodes, seeds, and what it takes for no node.
+//! Captures and graphs on the software driver only: races among nodes, seeds, and work that cannot be captured.
 
 use transload_cuda_sim::harness;
 use transload_cuda_sys::{AsStream, Capture, CaptureMode, Event, EventTiming, ffi};
@@ -8,7 +8,7 @@ use crate::raw::{Bench, code, download, fill};
 const NOT_PERMITTED: u32 = 900;
 const INVALIDATED: u32 = 901;
 
-/// Captures a stream that nobody else uses meanwhile.
+/// Captures a stream that no other thread uses.
 fn begin<S: AsStream>(stream: &S, mode: CaptureMode) -> transload_cuda_sys::Result<Capture<'_, S>> {
     // SAFETY: as the tests use it, what is enqueued is to be captured, and whoever asks meanwhile is refused.
     unsafe { Capture::begin(stream, mode) }

@@ -1,4 +1,4 @@
-//! Virtual time: made of the link, the same every time.
+//! Virtual time: derived from the link, and reproducible.
 
 use transload_cuda_sim::harness;
 use transload_cuda_sys::{Event, EventTiming};

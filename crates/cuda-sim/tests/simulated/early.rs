@@ -1,5 +1,5 @@
-//! Where CUDA permits a call to block or to return early the seed chooses, and the host never learns anything by a block that is
-//! not promised.
+//! Where CUDA permits a call to block or to return early, the seed decides, and an undocumented wait never orders the
+//! host.
 
 use std::{thread, time::Duration};
 
@@ -32,8 +32,8 @@ fn copy(stream: &Stream, to: u64, from: u64, bytes: usize) -> u32 {
     unsafe { ffi::cuMemcpyAsync(to, from, bytes, stream.as_raw()) }
 }
 
-/// Returns for how many of 32 seeds the copy that `enqueue` made was done when it returned. For each of them the host's access to
-/// the range that `enqueue` returns is a race right after it, and none behind a synchronisation.
+/// Returns for how many of 32 seeds the copy made by `enqueue` was complete when it returned. For each seed, a host
+/// access to the range that `enqueue` returns is a race right after it, and none after a synchronisation.
 fn done_at_return(enqueue: impl Fn(&Bench, &Stream) -> (u64, usize)) -> usize {
     let done = |seed: &u64| {
         let bench = bench(|builder| builder.seed(*seed).record_accesses(true));

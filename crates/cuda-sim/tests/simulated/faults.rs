@@ -1,4 +1,4 @@
-//! Faults, sticky errors, the ledger, stale handles, absent functions.
+//! Injected faults, sticky errors, live objects, stale handles, missing functions.
 
 use std::{ptr, thread};
 
@@ -92,10 +92,10 @@ fn every_single_call_can_fail_and_nothing_is_lost() {
         let sim = *test.sim().expect("simulated");
         sim.fail_call(None, nth, 999);
         let result = run(test);
-        // The last three calls are destructors: the event's, the stream's and the context's. Their failures cannot be
-        // returned; they are recorded (for the whole process, which other tests share, so they are not compared here).
+        // The last three calls destroy the event, the stream and the context. Their failures cannot be returned but are
+        // recorded for the whole process, shared with other tests, so they are not compared here.
         assert_eq!(result.is_err(), nth <= calls - 3, "call {nth} of {calls}: {result:?}");
-        // A context that is released takes everything with it.
+        // Releasing a context also frees everything in it.
         let ledger = sim.live_objects();
         assert_eq!(ledger.is_empty(), nth != calls, "call {nth} of {calls} left {ledger}");
     }

@@ -43,7 +43,7 @@ fn others_wait_while_a_host_function_runs_and_the_lock_is_free() {
     thread::scope(|scope| {
         scope.spawn(|| stream.synchronize().expect("healthy"));
         scope.spawn(|| stream.synchronize().expect("healthy"));
-        // Driver calls go through while the function runs or has yet to run; only then is it let go.
+        // Driver calls succeed while the function runs or is pending; only then release it.
         assert_eq!(bench.context.memory_info().map(|info| info.1), Ok(256 << 20));
         let other = bench.stream();
         assert_eq!(other.synchronize(), Ok(()));

@@ -1,4 +1,4 @@
-//! Work runs late, in an order drawn from a seed, and in pieces.
+//! Work runs late, in a seeded random order, and in pieces.
 
 use transload_cuda_sim::{
     SimDevice,
@@ -8,7 +8,7 @@ use transload_cuda_sys::{AsStream, Event, EventTiming, Stream, check, ffi};
 
 use crate::raw::{Bench, NOT_READY, contents, download, fill, upload};
 
-/// Several streams with several operations each, forced through one of them; the order in which they ran.
+/// Runs several operations on several streams by waiting for one stream. Returns the order in which they ran.
 fn interleaving(seed: u64) -> Vec<(u32, &'static str)> {
     let Some(test) = harness::device_with(|builder| builder.seed(seed)) else { return Vec::new() };
     let bench = Bench::new(test);
@@ -54,7 +54,7 @@ fn nothing_runs_before_a_wait() {
     upload(&stream, memory.address, &source, 0, 1 << 20).expect("up");
     download(&stream, &target, 0, memory.address, 1 << 20).expect("down");
     assert_eq!(target.snapshot(), vec![0; 1 << 20], "the bytes must not be there before the wait");
-    // A pinned source is read when the copy runs: this change is one that real hardware may or may not see.
+    // A pinned source is read when the copy runs: real hardware may or may not see this change.
     source.set(&noise(1 << 20, 2));
     stream.synchronize().expect("healthy");
     assert_eq!(target.snapshot(), noise(1 << 20, 2));

@@ -1,4 +1,4 @@
-//! What only the software driver can show: lateness, seeds, faults, races, the ledger, stale handles.
+//! Properties of the software driver only: lateness, seeds, faults, races, live objects, stale handles.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail their tests")]
 

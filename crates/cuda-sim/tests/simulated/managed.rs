@@ -1,4 +1,4 @@
-//! Managed memory: residency follows prefetches and touches, advice is kept.
+//! Managed memory: residency follows prefetches and accesses; advice is stored.
 
 use transload_core::host_access::{self, HostAccess};
 use transload_cuda_sim::{Residency, harness};
@@ -148,7 +148,7 @@ fn advice_by_location_is_returned_as_location() {
     assert_eq!((ask(5, address, bytes), ask(6, address, bytes)), (3, 0));
     assert_eq!(advise(3, 2, 77), 0);
     assert_eq!(ask(5, address, bytes), 2, "the host");
-    // An accessor is a device or the host; there is no such node, device, type or advice.
+    // An accessor is a device or the host; this node, device, type or advice does not exist.
     for (advice, kind, id) in [(5, 3, 0), (6, 4, 0), (3, 3, 9), (3, 5, 0), (3, 0, 0), (7, 2, 0)] {
         assert_eq!(advise(advice, kind, id), INVALID_VALUE, "{advice} {kind} {id}");
     }

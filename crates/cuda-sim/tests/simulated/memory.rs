@@ -1,4 +1,4 @@
-//! Poison, stream-ordered lifetimes, pools, registrations, batches.
+//! Fresh and freed memory, stream-ordered lifetimes, pools, registrations, batches.
 
 use std::ptr;
 
@@ -58,7 +58,7 @@ fn use_after_stream_ordered_free_is_sticky_error() {
         check("free", ffi::cuMemFreeAsync(address, stream.as_raw())).expect("free");
         assert_eq!(ffi::cuMemFreeAsync(address, stream.as_raw()), INVALID_VALUE, "freed already");
     }
-    // The range is still entered, because the free has not run: it is refused only when it runs.
+    // The range is still known, because the free has not run: the copy fails only when it runs.
     fill(&stream, address, 1, 4096).expect("enqueued");
     let error = stream.synchronize();
     assert!(error.as_ref().is_err_and(DriverError::is_sticky), "{error:?}");

@@ -1,4 +1,4 @@
-//! Devices that are no peers.
+//! Devices without peer access.
 
 use transload_cuda_sim::harness;
 use transload_cuda_sys::{AsStream, check, ffi};

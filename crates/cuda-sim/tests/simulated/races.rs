@@ -1,4 +1,4 @@
-//! The happens-before check: missing waits are reported whatever order the work ran in, ordered work never is.
+//! The race checker: missing waits are reported for any execution order, ordered work never is.
 
 use transload_core::host_access::{self, HostAccess};
 use transload_cuda_sim::{AccessKind, Actor, harness};
@@ -17,7 +17,7 @@ fn a_missing_wait_between_streams_names_both_operations() {
     let memory = bench.memory(4096);
     let target = bench.pinned(4096);
     fill(&producer, memory.address, 1, 4096).expect("fill");
-    // Whatever order the two run in, and whether the content comes out right or not:
+    // For any execution order, and whether the content comes out right or not:
     download(&consumer, &target, 0, memory.address + 1024, 1024).expect("down");
     bench.context.synchronize().expect("healthy");
     let races = bench.device.sim().expect("simulated").races();

@@ -1,4 +1,4 @@
-//! Checks of what is alive that overlap.
+//! Overlapping checks of live objects.
 
 use std::collections::BTreeMap;
 

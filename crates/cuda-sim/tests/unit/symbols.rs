@@ -1,4 +1,4 @@
-//! The symbols that the software driver exports.
+//! Exported symbols.
 
 use std::any::type_name;
 
@@ -6,7 +6,7 @@ use transload_cuda_sys::ffi;
 
 use super::*;
 
-/// How an argument is passed: its size, and whether it is an address.
+/// How an argument is passed: its size, and whether it is a pointer.
 #[derive(Debug, PartialEq, Eq)]
 struct Passed(usize, bool);
 

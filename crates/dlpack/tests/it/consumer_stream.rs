@@ -1,4 +1,4 @@
-//! Streams as consumers name them.
+//! Decoding of consumer streams.
 
 use transload_core::ErrorKind;
 use transload_dlpack::ConsumerStream;

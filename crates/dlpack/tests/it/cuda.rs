@@ -1,4 +1,4 @@
-//! Order on CUDA streams: ours before the consumer's, the consumer's before ours, a producer's before ours; without the host.
+//! Ordering on CUDA streams, without the host: our work and the consumer's, the producer's and ours.
 
 use transload_core::{ErrorKind, Operation, Pattern, RawBuffer, Timing, submit};
 use transload_cuda_sys::{AsStream, Capture, CaptureMode};
@@ -15,7 +15,7 @@ use crate::{
 
 const BYTES: usize = 1 << 20;
 
-/// What another library does: uses an address on a stream of its own.
+/// Another library, which uses an address on a stream of its own.
 struct Consumer<'a> {
     stream: &'a CudaStream,
     tensor: *mut DLManagedTensorVersioned,
@@ -104,7 +104,7 @@ fn our_work_waits_for_consumer_stream_after_delete() {
         let refused = ours.copy_to_host_async(&there, &back).wait().unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
         consumer.let_go();
-        // Enqueued at once, and not before its time.
+        // Enqueued at once; runs after the consumer's work.
         let copy = ours.copy_to_host_async(&there, &back);
         assert!(!ours.is_ready().unwrap());
         gate.open();
@@ -200,7 +200,7 @@ fn no_sync_consumer_is_not_ordered() {
     });
 }
 
-/// Device memory that someone else owns, for as long as the test keeps the buffer.
+/// Device memory of another owner, valid while the test keeps the buffer.
 fn theirs_at(setup: &Setup, owner: &RawBuffer) -> (*mut DLManagedTensorVersioned, Deleted) {
     let data = std::ptr::without_provenance_mut(owner.device_address().unwrap() as usize);
     let device = DLDevice::cuda(i32::try_from(setup.device.ordinal()).unwrap());
@@ -276,12 +276,12 @@ fn captured_stream_refuses_export_and_ends_loans_later() {
             let refused = Export::of::<f32>(&there).for_stream(&theirs).versioned().unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
             drop(lent);
-            // Its end cannot be told yet.
+            // A fence cannot be taken yet.
             drop(Export::of::<f32>(&there).for_stream(&ours).versioned().unwrap());
             assert_eq!(ours.memset_async(&other, Pattern::U8(2)).wait().unwrap_err().kind(), ErrorKind::Busy);
             drop(capture.end().unwrap());
         }
-        // Any later export, import or drain finds out; another test's may be about to.
+        // Any later export, import or drain ends it, possibly on another test's thread.
         let comes_back = || {
             setup.importer.drain().unwrap();
             other.lend(transload_core::Access::Write).map(drop)
@@ -308,7 +308,7 @@ fn a_stream_of_another_context_is_refused() {
     // SAFETY: the stream is alive; it is refused.
     let refused = unsafe { Export::of::<f32>(&there).for_consumer(&first.device, named) }.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
-    // What waits on another device's stream is a consumer there, with access of its own.
+    // A stream of another device is a consumer there, which needs access of its own.
     drop(Export::of::<f32>(&there).for_stream(&stream).versioned().unwrap());
     drop((there, stream));
     first.finish();
@@ -351,7 +351,7 @@ fn other_reclaimers_release_after_importer_drop() {
         assert_eq!(deleted.times(), 0);
         gate.open();
         stream.synchronize().unwrap();
-        // Another test's reclaimer may have it in hand just now.
+        // Another test's reclaimer may be processing it.
         while deleted.times() == 0 {
             setup.importer.drain().unwrap();
             std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! The example runs to its end, on the software driver and on a device.
+//! The example succeeds, on the software driver and on a device.
 #![allow(dead_code, reason = "its `main` is not called")]
 
 use crate::setup::Setup;

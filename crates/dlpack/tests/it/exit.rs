@@ -1,4 +1,4 @@
-//! A process that ends while others still have its tensors, and it has theirs.
+//! A process that exits while tensors are exported and imported.
 
 use std::env;
 

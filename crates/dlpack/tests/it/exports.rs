@@ -1,4 +1,4 @@
-//! What a consumer of host memory finds in an exported tensor, and what cannot be exported.
+//! Exported tensors of host memory, and invalid exports.
 
 use std::slice;
 

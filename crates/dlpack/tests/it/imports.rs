@@ -1,4 +1,4 @@
-//! Tensors of others that are right, and those that are not: each answers its own error, and comes back.
+//! Imports of valid and invalid tensors: each failure has its own error and returns the tensor.
 
 use std::ptr;
 
@@ -29,7 +29,7 @@ fn a_tensors_memory_is_read_and_written_in_place() {
     there.buffer().write().unwrap()[20..].copy_from_slice(&9.0_f32.to_ne_bytes());
     assert_eq!((importer.resource_counts().allocations, importer.resource_counts().bytes), (1, 24));
 
-    // A slice of it keeps the tensor alive.
+    // A slice keeps the tensor alive.
     let slice = there.buffer().slice(8..).unwrap();
     drop(there);
     assert_eq!(deleted.times(), 0);

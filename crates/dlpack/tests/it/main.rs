@@ -1,4 +1,4 @@
-//! What exports and imports promise; with CUDA on the software driver and on a real one (`TRANSLOAD_TEST_DRIVER=real`).
+//! Exports and imports; with CUDA, on the software driver and on a real one (`TRANSLOAD_TEST_DRIVER=real`).
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

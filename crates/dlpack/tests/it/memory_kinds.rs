@@ -1,4 +1,4 @@
-//! Every kind of CUDA memory goes out and comes back in as itself: one address, one content.
+//! Every kind of CUDA memory keeps its kind, address and content in a round trip.
 
 use transload_core::{MemoryKind, RawBuffer};
 use transload_dlpack::{DLDevice, DLDeviceType, Export, Form, ManagedTensor};
@@ -65,7 +65,7 @@ fn every_kind_makes_the_round_trip_in_both_forms() {
     for kind in setup.memory.kinds() {
         let buffer = setup.memory.allocate(kind, 4096).unwrap();
         set(&setup, &buffer, 1);
-        // What was mapped is told as pinned.
+        // Mapped memory is imported as pinned.
         let back = if kind == MemoryKind::Mapped { MemoryKind::Pinned } else { kind };
         let versioned = Export::of::<f32>(&buffer).shape(&[32, 32]).versioned().unwrap();
         let raw = versioned.into_raw();
@@ -91,7 +91,7 @@ fn export_as_other_device_needs_access_without_copy() {
         for device in [DLDevice::CPU, cuda, DLDevice::cuda(77), DLDevice::metal(0)] {
             let export = || Export::of::<f32>(&buffer).on_device(device).versioned();
             let back = match (kind, device) {
-                // The driver knows pinned memory, whatever it is called.
+                // The driver knows pinned memory under any device.
                 (MemoryKind::Pinned | MemoryKind::Mapped, DLDevice::CPU) => Some(MemoryKind::Pinned),
                 (MemoryKind::Unified, DLDevice::CPU) if buffer.host_address().is_some() => {
                     Some(MemoryKind::Pageable)

@@ -1,4 +1,4 @@
-//! Whose order it is where the host, a thread or a neighbouring device could be taken for another.
+//! Ordering across the host, threads and devices.
 
 use transload_core::{DeviceId, ErrorKind, MemoryKind, Pattern, Place};
 use transload_dlpack::{ConsumerStream, DLDevice, DLDeviceType, Export, Importer};
@@ -74,13 +74,13 @@ fn managed_import_belongs_to_its_allocating_device() {
         assert_eq!(there.buffer().place(), Place::new(own, MemoryKind::Unified));
         assert_eq!(there.buffer().device_address(), unified.device_address());
         drop(there);
-        // An importer that does not know the device says so.
+        // An importer without the device returns an error.
         let other = if own == DeviceId::Cuda(first.device.ordinal()) { &second } else { &first };
         let refused = other.importer.import(Export::of::<f32>(&unified).versioned().unwrap()).unwrap_err();
         assert_eq!(refused.error().kind(), ErrorKind::UnknownDevice, "{refused}");
         drop((refused, unified));
     }
-    // Pinned memory is every device's, and has one number.
+    // Pinned memory belongs to all devices and has device id 0.
     let pinned = second.pinned(&[1; 64]);
     let wrong = DLDevice { device_type: DLDeviceType::CUDAHOST, device_id: 1 };
     let refused = Export::of::<u8>(&pinned).on_device(wrong).versioned().unwrap_err();

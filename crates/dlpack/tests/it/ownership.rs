@@ -1,4 +1,4 @@
-//! Who owns a tensor when: the deleter is called once, whatever becomes of it and wherever.
+//! Ownership of tensors: the deleter is called exactly once, on any thread.
 
 use std::{
     ptr, thread,
@@ -116,7 +116,7 @@ fn work_in_flight_on_imported_memory_keeps_the_tensor() {
     let copy = Operation::Copy { src: there.buffer(), dst: &dst };
     let fence = submit(&*queue, &copy, Timing::Off).unwrap();
     drop(there);
-    // Whether the copy was quicker or not: it is over before the deleter is called, on whichever thread that is.
+    // Whether or not the copy was faster, it is complete before the deleter is called, on any thread.
     assert!(deleted.times() == 0 || fence.is_known_complete());
     fence.wait().unwrap();
     let limit = Instant::now() + Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! A library that is not ours: makes tensors by hand, right ones and wrong ones, and counts the calls of their deleters.
+//! Another library: makes valid and invalid tensors and counts the calls of their deleters.
 
 use std::{
     ffi::c_void,
@@ -13,7 +13,7 @@ use transload_dlpack::{
     DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor, Flags,
 };
 
-/// How often a tensor's deleter was called.
+/// Counts the calls of a tensor's deleter.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Deleted(Arc<AtomicUsize>);
 
@@ -23,7 +23,7 @@ impl Deleted {
     }
 }
 
-/// What a tensor says of itself.
+/// The description of a tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct Said {
     pub(crate) data: *mut c_void,
@@ -38,7 +38,7 @@ pub(crate) struct Said {
 }
 
 impl Said {
-    /// Floats of the host in one dimension.
+    /// Describes host floats in one dimension.
     pub(crate) fn floats(data: *mut f32, count: i64) -> Self {
         Self {
             data: data.cast(),
@@ -106,7 +106,7 @@ unsafe extern "C" fn delete_unversioned(tensor: *mut DLManagedTensor) {
     unsafe { forget(Box::from_raw(tensor).manager_ctx) };
 }
 
-/// As a consumer does that needs a tensor no more.
+/// Calls the deleter, like a consumer that is done with a tensor.
 pub(crate) fn delete(tensor: *mut DLManagedTensorVersioned) {
     // SAFETY: the test owns the tensor and does not use it after this.
     unsafe { (*tensor).deleter.unwrap()(tensor) };

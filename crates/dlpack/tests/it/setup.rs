@@ -1,4 +1,4 @@
-//! A device with its memory and an importer of its tensors.
+//! A device with its memory and an importer.
 
 use transload_core::{MemoryKind, RawBuffer};
 use transload_cuda_sim::harness::{self, EndCheck, TestDevice};
@@ -11,7 +11,7 @@ pub(crate) struct Setup {
     pub(crate) device: CudaDevice,
     pub(crate) memory: CudaMemoryManager,
     pub(crate) importer: Importer,
-    /// Dropped last; taken out by tests that race or leave something alive on purpose.
+    /// Dropped last. Tests that race or leak on purpose remove it.
     pub(crate) _end: Option<EndCheck>,
 }
 
@@ -37,14 +37,14 @@ impl Setup {
         self.memory.allocate(MemoryKind::Device, bytes).unwrap()
     }
 
-    /// The bytes of any buffer of the device.
+    /// Returns the bytes of any buffer of the device.
     pub(crate) fn read(&self, buffer: &RawBuffer) -> Vec<u8> {
         let back = self.pinned(&vec![0; buffer.len()]);
         CudaStream::new(&self.device).unwrap().copy_to_host_async(buffer, &back).wait().unwrap();
         back.read().unwrap().to_vec()
     }
 
-    /// Gives everything back and checks that nothing is alive, as every drop does, and that nothing was lost.
+    /// Releases everything and checks that nothing is alive and no drop failed.
     pub(crate) fn finish(self) {
         let Self { memory, importer, .. } = &self;
         importer.drain().unwrap();

@@ -1,4 +1,4 @@
-//! Tensors that say of CUDA memory what is not so: the driver is asked, and they are refused.
+//! Tensors that describe their CUDA memory incorrectly are refused: the driver contradicts them.
 
 use std::{ffi::c_void, ptr};
 
@@ -12,7 +12,7 @@ fn at(address: u64) -> *mut c_void {
     ptr::without_provenance_mut(usize::try_from(address).unwrap())
 }
 
-/// Imports bytes that are said to lie on a device.
+/// Imports bytes that are declared to be on a device.
 fn import(
     importer: &Importer,
     device: DLDevice,
@@ -63,7 +63,7 @@ fn pointer_that_contradicts_its_tensor_is_refused() {
     assert_eq!(tell(managed, device_address, 4096), lie);
     assert_eq!(tell(managed, pinned_address, 4096), lie);
     assert_eq!(tell(own, at(256), 16), lie);
-    // Larger than any device: its end is nobody's.
+    // Larger than any device: the end is unknown to the driver.
     assert_eq!(tell(own, device_address, 1 << 46), lie);
 
     let unknown = Err(ErrorKind::UnknownDevice);

@@ -1,4 +1,4 @@
-//! Exports whose device is lost meanwhile.
+//! Exports to a device that is lost.
 
 use transload_core::Access;
 use transload_cuda_sim::harness;

@@ -1,4 +1,4 @@
-//! Exports and imports where the driver fails, or every access is watched: only the software driver can be told to.
+//! Exports and imports with injected faults and race checks, on the software driver only.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(
     clippy::unwrap_used,
@@ -34,7 +34,7 @@ fn address(tensor: *mut DLManagedTensorVersioned) -> u64 {
     unsafe { (*tensor).dl_tensor.data.addr() as u64 }
 }
 
-/// What another library does with memory on its own stream.
+/// Uses memory on a stream of its own, like another library.
 fn use_it(stream: &CudaStream, at: u64, byte: u8) -> Result<()> {
     // SAFETY: the memory is lent, or the test's own, and alive.
     unsafe { stream.memset_raw_async(at, Pattern::U8(byte), BYTES) }
@@ -51,7 +51,7 @@ fn import(setup: &Setup, stream: &CudaStream, owner: &RawBuffer) -> Result<(RawB
     Ok((setup.importer.import(tensor)?.into_buffer(), deleted))
 }
 
-/// For a test that races, or leaves something alive, on purpose.
+/// A setup for tests that race or leak on purpose.
 fn unchecked(test: harness::TestDevice) -> Setup {
     let mut setup = Setup::on(test);
     std::mem::forget(setup._end.take());
@@ -73,12 +73,12 @@ fn export_and_import_have_no_race_for_fifty_seeds() {
         use_it(&theirs, address(lent), 2).unwrap();
         delete(lent);
         drop(other.copy_to_host_async(&there, &host));
-        // Lent again while that is read, and taken in by ourselves.
+        // Lend it again while it is read, and import it.
         let lent = Export::of::<u8>(&there).for_stream(&theirs).versioned().unwrap();
         let again = setup.importer.import(lent).unwrap().into_buffer();
         drop(ours.memset_async(&again, Pattern::U8(3)));
         drop(again);
-        // Given back once that is over: until then the loan stands.
+        // The loan ends when that is complete.
         setup.importer.drain().unwrap();
         // A producer's memory, on its stream and then on ours.
         use_it(&theirs, owner.device_address().unwrap(), 4).unwrap();
@@ -138,7 +138,7 @@ fn each_failing_driver_call_is_a_typed_error_and_nothing_is_lost() {
         if let Err(error) = &outcome {
             assert!(!error.to_string().is_empty(), "call {call}");
         }
-        // What could not be ended at its deleter ends with a later export.
+        // A loan that could not be ended by its deleter ends at a later export.
         let probe = setup.device(64);
         drop(Export::of::<u8>(&probe).versioned().unwrap());
         drop(probe);
@@ -167,7 +167,7 @@ fn failed_loan_end_is_retried() {
     let lent = Export::of::<u8>(&there).for_stream(&theirs).versioned().unwrap();
     test.sim().unwrap().fail_call(Some("cuEventRecord"), 1, 999);
     drop(lent);
-    // Tried again by this very export, before it lends.
+    // Retried by this export, before it lends.
     drop(Export::of::<u8>(&there).versioned().unwrap());
     drop((there, theirs));
     setup.finish();

@@ -26,5 +26,8 @@ fn pieces_hold_every_byte_once_and_every_gap() {
 fn thread_count_follows_file_size_up_to_sixteen() {
     assert_eq!(thread_count(None, 1000), 1);
     assert!((1..=16).contains(&thread_count(None, 1 << 40)));
-    assert_eq!((thread_count(Some(3), 1), thread_count(Some(0), 1), thread_count(Some(1 << 20), 1)), (3, 1, 64));
+    assert_eq!(
+        (thread_count(Some(3), 1), thread_count(Some(0), 1), thread_count(Some(1 << 20), 1)),
+        (3, 1, 64)
+    );
 }
