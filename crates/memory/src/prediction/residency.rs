@@ -36,7 +36,7 @@ struct State {
 #[derive(Debug, Default)]
 struct Known {
     /// Use epoch of the allocation, including the owner's next use.
-    moves: u64,
+    use_epoch: u64,
     ranges: Ranges,
     /// Whether a range was prefetched by prediction, and the allocation was not declared since.
     is_predicted: bool,
@@ -70,7 +70,7 @@ impl DeviceResidency {
             // Do not stop early: every range must be recorded as declared.
             all &= state.known.get_mut(&buffer.id()).is_some_and(|known| {
                 !std::mem::take(&mut known.is_predicted)
-                    && known.moves == buffer.use_epoch_for(self.device)
+                    && known.use_epoch == buffer.use_epoch_for(self.device)
                     && known.ranges.covers(&bytes_of(buffer))
             });
         }
@@ -96,14 +96,14 @@ impl DeviceResidency {
     /// not, prefetch it first, or the use causes page faults.
     pub fn mark_resident(&self, buffer: &RawBuffer) -> bool {
         let range = bytes_of(buffer);
-        let moves = buffer.use_epoch_for(self.device);
+        let use_epoch = buffer.use_epoch_for(self.device);
         let mut state = self.state.lock();
         if state.known.len() >= MAX_ALLOCATIONS && !state.known.contains_key(&buffer.id()) {
             state.known.clear();
         }
         let known = state.known.entry(buffer.id()).or_default();
-        if known.moves != moves || known.ranges.len() >= MAX_RANGES {
-            *known = Known { moves, ..Known::default() };
+        if known.use_epoch != use_epoch || known.ranges.len() >= MAX_RANGES {
+            *known = Known { use_epoch, ..Known::default() };
         }
         let there = known.ranges.covers(&range);
         if !there {

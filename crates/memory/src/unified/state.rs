@@ -43,7 +43,7 @@ pub(crate) struct Placement {
     /// a missing prefetch.
     pub(crate) prefetched: Option<(DeviceId, Ranges)>,
     /// Use epoch of the memory at the last check, including the device's next use.
-    pub(crate) moves: u64,
+    pub(crate) use_epoch: u64,
     /// Role and range of the last advice.
     pub(crate) advised: Option<(Role, DeviceId, Range<usize>)>,
     /// All roles for which advice was ever given.
@@ -136,7 +136,7 @@ impl HostCopy {
 impl Placement {
     /// Forgets prefetched ranges if another user accessed the memory since the last check.
     pub(crate) fn refresh(&mut self, raw: &RawBuffer) {
-        if self.prefetched.as_ref().is_some_and(|(device, _)| raw.use_epoch_for(*device) != self.moves) {
+        if self.prefetched.as_ref().is_some_and(|(device, _)| raw.use_epoch_for(*device) != self.use_epoch) {
             self.prefetched = None;
         }
     }
@@ -144,7 +144,7 @@ impl Placement {
     /// Records the current use epoch: changes since the last check are this buffer's own.
     fn record_current(&mut self, raw: &RawBuffer) {
         if let Some((device, _)) = &self.prefetched {
-            self.moves = raw.use_epoch_for(*device);
+            self.use_epoch = raw.use_epoch_for(*device);
         }
     }
 
