@@ -1,4 +1,4 @@
-//! A small number for each running thread: for what threads have a share of each.
+//! Small numbers for running threads, as indices into sharded state.
 
 use std::{
     cell::Cell,

@@ -1,4 +1,4 @@
-//! Every arena of one allocator: found by index without a lock, and by stream through what a thread used last.
+//! All arenas of one allocator: found by index without a lock, and by stream through a per-thread cache.
 
 use std::{
     cell::Cell,
@@ -22,45 +22,45 @@ use crate::{
 pub(crate) type Arena = arena::Arena<Owner, Fence, User>;
 pub(crate) type ArenaState = arena::ArenaState<Owner, Fence, User>;
 
-/// ResolvedOwner arena it is. The stream is not kept alive: before it goes, an event is recorded.
+/// The arena's owner. It does not keep the stream alive: an event is recorded before the stream is destroyed.
 pub(crate) enum Owner {
-    /// Nobody's, to be used again.
+    /// None; free for another stream.
     Vacant,
     Stream(Weak<StreamTimeline>),
     Ended(Arc<StreamEnd>),
 }
 
-/// Whether the arena serves the stream: it does not once the stream was released.
+/// Returns whether the arena serves the stream; not after the stream was released.
 #[inline]
 pub(crate) fn serves(state: &ArenaState, stream: &CudaStream) -> bool {
     matches!(&state.owner, Owner::Stream(own) if std::ptr::eq(own.as_ptr(), Arc::as_ptr(&stream.own)))
 }
 
-/// A stream that was recorded as a user of a block.
+/// A recorded user of a block.
 #[derive(Clone, Copy)]
 pub(crate) struct User {
     pub(crate) id: TimelineId,
-    /// Its own arena, where the stream is, or the event of its end.
+    /// The user's own arena, which has the stream or its end.
     pub(crate) arena: u32,
     pub(crate) generation: u64,
 }
 
-/// A stream that is still there. To be dropped with no arena locked: it may be the last handle.
+/// Upgrades the stream. Drop the result without an arena lock: it may be the last handle.
 pub(crate) fn alive(stream: &Weak<StreamTimeline>) -> Option<CudaStream> {
     let own = stream.upgrade()?;
     let timeline = Arc::clone(&own) as Arc<dyn Timeline>;
     Some(CudaStream { own, timeline })
 }
 
-/// ResolvedOwner arena it is for certain; its owner alone leaves open whether a stream is still there.
+/// An arena's owner, with an end instead of a stream that is being dropped.
 pub(crate) enum ResolvedOwner {
     Vacant,
     Stream(CudaStream),
     Ended(Fence),
 }
 
-/// ResolvedOwner arena it is, and in which generation. A stream resolve_owner last handle was dropped just now, in another thread, has said so when
-/// this returns: that thread enters it here before it does anything else. The caller holds no lock.
+/// Returns generation and owner. If another thread is dropping the last stream handle, spins until it has recorded
+/// the end here. The caller holds no lock.
 pub(crate) fn resolve_owner(arena: &Arena) -> (u64, ResolvedOwner) {
     loop {
         {
@@ -78,15 +78,15 @@ pub(crate) fn resolve_owner(arena: &Arena) -> (u64, ResolvedOwner) {
     }
 }
 
-/// In the first chunk; each further one has twice as many.
+/// Arenas in the first chunk; each further chunk has twice as many.
 const FIRST: u32 = 8;
 const CHUNKS: usize = 24;
 
-/// Arenas by index. Only grows; an arena resolve_owner stream is gone serves another one.
+/// Arenas by index. Only grows; arenas of destroyed streams are reused.
 pub(crate) struct Arenas {
     chunks: [OnceLock<Box<[Arena]>>; CHUNKS],
     len: AtomicU32,
-    /// Which of them serves which stream. Locked before any arena.
+    /// Which arena serves which stream. Locked before any arena.
     pub(crate) directory: Mutex<Directory>,
 }
 
@@ -101,20 +101,20 @@ impl Arenas {
         Self { chunks, len: AtomicU32::new(0), directory: Mutex::default() }
     }
 
-    /// The arena of a stream that has one.
+    /// Returns the arena of a stream, if it has one.
     pub(crate) fn find(&self, stream: TimelineId) -> Option<(u32, &Arena)> {
         let index = self.directory.lock().find(stream)?;
         Some((index, self.get(index)?))
     }
 
-    /// Takes note that a stream ends, which nobody else uses any more. What is left over is for when it is destroyed.
+    /// Records the end of a stream, which has no other user. Drop the result after the stream is destroyed.
     pub(crate) fn end_stream(&self, id: TimelineId, stream: &Arc<Stream>) -> Option<(Owner, Vec<Fence>)> {
         let (index, arena) = self.find(id)?;
         let needed = {
             let state = arena.lock();
             !state.blocks.is_empty() || state.is_user
         };
-        // The driver is called with no lock held.
+        // Call the driver without a lock.
         let end = if needed { StreamEnd::of(id, stream) } else { StreamEnd::complete(id, stream) };
         let mut directory = self.directory.lock();
         directory.forget(id);
@@ -129,12 +129,12 @@ impl Arenas {
         self.chunks.get(chunk)?.get()?.get(offset)
     }
 
-    /// Every arena that was ever used, with its index, in the order in which several of them may be locked.
+    /// Iterates over all arenas ever used with their indices, in lock order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Arena)> {
         (0..self.len.load(Ordering::Acquire)).filter_map(|index| Some((index, self.get(index)?)))
     }
 
-    /// One more. The caller holds the directory.
+    /// Adds an arena. The caller holds the directory.
     fn add(&self) -> Option<u32> {
         let index = self.len.load(Ordering::Relaxed);
         let (chunk, _) = position(index);
@@ -145,7 +145,7 @@ impl Arenas {
     }
 }
 
-/// Which arena serves which stream.
+/// Maps streams to arenas.
 #[derive(Default)]
 pub(crate) struct Directory {
     of: HashMap<TimelineId, u32>,
@@ -158,7 +158,7 @@ impl Directory {
         self.of.get(&stream).copied()
     }
 
-    /// The arena of a stream, which is another one's own before. `None` after some hundred million streams at a time.
+    /// Returns the arena of a stream, assigning one if needed. `None` if there are too many streams.
     pub(crate) fn enter(&mut self, arenas: &Arenas, stream: &CudaStream, is_hosts: bool) -> Option<u32> {
         if let Some(index) = self.find(stream.id()) {
             return Some(index);
@@ -178,8 +178,8 @@ impl Directory {
         self.of.remove(&stream);
     }
 
-    /// Leaves an arena to another stream if its own one ended, its work is over, and it has no block. What is left over is for
-    /// when all locks are open.
+    /// Frees an arena for reuse if its stream ended, its work is complete, and it has no blocks. Drop the result
+    /// without locks.
     #[must_use]
     pub(crate) fn vacate(&mut self, index: u32, state: &mut ArenaState) -> Option<(Owner, Vec<Fence>)> {
         let is_complete = matches!(&state.owner, Owner::Ended(end) if end.is_known_complete());
@@ -189,13 +189,13 @@ impl Directory {
         })
     }
 
-    /// The allocator is gone: no stream's end is of interest any more.
+    /// The allocator was dropped: ends of streams need no record.
     pub(crate) fn close(&mut self) {
         self.of.clear();
     }
 }
 
-/// What a thread used lately.
+/// A recently used arena of a thread.
 #[derive(Clone, Copy)]
 struct Recent {
     allocator: u64,
@@ -203,7 +203,7 @@ struct Recent {
     arena: u32,
 }
 
-/// Streams that a thread finds without the directory, at best; a power of two.
+/// Cached streams per thread; a power of two.
 const RECENT: usize = 16;
 
 thread_local! {
@@ -211,15 +211,14 @@ thread_local! {
         const { [const { Cell::new(Recent { allocator: 0, stream: None, arena: 0 }) }; RECENT] };
 }
 
-/// Where a thread remembers a stream: anywhere will do, as long as streams differ.
+/// Index in the thread's cache: any spread over streams will do.
 #[inline]
 fn slot(allocator: u64, stream: &CudaStream) -> usize {
     let address = Arc::as_ptr(&stream.own).addr();
     ((address >> 6) ^ (address >> 10) ^ allocator as usize) % RECENT
 }
 
-/// The arena that this thread used for a stream lately. A stream's identity is never used again, so what is remembered of
-/// one that is gone is never asked for.
+/// Returns the cached arena of a stream. Stream identities are never reused, so stale entries do not match.
 #[inline]
 pub(crate) fn recent(allocator: u64, stream: &CudaStream) -> Option<u32> {
     let found = RECENT_ARENAS.try_with(|lately| {
@@ -230,7 +229,7 @@ pub(crate) fn recent(allocator: u64, stream: &CudaStream) -> Option<u32> {
 }
 
 pub(crate) fn remember(allocator: u64, stream: &CudaStream, arena: u32) {
-    // A thread that is ending finds it in the directory.
+    // An ending thread uses the directory.
     let _ending = RECENT_ARENAS.try_with(|lately| {
         let recent = Recent { allocator, stream: Some(stream.own.id()), arena };
         lately[slot(allocator, stream)].set(recent);

@@ -1,4 +1,4 @@
-//! A block as a framework sees it: an address, a length, and what is needed to give it back quickly.
+//! A plain block: an address, a length, and a handle to free it quickly.
 
 use std::fmt;
 
@@ -6,8 +6,7 @@ use transload_core::{Error, ErrorKind};
 
 use super::arena::Handle;
 
-/// A block of the raw layer: a plain value that owns nothing. It stays valid until it is freed or the allocator's last
-/// handle is dropped.
+/// A plain block that owns nothing. It is valid until it is freed or the allocator's last handle is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamBlock {
     pub(super) address: u64,
@@ -18,26 +17,25 @@ pub struct StreamBlock {
 }
 
 impl StreamBlock {
-    /// Where it begins, a multiple of 512: the device's address, or the host's for pinned memory.
+    /// Returns its address, a multiple of 512: the device's, or the host's for pinned memory.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// How many bytes were asked for.
+    /// Returns the requested size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 }
 
-/// Says which block is meant: a [`StreamBlock`], or only its address.
+/// Names a block by its [`StreamBlock`] or its address.
 #[derive(Clone, Copy, Debug)]
 pub enum BlockRef {
-    /// The value that the allocation gave.
+    /// The value that the allocation returned.
     Block(StreamBlock),
-    /// The address at which it begins. A second free of an address that was given out again in between cannot be told from
-    /// a first one.
+    /// Its address. A double free by address cannot be detected if the address was allocated again in between.
     Address(u64),
 }
 
@@ -62,18 +60,17 @@ impl BlockRef {
     }
 }
 
-/// Why a block was not freed, or a use of it not recorded: the [`cause`](Error::cause) of that error. Nothing was lost: what
-/// was live still is.
+/// Why a block was not freed or its use not recorded: the [`cause`](Error::cause) of that error. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FreeError {
-    /// It was freed before.
+    /// It was already freed.
     AlreadyFreed,
-    /// No block of this allocator begins there.
+    /// No block of this allocator starts at the address.
     NeverAllocated,
     /// It was allocated on another stream, and no use on this one was recorded.
     WrongStream,
-    /// A buffer owns the memory: it ends with the buffer, which knows its uses by itself.
+    /// A buffer owns the memory and frees it when dropped.
     OwnedByBuffer,
 }
 

@@ -1,4 +1,4 @@
-//! The safe layer: a block as an owned buffer, which goes back by itself together with the fences of its uses.
+//! Owned buffers over blocks, freed on drop with the fences of their uses.
 
 use std::{any::Any, ptr::NonNull, sync::Arc};
 
@@ -18,24 +18,24 @@ struct Pooled {
     arena: u32,
     handle: Handle,
     address: u64,
-    /// The stream on which it was allocated.
+    /// The stream of its allocation.
     stream: TimelineId,
     segment: RawBuffer,
     offset: usize,
     len: usize,
-    /// What was in flight when the buffer was dropped.
+    /// Work in flight when the buffer was dropped.
     until: Vec<Fence>,
 }
 
 impl Shared {
-    /// A buffer for work of `stream`.
+    /// Allocates a buffer for work of `stream`.
     pub(super) fn buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
-        let want = AllocParams::new(bytes, true)?.within(self.options.max_split);
-        let taken = self.allocate_for_buffer(stream, want, self.ahead)?;
+        let params = AllocParams::new(bytes, true)?.within(self.options.max_split);
+        let taken = self.allocate_for_buffer(stream, params, self.ahead)?;
         self.wrap(stream, bytes, taken, false)
     }
 
-    /// A buffer of memory that nothing in flight uses, as long as there is any.
+    /// Allocates a buffer that prefers memory without work in flight.
     #[inline]
     pub(super) fn idle_buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
         self.kept_buffer(bytes).map_or_else(|| self.new_idle_buffer(stream, bytes), Ok)
@@ -46,19 +46,19 @@ impl Shared {
         if let Some(buffer) = self.polled_kept_buffer(bytes) {
             return Ok(buffer);
         }
-        let want = AllocParams::new(bytes, true)?.within(self.options.max_split);
-        let taken = match self.take_own(stream, want)? {
+        let params = AllocParams::new(bytes, true)?.within(self.options.max_split);
+        let taken = match self.take_own(stream, params)? {
             Some(taken) => taken,
             None => {
-                // Of other lengths, which may make a block of this one together.
+                // Buffers of other lengths, which may coalesce into this one.
                 self.empty_own_cache();
-                self.allocate_for_buffer(stream, want, u64::MAX)?
+                self.allocate_for_buffer(stream, params, u64::MAX)?
             }
         };
         self.wrap(stream, bytes, taken, true)
     }
 
-    /// A buffer over a block, which with `keep` is kept when it is dropped.
+    /// Wraps a block in a buffer; with `keep` it is cached when dropped.
     fn wrap(
         self: &Arc<Self>,
         stream: &CudaStream,
@@ -95,9 +95,9 @@ impl Shared {
     }
 }
 
-// SAFETY: the block lies within the segment, which `segment` keeps alive, and is nobody else's until it is given back; its
-// memory is initialised and aligned as the segment's is, at a multiple of 512 bytes from an aligned beginning. Fences
-// taken over are kept beside the block, and who gets it next is put behind them.
+// SAFETY: the block lies within the segment, which `segment` keeps alive, and has no other owner until it is freed;
+// its memory is initialised and aligned like the segment's, at a multiple of 512 bytes from an aligned start. Adopted
+// fences are kept with the block, and its next user waits for them.
 unsafe impl Storage for Pooled {
     fn place(&self) -> Place {
         self.segment.place()
@@ -126,7 +126,7 @@ unsafe impl Storage for Pooled {
     }
 
     fn as_any(&self) -> &dyn Any {
-        // Who asks wants to know resolve_owner memory it is.
+        // The caller wants the segment's storage.
         self.segment.storage().map_or(self, Storage::as_any)
     }
 }
@@ -134,7 +134,7 @@ unsafe impl Storage for Pooled {
 impl Drop for Pooled {
     fn drop(&mut self) {
         let Some(arena) = self.shared.arenas.get(self.arena) else { return };
-        // The stream's own order needs no fence, only the point for others.
+        // Work of the block's own stream needs only a point, for other streams.
         let is_own = |fence: &Fence| fence.timeline().id() == self.stream;
         self.until.retain(|fence| !fence.is_known_complete());
         let own: Vec<Fence> = self.until.extract_if(.., |fence| is_own(fence)).collect();
@@ -143,7 +143,7 @@ impl Drop for Pooled {
         let mut state = arena.lock();
         let Ok(node) = state.live(self.handle, self.address) else { return };
         if !matches!(state.owner, Owner::Stream(_)) {
-            // Used after it was released.
+            // Used after the stream's release.
             others.extend(own.iter().cloned());
             point = 0;
         }

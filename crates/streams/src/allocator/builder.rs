@@ -1,4 +1,4 @@
-//! How an allocator is to behave, said before there is one.
+//! Configures an allocator.
 
 use transload_core::{Error, ErrorKind, Result};
 use transload_memory::MemoryResource;
@@ -30,7 +30,7 @@ impl Default for Options {
     }
 }
 
-/// Makes a [`StreamOrderedAllocator`].
+/// Builds a [`StreamOrderedAllocator`].
 #[derive(Debug)]
 #[must_use = "nothing is made before `build`"]
 pub struct AllocatorBuilder<R> {
@@ -43,48 +43,50 @@ impl<R: MemoryResource> AllocatorBuilder<R> {
         Self { upstream, options: Options::default() }
     }
 
-    /// Never holds more than so many bytes of the upstream resource. By default there is no limit but the resource's own.
+    /// Limits the bytes reserved from the upstream resource. Default: no limit but the resource's own.
     pub fn limit(mut self, bytes: u64) -> Self {
         self.options.limit = bytes;
         self
     }
 
-    /// Bytes of a segment for requests of up to 1 MiB (2 MiB by default), and the least for larger ones (20 MiB).
+    /// Sets the segment size for requests of up to 1 MiB (default 2 MiB), and the minimum for larger ones (default 20
+    /// MiB), in bytes.
     pub fn segments(mut self, small: u64, large: u64) -> Self {
         self.options.segments = SegmentSizes { small, large, ..self.options.segments };
         self
     }
 
-    /// Takes segments of just the size of requests above 64 KiB, rounded up to 4 KiB: for memory that is dear to hold, such as
-    /// pinned host memory. The first requests of a size cost a segment each; what is freed is kept and split as ever.
+    /// Reserves segments of exactly the requested size for requests above 64 KiB, rounded up to 4 KiB: for expensive
+    /// memory such as pinned host memory. Freed segments are reused and split as usual.
     pub fn exact_segments(mut self) -> Self {
         self.options.segments.exact = true;
         self
     }
 
-    /// Cuts requests of up to `bytes` only from free blocks of up to `bytes`, and larger ones from blocks of at most twice their
-    /// size, as long as there is other memory: so small buffers do not keep large segments. No bound by default.
+    /// Splits only blocks of up to `bytes` for requests of up to `bytes`, and blocks of at most twice their size for
+    /// larger ones, while other memory is available: so small buffers do not occupy large segments. Default: no
+    /// bound.
     pub fn max_split(mut self, bytes: u64) -> Self {
         self.options.max_split = bytes;
         self
     }
 
-    /// How far the host may run ahead of a stream, in bytes (128 MiB by default); of pinned and mapped memory only.
+    /// Sets how far the host may run ahead of a stream, in bytes (default 128 MiB). Only for pinned and mapped
+    /// memory.
     ///
-    /// A buffer of such memory is written by the host, which waits for whatever still uses the bytes. So a request for one is
-    /// given memory that nothing in flight uses, new memory if need be, as long as what of the stream is free but in flight
-    /// makes at most so many bytes together with the request. Beyond that, or where no more memory is to be had, it gets the
-    /// block that is over first. So for each stream at most so many bytes are held that would not be without; 0 gives every
-    /// request what was freed last, as for device memory. Plain blocks are always given so.
+    /// The host writes such a buffer and would wait for earlier work on its bytes. So a request gets memory without
+    /// work in flight, new memory if needed, as long as the stream's freed memory in flight is within this limit;
+    /// beyond it, the block that completes first. 0 always reuses the most recently freed memory, as for device
+    /// memory. Plain blocks are always reused so.
     pub fn ahead(mut self, bytes: u64) -> Self {
         self.options.ahead = bytes;
         self
     }
 
-    /// Makes it. Nothing is allocated yet.
+    /// Creates the allocator. Allocates no memory yet.
     ///
     /// # Errors
-    /// `InvalidArgument` for segments of 0 bytes or of no whole number of 512 bytes.
+    /// `InvalidArgument` for segment sizes that are 0 or no multiple of 512 bytes.
     pub fn build(self) -> Result<StreamOrderedAllocator> {
         let SegmentSizes { small, large, .. } = self.options.segments;
         if [small, large].iter().any(|size| *size == 0 || !size.is_multiple_of(MIN_BLOCK_SIZE)) {

@@ -1,7 +1,7 @@
-//! Idle buffers that were dropped, kept whole for the next request of the same thread and length.
+//! Caches dropped idle buffers for the next request of the same length on the same thread.
 //!
-//! Each thread has a shard of its own, so threads share no state while their own buffers serve them. A kept buffer is still a
-//! live block of its stream: whatever needs memory, or exact numbers, empties the shards first.
+//! Each thread has its own shard, so threads share no state while their shards serve them. A cached buffer is still a
+//! live block of its stream: the shards are emptied when memory is short or exact numbers are needed.
 
 use transload_core::{RawBuffer, Recycler, SpareBuffer};
 
@@ -11,10 +11,10 @@ use super::{
 };
 use crate::{CudaStream, thread_number::thread_number};
 
-/// Shards of an allocator. More threads than that share them.
+/// Shards per allocator; further threads share them.
 const SHARDS: usize = 64;
 
-/// What one thread keeps. Each kept buffer owns a reference to the allocator.
+/// A thread's cached buffers. Each owns a reference to the allocator.
 type Shard = super::shard::Shard<SpareBuffer>;
 
 pub(super) fn shards() -> Box<[Shard]> {
@@ -27,13 +27,13 @@ impl Shared {
         &self.shards[thread_number() % SHARDS]
     }
 
-    /// A kept buffer of this length that nothing uses.
+    /// Returns a cached buffer of this length that nothing uses.
     #[inline]
     pub(super) fn kept_buffer(&self, len: usize) -> Option<RawBuffer> {
         self.kept_if(len, SpareBuffer::renew)
     }
 
-    /// As [`kept_buffer`](Self::kept_buffer), and asks the driver about the one that was dropped first: its answer is one about
+    /// Like [`kept_buffer`](Self::kept_buffer), but polls the driver for the oldest one in flight: its state covers
     /// all that the stream used before.
     pub(super) fn polled_kept_buffer(&self, len: usize) -> Option<RawBuffer> {
         let _held = self.track_transit();
@@ -59,17 +59,17 @@ impl Shared {
         }
     }
 
-    /// Frees what the calling thread keeps.
+    /// Frees the calling thread's cached buffers.
     pub(super) fn empty_own_cache(&self) {
         self.empty(self.own_shard(), false);
     }
 
-    /// Frees what all threads keep. Returns whether that was anything.
+    /// Frees all cached buffers. Returns whether there were any.
     pub(super) fn empty_caches(&self) -> bool {
         self.shards.iter().filter(|shard| self.empty(shard, false)).count() > 0
     }
 
-    /// Frees what all threads keep, and keeps nothing from now on. The caller has a reference to the allocator.
+    /// Frees all cached buffers and disables caching. The caller has a reference to the allocator.
     pub(super) fn close_caches(&self) {
         self.shards.iter().for_each(|shard| {
             self.empty(shard, true);
@@ -77,10 +77,10 @@ impl Shared {
     }
 
     fn empty(&self, shard: &Shard, close: bool) -> bool {
-        // Another thread that finds too little memory waits for this to be put down.
+        // A thread that is short of memory waits for this guard.
         let _held = self.track_transit();
         let spares = shard.take_all(close);
-        // With the shard unlocked: fences are dropped.
+        // Dropped without the lock: they have fences.
         !spares.is_empty()
     }
 }

@@ -1,4 +1,4 @@
-//! Tells the allocators that serve a stream of its end, before it is destroyed.
+//! Notifies a stream's allocators before the stream is destroyed, while an event can still be recorded.
 
 use std::sync::Arc;
 
@@ -8,30 +8,30 @@ use transload_cuda_sys::Stream;
 
 use super::arenas::Arenas;
 
-/// The allocators that are allocators of a stream's end. Kept alive by this: of an allocator that goes at the same moment, each side
-/// would else find the other gone already, and nobody would know of the stream's work.
+/// The allocators that serve a stream. Strong references: with weak ones, a stream and an allocator dropped
+/// concurrently could each miss the other.
 #[derive(Default)]
 pub(crate) struct DestroyHooks {
     allocators: Mutex<Vec<Arc<Arenas>>>,
 }
 
 impl DestroyHooks {
-    /// Adds an allocator, which knows the stream already, to those that are allocators of the end of stream `id`, which this is of.
+    /// Adds an allocator that has registered stream `id`.
     pub(crate) fn add(&self, id: TimelineId, arenas: Arc<Arenas>) {
-        // Dropped after the lock.
+        // Dropped without the lock.
         let mut closed = Vec::new();
         let mut allocators = self.allocators.lock();
-        // Once is enough for one that was there before the stream was released.
+        // Also removes duplicates and allocators that have released the stream.
         let is_out = |known: &mut Arc<Arenas>| Arc::ptr_eq(known, &arenas) || known.find(id).is_none();
         closed.extend(allocators.extract_if(.., is_out));
         allocators.push(arenas);
         drop(allocators);
     }
 
-    /// `stream` is destroyed with its last reference; nobody else can use it.
+    /// Notifies the allocators. `stream` has no other user and is destroyed with its last reference.
     pub(crate) fn run(&self, id: TimelineId, stream: &Arc<Stream>) {
         let allocators = std::mem::take(&mut *self.allocators.lock());
-        // Dropped when all were allocators: it may be the last handle of anything.
+        // Dropped after all were notified: these may be last handles.
         let left: Vec<_> = allocators.iter().map(|arenas| arenas.end_stream(id, stream)).collect();
         drop((left, allocators));
     }

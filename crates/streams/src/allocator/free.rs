@@ -1,4 +1,4 @@
-//! Giving blocks of the raw layer back, also by address, and with further streams as users.
+//! Frees plain blocks, also by address, and records further users.
 
 use transload_core::{ErrorKind, Fence, Result};
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{CudaStream, completion::after_capture::AfterCapture};
 
-/// Finds the live block of an arena that is meant.
+/// Returns the live block of an arena that `block` names.
 #[inline]
 fn find(state: &ArenaState, block: BlockRef) -> Result<u32, FreeError> {
     match block {
@@ -40,7 +40,7 @@ impl Shared {
         self.free_slow(block, Some(stream))
     }
 
-    /// The arena that has the block, live.
+    /// Returns the arena in which the block is live.
     fn look_for(&self, block: BlockRef) -> Result<&Arena, FreeError> {
         match block {
             BlockRef::Block(block) if block.allocator != self.id => Err(FreeError::NeverAllocated),
@@ -58,7 +58,7 @@ impl Shared {
                         Err(known) => refusal = known,
                     }
                 }
-                // Merged with its neighbours it is no block's beginning any more.
+                // A merged block is no longer found by its start.
                 let is_in_free_block =
                     || self.arenas.iter().any(|(_, arena)| arena.lock().blocks.is_in_free_block(address));
                 if refusal == FreeError::NeverAllocated && is_in_free_block() {
@@ -78,7 +78,7 @@ impl Shared {
             let mut state = arena.lock();
             let node = find(&state, block).map_err(refuse)?;
             let is_its_own = stream.is_none_or(|stream| serves(&state, stream));
-            // The block's stream was released, and is used again.
+            // The block's stream was released and is used again.
             let again =
                 stream.filter(|stream| matches!(&state.owner, Owner::Ended(end) if end.of == stream.id()));
             let recorded = state.users.get(&node).map_or(&[][..], Vec::as_slice);
@@ -93,7 +93,7 @@ impl Shared {
             }
             state.freed += 1;
             let order = Order { freed: state.freed, point: 0 };
-            // Neither live nor to be had by anyone until its fences are known.
+            // Neither live nor free until its fences are known.
             state.blocks.free_deferred(node, order);
             (node, users, again)
         };
@@ -120,21 +120,21 @@ impl Shared {
         }
     }
 
-    /// Fences of everything that the users enqueued so far.
+    /// Returns fences for everything the users enqueued so far.
     fn ends_of(&self, users: &[User]) -> Result<Vec<Fence>> {
         let mut until = Vec::new();
         for user in users {
             let Some(arena) = self.arenas.get(user.arena) else { continue };
             match resolve_owner(arena) {
-                // Its arena serves another stream by now, so its end is over.
+                // Its arena serves another stream by now, so its work is complete.
                 (generation, _) if generation != user.generation => {}
                 (_, ResolvedOwner::Vacant) => {}
                 (_, ResolvedOwner::Ended(end)) => until.push(end),
                 (_, ResolvedOwner::Stream(stream)) => match stream.fence() {
                     Ok(fence) => until.push(fence),
-                    // Nothing of it runs any more.
+                    // A lost device does no work any more.
                     Err(error) if error.kind() == ErrorKind::DeviceLost => {}
-                    // Someone captures it: the block is parked until that is over.
+                    // Being captured: the block stays pending until the capture is over.
                     Err(error) if error.kind() == ErrorKind::Busy => until.push(AfterCapture::of(stream)),
                     Err(error) => stream.synchronize().map_err(|_| error)?,
                 },
@@ -161,7 +161,7 @@ impl Shared {
         let node = find(&state, block).map_err(refuse)?;
         state.blocks.node_mut(node).holder = Holder::CallerAndUsers;
         let users = state.users.entry(node).or_default();
-        // What is known of it may be of before it was released, which is over.
+        // An older entry may precede a release, when its work was complete.
         users.retain(|known| known.id != user.id);
         users.push(user);
         Ok(())

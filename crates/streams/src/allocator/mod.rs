@@ -1,7 +1,8 @@
-//! Memory in the order of streams: freed memory is used again at once in its own stream, and wrong_thread behind its work.
+//! Stream-ordered memory: freed memory is reused at once on its own stream, and on others after its work.
 //!
-//! Every method may be called from any thread. Threads that use streams of their own do not disturb each other: each stream
-//! has its own blocks behind its own lock. While a stream's own blocks serve its requests, the driver is not called.
+//! Every method may be called from any thread. Each stream has its own free lists with their own lock, so threads
+//! with separate streams do not contend. The driver is called only if a stream's own free blocks do not serve a
+//! request.
 
 mod allocate;
 mod arena;
@@ -37,36 +38,37 @@ use self::{
 };
 use crate::CudaStream;
 
-/// Allocates blocks in the order of streams, cut from large segments of an upstream resource. Clones share it.
+/// Allocates stream-ordered blocks from large segments of an upstream resource. Clones share it.
 ///
-/// A block freed on a stream is given to that stream's next request at once: what uses it next is enqueued behind what used
-/// it last. To another stream it is given when the work is known to be over, or behind a wait on the device; the event for
-/// that is recorded only then.
+/// A block freed on a stream serves that stream's next request at once: the next use is enqueued after the last one.
+/// Another stream gets it when its work is known to be complete, or with a wait on the device. The event for that
+/// wait is recorded only then.
 ///
-/// Buffers of pinned and mapped memory are for the host to write: they are cut from memory that nothing in flight uses, within a
-/// bound (see [`AllocatorBuilder::ahead`]). So a loop that takes a buffer, writes it, uploads it and lets go of it writes the
-/// next one while the last one is uploaded.
+/// Buffers of pinned and mapped memory are written by the host: they use memory without work in flight, within a
+/// bound (see [`AllocatorBuilder::ahead`]). So a loop that allocates a buffer, writes it, uploads it and
+/// drops it can write the next buffer during the upload.
 ///
-/// Sizes are rounded up to multiples of 512 bytes, and every block begins at one. Requests of up to 1 MiB are cut from
-/// segments of 2 MiB, larger ones from segments of at least 20 MiB, an eighth of what is held already where that is more.
+/// Sizes are rounded up to multiples of 512 bytes, and blocks are aligned to 512. Requests of up to 1 MiB are cut
+/// from segments of 2 MiB, larger ones from segments of at least 20 MiB, or an eighth of the reserved memory if that
+/// is more.
 ///
-/// Two layers share the same memory. [`allocate_for_stream`](Self::allocate_for_stream) gives plain addresses to frameworks,
-/// which free them by hand. [`allocate_buffer`](Self::allocate_buffer) gives owned buffers, resolve_owner fences say by themselves
-/// which streams use them.
+/// There are two interfaces to the same memory. [`allocate_for_stream`](Self::allocate_for_stream) returns plain
+/// addresses for frameworks, which free them explicitly. [`allocate_buffer`](Self::allocate_buffer) returns owned
+/// buffers, which track their uses by fences.
 ///
-/// When a stream is destroyed that is not idle, an event is recorded at its end: its blocks can still be freed, by
-/// [`free`](Self::free), and its free memory serves other streams behind that event.
-/// Where someone captures it at that moment, the event is recorded once the capture is over, and the stream destroyed then.
+/// When a stream with work in flight is destroyed, an event is recorded at its end. Its live blocks can still be
+/// freed, by [`free`](Self::free), and its free memory serves other streams after that event. If the stream is being
+/// captured, it is destroyed, and the event recorded, after the capture.
 ///
-/// A stream that someone captures into a graph is left alone: its own free blocks serve it, also from within the capture, and
-/// blocks freed meanwhile that it was recorded as a user of are parked until the capture ends. Memory that a captured graph
-/// uses is the graph's at every launch, which no stream's order shows: free it only when the graph is gone.
+/// While a stream is being captured into a graph, its own free blocks serve it, also within the capture, and its
+/// blocks with recorded users stay pending until the capture ends. A captured graph uses its memory at every launch,
+/// which no stream order shows: free such memory only after the graph is destroyed.
 ///
-/// When memory is short, a request waits for the work of streams that free memory is behind; what another backend still does
-/// to free memory is not waited for, since this very thread may be what ends it.
+/// When memory is short, a request waits for streams that still use free memory, but not for other backends, whose
+/// work this thread may have to finish.
 ///
-/// When the last handle and the last buffer are gone, every segment goes back behind the work of all streams, whether all
-/// blocks were freed or not.
+/// When the last handle and the last buffer are dropped, every segment is released after the work of all streams,
+/// even if blocks were not freed.
 ///
 /// # Example
 /// ```
@@ -101,12 +103,12 @@ pub struct StreamOrderedAllocator {
     _handle: Arc<Handle>,
 }
 
-/// Names a callback, to remove it.
+/// Identifies a registered callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallbackId(u64);
 
 impl StreamOrderedAllocator {
-    /// An allocator over a resource, without a limit of its own.
+    /// Creates an allocator over a resource, without a limit of its own.
     #[must_use]
     pub fn new(upstream: impl MemoryResource) -> Self {
         Self::over(Box::new(upstream), builder::Options::default())
@@ -117,46 +119,46 @@ impl StreamOrderedAllocator {
         Self { _handle: Handle::of(&shared), shared }
     }
 
-    /// An allocator with a limit, other sizes of segments, or another rule for reuse.
+    /// Returns a builder for a limit, other segment sizes, or other reuse rules.
     pub fn builder<R: MemoryResource>(upstream: R) -> AllocatorBuilder<R> {
         AllocatorBuilder::new(upstream)
     }
 
-    /// A block for work that is enqueued on `stream` from now on. Its content is undefined, and it may not be used by the
-    /// host or other streams before the stream has come so far.
+    /// Allocates a block for work that is enqueued on `stream` from now on. Its content is undefined. The host and
+    /// other streams may use it only after the stream has reached this point.
     ///
     /// # Errors
-    /// `InvalidArgument` for 0 bytes, for a stream of another device, and for a per-thread default stream; `OutOfMemory` with the numbers after everything that
-    /// could be given back was; the driver's.
+    /// `InvalidArgument` for 0 bytes, a stream of another device, and a per-thread default stream; `OutOfMemory` with
+    /// the numbers if memory is still short after releasing what is possible; the driver's.
     #[inline]
     pub fn allocate_for_stream(&self, stream: &CudaStream, bytes: usize) -> Result<StreamBlock> {
-        let want = AllocParams::new(bytes, false)?.within(self.shared.options.max_split);
+        let params = AllocParams::new(bytes, false)?.within(self.shared.options.max_split);
         let block = |arena, address, handle| {
-            let (bytes, allocator) = (want.requested, self.shared.id);
+            let (bytes, allocator) = (params.requested, self.shared.id);
             StreamBlock { address, bytes, allocator, handle, arena }
         };
         {
             let mut own = self.shared.arena_for(stream)?;
-            if let Some((handle, address)) = own.state.take_block(want) {
+            if let Some((handle, address)) = own.state.take_block(params) {
                 return Ok(block(own.index, address, handle));
             }
         }
-        let taken = self.shared.allocate_slow(stream, want)?;
+        let taken = self.shared.allocate_slow(stream, params)?;
         Ok(block(taken.arena, taken.address, taken.handle))
     }
 
-    /// Gives a block back, behind what is enqueued so far on the stream on which it was allocated and on all streams that
-    /// were recorded as its users. `stream` is one of them.
+    /// Frees a block, ordered after all work enqueued so far on its stream and on its recorded users. `stream` is one
+    /// of these.
     ///
     /// # Errors
-    /// `InvalidArgument` with a [`FreeError`] as its cause: freed already, never allocated, or the wrong stream. Nothing has
-    /// changed then. The driver's, where an event for a recorded user cannot be had; the block is still live then.
+    /// `InvalidArgument` with a [`FreeError`] as its cause: already freed, never allocated, or the wrong stream.
+    /// Nothing has changed then. The driver's, if the event for a recorded user failed; the block is still live then.
     #[inline]
     pub fn free_for_stream(&self, block: impl Into<BlockRef>, stream: &CudaStream) -> Result<()> {
         self.shared.free_on(block.into(), stream)
     }
 
-    /// As [`free_for_stream`](Self::free_for_stream), where the stream of the block is gone or not at hand.
+    /// Like [`free_for_stream`](Self::free_for_stream), if the block's stream was destroyed or is not at hand.
     ///
     /// # Errors
     /// As for `free_for_stream`.
@@ -164,8 +166,8 @@ impl StreamOrderedAllocator {
         self.shared.free_slow(block.into(), None)
     }
 
-    /// Says that `stream` uses the block too: once it is freed, it is used again only behind what is enqueued there by then.
-    /// That the stream's work comes after the block's own stream is the caller's to see to.
+    /// Records `stream` as a user of the block: once freed, the block is reused only after the work enqueued there
+    /// until then. The caller orders the stream's work after the block's own stream.
     ///
     /// # Errors
     /// As for [`free_for_stream`](Self::free_for_stream).
@@ -173,22 +175,23 @@ impl StreamOrderedAllocator {
         self.shared.record_use(block.into(), stream)
     }
 
-    /// An owned buffer over a block. Any stream may use it: operations wait by themselves for what is in flight on the memory,
-    /// which within one stream means not at all. Dropped, its memory can be used again at once, behind what is in flight.
+    /// Allocates an owned buffer. Any stream may use it: operations wait for conflicting work in flight on its
+    /// memory, which is not needed within one stream. When it is dropped, its memory can be reused at once, after the
+    /// work in flight.
     ///
     /// # Errors
-    /// As for [`allocate_for_stream`](Self::allocate_for_stream). `Busy` where someone captures the stream into a graph and
-    /// the memory at hand is behind work of it that no event covers yet.
+    /// As for [`allocate_for_stream`](Self::allocate_for_stream). `Busy` if the stream is being captured into a graph
+    /// and the memory depends on its work that no event covers yet.
     pub fn allocate_buffer(&self, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
         self.shared.buffer(stream, bytes)
     }
 
-    /// As [`allocate_buffer`](Self::allocate_buffer), of memory that nothing in flight uses, as long as there is any or more
-    /// can be had, however much is in flight: for whoever does not know which stream uses the buffer first. `stream` is one
-    /// that does no work of its own, since what is freed in its order is used again at once.
+    /// Like [`allocate_buffer`](Self::allocate_buffer), but prefers memory without work in flight, or new memory,
+    /// without the run-ahead limit: for callers that do not know which stream uses the buffer first. `stream` does no
+    /// work of its own, since memory freed in its order is reused at once.
     ///
-    /// Dropped buffers are kept for the next request of the same length by the same thread, at most 256 of a length or 256 MiB
-    /// of them: such a request takes no lock that another thread takes. They count as live until memory is short, or
+    /// Dropped buffers are kept for the next request of the same length on the same thread, up to 256 buffers or 256
+    /// MiB per length; such a request takes no contended lock. They count as live until memory is short, or
     /// [`statistics`](Self::statistics), [`trim`](Self::trim) or [`drain`](Self::drain) frees them.
     ///
     /// # Errors
@@ -205,11 +208,12 @@ impl StreamOrderedAllocator {
         self.shared.kept_buffer(bytes)
     }
 
-    /// Work of `stream` from now on comes after everything enqueued on `on` so far, by a wait on the device. Blocks freed on
-    /// `on` until now are then used on `stream` with no further wait.
+    /// Makes later work of `stream` wait for everything enqueued on `on` so far, on the device. Blocks freed on `on`
+    /// until now are then reused on `stream` without another wait.
     ///
     /// # Errors
-    /// The driver's; `InvalidArgument` for streams of another device; `Busy` while someone captures one of them into a graph.
+    /// The driver's; `InvalidArgument` for streams of another device; `Busy` while one of them is being captured into
+    /// a graph.
     pub fn add_stream_dependency(&self, stream: &CudaStream, on: &CudaStream) -> Result<()> {
         let own = self.shared.arena_for(stream)?.index;
         let (other, generation, freed) = {
@@ -232,7 +236,7 @@ impl StreamOrderedAllocator {
         let implies = |one: &Fence, other: &Fence| {
             one.timeline().id() == other.timeline().id() && one.point() >= other.point()
         };
-        // What need not be kept is dropped with the lock open.
+        // Fences are dropped without the lock.
         let mut dropped = Vec::new();
         let mut state = self.shared.arena_for(stream)?.state;
         state.note_order(Ordered { generation, freed, point });
@@ -242,8 +246,8 @@ impl StreamOrderedAllocator {
         Ok(())
     }
 
-    /// Whether everything that the stream was told to come after is over; asks the driver. True for a stream that was told
-    /// nothing, also where this allocator could not serve it.
+    /// Returns whether all dependencies of the stream are complete. Calls the driver. True for a stream without
+    /// dependencies, also one that this allocator could not serve.
     #[must_use]
     pub fn dependencies_satisfied(&self, stream: &CudaStream) -> bool {
         let _held = self.shared.track_transit();
@@ -257,7 +261,7 @@ impl StreamOrderedAllocator {
         over
     }
 
-    /// Forgets what the stream was told to come after. Waits that are enqueued already stay.
+    /// Clears the stream's recorded dependencies. Waits that are already enqueued stay.
     pub fn clear_dependencies(&self, stream: &CudaStream) {
         let _held = self.shared.track_transit();
         let _dropped = self.shared.find_arena(stream).map(|mut own| {
@@ -266,22 +270,22 @@ impl StreamOrderedAllocator {
         });
     }
 
-    /// Blocks until the stream's work is done, lets go of its fences, and waits for other threads that are just looking after
-    /// it. For a foreign stream that is about to be destroyed: from here on, and until it is used again, only the caller's own
-    /// handles keep it in use.
+    /// Blocks until the stream's work is complete, drops its fences, and waits for other threads that are using the
+    /// stream on behalf of this allocator. For a foreign stream that is about to be destroyed: afterwards, until its
+    /// next use, only the caller's handles keep it in use.
     ///
-    /// Used again is what names it here: an allocation, a free, a recorded use. Work that was enqueued on it after the release
-    /// is not seen before that, so a block that such work uses must not be freed without naming the stream.
+    /// A next use is one that names the stream: an allocation, a free, a recorded use. Work enqueued on it after the
+    /// release is not seen before that, so a block that such work uses must not be freed without naming the stream.
     ///
     /// # Errors
-    /// `Busy` while someone captures the stream into a graph: it was not released then. The driver's, also one that the
-    /// stream's work caused; it was released all the same where that work is over.
+    /// `Busy` while the stream is being captured; it was not released then. The driver's, also one that the stream's
+    /// work caused; the stream was released nonetheless if that work is complete.
     pub fn release_stream(&self, stream: &CudaStream) -> Result<()> {
         self.shared.release(stream)
     }
 
-    /// Gives segments back that are wholly free and resolve_owner work is over. Has the upstream resource trim itself too, which may
-    /// wait for work in flight on memory that was given back to it. Answers how many bytes the allocator gave back.
+    /// Releases segments that are entirely free and whose work is complete, then trims the upstream resource, which
+    /// may wait for work in flight on memory released to it. Returns the bytes that the allocator released.
     ///
     /// # Errors
     /// The upstream resource's.
@@ -290,23 +294,23 @@ impl StreamOrderedAllocator {
         self.shared.upstream.trim().map(|()| bytes)
     }
 
-    /// As [`trim`](Self::trim), but leaves the upstream resource alone, and so waits for nothing.
+    /// Like [`trim`](Self::trim), but does not trim the upstream resource, and so never waits.
     pub fn release_cached(&self) -> u64 {
         self.shared.trim()
     }
 
-    /// Waits for everything that free memory is behind, then gives back what [`trim`](Self::trim) does. Memory behind someone's
-    /// capture stays.
+    /// Waits for all work that free memory still waits for, then does what [`trim`](Self::trim) does. Memory used by
+    /// a captured stream stays.
     ///
     /// # Errors
-    /// The first error of work that failed; all memory is given back all the same. The upstream resource's.
+    /// The first error of failed work; all memory is released nonetheless. The upstream resource's.
     pub fn drain(&self) -> Result<()> {
         let outcome = self.shared.wait_for_all_work();
         outcome.and(self.trim().map(|_| ()))
     }
 
-    /// Registers what is asked when memory is short and nothing is left to give back. It may free blocks and drop buffers of
-    /// this allocator, and answers whether the request is worth another try. No lock is held while it runs.
+    /// Registers a callback for when memory is short and nothing is left to release. It may free blocks and drop
+    /// buffers of this allocator, and returns whether the request should be retried. It runs without a lock.
     pub fn on_out_of_memory(
         &self,
         callback: impl Fn(&MemoryShortage) -> bool + Send + Sync + 'static,
@@ -316,16 +320,16 @@ impl StreamOrderedAllocator {
         CallbackId(id)
     }
 
-    /// Removes a callback. One that runs at the moment ends first only for its own caller.
+    /// Removes a callback. A concurrent call of it may still be running when this returns.
     pub fn remove_callback(&self, id: CallbackId) {
-        // Dropped with the list unlocked: it is the user's.
+        // User code: dropped without the lock.
         let _removed = {
             let mut callbacks = self.shared.callbacks.lock();
             callbacks.extract_if(.., |(of, _)| *of == id.0).collect::<Vec<_>>()
         };
     }
 
-    /// The numbers of this moment. Stops every stream's allocations for as long as they are collected.
+    /// Returns current statistics. Blocks all streams' allocations while collecting them.
     #[must_use]
     pub fn statistics(&self) -> AllocatorStatistics {
         statistics::of(&self.shared)

@@ -1,4 +1,4 @@
-//! Letting go of a stream that is about to be destroyed by someone else.
+//! Releases a stream that its owner is about to destroy.
 
 use transload_core::{ErrorKind, Fence, Result, Timeline};
 
@@ -10,7 +10,7 @@ use crate::{
 
 impl Shared {
     pub(super) fn release(&self, stream: &CudaStream) -> Result<()> {
-        /// Whoever had fences in hand before has at most put them back.
+        /// Threads with fences in transit before have at most returned them.
         const ROUNDS: usize = 2;
         self.empty_caches();
         let outcome = loop {
@@ -25,7 +25,7 @@ impl Shared {
             if self.leave(stream, freed) {
                 break outcome;
             }
-            // Used meanwhile.
+            // Used meanwhile: retry.
         };
         self.drop_completed_fences();
         for _ in 0..ROUNDS {
@@ -35,7 +35,7 @@ impl Shared {
         outcome
     }
 
-    /// Waits for what is behind captures of the stream, which are over.
+    /// Waits for fences of the stream's captures, which are over.
     fn wait_for_captures(&self, stream: &CudaStream) {
         for (_, arena) in self.arenas.iter() {
             let is_its = |fence: &&Fence| {
@@ -48,13 +48,13 @@ impl Shared {
                 all.filter(is_its).cloned().collect()
             };
             for fence in fences {
-                // An error is the stream's, which is told already.
+                // An error is the stream's and is reported already.
                 let _over = fence.wait();
             }
         }
     }
 
-    /// Lets go of all fences that are over.
+    /// Drops all completed fences.
     fn drop_completed_fences(&self) {
         for (_, arena) in self.arenas.iter() {
             let mut dropped: Vec<Fence> = Vec::new();
@@ -64,8 +64,8 @@ impl Shared {
         }
     }
 
-    /// Has the stream's arena be as if the stream had ended, resolve_owner work is over up to so many frees. Answers `false` where there
-    /// was more.
+    /// Marks the stream's arena as ended, with all work complete up to this many frees. Returns `false` if there were
+    /// more.
     fn leave(&self, stream: &CudaStream, freed: u64) -> bool {
         let end = StreamEnd::complete(stream.id(), stream.own.stream());
         let mut directory = self.arenas.directory.lock();

@@ -1,4 +1,4 @@
-//! The segments that an allocator holds of its upstream resource.
+//! Segments reserved from the upstream resource.
 
 use transload_core::{Access, Claims, Fence, RawBuffer};
 
@@ -7,22 +7,22 @@ use super::arena::size::MIN_BLOCK_SIZE;
 /// One segment.
 pub(crate) struct Segment {
     pub(crate) buffer: RawBuffer,
-    /// Where its first block begins, and how many bytes the blocks have together.
+    /// Address of its first block, and total bytes of its blocks.
     pub(crate) base: u64,
     pub(crate) size: u64,
-    /// What it counts for in the limit.
+    /// Bytes counted towards the limit.
     pub(crate) reserved: u64,
     pub(crate) small: bool,
 }
 
-/// Segments by number.
+/// Segments by index.
 #[derive(Default)]
 pub(crate) struct Segments {
     list: Vec<Option<Segment>>,
 }
 
 impl Segment {
-    /// `None` where the memory has no address.
+    /// Returns `None` if the memory has no address.
     pub(crate) fn new(buffer: RawBuffer, reserved: u64, small: bool) -> Option<Self> {
         let start = start(&buffer)?;
         let base = start.checked_next_multiple_of(MIN_BLOCK_SIZE)?;
@@ -30,7 +30,7 @@ impl Segment {
         Some(Self { buffer, base, size, reserved, small })
     }
 
-    /// Lets the memory live until the fence is over, also when the segment is dropped now.
+    /// Keeps the memory alive until the fence is complete, even if the segment is dropped now.
     pub(crate) fn keep_until(&self, fence: &Fence) {
         let claims = Claims::acquire(&mut [(&self.buffer, Access::Read)]);
         if let Ok(claims) = claims {
@@ -40,7 +40,7 @@ impl Segment {
     }
 }
 
-/// The address by which blocks are known: the device's, or the host's where the device has none of its own.
+/// Returns the address by which blocks are named: the device's, or else the host's.
 pub(crate) fn start(buffer: &RawBuffer) -> Option<u64> {
     buffer.device_address().or_else(|| buffer.host_address().map(|address| address.addr().get() as u64))
 }
@@ -53,7 +53,7 @@ impl Segments {
             self.list.len() - 1
         });
         self.list[index] = Some(segment);
-        // Each is at least a grain, so there are fewer than 2^32 of them.
+        // Each has at least 512 bytes, so there are fewer than 2^32.
         u32::try_from(index).unwrap_or(u32::MAX)
     }
 

@@ -1,4 +1,4 @@
-//! Dropped buffers that a thread keeps, by length. `tests/loom_allocator` checks this file.
+//! A thread's cached buffers by length. `tests/loom_allocator` checks this file.
 
 use std::collections::VecDeque;
 
@@ -7,51 +7,51 @@ use transload_core::mutant;
 use super::arena::size_class_counts::{CLASSES, class};
 use crate::sync::Mutex;
 
-/// Lengths that a shard keeps buffers of; a power of two.
+/// Lengths per shard; a power of two.
 const BINS: usize = 32;
-/// The most buffers of one length that a shard keeps, and the most bytes of them, but always one buffer.
+/// Maximum buffers per length, and maximum bytes, but always at least one buffer.
 const KEPT: usize = 256;
 const KEPT_BYTES: usize = 256 << 20;
 
-/// What one thread keeps. Alone in its cache lines. `S` is a dropped buffer.
+/// A thread's cached buffers, on cache lines of its own. `S` is a dropped buffer.
 #[repr(align(128))]
 pub(crate) struct Shard<S> {
     state: Mutex<State<S>>,
 }
 
 struct State<S> {
-    /// The allocator's last handle was dropped: nothing is kept any more.
+    /// Whether the allocator's last handle was dropped, so nothing is cached any more.
     is_closed: bool,
-    /// None before the first one is kept.
+    /// Empty before the first buffer is cached.
     bins: Vec<Bin<S>>,
     /// Requests served, by the class of their size.
     served: [u64; CLASSES],
 }
 
-/// Kept buffers of one length.
+/// Cached buffers of one length.
 struct Bin<S> {
     len: usize,
     idle: Vec<S>,
-    /// In flight when they were dropped.
+    /// Dropped while in flight, oldest first.
     busy: VecDeque<S>,
 }
 
-/// What a shard has for a request.
+/// A shard's result for a request.
 pub(crate) enum Kept<S> {
     Idle(S),
-    /// The one that was dropped first; perhaps nothing uses it any more.
+    /// The oldest one; its work may be complete by now.
     Busy(S),
     Nothing,
 }
 
-/// What a kept buffer is known to be.
+/// Known state of a cached buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     /// Nothing uses it.
     Idle,
-    /// Dropped just now, while in flight.
+    /// Dropped while in flight.
     Busy,
-    /// AllocatedBlock, and found to be in flight still.
+    /// Taken, and found to be still in flight.
     StillBusy,
 }
 
@@ -61,10 +61,10 @@ impl<S> Bin<S> {
     }
 }
 
-/// Where the bin of a length is.
+/// Returns the index of the bin for a length.
 #[inline]
 fn bin_of(len: usize) -> usize {
-    /// 2^64 divided by the golden ratio: neighbouring lengths come apart.
+    /// Fibonacci hashing: 2^64 divided by the golden ratio.
     const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
     ((len as u64).wrapping_mul(SPREAD) >> (u64::BITS - BINS.trailing_zeros())) as usize
 }
@@ -84,19 +84,19 @@ impl<S> Shard<S> {
         taken.unwrap_or(Kept::Nothing)
     }
 
-    /// Requests served so far, by the class of their size.
+    /// Returns the requests served so far by size class.
     pub(crate) fn served(&self) -> [u64; CLASSES] {
         self.state.lock().served
     }
 
-    /// Keeps a buffer of a length. Returns what there is no room for: the buffer, or those that were in its place. Does not touch
-    /// the shard after another thread can take the buffer, which may have the last reference to the allocator.
+    /// Caches a buffer. Returns what does not fit: the buffer, or those it replaces. Does not touch the shard after
+    /// another thread can take the buffer, which may own the last reference to the allocator.
     #[inline]
     pub(crate) fn put(&self, len: usize, spare: S, in_use: Use) -> Vec<S> {
         let mut state = self.state.lock();
         let mut out = Vec::new();
         if in_use == Use::StillBusy {
-            // It served no request.
+            // The take did not serve a request.
             state.served[class(len as u64)] -= 1;
         }
         if state.is_closed && !mutant!("streams/closed-cache-keeps-nothing") {
@@ -125,7 +125,7 @@ impl<S> Shard<S> {
         out
     }
 
-    /// Takes everything out. With `close` nothing is kept from now on.
+    /// Removes all buffers. With `close`, nothing is cached any more.
     pub(crate) fn take_all(&self, close: bool) -> Vec<S> {
         let mut state = self.state.lock();
         state.is_closed |= close;

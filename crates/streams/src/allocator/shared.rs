@@ -1,4 +1,4 @@
-//! What the handles of one allocator, and the buffers that it gave, have in common.
+//! State shared by the handles and buffers of one allocator.
 
 use std::{
     cell::Cell,
@@ -28,15 +28,15 @@ use super::{
 };
 use crate::{CudaStream, completion::after_capture::AfterCapture, sync::MutexGuard};
 
-/// Asked where memory is short; answers whether it freed anything.
+/// Called when memory is short; returns whether it freed anything.
 pub(super) type Callback = dyn Fn(&MemoryShortage) -> bool + Send + Sync;
 
 pub(super) struct Shared {
-    /// Another number for each allocator of the process.
+    /// Unique in the process.
     pub(super) id: u64,
     pub(super) upstream: Box<dyn MemoryResource>,
     pub(super) options: Options,
-    /// Of host memory, how many bytes of a stream may be in flight beside a request that gets others.
+    /// For host memory, the bytes of a stream that may be in flight while requests get other memory; else 0.
     pub(super) ahead: u64,
     pub(super) arenas: Arc<Arenas>,
     /// Locked after any arena.
@@ -45,23 +45,24 @@ pub(super) struct Shared {
     pub(super) peak_reserved: AtomicU64,
     pub(super) callbacks: Mutex<Vec<(u64, Arc<Callback>)>>,
     pub(super) last_callback: AtomicU64,
-    /// What each thread keeps of dropped idle buffers.
+    /// Dropped idle buffers, cached per thread.
     pub(super) shards: Box<[Shard<SpareBuffer>]>,
-    /// Read-locked while a thread has memory, fences or stream handles in hand that no arena shows: a thread that is short of
-    /// memory, or releases a stream, lets it put them down first. Nobody waits for a device meanwhile.
+    /// Read-locked while a thread has memory, fences or stream handles in transit, invisible in any arena. A thread
+    /// that is short of memory, or releases a stream, waits for it. No device wait happens under it.
     in_transit: RwLock<()>,
-    /// Read-locked while a thread waits for streams, of which it has handles: a thread that releases a stream waits for it.
+    /// Read-locked while a thread holds stream handles and waits for streams. A thread that releases a stream waits
+    /// for it.
     stream_handles: RwLock<()>,
-    /// Never holds anything: the allocator takes every fence over.
+    /// Never holds anything: the allocator adopts every fence.
     pub(super) reclaimer: Arc<Reclaimer>,
 }
 
 thread_local! {
-    /// How many of [`TransitGuard`] this thread has, of any allocator.
+    /// Number of [`TransitGuard`]s of this thread, of all allocators.
     static GUARDS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// While it generations, a thread has something in hand.
+/// While it exists, its thread has memory, fences or handles in transit.
 pub(super) struct TransitGuard<'a> {
     _guard: RwLockReadGuard<'a, ()>,
 }
@@ -79,20 +80,20 @@ impl Drop for TransitGuard<'_> {
     }
 }
 
-/// The arena that serves a stream.
+/// The locked arena that serves a stream.
 pub(super) struct LockedArena<'a> {
     pub(super) index: u32,
     pub(super) arena: &'a Arena,
     pub(super) state: MutexGuard<'a, ArenaState>,
 }
 
-/// A live block on its way to the caller.
+/// An allocated block, not yet returned to the caller.
 pub(super) struct AllocatedBlock {
     pub(super) arena: u32,
     pub(super) handle: arena::Handle,
     pub(super) address: u64,
     pub(super) segment: u32,
-    /// What its users must come after, where that is not the stream's own order.
+    /// Fences that its users must wait for, beyond the stream's own order.
     pub(super) behind: Vec<Fence>,
 }
 
@@ -119,34 +120,34 @@ impl Shared {
         })
     }
 
-    /// For as long as this thread has something in hand; a thread may hold several of these.
+    /// Marks memory or fences as in transit. A thread may hold several guards.
     pub(super) fn track_transit(&self) -> TransitGuard<'_> {
         TransitGuard::new(&self.in_transit)
     }
 
-    /// For as long as this thread has handles of streams, and perhaps waits for them.
+    /// Marks stream handles as held, possibly during waits.
     pub(super) fn track_handles(&self) -> TransitGuard<'_> {
         TransitGuard::new(&self.stream_handles)
     }
 
-    /// Waits until no thread has memory in hand, which new ones may prolong. A thread that has something in hand itself, as
-    /// where an upstream resource or a fence calls back, does not wait.
+    /// Waits until no thread has memory in transit; new guards may prolong the wait. Returns at once if this thread
+    /// has a guard itself, as in a callback of an upstream resource or a fence.
     pub(super) fn wait_for_transit(&self) {
         if GUARDS.get() == 0 {
             drop(self.in_transit.write());
         }
     }
 
-    /// Like [`wait_for_transit`](Self::wait_for_transit), also for handles of streams.
+    /// Like [`wait_for_transit`](Self::wait_for_transit), but also waits for stream handles.
     pub(super) fn wait_for_transit_and_handles(&self) {
         if GUARDS.get() == 0 {
-            // One after the other: who visits may take something in hand before it is done.
+            // One after the other: a holder of stream handles may take a transit guard.
             drop(self.in_transit.write());
             drop(self.stream_handles.write());
         }
     }
 
-    /// The arena that serves a stream, locked. No other arena may be locked.
+    /// Locks the arena that serves a stream, creating it if needed. No other arena may be locked.
     #[inline]
     pub(super) fn arena_for(&self, stream: &CudaStream) -> Result<LockedArena<'_>> {
         if let Some(index) = recent(self.id, stream)
@@ -160,7 +161,7 @@ impl Shared {
         self.arena_for_slow(stream)
     }
 
-    /// Like [`arena_for`](Self::arena_for), but `None` for a stream that was not used here since it was released.
+    /// Like [`arena_for`](Self::arena_for), but `None` for a stream not used here since its release.
     pub(super) fn find_arena(&self, stream: &CudaStream) -> Option<LockedArena<'_>> {
         let (index, arena) = self.arenas.find(stream.id())?;
         let state = arena.lock();
@@ -176,7 +177,7 @@ impl Shared {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        // Other threads could neither record an event on it, nor at its end.
+        // Other threads cannot record an event on it.
         if stream.own.is_per_thread() {
             let text = "memory in the order of a per-thread default stream could be reused by its thread only; valid are \
                         streams that every thread can name, also foreign ones and the legacy default stream";
@@ -190,11 +191,11 @@ impl Shared {
                     .lock()
                     .enter(&self.arenas, stream, self.ahead > 0)
                     .ok_or_else(too_many)?;
-                // Behind that, since other allocators throw out who does not know the stream. It cannot end before: the caller
-                // has a handle.
+                // After that, since other allocators' calls remove hooks of unregistered streams. The stream cannot
+                // end before: the caller has a handle.
                 stream.own.destroy_hooks.add(id, Arc::clone(&self.arenas));
             }
-            // Released meanwhile, where there is none.
+            // None if it was released meanwhile.
             let Some((index, arena)) = self.arenas.find(id) else { continue };
             let state = arena.lock();
             if serves(&state, stream) {
@@ -204,14 +205,18 @@ impl Shared {
         }
     }
 
-    /// A live block with what its users must come after, if there is one in the stream.
-    pub(super) fn take_own(&self, stream: &CudaStream, want: AllocParams) -> Result<Option<AllocatedBlock>> {
+    /// Allocates from the stream's own free blocks, if one fits.
+    pub(super) fn take_own(
+        &self,
+        stream: &CudaStream,
+        params: AllocParams,
+    ) -> Result<Option<AllocatedBlock>> {
         let mut own = self.arena_for(stream)?;
-        let node = own.state.take_own(want);
+        let node = own.state.take_own(params);
         node.map(|node| self.finish_allocation(stream, own, node, Vec::new())).transpose()
     }
 
-    /// Makes a live node of a stream's own arena ready for the caller. Where it fails, the block is free again.
+    /// Completes the allocation of a live node of the stream's arena. On failure the block is free again.
     pub(super) fn finish_allocation(
         &self,
         stream: &CudaStream,
@@ -223,14 +228,14 @@ impl Shared {
         let (block, mut watermark, generation) =
             (state.blocks.node(node).clone(), state.watermark, state.generation);
         drop(state);
-        // Another stream may be the first to use a buffer, so what this one still does to it must be a fence.
+        // Another stream may use a buffer first, so this stream's remaining work needs a fence.
         if block.holder == Holder::Buffer {
             let order = block.order;
             if order.freed > watermark.freed {
                 watermark = match self.record_watermark(arena, generation, stream) {
                     Ok(watermark) => watermark.unwrap_or_default(),
                     Err(error) => {
-                        // What it came behind from other streams it comes behind still.
+                        // The block must still wait for the fences of other streams.
                         arena.lock().free_after(node, order, behind);
                         return Err(error);
                     }
@@ -245,7 +250,7 @@ impl Shared {
         Ok(AllocatedBlock { arena: index, handle: arena::Handle { node, serial }, address, segment, behind })
     }
 
-    /// A point behind everything freed on the stream so far.
+    /// Returns a point that covers all frees on the stream so far.
     pub(super) fn record_watermark(
         &self,
         arena: &Arena,
@@ -260,7 +265,7 @@ fn too_many() -> Error {
     Error::new(ErrorKind::Unsupported, "more streams than an allocator can serve at a time")
 }
 
-/// What the handles of an allocator share: with the last of them nothing is kept for later any more.
+/// Shared by the handles of an allocator. The last one to drop closes the caches.
 pub(super) struct Handle {
     shared: Arc<Shared>,
 }
@@ -278,7 +283,7 @@ impl Drop for Handle {
 }
 
 impl Drop for Shared {
-    /// Never waits for the device: segments that are in use are parked where they came from, behind a fence of every stream.
+    /// Never waits for the device: segments in use are kept until the fences of every stream are complete.
     fn drop(&mut self) {
         let segments = self.segments.lock().take_all();
         let mut fences = Vec::new();
@@ -286,7 +291,7 @@ impl Drop for Shared {
             let owner = resolve_owner(arena).1;
             let mut state = arena.lock();
             fences.extend(state.deferred.drain(..).flat_map(|waiting| waiting.until));
-            // What streams keep of this allocator until they end shall be little, and keep none of them alive.
+            // The arenas outlive this, until their streams end: free their memory and keep no stream alive.
             let dependencies = std::mem::take(&mut state.dependencies);
             state.users.clear();
             let (last, used) =
@@ -306,7 +311,7 @@ impl Drop for Shared {
             if used && !segments.is_empty() {
                 match stream.fence() {
                     Ok(fence) => fences.push(fence),
-                    // Without a fence it has to be waited for; a lost device does nothing any more.
+                    // Without a fence, wait; a lost device does no work any more.
                     Err(error) if error.kind() == ErrorKind::DeviceLost => {}
                     Err(error) if error.kind() == ErrorKind::Busy => fences.push(AfterCapture::of(stream)),
                     Err(_) => drop(stream.synchronize()),

@@ -1,4 +1,4 @@
-//! What an allocator holds and how it served requests, as numbers.
+//! Statistics of an allocator.
 
 use serde::Serialize;
 
@@ -12,52 +12,52 @@ use super::{
     shared::Shared,
 };
 
-/// Numbers of one allocator at one moment.
+/// A snapshot of an allocator's statistics.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct AllocatorStatistics {
-    /// Bytes in live blocks, as rounded.
+    /// Bytes in live blocks, after rounding.
     pub in_use: u64,
-    /// Bytes that live blocks were asked for.
+    /// Bytes requested for live blocks.
     pub requested: u64,
-    /// Live blocks.
+    /// Number of live blocks.
     pub live_blocks: u64,
-    /// Blocks that are free once work in flight is over, as far as the driver was asked.
+    /// Number of freed blocks that still wait for work in flight, as far as known without polling.
     pub pending_free_blocks: u64,
-    /// Sum of the streams' own peaks of `in_use`: exact for one stream, an upper bound for several. Dropped idle buffers that a
-    /// thread keeps are part of it, of the other numbers not.
+    /// Sum of the streams' peaks of `in_use`: exact for one stream, an upper bound for several. Includes cached idle
+    /// buffers, unlike the other numbers.
     pub peak_in_use: u64,
-    /// Bytes held of the upstream resource.
+    /// Bytes reserved from the upstream resource.
     pub reserved: u64,
-    /// The most it held.
+    /// Peak of `reserved`.
     pub peak_reserved: u64,
-    /// Segments held.
+    /// Number of segments.
     pub segments: u64,
-    /// Those of them that are only kept: all of their blocks are free.
+    /// Number of segments without live or pending blocks.
     pub unused_segments: u64,
-    /// Streams that it serves.
+    /// Number of streams served.
     pub streams: u64,
-    /// Bytes free, also while other streams still use them.
+    /// Bytes in free blocks, including those still used by streams.
     pub free: u64,
-    /// Bytes of the largest free block, after neighbours were joined.
+    /// Bytes of the largest free block, with neighbours coalesced.
     pub largest_free: u64,
-    /// How much of what is free is not in the largest block: 0 where all of it is, towards 1 where it is in crumbs.
+    /// Fraction of the free bytes outside the largest free block: 0 if all are in it.
     pub fragmentation: f64,
-    /// Requests by how they were served.
+    /// Requests by source.
     pub served: ReuseCounts,
-    /// Size classes that were ever asked for.
+    /// Size classes with allocations.
     pub classes: Vec<SizeClassStatistics>,
 }
 
-/// Requests of one power of two.
+/// Statistics of one size class, a power of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct SizeClassStatistics {
-    /// Blocks of up to so many bytes, and more than half of it.
+    /// Maximum block size in bytes; the minimum is more than half of it.
     pub up_to: u64,
-    /// Live ones.
+    /// Live blocks.
     pub live: u64,
-    /// Allocations so far.
+    /// Total allocations.
     pub allocations: u64,
 }
 

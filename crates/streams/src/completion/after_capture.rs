@@ -1,4 +1,4 @@
-//! The end of what a stream has done by the time at which a capture of it is over: no event can be recorded before.
+//! A fence for all work of a captured stream. Its event can be recorded only when the capture is over.
 
 use std::{
     any::Any,
@@ -13,62 +13,62 @@ use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, Timeline, Timeli
 
 use crate::CudaStream;
 
-/// A timeline of one point.
+/// A timeline with one point: the end of the stream's work after the capture.
 pub(crate) struct AfterCapture {
     id: TimelineId,
     stream: CudaStream,
-    /// The fence, from when it could be had.
-    behind: OnceLock<Fence>,
+    /// The fence, once it could be recorded.
+    after: OnceLock<Fence>,
     is_lost: AtomicBool,
 }
 
 impl AfterCapture {
-    /// A fence behind the capture of `stream` and everything else on it.
+    /// Returns a fence for the end of the capture and everything else on `stream`.
     pub(crate) fn of(stream: CudaStream) -> Fence {
-        let (behind, is_lost) = (OnceLock::new(), AtomicBool::new(false));
-        Fence::new(Arc::new(Self { id: next_timeline_id(), stream, behind, is_lost }), 1)
+        let (after, is_lost) = (OnceLock::new(), AtomicBool::new(false));
+        Fence::new(Arc::new(Self { id: next_timeline_id(), stream, after, is_lost }), 1)
     }
 
-    /// Whether it is of this stream.
+    /// Returns whether it belongs to this stream.
     pub(crate) fn is_of(&self, stream: TimelineId) -> bool {
         self.stream.id() == stream
     }
 
-    /// The fence, once nobody captures the stream.
-    fn behind(&self) -> Result<Option<&Fence>> {
-        if let Some(fence) = self.behind.get() {
+    /// Returns the fence once the capture is over.
+    fn after(&self) -> Result<Option<&Fence>> {
+        if let Some(fence) = self.after.get() {
             return Ok(Some(fence));
         }
         match self.stream.fence() {
-            Ok(fence) => Ok(Some(self.behind.get_or_init(|| fence))),
+            Ok(fence) => Ok(Some(self.after.get_or_init(|| fence))),
             Err(error) if error.kind() == ErrorKind::DeviceLost => {
                 self.is_lost.store(true, Ordering::Release);
                 Err(error)
             }
-            // It says nothing about the work: asked again later.
+            // Says nothing about the work; retried later.
             Err(_) => Ok(None),
         }
     }
 }
 
-// SAFETY: its one point is reached when the capture is over and the work behind it as well.
+// SAFETY: its point is reached when the capture is over and the work after it is complete.
 unsafe impl Timeline for AfterCapture {
     fn id(&self) -> TimelineId {
         self.id
     }
 
-    /// The host's: a thread ends the capture, perhaps the very one that is short of memory meanwhile.
+    /// The host: the capture is ended by a thread, possibly the one that is out of memory.
     fn device(&self) -> DeviceId {
         DeviceId::Cpu
     }
 
     fn reached(&self) -> u64 {
-        let over = self.behind.get().is_some_and(Fence::is_known_complete);
+        let over = self.after.get().is_some_and(Fence::is_known_complete);
         u64::from(over || self.is_lost.load(Ordering::Acquire))
     }
 
     fn poll(&self, _point: u64) -> Result<bool> {
-        match self.behind()? {
+        match self.after()? {
             Some(fence) => fence.timeline().poll(fence.point()),
             None => Ok(false),
         }
@@ -76,7 +76,7 @@ unsafe impl Timeline for AfterCapture {
 
     fn wait(&self, _point: u64) -> Result<()> {
         loop {
-            if let Some(fence) = self.behind()? {
+            if let Some(fence) = self.after()? {
                 return fence.wait();
             }
             std::thread::yield_now();
@@ -84,7 +84,7 @@ unsafe impl Timeline for AfterCapture {
     }
 
     fn held_by_user(&self, _point: u64) -> Option<Error> {
-        if transload_core::mutant!("streams/capture-holds-drain") || self.behind.get().is_some() {
+        if transload_core::mutant!("streams/capture-holds-drain") || self.after.get().is_some() {
             return None;
         }
         self.stream.own.check_not_captured().err().filter(|error| error.kind() == ErrorKind::Busy)
@@ -94,7 +94,7 @@ unsafe impl Timeline for AfterCapture {
         if !matches!(self.poll(point), Ok(false)) {
             return true;
         }
-        // Nobody tells when a capture ends; who awaits that asks again and again.
+        // There is no notification of a capture's end: the task polls.
         waker.wake_by_ref();
         false
     }

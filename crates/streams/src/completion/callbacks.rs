@@ -1,7 +1,6 @@
-//! What a user wants run once a stream has come to a point: on one thread of ours, never in a function that the driver calls.
+//! User callbacks at points of a stream. They run on a thread of this library, not in a driver callback.
 //!
-//! The reactor finds out that the point is over and tells this thread, which sleeps otherwise. A slow callback delays other
-//! callbacks, and nobody's wake-ups.
+//! The reactor detects completion and wakes this thread. A slow callback delays only other callbacks.
 
 use std::{
     cell::Cell,
@@ -23,21 +22,22 @@ use super::timeline::StreamTimeline;
 
 type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// The callbacks of one stream. Whoever runs one holds this and not the stream, which may be gone by then.
+/// The callbacks of one stream. The callback thread holds this rather than the stream, which may already be
+/// destroyed.
 #[derive(Default)]
 pub(crate) struct Callbacks {
     queue: Mutex<Queue>,
-    /// Signalled when one has run.
+    /// Notified when a callback has run.
     ended: Condvar,
-    /// Whether there ever was one, so that a stream without any pays a load.
+    /// Whether a callback was ever registered. Without one, the check costs a load.
     any: AtomicBool,
 }
 
 #[derive(Default)]
 struct Queue {
-    /// In order of their points.
+    /// Sorted by point.
     waiting: VecDeque<Waiting>,
-    /// The points of those that the runner has and that have not ended, in its order.
+    /// Points of callbacks that were sent to the thread and have not finished, in order.
     sent: VecDeque<u64>,
     counts: CallbackCounts,
 }
@@ -45,11 +45,11 @@ struct Queue {
 struct Waiting {
     point: u64,
     callback: Callback,
-    /// What it will be told, once its point is over.
+    /// Its argument, once the point is complete.
     outcome: Option<Result<()>>,
 }
 
-/// How a stream's callbacks went.
+/// Counts of a stream's callbacks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CallbackCounts {
     pub(crate) run: u64,
@@ -58,7 +58,7 @@ pub(crate) struct CallbackCounts {
 }
 
 thread_local! {
-    /// Whether callbacks come about on this thread: it runs them, or finds out that they are due.
+    /// Whether this thread runs callbacks or detects that they are ready.
     static RUNS_CALLBACKS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -67,13 +67,13 @@ impl Callbacks {
         self.queue.lock().counts.clone()
     }
 
-    /// Whether a callback at or before `point` has yet to run to its end, as seen by a thread that may wait for it: not by
-    /// the one that runs them, nor by the reactor, on which a task may run.
+    /// Returns whether a callback at or before `point` has not finished. Always `false` on the callback thread and
+    /// the reactor, which must not wait for it.
     pub(crate) fn has_pending(&self, point: u64) -> bool {
         self.any.load(Ordering::Acquire) && !RUNS_CALLBACKS.get() && self.queue.lock().has_pending(point)
     }
 
-    /// Blocks until every callback at or before `point`, which is reached, has run.
+    /// Blocks until every callback at or before `point`, which is reached, has finished.
     pub(crate) fn wait(&self, point: u64) {
         let mut queue = self.queue.lock();
         while queue.has_pending(point) {
@@ -81,11 +81,11 @@ impl Callbacks {
         }
     }
 
-    /// The point of a callback is over. Gives the runner what is next, and has become due.
+    /// Sets the outcome of the callback at `point`, and sends all leading ready callbacks to the thread.
     fn make_ready(self: &Arc<Self>, point: u64, outcome: Result<()>) {
-        // The thread was started before anything was registered.
+        // The thread was started before any callback was registered.
         let Ok(runner) = runner() else { return };
-        // Locked until the runner has them, so that they stay in order whoever else hands over meanwhile.
+        // Send with the lock held, so that concurrent senders keep the order.
         let mut queue = self.queue.lock();
         if let Some(due) = queue.waiting.iter_mut().find(|waiting| waiting.point == point) {
             due.outcome = Some(outcome);
@@ -113,20 +113,20 @@ impl Callbacks {
 }
 
 impl Queue {
-    /// Whether a callback at or before the point has yet to run to its end.
+    /// Returns whether a callback at or before the point has not finished.
     fn has_pending(&self, point: u64) -> bool {
         let waiting = self.waiting.front().is_some_and(|waiting| waiting.point <= point);
         waiting || self.sent.iter().any(|at| *at <= point)
     }
 
     fn insert(&mut self, point: u64, callback: Callback) {
-        // Two threads may register at once, the later point first.
+        // Threads may register concurrently, the later point first.
         let index = self.waiting.partition_point(|waiting| waiting.point < point);
         self.waiting.insert(index, Waiting { point, callback, outcome: None });
     }
 }
 
-/// Has `callback` run once everything up to `point`, a point of its own, is over.
+/// Runs `callback` once all work up to `point` is complete. Each callback has its own point.
 pub(crate) fn register(timeline: &Arc<StreamTimeline>, point: u64, callback: Callback) {
     timeline.callbacks.any.store(true, Ordering::Release);
     timeline.callbacks.queue.lock().insert(point, callback);
@@ -136,18 +136,18 @@ pub(crate) fn register(timeline: &Arc<StreamTimeline>, point: u64, callback: Cal
     }
 }
 
-/// The calling thread is one without which no callback runs: it waits for none.
+/// Marks the calling thread as one that must not wait for callbacks, since they depend on it.
 pub(crate) fn mark_callback_thread() {
     RUNS_CALLBACKS.set(true);
 }
 
-/// Starts the thread, so that registering cannot fail after the work was marked.
+/// Starts the thread, so that registering cannot fail later.
 pub(crate) fn prepare() -> Result<()> {
     runner().map(drop)
 }
 
-/// A callback that becomes due. Keeps its stream alive until then, and no longer: who is told by the callback may expect
-/// that nobody else holds the stream.
+/// Wakes when a callback is ready. Keeps its stream alive until then only: when the callback runs, no other handle
+/// may remain.
 struct CallbackWaker {
     timeline: Arc<StreamTimeline>,
     point: u64,
@@ -168,8 +168,8 @@ struct ReadyCallback {
     outcome: Result<()>,
 }
 
-/// The way to the thread that runs callbacks, which is started at the first call. It lives as long as the process, and ends
-/// with it: what has not run by then never does.
+/// Returns the channel to the callback thread, starting it at the first call. The thread lives as long as the
+/// process; callbacks that have not run by its end never do.
 fn runner() -> Result<&'static Sender<ReadyCallback>> {
     static RUNNER: OnceLock<Result<Sender<ReadyCallback>>> = OnceLock::new();
     let started = RUNNER.get_or_init(|| {

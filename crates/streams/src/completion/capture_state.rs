@@ -1,7 +1,7 @@
-//! A stream that someone captures into a graph: what is enqueued does not run, and whoever asks or waits breaks the capture.
+//! Streams being captured. Enqueued work does not run, and a query or a wait invalidates the capture.
 //!
-//! Only a stream whose handle was given out can be captured, and one that was put behind an event of someone's: the others pay
-//! nothing for the question. On a captured stream operations with a fence are refused, since no event could tell their end.
+//! Only streams with an exposed handle, or that waited for a user's event, can be captured; others skip the check.
+//! Operations with a fence are refused on a captured stream, since no event could complete it.
 
 use std::{sync::atomic::Ordering, thread};
 
@@ -10,37 +10,37 @@ use transload_cuda_sys::{AsStream, Stream, ffi};
 
 use super::timeline::StreamTimeline;
 
-/// Whether someone captures a stream just now that this thread can name. Does not disturb the capture.
+/// Returns whether a stream that this thread can name is being captured. Does not affect the capture.
 pub(crate) fn is_captured(stream: &Stream) -> bool {
-    // The handle of a default stream means one of the current context.
+    // A default stream's handle names a stream of the current context.
     let Ok(_bound) = stream.context().enter() else { return false };
     let mut status = 0;
     // SAFETY: the stream is valid, the out pointer for the call.
     match unsafe { ffi::cuStreamIsCapturing(stream.as_raw(), &mut status) } {
         0 => status != 0,
-        // The legacy stream cannot be asked while a stream is captured that it would wait for (906).
+        // The legacy stream cannot be queried while a stream is captured that it would wait for (906).
         code => matches!(code, 900..=908),
     }
 }
 
 impl StreamTimeline {
-    /// Whether someone captures the stream just now. Does not disturb the capture.
+    /// Queries whether the stream is being captured. Does not affect the capture.
     pub(crate) fn query_captured(&self) -> bool {
         self.is_usable_here() && is_captured(self.stream())
     }
 
-    /// From here on someone may have made the stream part of a capture.
+    /// Records that the stream may have become part of a capture.
     pub(crate) fn note_possible_capture(&self) {
         self.joins.store(true, Ordering::Relaxed);
     }
 
-    /// As [`is_captured`](Self::is_captured), without the driver where that cannot be.
+    /// Like [`query_captured`](Self::query_captured), but calls the driver only if the stream can be captured.
     #[inline]
     pub(crate) fn is_captured(&self) -> bool {
         (self.events.points.is_shared() || self.joins.load(Ordering::Relaxed)) && self.query_captured()
     }
 
-    /// As [`check_usable`](Self::check_usable), and whether nobody captures the stream.
+    /// Like [`check_usable`](Self::check_usable), but also fails during a capture.
     #[inline]
     pub(crate) fn check_not_captured(&self) -> Result<()> {
         self.check_usable()?;
@@ -50,14 +50,14 @@ impl StreamTimeline {
     #[cold]
     fn captured(&self) -> Error {
         let text = format!(
-            "stream {} of {} is being captured into a graph: until the capture ends nothing tells when its work is over; \
+            "stream {} of {} is being captured into a graph: its completion cannot be observed until the capture ends; \
              enqueue into the capture through the raw handle, or record operations as a graph",
             self.id, self.device
         );
         Error::new(ErrorKind::Busy, text)
     }
 
-    /// Blocks until nobody captures the stream.
+    /// Blocks until the capture is over.
     #[cold]
     pub(crate) fn wait_for_capture_end(&self) {
         while self.query_captured() {

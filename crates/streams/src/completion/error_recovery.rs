@@ -1,4 +1,4 @@
-//! What an error means for a stream's work: over and well, over and lost, or still running.
+//! What a driver error means for a stream's work: complete, lost, or still running.
 
 use std::{thread, time::Duration};
 
@@ -8,17 +8,17 @@ use transload_memory::{lift, record_loss};
 
 use super::{stream_events::SMALL, timeline::StreamTimeline};
 
-/// How often a stream that answers nothing but errors is asked without a pause.
+/// Retries without a pause.
 const ATTEMPTS: u32 = 1000;
-/// How long the pauses are from then on.
+/// Pause between later retries.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Backoff at something that fails without saying whether work is over.
+/// Paces retries of a call that fails without saying whether the work is complete.
 #[derive(Default)]
 pub(crate) struct Backoff(u32);
 
 impl Backoff {
-    /// Lets some time pass before the next one.
+    /// Yields or sleeps before the next retry.
     pub(crate) fn pause(&mut self) {
         if self.0 < ATTEMPTS {
             self.0 += 1;
@@ -29,15 +29,15 @@ impl Backoff {
     }
 }
 
-/// Whether the error is about a graph capture (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` to
+/// Returns whether the error is about a graph capture (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` to
 /// `CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD`), and so says nothing about the work.
 pub(crate) fn is_capture_error(error: &DriverError) -> bool {
     matches!(error.code(), Some(900..=908))
 }
 
 impl StreamTimeline {
-    /// What an error of a question or a wait means. A broken context runs nothing any more. Any other error says nothing
-    /// about the work, which may still run and use memory: it is waited for, however often that takes asking.
+    /// Resolves an error of a query or a wait. After a sticky error nothing runs any more. Any other error says
+    /// nothing about the work, which may still use memory: this waits for it, with retries.
     pub(crate) fn resolve_error(&self, point: u64, error: DriverError) -> Error {
         match self.resolve_wait_error(point, error.clone()) {
             Ok(()) => lift(error),
@@ -45,7 +45,8 @@ impl StreamTimeline {
         }
     }
 
-    /// As [`resolve_error`](Self::resolve_error), for a wait: where a capture stood in its way, it has ended well once that is over.
+    /// Like [`resolve_error`](Self::resolve_error), but an error caused by a capture counts as success once the work
+    /// is complete.
     pub(crate) fn resolve_wait_error(&self, point: u64, error: DriverError) -> Result<()> {
         let mut latest = error.clone();
         let mut backoff = Backoff::default();
@@ -53,7 +54,7 @@ impl StreamTimeline {
             if latest.is_sticky() {
                 return Err(self.mark_lost(latest));
             }
-            // However long someone's capture takes: it is no silence of the device.
+            // A long capture is no sign of a lost device.
             if is_capture_error(&latest) {
                 self.wait_for_capture_end();
             }
@@ -68,13 +69,13 @@ impl StreamTimeline {
         }
     }
 
-    /// As [`resolve_error`](Self::resolve_error), for work that was enqueued without an event behind it.
+    /// Like [`resolve_error`](Self::resolve_error), for work that was enqueued without an event.
     pub(crate) fn resolve_unrecorded_error(&self, error: DriverError) -> Error {
         self.resolve_error(self.events.points.issued(), error)
     }
 
-    /// As [`resolve_error`](Self::resolve_error) for a question, which is asked again later where someone's capture stood in its way. An
-    /// event that was recorded into a capture never tells anything; the stream itself does, once the capture is over.
+    /// Like [`resolve_error`](Self::resolve_error), for a query; it is repeated later if a capture caused the error.
+    /// An event recorded into a capture never completes, so this queries the stream once the capture is over.
     pub(crate) fn resolve_query_error(&self, point: u64, error: DriverError) -> Result<bool> {
         if !is_capture_error(&error) {
             return Err(self.resolve_error(point, error));
@@ -93,13 +94,14 @@ impl StreamTimeline {
                 Ok(true)
             }
             Ok(false) => Ok(false),
-            // Asked again later: this may be the thread that serves all streams.
+            // Repeated later: this may be the thread that serves all streams.
             Err(error) if !error.is_sticky() => Ok(false),
             Err(error) => Err(self.resolve_error(point, error)),
         }
     }
 
-    /// After an error nothing of the stream runs any more: every point counts as reached, so that memory is reclaimed.
+    /// Marks the stream as lost: nothing of it runs any more, so every point counts as reached and memory is
+    /// reclaimed.
     fn mark_lost(&self, error: DriverError) -> Error {
         let error = self.broken.get_or_init(|| self.describe_loss(error)).clone();
         record_loss(self.context(), &error);
@@ -107,7 +109,7 @@ impl StreamTimeline {
         error
     }
 
-    /// The driver tells an error of work to whoever asks next, and not whose it is. What it hit is what was in flight.
+    /// CUDA reports an asynchronous error at a later call without naming the operation, so name what was in flight.
     fn describe_loss(&self, error: DriverError) -> Error {
         let (over, oldest) = {
             let pending = self.events.pending.lock();

@@ -1,4 +1,4 @@
-//! When a stream's work is complete, and who is told.
+//! Detects when a stream's work is complete, and notifies waiters.
 
 pub(crate) mod after_capture;
 pub(crate) mod callbacks;

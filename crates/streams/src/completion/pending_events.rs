@@ -1,4 +1,4 @@
-//! What a stream has in flight: events, each with the event that says when the operations up to it are over.
+//! Events recorded for a stream's work that are not yet known to be complete.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -7,42 +7,42 @@ use transload_core::TimelineId;
 
 use crate::sync::Arc;
 
-/// Marks and events that a line has room for from its beginning.
+/// Initial capacity for pending and spare events.
 const ROOM: usize = 4;
-/// How many measured durations are kept for being asked after.
+/// Durations kept until a transfer takes them.
 const DURATIONS_KEPT: usize = 256;
-/// From how many operations in flight on, submitting asks whether the oldest is completed: nobody else may ask.
+/// From this many pending events on, submitting polls an old one, since no other thread may do so.
 const POLL_FROM: usize = 64;
-/// How many submissions share one such question, which is about this many of the oldest operations.
+/// Pending events between two such polls, and the index of the event that is polled.
 const POLL_INTERVAL: usize = 32;
-/// How many other timelines a stream remembers having waited for.
+/// Other timelines for which a stream remembers its latest wait.
 const WAITS_KEPT: usize = 8;
 
-/// An event that may measure time.
+/// An event that may have a timestamp.
 pub(crate) trait Timed {
-    /// Device time since `start`; `None` where it is not known (yet). Asks the driver.
+    /// Returns the device time since `start`, or `None` if it is not known yet. Calls the driver.
     fn since(&self, start: &Self) -> Option<Duration>;
 }
 
-/// An event, and the points that it covers: those behind the mark before, up to its own.
+/// An event and the last point it covers. It covers all points after the previous event's.
 struct PendingEvent<E> {
     upto: u64,
-    /// What its operations are, for messages.
+    /// Name of its operations, for error messages.
     what: &'static str,
     end: Arc<E>,
     start: Option<Start<E>>,
 }
 
-/// The event before a measured operation; both its events have timing.
+/// The event recorded before a timed operation. Its events have timestamps.
 pub(crate) struct Start<E> {
     pub(crate) event: Arc<E>,
-    /// Whether who enqueued the operation wants its duration.
+    /// Whether the submitter asked for the duration.
     pub(crate) asked_for: bool,
-    /// Whether the stream's metrics do.
+    /// Whether the stream's metrics count the duration.
     pub(crate) counted: bool,
 }
 
-/// Both events of a measured operation that is over.
+/// Both events of a timed operation that is complete.
 pub(crate) struct Ended<E> {
     pub(crate) upto: u64,
     start: Arc<E>,
@@ -55,45 +55,45 @@ impl<E: Timed> Ended<E> {
     }
 }
 
-/// Where a point stands.
+/// What is known of a point.
 pub(crate) enum PointState<E> {
-    /// Its work is over, as far as it went well.
+    /// Its work is complete, unless it failed.
     Complete,
-    /// It is over when this event is, and so are all points up to this one.
+    /// The event that completes with it, and the last point that this event covers.
     Pending(Arc<E>, u64),
     /// No event covers it yet.
     Unrecorded,
 }
 
-/// Device times of operations that were measured and are over.
+/// Total device time of the complete timed operations.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Measured {
     pub(crate) operations: u64,
     pub(crate) time: Duration,
 }
 
-/// The events of a stream in order of submission, and the events to be used again.
+/// A stream's pending events in order of submission, and spare events to record again.
 pub(crate) struct PendingEvents<E> {
     events: VecDeque<PendingEvent<E>>,
-    /// How many of the events are of measured operations.
+    /// Number of pending events of timed operations.
     timed: usize,
-    /// The last point of a mark, or that was over before it got one.
+    /// Last point that is covered by an event or complete.
     covered: u64,
     /// The last point whose work ended.
     completed: u64,
-    /// Events without and with timing whose operations are over. Someone may still wait on one: recording it anew would make
-    /// them wait longer.
+    /// Completed events without and with timestamps. Re-recording one that has waiters would prolong their wait.
     spare: [Vec<Arc<E>>; 2],
     durations: VecDeque<(u64, Duration)>,
-    /// Measured operations that another thread's event told the end of before their own was recorded or over.
+    /// Timed operations found complete, by a later event, before their own event was recorded or complete.
     untimed: Vec<Ended<E>>,
     measured: Measured,
-    /// How far other timelines were waited for: a later wait for an earlier point is implied.
+    /// Latest point waited for on other timelines. It implies a wait for earlier points.
     waited: SmallVec<[(TimelineId, u64); WAITS_KEPT]>,
 }
 
 impl<E: Timed> PendingEvents<E> {
-    /// An empty line with room: whether an early copy takes long enough to need it is chance, and no reason to allocate then.
+    /// Returns an empty list with capacity, so that submitting does not allocate when the first copies happen to
+    /// overlap.
     pub(crate) fn with_room() -> Self {
         Self {
             events: VecDeque::with_capacity(ROOM),
@@ -108,32 +108,32 @@ impl<E: Timed> PendingEvents<E> {
         }
     }
 
-    /// An event to record again, if there is one.
+    /// Returns a spare event without waiters.
     pub(crate) fn take_spare(&mut self, is_timed: bool) -> Option<Arc<E>> {
         let spare = &mut self.spare[usize::from(is_timed)];
         let index = spare.iter().rposition(|event| Arc::strong_count(event) == 1)?;
         Some(spare.swap_remove(index))
     }
 
-    /// Keeps an event to be recorded again.
+    /// Keeps an event for re-recording.
     pub(crate) fn recycle(&mut self, is_timed: bool, event: Arc<E>) {
         self.spare[usize::from(is_timed)].push(event);
     }
 
-    /// A point of old work in flight, where there is much and it is time to ask again. A question costs as much as ten
-    /// events (1.25 µs on an H200), so it is asked once in so many, about as many.
+    /// From 64 pending events on, at each multiple of 32, returns the 32nd oldest point to poll: a query costs 1.25
+    /// µs on an H200, as much as ten records.
     pub(crate) fn point_to_poll(&self) -> Option<u64> {
         let asks = self.events.len() >= POLL_FROM && self.events.len().is_multiple_of(POLL_INTERVAL);
         asks.then(|| self.events.get(POLL_INTERVAL - 1).map(|event| event.upto)).flatten()
     }
 
-    /// What the oldest work in flight is, in words.
+    /// Returns the name of the oldest pending operation.
     pub(crate) fn oldest(&self) -> Option<&'static str> {
         self.events.front().map(|event| event.what)
     }
 
-    /// `end` was recorded behind the work of every point up to `upto`. Where another thread's event for a later point came first,
-    /// that one covers these points, too.
+    /// Adds `end`, recorded after the work of all points up to `upto`. It is spare if another thread's event already
+    /// covers them.
     pub(crate) fn push(&mut self, upto: u64, what: &'static str, end: Arc<E>, start: Option<Start<E>>) {
         if start.is_none() && upto <= self.covered {
             return self.recycle(false, end);
@@ -162,8 +162,8 @@ impl<E: Timed> PendingEvents<E> {
             .map_or(PointState::Unrecorded, |event| PointState::Pending(Arc::clone(&event.end), event.upto))
     }
 
-    /// Forgets the events up to `point`, which is over and so all before it are; their events are used again. Where measured
-    /// operations are among them it returns those and does nothing: [`complete_with`](Self::complete_with) wants their durations.
+    /// Removes the events up to `point`, which is complete, and keeps them as spares. If timed operations are among
+    /// them, returns those and removes nothing: [`complete_with`](Self::complete_with) needs their durations.
     pub(crate) fn complete_or_list_timed(&mut self, point: u64) -> Option<Vec<Ended<E>>> {
         if self.timed == 0 || self.events.front().is_none_or(|event| event.upto > point) {
             self.complete_with(point, &[]);
@@ -176,8 +176,8 @@ impl<E: Timed> PendingEvents<E> {
         Some(self.events.iter().take_while(|event| event.upto <= point).filter_map(ended).collect())
     }
 
-    /// Forgets the events up to `point`, which is over and so all before it are. An operation without a duration is reported as
-    /// not measured.
+    /// Like [`complete_or_list_timed`](Self::complete_or_list_timed), with the durations. An operation without one is
+    /// reported as not measured.
     pub(crate) fn complete_with(&mut self, point: u64, durations: &[(u64, Option<Duration>)]) {
         self.completed = self.completed.max(point);
         self.covered = self.covered.max(point);
@@ -216,7 +216,7 @@ impl<E: Timed> PendingEvents<E> {
         }
     }
 
-    /// The device times of what is over.
+    /// Returns the totals of the complete timed operations.
     pub(crate) fn measured(&self) -> Measured {
         self.measured
     }
@@ -226,13 +226,13 @@ impl<E: Timed> PendingEvents<E> {
         self.durations.remove(index).map(|(_, duration)| duration)
     }
 
-    /// Takes the events of a measured operation whose duration was not known when it was found to be over.
+    /// Removes the events of an operation that was complete before its duration was known.
     pub(crate) fn take_untimed(&mut self, point: u64) -> Option<Ended<E>> {
         let index = self.untimed.iter().position(|ended| ended.upto == point)?;
         Some(self.untimed.swap_remove(index))
     }
 
-    /// Whether this stream already waits for `point` of another timeline.
+    /// Returns whether this stream already waits for `point` of another timeline.
     pub(crate) fn waits_for(&self, timeline: TimelineId, point: u64) -> bool {
         self.waited.iter().any(|(id, upto)| *id == timeline && *upto >= point)
     }

@@ -1,28 +1,27 @@
-//! The points of a stream: how many were issued, how far events cover them, and whether they may go without for a while.
+//! A stream's points: how many were issued, covered by an event, and reached.
 //!
-//! Recording an event costs as much host time as enqueueing a last_batched copy. So a run of last_batched copies and fills shares one: a
-//! point is issued when the driver has taken its work, and the event that covers it is recorded when somebody asks, when the
-//! run is full, or before anything else is enqueued. What an event is recorded behind always includes the work of every
-//! point issued before.
+//! Recording an event takes as much host time as enqueueing a small copy, so a batch of small copies and fills shares
+//! one. A point is issued after the driver has accepted its work. The event of a batch is recorded when a thread
+//! polls it, when the batch is full, or before any other operation is enqueued. It covers every point issued before.
 
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
-/// How many last_batched operations share an event at most. At 16 the event is 15 ns of each; a fence waits for 15 last_batched
-/// operations of its own stream that it need not wait for, at most.
+/// Maximum number of small operations in a batch. With 16, the event costs 15 ns per operation, and a fence waits for
+/// at most 15 later operations.
 pub(crate) const BATCH: u64 = 16;
 
-/// The counters. All methods may be called from any thread.
+/// The counters of one stream. All methods may be called from any thread.
 pub(crate) struct Points {
-    /// The last point issued. Its work was taken by the driver before.
+    /// Last point issued. The driver accepted its work before.
     issued: AtomicU64,
-    /// The last point that an event covers, or that is known to be reached.
+    /// Last point that is covered by an event or reached.
     covered: AtomicU64,
     /// The last point known to be reached.
     reached: AtomicU64,
-    /// The last point of a run that has an event.
+    /// Last point of a flushed batch.
     last_batched: AtomicU64,
-    /// Someone outside can enqueue work of any kind on the stream: no point may go without an event then, since a late one
-    /// would also cover what they enqueued meanwhile, and that may wait for the host.
+    /// Whether other code can enqueue work through the handle. Every point then needs its event at once: a later one
+    /// would also cover that work, which may wait for the host.
     shared: AtomicBool,
 }
 
@@ -37,16 +36,17 @@ impl Points {
         }
     }
 
-    /// The next point, for work that the driver has taken. Others may issue points meanwhile.
+    /// Issues the next point, for work that the driver has accepted. Other threads may issue points concurrently.
     pub(crate) fn issue(&self) -> u64 {
         self.issued.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// The next point, for a last_batched operation that the driver has taken; and whether the run must be closed now.
+    /// Issues the next point, for a small operation; returns it and whether the batch must be flushed now.
     #[inline]
     pub(crate) fn issue_small(&self) -> (u64, bool) {
         let point = self.issue();
-        // Behind the point: whoever shares the stream either sees it and closes the run, or is seen here.
+        // Read after issuing: a thread that shares the stream either sees the point and flushes, or its flag is seen
+        // here.
         let shared = self.shared.load(Ordering::Acquire);
         (point, shared || point.saturating_sub(self.covered.load(Ordering::Relaxed)) >= BATCH)
     }
@@ -57,11 +57,11 @@ impl Points {
         self.shared.load(Ordering::Relaxed)
     }
 
-    /// From here on every point needs an event at once. The caller closes the run.
+    /// Requires an event for every later point. The caller flushes the open batch.
     pub(crate) fn share(&self) {
         self.shared.store(true, Ordering::Release);
-        // A change of `issued` that changes nothing: of two changes one comes after the other. Either a point was issued
-        // before, and its run is closed behind this; or whoever gives one later reads from here, and sees the flag.
+        // A no-op read-modify-write orders this with `issue_small`: either the point came first and the caller
+        // flushes its batch, or the issuing thread sees the flag.
         if !transload_core::mutant!("streams/share-meets-points") {
             self.issued.fetch_add(0, Ordering::AcqRel);
         }
@@ -73,46 +73,46 @@ impl Points {
         self.issued.load(Ordering::Acquire)
     }
 
-    /// Whether points were issued that no event covers.
+    /// Returns whether points were issued that no event covers.
     #[inline]
     pub(crate) fn batch_is_open(&self) -> bool {
         self.covered.load(Ordering::Acquire) < self.issued()
     }
 
-    /// Whether a run is open with nothing outstanding before it.
+    /// Returns whether the open batch is all that is outstanding.
     #[inline]
     pub(crate) fn only_a_batch_is_outstanding(&self) -> bool {
         self.batch_is_open() && self.covered.load(Ordering::Relaxed) <= self.reached()
     }
 
-    /// Whether the last operation was a last_batched one.
+    /// Returns whether the last operation was a small one.
     #[inline]
     pub(crate) fn last_was_small(&self) -> bool {
         self.batch_is_open() || self.last_batched.load(Ordering::Relaxed) == self.issued()
     }
 
-    /// A run ends with this point.
+    /// Records that a batch ends with this point.
     pub(crate) fn end_batch(&self, upto: u64) {
         self.last_batched.store(upto, Ordering::Relaxed);
     }
 
-    /// Whether an event covers the point, or it is reached.
+    /// Returns whether an event covers the point, or it is reached.
     pub(crate) fn is_covered(&self, point: u64) -> bool {
         self.covered.load(Ordering::Acquire) >= point
     }
 
-    /// An event was recorded behind the work of all points up to this one.
+    /// Records that an event covers all points up to this one.
     pub(crate) fn cover(&self, upto: u64) {
         self.covered.fetch_max(upto, Ordering::AcqRel);
     }
 
-    /// All points up to this one are reached.
+    /// Records that all points up to this one are reached.
     pub(crate) fn reach(&self, upto: u64) {
         self.covered.fetch_max(upto, Ordering::AcqRel);
         self.reached.fetch_max(upto, Ordering::Release);
     }
 
-    /// Nothing of the stream runs any more: every point counts as reached.
+    /// Marks every point as reached, after the stream was lost.
     pub(crate) fn reach_all(&self) {
         self.reached.store(u64::MAX, Ordering::Release);
     }
@@ -123,7 +123,7 @@ impl Points {
         self.reached.load(Ordering::Acquire)
     }
 
-    /// How many points were issued and are not known to be reached.
+    /// Returns the number of points issued and not known to be reached.
     pub(crate) fn outstanding(&self) -> u64 {
         self.issued.load(Ordering::Relaxed).saturating_sub(self.reached.load(Ordering::Relaxed))
     }

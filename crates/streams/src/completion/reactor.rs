@@ -1,6 +1,6 @@
-//! One thread that asks events and wakes tasks: the asynchronous side of completion.
+//! One thread that polls events and wakes tasks.
 //!
-//! It asks without pause while something completed a moment ago, then in growing intervals, and rests while nobody waits.
+//! It polls without pause for a while after a completion, then at growing intervals, and parks while no task waits.
 
 use std::{
     sync::{Arc, OnceLock, Weak},
@@ -18,17 +18,16 @@ use super::{
     timeline::StreamTimeline,
 };
 
-/// How long it asks without pause after the last completion or request: longer than a small copy takes.
+/// Time of polling without pause after the last completion or request: longer than a small copy takes.
 const BUSY: Duration = Duration::from_micros(200);
-/// The longest interval between questions.
+/// Longest interval between polls.
 const SLOWEST: Duration = Duration::from_micros(500);
 
-/// Timelines, and tasks to be woken at once, that it has room for from its beginning: awaiting for the first time
-/// allocates no more than later. Beyond so many, streams that nobody waits for are given up.
+/// Initial capacity for streams and wakers, so that the first await allocates no more than later ones. With more
+/// streams, those without waiters are deregistered.
 const ROOM: usize = 64;
 
-/// What the reactor has of a stream. A task that awaits a point holds its fence, and a callback its stream: the reactor keeps none
-/// alive.
+/// A stream's registration. It does not keep the stream alive: a waiting task holds a fence, a callback its stream.
 pub(crate) type StreamRegistration = Registration<Weak<StreamTimeline>>;
 
 /// The process's reactor.
@@ -38,7 +37,7 @@ pub(crate) struct Reactor {
 }
 
 impl Reactor {
-    /// The reactor, started at the first call. Its thread lives as long as the process.
+    /// Returns the reactor, starting its thread at the first call. The thread lives as long as the process.
     pub(crate) fn get() -> Result<&'static Self> {
         static REACTOR: OnceLock<Reactor> = OnceLock::new();
         static STARTED: OnceLock<Result<()>> = OnceLock::new();
@@ -56,19 +55,19 @@ impl Reactor {
             .map(|()| reactor)
     }
 
-    /// Whether it rests because nobody waits for any stream.
+    /// Returns whether it is parked because no task waits for any stream.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.is_idle()
     }
 
-    /// Asks for the stream's events until nobody waits for it any more.
+    /// Polls the stream's events until no task waits for it.
     pub(crate) fn notify(&self, registration: &Arc<StreamRegistration>) {
         if self.queue.notify(registration) && !transload_core::mutant!("streams/await-unparks-reactor") {
             self.unpark();
         }
     }
 
-    /// Asks once more without a pause, for what it already knows of.
+    /// Polls the registered streams once more without a pause.
     pub(crate) fn poll_now(&self) {
         if self.queue.poll_now() {
             self.unpark();
@@ -82,11 +81,11 @@ impl Reactor {
     }
 
     fn run(&self) {
-        // It rests only from here on, so that who sees it rest finds its handle.
+        // Set before the thread first parks, so that a thread that sees it parked finds the handle.
         let _first = self.thread.set(thread::current());
-        // A failure leaves the thread in the usual mode, in which it might disturb a capture but nothing else.
+        // If this fails, polls may invalidate a capture in progress.
         let _capture = RelaxedCapture::enter();
-        // A waker may run its task here and now, and the task may synchronise a stream.
+        // A waker may run its task inline, and the task may synchronise a stream.
         callbacks::mark_callback_thread();
         let mut registrations: Vec<Arc<StreamRegistration>> = Vec::with_capacity(ROOM);
         let mut woken: Vec<Waker> = Vec::with_capacity(ROOM);
@@ -104,7 +103,7 @@ impl Reactor {
                 }
                 let Some(timeline) = registration.stream.upgrade() else { continue };
                 waiting |= timeline.wake_reached(&mut woken);
-                // Perhaps the last handle of a stream: dropped under no lock, and before anyone is told that its work is over.
+                // This may drop the last handle of a stream: without a lock, and before its waiters are woken.
                 let _panic = catch_panic(|| drop(timeline));
             }
             if came || !woken.is_empty() {
@@ -115,7 +114,7 @@ impl Reactor {
             if waiting {
                 let quiet = active.elapsed();
                 if quiet > BUSY && self.queue.try_park(&registrations, false) {
-                    // In proportion to how long the work already takes, so that the delay stays a small part of it.
+                    // In proportion to the time waited so far, so that the added latency stays a small part of it.
                     thread::park_timeout((quiet / 16).min(SLOWEST));
                     self.queue.unparked();
                 }
@@ -128,7 +127,7 @@ impl Reactor {
         }
     }
 
-    /// Gives up streams that are gone, or that nobody waits for.
+    /// Deregisters streams that were dropped or have no waiters.
     fn forget(&self, registrations: &mut Vec<Arc<StreamRegistration>>) {
         registrations.retain(|registration| {
             registration.stream.strong_count() > 0 && !self.queue.deregister(registration)

@@ -1,4 +1,4 @@
-//! Recording the events behind a stream's work, and making other streams wait for them.
+//! Records the events of a stream's work, and makes other streams wait for them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ impl StreamTimeline {
         spare.map_or_else(|| Event::new(self.context(), timing).map(Arc::new), Ok)
     }
 
-    /// Transfers that nobody waits for must not pile up.
+    /// Polls an old point, so that transfers without a waiter do not accumulate.
     #[inline]
     fn poll_stale(&self, old: Option<u64>) {
         if let Some(old) = old {
@@ -31,16 +31,16 @@ impl StreamTimeline {
         }
     }
 
-    /// Records the event that a measured operation's time counts from.
+    /// Records the start event of a timed operation.
     pub(crate) fn record_start(&self, asked_for: bool, counted: bool) -> Result<Start<Event>, DriverError> {
         let event = self.take_event(EventTiming::Enabled)?;
         event.record(self.stream())?;
         Ok(Start { event, asked_for, counted })
     }
 
-    /// Gives work that the driver has taken the next point, and records its event: one that covers nothing enqueued later.
-    /// Whoever enqueues anything but a small copy or fill calls [`flush_batch`](Self::flush_batch) before, so that nobody who
-    /// waits for an earlier small operation waits for this one.
+    /// Issues a point for work that the driver has accepted and records its event. Before enqueueing anything but a
+    /// small copy or fill, call [`flush_batch`](Self::flush_batch): otherwise waiters of the batch would wait for
+    /// that operation too.
     pub(crate) fn record_end(
         &self,
         start: Option<Start<Event>>,
@@ -53,7 +53,7 @@ impl StreamTimeline {
         Ok(point)
     }
 
-    /// Gives a small operation that the driver has taken the next point, in most cases without an event.
+    /// Issues a point for a small operation that the driver has accepted, usually without an event.
     #[inline]
     pub(crate) fn next_small_point(&self) -> Result<u64, DriverError> {
         let (point, close) = self.events.points.issue_small();
@@ -63,7 +63,7 @@ impl StreamTimeline {
         Ok(point)
     }
 
-    /// Records an event behind every point that has none. Blocks only where the driver has no room for an event.
+    /// Records an event for all points without one. Blocks only if the calling thread cannot record on this stream.
     #[inline]
     pub(crate) fn flush_batch(&self) -> Result<(), DriverError> {
         if self.events.points.batch_is_open() { self.record_batch() } else { Ok(()) }
@@ -72,7 +72,7 @@ impl StreamTimeline {
     #[inline(never)]
     fn record_batch(&self) -> Result<(), DriverError> {
         if self.is_captured() {
-            // The points stay without an event, and open, until the capture is over.
+            // The points stay open until the capture is over.
             return Ok(());
         }
         if !self.is_usable_here() {
@@ -86,22 +86,22 @@ impl StreamTimeline {
         Ok(())
     }
 
-    /// Records an event behind every point that has none, and asks about none.
+    /// Records an event for all points without one. Polls nothing.
     pub(crate) fn record_late(&self) -> Result<Option<u64>, DriverError> {
         let end = self.take_event(EventTiming::Disabled)?;
         self.events.close(end, |end| end.record(self.stream()))
     }
 
-    /// The handle is given out: from here on every operation has an event at once.
+    /// Marks the handle as exposed: from now on every operation has its own event.
     pub(crate) fn share(&self) {
         if !self.events.points.is_shared() {
             self.events.points.share();
-            // Where this fails a fence may also wait for what is enqueued through the handle, no more.
+            // If this fails, a fence may also wait for work enqueued through the handle.
             let _only_asked_for_late = self.flush_batch();
         }
     }
 
-    /// What covers a point, for which an event is recorded unless there is one. After an error the work is over.
+    /// Returns the state of a point, recording an event if it has none. After an error its work is complete.
     pub(crate) fn cover(&self, point: u64) -> Result<PointState<Event>> {
         let covered = self.events.pending.lock().covering(point);
         if !matches!(covered, PointState::Unrecorded) {
@@ -111,25 +111,25 @@ impl StreamTimeline {
         Ok(self.events.pending.lock().covering(point))
     }
 
-    /// Makes later work of this stream come after a fence, on the device. Returns whether it had to wait; `None` for a fence of
-    /// another backend.
+    /// Makes later work of this stream wait for a fence, on the device. Returns whether a wait was needed, or `None`
+    /// for a fence of another backend.
     pub(crate) fn wait_for_fence(&self, fence: &Fence) -> Option<Result<bool>> {
         let other = fence.timeline().as_any().downcast_ref::<Self>()?;
-        // What is earlier in the same stream is done earlier.
+        // Work of one stream is ordered already.
         Some(if std::ptr::eq(other, self) { Ok(false) } else { self.wait_for(other, fence.point()) })
     }
 
-    /// Makes later work of this stream wait for `point` of another one, on the device. Answers whether it had to: what is
-    /// over, or waited for by an earlier wait, is not waited for again.
+    /// Makes later work of this stream wait for `point` of another one, on the device. Returns whether a wait was
+    /// needed: not if the point is complete or covered by an earlier wait.
     pub(crate) fn wait_for(&self, other: &Self, point: u64) -> Result<bool> {
         if other.reached() >= point || self.events.pending.lock().waits_for(other.id(), point) {
             return Ok(false);
         }
         let (event, upto) = match other.cover(point) {
             Ok(PointState::Pending(event, upto)) => (event, upto),
-            // After an error, too, its work is over, well or not.
+            // After an error the work is complete too.
             Ok(PointState::Complete) | Err(_) => return Ok(false),
-            // Only someone's capture keeps a point without an event.
+            // Only a capture leaves a point without an event.
             Ok(PointState::Unrecorded) => {
                 return match other.check_not_captured() {
                     Err(error) => Err(error),
@@ -137,14 +137,14 @@ impl StreamTimeline {
                 };
             }
         };
-        // Nobody who waits for an earlier small operation of this stream shall wait for the other stream.
+        // Waiters of the open batch must not wait for the other stream.
         self.flush_batch().map_err(lift)?;
         match self.stream().wait_event(&event) {
             Ok(()) => {
                 self.events.pending.lock().note_wait(other.id(), upto);
                 Ok(true)
             }
-            // Where the other device is lost, its work is over and this stream is well.
+            // If the other device is lost, its work is complete and this stream is intact.
             Err(_) if other.poll(point).is_err() => Ok(false),
             Err(error) => Err(lift(error)),
         }

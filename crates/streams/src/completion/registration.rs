@@ -1,19 +1,19 @@
-//! What a stream and the reactor share: who waits for the stream's points, and whether the reactor is to poll_requested.
+//! State shared by a stream and the reactor: the stream's waiting tasks, and whether the reactor must poll.
 //!
-//! A stream is registered with the reactor once and stays so. Whoever awaits takes the stream's own lock, sets flags of the
-//! stream's own, and reads whether the reactor rests.
+//! A stream stays registered after its first await. Awaiting takes only the stream's lock, sets the stream's flags,
+//! and reads whether the reactor is parked.
 
 use super::wakers::Wakers;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, fence};
 
-/// The tasks that wait for one stream. `S` names the stream for the reactor, without keeping it alive.
+/// A stream's registration with the reactor. `S` names the stream without keeping it alive.
 pub(crate) struct Registration<S> {
     pub(crate) wakers: Mutex<Wakers>,
-    /// Whether someone waits; written with `wakers` locked.
+    /// Whether tasks wait. Written with `wakers` locked.
     has_waiters: AtomicBool,
-    /// Someone came since the reactor looked.
+    /// A task was added since the reactor's last poll.
     new_waiter: AtomicBool,
-    /// The reactor has it, or will find it among those that came.
+    /// The reactor has it, or it is in the queue.
     registered: AtomicBool,
     pub(crate) stream: S,
 }
@@ -29,34 +29,34 @@ impl<S> Registration<S> {
         }
     }
 
-    /// Whether anyone waits, as of the last change.
+    /// Returns whether tasks wait, as of the last change.
     pub(crate) fn has_waiters(&self) -> bool {
         self.has_waiters.load(Ordering::Acquire)
     }
 
-    /// Follows a change of `wakers`, which the caller has locked.
+    /// Updates the flag after a change of `wakers`, which the caller has locked.
     pub(crate) fn set_has_waiters(&self, wakers: &Wakers) {
         self.has_waiters.store(!wakers.is_empty(), Ordering::Release);
     }
 
-    /// Whether someone came since the last call.
+    /// Returns whether a task was added since the last call.
     pub(crate) fn take_new_waiter(&self) -> bool {
         self.new_waiter.load(Ordering::Relaxed) && self.new_waiter.swap(false, Ordering::Acquire)
     }
 }
 
-/// What the reactor's thread does.
+/// The reactor's thread is running.
 const RUNNING: u64 = 0;
-/// It rests for a moment, or until someone comes: it must be woken.
+/// Parked, possibly with a timeout: it must be unparked for a new waiter.
 const PARKED: u64 = 1;
-/// As `PARKED`, and nobody waited for anything.
+/// Like `PARKED`, with no task waiting.
 const IDLE: u64 = 2;
 
-/// Where streams and the reactor's thread meet.
+/// Registrations for the reactor's thread, and whether it is parked.
 pub(crate) struct ReactorQueue<S> {
-    /// Streams that the reactor does not have yet.
+    /// Registrations that the reactor has not taken yet.
     came: Mutex<Vec<Arc<Registration<S>>>>,
-    /// Something is to be looked at that no stream's flag tells of.
+    /// Whether to poll for a reason other than a stream's flag.
     poll_requested: AtomicBool,
     state: AtomicU64,
 }
@@ -70,15 +70,16 @@ impl<S> ReactorQueue<S> {
         }
     }
 
-    /// Whether the thread rests because nobody waits.
+    /// Returns whether the thread is parked with no task waiting.
     pub(crate) fn is_idle(&self) -> bool {
         self.state.load(Ordering::Relaxed) == IDLE
     }
 
-    /// Someone was added to the stream's wakers. Returns whether the thread must be unparked.
+    /// Announces a new waker of the stream. Returns whether the thread must be unparked.
     pub(crate) fn notify(&self, registration: &Arc<Registration<S>>) -> bool {
         registration.new_waiter.store(true, Ordering::Release);
-        // Either the thread sees the flag before it rests, or it is seen to rest; likewise where it gives the stream up.
+        // Either the thread sees the flag before it parks, or it is seen parked here; likewise when it deregisters
+        // the stream.
         fence(Ordering::SeqCst);
         if !registration.registered.load(Ordering::Relaxed)
             && !registration.registered.swap(true, Ordering::AcqRel)
@@ -89,7 +90,7 @@ impl<S> ReactorQueue<S> {
         self.wake()
     }
 
-    /// Has the thread look once more without a pause. Returns whether it must be unparked.
+    /// Requests one more poll without a pause. Returns whether the thread must be unparked.
     pub(crate) fn poll_now(&self) -> bool {
         self.poll_requested.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -100,7 +101,7 @@ impl<S> ReactorQueue<S> {
         self.state.load(Ordering::Relaxed) != RUNNING && self.state.swap(RUNNING, Ordering::AcqRel) != RUNNING
     }
 
-    /// Moves what came to `registrations`, for the thread. Returns whether something was to be looked at.
+    /// Moves the new registrations to `registrations`. Returns whether a poll was requested.
     pub(crate) fn take(&self, registrations: &mut Vec<Arc<Registration<S>>>) -> bool {
         let requested =
             self.poll_requested.load(Ordering::Relaxed) && self.poll_requested.swap(false, Ordering::Acquire);
@@ -110,7 +111,7 @@ impl<S> ReactorQueue<S> {
         requested
     }
 
-    /// Says that the thread is about to rest. Returns whether it may: nothing came since it looked.
+    /// Announces that the thread is about to park. Returns whether it may: no task was added since its last poll.
     pub(crate) fn try_park(&self, registrations: &[Arc<Registration<S>>], is_idle: bool) -> bool {
         self.state.swap(if is_idle { IDLE } else { PARKED }, Ordering::AcqRel);
         fence(Ordering::SeqCst);
@@ -123,19 +124,19 @@ impl<S> ReactorQueue<S> {
         !came
     }
 
-    /// The thread is up again.
+    /// Records that the thread runs again.
     pub(crate) fn unparked(&self) {
         self.state.store(RUNNING, Ordering::Release);
     }
 
-    /// Gives a stream up that nobody waits for. Returns whether it is given up: someone may have come, and registered it again.
+    /// Deregisters a stream without waiters. Returns whether that succeeded: a task may be added concurrently.
     pub(crate) fn deregister(&self, registration: &Registration<S>) -> bool {
         if registration.has_waiters() {
             return false;
         }
         registration.registered.store(false, Ordering::Release);
         fence(Ordering::SeqCst);
-        // Whoever comes from here on registers it; who came before is seen here.
+        // A task added from here on registers the stream again; an earlier one is seen here.
         let came = registration.new_waiter.load(Ordering::Relaxed) || registration.has_waiters();
         !came || registration.registered.swap(true, Ordering::AcqRel)
     }

@@ -1,10 +1,10 @@
-//! A place for one shared value, filled and emptied without a lock.
+//! A slot for one shared value, filled and emptied without a lock.
 
 use std::ptr;
 
 use crate::sync::{Arc, AtomicPtr, Ordering};
 
-/// Holds one handle of the value, or null.
+/// Holds one `Arc` of the value, or null.
 pub(crate) struct Slot<T>(AtomicPtr<T>);
 
 // SAFETY: it holds an `Arc`, which it gives and takes by value.
@@ -30,7 +30,7 @@ impl<T> Slot<T> {
         self.0.load(Ordering::Relaxed).is_null()
     }
 
-    /// Fills the slot; returns the value where there is one already.
+    /// Stores the value, or returns it if the slot is full.
     pub(crate) fn put(&self, value: Arc<T>) -> Option<Arc<T>> {
         let new = Arc::into_raw(value).cast_mut();
         match self.0.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Relaxed) {

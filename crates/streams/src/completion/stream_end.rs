@@ -1,4 +1,4 @@
-//! The end of a stream: whoever keeps something in its order is told before it is destroyed, while an event can be recorded.
+//! The end of a destroyed stream's work, as a fence.
 
 use std::{
     any::Any,
@@ -18,28 +18,28 @@ use super::{
     error_recovery::{Backoff, is_capture_error},
 };
 
-/// A timeline of one point: the end of all work of a stream that is gone.
+/// A timeline with one point: the end of all work of a destroyed stream.
 pub(crate) struct StreamEnd {
     id: TimelineId,
-    /// The stream.
+    /// The stream's identity.
     pub(crate) of: TimelineId,
     device: DeviceId,
-    /// Behind the work. None where that was complete, or waited for because nothing could be recorded.
+    /// Recorded after the work. Unset if that was complete, or waited for because recording failed.
     event: OnceLock<Event>,
-    /// The stream, where someone captured it when it ended: the event is recorded once the capture is over.
+    /// The stream, if it was being captured at its end: the event is recorded once the capture is over.
     captured: Option<Arc<Stream>>,
     complete: AtomicBool,
 }
 
-/// What tells of the end of a stream's work.
+/// How the end of a stream's work is known.
 enum EndState {
     Complete,
     Recorded(Event),
 }
 
-/// Marks the end of everything enqueued on `stream`. Answers `None` where nothing could, as while someone captures it.
+/// Records the end of all work on `stream`. Returns `None` if that failed, for example during a capture.
 fn record_end(stream: &Stream, may_wait: bool) -> Option<EndState> {
-    // To ask it would break the capture, and an event that is recorded into one never tells anything.
+    // A query would invalidate the capture, and an event recorded into a capture never completes.
     if is_captured(stream) {
         return None;
     }
@@ -48,7 +48,7 @@ fn record_end(stream: &Stream, may_wait: bool) -> Option<EndState> {
     }
     let event = Event::new(stream.context(), EventTiming::Disabled);
     match event.and_then(|event| event.record(stream).map(|()| event)) {
-        // Someone may have begun a capture meanwhile, which may be over again.
+        // A capture may have begun meanwhile, and may be over again.
         Ok(_) if is_captured(stream) => None,
         Ok(event) => match event.is_done() {
             Err(error) if is_capture_error(&error) => None,
@@ -64,7 +64,7 @@ fn record_end(stream: &Stream, may_wait: bool) -> Option<EndState> {
 }
 
 impl StreamEnd {
-    /// Marks the end of everything enqueued on `stream`.
+    /// Records the end of all work on `stream`.
     pub(crate) fn of(id: TimelineId, stream: &Arc<Stream>) -> Arc<Self> {
         let mut backoff = Backoff::default();
         loop {
@@ -79,7 +79,7 @@ impl StreamEnd {
         }
     }
 
-    /// Of a stream whose work is over.
+    /// Returns the end of a stream whose work is complete.
     pub(crate) fn complete(id: TimelineId, stream: &Stream) -> Arc<Self> {
         let end = Self::new(id, stream, None);
         end.set(Some(EndState::Complete));
@@ -100,14 +100,14 @@ impl StreamEnd {
         }
     }
 
-    /// Marks the end if a capture stood in the way and is over.
+    /// Records the end if a capture prevented that before.
     fn retry_record(&self, may_wait: bool) {
         if let Some(stream) = self.captured.as_ref().filter(|_| self.is_unrecorded()) {
             self.set(record_end(stream, may_wait));
         }
     }
 
-    /// Whether nothing tells of the end yet, since someone captured the stream when it ended.
+    /// Returns whether the end is not recorded yet because of a capture.
     pub(crate) fn is_unrecorded(&self) -> bool {
         self.event.get().is_none() && !self.is_known_complete()
     }
@@ -125,7 +125,7 @@ impl StreamEnd {
     }
 }
 
-// SAFETY: its one point is over when the event is that was recorded behind all work of the stream.
+// SAFETY: its point is reached when the event recorded after all work of the stream is complete.
 unsafe impl Timeline for StreamEnd {
     fn id(&self) -> TimelineId {
         self.id
@@ -151,7 +151,7 @@ unsafe impl Timeline for StreamEnd {
                 self.complete.store(true, Ordering::Release);
                 Err(lift(error))
             }
-            // It says nothing about the work, so it is not over yet.
+            // Says nothing about the work, so it is not complete yet.
             Err(_) => Ok(false),
         }
     }
@@ -177,14 +177,14 @@ unsafe impl Timeline for StreamEnd {
     fn held_by_user(&self, _point: u64) -> Option<Error> {
         self.retry_record(false);
         let stream = self.captured.as_ref().filter(|stream| self.is_unrecorded() && is_captured(stream));
-        stream.map(|_| Error::new(ErrorKind::Busy, "someone captures the stream into a graph"))
+        stream.map(|_| Error::new(ErrorKind::Busy, "the stream is being captured into a graph"))
     }
 
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {
         if !matches!(self.poll(point), Ok(false)) {
             return true;
         }
-        // No task of this library awaits the end of a stream; one that does asks again and again.
+        // No task of this library awaits the end of a stream, so polling is enough.
         waker.wake_by_ref();
         false
     }

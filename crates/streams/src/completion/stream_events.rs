@@ -1,8 +1,7 @@
-//! The ends of a stream's operations: points, and the events behind them, recorded by any thread without an order among them.
+//! The points of a stream and the events that complete them. Threads may record concurrently.
 //!
-//! An event is recorded after its point was given, and a point after its work was taken by the driver. So an event lies behind
-//! the work of its point and of all before it, whichever thread records first; where a later point has an event already, that
-//! one covers the earlier point as well. `tests/loom` checks this file.
+//! A point is issued after the driver accepted its work, and its event is recorded after that. So an event covers its
+//! point and all before it, whichever thread records first. `tests/loom` checks this file.
 
 use super::{
     pending_events::{PendingEvents, Start, Timed},
@@ -11,15 +10,15 @@ use super::{
 };
 use crate::sync::{Arc, Mutex};
 
-/// What the operations of a run are, for messages.
+/// Name of a batch's operations in error messages.
 pub(crate) const SMALL: &str = "small copy or fill";
 
-/// The points of a stream and its events. `E` is the driver's event.
+/// A stream's points and events. `E` is the driver's event.
 #[repr(C)]
 pub(crate) struct StreamEvents<E> {
     pub(crate) points: Points,
     pub(crate) pending: Mutex<PendingEvents<E>>,
-    /// An event to record next, had without the lock.
+    /// A spare event, taken without the lock.
     ready: Slot<E>,
 }
 
@@ -30,15 +29,14 @@ impl<E: Timed> StreamEvents<E> {
         Self { points: Points::new(is_shared), pending: Mutex::new(PendingEvents::with_room()), ready }
     }
 
-    /// An event to record again, if there is one.
+    /// Returns a spare event, if any.
     pub(crate) fn take_event(&self, is_timed: bool) -> Option<Arc<E>> {
         let ready = if is_timed { None } else { self.ready.take() };
         ready.or_else(|| self.pending.lock().take_spare(is_timed))
     }
 
-    /// Gives work that the driver has taken the next point, and then records `end`, which covers no point that is given later.
-    /// Returns the point, and an old one that it is time to ask about. Where the recording fails the point has no event, as in a
-    /// run, and the next event covers it.
+    /// Issues a point for work that the driver has accepted, then records `end` for it. Returns the point, and an old
+    /// point to poll. If recording fails, the point stays open as in a batch, and the next event covers it.
     pub(crate) fn record<R>(
         &self,
         what: &'static str,
@@ -51,8 +49,8 @@ impl<E: Timed> StreamEvents<E> {
         Ok((point, self.note(point, what, end, start)))
     }
 
-    /// Records `end` behind the points that have no event. What is given meanwhile may be covered, and is not promised. Returns
-    /// an old point that it is time to ask about.
+    /// Records `end` for all points without an event. Points issued concurrently may be covered too. Returns an old
+    /// point to poll.
     pub(crate) fn close<R>(
         &self,
         end: Arc<E>,
@@ -83,7 +81,7 @@ impl<E: Timed> StreamEvents<E> {
         old
     }
 
-    /// Takes note that everything up to `point` is over. The driver is asked for durations under no lock.
+    /// Records that everything up to `point` is complete. Durations are queried without the lock.
     pub(crate) fn advance(&self, point: u64) {
         let timed = self.pending.lock().complete_or_list_timed(point);
         if let Some(timed) = timed {

@@ -1,4 +1,4 @@
-//! A stream's timeline: which of its operations are over, found by asking their events.
+//! A stream's timeline: which operations are complete, found by querying their events.
 
 use std::{
     any::Any,
@@ -30,40 +30,41 @@ use super::{
 };
 use crate::{allocator::destroy_hooks::DestroyHooks, stream::metrics::Counters, submit::kernels::Kernels};
 
-/// Tasks that may wait for one stream before the list of them grows.
+/// Initial capacity for waiting tasks.
 const TASKS: usize = 4;
 
-/// A stream and the completion of what was enqueued on it. In this order what a small copy looks at lies together, behind the
-/// count of handles.
+/// A stream and the completion of its work. Field order matters: what a small copy reads lies together, next to the
+/// reference count.
 #[repr(C)]
 pub(crate) struct StreamTimeline {
     pub(crate) events: StreamEvents<Event>,
-    /// The one thread in which the handle means this stream, for a per-thread default stream.
+    /// For a per-thread default stream, the thread in which the handle names this stream.
     thread: Option<ThreadId>,
-    /// Taken when this is dropped: whoever keeps something in its order may need it for longer.
+    /// Taken at the drop: the end of a captured stream keeps it until the capture is over.
     stream: ManuallyDrop<Stream>,
     pub(crate) device: DeviceId,
-    /// Whether the stream was put behind an event of someone's, which may have been part of a capture.
+    /// Whether the stream waited for a user's event, which may have made it part of a capture.
     pub(crate) joins: AtomicBool,
-    /// The first error of the stream's work. The context is unusable from then on.
+    /// The first error of the stream's work. The context is unusable after it.
     pub(crate) broken: OnceLock<Error>,
     pub(crate) metrics: Counters,
     pub(crate) id: TimelineId,
     pub(crate) priority: StreamPriority,
     registration: Arc<StreamRegistration>,
-    /// Our own kernels, once one was asked for.
+    /// This crate's kernels, after their first use.
     kernels: OnceLock<Arc<Kernels>>,
-    /// The driver did not take them when a fill asked, which can do without.
+    /// Whether the driver rejected the kernels; fills then use copies.
     fills_without_kernels: AtomicBool,
-    /// What runs at completion, once something was registered.
+    /// User callbacks.
     pub(crate) callbacks: Arc<Callbacks>,
     reactor: &'static Reactor,
-    /// Who is told before the stream is destroyed.
+    /// Run before the stream is destroyed.
     pub(crate) destroy_hooks: DestroyHooks,
 }
 
 impl StreamTimeline {
-    /// `is_shared`: someone else can use the stream's handle as well; with `thread` only in that one it means this stream.
+    /// Creates a timeline. `is_shared` says that other code can use the stream's handle. With `thread`, the handle
+    /// names this stream in that thread only.
     pub(crate) fn new(
         device: DeviceId,
         priority: StreamPriority,
@@ -96,7 +97,7 @@ impl StreamTimeline {
         &self.stream
     }
 
-    /// The handle, for driver calls of this crate. Who gives it out calls [`share`](Self::share) before.
+    /// Returns the handle for this crate's driver calls. Call [`share`](Self::share) before exposing it.
     #[inline]
     pub(crate) fn raw(&self) -> RawStream {
         self.stream.as_raw()
@@ -110,30 +111,29 @@ impl StreamTimeline {
         self.events.points.outstanding()
     }
 
-    /// A point such that the event of every later one is recorded after what is enqueued by now: points are given before
-    /// their events are recorded.
+    /// Returns a point for which the event of every later point is recorded after all work enqueued so far.
     pub(crate) fn last_point(&self) -> u64 {
         self.events.points.issued()
     }
 
-    /// The error that made the stream unusable, if any did.
+    /// Returns the error that made the stream unusable, if any.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
         self.broken.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// Whether the handle means this stream in the calling thread.
+    /// Returns whether the handle names this stream in the calling thread.
     #[inline]
     pub(crate) fn is_usable_here(&self) -> bool {
         self.thread.is_none_or(|thread| thread == thread::current().id())
     }
 
-    /// Whether only one thread can name the stream.
+    /// Returns whether this is a per-thread default stream.
     pub(crate) fn is_per_thread(&self) -> bool {
         self.thread.is_some()
     }
 
-    /// As [`check`](Self::check), and whether the calling thread may use the stream at all.
+    /// Like [`check`](Self::check), but also fails in a thread in which the handle names another stream.
     #[inline]
     pub(crate) fn check_usable(&self) -> Result<()> {
         if self.is_usable_here() { self.check() } else { Err(self.wrong_thread()) }
@@ -149,13 +149,13 @@ impl StreamTimeline {
         Error::new(ErrorKind::InvalidArgument, text)
     }
 
-    /// Blocks until the stream has done what is enqueued on it.
+    /// Blocks until all enqueued work is complete.
     pub(crate) fn synchronize_driver(&self) -> Result<(), DriverError> {
-        // The handle cannot name the stream from here; waiting for the context takes in all of it.
+        // From another thread the handle names another stream: wait for the whole context.
         if self.is_usable_here() { self.stream.synchronize() } else { self.context().synchronize() }
     }
 
-    /// The kernels of the stream's context; the first call may have to load them.
+    /// Returns the kernels of the stream's context. The first call may load them.
     pub(crate) fn kernels(&self) -> Result<&Kernels> {
         if let Some(kernels) = self.kernels.get() {
             return Ok(kernels);
@@ -164,7 +164,7 @@ impl StreamTimeline {
         Ok(self.kernels.get_or_init(|| found))
     }
 
-    /// As [`kernels`](Self::kernels); `None` where the driver does not take them, which is asked once.
+    /// Like [`kernels`](Self::kernels), but `None` if the driver rejects them, which is remembered.
     pub(crate) fn fill_kernels(&self) -> Result<Option<&Kernels>> {
         if self.fills_without_kernels.load(Ordering::Relaxed) {
             return Ok(None);
@@ -179,7 +179,7 @@ impl StreamTimeline {
         }
     }
 
-    /// Blocks until everything enqueued so far is over, and takes note of it.
+    /// Blocks until all work enqueued so far is complete, and records that.
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.check_not_captured()?;
         let point = self.events.points.issued();
@@ -196,8 +196,8 @@ impl StreamTimeline {
         self.events.advance(point);
     }
 
-    /// A small copy is over before a sleeping thread wakes up: where the reactor sleeps, asking for a moment is cheaper
-    /// for everyone. While it is awake nobody asks here, so that a thousand tasks do not add up their moments.
+    /// Polls for a moment: a small copy completes before a parked reactor wakes up. Only while the reactor is idle,
+    /// so that the polls of many tasks do not add up.
     fn spin_poll(&self, point: u64) -> bool {
         const MOMENT: Duration = Duration::from_micros(10);
         let begun = Instant::now();
@@ -209,7 +209,7 @@ impl StreamTimeline {
         false
     }
 
-    /// Whether the point was over before the stream broke.
+    /// Returns the stream's error if it failed before the point was complete.
     fn outcome_at(&self, point: u64) -> Result<bool> {
         match self.broken.get() {
             Some(error) if point > self.events.pending.lock().completed() => Err(error.clone()),
@@ -217,8 +217,8 @@ impl StreamTimeline {
         }
     }
 
-    /// Asks the driver about a point, and makes nothing of its error. A point that no event covers yet, and that is not over,
-    /// has one from here on.
+    /// Queries whether a point is complete, without handling driver errors. Records an event for an incomplete point
+    /// without one.
     fn query(&self, point: u64) -> Result<bool, DriverError> {
         if self.events.points.reached() >= point {
             return Ok(true);
@@ -237,7 +237,7 @@ impl StreamTimeline {
             PointState::Unrecorded => {
                 let given = self.events.points.issued();
                 if point > given || !self.is_usable_here() {
-                    // Over, well or not.
+                    // Complete, successfully or not.
                     let _told_to_who_asks = self.wait_unrecorded(point);
                     return Ok(true);
                 }
@@ -248,7 +248,7 @@ impl StreamTimeline {
                 if over {
                     self.advance(given)
                 } else {
-                    // Nobody is asked about: this may be the question itself.
+                    // Do not poll the old point: this may be that poll.
                     let _old = self.record_late()?;
                 }
                 Ok(over)
@@ -256,7 +256,7 @@ impl StreamTimeline {
         }
     }
 
-    /// A point without an event whose recording failed before, in a thread that cannot record one: it is waited for.
+    /// Waits for a point without an event, in a thread that cannot record one.
     #[cold]
     fn wait_unrecorded(&self, point: u64) -> Result<bool> {
         let given = self.events.points.issued();
@@ -268,13 +268,13 @@ impl StreamTimeline {
         self.outcome_at(point)
     }
 
-    /// Has `waker` woken once `point` is over, which the reactor finds out; `true` where it is over already.
+    /// Wakes `waker` when `point` is complete; returns `true` if it already is.
     pub(crate) fn watch(&self, point: u64, waker: &Waker) -> bool {
         if self.events.points.reached() >= point {
             return true;
         }
         if !self.registration.wakers.lock().has(point, waker) {
-            // Cloned, and dropped where it came a second time, under no lock: it is another crate's code.
+            // Clone and drop wakers without the lock: they are code of other crates.
             let waker = waker.clone();
             let mut wakers = self.registration.wakers.lock();
             let known = wakers.add(point, waker);
@@ -286,17 +286,18 @@ impl StreamTimeline {
         false
     }
 
-    /// Asks the driver; wakes whoever waits for what is over. Answers whether someone still waits. For the reactor.
+    /// Queries the driver and collects the wakers of complete points. Returns whether tasks still wait. Called by the
+    /// reactor.
     pub(crate) fn wake_reached(&self, woken: &mut Vec<Waker>) -> bool {
         let next = self.registration.wakers.lock().first();
         let Some(next) = next else { return false };
         let given = self.events.points.issued();
         match self.query(next) {
             Ok(true) => {}
-            // An error of a moment says nothing of the work. Whoever may block finds out what it means; this thread serves all
-            // streams, and asks again.
+            // A transient error says nothing about the work. A blocking wait resolves it; this thread serves all
+            // streams and polls again.
             Ok(false) => return true,
-            // An event that was recorded into a capture never tells anything: the stream does, once that is over.
+            // An event recorded into a capture never completes; query the stream once the capture is over.
             Err(error) if is_capture_error(&error) && self.is_usable_here() => {
                 if matches!(self.resolve_query_error(given, error), Ok(false)) {
                     return true;
@@ -319,7 +320,7 @@ impl StreamTimeline {
         if !self.callbacks.has_pending(point) {
             return;
         }
-        // It finds that out at once, and hands them over.
+        // It polls at once and passes the callbacks on.
         self.reactor.poll_now();
         self.callbacks.wait(point);
     }
@@ -333,7 +334,7 @@ impl Drop for StreamTimeline {
         let wakers = std::mem::take(&mut *self.registration.wakers.lock());
         let _panic = catch_panic(|| drop(wakers));
         let Some(kernels) = self.kernels.get() else { return };
-        // In another thread the handle would name another stream. To ask one that someone captures would break the capture.
+        // In another thread the handle names another stream, and a query would invalidate a capture.
         let can_be_asked = self.is_usable_here() && !is_captured(&stream);
         if !(can_be_asked && stream.is_idle().is_ok_and(|is_idle| is_idle)) {
             kernels.leak();
@@ -341,7 +342,7 @@ impl Drop for StreamTimeline {
     }
 }
 
-// SAFETY: a point is reached when an event behind its work is over, or the device is lost (see `points` and `loss`).
+// SAFETY: a point is reached when an event after its work is complete, or the device is lost (see `points` and `error_recovery`).
 unsafe impl Timeline for StreamTimeline {
     fn id(&self) -> TimelineId {
         self.id
@@ -360,7 +361,7 @@ unsafe impl Timeline for StreamTimeline {
     }
 
     fn poll(&self, point: u64) -> Result<bool> {
-        // Known before the question, so that an idle stream has done it.
+        // Read before the query: if the stream is then idle, every point up to here is complete.
         let given = self.events.points.issued();
         match self.query(point) {
             Ok(true) => self.outcome_at(point),
@@ -373,7 +374,7 @@ unsafe impl Timeline for StreamTimeline {
         if self.reached() >= point {
             return self.outcome_at(point).map(|_| ());
         }
-        // Recorded at once, an event is enqueued while the work still runs.
+        // Record the event now, while the work still runs.
         let (event, upto) = match self.cover(point)? {
             PointState::Complete => return self.outcome_at(point).map(|_| ()),
             PointState::Unrecorded => return self.wait_unrecorded(point).map(|_| ()),

@@ -1,13 +1,14 @@
-//! Tasks that wait for points of a stream, in the order of the points.
+//! Wakers of tasks that wait for a stream's points, sorted by point.
 //!
-//! Wakers are code of other crates: they are cloned, woken and dropped under no lock, and a panic in one ends nothing else.
+//! Wakers are code of other crates: they are cloned, woken and dropped without a lock, and a panic in one does not
+//! affect others.
 
 use std::{collections::VecDeque, task::Waker};
 
 use transload_core::catch_panic;
 
-/// Points are mostly waited for in their order, thousands at once: adding one is a binary search, taking those that are over
-/// a search and a move, and nothing is allocated once there was room.
+/// Thousands of tasks may wait. Adding is a binary search, taking the reached ones a search and a move, without
+/// allocations within the capacity.
 #[derive(Default)]
 pub(crate) struct Wakers {
     /// Sorted by point, then by what [`Waker::will_wake`] compares.
@@ -19,7 +20,7 @@ fn key(point: u64, waker: &Waker) -> (u64, usize, usize) {
 }
 
 impl Wakers {
-    /// None, with room for so many.
+    /// Returns an empty list with this capacity.
     pub(crate) fn with_room(tasks: usize) -> Self {
         Self { waiting: VecDeque::with_capacity(tasks) }
     }
@@ -33,7 +34,7 @@ impl Wakers {
         self.find(point, waker).is_ok()
     }
 
-    /// Keeps a waker for a point; returns it where it is kept already, for the caller to drop under no lock.
+    /// Adds a waker for a point; returns it if already present, for the caller to drop without the lock.
     pub(crate) fn add(&mut self, point: u64, waker: Waker) -> Option<Waker> {
         match self.find(point, &waker) {
             Ok(_) => Some(waker),
@@ -44,12 +45,12 @@ impl Wakers {
         }
     }
 
-    /// The first point that someone waits for.
+    /// Returns the first point waited for.
     pub(crate) fn first(&self) -> Option<u64> {
         self.waiting.front().map(|(point, _)| *point)
     }
 
-    /// Moves those whose points are reached.
+    /// Moves the wakers of reached points to `into`.
     pub(crate) fn take_reached(&mut self, reached: u64, into: &mut Vec<Waker>) {
         let over = self.waiting.partition_point(|(at, _)| *at <= reached);
         into.extend(self.waiting.drain(..over).map(|(_, waker)| waker));

@@ -1,4 +1,4 @@
-//! Putting a stream behind a fence, and knowing when it must be left alone.
+//! Makes a stream wait for a fence, and tells when it must not.
 
 use transload_core::{Fence, Result};
 use transload_memory::lift;
@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl CudaStream {
-    /// Makes later work of this stream come after the fence, on the device where that is possible.
+    /// Makes later work of this stream wait for the fence, on the device if possible.
     pub(crate) fn wait_fence(&self, fence: &Fence) -> Result<()> {
         if fence.is_known_complete() {
             return Ok(());
@@ -24,20 +24,20 @@ impl CudaStream {
         } else if let Some(end) = timeline.downcast_ref::<StreamEnd>() {
             end.event().map_or(Ok(()), |event| self.own.stream().wait_event(event).map_err(lift))
         } else {
-            // The host's own work. That it failed is told to who awaits it.
+            // Work of another backend. Its own transfer reports errors.
             let _over = fence.wait();
             Ok(())
         }
     }
 
-    /// Whether the work is over; asks the driver, but records no event for that: a run of small copies goes on.
+    /// Returns whether the work is complete. Calls the driver, but does not end a batch to record an event.
     pub(crate) fn is_complete_by_event(fence: &Fence) -> bool {
         let stream = fence.timeline().as_any().downcast_ref::<StreamTimeline>();
         stream.is_none_or(|stream| stream.events.points.is_covered(fence.point())) && fence.is_complete()
     }
 
-    /// Whether a block may be given out that is behind the fence: a buffer's users wait for any by themselves, a stream only
-    /// for the device's, and nobody for the end of someone's capture.
+    /// Returns whether a block that waits for the fence may be reused: a buffer's users wait for any fence, a stream
+    /// only for device work, and no one for the end of a capture.
     pub(crate) fn can_wait(fence: &Fence, buffer: bool) -> bool {
         let timeline = fence.timeline().as_any();
         match timeline.downcast_ref::<StreamEnd>() {

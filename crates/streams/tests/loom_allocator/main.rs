@@ -65,12 +65,12 @@ fn arena_of(blocks: u64) -> Arc<Arena> {
     arena
 }
 
-fn want() -> AllocParams {
+fn params() -> AllocParams {
     AllocParams::new(512, false).unwrap()
 }
 
 fn take(arena: &Arena) -> Option<(Handle, u64)> {
-    arena.lock().take_block(want())
+    arena.lock().take_block(params())
 }
 
 fn free(arena: &Arena, (handle, address): (Handle, u64)) -> bool {
@@ -112,7 +112,7 @@ fn two_threads_of_one_stream_never_hold_the_same_block() {
 }
 
 /// A stream enqueues work on a block and frees it, while another thread has a point recorded and takes free blocks: no block
-/// is taken resolve_owner work the point is not behind.
+/// is taken whose work the point is not behind.
 #[test]
 fn a_seal_is_behind_the_work_of_every_block_that_it_covers() {
     model(|| {
@@ -136,7 +136,7 @@ fn a_seal_is_behind_the_work_of_every_block_that_it_covers() {
         let taken = {
             let mut state = arena.lock();
             state.blocks.merge_quick();
-            let found = state.blocks.find(want(), |node| node.order.freed <= watermark.freed);
+            let found = state.blocks.find(params(), |node| node.order.freed <= watermark.freed);
             found.map(|node| state.blocks.extract(node, 512))
         };
         if let Some(piece) = taken {

@@ -1,4 +1,4 @@
-//! Looking at all streams at once: memory that other streams freed, also joined to one block, and segments to give back.
+//! Searches all streams: free memory of other streams, also coalesced into one block, and segments to release.
 
 use std::ops::RangeInclusive;
 
@@ -16,71 +16,71 @@ use super::super::{
 use super::reuse::{Effort, Found, stream_of};
 use crate::{CudaStream, sync::MutexGuard};
 
-/// Which memory a search may take; each includes those before it.
+/// Which memory a search may use; each level includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Reach {
-    /// What streams left that are gone, if their work is over.
+    /// Completed memory of destroyed streams.
     Ended,
-    /// What is over, or what the stream comes after anyway.
+    /// Memory whose work is complete, or which the stream is already ordered after.
     Complete,
-    /// One block behind a wait on the device.
+    /// One block that needs a wait on the device.
     OneBlock,
-    /// Neighbours of any streams, behind waits.
+    /// Adjacent blocks of any streams, with waits.
     Any,
 }
 
-/// An arena that is locked.
+/// A locked arena.
 pub(crate) struct Locked<'a> {
     index: u32,
     pub(crate) state: MutexGuard<'a, ArenaState>,
 }
 
-/// What a search is for.
+/// Parameters of a search.
 struct Search<'a> {
-    /// By index of their arena: streams that were there, and whether a wait for them can be enqueued.
+    /// Live streams by arena index, and whether a wait for them can be enqueued.
     streams: &'a [Option<(CudaStream, bool)>],
-    /// The arena of the stream that asks, and its generation there.
+    /// Arena and generation of the requesting stream.
     own: u32,
     generation: u64,
-    /// What that stream comes after.
+    /// What that stream is ordered after.
     ordered: Vec<Ordered>,
     reach: Reach,
     buffer: bool,
 }
 
-/// A free block that may be taken.
+/// A usable free block.
 struct Candidate {
     at: usize,
     node: u32,
     address: u64,
     size: u64,
     segment: u32,
-    /// Whether nothing has to be waited for but what the block itself names.
+    /// Whether it needs no waits beyond its own fences.
     is_ready: bool,
 }
 
-/// A piece of memory that was taken out of an arena.
+/// Memory removed from an arena.
 struct TakenPart {
     index: u32,
     generation: u64,
     piece: Piece,
     until: Vec<Fence>,
     is_ready: bool,
-    /// The end of the arena's stream, if it ended.
+    /// The end of the arena's stream, if it was destroyed.
     end: Option<Fence>,
 }
 
 impl Shared {
-    /// Every arena, locked in the order of their indices. No driver call and no drop of a fence may happen meanwhile.
+    /// Locks all arenas by index. Do not call the driver or drop a fence meanwhile.
     pub(crate) fn lock_all(&self) -> Vec<Locked<'_>> {
         self.arenas.iter().map(|(index, arena)| Locked { index, state: arena.lock() }).collect()
     }
 
-    /// The streams that are there, by index of their arena. To be dropped when no arena is locked.
+    /// Returns the live streams by arena index. Drop them without arena locks.
     fn streams(&self, wait: bool) -> Vec<Option<(CudaStream, bool)>> {
         let mut streams = Vec::new();
         for (_, arena) in self.arenas.iter() {
-            // One by one: a stream that ends here would want its arena's lock.
+            // One by one: a stream dropped here locks its arena.
             let stream = stream_of(&arena.lock());
             streams.push(stream.map(|stream| {
                 let can_be_waited_for = wait && !stream.own.query_captured();
@@ -90,23 +90,23 @@ impl Shared {
         streams
     }
 
-    /// Takes free memory of any stream: the best_fit block that is large enough, or else the best_fit neighbours that are it
-    /// together.
+    /// Allocates from free memory of any stream: the smallest block that fits, or else the smallest run of adjacent
+    /// blocks.
     pub(crate) fn coalesce(
         &self,
         stream: &CudaStream,
-        want: AllocParams,
+        params: AllocParams,
         reach: Reach,
     ) -> Result<Option<AllocatedBlock>> {
         let wait = reach > Reach::Complete;
-        // A captured stream cannot wait for work outside of its graph.
+        // A captured stream cannot wait for work outside its graph.
         if wait && stream.own.query_captured() {
             return Ok(None);
         }
         let _held = self.track_transit();
         let (own, generation, ordered) = {
             let own = self.arena_for(stream)?;
-            let ordered = if want.buffer { Vec::new() } else { own.state.ordered.clone() };
+            let ordered = if params.buffer { Vec::new() } else { own.state.ordered.clone() };
             (own.index, own.state.generation, ordered)
         };
         let ended = |arena: &Arena| matches!(arena.lock().owner, Owner::Ended(_));
@@ -119,15 +119,15 @@ impl Shared {
             self.poll_fences(other, Effort::Full);
         }
         let streams = self.streams(wait);
-        let search = Search { streams: &streams, own, generation, ordered, reach, buffer: want.buffer };
+        let search = Search { streams: &streams, own, generation, ordered, reach, buffer: params.buffer };
         let mut to_drop = Vec::new();
         let parts: Vec<TakenPart> = {
             let mut directory = self.arenas.directory.lock();
             let mut locked = self.lock_all();
             let found = candidates(&mut locked, &search);
-            let most = if reach == Reach::Any { u64::MAX } else { want.most };
-            let Some(run) = best_fit(&found, want.size..=most, reach) else { return Ok(None) };
-            let parts = extract_parts(&mut locked, run, want.size);
+            let most = if reach == Reach::Any { u64::MAX } else { params.most };
+            let Some(run) = best_fit(&found, params.size..=most, reach) else { return Ok(None) };
+            let parts = extract_parts(&mut locked, run, params.size);
             for Locked { index, state } in &mut locked {
                 to_drop.extend(directory.vacate(*index, state));
             }
@@ -146,7 +146,7 @@ impl Shared {
                 match self.end_of(part, other, &mut orders) {
                     Ok(end) => behind.extend(end),
                     Err(_) => {
-                        // The memory stays with its streams, resolve_owner errors are told to who uses them.
+                        // Return the memory to its streams, whose users see their errors.
                         parts.into_iter().for_each(|part| self.return_part(part));
                         return Ok(None);
                     }
@@ -171,15 +171,15 @@ impl Shared {
             _ => |served| &mut served.gathered,
         };
         drop(parts);
-        let taken = self.insert_and_allocate(stream, Found { behind, ..found }, want, count)?;
-        if !want.buffer {
+        let taken = self.insert_and_allocate(stream, Found { behind, ..found }, params, count)?;
+        if !params.buffer {
             let mut own = self.arena_for(stream)?;
             orders.into_iter().for_each(|ordered| own.state.note_order(ordered));
         }
         Ok(Some(taken))
     }
 
-    /// A fence behind what the stream that freed the memory does with it. An event is recorded only if none covers it yet.
+    /// Returns a fence for the work of the stream that freed the memory. Records an event only if none covers it yet.
     fn end_of(
         &self,
         part: &TakenPart,
@@ -192,7 +192,7 @@ impl Shared {
         let order = part.piece.order;
         let mut known = {
             let state = arena.lock();
-            // Another generation: the stream was released meanwhile, and its work is over.
+            // A changed generation: the stream was released meanwhile, so its work is complete.
             (state.generation == part.generation).then_some(state.watermark)
         };
         if known.is_some_and(|watermark| watermark.freed < order.freed) {
@@ -211,7 +211,7 @@ impl Shared {
         until.extend(end);
         if let Some(arena) = self.arenas.get(index) {
             let mut state = arena.lock();
-            // Where the arena was left meanwhile, the stream that freed it is done.
+            // If the arena was vacated meanwhile, the work of its stream is complete.
             if state.generation != generation || matches!(state.owner, Owner::Vacant) {
                 piece.order = Order::default();
             }
@@ -219,7 +219,7 @@ impl Shared {
         }
     }
 
-    /// Gives wholly free segments back resolve_owner work is known to be over. Answers their bytes.
+    /// Releases entirely free segments whose work is known to be complete. Returns their bytes.
     pub(crate) fn trim(&self) -> u64 {
         self.empty_caches();
         let _held = self.track_transit();
@@ -233,7 +233,7 @@ impl Shared {
                 let state = arena.lock();
                 (state.generation, state.freed)
             };
-            // An idle stream is behind all that was freed before it was asked, without an event; a lost one runs nothing.
+            // An idle stream has passed all earlier frees, without an event; a lost one does no work.
             let is_complete = match stream.is_ready() {
                 Ok(ready) => ready,
                 Err(error) => error.kind() == ErrorKind::DeviceLost && !mutant!("streams/trim-after-loss"),
@@ -280,7 +280,7 @@ impl Shared {
     }
 }
 
-/// How much of a stream's generation is over: frees up to a number, and uses up to a point.
+/// Returns how much of a stream's work is complete: frees up to a number, uses up to a point.
 pub(crate) fn completed(state: &ArenaState, stream: Option<&CudaStream>) -> (u64, u64) {
     match &state.owner {
         Owner::Vacant => (u64::MAX, u64::MAX),
@@ -294,18 +294,17 @@ pub(crate) fn completed(state: &ArenaState, stream: Option<&CudaStream>) -> (u64
     }
 }
 
-/// What may be taken, by segment and address.
+/// Returns the usable blocks by segment and address.
 fn candidates(locked: &mut [Locked<'_>], search: &Search<'_>) -> Vec<Candidate> {
     let mut candidates = Vec::new();
     for (at, Locked { index, state }) in locked.iter_mut().enumerate() {
-        // Released meanwhile, the stream may have left its arena to another one.
+        // The generation differs if the stream was released meanwhile.
         let is_own = (*index, state.generation) == (search.own, search.generation);
         if search.reach == Reach::Ended && !is_own && !matches!(state.owner, Owner::Ended(_)) {
             continue;
         }
         state.blocks.merge_quick();
-        // A stream that was not there when they were collected, or is just ending, gives no fence: of it only what is over
-        // will do.
+        // A stream that was added later or is being destroyed gives no fence: use only its completed memory.
         let stream = search.streams.get(at).and_then(Option::as_ref);
         let stream = stream.filter(|(stream, _)| serves(state, stream));
         let (mut freed, mut point) = completed(state, stream.map(|(stream, _)| stream));
@@ -352,7 +351,7 @@ fn best_fit(candidates: &[Candidate], sizes: RangeInclusive<u64>, reach: Reach) 
     })
 }
 
-/// Takes so many bytes of a run out of their arenas.
+/// Removes this many bytes of a run from their arenas.
 fn extract_parts(locked: &mut [Locked<'_>], run: &[Candidate], bytes: u64) -> Vec<TakenPart> {
     let (mut parts, mut missing) = (Vec::new(), bytes);
     for candidate in run {
@@ -369,7 +368,7 @@ fn extract_parts(locked: &mut [Locked<'_>], run: &[Candidate], bytes: u64) -> Ve
         }
         let (size, end) = match &state.owner {
             Owner::Stream(_) => (missing.min(candidate.size), None),
-            // Nobody else takes the rest.
+            // No other user for the rest.
             Owner::Ended(end) => (candidate.size, Some(end.fence())),
             Owner::Vacant => (candidate.size, None),
         };

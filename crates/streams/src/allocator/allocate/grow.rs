@@ -1,7 +1,8 @@
-//! More memory: a new segment, and what is tried where there is none.
+//! Gets more memory: a new segment, or what can be reclaimed.
 //!
-//! In this order: what is free anywhere, gathered behind waits on the device; segments that are wholly free, once their work
-//! is over, and the upstream resource's own reserves; the registered callbacks. The upstream is asked again after each.
+//! In this order: free memory of all streams, coalesced, with waits on the device; entirely free segments, once their
+//! work is complete, and the upstream resource's reserves; registered callbacks. The upstream is tried again after
+//! each.
 
 use std::{
     cell::RefCell,
@@ -26,84 +27,84 @@ use super::{
 use crate::CudaStream;
 
 thread_local! {
-    /// The allocators in resolve_owner callbacks this thread is: one that allocates there must not call itself.
+    /// Allocators whose callbacks this thread is running: an allocation there must not call them again.
     static IN_CALLBACKS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Shared {
-    pub(crate) fn grow(&self, stream: &CudaStream, want: AllocParams) -> Result<AllocatedBlock> {
-        /// So often is memory looked for that others move about.
+    pub(crate) fn grow(&self, stream: &CudaStream, params: AllocParams) -> Result<AllocatedBlock> {
+        /// Attempts while other threads move memory around.
         const ROUNDS: usize = 4;
-        self.check_fits(want)?;
+        self.check_fits(params)?;
         for _ in 0..ROUNDS {
-            if let Some(taken) = self.grow_or_reclaim(stream, want)? {
+            if let Some(taken) = self.grow_or_reclaim(stream, params)? {
                 return Ok(taken);
             }
-            // Another thread may have had in hand what was missing.
+            // Another thread may have had the memory in transit.
             self.wait_for_transit();
         }
-        let shortage = self.shortage(want);
+        let shortage = self.shortage(params);
         for callback in self.out_of_memory_callbacks() {
             let freed = {
                 let _inside = Inside::enter(self.id);
                 callback(&shortage)
             };
-            if freed && let Some(taken) = self.grow_or_reclaim(stream, want)? {
+            if freed && let Some(taken) = self.grow_or_reclaim(stream, params)? {
                 return Ok(taken);
             }
         }
-        Err(Error::out_of_memory(self.upstream.place(), self.shortage(want)))
+        Err(Error::out_of_memory(self.upstream.place(), self.shortage(params)))
     }
 
-    /// Memory that nothing uses: joined of what is over anywhere, or of a new segment. `None` where there is none without
-    /// waiting for work.
+    /// Allocates memory without work in flight: coalesced from completed blocks, or a new segment. `None` if that
+    /// requires a wait.
     pub(crate) fn grow_without_waiting(
         &self,
         stream: &CudaStream,
-        want: AllocParams,
+        params: AllocParams,
     ) -> Result<Option<AllocatedBlock>> {
-        self.check_fits(want)?;
-        if let Some(taken) = self.coalesce(stream, want, Reach::Complete)? {
+        self.check_fits(params)?;
+        if let Some(taken) = self.coalesce(stream, params, Reach::Complete)? {
             return Ok(Some(taken));
         }
-        let next = self.options.segments.next(want, self.reserved.load(Ordering::Relaxed));
-        if let Some(taken) = self.grow_by(stream, want, next)? {
+        let next = self.options.segments.next(params, self.reserved.load(Ordering::Relaxed));
+        if let Some(taken) = self.grow_by(stream, params, next)? {
             return Ok(Some(taken));
         }
         if self.empty_caches()
-            && let Some(taken) = self.take_own(stream, want)?
+            && let Some(taken) = self.take_own(stream, params)?
         {
             return Ok(Some(taken));
         }
-        self.grow_by(stream, want, want.size)
+        self.grow_by(stream, params, params.size)
     }
 
-    /// Tries everything once, from what costs least to what costs most. `None` where memory is short.
-    fn grow_or_reclaim(&self, stream: &CudaStream, want: AllocParams) -> Result<Option<AllocatedBlock>> {
-        // Kept buffers first: memory of this stream, in most cases.
+    /// Tries every source once, cheapest first. `None` if memory is short.
+    fn grow_or_reclaim(&self, stream: &CudaStream, params: AllocParams) -> Result<Option<AllocatedBlock>> {
+        // Cached buffers first: usually memory of this stream.
         if self.empty_caches()
-            && let Some(taken) = self.take_own(stream, want)?
+            && let Some(taken) = self.take_own(stream, params)?
         {
             return Ok(Some(taken));
         }
-        let next = self.options.segments.next(want, self.reserved.load(Ordering::Relaxed));
-        for size in [next, want.size] {
-            if let Some(taken) = self.grow_by(stream, want, size)? {
+        let next = self.options.segments.next(params, self.reserved.load(Ordering::Relaxed));
+        for size in [next, params.size] {
+            if let Some(taken) = self.grow_by(stream, params, size)? {
                 return Ok(Some(taken));
             }
         }
-        if let Some(taken) = self.coalesce(stream, want, Reach::Any)? {
+        if let Some(taken) = self.coalesce(stream, params, Reach::Any)? {
             return Ok(Some(taken));
         }
         // An error means that the work is over as well.
         let _over = self.wait_for_streams();
-        if let Some(taken) = self.coalesce(stream, want, Reach::Complete)? {
+        if let Some(taken) = self.coalesce(stream, params, Reach::Complete)? {
             return Ok(Some(taken));
         }
         self.trim();
-        // If giving back fails too, it is still memory that the caller lacks.
+        // The next allocation reports the error.
         let _told_by_the_next_try = self.upstream.trim();
-        self.grow_by(stream, want, want.size)
+        self.grow_by(stream, params, params.size)
     }
 
     fn out_of_memory_callbacks(&self) -> Vec<Arc<super::super::shared::Callback>> {
@@ -113,21 +114,21 @@ impl Shared {
         self.callbacks.lock().iter().map(|(_, callback)| Arc::clone(callback)).collect()
     }
 
-    /// What no freeing could make room for needs no waiting.
-    fn check_fits(&self, want: AllocParams) -> Result<()> {
-        /// Below this the driver is not asked first.
+    /// Fails if the request can never fit.
+    fn check_fits(&self, params: AllocParams) -> Result<()> {
+        /// From this size on, query the device's total memory first.
         const MUCH: u64 = 256 << 20;
-        let beyond_limit = want.size > self.options.limit;
+        let beyond_limit = params.size > self.options.limit;
         let beyond_device =
-            want.size >= MUCH && self.upstream.info().is_ok_and(|info| want.size > info.total);
+            params.size >= MUCH && self.upstream.info().is_ok_and(|info| params.size > info.total);
         if beyond_limit || beyond_device {
-            return Err(Error::out_of_memory(self.upstream.place(), self.shortage(want)));
+            return Err(Error::out_of_memory(self.upstream.place(), self.shortage(params)));
         }
         Ok(())
     }
 
-    fn shortage(&self, want: AllocParams) -> MemoryShortage {
-        let requested = want.requested;
+    fn shortage(&self, params: AllocParams) -> MemoryShortage {
+        let requested = params.requested;
         let limit = self.options.limit;
         if limit != u64::MAX {
             let in_use: u64 = self.arenas.iter().map(|(_, arena)| arena.lock().blocks.counts.in_use).sum();
@@ -145,33 +146,33 @@ impl Shared {
         }
     }
 
-    /// A block of a new segment of so many bytes. `None` where there is no memory for it.
-    fn grow_by(&self, stream: &CudaStream, want: AllocParams, size: u64) -> Result<Option<AllocatedBlock>> {
+    /// Allocates from a new segment of this size. `None` if memory is short.
+    fn grow_by(&self, stream: &CudaStream, params: AllocParams, size: u64) -> Result<Option<AllocatedBlock>> {
         let _held = self.track_transit();
-        let made = self.new_segment(size, want.small).and_then(|segment| {
-            if segment.size >= want.size {
+        let made = self.new_segment(size, params.small).and_then(|segment| {
+            if segment.size >= params.size {
                 return Ok(segment);
             }
-            // The resource's beginning was no multiple of the grain.
+            // The start was not aligned.
             self.forget_segment(segment);
-            self.new_segment(size.saturating_add(MIN_BLOCK_SIZE), want.small)
+            self.new_segment(size.saturating_add(MIN_BLOCK_SIZE), params.small)
         });
         let segment = match made {
             Err(error) if error.kind() == ErrorKind::OutOfMemory => return Ok(None),
             made => made?,
         };
         let (address, size, small) = (segment.base, segment.size, segment.small);
-        if size < want.size {
+        if size < params.size {
             self.forget_segment(segment);
             return Err(Error::new(
                 ErrorKind::Device,
-                "the upstream resource gave less than it was asked for",
+                format!("upstream returned {size} bytes, requested {}", params.size),
             ));
         }
         let number = self.segments.lock().add(segment);
         let piece = Piece { address, size, segment: number, small, order: Order::default() };
         let found = Found { piece, generation: 0, behind: Vec::new() };
-        self.insert_and_allocate(stream, found, want, |served| &mut served.new_segment).map(Some)
+        self.insert_and_allocate(stream, found, params, |served| &mut served.new_segment).map(Some)
     }
 
     fn new_segment(&self, size: u64, small: bool) -> Result<Segment> {
@@ -207,7 +208,7 @@ impl Shared {
         self.reserved.fetch_sub(reserved, Ordering::Relaxed);
     }
 
-    /// Blocks until what is free is also over, whoever's work it waits for. Answers the first error of that work.
+    /// Blocks until all work on free memory is complete, also that of other backends. Returns its first error.
     pub(crate) fn wait_for_all_work(&self) -> Result<()> {
         let mut outcome = Ok(());
         self.empty_caches();
@@ -218,7 +219,7 @@ impl Shared {
             };
             let is_foreign =
                 |fence: &&Fence| CudaStream::can_wait(fence, true) && !CudaStream::can_wait(fence, false);
-            // Nothing is held: a thread that releases a stream need not wait for this, as it may be the one to end that work.
+            // Holds no guard: a thread in `release_stream` may have to finish that work.
             for fence in fences.iter().filter(is_foreign) {
                 outcome = outcome.and(fence.wait());
             }
@@ -226,9 +227,8 @@ impl Shared {
         outcome.and(self.wait_for_streams())
     }
 
-    /// Blocks until what is free is also over, as far as the work is a stream's. What another backend does may end only by
-    /// something that this thread has still to do; it counts as not available. Answers the first error of work that blocks waited
-    /// for.
+    /// Blocks until streams' work on free memory is complete. Work of other backends may depend on this thread, so
+    /// its memory counts as unavailable. Returns the first error of work that blocks waited for.
     fn wait_for_streams(&self) -> Result<()> {
         let mut outcome = Ok(());
         let _held = self.track_handles();
@@ -245,7 +245,7 @@ impl Shared {
             }
             // An error means that the work is over as well.
             let _over = match owner {
-                // Of one that someone captures nothing can be waited for.
+                // A captured stream cannot be waited for.
                 ResolvedOwner::Ended(end) if end.timeline().held_by_user(end.point()).is_none() => end.wait(),
                 ResolvedOwner::Vacant | ResolvedOwner::Ended(_) => Ok(()),
                 ResolvedOwner::Stream(stream) => {
@@ -264,7 +264,7 @@ impl Shared {
     }
 }
 
-/// While it generations, this thread is in a callback of one allocator.
+/// Marks this thread as running callbacks of an allocator.
 struct Inside;
 
 impl Inside {

@@ -1,4 +1,4 @@
-//! A block for a request that the stream's own free memory does not serve at once.
+//! Serves a request that the stream's own free blocks do not serve at once.
 
 use std::sync::Arc;
 
@@ -12,24 +12,24 @@ use super::super::{
 use super::coalesce::{Reach, completed};
 use crate::{CudaStream, completion::stream_end::StreamEnd};
 
-/// How many streams may answer that nothing is over before no more are asked.
+/// Number of incomplete streams after which polling stops.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effort {
-    /// Records no event either: a run of small copies stays without one as long as there is other memory.
+    /// Also records no events: do not flush a batch while other memory is available.
     Little = 4,
     Full = 64,
 }
 
-/// Memory in hand.
+/// Memory removed from its arenas.
 pub(crate) struct Found {
     pub(crate) piece: Piece,
-    /// ResolvedOwner order the piece has.
+    /// Generation to which the piece's order belongs.
     pub(crate) generation: u64,
-    /// What is to be waited for.
+    /// Fences to wait for.
     pub(crate) behind: Vec<Fence>,
 }
 
-/// The stream of an arena, if it is still there. To be dropped after the lock.
+/// Returns the arena's stream, if alive. Drop it after the lock.
 pub(crate) fn stream_of(state: &ArenaState) -> Option<CudaStream> {
     match &state.owner {
         Owner::Stream(weak) => alive(weak),
@@ -38,81 +38,81 @@ pub(crate) fn stream_of(state: &ArenaState) -> Option<CudaStream> {
 }
 
 impl Shared {
-    /// A block for a buffer: the stream's own, another's, or of a new segment.
+    /// Allocates a block for a buffer: from the stream, another stream, or a new segment.
     pub(crate) fn allocate_for_buffer(
         &self,
         stream: &CudaStream,
-        want: AllocParams,
+        params: AllocParams,
         ahead: u64,
     ) -> Result<AllocatedBlock> {
-        if let Some(taken) = self.take_own(stream, want)? {
+        if let Some(taken) = self.take_own(stream, params)? {
             return Ok(taken);
         }
         if ahead > 0
-            && let Some(taken) = self.allocate_ahead(stream, want, ahead)?
+            && let Some(taken) = self.allocate_ahead(stream, params, ahead)?
         {
             return Ok(taken);
         }
-        self.allocate_slow(stream, want)
+        self.allocate_slow(stream, params)
     }
 
     #[cold]
-    pub(crate) fn allocate_slow(&self, stream: &CudaStream, want: AllocParams) -> Result<AllocatedBlock> {
-        // The block that served the request may be one of before the stream was released.
-        if let Some(taken) = self.take_own(stream, want)? {
+    pub(crate) fn allocate_slow(&self, stream: &CudaStream, params: AllocParams) -> Result<AllocatedBlock> {
+        // Retry: the first arena may have been from before a release.
+        if let Some(taken) = self.take_own(stream, params)? {
             return Ok(taken);
         }
-        // Plain blocks are in the stream's order anyway.
-        if !want.buffer && self.ahead > 0 {
+        // Plain blocks are stream-ordered, so a block in flight will do.
+        if !params.buffer && self.ahead > 0 {
             let mut own = self.arena_for(stream)?;
-            if own.state.in_flight.bytes() >= want.size
-                && let Some(node) = own.state.take_in_flight(want)
+            if own.state.in_flight.bytes() >= params.size
+                && let Some(node) = own.state.take_in_flight(params)
             {
                 return self.finish_allocation(stream, own, node, Vec::new());
             }
         }
         let index = self.arena_for(stream)?.index;
         if self.poll_fences(index, Effort::Full)
-            && let Some(taken) = self.take_own(stream, want)?
+            && let Some(taken) = self.take_own(stream, params)?
         {
             return Ok(taken);
         }
         for reach in [Reach::Complete, Reach::OneBlock] {
-            if let Some(taken) = self.coalesce(stream, want, reach)? {
+            if let Some(taken) = self.coalesce(stream, params, reach)? {
                 return Ok(taken);
             }
         }
-        self.grow(stream, want)
+        self.grow(stream, params)
     }
 
-    /// For a buffer that the host is about to write: a block that nothing in flight uses; where the bound is reached, the one
-    /// that is over first. `None` where the stream has none at all.
+    /// Allocates a block without work in flight, for a buffer that the host will write; at the run-ahead limit, the
+    /// block that completes first. `None` if the stream has none.
     #[cold]
     pub(crate) fn allocate_ahead(
         &self,
         stream: &CudaStream,
-        want: AllocParams,
+        params: AllocParams,
         ahead: u64,
     ) -> Result<Option<AllocatedBlock>> {
         let (index, rested) = {
             let mut own = self.arena_for(stream)?;
             (own.index, own.state.free_reached(stream.own.reached()))
         };
-        if rested && let Some(taken) = self.take_own(stream, want)? {
+        if rested && let Some(taken) = self.take_own(stream, params)? {
             return Ok(Some(taken));
         }
         if self.poll_fences(index, Effort::Little)
-            && let Some(taken) = self.take_own(stream, want)?
+            && let Some(taken) = self.take_own(stream, params)?
         {
             return Ok(Some(taken));
         }
-        // Also with nothing of its own in flight: what other streams have in flight would be given next.
+        // Also if this stream has nothing in flight: otherwise blocks in flight on other streams would come next.
         let busy = self.arena_for(stream)?.state.busy();
-        let reaches_bound = busy.saturating_add(want.size) > ahead;
+        let reaches_bound = busy.saturating_add(params.size) > ahead;
         let unused = if reaches_bound {
-            self.coalesce(stream, want, Reach::Ended)
+            self.coalesce(stream, params, Reach::Ended)
         } else {
-            self.grow_without_waiting(stream, want)
+            self.grow_without_waiting(stream, params)
         };
         match unused {
             Err(error) if error.kind() == ErrorKind::OutOfMemory => {}
@@ -120,11 +120,11 @@ impl Shared {
             other => return other,
         }
         let mut own = self.arena_for(stream)?;
-        let node = own.state.take_in_flight(want);
+        let node = own.state.take_in_flight(params);
         node.map(|node| self.finish_allocation(stream, own, node, Vec::new())).transpose()
     }
 
-    /// Asks the driver how far an arena's stream and the fences in it are. Answers whether blocks became free by that.
+    /// Polls the fences of an arena and its stream. Returns whether blocks became free.
     pub(crate) fn poll_fences(&self, index: u32, effort: Effort) -> bool {
         let Some(arena) = self.arenas.get(index) else { return false };
         let _held = self.track_transit();
@@ -146,8 +146,8 @@ impl Shared {
                 fences.push(end.fence());
             }
         }
-        // Of one stream the first ones only, since what comes behind them is not over before. An error counts as over: it is
-        // told to who awaits the work.
+        // Poll the fences of a stream in order until one is incomplete: later ones cannot be complete. An error
+        // counts as complete; waiters of that work see it.
         fences.retain(|fence| !fence.is_known_complete());
         fences.sort_by_key(|fence| (fence.timeline().id(), fence.point()));
         let streams = fences.chunk_by(|one, next| one.timeline().id() == next.timeline().id());
@@ -162,25 +162,25 @@ impl Shared {
         rested
     }
 
-    /// Puts memory into a stream's arena, its beginning as a live block behind the fences.
+    /// Inserts memory into a stream's arena and allocates its beginning, after the fences.
     pub(crate) fn insert_and_allocate(
         &self,
         stream: &CudaStream,
         found: Found,
-        want: AllocParams,
+        params: AllocParams,
         count: fn(&mut ReuseCounts) -> &mut u64,
     ) -> Result<AllocatedBlock> {
         let Found { piece, generation, mut behind } = found;
         let over: Vec<Fence> = behind.extract_if(.., |fence| fence.is_known_complete()).collect();
-        // A buffer's users wait for the fences themselves, where their queues can.
-        let waits = |fence: &Fence| !want.buffer || fence.timeline().as_any().is::<StreamEnd>();
+        // A buffer's users wait for the fences themselves if their queues can.
+        let waits = |fence: &Fence| !params.buffer || fence.timeline().as_any().is::<StreamEnd>();
         let waited = behind
             .iter()
             .filter(|fence| waits(fence))
             .try_fold(false, |_, fence| stream.wait_fence(fence).map(|()| true));
         let mut own = self.arena_for(stream)?;
         let state = &mut *own.state;
-        // Where the stream was released meanwhile, what it did before is over.
+        // If the stream was released meanwhile, its earlier work is complete.
         let mut order = if state.generation == generation { piece.order } else { Default::default() };
         let waited = match waited {
             Ok(waited) => waited,
@@ -191,13 +191,13 @@ impl Shared {
         };
         let passed: Vec<Fence> = behind.extract_if(.., |fence| waits(fence)).collect();
         if waited {
-            // From here on it is as if this stream had freed it: later users come after the fences.
+            // Count this as a free on this stream: work ordered after it is ordered after the fences.
             state.freed += 1;
             order.freed = state.freed;
         }
-        let node = state.blocks.insert_live(Piece { size: want.size, order, ..piece }, want);
-        if piece.size > want.size {
-            let (address, size) = (piece.address + want.size, piece.size - want.size);
+        let node = state.blocks.insert_live(Piece { size: params.size, order, ..piece }, params);
+        if piece.size > params.size {
+            let (address, size) = (piece.address + params.size, piece.size - params.size);
             state.insert_after(Piece { address, size, order, ..piece }, behind.clone());
         }
         *count(&mut state.served) += 1;

@@ -1,18 +1,18 @@
-//! The blocks of one stream: which ranges of which segments are live, and the best fit among those that are free.
+//! The blocks of one stream: live ranges, and a best-fit search among free ones.
 //!
-//! A freed block first goes to the quick lists, as it is. When those do not serve a request, all of them are merged with
-//! their free neighbours, and the smallest free block that is large enough is split.
+//! A freed block first goes unmerged to the quick lists. If those do not serve a request, they are merged with their
+//! free neighbours, and the smallest fitting block is split.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{quick::Quick, size::AllocParams, size_class_counts::SizeClassCounts};
 
-/// After what of its own stream a free block may be used by others.
+/// What other users of a free block must wait for on its stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Order {
-    /// The number of the free that gave it back in stream order; 0 where no such free is outstanding.
+    /// Number of its stream-ordered free, or 0 if none is outstanding.
     pub(crate) freed: u64,
-    /// The last point of the stream's timeline that is known to use it; 0 where there is none.
+    /// Last known point of the stream that uses it, or 0.
     pub(crate) point: u64,
 }
 
@@ -22,10 +22,10 @@ impl Order {
     }
 }
 
-/// What a block is at the moment.
+/// State of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// The entry stands for no block.
+    /// Unused node.
     Vacant,
     /// Allocated.
     Live,
@@ -33,14 +33,14 @@ pub(crate) enum State {
     Quick,
     /// Free, merged with its neighbours.
     Free,
-    /// Free once fences of other streams are over.
+    /// Freed, but other streams still use it.
     PendingFree,
 }
 
-/// Who has a live block, and so may free it.
+/// Owner of a live block, which may free it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
-    /// The caller of the raw layer.
+    /// The caller of the plain interface.
     Caller,
     /// The caller, with other streams recorded as users.
     CallerAndUsers,
@@ -53,20 +53,20 @@ pub(crate) enum Holder {
 pub(crate) struct Node {
     pub(crate) address: u64,
     pub(crate) size: u64,
-    /// What was asked for, of a live block.
+    /// Requested bytes of a live block.
     pub(crate) requested: u64,
-    /// The number of its allocation.
+    /// Serial number of its allocation.
     pub(crate) serial: u64,
     pub(crate) order: Order,
     pub(crate) segment: u32,
     pub(crate) state: State,
     /// Whether its segment is for small blocks.
     pub(crate) small: bool,
-    /// Who has it, of a live block.
+    /// Owner of a live block.
     pub(crate) holder: Holder,
 }
 
-/// A range on its way from one stream to another.
+/// A range removed from or inserted into an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) address: u64,
@@ -81,7 +81,7 @@ pub(crate) struct Blocks {
     nodes: Vec<Node>,
     vacant: Vec<u32>,
     by_address: BTreeMap<u64, u32>,
-    /// Free blocks of large and of small segments by size, then address.
+    /// Free blocks of large and small segments, by size, then address.
     free: [BTreeSet<(u64, u64, u32)>; 2],
     quick: Quick,
     serial: u64,
@@ -101,7 +101,7 @@ impl Blocks {
         }
     }
 
-    /// The block at an index that these blocks gave out.
+    /// Returns the block at a valid index.
     pub(crate) fn node(&self, index: u32) -> &Node {
         &self.nodes[index as usize]
     }
@@ -110,17 +110,17 @@ impl Blocks {
         &mut self.nodes[index as usize]
     }
 
-    /// The block at an index that may be anybody's.
+    /// Returns the block at an untrusted index.
     pub(crate) fn get(&self, index: u32) -> Option<&Node> {
         self.nodes.get(index as usize)
     }
 
-    /// The block that begins at an address.
+    /// Returns the block that starts at an address.
     pub(crate) fn at(&self, address: u64) -> Option<u32> {
         self.by_address.get(&address).copied()
     }
 
-    /// Whether an address lies within a block that is not live.
+    /// Returns whether an address is within a block that is not live.
     pub(crate) fn is_in_free_block(&self, address: u64) -> bool {
         self.by_address.range(..=address).next_back().is_some_and(|(start, index)| {
             let node = self.node(*index);
@@ -128,7 +128,7 @@ impl Blocks {
         })
     }
 
-    /// Every block by address.
+    /// Iterates over all blocks by address.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Node)> {
         self.by_address.values().map(|index| (*index, self.node(*index)))
     }
@@ -137,41 +137,41 @@ impl Blocks {
         self.by_address.is_empty()
     }
 
-    /// Makes a block live that is in no list.
-    pub(crate) fn mark_live(&mut self, index: u32, want: AllocParams) -> u32 {
+    /// Marks an unlisted block as live.
+    pub(crate) fn mark_live(&mut self, index: u32, params: AllocParams) -> u32 {
         self.serial += 1;
         let serial = self.serial;
         let node = &mut self.nodes[index as usize];
         node.state = State::Live;
-        node.requested = want.requested;
+        node.requested = params.requested;
         node.serial = serial;
-        node.holder = if want.buffer { Holder::Buffer } else { Holder::Caller };
-        self.counts.count_allocation(node.size, want.requested);
+        node.holder = if params.buffer { Holder::Buffer } else { Holder::Caller };
+        self.counts.count_allocation(node.size, params.requested);
         index
     }
 
-    /// A block of exactly this size freed a moment ago.
-    pub(crate) fn take_quick(&mut self, want: AllocParams) -> Option<u32> {
-        let index = self.quick.pop(want.size)?;
-        Some(self.mark_live(index, want))
+    /// Allocates a recently freed block of exactly this size.
+    pub(crate) fn take_quick(&mut self, params: AllocParams) -> Option<u32> {
+        let index = self.quick.pop(params.size)?;
+        Some(self.mark_live(index, params))
     }
 
-    /// The best fit among merged blocks of small or large segments, split to size.
-    pub(crate) fn take_fitting(&mut self, want: AllocParams) -> Option<u32> {
-        let index = self.find(want, |_| true)?;
-        self.split(index, want.size);
-        Some(self.mark_live(index, want))
+    /// Allocates the best fit among merged blocks, split to size.
+    pub(crate) fn take_fitting(&mut self, params: AllocParams) -> Option<u32> {
+        let index = self.find(params, |_| true)?;
+        self.split(index, params.size);
+        Some(self.mark_live(index, params))
     }
 
-    /// The smallest merged block of a size for the request that `fits`, within the first few.
-    pub(crate) fn find(&self, want: AllocParams, fits: impl Fn(&Node) -> bool) -> Option<u32> {
+    /// Returns the smallest merged block of sufficient size that `fits`, within the first few.
+    pub(crate) fn find(&self, params: AllocParams, fits: impl Fn(&Node) -> bool) -> Option<u32> {
         const SEARCH_LIMIT: usize = 16;
-        let sizes = (want.size, 0, 0)..=(want.most, u64::MAX, u32::MAX);
-        let candidates = self.free[usize::from(want.small)].range(sizes).take(SEARCH_LIMIT);
+        let sizes = (params.size, 0, 0)..=(params.most, u64::MAX, u32::MAX);
+        let candidates = self.free[usize::from(params.small)].range(sizes).take(SEARCH_LIMIT);
         candidates.map(|(.., index)| *index).find(|index| fits(self.node(*index)))
     }
 
-    /// Takes a merged block out of the fitting ones and leaves its first `size` bytes; the rest is a free block of its own.
+    /// Unlists a merged block and shortens it to `size` bytes; the rest becomes a free block.
     fn split(&mut self, index: u32, size: u64) {
         self.unlist(index);
         let node = &mut self.nodes[index as usize];
@@ -238,7 +238,7 @@ impl Blocks {
         self.vacant.push(index);
     }
 
-    /// Frees a live block in the order of the stream.
+    /// Frees a live block in stream order.
     pub(crate) fn free(&mut self, index: u32, order: Order) {
         let node = &mut self.nodes[index as usize];
         self.counts.count_free(node.size, node.requested);
@@ -246,7 +246,7 @@ impl Blocks {
         self.push_quick(index);
     }
 
-    /// A block that waited is free now, and likely to be asked for again at this size.
+    /// Puts a free block into the quick lists, since its size is likely to be requested again.
     pub(crate) fn push_quick(&mut self, index: u32) {
         let node = &mut self.nodes[index as usize];
         node.state = State::Quick;
@@ -255,7 +255,7 @@ impl Blocks {
         }
     }
 
-    /// Frees a live block that other streams still use.
+    /// Marks a live block as freed but still used by other streams.
     pub(crate) fn free_deferred(&mut self, index: u32, order: Order) {
         let node = &mut self.nodes[index as usize];
         self.counts.count_free(node.size, node.requested);
@@ -263,21 +263,21 @@ impl Blocks {
         node.state = State::PendingFree;
     }
 
-    /// Takes [`free_deferred`](Self::free_deferred) back.
+    /// Reverts [`free_deferred`](Self::free_deferred).
     pub(crate) fn undo_free(&mut self, index: u32) {
         let node = &mut self.nodes[index as usize];
         node.state = State::Live;
         self.counts.undo_free(node.size, node.requested);
     }
 
-    /// Merges what is in the quick lists with its neighbours. Answers whether there was anything.
+    /// Merges the quick lists' blocks with their neighbours. Returns whether there were any.
     pub(crate) fn merge_quick(&mut self) -> bool {
         let blocks = self.quick.take_all();
         blocks.iter().for_each(|index| self.merge(*index));
         !blocks.is_empty()
     }
 
-    /// Makes a block free, merged with its neighbours.
+    /// Frees a block and merges it with its neighbours.
     pub(crate) fn merge(&mut self, index: u32) {
         let node = &mut self.nodes[index as usize];
         node.state = State::Free;
@@ -304,7 +304,7 @@ impl Blocks {
         other.state == State::Free && other.segment == node.segment
     }
 
-    /// Makes one block of two neighbours that are in no list.
+    /// Joins two unlisted neighbours.
     fn join(&mut self, index: u32, after: u32) {
         let (size, order) = (self.node(after).size, self.node(after).order);
         let node = &mut self.nodes[index as usize];
@@ -313,7 +313,7 @@ impl Blocks {
         self.remove(after);
     }
 
-    /// Takes a merged or waiting block out altogether; of a merged one its first `size` bytes.
+    /// Removes a merged or pending block; of a merged one only its first `size` bytes.
     pub(crate) fn extract(&mut self, index: u32, size: u64) -> Piece {
         if self.node(index).state == State::Free {
             self.split(index, size);
@@ -323,19 +323,19 @@ impl Blocks {
         Piece { address, size, segment, small, order }
     }
 
-    /// Takes a range in, allocated.
-    pub(crate) fn insert_live(&mut self, piece: Piece, want: AllocParams) -> u32 {
+    /// Inserts a range as a live block.
+    pub(crate) fn insert_live(&mut self, piece: Piece, params: AllocParams) -> u32 {
         let index = self.insert(piece, State::Live);
-        self.mark_live(index, want)
+        self.mark_live(index, params)
     }
 
-    /// Takes a range in, free.
+    /// Inserts a free range.
     pub(crate) fn insert_free(&mut self, piece: Piece) {
         let index = self.insert(piece, State::Free);
         self.merge(index);
     }
 
-    /// Takes a range in that other streams still use.
+    /// Inserts a range that other streams still use.
     pub(crate) fn insert_deferred(&mut self, piece: Piece) -> u32 {
         self.insert(piece, State::PendingFree)
     }

@@ -1,7 +1,7 @@
-//! What the allocator keeps for one stream, behind a lock that only threads of that stream take while all goes well.
+//! A stream's blocks, behind a lock that usually only threads of that stream take.
 //!
-//! Nothing here calls a driver. What has to be asked of it is asked with the lock open, and what was found is entered
-//! afterwards: [`Arena::seal`] is such a round.
+//! Nothing here calls the driver. Callers query it without the lock and enter the result afterwards, as
+//! [`Arena::record_watermark`] does.
 
 pub(crate) mod blocks;
 pub(crate) mod in_flight;
@@ -22,54 +22,54 @@ use self::{
 use super::block::FreeError;
 use crate::sync::{Mutex, MutexGuard};
 
-/// One stream's blocks. Alone in its cache lines, so that streams do not slow each other down.
+/// A stream's blocks, on cache lines of their own.
 #[repr(align(128))]
 pub(crate) struct Arena<O, F, U> {
     state: Mutex<ArenaState<O, F, U>>,
 }
 
-/// What is behind the lock. `O` says resolve_owner arena it is, `F` is a fence, `U` a stream that was recorded as a user.
+/// State behind the lock. `O` is the owner, `F` a fence, `U` a recorded user.
 pub(crate) struct ArenaState<O, F, U> {
-    /// Another number for each stream that the arena served.
+    /// Changes with each stream that the arena serves.
     pub(crate) generation: u64,
     pub(crate) owner: O,
     pub(crate) blocks: Blocks,
-    /// How many frees there were in stream order.
+    /// Number of stream-ordered frees.
     pub(crate) freed: u64,
     pub(crate) watermark: FreeWatermark,
-    /// Blocks that are free once fences are over.
+    /// Blocks that become free when their fences are complete.
     pub(crate) deferred: Vec<DeferredFree<F>>,
-    /// Whether a block counts as free only once the stream's own work is over, too.
+    /// Host memory: a block is free only when the stream's own work is complete.
     pub(crate) is_hosts: bool,
-    /// Blocks of host memory that are free once that is.
+    /// Blocks of host memory in flight on this stream.
     pub(crate) in_flight: InFlight,
-    /// What of other streams this one comes after.
+    /// What this stream is ordered after on other streams.
     pub(crate) ordered: Vec<Ordered>,
-    /// Fences of streams that this one was told to come after.
+    /// Fences of explicit dependencies.
     pub(crate) dependencies: Vec<F>,
-    /// Streams recorded as further users of live blocks.
+    /// Recorded users of live blocks.
     pub(crate) users: HashMap<u32, Vec<U>>,
-    /// Whether the stream was recorded as a user of another one's block: then its end is kept.
+    /// Whether the stream is a recorded user of another stream's block, so its end must be recorded.
     pub(crate) is_user: bool,
-    /// The last known point of the stream at which one of its free blocks was used.
+    /// Last known point of the stream that uses one of its free blocks.
     pub(crate) last_point: u64,
     pub(crate) served: ReuseCounts,
 }
 
-/// A point of the stream's timeline behind the first so many frees.
+/// A point of the stream that covers the first `freed` frees.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FreeWatermark {
     pub(crate) freed: u64,
     pub(crate) point: u64,
 }
 
-/// A block that other streams use.
+/// A freed block that other streams still use.
 pub(crate) struct DeferredFree<F> {
     pub(crate) node: u32,
     pub(crate) until: Vec<F>,
 }
 
-/// How much of another stream's generation this one comes after.
+/// How much of another generation's work this stream is ordered after.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ordered {
     pub(crate) generation: u64,
@@ -77,25 +77,25 @@ pub(crate) struct Ordered {
     pub(crate) point: u64,
 }
 
-/// Requests by how they were served.
+/// Requests by source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ReuseCounts {
-    /// By a block of that size freed on the stream a moment ago.
+    /// A recently freed block of that size on the stream.
     pub same_size: u64,
-    /// By the best fit among the stream's free blocks.
+    /// The best fit among the stream's free blocks.
     pub fitted: u64,
-    /// By a block of another stream resolve_owner work was over.
+    /// A completed block of another stream.
     pub other_stream_complete: u64,
-    /// By a block behind a wait for another stream.
+    /// A block of another stream, with a wait.
     pub other_stream_waited: u64,
-    /// By joining what several streams freed.
+    /// Coalesced blocks of several streams.
     pub gathered: u64,
-    /// By a new segment.
+    /// A new segment.
     pub new_segment: u64,
 }
 
-/// Names a live block of one arena.
+/// Identifies a live block of one arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
     pub(crate) node: u32,
@@ -128,8 +128,8 @@ impl<O, F, U> Arena<O, F, U> {
         self.state.lock()
     }
 
-    /// Sees to it that every free so far is covered by a point: `record` marks one behind all work enqueued so far by the stream
-    /// of this generation. What is freed meanwhile is not covered. `None` where the arena serves another stream by now.
+    /// Ensures that a recorded point covers all frees so far. `record` returns a point after all work enqueued so
+    /// far. Later frees are not covered. `None` if the arena serves another generation.
     pub(crate) fn record_watermark<E>(
         &self,
         generation: u64,
@@ -155,34 +155,34 @@ impl<O, F, U> Arena<O, F, U> {
 }
 
 impl<O, F, U> ArenaState<O, F, U> {
-    /// A block of the stream's own, if there is one without asking anyone.
+    /// Allocates from the stream's free blocks without polling.
     #[inline]
-    pub(crate) fn take_own(&mut self, want: AllocParams) -> Option<u32> {
-        if let Some(node) = self.blocks.take_quick(want) {
+    pub(crate) fn take_own(&mut self, params: AllocParams) -> Option<u32> {
+        if let Some(node) = self.blocks.take_quick(params) {
             self.served.same_size += 1;
             return Some(node);
         }
-        self.take_fitting(want)
+        self.take_fitting(params)
     }
 
-    /// As [`take_own`](Self::take_own), of the raw layer: what names the block, and its address.
+    /// Like [`take_own`](Self::take_own), but returns the handle and the address.
     #[inline]
-    pub(crate) fn take_block(&mut self, want: AllocParams) -> Option<(Handle, u64)> {
-        let node = self.take_own(want)?;
+    pub(crate) fn take_block(&mut self, params: AllocParams) -> Option<(Handle, u64)> {
+        let node = self.take_own(params)?;
         let found = self.blocks.node(node);
         Some((Handle { node, serial: found.serial }, found.address))
     }
 
-    fn take_fitting(&mut self, want: AllocParams) -> Option<u32> {
-        let mut node = self.blocks.take_fitting(want);
+    fn take_fitting(&mut self, params: AllocParams) -> Option<u32> {
+        let mut node = self.blocks.take_fitting(params);
         if node.is_none() && self.blocks.merge_quick() {
-            node = self.blocks.take_fitting(want);
+            node = self.blocks.take_fitting(params);
         }
         self.served.fitted += u64::from(node.is_some());
         node
     }
 
-    /// The live block that a handle names.
+    /// Returns the live block named by a handle.
     #[inline]
     pub(crate) fn live(&self, handle: Handle, address: u64) -> Result<u32, FreeError> {
         match self.blocks.get(handle.node) {
@@ -190,12 +190,12 @@ impl<O, F, U> ArenaState<O, F, U> {
                 State::Live => Ok(handle.node),
                 _ => Err(FreeError::AlreadyFreed),
             },
-            // Its entry serves another block by now.
+            // The node was reused for another block.
             _ => Err(FreeError::AlreadyFreed),
         }
     }
 
-    /// The live block of the raw layer that begins at an address.
+    /// Returns the live plain block that starts at an address.
     pub(crate) fn live_at(&self, address: u64) -> Result<u32, FreeError> {
         let index = self.blocks.at(address).ok_or(FreeError::NeverAllocated)?;
         let node = self.blocks.node(index);
@@ -208,7 +208,7 @@ impl<O, F, U> ArenaState<O, F, U> {
         }
     }
 
-    /// Frees a live block in the order of the stream, if no other stream uses it. Returns whether it did.
+    /// Frees a live block in stream order, if it has no other users. Returns whether it did.
     #[inline]
     pub(crate) fn free_exclusive(&mut self, found: Result<u32, FreeError>) -> bool {
         match found {
@@ -220,14 +220,14 @@ impl<O, F, U> ArenaState<O, F, U> {
         }
     }
 
-    /// Frees a live block in the order of the stream.
+    /// Frees a live block in stream order.
     #[inline]
     pub(crate) fn free(&mut self, node: u32) {
         self.freed += 1;
         self.blocks.free(node, Order { freed: self.freed, point: 0 });
     }
 
-    /// Frees a live block in an order of the stream, once the fences are over.
+    /// Frees a live block once the fences are complete.
     pub(crate) fn free_after(&mut self, node: u32, order: Order, until: Vec<F>) {
         if until.is_empty() {
             self.blocks.free(node, order);
@@ -237,7 +237,7 @@ impl<O, F, U> ArenaState<O, F, U> {
         }
     }
 
-    /// Takes a range in that is free once the fences are over.
+    /// Inserts a range that is free once the fences are complete.
     pub(crate) fn insert_after(&mut self, piece: Piece, until: Vec<F>) {
         if until.is_empty() {
             self.blocks.insert_free(piece);
@@ -247,7 +247,8 @@ impl<O, F, U> ArenaState<O, F, U> {
         }
     }
 
-    /// Lets go of fences that are over; blocks that waited for no others are free. The fences are put into `dropped`, for when the lock is open.
+    /// Removes completed fences and frees blocks without remaining ones. The fences go to `dropped`, to be dropped
+    /// without the lock.
     pub(crate) fn free_completed(&mut self, over: impl Fn(&F) -> bool, dropped: &mut Vec<F>) {
         let mut index = 0;
         while let Some(waiting) = self.deferred.get_mut(index) {
@@ -266,13 +267,13 @@ impl<O, F, U> ArenaState<O, F, U> {
         }
     }
 
-    /// Frees a live block of host memory resolve_owner last use is over at `point` of the stream's own timeline.
+    /// Frees a live block of host memory whose last use completes at `point` of its own stream.
     pub(crate) fn free_in_flight(&mut self, node: u32, point: u64) {
         self.in_flight.push(point, node, self.blocks.node(node).size);
         self.blocks.free_deferred(node, Order { freed: 0, point });
     }
 
-    /// What the stream has done with up to `reached` is free for the host. Answers whether there was anything.
+    /// Frees the in-flight blocks up to `reached`. Returns whether there were any.
     pub(crate) fn free_reached(&mut self, reached: u64) -> bool {
         let mut any = false;
         while let Some(node) = self.in_flight.pop_reached(reached) {
@@ -282,29 +283,30 @@ impl<O, F, U> ArenaState<O, F, U> {
         any
     }
 
-    /// A block that is in flight still, for a user who waits: the one that is over first of those that are large enough.
-    pub(crate) fn take_in_flight(&mut self, want: AllocParams) -> Option<u32> {
+    /// Allocates a block still in flight, for a caller that waits: the first to complete that is large enough.
+    pub(crate) fn take_in_flight(&mut self, params: AllocParams) -> Option<u32> {
         let Self { in_flight, blocks, .. } = self;
-        if let Some(node) = in_flight.take_first(|node| blocks.node(node).size == want.size) {
+        if let Some(node) = in_flight.take_first(|node| blocks.node(node).size == params.size) {
             self.served.same_size += 1;
-            return Some(blocks.mark_live(node, want));
+            return Some(blocks.mark_live(node, params));
         }
-        let fits = |node: u32| blocks.node(node).size >= want.size && blocks.node(node).small == want.small;
+        let fits =
+            |node: u32| blocks.node(node).size >= params.size && blocks.node(node).small == params.small;
         match in_flight.take_first(fits) {
             Some(node) => blocks.merge(node),
-            // Only together with its neighbours.
+            // None fits alone: merge them all.
             None => drop(self.free_reached(u64::MAX)),
         }
-        self.take_fitting(want)
+        self.take_fitting(params)
     }
 
-    /// Bytes that are free only once work is over.
+    /// Returns the bytes in freed blocks that wait for work.
     pub(crate) fn busy(&self) -> u64 {
         let waiting: u64 = self.deferred.iter().map(|waiting| self.blocks.node(waiting.node).size).sum();
         self.in_flight.bytes() + waiting
     }
 
-    /// Makes the arena ready for another stream; what is left over is for when the lock is open.
+    /// Resets the arena for another stream. Drop the result without the lock.
     pub(crate) fn vacate(&mut self, owner: O) -> (O, Vec<F>) {
         self.freed = 0;
         self.watermark = FreeWatermark::default();
@@ -314,8 +316,7 @@ impl<O, F, U> ArenaState<O, F, U> {
         (std::mem::replace(&mut self.owner, owner), std::mem::take(&mut self.dependencies))
     }
 
-    /// Keeps a fence that this stream was told to come after, but for those that another one implies: another thread may have
-    /// been later with its fence and earlier here.
+    /// Adds a dependency, unless another implies it, and removes those it implies. Threads may arrive out of order.
     pub(crate) fn depend(&mut self, fence: F, implies: impl Fn(&F, &F) -> bool, dropped: &mut Vec<F>) {
         dropped.extend(self.dependencies.extract_if(.., |known| implies(&fence, known)));
         if self.dependencies.iter().any(|known| implies(known, &fence)) {
@@ -325,7 +326,7 @@ impl<O, F, U> ArenaState<O, F, U> {
         }
     }
 
-    /// Remembers that this stream comes after so much of another generation.
+    /// Records that this stream is ordered after another generation's work.
     pub(crate) fn note_order(&mut self, ordered: Ordered) {
         const KEPT: usize = 64;
         if self.ordered.len() >= KEPT {

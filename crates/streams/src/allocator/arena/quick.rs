@@ -1,16 +1,16 @@
-//! Blocks freed a moment ago, by their exact size: taken again without looking for a fit, and without having been merged.
+//! Recently freed blocks by exact size, reused without a search and before merging.
 
-/// Entries of the table; a power of two.
+/// Table entries; a power of two.
 const ENTRIES: usize = 256;
 
-/// Blocks of one size, the latest freed last.
+/// Blocks of one size, most recently freed last.
 #[derive(Default)]
 struct Entry {
     size: u64,
     blocks: Vec<u32>,
 }
 
-/// A table with one size per entry. Where two sizes meet in an entry, the older one's blocks leave.
+/// A table with one size per entry. On a collision the older blocks are evicted.
 pub(crate) struct Quick {
     entries: Box<[Entry]>,
 }
@@ -22,20 +22,20 @@ impl Quick {
 
     #[inline]
     fn entry(&mut self, size: u64) -> &mut Entry {
-        /// 2^64 divided by the golden ratio: neighbouring sizes come apart.
+        /// Fibonacci hashing: 2^64 divided by the golden ratio.
         const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
         let index = (size >> 9).wrapping_mul(SPREAD) >> (u64::BITS - ENTRIES.trailing_zeros());
         &mut self.entries[index as usize % ENTRIES]
     }
 
-    /// Takes the block of `size` freed last.
+    /// Removes the most recently freed block of `size`.
     #[inline]
     pub(crate) fn pop(&mut self, size: u64) -> Option<u32> {
         let entry = self.entry(size);
         if entry.size == size { entry.blocks.pop() } else { None }
     }
 
-    /// Puts a block in. Returns the blocks of another size that had to leave.
+    /// Adds a block. Returns evicted blocks of another size.
     #[inline]
     pub(crate) fn push(&mut self, size: u64, node: u32) -> Vec<u32> {
         let entry = self.entry(size);
@@ -48,7 +48,7 @@ impl Quick {
         evicted
     }
 
-    /// Takes every block out.
+    /// Removes all blocks.
     pub(crate) fn take_all(&mut self) -> Vec<u32> {
         self.entries.iter_mut().flat_map(|entry| std::mem::take(&mut entry.blocks)).collect()
     }

@@ -1,21 +1,21 @@
-//! Sizes: what a request is rounded to, and how large the segments are that blocks are cut from.
+//! Rounding of requests, and sizes of segments.
 
 use transload_core::{Error, ErrorKind, Result};
 
-/// Every block begins at a multiple of this and is as long as some multiple of it.
+/// Alignment and size granularity of blocks.
 pub(crate) const MIN_BLOCK_SIZE: u64 = 512;
 
-/// Up to here a request is served from the segments for small blocks.
+/// Requests up to this size use small segments.
 pub(crate) const SMALL: u64 = 1 << 20;
 
-/// Segments for small blocks, and the least for large ones.
+/// Size of small segments, and minimum size of large ones.
 pub(crate) const SMALL_SEGMENT: u64 = 2 << 20;
 pub(crate) const LARGE_SEGMENT: u64 = 20 << 20;
 
-/// New large segments are an eighth of what there is already, up to this.
+/// Large segments grow to an eighth of the reserved memory, up to this.
 const GROWTH_UP_TO: u64 = 512 << 20;
 
-/// What a request needs.
+/// Parameters of an allocation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AllocParams {
     /// Rounded up.
@@ -24,12 +24,12 @@ pub(crate) struct AllocParams {
     pub(crate) small: bool,
     /// Whether a buffer will own the block.
     pub(crate) buffer: bool,
-    /// The largest free block that it may be cut from while there is other memory.
+    /// Largest free block to split while other memory is available.
     pub(crate) most: u64,
 }
 
 impl AllocParams {
-    /// What `bytes` need, for a plain block or for a buffer.
+    /// Returns the parameters for `bytes`, for a plain block or a buffer.
     ///
     /// # Errors
     /// `InvalidArgument` for 0 bytes and for more than an address space has.
@@ -43,7 +43,7 @@ impl AllocParams {
         Ok(Self { size, requested, small: size <= SMALL, buffer, most: u64::MAX })
     }
 
-    /// As it is, but not cut from a much larger block than `max_split`, or than itself if it is larger than that.
+    /// Bounds the blocks to split: `max_split`, or twice the size for larger requests.
     #[inline]
     pub(crate) fn within(self, max_split: u64) -> Self {
         let most = if self.size <= max_split { max_split } else { self.size.saturating_mul(2) };
@@ -70,16 +70,16 @@ pub(crate) struct SegmentSizes {
 }
 
 impl SegmentSizes {
-    /// How large the next segment for a request is, where `reserved` bytes are held already.
-    pub(crate) fn next(self, want: AllocParams, reserved: u64) -> u64 {
-        /// Up to here requests share segments also where those are to be exact.
+    /// Returns the size of the next segment, given the `reserved` bytes.
+    pub(crate) fn next(self, params: AllocParams, reserved: u64) -> u64 {
+        /// Requests up to this share segments even with exact segments.
         const SHARED: u64 = 64 << 10;
         const PAGE: u64 = 4096;
-        if self.exact && want.size > SHARED {
-            return want.size.checked_next_multiple_of(PAGE).unwrap_or(want.size);
+        if self.exact && params.size > SHARED {
+            return params.size.checked_next_multiple_of(PAGE).unwrap_or(params.size);
         }
-        let least = if want.small { self.small } else { self.large.max((reserved / 8).min(GROWTH_UP_TO)) };
-        let needed = want.size.max(least);
+        let least = if params.small { self.small } else { self.large.max((reserved / 8).min(GROWTH_UP_TO)) };
+        let needed = params.size.max(least);
         needed.checked_next_multiple_of(SMALL_SEGMENT.min(self.small)).unwrap_or(needed)
     }
 }

@@ -1,6 +1,6 @@
-//! What a stream has allocated, counted where it is allocated: under the lock of its own arena.
+//! Counts a stream's allocations by size class, under its arena's lock.
 
-/// Powers of two from 512 bytes on.
+/// Size classes: powers of two from 512 bytes on.
 pub(crate) const CLASSES: usize = 32;
 
 /// Counts of one stream.
@@ -20,7 +20,7 @@ pub(crate) struct Class {
     pub(crate) allocations: u64,
 }
 
-/// The class of a rounded size: 0 for 512 bytes, each further one twice as large.
+/// Returns the class of a rounded size: 0 for 512 bytes, each further one twice as large.
 pub(crate) fn class(size: u64) -> usize {
     let above = size.saturating_sub(1) >> 9;
     ((u64::BITS - above.leading_zeros()) as usize).min(CLASSES - 1)
@@ -37,7 +37,7 @@ impl SizeClassCounts {
         class.allocations += 1;
     }
 
-    /// Takes [`count_free`](Self::count_free) back: no further allocation.
+    /// Reverts [`count_free`](Self::count_free), without counting an allocation.
     pub(crate) fn undo_free(&mut self, size: u64, requested: u64) {
         self.count_allocation(size, requested);
         self.classes[class(size)].allocations -= 1;
