@@ -48,7 +48,7 @@ fn counts(of: &RawBuffer) -> (u64, u64) {
 }
 
 #[test]
-fn copies_of_any_length_and_place_write_their_bytes_and_no_others_and_are_counted_once() {
+fn copies_write_only_their_bytes_and_count_once() {
     for len in [1, 2, 63, 64, 65, 4095, 4096, 4097, 10_000] {
         for timing in [Timing::Off, Timing::Measured] {
             let (src, dst) = (filled(len + 20, 1), filled(len + 20, 100));
@@ -81,7 +81,7 @@ fn memory_of_every_kind_of_the_host_is_copied() {
 }
 
 #[test]
-fn copy_beside_work_in_flight_follows_it_or_is_left_to_a_queue() {
+fn host_copy_during_work_in_flight_is_left_to_a_queue() {
     let queue = MockQueue::new();
     let (src, dst) = (filled(128, 1), filled(128, 2));
     let half = |of: &RawBuffer| of.slice(..64).unwrap();
@@ -108,7 +108,7 @@ fn copy_beside_work_in_flight_follows_it_or_is_left_to_a_queue() {
 }
 
 #[test]
-fn copy_beside_a_claim_waits_for_nobody_and_changes_nothing_in_conflict() {
+fn host_copy_during_conflicting_claim_returns_none() {
     let (src, dst) = (filled(128, 1), filled(128, 2));
     let before = content(&dst);
     for (of, access) in [(&src, Access::Write), (&dst, Access::Read), (&dst, Access::Write)] {
@@ -141,7 +141,7 @@ fn copy_beside_an_open_view_in_conflict_is_busy() {
 }
 
 #[test]
-fn copy_does_not_pass_a_waiter_that_was_overtaken_sixteen_times() {
+fn host_copy_does_not_pass_overtaken_waiter() {
     let (src, dst, queue) = (filled(64, 1), filled(64, 2), MockQueue::new());
     queue.waits_for_own_only.store(true, Ordering::SeqCst);
     let (turns, reader) = (Turns::default(), MockQueue::new());
@@ -162,7 +162,7 @@ fn copy_does_not_pass_a_waiter_that_was_overtaken_sixteen_times() {
 }
 
 #[test]
-fn copy_within_one_allocation_and_between_wraps_of_the_same_bytes_moves_them_as_a_whole() {
+fn copy_within_allocation_or_aliased_bytes_is_whole() {
     let whole = filled(128, 1);
     let before = content(&whole);
     assert!(copy(&whole.slice(..64).unwrap(), &whole.slice(64..).unwrap()).unwrap());
@@ -187,7 +187,7 @@ fn copy_within_one_allocation_and_between_wraps_of_the_same_bytes_moves_them_as_
 
 /// Copies both ways by several threads, each buffer of one byte's repetition: neither a torn copy nor a circle.
 #[test]
-fn copies_both_ways_never_stop_each_other_and_never_mix_their_bytes() {
+fn opposite_copies_never_deadlock_or_mix_bytes() {
     let (done, over) = mpsc::channel();
     let worker = thread::spawn(move || {
         let (a, b) = (host_buffer(MemoryKind::Pageable, 4096), host_buffer(MemoryKind::Pageable, 4096));

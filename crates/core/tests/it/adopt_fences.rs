@@ -58,7 +58,7 @@ fn block(returned: &Returned, reclaimer: &Arc<Reclaimer>, behind: &[Fence]) -> R
 }
 
 #[test]
-fn memory_that_takes_its_fences_over_is_back_at_once_with_those_that_are_in_flight() {
+fn storage_that_adopts_fences_is_returned_with_them() {
     let (returned, reclaimer) = (Returned::default(), Arc::new(Reclaimer::new()));
     let (one, two) = (MockQueue::new(), MockQueue::new());
     let (first, second) = (block(&returned, &reclaimer, &[]), block(&returned, &reclaimer, &[]));
@@ -75,7 +75,7 @@ fn memory_that_takes_its_fences_over_is_back_at_once_with_those_that_are_in_flig
 }
 
 #[test]
-fn whoever_uses_a_buffer_made_behind_fences_comes_after_them() {
+fn use_of_buffer_created_after_fences_follows_them() {
     let (returned, reclaimer) = (Returned::default(), Arc::new(Reclaimer::new()));
     let (earlier, other, user) = (MockQueue::new(), MockQueue::new(), MockQueue::new());
     let scratch = crate::mock::buffer(64);

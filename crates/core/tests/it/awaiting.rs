@@ -77,7 +77,7 @@ fn a_fence_is_awaited_and_its_error_comes_with_it() {
 }
 
 #[test]
-fn views_are_awaited_and_a_dropped_future_has_opened_nothing() {
+fn dropped_view_future_has_opened_nothing() {
     let (hand, queue, a, b) = (Hand::new(), MockQueue::new(), buffer(100), buffer(100));
     queue.copy(&a, &b).unwrap();
     {
@@ -120,7 +120,7 @@ fn an_idle_buffer_is_awaited_with_the_first_error() {
 }
 
 #[test]
-fn a_submission_awaits_what_its_queue_cannot_wait_for_and_nothing_else() {
+fn submission_awaits_only_foreign_fences() {
     let (hand, theirs, ours) = (Hand::new(), MockQueue::new(), lonely());
     let (a, b) = (buffer(64), buffer(64));
     theirs.write(&a).unwrap();
@@ -153,7 +153,7 @@ fn a_submission_awaits_what_its_queue_cannot_wait_for_and_nothing_else() {
 
 /// A driver copies pageable memory during the call, and the call would last as long as the work before.
 #[test]
-fn a_devices_copy_of_pageable_memory_is_submitted_only_when_the_work_before_it_is_over() {
+fn device_copy_of_pageable_memory_waits_for_earlier_work() {
     for (kind, blocked) in [(MemoryKind::Pageable, true), (MemoryKind::Pinned, false)] {
         let (queue, src, dst) = (MockQueue::new(), host_buffer(kind, 64), buffer(64));
         queue.write(&dst).unwrap();
@@ -168,7 +168,7 @@ fn a_devices_copy_of_pageable_memory_is_submitted_only_when_the_work_before_it_i
 
 /// A timeline that never says of itself how far it is; it must be asked.
 #[test]
-fn work_that_is_over_by_its_own_word_only_is_in_nobodys_way() {
+fn work_complete_only_by_poll_blocks_nothing() {
     let (theirs, ours) = (MockQueue::new(), lonely());
     let a = buffer(64);
     theirs.write(&a).unwrap();
@@ -179,7 +179,7 @@ fn work_that_is_over_by_its_own_word_only_is_in_nobodys_way() {
 }
 
 #[test]
-fn a_claim_of_another_thread_is_awaited_until_its_commit() {
+fn other_threads_claim_is_awaited_until_commit() {
     let (hand, queue, a, b) = (Hand::new(), MockQueue::new(), buffer(64), buffer(64));
     let copy = Operation::Copy { src: &a, dst: &b };
     let claims = Claims::acquire(&mut [(&b, Access::Read)]).unwrap();
@@ -221,7 +221,7 @@ fn a_waker_that_panics_leaves_no_claim_behind() {
 }
 
 #[test]
-fn a_future_dropped_in_flight_leaves_the_memory_to_its_operations() {
+fn dropped_future_leaves_memory_to_its_operations() {
     let (hand, queue) = (Hand::new(), MockQueue::new());
     let reclaimer: Arc<Reclaimer> = Arc::default();
     let (dst, freed) = memory(&reclaimer, MemoryKind::Pageable, 8, true);
@@ -258,7 +258,7 @@ impl Wake for Inline {
 }
 
 #[test]
-fn a_task_that_runs_where_it_is_woken_finds_no_claim_of_its_own_thread_in_its_way() {
+fn task_run_inline_by_wake_meets_no_claim_of_its_thread() {
     let (one, two) = (host_buffer(MemoryKind::Pageable, 64), host_buffer(MemoryKind::Pageable, 64));
     let (sender, receiver) = std::sync::mpsc::channel();
     thread::spawn(move || {

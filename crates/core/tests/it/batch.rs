@@ -26,7 +26,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn batches_are_refused_as_byte_by_byte_comparison_says(
+    fn batch_overlap_check_matches_bytewise_model(
         pairs in proptest::collection::vec(((0_usize..3, 0_usize..52), (0_usize..3, 0_usize..52), 0_usize..12), 0..6)
     ) {
         let buffers = [buffer(64), buffer(64), buffer(64)];
@@ -37,7 +37,7 @@ proptest! {
     }
 
     #[test]
-    fn two_slices_overlap_as_byte_by_byte_comparison_says(a in 0_usize..30, b in 0_usize..30, n in 0_usize..9, m in 0_usize..9) {
+    fn slice_overlap_matches_bytewise_model(a in 0_usize..30, b in 0_usize..30, n in 0_usize..9, m in 0_usize..9) {
         let buffer = buffer(64);
         let common = (a..a + n).any(|byte| (b..b + m).contains(&byte));
         let (a, b) = (buffer.slice(a..a + n).unwrap(), buffer.slice(b..b + m).unwrap());

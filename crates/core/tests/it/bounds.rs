@@ -7,7 +7,7 @@ use transload_core::{ErrorKind, Operation, Pattern, Pitched};
 use crate::mock::buffer;
 
 #[test]
-fn slices_within_share_the_allocation_and_others_are_out_of_range() {
+fn slices_share_the_allocation_or_are_out_of_range() {
     let whole = buffer(100);
     for (slice, offset, len) in [
         (whole.slice(..), 0, 100),
@@ -54,7 +54,7 @@ fn refused_slice_names_its_range_as_written() {
 }
 
 #[test]
-fn rows_must_fit_both_sides_and_their_products_may_not_overflow() {
+fn rows_must_fit_both_sides_without_overflow() {
     let (src, dst) = (buffer(100), buffer(50));
     let check = |width, height, src_pitch, dst_pitch| {
         let rows = Pitched { width, height, src_pitch, dst_pitch };
@@ -98,7 +98,7 @@ fn copies_of_two_lengths_and_broken_patterns_are_refused() {
 }
 
 #[test]
-fn neighbours_of_one_allocation_join_in_either_order_and_nothing_else_does() {
+fn only_adjacent_slices_of_one_allocation_join() {
     let (whole, other) = (buffer(100), buffer(100));
     let part = |range: std::ops::Range<usize>| whole.slice(range).unwrap();
     for (one, two) in [(10..30, 30..70), (30..70, 10..30)] {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use transload_core::CostModel;
 
 #[test]
-fn a_prediction_passes_through_every_measured_point_and_goes_on_in_the_last_slope() {
+fn prediction_interpolates_and_extrapolates_measured_points() {
     let micros = Duration::from_micros;
     let model =
         CostModel::through(&[(1 << 20, micros(30)), (4096, micros(8)), (2 << 20, micros(50))]).unwrap();

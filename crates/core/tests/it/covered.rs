@@ -10,7 +10,7 @@ use crate::{
 };
 
 #[test]
-fn mark_outlasts_every_write_that_fails_before_its_first_byte() {
+fn mark_survives_writes_that_fail_before_their_first_byte() {
     let (host, dst) = damaged();
     assert_source_failed(dst.read().map(drop), "disk on fire");
     // The second one by another queue, and of a part.
@@ -33,7 +33,7 @@ fn mark_outlasts_every_write_that_fails_before_its_first_byte() {
 }
 
 #[test]
-fn first_reader_behind_a_write_that_touched_nothing_meets_the_mark() {
+fn reader_after_write_that_changed_nothing_meets_the_mark() {
     let reads: [fn(&RawBuffer) -> Result<()>; 4] = [
         |dst| dst.read().map(drop),
         |dst| dst.try_write().map(drop),
@@ -54,7 +54,7 @@ fn first_reader_behind_a_write_that_touched_nothing_meets_the_mark() {
 }
 
 #[test]
-fn failure_in_flight_is_not_forgotten_by_a_write_that_touches_nothing() {
+fn failure_in_flight_survives_write_that_changes_nothing() {
     let (host, dst) = (MockQueue::failing(), buffer(64));
     host.write(&dst).unwrap();
     host.write(&dst).unwrap();
@@ -71,7 +71,7 @@ fn failure_in_flight_is_not_forgotten_by_a_write_that_touches_nothing() {
 }
 
 #[test]
-fn reader_behind_a_write_over_damaged_bytes_depends_on_that_write_alone() {
+fn reader_after_overwrite_of_damage_depends_on_overwrite_only() {
     for ends_well in [true, false] {
         let (host, stream, dst) = (MockQueue::failing(), MockQueue::new(), buffer(64));
         host.write(&dst).unwrap();
@@ -95,7 +95,7 @@ fn reader_behind_a_write_over_damaged_bytes_depends_on_that_write_alone() {
 }
 
 #[test]
-fn mark_under_a_write_goes_by_work_that_cannot_fail_and_by_assume_written() {
+fn covered_mark_ends_by_infallible_write_or_assume_written() {
     let forget: [fn(&RawBuffer); 3] = [
         |dst| MockQueue::new().write(dst).map(drop).unwrap(),
         |dst| dst.assume_written(..).unwrap(),
@@ -129,7 +129,7 @@ fn mark_under_a_write_goes_by_work_that_cannot_fail_and_by_assume_written() {
 }
 
 #[test]
-fn launch_over_marked_bytes_that_inherits_a_failure_leaves_them_marked() {
+fn launch_inheriting_a_failure_keeps_marks() {
     let (host, dst) = damaged();
     dst.read().unwrap_err();
     let (stream, src) = (MockQueue::new(), buffer(64));
@@ -145,7 +145,7 @@ fn launch_over_marked_bytes_that_inherits_a_failure_leaves_them_marked() {
 }
 
 #[test]
-fn writes_over_one_another_that_are_complete_do_not_pile_up() {
+fn complete_overwrites_do_not_accumulate() {
     let (host, dst) = (MockQueue::failing(), buffer(64));
     for count in 1..=1000 {
         host.write(&dst).unwrap();

@@ -45,7 +45,7 @@ fn side_by_side(
 }
 
 #[test]
-fn copies_both_ways_from_two_threads_never_stop_each_other() {
+fn opposite_copies_of_two_threads_do_not_deadlock() {
     side_by_side(10_000, |index, _, queue, [x, y]| {
         let (src, dst) = if index == 0 { (x, y) } else { (y, x) };
         queue.copy(src, dst).unwrap();
@@ -53,7 +53,7 @@ fn copies_both_ways_from_two_threads_never_stop_each_other() {
 }
 
 #[test]
-fn batches_of_interleaved_ranges_from_two_threads_never_stop_each_other() {
+fn interleaved_batches_of_two_threads_do_not_deadlock() {
     side_by_side(5_000, |index, round, queue, [x, y]| {
         let part = |buffer: &RawBuffer, at: usize| buffer.slice(at * 10..at * 10 + 10 + index * 5).unwrap();
         let mut pairs = vec![(part(x, 0), part(y, 6)), (part(y, 2), part(x, 4)), (part(x, 7), part(y, 0))];
@@ -66,7 +66,7 @@ fn batches_of_interleaved_ranges_from_two_threads_never_stop_each_other() {
 }
 
 #[test]
-fn copies_views_loans_and_tasks_of_four_threads_take_turns_without_a_circle() {
+fn four_threads_of_mixed_uses_do_not_deadlock() {
     within_a_minute(|| {
         let buffers = [buffer(100), buffer(100), buffer(100)];
         thread::scope(|scope| {

@@ -10,7 +10,7 @@ fn every_device_prints_as_it_parses() {
 }
 
 #[test]
-fn what_names_no_device_is_refused_with_the_valid_forms() {
+fn invalid_device_text_is_refused_with_valid_forms() {
     for text in ["", "gpu:0", "cuda:", "cuda:-1", "cuda:+1", "cuda:0:1", "cpu:1", "cuda:4294967296", "CUDA:0"]
     {
         let error = text.parse::<DeviceId>().unwrap_err();

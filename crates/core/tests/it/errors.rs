@@ -7,7 +7,7 @@ use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, MemoryShortage, Pla
 use crate::mock::buffer;
 
 #[test]
-fn out_of_memory_carries_its_numbers_in_text_and_value() {
+fn out_of_memory_has_numbers_in_text_and_value() {
     let place = Place::new(DeviceId::Cuda(1), MemoryKind::Device);
     let shortage = MemoryShortage { requested: 1_000_003, free: Some(77), total: Some(80_000) };
     let error = Error::out_of_memory(place, shortage);
@@ -31,7 +31,7 @@ fn texts_name_the_numbers_that_were_wrong() {
 }
 
 #[test]
-fn a_cause_is_part_of_the_text_and_what_caused_it_follows_in_the_chain() {
+fn error_text_contains_cause_and_chain_continues_after_it() {
     let root = std::io::Error::other("disk on fire");
     let middle = Error::caused_by(ErrorKind::Io, "cannot read weights", root);
     let error = Error::caused_by(ErrorKind::Device, "cannot load", middle);

@@ -60,7 +60,7 @@ fn reader_behind_a_failed_write_ends_with_its_cause() {
 }
 
 #[test]
-fn every_later_reader_in_a_chain_tells_the_first_cause() {
+fn chained_readers_report_the_first_cause() {
     let (host, one, two) = (MockQueue::failing(), MockQueue::new(), MockQueue::new());
     let (a, b, c, d) = (buffer(64), buffer(64), buffer(64), buffer(64));
     host.write(&a).unwrap();
@@ -75,7 +75,7 @@ fn every_later_reader_in_a_chain_tells_the_first_cause() {
 }
 
 #[test]
-fn readers_of_other_bytes_and_overwriters_tell_nothing() {
+fn readers_of_other_bytes_and_overwrites_report_nothing() {
     let (host, stream) = (MockQueue::failing(), MockQueue::new());
     let (whole, elsewhere) = (buffer(100), buffer(50));
     host.write(&part(&whole, 0..50)).unwrap();
@@ -110,7 +110,7 @@ unsafe impl Recording for Increment {
 }
 
 #[test]
-fn work_that_may_read_what_it_writes_inherits_its_failure() {
+fn updating_work_inherits_failure_of_its_bytes() {
     let (host, stream) = (MockQueue::failing(), MockQueue::new());
     let [a, b] = [(); 2].map(|()| buffer(64));
     for dst in [&a, &b] {
@@ -151,7 +151,7 @@ fn reader_behind_a_write_that_succeeds_succeeds() {
 }
 
 #[test]
-fn work_of_one_queue_inherits_from_its_own_earlier_work() {
+fn work_inherits_from_its_own_queue() {
     let host = MockQueue::failing();
     let (a, b, c) = (buffer(64), buffer(64), buffer(64));
     let [first, second, third] =
@@ -188,7 +188,7 @@ fn transfer_of_a_failed_source_is_refused_or_ends_with_it() {
 }
 
 #[test]
-fn every_view_of_damaged_bytes_is_refused_until_they_are_assumed_written() {
+fn view_of_damaged_bytes_fails_until_assumed_written() {
     let (host, dst) = damaged();
     assert_source_failed(dst.read().map(drop), "disk on fire");
     assert_source_failed(dst.try_read().map(drop), "disk on fire");
@@ -232,7 +232,7 @@ fn mark_covers_no_bytes_that_were_claimed_for_writing_later() {
 }
 
 #[test]
-fn mark_goes_with_a_write_that_succeeds_and_a_failing_one_leaves_its_own() {
+fn successful_write_ends_mark_failed_write_replaces_it() {
     let (host, dst) = damaged();
     assert_source_failed(dst.read().map(drop), "disk on fire");
     let stream = MockQueue::new();
@@ -247,7 +247,7 @@ fn mark_goes_with_a_write_that_succeeds_and_a_failing_one_leaves_its_own() {
 }
 
 #[test]
-fn refused_and_withdrawn_writes_leave_no_mark_and_remove_none() {
+fn refused_writes_neither_add_nor_remove_marks() {
     let (host, fresh) = (MockQueue::failing(), buffer(64));
     host.refuse.store(true, std::sync::atomic::Ordering::SeqCst);
     assert!(host.write(&fresh).is_err());
@@ -288,7 +288,7 @@ fn what_keeps_the_content_keeps_the_damage() {
 }
 
 #[test]
-fn new_allocation_over_the_memory_of_failed_work_is_not_marked() {
+fn new_allocation_over_failed_work_is_not_marked() {
     let (host, stream) = (MockQueue::failing(), MockQueue::new());
     let reclaimer = Arc::new(Reclaimer::new());
     let fence = host.write(&buffer(64)).unwrap();
@@ -305,7 +305,7 @@ fn new_allocation_over_the_memory_of_failed_work_is_not_marked() {
 }
 
 #[test]
-fn fill_of_several_operations_tells_the_failure_of_any() {
+fn fill_of_several_operations_reports_any_failure() {
     // Written once, then 3, 6, 12, and 3 bytes copied: the last one reads the first alone.
     for failing in 1..=5 {
         let (host, dst) = (MockQueue::failing(), buffer(27));
@@ -336,7 +336,7 @@ fn damage_in_thousand_pieces_is_known_by_the_piece() {
 }
 
 #[test]
-fn hold_behind_a_failed_write_is_refused_once_that_is_known() {
+fn range_guard_after_failed_write_is_refused_once_known() {
     let (_, dst) = damaged();
     let TryLockResult::Blocked(blocked) = dst.try_lock_range(Access::Write).unwrap() else {
         panic!("it is not known yet")
@@ -346,7 +346,7 @@ fn hold_behind_a_failed_write_is_refused_once_that_is_known() {
 }
 
 #[test]
-fn queue_without_own_failures_is_never_asked_for_an_outcome() {
+fn infallible_queue_is_never_polled_for_outcomes() {
     let (stream, src, dst) = (MockQueue::new(), buffer(64), buffer(64));
     for _ in 0..100 {
         stream.copy(&src, &dst).unwrap();

@@ -15,7 +15,7 @@ fn operations(element: &[u8], dst: &RawBuffer) -> u64 {
 }
 
 #[test]
-fn an_element_that_repeats_is_one_operation_and_any_other_doubles_what_is_there() {
+fn repeating_element_is_one_fill_others_double() {
     let dst = buffer(96);
     for element in [vec![1; 3], vec![1, 2], [[1, 2, 3, 4]; 3].concat(), (0..16).collect(), vec![7; 96]] {
         assert_eq!(operations(&element, &dst), 1, "{element:?}");
@@ -31,7 +31,7 @@ fn an_element_that_repeats_is_one_operation_and_any_other_doubles_what_is_there(
 }
 
 #[test]
-fn an_element_is_kept_beside_the_destinations_memory_until_it_is_copied() {
+fn fill_element_is_parked_until_it_is_copied() {
     let reclaimer = Arc::new(Reclaimer::new());
     let (dst, freed) = memory(&reclaimer, MemoryKind::Device, 12, true);
     let queue = MockQueue::new();
@@ -48,7 +48,7 @@ fn an_element_is_kept_beside_the_destinations_memory_until_it_is_copied() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_a_queues_refusal_leaves_no_claim() {
+fn misfit_is_refused_and_refusal_leaves_no_claim() {
     let queue = MockQueue::new();
     let dst = buffer(100);
     for element in [&[][..], &[1, 2, 3], &[0; 16], &[0; 200]] {

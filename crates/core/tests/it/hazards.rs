@@ -10,7 +10,7 @@ use transload_core::{Access, Claims, ErrorKind, MemoryKind, Operation, Pitched, 
 use crate::mock::{MockQueue, buffer, host_buffer, key};
 
 #[test]
-fn a_write_waits_for_the_reads_and_the_write_before_it() {
+fn write_waits_for_earlier_reads_and_write() {
     let (first, second, third) = (MockQueue::new(), MockQueue::new(), MockQueue::new());
     let (shared, a, b) = (buffer(100), buffer(100), buffer(100));
     let write = first.write(&shared).unwrap();
@@ -90,7 +90,7 @@ fn what_is_known_to_be_over_is_not_waited_for() {
 }
 
 #[test]
-fn the_table_stays_small_under_ten_thousand_operations_that_nobody_polls() {
+fn table_stays_small_without_polls() {
     let queues = [MockQueue::new(), MockQueue::new(), MockQueue::new()];
     let (shared, other) = (buffer(100), buffer(100));
     for round in 0..10_000_usize {
@@ -133,7 +133,7 @@ fn a_refused_operation_leaves_no_trace() {
 }
 
 #[test]
-fn a_batch_with_an_empty_pair_inside_another_pairs_range_does_not_wait_for_itself() {
+fn batch_with_empty_pair_does_not_wait_for_itself() {
     let (a, b) = (buffer(100), buffer(100));
     let queue = MockQueue::new();
     let pair = |at: std::ops::Range<usize>| (b.slice(at.clone()).unwrap(), a.slice(at).unwrap());
@@ -155,7 +155,7 @@ fn source_and_destination(source_first: bool) -> (transload_core::RawBuffer, tra
 }
 
 #[test]
-fn a_copy_comes_after_what_another_queue_did_with_either_of_its_buffers_and_uses_each_once() {
+fn copy_follows_other_queues_work_on_both_buffers() {
     for (source_first, with_source) in [(true, true), (true, false), (false, true), (false, false)] {
         let (own, foreign) = (MockQueue::new(), MockQueue::new());
         let (src, dst) = source_and_destination(source_first);
@@ -176,7 +176,7 @@ fn a_copy_comes_after_what_another_queue_did_with_either_of_its_buffers_and_uses
 }
 
 #[test]
-fn a_copy_that_cannot_have_one_of_its_buffers_holds_neither() {
+fn copy_blocked_on_one_buffer_holds_neither() {
     for (source_first, views_source) in [(true, true), (true, false), (false, true), (false, false)] {
         let queue = MockQueue::new();
         let (src, dst) = source_and_destination(source_first);
@@ -191,7 +191,7 @@ fn a_copy_that_cannot_have_one_of_its_buffers_holds_neither() {
 }
 
 #[test]
-fn a_copy_that_its_queue_refuses_holds_nothing_also_between_copies_that_were_taken() {
+fn refused_copy_holds_nothing() {
     let queue = MockQueue::new();
     let (src, dst) = source_and_destination(true);
     let first = queue.copy(&src, &dst).unwrap();

@@ -7,7 +7,7 @@ use transload_core::{Access, ErrorKind, MemoryKind, Reclaimer};
 use crate::mock::{MockQueue, buffer, key, memory};
 
 #[test]
-fn a_loan_for_writing_excludes_everyone_on_its_range_alone() {
+fn loan_for_writing_excludes_conflicts_on_its_range_only() {
     let queue = MockQueue::new();
     let (shared, other) = (buffer(100), buffer(50));
     let (lent, rest) = (shared.slice(..50).unwrap(), shared.slice(50..).unwrap());
@@ -30,7 +30,7 @@ fn a_loan_for_writing_excludes_everyone_on_its_range_alone() {
 }
 
 #[test]
-fn readers_go_on_beside_a_loan_for_reading() {
+fn loan_for_reading_allows_readers() {
     let queue = MockQueue::new();
     let (shared, other) = (buffer(100), buffer(100));
     let loans = [(); 2].map(|()| shared.lend(Access::Read).unwrap());
@@ -43,7 +43,7 @@ fn readers_go_on_beside_a_loan_for_reading() {
 }
 
 #[test]
-fn a_loan_tells_what_it_comes_after_and_leaves_it_in_place() {
+fn loan_returns_earlier_work_and_keeps_it() {
     let (first, second) = (MockQueue::new(), MockQueue::new());
     let shared = buffer(100);
     let write = first.write(&shared).unwrap();
@@ -64,7 +64,7 @@ fn a_loan_tells_what_it_comes_after_and_leaves_it_in_place() {
 }
 
 #[test]
-fn what_ends_behind_a_fence_is_waited_for_and_kept_alive() {
+fn loan_ended_after_fence_is_waited_for_and_kept_alive() {
     let reclaimer = Arc::new(Reclaimer::new());
     let (borrower, ours) = (MockQueue::new(), MockQueue::new());
     let (shared, freed) = memory(&reclaimer, MemoryKind::Pageable, 100, true);
@@ -95,7 +95,7 @@ fn a_loan_keeps_the_memory_and_ends_on_any_thread() {
 }
 
 #[test]
-fn who_uses_it_next_comes_after_what_the_borrower_left_in_flight() {
+fn next_use_follows_borrowers_work_in_flight() {
     let (whole, theirs, own) = (buffer(100), MockQueue::new(), MockQueue::new());
     let mut loan = whole.lend(Access::Write).unwrap();
     let fences = [theirs.write(&buffer(1)).unwrap(), theirs.write(&buffer(1)).unwrap()];
@@ -112,7 +112,7 @@ fn who_uses_it_next_comes_after_what_the_borrower_left_in_flight() {
 }
 
 #[test]
-fn threads_that_lend_and_submit_at_once_are_served_or_refused_and_none_hangs() {
+fn concurrent_lends_and_submissions_never_hang() {
     let shared = buffer(100);
     thread::scope(|scope| {
         for _ in 0..4 {

@@ -3,7 +3,7 @@
 use transload_core::SpinLock;
 
 #[test]
-fn lock_that_is_held_stays_held_when_others_try_to_take_it() {
+fn held_lock_survives_failed_try_lock() {
     let lock = SpinLock::new(());
     let held = lock.lock();
     assert!(lock.try_lock().is_none());

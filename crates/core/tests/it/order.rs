@@ -170,7 +170,7 @@ impl World {
 }
 
 #[test]
-fn every_submission_comes_after_all_in_conflict_that_is_not_over_whatever_came_before_it() {
+fn submission_follows_all_conflicting_incomplete_work() {
     for seed in 1..=200 {
         let mut noise = Noise(u64::wrapping_mul(seed, 0x9E37_79B9_7F4A_7C15));
         let mut world = World::new();

@@ -179,7 +179,7 @@ fn caller_that_tries_again_is_next_after_sixteen() {
 
 /// What the reader waits for ends only because the thread goes on that the reader would keep waiting.
 #[test]
-fn blocking_submission_does_not_wait_for_ever_behind_a_waiter() {
+fn blocking_submission_waits_bounded_time_for_a_waiter() {
     let (queue, dst) = (Arc::new(MockQueue::new()), buffer(64));
     let (done, over) = mpsc::channel();
     let worker = thread::spawn(move || {
@@ -229,7 +229,7 @@ impl Wake for Panics {
 }
 
 #[test]
-fn waker_that_panics_harms_neither_who_wakes_nor_the_buffer() {
+fn panicking_waker_harms_neither_caller_nor_buffer() {
     let (queue, dst) = (MockQueue::new(), buffer(64));
     queue.write(&dst).unwrap();
     let mut read = pin!(dst.read_async());

@@ -39,7 +39,7 @@ fn unused_memory_is_freed_at_once_with_its_last_handle() {
 }
 
 #[test]
-fn used_memory_is_parked_and_a_sweep_frees_it_only_after_all_its_fences_without_waiting() {
+fn sweep_frees_parked_memory_after_all_fences_without_waiting() {
     let reclaimer = Arc::new(Reclaimer::new());
     let (reader, writer) = (MockQueue::new(), MockQueue::new());
     let ((src, src_freed), (dst, dst_freed)) = (pair(&reclaimer), pair(&reclaimer));
@@ -125,7 +125,7 @@ fn who_may_not_wait_for_some_work_drains_the_rest() {
 }
 
 #[test]
-fn what_is_in_flight_when_its_reclaimer_goes_is_freed_by_another_one_later() {
+fn orphaned_memory_is_freed_by_another_reclaimer() {
     let reclaimer = Arc::new(Reclaimer::new());
     let queue = MockQueue::new();
     let ((in_flight, orphan), (over, freed)) = (pair(&reclaimer), pair(&reclaimer));
@@ -220,7 +220,7 @@ unsafe impl Queue for SlowQueue {
 }
 
 #[test]
-fn drain_leaves_nothing_behind_that_a_sweep_has_in_its_hands() {
+fn drain_waits_for_memory_taken_by_a_sweep() {
     let polled = Arc::new(Barrier::new(2));
     let line = Slow { id: next_timeline_id(), reached: AtomicU64::new(0), polled: Arc::clone(&polled) };
     let queue = SlowQueue(Arc::new(line));
@@ -254,7 +254,7 @@ fn drain_leaves_nothing_behind_that_a_sweep_has_in_its_hands() {
 }
 
 #[test]
-fn a_weak_handle_keeps_nothing_alive_and_stands_for_the_whole_allocation() {
+fn weak_handle_keeps_nothing_alive_and_upgrades_to_whole() {
     let reclaimer = Arc::new(Reclaimer::new());
     let (buffer, freed) = pair(&reclaimer);
     let slice = buffer.slice(20..30).unwrap();

@@ -12,7 +12,7 @@ fn shown(uses: &[(RawBuffer, Access)], of: &RawBuffer) -> Vec<(usize, usize, Acc
 }
 
 #[test]
-fn a_range_that_is_read_and_written_is_written_and_the_rest_keeps_its_access() {
+fn merged_uses_write_where_any_use_writes() {
     let (a, b) = (buffer(100), buffer(100));
     let (low, high) = (a.slice(..60).unwrap(), a.slice(40..).unwrap());
     let uses = merged_uses(&[
@@ -24,7 +24,7 @@ fn a_range_that_is_read_and_written_is_written_and_the_rest_keeps_its_access() {
 }
 
 #[test]
-fn neighbours_and_repeats_become_one_range_and_gaps_stay_free() {
+fn merged_uses_join_neighbours_and_keep_gaps() {
     let a = buffer(100);
     let part = |range: Range<usize>| a.slice(range).unwrap();
     let (one, two, three, none) = (part(0..10), part(10..20), part(30..40), part(50..50));
@@ -39,7 +39,7 @@ fn neighbours_and_repeats_become_one_range_and_gaps_stay_free() {
 }
 
 #[test]
-fn no_two_ranges_of_the_answer_overlap_whatever_was_asked() {
+fn merged_uses_never_overlap() {
     let a = buffer(64);
     let mut state = 7_u64;
     let mut draw = |below: usize| {

@@ -3,7 +3,7 @@
 use transload_core::SizeClass;
 
 #[test]
-fn each_bound_belongs_to_its_class_and_the_next_byte_to_the_next() {
+fn class_bounds_are_inclusive() {
     for class in SizeClass::ALL {
         let Some(largest) = class.largest() else { continue };
         assert_eq!(SizeClass::of(largest), class);

@@ -69,7 +69,7 @@ fn started(queue: &MockQueue) -> (Transfer, Arc<Diary>) {
 }
 
 #[test]
-fn a_refused_transfer_answers_its_error_however_it_is_asked() {
+fn refused_transfer_returns_its_error_by_any_call() {
     let refused = || Transfer::refused(Error::new(ErrorKind::Unsupported, "no way"));
     assert_eq!(refused().refusal().unwrap().kind(), ErrorKind::Unsupported);
     assert!(refused().fence().is_none() && refused().is_complete());
@@ -78,7 +78,7 @@ fn a_refused_transfer_answers_its_error_however_it_is_asked() {
 }
 
 #[test]
-fn a_transfer_is_awaited_and_its_report_tells_how_long() {
+fn awaited_transfer_reports_its_duration() {
     let queue = MockQueue::new();
     let (transfer, diary) = started(&queue);
     assert!(!transfer.is_complete() && transfer.refusal().is_none());
@@ -114,7 +114,7 @@ impl Wake for Flag {
 }
 
 #[test]
-fn a_poll_before_the_end_is_woken_at_the_end_and_one_after_it_is_an_error_not_a_panic() {
+fn transfer_poll_is_woken_once_and_repoll_is_an_error() {
     let queue = MockQueue::new();
     let (transfer, diary) = started(&queue);
     let mut transfer = pin!(transfer);
@@ -135,7 +135,7 @@ fn a_poll_before_the_end_is_woken_at_the_end_and_one_after_it_is_an_error_not_a_
 }
 
 #[test]
-fn the_error_of_a_failed_operation_reaches_who_awaits_and_who_waits() {
+fn operation_error_reaches_await_and_wait() {
     let queue = MockQueue::new();
     let (awaited, awaited_diary) = started(&queue);
     let (waited, waited_diary) = started(&queue);
@@ -149,7 +149,7 @@ fn the_error_of_a_failed_operation_reaches_who_awaits_and_who_waits() {
 }
 
 #[test]
-fn dropping_a_transfer_tells_once_that_it_was_abandoned_and_keeps_its_memory_alive() {
+fn dropped_transfer_reports_once_and_keeps_memory_alive() {
     let queue = MockQueue::new();
     let reclaimer = Arc::new(Reclaimer::new());
     let (dst, freed) = memory(&reclaimer, MemoryKind::Pageable, 100, true);
@@ -168,7 +168,7 @@ fn dropping_a_transfer_tells_once_that_it_was_abandoned_and_keeps_its_memory_ali
 }
 
 #[test]
-fn dropped_refusal_tells_its_error_once_taken_one_never() {
+fn dropped_refusal_reports_once_taken_one_never() {
     let diary = Arc::new(Diary::default());
     let refused = || Transfer::refused_with(Error::new(ErrorKind::Unsupported, "no way"), diary.clone());
     assert_eq!(refused().wait().unwrap_err().kind(), ErrorKind::Unsupported);

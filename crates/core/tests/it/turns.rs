@@ -24,7 +24,7 @@ impl Wake for Woken {
 }
 
 #[test]
-fn every_task_that_waits_for_a_claim_is_woken_when_it_ends() {
+fn all_tasks_waiting_for_a_claim_are_woken() {
     let dst = buffer(64);
     let claims = Claims::acquire(&mut [(&dst, Access::Write)]).unwrap();
     let woken: Vec<Arc<Woken>> = (0..3).map(|_| Arc::default()).collect();
@@ -47,7 +47,7 @@ fn every_task_that_waits_for_a_claim_is_woken_when_it_ends() {
 }
 
 #[test]
-fn reads_of_one_queue_that_are_committed_out_of_order_are_over_with_the_last_of_them() {
+fn reads_committed_out_of_order_complete_with_the_last() {
     let (queue, dst) = (MockQueue::new(), buffer(64));
     let fence = |point| Fence::new(Arc::clone(queue.timeline()), point);
     // Two threads submit to one queue, and the first one is slow to say so.
@@ -68,7 +68,7 @@ fn reads_of_one_queue_that_are_committed_out_of_order_are_over_with_the_last_of_
 }
 
 #[test]
-fn what_is_in_flight_is_not_told_while_some_of_it_is_being_enqueued() {
+fn in_flight_is_none_while_enqueueing() {
     let (queue, dst) = (MockQueue::new(), buffer(64));
     assert_eq!(dst.in_flight().map(|fences| fences.len()), Some(0));
     let claims = Claims::acquire(&mut [(&dst, Access::Read)]).unwrap();
@@ -82,7 +82,7 @@ fn what_is_in_flight_is_not_told_while_some_of_it_is_being_enqueued() {
 
 /// A timeline that never says of itself how far it is; it must be asked.
 #[test]
-fn a_view_opens_beside_work_that_is_over_by_its_own_word_only() {
+fn view_opens_over_work_complete_only_by_poll() {
     let (queue, dst) = (MockQueue::new(), buffer(64));
     queue.write(&dst).unwrap();
     assert_eq!(dst.try_read().unwrap_err().kind(), ErrorKind::Busy);

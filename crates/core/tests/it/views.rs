@@ -43,7 +43,7 @@ fn an_open_view_makes_conflicting_operations_busy() {
 }
 
 #[test]
-fn try_answers_busy_during_an_operation_and_read_waits_for_its_end() {
+fn try_read_returns_busy_and_read_waits() {
     let queue = MockQueue::new();
     let (a, b) = (buffer(100), buffer(100));
     let fence = queue.copy(&a, &b).unwrap();
@@ -81,7 +81,7 @@ fn what_a_view_writes_the_next_one_reads() {
 }
 
 #[test]
-fn memory_that_the_host_cannot_reach_or_write_has_no_view() {
+fn inaccessible_memory_has_no_view() {
     let (device, _) = memory(&Default::default(), MemoryKind::Device, 10, true);
     let error = device.read().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -96,7 +96,7 @@ static WATCHED: Mutex<Vec<(usize, usize, HostAccess)>> = Mutex::new(Vec::new());
 static ADDRESS: AtomicUsize = AtomicUsize::new(0);
 
 #[test]
-fn every_view_and_every_copy_of_the_host_announces_its_range_to_the_hook() {
+fn views_and_host_copies_report_to_the_hook() {
     let b = host_buffer(MemoryKind::Pageable, 1000);
     let address = b.host_address().unwrap().as_ptr().addr();
     ADDRESS.store(address, Ordering::SeqCst);

@@ -48,7 +48,7 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
 }
 
 #[test]
-fn one_at_a_time_has_the_lock_and_sees_what_was_done_before() {
+fn lock_is_exclusive_and_orders_accesses() {
     model(|| {
         let shared = Arc::new((SpinLock::new(0_u32), AtomicUsize::new(0)));
         let add = |shared: &(SpinLock<u32>, AtomicUsize)| {
@@ -159,7 +159,7 @@ fn fence() -> Fence {
 }
 
 #[test]
-fn a_claim_waits_for_the_commit_before_it_and_never_sleeps_through_it() {
+fn claim_waits_for_earlier_commit_without_lost_wakeup() {
     model(|| {
         let table = Table::new();
         let other = {
@@ -174,7 +174,7 @@ fn a_claim_waits_for_the_commit_before_it_and_never_sleeps_through_it() {
 }
 
 #[test]
-fn a_view_opens_when_a_claim_is_withdrawn_and_never_beside_it() {
+fn view_opens_only_after_claim_is_withdrawn() {
     model(|| {
         let table = Table::new();
         let range = 0..16;
@@ -224,7 +224,7 @@ impl Table {
 }
 
 #[test]
-fn short_copies_both_ways_beside_a_submission_are_done_alone_or_not_at_all() {
+fn opposite_short_copies_during_submission_are_atomic() {
     model(|| {
         let tables = [Table::new(), Table::new()];
         let other = {
@@ -241,7 +241,7 @@ fn short_copies_both_ways_beside_a_submission_are_done_alone_or_not_at_all() {
 }
 
 #[test]
-fn short_copy_needs_no_claims_only_where_nothing_else_is_known_of_its_bytes() {
+fn short_copy_skips_claims_only_without_known_uses() {
     model(|| {
         let (a, b, range) = (Table::new(), Table::new(), 0..16);
         assert!(a.copy_to(&b) && b.copy_to(&a) && a.copy_to(&b) && !a.copy_to(&a));
@@ -267,7 +267,7 @@ fn short_copy_needs_no_claims_only_where_nothing_else_is_known_of_its_bytes() {
 
 /// A view looks through more segments than in one go, and does not open; meanwhile another range is used.
 #[test]
-fn what_counts_uses_grows_with_each_use_also_beside_a_view_that_does_not_open() {
+fn use_count_grows_with_each_use() {
     const SEGMENTS: usize = 257;
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(2);

@@ -155,7 +155,7 @@ impl Table {
 }
 
 #[test]
-fn disjoint_pieces_in_flight_cost_the_same_whatever_their_number() {
+fn disjoint_ranges_in_flight_cost_is_constant() {
     for n in [250, 1_000, 8_000] {
         let (table, lines) = (Table::new(), [Line::new(), Line::new(), Line::new()]);
         let mut most = 0;
@@ -179,7 +179,7 @@ fn disjoint_pieces_in_flight_cost_the_same_whatever_their_number() {
 }
 
 #[test]
-fn pieces_that_never_come_again_leave_a_table_about_as_long_as_what_is_in_flight() {
+fn table_of_one_time_ranges_stays_as_long_as_work_in_flight() {
     for far in [1, 77] {
         let (table, line, n) = (Table::new(), Line::new(), 20_011);
         for index in 0..n {
@@ -193,7 +193,7 @@ fn pieces_that_never_come_again_leave_a_table_about_as_long_as_what_is_in_flight
 }
 
 #[test]
-fn timelines_whose_work_is_over_are_let_go_by_later_claims_of_other_pieces() {
+fn complete_timelines_are_released_by_later_claims() {
     let table = Table::new();
     let mut lines = Vec::new();
     for index in 0..20 {
@@ -207,7 +207,7 @@ fn timelines_whose_work_is_over_are_let_go_by_later_claims_of_other_pieces() {
 }
 
 #[test]
-fn timelines_whose_work_outlasts_the_sweeps_are_let_go_by_claims_of_a_known_one() {
+fn timelines_outlasting_sweeps_are_released_by_later_claims() {
     for (pieces, in_flight, later) in [(16, 10, 1_000), (160, 1_000, 20_000)] {
         let (table, known) = (Table::new(), Line::new());
         let lines = [(); 16].map(|()| Line::new());
@@ -234,7 +234,7 @@ fn timelines_whose_work_outlasts_the_sweeps_are_let_go_by_claims_of_a_known_one(
 }
 
 #[test]
-fn writes_of_any_pieces_wait_for_those_in_flight_that_they_meet_however_many_there_are() {
+fn writes_wait_for_all_overlapping_work_in_flight() {
     const PIECES: usize = 1_500;
     let (table, lines) = (Table::new(), [(); 5].map(|()| Line::new()));
     // The last write of each piece, as line and point.
@@ -269,7 +269,7 @@ fn writes_of_any_pieces_wait_for_those_in_flight_that_they_meet_however_many_the
 }
 
 #[test]
-fn a_use_of_all_waits_once_for_each_timeline_and_leaves_one_segment() {
+fn whole_use_waits_once_per_timeline_and_leaves_one_segment() {
     let (table, lines, whole) = (Table::new(), [Line::new(), Line::new(), Line::new()], 0..4_000 * PIECE);
     for index in 0..4_000 {
         table.write([piece(index)], &lines[index % 3], index as u64 + 1);
@@ -282,7 +282,7 @@ fn a_use_of_all_waits_once_for_each_timeline_and_leaves_one_segment() {
 }
 
 #[test]
-fn timelines_of_one_point_each_are_collected_in_about_as_many_steps() {
+fn single_point_timelines_are_collected_in_linear_steps() {
     let table = Table::new();
     for index in 0..3_000 {
         table.write([piece(index)], &Line::new(), 1);
@@ -293,7 +293,7 @@ fn timelines_of_one_point_each_are_collected_in_about_as_many_steps() {
 }
 
 #[test]
-fn loans_and_views_open_by_the_thousand_cost_a_claim_nothing() {
+fn thousands_of_loans_and_views_cost_a_claim_nothing() {
     let table = Table::new();
     let (loans, _) = table.claim((0..3_000).map(piece), Access::Write);
     let loans: Vec<_> =
@@ -338,7 +338,7 @@ fn table_is_swept_where_claims_come_in_pairs() {
 }
 
 #[test]
-fn claim_over_many_held_ranges_looks_at_each_a_few_times() {
+fn claim_over_many_held_ranges_is_linear() {
     for held in [1_000, 8_000] {
         let table = Table::new();
         for index in 0..held {
@@ -357,7 +357,7 @@ fn claim_over_many_held_ranges_looks_at_each_a_few_times() {
 }
 
 #[test]
-fn claim_looks_at_a_bounded_number_of_waiters_in_turn() {
+fn claim_checks_a_bounded_number_of_waiters() {
     let table = Table::new();
     let until = [Fence::new(Line::new() as Arc<dyn Timeline>, 1)];
     for _ in 0..1_000 {
@@ -379,7 +379,7 @@ fn claim_looks_at_a_bounded_number_of_waiters_in_turn() {
 }
 
 #[test]
-fn writes_that_can_fail_in_flight_on_the_same_bytes_cost_the_same_whatever_their_number() {
+fn fallible_writes_of_same_bytes_cost_is_constant() {
     for by_one_timeline in [false, true] {
         for pieces in [1, 3] {
             let (table, line) = (Table::new(), Line::that_can_fail(true));
@@ -400,7 +400,7 @@ fn writes_that_can_fail_in_flight_on_the_same_bytes_cost_the_same_whatever_their
 }
 
 #[test]
-fn writes_that_can_fail_leave_a_list_about_as_long_as_what_is_in_flight() {
+fn fallible_writes_leave_a_list_as_long_as_work_in_flight() {
     for in_flight in [0, 1, 50] {
         let (table, line) = (Table::new(), Line::that_can_fail(true));
         let begun = counted();
@@ -418,7 +418,7 @@ fn writes_that_can_fail_leave_a_list_about_as_long_as_what_is_in_flight() {
 }
 
 #[test]
-fn reads_in_flight_of_the_same_bytes_cost_the_same_whatever_their_number() {
+fn reads_of_same_bytes_cost_is_constant() {
     for pieces in [1, 3] {
         // Behind a write in flight that can fail.
         let (table, line) = (Table::new(), Line::that_can_fail(true));
@@ -437,7 +437,7 @@ fn reads_in_flight_of_the_same_bytes_cost_the_same_whatever_their_number() {
 }
 
 #[test]
-fn reads_leave_a_list_about_as_long_as_what_is_in_flight_of_other_timelines() {
+fn reads_leave_a_list_as_long_as_work_in_flight() {
     let (table, lines, n) = (Table::new(), [(); 40].map(|()| Line::new()), 8_000);
     // One that is not over while the others go on.
     table.submit([piece(0)], Access::Read, &Line::new(), 1);

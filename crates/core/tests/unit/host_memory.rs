@@ -23,7 +23,7 @@ fn told(groups: &str, mountinfo: &str, files: &[(&str, &str)]) -> Option<MemoryI
 }
 
 #[test]
-fn numbers_are_found_among_other_lines_and_nothing_is_made_up() {
+fn meminfo_numbers_are_parsed_or_none() {
     assert_eq!(machine_memory(MEMINFO), kib(600, 1000));
     for text in [
         "",
@@ -38,7 +38,7 @@ fn numbers_are_found_among_other_lines_and_nothing_is_made_up() {
 }
 
 #[test]
-fn a_limit_of_a_container_is_the_total_and_what_is_left_of_it_is_free() {
+fn container_limit_is_total_and_rest_is_free() {
     let files = [
         ("/sys/fs/cgroup/memory.max", "409600\n"),
         ("/sys/fs/cgroup/memory.current", "204800\n"),
@@ -53,7 +53,7 @@ fn a_limit_of_a_container_is_the_total_and_what_is_left_of_it_is_free() {
 }
 
 #[test]
-fn the_narrowest_of_a_group_and_those_around_it_holds() {
+fn narrowest_group_limit_applies() {
     let files = [
         ("/sys/fs/cgroup/a/b/memory.max", "max\n"),
         ("/sys/fs/cgroup/a/b/memory.current", "1024\n"),
@@ -98,7 +98,7 @@ fn the_first_version_of_control_groups_is_read_as_well() {
 }
 
 #[test]
-fn a_container_that_sees_its_own_group_as_the_mount_is_found_by_what_was_mounted() {
+fn container_group_is_found_by_its_mount() {
     let mounted = "35 31 0:32 /docker/ab /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
     let files = [
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "409600"),

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn only_hierarchies_that_limit_memory_are_kept_with_whatever_fields_between() {
+fn mounts_keep_only_memory_hierarchies() {
     let text = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
                 31 30 0:27 / /sys/fs/cgroup/cpu rw shared:9 master:1 - cgroup cgroup rw,cpu,cpuacct\n\
                 32 30 0:28 /pod /sys/fs/cgroup/memory rw shared:9 master:1 - cgroup cgroup rw,memory\n\

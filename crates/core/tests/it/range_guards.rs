@@ -24,7 +24,7 @@ fn held(buffer: &RawBuffer, access: Access) -> RangeGuard {
 }
 
 #[test]
-fn work_in_conflict_with_a_hold_is_busy_until_it_ends() {
+fn work_conflicting_with_range_guard_is_busy() {
     let queue = MockQueue::new();
     let (a, b) = (buffer(100), buffer(100));
     let reading = held(&a, Access::Read);
@@ -46,7 +46,7 @@ fn work_in_conflict_with_a_hold_is_busy_until_it_ends() {
 }
 
 #[test]
-fn a_hold_comes_after_work_in_flight_and_never_waits_for_it_by_itself() {
+fn range_guard_follows_work_in_flight_without_waiting() {
     let queue = MockQueue::new();
     let (a, b) = (buffer(100), buffer(100));
     queue.copy(&b, &a).unwrap();
@@ -67,7 +67,7 @@ fn a_hold_comes_after_work_in_flight_and_never_waits_for_it_by_itself() {
 }
 
 #[test]
-fn a_committed_hold_is_a_use_that_later_work_comes_after() {
+fn committed_range_guard_precedes_later_work() {
     let queue = MockQueue::new();
     let (a, b) = (buffer(100), buffer(100));
     let fence = queue.copy(&b, &buffer(100)).unwrap();
@@ -79,7 +79,7 @@ fn a_committed_hold_is_a_use_that_later_work_comes_after() {
 }
 
 #[test]
-fn the_count_of_writes_changes_with_each_use_that_writes_and_with_no_other() {
+fn write_count_changes_only_with_writes() {
     let queue = MockQueue::new();
     let (a, b) = (buffer(100), buffer(100));
     let before = (a.writes(), b.writes());
@@ -134,7 +134,7 @@ unsafe impl Timeline for Ended {
 }
 
 #[test]
-fn taking_a_hold_ends_no_timeline_since_it_may_be_taken_under_a_lock() {
+fn range_guard_drops_no_timeline() {
     for access in [Access::Read, Access::Write] {
         let ended = Arc::new(AtomicBool::new(false));
         let a = host_buffer(MemoryKind::Pinned, 100);

@@ -25,7 +25,7 @@ fn a_device_that_alone_uses_it_sees_one_number() {
 }
 
 #[test]
-fn a_use_elsewhere_is_seen_however_often_and_only_until_the_next_use() {
+fn use_epoch_changes_until_own_next_use() {
     for other in [DeviceId::Cpu, DeviceId::Cuda(1), DeviceId::Wgpu(0), DeviceId::Cuda(u32::MAX)] {
         let memory = memory(MemoryKind::Unified);
         memory.record_external_use(NEAR);
