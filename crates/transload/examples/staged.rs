@@ -20,7 +20,7 @@ mod staged {
 
     const MIB: usize = 1 << 20;
 
-    /// Work that is over when `open` is called.
+    /// Work that completes when `open` is called.
     struct Gate {
         id: TimelineId,
         state: Mutex<(bool, Vec<Waker>)>,
@@ -98,7 +98,7 @@ mod staged {
         }
     }
 
-    /// Prints the rate of the median of so many repetitions, after two that do not count, and the fastest and slowest.
+    /// Prints the median, fastest and slowest rate of the repetitions, after two warm-up runs.
     fn rate(name: &str, bytes: usize, mut once: impl FnMut() -> Result<()>) -> Result<()> {
         let repetitions = if bytes < 100 * MIB { 60 } else { 15 };
         (0..2).try_for_each(|_| once())?;
@@ -116,7 +116,7 @@ mod staged {
         Ok(())
     }
 
-    /// Copies into host memory that was never touched, and again into the same memory: medians of the two in turns.
+    /// Copies into untouched host memory, then into the same memory again; prints the medians.
     fn fresh(bench: &Bench, near: DeviceId) -> Result<()> {
         let cpu = CpuBackend::new()?;
         let ways = [
@@ -182,7 +182,7 @@ mod staged {
         if std::env::args().any(|argument| argument == "--fresh") {
             return fresh(&bench, near);
         }
-        // The software driver's devices have less memory.
+        // Simulated devices have less memory.
         let sizes: &[usize] = if simulated { &[1, 3, 16, 48] } else { &[1, 3, 16, 48, 256, 700] };
         for &mib in sizes {
             let bytes = mib * MIB;
@@ -213,7 +213,7 @@ mod staged {
             }
         }
 
-        // With a version whose threads block this does not return: give it a time limit.
+        // With a version whose threads block, this does not return: set a time limit.
         let (host, there) = (bench.host(64 * MIB)?, bench.there(far, 64 * MIB)?);
         let name = format!("up 64 MiB to {far}");
         rate(&format!("{name}, alone"), host.len(), || {

@@ -1,4 +1,4 @@
-//! A thousand transfers under tokio, awaited at once on two worker threads, none of which is ever blocked by one.
+//! A thousand transfers under tokio, awaited concurrently on two worker threads without blocking them.
 //!
 //! `cargo run -p transload --example tokio --features cuda`
 
@@ -13,7 +13,7 @@ const EACH: usize = 64 << 10;
 async fn main() -> Result<()> {
     let runtime = Arc::new(Runtime::discover()?);
     let gpu = runtime.devices().into_iter().find(|device| !device.id.is_cpu());
-    // Pinned memory: the driver copies pageable memory during the call, on the worker that makes it.
+    // Pinned memory: the driver copies pageable memory during the call, which would block the worker.
     let (near, far) = match &gpu {
         Some(gpu) => ((gpu.id, MemoryKind::Pinned), (gpu.id, MemoryKind::Device)),
         None => ((DeviceId::Cpu, MemoryKind::Pageable), (DeviceId::Cpu, MemoryKind::Pageable)),
@@ -33,7 +33,7 @@ async fn main() -> Result<()> {
         piece.fill(index as u8);
     }
 
-    // What first use takes (a context, kernels) is done by a thread that may block.
+    // First-use work (a context, kernels) runs on a thread that may block.
     let (first, places) = (Arc::clone(&runtime), (src.place(), there.place()));
     let prepared = tokio::task::spawn_blocking(move || {
         first.manager().prepare(places.0, places.1, &TransferOptions::new())
@@ -54,7 +54,7 @@ async fn main() -> Result<()> {
         .collect();
     let mut simulated = false;
     for task in tasks {
-        // A task that panicked is tokio's to report.
+        // tokio reports a task that panicked.
         if let Ok(outcome) = task.await {
             simulated |= outcome?.simulated;
         }

@@ -1,4 +1,5 @@
-//! A driver that has no function to load kernels with: everything else works. It is a driver of its own process.
+//! A driver without functions to load kernels: everything else works. A test binary of its own, as the driver is
+//! process-wide.
 #![cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

@@ -1,4 +1,4 @@
-//! Each wrong input: its exit code, a text that says what would be valid, and nothing on stdout.
+//! Invalid input: exit code, a message that names valid input, and an empty stdout.
 
 use std::fs;
 
@@ -44,7 +44,7 @@ fn a_file_that_may_not_be_read_is_refused() {
     transload(&["copy", &path, "--to", "cpu"]).failed(2, &["cannot open", "readable regular file is needed"]);
 }
 
-/// The file has a length but no content, so that nothing is written for it.
+/// A sparse file: it has a length but no content.
 #[cfg(target_os = "linux")]
 #[test]
 fn file_larger_than_host_memory_is_out_of_memory() {

@@ -1,11 +1,11 @@
-//! What the program is linked with, and what it exports: nothing of CUDA.
+//! The program neither links nor exports CUDA functions.
 #![cfg(target_os = "linux")]
 
 use std::process::Command;
 
 use crate::has;
 
-/// What readelf, which reads the programs of every processor, says of the program.
+/// Runs readelf, which supports every architecture.
 fn read(what: &str) -> Option<String> {
     if !has("readelf") {
         return None;

@@ -1,4 +1,4 @@
-//! Each command on a machine without a GPU, for people and as JSON.
+//! Each command on a machine without a GPU, as text and as JSON.
 
 use crate::{file, transload};
 
@@ -144,7 +144,7 @@ fn place_without_kind_uses_default_of_its_device() {
     {
         assert_eq!(transload(&["plan", text, "cpu", "1", "--json"]).json()["from"], printed);
     }
-    // Understood, and not there.
+    // Parsed correctly, but absent.
     for (text, device) in
         [("cuda:3", "cuda:3"), ("cuda", "cuda:0"), ("cuda:0/unified", "cuda:0"), ("wgpu:1", "wgpu:1")]
     {

@@ -1,10 +1,10 @@
-//! `transload load` on the host, on the software driver, and with files that are wrong.
+//! `transload load` on the host, on the software driver, and with invalid files.
 
 use std::{fs, path::Path};
 
 use crate::transload;
 
-/// A header with its length before it, and data behind.
+/// A header with its length, followed by data.
 fn write(path: &Path, header: &str, data: &[u8]) -> String {
     let content = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat();
     fs::write(path, content).unwrap();
@@ -86,7 +86,7 @@ fn invalid_places_are_refused_with_valid_ones() {
     assert!(text.contains("Exit codes:") && text.contains("--checksum"), "{text}");
 }
 
-/// The file has a length but no content, so that nothing is written for it.
+/// A sparse file: it has a length but no content.
 #[cfg(target_os = "linux")]
 #[test]
 fn model_larger_than_host_memory_is_out_of_memory() {

@@ -1,4 +1,4 @@
-//! What the command promises, shown by the built program.
+//! Behaviour of the built program.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 mod bad_input;
@@ -22,7 +22,7 @@ fn transload(arguments: &[&str]) -> Ran {
     Ran::new(output)
 }
 
-/// How it ended.
+/// The result of a run.
 struct Ran {
     code: Option<i32>,
     stdout: String,
@@ -35,7 +35,7 @@ impl Ran {
         Self { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }
 
-    /// It succeeded, and said nothing on stderr, where only progress and errors go.
+    /// Asserts success and an empty stderr, which is for progress and errors only.
     #[track_caller]
     fn succeeded(self) -> String {
         assert_eq!(self.code, Some(0), "{}", self.stderr);
@@ -48,7 +48,7 @@ impl Ran {
         serde_json::from_str(&self.succeeded()).unwrap()
     }
 
-    /// It failed with this code, printed nothing on stdout, and said each of these on stderr.
+    /// Asserts failure with this code, an empty stdout, and these texts on stderr.
     #[track_caller]
     fn failed(self, code: i32, said: &[&str]) {
         assert_eq!(self.code, Some(code), "{}", self.stderr);
@@ -59,7 +59,7 @@ impl Ran {
     }
 }
 
-/// A file of bytes that repeat nowhere near, gone with the folder.
+/// Creates a file of non-repeating bytes, deleted with the folder.
 fn file(folder: &tempfile::TempDir, len: usize) -> String {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let byte = |_| {
@@ -71,7 +71,7 @@ fn file(folder: &tempfile::TempDir, len: usize) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Whether a tool is there; says so where it is not.
+/// Returns whether a tool is installed; prints a message if not.
 #[cfg(unix)]
 fn has(tool: &str) -> bool {
     let there = std::process::Command::new(tool).arg("--version").output().is_ok();

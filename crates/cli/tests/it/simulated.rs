@@ -1,4 +1,4 @@
-//! The commands on the software driver: the whole path works, and whatever is printed is called simulated.
+//! The commands on the software driver: all work, and all output is labelled simulated.
 
 use crate::{Ran, file, transload};
 

@@ -1,4 +1,4 @@
-//! Tables and lists of facts on a terminal.
+//! Tables and lists of named values.
 
 use super::*;
 

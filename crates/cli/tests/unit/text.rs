@@ -1,4 +1,4 @@
-//! Amounts and rates in words.
+//! Formatted sizes, counts and rates.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! What programs do wrong, or all at once: wakers and destructors that panic, a thousand threads that drop what is in flight,
-//! drains from everywhere, a host view that stays open. Nothing hangs, nothing is lost, and nobody else notices.
+//! Misuse and heavy concurrency: wakers and destructors that panic, a thousand threads that drop transfers in flight,
+//! concurrent drains, a host view that stays open. Nothing hangs or is lost, and other users are not affected.
 
 use std::{
     any::Any,
@@ -16,10 +16,10 @@ use transload::{ErrorKind, HostBytes, MemoryKind, RawBuffer, Reclaimer, Transfer
 
 use crate::tasks::{Gate, Home};
 
-/// Longer than what a backend copies on the submitting thread.
+/// More than a backend copies on the submitting thread.
 const LARGE: usize = (3 << 20) + 17;
 
-/// Where a test stands, for when it does not end.
+/// The step a test is at, to report if it hangs.
 #[derive(Clone, Default)]
 struct Stage(Arc<Mutex<String>>);
 
@@ -29,7 +29,7 @@ impl Stage {
     }
 }
 
-/// Fails where it is not over after a minute, and says where it stands.
+/// Fails if the test is not complete after a minute, and names its step.
 fn within_a_minute(what: impl FnOnce(&Stage) + Send + 'static) {
     let (done, over) = mpsc::channel();
     let stage = Stage::default();
@@ -44,7 +44,7 @@ fn within_a_minute(what: impl FnOnce(&Stage) + Send + 'static) {
     worker.join().unwrap();
 }
 
-/// Every machine with every way to ask for transfers on it.
+/// Every machine with every way to request transfers on it.
 fn ways() -> impl Iterator<Item = (Arc<Home>, TransferOptions)> {
     Home::all().into_iter().flat_map(Home::with_ways)
 }
@@ -57,7 +57,7 @@ fn transfer(home: &Home, src: &RawBuffer, dst: &RawBuffer, options: &TransferOpt
     home.manager.transfer_with(src, dst, 0, 0, src.len(), options)
 }
 
-/// Transfers still work, in both directions, and are awaited.
+/// Transfers still work in both directions, and can be awaited.
 fn works(home: &Home, options: &TransferOptions) {
     let content: Vec<u8> = (0..LARGE).map(|index| (index % 251) as u8).collect();
     let (src, dst) = (home.filled(&content), home.allocate(home.far, LARGE));
@@ -71,7 +71,7 @@ fn works(home: &Home, options: &TransferOptions) {
 }
 
 fn finish(home: Arc<Home>) {
-    // The last way of a machine ends it.
+    // The last way of a machine finishes it.
     if let Some(home) = Arc::into_inner(home) {
         home.finish();
     }
@@ -97,7 +97,7 @@ fn panicking_waker_affects_no_other_transfer() {
                 stage.is(format!("{name}: submitting {round}"));
                 let dst = home.allocate(home.far, LARGE);
                 let mut transfer = transfer(&home, &src, &dst, &options);
-                // It may be over already, and on the software driver a poll may be what ends others.
+                // Returns a transfer that may be complete already; on the software driver, polling may complete others.
                 let poll = || Pin::new(&mut transfer).poll(&mut Context::from_waker(&waker)).is_ready();
                 if let Ok(false) = outcome(poll) {
                     transfers.push((transfer, dst));
@@ -121,7 +121,7 @@ struct Grumbles(Vec<u8>);
 
 impl Drop for Grumbles {
     fn drop(&mut self) {
-        // Where a panic is under way already a second one would end the process.
+        // A second panic during unwinding would abort the process.
         if !thread::panicking() {
             panic!("a destructor of the test's");
         }
@@ -150,9 +150,10 @@ fn panicking_destructor_affects_no_other_transfer() {
                 stage.is(format!("{name}: round {round}"));
                 let (src, dst) = (grumbling(LARGE, &reclaimer), home.allocate(home.far, LARGE));
                 let moving = transfer(&home, &src, &dst, &options);
-                // The last handle goes while its bytes are read. Where it is over by then, the panic is this thread's.
+                // The last handle is dropped while its bytes are read. If the read is complete by then, this thread
+                // panics.
                 let _panicked_here = outcome(move || drop(src));
-                // A wait that helps may be the last to have the transfer's memory; what panics then is its own.
+                // A wait that helps may drop the transfer's memory last; the panic is then its own.
                 if let Ok(report) = outcome(|| moving.wait()) {
                     report.unwrap();
                 }
@@ -283,11 +284,11 @@ fn transfers_after_endless_work_block_no_others() {
             let name = name(&home, &options);
             let held = home.filled(&vec![1; LARGE]);
             let gate = Gate::before(&held);
-            // More than there are workers.
+            // More than the number of workers.
             let threads: Vec<_> = (0..16)
                 .map(|_| {
                     let (home, held, dst) = (Arc::clone(&home), held.clone(), home.allocate(home.far, LARGE));
-                    // Where no queue can wait for the gate, submitting does.
+                    // If no queue can wait for the gate, submitting does.
                     thread::spawn(move || drop(transfer(&home, &held, &dst, &options)))
                 })
                 .collect();

@@ -1,5 +1,5 @@
-//! The transfer manager over the host and a CUDA device, on the software driver and on a real one
-//! (`TRANSLOAD_TEST_DRIVER=real`): bytes, order, lifetime, refusals, statistics, and the driver calls that were made.
+//! The transfer manager with the host and a CUDA device, on the software driver and on a real one
+//! (`TRANSLOAD_TEST_DRIVER=real`): content, order, lifetime, errors, statistics, and driver calls.
 
 use std::sync::Arc;
 
@@ -46,10 +46,10 @@ impl Setup {
     }
 }
 
-/// Every test ends so: drained, nothing is alive anywhere, and nothing raced.
+/// Every test ends with this: after a drain, nothing is alive and nothing raced.
 impl Drop for Setup {
     fn drop(&mut self) {
-        // A test that fails has told why.
+        // A failed test has already reported its cause.
         if std::thread::panicking() {
             return;
         }
@@ -113,7 +113,7 @@ fn automatic_choice_sends_pinned_memory_by_one_copy() {
     let setup = Setup::new();
     let (source, there) =
         (setup.filled(MemoryKind::Pinned, &[1; 10_000]), setup.allocate(MemoryKind::Device, 10_000));
-    // Streams and events are made by the first one.
+    // The first transfer creates streams and events.
     setup.manager.transfer(&source, &there).wait().unwrap();
     setup.manager.transfer(&source, &there).wait().unwrap();
     let trace = transload_cuda_sys::trace::start();

@@ -1,11 +1,12 @@
-//! Discovery with and without CUDA. A process has one driver for good, so what needs another one runs in a child.
+//! Discovery with and without CUDA. A process loads one driver for good, so a test that needs another one runs in a
+//! child.
 
 use transload::{CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, Runtime, Sampling};
 
 /// Set in the child.
 const CHILD: &str = "TRANSLOAD_TEST_CHILD";
 
-/// Runs the test alone in a process of its own, where the driver's path leads nowhere.
+/// Runs the test in a child process whose driver path does not exist.
 fn without_a_driver(test: &str, body: fn()) {
     if std::env::var_os(CHILD).is_some() {
         return body();
@@ -135,7 +136,7 @@ fn a_device_is_found_used_and_leaves_nothing_behind() {
     assert_eq!(runtime.device(id).unwrap().simulated, test.is_simulated());
     round_trip(&runtime, id, MemoryKind::Device);
 
-    // What is dropped in flight is parked, and drained.
+    // A buffer dropped in flight is parked, then drained.
     let src = runtime.allocate(DeviceId::Cpu, MemoryKind::Pinned, 1 << 20).unwrap();
     let dst = runtime.allocate(id, MemoryKind::Device, 1 << 20).unwrap();
     drop(runtime.manager().transfer(&src, &dst));

@@ -1,4 +1,4 @@
-//! Which stream a transfer goes to: one of its priority and of its workload, as the driver's calls show.
+//! A transfer uses a stream of its priority and its workload, as seen in the driver's calls.
 
 use transload::{
     CrossBackendTransferManager, DeviceId, MemoryKind, SizeClass, StreamPriority, TransferMethod,
@@ -12,7 +12,7 @@ use crate::cuda::Setup;
 
 const PRIORITIES: [StreamPriority; 3] = [StreamPriority::High, StreamPriority::Normal, StreamPriority::Low];
 
-/// The stream of the one copy or launch that the thread enqueued meanwhile.
+/// Returns the stream of the only copy or launch that the thread enqueued in `work`.
 fn stream_of(trace: &trace::Trace) -> u64 {
     let calls = trace.calls_of_this_thread();
     let mut streams = calls.iter().filter_map(|call| match call.name {
@@ -27,7 +27,7 @@ fn stream_of(trace: &trace::Trace) -> u64 {
     stream
 }
 
-/// The stream that a transfer of mapped memory to the device went to.
+/// Returns the stream that a transfer of mapped memory to the device used.
 fn stream_by(setup: &Setup, options: &TransferOptions) -> u64 {
     let (source, there) =
         (setup.filled(MemoryKind::Mapped, &[1; 100]), setup.allocate(MemoryKind::Device, 100));
@@ -64,7 +64,7 @@ fn a_copy_and_a_kernel_that_copies_go_to_different_streams() {
         let engine = stream_by(&setup, &options.only(TransferMethod::DirectCopy));
         let kernel = stream_by(&setup, &options.only(TransferMethod::ZeroCopy));
         assert_ne!(engine, kernel, "{priority:?}");
-        // What the caller says goes before what the method is.
+        // The caller's workload overrides that of the method.
         let engine_as_kernel = options.only(TransferMethod::DirectCopy).workload(WorkloadType::Compute);
         assert_eq!(stream_by(&setup, &engine_as_kernel), kernel, "{priority:?}");
         let kernel_as_copy = options.only(TransferMethod::ZeroCopy).workload(WorkloadType::Memory);

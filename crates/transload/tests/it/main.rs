@@ -1,4 +1,4 @@
-//! What the facade promises: discovery never fails for want of a GPU, absence is explained, drained means empty.
+//! The facade: discovery does not fail without a GPU, absence is explained, and after a drain nothing is left.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 mod bad_use;

@@ -1,4 +1,5 @@
-//! Recorded transfers: planned once, moved at each replay, ordered with everything else; what cannot be recorded says why.
+//! Recorded transfers: planned once, executed at each replay, ordered with other work; unsupported ones are rejected
+//! with reasons.
 
 use std::sync::mpsc;
 
@@ -13,7 +14,7 @@ use crate::cuda::{Setup, noise};
 const ANY: TransferOptions = TransferOptions::new();
 const BYTES: usize = 300_000;
 
-/// Captures a stream that nobody else uses meanwhile.
+/// Captures a stream that no other thread uses.
 fn begin<S: AsStream>(stream: &S, mode: CaptureMode) -> transload_cuda_sys::Result<Capture<'_, S>> {
     // SAFETY: as the tests use it, what is enqueued is to be captured, and whoever asks meanwhile is refused.
     unsafe { Capture::begin(stream, mode) }
@@ -102,7 +103,7 @@ fn transfers_by_kernel_are_recorded() {
     let report = recorded.replay().wait().unwrap();
     assert!(report.moving.is_some(), "{report}");
     assert!(*back.read().unwrap() == noise(5000, 2)[..]);
-    // Of one that nobody waits for, its queue keeps no time either.
+    // The queue keeps no time of a replay that nobody waits for either.
     let dropped = recorded.replay().fence().unwrap().clone();
     setup.manager.drain().unwrap();
     assert_eq!(dropped.timeline().take_duration(dropped.point()).unwrap(), None);
@@ -155,7 +156,7 @@ fn library_calls_keep_a_foreign_global_capture_valid() {
         let capturing = scope.spawn(move || {
             let capture = begin(stream, CaptureMode::Global);
             begun.send(()).unwrap();
-            // Ends also where the other thread panics.
+            // End it also if the other thread panics.
             let _dropped = is_done.recv();
             capture.and_then(Capture::end).map(drop)
         });
@@ -166,7 +167,7 @@ fn library_calls_keep_a_foreign_global_capture_valid() {
             pageable.write()?.copy_from_slice(&content);
             let there = setup.manager.allocate(setup.device, MemoryKind::Device, content.len())?;
             let pinned = setup.manager.allocate_for(setup.device, MemoryKind::Pinned, content.len())?;
-            // By the crew's threads, awaited by the reactor's.
+            // Staged by worker threads, awaited by the reactor.
             let staged = TransferOptions::new().only(TransferMethod::HostStaged);
             let up = setup.manager.transfer_with(&pageable, &there, 0, 0, content.len(), &staged);
             let recorded = setup.manager.record(&[(there, pinned.clone())], &ANY)?;
@@ -175,7 +176,7 @@ fn library_calls_keep_a_foreign_global_capture_valid() {
             pollster::block_on(down)?;
             let arrived = *pinned.read()? == content[..];
             drop((pageable, pinned, recorded));
-            // The free thread frees what was dropped.
+            // The free thread frees dropped memory.
             setup.manager.drain()?;
             Ok(arrived)
         };

@@ -1,4 +1,4 @@
-//! Ordinary memory that was registered is pinned to the transfer manager: copied by the copy engine, without staging.
+//! Registered pageable memory counts as pinned: the copy engine copies it without staging.
 
 use transload::{
     CrossBackendTransferManager, DeviceId, MemoryKind, TransferMethod,

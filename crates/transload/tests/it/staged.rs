@@ -1,5 +1,5 @@
-//! HostStaged between pageable memory and a device: chosen by itself where it is faster, every byte in its place, in order,
-//! through a bounded ring, and over before anything is given back.
+//! HostStaged between pageable memory and a device: chosen automatically where it is faster, correct, ordered, through
+//! a bounded ring, and complete before memory is released.
 
 use std::time::Duration;
 
@@ -176,7 +176,7 @@ fn staged_transfers_progress_while_user_streams_block() {
             drop(manager.transfer_with(&source, &there, 0, 0, 3 * MIB, &staged()));
             manager.transfer_with(&there, &back, 0, 0, 3 * MIB, &staged()).wait().unwrap();
         };
-        // Makes streams and staging buffers, which not every driver does behind a gate.
+        // Creates streams and staging buffers first: not every driver creates them behind a gate.
         there_and_back();
         source.write().unwrap().copy_from_slice(&content);
         let pool = backend.streams(test.ordinal()).unwrap();

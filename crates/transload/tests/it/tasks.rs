@@ -1,5 +1,5 @@
-//! Under tokio no worker is blocked by work in flight, whoever's it is: thousands of transfers at once, tasks that depend on
-//! each other in a runtime of one thread, tasks that are aborted.
+//! Under tokio, no worker is blocked by work in flight: thousands of concurrent transfers, tasks that depend on each
+//! other in a single-threaded runtime, aborted tasks.
 
 use std::{
     sync::{Arc, mpsc},
@@ -15,7 +15,7 @@ use transload::{
 
 use crate::elsewhere;
 
-/// A manager and the kinds of memory to move between; drained and empty at the end of the test.
+/// A manager and the kinds of memory to move between; at the end of the test it is drained and empty.
 pub(crate) struct Home {
     pub(crate) manager: Arc<CrossBackendTransferManager>,
     pub(crate) near: (DeviceId, MemoryKind),
@@ -60,7 +60,7 @@ impl Home {
         ]
     }
 
-    /// With how transfers are asked for: as the planner takes them, and staged where that is possible.
+    /// Adds how transfers are requested: as planned, and staged if possible.
     pub(crate) fn with_ways(self) -> Vec<(Arc<Self>, TransferOptions)> {
         let stages = self.near.1 == MemoryKind::Pageable && self.far != self.near;
         let home = Arc::new(self);
@@ -104,7 +104,7 @@ fn two_workers() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).build().unwrap()
 }
 
-/// Fails instead of hanging for ever: what blocks a runtime's only thread never ends.
+/// Fails instead of hanging: what blocks a runtime's only thread never ends.
 fn within_two_minutes(what: impl FnOnce() + Send + 'static) {
     let (done, over) = mpsc::channel();
     let worker = thread::spawn(move || {
@@ -117,16 +117,16 @@ fn within_two_minutes(what: impl FnOnce() + Send + 'static) {
     worker.join().unwrap();
 }
 
-/// Work of no backend, over when it is opened; no stream can wait for it.
+/// Work of no backend that completes when it is opened; no stream can wait for it.
 pub(crate) struct Gate(elsewhere::Gate);
 
 impl Gate {
-    /// Uses all of a buffer exclusively until it is opened.
+    /// Uses a buffer exclusively until it is opened.
     pub(crate) fn before(buffer: &RawBuffer) -> Self {
         Self(elsewhere::Gate::before(buffer))
     }
 
-    /// Fills the buffer that it holds, and is over.
+    /// Fills the buffer that it holds, and completes.
     pub(crate) fn open(&self, held: &RawBuffer, byte: u8) {
         let address = held.host_address().unwrap();
         host_access::note(address.as_ptr().addr(), held.len(), host_access::HostAccess::Write);
@@ -196,7 +196,7 @@ fn transfer_depending_on_same_thread_task_does_not_block() {
                 let viewing = tokio::spawn(async move { held.read_async().await.unwrap()[4999] });
                 let held = src.clone();
                 let idling = tokio::spawn(async move { held.wait_idle_async().await });
-                // All of them have been polled, and wait.
+                // All of them were polled and wait.
                 for _ in 0..10 {
                     tokio::task::yield_now().await;
                 }
@@ -232,10 +232,10 @@ fn task_aborted_before_submission_holds_nothing() {
                 });
                 tokio::task::yield_now().await;
                 aborted.abort();
-                // On the host the queue itself waits for the gate, so the transfer was submitted and goes on.
+                // On the host the queue itself waits for the gate, so the transfer was submitted and continues.
                 assert!(aborted.await.unwrap_err().is_cancelled());
                 if home.far != home.near {
-                    // A writer of what the aborted one would have read does not wait for the gate.
+                    // A write to the aborted transfer's source does not wait for the gate.
                     let other = home.filled(&[3; 5000]);
                     home.manager.transfer_async(&other, &there, 0, 0, 5000, &options).await.unwrap();
                 }
@@ -272,7 +272,7 @@ fn a_claim_that_another_task_holds_does_not_block_the_thread() {
     });
 }
 
-/// First use takes milliseconds; whoever must not be blocked by it has it done beforehand.
+/// First use takes milliseconds; prepare the path if that must not block.
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #[test]
 fn prepared_path_creates_no_context_and_loads_no_kernel() {

@@ -1,4 +1,4 @@
-//! UnifiedMemory: what migrates is moved as a whole, and keeps or gets exactly the bytes asked for.
+//! The method UnifiedMemory: migrates whole ranges and moves exactly the requested bytes.
 
 use transload::{ErrorKind, MemoryKind, RawBuffer, TransferMethod, TransferOptions};
 
@@ -10,7 +10,7 @@ fn unified() -> TransferOptions {
     TransferOptions::new().only(TransferMethod::UnifiedMemory)
 }
 
-/// Names and byte counts of the calls on a range of unified memory since the trace began.
+/// Names and byte counts of calls on a range of unified memory since the trace began.
 fn seen(trace: &transload_cuda_sys::trace::Trace, buffer: &RawBuffer, name: &str) -> usize {
     let address = buffer.device_address().unwrap();
     let range = address..address + buffer.len() as u64;

@@ -1,4 +1,4 @@
-//! ZeroCopy: small transfers of high priority that pass by a copy engine's queue, and sharing where nothing need move.
+//! The method ZeroCopy: small urgent transfers that bypass a copy engine's queue; and sharing without copies.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ use crate::{
 
 const HIGH: TransferOptions = TransferOptions::new().priority(StreamPriority::High);
 
-/// The calls of the thread that move bytes or launch kernels.
+/// The thread's calls that move bytes or launch kernels.
 fn moving(trace: &trace::Trace) -> Vec<trace::Call> {
     let mut calls = trace.calls_of_this_thread();
     calls.retain(|call| call.name.starts_with("cuMem") || call.name.starts_with("cuLaunch"));
     calls
 }
 
-/// A source and a destination of large copies, towards the device or away from it, and what holds them back.
+/// A source and a destination of large copies in one direction, and a gate that holds them.
 struct Large {
     src: RawBuffer,
     dst: RawBuffer,
@@ -33,7 +33,7 @@ struct Large {
 }
 
 impl Large {
-    /// Made before any gate is closed, since not every driver call goes on behind one.
+    /// Created before any gate is closed, because some driver calls block behind one.
     fn new(setup: &Setup, bytes: usize, up: bool) -> Self {
         let (near, far) = if up {
             (MemoryKind::Pinned, MemoryKind::Device)
@@ -45,7 +45,7 @@ impl Large {
         Self { src, dst, other: setup.allocate(far, 1), stream: CudaStream::new(&device).unwrap() }
     }
 
-    /// Copies from the source cannot begin before the gate opens.
+    /// Copies from the source cannot start before the gate opens.
     fn hold(&self, gate: &Gate) {
         gate.hold([&self.stream]);
         let first = self.src.slice(..1).unwrap();
@@ -53,14 +53,14 @@ impl Large {
         drop(submit(&self.stream, &write, Timing::Off).unwrap());
     }
 
-    /// All of it, at low priority.
+    /// The whole source, at low priority.
     fn send(&self, setup: &Setup) -> Transfer {
         let options = TransferOptions::new().priority(StreamPriority::Low);
         setup.manager.transfer_with(&self.src, &self.dst, 0, 0, self.src.len(), &options)
     }
 }
 
-/// The one call by which an urgent transfer was enqueued, and its report.
+/// Returns the only call that enqueued an urgent transfer, and its report.
 fn urgent(setup: &Setup, src: &RawBuffer, dst: &RawBuffer) -> (&'static str, TransferReport) {
     let plan = setup.manager.plan(src.place(), dst.place(), src.len() as u64, &HIGH).unwrap();
     let trace = trace::start();
@@ -87,7 +87,7 @@ fn urgent_transfer_uses_kernel_after_queued_copies_only() {
             let source = setup.filled(kind, &content);
             let there = setup.allocate(MemoryKind::Device, size);
             let back = setup.filled(kind, &vec![0xEE; size]);
-            // Streams, events and the kernel are made by the first ones.
+            // The first transfers create streams and events and load the kernel.
             for (src, dst) in [(&source, &there), (&there, &back)] {
                 setup.manager.prepare(src.place(), dst.place(), &HIGH).unwrap();
                 setup.manager.transfer_with(src, dst, 0, 0, size, &HIGH).wait().unwrap();
@@ -96,7 +96,7 @@ fn urgent_transfer_uses_kernel_after_queued_copies_only() {
                 let engine = if up { "cuMemcpyHtoDAsync_v2" } else { "cuMemcpyDtoHAsync_v2" };
                 let (call, report) = urgent(&setup, src, dst);
                 assert_eq!((call, report.method, report.queued), (engine, TransferMethod::DirectCopy, 0));
-                // What a driver frees only by waiting for the device must not be freed while the gate is closed.
+                // Memory whose free waits for the device must not be freed while the gate is closed.
                 setup.manager.drain().unwrap();
                 let large = Large::new(&setup, queued, up);
                 let gate = Gate::closed(&device);
@@ -113,7 +113,7 @@ fn urgent_transfer_uses_kernel_after_queued_copies_only() {
                     plan.to_string().contains("faster, but waits for a copy engine: DirectCopy"),
                     "{plan}"
                 );
-                // The other direction has an engine of its own.
+                // The other direction has its own engine.
                 let (from, to) = if up { (&there, &back) } else { (&source, &there) };
                 assert_eq!(urgent(&setup, from, to).1.method, TransferMethod::DirectCopy);
                 gate.open();
@@ -135,7 +135,7 @@ fn urgent_pageable_transfer_is_staged_by_kernel() {
         let source = setup.filled(MemoryKind::Pageable, &content);
         let there = setup.allocate(MemoryKind::Device, size);
         let back = setup.filled(MemoryKind::Pageable, &vec![0xEE; size]);
-        // The fewest of three times: a trace also has what other tests launch meanwhile.
+        // The minimum of three runs: a trace also contains launches of concurrent tests.
         let launches = |src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions| {
             let once = |_| {
                 let trace = trace::start();
@@ -147,9 +147,9 @@ fn urgent_pageable_transfer_is_staged_by_kernel() {
         let staged = HIGH.forbid(TransferMethod::DirectCopy);
         for (up, src, dst) in [(true, &source, &there), (false, &there, &back)] {
             setup.manager.prepare(src.place(), dst.place(), &HIGH).unwrap();
-            // Makes the staging buffers. By the engine, where nothing is queued.
+            // Creates the staging buffers, with the engine, as nothing is queued.
             assert_eq!(launches(src, dst, &staged).0, 0);
-            // Not by draining, which returns the staging buffers.
+            // Not by draining, which frees the staging buffers.
             dst.wait_idle().unwrap();
             let large = Large::new(&setup, 48 << 20, up);
             let gate = Gate::closed(&device);
@@ -181,7 +181,7 @@ fn dropped_transfers_leave_queue_count_when_complete() {
         large.iter().for_each(|large| large.hold(&gate));
         large[2..].iter().for_each(|large| drop(large.send(&setup)));
         assert_eq!(queued(), 8 << 20);
-        // So is a recording, for each replay.
+        // A recording holds them too, for each replay.
         drop(recorded.replay());
         assert_eq!(queued(), 11 << 20);
         drop((recorded, pairs, large));
@@ -282,7 +282,7 @@ fn sharing_accessible_memory_copies_nothing() {
         assert_eq!((shared.buffer.id(), shared.buffer.len()), (buffer.id(), buffer.len()));
         assert_eq!(shared.buffer.device_address().unwrap(), buffer.device_address().unwrap(), "{kind}");
     }
-    // The host uses what it can address as it is.
+    // The host uses memory that it can address in place.
     for kind in [MemoryKind::Mapped, MemoryKind::Pinned, MemoryKind::Unified] {
         let buffer = setup.filled(kind, &[5; 300]);
         let shared = setup.manager.share(&buffer, DeviceId::Cpu).unwrap();
@@ -299,7 +299,7 @@ fn sharing_other_memory_copies_it_and_says_so() {
         let shared = setup.manager.share(&source.slice(1..).unwrap(), setup.device).unwrap();
         assert!(shared.copied, "{kind}");
         assert_eq!(shared.buffer.place(), Place::new(setup.device, MemoryKind::Device));
-        // What uses the copy comes after it.
+        // Uses of the copy are ordered after it.
         let back = setup.manager.share(&shared.buffer, DeviceId::Cpu).unwrap();
         assert!(back.copied && back.buffer.place().device.is_cpu());
         assert!(*back.buffer.read().unwrap() == content[1..], "{kind}");

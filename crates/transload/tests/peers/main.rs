@@ -1,5 +1,5 @@
-//! What the transfer manager promises between two CUDA devices that are peers, on the software driver and, with
-//! `TRANSLOAD_TEST_DRIVER=real`, on a machine with two real ones.
+//! The transfer manager with two CUDA peer devices, on the software driver and, with `TRANSLOAD_TEST_DRIVER=real`, on
+//! two real ones.
 #![cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
@@ -13,7 +13,7 @@ use transload::{
 use transload_cuda_sim::harness;
 use transload_cuda_sys::trace::{self, Call};
 
-/// `None`, and the test is skipped, where the machine has one device.
+/// Returns `None`, which skips the test, if the machine has one device.
 fn two() -> Option<Setup> {
     let devices = harness::devices(2)?;
     Some(Setup::over([devices[0], devices[1]]))
@@ -48,7 +48,7 @@ fn automatic_choice_makes_one_peer_copy() {
     let Some(setup) = two() else { return };
     let bytes = (3 << 20) + 11;
     let (src, dst) = (setup.filled(0, &noise(bytes, 1)), setup.on(1, bytes));
-    // Enabling, verification, streams and events belong to the first ones.
+    // The first transfers enable and verify access and create streams and events.
     setup.manager.transfer(&src, &dst).wait().unwrap();
     setup.manager.transfer(&src, &dst).wait().unwrap();
     let trace = trace::start();
@@ -129,7 +129,7 @@ fn work_on_two_devices_keeps_the_order_of_its_submission() {
     let (here, there, again) = (setup.on(0, bytes), setup.on(1, bytes), setup.on(0, bytes));
     let sources: Vec<_> = rounds.iter().map(|content| setup.pinned(content)).collect();
     let backs: Vec<_> = rounds.iter().map(|_| setup.pinned(&vec![0; bytes])).collect();
-    // The same buffers in every round, on whatever streams; nobody waits in between.
+    // The same buffers in every round, on any streams, without a wait in between.
     for (round, (source, back)) in sources.iter().zip(&backs).enumerate() {
         let priority = [StreamPriority::High, StreamPriority::Normal, StreamPriority::Low][round % 3];
         let options = TransferOptions::new().priority(priority);
@@ -222,7 +222,7 @@ fn backend_reports_enables_and_refuses_peer_access() {
         let error = submit(&*queue, &Operation::CopyPeer { src, dst }, Timing::Off).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     }
-    // A stream of either side copies, also towards its own device.
+    // A stream of either device copies in both directions.
     submit(&*queue, &Operation::CopyPeer { src: &there, dst: &here }, Timing::Off).unwrap().wait().unwrap();
     drop((here, near, there, host, queue, backend));
     setup.finish();

@@ -24,7 +24,7 @@ impl Setup {
         Self { tests, manager, devices: ordinals.map(DeviceId::Cuda) }
     }
 
-    /// A buffer in the own memory of one of the two devices.
+    /// Allocates device memory on one of the two devices.
     pub(crate) fn on(&self, which: usize, bytes: usize) -> RawBuffer {
         self.manager.allocate_for(self.devices[which], MemoryKind::Device, bytes).unwrap()
     }
@@ -47,13 +47,13 @@ impl Setup {
         host.read().unwrap().to_vec()
     }
 
-    /// From one device's own memory to the other's.
+    /// A copy from one device's memory to the other's.
     pub(crate) fn path(&self, from: usize, to: usize) -> TransferPath {
         let place = |which: usize| Place::new(self.devices[which], MemoryKind::Device);
         TransferPath::new(place(from), place(to))
     }
 
-    /// Drains, and checks that nothing is alive anywhere and nothing raced.
+    /// Drains, and checks that nothing is alive and nothing raced.
     pub(crate) fn finish(self) {
         self.manager.drain().unwrap();
         for (name, ledger) in self.manager.resource_counts() {

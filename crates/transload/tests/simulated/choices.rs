@@ -1,4 +1,5 @@
-//! The built-in table beside the newest record: automatic choice takes what was measured to be the fastest.
+//! Compares the built-in cost table with the newest benchmark record: automatic choice takes the fastest measured
+//! method.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -8,10 +9,10 @@ use transload_cuda_sim::harness;
 
 use crate::setup::Setup;
 
-/// What a choice may take beyond the fastest method on record.
+/// Allowed excess of a choice over the fastest recorded method.
 const TOLERANCE: f64 = 1.03;
 
-/// Records of one day, oldest first: their names do not tell. One that is not listed is newer than these.
+/// Records of the same day, oldest first, as their names do not tell. Unlisted ones are newer.
 const SAME_DAY: [&str; 5] = [
     "2026-11-21-1xH200-five-methods.json",
     "2026-11-21-2xH200-five-methods.json",
@@ -20,10 +21,10 @@ const SAME_DAY: [&str; 5] = [
     "2026-11-21-2xH200-memory-and-streams.json",
 ];
 
-/// Microseconds by path and size, and there by method.
+/// Microseconds by path and size, then by method.
 type Measured = BTreeMap<(String, u64), BTreeMap<String, f64>>;
 
-/// The rows `methods/PATH/METHOD/BYTES`, of each path from the newest record that has it; of several runs the mean.
+/// The rows `methods/PATH/METHOD/BYTES`, of each path from its newest record; the mean of several runs.
 fn on_record() -> Measured {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/benchmarks");
     let names =
@@ -57,7 +58,7 @@ fn on_record() -> Measured {
     measured
 }
 
-/// `cpu.pageable-to-cuda:0.device` on the devices of the setup.
+/// `cpu.pageable-to-cuda:0.device` with the devices of the setup.
 fn path(name: &str, setup: &Setup) -> TransferPath {
     let place = |text: &str| {
         let (device, kind) = text.split_once('.').unwrap();

@@ -1,4 +1,4 @@
-//! Loading onto a CUDA device that is small, slow or failing: only the software driver can be told to be.
+//! Loads onto a CUDA device that is small, slow or failing, on the software driver only.
 
 use transload::{
     ErrorKind,
@@ -25,7 +25,7 @@ fn place(test: &TestDevice, kind: MemoryKind) -> Place {
     Place::new(DeviceId::Cuda(test.ordinal()), kind)
 }
 
-/// A device's bytes, by way of a host buffer.
+/// Returns a device buffer's bytes.
 fn fetched(manager: &CrossBackendTransferManager) -> impl Fn(&RawBuffer) -> Vec<u8> {
     |buffer| {
         if buffer.is_empty() {
@@ -41,8 +41,8 @@ fn allocations(manager: &CrossBackendTransferManager) -> u64 {
     manager.resource_counts().iter().map(|(_, ledger)| ledger.allocations).sum()
 }
 
-/// The next allocation of little memory by these calls finds none. The allocators ask for it in several rounds, each time once more
-/// after giving back what is cached: less often than this, and a later allocation gets over the few failures that are left.
+/// Makes the next small allocation by these calls fail. The allocators try several times, each time after releasing
+/// cached memory, but fewer times than this; a later allocation survives the few remaining faults.
 fn out_of_memory(test: &TestDevice, names: &[&str]) {
     const ASKED: usize = 32;
     for name in names.iter().cycle().take(ASKED * names.len()) {
@@ -101,7 +101,7 @@ fn a_model_larger_than_the_device_is_refused_with_its_numbers() {
     assert!(error.to_string().contains("1200064 bytes requested, 1048576 free of 1048576"), "{error}");
     assert_empty(&manager);
 
-    // One that fits is loaded by the same manager.
+    // The same manager loads one that fits.
     let model = Model::of_sizes(&[600_000]);
     let disk = OnDisk::new(&model.file());
     let loaded = load(&manager, disk.path(), &LoadOptions::new(place(&test, MemoryKind::Device))).unwrap();
@@ -115,7 +115,7 @@ fn several_allocations_hold_what_one_cannot() {
     let model = Model::of_sizes(&[3000, 3000, 9000, 10, 10, 0]);
     let disk = OnDisk::new(&model.file());
     let options = LoadOptions::new(place(&test, MemoryKind::Device)).segment(7000).chunk(2500).checksum(true);
-    // The device's memory is in pieces, and the first allocation is for all tensors.
+    // The device's memory is fragmented, and the first attempt is one allocation for all tensors.
     out_of_memory(&test, &["cuMemAlloc_v2", "cuMemAllocAsync", "cuMemAllocFromPoolAsync"]);
     let loaded = load(&manager, disk.path(), &options).unwrap();
     model.assert_is(&loaded, 256, fetched(&manager));
@@ -137,7 +137,7 @@ fn without_pinned_memory_to_be_had_the_ring_is_pageable() {
     assert_eq!(loaded.report().staging, Some(MemoryKind::Pageable));
     drop(loaded);
 
-    // Who asks for pinned memory gets it, or the error.
+    // A request for pinned memory gets it, or the error.
     out_of_memory(&test, &["cuMemHostAlloc"]);
     let error = load(&manager, disk.path(), &options.staging(MemoryKind::Pinned)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
@@ -169,11 +169,11 @@ fn every_driver_call_can_fail_and_nothing_is_kept() {
                 assert_empty(&manager);
                 0
             }
-            // It met nobody, or a call that gives memory back: what the driver refuses to free is still there.
+            // The fault hit no call, or one that frees memory: what could not be freed is still alive.
             Ok(loaded) => {
                 passed += 1;
                 drop(loaded);
-                // A fault that is left is met here.
+                // A remaining fault is hit here.
                 let _ = (manager.drain(), manager.drain());
                 allocations(&manager)
             }

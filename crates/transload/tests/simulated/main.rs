@@ -1,4 +1,4 @@
-//! What the transfer manager does where devices are no peers, corrupt, or fail: only the software driver can be told to.
+//! The transfer manager with devices that have no peer access, corrupt data, or fail; on the software driver only.
 #![cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
@@ -18,7 +18,7 @@ mod staged;
 mod staged_failures;
 mod zero_copy;
 
-/// Errors of destructors are kept for the whole process: tests that take them run one at a time.
+/// Drop errors are process-wide: tests that take them run one at a time.
 fn alone_with_drop_errors() -> std::sync::MutexGuard<'static, ()> {
     static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let guard = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

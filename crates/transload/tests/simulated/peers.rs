@@ -1,4 +1,4 @@
-//! Pairs of devices between which peer copies cannot be taken, and faults on the way.
+//! Pairs of devices without usable peer copies, and faults during peer copies.
 
 use transload::{
     Error, ErrorKind, MemoryKind, RejectReason, Rejected, TransferMethod, TransferOptions, TransferReport,
@@ -94,7 +94,7 @@ fn pair_check_short_of_memory_is_retried_with_backoff() {
     assert_eq!((report.method, enabling), (TransferMethod::HostStaged, true));
     assert_eq!(reason(&report), Some(RejectReason::PeerUnverified), "{report}");
     short();
-    // At once, and after one transfer that does not try: the pair is one in both directions.
+    // At once, and again after one transfer that does not try: a verdict is for the pair, in both directions.
     for (enabling, from, to) in [(true, 1, 0), (false, 0, 1)] {
         let (report, tried) = tried(from, to);
         assert_eq!((report.method, tried), (TransferMethod::HostStaged, enabling), "{report}");
@@ -141,7 +141,7 @@ fn devices_without_pools_are_peers_by_their_contexts_alone() {
     setup.finish();
 }
 
-/// There and back by peer copies only, with the first of them enabling and verifying.
+/// A round trip by peer copies only, the first of which enables and verifies access.
 fn there_and_back(setup: &Setup, content: &[u8]) -> Result<bool, Error> {
     let only = TransferOptions::new().only(TransferMethod::PeerToPeer);
     let allocate = |which: usize, kind| setup.manager.allocate_for(setup.devices[which], kind, content.len());
@@ -178,7 +178,7 @@ fn each_failing_driver_call_is_a_typed_error_without_a_hang_or_a_leak() {
                     assert!(kinds.contains(&error.kind()), "device {victim}, call {nth}: {error:?}");
                 }
             }
-            // The fault may hit the draining itself; then the next one finds nothing wrong.
+            // The fault may hit the drain itself; then the next one succeeds.
             let _first = setup.manager.drain();
             if sim.calls() - before < nth {
                 assert!(nth > 20, "the scenario makes more calls than {nth}");

@@ -1,4 +1,4 @@
-//! HostStaged and UnifiedMemory where driver calls fail, devices are lost, or pinned memory runs out.
+//! HostStaged and UnifiedMemory with failing driver calls, lost devices, or too little pinned memory.
 
 use transload::{
     CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, Result, TransferMethod, TransferOptions,
@@ -25,7 +25,7 @@ fn builder() -> transload_cuda_sim::SimDeviceBuilder {
     SimDevice::builder().record_accesses(true)
 }
 
-/// Up and down by a method, through memory of a kind; answers whether the bytes came back as they went.
+/// A round trip by a method through memory of a kind. Returns whether the content is equal.
 fn there_and_back(
     manager: &CrossBackendTransferManager,
     sim: SimDevice,
@@ -63,14 +63,15 @@ fn each_failing_call_is_typed_error_without_race_or_leak() {
             |sim| {
                 let manager = manager(sim)?;
                 let outcome = there_and_back(&manager, sim, kind, method);
-                // The fault may hit the draining itself, once.
+                // The fault may hit the drain itself, once.
                 let (first, second) = (manager.drain(), manager.drain());
                 assert!(first.is_ok() || second.is_ok(), "{method}, {kind}: {second:?}");
                 assert!(outcome?, "{method}, {kind}: other bytes came back");
                 Ok(())
             },
         );
-        // How many depends on how often a thread asks while it waits: some 30 at least, of which a few may be missing.
+        // The number of calls depends on how often a thread polls while it waits: at least about 30, of which a few may
+        // be missing.
         assert!(runs > 20, "{method}, {kind}: the scenario makes more calls than {runs}");
     }
 }
@@ -89,7 +90,7 @@ fn device_lost_during_staging_is_reported_without_hang() {
     assert_eq!(first.kind(), ErrorKind::DeviceLost, "{first:?}");
     let later = manager.transfer_with(&there, &host, 0, 0, 100, &only).wait().unwrap_err();
     assert_eq!(later.kind(), ErrorKind::DeviceLost, "{later:?}");
-    // The host goes on.
+    // The host continues.
     let other = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 9 << 20).unwrap();
     manager.transfer(&host, &other).wait().unwrap();
 }
@@ -105,7 +106,7 @@ fn staging_continues_with_fewer_buffers_when_out_of_pinned() {
     let there = manager.allocate(device, MemoryKind::Device, 20 << 20).unwrap();
     let only = TransferOptions::new().only(TransferMethod::HostStaged);
     manager.transfer_with(&host, &there, 0, 0, 1 << 20, &only).wait().unwrap();
-    // From here on no slot can be made: each attempt asks the driver twice.
+    // From here on no staging buffer can be allocated: each attempt calls the driver twice.
     for nth in 1..40 {
         sim.fail_call(Some("cuMemHostAlloc"), nth, OUT_OF_MEMORY);
     }

@@ -1,4 +1,4 @@
-//! A staged transfer that fails is told by what read behind it, and by its destination until that is written again.
+//! The failure of a staged transfer is returned by later readers of its destination, until that is written again.
 
 use std::{error::Error as _, sync::mpsc, thread, time::Duration};
 
@@ -20,7 +20,7 @@ const UNKNOWN: u32 = 999;
 
 struct Setup {
     manager: CrossBackendTransferManager,
-    /// Dropped last: checks that everything was given back.
+    /// Dropped last: checks that everything was released.
     sim: Checked,
 }
 
@@ -50,7 +50,7 @@ impl Setup {
         self.manager.transfer_with(src, dst, 0, 0, src.len(), &only)
     }
 
-    /// No failure is left that nobody saw.
+    /// Asserts that no failure is left unreported.
     fn ends(self, buffers: impl IntoIterator<Item = RawBuffer>) {
         drop(buffers.into_iter().collect::<Vec<_>>());
         self.manager.drain().unwrap();
@@ -69,7 +69,7 @@ fn within(what: &'static str, scenario: impl FnOnce() + Send + 'static) {
     thread.join().unwrap();
 }
 
-/// Whether the error is a reader's, and tells a failure of the driver.
+/// Returns whether the error is that of a later reader, with the driver's error as its cause.
 fn assert_source_failed(error: &Error) {
     assert_eq!(error.kind(), ErrorKind::SourceFailed, "{error}");
     let cause = error.cause().and_then(|cause| cause.downcast_ref::<Error>());
@@ -81,20 +81,20 @@ fn copy_after_failed_staged_upload_fails() {
     within("a copy behind an upload of which the third chunk fails", || {
         let setup = Setup::new();
         let (host, there, further) = (setup.host(1), setup.there(), setup.there());
-        // Warm: the second copy from here on is one of the transfer.
+        // Warm: of the copies from now on, the second belongs to the transfer.
         setup.staged(&host, &there).wait().unwrap();
         setup.manager.transfer(&there, &further).wait().unwrap();
         let gate = Gate::before(&host);
         setup.sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 2, UNKNOWN);
         let up = setup.staged(&host, &there);
-        // Submitting it may wait for what its queue cannot wait for.
+        // Submitting may wait for work that its queue cannot wait for.
         let opener = thread::spawn(move || gate.open());
         let behind = setup.manager.transfer(&there, &further);
         opener.join().unwrap();
         let error = up.wait().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Device, "{error}");
         assert_source_failed(&behind.wait().unwrap_err());
-        // A good transfer over both repairs them.
+        // A successful transfer to both resets them.
         setup.staged(&host, &there).wait().unwrap();
         setup.manager.transfer(&there, &further).wait().unwrap();
         setup.ends([host, there, further]);
@@ -166,7 +166,7 @@ fn launch_after_failed_staged_upload_fails() {
                     }
                     gate.open();
                 });
-                // It is said to write y only, which it may read as well.
+                // Declared to write y only, which includes reading it.
                 let launch = kernel.launch(LaunchConfig::for_elements(count, 128)).arg(1.0_f32);
                 // SAFETY: the kernel takes these four parameters, and touches `count` numbers of each buffer.
                 unsafe { launch.reads(&x).writes(&y).arg(count).enqueue(&stream) }.unwrap()

@@ -1,4 +1,4 @@
-//! ZeroCopy where the driver fails, or does not take the kernel; sharing between devices.
+//! ZeroCopy with a failing driver or an unloadable kernel; sharing between devices.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn manager(sim: SimDevice) -> Result<CrossBackendTransferManager, Error> {
     manager.register_backend(CpuBackend::new()?)?;
     let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
     manager.register_backend(CudaBackend::open(&config)?)?;
-    // So that automatic choice takes it also where nothing is queued.
+    // So that automatic choice takes it even if nothing is queued.
     let (host, there) = (
         Place::new(DeviceId::Cpu, MemoryKind::Mapped),
         Place::new(DeviceId::Cuda(sim.ordinal()), MemoryKind::Device),
@@ -66,7 +66,7 @@ fn unloadable_kernel_falls_back_to_other_methods() {
     let manager = manager(sim).unwrap();
     let content = noise(5000, 1);
     let buffers = pair(&manager, sim, &content).unwrap();
-    // Once for each direction.
+    // Once per direction.
     sim.fail_call(Some("cuModuleLoadDataEx"), 1, INVALID_PTX);
     sim.fail_call(Some("cuModuleLoadDataEx"), 2, INVALID_PTX);
     for _ in 0..2 {
@@ -91,7 +91,7 @@ fn kernel_load_error_is_returned_and_retried_later() {
         let manager = manager(sim).unwrap();
         let content = noise(5000, 2);
         let buffers = pair(&manager, sim, &content).unwrap();
-        // Preparing meets the first one, submitting the second.
+        // Preparing hits the first fault, submitting the second.
         sim.fail_call(Some("cuModuleLoadDataEx"), 1, code);
         sim.fail_call(Some("cuModuleLoadDataEx"), 2, code);
         let error = round_trip(&manager, &buffers, &HIGH).unwrap_err();

@@ -1,4 +1,4 @@
-//! Ranges that all threads read and write: a reader always sees one whole write, and of its own writes the last.
+//! Ranges that all threads read and write: a reader sees one whole write, and of its own writes the last.
 
 use std::collections::HashMap;
 
@@ -15,11 +15,11 @@ pub(crate) struct Cells {
     buffers: Vec<RawBuffer>,
 }
 
-/// A cell's place: which buffer, and where in it.
+/// A cell: the index of its buffer, and its offset.
 pub(crate) type At = (usize, usize);
 
 impl Cells {
-    /// All cells hold zeros.
+    /// Creates cells of zeros.
     pub(crate) fn new(machine: &Machine) -> Self {
         let zeros =
             machine.manager.allocate_for(transload::DeviceId::Cpu, transload::MemoryKind::Pageable, CELL);
@@ -49,7 +49,7 @@ impl Cells {
     }
 }
 
-/// What one thread wrote last to each cell. A tag names the thread and its write.
+/// The last write of one thread to each cell. A tag names the thread and its write.
 pub(crate) struct Tags {
     thread: u64,
     last: HashMap<At, u64>,
@@ -61,19 +61,19 @@ impl Tags {
         Self { thread, last: HashMap::new(), writes: 0 }
     }
 
-    /// The bytes of the next write.
+    /// Returns the bytes of the next write.
     pub(crate) fn next(&mut self) -> (u64, Vec<u8>) {
         self.writes += 1;
         let tag = ((self.thread + 1) << 48) | self.writes;
         (tag, tag.to_le_bytes().repeat(CELL / 8))
     }
 
-    /// The write of a tag was submitted.
+    /// Records that the write of a tag was submitted.
     pub(crate) fn wrote(&mut self, at: At, tag: u64) {
         self.last.insert(at, tag);
     }
 
-    /// Checks what was read of a cell.
+    /// Checks bytes read from a cell.
     pub(crate) fn check(&self, at: At, seen: &[u8]) {
         let tags = || seen.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().unwrap()));
         let first = tags().next().unwrap();
@@ -91,7 +91,7 @@ impl Tags {
     }
 }
 
-/// Whether a transfer was refused because a host view is open on its range.
+/// Returns whether a transfer was refused because a host view is open on its range.
 pub(crate) fn is_busy(transfer: &Transfer) -> bool {
     transfer.refusal().is_some_and(|error| error.kind() == ErrorKind::Busy)
 }

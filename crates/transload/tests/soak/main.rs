@@ -24,13 +24,13 @@ use transload_cuda_sys::{Context, Device};
 
 use crate::{cells::Cells, watchdog::Watchdog, worker::Worker};
 
-/// Operations of all threads together, for each round.
+/// Operations of all threads per round.
 const OPERATIONS: u64 = 4000;
 
 /// The machine that all threads share.
 pub(crate) struct Machine {
     pub(crate) manager: CrossBackendTransferManager,
-    /// Which memory there is: kind, and the device that makes it.
+    /// Available memory: kind, and the device that allocates it.
     pub(crate) kinds: Vec<(DeviceId, MemoryKind)>,
 }
 
@@ -52,21 +52,21 @@ impl Machine {
     }
 }
 
-/// Two devices where there are as many.
+/// Two devices if present.
 fn devices(records_accesses: bool) -> Vec<TestDevice> {
     if harness::is_real() {
         let present = transload_cuda_sys::Driver::get().and_then(|driver| driver.device_count()).unwrap();
         return harness::devices(present.min(2)).unwrap();
     }
-    // The list of accesses grows with every operation: it is kept where there are few.
+    // The access list grows with every operation: keep it only for few operations.
     let device = || harness::device_with(|builder| builder.record_accesses(records_accesses)).unwrap();
     vec![device(), device()]
 }
 
-/// Bytes that a driver may keep for itself after it was used: modules, pools of its own.
+/// Bytes that a driver may keep after use: modules, pools of its own.
 const DRIVERS_OWN: usize = 256 << 20;
 
-/// Free memory of each device, in contexts that stay.
+/// Free memory of each device, in contexts that stay alive.
 fn free(contexts: &[Context]) -> Vec<usize> {
     contexts.iter().map(|context| context.memory_info().unwrap().0).collect()
 }
@@ -76,7 +76,8 @@ fn random_work_over_all_kinds_of_memory_agrees_with_a_model() {
     let rounds = harness::rounds();
     let seed = transload_cuda_sim::seed();
     let tests = devices(rounds == 1);
-    // Ledgers and races of software drivers; on real ones the handles that this process made and did not give back.
+    // Live objects and races of software drivers; on real ones, the handles that this process created and did not
+    // destroy.
     let checks: Vec<EndCheck> = tests.iter().map(TestDevice::end_check).collect();
     let contexts: Vec<Context> =
         tests.iter().map(|test| Device::new(test.ordinal()).and_then(Context::primary).unwrap()).collect();
@@ -115,7 +116,7 @@ fn random_work_over_all_kinds_of_memory_agrees_with_a_model() {
             assert!(ledger.is_empty(), "{name}: {ledger} (seed {seed})");
         }
         drop(machine);
-        // What the driver's calls do not show as a handle shows in the free memory.
+        // Leaks that are not handles show in the free memory.
         let after = free(&contexts);
         println!("soak: free memory before {before:?}, after {after:?}");
         let own = if harness::is_real() { DRIVERS_OWN } else { 0 };

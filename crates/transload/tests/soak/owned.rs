@@ -1,4 +1,4 @@
-//! A buffer that one thread uses, and what must be in it.
+//! A buffer used by one thread, with its expected content.
 
 use std::ops::Range;
 
@@ -6,9 +6,9 @@ use transload::{DeviceId, MemoryKind, RawBuffer};
 
 use crate::{Machine, random::Random};
 
-/// Most are of this length at most: what is copied whole.
+/// Maximum length of most buffers: copied in one piece.
 const SMALL: usize = 96 << 10;
-/// Some are of this length at most: what is staged in pieces.
+/// Maximum length of some buffers: staged in pieces.
 const LARGE: usize = 3 << 20;
 
 pub(crate) struct Owned {
@@ -18,7 +18,7 @@ pub(crate) struct Owned {
 }
 
 impl Owned {
-    /// Of a kind, with content that is written by the host, or for a device brought from `scratch`.
+    /// Creates one of a kind; content is written by the host or, for a device, copied from `scratch`.
     pub(crate) fn new(
         machine: &Machine,
         from: (DeviceId, MemoryKind),
@@ -40,7 +40,7 @@ impl Owned {
         owned
     }
 
-    /// Memory through which content comes and goes.
+    /// Memory used to write and read content.
     pub(crate) fn scratch(machine: &Machine) -> RawBuffer {
         let pinned = machine.kinds.iter().find(|(_, kind)| *kind == MemoryKind::Pinned).unwrap();
         machine.manager.allocate_for(pinned.0, pinned.1, LARGE).unwrap()
@@ -52,7 +52,7 @@ impl Owned {
         start..start + length
     }
 
-    /// Compares a range with the model; waits for what is in flight on it.
+    /// Compares a range with the model; waits for work in flight on it.
     pub(crate) fn verify(&self, machine: &Machine, range: Range<usize>, scratch: &RawBuffer) {
         let expected = &self.model[range.clone()];
         let part = self.buffer.slice(range.clone()).unwrap();

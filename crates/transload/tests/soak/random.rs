@@ -1,4 +1,4 @@
-//! Numbers that are the same for a seed.
+//! Seeded random numbers.
 
 /// SplitMix64.
 pub(crate) struct Random(u64);
@@ -16,7 +16,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 to `end`, which is not among them.
+    /// Returns a number from 0 to `end`, exclusive.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end.max(1) as u64) as usize
     }
@@ -29,7 +29,7 @@ impl Random {
         &from[self.below(from.len())]
     }
 
-    /// A length up to `most`, mostly small.
+    /// Returns a length up to `most`, mostly small.
     pub(crate) fn length(&mut self, most: usize) -> usize {
         let most = if self.one_in(3) { most } else { most.min(1 + (64 << self.below(10))) };
         1 + self.below(most)

@@ -1,4 +1,4 @@
-//! Says where every thread stands when one of them no longer moves.
+//! Reports what every thread is doing when one of them hangs.
 
 use std::{
     fmt::Write as _,
@@ -11,15 +11,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long one operation may take.
+/// Time limit of one operation.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often the threads are looked at.
+/// Interval between checks.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// What a thread does at present.
+/// The current operation of a thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Standing {
-    /// Of all its operations.
+    /// Out of all its operations.
     pub(crate) number: u64,
     pub(crate) what: &'static str,
     /// Kinds of memory, bytes.
@@ -27,7 +27,7 @@ pub(crate) struct Standing {
     since: Instant,
 }
 
-/// A thread's side: dropped, the thread has ended.
+/// A thread's handle: dropping it marks the thread as ended.
 pub(crate) struct Watch {
     standing: Arc<Mutex<Standing>>,
     ended: Sender<bool>,
@@ -66,7 +66,7 @@ impl Watchdog {
 
     /// Returns when all threads have ended.
     ///
-    /// Panics where one of them does, or stands still.
+    /// Panics if one of them panics or hangs.
     pub(crate) fn wait(&self) {
         let mut left = self.standings.len();
         while left > 0 {
@@ -79,7 +79,7 @@ impl Watchdog {
     }
 
     fn look(&self) {
-        // A thread that has ended stands at its last step, which says so.
+        // An ended thread stays at its last step, which says so.
         let is_stuck = |standing: &Arc<Mutex<Standing>>| {
             let standing = standing.lock().unwrap();
             standing.what != "ended" && standing.since.elapsed() > PATIENCE
@@ -101,7 +101,7 @@ impl Watchdog {
     }
 }
 
-/// Fails where it is not over after a minute.
+/// Fails if it is not complete after a minute.
 pub(crate) fn within_a_minute(what: &str, work: impl FnOnce() + Send + 'static) {
     let (done, over) = mpsc::channel();
     let thread = thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! One thread's random work.
+//! Random work of one thread.
 
 use std::{
     future::Future as _,
@@ -25,7 +25,7 @@ const KEPT: usize = 48;
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Counts {
     pub(crate) operations: u64,
-    /// Of shared cells, where another thread had a view open.
+    /// Number of busy shared cells, where another thread had a view open.
     pub(crate) busy: u64,
 }
 
@@ -45,14 +45,14 @@ impl<'a> Worker<'a> {
     pub(crate) fn new(machine: &'a Machine, cells: &'a Cells, seed: u64, thread: u64, watch: Watch) -> Self {
         let mut random = Random::new(seed, thread + 1);
         let scratch = Owned::scratch(machine);
-        // Two of each, so that bytes also move between memories of one kind.
+        // Two of each, so that bytes also move within one kind of memory.
         let kinds = machine.kinds.iter().chain(&machine.kinds);
         let owned = kinds.map(|from| Owned::new(machine, *from, &mut random, &scratch)).collect();
         let (tags, kept) = (Tags::new(thread), Vec::new());
         Self { machine, cells, random, watch, owned, scratch, tags, kept, counts: Counts::default() }
     }
 
-    /// Does so many operations, then verifies every byte.
+    /// Runs this many operations, then verifies every byte.
     pub(crate) fn run(mut self, operations: u64) -> Counts {
         for number in 0..operations {
             self.counts.operations += 1;
@@ -82,7 +82,7 @@ impl<'a> Worker<'a> {
         self.counts
     }
 
-    /// Any priority, workload, timing; sometimes a method that applies.
+    /// Random priority, workload and timing; sometimes a method that applies.
     fn options(&mut self, src: &RawBuffer, dst: &RawBuffer) -> TransferOptions {
         let priority =
             *self.random.pick(&[StreamPriority::High, StreamPriority::Normal, StreamPriority::Low]);
@@ -103,7 +103,7 @@ impl<'a> Worker<'a> {
         if self.random.one_in(3) && plan(&only).is_ok() { only } else { options }
     }
 
-    /// Two ranges of one length, of two buffers or of one, that do not overlap: indices and offsets.
+    /// Two ranges of equal length that do not overlap, in one buffer or two: indices and offsets.
     fn ends(&mut self) -> (usize, usize, usize, usize, usize) {
         let (src, dst) = (self.random.below(self.owned.len()), self.random.below(self.owned.len()));
         let (from, to) = (self.owned[src].model.len(), self.owned[dst].model.len());
@@ -112,7 +112,7 @@ impl<'a> Worker<'a> {
             let length = self.random.length(half.max(1));
             let (first, second) = (0, from - length);
             if length > half {
-                // One byte: the next buffer's first instead.
+                // One byte: use the next buffer's first byte instead.
                 let dst = (dst + 1) % self.owned.len();
                 return (src, 0, dst, 0, 1);
             }
@@ -127,7 +127,7 @@ impl<'a> Worker<'a> {
         (src, at, dst, there, length)
     }
 
-    /// The model does what was submitted.
+    /// Applies the submitted operation to the model.
     fn moved(&mut self, (src, at, dst, there, length): (usize, usize, usize, usize, usize)) {
         let bytes = self.owned[src].model[at..at + length].to_vec();
         self.owned[dst].model[there..there + length].copy_from_slice(&bytes);
@@ -160,7 +160,7 @@ impl<'a> Worker<'a> {
         self.say(number, "transferring", &src, &dst, &options);
         let mut transfer = self.machine.manager.transfer_with(&src, &dst, 0, 0, src.len(), &options);
         if transfer.refusal().is_some_and(|error| error.kind() == ErrorKind::Unsupported) {
-            // What was planned turned out not to be possible; the choice is the manager's then.
+            // The planned method turned out to be impossible; let the manager choose.
             transfer = self.machine.manager.transfer(&src, &dst);
         }
         assert!(transfer.refusal().is_none(), "{:?}", transfer.refusal());
@@ -168,7 +168,7 @@ impl<'a> Worker<'a> {
         self.keep(number, transfer);
     }
 
-    /// Waits, drops or keeps.
+    /// Waits for a transfer, drops it or keeps it.
     fn keep(&mut self, number: u64, transfer: Transfer) {
         match self.random.below(4) {
             0 => drop(transfer),
@@ -200,7 +200,7 @@ impl<'a> Worker<'a> {
         self.moved(ends);
     }
 
-    /// Submits as a task does, and gives up where that would wait: then nothing has happened.
+    /// Submits without blocking, like a task; gives up if that would block, with no effect.
     fn polled_once(&mut self, number: u64) {
         let ends = self.ends();
         let (src, dst) = self.parts(ends);
@@ -223,7 +223,7 @@ impl<'a> Worker<'a> {
         self.owned[which].verify(self.machine, range, &self.scratch);
     }
 
-    /// The host writes a range of memory that it sees.
+    /// Writes a range by the host.
     fn write(&mut self, number: u64) {
         let which = self.random.below(self.owned.len());
         let owned = &mut self.owned[which];
@@ -253,7 +253,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Another buffer in the place of one that may still be in flight.
+    /// Replaces a buffer that may still be in flight.
     fn replace(&mut self, number: u64) {
         let which = self.random.below(self.owned.len());
         let from = self.owned[which].from;
@@ -261,7 +261,7 @@ impl<'a> Worker<'a> {
         self.owned[which] = Owned::new(self.machine, from, &mut self.random, &self.scratch);
     }
 
-    /// Ends some of what is kept: by waiting, by dropping, by one poll and dropping.
+    /// Finishes some of the kept transfers: by waiting, by dropping, or by one poll and dropping.
     fn release(&mut self, number: u64) {
         while !self.kept.is_empty() && !self.random.one_in(8) {
             let transfer = self.kept.swap_remove(self.random.below(self.kept.len()));
@@ -311,7 +311,7 @@ impl<'a> Worker<'a> {
         self.tags.check(at, &part.read().unwrap());
     }
 
-    /// The host looks at a cell where it is.
+    /// Reads a cell in place by the host.
     fn look_at_cell(&mut self, number: u64) {
         let at = self.cells.any(&mut self.random);
         let cell = self.cells.cell(at);
@@ -323,7 +323,7 @@ impl<'a> Worker<'a> {
         match view {
             Ok(view) => {
                 self.tags.check(at, &view);
-                // Others are refused as busy meanwhile, and this thread waits for its own work only.
+                // Others get `Busy` meanwhile, and this thread waits for its own work only.
                 self.verify(number);
                 self.tags.check(at, &view);
             }

@@ -1,4 +1,4 @@
-//! Where tensors of a file come to lie in segments.
+//! Layout of tensors in segments.
 
 use safetensors::Dtype;
 

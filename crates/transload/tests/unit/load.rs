@@ -1,4 +1,4 @@
-//! Memory that does not hold what was sent, which no file and no healthy device can be made to show.
+//! Memory that differs from what was sent, which no file and no healthy device can produce.
 
 use std::{io::Write as _, sync::Arc}; // as _;
 
@@ -7,7 +7,7 @@ use transload_core::{DeviceId, MemoryKind, Place};
 
 use super::*;
 
-/// Two tensors of 3000 and 700 bytes, and a third without any.
+/// Two tensors of 3000 and 700 bytes, and an empty one.
 fn model() -> tempfile::NamedTempFile {
     let header = r#"{"a":{"dtype":"U8","shape":[3000],"data_offsets":[0,3000]},"b":{"dtype":"U8","shape":[700],"data_offsets":[3000,3700]},"c":{"dtype":"U8","shape":[0],"data_offsets":[3700,3700]}}"#;
     let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -47,7 +47,7 @@ fn one_flipped_bit_is_found_and_its_tensor_named() {
 }
 
 fn found(options: impl Fn() -> LoadOptions) {
-    // The second tensor begins at the next multiple of 64 behind 3000.
+    // The second tensor begins at the next multiple of 64 after 3000.
     for (at, tensor, byte) in [(0, "`a`", 0), (2999, "`a`", 2999), (3008, "`b`", 0), (3707, "`b`", 699)] {
         let error = read_back_after(options().checksum(true), Some(at)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupted);
@@ -59,7 +59,7 @@ fn found(options: impl Fn() -> LoadOptions) {
             "{error}"
         );
     }
-    // What lies between tensors is nobody's.
+    // Gaps between tensors belong to none.
     read_back_after(options().checksum(true).verify(true), Some(3004)).unwrap();
     read_back_after(options().checksum(true).verify(true), None).unwrap();
 }

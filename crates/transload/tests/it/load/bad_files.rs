@@ -1,4 +1,4 @@
-//! Each wrong file and each wrong option: its kind of error, a text that says what is wrong, and nothing kept.
+//! Invalid files and options: the kind of error, a message with the cause, and nothing kept.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use transload::{
 
 use super::*;
 
-/// Every file that is not valid, and what is said of it.
+/// Invalid files, with a part of the expected message.
 fn wrong_files() -> Vec<(&'static str, Vec<u8>, &'static str)> {
     let one = |dtype: &str, shape: &str, begin: &str, end: &str| {
         format!(r#"{{"x":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{begin},{end}]}}}}"#)
@@ -231,7 +231,7 @@ fn a_device_that_is_not_there_is_explained() {
     assert!(error.to_string().contains("wgpu:3"), "{error}");
 }
 
-/// The file has a length but no content, so that nothing is written for it.
+/// A sparse file: it has a length but no content.
 #[cfg(target_os = "linux")]
 #[test]
 fn model_larger_than_host_memory_is_out_of_memory() {

@@ -1,4 +1,4 @@
-//! What is loaded is what stands in the file, whatever the options.
+//! Loaded tensors have the file's content, for all options.
 
 use std::sync::{
     Arc,
@@ -21,7 +21,7 @@ fn every_type_and_odd_sizes_arrive_at_aligned_places() {
     let manager = host_manager();
     let whole = Model::of_every_type();
     for chunk in [1, 100, 4096, 65_537, 16 << 20] {
-        // Each chunk is read and sent by itself, so of single bytes a few thousand are enough.
+        // Each chunk is a transfer, so with chunks of one byte a few thousand bytes are enough.
         let model = if chunk == 1 { whole.of_at_most(1000) } else { whole.clone() };
         let disk = OnDisk::new(&model.file());
         for (buffers, alignment) in [(1, 1), (2, 64), (4, 4096)] {
@@ -42,7 +42,7 @@ fn every_type_and_odd_sizes_arrive_at_aligned_places() {
 #[test]
 fn tensors_are_in_the_files_order_and_unknown_names_are_none() {
     let manager = host_manager();
-    // The header names the second tensor first, as files of other programs do.
+    // The header lists the second tensor first, as other programs do.
     let header = r#"{"b":{"dtype":"U8","shape":[3],"data_offsets":[2,5]},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}   "#;
     let disk = OnDisk::new(&file(header, b"AAbbb"));
     let loaded = load(&manager, disk.path(), &LoadOptions::new(HOST)).unwrap();
@@ -121,11 +121,11 @@ fn host_destination_is_read_in_place() {
     assert!(manager.get_transfer_stats().is_empty());
 }
 
-/// Pieces of one chunk, chunks of one ring, and more threads than any of them.
+/// Small pieces, chunks and ring, and more threads than any of them.
 #[test]
 fn many_threads_and_a_tiny_ring_put_every_byte_in_place() {
     let manager = host_manager();
-    // Long tensors between thousands of short ones, and gaps behind each.
+    // Long tensors between thousands of short ones, with gaps after each.
     let mut sizes: Vec<usize> = (0..4000).map(|index| index % 97).collect();
     sizes.splice(2000..2000, [3_000_001, 65_536, 65_535, 1_300_000]);
     let model = Model::of_sizes(&sizes);
@@ -153,7 +153,7 @@ fn panicking_progress_callback_stops_readers_and_frees_all() {
         let options = LoadOptions::new(HOST).chunk(500_000).readers(8).progress(|_| panic!("by the test"));
         let options = staging.map_or(options.clone(), |kind| options.staging(kind));
         let loading = || load(&manager, disk.path(), &options);
-        // With a thread left behind this would not come back.
+        // This would hang if a thread were left.
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(loading)).is_err());
         assert_empty(&manager);
     }

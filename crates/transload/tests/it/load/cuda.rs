@@ -1,4 +1,4 @@
-//! Onto a CUDA device, on the software driver and on a real one (`TRANSLOAD_TEST_DRIVER=real`).
+//! Loads onto a CUDA device, on the software driver and on a real one (`TRANSLOAD_TEST_DRIVER=real`).
 
 use transload::{
     Runtime, TransferMethod, TransferOptions,
@@ -20,7 +20,7 @@ fn place(test: &TestDevice, kind: MemoryKind) -> Place {
     Place::new(DeviceId::Cuda(test.ordinal()), kind)
 }
 
-/// A device's bytes, by way of a host buffer.
+/// Returns a device buffer's bytes.
 fn fetched(manager: &CrossBackendTransferManager) -> impl Fn(&RawBuffer) -> Vec<u8> {
     |buffer| {
         if buffer.is_empty() {
@@ -36,12 +36,12 @@ fn fetched(manager: &CrossBackendTransferManager) -> impl Fn(&RawBuffer) -> Vec<
 fn load_makes_one_allocation_and_one_copy_per_chunk() {
     let test = harness::device();
     let manager = manager_over(&test);
-    // Small tensors with gaps between them do not make small copies.
+    // Small tensors with gaps between them do not cause small copies.
     let disk = OnDisk::new(&Model::of_sizes(&[100; 100]).file());
     let only = TransferOptions::new().only(TransferMethod::DirectCopy);
     let options = LoadOptions::new(place(&test, MemoryKind::Device)).chunk(8192).transfer(only);
     load(&manager, disk.path(), &options).unwrap();
-    // Else the memory of the first load, which is gone, would serve the second.
+    // Otherwise the second load would reuse memory cached from the first.
     manager.drain().unwrap();
     let trace = transload_cuda_sys::trace::start();
     let loaded = load(&manager, disk.path(), &options).unwrap();

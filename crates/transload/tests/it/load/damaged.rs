@@ -1,4 +1,4 @@
-//! Thousands of damaged headers, of which the crate that defines the format is asked too.
+//! Thousands of damaged headers, compared with the `safetensors` crate.
 
 use safetensors::SafeTensors;
 use transload::{
@@ -8,8 +8,8 @@ use transload::{
 
 use super::*;
 
-/// Ours takes what the format's own crate takes, but for names given twice and models without tensors, and refuses what it
-/// refuses.
+/// Accepts and refuses the same headers as the `safetensors` crate, except that it also refuses duplicate names and
+/// models without tensors.
 #[test]
 fn damaged_headers_agree_with_safetensors_crate() {
     let header = r#"{"__metadata__":{"k":"v"},"a":{"dtype":"F16","shape":[2,3],"data_offsets":[0,12]},"b":{"dtype":"U8","shape":[9],"data_offsets":[12,21]},"c":{"dtype":"F4","shape":[4],"data_offsets":[21,23]}}"#;
@@ -37,7 +37,7 @@ fn damaged_headers_agree_with_safetensors_crate() {
         let file = [&(text.len() as u64).to_le_bytes()[..], &text, &[0; 23]].concat();
         let theirs = SafeTensors::read_metadata(&file);
         std::fs::write(disk.path(), &file).unwrap();
-        // The host has no pinned memory, which is found out once the header is found right, and before any byte is read.
+        // The host has no pinned memory: this error comes after the header is validated and before any byte is read.
         let wrong = load(&manager, disk.path(), &options).unwrap_err();
         if wrong.kind() == ErrorKind::Unsupported {
             assert!(theirs.is_ok(), "{}", String::from_utf8_lossy(&text));

@@ -1,4 +1,4 @@
-//! Loading model files: every byte in its place, or a typed error and nothing kept.
+//! Loading model files: correct content, or a typed error and nothing kept.
 
 mod bad_files;
 mod content;
@@ -16,7 +16,7 @@ use transload::{
 
 pub(crate) const HOST: Place = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
 
-/// Every type of the format, and the bits of its elements.
+/// Every type of the format, with its bits per element.
 pub(crate) const DTYPES: [(&str, usize); 22] = [
     ("BOOL", 8),
     ("F4", 4),
@@ -42,12 +42,12 @@ pub(crate) const DTYPES: [(&str, usize); 22] = [
     ("U64", 64),
 ];
 
-/// A model as a test wants it: name, type, shape and bytes of each tensor, in the file's order.
+/// A model for tests: name, type, shape and bytes of each tensor, in the file's order.
 #[derive(Clone)]
 pub(crate) struct Model(Vec<(String, &'static str, Vec<usize>, Vec<u8>)>);
 
 impl Model {
-    /// Bytes only, of these sizes.
+    /// Tensors of bytes with these sizes.
     pub(crate) fn of_sizes(sizes: &[usize]) -> Self {
         let tensor = |(index, size): (usize, &usize)| {
             (format!("t{index}"), "U8", vec![*size], noise(*size, index as u64))
@@ -75,7 +75,7 @@ impl Model {
         Self(tensors)
     }
 
-    /// Its tensors of so many bytes at most.
+    /// Those of its tensors with at most this many bytes.
     pub(crate) fn of_at_most(&self, bytes: usize) -> Self {
         Self(self.0.iter().filter(|(.., content)| content.len() <= bytes).cloned().collect())
     }
@@ -101,7 +101,7 @@ impl Model {
         file(&self.header(), &self.0.iter().flat_map(|(.., bytes)| bytes.clone()).collect::<Vec<u8>>())
     }
 
-    /// Every tensor is where the model says, with its content.
+    /// Asserts that every tensor is where the model says, with its content.
     #[track_caller]
     pub(crate) fn assert_is(
         &self,
@@ -127,7 +127,7 @@ pub(crate) fn address(tensor: &LoadedTensor) -> u64 {
     tensor.buffer().device_address().unwrap_or_else(host)
 }
 
-/// A header with its length before it, and data behind.
+/// A header with its length, followed by data.
 pub(crate) fn file(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
 }
@@ -143,7 +143,7 @@ pub(crate) fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     (0..bytes).map(byte).collect()
 }
 
-/// A folder with one file in it.
+/// A folder with one file.
 pub(crate) struct OnDisk {
     folder: tempfile::TempDir,
 }
