@@ -152,8 +152,8 @@ fn all_methods(
 /// Fails if anything is still allocated.
 fn check_nothing_allocated(manager: &CrossBackendTransferManager) -> Result<()> {
     manager.drain()?;
-    for (name, ledger) in manager.resource_counts() {
-        ensure!(ledger.is_empty(), "still alive in the {name} backend: {ledger}");
+    for (name, counts) in manager.resource_counts() {
+        ensure!(counts.is_empty(), "still allocated in the {name} backend: {counts}");
     }
     Ok(())
 }

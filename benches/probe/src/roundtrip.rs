@@ -39,7 +39,7 @@ impl fmt::Display for Failure {
             }
             Self::Library(error) => error.fmt(f),
             Self::Different { at, count } => write!(f, "{count} bytes differ, the first at {at}"),
-            Self::Alive(what) => write!(f, "still alive: {what}"),
+            Self::Alive(what) => write!(f, "still allocated: {what}"),
         }
     }
 }
@@ -57,8 +57,8 @@ pub(crate) fn roundtrip(ordinal: u32, bytes: u64, seed: u64) -> Result<(), Failu
     register_cuda(&manager, ordinal)?;
     there_and_back(&manager, DeviceId::Cuda(ordinal), length, seed)?;
     manager.drain()?;
-    match manager.resource_counts().into_iter().find(|(_, ledger)| !ledger.is_empty()) {
-        Some((name, ledger)) => Err(Failure::Alive(format!("{ledger} in the {name} backend"))),
+    match manager.resource_counts().into_iter().find(|(_, counts)| !counts.is_empty()) {
+        Some((name, counts)) => Err(Failure::Alive(format!("{counts} in the {name} backend"))),
         None => Ok(()),
     }
 }

@@ -95,8 +95,8 @@ impl<'a> Fixture<'a> {
     /// Fails if memory is still allocated.
     pub(crate) fn finish(self) -> Result<()> {
         self.memory.drain()?;
-        let ledger = self.memory.resource_counts();
-        ensure!(ledger.is_empty(), "still alive after the rows of {}: {ledger}", self.group);
+        let counts = self.memory.resource_counts();
+        ensure!(counts.is_empty(), "still allocated after the rows of {}: {counts}", self.group);
         Ok(())
     }
 }

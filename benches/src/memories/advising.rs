@@ -1,4 +1,4 @@
-//! What a piece of advice costs.
+//! The cost of advice.
 
 use std::time::Instant;
 
@@ -12,10 +12,10 @@ use crate::{
     row::{Goal, Row},
 };
 
-/// Given and taken back so often in one measurement.
+/// Pairs of set and unset in one measurement.
 const MANY: usize = 32;
 const BYTES: usize = 1 << 20;
-/// How many times as long as raw calls it may take.
+/// Goal: time relative to raw calls.
 const MOST: f64 = 1.05;
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {

@@ -1,4 +1,4 @@
-//! Filling device memory with patterns of every width, beside the driver's own fill with a byte.
+//! Fills of device memory with patterns of every width, compared with the driver's byte fill.
 
 use std::time::Instant;
 
@@ -13,12 +13,12 @@ use crate::{
     row::{Goal, Row},
 };
 
-/// Fills in a row, so that what a launch takes is hidden behind the one before, on both sides.
+/// Fills in a row, so that each launch overlaps with the fill before.
 const MANY: usize = 16;
 const SIZES: [usize; 3] = [1 << 20, 16 << 20, 256 << 20];
-/// The least size whose rate is the memory's.
+/// Smallest size at which memory limits the rate.
 const COUNTS: usize = 16 << 20;
-/// Least share of the rate of the driver's fill.
+/// Goal: rate relative to the driver's fill.
 const LEAST: f64 = 0.9;
 
 const PATTERNS: [(&str, Pattern); 5] = [
@@ -66,13 +66,13 @@ fn fills(fixture: &Fixture<'_>, bytes: usize) -> Result<Vec<Row>> {
             Variant::new(&format!("width-{name}"), &format!("pattern of {name} bytes"), move || {
                 let begun = Instant::now();
                 for _ in 0..many - 1 {
-                    // One stream: the last is over after all others.
+                    // On one stream the last completes after all others.
                     drop(stream.memset_async(filled, pattern));
                 }
                 stream.memset_async(filled, pattern).wait()?;
                 Ok(rate(begun))
             });
-        // What is over sooner than a call takes says nothing about the rate of the memory.
+        // A fill that is shorter than a call does not show the memory's rate.
         let goal = (bytes >= COUNTS).then_some(Goal::RatioAtLeast(LEAST));
         variants.push(Variant { goal, ..variant.verified_by(proof) });
     }
@@ -86,7 +86,7 @@ fn fills(fixture: &Fixture<'_>, bytes: usize) -> Result<Vec<Row>> {
     comparison.rows(fixture, variants)
 }
 
-/// Memory that holds a pattern over and over.
+/// Memory filled with a pattern.
 struct Filled {
     memory: Memory,
     pattern: Pattern,

@@ -1,4 +1,4 @@
-//! Prefetching: from the call to the last page, there and back.
+//! Prefetches in both directions, from the call until the last page arrived.
 
 use std::{cell::RefCell, time::Instant};
 
@@ -15,9 +15,9 @@ use crate::{
     row::{Goal, Row},
 };
 
-/// Bytes, and how often a migration of so many is repeated.
+/// Bytes and repetitions.
 const SIZES: [(usize, usize); 4] = [(64 << 10, 300), (1 << 20, 300), (16 << 20, 100), (256 << 20, 30)];
-/// How many times as long as raw calls it may take.
+/// Goal: time relative to raw calls.
 const MOST: f64 = 1.05;
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
@@ -79,7 +79,7 @@ fn migrations(
     comparison.rows(fixture, variants)
 }
 
-/// Unified memory of either side with contents that migrations must keep.
+/// Unified memory of both sides with contents that migrations must preserve.
 struct Kept {
     ours: RawBuffer,
     theirs_at: u64,
@@ -112,7 +112,7 @@ impl Kept {
 }
 
 impl Verify for Contents {
-    /// New contents: a migration must bring exactly these.
+    /// Writes new contents, which a migration must preserve.
     fn poison(&self) -> Result<()> {
         let mut content = self.content.borrow_mut();
         let start = content.draw();

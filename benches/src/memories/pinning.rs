@@ -1,4 +1,4 @@
-//! Warm allocation of pinned memory, and how much more than was asked for is held for it.
+//! Warm allocation of pinned memory, and the memory reserved for each byte requested.
 
 use std::time::Instant;
 
@@ -111,7 +111,7 @@ fn held(fixture: &Fixture<'_>) -> Result<Row> {
     Ok(row.with_goal(Some(Goal::AtMost(WASTE))))
 }
 
-/// What it takes to pin so much and to give it back, by pages of the driver's and of our own.
+/// Pinning and unpinning, with the driver's and our own pages.
 fn cold(fixture: &Fixture<'_>, bytes: usize, often: usize) -> Result<Vec<Row>> {
     let mut variants = vec![Variant::new("raw", "raw driver, cuMemHostAlloc and cuMemFreeHost", || {
         let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! Automatic prefetch beside none and beside one written by hand, where it can help and where it must not harm.
+//! Automatic prefetch compared with none and with hand-written ones, where it can help and where it must not slow down.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{
     row::{Goal, Row},
 };
 
-/// How many times as long as without any prefetch it may take at most.
+/// Goal: time relative to no prefetch.
 const MOST: f64 = 1.02;
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
@@ -21,7 +21,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// So many uses of 4 MiB take some milliseconds in every pattern.
+/// Sizes with which every pattern takes some milliseconds.
 fn size(fixture: &Fixture<'_>, pattern: AccessPattern) -> PrefetchWorkloadSize {
     let (ranges, times) = match pattern {
         AccessPattern::Sequential => (24, 1),

@@ -1,5 +1,4 @@
-//! When unified memory is worth it: an array written on the host, used by a kernel and read on the host again, in each variant that
-//! one could write it.
+//! The costs of unified memory: an array is written on the host, used by a kernel and read on the host, with each approach.
 
 use std::{cell::RefCell, ptr::NonNull, time::Instant};
 
@@ -16,9 +15,8 @@ use crate::{
     row::{Goal, Row},
 };
 
-/// Bytes that are worked on, bytes of the array that they begin, and how often it is repeated. Every array is zeroed by the
-/// device as a whole first, as `UnifiedBuffer` does: of a block that was ever all on the device a part comes home some 11 µs
-/// later (H200), so the part has rows of its own.
+/// Bytes used, bytes of the whole array, and repetitions. The device first zeroes every array, as `UnifiedBuffer` does: a part
+/// of a block that was on the device as a whole takes some 11 µs longer to migrate to the host (H200), so it has its own rows.
 const SIZES: [(usize, usize, usize); 5] = [
     (64 << 10, 64 << 10, 400),
     (64 << 10, BLOCK, 400),
@@ -26,10 +24,10 @@ const SIZES: [(usize, usize, usize); 5] = [
     (16 << 20, 16 << 20, 60),
     (256 << 20, 256 << 20, 30),
 ];
-/// How many times as long as the quickest variant by hand with unified memory it may take.
+/// Goal: time relative to the fastest hand-written variant with unified memory.
 const MOST: f64 = 1.05;
 const FACTOR: f32 = 2.0;
-/// The driver keeps unified memory in blocks of so many bytes: what is less might share one with another variant's.
+/// The driver's block of unified memory in bytes. Smaller allocations could share one with another variant.
 const BLOCK: usize = 2 << 20;
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
@@ -40,7 +38,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What goes in and what came out, as ordinary memory of the program.
+/// Source and result in ordinary host memory.
 struct Ends {
     source: Vec<f32>,
     target: RefCell<Vec<f32>>,
@@ -52,19 +50,19 @@ impl Ends {
         Self { source, target: RefCell::new(vec![0.0; count]) }
     }
 
-    /// By the processor, through an address.
+    /// Writes the source to an address.
     ///
     /// # Safety
-    /// * So many floats are the caller's there.
+    /// * The caller owns as many floats there.
     unsafe fn put(&self, at: NonNull<f32>) {
         // SAFETY: guaranteed by the caller.
         unsafe { at.copy_from_nonoverlapping(NonNull::from(&*self.source).cast(), self.source.len()) };
     }
 
-    /// Like [`put`](Self::put).
+    /// Reads the result from an address.
     ///
     /// # Safety
-    /// * As there.
+    /// * The caller owns as many floats there.
     unsafe fn take(&self, at: NonNull<f32>) {
         let mut target = self.target.borrow_mut();
         // SAFETY: guaranteed by the caller.
@@ -94,7 +92,7 @@ fn host_of(memory: &RawMemory) -> Result<(NonNull<f32>, u64)> {
     }
 }
 
-/// Unified memory by hand, so many bytes of it zeroed by the device, and no other memory in its blocks.
+/// Allocates unified memory of whole blocks with the driver; the device zeroes `whole` bytes.
 fn zeroed(queue: &RawQueue, whole: usize) -> Result<RawMemory> {
     let memory = RawMemory::new(MemoryKind::Unified, whole.max(BLOCK))?;
     let (_, at) = host_of(&memory)?;
@@ -193,7 +191,7 @@ fn work(fixture: &Fixture<'_>, (bytes, whole): (usize, usize), often: usize) -> 
     };
     let mut rows = comparison.rows(fixture, variants)?;
 
-    // By itself: what comes up to a few hundred microseconds behind page faults is slower, whoever it is.
+    // Measured apart: anything that runs within a few hundred microseconds after page faults is slower.
     let faulting = zeroed(queue, whole)?;
     let (host, at) = host_of(&faulting)?;
     let by_faults = Variant::new("raw-faults", "raw driver, unified memory by page faults", move || {
@@ -211,7 +209,7 @@ fn work(fixture: &Fixture<'_>, (bytes, whole): (usize, usize), often: usize) -> 
     Ok(rows)
 }
 
-/// An array of ones on the device.
+/// Allocates an array of ones on the device.
 fn ones(fixture: &Fixture<'_>, count: usize) -> Result<RawBuffer> {
     let ones = fixture.memory.allocate(MemoryKind::Device, count * size_of::<f32>())?;
     let bytes: Vec<u8> = std::iter::repeat_n(1.0_f32.to_ne_bytes(), count).flatten().collect();

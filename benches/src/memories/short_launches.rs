@@ -1,4 +1,4 @@
-//! Prediction beside none for many short launches whose memory is on the device: where it can only cost.
+//! Prediction compared with none for many short launches whose memory is on the device, where it is pure overhead.
 
 use anyhow::Result;
 
@@ -8,7 +8,7 @@ use crate::{
     row::{Goal, Row},
 };
 
-/// How many times as long as without it a launch may take with prediction.
+/// Goal: time of a launch relative to no prediction.
 const MOST: f64 = 1.02;
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {

@@ -1,4 +1,4 @@
-//! The loop that every loader has: get pinned memory, write it, upload it, let go of it. Beside two buffers kept by hand.
+//! The loop of a loader: allocate pinned memory, write it, upload it, free it. Compared with manual double buffering.
 
 use std::{cell::RefCell, ptr::NonNull, time::Instant};
 
@@ -16,9 +16,9 @@ use crate::{
     row::{Goal, Row},
 };
 
-/// Bytes of a block, how many a loop uploads, and how often it is repeated.
+/// Bytes of a block, blocks of a loop, and repetitions.
 const LOOPS: [(usize, usize, usize); 2] = [(1 << 20, 64, 60), (16 << 20, 16, 30)];
-/// How many times as long as with two buffers and events by hand a loop may take.
+/// Goal: time relative to manual double buffering.
 const MOST: f64 = 1.05;
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
@@ -29,7 +29,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What is uploaded, block by block, and where to.
+/// The blocks to upload and their destination.
 struct Blocks {
     bytes: usize,
     source: Vec<u8>,
@@ -46,7 +46,7 @@ impl Blocks {
         Ok(Self { bytes, source, target, parts: parts? })
     }
 
-    /// Each block, where it goes to, and the same as the driver takes it.
+    /// Returns each block, its destination, and the destination's address.
     fn each(&self) -> impl Iterator<Item = (&[u8], &RawBuffer, u64)> {
         let start = self.target.device_address().unwrap_or(0);
         let addresses = (0..).map(move |block: u64| start + block * self.bytes as u64);
@@ -65,7 +65,7 @@ impl Verify for Blocks {
     }
 }
 
-/// Pinned memory of the driver's, and the event behind its last upload.
+/// Pinned memory of the driver, and an event after its last upload.
 struct Half {
     memory: RawMemory,
     done: RawEvent,
@@ -78,7 +78,7 @@ impl Half {
 
     /// Writes the block and enqueues its upload.
     fn upload(&self, queue: &RawQueue, source: &[u8], target: u64) -> Result<()> {
-        // What was never recorded is done.
+        // An event that was never recorded counts as complete.
         self.done.finish()?;
         let at = host(&self.memory)?;
         // SAFETY: the memory has as many bytes, and its last upload is done.

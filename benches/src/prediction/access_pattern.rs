@@ -1,21 +1,21 @@
-//! In which order a program uses its ranges.
+//! The order in which a workload uses its ranges.
 
-/// An order.
+/// An order of uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AccessPattern {
     /// Every chunk of one large buffer, once.
     Sequential,
     /// Every third chunk of one large buffer, once.
     Strided,
-    /// The same layers in the same order, step by step; each is sent back to the host when it was used, as if there were no
-    /// room for all.
+    /// The same layers in the same order, repeatedly; each is evicted to the host after use, as if memory were too small for
+    /// all.
     Steps,
-    /// Any chunk of one large buffer, which is sent back likewise: nothing can be predicted.
+    /// Random chunks of one large buffer, evicted after use: nothing can be predicted.
     Random,
 }
 
 impl AccessPattern {
-    /// Every pattern.
+    /// All patterns.
     pub const ALL: [Self; 4] = [Self::Sequential, Self::Strided, Self::Steps, Self::Random];
 
     /// Returns the name used in row ids.
@@ -29,19 +29,19 @@ impl AccessPattern {
         }
     }
 
-    /// Whether each range is an allocation of its own.
+    /// Returns whether each range is a separate allocation.
     #[must_use]
     pub fn has_own_allocations(self) -> bool {
         self == Self::Steps
     }
 
-    /// Whether a range is sent back to the host when it was used.
+    /// Returns whether a range is evicted to the host after use.
     #[must_use]
     pub fn evicts(self) -> bool {
         matches!(self, Self::Steps | Self::Random)
     }
 
-    /// The order, of so many ranges; where ranges come again, so many times as many uses.
+    /// Returns the order for `ranges` ranges, each used `times` times in repeating patterns.
     #[must_use]
     pub fn order(self, ranges: usize, times: usize, seed: u64) -> Vec<usize> {
         match self {
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_stay_within_the_ranges_and_random_ones_are_the_same_for_a_seed() {
+    fn orders_stay_within_ranges_and_depend_on_the_seed() {
         for pattern in AccessPattern::ALL {
             let order = pattern.order(10, 3, 7);
             assert!(!order.is_empty() && order.iter().all(|index| *index < 10), "{pattern:?}");

@@ -1,5 +1,4 @@
-//! Courses of unified memory for automatic prefetch: what each pattern costs with no prefetch, with one written by hand, and
-//! with what the library predicts.
+//! Workloads over unified memory, with no prefetch, hand-written ones, and automatic ones.
 
 mod access_pattern;
 mod short_launches;

@@ -1,4 +1,4 @@
-//! Short launches enqueued one after another over unified memory that is on the device: there is nothing to prefetch.
+//! Short launches enqueued one after another over unified memory that is on the device, so that nothing needs a prefetch.
 
 use std::{
     sync::Arc,
@@ -16,14 +16,14 @@ use super::{AccessPattern, PrefetchMode};
 
 const SAXPY: &str = include_str!("../../../crates/streams/examples/kernels/saxpy.ptx");
 
-/// In which order the chunks are used.
+/// The order in which chunks are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LaunchOrder {
-    /// The same one every time.
+    /// The same chunk every time.
     Same,
-    /// One after another, again and again.
+    /// All chunks in order, repeatedly.
     Sequential,
-    /// Any.
+    /// Random.
     Random,
 }
 
@@ -52,7 +52,7 @@ impl LaunchOrder {
     }
 }
 
-/// How much there is to do.
+/// The size of the workload.
 #[derive(Clone, Copy, Debug)]
 pub struct ShortLaunchesSize {
     /// Chunks of each buffer, at least 1.
@@ -61,18 +61,18 @@ pub struct ShortLaunchesSize {
     pub bytes: usize,
     /// Launches of one run.
     pub launches: usize,
-    /// Ranges of unified memory that a launch declares: 1, or 3 of as many buffers.
+    /// Ranges of unified memory that a launch declares: 1, or 3 of different buffers.
     pub ranges: usize,
 }
 
-/// A program's memory, kernel and streams. Its prefetcher and its executors live as long as it does.
+/// Memory, kernel and streams of the workload, and its prefetcher and executors.
 #[derive(Debug)]
 pub struct ShortLaunches {
     size: ShortLaunchesSize,
     order: Vec<usize>,
-    /// The chunks of what is read, of what is added to where that is unified, and of what is declared besides.
+    /// Chunks that are read, added to (if unified), and only declared.
     chunks: [Vec<RawBuffer>; 3],
-    /// What is added to: a chunk on the device, or all chunks as unified memory.
+    /// The sums: one chunk in device memory, or all chunks in unified memory.
     sum: RawBuffer,
     host: RawBuffer,
     kernel: CudaKernel,
@@ -87,7 +87,7 @@ impl ShortLaunches {
     pub const MODES: [PrefetchMode; 4] =
         [PrefetchMode::Nothing, PrefetchMode::Automatic, PrefetchMode::Executor, PrefetchMode::Predicting];
 
-    /// Allocates and fills the memory, and sends it to the device.
+    /// Allocates and fills the memory and prefetches it to the device.
     ///
     /// # Errors
     /// If the library fails.
@@ -131,8 +131,7 @@ impl ShortLaunches {
         })
     }
 
-    /// Runs it once and checks what came out. Answers how long the launches took, from the first until all were done. Every
-    /// chunk was used twice before.
+    /// Runs it once after two uncounted rounds and checks the result. Returns the time from the first launch until all complete.
     ///
     /// # Errors
     /// The library's; a result that is not what the launches add up to.
@@ -150,7 +149,7 @@ impl ShortLaunches {
         Ok(took)
     }
 
-    /// What was predicted so far, where something is.
+    /// Returns the prediction statistics so far, if the mode predicts.
     #[must_use]
     pub fn predicted(&self, mode: PrefetchMode) -> Option<PredictionStatistics> {
         match mode {
@@ -196,7 +195,7 @@ impl ShortLaunches {
         Ok(())
     }
 
-    /// All numbers that were read are ones; each launch added them, and so did two rounds before.
+    /// Checks the sums: each launch, and two rounds before, added ones.
     fn check(&self) -> Result<()> {
         self.stream.copy_to_host_async(&self.sum, &self.host).wait()?;
         let mut expected = vec![2.0_f32; self.size.chunks];
@@ -221,7 +220,7 @@ mod tests {
     use crate::cuda;
 
     #[test]
-    fn every_order_adds_up_in_every_way_and_what_is_predicted_is_passed_over() {
+    fn every_order_and_mode_adds_up_and_predictions_are_skipped() {
         let device = CudaDevice::new(cuda::simulate(12).unwrap()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         for order in LaunchOrder::ALL {

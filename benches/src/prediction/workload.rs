@@ -1,4 +1,4 @@
-//! One program over unified memory, run with different prefetches: it launches a kernel on a range, waits for it, and goes on.
+//! A workload over unified memory: launches a kernel on one range after another and waits for each, with different prefetches.
 
 use std::{
     sync::Arc,
@@ -17,23 +17,23 @@ use crate::reference::SPIN;
 
 const SAXPY: &str = include_str!("../../../crates/streams/examples/kernels/saxpy.ptx");
 
-/// How the memory gets to the device.
+/// How memory is migrated to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PrefetchMode {
     /// By page faults.
     Nothing,
-    /// By prefetches of the next ranges, written by hand by somebody who knows the order.
+    /// By hand-written prefetches of the next ranges in the known order.
     Manual,
-    /// By what [`AutoPrefetcher`] predicts, else by page faults.
+    /// By predictions of [`AutoPrefetcher`], else by page faults.
     Automatic,
-    /// By [`LaunchExecutor`], which prefetches what each launch declares, and nothing before.
+    /// By [`LaunchExecutor`], which prefetches what each launch declares.
     Executor,
     /// By [`LaunchExecutor`] with prediction.
     Predicting,
 }
 
 impl PrefetchMode {
-    /// Every mode.
+    /// All modes.
     pub const ALL: [Self; 5] =
         [Self::Nothing, Self::Manual, Self::Automatic, Self::Executor, Self::Predicting];
 
@@ -50,24 +50,24 @@ impl PrefetchMode {
     }
 }
 
-/// How much there is to do.
+/// The size of the workload.
 #[derive(Clone, Copy, Debug)]
 pub struct PrefetchWorkloadSize {
-    /// Ranges.
+    /// Number of ranges.
     pub ranges: usize,
-    /// Bytes of each; a multiple of 4. Multiples of 2 MiB share no block of the driver's.
+    /// Bytes of each; a multiple of 4. Multiples of 2 MiB share no block of the driver.
     pub bytes: usize,
-    /// How often ranges come again, in the patterns in which they do.
+    /// How often ranges are used, in repeating patterns.
     pub times: usize,
-    /// For how long the device is busy with each range besides.
+    /// Additional device time of each use.
     pub busy: Duration,
-    /// How many ranges ahead are prefetched, by hand and automatically.
+    /// How many ranges ahead are prefetched.
     pub depth: usize,
-    /// Of the random order.
+    /// Seed of the random order.
     pub seed: u64,
 }
 
-/// A program's memory, kernels and streams.
+/// Memory, kernels and streams of the workload.
 #[derive(Debug)]
 pub struct PrefetchWorkload {
     device: CudaDevice,
@@ -127,14 +127,14 @@ impl PrefetchWorkload {
         })
     }
 
-    /// How many ranges are used in one run.
+    /// Returns the number of uses in one run.
     #[must_use]
     pub fn uses(&self) -> usize {
         self.order.len()
     }
 
-    /// Runs it once, all memory being on the host before, and checks what came out. Answers how long it took from the first
-    /// launch to the last one's end, and what was predicted where something was.
+    /// Runs it once, starting with all memory on the host, and checks the result. Returns the time from the first launch to the
+    /// last one's end, and the statistics if the mode predicts.
     ///
     /// # Errors
     /// The library's; a result that is not what the launches add up to.
@@ -191,7 +191,7 @@ impl PrefetchWorkload {
         Ok(self.back.synchronize()?)
     }
 
-    /// The range after the next ones; at the beginning all of them.
+    /// Prefetches the range `depth` uses ahead; at the beginning all up to it.
     fn prefetch_manually(&self, at: usize) -> Result<()> {
         let first = if at == 0 { 0 } else { at.saturating_add(self.size.depth) };
         for next in first..=at.saturating_add(self.size.depth) {
@@ -201,7 +201,7 @@ impl PrefetchWorkload {
         Ok(())
     }
 
-    /// Adds the range's numbers to the sum, and is busy for a while.
+    /// Adds the range's numbers to the sum and keeps the device busy.
     fn use_range(&self, range: &RawBuffer, executor: Option<&LaunchExecutor>) -> Result<Fence> {
         let count = (range.len() / 4) as u64;
         let launch = self.add.launch(LaunchConfig::for_elements(count, 256)).arg(1.0_f32);
@@ -244,7 +244,7 @@ mod tests {
     use crate::cuda;
 
     #[test]
-    fn every_pattern_adds_up_in_every_way_and_the_predictable_ones_are_predicted() {
+    fn every_pattern_and_mode_adds_up_with_expected_predictions() {
         let device = CudaDevice::new(cuda::simulate(11).unwrap()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         for pattern in AccessPattern::ALL {

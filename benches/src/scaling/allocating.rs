@@ -1,4 +1,4 @@
-//! Allocating and dropping warm buffers of the backend: alone, with a copy in between, and by eight threads.
+//! Allocating and dropping warm buffers of the backend: in one thread, with a copy in between, and in eight threads.
 
 use std::{
     hint::black_box,
@@ -25,7 +25,7 @@ const KINDS: [MemoryKind; 2] = [MemoryKind::Device, MemoryKind::Pinned];
 const THREADS: usize = 8;
 /// Nanoseconds for an allocation and its drop.
 const MOST: f64 = 130.0;
-/// How much longer they may take each of eight threads than one alone.
+/// Goal for each of eight threads, relative to one thread.
 const CROWDED: f64 = 1.3;
 /// Copies in a row: few enough not to fill the launch queue.
 const COPIES: usize = 64;
@@ -82,7 +82,7 @@ fn alone(fixture: &Fixture<'_>, library: &Library, kind: MemoryKind, bytes: usiz
     comparison.rows(fixture, vec![raw, ours.goal(Goal::AtMost(MOST))])
 }
 
-/// What an allocation and a drop add to a copy that is enqueued in between.
+/// The overhead of an allocation and a drop around enqueuing a copy.
 fn with_copy(fixture: &Fixture<'_>, library: &Library, kind: MemoryKind) -> Result<Vec<Row>> {
     let up = kind == MemoryKind::Device;
     let other = library.allocate(if up { MemoryKind::Pinned } else { MemoryKind::Device }, COPIED)?;
@@ -104,7 +104,7 @@ fn with_copy(fixture: &Fixture<'_>, library: &Library, kind: MemoryKind) -> Resu
                 drop(submit(&kept));
             }
             let took = each(begun, COPIES);
-            // Every copy uses it. A drain would give the memory back, and the next round would not begin warm.
+            // Every copy uses it. A drain would free the memory, and the next round would not start warm.
             other.wait_idle()?;
             Ok(took)
         }),
@@ -133,7 +133,7 @@ fn with_copy(fixture: &Fixture<'_>, library: &Library, kind: MemoryKind) -> Resu
     comparison.rows(fixture, variants)
 }
 
-/// What a pair takes each of eight threads.
+/// The time of an allocation and drop for each of eight threads.
 fn eight_threads(fixture: &Fixture<'_>, library: &Library, kind: MemoryKind, bytes: usize) -> Result<Row> {
     let work = || move || pair(library, kind, bytes);
     let id = format!("allocate-and-drop/{kind}/{bytes}/threads-{THREADS}");
@@ -144,7 +144,7 @@ fn eight_threads(fixture: &Fixture<'_>, library: &Library, kind: MemoryKind, byt
         .with_goal(Some(Goal::RatioAtMost(CROWDED))))
 }
 
-/// What the machine itself makes of eight threads that share nothing, beside one: each copies within its own nearest cache.
+/// The machine's own scaling with eight threads that share nothing: each copies within its L1 cache.
 fn private_loop(fixture: &Fixture<'_>) -> Result<Row> {
     const BYTES: usize = 4096;
     let work = || {
@@ -160,8 +160,8 @@ fn private_loop(fixture: &Fixture<'_>) -> Result<Row> {
     against_one_thread(fixture, &id, &what, "memcpy", work)
 }
 
-/// What the machine makes of eight threads that each take a block from a list of their own and put it back: a lock twice, a
-/// look at the count of references, and three lines written, as for a pair of the library's. Nothing is shared.
+/// The machine's own scaling with eight threads that pop a block from a private list and push it back: two lock operations, a
+/// check of the reference count, and three cache lines written, like an allocation and drop of the library.
 fn private_list(fixture: &Fixture<'_>) -> Result<Row> {
     type Block = [u64; 24];
     let work = || {
@@ -183,7 +183,7 @@ fn private_list(fixture: &Fixture<'_>) -> Result<Row> {
     against_one_thread(fixture, &id, &what, "private list", work)
 }
 
-/// What the work that `make` makes for each thread takes each of eight threads, beside what it takes one.
+/// Measures `make`'s work for each of eight threads against one thread.
 fn against_one_thread<'a, W: FnMut() -> Result<()> + 'a>(
     fixture: &Fixture<'_>,
     id: &str,

@@ -1,4 +1,4 @@
-//! Staged uploads while a staged download waits for a kernel of five seconds: nobody else may stand still for it.
+//! Staged uploads while a staged download waits for a kernel of five seconds, which must not block them.
 
 use std::time::Instant;
 
@@ -16,9 +16,9 @@ use crate::{
 };
 
 const BYTES: usize = 16 << 20;
-/// How long the kernel takes. The software driver's takes no time.
+/// Duration of the kernel; 0 on the software driver.
 const NANOSECONDS: u64 = 5_000_000_000;
-/// Least share of the rate of the same uploads alone.
+/// Goal: rate relative to the same uploads alone.
 const LEAST: f64 = 0.95;
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
@@ -38,7 +38,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     };
     let repetitions = fixture.repetitions(30);
     let rates = || (0..repetitions).map(|_| upload()).collect::<Result<Vec<f64>>>();
-    // The first of each direction make what stays.
+    // The first transfer of each direction allocates the staging buffers.
     upload()?;
     library.manager.transfer_with(late, to, 0, 0, bytes, &staged).wait()?;
     let alone = rates()?;

@@ -1,4 +1,4 @@
-//! Host to host: what a small copy costs over memcpy, alone, over many buffers, and by many threads.
+//! Host to host: the overhead of small copies over memcpy, with one and many buffers and threads.
 
 use std::{num::NonZeroUsize, thread};
 
@@ -26,9 +26,9 @@ const BUFFERS: usize = 64;
 const THREADS: usize = 8;
 /// Bytes of a copy of many threads.
 const CROWDED: usize = 4096;
-/// Nanoseconds that a copy may take over memcpy.
+/// Goal: nanoseconds over memcpy.
 const MOST_OVER: f64 = 150.0;
-/// How many times the throughput of one thread eight have together.
+/// Goal: throughput of eight threads relative to one.
 const TOGETHER: f64 = 6.0;
 
 pub(super) fn rows(options: &Options) -> Result<Vec<Row>> {
@@ -46,13 +46,13 @@ pub(super) fn rows(options: &Options) -> Result<Vec<Row>> {
     }
     rows.extend(eight_threads(&manager, options, many, repetitions(40))?);
     manager.drain()?;
-    for (name, ledger) in manager.resource_counts() {
-        ensure!(ledger.is_empty(), "still alive in the {name} backend: {ledger}");
+    for (name, counts) in manager.resource_counts() {
+        ensure!(counts.is_empty(), "still allocated in the {name} backend: {counts}");
     }
     Ok(rows)
 }
 
-/// A goal counts in a thorough run only: a short one beside other programs says too little.
+/// A goal applies to full runs only; short ones are too noisy.
 fn goal(options: &Options, goal: Goal) -> Option<Goal> {
     (!options.quick).then_some(goal)
 }
@@ -119,7 +119,7 @@ fn alone(
     Ok(rows)
 }
 
-/// Copies a second of one thread and of eight, each on buffers of its own.
+/// Copies per second of one thread and of eight, each on its own buffers.
 fn eight_threads(
     manager: &CrossBackendTransferManager,
     options: &Options,
@@ -149,7 +149,7 @@ fn eight_threads(
     };
     let (one, all) = (rates(1)?, rates(THREADS)?);
     let verified = is_verified(pairs.check());
-    // Fewer processors than threads cannot do as many at once.
+    // The goal needs enough processors.
     let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let ours = goal(options, Goal::RatioAtLeast(TOGETHER)).filter(|_| processors >= 2 * THREADS);
     let variants = [("memcpy", "memcpy", None), ("wait", "transfer().wait()", ours)];

@@ -1,4 +1,4 @@
-//! Thousands of small uploads in flight together, parts of one allocation: what each costs must not depend on how many there are.
+//! Thousands of small uploads in flight, parts of one allocation. The cost of each must not depend on their number.
 
 use std::{sync::mpsc, thread, time::Instant};
 
@@ -19,11 +19,11 @@ const BYTES: usize = 4096;
 const COUNTS: [usize; 3] = [250, 1000, 8000];
 /// Buffers where the pieces are not of one allocation.
 const BUFFERS: usize = 64;
-/// The most that a piece may take: so many times the raw call's time.
+/// Goal: time relative to raw calls.
 const MOST: f64 = 1.15;
-/// Nanoseconds that submitting may take over the raw call.
+/// Goal: nanoseconds of submission over the raw call.
 const MOST_OVER: f64 = 400.0;
-/// How much more a piece may take among many than among the fewest.
+/// Goal: time with many in flight relative to the fewest.
 const SAME: f64 = 1.2;
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
@@ -43,7 +43,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// A row's time beside that of another count.
+/// Compares a row with the row of the smallest count.
 fn against_fewest(fixture: &Fixture<'_>, row: &Row, fewest: &Row) -> Row {
     let summary = |row: &Row| Summary { p10: row.p10, p50: row.p50, p90: row.p90 };
     let (id, path) = (format!("{}/beside-fewest", row.id), row.path.clone());
@@ -53,7 +53,7 @@ fn against_fewest(fixture: &Fixture<'_>, row: &Row, fewest: &Row) -> Row {
         .with_goal(Some(Goal::RatioAtMost(SAME)))
 }
 
-/// All rows of one count; returns those of one allocation: from the first submission to the last end, and submitting alone.
+/// Measures all rows of one count. Returns those of one allocation: until all complete, and submission alone.
 fn at(fixture: &Fixture<'_>, library: &Library, count: usize, rows: &mut Vec<Row>) -> Result<(Row, Row)> {
     let (one, many) = (Pieces::new(library, count, 1)?, Pieces::new(library, count, BUFFERS)?);
     let queues = [RawQueue::new(0)?, RawQueue::new(0)?];
@@ -61,7 +61,7 @@ fn at(fixture: &Fixture<'_>, library: &Library, count: usize, rows: &mut Vec<Row
     let submit = |pieces: &Pieces| -> Vec<Transfer> {
         pieces.list.iter().map(|piece| library.manager.transfer(&piece.src, &piece.dst)).collect()
     };
-    // What is dropped on another thread is dropped there while later ones are submitted.
+    // Drops handles concurrently with later submissions.
     let (sender, receiver) = mpsc::channel::<DropItem>();
     let dropper = thread::Builder::new()
         .name("bench-dropper".to_owned())
@@ -188,17 +188,17 @@ fn enqueue_piece(piece: &Piece, queue: &RawQueue) -> Result<()> {
     unsafe { queue.copy_up(piece.to, piece.from.as_ptr().cast_const().cast(), BYTES) }
 }
 
-/// Words of a transfer's handle.
+/// Size of a transfer's handle in words.
 const TRANSFER: usize = size_of::<Transfer>() / 8;
 
-/// What is dropped on another thread: a handle, or as many bytes.
+/// Sent to the dropping thread: a handle, or as many bytes.
 #[expect(dead_code, reason = "they are only dropped")]
 enum DropItem {
     Transfer(Transfer),
     Blank([u64; TRANSFER]),
 }
 
-/// One movement's two ends, also as the driver takes them.
+/// Source and destination of an upload, with their addresses.
 struct Piece {
     src: RawBuffer,
     dst: RawBuffer,
@@ -206,7 +206,7 @@ struct Piece {
     to: u64,
 }
 
-/// Parts of a few pinned buffers and as many of the device's, with what they hold.
+/// Parts of pinned buffers and as many device buffers, with their contents.
 struct Pieces {
     list: Vec<Piece>,
     dst: Vec<RawBuffer>,

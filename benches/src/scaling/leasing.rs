@@ -1,4 +1,4 @@
-//! Leasing a stream from a pool with default settings, by eight threads.
+//! Leasing a stream from a pool with default settings in eight threads.
 
 use std::{
     hint::black_box,

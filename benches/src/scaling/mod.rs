@@ -101,8 +101,8 @@ impl Library {
     /// Fails if anything is still allocated.
     fn finish(self) -> Result<()> {
         self.manager.drain()?;
-        for (name, ledger) in self.manager.resource_counts() {
-            ensure!(ledger.is_empty(), "still alive in the {name} backend: {ledger}");
+        for (name, counts) in self.manager.resource_counts() {
+            ensure!(counts.is_empty(), "still allocated in the {name} backend: {counts}");
         }
         Ok(())
     }

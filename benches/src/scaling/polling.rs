@@ -1,4 +1,4 @@
-//! Whether polling a pool makes the copies on its streams slower.
+//! Whether polling a pool slows down copies on its streams.
 
 use std::time::{Duration, Instant};
 
@@ -13,16 +13,16 @@ use crate::{
 
 const BYTES: usize = 4096;
 const COPIES: usize = 1000;
-/// Copies after which the stream is waited for, outside of the timed part: no queue is full.
+/// Copies between synchronisations, which are not timed, so that the launch queue is never full.
 const AT_ONCE: usize = 64;
-/// A copy may take this much longer: what a measurement of so short a thing varies by.
+/// Goal: time relative to no polling; the difference is within the noise of so short a measurement.
 const MOST: f64 = 1.05;
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let copies = fixture.amount(COPIES);
     let at_once = copies.min(AT_ONCE);
     let pairs = Pairs::new(fixture, at_once, at_once, BYTES)?;
-    // One is never polled.
+    // The first is never polled.
     let pools = [AdvancedStreamPool::new(&fixture.device)?, AdvancedStreamPool::new(&fixture.device)?];
     let run = |pool: &AdvancedStreamPool, polled: bool| -> Result<f64> {
         let stream = pool.lease(StreamPriority::Normal, WorkloadType::Memory)?;

@@ -1,4 +1,4 @@
-//! Staged transfers of pageable memory at every size, and eight at once beside one as large as all of them.
+//! Staged transfers of pageable memory of every size, and eight at once compared with one of the total size.
 
 use std::time::Instant;
 
@@ -18,11 +18,11 @@ use crate::{
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 const SIZES: [usize; 8] = [64 * KIB, 256 * KIB, MIB, 3 * MIB, 16 * MIB, 48 * MIB, 128 * MIB, 256 * MIB];
-/// Below this a transfer may well take longer than the driver's own copy.
+/// Smallest size with a goal against the driver's copy.
 const COUNTS: usize = MIB;
 const TOGETHER: usize = 8;
 const EACH: usize = 16 * MIB;
-/// Least share of the rate of one transfer of all bytes that several at once have.
+/// Goal: rate of several at once relative to one transfer of all bytes.
 const LEAST: f64 = 0.95;
 
 /// From the host to the device, or back.

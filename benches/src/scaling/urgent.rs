@@ -1,4 +1,4 @@
-//! A transfer of High priority beside gigabytes of Low: it may take four times as long as on an idle device.
+//! A transfer of High priority while gigabytes of Low priority are queued. Goal: four times the time on an idle device.
 
 use std::time::Instant;
 
@@ -16,10 +16,10 @@ use crate::{
 };
 
 const BYTES: usize = 1 << 20;
-/// One Low transfer, and how many are submitted first.
+/// Bytes of one Low transfer; `LARGE_ONES` are submitted first.
 const LARGE: usize = 256 << 20;
 const LARGE_ONES: usize = 16;
-/// How many times as long as on an idle device.
+/// Goal: time relative to an idle device.
 const MOST: f64 = 4.0;
 const KINDS: [MemoryKind; 3] = [MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Pageable];
 
@@ -113,7 +113,7 @@ fn copy(queue: &RawQueue, from: Address, to: Address, bytes: usize) -> Result<()
     unsafe { queue.copy_up(to, from.as_ptr().cast_const().cast(), bytes) }
 }
 
-/// The urgent transfer's two ends.
+/// Source and destination of the urgent transfer.
 struct End {
     src: RawBuffer,
     dst: RawBuffer,

@@ -57,12 +57,13 @@ impl Session {
         drop(buffers);
         importer.drain()?;
         host.drain()?;
-        let mut ledgers = vec![("imported", importer.resource_counts()), ("host", host.resource_counts())];
+        let mut counts_by_owner =
+            vec![("imported", importer.resource_counts()), ("host", host.resource_counts())];
         if let Some(device) = &device {
-            ledgers.push(("device", device.drained()?));
+            counts_by_owner.push(("device", device.drained()?));
         }
-        match ledgers.into_iter().find(|(_, ledger)| *ledger != ResourceCounts::default()) {
-            Some((whose, ledger)) => Err(Failure::Alive(format!("{whose}: {ledger}"))),
+        match counts_by_owner.into_iter().find(|(_, counts)| *counts != ResourceCounts::default()) {
+            Some((whose, counts)) => Err(Failure::Alive(format!("{whose}: {counts}"))),
             None => Ok(()),
         }
     }

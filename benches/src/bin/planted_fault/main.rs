@@ -103,8 +103,8 @@ mod planted {
             }
         }
         manager.drain()?;
-        for (name, ledger) in manager.resource_counts() {
-            ensure!(ledger.is_empty(), "still alive in the {name} backend: {ledger}");
+        for (name, counts) in manager.resource_counts() {
+            ensure!(counts.is_empty(), "still allocated in the {name} backend: {counts}");
         }
         let launches = crate::streams::nothing(ordinal)?;
         println!(

@@ -64,8 +64,8 @@ pub(super) fn nothing(ordinal: u32) -> Result<usize> {
     pool.synchronize()?;
     drop((pool, back, kernel, allocator));
     memory.drain()?;
-    let ledger = memory.resource_counts();
-    ensure!(ledger.is_empty(), "still alive after leases and blocks: {ledger}");
+    let counts = memory.resource_counts();
+    ensure!(counts.is_empty(), "still allocated after leases and blocks: {counts}");
     Ok(ROUNDS)
 }
 
