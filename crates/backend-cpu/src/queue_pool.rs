@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use transload_core::{Queue, Result, SpinLock, StreamPriority};
-use transload_executor::{Executor, PLACES, place_of_thread};
+use transload_executor::{Executor, SHARDS, thread_shard};
 
 use crate::queue::CpuQueue;
 
@@ -23,13 +23,13 @@ pub(crate) struct QueuePool {
 
 impl QueuePool {
     pub(crate) fn new(executor: Executor, parallel_from: usize) -> Self {
-        let shards = (0..PLACES).map(|_| QueueShard::default()).collect();
+        let shards = (0..SHARDS).map(|_| QueueShard::default()).collect();
         Self { shards, executor, parallel_from }
     }
 
     /// Leases the least busy queue of the priority in the calling thread's shard. The handle is the lease.
     pub(crate) fn lease(&self, priority: StreamPriority) -> Arc<CpuQueue> {
-        let Some(QueueShard(queues)) = self.shards.get(place_of_thread()) else {
+        let Some(QueueShard(queues)) = self.shards.get(thread_shard()) else {
             return Arc::new(self.make(priority));
         };
         let mut queues = queues.lock();

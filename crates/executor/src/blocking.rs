@@ -1,4 +1,4 @@
-//! Calls that may block in the kernel or a driver: spare threads, and bounds for each key.
+//! KeyState that may block in the kernel or a driver: spare threads, and limits per key.
 
 use std::{collections::VecDeque, fmt, sync::Arc, thread, time::Duration};
 
@@ -6,58 +6,58 @@ use parking_lot::{Condvar, Mutex};
 use transload_core::{Error, ErrorKind, Result, catch_panic};
 
 use crate::{
-    group::Live,
+    group::LiveGuard,
     guarded::discard,
     task::Completer,
     workers::{Workers, enter},
 };
 
-/// How long a spare thread stays without a call.
+/// How long an idle spare thread stays.
 const STAYING: Duration = Duration::from_secs(5);
 
-/// What blocking calls have in common, such as a device or a file, and how many of them run at once. Clones are the same
-/// key.
+/// A resource that blocking calls share, such as a device or a file, and a limit on how many of them run at once. Clones are
+/// the same key.
 #[derive(Clone)]
-pub struct BlockingKey(Arc<Bound>);
+pub struct BlockingKey(Arc<KeyLimit>);
 
-struct Bound {
+struct KeyLimit {
     most: usize,
-    state: Mutex<Calls>,
+    state: Mutex<KeyState>,
 }
 
 #[derive(Default)]
-struct Calls {
+struct KeyState {
     running: usize,
-    waiting: VecDeque<Body>,
+    waiting: VecDeque<BlockingCall>,
 }
 
-/// A call; with an error it only says that it did not run.
-type Body = Box<dyn FnOnce(Result<()>) + Send>;
+/// A call. Given an error, it does not run its closure, and returns the error.
+type BlockingCall = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// The spare threads of an executor, and the calls that wait for one to begin.
+/// The spare threads of an executor, and the calls waiting for one.
 #[derive(Default)]
-pub(crate) struct Spare {
-    state: Mutex<Threads>,
+pub(crate) struct SpareThreads {
+    state: Mutex<SpareState>,
     posted: Condvar,
 }
 
 #[derive(Default)]
-struct Threads {
-    calls: VecDeque<(Body, BlockingKey)>,
+struct SpareState {
+    calls: VecDeque<(BlockingCall, BlockingKey)>,
     alive: usize,
-    /// Those that have a call.
+    /// SpareState that run a call.
     busy: usize,
 }
 
 impl BlockingKey {
-    /// Returns a new key of which at most `most` calls run at once (at least 1).
+    /// Creates a key whose calls run at most `most` at once (at least 1).
     #[must_use]
     pub fn new(most: usize) -> Self {
-        Self(Arc::new(Bound { most: most.max(1), state: Mutex::default() }))
+        Self(Arc::new(KeyLimit { most: most.max(1), state: Mutex::default() }))
     }
 
-    /// Admits a call; `None` if it must wait for another one's end.
-    fn admit(&self, body: Body) -> Option<Body> {
+    /// Admits a call, or queues it and returns `None`.
+    fn admit(&self, body: BlockingCall) -> Option<BlockingCall> {
         let mut calls = self.0.state.lock();
         if calls.running == self.0.most && !transload_core::mutant!("executor/bound-a-key") {
             calls.waiting.push_back(body);
@@ -67,8 +67,8 @@ impl BlockingKey {
         Some(body)
     }
 
-    /// A call ended: returns the next one, which runs in its stead.
-    fn next(&self) -> Option<Body> {
+    /// Ends a call. Returns the next one, which takes its place.
+    fn next(&self) -> Option<BlockingCall> {
         let mut calls = self.0.state.lock();
         let next = calls.waiting.pop_front();
         if next.is_none() {
@@ -88,7 +88,7 @@ impl fmt::Debug for BlockingKey {
 pub(crate) fn start<T: Send + 'static>(
     workers: &Arc<Workers>,
     key: &BlockingKey,
-    live: Live,
+    live: LiveGuard,
     completer: Completer<T>,
     closure: impl FnOnce() -> T + Send + 'static,
 ) {
@@ -108,9 +108,9 @@ pub(crate) fn start<T: Send + 'static>(
     }
 }
 
-/// Hands an admitted call to a spare thread, which is started if all have calls. So there are never more of them than calls
-/// that keys permit at once.
-fn post(workers: &Arc<Workers>, body: Body, key: &BlockingKey) {
+/// Passes an admitted call to a spare thread, starting one if all are busy. So there are never more of them than the keys'
+/// limits permit.
+fn post(workers: &Arc<Workers>, body: BlockingCall, key: &BlockingKey) {
     let mut threads = workers.spare.state.lock();
     threads.calls.push_back((body, key.clone()));
     if threads.alive - threads.busy >= threads.calls.len() {
@@ -125,7 +125,7 @@ fn post(workers: &Arc<Workers>, body: Body, key: &BlockingKey) {
         let mut threads = workers.spare.state.lock();
         threads.alive -= 1;
         if threads.alive > 0 {
-            // One of those takes the call when it has ended its own.
+            // One of those takes the call after its own.
             return;
         }
         let refused = std::mem::take(&mut threads.calls);
@@ -140,15 +140,15 @@ fn post(workers: &Arc<Workers>, body: Body, key: &BlockingKey) {
     }
 }
 
-impl Spare {
-    /// Ends the threads that have nothing to do.
+impl SpareThreads {
+    /// Wakes idle threads, which end at shutdown.
     pub(crate) fn wake_all(&self) {
         drop(self.state.lock());
         self.posted.notify_all();
     }
 }
 
-/// A spare thread's life.
+/// The main loop of a spare thread.
 fn run(workers: &Arc<Workers>) {
     enter();
     let spare = &workers.spare;
@@ -157,13 +157,13 @@ fn run(workers: &Arc<Workers>) {
         if let Some((body, key)) = threads.calls.pop_front() {
             threads.busy += 1;
             drop(threads);
-            // What the caller wrote is guarded within; this is for what is left, such as a result's destructor.
+            // Panics of the closure are caught within; this catches those of destructors.
             let _panic = catch_panic(|| body(Ok(())));
             threads = spare.state.lock();
             threads.busy -= 1;
-            // Under the lock: who is admitted because this call ended finds this thread without one.
+            // Under the lock: a call admitted because this one ended finds this thread idle.
             let next = key.next();
-            // To the back: no key keeps a thread while others wait for one.
+            // To the back: no key keeps a thread while others wait.
             threads.calls.extend(next.map(|body| (body, key)));
             continue;
         }

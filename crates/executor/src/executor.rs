@@ -1,4 +1,4 @@
-//! The handle of the threads.
+//! The executor's handle.
 
 use std::{
     fmt,
@@ -17,7 +17,7 @@ use crate::{
     Task,
     blocking::{self, BlockingKey},
     fences,
-    group::{Group, Helping, Live},
+    group::{Group, Helping, LiveGuard},
     guarded::guarded,
     workers::{Workers, refuse_to_drain},
 };
@@ -25,10 +25,10 @@ use crate::{
 /// More workers than this did not make anything faster: 8 saturate a PCIe 5 link, 14 to 16 the first touch of fresh memory
 /// and the reading of files.
 const DEFAULT: usize = 16;
-/// Beyond this a number of threads is a mistake.
+/// Largest number of threads accepted.
 const MOST: usize = 1024;
 
-/// Host threads for tasks, and a count of what is under way.
+/// Host threads for tasks, and a count of live work.
 ///
 /// Clones share both; [`group`](Self::group) shares the threads only. All methods may be called from any thread. The threads
 /// end when the last handle, groups included, was dropped and every task has ended; dropping never blocks.
@@ -48,8 +48,7 @@ impl Drop for Handle {
 }
 
 impl Executor {
-    /// Returns the executor that everything in the process which asks for it shares, with as many workers as there are
-    /// processors, at most 16. Each call returns a group of its own.
+    /// Returns the process-wide executor, with as many workers as processors, at most 16. Each call returns a new group.
     #[must_use]
     pub fn shared() -> Self {
         static SHARED: Mutex<Weak<Handle>> = Mutex::new(Weak::new());
@@ -112,9 +111,9 @@ impl Executor {
             completer.complete(Err(error));
             return task;
         }
-        let live = Live::new(&self.group, &self.handle.0);
+        let live = LiveGuard::new(&self.group, &self.handle.0);
         self.schedule(priority, async move {
-            // Dropped last, also where the task is dropped before its end: what was drained has its result.
+            // Dropped last, even if the task is dropped early: after a drain the result is set.
             let _live = live;
             let completer = completer;
             let outcome = guarded(future).await;
@@ -123,8 +122,8 @@ impl Executor {
         task
     }
 
-    /// Like [`spawn_at`](Self::spawn_at), but without a handle: the end of the future is its own to tell, and a panic is
-    /// discarded. Allocates once.
+    /// Like [`spawn_at`](Self::spawn_at), but without a handle: the future reports its own result, and a panic is discarded.
+    /// Allocates once.
     ///
     /// # Errors
     /// [`ErrorKind::Io`](transload_core::ErrorKind::Io) if the system refused the first thread; the future is dropped.
@@ -137,8 +136,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Like [`spawn_detached`](Self::spawn_detached) for several futures. Wakes as many workers at once, where one after the
-    /// other would each wake the next.
+    /// Like [`spawn_detached`](Self::spawn_detached) for several futures, but wakes as many workers at once instead of one
+    /// by one.
     ///
     /// # Errors
     /// As for `spawn_detached`; all futures are dropped then.
@@ -147,7 +146,7 @@ impl Executor {
         F: Future<Output = ()> + Send + 'static,
     {
         self.handle.0.start_first()?;
-        // The iterator is the caller's: if it panics, none has begun.
+        // The iterator is the caller's: if it panics, no future has started.
         let runnables = futures.map(|future| self.runnable(priority, self.detached(future)));
         let runnables: SmallVec<[Runnable; 16]> = runnables.collect();
         self.handle.0.push_all(rank(priority), runnables);
@@ -155,7 +154,7 @@ impl Executor {
     }
 
     fn detached<F: Future<Output = ()>>(&self, future: F) -> impl Future<Output = ()> + use<F> {
-        let live = Live::new(&self.group, &self.handle.0);
+        let live = LiveGuard::new(&self.group, &self.handle.0);
         async move {
             let _live = live;
             let _panic = guarded(future).await;
@@ -185,7 +184,7 @@ impl Executor {
         C: FnOnce() -> T + Send + 'static,
     {
         let (task, completer) = Task::new();
-        let live = Live::new(&self.group, &self.handle.0);
+        let live = LiveGuard::new(&self.group, &self.handle.0);
         blocking::start(&self.handle.0, key, live, completer, closure);
         task
     }
@@ -200,14 +199,14 @@ impl Executor {
         fences::complete(Arc::clone(&self.handle.0), fence.clone())
     }
 
-    /// Counts the calling thread among what is under way, until the guard is dropped. For a thread that does a part of a
-    /// task's work while it waits for that task.
+    /// Counts the calling thread as live work until the guard is dropped. For a thread that does part of a task's work while
+    /// it waits for the task.
     pub fn helping(&self) -> Helping {
-        Helping::new(Live::new(&self.group, &self.handle.0))
+        Helping::new(LiveGuard::new(&self.group, &self.handle.0))
     }
 
-    /// Blocks until nothing is under way that was started through this handle, its clones, or guards of
-    /// [`helping`](Self::helping): no task, pending or running, and no blocking call.
+    /// Blocks until all work started through this handle, its clones, or guards of [`helping`](Self::helping) has ended:
+    /// tasks, pending or running, and blocking calls.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`](transload_core::ErrorKind::Unsupported) on a thread of an executor and on a thread that

@@ -1,5 +1,5 @@
-//! Fences that tasks wait for. Workers poll the earliest point of each timeline, one worker a timeline, so that a driver
-//! that does not return stops one worker and one timeline; before they sleep, the timeline gets a waker.
+//! Fences awaited by tasks. One worker per timeline polls its earliest point, so that a driver call that does not return
+//! blocks one worker and one timeline. Before workers sleep, the timeline gets a waker.
 
 use std::{
     future::poll_fn,
@@ -20,26 +20,27 @@ use crate::{
     workers::Workers,
 };
 
-/// Up to so many timelines are all polled by an idle worker, which sees an end earlier than a waker tells it. Of more, each
-/// gets a waker at once and is asked again when that is called: what n fences cost in all is proportional to n.
+/// Up to this many timelines are all polled by an idle worker, which sees a completion earlier than a waker reports it.
+/// Beyond that, each gets a waker at once and is polled again when it is called, so that the cost of n fences is
+/// proportional to n.
 const POLLED: usize = 16;
 
-/// Fences that are awaited.
+/// The awaited fences.
 pub(crate) struct Fences {
-    /// In the order of their timelines.
-    lanes: Mutex<Vec<Lane>>,
-    /// How many timelines there are in `lanes`.
+    /// Sorted by timeline.
+    timelines: Mutex<Vec<TimelineWaits>>,
+    /// Length of `timelines`.
     awaited: AtomicUsize,
-    /// How many of them nobody calls and have not the waker for their earliest point. Changed under the lock.
+    /// Number of timelines that no worker is calling and that lack a waker for their earliest point. Changed under the lock.
     unregistered: AtomicUsize,
-    /// Timelines that called their waker, since the last poll.
+    /// Timelines that called their waker since the last poll.
     due: ConcurrentQueue<TimelineId>,
 }
 
 impl Default for Fences {
     fn default() -> Self {
         Self {
-            lanes: Mutex::default(),
+            timelines: Mutex::default(),
             awaited: AtomicUsize::new(0),
             unregistered: AtomicUsize::new(0),
             due: ConcurrentQueue::unbounded(),
@@ -47,21 +48,21 @@ impl Default for Fences {
     }
 }
 
-/// Waits for one timeline.
-struct Lane {
+/// The waits for one timeline.
+struct TimelineWaits {
     id: TimelineId,
     timeline: Arc<dyn Timeline>,
-    /// In the order of their points.
+    /// Sorted by point.
     waits: SmallVec<[(u64, Waker); 4]>,
     /// Whether a worker is calling the timeline.
     called: bool,
     /// Whether the timeline called a waker during that call, which may have been too early to see it.
-    recall: bool,
-    /// The point for which the timeline has a waker.
+    woken_in_call: bool,
+    /// Point for which the timeline has a waker.
     registered: Option<u64>,
 }
 
-impl Lane {
+impl TimelineWaits {
     fn earliest(&self) -> Option<u64> {
         self.waits.first().map(|(point, _)| *point)
     }
@@ -71,12 +72,12 @@ impl Lane {
     }
 }
 
-/// A worker's call of a timeline. Dropped, also by a panic of the timeline's, the lane may be called again.
-struct Call<'a> {
+/// A worker's call of a timeline. Dropping it allows further calls, even after a panic of the timeline.
+struct TimelineCall<'a> {
     fences: &'a Fences,
     fence: Fence,
-    over: bool,
-    /// The last point that is known to be over, if this one is.
+    complete: bool,
+    /// Latest point known to be complete, if this one is.
     reached: u64,
     registered: bool,
 }
@@ -92,9 +93,9 @@ impl Fences {
         self.unregistered.load(Ordering::Relaxed) > 0 || !self.due.is_empty()
     }
 
-    /// A timeline says that a point is complete; a worker must be told as well.
+    /// Records that a timeline called its waker. The caller must also announce it to a worker.
     pub(crate) fn set_due(&self, timeline: TimelineId) {
-        // It is neither bounded nor ever closed.
+        // The queue is neither bounded nor ever closed.
         let _always = self.due.push(timeline);
     }
 
@@ -109,20 +110,20 @@ impl Fences {
         around: impl FnMut(bool, &mut dyn FnMut()),
     ) -> bool {
         while let Ok(id) = self.due.pop() {
-            let mut lanes = self.lanes.lock();
-            if let Ok(at) = find(&lanes, id) {
-                self.change(&mut lanes, at, |lane| {
+            let mut timelines = self.timelines.lock();
+            if let Ok(at) = find(&timelines, id) {
+                self.change(&mut timelines, at, |entry| {
                     if !transload_core::mutant!("executor/recall") {
-                        lane.registered = None;
+                        entry.registered = None;
                     }
-                    // Another worker may be registering, and must not take what is spent for the lane's waker.
-                    lane.recall = lane.called;
+                    // Another worker may be registering, and must not keep the used waker as registered.
+                    entry.woken_in_call = entry.called;
                 });
             }
         }
         match self.awaited.load(Ordering::Relaxed) {
             0 => false,
-            1..=POLLED => self.each(|_| true, around, |call| call.over = call.fence.is_complete()),
+            1..=POLLED => self.each(|_| true, around, |call| call.complete = call.fence.is_complete()),
             _ => self.register(waker, around),
         }
     }
@@ -137,45 +138,46 @@ impl Fences {
         if self.unregistered.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        self.each(Lane::is_unregistered, around, |call| {
+        self.each(TimelineWaits::is_unregistered, around, |call| {
             let timeline = call.fence.timeline();
-            call.over = !transload_core::mutant!("executor/register")
+            call.complete = !transload_core::mutant!("executor/register")
                 && timeline.wake_at(call.fence.point(), &waker(timeline.id()));
-            call.registered = !call.over;
+            call.registered = !call.complete;
         })
     }
 
     fn each(
         &self,
-        is_meant: impl Fn(&Lane) -> bool,
+        is_meant: impl Fn(&TimelineWaits) -> bool,
         mut around: impl FnMut(bool, &mut dyn FnMut()),
-        ask: impl Fn(&mut Call<'_>),
+        ask: impl Fn(&mut TimelineCall<'_>),
     ) -> bool {
         let (mut last, mut ended) = (None, false);
         loop {
-            let mut lanes = self.lanes.lock();
-            let from = last.map_or(0, |last| lanes.partition_point(|lane| lane.id <= last));
-            let free = |lane: &Lane| !lane.called && is_meant(lane);
-            let Some(at) = lanes.iter().skip(from).position(free) else { return ended };
-            let called = |lane: &mut Lane| {
-                lane.called = !transload_core::mutant!("executor/one-caller");
-                lane.earliest().map(|point| Fence::new(Arc::clone(&lane.timeline), point))
+            let mut timelines = self.timelines.lock();
+            let from = last.map_or(0, |last| timelines.partition_point(|entry| entry.id <= last));
+            let free = |entry: &TimelineWaits| !entry.called && is_meant(entry);
+            let Some(at) = timelines.iter().skip(from).position(free) else { return ended };
+            let called = |entry: &mut TimelineWaits| {
+                entry.called = !transload_core::mutant!("executor/one-caller");
+                entry.earliest().map(|point| Fence::new(Arc::clone(&entry.timeline), point))
             };
-            let Some(fence) = self.change(&mut lanes, from + at, called).flatten() else { return ended };
-            drop(lanes);
+            let Some(fence) = self.change(&mut timelines, from + at, called).flatten() else { return ended };
+            drop(timelines);
             last = Some(fence.timeline().id());
             let others = self.unregistered.load(Ordering::Relaxed) > 0;
-            let mut call = Call { fences: self, fence, over: false, reached: 0, registered: false };
-            // A timeline that panics breaks its promise, but ends no thread.
-            let ask = |call: &mut Call<'_>| {
+            let mut call =
+                TimelineCall { fences: self, fence, complete: false, reached: 0, registered: false };
+            // A timeline that panics breaks its contract, but must not end the thread.
+            let ask = |call: &mut TimelineCall<'_>| {
                 ask(call);
-                if call.over {
+                if call.complete {
                     call.reached = call.fence.timeline().reached().max(call.fence.point());
                 }
             };
             around(others, &mut || drop(catch_panic(|| ask(&mut call))));
-            ended |= call.over;
-            // With it the timeline may go.
+            ended |= call.complete;
+            // This may drop the last reference to the timeline.
             discard(call);
         }
     }
@@ -183,71 +185,79 @@ impl Fences {
     /// Adds a wait. Returns whether it is new, so that a worker must be told.
     fn add(&self, fence: &Fence, waker: Waker) -> bool {
         let (id, point) = (fence.timeline().id(), fence.point());
-        let mut lanes = self.lanes.lock();
-        let at = find(&lanes, id).unwrap_or_else(|at| {
+        let mut timelines = self.timelines.lock();
+        let at = find(&timelines, id).unwrap_or_else(|at| {
             let (timeline, waits) = (Arc::clone(fence.timeline()), SmallVec::new());
-            lanes.insert(at, Lane { id, timeline, waits, called: false, recall: false, registered: None });
+            timelines.insert(
+                at,
+                TimelineWaits { id, timeline, waits, called: false, woken_in_call: false, registered: None },
+            );
             self.unregistered.fetch_add(1, Ordering::Relaxed);
-            self.awaited.store(lanes.len(), Ordering::Relaxed);
+            self.awaited.store(timelines.len(), Ordering::Relaxed);
             at
         });
-        let known = self.change(&mut lanes, at, |lane| {
-            let from = lane.waits.partition_point(|(known, _)| *known < point);
-            let mut same = lane.waits.iter().skip(from).take_while(|(known, _)| *known == point);
+        let known = self.change(&mut timelines, at, |entry| {
+            let from = entry.waits.partition_point(|(known, _)| *known < point);
+            let mut same = entry.waits.iter().skip(from).take_while(|(known, _)| *known == point);
             let is_new = !same.any(|(_, known)| known.will_wake(&waker));
             if is_new {
-                lane.waits.insert(from, (point, waker));
+                entry.waits.insert(from, (point, waker));
                 None
             } else {
                 Some(waker)
             }
         });
-        // A waker that is known already is dropped behind the lock, since its drop may call anything.
-        drop(lanes);
+        // A duplicate waker is dropped outside the lock, since its drop may run any code.
+        drop(timelines);
         matches!(known, Some(None))
     }
 
-    /// Changes a lane, and counts it again.
-    fn change<T>(&self, lanes: &mut [Lane], at: usize, change: impl FnOnce(&mut Lane) -> T) -> Option<T> {
-        let lane = lanes.get_mut(at)?;
-        let before = usize::from(lane.is_unregistered());
-        let changed = change(lane);
-        let after = usize::from(lane.is_unregistered());
+    /// Changes a timeline's waits and updates `unregistered`.
+    fn change<T>(
+        &self,
+        timelines: &mut [TimelineWaits],
+        at: usize,
+        change: impl FnOnce(&mut TimelineWaits) -> T,
+    ) -> Option<T> {
+        let entry = timelines.get_mut(at)?;
+        let before = usize::from(entry.is_unregistered());
+        let changed = change(entry);
+        let after = usize::from(entry.is_unregistered());
         let count = self.unregistered.load(Ordering::Relaxed);
         self.unregistered.store(count + after - before, Ordering::Relaxed);
         Some(changed)
     }
 }
 
-/// Where a timeline's lane is, or would be.
-fn find(lanes: &[Lane], id: TimelineId) -> std::result::Result<usize, usize> {
-    lanes.binary_search_by_key(&id, |lane| lane.id)
+/// Finds the index of a timeline's waits, or where to insert them.
+fn find(timelines: &[TimelineWaits], id: TimelineId) -> std::result::Result<usize, usize> {
+    timelines.binary_search_by_key(&id, |entry| entry.id)
 }
 
-impl Drop for Call<'_> {
+impl Drop for TimelineCall<'_> {
     fn drop(&mut self) {
         let (id, point) = (self.fence.timeline().id(), self.fence.point());
-        let mut lanes = self.fences.lanes.lock();
-        let Ok(at) = find(&lanes, id) else { return };
-        let ended = |lane: &mut Lane| {
-            lane.called = false;
-            let recalled = std::mem::take(&mut lane.recall);
-            if self.registered && !recalled {
-                lane.registered = Some(point);
+        let mut timelines = self.fences.timelines.lock();
+        let Ok(at) = find(&timelines, id) else { return };
+        let ended = |entry: &mut TimelineWaits| {
+            entry.called = false;
+            let woken = std::mem::take(&mut entry.woken_in_call);
+            if self.registered && !woken {
+                entry.registered = Some(point);
             }
-            let due = lane.waits.partition_point(|(point, _)| *point <= self.reached);
-            let due: SmallVec<[(u64, Waker); 4]> = lane.waits.drain(..due).collect();
-            (due, lane.waits.is_empty())
+            let due = entry.waits.partition_point(|(point, _)| *point <= self.reached);
+            let due: SmallVec<[(u64, Waker); 4]> = entry.waits.drain(..due).collect();
+            (due, entry.waits.is_empty())
         };
-        let Some((due, is_empty)) = self.fences.change(&mut lanes, at, ended) else { return };
+        let Some((due, is_empty)) = self.fences.change(&mut timelines, at, ended) else { return };
         let empty = is_empty.then(|| {
-            // Without a wait it has no earliest point, so it counts among the unregistered.
+            // Without waits it has no earliest point, so it counts as unregistered.
             self.fences.unregistered.fetch_sub(1, Ordering::Relaxed);
-            lanes.remove(at)
+            timelines.remove(at)
         });
-        self.fences.awaited.store(lanes.len(), Ordering::Relaxed);
-        drop(lanes);
-        // Outside the lock, although the fence of this call has the timeline as well.
+        self.fences.awaited.store(timelines.len(), Ordering::Relaxed);
+        drop(timelines);
+        // Dropped outside the lock.
         drop(empty);
         due.into_iter().for_each(|(_, waker)| wake(waker));
     }
@@ -261,13 +271,13 @@ pub(crate) fn complete(
     poll_fn(move |context| {
         let timeline = fence.timeline();
         if !fence.is_known_complete() {
-            // The host's own timelines wake at once; there is nothing to ask a driver.
+            // Host timelines call their waker themselves; there is no driver to poll.
             let is_hosts = timeline.device().is_cpu();
             if is_hosts && !timeline.wake_at(fence.point(), context.waker()) {
                 return Poll::Pending;
             }
             if !is_hosts {
-                // A point that is reached from here on is found by the worker that is told now.
+                // The worker that is woken now finds a point that completes from here on.
                 if workers.fences.add(&fence, context.waker().clone()) {
                     workers.announce();
                 }

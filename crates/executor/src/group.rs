@@ -1,4 +1,4 @@
-//! Counts of what is under way, for draining.
+//! Counts of live tasks and calls, for draining.
 
 use std::{
     cell::Cell,
@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::workers::{self, Workers};
 
-/// What is under way of one group: tasks that have not ended, blocking calls, helpers.
+/// Count of one group's live tasks, blocking calls and helpers.
 #[derive(Debug, Default)]
 pub(crate) struct Group {
     live: AtomicUsize,
@@ -22,7 +22,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Blocks until nothing is under way.
+    /// Blocks until the count is 0.
     pub(crate) fn drain(&self) {
         let mut lock = self.lock.lock();
         while self.live.load(Ordering::Acquire) > 0 {
@@ -31,13 +31,13 @@ impl Group {
     }
 }
 
-/// One count in a group and in the executor, until it is dropped.
-pub(crate) struct Live {
+/// Counts once in a group and in the executor until it is dropped.
+pub(crate) struct LiveGuard {
     group: Arc<Group>,
     workers: Arc<Workers>,
 }
 
-impl Live {
+impl LiveGuard {
     pub(crate) fn new(group: &Arc<Group>, workers: &Arc<Workers>) -> Self {
         group.live.fetch_add(1, Ordering::Relaxed);
         workers.begun();
@@ -45,10 +45,10 @@ impl Live {
     }
 }
 
-impl Drop for Live {
+impl Drop for LiveGuard {
     fn drop(&mut self) {
         if self.group.live.fetch_sub(1, Ordering::AcqRel) == 1 && !transload_core::mutant!("executor/quiet") {
-            // With the lock: a drain between its check and its wait must not miss this.
+            // Locks first, so that a drain between its check and its wait does not miss this.
             drop(self.group.lock.lock());
             self.group.quiet.notify_all();
         }
@@ -56,17 +56,17 @@ impl Drop for Live {
     }
 }
 
-/// A thread of the caller's that does work of the executor's tasks. [`Executor::drain`](crate::Executor::drain) waits until
-/// it is dropped, and is refused on this thread meanwhile.
+/// A guard that counts the calling thread as doing work of the executor's tasks. [`Executor::drain`](crate::Executor::drain)
+/// waits until it is dropped, and is refused on this thread meanwhile.
 #[must_use = "the helper counts until this is dropped"]
 pub struct Helping {
-    _live: Live,
-    /// It marks a thread.
+    _live: LiveGuard,
+    /// Not `Send`: it belongs to a thread.
     _stays: PhantomData<Cell<*const ()>>,
 }
 
 impl Helping {
-    pub(crate) fn new(live: Live) -> Self {
+    pub(crate) fn new(live: LiveGuard) -> Self {
         workers::enter();
         Self { _live: live, _stays: PhantomData }
     }

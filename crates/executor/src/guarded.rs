@@ -8,28 +8,28 @@ use std::{
 
 use transload_core::{Error, ErrorKind, Result, catch_panic};
 
-/// Drops a value of the caller's, whose destructor may panic.
+/// Drops a caller's value, and discards a panic of its destructor.
 pub(crate) fn discard<T>(value: T) {
     let _panic = catch_panic(|| drop(value));
 }
 
-/// Wakes, and discards a panic of the waker.
+/// Calls a waker, and discards its panic.
 pub(crate) fn wake(waker: Waker) {
     let _panic = catch_panic(|| waker.wake());
 }
 
-/// Drops what it pins, without a panic.
-struct Clear<'a, F>(Pin<&'a mut Option<F>>);
+/// Drops the pinned value, and discards a panic.
+struct DropGuard<'a, F>(Pin<&'a mut Option<F>>);
 
-impl<F> Drop for Clear<'_, F> {
+impl<F> Drop for DropGuard<'_, F> {
     fn drop(&mut self) {
         let _panic = catch_panic(|| self.0.set(None));
     }
 }
 
-/// Runs a future; a panic of it or of its destructor ends here.
+/// Runs a future. Returns a panic of it as an error, and discards one of its destructor.
 pub(crate) async fn guarded<F: Future>(future: F) -> Result<F::Output> {
-    let mut slot = Clear(pin!(Some(future)));
+    let mut slot = DropGuard(pin!(Some(future)));
     poll_fn(|context| {
         let polled = catch_panic(|| match slot.0.as_mut().as_pin_mut() {
             Some(future) => future.poll(context).map(Ok),

@@ -13,20 +13,20 @@ use crate::sync::{AtomicUsize, Condvar, Mutex, Ordering, fence};
 pub(crate) struct Idle {
     searching: AtomicUsize,
     sleeping: AtomicUsize,
-    /// Wakes that no sleeper has taken yet. Each counts among the searchers already.
+    /// Wakes that no sleeper has taken yet. Each already counts as a searcher.
     wakes: Mutex<usize>,
     woken: Condvar,
 }
 
 impl Idle {
-    /// Announces work that was published before. Returns whether it needs a further thread: none searches and none sleeps.
+    /// Announces published work. Returns whether a further thread is needed, since none searches and none sleeps.
     pub(crate) fn notify(&self) -> bool {
         fence(Ordering::SeqCst);
         self.searching.load(Ordering::Relaxed) == 0 && !self.wake_one()
     }
 
-    /// Announces several pieces of work at once, without a chain of wakes: one sleeper for each that no searcher is there
-    /// for. Returns how many further threads are of use.
+    /// Announces `count` pieces of work at once: wakes one sleeper for each that has no searcher. Returns how many further
+    /// threads are useful.
     pub(crate) fn notify_several(&self, count: usize) -> usize {
         fence(Ordering::SeqCst);
         let mut missing = count.saturating_sub(self.searching.load(Ordering::Relaxed));
@@ -41,13 +41,12 @@ impl Idle {
         self.searching.load(Ordering::Relaxed)
     }
 
-    /// Counts the caller, or a thread that it starts, among the searchers.
+    /// Counts the caller, or a thread that it starts, as a searcher.
     pub(crate) fn begin(&self) {
         self.searching.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes a searcher off the count because it found work. Returns whether a further thread is needed, like
-    /// [`notify`](Self::notify).
+    /// Uncounts a searcher that found work. Returns whether a further thread is needed, like [`notify`](Self::notify).
     pub(crate) fn found(&self, more: impl FnOnce() -> bool) -> bool {
         let last = self.searching.fetch_sub(1, Ordering::Relaxed) == 1;
         fence(Ordering::SeqCst);
@@ -73,7 +72,7 @@ impl Idle {
         self.sleeping.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Wakes every sleeper, for the end.
+    /// Wakes every sleeper, at shutdown.
     pub(crate) fn wake_all(&self) {
         let mut wakes = self.wakes.lock();
         let asleep = self.sleeping.load(Ordering::Relaxed) - *wakes;
@@ -85,7 +84,7 @@ impl Idle {
 
     /// Wakes a sleeper; it counts as searching from now on. Returns `false` if all are awake.
     fn wake_one(&self) -> bool {
-        // A worker that is not counted yet checks for work after it is.
+        // A worker that is not counted yet checks for work after it is counted.
         if self.sleeping.load(Ordering::Relaxed) == 0 {
             return false;
         }

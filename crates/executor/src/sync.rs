@@ -1,4 +1,4 @@
-//! The primitives of the sleep protocol: std's and parking_lot's, which `tests/loom` replaces by loom's.
+//! The primitives of the sleep protocol: std's and parking_lot's, replaced by loom's in `tests/loom`.
 
 pub(crate) use std::sync::atomic::{AtomicUsize, Ordering, fence};
 

@@ -1,4 +1,4 @@
-//! The handle of a task, and the place where its result is put.
+//! The handle of a task, and the slot for its result.
 
 use std::{
     fmt,
@@ -17,7 +17,7 @@ use crate::{
     workers::refuse_to_block,
 };
 
-/// A task's result to come: await it, or [`wait`](Self::wait) for it.
+/// A handle for a task's result: await it, or [`wait`](Self::wait) for it.
 ///
 /// Dropping it detaches the task, which runs on to its end. May be used from any thread.
 #[must_use = "dropping it detaches the task, and its error is lost"]
@@ -36,7 +36,7 @@ enum State<T> {
     Taken,
 }
 
-/// The task's side of the slot. Dropped without a result, it says so.
+/// The task's side of the slot. If dropped without a result, stores an error.
 pub(crate) struct Completer<T>(Arc<Slot<T>>);
 
 impl<T> Task<T> {
@@ -105,7 +105,7 @@ impl<T> Drop for Completer<T> {
 }
 
 impl<T> Drop for Slot<T> {
-    /// On whichever side goes last: the destructor of a result that nobody took is the caller's, and may panic.
+    /// Runs on the last side: the destructor of an unused result is the caller's and may panic.
     fn drop(&mut self) {
         discard(mem::replace(self.state.get_mut(), State::Taken));
     }
@@ -115,7 +115,7 @@ impl<T> Future for Task<T> {
     type Output = Result<T>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
-        // A waker is the caller's code: it is cloned and dropped outside the lock.
+        // A waker runs the caller's code, so it is cloned and dropped outside the lock.
         let waker = context.waker().clone();
         let mut state = self.slot.state.lock();
         if let State::Running(known) = &mut *state {

@@ -1,4 +1,4 @@
-//! The worker threads: what they choose from, when they poll fences, and when they sleep.
+//! The worker threads: which task they take next, when they poll fences, and when they sleep.
 
 use std::{
     cell::Cell,
@@ -16,24 +16,24 @@ use async_task::Runnable;
 use concurrent_queue::ConcurrentQueue;
 use transload_core::{Error, ErrorKind, Result, TimelineId, catch_panic};
 
-use crate::{blocking::Spare, fences::Fences, idle::Idle};
+use crate::{blocking::SpareThreads, fences::Fences, idle::Idle};
 
 /// How long a worker without work searches before it sleeps: about as long as being woken takes (some 250 us measured in a
 /// virtual machine), so that at worst the cost is doubled.
 const SEARCHING: Duration = Duration::from_micros(400);
-/// How much of that it spends without yielding its processor.
+/// Part of that time during which it spins without yielding its processor.
 const SPINNING: Duration = Duration::from_micros(10);
-/// Between two tasks a worker polls the fences at most so often, and only if no other worker searches.
+/// Minimum time between polls of fences by a worker that runs tasks. It polls only if no other worker searches.
 const POLLING: Duration = Duration::from_micros(20);
 
 thread_local! {
-    /// Above 0 on threads of an executor and on threads that help: what they do is under way.
+    /// Above 0 on threads of an executor and on helping threads, which must not drain.
     static INSIDE: Cell<u32> = const { Cell::new(0) };
     /// Whether this is a worker, which must not block.
     static WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Marks the calling thread as one that does an executor's work.
+/// Marks the calling thread as doing an executor's work.
 pub(crate) fn enter() {
     INSIDE.set(INSIDE.get().saturating_add(1));
 }
@@ -63,14 +63,14 @@ pub(crate) fn refuse_to_drain() -> Result<()> {
     Err(Error::new(ErrorKind::Unsupported, text))
 }
 
-/// What the workers share.
+/// State shared by the workers.
 pub(crate) struct Workers {
     /// Tasks that are ready, by priority.
     ready: [ConcurrentQueue<Runnable>; 3],
     idle: Idle,
     pub(crate) fences: Fences,
-    pub(crate) spare: Spare,
-    /// What is under way, of all groups. The threads stay until it is 0.
+    pub(crate) spare: SpareThreads,
+    /// Live tasks and calls of all groups. The threads stay until it is 0.
     live: AtomicUsize,
     closing: AtomicBool,
     started: AtomicUsize,
@@ -84,7 +84,7 @@ impl Workers {
             ready: std::array::from_fn(|_| ConcurrentQueue::unbounded()),
             idle: Idle::default(),
             fences: Fences::default(),
-            spare: Spare::default(),
+            spare: SpareThreads::default(),
             live: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
             started: AtomicUsize::new(0),
@@ -108,7 +108,7 @@ impl Workers {
         self.announce();
     }
 
-    /// Appends several tasks, and has as many workers look.
+    /// Appends several tasks and wakes as many workers.
     pub(crate) fn push_all(self: &Arc<Self>, rank: usize, runnables: impl IntoIterator<Item = Runnable>) {
         let count = runnables.into_iter().map(|runnable| self.append(rank, runnable)).count();
         for _ in 0..self.idle.notify_several(count) {
@@ -118,19 +118,19 @@ impl Workers {
 
     fn append(&self, rank: usize, runnable: Runnable) {
         if let Some(queue) = self.ready.get(rank) {
-            // It is neither bounded nor ever closed.
+            // The queue is neither bounded nor ever closed.
             let _always = queue.push(runnable);
         }
     }
 
-    /// Has a worker look at what was published before: a ready task, an awaited fence.
+    /// Wakes a worker for published work: a ready task or an awaited fence.
     pub(crate) fn announce(self: &Arc<Self>) {
         if !transload_core::mutant!("executor/announce") && self.idle.notify() {
             self.grow();
         }
     }
 
-    /// Makes sure that there is a worker at all.
+    /// Starts the first worker if there is none.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] if the system refuses the first one.
@@ -144,7 +144,7 @@ impl Workers {
         })
     }
 
-    /// Starts a further worker, if permitted. If the system refuses it, those that exist do the work.
+    /// Starts a further worker, if permitted. If the system refuses it, the existing ones do the work.
     fn grow(self: &Arc<Self>) {
         let _fewer_do = self.start();
     }
@@ -154,7 +154,7 @@ impl Workers {
         if self.started.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).is_err() {
             return Ok(());
         }
-        // It searches first of all; further pushes need not start another one meanwhile.
+        // It starts as a searcher, so further pushes need not start another one.
         self.idle.begin();
         let theirs = Arc::clone(self);
         let spawned = thread::Builder::new().name(self.next_name()).spawn(move || theirs.work());
@@ -179,7 +179,7 @@ impl Workers {
         }
     }
 
-    /// The last handle was dropped: the threads end once nothing is under way.
+    /// Called when the last handle is dropped: the threads end once nothing is live.
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -203,7 +203,7 @@ impl Workers {
         self.ready.iter().find_map(|queue| queue.pop().ok())
     }
 
-    /// A worker's life. It begins as a searcher.
+    /// The main loop of a worker, which starts as a searcher.
     fn work(self: &Arc<Self>) {
         enter();
         WORKER.set(true);
@@ -222,8 +222,8 @@ impl Workers {
         let mut next = Some(first);
         let mut polled = Instant::now();
         while let Some(runnable) = next {
-            // What the caller wrote is guarded within the task; this is for what is left, such as a result's destructor.
-            // The waker outlives the run: a task that kept none is dropped with it, not leaked.
+            // Panics of the caller's future are caught within the task; this catches those of destructors. The waker
+            // outlives the run: a task that kept none is dropped with it, not leaked.
             let waker = runnable.waker();
             let _panic = catch_panic(|| runnable.run());
             match transload_core::mutant!("executor/drop-the-forgotten") {
@@ -241,7 +241,7 @@ impl Workers {
         }
     }
 
-    /// Finds a task; `None` when there will be none any more.
+    /// Finds a task. Returns `None` at shutdown.
     fn search(self: &Arc<Self>) -> Option<Runnable> {
         let mut begun = Instant::now();
         loop {
@@ -256,7 +256,7 @@ impl Workers {
                 continue;
             }
             let searched = begun.elapsed();
-            // One worker suffices to poll; some more save what comes next from being woken.
+            // One worker suffices to poll; a few more avoid the wake for the next work.
             if searched < SEARCHING && self.idle.searching() <= self.most.div_ceil(2) {
                 if searched < SPINNING {
                     hint::spin_loop()
@@ -273,7 +273,7 @@ impl Workers {
         }
     }
 
-    /// Calls a driver. As long as that takes, the caller is no searcher: another worker is woken for what comes meanwhile.
+    /// KeyState a driver. During the call the worker is not a searcher: another one is woken for work that arrives.
     fn call(self: &Arc<Self>, others: bool, call: &mut dyn FnMut()) {
         if self.idle.found(|| others || self.is_ready()) {
             self.grow();
@@ -283,17 +283,17 @@ impl Workers {
     }
 
     fn waker(self: &Arc<Self>, timeline: TimelineId) -> Waker {
-        Waker::from(Arc::new(Reached { workers: Arc::clone(self), timeline }))
+        Waker::from(Arc::new(TimelineWaker { workers: Arc::clone(self), timeline }))
     }
 }
 
-/// Given to a timeline: a fence that somebody awaits is complete.
-struct Reached {
+/// The waker given to a timeline with awaited fences.
+struct TimelineWaker {
     workers: Arc<Workers>,
     timeline: TimelineId,
 }
 
-impl Wake for Reached {
+impl Wake for TimelineWaker {
     fn wake(self: Arc<Self>) {
         self.workers.fences.set_due(self.timeline);
         self.workers.announce();

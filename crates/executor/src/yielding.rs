@@ -1,8 +1,8 @@
-//! Going to the back of the queue.
+//! Yielding to other tasks.
 
 use std::{future::poll_fn, mem, task::Poll};
 
-/// Lets every task run that is ready now, and then goes on.
+/// Yields until every task that is ready now has run.
 pub async fn yield_now() {
     let mut yielded = false;
     poll_fn(|context| {

@@ -1,4 +1,4 @@
-//! Work for which the system refuses a thread. Alone in its program, since the limit is the whole process's.
+//! Work for which the system refuses a thread. A program of its own, since the limit applies to the process.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail their tests")]
 
@@ -12,7 +12,7 @@ use transload_core::{ErrorKind, StreamPriority};
 use transload_executor::{BlockingKey, Executor};
 
 #[test]
-fn refused_threads_end_what_needs_them_with_an_error_and_nothing_hangs() {
+fn failed_thread_start_is_an_error_without_a_hang() {
     let (executor, key, other) =
         (Executor::with_threads(2).unwrap(), BlockingKey::new(1), BlockingKey::new(1));
     // The first worker.
@@ -24,7 +24,7 @@ fn refused_threads_end_what_needs_them_with_an_error_and_nothing_hangs() {
     drop(none);
     assert_eq!(executor.spawn(async { 1 }).wait().unwrap(), 1);
 
-    // The first spare thread; tasks run on, by the one worker that there is.
+    // The first spare thread; tasks continue on the only worker.
     let none = NoThreads::new();
     for _ in 0..3 {
         assert_eq!(executor.spawn_blocking(&key, || ()).wait().unwrap_err().kind(), ErrorKind::Io);
@@ -35,7 +35,7 @@ fn refused_threads_end_what_needs_them_with_an_error_and_nothing_hangs() {
     drop(none);
     assert_eq!(executor.spawn_blocking(&key, || 2).wait().unwrap(), 2);
 
-    // A further spare thread: the first one takes the call when it has ended its own.
+    // A further spare thread: the first one takes the call after its own.
     let (go, gone) = mpsc::channel::<()>();
     let (begun, begins) = mpsc::channel();
     let standing = executor.spawn_blocking(&key, move || {

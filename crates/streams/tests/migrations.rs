@@ -1,5 +1,5 @@
-//! Launches and the page faults that they cost, as the driver's tools count them, on the software driver and on a real one
-//! (`TRANSLOAD_TEST_DRIVER=real`). A process of its own: the counters have to be there before the first context.
+//! Page faults of launches, as counted by the driver's tools, on the software driver and on a real one
+//! (`TRANSLOAD_TEST_DRIVER=real`). A process of its own, since the counters must be enabled before the first context.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
@@ -13,10 +13,10 @@ use transload_memory::{
 use transload_streams::{CudaKernel, CudaModule, CudaStream, Launch, LaunchConfig, LaunchExecutor};
 
 const SAXPY: &str = include_str!("../examples/kernels/saxpy.ptx");
-/// Numbers of a buffer: 2 MiB, which the driver moves at once where it can.
+/// Elements of a buffer: 2 MiB, which the driver migrates as one page if it can.
 const COUNT: usize = 1 << 19;
 
-/// Tests of this file take turns: a tracker counts what happens anywhere in the process.
+/// Tests of this file run one at a time: a tracker counts the whole process.
 static TURN: Mutex<()> = Mutex::new(());
 
 struct Setup {
@@ -30,7 +30,7 @@ struct Setup {
 }
 
 impl Setup {
-    /// Nothing, with a line that says why, where there are no counters.
+    /// `None`, with a printed reason, if there are no counters.
     fn new() -> Option<Self> {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let test = harness::device();
@@ -49,7 +49,7 @@ impl Setup {
         Some(Self { test, device, memory, kernel, stream, tracker, _turn: turn })
     }
 
-    /// Unified memory that lies on the host.
+    /// Unified memory resident on the host.
     fn written(&self, bytes: usize) -> RawBuffer {
         let buffer = self.memory.allocate(MemoryKind::Unified, bytes).unwrap();
         buffer.write().unwrap().fill(0);
@@ -64,7 +64,7 @@ impl Setup {
     }
 
     fn plain(&self, x: &RawBuffer, y: &RawBuffer) {
-        // SAFETY: the kernel takes these four parameters and touches so many numbers of each buffer.
+        // SAFETY: the kernel takes these four parameters and touches that many numbers of each buffer.
         unsafe { self.launch(x, y).enqueue(&self.stream) }.unwrap().wait().unwrap();
     }
 
@@ -85,7 +85,7 @@ impl Setup {
 }
 
 #[test]
-fn a_prefetched_launch_has_no_faults_and_one_that_is_not_has_some() {
+fn prefetched_launch_has_no_page_faults() {
     let Some(setup) = Setup::new() else { return };
     let executor = LaunchExecutor::new(&setup.device).unwrap();
     let (x, y) = (setup.written(COUNT * 4), setup.written(COUNT * 4));
@@ -102,7 +102,7 @@ fn a_prefetched_launch_has_no_faults_and_one_that_is_not_has_some() {
     }
     assert!(y.read().unwrap().iter().all(|byte| *byte == 0));
     assert!(setup.counts(&y).is_without_faults(), "the result was brought back before it was read");
-    // The same by page faults.
+    // The same data, migrated by page faults.
     setup.tracker.reset().unwrap();
     setup.plain(&x, &y);
     let counts = setup.counts(&y);
@@ -117,7 +117,7 @@ fn a_prefetched_launch_has_no_faults_and_one_that_is_not_has_some() {
 }
 
 #[test]
-fn a_fault_on_the_page_that_a_slice_begins_within_is_the_slices() {
+fn fault_on_the_first_page_of_a_slice_counts_for_the_slice() {
     let Some(setup) = Setup::new() else { return };
     let [x, y] = [0, 1].map(|_| setup.written(COUNT * 4).slice(100..500).unwrap());
     setup.tracker.reset().unwrap();
@@ -134,7 +134,7 @@ fn a_fault_on_the_page_that_a_slice_begins_within_is_the_slices() {
 }
 
 #[test]
-fn a_predicted_sweep_faults_in_its_first_chunks_only() {
+fn predicted_sweep_faults_in_its_first_chunks_only() {
     const CHUNKS: usize = 8;
     let Some(setup) = Setup::new() else { return };
     let queue = Arc::new(CudaStream::new(&setup.device).unwrap());

@@ -1,8 +1,8 @@
-//! Once warm, a copy that is awaited allocates nothing, on whatever thread: not at the first one that takes longer than
-//! those before it either. A binary of its own, for the sake of its allocator and of its driver, which answers at once what
-//! the test says: the software driver allocates.
+//! Once warm, an awaited copy allocates nothing on any thread, even if it is the first that takes long enough to need an
+//! event. A binary of its own, for its allocator and for a driver that completes work as the test sets: the software driver
+//! allocates.
 
-// Clippy knows no test in a binary without the harness.
+// Clippy recognises no test in a binary without the harness.
 #![allow(clippy::unwrap_used)]
 
 #[cfg(not(target_os = "linux"))]
@@ -37,7 +37,7 @@ mod linux {
     use transload_memory::{CudaDevice, CudaMemoryManager};
     use transload_streams::CudaStream;
 
-    /// Of each count. On a busy machine the reactor takes its time over the slow ones.
+    /// Rounds per count. On a busy machine the reactor is slow to wake.
     const ROUNDS: i64 = 240;
 
     struct Counting;
@@ -53,7 +53,7 @@ mod linux {
     #[global_allocator]
     static ALLOCATOR: Counting = Counting;
 
-    // SAFETY: all is handed to the system's allocator as it came.
+    // SAFETY: every call is forwarded unchanged to the system allocator.
     unsafe impl GlobalAlloc for Counting {
         unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
             if COUNTS.load(Ordering::Relaxed) && !EXPLAINING.replace(true) {
@@ -71,12 +71,12 @@ mod linux {
         }
     }
 
-    /// A driver that does nothing. Its work is over after so many questions as [`BUSY`] says.
+    /// A driver that does nothing. Its work is complete after [`BUSY`] queries.
     struct Idle;
 
     static IDLE: Idle = Idle;
     static BUSY: AtomicI64 = AtomicI64::new(0);
-    /// Handles and addresses that were given.
+    /// Handles and addresses given out so far.
     static GIVEN: AtomicU64 = AtomicU64::new(1 << 20);
 
     extern "C" fn fine() -> u32 {
@@ -125,8 +125,8 @@ mod linux {
         0
     }
 
-    // SAFETY: each function has the C ABI, and takes what the driver's function of the name takes, or none of it and looks at
-    // none of it, which the C ABI of the systems this is built for permits.
+    // SAFETY: each function has the C ABI and takes the parameters of the driver function of its name, or ignores them,
+    // which the C ABI of the supported systems permits.
     unsafe impl SymbolSource for Idle {
         fn name(&self) -> &'static str {
             "a driver that does nothing"
@@ -194,9 +194,9 @@ mod linux {
             assert_eq!(COUNT.load(Ordering::SeqCst), 0, "{what}");
             println!("no allocation in {ROUNDS} copies: {what}");
         };
-        // The reactor's thread has started once it has woken someone.
+        // The reactor's thread runs once it has woken a task.
         awaited(&CudaStream::new(&device).unwrap(), 5000);
-        // Over at the first question: neither an event nor the reactor is needed, until one takes longer.
+        // Complete at the first query: needs neither an event nor the reactor, until an operation takes longer.
         let stream = CudaStream::new(&device).unwrap();
         (0..100).for_each(|_| awaited(&stream, 0));
         counted("of a stream that needed no event before", &mut |round| {

@@ -1,4 +1,4 @@
-//! A driver without graphs: recording is a typed error, and everything else works.
+//! Recording on a driver without graphs is a typed error, and everything else works.
 #![cfg(any(target_os = "linux", windows))]
 
 use transload_core::{ErrorKind, MemoryKind, Operation, Pattern, StreamPriority};
@@ -7,7 +7,7 @@ use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{CudaGraph, CudaStream};
 
 #[test]
-fn recording_on_a_driver_that_cannot_instantiate_says_what_is_missing_and_leaves_nothing_behind() {
+fn recording_without_graph_instantiation_is_unsupported() {
     install_with(DriverOptions::default().version(11_020).missing("cuGraphInstantiateWithFlags")).unwrap();
     let sim = SimDevice::builder().build();
     let device = CudaDevice::new(sim.ordinal()).unwrap();

@@ -1,5 +1,5 @@
-//! Drivers before CUDA 12 update a graph by an older call, and those before 11.4 make none: a program of its own, since a
-//! process has one driver.
+//! Drivers before CUDA 12 update a graph by an older call; those before 11.4 cannot instantiate one. A program of its own,
+//! since a process has one driver.
 #![cfg(any(target_os = "linux", windows))]
 
 use transload_core::{MemoryKind, Operation, Pattern, StreamPriority};
@@ -8,7 +8,7 @@ use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{CudaGraph, CudaGraphUpdate, CudaStream};
 
 #[test]
-fn a_graph_is_updated_by_the_call_that_the_driver_has() {
+fn graph_is_updated_by_the_call_that_the_driver_has() {
     let driver = DriverOptions::default().version(11_080).missing("cuGraphExecUpdate_v2");
     install_with(driver).unwrap();
     let sim = SimDevice::builder().build();

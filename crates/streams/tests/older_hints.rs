@@ -1,4 +1,4 @@
-//! Prefetch on a driver before CUDA 12.2, by the call that it has.
+//! Prefetch on a driver before CUDA 12.2, which has an older call.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail their tests")]
 
@@ -10,7 +10,7 @@ use transload_memory::{
 use transload_streams::CudaStream;
 
 #[test]
-fn an_older_driver_prefetches_to_devices_and_the_host_and_knows_no_numa_node() {
+fn older_driver_prefetches_but_refuses_numa_nodes() {
     let options =
         DriverOptions::default().version(12_010).missing("cuMemAdvise_v2").missing("cuMemPrefetchAsync_v2");
     install_with(options).unwrap();

@@ -1,4 +1,4 @@
-//! Calls that block are bounded per key, and stand in no other key's way.
+//! Blocking calls are bounded per key, and delay no other key.
 
 use std::sync::{
     Arc,
@@ -53,7 +53,7 @@ fn calls_of_one_key_reach_its_bound() {
 }
 
 #[test]
-fn key_that_stands_still_stops_no_other_and_no_worker() {
+fn blocked_key_delays_no_other_key_or_worker() {
     within_limit(String::new, || {
         let executor = executor(1);
         let (stuck, free) = (BlockingKey::new(2), BlockingKey::new(1));
@@ -76,7 +76,7 @@ fn key_that_stands_still_stops_no_other_and_no_worker() {
 }
 
 #[test]
-fn waiting_calls_of_a_key_run_in_order() {
+fn queued_calls_of_a_key_run_in_order() {
     within_limit(String::new, || {
         let executor = executor(1);
         let key = BlockingKey::new(1);

@@ -1,4 +1,4 @@
-//! Many timelines, each reached by the task that awaited the one before: no wake is lost among them.
+//! Chained timelines, each completed by the task that awaited the previous one: no wake is lost.
 
 use std::{
     sync::{
@@ -39,7 +39,7 @@ fn chained_timelines_are_all_reached() {
 
 #[test]
 fn timeline_that_wakes_during_a_call_is_polled_again() {
-    // Sometimes another poll comes in time, so several rounds.
+    // Sometimes another poll comes first, hence several rounds.
     within_limit(String::new, || (0..20).for_each(|_| one_early_call()));
 }
 
@@ -57,7 +57,7 @@ fn one_early_call() {
         early.polls.load(Ordering::SeqCst) > polls
     });
     early.reach(1);
-    // The other worker was woken, and passes over the timeline that is being called.
+    // The other worker was woken, and skips the timeline being called.
     let (polls, begun) = (other.polls.load(Ordering::SeqCst), Instant::now());
     until("the other worker polled, and searched longer than it does before it sleeps", || {
         other.polls.load(Ordering::SeqCst) > polls && begun.elapsed() > Duration::from_millis(20)

@@ -1,4 +1,4 @@
-//! Draining waits for everything of its group, and for nothing else.
+//! Draining waits for everything of its group and nothing else.
 
 use std::{
     sync::{
@@ -22,7 +22,7 @@ fn drains_only_after(executor: &Executor, end: impl FnOnce()) {
         theirs.drain().unwrap();
         flag.store(true, Ordering::SeqCst);
     });
-    // Time enough for a drain that does not wait to show itself.
+    // Time for a drain that does not wait to return.
     (0..10_000).take_while(|_| !drain.is_finished()).for_each(|_| thread::yield_now());
     assert!(!drained.load(Ordering::SeqCst), "drained too early");
     end();

@@ -17,7 +17,7 @@ use transload_core::ErrorKind;
 use crate::{executor, gate::Gate, until, within_limit};
 
 #[test]
-fn awaited_fences_occupy_no_worker() {
+fn awaited_fence_occupies_no_worker() {
     within_limit(String::new, || {
         let executor = executor(1);
         let gates: Vec<_> = (0..20).map(|_| Gate::new()).collect();
@@ -78,7 +78,7 @@ fn only_the_earliest_point_is_polled_by_one_worker_at_a_time() {
         gate.lingering.store(10, Ordering::SeqCst);
         let tasks: Vec<_> = (1..=50)
             .map(|point| {
-                // Known from here on, whenever its task begins.
+                // Registered from here on, whenever its task starts.
                 let mut wait = executor.fence(&gate.fence(point));
                 assert!(pin!(&mut wait).poll(&mut Context::from_waker(Waker::noop())).is_pending());
                 executor.spawn(async move { wait.await.unwrap() })
@@ -145,7 +145,7 @@ fn busy_workers_poll_between_tasks() {
 }
 
 #[test]
-fn failure_of_the_fence_is_the_awaiting_tasks_to_see() {
+fn fence_error_is_returned_to_the_awaiting_task() {
     within_limit(String::new, || {
         let executor = executor(2);
         let gate = Gate::new();
@@ -154,13 +154,13 @@ fn failure_of_the_fence_is_the_awaiting_tasks_to_see() {
         gate.reach(2);
         first.wait().unwrap().unwrap();
         assert_eq!(second.wait().unwrap().unwrap_err().kind(), ErrorKind::Device);
-        // Also where nobody needs to wait for it.
+        // Even if no task has to wait for it.
         assert_eq!(pollster::block_on(executor.fence(&gate.fence(2))).unwrap_err().kind(), ErrorKind::Device);
     });
 }
 
 #[test]
-fn dropped_wait_leaves_the_timeline_to_its_owner_after_the_point() {
+fn dropped_wait_releases_the_timeline_after_the_point() {
     within_limit(String::new, || {
         let executor = executor(1);
         let gate = Gate::new();
@@ -182,7 +182,7 @@ fn dropped_wait_leaves_the_timeline_to_its_owner_after_the_point() {
 }
 
 #[test]
-fn each_of_hundreds_of_parked_fences_is_asked_for_a_bounded_number_of_times() {
+fn each_parked_fence_is_polled_a_bounded_number_of_times() {
     const FENCES: usize = 400;
     within_limit(String::new, || {
         let executor = executor(2);
@@ -202,7 +202,7 @@ fn each_of_hundreds_of_parked_fences_is_asked_for_a_bounded_number_of_times() {
             gates.iter().map(of).sum::<usize>()
         };
         let (mut ended, mut last) = (0, questions());
-        // Those that are few at the end may be polled as often as an idle worker likes.
+        // The last few may be polled any number of times by an idle worker.
         for (gate, task) in gates.iter().zip(tasks).take(FENCES - 20) {
             gate.reach(1);
             task.wait().unwrap();
@@ -215,10 +215,10 @@ fn each_of_hundreds_of_parked_fences_is_asked_for_a_bounded_number_of_times() {
     });
 }
 
-/// A waker with code of a task's in its clone and drop.
-struct Hooks(Box<dyn Fn() + Send + Sync>);
+/// A waker whose clone and drop run the test's code.
+struct WakerHooks(Box<dyn Fn() + Send + Sync>);
 
-impl Hooks {
+impl WakerHooks {
     const TABLE: RawWakerVTable = RawWakerVTable::new(Self::clone, Self::drop, |_| {}, Self::drop);
 
     fn waker(hook: impl Fn() + Send + Sync + 'static) -> Waker {
@@ -242,7 +242,7 @@ impl Hooks {
 }
 
 #[test]
-fn wakers_are_cloned_woken_and_dropped_under_no_lock() {
+fn wakers_are_cloned_woken_and_dropped_outside_locks() {
     within_limit(String::new, || {
         let executor = executor(1);
         let (gate, other) = (Gate::new(), Gate::new());
@@ -251,21 +251,21 @@ fn wakers_are_cloned_woken_and_dropped_under_no_lock() {
             let (calls, point) = (Arc::clone(&calls), AtomicU64::new(1));
             move || {
                 calls.fetch_add(1, Ordering::SeqCst);
-                // Enters the list of fences, which would stop this thread if it had the list locked.
+                // Registers another fence, which would deadlock if the list were locked.
                 let mut wait = pin!(counted.fence(&other.fence(point.fetch_add(1, Ordering::SeqCst))));
                 assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
             }
         };
-        let waker = Hooks::waker(hook);
+        let waker = WakerHooks::waker(hook);
         let mut context = Context::from_waker(&waker);
         let (mut one, mut same) =
             (pin!(executor.fence(&gate.fence(1))), pin!(executor.fence(&gate.fence(1))));
-        // New, known already, and known again from another future of the same point.
+        // A new wait, the same again, and the same from another future of the point.
         for _ in 0..2 {
             assert!(one.as_mut().poll(&mut context).is_pending());
             assert!(same.as_mut().poll(&mut context).is_pending());
         }
-        // Four clones, of which three were known and dropped.
+        // Four clones, of which three were duplicates and dropped.
         assert_eq!(calls.load(Ordering::SeqCst), 7);
         gate.reach(1);
         until("the fourth is woken", || calls.load(Ordering::SeqCst) == 8);

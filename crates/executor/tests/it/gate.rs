@@ -1,4 +1,4 @@
-//! A device's timeline whose points are reached when the test says so, and which counts how it is called.
+//! A device timeline whose points complete when the test says so, and which counts its calls.
 
 use std::{
     any::Any,
@@ -15,7 +15,7 @@ use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, Timeline, Timeli
 
 pub(crate) struct Gate {
     id: TimelineId,
-    /// What the "device" has done, and what has been asked about.
+    /// Points completed, and calls received.
     done: AtomicU64,
     known: AtomicU64,
     failing: AtomicU64,
@@ -25,13 +25,13 @@ pub(crate) struct Gate {
     pub(crate) asked_for: AtomicU64,
     inside: AtomicUsize,
     pub(crate) most_inside: AtomicUsize,
-    /// Whether a poll does not return until this is false.
+    /// Blocks a poll while true.
     pub(crate) stuck: AtomicBool,
-    /// Whether a poll that found its point not reached does not return until this is false.
+    /// Blocks a poll that found its point pending while true.
     pub(crate) stuck_after_looking: AtomicBool,
-    /// How many calls by a worker panic, of the kind that is named.
+    /// How many worker calls of the named kind panic.
     pub(crate) panics: Mutex<(&'static str, usize)>,
-    /// How often a poll lets others run before it returns.
+    /// How often a poll yields before it returns.
     pub(crate) lingering: AtomicUsize,
 }
 
@@ -59,7 +59,7 @@ impl Gate {
         Fence::new(Arc::clone(self) as Arc<dyn Timeline>, point)
     }
 
-    /// Reaches `point`, and wakes like a driver's callback.
+    /// Completes `point` and calls wakers, like a driver callback.
     pub(crate) fn reach(&self, point: u64) {
         self.reach_silently(point);
         let mut wakers = self.wakers.lock();
@@ -70,17 +70,17 @@ impl Gate {
         due.into_iter().for_each(|(_, waker)| waker.wake());
     }
 
-    /// Reaches `point`; who polls finds it.
+    /// Completes `point` without calling wakers.
     pub(crate) fn reach_silently(&self, point: u64) {
         self.done.fetch_max(point, Ordering::SeqCst);
     }
 
-    /// Has `point` fail once it is reached.
+    /// Makes `point` fail once it completes.
     pub(crate) fn fail(&self, point: u64) {
         self.failing.store(point, Ordering::SeqCst);
     }
 
-    /// Panics if a panic of calls of this kind is planted.
+    /// Panics if a panic is injected for this kind of call.
     fn may_panic(&self, kind: &str) {
         let mut panics = self.panics.lock();
         let by_worker = thread::current().name().is_some_and(|name| name.starts_with("transload-"));
@@ -105,7 +105,7 @@ impl Drop for Gate {
     }
 }
 
-// SAFETY: no memory is used by its work, which is none.
+// SAFETY: it has no work, so no memory is used.
 unsafe impl Timeline for Gate {
     fn id(&self) -> TimelineId {
         self.id

@@ -1,6 +1,6 @@
-//! What the executor promises, one module per promise.
+//! Tests of the executor, one module per subject.
 
-// Clippy's allowance for tests does not reach their helpers.
+// Clippy's allowance for tests does not cover helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod blocking;
@@ -21,14 +21,14 @@ use std::{
 
 use transload_executor::Executor;
 
-/// Time after which a test that stands still fails.
+/// Time limit of a test.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn executor(threads: usize) -> Executor {
     Executor::with_threads(threads).unwrap()
 }
 
-/// Runs a test's body on a thread of its own, and fails with `place()` if it does not end in time.
+/// Runs a test body on another thread, and fails with `place()` if it exceeds the time limit.
 fn within_limit(place: impl Fn() -> String, body: impl FnOnce() + Send + 'static) {
     let (ended, end) = mpsc::channel::<()>();
     let thread = thread::spawn(move || {
@@ -45,7 +45,7 @@ fn within_limit(place: impl Fn() -> String, body: impl FnOnce() + Send + 'static
     }
 }
 
-/// Lets others run until `condition` holds; fails with `what` if it does not in time.
+/// Yields until `condition` holds; fails with `what` at the time limit.
 fn until(what: &str, condition: impl Fn() -> bool) {
     let begun = Instant::now();
     while !condition() {

@@ -1,4 +1,4 @@
-//! What the caller wrote may panic anywhere: one task ends, nothing else.
+//! Panics of the caller's code end one task and nothing else.
 
 use std::{
     pin::Pin,
@@ -14,7 +14,7 @@ use transload_executor::{BlockingKey, yield_now};
 
 use crate::{executor, gate::Gate, until, within_limit};
 
-struct Rude;
+struct PanicsOnDrop;
 
 #[derive(Default)]
 struct Woken(AtomicBool);
@@ -25,13 +25,13 @@ impl Wake for Woken {
     }
 }
 
-impl Drop for Rude {
+impl Drop for PanicsOnDrop {
     fn drop(&mut self) {
         panic!("a destructor panics, on purpose");
     }
 }
 
-impl Wake for Rude {
+impl Wake for PanicsOnDrop {
     fn wake(self: Arc<Self>) {
         std::mem::forget(self);
         panic!("a waker panics, on purpose");
@@ -61,28 +61,28 @@ fn panic_ends_the_task_with_its_message() {
 }
 
 #[test]
-fn panicking_destructors_end_no_thread() {
+fn panicking_destructor_ends_no_thread() {
     within_limit(String::new, || {
         let executor = executor(1);
         let key = BlockingKey::new(1);
         for _ in 0..3 {
-            let held = Rude;
+            let held = PanicsOnDrop;
             let gate = Gate::new();
             let wait = executor.fence(&gate.fence(1));
-            // In the future's state, in a result that nobody takes, in what is dropped with the last waker.
+            // In the future's state, in an unused result, in a value dropped with the last waker.
             drop(executor.spawn(async move {
                 let _held = held;
                 wait.await.unwrap();
             }));
             gate.reach(1);
-            drop(executor.spawn(async { Rude }));
-            drop(executor.spawn_blocking(&key, || Rude));
-            let held = Rude;
+            drop(executor.spawn(async { PanicsOnDrop }));
+            drop(executor.spawn_blocking(&key, || PanicsOnDrop));
+            let held = PanicsOnDrop;
             drop(executor.spawn(async move {
                 let _held = held;
                 std::future::pending::<()>().await;
             }));
-            let held = Rude;
+            let held = PanicsOnDrop;
             drop(executor.spawn_blocking(&key, move || drop(held)));
         }
         executor.drain().unwrap();
@@ -100,7 +100,7 @@ fn panicking_waker_ends_no_thread() {
             let wait = executor.fence(&gate.fence(1));
             let mut task = executor.spawn(async move { wait.await.unwrap() });
             let mut direct = executor.fence(&gate.fence(1));
-            let waker = Waker::from(Arc::new(Rude));
+            let waker = Waker::from(Arc::new(PanicsOnDrop));
             let mut context = Context::from_waker(&waker);
             assert!(Future::poll(std::pin::Pin::new(&mut task), &mut context).is_pending());
             assert!(Future::poll(std::pin::Pin::new(&mut direct), &mut context).is_pending());
@@ -114,7 +114,7 @@ fn panicking_waker_ends_no_thread() {
 }
 
 #[test]
-fn panic_between_tasks_that_begin_together_begins_none() {
+fn panic_while_submitting_a_batch_starts_none() {
     within_limit(String::new, || {
         let executor = executor(2);
         for _ in 0..100 {
@@ -146,7 +146,7 @@ fn panicking_timeline_ends_no_thread() {
                 let waker = Waker::from(Arc::clone(&woken));
                 let mut wait = executor.fence(&gate.fence(1));
                 assert!(Future::poll(Pin::new(&mut wait), &mut Context::from_waker(&waker)).is_pending());
-                // The worker's call is the last to have the timeline.
+                // The worker's call holds the last reference to the timeline.
                 drop(wait);
                 gate.reach(1);
                 drop(gate);

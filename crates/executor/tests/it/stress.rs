@@ -1,4 +1,4 @@
-//! Everything at once, from several threads, for a number of rounds.
+//! Random combinations of everything, from several threads, for several rounds.
 
 use std::{
     sync::{

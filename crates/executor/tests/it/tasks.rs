@@ -1,4 +1,4 @@
-//! Tasks run to their end, fairly, and hand over their results.
+//! Tasks run to their end, fairly, and return their results.
 
 use std::{
     future::{pending, poll_fn},
@@ -146,7 +146,7 @@ fn wakes_from_many_threads_are_not_lost() {
 }
 
 #[test]
-fn numbers_of_threads_out_of_range_are_refused() {
+fn thread_count_out_of_range_is_refused() {
     for threads in [0, 1025, usize::MAX] {
         let error = Executor::with_threads(threads).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -174,7 +174,7 @@ fn task_awaits_a_blocking_call() {
 }
 
 #[test]
-fn finished_is_said_without_blocking() {
+fn is_finished_does_not_block() {
     let executor = executor(1);
     let task = executor.spawn(async {});
     until("the task ends", || task.is_finished());

@@ -15,7 +15,7 @@ use transload_executor::{BlockingKey, Executor};
 
 use crate::{executor, gate::Gate, until, within_limit};
 
-/// Counts the threads that ran something and have not ended.
+/// Counts threads that ran a call and have not ended.
 #[derive(Default)]
 struct Seen {
     alive: AtomicUsize,
@@ -23,26 +23,26 @@ struct Seen {
     names: Mutex<HashSet<String>>,
 }
 
-struct Here(Arc<Seen>);
+struct ThreadCount(Arc<Seen>);
 
-impl Drop for Here {
+impl Drop for ThreadCount {
     fn drop(&mut self) {
         self.0.alive.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 thread_local! {
-    static HERE: RefCell<Option<Here>> = const { RefCell::new(None) };
+    static THREAD_COUNT: RefCell<Option<ThreadCount>> = const { RefCell::new(None) };
 }
 
 impl Seen {
     fn note(self: &Arc<Self>) {
-        HERE.with_borrow_mut(|here| {
+        THREAD_COUNT.with_borrow_mut(|here| {
             here.get_or_insert_with(|| {
                 let alive = self.alive.fetch_add(1, Ordering::SeqCst) + 1;
                 self.most.fetch_max(alive, Ordering::SeqCst);
                 self.names.lock().insert(thread::current().name().unwrap_or_default().to_owned());
-                Here(Arc::clone(self))
+                ThreadCount(Arc::clone(self))
             });
         });
     }
@@ -77,7 +77,7 @@ fn threads_are_named_bounded_and_gone_after_the_last_handle() {
 }
 
 #[test]
-fn spare_threads_are_at_most_as_many_as_calls_that_keys_permit() {
+fn spare_threads_are_bounded_by_the_keys_limits() {
     within_limit(String::new, || {
         for bounds in [&[1][..], &[1, 1], &[1, 2, 3]] {
             let (executor, seen) = (executor(1), Arc::new(Seen::default()));
@@ -86,7 +86,7 @@ fn spare_threads_are_at_most_as_many_as_calls_that_keys_permit() {
                 let seen = Arc::clone(&seen);
                 executor.spawn_blocking(key, move || seen.note())
             };
-            // A call that comes when the last one has just ended, and calls of all keys that come at once.
+            // A call right after the last one ended, and concurrent calls of all keys.
             for _ in 0..100 {
                 keys.iter().for_each(|key| call(key).wait().unwrap());
                 keys.iter().cycle().take(10).for_each(|key| drop(call(key)));

@@ -1,5 +1,5 @@
-//! Every interleaving of the sleep protocol that loom finds with two preemptions, with one where there are two workers. The file under test is included as it
-//! is, with loom's primitives for std's.
+//! Loom models of the sleep protocol, with two preemptions, or one if there are two workers. The file under test is included
+//! unchanged, with loom's primitives instead of std's.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail their tests")]
 
 use loom::{
@@ -18,7 +18,7 @@ mod sync;
 #[path = "../../src/idle.rs"]
 mod idle;
 
-/// Work as a number of pieces, and the protocol beside it.
+/// A number of pieces of work, and the protocol under test.
 #[derive(Default)]
 struct Pool {
     idle: Idle,
@@ -30,7 +30,7 @@ struct Pool {
 impl Pool {
     fn push(&self) {
         self.pieces.fetch_add(1, Ordering::Release);
-        // Threads exist from the beginning here: none is started.
+        // All threads exist from the start: none is spawned.
         self.idle.notify();
     }
 
@@ -51,12 +51,12 @@ impl Pool {
         self.pieces.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| count.checked_sub(1)).is_ok()
     }
 
-    /// Like a worker, without the time that it spends searching.
+    /// Like a worker, without the searching phase.
     fn work(&self) {
         self.work_until(usize::MAX);
     }
 
-    /// Ends after `most` pieces, or when the pool is closed and nothing is left.
+    /// Ends after `most` pieces, or when the pool is closed and empty.
     fn work_until(&self, most: usize) {
         self.idle.begin();
         loop {
@@ -104,7 +104,7 @@ fn workers(pool: &Arc<Pool>, count: usize) -> Vec<thread::JoinHandle<()>> {
         .collect()
 }
 
-/// A wake that is lost leaves a worker asleep for ever, which loom reports as a deadlock.
+/// A lost wake leaves a worker asleep for ever, which loom reports as a deadlock.
 #[test]
 fn one_worker_gets_every_push() {
     model(2, || {
@@ -131,7 +131,7 @@ fn two_workers_get_every_push() {
     });
 }
 
-/// Two workers that each take one piece, which end only together. `more` is what a worker says that found one: whether it
+/// Two workers take one piece each, which end only together. `more` is what a worker that found one reports: whether it
 /// wakes the next.
 fn two_pieces_end_together(push: impl Fn(&Pool) + Sync + Send + 'static, more: fn(&Pool) -> bool) {
     model(1, move || {
@@ -155,7 +155,7 @@ fn two_pieces_end_together(push: impl Fn(&Pool) + Sync + Send + 'static, more: f
                 })
             })
             .collect();
-        // Time for them to sleep, which loom counts as no preemption.
+        // Lets them sleep, which loom does not count as a preemption.
         thread::yield_now();
         thread::yield_now();
         push(&pool);
@@ -163,20 +163,20 @@ fn two_pieces_end_together(push: impl Fn(&Pool) + Sync + Send + 'static, more: f
     });
 }
 
-/// A worker that found one must have the other taken by the second worker.
+/// A worker that found one piece must have the second worker take the other.
 #[test]
 fn two_workers_share_the_work() {
     two_pieces_end_together(|pool| (0..2).for_each(|_| pool.push()), Pool::has_work);
 }
 
-/// Of pieces that come at once, each has a worker that does not wait for another one to wake it.
+/// Each piece of a batch gets a worker that does not wait for another one to wake it.
 #[test]
-fn pieces_pushed_at_once_need_no_chain_of_wakes() {
+fn batch_push_wakes_workers_directly() {
     two_pieces_end_together(|pool| pool.push_several(2), |_| false);
 }
 
 #[test]
-fn workers_get_all_of_what_is_pushed_at_once() {
+fn workers_get_every_task_of_a_batch_push() {
     for (preemptions, count, pieces) in [(2, 1, 2), (1, 2, 2)] {
         model(preemptions, move || {
             let pool = Arc::new(Pool::default());
@@ -189,9 +189,9 @@ fn workers_get_all_of_what_is_pushed_at_once() {
     }
 }
 
-/// Those for which there is neither a searcher nor a sleeper.
+/// Pieces for which there is neither a searcher nor a sleeper.
 #[test]
-fn threads_of_use_are_those_that_are_missing() {
+fn useful_threads_counts_the_missing_ones() {
     model(1, || {
         let idle = Idle::default();
         assert_eq!(idle.notify_several(3), 3);
@@ -202,10 +202,10 @@ fn threads_of_use_are_those_that_are_missing() {
     });
 }
 
-/// A worker that goes into a driver's call is no searcher: a push meanwhile must wake the other. The call ends only after
-/// that push was served.
+/// A worker in a driver call is not a searcher: a push meanwhile must wake the other. The call ends only after that push was
+/// taken.
 #[test]
-fn worker_in_a_driver_call_delays_no_other() {
+fn worker_in_a_driver_call_delays_no_other_worker() {
     model(2, || {
         let pool = Arc::new(Pool::default());
         let served = Arc::new((Mutex::new(false), Condvar::new()));

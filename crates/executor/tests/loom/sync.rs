@@ -1,10 +1,10 @@
-//! What `src/sync.rs` gives the crate, of loom.
+//! Loom's version of `src/sync.rs`.
 
 pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering, fence};
 
 pub(crate) type Guard<'a, T> = loom::sync::MutexGuard<'a, T>;
 
-/// As parking_lot's: locking returns no error.
+/// Like parking_lot's: locking returns no error.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 

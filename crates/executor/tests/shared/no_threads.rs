@@ -1,8 +1,8 @@
-//! A limit by which the system refuses threads to this process, for tests that are alone in theirs.
+//! A limit that makes the system refuse threads to this process, for tests alone in their process.
 
 use std::{fs, thread};
 
-/// While it lives the process has no room for the stack of another thread.
+/// While this lives, the process has no room for another thread's stack.
 pub(crate) struct NoThreads(libc::rlimit);
 
 impl NoThreads {
@@ -10,7 +10,7 @@ impl NoThreads {
         let pages = fs::read_to_string("/proc/self/statm").unwrap();
         let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
         let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: plain calls, with a place to write to.
+        // SAFETY: plain calls with a valid out pointer.
         let page = unsafe {
             assert_eq!(libc::getrlimit(libc::RLIMIT_AS, &raw mut before), 0);
             libc::sysconf(libc::_SC_PAGESIZE)
@@ -29,6 +29,6 @@ impl Drop for NoThreads {
 }
 
 fn set(limit: libc::rlimit) {
-    // SAFETY: a plain call; a limit of the address space makes calls fail and nothing else.
+    // SAFETY: a plain call; an address space limit only makes calls fail.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
 }

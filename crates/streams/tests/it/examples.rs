@@ -1,4 +1,4 @@
-//! The examples run to their end, on the software driver and on a device.
+//! The examples run without error, on the software driver and on a device.
 #![allow(dead_code, reason = "their `main` is not called")]
 
 use transload_core::Result;
@@ -23,7 +23,7 @@ mod stream;
 type Example = fn(u32) -> Result<()>;
 
 #[test]
-fn every_example_runs_and_leaves_nothing_behind() {
+fn every_example_runs_and_frees_everything() {
     let examples: [(&str, Example); 7] = [
         ("stream", stream::example::run),
         ("pool", pool::run),

@@ -1,4 +1,4 @@
-//! A graph does at each launch what was recorded, ordered like any other work, and owns what it uses.
+//! Each launch of a graph executes its recording, ordered like other work, and a graph owns what it uses.
 
 use transload_core::{
     Access, Error, ErrorKind, Fence, MemoryKind, Operation, Pattern, Recording, StreamPriority, Timing,
@@ -21,7 +21,7 @@ fn stream(setup: &Setup) -> CudaStream {
 }
 
 #[test]
-fn each_launch_moves_what_the_source_holds_then_and_recording_moves_nothing() {
+fn launch_copies_the_sources_current_bytes() {
     let setup = Setup::new();
     let stream = stream(&setup);
     let (host, there, back) =
@@ -47,7 +47,7 @@ fn each_launch_moves_what_the_source_holds_then_and_recording_moves_nothing() {
 }
 
 #[test]
-fn operations_in_conflict_keep_their_order_and_others_run_on_several_lanes() {
+fn conflicting_operations_are_ordered_others_are_parallel() {
     let setup = Setup::new();
     let stream = stream(&setup);
     let sources: Vec<_> = (0..6).map(|seed| setup.pinned(&noise(BYTES, seed))).collect();
@@ -73,7 +73,7 @@ fn operations_in_conflict_keep_their_order_and_others_run_on_several_lanes() {
 }
 
 #[test]
-fn a_launch_comes_after_earlier_work_and_before_later_work_of_other_streams() {
+fn launch_is_ordered_with_work_of_other_streams() {
     let setup = Setup::new();
     let (one, two, three) = (stream(&setup), stream(&setup), stream(&setup));
     let (there, copy, back) = (setup.device(BYTES), setup.device(BYTES), setup.pinned(&[0; BYTES]));
@@ -138,7 +138,7 @@ fn threads_may_launch_one_graph_at_once() {
 }
 
 #[test]
-fn dropping_a_graph_and_its_buffers_in_flight_keeps_everything_alive() {
+fn graph_dropped_in_flight_keeps_its_buffers_alive() {
     let setup = Setup::new();
     let stream = stream(&setup);
     for round in 0..10 {
@@ -160,7 +160,7 @@ fn dropping_a_graph_and_its_buffers_in_flight_keeps_everything_alive() {
 }
 
 #[test]
-fn an_update_takes_other_buffers_in_place_and_another_form_by_making_a_new_executable() {
+fn update_replaces_buffers_in_place_or_instantiates_again() {
     let setup = Setup::new();
     let stream = stream(&setup);
     let (one, two) = (setup.pinned(&noise(BYTES, 1)), setup.pinned(&noise(BYTES, 2)));
@@ -169,7 +169,7 @@ fn an_update_takes_other_buffers_in_place_and_another_form_by_making_a_new_execu
         |host| [Operation::Copy { src: host, dst: &there }, Operation::Copy { src: &there, dst: &back }];
     let mut graph = record(&setup, &copies(&one));
     graph.launch(&stream).unwrap();
-    // The launch in flight runs on as it was.
+    // The launch in flight still uses the old graph.
     assert_eq!(graph.update(&copies(&two)).unwrap(), CudaGraphUpdate::InPlace);
     assert!(*back.read().unwrap() == noise(BYTES, 1)[..]);
     graph.launch(&stream).unwrap();
@@ -196,7 +196,7 @@ fn an_update_takes_other_buffers_in_place_and_another_form_by_making_a_new_execu
 }
 
 #[test]
-fn every_kind_of_copy_and_fill_is_recorded_with_the_bytes_in_place() {
+fn every_recorded_copy_and_fill_writes_its_bytes() {
     let setup = Setup::new();
     let stream = stream(&setup);
     let (host, there, back) = (setup.pinned(&noise(6000, 1)), setup.device(6000), setup.pinned(&[0; 6000]));
@@ -247,7 +247,7 @@ fn every_kind_of_copy_and_fill_is_recorded_with_the_bytes_in_place() {
 }
 
 #[test]
-fn what_no_graph_takes_is_refused_with_the_reason_before_anything_is_captured() {
+fn unrecordable_operations_are_refused_before_capture() {
     let setup = Setup::new();
     let (unified, there) = (setup.memory.allocate(MemoryKind::Unified, 64).ok(), setup.device(64));
     let refused = |operations: &[Operation<'_>]| {
@@ -255,7 +255,7 @@ fn what_no_graph_takes_is_refused_with_the_reason_before_anything_is_captured() 
         (error.kind(), error.to_string())
     };
     let bytes = [1_u8; 64];
-    // SAFETY: it is dropped below, and refused before it could be cloned.
+    // SAFETY: it is dropped below, and the call is refused before it clones it.
     let host = unsafe { transload_memory::borrow(&bytes) };
     let (kind, text) = refused(&[
         Operation::Fill { dst: &there, pattern: Pattern::U8(1) },
@@ -280,7 +280,7 @@ fn what_no_graph_takes_is_refused_with_the_reason_before_anything_is_captured() 
 }
 
 #[test]
-fn an_open_host_view_keeps_a_launch_out_and_a_launch_keeps_views_out() {
+fn host_view_and_launch_exclude_each_other() {
     let setup = Setup::new();
     let stream = stream(&setup);
     let (host, there) = (setup.pinned(&noise(BYTES, 1)), setup.device(BYTES));
@@ -310,7 +310,7 @@ fn a_launch_is_measured_like_any_operation() {
 }
 
 #[test]
-fn a_stream_of_another_device_does_not_replay_a_recording() {
+fn recording_is_refused_on_another_devices_stream() {
     let Some(devices) = transload_cuda_sim::harness::devices(2) else { return };
     let device = |index: usize| transload_memory::CudaDevice::new(devices[index].ordinal()).unwrap();
     let (near, far) = (device(0), device(1));
@@ -333,19 +333,19 @@ fn fill_raw(
     raw: transload_cuda_sys::RawStream,
 ) -> Result<(), Error> {
     let _bound = context.enter().map_err(transload_memory::lift)?;
-    // SAFETY: the tests' memory is live and 64 bytes long.
+    // SAFETY: the memory is live and 64 bytes long.
     check("cuMemsetD8Async", unsafe { ffi::cuMemsetD8Async(address, value, 64, raw) })
         .map_err(transload_memory::lift)
 }
 
 #[test]
-fn raw_work_is_captured_with_declared_uses_and_ordered_by_them() {
+fn raw_capture_is_ordered_by_its_declared_uses() {
     let setup = Setup::new();
     let stream = stream(&setup);
     let (there, back) = (setup.device(64), setup.pinned(&[0; 64]));
     let context = setup.device.context().unwrap();
     let address = there.device_address().unwrap();
-    // SAFETY: the work touches just the buffer that is declared.
+    // SAFETY: the work touches only the declared buffer.
     let graph = unsafe {
         CudaGraph::capture_raw(&setup.device, NORMAL, &[(&there, Access::Write)], |raw| {
             fill_raw(context, address, 6, raw)
@@ -361,7 +361,7 @@ fn raw_work_is_captured_with_declared_uses_and_ordered_by_them() {
 }
 
 #[test]
-fn a_forbidden_call_a_refusal_or_a_panic_in_a_raw_capture_is_told_and_leaves_nothing_behind() {
+fn failed_raw_capture_returns_an_error_and_leaks_nothing() {
     let setup = Setup::new();
     let (there, stream) = (setup.device(64), stream(&setup));
     let context = setup.device.context().unwrap();
@@ -370,9 +370,9 @@ fn a_forbidden_call_a_refusal_or_a_panic_in_a_raw_capture_is_told_and_leaves_not
     let allocating = |raw| {
         fill_raw(context, address, 1, raw)?;
         let _bound = context.enter().map_err(transload_memory::lift)?;
-        // Thread-local: a global capture by another test is not this thread's to break.
+        // Thread-local mode, so that this thread cannot invalidate another test's global capture.
         let (mut mode, mut out) = (1, 0);
-        // SAFETY: the pointers are valid; the capture forbids the allocation; the mode is exchanged back.
+        // SAFETY: the pointers are valid; the capture forbids the allocation; the mode is restored.
         let code = unsafe {
             ffi::cuThreadExchangeStreamCaptureMode(&mut mode);
             let code = ffi::cuMemAlloc_v2(&mut out, 64);
@@ -382,7 +382,7 @@ fn a_forbidden_call_a_refusal_or_a_panic_in_a_raw_capture_is_told_and_leaves_not
         assert_eq!(code, 900);
         Ok(())
     };
-    // SAFETY: the work touches just the buffer that is declared.
+    // SAFETY: the work touches only the declared buffer.
     let outcome = unsafe { CudaGraph::capture_raw(&setup.device, NORMAL, &uses, allocating) };
     let error = outcome.unwrap_err();
     assert!(error.kind() == ErrorKind::Device && error.to_string().contains("901"), "{error}");
@@ -395,7 +395,7 @@ fn a_forbidden_call_a_refusal_or_a_panic_in_a_raw_capture_is_told_and_leaves_not
         unsafe { CudaGraph::capture_raw(&setup.device, NORMAL, &uses, |_| panic!("on purpose")) }
     }));
     assert!(panicking.is_err());
-    // Nothing is captured any more: this thread may allocate, and the stream works.
+    // The capture has ended: this thread may allocate, and the stream works.
     drop(setup.device(64));
     stream.memset_async(&there, Pattern::U8(1)).wait().unwrap();
     drop((there, stream));

@@ -1,4 +1,4 @@
-//! What streams promise, on the software driver and on a real one (`TRANSLOAD_TEST_DRIVER=real`).
+//! Tests of streams, on the software driver and on a real one (`TRANSLOAD_TEST_DRIVER=real`).
 #![cfg(any(target_os = "linux", windows))]
 #![allow(
     clippy::unwrap_used,

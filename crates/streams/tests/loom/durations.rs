@@ -1,4 +1,4 @@
-//! Durations of operations whose end another thread's event told.
+//! Durations of operations that another thread's event completed.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -11,7 +11,7 @@ use crate::{
     sync::Arc,
 };
 
-/// Knows its time from the second question on.
+/// Knows its time from the second query on.
 #[derive(Default)]
 struct Late(AtomicU32);
 
@@ -22,12 +22,12 @@ impl Timed for Late {
 }
 
 #[test]
-fn duration_that_is_not_known_at_the_end_is_had_later_once() {
+fn duration_unknown_at_completion_is_returned_once_later() {
     model(|| {
         let mut line = PendingEvents::with_room();
         let start = Start { event: Arc::new(Late::default()), asked_for: true, counted: false };
         line.push(1, "copy", Arc::new(Late::default()), Some(start));
-        // Another thread's event for a later point, which is over first.
+        // Another thread's event for a later point, which completes first.
         line.push(2, "copy", Arc::new(Late::default()), None);
         let ended = line.complete_or_list_timed(2).unwrap();
         let durations: Vec<_> = ended.into_iter().map(|ended| (ended.upto, ended.duration())).collect();

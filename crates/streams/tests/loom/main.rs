@@ -1,5 +1,5 @@
-//! Every interleaving of the crate's small concurrent state machines that loom finds with two preemptions. The files under
-//! test are included as they are, with loom's primitives for std's.
+//! Loom models of the crate's concurrent state machines, with two preemptions. The files under test are included unchanged,
+//! with loom's primitives instead of std's.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 

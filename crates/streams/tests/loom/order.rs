@@ -1,4 +1,4 @@
-//! Wakers by their points; needs no model.
+//! Wakers in point order; needs no model.
 
 use std::{
     sync::{
@@ -19,7 +19,7 @@ impl Wake for Counted {
 }
 
 #[test]
-fn wakers_come_out_by_their_points_whatever_order_they_came_in_and_each_once() {
+fn wakers_are_taken_once_in_point_order() {
     let counts: Vec<_> = (0..6).map(|_| Arc::new(Counted(AtomicU64::new(0)))).collect();
     let wakers: Vec<Waker> = counts.iter().map(|counted| Waker::from(Arc::clone(counted))).collect();
     let mut waiting = Wakers::default();

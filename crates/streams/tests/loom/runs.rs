@@ -1,5 +1,5 @@
-//! Events recorded late and by several threads: none covers a point whose work it was not recorded behind, none covers a
-//! foreigner's work for a point of ours.
+//! Events recorded late and by several threads: each covers only points whose work was enqueued before it, and never foreign
+//! work.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
 
 const FOREIGN: u32 = 99;
 
-/// A driver's event: behind how much work it was recorded last, and by whom.
+/// A driver event: how much work preceded its last record, and the recording thread.
 #[derive(Default)]
 struct Event(Mutex<Option<(usize, &'static str)>>);
 
@@ -24,10 +24,10 @@ impl Timed for Event {
     }
 }
 
-/// A stream as the driver has it. Points and events are the crate's own.
+/// Model of a driver stream. Points and events are the crate's own.
 struct Stream {
     events: StreamEvents<Event>,
-    /// What was enqueued, in order.
+    /// Enqueued work, in order.
     work: Mutex<Vec<u32>>,
     /// Points and their work.
     given: Mutex<Vec<(u64, u32)>>,
@@ -76,7 +76,7 @@ impl Stream {
         }
     }
 
-    /// The event that tells the end of a point, and who recorded it.
+    /// The event that completes a point, and the thread that recorded it.
     fn covering(&self, point: u64) -> (usize, &'static str) {
         let PointState::Pending(event, upto) = self.events.pending.lock().covering(point) else {
             panic!("point {point} has no event");
@@ -86,7 +86,7 @@ impl Stream {
         recorded.unwrap_or_else(|| panic!("the event of point {point} was never recorded"))
     }
 
-    /// The event of every point lies behind the work of that point and of all before it.
+    /// Checks that every point's event was recorded after the work of all points up to it.
     fn check(&self) {
         assert!(!self.events.points.batch_is_open());
         let (work, given) = (self.work.lock(), self.given.lock());
@@ -100,7 +100,7 @@ impl Stream {
 }
 
 #[test]
-fn no_event_covers_a_point_whose_work_came_later() {
+fn event_does_not_cover_points_of_later_work() {
     model(|| {
         let stream = Stream::new();
         let other = Arc::clone(&stream);
@@ -117,7 +117,7 @@ fn no_event_covers_a_point_whose_work_came_later() {
 }
 
 #[test]
-fn large_operations_of_two_threads_are_recorded_without_an_order() {
+fn concurrent_large_operations_are_each_recorded() {
     model(|| {
         let stream = Stream::new();
         let other = Arc::clone(&stream);
@@ -129,12 +129,12 @@ fn large_operations_of_two_threads_are_recorded_without_an_order() {
 }
 
 #[test]
-fn events_are_used_again_only_after_their_points() {
+fn event_is_reused_only_after_its_points_complete() {
     model(|| {
         let stream = Stream::new();
         stream.large(1, "this");
         let other = Arc::clone(&stream);
-        // The first is over, which another thread finds out while more is enqueued.
+        // The first is complete, which another thread finds out while more is enqueued.
         let thread = thread::spawn(move || other.events.advance(1));
         stream.large(2, "this");
         thread.join().unwrap();
@@ -149,7 +149,7 @@ fn events_are_used_again_only_after_their_points() {
 }
 
 #[test]
-fn a_point_given_while_the_handle_is_given_out_is_covered_by_its_own_thread_or_before_foreign_work() {
+fn point_taken_while_the_handle_is_shared_is_covered() {
     model(|| {
         let stream = Stream::new();
         let other = Arc::clone(&stream);
@@ -158,7 +158,7 @@ fn a_point_given_while_the_handle_is_given_out_is_covered_by_its_own_thread_or_b
         stream.close("sharer");
         stream.work.lock().push(FOREIGN);
         thread.join().unwrap();
-        // Whoever asks later finds nothing to record: its event would cover foreign work.
+        // A later query records nothing, since its event would cover foreign work.
         stream.close("who asks later");
         let (behind, by) = stream.covering(1);
         assert_ne!(by, "who asks later");
@@ -169,7 +169,7 @@ fn a_point_given_while_the_handle_is_given_out_is_covered_by_its_own_thread_or_b
 }
 
 #[test]
-fn three_threads_of_small_work_are_all_covered_in_the_end() {
+fn points_of_three_threads_are_all_covered() {
     model(|| {
         let stream = Stream::new();
         let threads: Vec<_> = [1, 2]

@@ -1,4 +1,4 @@
-//! What `src/sync.rs` gives the crate, of loom.
+//! Loom's version of `src/sync.rs`.
 
 use std::ops::{Deref, DerefMut};
 
@@ -7,7 +7,7 @@ pub(crate) use loom::sync::{
     atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence},
 };
 
-/// As parking_lot's: locking answers no error.
+/// Like parking_lot's: locking returns no error.
 pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 
 pub(crate) struct Guard<'a, T>(loom::sync::MutexGuard<'a, T>);

@@ -1,4 +1,4 @@
-//! Whoever awaits is woken: the reactor neither rests while someone comes, nor gives a stream up that someone awaits.
+//! The reactor wakes every awaiting task: it neither sleeps while one registers nor drops a stream that one awaits.
 
 use std::task::Waker;
 
@@ -20,7 +20,7 @@ fn awaits(queue: &ReactorQueue<()>, registration: &Arc<Registration<()>>, point:
     queue.notify(registration)
 }
 
-/// The reactor's loop until so many were woken, whose work is all over. It gives up every stream that it may.
+/// The reactor's loop until that many tasks were woken, whose work is complete. Drops every stream that it may.
 fn serve(queue: &ReactorQueue<()>, unparked: &Notify, woken: &AtomicU64, tasks: u64) {
     let mut registrations: Vec<Arc<Registration<()>>> = Vec::new();
     loop {
@@ -51,7 +51,7 @@ fn check(tasks: &'static [&'static [u64]]) {
     model(move || {
         let (queue, woken) = (Arc::new(ReactorQueue::new(4)), Arc::new(AtomicU64::new(0)));
         let registration = Arc::new(Registration::new((), Wakers::default()));
-        // As `park` and `unpark`, which loom's own are not for a thread that waits for a lock.
+        // Replaces `park` and `unpark`: loom's do not suit a thread that waits for a lock.
         let unparked = Arc::new(Notify::new());
         let all = tasks.iter().map(|points| points.len() as u64).sum();
         let reactor = {
@@ -78,18 +78,18 @@ fn check(tasks: &'static [&'static [u64]]) {
             .collect();
         come(tasks[0], &unparked, &queue, &registration);
         others.into_iter().for_each(|other| other.join().unwrap());
-        // Where a task is left asleep, loom finds that nobody can run any more.
+        // If a task is never woken, loom reports a deadlock.
         reactor.join().unwrap();
         assert!(!registration.has_waiters());
     });
 }
 
 #[test]
-fn awaiting_again_and_again_wakes_a_resting_reactor() {
+fn repeated_awaits_wake_a_sleeping_reactor() {
     check(&[&[1, 2]]);
 }
 
 #[test]
-fn two_threads_that_await_at_once_are_both_served() {
+fn concurrent_awaits_of_two_threads_both_complete() {
     check(&[&[1], &[2]]);
 }

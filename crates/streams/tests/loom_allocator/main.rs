@@ -1,5 +1,5 @@
-//! Every interleaving, at two preemptions, of what threads do to an arena, and to the buffers that threads keep: the state is the
-//! library's, its lock is loom's.
+//! Loom models of an arena and of the per-thread buffer caches, with two preemptions: the state is the library's, its lock
+//! is loom's.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(
     clippy::unwrap_used,
@@ -57,7 +57,7 @@ fn model(work: impl Fn() + Send + Sync + 'static) {
     builder.check(work);
 }
 
-/// An arena with a free segment of so many blocks of 512 bytes.
+/// An arena with one free segment of that many 512-byte blocks.
 fn arena_of(blocks: u64) -> Arc<Arena> {
     let arena = Arc::new(Arena::new(()));
     let piece = Piece { address: 512, size: blocks * 512, segment: 0, small: true, order: Order::default() };
@@ -80,7 +80,7 @@ fn free(arena: &Arena, (handle, address): (Handle, u64)) -> bool {
 }
 
 #[test]
-fn of_two_frees_of_one_block_one_succeeds() {
+fn concurrent_double_free_succeeds_once() {
     model(|| {
         let arena = arena_of(1);
         let block = take(&arena).unwrap();
@@ -111,13 +111,13 @@ fn two_threads_of_one_stream_never_hold_the_same_block() {
     });
 }
 
-/// A stream enqueues work on a block and frees it, while another thread has a point recorded and takes free blocks: no block
-/// is taken whose work the point is not behind.
+/// A stream enqueues work on a block and frees it, while another thread records a point and takes free blocks: it takes no
+/// block whose work the point does not cover.
 #[test]
-fn a_seal_is_behind_the_work_of_every_block_that_it_covers() {
+fn watermark_covers_the_work_of_earlier_frees() {
     model(|| {
         let arena = arena_of(1);
-        // How much was enqueued on the stream; a recorded point covers what there was by then.
+        // Amount of work enqueued on the stream; a recorded point covers all work up to then.
         let enqueued = Arc::new(AtomicU64::new(0));
         let use_once = |arena: &Arena, enqueued: &AtomicU64| {
             let Some(block) = take(arena) else { return };
@@ -140,16 +140,16 @@ fn a_seal_is_behind_the_work_of_every_block_that_it_covers() {
             found.map(|node| state.blocks.extract(node, 512))
         };
         if let Some(piece) = taken {
-            // The n-th free came after n pieces of work.
+            // The n-th free followed n pieces of work.
             assert!(piece.order.freed <= watermark.point, "{piece:?} is not behind {watermark:?}");
         }
         worker.join().unwrap();
     });
 }
 
-/// Two threads have a stream come after another one: what is kept is the later of the two points, whoever enters its own last.
+/// Two threads order a stream after another one: the later point is kept, whichever is entered last.
 #[test]
-fn of_two_fences_of_one_stream_the_later_one_is_kept() {
+fn later_fence_of_one_stream_is_kept() {
     model(|| {
         let arena = Arc::new(arena::Arena::<(), u64, ()>::new(()));
         let last_point = Arc::new(AtomicU64::new(0));
@@ -176,7 +176,7 @@ fn take_kept(shard: &Shard<u32>) -> Option<u32> {
     }
 }
 
-/// A thread drops two buffers while the allocator's last handle is dropped: each is freed once, and none stays kept.
+/// A thread drops two buffers while the allocator's last handle is dropped: each is freed once, and none stays cached.
 #[test]
 fn closed_shard_keeps_nothing_and_loses_nothing() {
     model(|| {
@@ -197,9 +197,9 @@ fn closed_shard_keeps_nothing_and_loses_nothing() {
     });
 }
 
-/// Two threads that share a shard, and a third that empties it: a kept buffer goes to exactly one of them.
+/// Two threads share a shard, and a third empties it: exactly one of them gets a cached buffer.
 #[test]
-fn kept_buffer_is_taken_by_one_thread_only() {
+fn cached_buffer_is_taken_by_one_thread_only() {
     model(|| {
         let shard = Arc::new(Shard::new());
         assert!(shard.put(LEN, 1, Use::Idle).is_empty());
@@ -218,9 +218,9 @@ fn kept_buffer_is_taken_by_one_thread_only() {
     });
 }
 
-/// A thread finds the buffer dropped first still in flight and puts it back, while another drops one: the order stays.
+/// A thread finds the oldest buffer still in flight and puts it back, while another drops one: the order stays.
 #[test]
-fn buffers_in_flight_stay_in_the_order_of_their_drops() {
+fn buffers_in_flight_stay_in_drop_order() {
     model(|| {
         let shard = Arc::new(Shard::new());
         assert!(shard.put(LEN, 1, Use::Busy).is_empty());
@@ -238,7 +238,7 @@ fn buffers_in_flight_stay_in_the_order_of_their_drops() {
 }
 
 #[test]
-fn blocks_leave_in_the_order_of_their_points_however_they_came() {
+fn blocks_are_taken_in_point_order() {
     let mut blocks = arena::in_flight::InFlight::default();
     for (point, node) in [(5, 0), (3, 1), (9, 2), (3, 3), (7, 4)] {
         blocks.push(point, node, 10);

@@ -1,5 +1,5 @@
-//! What one coordinator promises over two devices, on the software driver and, with `TRANSLOAD_TEST_DRIVER=real`, on a machine
-//! with two real ones.
+//! One coordinator over two devices, on the software driver and, with `TRANSLOAD_TEST_DRIVER=real`, on a machine with two
+//! real ones.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
@@ -15,23 +15,23 @@ use transload_cuda_sim::harness::{self, TestDevice};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{CudaStream, Dependency};
 
-struct Two {
+struct TwoDevices {
     tests: Vec<TestDevice>,
     devices: [CudaDevice; 2],
     memories: [CudaMemoryManager; 2],
     streams: [CudaStream; 2],
 }
 
-/// `None`, and the test is skipped, where the machine has one device.
-fn two() -> Option<Two> {
+/// `None` if the machine has one device; the test is then skipped.
+fn two() -> Option<TwoDevices> {
     let tests = harness::devices(2)?;
     let devices = [0, 1].map(|n| CudaDevice::new(tests[n].ordinal()).unwrap());
     let memories = devices.each_ref().map(|device| CudaMemoryManager::new(device).unwrap());
     let streams = devices.each_ref().map(|device| CudaStream::new(device).unwrap());
-    Some(Two { tests, devices, memories, streams })
+    Some(TwoDevices { tests, devices, memories, streams })
 }
 
-impl Two {
+impl TwoDevices {
     fn device(&self, which: usize, bytes: usize) -> RawBuffer {
         self.memories[which].allocate(MemoryKind::Device, bytes).unwrap()
     }
@@ -55,12 +55,12 @@ impl Two {
 }
 
 #[test]
-fn a_stream_of_one_device_waits_for_a_stream_of_another_without_the_host() {
+fn cross_device_dependency_does_not_block_the_host() {
     let Some(two) = two() else { return };
     let bytes = 400_000;
     let coordinator = raw::over(&two.streams);
     for (index, stream) in two.streams.iter().enumerate() {
-        // A device's first fill loads a kernel, for which the driver waits for the device: not behind a closed gate.
+        // A device's first fill loads a kernel, which waits for the device: not possible behind a closed gate.
         stream.memset_async(&two.device(index, bytes), Pattern::U8(0)).wait().unwrap();
     }
     for (from, to) in [(0, 1), (1, 0)] {
@@ -68,8 +68,8 @@ fn a_stream_of_one_device_waits_for_a_stream_of_another_without_the_host() {
             let (source, there) = (two.device(from, bytes), two.device(to, bytes));
             let (middle, back) = (two.pinned(bytes, 0xEE), two.pinned(bytes, 0));
             let [writer, reader] = [from, to].map(|n| &two.streams[n]);
-            // What the last round dropped is freed by a thread that the driver has wait for the devices, and others with it:
-            // not behind a closed gate.
+            // The free thread may wait for the devices to free what the last round dropped, and block others: not possible
+            // behind a closed gate.
             two.memories.iter().for_each(|memory| memory.drain().unwrap());
             let gate = Gate::closed(&two.devices[from]);
             drop(writer.memset_async(&source, Pattern::U8(round)));
@@ -90,7 +90,7 @@ fn a_stream_of_one_device_waits_for_a_stream_of_another_without_the_host() {
 }
 
 #[test]
-fn a_barrier_over_two_devices_comes_after_all_earlier_and_before_all_later_work() {
+fn two_device_barrier_orders_earlier_before_later_work() {
     let Some(two) = two() else { return };
     let bytes = 100_000;
     let further = two.devices.each_ref().map(|device| CudaStream::new(device).unwrap());
@@ -100,7 +100,7 @@ fn a_barrier_over_two_devices_comes_after_all_earlier_and_before_all_later_work(
     let sources: Vec<_> = (0..4).map(|n| two.device(n % 2, bytes)).collect();
     let theres: Vec<_> = (0..4).map(|n| two.device(n % 2, bytes)).collect();
     for round in 0..10_u8 {
-        // What the host reads next is read behind a barrier that was waited for.
+        // The host reads only after it has waited for the barrier.
         let backs: Vec<_> = (0..4).map(|_| two.pinned(bytes, 0)).collect();
         for (n, stream) in all.iter().enumerate() {
             stream.memset_async(&sources[n], Pattern::U8(round * 4 + n as u8)).wait().unwrap();
@@ -108,7 +108,7 @@ fn a_barrier_over_two_devices_comes_after_all_earlier_and_before_all_later_work(
         }
         let _passed = coordinator.create_barrier().unwrap();
         for (n, stream) in all.iter().enumerate() {
-            // The next one's, so two of the four are of the other device.
+            // The next stream's, so two of the four belong to the other device.
             raw::copy(stream, &middles[(n + 1) % 4], &theres[n]);
             raw::copy(stream, &theres[n], &backs[n]);
         }
@@ -123,7 +123,7 @@ fn a_barrier_over_two_devices_comes_after_all_earlier_and_before_all_later_work(
 }
 
 #[test]
-fn a_barrier_is_not_passed_before_the_slower_device() {
+fn barrier_waits_for_the_slower_device() {
     let Some(two) = two() else { return };
     for slow in 0..2 {
         let coordinator = raw::over(&two.streams);
@@ -143,7 +143,7 @@ fn a_barrier_is_not_passed_before_the_slower_device() {
 }
 
 #[test]
-fn a_wait_through_a_third_device_is_not_relied_on() {
+fn wait_through_a_third_device_is_not_assumed() {
     let Some(two) = two() else { return };
     let [near, far] = &two.streams;
     let last = CudaStream::new(&two.devices[0]).unwrap();
@@ -154,7 +154,7 @@ fn a_wait_through_a_third_device_is_not_relied_on() {
     assert_eq!(coordinator.add_dependency_on(far, &first).unwrap(), Dependency::Enqueued);
     let through = far.fence().unwrap();
     assert_eq!(coordinator.add_dependency_on(&last, &through).unwrap(), Dependency::Enqueued);
-    // Were the device in between lost, its point would count as reached, and this order would be gone.
+    // If the device in between were lost, its point would count as reached and this order would be lost.
     assert_eq!(coordinator.add_dependency_on(&last, &first).unwrap(), Dependency::Enqueued);
     gate.open();
     coordinator.create_barrier().unwrap().wait().unwrap();
@@ -163,7 +163,7 @@ fn a_wait_through_a_third_device_is_not_relied_on() {
 }
 
 #[test]
-fn tasks_run_on_both_devices_and_each_answers_its_own() {
+fn tasks_run_on_both_devices_and_return_their_own_result() {
     let Some(two) = two() else { return };
     let coordinator = raw::over(&two.streams);
     let buffers: Vec<_> = (0..8).map(|n| two.device(n % 2, 5000)).collect();
@@ -187,7 +187,7 @@ fn tasks_run_on_both_devices_and_each_answers_its_own() {
 }
 
 #[test]
-fn a_stream_does_not_fill_another_devices_memory() {
+fn fill_of_another_devices_memory_is_refused() {
     let Some(two) = two() else { return };
     let (near, far) = (two.device(0, 64), two.device(1, 64));
     let refused = two.streams[0].memset_async(&far, Pattern::U8(1)).wait().unwrap_err();

@@ -1,4 +1,4 @@
-//! Small operations that share an event, and callbacks, where the driver fails or the device is lost.
+//! Batches and callbacks on a failing driver or a lost device.
 
 use std::{sync::mpsc, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::{ILLEGAL_ADDRESS, UNKNOWN, builder, gate::Gate, with_each_call_failin
 const MINUTE: Duration = Duration::from_secs(60);
 
 #[test]
-fn a_late_event_that_cannot_be_recorded_is_an_error_only_once_the_work_is_over() {
+fn failed_late_event_is_reported_after_the_work_completes() {
     for asked in ["wait", "poll", "await", "another stream", "a view"] {
         let sim = builder().record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -42,7 +42,7 @@ fn a_late_event_that_cannot_be_recorded_is_an_error_only_once_the_work_is_over()
             }
             _ => back.read().err(),
         };
-        // A small stream may be found idle before an event is needed; then there is nothing to fail.
+        // A stream may be found idle before an event is needed; then nothing fails.
         if let Some(error) = &error {
             assert_eq!(sim.queued(), 0, "{asked}: an error before the work was over: {error}");
             assert!(back.try_read().is_ok(), "{asked}: {error}");
@@ -50,11 +50,11 @@ fn a_late_event_that_cannot_be_recorded_is_an_error_only_once_the_work_is_over()
         if asked == "wait" {
             assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::Device));
         }
-        // The fault may be left, and met here.
+        // The injected fault may be hit only here.
         let seen = back.read().or_else(|_| back.read()).unwrap();
         assert!(seen.iter().all(|byte| *byte == 7), "{asked}: what counts as over is over");
         drop((seen, fill));
-        // The stream goes on; a fault that is left is met here.
+        // The stream continues; a remaining fault is hit here.
         drop(stream.memset_async(&there, Pattern::U8(8)).wait());
         stream.memset_async(&there, Pattern::U8(8)).wait().unwrap();
         assert!(sim.races().is_empty(), "{asked}: {}", sim.races()[0]);
@@ -62,7 +62,7 @@ fn a_late_event_that_cannot_be_recorded_is_an_error_only_once_the_work_is_over()
 }
 
 #[test]
-fn runs_of_small_work_on_many_streams_have_no_race_under_any_of_fifty_seeds() {
+fn batches_on_many_streams_have_no_race_under_fifty_seeds() {
     for seed in 0..50 {
         let sim = builder().seed(seed).record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -109,7 +109,7 @@ fn runs_of_small_work_on_many_streams_have_no_race_under_any_of_fifty_seeds() {
 }
 
 #[test]
-fn each_failing_driver_call_around_runs_waits_and_callbacks_is_a_typed_error_without_a_hang_or_a_leak() {
+fn each_failing_call_of_batches_and_waits_is_a_typed_error() {
     fn scenario(device: &CudaDevice, memory: &CudaMemoryManager) -> transload_core::Result<()> {
         let (one, two) = (CudaStream::new(device)?, CudaStream::new(device)?);
         let (host, there) =
@@ -122,7 +122,7 @@ fn each_failing_driver_call_around_runs_waits_and_callbacks_is_a_typed_error_wit
         let asked = ups.first().is_some_and(|up| up.is_complete());
         let across = two.memset_async(&part(&there, 19)?, Pattern::U8(u8::from(asked)));
         let (sender, receiver) = mpsc::channel();
-        // Dropped without having run where it is refused.
+        // Dropped without running if it is refused.
         let added = one.add_callback(move |outcome| drop(sender.send(outcome)));
         let called = receiver.recv_timeout(MINUTE);
         assert!(called.is_ok() == added.is_ok() && !matches!(called, Err(mpsc::RecvTimeoutError::Timeout)));
@@ -136,7 +136,7 @@ fn each_failing_driver_call_around_runs_waits_and_callbacks_is_a_typed_error_wit
 }
 
 #[test]
-fn what_a_lost_device_cost_a_stream_is_named_and_other_devices_go_on() {
+fn device_loss_error_names_the_stream_and_spares_others() {
     let (sim, healthy) = (builder().build(), builder().build());
     let devices = [&sim, &healthy].map(|sim| CudaDevice::new(sim.ordinal()).unwrap());
     let memories = [0, 1].map(|n: usize| CudaMemoryManager::new(&devices[n]).unwrap());
@@ -151,7 +151,7 @@ fn what_a_lost_device_cost_a_stream_is_named_and_other_devices_go_on() {
         memories[0].allocate(MemoryKind::Device, 1 << 20).unwrap(),
         memories[0].allocate(MemoryKind::Device, 64).unwrap(),
     );
-    // A gate of the device that is not lost, so that nobody's question lets the copy run before the other is.
+    // A gate on the other device, so that no query lets its copy run early.
     let gate = Gate::closed(&devices[1]);
     gate.hold([&copying]);
     let copy = copying.copy_device_to_device_async(&from, &to);
@@ -185,14 +185,14 @@ fn what_a_lost_device_cost_a_stream_is_named_and_other_devices_go_on() {
 }
 
 #[test]
-fn a_callback_is_told_the_error_of_its_stream() {
+fn callback_receives_its_streams_error() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let stream = CudaStream::new(&device).unwrap();
     let there = memory.allocate(MemoryKind::Device, 2 << 20).unwrap();
     drop(stream.memset_async(&there, Pattern::U8(1)));
-    // Whoever asks for the end first, which nobody but the reactor does, is told that the device is lost.
+    // The reactor, which is the first to query, gets the error of the lost device.
     sim.fail_call(Some("cuEventQuery"), 1, ILLEGAL_ADDRESS);
     let (sender, receiver) = mpsc::channel();
     stream.add_callback(move |outcome| sender.send(outcome).unwrap()).unwrap();
@@ -206,7 +206,7 @@ fn a_callback_is_told_the_error_of_its_stream() {
 }
 
 #[test]
-fn one_failed_question_about_a_stream_keeps_nobody_elses_callback_waiting() {
+fn failed_query_of_one_stream_delays_no_other_callback() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
@@ -218,7 +218,7 @@ fn one_failed_question_about_a_stream_keeps_nobody_elses_callback_waiting() {
     let (failed_once, calls) = mpsc::channel();
     sim.fail_call(Some("cuEventQuery"), 1, UNKNOWN);
     held.add_callback(move |outcome| failed_once.send(outcome).unwrap()).unwrap();
-    // A later question about the held stream proves that the reactor got past the failed one.
+    // A later query of the held stream proves that the reactor got past the failed one.
     let (sender, receiver) = mpsc::channel();
     idle.add_callback(move |outcome| sender.send(outcome).unwrap()).unwrap();
     receiver.recv_timeout(MINUTE).expect("the reactor waits for the held stream").unwrap();

@@ -1,4 +1,4 @@
-//! Checking whether a stream is ready, and hints over raw addresses, leave a stream as cheap to use as before.
+//! Readiness checks and hints by raw address cause no extra driver calls later.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{builder, within};
 const BYTES: usize = 4096;
 const COPIES: usize = 64;
 
-/// The driver calls of copies that are enqueued one after the other, and of the wait behind them.
+/// Counts the driver calls of successive copies and of the wait after them.
 fn calls_of_copies(
     stream: &CudaStream,
     host: &RawBuffer,
@@ -41,7 +41,7 @@ fn readiness_checks_leave_copies_as_cheap_as_before() {
         let pool =
             AdvancedStreamPool::new_with_strategy(&device, 1, AllocationStrategy::LoadBalanced).unwrap();
         let stream = CudaStream::clone(&pool.lease(StreamPriority::Normal, WorkloadType::Memory).unwrap());
-        // Warm: events exist, and the thread has a context.
+        // Warm-up: creates events and the thread's context.
         calls_of_copies(&stream, &host, &there);
         let before = calls_of_copies(&stream, &host, &there);
         let looks: [(&str, &dyn Fn()); 3] = [

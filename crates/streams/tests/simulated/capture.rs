@@ -1,4 +1,4 @@
-//! What a driver's answer about a capture means for a stream.
+//! Streams whose driver calls report a capture.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource, MemoryResour
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 use crate::{
-    allocator::races::{allocator, bed, fill},
+    allocator::races::{allocator, fill, fixture},
     builder, within,
 };
 
 const MIB: usize = 1 << 20;
 
 #[test]
-fn an_answer_about_a_capture_says_nothing_of_the_work_and_breaks_no_stream() {
+fn capture_error_of_a_query_leaves_the_stream_usable() {
     const CAPTURED_EVENT: u32 = 907;
     within(|| {
         for call in ["cuEventQuery", "cuEventSynchronize"] {
@@ -38,31 +38,31 @@ fn an_answer_about_a_capture_says_nothing_of_the_work_and_breaks_no_stream() {
 }
 
 #[test]
-fn the_end_of_a_stream_that_someone_captures_breaks_no_capture_and_keeps_its_memory_until_that_is_over() {
+fn captured_streams_end_keeps_memory_until_the_capture_ends() {
     within(|| {
         let sim = builder().record_accesses(true).checked();
-        let (device, memory) = bed(&sim);
+        let (device, memory) = fixture(&sim);
         let allocator = allocator(&memory);
         let context = device.context().unwrap();
         let other = CudaStream::new(&device).unwrap();
         let theirs = Stream::new(context, StreamOptions { priority: 0, blocking: true }).unwrap();
-        // SAFETY: it outlives ours and the allocator.
+        // SAFETY: it outlives our handle and the allocator.
         let same = unsafe { CudaStream::from_raw(&device, theirs.as_raw(), StreamPriority::Normal) }.unwrap();
-        // It waits for theirs, so it is nobody's to ask either.
+        // It waits for their stream, so it must not be queried either.
         let legacy = CudaStream::legacy_default(&device).unwrap();
         let own = CudaStream::new(&device).unwrap();
-        // SAFETY: it is used while the stream is captured only.
+        // SAFETY: it is used only while the stream is captured.
         let owns = unsafe { Stream::from_raw(context, own.as_raw()) };
         let there = memory.allocate(MemoryKind::Device, 4096).unwrap();
         for (stream, captured) in [(same, &theirs), (legacy, &theirs), (own, &owns)] {
-            // By a kernel of ours, which the stream's end asks about.
+            // By a kernel of the library, which the stream's end queries.
             let (address, pattern) = (there.device_address().unwrap(), Pattern::U64(0x0102_0304_0506_0708));
-            // SAFETY: the memory is alive to the end of the test.
+            // SAFETY: the memory lives to the end of the test.
             unsafe { stream.memset_raw_async(address, pattern, there.len()) }.unwrap();
             let block = allocator.allocate_for_stream(&stream, MIB).unwrap();
             (0..20).for_each(|_| fill(&stream, block));
             allocator.free_for_stream(block, &stream).unwrap();
-            // SAFETY: what ours does with a captured stream is what the test is about; nothing is taken to have run.
+            // SAFETY: the test checks what our handle does with a captured stream; it relies on no captured work.
             let capture = unsafe { Capture::begin(captured, CaptureMode::Relaxed) }.unwrap();
             drop(stream);
             let refused = allocator.allocate_for_stream(&other, MIB).unwrap_err();
@@ -78,15 +78,15 @@ fn the_end_of_a_stream_that_someone_captures_breaks_no_capture_and_keeps_its_mem
     });
 }
 
-/// A stream of someone's, and ours of the same handle, which has freed a block of the allocator that its work still uses.
+/// A foreign stream and our handle of it, which has freed a block of the allocator that the stream's work still uses.
 fn ending(
     sim: &SimDevice,
 ) -> (CudaDevice, Arc<CudaMemoryManager>, StreamOrderedAllocator, Stream, CudaStream) {
-    let (device, memory) = bed(sim);
+    let (device, memory) = fixture(sim);
     let allocator = allocator(&memory);
     let options = StreamOptions { priority: 0, blocking: true };
     let theirs = Stream::new(device.context().unwrap(), options).unwrap();
-    // SAFETY: it outlives ours and the allocator.
+    // SAFETY: it outlives our handle and the allocator.
     let stream = unsafe { CudaStream::from_raw(&device, theirs.as_raw(), StreamPriority::Normal) }.unwrap();
     let block = allocator.allocate_for_stream(&stream, MIB).unwrap();
     (0..20).for_each(|_| fill(&stream, block));
@@ -95,12 +95,12 @@ fn ending(
 }
 
 fn begin(theirs: &Stream) -> Capture<'_, Stream> {
-    // SAFETY: what ours does with a captured stream is what the test is about; nothing is taken to have run.
+    // SAFETY: the test checks what our handle does with a captured stream; it relies on no captured work.
     unsafe { Capture::begin(theirs, CaptureMode::Relaxed) }.unwrap()
 }
 
 #[test]
-fn memory_behind_a_captured_streams_end_keeps_nobody_who_trims_waiting_for_the_capture() {
+fn trim_does_not_wait_for_an_open_capture() {
     within(|| {
         let sim = builder().record_accesses(true).checked();
         let (device, memory, allocator, theirs, stream) = ending(&sim);
@@ -118,7 +118,7 @@ fn memory_behind_a_captured_streams_end_keeps_nobody_who_trims_waiting_for_the_c
 }
 
 #[test]
-fn a_capture_that_begins_while_a_stream_ends_keeps_its_memory_until_that_is_over() {
+fn capture_begun_at_a_streams_end_keeps_its_memory() {
     const INVALID_VALUE: u32 = 1;
     const UNKNOWN: u32 = 999;
     within(|| {
@@ -126,7 +126,7 @@ fn a_capture_that_begins_while_a_stream_ends_keeps_its_memory_until_that_is_over
             let sim = builder().record_accesses(true).checked();
             let (_device, memory, allocator, theirs, stream) = ending(&sim);
             let capture = begin(&theirs);
-            // As if it had begun behind the question whether there is one, and before the event is recorded.
+            // As if the capture began after the check for one and before the event is recorded.
             sim.fail_call(Some("cuStreamIsCapturing"), 1, INVALID_VALUE);
             if is_valid {
                 sim.fail_call(Some("cuStreamQuery"), 1, UNKNOWN);
@@ -142,7 +142,7 @@ fn a_capture_that_begins_while_a_stream_ends_keeps_its_memory_until_that_is_over
 }
 
 #[test]
-fn an_end_that_no_event_can_be_recorded_for_is_waited_for_and_no_capture() {
+fn stream_end_without_an_event_waits_but_not_for_captures() {
     const OUT_OF_MEMORY: u32 = 2;
     within(|| {
         let sim = builder().record_accesses(true).checked();

@@ -1,4 +1,4 @@
-//! What a driver answers to a small copy in a context: another one's trouble is not the copy's, its own is told once.
+//! Context errors of small copies: those of another context are ignored, those of the own one returned once.
 
 use transload_core::{ErrorKind, MemoryKind};
 use transload_cuda_sys::{Context, Device, trace};
@@ -10,7 +10,7 @@ use crate::{ILLEGAL_ADDRESS, UNKNOWN, builder};
 const COPY: &str = "cuMemcpyHtoDAsync_v2";
 
 #[test]
-fn a_lost_context_of_another_device_does_not_answer_for_a_small_copy() {
+fn small_copy_ignores_another_devices_lost_context() {
     let (sim, lost) = (builder().build(), builder().build());
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
@@ -27,7 +27,7 @@ fn a_lost_context_of_another_device_does_not_answer_for_a_small_copy() {
 }
 
 #[test]
-fn a_small_copy_that_its_own_context_refuses_is_refused_once() {
+fn small_copy_refused_by_its_own_context_is_not_retried() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();

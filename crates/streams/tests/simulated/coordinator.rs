@@ -1,4 +1,4 @@
-//! The coordinator where races are watched for, driver calls fail, and devices are lost.
+//! The coordinator with race checks, failing driver calls and lost devices.
 
 use std::sync::{
     Arc,
@@ -18,14 +18,14 @@ fn over<'a>(streams: impl IntoIterator<Item = &'a CudaStream>) -> MultiStreamCoo
     coordinator
 }
 
-/// A copy that no buffer knows of. The caller synchronises before it lets go of either.
+/// A raw copy. The caller synchronises before it drops either buffer.
 fn raw(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
     let address = |buffer: &RawBuffer| buffer.device_address().unwrap();
-    // SAFETY: the ranges are valid, of one length, and live until the stream is synchronised; what orders them is tested.
+    // SAFETY: the ranges are valid, of one length, and live until the stream is synchronised; their order is under test.
     unsafe { stream.copy_raw_async(address(dst), address(src), src.len()) }
 }
 
-/// Writes on one stream and reads on another, then overwrites on a third; how many races that was.
+/// Writes on one stream, reads on another, overwrites on a third. Returns the number of races.
 fn races(seed: u64, declare: impl Fn(&MultiStreamCoordinator, &[CudaStream; 3])) -> usize {
     let sim = builder().seed(seed).record_accesses(true).build();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -42,7 +42,7 @@ fn races(seed: u64, declare: impl Fn(&MultiStreamCoordinator, &[CudaStream; 3]))
 }
 
 #[test]
-fn leaving_a_dependency_out_is_found_as_a_race_and_declaring_it_is_none() {
+fn only_an_undeclared_dependency_is_a_race() {
     for seed in 0..30 {
         assert!(races(seed, |_, _| {}) > 0, "seed {seed}: nothing orders the three");
         let half = races(seed, |coordinator, own| {
@@ -60,7 +60,7 @@ fn leaving_a_dependency_out_is_found_as_a_race_and_declaring_it_is_none() {
         raw(&own[0], &a, &b).unwrap();
         coordinator.add_dependency(&own[1], &own[0]).unwrap();
         raw(&own[1], &b, &c).unwrap();
-        // Over the second stream it comes after the first one too.
+        // Through the second stream it is ordered after the first one too.
         coordinator.add_dependency(&own[2], &own[1]).unwrap();
         raw(&own[2], &c, &b).unwrap();
         let _passed = coordinator.create_barrier().unwrap();
@@ -71,18 +71,18 @@ fn leaving_a_dependency_out_is_found_as_a_race_and_declaring_it_is_none() {
     }
 }
 
-struct Two {
+struct TwoDevices {
     sims: [SimDevice; 2],
     memories: [CudaMemoryManager; 2],
     streams: [CudaStream; 2],
 }
 
-fn two() -> Two {
+fn two() -> TwoDevices {
     let sims = [0; 2].map(|_| builder().build());
     let devices = sims.map(|sim| CudaDevice::new(sim.ordinal()).unwrap());
     let memories = devices.each_ref().map(|device| CudaMemoryManager::new(device).unwrap());
     let streams = devices.each_ref().map(|device| CudaStream::new(device).unwrap());
-    Two { sims, memories, streams }
+    TwoDevices { sims, memories, streams }
 }
 
 fn kind<T>(outcome: transload_core::Result<T>) -> ErrorKind {
@@ -93,8 +93,8 @@ fn kind<T>(outcome: transload_core::Result<T>) -> ErrorKind {
 }
 
 #[test]
-fn a_lost_device_is_a_typed_error_and_the_other_goes_on_without_it() {
-    let Two { sims, memories, streams: [lost, well] } = two();
+fn lost_device_is_a_typed_error_and_spares_the_other() {
+    let TwoDevices { sims, memories, streams: [lost, well] } = two();
     let coordinator = over([&lost, &well]);
     let there = memories[0].allocate(MemoryKind::Device, 64).unwrap();
     let told = Arc::new(AtomicUsize::new(0));
@@ -121,10 +121,10 @@ fn a_lost_device_is_a_typed_error_and_the_other_goes_on_without_it() {
 }
 
 #[test]
-fn a_device_lost_while_a_barrier_is_pending_ends_the_barrier_with_its_error() {
-    // Whichever of the two it is: the first stream joins the others.
+fn device_loss_fails_a_pending_barrier() {
+    // In either case the first stream joins the others.
     for which in 0..2 {
-        let Two { sims, memories, streams } = two();
+        let TwoDevices { sims, memories, streams } = two();
         let coordinator = over(&streams);
         let buffers: Vec<_> =
             memories.iter().map(|memory| memory.allocate(MemoryKind::Device, 64).unwrap()).collect();
@@ -144,8 +144,8 @@ fn a_device_lost_while_a_barrier_is_pending_ends_the_barrier_with_its_error() {
 }
 
 #[test]
-fn an_error_of_work_on_a_device_becomes_the_error_of_its_tasks_only() {
-    let Two { sims, memories, streams } = two();
+fn device_error_fails_only_its_own_tasks() {
+    let TwoDevices { sims, memories, streams } = two();
     let coordinator = over(&streams);
     let buffers: Vec<_> =
         memories.iter().map(|memory| memory.allocate(MemoryKind::Device, 64).unwrap()).collect();
@@ -173,7 +173,7 @@ fn an_error_of_work_on_a_device_becomes_the_error_of_its_tasks_only() {
 }
 
 #[test]
-fn each_failing_driver_call_is_a_typed_error_without_a_hang_a_race_or_a_leak() {
+fn each_failing_coordinator_call_is_a_typed_error() {
     fn scenario(
         device: &CudaDevice,
         memory: &CudaMemoryManager,
@@ -203,7 +203,7 @@ fn each_failing_driver_call_is_a_typed_error_without_a_hang_a_race_or_a_leak() {
             }
             barrier.wait()
         })();
-        // Raw copies keep no memory alive: whatever failed, they end before it goes.
+        // Raw copies keep no memory alive: whatever failed, they complete before it is freed.
         while !streams.iter().all(|stream| stream.synchronize().is_ok()) {}
         outcome
     }

@@ -1,4 +1,4 @@
-//! Fills where the driver fails, does not take the kernel, or is watched.
+//! Fills on a driver that fails, rejects the kernel, or checks for races.
 
 use transload_core::{
     MemoryKind, Operation, Pattern, RawBuffer, Result, StreamPriority, Timing, fill, submit,
@@ -22,7 +22,7 @@ fn is_filled(bytes: &[u8], pattern: Pattern) -> bool {
 }
 
 #[test]
-fn wide_fills_keep_their_turns_among_other_streams_work_under_any_of_fifty_seeds() {
+fn wide_fills_are_ordered_with_other_streams_fifty_seeds() {
     for seed in 0..50 {
         let sim = builder().seed(seed).record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -44,7 +44,7 @@ fn wide_fills_keep_their_turns_among_other_streams_work_under_any_of_fifty_seeds
 }
 
 #[test]
-fn every_byte_that_a_wide_fill_writes_is_seen_by_the_check_for_races() {
+fn race_check_sees_every_byte_of_a_wide_fill() {
     for (from, bytes, races) in [(0, 16, true), (800, 8, true), (1_592, 8, true), (1_600, 8, false)] {
         let sim = builder().record_accesses(true).build();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -52,7 +52,7 @@ fn every_byte_that_a_wide_fill_writes_is_seen_by_the_check_for_races() {
         let (one, two) = (CudaStream::new(&device).unwrap(), CudaStream::new(&device).unwrap());
         let there = memory.allocate(MemoryKind::Device, 2_000).unwrap();
         let address = there.device_address().unwrap();
-        // SAFETY: the buffer outlives the work; what is left in it is not looked at.
+        // SAFETY: the buffer outlives the work; its contents are not read.
         unsafe {
             one.memset_raw_async(address, WIDE[0], 1_600).unwrap();
             two.memset_raw_async(address + from, WIDE[0], bytes).unwrap();
@@ -64,7 +64,7 @@ fn every_byte_that_a_wide_fill_writes_is_seen_by_the_check_for_races() {
 }
 
 #[test]
-fn each_failing_driver_call_around_fills_is_a_typed_error_without_a_hang_or_a_leak() {
+fn each_failing_call_of_fills_is_a_typed_error() {
     fn scenario(device: &CudaDevice, memory: &CudaMemoryManager) -> Result<()> {
         let (one, two) = (CudaStream::new(device)?, CudaStream::new(device)?);
         let there = memory.allocate(MemoryKind::Device, 5_008)?;
@@ -76,7 +76,7 @@ fn each_failing_driver_call_around_fills_is_a_typed_error_without_a_hang_or_a_le
 }
 
 #[test]
-fn a_driver_that_does_not_take_the_kernel_fills_by_copies_and_is_asked_once() {
+fn fill_falls_back_to_copies_if_the_kernel_is_rejected() {
     for code in [209, 218, 221, 222, 223] {
         let sim = builder().record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -103,7 +103,7 @@ fn a_driver_that_does_not_take_the_kernel_fills_by_copies_and_is_asked_once() {
 }
 
 #[test]
-fn a_graph_records_a_wide_fill_also_where_the_driver_does_not_take_the_kernel() {
+fn graph_records_a_wide_fill_without_the_kernel() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
@@ -121,7 +121,7 @@ fn a_graph_records_a_wide_fill_also_where_the_driver_does_not_take_the_kernel() 
 }
 
 #[test]
-fn a_fill_that_stops_half_way_is_waited_for_before_its_memory_goes() {
+fn memory_of_a_partly_failed_fill_outlives_its_work() {
     for nth in 1..8 {
         let sim = builder().record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -139,7 +139,7 @@ fn a_fill_that_stops_half_way_is_waited_for_before_its_memory_goes() {
 }
 
 #[test]
-fn a_stream_that_ends_before_its_fill_leaves_the_module_to_the_context() {
+fn stream_ending_before_its_fill_keeps_the_module_loaded() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
@@ -171,7 +171,7 @@ fn a_prepared_pool_loads_nothing_when_it_fills() {
 }
 
 #[test]
-fn memory_that_begins_at_any_byte_is_filled_also_without_the_kernel() {
+fn unaligned_memory_is_filled_without_the_kernel() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();

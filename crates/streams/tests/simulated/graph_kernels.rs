@@ -1,4 +1,4 @@
-//! A graph that launches our kernels keeps them, whoever else is gone.
+//! A graph keeps the built-in kernels that it launches loaded.
 
 use transload_core::{MemoryKind, Operation, Pattern, StreamPriority};
 use transload_memory::{CudaDevice, CudaMemoryManager};
@@ -7,7 +7,7 @@ use transload_streams::{CudaGraph, CudaStream};
 use crate::builder;
 
 #[test]
-fn the_kernels_of_a_recorded_wide_fill_stay_loaded_as_long_as_the_graph_lives() {
+fn graph_keeps_its_fill_kernels_loaded() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();

@@ -1,4 +1,4 @@
-//! Graphs where the driver fails, runs work in any order it may, or is watched.
+//! Graphs on a driver that fails, reorders unordered work, or checks for races.
 
 use transload_core::{ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, StreamPriority};
 use transload_memory::{CudaDevice, CudaMemoryManager};
@@ -8,7 +8,7 @@ use crate::{ILLEGAL_ADDRESS, builder, with_each_call_failing};
 
 const NORMAL: StreamPriority = StreamPriority::Normal;
 
-/// Operations whose bytes depend on the order of those in conflict: three buffers that are filled, passed round and gathered.
+/// Operations whose result depends on the order of conflicting ones: three buffers are filled, rotated and gathered.
 fn tangle<'a>(device: &'a [RawBuffer], parts: &'a [RawBuffer], mapped: &'a RawBuffer) -> Vec<Operation<'a>> {
     let mut operations: Vec<_> = device
         .iter()
@@ -23,11 +23,11 @@ fn tangle<'a>(device: &'a [RawBuffer], parts: &'a [RawBuffer], mapped: &'a RawBu
     operations
 }
 
-/// What the parts hold then: the third buffer, and the three after the passing round.
+/// The expected parts: the third buffer, and the three after the rotation.
 const EXPECTED: [u8; 4] = [3, 7, 1, 3];
 
 #[test]
-fn conflicting_operations_keep_their_order_without_a_race_under_any_of_a_hundred_seeds() {
+fn conflicting_graph_operations_have_no_race() {
     const BYTES: usize = 300_000;
     for seed in 0..100 {
         let sim = builder().seed(seed).record_accesses(true).checked();
@@ -56,7 +56,7 @@ fn conflicting_operations_keep_their_order_without_a_race_under_any_of_a_hundred
 }
 
 #[test]
-fn each_failing_driver_call_around_a_graph_is_a_typed_error_without_a_hang_or_a_leak() {
+fn each_failing_call_of_a_graph_is_a_typed_error() {
     fn scenario(device: &CudaDevice, memory: &CudaMemoryManager) -> transload_core::Result<()> {
         let (one, two) = (CudaStream::new(device)?, CudaStream::new(device)?);
         let there: Vec<_> = (0..3)
@@ -85,7 +85,7 @@ fn each_failing_driver_call_around_a_graph_is_a_typed_error_without_a_hang_or_a_
 }
 
 #[test]
-fn a_graph_on_a_lost_device_fails_and_gives_its_memory_back() {
+fn graph_on_a_lost_device_fails_and_frees_its_memory() {
     let sim = builder().build();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
@@ -123,7 +123,7 @@ fn a_launch_is_one_call_however_many_operations_there_are() {
 }
 
 #[test]
-fn independent_operations_are_spread_over_lanes_and_a_chain_stays_in_one() {
+fn independent_operations_use_lanes_and_a_chain_uses_one() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
@@ -143,7 +143,7 @@ fn independent_operations_are_spread_over_lanes_and_a_chain_stays_in_one() {
 }
 
 #[test]
-fn random_operations_in_conflict_run_as_if_in_the_order_given() {
+fn random_conflicting_operations_match_sequential_order() {
     const BYTES: usize = 100;
     for seed in 0..100_u64 {
         let mut state = seed;

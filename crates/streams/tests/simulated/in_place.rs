@@ -1,4 +1,4 @@
-//! Copies by the device's threads where the driver fails, does not take the kernel, or is watched.
+//! Copies by a kernel on a driver that fails, rejects the kernel, or checks for races.
 
 use transload_core::{ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, Timing, submit};
 use transload_memory::{CudaDevice, CudaMemoryManager};
@@ -11,7 +11,7 @@ fn copy(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> transload_core
 }
 
 #[test]
-fn copies_in_place_on_many_streams_have_no_race_under_any_of_fifty_seeds() {
+fn in_place_copies_have_no_race_under_fifty_seeds() {
     for seed in 0..50 {
         let sim = builder().seed(seed).record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -34,7 +34,7 @@ fn copies_in_place_on_many_streams_have_no_race_under_any_of_fifty_seeds() {
 }
 
 #[test]
-fn each_failing_driver_call_around_a_copy_in_place_is_a_typed_error_without_a_hang_or_a_leak() {
+fn each_failing_call_of_an_in_place_copy_is_a_typed_error() {
     fn scenario(device: &CudaDevice, memory: &CudaMemoryManager) -> transload_core::Result<()> {
         let (one, two) = (CudaStream::new(device)?, CudaStream::new(device)?);
         let (mapped, there) =
@@ -47,7 +47,7 @@ fn each_failing_driver_call_around_a_copy_in_place_is_a_typed_error_without_a_ha
 }
 
 #[test]
-fn a_driver_that_does_not_take_the_kernel_answers_unsupported_and_the_stream_stays_usable() {
+fn rejected_copy_kernel_is_unsupported() {
     for code in [209, 218, 221, 222, 223] {
         let sim = builder().checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -62,7 +62,7 @@ fn a_driver_that_does_not_take_the_kernel_answers_unsupported_and_the_stream_sta
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{code}");
         assert!(error.to_string().contains("does not take our kernels for copies"), "{error}");
         stream.copy_device_to_device_async(&one, &two).wait().unwrap();
-        // Asked again, it may have become able to.
+        // Tried again, since the driver may accept it now.
         copy(&stream, &one, &two).unwrap();
         stream.synchronize().unwrap();
     }
@@ -89,7 +89,7 @@ fn a_prepared_pool_loads_nothing_when_it_copies() {
 }
 
 #[test]
-fn a_stream_that_ends_before_its_copy_leaves_the_module_to_the_context() {
+fn stream_ending_before_its_copy_keeps_the_module_loaded() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
@@ -108,7 +108,7 @@ fn a_stream_that_ends_before_its_copy_leaves_the_module_to_the_context() {
 }
 
 #[test]
-fn threads_that_need_the_kernels_at_once_share_one_module() {
+fn concurrent_first_uses_load_one_module() {
     const THREADS: usize = 4;
     for round in 0..50 {
         let sim = builder().checked();
@@ -130,7 +130,7 @@ fn threads_that_need_the_kernels_at_once_share_one_module() {
             });
             copying.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        // A graph keeps the module that it finds, for nodes that launch the one of its streams: they must be the same.
+        // A graph keeps one module for nodes that launch another stream's kernels: they must be the same.
         assert_eq!(sim.live_objects().modules, 1, "round {round}");
         streams.iter().for_each(|stream| stream.synchronize().unwrap());
     }

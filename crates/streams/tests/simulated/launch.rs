@@ -1,4 +1,4 @@
-//! Launches where the driver fails, does not take the module, is watched, or runs a kernel that goes astray.
+//! Launches on a driver that fails, rejects the module or checks for races, and kernels that fault.
 
 use transload_core::{DeviceId, ErrorKind, Fence, MemoryKind, Pattern, RawBuffer, Result};
 use transload_cuda_sim::Residency;
@@ -21,7 +21,7 @@ fn sum<'a>(kernel: &'a CudaKernel, x: &'a RawBuffer, y: &'a RawBuffer) -> Launch
 }
 
 fn enqueue(launch: Launch<'_>, stream: &CudaStream) -> Result<Fence> {
-    // SAFETY: `sum` passes what the kernel takes and declares what it touches.
+    // SAFETY: `sum` passes the kernel's parameters and declares its memory.
     unsafe { launch.enqueue(stream) }
 }
 
@@ -36,7 +36,7 @@ fn ones(buffer: &RawBuffer) -> Result<()> {
 }
 
 #[test]
-fn launches_on_many_streams_have_no_race_under_any_of_fifty_seeds() {
+fn launches_on_many_streams_have_no_race_under_fifty_seeds() {
     for seed in 0..50 {
         let sim = builder().seed(seed).record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -90,7 +90,7 @@ fn a_prefetched_launch_finds_its_pages_on_the_device() {
 }
 
 #[test]
-fn each_failing_driver_call_around_a_launch_is_a_typed_error_without_a_hang_or_a_leak() {
+fn each_failing_call_of_a_launch_is_a_typed_error() {
     fn scenario(device: &CudaDevice, memory: &CudaMemoryManager) -> Result<()> {
         let kernel = kernel(device)?;
         let executor = LaunchExecutor::new(device)?;
@@ -111,7 +111,7 @@ fn each_failing_driver_call_around_a_launch_is_a_typed_error_without_a_hang_or_a
 }
 
 #[test]
-fn a_kernel_that_goes_astray_is_the_error_of_its_stream_and_memory_comes_back() {
+fn failing_kernel_is_its_streams_error_and_memory_is_freed() {
     let _alone = alone_with_drop_errors();
     let sim = builder().build();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -126,7 +126,7 @@ fn a_kernel_that_goes_astray_is_the_error_of_its_stream_and_memory_comes_back() 
     before.wait().unwrap();
     let config = LaunchConfig::linear(1, 32);
     let launch = kernel.launch(config).arg(1.0_f32).reads(&x).address(0xBAD_0000).arg(100_u64);
-    // SAFETY: that it is not sound is the test: the software driver notices.
+    // SAFETY: deliberately unsound: the software driver detects it.
     let fence = unsafe { launch.enqueue(&astray) }.unwrap();
     let error = fence.wait().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeviceLost);
@@ -139,7 +139,7 @@ fn a_kernel_that_goes_astray_is_the_error_of_its_stream_and_memory_comes_back() 
 }
 
 #[test]
-fn a_driver_that_does_not_take_a_module_answers_unsupported_and_other_errors_stay_what_they_are() {
+fn only_a_rejected_module_is_unsupported() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     for code in [200, 209, 218, 221, 222, 223] {
@@ -162,7 +162,7 @@ fn a_driver_that_does_not_take_a_module_answers_unsupported_and_other_errors_sta
 }
 
 #[test]
-fn a_module_whose_kernel_may_run_is_left_to_the_context_and_one_that_is_idle_is_unloaded() {
+fn only_an_idle_module_is_unloaded_on_drop() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
@@ -176,7 +176,7 @@ fn a_module_whose_kernel_may_run_is_left_to_the_context_and_one_that_is_idle_is_
     drop(idle);
     assert_eq!(sim.live_objects().modules, 0, "nothing of it runs");
     let busy = kernel(&device).unwrap();
-    // So much is queued before the launch that asking once does not find it over.
+    // Queues enough before the launch that one query does not find it complete.
     for round in 0..100 {
         drop(stream.memset_async(&x, Pattern::U8(round)));
     }
@@ -191,7 +191,7 @@ fn a_module_whose_kernel_may_run_is_left_to_the_context_and_one_that_is_idle_is_
 }
 
 #[test]
-fn a_device_without_concurrent_access_is_launched_on_without_a_prefetch() {
+fn launch_without_concurrent_access_does_not_prefetch() {
     let sim = builder().pre_pascal().record_accesses(true).checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();

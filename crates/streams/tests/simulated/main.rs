@@ -1,4 +1,4 @@
-//! What streams do where the driver fails, is slow, or is watched: only the software driver can be told to.
+//! Streams on a driver that fails, is slow, or checks for races, which only the software driver simulates.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
@@ -42,7 +42,7 @@ fn builder() -> transload_cuda_sim::SimDeviceBuilder {
     SimDevice::builder()
 }
 
-/// Runs a scenario with each of its driver calls failing in turn: a typed error, no race, no leak, no hang.
+/// Runs a scenario once per driver call, with that call failing: expects a typed error, no race, no leak and no hang.
 fn with_each_call_failing(scenario: impl Fn(&CudaDevice, &CudaMemoryManager) -> transload_core::Result<()>) {
     let _alone = alone_with_drop_errors();
     let runs = harness::fail_each_call(
@@ -53,7 +53,7 @@ fn with_each_call_failing(scenario: impl Fn(&CudaDevice, &CudaMemoryManager) -> 
             let device = CudaDevice::new(sim.ordinal())?;
             let memory = CudaMemoryManager::new(&device)?;
             let outcome = scenario(&device, &memory);
-            // Memory that an error left behind is freed by another thread: drained, it is gone.
+            // Memory that an error left is freed by another thread; draining waits for that.
             let drained = memory.drain();
             outcome.and(drained)
         },
@@ -62,7 +62,7 @@ fn with_each_call_failing(scenario: impl Fn(&CudaDevice, &CudaMemoryManager) -> 
 }
 
 #[test]
-fn a_copy_is_not_in_place_before_it_is_waited_for() {
+fn copy_is_not_visible_before_it_completes() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
@@ -72,7 +72,7 @@ fn a_copy_is_not_in_place_before_it_is_waited_for() {
         memory.allocate(MemoryKind::Pinned, 100).unwrap(),
     );
     back.write().unwrap().fill(1);
-    // So much is queued that asking once does not find it over.
+    // Queues enough that one query does not find it complete.
     for _ in 0..20 {
         drop(stream.memset_async(&there, Pattern::U8(2)));
     }
@@ -83,7 +83,7 @@ fn a_copy_is_not_in_place_before_it_is_waited_for() {
 }
 
 #[test]
-fn conflicting_work_on_many_streams_has_no_race_under_any_of_a_hundred_seeds() {
+fn conflicting_work_has_no_race_under_a_hundred_seeds() {
     for seed in 0..100 {
         let sim = builder().seed(seed).record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -107,7 +107,7 @@ fn conflicting_work_on_many_streams_has_no_race_under_any_of_a_hundred_seeds() {
 }
 
 #[test]
-fn a_wait_left_out_is_found_as_a_race() {
+fn missing_wait_is_found_as_a_race() {
     let sim = builder().record_accesses(true).build();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
@@ -115,7 +115,7 @@ fn a_wait_left_out_is_found_as_a_race() {
     let (a, b) =
         (memory.allocate(MemoryKind::Device, 64).unwrap(), memory.allocate(MemoryKind::Device, 64).unwrap());
     let address = |buffer: &transload_core::RawBuffer| buffer.device_address().unwrap();
-    // SAFETY: the ranges are valid; that the second copy may read half of the first is the planted fault.
+    // SAFETY: the ranges are valid; that the second copy may read half of the first is the injected fault.
     unsafe {
         one.copy_raw_async(address(&a), address(&b), 64).unwrap();
         two.copy_raw_async(address(&b), address(&a), 64).unwrap();
@@ -125,7 +125,7 @@ fn a_wait_left_out_is_found_as_a_race() {
     assert!(!sim.races().is_empty(), "the checker must see copies that nothing orders");
 }
 
-/// Errors of destructors are kept for the whole process: tests that take them run one at a time.
+/// Drop errors are recorded per process: tests that take them run one at a time.
 fn alone_with_drop_errors() -> std::sync::MutexGuard<'static, ()> {
     static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let guard = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -146,12 +146,12 @@ fn copy_up_and_down(memory: &CudaMemoryManager, device: &CudaDevice) -> transloa
 }
 
 #[test]
-fn each_failing_driver_call_is_a_typed_error_without_a_hang_or_a_leak() {
+fn each_failing_call_of_copies_is_a_typed_error() {
     with_each_call_failing(|device, memory| copy_up_and_down(memory, device));
 }
 
 #[test]
-fn a_lost_device_fails_what_is_in_flight_and_what_comes_after_and_gives_memory_back() {
+fn lost_device_fails_all_work_and_frees_memory() {
     let sim = builder().build();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
@@ -167,7 +167,7 @@ fn a_lost_device_fails_what_is_in_flight_and_what_comes_after_and_gives_memory_b
 }
 
 #[test]
-fn a_wait_that_an_earlier_wait_implies_is_not_enqueued_again() {
+fn implied_wait_is_not_enqueued_again() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();

@@ -1,4 +1,4 @@
-//! Copies of memory that is registered in part, where one of the parts fails.
+//! Copies of partly registered memory in which one part fails.
 
 use std::sync::{Arc, mpsc::channel};
 
@@ -14,11 +14,11 @@ use crate::{UNKNOWN, builder, within};
 pub(crate) mod heap;
 
 const BYTES: usize = 40_000;
-/// Another error than that of the copy, which says as little about the work.
+/// Another error than the copy's, which also does not tell the state of the work.
 const OTHER: u32 = 304;
 
 #[test]
-fn when_a_part_fails_the_parts_before_it_are_over_and_nothing_is_in_flight() {
+fn failed_part_leaves_no_earlier_part_in_flight() {
     within(|| {
         let sim = builder().record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -35,10 +35,10 @@ fn when_a_part_fails_the_parts_before_it_are_over_and_nothing_is_in_flight() {
             Operation::Copy { src: &source, dst: &there },
             Operation::CopyPitched { src: &from, dst: &half, rows },
         ];
-        // The thread's first refused copy is tried once more, in the device's context.
+        // The thread's first refused copy is retried in the device's context.
         submit(&stream, &operations[0], Timing::Off).unwrap().wait().unwrap();
         for (index, operation) in operations.iter().enumerate() {
-            // The whole is refused, then the parts go one by one: the last of these fails.
+            // The whole copy is refused, then its parts are enqueued one by one, of which the last fails.
             let trace = transload_cuda_sys::trace::start();
             submit(&stream, operation, Timing::Off).unwrap().wait().unwrap();
             let calls = trace.calls_of_this_thread();
@@ -62,9 +62,9 @@ fn when_a_part_fails_the_parts_before_it_are_over_and_nothing_is_in_flight() {
     });
 }
 
-/// Memory registered in part, and a copy of it that the driver takes in parts only.
+/// Partly registered memory, and a copy of it that the driver accepts only in parts.
 #[test]
-fn failed_part_during_a_capture_returns_once_the_parts_before_are_complete() {
+fn failed_part_in_a_capture_waits_for_earlier_parts() {
     within(|| {
         for (synchronize_fails, in_batch) in [(false, false), (true, false), (false, true), (true, true)] {
             let sim = builder().record_accesses(true).checked();
@@ -84,14 +84,14 @@ fn failed_part_during_a_capture_returns_once_the_parts_before_are_complete() {
             let ((begun, has_begun), (done, is_done)) = (channel(), channel::<()>());
             std::thread::scope(|scope| {
                 let capturing = scope.spawn(move || {
-                    // SAFETY: nobody else uses the stream.
+                    // SAFETY: the stream has no other user.
                     let capture = unsafe { Capture::begin(&captured, CaptureMode::Global) }.unwrap();
                     begun.send(()).unwrap();
                     let _dropped = is_done.recv();
                     capture.end().map(drop)
                 });
                 has_begun.recv().unwrap();
-                // The whole is refused, the first part is enqueued, the second fails.
+                // The whole copy is refused, its first part is enqueued, its second fails.
                 sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 3, UNKNOWN);
                 if synchronize_fails {
                     sim.fail_call(Some("cuStreamSynchronize"), 1, OTHER);

@@ -1,4 +1,4 @@
-//! The pool where the driver fails or the device is lost.
+//! The pool on a failing driver or a lost device.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use transload_streams::{AdvancedStreamPool, AllocationStrategy, WorkloadSplit};
 use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing};
 
 #[test]
-fn a_lost_device_is_told_by_leases_and_by_waits_and_nothing_hangs() {
-    // Destroying the streams of a lost device leaves errors behind.
+fn leases_and_waits_report_a_lost_device() {
+    // Destroying streams of a lost device records drop errors.
     let _alone = alone_with_drop_errors();
     for strategy in AllocationStrategy::ALL {
         let sim = builder().build();
@@ -23,7 +23,7 @@ fn a_lost_device_is_told_by_leases_and_by_waits_and_nothing_hangs() {
         sim.poison(ILLEGAL_ADDRESS);
         assert_eq!(in_flight.wait().unwrap_err().kind(), ErrorKind::DeviceLost);
         for _ in 0..5 {
-            // The broken stream is leased for its error, since no other can be made.
+            // The failed stream is leased, and reports its error, since no other can be created.
             let outcome = lease().and_then(|lease| lease.memset_async(&there, Pattern::U8(2)).wait());
             assert_eq!(outcome.unwrap_err().kind(), ErrorKind::DeviceLost, "{strategy}");
         }
@@ -37,7 +37,7 @@ fn a_lost_device_is_told_by_leases_and_by_waits_and_nothing_hangs() {
 }
 
 #[test]
-fn a_stream_that_cannot_be_made_is_an_error_only_where_there_is_no_other() {
+fn failed_stream_creation_is_an_error_only_without_another() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let pool = AdvancedStreamPool::new_with_strategy(&device, 3, AllocationStrategy::RoundRobin).unwrap();
@@ -54,7 +54,7 @@ fn a_stream_that_cannot_be_made_is_an_error_only_where_there_is_no_other() {
 }
 
 #[test]
-fn each_failing_driver_call_of_a_pool_is_a_typed_error_without_a_hang_or_a_leak() {
+fn each_failing_call_of_a_pool_is_a_typed_error() {
     fn scenario(device: &CudaDevice, memory: &CudaMemoryManager) -> transload_core::Result<()> {
         let pool = AdvancedStreamPool::new(device)?;
         let there = memory.allocate(MemoryKind::Device, 100)?;
@@ -77,7 +77,7 @@ fn each_failing_driver_call_of_a_pool_is_a_typed_error_without_a_hang_or_a_leak(
 }
 
 #[test]
-fn what_a_lease_calls_the_driver_for_is_a_stream_and_nothing_else() {
+fn lease_calls_the_driver_only_to_create_a_stream() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     for strategy in AllocationStrategy::ALL {

@@ -1,4 +1,4 @@
-//! A registration that is dropped while another thread submits work on the registered buffer stays until that work is over.
+//! A registration dropped while another thread submits work on its buffer stays until that work completes.
 
 use std::sync::{
     Arc, Mutex,
@@ -13,15 +13,15 @@ use transload_streams::CudaStream;
 
 use crate::{builder, partial_copies::heap, within};
 
-/// A stream that enqueues once it is told to.
-struct Halting {
+/// A stream whose `enqueue` blocks until the test lets it continue.
+struct PausingQueue {
     stream: CudaStream,
     entered: Mutex<Sender<()>>,
     proceed: Mutex<Receiver<()>>,
 }
 
-// SAFETY: everything is the stream's own.
-unsafe impl Queue for Halting {
+// SAFETY: every method forwards to the stream.
+unsafe impl Queue for PausingQueue {
     fn device(&self) -> DeviceId {
         Queue::device(&self.stream)
     }
@@ -55,7 +55,7 @@ unsafe impl Queue for Halting {
 }
 
 #[test]
-fn registration_dropped_during_a_submission_stays_until_it_is_over() {
+fn registration_dropped_during_a_submission_stays_until_then() {
     const BYTES: usize = 100_000;
     within(|| {
         let sim = builder().record_accesses(true).checked();
@@ -67,7 +67,7 @@ fn registration_dropped_during_a_submission_stays_until_it_is_over() {
         drop(cache.register(&source).unwrap());
         assert_eq!(sim.live_objects().registered, 1);
         let ((entered, is_entered), (proceed, may_proceed)) = (channel(), channel());
-        let queue = Halting {
+        let queue = PausingQueue {
             stream: CudaStream::new(&device).unwrap(),
             entered: Mutex::new(entered),
             proceed: Mutex::new(may_proceed),

@@ -1,9 +1,9 @@
-//! Sizes of launches of the own kernels.
+//! Launch sizes of the built-in kernels.
 
 use super::*;
 
 #[test]
-fn a_launch_has_a_thread_for_each_unit_up_to_what_fills_the_device() {
+fn launch_has_a_thread_per_unit_up_to_a_full_device() {
     assert_eq!(blocks(0, 1 << 40, 1, 100), 1);
     assert_eq!(blocks(0, 4096, 4096, 100), 1);
     assert_eq!(blocks(0, 4096, 65_536, 100), 16);

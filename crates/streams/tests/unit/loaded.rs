@@ -1,9 +1,9 @@
-//! Errors of modules that the driver refuses.
+//! Errors of modules that the driver rejects.
 
 use super::*;
 
 #[test]
-fn what_the_compiler_says_is_part_of_the_error() {
+fn compiler_log_is_part_of_the_error() {
     let refused = || DriverError::Call { call: "cuModuleLoadDataEx", code: 218, name: "PTX".to_owned() };
     let error = explain(refused(), "this module", b"ptxas: line 3\n\0\0");
     assert_eq!(error.kind(), ErrorKind::Unsupported);

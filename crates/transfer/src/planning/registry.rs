@@ -11,7 +11,7 @@ use transload_core::{
     Result, SpinLock, SpinLockGuard, TransferMethod, TransferPath,
 };
 
-use transload_executor::{PLACES, place_of_thread};
+use transload_executor::{SHARDS, thread_shard};
 
 use crate::{
     context::ManagerContext,
@@ -144,7 +144,7 @@ impl Registry {
             backends: Backends::default(),
             state: RwLock::default(),
             generation: AtomicU64::new(0),
-            kept: (0..PLACES).map(|_| RouteCacheShard::default()).collect(),
+            kept: (0..SHARDS).map(|_| RouteCacheShard::default()).collect(),
         }
     }
 
@@ -273,7 +273,7 @@ impl Registry {
 
     /// Locks the calling thread's shard, or another one if it is locked.
     pub(crate) fn route_cache(&self) -> RouteCacheGuard<'_> {
-        let (before, from) = self.kept.split_at(place_of_thread().min(self.kept.len()));
+        let (before, from) = self.kept.split_at(thread_shard().min(self.kept.len()));
         let free = from.iter().chain(before).find_map(|RouteCacheShard(kept)| kept.try_lock());
         free.map_or_else(|| RouteCacheGuard::Own(RouteCache::default()), RouteCacheGuard::Place)
     }

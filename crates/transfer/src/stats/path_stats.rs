@@ -8,7 +8,7 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{SizeClass, SpinLock, TransferMethod, TransferPath};
-use transload_executor::place_of_thread;
+use transload_executor::thread_shard;
 
 use crate::{Sampling, TransferStats, stats::histogram::Histogram};
 
@@ -50,7 +50,7 @@ impl StatsTable {
     ) -> Arc<PathStats> {
         let mut entries = self.0.lock();
         let entry = entries
-            .entry((path, method, place_of_thread()))
+            .entry((path, method, thread_shard()))
             .or_insert_with(|| Arc::new(PathStats { path, method, simulated, classes: Default::default() }));
         Arc::clone(entry)
     }

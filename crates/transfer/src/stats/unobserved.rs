@@ -8,7 +8,7 @@ use std::sync::{
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 use transload_core::{DeviceId, Error, Fence, Result, catch_panic};
-use transload_executor::{PLACES, place_of_thread};
+use transload_executor::{SHARDS, thread_shard};
 
 use crate::{context::ManagerContext, stats::path_stats::PathStats};
 
@@ -77,13 +77,13 @@ impl UnobservedTransfer {
 
 impl Default for UnobservedTransfers {
     fn default() -> Self {
-        Self((0..PLACES).map(|_| UnobservedList::default()).collect())
+        Self((0..SHARDS).map(|_| UnobservedList::default()).collect())
     }
 }
 
 impl UnobservedTransfers {
     fn here(&self) -> Option<&UnobservedList> {
-        self.0.get(place_of_thread())
+        self.0.get(thread_shard())
     }
 
     /// Tracks the transfer, and counts it when its end is known.

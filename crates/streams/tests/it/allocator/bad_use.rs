@@ -1,4 +1,4 @@
-//! What must be refused is refused with a reason, and nothing is lost by it.
+//! Invalid use is refused with a reason and loses no memory.
 
 use std::error::Error as _;
 
@@ -7,7 +7,7 @@ use transload_cuda_sim::harness;
 use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource};
 use transload_streams::{CudaStream, FreeError, StreamOrderedAllocator};
 
-use crate::allocator::Bed;
+use crate::allocator::Fixture;
 
 fn cause(error: &Error) -> FreeError {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -16,12 +16,12 @@ fn cause(error: &Error) -> FreeError {
 
 #[test]
 fn zero_bytes_and_a_pebibyte_are_typed_errors() {
-    let bed = Bed::new();
-    let stream = bed.stream();
+    let fixture = Fixture::new();
+    let stream = fixture.stream();
     for layer in ["raw", "buffer"] {
         let ask = |bytes| match layer {
-            "raw" => bed.allocator.allocate_for_stream(&stream, bytes).map(|_| ()),
-            _ => bed.allocator.allocate_buffer(&stream, bytes).map(|_| ()),
+            "raw" => fixture.allocator.allocate_for_stream(&stream, bytes).map(|_| ()),
+            _ => fixture.allocator.allocate_buffer(&stream, bytes).map(|_| ()),
         };
         assert_eq!(ask(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
         assert_eq!(ask(usize::MAX).unwrap_err().kind(), ErrorKind::InvalidArgument);
@@ -33,73 +33,73 @@ fn zero_bytes_and_a_pebibyte_are_typed_errors() {
         ask(100).unwrap();
     }
     drop(stream);
-    bed.finish();
+    fixture.finish();
 }
 
 #[test]
-fn a_double_free_is_refused_and_the_next_owner_is_not_hurt() {
-    let bed = Bed::new();
-    let stream = bed.stream();
-    let block = bed.allocator.allocate_for_stream(&stream, 4096).unwrap();
-    bed.allocator.free_for_stream(block, &stream).unwrap();
+fn double_free_is_refused_and_spares_the_next_owner() {
+    let fixture = Fixture::new();
+    let stream = fixture.stream();
+    let block = fixture.allocator.allocate_for_stream(&stream, 4096).unwrap();
+    fixture.allocator.free_for_stream(block, &stream).unwrap();
     for error in [
-        bed.allocator.free_for_stream(block, &stream).unwrap_err(),
-        bed.allocator.free_for_stream(block.address(), &stream).unwrap_err(),
-        bed.allocator.free(block).unwrap_err(),
-        bed.allocator.record_use(block, &stream).unwrap_err(),
+        fixture.allocator.free_for_stream(block, &stream).unwrap_err(),
+        fixture.allocator.free_for_stream(block.address(), &stream).unwrap_err(),
+        fixture.allocator.free(block).unwrap_err(),
+        fixture.allocator.record_use(block, &stream).unwrap_err(),
     ] {
         assert_eq!(cause(&error), FreeError::AlreadyFreed);
         assert!(error.source().is_none() && error.to_string().contains("freed before"), "{error}");
     }
-    let next = bed.allocator.allocate_for_stream(&stream, 4096).unwrap();
+    let next = fixture.allocator.allocate_for_stream(&stream, 4096).unwrap();
     assert_eq!(next.address(), block.address());
-    let error = bed.allocator.free_for_stream(block, &stream).unwrap_err();
+    let error = fixture.allocator.free_for_stream(block, &stream).unwrap_err();
     assert_eq!(cause(&error), FreeError::AlreadyFreed, "the old value does not free the new block");
-    bed.allocator.free_for_stream(next, &stream).unwrap();
-    // Joined with its neighbours the block is no block any more.
-    let whole = bed.allocator.allocate_for_stream(&stream, 1 << 20).unwrap();
-    bed.allocator.free_for_stream(whole, &stream).unwrap();
-    let error = bed.allocator.free_for_stream(next, &stream).unwrap_err();
+    fixture.allocator.free_for_stream(next, &stream).unwrap();
+    // Once merged with its neighbours, the block no longer exists.
+    let whole = fixture.allocator.allocate_for_stream(&stream, 1 << 20).unwrap();
+    fixture.allocator.free_for_stream(whole, &stream).unwrap();
+    let error = fixture.allocator.free_for_stream(next, &stream).unwrap_err();
     assert_eq!(cause(&error), FreeError::AlreadyFreed);
     drop(stream);
-    bed.finish();
+    fixture.finish();
 }
 
 #[test]
-fn an_address_that_was_never_given_is_refused() {
-    let bed = Bed::new();
-    let stream = bed.stream();
-    let block = bed.allocator.allocate_for_stream(&stream, 4096).unwrap();
+fn free_of_an_unknown_address_is_refused() {
+    let fixture = Fixture::new();
+    let stream = fixture.stream();
+    let block = fixture.allocator.allocate_for_stream(&stream, 4096).unwrap();
     for address in [0, block.address() + 512, u64::MAX] {
-        let error = bed.allocator.free_for_stream(address, &stream).unwrap_err();
+        let error = fixture.allocator.free_for_stream(address, &stream).unwrap_err();
         assert_eq!(cause(&error), FreeError::NeverAllocated, "{address:#x}");
     }
-    let others = Bed::new();
+    let others = Fixture::new();
     let error = others.allocator.free(block).unwrap_err();
     assert_eq!(cause(&error), FreeError::NeverAllocated, "another allocator's block");
-    bed.allocator.free_for_stream(block, &stream).unwrap();
+    fixture.allocator.free_for_stream(block, &stream).unwrap();
     drop(stream);
     others.finish();
-    bed.finish();
+    fixture.finish();
 }
 
 #[test]
-fn a_free_on_the_wrong_stream_is_refused_until_its_use_there_is_recorded() {
-    let bed = Bed::new();
-    let (own, other) = (bed.stream(), bed.stream());
-    let block = bed.allocator.allocate_for_stream(&own, 4096).unwrap();
+fn free_on_another_stream_needs_a_recorded_use() {
+    let fixture = Fixture::new();
+    let (own, other) = (fixture.stream(), fixture.stream());
+    let block = fixture.allocator.allocate_for_stream(&own, 4096).unwrap();
     for error in [
-        bed.allocator.free_for_stream(block, &other).unwrap_err(),
-        bed.allocator.free_for_stream(block.address(), &other).unwrap_err(),
+        fixture.allocator.free_for_stream(block, &other).unwrap_err(),
+        fixture.allocator.free_for_stream(block.address(), &other).unwrap_err(),
     ] {
         assert_eq!(cause(&error), FreeError::WrongStream);
     }
-    assert_eq!(bed.allocator.statistics().live_blocks, 1, "nothing was lost");
-    bed.allocator.record_use(block, &other).unwrap();
-    bed.allocator.free_for_stream(block, &other).unwrap();
-    assert_eq!(bed.allocator.statistics().live_blocks, 0);
+    assert_eq!(fixture.allocator.statistics().live_blocks, 1, "nothing was lost");
+    fixture.allocator.record_use(block, &other).unwrap();
+    fixture.allocator.free_for_stream(block, &other).unwrap();
+    assert_eq!(fixture.allocator.statistics().live_blocks, 0);
     drop((own, other));
-    bed.finish();
+    fixture.finish();
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_stream_of_another_device_is_refused() {
     let error = allocator.allocate_for_stream(&foreign, 100).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.to_string().contains("valid are streams of"), "{error}");
-    // Pinned memory is every device's.
+    // Pinned memory belongs to no device.
     let pinned = StreamOrderedAllocator::new(CudaResource::new(&memory, MemoryKind::Pinned).unwrap());
     let block = pinned.allocate_for_stream(&foreign, 100).unwrap();
     pinned.free_for_stream(block, &foreign).unwrap();
@@ -122,47 +122,47 @@ fn a_stream_of_another_device_is_refused() {
 }
 
 #[test]
-fn a_stream_that_only_one_thread_can_name_is_refused() {
-    let bed = Bed::new();
-    let stream = CudaStream::per_thread_default(bed.device()).unwrap();
-    let error = bed.allocator.allocate_for_stream(&stream, 100).unwrap_err();
+fn per_thread_default_stream_is_refused() {
+    let fixture = Fixture::new();
+    let stream = CudaStream::per_thread_default(fixture.device()).unwrap();
+    let error = fixture.allocator.allocate_for_stream(&stream, 100).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert!(bed.allocator.allocate_buffer(&stream, 100).is_err());
-    // The legacy default stream is the same in every thread.
-    let legacy = CudaStream::legacy_default(bed.device()).unwrap();
-    let block = bed.allocator.allocate_for_stream(&legacy, 100).unwrap();
-    bed.allocator.free_for_stream(block, &legacy).unwrap();
+    assert!(fixture.allocator.allocate_buffer(&stream, 100).is_err());
+    // The legacy default stream is shared by all threads.
+    let legacy = CudaStream::legacy_default(fixture.device()).unwrap();
+    let block = fixture.allocator.allocate_for_stream(&legacy, 100).unwrap();
+    fixture.allocator.free_for_stream(block, &legacy).unwrap();
     drop((stream, legacy));
-    bed.finish();
+    fixture.finish();
 }
 
 #[test]
 fn segments_of_no_size_are_refused() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     for (small, large) in [(0, 1 << 20), (1 << 20, 0), (1000, 1 << 20)] {
-        let resource = CudaResource::new(&bed.memory, MemoryKind::Device).unwrap();
+        let resource = CudaResource::new(&fixture.memory, MemoryKind::Device).unwrap();
         let error = StreamOrderedAllocator::builder(resource).segments(small, large).build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     }
-    let error = CudaResource::new(&bed.memory, MemoryKind::Pageable).unwrap_err();
+    let error = CudaResource::new(&fixture.memory, MemoryKind::Pageable).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    bed.finish();
+    fixture.finish();
 }
 
 #[test]
 fn free_of_a_buffers_address_is_refused() {
     for kind in [MemoryKind::Device, MemoryKind::Pinned] {
-        let bed = Bed::over(kind);
-        let stream = bed.stream();
-        let first = bed.allocator.allocate_buffer(&stream, 4096).unwrap();
+        let fixture = Fixture::over(kind);
+        let stream = fixture.stream();
+        let first = fixture.allocator.allocate_buffer(&stream, 4096).unwrap();
         let address =
             first.device_address().or_else(|| first.host_address().map(|at| at.addr().get() as u64)).unwrap();
         let freed = [
-            bed.allocator.free(address),
-            bed.allocator.free_for_stream(address, &stream),
-            bed.allocator.record_use(address, &bed.stream()),
+            fixture.allocator.free(address),
+            fixture.allocator.free_for_stream(address, &stream),
+            fixture.allocator.record_use(address, &fixture.stream()),
         ];
-        let second = bed.allocator.allocate_buffer(&stream, 4096).unwrap();
+        let second = fixture.allocator.allocate_buffer(&stream, 4096).unwrap();
         assert_ne!(
             (first.device_address(), first.host_address()),
             (second.device_address(), second.host_address())
@@ -179,30 +179,30 @@ fn free_of_a_buffers_address_is_refused() {
             assert!(error.to_string().contains("drop the buffer"), "{error}");
         }
         drop((first, second));
-        // The dropped buffers' memory is free, not a buffer's.
-        assert_eq!(cause(&bed.allocator.free(address).unwrap_err()), FreeError::AlreadyFreed);
+        // The dropped buffers' memory is free and no longer belongs to a buffer.
+        assert_eq!(cause(&fixture.allocator.free(address).unwrap_err()), FreeError::AlreadyFreed);
         drop(stream);
-        bed.finish();
+        fixture.finish();
     }
 }
 
 #[test]
 fn a_refused_use_is_not_inherited_by_the_next_block() {
-    let bed = Bed::new();
-    let (stream, other) = (bed.stream(), bed.stream());
-    let buffer = bed.allocator.allocate_buffer(&stream, 4096).unwrap();
+    let fixture = Fixture::new();
+    let (stream, other) = (fixture.stream(), fixture.stream());
+    let buffer = fixture.allocator.allocate_buffer(&stream, 4096).unwrap();
     let address = buffer.device_address().unwrap();
     assert!(
-        bed.allocator.record_use(address, &other).is_err(),
+        fixture.allocator.record_use(address, &other).is_err(),
         "a use of a buffer's memory is the buffer's to know"
     );
     drop(buffer);
-    let block = bed.allocator.allocate_for_stream(&stream, 4096).unwrap();
+    let block = fixture.allocator.allocate_for_stream(&stream, 4096).unwrap();
     assert_eq!(block.address(), address);
-    // Only a recorded user may free it there.
-    let error = bed.allocator.free_for_stream(block, &other).unwrap_err();
+    // Only a recorded user may free it on that stream.
+    let error = fixture.allocator.free_for_stream(block, &other).unwrap_err();
     assert_eq!(cause(&error), FreeError::WrongStream);
-    bed.allocator.free_for_stream(block, &stream).unwrap();
+    fixture.allocator.free_for_stream(block, &stream).unwrap();
     drop((stream, other));
-    bed.finish();
+    fixture.finish();
 }

@@ -1,5 +1,5 @@
-//! While someone captures a graph in global mode, allocating, freeing, growing and reuse across streams leave it valid; memory
-//! of the captured stream itself is left alone.
+//! A graph capture in global mode stays valid while this library allocates, frees, grows and reuses across streams, and the
+//! captured stream's memory is not used.
 
 use std::sync::Barrier;
 
@@ -7,7 +7,7 @@ use transload_cuda_sys::{AsStream, Capture, CaptureMode, DriverError, Stream, St
 use transload_streams::CudaStream;
 
 use crate::{
-    allocator::Bed,
+    allocator::Fixture,
     allocator::across_streams::{fill, read_back},
 };
 
@@ -15,12 +15,12 @@ use crate::{
 const GLOBAL: u32 = 0;
 
 #[test]
-fn allocation_leaves_a_capture_valid_and_the_captured_streams_memory_alone() {
-    let bed = Bed::new();
-    let (captured, one, two) = (bed.stream(), bed.stream(), bed.stream());
-    let of_captured = bed.allocator.allocate_for_stream(&captured, 1 << 20).unwrap();
-    bed.allocator.free_for_stream(of_captured, &captured).unwrap();
-    let back = bed.setup.pinned(&vec![0; 1 << 20]);
+fn allocation_leaves_a_global_capture_valid() {
+    let fixture = Fixture::new();
+    let (captured, one, two) = (fixture.stream(), fixture.stream(), fixture.stream());
+    let of_captured = fixture.allocator.allocate_for_stream(&captured, 1 << 20).unwrap();
+    fixture.allocator.free_for_stream(of_captured, &captured).unwrap();
+    let back = fixture.setup.pinned(&vec![0; 1 << 20]);
     let (begun, done) = (Barrier::new(2), Barrier::new(2));
     std::thread::scope(|scope| {
         let capture = scope.spawn(|| -> Result<(), DriverError> {
@@ -40,18 +40,18 @@ fn allocation_leaves_a_capture_valid_and_the_captured_streams_memory_alone() {
         });
         begun.wait();
         let ours = || -> transload_core::Result<()> {
-            let block = bed.allocator.allocate_for_stream(&one, 1 << 20)?;
+            let block = fixture.allocator.allocate_for_stream(&one, 1 << 20)?;
             fill(&one, block, 1);
-            bed.allocator.free_for_stream(block, &one)?;
-            let block = bed.allocator.allocate_for_stream(&two, 1 << 20)?;
+            fixture.allocator.free_for_stream(block, &one)?;
+            let block = fixture.allocator.allocate_for_stream(&two, 1 << 20)?;
             fill(&two, block, 2);
             read_back(&two, block, &back);
-            let large = bed.allocator.allocate_for_stream(&two, 50 << 20)?;
-            bed.allocator.free_for_stream(large, &two)?;
-            bed.allocator.free_for_stream(block, &two)?;
+            let large = fixture.allocator.allocate_for_stream(&two, 50 << 20)?;
+            fixture.allocator.free_for_stream(large, &two)?;
+            fixture.allocator.free_for_stream(block, &two)?;
             two.synchronize()?;
             one.synchronize()?;
-            bed.allocator.trim().map(|_| ())
+            fixture.allocator.trim().map(|_| ())
         };
         let outcome = ours();
         done.wait();
@@ -60,21 +60,21 @@ fn allocation_leaves_a_capture_valid_and_the_captured_streams_memory_alone() {
     });
     assert!(back.read().unwrap().iter().all(|byte| *byte == 2));
     drop((captured, one, two, back));
-    bed.finish();
+    fixture.finish();
 }
 
 #[test]
-fn an_allocator_of_the_legacy_stream_leaves_a_capture_of_a_stream_alone_that_it_would_wait_for() {
-    let bed = Bed::new();
-    let legacy = CudaStream::legacy_default(&bed.setup.device).unwrap();
-    let block = bed.allocator.allocate_for_stream(&legacy, 1 << 20).unwrap();
-    bed.allocator.free_for_stream(block, &legacy).unwrap();
+fn legacy_stream_allocator_leaves_a_blocking_capture_valid() {
+    let fixture = Fixture::new();
+    let legacy = CudaStream::legacy_default(&fixture.setup.device).unwrap();
+    let block = fixture.allocator.allocate_for_stream(&legacy, 1 << 20).unwrap();
+    fixture.allocator.free_for_stream(block, &legacy).unwrap();
     let blocking = StreamOptions { priority: 0, blocking: true };
-    let theirs = Stream::new(bed.setup.device.context().unwrap(), blocking).unwrap();
-    // SAFETY: nobody else uses the stream.
+    let theirs = Stream::new(fixture.setup.device.context().unwrap(), blocking).unwrap();
+    // SAFETY: the stream has no other user.
     let capture = unsafe { Capture::begin(&theirs, CaptureMode::Relaxed) }.unwrap();
-    bed.allocator.trim().unwrap();
+    fixture.allocator.trim().unwrap();
     capture.end().expect("the capture is valid");
     drop((legacy, theirs));
-    bed.finish();
+    fixture.finish();
 }

@@ -1,24 +1,24 @@
-//! Pinned memory from the allocator: hardly more held than asked for, and nothing asked of the driver while it is warm.
+//! Pinned memory from the allocator: little overhead, and no driver calls once warm.
 
 use transload_core::{MemoryKind, RawBuffer};
 use transload_memory::{CudaResource, HostPages, LimitingResource, PinnedResource, UploadBuffer};
 use transload_streams::StreamOrderedAllocator;
 
 use crate::{
-    allocator::{Bed, calls_of},
+    allocator::{Fixture, calls_of},
     support::setup::noise,
 };
 
-fn pool(bed: &Bed) -> StreamOrderedAllocator {
-    StreamOrderedAllocator::builder(PinnedResource::new(&bed.memory)).exact_segments().build().unwrap()
+fn pool(fixture: &Fixture) -> StreamOrderedAllocator {
+    StreamOrderedAllocator::builder(PinnedResource::new(&fixture.memory)).exact_segments().build().unwrap()
 }
 
 const MIB: usize = 1 << 20;
 
 #[test]
-fn no_more_than_a_tenth_is_held_beyond_what_was_asked_for() {
-    let bed = Bed::new();
-    let stream = bed.stream();
+fn pinned_overhead_is_at_most_a_tenth() {
+    let fixture = Fixture::new();
+    let stream = fixture.stream();
     let mixes: [&[usize]; 5] = [
         &[MIB + 1],
         &[3 * MIB + 5],
@@ -27,32 +27,32 @@ fn no_more_than_a_tenth_is_held_beyond_what_was_asked_for() {
         &[MIB + 1, 3 * MIB + 5, 700_001, 33 * MIB, 2 * MIB - 1, 65_537, 17 * MIB + 13, 100_003, 5 * MIB],
     ];
     for sizes in mixes {
-        let pool = pool(&bed);
+        let pool = pool(&fixture);
         let asked: u64 = sizes.iter().map(|size| *size as u64).sum();
         let held: Vec<RawBuffer> =
             sizes.iter().map(|bytes| pool.allocate_buffer(&stream, *bytes).unwrap()).collect();
         assert!(held.iter().all(|buffer| buffer.place().kind == MemoryKind::Pinned));
         let reserved = pool.statistics().reserved;
         assert!(reserved * 10 <= asked * 11, "{reserved} bytes are held for {asked}: {sizes:?}");
-        // Again, in another order: nothing more is needed.
+        // Again in another order: no further memory is needed.
         drop(held);
         let again: Vec<RawBuffer> =
             sizes.iter().rev().map(|bytes| pool.allocate_buffer(&stream, *bytes).unwrap()).collect();
         assert_eq!(pool.statistics().reserved, reserved, "{sizes:?}");
         drop((again, pool));
-        bed.memory.drain().unwrap();
+        fixture.memory.drain().unwrap();
     }
     drop(stream);
-    bed.finish();
+    fixture.finish();
 }
 
 #[test]
-fn the_upstream_holds_what_the_allocator_says() {
-    let bed = Bed::new();
-    let stream = bed.stream();
-    // Elsewhere pages cannot be chosen.
+fn upstream_count_equals_the_allocators_statistics() {
+    let fixture = Fixture::new();
+    let stream = fixture.stream();
+    // Other systems cannot choose the page size.
     let pages = if cfg!(target_os = "linux") { HostPages::Ordinary } else { HostPages::Driver };
-    let pinned = PinnedResource::new(&bed.memory).with_pages(pages);
+    let pinned = PinnedResource::new(&fixture.memory).with_pages(pages);
     let resource = std::sync::Arc::new(LimitingResource::new(pinned, u64::MAX));
     let pool =
         StreamOrderedAllocator::builder(std::sync::Arc::clone(&resource)).exact_segments().build().unwrap();
@@ -65,74 +65,75 @@ fn the_upstream_holds_what_the_allocator_says() {
     drop((held, pool, stream));
     assert_eq!(resource.used(), 0);
     drop(resource);
-    bed.finish();
+    fixture.finish();
 }
 
 #[test]
-fn warm_pinned_memory_asks_nothing_of_the_driver_nor_of_the_resource() {
-    let bed = Bed::new();
-    let stream = bed.stream();
-    let pool = pool(&bed);
+fn warm_pinned_allocation_makes_no_driver_call() {
+    let fixture = Fixture::new();
+    let stream = fixture.stream();
+    let pool = pool(&fixture);
     for bytes in [4096, MIB, 3 * MIB + 5, 33 * MIB] {
         drop(pool.allocate_buffer(&stream, bytes).unwrap());
         let ((), calls) = calls_of(|| {
             for _ in 0..100 {
                 drop(pool.allocate_buffer(&stream, bytes).unwrap());
             }
-            // Plain addresses, for who orders the host's use by himself.
+            // Plain addresses, for callers that order the host's use themselves.
             for _ in 0..100 {
                 let block = pool.allocate_for_stream(&stream, bytes).unwrap();
                 pool.free_for_stream(block, &stream).unwrap();
             }
         });
         assert!(calls.is_empty(), "{bytes}: {} calls, first {:?}", calls.len(), calls.first());
-        // A buffer over what was freed by hand has to know its end, which is one event.
+        // A buffer over manually freed memory records one event for its earlier use.
         drop(pool.allocate_buffer(&stream, bytes).unwrap());
     }
     drop((pool, stream));
-    bed.finish();
+    fixture.finish();
 }
 
 #[test]
-fn a_pinned_buffer_over_memory_in_flight_is_written_only_behind_that() {
-    let bed = Bed::new();
-    let stream = bed.stream();
-    let pool = StreamOrderedAllocator::builder(PinnedResource::new(&bed.memory)).ahead(0).build().unwrap();
-    let device = bed.setup.device(300_000);
-    let back = bed.setup.pinned(&vec![0; 300_000]);
+fn pinned_buffer_over_work_in_flight_waits_before_writing() {
+    let fixture = Fixture::new();
+    let stream = fixture.stream();
+    let pool =
+        StreamOrderedAllocator::builder(PinnedResource::new(&fixture.memory)).ahead(0).build().unwrap();
+    let device = fixture.setup.device(300_000);
+    let back = fixture.setup.pinned(&vec![0; 300_000]);
     for round in 0..10 {
         let content = noise(300_000, round);
         let upload = pool.allocate_buffer(&stream, 300_000).unwrap();
         upload.write().unwrap().copy_from_slice(&content);
         drop(stream.copy_from_host_async(&upload, &device));
         drop(upload);
-        // The same memory, while the copy engine may still read it.
+        // The same memory, which the copy engine may still read.
         let next = pool.allocate_buffer(&stream, 300_000).unwrap();
         next.write().unwrap().fill(0);
         stream.copy_to_host_async(&device, &back).wait().unwrap();
         assert!(*back.read().unwrap() == content[..], "round {round}");
     }
     drop((pool, device, back, stream));
-    bed.finish();
+    fixture.finish();
 }
 
 #[test]
 fn write_combined_blocks_are_sources_only() {
-    let bed = Bed::new();
-    let stream = bed.stream();
-    let pool = StreamOrderedAllocator::new(CudaResource::write_combined(&bed.memory));
+    let fixture = Fixture::new();
+    let stream = fixture.stream();
+    let pool = StreamOrderedAllocator::new(CudaResource::write_combined(&fixture.memory));
     let content = noise(100_000, 3);
-    let device = bed.setup.device(100_000);
+    let device = fixture.setup.device(100_000);
     let upload = UploadBuffer::new(pool.allocate_buffer(&stream, 100_000).unwrap()).unwrap();
     upload.write(0, &content).unwrap();
     drop(stream.copy_from_host_async(upload.source(), &device));
     // Waits for the upload.
     upload.write(0, &[0; 1000]).unwrap();
-    let back = bed.setup.pinned(&vec![0; 100_000]);
+    let back = fixture.setup.pinned(&vec![0; 100_000]);
     stream.copy_to_host_async(&device, &back).wait().unwrap();
     assert!(*back.read().unwrap() == content[..]);
     let refused = stream.copy_to_host_async(&device, upload.source()).wait().unwrap_err();
     assert_eq!(refused.kind(), transload_core::ErrorKind::InvalidArgument);
     drop((upload, back, device, pool, stream));
-    bed.finish();
+    fixture.finish();
 }

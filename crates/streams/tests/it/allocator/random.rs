@@ -1,4 +1,4 @@
-//! Ten thousand random operations on 8 threads and 4 streams: every block keeps its own bytes, and all memory comes back.
+//! Ten thousand random operations on 8 threads and 4 streams: every block keeps its contents, and all memory is freed.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
 const REGION: usize = 16 << 20;
 const THREADS: u64 = 8;
 const OPERATIONS: u64 = 10_000;
-/// Blocks that a thread has at a time.
+/// Blocks that a thread holds at a time.
 const HELD: usize = 6;
 /// The largest block: all threads' blocks fit the region four times.
 const LARGEST: u64 = 80_000;
@@ -54,7 +54,7 @@ impl Field {
         Self { allocator, streams, memory }
     }
 
-    /// One thread's share of the operations. Contents are looked at in the stream's order, at every free.
+    /// One thread's share of the operations. Contents are checked in stream order, at every free.
     fn work(&self, seed: u64, operations: u64) {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
         let back = self.memory.allocate(MemoryKind::Pinned, LARGEST as usize).unwrap();
@@ -98,7 +98,7 @@ impl Field {
                 (block.bytes() as usize, value)
             }
             Held::Owned(buffer, at, value) => {
-                // Sometimes read on another stream, which its drop then knows.
+                // Sometimes read on another stream, which the drop then waits for.
                 let other = if random.below(3) == 0 { random.below(4) as usize } else { at };
                 let into = back.slice(..buffer.len()).unwrap();
                 let down = self.streams[other].copy_to_host_async(&buffer, &into);
@@ -137,9 +137,9 @@ fn run(device: &CudaDevice, seed: u64, operations: u64) {
     field.finish();
 }
 
-/// On a real device each thread does all the operations; on the simulated one they share them, with the race checker off.
+/// On a real device each thread does all the operations; on the simulated one they share them, without the race checker.
 #[test]
-fn ten_thousand_operations_of_eight_threads_on_four_streams_never_mix_up_contents() {
+fn random_operations_of_eight_threads_keep_contents() {
     watched(ten_thousand_operations);
 }
 
@@ -153,11 +153,11 @@ fn ten_thousand_operations() {
 }
 
 #[test]
-fn random_operations_under_several_seeds_mix_up_nothing_and_race_nowhere() {
+fn random_operations_under_several_seeds_have_no_race() {
     watched(several_seeds);
 }
 
-/// On a real device the seeds change the operations only, and no race checker looks on.
+/// On a real device the seeds change the operations only, and there is no race checker.
 fn several_seeds() {
     for seed in seeds(5) {
         if is_real() {

@@ -1,4 +1,4 @@
-//! The host writes the next pinned buffer while the last one is still uploaded, and what that takes stays within a bound.
+//! Running ahead: the host writes the next pinned buffer during the upload of the last one, within a bound of memory.
 
 use transload_core::{ErrorKind, RawBuffer};
 use transload_cuda_sim::harness::is_real;
@@ -6,7 +6,7 @@ use transload_memory::PinnedResource;
 use transload_streams::{AllocatorBuilder, CudaStream, StreamOrderedAllocator};
 
 use crate::{
-    allocator::{Bed, calls_of},
+    allocator::{Fixture, calls_of},
     support::{
         gate::{Gate, limited},
         setup::noise,
@@ -15,20 +15,20 @@ use crate::{
 
 const MIB: usize = 1 << 20;
 
-fn builder(bed: &Bed) -> AllocatorBuilder<PinnedResource> {
-    StreamOrderedAllocator::builder(PinnedResource::new(&bed.memory)).exact_segments()
+fn builder(fixture: &Fixture) -> AllocatorBuilder<PinnedResource> {
+    StreamOrderedAllocator::builder(PinnedResource::new(&fixture.memory)).exact_segments()
 }
 
 fn address(buffer: &RawBuffer) -> usize {
     buffer.host_address().unwrap().addr().get()
 }
 
-/// What a loop does with each buffer; it is dropped while the upload runs.
+/// One iteration of a loop: the buffer is dropped during its upload.
 fn upload(stream: &CudaStream, source: RawBuffer, target: &RawBuffer) {
     drop(stream.copy_from_host_async(&source, target));
 }
 
-/// A real driver may wait for the device before it pins memory, so what a test needs behind a gate is pinned before.
+/// Pins memory before a gate is closed, since a real driver may wait for the device to pin.
 fn pinned_before(pool: &StreamOrderedAllocator, stream: &CudaStream, buffers: usize) {
     if is_real() {
         let held: Vec<_> = (0..buffers).map(|_| pool.allocate_buffer(stream, MIB).unwrap()).collect();
@@ -37,38 +37,38 @@ fn pinned_before(pool: &StreamOrderedAllocator, stream: &CudaStream, buffers: us
 }
 
 #[test]
-fn the_host_writes_the_next_buffer_while_the_last_ones_are_uploaded() {
+fn host_writes_the_next_buffer_during_uploads() {
     limited(|| {
-        let bed = Bed::new();
-        let (stream, pool) = (bed.stream(), builder(&bed).build().unwrap());
-        let targets: Vec<RawBuffer> = (0..5).map(|_| bed.setup.device(MIB)).collect();
+        let fixture = Fixture::new();
+        let (stream, pool) = (fixture.stream(), builder(&fixture).build().unwrap());
+        let targets: Vec<RawBuffer> = (0..5).map(|_| fixture.setup.device(MIB)).collect();
         pinned_before(&pool, &stream, 5);
-        let gate = Gate::before(bed.device(), &[&stream]);
+        let gate = Gate::before(fixture.device(), &[&stream]);
         for (round, target) in targets.iter().enumerate() {
             let buffer = pool.allocate_buffer(&stream, MIB).unwrap();
-            // Were it one of those that are read, it would be busy.
+            // A buffer that is still being read would be busy.
             buffer.try_write().unwrap().copy_from_slice(&noise(MIB, round as u64));
             upload(&stream, buffer, target);
         }
         gate.open();
-        let back = bed.setup.pinned(&vec![0; MIB]);
+        let back = fixture.setup.pinned(&vec![0; MIB]);
         for (round, target) in targets.iter().enumerate() {
             stream.copy_to_host_async(target, &back).wait().unwrap();
             assert!(*back.read().unwrap() == noise(MIB, round as u64)[..], "round {round}");
         }
         drop((pool, targets, back, stream));
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
-fn what_is_held_for_that_is_bounded_and_then_the_block_comes_that_is_over_first() {
+fn run_ahead_is_bounded_then_the_first_complete_is_used() {
     limited(|| {
-        let bed = Bed::new();
-        let (stream, pool) = (bed.stream(), builder(&bed).ahead(3 * MIB as u64).build().unwrap());
-        let target = bed.setup.device(MIB);
+        let fixture = Fixture::new();
+        let (stream, pool) = (fixture.stream(), builder(&fixture).ahead(3 * MIB as u64).build().unwrap());
+        let target = fixture.setup.device(MIB);
         pinned_before(&pool, &stream, 3);
-        let gate = Gate::before(bed.device(), &[&stream]);
+        let gate = Gate::before(fixture.device(), &[&stream]);
         let mut addresses = Vec::new();
         for _ in 0..12 {
             let buffer = pool.allocate_buffer(&stream, MIB).unwrap();
@@ -84,20 +84,20 @@ fn what_is_held_for_that_is_bounded_and_then_the_block_comes_that_is_over_first(
         assert!(addresses.iter().zip(&addresses[3..]).all(|(before, now)| before == now), "{addresses:x?}");
         gate.open();
         drop((pool, target, stream));
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
-fn a_limit_or_an_allocator_that_may_not_run_ahead_gives_what_is_there() {
+fn no_run_ahead_reuses_a_block_in_flight() {
     limited(|| {
-        let bed = Bed::new();
-        let stream = bed.stream();
-        let target = bed.setup.device(MIB);
-        for pool in [builder(&bed).limit(MIB as u64), builder(&bed).ahead(0)] {
+        let fixture = Fixture::new();
+        let stream = fixture.stream();
+        let target = fixture.setup.device(MIB);
+        for pool in [builder(&fixture).limit(MIB as u64), builder(&fixture).ahead(0)] {
             let pool = pool.build().unwrap();
             let first = pool.allocate_buffer(&stream, MIB).unwrap();
-            let gate = Gate::before(bed.device(), &[&stream]);
+            let gate = Gate::before(fixture.device(), &[&stream]);
             let was = address(&first);
             upload(&stream, first, &target);
             let next = pool.allocate_buffer(&stream, MIB).unwrap();
@@ -107,20 +107,20 @@ fn a_limit_or_an_allocator_that_may_not_run_ahead_gives_what_is_there() {
             next.write().unwrap().fill(0);
         }
         drop((target, stream));
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
-fn a_block_whose_work_is_over_comes_before_new_memory() {
-    let bed = Bed::new();
-    let (stream, pool) = (bed.stream(), builder(&bed).build().unwrap());
-    let target = bed.setup.device(MIB);
+fn completed_block_is_preferred_to_new_memory() {
+    let fixture = Fixture::new();
+    let (stream, pool) = (fixture.stream(), builder(&fixture).build().unwrap());
+    let target = fixture.setup.device(MIB);
     let first = pool.allocate_buffer(&stream, MIB).unwrap();
     let was = address(&first);
     upload(&stream, first, &target);
     for round in 0..10 {
-        // Nobody of ours knows that it is over.
+        // The library has not queried its completion yet.
         transload_cuda_sys::AsStream::context(&stream).synchronize().unwrap();
         let (next, calls) = calls_of(|| pool.allocate_buffer(&stream, MIB).unwrap());
         assert_eq!(address(&next), was, "round {round}");
@@ -128,21 +128,21 @@ fn a_block_whose_work_is_over_comes_before_new_memory() {
         assert!(questions.eq(["cuEventQuery"].iter()), "one question is enough: {calls:?}");
         upload(&stream, next, &target);
     }
-    // Known to be over, it costs nothing at all.
+    // Once known complete, it needs no call.
     stream.synchronize().unwrap();
     let (next, calls) = calls_of(|| pool.allocate_buffer(&stream, MIB).unwrap());
     assert_eq!((address(&next), calls.as_slice()), (was, [].as_slice()));
     assert_eq!(pool.statistics().reserved, MIB as u64);
     drop((next, pool, target, stream));
-    bed.finish();
+    fixture.finish();
 }
 
 #[test]
-fn a_run_of_small_uploads_still_shares_its_events() {
-    let bed = Bed::new();
-    let (stream, pool) = (bed.stream(), builder(&bed).build().unwrap());
-    let target = bed.setup.device(4096);
-    // The segment that they share.
+fn small_uploads_still_share_events() {
+    let fixture = Fixture::new();
+    let (stream, pool) = (fixture.stream(), builder(&fixture).build().unwrap());
+    let target = fixture.setup.device(4096);
+    // Their shared segment.
     drop(pool.allocate_buffer(&stream, 4096).unwrap());
     let ((), calls) = calls_of(|| {
         for round in 0..160 {
@@ -154,43 +154,43 @@ fn a_run_of_small_uploads_still_shares_its_events() {
     let events = calls.iter().filter(|call| **call == "cuEventRecord").count();
     assert!(events <= 12, "{events} events for 160 uploads of 4 KiB: a run has 16");
     drop((pool, target, stream));
-    bed.finish();
+    fixture.finish();
 }
 
 #[test]
-fn a_buffer_that_another_stream_still_reads_is_not_written_next_either() {
+fn buffer_read_by_another_stream_is_not_reused() {
     limited(|| {
-        let bed = Bed::new();
-        let (own, other) = (bed.stream(), bed.stream());
-        let pool = builder(&bed).ahead(2 * MIB as u64).build().unwrap();
-        let target = bed.setup.device(MIB);
+        let fixture = Fixture::new();
+        let (own, other) = (fixture.stream(), fixture.stream());
+        let pool = builder(&fixture).ahead(2 * MIB as u64).build().unwrap();
+        let target = fixture.setup.device(MIB);
         pinned_before(&pool, &own, 2);
-        let gate = Gate::before(bed.device(), &[&other]);
+        let gate = Gate::before(fixture.device(), &[&other]);
         let first = pool.allocate_buffer(&own, MIB).unwrap();
         upload(&other, first, &target);
         let second = pool.allocate_buffer(&own, MIB).unwrap();
         second.try_write().unwrap().fill(1);
         upload(&other, second, &target);
-        // Both are in flight, which is all that may be.
+        // Both are in flight, which is the limit.
         let third = pool.allocate_buffer(&own, MIB).unwrap();
         assert_eq!(third.try_write().unwrap_err().kind(), ErrorKind::Busy);
         assert_eq!(pool.statistics().reserved, 2 * MIB as u64);
         gate.open();
         third.write().unwrap().fill(2);
         drop((third, pool, target, own, other));
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
-fn a_buffer_of_which_only_another_streams_work_is_over_is_not_written_next_either() {
+fn buffer_complete_on_another_stream_only_is_not_reused() {
     limited(|| {
-        let bed = Bed::new();
-        let (own, other) = (bed.stream(), bed.stream());
-        let pool = builder(&bed).build().unwrap();
-        let targets = [bed.setup.device(MIB), bed.setup.device(MIB)];
+        let fixture = Fixture::new();
+        let (own, other) = (fixture.stream(), fixture.stream());
+        let pool = builder(&fixture).build().unwrap();
+        let targets = [fixture.setup.device(MIB), fixture.setup.device(MIB)];
         pinned_before(&pool, &own, 2);
-        let gate = Gate::before(bed.device(), &[&own]);
+        let gate = Gate::before(fixture.device(), &[&own]);
         let first = pool.allocate_buffer(&own, MIB).unwrap();
         let up = other.copy_from_host_async(&first, &targets[0]);
         upload(&own, first, &targets[1]);
@@ -201,18 +201,18 @@ fn a_buffer_of_which_only_another_streams_work_is_over_is_not_written_next_eithe
         }
         gate.open();
         drop((pool, targets, own, other));
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
-fn plain_blocks_are_given_in_the_order_of_the_stream_also_while_in_flight() {
+fn plain_blocks_are_reused_in_stream_order_in_flight() {
     limited(|| {
-        let bed = Bed::new();
-        let (stream, pool) = (bed.stream(), builder(&bed).build().unwrap());
-        let target = bed.setup.device(MIB);
+        let fixture = Fixture::new();
+        let (stream, pool) = (fixture.stream(), builder(&fixture).build().unwrap());
+        let target = fixture.setup.device(MIB);
         let buffer = pool.allocate_buffer(&stream, MIB).unwrap();
-        let gate = Gate::before(bed.device(), &[&stream]);
+        let gate = Gate::before(fixture.device(), &[&stream]);
         let was = address(&buffer);
         upload(&stream, buffer, &target);
         let block = pool.allocate_for_stream(&stream, MIB).unwrap();
@@ -220,20 +220,20 @@ fn plain_blocks_are_given_in_the_order_of_the_stream_also_while_in_flight() {
         pool.free_for_stream(block, &stream).unwrap();
         gate.open();
         drop((pool, target, stream));
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
-fn what_was_in_flight_is_joined_and_given_back_once_it_is_over() {
+fn blocks_in_flight_are_merged_once_complete() {
     limited(|| {
-        let bed = Bed::new();
-        let pool = builder(&bed).segments(4 * MIB as u64, 4 * MIB as u64).build().unwrap();
-        let target = bed.setup.device(32 << 10);
+        let fixture = Fixture::new();
+        let pool = builder(&fixture).segments(4 * MIB as u64, 4 * MIB as u64).build().unwrap();
+        let target = fixture.setup.device(32 << 10);
         for _ in 0..2 {
-            let stream = bed.stream();
+            let stream = fixture.stream();
             drop(pool.allocate_buffer(&stream, 32 << 10).unwrap());
-            let gate = Gate::before(bed.device(), &[&stream]);
+            let gate = Gate::before(fixture.device(), &[&stream]);
             for _ in 0..128 {
                 upload(&stream, pool.allocate_buffer(&stream, 32 << 10).unwrap(), &target);
             }
@@ -243,8 +243,8 @@ fn what_was_in_flight_is_joined_and_given_back_once_it_is_over() {
             stream.synchronize().unwrap();
             assert_eq!(pool.trim().unwrap(), 4 * MIB as u64);
         }
-        // The same of a stream that is gone.
-        let (gone, stream) = (bed.stream(), bed.stream());
+        // The same for a dropped stream.
+        let (gone, stream) = (fixture.stream(), fixture.stream());
         for _ in 0..128 {
             upload(&gone, pool.allocate_buffer(&gone, 32 << 10).unwrap(), &target);
         }
@@ -255,17 +255,17 @@ fn what_was_in_flight_is_joined_and_given_back_once_it_is_over() {
         }
         assert_eq!(pool.statistics().reserved, 4 * MIB as u64);
         drop((pool, target, stream));
-        bed.finish();
+        fixture.finish();
     });
 }
 
 const THREADS: u64 = 4;
 const LARGEST: usize = 60_000;
 
-/// One thread's uploads: written by the host, read by a copy engine of any stream, and dropped meanwhile.
-fn work(bed: &Bed, pool: &StreamOrderedAllocator, streams: &[CudaStream], seed: u64, uploads: u64) {
-    let target = bed.memory.allocate(transload_core::MemoryKind::Device, LARGEST).unwrap();
-    let back = bed.memory.allocate(transload_core::MemoryKind::Pinned, LARGEST).unwrap();
+/// One thread's uploads: written by the host, read by a copy engine on any stream, and dropped in flight.
+fn work(fixture: &Fixture, pool: &StreamOrderedAllocator, streams: &[CudaStream], seed: u64, uploads: u64) {
+    let target = fixture.memory.allocate(transload_core::MemoryKind::Device, LARGEST).unwrap();
+    let back = fixture.memory.allocate(transload_core::MemoryKind::Pinned, LARGEST).unwrap();
     for round in 0..uploads {
         let draw = noise(8, seed * 1000 + round);
         let (of, by) = (usize::from(draw[0]) % streams.len(), usize::from(draw[1]) % streams.len());
@@ -284,24 +284,25 @@ fn work(bed: &Bed, pool: &StreamOrderedAllocator, streams: &[CudaStream], seed: 
 }
 
 #[test]
-fn random_uploads_of_many_threads_and_streams_mix_up_nothing_and_race_nowhere() {
+fn random_concurrent_uploads_keep_contents() {
     for seed in 0..4 {
         limited(move || {
-            let bed = Bed::new();
-            let streams: Vec<CudaStream> = (0..3).map(|_| bed.stream()).collect();
+            let fixture = Fixture::new();
+            let streams: Vec<CudaStream> = (0..3).map(|_| fixture.stream()).collect();
             let (bound, limit) = ((4 * LARGEST) as u64, 2 * MIB as u64);
-            let pool = builder(&bed).segments(1 << 19, 1 << 19).ahead(bound).limit(limit).build().unwrap();
+            let pool =
+                builder(&fixture).segments(1 << 19, 1 << 19).ahead(bound).limit(limit).build().unwrap();
             std::thread::scope(|scope| {
                 for thread in 0..THREADS {
-                    let (bed, pool, streams) = (&bed, &pool, &streams[..]);
-                    scope.spawn(move || work(bed, pool, streams, seed * THREADS + thread, 100));
+                    let (fixture, pool, streams) = (&fixture, &pool, &streams[..]);
+                    scope.spawn(move || work(fixture, pool, streams, seed * THREADS + thread, 100));
                 }
             });
             streams.iter().for_each(|stream| stream.synchronize().unwrap());
             pool.trim().unwrap();
             assert_eq!(pool.statistics().reserved, 0, "seed {seed}");
             drop((pool, streams));
-            bed.finish();
+            fixture.finish();
         });
     }
 }

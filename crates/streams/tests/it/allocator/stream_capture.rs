@@ -1,4 +1,4 @@
-//! The allocator beside a capture of one of its streams: neither the capture nor the stream is harmed, nor what waits for it.
+//! The allocator while one of its streams is captured: capture, stream and waiters stay unharmed.
 
 use std::time::Duration;
 
@@ -7,54 +7,54 @@ use transload_cuda_sys::{Capture, CaptureMode};
 use transload_streams::StreamOrderedAllocator;
 
 use crate::{
-    allocator::{Bed, watched},
+    allocator::{Fixture, watched},
     support::gate::within,
 };
 
 const MIB: usize = 1 << 20;
 
 #[test]
-fn a_block_whose_recorded_user_is_captured_is_parked_until_the_capture_ends() {
+fn block_used_by_a_captured_stream_waits_for_its_end() {
     watched(|| {
-        let bed = Bed::with(MemoryKind::Device, |resource| {
+        let fixture = Fixture::with(MemoryKind::Device, |resource| {
             let builder = StreamOrderedAllocator::builder(resource).segments(MIB as u64, MIB as u64);
             builder.limit(MIB as u64).build().unwrap()
         });
-        let (own, captured) = (bed.stream(), bed.stream());
-        let there = bed.memory.allocate(MemoryKind::Device, MIB).unwrap();
+        let (own, captured) = (fixture.stream(), fixture.stream());
+        let there = fixture.memory.allocate(MemoryKind::Device, MIB).unwrap();
         let early = captured.memset_async(&there, Pattern::U8(1));
-        let block = bed.allocator.allocate_for_stream(&own, MIB).unwrap();
-        bed.allocator.record_use(block, &captured).unwrap();
-        // SAFETY: what the library does with a captured stream is what the test is about; nothing is taken to have run.
+        let block = fixture.allocator.allocate_for_stream(&own, MIB).unwrap();
+        fixture.allocator.record_use(block, &captured).unwrap();
+        // SAFETY: the test checks what the library does with a captured stream; it relies on no captured work.
         let capture = unsafe { Capture::begin(&captured, CaptureMode::Relaxed) }.unwrap();
-        bed.allocator.free_for_stream(block, &own).unwrap();
-        let refused = bed.allocator.allocate_for_stream(&own, MIB).unwrap_err();
+        fixture.allocator.free_for_stream(block, &own).unwrap();
+        let refused = fixture.allocator.allocate_for_stream(&own, MIB).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "{refused}");
         capture.end().expect("the capture is valid to its end");
         captured.synchronize().unwrap();
         assert!(early.is_complete());
-        let again = bed.allocator.allocate_for_stream(&own, MIB).unwrap();
+        let again = fixture.allocator.allocate_for_stream(&own, MIB).unwrap();
         assert_eq!(again.address(), block.address());
         captured.memset_async(&there, Pattern::U8(2)).wait().expect("the stream is well");
         drop((own, captured, there, early));
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
-fn what_needs_a_fence_of_a_captured_stream_is_refused_and_pulls_no_other_stream_into_the_capture() {
+fn fence_of_a_captured_stream_is_refused() {
     watched(|| {
-        let bed = Bed::new();
-        let (captured, other) = (bed.stream(), bed.stream());
-        let there = bed.memory.allocate(MemoryKind::Device, MIB).unwrap();
-        let block = bed.allocator.allocate_for_stream(&captured, MIB).unwrap();
-        bed.allocator.free_for_stream(block, &captured).unwrap();
-        // SAFETY: what the library does with a captured stream is what the test is about; nothing is taken to have run.
+        let fixture = Fixture::new();
+        let (captured, other) = (fixture.stream(), fixture.stream());
+        let there = fixture.memory.allocate(MemoryKind::Device, MIB).unwrap();
+        let block = fixture.allocator.allocate_for_stream(&captured, MIB).unwrap();
+        fixture.allocator.free_for_stream(block, &captured).unwrap();
+        // SAFETY: the test checks what the library does with a captured stream; it relies on no captured work.
         let capture = unsafe { Capture::begin(&captured, CaptureMode::Relaxed) }.unwrap();
         let kinds = [
-            bed.allocator.allocate_buffer(&captured, MIB).map(drop),
-            bed.allocator.add_stream_dependency(&other, &captured),
-            bed.allocator.release_stream(&captured),
+            fixture.allocator.allocate_buffer(&captured, MIB).map(drop),
+            fixture.allocator.add_stream_dependency(&other, &captured),
+            fixture.allocator.release_stream(&captured),
             captured.fence().map(drop),
             captured.synchronize(),
             captured.add_callback(|_| {}),
@@ -65,29 +65,29 @@ fn what_needs_a_fence_of_a_captured_stream_is_refused_and_pulls_no_other_stream_
             assert_eq!(error.kind(), ErrorKind::Busy, "{index}: {error}");
         }
         assert!(!captured.is_ready().unwrap());
-        // The raw layer's own free blocks serve the captured stream.
-        let within = bed.allocator.allocate_for_stream(&captured, MIB).unwrap();
+        // The captured stream reuses its own free blocks.
+        let within = fixture.allocator.allocate_for_stream(&captured, MIB).unwrap();
         assert_eq!(within.address(), block.address());
-        bed.allocator.trim().unwrap();
+        fixture.allocator.trim().unwrap();
         other.memset_async(&there, Pattern::U8(1)).wait().unwrap();
         other.synchronize().expect("the other stream is no part of the capture");
         capture.end().expect("the capture is valid to its end");
-        bed.allocator.free_for_stream(within, &captured).unwrap();
+        fixture.allocator.free_for_stream(within, &captured).unwrap();
         captured.synchronize().unwrap();
-        drop(bed.allocator.allocate_buffer(&captured, MIB).unwrap());
+        drop(fixture.allocator.allocate_buffer(&captured, MIB).unwrap());
         drop((captured, other, there));
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
-fn fences_from_before_a_capture_are_asked_and_waited_for_without_harm_to_it() {
+fn fences_from_before_a_capture_leave_it_valid() {
     watched(|| {
-        let bed = Bed::new();
-        let (captured, other) = (bed.stream(), bed.stream());
-        let there = bed.memory.allocate(MemoryKind::Device, MIB).unwrap();
+        let fixture = Fixture::new();
+        let (captured, other) = (fixture.stream(), fixture.stream());
+        let there = fixture.memory.allocate(MemoryKind::Device, MIB).unwrap();
         let early = captured.memset_async(&there, Pattern::U8(1));
-        // SAFETY: what the library does with a captured stream is what the test is about; nothing is taken to have run.
+        // SAFETY: the test checks what the library does with a captured stream; it relies on no captured work.
         let capture = unsafe { Capture::begin(&captured, CaptureMode::Relaxed) }.unwrap();
         let behind = other.memset_async(&there, Pattern::U8(2));
         let _asked = early.is_complete();
@@ -95,22 +95,22 @@ fn fences_from_before_a_capture_are_asked_and_waited_for_without_harm_to_it() {
         behind.wait().unwrap();
         capture.end().expect("the capture is valid to its end");
         drop((captured, other, there));
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
 fn drain_skips_segments_behind_an_open_capture() {
     within(Duration::from_secs(60), || {
-        let bed = Bed::new();
-        let captured = bed.stream();
-        let block = bed.allocator.allocate_for_stream(&captured, MIB).unwrap();
-        bed.allocator.free_for_stream(block, &captured).unwrap();
-        // SAFETY: what the library does with a captured stream is what the test is about; nothing is taken to have run.
+        let fixture = Fixture::new();
+        let captured = fixture.stream();
+        let block = fixture.allocator.allocate_for_stream(&captured, MIB).unwrap();
+        fixture.allocator.free_for_stream(block, &captured).unwrap();
+        // SAFETY: the test checks what the library does with a captured stream; it relies on no captured work.
         let capture = unsafe { Capture::begin(&captured, CaptureMode::Relaxed) }.unwrap();
-        let Bed { setup, memory, allocator } = bed;
+        let Fixture { setup, memory, allocator } = fixture;
         drop(allocator);
-        // From several threads at once, the capturing one among them: none waits for another.
+        // From several threads, including the capturing one: none waits for another.
         std::thread::scope(|scope| {
             let others = [(); 3].map(|()| scope.spawn(|| memory.drain()));
             let here = memory.drain();

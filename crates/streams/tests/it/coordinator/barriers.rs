@@ -12,7 +12,7 @@ use crate::support::gate::Gate;
 use crate::support::setup::{Setup, noise};
 
 #[test]
-fn after_a_barrier_each_stream_sees_the_earlier_work_of_every_stream() {
+fn work_after_a_barrier_sees_all_earlier_work() {
     let setup = Setup::new();
     let own: [CudaStream; 4] = streams(&setup);
     let coordinator = raw::over(&own);
@@ -30,7 +30,7 @@ fn after_a_barrier_each_stream_sees_the_earlier_work_of_every_stream() {
         for (stream, back) in own.iter().zip(&backs) {
             raw::copy(stream, &there, back);
         }
-        // The next round overwrites what this one reads: it comes behind a barrier too.
+        // The next round overwrites what this one reads, so it follows a barrier too.
         coordinator.create_barrier().unwrap().wait().unwrap();
         assert!(backs.iter().all(|back| *back.read().unwrap() == content[..]), "round {round}");
     }
@@ -59,12 +59,12 @@ fn a_barrier_over_n_streams_takes_two_waits_per_further_stream() {
 }
 
 #[test]
-fn a_barrier_is_asked_awaited_and_waited_for_and_is_over_only_with_all_work() {
+fn barrier_completes_only_with_all_earlier_work() {
     let setup = Setup::new();
     let own: [CudaStream; 3] = streams(&setup);
     let coordinator = raw::over(&own);
     let gate = Gate::closed(&setup.device);
-    // Only the last is held: the others are through at once.
+    // Only the last one is held; the others complete at once.
     gate.hold([&own[2]]);
     let barrier = coordinator.create_barrier().unwrap();
     assert!(!barrier.is_complete() && !barrier.fence().is_complete());

@@ -1,4 +1,4 @@
-//! Completion callbacks: run by whoever asks, once their work is over.
+//! Completion callbacks: run by the thread that polls, once their work is complete.
 
 use std::sync::{
     Arc, Mutex,
@@ -12,7 +12,7 @@ use crate::support::gate::Gate;
 use crate::support::setup::Setup;
 
 #[test]
-fn callbacks_run_on_the_callers_thread_in_order_once_their_work_is_over() {
+fn callbacks_run_in_order_on_the_calling_thread() {
     let setup = Setup::new();
     let [held, free] = streams(&setup);
     let coordinator = raw::over([&held, &free]);
@@ -92,7 +92,7 @@ fn a_callback_may_use_the_coordinator_and_its_streams() {
 }
 
 #[test]
-fn callbacks_run_once_each_whatever_threads_ask() {
+fn callbacks_run_once_with_many_polling_threads() {
     let setup = Setup::new();
     let [stream] = streams(&setup);
     let coordinator = raw::over([&stream]);
@@ -120,7 +120,7 @@ fn callbacks_run_once_each_whatever_threads_ask() {
 }
 
 #[test]
-fn callbacks_that_never_ran_go_with_the_coordinator_and_nothing_leaks() {
+fn pending_callbacks_are_dropped_with_the_coordinator() {
     let setup = Setup::new();
     let [stream] = streams(&setup);
     let coordinator = raw::over([&stream]);

@@ -1,11 +1,11 @@
-//! The plan's own look for cycles, which the coordinator never lets come about.
+//! The plan's cycle search, on cycles that the coordinator would refuse.
 
 use transload_core::next_timeline_id;
 
 use super::plan::Plan;
 
 #[test]
-fn cycles_are_found_while_they_last() {
+fn cycles_are_found_while_their_edges_exist() {
     let streams = [(); 4].map(|()| next_timeline_id());
     let mut plan = Plan::default();
     for stream in streams {

@@ -1,4 +1,4 @@
-//! Dependencies between two streams: order on the device, edges, cycles, and who may take part.
+//! Dependencies between two streams: order on the device, edges, cycles, and which streams may take part.
 
 use std::sync::Barrier;
 
@@ -11,7 +11,7 @@ use crate::support::gate::Gate;
 use crate::support::setup::{Setup, noise};
 
 #[test]
-fn a_waiter_sees_what_was_enqueued_on_the_other_stream_before() {
+fn waiter_sees_earlier_work_of_the_other_stream() {
     let setup = Setup::new();
     let [writer, reader] = streams(&setup);
     let coordinator = raw::over([&writer, &reader]);
@@ -32,7 +32,7 @@ fn a_waiter_sees_what_was_enqueued_on_the_other_stream_before() {
 }
 
 #[test]
-fn a_dependency_does_not_block_the_host_and_its_edge_expires_with_the_work() {
+fn dependency_edge_expires_with_its_work() {
     let setup = Setup::new();
     let [one, two] = streams(&setup);
     let coordinator = raw::over([&one, &two]);
@@ -75,7 +75,7 @@ fn an_edge_holds_until_the_latest_of_its_points_is_reached() {
     assert!(coordinator.add_dependency(&one, &two).is_err(), "the second wait is not over");
     gate.open();
     drop(two.memset_async(&there, Pattern::U8(2)));
-    // Neither stream is synchronised: that the edge is over has to be asked.
+    // Neither stream is synchronised, so completion of the edge must be queried.
     let mut refused = 0;
     while coordinator.add_dependency(&one, &two).is_err() {
         refused += 1;
@@ -88,7 +88,7 @@ fn an_edge_holds_until_the_latest_of_its_points_is_reached() {
 }
 
 #[test]
-fn what_would_close_a_cycle_is_refused_with_the_cycle_and_enqueues_nothing() {
+fn dependency_closing_a_cycle_is_refused_with_the_cycle() {
     let setup = Setup::new();
     let [a, b, c, d] = streams(&setup);
     let coordinator = raw::over([&a, &b, &c, &d]);
@@ -119,7 +119,7 @@ fn what_would_close_a_cycle_is_refused_with_the_cycle_and_enqueues_nothing() {
 }
 
 #[test]
-fn of_two_threads_that_close_a_cycle_together_one_is_refused() {
+fn concurrent_edges_of_a_cycle_refuse_one() {
     let setup = Setup::new();
     let [one, two, gates] = streams(&setup);
     for round in 0..20 {
@@ -147,7 +147,7 @@ fn of_two_threads_that_close_a_cycle_together_one_is_refused() {
 }
 
 #[test]
-fn eight_threads_use_one_coordinator_and_its_plan_never_has_a_cycle() {
+fn plan_stays_acyclic_under_eight_threads() {
     let setup = Setup::new();
     let own: [CudaStream; 4] = streams(&setup);
     let coordinator = raw::over(&own);
@@ -185,7 +185,7 @@ fn eight_threads_use_one_coordinator_and_its_plan_never_has_a_cycle() {
 }
 
 #[test]
-fn an_unknown_stream_is_refused_and_a_known_one_is_known_by_its_clones() {
+fn unregistered_stream_is_refused_and_a_clone_is_accepted() {
     let setup = Setup::new();
     let [known, stranger] = streams(&setup);
     let coordinator = MultiStreamCoordinator::new();
@@ -227,17 +227,17 @@ fn unregistering_takes_a_streams_edges_out_of_the_plan() {
 }
 
 #[test]
-fn a_foreign_stream_takes_part() {
+fn foreign_stream_can_be_registered() {
     let setup = Setup::new();
     let [owner, reader] = streams(&setup);
-    // SAFETY: the stream is of this context and outlives what is done through the second handle.
+    // SAFETY: the stream belongs to this context and outlives the second handle's work.
     let foreign =
         unsafe { CudaStream::from_raw(&setup.device, owner.as_raw(), StreamPriority::Normal) }.unwrap();
     let coordinator = raw::over([&foreign, &reader]);
     let content = noise(100_000, 7);
     let (host, there, back) =
         (setup.pinned(&content), setup.device(100_000), setup.pinned(&vec![0; 100_000]));
-    // Through the owner's handle: the coordinator's stream has not seen it.
+    // Enqueued through the owner's handle, unknown to the coordinator's stream.
     raw::copy(&owner, &host, &there);
     coordinator.add_dependency(&reader, &foreign).unwrap();
     raw::copy(&reader, &there, &back);
@@ -248,7 +248,7 @@ fn a_foreign_stream_takes_part() {
 }
 
 #[test]
-fn other_threads_default_stream_takes_no_wait_of_this_thread() {
+fn other_threads_default_stream_is_refused_as_waiter() {
     let setup = Setup::new();
     let [one, other] = streams(&setup);
     let coordinator = raw::over([&one, &other]);
@@ -256,7 +256,7 @@ fn other_threads_default_stream_takes_no_wait_of_this_thread() {
         let device = &setup.device;
         let theirs = scope.spawn(|| CudaStream::per_thread_default(device).unwrap()).join().unwrap();
         coordinator.unregister(&other);
-        // First, so that it is the one that the barrier joins.
+        // Listed first, so that the barrier joins the others to it.
         let barred = raw::over([&theirs, &one]);
         coordinator.register(&theirs);
         let gate = Gate::before(&setup.device, &[&one]);

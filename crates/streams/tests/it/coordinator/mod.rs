@@ -1,4 +1,4 @@
-//! What the coordinator promises on one device; `peers` has what takes two.
+//! The coordinator on one device; `tests/peers` covers two.
 
 mod barriers;
 mod callbacks;
@@ -22,12 +22,12 @@ pub(crate) fn streams<const N: usize>(setup: &Setup) -> [CudaStream; N] {
     std::array::from_fn(|_| CudaStream::new(&setup.device).unwrap())
 }
 
-/// How many calls of a name this thread made.
+/// Returns how many calls of `name` this thread made.
 pub(crate) fn calls(trace: &Trace, name: &str) -> usize {
     trace.calls_of_this_thread().iter().filter(|call| call.name == name).count()
 }
 
-/// The cycle for which a dependency was refused.
+/// Returns the cycle for which a dependency was refused.
 pub(crate) fn cycle(refused: &Error) -> Option<&[TimelineId]> {
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
     refused.cause()?.downcast_ref::<DependencyCycle>().map(|cycle| &cycle.streams[..])

@@ -1,4 +1,4 @@
-//! Parallel execution: every task's own outcome, and nothing in flight afterwards.
+//! Parallel execution: each task returns its own result, and nothing is in flight afterwards.
 
 use std::{
     panic::{catch_unwind, panic_any},
@@ -15,7 +15,7 @@ use crate::support::setup::{Setup, noise};
 type Task<'a, T> = Box<dyn FnOnce(&CudaStream) -> transload_core::Result<T> + Send + 'a>;
 
 #[test]
-fn each_task_gets_its_stream_in_turn_and_its_work_is_done_in_the_end() {
+fn tasks_get_streams_round_robin_and_complete() {
     let setup = Setup::new();
     let own: [CudaStream; 3] = streams(&setup);
     let coordinator = raw::over(&own);
@@ -43,7 +43,7 @@ fn each_task_gets_its_stream_in_turn_and_its_work_is_done_in_the_end() {
 }
 
 #[test]
-fn every_error_and_panic_is_collected_with_its_task_and_the_others_run() {
+fn errors_and_panics_are_collected_and_other_tasks_run() {
     let setup = Setup::new();
     let own: [CudaStream; 2] = streams(&setup);
     let coordinator = raw::over(&own);
@@ -53,7 +53,7 @@ fn every_error_and_panic_is_collected_with_its_task_and_the_others_run() {
         Box::new(|_| Err(Error::new(ErrorKind::Busy, "first"))),
         Box::new(|_| panic!("number {}", 2)),
         Box::new(|stream| {
-            // Enqueued, and then failed: the copy is waited for all the same.
+            // The task fails after enqueueing a copy, which is still waited for.
             raw::copy(stream, &host, &there);
             Err(Error::new(ErrorKind::Io, "second"))
         }),
@@ -83,17 +83,17 @@ fn every_error_and_panic_is_collected_with_its_task_and_the_others_run() {
     assert!(text.contains("task 2") && text.contains("number 2"), "{text}");
     assert!(own.iter().all(|stream| stream.is_ready().unwrap()));
     drop((host, there));
-    // A core error keeps the kind, and gives the task's error back.
+    // A core error keeps its kind and contains the task's error.
     let lifted = Error::from(outcomes[3].as_ref().unwrap_err().clone());
     assert_eq!(lifted.kind(), ErrorKind::Io);
 }
 
 #[test]
-fn tasks_of_different_streams_run_at_the_same_time_and_those_of_one_in_order() {
+fn tasks_are_ordered_per_stream_and_parallel_across() {
     let setup = Setup::new();
     let own: [CudaStream; 3] = streams(&setup);
     let coordinator = raw::over(&own);
-    // Were they run one after the other, the first would wait here for ever.
+    // If they ran in sequence, the first would wait here for ever.
     let meeting = Barrier::new(3);
     let order = Mutex::new(Vec::new());
     let tasks = (0..9).map(|n| {
@@ -121,7 +121,7 @@ fn tasks_of_different_streams_run_at_the_same_time_and_those_of_one_in_order() {
 }
 
 #[test]
-fn a_panic_in_a_task_leaves_the_callers_thread_and_the_coordinator_usable() {
+fn panic_in_a_task_leaves_the_coordinator_usable() {
     let setup = Setup::new();
     let own: [CudaStream; 1] = streams(&setup);
     let coordinator = raw::over(&own);

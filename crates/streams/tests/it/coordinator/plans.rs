@@ -1,5 +1,5 @@
-//! Random plans over four streams: contents are those that the accepted dependencies promise, and a dependency is refused
-//! exactly where a naive search finds a cycle.
+//! Random plans over four streams: contents follow the accepted dependencies, and a dependency is refused exactly if a naive
+//! search finds a cycle.
 
 use proptest::{
     prelude::*,
@@ -18,9 +18,9 @@ const STEPS: usize = 60;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Brings new bytes from the host into a new slot.
+    /// Copies new bytes from the host into a new slot.
     Bring(usize),
-    /// Copies a slot that the stream comes after into a new slot.
+    /// Copies a slot that the stream is ordered after into a new slot.
     Copy(usize, usize),
     /// The first waits for the second.
     Depend(usize, usize),
@@ -41,16 +41,16 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a naive reader of the promises expects.
+/// Reference model of the plan.
 #[derive(Default)]
 struct Model {
-    /// Waiter and what it waits for; nothing expires while the gate is closed.
+    /// (waiter, dependency) pairs; none expires while the gate is closed.
     edges: Vec<(usize, usize)>,
-    /// The content of each slot, as a seed.
+    /// The seed of each slot's content.
     slots: Vec<u64>,
-    /// Which slots each stream's later work comes after.
+    /// Slots that each stream's later work is ordered after.
     knows: [Vec<usize>; STREAMS],
-    /// The newest fence of each stream, and what it comes after.
+    /// The newest fence of each stream, and the slots it is ordered after.
     fences: [Option<(transload_core::Fence, Vec<usize>)>; STREAMS],
 }
 
@@ -80,8 +80,7 @@ fn piece(buffer: &RawBuffer, number: usize) -> RawBuffer {
 }
 
 struct Run<'a> {
-    /// Room for a slot per step, and the bytes that step brings. Made before the gate closes: allocating may wait for the
-    /// device.
+    /// A slot and source bytes per step. Allocated before the gate closes, since allocating may wait for the device.
     there: &'a RawBuffer,
     host: &'a RawBuffer,
     streams: [CudaStream; STREAMS],
@@ -143,7 +142,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Whether the dependency was accepted, having checked that it had to be.
+    /// Returns whether the dependency was accepted, after comparing with the model.
     fn agree(
         &self,
         refused: bool,
@@ -171,9 +170,9 @@ impl Run<'_> {
 }
 
 #[test]
-fn contents_follow_the_accepted_plan_and_cycles_are_refused_exactly_where_there_is_one() {
+fn random_plans_are_executed_and_only_cycles_refused() {
     let setup = Setup::new();
-    // Used again by every case: the software driver remembers each stream that there ever was.
+    // Shared by all cases: the software driver keeps every stream ever created.
     let [one, two, three, four, gates] = streams(&setup);
     let own = [one, two, three, four];
     let content: Vec<u8> = (0..STEPS as u64).flat_map(|number| noise(BYTES, number)).collect();

@@ -1,4 +1,4 @@
-//! Copies that no buffer knows of: only dependencies and barriers order them.
+//! Raw copies, which only dependencies and barriers order.
 
 use transload_core::RawBuffer;
 use transload_streams::{CudaStream, MultiStreamCoordinator};
@@ -17,10 +17,10 @@ fn address(buffer: &RawBuffer) -> u64 {
     buffer.device_address().unwrap_or_else(host)
 }
 
-/// Copies all of `src` over `dst`. The caller synchronises before it lets go of either.
+/// Copies all of `src` to `dst`. The caller synchronises before it drops either.
 pub(crate) fn copy(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) {
     assert_eq!(src.len(), dst.len());
-    // SAFETY: both ranges are valid for their length and apart; tests keep the buffers until the streams are synchronised,
-    // and order conflicting copies by the coordinator, which is what they test.
+    // SAFETY: both ranges are valid and disjoint; tests keep the buffers until the streams are synchronised, and order
+    // conflicting copies by the coordinator under test.
     unsafe { stream.copy_raw_async(address(dst), address(src), src.len()) }.unwrap();
 }

@@ -1,4 +1,4 @@
-//! A wait that changes nothing is not enqueued, as the driver's calls show.
+//! Redundant waits are not enqueued, as shown by the driver calls.
 
 use transload_cuda_sys::trace;
 use transload_streams::Dependency::{Enqueued, Implied, Met};
@@ -8,7 +8,7 @@ use crate::support::gate::Gate;
 use crate::support::setup::Setup;
 
 #[test]
-fn a_stream_with_nothing_in_flight_is_not_waited_for() {
+fn idle_stream_is_not_waited_for() {
     let setup = Setup::new();
     let [one, two] = streams(&setup);
     let coordinator = raw::over([&one, &two]);
@@ -20,7 +20,7 @@ fn a_stream_with_nothing_in_flight_is_not_waited_for() {
 }
 
 #[test]
-fn earlier_points_points_that_are_over_and_what_others_waited_for_are_not_waited_for_again() {
+fn implied_and_completed_waits_are_not_enqueued() {
     let setup = Setup::new();
     let [a, b, c, d] = streams(&setup);
     let coordinator = raw::over([&a, &b, &c, &d]);
@@ -51,13 +51,13 @@ fn earlier_points_points_that_are_over_and_what_others_waited_for_are_not_waited
 }
 
 #[test]
-fn three_hundred_dependencies_leave_one_edge_per_pair_and_none_in_the_end() {
+fn repeated_dependencies_keep_one_edge_per_pair() {
     let setup = Setup::new();
     let [a, b, c] = streams(&setup);
     let coordinator = raw::over([&a, &b, &c]);
     let gate = Gate::closed(&setup.device);
     gate.hold([&a]);
-    // Few enough for a real stream's queue, which is full at about a thousand entries.
+    // Few enough for a real stream's queue, which holds about a thousand entries.
     for _ in 0..100 {
         coordinator.add_dependency(&b, &a).unwrap();
         coordinator.add_dependency(&c, &b).unwrap();

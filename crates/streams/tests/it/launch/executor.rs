@@ -1,4 +1,5 @@
-//! The executor brings unified memory to the device before the launch, on a stream of its own, and back where it is wanted.
+//! The executor prefetches unified memory to the device before a launch, on a stream of its own, and back to the host on
+//! request.
 
 use transload_core::{DeviceId, ErrorKind, Fence, MemoryKind, RawBuffer};
 use transload_cuda_sim::Residency;
@@ -43,7 +44,7 @@ fn positions(calls: &[Call], name: &str) -> Vec<usize> {
     calls.iter().enumerate().filter(|(_, call)| call.name == name).map(|(index, _)| index).collect()
 }
 
-/// By the newer call or the older one, whichever the driver has.
+/// By the newer or the older call, depending on the driver.
 fn prefetches(calls: &[Call]) -> Vec<usize> {
     let is_one = |call: &Call| call.name.starts_with("cuMemPrefetchAsync");
     calls.iter().enumerate().filter(|(_, call)| is_one(call)).map(|(index, _)| index).collect()
@@ -59,7 +60,7 @@ fn stream_of(prefetch: &Call) -> u64 {
 }
 
 #[test]
-fn what_the_host_wrote_is_prefetched_on_another_stream_before_the_launch_and_read_back_right() {
+fn host_writes_are_prefetched_before_the_launch() {
     let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let executor = LaunchExecutor::new(&setup.device).unwrap();
@@ -95,7 +96,7 @@ fn what_the_host_wrote_is_prefetched_on_another_stream_before_the_launch_and_rea
 }
 
 #[test]
-fn what_lies_there_already_is_not_prefetched_again_until_somebody_else_uses_it() {
+fn resident_memory_is_prefetched_only_after_use_elsewhere() {
     let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let executor = LaunchExecutor::new(&setup.device).unwrap();
@@ -125,7 +126,7 @@ fn what_lies_there_already_is_not_prefetched_again_until_somebody_else_uses_it()
 }
 
 #[test]
-fn the_next_launchs_memory_is_on_its_way_while_the_launch_before_is_not_over() {
+fn next_launchs_memory_is_prefetched_during_a_launch() {
     let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let executor = LaunchExecutor::new(&setup.device).unwrap();
@@ -150,7 +151,7 @@ fn the_next_launchs_memory_is_on_its_way_while_the_launch_before_is_not_over() {
 }
 
 #[test]
-fn a_result_wanted_on_the_host_follows_the_launch_there() {
+fn result_for_the_host_is_prefetched_after_the_launch() {
     let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let executor = LaunchExecutor::new(&setup.device).unwrap();
@@ -183,24 +184,24 @@ fn a_result_wanted_on_the_host_follows_the_launch_there() {
 }
 
 #[test]
-fn a_host_view_of_unified_memory_keeps_the_launch_out_and_nothing_wrong_is_remembered() {
+fn host_view_makes_the_launch_busy_and_residency_correct() {
     let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let executor = LaunchExecutor::new(&setup.device).unwrap();
     let stream = CudaStream::new(&setup.device).unwrap();
-    // The older one is claimed first: where that is refused, the other has been prefetched and was not claimed.
+    // The older one is claimed first: if that is refused, the other was prefetched but not claimed.
     let (y, x) = (unified(&setup, &[1.0; COUNT]), unified(&setup, &[2.0; COUNT]));
     let view = y.read().unwrap();
     let error = saxpy(&executor, &kernel, &stream, (&x, &y), None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
     drop(view);
-    // Were the refused launch still expected, this look would pass for it.
+    // If the refused launch were still predicted, this use would match it.
     drop(x.read().unwrap());
     let trace = trace::start();
     drop(saxpy(&executor, &kernel, &stream, (&x, &y), None).unwrap());
     assert_eq!(prefetches(&trace.calls_of_this_thread()).len(), 2);
     assert!(*y.read().unwrap() == bytes(&[7.0; COUNT])[..]);
-    // What both only read is no conflict: only its prefetch is left out.
+    // Concurrent reads do not conflict: only the prefetch is omitted.
     let view = x.read().unwrap();
     let trace = trace::start();
     drop(saxpy(&executor, &kernel, &stream, (&x, &y), None).unwrap());
@@ -217,7 +218,7 @@ fn a_host_view_of_unified_memory_keeps_the_launch_out_and_nothing_wrong_is_remem
 }
 
 #[test]
-fn launches_of_several_threads_through_one_executor_lose_no_update() {
+fn concurrent_launches_of_one_executor_lose_no_update() {
     watched(|| {
         let Some(setup) = Setup::sharing() else { return };
         let kernel = saxpy_of(&setup);

@@ -1,4 +1,4 @@
-//! Launches keep their turn among the work of all streams, keep their memory, and refuse what cannot be right.
+//! Kernel launches: ordered with all streams, keeping their memory alive, refused if invalid.
 
 mod executor;
 mod timing;
@@ -26,12 +26,12 @@ mod arguments;
 pub(crate) const SAXPY: &str = include_str!("../../../examples/kernels/saxpy.ptx");
 pub(crate) const SPIN: &str = include_str!("../../../examples/kernels/spin.ptx");
 
-/// Runs what could wait for itself, and fails where it does not end.
+/// Runs a test that could deadlock, with a time limit.
 pub(crate) fn watched(body: impl FnOnce() + Send + 'static) {
     within(Duration::from_secs(60), body);
 }
 
-/// Numbers that add up exactly.
+/// Numbers whose sums are exact.
 pub(crate) fn numbers(count: usize, seed: u64) -> Vec<f32> {
     noise(count, seed).into_iter().map(f32::from).collect()
 }
@@ -59,7 +59,7 @@ pub(crate) fn saxpy(
 }
 
 #[test]
-fn loading_a_module_and_its_first_launch_disturb_no_capture_of_others() {
+fn module_load_and_first_launch_leave_captures_valid() {
     let setup = Setup::new();
     let [captured, stream] = [(); 2].map(|()| CudaStream::new(&setup.device).unwrap());
     let [x, y] = [(); 2].map(|()| setup.device(400));
@@ -72,7 +72,7 @@ fn loading_a_module_and_its_first_launch_disturb_no_capture_of_others() {
 }
 
 #[test]
-fn a_launch_sees_an_upload_on_another_stream_and_a_download_on_a_third_sees_it_without_a_wait_of_the_host() {
+fn launch_is_ordered_between_upload_and_download() {
     watched(|| {
         let setup = Setup::new();
         let kernel = saxpy_of(&setup);
@@ -121,7 +121,7 @@ fn dropping_every_handle_right_after_enqueueing_is_safe() {
             drop(module);
             drop(saxpy(&kernel, &stream, 2.0, &there_x, &there).unwrap());
         }
-        // What is allocated now must not get what the launch still reads.
+        // New allocations must not get memory that the launch still reads.
         let others: Vec<_> = (0..4).map(|seed| setup.pinned(&noise(x.len() * 4, seed))).collect();
         let stream = CudaStream::new(&setup.device).unwrap();
         stream.copy_to_host_async(&there, &back).wait().unwrap();
@@ -133,7 +133,7 @@ fn dropping_every_handle_right_after_enqueueing_is_safe() {
 }
 
 #[test]
-fn kernels_use_mapped_memory_and_slices_and_touch_nothing_beside_them() {
+fn kernel_on_mapped_memory_touches_only_its_slice() {
     let setup = Setup::new();
     let module = CudaModule::from_ptx(&setup.device, SAXPY).unwrap();
     let kernel = module.kernel("transload_add").unwrap();
@@ -158,7 +158,7 @@ fn kernels_use_mapped_memory_and_slices_and_touch_nothing_beside_them() {
 }
 
 #[test]
-fn a_host_view_of_declared_memory_keeps_the_launch_out_and_a_later_one_waits_for_it() {
+fn host_view_and_launch_of_declared_memory_exclude() {
     let setup = Setup::new();
     let kernel = saxpy_of(&setup);
     let stream = CudaStream::new(&setup.device).unwrap();
@@ -180,7 +180,7 @@ fn a_host_view_of_declared_memory_keeps_the_launch_out_and_a_later_one_waits_for
 }
 
 #[test]
-fn a_kernel_tells_its_limits_and_parameters() {
+fn kernel_reports_its_limits_and_parameters() {
     let setup = Setup::new();
     let kernel = saxpy_of(&setup);
     assert_eq!((kernel.name(), kernel.device()), ("transload_saxpy", setup.device.id()));
@@ -195,14 +195,14 @@ fn a_kernel_tells_its_limits_and_parameters() {
 }
 
 #[test]
-fn modules_and_kernels_that_are_not_there_are_refused_by_name() {
+fn missing_modules_and_kernels_are_refused_by_name() {
     let setup = Setup::new();
     let error = CudaModule::from_ptx(&setup.device, "this is no PTX").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     assert!(error.to_string().contains("does not take this module"), "{error}");
     let error = CudaModule::from_ptx(&setup.device, ".version 6.0\0").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
-    // SAFETY: an empty image is refused before anybody looks at it.
+    // SAFETY: an empty image is refused before it is read.
     let error = unsafe { CudaModule::from_image(&setup.device, &[]) }.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     let module = CudaModule::from_ptx(&setup.device, SAXPY).unwrap();
@@ -217,7 +217,7 @@ fn modules_and_kernels_that_are_not_there_are_refused_by_name() {
     }
     drop(module);
     let text = format!("{SPIN}\0");
-    // SAFETY: it is text that ends with NUL.
+    // SAFETY: it is NUL-terminated text.
     let module = unsafe { CudaModule::from_image(&setup.device, text.as_bytes()) }.unwrap();
     assert_eq!(module.device(), setup.device.id());
     module.kernel("transload_spin").unwrap();
@@ -226,14 +226,14 @@ fn modules_and_kernels_that_are_not_there_are_refused_by_name() {
 }
 
 #[test]
-fn what_cannot_be_launched_is_refused_with_what_would_be_valid_and_leaves_nothing_behind() {
+fn invalid_launches_are_refused_with_valid_values() {
     watched(|| {
         let setup = Setup::new();
         let kernel = saxpy_of(&setup);
         let stream = CudaStream::new(&setup.device).unwrap();
         let (x, y) = (setup.device(4096), setup.device(4096));
         let refused = |launch: transload_streams::Launch<'_>, kind, part: &str| {
-            // SAFETY: what is refused is not run.
+            // SAFETY: a refused launch does not run.
             let error = unsafe { launch.enqueue(&stream) }.unwrap_err();
             assert_eq!(error.kind(), kind, "{error}");
             assert!(error.to_string().contains(part), "{error}");
@@ -286,7 +286,7 @@ fn what_cannot_be_launched_is_refused_with_what_would_be_valid_and_leaves_nothin
         let crossing = kernel.launch(small).arg(1.0_f32).reads(&low).writes(&high).arg(1_u64);
         refused(crossing, ErrorKind::Overlap, "declare one range that contains both");
 
-        // Nothing is claimed any more: all of it can be used at once.
+        // No claim is left: all the memory is usable at once.
         let fences: Vec<_> = (0..3).map(|_| saxpy(&kernel, &stream, 0.0, &x, &y).unwrap()).collect();
         drop((fences, low, high, x, y, pinned, stream, kernel));
         setup.finish();
@@ -294,14 +294,14 @@ fn what_cannot_be_launched_is_refused_with_what_would_be_valid_and_leaves_nothin
 }
 
 #[test]
-fn ranges_declared_twice_count_once_as_written_if_either_is() {
+fn range_declared_twice_counts_once_as_written() {
     watched(|| {
         let setup = Setup::new();
         let kernel = saxpy_of(&setup);
         let (one, two) = (CudaStream::new(&setup.device).unwrap(), CudaStream::new(&setup.device).unwrap());
         let y = setup.memory.allocate(MemoryKind::Mapped, 4000).unwrap();
         y.write().unwrap().copy_from_slice(&bytes(&[1.0; 1000]));
-        // In place: y = 2 y + y. Each launch must come after the one before, on whichever stream.
+        // In place: y = 2 y + y. Each launch must follow the one before, on any stream.
         for round in 0..6 {
             let stream = if round % 2 == 0 { &one } else { &two };
             drop(saxpy(&kernel, stream, 2.0, &y, &y).unwrap());
@@ -318,7 +318,7 @@ fn ranges_declared_twice_count_once_as_written_if_either_is() {
             Err(error) => assert_eq!(error.kind(), ErrorKind::Busy),
         }
         assert!(*y.read().unwrap() == bytes(&[729.0; 1000])[..]);
-        // Several readers of one range are no conflict.
+        // Several readers of one range do not conflict.
         let launch =
             kernel.launch(LaunchConfig::linear(1, 32)).arg(0.0_f32).reads(&beginning).reads_writes(&slice);
         // SAFETY: as above, for one number.
@@ -329,7 +329,7 @@ fn ranges_declared_twice_count_once_as_written_if_either_is() {
 }
 
 #[test]
-fn one_driver_call_and_an_event_are_all_that_a_launch_takes() {
+fn launch_is_one_driver_call_and_one_event() {
     let setup = Setup::new();
     let kernel = saxpy_of(&setup);
     let stream = CudaStream::new(&setup.device).unwrap();
@@ -349,7 +349,7 @@ fn one_driver_call_and_an_event_are_all_that_a_launch_takes() {
 }
 
 #[test]
-fn a_kernel_that_spins_tells_when_it_began_and_ended() {
+fn spin_kernel_reports_its_start_and_end() {
     let setup = Setup::new();
     let kernel = CudaModule::from_ptx(&setup.device, SPIN).unwrap().kernel("transload_spin").unwrap();
     let stream = CudaStream::new(&setup.device).unwrap();
@@ -373,7 +373,7 @@ fn a_kernel_that_spins_tells_when_it_began_and_ended() {
 }
 
 #[test]
-fn a_launch_on_another_devices_stream_or_memory_is_refused_until_access_is_enabled() {
+fn launch_on_peer_memory_is_refused_until_enabled() {
     let Some(tests) = harness::devices(2) else { return };
     let devices: Vec<_> = tests.iter().map(|test| CudaDevice::new(test.ordinal()).unwrap()).collect();
     let memories: Vec<_> = devices.iter().map(|device| CudaMemoryManager::new(device).unwrap()).collect();
@@ -415,7 +415,7 @@ fn a_launch_on_another_devices_stream_or_memory_is_refused_until_access_is_enabl
 }
 
 #[test]
-fn each_value_is_found_at_its_address_with_its_own_size() {
+fn arguments_are_passed_by_address_with_their_size() {
     let mut arguments = arguments::Arguments::default();
     arguments.push(7_u8);
     arguments.push(0x1234_u16);
@@ -425,7 +425,7 @@ fn each_value_is_found_at_its_address_with_its_own_size() {
     arguments.push(-0.25_f64);
     assert_eq!(arguments.sizes(), [1, 2, 4, 4, 8, 8]);
     let at = arguments.pointers();
-    // SAFETY: each address is that of a word of `arguments`, which begins with a value of the type.
+    // SAFETY: each address points to a word of `arguments` that starts with a value of the type.
     unsafe {
         assert_eq!(*at[0].cast::<u8>(), 7);
         assert_eq!(*at[1].cast::<u16>(), 0x1234);
@@ -437,7 +437,7 @@ fn each_value_is_found_at_its_address_with_its_own_size() {
 }
 
 #[test]
-fn there_is_a_thread_for_each_element_up_to_the_largest_grid() {
+fn config_has_a_thread_per_element_up_to_the_grid_limit() {
     let blocks = |elements| LaunchConfig::for_elements(elements, 256).grid.0;
     assert_eq!([1, 256, 257, u64::MAX].map(blocks), [1, 1, 2, i32::MAX.cast_unsigned()]);
 }

@@ -1,11 +1,11 @@
-//! Kernels on a real device's clock: those of two streams overlap, and urgent ones pass those that were queued first.
+//! Kernel timing on a real device: two streams overlap, and high priority overtakes queued work.
 
 use transload_core::{MemoryKind, RawBuffer, StreamPriority};
 use transload_streams::{CudaKernel, CudaModule, CudaStream, LaunchConfig};
 
 use crate::{launch::SPIN, support::setup::Setup};
 
-/// A real device with the kernel that spins, or nothing with a line that says so.
+/// A real device with the spin kernel, or `None` with a printed reason.
 fn real() -> Option<(Setup, CudaKernel)> {
     let setup = Setup::new();
     if setup.test.is_simulated() {
@@ -22,7 +22,7 @@ fn spin(kernel: &CudaKernel, stream: &CudaStream, blocks: u32, milliseconds: u64
     drop(unsafe { launch.enqueue(stream) }.unwrap());
 }
 
-/// When the kernel that wrote there began and ended.
+/// Start and end times that the kernel wrote.
 fn stamps(out: &RawBuffer) -> (u64, u64) {
     let view = out.read().unwrap();
     let at = |index: usize| u64::from_le_bytes(view[index..index + 8].try_into().unwrap());
@@ -48,7 +48,7 @@ fn kernels_of_two_streams_run_at_the_same_time() {
 }
 
 #[test]
-fn urgent_kernels_pass_those_that_were_queued_first() {
+fn high_priority_kernels_overtake_queued_ones() {
     let Some((setup, kernel)) = real() else { return };
     let outs = outs(&setup, 3);
     let stream = |priority| CudaStream::new_with_priority(&setup.device, priority).unwrap();
@@ -57,7 +57,7 @@ fn urgent_kernels_pass_those_that_were_queued_first() {
         setup.device.driver().attribute(transload_cuda_sys::attribute::MULTIPROCESSOR_COUNT).unwrap();
     // A multiprocessor runs at most 32 blocks at a time (CUDA C++ Programming Guide, "Technical Specifications").
     let full = u32::try_from(multiprocessors).unwrap() * 32;
-    // The first fills the device several times over; the second waits for room behind it, and the urgent one comes last.
+    // The first fills the device several times over; the second queues behind it, and the urgent one is submitted last.
     spin(&kernel, &streams[0], full * 4, 20, &outs[0]);
     spin(&kernel, &streams[1], full, 1, &outs[1]);
     spin(&kernel, &streams[2], 1, 1, &outs[2]);

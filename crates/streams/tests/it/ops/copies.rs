@@ -1,4 +1,4 @@
-//! Bytes arrive, whatever the kinds of memory, sizes and offsets; what cannot be done is refused.
+//! Copies of every kind of memory, size and offset, and refused copies.
 
 use transload_core::{
     DeviceId, ErrorKind, MemoryKind, Operation, Pattern, Pitched, Place, Timing, TransferMethod,
@@ -11,7 +11,7 @@ use transload_streams::CudaStream;
 use crate::support::setup::{Setup, noise};
 
 #[test]
-fn bytes_go_up_and_come_back_for_every_kind_and_odd_size() {
+fn round_trip_keeps_bytes_for_every_kind_and_odd_size() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     for (seed, size) in [1, 3, 4095, 4096, 65_537, (1 << 20) + 13].into_iter().enumerate() {
@@ -38,7 +38,7 @@ fn bytes_go_up_and_come_back_for_every_kind_and_odd_size() {
 }
 
 #[test]
-fn reports_of_own_operations_say_what_was_done_and_by_what() {
+fn report_names_the_method_and_the_bytes() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let (source, there) = (setup.pinned(&[1; 100]), setup.device(100));
@@ -68,7 +68,7 @@ fn reports_of_own_operations_say_what_was_done_and_by_what() {
 }
 
 #[test]
-fn slices_copy_their_own_range_and_touch_nothing_else() {
+fn copy_of_slices_touches_only_their_range() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let content = noise(1000, 3);
@@ -129,7 +129,7 @@ fn patterns_of_every_width_fill_and_leave_the_rest() {
 }
 
 #[test]
-fn overlapping_unequal_and_unreachable_copies_are_refused_and_touch_nothing() {
+fn invalid_copies_are_refused_and_write_nothing() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let (host, there) = (setup.pinned(&[7; 100]), setup.device(100));
@@ -182,7 +182,7 @@ fn prefetched_unified_memory_keeps_its_bytes() {
 }
 
 #[test]
-fn a_large_pinned_copy_is_one_driver_call_on_the_stream_with_an_event_behind_it_and_a_small_one_without() {
+fn large_copy_records_an_event_and_a_small_one_does_not() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     for (bytes, calls_wanted) in [(100_000, 2), (5000, 1)] {
@@ -215,7 +215,7 @@ fn a_raw_copy_moves_bytes_between_addresses() {
             .device_address()
             .unwrap_or_else(|| buffer.host_address().unwrap().as_ptr().expose_provenance() as u64)
     };
-    // SAFETY: all three are valid for 2000 bytes, pinned or on the device, and untouched until the synchronisation.
+    // SAFETY: all three are valid for 2000 bytes, accessible to the device, and unused until the synchronisation.
     unsafe {
         stream.copy_raw_async(address(&there), address(&host), 2000).unwrap();
         stream.copy_raw_async(address(&back), address(&there), 2000).unwrap();

@@ -1,4 +1,4 @@
-//! Fills with patterns of every width and elements of every size: exactly their bytes, wherever they are enqueued.
+//! Fills with patterns of every width and elements of every size write exactly their range.
 
 use std::sync::Arc;
 
@@ -38,8 +38,8 @@ fn kinds(setup: &Setup) -> Vec<MemoryKind> {
 }
 
 #[test]
-fn every_width_fills_every_length_from_every_multiple_of_it_and_nothing_beside() {
-    /// From one range to the next; a multiple of every width, and room for the longest and a guard behind it.
+fn fill_of_every_width_and_offset_touches_only_its_range() {
+    /// Distance between ranges: a multiple of every width, with room for the longest range and a guard after it.
     const APART: usize = 352;
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
@@ -64,7 +64,7 @@ fn every_width_fills_every_length_from_every_multiple_of_it_and_nothing_beside()
 }
 
 #[test]
-fn long_fills_are_whole_and_nothing_beside_them_is_touched() {
+fn long_fill_touches_only_its_range() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     for kind in kinds(&setup) {
@@ -92,7 +92,7 @@ fn elements_of_any_size_fill_a_part_of_a_buffer() {
     for kind in kinds(&setup) {
         for bytes in [1, 2, 3, 4, 5, 8, 12, 16, 20, 24, 48, 3072] {
             let element = noise(bytes, 3);
-            // Multiples of every pattern's width, of some, and of none.
+            // Lengths that are multiples of every pattern's width, of some, and of none.
             for (count, start) in [(1, 0), (17, 16), (1_001, 8), (1_003, 3)] {
                 let mut expected = noise(start + count * bytes + 33, 4);
                 let there = filled(&setup, &stream, kind, &expected);
@@ -112,7 +112,7 @@ fn elements_of_any_size_fill_a_part_of_a_buffer() {
 }
 
 #[test]
-fn a_fill_with_an_element_waits_for_nothing_and_keeps_its_turn() {
+fn element_fill_does_not_block_and_is_ordered() {
     let setup = Setup::new();
     let (one, two) = (CudaStream::new(&setup.device).unwrap(), CudaStream::new(&setup.device).unwrap());
     let (there, back) = (setup.device(3 * 100_001), setup.pinned(&vec![0; 3 * 100_001]));
@@ -135,10 +135,10 @@ fn a_fill_with_an_element_waits_for_nothing_and_keeps_its_turn() {
 }
 
 #[test]
-fn a_wide_fill_is_one_launch_and_one_that_is_narrow_in_truth_is_the_drivers_memset() {
+fn wide_fill_is_one_launch_and_a_repeated_byte_a_memset() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
-    // So large that a fill has an event of its own.
+    // Large enough that a fill records an event.
     let bytes = 2 << 20;
     let there = setup.device(bytes);
     stream.memset_async(&there, Pattern::U128(WIDE)).wait().unwrap();
@@ -169,7 +169,7 @@ fn through<'a>(there: &'a RawBuffer, back: &'a RawBuffer, pattern: Pattern) -> [
 }
 
 #[test]
-fn graphs_record_fills_of_every_width_and_take_other_patterns_in_place() {
+fn graph_fills_of_every_width_update_their_pattern() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let bytes = 100_000;
@@ -207,14 +207,14 @@ fn raw_fills_of_every_width_are_captured_and_outlive_the_stream() {
         let captured = CudaStream::new(&setup.device).unwrap();
         let _handle = captured.as_raw();
         let capture = begin(&captured, CaptureMode::ThreadLocal).unwrap();
-        // SAFETY: the buffer outlives the graph's launch, and nobody else uses it meanwhile.
+        // SAFETY: the buffer outlives the graph's launch and has no other user meanwhile.
         unsafe { captured.memset_raw_async(address, pattern, bytes) }.unwrap();
         let refused = captured.memset_async(&there, pattern).wait().unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Busy, "a fence cannot tell its end");
         let mut graph = capture.end().and_then(|graph| graph.instantiate()).map_err(lift).unwrap();
         drop(captured);
         stream.memset_async(&there, Pattern::U8(0xEE)).wait().unwrap();
-        // SAFETY: the graph's only memory is the buffer, which nobody uses before the stream has done the launch.
+        // SAFETY: the graph uses only the buffer, which has no other user until the launch completes.
         unsafe { graph.launch(&stream) }.map_err(lift).unwrap();
         stream.synchronize().unwrap();
         stream.copy_to_host_async(&there, &back).wait().unwrap();
@@ -225,7 +225,7 @@ fn raw_fills_of_every_width_are_captured_and_outlive_the_stream() {
 }
 
 #[test]
-fn the_first_wide_fill_disturbs_no_capture_of_others() {
+fn first_wide_fill_leaves_other_captures_valid() {
     let setup = Setup::new();
     let captured = CudaStream::new(&setup.device).unwrap();
     let stream = CudaStream::new(&setup.device).unwrap();
@@ -240,7 +240,7 @@ fn the_first_wide_fill_disturbs_no_capture_of_others() {
 }
 
 #[test]
-fn what_is_no_whole_fill_of_the_devices_memory_is_refused_and_stays_as_it_was() {
+fn invalid_fills_are_refused_and_write_nothing() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let there = filled(&setup, &stream, MemoryKind::Device, &[7; 100]);
@@ -281,7 +281,7 @@ fn what_is_no_whole_fill_of_the_devices_memory_is_refused_and_stays_as_it_was() 
 }
 
 #[test]
-fn foreign_memory_that_begins_at_any_byte_is_filled_as_well() {
+fn foreign_memory_is_filled_at_any_alignment() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let reclaimer = Arc::new(Reclaimer::new());

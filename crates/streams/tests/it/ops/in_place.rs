@@ -1,13 +1,13 @@
-//! Copies by the device's threads: right for every alignment and size, between what the device can use in place.
+//! Copies by a kernel: correct for every alignment and size between memory that the device can access.
 
 use transload_core::{ErrorKind, Fence, MemoryKind, Operation, Pattern, RawBuffer, Timing, submit};
 use transload_streams::CudaStream;
 
 use crate::support::setup::{Setup, noise};
 
-/// Bytes from one range to the next in the tests of alignments; a multiple of every unit that the kernel copies by.
+/// Distance between ranges in the alignment tests: a multiple of every unit that the kernel copies by.
 const APART: usize = 128;
-/// Offsets around every alignment, each side of 16 included.
+/// Offsets around every alignment, on both sides of 16.
 const OFFSETS: std::ops::Range<usize> = 0..18;
 const SIZES: std::ops::RangeInclusive<usize> = 1..=70;
 const POISON: u8 = 0xEE;
@@ -80,7 +80,7 @@ fn device_memory_reaches_device_memory_at_every_alignment() {
 }
 
 #[test]
-fn large_odd_sizes_arrive_whole_and_nothing_beside_them_is_touched() {
+fn large_odd_in_place_copy_touches_only_its_range() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let kinds = [MemoryKind::Mapped, MemoryKind::Device, MemoryKind::Unified];
@@ -110,7 +110,7 @@ fn large_odd_sizes_arrive_whole_and_nothing_beside_them_is_touched() {
 }
 
 #[test]
-fn what_the_device_cannot_use_in_place_is_refused_and_stays_as_it_was() {
+fn memory_not_mapped_to_the_device_is_refused() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let there = setup.device(100);
@@ -138,7 +138,7 @@ fn what_the_device_cannot_use_in_place_is_refused_and_stays_as_it_was() {
 }
 
 #[test]
-fn a_copy_in_place_keeps_its_turn_among_the_work_of_other_streams() {
+fn in_place_copy_is_ordered_with_other_streams() {
     let setup = Setup::new();
     let streams: Vec<_> = (0..3).map(|_| CudaStream::new(&setup.device).unwrap()).collect();
     let (there, again) = (setup.device(300_001), setup.device(300_001));
@@ -158,7 +158,7 @@ fn a_copy_in_place_keeps_its_turn_among_the_work_of_other_streams() {
 }
 
 #[test]
-fn one_launch_and_an_event_are_all_that_a_copy_in_place_takes() {
+fn in_place_copy_is_one_launch_and_one_event() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let mapped = filled(&setup, &stream, MemoryKind::Mapped, &[1; 5000]);
@@ -195,7 +195,7 @@ fn streams_of_a_device_share_one_loaded_module() {
 }
 
 #[test]
-fn the_kernels_are_one_text_that_old_drivers_take() {
+fn built_in_kernels_target_an_old_ptx_version() {
     let text = concat!(
         include_str!("../../../src/submit/kernels/copy.ptx"),
         include_str!("../../../src/submit/kernels/fill.ptx")

@@ -1,4 +1,4 @@
-//! Work in flight on memory that came through an adaptor or a registration: the memory stays for it, and who comes next waits.
+//! Work in flight on memory from an adaptor or a registration keeps the memory alive and orders later work.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -20,7 +20,7 @@ use crate::{
 const BYTES: usize = 300_001;
 
 #[test]
-fn a_segment_of_an_adaptor_that_is_gone_is_kept_for_the_work_on_it() {
+fn segment_of_a_dropped_adaptor_outlives_its_work() {
     watched(|| {
         let setup = Setup::new();
         let memory = Arc::new(CudaMemoryManager::new(&setup.device).unwrap());
@@ -46,7 +46,7 @@ fn a_segment_of_an_adaptor_that_is_gone_is_kept_for_the_work_on_it() {
 }
 
 #[test]
-fn a_registered_twin_comes_behind_the_work_on_its_buffer() {
+fn registered_alias_is_ordered_with_its_buffer() {
     watched(|| {
         let setup = Setup::new();
         let memory = Arc::new(CudaMemoryManager::new(&setup.device).unwrap());
@@ -55,7 +55,7 @@ fn a_registered_twin_comes_behind_the_work_on_its_buffer() {
         let (content, there) = (noise(BYTES, 9), setup.device(BYTES));
         stream.copy_from_host_async(&setup.pinned(&content), &there).wait().unwrap();
         let (target, _) = heap(BYTES, true);
-        // Registered once, so that a copy to it is the copy engine's.
+        // Registered once, so that the copy engine copies to it.
         drop(cache.register(&target).unwrap());
         drop(stream.copy_to_host_async(&there, &target));
         let twin = cache.register(&target).unwrap();
@@ -69,7 +69,7 @@ fn a_registered_twin_comes_behind_the_work_on_its_buffer() {
 }
 
 #[test]
-fn foreign_memory_stays_registered_for_work_through_whichever_of_its_twins() {
+fn foreign_memory_stays_registered_for_work_of_any_alias() {
     watched(|| {
         let setup = Setup::new();
         let memory = Arc::new(CudaMemoryManager::new(&setup.device).unwrap());
@@ -78,7 +78,7 @@ fn foreign_memory_stays_registered_for_work_through_whichever_of_its_twins() {
         let (owner, freed) = heap(BYTES, true);
         owner.write().unwrap().fill(4);
         let (address, there) = (owner.host_address().unwrap(), setup.device(BYTES));
-        // SAFETY: the owner lives until the memory is forgotten, and is not used meanwhile.
+        // SAFETY: the owner outlives the registration and is not used meanwhile.
         let foreign = || unsafe { over(address, BYTES, true) };
         let twin = || cache.register(&foreign()).unwrap();
         drop(twin());

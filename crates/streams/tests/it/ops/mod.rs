@@ -1,4 +1,4 @@
-//! Single operations: copies, fills and what they do to memory in flight.
+//! Single operations: copies, fills, and the memory that they use.
 
 mod blocking_free;
 mod copies;

@@ -1,4 +1,4 @@
-//! Work on one buffer takes effect in the order of submission, whatever streams it is on and whoever holds the handles.
+//! Work on one buffer takes effect in submission order, on any streams and through any handles.
 
 use transload_core::{ErrorKind, Pattern};
 use transload_streams::CudaStream;
@@ -6,7 +6,7 @@ use transload_streams::CudaStream;
 use crate::support::setup::{Setup, noise};
 
 #[test]
-fn a_reader_on_another_stream_sees_what_was_enqueued_before() {
+fn reader_on_another_stream_sees_earlier_writes() {
     let setup = Setup::new();
     let (writer, reader) = (CudaStream::new(&setup.device).unwrap(), CudaStream::new(&setup.device).unwrap());
     for round in 0..20 {
@@ -24,7 +24,7 @@ fn a_reader_on_another_stream_sees_what_was_enqueued_before() {
 }
 
 #[test]
-fn the_last_of_several_writers_on_several_streams_wins() {
+fn last_submitted_writer_of_several_streams_wins() {
     let setup = Setup::new();
     let streams: Vec<_> = (0..4).map(|_| CudaStream::new(&setup.device).unwrap()).collect();
     let (there, back) = (setup.device(70_000), setup.pinned(&vec![0; 70_000]));
@@ -57,7 +57,7 @@ fn a_writer_waits_for_earlier_readers() {
 }
 
 #[test]
-fn a_host_view_waits_for_the_copy_or_answers_busy_and_keeps_new_work_out() {
+fn host_view_waits_or_is_busy_and_blocks_new_work() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let content = noise(4 << 20, 4);
@@ -65,7 +65,7 @@ fn a_host_view_waits_for_the_copy_or_answers_busy_and_keeps_new_work_out() {
         (setup.pinned(&content), setup.device(4 << 20), setup.pinned(&vec![0; 4 << 20]));
     let up = stream.copy_from_host_async(&host, &there);
     let down = stream.copy_to_host_async(&there, &back);
-    // It may be over already on real hardware; what must not happen is a view of half a copy.
+    // On real hardware it may be complete already; a view of half a copy must not happen.
     match back.try_read() {
         Ok(view) => assert!(*view == content[..]),
         Err(error) => assert_eq!(error.kind(), ErrorKind::Busy),
@@ -81,7 +81,7 @@ fn a_host_view_waits_for_the_copy_or_answers_busy_and_keeps_new_work_out() {
 }
 
 #[test]
-fn dropping_a_transfer_and_its_buffers_keeps_the_memory_alive_until_the_copy_is_done() {
+fn dropped_transfer_keeps_memory_alive_until_complete() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let content = noise(3 << 20, 8);
@@ -89,7 +89,7 @@ fn dropping_a_transfer_and_its_buffers_keeps_the_memory_alive_until_the_copy_is_
     let host = setup.pinned(&content);
     drop(stream.copy_from_host_async(&host, &there));
     drop(host);
-    // Anything allocated now must not get the source's bytes while they are being read.
+    // New allocations must not get the source while it is being read.
     let _others: Vec<_> = (0..4).map(|seed| setup.pinned(&noise(3 << 20, seed))).collect();
     stream.copy_to_host_async(&there, &back).wait().unwrap();
     assert!(*back.read().unwrap() == content[..]);
@@ -98,7 +98,7 @@ fn dropping_a_transfer_and_its_buffers_keeps_the_memory_alive_until_the_copy_is_
 }
 
 #[test]
-fn twelve_threads_with_their_own_streams_share_one_buffer_without_a_torn_copy() {
+fn buffer_shared_by_twelve_threads_has_no_torn_copy() {
     let setup = Setup::new();
     let there = setup.device(50_000);
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! The raw forms: copies in all directions, fills of every width, prefetches; ordered with everything else by fences.
+//! Raw operations: copies in all directions, fills of every width and prefetches, ordered with other work by fences.
 
 use transload_core::{ErrorKind, MemoryKind, Pattern, RawBuffer};
 use transload_cuda_sim::Residency as Page;
@@ -16,14 +16,14 @@ fn host_address(buffer: &RawBuffer) -> *mut u8 {
 }
 
 #[test]
-fn bytes_go_up_across_and_down_between_raw_addresses_and_a_fence_stands_for_all_of_it() {
+fn raw_copies_move_bytes_and_one_fence_covers_them() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let bytes = 100_000;
     let content = noise(bytes, 1);
     let (host, one, two, back) =
         (setup.pinned(&content), setup.device(bytes), setup.device(bytes), setup.pinned(&vec![0; bytes]));
-    // SAFETY: all four are valid for as many bytes, pinned or on the device, and untouched until the fence is over.
+    // SAFETY: all four are valid for as many bytes, accessible to the device, and unused until the fence completes.
     let fence = unsafe {
         stream.copy_from_host_raw_async(device_address(&one), host_address(&host), bytes).unwrap();
         stream.copy_device_to_device_raw_async(device_address(&two), device_address(&one), bytes).unwrap();
@@ -37,7 +37,7 @@ fn bytes_go_up_across_and_down_between_raw_addresses_and_a_fence_stands_for_all_
 }
 
 #[test]
-fn raw_fills_of_every_width_fill_and_what_cannot_be_right_is_refused() {
+fn raw_fills_write_every_width_and_refuse_bad_arguments() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let (there, back) = (setup.device(64), setup.pinned(&[0; 64]));

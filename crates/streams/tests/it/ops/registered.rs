@@ -1,4 +1,4 @@
-//! Registered memory and work in flight: nothing ends, and nobody else gets at the bytes, before the work is over.
+//! Registered memory with work in flight stays registered, and unavailable to others, until the work completes.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-struct Bed {
+struct Fixture {
     setup: Setup,
     memory: Arc<CudaMemoryManager>,
     cache: RegistrationCache,
@@ -26,8 +26,8 @@ struct Bed {
 
 const BYTES: usize = 3_000_001;
 
-impl Bed {
-    /// Ends a registration that is idle, once no gate of another test defers frees.
+impl Fixture {
+    /// Ends an idle registration, once no gate of another test defers frees.
     fn forget(&self, source: &RawBuffer) {
         while let Err(error) = self.cache.forget(source) {
             assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
@@ -67,97 +67,98 @@ impl Bed {
 }
 
 #[test]
-fn a_registration_in_flight_stays_and_its_buffer_comes_behind_the_work() {
+fn registration_in_flight_stays_until_complete() {
     watched(|| {
-        let bed = Bed::new(1);
-        let source = bed.source();
-        let pinned = bed.cache.register(&source).unwrap();
-        let gate = Gate::before(&bed.setup.device, &[&bed.stream]);
-        let (copied, calls) = calls_of(|| bed.stream.copy_from_host_async(&pinned, &bed.device_side));
+        let fixture = Fixture::new(1);
+        let source = fixture.source();
+        let pinned = fixture.cache.register(&source).unwrap();
+        let gate = Gate::before(&fixture.setup.device, &[&fixture.stream]);
+        let (copied, calls) = calls_of(|| fixture.stream.copy_from_host_async(&pinned, &fixture.device_side));
         assert!(calls.contains(&"cuMemcpyHtoDAsync_v2"), "{calls:?}");
         drop(copied);
         drop(pinned);
-        // Nobody has a handle of the registered buffer any more, but the copy engine does.
-        assert_eq!(bed.cache.forget(&source).unwrap_err().kind(), ErrorKind::Busy);
-        assert_eq!(bed.cache.trim().unwrap(), 0);
+        // No handle of the registered buffer is left, but the copy engine still uses it.
+        assert_eq!(fixture.cache.forget(&source).unwrap_err().kind(), ErrorKind::Busy);
+        assert_eq!(fixture.cache.trim().unwrap(), 0);
         assert_eq!(source.try_write().unwrap_err().kind(), ErrorKind::Busy);
-        assert_eq!(bed.cache.statistics().registrations, 1);
+        assert_eq!(fixture.cache.statistics().registrations, 1);
         gate.open();
         // Waits by itself.
         source.write().unwrap().fill(0xEE);
-        bed.forget(&source);
-        assert_eq!(bed.cache.statistics().registrations, 0);
-        assert!(bed.arrived() == bed.content);
+        fixture.forget(&source);
+        assert_eq!(fixture.cache.statistics().registrations, 0);
+        assert!(fixture.arrived() == fixture.content);
         drop(source);
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
-fn dropping_everything_while_work_is_in_flight_keeps_the_memory_until_it_is_over() {
+fn memory_dropped_in_flight_lives_until_complete() {
     watched(|| {
-        let mut bed = Bed::new(2);
+        let mut fixture = Fixture::new(2);
         let (source, freed) = heap(BYTES, true);
-        source.write().unwrap().copy_from_slice(&bed.content);
-        let pinned = bed.cache.register(&source).unwrap();
-        let gate = Gate::before(&bed.setup.device, &[&bed.stream]);
-        drop(bed.stream.copy_from_host_async(&pinned, &bed.device_side));
+        source.write().unwrap().copy_from_slice(&fixture.content);
+        let pinned = fixture.cache.register(&source).unwrap();
+        let gate = Gate::before(&fixture.setup.device, &[&fixture.stream]);
+        drop(fixture.stream.copy_from_host_async(&pinned, &fixture.device_side));
         drop((pinned, source));
-        let cache = std::mem::replace(&mut bed.cache, RegistrationCache::new(&bed.memory, 0).unwrap());
+        let cache =
+            std::mem::replace(&mut fixture.cache, RegistrationCache::new(&fixture.memory, 0).unwrap());
         drop(cache);
         assert_eq!(freed.load(std::sync::atomic::Ordering::SeqCst), 0);
-        assert_eq!(bed.memory.resource_counts().allocations, 1);
+        assert_eq!(fixture.memory.resource_counts().allocations, 1);
         gate.open();
-        assert!(bed.arrived() == bed.content);
-        bed.memory.drain().unwrap();
+        assert!(fixture.arrived() == fixture.content);
+        fixture.memory.drain().unwrap();
         assert_eq!(freed.load(std::sync::atomic::Ordering::SeqCst), 1);
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
-fn the_limit_takes_no_registration_away_from_work_in_flight() {
+fn limit_evicts_no_registration_in_flight() {
     watched(|| {
-        let mut bed = Bed::new(3);
-        bed.cache = RegistrationCache::new(&bed.memory, 4_000_000).unwrap();
-        let (source, other) = (bed.source(), bed.source());
-        let pinned = bed.cache.register(&source).unwrap();
-        let gate = Gate::before(&bed.setup.device, &[&bed.stream]);
-        drop(bed.stream.copy_from_host_async(&pinned, &bed.device_side));
+        let mut fixture = Fixture::new(3);
+        fixture.cache = RegistrationCache::new(&fixture.memory, 4_000_000).unwrap();
+        let (source, other) = (fixture.source(), fixture.source());
+        let pinned = fixture.cache.register(&source).unwrap();
+        let gate = Gate::before(&fixture.setup.device, &[&fixture.stream]);
+        drop(fixture.stream.copy_from_host_async(&pinned, &fixture.device_side));
         drop(pinned);
-        let error = bed.cache.register(&other).unwrap_err();
+        let error = fixture.cache.register(&other).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
         assert!(other.write().is_ok(), "a refusal lends nothing");
         gate.open();
-        bed.stream.synchronize().unwrap();
-        drop(bed.cache.register(&other).unwrap());
-        assert_eq!(bed.cache.statistics().registrations, 1);
-        assert!(bed.arrived() == bed.content);
+        fixture.stream.synchronize().unwrap();
+        drop(fixture.cache.register(&other).unwrap());
+        assert_eq!(fixture.cache.statistics().registrations, 1);
+        assert!(fixture.arrived() == fixture.content);
         drop((source, other));
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
-fn threads_that_register_copy_and_forget_never_take_memory_from_under_a_copy() {
+fn concurrent_unregistering_waits_for_copies_in_flight() {
     watched(|| {
         const PART: usize = 65_536;
         const THREADS: usize = 4;
-        let mut bed = Bed::new(5);
-        // Too little for everybody, so that registrations come and go.
-        bed.cache = RegistrationCache::new(&bed.memory, 10 * PART as u64).unwrap();
+        let mut fixture = Fixture::new(5);
+        // Too small for all threads, so that registrations are evicted.
+        fixture.cache = RegistrationCache::new(&fixture.memory, 10 * PART as u64).unwrap();
         let (host, _) = heap(16 * PART, true);
         host.write().unwrap().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / PART) as u8);
         std::thread::scope(|scope| {
             for thread in 0..THREADS {
-                let (bed, host) = (&bed, &host);
+                let (fixture, host) = (&fixture, &host);
                 scope.spawn(move || {
-                    let stream = CudaStream::new(&bed.setup.device).unwrap();
+                    let stream = CudaStream::new(&fixture.setup.device).unwrap();
                     for round in 0..60_usize {
                         let from = (thread * 7 + round * 5) % 15;
                         let part = host.slice(from * PART..(from + 1 + round % 2) * PART).unwrap();
-                        let there = bed.setup.device(part.len());
-                        let pinned = match bed.cache.register_source(&part) {
+                        let there = fixture.setup.device(part.len());
+                        let pinned = match fixture.cache.register_source(&part) {
                             Ok(pinned) => pinned,
                             Err(error) => {
                                 let kinds = [ErrorKind::Busy, ErrorKind::OutOfMemory];
@@ -168,10 +169,10 @@ fn threads_that_register_copy_and_forget_never_take_memory_from_under_a_copy() {
                         drop(stream.copy_from_host_async(&pinned, &there));
                         drop(pinned);
                         if round % 3 == 0 {
-                            // In flight it is kept, and told so.
-                            drop(bed.cache.forget(&part));
+                            // In flight it is kept, and the call reports so.
+                            drop(fixture.cache.forget(&part));
                         }
-                        let back = bed.setup.pinned(&vec![0xEE; part.len()]);
+                        let back = fixture.setup.pinned(&vec![0xEE; part.len()]);
                         stream.copy_to_host_async(&there, &back).wait().unwrap();
                         let seen = back.read().unwrap();
                         let is_right = |(at, byte): (usize, &u8)| usize::from(*byte) == from + at / PART;
@@ -180,112 +181,112 @@ fn threads_that_register_copy_and_forget_never_take_memory_from_under_a_copy() {
                 });
             }
         });
-        let statistics = bed.cache.statistics();
+        let statistics = fixture.cache.statistics();
         assert!(statistics.bytes <= 10 * PART as u64, "{statistics:?}");
-        // Gates of other tests may have kept all of them until now.
-        while bed.cache.statistics().evicted == 0 {
-            bed.cache.trim().unwrap();
+        // Gates of other tests may have kept all of them alive until now.
+        while fixture.cache.statistics().evicted == 0 {
+            fixture.cache.trim().unwrap();
             std::thread::yield_now();
         }
         drop(host);
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
 fn registered_memory_is_a_destination_too() {
-    let bed = Bed::new(4);
+    let fixture = Fixture::new(4);
     let (target, _) = heap(BYTES, true);
-    let source = bed.setup.pinned(&bed.content);
-    drop(bed.stream.copy_from_host_async(&source, &bed.device_side));
-    let registered = bed.cache.register(&target).unwrap();
-    let (down, calls) = calls_of(|| bed.stream.copy_to_host_async(&bed.device_side, &registered));
+    let source = fixture.setup.pinned(&fixture.content);
+    drop(fixture.stream.copy_from_host_async(&source, &fixture.device_side));
+    let registered = fixture.cache.register(&target).unwrap();
+    let (down, calls) = calls_of(|| fixture.stream.copy_to_host_async(&fixture.device_side, &registered));
     assert!(calls.contains(&"cuMemcpyDtoHAsync_v2"), "{calls:?}");
     drop(down);
     drop(registered);
-    assert!(*target.read().unwrap() == bed.content[..], "a view comes behind the copy");
+    assert!(*target.read().unwrap() == fixture.content[..], "a view comes behind the copy");
     // Read-only memory is refused before anything is enqueued.
-    let only_source = bed.cache.register_source(&target).unwrap();
-    let refused = bed.stream.copy_to_host_async(&bed.device_side, &only_source).wait().unwrap_err();
+    let only_source = fixture.cache.register_source(&target).unwrap();
+    let refused = fixture.stream.copy_to_host_async(&fixture.device_side, &only_source).wait().unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
     drop((only_source, target, source));
-    bed.finish();
+    fixture.finish();
 }
 
 #[test]
-fn a_registration_stays_while_the_buffer_itself_is_in_flight() {
+fn registration_stays_while_its_buffer_is_in_flight() {
     watched(|| {
-        let bed = Bed::new(8);
-        let source = bed.source();
-        drop(bed.cache.register(&source).unwrap());
-        // It is registered still, so the driver's copy engine reads it where it is, whatever its buffer calls it.
-        let gate = Gate::before(&bed.setup.device, &[&bed.stream]);
-        let copied = bed.stream.copy_from_host_async(&source, &bed.device_side);
-        assert_eq!(bed.cache.trim().unwrap(), 0);
-        assert_eq!(bed.cache.forget(&source).unwrap_err().kind(), ErrorKind::Busy);
+        let fixture = Fixture::new(8);
+        let source = fixture.source();
+        drop(fixture.cache.register(&source).unwrap());
+        // Still registered, so the copy engine reads it in place, whatever kind its buffer reports.
+        let gate = Gate::before(&fixture.setup.device, &[&fixture.stream]);
+        let copied = fixture.stream.copy_from_host_async(&source, &fixture.device_side);
+        assert_eq!(fixture.cache.trim().unwrap(), 0);
+        assert_eq!(fixture.cache.forget(&source).unwrap_err().kind(), ErrorKind::Busy);
         gate.open();
         copied.wait().unwrap();
-        bed.forget(&source);
-        assert!(bed.arrived() == bed.content);
-        // Nor does it end with its cache.
-        let cache = RegistrationCache::new(&bed.memory, u64::MAX).unwrap();
+        fixture.forget(&source);
+        assert!(fixture.arrived() == fixture.content);
+        // It also outlives its cache.
+        let cache = RegistrationCache::new(&fixture.memory, u64::MAX).unwrap();
         drop(cache.register(&source).unwrap());
-        let gate = Gate::before(&bed.setup.device, &[&bed.stream]);
-        let copied = bed.stream.copy_from_host_async(&source, &bed.device_side);
+        let gate = Gate::before(&fixture.setup.device, &[&fixture.stream]);
+        let copied = fixture.stream.copy_from_host_async(&source, &fixture.device_side);
         drop(cache);
-        assert_eq!(bed.memory.resource_counts().parked, 1);
+        assert_eq!(fixture.memory.resource_counts().parked, 1);
         gate.open();
         copied.wait().unwrap();
         drop(source);
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
-fn memory_that_is_registered_in_part_is_copied_as_a_whole() {
-    let bed = Bed::new(6);
-    // Kept by the cache after their buffers are gone, as registrations are.
+fn partly_registered_memory_is_copied_whole() {
+    let fixture = Fixture::new(6);
+    // The cache keeps registrations after their buffers are dropped.
     let parts = [0..1_000_000, 1_000_000..1_500_001, 2_000_000..2_100_000];
     let register = |buffer: &RawBuffer| {
         for part in parts.clone() {
-            drop(bed.cache.register(&buffer.slice(part).unwrap()).unwrap());
+            drop(fixture.cache.register(&buffer.slice(part).unwrap()).unwrap());
         }
     };
-    let (source, (target, _)) = (bed.source(), heap(BYTES, true));
+    let (source, (target, _)) = (fixture.source(), heap(BYTES, true));
     register(&source);
     register(&target);
-    bed.stream.copy_from_host_async(&source, &bed.device_side).wait().unwrap();
-    assert!(bed.arrived() == bed.content);
-    bed.stream.copy_to_host_async(&bed.device_side, &target).wait().unwrap();
-    assert!(*target.read().unwrap() == bed.content[..]);
-    // Also by the short way, and from the middle of one registration to beyond the next.
-    let (from, there) = (999_990..1_000_010, bed.device_side.slice(..20).unwrap());
-    bed.stream.copy_from_host_async(&source.slice(from.clone()).unwrap(), &there).wait().unwrap();
-    assert!(bed.arrived()[..20] == bed.content[from]);
+    fixture.stream.copy_from_host_async(&source, &fixture.device_side).wait().unwrap();
+    assert!(fixture.arrived() == fixture.content);
+    fixture.stream.copy_to_host_async(&fixture.device_side, &target).wait().unwrap();
+    assert!(*target.read().unwrap() == fixture.content[..]);
+    // Also by the short path, and from the middle of one registration past the end of the next.
+    let (from, there) = (999_990..1_000_010, fixture.device_side.slice(..20).unwrap());
+    fixture.stream.copy_from_host_async(&source.slice(from.clone()).unwrap(), &there).wait().unwrap();
+    assert!(fixture.arrived()[..20] == fixture.content[from]);
     drop(there);
-    // Rows, some of which lie within a registration and some across its end.
+    // Rows, some within a registration and some crossing its end.
     let rows = transload_core::Pitched { width: 1000, height: 40, src_pitch: 2000, dst_pitch: 1000 };
-    let (there, from) = (bed.device_side.slice(..40_000).unwrap(), 1_449_501..1_528_501);
+    let (there, from) = (fixture.device_side.slice(..40_000).unwrap(), 1_449_501..1_528_501);
     let src = source.slice(from.clone()).unwrap();
     let copy = transload_core::Operation::CopyPitched { src: &src, dst: &there, rows };
-    transload_core::submit(&bed.stream, &copy, transload_core::Timing::Off).unwrap().wait().unwrap();
-    let expected: Vec<u8> = bed.content[from].chunks(2000).flat_map(|row| row[..1000].to_vec()).collect();
-    assert!(bed.arrived()[..40_000] == expected);
+    transload_core::submit(&fixture.stream, &copy, transload_core::Timing::Off).unwrap().wait().unwrap();
+    let expected: Vec<u8> = fixture.content[from].chunks(2000).flat_map(|row| row[..1000].to_vec()).collect();
+    assert!(fixture.arrived()[..40_000] == expected);
     drop((there, src));
-    assert_eq!(bed.cache.statistics().registrations, 6);
+    assert_eq!(fixture.cache.statistics().registrations, 6);
     drop((source, target));
-    bed.finish();
+    fixture.finish();
 }
 
 #[test]
-fn unified_memory_of_a_pool_is_ordered_among_streams_and_the_host() {
-    let bed = crate::allocator::Bed::new();
-    let Ok(resource) = transload_memory::CudaResource::new(&bed.memory, MemoryKind::Unified) else {
+fn pooled_unified_memory_is_ordered_with_streams_and_host() {
+    let fixture = crate::allocator::Fixture::new();
+    let Ok(resource) = transload_memory::CudaResource::new(&fixture.memory, MemoryKind::Unified) else {
         println!("skipped: the device has no managed memory");
         return;
     };
     let pool = transload_streams::StreamOrderedAllocator::new(resource);
-    let (one, two) = (bed.stream(), bed.stream());
+    let (one, two) = (fixture.stream(), fixture.stream());
     for round in 0..20_u8 {
         let bytes = 100_000 + usize::from(round) * 4099;
         let buffer = pool.allocate_buffer(&one, bytes).unwrap();
@@ -301,15 +302,14 @@ fn unified_memory_of_a_pool_is_ordered_among_streams_and_the_host() {
     }
     assert!(pool.statistics().reserved <= 40 << 20, "the same memory serves all rounds");
     drop((pool, one, two));
-    bed.finish();
+    fixture.finish();
 }
 
 #[test]
-fn a_process_ends_well_with_live_registrations_pools_and_memory_being_given_back() {
+fn process_exits_cleanly_with_live_registrations() {
     const CHILD: &str = "TRANSLOAD_TEST_REGISTERED_EXIT";
     if std::env::var_os(CHILD).is_none() {
-        let name =
-            "registered::a_process_ends_well_with_live_registrations_pools_and_memory_being_given_back";
+        let name = "registered::process_exits_cleanly_with_live_registrations";
         watched(move || {
             let mut child = crate::support::programs::this_program();
             let child = child.args(["--exact", name, "--nocapture"]).env(CHILD, "1");
@@ -317,22 +317,23 @@ fn a_process_ends_well_with_live_registrations_pools_and_memory_being_given_back
         });
         return;
     }
-    let bed = Bed::new(7);
-    let (source, other) = (bed.source(), bed.source());
-    let pinned = bed.cache.register(&source).unwrap();
-    drop(bed.stream.copy_from_host_async(&pinned, &bed.device_side));
-    drop(bed.cache.register(&other).unwrap());
-    let pool =
-        transload_streams::StreamOrderedAllocator::new(transload_memory::PinnedResource::new(&bed.memory));
-    let held = pool.allocate_buffer(&bed.stream, 5 << 20).unwrap();
-    drop(bed.stream.copy_to_host_async(&bed.device_side, &held.slice(..BYTES).unwrap()));
-    let written = transload_memory::CudaResource::write_combined(&bed.memory);
+    let fixture = Fixture::new(7);
+    let (source, other) = (fixture.source(), fixture.source());
+    let pinned = fixture.cache.register(&source).unwrap();
+    drop(fixture.stream.copy_from_host_async(&pinned, &fixture.device_side));
+    drop(fixture.cache.register(&other).unwrap());
+    let pool = transload_streams::StreamOrderedAllocator::new(transload_memory::PinnedResource::new(
+        &fixture.memory,
+    ));
+    let held = pool.allocate_buffer(&fixture.stream, 5 << 20).unwrap();
+    drop(fixture.stream.copy_to_host_async(&fixture.device_side, &held.slice(..BYTES).unwrap()));
+    let written = transload_memory::CudaResource::write_combined(&fixture.memory);
     let written = transload_memory::MemoryResource::allocate_segment(&written, 1000).unwrap();
-    // The thread that frees memory is at it when the process ends.
+    // The free thread is busy when the process exits.
     for _ in 0..20 {
-        drop(bed.setup.pinned(&[1; 100]));
+        drop(fixture.setup.pinned(&[1; 100]));
     }
-    bed.cache.trim().unwrap();
-    std::mem::forget((bed, pinned, pool, held, written, source, other));
+    fixture.cache.trim().unwrap();
+    std::mem::forget((fixture, pinned, pool, held, written, source, other));
     std::process::exit(0);
 }

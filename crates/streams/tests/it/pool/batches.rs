@@ -1,4 +1,4 @@
-//! Which stream of a pool small copies go to: runs stay together, and a thread stays where it found the least load.
+//! The pool's choice of stream for small copies: a batch stays on one stream, and a thread stays on its least loaded one.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use transload_streams::{AdvancedStreamPool, AllocationStrategy, StreamLease};
 use crate::{pool::make, support::setup::Setup};
 
 #[test]
-fn runs_of_small_copies_stay_on_one_stream_each_and_a_larger_one_ends_a_run() {
+fn batch_of_small_copies_stays_on_one_stream() {
     const RUN: usize = 16;
     let setup = Setup::new();
     // It never shrinks.
@@ -16,7 +16,7 @@ fn runs_of_small_copies_stay_on_one_stream_each_and_a_larger_one_ends_a_run() {
     let pool = builder.strategy(AllocationStrategy::LoadBalanced).build().unwrap();
     let lease = || pool.lease(StreamPriority::Normal, WorkloadType::Memory).unwrap();
     let (here, there) = (setup.pinned(&vec![1; 1 << 20]), setup.device(1 << 20));
-    // Each of other bytes: none waits for another.
+    // Each copies other bytes, so none waits for another.
     let mut next = 0;
     let mut copy = |bytes: usize| {
         let (lease, range) = (lease(), next..next + bytes);
@@ -24,7 +24,7 @@ fn runs_of_small_copies_stay_on_one_stream_each_and_a_larger_one_ends_a_run() {
         drop(lease.copy_from_host_async(&here.slice(range.clone()).unwrap(), &there.slice(range).unwrap()));
         lease.id()
     };
-    // Nobody asks whether they are over, so all count as outstanding: three free streams, then the least loaded ones.
+    // Never polled, so all count as outstanding: three idle streams first, then the least loaded ones.
     for run in [RUN, 8 * RUN] {
         let streams: HashSet<_> = (0..3)
             .map(|_| {
@@ -45,19 +45,19 @@ fn runs_of_small_copies_stay_on_one_stream_each_and_a_larger_one_ends_a_run() {
 }
 
 #[test]
-fn a_thread_does_not_stay_at_the_stream_after_the_least_loaded_one() {
+fn thread_does_not_stay_next_to_the_least_loaded_stream() {
     let setup = Setup::new();
     let pool = make(&setup, 2, AllocationStrategy::LoadBalanced);
     let lease = || pool.lease(StreamPriority::Normal, WorkloadType::Memory).unwrap();
     let (here, there) = (setup.pinned(&[1; 4096]), setup.device(4096));
-    // Each of other bytes: none waits for another. Nobody asks whether they are over, so all count as outstanding.
+    // Each copies other bytes, so none waits for another. Never polled, so all count as outstanding.
     let copy = |lease: &StreamLease, at: usize| {
         let range = at * 64..(at + 1) * 64;
         drop(lease.copy_from_host_async(&here.slice(range.clone()).unwrap(), &there.slice(range).unwrap()));
     };
     let (little, much) = (lease(), lease());
     let id = little.id();
-    // Given out, it is taken in turn.
+    // With its handle exposed, it is used round-robin.
     let _handle = little.raw_handle();
     copy(&little, 0);
     (1..21).for_each(|at| copy(&much, at));

@@ -1,4 +1,4 @@
-//! The pool: who gets which stream, when there is one more or one fewer, and what a lease outlives.
+//! The pool: which stream a lease gets, when the pool grows and shrinks, and what a lease outlives.
 
 mod batches;
 mod optimizer;
@@ -28,7 +28,7 @@ fn handles<'a>(leases: impl IntoIterator<Item = &'a StreamLease>) -> HashSet<usi
 }
 
 #[test]
-fn a_pool_of_no_streams_or_too_many_is_refused_saying_what_is_valid() {
+fn pool_size_out_of_range_is_refused_with_the_range() {
     let setup = Setup::new();
     for strategy in AllocationStrategy::ALL {
         for streams in [0, 65, usize::MAX] {
@@ -70,7 +70,7 @@ fn one_stream_serves_every_strategy_priority_and_workload() {
 }
 
 #[test]
-fn no_stream_and_no_context_is_made_before_the_first_lease() {
+fn stream_and_context_are_created_at_the_first_lease() {
     let test = transload_cuda_sim::harness::device();
     let device = transload_memory::CudaDevice::new(test.ordinal()).unwrap();
     let trace = transload_cuda_sys::trace::start();
@@ -86,7 +86,7 @@ fn no_stream_and_no_context_is_made_before_the_first_lease() {
 }
 
 #[test]
-fn every_lane_has_the_priority_that_the_driver_confirms() {
+fn driver_confirms_the_priority_of_every_group() {
     let setup = Setup::new();
     let (least, greatest) = setup.device.context().unwrap().stream_priority_range().unwrap();
     for strategy in AllocationStrategy::ALL {
@@ -108,7 +108,7 @@ fn every_lane_has_the_priority_that_the_driver_confirms() {
 }
 
 #[test]
-fn leases_held_at_once_have_different_streams_up_to_the_bound_and_share_from_then_on() {
+fn concurrent_leases_share_streams_beyond_the_bound() {
     let setup = Setup::new();
     for strategy in [AllocationStrategy::RoundRobin, AllocationStrategy::LoadBalanced] {
         let pool = make(&setup, 4, strategy);
@@ -139,7 +139,7 @@ fn round_robin_takes_the_streams_in_turn() {
 }
 
 #[test]
-fn each_thread_goes_round_by_itself() {
+fn round_robin_is_per_thread() {
     limited(|| {
         let setup = Setup::new();
         // It never shrinks.
@@ -164,13 +164,13 @@ fn each_thread_goes_round_by_itself() {
 }
 
 #[test]
-fn a_free_stream_is_leased_by_the_thread_that_had_it_unless_others_may_enqueue_on_it() {
+fn thread_gets_its_last_stream_again_unless_shared() {
     let setup = Setup::new();
     let pool = make(&setup, 3, AllocationStrategy::LoadBalanced);
     let lease = || pool.lease(StreamPriority::Normal, WorkloadType::Memory).unwrap();
     let all = [lease(), lease(), lease()];
     let turns = |count| (0..count).map(|_| lease().id()).collect::<HashSet<_>>().len();
-    // Given out, what is enqueued on them is not known here.
+    // With their handles exposed, their load is unknown.
     assert_eq!(handles(&all).len(), 3);
     drop(all);
     assert_eq!(turns(3), 3, "in turn");
@@ -185,14 +185,14 @@ fn a_free_stream_is_leased_by_the_thread_that_had_it_unless_others_may_enqueue_o
 }
 
 #[test]
-fn load_balancing_goes_by_leases_then_by_outstanding_work_and_its_measured_time() {
+fn load_balancing_compares_leases_then_work_then_time() {
     let setup = Setup::new();
     let pool = make(&setup, 2, AllocationStrategy::LoadBalanced);
     let lease = |workload| pool.lease(StreamPriority::Normal, workload).unwrap();
     let there = setup.device(64);
     let (slow, quick) = (lease(WorkloadType::Compute), lease(WorkloadType::Memory));
     let (slow_handle, quick_handle) = (slow.raw_handle(), quick.raw_handle());
-    // One long piece of work here, three short ones there.
+    // One long operation here, three short ones there.
     let gate = Gate::before(&setup.device, &[&slow, &quick]);
     let part = |n: usize| there.slice(n * 16..(n + 1) * 16).unwrap();
     let mut work = vec![slow.memset_async(&part(3), Pattern::U8(0))];
@@ -217,7 +217,7 @@ fn load_balancing_goes_by_leases_then_by_outstanding_work_and_its_measured_time(
 }
 
 #[test]
-fn under_the_priority_strategy_urgent_work_has_more_streams() {
+fn priority_strategy_gives_urgent_work_more_streams() {
     let setup = Setup::new();
     let pool = make(&setup, 4, AllocationStrategy::Priority);
     let streams = |priority| {
@@ -234,7 +234,7 @@ fn under_the_priority_strategy_urgent_work_has_more_streams() {
 }
 
 #[test]
-fn under_the_workload_strategy_copies_never_queue_behind_kernels() {
+fn workload_strategy_keeps_copies_off_kernel_streams() {
     let setup = Setup::new();
     let pool = make(&setup, 6, AllocationStrategy::Workload);
     let split = pool.split();
@@ -279,7 +279,7 @@ fn leases_outlive_the_pool_with_work_in_flight() {
 }
 
 #[test]
-fn many_threads_lease_at_once_and_all_is_counted_back_to_none() {
+fn concurrent_leases_are_counted_back_to_zero() {
     limited(|| {
         for strategy in AllocationStrategy::ALL {
             let setup = Setup::new();
@@ -319,7 +319,7 @@ fn many_threads_lease_at_once_and_all_is_counted_back_to_none() {
 }
 
 #[test]
-fn threads_that_copy_small_buffers_at_once_find_a_stream_each_by_default() {
+fn default_strategy_gives_each_copying_thread_a_stream() {
     limited(|| {
         let setup = Setup::new();
         let pool = AdvancedStreamPool::new(&setup.device).unwrap();
@@ -347,7 +347,7 @@ fn threads_that_copy_small_buffers_at_once_find_a_stream_each_by_default() {
 }
 
 #[test]
-fn a_pool_grows_under_load_and_trims_down_to_its_least() {
+fn pool_grows_under_load_and_trims_to_its_minimum() {
     let setup = Setup::new();
     let pool = AdvancedStreamPool::builder(&setup.device)
         .strategy(AllocationStrategy::LoadBalanced)
@@ -359,7 +359,7 @@ fn a_pool_grows_under_load_and_trims_down_to_its_least() {
     let mut leases: Vec<_> = (0..10).map(|_| lease()).collect();
     assert_eq!(pool.streams(StreamPriority::Normal), 6);
     assert_eq!(pool.trim(), 0, "leased streams stay");
-    // Three leases of three streams are left, one of them with work.
+    // Three streams are leased, one of them with work.
     let mut kept = HashSet::new();
     leases.retain(|lease| kept.len() < 3 && kept.insert(lease.raw_handle()));
     let gate = Gate::before(&setup.device, &[&leases[0]]);
@@ -382,7 +382,7 @@ fn a_pool_grows_under_load_and_trims_down_to_its_least() {
 }
 
 #[test]
-fn a_busy_pool_gives_up_one_idle_stream_at_a_time_where_it_is_quiet() {
+fn busy_pool_retires_one_idle_stream_at_a_time() {
     let setup = Setup::new();
     let pool = AdvancedStreamPool::builder(&setup.device)
         .strategy(AllocationStrategy::RoundRobin)
@@ -418,7 +418,7 @@ fn a_busy_pool_gives_up_one_idle_stream_at_a_time_where_it_is_quiet() {
 }
 
 #[test]
-fn a_strategy_set_later_holds_from_the_next_lease_on_and_unused_streams_are_trimmed() {
+fn new_strategy_applies_from_the_next_lease() {
     let setup = Setup::new();
     let pool = make(&setup, 4, AllocationStrategy::LoadBalanced);
     let lease = |priority| pool.lease(priority, WorkloadType::Memory).unwrap();
@@ -434,7 +434,7 @@ fn a_strategy_set_later_holds_from_the_next_lease_on_and_unused_streams_are_trim
 }
 
 #[test]
-fn a_thread_tells_the_turns_of_many_pools_apart() {
+fn thread_keeps_a_cursor_per_pool() {
     let setup = Setup::new();
     let pools: Vec<_> = (0..30).map(|_| make(&setup, 2, AllocationStrategy::RoundRobin)).collect();
     let leases = |pool: &AdvancedStreamPool| {
@@ -442,7 +442,7 @@ fn a_thread_tells_the_turns_of_many_pools_apart() {
     };
     for _ in 0..3 {
         for pool in &pools {
-            // At first this makes both streams of each priority.
+            // The first lease creates both streams of each priority.
             drop((leases(pool), leases(pool)));
             let [one, other] = [leases(pool).map(|lease| lease.id()), leases(pool).map(|lease| lease.id())];
             assert!(one.iter().zip(&other).all(|(one, other)| one != other), "in turn");

@@ -1,4 +1,4 @@
-//! What a pool makes of recorded loads: different answers, each measured to be better on its own load.
+//! The pool's optimiser on recorded workloads: each recommendation is measured to be better on its own workload.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn pool(setup: &Setup, strategy: AllocationStrategy) -> AdvancedStreamPool {
     AdvancedStreamPool::new_with_strategy(&setup.device, 4, strategy).unwrap()
 }
 
-/// Replays a load on a pool of the strategy, lets it optimise itself, and replays again.
+/// Runs a workload on a pool of the strategy, optimises the pool, and runs it again.
 fn optimized(
     setup: &Setup,
     strategy: AllocationStrategy,
@@ -32,14 +32,14 @@ fn optimized(
 }
 
 #[test]
-fn two_loads_get_different_answers_and_each_is_faster_on_its_own() {
+fn each_workload_is_fastest_with_its_own_recommendation() {
     let setup = Setup::new();
     let equal = Workload::of_equal_kernels(64);
     let mixed = Workload::of_kernels_and_copies(16);
     let (by_workload, answer, in_turn) = optimized(&setup, AllocationStrategy::Workload, &equal);
     println!("{answer}\n  before {by_workload}\n  after {in_turn}");
     if setup.test.is_simulated() {
-        // A real device's times differ from run to run, and so may what is best.
+        // Times of a real device vary, and so may the best strategy.
         assert_eq!(answer.after.0, AllocationStrategy::RoundRobin);
         assert!(answer.changed());
         assert!(in_turn.makespan * 2 < by_workload.makespan, "{in_turn} against {by_workload}");
@@ -51,7 +51,7 @@ fn two_loads_get_different_answers_and_each_is_faster_on_its_own() {
         assert_eq!(answer.after.0, AllocationStrategy::Workload);
         assert_eq!(answer.after.1.compute, 3, "{answer}");
         assert!(by_workload.makespan < in_turn.makespan, "{by_workload} against {in_turn}");
-        // When the small copies end depends on which of the ready streams is served first, so that the mean over all does too.
+        // The end of the small copies depends on which ready stream is served first, and so does the mean.
         let kernels = |replay: &WorkloadRun| replay.mean_completion(WorkloadType::Compute).unwrap();
         assert!(kernels(&by_workload) < kernels(&in_turn), "{by_workload} against {in_turn}");
     }
@@ -74,7 +74,7 @@ fn unequal_work_of_one_workload_is_balanced() {
 }
 
 #[test]
-fn with_too_little_data_nothing_is_changed_and_the_answer_says_so() {
+fn too_little_data_changes_nothing_and_says_so() {
     let setup = Setup::new();
     let pool = pool(&setup, AllocationStrategy::Priority);
     assert_eq!(pool.average_workload_time(WorkloadType::Compute), None);
@@ -113,7 +113,7 @@ fn an_empty_load_is_refused() {
     setup.finish();
 }
 
-/// Records so many operations of each workload, and returns the answer.
+/// Records that many operations of each workload and returns the recommendation.
 fn answer(pool: &AdvancedStreamPool, recorded: &[(WorkloadType, usize, u64)]) -> Optimization {
     for (workload, count, micros) in recorded {
         (0..*count).for_each(|_| pool.record_workload_completion(*workload, Duration::from_micros(*micros)));
@@ -138,7 +138,7 @@ fn the_time_of_each_workload_decides_how_many_streams_it_has() {
 }
 
 #[test]
-fn averages_are_over_the_latest_and_answers_about_what_came_since_the_last() {
+fn recommendation_covers_data_since_the_last_one() {
     let setup = Setup::new();
     let pool = pool(&setup, AllocationStrategy::Priority);
     let average = || pool.average_workload_time(WorkloadType::Compute);

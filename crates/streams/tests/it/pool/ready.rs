@@ -1,4 +1,4 @@
-//! Streams that are ready: none while all are busy, and whoever waits for one sleeps until there is.
+//! Waiting for a ready stream: none is ready while all are busy, and a waiter sleeps until one is.
 
 use std::{
     thread,
@@ -21,7 +21,7 @@ fn pool(setup: &Setup, streams: usize) -> AdvancedStreamPool {
 }
 
 #[test]
-fn a_busy_stream_is_not_ready_and_an_idle_one_is() {
+fn only_an_idle_stream_is_ready() {
     limited(|| {
         let setup = Setup::new();
         let pool = pool(&setup, 1);
@@ -46,7 +46,7 @@ fn a_busy_stream_is_not_ready_and_an_idle_one_is() {
 }
 
 #[test]
-fn work_enqueued_through_the_raw_handle_makes_a_stream_busy_and_its_end_wakes() {
+fn raw_work_makes_a_stream_busy_and_its_end_wakes() {
     limited(|| {
         let setup = Setup::new();
         let pool = pool(&setup, 1);
@@ -65,7 +65,7 @@ fn work_enqueued_through_the_raw_handle_makes_a_stream_busy_and_its_end_wakes() 
 }
 
 #[test]
-fn where_there_is_room_a_pool_with_a_busy_stream_is_ready() {
+fn pool_below_its_bound_is_ready() {
     let setup = Setup::new();
     let pool = pool(&setup, 2);
     let lease = pool.get_stream_for_workload(WorkloadType::Memory).unwrap();
@@ -82,7 +82,7 @@ fn where_there_is_room_a_pool_with_a_busy_stream_is_ready() {
 }
 
 #[test]
-fn a_wait_ends_at_its_timeout_and_waiting_again_and_again_is_no_burden() {
+fn repeated_waits_with_timeout_end_and_leak_nothing() {
     limited(|| {
         let setup = Setup::new();
         let pool = pool(&setup, 1);
@@ -104,7 +104,7 @@ fn a_wait_ends_at_its_timeout_and_waiting_again_and_again_is_no_burden() {
 }
 
 #[test]
-fn the_first_stream_to_be_done_wakes_whoever_waits() {
+fn first_idle_stream_wakes_the_waiter() {
     limited(|| {
         let setup = Setup::new();
         let pool = pool(&setup, 3);

@@ -1,4 +1,4 @@
-//! The split of a pool: which streams each workload gets.
+//! The workload split of a pool: which streams each workload gets.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,7 @@ fn every_workload_has_streams_whatever_the_split() {
     }
     let places = |split| {
         let pool = AdvancedStreamPool::builder(&setup.device).split(split).build().unwrap();
-        // All streams there are, then those that each workload gets.
+        // All streams, then those of each workload.
         let all: Vec<_> = WORKLOADS
             .iter()
             .flat_map(|workload| (0..5).map(|_| pool.lease(StreamPriority::Normal, *workload).unwrap()))

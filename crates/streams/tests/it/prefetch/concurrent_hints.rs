@@ -1,4 +1,4 @@
-//! Hints beside what else goes on: someone's capture, and entries of a plan that know more than their neighbours.
+//! Hints concurrent with a capture, and plan entries with and without a buffer.
 
 use transload_core::{DeviceId, ErrorKind, MemoryAdvice, MemoryKind};
 use transload_memory::{
@@ -9,7 +9,7 @@ use transload_streams::CudaStream;
 
 use crate::{stream::capture::beside_a_global_capture, support::setup::Setup};
 
-/// Large enough to have pages of its own on any driver.
+/// Large enough for pages of its own on any driver.
 const BYTES: usize = 4 << 20;
 
 fn able() -> Option<Setup> {
@@ -22,7 +22,7 @@ fn able() -> Option<Setup> {
 }
 
 #[test]
-fn hints_and_questions_about_them_disturb_no_capture_of_others() {
+fn hints_and_queries_leave_other_captures_valid() {
     let Some(setup) = able() else { return };
     let [captured, stream] = [(); 2].map(|()| CudaStream::new(&setup.device).unwrap());
     let buffer = setup.memory.allocate(MemoryKind::Unified, BYTES).unwrap();
@@ -44,7 +44,7 @@ fn hints_and_questions_about_them_disturb_no_capture_of_others() {
 }
 
 #[test]
-fn an_entry_of_a_plan_that_knows_its_buffer_is_ordered_by_it_beside_one_that_does_not() {
+fn plan_entry_with_a_buffer_is_ordered_by_it() {
     let Some(setup) = able() else { return };
     let stream = CudaStream::new(&setup.device).unwrap();
     let buffer = setup.memory.allocate(MemoryKind::Unified, BYTES).unwrap();

@@ -1,4 +1,4 @@
-//! Prefetch by hints and by plans, shown by what the driver believes afterwards and by the bytes, which stay.
+//! Prefetch by hints and by plans, checked by the driver's view of residency and by the contents.
 
 use transload_core::{DeviceId, ErrorKind, MemoryKind, Pattern, RawBuffer};
 use transload_cuda_sim::{Residency as Page, harness};
@@ -17,10 +17,10 @@ use crate::support::{
     setup::{Setup, noise},
 };
 
-/// Large enough to have pages of its own on any driver.
+/// Large enough for pages of its own on any driver.
 const BYTES: usize = 4 << 20;
 
-/// A device whose unified memory can be prefetched, and such memory with something in it.
+/// A device with prefetchable unified memory, and such memory with contents.
 fn able() -> Option<(Setup, RawBuffer, Vec<u8>)> {
     let setup = Setup::new();
     if !setup.device.supports_feature(CudaFeature::ConcurrentManagedAccess).unwrap() {
@@ -42,19 +42,19 @@ fn last_prefetch(buffer: &RawBuffer) -> Option<MemoryLocation> {
     Residency::of(buffer).unwrap().last_prefetch
 }
 
-/// Where the page is, which only the software driver tells.
+/// Residency of the page, which only the software driver reports.
 fn page(setup: &Setup, buffer: &RawBuffer) -> Option<Page> {
     setup.test.sim().and_then(|sim| sim.residency(buffer.device_address().unwrap()))
 }
 
-/// Address and length of each prefetch, by the newer call or the older one.
+/// Address and length of each prefetch, by the newer or the older call.
 fn prefetches(calls: &[Call]) -> Vec<(u64, u64)> {
     let is_one = |call: &&Call| call.name.starts_with("cuMemPrefetchAsync");
     calls.iter().filter(is_one).map(|call| (call.arguments[0], call.arguments[1])).collect()
 }
 
 #[test]
-fn a_range_goes_where_it_is_sent_over_a_buffer_and_over_its_address() {
+fn range_is_prefetched_by_buffer_and_by_address() {
     let Some((setup, buffer, content)) = able() else { return };
     let stream = CudaStream::new(&setup.device).unwrap();
     let there = MemoryLocation::Device(setup.test.ordinal());
@@ -81,7 +81,7 @@ fn a_range_goes_where_it_is_sent_over_a_buffer_and_over_its_address() {
 }
 
 #[test]
-fn a_part_of_a_range_goes_alone_and_a_part_that_is_none_is_refused() {
+fn part_of_a_range_is_prefetched_and_an_invalid_one_refused() {
     let Some((setup, buffer, content)) = able() else { return };
     let stream = CudaStream::new(&setup.device).unwrap();
     let there = MemoryLocation::Device(setup.test.ordinal());
@@ -112,7 +112,7 @@ fn a_part_of_a_range_goes_alone_and_a_part_that_is_none_is_refused() {
 }
 
 #[test]
-fn what_cannot_be_prefetched_is_refused_with_what_would_be_valid() {
+fn invalid_prefetches_are_refused_with_valid_values() {
     let Some((setup, buffer, content)) = able() else { return };
     let stream = CudaStream::new(&setup.device).unwrap();
     let address = buffer.device_address().unwrap();
@@ -141,7 +141,7 @@ fn what_cannot_be_prefetched_is_refused_with_what_would_be_valid() {
 }
 
 #[test]
-fn a_prefetch_over_a_buffer_comes_behind_its_other_uses_and_the_host_does_not_wait() {
+fn buffer_prefetch_is_ordered_without_blocking_the_host() {
     let Some((setup, buffer, _)) = able() else { return };
     let (one, two) = (CudaStream::new(&setup.device).unwrap(), CudaStream::new(&setup.device).unwrap());
     let hints = ManagedMemoryHints::from_unified(&buffer).unwrap();
@@ -160,7 +160,7 @@ fn a_prefetch_over_a_buffer_comes_behind_its_other_uses_and_the_host_does_not_wa
 }
 
 #[test]
-fn a_prefetch_goes_to_a_numa_node_where_the_driver_knows_nodes() {
+fn prefetch_goes_to_a_numa_node_if_supported() {
     let Some((setup, buffer, content)) = able() else { return };
     let stream = CudaStream::new(&setup.device).unwrap();
     let address = buffer.device_address().unwrap();
@@ -187,12 +187,12 @@ fn a_prefetch_goes_to_a_numa_node_where_the_driver_knows_nodes() {
 }
 
 #[test]
-fn a_prefetch_by_address_is_kept_from_a_stream_that_is_being_captured() {
+fn address_prefetch_on_a_captured_stream_is_refused() {
     let Some((setup, buffer, _)) = able() else { return };
     let stream = CudaStream::new(&setup.device).unwrap();
     let hints =
         ManagedMemoryHints::for_buffer(&setup.device, buffer.device_address().unwrap(), BYTES).unwrap();
-    // SAFETY: nothing is enqueued but what is to be refused.
+    // SAFETY: the only work enqueued is refused.
     let capture = unsafe { Capture::begin(&stream, CaptureMode::ThreadLocal) }.unwrap();
     assert_eq!(hints.prefetch_to(None, &stream).unwrap_err().kind(), ErrorKind::Busy);
     capture.end().expect("the capture is valid to its end");
@@ -203,7 +203,7 @@ fn a_prefetch_by_address_is_kept_from_a_stream_that_is_being_captured() {
 }
 
 #[test]
-fn a_plan_goes_in_order_and_neighbours_go_together() {
+fn plan_is_executed_in_order_with_neighbours_merged() {
     let Some((setup, buffer, content)) = able() else { return };
     let stream = CudaStream::new(&setup.device).unwrap();
     let ordinal = setup.test.ordinal().cast_signed();
@@ -211,7 +211,7 @@ fn a_plan_goes_in_order_and_neighbours_go_together() {
     let part = |n: usize| buffer.slice(n * quarter..(n + 1) * quarter).unwrap();
     let (base, size) = (buffer.device_address().unwrap(), quarter as u64);
     let at = |n: u64| base + n * size;
-    // Two that belong together, one that goes elsewhere, one that is a neighbour in memory but not in the plan.
+    // Two that can be merged, one with another target, one adjacent in memory but not in the plan.
     let order = [(0, ordinal), (1, ordinal), (2, PrefetchEntry::HOST), (3, ordinal)];
     let expected = vec![(at(0), 2 * size), (at(2), size), (at(3), size)];
     let mut owned = PrefetchPlan::new();
@@ -232,7 +232,7 @@ fn a_plan_goes_in_order_and_neighbours_go_together() {
         assert_eq!(believed, [there, there, Some(MemoryLocation::Host), there]);
         stream.synchronize().unwrap();
     }
-    // Neighbours are such also backwards, and all four are one.
+    // Neighbours in descending order are merged too, so all four become one.
     let mut backwards = PrefetchPlan::new();
     backwards.add_buffer(&part(3), ordinal).add_buffer(&part(2), ordinal);
     backwards.add_buffer(&part(1), ordinal).add_buffer(&part(0), ordinal);
@@ -245,7 +245,7 @@ fn a_plan_goes_in_order_and_neighbours_go_together() {
 }
 
 #[test]
-fn the_first_error_of_a_plan_says_which_entry_it_was_and_later_ones_are_not_enqueued() {
+fn plan_stops_at_the_first_error_and_names_its_entry() {
     let Some((setup, buffer, content)) = able() else { return };
     let stream = CudaStream::new(&setup.device).unwrap();
     let ordinal = setup.test.ordinal().cast_signed();
@@ -260,7 +260,7 @@ fn the_first_error_of_a_plan_says_which_entry_it_was_and_later_ones_are_not_enqu
         (entry(base, half, 10_000), ErrorKind::UnknownDevice),
         (entry(base, half, -2), ErrorKind::UnknownDevice),
         (entry(other.device_address().unwrap(), 4096, ordinal), ErrorKind::InvalidArgument),
-        // It begins where the first one ends, so both are tried as one, and found one by one.
+        // It starts where the first one ends, so both are tried together and then one by one.
         (entry(base + half as u64, 1 << 40, ordinal), ErrorKind::InvalidArgument),
     ];
     for (bad, kind) in bad {
@@ -291,7 +291,7 @@ fn the_first_error_of_a_plan_says_which_entry_it_was_and_later_ones_are_not_enqu
 }
 
 #[test]
-fn a_plan_keeps_its_buffers_alive_and_what_is_dropped_after_execution_is_freed_when_it_is_over() {
+fn plan_keeps_its_buffers_alive_until_complete() {
     let Some((setup, buffer, _)) = able() else { return };
     let stream = CudaStream::new(&setup.device).unwrap();
     let mut plan = PrefetchPlan::new();
@@ -308,7 +308,7 @@ fn a_plan_keeps_its_buffers_alive_and_what_is_dropped_after_execution_is_freed_w
 }
 
 #[test]
-fn memory_of_one_device_goes_to_another_and_back_on_streams_of_either() {
+fn memory_moves_between_devices_on_either_ones_streams() {
     let Some(devices) = harness::devices(2) else { return };
     let (near, far) = (devices[0].ordinal(), devices[1].ordinal());
     let open = |ordinal| CudaDevice::new(ordinal).unwrap();

@@ -1,4 +1,4 @@
-//! Who used unified memory last, as launches that come behind find out: long views and loans, raw graphs, refused prefetches.
+//! Last user of unified memory, as seen by later launches: long views and loans, raw graphs, refused prefetches.
 
 use transload_core::{
     Access, DeviceId, ErrorKind, Operation, Pattern, RawBuffer, StreamPriority, Timing, TryLockResult, Turns,
@@ -39,12 +39,12 @@ impl Program {
         })
     }
 
-    /// y = y + x, over when it answers. Which memory was prefetched.
+    /// Runs y = y + x to completion. Returns which memory was prefetched.
     fn launch(&self, x: &RawBuffer) -> Vec<u64> {
         let trace = trace::start();
         let launch = self.kernel.launch(LaunchConfig::for_elements(USED, 64));
         let launch = launch.arg(1.0_f32).reads(x).reads_writes(&self.y).arg(USED);
-        // SAFETY: the kernel takes these four parameters and touches so many numbers of each buffer.
+        // SAFETY: the kernel takes these four parameters and touches that many numbers of each buffer.
         unsafe { self.executor.enqueue(launch, &self.stream) }.unwrap().wait().unwrap();
         prefetches(&trace.calls_of_this_thread())
     }
@@ -61,7 +61,7 @@ impl Program {
 }
 
 #[test]
-fn what_the_host_or_others_look_at_is_used_as_it_begins_and_as_it_ends() {
+fn host_views_and_loans_count_as_a_use_at_both_ends() {
     watched(|| {
         let Some(program) = Program::new() else { return };
         drop(program.launch(&program.x));
@@ -95,21 +95,21 @@ fn what_the_host_or_others_look_at_is_used_as_it_begins_and_as_it_ends() {
         over.wait().unwrap();
         let loan = program.x.lend(Access::Read).unwrap();
         loan.wait_for_earlier_work();
-        // SAFETY: nothing was done on the loan, and what came before it is over, as the fence is.
+        // SAFETY: the loan was not used, and earlier work is complete, as the fence says.
         ended(Box::new(move || unsafe { loan.end_after(&over) }));
         program.finish();
     });
 }
 
 #[test]
-fn what_a_raw_graph_uses_may_have_moved_and_what_a_recorded_one_uses_has_not() {
+fn raw_graph_invalidates_residency_a_recorded_one_does_not() {
     watched(|| {
         let Some(program) = Program::new() else { return };
         let Program { setup, stream, x, .. } = &program;
         let (priority, address) = (StreamPriority::Normal, x.device_address().unwrap());
         let fill = Operation::Fill { dst: x, pattern: Pattern::U8(0) };
         let mut recorded = CudaGraph::record(&setup.device, priority, &[fill]).unwrap();
-        // SAFETY: the work touches the buffer that is declared and nothing else.
+        // SAFETY: the work touches only the declared buffer.
         let raw = unsafe {
             CudaGraph::capture_raw(&setup.device, priority, &[(x, Access::Write)], |stream| {
                 let _bound = setup.device.context().unwrap().enter().map_err(lift)?;
@@ -133,7 +133,7 @@ fn what_a_raw_graph_uses_may_have_moved_and_what_a_recorded_one_uses_has_not() {
 }
 
 #[test]
-fn a_view_that_stays_open_on_one_range_costs_launches_of_the_others_no_prefetch() {
+fn open_view_of_one_range_causes_no_prefetch_of_others() {
     watched(|| {
         let Some(program) = Program::new() else { return };
         let (seen, other) = (chunk(&program.x, 0), chunk(&program.x, 2));
@@ -151,7 +151,7 @@ fn a_view_that_stays_open_on_one_range_costs_launches_of_the_others_no_prefetch(
 }
 
 #[test]
-fn a_prefetch_that_was_refused_moved_nothing() {
+fn refused_prefetch_changes_no_residency() {
     watched(|| {
         let Some(program) = Program::new() else { return };
         let view = program.x.read().unwrap();
@@ -171,9 +171,9 @@ fn a_prefetch_that_was_refused_moved_nothing() {
     });
 }
 
-/// Launches through a raw handle: nothing but their declaration is known of them.
+/// Launches through a raw handle, known only by their declaration.
 #[test]
-fn what_only_declarations_tell_of_is_predicted_whenever_the_host_took_it_back() {
+fn declared_memory_is_predicted_after_each_host_use() {
     watched(|| {
         let Some(setup) = Setup::sharing() else { return };
         let auto = prefetcher(&setup, PredictionLimits { depth: 1, ..PredictionLimits::default() });
@@ -190,7 +190,7 @@ fn what_only_declarations_tell_of_is_predicted_whenever_the_host_took_it_back() 
 }
 
 #[test]
-fn two_devices_in_turns_have_it_brought_at_each_turn_and_not_between() {
+fn alternating_devices_prefetch_once_per_turn() {
     watched(|| {
         let Some(devices) = harness::devices(2) else { return };
         let setups: Vec<Setup> = devices.into_iter().map(Setup::on).collect();
@@ -212,7 +212,7 @@ fn two_devices_in_turns_have_it_brought_at_each_turn_and_not_between() {
                     let trace = trace::start();
                     let launch = kernel.launch(LaunchConfig::for_elements(16, 32)).arg(1.0_f32);
                     let launch = launch.reads(&x).reads_writes(y).arg(16_u64);
-                    // SAFETY: the kernel takes these four parameters and touches so many numbers of each buffer.
+                    // SAFETY: the kernel takes these four parameters and touches that many numbers of each buffer.
                     unsafe { executor.enqueue(launch, stream) }.unwrap().wait().unwrap();
                     let brought = prefetches(&trace.calls_of_this_thread());
                     assert_eq!(brought.len(), usize::from(turn == 0), "turn {turn}");

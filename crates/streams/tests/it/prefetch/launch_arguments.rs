@@ -1,4 +1,4 @@
-//! What a launch's arguments are to the prediction: each a line of its own, unified memory only, and forgotten when it is gone.
+//! Launch arguments in the prediction: each is a stream of its own, unified memory only, and forgotten once dropped.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn chunk(buffer: &RawBuffer, index: usize) -> RawBuffer {
 }
 
 #[test]
-fn two_arguments_that_sweep_one_allocation_from_both_ends_are_both_predicted() {
+fn two_arguments_sweeping_one_allocation_are_both_predicted() {
     let Some((setup, auto)) = able(PredictionLimits::default()) else { return };
     let buffer = setup.memory.allocate(MemoryKind::Unified, 40 * CHUNK).unwrap();
     buffer.write().unwrap().fill(1);
@@ -39,7 +39,7 @@ fn two_arguments_that_sweep_one_allocation_from_both_ends_are_both_predicted() {
 }
 
 #[test]
-fn memory_of_other_kinds_is_of_no_concern() {
+fn memory_of_other_kinds_is_ignored() {
     let Some((setup, auto)) = able(PredictionLimits::default()) else { return };
     for kind in [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Mapped] {
         let buffer = setup.memory.allocate(kind, 8 * CHUNK).unwrap();
@@ -53,8 +53,8 @@ fn memory_of_other_kinds_is_of_no_concern() {
 }
 
 #[test]
-fn a_repetition_goes_on_without_a_buffer_that_is_gone_and_that_is_no_wrong_prediction() {
-    // With one range ahead it is expected only when its turn comes.
+fn dropped_buffer_in_a_repetition_is_no_misprediction() {
+    // With one range ahead it is predicted only at its turn.
     let limits = PredictionLimits { depth: 1, ..PredictionLimits::default() };
     let Some((setup, auto)) = able(limits) else { return };
     let mut layers: Vec<_> =
@@ -62,7 +62,7 @@ fn a_repetition_goes_on_without_a_buffer_that_is_gone_and_that_is_no_wrong_predi
     let steps = |layers: &[RawBuffer], count: usize| {
         for layer in (0..count).flat_map(|_| layers) {
             let _prefetched = auto.observe(&[layer]);
-            // The host takes it back: what stayed on the device would be passed over.
+            // Moved back to the host, since resident memory would be skipped.
             drop(layer.write().unwrap());
         }
         auto.statistics()

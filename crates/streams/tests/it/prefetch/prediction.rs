@@ -1,4 +1,4 @@
-//! Automatic prefetch: what is predicted is on its way before it is asked for, and nothing else changes.
+//! Automatic prefetch: predicted memory is prefetched before it is used, and nothing else changes.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{
     support::setup::{Setup, noise, seeds},
 };
 
-/// Numbers of a chunk: 64 KiB, so that chunks share no page.
+/// Elements of a chunk: 64 KiB, so that chunks share no page.
 pub(crate) const CHUNK: usize = 16_384;
 
 pub(crate) fn unified(setup: &Setup, chunks: usize) -> RawBuffer {
@@ -30,7 +30,7 @@ pub(crate) fn prefetcher(setup: &Setup, limits: PredictionLimits) -> AutoPrefetc
     AutoPrefetcher::new(&setup.device, queue, limits).unwrap()
 }
 
-/// y = y + x on a chunk, over when it answers.
+/// Runs y = y + x on a chunk to completion.
 fn add(
     kernel: &CudaKernel,
     executor: Option<&LaunchExecutor>,
@@ -40,7 +40,7 @@ fn add(
 ) {
     let launch = kernel.launch(LaunchConfig::for_elements(CHUNK as u64, 128));
     let launch = launch.arg(1.0_f32).reads(x).reads_writes(y).arg(CHUNK as u64);
-    // SAFETY: the kernel takes these four parameters and touches so many numbers of each buffer.
+    // SAFETY: the kernel takes these four parameters and touches that many numbers of each buffer.
     let fence: Fence = unsafe {
         match executor {
             Some(executor) => executor.enqueue(launch, stream),
@@ -57,7 +57,7 @@ pub(crate) fn prefetches(calls: &[trace::Call]) -> Vec<u64> {
 }
 
 #[test]
-fn from_the_third_chunk_of_a_sweep_on_the_next_ones_are_prefetched_while_one_is_used() {
+fn sweep_is_prefetched_from_its_third_chunk_on() {
     let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let stream = CudaStream::new(&setup.device).unwrap();
@@ -97,7 +97,7 @@ fn from_the_third_chunk_of_a_sweep_on_the_next_ones_are_prefetched_while_one_is_
 }
 
 #[test]
-fn layers_that_are_sent_away_after_each_step_are_brought_back_in_their_order() {
+fn evicted_layers_are_prefetched_in_their_order() {
     let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let limits = PredictionLimits { depth: 2, ..PredictionLimits::default() };
@@ -131,12 +131,12 @@ fn layers_that_are_sent_away_after_each_step_are_brought_back_in_their_order() {
 }
 
 #[test]
-fn what_lies_on_the_device_is_predicted_and_not_prefetched() {
+fn resident_memory_is_predicted_but_not_prefetched() {
     let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let stream = CudaStream::new(&setup.device).unwrap();
     let (x, y) = (unified(&setup, 8), unified(&setup, 1));
-    // So many launches in a row are looked at before any is passed over.
+    // That many launches in a row are checked before any is skipped.
     let auto = prefetcher(&setup, PredictionLimits { depth: 8, ..PredictionLimits::default() });
     let sweep = || {
         let trace = trace::start();
@@ -150,7 +150,7 @@ fn what_lies_on_the_device_is_predicted_and_not_prefetched() {
     assert_eq!(sweep(), 5);
     assert_eq!((sweep(), sweep(), sweep()), (0, 0, 0), "all of it lies there");
     assert!(auto.statistics().resident > 0);
-    // Somebody else's use: where it is now is not known.
+    // Use by others: its residency is unknown.
     drop(x.read().unwrap());
     assert!(sweep() > 0);
     drop((x, y, auto, stream, kernel));
@@ -158,7 +158,7 @@ fn what_lies_on_the_device_is_predicted_and_not_prefetched() {
 }
 
 #[test]
-fn a_range_that_the_host_looks_at_is_left_alone() {
+fn range_in_a_host_view_is_not_prefetched() {
     let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let stream = CudaStream::new(&setup.device).unwrap();
@@ -182,12 +182,12 @@ fn a_range_that_the_host_looks_at_is_left_alone() {
 }
 
 #[test]
-fn a_prefetcher_keeps_no_buffer_alive_and_does_not_stumble_over_one_that_is_gone() {
+fn prefetcher_keeps_no_buffer_alive() {
     let Some(setup) = Setup::sharing() else { return };
     let auto = prefetcher(&setup, PredictionLimits::default());
     let mut layers: Vec<_> = (0..5).map(|_| unified(&setup, 1)).collect();
     let stream = CudaStream::new(&setup.device).unwrap();
-    // The device uses each and the host looks at it afterwards, so that it has to be brought again.
+    // The device uses each and the host reads it afterwards, so that it must be prefetched again.
     let step = |layers: &[RawBuffer]| {
         for layer in layers {
             auto.observe(&[layer]);
@@ -209,7 +209,7 @@ fn a_prefetcher_keeps_no_buffer_alive_and_does_not_stumble_over_one_that_is_gone
 }
 
 #[test]
-fn a_queue_and_knowledge_of_another_device_are_refused() {
+fn queue_and_residency_of_another_device_are_refused() {
     let Some(devices) = transload_cuda_sim::harness::devices(2) else { return };
     let open = |index: usize| transload_memory::CudaDevice::new(devices[index].ordinal()).unwrap();
     let queue = Arc::new(CudaStream::new(&open(0)).unwrap());
@@ -222,7 +222,7 @@ fn a_queue_and_knowledge_of_another_device_are_refused() {
 }
 
 #[test]
-fn whatever_the_pattern_the_bytes_are_those_of_a_run_without_predictions() {
+fn predictions_never_change_the_bytes() {
     watched(|| {
         for seed in seeds(6) {
             let Some(setup) = Setup::sharing() else { return };
@@ -233,7 +233,7 @@ fn whatever_the_pattern_the_bytes_are_those_of_a_run_without_predictions() {
             let (x, y) = (unified(&setup, 10), unified(&setup, 10));
             let mut expected = (vec![1.0_f32; 10], vec![1.0_f32; 10]);
             for (step, byte) in noise(90, seed + 1).into_iter().enumerate() {
-                // A sweep, then strides, then anything.
+                // A sweep, then strides, then random accesses.
                 let from = match (step / 30, seed % 2) {
                     (0, _) => step % 10,
                     (1, _) => step * 3 % 10,

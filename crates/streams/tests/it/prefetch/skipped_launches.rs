@@ -1,4 +1,4 @@
-//! Launches whose memory stays on the device cost the prediction nothing after a while, and what leaves is predicted again.
+//! Launches whose memory stays resident are soon skipped by the prediction, and memory that leaves is predicted again.
 
 use std::collections::BTreeSet;
 
@@ -14,10 +14,10 @@ use crate::{
 };
 
 const CHUNKS: usize = 12;
-/// Numbers of a chunk that a launch uses, though it declares all of them.
+/// Elements of a chunk that a launch uses; it declares all of them.
 const USED: u64 = 64;
 
-/// Two unified buffers, and prediction by hand or by an executor.
+/// Two unified buffers, with prediction by explicit calls or by an executor.
 struct Program {
     setup: Setup,
     kernel: CudaKernel,
@@ -44,7 +44,7 @@ impl Program {
         })
     }
 
-    /// Launches with a chunk of each; answers which memory was prefetched.
+    /// Launches with a chunk of each. Returns which memory was prefetched.
     fn launches(&self, order: impl IntoIterator<Item = usize>) -> Vec<u64> {
         let trace = trace::start();
         for index in order {
@@ -60,11 +60,11 @@ impl Program {
         self.add(&self.stream, x, y);
     }
 
-    /// y = y + x on the first numbers, over when it answers.
+    /// Runs y = y + x on the first elements to completion.
     fn add(&self, stream: &CudaStream, x: &RawBuffer, y: &RawBuffer) {
         let launch = self.kernel.launch(LaunchConfig::for_elements(USED, 64));
         let launch = launch.arg(1.0_f32).reads(x).reads_writes(y).arg(USED);
-        // SAFETY: the kernel takes these four parameters and touches so many numbers of each buffer.
+        // SAFETY: the kernel takes these four parameters and touches that many numbers of each buffer.
         let fence = unsafe {
             match &self.executor {
                 Some(executor) => executor.enqueue(launch, stream),
@@ -74,7 +74,7 @@ impl Program {
         fence.unwrap().wait().unwrap();
     }
 
-    /// Declared so far, passed over so far, predicted so far.
+    /// Launches declared, skipped and predicted so far.
     fn counts(&self) -> (u64, u64, u64) {
         let executor = self.executor.as_ref().and_then(LaunchExecutor::prediction_statistics);
         let statistics = executor.unwrap_or_else(|| self.auto.statistics());
@@ -82,7 +82,7 @@ impl Program {
         (statistics.observed, statistics.skipped, predicted)
     }
 
-    /// All memory is on the device, and the prediction knows.
+    /// Makes all memory resident, known to the prediction.
     fn settle(&self) {
         drop(self.launches((0..CHUNKS).chain(0..CHUNKS)));
     }
@@ -94,7 +94,7 @@ impl Program {
     }
 }
 
-/// By hand and by an executor, each in its turn.
+/// Runs with explicit calls, then with an executor.
 fn each(body: impl Fn(&Program) + Send + 'static) {
     watched(move || {
         for with_executor in [false, true] {
@@ -106,7 +106,7 @@ fn each(body: impl Fn(&Program) + Send + 'static) {
 }
 
 #[test]
-fn memory_that_stays_on_the_device_is_looked_at_no_more_in_whatever_order_it_is_used() {
+fn resident_memory_is_skipped_in_any_order_of_use() {
     each(|program| {
         program.settle();
         let any = noise(CHUNKS * 4, 7).into_iter().map(|byte| usize::from(byte) % CHUNKS);
@@ -125,7 +125,7 @@ fn memory_that_stays_on_the_device_is_looked_at_no_more_in_whatever_order_it_is_
 }
 
 #[test]
-fn what_goes_back_to_the_host_is_predicted_again_from_its_third_chunk_on_at_the_latest() {
+fn memory_used_by_the_host_is_predicted_by_its_third_chunk() {
     each(|program| {
         program.settle();
         assert!(program.launches((0..CHUNKS).cycle().take(5 * CHUNKS)).is_empty());
@@ -160,7 +160,7 @@ fn what_goes_back_to_the_host_is_predicted_again_from_its_third_chunk_on_at_the_
 }
 
 #[test]
-fn whoever_uses_an_allocation_elsewhere_is_noticed_at_the_next_launch_and_other_memory_does_not_matter() {
+fn use_elsewhere_is_noticed_at_the_next_launch() {
     each(|program| {
         let other = unified(&program.setup, 1);
         let stream = CudaStream::new(&program.setup.device).unwrap();
@@ -182,7 +182,7 @@ fn whoever_uses_an_allocation_elsewhere_is_noticed_at_the_next_launch_and_other_
         }));
         assert!(looks(&|| {
             let away = Operation::PrefetchToNode { buffer: &chunk(&program.x, 0), node: None };
-            // Older drivers know no nodes.
+            // Older drivers do not support NUMA nodes.
             let _sent = submit(&stream, &away, Timing::Off).map(|fence| fence.wait());
         }));
         assert!(looks(&|| program.launch(&other, &chunk(&program.y, 0))), "memory that is new");
@@ -190,7 +190,7 @@ fn whoever_uses_an_allocation_elsewhere_is_noticed_at_the_next_launch_and_other_
 }
 
 #[test]
-fn what_the_device_itself_does_to_its_memory_between_launches_costs_no_look_and_no_prefetch() {
+fn use_by_the_same_device_costs_no_check_and_no_prefetch() {
     each(|program| {
         let target = program.setup.pinned(&vec![0; CHUNK * 4]);
         let stream = CudaStream::new(&program.setup.device).unwrap();
@@ -209,7 +209,7 @@ fn what_the_device_itself_does_to_its_memory_between_launches_costs_no_look_and_
 }
 
 #[test]
-fn after_somebody_elses_use_each_range_is_looked_at_until_it_was_used_again() {
+fn use_elsewhere_rechecks_each_range_until_its_next_use() {
     each(|program| {
         let scattered = [5, 0, 9, 2, 7, 11, 4, 1, 10, 3, 8, 6];
         for _ in 0..2 {
@@ -223,13 +223,13 @@ fn after_somebody_elses_use_each_range_is_looked_at_until_it_was_used_again() {
 }
 
 #[test]
-fn a_prefetch_that_is_over_is_soon_in_no_launchs_way() {
+fn completed_prefetch_soon_blocks_no_launch() {
     each(|program| {
         drop(program.launches((0..CHUNKS).chain(0..CHUNKS)));
         assert!(program.counts().2 > 0, "something was prefetched");
         let known_over =
             || [&program.x, &program.y].iter().all(|buffer| buffer.in_flight().unwrap().is_empty());
-        // It may take a while until it is over; a launch now and then finds that out.
+        // It may take a while to complete; an occasional launch polls it.
         while !known_over() {
             drop(program.launches((0..CHUNKS).chain(0..CHUNKS)));
         }
@@ -241,7 +241,7 @@ fn a_prefetch_that_is_over_is_soon_in_no_launchs_way() {
 }
 
 #[test]
-fn what_stayed_meanwhile_is_not_prefetched_once_more() {
+fn memory_that_stayed_resident_is_not_prefetched_again() {
     each(|program| {
         let other = unified(&program.setup, 1);
         program.settle();
@@ -256,7 +256,7 @@ fn what_stayed_meanwhile_is_not_prefetched_once_more() {
 }
 
 #[test]
-fn layers_that_come_and_go_among_memory_that_stays_are_predicted_all_the_same() {
+fn moving_layers_among_resident_memory_are_predicted() {
     watched(|| {
         let Some(program) = Program::new(true) else { return };
         let executor = program.executor.as_ref().unwrap();
@@ -272,7 +272,7 @@ fn layers_that_come_and_go_among_memory_that_stays_are_predicted_all_the_same() 
                     late.push(step);
                 }
                 executor.prefetch_back(layer).unwrap().unwrap().wait().unwrap();
-                // Many launches in between, of which the prediction sees the first few; they tell what comes next.
+                // Many launches in between, of which the prediction checks the first few; these predict what comes next.
                 drop(program.launches((4 * number..CHUNKS).chain(0..CHUNKS)));
             }
         }
@@ -284,7 +284,7 @@ fn layers_that_come_and_go_among_memory_that_stays_are_predicted_all_the_same() 
 }
 
 #[test]
-fn threads_that_declare_at_once_lose_nothing_but_predictions() {
+fn concurrent_declarations_lose_only_predictions() {
     each(|program| {
         program.settle();
         let sums: Vec<RawBuffer> = (0..3).map(|_| unified(&program.setup, 1)).collect();

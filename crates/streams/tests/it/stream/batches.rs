@@ -1,4 +1,4 @@
-//! Small operations share events; nothing else does, and nobody waits longer for it than for a few small operations.
+//! Batches: only small operations share an event, and a waiter waits for at most a few of them.
 
 use transload_core::{Operation, Pattern, Queue, StreamPriority, Timing, submit};
 use transload_cuda_sys::{AsStream, trace::Call};
@@ -6,7 +6,7 @@ use transload_streams::CudaStream;
 
 use crate::support::setup::{Setup, noise};
 
-/// The calls that enqueue something on the device, by name.
+/// Driver calls that enqueue device work, by name.
 fn enqueued(calls: &[Call]) -> Vec<&'static str> {
     let names = calls.iter().map(|call| call.name);
     names
@@ -19,7 +19,7 @@ fn count(names: &[&str], name: &str) -> usize {
 }
 
 #[test]
-fn sixty_four_small_copies_and_one_wait_take_sixty_four_copies_and_four_events() {
+fn sixty_four_small_copies_record_four_events() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let content = noise(64 * 100, 1);
@@ -44,7 +44,7 @@ fn sixty_four_small_copies_and_one_wait_take_sixty_four_copies_and_four_events()
 }
 
 #[test]
-fn the_first_wait_records_the_event_of_a_run_and_the_others_of_it_need_none() {
+fn first_wait_records_the_only_event_of_a_batch() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let there = setup.device(5 * 64);
@@ -61,7 +61,7 @@ fn the_first_wait_records_the_event_of_a_run_and_the_others_of_it_need_none() {
 }
 
 #[test]
-fn each_large_copy_of_a_pipeline_has_one_event_of_its_own() {
+fn each_large_copy_records_one_event() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let (host, there) = (setup.pinned(&vec![1; 1 << 20]), setup.device(1 << 20));
@@ -75,7 +75,7 @@ fn each_large_copy_of_a_pipeline_has_one_event_of_its_own() {
 }
 
 #[test]
-fn a_run_ends_before_a_large_a_measured_and_a_waiting_operation_and_before_what_only_waits() {
+fn large_measured_and_waiting_operations_end_a_batch() {
     let setup = Setup::new();
     let (stream, other) = (CudaStream::new(&setup.device).unwrap(), CudaStream::new(&setup.device).unwrap());
     let (small, large, elsewhere) = (setup.device(64), setup.device(2 << 20), setup.device(1 << 20));
@@ -92,7 +92,7 @@ fn a_run_ends_before_a_large_a_measured_and_a_waiting_operation_and_before_what_
     let fill_small = Operation::Fill { dst: &small, pattern: Pattern::U8(3) };
     let measured = || drop(submit(&stream, &fill_small, Timing::Measured).unwrap());
     assert_eq!(next(&measured), [fill, record, record, fill, record], "start and end of the measured one");
-    // Both sides of the wait: the other stream's run gets its event, and ours ends before it waits.
+    // Both sides of the wait: the other stream's batch records its event, and this one's batch ends before the wait.
     let part = elsewhere.slice(..64).unwrap();
     drop(other.memset_async(&part, Pattern::U8(4)));
     assert_eq!(
@@ -105,7 +105,7 @@ fn a_run_ends_before_a_large_a_measured_and_a_waiting_operation_and_before_what_
 }
 
 #[test]
-fn a_stream_whose_handle_is_known_outside_has_an_event_for_every_operation() {
+fn stream_with_an_exposed_handle_records_every_operation() {
     let setup = Setup::new();
     let there = setup.device(64);
     let record_each = |stream: &CudaStream, name: &str| {
@@ -139,7 +139,7 @@ fn a_stream_whose_handle_is_known_outside_has_an_event_for_every_operation() {
         record_each(&stream, name);
     }
     let owner = CudaStream::new(&setup.device).unwrap();
-    // SAFETY: the stream is of this context and outlives the second handle and its work.
+    // SAFETY: the stream belongs to this context and outlives the second handle's work.
     let foreign =
         unsafe { CudaStream::from_raw(&setup.device, owner.as_raw(), StreamPriority::Normal) }.unwrap();
     record_each(&foreign, "from_raw");
@@ -148,7 +148,7 @@ fn a_stream_whose_handle_is_known_outside_has_an_event_for_every_operation() {
 }
 
 #[test]
-fn memory_of_an_unfinished_run_is_given_back_after_its_last_handle_is_gone() {
+fn memory_of_an_open_batch_is_freed_after_its_last_handle() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let content = noise(4096, 3);
@@ -162,7 +162,7 @@ fn memory_of_an_unfinished_run_is_given_back_after_its_last_handle_is_gone() {
 }
 
 #[test]
-fn threads_that_enqueue_and_ask_at_once_see_every_fence_end_and_no_byte_too_early() {
+fn concurrent_enqueue_and_poll_complete_every_fence() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     std::thread::scope(|scope| {

@@ -1,4 +1,5 @@
-//! Callbacks: run at completion by a thread of ours, in order, whatever happens to handles, other callbacks and the process.
+//! Callbacks run at completion on the library's thread, in order, whatever happens to handles, other callbacks and the
+//! process.
 
 use std::{
     sync::{
@@ -15,7 +16,7 @@ use transload_streams::CudaStream;
 
 use crate::support::setup::{Setup, noise};
 
-/// Longer than anything here takes; a callback that never runs fails its test instead of hanging it.
+/// Longer than anything here takes: a callback that never runs fails its test.
 const MINUTE: Duration = Duration::from_secs(60);
 const CHILD: &str = "TRANSLOAD_TEST_CALLBACK_CHILD";
 
@@ -28,7 +29,7 @@ fn told<T>(receiver: &Receiver<T>) -> T {
 }
 
 #[test]
-fn a_callback_runs_after_the_work_before_it_without_anyone_waiting() {
+fn callback_runs_after_earlier_work_without_a_waiter() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let content = noise(1 << 20, 1);
@@ -40,7 +41,7 @@ fn a_callback_runs_after_the_work_before_it_without_anyone_waiting() {
     let seen = back.clone();
     stream
         .add_callback(move |outcome| {
-            // Open for reading without a wait: the copy is over.
+            // Readable without a wait: the copy is complete.
             let whole = seen.try_read().is_ok_and(|view| *view == content[..]);
             drop(seen);
             sender.send((outcome, whole, thread::current().name().map(str::to_owned))).unwrap();
@@ -59,7 +60,7 @@ fn a_callback_runs_after_the_work_before_it_without_anyone_waiting() {
 }
 
 #[test]
-fn callbacks_of_a_stream_run_in_the_order_in_which_they_were_added_and_synchronize_waits_for_them() {
+fn callbacks_run_in_order_before_synchronize_returns() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let there = setup.device(100_000);
@@ -75,7 +76,7 @@ fn callbacks_of_a_stream_run_in_the_order_in_which_they_were_added_and_synchroni
 }
 
 #[test]
-fn a_callback_runs_though_every_handle_of_its_stream_is_gone() {
+fn callback_runs_after_its_streams_last_handle_is_dropped() {
     let setup = Setup::new();
     let there = setup.device(1 << 20);
     let (sender, receiver) = mpsc::channel();
@@ -89,7 +90,7 @@ fn a_callback_runs_though_every_handle_of_its_stream_is_gone() {
 }
 
 #[test]
-fn a_panic_ends_its_own_callback_only_and_is_recorded() {
+fn panic_ends_only_its_callback_and_is_recorded() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let (sender, receiver) = mpsc::channel();
@@ -104,7 +105,7 @@ fn a_panic_ends_its_own_callback_only_and_is_recorded() {
 }
 
 #[test]
-fn a_callback_may_call_the_driver_enqueue_synchronize_and_add_callbacks() {
+fn callback_may_use_the_driver_and_its_stream() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let (there, back) = (setup.device(64), setup.pinned(&[0; 64]));
@@ -117,7 +118,7 @@ fn a_callback_may_call_the_driver_enqueue_synchronize_and_add_callbacks() {
             drop(memory.allocate(MemoryKind::Device, 64).unwrap());
             drop(inner.memset_async(&from, Pattern::U8(9)));
             drop(inner.copy_to_host_async(&from, &to));
-            // Does not wait for callbacks here, else it would wait for itself.
+            // Does not wait for callbacks on this thread, which would wait for itself.
             inner.synchronize().unwrap();
             let sender: Sender<_> = sender;
             inner.add_callback(move |outcome| sender.send(outcome).unwrap()).unwrap();
@@ -141,7 +142,7 @@ fn a_slow_callback_delays_no_task_that_awaits_a_transfer() {
         })
         .unwrap();
     told(&running);
-    // The callback's thread is taken until `release`; the reactor is not.
+    // The callback thread is busy until `release`; the reactor is not.
     for _ in 0..5 {
         pollster::block_on(stream.copy_from_host_async(&host, &there)).unwrap();
     }
@@ -182,7 +183,7 @@ fn callbacks_of_many_threads_and_streams_all_run_once() {
 }
 
 #[test]
-fn a_process_ends_well_while_callbacks_wait_and_run() {
+fn process_exits_cleanly_while_callbacks_wait_and_run() {
     if std::env::var_os(CHILD).is_some() {
         let setup = Setup::new();
         let stream = CudaStream::new(&setup.device).unwrap();
@@ -202,7 +203,7 @@ fn a_process_ends_well_while_callbacks_wait_and_run() {
         std::process::exit(0);
     }
     let mut child = crate::support::programs::this_program()
-        .args(["--exact", "callbacks::a_process_ends_well_while_callbacks_wait_and_run", "--nocapture"])
+        .args(["--exact", "callbacks::process_exits_cleanly_while_callbacks_wait_and_run", "--nocapture"])
         .env(CHILD, "1")
         .spawn()
         .unwrap();
@@ -217,7 +218,7 @@ fn a_process_ends_well_while_callbacks_wait_and_run() {
 }
 
 #[test]
-fn a_callback_refused_by_another_thread_of_a_per_thread_stream_never_runs() {
+fn callback_refused_on_a_per_thread_stream_never_runs() {
     let setup = Setup::new();
     let stream = CudaStream::per_thread_default(&setup.device).unwrap();
     let (sender, receiver) = mpsc::channel::<()>();

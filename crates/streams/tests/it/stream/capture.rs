@@ -1,5 +1,5 @@
-//! While someone captures a graph in global mode, our submitting, asking, waiting, allocating and freeing disturb neither the
-//! capture nor our own work.
+//! A graph capture in global mode and the library's own submitting, polling, waiting, allocating and freeing do not disturb
+//! each other.
 
 use std::sync::mpsc;
 
@@ -9,12 +9,12 @@ use transload_streams::{CudaEvent, CudaGraph, CudaStream};
 
 use crate::support::setup::{Setup, noise};
 
-/// Captures a stream that nobody else uses meanwhile.
+/// Captures a stream that has no other user meanwhile.
 pub(crate) fn begin<S: AsStream>(
     stream: &S,
     mode: CaptureMode,
 ) -> transload_cuda_sys::Result<Capture<'_, S>> {
-    // SAFETY: as the tests use it, what is enqueued is to be captured, and whoever asks meanwhile is refused.
+    // SAFETY: the tests enqueue only work to be captured, and queries meanwhile are refused.
     unsafe { Capture::begin(stream, mode) }
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn beside_a_global_capture(
         let capture = scope.spawn(move || -> Result<(), DriverError> {
             let capture = begin(captured, CaptureMode::Global);
             begun.send(()).unwrap();
-            // Ends also where the other thread panics.
+            // Ends even if the other thread panics.
             let _dropped = is_done.recv();
             capture?.end().map(drop)
         });
@@ -42,7 +42,7 @@ pub(crate) fn beside_a_global_capture(
 }
 
 #[test]
-fn a_capture_by_another_thread_stays_valid_and_so_do_our_transfers() {
+fn capture_by_another_thread_and_transfers_stay_valid() {
     let setup = Setup::new();
     let captured = CudaStream::new(&setup.device).unwrap();
     let stream = CudaStream::new(&setup.device).unwrap();
@@ -66,7 +66,7 @@ fn a_capture_by_another_thread_stays_valid_and_so_do_our_transfers() {
 }
 
 #[test]
-fn recording_updating_and_launching_graphs_of_ours_disturb_no_capture_of_others() {
+fn graph_calls_leave_other_captures_valid() {
     let setup = Setup::new();
     let (captured, stream) =
         (CudaStream::new(&setup.device).unwrap(), CudaStream::new(&setup.device).unwrap());
@@ -91,7 +91,7 @@ fn recording_updating_and_launching_graphs_of_ours_disturb_no_capture_of_others(
 }
 
 #[test]
-fn a_stream_that_an_event_pulls_into_a_capture_takes_no_operation_small_or_large_until_it_ends() {
+fn stream_joined_to_a_capture_refuses_operations() {
     let setup = Setup::new();
     let captured = CudaStream::new(&setup.device).unwrap();
     let pulled = CudaStream::new(&setup.device).unwrap();
@@ -102,7 +102,7 @@ fn a_stream_that_an_event_pulls_into_a_capture_takes_no_operation_small_or_large
     pulled.wait_event(&fork).unwrap();
     for bytes in [1, 4096, 100_000] {
         let (src, dst) = (host.slice(..bytes).unwrap(), there.slice(..bytes).unwrap());
-        // A fence cannot tell its end, and the graph would use the buffers after theirs.
+        // A fence could not report its completion, and the graph could use the buffers after their end.
         let refused = pulled.copy_from_host_async(&src, &dst).refusal().map(transload_core::Error::kind);
         assert_eq!(refused, Some(ErrorKind::Busy), "{bytes} bytes");
     }

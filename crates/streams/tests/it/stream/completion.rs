@@ -1,4 +1,4 @@
-//! Completion: waited for, awaited by any executor, measured by the device.
+//! Completion: blocking waits, awaiting on any executor, durations measured by the device.
 
 use std::{
     future::Future,
@@ -22,7 +22,7 @@ fn a_transfer_is_awaited_by_any_executor() {
     pollster::block_on(async {
         let up = stream.copy_from_host_async(&host, &there);
         let down = stream.copy_to_host_async(&there, &back);
-        // In the other order than submitted.
+        // In reverse order of submission.
         assert_eq!(down.await.unwrap().bytes, 500_000);
         up.await.unwrap();
     });
@@ -70,14 +70,14 @@ impl Wake for Unpark {
 }
 
 #[test]
-fn the_reactor_wakes_a_task_that_nobody_polls_meanwhile() {
+fn reactor_wakes_a_task_without_polling() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let (host, there) = (setup.pinned(&vec![1; 8 << 20]), setup.device(8 << 20));
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut context = Context::from_waker(&waker);
     let mut transfer = pin!(stream.copy_from_host_async(&host, &there));
-    // Parks between polls: without a wake this hangs.
+    // Parks between polls, so a missing wake hangs.
     let report = loop {
         match transfer.as_mut().poll(&mut context) {
             Poll::Ready(outcome) => break outcome.unwrap(),
@@ -85,12 +85,12 @@ fn the_reactor_wakes_a_task_that_nobody_polls_meanwhile() {
         }
     };
     assert_eq!(report.bytes, 8 << 20);
-    // Asked again it answers an error instead of panicking.
+    // A second poll returns an error instead of panicking.
     assert!(matches!(transfer.as_mut().poll(&mut context), Poll::Ready(Err(_))));
 }
 
 #[test]
-fn a_measured_operation_has_a_duration_once_and_an_unmeasured_one_has_none() {
+fn only_a_measured_operation_returns_a_duration_once() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let (host, there) = (setup.pinned(&vec![1; 1 << 20]), setup.device(1 << 20));
@@ -112,7 +112,7 @@ fn outstanding_work_is_counted_and_ends_at_zero() {
     let there = setup.device(1000);
     assert_eq!(stream.outstanding(), 0);
     let transfers: Vec<_> = (0..5).map(|_| stream.memset_async(&there, Pattern::U8(1))).collect();
-    // Nobody looked yet, so nothing is known to be over.
+    // Not polled yet, so nothing is known to be complete.
     assert_eq!(stream.outstanding(), 5);
     transfers.into_iter().for_each(|transfer| drop(transfer.wait().unwrap()));
     assert_eq!(stream.outstanding(), 0);
@@ -120,7 +120,7 @@ fn outstanding_work_is_counted_and_ends_at_zero() {
 }
 
 #[test]
-fn an_event_recorded_behind_work_is_done_with_it_and_measures_device_time() {
+fn event_completes_with_its_work_and_measures_time() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let (host, there) = (setup.pinned(&vec![1; 4 << 20]), setup.device(4 << 20));

@@ -1,4 +1,4 @@
-//! Small copies work in whatever context the calling thread has, or without one, and leave it as it was.
+//! Small copies work with any current context or none, and leave it unchanged.
 
 use transload_core::RawBuffer;
 use transload_cuda_sim::harness;
@@ -23,7 +23,7 @@ impl Copies {
         Self { stream, there, back, setup }
     }
 
-    /// Up and down, with other content each time; answers the calls that name contexts.
+    /// Copies up and down, with new content each time. Returns the calls that name contexts.
     fn there_and_back(&self, seed: u64) -> Vec<&'static str> {
         let content = noise(BYTES, seed);
         let source = self.setup.pinned(&content);
@@ -45,7 +45,7 @@ impl Copies {
 }
 
 #[test]
-fn a_small_copy_asks_a_thread_that_has_a_context_for_none_and_leaves_a_thread_without_as_it_was() {
+fn small_copy_leaves_the_threads_context_unchanged() {
     let copies = Copies::on(Setup::new());
     let context = Device::new(copies.setup.test.ordinal()).and_then(Context::primary).unwrap();
     std::thread::scope(|scope| {
@@ -93,7 +93,7 @@ fn a_small_copy_works_in_the_context_of_another_device() {
 }
 
 #[test]
-fn a_small_copy_of_a_thread_without_a_context_goes_to_the_devices_own_memory() {
+fn small_copy_without_a_context_writes_its_own_device() {
     let Some(devices) = harness::devices(2) else { return };
     let copies: Vec<_> = devices.into_iter().map(|device| Copies::on(Setup::on(device))).collect();
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Streams of others: cust's, default streams, per-thread ones; what does not belong is refused.
+//! Foreign streams: cust's, default streams, per-thread ones, and those that are refused.
 
 use std::{ptr, thread};
 
@@ -19,11 +19,11 @@ fn round_trip(setup: &Setup, stream: &CudaStream, seed: u64) {
 }
 
 #[test]
-fn custs_stream_is_used_and_stays_custs() {
+fn cust_stream_is_used_and_not_destroyed() {
     let setup = Setup::new();
     let _bound = setup.device.context().unwrap().enter().unwrap();
     let theirs = cust::stream::Stream::new(cust::stream::StreamFlags::NON_BLOCKING, None).unwrap();
-    // SAFETY: the stream is of the current, primary context, and outlives the one taken in and its work.
+    // SAFETY: the stream belongs to the current, primary context, and outlives the wrapper and its work.
     let ours =
         unsafe { CudaStream::from_raw(&setup.device, theirs.as_inner(), StreamPriority::Normal) }.unwrap();
     assert_eq!(ours.as_raw(), theirs.as_inner());
@@ -33,7 +33,7 @@ fn custs_stream_is_used_and_stays_custs() {
 }
 
 #[test]
-fn the_legacy_default_stream_takes_work_and_orders_blocking_streams() {
+fn legacy_default_stream_orders_blocking_streams() {
     let setup = Setup::new();
     let legacy = CudaStream::legacy_default(&setup.device).unwrap();
     round_trip(&setup, &legacy, 2);
@@ -53,7 +53,7 @@ fn the_legacy_default_stream_takes_work_and_orders_blocking_streams() {
 }
 
 #[test]
-fn a_per_thread_default_stream_is_its_threads_alone_and_its_work_everyones() {
+fn per_thread_default_stream_is_refused_to_other_threads() {
     let setup = Setup::new();
     let stream = CudaStream::per_thread_default(&setup.device).unwrap();
     round_trip(&setup, &stream, 4);
@@ -73,7 +73,7 @@ fn a_per_thread_default_stream_is_its_threads_alone_and_its_work_everyones() {
                     stream.is_ready().map(drop),
                     stream.driver_priority().map(drop),
                     event.record(&stream),
-                    // SAFETY: it is refused before anything is touched.
+                    // SAFETY: it is refused before any memory is used.
                     unsafe { stream.copy_raw_async(1, 2, 3) },
                 ];
                 for (n, refusal) in refusals.into_iter().enumerate() {
@@ -81,7 +81,7 @@ fn a_per_thread_default_stream_is_its_threads_alone_and_its_work_everyones() {
                     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{n}: {error}");
                     assert!(error.to_string().contains("per-thread default stream"), "{n}: {error}");
                 }
-                // Its fences are anyone's: waited for by the host and by other streams.
+                // Its fences can be waited for by the host and by other streams.
                 drop(other.copy_to_host_async(&there, &back));
                 pollster::block_on(fill).unwrap();
             })
@@ -89,7 +89,7 @@ fn a_per_thread_default_stream_is_its_threads_alone_and_its_work_everyones() {
             .unwrap();
     });
     assert!(back.read().unwrap().iter().all(|byte| *byte == 6));
-    // Dropped elsewhere, it is not asked by a handle that would mean another stream.
+    // Dropped on another thread, it is not queried, since the handle would name that thread's stream.
     thread::spawn(move || drop(stream)).join().unwrap();
     drop((there, back, other, event));
     setup.finish();
@@ -117,7 +117,7 @@ fn work_of_a_thread_that_has_ended_completes() {
 }
 
 #[test]
-fn a_stream_of_another_device_is_refused_and_its_events_are_waited_for() {
+fn events_of_another_device_are_waited_for() {
     let Some(tests) = harness::devices(2) else { return };
     let devices: Vec<_> = tests.iter().map(|test| CudaDevice::new(test.ordinal()).unwrap()).collect();
     let memories: Vec<_> = devices.iter().map(|device| CudaMemoryManager::new(device).unwrap()).collect();
@@ -135,7 +135,7 @@ fn a_stream_of_another_device_is_refused_and_its_events_are_waited_for() {
     let host = memories[0].allocate(MemoryKind::Pinned, bytes).unwrap();
     let on_second = memories[1].allocate(MemoryKind::Device, bytes).unwrap();
     let address = host.host_address().unwrap().as_ptr();
-    // SAFETY: all memory is alive to the end of the test, pinned or on the device; the event orders the two copies.
+    // SAFETY: all memory lives to the end of the test and is accessible to the device; the event orders the two copies.
     unsafe {
         streams[0].memset_raw_async(there.device_address().unwrap(), Pattern::U8(3), bytes).unwrap();
         streams[0].copy_to_host_raw_async(address, there.device_address().unwrap(), bytes).unwrap();
@@ -158,7 +158,7 @@ fn a_stream_of_another_device_is_refused_and_its_events_are_waited_for() {
 }
 
 #[test]
-fn an_event_never_recorded_is_done_is_not_waited_for_and_measures_nothing() {
+fn unrecorded_event_is_complete_and_measures_nothing() {
     let setup = Setup::new();
     let (event, recorded) = (CudaEvent::new(&setup.device).unwrap(), CudaEvent::new(&setup.device).unwrap());
     let stream = CudaStream::new(&setup.device).unwrap();

@@ -1,4 +1,4 @@
-//! Streams themselves: priorities the driver confirms, foreign handles, early destruction, leases.
+//! Stream handles: priorities as confirmed by the driver, foreign handles, early destruction, leases.
 
 use transload_core::{Operation, Pattern, Queue, StreamPriority, Timing};
 use transload_cuda_sys::{AsStream, ffi};
@@ -7,7 +7,7 @@ use transload_streams::CudaStream;
 use crate::support::setup::{Setup, noise};
 
 #[test]
-fn the_driver_confirms_each_priority_and_that_streams_do_not_block() {
+fn driver_confirms_priority_and_non_blocking_flag() {
     let setup = Setup::new();
     let (least, greatest) = setup.device.context().unwrap().stream_priority_range().unwrap();
     let priority = |wanted| {
@@ -58,7 +58,7 @@ fn a_foreign_stream_is_used_and_not_destroyed() {
     let setup = Setup::new();
     let owner = CudaStream::new(&setup.device).unwrap();
     let there = setup.device(1000);
-    // SAFETY: the stream is of this context and outlives what is done through the second handle.
+    // SAFETY: the stream belongs to this context and outlives the second handle's work.
     let foreign =
         unsafe { CudaStream::from_raw(&setup.device, owner.as_raw(), StreamPriority::Normal) }.unwrap();
     foreign.memset_async(&there, Pattern::U8(3)).wait().unwrap();
@@ -79,14 +79,14 @@ fn a_fence_of_foreign_work_orders_later_work() {
         {
             let _bound = setup.device.context().unwrap().enter().unwrap();
             let to = there.device_address().unwrap();
-            // SAFETY: the memory is as long, and outlives the work: the copy behind it is waited for below.
+            // SAFETY: the memory is as long, and outlives the work: the copy after it is waited for below.
             let code = unsafe { ffi::cuMemsetD8Async(to, round, bytes, stream.as_raw()) };
             assert_eq!(code, 0);
         }
-        // The buffer knows nothing of that work; only the fence orders the copy after it.
+        // The buffer does not know that work; only the fence orders the copy after it.
         let fence = stream.fence().unwrap();
         let copy = Operation::Copy { src: &there, dst: &back };
-        // SAFETY: both buffers are alive, of one length, and used by nothing else until the copy is over.
+        // SAFETY: both buffers are live, of one length, and have no other user until the copy completes.
         let copied = unsafe { other.enqueue(&copy, std::slice::from_ref(&fence), Timing::Off) }.unwrap();
         copied.wait().unwrap();
         assert!(fence.is_complete(), "round {round}: what comes after it is done");

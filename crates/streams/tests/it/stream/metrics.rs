@@ -1,4 +1,4 @@
-//! Metrics: what was counted and timed while they were on, nothing otherwise, and nothing estimated.
+//! Metrics: exact counts and times while enabled, nothing while disabled.
 
 use std::num::NonZeroU32;
 
@@ -8,7 +8,7 @@ use transload_streams::{CudaStream, MetricsSampling};
 use crate::support::setup::Setup;
 
 #[test]
-fn metrics_that_were_never_on_answer_nothing_and_record_no_event() {
+fn disabled_metrics_are_empty_and_record_no_event() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let there = setup.device(64);
@@ -30,7 +30,7 @@ fn metrics_that_were_never_on_answer_nothing_and_record_no_event() {
 }
 
 #[test]
-fn operations_transfers_kernels_and_memory_are_counted_and_every_operation_is_timed_where_asked() {
+fn enabled_metrics_count_and_time_every_operation() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     stream.enable_metrics(MetricsSampling::ALL);
@@ -60,7 +60,7 @@ fn operations_transfers_kernels_and_memory_are_counted_and_every_operation_is_ti
 }
 
 #[test]
-fn one_in_four_operations_is_timed_and_all_are_counted() {
+fn sampled_metrics_time_one_in_four_and_count_all() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     stream.enable_metrics(MetricsSampling::OneIn(NonZeroU32::new(4).unwrap()));
@@ -84,7 +84,7 @@ fn one_in_four_operations_is_timed_and_all_are_counted() {
 }
 
 #[test]
-fn a_duration_asked_for_is_told_to_who_asked_and_one_of_the_metrics_only_to_them() {
+fn requested_duration_goes_to_the_caller_and_metrics() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let (host, there) = (setup.pinned(&vec![1; 1 << 20]), setup.device(1 << 20));

@@ -1,4 +1,4 @@
-//! The stream as a handle: its priority, events, completion and capture.
+//! Streams: handles, events, completion, callbacks and capture.
 
 mod batches;
 mod callbacks;

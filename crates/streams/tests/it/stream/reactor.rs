@@ -1,4 +1,4 @@
-//! The thread that wakes tasks survives what tasks do on it.
+//! The reactor survives anything that tasks do on its thread.
 
 use std::{
     panic::panic_any,
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// An executor that runs its task where it is woken.
+/// An executor that runs its task inside `wake`.
 struct Inline(Mutex<Option<Task>>);
 
 impl Wake for Inline {
@@ -31,7 +31,7 @@ impl Wake for Inline {
     }
 }
 
-/// Has `task` run by the reactor, when the fill that is held back by the gate is over.
+/// Has the reactor run `task` once the fill held by the gate completes.
 fn run_on_the_reactor(setup: &Setup, stream: &CudaStream, task: Task) -> Gate {
     let there = setup.device(1 << 20);
     let gate = Gate::before(&setup.device, &[stream]);
@@ -43,7 +43,7 @@ fn run_on_the_reactor(setup: &Setup, stream: &CudaStream, task: Task) -> Gate {
 }
 
 #[test]
-fn a_task_that_runs_where_it_is_woken_may_synchronise_a_stream_that_has_a_callback() {
+fn task_run_inline_by_its_waker_may_synchronize_a_stream() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let (synchronised, seen) = mpsc::channel();
@@ -67,19 +67,19 @@ fn a_task_that_runs_where_it_is_woken_may_synchronise_a_stream_that_has_a_callba
 }
 
 /// A panic's payload that panics when it is dropped.
-struct Bomb;
+struct PanicsOnDrop;
 
-impl Drop for Bomb {
+impl Drop for PanicsOnDrop {
     fn drop(&mut self) {
         assert!(std::thread::panicking(), "by the test");
     }
 }
 
 #[test]
-fn a_waker_whose_panic_panics_again_leaves_the_reactor_alive() {
+fn reactor_survives_a_waker_whose_panic_payload_panics() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
-    let gate = run_on_the_reactor(&setup, &stream, Box::new(|| panic_any(Bomb)));
+    let gate = run_on_the_reactor(&setup, &stream, Box::new(|| panic_any(PanicsOnDrop)));
     gate.open();
     stream.synchronize().unwrap();
     let (called, calls) = mpsc::channel();
@@ -89,13 +89,13 @@ fn a_waker_whose_panic_panics_again_leaves_the_reactor_alive() {
     setup.finish();
 }
 
-/// A waker with code of a task's in its clone and drop.
-struct Hooks {
+/// A waker whose clone and drop run the test's code.
+struct WakerHooks {
     cloned: Box<dyn Fn() + Send + Sync>,
     dropped: Box<dyn Fn() + Send + Sync>,
 }
 
-impl Hooks {
+impl WakerHooks {
     const TABLE: RawWakerVTable = RawWakerVTable::new(Self::clone, Self::wake, |_| {}, Self::drop);
 
     fn waker(cloned: impl Fn() + Send + Sync + 'static, dropped: impl Fn() + Send + Sync + 'static) -> Waker {
@@ -124,14 +124,14 @@ impl Hooks {
 }
 
 #[test]
-fn waker_that_uses_its_stream_when_cloned_is_cloned_under_no_lock() {
+fn waker_is_cloned_outside_the_streams_locks() {
     limited(|| {
         let setup = Setup::new();
         let stream = CudaStream::new(&setup.device).unwrap();
         let gate = Gate::before(&setup.device, &[&stream]);
         let fence = stream.fence().unwrap();
         let same = fence.clone();
-        let waker = Hooks::waker(
+        let waker = WakerHooks::waker(
             move || assert!(!same.timeline().wake_at(same.point(), Waker::noop()), "it is held back"),
             || {},
         );
@@ -145,7 +145,7 @@ fn waker_that_uses_its_stream_when_cloned_is_cloned_under_no_lock() {
 }
 
 #[test]
-fn wakers_that_panic_when_dropped_end_nobody_else() {
+fn waker_panicking_on_drop_does_not_affect_others() {
     limited(|| {
         let setup = Setup::new();
         let (stream, witness) =
@@ -155,9 +155,9 @@ fn wakers_that_panic_when_dropped_end_nobody_else() {
             let other = CudaStream::new(&setup.device).unwrap();
             gate.hold([&other]);
             let fence = other.fence().unwrap();
-            let waker = Hooks::waker(|| {}, || panic!("by the test"));
+            let waker = WakerHooks::waker(|| {}, || panic!("by the test"));
             assert!(!fence.timeline().wake_at(fence.point(), &waker));
-            // Its own handle is the test's to drop; the clone goes with the stream, on this thread or the reactor's.
+            // The test drops its own handle; the clone is dropped with the stream, on this thread or the reactor's.
             std::mem::forget(waker);
             drop((fence, other));
         }

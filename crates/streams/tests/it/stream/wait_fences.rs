@@ -1,4 +1,4 @@
-//! Work that others enqueue on a stream comes behind the fences that the stream was made to wait for.
+//! Foreign work on a stream is ordered after the fences that the stream was made to wait for.
 
 use transload_core::{ErrorKind, Pattern};
 use transload_cuda_sys::{AsStream, Capture, CaptureMode};
@@ -10,7 +10,7 @@ use crate::support::{
 };
 
 #[test]
-fn raw_work_comes_behind_the_fences_and_the_host_does_not_wait() {
+fn raw_work_waits_for_the_fences_without_the_host() {
     limited(|| {
         let setup = Setup::new();
         let [ours, theirs] = [(); 2].map(|()| CudaStream::new(&setup.device).unwrap());
@@ -21,7 +21,7 @@ fn raw_work_comes_behind_the_fences_and_the_host_does_not_wait() {
         theirs.wait_fences(&[fence.clone(), fence.clone()]).unwrap();
         ours.wait_fences(&[fence]).unwrap();
         let to = seen.host_address().unwrap().as_ptr();
-        // SAFETY: both live to the end of the test; the stream comes after the fill.
+        // SAFETY: both live to the end of the test; the stream is ordered after the fill.
         unsafe { theirs.copy_to_host_raw_async(to, there.device_address().unwrap(), 100_000) }.unwrap();
         assert!(!theirs.is_ready().unwrap());
         gate.open();
@@ -33,7 +33,7 @@ fn raw_work_comes_behind_the_fences_and_the_host_does_not_wait() {
 }
 
 #[test]
-fn a_captured_stream_waits_for_no_fence_that_is_open() {
+fn captured_stream_refuses_pending_fences() {
     limited(|| {
         let setup = Setup::new();
         let [ours, theirs] = [(); 2].map(|()| CudaStream::new(&setup.device).unwrap());

@@ -1,5 +1,4 @@
-//! Starting programs of the tests, also where a program does not start by itself because it is another processor's. Other
-//! crates' tests include this file.
+//! Starts test programs, through a runner if they are built for another processor. Other crates' tests include this file.
 
 use std::{
     env,
@@ -7,7 +6,7 @@ use std::{
     process::Command,
 };
 
-/// What runs the programs of the tests, for example `qemu-aarch64`. Where the variable is not set they run by themselves.
+/// Runner of test programs, for example `qemu-aarch64`. If the variable is not set, they run directly.
 fn runner() -> Option<OsString> {
     env::var_os("TRANSLOAD_TEST_RUNNER").filter(|runner| !runner.is_empty())
 }
@@ -20,7 +19,7 @@ pub(crate) fn program(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// A command that starts this program once more.
+/// A command that starts this program again.
 #[allow(dead_code, reason = "not every test that includes this file does so")]
 pub(crate) fn this_program() -> Command {
     program(env::current_exe().unwrap())

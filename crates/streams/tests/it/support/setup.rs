@@ -1,4 +1,4 @@
-//! A device with its memory, and bytes that tell where they came from.
+//! A device with its memory manager, and distinguishable test data.
 
 use transload_core::{MemoryKind, RawBuffer};
 pub(crate) use transload_cuda_sim::harness::noise;
@@ -18,7 +18,7 @@ impl Setup {
         Self::on(harness::device())
     }
 
-    /// A device whose unified memory can be prefetched, or nothing with a line that says so.
+    /// A device with prefetchable unified memory, or `None` with a printed reason.
     pub(crate) fn sharing() -> Option<Self> {
         let setup = Self::new();
         if setup.device.supports_feature(CudaFeature::ConcurrentManagedAccess).unwrap() {
@@ -44,14 +44,14 @@ impl Setup {
         self.memory.allocate(MemoryKind::Device, bytes).unwrap()
     }
 
-    /// Gives everything back and checks that nothing is alive, as every drop does, and that nothing was lost.
+    /// Frees everything, and checks that nothing leaked, as every drop does, and that nothing was lost.
     pub(crate) fn finish(self) {
         self.memory.drain().unwrap();
         assert!(self.memory.resource_counts().is_empty(), "{}", self.memory.resource_counts());
     }
 }
 
-/// From 0, as many as usual; by `TRANSLOAD_TEST_ROUNDS` more of them, by `TRANSLOAD_SIM_SEED` others.
+/// Seeds 0 to `usual`; `TRANSLOAD_TEST_ROUNDS` multiplies their number, `TRANSLOAD_SIM_SEED` sets the first.
 pub(crate) fn seeds(usual: u64) -> std::ops::Range<u64> {
     let first = std::env::var("TRANSLOAD_SIM_SEED").map_or(0, |_| transload_cuda_sim::seed());
     first..first.saturating_add(usual * u64::from(harness::rounds()))

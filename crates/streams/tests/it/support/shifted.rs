@@ -1,4 +1,4 @@
-//! Device memory that begins a few bytes into other memory, as another library's may.
+//! Device memory at an arbitrary offset into other memory, as another library may provide.
 
 use std::{any::Any, ptr::NonNull, sync::Arc};
 
@@ -11,7 +11,7 @@ pub(crate) fn shifted(buffer: &RawBuffer, shift: usize, reclaimer: &Arc<Reclaime
 
 struct Shifted(RawBuffer, usize);
 
-// SAFETY: what it answers are a part of the buffer's bytes, which it keeps.
+// SAFETY: it describes a part of the buffer's bytes, and keeps the buffer.
 unsafe impl Storage for Shifted {
     fn place(&self) -> Place {
         self.0.place()

@@ -1,4 +1,4 @@
-//! A prefetch comes behind what is in flight on its range, and what is under way keeps its memory, and no stream once it is over.
+//! Prefetches in flight: ordered after earlier work, keeping their memory alive, and releasing their stream once complete.
 
 use std::sync::{
     Arc, Mutex,
@@ -12,18 +12,18 @@ use transload_core::{
 use transload_memory::UnifiedBuffer;
 use transload_streams::CudaStream;
 
-use super::everywhere;
+use super::for_each_fixture;
 use crate::support::gate::{Gate, limited};
 
 #[test]
-fn a_prefetch_is_over_only_behind_what_wrote_its_range_before_on_whatever_stream() {
+fn host_prefetch_completes_after_earlier_writers() {
     limited(|| {
-        everywhere(|bench| {
-            let buffer = bench.buffer::<u8>(50_000);
+        for_each_fixture(|fixture| {
+            let buffer = fixture.buffer::<u8>(50_000);
             drop(buffer.read().unwrap());
-            let [writer, mover] = [(); 2].map(|()| CudaStream::new(&bench.setup.device).unwrap());
+            let [writer, mover] = [(); 2].map(|()| CudaStream::new(&fixture.setup.device).unwrap());
             for to_host in [false, true] {
-                let gate = Gate::before(&bench.setup.device, &[&writer]);
+                let gate = Gate::before(&fixture.setup.device, &[&writer]);
                 let fill = Operation::Fill { dst: buffer.raw(), pattern: Pattern::U8(4) };
                 submit(&writer, &fill, Timing::Off).unwrap();
                 let moved = if to_host {
@@ -33,79 +33,80 @@ fn a_prefetch_is_over_only_behind_what_wrote_its_range_before_on_whatever_stream
                 };
                 assert!(
                     !moved.is_complete() && !mover.is_ready().unwrap(),
-                    "{bench}: to the host: {to_host}"
+                    "{fixture}: to the host: {to_host}"
                 );
                 gate.open();
                 moved.wait().unwrap();
             }
-            assert!(buffer.read().unwrap().iter().all(|byte| *byte == 4), "{bench}");
+            assert!(buffer.read().unwrap().iter().all(|byte| *byte == 4), "{fixture}");
             drop((buffer, writer, mover));
         });
     });
 }
 
 #[test]
-fn a_slice_that_may_not_wait_is_refused_while_its_bytes_arrive_and_one_beside_them_is_not() {
+fn try_slice_is_busy_only_where_a_prefetch_is_in_flight() {
     limited(|| {
-        everywhere(|bench| {
-            let buffer = bench.buffer::<u8>(2 << 20);
+        for_each_fixture(|fixture| {
+            let buffer = fixture.buffer::<u8>(2 << 20);
             drop(buffer.read().unwrap());
-            let mover = CudaStream::new(&bench.setup.device).unwrap();
-            let gate = Gate::before(&bench.setup.device, &[&mover]);
+            let mover = CudaStream::new(&fixture.setup.device).unwrap();
+            let gate = Gate::before(&fixture.setup.device, &[&mover]);
             let moved = buffer.prefetch_to_host_on(&mover, ..1 << 20);
-            assert_eq!(buffer.try_write(..5).unwrap_err().kind(), ErrorKind::Busy, "{bench}");
-            if !bench.is_managed() {
-                assert_eq!(buffer.try_read(..5).unwrap_err().kind(), ErrorKind::Busy, "{bench}");
+            assert_eq!(buffer.try_write(..5).unwrap_err().kind(), ErrorKind::Busy, "{fixture}");
+            if !fixture.is_managed() {
+                assert_eq!(buffer.try_read(..5).unwrap_err().kind(), ErrorKind::Busy, "{fixture}");
             }
-            assert!(buffer.try_read(1 << 20..).is_ok() && buffer.try_write(1 << 20..).is_ok(), "{bench}");
+            assert!(buffer.try_read(1 << 20..).is_ok() && buffer.try_write(1 << 20..).is_ok(), "{fixture}");
             gate.open();
             moved.wait().unwrap();
-            assert!(buffer.try_write(..5).is_ok(), "{bench}");
+            assert!(buffer.try_write(..5).is_ok(), "{fixture}");
             drop((buffer, mover));
         });
     });
 }
 
 #[test]
-fn what_the_host_wrote_last_arrives_also_where_the_buffer_is_dropped_before_it_is_sent() {
+fn host_writes_of_a_dropped_buffer_are_uploaded() {
     limited(|| {
-        everywhere(|bench| {
-            let own = CudaStream::new(&bench.setup.device).unwrap();
+        for_each_fixture(|fixture| {
+            let own = CudaStream::new(&fixture.setup.device).unwrap();
             let queue = QueueLease::new(Arc::new(own.clone()));
             let buffer =
-                UnifiedBuffer::<u8>::new_with_mode(&bench.setup.memory, queue, 100_000, bench.mode).unwrap();
+                UnifiedBuffer::<u8>::new_with_mode(&fixture.setup.memory, queue, 100_000, fixture.mode)
+                    .unwrap();
             let kept = buffer.raw().clone();
             let mut slice = buffer.write().unwrap();
-            let gate = Gate::before(&bench.setup.device, &[&own]);
+            let gate = Gate::before(&fixture.setup.device, &[&own]);
             slice.fill(8);
             drop(slice);
             drop(buffer);
-            let ledger = bench.setup.memory.resource_counts();
-            let copies = usize::from(!bench.is_managed()) as u64;
+            let ledger = fixture.setup.memory.resource_counts();
+            let copies = usize::from(!fixture.is_managed()) as u64;
             assert_eq!(
                 (ledger.allocations, ledger.parked),
                 (1 + copies, copies),
-                "{bench}: it is on its way"
+                "{fixture}: it is on its way"
             );
             gate.open();
-            let back = bench.setup.pinned(&vec![0; 100_000]);
-            bench.stream.copy_to_host_async(&kept, &back).wait().unwrap();
-            assert!(back.read().unwrap().iter().all(|byte| *byte == 8), "{bench}");
+            let back = fixture.setup.pinned(&vec![0; 100_000]);
+            fixture.stream.copy_to_host_async(&kept, &back).wait().unwrap();
+            assert!(back.read().unwrap().iter().all(|byte| *byte == 8), "{fixture}");
             drop((kept, back, own));
         });
     });
 }
 
-/// A stream that waits for nobody else's work, and opens a gate where it says so.
-struct Lonely {
+/// A stream that cannot wait for other timelines, and opens a gate when asked.
+struct OwnFencesOnly {
     stream: CudaStream,
     gate: Mutex<Option<Gate>>,
-    /// The most fences that an operation was to come after.
+    /// Largest number of fences passed to an operation.
     given: AtomicUsize,
 }
 
-// SAFETY: the stream keeps the promises; what it is given to wait for, it waits for.
-unsafe impl Queue for Lonely {
+// SAFETY: the stream keeps the contract and waits for the fences that it is given.
+unsafe impl Queue for OwnFencesOnly {
     fn device(&self) -> DeviceId {
         self.stream.device()
     }
@@ -141,19 +142,19 @@ unsafe impl Queue for Lonely {
 }
 
 #[test]
-fn a_queue_that_cannot_wait_for_other_work_is_given_none_of_it() {
+fn queue_that_cannot_wait_gets_no_dependent_work() {
     limited(|| {
-        everywhere(|bench| {
-            let buffer = bench.buffer::<u8>(50_000);
+        for_each_fixture(|fixture| {
+            let buffer = fixture.buffer::<u8>(50_000);
             drop(buffer.read().unwrap());
-            let writer = CudaStream::new(&bench.setup.device).unwrap();
-            let queue = Lonely {
-                stream: CudaStream::new(&bench.setup.device).unwrap(),
+            let writer = CudaStream::new(&fixture.setup.device).unwrap();
+            let queue = OwnFencesOnly {
+                stream: CudaStream::new(&fixture.setup.device).unwrap(),
                 gate: Mutex::new(None),
                 given: AtomicUsize::new(0),
             };
             for to_host in [false, true] {
-                *queue.gate.lock().unwrap() = Some(Gate::before(&bench.setup.device, &[&writer]));
+                *queue.gate.lock().unwrap() = Some(Gate::before(&fixture.setup.device, &[&writer]));
                 let fill = Operation::Fill { dst: buffer.raw(), pattern: Pattern::U8(6) };
                 submit(&writer, &fill, Timing::Off).unwrap();
                 let moved = if to_host {
@@ -162,9 +163,9 @@ fn a_queue_that_cannot_wait_for_other_work_is_given_none_of_it() {
                     buffer.prefetch_to_device_on(&queue, .., None)
                 };
                 moved.wait().unwrap();
-                assert_eq!(queue.given.load(Ordering::SeqCst), 0, "{bench}: to the host: {to_host}");
+                assert_eq!(queue.given.load(Ordering::SeqCst), 0, "{fixture}: to the host: {to_host}");
             }
-            assert!(buffer.read().unwrap().iter().all(|byte| *byte == 6), "{bench}");
+            assert!(buffer.read().unwrap().iter().all(|byte| *byte == 6), "{fixture}");
             drop((buffer, writer, queue));
         });
     });

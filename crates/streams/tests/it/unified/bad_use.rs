@@ -1,14 +1,14 @@
-//! What cannot be right is refused with its reason, in both modes alike.
+//! Invalid arguments are refused with a reason, in both modes alike.
 
 use transload_core::{Access, DeviceId, ErrorKind, MemoryAdvice, MemoryKind, Pod, QueueLease, Result, Retry};
 use transload_cuda_sim::harness;
 use transload_memory::{Role, UnifiedBuffer, UnifiedMode};
 
-use super::{Bench, everywhere};
+use super::{Fixture, for_each_fixture};
 use crate::support::setup::Setup;
 
-fn made<T: Pod>(bench: &Bench, len: usize) -> Result<UnifiedBuffer<T>> {
-    UnifiedBuffer::new_with_mode(&bench.setup.memory, bench.queue(), len, bench.mode)
+fn made<T: Pod>(fixture: &Fixture, len: usize) -> Result<UnifiedBuffer<T>> {
+    UnifiedBuffer::new_with_mode(&fixture.setup.memory, fixture.queue(), len, fixture.mode)
 }
 
 fn kind<T>(result: Result<T>) -> Option<ErrorKind> {
@@ -16,75 +16,75 @@ fn kind<T>(result: Result<T>) -> Option<ErrorKind> {
 }
 
 #[test]
-fn no_elements_elements_without_size_and_sizes_that_overflow_are_refused() {
-    everywhere(|bench| {
+fn empty_zero_sized_and_overflowing_buffers_are_refused() {
+    for_each_fixture(|fixture| {
         for len in [0, usize::MAX, usize::MAX / 4] {
-            assert_eq!(kind(made::<f64>(bench, len)), Some(ErrorKind::InvalidArgument), "{bench}: {len}");
+            assert_eq!(kind(made::<f64>(fixture, len)), Some(ErrorKind::InvalidArgument), "{fixture}: {len}");
         }
-        assert_eq!(kind(made::<[f32; 0]>(bench, 5)), Some(ErrorKind::InvalidArgument), "{bench}");
-        assert!(bench.setup.memory.resource_counts().is_empty());
+        assert_eq!(kind(made::<[f32; 0]>(fixture, 5)), Some(ErrorKind::InvalidArgument), "{fixture}");
+        assert!(fixture.setup.memory.resource_counts().is_empty());
     });
 }
 
 #[test]
-fn too_much_is_out_of_memory_with_what_was_requested_what_is_free_and_what_there_is() {
-    everywhere(|bench| {
-        let error = made::<u8>(bench, 1 << 50).unwrap_err();
-        assert_eq!((error.kind(), error.retry()), (ErrorKind::OutOfMemory, Retry::AfterFreeing), "{bench}");
+fn out_of_memory_reports_requested_free_and_total() {
+    for_each_fixture(|fixture| {
+        let error = made::<u8>(fixture, 1 << 50).unwrap_err();
+        assert_eq!((error.kind(), error.retry()), (ErrorKind::OutOfMemory, Retry::AfterFreeing), "{fixture}");
         let shortage = error.memory_shortage().unwrap();
         let (free, total) = (shortage.free.unwrap(), shortage.total.unwrap());
-        assert!(shortage.requested == 1 << 50 && 0 < free && free <= total && total < 1 << 50, "{bench}");
-        assert!(bench.setup.memory.resource_counts().is_empty());
-        drop(made::<u8>(bench, 1 << 10).unwrap());
+        assert!(shortage.requested == 1 << 50 && 0 < free && free <= total && total < 1 << 50, "{fixture}");
+        assert!(fixture.setup.memory.resource_counts().is_empty());
+        drop(made::<u8>(fixture, 1 << 10).unwrap());
     });
 }
 
 #[test]
 fn ranges_outside_are_refused() {
-    everywhere(|bench| {
-        let buffer = bench.buffer::<f32>(10);
+    for_each_fixture(|fixture| {
+        let buffer = fixture.buffer::<f32>(10);
         let outside = Some(ErrorKind::OutOfRange);
         #[allow(clippy::reversed_empty_ranges, reason = "this is what is refused")]
         for range in [5..11, 7..6, 11..11, usize::MAX - 1..usize::MAX, 0..usize::MAX] {
-            assert_eq!(kind(buffer.read_range(range.clone())), outside, "{bench}: {range:?}");
-            assert_eq!(kind(buffer.try_write(range.clone())), outside, "{bench}: {range:?}");
+            assert_eq!(kind(buffer.read_range(range.clone())), outside, "{fixture}: {range:?}");
+            assert_eq!(kind(buffer.try_write(range.clone())), outside, "{fixture}: {range:?}");
             assert_eq!(
                 kind(buffer.prefetch_range_to_host(range.clone()).wait()),
                 outside,
-                "{bench}: {range:?}"
+                "{fixture}: {range:?}"
             );
             let acquired =
-                buffer.acquire_range_for_device(&bench.stream, range.clone(), Role::Input, Access::Read);
-            assert_eq!(kind(acquired), outside, "{bench}: {range:?}");
+                buffer.acquire_range_for_device(&fixture.stream, range.clone(), Role::Input, Access::Read);
+            assert_eq!(kind(acquired), outside, "{fixture}: {range:?}");
         }
         assert_eq!(kind(buffer.read_range(..=usize::MAX)), outside);
         for empty in [buffer.prefetch_range_to_host(3..3), buffer.prefetch_range_to_device(3..3, None)] {
-            assert_eq!(kind(empty.wait()), Some(ErrorKind::InvalidArgument), "{bench}");
+            assert_eq!(kind(empty.wait()), Some(ErrorKind::InvalidArgument), "{fixture}");
         }
         drop(buffer);
     });
 }
 
 #[test]
-fn devices_that_do_not_exist_or_are_no_place_for_it_are_refused() {
-    everywhere(|bench| {
-        let buffer = bench.buffer::<f32>(10);
+fn missing_and_unsupported_devices_are_refused() {
+    for_each_fixture(|fixture| {
+        let buffer = fixture.buffer::<f32>(10);
         let error = buffer.prefetch_to_device(Some(u32::MAX)).wait().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::UnknownDevice, "{bench}");
+        assert_eq!(error.kind(), ErrorKind::UnknownDevice, "{fixture}");
         assert!(error.to_string().contains("valid ordinals are 0 to"), "{error}");
-        assert_eq!(kind(buffer.set_accessed_by(u32::MAX)), Some(ErrorKind::UnknownDevice), "{bench}");
+        assert_eq!(kind(buffer.set_accessed_by(u32::MAX)), Some(ErrorKind::UnknownDevice), "{fixture}");
         let nowhere = buffer.set_preferred_location(DeviceId::Cuda(i32::MAX as u32));
-        assert_eq!(kind(nowhere), Some(ErrorKind::UnknownDevice), "{bench}");
+        assert_eq!(kind(nowhere), Some(ErrorKind::UnknownDevice), "{fixture}");
         let elsewhere = buffer.set_preferred_location(DeviceId::Wgpu(0));
-        assert_eq!(kind(elsewhere), Some(ErrorKind::Unsupported), "{bench}");
-        let written = buffer.acquire_range_for_device(&bench.stream, .., Role::Input, Access::Write);
-        assert_eq!(kind(written), Some(ErrorKind::InvalidArgument), "{bench}");
-        // Harmless everywhere.
+        assert_eq!(kind(elsewhere), Some(ErrorKind::Unsupported), "{fixture}");
+        let written = buffer.acquire_range_for_device(&fixture.stream, .., Role::Input, Access::Write);
+        assert_eq!(kind(written), Some(ErrorKind::InvalidArgument), "{fixture}");
+        // Harmless for_each_fixture.
         buffer.set_preferred_location(DeviceId::Cpu).unwrap();
-        buffer.set_accessed_by(bench.setup.test.ordinal()).unwrap();
+        buffer.set_accessed_by(fixture.setup.test.ordinal()).unwrap();
         buffer.advise(MemoryAdvice::SetReadMostly).unwrap();
         buffer.advise(MemoryAdvice::UnsetPreferredLocation).unwrap();
-        assert_eq!(buffer.hints().is_ok(), bench.is_managed());
+        assert_eq!(buffer.hints().is_ok(), fixture.is_managed());
         drop(buffer);
     });
 }

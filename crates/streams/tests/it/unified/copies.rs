@@ -1,4 +1,4 @@
-//! Without shared memory bytes are copied when the other side's are newer, and only then.
+//! In explicit mode, bytes are copied only if the other side's are newer.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -9,7 +9,7 @@ use transload_cuda_sys::{AsStream as _, Context, check, ffi, trace};
 use transload_memory::{Role, UnifiedBuffer};
 use transload_streams::CudaStream;
 
-use super::everywhere;
+use super::for_each_fixture;
 use crate::{
     launch::{saxpy, saxpy_of},
     support::gate::limited,
@@ -25,16 +25,16 @@ fn copies(action: impl FnOnce()) -> (usize, usize) {
 }
 
 #[test]
-fn each_side_is_copied_to_the_other_when_it_is_newer_and_only_then() {
-    everywhere(|bench| {
-        let kernel = saxpy_of(&bench.setup);
-        let (buffer, other) = (bench.buffer::<f32>(1000), bench.buffer::<f32>(1000));
-        let stream = &bench.stream;
+fn only_the_newer_side_is_copied() {
+    for_each_fixture(|fixture| {
+        let kernel = saxpy_of(&fixture.setup);
+        let (buffer, other) = (fixture.buffer::<f32>(1000), fixture.buffer::<f32>(1000));
+        let stream = &fixture.stream;
         drop(buffer.read().unwrap());
-        let each = if bench.is_managed() { 0 } else { 1 };
-        assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, 0), "{bench}: nobody wrote");
-        assert_eq!(copies(|| buffer.write().unwrap().fill(1.0)), (each, 0), "{bench}: up when it closes");
-        assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, 0), "{bench}: the host wrote it itself");
+        let each = if fixture.is_managed() { 0 } else { 1 };
+        assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, 0), "{fixture}: nobody wrote");
+        assert_eq!(copies(|| buffer.write().unwrap().fill(1.0)), (each, 0), "{fixture}: up when it closes");
+        assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, 0), "{fixture}: the host wrote it itself");
         let use_it = |role, kept: bool| {
             let there = buffer.acquire_for_device(stream, role).unwrap();
             if kept {
@@ -43,57 +43,57 @@ fn each_side_is_copied_to_the_other_when_it_is_newer_and_only_then() {
                 drop(saxpy(&kernel, stream, 1.0, other.raw(), there.raw()).unwrap());
             }
         };
-        assert_eq!(copies(|| use_it(Role::Input, true)), (0, 0), "{bench}");
-        assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, 0), "{bench}: a kernel only read it");
-        assert_eq!(copies(|| use_it(Role::Output, false)), (0, 0), "{bench}");
+        assert_eq!(copies(|| use_it(Role::Input, true)), (0, 0), "{fixture}");
+        assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, 0), "{fixture}: a kernel only read it");
+        assert_eq!(copies(|| use_it(Role::Output, false)), (0, 0), "{fixture}");
         assert_eq!(
             copies(|| drop(buffer.read_range(..10).unwrap())),
             (0, each),
-            "{bench}: a kernel wrote it"
+            "{fixture}: a kernel wrote it"
         );
-        assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, each), "{bench}: the rest");
-        assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, 0), "{bench}");
-        // Around the guard: what somebody may have written counts as written.
+        assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, each), "{fixture}: the rest");
+        assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, 0), "{fixture}");
+        // Around the guard: memory that may have been written counts as written.
         buffer.fill(2.0).unwrap();
-        assert_eq!(copies(|| assert_eq!(buffer.read().unwrap()[999], 2.0)), (0, each), "{bench}");
+        assert_eq!(copies(|| assert_eq!(buffer.read().unwrap()[999], 2.0)), (0, each), "{fixture}");
         drop((buffer, other, kernel));
     });
 }
 
 #[test]
-fn a_prefetch_to_the_host_is_the_copy_that_the_next_slice_does_not_wait_for() {
-    everywhere(|bench| {
-        let buffer = bench.buffer::<u8>(100_000);
+fn host_prefetch_makes_the_next_slice_ready() {
+    for_each_fixture(|fixture| {
+        let buffer = fixture.buffer::<u8>(100_000);
         buffer.fill(3).unwrap();
         buffer.prefetch_to_host().wait().unwrap();
         assert_eq!(
             copies(|| assert!(buffer.read().unwrap().iter().all(|byte| *byte == 3))),
             (0, 0),
-            "{bench}"
+            "{fixture}"
         );
         buffer.prefetch_to_device(None).wait().unwrap();
         buffer.fill(4).unwrap();
         let down = buffer.prefetch_range_to_host(..60_000);
-        assert!(buffer.read().unwrap().iter().all(|byte| *byte == 4), "{bench}: beside it, too");
+        assert!(buffer.read().unwrap().iter().all(|byte| *byte == 4), "{fixture}: beside it, too");
         down.wait().unwrap();
-        let down = buffer.prefetch_to_host_on(&bench.stream, 5..7);
+        let down = buffer.prefetch_to_host_on(&fixture.stream, 5..7);
         buffer.fill(5).unwrap();
         down.wait().unwrap();
-        assert_eq!(buffer.read().unwrap()[5], 5, "{bench}: overtaken by a fill");
+        assert_eq!(buffer.read().unwrap()[5], 5, "{fixture}: overtaken by a fill");
         drop(buffer);
     });
 }
 
-/// A stream that is slow to answer: when it does, the copy is over and a guard has come and gone, by whose address the device
-/// wrote.
-struct Overtaken {
+/// A slow stream: when `enqueue` returns, the copy is complete and a guard was taken and dropped, through which the device
+/// wrote by address.
+struct SlowQueue {
     stream: CudaStream,
     context: Context,
     buffer: OnceLock<Weak<UnifiedBuffer<u8>>>,
 }
 
-// SAFETY: the stream keeps the promises.
-unsafe impl Queue for Overtaken {
+// SAFETY: the stream keeps the contract.
+unsafe impl Queue for SlowQueue {
     fn device(&self) -> DeviceId {
         self.stream.device()
     }
@@ -122,7 +122,8 @@ unsafe impl Queue for Overtaken {
             let there = buffer.acquire_for_device(&self.stream, Role::Output)?;
             let address = there.device_address().unwrap();
             let _bound = self.context.enter().unwrap();
-            // SAFETY: the guard keeps the host away, all that was enqueued on the memory is over, and so is this below.
+            // SAFETY: the guard excludes the host, all earlier work on the memory is complete, and this is synchronised
+            // below.
             check("memset", unsafe { ffi::cuMemsetD8Async(address, 9, there.len(), self.stream.as_raw()) })
                 .unwrap();
             self.stream.synchronize()?;
@@ -136,22 +137,22 @@ unsafe impl Queue for Overtaken {
 }
 
 #[test]
-fn a_copy_to_the_host_that_a_guards_end_overtakes_is_not_taken_for_the_newest() {
+fn outdated_host_copy_is_not_taken_as_newest() {
     limited(|| {
-        everywhere(|bench| {
-            if bench.is_managed() {
+        for_each_fixture(|fixture| {
+            if fixture.is_managed() {
                 return;
             }
-            let buffer = Arc::new(bench.buffer::<u8>(1000));
+            let buffer = Arc::new(fixture.buffer::<u8>(1000));
             buffer.fill(1).unwrap();
-            let queue = Overtaken {
-                stream: CudaStream::new(&bench.setup.device).unwrap(),
-                context: bench.setup.device.context().unwrap().clone(),
+            let queue = SlowQueue {
+                stream: CudaStream::new(&fixture.setup.device).unwrap(),
+                context: fixture.setup.device.context().unwrap().clone(),
                 buffer: OnceLock::new(),
             };
             queue.buffer.set(Arc::downgrade(&buffer)).unwrap();
             buffer.prefetch_to_host_on(&queue, ..).wait().unwrap();
-            assert!(buffer.read().unwrap().iter().all(|byte| *byte == 9), "{bench}: it is stale");
+            assert!(buffer.read().unwrap().iter().all(|byte| *byte == 9), "{fixture}: it is stale");
             drop((buffer, queue));
         });
     });

@@ -1,4 +1,4 @@
-//! A copy to the host that failed on its way is not taken for what the device wrote.
+//! A failed copy to the host is not taken for the device's data.
 
 use std::{
     any::Any,
@@ -15,18 +15,18 @@ use transload_core::{
 };
 use transload_streams::CudaStream;
 
-use super::everywhere;
+use super::for_each_fixture;
 use crate::support::gate::limited;
 
-/// Everything on it failed.
-struct FailedLine(TimelineId, DeviceId, Arc<AtomicBool>);
+/// A timeline whose work all failed.
+struct FailedTimeline(TimelineId, DeviceId, Arc<AtomicBool>);
 
 fn failure() -> Error {
     Error::new(ErrorKind::Device, "by the test")
 }
 
-// SAFETY: nothing is ever enqueued behind its points, so nothing uses any memory.
-unsafe impl Timeline for FailedLine {
+// SAFETY: no work has its points, so no memory is used.
+unsafe impl Timeline for FailedTimeline {
     fn id(&self) -> TimelineId {
         self.0
     }
@@ -57,7 +57,7 @@ unsafe impl Timeline for FailedLine {
     }
 }
 
-/// Takes every operation, and fails it later.
+/// A queue that accepts every operation and fails it later.
 struct Failing {
     stream: CudaStream,
     timeline: Arc<dyn Timeline>,
@@ -65,12 +65,12 @@ struct Failing {
 
 impl Failing {
     fn new(stream: CudaStream) -> Self {
-        let timeline = FailedLine(next_timeline_id(), stream.device(), Arc::default());
+        let timeline = FailedTimeline(next_timeline_id(), stream.device(), Arc::default());
         Self { stream, timeline: Arc::new(timeline) }
     }
 }
 
-// SAFETY: what fails uses no memory, and is over at once.
+// SAFETY: a failed operation uses no memory and is complete at once.
 unsafe impl Queue for Failing {
     fn device(&self) -> DeviceId {
         self.stream.device()
@@ -102,22 +102,22 @@ unsafe impl Queue for Failing {
 }
 
 #[test]
-fn a_prefetch_to_the_host_that_fails_tells_who_awaits_it_and_shows_nobody_older_bytes() {
+fn failed_host_prefetch_is_an_error_and_shows_no_stale_data() {
     limited(|| {
-        everywhere(|bench| {
+        for_each_fixture(|fixture| {
             for (round, awaited) in [(1_u8, false), (2, true)] {
-                let buffer = bench.buffer::<u8>(1000);
+                let buffer = fixture.buffer::<u8>(1000);
                 // The host has older bytes than the device.
                 drop(buffer.read().unwrap());
                 buffer.fill(round).unwrap();
-                let queue = Failing::new(CudaStream::new(&bench.setup.device).unwrap());
+                let queue = Failing::new(CudaStream::new(&fixture.setup.device).unwrap());
                 let moved = buffer.prefetch_to_host_on(&queue, ..);
                 if awaited {
-                    assert_eq!(moved.wait().unwrap_err().kind(), ErrorKind::Device, "{bench}");
+                    assert_eq!(moved.wait().unwrap_err().kind(), ErrorKind::Device, "{fixture}");
                 } else {
                     drop(moved);
                 }
-                assert!(buffer.read().unwrap().iter().all(|byte| *byte == round), "{bench}: it is stale");
+                assert!(buffer.read().unwrap().iter().all(|byte| *byte == round), "{fixture}: it is stale");
                 drop((buffer, queue));
             }
         });

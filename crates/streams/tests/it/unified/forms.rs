@@ -1,4 +1,4 @@
-//! Every form of a range means what it means for a slice, and what a buffer is made over, or given to, has to fit it.
+//! Range forms mean the same as for slices, and a buffer's memory and queue must fit it.
 
 use std::{any::Any, ops::Bound, ptr::NonNull, sync::Arc};
 
@@ -10,7 +10,7 @@ use transload_cuda_sim::harness;
 use transload_memory::{MemoryLocation, Residency, Role, UnifiedBuffer, UnifiedMode};
 use transload_streams::CudaStream;
 
-use super::{Bench, everywhere};
+use super::{Fixture, for_each_fixture};
 use crate::support::setup::Setup;
 
 fn kind<T>(result: Result<T>) -> Option<ErrorKind> {
@@ -18,52 +18,54 @@ fn kind<T>(result: Result<T>) -> Option<ErrorKind> {
 }
 
 #[test]
-fn a_range_of_any_form_is_those_elements_and_no_others() {
-    everywhere(|bench| {
-        let buffer = bench.buffer::<u32>(10);
+fn every_range_form_selects_exactly_its_elements() {
+    for_each_fixture(|fixture| {
+        let buffer = fixture.buffer::<u32>(10);
         buffer.write().unwrap().copy_from_slice(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
-        assert_eq!(*buffer.read_range(2..=4).unwrap(), [2, 3, 4], "{bench}");
-        assert_eq!(*buffer.read_range(..=9).unwrap(), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], "{bench}");
-        assert_eq!(*buffer.read_range(8..).unwrap(), [8, 9], "{bench}");
+        assert_eq!(*buffer.read_range(2..=4).unwrap(), [2, 3, 4], "{fixture}");
+        assert_eq!(*buffer.read_range(..=9).unwrap(), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], "{fixture}");
+        assert_eq!(*buffer.read_range(8..).unwrap(), [8, 9], "{fixture}");
         let behind = (Bound::Excluded(6), Bound::Unbounded);
-        assert_eq!(*buffer.try_read(behind).unwrap(), [7, 8, 9], "{bench}");
+        assert_eq!(*buffer.try_read(behind).unwrap(), [7, 8, 9], "{fixture}");
         buffer.write_range((Bound::Excluded(0), Bound::Included(1))).unwrap()[0] = 77;
-        assert_eq!(buffer.read().unwrap()[..3], [0, 77, 2], "{bench}");
+        assert_eq!(buffer.read().unwrap()[..3], [0, 77, 2], "{fixture}");
         let last = (Bound::Excluded(usize::MAX), Bound::Unbounded);
-        assert_eq!(kind(buffer.read_range(last)), Some(ErrorKind::OutOfRange), "{bench}");
+        assert_eq!(kind(buffer.read_range(last)), Some(ErrorKind::OutOfRange), "{fixture}");
         drop(buffer);
     });
 }
 
 #[test]
-fn a_range_of_no_elements_is_opened_and_acquired_and_moves_nothing() {
-    everywhere(|bench| {
-        let buffer = bench.buffer::<[f32; 3]>(10);
+fn empty_range_is_opened_and_acquired_without_a_copy() {
+    for_each_fixture(|fixture| {
+        let buffer = fixture.buffer::<[f32; 3]>(10);
         let open = buffer.write().unwrap();
-        assert_eq!(buffer.read_range(4..4).unwrap().len(), 0, "{bench}: no element to conflict about");
+        assert_eq!(buffer.read_range(4..4).unwrap().len(), 0, "{fixture}: no element to conflict about");
         let acquire = |role: Role| {
             let trace = transload_cuda_sys::trace::start();
-            let there = buffer.acquire_range_for_device(&bench.stream, 10..10, role, role.access()).unwrap();
-            assert_eq!((there.is_empty(), there.len()), (true, 0), "{bench}");
+            let there =
+                buffer.acquire_range_for_device(&fixture.stream, 10..10, role, role.access()).unwrap();
+            assert_eq!((there.is_empty(), there.len()), (true, 0), "{fixture}");
             drop(there);
             let calls = trace.calls_of_this_thread();
-            assert!(!calls.iter().any(|call| call.name.starts_with("cuMem")), "{bench}: {role:?}");
+            assert!(!calls.iter().any(|call| call.name.starts_with("cuMem")), "{fixture}: {role:?}");
         };
         for role in [Role::Input, Role::Resident, Role::Output, Role::InOut] {
             acquire(role);
         }
         drop(open);
-        let there = buffer.acquire_range_for_device(&bench.stream, 4..7, Role::Input, Access::Read).unwrap();
-        assert_eq!((there.len(), there.raw().len()), (3, 36), "{bench}: elements, not bytes");
+        let there =
+            buffer.acquire_range_for_device(&fixture.stream, 4..7, Role::Input, Access::Read).unwrap();
+        assert_eq!((there.len(), there.raw().len()), (3, 36), "{fixture}: elements, not bytes");
         drop(there);
         drop(buffer);
     });
 }
 
-/// Memory that nobody may write, as somebody else's can be.
+/// Read-only memory, as foreign memory may be.
 struct ReadOnly(RawBuffer);
 
-// SAFETY: every answer is that of the buffer, which is kept, and used by nothing else meanwhile.
+// SAFETY: every method forwards to the buffer, which is kept and has no other user meanwhile.
 unsafe impl Storage for ReadOnly {
     fn place(&self) -> Place {
         self.0.place()
@@ -91,17 +93,17 @@ unsafe impl Storage for ReadOnly {
 }
 
 #[test]
-fn memory_that_does_not_hold_whole_elements_or_may_not_be_written_becomes_no_buffer() {
+fn unfit_or_read_only_memory_is_refused() {
     let setup = Setup::new();
     if UnifiedMode::of(&setup.device).unwrap() == UnifiedMode::Explicit {
         println!("skipped: the device has no concurrent access to unified memory");
         return;
     }
-    let bench = Bench::new("the usual device", setup, UnifiedMode::Managed);
-    let memory = &bench.setup.memory;
+    let fixture = Fixture::new("the usual device", setup, UnifiedMode::Managed);
+    let memory = &fixture.setup.memory;
     let raw = memory.allocate(MemoryKind::Unified, 64).unwrap();
     let over = |from: usize, to: usize| {
-        UnifiedBuffer::<f32>::from_raw(memory, bench.queue(), raw.slice(from..to).unwrap())
+        UnifiedBuffer::<f32>::from_raw(memory, fixture.queue(), raw.slice(from..to).unwrap())
     };
     for (from, to) in [(0, 63), (0, 2), (1, 5), (2, 34)] {
         assert_eq!(kind(over(from, to)), Some(ErrorKind::InvalidArgument), "{from} to {to}");
@@ -109,25 +111,25 @@ fn memory_that_does_not_hold_whole_elements_or_may_not_be_written_becomes_no_buf
     assert_eq!(Buffer::len(&over(4, 64).unwrap()), 15);
     let fixed = RawBuffer::new(Box::new(ReadOnly(raw.clone())), &Arc::default());
     assert_eq!(fixed.place(), raw.place());
-    let unwritable = UnifiedBuffer::<f32>::from_raw(memory, bench.queue(), fixed);
+    let unwritable = UnifiedBuffer::<f32>::from_raw(memory, fixture.queue(), fixed);
     assert_eq!(kind(unwritable), Some(ErrorKind::Unsupported));
     let empty = raw.slice(8..8).unwrap();
     for role in [Role::Input, Role::Resident, Role::Output, Role::InOut] {
-        role.apply(&empty, bench.setup.device.id()).unwrap();
+        role.apply(&empty, fixture.setup.device.id()).unwrap();
     }
     drop(empty);
     let bytes = raw.slice(1..4).unwrap();
-    let sizeless = UnifiedBuffer::<[u8; 0]>::from_raw(memory, bench.queue(), bytes);
+    let sizeless = UnifiedBuffer::<[u8; 0]>::from_raw(memory, fixture.queue(), bytes);
     assert_eq!(kind(sizeless), Some(ErrorKind::InvalidArgument));
     drop(raw);
-    bench.finish();
+    fixture.finish();
 }
 
-/// A queue that says it is the host's.
-struct OfTheHost(CudaStream);
+/// A queue that claims to be the host's.
+struct HostQueue(CudaStream);
 
 // SAFETY: nothing is enqueued.
-unsafe impl Queue for OfTheHost {
+unsafe impl Queue for HostQueue {
     fn device(&self) -> DeviceId {
         DeviceId::Cpu
     }
@@ -158,19 +160,19 @@ unsafe impl Queue for OfTheHost {
 }
 
 #[test]
-fn a_queue_of_the_hosts_acquires_nothing() {
-    everywhere(|bench| {
-        let buffer = bench.buffer::<u8>(100);
-        let queue = OfTheHost(CudaStream::new(&bench.setup.device).unwrap());
+fn host_queue_cannot_acquire() {
+    for_each_fixture(|fixture| {
+        let buffer = fixture.buffer::<u8>(100);
+        let queue = HostQueue(CudaStream::new(&fixture.setup.device).unwrap());
         let refused = buffer.acquire_for_device(&queue, Role::Input);
-        assert_eq!(kind(refused), Some(ErrorKind::Unsupported), "{bench}");
-        assert!(buffer.write().is_ok(), "{bench}: nobody has it");
+        assert_eq!(kind(refused), Some(ErrorKind::Unsupported), "{fixture}");
+        assert!(buffer.write().is_ok(), "{fixture}: nobody has it");
         drop((buffer, queue));
     });
 }
 
 #[test]
-fn what_a_neighbouring_devices_queue_may_do_depends_on_the_mode() {
+fn other_devices_queue_is_allowed_by_mode() {
     let Some(devices) = harness::devices(2) else { return };
     let [one, two] = devices[..] else { panic!("two devices") };
     let (own, there) = (MemoryLocation::Device(one.ordinal()), MemoryLocation::Device(two.ordinal()));
@@ -193,7 +195,7 @@ fn what_a_neighbouring_devices_queue_may_do_depends_on_the_mode() {
         assert_eq!(last(), Some(there), "what lies on the one is not on the other");
         drop(buffer.acquire_for_device(&*queue_of(&one), Role::Input).unwrap());
         assert_eq!(last(), Some(own));
-        // Neighbours' streams are waited for as the own one is.
+        // Streams of other devices are waited for like the own one.
         let fill = Operation::Fill { dst: buffer.raw(), pattern: Pattern::U8(3) };
         submit(&far, &fill, Timing::Off).unwrap();
         assert!(buffer.read().unwrap().iter().all(|byte| *byte == 3));

@@ -1,4 +1,4 @@
-//! Prefetch and advice of a buffer, by their effect: what the driver believes afterwards.
+//! Prefetch and advice of a buffer, checked by the driver's view afterwards.
 
 use transload_core::{Buffer, DeviceId, RawBuffer};
 use transload_cuda_sim::{Residency as Page, harness};
@@ -6,10 +6,10 @@ use transload_cuda_sys::{AsStream, trace};
 use transload_memory::{MemoryLocation, Residency, UnifiedBuffer, UnifiedMode};
 use transload_streams::CudaStream;
 
-use super::{Bench, everywhere};
+use super::{Fixture, for_each_fixture};
 use crate::support::setup::Setup;
 
-/// Large enough to have pages of its own on any driver.
+/// Large enough for pages of its own on any driver.
 const COUNT: usize = 1 << 20;
 
 fn last_prefetch(part: &RawBuffer) -> Option<MemoryLocation> {
@@ -17,13 +17,14 @@ fn last_prefetch(part: &RawBuffer) -> Option<MemoryLocation> {
 }
 
 #[test]
-fn a_prefetch_goes_where_it_was_told_and_to_the_own_device_where_it_was_not() {
-    everywhere(|bench| {
-        if !bench.is_managed() {
+fn prefetch_goes_to_its_target_or_the_own_device() {
+    for_each_fixture(|fixture| {
+        if !fixture.is_managed() {
             return;
         }
-        let (own, ordinal) = (MemoryLocation::Device(bench.setup.test.ordinal()), bench.setup.test.ordinal());
-        let buffer = bench.buffer::<f32>(COUNT);
+        let (own, ordinal) =
+            (MemoryLocation::Device(fixture.setup.test.ordinal()), fixture.setup.test.ordinal());
+        let buffer = fixture.buffer::<f32>(COUNT);
         let (left, right) =
             (buffer.raw().slice(..COUNT * 2).unwrap(), buffer.raw().slice(COUNT * 2..).unwrap());
         buffer.prefetch_range_to_device(..COUNT / 2, None).wait().unwrap();
@@ -34,7 +35,7 @@ fn a_prefetch_goes_where_it_was_told_and_to_the_own_device_where_it_was_not() {
         assert_eq!(last_prefetch(buffer.raw()), Some(own));
         buffer.prefetch_range_to_host(COUNT / 2..).wait().unwrap();
         assert_eq!((last_prefetch(&left), last_prefetch(&right)), (Some(own), Some(MemoryLocation::Host)));
-        if let Some(sim) = bench.setup.test.sim() {
+        if let Some(sim) = fixture.setup.test.sim() {
             assert_eq!(sim.residency(left.device_address().unwrap()), Some(Page::Device(ordinal)));
             assert_eq!(sim.residency(right.device_address().unwrap()), Some(Page::Host));
         }
@@ -44,10 +45,10 @@ fn a_prefetch_goes_where_it_was_told_and_to_the_own_device_where_it_was_not() {
 
 #[test]
 fn a_prefetch_runs_on_the_stream_that_it_was_given() {
-    everywhere(|bench| {
-        let buffer = bench.buffer::<f32>(COUNT);
+    for_each_fixture(|fixture| {
+        let buffer = fixture.buffer::<f32>(COUNT);
         buffer.write().unwrap().fill(1.0);
-        let other = CudaStream::new(&bench.setup.device).unwrap();
+        let other = CudaStream::new(&fixture.setup.device).unwrap();
         let handles = |prefetch: &dyn Fn()| {
             let trace = trace::start();
             prefetch();
@@ -55,14 +56,14 @@ fn a_prefetch_runs_on_the_stream_that_it_was_given() {
             let calls = trace.calls_of_this_thread();
             calls.iter().filter(|call| moves(call.name)).map(|call| *call.arguments.last().unwrap()).collect()
         };
-        let (own, given) = (bench.stream.as_raw().addr() as u64, other.as_raw().addr() as u64);
+        let (own, given) = (fixture.stream.as_raw().addr() as u64, other.as_raw().addr() as u64);
         let there: Vec<u64> = handles(&|| drop(buffer.prefetch_to_device_on(&other, 5.., None)));
-        assert_eq!(there, vec![given; usize::from(bench.is_managed())], "{bench}");
+        assert_eq!(there, vec![given; usize::from(fixture.is_managed())], "{fixture}");
         let back: Vec<u64> = handles(&|| drop(buffer.prefetch_to_host_on(&other, ..)));
-        assert_eq!(back, [given], "{bench}");
+        assert_eq!(back, [given], "{fixture}");
         let back: Vec<u64> = handles(&|| drop(buffer.prefetch_to_host()));
-        assert_eq!(back, [own], "{bench}");
-        assert!(buffer.read().unwrap().iter().all(|number| *number == 1.0), "{bench}");
+        assert_eq!(back, [own], "{fixture}");
+        assert!(buffer.read().unwrap().iter().all(|number| *number == 1.0), "{fixture}");
         drop((buffer, other));
     });
 }
@@ -71,13 +72,13 @@ fn a_prefetch_runs_on_the_stream_that_it_was_given() {
 fn several_devices_are_advised_on_one_buffer() {
     let Some(devices) = harness::devices(2) else { return };
     let [one, two] = devices[..] else { panic!("two devices") };
-    let (bench, neighbour) = (Setup::on(one), Setup::on(two));
-    if UnifiedMode::of(&bench.device).unwrap() == UnifiedMode::Explicit {
+    let (fixture, neighbour) = (Setup::on(one), Setup::on(two));
+    if UnifiedMode::of(&fixture.device).unwrap() == UnifiedMode::Explicit {
         println!("skipped: the device has no concurrent access to unified memory");
         return;
     }
-    let bench = Bench::new("the first of two devices", bench, UnifiedMode::Managed);
-    let buffer: UnifiedBuffer<f32> = bench.buffer(COUNT);
+    let fixture = Fixture::new("the first of two devices", fixture, UnifiedMode::Managed);
+    let buffer: UnifiedBuffer<f32> = fixture.buffer(COUNT);
     let (here, there) = (MemoryLocation::Device(one.ordinal()), MemoryLocation::Device(two.ordinal()));
     buffer.set_accessed_by(one.ordinal()).unwrap();
     buffer.set_accessed_by(two.ordinal()).unwrap();
@@ -92,6 +93,6 @@ fn several_devices_are_advised_on_one_buffer() {
     assert_eq!(believed().last_prefetch, Some(there));
     assert!(buffer.read().unwrap().iter().all(|number| *number == 3.0));
     drop(buffer);
-    bench.finish();
+    fixture.finish();
     neighbour.finish();
 }

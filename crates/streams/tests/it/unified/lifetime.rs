@@ -1,4 +1,4 @@
-//! Freed once, at any time, also where something is in flight or the process ends.
+//! Buffers are freed once, at any time, even with work in flight or at process exit.
 
 use std::{sync::mpsc, thread, time::Duration};
 
@@ -7,7 +7,7 @@ use transload_cuda_sys::CaptureMode;
 use transload_memory::Role;
 use transload_streams::CudaStream;
 
-use super::{benches, everywhere};
+use super::{fixtures, for_each_fixture};
 use crate::{
     launch::{saxpy, saxpy_of},
     stream::capture::begin,
@@ -15,13 +15,13 @@ use crate::{
 };
 
 #[test]
-fn a_buffer_dropped_while_it_is_prefetched_copied_and_used_is_freed_when_that_is_over() {
+fn buffer_dropped_in_flight_is_freed_after_completion() {
     limited(|| {
-        everywhere(|bench| {
-            let kernel = saxpy_of(&bench.setup);
-            let stream = CudaStream::new(&bench.setup.device).unwrap();
-            let buffers: Vec<_> = (0..10).map(|_| [0, 1].map(|_| bench.buffer::<f32>(20_000))).collect();
-            let gate = Gate::before(&bench.setup.device, &[&stream]);
+        for_each_fixture(|fixture| {
+            let kernel = saxpy_of(&fixture.setup);
+            let stream = CudaStream::new(&fixture.setup.device).unwrap();
+            let buffers: Vec<_> = (0..10).map(|_| [0, 1].map(|_| fixture.buffer::<f32>(20_000))).collect();
+            let gate = Gate::before(&fixture.setup.device, &[&stream]);
             for [x, y] in buffers {
                 x.write().unwrap().fill(1.0);
                 drop(x.prefetch_to_device_on(&stream, .., None));
@@ -33,13 +33,13 @@ fn a_buffer_dropped_while_it_is_prefetched_copied_and_used_is_freed_when_that_is
                 drop((there_x, there_y));
                 drop(y.prefetch_to_host_on(&stream, 1..));
             }
-            assert!(bench.setup.memory.resource_counts().parked > 0, "{bench}: the stream is held");
+            assert!(fixture.setup.memory.resource_counts().parked > 0, "{fixture}: the stream is held");
             gate.open();
-            bench.setup.memory.drain().unwrap();
+            fixture.setup.memory.drain().unwrap();
             assert!(
-                bench.setup.memory.resource_counts().is_empty(),
-                "{bench}: {}",
-                bench.setup.memory.resource_counts()
+                fixture.setup.memory.resource_counts().is_empty(),
+                "{fixture}: {}",
+                fixture.setup.memory.resource_counts()
             );
             drop((stream, kernel));
         });
@@ -47,33 +47,33 @@ fn a_buffer_dropped_while_it_is_prefetched_copied_and_used_is_freed_when_that_is
 }
 
 #[test]
-fn writes_that_the_queue_refuses_arrive_when_the_buffer_is_dropped() {
+fn writes_refused_by_the_queue_are_uploaded_on_drop() {
     const BYTES: usize = 3000;
     limited(|| {
-        everywhere(|bench| {
-            let buffer = bench.buffer::<u8>(BYTES);
+        for_each_fixture(|fixture| {
+            let buffer = fixture.buffer::<u8>(BYTES);
             buffer.write().unwrap().fill(1);
-            let (raw, back) = (buffer.raw().clone(), bench.setup.pinned(&[0; BYTES]));
+            let (raw, back) = (buffer.raw().clone(), fixture.setup.pinned(&[0; BYTES]));
             let mut slice = buffer.write().unwrap();
             slice[BYTES / 2..].fill(7);
-            // Until the capture ends the buffer's queue answers Busy.
-            let capture = begin(&bench.stream, CaptureMode::Relaxed).unwrap();
+            // The buffer's queue returns `Busy` until the capture ends.
+            let capture = begin(&fixture.stream, CaptureMode::Relaxed).unwrap();
             drop(slice);
             drop(buffer);
-            bench.setup.memory.drain().unwrap();
-            let other = CudaStream::new(&bench.setup.device).unwrap();
+            fixture.setup.memory.drain().unwrap();
+            let other = CudaStream::new(&fixture.setup.device).unwrap();
             other.copy_to_host_async(&raw, &back).wait().unwrap();
             drop(capture.end().unwrap());
             let seen = back.read().unwrap();
-            assert!(seen[..BYTES / 2] == [1; BYTES / 2] && seen[BYTES / 2..] == [7; BYTES / 2], "{bench}");
+            assert!(seen[..BYTES / 2] == [1; BYTES / 2] && seen[BYTES / 2..] == [7; BYTES / 2], "{fixture}");
         });
     });
 }
 
 #[test]
-fn a_slice_that_a_panic_closes_leaves_the_buffer_usable() {
-    everywhere(|bench| {
-        let buffer = bench.buffer::<u8>(100);
+fn panic_with_an_open_slice_leaves_the_buffer_usable() {
+    for_each_fixture(|fixture| {
+        let buffer = fixture.buffer::<u8>(100);
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut slice = buffer.write().unwrap();
             slice[..50].fill(1);
@@ -82,27 +82,27 @@ fn a_slice_that_a_panic_closes_leaves_the_buffer_usable() {
         assert!(caught.is_err());
         let mut back = [9; 100];
         buffer.copy_to_host(&mut back).unwrap();
-        assert!(back[..50] == [1; 50] && back[50..] == [0; 50], "{bench}: what was written counts");
+        assert!(back[..50] == [1; 50] && back[50..] == [0; 50], "{fixture}: what was written counts");
         drop(buffer);
     });
 }
 
 #[test]
-fn a_process_ends_well_with_live_buffers_open_slices_and_work_in_flight() {
+fn process_exits_cleanly_with_live_buffers_and_slices() {
     const CHILD: &str = "TRANSLOAD_TEST_UNIFIED_EXIT";
     if std::env::var_os(CHILD).is_some() {
-        let benches = benches();
+        let fixtures = fixtures();
         let buffers: Vec<_> =
-            benches.iter().map(|bench| [0, 1].map(|_| bench.buffer::<u8>(1 << 20))).collect();
+            fixtures.iter().map(|fixture| [0, 1].map(|_| fixture.buffer::<u8>(1 << 20))).collect();
         let slices: Vec<_> = buffers.iter().map(|[one, _]| one.write().unwrap()).collect();
-        for (bench, [_, other]) in benches.iter().zip(&buffers) {
+        for (fixture, [_, other]) in fixtures.iter().zip(&buffers) {
             drop(other.prefetch_to_device(None));
-            drop(other.prefetch_to_host_on(&bench.stream, ..));
+            drop(other.prefetch_to_host_on(&fixture.stream, ..));
         }
         assert_eq!(slices.len(), buffers.len());
         std::process::exit(0);
     }
-    let name = "unified::lifetime::a_process_ends_well_with_live_buffers_open_slices_and_work_in_flight";
+    let name = "unified::lifetime::process_exits_cleanly_with_live_buffers_and_slices";
     let mut child = crate::support::programs::this_program()
         .args(["--exact", name, "--nocapture"])
         .env(CHILD, "1")

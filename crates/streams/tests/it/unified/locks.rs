@@ -1,4 +1,4 @@
-//! No lock of a buffer's is held while its queue is called: others use it meanwhile.
+//! A buffer holds no lock while it calls its queue, so other threads can use it.
 
 use std::{
     any::Any,
@@ -17,20 +17,20 @@ use transload_core::{
 use transload_memory::{Role, UnifiedBuffer};
 use transload_streams::CudaStream;
 
-use super::everywhere;
+use super::for_each_fixture;
 use crate::support::gate::limited;
 
-/// A stream that lets another thread use the buffer in every call for it.
-struct Intruding {
+/// A stream that has another thread use the buffer during each of its calls.
+struct InterferingQueue {
     stream: CudaStream,
     buffer: OnceLock<Weak<UnifiedBuffer<u8>>>,
-    /// The intruder's own calls bring no further ones.
+    /// Prevents recursion through the other thread's own calls.
     inside: AtomicBool,
     calls: AtomicU32,
 }
 
-impl Intruding {
-    fn intrude(&self, buffer: &UnifiedBuffer<u8>) {
+impl InterferingQueue {
+    fn interfere(&self, buffer: &UnifiedBuffer<u8>) {
         let beside =
             buffer.acquire_range_for_device(&self.stream, 90.., Role::Resident, Access::Write).unwrap();
         let fill = Operation::Fill { dst: beside.raw(), pattern: transload_core::Pattern::U8(9) };
@@ -41,8 +41,8 @@ impl Intruding {
     }
 }
 
-// SAFETY: the stream keeps the promises.
-unsafe impl Queue for Intruding {
+// SAFETY: the stream keeps the contract.
+unsafe impl Queue for InterferingQueue {
     fn device(&self) -> DeviceId {
         self.stream.device()
     }
@@ -68,7 +68,7 @@ unsafe impl Queue for Intruding {
             && !self.inside.swap(true, Ordering::SeqCst)
         {
             self.calls.fetch_add(1, Ordering::SeqCst);
-            thread::scope(|scope| scope.spawn(|| self.intrude(&buffer)).join().unwrap());
+            thread::scope(|scope| scope.spawn(|| self.interfere(&buffer)).join().unwrap());
             self.inside.store(false, Ordering::SeqCst);
         }
         // SAFETY: the caller's promise.
@@ -81,17 +81,17 @@ unsafe impl Queue for Intruding {
 }
 
 #[test]
-fn others_use_other_ranges_while_the_driver_is_called_for_one() {
+fn other_ranges_are_usable_during_a_driver_call() {
     limited(|| {
-        everywhere(|bench| {
-            let queue = Arc::new(Intruding {
-                stream: bench.stream.clone(),
+        for_each_fixture(|fixture| {
+            let queue = Arc::new(InterferingQueue {
+                stream: fixture.stream.clone(),
                 buffer: OnceLock::new(),
                 inside: AtomicBool::new(false),
                 calls: AtomicU32::new(0),
             });
             let lease = QueueLease::new(Arc::clone(&queue) as Arc<dyn Queue>);
-            let (memory, mode) = (&bench.setup.memory, bench.mode);
+            let (memory, mode) = (&fixture.setup.memory, fixture.mode);
             let buffer = Arc::new(UnifiedBuffer::<u8>::new_with_mode(memory, lease, 100, mode).unwrap());
             queue.buffer.set(Arc::downgrade(&buffer)).unwrap();
             for round in 1..5_u8 {
@@ -105,29 +105,29 @@ fn others_use_other_ranges_while_the_driver_is_called_for_one() {
                 transload_core::submit(&*queue, &fill, Timing::Off).unwrap();
                 drop((there, part));
                 let seen = buffer.read_range(..80).unwrap();
-                assert!(seen[..10].iter().chain(&seen[20..50]).all(|byte| *byte == round), "{bench}");
-                assert!(seen[10..20].iter().all(|byte| *byte == 100 + round), "{bench}");
-                assert!(seen[50..].iter().all(|byte| *byte == 0), "{bench}");
+                assert!(seen[..10].iter().chain(&seen[20..50]).all(|byte| *byte == round), "{fixture}");
+                assert!(seen[10..20].iter().all(|byte| *byte == 100 + round), "{fixture}");
+                assert!(seen[50..].iter().all(|byte| *byte == 0), "{fixture}");
             }
             let all = buffer.read().unwrap();
             assert!(all[80..90].iter().all(|byte| *byte == 8) && all[90..].iter().all(|byte| *byte == 9));
             drop(all);
-            assert!(queue.calls.load(Ordering::SeqCst) > 10, "{bench}: it was called");
+            assert!(queue.calls.load(Ordering::SeqCst) > 10, "{fixture}: it was called");
             assert_eq!(buffer.len(), 100);
             drop((buffer, queue));
         });
     });
 }
 
-/// The timeline of work that is over, which uses the buffer when it goes: as a stream's does that is somebody else's.
-struct Leaving {
+/// The timeline of completed work, which uses the buffer when it is dropped.
+struct UsesBufferOnDrop {
     id: TimelineId,
     device: DeviceId,
     buffer: Weak<UnifiedBuffer<u8>>,
     left: Arc<AtomicU32>,
 }
 
-impl Drop for Leaving {
+impl Drop for UsesBufferOnDrop {
     fn drop(&mut self) {
         let buffer = self.buffer.upgrade().unwrap();
         thread::scope(|scope| scope.spawn(|| drop(buffer.try_read(90..))).join().unwrap());
@@ -135,8 +135,8 @@ impl Drop for Leaving {
     }
 }
 
-// SAFETY: it counts no work at all.
-unsafe impl Timeline for Leaving {
+// SAFETY: it has no work.
+unsafe impl Timeline for UsesBufferOnDrop {
     fn id(&self) -> TimelineId {
         self.id
     }
@@ -167,28 +167,28 @@ unsafe impl Timeline for Leaving {
 }
 
 #[test]
-fn a_stream_whose_last_fence_a_slice_forgets_goes_under_no_lock() {
+fn stream_of_the_last_fence_is_dropped_outside_locks() {
     limited(|| {
-        everywhere(|bench| {
-            let buffer = Arc::new(bench.buffer::<u8>(100));
+        for_each_fixture(|fixture| {
+            let buffer = Arc::new(fixture.buffer::<u8>(100));
             let left = Arc::new(AtomicU32::new(0));
             for access in [Access::Read, Access::Write] {
                 drop(buffer.read().unwrap());
-                let timeline: Arc<dyn Timeline> = Arc::new(Leaving {
+                let timeline: Arc<dyn Timeline> = Arc::new(UsesBufferOnDrop {
                     id: next_timeline_id(),
-                    device: bench.stream.device(),
+                    device: fixture.stream.device(),
                     buffer: Arc::downgrade(&buffer),
                     left: Arc::clone(&left),
                 });
                 let loan = buffer.raw().slice(..50).unwrap().lend(access).unwrap();
                 let fence = Fence::new(timeline, 1);
-                // SAFETY: nothing was done on the loan, and what was before it is over: it was read.
+                // SAFETY: the loan was not used, and earlier work is complete, since it was read.
                 unsafe { loan.end_after(&fence) };
                 drop(fence);
                 drop(buffer.write_range(..10).unwrap());
                 buffer.fill(1).unwrap();
             }
-            assert_eq!(left.load(Ordering::SeqCst), 2, "{bench}");
+            assert_eq!(left.load(Ordering::SeqCst), 2, "{fixture}");
             drop(buffer);
         });
     });

@@ -1,4 +1,4 @@
-//! Unified buffers: one set of promises, kept in both modes and on every kind of device.
+//! Unified buffers: the same guarantees in both modes and on every kind of device.
 
 mod arrivals;
 mod bad_use;
@@ -24,16 +24,16 @@ use transload_streams::CudaStream;
 
 use crate::support::setup::Setup;
 
-/// A device, a mode of its buffers, and a stream of theirs.
-pub(crate) struct Bench {
+/// A device, a buffer mode, and a stream.
+pub(crate) struct Fixture {
     pub(crate) stream: CudaStream,
     pub(crate) mode: UnifiedMode,
     name: &'static str,
-    /// Dropped last: checks that nothing is alive.
+    /// Dropped last: checks that nothing leaked.
     pub(crate) setup: Setup,
 }
 
-impl Bench {
+impl Fixture {
     fn new(name: &'static str, setup: Setup, mode: UnifiedMode) -> Self {
         let stream = CudaStream::new(&setup.device).unwrap();
         Self { setup, mode, stream, name }
@@ -58,22 +58,22 @@ impl Bench {
     }
 }
 
-impl fmt::Display for Bench {
+impl fmt::Display for Fixture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} buffers on {}", self.mode, self.name)
     }
 }
 
-/// Both modes on the usual device; and on the software driver the devices that have one mode only.
-pub(crate) fn benches() -> Vec<Bench> {
-    let mut benches = vec![Bench::new("the usual device", Setup::new(), UnifiedMode::Explicit)];
+/// Both modes on the default device, and on the software driver also the devices that support one mode only.
+pub(crate) fn fixtures() -> Vec<Fixture> {
+    let mut fixtures = vec![Fixture::new("the usual device", Setup::new(), UnifiedMode::Explicit)];
     let usual = Setup::new();
     match UnifiedMode::of(&usual.device).unwrap() {
-        UnifiedMode::Managed => benches.push(Bench::new("the usual device", usual, UnifiedMode::Managed)),
+        UnifiedMode::Managed => fixtures.push(Fixture::new("the usual device", usual, UnifiedMode::Managed)),
         UnifiedMode::Explicit => println!("skipped: the device has no concurrent access to unified memory"),
     }
     if harness::is_real() {
-        return benches;
+        return fixtures;
     }
     let older = [
         ("a device before Pascal", harness::device_with(|device| device.pre_pascal().record_accesses(true))),
@@ -86,16 +86,16 @@ pub(crate) fn benches() -> Vec<Bench> {
         let setup = Setup::on(test.unwrap());
         let mode = UnifiedMode::of(&setup.device).unwrap();
         assert_eq!(mode, UnifiedMode::Explicit, "{name} chooses by itself");
-        benches.push(Bench::new(name, setup, mode));
+        fixtures.push(Fixture::new(name, setup, mode));
     }
-    benches
+    fixtures
 }
 
-/// Runs a test on each.
-pub(crate) fn everywhere(test: impl Fn(&Bench)) {
-    for bench in benches() {
-        println!("{bench}");
-        test(&bench);
-        bench.finish();
+/// Runs a test with each fixture.
+pub(crate) fn for_each_fixture(test: impl Fn(&Fixture)) {
+    for fixture in fixtures() {
+        println!("{fixture}");
+        test(&fixture);
+        fixture.finish();
     }
 }

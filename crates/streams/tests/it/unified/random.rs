@@ -1,4 +1,4 @@
-//! A thousand random workloads of host and device on one buffer, each compared with a plain vector after every look.
+//! A thousand random workloads of host and device on one buffer, each compared with a plain vector at every read.
 
 use std::{ops::Range, time::Duration};
 
@@ -11,7 +11,7 @@ use transload_cuda_sim::harness;
 use transload_memory::{Role, UnifiedBuffer};
 use transload_streams::{CudaKernel, CudaStream};
 
-use super::{Bench, benches};
+use super::{Fixture, fixtures};
 use crate::{
     launch::{saxpy, saxpy_of},
     support::gate::within,
@@ -19,10 +19,10 @@ use crate::{
 
 const WORKLOADS: u32 = 1000;
 const MOST_STEPS: usize = 24;
-/// More than a page of any device's.
+/// More than a page of any device.
 const LONGEST: usize = 20_000;
 
-/// A range as two parts of the length, of 65,536 each.
+/// The start and end of a range, as fractions of the length in units of 1/65,536.
 type Part = (u16, u16);
 
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ enum Step {
     HostCopiesOut,
     Fills(u8),
     DeviceFills(Part, u8, usize),
-    /// The same through a handle that was kept from the beginning.
+    /// The same, through a handle kept from the start.
     KeptFills(Part, u8, usize),
     DeviceAdds(Part, u8, usize, Role),
     DeviceReads(Part, usize),
@@ -64,9 +64,9 @@ fn writing() -> impl Strategy<Value = Role> {
     prop_oneof![Just(Role::Resident), Just(Role::Output), Just(Role::InOut)]
 }
 
-/// What all workloads of a bench share.
-struct Field<'a> {
-    bench: &'a Bench,
+/// State shared by all workloads of a fixture.
+struct FixtureState<'a> {
+    fixture: &'a Fixture,
     kernel: CudaKernel,
     streams: Vec<CudaStream>,
     ones: RawBuffer,
@@ -74,7 +74,7 @@ struct Field<'a> {
 }
 
 struct Workload<'a> {
-    field: &'a Field<'a>,
+    state: &'a FixtureState<'a>,
     buffer: UnifiedBuffer<f32>,
     kept: RawBuffer,
     model: Vec<f32>,
@@ -87,7 +87,7 @@ impl Workload<'_> {
     }
 
     fn take(&mut self, step: Step) -> TestCaseResult {
-        let streams = &self.field.streams;
+        let streams = &self.state.streams;
         match step {
             Step::HostWrites(part, value) => {
                 let range = self.range(part);
@@ -143,8 +143,8 @@ impl Workload<'_> {
                     .buffer
                     .acquire_range_for_device(&streams[on], range.clone(), role, Access::Write)
                     .unwrap();
-                let ones = self.field.ones.slice(..range.len() * 4).unwrap();
-                drop(saxpy(&self.field.kernel, &streams[on], value.into(), &ones, there.raw()).unwrap());
+                let ones = self.state.ones.slice(..range.len() * 4).unwrap();
+                drop(saxpy(&self.state.kernel, &streams[on], value.into(), &ones, there.raw()).unwrap());
                 self.model[range].iter_mut().for_each(|number| *number += f32::from(value));
             }
             Step::DeviceReads(part, on) => {
@@ -153,7 +153,7 @@ impl Workload<'_> {
                     .buffer
                     .acquire_range_for_device(&streams[on], range.clone(), Role::Input, Access::Read)
                     .unwrap();
-                let back = self.field.back.slice(..range.len() * 4).unwrap();
+                let back = self.state.back.slice(..range.len() * 4).unwrap();
                 drop(streams[on].copy_to_host_async(there.raw(), &back));
                 drop(there);
                 let expected: Vec<u8> =
@@ -180,19 +180,19 @@ fn fill(stream: &CudaStream, dst: &RawBuffer, value: u8) {
     drop(submit(stream, &Operation::Fill { dst, pattern }, Timing::Off).unwrap());
 }
 
-fn workloads(bench: &Bench, cases: u32, seed: u64) {
+fn workloads(fixture: &Fixture, cases: u32, seed: u64) {
     println!(
-        "{cases} workloads of {bench}; TRANSLOAD_SIM_SEED={} begins with seed {seed}",
+        "{cases} workloads of {fixture}; TRANSLOAD_SIM_SEED={} begins with seed {seed}",
         transload_cuda_sim::seed()
     );
-    let field = Field {
-        bench,
-        kernel: saxpy_of(&bench.setup),
-        streams: (0..3).map(|_| CudaStream::new(&bench.setup.device).unwrap()).collect(),
-        ones: bench.setup.device(LONGEST * 4),
-        back: bench.setup.pinned(&vec![0; LONGEST * 4]),
+    let state = FixtureState {
+        fixture,
+        kernel: saxpy_of(&fixture.setup),
+        streams: (0..3).map(|_| CudaStream::new(&fixture.setup.device).unwrap()).collect(),
+        ones: fixture.setup.device(LONGEST * 4),
+        back: fixture.setup.pinned(&vec![0; LONGEST * 4]),
     };
-    fill(&field.streams[0], &field.ones, 1);
+    fill(&state.streams[0], &state.ones, 1);
     let config = Config { failure_persistence: None, ..Config::with_cases(cases) };
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
@@ -200,27 +200,27 @@ fn workloads(bench: &Bench, cases: u32, seed: u64) {
     let length = prop_oneof![1 => 1_usize..10, 8 => 10_usize..600, 1 => 600..=LONGEST];
     let steps = proptest::collection::vec(step(), 1..MOST_STEPS);
     let outcome = runner.run(&(length, steps), |(length, steps)| {
-        let buffer = field.bench.buffer::<f32>(length);
+        let buffer = state.fixture.buffer::<f32>(length);
         let kept = buffer.raw().clone();
-        let mut workload = Workload { field: &field, buffer, kept, model: vec![0.0; length] };
+        let mut workload = Workload { state: &state, buffer, kept, model: vec![0.0; length] };
         steps.into_iter().try_for_each(|step| workload.take(step))?;
         workload.take(Step::HostLooks((0, u16::MAX)))?;
         workload.take(Step::HostCopiesOut)
     });
     if let Err(failure) = outcome {
-        panic!("{bench}, seed {seed}: {failure}");
+        panic!("{fixture}, seed {seed}: {failure}");
     }
-    field.streams.iter().for_each(|stream| stream.synchronize().unwrap());
+    state.streams.iter().for_each(|stream| stream.synchronize().unwrap());
 }
 
 #[test]
-fn a_thousand_random_workloads_leave_what_a_plain_vector_would_hold() {
+fn random_workloads_match_a_plain_vector() {
     within(Duration::from_secs(300), || {
-        let benches = benches();
-        let each = WORKLOADS.saturating_mul(harness::rounds()).div_ceil(benches.len() as u32);
-        for (seed, bench) in (transload_cuda_sim::seed()..).zip(benches) {
-            workloads(&bench, each, seed);
-            bench.finish();
+        let fixtures = fixtures();
+        let each = WORKLOADS.saturating_mul(harness::rounds()).div_ceil(fixtures.len() as u32);
+        for (seed, fixture) in (transload_cuda_sim::seed()..).zip(fixtures) {
+            workloads(&fixture, each, seed);
+            fixture.finish();
         }
     });
 }

@@ -1,20 +1,20 @@
-//! The same memory in another role, or another part of it in the same one: each has its own advice, and nobody else's.
+//! Changes of role: each range and role has its own advice.
 
 use transload_core::{Access, MemoryKind, Pattern, RawBuffer};
 use transload_cuda_sys::trace;
 use transload_memory::{MemoryLocation, Residency, Role, UnifiedMode};
 use transload_streams::{CudaKernel, CudaStream, LaunchConfig, LaunchExecutor};
 
-use super::Bench;
+use super::Fixture;
 use crate::{launch::saxpy_of, support::setup::Setup};
 
-/// Large enough to have pages of its own on any driver.
+/// Large enough for pages of its own on any driver.
 const COUNT: usize = 1 << 20;
 
-fn managed() -> Option<Bench> {
+fn managed() -> Option<Fixture> {
     let setup = Setup::new();
     if UnifiedMode::of(&setup.device).unwrap() == UnifiedMode::Managed {
-        return Some(Bench::new("the usual device", setup, UnifiedMode::Managed));
+        return Some(Fixture::new("the usual device", setup, UnifiedMode::Managed));
     }
     println!("skipped: the device has no concurrent access to unified memory");
     None
@@ -25,51 +25,51 @@ fn believed(part: &RawBuffer) -> Residency {
 }
 
 #[test]
-fn another_range_in_the_same_role_is_advised_too() {
-    let Some(bench) = managed() else { return };
-    let here = MemoryLocation::Device(bench.setup.test.ordinal());
-    let buffer = bench.buffer::<f32>(COUNT);
+fn second_range_in_the_same_role_is_advised() {
+    let Some(fixture) = managed() else { return };
+    let here = MemoryLocation::Device(fixture.setup.test.ordinal());
+    let buffer = fixture.buffer::<f32>(COUNT);
     for range in [0..COUNT / 2, COUNT / 2..COUNT] {
         let there =
-            buffer.acquire_range_for_device(&bench.stream, range, Role::Resident, Access::Read).unwrap();
+            buffer.acquire_range_for_device(&fixture.stream, range, Role::Resident, Access::Read).unwrap();
         let known = believed(there.raw());
         assert_eq!((known.preferred, known.last_prefetch), (Some(here), Some(here)));
     }
     drop(buffer);
-    bench.finish();
+    fixture.finish();
 }
 
 #[test]
-fn what_somebody_else_took_from_the_device_is_brought_again_and_what_the_device_used_is_not() {
-    let Some(bench) = managed() else { return };
-    let here = MemoryLocation::Device(bench.setup.test.ordinal());
-    let buffer = bench.buffer::<f32>(COUNT);
+fn only_memory_that_left_the_device_is_prefetched_again() {
+    let Some(fixture) = managed() else { return };
+    let here = MemoryLocation::Device(fixture.setup.test.ordinal());
+    let buffer = fixture.buffer::<f32>(COUNT);
     let brought = || {
         let trace = trace::start();
-        let there = buffer.acquire_for_device(&bench.stream, Role::InOut).unwrap();
+        let there = buffer.acquire_for_device(&fixture.stream, Role::InOut).unwrap();
         let calls = trace.calls_of_this_thread();
         let prefetched = calls.iter().any(|call| call.name.starts_with("cuMemPrefetchAsync"));
         (prefetched, there.raw().clone())
     };
     let (first, raw) = brought();
     assert!(first && !brought().0);
-    bench.stream.memset_async(&raw, Pattern::U8(0)).wait().unwrap();
+    fixture.stream.memset_async(&raw, Pattern::U8(0)).wait().unwrap();
     assert!(!brought().0, "the device itself used it");
     drop(raw.read().unwrap());
     assert!(brought().0, "a view of the memory, not a slice of the buffer");
-    bench.stream.prefetch_to_host_async(&raw).wait().unwrap();
+    fixture.stream.prefetch_to_host_async(&raw).wait().unwrap();
     assert!(brought().0 && !brought().0, "it was sent away");
     assert_eq!(believed(&raw).last_prefetch, Some(here));
     drop(buffer.read_range(..16).unwrap());
     let trace = trace::start();
-    drop(buffer.acquire_range_for_device(&bench.stream, COUNT / 2.., Role::InOut, Access::Write).unwrap());
+    drop(buffer.acquire_range_for_device(&fixture.stream, COUNT / 2.., Role::InOut, Access::Write).unwrap());
     let calls = trace.calls_of_this_thread();
     assert!(!calls.iter().any(|call| call.name.starts_with("cuMemPrefetchAsync")), "{calls:?}");
     drop((raw, buffer));
-    bench.finish();
+    fixture.finish();
 }
 
-/// One launch in which `part` has a role, beside memory of the device's.
+/// Launches once with `part` in a role and other device memory.
 fn launch(
     executor: &LaunchExecutor,
     kernel: &CudaKernel,
@@ -83,28 +83,28 @@ fn launch(
         Role::Input => launch.reads(part).role(role).reads_writes(beside),
         _ => launch.reads(beside).reads_writes(part).role(role),
     };
-    // SAFETY: the kernel takes these four parameters, and touches so many numbers of each buffer.
+    // SAFETY: the kernel takes these four parameters and touches that many numbers of each buffer.
     unsafe { executor.enqueue(launch.arg(count), stream) }.unwrap().wait().unwrap();
 }
 
 #[test]
-fn an_executor_takes_the_advice_of_the_last_role_back_and_tells_ranges_apart() {
-    let Some(bench) = managed() else { return };
-    let here = MemoryLocation::Device(bench.setup.test.ordinal());
-    let kernel = saxpy_of(&bench.setup);
-    let executor = LaunchExecutor::new(&bench.setup.device).unwrap();
-    let raw = bench.setup.memory.allocate(MemoryKind::Unified, COUNT * 4).unwrap();
+fn executor_undoes_the_last_roles_advice_per_range() {
+    let Some(fixture) = managed() else { return };
+    let here = MemoryLocation::Device(fixture.setup.test.ordinal());
+    let kernel = saxpy_of(&fixture.setup);
+    let executor = LaunchExecutor::new(&fixture.setup.device).unwrap();
+    let raw = fixture.setup.memory.allocate(MemoryKind::Unified, COUNT * 4).unwrap();
     raw.write().unwrap().fill(0);
-    let beside = bench.setup.device(COUNT * 4);
-    drop(bench.stream.memset_async(&beside, Pattern::U8(0)));
+    let beside = fixture.setup.device(COUNT * 4);
+    drop(fixture.stream.memset_async(&beside, Pattern::U8(0)));
     let (half, rest) = (raw.slice(..COUNT * 2).unwrap(), raw.slice(COUNT * 2..).unwrap());
     let run = |part: &RawBuffer, role| {
-        launch(&executor, &kernel, &bench.stream, (part, &beside), role);
+        launch(&executor, &kernel, &fixture.stream, (part, &beside), role);
         believed(part)
     };
     let input = run(&half, Role::Input);
     assert!(input.read_mostly && input.preferred.is_none(), "{input:?}");
-    // It begins where the half does, and is another range.
+    // A different range with the same start as the half.
     assert!(run(&raw, Role::Input).read_mostly && believed(&rest).read_mostly);
     let resident = run(&raw, Role::Resident);
     assert!(!resident.read_mostly && resident.preferred == Some(here), "{resident:?}");
@@ -113,5 +113,5 @@ fn an_executor_takes_the_advice_of_the_last_role_back_and_tells_ranges_apart() {
     let in_out = run(&raw, Role::InOut);
     assert!(!in_out.read_mostly && in_out.accessed_by.is_empty(), "{in_out:?}");
     drop((half, rest, raw, beside, executor, kernel));
-    bench.finish();
+    fixture.finish();
 }

@@ -1,4 +1,4 @@
-//! Threads that use one buffer from both sides at the same time: some are answered Busy, none sees what is stale or torn.
+//! Concurrent use of one buffer from both sides: some calls return `Busy`, none sees stale or torn data.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -9,13 +9,13 @@ use transload_core::{Access, Buffer, ErrorKind, Operation, Pattern, Result, Timi
 use transload_memory::Role;
 use transload_streams::CudaStream;
 
-use super::{Bench, everywhere};
+use super::{Fixture, for_each_fixture};
 use crate::{
     launch::{saxpy, saxpy_of},
     support::gate::limited,
 };
 
-/// Tries until it is not Busy any more.
+/// Retries while the result is `Busy`.
 fn until<T>(mut attempt: impl FnMut() -> Result<T>) -> T {
     loop {
         match attempt() {
@@ -27,9 +27,9 @@ fn until<T>(mut attempt: impl FnMut() -> Result<T>) -> T {
 
 const ROUNDS: usize = 40;
 
-fn adds_from_both_sides(bench: &Bench) {
-    let kernel = saxpy_of(&bench.setup);
-    let (ones, sum) = (bench.buffer::<f32>(300), bench.buffer::<f32>(300));
+fn adds_from_both_sides(fixture: &Fixture) {
+    let kernel = saxpy_of(&fixture.setup);
+    let (ones, sum) = (fixture.buffer::<f32>(300), fixture.buffer::<f32>(300));
     ones.fill(1.0).unwrap();
     let (ones, sum, kernel) = (&ones, &sum, &kernel);
     thread::scope(|scope| {
@@ -40,7 +40,7 @@ fn adds_from_both_sides(bench: &Bench) {
                 }
             });
             scope.spawn(|| {
-                let stream = CudaStream::new(&bench.setup.device).unwrap();
+                let stream = CudaStream::new(&fixture.setup.device).unwrap();
                 for _ in 0..ROUNDS {
                     until(|| {
                         let there = sum.acquire_for_device(&stream, Role::Resident)?;
@@ -54,32 +54,32 @@ fn adds_from_both_sides(bench: &Bench) {
         scope.spawn(|| {
             for round in 0..ROUNDS {
                 let slice = until(|| if round % 2 == 0 { sum.read() } else { sum.try_read(..) });
-                assert!(slice.iter().all(|number| *number == slice[0]), "{bench}: torn");
+                assert!(slice.iter().all(|number| *number == slice[0]), "{fixture}: torn");
             }
         });
     });
     assert!(
         sum.read().unwrap().iter().all(|number| *number == (4 * ROUNDS) as f32),
-        "{bench}: a change is lost"
+        "{fixture}: a change is lost"
     );
 }
 
 #[test]
-fn additions_of_host_threads_and_of_kernels_all_count() {
-    limited(|| everywhere(adds_from_both_sides));
+fn host_and_kernel_additions_are_all_counted() {
+    limited(|| for_each_fixture(adds_from_both_sides));
 }
 
-/// Threads of both sides each have bytes of their own, in between those of others.
-fn own_ranges(bench: &Bench) {
+/// Threads of both sides each own bytes, interleaved with those of others.
+fn own_ranges(fixture: &Fixture) {
     const PART: usize = 1000;
-    let buffer = bench.buffer::<u8>(6 * PART);
+    let buffer = fixture.buffer::<u8>(6 * PART);
     let overlapping_reads = AtomicU32::new(0);
     let (buffer, reads) = (&buffer, &overlapping_reads);
     thread::scope(|scope| {
         for part in 0..6 {
             let range = part * PART..(part + 1) * PART;
             scope.spawn(move || {
-                let stream = CudaStream::new(&bench.setup.device).unwrap();
+                let stream = CudaStream::new(&fixture.setup.device).unwrap();
                 for round in 0..ROUNDS as u8 {
                     if (part + usize::from(round)) % 2 == 0 {
                         until(|| buffer.write_range(range.clone())).fill(round);
@@ -93,7 +93,7 @@ fn own_ranges(bench: &Bench) {
                         });
                     }
                     let seen = until(|| buffer.read_range(range.clone()));
-                    assert!(seen.iter().all(|byte| *byte == round), "{bench}: part {part}, round {round}");
+                    assert!(seen.iter().all(|byte| *byte == round), "{fixture}: part {part}, round {round}");
                     drop(seen);
                     if let Ok(all) = buffer.try_read(..) {
                         reads.fetch_add(u32::from(all.len() == 6 * PART), Ordering::Relaxed);
@@ -104,17 +104,17 @@ fn own_ranges(bench: &Bench) {
         }
     });
     let last = ROUNDS as u8 - 1;
-    assert!(buffer.read().unwrap().iter().all(|byte| *byte == last), "{bench}");
+    assert!(buffer.read().unwrap().iter().all(|byte| *byte == last), "{fixture}");
     println!("{} looks at all of it", reads.load(Ordering::Relaxed));
 }
 
 #[test]
-fn ranges_of_many_threads_keep_their_own_bytes() {
-    limited(|| everywhere(own_ranges));
+fn concurrent_ranges_keep_their_own_bytes() {
+    limited(|| for_each_fixture(own_ranges));
 }
 
 #[test]
-fn buffers_guards_and_slices_may_go_to_any_thread() {
+fn buffers_guards_and_slices_are_send() {
     fn goes<T: Send + Sync>() {}
     goes::<transload_memory::UnifiedBuffer<f32>>();
     goes::<transload_memory::DeviceAccess<'static, f32>>();

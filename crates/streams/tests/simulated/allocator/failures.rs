@@ -1,4 +1,4 @@
-//! What the allocator does where the driver fails, the device is small or lost, and a wait would be missing.
+//! The allocator on a failing driver, a small or lost device, and without a necessary wait.
 
 use std::sync::Arc;
 
@@ -12,31 +12,31 @@ use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder};
 
 const MIB: usize = 1 << 20;
 
-struct Bed {
+struct Fixture {
     device: CudaDevice,
     memory: Arc<CudaMemoryManager>,
     allocator: StreamOrderedAllocator,
 }
 
-fn bed(sim: &SimDevice, limit: usize) -> Result<Bed> {
+fn fixture(sim: &SimDevice, limit: usize) -> Result<Fixture> {
     let device = CudaDevice::new(sim.ordinal())?;
     let memory = Arc::new(CudaMemoryManager::new(&device)?);
     let upstream = CudaResource::new(&memory, MemoryKind::Device)?;
     let builder = StreamOrderedAllocator::builder(upstream).segments(MIB as u64, MIB as u64);
     let allocator = builder.limit(limit as u64).build()?;
-    Ok(Bed { device, memory, allocator })
+    Ok(Fixture { device, memory, allocator })
 }
 
 fn fill(stream: &CudaStream, block: StreamBlock, value: u8) -> Result<()> {
     let _bound = stream.context().enter().map_err(transload_memory::lift)?;
-    // SAFETY: the block is live; where its order is wrong, that is what the test is about.
+    // SAFETY: the block is live; a wrong order is what the test looks for.
     let code =
         unsafe { ffi::cuMemsetD8Async(block.address(), value, block.bytes() as usize, stream.as_raw()) };
     check("cuMemsetD8Async", code).map_err(transload_memory::lift)
 }
 
-/// Same-stream and cross-stream reuse of both layers, a recorded use, a stream that goes, gathering, trimming.
-fn scenario(Bed { device, memory, allocator }: &Bed) -> Result<()> {
+/// Same-stream and cross-stream reuse of blocks and buffers, a recorded use, a dropped stream, coalescing, trimming.
+fn scenario(Fixture { device, memory, allocator }: &Fixture) -> Result<()> {
     let (one, two) = (CudaStream::new(device)?, CudaStream::new(device)?);
     let gone = CudaStream::new(device)?;
     let block = allocator.allocate_for_stream(&one, 300_000)?;
@@ -68,7 +68,7 @@ fn scenario(Bed { device, memory, allocator }: &Bed) -> Result<()> {
 }
 
 #[test]
-fn each_failing_driver_call_is_a_typed_error_of_the_allocator_without_a_hang_a_race_or_a_leak() {
+fn each_failing_call_of_the_allocator_is_a_typed_error() {
     let _alone = alone_with_drop_errors();
     let kinds = [ErrorKind::Device, ErrorKind::OutOfMemory];
     harness::fail_each_call(
@@ -76,9 +76,9 @@ fn each_failing_driver_call_is_a_typed_error_of_the_allocator_without_a_hang_a_r
         &[UNKNOWN],
         &kinds,
         |sim| {
-            let bed = bed(&sim, MIB)?;
-            let outcome = scenario(&bed);
-            let Bed { memory, allocator, .. } = bed;
+            let fixture = fixture(&sim, MIB)?;
+            let outcome = scenario(&fixture);
+            let Fixture { memory, allocator, .. } = fixture;
             drop(allocator);
             outcome.and(memory.drain())
         },
@@ -86,14 +86,14 @@ fn each_failing_driver_call_is_a_typed_error_of_the_allocator_without_a_hang_a_r
 }
 
 #[test]
-fn memory_reused_across_streams_has_no_race_under_any_of_thirty_seeds() {
+fn reuse_across_streams_has_no_race_under_thirty_seeds() {
     for seed in 0..30 {
         let sim = builder().seed(seed).record_accesses(true).checked();
-        let bed = bed(&sim, MIB).unwrap();
-        scenario(&bed).unwrap();
+        let fixture = fixture(&sim, MIB).unwrap();
+        scenario(&fixture).unwrap();
         let races = sim.races();
         assert!(races.is_empty(), "seed {seed}: {}", races[0]);
-        let Bed { device, memory, allocator } = bed;
+        let Fixture { device, memory, allocator } = fixture;
         drop(allocator);
         memory.drain().unwrap();
         drop((memory, device));
@@ -104,12 +104,12 @@ fn memory_reused_across_streams_has_no_race_under_any_of_thirty_seeds() {
 #[test]
 fn reuse_across_streams_without_the_wait_is_found_as_a_race() {
     let sim = builder().record_accesses(true).build();
-    let bed = bed(&sim, MIB).unwrap();
-    let (one, two) = (CudaStream::new(&bed.device).unwrap(), CudaStream::new(&bed.device).unwrap());
-    let block = bed.allocator.allocate_for_stream(&one, MIB).unwrap();
+    let fixture = fixture(&sim, MIB).unwrap();
+    let (one, two) = (CudaStream::new(&fixture.device).unwrap(), CudaStream::new(&fixture.device).unwrap());
+    let block = fixture.allocator.allocate_for_stream(&one, MIB).unwrap();
     fill(&one, block, 1).unwrap();
-    bed.allocator.free_for_stream(block, &one).unwrap();
-    // As an allocator without events would have given it.
+    fixture.allocator.free_for_stream(block, &one).unwrap();
+    // Like an allocator that does not wait for events.
     fill(&two, block, 2).unwrap();
     one.synchronize().unwrap();
     two.synchronize().unwrap();
@@ -117,18 +117,19 @@ fn reuse_across_streams_without_the_wait_is_found_as_a_race() {
 }
 
 #[test]
-fn a_use_that_is_not_recorded_is_found_as_a_race_and_a_recorded_one_is_none() {
+fn only_an_unrecorded_use_is_a_race() {
     for recorded in [false, true] {
         let sim = builder().record_accesses(true).build();
-        let bed = bed(&sim, MIB).unwrap();
-        let (own, user) = (CudaStream::new(&bed.device).unwrap(), CudaStream::new(&bed.device).unwrap());
-        let block = bed.allocator.allocate_for_stream(&own, MIB).unwrap();
+        let fixture = fixture(&sim, MIB).unwrap();
+        let (own, user) =
+            (CudaStream::new(&fixture.device).unwrap(), CudaStream::new(&fixture.device).unwrap());
+        let block = fixture.allocator.allocate_for_stream(&own, MIB).unwrap();
         fill(&user, block, 1).unwrap();
         if recorded {
-            bed.allocator.record_use(block, &user).unwrap();
+            fixture.allocator.record_use(block, &user).unwrap();
         }
-        bed.allocator.free_for_stream(block, &own).unwrap();
-        let next = bed.allocator.allocate_for_stream(&own, MIB).unwrap();
+        fixture.allocator.free_for_stream(block, &own).unwrap();
+        let next = fixture.allocator.allocate_for_stream(&own, MIB).unwrap();
         fill(&own, next, 2).unwrap();
         own.synchronize().unwrap();
         user.synchronize().unwrap();
@@ -137,7 +138,7 @@ fn a_use_that_is_not_recorded_is_found_as_a_race_and_a_recorded_one_is_none() {
 }
 
 #[test]
-fn a_small_device_runs_out_with_the_numbers_and_serves_again_once_memory_is_freed() {
+fn out_of_memory_reports_numbers_and_ends_after_a_free() {
     let sim = builder().total_memory(64 << 20).checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
@@ -161,7 +162,7 @@ fn a_small_device_runs_out_with_the_numbers_and_serves_again_once_memory_is_free
     for (block, stream) in blocks {
         allocator.free_for_stream(block, stream).unwrap();
     }
-    // Larger than any segment that there is: they have to go back first.
+    // Larger than any segment, so that segments must be released first.
     let large = allocator.allocate_for_stream(&streams[0], 45 * MIB).unwrap();
     allocator.free_for_stream(large, &streams[0]).unwrap();
     drop((allocator, streams));
@@ -170,26 +171,26 @@ fn a_small_device_runs_out_with_the_numbers_and_serves_again_once_memory_is_free
 }
 
 #[test]
-fn a_lost_device_gives_typed_errors_and_takes_everything_back() {
+fn lost_device_is_a_typed_error_and_frees_everything() {
     let _alone = alone_with_drop_errors();
     let sim = builder().build();
-    let bed = bed(&sim, 4 * MIB).unwrap();
-    let (one, two) = (CudaStream::new(&bed.device).unwrap(), CudaStream::new(&bed.device).unwrap());
-    let block = bed.allocator.allocate_for_stream(&one, MIB).unwrap();
-    let used = bed.allocator.allocate_for_stream(&one, 1000).unwrap();
-    bed.allocator.record_use(used, &two).unwrap();
+    let fixture = fixture(&sim, 4 * MIB).unwrap();
+    let (one, two) = (CudaStream::new(&fixture.device).unwrap(), CudaStream::new(&fixture.device).unwrap());
+    let block = fixture.allocator.allocate_for_stream(&one, MIB).unwrap();
+    let used = fixture.allocator.allocate_for_stream(&one, 1000).unwrap();
+    fixture.allocator.record_use(used, &two).unwrap();
     fill(&one, block, 1).unwrap();
-    let buffer = bed.allocator.allocate_buffer(&two, MIB).unwrap();
+    let buffer = fixture.allocator.allocate_buffer(&two, MIB).unwrap();
     let in_flight = two.memset_async(&buffer, Pattern::U8(1));
-    bed.allocator.free_for_stream(block, &one).unwrap();
+    fixture.allocator.free_for_stream(block, &one).unwrap();
     sim.poison(ILLEGAL_ADDRESS);
     assert_eq!(in_flight.wait().unwrap_err().kind(), ErrorKind::DeviceLost);
-    bed.allocator.free_for_stream(used, &one).unwrap();
+    fixture.allocator.free_for_stream(used, &one).unwrap();
     drop(buffer);
-    // What is at hand is still given; what needs the driver is an error that says why.
+    // Cached memory is still returned; requests that need the driver fail with a reason.
     for bytes in [MIB, 2 * MIB, 3 * MIB] {
         for stream in [&one, &two] {
-            if let Err(error) = bed.allocator.allocate_for_stream(stream, bytes) {
+            if let Err(error) = fixture.allocator.allocate_for_stream(stream, bytes) {
                 assert!(
                     matches!(error.kind(), ErrorKind::DeviceLost | ErrorKind::OutOfMemory),
                     "{bytes}: {error:?}"
@@ -197,60 +198,60 @@ fn a_lost_device_gives_typed_errors_and_takes_everything_back() {
             }
         }
     }
-    assert!(bed.allocator.allocate_for_stream(&one, 40 * MIB).is_err());
-    let _told = bed.allocator.trim();
+    assert!(fixture.allocator.allocate_for_stream(&one, 40 * MIB).is_err());
+    let _told = fixture.allocator.trim();
     drop((one, two));
-    let Bed { memory, allocator, .. } = bed;
+    let Fixture { memory, allocator, .. } = fixture;
     drop(allocator);
     assert_eq!(memory.resource_counts().parked, 0, "nothing runs on a lost device, so nothing is waited for");
 }
 
 #[test]
-fn a_block_that_another_stream_still_uses_is_put_behind_that_use() {
-    // A buffer whose last use is a copy that is late: with no other memory, the next one is put behind it.
+fn block_in_use_by_another_stream_waits_for_that_use() {
+    // A buffer last used by a delayed copy: without other memory, the next one waits for it.
     let sim = builder().checked();
-    let bed = bed(&sim, MIB).unwrap();
-    let (one, two) = (CudaStream::new(&bed.device).unwrap(), CudaStream::new(&bed.device).unwrap());
-    let buffer = bed.allocator.allocate_buffer(&one, MIB).unwrap();
-    // So much is queued that asking a few times does not find it over.
+    let fixture = fixture(&sim, MIB).unwrap();
+    let (one, two) = (CudaStream::new(&fixture.device).unwrap(), CudaStream::new(&fixture.device).unwrap());
+    let buffer = fixture.allocator.allocate_buffer(&one, MIB).unwrap();
+    // Queues enough that a few queries do not find it complete.
     for _ in 0..100 {
         drop(two.memset_async(&buffer, Pattern::U8(0)));
     }
     let late = two.memset_async(&buffer, Pattern::U8(1));
     drop(buffer);
-    let block = bed.allocator.allocate_for_stream(&one, MIB).unwrap();
+    let block = fixture.allocator.allocate_for_stream(&one, MIB).unwrap();
     fill(&one, block, 2).unwrap();
     one.synchronize().unwrap();
     assert!(late.is_complete(), "what it was put behind is over first");
-    let served = bed.allocator.statistics().served;
+    let served = fixture.allocator.statistics().served;
     assert_eq!(served.other_stream_waited, 1, "{served:?}");
 }
 
 #[test]
 fn a_free_that_fails_leaves_the_block_live_and_counted_once() {
     let sim = builder().checked();
-    let bed = bed(&sim, MIB).unwrap();
-    let (own, user) = (CudaStream::new(&bed.device).unwrap(), CudaStream::new(&bed.device).unwrap());
-    let block = bed.allocator.allocate_for_stream(&own, MIB).unwrap();
-    bed.allocator.record_use(block, &user).unwrap();
+    let fixture = fixture(&sim, MIB).unwrap();
+    let (own, user) = (CudaStream::new(&fixture.device).unwrap(), CudaStream::new(&fixture.device).unwrap());
+    let block = fixture.allocator.allocate_for_stream(&own, MIB).unwrap();
+    fixture.allocator.record_use(block, &user).unwrap();
     let counted = |allocator: &StreamOrderedAllocator| {
         let statistics = allocator.statistics();
         let allocations: u64 = statistics.classes.iter().map(|class| class.allocations).sum();
         (statistics.live_blocks, allocations)
     };
-    assert_eq!(counted(&bed.allocator), (1, 1));
+    assert_eq!(counted(&fixture.allocator), (1, 1));
     sim.fail_call(Some("cuEventRecord"), 1, UNKNOWN);
     sim.fail_call(Some("cuStreamSynchronize"), 1, UNKNOWN);
-    assert_eq!(bed.allocator.free_for_stream(block, &own).unwrap_err().kind(), ErrorKind::Device);
-    assert_eq!(counted(&bed.allocator), (1, 1));
-    bed.allocator.free_for_stream(block, &own).unwrap();
-    assert_eq!(counted(&bed.allocator), (0, 1));
+    assert_eq!(fixture.allocator.free_for_stream(block, &own).unwrap_err().kind(), ErrorKind::Device);
+    assert_eq!(counted(&fixture.allocator), (1, 1));
+    fixture.allocator.free_for_stream(block, &own).unwrap();
+    assert_eq!(counted(&fixture.allocator), (0, 1));
 }
 
 #[test]
 fn a_callback_of_one_allocator_may_make_another_one_ask_its_own() {
     let sim = builder().checked();
-    let (one, two) = (bed(&sim, MIB).unwrap(), bed(&sim, MIB).unwrap());
+    let (one, two) = (fixture(&sim, MIB).unwrap(), fixture(&sim, MIB).unwrap());
     let stream = CudaStream::new(&one.device).unwrap();
     let of_two = two.allocator.allocate_for_stream(&stream, MIB).unwrap();
     let full = one.allocator.allocate_for_stream(&stream, MIB).unwrap();
@@ -277,14 +278,14 @@ fn a_callback_of_one_allocator_may_make_another_one_ask_its_own() {
 }
 
 #[test]
-fn the_largest_size_that_the_refusal_names_is_not_refused_as_impossible() {
+fn largest_size_named_by_the_refusal_is_accepted() {
     let sim = builder().checked();
-    let bed = bed(&sim, MIB).unwrap();
-    let stream = CudaStream::new(&bed.device).unwrap();
-    let refused = bed.allocator.allocate_for_stream(&stream, usize::MAX).unwrap_err().to_string();
+    let fixture = fixture(&sim, MIB).unwrap();
+    let stream = CudaStream::new(&fixture.device).unwrap();
+    let refused = fixture.allocator.allocate_for_stream(&stream, usize::MAX).unwrap_err().to_string();
     let valid: usize = refused.rsplit(' ').nth(1).unwrap().parse().unwrap();
-    let error = bed.allocator.allocate_for_stream(&stream, valid).unwrap_err();
+    let error = fixture.allocator.allocate_for_stream(&stream, valid).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
-    let error = bed.allocator.allocate_for_stream(&stream, valid + 1).unwrap_err();
+    let error = fixture.allocator.allocate_for_stream(&stream, valid + 1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
 }

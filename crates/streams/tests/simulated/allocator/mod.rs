@@ -1,4 +1,4 @@
-//! The allocator on a driver that fails, is slow, or is watched.
+//! The allocator on a driver that fails, is slow, or checks for races.
 
 mod failures;
 pub(crate) mod races;

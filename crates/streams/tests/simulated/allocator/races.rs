@@ -1,4 +1,4 @@
-//! Streams and allocators that come and go while others take their memory: nobody gets memory that is still in use.
+//! Streams and allocators dropped while other threads reuse their memory, which must not still be in use.
 
 use std::{
     any::Any,
@@ -29,7 +29,7 @@ pub(crate) fn allocator(memory: &Arc<CudaMemoryManager>) -> StreamOrderedAllocat
     builder.limit(MIB as u64).build().unwrap()
 }
 
-pub(crate) fn bed(sim: &SimDevice) -> (CudaDevice, Arc<CudaMemoryManager>) {
+pub(crate) fn fixture(sim: &SimDevice) -> (CudaDevice, Arc<CudaMemoryManager>) {
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
     (device, memory)
@@ -37,38 +37,38 @@ pub(crate) fn bed(sim: &SimDevice) -> (CudaDevice, Arc<CudaMemoryManager>) {
 
 pub(crate) fn fill(stream: &CudaStream, block: StreamBlock) {
     let _bound = stream.context().enter().unwrap();
-    // SAFETY: the block is live; where its order is wrong, that is what the test is about.
+    // SAFETY: the block is live; a wrong order is what the test looks for.
     let code = unsafe { ffi::cuMemsetD8Async(block.address(), 1, block.bytes() as usize, stream.as_raw()) };
     check("cuMemsetD8Async", code).unwrap();
 }
 
-type Act = Box<dyn FnOnce() + Send>;
+type Action = Box<dyn FnOnce() + Send>;
 
-/// A timeline that never ends, and does something when it is asked the nth time.
-pub(crate) struct Asked {
+/// A timeline that never completes, and runs an action at its nth poll.
+pub(crate) struct PollHook {
     id: TimelineId,
-    act: Mutex<Option<(u32, Act)>>,
+    act: Mutex<Option<(u32, Action)>>,
 }
 
-impl Asked {
+impl PollHook {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self { id: transload_core::next_timeline_id(), act: Mutex::new(None) })
     }
 
-    /// Makes it a use of the buffer.
+    /// Commits it as a use of the buffer.
     pub(crate) fn uses(self: &Arc<Self>, buffer: &RawBuffer) {
         let claims = Claims::acquire(&mut [(buffer, Access::Write)]).unwrap();
         // SAFETY: nothing runs.
         unsafe { claims.commit(&Fence::new(Arc::clone(self) as Arc<dyn Timeline>, 1)) };
     }
 
-    pub(crate) fn act_at(&self, nth: u32, act: impl FnOnce() + Send + 'static) {
+    pub(crate) fn run_at(&self, nth: u32, act: impl FnOnce() + Send + 'static) {
         *self.act.lock().unwrap() = Some((nth, Box::new(act)));
     }
 }
 
-// SAFETY: what it says of its work is what the test wants: no memory is used behind its back.
-unsafe impl Timeline for Asked {
+// SAFETY: no work has its points, so no memory is used.
+unsafe impl Timeline for PollHook {
     fn id(&self) -> TimelineId {
         self.id
     }
@@ -108,20 +108,20 @@ unsafe impl Timeline for Asked {
 }
 
 #[test]
-fn memory_of_a_stream_that_is_new_since_the_others_were_collected_is_not_gathered_without_a_wait() {
+fn late_streams_memory_is_not_coalesced_without_a_wait() {
     within(|| {
         for nth in 1..6 {
-            let sim = builder().record_accesses(true).build(); // Foreign work that never ends keeps memory.
-            let (device, memory) = bed(&sim);
+            let sim = builder().record_accesses(true).build(); // Unchecked: foreign work that never completes keeps memory.
+            let (device, memory) = fixture(&sim);
             let allocator = allocator(&memory);
             let [one, two, three] = [(); 3].map(|()| CudaStream::new(&device).unwrap());
             let gated = allocator.allocate_buffer(&one, QUARTER / 2).unwrap();
             let _between = allocator.allocate_buffer(&one, QUARTER / 2).unwrap();
             let held = allocator.allocate_buffer(&one, 3 * QUARTER).unwrap();
-            let asked = Asked::new();
-            asked.uses(&gated);
+            let hook = PollHook::new();
+            hook.uses(&gated);
             drop(gated);
-            asked.act_at(nth, {
+            hook.run_at(nth, {
                 let (allocator, three) = (allocator.clone(), three.clone());
                 move || {
                     drop(held);
@@ -138,47 +138,47 @@ fn memory_of_a_stream_that_is_new_since_the_others_were_collected_is_not_gathere
             two.synchronize().unwrap();
             three.synchronize().unwrap();
             let races = sim.races();
-            assert!(races.is_empty(), "asked {nth} times: {}", races[0]);
+            assert!(races.is_empty(), "hook {nth} times: {}", races[0]);
         }
     });
 }
 
 #[test]
-fn a_request_that_only_another_backends_work_stands_in_the_way_of_is_refused_rather_than_held_up() {
+fn request_blocked_only_by_another_backend_is_refused() {
     within(|| {
-        let sim = builder().build(); // Foreign work that never ends keeps memory.
-        let (device, memory) = bed(&sim);
+        let sim = builder().build(); // Unchecked: foreign work that never completes keeps memory.
+        let (device, memory) = fixture(&sim);
         let allocator = allocator(&memory);
         let stream = CudaStream::new(&device).unwrap();
         let buffer = allocator.allocate_buffer(&stream, MIB).unwrap();
-        let asked = Asked::new();
-        asked.uses(&buffer);
+        let hook = PollHook::new();
+        hook.uses(&buffer);
         drop(buffer);
         let error = allocator.allocate_for_stream(&stream, MIB).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
     });
 }
 
-/// Waits until both threads are here.
-pub(crate) fn meet(at: &AtomicU32) {
+/// Waits until both threads have called this.
+pub(crate) fn rendezvous(at: &AtomicU32) {
     at.fetch_add(1, Ordering::SeqCst);
     let mut turns = 0_u32;
     while at.load(Ordering::SeqCst) < 2 {
         turns = turns.saturating_add(1);
-        // The other may need this processor to come here at all.
+        // The other thread may need this processor.
         if turns < 1000 { std::hint::spin_loop() } else { std::thread::yield_now() }
     }
 }
 
-fn idle_for(turns: u32) {
+fn spin(turns: u32) {
     (0..turns).for_each(|_| std::hint::spin_loop());
 }
 
 #[test]
-fn a_block_freed_while_the_last_handle_of_a_recorded_user_is_dropped_waits_for_that_users_work() {
+fn free_racing_a_recorded_users_drop_waits_for_its_work() {
     within(|| {
         let sim = builder().record_accesses(true).checked();
-        let (device, memory) = bed(&sim);
+        let (device, memory) = fixture(&sim);
         let allocator = allocator(&memory);
         let own = CudaStream::new(&device).unwrap();
         for round in 0..1500 {
@@ -190,11 +190,11 @@ fn a_block_freed_while_the_last_handle_of_a_recorded_user_is_dropped_waits_for_t
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     let user = user;
-                    meet(&at);
+                    rendezvous(&at);
                     drop(user);
                 });
-                meet(&at);
-                idle_for((round % 40) * 20);
+                rendezvous(&at);
+                spin((round % 40) * 20);
                 allocator.free_for_stream(block, &own).unwrap();
             });
             let next = allocator.allocate_for_stream(&own, MIB).unwrap();
@@ -208,10 +208,10 @@ fn a_block_freed_while_the_last_handle_of_a_recorded_user_is_dropped_waits_for_t
 }
 
 #[test]
-fn memory_of_an_allocator_and_a_stream_dropped_at_once_goes_back_behind_the_streams_work() {
+fn allocator_and_stream_dropped_at_once_free_after_work() {
     within(|| {
         let sim = builder().record_accesses(true).checked();
-        let (device, memory) = bed(&sim);
+        let (device, memory) = fixture(&sim);
         for round in 0..2000_u32 {
             let allocator = allocator(&memory);
             let user = CudaStream::new(&device).unwrap();
@@ -224,12 +224,12 @@ fn memory_of_an_allocator_and_a_stream_dropped_at_once_goes_back_behind_the_stre
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     let user = user;
-                    meet(&at);
-                    idle_for(round / 40 % 40);
+                    rendezvous(&at);
+                    spin(round / 40 % 40);
                     drop(user);
                 });
-                meet(&at);
-                idle_for(round % 40);
+                rendezvous(&at);
+                spin(round % 40);
                 drop(allocator);
             });
             let races = sim.races();
@@ -241,10 +241,10 @@ fn memory_of_an_allocator_and_a_stream_dropped_at_once_goes_back_behind_the_stre
 }
 
 #[test]
-fn what_a_limited_resource_gave_is_back_after_the_managers_drain_also_when_the_resource_is_gone() {
+fn drain_returns_memory_of_a_dropped_limited_resource() {
     within(|| {
         let sim = builder().checked();
-        let (device, memory) = bed(&sim);
+        let (device, memory) = fixture(&sim);
         let upstream =
             LimitingResource::new(CudaResource::new(&memory, MemoryKind::Device).unwrap(), 64 << 20);
         let allocator = StreamOrderedAllocator::new(upstream);
@@ -259,14 +259,14 @@ fn what_a_limited_resource_gave_is_back_after_the_managers_drain_also_when_the_r
     });
 }
 
-/// A resource that asks an allocator for memory of its own, once, while it is asked for a segment; it has none to give.
-struct Recursive {
+/// A resource that calls an allocator from its own `allocate_segment`, once, and has no memory.
+struct ReentrantResource {
     of: CudaResource,
     asks: Mutex<Option<(StreamOrderedAllocator, CudaStream)>>,
 }
 
-// SAFETY: it gives no segment.
-unsafe impl MemoryResource for Recursive {
+// SAFETY: it returns no segment.
+unsafe impl MemoryResource for ReentrantResource {
     fn place(&self) -> Place {
         self.of.place()
     }
@@ -294,17 +294,17 @@ unsafe impl MemoryResource for Recursive {
 }
 
 #[test]
-fn a_request_from_within_the_upstream_resource_does_not_wait_for_its_own_thread() {
+fn request_from_within_the_upstream_does_not_deadlock() {
     within(|| {
         let sim = builder().checked();
-        let (device, memory) = bed(&sim);
+        let (device, memory) = fixture(&sim);
         let of = CudaResource::new(&memory, MemoryKind::Device).unwrap();
-        let recursive = Arc::new(Recursive { of, asks: Mutex::new(None) });
-        let allocator = StreamOrderedAllocator::new(Arc::clone(&recursive));
+        let resource = Arc::new(ReentrantResource { of, asks: Mutex::new(None) });
+        let allocator = StreamOrderedAllocator::new(Arc::clone(&resource));
         let stream = CudaStream::new(&device).unwrap();
-        *recursive.asks.lock().unwrap() = Some((allocator.clone(), stream.clone()));
+        *resource.asks.lock().unwrap() = Some((allocator.clone(), stream.clone()));
         let error = allocator.allocate_for_stream(&stream, MIB).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
-        assert!(recursive.asks.lock().unwrap().is_none(), "it asked");
+        assert!(resource.asks.lock().unwrap().is_none(), "it hook");
     });
 }

@@ -1,5 +1,5 @@
-//! Random work of several threads under a tight limit, while streams come and go and use each other's blocks; nothing waits
-//! between the steps. No two uses of a byte are unordered, and all memory is back at the end.
+//! Random work of several threads under a tight limit, with short-lived streams that use each other's blocks and without
+//! waits: no races, and all memory is freed.
 
 use std::sync::{Arc, Mutex};
 
@@ -23,15 +23,15 @@ impl Random {
     }
 }
 
-/// What the threads share.
-struct Bed {
+/// State shared by the threads.
+struct Fixture {
     device: CudaDevice,
     allocator: StreamOrderedAllocator,
     /// Streams that any thread uses and replaces.
     streams: Mutex<Vec<CudaStream>>,
 }
 
-impl Bed {
+impl Fixture {
     fn stream(&self) -> CudaStream {
         CudaStream::new(&self.device).unwrap()
     }
@@ -44,10 +44,10 @@ impl Bed {
 
 /// One thread's blocks and buffers.
 struct Worker<'a> {
-    bed: &'a Bed,
+    fixture: &'a Fixture,
     random: Random,
     own: CudaStream,
-    /// The stream is let go of where the block shall outlive it.
+    /// `None` if the block shall outlive its stream.
     blocks: Vec<(StreamBlock, Option<CudaStream>)>,
     buffers: Vec<RawBuffer>,
 }
@@ -59,11 +59,11 @@ impl Worker<'_> {
     }
 
     fn stream(&mut self) -> CudaStream {
-        if self.random.below(2) == 0 { self.own.clone() } else { self.bed.any(&mut self.random) }
+        if self.random.below(2) == 0 { self.own.clone() } else { self.fixture.any(&mut self.random) }
     }
 
     fn step(&mut self) {
-        let allocator = &self.bed.allocator;
+        let allocator = &self.fixture.allocator;
         match self.random.below(12) {
             0..=3 => {
                 let (stream, size) = (self.stream(), self.size());
@@ -91,18 +91,18 @@ impl Worker<'_> {
                 drop(self.buffers.swap_remove(at));
             }
             7 => {
-                self.own = self.bed.stream();
+                self.own = self.fixture.stream();
             }
             8 => {
-                let new = self.bed.stream();
-                let mut streams = self.bed.streams.lock().unwrap();
+                let new = self.fixture.stream();
+                let mut streams = self.fixture.streams.lock().unwrap();
                 let at = self.random.below(streams.len());
                 let old = std::mem::replace(&mut streams[at], new);
                 drop(streams);
                 drop(old);
             }
             9 if !self.blocks.is_empty() => {
-                // Its stream may end before it is freed.
+                // Its stream may be dropped before the block is freed.
                 let at = self.random.below(self.blocks.len());
                 self.blocks[at].1 = None;
             }
@@ -118,9 +118,9 @@ impl Worker<'_> {
         }
     }
 
-    /// Has another stream use the block last, one time in two.
+    /// Has another stream use the block last, half of the time.
     fn free(&mut self, block: StreamBlock, stream: Option<CudaStream>) {
-        let allocator = &self.bed.allocator;
+        let allocator = &self.fixture.allocator;
         let Some(stream) = stream else { return allocator.free(block).unwrap() };
         if self.random.below(2) == 0 {
             let user = self.stream();
@@ -129,7 +129,7 @@ impl Worker<'_> {
             fill(&user, block);
         }
         if self.random.below(3) == 0 {
-            // The stream's last handle may be this one, or go just now in another thread.
+            // This may be the stream's last handle, or another thread may be dropping the last one.
             drop(stream);
             allocator.free(block).unwrap();
         } else {
@@ -147,7 +147,7 @@ impl Worker<'_> {
 }
 
 #[test]
-fn streams_that_come_and_go_under_a_tight_limit_race_nowhere_and_leave_nothing_behind() {
+fn short_lived_streams_under_a_tight_limit_have_no_race() {
     const STEPS: usize = 150;
     within(|| {
         for seed in 0..16 {
@@ -158,15 +158,15 @@ fn streams_that_come_and_go_under_a_tight_limit_race_nowhere_and_leave_nothing_b
             let builder = StreamOrderedAllocator::builder(upstream).segments(MIB as u64, MIB as u64);
             let allocator = builder.limit((SEGMENTS * MIB) as u64).build().unwrap();
             let streams = (0..3).map(|_| CudaStream::new(&device).unwrap()).collect();
-            let bed = Bed { device: device.clone(), allocator, streams: Mutex::new(streams) };
+            let fixture = Fixture { device: device.clone(), allocator, streams: Mutex::new(streams) };
             std::thread::scope(|scope| {
                 for thread in 0..3 {
-                    let bed = &bed;
+                    let fixture = &fixture;
                     scope.spawn(move || {
                         let mut worker = Worker {
-                            bed,
+                            fixture,
                             random: Random(seed * 31 + thread + 1),
-                            own: bed.stream(),
+                            own: fixture.stream(),
                             blocks: Vec::new(),
                             buffers: Vec::new(),
                         };
@@ -177,7 +177,7 @@ fn streams_that_come_and_go_under_a_tight_limit_race_nowhere_and_leave_nothing_b
             });
             let races = sim.races();
             assert!(races.is_empty(), "seed {seed}: {}", races[0]);
-            let Bed { allocator, streams, device: of_bed } = bed;
+            let Fixture { allocator, streams, device: of_bed } = fixture;
             let last = CudaStream::new(&device).unwrap();
             let all: Vec<_> =
                 (0..SEGMENTS).map(|_| allocator.allocate_for_stream(&last, MIB).unwrap()).collect();
@@ -185,7 +185,7 @@ fn streams_that_come_and_go_under_a_tight_limit_race_nowhere_and_leave_nothing_b
                 fill(&last, block);
                 allocator.free_for_stream(block, &last).unwrap();
             }
-            // Whatever goes first.
+            // In either order.
             if seed % 2 == 0 {
                 drop((streams, last, allocator))
             } else {

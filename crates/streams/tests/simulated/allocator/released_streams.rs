@@ -1,4 +1,4 @@
-//! Releasing a stream: nobody but its owner has a handle afterwards, and its memory is still safe when it is used again.
+//! Released streams: only the owner has a handle afterwards, and their memory can be reused safely.
 
 use std::sync::{
     Arc,
@@ -15,7 +15,7 @@ use crate::{allocator::races::allocator, builder, within};
 const MIB: usize = 1 << 20;
 
 #[test]
-fn no_other_thread_holds_a_released_foreign_stream() {
+fn released_foreign_stream_is_held_by_no_other_thread() {
     within(|| {
         let sim = builder().checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -32,7 +32,7 @@ fn no_other_thread_holds_a_released_foreign_stream() {
             for round in 0..1500 {
                 let options = StreamOptions { priority: 0, blocking: false };
                 let theirs = Stream::new(device.context().unwrap(), options).unwrap();
-                // SAFETY: it outlives ours, which is released before.
+                // SAFETY: it outlives our handle, which is released before.
                 let ours = unsafe { CudaStream::from_raw(&device, theirs.as_raw(), StreamPriority::Normal) };
                 let ours = ours.unwrap();
                 let block = allocator.allocate_for_stream(&ours, 1000).unwrap();
@@ -88,7 +88,7 @@ fn a_released_stream_that_is_used_again_is_waited_for_again() {
 }
 
 #[test]
-fn a_stream_released_and_dropped_leaves_its_memory_to_others_without_a_driver_call_on_it() {
+fn memory_of_a_released_stream_is_reused_without_using_it() {
     within(|| {
         let sim = builder().checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -98,7 +98,7 @@ fn a_stream_released_and_dropped_leaves_its_memory_to_others_without_a_driver_ca
         let options = StreamOptions { priority: 0, blocking: false };
         for _ in 0..20 {
             let theirs = Stream::new(device.context().unwrap(), options).unwrap();
-            // SAFETY: released, it may be destroyed first.
+            // SAFETY: it is released, so it may be destroyed first.
             let ours = unsafe { CudaStream::from_raw(&device, theirs.as_raw(), StreamPriority::Normal) };
             let ours = ours.unwrap();
             let block = allocator.allocate_for_stream(&ours, MIB).unwrap();

@@ -1,4 +1,4 @@
-//! Streams that are released, end, or leave their arena to another one, at the moment at which someone else looks at it.
+//! Streams released, dropped or replaced in their arena while another thread uses that arena.
 
 use std::{
     ffi::c_void,
@@ -11,7 +11,7 @@ use transload_memory::CudaResource;
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 use crate::{
-    allocator::races::{Asked, allocator, bed, fill, meet},
+    allocator::races::{PollHook, allocator, fill, fixture, rendezvous},
     builder,
     gate::Gate,
     within,
@@ -21,10 +21,10 @@ const MIB: usize = 1 << 20;
 const QUARTER: usize = MIB / 4;
 
 #[test]
-fn a_release_and_a_drain_at_once_both_end() {
+fn concurrent_release_and_drain_both_return() {
     within(|| {
         let sim = builder().checked();
-        let (device, memory) = bed(&sim);
+        let (device, memory) = fixture(&sim);
         let allocator = StreamOrderedAllocator::new(CudaResource::new(&memory, MemoryKind::Device).unwrap());
         let streams: Vec<_> = (0..4).map(|_| CudaStream::new(&device).unwrap()).collect();
         let use_once = |stream: &CudaStream| {
@@ -44,19 +44,19 @@ fn a_release_and_a_drain_at_once_both_end() {
 }
 
 #[test]
-fn each_allocator_hears_of_the_end_of_a_stream_that_several_used_first_at_once() {
+fn stream_end_reaches_every_allocator_that_used_it() {
     within(|| {
         let sim = builder().checked();
-        let (device, memory) = bed(&sim);
+        let (device, memory) = fixture(&sim);
         let allocators: Vec<_> = (0..16).map(|_| allocator(&memory)).collect();
         let (some, others) = allocators.split_at(8);
         for _ in 0..500 {
             let stream = CudaStream::new(&device).unwrap();
             let at = AtomicU32::new(0);
             let first_uses = |allocators: &[StreamOrderedAllocator]| {
-                meet(&at);
+                rendezvous(&at);
                 for allocator in allocators {
-                    // The quickest use there is.
+                    // The shortest call that registers the stream.
                     assert!(allocator.free_for_stream(512_u64, &stream).is_err());
                 }
             };
@@ -65,27 +65,27 @@ fn each_allocator_hears_of_the_end_of_a_stream_that_several_used_first_at_once()
                 first_uses(others);
             });
             drop(stream);
-            // Waits for each stream that it knows until that has ended.
+            // Waits for the end of every registered stream.
             allocators.iter().for_each(|allocator| allocator.drain().unwrap());
         }
     });
 }
 
 #[test]
-fn memory_of_the_stream_that_has_a_released_ones_arena_is_not_gathered_without_a_wait() {
+fn memory_of_a_reused_arena_is_not_coalesced_without_a_wait() {
     within(|| {
         for nth in 1..6 {
-            let sim = builder().record_accesses(true).build(); // Foreign work that never ends keeps memory.
-            let (device, memory) = bed(&sim);
+            let sim = builder().record_accesses(true).build(); // Unchecked: foreign work that never completes keeps memory.
+            let (device, memory) = fixture(&sim);
             let allocator = allocator(&memory);
             let [one, two, three] = [(); 3].map(|()| CudaStream::new(&device).unwrap());
             let gated = allocator.allocate_buffer(&one, QUARTER).unwrap();
             let rest = allocator.allocate_for_stream(&one, 3 * QUARTER).unwrap();
             allocator.free_for_stream(rest, &one).unwrap();
-            let asked = Asked::new();
-            asked.uses(&gated);
+            let hook = PollHook::new();
+            hook.uses(&gated);
             drop(gated);
-            asked.act_at(nth, {
+            hook.run_at(nth, {
                 let (allocator, two, three) = (allocator.clone(), two.clone(), three.clone());
                 move || {
                     allocator.release_stream(&two).unwrap();
@@ -102,23 +102,23 @@ fn memory_of_the_stream_that_has_a_released_ones_arena_is_not_gathered_without_a
             two.synchronize().unwrap();
             three.synchronize().unwrap();
             let races = sim.races();
-            assert!(races.is_empty(), "asked {nth} times: {}", races[0]);
+            assert!(races.is_empty(), "hook {nth} times: {}", races[0]);
         }
     });
 }
 
-/// A host function that returns when the test says so.
+/// State of a host function that blocks until the test opens it.
 #[derive(Default)]
-struct Door {
+struct HostGate {
     is_reached: AtomicBool,
     is_open: AtomicBool,
 }
 
-unsafe extern "C" fn stand(data: *mut c_void) {
-    // SAFETY: the data is a door that outlives the stream's work.
-    let door = unsafe { &*data.cast::<Door>() };
-    door.is_reached.store(true, Ordering::SeqCst);
-    wait_until(|| door.is_open.load(Ordering::SeqCst));
+unsafe extern "C" fn block_until_open(data: *mut c_void) {
+    // SAFETY: the data is a `HostGate` that outlives the stream's work.
+    let host_gate = unsafe { &*data.cast::<HostGate>() };
+    host_gate.is_reached.store(true, Ordering::SeqCst);
+    wait_until(|| host_gate.is_open.load(Ordering::SeqCst));
 }
 
 fn wait_until(is_so: impl Fn() -> bool) {
@@ -127,14 +127,14 @@ fn wait_until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// Memory of three streams is taken out to be joined. The event of the second one is recorded only once the first stream is
-/// released and another one has its arena; that of the third cannot be.
+/// Coalesces memory of three streams. The second one's event is recorded only after the first stream was released and
+/// another one has its arena; the third one's event fails.
 #[test]
-fn memory_put_back_into_an_arena_that_has_another_stream_by_now_waits_for_nothing_of_that_stream() {
+fn memory_put_back_into_a_reused_arena_does_not_wait() {
     const QUEUE: u64 = 64;
     within(|| {
         let sim = builder().launch_queue(QUEUE).checked();
-        let (device, memory) = bed(&sim);
+        let (device, memory) = fixture(&sim);
         let allocator = allocator(&memory);
         let [first, second, third, asks, new] = [(); 5].map(|()| CudaStream::new(&device).unwrap());
         let buffer = allocator.allocate_buffer(&first, QUARTER).unwrap();
@@ -145,12 +145,12 @@ fn memory_put_back_into_an_arena_that_has_another_stream_by_now_waits_for_nothin
             drop(first.memset_async(&buffer, Pattern::U8(value)));
         }
         drop(buffer);
-        let door = Door::default();
+        let host_gate = HostGate::default();
         {
             let _bound = second.context().enter().unwrap();
-            let data = (&raw const door).cast_mut().cast();
-            // SAFETY: the door outlives the work of all streams.
-            let code = unsafe { ffi::cuLaunchHostFunc(second.as_raw(), Some(stand), data) };
+            let data = (&raw const host_gate).cast_mut().cast();
+            // SAFETY: the gate outlives the work of all streams.
+            let code = unsafe { ffi::cuLaunchHostFunc(second.as_raw(), Some(block_until_open), data) };
             check("cuLaunchHostFunc", code).unwrap();
         }
         // The next call for this stream waits for the host function.
@@ -161,14 +161,14 @@ fn memory_put_back_into_an_arena_that_has_another_stream_by_now_waits_for_nothin
         let streams = allocator.statistics().streams;
         std::thread::scope(|scope| {
             let joined = scope.spawn(|| allocator.allocate_buffer(&asks, 3 * QUARTER).unwrap());
-            wait_until(|| door.is_reached.load(Ordering::SeqCst));
+            wait_until(|| host_gate.is_reached.load(Ordering::SeqCst));
             gate.open();
             scope.spawn(|| allocator.release_stream(&first).unwrap());
             wait_until(|| allocator.statistics().streams < streams);
-            // The quickest use there is.
+            // The shortest call that registers the stream.
             assert!(allocator.free_for_stream(512_u64, &new).is_err());
             sim.fail_call(Some("cuEventRecord"), 1, crate::UNKNOWN);
-            door.is_open.store(true, Ordering::SeqCst);
+            host_gate.is_open.store(true, Ordering::SeqCst);
             let joined = joined.join().unwrap();
             let behind = joined.in_flight().unwrap();
             assert!(behind.is_empty(), "behind {behind:?}, though all work was waited for");

@@ -1,4 +1,4 @@
-//! Hints as the driver is told of them: which place, and on which device's stream.
+//! Driver calls of hints: target location and stream.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{builder, gate::Gate, within};
 const BYTES: usize = 1 << 20;
 
 #[test]
-fn the_node_of_the_calling_thread_is_the_drivers_to_find_out() {
+fn host_numa_current_is_passed_to_the_driver() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
@@ -35,7 +35,7 @@ fn the_node_of_the_calling_thread_is_the_drivers_to_find_out() {
             hints.prefetch_to(place, &stream).unwrap();
             let calls = trace.calls_of_this_thread();
             let call = calls.iter().find(|call| call.name == "cuMemPrefetchAsync_v2").unwrap();
-            // The place's type and number are one argument.
+            // The location's type and number are one argument.
             assert_eq!(call.arguments[2] >> 32, told, "{place}: {call:?}");
             stream.synchronize().unwrap();
         }
@@ -57,7 +57,7 @@ fn hints_stay_places(hints: &ManagedMemoryHints) {
 }
 
 #[test]
-fn a_prefetch_by_address_on_another_devices_default_stream_is_on_that_one() {
+fn address_prefetch_uses_the_given_default_stream() {
     within(|| {
         let [near, far] = [(); 2].map(|()| builder().build());
         let [here, there] = [near, far].map(|sim| CudaDevice::new(sim.ordinal()).unwrap());
@@ -81,7 +81,7 @@ fn a_prefetch_by_address_on_another_devices_default_stream_is_on_that_one() {
 }
 
 #[test]
-fn what_was_predicted_and_had_no_room_is_not_taken_for_there() {
+fn prediction_without_room_is_not_taken_as_resident() {
     let sim = builder().total_memory(8 << 20).checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();

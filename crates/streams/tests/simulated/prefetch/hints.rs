@@ -1,4 +1,4 @@
-//! Hints on devices of several architectures, and where the driver fails.
+//! Hints on several architectures and on a failing driver.
 
 use transload_core::{DeviceId, ErrorKind, MemoryAdvice, MemoryKind, Result};
 use transload_cuda_sim::{Residency as Page, SimDeviceBuilder};
@@ -26,7 +26,7 @@ const AT_ONCE: [Make; 4] = [
 ];
 
 #[test]
-fn every_architecture_that_shares_with_the_host_takes_hints() {
+fn architectures_with_concurrent_access_take_hints() {
     for make in AT_ONCE {
         let sim = make(builder()).build();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -48,7 +48,7 @@ fn every_architecture_that_shares_with_the_host_takes_hints() {
 }
 
 #[test]
-fn every_architecture_that_does_not_refuses_each_hint_with_a_reason() {
+fn architectures_without_concurrent_access_refuse_hints() {
     let able = builder().build();
     for make in NOT_AT_ONCE {
         let sim = make(builder()).build();
@@ -87,7 +87,7 @@ fn every_architecture_that_does_not_refuses_each_hint_with_a_reason() {
 }
 
 #[test]
-fn each_failing_driver_call_around_hints_is_a_typed_error_without_a_leak() {
+fn each_failing_call_of_hints_is_a_typed_error() {
     fn scenario(device: &CudaDevice, memory: &CudaMemoryManager) -> Result<()> {
         let buffer = memory.allocate(MemoryKind::Unified, 1 << 20)?;
         let stream = CudaStream::new(device)?;
@@ -108,7 +108,7 @@ fn each_failing_driver_call_around_hints_is_a_typed_error_without_a_leak() {
 }
 
 #[test]
-fn neighbours_that_the_driver_refuses_together_are_tried_one_by_one() {
+fn merged_neighbours_that_fail_are_retried_one_by_one() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
@@ -129,7 +129,7 @@ fn neighbours_that_the_driver_refuses_together_are_tried_one_by_one() {
     for at in [base, base + half as u64] {
         assert_eq!(sim.residency(at), Some(Page::Device(sim.ordinal())));
     }
-    // Refused together, then the second alone: that is the one.
+    // Refused when merged, then the second alone fails.
     sim.fail_call(Some("cuMemPrefetchAsync_v2"), 1, UNKNOWN);
     sim.fail_call(Some("cuMemPrefetchAsync_v2"), 3, UNKNOWN);
     let error = plan.execute(&stream).unwrap_err();

@@ -1,4 +1,4 @@
-//! Automatic prefetch on devices that are too small or too old for it.
+//! Automatic prefetch on devices that are too small or too old.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use transload_streams::CudaStream;
 
 const CHUNK: usize = 1 << 16;
 
-/// A sweep over 16 chunks, declared; answers the prefetches that the driver saw, and those that were refused.
+/// Declares a sweep over 16 chunks. Returns the prefetches that the driver got, and the number refused.
 fn sweep(properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder, taken: usize) -> (usize, u64) {
     transload_cuda_sim::install().unwrap();
     let sim = properties(transload_cuda_sim::SimDevice::builder()).build();
@@ -35,7 +35,7 @@ fn sweep(properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder, taken: u
 }
 
 #[test]
-fn a_device_that_moves_unified_memory_as_a_whole_gets_no_prefetch() {
+fn device_without_page_migration_gets_no_prefetch() {
     assert_eq!(sweep(SimDeviceBuilder::pre_pascal, 0), (0, 0));
 }
 

@@ -1,4 +1,4 @@
-//! Unified buffers where the driver fails: nobody ever sees anything older than what was written last.
+//! Unified buffers on a failing driver never show data older than the last write.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing, wi
 
 const BYTES: usize = 3000;
 
-/// Tries again once: one call fails in all.
+/// Retries once: only one call fails.
 fn twice<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
     attempt().or_else(|_| attempt())
 }
@@ -40,7 +40,7 @@ fn turns(device: &CudaDevice, memory: &CudaMemoryManager, mode: UnifiedMode) -> 
 }
 
 #[test]
-fn each_failing_driver_call_is_a_typed_error_and_nothing_stale_is_seen() {
+fn each_failing_call_shows_no_stale_data() {
     within(|| {
         for mode in [UnifiedMode::Managed, UnifiedMode::Explicit] {
             with_each_call_failing(|device, memory| turns(device, memory, mode));
@@ -49,7 +49,7 @@ fn each_failing_driver_call_is_a_typed_error_and_nothing_stale_is_seen() {
 }
 
 #[test]
-fn what_could_not_be_sent_when_a_slice_closed_is_kept_from_everyone_and_sent_by_the_next_use() {
+fn failed_upload_of_a_slice_is_retried_by_the_next_use() {
     within(|| {
         let sim = builder().record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -73,7 +73,7 @@ fn what_could_not_be_sent_when_a_slice_closed_is_kept_from_everyone_and_sent_by_
                 2 => drop(buffer.acquire_for_device(&stream, Role::Input).unwrap()),
                 3 => drop(buffer.prefetch_to_device(None).wait().unwrap()),
                 _ => {
-                    // Fails once more: nothing is lost by that.
+                    // Fails again, without losing data.
                     sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 1, UNKNOWN);
                     assert_eq!(buffer.read().unwrap_err().kind(), ErrorKind::Device);
                 }
@@ -93,7 +93,7 @@ fn what_could_not_be_sent_when_a_slice_closed_is_kept_from_everyone_and_sent_by_
 }
 
 #[test]
-fn what_could_not_be_sent_is_sent_when_the_buffer_goes_as_its_memory_may_be_kept() {
+fn failed_upload_is_retried_when_the_buffer_is_dropped() {
     within(|| {
         let _alone = alone_with_drop_errors();
         let sim = builder().record_accesses(true).checked();

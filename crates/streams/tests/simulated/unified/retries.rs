@@ -1,5 +1,4 @@
-//! After a refusal of the driver's a unified buffer goes on: what the host wrote is sent by whatever comes next, what devices
-//! wrote is still theirs, and what was not advised is advised then.
+//! Unified buffers after a driver error: the next use retries failed uploads and refused advice, and device writes are kept.
 
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use crate::{UNKNOWN, alone_with_drop_errors, builder, within};
 
 const BYTES: usize = 3000;
 
-struct Bed {
+struct Fixture {
     device: CudaDevice,
     memory: CudaMemoryManager,
     stream: CudaStream,
@@ -20,7 +19,7 @@ struct Bed {
     sim: Checked,
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         let sim = builder().record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -34,7 +33,7 @@ impl Bed {
         UnifiedBuffer::new_with_mode(&self.memory, queue, BYTES, mode).unwrap()
     }
 
-    /// The host writes, and that cannot be sent.
+    /// Writes on the host, with a failing upload.
     fn write_in_vain(&self, buffer: &UnifiedBuffer<u8>, byte: u8) {
         let mut slice = buffer.write_range(..BYTES / 2).unwrap();
         slice.fill(byte);
@@ -53,111 +52,111 @@ impl Bed {
 }
 
 #[test]
-fn whatever_comes_next_sends_what_could_not_be_sent_and_is_not_refused_for_it() {
+fn any_next_use_retries_a_failed_upload() {
     within(|| {
-        let bed = Bed::new();
-        let buffer = bed.buffer(UnifiedMode::Explicit);
+        let fixture = Fixture::new();
+        let buffer = fixture.buffer(UnifiedMode::Explicit);
         let half = buffer.raw().slice(..BYTES / 2).unwrap();
-        bed.write_in_vain(&buffer, 1);
+        fixture.write_in_vain(&buffer, 1);
         buffer.fill(2).unwrap();
         assert!(buffer.read().unwrap().iter().all(|byte| *byte == 2));
-        bed.write_in_vain(&buffer, 3);
+        fixture.write_in_vain(&buffer, 3);
         buffer.copy_from_host(&[4; BYTES]).unwrap();
         assert!(buffer.read().unwrap().iter().all(|byte| *byte == 4));
-        bed.write_in_vain(&buffer, 5);
-        let back = bed.memory.allocate(MemoryKind::Pinned, BYTES / 2).unwrap();
-        let there = buffer.acquire_for_device(&bed.stream, Role::Input).unwrap();
-        bed.stream.copy_to_host_async(&half, &back).wait().unwrap();
+        fixture.write_in_vain(&buffer, 5);
+        let back = fixture.memory.allocate(MemoryKind::Pinned, BYTES / 2).unwrap();
+        let there = buffer.acquire_for_device(&fixture.stream, Role::Input).unwrap();
+        fixture.stream.copy_to_host_async(&half, &back).wait().unwrap();
         drop(there);
         assert!(back.read().unwrap().iter().all(|byte| *byte == 5), "what is acquired is the newest");
         drop((half, back, buffer));
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
-fn a_slice_that_could_not_be_opened_leaves_what_the_device_wrote() {
+fn failed_slice_keeps_the_devices_writes() {
     within(|| {
-        let bed = Bed::new();
-        let buffer = bed.buffer(UnifiedMode::Explicit);
+        let fixture = Fixture::new();
+        let buffer = fixture.buffer(UnifiedMode::Explicit);
         buffer.write().unwrap().fill(1);
         buffer.fill(2).unwrap();
-        bed.sim.fail_call(Some("cuMemcpyDtoHAsync_v2"), 1, UNKNOWN);
+        fixture.sim.fail_call(Some("cuMemcpyDtoHAsync_v2"), 1, UNKNOWN);
         assert_eq!(buffer.write().unwrap_err().kind(), ErrorKind::Device);
         let mut back = [0; BYTES];
         buffer.copy_to_host(&mut back).unwrap();
         assert_eq!(back, [2; BYTES], "the host's older copy was not sent");
         assert!(buffer.read().unwrap().iter().all(|byte| *byte == 2));
         drop(buffer);
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
-fn advice_that_was_refused_is_given_when_the_role_is_taken_again() {
+fn refused_advice_is_retried_with_the_next_role() {
     within(|| {
-        let bed = Bed::new();
-        let buffer = bed.buffer(UnifiedMode::Managed);
-        bed.sim.fail_call(Some("cuMemAdvise_v2"), 1, UNKNOWN);
-        let refused = buffer.acquire_for_device(&bed.stream, Role::Input);
+        let fixture = Fixture::new();
+        let buffer = fixture.buffer(UnifiedMode::Managed);
+        fixture.sim.fail_call(Some("cuMemAdvise_v2"), 1, UNKNOWN);
+        let refused = buffer.acquire_for_device(&fixture.stream, Role::Input);
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Device);
         assert!(!Residency::of(buffer.raw()).unwrap().read_mostly);
         buffer.raw().wait_idle().unwrap();
         assert!(buffer.try_write(..).is_ok(), "what was refused holds nothing");
-        drop(buffer.acquire_for_device(&bed.stream, Role::Input).unwrap());
+        drop(buffer.acquire_for_device(&fixture.stream, Role::Input).unwrap());
         assert!(Residency::of(buffer.raw()).unwrap().read_mostly);
         drop(buffer);
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
-fn what_can_never_be_sent_is_told_where_errors_of_destructors_are() {
+fn lost_upload_is_reported_as_a_drop_error() {
     within(|| {
         let _alone = alone_with_drop_errors();
-        let bed = Bed::new();
-        let buffer = bed.buffer(UnifiedMode::Explicit);
-        bed.write_in_vain(&buffer, 1);
-        // The buffer's queue is tried once more, and then a stream of another thread's.
+        let fixture = Fixture::new();
+        let buffer = fixture.buffer(UnifiedMode::Explicit);
+        fixture.write_in_vain(&buffer, 1);
+        // The buffer's queue is retried, then another thread's stream.
         for _ in 0..2 {
-            bed.sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 1, UNKNOWN);
+            fixture.sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 1, UNKNOWN);
         }
         drop(buffer);
-        bed.memory.drain().unwrap();
+        fixture.memory.drain().unwrap();
         let told = transload_cuda_sys::take_drop_errors();
         assert!(told.iter().any(|error| error.code() == Some(UNKNOWN)), "{told:?}");
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
-fn streams_whose_prefetches_to_the_host_are_over_are_let_go() {
+fn streams_of_completed_host_prefetches_are_released() {
     within(|| {
-        let bed = Bed::new();
-        let buffer = bed.buffer(UnifiedMode::Explicit);
+        let fixture = Fixture::new();
+        let buffer = fixture.buffer(UnifiedMode::Explicit);
         buffer.fill(3).unwrap();
-        let streams = || bed.sim.live_objects().streams;
+        let streams = || fixture.sim.live_objects().streams;
         let usual = streams();
         let prefetch = |range: std::ops::Range<usize>| {
-            let mover = CudaStream::new(&bed.device).unwrap();
+            let mover = CudaStream::new(&fixture.device).unwrap();
             buffer.prefetch_to_host_on(&mover, range).wait().unwrap();
         };
-        // What nobody looks at is let go by the next prefetch but one: a buffer's single use is checked when a second one comes.
+        // An unread prefetch is dropped by the second next one: a buffer's single use is checked when a second is added.
         for start in 0..20 {
             prefetch(start * 10..start * 10 + 5);
         }
-        // Streams end on a thread of their own.
+        // Streams are destroyed on another thread.
         while streams() > usual + 2 {
             std::thread::yield_now();
         }
         assert!(buffer.read_range(190..195).unwrap().iter().all(|byte| *byte == 3));
         drop(buffer);
-        bed.finish();
+        fixture.finish();
     });
 }
 
 #[test]
-fn memory_that_does_not_move_takes_every_role_of_a_launch_without_advice() {
+fn other_memory_takes_every_launch_role_without_advice() {
     within(|| {
         let sim = builder().pre_pascal().checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
