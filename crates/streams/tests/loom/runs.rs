@@ -159,9 +159,9 @@ fn point_taken_while_the_handle_is_shared_is_covered() {
         stream.work.lock().push(FOREIGN);
         thread.join().unwrap();
         // A later query records nothing, since its event would cover foreign work.
-        stream.close("who asks later");
+        stream.close("later query");
         let (behind, by) = stream.covering(1);
-        assert_ne!(by, "who asks later");
+        assert_ne!(by, "later query");
         let foreign = stream.work.lock()[..behind].contains(&FOREIGN);
         assert!(by == "submitter" || !foreign, "the sharer's event covers what came after it");
         stream.check();

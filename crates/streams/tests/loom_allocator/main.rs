@@ -141,7 +141,7 @@ fn watermark_covers_the_work_of_earlier_frees() {
         };
         if let Some(piece) = taken {
             // The n-th free followed n pieces of work.
-            assert!(piece.order.freed <= watermark.point, "{piece:?} is not behind {watermark:?}");
+            assert!(piece.order.freed <= watermark.point, "{watermark:?} does not cover {piece:?}");
         }
         worker.join().unwrap();
     });

@@ -78,7 +78,7 @@ fn cross_device_dependency_does_not_block_the_host() {
             assert_eq!(coordinator.add_dependency(reader, writer).unwrap(), Dependency::Enqueued);
             raw::copy(reader, &middle, &there);
             raw::copy(reader, &there, &back);
-            assert!(!reader.fence().unwrap().is_complete(), "it is behind the other device's work");
+            assert!(!reader.fence().unwrap().is_complete(), "it waits for the other device's work");
             assert!(coordinator.add_dependency(writer, reader).is_err(), "a cycle over two devices is one");
             gate.open();
             reader.synchronize().unwrap();

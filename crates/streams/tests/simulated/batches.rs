@@ -44,7 +44,7 @@ fn failed_late_event_is_reported_after_the_work_completes() {
         };
         // A stream may be found idle before an event is needed; then nothing fails.
         if let Some(error) = &error {
-            assert_eq!(sim.queued(), 0, "{asked}: an error before the work was over: {error}");
+            assert_eq!(sim.queued(), 0, "{asked}: an error before the work completed: {error}");
             assert!(back.try_read().is_ok(), "{asked}: {error}");
         }
         if asked == "wait" {
@@ -52,7 +52,7 @@ fn failed_late_event_is_reported_after_the_work_completes() {
         }
         // The injected fault may be hit only here.
         let seen = back.read().or_else(|_| back.read()).unwrap();
-        assert!(seen.iter().all(|byte| *byte == 7), "{asked}: what counts as over is over");
+        assert!(seen.iter().all(|byte| *byte == 7), "{asked}: completed work is visible");
         drop((seen, fill));
         // The stream continues; a remaining fault is hit here.
         drop(stream.memset_async(&there, Pattern::U8(8)).wait());

@@ -9,7 +9,7 @@ use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource, MemoryResour
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 use crate::{
-    allocator::races::{allocator, fill, fixture},
+    allocator::{allocator, fill, fixture},
     builder, within,
 };
 
@@ -29,8 +29,8 @@ fn capture_error_of_a_query_leaves_the_stream_usable() {
             let fence = stream.fence().unwrap();
             sim.fail_call(Some(call), 1, CAPTURED_EVENT);
             let _asked = fence.is_complete();
-            fence.wait().expect("the stream itself tells");
-            assert!(stream.is_ready().unwrap(), "{call}: reached before it was over");
+            fence.wait().expect("the stream itself reports completion");
+            assert!(stream.is_ready().unwrap(), "{call}: reached before completion");
             filled.wait().unwrap();
             stream.memset_async(&there, Pattern::U8(2)).wait().unwrap();
         }

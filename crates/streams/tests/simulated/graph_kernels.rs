@@ -16,7 +16,7 @@ fn graph_keeps_its_fill_kernels_loaded() {
     let pattern = Pattern::U64(0x0102_0304_0506_0708);
     let work = [Operation::Fill { dst: &there, pattern }, Operation::Copy { src: &there, dst: &back }];
     let graph = CudaGraph::record(&device, StreamPriority::Normal, &work).unwrap();
-    assert_eq!(sim.live_objects().modules, 1, "its streams are gone, the kernels are not");
+    assert_eq!(sim.live_objects().modules, 1, "its streams are dropped, the kernels are loaded");
     let stream = CudaStream::new(&device).unwrap();
     graph.launch(&stream).unwrap().wait().unwrap();
     assert!(back.read().unwrap().chunks(8).all(|chunk| *chunk == pattern.repeated()[..8]));

@@ -132,7 +132,7 @@ fn failing_kernel_is_its_streams_error_and_memory_is_freed() {
     assert_eq!(error.kind(), ErrorKind::DeviceLost);
     assert!(error.to_string().contains(&ILLEGAL_ADDRESS.to_string()), "{error}");
     assert_eq!(astray.synchronize().unwrap_err().kind(), ErrorKind::DeviceLost);
-    assert!(before.wait().is_ok(), "what was over before is not blamed");
+    assert!(before.wait().is_ok(), "earlier completed work has no error");
     assert_eq!(enqueue(sum(&kernel, &x, &y), &astray).unwrap_err().kind(), ErrorKind::DeviceLost);
     drop((x, y));
     assert_eq!(memory.resource_counts().parked, 0, "nothing runs on a lost device, so nothing is waited for");

@@ -51,7 +51,7 @@ fn failed_part_leaves_no_earlier_part_in_flight() {
             let calls = trace.calls_of_this_thread();
             let last = calls.iter().rposition(|call| call.name == "cuMemcpyHtoDAsync_v2").unwrap();
             let waited = calls[last..].iter().any(|call| call.name == "cuStreamSynchronize");
-            assert!(waited, "{index}: nobody else would wait for the parts before");
+            assert!(waited, "{index}: the earlier parts were waited for");
             source.try_write().unwrap().fill(3);
         }
         drop((from, half, source, there, cache, stream));

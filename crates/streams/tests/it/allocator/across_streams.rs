@@ -221,7 +221,7 @@ fn dropped_streams_memory_is_reused_after_its_work() {
     // The whole region is available again as one block.
     let whole = fixture.allocator.allocate_for_stream(&next, 1 << 20).unwrap();
     fixture.allocator.free_for_stream(whole, &next).unwrap();
-    assert!(fixture.allocator.statistics().streams <= 2, "streams that are gone leave nothing behind");
+    assert!(fixture.allocator.statistics().streams <= 2, "dropped streams leave nothing");
     drop((next, back));
     fixture.finish();
 }
@@ -260,7 +260,7 @@ fn released_user_that_is_used_again_is_waited_for() {
     assert_eq!(again.address(), block.address());
     fill(&own, again, 0xFF);
     for _ in 0..20 {
-        assert!(!own.is_ready().unwrap(), "it comes behind the copy, which waits for the gate");
+        assert!(!own.is_ready().unwrap(), "it waits for the copy, which waits for the gate");
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     gate.open();
@@ -314,7 +314,7 @@ fn come_and_go() {
     });
     let numbers = fixture.allocator.statistics();
     assert_eq!((numbers.live_blocks, numbers.in_use), (0, 0));
-    assert!(numbers.reserved <= 8 << 20, "{} bytes for streams that are gone", numbers.reserved);
+    assert!(numbers.reserved <= 8 << 20, "{} bytes for dropped streams", numbers.reserved);
     fixture.finish();
 }
 

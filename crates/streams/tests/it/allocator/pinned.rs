@@ -28,12 +28,15 @@ fn pinned_overhead_is_at_most_a_tenth() {
     ];
     for sizes in mixes {
         let pool = pool(&fixture);
-        let asked: u64 = sizes.iter().map(|size| *size as u64).sum();
+        let requested: u64 = sizes.iter().map(|size| *size as u64).sum();
         let held: Vec<RawBuffer> =
             sizes.iter().map(|bytes| pool.allocate_buffer(&stream, *bytes).unwrap()).collect();
         assert!(held.iter().all(|buffer| buffer.place().kind == MemoryKind::Pinned));
         let reserved = pool.statistics().reserved;
-        assert!(reserved * 10 <= asked * 11, "{reserved} bytes are held for {asked}: {sizes:?}");
+        assert!(
+            reserved * 10 <= requested * 11,
+            "{reserved} bytes are held for {requested} requested: {sizes:?}"
+        );
         // Again in another order: no further memory is needed.
         drop(held);
         let again: Vec<RawBuffer> =
@@ -58,10 +61,10 @@ fn upstream_count_equals_the_allocators_statistics() {
         StreamOrderedAllocator::builder(std::sync::Arc::clone(&resource)).exact_segments().build().unwrap();
     let held: Vec<RawBuffer> =
         (1..30).map(|index| pool.allocate_buffer(&stream, index * 70_001).unwrap()).collect();
-    let asked: u64 = held.iter().map(|buffer| buffer.len() as u64).sum();
+    let requested: u64 = held.iter().map(|buffer| buffer.len() as u64).sum();
     let used = resource.used();
     assert_eq!(used, pool.statistics().reserved);
-    assert!(used * 10 <= asked * 11, "{used} bytes for {asked}");
+    assert!(used * 10 <= requested * 11, "{used} bytes for {requested} requested");
     drop((held, pool, stream));
     assert_eq!(resource.used(), 0);
     drop(resource);

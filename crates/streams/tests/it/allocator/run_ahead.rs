@@ -238,7 +238,7 @@ fn blocks_in_flight_are_merged_once_complete() {
                 upload(&stream, pool.allocate_buffer(&stream, 32 << 10).unwrap(), &target);
             }
             assert_eq!(pool.statistics().reserved, 4 * MIB as u64);
-            assert_eq!(pool.trim().unwrap(), 0, "nothing is over");
+            assert_eq!(pool.trim().unwrap(), 0, "nothing is complete");
             gate.open();
             stream.synchronize().unwrap();
             assert_eq!(pool.trim().unwrap(), 4 * MIB as u64);

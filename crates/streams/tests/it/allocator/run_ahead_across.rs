@@ -139,7 +139,7 @@ fn completed_blocks_are_found_among_many_in_flight() {
             upload(&fast, buffer, &targets[1]);
             wait_unseen(&fast);
         }
-        assert!(used.len() <= 2, "those beside the stuck ones serve them all, not {}", used.len());
+        assert!(used.len() <= 2, "the blocks next to those in flight serve all requests, not {}", used.len());
         gate.open();
         drop((pool, targets, home, slow, fast));
         fixture.finish();
@@ -206,7 +206,7 @@ fn shortage_does_not_wait_for_a_capture() {
         // SAFETY: the stream has no other user.
         let capture = unsafe { Capture::begin(captured.driver(), CaptureMode::Relaxed) }.unwrap();
         drop(gone);
-        assert_eq!(fixture.memory.resource_counts().parked, 1, "behind the capture");
+        assert_eq!(fixture.memory.resource_counts().parked, 1, "waiting for the capture");
         let refused = pool.allocate_buffer(&stream, MIB).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
         drop(capture.end().unwrap());

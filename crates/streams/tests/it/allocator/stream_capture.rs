@@ -115,7 +115,7 @@ fn drain_skips_segments_behind_an_open_capture() {
             let others = [(); 3].map(|()| scope.spawn(|| memory.drain()));
             let here = memory.drain();
             for refused in others.into_iter().map(|other| other.join().unwrap()).chain([here]) {
-                let error = refused.expect_err("memory behind a capture is still there");
+                let error = refused.expect_err("memory waiting for a capture is not freed");
                 assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
                 assert!(error.to_string().contains("captured"), "{error}");
             }

@@ -36,7 +36,7 @@ fn callbacks_run_in_order_on_the_calling_thread() {
         std::thread::yield_now();
         ran_early = coordinator.execute_callbacks().ran;
     }
-    assert_eq!(ran_early, 1, "the others' work is behind the gate");
+    assert_eq!(ran_early, 1, "the others' work waits for the gate");
     gate.open();
     coordinator.create_barrier().unwrap().wait().unwrap();
     let executed = coordinator.execute_callbacks();

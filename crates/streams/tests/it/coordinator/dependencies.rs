@@ -43,7 +43,7 @@ fn dependency_edge_expires_with_its_work() {
     let behind = two.fence().unwrap();
     let made = trace.calls_of_this_thread();
     assert!(!made.iter().any(|call| call.name.contains("Synchronize")), "{made:?}");
-    assert!(!behind.is_complete(), "it is behind the gate");
+    assert!(!behind.is_complete(), "it waits for the gate");
     assert_eq!(coordinator.dependencies(), [(two.id(), one.id())]);
     assert!(cycle(&coordinator.add_dependency(&one, &two).unwrap_err()).is_some());
     gate.open();

@@ -113,7 +113,7 @@ fn resident_memory_is_prefetched_only_after_use_elsewhere() {
     let (half_x, half_y) = (x.slice(..1000).unwrap(), y.slice(..1000).unwrap());
     assert_eq!(prefetches(&two, &half_x, &half_y), 0, "and so do their parts");
     assert!(*half_x.read().unwrap() == bytes(&[1.0; 250])[..]);
-    assert_eq!(prefetches(&one, &x, &y), 1, "the host looked at one of them");
+    assert_eq!(prefetches(&one, &x, &y), 1, "the host read one of them");
     drop(two.prefetch_to_host_async(&y));
     assert_eq!(prefetches(&one, &x, &y), 1, "the other one was sent away");
     executor.prefetch_back(&x).unwrap().unwrap().wait().unwrap();

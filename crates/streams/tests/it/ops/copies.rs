@@ -146,7 +146,7 @@ fn invalid_copies_are_refused_and_write_nothing() {
     let other = setup.pinned(&[1; 100]);
     assert_eq!(stream.copy_from_host_async(&host, &other).wait().unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!(*other.read().unwrap(), [1; 100]);
-    assert!(host.write().is_ok(), "a refused copy leaves no claim behind");
+    assert!(host.write().is_ok(), "a refused copy leaves no claim");
 }
 
 #[test]

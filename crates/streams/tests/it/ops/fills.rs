@@ -103,7 +103,7 @@ fn elements_of_any_size_fill_a_part_of_a_buffer() {
                     content(&setup, &stream, &there) == expected,
                     "{kind}: {count} of {bytes} bytes from {start} on"
                 );
-                assert!(fence.is_complete(), "what was enqueued behind it is over");
+                assert!(fence.is_complete(), "later work on the stream is complete");
             }
         }
     }
@@ -269,7 +269,7 @@ fn invalid_fills_are_refused_and_write_nothing() {
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
         }
         assert_eq!(*host.read().unwrap(), [7; 96]);
-        assert!(host.write().is_ok(), "a refused fill leaves no claim behind");
+        assert!(host.write().is_ok(), "a refused fill leaves no claim");
     }
     for pattern in patterns() {
         stream.memset_async(&part(48, 48), pattern).wait().unwrap();

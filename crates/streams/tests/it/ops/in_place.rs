@@ -127,7 +127,7 @@ fn memory_not_mapped_to_the_device_is_refused() {
         }
     }
     assert_eq!((&*mapped.read().unwrap(), slice), (&[3; 100][..], [9; 100]));
-    assert!(mapped.write().is_ok(), "a refused copy leaves no claim behind");
+    assert!(mapped.write().is_ok(), "a refused copy leaves no claim");
     let (short, low, high) =
         (there.slice(..99).unwrap(), there.slice(..60).unwrap(), there.slice(40..).unwrap());
     for (src, dst, kind) in [(&mapped, &short, ErrorKind::InvalidArgument), (&low, &high, ErrorKind::Overlap)]

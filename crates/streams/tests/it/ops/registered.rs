@@ -204,7 +204,7 @@ fn registered_memory_is_a_destination_too() {
     assert!(calls.contains(&"cuMemcpyDtoHAsync_v2"), "{calls:?}");
     drop(down);
     drop(registered);
-    assert!(*target.read().unwrap() == fixture.content[..], "a view comes behind the copy");
+    assert!(*target.read().unwrap() == fixture.content[..], "a view waits for the copy");
     // Read-only memory is refused before anything is enqueued.
     let only_source = fixture.cache.register_source(&target).unwrap();
     let refused = fixture.stream.copy_to_host_async(&fixture.device_side, &only_source).wait().unwrap_err();

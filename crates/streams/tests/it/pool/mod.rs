@@ -199,7 +199,7 @@ fn load_balancing_compares_leases_then_work_then_time() {
     work.extend((0..3).map(|n| quick.memset_async(&part(n), Pattern::U8(n as u8))));
     assert_eq!((slow.outstanding(), quick.outstanding()), (1, 3));
     drop(quick);
-    assert_eq!(lease(WorkloadType::Memory).raw_handle(), quick_handle, "nobody has a lease of that one");
+    assert_eq!(lease(WorkloadType::Memory).raw_handle(), quick_handle, "that stream is not leased");
     drop(slow);
     assert_eq!(lease(WorkloadType::Compute).raw_handle(), slow_handle, "it has less to do");
     pool.record_workload_completion(WorkloadType::Compute, Duration::from_millis(10));
@@ -310,7 +310,7 @@ fn concurrent_leases_are_counted_back_to_zero() {
             assert_eq!(
                 PRIORITIES.map(|priority| pool.streams(priority)),
                 [1; 3],
-                "{strategy}: with nobody inside"
+                "{strategy}: without leases"
             );
             drop(pool);
             setup.finish();

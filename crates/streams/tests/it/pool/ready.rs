@@ -52,7 +52,7 @@ fn raw_work_makes_a_stream_busy_and_its_end_wakes() {
         let pool = pool(&setup, 1);
         let lease = pool.get_stream_for_workload(WorkloadType::Compute).unwrap();
         let gate = Gate::before(&setup.device, &[&lease]);
-        assert_eq!(lease.outstanding(), 0, "the pool was not told");
+        assert_eq!(lease.outstanding(), 0, "the pool does not count raw work");
         assert!(!pool.has_ready_streams().unwrap());
         thread::scope(|scope| {
             let waiting = scope.spawn(|| pool.wait_for_any_ready(LONG).unwrap().is_some());

@@ -55,7 +55,7 @@ fn plan_entry_with_a_buffer_is_ordered_by_it() {
     plan.add(PrefetchEntry { ptr, byte_size: half, device_ordinal: ordinal }).add_buffer(&second, ordinal);
     let view = second.read().unwrap();
     let error = plan.execute(&stream).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Busy, "the host looks at the second one");
+    assert_eq!(error.kind(), ErrorKind::Busy, "the host has a view of the second one");
     assert!(error.to_string().starts_with("entry 1 of the plan"), "{error}");
     drop(view);
     plan.execute(&stream).unwrap();

@@ -131,7 +131,11 @@ fn invalid_prefetches_are_refused_with_valid_values() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.to_string().contains("valid is memory of cuMemAllocManaged"), "{error}");
     let view = buffer.read().unwrap();
-    assert_eq!(owned.prefetch_to(None, &stream).unwrap_err().kind(), ErrorKind::Busy, "the host looks at it");
+    assert_eq!(
+        owned.prefetch_to(None, &stream).unwrap_err().kind(),
+        ErrorKind::Busy,
+        "the host has a view of it"
+    );
     drop(view);
     assert_eq!(last_prefetch(&buffer), None);
     owned.prefetch_to(None, &stream).unwrap();
@@ -272,7 +276,7 @@ fn plan_stops_at_the_first_error_and_names_its_entry() {
         assert_eq!(error.kind(), kind, "{error}");
         assert!(error.to_string().starts_with("entry 1 of the plan"), "{error}");
         assert_eq!(last_prefetch(&first), Some(there), "what comes before it is enqueued");
-        assert_eq!(last_prefetch(&second), Some(MemoryLocation::Host), "what comes behind it is not");
+        assert_eq!(last_prefetch(&second), Some(MemoryLocation::Host), "the following one is not");
         stream.synchronize().unwrap();
     }
     let mut plan = PrefetchPlan::new();

@@ -140,7 +140,7 @@ fn open_view_of_one_range_causes_no_prefetch_of_others() {
         let view = seen.read().unwrap();
         assert!(program.launch(&other).contains(&other.device_address().unwrap()));
         for _ in 0..3 {
-            assert!(program.launch(&seen).is_empty(), "the host looks at it");
+            assert!(program.launch(&seen).is_empty(), "the host has a view of it");
             assert!(program.launch(&other).is_empty(), "it was there and stayed there");
         }
         drop(view);

@@ -175,7 +175,7 @@ fn range_in_a_host_view_is_not_prefetched() {
     assert!(*view == bytes(&[1.0; CHUNK])[..]);
     drop(view);
     let own = chunk(&x, 3);
-    assert_eq!(auto.observe(&[&own]), 1, "and it goes on behind it");
+    assert_eq!(auto.observe(&[&own]), 1, "and continues after it");
     add(&kernel, None, &stream, &own, &y);
     drop((x, y, own, looked_at, auto, stream, kernel));
     setup.finish();

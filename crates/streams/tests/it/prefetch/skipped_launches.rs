@@ -175,7 +175,7 @@ fn use_elsewhere_is_noticed_at_the_next_launch() {
         assert!(!looks(&|| {}));
         assert!(!looks(&|| drop(other.read().unwrap())), "an allocation that no launch uses");
         assert!(looks(&|| drop(chunk(&program.y, 9).read().unwrap())), "a host view of any part");
-        assert!(looks(&|| drop(program.x.lend(Access::Read).unwrap())), "somebody outside the library");
+        assert!(looks(&|| drop(program.x.lend(Access::Read).unwrap())), "a use outside the library");
         assert!(looks(&|| {
             let away = Operation::Prefetch { buffer: &chunk(&program.x, 0), to: DeviceId::Cpu };
             submit(&stream, &away, Timing::Off).unwrap().wait().unwrap();

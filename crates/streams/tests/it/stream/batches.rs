@@ -156,7 +156,7 @@ fn memory_of_an_open_batch_is_freed_after_its_last_handle() {
     drop(stream.copy_from_host_async(&host, &there));
     drop(stream.copy_to_host_async(&there, &back));
     drop((host, there, stream));
-    assert!(*back.read().unwrap() == content[..], "the view waits for a run of a stream that nobody holds");
+    assert!(*back.read().unwrap() == content[..], "the view waits for a batch of a dropped stream");
     drop(back);
     setup.finish();
 }

@@ -50,7 +50,7 @@ fn a_stream_dropped_with_work_on_it_finishes_the_work() {
     up.wait().unwrap();
     drop((other, host, there, back));
     setup.finish();
-    assert!(destroyed(), "with its work over and nobody left it goes");
+    assert!(destroyed(), "destroyed once its work is complete and no handle is left");
 }
 
 #[test]

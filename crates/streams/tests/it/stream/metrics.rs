@@ -48,7 +48,7 @@ fn enabled_metrics_count_and_time_every_operation() {
     let metrics = stream.metrics();
     assert_eq!(metrics.operations_count, Some(6));
     assert_eq!(metrics.memory_transfers, Some(4), "a fill moves nothing");
-    assert_eq!(metrics.kernel_launches, Some(2), "the copy in place and the one told");
+    assert_eq!(metrics.kernel_launches, Some(2), "the in-place copy and the declared launch");
     assert_eq!(metrics.peak_memory, Some(3000));
     assert_eq!(metrics.timed_operations, Some(5), "what is launched through the handle cannot be timed");
     let (total, average) = (metrics.total_time.unwrap(), metrics.average_latency.unwrap());

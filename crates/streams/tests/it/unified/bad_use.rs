@@ -103,7 +103,7 @@ fn a_queue_or_memory_of_another_device_or_kind_is_refused() {
         let there = one.device.ordinal();
         let moved = kind(buffer.prefetch_to_device(Some(there)).wait());
         let stays = (mode == UnifiedMode::Explicit).then_some(ErrorKind::Unsupported);
-        assert_eq!(moved, stays, "{mode}: only managed memory goes to a neighbour");
+        assert_eq!(moved, stays, "{mode}: only managed memory moves to another device");
         buffer.set_accessed_by(there).unwrap();
         assert!(buffer.read().unwrap().iter().all(|byte| *byte == 0));
     }

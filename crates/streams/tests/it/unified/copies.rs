@@ -32,7 +32,7 @@ fn only_the_newer_side_is_copied() {
         let stream = &fixture.stream;
         drop(buffer.read().unwrap());
         let each = if fixture.is_managed() { 0 } else { 1 };
-        assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, 0), "{fixture}: nobody wrote");
+        assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, 0), "{fixture}: not written");
         assert_eq!(copies(|| buffer.write().unwrap().fill(1.0)), (each, 0), "{fixture}: up when it closes");
         assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, 0), "{fixture}: the host wrote it itself");
         let use_it = |role, kept: bool| {
@@ -74,7 +74,7 @@ fn host_prefetch_makes_the_next_slice_ready() {
         buffer.prefetch_to_device(None).wait().unwrap();
         buffer.fill(4).unwrap();
         let down = buffer.prefetch_range_to_host(..60_000);
-        assert!(buffer.read().unwrap().iter().all(|byte| *byte == 4), "{fixture}: beside it, too");
+        assert!(buffer.read().unwrap().iter().all(|byte| *byte == 4), "{fixture}: next to it, too");
         down.wait().unwrap();
         let down = buffer.prefetch_to_host_on(&fixture.stream, 5..7);
         buffer.fill(5).unwrap();

@@ -62,7 +62,7 @@ fn guard_blocks_conflicting_slices_until_dropped() {
         };
         let writing = acquire(10..20, Role::Output, Access::Write);
         assert!(busy(buffer.read()) && busy(buffer.write()) && busy(buffer.try_read(19..)), "{fixture}");
-        assert!(!busy(buffer.try_read(20..)) && !busy(buffer.write_range(..10)), "{fixture}: beside it");
+        assert!(!busy(buffer.try_read(20..)) && !busy(buffer.write_range(..10)), "{fixture}: next to it");
         let more = acquire(0..100, Role::Resident, Access::Read);
         assert_eq!((more.len(), writing.len()), (100, 10), "guards do not exclude each other");
         drop(writing);

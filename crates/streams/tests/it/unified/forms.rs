@@ -166,7 +166,7 @@ fn host_queue_cannot_acquire() {
         let queue = HostQueue(CudaStream::new(&fixture.setup.device).unwrap());
         let refused = buffer.acquire_for_device(&queue, Role::Input);
         assert_eq!(kind(refused), Some(ErrorKind::Unsupported), "{fixture}");
-        assert!(buffer.write().is_ok(), "{fixture}: nobody has it");
+        assert!(buffer.write().is_ok(), "{fixture}: not locked");
         drop((buffer, queue));
     });
 }

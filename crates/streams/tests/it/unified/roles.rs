@@ -147,7 +147,7 @@ fn repeated_role_makes_no_calls_until_the_host_uses_it() {
         buffer.prefetch_to_host().wait().unwrap();
         assert_eq!(calls(Role::Resident), (0, moves), "{fixture}");
         buffer.advise(MemoryAdvice::UnsetPreferredLocation).unwrap();
-        assert!(calls(Role::Resident).0 >= moves, "{fixture}: somebody else advised");
+        assert!(calls(Role::Resident).0 >= moves, "{fixture}: advised by other code");
         drop(buffer);
     });
 }

@@ -105,7 +105,7 @@ fn own_ranges(fixture: &Fixture) {
     });
     let last = ROUNDS as u8 - 1;
     assert!(buffer.read().unwrap().iter().all(|byte| *byte == last), "{fixture}");
-    println!("{} looks at all of it", reads.load(Ordering::Relaxed));
+    println!("{} reads of all of it", reads.load(Ordering::Relaxed));
 }
 
 #[test]

@@ -222,7 +222,7 @@ fn block_in_use_by_another_stream_waits_for_that_use() {
     let block = fixture.allocator.allocate_for_stream(&one, MIB).unwrap();
     fill(&one, block, 2).unwrap();
     one.synchronize().unwrap();
-    assert!(late.is_complete(), "what it was put behind is over first");
+    assert!(late.is_complete(), "the work that it waits for completes first");
     let served = fixture.allocator.statistics().served;
     assert_eq!(served.other_stream_waited, 1, "{served:?}");
 }

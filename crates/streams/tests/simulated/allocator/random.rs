@@ -7,7 +7,7 @@ use transload_core::{ErrorKind, MemoryKind, Pattern, RawBuffer};
 use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource};
 use transload_streams::{CudaStream, StreamBlock, StreamOrderedAllocator};
 
-use crate::{allocator::races::fill, builder, within};
+use crate::{allocator::fill, builder, within};
 
 const MIB: usize = 1 << 20;
 const SEGMENTS: usize = 3;

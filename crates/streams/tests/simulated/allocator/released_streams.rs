@@ -7,10 +7,13 @@ use std::sync::{
 
 use transload_core::{MemoryKind, Pattern, StreamPriority};
 use transload_cuda_sys::{AsStream, Stream, StreamOptions};
-use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource};
+use transload_memory::CudaResource;
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
-use crate::{allocator::races::allocator, builder, within};
+use crate::{
+    allocator::{allocator, fixture},
+    builder, within,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -18,8 +21,7 @@ const MIB: usize = 1 << 20;
 fn released_foreign_stream_is_held_by_no_other_thread() {
     within(|| {
         let sim = builder().checked();
-        let device = CudaDevice::new(sim.ordinal()).unwrap();
-        let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
+        let (device, memory) = fixture(&sim);
         let allocator = StreamOrderedAllocator::new(CudaResource::new(&memory, MemoryKind::Device).unwrap());
         let stop = AtomicBool::new(false);
         let mut held = Vec::new();
@@ -56,8 +58,7 @@ fn a_released_stream_that_is_used_again_is_waited_for_again() {
     within(|| {
         for by_a_buffer in [false, true] {
             let sim = builder().record_accesses(true).checked();
-            let device = CudaDevice::new(sim.ordinal()).unwrap();
-            let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
+            let (device, memory) = fixture(&sim);
             let allocator = allocator(&memory);
             let (one, two) = (CudaStream::new(&device).unwrap(), CudaStream::new(&device).unwrap());
             if by_a_buffer {
@@ -73,7 +74,7 @@ fn a_released_stream_that_is_used_again_is_waited_for_again() {
                 allocator.release_stream(&one).unwrap();
                 let block = allocator.allocate_for_stream(&one, MIB).unwrap();
                 for _ in 0..20 {
-                    crate::allocator::races::fill(&one, block);
+                    crate::allocator::fill(&one, block);
                 }
                 allocator.free_for_stream(block, &one).unwrap();
             }
@@ -91,8 +92,7 @@ fn a_released_stream_that_is_used_again_is_waited_for_again() {
 fn memory_of_a_released_stream_is_reused_without_using_it() {
     within(|| {
         let sim = builder().checked();
-        let device = CudaDevice::new(sim.ordinal()).unwrap();
-        let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
+        let (device, memory) = fixture(&sim);
         let allocator = allocator(&memory);
         let own = CudaStream::new(&device).unwrap();
         let options = StreamOptions { priority: 0, blocking: false };

@@ -11,7 +11,7 @@ use transload_memory::CudaResource;
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 use crate::{
-    allocator::races::{PollHook, allocator, fill, fixture, rendezvous},
+    allocator::{PollHook, allocator, fill, fixture, rendezvous},
     builder,
     gate::Gate,
     within,
@@ -171,7 +171,7 @@ fn memory_put_back_into_a_reused_arena_does_not_wait() {
             host_gate.is_open.store(true, Ordering::SeqCst);
             let joined = joined.join().unwrap();
             let behind = joined.in_flight().unwrap();
-            assert!(behind.is_empty(), "behind {behind:?}, though all work was waited for");
+            assert!(behind.is_empty(), "waits for {behind:?}, though all work was waited for");
         });
         allocator.free_for_stream(blocks[2], &asks).unwrap();
     });
