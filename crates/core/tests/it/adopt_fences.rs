@@ -1,4 +1,5 @@
-//! Memory of an allocator goes back at once, with the fences of what is in flight on it, and comes again behind them.
+//! Storage that adopts fences is returned at once, with the fences of the work in flight, and its next user
+//! follows them.
 
 use std::{any::Any, ptr::NonNull, sync::Arc};
 
@@ -7,10 +8,10 @@ use transload_core::{ErrorKind, Fence, MemoryKind, Place, RawBuffer, Reclaimer, 
 
 use crate::mock::{DEVICE, MockQueue, key};
 
-/// What came back, each time with its fences.
+/// The returned memory, with its fences.
 type Returned = Arc<Mutex<Vec<Vec<Fence>>>>;
 
-/// A block of an allocator: its memory is the allocator's, so dropping it only says that it is back.
+/// A block of an allocator: the allocator owns the memory, so a drop only returns it.
 struct Block {
     bytes: Box<[u8]>,
     until: Vec<Fence>,
@@ -87,7 +88,7 @@ fn use_of_buffer_created_after_fences_follows_them() {
     let mut expected = vec![key(&one), key(&two)];
     expected.sort();
     assert_eq!(user.last_after(), expected);
-    // Another part is not covered by that write.
+    // The write does not cover this part.
     user.write(&buffer.slice(30..40).unwrap()).unwrap();
     assert_eq!(user.last_after(), expected);
     drop(buffer);

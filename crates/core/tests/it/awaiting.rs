@@ -1,4 +1,4 @@
-//! What blocks a thread can be awaited instead: a dropped future holds nothing, and nobody waits who must not.
+//! Tasks await what blocks threads: a dropped future holds nothing and blocks nothing.
 
 use std::{
     future::{Future, IntoFuture},
@@ -28,7 +28,7 @@ impl Wake for Woken {
     }
 }
 
-/// Polls by hand, on this thread: what blocks, hangs the test.
+/// Polls on this thread; a call that blocks hangs the test.
 struct Hand {
     woken: Arc<Woken>,
     waker: Waker,
@@ -49,7 +49,7 @@ impl Hand {
     }
 }
 
-/// A queue that waits for nobody's fences but its own.
+/// A queue that can wait for its own fences only.
 fn lonely() -> MockQueue {
     let queue = MockQueue::new();
     queue.waits_for_own_only.store(true, Ordering::SeqCst);
@@ -91,7 +91,7 @@ fn dropped_view_future_has_opened_nothing() {
     assert!(hand.poll(&mut reading).is_pending());
     queue.complete(1);
     assert!(hand.poll(&mut reading).is_pending(), "the second copy writes it too");
-    // A failed operation is over; who awaits it is told.
+    // Failed work is complete; its awaiter gets the error.
     queue.fail(2, "by the test");
     let Poll::Ready(Ok(view)) = hand.poll(&mut reading) else { panic!("it is over") };
     assert_eq!(queue.copy(&a, &b).unwrap_err().kind(), ErrorKind::Busy);
@@ -133,7 +133,7 @@ fn submission_awaits_only_foreign_fences() {
         panic!("it would wait")
     };
     assert_eq!(ours.count(), 0);
-    // What was dropped or answered holds no claim: others get at both buffers without waiting.
+    // A dropped or completed future holds no claim: both buffers can be claimed without waiting.
     theirs.write(&b).unwrap();
     let mut submitting = pin!(submit_async(&ours, &copy, Timing::Off));
     assert!(hand.poll(&mut submitting).is_pending());
@@ -142,7 +142,7 @@ fn submission_awaits_only_foreign_fences() {
     theirs.fail(2, "by the test");
     let Poll::Ready(Ok(fence)) = hand.poll(&mut submitting) else { panic!("nothing is in the way") };
     assert!(!fence.is_known_complete() && ours.last_after().is_empty());
-    // Its own work it waits for by itself.
+    // A queue waits for its own work.
     let Ok(_) = try_submit(&ours, &Operation::Copy { src: &b, dst: &a }, Timing::Off, &Turns::default())
     else {
         panic!("its own fence")
@@ -151,7 +151,7 @@ fn submission_awaits_only_foreign_fences() {
     ours.complete(2);
 }
 
-/// A driver copies pageable memory during the call, and the call would last as long as the work before.
+/// A driver copies pageable memory during the call, which would otherwise wait for earlier work.
 #[test]
 fn device_copy_of_pageable_memory_waits_for_earlier_work() {
     for (kind, blocked) in [(MemoryKind::Pageable, true), (MemoryKind::Pinned, false)] {
@@ -166,7 +166,7 @@ fn device_copy_of_pageable_memory_waits_for_earlier_work() {
     }
 }
 
-/// A timeline that never says of itself how far it is; it must be asked.
+/// A timeline that must be polled, since `reached` stays behind.
 #[test]
 fn work_complete_only_by_poll_blocks_nothing() {
     let (theirs, ours) = (MockQueue::new(), lonely());
@@ -187,7 +187,7 @@ fn other_threads_claim_is_awaited_until_commit() {
         (pin!(submit_async(&queue, &copy, Timing::Off)), pin!(b.write_async()));
     assert!(hand.poll(&mut submitting).is_pending() && hand.poll(&mut reading).is_pending());
     assert!(hand.poll(&mut submitting).is_pending());
-    // A task that gave up is woken for nothing, and nothing else.
+    // An abandoned task is woken without effect.
     let mut gave_up = Box::pin(submit_async(&queue, &copy, Timing::Off));
     assert!(hand.poll(&mut gave_up.as_mut()).is_pending());
     drop(gave_up);
@@ -215,7 +215,7 @@ fn a_waker_that_panics_leaves_no_claim_behind() {
     let waker = Waker::from(Arc::new(Panics));
     assert!(reading.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     drop(claims);
-    // With a claim left this would block for good.
+    // With a leaked claim this would block forever.
     queue.copy(&a, &b).unwrap();
     queue.complete(1);
 }
@@ -245,7 +245,7 @@ fn dropped_future_leaves_memory_to_its_operations() {
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// An executor that runs its task where it is woken.
+/// An executor that runs its task inline in `wake`.
 struct Inline(std::sync::Mutex<Option<Task>>);
 
 impl Wake for Inline {

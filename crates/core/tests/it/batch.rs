@@ -1,4 +1,4 @@
-//! A batch is refused exactly where one of its destinations touches another of its ranges.
+//! A batch is refused exactly if one of its destinations overlaps another of its ranges.
 
 use proptest::prelude::*;
 use transload_core::{ErrorKind, Operation, RawBuffer};

@@ -1,4 +1,4 @@
-//! Ranges that leave a buffer, are reversed or overflow are typed errors.
+//! Ranges that exceed a buffer, are reversed or overflow are typed errors.
 
 use std::ops::Bound;
 

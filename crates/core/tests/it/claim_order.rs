@@ -1,4 +1,4 @@
-//! Work that waits for one of its buffers keeps nobody from the others, so that two operations never wait for each other.
+//! Work that waits for one of its buffers does not hold the others, so two operations cannot deadlock.
 
 use std::{
     sync::mpsc::{RecvTimeoutError, channel},

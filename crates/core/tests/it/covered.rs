@@ -1,4 +1,4 @@
-//! Writes that can fail over bytes that may be damaged: what was damaged before counts until the later write has ended well.
+//! Fallible writes over damaged bytes: the damage counts until the later write has succeeded.
 
 use std::sync::{Arc, atomic::Ordering};
 

@@ -1,4 +1,4 @@
-//! Submitters that want the same buffers in opposite order do not wait for each other in a circle.
+//! Submitters that use the same buffers in opposite order do not deadlock.
 
 use std::{
     sync::{Arc, atomic::Ordering, mpsc},

@@ -1,4 +1,4 @@
-//! A failure reaches everybody who read what the failed work should have written, and nobody else.
+//! A failure reaches all readers of the bytes that the failed work should have written, and no other work.
 
 use std::{
     future::Future,

@@ -1,4 +1,4 @@
-//! What is lent is nobody else's until the loan ends, and comes back in the order of what was done on it.
+//! A loan excludes conflicting work until it ends, and its end orders later work after the borrower's.
 
 use std::{sync::Arc, thread};
 

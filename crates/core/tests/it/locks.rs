@@ -1,4 +1,4 @@
-//! The brief lock, as other crates use it.
+//! The spin lock, as other crates use it.
 
 use transload_core::SpinLock;
 

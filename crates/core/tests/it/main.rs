@@ -1,4 +1,5 @@
-//! What core promises, one module per promise, over a backend whose work ends when the test says so.
+//! Tests of core's promises, one module per promise, with a mock backend whose work completes on the test's
+//! command.
 
 // Clippy's allowance for tests does not reach their helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]

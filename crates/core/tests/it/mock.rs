@@ -1,4 +1,4 @@
-//! A backend in miniature: memory that notes when it is freed, queues whose operations end by hand.
+//! A mock backend: memory that records when it is freed, and queues whose operations are completed by hand.
 
 use std::{
     any::Any,
@@ -102,7 +102,7 @@ pub(crate) fn buffer(len: usize) -> RawBuffer {
     memory(&Arc::default(), MemoryKind::Pageable, len, true).0
 }
 
-/// A queue that notes after which fences each operation was enqueued. An operation does nothing and ends by
+/// A queue that records the fences each operation waits for. Operations do nothing and complete by
 /// [`complete`](Self::complete).
 pub(crate) struct MockQueue {
     line: Arc<MockLine>,
@@ -111,9 +111,9 @@ pub(crate) struct MockQueue {
     pub(crate) refuse: AtomicBool,
     /// Ends every operation as it is enqueued.
     pub(crate) at_once: AtomicBool,
-    /// Leaves the fences of other queues to the host.
+    /// Cannot wait for the fences of other queues.
     pub(crate) waits_for_own_only: AtomicBool,
-    /// Answers that everything is over where it is asked, and does not say so of itself.
+    /// Polls return complete while `reached` stays behind.
     pub(crate) silently_over: Arc<AtomicBool>,
 }
 
@@ -124,7 +124,7 @@ pub(crate) struct MockLine {
     changed: Condvar,
     /// Whether its work can fail by itself.
     can_fail: bool,
-    /// How often anybody has asked.
+    /// Number of polls.
     pub(crate) polls: AtomicU64,
     silently_over: Arc<AtomicBool>,
 }
@@ -139,7 +139,7 @@ struct State {
 struct Failure {
     point: u64,
     error: Error,
-    /// Whether it failed before it had touched a byte.
+    /// Whether it failed before it changed a byte.
     untouched: bool,
 }
 

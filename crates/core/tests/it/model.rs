@@ -1,4 +1,4 @@
-//! Claims, commits, withdrawals, views and loans in any order, against a model that knows each byte's uses.
+//! Claims, commits, withdrawals, views and loans in random order, compared with a model of each byte's uses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

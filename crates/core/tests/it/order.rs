@@ -1,4 +1,4 @@
-//! Whatever is submitted on whatever queue comes after everything in conflict that was submitted before and is not over.
+//! Submissions on any queue follow all earlier conflicting work that is not complete.
 
 use std::{collections::HashMap, ops::Range, sync::atomic::Ordering};
 

@@ -1,4 +1,4 @@
-//! Who waits for a range gets a turn: later work cannot overtake it for ever.
+//! Waiters get turns, so later work cannot starve them.
 
 use std::{
     future::Future,

@@ -1,4 +1,4 @@
-//! Work of no backend that is over when the test says so: a timeline of one point. Tests of several crates include this file.
+//! A fence of no backend that completes on the test's command. Tests of several crates include this file.
 
 #![allow(dead_code, reason = "not every test that includes this file uses all of it")]
 
