@@ -1,4 +1,4 @@
-//! What a pool is made with, and what a device suggests.
+//! Pool settings and their defaults for a device.
 
 use std::{ops::RangeInclusive, time::Duration};
 
@@ -8,7 +8,7 @@ use transload_memory::{CudaDevice, lift};
 
 use super::{AdvancedStreamPool, AllocationStrategy, WorkloadSplit, shard::MAX_STREAMS};
 
-/// How long a group is left alone after it grew before it shrinks by itself.
+/// Default time after the last growth before a group shrinks.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// Settings of an [`AdvancedStreamPool`].
@@ -33,13 +33,13 @@ impl PoolBuilder {
         Self { device: device.clone(), strategy, streams: None, split: None, quiet: QUIET }
     }
 
-    /// How streams are chosen; [`AllocationStrategy::Workload`] by default.
+    /// Sets the strategy; default [`AllocationStrategy::Workload`].
     pub fn strategy(mut self, strategy: AllocationStrategy) -> Self {
         self.strategy = strategy;
         self
     }
 
-    /// How many streams of each priority are kept at least, and made at most: up to 64.
+    /// Sets the minimum and maximum number of streams per priority, up to 64.
     pub fn streams(mut self, bounds: RangeInclusive<usize>) -> Self {
         self.streams = Some(bounds);
         self
@@ -51,13 +51,13 @@ impl PoolBuilder {
         self
     }
 
-    /// How long after its last growth a group gives up a stream that is idle, at a lease; 2 s by default.
+    /// Sets how long after its last growth a group retires idle streams, at a lease; default 2 s.
     pub fn quiet(mut self, quiet: Duration) -> Self {
         self.quiet = quiet;
         self
     }
 
-    /// Makes the pool; no stream yet, and no context.
+    /// Creates the pool, without streams or a context yet.
     ///
     /// # Errors
     /// `InvalidArgument` for bounds or a split that are not possible, naming those that are; the driver's.
@@ -91,7 +91,7 @@ impl PoolBuilder {
     }
 }
 
-/// The split that suits a device.
+/// Returns the default split for a device.
 fn suggested(device: &CudaDevice) -> Result<WorkloadSplit> {
     let ask = |number| -> Result<usize> {
         let value = device.driver().attribute(number).map_err(lift)?;

@@ -1,4 +1,4 @@
-//! Streams of one device to be leased: a group for each priority, in each streams for each workload.
+//! A pool of leased streams of one device, grouped by priority and workload.
 
 use std::{
     fmt,
@@ -33,15 +33,15 @@ pub use strategy::{AllocationStrategy, WorkloadSplit};
 use optimize::Completions;
 use priority_group::{Choice, PriorityGroup};
 
-/// Every priority, in the order of its number.
+/// All priorities by index.
 const PRIORITIES: [StreamPriority; 3] = [StreamPriority::High, StreamPriority::Normal, StreamPriority::Low];
 
-/// Streams of one device, made when they are needed and given up where it is quiet.
+/// A pool of streams of one device, created on demand and retired when idle.
 ///
-/// A lease is an atomic addition, its end another, on memory that only the calling thread writes, as long as there are no more
-/// than 16. It calls the driver only to make a stream, and takes a lock only then and where the thread has not seen the pool's
-/// last change: where all streams that it may use are leased or have work outstanding and the bounds allow one more. Once they
-/// do not, leases share streams. All methods may be called from any thread.
+/// With at most 16 threads, a lease is one atomic addition, and its end another, on memory that only the calling
+/// thread writes. It calls the driver only to create a stream, and locks only then and after a change of the pool: if
+/// all usable streams are leased or busy and the bounds allow another. Beyond the bounds, leases share streams. All
+/// methods may be called from any thread.
 ///
 /// ```
 #[doc = include_str!("../../examples/pool.rs")]
@@ -51,14 +51,14 @@ pub struct AdvancedStreamPool {
     strategy: AtomicU8,
     groups: [PriorityGroup; 3],
     bounds: RangeInclusive<usize>,
-    /// The split that was set last; held while strategy and split change.
+    /// The current split; locked while strategy and split change.
     split: Mutex<WorkloadSplit>,
     completions: Completions,
     kernels: OnceLock<Arc<Kernels>>,
 }
 
 impl AdvancedStreamPool {
-    /// A pool with what the device suggests: see [`PoolBuilder`].
+    /// Creates a pool with defaults for the device: see [`PoolBuilder`].
     ///
     /// # Errors
     /// The driver's.
@@ -66,7 +66,7 @@ impl AdvancedStreamPool {
         Self::builder(device).build()
     }
 
-    /// A pool of up to `streams` streams for each priority, shared out by a strategy.
+    /// Creates a pool of up to `streams` streams per priority with a strategy.
     ///
     /// # Errors
     /// `InvalidArgument` for 0 and for more than 64 streams.
@@ -78,7 +78,7 @@ impl AdvancedStreamPool {
         Self::builder(device).strategy(strategy).streams(streams.min(1)..=streams).build()
     }
 
-    /// Everything that can be set.
+    /// Returns a builder.
     pub fn builder(device: &CudaDevice) -> PoolBuilder {
         PoolBuilder::new(device)
     }
@@ -108,7 +108,7 @@ impl AdvancedStreamPool {
     /// Leases a stream.
     ///
     /// # Errors
-    /// The driver's, where a first stream has to be made and cannot.
+    /// The driver's, if the first stream cannot be created.
     #[inline]
     pub fn lease(&self, priority: StreamPriority, workload: WorkloadType) -> Result<StreamLease> {
         let choice = match self.strategy() {
@@ -118,7 +118,7 @@ impl AdvancedStreamPool {
         self.groups[priority as usize].lease(&self.device, workload, choice).map(StreamLease::new)
     }
 
-    /// Leases a stream for a workload at the priority that the strategy gives it: `Normal`, but `High` for `Coordination` under
+    /// Leases a stream for a workload: `Normal` priority, or `High` for `Coordination` under
     /// [`AllocationStrategy::Priority`].
     ///
     /// # Errors
@@ -139,32 +139,32 @@ impl AdvancedStreamPool {
         self.lease(priority, WorkloadType::Mixed)
     }
 
-    /// How streams are chosen just now.
+    /// Returns the current strategy.
     #[inline]
     #[must_use]
     pub fn strategy(&self) -> AllocationStrategy {
         AllocationStrategy::from_index(self.strategy.load(Ordering::Relaxed))
     }
 
-    /// How the streams of a priority are shared out where the strategy is [`AllocationStrategy::Workload`].
+    /// Returns the split used by [`AllocationStrategy::Workload`].
     #[must_use]
     pub fn split(&self) -> WorkloadSplit {
         *self.split.lock()
     }
 
-    /// The bounds of the number of streams of each priority.
+    /// Returns the minimum and maximum number of streams per priority.
     #[must_use]
     pub fn bounds(&self) -> RangeInclusive<usize> {
         self.bounds.clone()
     }
 
-    /// Chooses by another strategy from now on. Leases that are held keep their streams.
+    /// Changes the strategy. Existing leases keep their streams.
     pub fn set_strategy(&self, strategy: AllocationStrategy) {
         let split = *self.split.lock();
         self.configure(strategy, split);
     }
 
-    /// As if built so; the split has been checked.
+    /// Applies a strategy and a validated split.
     fn configure(&self, strategy: AllocationStrategy, split: WorkloadSplit) {
         let mut kept = self.split.lock();
         for (group, priority) in self.groups.iter().zip(PRIORITIES) {
@@ -174,19 +174,19 @@ impl AdvancedStreamPool {
         *kept = split;
     }
 
-    /// Gives up every stream that is idle and not leased, down to the least number of each priority; answers how many. Asks
-    /// the driver. A busy pool also gives up one stream at a time at a lease, when it has not grown for a while.
+    /// Destroys idle, unleased streams down to the minimum of each priority; returns how many. Calls the driver. A
+    /// lease also retires one idle stream at a time if the pool has not grown for a while.
     pub fn trim(&self) -> usize {
         self.groups.iter().map(PriorityGroup::trim).sum()
     }
 
-    /// How many streams of a priority there are.
+    /// Returns the number of streams of a priority.
     #[must_use]
     pub fn streams(&self, priority: StreamPriority) -> usize {
         self.groups[priority as usize].streams()
     }
 
-    /// How many leases are held, those that are being had or given back included.
+    /// Returns the number of leases, including those being acquired or dropped.
     #[must_use]
     pub fn leases(&self) -> usize {
         let mut leases = 0_usize;
@@ -196,7 +196,7 @@ impl AdvancedStreamPool {
         leases
     }
 
-    /// Operations in flight on all streams, as far as is known without asking the driver.
+    /// Returns the operations in flight on all streams, without calling the driver.
     #[must_use]
     pub fn outstanding(&self) -> u64 {
         let mut outstanding = 0_u64;
@@ -214,7 +214,7 @@ impl AdvancedStreamPool {
         self.device.id()
     }
 
-    /// Blocks until every stream has done what is enqueued on it.
+    /// Blocks until all work on all streams is complete.
     ///
     /// # Errors
     /// The first error of work that failed.
@@ -224,36 +224,37 @@ impl AdvancedStreamPool {
             group.look(|_, stream, _| streams.push(CudaStream::clone(stream)));
         }
         let mut outcome = Ok(());
-        // Every stream is waited for, also after an error.
+        // Wait for every stream, also after an error.
         for stream in &streams {
             outcome = outcome.and(stream.synchronize());
         }
         outcome
     }
 
-    /// Loads what [`CopyInPlace`](transload_core::Operation::CopyInPlace) and fills with patterns of 8 and 16 bytes need, unless
-    /// it is loaded already: the first time takes milliseconds, which nobody should spend who holds claims. It stays loaded
-    /// while the pool lives.
+    /// Loads the kernels for [`CopyInPlace`](transload_core::Operation::CopyInPlace) and fills with patterns of 8 and
+    /// 16 bytes. The first load takes milliseconds, which should not happen while holding claims. They stay loaded
+    /// while the pool exists.
     ///
     /// # Errors
     /// `Unsupported` where the driver does not take the kernel; the driver's.
     pub fn prepare_in_place(&self) -> Result<()> {
         if self.kernels.get().is_none() {
             let kernels = Kernels::of(self.device.context()?)?;
-            // Another thread may have been first: the same kernels, or others that do the same.
+            // Another thread may have been first, with equivalent kernels.
             let _first = self.kernels.set(kernels);
         }
         Ok(())
     }
 
-    /// That an operation of this workload took so long, for [`average_workload_time`](Self::average_workload_time), for
-    /// [`optimize_configuration`](Self::optimize_configuration), and for weighing what is outstanding on a stream. Keeps the
-    /// last 256 of each workload.
+    /// Records the duration of an operation of this workload, for
+    /// [`average_workload_time`](Self::average_workload_time),
+    /// [`optimize_configuration`](Self::optimize_configuration) and the weights of outstanding work. Keeps the last
+    /// 256 per workload.
     pub fn record_workload_completion(&self, workload: WorkloadType, took: Duration) {
         self.completions.record(workload, took);
     }
 
-    /// The average over what was recorded and is kept; `None` where nothing was.
+    /// Returns the average of the kept durations, if any.
     #[must_use]
     pub fn average_workload_time(&self, workload: WorkloadType) -> Option<Duration> {
         self.completions.average(workload)

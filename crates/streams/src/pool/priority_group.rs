@@ -1,4 +1,4 @@
-//! The streams of one priority: which one a lease gets, and when there is one more or one fewer.
+//! The streams of one priority: leases, growth and shrinking.
 
 use std::{
     sync::{
@@ -20,23 +20,23 @@ use super::{
 };
 use crate::CudaStream;
 
-/// Nanoseconds that an operation of each workload took on average; 1 where nothing was recorded.
+/// Average nanoseconds per operation of each workload; 1 if none was recorded.
 pub(crate) type Weights = [AtomicU64; WORKLOADS.len()];
 
-/// After how many more leases a thread that enqueues small copies looks again for a less loaded stream, where all have work. Where
-/// it looked after each run of 16, copies took 100 ns more each to submit (H200).
+/// Leases for which a thread that enqueues small copies stays with a busy stream before it searches for a less loaded
+/// one. Searching after each batch of 16 made submitting 100 ns slower per copy (H200).
 const BUSY_RUN_LEASES: u8 = 127;
-/// For how many leases a thread keeps to its stream where all were found leased by others.
+/// Leases for which a thread stays with its stream after it found all streams leased.
 const SHARED_LEASES: u32 = 1024;
 
-// What is here changes seldom; it shares no line with anything that changes often.
+// Rarely written; on cache lines of its own.
 #[repr(align(128))]
 pub(crate) struct PriorityGroup {
     pub(crate) places: StreamSlots,
-    /// Which places each workload may use.
+    /// Slots that each workload may use.
     allowed: [AtomicU64; WORKLOADS.len()],
     priority: StreamPriority,
-    /// Streams that are kept however quiet it is.
+    /// Minimum number of streams.
     least: usize,
     quiet: Duration,
     /// When the group last grew or shrank by itself.
@@ -50,8 +50,7 @@ pub(crate) enum Choice<'a> {
     LeastLoaded(&'a Weights),
 }
 
-/// What speaks against a stream: that it is broken (it has nothing outstanding, and is leased last, for its error), then its
-/// leases, then the time of the work outstanding.
+/// Sort key: whether it failed (leased last, for its error), leases, then time of outstanding work.
 type Load = (bool, usize, u64);
 
 const IDLE: Load = (false, 0, 0);
@@ -79,7 +78,7 @@ impl PriorityGroup {
         self.allowed[workload as usize].load(Ordering::Relaxed)
     }
 
-    /// A stream for the workload: one that is free, else one more, else a busy one.
+    /// Leases an idle stream, else a new one, else a busy one.
     #[inline]
     pub(crate) fn lease(
         &self,
@@ -134,7 +133,7 @@ impl PriorityGroup {
             });
             held
         };
-        // Whoever is last to find a full group loses the stream that it made; whoever finds an emptied one puts it there.
+        // A stream created concurrently with others may find no free slot and is dropped.
         let mut made = None;
         loop {
             let allowed = self.allowed(workload);
@@ -146,7 +145,7 @@ impl PriorityGroup {
                 Some((index, held, load)) if is_full || load == IDLE => {
                     return Ok(leased(index, held));
                 }
-                // The streams that are there are being given up just now.
+                // All streams are being retired.
                 None if is_full => {
                     thread::yield_now();
                     continue;
@@ -157,7 +156,7 @@ impl PriorityGroup {
                 Some(stream) => stream,
                 None => match CudaStream::new_with_priority(device, self.priority) {
                     Ok(stream) => stream,
-                    // A stream with work before ours, or a broken one for its error, is better than none.
+                    // A busy or failed stream is better than none.
                     Err(error) => {
                         let (index, held, _) = shared.ok_or(error)?;
                         return Ok(leased(index, held));
@@ -183,15 +182,15 @@ impl PriorityGroup {
         }
         *changed = Instant::now();
         drop(changed);
-        // Without asking the driver: a lease must stay cheap.
+        // Without querying the driver: a lease must stay cheap.
         self.retire(1, |stream| stream.outstanding() == 0);
     }
 
-    /// Retires every idle stream above the least number; answers how many.
+    /// Retires idle streams above the minimum; returns how many.
     pub(crate) fn trim(&self) -> usize {
         self.retire(usize::MAX, |stream| {
             let (outstanding, timeline) = (stream.outstanding(), stream.timeline());
-            // An error means that the stream does nothing any more.
+            // A failed stream does no work any more.
             outstanding == 0 || timeline.poll(timeline.reached().saturating_add(outstanding)).unwrap_or(true)
         })
     }
@@ -199,7 +198,7 @@ impl PriorityGroup {
     fn retire(&self, most: usize, is_complete: impl Fn(&CudaStream) -> bool) -> usize {
         let mut retired = 0;
         let useful = WORKLOADS.into_iter().fold(0, |all, workload| all | self.allowed(workload));
-        // Those that the strategy does not use any more go first; the later ones before the earlier.
+        // Streams unused by the strategy first, and later slots before earlier ones.
         for unused in [true, false] {
             let spare = |filled: u64| unused || (filled & useful).count_ones() as usize > self.least;
             for index in (0..self.places.len()).rev() {
@@ -208,12 +207,12 @@ impl PriorityGroup {
                 if skip {
                     continue;
                 }
-                // The driver is asked without the lock.
+                // Query the driver without the lock.
                 let over = self.places.look(index).is_some_and(|(stream, leases)| {
                     let is_free = leases == 0 || transload_core::mutant!("streams/leased-streams-stay");
                     is_free && is_complete(&stream)
                 });
-                // The driver's stream goes here, outside the lock.
+                // Destroys the driver's stream, without the lock.
                 if over && self.places.take(index, spare).is_some() {
                     retired += 1;
                 }
@@ -222,8 +221,7 @@ impl PriorityGroup {
         retired
     }
 
-    /// Looks at each stream, told its place and how many leases it has. Runs `look` without a lock; the stream may be retired
-    /// meanwhile.
+    /// Calls `look` for each stream with its slot and leases, without a lock; the stream may be retired meanwhile.
     pub(crate) fn look(&self, mut look: impl FnMut(usize, &CudaStream, usize)) {
         for index in 0..self.places.len() {
             if let Some((stream, leases)) = self.places.look(index) {
@@ -232,18 +230,18 @@ impl PriorityGroup {
         }
     }
 
-    /// How many streams there are.
+    /// Returns the number of streams.
     pub(crate) fn streams(&self) -> usize {
         self.places.filled().count_ones() as usize
     }
 
-    /// How many of a workload's streams could be made.
+    /// Returns whether the workload may get another stream.
     pub(crate) fn room(&self, workload: WorkloadType) -> bool {
         self.allowed(workload) & !self.places.filled() != 0
     }
 }
 
-/// The places `there`, beginning with `first`.
+/// Iterates over the bits of `there`, starting at `first`, cyclically.
 #[inline]
 fn rotate_from(there: u64, first: usize) -> impl Iterator<Item = usize> {
     let first = (first % 64) as u32;
@@ -255,7 +253,7 @@ fn rotate_from(there: u64, first: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The next stream in turn; where there could be one more, only if it is free.
+/// Returns the next stream; if another may be created, only if it is idle.
 #[inline]
 fn round_robin(cache: &mut ThreadCache, there: u64, is_full: bool) -> Option<Arc<StreamShard>> {
     let index = cache.next(there)?;
@@ -264,11 +262,11 @@ fn round_robin(cache: &mut ThreadCache, there: u64, is_full: bool) -> Option<Arc
     usable.then_some(held)
 }
 
-/// The stream that this thread had last, if it is free or the thread's run of small operations is open there; else the next
-/// that is free. To look at all streams costs more than to enqueue a small copy, as does another queue of the device for each.
+/// Returns the thread's last stream if it is idle or has the thread's open batch, else the next idle one. Checking
+/// all streams costs more than enqueueing a small copy, as does switching hardware queues.
 ///
-/// Where more threads lease than there are streams, all are leased by others at nearly every look, and to look costs more than
-/// to share: the thread then keeps to its own for a while, as long as no work is outstanding there.
+/// With more threads than streams, nearly all are leased at every check, and checking costs more than sharing: the
+/// thread then stays with its own for a while, as long as it has no work outstanding.
 #[inline]
 fn idle(
     cache: &mut ThreadCache,
@@ -285,7 +283,7 @@ fn idle(
             return own;
         }
     }
-    // Given up before the look wrong_thread, which would take it for the lease of another.
+    // Dropped before the search, which would count it as another lease.
     if let Some((held, 0)) = cache.snapshot.shards(first)?.lease(cache.shard_index)
         && (is_unused(&held) || may_continue(&held, &mut cache.stays[workload as usize]))
         && !held.own.events.points.is_shared()
@@ -314,7 +312,7 @@ fn find_idle(
             return Some(held);
         }
     }
-    // Leased by others, not by this thread, and without work.
+    // Leased by other threads only, and without work.
     if is_full
         && cache
             .snapshot
@@ -327,16 +325,16 @@ fn find_idle(
     None
 }
 
-/// What others enqueue through a raw handle does not count as outstanding: such streams are taken in turn.
+/// Work on a raw handle is not counted, so shared streams are used round-robin.
 #[inline]
 fn stay(cache: &mut ThreadCache, workload: WorkloadType, index: usize, stream: &CudaStream, stays: u8) {
     let is_shared = stream.own.events.points.is_shared();
     cache.stay(workload, index + usize::from(is_shared));
-    // The one behind it was not found to be the least loaded.
+    // The next one was not checked for load.
     cache.stays[workload as usize] = if is_shared { 0 } else { stays };
 }
 
-/// The stream with the least load; of equal ones the first that this thread looks at.
+/// Returns the least loaded stream; of equal ones the first checked.
 fn least_loaded(
     cache: &mut ThreadCache,
     from: WorkloadType,
@@ -363,14 +361,14 @@ fn least_loaded(
     best
 }
 
-/// Neither broken nor with work outstanding, as far as is known without asking the driver.
+/// Returns whether it is intact and idle, without querying the driver.
 #[inline]
 fn is_unused(stream: &StreamShard) -> bool {
     stream.own.outstanding() == 0 && stream.own.check().is_ok()
 }
 
-/// Whether the next small operation would share an event with all that is outstanding; or only small ones were enqueued since the
-/// stream was found to be the least loaded.
+/// Returns whether the next small operation joins the open batch, or only small ones were enqueued since the stream
+/// was chosen as least loaded.
 #[inline]
 fn may_continue(stream: &StreamShard, stays: &mut u8) -> bool {
     let points = &stream.own.events.points;

@@ -1,4 +1,4 @@
-//! Streams with nothing before one's work: are there any, and waiting for one without spinning.
+//! Finds or waits for a stream without work in flight.
 
 use std::{
     cell::OnceCell,
@@ -13,34 +13,34 @@ use transload_core::{Error, ErrorKind, Fence, Queue, Result, StreamPriority, Wor
 use super::{AdvancedStreamPool, PRIORITIES, StreamLease};
 use crate::CudaStream;
 
-/// What a stream is found to be.
+/// State of a stream.
 enum State {
     Idle,
-    /// Until the fence is over; `None` while somebody captures the stream.
+    /// Until the fence is complete; `None` during a capture.
     Busy(Option<Fence>),
     Broken(Error),
 }
 
 enum Found {
     Lease(StreamLease),
-    /// One more may be made of this priority.
+    /// Another stream of this priority may be created.
     Room(StreamPriority),
-    /// All are busy until one of these is over.
+    /// All are busy; the fences complete first.
     Busy(Vec<Fence>),
 }
 
 impl AdvancedStreamPool {
-    /// Whether a stream that has no work in flight is there, or could be made, in a priority that is in use (in any, before
-    /// the first lease). Asks the driver, so that also work enqueued through raw handles counts.
+    /// Returns whether a stream without work in flight exists or could be created, in a priority in use (any, before
+    /// the first lease). Queries the driver, so work enqueued through raw handles counts.
     ///
     /// # Errors
-    /// The error that broke the streams, where all are broken; the driver's.
+    /// The streams' error, if all have failed; the driver's.
     pub fn has_ready_streams(&self) -> Result<bool> {
         self.find().map(|found| !matches!(found, Found::Busy(_)))
     }
 
-    /// Leases a stream that has no work in flight, of whatever priority; waits for one until the timeout. `None` after it. See
-    /// [`has_ready_streams`](Self::has_ready_streams) for what is ready. The calling thread sleeps meanwhile.
+    /// Leases a stream without work in flight, of any priority; blocks until there is one or the timeout expires
+    /// (`None`). See [`has_ready_streams`](Self::has_ready_streams).
     ///
     /// # Errors
     /// As for `has_ready_streams`; `Busy` where all streams are being captured into graphs.
@@ -67,7 +67,7 @@ impl AdvancedStreamPool {
         }
     }
 
-    /// Streams that nobody leased come first, then one that may be made, then leased ones that do nothing.
+    /// Unleased idle streams first, then a new one, then leased idle ones.
     fn find(&self) -> Result<Found> {
         let mut fences = Vec::new();
         let (mut broken, mut streams) = (None, 0_usize);
@@ -81,7 +81,7 @@ impl AdvancedStreamPool {
                     }
                     streams += 1;
                     match state(stream) {
-                        // Another may have taken its place meanwhile.
+                        // Another stream may be in the slot meanwhile.
                         Ok(State::Idle) => {
                             let held = group.places.lease(index).filter(|held| held.id() == stream.id());
                             found = held.map(|held| Ok(StreamLease::new(held)));
@@ -98,7 +98,7 @@ impl AdvancedStreamPool {
                     room = room.or(Some(Found::Room(priority)));
                 }
             }
-            // A device that broke streams makes no others.
+            // A failed device creates no streams.
             if let Some(room) = room.filter(|_| broken.is_none()) {
                 return Ok(room);
             }
@@ -111,7 +111,7 @@ impl AdvancedStreamPool {
     }
 }
 
-/// The driver is asked, but for a stream that is being captured, where asking would end the capture.
+/// Queries the driver, except during a capture, which a query would invalidate.
 fn state(stream: &CudaStream) -> Result<State> {
     if let Err(error) = stream.own.check() {
         return Ok(State::Broken(error));
@@ -130,13 +130,13 @@ fn state(stream: &CudaStream) -> Result<State> {
     }
     match stream.is_ready() {
         Ok(true) => Ok(State::Idle),
-        // Work that was enqueued through the raw handle: a fence behind it says when it is over.
+        // Work from the raw handle: record a fence for it.
         Ok(false) => stream.fence().map(|fence| State::Busy(Some(fence))),
         Err(error) => Ok(State::Broken(error)),
     }
 }
 
-/// Has the waker woken when any of the fences is over; `false` where one is already.
+/// Registers the waker with the fences; `false` if one is already complete.
 fn arranged(fences: &[Fence], waker: &Waker) -> Result<bool> {
     if fences.is_empty() {
         let text = "every stream is being captured into a graph, and none becomes ready before that ends";
@@ -146,7 +146,7 @@ fn arranged(fences: &[Fence], waker: &Waker) -> Result<bool> {
     Ok(fences.iter().all(|fence| !fence.timeline().wake_at(fence.point(), waker)))
 }
 
-/// One waker for each thread, so that waiting again and again for the same work registers it once.
+/// One waker per thread, so that repeated waits register once.
 fn this_thread() -> Waker {
     struct Unpark(Thread);
     impl Wake for Unpark {

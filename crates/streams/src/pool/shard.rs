@@ -1,6 +1,6 @@
-//! Streams as threads lease them: a shard is a stream for one share of the threads, and a lease is a handle of a shard.
+//! Leases of streams, counted per shard of the threads: a lease is a handle of a shard.
 //!
-//! Leasing and giving back change the count of the thread's own shards only. Other threads read it.
+//! Leasing and dropping change only the count of the thread's own shard. Other threads read it.
 
 use std::{
     ops::Deref,
@@ -18,10 +18,10 @@ use crate::{CudaStream, thread_number::thread_number};
 
 /// Streams of a group at most: one bit each in a word.
 pub(crate) const MAX_STREAMS: usize = 64;
-/// How many shares the threads are divided into.
+/// Number of shards.
 const SHARDS: usize = 16;
 
-/// Which shard_index of the threads a thread is in.
+/// Index of a thread's shard.
 #[derive(Clone, Copy)]
 pub(crate) struct ShardIndex(usize);
 
@@ -32,8 +32,8 @@ impl ShardIndex {
     }
 }
 
-/// A stream as one share of the threads leases it. Its handles are leases, but for the group's.
-// On lines of its own, fetched in pairs, as is the count of its handles before it.
+/// A stream as leased by one shard of the threads. Its handles are leases, except the group's own.
+// On its own pair of cache lines, as is the preceding reference count.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct StreamShard {
@@ -41,18 +41,18 @@ pub(crate) struct StreamShard {
     shared: Arc<Shared>,
 }
 
-/// What all shards of a stream share: it seldom changes.
+/// State shared by all shards of a stream; rarely written.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Shared {
-    /// Which shards were leased, ever.
+    /// Bit mask of shards that were ever leased.
     used: AtomicU64,
-    /// What the latest lease was for.
+    /// Workload of the latest lease.
     note: AtomicU64,
 }
 
 impl StreamShard {
-    /// Says what the lease is for.
+    /// Sets the workload of the latest lease.
     #[inline]
     pub(crate) fn set_note(&self, note: u64) {
         if self.note() != note {
@@ -60,7 +60,7 @@ impl StreamShard {
         }
     }
 
-    /// What the latest lease of the stream is for.
+    /// Returns the workload of the latest lease.
     #[inline]
     pub(crate) fn note(&self) -> u64 {
         self.shared.note.load(Ordering::Relaxed)
@@ -76,7 +76,7 @@ impl Deref for StreamShard {
     }
 }
 
-// SAFETY: everything is the stream's own.
+// SAFETY: everything is forwarded to the stream.
 unsafe impl Queue for StreamShard {
     fn device(&self) -> DeviceId {
         Queue::device(&self.stream)
@@ -119,9 +119,10 @@ unsafe impl Queue for StreamShard {
     }
 }
 
-/// A stream of a pool, until dropped; work may still be in flight then. May outlive the pool. Usable from any thread.
+/// A leased stream of a pool; dropping it ends the lease, also with work in flight. May outlive the pool. Usable from
+/// any thread.
 ///
-/// The stream can be cloned out of it; a clone keeps the stream alive and is no lease.
+/// A clone of the inner stream keeps it alive and is not a lease.
 #[derive(Debug)]
 pub struct StreamLease {
     shard: Arc<StreamShard>,
@@ -133,7 +134,7 @@ impl StreamLease {
         Self { shard }
     }
 
-    /// The same lease as core's type.
+    /// Converts the lease to core's type.
     #[must_use]
     pub fn into_queue(self) -> QueueLease {
         QueueLease::new(self.shard as Arc<dyn Queue>)
@@ -149,7 +150,7 @@ impl Deref for StreamLease {
     }
 }
 
-/// The shards of a stream as threads find them. Does not keep the stream.
+/// Weak references to a stream's shards, for lookup.
 pub(crate) struct StreamShards {
     shards: [Weak<StreamShard>; SHARDS],
     shared: Arc<Shared>,
@@ -161,8 +162,8 @@ impl StreamShards {
         Arc::new(Self { shards: std::array::from_fn(shard), shared })
     }
 
-    /// Leases the shard_index's shard, and says how many other leases of the stream there are. Of two threads that lease at
-    /// once at least one is told of the other. `None` where the stream was retired.
+    /// Leases the stream and returns the number of its other leases. Of two concurrent threads at least one sees the
+    /// other. `None` if the stream was retired.
     #[inline]
     pub(crate) fn lease(&self, ShardIndex(shard_index): ShardIndex) -> Option<(Arc<StreamShard>, usize)> {
         let used = &self.shared.used;
@@ -170,7 +171,8 @@ impl StreamShards {
             used.fetch_or(1 << shard_index, Ordering::Relaxed);
         }
         let shard = self.shards[shard_index % SHARDS].upgrade()?;
-        // Of two such exchanges one comes first, and its thread is seen by the other. On x86 the exchange itself sees to that.
+        // Of two concurrent upgrades at least one thread sees the other. On x86 the atomic operation itself ensures
+        // that.
         #[cfg(not(target_arch = "x86_64"))]
         std::sync::atomic::fence(Ordering::SeqCst);
         // The group's handle, and this one.
@@ -178,14 +180,14 @@ impl StreamShards {
         Some((shard, own + self.leases_in(!(1 << shard_index))))
     }
 
-    /// As [`hold`](Self::hold), without a look at other threads' shards: leases the shard unless it is leased.
+    /// Like [`lease`](Self::lease), but only if this shard has no lease; ignores other shards.
     #[inline]
     pub(crate) fn lease_if_unleased(&self, ShardIndex(shard_index): ShardIndex) -> Option<Arc<StreamShard>> {
         let shard = self.shards[shard_index % SHARDS].upgrade()?;
         (Arc::strong_count(&shard) == 2).then_some(shard)
     }
 
-    /// How many leases there are.
+    /// Returns the number of leases.
     #[inline]
     pub(crate) fn leases(&self) -> usize {
         self.leases_in(u64::MAX)
@@ -204,7 +206,7 @@ impl StreamShards {
     }
 }
 
-/// A stream of a group, and its shards, which go with this unless they are leased.
+/// A group's stream and its shards, dropped with this unless leased.
 pub(crate) struct Pooled {
     pub(crate) stream: CudaStream,
     shards: Vec<Arc<StreamShard>>,
@@ -220,8 +222,8 @@ impl Pooled {
         Self { stream, shards, found }
     }
 
-    /// Gives up the shards, from when on nobody can lease them; `Err` with the stream as it was, with new shards for those given
-    /// up, where one is leased.
+    /// Retires the shards, so that no new lease is possible; `Err` with the stream, with new shards as needed, if one
+    /// is leased.
     pub(crate) fn retire(mut self) -> Result<CudaStream, Self> {
         let mut leased = false;
         let given_up = |shard| {

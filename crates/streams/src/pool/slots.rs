@@ -1,4 +1,4 @@
-//! Which streams a group has: changed under a lock, and read by each thread in a copy of its own.
+//! The stream slots of a priority group: changed under a lock, read through a per-thread cache.
 
 use std::{
     cell::RefCell,
@@ -17,20 +17,20 @@ use super::{
 };
 use crate::{CudaStream, thread_number::thread_number};
 
-/// A thread remembers so many groups.
+/// Groups cached per thread.
 const CACHED_GROUPS: usize = 32;
-/// Where a thread remembers whose turn it is, whatever the workload.
+/// Cache entry of the round-robin position, for all workloads.
 pub(crate) const TURN: WorkloadType = WorkloadType::Compute;
-/// A thread was not in the group yet.
+/// The thread has not used the group yet.
 const NEVER_USED: u8 = u8::MAX;
-/// One of a thread's leases of a group in so many looks whether the group could do with fewer streams.
+/// Leases of a thread between two checks for idle streams to retire.
 const LEASES_PER_SHRINK_CHECK: u32 = 1021;
 
-/// The places of a group, as of one moment.
+/// A snapshot of a group's slots.
 #[derive(Clone, Default)]
 pub(crate) struct SlotsSnapshot {
     places: Vec<Option<Arc<StreamShards>>>,
-    /// Which have a stream.
+    /// Bit mask of the filled slots.
     pub(crate) filled: u64,
 }
 
@@ -43,7 +43,7 @@ impl SlotsSnapshot {
 
 /// The places of a group.
 pub(crate) struct StreamSlots {
-    /// Never used again, so that what a thread remembers of a group is not taken for another's.
+    /// Never reused, so that stale cache entries do not match.
     id: u64,
     version: AtomicU64,
     filled: AtomicU64,
@@ -55,7 +55,7 @@ struct State {
     snapshot: Arc<SlotsSnapshot>,
 }
 
-/// What a thread remembers of a group.
+/// A thread's cached state of a group.
 pub(crate) struct ThreadCache {
     group: u64,
     version: u64,
@@ -63,10 +63,9 @@ pub(crate) struct ThreadCache {
     pub(crate) shard_index: ShardIndex,
     at: [u8; WORKLOADS.len()],
     leases: u32,
-    /// For so many leases the thread keeps to its place without a look at other threads' leases.
+    /// Remaining leases for which the thread stays with its slot without checking others.
     pub(crate) keeps: u32,
-    /// For so many leases of a workload the thread keeps to the least loaded of many streams with work, if it enqueues small
-    /// copies only.
+    /// Remaining leases per workload for which the thread stays with a busy stream, if it enqueues small copies only.
     pub(crate) stays: [u8; WORKLOADS.len()],
 }
 
@@ -75,7 +74,7 @@ thread_local! {
 }
 
 impl StreamSlots {
-    /// Empty places; at most [`MAX_STREAMS`].
+    /// Creates empty slots; at most [`MAX_STREAMS`].
     pub(crate) fn new(places: usize) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let pooled: Vec<_> = (0..places.min(MAX_STREAMS)).map(|_| None).collect();
@@ -89,12 +88,12 @@ impl StreamSlots {
         }
     }
 
-    /// The bits of the places that have a stream.
+    /// Returns the bit mask of filled slots.
     pub(crate) fn filled(&self) -> u64 {
         self.filled.load(Ordering::Relaxed)
     }
 
-    /// DriverCalls `choose` with what the calling thread remembers, brought up to date. It must not lease.
+    /// Calls `choose` with the thread's cache, updated. It must not lease.
     #[inline]
     pub(crate) fn with<R>(&self, choose: impl Fn(&mut ThreadCache) -> R) -> R {
         let chosen = CACHES.try_with(|groups| {
@@ -110,7 +109,7 @@ impl StreamSlots {
             };
             Some(choose(cache))
         });
-        // A thread that is ending remembers nothing.
+        // An ending thread has no cache.
         chosen.ok().flatten().unwrap_or_else(|| choose(self.renew(&mut None)))
     }
 
@@ -125,7 +124,7 @@ impl StreamSlots {
             snapshot,
             shard_index: ShardIndex::here(),
             at: [NEVER_USED; WORKLOADS.len()],
-            // So that threads of few leases look as well, now and then.
+            // Staggered, so that threads with few leases check too.
             leases: thread_number() as u32 % LEASES_PER_SHRINK_CHECK * 617 % LEASES_PER_SHRINK_CHECK,
             keeps: 0,
             stays: [0; WORKLOADS.len()],
@@ -137,7 +136,7 @@ impl StreamSlots {
         })
     }
 
-    /// Puts a stream into the first empty place of `among` and leases it; returns which, or the stream where all are filled.
+    /// Inserts a stream into the first empty slot of `among` and leases it; returns the stream if all are filled.
     pub(crate) fn put(
         &self,
         among: u64,
@@ -157,7 +156,7 @@ impl StreamSlots {
         Ok((index, shard))
     }
 
-    /// Takes out a stream that nobody leases, where `may` agrees, told the bits of all that are filled.
+    /// Removes an unleased stream if `may`, given the filled slots, agrees.
     pub(crate) fn take(&self, index: usize, may: impl FnOnce(u64) -> bool) -> Option<CudaStream> {
         let mut state = self.state.lock();
         let filled = state.snapshot.filled;
@@ -186,27 +185,27 @@ impl StreamSlots {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// The stream of a place and how many leases it has. Does not lease it.
+    /// Returns a slot's stream and its number of leases, without leasing it.
     pub(crate) fn look(&self, index: usize) -> Option<(CudaStream, usize)> {
         let state = self.state.lock();
         let pooled = state.pooled.get(index)?.as_ref()?;
         Some((pooled.stream.clone(), pooled.found.leases()))
     }
 
-    /// Leases the stream of a place, whatever it does.
+    /// Leases a slot's stream, busy or not.
     pub(crate) fn lease(&self, index: usize) -> Option<Arc<StreamShard>> {
         let shards = Arc::clone(self.state.lock().snapshot.places.get(index)?.as_ref()?);
         shards.lease(ShardIndex::here()).map(|(shard, _)| shard)
     }
 
-    /// How many places there are.
+    /// Returns the number of slots.
     pub(crate) fn len(&self) -> usize {
         self.state.lock().pooled.len()
     }
 }
 
 impl ThreadCache {
-    /// The place whose turn it is, of those `there`.
+    /// Returns the next slot in round-robin order.
     #[inline]
     pub(crate) fn next(&mut self, there: u64) -> Option<usize> {
         let last = self.at[TURN as usize];
@@ -215,7 +214,7 @@ impl ThreadCache {
         Some(usize::from(index))
     }
 
-    /// Where the thread looks first for a workload: where it was last.
+    /// Returns the slot to check first: the last one used.
     #[inline]
     pub(crate) fn first(&mut self, workload: WorkloadType, there: u64) -> Option<usize> {
         let last = self.at[workload as usize];
@@ -224,13 +223,13 @@ impl ThreadCache {
         Some(usize::from(index))
     }
 
-    /// The thread looks there first from now on.
+    /// Sets the slot to check first.
     #[inline]
     pub(crate) fn stay(&mut self, workload: WorkloadType, index: usize) {
         self.at[workload as usize] = (index % MAX_STREAMS) as u8;
     }
 
-    /// Whether this lease is the one in so many.
+    /// Returns whether to check for idle streams now.
     #[inline]
     pub(crate) fn is_shrink_due(&mut self) -> bool {
         self.leases += 1;
@@ -242,7 +241,7 @@ impl ThreadCache {
     }
 }
 
-/// Where a thread begins: each at another place.
+/// Returns the thread's first slot, different for each thread.
 #[cold]
 fn start(there: u64) -> Option<u8> {
     let mut rest = there;
@@ -252,14 +251,14 @@ fn start(there: u64) -> Option<u8> {
     Some(rest.trailing_zeros() as u8)
 }
 
-/// The first bit of `there` from `index` on, all around.
+/// Returns the first bit of `there` from `index` on, cyclically.
 #[inline]
 fn from(index: u8, there: u64) -> Option<u8> {
     let ahead = there.rotate_right(u32::from(index)).trailing_zeros() as u8;
     (there != 0).then_some(index.wrapping_add(ahead) % MAX_STREAMS as u8)
 }
 
-/// The bit of a place.
+/// Returns the bit of a slot.
 #[inline]
 pub(crate) fn bit(index: usize) -> u64 {
     1 << (index % MAX_STREAMS)

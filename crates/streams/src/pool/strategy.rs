@@ -1,4 +1,4 @@
-//! By what rule a stream is chosen, and which streams of a group are whose.
+//! Strategies for choosing a stream, and which streams each workload uses.
 
 use std::fmt;
 
@@ -40,7 +40,7 @@ impl fmt::Display for AllocationStrategy {
     }
 }
 
-/// Every workload, in the order of its number.
+/// All workloads by index.
 pub(crate) const WORKLOADS: [WorkloadType; 4] =
     [WorkloadType::Compute, WorkloadType::Memory, WorkloadType::Mixed, WorkloadType::Coordination];
 
@@ -74,7 +74,7 @@ impl WorkloadSplit {
         self.counts().into_iter().fold(0, usize::saturating_add)
     }
 
-    /// In the order of the workloads' numbers.
+    /// Counts by workload index.
     pub(crate) fn counts(self) -> [usize; 4] {
         [self.compute, self.memory, self.mixed, self.coordination]
     }
@@ -83,7 +83,7 @@ impl WorkloadSplit {
         Self { compute, memory, mixed, coordination }
     }
 
-    /// The places of each workload's streams, one behind the other.
+    /// Bit masks of each workload's slots, which are consecutive.
     fn masks(self) -> [u64; 4] {
         let mut next = 0;
         let [compute, memory, mixed, coordination] = self.counts().map(|count| {
@@ -105,12 +105,12 @@ impl fmt::Display for WorkloadSplit {
     }
 }
 
-/// So many bits from the lowest on.
+/// Returns a mask of the lowest `count` bits.
 fn ones(count: usize) -> u64 {
     (0..count.min(super::shard::MAX_STREAMS)).fold(0, |mask, index| mask | bit(index))
 }
 
-/// Which places of a group of `most` each workload may use.
+/// Returns the slots of a group of `most` that each workload may use.
 pub(crate) fn places(
     strategy: AllocationStrategy,
     split: WorkloadSplit,

@@ -1,4 +1,4 @@
-//! A stream's own copies, fills and prefetches, whose memory is owned: safe at any time.
+//! Safe copies, fills and prefetches of owned buffers.
 
 use transload_core::{
     DeviceId, Operation, Pattern, Place, RawBuffer, Timing, Transfer, TransferMethod, submit_on,
@@ -22,10 +22,10 @@ impl CudaStream {
         self.start_copy(src, dst)
     }
 
-    /// Fills device or unified memory with a pattern of 1, 2, 4, 8 or 16 bytes. Enqueued when this returns; see [`Transfer`].
-    /// The first of 8 or 16 bytes in a context has our kernels loaded, which takes some milliseconds, unless a pool
-    /// [prepared](crate::AdvancedStreamPool::prepare_in_place) that. For elements of any size
-    /// there is [`transload_core::fill`].
+    /// Fills device or unified memory with a pattern of 1, 2, 4, 8 or 16 bytes. Enqueued when this returns; see
+    /// [`Transfer`]. The first fill of 8 or 16 bytes in a context loads this crate's kernels, which takes
+    /// milliseconds, unless a pool [prepared](crate::AdvancedStreamPool::prepare_in_place) them. For elements of any
+    /// size use [`transload_core::fill`].
     pub fn memset_async(&self, dst: &RawBuffer, pattern: Pattern) -> Transfer {
         let place = dst.place();
         self.start(Operation::Fill { dst, pattern }, TransferMethod::Fill, (place, place), dst.len())
@@ -52,7 +52,7 @@ impl CudaStream {
         self.start(Operation::Copy { src, dst }, TransferMethod::DirectCopy, path, dst.len())
     }
 
-    /// Always inlined, so that which operation it is costs a small copy no question.
+    /// Always inlined, so that the kind of operation is known at compile time.
     #[inline(always)]
     fn start(
         &self,

@@ -1,4 +1,4 @@
-//! A user's own event: recorded on a stream, waited for by others, asked, or measured from.
+//! User events: recorded on a stream, waited for, queried, and timed.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub struct CudaEvent {
 }
 
 impl CudaEvent {
-    /// An event on the device that keeps a timestamp.
+    /// Creates an event with a timestamp on the device.
     ///
     /// # Errors
     /// The driver's.
@@ -32,7 +32,7 @@ impl CudaEvent {
         self.event.record(stream.own.stream()).map_err(lift)
     }
 
-    /// Whether the recorded work is done; true for an event never recorded.
+    /// Returns whether the recorded work is complete; true for an event never recorded.
     ///
     /// # Errors
     /// The driver's.

@@ -1,4 +1,4 @@
-//! What a stream did: counted and measured while its metrics are on, and only then.
+//! Per-stream metrics, collected only while they are on.
 
 use std::{
     num::NonZeroU32,
@@ -39,7 +39,7 @@ impl From<bool> for MetricsSampling {
     }
 }
 
-/// What a stream did while its metrics were on. `None` where nothing was counted or measured: no figure is estimated.
+/// A stream's metrics. `None` if nothing was counted or measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StreamMetrics {

@@ -1,4 +1,4 @@
-//! A CUDA stream of the library's own, or a foreign one taken in.
+//! An owned CUDA stream, or a wrapped foreign one.
 
 mod copies;
 mod event;
@@ -24,15 +24,15 @@ use crate::completion::{callbacks, timeline::StreamTimeline};
 
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;
-/// What an operation that is only a fence is called in messages.
+/// Name of a fence-only operation in error messages.
 const FENCE: &str = "fence of everything before it";
 
-/// A stream. Clones share it; it is destroyed when the last clone and the last fence of its work are gone. Usable from
+/// A CUDA stream. Clones share it; it is destroyed with the last clone and the last fence of its work. Usable from
 /// any thread.
 ///
-/// While someone captures it into a graph through its handle, whatever has a fence is refused with `Busy`: nothing of it would
-/// run, and no event could tell its end. The raw forms, [`wait_event`](Self::wait_event) and [`CudaEvent::record`] become part
-/// of the capture.
+/// While the stream is being captured into a graph through its handle, operations with a fence fail with `Busy`: they
+/// would not run, and no event could complete them. The raw forms, [`wait_event`](Self::wait_event) and
+/// [`CudaEvent::record`] become part of the capture.
 #[derive(Clone)]
 pub struct CudaStream {
     pub(crate) own: Arc<StreamTimeline>,
@@ -41,7 +41,7 @@ pub struct CudaStream {
 }
 
 impl CudaStream {
-    /// A stream of normal priority that does not take part in the default stream's implicit ordering.
+    /// Creates a stream of normal priority that does not synchronise with the legacy default stream.
     ///
     /// # Errors
     /// The driver's.
@@ -49,7 +49,7 @@ impl CudaStream {
         Self::new_with_priority(device, StreamPriority::Normal)
     }
 
-    /// A stream of a priority. The driver orders kernels by it, not copies.
+    /// Creates a stream with a priority. The driver applies priorities to kernels, not to copies.
     ///
     /// # Errors
     /// The driver's.
@@ -59,11 +59,11 @@ impl CudaStream {
         Self::over(device, priority, Stream::new(context, options).map_err(lift)?, false, None)
     }
 
-    /// Takes in a stream that someone else owns: cust's (`Stream::as_inner`), PyTorch's, a default stream's handle. It is
-    /// not destroyed. The handle of the per-thread default stream (2) is taken for the calling thread's, as by
+    /// Wraps a stream owned by other code: cust's (`Stream::as_inner`), PyTorch's, a default stream's handle. It is
+    /// not destroyed. The handle of the per-thread default stream (2) means the calling thread's, as in
     /// [`per_thread_default`](Self::per_thread_default).
     ///
-    /// Every operation on it has its own event, since others may enqueue on it what waits for the host.
+    /// Every operation on it has its own event, since other code may enqueue work that waits for the host.
     ///
     /// # Errors
     /// `InvalidArgument` for a stream of another context, as of another device, where the driver can tell; the driver's.
@@ -87,8 +87,8 @@ impl CudaStream {
         Self::over(device, priority, stream, true, thread)
     }
 
-    /// The device's legacy default stream, which waits for every blocking stream of the context and they for it. For
-    /// programs that must keep its order; work on it cannot overlap theirs.
+    /// Returns the device's legacy default stream, which synchronises with every blocking stream of the context. For
+    /// programs that rely on its order; its work cannot overlap theirs.
     ///
     /// # Errors
     /// The driver's.
@@ -99,10 +99,10 @@ impl CudaStream {
         Self::over(device, StreamPriority::Normal, stream, true, None)
     }
 
-    /// The calling thread's own default stream. Its handle means another stream in each thread, so in any other thread
-    /// enqueueing, [`fence`](Self::fence), [`synchronize`](Self::synchronize), [`add_callback`](Self::add_callback) and the
-    /// like answer `InvalidArgument`. Fences of its work can be waited for, awaited and asked from any thread, also after
-    /// this one has ended.
+    /// Returns the calling thread's default stream. Its handle names another stream in each thread, so in other
+    /// threads enqueueing, [`fence`](Self::fence), [`synchronize`](Self::synchronize),
+    /// [`add_callback`](Self::add_callback) and the like fail with `InvalidArgument`. Fences of its work can be
+    /// waited for, awaited and polled from any thread, also after this one has ended.
     ///
     /// # Errors
     /// The driver's.
@@ -126,7 +126,7 @@ impl CudaStream {
         Ok(Self { own, timeline })
     }
 
-    /// An identity within the process, never used again.
+    /// Returns an identity unique in the process and never reused.
     #[must_use]
     pub fn id(&self) -> transload_core::TimelineId {
         self.timeline.id()
@@ -138,14 +138,14 @@ impl CudaStream {
         self.own.device
     }
 
-    /// The driver's stream. From here on every operation has its own event, since others may enqueue work.
+    /// Returns the driver's stream. From now on every operation has its own event, since other code may enqueue work.
     #[must_use]
     pub fn driver(&self) -> &Stream {
         self.own.share();
         self.own.stream()
     }
 
-    /// The priority that the driver gave the stream: smaller is more urgent.
+    /// Returns the stream's driver priority: smaller is more urgent.
     ///
     /// # Errors
     /// The driver's.
@@ -154,7 +154,7 @@ impl CudaStream {
         self.own.stream().priority().map_err(lift)
     }
 
-    /// Whether everything enqueued so far is done; it is not while someone captures the stream into a graph.
+    /// Returns whether everything enqueued so far is complete; `false` during a capture.
     ///
     /// # Errors
     /// The driver's, also one that the stream's work caused.
@@ -166,8 +166,8 @@ impl CudaStream {
         self.own.stream().is_idle().map_err(lift)
     }
 
-    /// Blocks until everything enqueued so far is done, and every callback that was added so far has run. Within a callback
-    /// it does not wait for callbacks: it would wait for itself.
+    /// Blocks until everything enqueued so far is complete, and every callback added so far has run. Within a
+    /// callback it does not wait for callbacks.
     ///
     /// # Errors
     /// `Busy` while someone captures the stream into a graph: waiting would break the capture. The driver's, also one that
@@ -181,8 +181,8 @@ impl CudaStream {
         outcome
     }
 
-    /// Makes later work wait for what an event recorded last, on the device; the event may be another device's. An event
-    /// never recorded is not waited for.
+    /// Makes later work wait, on the device, for what an event recorded last; the event may be another device's. No
+    /// wait for an event that was never recorded.
     ///
     /// # Errors
     /// The driver's.
@@ -193,11 +193,11 @@ impl CudaStream {
         self.own.stream().wait_event(event.driver()).map_err(lift)
     }
 
-    /// Makes later work of this stream, by whomever, wait for the fences: on the device for those of streams, and here on the
-    /// host for those of other backends. Work that failed counts as over. Without any that is open it does nothing.
+    /// Makes all later work of this stream wait for the fences: on the device for those of streams, on the host,
+    /// blocking, for those of other backends. Failed work counts as complete.
     ///
     /// # Errors
-    /// `Busy` while someone captures this stream into a graph: a graph cannot wait for what is outside of it. The driver's.
+    /// `Busy` while this stream is being captured: a graph cannot wait for work outside it. The driver's.
     pub fn wait_fences(&self, fences: &[Fence]) -> Result<()> {
         let own = &*self.own;
         if fences.iter().all(Fence::is_known_complete) {
@@ -214,7 +214,7 @@ impl CudaStream {
         Ok(())
     }
 
-    /// A fence of everything enqueued so far, by whomever: for work that was enqueued through the raw handle.
+    /// Returns a fence of everything enqueued so far, also through the raw handle.
     ///
     /// # Errors
     /// `Busy` while someone captures the stream into a graph; the driver's.
@@ -224,16 +224,17 @@ impl CudaStream {
         Ok(Fence::new(Arc::clone(&self.timeline), point))
     }
 
-    /// Runs `callback` once everything enqueued so far, by whomever, is over: with `Ok`, or with the error of the stream.
-    /// Nobody needs to wait or ask for that, and the stream's handles may be dropped meanwhile.
+    /// Runs `callback` once everything enqueued so far is complete, also through the raw handle: with `Ok`, or with
+    /// the stream's error. No thread needs to wait or poll for that, and the stream's handles may be dropped
+    /// meanwhile.
     ///
-    /// All callbacks of the process run on one thread, those of a stream in the order in which they were added. They may
-    /// call the driver, enqueue on any stream and add callbacks. A slow one delays other callbacks, nothing else. A panic
-    /// ends its callback only; [`metrics`](Self::metrics) counts it and [`last_callback_panic`](Self::last_callback_panic)
-    /// keeps its text. What has not run when the process ends never does.
+    /// All callbacks of the process run on one thread, those of a stream in order. They may call the driver, enqueue
+    /// on any stream and add callbacks. A slow one delays only other callbacks. A panic ends only its callback;
+    /// [`metrics`](Self::metrics) counts it and [`last_callback_panic`](Self::last_callback_panic) keeps its text.
+    /// Callbacks that have not run when the process ends never do.
     ///
     /// # Errors
-    /// The driver's, and the stream's where it is broken already: the callback is dropped, not called.
+    /// The driver's, and the stream's if it has failed already; the callback is dropped, not called.
     pub fn add_callback(&self, callback: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
         self.own.check_not_captured()?;
         callbacks::prepare()?;
@@ -242,19 +243,19 @@ impl CudaStream {
         Ok(())
     }
 
-    /// The text of the last panic in a callback of this stream.
+    /// Returns the text of the last panic in a callback of this stream.
     #[must_use]
     pub fn last_callback_panic(&self) -> Option<String> {
         self.own.callbacks.counts().last_panic
     }
 
-    /// Turns the stream's metrics on or off, for all its clones: `true` counts every operation and times one in 32. Off,
-    /// which they are at first, an operation pays one relaxed load for them. What was counted stays.
+    /// Turns metrics on or off for all clones: `true` counts every operation and times one in 32. While off, the
+    /// default, an operation costs one relaxed load. Counts are kept.
     pub fn enable_metrics(&self, sampling: impl Into<MetricsSampling>) {
         self.own.metrics.enable(sampling.into());
     }
 
-    /// What the stream did while its metrics were on, as far as it is known to be over. Asks nobody.
+    /// Returns the stream's metrics, as far as operations are known to be complete. Does not call the driver.
     #[must_use]
     pub fn metrics(&self) -> StreamMetrics {
         let measured = self.own.events.pending.lock().measured();
@@ -266,12 +267,12 @@ impl CudaStream {
         }
     }
 
-    /// Counts a kernel that was launched through the raw handle, where the metrics are on.
+    /// Counts a kernel launched through the raw handle, if metrics are on.
     pub fn record_kernel_launch(&self) {
         self.own.metrics.count_launch();
     }
 
-    /// Tells how much memory the stream's user holds for it just now; the metrics keep the most, where they are on.
+    /// Reports the bytes currently held for the stream; metrics keep the peak, if they are on.
     pub fn update_peak_memory(&self, bytes: u64) {
         self.own.metrics.raise_peak(bytes);
     }

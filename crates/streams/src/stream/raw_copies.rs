@@ -1,6 +1,6 @@
-//! Copies, fills and prefetches between raw addresses, for frameworks that keep their own order.
+//! Copies, fills and prefetches of raw addresses, for frameworks with their own ordering.
 //!
-//! None of them has a fence: whoever needs one asks for [`CudaStream::fence`](crate::CudaStream::fence) behind them.
+//! None of them has a fence; use [`CudaStream::fence`](crate::CudaStream::fence) after them.
 
 use transload_core::{DeviceId, Error, ErrorKind, Pattern, Result};
 use transload_cuda_sys::{ContextGuard, RawStream, check, ffi};
@@ -88,7 +88,7 @@ impl CudaStream {
         }
         let (_bound, stream) = self.before_raw("a fill", bytes)?;
         let fill = Fill::new(dst, bytes, pattern, || {
-            // A graph that someone captures may outlive the stream, which keeps the kernels.
+            // A captured graph may outlive the stream, which owns the kernels.
             if self.own.is_captured() { Ok(None) } else { self.own.fill_kernels() }
         })?;
         let mut _under_way = false;
@@ -145,7 +145,7 @@ impl CudaStream {
         unsafe { copy_once(src, dst, bytes, stream) }.map_err(lift)
     }
 
-    /// What comes before every raw operation: it has no point, and earlier fences must not cover it.
+    /// Prepares a raw operation: it has no point, and earlier fences must not cover it.
     fn before_raw(&self, what: &str, bytes: usize) -> Result<(ContextGuard<'_>, RawStream)> {
         if bytes == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, format!("{what} needs at least 1 byte")));

@@ -1,4 +1,4 @@
-//! An operation as calls of the driver: everything that can be refused is refused before the first of them.
+//! Translates an operation into driver calls; validates everything before the first call.
 
 use std::os::raw::c_void;
 
@@ -18,17 +18,16 @@ use super::{
 };
 use crate::{CudaGraph, CudaStream, LaunchConfig};
 
-/// Bytes of a copy or fill that counts as small: it takes a few microseconds, so that waiting for a few of them is no
-/// loss, and enqueueing takes as long as doing. See `points`.
+/// Maximum bytes of a small copy or fill: it takes a few microseconds, about as long as enqueueing it. See `points`.
 pub(crate) const SMALL: usize = 64 << 10;
 
-/// As [`SMALL`], of a fill: it runs at the rate of the device's memory, not of a link.
+/// Like [`SMALL`], for a fill, which runs at device memory bandwidth.
 pub(crate) const SMALL_FILL: usize = 1 << 20;
 
-/// What the driver answers, among other things, to host memory that is registered in part.
+/// Returned by the driver for, among others, host memory that is partially registered.
 pub(crate) const INVALID_VALUE: u32 = 1;
 
-/// A buffer's address as a driver call wants it.
+/// A buffer's address as passed to the driver.
 #[derive(Clone, Copy)]
 pub(crate) enum DriverAddress {
     Host(*mut c_void),
@@ -37,7 +36,7 @@ pub(crate) enum DriverAddress {
 }
 
 impl DriverAddress {
-    /// As a copy of rows wants it.
+    /// Fields of a 2D copy.
     fn of_a_row(self) -> (CUmemorytype_enum, *mut c_void, u64) {
         match self {
             Self::Host(address) => (CUmemorytype_enum::CU_MEMORYTYPE_HOST, address, 0),
@@ -77,7 +76,7 @@ fn unreachable(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> Error {
     Error::new(ErrorKind::Unsupported, text)
 }
 
-/// A device's own memory with its context, as a peer copy wants it.
+/// Returns device memory with its context, for a peer copy.
 fn peer(buffer: &RawBuffer) -> Result<(u64, &Context)> {
     buffer.device_address().zip(context_of(buffer)).ok_or_else(|| {
         let place = buffer.place();
@@ -88,12 +87,12 @@ fn peer(buffer: &RawBuffer) -> Result<(u64, &Context)> {
     })
 }
 
-/// The address under which the stream's device uses the memory in place.
+/// Returns the address by which the stream's device accesses the memory in place.
 fn in_place(buffer: &RawBuffer, stream: &CudaStream) -> Result<u64> {
     let place = buffer.place();
     let visible = match place.kind {
         MemoryKind::Device | MemoryKind::Unified => place.device == stream.device(),
-        // Pinned memory has such an address where the driver gave it one.
+        // Pinned memory has one if the driver assigned it.
         MemoryKind::Mapped | MemoryKind::Pinned => place.device.is_cpu(),
         MemoryKind::Pageable => false,
     };
@@ -106,7 +105,7 @@ fn in_place(buffer: &RawBuffer, stream: &CudaStream) -> Result<u64> {
     })
 }
 
-/// What to call the driver with; everything that can be refused is refused before the first call.
+/// Validated driver calls of one operation.
 pub(crate) enum DriverCalls<'a> {
     Copy(DriverAddress, DriverAddress, usize),
     CopyPitched(DriverAddress, DriverAddress, Pitched),
@@ -168,7 +167,7 @@ impl<'a> DriverCalls<'a> {
                 let kernels = stream.own.kernels()?;
                 Ok(Self::CopyInPlace { kernels, src: from, dst: to, bytes: src.len() })
             }
-            // Without access the driver would find out only when it runs, and lose the context.
+            // Without access, the error would occur at execution and break the context.
             Operation::Fill { dst, .. }
                 if dst.place().kind == MemoryKind::Device && dst.place().device != stream.device() =>
             {

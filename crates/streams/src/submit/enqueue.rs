@@ -14,7 +14,7 @@ use super::driver_calls::{
 };
 use crate::{CudaStream, completion::timeline::StreamTimeline, stream::metrics::Counted};
 
-// SAFETY: a stream does its work in order, behind the events that it waits for; points are given behind the work.
+// SAFETY: a stream runs its work in order, after the events it waits for; points are issued after the work.
 unsafe impl Queue for CudaStream {
     fn device(&self) -> DeviceId {
         self.own.device
@@ -31,7 +31,7 @@ unsafe impl Queue for CudaStream {
 
     #[inline]
     fn can_copy(&self, src: Place, dst: Place) -> bool {
-        // The two of one family: to compare any two devices takes longer.
+        // Compare ordinals only: comparing any two devices takes longer.
         let here = |place: Place| match (place.device, self.own.device) {
             (DeviceId::Cuda(theirs), DeviceId::Cuda(ours)) => theirs == ours,
             _ => false,
@@ -73,7 +73,8 @@ unsafe impl Queue for CudaStream {
         Some(self.own.raw().addr())
     }
 
-    /// The handle stays ours, so the stream does not count as shared. Fences given so far do not wait for what `call` enqueues.
+    /// Does not expose the handle, so the stream does not count as shared. Earlier fences do not wait for what `call`
+    /// enqueues.
     fn with_raw_handle(&self, call: &mut dyn FnMut(usize)) -> Result<()> {
         self.own.check_usable()?;
         let _bound = self.own.context().enter().map_err(lift)?;
@@ -87,14 +88,14 @@ unsafe impl Queue for CudaStream {
 }
 
 impl CudaStream {
-    /// One short copy that nothing of other streams is before: the shortest way to the driver.
+    /// Fast path for a small copy without waits.
     ///
     /// # Safety
     /// * As for [`Queue::enqueue`].
     #[inline]
     unsafe fn copy_small(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<Fence> {
         let own = &*self.own;
-        // Its handle is nobody's, but an event may have pulled it into a capture.
+        // The handle is private, but an event may have pulled the stream into a capture.
         own.check_not_captured()?;
         reachable(self, src, dst)?;
         let (from, to) = (driver_address(src)?, driver_address(dst)?);
@@ -106,12 +107,12 @@ impl CudaStream {
         }
         match own.next_small_point() {
             Ok(point) => Ok(Fence::new(Arc::clone(&self.timeline), point)),
-            // Without a fence nobody would wait for it.
+            // Without a fence no one would wait for it.
             Err(error) => Err(own.resolve_unrecorded_error(error)),
         }
     }
 
-    /// Enqueues driver calls behind the fences, as one operation.
+    /// Enqueues driver calls after the fences, as one operation.
     ///
     /// # Safety
     /// * As for [`Queue::enqueue`], and for [`DriverCalls::make`].
@@ -166,11 +167,12 @@ impl CudaStream {
 const INVALID_CONTEXT: u32 = 201;
 
 thread_local! {
-    /// Once a call was refused and another context, or none, found to be current: until then calls are made in whatever is.
+    /// Set once a call failed because another context, or none, was current; until then calls use the current
+    /// context.
     static CONTEXT_FALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// In the stream's context, unless it was there that the driver refused it.
+/// Repeats a copy in the stream's context, unless it failed there.
 ///
 /// # Safety
 /// * As for [`copy`].
@@ -183,13 +185,13 @@ unsafe fn copy_in_its_own(
 ) -> Result<()> {
     let bound = own.context().enter_fallback(&CONTEXT_FALLBACK).map_err(lift)?;
     let mut under_way = false;
-    // Where no context was current the driver went by the stream, unless it wants one.
+    // Without a current context the driver uses the stream's, unless it requires one.
     let stands = |error: &DriverError| {
         bound.was_current()
             || bound.had_none() && !matches!(error.code(), Some(INVALID_VALUE | INVALID_CONTEXT))
     };
     let copied = match refused {
-        // Refused for what it is, it may be possible in parts.
+        // The copy may succeed in parts.
         Some(Err(error)) if stands(&error) => {
             // SAFETY: the caller's promise.
             unsafe { copy_after(Err(error), from, to, bytes, own.raw(), &mut under_way) }

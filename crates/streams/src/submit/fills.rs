@@ -1,12 +1,12 @@
-//! A fill as calls of the driver: its own memset for patterns of 1, 2 and 4 bytes, our kernel for those of 8 and 16 and where
-//! memory begins between, and copies where the kernel cannot be.
+//! Fills: driver memset for patterns of 1, 2 and 4 bytes, this crate's kernel for 8 and 16 bytes and unaligned
+//! memory, and copies if the kernel is unavailable.
 
 use transload_core::{Pattern, Result};
 use transload_cuda_sys::{DriverError, RawStream, check, ffi};
 
 use super::kernels::Kernels;
 
-/// One fill of memory that the device reaches.
+/// A fill of device-accessible memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Fill<'a> {
     address: u64,
@@ -16,17 +16,18 @@ pub(crate) struct Fill<'a> {
 
 #[derive(Clone, Copy)]
 enum FillMethod<'a> {
-    /// The driver's own.
+    /// The driver's memset.
     Memset(Pattern),
-    /// Our kernel.
+    /// This crate's kernel.
     Kernel(&'a Kernels, Pattern),
-    /// The pattern once, by the driver's memset, and copies of what is there behind itself: slower, since they read as much
-    /// as they write, and with nothing but what every driver has.
+    /// The pattern once, by memset, then copies of the filled part: slower, since it also reads, but always
+    /// available.
     Copies(Pattern),
 }
 
 impl<'a> Fill<'a> {
-    /// What it is done with. `kernels` is asked where the driver has no call for it; without kernels it is done by copies.
+    /// Chooses the method. `kernels` is called only if memset does not support the pattern; without kernels the fill
+    /// uses copies.
     ///
     /// # Errors
     /// Those of `kernels`.
@@ -81,7 +82,7 @@ impl<'a> Fill<'a> {
     }
 }
 
-/// The driver's own, where it has one for the pattern and takes the address: another library's memory may begin anywhere.
+/// Returns memset if it supports the pattern at this alignment.
 fn memset(pattern: Pattern, address: u64) -> Option<FillMethod<'static>> {
     let has = matches!(pattern, Pattern::U8(_) | Pattern::U16(_) | Pattern::U32(_));
     (has && address.is_multiple_of(pattern.width() as u64)).then_some(FillMethod::Memset(pattern))

@@ -1,4 +1,4 @@
-//! A copy in the parts that the driver takes, where host memory is registered in part.
+//! Splits copies at the bounds of partially registered host memory.
 
 use transload_core::Pitched;
 use transload_cuda_sys::{DriverError, RawStream};
@@ -7,7 +7,7 @@ use transload_memory::registration_edges;
 use super::driver_calls::{DriverAddress, copy, copy_once};
 
 impl DriverAddress {
-    /// Offsets at which a registration begins or ends.
+    /// Returns the offsets at which a registration begins or ends.
     fn edges(self, bytes: usize) -> Vec<usize> {
         let Self::Host(address) = self else { return Vec::new() };
         let start = address.addr();
@@ -23,11 +23,11 @@ impl DriverAddress {
     }
 }
 
-/// Does what the driver refused to do at once: a range that begins in a registration and leaves it, it does not take.
+/// Copies in parts: the driver rejects a range that begins in a registration and ends outside it.
 ///
 /// # Errors
-/// `refused` where no registration ends within the memory; the driver's. The parts before it are in flight then, if `under_way`
-/// says so.
+/// `refused` if no registration ends within the memory; the driver's. Earlier parts may be in flight then, as
+/// `under_way` says.
 ///
 /// # Safety
 /// * As for [`DriverCalls::make`](crate::submit::driver_calls::DriverCalls::make).
