@@ -1,4 +1,4 @@
-//! The threads of a backend: none before the first operation that needs one, bounded, named, and gone after its last use.
+//! A backend's threads: started by the first operation that needs one, bounded, named, and ended after the last use.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail their tests")]
 
@@ -20,7 +20,7 @@ fn named() -> Vec<String> {
 }
 
 #[test]
-fn threads_start_with_the_first_large_operation_and_end_after_the_last_lease() {
+fn threads_start_on_demand_and_end_after_last_lease() {
     const WORKERS: usize = 3;
     let backend = CpuBackend::builder().workers(WORKERS).parallel_from(1 << 20).build().unwrap();
     let buffer = backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, 8 << 20).unwrap();

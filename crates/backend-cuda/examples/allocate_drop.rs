@@ -18,7 +18,7 @@ mod timing {
         Access, Backend, Claims, DeviceId, Fence, MemoryKind, RawBuffer, Result, Timeline, TimelineId,
     };
 
-    /// A queue whose work is over when `reached` says so.
+    /// A queue whose work is complete when `reached` says so.
     struct Queue {
         id: TimelineId,
         reached: AtomicU64,

@@ -1,7 +1,8 @@
 //! One buffer for the host and a device: `cargo run -p transload-backend-cuda --example unified`.
 //!
-//! The host uses it through slices, the device through a guard. Whoever comes next sees what was written before; nobody waits
-//! by hand, and nobody can look while the other side writes. On a device without shared memory the same program copies.
+//! The host uses it through slices, the device through a guard. Each side sees the other's earlier writes, without
+//! explicit waits, and neither can access it while the other writes. On a device without managed memory the same
+//! program copies.
 
 #[cfg(any(target_os = "linux", windows))]
 pub(crate) fn run(ordinal: u32) -> transload_core::Result<()> {
@@ -27,7 +28,7 @@ pub(crate) fn run(ordinal: u32) -> transload_core::Result<()> {
     let sum: f64 = buffer.read()?.iter().map(|number| f64::from(*number)).sum();
     println!("the sum is {sum}, as it should be: {}", f64::from(1 << 19) * 1.5);
 
-    // Handles tell how it went, for who wants to know.
+    // The handles return the outcome.
     cleared.wait()?;
     back.wait()?;
     Ok(())

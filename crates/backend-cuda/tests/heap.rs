@@ -1,4 +1,4 @@
-//! A warm buffer costs no heap allocation, also with a use between. A program of its own, for the sake of its allocator.
+//! A warm buffer costs no heap allocation, even after a use. A binary of its own, for its allocator.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 

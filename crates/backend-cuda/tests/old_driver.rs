@@ -1,4 +1,4 @@
-//! Core's conformance suite on the oldest driver that is taken: CUDA 11.0, without what came later.
+//! Core's conformance suite on the oldest supported driver: CUDA 11.0.
 #![cfg(any(target_os = "linux", windows))]
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a log of transfers keeps and counts.
+//! The records and totals of a transfer log.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail their tests")]
 
 use std::{sync::Arc, thread};
@@ -16,7 +16,7 @@ fn report(bytes: u64) -> TransferReport {
 }
 
 #[test]
-fn every_end_is_counted_and_only_completed_bytes_are_bytes() {
+fn every_end_counts_but_only_completed_bytes() {
     let log = TransferLog::with_capacity(8);
     let error = Error::new(ErrorKind::DeviceLost, "gone");
     for bytes in 1..=3 {
@@ -33,7 +33,7 @@ fn every_end_is_counted_and_only_completed_bytes_are_bytes() {
 }
 
 #[test]
-fn a_full_log_keeps_the_newest_and_counts_what_it_displaced() {
+fn full_log_keeps_newest_and_counts_displaced() {
     let log = TransferLog::with_capacity(3);
     for bytes in 0..10 {
         log.transfer(TransferEvent::Completed(&report(bytes)));
@@ -79,7 +79,7 @@ fn clearing_forgets_records_and_counts_but_not_the_sequence() {
 }
 
 #[test]
-fn totals_taken_while_transfers_end_belong_to_one_moment() {
+fn totals_during_transfers_are_consistent() {
     let log = Arc::new(TransferLog::with_capacity(16));
     let writers: Vec<_> = (0..4)
         .map(|_| {

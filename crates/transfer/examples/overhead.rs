@@ -1,4 +1,5 @@
-//! What a call of the manager costs beyond the queue's own work: `cargo run --release --example overhead [bytes]`.
+//! Measures the overhead of a manager's call over the queue's own work: `cargo run --release --example overhead
+//! [bytes]`.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +39,7 @@ fn main() -> Result<()> {
     for _ in 0..REPETITIONS {
         let [sampled, unsampled, all] = &managers;
         let measured = [
-            // SAFETY: nobody else uses the buffers, and they live until the wait is over.
+            // SAFETY: the buffers have no other user, and live until the wait returns.
             timed(|| unsafe { queue.enqueue(&operation, &[], Timing::Off) }?.wait())?,
             timed(|| submit(&*queue, &operation, Timing::Off)?.wait())?,
             timed(|| {

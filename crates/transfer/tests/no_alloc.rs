@@ -1,4 +1,4 @@
-//! Once warm, a transfer on the CPU backend allocates nothing. Alone in its binary for the sake of its allocator.
+//! Once warm, a transfer on the CPU backend allocates nothing. A binary of its own, for its allocator.
 #![allow(clippy::unwrap_used)]
 
 use std::{

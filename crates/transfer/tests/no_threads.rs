@@ -1,4 +1,4 @@
-//! Staged transfers for which the system refuses a thread. Alone in its program, since the limit is the whole process's.
+//! Staged transfers if the system refuses a thread. A binary of its own, since the limit is per process.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 

@@ -17,7 +17,7 @@ use transload_core::{
     submit,
 };
 
-/// What is wrong.
+/// The planted fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
@@ -52,7 +52,7 @@ pub(crate) enum Fault {
     Panics,
 }
 
-/// Copies to be done one after the other.
+/// Copies to run one after the other.
 #[derive(Debug)]
 struct FaultyRecording {
     copies: Vec<(RawBuffer, RawBuffer)>,
@@ -206,7 +206,7 @@ struct FaultyQueue {
 }
 
 impl FaultyQueue {
-    /// A fault after the operation: done on the spot, through the host's addresses.
+    /// A fault after the operation, applied inline through host addresses.
     fn harm(&self, operation: &Operation<'_>) {
         let Operation::Copy { src, dst } = *operation else { return };
         let (Some(from), Some(to)) = (src.host_address(), dst.host_address()) else { return };

@@ -1,4 +1,4 @@
-//! Each planted fault is found, by the check that is about it.
+//! Each planted fault is found by its check.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::{
     run,
 };
 
-/// The names of the checks that fail with a fault.
+/// Returns the names of the checks that fail with a fault.
 fn failing(fault: Fault) -> Vec<&'static str> {
     // What a fault keeps from ending is waited for this long; without one, whatever the machine is busy with besides.
     let patience =
@@ -85,7 +85,7 @@ fn faults_in_answers_are_found() {
 }
 
 #[test]
-fn a_panic_is_a_failure_of_the_check_that_met_it() {
+fn panic_fails_only_its_check() {
     let outcome = run(Faulty::around(cpu(2, 4 << 20), Fault::Panics), 5, Duration::from_secs(1));
     let panicked = outcome.failures().find(|failure| failure.check == "fills").unwrap();
     assert!(panicked.to_string().contains("planted"), "{panicked}");

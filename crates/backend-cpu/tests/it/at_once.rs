@@ -1,4 +1,4 @@
-//! Short copies without a queue: in the order of all other work, and only where they have nothing to wait for.
+//! Short copies without a queue: ordered with all other work, and only if they have nothing to wait for.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ fn at_once(src: &RawBuffer, dst: &RawBuffer) -> Result<bool> {
 const HOST: Place = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
 
 #[test]
-fn short_copy_is_complete_when_it_returns_and_leaves_nothing_in_flight() {
+fn short_copy_completes_inline() {
     let backend = backend(1, usize::MAX);
     assert!(backend.host_copy_limit(HOST, HOST) >= 4096);
     assert_eq!(backend.host_copy_limit(HOST, Place::new(DeviceId::Cuda(0), MemoryKind::Device)), 0);
@@ -40,7 +40,7 @@ fn short_copy_is_complete_when_it_returns_and_leaves_nothing_in_flight() {
 }
 
 #[test]
-fn short_copy_is_left_to_a_queue_while_earlier_work_is_in_flight() {
+fn short_copy_is_queued_after_work_in_flight() {
     let (backend, gate) = (backend(1, usize::MAX), Gate::new());
     let (src, dst) = (backend.wrap_vec(noise(2, 64)), allocate(&backend, 64));
     for used in [&src, &dst] {
@@ -58,7 +58,7 @@ fn short_copy_is_left_to_a_queue_while_earlier_work_is_in_flight() {
 }
 
 #[test]
-fn short_copy_of_damaged_bytes_is_refused_and_one_over_them_repairs_them() {
+fn short_copy_from_damaged_fails_and_onto_repairs() {
     let backend = backend(1, usize::MAX);
     let (good, bad) = (allocate(&backend, REFUSED), allocate(&backend, REFUSED));
     let part = |of: &RawBuffer, range: Range<usize>| of.slice(range).unwrap();
@@ -76,7 +76,7 @@ fn short_copy_of_damaged_bytes_is_refused_and_one_over_them_repairs_them() {
 }
 
 #[test]
-fn panic_of_an_observer_before_a_short_copy_leaves_no_claims() {
+fn panicking_hook_before_short_copy_leaves_no_claims() {
     let backend = backend(1, usize::MAX);
     let (src, dst) = (allocate(&backend, REFUSED), allocate(&backend, REFUSED));
     refuse();

@@ -1,4 +1,4 @@
-//! Many threads submit at once.
+//! Concurrent submission by many threads.
 
 use std::thread;
 
@@ -7,7 +7,7 @@ use transload_core::{Backend, Operation, Timing, submit};
 use crate::{allocate, backend, lease, noise};
 
 #[test]
-fn twelve_threads_submit_a_hundred_copies_each_between_shared_buffers() {
+fn concurrent_copies_between_shared_buffers_complete() {
     const THREADS: usize = 12;
     const ROUNDS: usize = 100;
     const PART: usize = 90_001;
@@ -45,7 +45,7 @@ fn twelve_threads_submit_a_hundred_copies_each_between_shared_buffers() {
 }
 
 #[test]
-fn threads_that_write_one_range_leave_one_writers_bytes_whole() {
+fn concurrent_writes_leave_one_writers_bytes() {
     let backend = backend(2, 200_000);
     let dst = allocate(&backend, 300_000);
     let sources: Vec<_> = (1..=6_u8).map(|value| backend.wrap_readonly(vec![value; 300_000])).collect();
@@ -64,7 +64,7 @@ fn threads_that_write_one_range_leave_one_writers_bytes_whole() {
     assert!((1..=6).contains(&view[0]) && view.iter().all(|byte| *byte == view[0]));
 }
 
-/// Copies on the submitting thread and on workers meet on one queue, whose idle state is taken without a lock.
+/// Inline copies and copies on workers share one queue, whose idle state is acquired without a lock.
 #[test]
 fn threads_that_share_one_queue_lose_no_wake() {
     const THREADS: usize = 6;

@@ -21,7 +21,7 @@ fn memory_is_zeroed_and_aligned_by_its_size() {
 }
 
 #[test]
-fn absurd_sizes_are_errors_not_an_abort() {
+fn oversized_allocations_return_errors() {
     for bytes in [usize::MAX, isize::MAX as usize, usize::MAX - (2 << 20) + 2, 1 << 46] {
         let error = backend(1, usize::MAX).allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{bytes}");
@@ -107,7 +107,7 @@ fn batches(backend: &CpuBackend) {
 }
 
 #[test]
-fn every_operation_puts_exactly_its_bytes_in_place_on_one_worker() {
+fn every_operation_on_one_worker_equals_memcpy() {
     let backend = backend(1, usize::MAX);
     copies(&backend);
     fills(&backend);

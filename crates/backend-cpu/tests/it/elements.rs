@@ -1,4 +1,4 @@
-//! A buffer filled with elements of any size holds them, and nothing beside it is touched.
+//! Fills with elements of any size write exactly the buffer.
 
 use transload_backend_cpu::CpuBackend;
 use transload_core::{ErrorKind, Queue, fill};
@@ -17,7 +17,7 @@ fn fill_elements(backend: &CpuBackend, queue: &dyn Queue, element: &[u8], count:
 }
 
 #[test]
-fn elements_of_any_size_fill_and_nothing_beside_them_is_touched() {
+fn elements_of_any_size_fill_exactly_their_bytes() {
     let backend = backend(2, 1 << 20);
     let queue = lease(&backend);
     for bytes in [1, 2, 3, 4, 5, 8, 12, 16, 24, 31, 3072] {
@@ -35,7 +35,7 @@ fn elements_of_any_size_fill_and_nothing_beside_them_is_touched() {
 }
 
 #[test]
-fn elements_that_do_not_fit_are_refused_and_none_at_all_is_done_at_once() {
+fn misfit_elements_are_refused_and_none_completes() {
     let backend = backend(2, 1 << 20);
     let queue = lease(&backend);
     let buffer = backend.wrap_vec(vec![1; 100]);

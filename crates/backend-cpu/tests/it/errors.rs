@@ -1,4 +1,4 @@
-//! What cannot be done is refused with a kind to act on and a text that says what would be valid.
+//! Invalid requests are refused with a kind, and a text that says what would be valid.
 
 use transload_backend_cpu::{CpuBackend, HostBuffer};
 use transload_core::{
@@ -38,7 +38,7 @@ fn bad_allocations_are_refused_each_with_its_kind() {
 }
 
 #[test]
-fn typed_buffers_refuse_what_cannot_be_counted_or_aligned() {
+fn typed_buffer_refuses_bad_length_or_alignment() {
     #[derive(Clone, Copy)]
     #[repr(align(128))]
     struct Wide(#[allow(dead_code)] [u8; 128]);
@@ -79,7 +79,7 @@ fn bad_operations_are_refused_and_leave_no_trace() {
 }
 
 #[test]
-fn other_devices_and_settings_without_sense_are_refused() {
+fn other_devices_and_invalid_settings_are_refused() {
     let backend = backend(1, usize::MAX);
     let lease = backend.lease_queue(DeviceId::Wgpu(0), StreamPriority::High, WorkloadType::Mixed);
     assert_eq!(refused(lease).kind(), ErrorKind::UnknownDevice);

@@ -1,4 +1,4 @@
-//! What failed stays failed for as long as its fence is there, and ends nothing else.
+//! A failed operation's fence keeps its error, and other operations go on.
 
 use std::{
     sync::{
@@ -19,10 +19,10 @@ use transload_core::{
 
 use crate::{allocate, backend, gate::Gate, lease};
 
-/// Writing so many bytes fails in this test's process: the observer of the host's accesses panics.
+/// Writes of this many bytes fail in this process: the hook of host accesses panics.
 pub(crate) const REFUSED: usize = 4243;
 
-/// Writing so many bytes is held up the first time, each until its test lets it go on: 0 before, 1 while it is held, 2 then.
+/// The first write of each of these sizes is held until its test releases it: 0 before, 1 while held, 2 after.
 const HELD: [usize; 2] = [4247, 4253];
 static HOLDS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 
@@ -41,7 +41,7 @@ pub(crate) fn refuse() {
     });
 }
 
-/// Submits a fill of `HELD[index]` bytes on another thread, which is held within it.
+/// Submits a fill of `HELD[index]` bytes on another thread, where it is held.
 fn hold(index: usize, backend: &Arc<CpuBackend>, queue: &Arc<QueueLease>) -> thread::JoinHandle<()> {
     refuse();
     let (buffer, queue) = (allocate(backend, HELD[index]), Arc::clone(queue));
@@ -55,7 +55,7 @@ fn hold(index: usize, backend: &Arc<CpuBackend>, queue: &Arc<QueueLease>) -> thr
     submitter
 }
 
-/// Has another thread block in `wait`, lets the held operation go on, and expects that the thread is woken.
+/// Has another thread block in `wait`, releases the held operation, and checks that the thread is woken.
 fn is_woken_after(index: usize, wait: impl FnOnce() + Send + 'static) {
     let (tell, told) = mpsc::channel();
     let waiting = thread::spawn(move || {
@@ -70,7 +70,7 @@ fn is_woken_after(index: usize, wait: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn drain_waits_for_an_operation_on_the_submitting_thread() {
+fn drain_waits_for_inline_operation() {
     let backend = backend(1, usize::MAX);
     let queue = Arc::new(lease(&backend));
     let submitter = hold(0, &backend, &queue);
@@ -79,7 +79,7 @@ fn drain_waits_for_an_operation_on_the_submitting_thread() {
 }
 
 #[test]
-fn job_queued_after_an_operation_on_the_submitting_thread_runs() {
+fn operation_queued_after_inline_one_runs() {
     let backend = backend(1, usize::MAX);
     let queue = Arc::new(lease(&backend));
     let submitter = hold(1, &backend, &queue);
@@ -107,7 +107,7 @@ fn failures_outlive_any_number_of_later_ones() {
             let fill = Operation::Fill { dst: &good, pattern: Pattern::U8(0) };
             submit(&gate, &fill, Timing::Off).unwrap();
         }
-        // One fails and one does not, in turn: no two failures are neighbours.
+        // Alternate failures and successes, so that no two failures are adjacent.
         let fences: Vec<_> = (0..6000)
             .map(|index| {
                 let dst = if index % 2 == 0 { &bad } else { &good };

@@ -1,4 +1,4 @@
-//! A queue of some other backend whose operations do nothing and end when the test says so.
+//! A queue of another backend, whose operations do nothing and complete when the test says so.
 
 use std::{
     any::Any,
@@ -38,7 +38,7 @@ impl Gate {
         Self { timeline: line.clone(), line }
     }
 
-    /// Ends everything enqueued so far.
+    /// Completes everything enqueued so far.
     pub(crate) fn open(&self) {
         let mut state = self.line.state.lock();
         self.line.reached.store(state.0, Ordering::Release);
@@ -48,13 +48,13 @@ impl Gate {
         wakers.into_iter().for_each(|(_, waker)| waker.wake());
     }
 
-    /// Wakes who waits although nothing has ended.
+    /// Wakes all waiters spuriously.
     pub(crate) fn wake_spuriously(&self) {
         let wakers: Vec<_> = self.line.state.lock().1.iter().map(|(_, waker)| waker.clone()).collect();
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// How many wait for it without a thread.
+    /// Returns the number of registered wakers.
     pub(crate) fn waiting(&self) -> usize {
         self.line.state.lock().1.len()
     }

@@ -1,4 +1,4 @@
-//! Memory and threads live as long as work needs them, and no longer.
+//! Memory and threads live exactly as long as work needs them.
 
 use std::{
     sync::{
@@ -34,7 +34,7 @@ impl Drop for Owner {
 }
 
 #[test]
-fn dropping_buffers_early_keeps_their_memory_until_the_copy_is_done() {
+fn dropped_buffers_keep_memory_until_copy_completes() {
     let backend = backend(2, usize::MAX);
     let gate = Gate::new();
     let drops = Arc::new(AtomicUsize::new(0));
@@ -58,7 +58,7 @@ fn dropping_buffers_early_keeps_their_memory_until_the_copy_is_done() {
 }
 
 #[test]
-fn what_only_another_backend_still_uses_is_parked_and_drained() {
+fn memory_in_use_by_other_backend_is_parked() {
     let backend = backend(1, usize::MAX);
     let gate = Gate::new();
     let buffer = allocate(&backend, 1000);
@@ -97,7 +97,7 @@ fn a_lease_that_outlives_the_backend_still_works() {
 }
 
 #[test]
-fn leases_are_counted_until_they_are_dropped_and_their_queues_used_again() {
+fn leases_are_counted_and_queues_reused() {
     let backend = backend(2, usize::MAX);
     let leases: Vec<_> = (0..20).map(|_| lease(&backend)).collect();
     assert_eq!(backend.resource_counts().leases, 20);
@@ -111,7 +111,7 @@ fn leases_are_counted_until_they_are_dropped_and_their_queues_used_again() {
 }
 
 #[test]
-fn bytes_inside_their_owner_are_read_where_the_owner_finally_is() {
+fn inline_owner_bytes_are_read_at_final_address() {
     let backend = backend(1, usize::MAX);
     let buffer = backend.wrap_readonly([7_u8; 100]);
     assert_eq!(*buffer.read().unwrap(), [7; 100]);
@@ -133,7 +133,7 @@ fn raw_memory_is_used_and_not_freed() {
     assert!(bytes.iter().all(|byte| *byte == 2));
 }
 
-/// Keeps the worker that wakes it, after the point is reached and before the buffers are let go.
+/// Blocks the worker that wakes it, after the point is reached and before the buffers are dropped.
 struct Hold(Mutex<mpsc::Receiver<()>>);
 
 impl Wake for Hold {
@@ -143,7 +143,7 @@ impl Wake for Hold {
 }
 
 #[test]
-fn drain_waits_until_the_workers_have_let_go_of_the_buffers_too() {
+fn drain_waits_for_workers_to_drop_buffers() {
     let backend = backend(1, usize::MAX);
     let gate = Gate::new();
     let drops = Arc::new(AtomicUsize::new(0));
@@ -184,7 +184,7 @@ impl Drop for Explosive {
 }
 
 #[test]
-fn an_owner_that_panics_when_dropped_does_not_end_the_queue() {
+fn panicking_owner_drop_does_not_stop_queue() {
     let backend = backend(1, usize::MAX);
     let gate = Gate::new();
     let src = backend.wrap_readonly(Explosive(vec![5; 100]));
@@ -210,7 +210,7 @@ impl Wake for DrainHere {
 }
 
 #[test]
-fn drain_on_a_worker_is_refused_and_not_for_ever() {
+fn drain_on_worker_is_refused() {
     let backend = backend(1, usize::MAX);
     let gate = Gate::new();
     let buffer = allocate(&backend, 10);

@@ -36,7 +36,7 @@ fn allocate(backend: &CpuBackend, bytes: usize) -> RawBuffer {
     backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap()
 }
 
-/// Bytes that look like nothing else: xorshift from a seed.
+/// Pseudo-random bytes: xorshift from a seed.
 fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {

@@ -1,4 +1,4 @@
-//! Work on one range happens in the order of its submission, whatever the queues; work on others does not wait for it.
+//! Work on one range runs in submission order across queues; work on other ranges does not wait for it.
 
 use std::{
     sync::{Arc, mpsc},
@@ -13,7 +13,7 @@ use crate::{allocate, backend, gate::Gate, lease, lease_at, noise};
 const MIB: usize = 1 << 20;
 
 #[test]
-fn of_conflicting_writes_on_two_queues_the_last_submitted_wins() {
+fn conflicting_writes_on_two_queues_keep_last() {
     let backend = backend(2, 2 * MIB);
     let (first, second) = (lease(&backend), lease(&backend));
     for bytes in [100, MIB, 5 * MIB] {
@@ -46,17 +46,17 @@ fn a_reader_on_another_queue_sees_what_was_written_before() {
 }
 
 #[test]
-fn a_fence_of_another_backend_is_waited_for_and_occupies_no_worker() {
+fn foreign_fence_wait_blocks_no_worker() {
     let backend = backend(1, usize::MAX);
     let gate = Gate::new();
     let held: Vec<_> = (0..4)
         .map(|index| {
             let (src, dst) = (allocate(&backend, 10), allocate(&backend, 10));
-            // The gate's operation, which writes `src`, is under way.
+            // The gate's operation, which writes `src`, is in flight.
             submit(&gate, &Operation::Fill { dst: &src, pattern: Pattern::U8(0) }, Timing::Off).unwrap();
             let queue = lease(&backend);
             let fence = submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap();
-            // Behind it on the same queue, though it needs nothing.
+            // After it on the same queue, though it depends on nothing.
             let later = allocate(&backend, 10);
             let fill = Operation::Fill { dst: &later, pattern: Pattern::U8(index) };
             let later = submit(&*queue, &fill, Timing::Off).unwrap();
@@ -64,7 +64,7 @@ fn a_fence_of_another_backend_is_waited_for_and_occupies_no_worker() {
         })
         .collect();
 
-    // The only worker is free for whoever else comes.
+    // The only worker is free for other work.
     let other = lease_at(&backend, StreamPriority::Low);
     let buffer = allocate(&backend, MIB);
     let fill = Operation::Fill { dst: &buffer, pattern: Pattern::U8(9) };
@@ -84,7 +84,7 @@ fn a_fence_of_another_backend_is_waited_for_and_occupies_no_worker() {
 }
 
 #[test]
-fn queues_that_wait_for_each_other_in_a_chain_of_thousands_do_not_block_one_worker() {
+fn long_chain_of_waiting_queues_blocks_no_worker() {
     let backend = backend(1, usize::MAX);
     let gate = Gate::new();
     let queues: Vec<_> = [StreamPriority::High, StreamPriority::Normal, StreamPriority::Low]
@@ -100,7 +100,7 @@ fn queues_that_wait_for_each_other_in_a_chain_of_thousands_do_not_block_one_work
     assert_eq!(buffer.read().unwrap()[..4], 2999_u32.to_ne_bytes());
 }
 
-/// Keeps the thread that wakes it until the test lets go.
+/// Blocks the thread that wakes it until the test releases it.
 struct Hold(Mutex<mpsc::Receiver<()>>);
 
 impl Wake for Hold {
@@ -109,7 +109,7 @@ impl Wake for Hold {
     }
 }
 
-/// Writes down that it was woken.
+/// Records that it was woken.
 struct Note(StreamPriority, Arc<Mutex<Vec<StreamPriority>>>);
 
 impl Wake for Note {

@@ -8,7 +8,7 @@ use transload_core::{Buffer, ErrorKind, Operation, Pattern, Timing, submit};
 use crate::{allocate, backend, gate::Gate, lease};
 
 #[test]
-fn while_an_operation_is_in_flight_try_answers_busy_and_read_waits() {
+fn try_read_in_flight_is_busy_and_read_waits() {
     let backend = backend(1, usize::MAX);
     let gate = Gate::new();
     let buffer = HostBuffer::<u32>::new(&backend, 100_000).unwrap();
@@ -27,7 +27,7 @@ fn while_an_operation_is_in_flight_try_answers_busy_and_read_waits() {
 }
 
 #[test]
-fn an_operation_on_bytes_with_an_open_view_is_refused_until_it_is_closed() {
+fn open_view_refuses_operations_until_closed() {
     let backend = backend(1, usize::MAX);
     let (a, b) = (allocate(&backend, 100), allocate(&backend, 100));
     let queue = lease(&backend);

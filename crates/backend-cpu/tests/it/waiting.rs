@@ -48,7 +48,7 @@ impl Wake for Count {
 }
 
 #[test]
-fn a_waker_is_woken_once_however_often_it_was_polled() {
+fn waker_is_woken_once_after_many_polls() {
     let backend = backend(1, usize::MAX);
     let gate = Gate::new();
     let (src, dst) = (allocate(&backend, 100), allocate(&backend, 100));
@@ -80,7 +80,7 @@ impl Wake for Rude {
 }
 
 #[test]
-fn a_waker_that_panics_ends_neither_worker_nor_queue() {
+fn panicking_waker_stops_neither_worker_nor_queue() {
     let backend = backend(1, usize::MAX);
     let gate = Gate::new();
     let buffer = allocate(&backend, 100);
@@ -97,7 +97,7 @@ fn a_waker_that_panics_ends_neither_worker_nor_queue() {
 }
 
 #[test]
-fn a_duration_is_kept_until_taken_and_only_where_measured() {
+fn duration_is_kept_until_taken_if_measured() {
     let backend = backend(1, usize::MAX);
     let queue = lease(&backend);
     let buffer = allocate(&backend, 8 << 20);
@@ -112,7 +112,7 @@ fn a_duration_is_kept_until_taken_and_only_where_measured() {
 }
 
 #[test]
-fn durations_that_nobody_takes_are_bounded() {
+fn untaken_durations_are_bounded() {
     let backend = backend(1, usize::MAX);
     let queue = lease(&backend);
     let buffer = allocate(&backend, 8);
@@ -123,7 +123,7 @@ fn durations_that_nobody_takes_are_bounded() {
 }
 
 #[test]
-fn waiting_for_a_point_that_nobody_enqueued_is_an_error_and_not_forever() {
+fn wait_for_point_not_enqueued_is_an_error() {
     let backend = backend(1, usize::MAX);
     let queue = lease(&backend);
     assert_eq!(queue.timeline().wait(7).unwrap_err().kind(), ErrorKind::InvalidArgument);

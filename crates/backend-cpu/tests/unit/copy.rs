@@ -6,7 +6,7 @@ use super::*;
 use crate::CpuBackend;
 
 #[test]
-fn pieces_cover_everything_once_and_large_ones_are_whole_huge_pages() {
+fn pieces_cover_all_and_large_ones_are_huge_pages() {
     let backend = CpuBackend::new().unwrap();
     for (bytes, grain) in [(4 << 20, 64 << 10), ((16 << 20) + 3, 2 << 20), (100 << 20, 2 << 20)] {
         let dst = backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap();

@@ -7,7 +7,7 @@ use transload_memory::{CudaFeature, MemoryLocation, PrefetchEntry, PrefetchPlan,
 use crate::backend;
 
 #[test]
-fn what_the_backend_advises_is_what_the_driver_believes() {
+fn advice_reaches_the_driver() {
     let (test, backend) = backend();
     if !backend.supports_feature(CudaFeature::ConcurrentManagedAccess).unwrap() {
         println!("skipped: host and device cannot use unified memory at the same time");

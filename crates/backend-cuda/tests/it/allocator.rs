@@ -1,4 +1,5 @@
-//! The backend's allocator: over the device's own memory, with the backend's ledger, drain and shortage.
+//! The backend's allocator: uses device memory, is counted and drained by the backend, and releases memory when it is
+//! short.
 
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{Backend, DeviceId, ErrorKind, MemoryKind, Operation, Pattern, Timing, submit};
@@ -7,7 +8,7 @@ use transload_memory::CudaDevice;
 use transload_streams::CudaStream;
 
 #[test]
-fn a_buffer_of_the_allocator_is_one_of_the_backends_and_drain_leaves_nothing() {
+fn allocator_buffer_is_counted_and_drained() {
     let test = harness::device().end_check();
     let backend = CudaBackend::open(&CudaBackendConfig::default().with_devices([test.ordinal()])).unwrap();
     let stream = CudaStream::new(backend.device(test.ordinal()).unwrap()).unwrap();
@@ -29,13 +30,13 @@ fn a_buffer_of_the_allocator_is_one_of_the_backends_and_drain_leaves_nothing() {
 }
 
 #[test]
-fn what_the_allocator_holds_without_need_is_given_back_where_the_device_has_no_room() {
+fn allocator_releases_cache_when_device_is_full() {
     let test = harness::device().end_check();
     let backend = CudaBackend::open(&CudaBackendConfig::default().with_devices([test.ordinal()])).unwrap();
     let id = DeviceId::Cuda(test.ordinal());
     let stream = CudaStream::new(&CudaDevice::new(test.ordinal()).unwrap()).unwrap();
     let allocator = backend.allocator(test.ordinal()).unwrap();
-    // More than half of what is free, so that as much again fits only once this was given back.
+    // More than half of the free memory, so that as much again fits only after this was released.
     let free = usize::try_from(backend.memory_info(id).unwrap().free).unwrap();
     let block = allocator.allocate_for_stream(&stream, free / 8 * 5).unwrap();
     allocator.free_for_stream(block, &stream).unwrap();

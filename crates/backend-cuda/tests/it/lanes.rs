@@ -1,4 +1,4 @@
-//! The backend's queues: leased by priority and workload from a pool that the configuration shapes.
+//! The backend's queues: leased by priority and workload from the configured pool.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ const WORKLOADS: [WorkloadType; 4] =
     [WorkloadType::Compute, WorkloadType::Memory, WorkloadType::Mixed, WorkloadType::Coordination];
 
 #[test]
-fn each_workload_has_queues_of_its_own_and_every_lease_is_counted() {
+fn workloads_have_own_queues_and_leases_count() {
     let test = harness::device().end_check();
     let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
     let backend = CudaBackend::open(&config).unwrap();
@@ -54,7 +54,7 @@ fn the_configuration_sets_strategy_and_number_of_streams() {
 }
 
 #[test]
-fn what_queues_copy_in_place_has_an_in_place_copier() {
+fn in_place_copier_exists_for_what_queues_copy() {
     let test = harness::device().end_check();
     let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
     let backend = CudaBackend::open(&config).unwrap();

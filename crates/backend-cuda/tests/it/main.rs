@@ -4,10 +4,10 @@
 
 mod advice;
 mod allocator;
+mod buffer_cache;
 mod conformance;
 mod lanes;
 mod register;
-mod served;
 mod serving;
 mod unified;
 
@@ -159,7 +159,7 @@ fn a_leased_queue_copies_and_its_lease_is_counted() {
 }
 
 #[test]
-fn a_context_is_usable_from_a_thread_that_never_saw_it_and_leaves_no_trace_there() {
+fn context_is_usable_on_new_thread_without_trace() {
     let (test, backend) = backend();
     let ordinal = test.ordinal();
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Ordinary host memory registered through the backend: pinned for queues, and let go by `drain`.
+//! Pageable host memory registered through the backend: pinned for queues, and released by `drain`.
 
 use transload_backend_cpu::CpuBackend;
 use transload_core::{
@@ -8,7 +8,7 @@ use transload_core::{
 use crate::backend;
 
 #[test]
-fn registered_memory_is_copied_from_without_staging_and_drain_lets_go_of_it() {
+fn registered_memory_is_not_staged_and_drain_releases_it() {
     let (test, cuda) = backend();
     let cpu = CpuBackend::new().unwrap();
     let device = DeviceId::Cuda(test.ordinal());
@@ -41,7 +41,7 @@ fn registered_memory_is_copied_from_without_staging_and_drain_lets_go_of_it() {
 }
 
 #[test]
-fn the_backend_keeps_no_more_registered_than_its_configuration_says() {
+fn registrations_stay_within_configured_limit() {
     let test = transload_cuda_sim::harness::device().end_check();
     let config = transload_backend_cuda::CudaBackendConfig::default()
         .with_devices([test.ordinal()])

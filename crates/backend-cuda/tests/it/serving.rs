@@ -1,4 +1,4 @@
-//! A backend that serves memory, and work of another one's that ends when the test says so.
+//! A backend with cached memory, and foreign work that completes when the test says so.
 
 #[path = "../../../core/tests/shared/gate.rs"]
 mod gate;

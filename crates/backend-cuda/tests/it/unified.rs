@@ -1,4 +1,4 @@
-//! Unified buffers of the backend, by its own names; and generic code over every kind of buffer.
+//! The backend's methods for unified buffers, and generic code over every kind of buffer.
 #![allow(dead_code, reason = "the example's `main` is not called")]
 
 use std::fmt::Debug;
@@ -16,7 +16,7 @@ use crate::backend;
 #[path = "../../examples/unified.rs"]
 mod example;
 
-/// Knows nothing but the trait.
+/// Uses the trait only.
 fn is_a_buffer<T: Pod + PartialEq + Debug>(buffer: &dyn Buffer<T>, a: T, b: T) {
     let mut back = vec![b; buffer.len()];
     buffer.fill(a).unwrap();
@@ -35,7 +35,7 @@ fn is_a_buffer<T: Pod + PartialEq + Debug>(buffer: &dyn Buffer<T>, a: T, b: T) {
 }
 
 #[test]
-fn generic_code_runs_on_host_device_and_unified_buffers_of_any_element() {
+fn generic_code_runs_on_every_buffer_type() {
     fn each<T: Pod + PartialEq + Debug>(a: T, b: T) {
         const LEN: usize = 101;
         let (test, cuda) = backend();
@@ -65,7 +65,7 @@ fn generic_code_runs_on_host_device_and_unified_buffers_of_any_element() {
 }
 
 #[test]
-fn the_backends_own_names_allocate_prefetch_and_advise() {
+fn unified_methods_allocate_prefetch_and_advise() {
     let (test, cuda) = backend();
     let ordinal = test.ordinal();
     assert!(cuda.supports_unified_memory(ordinal).unwrap());
@@ -113,7 +113,7 @@ fn the_backends_own_names_allocate_prefetch_and_advise() {
 }
 
 #[test]
-fn a_leased_queue_of_the_callers_takes_a_buffers_turns() {
+fn callers_queue_is_ordered_with_unified_buffer() {
     let (test, cuda) = backend();
     let queue = cuda
         .lease_queue(DeviceId::Cuda(test.ordinal()), StreamPriority::High, WorkloadType::Compute)

@@ -14,7 +14,7 @@ const ILLEGAL_ADDRESS: u32 = 700;
 const KINDS: [MemoryKind; 4] =
     [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Unified];
 
-/// Buffers of every kind, served from the cache and from the driver, on a device that is then lost during a fill.
+/// Buffers of every kind, from the cache and from the driver, on a device that is then lost during a fill.
 fn lose(backend: &CudaBackend, sim: &SimDevice) -> (DeviceId, Vec<RawBuffer>, Error) {
     let device = DeviceId::Cuda(sim.ordinal());
     let sizes = [4096, 20 << 20];
@@ -39,7 +39,7 @@ fn assert_refused<T>(outcome: transload_core::Result<T>, cause: &Error, what: &s
 }
 
 #[test]
-fn a_lost_device_refuses_and_its_ledger_ends_empty() {
+fn lost_device_refuses_and_counts_end_empty() {
     watched(|| {
         // What is on a lost device goes with its context, which a backend keeps.
         let (sim, other) = (builder().build(), builder().checked());
@@ -69,7 +69,7 @@ fn a_lost_device_refuses_and_its_ledger_ends_empty() {
 }
 
 #[test]
-fn free_blocks_of_a_lost_device_leave_the_ledger() {
+fn free_blocks_of_lost_device_are_not_counted() {
     watched(|| {
         let sim = builder().build();
         let backend = CudaBackend::open(&CudaBackendConfig::default().with_devices([sim.ordinal()])).unwrap();

@@ -79,7 +79,7 @@ fn devices_that_are_no_peers_keep_every_promise() {
 }
 
 #[test]
-fn a_small_device_with_one_copy_engine_and_no_priorities_keeps_every_promise() {
+fn small_device_with_one_engine_keeps_every_promise() {
     let sim = build(|builder| builder.total_memory(96 << 20).copy_engines(1).stream_priorities(0, 0));
     let outcome = suite(&[sim], 15, 32 << 20);
     assert_eq!(skipped(&outcome), ["peers", "held-fences"]);

@@ -1,4 +1,4 @@
-//! What `allocate` does on a device that has little memory: what is kept goes back first, and nobody waits who must not.
+//! `allocate` on a device short of memory: releases cached memory first, and waits only if that cannot deadlock.
 
 use transload_core::{
     Backend, ErrorKind, Fence, MemoryKind, Operation, Pattern, RawBuffer, StreamPriority, Timing,
@@ -10,7 +10,7 @@ use transload_streams::CudaStream;
 use crate::serving::{Elsewhere, MIB, address, finish, open, watched};
 
 #[test]
-fn where_there_is_no_other_memory_a_buffer_comes_behind_work_in_flight() {
+fn short_of_memory_buffer_reuses_memory_in_flight() {
     watched(no_other_memory);
 }
 
@@ -37,7 +37,7 @@ fn no_other_memory() {
 }
 
 #[test]
-fn what_is_kept_goes_back_where_other_memory_of_the_device_is_asked_for() {
+fn cached_memory_is_released_for_other_requests() {
     let test = harness::device_with(|builder| builder.total_memory(32 * MIB)).unwrap().end_check();
     let (backend, device) = open(&test);
     let keep = || {
@@ -61,7 +61,7 @@ fn what_is_kept_goes_back_where_other_memory_of_the_device_is_asked_for() {
 }
 
 #[test]
-fn what_another_allocator_only_keeps_goes_back_before_a_buffer_begins_behind_work() {
+fn sibling_cache_is_released_before_reuse_in_flight() {
     watched(kept_beside);
 }
 
@@ -82,7 +82,7 @@ fn kept_beside() {
 }
 
 #[test]
-fn where_memory_is_short_nothing_is_waited_for_that_this_thread_may_be_the_one_to_end() {
+fn short_of_memory_does_not_wait_for_own_work() {
     watched(not_waited_for);
 }
 
@@ -111,7 +111,7 @@ fn not_waited_for() {
 }
 
 #[test]
-fn pinned_memory_stays_warm_where_the_devices_memory_is_short() {
+fn pinned_cache_stays_when_device_memory_is_short() {
     let test = harness::device_with(|builder| builder.total_memory(32 * MIB)).unwrap().end_check();
     let (backend, device) = open(&test);
     let was = address(&backend.allocate(device, MemoryKind::Pinned, 3 * MIB).unwrap());

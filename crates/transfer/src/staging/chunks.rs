@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pieces_cover_everything_once_and_the_last_one_is_told() {
+    fn chunks_cover_all_bytes_and_last_is_reported() {
         for (bytes, chunk) in [(1, 4), (4, 4), (5, 4), (1000, 64), (1024, 64)] {
             let chunks = Chunks::new(bytes, chunk);
             let mut covered = 0;
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_cancellation_only_the_taken_pieces_are_waited_for() {
+    fn cancel_leaves_taken_chunks_to_finish() {
         let chunks = Chunks::new(100, 10);
         let (first, second) = (chunks.take(), chunks.take());
         assert!(first.is_some() && second.is_some());
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_neither_too_small_nor_larger_than_a_staging_buffer() {
+    fn chunk_size_is_bounded() {
         assert_eq!(chunk_for(1, 8), SMALLEST);
         assert_eq!(chunk_for(1 << 20, 8), SMALLEST);
         assert_eq!(chunk_for(1 << 30, 8), STAGING_BUFFER);

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_arrives_and_no_other_changes_at_any_length_and_alignment() {
+    fn stream_copy_writes_exactly_its_bytes() {
         let source: Vec<u8> = (0..70_000_u32).map(|n| (n % 251) as u8).collect();
         for bytes in [0, 1, 63, 64, 127, 128, 129, 16_383, 16_384, 16_385, 65_536, 65_599] {
             for (from, to) in [(0, 0), (1, 0), (0, 1), (17, 63), (64, 33), (5, 127)] {

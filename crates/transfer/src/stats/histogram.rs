@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_bucket_ends_where_the_next_one_begins() {
+    fn buckets_are_adjacent() {
         for index in 0..BUCKETS - 1 {
             assert_eq!(bucket(upper_edge(index)), index);
             assert_eq!(bucket(upper_edge(index) + 1), index + 1);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_longer_than_the_last_bucket_is_still_counted() {
+    fn durations_above_last_bucket_are_counted() {
         let mut histogram = Histogram::default();
         let day = Duration::from_secs(86_400);
         histogram.record(day);

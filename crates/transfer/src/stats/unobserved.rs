@@ -226,7 +226,7 @@ mod tests {
     use crate::planning::engine_queue::tests::Manual;
 
     #[test]
-    fn end_that_is_found_by_polls_only_is_found_beside_others_that_are_known() {
+    fn polled_end_is_found_next_to_known_ones() {
         let (quiet, known, context) = (Manual::new(), Manual::new(), ManagerContext::default());
         let drop_one = |fence| {
             context.unobserved.add(
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn long_list_is_polled_for_one_in_so_many_that_are_added_and_gets_short_again() {
+    fn long_list_is_polled_once_per_batch_and_shrinks() {
         let (timeline, context) = (Manual::new(), ManagerContext::default());
         let drop_one = |point| {
             context.unobserved.check_few(&context);

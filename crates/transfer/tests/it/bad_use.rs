@@ -1,4 +1,4 @@
-//! What nobody should do, at once: nothing hangs, no failure is lost, and the ledgers end empty.
+//! Misuse and overload: nothing hangs, no failure is lost, and all resources are released.
 
 use std::{
     future::Future,
@@ -67,7 +67,7 @@ fn a_thousand_threads_each_drop_a_transfer_in_flight() {
 }
 
 #[test]
-fn a_device_lost_amid_eight_staged_transfers_of_two_ends_only_its_own() {
+fn lost_device_fails_only_its_own_staged_transfers() {
     within("eight staged transfers of two devices, one of which is lost", || {
         let (manager, backend) = two_devices();
         let sources: Vec<_> =
@@ -105,7 +105,7 @@ fn a_device_lost_amid_eight_staged_transfers_of_two_ends_only_its_own() {
 }
 
 #[test]
-fn drains_of_many_threads_return_after_the_work_and_tell_a_failure_once() {
+fn concurrent_drains_wait_and_return_failure_once() {
     within("16 drains at once", || {
         for _ in 0..10 {
             let (manager, backend) = with(Mock::default());
@@ -150,7 +150,7 @@ impl Wake for Draining {
 }
 
 #[test]
-fn a_drain_in_a_waker_is_refused_and_not_waited_for() {
+fn drain_in_waker_is_refused() {
     let (manager, _backend) = with(Mock::default());
     let manager = Arc::new(manager);
     within("8 wakers that drain", move || {
@@ -207,7 +207,7 @@ fn a_drain_in_a_task_of_the_executor_is_refused() {
 }
 
 #[test]
-fn a_view_that_stays_open_delays_no_transfer_of_other_ranges() {
+fn open_view_does_not_delay_other_ranges() {
     within("transfers beside an open view", || {
         let (manager, _backend) = with(Mock::default());
         let (src, dst) = pair(&manager, 4 * MIB);
@@ -227,7 +227,7 @@ fn a_view_that_stays_open_delays_no_transfer_of_other_ranges() {
 }
 
 #[test]
-fn a_late_failure_is_not_told_of_newer_good_writes() {
+fn late_failure_does_not_mark_newer_writes() {
     within("a failure behind a gate, and good writes after it", || {
         let (manager, backend) = with(Mock::default());
         let (src, dst) = pair(&manager, MIB);

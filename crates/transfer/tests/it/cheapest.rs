@@ -1,4 +1,4 @@
-//! The method that is predicted to be the fastest is taken, and an urgent transfer passes by a copy engine's queue.
+//! The fastest predicted method is chosen, and an urgent transfer bypasses a copy engine's queue.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn crossing(bytes: u64, options: TransferOptions) -> Plan {
 }
 
 #[test]
-fn cheapest_method_is_taken_on_either_side_of_a_break_point() {
+fn cheapest_method_is_chosen_around_break_point() {
     for (bytes, method) in [(1, DIRECT), (2_999_000, DIRECT), (3_001_000, STAGED), (1 << 34, STAGED)] {
         let plan = crossing(bytes, TransferOptions::new());
         assert_eq!((plan.method, plan.basis), (method, CostBasis::User));
@@ -45,7 +45,7 @@ fn cheapest_method_is_taken_on_either_side_of_a_break_point() {
 }
 
 #[test]
-fn forbidden_method_falls_through_to_the_next_best_in_order() {
+fn forbidden_method_is_replaced_by_next_best() {
     let plan = crossing(5 << 20, TransferOptions::new().forbid(STAGED));
     assert_eq!((plan.method, plan.chunks), (DIRECT, 1));
     let told: Vec<_> = plan.rejected.iter().map(|rejected| rejected.method).collect();
@@ -57,7 +57,7 @@ fn forbidden_method_falls_through_to_the_next_best_in_order() {
 }
 
 #[test]
-fn first_of_equal_costs_is_taken_and_an_unknown_cost_loses() {
+fn equal_costs_choose_first_and_unknown_cost_last() {
     let path = upload(MemoryKind::Pageable);
     let same = CostModel::linear(Duration::from_micros(5), 1e9);
     let both = [(DIRECT, same.clone()), (STAGED, same)];
@@ -68,7 +68,7 @@ fn first_of_equal_costs_is_taken_and_an_unknown_cost_loses() {
 }
 
 #[test]
-fn plan_counts_lanes_and_chunks_in_words_that_fit() {
+fn plan_display_uses_plural_for_counts() {
     let (staged, direct) = (crossing(64 << 20, TransferOptions::new()), crossing(64, TransferOptions::new()));
     assert!(staged.to_string().contains(&format!(", 1 lane, {} chunks: about", staged.chunks)), "{staged}");
     assert!(staged.chunks > 1 && !direct.to_string().contains("chunk"), "{direct}");
@@ -80,7 +80,7 @@ fn by_engine_or_kernel() -> [(TransferMethod, CostModel); 2] {
 }
 
 #[test]
-fn urgent_small_transfer_passes_by_a_queue_that_takes_longer() {
+fn urgent_small_transfer_bypasses_long_engine_queue() {
     let (path, costs) = (upload(MemoryKind::Mapped), by_engine_or_kernel());
     let manager = manager(path, &costs);
     let high = TransferOptions::new().priority(StreamPriority::High);
@@ -105,7 +105,7 @@ fn urgent_small_transfer_passes_by_a_queue_that_takes_longer() {
     };
     let src = manager.allocate_for(MOCK, MemoryKind::Mapped, 4 << 20).unwrap();
     let dst = manager.allocate(MOCK, MemoryKind::Device, 4 << 20).unwrap();
-    // The mock's copies are performed when somebody waits.
+    // The mock's copies run when waited for.
     let queue = |bytes| manager.transfer_buffer(&src, &dst, 0, 0, bytes);
     check([DIRECT; 6], 0);
     // 64 KiB take 9 µs: longer than no kernel.
@@ -123,7 +123,7 @@ fn urgent_small_transfer_passes_by_a_queue_that_takes_longer() {
 }
 
 #[test]
-fn urgent_transfer_of_memory_that_no_device_sees_stays_with_the_engine() {
+fn urgent_transfer_of_unmapped_memory_uses_engine() {
     let path = upload(MemoryKind::Pinned);
     let manager = manager(path, &by_engine_or_kernel());
     let src = manager.allocate_for(MOCK, MemoryKind::Pinned, 4 << 20).unwrap();

@@ -1,4 +1,4 @@
-//! Which method, and why not another one. Paths of CUDA devices stand for paths of any device here.
+//! The choice of methods, and the reasons against others. CUDA paths stand for those of any device.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn reasons(plan: &Plan) -> Vec<(TransferMethod, RejectReason)> {
 }
 
 #[test]
-fn every_method_that_is_not_taken_says_why() {
+fn every_rejected_method_has_a_reason() {
     use RejectReason::*;
     use TransferMethod::*;
     let cases = [
@@ -78,7 +78,7 @@ fn every_method_that_is_not_taken_says_why() {
 }
 
 #[test]
-fn peers_that_cannot_be_enabled_after_all_fall_through_to_the_next_best_and_say_so() {
+fn peer_enable_failure_falls_back_with_reason() {
     let (manager, backend) = with(machine(true));
     let (src, dst) = (on(0, MemoryKind::Device), on(1, MemoryKind::Device));
     manager.set_costs(vec![PathCost {
@@ -100,7 +100,7 @@ fn peers_that_cannot_be_enabled_after_all_fall_through_to_the_next_best_and_say_
 }
 
 #[test]
-fn a_pinned_method_that_does_not_apply_is_an_error_with_its_reason() {
+fn only_method_not_applicable_returns_its_reason() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     let plan = manager.plan(src.place(), dst.place(), 64, &TransferOptions::new()).unwrap();
@@ -132,7 +132,7 @@ fn with_every_method_forbidden_the_error_lists_them_all() {
 }
 
 #[test]
-fn a_pair_that_no_queue_copies_between_is_an_error_with_reasons() {
+fn pair_without_copier_returns_reasons() {
     let (manager, _) = with(Mock { copies: |_, _| false, ..Mock::default() });
     let (src, dst) = pair(&manager, 64);
     let error = manager.transfer(&src, &dst).wait().unwrap_err();

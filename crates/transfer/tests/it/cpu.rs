@@ -1,4 +1,4 @@
-//! On the real CPU backend, whose workers run beside the test, alone and next to another backend.
+//! Transfers on the real CPU backend, alone and with another backend.
 
 use transload_backend_cpu::CpuBackend;
 use transload_core::{DeviceId, ErrorKind, MemoryKind, RawBuffer};
@@ -21,7 +21,7 @@ fn host(manager: &CrossBackendTransferManager, bytes: usize, seed: u8) -> RawBuf
 }
 
 #[test]
-fn sizes_off_the_grid_arrive_whole_and_are_measured() {
+fn odd_sizes_arrive_and_are_measured() {
     let manager = manager();
     for size in [1, 4095, 65537, (3 << 20) + 1, 9 << 20] {
         let (src, dst) = (host(&manager, size + 13, 1), host(&manager, size + 29, 2));
@@ -36,7 +36,7 @@ fn sizes_off_the_grid_arrive_whole_and_are_measured() {
 }
 
 #[test]
-fn transfers_awaited_in_reverse_and_dropped_ones_all_arrive_in_order() {
+fn reversed_awaits_and_drops_keep_order() {
     let manager = manager();
     let size = 2 << 20;
     let dst = host(&manager, size, 0);
@@ -52,7 +52,7 @@ fn transfers_awaited_in_reverse_and_dropped_ones_all_arrive_in_order() {
 }
 
 #[test]
-fn a_buffer_dropped_in_flight_is_parked_until_its_transfer_is_over() {
+fn buffer_dropped_in_flight_is_parked_until_complete() {
     let manager = manager();
     let src = host(&manager, 32 << 20, 3);
     let expected = src.read().unwrap().to_vec();

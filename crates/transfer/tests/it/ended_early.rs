@@ -1,5 +1,5 @@
-//! Staged transfers of which a task ended early, since the backend panicked under it: they fail, they end for everybody who
-//! waits, and nothing that a copy still uses is freed.
+//! Staged transfers interrupted by a panic of the backend: they fail, they end for all waiters, and memory that a copy
+//! uses is not freed.
 
 use std::{
     future::Future,
@@ -34,7 +34,7 @@ fn failure(outcome: Result<TransferReport>) -> Error {
     error
 }
 
-/// One copy into a staging buffer that is in flight, and a task that ended before it enqueued the one out of it.
+/// A copy into a staging buffer in flight, and a task interrupted before it enqueued the copy out of it.
 fn half_across(manager: &CrossBackendTransferManager, backend: &MockBackend) -> (RawBuffer, RawBuffer) {
     let src = filled(manager, MOCK, MemoryKind::Device, 1000, 1);
     let dst = filled(manager, OTHER, MemoryKind::Device, 1000, 0);
@@ -43,11 +43,11 @@ fn half_across(manager: &CrossBackendTransferManager, backend: &MockBackend) -> 
 }
 
 #[test]
-fn staging_memory_outlives_the_copies_of_a_task_that_ended_early() {
+fn staging_memory_outlives_copies_of_interrupted_task() {
     within("a transfer of which half a chunk is in flight", || {
         let (manager, backend) = two_devices();
         let (src, dst) = half_across(&manager, &backend);
-        // Who blocks for the copy is stopped as well: the memory must not be in the hands of that thread alone.
+        // A thread that blocks for the copy is interrupted too: it must not be the only owner of the memory.
         backend.panic_at_waits(0, 1);
         {
             let mut transfer = pin!(stage(&manager, &src, &dst));
@@ -71,7 +71,7 @@ fn staging_memory_outlives_the_copies_of_a_task_that_ended_early() {
 }
 
 #[test]
-fn staging_memory_outlives_its_first_copy_where_the_device_of_the_second_is_lost() {
+fn staging_memory_outlives_copy_when_other_device_lost() {
     within("a chunk between a device that stands still and one that is lost", || {
         let (manager, backend) = two_devices();
         let src = filled(&manager, MOCK, MemoryKind::Device, 1000, 1);
@@ -90,7 +90,7 @@ fn staging_memory_outlives_its_first_copy_where_the_device_of_the_second_is_lost
         gate.open();
         failure(transfer.wait());
         drop((src, dst));
-        // It tells the loss.
+        // It returns the loss.
         manager.drain().ok();
         assert!(is_at_rest(&manager));
         assert_eq!(backend.freed_in_use(), 0);
@@ -98,7 +98,7 @@ fn staging_memory_outlives_its_first_copy_where_the_device_of_the_second_is_lost
 }
 
 #[test]
-fn transfer_that_ended_early_ends_for_all_who_wait() {
+fn interrupted_transfer_ends_for_all_waiters() {
     within("waits for transfers that ended early", || {
         let (manager, backend) = two_devices();
         for round in 0..40 {
@@ -120,7 +120,7 @@ fn transfer_that_ended_early_ends_for_all_who_wait() {
                     assert!(outcome.is_err_and(|error| error.kind() == ErrorKind::SourceFailed));
                 }
             }
-            // Both sides are free again.
+            // Both buffers are usable again.
             stage(&manager, &src, &dst).wait().unwrap();
             assert_eq!(bytes(&dst), vec![1; 1000]);
         }
@@ -130,7 +130,7 @@ fn transfer_that_ended_early_ends_for_all_who_wait() {
 }
 
 #[test]
-fn transfer_of_which_every_task_ends_early_leaves_the_ring() {
+fn transfer_without_tasks_leaves_ring() {
     within("transfers of which every chunk panics", || {
         let (manager, backend) = two_devices();
         // More chunks than there are staging buffers.
@@ -152,7 +152,7 @@ fn transfer_of_which_every_task_ends_early_leaves_the_ring() {
 }
 
 #[test]
-fn end_of_a_transfer_that_ended_early_keeps_nothing_of_what_came_before() {
+fn interrupted_transfer_releases_its_dependencies() {
     within("transfers that panic, one behind the other", || {
         let (manager, backend) = with(Mock::default());
         let (src, dst) = pair(&manager, 1000);
@@ -169,7 +169,7 @@ fn end_of_a_transfer_that_ended_early_keeps_nothing_of_what_came_before() {
 }
 
 #[test]
-fn move_of_unified_memory_that_panics_ends_its_transfer() {
+fn panic_of_prefetch_ends_its_transfer() {
     within("transfers whose prefetch panics", || {
         let (manager, backend) = two_devices();
         let host = filled(&manager, DeviceId::Cpu, MemoryKind::Pageable, MIB, 1);
@@ -187,7 +187,7 @@ fn move_of_unified_memory_that_panics_ends_its_transfer() {
 }
 
 #[test]
-fn panic_of_the_next_transfers_copy_fails_that_one_only() {
+fn panic_of_next_transfers_copy_fails_only_that_one() {
     within("a transfer that hands its staging buffer to one that panics", || {
         let (manager, backend) = with(Mock::default());
         let (back, there) = pair(&manager, 1000);

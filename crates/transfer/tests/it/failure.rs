@@ -1,4 +1,4 @@
-//! A failed transfer says so and leaves the manager usable; a lost device is told once.
+//! A failed transfer returns its error and leaves the manager usable; the loss of a device is returned once.
 
 use transload_core::{ErrorKind, MemoryKind, SizeClass, TransferPath};
 use transload_transfer::TransferOptions;
@@ -14,7 +14,7 @@ use crate::{
 };
 
 #[test]
-fn a_failed_copy_is_returned_as_it_is_and_the_next_one_works() {
+fn failed_copy_returns_its_error_and_next_works() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     backend.fail_next(ErrorKind::Device);
@@ -24,7 +24,7 @@ fn a_failed_copy_is_returned_as_it_is_and_the_next_one_works() {
         (ErrorKind::Device, "planted failure of operation 1")
     );
     assert_eq!(manager.refused(), 0);
-    // No other method was tried in its place.
+    // No other method was tried instead.
     assert_eq!((backend.performed(), backend.leased().len()), (1, 1));
     manager.transfer(&src, &dst).wait().unwrap();
     assert_eq!(bytes(&dst), [1; 64]);
@@ -42,7 +42,7 @@ fn a_failed_copy_fails_the_future_too() {
 }
 
 #[test]
-fn what_a_driver_refuses_while_enqueuing_is_a_failure_of_the_path() {
+fn enqueue_error_counts_as_failure_of_path() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     backend.refuse_next(ErrorKind::Device);
@@ -54,7 +54,7 @@ fn what_a_driver_refuses_while_enqueuing_is_a_failure_of_the_path() {
 }
 
 #[test]
-fn a_lost_device_is_told_once_and_then_refused_with_the_first_cause() {
+fn lost_device_is_refused_with_first_cause() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 64).unwrap();
@@ -82,13 +82,13 @@ fn a_lost_device_is_told_once_and_then_refused_with_the_first_cause() {
     // Other devices go on.
     manager.transfer(&src, &host).wait().unwrap();
     assert_eq!(bytes(&host), [1; 64]);
-    // Forgetting statistics does not heal a device.
+    // Clearing statistics keeps the device lost.
     manager.clear_cache();
     assert!(manager.transfer(&src, &dst).refusal().is_some());
 }
 
 #[test]
-fn a_device_that_is_lost_while_enqueuing_is_remembered() {
+fn device_lost_while_enqueueing_is_refused_later() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     backend.refuse_next(ErrorKind::DeviceLost);
@@ -99,7 +99,7 @@ fn a_device_that_is_lost_while_enqueuing_is_remembered() {
 }
 
 #[test]
-fn memory_of_copies_of_two_devices_outlives_both_where_the_device_of_the_later_is_lost() {
+fn memory_outlives_copies_when_later_device_lost() {
     for later_reads in [true, false] {
         let (manager, backend) = two_devices();
         let near = filled(&manager, MOCK, MemoryKind::Device, 64, 1);

@@ -1,4 +1,4 @@
-//! What the transfer manager promises, on a mock backend that can fail on demand.
+//! The transfer manager on a mock backend that fails on demand.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bad_use;
@@ -31,7 +31,7 @@ use transload_backend_cpu::CpuBackend;
 use transload_core::{DeviceId, MemoryKind, RawBuffer, ResourceCounts};
 use transload_transfer::{CrossBackendTransferManager, Sampling};
 
-/// A manager over one mock backend.
+/// Returns a manager with one mock backend.
 fn with(mock: Mock) -> (CrossBackendTransferManager, Arc<MockBackend>) {
     let backend = mock.build();
     let manager = CrossBackendTransferManager::new();
@@ -46,7 +46,7 @@ fn sampled(sampling: Sampling) -> (CrossBackendTransferManager, Arc<MockBackend>
     (manager, backend)
 }
 
-/// The real CPU backend, and a mock for another device.
+/// Returns a manager with the real CPU backend, and a mock for another device.
 fn beside_cpu() -> (CrossBackendTransferManager, Arc<MockBackend>) {
     let devices = vec![(MOCK, vec![MemoryKind::Device, MemoryKind::Pinned])];
     let manager = CrossBackendTransferManager::new();
@@ -56,7 +56,7 @@ fn beside_cpu() -> (CrossBackendTransferManager, Arc<MockBackend>) {
     (manager, backend)
 }
 
-/// A host buffer of ones and a device buffer of zeros.
+/// Returns a host buffer of ones and a device buffer of zeros.
 fn pair(manager: &CrossBackendTransferManager, bytes: usize) -> (RawBuffer, RawBuffer) {
     let src = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap();
     let dst = manager.allocate(MOCK, MemoryKind::Device, bytes).unwrap();

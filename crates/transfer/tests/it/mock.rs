@@ -1,4 +1,4 @@
-//! A backend in memory whose work is done when somebody waits for it, and which fails on demand.
+//! A backend in memory. Its operations run when waited for, and fail on demand.
 
 use std::{
     any::Any,
@@ -38,7 +38,7 @@ pub(crate) struct MockBackend {
     handles: AtomicU64,
 }
 
-/// How a mock backend is to be.
+/// Settings of a mock backend.
 pub(crate) struct Mock {
     pub(crate) devices: Vec<(DeviceId, Vec<MemoryKind>)>,
     pub(crate) costs: Vec<PathCost>,
@@ -101,7 +101,7 @@ impl Mock {
 }
 
 impl MockBackend {
-    /// The next operation to be performed fails.
+    /// Makes the next operation that runs fail.
     pub(crate) fn fail_next(&self, kind: ErrorKind) {
         self.shared.failures.lock().push_back(Some(kind));
     }
@@ -114,8 +114,8 @@ impl MockBackend {
         self.shared.refusals.lock().push_back(kind);
     }
 
-    /// After `succeed` more allocations of pinned memory the next `fail` ones fail, each once `meet` threads are in one or
-    /// after a moment.
+    /// After `succeed` more pinned allocations the next `fail` ones fail, each once `meet` threads are in one, or after
+    /// 2 ms.
     pub(crate) fn fail_pinned(&self, succeed: u64, fail: u64, meet: u64) {
         let mut pinned = self.shared.pinned.lock();
         (pinned.succeed, pinned.fail, pinned.meet) = (succeed, fail, meet);
@@ -140,12 +140,12 @@ impl MockBackend {
         Err(Error::new(ErrorKind::OutOfMemory, "planted shortage of pinned memory"))
     }
 
-    /// From now on operations are performed when they are enqueued.
+    /// From now on operations run when they are enqueued.
     pub(crate) fn perform_at_once(&self) {
         self.shared.at_once.store(true, Ordering::SeqCst);
     }
 
-    /// From now on every operation of the device's queues fails, and all are over.
+    /// From now on every operation of the device's queues fails, and all are complete.
     pub(crate) fn lose(&self, device: DeviceId) {
         self.shared.lost.lock().push(device);
         self.shared.in_use.lock().retain(|(user, _)| *user != device);
@@ -160,7 +160,7 @@ impl MockBackend {
         self.shared.enqueued.load(Ordering::SeqCst)
     }
 
-    /// The number of references to the backend during the last allocation.
+    /// Returns the number of references to the backend during the last allocation.
     pub(crate) fn handles_when_asked(&self) -> u64 {
         self.handles.load(Ordering::SeqCst)
     }
@@ -263,7 +263,7 @@ impl Backend for MockBackend {
     }
 }
 
-/// A copy that waits to be performed. Addresses are enough: the hazards of the buffers keep the memory.
+/// A queued copy. Addresses suffice: the buffers' hazards keep the memory alive.
 struct Work {
     src: usize,
     dst: usize,
@@ -275,7 +275,7 @@ struct Work {
 #[derive(Default)]
 struct MockLine {
     work: VecDeque<Work>,
-    /// Some thread performs the operation that was first.
+    /// Whether a thread runs the first operation.
     performing: bool,
 }
 
@@ -316,8 +316,8 @@ impl MockQueue {
 }
 
 impl MockTimeline {
-    /// Performs on the calling thread, or waits for a thread that does. No lock is held meanwhile: an operation may
-    /// wait for one of another line.
+    /// Runs operations on the calling thread, or waits for a thread that does. Holds no lock meanwhile: an operation
+    /// may wait for one of another queue.
     fn perform_until(&self, point: u64) {
         let mut line = self.line.lock();
         while self.performed() < point {
@@ -348,7 +348,7 @@ impl MockTimeline {
         if !self.is_lost() {
             work.after.iter().for_each(|fence| drop(fence.wait()));
         }
-        // Held, so that a device that is lost uses memory no more.
+        // Held, so that a lost device does not use memory.
         let lost = self.shared.lost.lock();
         let loss = lost.contains(&self.device).then_some(ErrorKind::DeviceLost);
         let planted = self.shared.failures.lock().pop_front().flatten();

@@ -1,4 +1,4 @@
-//! The mock backend's memory, its bytes as tests see them, and panics that are planted in it.
+//! The mock backend's memory, access to its bytes, and planted panics.
 
 use std::{
     any::Any,
@@ -20,26 +20,26 @@ use transload_core::{
 
 use crate::mock::MockBackend;
 
-/// What happens to be alive, and what is to go wrong.
+/// Live resources, and planted failures.
 #[derive(Default)]
 pub(crate) struct Shared {
     pub(crate) allocations: AtomicU64,
     pub(crate) leases: AtomicU64,
-    /// Operations that fail when they are performed, in the order of performing: `None` is one that succeeds.
+    /// Outcomes of the next operations that run; `None` succeeds.
     pub(crate) failures: Mutex<VecDeque<Option<ErrorKind>>>,
-    /// Addresses that operations of a device use which are not performed yet.
+    /// Addresses that queued operations of a device use.
     pub(crate) in_use: Mutex<Vec<(DeviceId, Range<usize>)>>,
-    /// Memory that went while an operation used it.
+    /// Allocations freed while an operation used them.
     pub(crate) freed_in_use: AtomicU64,
     pub(crate) enqueues_panic: Mutex<Panics>,
     pub(crate) waits_panic: Mutex<Panics>,
     pub(crate) polls_panic: Mutex<Panics>,
     pub(crate) reached_panics: Mutex<Panics>,
-    /// Enqueuing that is refused.
+    /// Errors of the next calls of `enqueue`.
     pub(crate) refusals: Mutex<VecDeque<ErrorKind>>,
     pub(crate) leased: Mutex<Vec<(DeviceId, StreamPriority, WorkloadType)>>,
     pub(crate) performed: AtomicU64,
-    /// Whether operations are performed when they are enqueued.
+    /// Whether operations run when they are enqueued.
     pub(crate) at_once: AtomicBool,
     /// Devices whose operations all fail as lost.
     pub(crate) lost: Mutex<Vec<DeviceId>>,
@@ -52,7 +52,7 @@ pub(crate) struct Shared {
     pub(crate) pinning: Condvar,
 }
 
-/// Which calls panic: so many pass, then so many panic, then all pass.
+/// Which calls panic: after `pass` calls the next `panic` ones.
 #[derive(Default)]
 pub(crate) struct Panics {
     pub(crate) pass: u64,
@@ -60,7 +60,7 @@ pub(crate) struct Panics {
 }
 
 impl Panics {
-    /// Called by the call that may be one of them.
+    /// Panics if this call is one of them.
     pub(crate) fn may_panic(planted: &Mutex<Self>) {
         let mut planted = planted.lock();
         if planted.panic == 0 || planted.pass > 0 {
@@ -89,17 +89,17 @@ impl MockBackend {
         *self.shared.polls_panic.lock() = Panics { pass, panic };
     }
 
-    /// After `pass` more looks at what a timeline has reached the next `panic` ones panic.
+    /// After `pass` more calls of `reached` the next `panic` ones panic.
     pub(crate) fn panic_at_looks(&self, pass: u64, panic: u64) {
         *self.shared.reached_panics.lock() = Panics { pass, panic };
     }
 
-    /// Looks that are left to panic.
+    /// Returns the calls of `reached` left to panic.
     pub(crate) fn looks_to_panic(&self) -> u64 {
         self.shared.reached_panics.lock().panic
     }
 
-    /// Allocations of pinned memory that are left to fail.
+    /// Returns the pinned allocations left to fail.
     pub(crate) fn pinned_to_fail(&self) -> u64 {
         self.shared.pinned.lock().fail
     }
@@ -108,14 +108,14 @@ impl MockBackend {
         self.shared.wakers_registered.load(Ordering::SeqCst)
     }
 
-    /// Allocations that were freed while an operation used them.
+    /// Returns the allocations freed while an operation used them.
     pub(crate) fn freed_in_use(&self) -> u64 {
         self.shared.freed_in_use.load(Ordering::SeqCst)
     }
 }
 
 impl Shared {
-    /// Notes that an operation uses what begins there, or does not any more. One of a lost device uses nothing.
+    /// Records that an operation uses a range. One of a lost device uses nothing.
     pub(crate) fn uses(&self, device: DeviceId, used: Range<usize>) {
         let lost = self.lost.lock();
         if !lost.contains(&device) {
@@ -130,7 +130,7 @@ impl Shared {
     }
 }
 
-/// Which allocations of pinned memory succeed: so many, then so many fail, then all succeed.
+/// Which pinned allocations fail: after `succeed` ones the next `fail` ones.
 #[derive(Default)]
 pub(crate) struct Pinned {
     pub(crate) succeed: u64,
@@ -140,14 +140,14 @@ pub(crate) struct Pinned {
     pub(crate) meet: u64,
 }
 
-/// A buffer that may not be written.
+/// Returns a read-only buffer.
 pub(crate) fn read_only(bytes: usize) -> RawBuffer {
     let shared = Arc::new(Shared::default());
     let place = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
     RawBuffer::new(Box::new(Memory::new(place, vec![0; bytes], false, &shared)), &Arc::new(Reclaimer::new()))
 }
 
-/// The bytes of a buffer at rest, whatever its kind.
+/// Returns the bytes of a buffer of any kind, once idle.
 pub(crate) fn bytes(buffer: &RawBuffer) -> Vec<u8> {
     buffer.wait_idle().ok();
     let memory = buffer.storage().unwrap().as_any().downcast_ref::<Memory>().unwrap();

@@ -1,4 +1,4 @@
-//! Bytes arrive, in the order of submission, whoever waits and however.
+//! Bytes arrive, in submission order, however transfers are waited for.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn offsets_count_from_the_beginning_of_a_slice() {
 }
 
 #[test]
-fn any_registered_pair_of_memories_is_connected() {
+fn every_pair_of_memories_can_be_transferred() {
     let (manager, _) = with(Mock::default());
     let places = [
         (DeviceId::Cpu, MemoryKind::Pageable),
@@ -77,7 +77,7 @@ fn two_transfers_can_be_awaited_in_either_order() {
 }
 
 #[test]
-fn transfers_into_one_range_take_effect_in_the_order_of_submission() {
+fn transfers_into_one_range_keep_submission_order() {
     let (manager, _) = with(Mock::default());
     let dst = manager.allocate(MOCK, MemoryKind::Device, 64).unwrap();
     let transfers: Vec<_> = (1..=9)
@@ -104,7 +104,7 @@ fn a_chain_of_transfers_needs_no_wait_between() {
 }
 
 #[test]
-fn dropping_a_transfer_keeps_its_memory_alive_and_lets_it_run() {
+fn dropped_transfer_keeps_memory_and_runs() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     drop(manager.transfer(&src, &dst));
@@ -127,7 +127,7 @@ fn a_transfer_outlives_its_manager() {
 }
 
 #[test]
-fn the_queue_is_leased_by_priority_and_workload_and_given_back() {
+fn queue_is_leased_by_priority_and_workload() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     let options = TransferOptions::new().priority(StreamPriority::High).workload(WorkloadType::Coordination);

@@ -1,4 +1,4 @@
-//! What an observer hears, and in which order.
+//! The events of an observer, and their order.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ impl Observer for Heard {
 }
 
 #[test]
-fn an_observer_hears_each_submission_before_its_end() {
+fn observer_gets_submission_before_end() {
     let heard = Arc::new(Heard::default());
     let backend = Mock::default().build();
     let manager = CrossBackendTransferManager::builder().observer(Arc::clone(&heard) as _).build();

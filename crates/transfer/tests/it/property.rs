@@ -1,4 +1,4 @@
-//! Random transfers between several buffers, against plain vectors.
+//! Random transfers between several buffers, compared with vectors.
 
 use proptest::prelude::*;
 use transload_core::{DeviceId, ErrorKind, MemoryKind, RawBuffer};
@@ -33,7 +33,7 @@ prop_compose! {
     }
 }
 
-/// What the manager must answer, and what the vectors then hold.
+/// The expected result, and the expected bytes.
 fn apply(model: &mut [Vec<u8>], step: Move) -> Option<ErrorKind> {
     let Move { src, dst, src_offset, dst_offset, size, .. } = step;
     if size == 0 {

@@ -1,4 +1,4 @@
-//! Recordings where the backend has none, and the choice among methods that could be recorded.
+//! Recordings by a backend without them, and the choice among recordable methods.
 
 use transload_core::{DeviceId, ErrorKind, MemoryKind};
 use transload_transfer::TransferOptions;
@@ -8,7 +8,7 @@ use crate::{MOCK, Mock, is_at_rest, pair, with};
 const ANY: TransferOptions = TransferOptions::new();
 
 #[test]
-fn a_backend_that_records_nothing_says_so_and_nothing_is_enqueued() {
+fn backend_without_recording_is_unsupported() {
     let (manager, backend) = with(Mock::default());
     let src = manager.allocate(DeviceId::Cpu, MemoryKind::Pinned, 64).unwrap();
     let dst = manager.allocate(MOCK, MemoryKind::Device, 64).unwrap();
@@ -20,7 +20,7 @@ fn a_backend_that_records_nothing_says_so_and_nothing_is_enqueued() {
 }
 
 #[test]
-fn a_pair_that_no_recordable_method_takes_is_refused_with_the_reason_of_each() {
+fn unrecordable_pair_error_names_each_reason() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     // A transfer finds a method.

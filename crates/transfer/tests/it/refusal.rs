@@ -1,4 +1,4 @@
-//! What is wrong with a request is told before anything moves.
+//! Invalid requests are refused before anything moves.
 
 use transload_core::{DeviceId, ErrorKind, MemoryKind, RawBuffer, Transfer, TransferMethod};
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
@@ -9,7 +9,7 @@ use crate::{
     pair, with,
 };
 
-/// The transfer is refused with this kind and a text with these words, moves nothing, and the manager goes on.
+/// Checks that the transfer is refused with this kind and text, moves nothing, and leaves the manager usable.
 fn refuses(
     kind: ErrorKind,
     words: &[&str],
@@ -38,21 +38,21 @@ fn refuses(
 }
 
 #[test]
-fn a_source_range_that_leaves_the_buffer_is_refused_with_the_valid_maximum() {
+fn source_range_out_of_bounds_names_maximum() {
     refuses(ErrorKind::OutOfRange, &["source of 100 bytes", "at most 10 are valid"], |manager, src, dst| {
         manager.transfer_buffer(src, dst, 90, 0, 11)
     });
 }
 
 #[test]
-fn a_destination_range_that_leaves_the_buffer_is_refused_with_the_valid_maximum() {
+fn destination_range_out_of_bounds_names_maximum() {
     refuses(ErrorKind::OutOfRange, &["destination of 100 bytes", "at most 1 are"], |manager, src, dst| {
         manager.transfer_buffer(src, dst, 0, 99, 2)
     });
 }
 
 #[test]
-fn an_offset_at_or_behind_the_end_is_refused_with_the_largest_valid_one() {
+fn offset_past_end_names_largest_valid() {
     for offset in [100, 101, usize::MAX] {
         refuses(ErrorKind::OutOfRange, &["at most 99 is valid"], |manager, src, dst| {
             manager.transfer_buffer(src, dst, offset, 0, 1)
@@ -97,14 +97,14 @@ fn overlap_within_one_allocation_is_refused() {
 }
 
 #[test]
-fn a_destination_that_may_not_be_written_is_refused() {
+fn read_only_destination_is_refused() {
     let dst = read_only(100);
     refuses(ErrorKind::InvalidArgument, &["read-only"], |manager, src, _| manager.transfer(src, &dst));
     assert!(bytes(&dst).iter().all(|byte| *byte == 0));
 }
 
 #[test]
-fn a_buffer_of_an_unregistered_device_is_refused_with_the_registered_ones() {
+fn unregistered_device_error_names_registered_ones() {
     let stranger = Mock { devices: vec![(DeviceId::Wgpu(3), vec![MemoryKind::Device])], ..Mock::default() };
     let (other, _) = with(stranger);
     let foreign = other.allocate(DeviceId::Wgpu(3), MemoryKind::Device, 100).unwrap();
@@ -125,7 +125,7 @@ fn a_range_under_an_open_host_view_is_refused_as_busy() {
 }
 
 #[test]
-fn what_the_queue_cannot_do_is_refused_as_it_says() {
+fn queue_refusal_is_returned_unchanged() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 100);
     backend.refuse_next(ErrorKind::Unsupported);
@@ -135,7 +135,7 @@ fn what_the_queue_cannot_do_is_refused_as_it_says() {
 }
 
 #[test]
-fn a_plan_is_refused_as_a_transfer_is() {
+fn plan_is_refused_like_transfer() {
     let (manager, _) = with(Mock::default());
     let (src, dst) = pair(&manager, 100);
     let options = TransferOptions::new();

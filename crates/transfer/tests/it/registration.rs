@@ -9,7 +9,7 @@ use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 use crate::{MOCK, Mock, with};
 
 #[test]
-fn a_device_is_registered_once_and_a_refused_backend_changes_nothing() {
+fn device_registered_twice_is_refused_without_changes() {
     let (manager, backend) = with(Mock::default());
     let devices = vec![(DeviceId::Cuda(0), vec![MemoryKind::Device]), (MOCK, vec![MemoryKind::Device])];
     let error = manager.register_backend(Mock { devices, ..Mock::default() }.build()).unwrap_err();
@@ -37,7 +37,7 @@ fn any_family_and_ordinal_can_be_registered() {
 }
 
 #[test]
-fn an_allocation_counts_no_reference_that_other_threads_count() {
+fn allocation_shares_no_reference_count() {
     let (manager, backend) = with(Mock::default());
     manager
         .register_backend(Mock { devices: vec![(DeviceId::Cuda(0), vec![])], ..Mock::default() }.build())
@@ -52,7 +52,7 @@ fn an_allocation_counts_no_reference_that_other_threads_count() {
 }
 
 #[test]
-fn an_unknown_device_is_answered_with_the_known_ones() {
+fn unknown_device_error_names_known_devices() {
     let (manager, _) = with(Mock::default());
     let error = manager.backend(DeviceId::Cuda(4)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::UnknownDevice);
@@ -62,7 +62,7 @@ fn an_unknown_device_is_answered_with_the_known_ones() {
 }
 
 #[test]
-fn pinned_memory_of_the_host_is_made_by_a_device_that_offers_it() {
+fn pinned_memory_is_allocated_by_offering_device() {
     let (manager, _) = with(Mock::default());
     for kind in [MemoryKind::Pinned, MemoryKind::Mapped] {
         let buffer = manager.allocate(DeviceId::Cpu, kind, 64).unwrap();
@@ -77,7 +77,7 @@ fn pinned_memory_of_the_host_is_made_by_a_device_that_offers_it() {
 }
 
 #[test]
-fn a_backend_registered_later_changes_what_was_not_possible() {
+fn later_backend_enables_path() {
     let devices = vec![(DeviceId::Cpu, vec![]), (DeviceId::Cuda(0), vec![])];
     let (manager, _) = with(Mock { devices, copies: |_, _| false, ..Mock::default() });
     let host = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
@@ -90,7 +90,7 @@ fn a_backend_registered_later_changes_what_was_not_possible() {
 }
 
 #[test]
-fn memory_that_nobody_can_make_is_refused_with_the_kinds_that_there_are() {
+fn memory_not_offered_error_names_offered_kinds() {
     let manager = CrossBackendTransferManager::new();
     manager.register_backend(CpuBackend::new().unwrap()).unwrap();
     let pageable = Place::new(DeviceId::Cpu, MemoryKind::Pageable);

@@ -1,4 +1,4 @@
-//! Staged transfers end, whatever fails, waits or is lost beside them.
+//! Staged transfers end despite failures, waits and lost devices.
 
 use std::{
     cell::Cell,
@@ -44,12 +44,12 @@ pub(crate) fn stage(manager: &CrossBackendTransferManager, src: &RawBuffer, dst:
     manager.transfer_with(src, dst, 0, 0, src.len(), &staged())
 }
 
-/// Staging buffers that a ring may have, of 4 MiB.
+/// Returns the most staging buffers, of 4 MiB, of a ring.
 pub(crate) fn most_buffers() -> usize {
     2 * thread::available_parallelism().map_or(2, usize::from).min(8)
 }
 
-/// Two devices that are no peers.
+/// Returns a manager with two devices that are no peers.
 pub(crate) fn two_devices() -> (CrossBackendTransferManager, Arc<MockBackend>) {
     let kinds = || vec![MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Unified];
     let devices = vec![(DeviceId::Cpu, vec![MemoryKind::Pageable]), (MOCK, kinds()), (OTHER, kinds())];
@@ -69,8 +69,8 @@ pub(crate) fn filled(
 }
 
 #[test]
-fn every_pinned_allocation_failing_ends_transfers_with_its_error() {
-    within("400 transfers where no slot can be made", || {
+fn transfers_fail_if_no_pinned_memory_at_all() {
+    within("400 transfers without any staging buffer", || {
         let (manager, backend) = with(Mock::default());
         let (src, dst) = pair(&manager, 2 * MIB);
         backend.fail_pinned(0, FOREVER, 2);
@@ -78,13 +78,13 @@ fn every_pinned_allocation_failing_ends_transfers_with_its_error() {
             let (up, down) = (stage(&manager, &src, &dst), stage(&manager, &dst, &src));
             for (transfer, is_behind) in [(up, false), (down, true)] {
                 let error = transfer.wait().unwrap_err();
-                // What was submitted behind one that had not failed yet tells its failure.
+                // One submitted after a transfer that had not failed yet returns its failure.
                 let is_behind = is_behind && error.kind() == ErrorKind::SourceFailed;
                 assert!(is_behind || error.kind() == ErrorKind::OutOfMemory, "{error}");
                 assert!(error.to_string().contains("planted shortage"), "{error}");
             }
         }
-        // No byte moved, so none is marked. It stops failing: everything works again.
+        // No byte moved, so none is marked. After the shortage everything works again.
         assert!(src.read().is_ok());
         backend.fail_pinned(0, 0, 0);
         stage(&manager, &dst, &src).wait().unwrap();
@@ -97,11 +97,11 @@ fn every_pinned_allocation_failing_ends_transfers_with_its_error() {
 }
 
 #[test]
-fn ring_begins_with_one_staging_buffer_and_grows_to_what_a_transfer_may_have() {
+fn ring_grows_from_one_buffer_to_limit() {
     within("transfers through a ring that grows", || {
         let (manager, backend) = with(Mock::default());
         let (src, dst) = pair(&manager, 8 * MIB);
-        // After the first one, as many are tried for at once as there are.
+        // After the first one, at most as many are allocated at once as there are.
         backend.fail_pinned(1, FOREVER, 1);
         stage(&manager, &src, &dst).wait().unwrap();
         manager.drain().unwrap();
@@ -119,8 +119,8 @@ fn ring_begins_with_one_staging_buffer_and_grows_to_what_a_transfer_may_have() {
 }
 
 #[test]
-fn later_pinned_allocations_failing_leave_the_slots_that_there_are() {
-    within("transfers through one slot", || {
+fn ring_works_with_buffers_allocated_before_shortage() {
+    within("transfers through one staging buffer", || {
         for succeed in [1, 2] {
             let (manager, backend) = with(Mock::default());
             let (src, dst) = pair(&manager, 5 * MIB);
@@ -138,8 +138,8 @@ fn later_pinned_allocations_failing_leave_the_slots_that_there_are() {
 }
 
 #[test]
-fn pinned_allocations_failing_for_a_while_hang_nothing() {
-    within("transfers where some slots cannot be made", || {
+fn transfers_end_during_temporary_pinned_shortage() {
+    within("transfers with a temporary shortage of staging buffers", || {
         for fail in 1..12 {
             let (manager, backend) = with(Mock::default());
             let (src, dst) = pair(&manager, 5 * MIB);
@@ -160,7 +160,7 @@ fn pinned_allocations_failing_for_a_while_hang_nothing() {
     });
 }
 
-/// Stops the accesses of one thread until it is let go.
+/// Blocks the accesses of one thread until it is released.
 struct Stop {
     thread: Mutex<Option<ThreadId>>,
     changed: Condvar,
@@ -185,7 +185,7 @@ fn stop_here(_: usize, _: usize, _: HostAccess) {
 }
 
 #[test]
-fn drain_waits_for_a_waiter_that_still_copies() {
+fn drain_waits_for_helping_thread() {
     within("a drain beside a waiter that stands still in its copy", || {
         host_access::set_hook(stop_here);
         let (manager, _backend) = with(Mock::default());
@@ -193,7 +193,7 @@ fn drain_waits_for_a_waiter_that_still_copies() {
         // The waiter may come too late to copy anything: then once more.
         while !STOP.met.load(Ordering::SeqCst) {
             let (src, dst) = pair(&manager, 16 * MIB);
-            // A drain gives the staging buffers back, and who waits makes none.
+            // A drain frees the staging buffers, and a helping thread allocates none.
             stage(&manager, &src, &dst).wait().unwrap();
             let (begun, is_begun) = mpsc::channel();
             let (over, is_complete) = mpsc::channel();
@@ -218,7 +218,7 @@ fn drain_waits_for_a_waiter_that_still_copies() {
                 let (manager, fence) = (Arc::clone(&manager), fence.clone());
                 move || manager.drain().map(|()| fence.is_known_complete())
             });
-            // Long enough for a drain that does not wait, which is then over before the waiter is let go.
+            // Long enough for a drain that does not wait to return before the waiter is released.
             for _ in 0..100 {
                 if drained.is_finished() {
                     break;
@@ -236,7 +236,7 @@ fn drain_waits_for_a_waiter_that_still_copies() {
 }
 
 #[test]
-fn transfers_that_wait_delay_no_other_device_and_no_unified_memory() {
+fn waiting_transfers_do_not_delay_other_devices() {
     let (manager, _backend) = two_devices();
     let manager = Arc::new(manager);
     let source = filled(&manager, MOCK, MemoryKind::Device, 2 * MIB, 7);
@@ -286,7 +286,7 @@ fn transfers_that_wait_delay_no_other_device_and_no_unified_memory() {
 }
 
 #[test]
-fn download_that_the_device_holds_up_leaves_staging_buffers_to_uploads() {
+fn stalled_download_leaves_buffers_for_uploads() {
     within("uploads beside a download whose copies stand still", || {
         let (manager, backend) = with(Mock::default());
         let (src, dst) = pair(&manager, 3 * MIB);
@@ -298,7 +298,7 @@ fn download_that_the_device_holds_up_leaves_staging_buffers_to_uploads() {
         while backend.enqueued() == 0 {
             thread::yield_now();
         }
-        // By then it has all that it may have.
+        // By then it has all the buffers that it may have.
         for _ in 0..50 {
             pollster::block_on(stage(&manager, &src, &dst)).unwrap();
         }
@@ -312,7 +312,7 @@ fn download_that_the_device_holds_up_leaves_staging_buffers_to_uploads() {
 }
 
 #[test]
-fn a_staged_transfer_between_devices_blames_the_one_that_was_lost() {
+fn staged_transfer_names_lost_device() {
     for (lost, healthy) in [(MOCK, OTHER), (OTHER, MOCK)] {
         within("transfers beside a lost device", move || {
             let (manager, backend) = two_devices();
@@ -332,7 +332,7 @@ fn a_staged_transfer_between_devices_blames_the_one_that_was_lost() {
 }
 
 #[test]
-fn a_failure_of_either_half_between_devices_is_the_transfers() {
+fn failure_of_either_half_fails_device_to_device() {
     within("transfers between devices of which one half fails", || {
         for nth in 0..2 {
             let (manager, backend) = two_devices();
@@ -359,7 +359,7 @@ impl Wake for Panicking {
 }
 
 #[test]
-fn wakers_that_panic_hurt_nobody() {
+fn panicking_waker_does_not_affect_other_tasks() {
     let (manager, _backend) = with(Mock::default());
     let manager = Arc::new(manager);
     let (src, dst) = pair(&manager, 3 * MIB);
@@ -372,7 +372,7 @@ fn wakers_that_panic_hurt_nobody() {
         assert!(first.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         others.push(first);
     }
-    // One that waits beside them must be woken all the same.
+    // Another waiter must still be woken.
     let last = stage(&manager, &src, &dst);
     let (done, is_done) = mpsc::channel();
     let waits = thread::spawn(move || done.send(pollster::block_on(last)).unwrap());
@@ -391,7 +391,7 @@ fn wakers_that_panic_hurt_nobody() {
 }
 
 #[test]
-fn a_staged_transfer_has_a_duration_only_where_it_was_measured() {
+fn staged_transfer_has_duration_only_if_measured() {
     within("staged transfers with and without timing", || {
         let (manager, _backend) = with(Mock::default());
         let (src, dst) = pair(&manager, 2 * MIB);
@@ -404,7 +404,7 @@ fn a_staged_transfer_has_a_duration_only_where_it_was_measured() {
     });
 }
 
-/// Notes when it was woken, among all that were.
+/// Records the order in which wakers were called.
 struct Ordered {
     next: Arc<AtomicU64>,
     woken: AtomicU64,
@@ -417,10 +417,10 @@ impl Wake for Ordered {
 }
 
 #[test]
-fn a_small_transfer_is_not_behind_the_chunks_of_earlier_large_ones() {
+fn small_transfer_overtakes_chunks_of_large_ones() {
     within("a small transfer after large ones", || {
         let (manager, backend) = with(Mock::default());
-        // Nothing but its turns interrupts a task.
+        // So that only its yields interrupt a task.
         backend.perform_at_once();
         // One for each worker.
         let workers = thread::available_parallelism().map_or(2, usize::from).min(16);
@@ -450,7 +450,7 @@ fn a_small_transfer_is_not_behind_the_chunks_of_earlier_large_ones() {
 }
 
 #[test]
-fn a_failed_download_marks_its_destination_until_it_is_written() {
+fn failed_download_marks_destination_until_written() {
     within("reads after a failed download", || {
         let (manager, backend) = with(Mock::default());
         let (back, there) = pair(&manager, 9 * MIB);
@@ -481,7 +481,7 @@ fn a_failed_download_marks_its_destination_until_it_is_written() {
 }
 
 #[test]
-fn a_poll_copies_nothing() {
+fn poll_copies_nothing() {
     host_access::set_hook(stop_here);
     let (manager, _backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 16 * MIB);

@@ -8,7 +8,7 @@ use transload_transfer::{Sampling, TransferOptions};
 use crate::{DeviceId, Mock, pair, sampled, with};
 
 #[test]
-fn each_class_counts_its_own_transfers_bytes_failures_and_abandoned() {
+fn size_classes_count_separately() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 1 << 20);
     let of = |size| manager.transfer_buffer(&src, &dst, 0, 0, size);
@@ -43,7 +43,7 @@ fn each_class_counts_its_own_transfers_bytes_failures_and_abandoned() {
 }
 
 #[test]
-fn paths_are_counted_apart_and_sorted() {
+fn paths_count_separately_and_are_sorted() {
     let (manager, _) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pinned, 64).unwrap();
@@ -59,7 +59,7 @@ fn paths_are_counted_apart_and_sorted() {
 }
 
 #[test]
-fn every_64th_transfer_is_measured_by_default_beginning_with_the_first() {
+fn default_sampling_measures_first_and_every_64th() {
     let (manager, _) = with(Mock::default());
     let (src, dst) = pair(&manager, 1000);
     let mut measured = Vec::new();
@@ -83,7 +83,7 @@ fn every_64th_transfer_is_measured_by_default_beginning_with_the_first() {
 }
 
 #[test]
-fn sampling_can_be_all_or_none_and_a_transfer_can_say_otherwise() {
+fn transfer_options_override_sampling() {
     for (sampling, usual) in [(Sampling::Every(1), true), (Sampling::Off, false), (Sampling::Every(0), false)]
     {
         let (manager, _) = sampled(sampling);
@@ -101,7 +101,7 @@ fn sampling_can_be_all_or_none_and_a_transfer_can_say_otherwise() {
 }
 
 #[test]
-fn a_row_without_measurements_has_no_rate() {
+fn stats_without_measurements_have_no_rate() {
     let (manager, _) = sampled(Sampling::Off);
     let (src, dst) = pair(&manager, 64);
     manager.transfer(&src, &dst).wait().unwrap();
@@ -111,7 +111,7 @@ fn a_row_without_measurements_has_no_rate() {
 }
 
 #[test]
-fn what_a_software_driver_did_is_called_simulated() {
+fn software_driver_transfers_are_simulated() {
     let (manager, _) = with(Mock { simulated: true, ..Mock::default() });
     let (src, dst) = pair(&manager, 64);
     manager.transfer(&src, &dst).wait().unwrap();
@@ -119,7 +119,7 @@ fn what_a_software_driver_did_is_called_simulated() {
 }
 
 #[test]
-fn clearing_forgets_what_was_and_counts_what_is_in_flight_when_it_ends() {
+fn clear_keeps_counting_transfers_in_flight() {
     let (manager, _) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     manager.transfer(&src, &dst).wait().unwrap();
@@ -134,7 +134,7 @@ fn clearing_forgets_what_was_and_counts_what_is_in_flight_when_it_ends() {
 }
 
 #[test]
-fn transfer_that_no_clock_was_read_for_has_no_times() {
+fn unmeasured_transfer_has_no_times() {
     for (sampling, timed) in [(Sampling::Off, false), (Sampling::Every(1), true)] {
         let (manager, _backend) = sampled(sampling);
         let (src, dst) = pair(&manager, 4096);

@@ -1,4 +1,4 @@
-//! A task whose submission waits gets its turn: later transfers of the same bytes cannot overtake it for ever.
+//! A task whose submission waits is not starved by later transfers of the same bytes.
 
 use std::{
     future::Future,
@@ -40,7 +40,7 @@ fn overtake(manager: &CrossBackendTransferManager, src: &RawBuffer, dst: &RawBuf
 }
 
 #[test]
-fn transfer_async_overtaken_sixteen_times_is_next() {
+fn overtaken_transfer_async_is_next_after_sixteen() {
     within("a transfer that 16 others overtake", || {
         let (manager, _backend) = with(Mock::default());
         let (src, dst) = pair(&manager, 64);

@@ -1,4 +1,4 @@
-//! What becomes of transfers whose end nobody looks at: they are counted, and `drain` tells the first failure.
+//! Transfers whose end is not observed: they are counted, and `drain` returns the first failure.
 
 use transload_core::{DeviceId, ErrorKind, MemoryKind, SizeClass, Timing, TransferPath};
 use transload_transfer::TransferOptions;
@@ -8,7 +8,7 @@ use crate::{Mock, gate::Gate, is_at_rest, pair, sampled, staging::stage, watchdo
 const MIB: usize = 1 << 20;
 
 #[test]
-fn a_dropped_staged_transfer_that_fails_on_the_host_is_told_by_drain_once() {
+fn drain_returns_dropped_staged_failure_once() {
     within("drains after a dropped transfer failed", || {
         let (manager, backend) = with(Mock::default());
         let (src, dst) = pair(&manager, 5 * MIB);
@@ -32,7 +32,7 @@ fn a_dropped_staged_transfer_that_fails_on_the_host_is_told_by_drain_once() {
 }
 
 #[test]
-fn a_dropped_transfer_of_a_queue_counts_as_it_ended_and_its_failure_is_told() {
+fn dropped_transfer_counts_and_drain_returns_failure() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     backend.pass_next();
@@ -50,7 +50,7 @@ fn a_dropped_transfer_of_a_queue_counts_as_it_ended_and_its_failure_is_told() {
 }
 
 #[test]
-fn statistics_and_later_submissions_count_what_ended_unobserved() {
+fn stats_and_submissions_count_unobserved_ends() {
     within("transfers that are dropped behind a gate", || {
         let (manager, _backend) = with(Mock::default());
         let (src, dst) = pair(&manager, 3000);
@@ -78,7 +78,7 @@ fn statistics_and_later_submissions_count_what_ended_unobserved() {
 }
 
 #[test]
-fn the_time_of_a_dropped_transfer_that_was_measured_counts() {
+fn dropped_measured_transfer_counts_its_time() {
     let (manager, _) = sampled(transload_transfer::Sampling::Off);
     let (src, dst) = pair(&manager, 64);
     let measured = TransferOptions::new().timing(Timing::Measured);
@@ -91,7 +91,7 @@ fn the_time_of_a_dropped_transfer_that_was_measured_counts() {
 }
 
 #[test]
-fn panic_at_the_end_of_a_dropped_transfer_is_its_failure_only() {
+fn panic_of_dropped_transfer_fails_only_that_one() {
     within("drains and statistics of transfers whose backend panics", || {
         let (manager, backend) = with(Mock::default());
         let (src, dst) = pair(&manager, 64);
@@ -118,7 +118,7 @@ fn panic_at_the_end_of_a_dropped_transfer_is_its_failure_only() {
 }
 
 #[test]
-fn panic_of_a_look_at_dropped_transfers_loses_none_of_them() {
+fn panic_while_checking_loses_no_dropped_transfer() {
     within("drains, statistics and submissions beside a timeline that panics", || {
         let (manager, backend) = with(Mock::default());
         let (src, dst) = pair(&manager, 64);
@@ -143,7 +143,7 @@ fn panic_of_a_look_at_dropped_transfers_loses_none_of_them() {
 }
 
 #[test]
-fn a_refusal_that_nobody_saw_is_told_by_drain_once() {
+fn drain_returns_unobserved_refusal_once() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     drop(manager.transfer_buffer(&src, &dst, 0, 60, 5));
@@ -155,14 +155,14 @@ fn a_refusal_that_nobody_saw_is_told_by_drain_once() {
     backend.refuse_next(ErrorKind::Device);
     drop(manager.transfer(&src, &dst));
     assert_eq!(manager.drain().unwrap_err().to_string(), "planted refusal");
-    // What was seen is not told again.
+    // An observed failure is not returned again.
     assert!(manager.transfer_buffer(&src, &dst, 0, 60, 5).refusal().is_some());
     manager.transfer_buffer(&src, &dst, 0, 60, 5).wait().unwrap_err();
     manager.drain().unwrap();
 }
 
 #[test]
-fn the_copy_that_shares_a_buffer_is_told_by_drain_where_it_fails() {
+fn drain_returns_failure_of_shared_copy() {
     let (manager, backend) = with(Mock { shares: true, ..Mock::default() });
     let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 64).unwrap();
     backend.fail_next(ErrorKind::Device);

@@ -1,4 +1,4 @@
-//! A time limit for tests of what could hang.
+//! A time limit for tests that could hang.
 
 use std::{
     sync::mpsc::{self, RecvTimeoutError},

@@ -88,7 +88,7 @@ unsafe impl Timeline for Manual {
 }
 
 #[test]
-fn count_is_exact_after_ends_that_nobody_observed() {
+fn count_is_exact_after_unobserved_ends() {
     let queue = EngineQueue::default();
     let (one, two) = (Manual::new(), Manual::new());
     queue.add(&one.fence(1), COUNTED_FROM - 1);
@@ -109,7 +109,7 @@ fn count_is_exact_after_ends_that_nobody_observed() {
 }
 
 #[test]
-fn reading_the_count_polls_each_timeline_at_most_once_in_vain() {
+fn count_polls_one_incomplete_fence_per_timeline() {
     let queue = EngineQueue::default();
     let timeline = Manual::new();
     (1..=1000).for_each(|point| queue.add(&timeline.fence(point), 1 << 20));
@@ -123,7 +123,7 @@ fn reading_the_count_polls_each_timeline_at_most_once_in_vain() {
 }
 
 #[test]
-fn fences_are_let_go_although_nobody_reads_the_count() {
+fn fences_are_released_without_reading_count() {
     let queue = EngineQueue::default();
     let timelines: Vec<_> = (0..SWEEP_EVERY).map(|_| Manual::new()).collect();
     for timeline in &timelines {
@@ -135,7 +135,7 @@ fn fences_are_let_go_although_nobody_reads_the_count() {
 }
 
 #[test]
-fn threads_that_add_and_read_at_once_leave_nothing_counted() {
+fn concurrent_adds_and_reads_leave_zero() {
     let queue = EngineQueue::default();
     let timelines: [_; 4] = std::array::from_fn(|_| Manual::new());
     std::thread::scope(|scope| {
@@ -156,7 +156,7 @@ fn threads_that_add_and_read_at_once_leave_nothing_counted() {
 }
 
 #[test]
-fn copies_whose_timeline_panics_stay_counted_until_they_are_over() {
+fn copies_of_panicking_timeline_stay_counted() {
     let (queue, timeline) = (EngineQueue::default(), Manual::new());
     queue.add(&timeline.fence(1), COUNTED_FROM);
     timeline.panic_at_questions(1);

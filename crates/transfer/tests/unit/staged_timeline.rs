@@ -33,7 +33,7 @@ impl Wake for Count {
 }
 
 #[test]
-fn many_ends_behind_each_other_need_no_deep_stack() {
+fn long_chain_of_interrupted_transfers_needs_no_deep_stack() {
     const MANY: usize = 50_000;
     let work = Manual::new();
     drop(chain(work.fence(1), MANY));
@@ -50,7 +50,7 @@ fn many_ends_behind_each_other_need_no_deep_stack() {
 }
 
 #[test]
-fn panic_of_the_work_that_is_left_says_nothing_of_the_end() {
+fn panic_of_remaining_work_does_not_complete_transfer() {
     let (work, count) = (Manual::new(), Arc::new(Count::default()));
     work.panic_at_questions(1);
     let end = early(work.fence(1));

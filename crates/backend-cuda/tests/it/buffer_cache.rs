@@ -1,4 +1,5 @@
-//! What `allocate` gives of memory that buffers left: warm, never in flight where there is other memory, and all of it back.
+//! `allocate` reuses memory of dropped buffers: without driver calls, not while in flight unless memory is short, and
+//! all is released.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,7 +13,7 @@ use transload_streams::CudaStream;
 use crate::serving::{Elsewhere, MIB, address, finish, open, watched};
 
 #[test]
-fn memory_of_a_buffer_that_is_gone_is_given_again_without_a_driver_call() {
+fn dropped_buffers_memory_is_reused_without_driver_call() {
     let test = harness::device().end_check();
     let (backend, device) = open(&test);
     for kind in [MemoryKind::Device, MemoryKind::Pinned] {
@@ -31,7 +32,7 @@ fn memory_of_a_buffer_that_is_gone_is_given_again_without_a_driver_call() {
 }
 
 #[test]
-fn memory_in_flight_is_not_the_next_buffers() {
+fn memory_in_flight_is_not_reused() {
     watched(memory_in_flight);
 }
 
@@ -55,7 +56,7 @@ fn memory_in_flight() {
             next.try_write().unwrap().fill(1);
         }
         elsewhere.open();
-        // Now both serve.
+        // Now both are cached.
         let other = backend.allocate(device, kind, 100_000).unwrap();
         assert_eq!((address(&other), backend.resource_counts().parked), (was, 0));
     }
@@ -63,7 +64,7 @@ fn memory_in_flight() {
 }
 
 #[test]
-fn drain_waits_for_what_dropped_buffers_wait_for() {
+fn drain_waits_for_work_on_dropped_buffers() {
     watched(drain_waits);
 }
 
@@ -106,21 +107,21 @@ fn buffers_outlive_the_backend() {
 }
 
 #[test]
-fn the_ledger_counts_what_is_used_and_what_is_only_kept() {
+fn counts_include_used_and_cached_memory() {
     let test = harness::device().end_check();
     let (backend, device) = open(&test);
     let large = backend.allocate(device, MemoryKind::Device, 2 * MIB).unwrap();
     let small = [100, 200].map(|bytes| backend.allocate(device, MemoryKind::Device, bytes).unwrap());
     assert_eq!(backend.resource_counts().allocations, 3);
     drop(large);
-    // Two of one segment, and another that is only kept.
+    // Two of one segment, and a cached segment.
     assert_eq!(backend.resource_counts().allocations, 3);
     drop(small);
     assert_eq!(backend.resource_counts().allocations, 2);
     finish(test, backend);
 }
 
-/// Takes memory, brings noise there and back, and drops most of it while that runs.
+/// Allocates, copies random bytes there and back, and drops most buffers meanwhile.
 fn work(backend: &CudaBackend, device: DeviceId, seed: u64) {
     let mut state = seed * 2 + 1;
     let mut draw = move |below: usize| {
@@ -148,7 +149,7 @@ fn work(backend: &CudaBackend, device: DeviceId, seed: u64) {
 }
 
 #[test]
-fn buffers_of_many_threads_never_mix_up_their_contents() {
+fn buffers_of_many_threads_keep_their_contents() {
     watched(|| {
         let test = harness::device().end_check();
         let (backend, device) = open(&test);
@@ -163,7 +164,7 @@ fn buffers_of_many_threads_never_mix_up_their_contents() {
 }
 
 #[test]
-fn draining_while_others_allocate_takes_nothing_from_them() {
+fn drain_during_allocations_keeps_live_buffers() {
     watched(|| {
         let test = harness::device().end_check();
         let (backend, device) = open(&test);
@@ -190,7 +191,7 @@ fn draining_while_others_allocate_takes_nothing_from_them() {
 }
 
 #[test]
-fn a_small_buffer_is_not_cut_from_a_large_kept_one() {
+fn small_buffer_does_not_split_large_cached_one() {
     let test = harness::device().end_check();
     let (backend, device) = open(&test);
     let large = address(&backend.allocate(device, MemoryKind::Device, 64 * MIB).unwrap());
@@ -221,7 +222,7 @@ fn buffers_dropped_on_another_thread_are_freed_by_drain() {
 }
 
 #[test]
-fn a_kept_buffer_has_a_new_identity_and_no_uses() {
+fn cached_buffer_has_new_identity_and_no_uses() {
     let test = harness::device().end_check();
     let (backend, device) = open(&test);
     for kind in [MemoryKind::Device, MemoryKind::Pinned] {
@@ -255,7 +256,7 @@ fn kept_buffers_of_many_threads_never_share_bytes() {
     watched(never_share_bytes);
 }
 
-/// Threads take, write, check, pass on and drop buffers, while one empties what is kept.
+/// Threads allocate, write, check, pass on and drop buffers, while one drains the cache.
 fn never_share_bytes() {
     const THREADS: u8 = 6;
     let test = harness::device().end_check();
