@@ -136,7 +136,13 @@ impl Ends<'_> {
     /// Submits a transfer with options.
     pub fn submit_with(&self, options: &TransferOptions) -> Transfer {
         let Point { bytes, src_offset, dst_offset } = self.point;
-        self.manager.transfer_with(&self.src, &self.dst, src_offset, dst_offset, bytes, options)
+        self.manager
+            .copy(
+                &self.src.slice(src_offset..src_offset + bytes).unwrap(),
+                &self.dst.slice(dst_offset..dst_offset + bytes).unwrap(),
+            )
+            .options(*options)
+            .submit()
     }
 }
 

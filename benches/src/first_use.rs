@@ -41,11 +41,9 @@ pub fn start(ordinal: u32, largest: usize) -> Result<(CrossBackendTransferManage
     Memory::Ours(pinned.clone()).write(0, &content)?;
     let back = allocate(MemoryKind::Pinned, 4096)?;
     steps.take("transfer", 4096, "first transfer up, makes the streams", || {
-        Ok(manager.transfer(&pinned, &there).wait()?)
+        Ok(manager.copy(&pinned, &there).wait()?)
     })?;
-    steps.take("transfer-back", 4096, "first transfer down", || {
-        Ok(manager.transfer(&there, &back).wait()?)
-    })?;
+    steps.take("transfer-back", 4096, "first transfer down", || Ok(manager.copy(&there, &back).wait()?))?;
     Memory::Ours(back).compare(0, &content).context("the first transfer")?;
     for row in steps.rows.iter_mut().filter(|row| row.id.contains("transfer")) {
         row.verified = true;
@@ -89,7 +87,7 @@ fn of_methods(manager: &CrossBackendTransferManager, steps: &mut Steps, peer: Op
         Memory::Ours(src.clone()).write(0, &content)?;
         Memory::Ours(dst.clone()).poison()?;
         let begun = Instant::now();
-        match manager.transfer_with(&src, &dst, 0, 0, BYTES, &TransferOptions::new().only(method)).wait() {
+        match manager.copy(&src, &dst).options(TransferOptions::new().only(method)).wait() {
             Ok(_) => steps.add(id, BYTES, text, begun.elapsed().as_secs_f64()),
             // The rows of all methods give the reason.
             Err(error) if error.kind() == ErrorKind::Unsupported => continue,

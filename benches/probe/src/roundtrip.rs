@@ -92,8 +92,8 @@ fn there_and_back(
     }
     // What is not written is then different.
     received.write()?.iter_mut().zip(sent.read()?.iter()).for_each(|(byte, sent)| *byte = !*sent);
-    let up = manager.transfer(&sent, &there);
-    let down = manager.transfer(&there, &received);
+    let up = manager.copy(&sent, &there).submit();
+    let down = manager.copy(&there, &received).submit();
     up.wait()?;
     down.wait()?;
     let (sent, received) = (sent.read()?, received.read()?);

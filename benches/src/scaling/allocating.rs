@@ -94,8 +94,8 @@ fn with_copy(fixture: &Fixture<'_>, library: &Library, kind: MemoryKind) -> Resu
         view.fill(1);
     }
     let submit = |buffer: &RawBuffer| match up {
-        true => library.manager.transfer(&other, buffer),
-        false => library.manager.transfer(buffer, &other),
+        true => library.manager.copy(&other, buffer).submit(),
+        false => library.manager.copy(buffer, &other).submit(),
     };
     let variants = vec![
         Variant::new("kept", "a copy with a kept buffer", || {

@@ -33,14 +33,14 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let staged = TransferOptions::new().only(TransferMethod::HostStaged);
     let upload = || -> Result<f64> {
         let begun = Instant::now();
-        library.manager.transfer_with(src, dst, 0, 0, bytes, &staged).wait()?;
+        library.manager.copy(src, dst).options(staged).wait()?;
         Ok(bytes as f64 / begun.elapsed().as_secs_f64() / 1e9)
     };
     let repetitions = fixture.repetitions(30);
     let rates = || (0..repetitions).map(|_| upload()).collect::<Result<Vec<f64>>>();
     // The first transfer of each direction allocates the staging buffers.
     upload()?;
-    library.manager.transfer_with(late, to, 0, 0, bytes, &staged).wait()?;
+    library.manager.copy(late, to).options(staged).wait()?;
     let alone = rates()?;
     download.poison()?;
     uploads.poison()?;
@@ -50,7 +50,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
         kernel.launch(LaunchConfig::linear(1, 1)).arg(NANOSECONDS).arg(0_u64).declares(late, Access::Write);
     // SAFETY: the parameters are the kernel's; with an address of 0 it stores nothing, so that the buffer keeps its bytes.
     unsafe { launch.enqueue(&stream) }?;
-    let waiting = library.manager.transfer_with(late, to, 0, 0, bytes, &staged);
+    let waiting = library.manager.copy(late, to).options(staged).submit();
     let beside = rates();
     waiting.wait()?;
     let beside = beside?;

@@ -72,7 +72,7 @@ fn alone(
     let goal = || goal(options, Goal::AtMostOver(MOST_OVER));
     let mut each = 0_usize;
     let ours = Variant::new("wait", "transfer().wait()", || {
-        timed(many, || Ok(manager.transfer(&one.0, &one.1).wait().map(|_report| ())?))
+        timed(many, || Ok(manager.copy(&one.0, &one.1).wait().map(|_report| ())?))
     });
     let comparison = Comparison {
         id: format!("host/{bytes}"),
@@ -99,7 +99,7 @@ fn alone(
         timed(many.max(BUFFERS), || {
             each = (each + 1) % BUFFERS;
             let (src, dst) = pairs.list.get(each).context("no pair")?;
-            Ok(manager.transfer(src, dst).wait().map(|_report| ())?)
+            Ok(manager.copy(src, dst).wait().map(|_report| ())?)
         })
     });
     rows.extend(comparison.rows_of(
@@ -135,7 +135,7 @@ fn eight_threads(
             Ok(vec![
                 Box::new(move || (0..10 * many).try_for_each(|_| memcpy.submit())),
                 Box::new(move || {
-                    (0..many).try_for_each(|_| Ok(manager.transfer(src, dst).wait().map(|_report| ())?))
+                    (0..many).try_for_each(|_| Ok(manager.copy(src, dst).wait().map(|_report| ())?))
                 }),
             ])
         };

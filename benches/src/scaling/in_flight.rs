@@ -59,7 +59,7 @@ fn at(fixture: &Fixture<'_>, library: &Library, count: usize, rows: &mut Vec<Row
     let queues = [RawQueue::new(0)?, RawQueue::new(0)?];
     let streams = [CudaStream::new(&fixture.device)?, CudaStream::new(&fixture.device)?];
     let submit = |pieces: &Pieces| -> Vec<Transfer> {
-        pieces.list.iter().map(|piece| library.manager.transfer(&piece.src, &piece.dst)).collect()
+        pieces.list.iter().map(|piece| library.manager.copy(&piece.src, &piece.dst).submit()).collect()
     };
     // Drops handles concurrently with later submissions.
     let (sender, receiver) = mpsc::channel::<DropItem>();
@@ -119,7 +119,7 @@ fn at(fixture: &Fixture<'_>, library: &Library, count: usize, rows: &mut Vec<Row
             Variant::new("dropped", "transfers dropped at once on another thread", || {
                 let begun = Instant::now();
                 for piece in &one.list {
-                    sender.send(DropItem::Transfer(library.manager.transfer(&piece.src, &piece.dst)))?;
+                    sender.send(DropItem::Transfer(library.manager.copy(&piece.src, &piece.dst).submit()))?;
                 }
                 one.dst.iter().try_for_each(RawBuffer::wait_idle)?;
                 Ok(each(begun, count))

@@ -58,7 +58,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
 
 fn staged(library: &Library, (src, dst): &(RawBuffer, RawBuffer)) -> Transfer {
     let options = TransferOptions::new().only(TransferMethod::HostStaged);
-    library.manager.transfer_with(src, dst, 0, 0, src.len(), &options)
+    library.manager.copy(src, dst).options(options).submit()
 }
 
 fn beside_driver(

@@ -51,7 +51,7 @@ fn of_kind(
     let (high, least) = (priority(StreamPriority::High), priority(StreamPriority::Low));
     let urgent = || -> Result<f64> {
         let begun = Instant::now();
-        library.manager.transfer_with(&end.src, &end.dst, 0, 0, bytes, &high).wait()?;
+        library.manager.copy(&end.src, &end.dst).options(high).wait()?;
         Ok(begun.elapsed().as_secs_f64() * 1e6)
     };
     let (lowest, highest) = fixture.context()?.stream_priority_range()?;
@@ -62,7 +62,7 @@ fn of_kind(
         Variant::new("idle", "High on an idle device", urgent).verified_by(&end),
         Variant::new("beside-low", "High beside 4 GiB of Low", || {
             for _ in 0..LARGE_ONES {
-                drop(library.manager.transfer_with(&low.0, &low.1, 0, 0, low.0.len(), &least));
+                drop(library.manager.copy(&low.0, &low.1).options(least).submit());
             }
             let took = urgent()?;
             low.1.wait_idle()?;

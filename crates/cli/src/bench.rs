@@ -121,20 +121,20 @@ fn row(
     repetitions: usize,
 ) -> Result<Row, Failure> {
     let manager = runtime.manager();
-    manager.transfer(pattern, src).wait()?;
+    manager.copy(pattern, src).wait()?;
     // Not timed: the first use of a path includes one-time costs.
-    let mut method = manager.transfer(src, dst).wait()?.method;
+    let mut method = manager.copy(src, dst).wait()?.method;
     let mut rates = Vec::with_capacity(repetitions);
     for repetition in 1..=repetitions {
         if repetition == repetitions {
-            manager.transfer(other, dst).wait()?;
+            manager.copy(other, dst).wait()?;
         }
         let begun = Instant::now();
-        method = manager.transfer(src, dst).wait()?.method;
+        method = manager.copy(src, dst).wait()?.method;
         rates.push(src.len() as f64 / begun.elapsed().as_secs_f64().max(1e-9));
     }
     let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, dst.len())?;
-    manager.transfer(dst, &back).wait()?;
+    manager.copy(dst, &back).wait()?;
     if *back.read()? != *pattern.read()? {
         let text =
             format!("verification failed: {} bytes {} → {} differ", src.len(), src.place(), dst.place());

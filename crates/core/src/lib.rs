@@ -51,14 +51,16 @@ pub use host::{host_access, host_memory::host_memory};
 pub use panics::{catch_panic, panic_text};
 pub use queue::fence::{Done, Fence, Timeline, TimelineId, next_timeline_id};
 pub use queue::observer::{Observer, TransferEvent};
-pub use queue::transfer::{CompletionHandler, RefusalHandler, Submission, Submitted, Transfer};
+pub use queue::transfer::{
+    CompletionHandler, RefusalHandler, Submission, Submitted, Transfer, TransferState,
+};
 pub use queue::{Queue, QueueLease, StreamPriority, Timing, WorkloadType};
 pub use submit::claim::{Access, Claims};
 pub use submit::fill::fill;
-pub use submit::operation::{Operation, Pitched, Uses, submit, submit_on};
+pub use submit::operation::{Operation, Pitched, Uses, submit, submit_after, submit_on};
 pub use submit::pattern::Pattern;
 pub use submit::recording::{Recording, merge_uses, merged_uses};
-pub use submit::submission::{copy_on_host, submit_async, try_submit};
+pub use submit::submission::{copy_on_host, require_complete, submit_async, try_submit, try_submit_after};
 pub use submit::unblocked::{TrySubmitError, Turns, Unblocked};
 #[doc(hidden)]
 pub use sync::spin_lock::{SpinLock, SpinLockGuard};

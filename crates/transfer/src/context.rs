@@ -4,6 +4,8 @@ use std::sync::{Arc, atomic::AtomicU64};
 
 use transload_core::{Error, Observer, RefusalHandler, Result, TransferEvent, TransferReport};
 
+use transload_executor::{BlockingKey, Executor};
+
 use crate::{
     Sampling,
     stats::{
@@ -13,7 +15,6 @@ use crate::{
 };
 
 /// What every transfer reports to.
-#[derive(Default)]
 pub(crate) struct ManagerContext {
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) sampling: Sampling,
@@ -22,6 +23,27 @@ pub(crate) struct ManagerContext {
     /// The first failure not returned to any caller; the next `drain` returns it.
     pub(crate) unreported: UnreportedFailure,
     pub(crate) unobserved: UnobservedTransfers,
+    /// Submits for tasks whatever may take their thread long.
+    pub(crate) executor: Executor,
+    pub(crate) submitting: BlockingKey,
+}
+
+/// How many submissions that may block run at once.
+const MAX_SUBMITTING: usize = 8;
+
+impl Default for ManagerContext {
+    fn default() -> Self {
+        Self {
+            observer: None,
+            sampling: Sampling::default(),
+            lost: LostDevices::default(),
+            refused: AtomicU64::default(),
+            unreported: UnreportedFailure::default(),
+            unobserved: UnobservedTransfers::default(),
+            executor: Executor::shared(),
+            submitting: BlockingKey::new(MAX_SUBMITTING),
+        }
+    }
 }
 
 impl ManagerContext {

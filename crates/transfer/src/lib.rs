@@ -20,7 +20,7 @@
 //! println!("{plan}");
 //!
 //! // `.await` it in async code; `.wait()` blocks instead.
-//! let report = manager.transfer(&src, &dst).wait()?;
+//! let report = manager.copy(&src, &dst).wait()?;
 //! assert_eq!(report.method, plan.method);
 //! assert!(dst.read()?.iter().all(|byte| *byte == 7));
 //! # Ok::<(), transload_core::Error>(())
@@ -36,16 +36,18 @@
 
 mod builder;
 mod context;
+mod copy;
 mod manager;
 mod methods;
 mod options;
 mod planning;
+mod prepare;
 mod recorded;
 mod staging;
 mod stats;
-mod tasks;
 
 pub use builder::ManagerBuilder;
+pub use copy::{Copy, CopyFuture};
 pub use manager::CrossBackendTransferManager;
 pub use options::TransferOptions;
 pub use planning::plan::{Alternative, Plan};

@@ -7,9 +7,9 @@ use std::{
 };
 
 use transload_core::{
-    Backend, CompletionHandler, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost,
-    Place, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Submitted, Timing, Transfer,
-    TransferEvent, TransferPath, TrySubmitError, Turns, Unblocked,
+    Backend, CompletionHandler, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryKind,
+    PathCost, Place, Queue, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Submitted, Timing,
+    Transfer, TransferEvent, TransferPath, TrySubmitError, Turns, Unblocked,
 };
 
 use crate::{
@@ -38,13 +38,14 @@ use crate::{
 ///
 /// # Tasks
 /// Any [`Transfer`] can be awaited. *Submitting* one may block the thread if its bytes are in use by work of another
-/// backend: [`transfer_async`](Self::transfer_async) awaits that too.
+/// backend: an awaited [`copy`](Self::copy) does not.
 ///
 /// # Order
 /// Transfers that touch common bytes take effect in submission order, whatever queues they are on, as do all operations
 /// on a [`RawBuffer`]. Others are not ordered.
+#[derive(Clone)]
 pub struct CrossBackendTransferManager {
-    pub(crate) registry: Registry,
+    pub(crate) registry: Arc<Registry>,
     pub(crate) context: Arc<ManagerContext>,
 }
 
@@ -62,7 +63,7 @@ impl CrossBackendTransferManager {
 
     pub(crate) fn with_context(context: ManagerContext) -> Self {
         let context = Arc::new(context);
-        Self { registry: Registry::new(Arc::clone(&context)), context }
+        Self { registry: Arc::new(Registry::new(Arc::clone(&context))), context }
     }
 
     /// Registers a backend, with its devices and its default costs.
@@ -134,32 +135,8 @@ impl CrossBackendTransferManager {
         dst_offset: usize,
         size: usize,
     ) -> Transfer {
-        self.transfer_with(src, dst, src_offset, dst_offset, size, &TransferOptions::new())
-    }
-
-    /// Copies all of `src` to all of `dst`. The lengths must be equal.
-    ///
-    /// # Errors
-    /// Those of [`transfer_buffer`](Self::transfer_buffer); [`ErrorKind::InvalidArgument`] for unequal lengths.
-    pub fn transfer(&self, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
-        self.start(src, dst, &TransferOptions::new(), None)
-    }
-
-    /// Like [`transfer_buffer`](Self::transfer_buffer), but with options.
-    ///
-    /// # Errors
-    /// Those of [`transfer_buffer`](Self::transfer_buffer).
-    pub fn transfer_with(
-        &self,
-        src: &RawBuffer,
-        dst: &RawBuffer,
-        src_offset: usize,
-        dst_offset: usize,
-        size: usize,
-        options: &TransferOptions,
-    ) -> Transfer {
         match ranges((src, src_offset), (dst, dst_offset), size) {
-            Ok((src, dst)) => self.start(&src, &dst, options, None),
+            Ok((src, dst)) => self.start(&src, &dst, &Request::default()),
             Err(error) => self.refuse(error),
         }
     }
@@ -171,12 +148,23 @@ impl CrossBackendTransferManager {
     /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`] if no method is left or no registered device offers a
     /// kind of memory, [`ErrorKind::DeviceLost`].
     pub fn plan(&self, src: Place, dst: Place, bytes: u64, options: &TransferOptions) -> Result<Plan> {
+        self.plan_on(src, dst, bytes, options, None)
+    }
+
+    pub(crate) fn plan_on(
+        &self,
+        src: Place,
+        dst: Place,
+        bytes: u64,
+        options: &TransferOptions,
+        queue: Option<DeviceId>,
+    ) -> Result<Plan> {
         let input = PlanInput::new(TransferPath::new(src, dst), bytes)?;
         let mut cache = self.registry.route_cache();
         let routes = cache.routes(&self.registry, input.path)?;
         // Unlike a buffer, a plan may name memory that no device offers.
         [src, dst].into_iter().try_for_each(|place| self.registry.check_offered(place))?;
-        let choice = routes.choose(&input, options, &self.context, 0)?;
+        let choice = routes.choose(&input, options, &self.context, (0, queue))?;
         let chosen = &routes.candidates[choice.index];
         let others = routes.predictions(&input, options);
         let alternatives = others.into_iter().filter(|(candidate, _)| !std::ptr::eq(*candidate, chosen)).map(
@@ -218,7 +206,7 @@ impl CrossBackendTransferManager {
         }
         let kind = if device.is_cpu() { MemoryKind::Pageable } else { MemoryKind::Device };
         let copy = self.allocate_for(device, kind, buffer.len())?;
-        self.transfer(buffer, &copy).wait()?;
+        self.copy(buffer, &copy).wait()?;
         Ok(SharedBuffer { buffer: copy, copied: true, arrival: None })
     }
 
@@ -284,6 +272,7 @@ impl CrossBackendTransferManager {
     /// for its own caller: it returns [`ErrorKind::Unsupported`] there and waits for nothing. Memory of a lost device
     /// was destroyed with its context.
     pub fn drain(&self) -> Result<()> {
+        self.context.executor.drain()?;
         self.registry.drain_methods()?;
         self.context.unobserved.wait_for_all(&self.context);
         let mut outcome = self.context.unreported.take();
@@ -305,31 +294,47 @@ impl CrossBackendTransferManager {
             .collect()
     }
 
-    /// With `on_conflict`, does not block: stores the blocker there, submits nothing, and the result must be ignored.
-    pub(crate) fn start(
+    /// Submits a transfer; blocks the calling thread where the bytes wait for work that the queue cannot wait for.
+    #[inline]
+    pub(crate) fn start(&self, src: &RawBuffer, dst: &RawBuffer, request: &Request<'_>) -> Transfer {
+        match self.attempt(src, dst, request, None) {
+            Attempt::Started(transfer) => transfer,
+            // Neither happens without `Mode`.
+            Attempt::Blocked(_) | Attempt::Slow => self.refuse(would_block()),
+        }
+    }
+
+    /// Submits a transfer, unless a task's thread may not: then nothing was submitted.
+    #[inline]
+    pub(crate) fn attempt(
         &self,
         src: &RawBuffer,
         dst: &RawBuffer,
-        options: &TransferOptions,
-        on_conflict: Option<(&Turns, &mut Option<Unblocked>)>,
-    ) -> Transfer {
+        request: &Request<'_>,
+        task: Option<&TaskTurns<'_>>,
+    ) -> Attempt {
         let input = match PlanInput::of(src, dst) {
             Ok(input) => input,
-            Err(error) => return self.refuse(error),
+            Err(error) => return Attempt::Started(self.refuse(error)),
         };
         let (mut cache, mut declined) = (self.registry.route_cache(), 0);
+        let queue = request.queue.map(Queue::device);
         loop {
-            let routes = match cache.routes(&self.registry, input.path) {
-                Ok(routes) => routes,
-                Err(error) => return self.refuse(error),
-            };
-            let choice = match routes.choose(&input, options, &self.context, declined) {
+            let choice = cache.routes(&self.registry, input.path).and_then(|routes| {
+                let choice = routes.choose(&input, &request.options, &self.context, (declined, queue))?;
+                Ok((&mut routes.candidates[choice.index], choice))
+            });
+            let (candidate, choice) = match choice {
                 Ok(choice) => choice,
-                Err(error) => return self.refuse(error),
+                Err(error) => return Attempt::Started(self.refuse(error)),
             };
-            let candidate = &mut routes.candidates[choice.index];
+            if let Some(TaskTurns { may_be_slow: false, .. }) = task
+                && candidate.is_slow_to_submit(&input, request.options.priority)
+            {
+                return Attempt::Slow;
+            }
             match self.registry.prepare(input.path, candidate) {
-                Ok(()) => return self.submit(candidate, &choice, (src, dst), &input, options, on_conflict),
+                Ok(()) => return self.submit(candidate, &choice, (src, dst), &input, request, task),
                 // Try the next best method.
                 Err(methods) => declined |= methods,
             }
@@ -342,9 +347,10 @@ impl CrossBackendTransferManager {
         choice: &Choice,
         (src, dst): (&RawBuffer, &RawBuffer),
         input: &PlanInput,
-        options: &TransferOptions,
-        on_conflict: Option<(&Turns, &mut Option<Unblocked>)>,
-    ) -> Transfer {
+        request: &Request<'_>,
+        task: Option<&TaskTurns<'_>>,
+    ) -> Attempt {
+        let options = &request.options;
         let timing = candidate.timing(input.bytes, options.timing);
         let request = TransferRequest {
             src,
@@ -353,9 +359,9 @@ impl CrossBackendTransferManager {
             workload: options.workload,
             stage_in_place: choice.stage_in_place,
             timing,
-            on_conflict: on_conflict
-                .as_ref()
-                .map_or(OnConflict::Block, |(turns, _)| OnConflict::Return(turns)),
+            on_conflict: task.map_or(OnConflict::Block, |task| OnConflict::Return(task.turns)),
+            after: request.after,
+            queue: request.queue,
         };
         let mut submission = candidate.submission(input, choice);
         // Taken before the driver call, which evicts most of L1.
@@ -368,8 +374,9 @@ impl CrossBackendTransferManager {
         if let Some(begun) = submission.begun {
             submission.submitting = begun.elapsed();
         }
-        match submitted {
+        Attempt::Started(match submitted {
             Ok(end) => {
+                candidate.warm_up(options.priority);
                 if is_observed {
                     self.context.tell(TransferEvent::Submitted(&info.report(&submission)));
                 }
@@ -381,15 +388,7 @@ impl CrossBackendTransferManager {
                 }
                 Transfer::submitted(end, submission, info)
             }
-            Err(TrySubmitError::WouldBlock(obstacle)) => {
-                if let Some((_, told)) = on_conflict {
-                    *told = Some(obstacle);
-                }
-                Transfer::refused(Error::new(
-                    ErrorKind::Busy,
-                    "buffer is in use by earlier work; retry later",
-                ))
-            }
+            Err(TrySubmitError::WouldBlock(blocked)) => return Attempt::Blocked(blocked),
             Err(TrySubmitError::Failed(error)) if is_the_callers(error.kind()) => self.refuse(error),
             // The driver's errors count as failures of the path.
             Err(TrySubmitError::Failed(error)) => {
@@ -398,7 +397,7 @@ impl CrossBackendTransferManager {
                 info.ended(&report, Err(&error));
                 Transfer::refused_with(error, Arc::clone(&self.context) as _)
             }
-        }
+        })
     }
 
     #[cold]
@@ -406,6 +405,37 @@ impl CrossBackendTransferManager {
         self.context.refused.fetch_add(1, Ordering::Relaxed);
         Transfer::refused_with(error, Arc::clone(&self.context) as _)
     }
+}
+
+/// How one transfer is to be done.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Request<'a> {
+    pub(crate) options: TransferOptions,
+    pub(crate) after: &'a [Fence],
+    pub(crate) queue: Option<&'a dyn Queue>,
+}
+
+/// What a task brings whose thread must not be blocked.
+pub(crate) struct TaskTurns<'a> {
+    pub(crate) turns: &'a Turns,
+    /// Whether the calling thread may take its time, though not wait for work in flight.
+    pub(crate) may_be_slow: bool,
+}
+
+/// What came of submitting.
+#[allow(clippy::large_enum_variant, reason = "boxed, every transfer would allocate")]
+pub(crate) enum Attempt {
+    /// It was submitted or refused.
+    Started(Transfer),
+    /// Nothing was submitted; it is worth retrying when this completes.
+    Blocked(Unblocked),
+    /// Nothing was submitted, since that may take the calling thread long.
+    Slow,
+}
+
+#[cold]
+fn would_block() -> Error {
+    Error::new(ErrorKind::Busy, "the buffers are in use by earlier work; retry later")
 }
 
 /// Returns whether a submission error means that the request was invalid, rather than that the driver failed.

@@ -119,7 +119,7 @@ impl CrossBackendTransferManager {
     /// [`ErrorKind::InvalidArgument`] without pairs; [`ErrorKind::Unsupported`] if a pair has no method that can be
     /// recorded, with the reason of each ([`RejectReason::NotRecordable`](transload_core::RejectReason::NotRecordable)
     /// for those of the host's threads and pageable memory), if the pairs need queues of more than one device, or if
-    /// their backend cannot record; those of [`transfer`](Self::transfer) that do not depend on earlier work.
+    /// their backend cannot record; those of [`copy`](Self::copy) that do not depend on earlier work.
     pub fn record(
         &self,
         pairs: &[(RawBuffer, RawBuffer)],

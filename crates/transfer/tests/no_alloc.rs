@@ -55,12 +55,11 @@ fn a_warm_transfer_allocates_nothing() {
         .timing(Timing::Measured);
     let mut context = Context::from_waker(Waker::noop());
 
-    let whole = allocations(|| drop(manager.transfer(&src, &dst).wait().unwrap()));
+    let whole = allocations(|| drop(manager.copy(&src, &dst).wait().unwrap()));
     let range = allocations(|| drop(manager.transfer_buffer(&src, &dst, 8, 16, 4096).wait().unwrap()));
-    let measured =
-        allocations(|| drop(manager.transfer_with(&src, &dst, 0, 0, 100, &options).wait().unwrap()));
+    let measured = allocations(|| drop(manager.copy(&src, &dst).options(options).wait().unwrap()));
     let awaited = allocations(|| {
-        let mut transfer = std::pin::pin!(manager.transfer(&src, &dst));
+        let mut transfer = std::pin::pin!(manager.copy(&src, &dst).submit());
         while transfer.as_mut().poll(&mut context).is_pending() {
             std::thread::yield_now();
         }
@@ -69,7 +68,7 @@ fn a_warm_transfer_allocates_nothing() {
         let transfers = [0, 4096].map(|half| manager.transfer_buffer(&src, &dst, half, half, 4096));
         transfers.into_iter().for_each(|transfer| drop(transfer.wait().unwrap()));
     });
-    let dropped = allocations(|| drop(manager.transfer(&src, &dst)));
+    let dropped = allocations(|| drop(manager.copy(&src, &dst).submit()));
     assert_eq!((whole, range, measured, awaited, two, dropped), (0, 0, 0, 0, 0, 0));
 
     // The counter counts.

@@ -35,7 +35,7 @@ fn staged_transfers_that_lack_threads_end_with_an_error() {
         set_bytes(&host, 1);
         let by = |method| TransferOptions::new().only(method);
         let (staged, by_host) = (by(TransferMethod::HostStaged), by(TransferMethod::UnifiedMemory));
-        let move_to = |dst, options| manager.transfer_with(&host, dst, 0, 0, BYTES, options);
+        let move_to = |dst, options: &TransferOptions| manager.copy(&host, dst).options(*options).submit();
 
         // Workers only; no thread pins memory.
         manager.prepare(host.place(), there.place(), &staged).unwrap();

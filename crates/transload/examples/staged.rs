@@ -84,7 +84,7 @@ mod staged {
 
     impl Bench {
         fn start(&self, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
-            self.manager.transfer_with(src, dst, 0, 0, src.len(), &self.options)
+            self.manager.copy(src, dst).options(self.options).submit()
         }
 
         fn host(&self, bytes: usize) -> Result<RawBuffer> {
@@ -144,7 +144,7 @@ mod staged {
                     };
                     for times in &mut times {
                         let begun = Instant::now();
-                        bench.manager.transfer_with(&src, &dst, 0, 0, src.len(), &options).wait()?;
+                        bench.manager.copy(&src, &dst).options(options).wait()?;
                         times.push(begun.elapsed());
                     }
                     assert!(dst.read()?.iter().all(|byte| *byte == 1));

@@ -47,8 +47,14 @@ async fn main() -> Result<()> {
                 (Arc::clone(&runtime), src.clone(), there.clone(), back.clone());
             tokio::spawn(async move {
                 let (manager, at, options) = (runtime.manager(), index * EACH, TransferOptions::new());
-                manager.transfer_async(&src, &there, at, at, EACH, &options).await?;
-                manager.transfer_async(&there, &back, at, at, EACH, &options).await
+                manager
+                    .copy(&src.slice(at..at + EACH).unwrap(), &there.slice(at..at + EACH).unwrap())
+                    .options(options)
+                    .await?;
+                manager
+                    .copy(&there.slice(at..at + EACH).unwrap(), &back.slice(at..at + EACH).unwrap())
+                    .options(options)
+                    .await
             })
         })
         .collect();

@@ -20,7 +20,7 @@
 //! let src = runtime.allocate(DeviceId::Cpu, MemoryKind::Pageable, 1 << 20)?;
 //! let dst = runtime.allocate(device, kind, 1 << 20)?;
 //! src.write()?.fill(7);
-//! let report = runtime.manager().transfer(&src, &dst).wait()?; // or `.await` it
+//! let report = runtime.manager().copy(&src, &dst).wait()?; // or `.await` it
 //! println!("{report}");
 //!
 //! drop((src, dst));

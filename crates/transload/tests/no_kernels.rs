@@ -20,7 +20,7 @@ fn without_kernels_urgent_transfers_use_copy_engine() {
     mapped.write().unwrap().fill(7);
     let options = TransferOptions::new().priority(StreamPriority::High);
     manager.prepare(mapped.place(), there.place(), &options).unwrap();
-    let report = manager.transfer_with(&mapped, &there, 0, 0, 64, &options).wait().unwrap();
+    let report = manager.copy(&mapped, &there).options(options).wait().unwrap();
     assert_eq!(report.method, TransferMethod::DirectCopy);
     let ours = report.rejected.iter().find(|rejected| rejected.method == TransferMethod::ZeroCopy);
     assert_eq!(ours.unwrap().reason, RejectReason::NoKernel);

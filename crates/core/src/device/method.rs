@@ -88,6 +88,8 @@ pub enum RejectReason {
     /// It needs host threads or pageable memory, or migrates pages: such work cannot be recorded and
     /// replayed.
     NotRecordable,
+    /// The caller's queue cannot take it: it works on several queues, or on those of another device.
+    NotOnQueue,
     /// The caller excluded it, or chose another one.
     Forbidden,
 }
@@ -112,6 +114,7 @@ impl fmt::Display for RejectReason {
             Self::NotRecordable => {
                 "work that needs host threads or pageable memory, or migrates pages, cannot be recorded"
             }
+            Self::NotOnQueue => "it cannot be enqueued on the caller's queue",
             Self::Forbidden => "excluded by the caller",
         })
     }

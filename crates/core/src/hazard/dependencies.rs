@@ -32,6 +32,13 @@ impl Dependencies {
         }
     }
 
+    /// Adds a fence that the caller named, whatever of its timeline is known.
+    #[cold]
+    pub(crate) fn add_fence(&mut self, fence: &Fence) {
+        self.add(fence.timeline(), fence.point());
+        self.fold();
+    }
+
     /// Keeps one fence for each timeline. Drops fences, so it must not run under a lock. Sorts only after the
     /// list has doubled, so all calls together cost O(n log n).
     #[inline]

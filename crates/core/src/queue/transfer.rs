@@ -109,6 +109,20 @@ pub enum Submitted {
     Complete(Option<Duration>),
 }
 
+/// How far a transfer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TransferState {
+    /// Accepted, but not yet enqueued. No transfer is in this state at present.
+    Pending,
+    /// Enqueued and not complete.
+    Enqueued,
+    /// Complete, with the bytes in place or with an error: awaiting it tells.
+    Complete,
+    /// Refused: nothing was enqueued.
+    Refused,
+}
+
 impl Transfer {
     /// Creates a submitted transfer. `completion` is called when it is awaited, waited for or dropped.
     #[inline]
@@ -159,6 +173,29 @@ impl Transfer {
             State::Direct(direct) => Some(&direct.fence),
             State::Running(Running { end: Submitted::Until(fence), .. }) => Some(fence),
             State::Running(_) | State::Refused(_) | State::Taken => None,
+        }
+    }
+
+    /// Returns how far it is. Polls the device once if it is enqueued; never blocks.
+    #[must_use]
+    pub fn state(&self) -> TransferState {
+        match &self.state {
+            State::Refused(_) => TransferState::Refused,
+            _ if self.is_complete() => TransferState::Complete,
+            _ => TransferState::Enqueued,
+        }
+    }
+
+    /// Waits until the transfer is enqueued, and returns its fence: for other queues to wait for, and for interop with a driver's
+    /// events. `None` means that nothing is left to wait for. Every transfer is enqueued when it is made, so at present this is
+    /// ready at once.
+    ///
+    /// # Errors
+    /// The error with which the transfer was refused.
+    pub async fn enqueued(&self) -> Result<Option<Fence>> {
+        match self.refusal() {
+            Some(error) => Err(error.clone()),
+            None => Ok(self.fence().cloned()),
         }
     }
 

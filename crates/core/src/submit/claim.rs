@@ -232,6 +232,15 @@ impl<'a> Claims<'a> {
         after.retain(|fence| !fence.is_known_complete());
     }
 
+    /// Adds fences that the work must wait for besides those of conflicting work.
+    #[inline]
+    pub fn wait_also(&mut self, fences: &[Fence]) {
+        if !fences.is_empty() {
+            let after = &mut self.earlier.get_or_insert_default().after;
+            fences.iter().for_each(|fence| after.add_fence(fence));
+        }
+    }
+
     /// Checks that the queue can wait for all earlier work. Removes complete fences.
     ///
     /// # Errors

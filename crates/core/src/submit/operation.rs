@@ -300,6 +300,31 @@ pub fn submit(queue: &dyn Queue, operation: &Operation<'_>, timing: Timing) -> R
     submit_on(queue, operation, timing)
 }
 
+/// Like [`submit`], but the operation also takes effect after the fences in `after`, whether their work succeeds or fails. Blocks
+/// the calling thread until those are complete that the queue cannot wait for; nothing is claimed meanwhile.
+///
+/// # Errors
+/// As for `submit`.
+pub fn submit_after(
+    queue: &dyn Queue,
+    operation: &Operation<'_>,
+    after: &[Fence],
+    timing: Timing,
+) -> Result<Fence> {
+    if after.is_empty() {
+        return submit_on(queue, operation, timing);
+    }
+    operation.validate()?;
+    for fence in after.iter().filter(|fence| !queue.can_wait_for(fence)) {
+        let _order_only = fence.wait();
+    }
+    let mut claims = Claims::none(operation.write_mode());
+    claims.add(&mut operation.uses(), Some(queue.timeline()))?;
+    claims.wait_also(after);
+    claims.wait_for_foreign_fences(queue);
+    claims.enqueue(queue, operation, timing)
+}
+
 /// Like [`submit`], but generic over the queue's type, which saves virtual calls; short copies are noticeably
 /// faster.
 ///

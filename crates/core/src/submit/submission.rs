@@ -9,7 +9,7 @@ use crate::{
     Access, Claims, DeviceId, Fence, MemoryKind, Operation, Place, Queue, RawBuffer, Result, Timing,
     host::host_access::{self, HostAccess},
     submit::claim::WriteMode,
-    submit::unblocked::{TrySubmitError, Turns},
+    submit::unblocked::{TrySubmitError, Turns, Unblocked},
 };
 
 /// Like [`submit`](crate::submit), but returns an error if the host would have to wait for work in flight:
@@ -31,14 +31,32 @@ pub fn try_submit(
     timing: Timing,
     turns: &Turns,
 ) -> Result<Fence, TrySubmitError> {
+    try_submit_after(queue, operation, &[], timing, turns)
+}
+
+/// Like [`try_submit`], but the operation also takes effect after the fences in `after`, whether their work succeeds or fails. Those
+/// that the queue cannot wait for block it too.
+///
+/// # Errors
+/// As for `try_submit`.
+pub fn try_submit_after(
+    queue: &dyn Queue,
+    operation: &Operation<'_>,
+    after: &[Fence],
+    timing: Timing,
+    turns: &Turns,
+) -> Result<Fence, TrySubmitError> {
     operation.validate()?;
     let mut uses = operation.uses();
     let pageable = uses
         .iter()
         .any(|(buffer, _)| buffer.place().device.is_cpu() && buffer.place().kind == MemoryKind::Pageable);
     let during_call = pageable && !queue.device().is_cpu();
+    // Before anything is claimed, so that nobody waits for a claim that waits for these.
+    require_complete(after, |fence| !during_call && queue.can_wait_for(fence))?;
     let mut claims = Claims::none(operation.write_mode());
     claims.attempt(&mut uses, None, Some(turns))?;
+    claims.wait_also(after);
     if let Err(blocked) = claims.require_queue_can_wait(|fence| !during_call && queue.can_wait_for(fence)) {
         if let TrySubmitError::WouldBlock(obstacle) = &blocked {
             turns.keep_all(&uses, obstacle.until());
@@ -46,6 +64,16 @@ pub fn try_submit(
         return Err(blocked);
     }
     claims.enqueue(queue, operation, timing).map_err(TrySubmitError::Failed)
+}
+
+/// Fails with the fences that are not complete, except those for which `can_wait` holds.
+///
+/// # Errors
+/// [`TrySubmitError::WouldBlock`] by those fences.
+pub fn require_complete(after: &[Fence], can_wait: impl Fn(&Fence) -> bool) -> Result<(), TrySubmitError> {
+    let open = after.iter().filter(|fence| !can_wait(fence) && !fence.is_complete());
+    let open: Vec<Fence> = open.cloned().collect();
+    if open.is_empty() { Ok(()) } else { Err(Unblocked::fences(open).into()) }
 }
 
 /// Up to this many bytes of pageable memory are copied under the tables' locks. The copy may fault on two

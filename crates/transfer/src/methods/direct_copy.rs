@@ -1,11 +1,16 @@
 //! A single copy operation on one queue.
 
 use transload_core::{
-    MemoryKind, Operation, RejectReason, Result, Timing, TransferMethod, TransferPath, TrySubmitError,
-    copy_on_host,
+    Fence, MemoryKind, Operation, Place, RejectReason, Result, Timing, TransferMethod, TransferPath,
+    TrySubmitError, WorkloadType, copy_on_host,
 };
 
+use crate::planning::request::PlanInput;
+
 use super::{Method, Route, SingleOperation, Submitted, Topology, TransferRequest};
+
+/// Up to how many bytes a task's thread copies from host to host itself: some 10 µs.
+const COPIED_IN_PASSING: u64 = 64 << 10;
 
 #[derive(Debug)]
 pub(super) struct DirectCopy;
@@ -25,14 +30,28 @@ impl Method for DirectCopy {
         (!by_host).then_some(|src, dst| Operation::Copy { src, dst })
     }
 
+    /// The host's queue copies up to some MiB on the calling thread, and a driver copies pageable memory during the call, after what
+    /// its queue has to do.
+    fn copies_during_call(&self, route: &Route, input: &PlanInput) -> bool {
+        let TransferPath { src, dst } = input.path;
+        let is_pageable = |place: Place| place.device.is_cpu() && place.kind == MemoryKind::Pageable;
+        if route.lane.is_cpu() {
+            input.bytes > COPIED_IN_PASSING
+        } else {
+            is_pageable(src) || is_pageable(dst)
+        }
+    }
+
     /// Leases a queue for each transfer only, so that the backend can balance transfers over its queues.
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
         if request.src.len() <= route.at_once
+            && request.queue.is_none()
+            && request.after.iter().all(Fence::is_complete)
             && let Some(took) = copy_on_host(request.src, request.dst, request.timing)?
         {
             return Ok(Submitted::Complete((request.timing == Timing::Measured).then_some(took)));
         }
-        let queue = request.lease_to_copy(&*route.backend, route.lane)?;
+        let queue = request.queue(&*route.backend, route.lane, WorkloadType::Memory)?;
         request.enqueue(&*queue, &Operation::Copy { src: request.src, dst: request.dst }, request.timing)
     }
 }

@@ -98,6 +98,10 @@ impl Method for HostStaged {
         chunks_of(input.bytes, default_workers())
     }
 
+    fn is_of_one_queue(&self, _: TransferPath) -> bool {
+        false
+    }
+
     /// At most what the ring holds.
     fn queued(&self, bytes: u64) -> u64 {
         let workers = default_workers();
@@ -161,7 +165,8 @@ pub(super) fn start_staged(
     lane: DeviceId,
 ) -> Result<Submitted, TrySubmitError> {
     let (src, dst) = (request.src, request.dst);
-    let claims = request.claim()?;
+    let mut claims = request.claim()?;
+    claims.wait_also(request.after);
     // The timeline belongs to the lane, whichever thread does the work.
     match &kind {
         StagedKind::FromUnified(_) => src.record_external_use(DeviceId::Cpu),

@@ -1,11 +1,11 @@
 //! The transfer methods. Each decides whether it applies to a path, and submits.
 
-use std::sync::Arc;
+use std::{ops::Deref, sync::Arc};
 
 use transload_core::{
-    Access, Backend, Claims, DeviceId, DeviceInfo, Operation, PeerAccess, Queue, QueueLease, RawBuffer,
-    RejectReason, Result, StreamPriority, Submitted, Timing, TransferMethod, TransferPath, TrySubmitError,
-    Turns, WorkloadType, submit, try_submit,
+    Access, Backend, Claims, DeviceId, DeviceInfo, Fence, Operation, PeerAccess, Queue, QueueLease,
+    RawBuffer, RejectReason, Result, StreamPriority, Submitted, Timing, TransferMethod, TransferPath,
+    TrySubmitError, Turns, WorkloadType, submit_after, try_submit_after,
 };
 
 use transload_executor::Executor;
@@ -78,6 +78,18 @@ pub(crate) trait Method: Send + Sync + 'static {
         1
     }
 
+    /// Whether its transfers are enqueued on one queue of the lane as a whole, so that a queue of the caller's can take them.
+    fn is_of_one_queue(&self, path: TransferPath) -> bool {
+        let _ = path;
+        true
+    }
+
+    /// Whether the calling thread's processor copies the bytes, or the driver blocks it, while a transfer is submitted.
+    fn copies_during_call(&self, route: &Route, input: &PlanInput) -> bool {
+        let _ = (route, input);
+        false
+    }
+
     /// Returns the single operation that a transfer is, if it is one that can be recorded; see [`Backend::record`].
     fn single_operation(&self, path: TransferPath) -> Option<SingleOperation> {
         let _ = path;
@@ -119,6 +131,24 @@ pub(crate) enum OnConflict<'a> {
     Return(&'a Turns),
 }
 
+/// A queue for one transfer.
+enum RequestQueue<'a> {
+    Leased(QueueLease),
+    Given(&'a dyn Queue),
+}
+
+impl Deref for RequestQueue<'_> {
+    type Target = dyn Queue;
+
+    #[inline]
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Leased(lease) => &**lease,
+            Self::Given(queue) => *queue,
+        }
+    }
+}
+
 /// Creates an operation from a source and a destination.
 pub(crate) type SingleOperation = for<'a> fn(&'a RawBuffer, &'a RawBuffer) -> Operation<'a>;
 
@@ -138,7 +168,6 @@ pub(crate) struct Route {
 }
 
 /// A transfer for a method to submit.
-#[derive(Debug)]
 pub(crate) struct TransferRequest<'a> {
     pub(crate) src: &'a RawBuffer,
     pub(crate) dst: &'a RawBuffer,
@@ -147,11 +176,15 @@ pub(crate) struct TransferRequest<'a> {
     pub(crate) workload: Option<WorkloadType>,
     pub(crate) timing: Timing,
     pub(crate) on_conflict: OnConflict<'a>,
+    /// What the bytes move after, besides conflicting work.
+    pub(crate) after: &'a [Fence],
+    /// The caller's queue, in the place of a leased one.
+    pub(crate) queue: Option<&'a dyn Queue>,
     /// Whether to stage by a copy kernel instead of a copy engine; only if the route allows it.
     pub(crate) stage_in_place: bool,
 }
 
-impl TransferRequest<'_> {
+impl<'a> TransferRequest<'a> {
     /// Enqueues an operation.
     fn enqueue(
         &self,
@@ -160,14 +193,16 @@ impl TransferRequest<'_> {
         timing: Timing,
     ) -> Result<Submitted, TrySubmitError> {
         match self.on_conflict {
-            OnConflict::Block => submit(queue, operation, timing).map_err(TrySubmitError::Failed),
-            OnConflict::Return(turns) => try_submit(queue, operation, timing, turns),
+            OnConflict::Block => {
+                submit_after(queue, operation, self.after, timing).map_err(TrySubmitError::Failed)
+            }
+            OnConflict::Return(turns) => try_submit_after(queue, operation, self.after, timing, turns),
         }
         .map(Submitted::Until)
     }
 
     /// Claims both buffers.
-    fn claim(&self) -> Result<Claims<'_>, TrySubmitError> {
+    fn claim(&self) -> Result<Claims<'a>, TrySubmitError> {
         let mut uses = [(self.src, Access::Read), (self.dst, Access::Write)];
         match self.on_conflict {
             OnConflict::Block => Claims::acquire(&mut uses).map_err(TrySubmitError::Failed),
@@ -175,9 +210,13 @@ impl TransferRequest<'_> {
         }
     }
 
-    /// Leases a queue for copies by copy engines, unless the caller set another workload.
-    fn lease_to_copy(&self, backend: &dyn Backend, lane: DeviceId) -> Result<QueueLease> {
-        backend.lease_queue(lane, self.priority, self.workload.unwrap_or(WorkloadType::Memory))
+    /// The caller's queue, or one of the lane for the caller's workload or else the method's own.
+    #[inline]
+    fn queue(&self, backend: &dyn Backend, lane: DeviceId, usual: WorkloadType) -> Result<RequestQueue<'a>> {
+        if let Some(queue) = self.queue {
+            return Ok(RequestQueue::Given(queue));
+        }
+        backend.lease_queue(lane, self.priority, self.workload.unwrap_or(usual)).map(RequestQueue::Leased)
     }
 
     /// Leases a queue for the executor's workers, which other users' work must not delay.

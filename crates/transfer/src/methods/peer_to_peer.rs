@@ -3,7 +3,7 @@
 use parking_lot::{Mutex, RwLock};
 use transload_core::{
     Backend, DeviceId, Error, MemoryKind, Operation, RejectReason, Result, Retry, TransferMethod,
-    TransferPath, TrySubmitError,
+    TransferPath, TrySubmitError, WorkloadType,
 };
 
 use super::{Declined, Method, Route, SingleOperation, Submitted, Topology, TransferRequest, peer_check};
@@ -136,7 +136,7 @@ impl Method for PeerToPeer {
 
     /// One operation for any size: chunks would only lower the rate.
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
-        let queue = request.lease_to_copy(&*route.backend, route.lane)?;
+        let queue = request.queue(&*route.backend, route.lane, WorkloadType::Memory)?;
         request.enqueue(&*queue, &Operation::CopyPeer { src: request.src, dst: request.dst }, request.timing)
     }
 }

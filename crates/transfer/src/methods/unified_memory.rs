@@ -68,6 +68,10 @@ impl Method for UnifiedMemory {
         chunks_of(input.bytes, default_workers())
     }
 
+    fn is_of_one_queue(&self, path: TransferPath) -> bool {
+        !path.src.device.is_cpu() && !path.dst.device.is_cpu()
+    }
+
     /// Host threads copy, and the driver migrates pages: no copy engine is used.
     fn queued(&self, _: u64) -> u64 {
         0
@@ -85,7 +89,7 @@ impl Method for UnifiedMemory {
                     // Return conflicts before any page moves. A later conflict only repeats the prefetch.
                     drop(request.claim()?);
                 }
-                let queue = request.lease_to_copy(&*route.backend, route.lane)?;
+                let queue = request.queue(&*route.backend, route.lane, WorkloadType::Memory)?;
                 for side in [src, dst].into_iter().filter(|side| is_unified(side.place())) {
                     let move_there = Operation::Prefetch { buffer: side, to: route.lane };
                     request.enqueue(&*queue, &move_there, Timing::Off)?;

@@ -48,8 +48,7 @@ impl Method for ZeroCopy {
 
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
         // On a queue of kernels it neither waits for copies nor delays them.
-        let workload = request.workload.unwrap_or(WorkloadType::Compute);
-        let queue = route.backend.lease_queue(route.lane, request.priority, workload)?;
+        let queue = request.queue(&*route.backend, route.lane, WorkloadType::Compute)?;
         request.enqueue(
             &*queue,
             &Operation::CopyInPlace { src: request.src, dst: request.dst },

@@ -1,10 +1,13 @@
 //! A method that applies to a path, and what all transfers by it have in common.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use transload_core::{
     CompletionHandler, DeviceId, Error, Fence, RejectReason, Rejected, Rejections, Result, SizeClass,
-    Submission, Timing, TransferEvent, TransferMethod, TransferReport,
+    StreamPriority, Submission, Timing, TransferEvent, TransferMethod, TransferReport,
 };
 
 use crate::{
@@ -54,7 +57,12 @@ pub(crate) struct Excluded {
     pub(crate) forbidden: u8,
     pub(crate) unmapped: u8,
     pub(crate) unrecordable: u8,
+    pub(crate) off_queue: u8,
 }
+
+/// Bits of one reason in a tag.
+const METHODS: u32 = TransferMethod::ALL.len() as u32;
+const MASK: u8 = (1 << METHODS) - 1;
 
 pub(crate) fn bit(method: TransferMethod) -> u8 {
     1 << method as u8
@@ -62,7 +70,7 @@ pub(crate) fn bit(method: TransferMethod) -> u8 {
 
 impl Excluded {
     pub(crate) fn all(self) -> u8 {
-        self.declined | self.forbidden | self.unmapped | self.unrecordable
+        self.declined | self.forbidden | self.unmapped | self.unrecordable | self.off_queue
     }
 
     fn reason(self, method: TransferMethod) -> Option<RejectReason> {
@@ -71,17 +79,19 @@ impl Excluded {
             (self.forbidden, RejectReason::Forbidden),
             (self.unmapped, RejectReason::NotMapped),
             (self.unrecordable, RejectReason::NotRecordable),
+            (self.off_queue, RejectReason::NotOnQueue),
         ];
         reasons.into_iter().find(|(methods, _)| methods & bit(method) != 0).map(|(_, reason)| reason)
     }
 
     fn tag(self) -> u32 {
-        u32::from_ne_bytes([self.declined, self.forbidden, self.unmapped, self.unrecordable])
+        let all = [self.declined, self.forbidden, self.unmapped, self.unrecordable, self.off_queue];
+        all.into_iter().rev().fold(0, |tag, methods| tag << METHODS | u32::from(methods & MASK))
     }
 
     fn of_tag(tag: u32) -> Self {
-        let [declined, forbidden, unmapped, unrecordable] = tag.to_ne_bytes();
-        Self { declined, forbidden, unmapped, unrecordable }
+        let of = |reason: u32| (tag >> (reason * METHODS)) as u8 & MASK;
+        Self { declined: of(0), forbidden: of(1), unmapped: of(2), unrecordable: of(3), off_queue: of(4) }
     }
 
     pub(crate) fn rejections(self, reasons: &Reasons) -> Rejections {
@@ -110,6 +120,22 @@ impl Candidate {
 
     pub(crate) fn predict(&self, bytes: u64) -> Duration {
         self.info.cost.model.predict(bytes)
+    }
+
+    /// Returns whether submitting a transfer may take the calling thread long: it is the first, or the thread or a driver copies the
+    /// bytes meanwhile.
+    pub(crate) fn is_slow_to_submit(&self, input: &PlanInput, priority: StreamPriority) -> bool {
+        self.info.stats.warm.load(Ordering::Relaxed) & 1 << priority as u8 == 0
+            || self.method.copies_during_call(&self.route, input)
+    }
+
+    /// Notes that a transfer was submitted.
+    #[inline]
+    pub(crate) fn warm_up(&self, priority: StreamPriority) {
+        let (warm, priority) = (&self.info.stats.warm, 1 << priority as u8);
+        if warm.load(Ordering::Relaxed) & priority == 0 {
+            warm.fetch_or(priority, Ordering::Relaxed);
+        }
     }
 
     /// Returns what is recorded of a transfer before it is submitted.

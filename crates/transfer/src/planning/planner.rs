@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
-use transload_core::{Error, ErrorKind, Rejected, Result, TransferMethod, TransferPath};
+use transload_core::{DeviceId, Error, ErrorKind, Rejected, Result, TransferMethod, TransferPath};
 
 use crate::{
     TransferOptions,
@@ -98,11 +98,13 @@ impl PathRoutes {
         input: &PlanInput,
         options: &TransferOptions,
         context: &ManagerContext,
-        declined: u8,
+        (declined, queue): (u8, Option<DeviceId>),
     ) -> Result<Choice> {
-        let mut choice =
-            self.choose_among(input, options, context, Excluded { declined, ..Excluded::default() })?;
+        let off_queue = queue.map_or(0, |queue| self.off_queue(queue));
+        let excluded = Excluded { declined, off_queue, ..Excluded::default() };
+        let mut choice = self.choose_among(input, options, context, excluded)?;
         if options.is_urgent(input.bytes)
+            && queue.is_none()
             && let Some(candidate) = self.candidates.get(choice.index)
             && let Some(engine) = &candidate.engine
         {
@@ -112,6 +114,19 @@ impl PathRoutes {
             }
         }
         Ok(choice)
+    }
+
+    /// The methods that a queue of the caller's on this device cannot take.
+    #[cold]
+    fn off_queue(&self, queue: DeviceId) -> u8 {
+        let takes = |candidate: &&Candidate| {
+            let (method, TransferPath { src, dst }) = (&candidate.method, self.path);
+            let peers =
+                method.method() == TransferMethod::PeerToPeer && [src.device, dst.device].contains(&queue);
+            method.is_of_one_queue(self.path) && (candidate.route.lane == queue || peers)
+        };
+        let not = self.candidates.iter().filter(|candidate| !takes(candidate));
+        not.fold(0, |methods, candidate| methods | bit(candidate.method()))
     }
 
     /// Chooses the cheapest method in place, or staging by a copy kernel, if the engine's queue takes longer.

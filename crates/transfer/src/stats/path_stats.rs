@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, atomic::AtomicU8},
     time::Duration,
 };
 
@@ -23,6 +23,8 @@ pub(crate) struct PathStats {
     pub(crate) path: TransferPath,
     pub(crate) method: TransferMethod,
     simulated: bool,
+    /// The priorities with which a transfer was submitted before, from any place: a bit for each.
+    pub(crate) warm: Arc<AtomicU8>,
     /// Created when the first transfer of the class ends.
     classes: [OnceLock<Box<SpinLock<Counts>>>; SizeClass::ALL.len()],
 }
@@ -49,9 +51,11 @@ impl StatsTable {
         simulated: bool,
     ) -> Arc<PathStats> {
         let mut entries = self.0.lock();
-        let entry = entries
-            .entry((path, method, thread_shard()))
-            .or_insert_with(|| Arc::new(PathStats { path, method, simulated, classes: Default::default() }));
+        let known = entries.range((path, method, 0)..=(path, method, usize::MAX)).next();
+        let warm = known.map(|(_, known)| Arc::clone(&known.warm)).unwrap_or_default();
+        let entry = entries.entry((path, method, thread_shard())).or_insert_with(|| {
+            Arc::new(PathStats { path, method, simulated, warm, classes: Default::default() })
+        });
         Arc::clone(entry)
     }
 

@@ -129,10 +129,11 @@ fn urgent_transfer_of_unmapped_memory_uses_engine() {
     let src = manager.allocate_for(MOCK, MemoryKind::Pinned, 4 << 20).unwrap();
     let dst = manager.allocate(MOCK, MemoryKind::Device, 4 << 20).unwrap();
     assert_eq!(src.device_address(), None);
-    let queued = manager.transfer(&src, &dst);
+    let queued = manager.copy(&src, &dst).submit();
     let high = TransferOptions::new().priority(StreamPriority::High);
     assert_eq!(manager.plan(path.src, path.dst, 1, &high).unwrap().method, ZERO);
-    let report = manager.transfer_with(&src, &dst, 0, 0, 1, &high).wait().unwrap();
+    let report =
+        manager.copy(&src.slice(..1).unwrap(), &dst.slice(..1).unwrap()).options(high).wait().unwrap();
     let unseen = Rejected { method: ZERO, reason: RejectReason::NotMapped };
     assert_eq!((report.method, report.queued), (DIRECT, 4 << 20));
     assert!(report.rejected.contains(&unseen), "{report:?}");

@@ -89,7 +89,7 @@ fn peer_enable_failure_falls_back_with_reason() {
     let plan = || manager.plan(src, dst, 64, &TransferOptions::new()).unwrap();
     assert_eq!(plan().method, TransferMethod::PeerToPeer);
     let allocate = |place: Place| manager.allocate(place.device, place.kind, 64).unwrap();
-    let report = manager.transfer(&allocate(src), &allocate(dst)).wait().unwrap();
+    let report = manager.copy(&allocate(src), &allocate(dst)).wait().unwrap();
     assert_eq!(report.method, TransferMethod::DirectCopy);
     let refused = (TransferMethod::PeerToPeer, RejectReason::NoPeerAccess);
     let told: Vec<_> = report.rejected.iter().map(|rejected| (rejected.method, rejected.reason)).collect();
@@ -109,7 +109,7 @@ fn only_method_not_applicable_returns_its_reason() {
         let options = TransferOptions::new().only(rejected.method);
         let reason = rejected.to_string();
         let planned = manager.plan(src.place(), dst.place(), 64, &options).unwrap_err();
-        let error = manager.transfer_with(&src, &dst, 0, 0, 64, &options).wait().unwrap_err();
+        let error = manager.copy(&src, &dst).options(options).wait().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert_eq!(error.to_string(), planned.to_string());
         assert!(error.to_string().contains(&reason), "`{reason}` is not in: {error}");
@@ -124,7 +124,7 @@ fn with_every_method_forbidden_the_error_lists_them_all() {
     let (manager, _) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     let none = TransferMethod::ALL.into_iter().fold(TransferOptions::new(), TransferOptions::forbid);
-    let error = manager.transfer_with(&src, &dst, 0, 0, 64, &none).wait().unwrap_err();
+    let error = manager.copy(&src, &dst).options(none).wait().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     for method in TransferMethod::ALL {
         assert!(error.to_string().contains(method.name()), "{error}");
@@ -135,7 +135,7 @@ fn with_every_method_forbidden_the_error_lists_them_all() {
 fn pair_without_copier_returns_reasons() {
     let (manager, _) = with(Mock { copies: |_, _| false, ..Mock::default() });
     let (src, dst) = pair(&manager, 64);
-    let error = manager.transfer(&src, &dst).wait().unwrap_err();
+    let error = manager.copy(&src, &dst).wait().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     let direct = Rejected { method: TransferMethod::DirectCopy, reason: RejectReason::NoQueue };
     assert!(error.to_string().contains(&direct.to_string()), "{error}");
@@ -152,7 +152,7 @@ fn the_report_says_what_the_plan_said() {
             TransferOptions::new().forbid(TransferMethod::ZeroCopy),
         ] {
             let plan = manager.plan(src.place(), dst.place(), bytes as u64, &options).unwrap();
-            let report = manager.transfer_with(&src, &dst, 0, 0, bytes, &options).wait().unwrap();
+            let report = manager.copy(&src, &dst).options(options).wait().unwrap();
             assert!(plan.agrees_with(&report), "{plan}\n{report:?}");
             assert!(report.simulated && plan.to_string().contains("simulated"));
             assert!(report.submitting <= report.elapsed);

@@ -41,7 +41,7 @@ fn reversed_awaits_and_drops_keep_order() {
     let size = 2 << 20;
     let dst = host(&manager, size, 0);
     let sources: Vec<_> = (1..=6).map(|seed| host(&manager, size, seed)).collect();
-    let mut transfers: Vec<_> = sources.iter().map(|src| manager.transfer(src, &dst)).collect();
+    let mut transfers: Vec<_> = sources.iter().map(|src| manager.copy(src, &dst).submit()).collect();
     drop(transfers.remove(2));
     for transfer in transfers.into_iter().rev() {
         pollster::block_on(transfer).unwrap();
@@ -57,7 +57,7 @@ fn buffer_dropped_in_flight_is_parked_until_complete() {
     let src = host(&manager, 32 << 20, 3);
     let expected = src.read().unwrap().to_vec();
     let dst = host(&manager, 32 << 20, 4);
-    drop(manager.transfer(&src, &dst));
+    drop(manager.copy(&src, &dst).submit());
     drop(src);
     assert!(*dst.read().unwrap() == *expected);
     drop(dst);
@@ -95,8 +95,11 @@ fn a_chain_across_two_backends_needs_no_wait_between() {
         let (src, back) = (host(&manager, 100_000, 5), host(&manager, 100_000, 6));
         let there = manager.allocate(MOCK, MemoryKind::Device, 100_000).unwrap();
         let last = host(&manager, 100_000, 7);
-        let transfers =
-            [manager.transfer(&src, &there), manager.transfer(&there, &back), manager.transfer(&back, &last)];
+        let transfers = [
+            manager.copy(&src, &there).submit(),
+            manager.copy(&there, &back).submit(),
+            manager.copy(&back, &last).submit(),
+        ];
         transfers.into_iter().rev().for_each(|transfer| drop(transfer.wait().unwrap()));
         assert!(*last.read().unwrap() == *src.read().unwrap());
     }
@@ -109,9 +112,9 @@ fn a_device_lost_beside_the_host_leaves_the_host_usable() {
     let (src, dst) = (host(&manager, 1000, 1), host(&manager, 1000, 2));
     let there = manager.allocate(MOCK, MemoryKind::Device, 1000).unwrap();
     backend.fail_next(ErrorKind::DeviceLost);
-    assert_eq!(manager.transfer(&src, &there).wait().unwrap_err().kind(), ErrorKind::DeviceLost);
-    assert!(manager.transfer(&there, &dst).refusal().is_some());
-    manager.transfer(&src, &dst).wait().unwrap();
+    assert_eq!(manager.copy(&src, &there).wait().unwrap_err().kind(), ErrorKind::DeviceLost);
+    assert!(manager.copy(&there, &dst).submit().refusal().is_some());
+    manager.copy(&src, &dst).wait().unwrap();
     assert_eq!(bytes(&there), [0; 1000]);
     assert!(*dst.read().unwrap() == *src.read().unwrap());
 }

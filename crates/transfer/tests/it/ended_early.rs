@@ -177,8 +177,8 @@ fn panic_of_prefetch_ends_its_transfer() {
         let options = TransferOptions::new().only(TransferMethod::UnifiedMemory);
         for (src, dst) in [(&host, &unified), (&unified, &host)] {
             backend.panic_at_enqueues(0, 1);
-            failure(manager.transfer_with(src, dst, 0, 0, MIB, &options).wait());
-            manager.transfer_with(src, dst, 0, 0, MIB, &options).wait().unwrap();
+            failure(manager.copy(src, dst).options(options).wait());
+            manager.copy(src, dst).options(options).wait().unwrap();
             assert_eq!(bytes(dst), vec![1; MIB]);
         }
         drop((host, unified));

@@ -18,7 +18,7 @@ fn failed_copy_returns_its_error_and_next_works() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     backend.fail_next(ErrorKind::Device);
-    let error = manager.transfer(&src, &dst).wait().unwrap_err();
+    let error = manager.copy(&src, &dst).wait().unwrap_err();
     assert_eq!(
         (error.kind(), error.to_string().as_str()),
         (ErrorKind::Device, "planted failure of operation 1")
@@ -26,7 +26,7 @@ fn failed_copy_returns_its_error_and_next_works() {
     assert_eq!(manager.refused(), 0);
     // No other method was tried instead.
     assert_eq!((backend.performed(), backend.leased().len()), (1, 1));
-    manager.transfer(&src, &dst).wait().unwrap();
+    manager.copy(&src, &dst).wait().unwrap();
     assert_eq!(bytes(&dst), [1; 64]);
     drop((src, dst));
     assert!(is_at_rest(&manager));
@@ -37,7 +37,7 @@ fn a_failed_copy_fails_the_future_too() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     backend.fail_next(ErrorKind::Device);
-    let error = pollster::block_on(manager.transfer(&src, &dst)).unwrap_err();
+    let error = pollster::block_on(manager.copy(&src, &dst).submit()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Device);
 }
 
@@ -46,11 +46,11 @@ fn enqueue_error_counts_as_failure_of_path() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     backend.refuse_next(ErrorKind::Device);
-    let error = manager.transfer(&src, &dst).wait().unwrap_err();
+    let error = manager.copy(&src, &dst).wait().unwrap_err();
     assert_eq!((error.kind(), manager.refused()), (ErrorKind::Device, 0));
     let stats = manager.stats_for(TransferPath::new(src.place(), dst.place()), SizeClass::UpTo4KiB);
     assert_eq!((stats.len(), stats[0].failures, stats[0].transfers), (1, 1, 0));
-    manager.transfer(&src, &dst).wait().unwrap();
+    manager.copy(&src, &dst).wait().unwrap();
 }
 
 #[test]
@@ -59,13 +59,13 @@ fn lost_device_is_refused_with_first_cause() {
     let (src, dst) = pair(&manager, 64);
     let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 64).unwrap();
     backend.pass_next();
-    manager.transfer(&src, &dst).wait().unwrap();
+    manager.copy(&src, &dst).wait().unwrap();
     backend.fail_next(ErrorKind::DeviceLost);
-    let first = manager.transfer(&src, &dst).wait().unwrap_err();
+    let first = manager.copy(&src, &dst).wait().unwrap_err();
     assert_eq!((first.kind(), manager.refused()), (ErrorKind::DeviceLost, 0));
 
     let performed = backend.performed();
-    for transfer in [manager.transfer(&src, &dst), manager.transfer(&dst, &host)] {
+    for transfer in [manager.copy(&src, &dst).submit(), manager.copy(&dst, &host).submit()] {
         assert!(transfer.refusal().is_some());
         let later = transfer.wait().unwrap_err();
         assert_eq!(later.kind(), ErrorKind::DeviceLost);
@@ -80,11 +80,11 @@ fn lost_device_is_refused_with_first_cause() {
     assert!(prepared.to_string().contains(&first.to_string()), "{prepared}");
 
     // Other devices go on.
-    manager.transfer(&src, &host).wait().unwrap();
+    manager.copy(&src, &host).wait().unwrap();
     assert_eq!(bytes(&host), [1; 64]);
     // Clearing statistics keeps the device lost.
     manager.clear_cache();
-    assert!(manager.transfer(&src, &dst).refusal().is_some());
+    assert!(manager.copy(&src, &dst).submit().refusal().is_some());
 }
 
 #[test]
@@ -92,8 +92,8 @@ fn device_lost_while_enqueueing_is_refused_later() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     backend.refuse_next(ErrorKind::DeviceLost);
-    let first = manager.transfer(&src, &dst).wait().unwrap_err();
-    let later = manager.transfer(&src, &dst).wait().unwrap_err();
+    let first = manager.copy(&src, &dst).wait().unwrap_err();
+    let later = manager.copy(&src, &dst).wait().unwrap_err();
     assert_eq!(first.to_string(), "planted refusal");
     assert!(later.to_string().ends_with("the first cause: planted refusal"), "{later}");
 }
@@ -107,9 +107,12 @@ fn memory_outlives_copies_when_later_device_lost() {
         let between = manager.allocate(MOCK, MemoryKind::Pinned, 64).unwrap();
         let gate = Gate::new();
         backend.close_downloads(gate.fence());
-        let first = manager.transfer(&near, &between);
-        let later =
-            if later_reads { manager.transfer(&between, &far) } else { manager.transfer(&far, &between) };
+        let first = manager.copy(&near, &between).submit();
+        let later = if later_reads {
+            manager.copy(&between, &far).submit()
+        } else {
+            manager.copy(&far, &between).submit()
+        };
         backend.lose(OTHER);
         assert_eq!(between.try_read().unwrap_err().kind(), ErrorKind::Busy);
         drop(between);

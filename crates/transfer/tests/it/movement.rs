@@ -48,7 +48,7 @@ fn every_pair_of_memories_can_be_transferred() {
             let src = manager.allocate(from, from_kind, 33).unwrap();
             let dst = manager.allocate(to, to_kind, 33).unwrap();
             set_bytes(&src, 9);
-            manager.transfer(&src, &dst).wait().unwrap();
+            manager.copy(&src, &dst).wait().unwrap();
             assert!(bytes(&dst).iter().all(|byte| *byte == 9), "{} → {}", src.place(), dst.place());
         }
     }
@@ -61,7 +61,7 @@ fn two_transfers_can_be_awaited_in_either_order() {
         let (manager, _) = with(Mock::default());
         let (src, one) = pair(&manager, 64);
         let two = manager.allocate(MOCK, MemoryKind::Device, 64).unwrap();
-        let (first, second) = (manager.transfer(&src, &one), manager.transfer(&src, &two));
+        let (first, second) = (manager.copy(&src, &one).submit(), manager.copy(&src, &two).submit());
         assert!(first.fence().is_some() && second.fence().is_some());
         pollster::block_on(async {
             if reversed {
@@ -84,7 +84,7 @@ fn transfers_into_one_range_keep_submission_order() {
         .map(|value| {
             let (src, _) = pair(&manager, 64);
             set_bytes(&src, value);
-            manager.transfer(&src, &dst)
+            manager.copy(&src, &dst).submit()
         })
         .collect();
     // They are on three queues; the last one is waited for first.
@@ -97,8 +97,8 @@ fn a_chain_of_transfers_needs_no_wait_between() {
     let (manager, _) = with(Mock::default());
     let (src, there) = pair(&manager, 64);
     let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pinned, 64).unwrap();
-    let first = manager.transfer(&src, &there);
-    manager.transfer(&there, &back).wait().unwrap();
+    let first = manager.copy(&src, &there).submit();
+    manager.copy(&there, &back).wait().unwrap();
     assert_eq!(bytes(&back), [1; 64]);
     first.wait().unwrap();
 }
@@ -107,7 +107,7 @@ fn a_chain_of_transfers_needs_no_wait_between() {
 fn dropped_transfer_keeps_memory_and_runs() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
-    drop(manager.transfer(&src, &dst));
+    drop(manager.copy(&src, &dst).submit());
     drop(src);
     assert_eq!((backend.performed(), manager.resource_counts()[0].1.parked), (0, 1));
     manager.drain().unwrap();
@@ -120,7 +120,7 @@ fn dropped_transfer_keeps_memory_and_runs() {
 fn a_transfer_outlives_its_manager() {
     let (manager, _) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
-    let transfer = manager.transfer(&src, &dst);
+    let transfer = manager.copy(&src, &dst).submit();
     drop(manager);
     transfer.wait().unwrap();
     assert_eq!(bytes(&dst), [1; 64]);
@@ -131,8 +131,8 @@ fn queue_is_leased_by_priority_and_workload() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     let options = TransferOptions::new().priority(StreamPriority::High).workload(WorkloadType::Coordination);
-    let urgent = manager.transfer_with(&src, &dst, 0, 0, 64, &options);
-    let usual = manager.transfer(&src, &dst);
+    let urgent = manager.copy(&src, &dst).options(options).submit();
+    let usual = manager.copy(&src, &dst).submit();
     assert_eq!(
         backend.leased(),
         [
@@ -156,8 +156,8 @@ fn eight_threads_share_a_manager() {
                 let (src, own) = pair(manager, 4096);
                 for round in 0..100_u8 {
                     set_bytes(&src, thread.wrapping_mul(31).wrapping_add(round));
-                    let own_done = manager.transfer(&src, &own);
-                    let all = manager.transfer(&src, shared);
+                    let own_done = manager.copy(&src, &own).submit();
+                    let all = manager.copy(&src, shared).submit();
                     let part = manager.transfer_buffer(&src, shared, 0, 512 * usize::from(thread), 512);
                     all.wait().unwrap();
                     part.wait().unwrap();

@@ -33,7 +33,7 @@ fn staged_chunk_waits_until_its_queue_has_room() {
             let held_up: Vec<_> = (0..QUEUES * ahead)
                 .map(|_| {
                     let dst = filled(&manager, DeviceId::Cpu, MemoryKind::Pageable, 8, 0);
-                    (manager.transfer_with(&source, &dst, 0, 0, 8, &direct), dst)
+                    (manager.copy(&source.slice(..8).unwrap(), &dst).options(direct).submit(), dst)
                 })
                 .collect();
             let before = backend.enqueued();

@@ -24,7 +24,7 @@ fn unrecordable_pair_error_names_each_reason() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
     // A transfer finds a method.
-    manager.transfer(&src, &dst).wait().unwrap();
+    manager.copy(&src, &dst).wait().unwrap();
     let error = manager.record(&[(src.clone(), dst.clone())], &ANY).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     let text = error.to_string();

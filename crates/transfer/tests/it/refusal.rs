@@ -31,7 +31,7 @@ fn refuses(
     assert!(bytes(&dst).iter().all(|byte| *byte == 0));
     assert!(bytes(&src).iter().all(|byte| *byte == 1));
 
-    manager.transfer(&src, &dst).wait().unwrap();
+    manager.copy(&src, &dst).wait().unwrap();
     assert_eq!(bytes(&dst), bytes(&src));
     drop((src, dst));
     assert!(is_at_rest(&manager));
@@ -81,7 +81,7 @@ fn zero_bytes_are_refused() {
 #[test]
 fn whole_buffers_of_different_lengths_are_refused() {
     refuses(ErrorKind::InvalidArgument, &["100 bytes", "99"], |manager, src, dst| {
-        manager.transfer(src, &dst.slice(..99).unwrap())
+        manager.copy(src, &dst.slice(..99).unwrap()).submit()
     });
 }
 
@@ -90,7 +90,7 @@ fn overlap_within_one_allocation_is_refused() {
     refuses(ErrorKind::Overlap, &["at least 60 apart"], |manager, src, _| {
         manager.transfer_buffer(src, src, 0, 40, 60)
     });
-    refuses(ErrorKind::Overlap, &["overlap"], |manager, src, _| manager.transfer(src, src));
+    refuses(ErrorKind::Overlap, &["overlap"], |manager, src, _| manager.copy(src, src).submit());
     refuses(ErrorKind::Overlap, &["overlap"], |manager, src, _| {
         manager.transfer_buffer(&src.slice(10..60).unwrap(), &src.slice(40..).unwrap(), 40, 10, 10)
     });
@@ -99,7 +99,7 @@ fn overlap_within_one_allocation_is_refused() {
 #[test]
 fn read_only_destination_is_refused() {
     let dst = read_only(100);
-    refuses(ErrorKind::InvalidArgument, &["read-only"], |manager, src, _| manager.transfer(src, &dst));
+    refuses(ErrorKind::InvalidArgument, &["read-only"], |manager, src, _| manager.copy(src, &dst).submit());
     assert!(bytes(&dst).iter().all(|byte| *byte == 0));
 }
 
@@ -109,8 +109,8 @@ fn unregistered_device_error_names_registered_ones() {
     let (other, _) = with(stranger);
     let foreign = other.allocate(DeviceId::Wgpu(3), MemoryKind::Device, 100).unwrap();
     let words = ["wgpu:3 is not registered", "registered: cpu, mock:0"];
-    refuses(ErrorKind::UnknownDevice, &words, |manager, src, _| manager.transfer(src, &foreign));
-    refuses(ErrorKind::UnknownDevice, &words, |manager, _, dst| manager.transfer(&foreign, dst));
+    refuses(ErrorKind::UnknownDevice, &words, |manager, src, _| manager.copy(src, &foreign).submit());
+    refuses(ErrorKind::UnknownDevice, &words, |manager, _, dst| manager.copy(&foreign, dst).submit());
 }
 
 #[test]
@@ -118,10 +118,10 @@ fn a_range_under_an_open_host_view_is_refused_as_busy() {
     let (manager, _) = with(Mock::default());
     let (src, dst) = pair(&manager, 100);
     let view = src.write().unwrap();
-    let error = manager.transfer(&src, &dst).wait().unwrap_err();
+    let error = manager.copy(&src, &dst).wait().unwrap_err();
     assert_eq!((error.kind(), manager.refused()), (ErrorKind::Busy, 1));
     drop(view);
-    manager.transfer(&src, &dst).wait().unwrap();
+    manager.copy(&src, &dst).wait().unwrap();
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn queue_refusal_is_returned_unchanged() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 100);
     backend.refuse_next(ErrorKind::Unsupported);
-    let error = manager.transfer(&src, &dst).wait().unwrap_err();
+    let error = manager.copy(&src, &dst).wait().unwrap_err();
     assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::Unsupported, "planted refusal"));
     assert_eq!(manager.refused(), 1);
 }
@@ -146,6 +146,6 @@ fn plan_is_refused_like_transfer() {
     let error = empty.plan(src.place(), dst.place(), 1, &options).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::UnknownDevice);
     assert!(error.to_string().contains("call register_backend"), "{error}");
-    assert_eq!(empty.transfer(&src, &dst).wait().unwrap_err().to_string(), error.to_string());
+    assert_eq!(empty.copy(&src, &dst).wait().unwrap_err().to_string(), error.to_string());
     assert_eq!(MOCK, dst.place().device);
 }

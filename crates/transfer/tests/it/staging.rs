@@ -41,7 +41,7 @@ pub(crate) fn staged() -> TransferOptions {
 
 /// Submits a staged transfer of all of `src`.
 pub(crate) fn stage(manager: &CrossBackendTransferManager, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
-    manager.transfer_with(src, dst, 0, 0, src.len(), &staged())
+    manager.copy(src, dst).options(staged()).submit()
 }
 
 /// Returns the most staging buffers, of 4 MiB, of a ring.
@@ -261,8 +261,9 @@ fn waiting_transfers_do_not_delay_other_devices() {
             for device in [MOCK, OTHER] {
                 let unified = filled(&manager, device, MemoryKind::Unified, 3 * MIB, 0);
                 let only = TransferOptions::new().only(TransferMethod::UnifiedMemory);
-                let part = |from, to| manager.transfer_with(from, to, 0, 0, 3 * MIB, &only);
-                pollster::block_on(part(&src, &unified)).unwrap();
+                let part =
+                    |from: &RawBuffer, to: &RawBuffer| manager.copy(from, to).options(only).into_future();
+                pollster::block_on(part(&src.slice(..3 * MIB).unwrap(), &unified)).unwrap();
                 let back = filled(&manager, DeviceId::Cpu, MemoryKind::Pageable, 3 * MIB, 0);
                 pollster::block_on(part(&unified, &back)).unwrap();
                 assert_eq!(bytes(&back), vec![1; 3 * MIB]);
@@ -397,7 +398,7 @@ fn staged_transfer_has_duration_only_if_measured() {
         let (src, dst) = pair(&manager, 2 * MIB);
         let moving = |timing| {
             let options = staged().timing(timing);
-            manager.transfer_with(&src, &dst, 0, 0, src.len(), &options).wait().unwrap().moving
+            manager.copy(&src, &dst).options(options).wait().unwrap().moving
         };
         assert_eq!(moving(Timing::Off), None);
         assert!(moving(Timing::Measured).is_some_and(|time| !time.is_zero()));

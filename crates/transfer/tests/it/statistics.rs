@@ -48,7 +48,7 @@ fn paths_count_separately_and_are_sorted() {
     let (src, dst) = pair(&manager, 64);
     let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pinned, 64).unwrap();
     for (from, to) in [(&dst, &host), (&src, &dst), (&src, &host)] {
-        manager.transfer(from, to).wait().unwrap();
+        manager.copy(from, to).wait().unwrap();
     }
     let stats = manager.get_transfer_stats();
     assert_eq!(stats.len(), 3);
@@ -64,7 +64,7 @@ fn default_sampling_measures_first_and_every_64th() {
     let (src, dst) = pair(&manager, 1000);
     let mut measured = Vec::new();
     for number in 1..=130 {
-        if manager.transfer(&src, &dst).wait().unwrap().moving.is_some() {
+        if manager.copy(&src, &dst).wait().unwrap().moving.is_some() {
             measured.push(number);
         }
     }
@@ -91,10 +91,10 @@ fn transfer_options_override_sampling() {
         let (src, dst) = pair(&manager, 64);
         let measured = |timing| {
             let options = TransferOptions::new().timing(timing);
-            manager.transfer_with(&src, &dst, 0, 0, 64, &options).wait().unwrap().moving.is_some()
+            manager.copy(&src, &dst).options(options).wait().unwrap().moving.is_some()
         };
         for _ in 0..5 {
-            assert_eq!(manager.transfer(&src, &dst).wait().unwrap().moving.is_some(), usual);
+            assert_eq!(manager.copy(&src, &dst).wait().unwrap().moving.is_some(), usual);
         }
         assert!(measured(Timing::Measured) && !measured(Timing::Off));
     }
@@ -104,7 +104,7 @@ fn transfer_options_override_sampling() {
 fn stats_without_measurements_have_no_rate() {
     let (manager, _) = sampled(Sampling::Off);
     let (src, dst) = pair(&manager, 64);
-    manager.transfer(&src, &dst).wait().unwrap();
+    manager.copy(&src, &dst).wait().unwrap();
     let stats = &manager.get_transfer_stats()[0];
     assert_eq!((stats.average_rate(), stats.best_rate, stats.time), (None, None, Duration::ZERO));
     assert!(!stats.to_string().contains("GB/s"), "{stats}");
@@ -114,7 +114,7 @@ fn stats_without_measurements_have_no_rate() {
 fn software_driver_transfers_are_simulated() {
     let (manager, _) = with(Mock { simulated: true, ..Mock::default() });
     let (src, dst) = pair(&manager, 64);
-    manager.transfer(&src, &dst).wait().unwrap();
+    manager.copy(&src, &dst).wait().unwrap();
     assert!(manager.get_transfer_stats()[0].to_string().contains("simulated"));
 }
 
@@ -122,13 +122,13 @@ fn software_driver_transfers_are_simulated() {
 fn clear_keeps_counting_transfers_in_flight() {
     let (manager, _) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
-    manager.transfer(&src, &dst).wait().unwrap();
+    manager.copy(&src, &dst).wait().unwrap();
     manager.transfer_buffer(&src, &dst, 0, 0, 0).wait().unwrap_err();
-    let flying = manager.transfer(&src, &dst);
+    let flying = manager.copy(&src, &dst).submit();
     manager.clear_cache();
     assert!(manager.get_transfer_stats().is_empty() && manager.refused() == 0);
     flying.wait().unwrap();
-    manager.transfer(&src, &dst).wait().unwrap();
+    manager.copy(&src, &dst).wait().unwrap();
     let stats = &manager.get_transfer_stats()[0];
     assert_eq!((stats.transfers, stats.measured), (2, 1));
 }
@@ -138,7 +138,7 @@ fn unmeasured_transfer_has_no_times() {
     for (sampling, timed) in [(Sampling::Off, false), (Sampling::Every(1), true)] {
         let (manager, _backend) = sampled(sampling);
         let (src, dst) = pair(&manager, 4096);
-        let report = manager.transfer(&src, &dst).wait().unwrap();
+        let report = manager.copy(&src, &dst).wait().unwrap();
         assert_eq!((report.submitting.is_some(), report.elapsed.is_some()), (timed, timed), "{sampling:?}");
     }
 }

@@ -37,7 +37,7 @@ fn dropped_transfer_counts_and_drain_returns_failure() {
     let (src, dst) = pair(&manager, 64);
     backend.pass_next();
     backend.fail_next(ErrorKind::Device);
-    (0..3).for_each(|_| drop(manager.transfer(&src, &dst)));
+    (0..3).for_each(|_| drop(manager.copy(&src, &dst).submit()));
     // The mock works when it is drained: nothing is known before.
     let counts = || {
         let stats = &manager.get_transfer_stats()[0];
@@ -82,8 +82,8 @@ fn dropped_measured_transfer_counts_its_time() {
     let (manager, _) = sampled(transload_transfer::Sampling::Off);
     let (src, dst) = pair(&manager, 64);
     let measured = TransferOptions::new().timing(Timing::Measured);
-    drop(manager.transfer_with(&src, &dst, 0, 0, 64, &measured));
-    drop(manager.transfer(&src, &dst));
+    drop(manager.copy(&src, &dst).options(measured).submit());
+    drop(manager.copy(&src, &dst).submit());
     manager.drain().unwrap();
     let stats = &manager.get_transfer_stats()[0];
     assert_eq!((stats.transfers, stats.measured, stats.measured_bytes), (2, 1, 64));
@@ -100,14 +100,14 @@ fn panic_of_dropped_transfer_fails_only_that_one() {
             (stats.transfers, stats.failures, stats.abandoned)
         };
         // The second of three, where all are waited for.
-        (0..3).for_each(|_| drop(manager.transfer(&src, &dst)));
+        (0..3).for_each(|_| drop(manager.copy(&src, &dst).submit()));
         backend.panic_at_waits(1, 1);
         let error = manager.drain().unwrap_err();
         assert!(error.kind() == ErrorKind::Interrupted && error.to_string().contains("planted"), "{error}");
         manager.drain().unwrap();
         assert_eq!(counts(), (2, 1, 3));
         // Where they are polled, they are kept: a poll that panics says nothing of the end.
-        (0..3).for_each(|_| drop(manager.transfer(&src, &dst)));
+        (0..3).for_each(|_| drop(manager.copy(&src, &dst).submit()));
         backend.panic_at_polls(1, 1);
         assert_eq!(counts(), (2, 1, 6));
         manager.drain().unwrap();
@@ -128,12 +128,12 @@ fn panic_while_checking_loses_no_dropped_transfer() {
             (stats.transfers, stats.failures, stats.abandoned)
         };
         // The second of three, by statistics and then by a submission.
-        (0..3).for_each(|_| drop(manager.transfer(&src, &dst)));
+        (0..3).for_each(|_| drop(manager.copy(&src, &dst).submit()));
         backend.panic_at_looks(1, 1);
         assert_eq!(counts(), (0, 0, 3));
         dst.wait_idle().unwrap();
         backend.panic_at_looks(1, 1);
-        manager.transfer(&next_src, &next_dst).wait().unwrap();
+        manager.copy(&next_src, &next_dst).wait().unwrap();
         assert_eq!(backend.looks_to_panic(), 0);
         manager.drain().unwrap();
         assert_eq!(counts(), (4, 0, 3));
@@ -153,7 +153,7 @@ fn drain_returns_unobserved_refusal_once() {
     assert_eq!(manager.refused(), 2);
     // One of the path, at its submission.
     backend.refuse_next(ErrorKind::Device);
-    drop(manager.transfer(&src, &dst));
+    drop(manager.copy(&src, &dst).submit());
     assert_eq!(manager.drain().unwrap_err().to_string(), "planted refusal");
     // An observed failure is not returned again.
     assert!(manager.transfer_buffer(&src, &dst, 0, 60, 5).refusal().is_some());

@@ -144,8 +144,13 @@ impl<'a> Pipeline<'a> {
                 Some(mut slot) => {
                     let segment = self.placement.segment(chunk.segment)?;
                     let (manager, options) = (self.manager, &self.options.transfer);
-                    let transfer =
-                        manager.transfer_with(&slot.buffer, segment, 0, chunk.offset, chunk.len, options);
+                    let transfer = manager
+                        .copy(
+                            &slot.buffer.slice(..chunk.len).unwrap(),
+                            &segment.slice(chunk.offset..chunk.offset + chunk.len).unwrap(),
+                        )
+                        .options(*options)
+                        .submit();
                     slot.transfer = Some(transfer);
                     self.ring.push_back(slot);
                 }

@@ -94,7 +94,14 @@ impl Pipeline<'_> {
         let buffer = &self.ring.get(slot).ok_or_else(missing)?.buffer;
         let segment = self.placement.segment(chunk.segment)?;
         let options = &self.options.transfer;
-        Ok(self.manager.transfer_with(segment, buffer, chunk.offset, 0, chunk.len, options))
+        Ok(self
+            .manager
+            .copy(
+                &segment.slice(chunk.offset..chunk.offset + chunk.len).unwrap(),
+                &buffer.slice(..chunk.len).unwrap(),
+            )
+            .options(*options)
+            .submit())
     }
 }
 

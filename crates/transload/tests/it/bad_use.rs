@@ -54,7 +54,7 @@ fn name(home: &Home, options: &TransferOptions) -> String {
 }
 
 fn transfer(home: &Home, src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions) -> Transfer {
-    home.manager.transfer_with(src, dst, 0, 0, src.len(), options)
+    home.manager.copy(src, dst).options(*options).submit()
 }
 
 /// Transfers still work in both directions, and can be awaited.

@@ -101,7 +101,7 @@ fn a_plan_says_what_the_transfer_then_does() {
         let host = Place::new(DeviceId::Cpu, near);
         let (source, there) = (setup.filled(near, &[1; 5000]), setup.allocate(MemoryKind::Device, 5000));
         let plan = setup.manager.plan(host, device, 5000, &TransferOptions::new()).unwrap();
-        let report = setup.manager.transfer(&source, &there).wait().unwrap();
+        let report = setup.manager.copy(&source, &there).wait().unwrap();
         assert!(plan.agrees_with(&report), "{plan}\n{report}");
         assert_eq!(report.path.src, host);
         assert_eq!(report.rejected.len(), plan.rejected.len());
@@ -114,10 +114,10 @@ fn automatic_choice_sends_pinned_memory_by_one_copy() {
     let (source, there) =
         (setup.filled(MemoryKind::Pinned, &[1; 10_000]), setup.allocate(MemoryKind::Device, 10_000));
     // The first transfer creates streams and events.
-    setup.manager.transfer(&source, &there).wait().unwrap();
-    setup.manager.transfer(&source, &there).wait().unwrap();
+    setup.manager.copy(&source, &there).wait().unwrap();
+    setup.manager.copy(&source, &there).wait().unwrap();
     let trace = transload_cuda_sys::trace::start();
-    let transfer = setup.manager.transfer(&source, &there);
+    let transfer = setup.manager.copy(&source, &there).submit();
     let calls = trace.calls_of_this_thread();
     let moved: Vec<_> = calls.iter().filter(|call| call.name.starts_with("cuMem")).collect();
     assert_eq!(moved.len(), 1, "{calls:?}");
@@ -141,7 +141,7 @@ fn a_transfer_goes_on_a_stream_of_its_priority() {
     let stream_of = |priority| {
         let trace = transload_cuda_sys::trace::start();
         let options = TransferOptions::new().priority(priority);
-        setup.manager.transfer_with(&source, &there, 0, 0, 100, &options).wait().unwrap();
+        setup.manager.copy(&source, &there).options(options).wait().unwrap();
         let calls = trace.calls_of_this_thread();
         calls.iter().find(|call| call.name == "cuMemcpyHtoDAsync_v2").unwrap().arguments[3]
     };
@@ -171,11 +171,11 @@ fn two_transfers_overlap_in_any_await_order() {
         (setup.allocate(MemoryKind::Device, 2 << 20), setup.allocate(MemoryKind::Device, 2 << 20));
     let back = setup.allocate(MemoryKind::Pinned, 2 << 20);
     pollster::block_on(async {
-        let first = setup.manager.transfer(&source, &one);
-        let second = setup.manager.transfer(&source, &two);
+        let first = setup.manager.copy(&source, &one).submit();
+        let second = setup.manager.copy(&source, &two).submit();
         second.await.unwrap();
         first.await.unwrap();
-        setup.manager.transfer(&two, &back).await.unwrap();
+        setup.manager.copy(&two, &back).submit().await.unwrap();
     });
     assert!(*back.read().unwrap() == content[..]);
 }
@@ -187,10 +187,10 @@ fn everything_dropped_early_still_arrives_and_nothing_leaks() {
     let there = setup.allocate(MemoryKind::Device, 1 << 20);
     for kind in HOST_KINDS {
         let source = setup.filled(kind, &content);
-        drop(setup.manager.transfer(&source, &there));
+        drop(setup.manager.copy(&source, &there).submit());
         drop(source);
         let back = setup.allocate(MemoryKind::Pageable, 1 << 20);
-        setup.manager.transfer(&there, &back).wait().unwrap();
+        setup.manager.copy(&there, &back).wait().unwrap();
         assert!(*back.read().unwrap() == content[..], "{kind}");
     }
 }
@@ -201,7 +201,7 @@ fn bad_requests_move_nothing_and_leave_the_manager_usable() {
     let (source, there) =
         (setup.filled(MemoryKind::Pinned, &[9; 100]), setup.allocate(MemoryKind::Device, 100));
     let poison = setup.filled(MemoryKind::Pinned, &[0xEE; 100]);
-    setup.manager.transfer(&poison, &there).wait().unwrap();
+    setup.manager.copy(&poison, &there).wait().unwrap();
     for (src_offset, dst_offset, size, kind) in [
         (0, 0, 0, ErrorKind::InvalidArgument),
         (1, 0, 100, ErrorKind::OutOfRange),
@@ -216,15 +216,15 @@ fn bad_requests_move_nothing_and_leave_the_manager_usable() {
     let overlap = setup.manager.transfer_buffer(&there, &there, 0, 40, 60);
     assert_eq!(overlap.wait().unwrap_err().kind(), ErrorKind::Overlap);
     let elsewhere = CpuBackend::new().unwrap().wrap_vec(vec![1; 100]);
-    setup.manager.transfer(&elsewhere, &there.slice(..100).unwrap()).wait().unwrap();
-    setup.manager.transfer(&poison, &there).wait().unwrap();
+    setup.manager.copy(&elsewhere, &there.slice(..100).unwrap()).wait().unwrap();
+    setup.manager.copy(&poison, &there).wait().unwrap();
     let only = TransferOptions::new().only(TransferMethod::PeerToPeer);
-    let refused = setup.manager.transfer_with(&source, &there, 0, 0, 100, &only);
+    let refused = setup.manager.copy(&source, &there).options(only).submit();
     assert_eq!(refused.wait().unwrap_err().kind(), ErrorKind::Unsupported);
     let unknown = Place::new(DeviceId::Cuda(u32::MAX), MemoryKind::Device);
     let error = setup.manager.plan(source.place(), unknown, 1, &TransferOptions::new()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::UnknownDevice);
-    setup.manager.transfer(&there, &source).wait().unwrap();
+    setup.manager.copy(&there, &source).wait().unwrap();
     assert_eq!(*source.read().unwrap(), [0xEE; 100], "what was refused moved nothing");
 }
 
@@ -234,10 +234,10 @@ fn read_only_memory_is_a_source_and_no_destination() {
     let content: Arc<[u8]> = noise(5000, 7).into();
     let fixed = CpuBackend::new().unwrap().wrap_readonly(Arc::clone(&content));
     let there = setup.allocate(MemoryKind::Device, 5000);
-    setup.manager.transfer(&fixed, &there).wait().unwrap();
-    assert_eq!(setup.manager.transfer(&there, &fixed).wait().unwrap_err().kind(), ErrorKind::InvalidArgument);
+    setup.manager.copy(&fixed, &there).wait().unwrap();
+    assert_eq!(setup.manager.copy(&there, &fixed).wait().unwrap_err().kind(), ErrorKind::InvalidArgument);
     let back = setup.allocate(MemoryKind::Pinned, 5000);
-    setup.manager.transfer(&there, &back).wait().unwrap();
+    setup.manager.copy(&there, &back).wait().unwrap();
     assert!(*back.read().unwrap() == content[..]);
 }
 

@@ -30,8 +30,8 @@ fn round_trip(runtime: &Runtime, device: DeviceId, kind: MemoryKind) {
     };
     let (src, back) = (host(7), host(0));
     let there = runtime.allocate(device, kind, src.len()).unwrap();
-    runtime.manager().transfer(&src, &there).wait().unwrap();
-    runtime.manager().transfer(&there, &back).wait().unwrap();
+    runtime.manager().copy(&src, &there).wait().unwrap();
+    runtime.manager().copy(&there, &back).wait().unwrap();
     assert!(back.read().unwrap().iter().all(|byte| *byte == 7));
 }
 
@@ -139,7 +139,7 @@ fn a_device_is_found_used_and_leaves_nothing_behind() {
     // A buffer dropped in flight is parked, then drained.
     let src = runtime.allocate(DeviceId::Cpu, MemoryKind::Pinned, 1 << 20).unwrap();
     let dst = runtime.allocate(id, MemoryKind::Device, 1 << 20).unwrap();
-    drop(runtime.manager().transfer(&src, &dst));
+    drop(runtime.manager().copy(&src, &dst).submit());
     drop((src, dst));
     assert_drained(&runtime);
 

@@ -32,7 +32,7 @@ fn stream_by(setup: &Setup, options: &TransferOptions) -> u64 {
     let (source, there) =
         (setup.filled(MemoryKind::Mapped, &[1; 100]), setup.allocate(MemoryKind::Device, 100));
     let trace = trace::start();
-    let transfer = setup.manager.transfer_with(&source, &there, 0, 0, 100, options);
+    let transfer = setup.manager.copy(&source, &there).options(*options).submit();
     let stream = stream_of(&trace);
     transfer.wait().unwrap();
     stream
@@ -101,7 +101,8 @@ fn chosen_methods_are_listed_by_path_and_size_class() {
     let (mapped, there) =
         (setup.allocate(MemoryKind::Mapped, size), setup.allocate(MemoryKind::Device, size));
     for (bytes, options) in [(100, kernel), (100, TransferOptions::new()), (100, kernel), (size, high)] {
-        setup.manager.transfer_with(&mapped, &there, 0, 0, bytes, &options).wait().unwrap();
+        let (src, dst) = (mapped.slice(..bytes).unwrap(), there.slice(..bytes).unwrap());
+        setup.manager.copy(&src, &dst).options(options).wait().unwrap();
     }
     let path = TransferPath::new(mapped.place(), there.place());
     let chosen = |class| {

@@ -67,7 +67,7 @@ fn a_replay_is_ordered_with_transfers_before_and_after_it() {
         fill(round);
         drop(recorded.replay());
         fill(0xFF);
-        setup.manager.transfer(&copy, &back).wait().unwrap();
+        setup.manager.copy(&copy, &back).wait().unwrap();
         assert!(back.read().unwrap().iter().all(|byte| *byte == round), "round {round}");
     }
 }
@@ -169,7 +169,7 @@ fn library_calls_keep_a_foreign_global_capture_valid() {
             let pinned = setup.manager.allocate_for(setup.device, MemoryKind::Pinned, content.len())?;
             // Staged by worker threads, awaited by the reactor.
             let staged = TransferOptions::new().only(TransferMethod::HostStaged);
-            let up = setup.manager.transfer_with(&pageable, &there, 0, 0, content.len(), &staged);
+            let up = setup.manager.copy(&pageable, &there).options(staged).submit();
             let recorded = setup.manager.record(&[(there, pinned.clone())], &ANY)?;
             let down = recorded.replay();
             pollster::block_on(up)?;

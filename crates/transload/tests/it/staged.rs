@@ -30,8 +30,8 @@ fn automatic_choice_stages_large_pageable_memory_in_chunks() {
         (setup.filled(MemoryKind::Pageable, &content), setup.allocate(MemoryKind::Device, content.len()));
     let back = setup.allocate(MemoryKind::Pageable, content.len());
     let trace = transload_cuda_sys::trace::start();
-    let up = setup.manager.transfer(&source, &there).wait().unwrap();
-    let down = setup.manager.transfer(&there, &back).wait().unwrap();
+    let up = setup.manager.copy(&source, &there).wait().unwrap();
+    let down = setup.manager.copy(&there, &back).wait().unwrap();
     assert_eq!((up.method, down.method), (TransferMethod::HostStaged, TransferMethod::HostStaged));
     assert!(up.chunks > 1 && up.chunks == down.chunks, "{up:?}");
     let (begin, end) =
@@ -63,7 +63,8 @@ fn small_pageable_and_all_pinned_memory_is_not_staged() {
         assert_eq!(plan.unwrap().method, TransferMethod::DirectCopy);
     }
     let pinned = setup.filled(MemoryKind::Pinned, &[1; 100]);
-    let refused = setup.manager.transfer_with(&pinned, &there, 0, 0, 100, &staged()).wait().unwrap_err();
+    let refused =
+        setup.manager.copy(&pinned, &there.slice(..100).unwrap()).options(staged()).wait().unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unsupported);
     assert!(refused.to_string().contains("not pageable"), "{refused}");
 }
@@ -76,8 +77,16 @@ fn odd_sizes_and_offsets_arrive_and_touch_nothing_else() {
         let source = setup.filled(MemoryKind::Pageable, &content);
         let there = setup.allocate(MemoryKind::Device, size + 64);
         let back = setup.filled(MemoryKind::Pageable, &vec![0xEE; size + 64]);
-        let up = setup.manager.transfer_with(&source, &there, 13, 7, size, &staged());
-        let down = setup.manager.transfer_with(&there, &back, 7, 29, size, &staged());
+        let up = setup
+            .manager
+            .copy(&source.slice(13..13 + size).unwrap(), &there.slice(7..7 + size).unwrap())
+            .options(staged())
+            .submit();
+        let down = setup
+            .manager
+            .copy(&there.slice(7..7 + size).unwrap(), &back.slice(29..29 + size).unwrap())
+            .options(staged())
+            .submit();
         down.wait().unwrap();
         up.wait().unwrap();
         let seen = back.read().unwrap();
@@ -96,9 +105,9 @@ fn staged_and_direct_transfers_keep_submission_order() {
         let first = setup.filled(MemoryKind::Pageable, &contents[0]);
         let second = setup.filled(MemoryKind::Pinned, &contents[1]);
         let (one, two) = if round % 2 == 0 { (&first, &second) } else { (&second, &first) };
-        let earlier = setup.manager.transfer(one, &there);
-        let later = setup.manager.transfer(two, &there);
-        setup.manager.transfer(&there, &back).wait().unwrap();
+        let earlier = setup.manager.copy(one, &there).submit();
+        let later = setup.manager.copy(two, &there).submit();
+        setup.manager.copy(&there, &back).wait().unwrap();
         let expected = &contents[if round % 2 == 0 { 1 } else { 0 }];
         assert!(*back.read().unwrap() == expected[..], "round {round}");
         earlier.wait().unwrap();
@@ -113,9 +122,9 @@ fn source_view_conflicts_until_dropped_transfer_completes() {
     let source = setup.filled(MemoryKind::Pageable, &content);
     let (there, back) =
         (setup.allocate(MemoryKind::Device, 9 * MIB), setup.allocate(MemoryKind::Pageable, 9 * MIB));
-    drop(setup.manager.transfer_with(&source, &there, 0, 0, 9 * MIB, &staged()));
+    drop(setup.manager.copy(&source, &there).options(staged()).submit());
     source.write().unwrap().fill(0);
-    drop(setup.manager.transfer_with(&there, &back, 0, 0, 9 * MIB, &staged()));
+    drop(setup.manager.copy(&there, &back).options(staged()).submit());
     drop((source, there));
     assert!(
         *back.read().unwrap() == content[..],
@@ -138,20 +147,14 @@ fn many_staged_transfers_from_many_threads_are_awaited_together() {
                 pollster::block_on(async {
                     let ups: Vec<_> = places
                         .iter()
-                        .map(|there| {
-                            setup.manager.transfer_with(&source, there, 0, 0, content.len(), &staged())
-                        })
+                        .map(|there| setup.manager.copy(&source, there).options(staged()).submit())
                         .collect();
                     for up in ups {
                         up.await.unwrap();
                     }
                 });
                 let back = setup.allocate(MemoryKind::Pageable, content.len());
-                setup
-                    .manager
-                    .transfer_with(&places[2], &back, 0, 0, content.len(), &staged())
-                    .wait()
-                    .unwrap();
+                setup.manager.copy(&places[2], &back).options(staged()).wait().unwrap();
                 assert!(*back.read().unwrap() == content[..]);
             });
         }
@@ -173,8 +176,8 @@ fn staged_transfers_progress_while_user_streams_block() {
         let there = manager.allocate(DeviceId::Cuda(test.ordinal()), MemoryKind::Device, 3 * MIB).unwrap();
         let content = noise(3 * MIB, 11);
         let there_and_back = || {
-            drop(manager.transfer_with(&source, &there, 0, 0, 3 * MIB, &staged()));
-            manager.transfer_with(&there, &back, 0, 0, 3 * MIB, &staged()).wait().unwrap();
+            drop(manager.copy(&source, &there).options(staged()).submit());
+            manager.copy(&there, &back).options(staged()).wait().unwrap();
         };
         // Creates streams and staging buffers first: not every driver creates them behind a gate.
         there_and_back();

@@ -150,8 +150,16 @@ fn thousands(runtime: &Runtime, home: Home) {
                 let (src, there, back) = (src.clone(), there.clone(), back.clone());
                 tokio::spawn(async move {
                     let (at, options) = (index * EACH, TransferOptions::new());
-                    let up = manager.transfer_async(&src, &there, at, at, EACH, &options).await.unwrap();
-                    let down = manager.transfer_async(&there, &back, at, at, EACH, &options).await.unwrap();
+                    let up = manager
+                        .copy(&src.slice(at..at + EACH).unwrap(), &there.slice(at..at + EACH).unwrap())
+                        .options(options)
+                        .await
+                        .unwrap();
+                    let down = manager
+                        .copy(&there.slice(at..at + EACH).unwrap(), &back.slice(at..at + EACH).unwrap())
+                        .options(options)
+                        .await
+                        .unwrap();
                     up.bytes + down.bytes
                 })
             })
@@ -189,8 +197,8 @@ fn transfer_depending_on_same_thread_task_does_not_block() {
                 let manager = Arc::clone(&home.manager);
                 let (from, to, last) = (src.clone(), there.clone(), back.clone());
                 let moving = tokio::spawn(async move {
-                    manager.transfer_async(&from, &to, 0, 0, 5000, &options).await.unwrap();
-                    manager.transfer_async(&to, &last, 0, 0, 5000, &options).await.unwrap();
+                    manager.copy(&from, &to).options(options).await.unwrap();
+                    manager.copy(&to, &last).options(options).await.unwrap();
                 });
                 let held = src.clone();
                 let viewing = tokio::spawn(async move { held.read_async().await.unwrap()[4999] });
@@ -224,12 +232,10 @@ fn task_aborted_before_submission_holds_nothing() {
             let gate = Gate::before(&back);
             one_thread().block_on(async {
                 let options = TransferOptions::new();
-                home.manager.transfer_async(&src, &there, 0, 0, 5000, &options).await.unwrap();
+                home.manager.copy(&src, &there).options(options).await.unwrap();
                 let manager = Arc::clone(&home.manager);
                 let (from, to) = (there.clone(), back.clone());
-                let aborted = tokio::spawn(async move {
-                    manager.transfer_async(&from, &to, 0, 0, 5000, &TransferOptions::new()).await
-                });
+                let aborted = tokio::spawn(async move { manager.copy(&from, &to).await });
                 tokio::task::yield_now().await;
                 aborted.abort();
                 // On the host the queue itself waits for the gate, so the transfer was submitted and continues.
@@ -237,7 +243,7 @@ fn task_aborted_before_submission_holds_nothing() {
                 if home.far != home.near {
                     // A write to the aborted transfer's source does not wait for the gate.
                     let other = home.filled(&[3; 5000]);
-                    home.manager.transfer_async(&other, &there, 0, 0, 5000, &options).await.unwrap();
+                    home.manager.copy(&other, &there).options(options).await.unwrap();
                 }
                 gate.open(&back, 0x5A);
                 let expected = if home.far == home.near { 1 } else { 0x5A };
@@ -258,9 +264,7 @@ fn a_claim_that_another_task_holds_does_not_block_the_thread() {
                 let manager = Arc::clone(&home.manager);
                 let claims = Claims::acquire(&mut [(&there, Access::Write)]).unwrap();
                 let (from, to) = (src.clone(), there.clone());
-                let moving = tokio::spawn(async move {
-                    manager.transfer_async(&from, &to, 0, 0, 5000, &TransferOptions::new()).await.unwrap()
-                });
+                let moving = tokio::spawn(async move { manager.copy(&from, &to).await.unwrap() });
                 tokio::task::yield_now().await;
                 assert!(!moving.is_finished());
                 drop(claims);
@@ -292,8 +296,8 @@ fn prepared_path_creates_no_context_and_loads_no_kernel() {
     let before = trace.calls_of_this_thread();
     assert!(before.iter().any(|call| is_slow(call.name)));
     let methods = one_thread().block_on(async {
-        let direct = home.manager.transfer_async(&src, &there, 0, 0, 4096, &TransferOptions::new()).await;
-        let in_place = home.manager.transfer_async(&held, &with, 0, 0, 4096, &urgent).await;
+        let direct = home.manager.copy(&src, &there).await;
+        let in_place = home.manager.copy(&held, &with).options(urgent).await;
         [direct, in_place].map(|report| report.unwrap().method)
     });
     assert_eq!(methods, [TransferMethod::DirectCopy, TransferMethod::ZeroCopy]);

@@ -30,8 +30,16 @@ fn unified_round_trip_takes_one_migration_each_way() {
         let there = setup.allocate(MemoryKind::Unified, SIZE + 20);
         let back = setup.filled(kind, &vec![0xEE; SIZE + 40]);
         let trace = transload_cuda_sys::trace::start();
-        let up = setup.manager.transfer_with(&source, &there, 19, 3, SIZE, &unified());
-        let down = setup.manager.transfer_with(&there, &back, 3, 17, SIZE, &unified());
+        let up = setup
+            .manager
+            .copy(&source.slice(19..19 + SIZE).unwrap(), &there.slice(3..3 + SIZE).unwrap())
+            .options(unified())
+            .submit();
+        let down = setup
+            .manager
+            .copy(&there.slice(3..3 + SIZE).unwrap(), &back.slice(17..17 + SIZE).unwrap())
+            .options(unified())
+            .submit();
         assert_eq!(down.wait().unwrap().method, TransferMethod::UnifiedMemory);
         up.wait().unwrap();
         assert_eq!(seen(&trace, &there, "cuMemPrefetchAsync"), 2, "to the device, and to the host");
@@ -52,14 +60,14 @@ fn unified_download_migrates_and_upload_does_not() {
     let setup = Setup::new();
     let (host, there) =
         (setup.filled(MemoryKind::Pinned, &noise(SIZE, 5)), setup.allocate(MemoryKind::Unified, SIZE));
-    let move_in = || drop(setup.manager.transfer_with(&host, &there, 0, 0, SIZE, &unified()).wait().unwrap());
+    let move_in = || drop(setup.manager.copy(&host, &there).options(unified()).wait().unwrap());
     let moves = || there.use_epoch_for(there.place().device);
     move_in();
     for _ in 0..2 {
         let before = moves();
         move_in();
         assert_eq!(moves(), before, "it was sent on to the device");
-        setup.manager.transfer_with(&there, &host, 0, 0, SIZE, &unified()).wait().unwrap();
+        setup.manager.copy(&there, &host).options(unified()).wait().unwrap();
         assert_ne!(moves(), before, "it lies on the host");
     }
 }
@@ -72,8 +80,8 @@ fn unified_copy_within_device_prefetches_first() {
     let (there, again) =
         (setup.allocate(MemoryKind::Device, SIZE), setup.allocate(MemoryKind::Unified, SIZE));
     let trace = transload_cuda_sys::trace::start();
-    let first = setup.manager.transfer_with(&source, &there, 0, 0, SIZE, &unified());
-    let second = setup.manager.transfer_with(&there, &again, 0, 0, SIZE, &unified());
+    let first = setup.manager.copy(&source, &there).options(unified()).submit();
+    let second = setup.manager.copy(&there, &again).options(unified()).submit();
     second.wait().unwrap();
     first.wait().unwrap();
     assert_eq!(
@@ -90,7 +98,7 @@ fn automatic_choice_migrates_unified_to_device_memory() {
     let source = setup.filled(MemoryKind::Unified, &noise(SIZE, 8));
     let there = setup.allocate(MemoryKind::Device, SIZE);
     let trace = transload_cuda_sys::trace::start();
-    let report = setup.manager.transfer(&source, &there).wait().unwrap();
+    let report = setup.manager.copy(&source, &there).wait().unwrap();
     assert_eq!(report.method, TransferMethod::UnifiedMemory);
     assert_eq!(seen(&trace, &source, "cuMemPrefetchAsync"), 1);
 }
@@ -100,7 +108,7 @@ fn migration_without_unified_memory_is_rejected() {
     let setup = Setup::new();
     let (source, there) =
         (setup.filled(MemoryKind::Pinned, &[1; 100]), setup.allocate(MemoryKind::Device, 100));
-    let refused = setup.manager.transfer_with(&source, &there, 0, 0, 100, &unified()).wait().unwrap_err();
+    let refused = setup.manager.copy(&source, &there).options(unified()).wait().unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unsupported);
     assert!(refused.to_string().contains("neither side is unified memory"), "{refused}");
 }

@@ -56,7 +56,7 @@ impl Large {
     /// The whole source, at low priority.
     fn send(&self, setup: &Setup) -> Transfer {
         let options = TransferOptions::new().priority(StreamPriority::Low);
-        setup.manager.transfer_with(&self.src, &self.dst, 0, 0, self.src.len(), &options)
+        setup.manager.copy(&self.src, &self.dst).options(options).submit()
     }
 }
 
@@ -64,7 +64,7 @@ impl Large {
 fn urgent(setup: &Setup, src: &RawBuffer, dst: &RawBuffer) -> (&'static str, TransferReport) {
     let plan = setup.manager.plan(src.place(), dst.place(), src.len() as u64, &HIGH).unwrap();
     let trace = trace::start();
-    let transfer = setup.manager.transfer_with(src, dst, 0, 0, src.len(), &HIGH);
+    let transfer = setup.manager.copy(src, dst).options(HIGH).submit();
     let calls = moving(&trace);
     drop(trace);
     assert_eq!(calls.len(), 1, "{calls:?}");
@@ -90,7 +90,7 @@ fn urgent_transfer_uses_kernel_after_queued_copies_only() {
             // The first transfers create streams and events and load the kernel.
             for (src, dst) in [(&source, &there), (&there, &back)] {
                 setup.manager.prepare(src.place(), dst.place(), &HIGH).unwrap();
-                setup.manager.transfer_with(src, dst, 0, 0, size, &HIGH).wait().unwrap();
+                setup.manager.copy(src, dst).options(HIGH).wait().unwrap();
             }
             for (up, src, dst) in [(true, &source, &there), (false, &there, &back)] {
                 let engine = if up { "cuMemcpyHtoDAsync_v2" } else { "cuMemcpyDtoHAsync_v2" };
@@ -139,7 +139,7 @@ fn urgent_pageable_transfer_is_staged_by_kernel() {
         let launches = |src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions| {
             let once = |_| {
                 let trace = trace::start();
-                let report = setup.manager.transfer_with(src, dst, 0, 0, size, options).wait().unwrap();
+                let report = setup.manager.copy(src, dst).options(*options).wait().unwrap();
                 (trace.calls().iter().filter(|call| call.name == "cuLaunchKernel").count(), report)
             };
             (0..3).map(once).min_by_key(|(count, _)| *count).unwrap()
@@ -220,8 +220,16 @@ fn forced_kernel_carries_any_size_and_offset() {
     for kind in [MemoryKind::Device, MemoryKind::Unified] {
         let there = setup.allocate(kind, size + 40);
         let back = setup.filled(MemoryKind::Mapped, &vec![0xEE; size + 40]);
-        let up = setup.manager.transfer_with(&source, &there, 31, 7, size, &only);
-        let down = setup.manager.transfer_with(&there, &back, 7, 13, size, &only);
+        let up = setup
+            .manager
+            .copy(&source.slice(31..31 + size).unwrap(), &there.slice(7..7 + size).unwrap())
+            .options(only)
+            .submit();
+        let down = setup
+            .manager
+            .copy(&there.slice(7..7 + size).unwrap(), &back.slice(13..13 + size).unwrap())
+            .options(only)
+            .submit();
         assert_eq!(down.wait().unwrap().method, TransferMethod::ZeroCopy);
         assert_eq!(up.wait().unwrap().method, TransferMethod::ZeroCopy);
         let seen = back.read().unwrap();
@@ -239,7 +247,7 @@ fn the_kernel_runs_on_a_stream_leased_by_the_transfers_priority() {
     let stream_of = |priority| {
         let options = TransferOptions::new().only(TransferMethod::ZeroCopy).priority(priority);
         let trace = trace::start();
-        setup.manager.transfer_with(&source, &there, 0, 0, 100, &options).wait().unwrap();
+        setup.manager.copy(&source, &there).options(options).wait().unwrap();
         moving(&trace).into_iter().find(|call| call.name == "cuLaunchKernel").unwrap().arguments[8]
     };
     let (high, low) = (stream_of(StreamPriority::High), stream_of(StreamPriority::Low));

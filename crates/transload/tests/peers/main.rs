@@ -49,10 +49,10 @@ fn automatic_choice_makes_one_peer_copy() {
     let bytes = (3 << 20) + 11;
     let (src, dst) = (setup.filled(0, &noise(bytes, 1)), setup.on(1, bytes));
     // The first transfers enable and verify access and create streams and events.
-    setup.manager.transfer(&src, &dst).wait().unwrap();
-    setup.manager.transfer(&src, &dst).wait().unwrap();
+    setup.manager.copy(&src, &dst).wait().unwrap();
+    setup.manager.copy(&src, &dst).wait().unwrap();
     let trace = trace::start();
-    let transfer = setup.manager.transfer(&src, &dst);
+    let transfer = setup.manager.copy(&src, &dst).submit();
     let calls = trace.calls_of_this_thread();
     let moved: Vec<_> = calls.iter().filter(|call| call.name.starts_with("cuMem")).collect();
     assert_eq!(moved.len(), 1, "{calls:?}");
@@ -74,8 +74,8 @@ fn peer_access_is_verified_once_without_synchronising() {
     let (here, there) = (setup.filled(0, &noise(5000, 1)), setup.on(1, 5000));
     let trace = trace::start();
     for _ in 0..20 {
-        setup.manager.transfer(&here, &there).wait().unwrap();
-        setup.manager.transfer(&there, &here).wait().unwrap();
+        setup.manager.copy(&here, &there).wait().unwrap();
+        setup.manager.copy(&there, &here).wait().unwrap();
     }
     let calls = trace.calls_of_this_thread();
     let mut peers: Vec<u64> =
@@ -102,7 +102,7 @@ fn plan_enables_no_access_and_matches_the_transfer() {
         assert!(called(&calls, name).is_empty(), "{calls:?}");
     }
     let (src, dst) = (setup.filled(0, &noise(5000, 1)), setup.on(1, 5000));
-    let report = setup.manager.transfer(&src, &dst).wait().unwrap();
+    let report = setup.manager.copy(&src, &dst).wait().unwrap();
     assert!(plan.agrees_with(&report), "{plan}\n{report}");
     assert_eq!(plan.method, TransferMethod::PeerToPeer);
 }
@@ -111,11 +111,11 @@ fn plan_enables_no_access_and_matches_the_transfer() {
 fn peer_copy_uses_source_device_stream_of_priority() {
     let Some(setup) = two() else { return };
     let (src, dst) = (setup.filled(0, &[1; 100]), setup.on(1, 100));
-    setup.manager.transfer(&src, &dst).wait().unwrap();
+    setup.manager.copy(&src, &dst).wait().unwrap();
     let stream_of = |priority| {
         let trace = trace::start();
         let options = TransferOptions::new().priority(priority);
-        setup.manager.transfer_with(&src, &dst, 0, 0, 100, &options).wait().unwrap();
+        setup.manager.copy(&src, &dst).options(options).wait().unwrap();
         called(&trace.calls_of_this_thread(), "cuMemcpyPeerAsync")[0].arguments[5]
     };
     assert_ne!(stream_of(StreamPriority::High), stream_of(StreamPriority::Low));
@@ -134,7 +134,7 @@ fn work_on_two_devices_keeps_the_order_of_its_submission() {
         let priority = [StreamPriority::High, StreamPriority::Normal, StreamPriority::Low][round % 3];
         let options = TransferOptions::new().priority(priority);
         for (src, dst) in [(source, &here), (&here, &there), (&there, &again), (&again, back)] {
-            let transfer = setup.manager.transfer_with(src, dst, 0, 0, bytes, &options);
+            let transfer = setup.manager.copy(src, dst).options(options).submit();
             assert!(transfer.refusal().is_none(), "{transfer:?}");
         }
     }
@@ -152,12 +152,12 @@ fn what_is_dropped_early_arrives_and_nothing_leaks() {
     let last = setup.on(1, content.len());
     for _ in 0..10 {
         let (src, middle) = (setup.filled(0, &content), setup.on(1, content.len()));
-        drop(setup.manager.transfer(&src, &middle));
+        drop(setup.manager.copy(&src, &middle).submit());
         drop(src);
-        drop(setup.manager.transfer(&middle, &last));
+        drop(setup.manager.copy(&middle, &last).submit());
     }
     assert!(setup.content(&last) == content);
-    drop(setup.manager.transfer(&last, &setup.on(0, content.len())));
+    drop(setup.manager.copy(&last, &setup.on(0, content.len())).submit());
     drop(last);
     setup.finish();
 }
@@ -172,7 +172,7 @@ fn threads_that_are_first_at_once_all_get_their_bytes() {
                 let content = noise(40_001, seed);
                 let (from, to) = if seed % 2 == 0 { (0, 1) } else { (1, 0) };
                 let (src, dst) = (setup.filled(from, &content), setup.on(to, content.len()));
-                let report = setup.manager.transfer(&src, &dst).wait().unwrap();
+                let report = setup.manager.copy(&src, &dst).wait().unwrap();
                 assert_eq!(report.method, TransferMethod::PeerToPeer);
                 assert!(setup.content(&dst) == content, "thread {seed}");
             });
@@ -237,7 +237,7 @@ fn peer_transfers_are_recorded_on_one_device_only() {
     let recorded = setup.manager.record(&[(src.clone(), dst.clone())], &options).unwrap();
     for seed in 1..4 {
         let content = noise(bytes, seed);
-        setup.manager.transfer(&setup.pinned(&content), &src).wait().unwrap();
+        setup.manager.copy(&setup.pinned(&content), &src).wait().unwrap();
         let report = recorded.replay().wait().unwrap();
         assert_eq!((report.method, report.lane), (TransferMethod::PeerToPeer, setup.devices[0]));
         assert!(setup.content(&dst) == content, "replay {seed}");

@@ -37,13 +37,13 @@ impl Setup {
 
     pub(crate) fn filled(&self, which: usize, content: &[u8]) -> RawBuffer {
         let buffer = self.on(which, content.len());
-        self.manager.transfer(&self.pinned(content), &buffer).wait().unwrap();
+        self.manager.copy(&self.pinned(content), &buffer).wait().unwrap();
         buffer
     }
 
     pub(crate) fn content(&self, buffer: &RawBuffer) -> Vec<u8> {
         let host = self.pinned(&vec![0xEE; buffer.len()]);
-        self.manager.transfer(buffer, &host).wait().unwrap();
+        self.manager.copy(buffer, &host).wait().unwrap();
         host.read().unwrap().to_vec()
     }
 

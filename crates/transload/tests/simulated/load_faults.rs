@@ -32,7 +32,7 @@ fn fetched(manager: &CrossBackendTransferManager) -> impl Fn(&RawBuffer) -> Vec<
             return Vec::new();
         }
         let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, buffer.len()).unwrap();
-        manager.transfer(buffer, &back).wait().unwrap();
+        manager.copy(buffer, &back).wait().unwrap();
         back.read().unwrap().to_vec()
     }
 }

@@ -24,7 +24,7 @@ fn reason(report: &TransferReport) -> Option<RejectReason> {
 fn transfer(setup: &Setup, from: usize, to: usize, seed: u64) -> TransferReport {
     let content = noise(200_003, seed);
     let (src, dst) = (setup.filled(from, &content), setup.on(to, content.len()));
-    let report = setup.manager.transfer(&src, &dst).wait().unwrap();
+    let report = setup.manager.copy(&src, &dst).wait().unwrap();
     assert!(setup.content(&dst) == content, "{from} → {to}");
     report
 }
@@ -62,7 +62,7 @@ fn corrupting_pair_is_rejected_in_both_directions() {
 
     let only = TransferOptions::new().only(TransferMethod::PeerToPeer);
     let (src, dst) = (setup.filled(0, &[1; 100]), setup.on(1, 100));
-    let error = setup.manager.transfer_with(&src, &dst, 0, 0, 100, &only).wait().unwrap_err();
+    let error = setup.manager.copy(&src, &dst).options(only).wait().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("a test pattern copied between the devices was changed"), "{error}");
     drop((src, dst));
@@ -120,12 +120,12 @@ fn failed_peer_copy_returns_error_and_next_succeeds() {
     let Some(setup) = pair(|builder| builder) else { return };
     let content = noise(5000, 1);
     let (src, dst) = (setup.filled(0, &content), setup.on(1, 5000));
-    setup.manager.transfer(&src, &dst).wait().unwrap();
+    setup.manager.copy(&src, &dst).wait().unwrap();
     setup.tests[0].sim().unwrap().fail_call(Some("cuMemcpyPeerAsync"), 1, UNKNOWN);
-    let error = setup.manager.transfer(&src, &dst).wait().unwrap_err();
+    let error = setup.manager.copy(&src, &dst).wait().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Device);
     assert!(error.to_string().contains("cuMemcpyPeerAsync"), "{error}");
-    let report = setup.manager.transfer(&src, &dst).wait().unwrap();
+    let report = setup.manager.copy(&src, &dst).wait().unwrap();
     assert_eq!(report.method, TransferMethod::PeerToPeer);
     assert!(setup.content(&dst) == content);
     drop((src, dst));
@@ -149,13 +149,13 @@ fn there_and_back(setup: &Setup, content: &[u8]) -> Result<bool, Error> {
     host.write()?.copy_from_slice(content);
     let (here, there) = (allocate(0, MemoryKind::Device)?, allocate(1, MemoryKind::Device)?);
     let back = allocate(0, MemoryKind::Device)?;
-    let up = setup.manager.transfer(&host, &here);
-    let over = setup.manager.transfer_with(&here, &there, 0, 0, content.len(), &only);
-    let again = setup.manager.transfer_with(&there, &back, 0, 0, content.len(), &only);
+    let up = setup.manager.copy(&host, &here).submit();
+    let over = setup.manager.copy(&here, &there).options(only).submit();
+    let again = setup.manager.copy(&there, &back).options(only).submit();
     let (up, over, again) = (up.wait(), over.wait(), pollster::block_on(again));
     up.and(over).and(again)?;
     host.write()?.fill(0xEE);
-    setup.manager.transfer(&back, &host).wait()?;
+    setup.manager.copy(&back, &host).wait()?;
     Ok(*host.read()? == *content)
 }
 
@@ -207,9 +207,9 @@ fn peer_copies_have_no_race_under_any_of_fifty_seeds() {
         let (here, there, again) =
             (setup.filled(0, &content), setup.on(1, content.len()), setup.on(0, content.len()));
         for _ in 0..3 {
-            drop(setup.manager.transfer(&here, &there));
-            drop(setup.manager.transfer(&there, &again));
-            drop(setup.manager.transfer(&again, &here));
+            drop(setup.manager.copy(&here, &there).submit());
+            drop(setup.manager.copy(&there, &again).submit());
+            drop(setup.manager.copy(&again, &here).submit());
         }
         assert!(setup.content(&here) == content, "seed {seed}");
         drop((here, there, again));

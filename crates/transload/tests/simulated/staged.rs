@@ -37,8 +37,8 @@ fn there_and_back(
     host.write()?.iter_mut().enumerate().for_each(|(index, byte)| *byte = (index % 253) as u8);
     let there = manager.allocate(DeviceId::Cuda(sim.ordinal()), kind, SIZE)?;
     let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, SIZE)?;
-    let up = manager.transfer_with(&host, &there, 0, 0, SIZE, &only);
-    let down = manager.transfer_with(&there, &back, 0, 0, SIZE, &only);
+    let up = manager.copy(&host, &there).options(only).submit();
+    let down = manager.copy(&there, &back).options(only).submit();
     let (down, up) = (pollster::block_on(down), up.wait());
     up.and(down)?;
     let (sent, seen) = (host.read()?, back.read()?);
@@ -84,15 +84,15 @@ fn device_lost_during_staging_is_reported_without_hang() {
     let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 9 << 20).unwrap();
     let there = manager.allocate(device, MemoryKind::Device, 9 << 20).unwrap();
     let only = TransferOptions::new().only(TransferMethod::HostStaged);
-    manager.transfer_with(&host, &there, 0, 0, 9 << 20, &only).wait().unwrap();
+    manager.copy(&host, &there).options(only).wait().unwrap();
     sim.poison(ILLEGAL_ADDRESS);
-    let first = manager.transfer_with(&host, &there, 0, 0, 9 << 20, &only).wait().unwrap_err();
+    let first = manager.copy(&host, &there).options(only).wait().unwrap_err();
     assert_eq!(first.kind(), ErrorKind::DeviceLost, "{first:?}");
-    let later = manager.transfer_with(&there, &host, 0, 0, 100, &only).wait().unwrap_err();
+    let later = manager.copy(&there, &host).options(only).wait().unwrap_err();
     assert_eq!(later.kind(), ErrorKind::DeviceLost, "{later:?}");
     // The host continues.
     let other = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 9 << 20).unwrap();
-    manager.transfer(&host, &other).wait().unwrap();
+    manager.copy(&host, &other).wait().unwrap();
 }
 
 #[test]
@@ -105,14 +105,15 @@ fn staging_continues_with_fewer_buffers_when_out_of_pinned() {
     host.write().unwrap().iter_mut().enumerate().for_each(|(index, byte)| *byte = (index / 7) as u8);
     let there = manager.allocate(device, MemoryKind::Device, 20 << 20).unwrap();
     let only = TransferOptions::new().only(TransferMethod::HostStaged);
-    manager.transfer_with(&host, &there, 0, 0, 1 << 20, &only).wait().unwrap();
+    let part = 1 << 20;
+    manager.copy(&host.slice(..part).unwrap(), &there.slice(..part).unwrap()).options(only).wait().unwrap();
     // From here on no staging buffer can be allocated: each attempt calls the driver twice.
     for nth in 1..40 {
         sim.fail_call(Some("cuMemHostAlloc"), nth, OUT_OF_MEMORY);
     }
-    manager.transfer_with(&host, &there, 0, 0, 20 << 20, &only).wait().unwrap();
+    manager.copy(&host, &there).options(only).wait().unwrap();
     let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 20 << 20).unwrap();
-    manager.transfer_with(&there, &back, 0, 0, 20 << 20, &only).wait().unwrap();
+    manager.copy(&there, &back).options(only).wait().unwrap();
     assert!(*back.read().unwrap() == *host.read().unwrap());
 }
 
@@ -129,9 +130,9 @@ fn devices_without_peer_access_are_staged_automatically() {
     let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, SIZE).unwrap();
     let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, SIZE).unwrap();
     host.write().unwrap().iter_mut().enumerate().for_each(|(index, byte)| *byte = (index % 241) as u8);
-    drop(manager.transfer(&host, &here));
-    let across = manager.transfer(&here, &there);
-    drop(manager.transfer(&there, &back));
+    drop(manager.copy(&host, &here).submit());
+    let across = manager.copy(&here, &there).submit();
+    drop(manager.copy(&there, &back).submit());
     assert_eq!(across.wait().unwrap().method, TransferMethod::HostStaged);
     assert!(*back.read().unwrap() == *host.read().unwrap());
     for sim in [one, two] {

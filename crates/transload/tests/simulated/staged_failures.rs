@@ -47,7 +47,7 @@ impl Setup {
 
     fn staged(&self, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
         let only = TransferOptions::new().only(TransferMethod::HostStaged);
-        self.manager.transfer_with(src, dst, 0, 0, src.len(), &only)
+        self.manager.copy(src, dst).options(only).submit()
     }
 
     /// Asserts that no failure is left unreported.
@@ -83,20 +83,20 @@ fn copy_after_failed_staged_upload_fails() {
         let (host, there, further) = (setup.host(1), setup.there(), setup.there());
         // Warm: of the copies from now on, the second belongs to the transfer.
         setup.staged(&host, &there).wait().unwrap();
-        setup.manager.transfer(&there, &further).wait().unwrap();
+        setup.manager.copy(&there, &further).wait().unwrap();
         let gate = Gate::before(&host);
         setup.sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 2, UNKNOWN);
         let up = setup.staged(&host, &there);
         // Submitting may wait for work that its queue cannot wait for.
         let opener = thread::spawn(move || gate.open());
-        let behind = setup.manager.transfer(&there, &further);
+        let behind = setup.manager.copy(&there, &further).submit();
         opener.join().unwrap();
         let error = up.wait().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Device, "{error}");
         assert_source_failed(&behind.wait().unwrap_err());
         // A successful transfer to both resets them.
         setup.staged(&host, &there).wait().unwrap();
-        setup.manager.transfer(&there, &further).wait().unwrap();
+        setup.manager.copy(&there, &further).wait().unwrap();
         setup.ends([host, there, further]);
     });
 }

@@ -55,9 +55,9 @@ fn round_trip(
     (mapped, there): &(RawBuffer, RawBuffer),
     options: &TransferOptions,
 ) -> Result<TransferReport, Error> {
-    manager.transfer_with(mapped, there, 0, 0, mapped.len(), options).wait()?;
+    manager.copy(mapped, there).options(*options).wait()?;
     mapped.write()?.fill(0);
-    manager.transfer_with(there, mapped, 0, 0, mapped.len(), options).wait()
+    manager.copy(there, mapped).options(*options).wait()
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn share_copy_reports_its_result() {
         let sim = simulated();
         let manager = manager(sim).unwrap();
         let (mapped, there) = pair(&manager, sim, &content).unwrap();
-        manager.transfer(&mapped, &there).wait().unwrap();
+        manager.copy(&mapped, &there).wait().unwrap();
         let shared = manager.share(&there, DeviceId::Cpu).unwrap();
         let arrival = shared.arrival.clone().unwrap();
         assert!(shared.copied);

@@ -34,7 +34,7 @@ impl Cells {
         };
         for buffer in 0..cells.buffers.len() {
             for cell in 0..CELLS {
-                machine.manager.transfer(&zeros, &cells.cell((buffer, cell))).wait().unwrap();
+                machine.manager.copy(&zeros, &cells.cell((buffer, cell))).wait().unwrap();
             }
         }
         cells

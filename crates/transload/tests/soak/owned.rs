@@ -35,7 +35,7 @@ impl Owned {
         } else {
             let part = scratch.slice(..owned.model.len()).unwrap();
             part.write().unwrap().copy_from_slice(&owned.model);
-            drop(machine.manager.transfer(&part, &owned.buffer));
+            drop(machine.manager.copy(&part, &owned.buffer).submit());
         }
         owned
     }
@@ -60,7 +60,7 @@ impl Owned {
             self.compare(&part.read().unwrap(), expected, &range);
         } else {
             let to = scratch.slice(..expected.len()).unwrap();
-            machine.manager.transfer(&part, &to).wait().unwrap();
+            machine.manager.copy(&part, &to).wait().unwrap();
             self.compare(&to.read().unwrap(), expected, &range);
         }
     }

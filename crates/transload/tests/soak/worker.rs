@@ -7,8 +7,8 @@ use std::{
 };
 
 use transload::{
-    ErrorKind, Operation, Pattern, RawBuffer, StreamPriority, Timing, Transfer, TransferMethod,
-    TransferOptions, WorkloadType, submit,
+    DeviceId, ErrorKind, MemoryKind, Operation, Pattern, Place, RawBuffer, StreamPriority, Timing, Transfer,
+    TransferMethod, TransferOptions, WorkloadType, submit,
 };
 
 use crate::{
@@ -158,10 +158,10 @@ impl<'a> Worker<'a> {
         let (src, dst) = self.parts(ends);
         let options = self.options(&src, &dst);
         self.say(number, "transferring", &src, &dst, &options);
-        let mut transfer = self.machine.manager.transfer_with(&src, &dst, 0, 0, src.len(), &options);
+        let mut transfer = self.machine.manager.copy(&src, &dst).options(options).submit();
         if transfer.refusal().is_some_and(|error| error.kind() == ErrorKind::Unsupported) {
             // The planned method turned out to be impossible; let the manager choose.
-            transfer = self.machine.manager.transfer(&src, &dst);
+            transfer = self.machine.manager.copy(&src, &dst).submit();
         }
         assert!(transfer.refusal().is_none(), "{:?}", transfer.refusal());
         self.moved(ends);
@@ -189,25 +189,31 @@ impl<'a> Worker<'a> {
         let options = self.options(&src, &dst);
         self.say(number, "awaiting", &src, &dst, &options);
         let manager = &self.machine.manager;
-        let outcome = pollster::block_on(manager.transfer_async(&src, &dst, 0, 0, src.len(), &options));
+        let outcome = pollster::block_on(manager.copy(&src, &dst).options(options));
         match outcome {
             Ok(report) => assert_eq!(report.bytes, src.len() as u64),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-                manager.transfer(&src, &dst).wait().unwrap();
+                manager.copy(&src, &dst).wait().unwrap();
             }
         }
         self.moved(ends);
     }
 
-    /// Submits without blocking, like a task; gives up if that would block, with no effect.
+    /// Submits without blocking, like a task; gives up if that would block, with no effect unless a thread of the executor
+    /// is submitting it.
     fn polled_once(&mut self, number: u64) {
         let ends = self.ends();
         let (src, dst) = self.parts(ends);
         let options = TransferOptions::new();
         self.say(number, "polling once", &src, &dst, &options);
         let manager = &self.machine.manager;
-        let submitting = pin!(manager.submit_async(&src, &dst, 0, 0, src.len(), &options));
+        let pageable = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+        if [src.place(), dst.place()].contains(&pageable) || src.len() > 64 << 10 {
+            return self.awaited(number);
+        }
+        manager.prepare(src.place(), dst.place(), &options).unwrap();
+        let submitting = pin!(manager.copy(&src, &dst).options(options).submit_async());
         let polled = submitting.poll(&mut Context::from_waker(Waker::noop()));
         if let Poll::Ready(transfer) = polled {
             assert!(transfer.refusal().is_none(), "{:?}", transfer.refusal());
@@ -284,7 +290,7 @@ impl<'a> Worker<'a> {
         let options = self.options(&part, &cell);
         self.say(number, "writing a cell", &part, &cell, &options);
         part.write().unwrap().copy_from_slice(&bytes);
-        let transfer = self.machine.manager.transfer_with(&part, &cell, 0, 0, CELL, &options);
+        let transfer = self.machine.manager.copy(&part, &cell).options(options).submit();
         match transfer.refusal() {
             None => {
                 self.tags.wrote(at, tag);
@@ -302,7 +308,7 @@ impl<'a> Worker<'a> {
         let (at, part) = (self.cells.any(&mut self.random), self.scratch.slice(..CELL).unwrap());
         let cell = self.cells.cell(at);
         self.say(number, "reading a cell", &cell, &part, &TransferOptions::new());
-        let transfer = self.machine.manager.transfer(&cell, &part);
+        let transfer = self.machine.manager.copy(&cell, &part).submit();
         if is_busy(&transfer) {
             self.counts.busy += 1;
             return;

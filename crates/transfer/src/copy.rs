@@ -1,0 +1,259 @@
+//! The one verb: a copy, with whatever else is asked of it.
+
+use std::{
+    fmt,
+    future::{Future, IntoFuture},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use transload_core::{
+    Fence, Queue, RawBuffer, Result, StreamPriority, Timing, Transfer, TransferMethod, TransferReport, Turns,
+    WorkloadType,
+};
+
+use crate::{
+    CrossBackendTransferManager, Plan, TransferOptions,
+    manager::{Attempt, Request, TaskTurns},
+};
+
+/// A copy of all of one buffer over all of another, not yet submitted. [`submit`](Self::submit) it, [`wait`](Self::wait) for it, or
+/// `.await` it. To copy a part, slice the buffers.
+///
+/// ```
+/// # use transload_backend_cpu::CpuBackend;
+/// # use transload_core::{DeviceId, MemoryKind, StreamPriority};
+/// # use transload_transfer::CrossBackendTransferManager;
+/// # let manager = CrossBackendTransferManager::new();
+/// # manager.register_backend(CpuBackend::new()?)?;
+/// # let src = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 4096)?;
+/// # let dst = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 4096)?;
+/// let report = manager.copy(&src, &dst).priority(StreamPriority::High).wait()?;
+/// println!("{report}");
+/// # Ok::<(), transload_core::Error>(())
+/// ```
+#[must_use = "nothing is copied before `submit`, `wait` or `.await`"]
+#[derive(Clone)]
+pub struct Copy<'a> {
+    manager: &'a CrossBackendTransferManager,
+    src: &'a RawBuffer,
+    dst: &'a RawBuffer,
+    options: TransferOptions,
+    after: Vec<Fence>,
+    queue: Option<&'a dyn SharedQueue>,
+}
+
+/// The end of a copy, as an awaited [`Copy`] gives it. It owns what it needs.
+pub type CopyFuture = Pin<Box<dyn Future<Output = Result<TransferReport>> + Send + 'static>>;
+
+/// A queue of which clones are handles.
+trait SharedQueue: Queue {
+    fn share(&self) -> Arc<dyn Queue>;
+}
+
+impl<Q: Queue + Clone> SharedQueue for Q {
+    fn share(&self) -> Arc<dyn Queue> {
+        Arc::new(self.clone())
+    }
+}
+
+impl CrossBackendTransferManager {
+    /// A copy of all of `src` over all of `dst`, which must have equal lengths.
+    #[inline]
+    pub fn copy<'a>(&'a self, src: &'a RawBuffer, dst: &'a RawBuffer) -> Copy<'a> {
+        let options = TransferOptions::new();
+        Copy { manager: self, src, dst, options, after: Vec::new(), queue: None }
+    }
+}
+
+impl<'a> Copy<'a> {
+    /// Enqueues it on this stream: after everything enqueued there before, and before everything enqueued there later. A method
+    /// that works on several queues is [rejected](transload_core::RejectReason::NotOnQueue) then; the stream's own priority and
+    /// workload count.
+    pub fn on<Q: Queue + Clone>(mut self, stream: &'a Q) -> Self {
+        self.queue = Some(stream);
+        self
+    }
+
+    /// The bytes move after this fence, whether its work succeeds or fails. May be called several times.
+    pub fn after(mut self, fence: &Fence) -> Self {
+        self.after.push(fence.clone());
+        self
+    }
+
+    /// See [`TransferOptions::priority`].
+    pub fn priority(mut self, priority: StreamPriority) -> Self {
+        self.options = self.options.priority(priority);
+        self
+    }
+
+    /// See [`TransferOptions::workload`].
+    pub fn workload(mut self, workload: WorkloadType) -> Self {
+        self.options = self.options.workload(workload);
+        self
+    }
+
+    /// Takes this method or none; see [`TransferOptions::only`].
+    pub fn method(mut self, method: TransferMethod) -> Self {
+        self.options = self.options.only(method);
+        self
+    }
+
+    /// Does not take this method.
+    pub fn forbid(mut self, method: TransferMethod) -> Self {
+        self.options = self.options.forbid(method);
+        self
+    }
+
+    /// See [`TransferOptions::timing`].
+    pub fn timing(mut self, timing: Timing) -> Self {
+        self.options = self.options.timing(timing);
+        self
+    }
+
+    /// Replaces all options set so far.
+    pub fn options(mut self, options: TransferOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// What it would do: nothing is moved and no queue is leased.
+    ///
+    /// # Errors
+    /// As for [`CrossBackendTransferManager::plan`].
+    pub fn plan(&self) -> Result<Plan> {
+        let queue = self.queue.map(|queue| queue.device());
+        let bytes = self.src.len() as u64;
+        self.manager.plan_on(self.src.place(), self.dst.place(), bytes, &self.options, queue)
+    }
+
+    /// Submits it. Blocks the thread only where the bytes wait for work that the transfer's queue cannot wait for by itself: that
+    /// of another backend. What is wrong with it is told by the [`Transfer`], as is how it went.
+    ///
+    /// # Errors
+    /// By the transfer, as for [`CrossBackendTransferManager::transfer_buffer`];
+    /// [`ErrorKind::InvalidArgument`](transload_core::ErrorKind::InvalidArgument) for unequal lengths.
+    #[inline]
+    pub fn submit(self) -> Transfer {
+        self.manager.start(self.src, self.dst, &self.request())
+    }
+
+    /// Submits it, and blocks the thread until the bytes are in place.
+    ///
+    /// # Errors
+    /// As for [`submit`](Self::submit).
+    #[inline]
+    pub fn wait(self) -> Result<TransferReport> {
+        self.submit().wait()
+    }
+
+    /// Like [`submit`](Self::submit) for a task: ready once the transfer is submitted, or refused. Transfers that are submitted one
+    /// after another take effect in that order where they touch common bytes; two futures that are polled concurrently are in
+    /// no order. Dropped before it is ready, nothing has happened and nothing is held, except that a thread of the executor may be
+    /// submitting it just then.
+    ///
+    /// Blocks no thread and takes little of the caller's: a copy that its thread or the driver would do meanwhile, and whatever the
+    /// first transfer of a path has to set up, is done by a thread of the executor.
+    pub fn submit_async(self) -> impl Future<Output = Transfer> + Send + 'static {
+        let Self { manager, src, dst, options, after, queue } = self;
+        let owned = Owned {
+            manager: manager.clone(),
+            src: src.clone(),
+            dst: dst.clone(),
+            options,
+            after,
+            queue: queue.map(SharedQueue::share),
+            turns: Turns::default(),
+        };
+        owned.submit()
+    }
+
+    #[inline]
+    fn request(&self) -> Request<'_> {
+        Request { options: self.options, after: &self.after, queue: self.queue.map(|queue| queue as _) }
+    }
+}
+
+/// A copy that a task submits.
+struct Owned {
+    manager: CrossBackendTransferManager,
+    src: RawBuffer,
+    dst: RawBuffer,
+    options: TransferOptions,
+    after: Vec<Fence>,
+    queue: Option<Arc<dyn Queue>>,
+    turns: Turns,
+}
+
+/// Tells a submission that has not begun that nobody wants it any more.
+struct SetOnDrop(Arc<AtomicBool>);
+
+impl Drop for SetOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Owned {
+    fn attempt(&self, may_be_slow: bool) -> Attempt {
+        let request = Request { options: self.options, after: &self.after, queue: self.queue.as_deref() };
+        let task = TaskTurns { turns: &self.turns, may_be_slow };
+        self.manager.attempt(&self.src, &self.dst, &request, Some(&task))
+    }
+
+    async fn submit(self) -> Transfer {
+        let mut copy = self;
+        loop {
+            let attempt = match copy.attempt(false) {
+                Attempt::Slow => {
+                    let context = Arc::clone(&copy.manager.context);
+                    let dropped = Arc::new(AtomicBool::new(false));
+                    let seen = Arc::clone(&dropped);
+                    let attempt = move || match seen.load(Ordering::Relaxed) {
+                        true => (Attempt::Slow, copy),
+                        false => (copy.attempt(true), copy),
+                    };
+                    let _sets = SetOnDrop(dropped);
+                    match context.executor.spawn_blocking(&context.submitting, attempt).await {
+                        Ok((attempt, same)) => {
+                            copy = same;
+                            attempt
+                        }
+                        Err(error) => return Transfer::refused_with(error, context),
+                    }
+                }
+                attempt => attempt,
+            };
+            match attempt {
+                Attempt::Started(transfer) => return transfer,
+                Attempt::Blocked(blocked) => blocked.await,
+                Attempt::Slow => {}
+            }
+        }
+    }
+}
+
+impl IntoFuture for Copy<'_> {
+    type Output = Result<TransferReport>;
+    type IntoFuture = CopyFuture;
+
+    fn into_future(self) -> CopyFuture {
+        let submitted = self.submit_async();
+        Box::pin(async move { submitted.await.await })
+    }
+}
+
+impl fmt::Debug for Copy<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Copy")
+            .field("src", self.src)
+            .field("dst", self.dst)
+            .field("options", &self.options)
+            .field("after", &self.after)
+            .field("on", &self.queue.map(|queue| queue.device()))
+            .finish()
+    }
+}

@@ -1,0 +1,47 @@
+//! What the first transfer of a path has to set up, done beforehand.
+
+use transload_core::{Backend, Place, Result, StreamPriority, TransferMethod, TransferPath, WorkloadType};
+
+use crate::{CrossBackendTransferManager, TransferOptions};
+
+impl CrossBackendTransferManager {
+    /// Prepares every method that `options` allow for transfers from `src` to `dst`: creates contexts and queues, loads
+    /// kernels, enables and verifies peers, starts threads. The first call blocks for up to some hundred milliseconds.
+    /// Optional: without it the first transfer does this.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownDevice`](transload_core::ErrorKind::UnknownDevice);
+    /// [`ErrorKind::DeviceLost`](transload_core::ErrorKind::DeviceLost) with the first cause, if a device was lost earlier; the
+    /// backend's. A method that turns out not to apply is no error: it is not used from then on.
+    pub fn prepare(&self, src: Place, dst: Place, options: &TransferOptions) -> Result<()> {
+        let path = TransferPath::new(src, dst);
+        let mut cache = self.registry.route_cache();
+        let routes = cache.routes(&self.registry, path)?;
+        if !transload_core::mutant!("transfer/prepare-of-lost-device") {
+            self.context.lost.check([src.device, dst.device, src.device])?;
+        }
+        for candidate in routes.candidates.iter().filter(|candidate| options.allows(candidate.method())) {
+            if self.registry.prepare(path, candidate).is_err() {
+                continue;
+            }
+            let method = &candidate.method;
+            method.start()?;
+            let staged =
+                [TransferMethod::HostStaged, TransferMethod::UnifiedMemory].contains(&candidate.method());
+            let lease = if staged { Backend::lease_reserved_queue } else { Backend::lease_queue };
+            let usual = if method.is_in_place() { WorkloadType::Compute } else { WorkloadType::Memory };
+            let (priority, workload) = (options.priority, options.workload.unwrap_or(usual));
+            let route = &candidate.route;
+            if route.stages_in_place && priority == StreamPriority::High {
+                // Without the kernel the copy engine does it.
+                let _not_taken = route.backend.prepare_in_place(route.lane);
+            }
+            drop(lease(&*route.backend, route.lane, priority, workload)?);
+            if let Some((backend, device)) = &route.second {
+                drop(lease(&**backend, *device, priority, workload)?);
+            }
+            candidate.warm_up(priority);
+        }
+        Ok(())
+    }
+}
