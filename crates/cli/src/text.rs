@@ -57,7 +57,7 @@ pub(crate) fn parse_place(text: &str) -> Result<Place, String> {
 pub(crate) fn parse_kind(text: &str) -> Result<MemoryKind, String> {
     MemoryKind::ALL.into_iter().find(|kind| kind.to_string() == text).ok_or_else(|| {
         let valid = MemoryKind::ALL.map(|kind| kind.to_string());
-        format!("no kind of memory; valid are {}", valid.join(", "))
+        format!("no kind of memory; expected {}", valid.join(", "))
     })
 }
 
@@ -79,7 +79,7 @@ fn valid_kinds(device: DeviceId) -> &'static [MemoryKind] {
 fn no_such_kind(device: DeviceId) -> String {
     let valid = valid_kinds(device).iter().map(|kind| Place::new(device, *kind).to_string());
     let valid: Vec<_> = valid.collect();
-    format!("{device} has no such kind of memory; valid are {}", valid.join(", "))
+    format!("{device} has no such kind of memory; expected {}", valid.join(", "))
 }
 
 /// Formats a size: exact if below 1 KiB, else in the largest unit that leaves digits before the point.

@@ -66,12 +66,12 @@ fn unknown_devices_and_malformed_arguments_list_valid_ones() {
     let path = path.as_str();
     transload(&["copy", path, "--to", "cuda:0"]).failed(3, &["there is no device cuda:0"]);
     for device in ["gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:1", "CUDA:0", ""] {
-        transload(&["copy", path, "--to", device]).failed(2, &["valid are cpu, cuda:N"]);
+        transload(&["copy", path, "--to", device]).failed(2, &["expected cpu, cuda:N"]);
     }
     transload(&["copy", path, "--to", "cuda:0/pinned"])
-        .failed(2, &["valid are cuda:0/device, cuda:0/unified"]);
+        .failed(2, &["expected cuda:0/device, cuda:0/unified"]);
     transload(&["plan", "cpu/device", "cpu", "1"])
-        .failed(2, &["valid are cpu/pageable, cpu/pinned, cpu/mapped"]);
+        .failed(2, &["expected cpu/pageable, cpu/pinned, cpu/mapped"]);
     for size in ["0", "-1", "1.5MiB", "4K", "many", "99999999999999999999", "17179869184GiB"] {
         transload(&["plan", "cpu", "cpu", "--", size]).failed(2, &["a size is"]);
         transload(&["copy", path, "--to", "cpu", &format!("--chunk={size}")]).failed(2, &["a size is"]);

@@ -163,6 +163,6 @@ fn place_without_kind_uses_default_of_its_device() {
         "cpu/pinned/x",
     ];
     for text in wrong {
-        transload(&["plan", text, "cpu", "1"]).failed(2, &["valid are"]);
+        transload(&["plan", text, "cpu", "1"]).failed(2, &["expected"]);
     }
 }

@@ -79,8 +79,8 @@ fn invalid_places_are_refused_with_valid_ones() {
     transload(&["load", &file, "--to", "cuda:0"]).failed(3, &["there is no device cuda:0"]);
     transload(&["load", &file]).failed(2, &["--to"]);
     transload(&["load", &file, "--to", "cpu", "--kind", "device"])
-        .failed(2, &["--kind", "valid are cpu/pageable"]);
-    transload(&["load", &file, "--to", "cpu", "--kind", "fast"]).failed(2, &["valid are pageable, pinned"]);
+        .failed(2, &["--kind", "expected cpu/pageable"]);
+    transload(&["load", &file, "--to", "cpu", "--kind", "fast"]).failed(2, &["expected pageable, pinned"]);
     transload(&["load", &file, "--to", "cpu", "--chunk", "0"]).failed(2, &["a size is"]);
     let text = transload(&["load", "--help"]).succeeded();
     assert!(text.contains("Exit codes:") && text.contains("--checksum"), "{text}");
