@@ -153,7 +153,7 @@ fn a_device_that_lacks_managed_access_gets_no_pages() {
         let forced = UnifiedBuffer::<u8>::new_with_mode(&memory, queue, 10, UnifiedMode::Managed);
         let error = forced.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.to_string().contains("valid is the mode explicit"), "{error}");
+        assert!(error.to_string().contains("use the mode explicit"), "{error}");
         drop(memory);
         drop(device);
         assert!(older.live_objects().is_empty() && newer.live_objects().is_empty());
