@@ -8,8 +8,8 @@ use std::{
 
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage, PathCost, Place,
-    QueueLease, RawBuffer, Reclaimer, ResourceCounts, Result, SharedBuffer, StreamPriority, WorkloadType,
-    host_memory,
+    Pod, QueueLease, RawBuffer, Reclaimer, ResourceCounts, Result, SharedBuffer, StreamPriority,
+    WorkloadType, host_memory,
 };
 use transload_executor::Executor;
 
@@ -57,15 +57,15 @@ impl CpuBackend {
         }
     }
 
-    /// Creates a writable buffer that owns a vector's bytes, without a copy. An empty vector gives an empty buffer.
+    /// Creates a writable buffer that owns a vector's elements, without a copy. An empty vector gives an empty buffer.
     #[must_use]
-    pub fn wrap_vec(&self, mut bytes: Vec<u8>) -> RawBuffer {
-        let len = bytes.len();
-        // A vector's pointer is never null, and does not change when the vector is moved.
-        let address = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
-        // SAFETY: the vector keeps its `len` initialised bytes at this address until it is dropped; there is no other
-        // reference to them.
-        let storage = unsafe { counted_storage(bytes, address, len, true, &self.counters) };
+    pub fn wrap_vec<T: Pod>(&self, mut elements: Vec<T>) -> RawBuffer {
+        let len = size_of_val(elements.as_slice());
+        // A vector's pointer is never null, and stays the same when the vector is moved.
+        let address = NonNull::new(elements.as_mut_ptr()).unwrap_or(NonNull::dangling()).cast();
+        // SAFETY: the vector keeps its `len` initialised bytes at this address until it is dropped; there is no
+        // other reference to them.
+        let storage = unsafe { counted_storage(PodVec(elements), address, len, true, &self.counters) };
         RawBuffer::new(storage, &self.reclaimer)
     }
 
@@ -83,18 +83,22 @@ impl CpuBackend {
         RawBuffer::new(storage, &self.reclaimer)
     }
 
-    /// Creates a buffer of `len` bytes over foreign memory, which it never frees. It is counted while any operation may
-    /// use it.
+    /// Creates a buffer over `len` bytes of an owner, which is dropped once every clone and slice of the buffer was dropped and
+    /// no operation uses them. The owner `()` frees nothing. The buffer is counted while it lives.
     ///
     /// # Safety
-    /// * `len` bytes at `address` must be initialised, readable and writable until every clone and slice of the buffer is
-    /// dropped and no operation uses them ([`Backend::drain`] waits for that).
-    /// * Until then they must not be accessed in conflict with the buffer's views and operations; a second buffer over
-    ///   the same bytes is not ordered with this one.
+    /// * `len` bytes at `address` must be initialised, readable and writable until the owner is dropped. Without an owner, until
+    ///   every clone and slice of the buffer was dropped and no operation uses them ([`Backend::drain`] waits for that).
+    /// * The address must not change when the owner is moved.
+    /// * Until then they must not be accessed in conflict with the buffer's views and operations; a second buffer over the
+    ///   same bytes is not ordered with this one.
     #[must_use]
-    pub unsafe fn wrap_raw(&self, address: NonNull<u8>, len: usize) -> RawBuffer {
+    pub unsafe fn wrap_raw<O>(&self, owner: O, address: NonNull<u8>, len: usize) -> RawBuffer
+    where
+        O: Send + Sync + 'static,
+    {
         // SAFETY: the caller's promise.
-        let storage = unsafe { counted_storage((), address, len, true, &self.counters) };
+        let storage = unsafe { counted_storage(owner, address, len, true, &self.counters) };
         RawBuffer::new(storage, &self.reclaimer)
     }
 
@@ -108,6 +112,14 @@ impl CpuBackend {
         Error::out_of_memory(Place::new(DeviceId::Cpu, MemoryKind::Pageable), shortage)
     }
 }
+
+/// Owns elements, and only frees them.
+struct PodVec<T>(#[expect(dead_code, reason = "kept alive")] Vec<T>);
+
+// SAFETY: elements without a destructor are memory to be freed, which any thread may do.
+unsafe impl<T: Pod> Send for PodVec<T> {}
+// SAFETY: nothing is reachable through a shared reference.
+unsafe impl<T: Pod> Sync for PodVec<T> {}
 
 impl Backend for CpuBackend {
     fn name(&self) -> &'static str {

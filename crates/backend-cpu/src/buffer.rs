@@ -1,13 +1,9 @@
 //! Typed buffers of host memory.
 
-use std::{
-    fmt,
-    marker::PhantomData,
-    ops::{Deref, DerefMut},
-};
+use std::{fmt, marker::PhantomData};
 
 use transload_core::{
-    Backend, Buffer, DeviceId, Error, ErrorKind, HostView, HostViewMut, MemoryKind, Pod, RawBuffer, Result,
+    Backend, Buffer, DeviceId, Error, ErrorKind, MemoryKind, Pod, RawBuffer, ReadGuard, Result, WriteGuard,
     check_same_len,
 };
 
@@ -16,22 +12,22 @@ use crate::CpuBackend;
 /// `len` elements of `T` in host memory. Clones share the bytes. Usable from any thread.
 ///
 /// ```
-/// use transload_backend_cpu::{CpuBackend, HostBuffer};
+/// use transload_backend_cpu::{CpuBackend, CpuBuffer};
 /// use transload_core::Buffer;
 ///
 /// let backend = CpuBackend::new()?;
-/// let buffer = HostBuffer::<u32>::new(&backend, 4)?;
+/// let buffer = CpuBuffer::<u32>::new(&backend, 4)?;
 /// buffer.fill(7)?;
 /// buffer.write()?[0] = 1;
 /// assert_eq!(*buffer.read()?, [1, 7, 7, 7]);
 /// # Ok::<(), transload_core::Error>(())
 /// ```
-pub struct HostBuffer<T: Pod> {
+pub struct CpuBuffer<T: Pod> {
     raw: RawBuffer,
     elements: PhantomData<fn() -> T>,
 }
 
-impl<T: Pod> HostBuffer<T> {
+impl<T: Pod> CpuBuffer<T> {
     /// Allocates `len` elements (at least 1), all bytes zero.
     ///
     /// # Errors
@@ -83,32 +79,32 @@ impl<T: Pod> HostBuffer<T> {
     ///
     /// # Errors
     /// Those of [`RawBuffer::read`].
-    pub fn read(&self) -> Result<HostSlice<'_, T>> {
-        self.raw.read().map(|view| HostSlice { view, elements: PhantomData })
+    pub fn read(&self) -> Result<ReadGuard<'_, T>> {
+        ReadGuard::new(self.raw.read()?)
     }
 
     /// Like [`read`](Self::read), but returns [`ErrorKind::Busy`] instead of blocking.
     ///
     /// # Errors
     /// Those of [`RawBuffer::try_read`].
-    pub fn try_read(&self) -> Result<HostSlice<'_, T>> {
-        self.raw.try_read().map(|view| HostSlice { view, elements: PhantomData })
+    pub fn try_read(&self) -> Result<ReadGuard<'_, T>> {
+        ReadGuard::new(self.raw.try_read()?)
     }
 
     /// Opens a view for writing. Blocks until operations that use the elements are complete.
     ///
     /// # Errors
     /// Those of [`RawBuffer::write`].
-    pub fn write(&self) -> Result<HostSliceMut<'_, T>> {
-        self.raw.write().map(|view| HostSliceMut { view, elements: PhantomData })
+    pub fn write(&self) -> Result<WriteGuard<'_, T>> {
+        WriteGuard::new(self.raw.write()?)
     }
 
     /// Like [`write`](Self::write), but returns [`ErrorKind::Busy`] instead of blocking.
     ///
     /// # Errors
     /// Those of [`RawBuffer::try_write`].
-    pub fn try_write(&self) -> Result<HostSliceMut<'_, T>> {
-        self.raw.try_write().map(|view| HostSliceMut { view, elements: PhantomData })
+    pub fn try_write(&self) -> Result<WriteGuard<'_, T>> {
+        WriteGuard::new(self.raw.try_write()?)
     }
 }
 
@@ -124,21 +120,19 @@ fn check_element<T>() -> Result<()> {
     Ok(())
 }
 
-impl<T: Pod> Buffer<T> for HostBuffer<T> {
+impl<T: Pod> Buffer<T> for CpuBuffer<T> {
     fn raw(&self) -> &RawBuffer {
         &self.raw
     }
 
     fn fill(&self, value: T) -> Result<()> {
-        let view = self.raw.overwrite()?;
-        HostSliceMut { view, elements: PhantomData }.fill(value);
+        WriteGuard::new(self.raw.overwrite()?)?.fill(value);
         Ok(())
     }
 
     fn copy_from_host(&self, source: &[T]) -> Result<()> {
         check_same_len(self.len(), source.len())?;
-        let view = self.raw.overwrite()?;
-        HostSliceMut { view, elements: PhantomData }.copy_from_slice(source);
+        WriteGuard::new(self.raw.overwrite()?)?.copy_from_slice(source);
         Ok(())
     }
 
@@ -149,52 +143,14 @@ impl<T: Pod> Buffer<T> for HostBuffer<T> {
     }
 }
 
-impl<T: Pod> Clone for HostBuffer<T> {
+impl<T: Pod> Clone for CpuBuffer<T> {
     fn clone(&self) -> Self {
         Self { raw: self.raw.clone(), elements: PhantomData }
     }
 }
 
-impl<T: Pod> fmt::Debug for HostBuffer<T> {
+impl<T: Pod> fmt::Debug for CpuBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HostBuffer<{}>({:?})", std::any::type_name::<T>(), self.raw)
-    }
-}
-
-/// A view for reading. While it is open, operations that would write the elements return [`ErrorKind::Busy`].
-#[derive(Debug)]
-pub struct HostSlice<'a, T> {
-    view: HostView<'a>,
-    elements: PhantomData<&'a [T]>,
-}
-
-/// A view for writing. While it is open, operations that would use the elements return [`ErrorKind::Busy`].
-#[derive(Debug)]
-pub struct HostSliceMut<'a, T> {
-    view: HostViewMut<'a>,
-    elements: PhantomData<&'a mut [T]>,
-}
-
-// `HostBuffer::from_raw` checked length and alignment, so the casts below never fail.
-
-impl<T: Pod> Deref for HostSlice<'_, T> {
-    type Target = [T];
-
-    fn deref(&self) -> &[T] {
-        bytemuck::try_cast_slice(&self.view).unwrap_or_default()
-    }
-}
-
-impl<T: Pod> Deref for HostSliceMut<'_, T> {
-    type Target = [T];
-
-    fn deref(&self) -> &[T] {
-        bytemuck::try_cast_slice(&self.view).unwrap_or_default()
-    }
-}
-
-impl<T: Pod> DerefMut for HostSliceMut<'_, T> {
-    fn deref_mut(&mut self) -> &mut [T] {
-        bytemuck::try_cast_slice_mut(&mut self.view).unwrap_or_default()
+        write!(f, "CpuBuffer<{}>({:?})", std::any::type_name::<T>(), self.raw)
     }
 }

@@ -9,14 +9,14 @@
 //! Every item may be used from any thread.
 //!
 //! ```
-//! use transload_backend_cpu::{CpuBackend, HostBuffer};
+//! use transload_backend_cpu::{CpuBackend, CpuBuffer};
 //! use transload_core::{
 //!     Backend, Buffer, DeviceId, Operation, StreamPriority, Timing, WorkloadType, submit,
 //! };
 //!
 //! let backend = CpuBackend::new()?;
-//! let src = HostBuffer::from_slice(&backend, &[1.0_f32, 2.0, 3.0])?;
-//! let dst = HostBuffer::<f32>::new(&backend, 3)?;
+//! let src = CpuBuffer::from_slice(&backend, &[1.0_f32, 2.0, 3.0])?;
+//! let dst = CpuBuffer::<f32>::new(&backend, 3)?;
 //! let queue = backend.lease_queue(DeviceId::Cpu, StreamPriority::Normal, WorkloadType::Memory)?;
 //!
 //! let fence = submit(&*queue, &Operation::Copy { src: src.raw(), dst: dst.raw() }, Timing::Off)?;
@@ -45,5 +45,5 @@ mod queued_op;
 mod storage;
 
 pub use backend::CpuBackend;
-pub use buffer::{HostBuffer, HostSlice, HostSliceMut};
+pub use buffer::CpuBuffer;
 pub use builder::CpuBackendBuilder;

@@ -28,6 +28,7 @@ mod submit;
 mod sync;
 
 pub use buffer::buffer_id::BufferId;
+pub use buffer::guards::{ReadGuard, WriteGuard};
 pub use buffer::host_bytes::HostBytes;
 pub use buffer::host_view::{HostView, HostViewMut};
 pub use buffer::loan::Loan;

@@ -23,11 +23,11 @@ fn main() {
         "backend-cpu",
         false,
         r#"
-use transload_backend_cpu::{CpuBackend, HostBuffer};
+use transload_backend_cpu::{CpuBackend, CpuBuffer};
 fn main() {
     use transload_core::Buffer;
     let backend = CpuBackend::new().unwrap();
-    let buffer = HostBuffer::<f32>::new(&backend, 100).unwrap();
+    let buffer = CpuBuffer::<f32>::new(&backend, 100).unwrap();
     buffer.fill(1.5).unwrap();
     let mut back = [0.0; 100];
     buffer.copy_to_host(&mut back).unwrap();

@@ -93,7 +93,7 @@ fn rows(backend: &CpuBackend) {
 fn batches(backend: &CpuBackend) {
     for (count, bytes) in [(0, 1), (1, 5), (7, 1000), (64, 4096), (9, 700_001)] {
         let src = backend.wrap_vec(noise(3, count * bytes));
-        let dst = backend.wrap_vec(vec![0; count * bytes]);
+        let dst = backend.wrap_vec(vec![0_u8; count * bytes]);
         let part = |buffer: &transload_core::RawBuffer, index: usize| {
             buffer.slice(index * bytes..(index + 1) * bytes).unwrap()
         };

@@ -38,7 +38,7 @@ fn elements_of_any_size_fill_exactly_their_bytes() {
 fn misfit_elements_are_refused_and_none_completes() {
     let backend = backend(2, 1 << 20);
     let queue = lease(&backend);
-    let buffer = backend.wrap_vec(vec![1; 100]);
+    let buffer = backend.wrap_vec(vec![1_u8; 100]);
     for element in [&[0; 0][..], &[0; 3], &[0; 16], &[0; 101]] {
         let error = fill(&*queue, &buffer, element).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");

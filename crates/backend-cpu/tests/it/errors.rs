@@ -1,6 +1,6 @@
 //! Invalid requests are refused with a kind, and a text that says what would be valid.
 
-use transload_backend_cpu::{CpuBackend, HostBuffer};
+use transload_backend_cpu::{CpuBackend, CpuBuffer};
 use transload_core::{
     Backend, Buffer, DeviceId, Error, ErrorKind, MemoryKind, Operation, Pattern, Pitched, Place, Pod, Result,
     Retry, StreamPriority, Timing, TransferMethod, WorkloadType, submit,
@@ -48,15 +48,15 @@ fn typed_buffer_refuses_bad_length_or_alignment() {
     unsafe impl Pod for Wide {}
 
     let backend = backend(1, usize::MAX);
-    assert_eq!(refused(HostBuffer::<u64>::new(&backend, usize::MAX)).kind(), ErrorKind::OutOfRange);
-    assert_eq!(refused(HostBuffer::<u64>::new(&backend, 0)).kind(), ErrorKind::InvalidArgument);
-    assert_eq!(refused(HostBuffer::<()>::new(&backend, 1)).kind(), ErrorKind::InvalidArgument);
-    assert_eq!(refused(HostBuffer::<Wide>::new(&backend, 1)).kind(), ErrorKind::InvalidArgument);
+    assert_eq!(refused(CpuBuffer::<u64>::new(&backend, usize::MAX)).kind(), ErrorKind::OutOfRange);
+    assert_eq!(refused(CpuBuffer::<u64>::new(&backend, 0)).kind(), ErrorKind::InvalidArgument);
+    assert_eq!(refused(CpuBuffer::<()>::new(&backend, 1)).kind(), ErrorKind::InvalidArgument);
+    assert_eq!(refused(CpuBuffer::<Wide>::new(&backend, 1)).kind(), ErrorKind::InvalidArgument);
     let raw = allocate(&backend, 65);
-    assert_eq!(refused(HostBuffer::<u64>::from_raw(raw.clone())).kind(), ErrorKind::InvalidArgument);
+    assert_eq!(refused(CpuBuffer::<u64>::from_raw(raw.clone())).kind(), ErrorKind::InvalidArgument);
     let shifted = raw.slice(1..).unwrap();
-    assert_eq!(refused(HostBuffer::<u64>::from_raw(shifted)).kind(), ErrorKind::InvalidArgument);
-    let four = HostBuffer::from_slice(&backend, &[1_u16, 2, 3, 4]).unwrap();
+    assert_eq!(refused(CpuBuffer::<u64>::from_raw(shifted)).kind(), ErrorKind::InvalidArgument);
+    let four = CpuBuffer::from_slice(&backend, &[1_u16, 2, 3, 4]).unwrap();
     assert_eq!(refused(four.copy_from_host(&[1])).kind(), ErrorKind::InvalidArgument);
     assert_eq!(refused(four.copy_to_host(&mut [0; 5])).kind(), ErrorKind::InvalidArgument);
 }

@@ -124,7 +124,7 @@ fn raw_memory_is_used_and_not_freed() {
     let mut bytes = vec![1_u8; 200_000];
     let address = std::ptr::NonNull::new(bytes.as_mut_ptr()).unwrap();
     // SAFETY: `bytes` outlives the buffer and the work on it, and is not touched meanwhile.
-    let buffer = unsafe { backend.wrap_raw(address, bytes.len()) };
+    let buffer = unsafe { backend.wrap_raw((), address, bytes.len()) };
     let queue = lease(&backend);
     submit(&*queue, &Operation::Fill { dst: &buffer, pattern: Pattern::U8(2) }, Timing::Off).unwrap();
     drop((buffer, queue));

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use transload_backend_cpu::HostBuffer;
+use transload_backend_cpu::CpuBuffer;
 use transload_core::{Buffer, ErrorKind, Operation, Pattern, Timing, submit};
 
 use crate::{allocate, backend, gate::Gate, lease};
@@ -11,7 +11,7 @@ use crate::{allocate, backend, gate::Gate, lease};
 fn try_read_in_flight_is_busy_and_read_waits() {
     let backend = backend(1, usize::MAX);
     let gate = Gate::new();
-    let buffer = HostBuffer::<u32>::new(&backend, 100_000).unwrap();
+    let buffer = CpuBuffer::<u32>::new(&backend, 100_000).unwrap();
     let queue = lease(&backend);
     submit(&gate, &Operation::Fill { dst: buffer.raw(), pattern: Pattern::U8(0) }, Timing::Off).unwrap();
     let fill = Operation::Fill { dst: buffer.raw(), pattern: Pattern::U32(77) };
@@ -49,7 +49,7 @@ fn open_view_refuses_operations_until_closed() {
 #[test]
 fn typed_buffers_fill_and_copy_both_ways() {
     let backend = backend(1, usize::MAX);
-    let buffer = HostBuffer::from_slice(&backend, &[[1.5_f32; 3], [2.5; 3]]).unwrap();
+    let buffer = CpuBuffer::from_slice(&backend, &[[1.5_f32; 3], [2.5; 3]]).unwrap();
     let dynamic: &dyn Buffer<[f32; 3]> = &buffer;
     assert_eq!(dynamic.len(), 2);
     let mut out = [[0.0; 3]; 2];

@@ -48,7 +48,7 @@ fn registrations_stay_within_configured_limit() {
         .with_registration_limit(1 << 20);
     let cuda = transload_backend_cuda::CudaBackend::open(&config).unwrap();
     let cpu = CpuBackend::new().unwrap();
-    let buffer = cpu.wrap_vec(vec![0; 2 << 20]);
+    let buffer = cpu.wrap_vec(vec![0_u8; 2 << 20]);
     let error = cuda.register(&buffer).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     assert_eq!(error.memory_shortage().unwrap().total, Some(1 << 20));

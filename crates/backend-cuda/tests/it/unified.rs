@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 
-use transload_backend_cpu::{CpuBackend, HostBuffer};
+use transload_backend_cpu::{CpuBackend, CpuBuffer};
 use transload_backend_cuda::{Role, UnifiedMode};
 use transload_core::{
     Backend, Buffer, DeviceId, ErrorKind, MemoryAdvice, MemoryKind, Operation, Pattern, Pod, StreamPriority,
@@ -43,7 +43,7 @@ fn generic_code_runs_on_every_buffer_type() {
         let here = DeviceId::Cuda(ordinal);
         let explicit = cuda.allocate_unified_as::<T>(ordinal, LEN, UnifiedMode::Explicit).unwrap();
         let buffers: [(Box<dyn Buffer<T>>, DeviceId, MemoryKind); 4] = [
-            (Box::new(HostBuffer::<T>::new(&cpu, LEN).unwrap()), DeviceId::Cpu, MemoryKind::Pageable),
+            (Box::new(CpuBuffer::<T>::new(&cpu, LEN).unwrap()), DeviceId::Cpu, MemoryKind::Pageable),
             (Box::new(cuda.create_buffer::<T>(ordinal, LEN).unwrap()), here, MemoryKind::Device),
             (Box::new(cuda.allocate_unified::<T>(ordinal, LEN).unwrap()), here, MemoryKind::Unified),
             (Box::new(explicit), here, MemoryKind::Unified),

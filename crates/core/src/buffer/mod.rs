@@ -1,6 +1,7 @@
 //! Memory and views of it: buffers, host views, loans, and what happens to memory that is dropped while in use.
 
 pub(crate) mod buffer_id;
+pub(crate) mod guards;
 pub(crate) mod host_bytes;
 pub(crate) mod host_view;
 pub(crate) mod loan;
