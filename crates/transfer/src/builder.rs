@@ -4,7 +4,9 @@ use std::{fmt, sync::Arc};
 
 use transload_core::Observer;
 
-use crate::{CrossBackendTransferManager, Sampling, context::ManagerContext};
+use transload_executor::Executor;
+
+use crate::{CrossBackendTransferManager, Sampling, context::ManagerContext, methods};
 
 /// Settings of a manager. Created by [`CrossBackendTransferManager::builder`].
 #[derive(Default)]
@@ -12,6 +14,8 @@ use crate::{CrossBackendTransferManager, Sampling, context::ManagerContext};
 pub struct ManagerBuilder {
     observer: Option<Arc<dyn Observer>>,
     sampling: Sampling,
+    executor: Option<Executor>,
+    staging_limit: Option<u64>,
 }
 
 impl ManagerBuilder {
@@ -29,15 +33,26 @@ impl ManagerBuilder {
         self
     }
 
+    /// Runs the manager's tasks on an executor's threads. Default: [`Executor::shared`].
+    pub fn executor(mut self, executor: &Executor) -> Self {
+        self.executor = Some(executor.group());
+        self
+    }
+
+    /// Sets the most bytes of pinned staging buffers per device. They are of 4 MiB, and a device has at least one. Default: two
+    /// for each of the host's processors, at most 16.
+    pub fn staging_limit(mut self, bytes: u64) -> Self {
+        self.staging_limit = Some(bytes);
+        self
+    }
+
     /// Creates the manager, without backends.
     #[must_use]
     pub fn build(self) -> CrossBackendTransferManager {
-        let Self { observer, sampling } = self;
-        CrossBackendTransferManager::with_context(ManagerContext {
-            observer,
-            sampling,
-            ..ManagerContext::default()
-        })
+        let Self { observer, sampling, executor, staging_limit } = self;
+        let context = ManagerContext { observer, sampling, ..ManagerContext::default() };
+        let methods = methods::all(executor.unwrap_or_else(Executor::shared), staging_limit);
+        CrossBackendTransferManager::with_context(context, methods)
     }
 }
 
@@ -46,6 +61,8 @@ impl fmt::Debug for ManagerBuilder {
         f.debug_struct("ManagerBuilder")
             .field("observed", &self.observer.is_some())
             .field("sampling", &self.sampling)
+            .field("executor", &self.executor)
+            .field("staging_limit", &self.staging_limit)
             .finish()
     }
 }

@@ -15,7 +15,7 @@ use transload_core::{
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
     context::ManagerContext,
-    methods::{OnConflict, TransferRequest},
+    methods::{Method, OnConflict, TransferRequest},
     planning::{
         candidate::Candidate,
         engine_queue::COUNTED_FROM,
@@ -53,7 +53,7 @@ impl CrossBackendTransferManager {
     /// Creates a manager without backends and without an observer, which measures one in 64 transfers.
     #[must_use]
     pub fn new() -> Self {
-        Self::with_context(ManagerContext::default())
+        Self::builder().build()
     }
 
     /// Returns a builder, for a manager with an observer or another sampling.
@@ -61,9 +61,10 @@ impl CrossBackendTransferManager {
         ManagerBuilder::default()
     }
 
-    pub(crate) fn with_context(context: ManagerContext) -> Self {
+    pub(crate) fn with_context(context: ManagerContext, methods: [Arc<dyn Method>; 5]) -> Self {
         let context = Arc::new(context);
-        Self { registry: Arc::new(Registry::new(Arc::clone(&context))), context }
+        let registry = Arc::new(Registry::new(Arc::clone(&context), methods));
+        Self { registry, context }
     }
 
     /// Registers a backend, with its devices and its default costs.
@@ -292,6 +293,12 @@ impl CrossBackendTransferManager {
             .iter()
             .map(|registered| (registered.backend.name(), registered.backend.resource_counts()))
             .collect()
+    }
+
+    /// Returns the bytes of pinned staging buffers, also of those that are only kept. [`drain`](Self::drain) frees these.
+    #[must_use]
+    pub fn staging_bytes(&self) -> u64 {
+        self.registry.staging_bytes()
     }
 
     /// Submits a transfer; blocks the calling thread where the bytes wait for work that the queue cannot wait for.

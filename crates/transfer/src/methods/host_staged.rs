@@ -15,7 +15,8 @@ use super::{Method, Route, Submitted, Topology, TransferRequest};
 use crate::{
     planning::request::PlanInput,
     staging::{
-        StagedKind, StagedTimeline, StagedTransfer, StagingRing, chunk_for, chunks_of, default_workers,
+        STAGING_BUFFER, StagedKind, StagedTimeline, StagedTransfer, StagingRing, chunk_for, chunks_of,
+        default_workers,
     },
     stats::lost::name_lost_device,
 };
@@ -25,13 +26,20 @@ const BUFFERS_PER_WORKER: usize = 2;
 
 pub(super) struct HostStaged {
     executor: Executor,
+    /// Staging buffers per device.
+    ring_size: usize,
     /// One ring per device that stages.
     rings: Mutex<Vec<Arc<StagingRing>>>,
 }
 
 impl HostStaged {
-    pub(super) fn new(executor: Executor) -> Self {
-        Self { executor, rings: Mutex::default() }
+    /// Uses at most `limit` bytes of staging buffers per device, but at least one buffer.
+    pub(super) fn new(executor: Executor, limit: Option<u64>) -> Self {
+        let most = limit.map_or(usize::MAX, |limit| {
+            usize::try_from(limit / STAGING_BUFFER as u64).unwrap_or(usize::MAX).max(1)
+        });
+        let ring_size = (default_workers() * BUFFERS_PER_WORKER).min(most);
+        Self { executor, ring_size, rings: Mutex::default() }
     }
 
     fn ring(&self, backend: &Arc<dyn Backend>, device: DeviceId) -> Arc<StagingRing> {
@@ -39,12 +47,7 @@ impl HostStaged {
         if let Some(ring) = rings.iter().find(|ring| ring.belongs_to_device(device)) {
             return Arc::clone(ring);
         }
-        let ring = Arc::new(StagingRing::new(
-            &self.executor,
-            backend,
-            device,
-            default_workers() * BUFFERS_PER_WORKER,
-        ));
+        let ring = Arc::new(StagingRing::new(&self.executor, backend, device, self.ring_size));
         rings.push(Arc::clone(&ring));
         ring
     }
@@ -106,7 +109,7 @@ impl Method for HostStaged {
     fn queued(&self, bytes: u64) -> u64 {
         let workers = default_workers();
         let chunk = chunk_for(usize::try_from(bytes).unwrap_or(usize::MAX), workers);
-        bytes.min(chunk.saturating_mul(workers * BUFFERS_PER_WORKER) as u64)
+        bytes.min(chunk.saturating_mul(self.ring_size) as u64)
     }
 
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
@@ -136,6 +139,10 @@ impl Method for HostStaged {
     /// Transfers pin the ring's memory as they need it.
     fn start(&self) -> Result<()> {
         start_threads(&self.executor)
+    }
+
+    fn staging_bytes(&self) -> u64 {
+        self.rings.lock().iter().map(|ring| ring.bytes()).sum()
     }
 
     fn drain(&self) -> Result<()> {

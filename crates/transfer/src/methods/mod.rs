@@ -21,11 +21,10 @@ mod zero_copy;
 
 /// Creates every method, in the order of [`TransferMethod::ALL`]: of two with equal costs the first is chosen. Each
 /// manager has its own, with their threads, pinned memory and verified pairs.
-pub(crate) fn all() -> [Arc<dyn Method>; 5] {
-    let executor = Executor::shared();
+pub(crate) fn all(executor: Executor, staging_limit: Option<u64>) -> [Arc<dyn Method>; 5] {
     [
         Arc::new(direct_copy::DirectCopy),
-        Arc::new(host_staged::HostStaged::new(executor.clone())),
+        Arc::new(host_staged::HostStaged::new(executor.clone(), staging_limit)),
         Arc::new(unified_memory::UnifiedMemory::new(executor)),
         Arc::new(peer_to_peer::PeerToPeer::default()),
         Arc::new(zero_copy::ZeroCopy),
@@ -94,6 +93,11 @@ pub(crate) trait Method: Send + Sync + 'static {
     fn single_operation(&self, path: TransferPath) -> Option<SingleOperation> {
         let _ = path;
         None
+    }
+
+    /// Returns how many bytes of staging buffers it holds.
+    fn staging_bytes(&self) -> u64 {
+        0
     }
 
     /// Waits for its own tasks, and releases cached memory.

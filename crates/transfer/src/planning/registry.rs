@@ -15,7 +15,7 @@ use transload_executor::{SHARDS, thread_shard};
 
 use crate::{
     context::ManagerContext,
-    methods::{self, Declined, Method, Topology},
+    methods::{Declined, Method, Topology},
     planning::{
         candidate::{Candidate, bit},
         costs::CostTable,
@@ -135,9 +135,9 @@ struct State {
 }
 
 impl Registry {
-    pub(crate) fn new(context: Arc<ManagerContext>) -> Self {
+    pub(crate) fn new(context: Arc<ManagerContext>, methods: [Arc<dyn Method>; 5]) -> Self {
         Self {
-            methods: methods::all(),
+            methods,
             engines: EngineQueues::default(),
             stats: StatsTable::default(),
             context,
@@ -219,6 +219,10 @@ impl Registry {
     /// Those of [`Method::drain`].
     pub(crate) fn drain_methods(&self) -> Result<()> {
         self.methods.iter().try_for_each(|method| method.drain())
+    }
+
+    pub(crate) fn staging_bytes(&self) -> u64 {
+        self.methods.iter().map(|method| method.staging_bytes()).sum()
     }
 
     pub(crate) fn forget_routes(&self) {

@@ -12,7 +12,7 @@ use transload_executor::{BlockingKey, Executor};
 use super::{StagedTransfer, chunk_copy::ChunkCopy};
 
 /// Size of a staging buffer in bytes. Separate copies of 4 MiB reach 0.97 of a link's rate.
-pub(super) const STAGING_BUFFER: usize = 4 << 20;
+pub(crate) const STAGING_BUFFER: usize = 4 << 20;
 
 /// Dispatches after a shortage of pinned memory during which no buffer is allocated.
 const BACKOFF_TURNS: u32 = 256;
@@ -72,6 +72,12 @@ impl StagingRing {
 
     pub(crate) fn belongs_to_device(&self, device: DeviceId) -> bool {
         self.source.as_ref().is_some_and(|(_, of)| *of == device)
+    }
+
+    /// Returns the bytes of the staging buffers that exist or are being allocated.
+    pub(crate) fn bytes(&self) -> u64 {
+        let allocated = self.state.lock().allocated;
+        if self.source.is_some() { allocated as u64 * STAGING_BUFFER as u64 } else { 0 }
     }
 
     pub(super) fn executor(&self) -> &Executor {
