@@ -138,7 +138,7 @@ mod staged {
                 let mut times = [Vec::new(), Vec::new()];
                 for _ in 0..31 {
                     let dst = if is_vec {
-                        cpu.wrap_vec(vec![0; mib * MIB])
+                        cpu.wrap_vec(vec![0_u8; mib * MIB])
                     } else {
                         bench.manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, mib * MIB)?
                     };

@@ -1,36 +1,47 @@
-//! The families of devices besides the host: each gives its backend, or the reason why it is absent.
+//! The families of devices besides the host: each opens its backend, or returns the reason why it is absent.
 
-use std::sync::Arc;
+use transload_core::Result;
 
-use transload_core::{Backend, Result};
-
-/// Looks for a family's devices.
-type Discover = fn() -> Result<Arc<dyn Backend>>;
-
-/// Every family that this version knows how to look for, in the order of registration.
-pub(crate) const FAMILIES: [(&str, Discover); 1] = [("cuda", cuda)];
+/// Every family that this version looks for, in the order of registration.
+pub(crate) const FAMILIES: [&str; 1] = ["cuda"];
 
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
-fn cuda() -> Result<Arc<dyn Backend>> {
+mod cuda {
+    use std::sync::Arc;
+
     use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 
-    let backend = CudaBackend::open(&CudaBackendConfig::default())?;
-    Ok(backend)
+    use super::Result;
+
+    pub(crate) type Config = CudaBackendConfig;
+    pub(crate) type Cuda = CudaBackend;
+
+    pub(crate) fn open(config: &Config) -> Result<Arc<Cuda>> {
+        CudaBackend::open(config)
+    }
 }
 
-#[cfg(all(feature = "cuda", not(any(target_os = "linux", windows))))]
-fn cuda() -> Result<Arc<dyn Backend>> {
-    Err(unsupported("CUDA exists on Linux and Windows only; no driver was looked for"))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda() -> Result<Arc<dyn Backend>> {
-    Err(unsupported(
-        "this program was built without the feature `cuda` of transload; no driver was looked for",
-    ))
-}
-
+/// Without CUDA there is nothing to configure and never a backend.
 #[cfg(not(all(feature = "cuda", any(target_os = "linux", windows))))]
-fn unsupported(text: &'static str) -> transload_core::Error {
-    transload_core::Error::new(transload_core::ErrorKind::Unsupported, text)
+mod cuda {
+    use std::sync::Arc;
+
+    use transload_core::{Error, ErrorKind};
+
+    use super::Result;
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Config;
+    pub(crate) type Cuda = transload_backend_cpu::CpuBackend;
+
+    pub(crate) fn open(_: &Config) -> Result<Arc<Cuda>> {
+        let text = if cfg!(feature = "cuda") {
+            "CUDA exists on Linux and Windows only; no driver was looked for"
+        } else {
+            "this program was built without the feature `cuda` of transload; no driver was looked for"
+        };
+        Err(Error::new(ErrorKind::Unsupported, text))
+    }
 }
+
+pub(crate) use cuda::{Config as CudaConfig, Cuda, open as open_cuda};

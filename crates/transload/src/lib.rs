@@ -38,11 +38,21 @@
 //! default too, the module `load` puts model files onto devices; with `dlpack`, the module of that name shares memory with
 //! other tensor libraries.
 
+mod array;
+mod builder;
+mod download;
 mod families;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod gpu;
+mod host_buffer;
 #[cfg(feature = "safetensors")]
 pub mod load;
 mod runtime;
 
+pub use array::Array;
+pub use builder::RuntimeBuilder;
+pub use download::{Destination, Download};
+pub use host_buffer::HostBuffer;
 pub use runtime::Runtime;
 pub use transload_core::*;
 pub use transload_transfer::*;
@@ -61,6 +71,7 @@ pub mod dlpack {
 /// CUDA devices: the backend, and what it stands on. Needs the feature `cuda`, on Linux or Windows.
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 pub mod cuda {
+    pub use crate::gpu::CudaGpu;
     pub use transload_backend_cuda::*;
     pub use transload_memory as memory;
     pub use transload_streams as streams;

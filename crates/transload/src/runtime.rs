@@ -1,87 +1,139 @@
-//! The devices of this machine behind one transfer manager, and the reasons for those that are not there.
+//! The devices of this machine behind one handle, and the reasons for those that are not there.
 
-use std::fmt;
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
 
 use transload_backend_cpu::CpuBackend;
-use transload_core::{DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, RawBuffer, Result};
-use transload_transfer::CrossBackendTransferManager;
+use transload_core::{
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Place, Pod, RawBuffer, Result, SharedBuffer,
+    bytes_of_elements,
+};
+use transload_executor::{BlockingKey, Executor};
+use transload_transfer::{CrossBackendTransferManager, Plan, TransferOptions};
 
-use crate::families::FAMILIES;
+use crate::{Array, RuntimeBuilder, families::Cuda};
 
-/// What [`discover`](Self::discover) found. All methods may be called from any thread.
+/// Calls of one runtime that may block at once; further ones wait in order.
+const MAX_CALLS: usize = 32;
+
+/// The memories and devices of this machine, and the transfers between them. Clones are cheap and the same runtime. All
+/// methods may be called from any thread.
 ///
-/// Dropping it neither waits for transfers in flight nor stops them; [`drain`](Self::drain) waits.
+/// Methods that return a future own what they need (the future is `'static`) and do not block: what takes longer runs on the
+/// library's threads. Dropping the last clone neither waits for work in flight nor stops it; [`drain`](Self::drain) waits.
+#[derive(Clone)]
 pub struct Runtime {
-    manager: CrossBackendTransferManager,
-    absent: Vec<(&'static str, Error)>,
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    parts: Parts,
+    /// The threads of `parts.executor`, counted apart: draining the manager does not wait for these calls.
+    calls: Executor,
+    call_key: BlockingKey,
+    drain_key: BlockingKey,
+}
+
+pub(crate) struct Parts {
+    pub(crate) manager: CrossBackendTransferManager,
+    pub(crate) absent: Vec<(&'static str, Error)>,
+    pub(crate) host: Arc<CpuBackend>,
+    pub(crate) cuda: Option<Arc<Cuda>>,
+    pub(crate) executor: Executor,
+}
+
+/// The runtimes of the process.
+static RUNTIMES: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+/// Returns the backend of a device, of the newest runtime that has it.
+///
+/// # Errors
+/// [`ErrorKind::UnknownDevice`] if none has.
+pub(crate) fn backend_of(device: DeviceId) -> Result<Arc<dyn Backend>> {
+    let runtimes: Vec<_> = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let mut alive = runtimes.iter().rev().filter_map(Weak::upgrade);
+    alive.find_map(|inner| inner.parts.manager.backend(device).ok()).ok_or_else(|| {
+        let text = format!("no runtime of this process has {device}; make one by Runtime::discover");
+        Error::new(ErrorKind::UnknownDevice, text)
+    })
 }
 
 impl Runtime {
     /// Registers the host, and every family of devices that this machine and this build have. A family that is not there
-    /// is no error: [`absent`](Self::absent) tells why.
+    /// is no error: [`absent`](Self::absent) says why.
     ///
     /// # Errors
-    /// That of the host's own backend, where the system refuses it threads.
+    /// That of a backend whose device another backend has.
     pub fn discover() -> Result<Self> {
-        Self::discover_into(CrossBackendTransferManager::new())
+        Self::builder().discover()
     }
 
-    /// Like [`discover`](Self::discover), but into a manager with an observer, a sampling or backends of its own. These stay,
-    /// and a family of which the manager has a device already is not looked for.
-    ///
-    /// # Errors
-    /// As for `discover`.
-    pub fn discover_into(manager: CrossBackendTransferManager) -> Result<Self> {
-        let has = |family| manager.devices().iter().any(|info| info.id.family() == family);
-        if !has(DeviceId::Cpu.family()) {
-            manager.register_backend(CpuBackend::new()?)?;
-        }
-        let mut absent = Vec::new();
-        for (family, discover) in FAMILIES.into_iter().filter(|(family, _)| !has(family)) {
-            if let Err(reason) = discover().and_then(|backend| manager.register_backend(backend)) {
-                absent.push((family, reason));
-            }
-        }
-        Ok(Self { manager, absent })
+    /// Returns the settings to make a runtime with: limits, an observer, other backends.
+    pub fn builder() -> RuntimeBuilder {
+        RuntimeBuilder::default()
     }
 
-    /// The transfer manager over everything that was found.
+    pub(crate) fn new(parts: Parts) -> Self {
+        let inner = Arc::new(Inner {
+            calls: parts.executor.group(),
+            call_key: BlockingKey::new(MAX_CALLS),
+            drain_key: BlockingKey::new(MAX_CALLS),
+            parts,
+        });
+        let mut runtimes = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner);
+        runtimes.retain(|runtime| runtime.strong_count() > 0);
+        runtimes.push(Arc::downgrade(&inner));
+        Self { inner }
+    }
+
+    /// Returns the transfer manager over all devices.
     #[must_use]
     pub fn manager(&self) -> &CrossBackendTransferManager {
-        &self.manager
+        &self.inner.parts.manager
+    }
+
+    pub(crate) fn host_backend(&self) -> &CpuBackend {
+        &self.inner.parts.host
+    }
+
+    #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+    pub(crate) fn cuda_backend(&self) -> Option<&Arc<Cuda>> {
+        self.inner.parts.cuda.as_ref()
     }
 
     /// Returns the devices, the host first, the others in the order of their registration.
     #[must_use]
     pub fn devices(&self) -> Vec<DeviceInfo> {
-        let mut devices = self.manager.devices();
+        let mut devices = self.manager().devices();
         devices.sort_by_key(|info| !info.id.is_cpu());
         devices
     }
 
-    /// Families that were looked for and are not there, each with the reason.
+    /// Returns the families that were looked for and are not there, each with the reason.
     #[must_use]
     pub fn absent(&self) -> &[(&'static str, Error)] {
-        &self.absent
+        &self.inner.parts.absent
     }
 
-    /// A device that is there.
+    /// Returns what is known of a device.
     ///
     /// # Errors
-    /// That of [`explain`](Self::explain) where it is not.
+    /// That of [`explain`](Self::explain) if it is not there.
     pub fn device(&self, device: DeviceId) -> Result<DeviceInfo> {
         self.devices().into_iter().find(|info| info.id == device).ok_or_else(|| self.explain(device))
     }
 
-    /// Why a device is not there: the reason of its family with what was looked for, or which devices the family has.
+    /// Returns why a device is not there: the reason of its family with what was looked for, or which devices the family has.
     ///
-    /// For a device that is there the answer is an [`ErrorKind::InvalidArgument`] that says so.
+    /// For a device that is there it is an [`ErrorKind::InvalidArgument`] that says so.
     ///
     /// ```
     /// use transload::{DeviceId, Runtime};
     ///
-    /// let runtime = Runtime::discover()?;
-    /// println!("{}", runtime.explain(DeviceId::Cuda(64)));
+    /// let rt = Runtime::discover()?;
+    /// println!("{}", rt.explain(DeviceId::Cuda(64)));
     /// # Ok::<(), transload::Error>(())
     /// ```
     #[must_use]
@@ -90,7 +142,7 @@ impl Runtime {
         if devices.iter().any(|info| info.id == device) {
             return Error::new(ErrorKind::InvalidArgument, format!("{device} is there"));
         }
-        if let Some((_, reason)) = self.absent.iter().find(|(family, _)| *family == device.family()) {
+        if let Some((_, reason)) = self.absent().iter().find(|(family, _)| *family == device.family()) {
             return Error::caused_by(reason.kind(), format!("there is no device {device}"), reason.clone());
         }
         let there: Vec<String> = devices.iter().map(|info| info.id.to_string()).collect();
@@ -106,6 +158,31 @@ impl Runtime {
         Error::new(ErrorKind::UnknownDevice, text)
     }
 
+    /// Takes a vector over as an array, without a copy.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if `T` has no size.
+    pub fn host<T: Pod>(&self, elements: Vec<T>) -> Result<Array<T>> {
+        Array::from_raw(self.host_backend().wrap_vec(elements))
+    }
+
+    /// Allocates `len` elements in the host's memory, all bytes zero. From 4 MiB on it lies on huge pages.
+    ///
+    /// # Errors
+    /// As for [`alloc`](Self::alloc).
+    pub fn zeros<T: Pod>(&self, len: usize) -> Result<Array<T>> {
+        let bytes = bytes_of_elements::<T>(len)?;
+        Array::from_raw(self.host_backend().allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes)?)
+    }
+
+    /// Allocates `len` elements in a kind of memory. Their content is undefined.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a size of 0 bytes or one that overflows; those of [`allocate`](Self::allocate).
+    pub fn alloc<T: Pod>(&self, device: DeviceId, kind: MemoryKind, len: usize) -> Result<Array<T>> {
+        Array::from_raw(self.allocate(device, kind, bytes_of_elements::<T>(len)?)?)
+    }
+
     /// Allocates `bytes` of a kind of memory.
     ///
     /// # Errors
@@ -113,16 +190,96 @@ impl Runtime {
     /// [`explain`](Self::explain).
     pub fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         self.device(device)?;
-        self.manager.allocate(device, kind, bytes)
+        self.manager().allocate(device, kind, bytes)
     }
 
-    /// Waits for all work in flight, and frees what was dropped while in use.
+    /// Returns what a transfer would do, with its predicted cost and the reasons against other methods. Nothing is moved.
+    ///
+    /// # Errors
+    /// As for [`CrossBackendTransferManager::plan`].
+    pub fn plan(&self, src: Place, dst: Place, bytes: u64) -> Result<Plan> {
+        self.manager().plan(src, dst, bytes, &TransferOptions::new())
+    }
+
+    /// Does now what the first transfer from `src` to `dst` would do first, such as making contexts and queues. Blocks
+    /// meanwhile, up to some hundred milliseconds.
+    ///
+    /// # Errors
+    /// As for [`CrossBackendTransferManager::prepare`].
+    pub fn prepare(&self, src: Place, dst: Place) -> Result<()> {
+        self.manager().prepare(src, dst, &TransferOptions::new())
+    }
+
+    /// Like [`prepare`](Self::prepare), on another thread.
+    ///
+    /// # Errors
+    /// As for `prepare`.
+    pub fn prepare_async(&self, src: Place, dst: Place) -> impl Future<Output = Result<()>> + Send + use<> {
+        let runtime = self.clone();
+        self.call(move || runtime.prepare(src, dst))
+    }
+
+    /// Returns an array with the same elements that `device` can use: the array itself if the hardware allows, else a copy. May block
+    /// the thread until it is copied.
+    ///
+    /// # Errors
+    /// As for [`CrossBackendTransferManager::share`].
+    pub fn share<T: Pod>(&self, array: &Array<T>, device: DeviceId) -> Result<Array<T>> {
+        let SharedBuffer { buffer, .. } = self.manager().share(array.raw(), device)?;
+        Array::from_raw(buffer)
+    }
+
+    /// Like [`share`](Self::share), on another thread.
+    ///
+    /// # Errors
+    /// As for `share`.
+    pub fn share_async<T: Pod>(
+        &self,
+        array: &Array<T>,
+        device: DeviceId,
+    ) -> impl Future<Output = Result<Array<T>>> + Send + use<T> {
+        let (runtime, array) = (self.clone(), array.clone());
+        self.call(move || runtime.share(&array, device))
+    }
+
+    /// Waits for all work in flight, and frees what was dropped while in use. Blocks until then.
     ///
     /// # Errors
     /// As for [`CrossBackendTransferManager::drain`].
     pub fn drain(&self) -> Result<()> {
-        self.manager.drain()
+        // The memory of `host` and `download_into` is its own if the manager has another backend for the host.
+        self.manager().drain().and(self.host_backend().drain())
     }
+
+    /// Like [`drain`](Self::drain), on another thread. Unlike `drain` it may be called anywhere.
+    ///
+    /// # Errors
+    /// As for `drain`.
+    pub fn drain_async(&self) -> impl Future<Output = Result<()>> + Send + use<> {
+        let runtime = self.clone();
+        let drain = move || {
+            // Not an executor's thread, on which draining would wait for itself.
+            let thread = std::thread::Builder::new().name("transload-drain".to_owned());
+            let drained = thread.spawn(move || runtime.drain()).map_err(|error| {
+                Error::caused_by(ErrorKind::Io, "cannot start a thread that drains", error)
+            })?;
+            drained.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Interrupted, "draining panicked")))
+        };
+        flatten(self.inner.calls.spawn_blocking(&self.inner.drain_key, drain))
+    }
+
+    /// Runs what may block, or takes long, on another thread.
+    pub(crate) fn call<R, C>(&self, call: C) -> impl Future<Output = Result<R>> + Send + use<R, C>
+    where
+        R: Send + 'static,
+        C: FnOnce() -> Result<R> + Send + 'static,
+    {
+        flatten(self.inner.calls.spawn_blocking(&self.inner.call_key, call))
+    }
+}
+
+async fn flatten<R>(task: transload_executor::Task<Result<R>>) -> Result<R> {
+    task.await?
 }
 
 impl fmt::Debug for Runtime {
@@ -130,7 +287,7 @@ impl fmt::Debug for Runtime {
         let devices: Vec<DeviceId> = self.devices().iter().map(|info| info.id).collect();
         f.debug_struct("Runtime")
             .field("devices", &devices)
-            .field("absent", &self.absent)
+            .field("absent", &self.absent())
             .finish_non_exhaustive()
     }
 }

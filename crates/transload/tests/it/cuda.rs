@@ -215,7 +215,7 @@ fn bad_requests_move_nothing_and_leave_the_manager_usable() {
     }
     let overlap = setup.manager.transfer_buffer(&there, &there, 0, 40, 60);
     assert_eq!(overlap.wait().unwrap_err().kind(), ErrorKind::Overlap);
-    let elsewhere = CpuBackend::new().unwrap().wrap_vec(vec![1; 100]);
+    let elsewhere = CpuBackend::new().unwrap().wrap_vec(vec![1_u8; 100]);
     setup.manager.copy(&elsewhere, &there.slice(..100).unwrap()).wait().unwrap();
     setup.manager.copy(&poison, &there).wait().unwrap();
     let only = TransferOptions::new().only(TransferMethod::PeerToPeer);

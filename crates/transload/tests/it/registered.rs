@@ -20,7 +20,7 @@ fn registered_source_is_one_direct_copy() {
     manager.register_backend(cpu.clone()).unwrap();
     manager.register_backend(cuda.clone()).unwrap();
     let content = noise(8_000_000, 5);
-    let (from, to) = (cpu.wrap_vec(content.clone()), cpu.wrap_vec(vec![0; content.len()]));
+    let (from, to) = (cpu.wrap_vec(content.clone()), cpu.wrap_vec(vec![0_u8; content.len()]));
     let (source, target) = (cuda.register(&from).unwrap(), cuda.register(&to).unwrap());
     let there = manager.allocate_for(device, MemoryKind::Device, content.len()).unwrap();
     for (src, dst, call) in

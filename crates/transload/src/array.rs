@@ -1,0 +1,242 @@
+//! Typed elements in any memory.
+
+use std::{fmt, marker::PhantomData, ops::RangeBounds, ptr::NonNull};
+
+use transload_core::{
+    Buffer, DeviceId, Error, ErrorKind, HostBytes, MemoryKind, Operation, Place, Pod, QueueLease, RawBuffer,
+    ReadGuard, Reclaimer, Result, StreamPriority, Timing, WorkloadType, WriteGuard, check_same_len, fill,
+    range_within, submit,
+};
+
+use crate::runtime::backend_of;
+
+/// Elements of `T` in any memory of any device. Clones and slices share the allocation, which is freed when the last of
+/// them was dropped *and* no work in flight uses it. Usable from any thread.
+///
+/// Made by [`Runtime::host`](crate::Runtime::host), [`zeros`](crate::Runtime::zeros),
+/// [`alloc`](crate::Runtime::alloc), and [`from_raw`](Self::from_raw). Only arrays of one element type are copied to each other:
+///
+/// ```compile_fail
+/// let rt = transload::Runtime::discover()?;
+/// let (floats, bytes) = (rt.zeros::<f32>(4)?, rt.zeros::<u8>(16)?);
+/// rt.download_into(&floats, vec![0_u8; 16]).wait()?;
+/// # Ok::<(), transload::Error>(())
+/// ```
+pub struct Array<T> {
+    raw: RawBuffer,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<T: Pod> Array<T> {
+    /// Returns a buffer's bytes as elements.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if they are no whole number of elements, or not aligned for them, or if `T` has no size.
+    pub fn from_raw(raw: RawBuffer) -> Result<Self> {
+        let (size, alignment) = (size_of::<T>(), align_of::<T>());
+        let host = raw.host_address().map(|address| address.as_ptr().addr() as u64);
+        let address = host.or(raw.device_address()).unwrap_or(raw.offset() as u64);
+        if size > 0 && raw.len().is_multiple_of(size) && address.is_multiple_of(alignment as u64) {
+            return Ok(Self { raw, elements: PhantomData });
+        }
+        let text = format!(
+            "{} bytes at {address:#x} are not elements of {size} bytes aligned to {alignment}; slice the buffer so that they are",
+            raw.len()
+        );
+        Err(Error::new(ErrorKind::InvalidArgument, text))
+    }
+
+    /// Returns an array of bytes that [`from_raw`](Self::from_raw) accepted before.
+    pub(crate) fn of_checked(raw: RawBuffer) -> Self {
+        Self { raw, elements: PhantomData }
+    }
+
+    /// Returns the bytes, shared.
+    #[must_use]
+    pub fn raw(&self) -> &RawBuffer {
+        &self.raw
+    }
+
+    /// Returns the bytes.
+    #[must_use]
+    pub fn into_raw(self) -> RawBuffer {
+        self.raw
+    }
+
+    /// Returns the number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.raw.len().checked_div(size_of::<T>()).unwrap_or(0)
+    }
+
+    /// Returns whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.raw.is_empty()
+    }
+
+    /// Returns the device and the kind of memory.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.raw.place()
+    }
+
+    /// Returns the device whose memory it is.
+    #[must_use]
+    pub fn device(&self) -> DeviceId {
+        self.raw.place().device
+    }
+
+    /// Returns the kind of memory.
+    #[must_use]
+    pub fn kind(&self) -> MemoryKind {
+        self.raw.place().kind
+    }
+
+    /// Returns a view of a range of elements; shares the allocation.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfRange`] if the range is reversed or leaves the array.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
+        let range = range_within(&range, self.len(), "elements")?;
+        let size = size_of::<T>();
+        Ok(Self { raw: self.raw.slice(range.start * size..range.end * size)?, elements: PhantomData })
+    }
+
+    /// Returns the same bytes as elements of another type.
+    ///
+    /// # Errors
+    /// As for [`from_raw`](Self::from_raw).
+    pub fn cast<U: Pod>(&self) -> Result<Array<U>> {
+        Array::from_raw(self.raw.clone())
+    }
+
+    /// Opens the elements for reading by the host. Blocks until work that writes them is complete.
+    ///
+    /// # Errors
+    /// As for [`RawBuffer::read`]: [`ErrorKind::Unsupported`] for memory that the host cannot address, which
+    /// [`Runtime::download`](crate::Runtime::download) copies.
+    pub fn read(&self) -> Result<ReadGuard<'_, T>> {
+        ReadGuard::new(self.raw.read()?)
+    }
+
+    /// Like [`read`](Self::read), but returns [`ErrorKind::Busy`] instead of waiting.
+    ///
+    /// # Errors
+    /// As for [`RawBuffer::try_read`].
+    pub fn try_read(&self) -> Result<ReadGuard<'_, T>> {
+        ReadGuard::new(self.raw.try_read()?)
+    }
+
+    /// Like [`read`](Self::read), but awaits such work.
+    ///
+    /// # Errors
+    /// As for `read`.
+    pub async fn read_async(&self) -> Result<ReadGuard<'_, T>> {
+        ReadGuard::new(self.raw.read_async().await?)
+    }
+
+    /// Opens the elements for writing by the host. Blocks until work that uses them is complete.
+    ///
+    /// # Errors
+    /// As for [`RawBuffer::write`].
+    pub fn write(&self) -> Result<WriteGuard<'_, T>> {
+        WriteGuard::new(self.raw.write()?)
+    }
+
+    /// Like [`write`](Self::write), but returns [`ErrorKind::Busy`] instead of waiting.
+    ///
+    /// # Errors
+    /// As for [`RawBuffer::try_write`].
+    pub fn try_write(&self) -> Result<WriteGuard<'_, T>> {
+        WriteGuard::new(self.raw.try_write()?)
+    }
+
+    /// Like [`write`](Self::write), but awaits such work.
+    ///
+    /// # Errors
+    /// As for `write`.
+    pub async fn write_async(&self) -> Result<WriteGuard<'_, T>> {
+        WriteGuard::new(self.raw.write_async().await?)
+    }
+
+    /// Copies by a queue of the array's device, and waits for it.
+    fn copy_by_queue(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
+        submit(&*self.queue()?, &Operation::Copy { src, dst }, Timing::Off)?.wait()
+    }
+
+    fn queue(&self) -> Result<QueueLease> {
+        let device = self.device();
+        backend_of(device)?.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory)
+    }
+}
+
+/// The methods block until their effect is in place. Of memory that the host cannot address they use a queue of a
+/// [`Runtime`](crate::Runtime) that has the device; without one in the process they return [`ErrorKind::UnknownDevice`].
+impl<T: Pod> Buffer<T> for Array<T> {
+    fn raw(&self) -> &RawBuffer {
+        &self.raw
+    }
+
+    fn fill(&self, value: T) -> Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        if self.raw.host_address().is_some() {
+            WriteGuard::new(self.raw.overwrite()?)?.fill(value);
+            return Ok(());
+        }
+        fill(&*self.queue()?, &self.raw, bytemuck::bytes_of(&value))?.wait()
+    }
+
+    fn copy_from_host(&self, source: &[T]) -> Result<()> {
+        check_same_len(self.len(), source.len())?;
+        if self.is_empty() {
+            return Ok(());
+        }
+        if self.raw.host_address().is_some() {
+            WriteGuard::new(self.raw.overwrite()?)?.copy_from_slice(source);
+            return Ok(());
+        }
+        // SAFETY: the buffer is only read, and dropped at the end of this function, when the copy is complete.
+        let source = unsafe { borrowed(NonNull::from(source), false) };
+        self.copy_by_queue(&source, &self.raw)
+    }
+
+    fn copy_to_host(&self, destination: &mut [T]) -> Result<()> {
+        check_same_len(self.len(), destination.len())?;
+        if self.is_empty() {
+            return Ok(());
+        }
+        if self.raw.host_address().is_some() {
+            destination.copy_from_slice(&*self.read()?);
+            return Ok(());
+        }
+        // SAFETY: the slice is borrowed mutably, and the buffer dropped at the end of this function, when the copy is complete.
+        let destination = unsafe { borrowed(NonNull::from(destination), true) };
+        self.copy_by_queue(&self.raw, &destination)
+    }
+}
+
+/// Returns a buffer over a slice that somebody else owns.
+///
+/// # Safety
+/// * The slice stays valid, and is not used in conflict with the buffer, until the buffer and all work on it are done.
+unsafe fn borrowed<T: Pod>(slice: NonNull<[T]>, writable: bool) -> RawBuffer {
+    let bytes = slice.len() * size_of::<T>();
+    // SAFETY: the elements are initialised bytes; the rest is the caller's promise.
+    let storage = unsafe { HostBytes::new((), slice.cast(), bytes, MemoryKind::Pageable, writable) };
+    RawBuffer::new(Box::new(storage), &std::sync::Arc::new(Reclaimer::new()))
+}
+
+impl<T> Clone for Array<T> {
+    fn clone(&self) -> Self {
+        Self { raw: self.raw.clone(), elements: PhantomData }
+    }
+}
+
+impl<T> fmt::Debug for Array<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Array<{}>({:?})", std::any::type_name::<T>(), self.raw)
+    }
+}

@@ -1,0 +1,142 @@
+//! Settings of a runtime.
+
+use std::{fmt, sync::Arc};
+
+use transload_backend_cpu::CpuBackendBuilder;
+use transload_core::{Backend, DeviceId, Error, ErrorKind, Observer, Result};
+use transload_executor::Executor;
+use transload_transfer::{CrossBackendTransferManager, ManagerBuilder, Sampling};
+
+use crate::{
+    Runtime,
+    families::{CudaConfig, FAMILIES, open_cuda},
+    runtime::Parts,
+};
+
+/// Settings of a [`Runtime`], made by [`Runtime::builder`].
+///
+/// ```
+/// use transload::{Runtime, Sampling};
+///
+/// let rt = Runtime::builder().threads(4).sampling(Sampling::Every(1)).without("cuda").discover()?;
+/// assert_eq!(rt.devices().len(), 1);
+/// # Ok::<(), transload::Error>(())
+/// ```
+#[derive(Default)]
+#[must_use = "nothing is made before `discover`"]
+pub struct RuntimeBuilder {
+    cpu: CpuBackendBuilder,
+    cuda: CudaConfig,
+    backends: Vec<Arc<dyn Backend>>,
+    without: Vec<&'static str>,
+    manager: ManagerBuilder,
+    threads: Option<usize>,
+}
+
+impl RuntimeBuilder {
+    /// Sets how the host's backend is made.
+    pub fn cpu(mut self, settings: CpuBackendBuilder) -> Self {
+        self.cpu = settings;
+        self
+    }
+
+    /// Sets how the CUDA backend is made: its devices, streams and limits.
+    #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+    pub fn cuda(mut self, settings: transload_backend_cuda::CudaBackendConfig) -> Self {
+        self.cuda = settings;
+        self
+    }
+
+    /// Adds a backend that exists. A family of which it has a device is not looked for.
+    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
+        self.backends.push(backend);
+        self
+    }
+
+    /// Does not look for a family of devices, such as `"cuda"`.
+    pub fn without(mut self, family: &'static str) -> Self {
+        self.without.push(family);
+        self
+    }
+
+    /// Gives the runtime worker threads of its own, at most so many: 1 to 1024. By default all runtimes of the process share as many
+    /// as there are processors, at most 16. Calls that block in a driver or the kernel run on further threads, a bounded
+    /// number for each kind of call, which end when they are idle.
+    pub fn threads(mut self, most: usize) -> Self {
+        self.threads = Some(most);
+        self
+    }
+
+    /// Sets who is told of every transfer; see [`ManagerBuilder::observer`](crate::backend::ManagerBuilder::observer).
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.manager = self.manager.observer(observer);
+        self
+    }
+
+    /// Sets which transfers are measured by the device's clock; by default one in 64.
+    pub fn sampling(mut self, sampling: Sampling) -> Self {
+        self.manager = self.manager.sampling(sampling);
+        self
+    }
+
+    /// Registers the host, and every family of devices that this machine and this build have. A family that is not there
+    /// is no error: [`Runtime::absent`] says why.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a setting that is not valid, or two backends with one device.
+    pub fn discover(self) -> Result<Runtime> {
+        let Self { mut cpu, cuda: config, backends, without, manager, threads } = self;
+        if let Some(unknown) = without.iter().find(|family| !FAMILIES.contains(family)) {
+            let text = format!("no family {unknown:?} is looked for; valid are {FAMILIES:?}");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let executor = match threads {
+            None => Executor::shared(),
+            Some(most) => {
+                let own = Executor::with_threads(most)?;
+                cpu = cpu.executor(&own);
+                own
+            }
+        };
+        let manager = manager.executor(&executor).build();
+        for backend in backends {
+            manager.register_backend(backend)?;
+        }
+        let host = cpu.build()?;
+        if !has(&manager, DeviceId::Cpu.family()) {
+            manager.register_backend(Arc::clone(&host) as _)?;
+        }
+        let (mut absent, mut cuda) = (Vec::new(), None);
+        for family in FAMILIES.into_iter().filter(|family| !has(&manager, family)) {
+            let opened = if without.contains(&family) {
+                let text = "it was left out by `RuntimeBuilder::without`";
+                Err(Error::new(ErrorKind::Unsupported, text))
+            } else {
+                open_cuda(&config)
+            };
+            match opened.and_then(|opened| Ok((manager.register_backend(Arc::clone(&opened) as _)?, opened)))
+            {
+                Ok(((), opened)) => cuda = Some(opened),
+                Err(reason) => absent.push((family, reason)),
+            }
+        }
+        Ok(Runtime::new(Parts { manager, absent, host, cuda, executor }))
+    }
+}
+
+fn has(manager: &CrossBackendTransferManager, family: &str) -> bool {
+    manager.devices().iter().any(|info| info.id.family() == family)
+}
+
+impl fmt::Debug for RuntimeBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RuntimeBuilder")
+            .field("cpu", &self.cpu)
+            .field("cuda", &self.cuda)
+            .field("backends", &self.backends)
+            .field("without", &self.without)
+            .field("manager", &self.manager)
+            .field("threads", &self.threads)
+            .finish()
+    }
+}

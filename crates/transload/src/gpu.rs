@@ -1,0 +1,170 @@
+//! One CUDA device, by type.
+
+use std::{fmt, sync::Arc};
+
+use transload_backend_cuda::{
+    AdvancedStreamPool, CudaBackend, CudaDevice, CudaFeature, CudaMemoryManager, CudaStream, UnifiedBuffer,
+};
+use transload_core::{
+    Backend, Buffer, DeviceId, Error, ErrorKind, MemoryKind, Pod, RawBuffer, Result, StreamPriority,
+    bytes_of_elements,
+};
+use transload_streams::StreamOrderedAllocator;
+
+use crate::{Array, Runtime};
+
+/// A CUDA device of a [`Runtime`]: its memory, streams and raw handles. Returned by [`Runtime::cuda`]. Clones are cheap.
+#[derive(Clone)]
+pub struct CudaGpu {
+    backend: Arc<CudaBackend>,
+    /// Whether it exists was checked.
+    device: CudaDevice,
+}
+
+impl Runtime {
+    /// Returns the CUDA device with this ordinal.
+    ///
+    /// # Errors
+    /// That of [`explain`](Self::explain) if there is none; [`ErrorKind::Unsupported`] if it is that of a backend given to
+    /// [`RuntimeBuilder::backend`](crate::RuntimeBuilder::backend).
+    pub fn cuda(&self, ordinal: u32) -> Result<CudaGpu> {
+        let id = self.device(DeviceId::Cuda(ordinal))?.id;
+        let Some(backend) = self.cuda_backend() else {
+            let text = format!(
+                "{id} belongs to a backend that was made elsewhere; give its settings to RuntimeBuilder::cuda instead"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        };
+        Ok(CudaGpu { backend: Arc::clone(backend), device: backend.device(ordinal)?.clone() })
+    }
+}
+
+impl CudaGpu {
+    /// Returns the device's identifier.
+    #[must_use]
+    pub fn id(&self) -> DeviceId {
+        self.device.id()
+    }
+
+    /// Returns the device, to make streams, events and kernels with.
+    #[must_use]
+    pub fn device(&self) -> &CudaDevice {
+        &self.device
+    }
+
+    /// Allocates `len` elements in the device's memory. Their content is undefined.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a size of 0 bytes or one that overflows; [`ErrorKind::OutOfMemory`] with the bytes
+    /// requested, free and in all; the driver's.
+    pub fn alloc<T: Pod>(&self, len: usize) -> Result<Array<T>> {
+        self.alloc_as(MemoryKind::Device, len)
+    }
+
+    /// Allocates `bytes` of the device's memory. Their content is undefined.
+    ///
+    /// # Errors
+    /// As for [`alloc`](Self::alloc).
+    pub fn alloc_bytes(&self, bytes: usize) -> Result<RawBuffer> {
+        self.backend.allocate(self.id(), MemoryKind::Device, bytes)
+    }
+
+    /// Allocates `len` elements in the device's memory and sets all bytes to zero. Blocks until that is done.
+    ///
+    /// # Errors
+    /// As for [`alloc`](Self::alloc).
+    pub fn zeros<T: Pod>(&self, len: usize) -> Result<Array<T>> {
+        let array = self.alloc(len)?;
+        array.fill(T::zeroed())?;
+        Ok(array)
+    }
+
+    /// Allocates `len` elements in pinned memory of the host, which the device's copy engines access directly. Their content is
+    /// undefined.
+    ///
+    /// # Errors
+    /// As for [`alloc`](Self::alloc).
+    pub fn pinned<T: Pod>(&self, len: usize) -> Result<Array<T>> {
+        self.alloc_as(MemoryKind::Pinned, len)
+    }
+
+    fn alloc_as<T: Pod>(&self, kind: MemoryKind, len: usize) -> Result<Array<T>> {
+        Array::from_raw(self.backend.allocate(self.id(), kind, bytes_of_elements::<T>(len)?)?)
+    }
+
+    /// Allocates `len` elements that the host and the device share, all bytes zero.
+    ///
+    /// # Errors
+    /// As for [`CudaBackend::allocate_unified`].
+    pub fn unified<T: Pod>(&self, len: usize) -> Result<UnifiedBuffer<T>> {
+        self.backend.allocate_unified(self.device.ordinal(), len)
+    }
+
+    /// Creates a stream of normal priority.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn stream(&self) -> Result<CudaStream> {
+        CudaStream::new(&self.device)
+    }
+
+    /// Creates a stream.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn stream_with_priority(&self, priority: StreamPriority) -> Result<CudaStream> {
+        CudaStream::new_with_priority(&self.device, priority)
+    }
+
+    /// Returns the streams that transfers use, to lease some for one's own kernels.
+    ///
+    /// # Errors
+    /// None at present.
+    pub fn streams(&self) -> Result<&AdvancedStreamPool> {
+        self.backend.streams(self.device.ordinal())
+    }
+
+    /// Returns the allocator of the device's memory in the order of streams, like `cudaMallocAsync`.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn allocator(&self) -> Result<&StreamOrderedAllocator> {
+        self.backend.allocator(self.device.ordinal())
+    }
+
+    /// Returns the manager of all kinds of memory of the device.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn memory(&self) -> Result<&Arc<CudaMemoryManager>> {
+        self.backend.memory(self.device.ordinal())
+    }
+
+    /// Returns whether the device has a capability.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn supports_feature(&self, feature: CudaFeature) -> Result<bool> {
+        self.device.supports_feature(feature)
+    }
+
+    /// Returns the primary context's handle, a `CUcontext`; valid while this value lives. The first call makes the context.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn context_raw(&self) -> Result<usize> {
+        Ok(self.device.context()?.as_raw() as usize)
+    }
+
+    /// Returns the backend of all CUDA devices of the runtime.
+    #[must_use]
+    pub fn backend(&self) -> &Arc<CudaBackend> {
+        &self.backend
+    }
+}
+
+impl fmt::Debug for CudaGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CudaGpu").field(&self.id()).finish()
+    }
+}
