@@ -1,7 +1,7 @@
 //! `transload devices`: lists the devices, and the reasons why others are absent.
 
 use serde_json::{Value, json};
-use transload::{DeviceInfo, MemoryInfo, Result, Runtime};
+use transload::{DeviceInfo, Result, Runtime, backend::MemoryInfo};
 
 use crate::{exit::Failure, invocation::Invocation, output, text};
 

@@ -45,7 +45,8 @@ pub(crate) fn parse_place(text: &str) -> Result<Place, String> {
             _ => (text, None),
         },
     };
-    let device: DeviceId = device.parse().map_err(|error: transload::ParseDeviceError| error.to_string())?;
+    let device: DeviceId =
+        device.parse().map_err(|error: transload::backend::ParseDeviceError| error.to_string())?;
     let kind = match kind {
         None => valid_kinds(device).first().copied(),
         Some(kind) => valid_kinds(device).iter().find(|valid| valid.to_string() == kind).copied(),

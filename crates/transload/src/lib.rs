@@ -32,11 +32,10 @@
 //! a thousand transfers at once.
 //!
 //! # What is where
-//! Everything of `transload-core` (devices, buffers, fences, errors) and of `transload-transfer` (the manager, plans,
-//! statistics) is at the root. Host memory is in [`cpu`]. With the feature `cuda`, on Linux and Windows, the module `cuda`
-//! holds that backend; the feature is off by default and does nothing elsewhere. With the feature `safetensors`, off by
-//! default too, the module `load` puts model files onto devices; with `dlpack`, the module of that name shares memory with
-//! other tensor libraries.
+//! At the root is what programs use every day. [`cpu`] has the host's backend, `cuda` (feature `cuda`, on Linux and Windows)
+//! that of CUDA with streams, launches, graphs and memory resources, `load` (feature `safetensors`) puts model files onto
+//! devices, `dlpack` (feature `dlpack`) shares memory with other tensor libraries. [`backend`] has the traits and types for
+//! authors of backends. The features are off by default, and do nothing where a platform lacks them.
 
 mod array;
 mod builder;
@@ -51,11 +50,22 @@ mod runtime;
 
 pub use array::Array;
 pub use builder::RuntimeBuilder;
-pub use download::{Destination, Download};
+pub use download::Download;
 pub use host_buffer::HostBuffer;
 pub use runtime::Runtime;
-pub use transload_core::*;
-pub use transload_transfer::*;
+pub use transload_core::{
+    Buffer, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryKind, Observer, Place, Pod, RawBuffer,
+    ReadGuard, RejectReason, Rejected, Result, StreamPriority, Timing, Transfer, TransferMethod,
+    TransferPath, TransferReport, WorkloadType, WriteGuard,
+};
+pub use transload_transfer::{CrossBackendTransferManager, Plan, Sampling, TransferOptions, TransferStats};
+
+/// What authors of backends need: all of `transload-core`, `transload-transfer` and `transload-executor`.
+pub mod backend {
+    pub use transload_core::*;
+    pub use transload_executor as executor;
+    pub use transload_transfer::*;
+}
 
 /// Host memory and the threads that copy within it.
 pub mod cpu {

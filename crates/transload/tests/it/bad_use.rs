@@ -12,7 +12,10 @@ use std::{
     time::Duration,
 };
 
-use transload::{ErrorKind, HostBytes, MemoryKind, RawBuffer, Reclaimer, Transfer, TransferOptions};
+use transload::{
+    ErrorKind, MemoryKind, RawBuffer, Transfer, TransferOptions,
+    backend::{HostBytes, Reclaimer},
+};
 
 use crate::tasks::{Gate, Home};
 

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use transload::{
-    CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, Place, RawBuffer, Sampling, SizeClass,
-    StreamPriority, TransferMethod, TransferOptions,
+    CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, Place, RawBuffer, Sampling, StreamPriority,
+    TransferMethod, TransferOptions,
+    backend::SizeClass,
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig},
 };

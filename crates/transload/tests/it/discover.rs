@@ -1,7 +1,7 @@
 //! Discovery with and without CUDA. A process loads one driver for good, so a test that needs another one runs in a
 //! child.
 
-use transload::{CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, Runtime, Sampling};
+use transload::{DeviceId, ErrorKind, MemoryKind, Runtime, Sampling};
 
 /// Set in the child.
 const CHILD: &str = "TRANSLOAD_TEST_CHILD";
@@ -93,8 +93,7 @@ fn manager_with_own_sampling_gets_backends() {
 }
 
 fn own_manager() {
-    let manager = CrossBackendTransferManager::builder().sampling(Sampling::Every(1)).build();
-    let runtime = Runtime::discover_into(manager).unwrap();
+    let runtime = Runtime::builder().sampling(Sampling::Every(1)).discover().unwrap();
     assert_eq!(runtime.manager().sampling(), Sampling::Every(1));
     assert!(runtime.device(DeviceId::Cpu).is_ok());
 }
@@ -111,12 +110,11 @@ fn present_family_is_not_absent_and_host_is_first() {
     let id = DeviceId::Cuda(test.ordinal());
     let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
     for with_host in [false, true] {
-        let manager = CrossBackendTransferManager::new();
-        manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
+        let mut builder = Runtime::builder().backend(CudaBackend::open(&config).unwrap());
         if with_host {
-            manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+            builder = builder.backend(CpuBackend::new().unwrap());
         }
-        let runtime = Runtime::discover_into(manager).unwrap();
+        let runtime = builder.discover().unwrap();
         assert!(runtime.absent().is_empty(), "{:?}", runtime.absent());
         let devices: Vec<DeviceId> = runtime.devices().iter().map(|info| info.id).collect();
         assert_eq!(devices, [DeviceId::Cpu, id]);

@@ -1,8 +1,9 @@
 //! A transfer uses a stream of its priority and its workload, as seen in the driver's calls.
 
 use transload::{
-    CrossBackendTransferManager, DeviceId, MemoryKind, SizeClass, StreamPriority, TransferMethod,
-    TransferOptions, TransferPath, WorkloadType,
+    CrossBackendTransferManager, DeviceId, MemoryKind, StreamPriority, TransferMethod, TransferOptions,
+    TransferPath, WorkloadType,
+    backend::SizeClass,
     cpu::CpuBackend,
     cuda::{AllocationStrategy, CudaBackend, CudaBackendConfig},
 };

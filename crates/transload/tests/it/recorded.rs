@@ -4,8 +4,9 @@
 use std::sync::mpsc;
 
 use transload::{
-    DeviceId, ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, StreamPriority, Timing, TransferMethod,
-    TransferOptions, WorkloadType, submit,
+    DeviceId, ErrorKind, MemoryKind, RawBuffer, StreamPriority, Timing, TransferMethod, TransferOptions,
+    WorkloadType,
+    backend::{Operation, Pattern, submit},
 };
 use transload_cuda_sys::{AsStream, Capture, CaptureMode, trace};
 

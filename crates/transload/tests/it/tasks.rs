@@ -9,8 +9,9 @@ use std::{
 
 use tokio::runtime::{Builder, Runtime};
 use transload::{
-    Access, Claims, CrossBackendTransferManager, DeviceId, MemoryKind, RawBuffer, TransferMethod,
-    TransferOptions, cpu::CpuBackend, host_access,
+    CrossBackendTransferManager, DeviceId, MemoryKind, RawBuffer, TransferMethod, TransferOptions,
+    backend::{Access, Claims, host_access},
+    cpu::CpuBackend,
 };
 
 use crate::elsewhere;

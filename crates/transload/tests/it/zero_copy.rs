@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use transload::{
-    DeviceId, ErrorKind, MemoryKind, Operation, Place, RawBuffer, RejectReason, StreamPriority, Timing,
-    Transfer, TransferMethod, TransferOptions, TransferReport,
+    DeviceId, ErrorKind, MemoryKind, Place, RawBuffer, RejectReason, StreamPriority, Timing, Transfer,
+    TransferMethod, TransferOptions, TransferReport,
+    backend::{Operation, submit},
     cuda::{CudaDevice, CudaStream},
-    submit,
 };
 use transload_cuda_sys::trace;
 

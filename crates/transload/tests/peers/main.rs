@@ -7,8 +7,8 @@ mod setup;
 
 use setup::{Setup, noise};
 use transload::{
-    DeviceId, ErrorKind, Operation, PeerAccess, StreamPriority, Timing, TransferMethod, TransferOptions,
-    WorkloadType, submit,
+    DeviceId, ErrorKind, StreamPriority, Timing, TransferMethod, TransferOptions, WorkloadType,
+    backend::{Operation, PeerAccess, submit},
 };
 use transload_cuda_sim::harness;
 use transload_cuda_sys::trace::{self, Call};

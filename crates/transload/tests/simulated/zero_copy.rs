@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use transload::{
-    CostModel, CrossBackendTransferManager, DeviceId, Error, ErrorKind, MemoryKind, PathCost, Place,
-    RawBuffer, RejectReason, StreamPriority, TransferMethod, TransferOptions, TransferPath, TransferReport,
+    CrossBackendTransferManager, DeviceId, Error, ErrorKind, MemoryKind, Place, RawBuffer, RejectReason,
+    StreamPriority, TransferMethod, TransferOptions, TransferPath, TransferReport,
+    backend::{CostModel, PathCost},
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig},
 };

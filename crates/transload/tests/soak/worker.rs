@@ -7,8 +7,9 @@ use std::{
 };
 
 use transload::{
-    DeviceId, ErrorKind, MemoryKind, Operation, Pattern, Place, RawBuffer, StreamPriority, Timing, Transfer,
-    TransferMethod, TransferOptions, WorkloadType, submit,
+    DeviceId, ErrorKind, MemoryKind, Place, RawBuffer, StreamPriority, Timing, Transfer, TransferMethod,
+    TransferOptions, WorkloadType,
+    backend::{Operation, Pattern, submit},
 };
 
 use crate::{
