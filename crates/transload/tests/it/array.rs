@@ -1,0 +1,156 @@
+//! Typed arrays, their guards, and buffers that nothing else uses.
+
+use transload::{Array, Buffer, DeviceId, ErrorKind, HostBuffer, MemoryKind, Runtime};
+
+/// The host alone.
+pub(crate) fn host_only() -> Runtime {
+    Runtime::builder().without("cuda").discover().unwrap()
+}
+
+#[test]
+fn vec_becomes_an_array_without_a_copy() {
+    let rt = host_only();
+    let numbers: Vec<f32> = (0..1000).map(|n| n as f32).collect();
+    let address = numbers.as_ptr().addr();
+    let array = rt.host(numbers).unwrap();
+    assert_eq!(array.raw().host_address().unwrap().as_ptr().addr(), address);
+    assert_eq!((array.len(), array.device(), array.kind()), (1000, DeviceId::Cpu, MemoryKind::Pageable));
+    assert_eq!(array.read().unwrap()[999], 999.0);
+    drop(array);
+    rt.drain().unwrap();
+    assert!(rt.manager().resource_counts().iter().all(|(_, counts)| counts.is_empty()));
+}
+
+#[test]
+fn slices_and_clones_share_the_elements() {
+    let rt = host_only();
+    let array = rt.host((0..10_u32).collect()).unwrap();
+    let tail = array.slice(6..).unwrap();
+    assert_eq!(*tail.read().unwrap(), [6, 7, 8, 9]);
+    tail.slice(1..=2).unwrap().fill(70).unwrap();
+    assert_eq!(array.clone().read().unwrap()[5..], [5, 6, 70, 70, 9]);
+    assert!(array.slice(10..).unwrap().is_empty());
+    let [before, beyond] = [3..2, 4..11].map(|range: std::ops::Range<usize>| array.slice(range).unwrap_err());
+    assert_eq!((before.kind(), beyond.kind()), (ErrorKind::OutOfRange, ErrorKind::OutOfRange));
+    assert!(beyond.to_string().contains("elements 4..11"), "{beyond}");
+}
+
+#[test]
+fn wrong_length_alignment_or_size_is_refused() {
+    let rt = host_only();
+    let bytes = rt.host(vec![0_u64; 3]).unwrap().cast::<u8>().unwrap();
+    assert_eq!(bytes.len(), 24);
+    assert_eq!(bytes.slice(8..).unwrap().cast::<[u32; 2]>().unwrap().len(), 2);
+    let refused = |from: usize, to: usize| bytes.slice(from..to).unwrap().cast::<u32>().unwrap_err().kind();
+    assert_eq!((refused(0, 6), refused(1, 9)), (ErrorKind::InvalidArgument, ErrorKind::InvalidArgument));
+    assert_eq!(bytes.cast::<()>().unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(rt.zeros::<u8>(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(rt.zeros::<u64>(usize::MAX).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert!(rt.host(Vec::<f64>::new()).unwrap().read().unwrap().is_empty());
+}
+
+#[test]
+fn open_guards_keep_conflicting_users_away() {
+    let rt = host_only();
+    let array = rt.zeros::<u16>(8).unwrap();
+    let (front, back) = (array.slice(..4).unwrap(), array.slice(4..).unwrap());
+    let mut writer = front.write().unwrap();
+    writer[0] = 9;
+    assert_eq!(array.try_read().unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(front.try_write().unwrap_err().kind(), ErrorKind::Busy);
+    let reader = back.read().unwrap();
+    assert_eq!(*back.read().unwrap(), *reader);
+    assert_eq!(back.try_write().unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(rt.download(&front).wait().unwrap_err().kind(), ErrorKind::Busy);
+    drop((writer, reader));
+    assert_eq!(*array.read().unwrap(), [9, 0, 0, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn elements_go_from_and_to_slices_of_their_length() {
+    let rt = host_only();
+    let array = rt.zeros::<[f32; 3]>(2).unwrap();
+    let (source, mut back) = ([[1.0_f32; 3], [2.0; 3]], [[0.0; 3]; 2]);
+    array.copy_from_host(&source).unwrap();
+    array.copy_to_host(&mut back).unwrap();
+    assert_eq!(back, source);
+    assert_eq!(array.copy_from_host(&source[..1]).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(array.copy_to_host(&mut []).unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn downloaded_elements_are_the_callers_alone() {
+    let rt = host_only();
+    let array = rt.host((0..100_000_u32).collect()).unwrap();
+    let mut buffer = rt.download(&array.slice(1..).unwrap()).wait().unwrap();
+    assert!(buffer.iter().copied().eq(1..100_000));
+    buffer[0] = 7;
+    assert_eq!(array.read().unwrap()[1], 1);
+    assert_eq!(buffer.to_vec(), buffer.into_vec());
+    assert_eq!(rt.download(&array.slice(..0).unwrap()).wait().unwrap().len(), 0);
+}
+
+#[test]
+fn other_handles_of_a_host_buffer_are_busy() {
+    let rt = host_only();
+    let array = rt.host(vec![1_u8, 2, 3]).unwrap();
+    // Even where handles are left, no safe code reaches the bytes.
+    let (handle, part) = (array.clone(), array.slice(1..2).unwrap());
+    let buffer = HostBuffer::from_array(array).unwrap();
+    assert_eq!(handle.try_read().unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(part.try_write().unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(rt.download(&part).wait().unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(part.fill(0).unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(*buffer, [1, 2, 3]);
+    let again: Array<u8> = buffer.into_array();
+    assert_eq!(again.raw().id(), handle.raw().id());
+    handle.fill(4).unwrap();
+    assert_eq!(*again.read().unwrap(), [4, 4, 4]);
+    // Nor is one made of elements that somebody looks at.
+    let look = again.read().unwrap();
+    assert_eq!(HostBuffer::from_array(handle).unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(*look, [4, 4, 4]);
+}
+
+#[test]
+fn download_into_returns_the_very_memory() {
+    let rt = host_only();
+    let array = rt.host((0..5000_u64).collect()).unwrap();
+    let vec = vec![0_u64; 5000];
+    let address = vec.as_ptr();
+    let vec = rt.download_into(&array, vec).wait().unwrap();
+    assert!(vec.as_ptr() == address && vec.iter().copied().eq(0..5000));
+    let vec = pollster::block_on(rt.download_into(&rt.zeros(5000).unwrap(), vec).into_future()).unwrap();
+    assert!(vec.as_ptr() == address && vec.iter().all(|n| *n == 0));
+
+    let buffer = rt.download(&rt.zeros(5000).unwrap()).wait().unwrap();
+    let address = buffer.as_ptr();
+    let buffer = pollster::block_on(rt.download_into(&array, buffer).into_future()).unwrap();
+    assert!(buffer.as_ptr() == address && buffer.iter().copied().eq(0..5000));
+
+    let short = rt.download_into(&array, vec![0; 4999]).wait().unwrap_err();
+    assert_eq!(short.kind(), ErrorKind::InvalidArgument);
+    drop((array, buffer));
+    rt.drain().unwrap();
+    assert!(rt.manager().resource_counts().iter().all(|(_, counts)| counts.is_empty()));
+}
+
+#[test]
+fn futures_own_what_they_need() {
+    let rt = host_only();
+    let array = rt.host((0..1_000_000_u32).collect()).unwrap();
+    let place = array.place();
+    let (prepared, shared) = (rt.prepare_async(place, place), rt.share_async(&array, DeviceId::Cpu));
+    let (download, drained) = (rt.download(&array).into_future(), rt.drain_async());
+    drop((rt, array));
+    let thread = std::thread::spawn(move || {
+        pollster::block_on(async {
+            prepared.await.unwrap();
+            assert_eq!(shared.await.unwrap().len(), 1_000_000);
+            let buffer = download.await.unwrap();
+            assert!(buffer.iter().copied().eq(0..1_000_000));
+            drained.await.unwrap();
+        });
+    });
+    thread.join().unwrap();
+}
