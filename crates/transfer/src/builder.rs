@@ -3,7 +3,6 @@
 use std::{fmt, sync::Arc};
 
 use transload_core::Observer;
-
 use transload_executor::Executor;
 
 use crate::{CrossBackendTransferManager, Sampling, context::ManagerContext, methods};
@@ -50,8 +49,10 @@ impl ManagerBuilder {
     #[must_use]
     pub fn build(self) -> CrossBackendTransferManager {
         let Self { observer, sampling, executor, staging_limit } = self;
-        let context = ManagerContext { observer, sampling, ..ManagerContext::default() };
-        let methods = methods::all(executor.unwrap_or_else(Executor::shared), staging_limit);
+        let executor = executor.unwrap_or_else(Executor::shared);
+        let calls = executor.group();
+        let context = ManagerContext { observer, sampling, executor: calls, ..ManagerContext::default() };
+        let methods = methods::all(executor, staging_limit);
         CrossBackendTransferManager::with_context(context, methods)
     }
 }

@@ -259,8 +259,7 @@ impl<T: Pod, D: Lend<T>> Run<D::Output> for Job<T, D> {
         check_same_len(src.len(), dst.len())?;
         let (array, lent) = dst.lend(&runtime)?;
         if !src.is_empty() {
-            let (src, dst) = (src.raw(), array.raw());
-            runtime.manager().transfer_buffer(src, dst, 0, 0, src.len()).wait()?;
+            runtime.copy(&src, &array).wait()?;
         }
         lent.wait(array)
     }
@@ -276,8 +275,7 @@ impl<T: Pod, D: Lend<T>> Run<D::Output> for Job<T, D> {
                 runtime.call(move || dst.lend(&theirs)).await?
             };
             if !src.is_empty() {
-                let (src, dst, options) = (src.raw(), array.raw(), Default::default());
-                runtime.manager().transfer_async(src, dst, 0, 0, src.len(), &options).await?;
+                runtime.copy(&src, &array).await?;
             }
             drop(src);
             lent.returned(array).await

@@ -1,35 +1,49 @@
-//! Moves tensors between any two memories of a machine by the method predicted to be fastest, and says how it did it.
+//! Moves tensors between any two memories of a machine by the method predicted to be fastest, and reports how it did it.
 //!
-//! [`Runtime::discover`] finds the devices of the machine and gives a [`CrossBackendTransferManager`] over all of them.
-//! It works on a machine without a GPU too, and tells why a device is absent.
+//! ```
+//! # #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))] {
+//! # async fn first_page() -> transload::Result<()> {
+//! use transload::Runtime;
+//!
+//! let rt = Runtime::discover()?; // The host, and every GPU that is there.
+//! let gpu = rt.cuda(0)?; // Allocators, streams and raw handles of one GPU.
+//! let weights = rt.host(vec![1.0_f32; 1 << 20])?; // An `Array<f32>` over the vector, without a copy.
+//! let there = gpu.alloc::<f32>(1 << 20)?; // An `Array<f32>` in the GPU's memory.
+//!
+//! let report = rt.copy(&weights, &there).wait()?; // Or `.await`, or `.submit()` and wait later.
+//! println!("{report}");
+//! let back = rt.download(&there.slice(..1024)?).await?; // A `HostBuffer<f32>`: reads like a slice.
+//! assert_eq!(*back, [1.0; 1024]);
+//! # Ok(()) }
+//! # let _ = first_page;
+//! # }
+//! ```
+//!
+//! It works without a GPU too, and says why one is absent:
 //!
 //! ```
 //! use transload::{DeviceId, MemoryKind, Runtime};
 //!
-//! let runtime = Runtime::discover()?;
-//! for device in runtime.devices() {
-//!     println!("{}: {}", device.id, device.name);
-//! }
-//! for (family, reason) in runtime.absent() {
+//! let rt = Runtime::discover()?;
+//! for (family, reason) in rt.absent() {
 //!     println!("no {family}: {reason}");
 //! }
-//!
-//! // To the first GPU where there is one, else within the host's memory.
-//! let gpu = runtime.devices().into_iter().find(|device| !device.id.is_cpu());
+//! // To the first GPU if there is one, else within the host's memory.
+//! let gpu = rt.devices().into_iter().find(|device| !device.id.is_cpu());
 //! let (device, kind) = gpu.map_or((DeviceId::Cpu, MemoryKind::Pageable), |gpu| (gpu.id, MemoryKind::Device));
-//! let src = runtime.allocate(DeviceId::Cpu, MemoryKind::Pageable, 1 << 20)?;
-//! let dst = runtime.allocate(device, kind, 1 << 20)?;
-//! src.write()?.fill(7);
-//! let report = runtime.manager().copy(&src, &dst).wait()?; // or `.await` it
-//! println!("{report}");
+//! let weights = rt.host((0..4096_u32).collect())?;
+//! let there = rt.alloc::<u32>(device, kind, 4096)?;
 //!
-//! drop((src, dst));
-//! runtime.drain()?;
+//! println!("{}", rt.copy(&weights, &there).plan()?); // What would be done, and why.
+//! rt.copy(&weights, &there).wait()?;
+//! assert_eq!(*rt.download(&there).wait()?, *weights.read()?);
+//!
+//! drop((weights, there));
+//! rt.drain()?; // Dropping never waits; this does.
 //! # Ok::<(), transload::Error>(())
 //! ```
 //!
-//! Tasks of an async runtime call `transfer_async` instead: where `transfer` would block, it awaits. The example `tokio` shows
-//! a thousand transfers at once.
+//! An awaited copy never blocks the thread of a task. The example `tokio` runs a thousand transfers at once.
 //!
 //! # What is where
 //! At the root is what programs use every day. [`cpu`] has the host's backend, `cuda` (feature `cuda`, on Linux and Windows)
@@ -56,9 +70,11 @@ pub use runtime::Runtime;
 pub use transload_core::{
     Buffer, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryKind, Observer, Place, Pod, RawBuffer,
     ReadGuard, RejectReason, Rejected, Result, StreamPriority, Timing, Transfer, TransferMethod,
-    TransferPath, TransferReport, WorkloadType, WriteGuard,
+    TransferPath, TransferReport, TransferState, WorkloadType, WriteGuard,
 };
-pub use transload_transfer::{CrossBackendTransferManager, Plan, Sampling, TransferOptions, TransferStats};
+pub use transload_transfer::{
+    Copy, CrossBackendTransferManager, Plan, Sampling, TransferOptions, TransferStats,
+};
 
 /// What authors of backends need: all of `transload-core`, `transload-transfer` and `transload-executor`.
 pub mod backend {

@@ -7,11 +7,11 @@ use std::{
 
 use transload_backend_cpu::CpuBackend;
 use transload_core::{
-    Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Place, Pod, RawBuffer, Result, SharedBuffer,
-    bytes_of_elements,
+    Backend, Buffer, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Place, Pod, RawBuffer, Result,
+    SharedBuffer, bytes_of_elements,
 };
 use transload_executor::{BlockingKey, Executor};
-use transload_transfer::{CrossBackendTransferManager, Plan, TransferOptions};
+use transload_transfer::{Copy, CrossBackendTransferManager, Plan, TransferOptions};
 
 use crate::{Array, RuntimeBuilder, families::Cuda};
 
@@ -191,6 +191,23 @@ impl Runtime {
     pub fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         self.device(device)?;
         self.manager().allocate(device, kind, bytes)
+    }
+
+    /// Returns a copy of all elements of `src` over all of `dst`, which has as many. Nothing happens before it is
+    /// [submitted](Copy::submit), [waited for](Copy::wait) or `.await`ed. To copy a part, slice the arrays. Arrays of two element
+    /// types are not copied to each other:
+    ///
+    /// ```compile_fail
+    /// let rt = transload::Runtime::discover()?;
+    /// rt.copy(&rt.zeros::<f32>(4)?, &rt.zeros::<u32>(4)?).wait()?;
+    /// # Ok::<(), transload::Error>(())
+    /// ```
+    ///
+    /// Any [`Buffer`] will do, such as unified memory. Bytes without a type are copied by
+    /// [`CrossBackendTransferManager::copy`].
+    #[inline]
+    pub fn copy<'a, T: Pod>(&'a self, src: &'a impl Buffer<T>, dst: &'a impl Buffer<T>) -> Copy<'a> {
+        self.manager().copy(src.raw(), dst.raw())
     }
 
     /// Returns what a transfer would do, with its predicted cost and the reasons against other methods. Nothing is moved.
