@@ -125,6 +125,9 @@ impl Candidate {
     /// Returns whether submitting a transfer may take the calling thread long: it is the first, or the thread or a driver copies the
     /// bytes meanwhile.
     pub(crate) fn is_slow_to_submit(&self, input: &PlanInput, priority: StreamPriority) -> bool {
+        if transload_core::mutant!("transfer/slow-submission-by-caller") {
+            return false;
+        }
         self.info.stats.warm.load(Ordering::Relaxed) & 1 << priority as u8 == 0
             || self.method.copies_during_call(&self.route, input)
     }

@@ -4,6 +4,7 @@
 mod bad_use;
 mod cheapest;
 mod choice;
+mod copy;
 mod cpu;
 mod ended_early;
 mod failure;

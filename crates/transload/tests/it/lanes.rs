@@ -14,7 +14,7 @@ use crate::cuda::Setup;
 const PRIORITIES: [StreamPriority; 3] = [StreamPriority::High, StreamPriority::Normal, StreamPriority::Low];
 
 /// Returns the stream of the only copy or launch that the thread enqueued in `work`.
-fn stream_of(trace: &trace::Trace) -> u64 {
+pub(crate) fn stream_of(trace: &trace::Trace) -> u64 {
     let calls = trace.calls_of_this_thread();
     let mut streams = calls.iter().filter_map(|call| match call.name {
         "cuMemcpyHtoDAsync_v2" | "cuMemcpyDtoHAsync_v2" | "cuMemcpyDtoDAsync_v2" => {

@@ -4,6 +4,8 @@
 mod array;
 mod bad_use;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod copy_on;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda;
 mod discover;
 #[path = "../../../core/tests/shared/gate.rs"]
