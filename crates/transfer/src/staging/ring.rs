@@ -157,7 +157,7 @@ impl StagingRing {
         while let Some(next) = state.next(&mut finished) {
             copies.push(next);
         }
-        let to_allocate = state.to_allocate(self.most);
+        let to_allocate = state.reserve_allocations(self.most);
         drop(state);
         (0..to_allocate).for_each(|_| self.allocate_another());
         copies.iter_mut().for_each(|next| next.start(false));
@@ -247,7 +247,7 @@ impl State {
     }
 
     /// Returns the number of buffers to allocate, and counts them as being allocated.
-    fn to_allocate(&mut self, most: usize) -> usize {
+    fn reserve_allocations(&mut self, most: usize) -> usize {
         let room = most.saturating_sub(self.allocated);
         if room == 0 || (self.backoff > 0 && self.allocated > 0) {
             self.backoff = self.backoff.saturating_sub(1);
