@@ -135,7 +135,7 @@ impl ChunkCopy {
                 if !self.copies.iter().all(|copied| to.can_wait_for(copied)) {
                     self.wait_for_copies(waits).await?;
                 }
-                self.upload(to)?;
+                self.enqueue_upload(to)?;
                 if transload_core::mutant!("transfer/keeps-first-half") {
                     self.copies.drain(..self.copies.len() - 1);
                 }
@@ -172,7 +172,7 @@ impl ChunkCopy {
     fn upload(&mut self, queue: &QueueLease) -> Result<()> {
         let (_, address) = self.staged()?;
         host_copy(host_pointer(&self.transfer.src, self.range.start)?, address, self.range.len());
-        self.upload(queue)
+        self.enqueue_upload(queue)
     }
 
     /// Enqueues the copy from the device into the staging buffer.
@@ -183,7 +183,7 @@ impl ChunkCopy {
     }
 
     /// Enqueues the copy from the staging buffer to the device, after the earlier copies.
-    fn upload(&mut self, queue: &QueueLease) -> Result<()> {
+    fn enqueue_upload(&mut self, queue: &QueueLease) -> Result<()> {
         let (staged, _) = self.staged()?;
         let dst = self.transfer.dst.slice(self.range.clone())?;
         self.transfer.timeline.mark_written();
