@@ -8,6 +8,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The kind of an error, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// An argument that is never valid, such as a size of 0.
@@ -50,6 +51,7 @@ pub enum ErrorKind {
 
 /// Whether the same call can succeed later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Retry {
     /// Not without other arguments, another device or a new process.
     Never,
@@ -61,12 +63,16 @@ pub enum Retry {
 
 /// How much memory was requested and how much was available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct MemoryShortage {
     /// Requested bytes.
+    #[cfg_attr(feature = "serde", serde(rename = "requested_bytes"))]
     pub requested: u64,
     /// Free bytes at that time, if the driver reported them.
+    #[cfg_attr(feature = "serde", serde(rename = "free_bytes"))]
     pub free: Option<u64>,
     /// Total bytes, if the driver reported them.
+    #[cfg_attr(feature = "serde", serde(rename = "total_bytes"))]
     pub total: Option<u64>,
 }
 

@@ -8,6 +8,13 @@
 //! This crate contains no backend; see `transload-backend-cpu` and `transload-backend-cuda`. Authors of
 //! backends test theirs with the module `conformance` (feature `conformance`, off by default).
 //!
+//! # Serialized form
+//! With the feature `serde` (off by default), ids, places, costs, plans, reports and statistics can be serialized.
+//! Devices, places and kinds of memory are the texts that they print as (`cuda:0`, `cuda:0/device`), methods their
+//! names (`DirectCopy`), other enums their variants in snake case (`built_in`). Names of fields are those of Rust,
+//! except that durations are seconds (module `serde_seconds`) and end in `_seconds`, and sizes end in `_bytes`. All that
+//! has a meaning in another process can be read back, except devices of third parties ([`DeviceId::Other`]).
+//!
 //! # Reading order
 //! [`DeviceId`] and [`MemoryKind`] (where), [`RawBuffer`] and [`Buffer`] (what), [`Queue`], [`Fence`] and
 //! [`Timeline`] (when), [`Backend`] (who), [`TransferMethod`], [`TransferReport`] and [`Transfer`] (how),
@@ -24,6 +31,8 @@ mod host;
 pub mod mutants;
 mod panics;
 mod queue;
+#[cfg(feature = "serde")]
+pub mod serde_seconds;
 mod submit;
 mod sync;
 

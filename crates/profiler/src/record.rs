@@ -6,6 +6,7 @@ use transload_core::{ErrorKind, TransferReport};
 
 /// How a transfer ended, as far as observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Outcome {
     /// Its bytes are in place.
@@ -28,6 +29,7 @@ impl fmt::Display for Outcome {
 
 /// A transfer that ended for its submitter.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TransferRecord {
     /// Sequence number of the end, from 0, in the order in which the log was notified.

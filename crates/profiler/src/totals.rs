@@ -4,6 +4,7 @@ use std::fmt;
 
 /// Counts since the log was created or cleared: a consistent snapshot, even while transfers run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Totals {
     /// Transfers that were enqueued.

@@ -8,6 +8,7 @@ use std::{
 
 /// Identifies an allocation within the process. Slices of one buffer share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct BufferId(pub(crate) u64);
 
 impl BufferId {

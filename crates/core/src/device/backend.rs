@@ -9,6 +9,7 @@ use crate::{
 
 /// The description of a device by its backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct DeviceInfo {
     /// Device identifier.
@@ -16,12 +17,14 @@ pub struct DeviceInfo {
     /// Name for display.
     pub name: String,
     /// Total bytes of memory, if known.
+    #[cfg_attr(feature = "serde", serde(rename = "total_bytes"))]
     pub total_memory: Option<u64>,
     /// The kinds of memory that [`Backend::allocate`] offers for it.
     pub kinds: Vec<MemoryKind>,
     /// Whether the host may use the device's unified memory while the device works.
     pub concurrent_managed_access: bool,
     /// Identity that outlives the process, if any: part of a calibration's key.
+    #[cfg_attr(feature = "serde", serde(with = "super::serde_forms::uuid", default))]
     pub uuid: Option<[u8; 16]>,
     /// Version and origin of the driver, for display.
     pub driver: String,
@@ -48,15 +51,19 @@ impl DeviceInfo {
 
 /// A snapshot of a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct MemoryInfo {
     /// Free bytes.
+    #[cfg_attr(feature = "serde", serde(rename = "free_bytes"))]
     pub free: u64,
     /// Total bytes.
+    #[cfg_attr(feature = "serde", serde(rename = "total_bytes"))]
     pub total: u64,
 }
 
 /// What a backend keeps alive. All zero after every handle was dropped and [`Backend::drain`] returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ResourceCounts {
     /// Live allocations, including parked ones.
@@ -103,6 +110,7 @@ pub enum MemoryAdvice {
 
 /// Whether a device can access another's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum PeerAccess {
     /// It cannot.
     Unavailable,

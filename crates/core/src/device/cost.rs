@@ -6,6 +6,7 @@ use crate::{TransferMethod, TransferPath};
 
 /// The basis of a prediction, least reliable first; named in every report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum CostBasis {
     /// The backend's default costs: not measured on this machine.
     BuiltIn,
@@ -27,9 +28,14 @@ impl fmt::Display for CostBasis {
 
 /// Time as a function of size: linear between points of ascending size, and extrapolated after the last.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(
+    feature = "serde",
+    serde(into = "Vec<super::serde_forms::CostPoint>", try_from = "Vec<super::serde_forms::CostPoint>")
+)]
 pub struct CostModel {
     /// Bytes and seconds, ascending in bytes; at least two points.
-    points: Vec<(u64, f64)>,
+    pub(super) points: Vec<(u64, f64)>,
 }
 
 impl CostModel {
@@ -39,14 +45,18 @@ impl CostModel {
         const FAR: u64 = 1 << 40;
         let latency = latency.as_secs_f64();
         let rate = if bytes_per_second > 0.0 { bytes_per_second } else { f64::MIN_POSITIVE };
-        Self { points: vec![(0, latency), (FAR, latency + FAR as f64 / rate)] }
+        let far = (latency + FAR as f64 / rate).min(f64::MAX);
+        Self { points: vec![(0, latency), (FAR, far)] }
     }
 
     /// Creates a model from measured points, in any order; of equal sizes the fastest counts. `None` if there
     /// are fewer than two different sizes.
     #[must_use]
     pub fn through(points: &[(u64, Duration)]) -> Option<Self> {
-        let mut points: Vec<_> = points.iter().map(|(bytes, time)| (*bytes, time.as_secs_f64())).collect();
+        Self::from_points(points.iter().map(|(bytes, time)| (*bytes, time.as_secs_f64())).collect())
+    }
+
+    pub(super) fn from_points(mut points: Vec<(u64, f64)>) -> Option<Self> {
         points.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         points.dedup_by_key(|point| point.0);
         (points.len() >= 2).then_some(Self { points })
@@ -69,6 +79,7 @@ impl CostModel {
 
 /// A backend's default cost of one method on one path.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PathCost {
     /// Source and destination.
     pub path: TransferPath,

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 /// The method that moves the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum TransferMethod {
     /// One copy by the queue, from or to the caller's memory.
     DirectCopy,
@@ -54,6 +55,7 @@ impl fmt::Display for TransferMethod {
 
 /// Why a method cannot be used for a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RejectReason {
     /// No queue of either side copies between these places.
@@ -122,6 +124,7 @@ impl fmt::Display for RejectReason {
 
 /// A rejected method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Rejected {
     /// Transfer method.
     pub method: TransferMethod,

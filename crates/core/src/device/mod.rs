@@ -6,4 +6,6 @@ pub(crate) mod device_id;
 pub(crate) mod method;
 pub(crate) mod place;
 pub(crate) mod report;
+#[cfg(feature = "serde")]
+mod serde_forms;
 pub(crate) mod size_class;

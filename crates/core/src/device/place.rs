@@ -6,6 +6,7 @@ use crate::DeviceId;
 
 /// The kind of memory, which decides who can reach it and how fast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum MemoryKind {
     /// Ordinary host memory.
     Pageable,
@@ -67,6 +68,7 @@ impl fmt::Display for Place {
 
 /// Source and destination; statistics and costs are kept per path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TransferPath {
     /// Source of the bytes.
     pub src: Place,

@@ -6,6 +6,7 @@ use crate::{CostBasis, DeviceId, Rejections, SizeClass, TransferMethod, Transfer
 
 /// The report of a transfer. Needs no allocation.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TransferReport {
     /// Source and destination.
@@ -23,17 +24,25 @@ pub struct TransferReport {
     /// Host time of the submission: waiting for room, driver calls, and what the first transfer on a path
     /// prepares. `None` if no clock was read: only measured transfers have times (see
     /// [`moving`](Self::moving)), or all if there is an observer. The same holds for `elapsed`.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "submitting_seconds", with = "crate::serde_seconds", default)
+    )]
     pub submitting: Option<Duration>,
     /// Host time from the beginning of submission until the completion was observed. Includes the time from
     /// the completion until the transfer was polled, so it does not measure the transfer's speed.
+    #[cfg_attr(feature = "serde", serde(rename = "elapsed_seconds", with = "crate::serde_seconds", default))]
     pub elapsed: Option<Duration>,
     /// Time of the movement by the lane's own clock, if the transfer was measured: a GPU's clock for its
     /// queues, the host's for the host's.
+    #[cfg_attr(feature = "serde", serde(rename = "moving_seconds", with = "crate::serde_seconds", default))]
     pub moving: Option<Duration>,
     /// The predicted time, on an idle device.
+    #[cfg_attr(feature = "serde", serde(rename = "predicted_seconds", with = "crate::serde_seconds"))]
     pub predicted: Duration,
     /// Bytes of other transfers that were queued for the copy engine when the method was chosen. Counted only
     /// for small transfers of high priority, whose method depends on it, else 0.
+    #[cfg_attr(feature = "serde", serde(rename = "queued_bytes"))]
     pub queued: u64,
     /// Basis of the prediction.
     pub basis: CostBasis,

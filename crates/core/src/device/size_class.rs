@@ -11,18 +11,25 @@ use std::fmt;
 /// assert_eq!(SizeClass::of(4097), SizeClass::UpTo64KiB);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum SizeClass {
     /// At most 4 KiB.
+    #[cfg_attr(feature = "serde", serde(rename = "up_to_4_kib"))]
     UpTo4KiB,
     /// At most 64 KiB.
+    #[cfg_attr(feature = "serde", serde(rename = "up_to_64_kib"))]
     UpTo64KiB,
     /// At most 1 MiB.
+    #[cfg_attr(feature = "serde", serde(rename = "up_to_1_mib"))]
     UpTo1MiB,
     /// At most 16 MiB.
+    #[cfg_attr(feature = "serde", serde(rename = "up_to_16_mib"))]
     UpTo16MiB,
     /// At most 128 MiB.
+    #[cfg_attr(feature = "serde", serde(rename = "up_to_128_mib"))]
     UpTo128MiB,
     /// More than 128 MiB.
+    #[cfg_attr(feature = "serde", serde(rename = "larger"))]
     Larger,
 }
 

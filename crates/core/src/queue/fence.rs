@@ -17,6 +17,7 @@ use crate::{DeviceId, Error, Result, queue::source::Sources};
 
 /// Identifies a timeline within the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TimelineId(u64);
 
 impl fmt::Display for TimelineId {

@@ -12,6 +12,7 @@ use crate::{DeviceId, Error, ErrorKind, Fence, Operation, Place, Result, Timelin
 
 /// The priority of a queue's work. On CUDA it affects kernels, not copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum StreamPriority {
     /// Runs before all other work.
     High,
@@ -24,6 +25,7 @@ pub enum StreamPriority {
 
 /// What a queue is mostly used for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum WorkloadType {
     /// Kernels.
     Compute,
@@ -38,6 +40,7 @@ pub enum WorkloadType {
 
 /// Whether an operation's time on the device is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Timing {
     /// Not measured.
     #[default]

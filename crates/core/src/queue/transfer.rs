@@ -111,6 +111,7 @@ pub enum Submitted {
 
 /// How far a transfer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum TransferState {
     /// Accepted, but not yet enqueued. No transfer is in this state at present.

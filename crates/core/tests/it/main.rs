@@ -27,6 +27,8 @@ mod patterns;
 mod range_guards;
 mod reclaim;
 mod recorded;
+#[cfg(feature = "serde")]
+mod serialized;
 mod size_class;
 mod transfers;
 mod truth;

@@ -9,6 +9,7 @@ use std::fmt;
 /// Bytes moved by faults are recorded per migration: that no fault moved anything is exact; other numbers are
 /// comparable between runs on one machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct MigrationCounts {
     /// Number of migrations from the host to the device, by prefetch or by faults.

@@ -43,6 +43,7 @@ impl Default for PredictionLimits {
 
 /// Counters of an [`AutoPrefetcher`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PredictionStatistics {
     /// Number of declared accesses.

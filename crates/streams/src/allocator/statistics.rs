@@ -1,7 +1,5 @@
 //! Statistics of an allocator.
 
-use serde::Serialize;
-
 use super::{
     allocate::coalesce::Locked,
     arena::{
@@ -13,7 +11,8 @@ use super::{
 };
 
 /// A snapshot of an allocator's statistics.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct AllocatorStatistics {
     /// Bytes in live blocks, after rounding.
@@ -50,7 +49,8 @@ pub struct AllocatorStatistics {
 }
 
 /// Statistics of one size class, a power of two.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct SizeClassStatistics {
     /// Maximum block size in bytes; the minimum is more than half of it.

@@ -10,6 +10,7 @@ use crate::{completion::pending_events::Measured, submit::driver_calls::DriverCa
 
 /// Which of a stream's operations are timed by events while its metrics are on. All are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum MetricsSampling {
     /// Metrics are off: nothing is counted or timed. The default.
     Off,
@@ -41,6 +42,7 @@ impl From<bool> for MetricsSampling {
 
 /// A stream's metrics. `None` if nothing was counted or measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct StreamMetrics {
     /// Which operations are timed now.
@@ -55,8 +57,16 @@ pub struct StreamMetrics {
     /// How many operations were timed and are known to be over.
     pub timed_operations: Option<u64>,
     /// The device time of the timed operations together: not of all, unless all are timed.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "total_time_seconds", with = "transload_core::serde_seconds", default)
+    )]
     pub total_time: Option<Duration>,
     /// Device time of a timed operation on average: from when the stream comes to it to its end.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "average_latency_seconds", with = "transload_core::serde_seconds", default)
+    )]
     pub average_latency: Option<Duration>,
     /// The most bytes that `update_peak_memory` told.
     pub peak_memory: Option<u64>,

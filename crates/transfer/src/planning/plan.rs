@@ -7,8 +7,10 @@ use transload_core::{CostBasis, QueuedBefore, TransferMethod, TransferReport};
 /// What a transfer would do: its report (a plan dereferences to it) with all times zero, and the alternatives. The
 /// transfer's own report agrees unless a backend was registered or a cost set in between: both come from one planner.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Plan {
+    #[cfg_attr(feature = "serde", serde(flatten))]
     report: TransferReport,
     /// Methods that apply and were not chosen, fastest first. None is predicted to be faster on an idle device, unless
     /// the transfer bypasses a copy engine's queue (see
@@ -26,11 +28,16 @@ impl Deref for Plan {
 
 /// A method that applies and was not chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Alternative {
     /// The method.
     pub method: TransferMethod,
     /// Its predicted time.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "predicted_seconds", with = "transload_core::serde_seconds")
+    )]
     pub predicted: Duration,
     /// Origin of the cost that the prediction uses.
     pub basis: CostBasis,

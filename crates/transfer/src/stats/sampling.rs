@@ -9,6 +9,7 @@ use std::fmt;
 /// of 4 KiB; so by default only some are measured. Statistics name their sampling
 /// ([`TransferStats::sampling`](crate::TransferStats)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Sampling {
     /// None, except transfers whose options ask for it.
     Off,

@@ -11,6 +11,7 @@ use crate::Sampling;
 /// Rates and [`time`](Self::time) come from measured transfers only. Latencies come from measured transfers whose end
 /// was observed, or, of a manager with an observer, from all whose end was observed.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TransferStats {
     /// Source and destination.
@@ -35,17 +36,35 @@ pub struct TransferStats {
     /// Bytes of the measured transfers.
     pub measured_bytes: u64,
     /// Sum of the measured transfers' times.
+    #[cfg_attr(feature = "serde", serde(rename = "time_seconds", with = "transload_core::serde_seconds"))]
     pub time: Duration,
     /// Best rate of a measured transfer, in bytes per second.
+    #[cfg_attr(feature = "serde", serde(rename = "best_bytes_per_second"))]
     pub best_rate: Option<f64>,
     /// Median time from the beginning of submission to the observed completion. This percentile and the next two are up
     /// to 1/8 too large, never too small.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "latency_p50_seconds", with = "transload_core::serde_seconds", default)
+    )]
     pub latency_p50: Option<Duration>,
     /// 90th percentile of the latency.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "latency_p90_seconds", with = "transload_core::serde_seconds", default)
+    )]
     pub latency_p90: Option<Duration>,
     /// 99th percentile of the latency.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "latency_p99_seconds", with = "transload_core::serde_seconds", default)
+    )]
     pub latency_p99: Option<Duration>,
     /// Largest latency, exact.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "latency_max_seconds", with = "transload_core::serde_seconds", default)
+    )]
     pub latency_max: Option<Duration>,
     /// The manager's sampling, for transfers whose options do not set one.
     pub sampling: Sampling,

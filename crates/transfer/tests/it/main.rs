@@ -19,6 +19,8 @@ mod queue_limit;
 mod recording;
 mod refusal;
 mod registration;
+#[cfg(feature = "serde")]
+mod serialized;
 mod staging;
 mod statistics;
 mod turns;

@@ -6,6 +6,7 @@ use transload_core::{MemoryKind, Place, TransferMethod, TransferReport};
 
 /// Sizes, methods and times of a load. Times are wall times.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LoadReport {
     /// Place of the tensors.
@@ -27,10 +28,19 @@ pub struct LoadReport {
     /// Kind of memory of the staging buffers.
     pub staging: Option<MemoryKind>,
     /// Time to read the header and to allocate memory and staging buffers; on first use, also to initialise the device.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "preparing_seconds", with = "transload_core::serde_seconds")
+    )]
     pub preparing: Duration,
     /// Time from the call until the last byte was in place, including `preparing` and reading the file.
+    #[cfg_attr(feature = "serde", serde(rename = "wall_seconds", with = "transload_core::serde_seconds"))]
     pub wall: Duration,
     /// Time to read back and compare, if requested; not part of `wall`.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "verifying_seconds", with = "transload_core::serde_seconds", default)
+    )]
     pub verifying: Option<Duration>,
     /// The transfers by method.
     pub methods: Vec<MethodCount>,
@@ -40,6 +50,7 @@ pub struct LoadReport {
 
 /// The transfers of one method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct MethodCount {
     /// Method that moved the bytes.

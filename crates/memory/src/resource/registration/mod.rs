@@ -57,6 +57,7 @@ struct CacheState {
 
 /// Counters of a [`RegistrationCache`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct RegistrationStatistics {
     /// Number of live registrations.

@@ -11,7 +11,6 @@ pub(crate) mod size_class_counts;
 
 use std::collections::HashMap;
 
-use serde::Serialize;
 use transload_core::mutant;
 
 use self::{
@@ -78,7 +77,8 @@ pub(crate) struct Ordered {
 }
 
 /// Requests by source.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ReuseCounts {
     /// A recently freed block of that size on the stream.
