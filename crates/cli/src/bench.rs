@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use serde::Serialize;
-use transload::{DeviceId, DeviceInfo, MemoryKind, RawBuffer, Runtime};
+use transload::{DeviceId, DeviceInfo, MemoryKind, Place, RawBuffer, Runtime, TransferMethod};
 
 use crate::{
     args,
@@ -28,10 +28,10 @@ struct BenchResult {
 
 #[derive(Serialize)]
 struct Row {
-    from: String,
-    to: String,
+    from: Place,
+    to: Place,
     bytes: usize,
-    method: &'static str,
+    method: TransferMethod,
     /// 10th, 50th and 90th percentile of the rate, in bytes per second.
     p10: f64,
     p50: f64,
@@ -146,10 +146,10 @@ fn row(
         rates.get(index).copied().unwrap_or(0.0)
     };
     Ok(Row {
-        from: src.place().to_string(),
-        to: dst.place().to_string(),
+        from: src.place(),
+        to: dst.place(),
         bytes: src.len(),
-        method: method.name(),
+        method,
         p10: at(10),
         p50: at(50),
         p90: at(90),
@@ -166,8 +166,8 @@ impl BenchResult {
             .map(|row| {
                 let compared = if row.simulated { "verified, simulated" } else { "verified" };
                 let [p10, p50, p90] = [row.p10, row.p50, row.p90].map(text::rate);
-                let [from, to, method, compared] =
-                    [&row.from, &row.to, row.method, compared].map(str::to_owned);
+                let [from, to] = [row.from, row.to].map(|place| place.to_string());
+                let (method, compared) = (row.method.to_string(), compared.to_owned());
                 [from, to, method, compared, text::bytes(row.bytes as u64), p10, p50, p90]
             })
             .collect();

@@ -32,7 +32,7 @@ fn copy<'a>(invocation: &Invocation, wanted: &'a args::Copy) -> Result<TransferS
     let model = with_progress(invocation, &wanted.file, options).map_err(|failure| {
         let hint =
             if wanted.pinned && failure.exit == Exit::Input { " (--pageable works everywhere)" } else { "" };
-        failure.during(&format!("{} was not copied to {}{hint}", wanted.file.display(), wanted.to))
+        failure.during(format!("{} was not copied to {}{hint}", wanted.file.display(), wanted.to))
     })?;
     Ok(TransferSummary { file: &wanted.file, report: model.report().clone(), device_name: device.name })
 }

@@ -1,61 +1,60 @@
 //! `transload devices`: lists the devices, and the reasons why others are absent.
 
-use serde_json::{Value, json};
-use transload::{DeviceInfo, Result, Runtime, backend::MemoryInfo};
+use serde::Serialize;
+use serde_json::json;
+use transload::{DeviceInfo, Runtime};
 
 use crate::{exit::Failure, invocation::Invocation, output, text};
 
 /// A device and its current memory use.
-type Device = (DeviceInfo, Result<MemoryInfo>);
+#[derive(Serialize)]
+struct Device {
+    #[serde(flatten)]
+    info: DeviceInfo,
+    free_bytes: Option<u64>,
+    /// Why the free memory is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_error: Option<String>,
+}
 
 pub(crate) fn run(invocation: &Invocation) -> Result<String, Failure> {
     let runtime = &invocation.runtime;
-    let memory = |id| runtime.manager().backend(id)?.memory_info(id);
-    let devices: Vec<Device> =
-        runtime.devices().into_iter().map(|info| (info.clone(), memory(info.id))).collect();
-    invocation.render("devices", &json(runtime, &devices), || human(runtime, &devices))
+    let devices: Vec<Device> = runtime.devices().into_iter().map(|info| Device::new(runtime, info)).collect();
+    let absent = runtime.absent().iter().map(
+        |(family, reason)| json!({ "family": family, "kind": reason.kind(), "reason": reason.to_string() }),
+    );
+    let result = json!({ "devices": devices, "absent": absent.collect::<Vec<_>>() });
+    invocation.render("devices", &result, || human(runtime, &devices))
 }
 
-fn json(runtime: &Runtime, devices: &[Device]) -> Value {
-    let devices = devices.iter().map(|(info, memory)| {
-        let mut device = json!({
-            "id": info.id.to_string(),
-            "name": info.name,
-            "total_bytes": info.total_memory,
-            "free_bytes": memory.as_ref().ok().map(|memory| memory.free),
-            "kinds": info.kinds.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            "driver": info.driver,
-            "simulated": info.simulated,
-        });
-        if let Err(error) = memory {
-            device["memory_error"] = error.to_string().into();
+impl Device {
+    fn new(runtime: &Runtime, info: DeviceInfo) -> Self {
+        let memory = runtime.manager().backend(info.id).and_then(|backend| backend.memory_info(info.id));
+        match memory {
+            Ok(memory) => Self { info, free_bytes: Some(memory.free), memory_error: None },
+            Err(error) => Self { info, free_bytes: None, memory_error: Some(error.to_string()) },
         }
-        device
-    });
-    let absent = runtime.absent().iter().map(|(family, reason)| {
-        json!({ "family": family, "kind": format!("{:?}", reason.kind()), "reason": reason.to_string() })
-    });
-    json!({ "devices": devices.collect::<Vec<_>>(), "absent": absent.collect::<Vec<_>>() })
+    }
 }
 
 fn human(runtime: &Runtime, devices: &[Device]) -> String {
     let known = |bytes: Option<u64>| bytes.map_or("unknown".to_owned(), text::bytes);
-    let rows = devices.iter().map(|(info, memory)| {
+    let rows = devices.iter().map(|Device { info, free_bytes, .. }| {
         let driver = if info.driver.is_empty() { "-" } else { &info.driver };
         let kinds: Vec<_> = info.kinds.iter().map(ToString::to_string).collect();
         [
             info.id.to_string(),
             info.name.clone(),
             known(info.total_memory),
-            known(memory.as_ref().ok().map(|memory| memory.free)),
+            known(*free_bytes),
             kinds.join(" "),
             if info.simulated { format!("{driver}, simulated") } else { driver.to_owned() },
         ]
     });
     let rows: Vec<_> = rows.collect();
     let mut text = output::table(["DEVICE", "NAME", "MEMORY", "FREE", "KINDS", "DRIVER"], 6, &rows);
-    for (info, memory) in devices {
-        if let Err(error) = memory {
+    for Device { info, memory_error, .. } in devices {
+        if let Some(error) = memory_error {
             text += &format!("{}: free memory is not known: {error}\n", info.id);
         }
     }

@@ -34,22 +34,26 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// A failure of the command: a message that names valid input, and the exit code.
+/// A failure of the command: an error whose message names valid input, and the exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
-    text: String,
+    pub(crate) error: anyhow::Error,
 }
 
 impl Failure {
     pub(crate) fn new(exit: Exit, text: impl Into<String>) -> Self {
-        Self { exit, text: text.into() }
+        Self { exit, error: anyhow::Error::msg(text.into()) }
+    }
+
+    /// A failure of `what`, caused by another error.
+    pub(crate) fn caused_by(exit: Exit, what: impl Into<String>, cause: impl Into<anyhow::Error>) -> Self {
+        Self { exit, error: cause.into() }.during(what)
     }
 
     /// Prefixes the message with the operation.
-    pub(crate) fn during(mut self, what: &str) -> Self {
-        self.text = format!("{what}: {}", self.text);
-        self
+    pub(crate) fn during(self, what: impl Into<String>) -> Self {
+        Self { exit: self.exit, error: self.error.context(what.into()) }
     }
 }
 
@@ -65,12 +69,12 @@ impl From<Error> for Failure {
             ErrorKind::Corrupted => Exit::Differs,
             _ => Exit::Device,
         };
-        Self::new(exit, error.to_string())
+        Self { exit, error: error.into() }
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        write!(f, "{:#}", self.error)
     }
 }

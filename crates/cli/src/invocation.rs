@@ -29,7 +29,7 @@ impl Invocation {
 
     /// Returns a device; if it is absent, the reason and the exit code.
     pub(crate) fn device(&self, id: DeviceId) -> Result<DeviceInfo, Failure> {
-        self.runtime.device(id).map_err(|error| Failure::new(Exit::Device, error.to_string()))
+        self.runtime.device(id).map_err(|error| Failure { exit: Exit::Device, error: error.into() })
     }
 
     /// Waits until nothing of a command is in flight, also after a failure. Returns the first error.
@@ -57,9 +57,8 @@ impl Invocation {
         let simulated = self.is_simulated();
         if self.json {
             let envelope = Envelope { command, simulated, result };
-            let json = serde_json::to_string_pretty(&envelope).map_err(|error| {
-                Failure::new(Exit::Io, format!("cannot write the result as JSON: {error}"))
-            })?;
+            let json = serde_json::to_string_pretty(&envelope)
+                .map_err(|error| Failure::caused_by(Exit::Io, "cannot write the result as JSON", error))?;
             return Ok(json + "\n");
         }
         let head = if simulated {
@@ -80,7 +79,7 @@ fn install(wanted: &crate::args::Simulation) -> Result<(), Failure> {
         };
     };
     transload_cuda_sim::install()
-        .map_err(|error| Failure::new(Exit::Device, format!("cannot simulate: {error}")))?;
+        .map_err(|error| Failure::caused_by(Exit::Device, "cannot simulate", error))?;
     for _ in 0..count {
         let mut device = transload_cuda_sim::SimDevice::builder();
         if let Some(bytes) = wanted.simulate_memory {

@@ -62,7 +62,7 @@ fn print(output: &str) -> Result<(), Failure> {
     match stdout.write_all(output.as_bytes()).and_then(|()| stdout.flush()) {
         // The reader has closed the pipe.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        Err(error) => Err(Failure::new(Exit::Io, format!("cannot write the result: {error}"))),
+        Err(error) => Err(Failure::caused_by(Exit::Io, "cannot write the result", error)),
         Ok(()) => Ok(()),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fs, io, path::Path, sync::Arc};
 
+use serde::Serialize;
 use serde_json::{Value, json};
 use transload::load::{LoadOptions, LoadPhase, LoadReport, LoadedModel, LoadedTensor};
 
@@ -28,12 +29,14 @@ pub(crate) struct TransferSummary<'a> {
     pub(crate) device_name: String,
 }
 
+#[derive(Serialize)]
 struct Tensor {
     name: String,
     dtype: String,
     shape: Vec<usize>,
     bytes: usize,
     /// XXH3, 64 bits, as 16 hexadecimal digits.
+    #[serde(skip_serializing_if = "Option::is_none")]
     checksum: Option<String>,
 }
 
@@ -52,7 +55,7 @@ fn load<'a>(invocation: &Invocation, wanted: &'a args::Load) -> Result<Loaded<'a
         .checksum(wanted.checksum)
         .verify(wanted.verify);
     let model = with_progress(invocation, &wanted.file, options)
-        .map_err(|failure| failure.during(&format!("{} was not loaded to {place}", wanted.file.display())))?;
+        .map_err(|failure| failure.during(format!("{} was not loaded to {place}", wanted.file.display())))?;
     let summary =
         TransferSummary { file: &wanted.file, report: model.report().clone(), device_name: device.name };
     let tensors = model.tensors().iter().filter(|_| wanted.list).map(Tensor::new).collect();
@@ -84,8 +87,8 @@ fn check_readable(path: &Path) -> Result<(), Failure> {
             io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => Exit::Input,
             _ => Exit::Io,
         };
-        let text = format!("cannot open {}: {error}; a readable regular file is needed", path.display());
-        Failure::new(exit, text)
+        let what = format!("cannot open {}; a readable regular file is needed", path.display());
+        Failure::caused_by(exit, what, error)
     })
 }
 
@@ -93,24 +96,8 @@ impl TransferSummary<'_> {
     /// Returns the summary merged with `more`.
     pub(crate) fn json(&self, more: Value) -> Value {
         let Self { file, report, device_name } = self;
-        let methods = report.methods.iter().map(|count| {
-            // Includes gaps between tensors.
-            json!({ "method": count.method.name(), "chunks": count.chunks, "bytes": count.bytes })
-        });
-        let moved = json!({
-            "file": file.display().to_string(),
-            "bytes": report.bytes,
-            "to": report.place.to_string(),
-            "device_name": device_name,
-            // 0 if the file was read directly into its destination.
-            "buffers": report.buffers,
-            "buffer_bytes": report.buffer_bytes,
-            "buffer_kind": report.staging.map(|kind| kind.to_string()),
-            "chunks": report.chunks,
-            "methods": methods.collect::<Vec<_>>(),
-            "simulated_device": report.simulated,
-        });
-        output::merged([moved, more])
+        let file = file.display().to_string();
+        output::merged([json!({ "file": file, "device_name": device_name, "report": report }), more])
     }
 
     /// Returns the suffix for figures of a simulated device.
@@ -149,24 +136,14 @@ impl TransferSummary<'_> {
 impl Loaded<'_> {
     fn json(&self) -> Value {
         let Self { wanted, summary, metadata, tensors } = self;
-        let report = &summary.report;
         let mut loaded = summary.json(json!({
-            "file_bytes": report.file_bytes,
-            "tensors": report.tensors,
-            "segments": report.segments,
-            // Wall time from the call until the last byte was in place, including reading the file.
-            "wall_seconds": report.wall.as_secs_f64(),
-            "wall_bytes_per_second": report.bytes_per_second(),
-            // The part before the first byte was read: header, allocations, first use of the device.
-            "preparing_seconds": report.preparing.as_secs_f64(),
-            // Reading back and comparing; not part of the wall time.
-            "verifying_seconds": report.verifying.map(|time| time.as_secs_f64()),
+            "wall_bytes_per_second": summary.report.bytes_per_second(),
             "checksums": wanted.checksum,
             "verified": wanted.verify,
             "metadata": metadata,
         }));
         if wanted.list {
-            loaded["list"] = tensors.iter().map(Tensor::json).collect();
+            loaded["list"] = json!(tensors);
         }
         loaded
     }
@@ -229,15 +206,6 @@ impl Tensor {
             bytes: tensor.buffer().len(),
             checksum: tensor.checksum().map(|checksum| format!("{checksum:016x}")),
         }
-    }
-
-    fn json(&self) -> Value {
-        let Self { name, dtype, shape, bytes, checksum } = self;
-        let mut tensor = json!({ "name": name, "dtype": dtype, "shape": shape, "bytes": bytes });
-        if let Some(checksum) = checksum {
-            tensor["checksum"] = checksum.as_str().into();
-        }
-        tensor
     }
 
     fn row(&self) -> [String; 5] {

@@ -1,6 +1,6 @@
 //! `transload plan`: shows how bytes would be moved, and why.
 
-use serde_json::{Value, json};
+use serde_json::json;
 use transload::{Plan, TransferOptions};
 
 use crate::{args, exit::Failure, invocation::Invocation, output, text};
@@ -11,42 +11,14 @@ pub(crate) fn run(invocation: &Invocation, wanted: &args::Plan) -> Result<String
     }
     let plan =
         invocation.runtime.manager().plan(wanted.from, wanted.to, wanted.size, &TransferOptions::new())?;
-    invocation.render("plan", &json(&plan), || human(&plan))
+    let result = json!({ "plan": plan, "predicted_bytes_per_second": rate(&plan) });
+    invocation.render("plan", &result, || human(&plan))
 }
 
 /// Returns bytes per second; `None` if no time is predicted.
 fn rate(plan: &Plan) -> Option<f64> {
     let seconds = plan.predicted.as_secs_f64();
     (seconds > 0.0).then(|| plan.bytes as f64 / seconds)
-}
-
-fn json(plan: &Plan) -> Value {
-    let alternatives = plan.alternatives.iter().map(|other| {
-        json!({
-            "method": other.method.name(),
-            "predicted_seconds": other.predicted.as_secs_f64(),
-            "basis": other.basis.to_string(),
-        })
-    });
-    let rejected = plan.rejected.iter();
-    let rejected =
-        rejected.map(|other| json!({ "method": other.method.name(), "reason": other.reason.to_string() }));
-    json!({
-        "from": plan.path.src.to_string(),
-        "to": plan.path.dst.to_string(),
-        "bytes": plan.bytes,
-        "method": plan.method.name(),
-        "lane": plan.lane.to_string(),
-        "lanes": plan.lanes,
-        "chunks": plan.chunks,
-        "predicted_seconds": plan.predicted.as_secs_f64(),
-        "predicted_bytes_per_second": rate(plan),
-        "basis": plan.basis.to_string(),
-        "alternatives": alternatives.collect::<Vec<_>>(),
-        "rejected": rejected.collect::<Vec<_>>(),
-        // Whether the lane belongs to a simulated device.
-        "simulated_lane": plan.simulated,
-    })
 }
 
 fn human(plan: &Plan) -> String {

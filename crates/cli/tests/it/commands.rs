@@ -27,6 +27,8 @@ fn devices_lists_host_and_reason_for_missing_cuda() {
     assert_eq!(json["devices"].as_array().unwrap().len(), 1);
     assert_eq!(json["absent"][0]["family"], "cuda");
     assert!(json["absent"][0]["reason"].as_str().unwrap().contains(looked_for()));
+    let kind = if looked_for() == LIBRARY { "no_driver" } else { "unsupported" };
+    assert_eq!(json["absent"][0]["kind"], kind);
 }
 
 #[test]
@@ -44,11 +46,12 @@ fn plan_prints_method_rate_basis_and_rejections() {
     }
 
     let json = transload(&["--json", "plan", "cpu:pageable", "cpu/pageable", "4096"]).json();
-    assert_eq!(json["from"], "cpu/pageable");
-    assert_eq!(json["bytes"], 4096);
-    assert_eq!(json["method"], "DirectCopy");
-    assert_eq!(json["rejected"].as_array().unwrap().len(), 4);
-    assert!(json["predicted_seconds"].as_f64().unwrap() > 0.0);
+    assert_eq!(json["plan"]["path"]["src"], "cpu/pageable");
+    assert_eq!(json["plan"]["bytes"], 4096);
+    assert_eq!(json["plan"]["method"], "DirectCopy");
+    assert_eq!(json["plan"]["rejected"].as_array().unwrap().len(), 4);
+    assert!(json["plan"]["predicted_seconds"].as_f64().unwrap() > 0.0);
+    assert_eq!(json["plan"]["basis"], "built_in");
 }
 
 #[test]
@@ -81,8 +84,8 @@ fn copy_within_the_host_is_verified() {
     }
     let json = transload(&["copy", &file, "--to", "cpu", "--chunk", "65537B", "--json"]).json();
     assert_eq!(json["verified"], true);
-    assert_eq!(json["bytes"], (3 << 20) + 1);
-    assert_eq!(json["chunks"], 48);
+    assert_eq!(json["report"]["bytes"], (3 << 20) + 1);
+    assert_eq!(json["report"]["chunks"], 48);
     for leg in ["up", "down"] {
         assert!(json[leg]["wall_bytes_per_second"].as_f64().unwrap() > 0.0, "{json}");
     }
@@ -128,7 +131,11 @@ fn sizes_are_whole_numbers_with_binary_or_decimal_units() {
         ("1gb", 1_000_000_000),
         ("7B", 7),
     ] {
-        assert_eq!(transload(&["plan", "cpu", "cpu", text, "--json"]).json()["bytes"], bytes, "{text}");
+        assert_eq!(
+            transload(&["plan", "cpu", "cpu", text, "--json"]).json()["plan"]["bytes"],
+            bytes,
+            "{text}"
+        );
     }
     let wrong =
         ["", "KiB", "1.5GiB", "+1", "4K", "0x10", "1 2", "0", "0MiB", "99999999999999999999", "20000000TiB"];
@@ -142,7 +149,7 @@ fn place_without_kind_uses_default_of_its_device() {
     for (text, printed) in
         [("cpu", "cpu/pageable"), ("cpu/pageable", "cpu/pageable"), ("cpu:pageable", "cpu/pageable")]
     {
-        assert_eq!(transload(&["plan", text, "cpu", "1", "--json"]).json()["from"], printed);
+        assert_eq!(transload(&["plan", text, "cpu", "1", "--json"]).json()["plan"]["path"]["src"], printed);
     }
     // Parsed correctly, but absent.
     for (text, device) in

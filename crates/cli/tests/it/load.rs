@@ -40,7 +40,7 @@ fn a_model_is_loaded_to_the_host() {
 
     let json = transload(&["load", &file, "--to", "cpu", "--checksum", "--json", "--list"]).json();
     assert_eq!((&json["command"], &json["simulated"]), (&"load".into(), &false.into()));
-    assert_eq!((&json["bytes"], &json["tensors"]), (&1_200_003.into(), &2.into()));
+    assert_eq!((&json["report"]["bytes"], &json["report"]["tensors"]), (&1_200_003.into(), &2.into()));
     assert_eq!(json["list"][0]["checksum"], "78af5f94892f3950", "XXH3 of `abc`");
     assert_eq!(json["list"][1]["dtype"], "F16");
     assert_eq!(json["metadata"]["format"], "pt");
@@ -123,8 +123,8 @@ fn model_on_simulated_device_is_labelled_simulated() {
     assert!(clock.contains("simulated"), "{clock}");
 
     let json = with(&["--kind", "unified", "--checksum", "--json"]).json();
-    assert_eq!((&json["simulated"], &json["simulated_device"]), (&true.into(), &true.into()));
-    assert_eq!(json["to"], "cuda:0/unified");
+    assert_eq!((&json["simulated"], &json["report"]["simulated"]), (&true.into(), &true.into()));
+    assert_eq!(json["report"]["place"], "cuda:0/unified");
     assert!(json.get("list").is_none());
     let small = ["--simulate", "--simulate-memory=1MiB", "load", &file, "--to", "cuda:0"];
     transload(&small).failed(4, &["(simulated)", "1200256 bytes requested, 1048576 free of 1048576"]);

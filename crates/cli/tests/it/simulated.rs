@@ -26,10 +26,10 @@ fn a_file_goes_to_a_device_and_back() {
         let json = simulated(&["copy", &file, "--to", "cuda:0", "--chunk=100001", extra, "--json"]).json();
         assert_eq!(json["verified"], true);
         assert_eq!(json["simulated"], true);
-        assert_eq!(json["simulated_device"], true);
-        assert_eq!(json["buffer_kind"], kind);
-        assert_eq!(json["chunks"], 32);
-        let methods = json["methods"].as_array().unwrap();
+        assert_eq!(json["report"]["simulated"], true);
+        assert_eq!(json["report"]["staging"], kind);
+        assert_eq!(json["report"]["chunks"], 32);
+        let methods = json["report"]["methods"].as_array().unwrap();
         let moved: u64 = methods.iter().map(|method| method["bytes"].as_u64().unwrap()).sum();
         assert_eq!(moved, (3 << 20) + 1);
     }
@@ -55,7 +55,7 @@ fn devices_plan_and_bench_work() {
     let text = simulated(&["plan", "cpu:pinned", "cuda:0", "256MiB"]).succeeded();
     assert!(text.contains("cpu/pinned → cuda:0/device") && text.contains("GB/s"), "{text}");
     let json = simulated(&["plan", "cuda:0", "cpu", "1MiB", "--json"]).json();
-    assert_eq!((&json["lane"], &json["simulated_lane"]), (&"cuda:0".into(), &true.into()));
+    assert_eq!((&json["plan"]["lane"], &json["plan"]["simulated"]), (&"cuda:0".into(), &true.into()));
 
     let json = simulated(&["bench", "--quick", "--json"]).json();
     let rows = json["rows"].as_array().unwrap();
