@@ -36,7 +36,7 @@
 
 mod builder;
 mod context;
-mod copy;
+mod copy_builder;
 mod manager;
 mod methods;
 mod options;
@@ -47,7 +47,7 @@ mod staging;
 mod stats;
 
 pub use builder::ManagerBuilder;
-pub use copy::{Copy, CopyFuture};
+pub use copy_builder::{CopyBuilder, CopyFuture};
 pub use manager::CrossBackendTransferManager;
 pub use options::TransferOptions;
 pub use planning::plan::{Alternative, Plan};

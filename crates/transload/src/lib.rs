@@ -73,7 +73,7 @@ pub use transload_core::{
     TransferPath, TransferReport, TransferState, WorkloadType, WriteGuard,
 };
 pub use transload_transfer::{
-    Copy, CrossBackendTransferManager, Plan, Sampling, TransferOptions, TransferStats,
+    CopyBuilder, CrossBackendTransferManager, Plan, Sampling, TransferOptions, TransferStats,
 };
 
 /// What authors of backends need: all of `transload-core`, `transload-transfer` and `transload-executor`.

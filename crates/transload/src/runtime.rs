@@ -11,7 +11,7 @@ use transload_core::{
     SharedBuffer, bytes_of_elements,
 };
 use transload_executor::{BlockingKey, Executor};
-use transload_transfer::{Copy, CrossBackendTransferManager, Plan, TransferOptions};
+use transload_transfer::{CopyBuilder, CrossBackendTransferManager, Plan, TransferOptions};
 
 use crate::{Array, RuntimeBuilder, families::Cuda};
 
@@ -194,7 +194,7 @@ impl Runtime {
     }
 
     /// Returns a copy of all elements of `src` over all of `dst`, which has as many. Nothing happens before it is
-    /// [submitted](Copy::submit), [waited for](Copy::wait) or `.await`ed. To copy a part, slice the arrays. Arrays of two element
+    /// [submitted](CopyBuilder::submit), [waited for](CopyBuilder::wait) or `.await`ed. To copy a part, slice the arrays. Arrays of two element
     /// types are not copied to each other:
     ///
     /// ```compile_fail
@@ -206,7 +206,7 @@ impl Runtime {
     /// Any [`Buffer`] will do, such as unified memory. Bytes without a type are copied by
     /// [`CrossBackendTransferManager::copy`].
     #[inline]
-    pub fn copy<'a, T: Pod>(&'a self, src: &'a impl Buffer<T>, dst: &'a impl Buffer<T>) -> Copy<'a> {
+    pub fn copy<'a, T: Pod>(&'a self, src: &'a impl Buffer<T>, dst: &'a impl Buffer<T>) -> CopyBuilder<'a> {
         self.manager().copy(src.raw(), dst.raw())
     }
 

@@ -37,7 +37,7 @@ use crate::{
 /// ```
 #[must_use = "nothing is copied before `submit`, `wait` or `.await`"]
 #[derive(Clone)]
-pub struct Copy<'a> {
+pub struct CopyBuilder<'a> {
     manager: &'a CrossBackendTransferManager,
     src: &'a RawBuffer,
     dst: &'a RawBuffer,
@@ -46,7 +46,7 @@ pub struct Copy<'a> {
     queue: Option<&'a dyn SharedQueue>,
 }
 
-/// The end of a copy, as an awaited [`Copy`] gives it. It owns what it needs.
+/// The end of a copy, as an awaited [`CopyBuilder`] gives it. It owns what it needs.
 pub type CopyFuture = Pin<Box<dyn Future<Output = Result<TransferReport>> + Send + 'static>>;
 
 /// A queue of which clones are handles.
@@ -63,13 +63,13 @@ impl<Q: Queue + Clone> SharedQueue for Q {
 impl CrossBackendTransferManager {
     /// A copy of all of `src` over all of `dst`, which must have equal lengths.
     #[inline]
-    pub fn copy<'a>(&'a self, src: &'a RawBuffer, dst: &'a RawBuffer) -> Copy<'a> {
+    pub fn copy<'a>(&'a self, src: &'a RawBuffer, dst: &'a RawBuffer) -> CopyBuilder<'a> {
         let options = TransferOptions::new();
-        Copy { manager: self, src, dst, options, after: Vec::new(), queue: None }
+        CopyBuilder { manager: self, src, dst, options, after: Vec::new(), queue: None }
     }
 }
 
-impl<'a> Copy<'a> {
+impl<'a> CopyBuilder<'a> {
     /// Enqueues it on this stream: after everything enqueued there before, and before everything enqueued there later. A method
     /// that works on several queues is [rejected](transload_core::RejectReason::NotOnQueue) then; the stream's own priority and
     /// workload count.
@@ -236,7 +236,7 @@ impl Owned {
     }
 }
 
-impl IntoFuture for Copy<'_> {
+impl IntoFuture for CopyBuilder<'_> {
     type Output = Result<TransferReport>;
     type IntoFuture = CopyFuture;
 
@@ -246,9 +246,9 @@ impl IntoFuture for Copy<'_> {
     }
 }
 
-impl fmt::Debug for Copy<'_> {
+impl fmt::Debug for CopyBuilder<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Copy")
+        f.debug_struct("CopyBuilder")
             .field("src", self.src)
             .field("dst", self.dst)
             .field("options", &self.options)
