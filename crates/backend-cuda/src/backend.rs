@@ -8,7 +8,9 @@ use transload_core::{
     StreamPriority, WorkloadType,
 };
 use transload_cuda_sys::Driver;
-use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, RegistrationCache, advise, lift};
+use transload_memory::{
+    CudaDevice, CudaFeature, CudaMemoryManager, PinnedLimit, RegistrationCache, advise, lift,
+};
 use transload_streams::{AdvancedStreamPool, CudaGraph, StreamOrderedAllocator};
 
 use crate::{CudaBackendConfig, CudaBuffer, costs, device::DeviceState, peers::Peers, share};
@@ -18,6 +20,7 @@ pub struct CudaBackend {
     driver: Driver,
     states: Vec<DeviceState>,
     peers: Peers,
+    pinned: Arc<PinnedLimit>,
 }
 
 impl CudaBackend {
@@ -44,14 +47,15 @@ impl CudaBackend {
         if ordinals.is_empty() {
             return Err(Error::new(ErrorKind::NoDevice, "the CUDA driver shows no device"));
         }
+        let pinned = PinnedLimit::new(config.pinned_limit.unwrap_or(u64::MAX));
         let mut states: Vec<DeviceState> = Vec::with_capacity(ordinals.len());
         for ordinal in ordinals {
             if states.iter().any(|state| state.device.ordinal() == ordinal) {
                 continue;
             }
-            states.push(DeviceState::new(driver, CudaDevice::new(ordinal)?, config)?);
+            states.push(DeviceState::new(driver, CudaDevice::new(ordinal)?, config, &pinned)?);
         }
-        Ok(Arc::new(Self { driver, states, peers: Peers::default() }))
+        Ok(Arc::new(Self { driver, states, peers: Peers::default(), pinned }))
     }
 
     /// Allocates a typed buffer of `len` elements in the memory of the device with this ordinal. Its content is
@@ -107,6 +111,12 @@ impl CudaBackend {
         self.state(DeviceId::Cuda(ordinal)).map(|state| &state.pool)
     }
 
+    /// Returns the limit on pinned host memory, and how much of it is used.
+    #[must_use]
+    pub fn pinned(&self) -> &PinnedLimit {
+        &self.pinned
+    }
+
     /// Returns whether every device of the backend has a capability.
     ///
     /// # Errors
@@ -138,9 +148,20 @@ impl CudaBackend {
         Error::new(ErrorKind::UnknownDevice, text)
     }
 
+    /// Frees pinned memory that any device only keeps; returns how many bytes.
+    #[cold]
+    fn trim_pinned(&self) -> u64 {
+        self.states.iter().map(DeviceState::trim_pinned).sum()
+    }
+
     fn has(&self, device: DeviceId) -> bool {
         self.states.iter().any(|state| state.id == device)
     }
+}
+
+fn is_pinned_shortage(error: &Error, kind: MemoryKind) -> bool {
+    let is_pinned = matches!(kind, MemoryKind::Pinned | MemoryKind::Mapped);
+    is_pinned && error.kind() == ErrorKind::OutOfMemory
 }
 
 impl Backend for CudaBackend {
@@ -156,7 +177,13 @@ impl Backend for CudaBackend {
     /// dropped buffers that is idle, without a driver call. Memory is cached until [`drain`](Backend::drain), or until
     /// memory is short. Then this may also reuse memory that is still in use, or block until such work is complete.
     fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
-        self.state(device)?.allocate(kind, bytes)
+        let state = self.state(device)?;
+        match state.allocate(kind, bytes) {
+            Err(error) if is_pinned_shortage(&error, kind) && self.trim_pinned() > 0 => {
+                state.allocate(kind, bytes)
+            }
+            other => other,
+        }
     }
 
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
@@ -224,7 +251,12 @@ impl Backend for CudaBackend {
 
     /// Registers through the first device, for all devices: see [`RegistrationCache::register`].
     fn register(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
-        self.registrations()?.register(buffer)
+        match self.registrations()?.register(buffer) {
+            Err(error) if is_pinned_shortage(&error, MemoryKind::Pinned) && self.trim_pinned() > 0 => {
+                self.registrations()?.register(buffer)
+            }
+            other => other,
+        }
     }
 
     fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<SharedBuffer> {

@@ -20,6 +20,9 @@ pub struct CudaBackendConfig {
     ///
     /// [`Backend::register`]: transload_core::Backend::register
     pub registration_limit: Option<u64>,
+    /// The most bytes of host memory that all devices together have pinned: pinned and mapped buffers, also those that are only
+    /// kept for reuse, staging buffers and registrations. `None` means no limit.
+    pub pinned_limit: Option<u64>,
 }
 
 impl CudaBackendConfig {
@@ -41,6 +44,13 @@ impl CudaBackendConfig {
     #[must_use]
     pub fn with_registration_limit(mut self, bytes: u64) -> Self {
         self.registration_limit = Some(bytes);
+        self
+    }
+
+    /// Sets the most bytes of host memory that all devices together have pinned.
+    #[must_use]
+    pub fn with_pinned_limit(mut self, bytes: u64) -> Self {
+        self.pinned_limit = Some(bytes);
         self
     }
 

@@ -9,7 +9,9 @@ use transload_core::{
     DeviceId, DeviceInfo, ErrorKind, MemoryKind, RawBuffer, ResourceCounts, Result, mutant,
 };
 use transload_cuda_sys::Driver;
-use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, CudaResource, RegistrationCache, lift};
+use transload_memory::{
+    CudaDevice, CudaFeature, CudaMemoryManager, CudaResource, PinnedLimit, RegistrationCache, lift,
+};
 use transload_streams::{AdvancedStreamPool, StreamOrderedAllocator};
 
 use crate::{
@@ -29,6 +31,7 @@ pub(crate) struct DeviceState {
     /// Host memory registered through this device; holds registrations of `memory`.
     registrations: OnceLock<RegistrationCache>,
     registration_limit: Option<u64>,
+    pinned_limit: Arc<PinnedLimit>,
     pub(crate) pool: AdvancedStreamPool,
     /// Streams for internal workers only.
     pub(crate) reserved: AdvancedStreamPool,
@@ -37,7 +40,12 @@ pub(crate) struct DeviceState {
 }
 
 impl DeviceState {
-    pub(crate) fn new(driver: Driver, device: CudaDevice, config: &CudaBackendConfig) -> Result<Self> {
+    pub(crate) fn new(
+        driver: Driver,
+        device: CudaDevice,
+        config: &CudaBackendConfig,
+        pinned_limit: &Arc<PinnedLimit>,
+    ) -> Result<Self> {
         let handle = device.driver();
         let mut info = DeviceInfo::new(device.id(), handle.name().map_err(lift)?);
         info.total_memory = Some(handle.total_memory().map_err(lift)? as u64);
@@ -60,6 +68,7 @@ impl DeviceState {
             allocator: Arc::default(),
             registrations: OnceLock::new(),
             registration_limit: config.registration_limit,
+            pinned_limit: Arc::clone(pinned_limit),
             pool,
             reserved,
             loss_reported: AtomicBool::new(false),
@@ -74,7 +83,7 @@ impl DeviceState {
         if let Some(memory) = self.memory.get() {
             return Ok(memory);
         }
-        let made = Arc::new(CudaMemoryManager::new(&self.device)?);
+        let made = Arc::new(CudaMemoryManager::new_with_pinned_limit(&self.device, &self.pinned_limit)?);
         Ok(self.memory.get_or_init(|| made))
     }
 
@@ -140,6 +149,12 @@ impl DeviceState {
     #[inline]
     pub(crate) fn check_usable(&self) -> Result<()> {
         if mutant!("backend-cuda/refuse-lost-device") { Ok(()) } else { self.device.check_usable() }
+    }
+
+    /// Frees pinned memory that is only kept, and ends idle registrations; returns how many bytes.
+    pub(crate) fn trim_pinned(&self) -> u64 {
+        let registered = self.registrations.get().and_then(|registrations| registrations.trim().ok());
+        self.cache.trim(MemorySide::Host) + registered.unwrap_or(0)
     }
 
     /// Waits for the streams, then releases cached memory. The loss of the context is returned once.

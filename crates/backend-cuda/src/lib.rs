@@ -39,7 +39,7 @@ pub use backend::CudaBackend;
 pub use buffer::CudaBuffer;
 pub use config::CudaBackendConfig;
 pub use transload_memory::{
-    CudaDevice, CudaFeature, CudaMemoryManager, DeviceAccess, RegistrationCache, RegistrationStatistics,
-    Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSupport,
+    CudaDevice, CudaFeature, CudaMemoryManager, DeviceAccess, PinnedLimit, RegistrationCache,
+    RegistrationStatistics, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSupport,
 };
 pub use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaEvent, CudaStream};

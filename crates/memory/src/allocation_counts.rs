@@ -6,6 +6,9 @@ use std::sync::{
 };
 
 use parking_lot::Mutex;
+use transload_core::Result;
+
+use crate::{PinnedLimit, pinned_limit::PinnedBytes};
 
 /// Live allocations of one manager.
 #[derive(Debug)]
@@ -16,6 +19,7 @@ pub(crate) struct AllocationCounts {
     oversubscribed: AtomicU64,
     /// Bytes of all other managed memory of the device, shared by its managers.
     reserved: Arc<AtomicU64>,
+    pinned: Arc<PinnedLimit>,
 }
 
 /// Which managed-memory count an allocation is part of.
@@ -32,6 +36,7 @@ pub(crate) struct CountGuard {
     counts: Arc<AllocationCounts>,
     bytes: u64,
     managed: Managed,
+    _pinned: Option<PinnedBytes>,
 }
 
 /// Returns the managed-memory count shared by all managers of a device, so that one limit covers them. The ordinal
@@ -49,12 +54,13 @@ fn reserved_of(ordinal: u32) -> Arc<AtomicU64> {
 }
 
 impl AllocationCounts {
-    pub(crate) fn new(device: u32) -> Arc<Self> {
+    pub(crate) fn new(device: u32, pinned: &Arc<PinnedLimit>) -> Arc<Self> {
         Arc::new(Self {
             allocations: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             oversubscribed: AtomicU64::new(0),
             reserved: reserved_of(device),
+            pinned: Arc::clone(pinned),
         })
     }
 
@@ -62,9 +68,28 @@ impl AllocationCounts {
         self.add_as(bytes as u64, Managed::No)
     }
 
+    pub(crate) fn pinned(&self) -> &Arc<PinnedLimit> {
+        &self.pinned
+    }
+
+    /// Counts pinned host memory.
+    ///
+    /// # Errors
+    /// `OutOfMemory` if the limit is reached.
+    pub(crate) fn add_pinned(self: &Arc<Self>, bytes: usize) -> Result<CountGuard> {
+        let pinned = self.pinned.reserve(bytes)?;
+        let mut counted = self.add(bytes);
+        counted._pinned = Some(pinned);
+        Ok(counted)
+    }
+
     /// Reserves managed memory. Fails with the bytes in use if all reservations plus this manager's oversubscribed
     /// bytes would exceed `most`.
-    pub(crate) fn add_managed(self: &Arc<Self>, bytes: usize, most: u64) -> Result<CountGuard, u64> {
+    pub(crate) fn add_managed(
+        self: &Arc<Self>,
+        bytes: usize,
+        most: u64,
+    ) -> std::result::Result<CountGuard, u64> {
         let bytes = bytes as u64;
         let beyond = self.oversubscribed.load(Ordering::Relaxed);
         let room = most.checked_sub(beyond).ok_or(beyond)?;
@@ -84,7 +109,7 @@ impl AllocationCounts {
     fn add_as(self: &Arc<Self>, bytes: u64, managed: Managed) -> CountGuard {
         self.allocations.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        CountGuard { counts: Arc::clone(self), bytes, managed }
+        CountGuard { counts: Arc::clone(self), bytes, managed, _pinned: None }
     }
 
     pub(crate) fn allocations(&self) -> u64 {

@@ -37,6 +37,7 @@ mod feature;
 mod hints;
 mod manager;
 mod migrations;
+mod pinned_limit;
 mod prediction;
 mod ranges;
 mod resource;
@@ -53,6 +54,7 @@ pub use hints::{
 };
 pub use manager::CudaMemoryManager;
 pub use migrations::{MigrationCounts, MigrationTracker};
+pub use pinned_limit::PinnedLimit;
 pub use prediction::{
     AccessPredictor, AutoPrefetcher, DeclaredAccess, DeviceResidency, PredictedAccess, PredictionLimits,
     PredictionStatistics,

@@ -16,7 +16,7 @@ use transload_core::{
 use transload_cuda_sys::Context;
 
 use crate::{
-    CudaDevice, CudaFeature,
+    CudaDevice, CudaFeature, PinnedLimit,
     allocation_counts::AllocationCounts,
     error::{check_usable, lift_allocation, memory_info, record_loss},
     lift,
@@ -63,6 +63,14 @@ impl CudaMemoryManager {
     /// # Errors
     /// The driver's.
     pub fn new(device: &CudaDevice) -> Result<Self> {
+        Self::new_with_pinned_limit(device, &PinnedLimit::new(u64::MAX))
+    }
+
+    /// Like [`new`](Self::new), with a limit on the host memory that it pins, which other managers may share.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new_with_pinned_limit(device: &CudaDevice, limit: &Arc<PinnedLimit>) -> Result<Self> {
         Ok(Self {
             device: device.clone(),
             context: device.context()?.clone(),
@@ -72,9 +80,15 @@ impl CudaMemoryManager {
             concurrent: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
             free_thread: FreeThread::start()?,
             reclaimer: Arc::new(Reclaimer::new()),
-            counts: AllocationCounts::new(device.ordinal()),
+            counts: AllocationCounts::new(device.ordinal(), limit),
             loss_reported: AtomicBool::new(false),
         })
+    }
+
+    /// Returns the limit on the host memory that it pins.
+    #[must_use]
+    pub fn pinned_limit(&self) -> &Arc<PinnedLimit> {
+        self.counts.pinned()
     }
 
     /// Returns the device.
@@ -135,7 +149,8 @@ impl CudaMemoryManager {
         let memory = match kind {
             MemoryKind::Device => DriverMemory::device(&alloc, self.source()?, bytes),
             MemoryKind::Pinned | MemoryKind::Mapped => {
-                DriverMemory::host(&alloc, kind, mode == AllocMode::WriteCombined, bytes)
+                let counted = alloc.counts.add_pinned(bytes)?;
+                DriverMemory::host(&alloc, kind, mode == AllocMode::WriteCombined, bytes, counted)
             }
             MemoryKind::Unified if self.managed => {
                 let counted = if mode == AllocMode::Oversubscribed {

@@ -7,6 +7,7 @@ mod allocator;
 mod buffer_cache;
 mod conformance;
 mod lanes;
+mod pinned_limit;
 mod register;
 mod serving;
 mod unified;

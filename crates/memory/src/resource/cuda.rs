@@ -78,7 +78,7 @@ unsafe impl MemoryResource for CudaResource {
 
     fn info(&self) -> Result<MemoryInfo> {
         if self.is_hosts() {
-            return transload_core::host_memory();
+            return Ok(self.manager.pinned_limit().cap(transload_core::host_memory()?));
         }
         if self.mode == AllocMode::Oversubscribed {
             let text =

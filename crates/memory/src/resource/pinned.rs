@@ -80,7 +80,7 @@ impl PinnedResource {
     #[cfg(target_os = "linux")]
     fn try_allocate_pages(&self, bytes: usize, options: MappingOptions) -> Result<RawBuffer> {
         let alloc = self.manager.alloc_context();
-        let counted = alloc.counts.add(bytes);
+        let counted = alloc.counts.add_pinned(bytes)?;
         let mapping = Mapping::new(bytes, options)?;
         let (address, len) = (mapping.start(), mapping.len());
         let start = address.as_ptr().expose_provenance();
@@ -159,8 +159,8 @@ unsafe impl MemoryResource for PinnedResource {
         self.manager.drain_device_work()
     }
 
-    /// Returns the host's memory; `Unsupported` if unknown.
+    /// Returns the host's memory, or what the limit on pinned memory leaves of it; `Unsupported` if unknown.
     fn info(&self) -> Result<MemoryInfo> {
-        transload_core::host_memory()
+        Ok(self.manager.pinned_limit().cap(transload_core::host_memory()?))
     }
 }

@@ -92,6 +92,7 @@ impl DriverMemory {
         kind: MemoryKind,
         write_combined: bool,
         bytes: usize,
+        counted: CountGuard,
     ) -> Result<Self, DriverError> {
         /// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context, so that any device's copy engine takes it.
         const PORTABLE: u32 = 1;
@@ -114,7 +115,7 @@ impl DriverMemory {
                 name: "success without an address".to_owned(),
             });
         };
-        let held = (Origin::Freed(Address::Host(pointer.expose_provenance())), alloc.counts.add(bytes));
+        let held = (Origin::Freed(Address::Host(pointer.expose_provenance())), counted);
         let mut memory = Self::new(alloc, kind, bytes, (Some(address), None), held);
         memory.write_combined = write_combined;
         let mut device_address = 0;

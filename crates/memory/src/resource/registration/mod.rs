@@ -272,7 +272,7 @@ impl RegistrationCache {
         let alloc = self.manager.alloc_context();
         let bytes = request.range.end - request.range.start;
         let flags = if request.writable || !self.can_register_read_only { 0 } else { READ_ONLY };
-        let counted = alloc.counts.add(bytes);
+        let counted = alloc.counts.add_pinned(bytes)?;
         // SAFETY: every byte of the range belongs to one of the owners, which are kept alive.
         let registration = unsafe {
             HostRegistration::new(alloc.context, request.range.start, bytes, flags, Box::new(owners.clone()))

@@ -1,0 +1,70 @@
+//! A limit on pinned host memory.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use transload_core::{DeviceId, Error, MemoryInfo, MemoryKind, MemoryShortage, Place, Result};
+
+/// How many bytes of host memory managers may have pinned together: pinned and mapped allocations, also those that are only kept
+/// for reuse, and registrations.
+#[derive(Debug)]
+pub struct PinnedLimit {
+    limit: u64,
+    bytes: AtomicU64,
+}
+
+/// Bytes that count against a limit until dropped.
+#[derive(Debug)]
+pub(crate) struct PinnedBytes {
+    limit: Arc<PinnedLimit>,
+    bytes: u64,
+}
+
+impl PinnedLimit {
+    /// Creates a limit in bytes; `u64::MAX` only counts.
+    #[must_use]
+    pub fn new(bytes: u64) -> Arc<Self> {
+        Arc::new(Self { limit: bytes, bytes: AtomicU64::new(0) })
+    }
+
+    /// Returns the limit in bytes.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Returns how many bytes are pinned.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Returns how much of the host's memory may be pinned.
+    pub(crate) fn cap(&self, host: MemoryInfo) -> MemoryInfo {
+        let free = self.limit.saturating_sub(self.bytes());
+        MemoryInfo { free: host.free.min(free), total: host.total.min(self.limit) }
+    }
+
+    /// # Errors
+    /// `OutOfMemory` with the numbers if the limit would be exceeded.
+    pub(crate) fn reserve(self: &Arc<Self>, bytes: usize) -> Result<PinnedBytes> {
+        let bytes = bytes as u64;
+        let within = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= self.limit);
+        match self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within) {
+            Ok(_) => Ok(PinnedBytes { limit: Arc::clone(self), bytes }),
+            Err(held) => {
+                let free = Some(self.limit.saturating_sub(held));
+                let shortage = MemoryShortage { requested: bytes, free, total: Some(self.limit) };
+                Err(Error::out_of_memory(Place::new(DeviceId::Cpu, MemoryKind::Pinned), shortage))
+            }
+        }
+    }
+}
+
+impl Drop for PinnedBytes {
+    fn drop(&mut self) {
+        self.limit.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
