@@ -141,6 +141,10 @@ fn post(workers: &Arc<Workers>, body: BlockingCall, key: &BlockingKey) {
 }
 
 impl SpareThreads {
+    pub(crate) fn live_threads(&self) -> usize {
+        self.state.lock().alive
+    }
+
     /// Wakes idle threads, which end at shutdown.
     pub(crate) fn wake_all(&self) {
         drop(self.state.lock());

@@ -88,6 +88,12 @@ impl Executor {
         self.handle.0.most()
     }
 
+    /// Returns how many threads exist now, those for blocking calls included.
+    #[must_use]
+    pub fn live_threads(&self) -> usize {
+        self.handle.0.live_threads()
+    }
+
     /// Runs a future on the workers, with normal priority. Its parts run first in, first out; see
     /// [`yield_now`](crate::yield_now). It must not block a worker: use [`fence`](Self::fence) and
     /// [`spawn_blocking`](Self::spawn_blocking).

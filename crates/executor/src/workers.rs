@@ -97,6 +97,10 @@ impl Workers {
         self.most
     }
 
+    pub(crate) fn live_threads(&self) -> usize {
+        self.started.load(Ordering::Relaxed) + self.spare.live_threads()
+    }
+
     /// Returns the name of the next thread.
     pub(crate) fn next_name(&self) -> String {
         format!("transload-{}", self.numbers.fetch_add(1, Ordering::Relaxed))

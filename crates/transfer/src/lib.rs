@@ -52,4 +52,5 @@ pub use manager::CrossBackendTransferManager;
 pub use options::TransferOptions;
 pub use planning::plan::{Alternative, Plan};
 pub use recorded::RecordedTransfers;
+pub use staging::STAGING_BUFFER;
 pub use stats::{sampling::Sampling, transfer_stats::TransferStats};

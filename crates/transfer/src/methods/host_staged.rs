@@ -35,9 +35,8 @@ pub(super) struct HostStaged {
 impl HostStaged {
     /// Uses at most `limit` bytes of staging buffers per device, but at least one buffer.
     pub(super) fn new(executor: Executor, limit: Option<u64>) -> Self {
-        let most = limit.map_or(usize::MAX, |limit| {
-            usize::try_from(limit / STAGING_BUFFER as u64).unwrap_or(usize::MAX).max(1)
-        });
+        let most = limit
+            .map_or(usize::MAX, |limit| usize::try_from(limit / STAGING_BUFFER).unwrap_or(usize::MAX).max(1));
         let ring_size = (default_workers() * BUFFERS_PER_WORKER).min(most);
         Self { executor, ring_size, rings: Mutex::default() }
     }

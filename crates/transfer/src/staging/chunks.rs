@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::ring::STAGING_BUFFER;
+use super::ring::CAPACITY;
 
 /// The smallest chunk, in bytes, that is worth a task switch.
 const SMALLEST: usize = 256 << 10;
@@ -14,7 +14,7 @@ const SMALLEST: usize = 256 << 10;
 /// downloads of 16 MiB then reach the rate of one of 128 MiB; with two chunks per worker they reach 0.75 to 0.83 of it.
 pub(crate) fn chunk_for(bytes: usize, workers: usize) -> usize {
     let even = bytes.div_ceil(workers.max(1));
-    even.next_multiple_of(64 << 10).clamp(SMALLEST, STAGING_BUFFER)
+    even.next_multiple_of(64 << 10).clamp(SMALLEST, CAPACITY)
 }
 
 /// Returns the number of chunks of a transfer.
@@ -115,7 +115,7 @@ mod tests {
     fn chunk_size_is_bounded() {
         assert_eq!(chunk_for(1, 8), SMALLEST);
         assert_eq!(chunk_for(1 << 20, 8), SMALLEST);
-        assert_eq!(chunk_for(1 << 30, 8), STAGING_BUFFER);
-        assert!(chunk_for(16 << 20, 8) < STAGING_BUFFER);
+        assert_eq!(chunk_for(1 << 30, 8), CAPACITY);
+        assert!(chunk_for(16 << 20, 8) < CAPACITY);
     }
 }

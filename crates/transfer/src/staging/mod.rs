@@ -12,7 +12,8 @@ use std::{sync::OnceLock, thread};
 
 pub(crate) use chunk_copy::StagedKind;
 pub(crate) use chunks::{chunk_for, chunks_of};
-pub(crate) use ring::{STAGING_BUFFER, StagingRing};
+pub use ring::STAGING_BUFFER;
+pub(crate) use ring::StagingRing;
 pub(crate) use staged_transfer::StagedTransfer;
 pub(crate) use timeline::StagedTimeline;
 

@@ -11,8 +11,9 @@ use transload_executor::{BlockingKey, Executor};
 
 use super::{StagedTransfer, chunk_copy::ChunkCopy};
 
-/// Size of a staging buffer in bytes. Separate copies of 4 MiB reach 0.97 of a link's rate.
-pub(crate) const STAGING_BUFFER: usize = 4 << 20;
+/// Size of a staging buffer in bytes: 4 MiB. Separate copies of that size reach 0.97 of a link's rate.
+pub const STAGING_BUFFER: u64 = 4 << 20;
+pub(super) const CAPACITY: usize = STAGING_BUFFER as usize;
 
 /// Dispatches after a shortage of pinned memory during which no buffer is allocated.
 const BACKOFF_TURNS: u32 = 256;
@@ -77,7 +78,7 @@ impl StagingRing {
     /// Returns the bytes of the staging buffers that exist or are being allocated.
     pub(crate) fn bytes(&self) -> u64 {
         let allocated = self.state.lock().allocated;
-        if self.source.is_some() { allocated as u64 * STAGING_BUFFER as u64 } else { 0 }
+        if self.source.is_some() { allocated as u64 * STAGING_BUFFER } else { 0 }
     }
 
     pub(super) fn executor(&self) -> &Executor {
@@ -186,7 +187,7 @@ impl StagingRing {
     fn allocate(&self) -> Result<StagingBuffer> {
         let Some((backend, device)) = &self.source else { return Err(unavailable("this ring has none")) };
         let _attached = backend.attach_thread();
-        let buffer = backend.allocate(*device, MemoryKind::Pinned, STAGING_BUFFER)?;
+        let buffer = backend.allocate(*device, MemoryKind::Pinned, CAPACITY)?;
         match buffer.host_address() {
             Some(address) => Ok(StagingBuffer { memory: Some((buffer, address)) }),
             None => Err(unavailable("the host cannot address the pinned memory")),

@@ -19,6 +19,7 @@ mod queue_limit;
 mod recording;
 mod refusal;
 mod registration;
+mod ring_limit;
 #[cfg(feature = "serde")]
 mod serialized;
 mod staging;
