@@ -5,11 +5,11 @@ use std::{fmt, sync::Arc};
 use transload_backend_cpu::CpuBackendBuilder;
 use transload_core::{Backend, DeviceId, Error, ErrorKind, Observer, Result};
 use transload_executor::Executor;
-use transload_transfer::{CrossBackendTransferManager, ManagerBuilder, Sampling};
+use transload_transfer::{CrossBackendTransferManager, ManagerBuilder, STAGING_BUFFER, Sampling};
 
 use crate::{
     Runtime,
-    families::{CudaConfig, FAMILIES, open_cuda},
+    families::{CudaConfig, FAMILIES, limit_pinned, open_cuda},
     runtime::Parts,
 };
 
@@ -31,6 +31,8 @@ pub struct RuntimeBuilder {
     without: Vec<&'static str>,
     manager: ManagerBuilder,
     threads: Option<usize>,
+    pinned_limit: Option<u64>,
+    staging_limit: Option<u64>,
 }
 
 impl RuntimeBuilder {
@@ -67,6 +69,21 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Sets the most bytes of host memory that all devices together have pinned: pinned and mapped arrays, also those that are only
+    /// kept for reuse, staging buffers and registrations. Beyond it an allocation is
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory). Default: no limit.
+    pub fn pinned_limit(mut self, bytes: u64) -> Self {
+        self.pinned_limit = Some(bytes);
+        self
+    }
+
+    /// Sets the most bytes of pinned staging buffers for each device, at least 4 MiB, which is one. Default: two for each of the
+    /// host's processors, at most 16.
+    pub fn staging_limit(mut self, bytes: u64) -> Self {
+        self.staging_limit = Some(bytes);
+        self
+    }
+
     /// Sets who is told of every transfer; see [`ManagerBuilder::observer`](crate::backend::ManagerBuilder::observer).
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.manager = self.manager.observer(observer);
@@ -85,10 +102,21 @@ impl RuntimeBuilder {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a setting that is not valid, or two backends with one device.
     pub fn discover(self) -> Result<Runtime> {
-        let Self { mut cpu, cuda: config, backends, without, manager, threads } = self;
+        let Self { mut cpu, mut cuda, backends, without, mut manager, threads, pinned_limit, staging_limit } =
+            self;
         if let Some(unknown) = without.iter().find(|family| !FAMILIES.contains(family)) {
             let text = format!("no family {unknown:?} is looked for; valid are {FAMILIES:?}");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        if let Some(bytes) = staging_limit {
+            if bytes < STAGING_BUFFER {
+                let text = format!("a staging limit of {bytes} bytes; valid are at least {STAGING_BUFFER}");
+                return Err(Error::new(ErrorKind::InvalidArgument, text));
+            }
+            manager = manager.staging_limit(bytes);
+        }
+        if let Some(bytes) = pinned_limit {
+            limit_pinned(&mut cuda, bytes);
         }
         let executor = match threads {
             None => Executor::shared(),
@@ -106,21 +134,21 @@ impl RuntimeBuilder {
         if !has(&manager, DeviceId::Cpu.family()) {
             manager.register_backend(Arc::clone(&host) as _)?;
         }
-        let (mut absent, mut cuda) = (Vec::new(), None);
+        let (mut absent, mut found) = (Vec::new(), None);
         for family in FAMILIES.into_iter().filter(|family| !has(&manager, family)) {
             let opened = if without.contains(&family) {
                 let text = "it was left out by `RuntimeBuilder::without`";
                 Err(Error::new(ErrorKind::Unsupported, text))
             } else {
-                open_cuda(&config)
+                open_cuda(&cuda)
             };
             match opened.and_then(|opened| Ok((manager.register_backend(Arc::clone(&opened) as _)?, opened)))
             {
-                Ok(((), opened)) => cuda = Some(opened),
+                Ok(((), opened)) => found = Some(opened),
                 Err(reason) => absent.push((family, reason)),
             }
         }
-        Ok(Runtime::new(Parts { manager, absent, host, cuda, executor }))
+        Ok(Runtime::new(Parts { manager, absent, host, cuda: found, executor }))
     }
 }
 
@@ -137,6 +165,8 @@ impl fmt::Debug for RuntimeBuilder {
             .field("without", &self.without)
             .field("manager", &self.manager)
             .field("threads", &self.threads)
+            .field("pinned_limit", &self.pinned_limit)
+            .field("staging_limit", &self.staging_limit)
             .finish()
     }
 }

@@ -19,6 +19,15 @@ mod cuda {
     pub(crate) fn open(config: &Config) -> Result<Arc<Cuda>> {
         CudaBackend::open(config)
     }
+
+    pub(crate) fn limit_pinned(config: &mut Config, bytes: u64) {
+        config.pinned_limit = Some(bytes);
+    }
+
+    /// Returns the bytes of host memory that are pinned, and their limit.
+    pub(crate) fn pinned(cuda: &Cuda) -> (u64, u64) {
+        (cuda.pinned().bytes(), cuda.pinned().limit())
+    }
 }
 
 /// Without CUDA there is nothing to configure and never a backend.
@@ -42,6 +51,13 @@ mod cuda {
         };
         Err(Error::new(ErrorKind::Unsupported, text))
     }
+
+    /// Only devices need pinned memory.
+    pub(crate) fn limit_pinned(_: &mut Config, _: u64) {}
+
+    pub(crate) fn pinned(_: &Cuda) -> (u64, u64) {
+        (0, u64::MAX)
+    }
 }
 
-pub(crate) use cuda::{Config as CudaConfig, Cuda, open as open_cuda};
+pub(crate) use cuda::{Config as CudaConfig, Cuda, limit_pinned, open as open_cuda, pinned};

@@ -60,12 +60,14 @@ mod gpu;
 mod host_buffer;
 #[cfg(feature = "safetensors")]
 pub mod load;
+mod resources;
 mod runtime;
 
 pub use array::Array;
 pub use builder::RuntimeBuilder;
 pub use download::Download;
 pub use host_buffer::HostBuffer;
+pub use resources::Resources;
 pub use runtime::Runtime;
 pub use transload_core::{
     Buffer, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryKind, Observer, Place, Pod, RawBuffer,

@@ -98,7 +98,10 @@ impl Runtime {
         &self.inner.parts.host
     }
 
-    #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+    pub(crate) fn executor(&self) -> &Executor {
+        &self.inner.parts.executor
+    }
+
     pub(crate) fn cuda_backend(&self) -> Option<&Arc<Cuda>> {
         self.inner.parts.cuda.as_ref()
     }

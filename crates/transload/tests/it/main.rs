@@ -15,7 +15,10 @@ mod elsewhere;
 #[allow(dead_code, reason = "shared with the tests of streams")]
 mod gate;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod gpu;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod lanes;
+mod limits;
 #[cfg(feature = "safetensors")]
 mod load;
 #[path = "../../../streams/tests/it/support/programs.rs"]

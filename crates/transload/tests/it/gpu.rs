@@ -1,0 +1,82 @@
+//! One CUDA device by type, and arrays in its memory.
+
+use transload::{Buffer, DeviceId, ErrorKind, MemoryKind, Runtime, StreamPriority, backend::Backend as _};
+use transload_cuda_sim::harness::{self, EndCheck};
+
+/// A runtime over one device; asserts in the end that nothing is left.
+fn with_gpu(body: impl FnOnce(&Runtime, &transload::cuda::CudaGpu)) {
+    let test: EndCheck = harness::device().end_check();
+    let config = transload::cuda::CudaBackendConfig::default().with_devices([test.ordinal()]);
+    let rt = Runtime::builder().cuda(config).discover().unwrap();
+    let gpu = rt.cuda(test.ordinal()).unwrap();
+    body(&rt, &gpu);
+    rt.drain().unwrap();
+    assert!(rt.resources().backends.iter().all(|(_, counts)| counts.is_empty()), "{}", rt.resources());
+    drop((gpu, rt));
+    test.assert_no_live_objects();
+}
+
+#[test]
+fn first_page_works_as_it_stands() {
+    with_gpu(|rt, gpu| {
+        let weights = rt.host((0..1 << 20).map(|n| n as f32).collect()).unwrap();
+        let there = gpu.alloc::<f32>(1 << 20).unwrap();
+        let report = rt.copy(&weights, &there).wait().unwrap();
+        assert_eq!((report.bytes, report.path.dst.device), (4 << 20, gpu.id()));
+        let tail = there.slice(1_000_000..).unwrap();
+        let back = pollster::block_on(async { rt.download(&tail).await }).unwrap();
+        assert!(back.iter().copied().eq((1_000_000..1 << 20).map(|n| n as f32)));
+        let vec = rt.download_into(&there, vec![0.0; 1 << 20]).wait().unwrap();
+        assert!(vec == *weights.read().unwrap());
+        let vec = pollster::block_on(rt.download_into(&there, vec).into_future()).unwrap();
+        assert!(vec == *weights.read().unwrap());
+    });
+}
+
+#[test]
+fn device_arrays_are_filled_and_copied_by_a_queue() {
+    with_gpu(|_, gpu| {
+        let array = gpu.zeros::<u16>(10_000).unwrap();
+        let mut back = vec![1; 10_000];
+        array.copy_to_host(&mut back).unwrap();
+        assert_eq!(back, [0; 10_000]);
+        array.slice(5..).unwrap().fill(0x1234).unwrap();
+        array.slice(..3).unwrap().copy_from_host(&[1, 2, 3]).unwrap();
+        array.copy_to_host(&mut back).unwrap();
+        assert_eq!(back[..7], [1, 2, 3, 0, 0, 0x1234, 0x1234]);
+        assert_eq!(array.read().unwrap_err().kind(), ErrorKind::Unsupported);
+    });
+}
+
+#[test]
+fn handles_of_a_gpu_belong_to_it() {
+    with_gpu(|rt, gpu| {
+        assert_eq!(gpu.alloc_bytes(3).unwrap().place().device, gpu.id());
+        let pinned = gpu.pinned::<f64>(8).unwrap();
+        assert_eq!((pinned.device(), pinned.kind()), (DeviceId::Cpu, MemoryKind::Pinned));
+        assert_eq!(*gpu.unified::<u8>(4).unwrap().read().unwrap(), [0; 4]);
+        let stream = gpu.stream_with_priority(StreamPriority::High).unwrap();
+        let (src, dst) = (gpu.pinned::<u8>(1000).unwrap(), gpu.alloc::<u8>(1000).unwrap());
+        src.fill(9).unwrap();
+        let transfer = rt.copy(&src, &dst).on(&stream).submit();
+        gpu.stream().unwrap();
+        transfer.wait().unwrap();
+        assert!(rt.download(&dst).wait().unwrap().iter().all(|byte| *byte == 9));
+        assert_ne!(gpu.context_raw().unwrap(), 0);
+        assert_eq!(gpu.backend().devices().len(), 1);
+        let shared = rt.share(&pinned, DeviceId::Cpu).unwrap();
+        assert_eq!(shared.raw().id(), pinned.raw().id());
+    });
+}
+
+#[test]
+fn gpu_that_is_not_there_is_explained() {
+    with_gpu(|rt, _| {
+        let error = rt.cuda(4000).unwrap_err();
+        assert_eq!(error.to_string(), rt.explain(DeviceId::Cuda(4000)).to_string());
+        assert_eq!(error.kind(), ErrorKind::UnknownDevice);
+    });
+    let without = Runtime::builder().without("cuda").discover().unwrap();
+    let error = without.cuda(0).unwrap_err();
+    assert!(error.to_string().contains("RuntimeBuilder::without"), "{error}");
+}

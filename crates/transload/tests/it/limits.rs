@@ -1,0 +1,58 @@
+//! Limits of a runtime, and what it says that it holds.
+
+use transload::{ErrorKind, Runtime};
+
+#[test]
+fn settings_without_sense_are_refused() {
+    let refused = |builder: transload::RuntimeBuilder| builder.discover().unwrap_err();
+    for builder in [
+        Runtime::builder().threads(0),
+        Runtime::builder().staging_limit((4 << 20) - 1),
+        Runtime::builder().without("cpu"),
+    ] {
+        assert_eq!(refused(builder).kind(), ErrorKind::InvalidArgument);
+    }
+}
+
+#[test]
+fn host_copies_use_at_most_the_given_threads() {
+    let rt = Runtime::builder().without("cuda").threads(2).discover().unwrap();
+    assert_eq!(rt.resources().threads, 0);
+    let (src, dst) = (rt.host(vec![7_u8; 32 << 20]).unwrap(), rt.zeros::<u8>(32 << 20).unwrap());
+    rt.copy(&src, &dst).wait().unwrap();
+    assert!((1..=2).contains(&rt.resources().threads), "{}", rt.resources());
+    assert!(rt.download(&dst).wait().unwrap().iter().all(|byte| *byte == 7));
+    assert_eq!(rt.resources().backends[0].1.bytes, 64 << 20);
+}
+
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+#[test]
+fn pinned_limit_covers_staging_buffers_and_arrays() {
+    const MIB: usize = 1 << 20;
+    let test = transload_cuda_sim::harness::device();
+    let config = transload::cuda::CudaBackendConfig::default().with_devices([test.ordinal()]);
+    let builder = Runtime::builder().cuda(config).pinned_limit(8 * MIB as u64);
+    let rt = builder.staging_limit(4 * MIB as u64).discover().unwrap();
+    let gpu = rt.cuda(test.ordinal()).unwrap();
+
+    // Two buffers of which each transfer could use more.
+    let weights = rt.host(vec![5_u32; 4 * MIB]).unwrap();
+    let there = gpu.alloc::<u32>(4 * MIB).unwrap();
+    let staged = transload::TransferMethod::HostStaged;
+    rt.copy(&weights, &there).method(staged).wait().unwrap();
+    assert_eq!(rt.resources().staging_bytes, 4 * MIB as u64, "{}", rt.resources());
+    let pinned = gpu.pinned::<u8>(4 * MIB).unwrap();
+    let held = rt.resources();
+    assert_eq!((held.pinned_bytes, held.pinned_limit), (8 * MIB as u64, Some(8 * MIB as u64)));
+    assert_eq!(gpu.pinned::<u8>(1).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    let back = rt.download(&there).wait().unwrap();
+    assert!(back.iter().all(|n| *n == 5));
+
+    drop((weights, there, pinned, back));
+    rt.drain().unwrap();
+    let held = rt.resources();
+    assert_eq!((held.pinned_bytes, held.staging_bytes), (0, 0));
+    assert!(held.backends.iter().all(|(_, counts)| counts.is_empty()), "{held}");
+    drop((rt, gpu));
+    test.assert_no_live_objects();
+}
