@@ -47,3 +47,7 @@ mod storage;
 pub use backend::CpuBackend;
 pub use buffer::CpuBuffer;
 pub use builder::CpuBackendBuilder;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

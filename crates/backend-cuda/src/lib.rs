@@ -43,3 +43,7 @@ pub use transload_memory::{
     RegistrationStatistics, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSupport,
 };
 pub use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaEvent, CudaStream};
+
+#[cfg(all(doctest, any(target_os = "linux", windows)))]
+#[doc = include_str!("../README.md")]
+struct Readme;

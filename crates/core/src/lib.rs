@@ -77,3 +77,7 @@ pub use sync::spin_lock::{SpinLock, SpinLockGuard};
 
 /// Element types of typed buffers: plain bytes without padding, pointers or destructors, such as `f32` or `[f32; 768]`.
 pub use bytemuck::Pod;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -88,3 +88,7 @@ pub fn seed() -> u64 {
 pub fn implemented() -> Vec<&'static str> {
     symbols::names().collect()
 }
+
+#[cfg(all(doctest, any(target_os = "linux", windows)))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -48,3 +48,7 @@ pub use error::{DriverError, InstallError, Result, check};
 pub use event::{Event, EventTiming};
 pub use graph::{Capture, CaptureMode, Graph, GraphExec, GraphUpdate};
 pub use stream::{AsStream, RawStream, Stream, StreamOptions};
+
+#[cfg(all(doctest, any(target_os = "linux", windows)))]
+#[doc = include_str!("../README.md")]
+struct Readme;

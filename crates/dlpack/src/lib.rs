@@ -75,3 +75,7 @@ pub use import::Importer;
 pub use imported::{ImportError, Imported};
 pub use stream::ConsumerStream;
 pub use tensor::ManagedTensor;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -46,3 +46,7 @@ pub use group::Helping;
 pub use shard::{SHARDS, thread_shard};
 pub use task::Task;
 pub use yielding::yield_now;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -67,3 +67,7 @@ pub use storage::{Borrowed, FreeDeferral, InContext, borrow, borrow_mut, context
 pub use unified::{
     DeviceAccess, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut,
 };
+
+#[cfg(all(doctest, any(target_os = "linux", windows)))]
+#[doc = include_str!("../README.md")]
+struct Readme;

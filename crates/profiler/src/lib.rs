@@ -12,3 +12,7 @@ mod transfer_log;
 pub use record::{Outcome, TransferRecord};
 pub use totals::Totals;
 pub use transfer_log::TransferLog;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -40,3 +40,7 @@ pub use pool::{
     WorkloadSummary,
 };
 pub use stream::{CudaEvent, CudaStream, MetricsSampling, StreamMetrics};
+
+#[cfg(all(doctest, any(target_os = "linux", windows)))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -54,3 +54,7 @@ pub use planning::plan::{Alternative, Plan};
 pub use recorded::RecordedTransfers;
 pub use staging::STAGING_BUFFER;
 pub use stats::{sampling::Sampling, transfer_stats::TransferStats};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

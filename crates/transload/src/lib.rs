@@ -104,3 +104,7 @@ pub mod cuda {
     pub use transload_memory as memory;
     pub use transload_streams as streams;
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
