@@ -45,7 +45,7 @@ pub(crate) fn libraries(sh: &Shell) -> Result<Vec<String>> {
 }
 
 /// Returns `cargo metadata` of the workspace.
-fn metadata(sh: &Shell) -> Result<Value> {
+pub(crate) fn metadata(sh: &Shell) -> Result<Value> {
     let json = cmd!(sh, "cargo metadata --format-version 1 --no-deps --locked").quiet().read()?;
     Ok(serde_json::from_str(&json)?)
 }

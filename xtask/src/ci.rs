@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
-use crate::{bench, codegen, cross, doc, downstream, mutants, record, test, tidy};
+use crate::{bench, codegen, cross, doc, downstream, mutants, package, record, test, tidy};
 
 /// Runs every check, then the tests, and returns their exit code.
 pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
@@ -20,6 +20,8 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
     cmd!(sh, "cargo clippy --workspace --all-targets --locked -- -D warnings").quiet().run()?;
     step("documentation, warnings and dead links denied");
     doc::run(sh)?;
+    step("packages of the crates that are meant for others");
+    package::run(sh)?;
     step("downstream projects outside the tree");
     downstream::run(sh)?;
     step("other platforms, if their tools are installed");

@@ -10,6 +10,7 @@ mod date;
 mod doc;
 mod downstream;
 mod mutants;
+mod package;
 mod record;
 mod test;
 mod tidy;
@@ -40,6 +41,8 @@ enum Command {
     Doc,
     /// Build and run small downstream projects outside the tree, with each linker, as programs and as C libraries.
     Outside,
+    /// Package every crate that is meant for others, build it from its package, and check what that contains.
+    Package,
     /// Collect stripped programs and tests in target/bundle, to run on a machine without Rust.
     Bundle,
     /// Merge results of the benchmark into one record under docs/benchmarks.
@@ -87,6 +90,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Bench(options) => return bench::run(&sh, &options),
         Command::Doc => doc::run(&sh)?,
         Command::Outside => downstream::run(&sh)?,
+        Command::Package => package::run(&sh)?,
         Command::Bundle => bundle::run(&sh)?,
         Command::Record(options) => record::run(&sh, &options)?,
         Command::Render { check } => record::render::run(&sh, check)?,

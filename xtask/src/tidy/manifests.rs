@@ -150,6 +150,8 @@ pub(super) fn check_versions(package: &str, manifest: &str) -> Vec<Finding> {
             && line.contains('=')
             && !line.starts_with('#')
             && !line.replace(' ', "").contains("workspace=true")
+            // The package itself, with other features for its tests.
+            && !line.replace(' ', "").contains("{path=\".\"")
         {
             let name = line.split('=').next().unwrap_or(line).trim();
             let text = format!("line {} gives {name} its own version: use the workspace's table", index + 1);
@@ -236,7 +238,7 @@ mod tests {
     #[test]
     fn version_outside_the_table_is_reported() {
         let manifest = "[package]\nversion = \"1\"\n[dependencies]\na = { workspace = true }\nb.workspace = true\n\
-                        # c = \"1\"\n[target.'cfg(unix)'.dev-dependencies]\nd = \"1\"\n[lints]\nworkspace = true\n";
+                        # c = \"1\"\n[target.'cfg(unix)'.dev-dependencies]\nd = \"1\"\np = { path = \".\" }\n[lints]\nworkspace = true\n";
         let findings = check_versions("p", manifest);
         assert_eq!(findings.len(), 1);
         assert!(findings[0].text.contains("gives d its own version"), "{findings:?}");
