@@ -1,5 +1,4 @@
 //! The backend's methods for unified buffers, and generic code over every kind of buffer.
-#![allow(dead_code, reason = "the example's `main` is not called")]
 
 use std::fmt::Debug;
 
@@ -12,9 +11,6 @@ use transload_core::{
 use transload_memory::MemoryLocation;
 
 use crate::backend;
-
-#[path = "../../examples/unified.rs"]
-mod example;
 
 /// Uses the trait only.
 fn is_a_buffer<T: Pod + PartialEq + Debug>(buffer: &dyn Buffer<T>, a: T, b: T) {
@@ -133,11 +129,4 @@ fn callers_queue_is_ordered_with_unified_buffer() {
     assert!(cuda.resource_counts().is_empty(), "{}", cuda.resource_counts());
     drop(cuda);
     test.assert_no_live_objects();
-}
-
-#[test]
-fn the_example_runs_and_leaves_nothing_behind() {
-    let (test, cuda) = backend();
-    drop(cuda);
-    example::run(test.ordinal()).unwrap();
 }

@@ -44,7 +44,7 @@ impl PlanInput {
 fn refusal(src: &RawBuffer, dst: &RawBuffer) -> Error {
     if src.len() != dst.len() {
         let text = format!(
-            "source has {} bytes, destination {}; lengths must be equal, use transfer_buffer for ranges",
+            "source has {} bytes, destination {}; lengths must be equal, slice the longer one",
             src.len(),
             dst.len()
         );
