@@ -6,7 +6,7 @@
 # Every step has a time limit and the next one runs whatever became of it; the exit status is not 0 where any failed.
 # Statuses of the script's own: 70 simulated, 71 to 73 the memory checker, 74 tests skipped, ignored or not finished.
 # BUDGET_S (1200) bounds all steps together. STEPS chooses some. In calls of at most 600 s:
-#   STEPS="machine tests copy pytorch load"
+#   STEPS="machine tests examples copy pytorch load"
 #   STEPS="bench"                                      every group but scaling, twice
 #   STEPS="bench" BENCH_ARGUMENTS="--only scaling"     what must not cost more the more there is, twice
 #   STEPS="soak" ROUNDS=10 SOAK_ROUNDS=250             random tests; 250 rounds of the last are a million operations
@@ -31,6 +31,17 @@ trap 'rm -rf "$work" "$data"' EXIT
 : >"$work/steps"
 deadline=$(($(date +%s) + ${BUDGET_S:-1200}))
 failed=0
+# Tests travel packed.
+if compgen -G "$bundle/*.gz" >/dev/null; then
+  mkdir "$work/bundle"
+  for file in "$bundle"/*; do
+    case $file in
+      *.gz) gunzip -c "$file" >"$work/bundle/$(basename "$file" .gz)" || exit 66 ;;
+      *) ln -s "$file" "$work/bundle/" ;;
+    esac
+  done
+  bundle=$work/bundle
+fi
 chmod +x "$bundle"/* "$bundle"/tests/* 2>/dev/null
 export RUST_BACKTRACE=1 PYTHONUNBUFFERED=1 PATH=$PATH:/usr/local/cuda/bin
 if [ -z "${TRANSLOAD_COMMIT:-}" ] && [ -f "$bundle/manifest.json" ]; then
@@ -92,7 +103,7 @@ for file in json.load(open(sys.argv[1]))["files"]:
     if file["kind"] == "test": print(file["name"])' "$bundle/manifest.json"
   else
     (cd "$bundle" && ls tests/* 2>/dev/null; ls -- *--* 2>/dev/null)
-  fi
+  fi | grep -v -e '--examples$' # A step of their own.
 }
 if wanted tests; then
   : >"$work/tests"
@@ -151,6 +162,20 @@ run = {"driver": "real", "devices": int(sys.argv[3]), "total": total, "binaries"
 json.dump(run, sys.stdout, indent=1)
 P
   [ -s "$work/tests" ] || note tests 1 0 "the bundle has no tests"
+fi
+
+# ---- the documentation's examples, as a user starts them
+if wanted examples; then
+  examples=$("$bundle/transload--examples" --list | sed 's/: test$//')
+  [ -n "$examples" ] || note examples 74 0 "the bundle has no examples"
+  for name in $examples; do
+    step "example $name" 60 "$bundle/transload--examples" --run "$name"
+    status=$?
+    # What was simulated shows nothing, nor does what left a part out.
+    grep -qi simulated "$work/step" && status=70
+    grep -q '^skipped:' "$work/step" && [ "$status" -eq 0 ] && status=74
+    note "example $name" "$status" "$took" "$(grep -m 1 -e '^Error' -e '^skipped:' "$work/step" || tail -n 1 "$work/step")"
+  done
 fi
 
 # ---- the random tests, many times as long and with other seeds; only where it is asked for by name

@@ -1,4 +1,4 @@
-//! Collects stripped programs and tests in a folder that runs on a machine without Rust.
+//! Collects stripped programs and packed tests in a folder that runs on a machine without Rust.
 
 use std::{
     collections::BTreeSet,
@@ -28,8 +28,8 @@ const SIMULATOR: &str = "transload-cuda-sim";
 const THREADED: [&str; 2] = ["transload-backend-cpu", "transload-executor"];
 
 /// Test targets that run on hardware: `it` on one device, `peers` on two, `capture` and `migrations` in processes of their
-/// own, `soak` for any duration. Other targets simulate the driver.
-const HARDWARE_TESTS: [&str; 5] = ["it", "peers", "capture", "migrations", "soak"];
+/// own, `soak` for any duration, `examples` those of the documentation. Other targets simulate the driver.
+const HARDWARE_TESTS: [&str; 6] = ["it", "peers", "capture", "migrations", "soak", "examples"];
 
 /// A C library that other programs load, to test that their own CUDA keeps working.
 const PROBE: &str = "transload-probe";
@@ -69,7 +69,7 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
         fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
     }
     fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-    let files = copy(files, &folder)?;
+    let files = copy(sh, files, &folder)?;
     let total: u64 = files.iter().map(|file| file.bytes).sum();
     for file in &files {
         println!("{:>9.2} MiB  {}", mebibytes(file.bytes), file.name);
@@ -195,13 +195,18 @@ fn with_extension(name: &str, path: &Path) -> String {
     }
 }
 
-fn copy(files: Vec<File>, folder: &Path) -> Result<Vec<File>> {
+/// Copies the files, and packs tests: `name` becomes `name.gz`, a third as large. `on_gpu.sh` unpacks them.
+fn copy(sh: &Shell, files: Vec<File>, folder: &Path) -> Result<Vec<File>> {
     files
         .into_iter()
         .map(|file| {
             let to = folder.join(&file.name);
-            let bytes = fs::copy(&file.from, &to)
+            let mut bytes = fs::copy(&file.from, &to)
                 .with_context(|| format!("copying {} to {}", file.from.display(), to.display()))?;
+            if file.kind == "test" {
+                cmd!(sh, "gzip -9 --no-name --force {to}").quiet().run()?;
+                bytes = fs::metadata(folder.join(format!("{}.gz", file.name)))?.len();
+            }
             Ok(File { bytes, ..file })
         })
         .collect()
