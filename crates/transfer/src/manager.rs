@@ -11,6 +11,7 @@ use transload_core::{
     PathCost, Place, Queue, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Submitted, Timing,
     Transfer, TransferEvent, TransferPath, TrySubmitError, Turns, Unblocked,
 };
+use transload_executor::Executor;
 
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
@@ -73,6 +74,13 @@ impl CrossBackendTransferManager {
     /// [`ErrorKind::InvalidArgument`] if one of its devices is already registered; nothing changes then.
     pub fn register_backend(&self, backend: Arc<dyn Backend>) -> Result<()> {
         self.registry.register(backend)
+    }
+
+    /// Returns the executor whose work [`drain`](Self::drain) waits for: that of submissions which may block, and of whatever
+    /// else is started on it.
+    #[must_use]
+    pub fn executor(&self) -> &Executor {
+        &self.context.executor
     }
 
     /// Returns the devices of all backends, in registration order.

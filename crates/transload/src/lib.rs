@@ -59,10 +59,12 @@ mod families;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod gpu;
 mod host_buffer;
+pub mod io;
 #[cfg(feature = "safetensors")]
 pub mod load;
 mod resources;
 mod runtime;
+mod staging;
 
 pub use array::Array;
 pub use builder::RuntimeBuilder;

@@ -3,7 +3,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use transload_core::{DeviceId, ErrorKind, MemoryKind, RawBuffer, Result, Transfer};
+use transload_core::{MemoryKind, RawBuffer, Result, Transfer};
 use transload_transfer::CrossBackendTransferManager;
 
 use super::{
@@ -16,6 +16,7 @@ use super::{
     report::LoadReport,
     source::Source,
 };
+use crate::staging;
 
 /// The staging ring of a load; empty if chunks are read in place.
 pub(super) struct Pipeline<'a> {
@@ -60,11 +61,7 @@ impl<'a> Pipeline<'a> {
         let ring = |kind| ring(manager, options, kind, count, chunk);
         let ring = match options.staging {
             Some(kind) => ring(kind)?,
-            None if offers_pinned(manager, options.place.device) => match ring(MemoryKind::Pinned) {
-                Err(error) if error.kind() == ErrorKind::OutOfMemory => ring(MemoryKind::Pageable)?,
-                outcome => outcome?,
-            },
-            None => ring(MemoryKind::Pageable)?,
+            None => staging::pinned_or_pageable(manager, options.place.device, ring)?,
         };
         Ok(Self { manager, placement, options, ring, chunk, in_place_limit })
     }
@@ -144,13 +141,8 @@ impl<'a> Pipeline<'a> {
                 Some(mut slot) => {
                     let segment = self.placement.segment(chunk.segment)?;
                     let (manager, options) = (self.manager, &self.options.transfer);
-                    let transfer = manager
-                        .copy(
-                            &slot.buffer.slice(..chunk.len).unwrap(),
-                            &segment.slice(chunk.offset..chunk.offset + chunk.len).unwrap(),
-                        )
-                        .options(*options)
-                        .submit();
+                    let place = segment.slice(chunk.offset..chunk.offset + chunk.len)?;
+                    let transfer = manager.copy(&target, &place).options(*options).submit();
                     slot.transfer = Some(transfer);
                     self.ring.push_back(slot);
                 }
@@ -206,10 +198,6 @@ impl RingBuffer {
     }
 }
 
-fn offers_pinned(manager: &CrossBackendTransferManager, device: DeviceId) -> bool {
-    manager.devices().iter().any(|info| info.id == device && info.kinds.contains(&MemoryKind::Pinned))
-}
-
 fn ring(
     manager: &CrossBackendTransferManager,
     options: &LoadOptions,
@@ -217,15 +205,8 @@ fn ring(
     count: usize,
     bytes: usize,
 ) -> Result<VecDeque<RingBuffer>> {
-    let device = options.place.device;
     let buffer = |_| {
-        // Pinned by the device that copies it.
-        let made = match kind {
-            MemoryKind::Pinned | MemoryKind::Mapped if !device.is_cpu() => {
-                manager.allocate_for(device, kind, bytes)
-            }
-            _ => manager.allocate(DeviceId::Cpu, kind, bytes),
-        };
+        let made = staging::allocate(manager, options.place.device, kind, bytes);
         made.map(|buffer| RingBuffer { buffer, transfer: None })
     };
     (0..count).map(buffer).collect()

@@ -94,14 +94,8 @@ impl Pipeline<'_> {
         let buffer = &self.ring.get(slot).ok_or_else(missing)?.buffer;
         let segment = self.placement.segment(chunk.segment)?;
         let options = &self.options.transfer;
-        Ok(self
-            .manager
-            .copy(
-                &segment.slice(chunk.offset..chunk.offset + chunk.len).unwrap(),
-                &buffer.slice(..chunk.len).unwrap(),
-            )
-            .options(*options)
-            .submit())
+        let (from, to) = (segment.slice(chunk.offset..chunk.offset + chunk.len)?, buffer.slice(..chunk.len)?);
+        Ok(self.manager.copy(&from, &to).options(*options).submit())
     }
 }
 

@@ -16,6 +16,7 @@ mod elsewhere;
 mod gate;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod gpu;
+mod io;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod lanes;
 mod limits;

@@ -97,7 +97,7 @@ impl Home {
     }
 }
 
-fn one_thread() -> Runtime {
+pub(crate) fn one_thread() -> Runtime {
     Builder::new_current_thread().build().unwrap()
 }
 
@@ -106,7 +106,7 @@ fn two_workers() -> Runtime {
 }
 
 /// Fails instead of hanging: what blocks a runtime's only thread never ends.
-fn within_two_minutes(what: impl FnOnce() + Send + 'static) {
+pub(crate) fn within_two_minutes(what: impl FnOnce() + Send + 'static) {
     let (done, over) = mpsc::channel();
     let worker = thread::spawn(move || {
         what();

@@ -1,0 +1,334 @@
+//! The pipeline between a source or a sink and memory: a few staging buffers that are used over and over.
+
+use std::{collections::VecDeque, fmt, future::Future};
+
+use transload_core::{Buffer, Error, ErrorKind, Pod, RawBuffer, Result, Transfer};
+use transload_executor::BlockingKey;
+use transload_transfer::{CrossBackendTransferManager, TransferOptions};
+
+use super::{ByteSink, ByteSource};
+use crate::{Runtime, staging};
+
+/// Separate copies of 4 MiB reach 0.97 of a link's rate.
+const CHUNK: usize = 4 << 20;
+/// One is read or written, one is in flight, and the third absorbs a slow read or write.
+const BUFFERS: usize = 3;
+
+/// How bytes are streamed.
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing by themselves"]
+pub struct StreamOptions {
+    chunk: usize,
+    buffers: usize,
+    transfer: TransferOptions,
+}
+
+impl Default for StreamOptions {
+    fn default() -> Self {
+        Self { chunk: CHUNK, buffers: BUFFERS, transfer: TransferOptions::new() }
+    }
+}
+
+impl StreamOptions {
+    /// Sets the bytes of a staging buffer, which is also the most that one transfer moves; 4 MiB by default.
+    pub fn chunk(mut self, bytes: usize) -> Self {
+        self.chunk = bytes;
+        self
+    }
+
+    /// Sets the most staging buffers; 3 by default. With the chunk's size they bound the host memory of a stream.
+    pub fn buffers(mut self, count: usize) -> Self {
+        self.buffers = count;
+        self
+    }
+
+    /// Sets the priority and the allowed methods of the transfers.
+    pub fn transfer(mut self, options: TransferOptions) -> Self {
+        self.transfer = options;
+        self
+    }
+}
+
+/// Why a stream ended early, and how far it got.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct StreamError {
+    /// Bytes at the beginning of the destination that are in place, or that the sink has taken.
+    pub bytes: u64,
+    /// The error of the source, the sink, an allocation or a transfer.
+    pub cause: Error,
+}
+
+impl fmt::Display for StreamError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the stream ended after {} bytes: {}", self.bytes, self.cause)
+    }
+}
+
+impl std::error::Error for StreamError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        // The message contains the cause's, so the chain continues after it.
+        self.cause.source()
+    }
+}
+
+impl From<StreamError> for Error {
+    fn from(error: StreamError) -> Self {
+        let StreamError { bytes, cause } = error;
+        Error::caused_by(cause.kind(), format!("the stream ended after {bytes} bytes"), cause)
+    }
+}
+
+impl Runtime {
+    /// Fills a buffer from a source, and returns the number of bytes: fewer than the buffer has if the source ends before. What a
+    /// longer source has left is not read. See [`io`](crate::io).
+    ///
+    /// # Errors
+    /// As for [`io::read_from`](crate::io::read_from).
+    pub fn read_from<T: Pod, B: Buffer<T>, S: ByteSource>(
+        &self,
+        source: S,
+        dst: &B,
+    ) -> impl Future<Output = Result<u64, StreamError>> + Send + use<T, B, S> {
+        read_from(self.manager(), source, dst.raw(), &StreamOptions::default())
+    }
+
+    /// Writes a buffer to a sink and flushes it. Returns the number of bytes, all that the buffer has. See [`io`](crate::io).
+    ///
+    /// # Errors
+    /// As for [`io::write_to`](crate::io::write_to).
+    pub fn write_to<T: Pod, B: Buffer<T>, S: ByteSink>(
+        &self,
+        src: &B,
+        sink: S,
+    ) -> impl Future<Output = Result<u64, StreamError>> + Send + use<T, B, S> {
+        write_to(self.manager(), src.raw(), sink, &StreamOptions::default())
+    }
+}
+
+/// Like [`Runtime::read_from`], with any manager, buffer and options. Begins when it is first polled.
+///
+/// # Errors
+/// The source's, the backend's, or [`ErrorKind::InvalidArgument`] for a chunk of 0 bytes or no buffers. All bytes that were read
+/// before the source failed are in place. Nothing is in flight afterwards.
+pub fn read_from<S: ByteSource>(
+    manager: &CrossBackendTransferManager,
+    mut source: S,
+    dst: &RawBuffer,
+    options: &StreamOptions,
+) -> impl Future<Output = Result<u64, StreamError>> + Send + use<S> {
+    let mut stream = Stream::new(manager, dst, options);
+    async move {
+        let outcome = stream.fill(&mut source).await;
+        stream.finish(outcome).await
+    }
+}
+
+/// Like [`Runtime::write_to`], with any manager, buffer and options. Begins when it is first polled.
+///
+/// # Errors
+/// The sink's, the backend's, or [`ErrorKind::InvalidArgument`] for a chunk of 0 bytes or no buffers. Nothing is in flight
+/// afterwards.
+pub fn write_to<S: ByteSink>(
+    manager: &CrossBackendTransferManager,
+    src: &RawBuffer,
+    mut sink: S,
+    options: &StreamOptions,
+) -> impl Future<Output = Result<u64, StreamError>> + Send + use<S> {
+    let mut stream = Stream::new(manager, src, options);
+    async move {
+        let outcome = stream.empty(&mut sink).await;
+        stream.in_flight.iter_mut().for_each(|chunk| chunk.bytes = 0);
+        stream.finish(outcome).await
+    }
+}
+
+/// One stream: which of its staging buffers are free, and which are in flight.
+struct Stream {
+    manager: CrossBackendTransferManager,
+    options: StreamOptions,
+    /// The memory that is read or written.
+    memory: RawBuffer,
+    free: Vec<RawBuffer>,
+    /// In the order of their bytes.
+    in_flight: VecDeque<Chunk>,
+    /// See [`StreamError::bytes`].
+    moved: u64,
+}
+
+/// A transfer and the staging buffer that it uses.
+struct Chunk {
+    staging: RawBuffer,
+    bytes: usize,
+    transfer: Transfer,
+}
+
+impl Stream {
+    fn new(manager: &CrossBackendTransferManager, memory: &RawBuffer, options: &StreamOptions) -> Self {
+        Self {
+            manager: manager.clone(),
+            options: StreamOptions { chunk: options.chunk.min(memory.len().max(1)), ..options.clone() },
+            memory: memory.clone(),
+            free: Vec::new(),
+            in_flight: VecDeque::new(),
+            moved: 0,
+        }
+    }
+
+    /// Reads until the memory is full or the source ends.
+    async fn fill(&mut self, source: &mut impl ByteSource) -> Result<()> {
+        self.check()?;
+        let mut at = 0;
+        while at < self.memory.len() {
+            let most = self.options.chunk.min(self.memory.len() - at);
+            let staging = match self.is_in_place() {
+                true => self.memory.slice(at..at + most)?,
+                false => {
+                    self.recover().await?;
+                    self.staging_buffer().await?
+                }
+            };
+            let (bytes, more) = read_up_to(source, &staging, most).await;
+            if self.is_in_place() {
+                self.moved += bytes as u64;
+            } else if bytes > 0 {
+                let (from, to) = (staging.slice(..bytes)?, self.memory.slice(at..at + bytes)?);
+                self.start(staging, &from, &to).await;
+            }
+            at += bytes;
+            if !more? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all of the memory.
+    async fn empty(&mut self, sink: &mut impl ByteSink) -> Result<()> {
+        self.check()?;
+        let (mut at, len) = (0, self.memory.len());
+        loop {
+            while at < len && self.in_flight.len() < self.options.buffers && !self.is_in_place() {
+                let bytes = self.options.chunk.min(len - at);
+                let staging = self.staging_buffer().await?;
+                let (from, to) = (self.memory.slice(at..at + bytes)?, staging.slice(..bytes)?);
+                self.start(staging, &from, &to).await;
+                at += bytes;
+            }
+            if let Some(Chunk { staging, bytes, transfer }) = self.in_flight.pop_front() {
+                transfer.await?;
+                self.write_all(sink, &staging.slice(..bytes)?).await?;
+                self.free.push(staging);
+            } else if at < len {
+                let piece = self.memory.slice(at..len.min(at + self.options.chunk))?;
+                self.write_all(sink, &piece).await?;
+                at += piece.len();
+            } else {
+                return sink.flush().await;
+            }
+        }
+    }
+
+    async fn write_all(&mut self, sink: &mut impl ByteSink, piece: &RawBuffer) -> Result<()> {
+        let mut at = 0;
+        while at < piece.len() {
+            let rest = piece.slice(at..)?;
+            let count = match sink.write(&rest).await? {
+                0 => return Err(Error::new(ErrorKind::Io, "the sink takes no more bytes")),
+                count => at_most(count, rest.len())?,
+            };
+            at += count;
+            self.moved += count as u64;
+        }
+        Ok(())
+    }
+
+    /// Waits for what is in flight, and returns the outcome of the stream.
+    async fn finish(mut self, mut outcome: Result<()>) -> Result<u64, StreamError> {
+        while !self.in_flight.is_empty() {
+            // Bytes after a failed transfer do not count.
+            let settled = self.settle().await;
+            if let Err(error) = settled {
+                self.in_flight.iter_mut().for_each(|chunk| chunk.bytes = 0);
+                outcome = outcome.and(Err(error));
+            }
+        }
+        let bytes = self.moved;
+        outcome.map(|()| bytes).map_err(|cause| StreamError { bytes, cause })
+    }
+
+    async fn start(&mut self, staging: RawBuffer, from: &RawBuffer, to: &RawBuffer) {
+        let copy = self.manager.copy(from, to).options(self.options.transfer);
+        let transfer = copy.submit_async().await;
+        self.in_flight.push_back(Chunk { staging, bytes: from.len(), transfer });
+    }
+
+    /// Recovers a buffer in flight: of a complete transfer, or by waiting if there may be no further buffer.
+    async fn recover(&mut self) -> Result<()> {
+        let full = self.in_flight.len() >= self.options.buffers;
+        let complete = self.in_flight.front().is_some_and(|oldest| oldest.transfer.is_complete());
+        if self.free.is_empty() && (full || complete) { self.settle().await } else { Ok(()) }
+    }
+
+    /// Waits for the oldest transfer, counts its bytes and frees its buffer.
+    async fn settle(&mut self) -> Result<()> {
+        let Some(Chunk { staging, bytes, transfer }) = self.in_flight.pop_front() else { return Ok(()) };
+        transfer.await?;
+        self.moved += bytes as u64;
+        self.free.push(staging);
+        Ok(())
+    }
+
+    /// Returns a free buffer, or a new one.
+    async fn staging_buffer(&mut self) -> Result<RawBuffer> {
+        if let Some(buffer) = self.free.pop() {
+            return Ok(buffer);
+        }
+        let (manager, device) = (self.manager.clone(), self.memory.place().device);
+        let bytes = self.options.chunk;
+        let allocate = move || {
+            staging::pinned_or_pageable(&manager, device, |kind| {
+                staging::allocate(&manager, device, kind, bytes)
+            })
+        };
+        self.manager.executor().spawn_blocking(&BlockingKey::new(1), allocate).await?
+    }
+
+    /// Whether the host reads and writes the memory itself.
+    fn is_in_place(&self) -> bool {
+        self.memory.place().device.is_cpu()
+    }
+
+    fn check(&self) -> Result<()> {
+        let StreamOptions { chunk, buffers, .. } = self.options;
+        if chunk > 0 && buffers > 0 {
+            return Ok(());
+        }
+        let text =
+            format!("{buffers} staging buffers of {chunk} bytes; valid: at least 1 of at least 1 byte");
+        Err(Error::new(ErrorKind::InvalidArgument, text))
+    }
+}
+
+/// Reads until `most` bytes are there. Returns how many are, and whether the source may have more.
+async fn read_up_to(source: &mut impl ByteSource, staging: &RawBuffer, most: usize) -> (usize, Result<bool>) {
+    let mut bytes = 0;
+    while bytes < most {
+        let read = async { at_most(source.read(&staging.slice(bytes..most)?).await?, most - bytes) };
+        match read.await {
+            Ok(0) => return (bytes, Ok(false)),
+            Ok(count) => bytes += count,
+            Err(error) => return (bytes, Err(error)),
+        }
+    }
+    (bytes, Ok(true))
+}
+
+/// Checks what an implementation returned.
+fn at_most(count: usize, most: usize) -> Result<usize> {
+    if count <= most {
+        return Ok(count);
+    }
+    let text = format!("the source or sink returned {count} bytes, but was given {most}");
+    Err(Error::new(ErrorKind::Io, text))
+}
