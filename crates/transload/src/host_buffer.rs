@@ -14,6 +14,15 @@ use crate::Array;
 /// Elements in the host's memory that nothing else uses: [`Runtime::download`](crate::Runtime::download) returns one. Reads and
 /// writes like a slice, without a check.
 ///
+/// It is no handle, so it cannot be cloned; [`into_array`](Self::into_array) gives one:
+///
+/// ```compile_fail
+/// let rt = transload::Runtime::discover()?;
+/// let buffer = rt.download(&rt.zeros::<u8>(4)?).wait()?;
+/// let another = buffer.clone();
+/// # Ok::<(), transload::Error>(())
+/// ```
+///
 /// It holds the bytes exclusively: through any other handle of them everything returns [`Busy`](crate::ErrorKind::Busy).
 pub struct HostBuffer<T> {
     /// Keeps all other users of the bytes away while it is there, and keeps the memory alive.

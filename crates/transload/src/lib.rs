@@ -74,8 +74,8 @@ pub use resources::Resources;
 pub use runtime::Runtime;
 pub use transload_core::{
     Buffer, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryKind, Observer, Place, Pod, RawBuffer,
-    ReadGuard, RejectReason, Rejected, Result, StreamPriority, Timing, Transfer, TransferMethod,
-    TransferPath, TransferReport, TransferState, WorkloadType, WriteGuard,
+    ReadGuard, RejectReason, Rejected, Result, StreamPriority, Timing, Transfer, TransferEvent,
+    TransferMethod, TransferPath, TransferReport, TransferState, WorkloadType, WriteGuard,
 };
 pub use transload_transfer::{
     CopyBuilder, CrossBackendTransferManager, Plan, Sampling, TransferOptions, TransferStats,

@@ -46,7 +46,7 @@ mod source;
 #[path = "../../tests/unit/load.rs"]
 mod tests;
 
-use std::{path::Path, sync::Arc, time::Instant};
+use std::{path::Path, pin::Pin, sync::Arc, time::Instant};
 
 use transload_core::{ErrorKind, Result};
 use transload_transfer::CrossBackendTransferManager;
@@ -71,6 +71,19 @@ impl Runtime {
     pub fn load(&self, path: impl AsRef<Path>, options: &LoadOptions) -> Result<LoadedModel> {
         self.device(options.place.device)?;
         load(self.manager(), path, options)
+    }
+
+    /// Like [`load`](Self::load), on another thread. Dropping the future does not stop it.
+    ///
+    /// # Errors
+    /// As for `load`.
+    pub fn load_async(
+        &self,
+        path: impl AsRef<Path>,
+        options: &LoadOptions,
+    ) -> Pin<Box<dyn Future<Output = Result<LoadedModel>> + Send>> {
+        let (runtime, path, options) = (self.clone(), path.as_ref().to_owned(), options.clone());
+        Box::pin(self.call(move || runtime.load(path, &options)))
     }
 }
 

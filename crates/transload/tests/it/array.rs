@@ -1,6 +1,13 @@
 //! Typed arrays, their guards, and buffers that nothing else uses.
 
-use transload::{Array, Buffer, DeviceId, ErrorKind, HostBuffer, MemoryKind, Runtime};
+use std::{
+    sync::{Arc, Mutex},
+    thread::{self, ThreadId},
+};
+
+use transload::{
+    Array, Buffer, DeviceId, ErrorKind, HostBuffer, MemoryKind, Observer, Runtime, TransferEvent,
+};
 
 /// The host alone.
 pub(crate) fn host_only() -> Runtime {
@@ -153,4 +160,29 @@ fn futures_own_what_they_need() {
         });
     });
     thread.join().unwrap();
+}
+
+/// Remembers the threads that submitted transfers.
+#[derive(Default)]
+struct Submitters(Mutex<Vec<ThreadId>>);
+
+impl Observer for Submitters {
+    fn transfer(&self, event: TransferEvent<'_>) {
+        if let TransferEvent::Submitted(_) = event {
+            self.0.lock().unwrap().push(thread::current().id());
+        }
+    }
+}
+
+#[test]
+fn awaited_download_copies_on_another_thread() {
+    let submitters = Arc::new(Submitters::default());
+    let builder = Runtime::builder().without("cuda").observer(Arc::clone(&submitters) as _);
+    let rt = builder.discover().unwrap();
+    let array = rt.host(vec![3_u8; 1 << 20]).unwrap();
+    let waited = rt.download(&array).wait().unwrap();
+    let awaited = pollster::block_on(rt.download(&array).into_future()).unwrap();
+    assert!(waited[..] == awaited[..] && awaited.iter().all(|byte| *byte == 3));
+    let [waited, awaited] = submitters.0.lock().unwrap()[..] else { panic!("not two transfers") };
+    assert!(waited == thread::current().id() && awaited != waited);
 }

@@ -182,3 +182,15 @@ fn raw_load_takes_any_file_as_one_tensor_of_bytes() {
     assert!(error.to_string().contains("is empty; valid: a file of 1 to "), "{error}");
     assert_empty(&manager);
 }
+
+#[test]
+fn future_of_a_load_owns_what_it_needs() {
+    let model = Model::of_every_type();
+    let disk = OnDisk::new(&model.file());
+    let loading = {
+        let rt = transload::Runtime::builder().without("cuda").discover().unwrap();
+        rt.load_async(disk.path(), &LoadOptions::new(HOST))
+    };
+    let loaded = std::thread::spawn(move || pollster::block_on(loading)).join().unwrap().unwrap();
+    model.assert_is(&loaded, 64, on_host);
+}
