@@ -4,7 +4,7 @@ use std::{fmt, marker::PhantomData};
 
 use transload_core::{
     Backend, Buffer, DeviceId, Error, ErrorKind, MemoryKind, Pod, RawBuffer, ReadGuard, Result, WriteGuard,
-    check_same_len,
+    slice_elements,
 };
 
 use crate::CpuBackend;
@@ -130,15 +130,15 @@ impl<T: Pod> Buffer<T> for CpuBuffer<T> {
         Ok(())
     }
 
-    fn copy_from_host(&self, source: &[T]) -> Result<()> {
-        check_same_len(self.len(), source.len())?;
-        WriteGuard::new(self.raw.overwrite()?)?.copy_from_slice(source);
+    fn copy_from_host_at(&self, offset: usize, source: &[T]) -> Result<()> {
+        let part = slice_elements::<T>(&self.raw, offset, source.len())?;
+        WriteGuard::new(part.overwrite()?)?.copy_from_slice(source);
         Ok(())
     }
 
-    fn copy_to_host(&self, destination: &mut [T]) -> Result<()> {
-        check_same_len(self.len(), destination.len())?;
-        destination.copy_from_slice(&self.read()?);
+    fn copy_to_host_at(&self, offset: usize, destination: &mut [T]) -> Result<()> {
+        let part = slice_elements::<T>(&self.raw, offset, destination.len())?;
+        destination.copy_from_slice(&*ReadGuard::new(part.read()?)?);
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use transload_core::{
     Buffer, Operation, Pod, QueueLease, RawBuffer, Result, StreamPriority, Timing, WorkloadType,
-    bytes_of_elements, check_same_len, fill, submit,
+    bytes_of_elements, fill, slice_elements, submit,
 };
 use transload_memory::{borrow, borrow_mut};
 use transload_streams::AdvancedStreamPool;
@@ -43,17 +43,17 @@ impl<T: Pod> Buffer<T> for CudaBuffer<T> {
         fill(&*self.queue, &self.raw, bytemuck::bytes_of(&value))?.wait()
     }
 
-    fn copy_from_host(&self, source: &[T]) -> Result<()> {
-        check_same_len(self.len(), source.len())?;
+    fn copy_from_host_at(&self, offset: usize, source: &[T]) -> Result<()> {
+        let dst = slice_elements::<T>(&self.raw, offset, source.len())?;
         // SAFETY: the value is dropped at the end of this function and never cloned.
         let source = unsafe { borrow(source) };
-        self.run(&Operation::Copy { src: &source, dst: &self.raw })
+        self.run(&Operation::Copy { src: &source, dst: &dst })
     }
 
-    fn copy_to_host(&self, destination: &mut [T]) -> Result<()> {
-        check_same_len(self.len(), destination.len())?;
+    fn copy_to_host_at(&self, offset: usize, destination: &mut [T]) -> Result<()> {
+        let src = slice_elements::<T>(&self.raw, offset, destination.len())?;
         // SAFETY: the value is dropped at the end of this function and never cloned.
         let destination = unsafe { borrow_mut(destination) };
-        self.run(&Operation::Copy { src: &self.raw, dst: &destination })
+        self.run(&Operation::Copy { src: &src, dst: &destination })
     }
 }

@@ -46,7 +46,7 @@ pub use buffer::raw_buffer::{RawBuffer, WeakBuffer, range_within};
 pub use buffer::reclaim::Reclaimer;
 pub use buffer::spare_buffer::{Recycler, SpareBuffer};
 pub use buffer::storage::Storage;
-pub use buffer::typed_buffer::{Buffer, bytes_of_elements, check_same_len};
+pub use buffer::typed_buffer::{Buffer, bytes_of_elements, check_same_len, slice_elements};
 pub use device::backend::{
     Backend, DeviceInfo, MemoryAdvice, MemoryInfo, PeerAccess, ResourceCounts, SharedBuffer,
 };

@@ -4,8 +4,8 @@ use std::{fmt, marker::PhantomData, ops::RangeBounds, ptr::NonNull};
 
 use transload_core::{
     Buffer, DeviceId, Error, ErrorKind, HostBytes, MemoryKind, Operation, Place, Pod, QueueLease, RawBuffer,
-    ReadGuard, Reclaimer, Result, StreamPriority, Timing, WorkloadType, WriteGuard, check_same_len, fill,
-    range_within, submit,
+    ReadGuard, Reclaimer, Result, StreamPriority, Timing, WorkloadType, WriteGuard, fill, range_within,
+    slice_elements, submit,
 };
 
 use crate::runtime::backend_of;
@@ -189,32 +189,32 @@ impl<T: Pod> Buffer<T> for Array<T> {
         fill(&*self.queue()?, &self.raw, bytemuck::bytes_of(&value))?.wait()
     }
 
-    fn copy_from_host(&self, source: &[T]) -> Result<()> {
-        check_same_len(self.len(), source.len())?;
-        if self.is_empty() {
+    fn copy_from_host_at(&self, offset: usize, source: &[T]) -> Result<()> {
+        let dst = slice_elements::<T>(&self.raw, offset, source.len())?;
+        if dst.is_empty() {
             return Ok(());
         }
-        if self.raw.host_address().is_some() {
-            WriteGuard::new(self.raw.overwrite()?)?.copy_from_slice(source);
+        if dst.host_address().is_some() {
+            WriteGuard::new(dst.overwrite()?)?.copy_from_slice(source);
             return Ok(());
         }
         // SAFETY: the buffer is only read, and dropped at the end of this function, when the copy is complete.
         let source = unsafe { borrowed(NonNull::from(source), false) };
-        self.copy_by_queue(&source, &self.raw)
+        self.copy_by_queue(&source, &dst)
     }
 
-    fn copy_to_host(&self, destination: &mut [T]) -> Result<()> {
-        check_same_len(self.len(), destination.len())?;
-        if self.is_empty() {
+    fn copy_to_host_at(&self, offset: usize, destination: &mut [T]) -> Result<()> {
+        let src = slice_elements::<T>(&self.raw, offset, destination.len())?;
+        if src.is_empty() {
             return Ok(());
         }
-        if self.raw.host_address().is_some() {
-            destination.copy_from_slice(&*self.read()?);
+        if src.host_address().is_some() {
+            destination.copy_from_slice(&*ReadGuard::new(src.read()?)?);
             return Ok(());
         }
         // SAFETY: the slice is borrowed mutably, and the buffer dropped at the end of this function, when the copy is complete.
         let destination = unsafe { borrowed(NonNull::from(destination), true) };
-        self.copy_by_queue(&self.raw, &destination)
+        self.copy_by_queue(&src, &destination)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::thread;
 
 use transload_backend_cpu::CpuBuffer;
-use transload_core::{Buffer, ErrorKind, Operation, Pattern, Timing, submit};
+use transload_core::{Buffer, ErrorKind, Operation, Pattern, Timing, conformance, submit};
 
 use crate::{allocate, backend, gate::Gate, lease};
 
@@ -59,4 +59,7 @@ fn typed_buffers_fill_and_copy_both_ways() {
     assert_eq!(*buffer.read().unwrap(), [[9.0; 3]; 2]);
     buffer.write().unwrap()[1][2] = 0.5;
     assert_eq!(buffer.clone().read().unwrap()[1], [9.0, 9.0, 0.5]);
+    conformance::typed_buffer(&CpuBuffer::<u16>::new(&backend, 13).unwrap(), 1, 2).unwrap();
+    conformance::typed_buffer(&CpuBuffer::<[u8; 3]>::new(&backend, 1001).unwrap(), [1; 3], [1, 2, 3])
+        .unwrap();
 }

@@ -6,29 +6,12 @@ use transload_backend_cpu::{CpuBackend, CpuBuffer};
 use transload_backend_cuda::{Role, UnifiedMode};
 use transload_core::{
     Backend, Buffer, DeviceId, ErrorKind, MemoryAdvice, MemoryKind, Operation, Pattern, Pod, StreamPriority,
-    Timing, WorkloadType, submit,
+    Timing, WorkloadType, conformance, submit,
 };
 use transload_memory::MemoryLocation;
 
 use crate::backend;
 
-/// Uses the trait only.
-fn is_a_buffer<T: Pod + PartialEq + Debug>(buffer: &dyn Buffer<T>, a: T, b: T) {
-    let mut back = vec![b; buffer.len()];
-    buffer.fill(a).unwrap();
-    buffer.copy_to_host(&mut back).unwrap();
-    assert!(back.iter().all(|element| *element == a));
-    let mixed: Vec<T> = (0..buffer.len()).map(|at| if at % 3 == 0 { a } else { b }).collect();
-    buffer.copy_from_host(&mixed).unwrap();
-    buffer.copy_to_host(&mut back).unwrap();
-    assert_eq!(back, mixed);
-    assert!(!buffer.is_empty());
-    assert_eq!(buffer.raw().len(), buffer.len() * size_of::<T>());
-    for wrong in [&mixed[1..], &[]] {
-        assert_eq!(buffer.copy_from_host(wrong).unwrap_err().kind(), ErrorKind::InvalidArgument);
-    }
-    assert_eq!(buffer.copy_to_host(&mut back[1..]).unwrap_err().kind(), ErrorKind::InvalidArgument);
-}
 
 #[test]
 fn generic_code_runs_on_every_buffer_type() {
@@ -46,7 +29,7 @@ fn generic_code_runs_on_every_buffer_type() {
         ];
         for (buffer, device, kind) in &buffers {
             assert_eq!((buffer.device(), buffer.kind()), (*device, *kind));
-            is_a_buffer(&**buffer, a, b);
+            conformance::typed_buffer(&**buffer, a, b).unwrap();
         }
         drop(buffers);
         cuda.drain().unwrap();

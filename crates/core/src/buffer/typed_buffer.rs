@@ -1,6 +1,6 @@
 //! Typed buffers: one trait, usable as a trait object, for all kinds of memory.
 
-use crate::{DeviceId, Error, ErrorKind, MemoryKind, Pod, RawBuffer, Result};
+use crate::{DeviceId, Error, ErrorKind, MemoryKind, Pod, RawBuffer, Result, range_within};
 
 /// `len` elements of `T` in some memory. Generic code works with host, device and unified buffers alike.
 ///
@@ -36,18 +36,35 @@ pub trait Buffer<T: Pod>: Send + Sync {
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) if a host view is open; the device's errors.
     fn fill(&self, value: T) -> Result<()>;
 
-    /// Copies from host memory; `source` must have exactly [`len`](Self::len) elements.
+    /// Copies from host memory to the first elements. If `source` is shorter than the buffer, the others keep their
+    /// values.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for another length, and those of
-    /// `fill`.
-    fn copy_from_host(&self, source: &[T]) -> Result<()>;
+    /// Like [`copy_from_host_at`](Self::copy_from_host_at).
+    fn copy_from_host(&self, source: &[T]) -> Result<()> {
+        self.copy_from_host_at(0, source)
+    }
 
-    /// Copies to host memory; `destination` must have exactly [`len`](Self::len) elements.
+    /// Copies the first elements to host memory, as many as `destination` has.
     ///
     /// # Errors
-    /// Like `copy_from_host`.
-    fn copy_to_host(&self, destination: &mut [T]) -> Result<()>;
+    /// Like [`copy_from_host_at`](Self::copy_from_host_at).
+    fn copy_to_host(&self, destination: &mut [T]) -> Result<()> {
+        self.copy_to_host_at(0, destination)
+    }
+
+    /// Copies from host memory to the elements from `offset` on. The others keep their values.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfRange`](crate::ErrorKind::OutOfRange) if `source` does not fit from there on; nothing is
+    /// copied then. Those of [`fill`](Self::fill).
+    fn copy_from_host_at(&self, offset: usize, source: &[T]) -> Result<()>;
+
+    /// Copies the elements from `offset` on to host memory, as many as `destination` has.
+    ///
+    /// # Errors
+    /// Like [`copy_from_host_at`](Self::copy_from_host_at).
+    fn copy_to_host_at(&self, offset: usize, destination: &mut [T]) -> Result<()>;
 }
 
 /// Returns the size of `len` elements of `T` in bytes.
@@ -63,6 +80,17 @@ pub fn bytes_of_elements<T>(len: usize) -> Result<usize> {
         );
         Error::new(ErrorKind::InvalidArgument, text)
     })
+}
+
+/// Returns the part of a buffer that has `count` elements of `T` from element `offset` on.
+///
+/// # Errors
+/// [`ErrorKind::OutOfRange`] if the buffer has fewer elements.
+pub fn slice_elements<T>(raw: &RawBuffer, offset: usize, count: usize) -> Result<RawBuffer> {
+    let size = size_of::<T>();
+    let len = raw.len().checked_div(size).unwrap_or(0);
+    let range = range_within(&(offset..offset.saturating_add(count)), len, "elements")?;
+    raw.slice(range.start * size..range.end * size)
 }
 
 /// Checks that a host slice has as many elements as the buffer that it is copied from or to.

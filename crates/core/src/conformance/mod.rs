@@ -58,10 +58,12 @@ mod refusal;
 mod rng;
 mod rows;
 mod threads;
+mod typed_buffer;
 
 use std::{fmt, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 pub use outcome::{Failure, Outcome, Verdict};
+pub use typed_buffer::typed_buffer;
 
 /// The result of a check.
 type CheckResult = Result<Verdict, Failure>;

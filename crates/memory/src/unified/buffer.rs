@@ -4,7 +4,7 @@ use std::{fmt, marker::PhantomData, ops::RangeBounds};
 
 use transload_core::{
     Access, Buffer, DeviceId, Error, ErrorKind, MemoryKind, Pod, Queue, QueueLease, RawBuffer, Result,
-    bytes_of_elements, check_same_len,
+    bytes_of_elements, slice_elements,
 };
 
 use super::{DeviceAccess, Role, UnifiedMode, UnifiedSlice, UnifiedSliceMut, inner::Inner};
@@ -221,14 +221,14 @@ impl<T: Pod> Buffer<T> for UnifiedBuffer<T> {
         self.inner.fill(bytemuck::bytes_of(&value))
     }
 
-    fn copy_from_host(&self, source: &[T]) -> Result<()> {
-        check_same_len(self.len(), source.len())?;
-        self.inner.copy_from_host(bytemuck::cast_slice(source))
+    fn copy_from_host_at(&self, offset: usize, source: &[T]) -> Result<()> {
+        let dst = slice_elements::<T>(&self.inner.raw, offset, source.len())?;
+        self.inner.copy_from_host(bytemuck::cast_slice(source), &dst)
     }
 
-    fn copy_to_host(&self, destination: &mut [T]) -> Result<()> {
-        check_same_len(self.len(), destination.len())?;
-        self.inner.copy_to_host(bytemuck::cast_slice_mut(destination))
+    fn copy_to_host_at(&self, offset: usize, destination: &mut [T]) -> Result<()> {
+        let src = slice_elements::<T>(&self.inner.raw, offset, destination.len())?;
+        self.inner.copy_to_host(&src, bytemuck::cast_slice_mut(destination))
     }
 }
 

@@ -107,18 +107,20 @@ impl Inner {
         fill(&*self.queue, &self.raw, element)?.wait()
     }
 
-    pub(crate) fn copy_from_host(&self, source: &[u8]) -> Result<()> {
+    /// Copies to a part of the memory that devices use.
+    pub(crate) fn copy_from_host(&self, source: &[u8], dst: &RawBuffer) -> Result<()> {
         self.retry_failed_uploads()?;
         // SAFETY: the value is dropped at the end of this function and never cloned.
         let source = unsafe { crate::borrow(source) };
-        self.run(&Operation::Copy { src: &source, dst: &self.raw })
+        self.run(&Operation::Copy { src: &source, dst })
     }
 
-    pub(crate) fn copy_to_host(&self, destination: &mut [u8]) -> Result<()> {
+    /// Copies from a part of the memory that devices use.
+    pub(crate) fn copy_to_host(&self, src: &RawBuffer, destination: &mut [u8]) -> Result<()> {
         self.retry_failed_uploads()?;
         // SAFETY: the value is dropped at the end of this function and never cloned.
         let destination = unsafe { crate::borrow_mut(destination) };
-        self.run(&Operation::Copy { src: &self.raw, dst: &destination })
+        self.run(&Operation::Copy { src, dst: &destination })
     }
 
     /// Converts a range of elements of `size` bytes to bytes.

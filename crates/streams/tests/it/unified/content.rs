@@ -31,8 +31,18 @@ fn is_shared<T: Pod + PartialEq + Debug>(fixture: &Fixture, zero: T, a: T, b: T)
     let mixed: Vec<T> = (0..13).map(|at| if at % 3 == 0 { a } else { b }).collect();
     buffer.copy_from_host(&mixed).unwrap();
     assert_eq!(*buffer.read_range(2..9).unwrap(), mixed[2..9]);
-    assert_eq!(buffer.copy_from_host(&mixed[1..]).unwrap_err().kind(), ErrorKind::InvalidArgument);
-    assert_eq!(buffer.copy_to_host(&mut back[1..]).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    // A prefix and a part, concurrently with what the host has of the rest.
+    buffer.write().unwrap()[11] = b;
+    buffer.copy_from_host(&[b, a]).unwrap();
+    buffer.copy_from_host_at(9, &[b, a]).unwrap();
+    let mut expected = mixed;
+    for (at, element) in [(11, b), (0, b), (1, a), (9, b), (10, a)] {
+        expected[at] = element;
+    }
+    assert_eq!(*buffer.read().unwrap(), expected, "{fixture}");
+    buffer.copy_to_host_at(8, &mut back[..5]).unwrap();
+    assert_eq!(back[..5], expected[8..], "{fixture}");
+    assert_eq!(buffer.copy_from_host_at(12, &[a, b]).unwrap_err().kind(), ErrorKind::OutOfRange);
 }
 
 #[test]
