@@ -64,7 +64,7 @@ fn warm(fixture: &Fixture<'_>, bytes: usize) -> Result<Vec<Row>> {
             let begun = Instant::now();
             for _ in 0..many {
                 let block = allocator.allocate_for_stream(&stream, bytes)?;
-                allocator.free_for_stream(block, &stream)?;
+                allocator.free_on(block, &stream)?;
             }
             Ok(begun.elapsed().as_secs_f64() * 1e9 / many as f64)
         })
@@ -98,7 +98,7 @@ fn held(fixture: &Fixture<'_>) -> Result<Row> {
     let blocks = KEPT.map(|bytes| allocator.allocate_for_stream(&stream, bytes));
     let held = allocator.statistics().reserved;
     for block in blocks {
-        allocator.free_for_stream(block.context("a block of the mix")?, &stream)?;
+        allocator.free_on(block.context("a block of the mix")?, &stream)?;
     }
     let what = format!("pinned memory held for {} tensors of {asked} bytes together", KEPT.len());
     let row = fixture.row(

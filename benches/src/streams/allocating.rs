@@ -36,7 +36,7 @@ fn allocator(fixture: &Fixture<'_>) -> Result<StreamOrderedAllocator> {
 #[inline]
 fn own_pair(allocator: &StreamOrderedAllocator, stream: &CudaStream, bytes: usize) -> Result<()> {
     let block = allocator.allocate_for_stream(stream, bytes)?;
-    Ok(allocator.free_for_stream(block, stream)?)
+    Ok(allocator.free_on(block, stream)?)
 }
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {

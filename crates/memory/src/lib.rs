@@ -50,7 +50,7 @@ pub use error::{lift, record_loss};
 pub use feature::{CudaFeature, UnifiedSupport};
 pub use hints::{
     ManagedMemoryHints, MemoryLocation, MigrationPolicy, PrefetchEntry, PrefetchPlan, PrefetchTarget,
-    Residency, advise, apply_migration_policy, explain_hint,
+    Residency, advise, apply_migration_policy, apply_migration_policy_raw, explain_hint,
 };
 pub use manager::CudaMemoryManager;
 pub use migrations::{MigrationCounts, MigrationTracker};

@@ -29,7 +29,7 @@ pub(crate) fn run(ordinal: u32) -> transload_core::Result<()> {
     // Another stream that uses it too is recorded, so that its work is waited for.
     allocator.add_stream_dependency(&copies, &compute)?;
     allocator.record_use(block, &copies)?;
-    allocator.free_for_stream(block, &compute)?;
+    allocator.free_on(block, &compute)?;
 
     let numbers = allocator.statistics();
     println!("{} bytes in use of {} held, {:?}", numbers.in_use, numbers.reserved, numbers.served);

@@ -44,7 +44,7 @@ pub(crate) mod example {
         // All streams, or those of several devices, meet here.
         coordinator.add_completion_callback(&load, |outcome| println!("the tile is loaded: {outcome:?}"))?;
         coordinator.create_barrier()?.wait()?;
-        println!("{} callback ran", coordinator.execute_callbacks().ran);
+        println!("{} callback ran", coordinator.execute_all_callbacks().ran);
 
         // Every task answers for itself.
         let tasks = (0..6_u8).map(|n| {

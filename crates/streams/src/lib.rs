@@ -31,7 +31,8 @@ pub use allocator::{
     StreamBlock, StreamOrderedAllocator,
 };
 pub use coordinator::{
-    Barrier, Dependency, DependencyCycle, ExecutedCallbacks, MultiStreamCoordinator, TaskError, TaskStage,
+    Barrier, Dependency, DependencyCycle, DependencyPlan, ExecutedCallbacks, MultiStreamCoordinator,
+    TaskError, TaskStage,
 };
 pub use graph::{CudaGraph, CudaGraphUpdate};
 pub use launch::{CudaKernel, CudaModule, KernelArg, Launch, LaunchConfig, LaunchExecutor};

@@ -264,10 +264,16 @@ impl CrossBackendTransferManager {
         self.context.sampling
     }
 
-    /// Clears the statistics, the count of refused transfers and the cached routes. Keeps costs and lost devices.
-    /// Transfers in flight count when they end.
-    pub fn clear_cache(&self) {
+    /// Clears the cached routes, so that the next transfer on each path asks the backends again. Keeps statistics, costs
+    /// and lost devices.
+    pub fn clear_routes(&self) {
         self.registry.forget_routes();
+    }
+
+    /// Clears the cached routes like [`clear_routes`](Self::clear_routes), and also the statistics and the count of
+    /// refused transfers. Transfers in flight count when they end.
+    pub fn clear_cache(&self) {
+        self.clear_routes();
         self.context.refused.store(0, Ordering::Relaxed);
         self.registry.stats.clear();
     }

@@ -50,7 +50,7 @@ pub(super) fn nothing(ordinal: u32) -> Result<usize> {
         let launch = kernel.launch(LaunchConfig::linear(2, 64)).arg(NANOSECONDS).writes(&buffer);
         // SAFETY: the parameters are the kernel's, which stores two numbers of 8 bytes at the buffer's beginning.
         unsafe { launch.enqueue(&lease) }?;
-        allocator.free_for_stream(block, &lease)?;
+        allocator.free_on(block, &lease)?;
         let reader = pool.lease(priority, WorkloadType::Memory)?;
         reader.copy_to_host_async(&buffer.slice(..STAMPS)?, &back).wait()?;
         let bytes = back.read()?;
@@ -92,13 +92,13 @@ pub(super) fn free(ordinal: u32) -> Result<()> {
     let Parts { device, allocator, .. } = Parts::new(ordinal)?;
     let (own, other) = (CudaStream::new(&device)?, CudaStream::new(&device)?);
     let block = allocator.allocate_for_stream(&own, 4096)?;
-    refused(allocator.free_for_stream(block, &other), FreeError::WrongStream)?;
-    allocator.free_for_stream(block, &own)?;
-    refused(allocator.free_for_stream(block, &own), FreeError::AlreadyFreed)?;
-    refused(allocator.free_for_stream(NOWHERE, &own), FreeError::NeverAllocated)?;
+    refused(allocator.free_on(block, &other), FreeError::WrongStream)?;
+    allocator.free_on(block, &own)?;
+    refused(allocator.free_on(block, &own), FreeError::AlreadyFreed)?;
+    refused(allocator.free_on(NOWHERE, &own), FreeError::NeverAllocated)?;
     let again = allocator.allocate_for_stream(&own, 4096)?;
     ensure!(again.address() == block.address(), "the block was not used again");
-    allocator.free_for_stream(again, &own)?;
+    allocator.free_on(again, &own)?;
     println!("planted: 3 wrong frees, all caught by our own check");
     Ok(())
 }

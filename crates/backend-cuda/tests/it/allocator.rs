@@ -39,7 +39,7 @@ fn allocator_releases_cache_when_device_is_full() {
     // More than half of the free memory, so that as much again fits only after this was released.
     let free = usize::try_from(backend.memory_info(id).unwrap().free).unwrap();
     let block = allocator.allocate_for_stream(&stream, free / 8 * 5).unwrap();
-    allocator.free_for_stream(block, &stream).unwrap();
+    allocator.free_on(block, &stream).unwrap();
     assert!(backend.resource_counts().bytes >= (free / 8 * 5) as u64, "kept for the next request");
     let large = backend.allocate(id, MemoryKind::Device, free / 8 * 5).unwrap();
     drop((large, stream));

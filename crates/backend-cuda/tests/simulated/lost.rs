@@ -78,7 +78,7 @@ fn free_blocks_of_lost_device_are_not_counted() {
         let block = allocator.allocate_for_stream(&stream, 4096).unwrap();
         let held = allocator.allocate_buffer(&stream, 4096).unwrap();
         let (_, buffers, _) = lose(&backend, &sim);
-        allocator.free_for_stream(block, &stream).unwrap();
+        allocator.free_on(block, &stream).unwrap();
         // The stream stays: the allocator cannot seal what was freed on it.
         drop((buffers, held));
         assert_eq!(backend.drain().unwrap_err().kind(), ErrorKind::DeviceLost);

@@ -17,7 +17,7 @@ pub(crate) use advise::place_of;
 pub use calls::explain_hint;
 pub use location::MemoryLocation;
 pub use managed::ManagedMemoryHints;
-pub use policy::{MigrationPolicy, apply_migration_policy};
+pub use policy::{MigrationPolicy, apply_migration_policy, apply_migration_policy_raw};
 pub use prefetch_plan::{PrefetchEntry, PrefetchPlan};
 pub use prefetch_target::PrefetchTarget;
 pub use residency::Residency;

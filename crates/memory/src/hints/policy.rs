@@ -6,6 +6,7 @@ use transload_core::{DeviceId, MemoryAdvice, RawBuffer, Result};
 use transload_cuda_sys::{Device, Driver, attribute};
 
 use super::{ManagedMemoryHints, MemoryLocation, advise::place_of};
+use crate::CudaDevice;
 
 /// How pages of a range should migrate. A policy is added to earlier advice, and a preferred location replaces an
 /// earlier one; [`Reset`](Self::Reset) removes all.
@@ -82,6 +83,20 @@ impl fmt::Display for MigrationPolicy {
             Self::Reset => f.write_str("reset"),
         }
     }
+}
+
+/// Applies a policy to `byte_size` bytes of managed memory at a raw address, in the device's context. For prefetches of
+/// raw regions, see [`ManagedMemoryHints::for_buffer`] and [`PrefetchPlan`](crate::PrefetchPlan).
+///
+/// # Errors
+/// As for [`ManagedMemoryHints::for_buffer`] and [`ManagedMemoryHints::apply_policy`].
+pub fn apply_migration_policy_raw(
+    device: &CudaDevice,
+    ptr: u64,
+    byte_size: usize,
+    policy: MigrationPolicy,
+) -> Result<()> {
+    ManagedMemoryHints::for_buffer(device, ptr, byte_size)?.apply_policy(policy)
 }
 
 /// Applies a policy to a unified-memory buffer or slice, like [`ManagedMemoryHints::apply_policy`].

@@ -5,7 +5,7 @@ use transload_cuda_sim::harness::{self, EndCheck, TestDevice};
 use transload_cuda_sys::{Context, Device};
 use transload_memory::{
     CudaDevice, CudaFeature, CudaMemoryManager, ManagedMemoryHints, MemoryLocation, MigrationPolicy,
-    Residency, advise, apply_migration_policy,
+    Residency, advise, apply_migration_policy, apply_migration_policy_raw,
 };
 
 use crate::manager;
@@ -207,6 +207,22 @@ fn each_policy_gives_its_advice_and_reset_removes_it() {
     assert_eq!(apply(MigrationPolicy::Reset), Residency::default());
     let half = Residency::of(&buffer.slice(..BYTES / 2).unwrap()).unwrap();
     assert_eq!(half, Residency::default(), "also what only a part of the range was advised");
+    finish(device, memory, buffer);
+}
+
+#[test]
+fn policy_applies_to_a_raw_region_alone() {
+    let Some((device, memory, buffer)) = unified() else { return };
+    let half = (BYTES / 2) as u64;
+    let second = buffer.device_address().unwrap() + half;
+    let apply = |policy| apply_migration_policy_raw(memory.device(), second, BYTES / 2, policy);
+    apply(MigrationPolicy::PreferHost).unwrap();
+    let of = |range| Residency::of(&buffer.slice(range).unwrap()).unwrap().preferred;
+    assert_eq!((of(0..BYTES / 2), of(BYTES / 2..BYTES)), (None, Some(MemoryLocation::Host)));
+    apply(MigrationPolicy::Reset).unwrap();
+    assert_eq!(of(BYTES / 2..BYTES), None);
+    let empty = apply_migration_policy_raw(memory.device(), second, 0, MigrationPolicy::ReadMostly);
+    assert_eq!(empty.unwrap_err().kind(), ErrorKind::InvalidArgument);
     finish(device, memory, buffer);
 }
 

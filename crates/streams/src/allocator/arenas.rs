@@ -36,6 +36,21 @@ pub(crate) fn serves(state: &ArenaState, stream: &CudaStream) -> bool {
     matches!(&state.owner, Owner::Stream(own) if std::ptr::eq(own.as_ptr(), Arc::as_ptr(&stream.own)))
 }
 
+impl ArenaState {
+    /// Adds a dependency and removes those that are complete or implied.
+    pub(crate) fn add_dependency(&mut self, fence: Fence, dropped: &mut Vec<Fence>) {
+        let implies = |one: &Fence, other: &Fence| {
+            one.timeline().id() == other.timeline().id() && one.point() >= other.point()
+        };
+        dropped.extend(self.dependencies.extract_if(.., |known| known.is_known_complete()));
+        if fence.is_known_complete() {
+            dropped.push(fence);
+        } else {
+            self.depend(fence, implies, dropped);
+        }
+    }
+}
+
 /// A recorded user of a block.
 #[derive(Clone, Copy)]
 pub(crate) struct User {

@@ -31,7 +31,7 @@ impl Shared {
     /// Allocates a buffer for work of `stream`.
     pub(super) fn buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
         let params = AllocParams::new(bytes, true)?.within(self.options.max_split);
-        let taken = self.allocate_for_buffer(stream, params, self.ahead)?;
+        let taken = self.allocate_for_buffer(stream, params, self.run_ahead_limit)?;
         self.wrap(stream, bytes, taken, false)
     }
 

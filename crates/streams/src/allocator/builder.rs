@@ -8,14 +8,14 @@ use super::{
     arena::size::{LARGE_SEGMENT, MIN_BLOCK_SIZE, SMALL_SEGMENT, SegmentSizes},
 };
 
-/// What [`AllocatorBuilder::ahead`] is by default.
-const AHEAD: u64 = 128 << 20;
+/// Default of [`AllocatorBuilder::run_ahead_limit`].
+const RUN_AHEAD_LIMIT: u64 = 128 << 20;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
     pub(super) limit: u64,
     pub(super) segments: SegmentSizes,
-    pub(super) ahead: u64,
+    pub(super) run_ahead_limit: u64,
     pub(super) max_split: u64,
 }
 
@@ -24,7 +24,7 @@ impl Default for Options {
         Self {
             limit: u64::MAX,
             segments: SegmentSizes { small: SMALL_SEGMENT, large: LARGE_SEGMENT, exact: false },
-            ahead: AHEAD,
+            run_ahead_limit: RUN_AHEAD_LIMIT,
             max_split: u64::MAX,
         }
     }
@@ -32,7 +32,7 @@ impl Default for Options {
 
 /// Builds a [`StreamOrderedAllocator`].
 #[derive(Debug)]
-#[must_use = "nothing is made before `build`"]
+#[must_use = "`build` creates the allocator"]
 pub struct AllocatorBuilder<R> {
     upstream: R,
     options: Options,
@@ -78,8 +78,8 @@ impl<R: MemoryResource> AllocatorBuilder<R> {
     /// work in flight, new memory if needed, as long as the stream's freed memory in flight is within this limit;
     /// beyond it, the block that completes first. 0 always reuses the most recently freed memory, as for device
     /// memory. Plain blocks are always reused so.
-    pub fn ahead(mut self, bytes: u64) -> Self {
-        self.options.ahead = bytes;
+    pub fn run_ahead_limit(mut self, bytes: u64) -> Self {
+        self.options.run_ahead_limit = bytes;
         self
     }
 

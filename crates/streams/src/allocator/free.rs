@@ -4,11 +4,11 @@ use transload_core::{ErrorKind, Fence, Result};
 
 use super::{
     arena::{
-        DeferredFree,
+        DeferredFree, Handle,
         blocks::{Holder, Order},
     },
     arenas::{Arena, ArenaState, Owner, ResolvedOwner, User, resolve_owner, serves},
-    block::{BlockRef, FreeError},
+    block::{BlockRef, FreeError, StreamBlock},
     shared::Shared,
 };
 use crate::{CudaStream, completion::after_capture::AfterCapture};
@@ -38,6 +38,36 @@ impl Shared {
         }
         drop(own);
         self.free_slow(block, Some(stream))
+    }
+
+    /// Frees the stream's live plain blocks; returns how many.
+    pub(super) fn free_all_of(&self, stream: &CudaStream) -> Result<usize> {
+        let mut blocks = Vec::new();
+        for (index, arena) in self.arenas.iter() {
+            let state = arena.lock();
+            // After a release, its earlier blocks are in an arena of their own.
+            let is_released = matches!(&state.owner, Owner::Ended(end) if end.of == stream.id());
+            if is_released || serves(&state, stream) {
+                let live = state.blocks.iter().filter(|(_, node)| node.is_plain_and_live());
+                blocks.extend(live.map(|(node, found)| StreamBlock {
+                    address: found.address,
+                    bytes: found.requested,
+                    allocator: self.id,
+                    handle: Handle { node, serial: found.serial },
+                    arena: index,
+                }));
+            }
+        }
+        let (mut freed, mut outcome) = (0, Ok(()));
+        for block in blocks {
+            match self.free_on(block.into(), stream) {
+                Ok(()) => freed += 1,
+                // Another thread freed it meanwhile.
+                Err(error) if error.cause().is_some_and(|cause| cause.is::<FreeError>()) => {}
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
+        }
+        outcome.map(|()| freed)
     }
 
     /// Returns the arena in which the block is live.

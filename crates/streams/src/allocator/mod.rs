@@ -36,7 +36,7 @@ use self::{
     arena::{Ordered, size::AllocParams},
     shared::{Handle, Shared},
 };
-use crate::CudaStream;
+use crate::{CudaEvent, CudaStream};
 
 /// Allocates stream-ordered blocks from large segments of an upstream resource. Clones share it.
 ///
@@ -45,7 +45,7 @@ use crate::CudaStream;
 /// wait is recorded only then.
 ///
 /// Buffers of pinned and mapped memory are written by the host: they use memory without work in flight, within a
-/// bound (see [`AllocatorBuilder::ahead`]). So a loop that allocates a buffer, writes it, uploads it and
+/// bound (see [`AllocatorBuilder::run_ahead_limit`]). So a loop that allocates a buffer, writes it, uploads it and
 /// drops it can write the next buffer during the upload.
 ///
 /// Sizes are rounded up to multiples of 512 bytes, and blocks are aligned to 512. Requests of up to 1 MiB are cut
@@ -86,10 +86,10 @@ use crate::CudaStream;
 ///     let stream = CudaStream::new(&device)?;
 ///     let block = allocator.allocate_for_stream(&stream, 4096)?;
 ///     // Enqueue work on `block.address()` here.
-///     allocator.free_for_stream(block, &stream)?;
+///     allocator.free_on(block, &stream)?;
 ///     let again = allocator.allocate_for_stream(&stream, 4096)?;
 ///     assert_eq!(again.address(), block.address());
-///     allocator.free_for_stream(again, &stream)
+///     allocator.free_on(again, &stream)
 /// }
 ///
 /// if let Err(error) = reuse() {
@@ -148,29 +148,38 @@ impl StreamOrderedAllocator {
     }
 
     /// Frees a block, ordered after all work enqueued so far on its stream and on its recorded users. `stream` is one
-    /// of these.
+    /// of these. See [`free_for_stream`](Self::free_for_stream) for all blocks of a stream.
     ///
     /// # Errors
     /// `InvalidArgument` with a [`FreeError`] as its cause: already freed, never allocated, or the wrong stream.
     /// Nothing has changed then. The driver's, if the event for a recorded user failed; the block is still live then.
     #[inline]
-    pub fn free_for_stream(&self, block: impl Into<BlockRef>, stream: &CudaStream) -> Result<()> {
+    pub fn free_on(&self, block: impl Into<BlockRef>, stream: &CudaStream) -> Result<()> {
         self.shared.free_on(block.into(), stream)
     }
 
-    /// Like [`free_for_stream`](Self::free_for_stream), if the block's stream was destroyed or is not at hand.
+    /// Like [`free_on`](Self::free_on), if the block's stream was destroyed or is not at hand.
     ///
     /// # Errors
-    /// As for `free_for_stream`.
+    /// As for `free_on`.
     pub fn free(&self, block: impl Into<BlockRef>) -> Result<()> {
         self.shared.free_slow(block.into(), None)
+    }
+
+    /// Frees all live blocks that were allocated on the stream, like [`free_on`](Self::free_on), and returns their
+    /// number. Buffers stay. A block that another thread allocates meanwhile may stay too.
+    ///
+    /// # Errors
+    /// The first error of the driver; the blocks whose free failed are still live, and all others are freed.
+    pub fn free_for_stream(&self, stream: &CudaStream) -> Result<usize> {
+        self.shared.free_all_of(stream)
     }
 
     /// Records `stream` as a user of the block: once freed, the block is reused only after the work enqueued there
     /// until then. The caller orders the stream's work after the block's own stream.
     ///
     /// # Errors
-    /// As for [`free_for_stream`](Self::free_for_stream).
+    /// As for [`free_on`](Self::free_on).
     pub fn record_use(&self, block: impl Into<BlockRef>, stream: &CudaStream) -> Result<()> {
         self.shared.record_use(block.into(), stream)
     }
@@ -233,16 +242,31 @@ impl StreamOrderedAllocator {
                 state.watermark = arena::FreeWatermark { freed, point };
             }
         }
-        let implies = |one: &Fence, other: &Fence| {
-            one.timeline().id() == other.timeline().id() && one.point() >= other.point()
-        };
         // Fences are dropped without the lock.
         let mut dropped = Vec::new();
         let mut state = self.shared.arena_for(stream)?.state;
         state.note_order(Ordered { generation, freed, point });
-        dropped.extend(state.dependencies.extract_if(.., |known| known.is_known_complete()));
-        state.depend(fence, implies, &mut dropped);
+        state.add_dependency(fence, &mut dropped);
         drop(state);
+        Ok(())
+    }
+
+    /// Makes later work of `stream` wait for what `event` recorded last, on the device. Does nothing for an event that
+    /// was never recorded. Unlike after [`add_stream_dependency`](Self::add_stream_dependency), blocks freed on the
+    /// event's stream are reused on `stream` with a wait of their own.
+    ///
+    /// If the event is recorded again before this dependency is complete,
+    /// [`dependencies_satisfied`](Self::dependencies_satisfied) waits for the later record.
+    ///
+    /// # Errors
+    /// As for `add_stream_dependency`.
+    pub fn add_event_dependency(&self, stream: &CudaStream, event: &CudaEvent) -> Result<()> {
+        drop(self.shared.arena_for(stream)?);
+        let _held = self.shared.track_transit();
+        let fence = event.fence();
+        stream.wait_event(event)?;
+        let mut dropped = Vec::new();
+        self.shared.arena_for(stream)?.state.add_dependency(fence, &mut dropped);
         Ok(())
     }
 

@@ -37,7 +37,7 @@ pub(super) struct Shared {
     pub(super) upstream: Box<dyn MemoryResource>,
     pub(super) options: Options,
     /// For host memory, the bytes of a stream that may be in flight while requests get other memory; else 0.
-    pub(super) ahead: u64,
+    pub(super) run_ahead_limit: u64,
     pub(super) arenas: Arc<Arenas>,
     /// Locked after any arena.
     pub(super) segments: Mutex<Segments>,
@@ -101,12 +101,12 @@ impl Shared {
     pub(super) fn new(upstream: Box<dyn MemoryResource>, options: Options) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let is_host = matches!(upstream.place().kind, MemoryKind::Pinned | MemoryKind::Mapped);
-        let ahead = if is_host { options.ahead } else { 0 };
+        let run_ahead_limit = if is_host { options.run_ahead_limit } else { 0 };
         Arc::new(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             upstream,
             options,
-            ahead,
+            run_ahead_limit,
             arenas: Arc::new(Arenas::new()),
             segments: Mutex::default(),
             reserved: AtomicU64::new(0),
@@ -189,7 +189,7 @@ impl Shared {
                 self.arenas
                     .directory
                     .lock()
-                    .enter(&self.arenas, stream, self.ahead > 0)
+                    .enter(&self.arenas, stream, self.run_ahead_limit > 0)
                     .ok_or_else(too_many)?;
                 // After that, since other allocators' calls remove hooks of unregistered streams. The stream cannot
                 // end before: the caller has a handle.

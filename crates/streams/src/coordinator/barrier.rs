@@ -1,4 +1,4 @@
-//! A point that all streams pass together: later work of each comes after all earlier work of every one.
+//! Barriers: later work of each stream comes after all earlier work of every stream.
 
 use std::{
     future::Future,
@@ -13,19 +13,18 @@ use super::{MultiStreamCoordinator, is_idle, no_streams};
 use crate::CudaStream;
 
 impl MultiStreamCoordinator {
-    /// Makes the later work of each registered stream come after all earlier work of every one, also over several devices.
-    /// The devices see to it; the host does not wait. A barrier is no edge of the plan and cannot close a cycle.
+    /// Makes later work of each registered stream come after all earlier work of every one, also across devices. The
+    /// host does not wait. A barrier adds no edges and cannot close a cycle.
     ///
-    /// One of the streams waits for all others, and they wait for it: at most 2(n − 1) waits for n streams, fewer where some
-    /// are idle. A stream of the coordinator's own in between would cost two more, and would tie barriers of different
-    /// streams together.
+    /// The first stream waits for all others, and they wait for it: at most 2(n − 1) waits for n streams, fewer if some
+    /// are idle. A separate stream in between would cost two more, and would order independent barriers.
     ///
-    /// Should a device be lost before the barrier is passed, nothing on it runs any more, and streams of other devices are
-    /// let go too early: [`Barrier::wait`] answers the error.
+    /// If a device is lost before its streams pass the barrier, streams of other devices pass it too early;
+    /// [`Barrier::wait`] returns the error.
     ///
     /// # Errors
-    /// `InvalidArgument` without a stream; the error of a stream that is known to be unusable (unregister it), before anything is
-    /// enqueued; the driver's, after which some streams may wait for others, and nothing else has happened.
+    /// `InvalidArgument` without a stream; the error of an unusable stream (unregister it), before anything is enqueued;
+    /// the driver's: some streams may then wait for others.
     pub fn create_barrier(&self) -> Result<Barrier> {
         join(&self.streams())
     }
@@ -54,21 +53,21 @@ fn join(streams: &[CudaStream]) -> Result<Barrier> {
     Ok(Barrier { joined, parts })
 }
 
-/// A barrier that is enqueued. Wait for it, await it (under any executor), ask it, or drop it: the streams keep to it.
+/// An enqueued barrier. Wait for it, await it in any executor, or drop it: the streams wait in any case.
 ///
-/// Awaited after its end it answers the same again. Usable from any thread; keeps its streams alive.
+/// It can be awaited again after its end. Usable from any thread; keeps its streams alive.
 #[derive(Clone, Debug)]
-#[must_use = "whether the work before the barrier failed is only known to who waits for it"]
+#[must_use = "only a wait returns the errors of the work before the barrier"]
 pub struct Barrier {
-    /// Behind the work of all.
+    /// After the work of all streams.
     joined: Fence,
-    /// Behind the work of each stream but the one that joined: where a device is lost they end one by one.
+    /// After the work of each stream but the first: if a device is lost, they end one by one.
     parts: SmallVec<[Fence; 4]>,
 }
 
 impl Barrier {
-    /// The point behind all earlier work, for a queue to wait for or a callback. Where the device that joined the streams
-    /// is lost it counts as reached; [`wait`](Self::wait) then still waits for the others.
+    /// Returns the point after all earlier work, for a queue's wait or a callback. If the first stream's device is lost,
+    /// it counts as reached; [`wait`](Self::wait) still waits for the others.
     #[must_use]
     pub fn fence(&self) -> &Fence {
         &self.joined
@@ -78,16 +77,16 @@ impl Barrier {
         std::iter::once(&self.joined).chain(&self.parts)
     }
 
-    /// Whether all earlier work is over, for better or worse. Never blocks.
+    /// Returns whether all earlier work is complete or failed. Never blocks.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.fences().all(Fence::is_complete)
     }
 
-    /// Blocks the calling thread until all earlier work of all streams is over.
+    /// Blocks the calling thread until all earlier work of all streams is complete.
     ///
     /// # Errors
-    /// The first error of that work, once all of it is over.
+    /// The first error of that work, when all of it is complete.
     pub fn wait(&self) -> Result<()> {
         let mut outcome = Ok(());
         for fence in self.fences() {
@@ -108,7 +107,7 @@ impl Future for Barrier {
                 Ok(false) if !fence.timeline().wake_at(fence.point(), context.waker()) => {
                     return Poll::Pending;
                 }
-                // It ended in between.
+                // It completed in between.
                 Ok(false) => fence.wait(),
                 Err(error) => Err(error),
             });

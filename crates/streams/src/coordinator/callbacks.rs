@@ -1,4 +1,4 @@
-//! Closures to be run once work is over, on a thread of the user's choice.
+//! Closures that run once work is complete, on a thread of the user's choice.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -26,19 +26,19 @@ struct Pending {
     entries: Vec<Entry>,
 }
 
-/// What [`execute_callbacks`](MultiStreamCoordinator::execute_callbacks) did.
+/// Result of [`execute_callbacks`](MultiStreamCoordinator::execute_callbacks).
 #[derive(Clone, Debug, Default)]
 pub struct ExecutedCallbacks {
-    /// How many callbacks were called.
+    /// Number of callbacks called.
     pub ran: usize,
-    /// One error for each of them that panicked, with the panic's text.
+    /// One error for each that panicked, with the panic's text.
     pub panics: Vec<Error>,
 }
 
 impl MultiStreamCoordinator {
-    /// Keeps `callback` until what is enqueued on the stream so far is over and someone calls
-    /// [`execute_callbacks`](Self::execute_callbacks). It is told that work's outcome. Dropped with the coordinator it never
-    /// runs. For one that runs by itself, see the stream's own callbacks.
+    /// Keeps `callback` for [`execute_callbacks`](Self::execute_callbacks), which calls it with the outcome of the work
+    /// enqueued on the stream so far, once that is complete. It never runs if the coordinator is dropped before. For
+    /// callbacks that run by themselves, see [`CudaStream::add_callback`].
     ///
     /// # Errors
     /// `InvalidArgument` for a stream that is not registered; the driver's. The callback is dropped then.
@@ -58,14 +58,26 @@ impl MultiStreamCoordinator {
         Ok(())
     }
 
-    /// Runs the callbacks whose work is over, on this thread, in the order in which they were added; the others stay. Never
-    /// waits for work. A panic in one is contained, and the rest run. A callback may use the coordinator. Where several
-    /// threads call this at once each callback runs once, and the order holds per thread.
-    pub fn execute_callbacks(&self) -> ExecutedCallbacks {
-        let asked: Vec<(u64, Fence)> =
-            self.callbacks.0.lock().entries.iter().map(|entry| (entry.number, entry.fence.clone())).collect();
+    /// Runs the stream's callbacks whose work is complete, on this thread, in the order in which they were added; the
+    /// others stay. Never waits for work. A panic in a callback is caught, and the others run. A callback may use the
+    /// coordinator. If several threads call this concurrently, each callback runs once, in order per thread.
+    pub fn execute_callbacks(&self, stream: &CudaStream) -> ExecutedCallbacks {
+        self.execute(|fence| fence.timeline().id() == stream.id())
+    }
+
+    /// Like [`execute_callbacks`](Self::execute_callbacks), but for the callbacks of all streams.
+    pub fn execute_all_callbacks(&self) -> ExecutedCallbacks {
+        self.execute(|_| true)
+    }
+
+    fn execute(&self, is_included: impl Fn(&Fence) -> bool) -> ExecutedCallbacks {
+        let candidates: Vec<(u64, Fence)> = {
+            let pending = self.callbacks.0.lock();
+            let included = pending.entries.iter().filter(|entry| is_included(&entry.fence));
+            included.map(|entry| (entry.number, entry.fence.clone())).collect()
+        };
         let mut executed = ExecutedCallbacks::default();
-        for (number, fence) in asked {
+        for (number, fence) in candidates {
             let outcome = match fence.timeline().poll(fence.point()) {
                 Ok(false) => continue,
                 Ok(true) => Ok(()),
@@ -85,7 +97,7 @@ impl MultiStreamCoordinator {
 impl Callbacks {
     /// Takes a callback out, unless another thread did.
     fn take(&self, number: u64) -> Option<Callback> {
-        // Its fence may be the last of a stream: it goes outside the lock.
+        // Dropped without the lock: the fence may be the last handle of a stream.
         let entry = {
             let mut pending = self.0.lock();
             let index = pending.entries.binary_search_by_key(&number, |entry| entry.number).ok()?;

@@ -1,4 +1,4 @@
-//! "This stream after that one": a wait on the device, entered into the plan unless it would close a cycle.
+//! Dependencies among streams: a wait on the device, and an edge in the plan unless that would close a cycle.
 
 use std::fmt;
 
@@ -7,23 +7,23 @@ use transload_core::{Error, ErrorKind, Fence, Result, Timeline, TimelineId};
 use super::{MultiStreamCoordinator, is_idle, plan::Wait, unknown};
 use crate::{CudaStream, completion::timeline::StreamTimeline};
 
-/// What a declared dependency took.
+/// Result of adding a dependency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dependency {
-    /// The wait is enqueued, and the plan has an edge for it.
+    /// The wait was enqueued, and the plan has an edge for it.
     Enqueued,
     /// An earlier wait implies it; nothing was enqueued.
     Implied,
-    /// What was to be waited for is over; nothing was enqueued.
+    /// The work to wait for is complete; nothing was enqueued.
     Met,
 }
 
-/// The cycle that a dependency would close, for which it is refused.
+/// The cycle that a dependency would close, which is why it is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DependencyCycle {
-    /// Each stream waits for the next one, the last for the first. The first is the one that was to wait. A stream that was
-    /// to wait for itself is alone in it.
+    /// Each stream waits for the next one, the last for the first. The first is the refused waiter. A stream that would
+    /// wait for itself is the only one.
     pub streams: Vec<TimelineId>,
 }
 
@@ -36,38 +36,30 @@ impl fmt::Display for DependencyCycle {
         if let Some(first) = self.streams.first() {
             write!(f, "{first:?}")?;
         }
-        f.write_str("; valid once one of these waits is over, or as a barrier")
+        f.write_str("; valid when one of these waits is complete, or as a barrier")
     }
 }
 
 impl std::error::Error for DependencyCycle {}
 
 impl MultiStreamCoordinator {
-    /// Makes what is enqueued on `waiter` from now on run after what is enqueued on `on` so far, by whomever. The devices
-    /// see to it, which may be two; the host does not wait.
+    /// Makes later work on `waiter` run after all work enqueued on `on` so far. The wait is on the device; the streams
+    /// may be of two devices.
     ///
     /// # Errors
-    /// `InvalidArgument`, with a [`DependencyCycle`] as its [cause](Error::cause), where edges that have not expired lead from `on` to `waiter`, or both are one stream;
-    /// `InvalidArgument` for a stream that is not registered; the driver's. On any error nothing waits that did not before.
+    /// `InvalidArgument`, with a [`DependencyCycle`] as its [cause](Error::cause), if unexpired edges lead from `on` to
+    /// `waiter`, or both are the same stream; `InvalidArgument` for a stream that is not registered; the driver's. On an
+    /// error no wait was added.
     pub fn add_dependency(&self, waiter: &CudaStream, on: &CudaStream) -> Result<Dependency> {
-        self.require(waiter)?;
-        self.require(on)?;
-        let edge = self.begin(waiter.id(), on.id())?;
-        if !transload_core::mutant!("streams/waiter-is-this-threads") {
-            waiter.own.check_usable()?;
-        }
-        if is_idle(on)? {
-            return Ok(Dependency::Met);
-        }
-        edge.enqueue(waiter, on.own.as_ref(), &on.fence()?)
+        self.declare(waiter, on)?.enqueue_after_all(waiter, on)
     }
 
-    /// Makes what is enqueued on `waiter` from now on run after `fence`, a point of a registered stream: of an operation
-    /// that was submitted, or of [`CudaStream::fence`]. Otherwise as [`add_dependency`](Self::add_dependency). A wait that is
-    /// redundant is not enqueued: what is known to be over, and what waits through this coordinator imply.
+    /// Like [`add_dependency`](Self::add_dependency), but waits for a fence of a registered stream: of a submitted
+    /// operation, or of [`CudaStream::fence`]. A redundant wait is not enqueued: for known complete work, or if waits of
+    /// this coordinator imply it.
     ///
     /// # Errors
-    /// As for [`add_dependency`](Self::add_dependency). A fence of another backend is of a stream that is not registered.
+    /// As for [`add_dependency`](Self::add_dependency). The stream of another backend's fence is not registered.
     pub fn add_dependency_on(&self, waiter: &CudaStream, fence: &Fence) -> Result<Dependency> {
         self.require(waiter)?;
         let timeline = fence.timeline();
@@ -78,7 +70,7 @@ impl MultiStreamCoordinator {
         waiter.own.check_usable()?;
         if waiter.id() != timeline.id() {
             if fence.is_known_complete() {
-                // The error of work that failed is its own stream's, and is told there.
+                // The stream of failed work reports its error.
                 return Ok(Dependency::Met);
             }
             if self.registry.lock().plan.implies(waiter.id(), waiter.device(), fence) {
@@ -88,7 +80,7 @@ impl MultiStreamCoordinator {
         self.begin(waiter.id(), timeline.id())?.enqueue(waiter, on, fence)
     }
 
-    /// The edges that have not expired, each as the waiter and the stream that it waits for. Asks the driver.
+    /// Returns the unexpired edges, each as the waiter and the stream that it waits for. Calls the driver.
     #[must_use]
     pub fn dependencies(&self) -> Vec<(TimelineId, TimelineId)> {
         let waits = self.registry.lock().plan.waits();
@@ -98,8 +90,8 @@ impl MultiStreamCoordinator {
         registry.plan.edges()
     }
 
-    /// Whether the plan has a cycle. It has none as long as [`add_dependency`](Self::add_dependency) keeps its promise: this
-    /// looks at the whole graph to say so.
+    /// Returns whether the unexpired edges have a cycle, which [`add_dependency`](Self::add_dependency) prevents. To
+    /// inspect dependencies before they are enqueued, see [`DependencyPlan`](crate::DependencyPlan).
     #[must_use]
     pub fn has_cycles(&self) -> bool {
         self.registry.lock().plan.has_cycles()
@@ -109,7 +101,18 @@ impl MultiStreamCoordinator {
         if self.is_registered(stream.id()) { Ok(()) } else { Err(unknown(stream.id(), stream.device())) }
     }
 
-    /// Enters the edge before its wait is enqueued: of two threads that would close a cycle together one is refused.
+    /// Adds the edge of a dependency, and checks that its wait can be enqueued.
+    pub(super) fn declare(&self, waiter: &CudaStream, on: &CudaStream) -> Result<Declared<'_>> {
+        self.require(waiter)?;
+        self.require(on)?;
+        let edge = self.begin(waiter.id(), on.id())?;
+        if !transload_core::mutant!("streams/waiter-is-this-threads") {
+            waiter.own.check_usable()?;
+        }
+        Ok(edge)
+    }
+
+    /// Adds the edge before its wait is enqueued: of two threads that would close a cycle together, one is refused.
     fn begin(&self, waiter: TimelineId, on: TimelineId) -> Result<Declared<'_>> {
         loop {
             let mut registry = self.registry.lock();
@@ -120,12 +123,12 @@ impl MultiStreamCoordinator {
             };
             let waits = registry.plan.waits_along(&cycle);
             drop(registry);
-            // Each round takes out an edge, or refuses.
+            // Each round removes an edge, or refuses.
             let over = over(waits);
             if over.is_empty() {
                 return Err(Error::caused_by(
                     ErrorKind::InvalidArgument,
-                    "the coordinator refused",
+                    "dependency refused",
                     DependencyCycle { streams: cycle },
                 ));
             }
@@ -134,20 +137,28 @@ impl MultiStreamCoordinator {
     }
 }
 
-/// Those of the waits whose point is reached. Asks the driver, so not under a lock.
+/// Returns the complete waits. Calls the driver, so not under a lock.
 fn over(mut waits: Vec<Wait>) -> Vec<Wait> {
     waits.retain(|(_, fence)| fence.is_complete());
     waits
 }
 
-/// An edge whose wait is being enqueued. Dropped, it goes again unless it has a wait.
-struct Declared<'a> {
+/// An edge whose wait is being enqueued. Without a wait, it is removed when this is dropped.
+pub(super) struct Declared<'a> {
     coordinator: &'a MultiStreamCoordinator,
     waiter: TimelineId,
     on: TimelineId,
 }
 
 impl Declared<'_> {
+    /// Enqueues a wait for all work on `on` so far, unless that is complete.
+    pub(super) fn enqueue_after_all(self, waiter: &CudaStream, on: &CudaStream) -> Result<Dependency> {
+        if is_idle(on)? {
+            return Ok(Dependency::Met);
+        }
+        self.enqueue(waiter, on.own.as_ref(), &on.fence()?)
+    }
+
     fn enqueue(self, waiter: &CudaStream, on: &StreamTimeline, fence: &Fence) -> Result<Dependency> {
         waiter.own.wait_for(on, fence.point())?;
         let since = waiter.own.last_point();

@@ -3,6 +3,7 @@
 mod barrier;
 mod callbacks;
 mod dependency;
+mod dependency_plan;
 mod parallel;
 mod plan;
 
@@ -18,29 +19,32 @@ pub use self::{
     barrier::Barrier,
     callbacks::ExecutedCallbacks,
     dependency::{Dependency, DependencyCycle},
+    dependency_plan::DependencyPlan,
     parallel::{TaskError, TaskStage},
 };
 
 /// Orders streams of one or several devices against each other without blocking the host.
 ///
-/// For work that the buffers' own order does not cover: raw copies, kernels of a framework, foreign streams. A stream is
-/// [registered](Self::register) first. Clones are the same stream; a raw handle that was taken in twice makes two streams.
-/// A registered stream lives until it is [unregistered](Self::unregister) or the coordinator is dropped, so its owner may
-/// drop it early without a barrier forgetting its work.
+/// For work that the order of buffers does not cover: raw copies, kernels of a framework, foreign streams.
+/// [Register](Self::register) each stream first. Clones are the same stream; a raw handle wrapped twice is two streams.
+/// The coordinator keeps a stream alive until it is [unregistered](Self::unregister), so a barrier also covers streams
+/// that their owner dropped.
 ///
-/// # What a cycle means
-/// A dependency is a wait for a point in the past of another stream. Such waits never deadlock: CUDA runs "B after A's work
-/// so far, then A after B's work so far" without complaint. What the coordinator keeps acyclic is the *plan*: which stream
-/// comes after which. "A after B" while "B after A" has not been reached yet is nearly always a mistake, or serialises two
-/// streams that should be one. [`add_dependency`](Self::add_dependency) refuses it, names the cycle, and enqueues nothing.
+/// # Cycles
+/// A dependency is a wait for a past point of another stream. Such waits never deadlock: CUDA runs "B after A's work so
+/// far, then A after B's work so far". The coordinator keeps the order of streams acyclic: "A after B" while "B after A"
+/// is not reached yet is nearly always a mistake, or serialises two streams that should be one.
+/// [`add_dependency`](Self::add_dependency) refuses it, names the cycle, and enqueues nothing. A [`DependencyPlan`] may
+/// have cycles, and can be inspected before it is enqueued.
 ///
-/// An edge of the plan expires once the point that it waits for is reached. Whether a cycle is refused may thus depend on
-/// how far the devices are; a plan without cycles is never refused. Who wants two streams to take turns uses
-/// [`create_barrier`](Self::create_barrier), which belongs to no plan, or [`CudaStream::wait_event`].
+/// An edge expires when the point that it waits for is reached. So whether a cycle is refused may depend on the devices'
+/// progress; dependencies without cycles are never refused. To let two streams take turns, use
+/// [`create_barrier`](Self::create_barrier), which adds no edges, or [`CudaStream::wait_event`].
 ///
 /// # Threads
-/// Every method may be called from any thread. "So far" and "from now on" count calls that returned before, and that begin
-/// after; what another thread enqueues meanwhile falls on either side. No lock is held across a driver call or a closure.
+/// Every method may be called from any thread. "So far" covers calls that returned before, and "later" those that begin
+/// after; what another thread enqueues meanwhile falls on either side. No lock is held across a driver call or a
+/// closure.
 ///
 /// # Example
 /// ```
@@ -60,14 +64,14 @@ struct Registry {
 }
 
 impl MultiStreamCoordinator {
-    /// A coordinator without streams.
+    /// Creates a coordinator without streams.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Lets the stream take part, and keeps it alive; answers whether it was new. While a stream takes part nobody may be
-    /// capturing it into a graph: it is asked whether it is idle, which ends a capture.
+    /// Registers a stream and keeps it alive. Returns whether it was new. Do not capture a registered stream into a
+    /// graph: the coordinator queries whether it is idle, which invalidates the capture.
     pub fn register(&self, stream: &CudaStream) -> bool {
         let mut registry = self.registry.lock();
         let is_new = registry.plan.add_stream(stream.id());
@@ -77,7 +81,7 @@ impl MultiStreamCoordinator {
         is_new
     }
 
-    /// Forgets the stream and its edges; answers whether it was registered. Waits that are enqueued already stay.
+    /// Removes a stream and its edges. Returns whether it was registered. Waits already enqueued stay.
     pub fn unregister(&self, stream: &CudaStream) -> bool {
         let mut registry = self.registry.lock();
         registry.plan.remove_stream(stream.id());
@@ -86,7 +90,7 @@ impl MultiStreamCoordinator {
         index.map(|index| registry.streams.remove(index)).is_some()
     }
 
-    /// The registered streams, in the order of registration.
+    /// Returns the registered streams, in the order of registration.
     #[must_use]
     pub fn streams(&self) -> Vec<CudaStream> {
         self.registry.lock().streams.clone()
@@ -97,7 +101,7 @@ impl MultiStreamCoordinator {
     }
 }
 
-/// Whether nothing is in flight on a stream. Asks the driver only where nothing is known to be outstanding.
+/// Returns whether nothing is in flight on a stream. Calls the driver only if nothing is known to be outstanding.
 fn is_idle(stream: &CudaStream) -> Result<bool> {
     if stream.own.outstanding() > 0 {
         return Ok(false);
@@ -111,7 +115,7 @@ fn unknown(stream: TimelineId, device: DeviceId) -> Error {
 }
 
 fn no_streams() -> Error {
-    Error::new(ErrorKind::InvalidArgument, "there is no stream; register at least one")
+    Error::new(ErrorKind::InvalidArgument, "the coordinator has no streams; register at least one")
 }
 
 impl fmt::Debug for MultiStreamCoordinator {

@@ -1,4 +1,4 @@
-//! A list of tasks on several streams at once, with the outcome of every one.
+//! Runs tasks on several streams concurrently and returns the outcome of each.
 
 use std::{
     error::Error as StdError,
@@ -13,15 +13,15 @@ use transload_core::{Error, ErrorKind, Fence, Result, TimelineId, panic_text};
 use super::{MultiStreamCoordinator, no_streams};
 use crate::CudaStream;
 
-/// Where a task failed.
+/// Stage in which a task failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TaskStage {
-    /// The task answered an error.
+    /// The task returned an error.
     Submitting,
     /// The task panicked.
     Panicked,
-    /// What it had enqueued failed on the device.
+    /// The work that it enqueued failed on the device.
     Running,
 }
 
@@ -29,26 +29,26 @@ pub enum TaskStage {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TaskError {
-    /// Which task, counted from 0.
+    /// Index of the task, from 0.
     pub task: usize,
-    /// The stream that it was given.
+    /// The stream that it ran on.
     pub stream: TimelineId,
-    /// Where it failed.
+    /// Stage in which it failed.
     pub stage: TaskStage,
-    /// How.
+    /// The error.
     pub error: Error,
 }
 
 impl MultiStreamCoordinator {
-    /// Runs tasks on the registered streams in turn: task *i* is given stream *i* modulo their number. Answers once all work
-    /// is over, with one outcome per task, in their order.
+    /// Runs tasks on the registered streams in turn: task *i* runs on stream *i* modulo their number. Returns one outcome
+    /// per task, in order, when all work is complete.
     ///
-    /// A task enqueues work on its stream and answers. Tasks of one stream run one after the other, those of different
-    /// streams at the same time, on a thread per stream (one of them the caller's). A task that fails or panics stops no
-    /// other one; what it had enqueued before is waited for as well, so that what it used may be freed.
+    /// A task enqueues work on its stream and returns. Tasks of one stream run one after the other, those of different
+    /// streams concurrently, on a thread per stream (one is the caller's). A task that fails or panics stops no other;
+    /// the work that it enqueued before is waited for too, so the memory that it used may be freed.
     ///
-    /// An error of a task's work on the device becomes that task's, [`TaskStage::Running`]. Where a device is lost, that is
-    /// every task of it whose end was not seen before.
+    /// An error of a task's work on the device becomes that task's, with [`TaskStage::Running`]. If a device is lost,
+    /// these are all its tasks that were not known to be complete.
     ///
     /// # Errors
     /// `InvalidArgument` without a stream.
@@ -77,7 +77,7 @@ impl MultiStreamCoordinator {
     }
 }
 
-/// The tasks of one stream. Behind a lock so that the caller can take them where no thread could be started.
+/// The tasks of one stream. Locked, so that the caller can run them if no thread could be started.
 struct Share<'a, F> {
     stream: &'a CudaStream,
     tasks: Mutex<Vec<(usize, F)>>,
@@ -97,9 +97,9 @@ where
         let busy = others.iter().filter(|share| !share.tasks.lock().is_empty());
         let threads: Vec<_> = busy.filter_map(start).collect();
         let mut submitted = own.submit();
-        // Panics of tasks are caught within.
+        // Panics of tasks are caught inside.
         submitted.extend(threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()));
-        // What no thread could be started for.
+        // The tasks for which no thread could be started.
         submitted.extend(others.iter().flat_map(Share::submit));
         submitted
     })
@@ -127,7 +127,7 @@ impl<'a, F> Share<'a, F> {
     }
 }
 
-/// A task that has run, whose work need not be over.
+/// A task that has returned; its work may be in flight.
 struct Submitted<'a, T> {
     task: usize,
     stream: &'a CudaStream,
@@ -139,7 +139,7 @@ impl<T> Submitted<'_, T> {
     /// Waits for the task's work.
     fn outcome(self) -> Result<T, TaskError> {
         let Self { task, stream, outcome, end } = self;
-        // Without a fence the whole stream is waited for.
+        // Without a fence, wait for the whole stream.
         let ran = end.map_or_else(|_| stream.synchronize(), |fence| fence.wait());
         let outcome = outcome.and_then(|value| match ran {
             Ok(()) => Ok(value),

@@ -1,4 +1,4 @@
-//! Which stream comes after which: a graph with one edge per pair of streams, each with the latest point waited for.
+//! The order of streams: a graph with one edge per pair of streams, each with the latest point waited for.
 
 use petgraph::{
     Directed,
@@ -7,27 +7,43 @@ use petgraph::{
 };
 use transload_core::{DeviceId, Fence, TimelineId};
 
-/// A wait that was declared.
+/// The waits of one stream for another.
 #[derive(Clone, Default)]
 struct Edge {
-    /// The latest point waited for; none while the first wait is being enqueued.
+    /// The latest point waited for; `None` while the first wait is being enqueued.
     fence: Option<Fence>,
-    /// Points of the waiter above this one come after the fence.
+    /// Later points of the waiter come after the fence.
     since: u64,
-    /// How many calls are enqueueing a wait just now.
+    /// Number of calls that are enqueueing a wait.
     pending: usize,
 }
 
-/// A waiter, and the point of another stream that it waits for.
+/// A waiter and the fence that it waits for.
 pub(super) type Wait = (TimelineId, Fence);
 
-/// The graph: nodes are streams, an edge goes from the waiter to what it waits for.
+/// Nodes are streams; an edge goes from the waiter to the stream that it waits for.
 ///
-/// Knows no driver. All fences in it are of streams that are nodes, which their registry keeps alive, so that dropping one
-/// here destroys nothing.
+/// Makes no driver calls. All fences are of streams in the registry, which keeps them alive, so dropping a fence here
+/// destroys no stream.
 #[derive(Default)]
 pub(super) struct Plan {
     graph: GraphMap<TimelineId, Edge, Directed>,
+}
+
+/// Returns the shortest cycle that an edge from `waiter` to `on` closes or would close.
+pub(super) fn cycle_through<E>(
+    graph: &GraphMap<TimelineId, E, Directed>,
+    waiter: TimelineId,
+    on: TimelineId,
+) -> Option<Vec<TimelineId>> {
+    if waiter == on {
+        return Some(vec![waiter]);
+    }
+    // The usual case: nothing to search.
+    graph.neighbors(on).next()?;
+    let (_, path) = astar(graph, on, |stream| stream == waiter, |_| 1_usize, |_| 0)?;
+    let back = path.len().saturating_sub(1);
+    Some(std::iter::once(waiter).chain(path.into_iter().take(back)).collect())
 }
 
 impl Plan {
@@ -45,31 +61,24 @@ impl Plan {
         self.graph.contains_node(stream)
     }
 
-    /// The shortest cycle that an edge from `waiter` to `on` would close.
+    /// Returns the shortest cycle that an edge from `waiter` to `on` would close.
     pub(super) fn cycle_through(&self, waiter: TimelineId, on: TimelineId) -> Option<Vec<TimelineId>> {
-        if waiter == on {
-            return Some(vec![waiter]);
-        }
-        // The usual case: nothing to search.
-        self.graph.neighbors(on).next()?;
-        let (_, path) = astar(&self.graph, on, |stream| stream == waiter, |_| 1_usize, |_| 0)?;
-        let back = path.len().saturating_sub(1);
-        Some(std::iter::once(waiter).chain(path.into_iter().take(back)).collect())
+        cycle_through(&self.graph, waiter, on)
     }
 
-    /// The waits along a cycle that are enqueued, leaving out the edge that would close it.
+    /// Returns the enqueued waits along a cycle, without the edge that would close it.
     pub(super) fn waits_along(&self, cycle: &[TimelineId]) -> Vec<Wait> {
         let nexts = cycle.iter().skip(1).zip(cycle.iter().skip(2).chain(cycle.first()));
         nexts.filter_map(|(waiter, on)| Some((*waiter, self.settled(*waiter, *on)?.clone()))).collect()
     }
 
-    /// The fence of an edge on which nobody is just working.
+    /// Returns the fence of an edge, unless a wait is being enqueued.
     fn settled(&self, waiter: TimelineId, on: TimelineId) -> Option<&Fence> {
         let edge = self.graph.edge_weight(waiter, on)?;
         if edge.pending == 0 { edge.fence.as_ref() } else { None }
     }
 
-    /// Every wait that is enqueued.
+    /// Returns all enqueued waits.
     pub(super) fn waits(&self) -> Vec<Wait> {
         self.graph
             .all_edges()
@@ -77,7 +86,7 @@ impl Plan {
             .collect()
     }
 
-    /// The edges as waiter and what it waits for.
+    /// Returns the edges: each waiter with the stream that it waits for.
     pub(super) fn edges(&self) -> Vec<(TimelineId, TimelineId)> {
         self.graph.all_edges().map(|(waiter, on, _)| (waiter, on)).collect()
     }
@@ -86,7 +95,7 @@ impl Plan {
         is_cyclic_directed(&self.graph)
     }
 
-    /// Enters an edge whose wait is about to be enqueued, so that nobody closes a cycle with it meanwhile.
+    /// Adds an edge before its wait is enqueued, so that no other thread closes a cycle with it meanwhile.
     pub(super) fn begin(&mut self, waiter: TimelineId, on: TimelineId) {
         if let Some(edge) = self.graph.edge_weight_mut(waiter, on) {
             edge.pending += 1;
@@ -95,9 +104,10 @@ impl Plan {
         }
     }
 
-    /// The wait is enqueued: points of the waiter above `since` come after `fence`. Comes before [`end`](Self::end).
+    /// Records an enqueued wait: points of the waiter above `since` come after `fence`. Call it before
+    /// [`end`](Self::end).
     pub(super) fn enter(&mut self, waiter: TimelineId, fence: &Fence, since: u64) {
-        // A stream that was unregistered meanwhile has no edges any more.
+        // A stream that was unregistered meanwhile has no edges.
         let Some(edge) = self.graph.edge_weight_mut(waiter, fence.timeline().id()) else { return };
         if edge.fence.as_ref().is_none_or(|known| known.point() < fence.point()) {
             edge.fence = Some(fence.clone());
@@ -105,7 +115,7 @@ impl Plan {
         }
     }
 
-    /// The counterpart of [`begin`](Self::begin). An edge without a wait goes.
+    /// Ends [`begin`](Self::begin). Removes an edge without a wait.
     pub(super) fn end(&mut self, waiter: TimelineId, on: TimelineId) {
         let Some(edge) = self.graph.edge_weight_mut(waiter, on) else { return };
         edge.pending = edge.pending.saturating_sub(1);
@@ -114,7 +124,7 @@ impl Plan {
         }
     }
 
-    /// Takes out the edges of waits that turned out to be over, unless they wait for a later point by now.
+    /// Removes the edges of complete waits, unless they wait for a later point by now.
     pub(super) fn expire(&mut self, over: &[Wait]) {
         for (waiter, fence) in over {
             let on = fence.timeline().id();
@@ -124,7 +134,7 @@ impl Plan {
         }
     }
 
-    /// Takes out the waiter's edges that are known to be over.
+    /// Removes the waiter's edges that are known to be complete.
     pub(super) fn expire_known(&mut self, waiter: TimelineId) {
         let known: Vec<TimelineId> = self
             .graph
@@ -136,11 +146,11 @@ impl Plan {
         }
     }
 
-    /// Whether the waiter's later work comes after `fence` anyway: by its own wait for it or for a later point, or because
-    /// it waits for a point of a stream that waited for it before that point.
+    /// Returns whether the waiter's later work comes after `fence` anyway: by its own wait for it or a later point, or
+    /// since it waits for a point of a stream that waited for it before that point.
     ///
-    /// Should a device be lost, its points count as reached although what they waited for on other devices may still run.
-    /// Only streams of the two devices concerned are relied on: with those lost there is nothing left to order.
+    /// Points of a lost device count as reached, although what they waited for on other devices may still run. So only
+    /// streams of the two devices concerned count: if these are lost, nothing is left to order.
     pub(super) fn implies(&self, waiter: TimelineId, device: DeviceId, fence: &Fence) -> bool {
         let (target, ends) = (fence.timeline().id(), [device, fence.timeline().device()]);
         let mut open = vec![(waiter, u64::MAX)];

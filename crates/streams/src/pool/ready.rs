@@ -39,14 +39,15 @@ impl AdvancedStreamPool {
         self.find().map(|found| !matches!(found, Found::Busy(_)))
     }
 
-    /// Leases a stream without work in flight, of any priority; blocks until there is one or the timeout expires
-    /// (`None`). See [`has_ready_streams`](Self::has_ready_streams).
+    /// Leases a stream without work in flight, of any priority. Blocks until there is one, and returns `None` if the
+    /// timeout expires before; without a timeout it waits as long as needed. See
+    /// [`has_ready_streams`](Self::has_ready_streams).
     ///
     /// # Errors
-    /// As for `has_ready_streams`; `Busy` where all streams are being captured into graphs.
-    pub fn wait_for_any_ready(&self, timeout: Duration) -> Result<Option<StreamLease>> {
+    /// As for `has_ready_streams`; `Busy` if all streams are being captured into graphs.
+    pub fn wait_for_any_ready(&self, timeout: impl Into<Option<Duration>>) -> Result<Option<StreamLease>> {
         // A timeout too long to be represented has no end.
-        let deadline = Instant::now().checked_add(timeout);
+        let deadline = timeout.into().and_then(|timeout| Instant::now().checked_add(timeout));
         let waker = this_thread();
         loop {
             let fences = match self.find()? {
@@ -142,7 +143,7 @@ fn arranged(fences: &[Fence], waker: &Waker) -> Result<bool> {
         let text = "every stream is being captured into a graph, and none becomes ready before that ends";
         return Err(Error::new(ErrorKind::Busy, text));
     }
-    // The others need not be registered where one is over already.
+    // The others need not be registered if one is already complete.
     Ok(fences.iter().all(|fence| !fence.timeline().wake_at(fence.point(), waker)))
 }
 

@@ -61,7 +61,7 @@ fn captured_streams_end_keeps_memory_until_the_capture_ends() {
             unsafe { stream.memset_raw_async(address, pattern, there.len()) }.unwrap();
             let block = allocator.allocate_for_stream(&stream, MIB).unwrap();
             (0..20).for_each(|_| fill(&stream, block));
-            allocator.free_for_stream(block, &stream).unwrap();
+            allocator.free_on(block, &stream).unwrap();
             // SAFETY: the test checks what our handle does with a captured stream; it relies on no captured work.
             let capture = unsafe { Capture::begin(captured, CaptureMode::Relaxed) }.unwrap();
             drop(stream);
@@ -71,7 +71,7 @@ fn captured_streams_end_keeps_memory_until_the_capture_ends() {
             capture.end().expect("the capture is valid to its end");
             let block = allocator.allocate_for_stream(&other, MIB).unwrap();
             fill(&other, block);
-            allocator.free_for_stream(block, &other).unwrap();
+            allocator.free_on(block, &other).unwrap();
             allocator.drain().unwrap();
             assert_eq!(allocator.statistics().reserved, 0);
         }
@@ -90,7 +90,7 @@ fn ending(
     let stream = unsafe { CudaStream::from_raw(&device, theirs.as_raw(), StreamPriority::Normal) }.unwrap();
     let block = allocator.allocate_for_stream(&stream, MIB).unwrap();
     (0..20).for_each(|_| fill(&stream, block));
-    allocator.free_for_stream(block, &stream).unwrap();
+    allocator.free_on(block, &stream).unwrap();
     (device, memory, allocator, theirs, stream)
 }
 

@@ -113,7 +113,7 @@ fn lost_device_is_a_typed_error_and_spares_the_other() {
     drop(well.memset_async(&busy, Pattern::U8(1)));
     assert_eq!(kind(coordinator.add_dependency(&lost, &well)), ErrorKind::DeviceLost);
     assert_eq!(coordinator.dependencies(), [], "a refused dependency leaves no edge");
-    let executed = coordinator.execute_callbacks();
+    let executed = coordinator.execute_all_callbacks();
     assert_eq!((executed.ran, executed.panics.len(), told.load(Ordering::Relaxed)), (1, 0, 1));
     assert!(coordinator.unregister(&lost));
     coordinator.create_barrier().unwrap().wait().unwrap();
@@ -197,7 +197,7 @@ fn each_failing_coordinator_call_is_a_typed_error() {
             coordinator.add_completion_callback(three, drop)?;
             let barrier = coordinator.create_barrier()?;
             raw(three, &c, &a)?;
-            coordinator.execute_callbacks();
+            coordinator.execute_all_callbacks();
             for outcome in coordinator.execute_parallel([|stream: &CudaStream| raw(stream, &c, &b)])? {
                 outcome?;
             }

@@ -1,6 +1,9 @@
 //! Statistics are exact, per path, method and size class.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use transload_core::{ErrorKind, MemoryKind, SizeClass, Timing, TransferMethod, TransferPath};
 use transload_transfer::{Sampling, TransferOptions};
@@ -131,6 +134,24 @@ fn clear_keeps_counting_transfers_in_flight() {
     manager.copy(&src, &dst).wait().unwrap();
     let stats = &manager.get_transfer_stats()[0];
     assert_eq!((stats.transfers, stats.measured), (2, 1));
+}
+
+#[test]
+fn cleared_routes_are_found_anew_and_statistics_stay() {
+    static QUERIES: AtomicUsize = AtomicUsize::new(0);
+    let copies: fn(_, _) -> bool = |_, _| QUERIES.fetch_add(1, Ordering::Relaxed) < usize::MAX;
+    let (manager, _) = with(Mock { copies, ..Mock::default() });
+    let (src, dst) = pair(&manager, 64);
+    let queries = || {
+        manager.copy(&src, &dst).wait().unwrap();
+        QUERIES.load(Ordering::Relaxed)
+    };
+    let first = queries();
+    assert_eq!(queries(), first, "the route is cached");
+    manager.transfer_buffer(&src, &dst, 0, 0, 0).wait().unwrap_err();
+    manager.clear_routes();
+    assert!(queries() > first);
+    assert_eq!((manager.get_transfer_stats()[0].transfers, manager.refused()), (3, 1));
 }
 
 #[test]

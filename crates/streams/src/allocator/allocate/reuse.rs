@@ -43,13 +43,13 @@ impl Shared {
         &self,
         stream: &CudaStream,
         params: AllocParams,
-        ahead: u64,
+        run_ahead_limit: u64,
     ) -> Result<AllocatedBlock> {
         if let Some(taken) = self.take_own(stream, params)? {
             return Ok(taken);
         }
-        if ahead > 0
-            && let Some(taken) = self.allocate_ahead(stream, params, ahead)?
+        if run_ahead_limit > 0
+            && let Some(taken) = self.allocate_ahead(stream, params, run_ahead_limit)?
         {
             return Ok(taken);
         }
@@ -63,7 +63,7 @@ impl Shared {
             return Ok(taken);
         }
         // Plain blocks are stream-ordered, so a block in flight will do.
-        if !params.buffer && self.ahead > 0 {
+        if !params.buffer && self.run_ahead_limit > 0 {
             let mut own = self.arena_for(stream)?;
             if own.state.in_flight.bytes() >= params.size
                 && let Some(node) = own.state.take_in_flight(params)
@@ -92,7 +92,7 @@ impl Shared {
         &self,
         stream: &CudaStream,
         params: AllocParams,
-        ahead: u64,
+        run_ahead_limit: u64,
     ) -> Result<Option<AllocatedBlock>> {
         let (index, rested) = {
             let mut own = self.arena_for(stream)?;
@@ -108,7 +108,7 @@ impl Shared {
         }
         // Also if this stream has nothing in flight: otherwise blocks in flight on other streams would come next.
         let busy = self.arena_for(stream)?.state.busy();
-        let reaches_bound = busy.saturating_add(params.size) > ahead;
+        let reaches_bound = busy.saturating_add(params.size) > run_ahead_limit;
         let unused = if reaches_bound {
             self.coalesce(stream, params, Reach::Ended)
         } else {

@@ -66,6 +66,13 @@ pub(crate) struct Node {
     pub(crate) holder: Holder,
 }
 
+impl Node {
+    /// Returns whether it is allocated, but not by a buffer.
+    pub(crate) fn is_plain_and_live(&self) -> bool {
+        self.state == State::Live && self.holder != Holder::Buffer
+    }
+}
+
 /// A range removed from or inserted into an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {

@@ -3,7 +3,7 @@
 use transload_core::{MemoryKind, RawBuffer};
 use transload_cuda_sim::harness::is_real;
 use transload_cuda_sys::{AsStream, check, ffi};
-use transload_streams::{CudaStream, StreamBlock, StreamOrderedAllocator};
+use transload_streams::{CudaEvent, CudaStream, StreamBlock, StreamOrderedAllocator};
 
 use crate::{
     allocator::{Fixture, calls_of, watched},
@@ -46,7 +46,7 @@ fn reuse_on_another_stream_takes_one_event_and_one_wait() {
         let first = fixture.allocator.allocate_for_stream(&one, 1 << 20).unwrap();
         fill(&one, first, round);
         read_back(&one, first, &back[0]);
-        fixture.allocator.free_for_stream(first, &one).unwrap();
+        fixture.allocator.free_on(first, &one).unwrap();
         let (second, calls) = calls_of(|| fixture.allocator.allocate_for_stream(&two, 1 << 20).unwrap());
         if !is_real() && round == 0 {
             assert_eq!(second.address(), first.address());
@@ -59,7 +59,7 @@ fn reuse_on_another_stream_takes_one_event_and_one_wait() {
         one.synchronize().unwrap();
         assert!(back[0].read().unwrap().iter().all(|byte| *byte == round), "round {round}");
         assert!(back[1].read().unwrap().iter().all(|byte| *byte == round + 100), "round {round}");
-        fixture.allocator.free_for_stream(second, &two).unwrap();
+        fixture.allocator.free_on(second, &two).unwrap();
     }
     drop((one, two, back));
     fixture.finish();
@@ -78,7 +78,7 @@ fn blocks_covered_by_one_event_take_no_second() {
     }
     // Every second block stays live, so that none can be merged.
     for block in sorted.iter().step_by(2) {
-        fixture.allocator.free_for_stream(*block, &one).unwrap();
+        fixture.allocator.free_on(*block, &one).unwrap();
     }
     let (_, calls) = calls_of(|| {
         (0..4).map(|_| fixture.allocator.allocate_for_stream(&two, 256 << 10).unwrap()).collect::<Vec<_>>()
@@ -95,7 +95,7 @@ fn completed_block_is_reused_without_a_wait() {
     let (one, two) = (fixture.stream(), fixture.stream());
     let block = fixture.allocator.allocate_for_stream(&one, 1000).unwrap();
     fill(&one, block, 1);
-    fixture.allocator.free_for_stream(block, &one).unwrap();
+    fixture.allocator.free_on(block, &one).unwrap();
     one.synchronize().unwrap();
     // A trim finds the stream idle, but keeps the segment for its second block.
     let _kept = fixture.allocator.allocate_for_stream(&one, 5000).unwrap();
@@ -114,7 +114,7 @@ fn dependency_allows_reuse_without_another_event() {
     let (producer, consumer) = (fixture.stream(), fixture.stream());
     let block = fixture.allocator.allocate_for_stream(&producer, 1 << 20).unwrap();
     fill(&producer, block, 1);
-    fixture.allocator.free_for_stream(block, &producer).unwrap();
+    fixture.allocator.free_on(block, &producer).unwrap();
     fixture.allocator.add_stream_dependency(&consumer, &producer).unwrap();
     let (again, calls) = calls_of(|| fixture.allocator.allocate_for_stream(&consumer, 1 << 20).unwrap());
     assert_eq!(again.address(), block.address());
@@ -146,6 +146,35 @@ fn a_dependency_that_is_in_flight_is_not_satisfied() {
 }
 
 #[test]
+fn event_dependency_orders_work_and_lasts_until_the_event() {
+    let fixture = Fixture::new();
+    let (producer, consumer) = (fixture.stream(), fixture.stream());
+    let event = CudaEvent::new(fixture.device()).unwrap();
+    fixture.allocator.add_event_dependency(&consumer, &event).unwrap();
+    assert!(fixture.allocator.dependencies_satisfied(&consumer), "it was never recorded");
+    let gate = Gate::before(fixture.device(), &[&producer]);
+    event.record(&producer).unwrap();
+    fixture.allocator.add_event_dependency(&consumer, &event).unwrap();
+    assert!(!fixture.allocator.dependencies_satisfied(&consumer));
+    let after = consumer.fence().unwrap();
+    assert!(!after.is_complete());
+    gate.open();
+    after.wait().unwrap();
+    assert!(fixture.allocator.dependencies_satisfied(&consumer));
+
+    let gate = Gate::before(fixture.device(), &[&producer]);
+    event.record(&producer).unwrap();
+    fixture.allocator.add_event_dependency(&consumer, &event).unwrap();
+    assert!(!fixture.allocator.dependencies_satisfied(&consumer), "the second record is another dependency");
+    fixture.allocator.clear_dependencies(&consumer);
+    assert!(fixture.allocator.dependencies_satisfied(&consumer));
+    gate.open();
+    consumer.synchronize().unwrap();
+    drop((producer, consumer, event, after));
+    fixture.finish();
+}
+
+#[test]
 fn block_with_a_recorded_use_is_reused_after_that_use() {
     let fixture = tight();
     let (own, user) = (fixture.stream(), fixture.stream());
@@ -156,12 +185,12 @@ fn block_with_a_recorded_use_is_reused_after_that_use() {
         fixture.allocator.add_stream_dependency(&user, &own).unwrap();
         read_back(&user, block, &back);
         fixture.allocator.record_use(block, &user).unwrap();
-        fixture.allocator.free_for_stream(block, &own).unwrap();
+        fixture.allocator.free_on(block, &own).unwrap();
         // There is no other memory, so this block waits for the recorded copy.
         let again = fixture.allocator.allocate_for_stream(&own, 1 << 20).unwrap();
         assert_eq!(again.address(), block.address());
         fill(&own, again, 0xFF);
-        fixture.allocator.free_for_stream(again, &own).unwrap();
+        fixture.allocator.free_on(again, &own).unwrap();
         user.synchronize().unwrap();
         assert!(back.read().unwrap().iter().all(|byte| *byte == round), "round {round}");
     }
@@ -181,12 +210,12 @@ fn blocks_of_several_streams_merge_after_all_their_work() {
             .collect();
         for (stream, block) in streams.iter().zip(&blocks) {
             fill(stream, *block, round);
-            fixture.allocator.free_for_stream(*block, stream).unwrap();
+            fixture.allocator.free_on(*block, stream).unwrap();
         }
         let last = &streams[usize::from(round) % 4];
         let whole = fixture.allocator.allocate_for_stream(last, 1 << 20).unwrap();
         fill(last, whole, 0xEE);
-        fixture.allocator.free_for_stream(whole, last).unwrap();
+        fixture.allocator.free_on(whole, last).unwrap();
     }
     assert!(fixture.allocator.statistics().served.gathered > 0);
     for stream in &streams {
@@ -207,20 +236,20 @@ fn dropped_streams_memory_is_reused_after_its_work() {
         let freed = fixture.allocator.allocate_for_stream(&gone, 512 << 10).unwrap();
         fill(&gone, freed, round);
         read_back(&gone, freed, &back);
-        fixture.allocator.free_for_stream(freed, &gone).unwrap();
+        fixture.allocator.free_on(freed, &gone).unwrap();
         drop(gone);
         // Only the memory of the dropped stream is large enough.
         let again = fixture.allocator.allocate_for_stream(&next, 512 << 10).unwrap();
         fill(&next, again, 0xAA);
         next.synchronize().unwrap();
         assert!(back.read().unwrap().iter().all(|byte| *byte == round), "round {round}");
-        fixture.allocator.free_for_stream(again, &next).unwrap();
+        fixture.allocator.free_on(again, &next).unwrap();
         assert_eq!(fixture.allocator.statistics().live_blocks, 1, "a live block outlives its stream");
         fixture.allocator.free(live.address()).unwrap();
     }
     // The whole region is available again as one block.
     let whole = fixture.allocator.allocate_for_stream(&next, 1 << 20).unwrap();
-    fixture.allocator.free_for_stream(whole, &next).unwrap();
+    fixture.allocator.free_on(whole, &next).unwrap();
     assert!(fixture.allocator.statistics().streams <= 2, "dropped streams leave nothing");
     drop((next, back));
     fixture.finish();
@@ -234,7 +263,7 @@ fn a_stream_that_was_released_ends_with_its_last_handle() {
     fill(&user, block, 1);
     fixture.allocator.record_use(block, &user).unwrap();
     fixture.allocator.add_stream_dependency(&own, &user).unwrap();
-    fixture.allocator.free_for_stream(block, &own).unwrap();
+    fixture.allocator.free_on(block, &own).unwrap();
     fixture.allocator.release_stream(&user).unwrap();
     let ((), calls) = calls_of(|| drop(user));
     assert_eq!(count(&calls, "cuStreamDestroy_v2"), 1, "{calls:?}");
@@ -255,7 +284,7 @@ fn released_user_that_is_used_again_is_waited_for() {
     let gate = Gate::before(fixture.device(), &[&user]);
     read_back(&user, block, &back);
     fixture.allocator.record_use(block, &user).unwrap();
-    fixture.allocator.free_for_stream(block, &own).unwrap();
+    fixture.allocator.free_on(block, &own).unwrap();
     let again = fixture.allocator.allocate_for_stream(&own, 1 << 20).unwrap();
     assert_eq!(again.address(), block.address());
     fill(&own, again, 0xFF);
@@ -267,7 +296,7 @@ fn released_user_that_is_used_again_is_waited_for() {
     own.synchronize().unwrap();
     user.synchronize().unwrap();
     assert!(back.read().unwrap().iter().all(|byte| *byte == 7));
-    fixture.allocator.free_for_stream(again, &own).unwrap();
+    fixture.allocator.free_on(again, &own).unwrap();
     drop((own, user, back));
     fixture.finish();
 }
@@ -296,7 +325,7 @@ fn come_and_go() {
                     if round % 4 == 0 {
                         read_back(&stream, block, &back);
                     }
-                    fixture.allocator.free_for_stream(block, &stream).unwrap();
+                    fixture.allocator.free_on(block, &stream).unwrap();
                     if round % 4 == 0 {
                         stream.synchronize().unwrap();
                         assert!(back.read().unwrap().iter().all(|byte| *byte == value), "another's bytes");

@@ -41,10 +41,10 @@ fn double_free_is_refused_and_spares_the_next_owner() {
     let fixture = Fixture::new();
     let stream = fixture.stream();
     let block = fixture.allocator.allocate_for_stream(&stream, 4096).unwrap();
-    fixture.allocator.free_for_stream(block, &stream).unwrap();
+    fixture.allocator.free_on(block, &stream).unwrap();
     for error in [
-        fixture.allocator.free_for_stream(block, &stream).unwrap_err(),
-        fixture.allocator.free_for_stream(block.address(), &stream).unwrap_err(),
+        fixture.allocator.free_on(block, &stream).unwrap_err(),
+        fixture.allocator.free_on(block.address(), &stream).unwrap_err(),
         fixture.allocator.free(block).unwrap_err(),
         fixture.allocator.record_use(block, &stream).unwrap_err(),
     ] {
@@ -53,13 +53,13 @@ fn double_free_is_refused_and_spares_the_next_owner() {
     }
     let next = fixture.allocator.allocate_for_stream(&stream, 4096).unwrap();
     assert_eq!(next.address(), block.address());
-    let error = fixture.allocator.free_for_stream(block, &stream).unwrap_err();
+    let error = fixture.allocator.free_on(block, &stream).unwrap_err();
     assert_eq!(cause(&error), FreeError::AlreadyFreed, "the old value does not free the new block");
-    fixture.allocator.free_for_stream(next, &stream).unwrap();
+    fixture.allocator.free_on(next, &stream).unwrap();
     // Once merged with its neighbours, the block no longer exists.
     let whole = fixture.allocator.allocate_for_stream(&stream, 1 << 20).unwrap();
-    fixture.allocator.free_for_stream(whole, &stream).unwrap();
-    let error = fixture.allocator.free_for_stream(next, &stream).unwrap_err();
+    fixture.allocator.free_on(whole, &stream).unwrap();
+    let error = fixture.allocator.free_on(next, &stream).unwrap_err();
     assert_eq!(cause(&error), FreeError::AlreadyFreed);
     drop(stream);
     fixture.finish();
@@ -71,13 +71,13 @@ fn free_of_an_unknown_address_is_refused() {
     let stream = fixture.stream();
     let block = fixture.allocator.allocate_for_stream(&stream, 4096).unwrap();
     for address in [0, block.address() + 512, u64::MAX] {
-        let error = fixture.allocator.free_for_stream(address, &stream).unwrap_err();
+        let error = fixture.allocator.free_on(address, &stream).unwrap_err();
         assert_eq!(cause(&error), FreeError::NeverAllocated, "{address:#x}");
     }
     let others = Fixture::new();
     let error = others.allocator.free(block).unwrap_err();
     assert_eq!(cause(&error), FreeError::NeverAllocated, "another allocator's block");
-    fixture.allocator.free_for_stream(block, &stream).unwrap();
+    fixture.allocator.free_on(block, &stream).unwrap();
     drop(stream);
     others.finish();
     fixture.finish();
@@ -89,14 +89,14 @@ fn free_on_another_stream_needs_a_recorded_use() {
     let (own, other) = (fixture.stream(), fixture.stream());
     let block = fixture.allocator.allocate_for_stream(&own, 4096).unwrap();
     for error in [
-        fixture.allocator.free_for_stream(block, &other).unwrap_err(),
-        fixture.allocator.free_for_stream(block.address(), &other).unwrap_err(),
+        fixture.allocator.free_on(block, &other).unwrap_err(),
+        fixture.allocator.free_on(block.address(), &other).unwrap_err(),
     ] {
         assert_eq!(cause(&error), FreeError::WrongStream);
     }
     assert_eq!(fixture.allocator.statistics().live_blocks, 1, "nothing was lost");
     fixture.allocator.record_use(block, &other).unwrap();
-    fixture.allocator.free_for_stream(block, &other).unwrap();
+    fixture.allocator.free_on(block, &other).unwrap();
     assert_eq!(fixture.allocator.statistics().live_blocks, 0);
     drop((own, other));
     fixture.finish();
@@ -115,7 +115,7 @@ fn a_stream_of_another_device_is_refused() {
     // Pinned memory belongs to no device.
     let pinned = StreamOrderedAllocator::new(CudaResource::new(&memory, MemoryKind::Pinned).unwrap());
     let block = pinned.allocate_for_stream(&foreign, 100).unwrap();
-    pinned.free_for_stream(block, &foreign).unwrap();
+    pinned.free_on(block, &foreign).unwrap();
     drop((allocator, pinned, foreign));
     memory.drain().unwrap();
     assert!(memory.resource_counts().is_empty());
@@ -131,7 +131,7 @@ fn per_thread_default_stream_is_refused() {
     // The legacy default stream is shared by all threads.
     let legacy = CudaStream::legacy_default(fixture.device()).unwrap();
     let block = fixture.allocator.allocate_for_stream(&legacy, 100).unwrap();
-    fixture.allocator.free_for_stream(block, &legacy).unwrap();
+    fixture.allocator.free_on(block, &legacy).unwrap();
     drop((stream, legacy));
     fixture.finish();
 }
@@ -159,7 +159,7 @@ fn free_of_a_buffers_address_is_refused() {
             first.device_address().or_else(|| first.host_address().map(|at| at.addr().get() as u64)).unwrap();
         let freed = [
             fixture.allocator.free(address),
-            fixture.allocator.free_for_stream(address, &stream),
+            fixture.allocator.free_on(address, &stream),
             fixture.allocator.record_use(address, &fixture.stream()),
         ];
         let second = fixture.allocator.allocate_buffer(&stream, 4096).unwrap();
@@ -200,9 +200,9 @@ fn a_refused_use_is_not_inherited_by_the_next_block() {
     let block = fixture.allocator.allocate_for_stream(&stream, 4096).unwrap();
     assert_eq!(block.address(), address);
     // Only a recorded user may free it on that stream.
-    let error = fixture.allocator.free_for_stream(block, &other).unwrap_err();
+    let error = fixture.allocator.free_on(block, &other).unwrap_err();
     assert_eq!(cause(&error), FreeError::WrongStream);
-    fixture.allocator.free_for_stream(block, &stream).unwrap();
+    fixture.allocator.free_on(block, &stream).unwrap();
     drop((stream, other));
     fixture.finish();
 }

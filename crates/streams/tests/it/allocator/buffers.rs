@@ -90,7 +90,7 @@ fn raw_blocks_and_buffers_share_memory_in_order() {
         let block = fixture.allocator.allocate_for_stream(&one, 1 << 20).unwrap();
         crate::allocator::across_streams::fill(&one, block, round);
         crate::allocator::across_streams::read_back(&one, block, &back);
-        fixture.allocator.free_for_stream(block, &one).unwrap();
+        fixture.allocator.free_on(block, &one).unwrap();
         let buffer = fixture.allocator.allocate_buffer(&one, 1 << 20).unwrap();
         // The first use is on another stream, and the raw work has no fence of its own.
         drop(two.memset_async(&buffer, Pattern::U8(0xEE)));
@@ -99,7 +99,7 @@ fn raw_blocks_and_buffers_share_memory_in_order() {
         drop(buffer);
         let block = fixture.allocator.allocate_for_stream(&one, 1 << 20).unwrap();
         crate::allocator::across_streams::fill(&one, block, 3);
-        fixture.allocator.free_for_stream(block, &one).unwrap();
+        fixture.allocator.free_on(block, &one).unwrap();
     }
     one.synchronize().unwrap();
     two.synchronize().unwrap();
@@ -157,7 +157,7 @@ fn fence_of_another_backend_delays_reuse() {
     let raw = fixture.allocator.allocate_for_stream(&stream, 4096).unwrap();
     assert_ne!(Some(raw.address()), address, "a stream cannot wait for it, so other memory is used");
     elsewhere.open();
-    fixture.allocator.free_for_stream(raw, &stream).unwrap();
+    fixture.allocator.free_on(raw, &stream).unwrap();
     drop(stream);
     fixture.finish();
 }

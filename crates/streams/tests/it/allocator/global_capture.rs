@@ -19,7 +19,7 @@ fn allocation_leaves_a_global_capture_valid() {
     let fixture = Fixture::new();
     let (captured, one, two) = (fixture.stream(), fixture.stream(), fixture.stream());
     let of_captured = fixture.allocator.allocate_for_stream(&captured, 1 << 20).unwrap();
-    fixture.allocator.free_for_stream(of_captured, &captured).unwrap();
+    fixture.allocator.free_on(of_captured, &captured).unwrap();
     let back = fixture.setup.pinned(&vec![0; 1 << 20]);
     let (begun, done) = (Barrier::new(2), Barrier::new(2));
     std::thread::scope(|scope| {
@@ -42,13 +42,13 @@ fn allocation_leaves_a_global_capture_valid() {
         let ours = || -> transload_core::Result<()> {
             let block = fixture.allocator.allocate_for_stream(&one, 1 << 20)?;
             fill(&one, block, 1);
-            fixture.allocator.free_for_stream(block, &one)?;
+            fixture.allocator.free_on(block, &one)?;
             let block = fixture.allocator.allocate_for_stream(&two, 1 << 20)?;
             fill(&two, block, 2);
             read_back(&two, block, &back);
             let large = fixture.allocator.allocate_for_stream(&two, 50 << 20)?;
-            fixture.allocator.free_for_stream(large, &two)?;
-            fixture.allocator.free_for_stream(block, &two)?;
+            fixture.allocator.free_on(large, &two)?;
+            fixture.allocator.free_on(block, &two)?;
             two.synchronize()?;
             one.synchronize()?;
             fixture.allocator.trim().map(|_| ())
@@ -68,7 +68,7 @@ fn legacy_stream_allocator_leaves_a_blocking_capture_valid() {
     let fixture = Fixture::new();
     let legacy = CudaStream::legacy_default(&fixture.setup.device).unwrap();
     let block = fixture.allocator.allocate_for_stream(&legacy, 1 << 20).unwrap();
-    fixture.allocator.free_for_stream(block, &legacy).unwrap();
+    fixture.allocator.free_on(block, &legacy).unwrap();
     let blocking = StreamOptions { priority: 0, blocking: true };
     let theirs = Stream::new(fixture.setup.device.context().unwrap(), blocking).unwrap();
     // SAFETY: the stream has no other user.

@@ -4,6 +4,7 @@ pub(crate) mod across_streams;
 mod bad_use;
 mod buffers;
 mod global_capture;
+mod of_stream;
 mod out_of_memory;
 mod pinned;
 mod random;
@@ -81,10 +82,10 @@ fn freed_block_is_reused_at_once_without_a_driver_call() {
     let stream = fixture.stream();
     for bytes in [1, 512, 4096, 1 << 20, 5 << 20] {
         let first = fixture.allocator.allocate_for_stream(&stream, bytes).unwrap();
-        fixture.allocator.free_for_stream(first, &stream).unwrap();
+        fixture.allocator.free_on(first, &stream).unwrap();
         let (again, calls) = calls_of(|| {
             let again = fixture.allocator.allocate_for_stream(&stream, bytes).unwrap();
-            fixture.allocator.free_for_stream(again, &stream).unwrap();
+            fixture.allocator.free_on(again, &stream).unwrap();
             again
         });
         assert_eq!(again.address(), first.address(), "{bytes} bytes");
@@ -108,7 +109,7 @@ fn blocks_are_aligned_and_do_not_overlap() {
     }
     for block in blocks {
         assert_eq!(block.address() % 512, 0);
-        fixture.allocator.free_for_stream(block, &stream).unwrap();
+        fixture.allocator.free_on(block, &stream).unwrap();
     }
     drop(stream);
     fixture.finish();
@@ -124,7 +125,7 @@ fn neighbours_are_joined_when_a_larger_block_is_wanted() {
     let lowest = eighths.iter().map(|block| block.address()).min().unwrap();
     // Freed so that no two neighbours are freed in succession.
     for index in [1, 3, 5, 7, 0, 2, 4, 6] {
-        fixture.allocator.free_for_stream(eighths[index], &stream).unwrap();
+        fixture.allocator.free_on(eighths[index], &stream).unwrap();
     }
     let half = fixture.allocator.allocate_for_stream(&stream, 1 << 20).unwrap();
     assert_eq!(half.address(), lowest);
@@ -145,8 +146,8 @@ fn the_best_fit_is_split_and_its_rest_stays_free() {
     let _end = allocate(512);
     // The rest of the segment.
     let _others = (allocate(1 << 20), allocate((1 << 20) - (81 << 10)));
-    fixture.allocator.free_for_stream(large, &stream).unwrap();
-    fixture.allocator.free_for_stream(small, &stream).unwrap();
+    fixture.allocator.free_on(large, &stream).unwrap();
+    fixture.allocator.free_on(small, &stream).unwrap();
     let fitted = allocate(15 << 10);
     assert_eq!(fitted.address(), small.address(), "the smallest block that is large enough");
     let rest = allocate(1 << 10);
@@ -164,7 +165,7 @@ fn statistics_count_live_and_peak() {
     let numbers = fixture.allocator.statistics();
     assert_eq!((numbers.live_blocks, numbers.requested, numbers.in_use), (3, 6000, 1024 + 2048 + 3072));
     for block in blocks {
-        fixture.allocator.free_for_stream(block, &stream).unwrap();
+        fixture.allocator.free_on(block, &stream).unwrap();
     }
     let numbers = fixture.allocator.statistics();
     assert_eq!((numbers.live_blocks, numbers.in_use, numbers.peak_in_use), (0, 0, 6144));
@@ -182,7 +183,7 @@ fn request_sizes_are_rounded_to_multiples_of_512() {
     for (bytes, size) in [(1, 512), (512, 512), (513, 1024), (1 << 20, 1 << 20)] {
         let block = fixture.allocator.allocate_for_stream(&stream, bytes).unwrap();
         assert_eq!(fixture.allocator.statistics().in_use, size);
-        fixture.allocator.free_for_stream(block, &stream).unwrap();
+        fixture.allocator.free_on(block, &stream).unwrap();
     }
     drop(stream);
     fixture.finish();
@@ -222,11 +223,11 @@ fn trim_releases_only_free_segments() {
     let stream = fixture.stream();
     let small = fixture.allocator.allocate_for_stream(&stream, 1000).unwrap();
     let large = fixture.allocator.allocate_for_stream(&stream, 4 << 20).unwrap();
-    fixture.allocator.free_for_stream(large, &stream).unwrap();
+    fixture.allocator.free_on(large, &stream).unwrap();
     stream.synchronize().unwrap();
     assert_eq!(fixture.allocator.trim().unwrap(), 20 << 20);
     assert_eq!(fixture.allocator.statistics().reserved, 2 << 20, "a live block keeps its segment");
-    fixture.allocator.free_for_stream(small, &stream).unwrap();
+    fixture.allocator.free_on(small, &stream).unwrap();
     assert_eq!(fixture.allocator.trim().unwrap(), 2 << 20);
     assert_eq!(fixture.memory.resource_counts().bytes, 0);
     drop(stream);
@@ -239,7 +240,7 @@ fn it_works_over_every_kind_of_memory() {
         let fixture = Fixture::over(kind);
         let stream = fixture.stream();
         let block = fixture.allocator.allocate_for_stream(&stream, 5000).unwrap();
-        fixture.allocator.free_for_stream(block.address(), &stream).unwrap();
+        fixture.allocator.free_on(block.address(), &stream).unwrap();
         let buffer = fixture.allocator.allocate_buffer(&stream, 5000).unwrap();
         assert_eq!((buffer.len(), buffer.place().kind), (5000, kind));
         if kind.is_host_visible() {
@@ -269,7 +270,7 @@ fn eight_threads() {
                         })
                         .collect();
                     for block in blocks {
-                        fixture.allocator.free_for_stream(block, &stream).unwrap();
+                        fixture.allocator.free_on(block, &stream).unwrap();
                     }
                 }
             });

@@ -34,8 +34,8 @@ fn limit_is_enforced_and_its_error_has_the_numbers() {
     assert_eq!((shortage.requested, shortage.free, shortage.total), (4 << 20, Some(3 << 20), Some(8 << 20)));
     let small = fixture.allocator.allocate_for_stream(&stream, 2 * MIB).unwrap();
     assert!(fixture.allocator.statistics().reserved <= 8 << 20);
-    fixture.allocator.free_for_stream(block, &stream).unwrap();
-    fixture.allocator.free_for_stream(small, &stream).unwrap();
+    fixture.allocator.free_on(block, &stream).unwrap();
+    fixture.allocator.free_on(small, &stream).unwrap();
     fixture.allocator.allocate_for_stream(&stream, 8 * MIB).map(|_| ()).unwrap();
     drop(stream);
     fixture.finish();
@@ -52,7 +52,7 @@ fn memory_freed_on_other_streams_is_used_before_an_error() {
         (block, stream)
     });
     for (block, stream) in blocks {
-        fixture.allocator.free_for_stream(block, stream).unwrap();
+        fixture.allocator.free_on(block, stream).unwrap();
     }
     let whole = fixture.allocator.allocate_for_stream(&one, 8 * MIB).unwrap();
     fill(&one, whole, 2);
@@ -85,7 +85,7 @@ fn request_succeeds_after_a_callback_frees() {
     fixture.allocator.remove_callback(id);
     fixture.allocator.allocate_for_stream(&stream, 2 * MIB + 512).unwrap_err();
     assert_eq!(asked.load(Ordering::Relaxed), 2);
-    fixture.allocator.free_for_stream(block, &stream).unwrap();
+    fixture.allocator.free_on(block, &stream).unwrap();
     drop(stream);
     fixture.finish();
 }
@@ -102,7 +102,7 @@ fn callback_that_allocates_is_not_called_recursively() {
     let error = fixture.allocator.allocate_for_stream(&stream, 2 * MIB).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     fixture.allocator.remove_callback(id);
-    fixture.allocator.free_for_stream(block, &stream).unwrap();
+    fixture.allocator.free_on(block, &stream).unwrap();
     drop(stream);
     fixture.finish();
 }
@@ -123,7 +123,7 @@ fn unmet_request_fails_while_others_go_on() {
                     while !ended.load(Ordering::Acquire) {
                         let stream = &streams[round % 2];
                         if let Ok(block) = fixture.allocator.allocate_for_stream(stream, 700_000) {
-                            fixture.allocator.free_for_stream(block, stream).unwrap();
+                            fixture.allocator.free_on(block, stream).unwrap();
                         }
                         round += 1;
                     }
@@ -135,7 +135,7 @@ fn unmet_request_fails_while_others_go_on() {
             }
             ended.store(true, Ordering::Release);
         });
-        fixture.allocator.free_for_stream(live, &keeper).unwrap();
+        fixture.allocator.free_on(live, &keeper).unwrap();
         drop(keeper);
         fixture.finish();
     });
@@ -155,7 +155,7 @@ fn upstream_is_trimmed_and_retried_before_an_error() {
     failing.refuse(u64::MAX);
     let error = allocator.allocate_for_stream(&stream, 30 * MIB).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
-    allocator.free_for_stream(block, &stream).unwrap();
+    allocator.free_on(block, &stream).unwrap();
     drop((allocator, failing, stream));
     fixture.finish();
 }
@@ -170,7 +170,7 @@ fn smaller_segment_is_tried_if_the_usual_one_fails() {
     let block = allocator.allocate_for_stream(&stream, 2 * MIB).unwrap();
     assert_eq!((limited.used(), limited.info().unwrap().total), (2 << 20, 3 << 20));
     assert_eq!(allocator.allocate_for_stream(&stream, 2 * MIB).unwrap_err().kind(), ErrorKind::OutOfMemory);
-    allocator.free_for_stream(block, &stream).unwrap();
+    allocator.free_on(block, &stream).unwrap();
     stream.synchronize().unwrap();
     allocator.trim().unwrap();
     assert_eq!(limited.used(), 0);

@@ -85,7 +85,7 @@ fn warm_pinned_allocation_makes_no_driver_call() {
             // Plain addresses, for callers that order the host's use themselves.
             for _ in 0..100 {
                 let block = pool.allocate_for_stream(&stream, bytes).unwrap();
-                pool.free_for_stream(block, &stream).unwrap();
+                pool.free_on(block, &stream).unwrap();
             }
         });
         assert!(calls.is_empty(), "{bytes}: {} calls, first {:?}", calls.len(), calls.first());
@@ -100,8 +100,10 @@ fn warm_pinned_allocation_makes_no_driver_call() {
 fn pinned_buffer_over_work_in_flight_waits_before_writing() {
     let fixture = Fixture::new();
     let stream = fixture.stream();
-    let pool =
-        StreamOrderedAllocator::builder(PinnedResource::new(&fixture.memory)).ahead(0).build().unwrap();
+    let pool = StreamOrderedAllocator::builder(PinnedResource::new(&fixture.memory))
+        .run_ahead_limit(0)
+        .build()
+        .unwrap();
     let device = fixture.setup.device(300_000);
     let back = fixture.setup.pinned(&vec![0; 300_000]);
     for round in 0..10 {

@@ -93,7 +93,7 @@ impl Field {
             Held::Raw(block, at, value) => {
                 let stream = &self.streams[at];
                 read_back(stream, block, back);
-                self.allocator.free_for_stream(block, stream).unwrap();
+                self.allocator.free_on(block, stream).unwrap();
                 stream.synchronize().unwrap();
                 (block.bytes() as usize, value)
             }
@@ -117,7 +117,7 @@ impl Field {
         let numbers = self.allocator.statistics();
         assert_eq!((numbers.live_blocks, numbers.in_use), (0, 0));
         let whole = self.allocator.allocate_for_stream(&self.streams[0], REGION).unwrap();
-        self.allocator.free_for_stream(whole, &self.streams[0]).unwrap();
+        self.allocator.free_on(whole, &self.streams[0]).unwrap();
         assert_eq!(self.allocator.statistics().segments, 1, "the region is in one piece again");
         let Self { allocator, streams, memory } = self;
         drop((allocator, streams));

@@ -65,7 +65,8 @@ fn host_writes_the_next_buffer_during_uploads() {
 fn run_ahead_is_bounded_then_the_first_complete_is_used() {
     limited(|| {
         let fixture = Fixture::new();
-        let (stream, pool) = (fixture.stream(), builder(&fixture).ahead(3 * MIB as u64).build().unwrap());
+        let (stream, pool) =
+            (fixture.stream(), builder(&fixture).run_ahead_limit(3 * MIB as u64).build().unwrap());
         let target = fixture.setup.device(MIB);
         pinned_before(&pool, &stream, 3);
         let gate = Gate::before(fixture.device(), &[&stream]);
@@ -94,7 +95,7 @@ fn no_run_ahead_reuses_a_block_in_flight() {
         let fixture = Fixture::new();
         let stream = fixture.stream();
         let target = fixture.setup.device(MIB);
-        for pool in [builder(&fixture).limit(MIB as u64), builder(&fixture).ahead(0)] {
+        for pool in [builder(&fixture).limit(MIB as u64), builder(&fixture).run_ahead_limit(0)] {
             let pool = pool.build().unwrap();
             let first = pool.allocate_buffer(&stream, MIB).unwrap();
             let gate = Gate::before(fixture.device(), &[&stream]);
@@ -162,7 +163,7 @@ fn buffer_read_by_another_stream_is_not_reused() {
     limited(|| {
         let fixture = Fixture::new();
         let (own, other) = (fixture.stream(), fixture.stream());
-        let pool = builder(&fixture).ahead(2 * MIB as u64).build().unwrap();
+        let pool = builder(&fixture).run_ahead_limit(2 * MIB as u64).build().unwrap();
         let target = fixture.setup.device(MIB);
         pinned_before(&pool, &own, 2);
         let gate = Gate::before(fixture.device(), &[&other]);
@@ -217,7 +218,7 @@ fn plain_blocks_are_reused_in_stream_order_in_flight() {
         upload(&stream, buffer, &target);
         let block = pool.allocate_for_stream(&stream, MIB).unwrap();
         assert_eq!(block.address(), was as u64);
-        pool.free_for_stream(block, &stream).unwrap();
+        pool.free_on(block, &stream).unwrap();
         gate.open();
         drop((pool, target, stream));
         fixture.finish();
@@ -290,8 +291,12 @@ fn random_concurrent_uploads_keep_contents() {
             let fixture = Fixture::new();
             let streams: Vec<CudaStream> = (0..3).map(|_| fixture.stream()).collect();
             let (bound, limit) = ((4 * LARGEST) as u64, 2 * MIB as u64);
-            let pool =
-                builder(&fixture).segments(1 << 19, 1 << 19).ahead(bound).limit(limit).build().unwrap();
+            let pool = builder(&fixture)
+                .segments(1 << 19, 1 << 19)
+                .run_ahead_limit(bound)
+                .limit(limit)
+                .build()
+                .unwrap();
             std::thread::scope(|scope| {
                 for thread in 0..THREADS {
                     let (fixture, pool, streams) = (&fixture, &pool, &streams[..]);

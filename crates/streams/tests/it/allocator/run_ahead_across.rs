@@ -103,7 +103,7 @@ fn plain_block_for(choose: fn(&CudaStream, &CudaStream) -> CudaStream) {
         kept_before(&pool, &one, 2, MIB);
         if is_real() {
             let large = pool.allocate_for_stream(&other, 3 * MIB).unwrap();
-            pool.free_for_stream(large, &other).unwrap();
+            pool.free_on(large, &other).unwrap();
         }
         let gate = Gate::before(fixture.device(), &[&one]);
         upload(&one, pool.allocate_buffer(&one, MIB).unwrap(), &target);
@@ -112,7 +112,7 @@ fn plain_block_for(choose: fn(&CudaStream, &CudaStream) -> CudaStream) {
         let next = pool.allocate_buffer(&one, MIB).unwrap();
         next.try_write().unwrap().fill(1);
         gate.open();
-        pool.free_for_stream(block, &other).unwrap();
+        pool.free_on(block, &other).unwrap();
         drop((next, pool, target, one, other, beside));
         fixture.finish();
     });
@@ -200,7 +200,7 @@ fn shortage_does_not_wait_for_a_capture() {
         let (captured, stream) = (fixture.stream(), fixture.stream());
         let gone = builder(&fixture).build().unwrap();
         let block = gone.allocate_for_stream(&captured, MIB).unwrap();
-        gone.free_for_stream(block, &captured).unwrap();
+        gone.free_on(block, &captured).unwrap();
         let pool = builder(&fixture).limit(MIB as u64).build().unwrap();
         let held = pool.allocate_buffer(&stream, MIB).unwrap();
         // SAFETY: the stream has no other user.

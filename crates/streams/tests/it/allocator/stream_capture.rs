@@ -27,7 +27,7 @@ fn block_used_by_a_captured_stream_waits_for_its_end() {
         fixture.allocator.record_use(block, &captured).unwrap();
         // SAFETY: the test checks what the library does with a captured stream; it relies on no captured work.
         let capture = unsafe { Capture::begin(&captured, CaptureMode::Relaxed) }.unwrap();
-        fixture.allocator.free_for_stream(block, &own).unwrap();
+        fixture.allocator.free_on(block, &own).unwrap();
         let refused = fixture.allocator.allocate_for_stream(&own, MIB).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "{refused}");
         capture.end().expect("the capture is valid to its end");
@@ -48,7 +48,7 @@ fn fence_of_a_captured_stream_is_refused() {
         let (captured, other) = (fixture.stream(), fixture.stream());
         let there = fixture.memory.allocate(MemoryKind::Device, MIB).unwrap();
         let block = fixture.allocator.allocate_for_stream(&captured, MIB).unwrap();
-        fixture.allocator.free_for_stream(block, &captured).unwrap();
+        fixture.allocator.free_on(block, &captured).unwrap();
         // SAFETY: the test checks what the library does with a captured stream; it relies on no captured work.
         let capture = unsafe { Capture::begin(&captured, CaptureMode::Relaxed) }.unwrap();
         let kinds = [
@@ -72,7 +72,7 @@ fn fence_of_a_captured_stream_is_refused() {
         other.memset_async(&there, Pattern::U8(1)).wait().unwrap();
         other.synchronize().expect("the other stream is no part of the capture");
         capture.end().expect("the capture is valid to its end");
-        fixture.allocator.free_for_stream(within, &captured).unwrap();
+        fixture.allocator.free_on(within, &captured).unwrap();
         captured.synchronize().unwrap();
         drop(fixture.allocator.allocate_buffer(&captured, MIB).unwrap());
         drop((captured, other, there));
@@ -105,7 +105,7 @@ fn drain_skips_segments_behind_an_open_capture() {
         let fixture = Fixture::new();
         let captured = fixture.stream();
         let block = fixture.allocator.allocate_for_stream(&captured, MIB).unwrap();
-        fixture.allocator.free_for_stream(block, &captured).unwrap();
+        fixture.allocator.free_on(block, &captured).unwrap();
         // SAFETY: the test checks what the library does with a captured stream; it relies on no captured work.
         let capture = unsafe { Capture::begin(&captured, CaptureMode::Relaxed) }.unwrap();
         let Fixture { setup, memory, allocator } = fixture;

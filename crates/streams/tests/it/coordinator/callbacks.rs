@@ -34,17 +34,37 @@ fn callbacks_run_in_order_on_the_calling_thread() {
     let mut ran_early = 0;
     while ran_early == 0 {
         std::thread::yield_now();
-        ran_early = coordinator.execute_callbacks().ran;
+        ran_early = coordinator.execute_all_callbacks().ran;
     }
     assert_eq!(ran_early, 1, "the others' work waits for the gate");
     gate.open();
     coordinator.create_barrier().unwrap().wait().unwrap();
-    let executed = coordinator.execute_callbacks();
+    let executed = coordinator.execute_all_callbacks();
     assert_eq!((executed.ran, executed.panics.len()), (2, 0));
     let here = std::thread::current().id();
     let expected = ["free", "held", "last"].map(|name| (name, here));
     assert_eq!(*ran.lock().unwrap(), expected);
-    assert_eq!(coordinator.execute_callbacks().ran, 0, "each runs once");
+    assert_eq!(coordinator.execute_all_callbacks().ran, 0, "each runs once");
+}
+
+#[test]
+fn callbacks_of_one_stream_run_without_the_others() {
+    let setup = Setup::new();
+    let [one, two] = streams(&setup);
+    let coordinator = raw::over([&one, &two]);
+    let ran = Arc::new(Mutex::new(Vec::new()));
+    for (stream, name) in [(&one, "one"), (&two, "two"), (&one, "one again")] {
+        let ran = Arc::clone(&ran);
+        coordinator.add_completion_callback(stream, move |_| ran.lock().unwrap().push(name)).unwrap();
+    }
+    coordinator.create_barrier().unwrap().wait().unwrap();
+    assert_eq!(coordinator.execute_callbacks(&one).ran, 2);
+    assert_eq!(*ran.lock().unwrap(), ["one", "one again"]);
+    assert_eq!(coordinator.execute_callbacks(&one).ran, 0);
+    assert_eq!(coordinator.execute_all_callbacks().ran, 1);
+    assert_eq!(*ran.lock().unwrap(), ["one", "one again", "two"]);
+    drop((one, two, coordinator));
+    setup.finish();
 }
 
 #[test]
@@ -62,7 +82,7 @@ fn a_panic_in_a_callback_is_reported_and_the_others_run() {
         coordinator.add_completion_callback(&stream, callback).unwrap();
     }
     stream.synchronize().unwrap();
-    let executed = coordinator.execute_callbacks();
+    let executed = coordinator.execute_all_callbacks();
     assert_eq!((executed.ran, ran.load(Ordering::Relaxed)), (5, 3));
     let texts: Vec<_> = executed.panics.iter().map(ToString::to_string).collect();
     assert!(
@@ -79,16 +99,16 @@ fn a_callback_may_use_the_coordinator_and_its_streams() {
     let coordinator = Arc::new(raw::over([&one, &two]));
     let (inner, stream) = (Arc::clone(&coordinator), one.clone());
     let callback = move |_| {
-        assert_eq!(inner.execute_callbacks().ran, 0, "what runs is taken out");
+        assert_eq!(inner.execute_all_callbacks().ran, 0, "what runs is taken out");
         inner.add_completion_callback(&stream, |_| {}).unwrap();
         inner.create_barrier().unwrap().wait().unwrap();
         assert!(!inner.register(&stream));
     };
     coordinator.add_completion_callback(&one, callback).unwrap();
     one.synchronize().unwrap();
-    let executed = coordinator.execute_callbacks();
+    let executed = coordinator.execute_all_callbacks();
     assert_eq!((executed.ran, executed.panics.len()), (1, 0));
-    assert_eq!(coordinator.execute_callbacks().ran, 1);
+    assert_eq!(coordinator.execute_all_callbacks().ran, 1);
 }
 
 #[test]
@@ -108,13 +128,13 @@ fn callbacks_run_once_with_many_polling_threads() {
                         ran[index].fetch_add(1, Ordering::Relaxed);
                     };
                     coordinator.add_completion_callback(stream, callback).unwrap();
-                    total.fetch_add(coordinator.execute_callbacks().ran, Ordering::Relaxed);
+                    total.fetch_add(coordinator.execute_all_callbacks().ran, Ordering::Relaxed);
                 }
             });
         }
     });
     stream.synchronize().unwrap();
-    let rest = coordinator.execute_callbacks().ran;
+    let rest = coordinator.execute_all_callbacks().ran;
     assert_eq!(total.load(Ordering::Relaxed) + rest, 200);
     assert!(ran.iter().all(|count| count.load(Ordering::Relaxed) == 1));
 }

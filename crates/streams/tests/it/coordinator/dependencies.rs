@@ -168,7 +168,7 @@ fn plan_stays_acyclic_under_eight_threads() {
                         1 => _ = coordinator.unregister(&own[3]),
                         2 | 3 => _ = coordinator.register(&own[3]),
                         4 => drop(coordinator.execute_parallel([|_: &CudaStream| Ok(()); 2])),
-                        5 => drop(coordinator.execute_callbacks()),
+                        5 => drop(coordinator.execute_all_callbacks()),
                         6 => drop(coordinator.add_completion_callback(pick(0), drop)),
                         _ => assert!(coordinator.dependencies().len() <= 12),
                     }
@@ -177,9 +177,9 @@ fn plan_stays_acyclic_under_eight_threads() {
         }
     });
     own.iter().for_each(|stream| stream.synchronize().unwrap());
-    coordinator.execute_callbacks();
+    coordinator.execute_all_callbacks();
     assert_eq!(coordinator.dependencies(), []);
-    assert_eq!(coordinator.execute_callbacks().ran, 0);
+    assert_eq!(coordinator.execute_all_callbacks().ran, 0);
     drop((own, coordinator, there));
     setup.finish();
 }

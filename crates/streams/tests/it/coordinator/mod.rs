@@ -9,6 +9,7 @@ mod parallel;
 #[allow(dead_code, reason = "the coordinator uses more of it")]
 mod plan;
 mod plans;
+mod proposed;
 mod raw;
 mod redundant;
 

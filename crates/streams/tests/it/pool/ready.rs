@@ -56,8 +56,9 @@ fn raw_work_makes_a_stream_busy_and_its_end_wakes() {
         assert!(!pool.has_ready_streams().unwrap());
         thread::scope(|scope| {
             let waiting = scope.spawn(|| pool.wait_for_any_ready(LONG).unwrap().is_some());
+            let without_limit = scope.spawn(|| pool.wait_for_any_ready(None).unwrap().is_some());
             gate.open();
-            assert!(waiting.join().unwrap());
+            assert!(waiting.join().unwrap() && without_limit.join().unwrap());
         });
         drop((lease, pool));
         setup.finish();

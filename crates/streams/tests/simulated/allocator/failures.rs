@@ -44,10 +44,10 @@ fn scenario(Fixture { device, memory, allocator }: &Fixture) -> Result<()> {
     allocator.add_stream_dependency(&two, &one)?;
     allocator.record_use(block, &two)?;
     fill(&two, block, 2)?;
-    allocator.free_for_stream(block, &one)?;
+    allocator.free_on(block, &one)?;
     let left = allocator.allocate_for_stream(&gone, 300_000)?;
     fill(&gone, left, 3)?;
-    allocator.free_for_stream(left, &gone)?;
+    allocator.free_on(left, &gone)?;
     drop(gone);
     let buffer = allocator.allocate_buffer(&two, 200_000)?;
     let filled = two.memset_async(&buffer, Pattern::U8(4));
@@ -55,7 +55,7 @@ fn scenario(Fixture { device, memory, allocator }: &Fixture) -> Result<()> {
     drop(buffer);
     let whole = allocator.allocate_for_stream(&one, MIB)?;
     fill(&one, whole, 6)?;
-    allocator.free_for_stream(whole, &one)?;
+    allocator.free_on(whole, &one)?;
     let buffer = allocator.allocate_buffer(&two, MIB)?;
     let last = two.memset_async(&buffer, Pattern::U8(7));
     drop(buffer);
@@ -108,7 +108,7 @@ fn reuse_across_streams_without_the_wait_is_found_as_a_race() {
     let (one, two) = (CudaStream::new(&fixture.device).unwrap(), CudaStream::new(&fixture.device).unwrap());
     let block = fixture.allocator.allocate_for_stream(&one, MIB).unwrap();
     fill(&one, block, 1).unwrap();
-    fixture.allocator.free_for_stream(block, &one).unwrap();
+    fixture.allocator.free_on(block, &one).unwrap();
     // Like an allocator that does not wait for events.
     fill(&two, block, 2).unwrap();
     one.synchronize().unwrap();
@@ -128,7 +128,7 @@ fn only_an_unrecorded_use_is_a_race() {
         if recorded {
             fixture.allocator.record_use(block, &user).unwrap();
         }
-        fixture.allocator.free_for_stream(block, &own).unwrap();
+        fixture.allocator.free_on(block, &own).unwrap();
         let next = fixture.allocator.allocate_for_stream(&own, MIB).unwrap();
         fill(&own, next, 2).unwrap();
         own.synchronize().unwrap();
@@ -160,11 +160,11 @@ fn out_of_memory_reports_numbers_and_ends_after_a_free() {
     assert_eq!((shortage.requested, shortage.total), (5 << 20, Some(64 << 20)));
     assert!(blocks.len() >= 8, "only {} blocks of 5 MiB in 64 MiB", blocks.len());
     for (block, stream) in blocks {
-        allocator.free_for_stream(block, stream).unwrap();
+        allocator.free_on(block, stream).unwrap();
     }
     // Larger than any segment, so that segments must be released first.
     let large = allocator.allocate_for_stream(&streams[0], 45 * MIB).unwrap();
-    allocator.free_for_stream(large, &streams[0]).unwrap();
+    allocator.free_on(large, &streams[0]).unwrap();
     drop((allocator, streams));
     memory.drain().unwrap();
     assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
@@ -182,10 +182,10 @@ fn lost_device_is_a_typed_error_and_frees_everything() {
     fill(&one, block, 1).unwrap();
     let buffer = fixture.allocator.allocate_buffer(&two, MIB).unwrap();
     let in_flight = two.memset_async(&buffer, Pattern::U8(1));
-    fixture.allocator.free_for_stream(block, &one).unwrap();
+    fixture.allocator.free_on(block, &one).unwrap();
     sim.poison(ILLEGAL_ADDRESS);
     assert_eq!(in_flight.wait().unwrap_err().kind(), ErrorKind::DeviceLost);
-    fixture.allocator.free_for_stream(used, &one).unwrap();
+    fixture.allocator.free_on(used, &one).unwrap();
     drop(buffer);
     // Cached memory is still returned; requests that need the driver fail with a reason.
     for bytes in [MIB, 2 * MIB, 3 * MIB] {
@@ -242,9 +242,9 @@ fn a_free_that_fails_leaves_the_block_live_and_counted_once() {
     assert_eq!(counted(&fixture.allocator), (1, 1));
     sim.fail_call(Some("cuEventRecord"), 1, UNKNOWN);
     sim.fail_call(Some("cuStreamSynchronize"), 1, UNKNOWN);
-    assert_eq!(fixture.allocator.free_for_stream(block, &own).unwrap_err().kind(), ErrorKind::Device);
+    assert_eq!(fixture.allocator.free_on(block, &own).unwrap_err().kind(), ErrorKind::Device);
     assert_eq!(counted(&fixture.allocator), (1, 1));
-    fixture.allocator.free_for_stream(block, &own).unwrap();
+    fixture.allocator.free_on(block, &own).unwrap();
     assert_eq!(counted(&fixture.allocator), (0, 1));
 }
 
@@ -272,7 +272,7 @@ fn a_callback_of_one_allocator_may_make_another_one_ask_its_own() {
     let error = one.allocator.allocate_for_stream(&stream, MIB).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     assert!(asked.load(std::sync::atomic::Ordering::SeqCst));
-    one.allocator.free_for_stream(full, &stream).unwrap();
+    one.allocator.free_on(full, &stream).unwrap();
     one.allocator.remove_callback(needs);
     two.allocator.remove_callback(asks);
 }

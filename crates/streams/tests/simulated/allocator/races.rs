@@ -87,11 +87,11 @@ fn free_racing_a_recorded_users_drop_waits_for_its_work() {
                 });
                 rendezvous(&at);
                 spin((round % 40) * 20);
-                allocator.free_for_stream(block, &own).unwrap();
+                allocator.free_on(block, &own).unwrap();
             });
             let next = allocator.allocate_for_stream(&own, MIB).unwrap();
             fill(&own, next);
-            allocator.free_for_stream(next, &own).unwrap();
+            allocator.free_on(next, &own).unwrap();
             own.synchronize().unwrap();
             let races = sim.races();
             assert!(races.is_empty(), "round {round}: {}", races[0]);

@@ -133,7 +133,7 @@ impl Worker<'_> {
             drop(stream);
             allocator.free(block).unwrap();
         } else {
-            allocator.free_for_stream(block, &stream).unwrap();
+            allocator.free_on(block, &stream).unwrap();
         }
     }
 
@@ -183,7 +183,7 @@ fn short_lived_streams_under_a_tight_limit_have_no_race() {
                 (0..SEGMENTS).map(|_| allocator.allocate_for_stream(&last, MIB).unwrap()).collect();
             for block in all {
                 fill(&last, block);
-                allocator.free_for_stream(block, &last).unwrap();
+                allocator.free_on(block, &last).unwrap();
             }
             // In either order.
             if seed % 2 == 0 {

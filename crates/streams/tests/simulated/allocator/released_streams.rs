@@ -38,7 +38,7 @@ fn released_foreign_stream_is_held_by_no_other_thread() {
                 let ours = unsafe { CudaStream::from_raw(&device, theirs.as_raw(), StreamPriority::Normal) };
                 let ours = ours.unwrap();
                 let block = allocator.allocate_for_stream(&ours, 1000).unwrap();
-                allocator.free_for_stream(block, &ours).unwrap();
+                allocator.free_on(block, &ours).unwrap();
                 allocator.release_stream(&ours).unwrap();
                 let timeline = Arc::downgrade(ours.fence().unwrap().timeline());
                 ours.synchronize().unwrap();
@@ -70,13 +70,13 @@ fn a_released_stream_that_is_used_again_is_waited_for_again() {
                 drop(buffer);
             } else {
                 let block = allocator.allocate_for_stream(&one, MIB).unwrap();
-                allocator.free_for_stream(block, &one).unwrap();
+                allocator.free_on(block, &one).unwrap();
                 allocator.release_stream(&one).unwrap();
                 let block = allocator.allocate_for_stream(&one, MIB).unwrap();
                 for _ in 0..20 {
                     crate::allocator::fill(&one, block);
                 }
-                allocator.free_for_stream(block, &one).unwrap();
+                allocator.free_on(block, &one).unwrap();
             }
             let next = allocator.allocate_buffer(&two, MIB).unwrap();
             drop(two.memset_async(&next, Pattern::U8(100)));
@@ -102,7 +102,7 @@ fn memory_of_a_released_stream_is_reused_without_using_it() {
             let ours = unsafe { CudaStream::from_raw(&device, theirs.as_raw(), StreamPriority::Normal) };
             let ours = ours.unwrap();
             let block = allocator.allocate_for_stream(&ours, MIB).unwrap();
-            allocator.free_for_stream(block, &ours).unwrap();
+            allocator.free_on(block, &ours).unwrap();
             allocator.release_stream(&ours).unwrap();
             let trace = transload_cuda_sys::trace::start();
             drop(ours);
@@ -110,7 +110,7 @@ fn memory_of_a_released_stream_is_reused_without_using_it() {
             assert!(!calls.contains(&"cuEventRecord"), "{calls:?}");
             drop(theirs);
             let block = allocator.allocate_for_stream(&own, MIB).unwrap();
-            allocator.free_for_stream(block, &own).unwrap();
+            allocator.free_on(block, &own).unwrap();
             allocator.trim().unwrap();
         }
     });

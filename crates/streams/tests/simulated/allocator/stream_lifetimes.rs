@@ -30,7 +30,7 @@ fn concurrent_release_and_drain_both_return() {
         let use_once = |stream: &CudaStream| {
             let block = allocator.allocate_for_stream(stream, MIB).unwrap();
             fill(stream, block);
-            allocator.free_for_stream(block, stream).unwrap();
+            allocator.free_on(block, stream).unwrap();
         };
         streams.iter().for_each(use_once);
         std::thread::scope(|scope| {
@@ -57,7 +57,7 @@ fn stream_end_reaches_every_allocator_that_used_it() {
                 rendezvous(&at);
                 for allocator in allocators {
                     // The shortest call that registers the stream.
-                    assert!(allocator.free_for_stream(512_u64, &stream).is_err());
+                    assert!(allocator.free_on(512_u64, &stream).is_err());
                 }
             };
             std::thread::scope(|scope| {
@@ -81,7 +81,7 @@ fn memory_of_a_reused_arena_is_not_coalesced_without_a_wait() {
             let [one, two, three] = [(); 3].map(|()| CudaStream::new(&device).unwrap());
             let gated = allocator.allocate_buffer(&one, QUARTER).unwrap();
             let rest = allocator.allocate_for_stream(&one, 3 * QUARTER).unwrap();
-            allocator.free_for_stream(rest, &one).unwrap();
+            allocator.free_on(rest, &one).unwrap();
             let hook = PollHook::new();
             hook.uses(&gated);
             drop(gated);
@@ -91,13 +91,13 @@ fn memory_of_a_reused_arena_is_not_coalesced_without_a_wait() {
                     allocator.release_stream(&two).unwrap();
                     if let Ok(block) = allocator.allocate_for_stream(&three, 3 * QUARTER) {
                         (0..20).for_each(|_| fill(&three, block));
-                        allocator.free_for_stream(block, &three).unwrap();
+                        allocator.free_on(block, &three).unwrap();
                     }
                 }
             });
             if let Ok(block) = allocator.allocate_for_stream(&two, 3 * QUARTER) {
                 fill(&two, block);
-                allocator.free_for_stream(block, &two).unwrap();
+                allocator.free_on(block, &two).unwrap();
             }
             two.synchronize().unwrap();
             three.synchronize().unwrap();
@@ -155,9 +155,9 @@ fn memory_put_back_into_a_reused_arena_does_not_wait() {
         }
         // The next call for this stream waits for the host function.
         (1..QUEUE).for_each(|_| fill(&second, blocks[0]));
-        allocator.free_for_stream(blocks[0], &second).unwrap();
+        allocator.free_on(blocks[0], &second).unwrap();
         fill(&third, blocks[1]);
-        allocator.free_for_stream(blocks[1], &third).unwrap();
+        allocator.free_on(blocks[1], &third).unwrap();
         let streams = allocator.statistics().streams;
         std::thread::scope(|scope| {
             let joined = scope.spawn(|| allocator.allocate_buffer(&asks, 3 * QUARTER).unwrap());
@@ -166,13 +166,13 @@ fn memory_put_back_into_a_reused_arena_does_not_wait() {
             scope.spawn(|| allocator.release_stream(&first).unwrap());
             wait_until(|| allocator.statistics().streams < streams);
             // The shortest call that registers the stream.
-            assert!(allocator.free_for_stream(512_u64, &new).is_err());
+            assert!(allocator.free_on(512_u64, &new).is_err());
             sim.fail_call(Some("cuEventRecord"), 1, crate::UNKNOWN);
             host_gate.is_open.store(true, Ordering::SeqCst);
             let joined = joined.join().unwrap();
             let behind = joined.in_flight().unwrap();
             assert!(behind.is_empty(), "waits for {behind:?}, though all work was waited for");
         });
-        allocator.free_for_stream(blocks[2], &asks).unwrap();
+        allocator.free_on(blocks[2], &asks).unwrap();
     });
 }
