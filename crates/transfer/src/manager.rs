@@ -264,7 +264,7 @@ impl CrossBackendTransferManager {
         self.context.sampling
     }
 
-    /// Clears the cached routes, so that the next transfer on each path asks the backends again. Keeps statistics, costs
+    /// Clears the cached routes, so that the next transfer on each path queries the backends again. Keeps statistics, costs
     /// and lost devices.
     pub fn clear_routes(&self) {
         self.registry.forget_routes();
