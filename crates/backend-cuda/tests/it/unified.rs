@@ -12,7 +12,6 @@ use transload_memory::MemoryLocation;
 
 use crate::backend;
 
-
 #[test]
 fn generic_code_runs_on_every_buffer_type() {
     fn each<T: Pod + PartialEq + Debug>(a: T, b: T) {
