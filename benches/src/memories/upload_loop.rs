@@ -122,7 +122,7 @@ fn uploads(fixture: &Fixture<'_>, bytes: usize, count: usize, often: usize) -> R
     });
     let pool = || StreamOrderedAllocator::builder(PinnedResource::new(&fixture.memory)).exact_segments();
     let (ahead, behind, stream) =
-        (pool().build()?, pool().ahead(0).build()?, CudaStream::new(&fixture.device)?);
+        (pool().build()?, pool().run_ahead_limit(0).build()?, CudaStream::new(&fixture.device)?);
     let stream = &stream;
     let own = |pool: StreamOrderedAllocator| {
         move || {
