@@ -41,3 +41,16 @@ pub mod streams;
 pub mod suite;
 pub mod table;
 pub mod threads;
+
+/// The examples of the pages in `docs`, compiled by `cargo test --doc`.
+#[cfg(all(doctest, any(target_os = "linux", windows)))]
+mod pages {
+    #[doc = include_str!("../../docs/kernels.md")]
+    struct Kernels;
+    #[doc = include_str!("../../docs/lost-device.md")]
+    struct LostDevice;
+    #[doc = include_str!("../../docs/pinned-memory.md")]
+    struct PinnedMemory;
+    #[doc = include_str!("../../docs/timing.md")]
+    struct TimingPage;
+}

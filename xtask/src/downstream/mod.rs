@@ -4,6 +4,7 @@
 //! available linker, with and without link-time optimisation, as a program and as a C library that another program loads.
 //! None may need libcuda to start, and none may export a `cu*` symbol.
 
+mod by_git;
 mod linkers;
 mod project;
 mod single_crates;
@@ -44,6 +45,7 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
         }
     }
     single_crates::run(sh, &root, &base, &target)?;
+    by_git::run(sh, &root, &base, &target)?;
     fs::remove_dir_all(&base).with_context(|| format!("removing {}", base.display()))
 }
 

@@ -19,8 +19,8 @@ pub(super) struct Project {
 enum Program {
     /// Calls the library.
     Entry,
-    /// The README's example, verbatim.
-    Readme,
+    /// An example of the README, verbatim, by its number from 0.
+    Readme(usize),
 }
 
 const DRIVER: &str = r#"
@@ -71,9 +71,20 @@ pub(super) const PROJECTS: &[Project] = &[
         dependency: r#"transload = { path = "ROOT/crates/transload", features = ["cuda"] }"#,
         with_cust: true,
         library: FACADE,
-        program: Program::Readme,
+        program: Program::Readme(0),
         library_prints: " devices",
         program_prints: "cpu/pageable → ",
+    },
+    Project {
+        name: "simulated",
+        dependency: "transload = { path = \"ROOT/crates/transload\", features = [\"cuda\"] }\n\
+                     transload-cuda-sim = { path = \"ROOT/crates/cuda-sim\" }",
+        with_cust: true,
+        library: FACADE,
+        program: Program::Readme(1),
+        library_prints: " devices",
+        // It asserts what it reads back.
+        program_prints: "",
     },
 ];
 
@@ -91,7 +102,7 @@ pub(super) fn write(root: &Path, folder: &Path, project: &Project) -> Result<()>
     );
     let program = match project.program {
         Program::Entry => format!("fn main() {{ outside_{}::outside_entry(); }}\n", project.name),
-        Program::Readme => example(&fs::read_to_string(root.join("README.md"))?)?.to_owned(),
+        Program::Readme(number) => example(&fs::read_to_string(root.join("README.md"))?, number)?.to_owned(),
     };
     fs::write(folder.join("Cargo.toml"), manifest)?;
     fs::write(folder.join("src/lib.rs"), project.library)?;
@@ -102,10 +113,10 @@ pub(super) fn write(root: &Path, folder: &Path, project: &Project) -> Result<()>
     Ok(())
 }
 
-/// Returns the first block of Rust in a page.
-fn example(page: &str) -> Result<&str> {
-    let block = page.split_once("\n```rust\n").and_then(|(_, rest)| rest.split_once("\n```"));
-    block.map(|(example, _)| example).context("the page has no block of Rust")
+/// Returns a block of Rust in a page, by its number from 0.
+pub(super) fn example(page: &str, number: usize) -> Result<&str> {
+    let block = page.split("\n```rust\n").nth(number + 1).and_then(|rest| rest.split_once("\n```"));
+    block.map(|(example, _)| example).with_context(|| format!("the page has no block {number} of Rust"))
 }
 
 #[cfg(test)]
@@ -113,9 +124,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn example_is_the_first_block_of_rust() {
-        let page = "# A\n\n```console\n$ x\n```\n\n```rust\nfn main() {}\n// end\n```\n\n```rust\nno\n```\n";
-        assert_eq!(example(page).unwrap(), "fn main() {}\n// end");
-        assert!(example("# A\n").is_err());
+    fn example_is_found_by_its_number() {
+        let page = "# A\n\n```console\n$ x\n```\n\n```rust\nfn main() {}\n// end\n```\n\n```rust\nb\n```\n";
+        assert_eq!(example(page, 0).unwrap(), "fn main() {}\n// end");
+        assert_eq!(example(page, 1).unwrap(), "b");
+        assert!(example(page, 2).is_err());
     }
 }

@@ -1,4 +1,6 @@
-//! Renders the documentation of every crate and checks its links.
+//! Renders the documentation of every crate and checks its links, and those of the Markdown pages.
+
+mod pages;
 
 use std::{
     collections::BTreeMap,
@@ -6,13 +8,15 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 use xshell::{Shell, cmd};
 
 use crate::artifacts;
 
 /// Renders with warnings denied, then fails on dead links.
 pub(crate) fn run(sh: &Shell) -> Result<()> {
+    let dead = pages::dead_links(&sh.current_dir())?;
+    ensure_alive(&dead, &sh.current_dir())?;
     let folder = artifacts::target_directory(sh)?.join("doc");
     // Pages of an earlier run would hide dead links.
     if folder.exists() {
@@ -24,12 +28,14 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
     }
     let _flags = sh.push_env("RUSTDOCFLAGS", "-D warnings");
     cmd!(sh, "cargo doc --workspace --no-deps --all-features --locked --jobs 1").quiet().run()?;
-    let dead = dead_links(&folder)?;
-    if dead.is_empty() {
-        return Ok(());
-    }
+    let dead: Vec<_> = dead_links(&folder)?.into_iter().collect();
+    ensure_alive(&dead, &folder)
+}
+
+fn ensure_alive(dead: &[(String, String)], folder: &Path) -> Result<()> {
     let list: Vec<String> = dead.iter().map(|(link, page)| format!("  {link} on {page}")).collect();
-    bail!("{} dead links in {}:\n{}", dead.len(), folder.display(), list.join("\n"))
+    ensure!(list.is_empty(), "{} dead links in {}:\n{}", list.len(), folder.display(), list.join("\n"));
+    Ok(())
 }
 
 /// Returns relative links to missing files, each with one page that contains it.
