@@ -11,7 +11,7 @@ use std::{
 use async_task::Runnable;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use transload_core::{Error, ErrorKind, Fence, Result, StreamPriority};
+use transload_core::{Error, ErrorKind, Fence, Result, StreamPriority, catch_panic};
 
 use crate::{
     Task,
@@ -19,7 +19,7 @@ use crate::{
     fences,
     group::{Group, Helping, LiveGuard},
     guarded::guarded,
-    workers::{Workers, refuse_to_drain},
+    workers::{Workers, enter, refuse_to_drain},
 };
 
 /// More workers than this did not make anything faster: 8 saturate a PCIe 5 link, 14 to 16 the first touch of fresh memory
@@ -193,6 +193,31 @@ impl Executor {
         let live = LiveGuard::new(&self.group, &self.handle.0);
         blocking::start(&self.handle.0, key, live, completer, closure);
         task
+    }
+
+    /// Runs a closure on a thread of its own, which ends with it. For a long call that waits for other calls of this executor: on a
+    /// thread of [`spawn_blocking`](Self::spawn_blocking) it could keep them from the only one, if the system refuses more.
+    pub fn spawn_thread<T, C>(&self, closure: C) -> Task<T>
+    where
+        T: Send + 'static,
+        C: FnOnce() -> T + Send + 'static,
+    {
+        let (task, completer) = Task::new();
+        let live = LiveGuard::new(&self.group, &self.handle.0);
+        let body = move || {
+            enter();
+            completer.complete(catch_panic(closure));
+            drop(live);
+        };
+        match thread::Builder::new().name(self.handle.0.next_name()).spawn(body) {
+            Ok(_detached) => task,
+            Err(error) => {
+                let error = Error::caused_by(ErrorKind::Io, "cannot start a thread for a long call", error);
+                let (task, completer) = Task::new();
+                completer.complete(Err(error));
+                task
+            }
+        }
     }
 
     /// Returns a future of the fence's completion, for tasks of this executor: its idle workers poll the fence, then sleep

@@ -7,7 +7,7 @@
 //! - *Waits* ([`fence`](Executor::fence)) suspend a task until a [`Fence`](transload_core::Fence) is complete. Idle workers
 //!   poll the fences that are awaited, one worker per timeline, before they sleep.
 //! - *Blocking calls* ([`spawn_blocking`](Executor::spawn_blocking)) run on spare threads, at most as many at once as their
-//!   [`BlockingKey`] permits.
+//!   [`BlockingKey`] permits. A long call that waits for others has [a thread of its own](Executor::spawn_thread).
 //!
 //! # Invariants
 //! - A worker never blocks on work of this executor, on a fence or on a blocking call. What must wait registers a waker and
@@ -28,6 +28,7 @@
 //! # Ok::<(), transload_core::Error>(())
 //! ```
 
+mod block_on;
 mod blocking;
 mod executor;
 mod fences;
@@ -40,6 +41,7 @@ mod task;
 mod workers;
 mod yielding;
 
+pub use block_on::block_on;
 pub use blocking::BlockingKey;
 pub use executor::Executor;
 pub use group::Helping;

@@ -24,6 +24,13 @@ fn failed_thread_start_is_an_error_without_a_hang() {
     drop(none);
     assert_eq!(executor.spawn(async { 1 }).wait().unwrap(), 1);
 
+    // A thread for one call.
+    let none = NoThreads::new();
+    assert_eq!(executor.spawn_thread(|| ()).wait().unwrap_err().kind(), ErrorKind::Io);
+    executor.drain().unwrap();
+    drop(none);
+    assert_eq!(executor.spawn_thread(|| 4).wait().unwrap(), 4);
+
     // The first spare thread; tasks continue on the only worker.
     let none = NoThreads::new();
     for _ in 0..3 {

@@ -6,7 +6,8 @@ use std::sync::{
     mpsc,
 };
 
-use transload_executor::BlockingKey;
+use transload_core::ErrorKind;
+use transload_executor::{BlockingKey, block_on};
 
 use crate::{executor, until, within_limit};
 
@@ -87,5 +88,37 @@ fn queued_calls_of_a_key_run_in_order() {
         }
         drop(tell);
         assert!(told.into_iter().eq(0..100));
+    });
+}
+
+#[test]
+fn spawn_thread_may_wait_for_calls_and_is_drained() {
+    within_limit(String::new, || {
+        let executor = executor(1);
+        let (theirs, key) = (executor.clone(), BlockingKey::new(1));
+        let (go, gone) = mpsc::channel::<()>();
+        let task = executor.spawn_thread(move || {
+            gone.recv().unwrap();
+            assert_eq!(theirs.drain().unwrap_err().kind(), ErrorKind::Unsupported);
+            theirs.spawn_blocking(&key, || 7).wait().unwrap() + theirs.spawn(async { 1 }).wait().unwrap()
+        });
+        assert!(!task.is_finished());
+        go.send(()).unwrap();
+        executor.drain().unwrap();
+        assert!(task.is_finished(), "the drain waited for it");
+        assert_eq!(task.wait().unwrap(), 8);
+        let panicked = executor.spawn_thread(|| panic!("by the test"));
+        assert_eq!(panicked.wait().unwrap_err().kind(), ErrorKind::Interrupted);
+    });
+}
+
+#[test]
+fn block_on_sleeps_until_woken_and_is_refused_on_a_worker() {
+    within_limit(String::new, || {
+        let executor = executor(1);
+        let call = executor.spawn_blocking(&BlockingKey::new(1), || 5);
+        assert_eq!(block_on(call).unwrap().unwrap(), 5);
+        let refused = executor.spawn(async { block_on(async {}).unwrap_err().kind() });
+        assert_eq!(refused.wait().unwrap(), ErrorKind::Unsupported);
     });
 }

@@ -46,7 +46,16 @@ mod source;
 #[path = "../../tests/unit/load.rs"]
 mod tests;
 
-use std::{path::Path, pin::Pin, sync::Arc, time::Instant};
+use std::{
+    future::{Future, ready},
+    path::Path,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
 
 use transload_core::{ErrorKind, Result};
 use transload_transfer::CrossBackendTransferManager;
@@ -73,22 +82,52 @@ impl Runtime {
         load(self.manager(), path, options)
     }
 
-    /// Like [`load`](Self::load), on another thread. Dropping the future does not stop it.
+    /// Like [`load`](Self::load), on another thread; see [`load_async`].
     ///
     /// # Errors
     /// As for `load`.
-    pub fn load_async(
-        &self,
-        path: impl AsRef<Path>,
-        options: &LoadOptions,
-    ) -> Pin<Box<dyn Future<Output = Result<LoadedModel>> + Send>> {
-        let (runtime, path, options) = (self.clone(), path.as_ref().to_owned(), options.clone());
-        Box::pin(self.call(move || runtime.load(path, &options)))
+    pub fn load_async(&self, path: impl AsRef<Path>, options: &LoadOptions) -> LoadFuture {
+        match self.device(options.place.device) {
+            Ok(_) => load_async(self.manager(), path, options),
+            Err(error) => Box::pin(ready(Err(error))),
+        }
+    }
+}
+
+/// The end of a load. It owns what it needs, and cancels the load if it is dropped.
+pub type LoadFuture = Pin<Box<dyn Future<Output = Result<LoadedModel>> + Send>>;
+
+/// Like [`load`], but on a thread of its own, which is started when the future is first polled. If the future is dropped, the load
+/// ends after the chunk that it is at, and its memory is freed; the manager's `drain` waits for that.
+///
+/// # Errors
+/// As for `load`; [`ErrorKind::Io`] if the system refuses a thread.
+pub fn load_async(
+    manager: &CrossBackendTransferManager,
+    path: impl AsRef<Path>,
+    options: &LoadOptions,
+) -> LoadFuture {
+    let cancel = CancelOnDrop(Arc::default());
+    let (manager, path) = (manager.clone(), path.as_ref().to_owned());
+    let options = options.clone().cancelled_by(&cancel.0);
+    Box::pin(async move {
+        // Also when it is dropped.
+        let _cancel = cancel;
+        let executor = manager.executor().clone();
+        executor.spawn_thread(move || load(&manager, path, &options)).await?
+    })
+}
+
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
 /// Loads all tensors of a safetensors file. Blocks until all bytes are in place and, if requested, were read back and
-/// verified. The file is read by blocking calls on the process-wide executor; the calling thread must not be one of its
+/// verified. The file is read by blocking calls on the manager's executor; the calling thread must not be one of its
 /// workers.
 ///
 /// Nothing is allocated on the device until the whole header is validated against the file's length. After an error,

@@ -1,6 +1,12 @@
 //! Options of a load.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use transload_core::{Error, ErrorKind, MemoryKind, Place, Result};
 use transload_transfer::TransferOptions;
@@ -60,6 +66,7 @@ pub struct LoadOptions {
     pub(super) raw: bool,
     pub(super) transfer: TransferOptions,
     progress: Option<ProgressCallback>,
+    cancelled: Option<Arc<AtomicBool>>,
 }
 
 /// Phase of a load.
@@ -100,6 +107,7 @@ impl LoadOptions {
             raw: false,
             transfer: TransferOptions::new(),
             progress: None,
+            cancelled: None,
         }
     }
 
@@ -189,9 +197,23 @@ impl LoadOptions {
         self.checksum || self.verify
     }
 
-    pub(super) fn report_progress(&self, phase: LoadPhase, bytes: u64, total: u64) {
+    /// Ends the load early once the flag is set.
+    pub(super) fn cancelled_by(mut self, flag: &Arc<AtomicBool>) -> Self {
+        self.cancelled = Some(Arc::clone(flag));
+        self
+    }
+
+    /// # Errors
+    /// [`ErrorKind::Interrupted`] if the load was cancelled.
+    pub(super) fn report_progress(&self, phase: LoadPhase, bytes: u64, total: u64) -> Result<()> {
         if let Some(ProgressCallback(callback)) = &self.progress {
             callback(LoadProgress { phase, bytes, total });
+        }
+        match &self.cancelled {
+            Some(flag) if flag.load(Ordering::Relaxed) => {
+                Err(Error::new(ErrorKind::Interrupted, "the load was cancelled"))
+            }
+            _ => Ok(()),
         }
     }
 }

@@ -99,8 +99,12 @@ impl<'a> Pipeline<'a> {
         source: &Arc<Source>,
         report: &mut LoadReport,
     ) -> Result<Option<Vec<u64>>> {
-        let threads = readers::thread_count(self.options.readers, header.bytes);
-        let hashes = self.send_chunks(&Readers::new(source, threads, self.chunk), header, report)?;
+        let threads = readers::thread_count(self.options.readers, header.bytes, self.manager.executor());
+        let hashes = self.send_chunks(
+            &Readers::new(self.manager.executor(), source, threads, self.chunk),
+            header,
+            report,
+        )?;
         source.check_unchanged()?;
         Ok(hashes)
     }
@@ -149,7 +153,7 @@ impl<'a> Pipeline<'a> {
                 None => report.chunks += 1,
             }
             sent += chunk.bytes();
-            self.options.report_progress(LoadPhase::Sending, sent, header.bytes);
+            self.options.report_progress(LoadPhase::Sending, sent, header.bytes)?;
         }
         for slot in &mut self.ring {
             slot.finish(report)?;

@@ -79,7 +79,7 @@ impl Pipeline<'_> {
                     slot.transfer = transfer;
                 }
             }
-            self.options.report_progress(LoadPhase::ReadingBack, checked, header.bytes);
+            self.options.report_progress(LoadPhase::ReadingBack, checked, header.bytes)?;
         }
         source.check_unchanged()?;
         match (sent, hashes.map(Hashes::finish)) {

@@ -46,19 +46,19 @@ struct ByteRun {
 }
 
 /// Returns how many threads to use for a file of `bytes`, at most `wanted`.
-pub(super) fn thread_count(wanted: Option<usize>, bytes: u64) -> usize {
+pub(super) fn thread_count(wanted: Option<usize>, bytes: u64, executor: &Executor) -> usize {
     /// More threads would only take processors from others.
     const MAX_THREADS: usize = 64;
     let useful = usize::try_from(bytes.div_ceil(MIN_PIECE as u64)).unwrap_or(usize::MAX);
-    wanted.unwrap_or_else(|| Executor::shared().threads().min(useful)).clamp(1, MAX_THREADS)
+    wanted.unwrap_or_else(|| executor.threads().min(useful)).clamp(1, MAX_THREADS)
 }
 
 impl Readers {
     /// Creates readers for chunks of at most `chunk` bytes.
-    pub(super) fn new(source: &Arc<Source>, threads: usize, chunk: usize) -> Self {
+    pub(super) fn new(executor: &Executor, source: &Arc<Source>, threads: usize, chunk: usize) -> Self {
         Self {
             source: Arc::clone(source),
-            executor: Executor::shared(),
+            executor: executor.clone(),
             file: BlockingKey::new(threads),
             piece: chunk.div_ceil(threads.max(1)).clamp(MIN_PIECE, MAX_PIECE),
             failed: Arc::default(),

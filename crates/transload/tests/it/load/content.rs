@@ -1,13 +1,13 @@
 //! Loaded tensors have the file's content, for all options.
 
 use std::sync::{
-    Arc,
+    Arc, Mutex,
     atomic::{AtomicU64, Ordering},
 };
 
 use transload::{
     ErrorKind,
-    load::{LoadOptions, LoadPhase, load},
+    load::{LoadOptions, LoadPhase, load, load_async},
 };
 
 use super::*;
@@ -193,4 +193,54 @@ fn future_of_a_load_owns_what_it_needs() {
     };
     let loaded = std::thread::spawn(move || pollster::block_on(loading)).join().unwrap().unwrap();
     model.assert_is(&loaded, 64, on_host);
+}
+
+#[test]
+fn load_async_is_static_and_puts_every_byte_in_place() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let manager = host_manager();
+    let model = Model::of_every_type();
+    let disk = OnDisk::new(&model.file());
+    let options = LoadOptions::new(HOST).checksum(true);
+    let loading = load_async(&manager, disk.path(), &options);
+    let loaded = runtime.block_on(async { tokio::spawn(loading).await.unwrap() }).unwrap();
+    model.assert_is(&loaded, 64, on_host);
+    drop(loaded);
+    let error = runtime.block_on(load_async(&manager, disk.folder().join("none"), &options)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io);
+    assert_empty(&manager);
+}
+
+#[test]
+fn dropped_load_ends_after_its_chunk_and_frees_all() {
+    const CHUNKS: u64 = 50;
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let manager = host_manager();
+    let disk = OnDisk::new(&Model::of_sizes(&[1000 * CHUNKS as usize]).file());
+    for staging in [None, Some(MemoryKind::Pageable)] {
+        // The first chunk is over, and the load goes on when the future was dropped.
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let (go, gone) = std::sync::mpsc::channel::<()>();
+        let (tell, gone) = (Mutex::new(Some(tell)), Mutex::new(gone));
+        let chunks = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&chunks);
+        let options = LoadOptions::new(HOST).chunk(1000).buffers(2).progress(move |_| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            if let Some(tell) = tell.lock().unwrap().take() {
+                tell.send(()).unwrap();
+                gone.lock().unwrap().recv().unwrap();
+            }
+        });
+        let options = staging.map_or(options.clone(), |kind| options.staging(kind));
+        runtime.block_on(async {
+            let loading = tokio::spawn(load_async(&manager, disk.path(), &options));
+            // The load waits on its own thread, not on that of these tasks.
+            told.await.unwrap();
+            loading.abort();
+            assert!(loading.await.unwrap_err().is_cancelled());
+        });
+        go.send(()).unwrap();
+        assert_empty(&manager);
+        assert_eq!(chunks.load(Ordering::SeqCst), 1);
+    }
 }
