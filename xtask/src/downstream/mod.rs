@@ -6,6 +6,7 @@
 
 mod by_git;
 mod linkers;
+mod programs;
 mod project;
 mod single_crates;
 
@@ -44,6 +45,7 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
             }
         }
     }
+    programs::run(sh, &root, &base, &target)?;
     single_crates::run(sh, &root, &base, &target)?;
     by_git::run(sh, &root, &base, &target)?;
     fs::remove_dir_all(&base).with_context(|| format!("removing {}", base.display()))

@@ -1,9 +1,11 @@
 //! Builds and runs a project for each published crate that depends on it alone.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
-use anyhow::{Context as _, Result};
-use xshell::{Shell, cmd};
+use anyhow::Result;
+use xshell::Shell;
+
+use super::programs::Project;
 
 /// A crate's folder, whether it depends on cust, and a program that uses it and prints `alone: ok`.
 const CRATES: &[(&str, bool, &str)] = &[
@@ -17,6 +19,15 @@ fn main() {
     let model = CostModel::linear(std::time::Duration::from_micros(8), 55e9);
     assert!(model.predict(1 << 20) > model.predict(0) && SizeClass::of(4097) == SizeClass::UpTo64KiB);
     println!("alone: ok, {device}");
+}"#,
+    ),
+    (
+        "executor",
+        false,
+        r#"
+fn main() {
+    let executor = transload_executor::Executor::with_threads(2).unwrap();
+    println!("alone: ok, {executor:?}");
 }"#,
     ),
     (
@@ -124,27 +135,14 @@ fn other_crates(name: &str) -> &'static [&'static str] {
 /// Builds and runs a project for each crate.
 pub(super) fn run(sh: &Shell, root: &Path, base: &Path, target: &Path) -> Result<()> {
     for (name, with_cust, program) in CRATES {
-        let folder = base.join(format!("alone-{name}"));
-        fs::create_dir_all(folder.join("src"))?;
-        fs::create_dir_all(folder.join("toolkit").join("lib64"))?;
-        let root_text = root.display().to_string().replace('\\', "/");
-        let depend = |name: &str| format!("transload-{name} = {{ path = \"{root_text}/crates/{name}\" }}\n");
-        let dependencies: String =
-            std::iter::once(name).chain(other_crates(name)).map(|name| depend(name)).collect();
-        let manifest = format!(
-            "[package]\nname = \"alone-{name}\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
-             [dependencies]\n{dependencies}\n[workspace]\n"
-        );
-        fs::write(folder.join("Cargo.toml"), manifest)?;
-        fs::write(folder.join("src/main.rs"), program)?;
-        fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock"))?;
-        fs::copy(root.join("rust-toolchain.toml"), folder.join("rust-toolchain.toml"))?;
-        let _in_folder = sh.push_dir(&folder);
-        let _shared = sh.push_env("CARGO_TARGET_DIR", target);
-        let command = cmd!(sh, "cargo run --quiet").quiet().env_remove("CUDA_LIBRARY_PATH");
-        let command =
-            if *with_cust { command.env("CUDA_LIBRARY_PATH", folder.join("toolkit")) } else { command };
-        super::expect_output(command, "alone: ok").with_context(|| format!("transload-{name} alone"))?;
+        let crates: Vec<&str> = std::iter::once(*name).chain(other_crates(name).iter().copied()).collect();
+        let project = Project {
+            name: &format!("alone-{name}"),
+            crates: &crates.iter().map(|name| (*name, "")).collect::<Vec<_>>(),
+            program,
+            prints: "alone: ok",
+        };
+        project.run(sh, root, base, target, *with_cust)?;
         println!("outside: transload-{name} alone builds and runs");
     }
     Ok(())
