@@ -209,7 +209,7 @@ impl<T: Pod> Buffer<T> for Array<T> {
             return Ok(());
         }
         if src.host_address().is_some() {
-            destination.copy_from_slice(&*ReadGuard::new(src.read()?)?);
+            destination.copy_from_slice(&ReadGuard::new(src.read()?)?);
             return Ok(());
         }
         // SAFETY: the slice is borrowed mutably, and the buffer dropped at the end of this function, when the copy is complete.

@@ -38,7 +38,8 @@ fn slices_and_clones_share_the_elements() {
     tail.slice(1..=2).unwrap().fill(70).unwrap();
     assert_eq!(array.clone().read().unwrap()[5..], [5, 6, 70, 70, 9]);
     assert!(array.slice(10..).unwrap().is_empty());
-    let [before, beyond] = [3..2, 4..11].map(|range: std::ops::Range<usize>| array.slice(range).unwrap_err());
+    let refused = |from: usize, to: usize| array.slice(from..to).unwrap_err();
+    let (before, beyond) = (refused(3, 2), refused(4, 11));
     assert_eq!((before.kind(), beyond.kind()), (ErrorKind::OutOfRange, ErrorKind::OutOfRange));
     assert!(beyond.to_string().contains("elements 4..11"), "{beyond}");
 }
