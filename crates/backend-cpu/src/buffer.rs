@@ -120,6 +120,12 @@ fn check_element<T>() -> Result<()> {
     Ok(())
 }
 
+impl<T: Pod> AsRef<RawBuffer> for CpuBuffer<T> {
+    fn as_ref(&self) -> &RawBuffer {
+        self.raw()
+    }
+}
+
 impl<T: Pod> Buffer<T> for CpuBuffer<T> {
     fn raw(&self) -> &RawBuffer {
         &self.raw

@@ -34,6 +34,12 @@ impl<T: Pod> CudaBuffer<T> {
     }
 }
 
+impl<T: Pod> AsRef<RawBuffer> for CudaBuffer<T> {
+    fn as_ref(&self) -> &RawBuffer {
+        self.raw()
+    }
+}
+
 impl<T: Pod> Buffer<T> for CudaBuffer<T> {
     fn raw(&self) -> &RawBuffer {
         &self.raw

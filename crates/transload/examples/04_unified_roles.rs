@@ -42,8 +42,8 @@ pub(crate) fn main() -> Result<()> {
     let launch = scale_add
         .launch(LaunchConfig::for_elements(COUNT as u64, 256))
         .arg(3.0_f32)
-        .reads(input.raw())
-        .reads_writes(output.raw())
+        .reads(&input)
+        .reads_writes(&output)
         .arg(COUNT as u64);
     // SAFETY: these are the kernel's parameters, and it touches `COUNT` floats of each buffer.
     unsafe { launch.enqueue(&stream) }?;

@@ -32,7 +32,7 @@ pub(crate) fn main() -> Result<()> {
     let scale_add = CudaModule::from_ptx(gpu.device(), KERNELS)?.kernel("scale_add")?;
     let launch = || {
         let shape = LaunchConfig::for_elements(COUNT as u64, 256);
-        scale_add.launch(shape).arg(2.0_f32).reads(x.raw()).reads_writes(y.raw()).arg(COUNT as u64)
+        scale_add.launch(shape).arg(2.0_f32).reads(&x).reads_writes(&y).arg(COUNT as u64)
     };
     // SAFETY: these are the kernel's parameters, and it touches `COUNT` floats of each buffer.
     let kernel = unsafe { launch().enqueue(&compute) }?;

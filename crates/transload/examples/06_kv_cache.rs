@@ -71,7 +71,7 @@ pub(crate) fn main() -> Result<()> {
     for step in 0..STEPS {
         let sequence = step * step % SEQUENCES;
         let Some(block) = blocks.block(sequence) else { continue };
-        let launch = scale_add.launch(shape).arg(1.0_f32).reads(ones.raw()).reads_writes(block.raw());
+        let launch = scale_add.launch(shape).arg(1.0_f32).reads(&ones).reads_writes(&block);
         // SAFETY: these are the kernel's parameters, and it touches `BLOCK` floats of each buffer.
         unsafe { launch.arg(BLOCK as u64).enqueue(&stream) }?;
         steps[sequence] += 1.0;

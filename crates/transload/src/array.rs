@@ -171,6 +171,12 @@ impl<T: Pod> Array<T> {
     }
 }
 
+impl<T: Pod> AsRef<RawBuffer> for Array<T> {
+    fn as_ref(&self) -> &RawBuffer {
+        self.raw()
+    }
+}
+
 /// The methods block until their effect is in place. Of memory that the host cannot address they use a queue of a
 /// [`Runtime`](crate::Runtime) that has the device; without one in the process they return [`ErrorKind::UnknownDevice`].
 impl<T: Pod> Buffer<T> for Array<T> {

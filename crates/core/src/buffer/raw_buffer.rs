@@ -87,6 +87,13 @@ impl Allocation {
     }
 }
 
+/// So that functions take this and typed buffers alike.
+impl AsRef<Self> for RawBuffer {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 impl Drop for RawBuffer {
     #[inline]
     fn drop(&mut self) {

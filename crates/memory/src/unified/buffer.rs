@@ -202,6 +202,12 @@ impl<T: Pod> UnifiedBuffer<T> {
     }
 }
 
+impl<T: Pod> AsRef<RawBuffer> for UnifiedBuffer<T> {
+    fn as_ref(&self) -> &RawBuffer {
+        self.raw()
+    }
+}
+
 impl<T: Pod> Buffer<T> for UnifiedBuffer<T> {
     /// Returns the memory that devices use. In the [`Explicit`](UnifiedMode::Explicit) mode it is device memory, up to
     /// date for work ordered after the last slice.

@@ -106,6 +106,12 @@ impl<T: Pod> DeviceAccess<'_, T> {
     }
 }
 
+impl<T: Pod> AsRef<RawBuffer> for DeviceAccess<'_, T> {
+    fn as_ref(&self) -> &RawBuffer {
+        self.raw()
+    }
+}
+
 impl<T> Drop for DeviceAccess<'_, T> {
     fn drop(&mut self) {
         let mut state = self.inner.state.lock();

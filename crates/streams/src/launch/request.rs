@@ -51,24 +51,24 @@ impl<'a> Launch<'a> {
     }
 
     /// Passes the buffer's address; the kernel reads the buffer.
-    pub fn reads(self, buffer: &'a RawBuffer) -> Self {
-        self.passes(buffer, Access::Read)
+    pub fn reads(self, buffer: &'a impl AsRef<RawBuffer>) -> Self {
+        self.passes(buffer.as_ref(), Access::Read)
     }
 
     /// Passes the buffer's address; the kernel writes the buffer, or both reads and writes it.
-    pub fn writes(self, buffer: &'a RawBuffer) -> Self {
-        self.passes(buffer, Access::Write)
+    pub fn writes(self, buffer: &'a impl AsRef<RawBuffer>) -> Self {
+        self.passes(buffer.as_ref(), Access::Write)
     }
 
     /// Passes the buffer's address; the kernel reads and writes the buffer. For the order of work it is the same as
     /// [`writes`](Self::writes).
-    pub fn reads_writes(self, buffer: &'a RawBuffer) -> Self {
-        self.passes(buffer, Access::Write)
+    pub fn reads_writes(self, buffer: &'a impl AsRef<RawBuffer>) -> Self {
+        self.passes(buffer.as_ref(), Access::Write)
     }
 
     /// Passes nothing; the kernel reaches the buffer in another way, through a table of addresses say, and uses it so.
-    pub fn declares(mut self, buffer: &'a RawBuffer, access: Access) -> Self {
-        let _address = self.declare(buffer, access);
+    pub fn declares(mut self, buffer: &'a impl AsRef<RawBuffer>, access: Access) -> Self {
+        let _address = self.declare(buffer.as_ref(), access);
         self
     }
 
