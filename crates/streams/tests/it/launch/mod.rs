@@ -279,7 +279,11 @@ fn invalid_launches_are_refused_with_valid_values() {
             let pageable = unsafe { transload_memory::borrow_mut(&mut slice) };
             let launch = kernel.launch(small).arg(1.0_f32).reads(&x).writes(&*pageable).arg(16_u64);
             refused(launch, ErrorKind::Unsupported, "cannot use cpu/pageable memory");
-            refused(kernel.launch(small).declares(&*pageable, Access::Read), ErrorKind::Unsupported, "mapped");
+            refused(
+                kernel.launch(small).declares(&*pageable, Access::Read),
+                ErrorKind::Unsupported,
+                "mapped",
+            );
         }
 
         let (low, high) = (x.slice(..3000).unwrap(), x.slice(1000..).unwrap());
