@@ -1,15 +1,15 @@
 //! Settings of a runtime.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, future::Future, iter, sync::Arc};
 
 use transload_backend_cpu::CpuBackendBuilder;
 use transload_core::{Backend, DeviceId, Error, ErrorKind, Observer, Result};
-use transload_executor::Executor;
+use transload_executor::{Executor, block_on};
 use transload_transfer::{CrossBackendTransferManager, ManagerBuilder, STAGING_BUFFER, Sampling};
 
 use crate::{
     Runtime,
-    families::{CudaConfig, FAMILIES, limit_pinned, open_cuda},
+    families::{CudaConfig, CudaFamily, DeviceFamily, limit_pinned},
     runtime::Parts,
 };
 
@@ -28,6 +28,7 @@ pub struct RuntimeBuilder {
     cpu: CpuBackendBuilder,
     cuda: CudaConfig,
     backends: Vec<Arc<dyn Backend>>,
+    families: Vec<Arc<dyn DeviceFamily>>,
     without: Vec<&'static str>,
     manager: ManagerBuilder,
     threads: Option<usize>,
@@ -52,6 +53,12 @@ impl RuntimeBuilder {
     /// Adds a backend that exists. A family of which it has a device is not looked for.
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
         self.backends.push(backend);
+        self
+    }
+
+    /// Adds a family of devices to look for, after the others.
+    pub fn family(mut self, family: Arc<dyn DeviceFamily>) -> Self {
+        self.families.push(family);
         self
     }
 
@@ -97,17 +104,26 @@ impl RuntimeBuilder {
     }
 
     /// Registers the host, and every family of devices that this machine and this build have. A family that is not there
-    /// is no error: [`Runtime::absent`] says why.
+    /// is no error: [`Runtime::absent`] says why. Blocks while drivers are loaded.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a setting that is not valid, or two backends with one device.
+    /// [`ErrorKind::InvalidArgument`] for a setting that is not valid, or two backends with one device;
+    /// [`ErrorKind::Unsupported`] on a worker of an executor of this library, which must not block.
     pub fn discover(self) -> Result<Runtime> {
-        let Self { mut cpu, mut cuda, backends, without, mut manager, threads, pinned_limit, staging_limit } =
-            self;
-        if let Some(unknown) = without.iter().find(|family| !FAMILIES.contains(family)) {
-            let text = format!("no family {unknown:?} is looked for; valid are {FAMILIES:?}");
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
+        block_on(self.discover_async())?
+    }
+
+    /// Like [`discover`](Self::discover), but drivers are loaded by other threads.
+    ///
+    /// # Errors
+    /// As for `discover`.
+    pub fn discover_async(self) -> impl Future<Output = Result<Runtime>> + Send + 'static {
+        self.look_for_all()
+    }
+
+    async fn look_for_all(self) -> Result<Runtime> {
+        let Self { mut cpu, mut cuda, backends, families, without, mut manager, .. } = self;
+        let Self { threads, pinned_limit, staging_limit, .. } = self;
         if let Some(bytes) = staging_limit {
             if bytes < STAGING_BUFFER {
                 let text = format!("a staging limit of {bytes} bytes; valid are at least {STAGING_BUFFER}");
@@ -117,6 +133,14 @@ impl RuntimeBuilder {
         }
         if let Some(bytes) = pinned_limit {
             limit_pinned(&mut cuda, bytes);
+        }
+        let cuda = Arc::new(CudaFamily::new(cuda));
+        let families =
+            iter::once(Arc::clone(&cuda) as _).chain(families).collect::<Vec<Arc<dyn DeviceFamily>>>();
+        let names: Vec<_> = families.iter().map(|family| family.name()).collect();
+        if let Some(unknown) = without.iter().find(|family| !names.contains(family)) {
+            let text = format!("no family {unknown:?} is looked for; valid are {names:?}");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let executor = match threads {
             None => Executor::shared(),
@@ -134,21 +158,20 @@ impl RuntimeBuilder {
         if !has(&manager, DeviceId::Cpu.family()) {
             manager.register_backend(Arc::clone(&host) as _)?;
         }
-        let (mut absent, mut found) = (Vec::new(), None);
-        for family in FAMILIES.into_iter().filter(|family| !has(&manager, family)) {
-            let opened = if without.contains(&family) {
+        let mut absent = Vec::new();
+        for family in families.iter().filter(|family| !has(&manager, family.name())) {
+            let opened = if without.contains(&family.name()) {
                 let text = "it was left out by `RuntimeBuilder::without`";
                 Err(Error::new(ErrorKind::Unsupported, text))
             } else {
-                open_cuda(&cuda)
+                family.discover(&executor).await
             };
-            match opened.and_then(|opened| Ok((manager.register_backend(Arc::clone(&opened) as _)?, opened)))
-            {
-                Ok(((), opened)) => found = Some(opened),
-                Err(reason) => absent.push((family, reason)),
+            if let Err(reason) = opened.and_then(|opened| manager.register_backend(opened)) {
+                absent.push((family.name(), reason));
             }
         }
-        Ok(Runtime::new(Parts { manager, absent, host, cuda: found, executor }))
+        let cuda = cuda.opened().filter(|_| has(&manager, cuda.name())).cloned();
+        Ok(Runtime::new(Parts { manager, absent, host, cuda, executor }))
     }
 }
 
@@ -162,6 +185,7 @@ impl fmt::Debug for RuntimeBuilder {
             .field("cpu", &self.cpu)
             .field("cuda", &self.cuda)
             .field("backends", &self.backends)
+            .field("families", &self.families.iter().map(|family| family.name()).collect::<Vec<_>>())
             .field("without", &self.without)
             .field("manager", &self.manager)
             .field("threads", &self.threads)

@@ -1,23 +1,97 @@
 //! The families of devices besides the host: each opens its backend, or returns the reason why it is absent.
 
-use transload_core::Result;
+use std::sync::{Arc, OnceLock};
 
-/// Every family that this version looks for, in the order of registration.
-pub(crate) const FAMILIES: [&str; 1] = ["cuda"];
+use async_trait::async_trait;
+use transload_core::{Backend, Result};
+use transload_executor::Executor;
+
+/// Devices that a machine may have, which [`RuntimeBuilder::discover`](crate::RuntimeBuilder::discover) looks for: for backends that
+/// may be absent. One that exists is given to [`RuntimeBuilder::backend`](crate::RuntimeBuilder::backend).
+///
+/// ```
+/// use std::sync::Arc;
+/// use transload::{
+///     DeviceId, Error, ErrorKind, Result, Runtime,
+///     backend::{Backend, DeviceFamily, async_trait, executor::{BlockingKey, Executor}},
+/// };
+///
+/// struct Npu;
+///
+/// # fn open_driver() -> Result<Arc<dyn Backend>> { Err(Error::new(ErrorKind::NoDriver, "there is no /dev/npu0")) }
+/// #[async_trait]
+/// impl DeviceFamily for Npu {
+///     fn name(&self) -> &'static str {
+///         "npu"
+///     }
+///
+///     async fn discover(&self, executor: &Executor) -> Result<Arc<dyn Backend>> {
+///         executor.spawn_blocking(&BlockingKey::new(1), open_driver).await?
+///     }
+/// }
+///
+/// let rt = Runtime::builder().family(Arc::new(Npu)).discover()?;
+/// println!("{}", rt.explain(DeviceId::Other("npu", 0))); // There is no device npu:0: there is no /dev/npu0.
+/// # assert!(rt.absent().iter().any(|(family, reason)| *family == "npu" && reason.kind() == ErrorKind::NoDriver));
+/// # Ok::<(), transload::Error>(())
+/// ```
+#[async_trait]
+pub trait DeviceFamily: Send + Sync {
+    /// Returns the family's name, which is that of [`DeviceId::family`](crate::DeviceId::family) of its devices.
+    fn name(&self) -> &'static str;
+
+    /// Opens the backend of the family's devices. What may block, as loading a driver does, is a blocking call of the runtime's
+    /// executor.
+    ///
+    /// # Errors
+    /// The reason why the family is absent; see [`Runtime::absent`](crate::Runtime::absent).
+    async fn discover(&self, executor: &Executor) -> Result<Arc<dyn Backend>>;
+}
+
+/// The family of CUDA devices.
+pub(crate) struct CudaFamily {
+    config: CudaConfig,
+    opened: OnceLock<Arc<Cuda>>,
+}
+
+impl CudaFamily {
+    pub(crate) fn new(config: CudaConfig) -> Self {
+        Self { config, opened: OnceLock::new() }
+    }
+
+    /// Returns the backend, if it was opened.
+    pub(crate) fn opened(&self) -> Option<&Arc<Cuda>> {
+        self.opened.get()
+    }
+}
+
+#[async_trait]
+impl DeviceFamily for CudaFamily {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    async fn discover(&self, executor: &Executor) -> Result<Arc<dyn Backend>> {
+        let opened = cuda::open(&self.config, executor).await?;
+        Ok(Arc::clone(self.opened.get_or_init(|| opened)) as _)
+    }
+}
 
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda {
     use std::sync::Arc;
 
     use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
+    use transload_executor::BlockingKey;
 
-    use super::Result;
+    use super::{Executor, Result};
 
     pub(crate) type Config = CudaBackendConfig;
     pub(crate) type Cuda = CudaBackend;
 
-    pub(crate) fn open(config: &Config) -> Result<Arc<Cuda>> {
-        CudaBackend::open(config)
+    pub(crate) async fn open(config: &Config, executor: &Executor) -> Result<Arc<Cuda>> {
+        let config = config.clone();
+        executor.spawn_blocking(&BlockingKey::new(1), move || CudaBackend::open(&config)).await?
     }
 
     pub(crate) fn limit_pinned(config: &mut Config, bytes: u64) {
@@ -37,13 +111,13 @@ mod cuda {
 
     use transload_core::{Error, ErrorKind};
 
-    use super::Result;
+    use super::{Executor, Result};
 
     #[derive(Debug, Default)]
     pub(crate) struct Config;
     pub(crate) type Cuda = transload_backend_cpu::CpuBackend;
 
-    pub(crate) fn open(_: &Config) -> Result<Arc<Cuda>> {
+    pub(crate) async fn open(_: &Config, _: &Executor) -> Result<Arc<Cuda>> {
         let text = if cfg!(feature = "cuda") {
             "CUDA exists on Linux and Windows only; no driver was looked for"
         } else {
@@ -60,4 +134,4 @@ mod cuda {
     }
 }
 
-pub(crate) use cuda::{Config as CudaConfig, Cuda, limit_pinned, open as open_cuda, pinned};
+pub(crate) use cuda::{Config as CudaConfig, Cuda, limit_pinned, pinned};

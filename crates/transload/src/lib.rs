@@ -83,6 +83,9 @@ pub use transload_transfer::{
 
 /// What authors of backends need: all of `transload-core`, `transload-transfer` and `transload-executor`.
 pub mod backend {
+    pub use crate::families::DeviceFamily;
+    /// The macro that an implementation of [`DeviceFamily`] stands under.
+    pub use async_trait::async_trait;
     pub use transload_core::*;
     pub use transload_executor as executor;
     pub use transload_transfer::*;

@@ -1,7 +1,16 @@
 //! Discovery with and without CUDA. A process loads one driver for good, so a test that needs another one runs in a
 //! child.
 
-use transload::{DeviceId, ErrorKind, MemoryKind, Runtime, Sampling};
+use std::sync::{Arc, Mutex, mpsc};
+
+use transload::{
+    DeviceId, Error, ErrorKind, MemoryKind, Result, Runtime, Sampling,
+    backend::{
+        Backend, DeviceFamily, async_trait,
+        executor::{BlockingKey, Executor},
+    },
+    cpu::CpuBackend,
+};
 
 /// Set in the child.
 const CHILD: &str = "TRANSLOAD_TEST_CHILD";
@@ -101,10 +110,7 @@ fn own_manager() {
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #[test]
 fn present_family_is_not_absent_and_host_is_first() {
-    use transload::{
-        cpu::CpuBackend,
-        cuda::{CudaBackend, CudaBackendConfig},
-    };
+    use transload::cuda::{CudaBackend, CudaBackendConfig};
 
     let test = transload_cuda_sim::harness::device();
     let id = DeviceId::Cuda(test.ordinal());
@@ -146,4 +152,64 @@ fn a_device_is_found_used_and_leaves_nothing_behind() {
     assert!(missing.to_string().contains(&id.to_string()), "{missing}");
     drop(runtime);
     test.assert_no_live_objects();
+}
+
+/// A family whose driver takes until it is told that it may go on.
+struct Slow {
+    name: &'static str,
+    go: Mutex<Option<mpsc::Receiver<()>>>,
+    answer: fn() -> Result<Arc<dyn Backend>>,
+}
+
+#[async_trait]
+impl DeviceFamily for Slow {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    async fn discover(&self, executor: &Executor) -> Result<Arc<dyn Backend>> {
+        let (go, answer) = (self.go.lock().unwrap().take().unwrap(), self.answer);
+        let open = move || {
+            go.recv().unwrap();
+            answer()
+        };
+        executor.spawn_blocking(&BlockingKey::new(1), open).await?
+    }
+}
+
+fn slow(name: &'static str, answer: fn() -> Result<Arc<dyn Backend>>) -> (Arc<Slow>, mpsc::Sender<()>) {
+    let (sender, receiver) = mpsc::channel();
+    (Arc::new(Slow { name, go: Mutex::new(Some(receiver)), answer }), sender)
+}
+
+#[test]
+fn another_family_is_looked_for_without_blocking_the_task() {
+    let (absent, first) = slow("npu", || Err(Error::new(ErrorKind::NoDriver, "there is no /dev/npu0")));
+    let (host, second) = slow("dpu", || Ok(CpuBackend::new()?));
+    let builder = Runtime::builder().without("cuda").family(absent).family(host);
+    let runtime = crate::tasks::one_thread().block_on(async {
+        let looking = tokio::spawn(builder.discover_async());
+        // Of the same thread as the task that looks.
+        tokio::task::yield_now().await;
+        assert!(!looking.is_finished());
+        first.send(()).unwrap();
+        second.send(()).unwrap();
+        looking.await.unwrap().unwrap()
+    });
+    let absent: Vec<_> = runtime.absent().iter().map(|(name, reason)| (*name, reason.kind())).collect();
+    // The host is there already: a second backend with it is refused.
+    let expected = [("cuda", ErrorKind::Unsupported), ("npu", ErrorKind::NoDriver)];
+    assert_eq!((&absent[..2], absent[2]), (&expected[..], ("dpu", ErrorKind::InvalidArgument)));
+    let error = runtime.explain(DeviceId::Other("npu", 0));
+    assert!(error.to_string().contains("there is no /dev/npu0"), "{error}");
+}
+
+#[test]
+fn family_of_a_given_backend_or_left_out_is_not_looked_for() {
+    let (given, _) = slow("cpu", || Err(Error::new(ErrorKind::NoDriver, "looked for")));
+    let (left_out, _) = slow("npu", || Err(Error::new(ErrorKind::NoDriver, "looked for")));
+    let builder = Runtime::builder().without("cuda").without("npu").family(given).family(left_out);
+    // Looking would panic: the sender is dropped.
+    let absent: Vec<_> = builder.discover().unwrap().absent().iter().map(|(name, _)| *name).collect();
+    assert_eq!(absent, ["cuda", "npu"]);
 }
