@@ -42,7 +42,7 @@ pub mod suite;
 pub mod table;
 pub mod threads;
 
-/// The examples of the pages in `docs`, compiled by `cargo test --doc`.
+/// The examples of the README and of the pages in `docs`, compiled by `cargo test --doc`.
 #[cfg(all(doctest, any(target_os = "linux", windows)))]
 mod pages {
     #[doc = include_str!("../../docs/kernels.md")]
@@ -53,4 +53,6 @@ mod pages {
     struct PinnedMemory;
     #[doc = include_str!("../../docs/timing.md")]
     struct TimingPage;
+    #[doc = include_str!("../../README.md")]
+    struct Readme;
 }
