@@ -43,7 +43,7 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Sets how the CUDA backend is made: its devices, streams and limits.
+    /// Sets how the CUDA backend is made: its devices, streams and limits. Feature `cuda`, on Linux and Windows.
     #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
     pub fn cuda(mut self, settings: transload_backend_cuda::CudaBackendConfig) -> Self {
         self.cuda = settings;

@@ -22,7 +22,7 @@ pub struct CudaGpu {
 }
 
 impl Runtime {
-    /// Returns the CUDA device with this ordinal.
+    /// Returns the CUDA device with this ordinal. Feature `cuda`, on Linux and Windows.
     ///
     /// # Errors
     /// That of [`explain`](Self::explain) if there is none; [`ErrorKind::Unsupported`] if it is that of a backend given to

@@ -47,10 +47,17 @@
 //! typed views, unified memory, streams and graphs, a KV cache, and a small framework. `--simulate` runs them without a GPU.
 //!
 //! # What is where
-//! At the root is what programs use every day. [`cpu`] has the host's backend, `cuda` (feature `cuda`, on Linux and Windows)
-//! that of CUDA with streams, launches, graphs and memory resources, `load` (feature `safetensors`) puts model files onto
-//! devices, `dlpack` (feature `dlpack`) shares memory with other tensor libraries. [`backend`] has the traits and types for
-//! authors of backends. The features are off by default, and do nothing where a platform lacks them.
+//! At the root is what programs use every day. [`cpu`] has the host's backend, [`io`] sources and sinks of bytes, and [`backend`] the
+//! traits and types for authors of backends. Features add the rest; all are off by default, and do nothing where a platform lacks
+//! them:
+//!
+//! | Feature | Adds |
+//! |---|---|
+//! | `cuda` | CUDA devices, on Linux and Windows: the module `cuda` with streams, launches, graphs and memory resources, `Runtime::cuda`, `RuntimeBuilder::cuda` |
+//! | `dlpack` | the module `dlpack`: memory shared with other tensor libraries |
+//! | `safetensors` | the module `load`, `Runtime::load`: model files onto devices |
+//! | `serde` | `Serialize` and `Deserialize` of ids, places, plans, costs, reports and statistics |
+//! | `tokio` | `io::Tokio`: tokio's readers and writers as sources and sinks |
 
 mod array;
 mod builder;
@@ -96,13 +103,13 @@ pub mod cpu {
     pub use transload_backend_cpu::*;
 }
 
-/// Buffers as other libraries' tensors and theirs as buffers, without a copy. Needs the feature `dlpack`.
+/// Feature `dlpack`: buffers as other libraries' tensors and theirs as buffers, without a copy.
 #[cfg(feature = "dlpack")]
 pub mod dlpack {
     pub use transload_dlpack::*;
 }
 
-/// CUDA devices: the backend, and what it stands on. Needs the feature `cuda`, on Linux or Windows.
+/// Feature `cuda`, on Linux and Windows: CUDA devices, their streams, launches, graphs and memory.
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 pub mod cuda {
     pub use crate::gpu::CudaGpu;

@@ -1,10 +1,10 @@
-//! Loads the tensors of a safetensors file onto a device: reads the file once, through bounded host memory.
+//! Feature `safetensors`: loads the tensors of a file onto a device. Reads it once, through bounded host memory.
 //!
 //! [`Runtime::load`], or [`load`] with any transfer manager, puts all tensors into one allocation (several if that fails)
 //! and returns slices of it. Several threads read the file, in order, into a ring of staging buffers while earlier chunks
 //! are in flight. A chunk has the layout of the destination, including gaps between tensors, so it is one transfer even if
 //! it has many small tensors. For host destinations the file is read in place, without a ring and without transfers. With
-//! [`LoadOptions::raw`], any file is loaded as one tensor of bytes. Needs the feature `safetensors`.
+//! [`LoadOptions::raw`], any file is loaded as one tensor of bytes.
 //!
 //! ```
 //! use transload::{DeviceId, MemoryKind, Place, Runtime, load::LoadOptions};
