@@ -134,15 +134,14 @@ impl Ends<'_> {
     }
 
     /// Submits a transfer with options.
-    pub fn submit_with(&self, options: &TransferOptions) -> Transfer {
+    ///
+    /// # Errors
+    /// If the point exceeds the buffers.
+    pub fn submit_with(&self, options: &TransferOptions) -> Result<Transfer, transload_core::Error> {
         let Point { bytes, src_offset, dst_offset } = self.point;
-        self.manager
-            .copy(
-                &self.src.slice(src_offset..src_offset + bytes).unwrap(),
-                &self.dst.slice(dst_offset..dst_offset + bytes).unwrap(),
-            )
-            .options(*options)
-            .submit()
+        let src = self.src.slice(src_offset..src_offset + bytes)?;
+        let dst = self.dst.slice(dst_offset..dst_offset + bytes)?;
+        Ok(self.manager.copy(&src, &dst).options(*options).submit())
     }
 }
 
@@ -284,7 +283,7 @@ struct OtherOptions<'a> {
 
 impl Reference for OtherOptions<'_> {
     fn submit(&mut self) -> Result<()> {
-        self.transfer = Some(self.ends.submit_with(&self.options));
+        self.transfer = Some(self.ends.submit_with(&self.options)?);
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use transload_core::{DeviceId, ErrorKind, MemoryKind, Place, TransferMethod, TransferPath};
+use transload_core::{DeviceId, ErrorKind, MemoryKind, Place, Transfer, TransferMethod, TransferPath};
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 use crate::{
@@ -122,7 +122,7 @@ impl Bench<'_> {
             return Ok(None);
         }
         let mut case = case(self.manager, session, measurement, point)?;
-        match case.ends.submit_with(&options).wait() {
+        match case.ends.submit_with(&options).and_then(Transfer::wait) {
             Ok(report) => ensure!(report.method == method, "requested {method}, got {}", report.method),
             Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(None),
             Err(error) => return Err(error.into()),
@@ -135,7 +135,7 @@ impl Bench<'_> {
         let by_library = |ends: &Ends<'_>| {
             move_home(ours)?;
             let begun = Instant::now();
-            ends.submit_with(&options).wait()?;
+            ends.submit_with(&options)?.wait()?;
             Ok(begun.elapsed().as_secs_f64())
         };
         let reference = |reference: &mut dyn Reference| {

@@ -264,7 +264,7 @@ fn their_submission(reference: &mut dyn Reference) -> Result<f64> {
 }
 
 fn our_clock(ends: &Ends<'_>) -> Result<f64> {
-    let report = ends.submit_with(&TransferOptions::new().timing(Timing::Measured)).wait()?;
+    let report = ends.submit_with(&TransferOptions::new().timing(Timing::Measured))?.wait()?;
     Ok(report.moving.context("a measured transfer reports no device time")?.as_secs_f64())
 }
 

@@ -47,7 +47,7 @@ pub(crate) fn libraries(sh: &Shell) -> Result<Vec<String>> {
 /// Returns `cargo metadata` of the workspace.
 pub(crate) fn metadata(sh: &Shell) -> Result<Value> {
     let json = cmd!(sh, "cargo metadata --format-version 1 --no-deps --locked").quiet().read()?;
-    Ok(serde_json::from_str(&json)?)
+    serde_json::from_str(&json).context("parsing cargo's metadata")
 }
 
 /// Parses one message of cargo; `None` unless it names an executable or a C library.

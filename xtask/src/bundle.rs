@@ -61,7 +61,7 @@ struct File {
 /// Builds, copies, and writes the manifest.
 pub(crate) fn run(sh: &Shell) -> Result<()> {
     let json = cmd!(sh, "cargo metadata --format-version 1 --no-deps --locked").quiet().read()?;
-    let metadata: Value = serde_json::from_str(&json)?;
+    let metadata: Value = serde_json::from_str(&json).context("parsing cargo's metadata")?;
     let tested = tested(&metadata)?;
     let files = select(built(sh, &tested, has_package(&metadata, PROBE))?, &tested)?;
     let folder = artifacts::target_directory(sh)?.join("bundle");
@@ -82,7 +82,7 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
         rustc: cmd!(sh, "rustc --version").quiet().read()?,
         files,
     };
-    fs::write(folder.join("manifest.json"), serde_json::to_string_pretty(&manifest)? + "\n")?;
+    sh.write_file(folder.join("manifest.json"), serde_json::to_string_pretty(&manifest)? + "\n")?;
     ensure!(
         total <= LARGEST,
         "the bundle has {:.1} MiB, the limit is {} MiB: omit a test or make one smaller",

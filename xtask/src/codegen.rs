@@ -35,7 +35,7 @@ fn formatted(sh: &Shell, text: &str) -> Result<String> {
 /// Reads `cust_raw/src/cuda.rs` in the version of Cargo.lock.
 fn cust_raw_source(sh: &Shell) -> Result<String> {
     let json = cmd!(sh, "cargo metadata --format-version 1 --locked").quiet().read()?;
-    let metadata: serde_json::Value = serde_json::from_str(&json)?;
+    let metadata: serde_json::Value = serde_json::from_str(&json).context("parsing cargo's metadata")?;
     let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
     let manifest = packages
         .iter()

@@ -24,7 +24,7 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
     }
     // rustdoc links to crates whose folder exists, and cargo removes a crate's folder before rendering it: so one job only.
     for name in artifacts::libraries(sh)? {
-        fs::create_dir_all(folder.join(name))?;
+        sh.create_dir(folder.join(name))?;
     }
     let _flags = sh.push_env("RUSTDOCFLAGS", "-D warnings");
     cmd!(sh, "cargo doc --workspace --no-deps --all-features --locked --jobs 1").quiet().run()?;

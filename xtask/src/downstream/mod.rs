@@ -33,7 +33,7 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
     let loader = loader(sh, &base)?;
     for project in PROJECTS {
         let folder = base.join(project.name);
-        project::write(&root, &folder, project)?;
+        project::write(sh, &root, &folder, project)?;
         let _in_folder = sh.push_dir(&folder);
         let _shared = sh.push_env("CARGO_TARGET_DIR", &target);
         for profile in ["dev", "lto"] {

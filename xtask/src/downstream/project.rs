@@ -1,8 +1,9 @@
 //! The downstream projects and their sources.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use anyhow::{Context as _, Result};
+use xshell::Shell;
 
 /// A project: its dependency, library and program, and the text that both must print.
 pub(super) struct Project {
@@ -88,9 +89,8 @@ pub(super) const PROJECTS: &[Project] = &[
     },
 ];
 
-pub(super) fn write(root: &Path, folder: &Path, project: &Project) -> Result<()> {
-    fs::create_dir_all(folder.join("src"))?;
-    fs::create_dir_all(folder.join("toolkit").join("lib64"))?;
+pub(super) fn write(sh: &Shell, root: &Path, folder: &Path, project: &Project) -> Result<()> {
+    sh.create_dir(folder.join("toolkit").join("lib64"))?;
     let dependency = project.dependency.replace("ROOT", &root.display().to_string().replace('\\', "/"));
     let manifest = format!(
         "[package]\nname = \"outside-{0}\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
@@ -102,14 +102,14 @@ pub(super) fn write(root: &Path, folder: &Path, project: &Project) -> Result<()>
     );
     let program = match project.program {
         Program::Entry => format!("fn main() {{ outside_{}::outside_entry(); }}\n", project.name),
-        Program::Readme(number) => example(&fs::read_to_string(root.join("README.md"))?, number)?.to_owned(),
+        Program::Readme(number) => example(&sh.read_file(root.join("README.md"))?, number)?.to_owned(),
     };
-    fs::write(folder.join("Cargo.toml"), manifest)?;
-    fs::write(folder.join("src/lib.rs"), project.library)?;
-    fs::write(folder.join("src/main.rs"), program)?;
+    sh.write_file(folder.join("Cargo.toml"), manifest)?;
+    sh.write_file(folder.join("src/lib.rs"), project.library)?;
+    sh.write_file(folder.join("src/main.rs"), program)?;
     // The workspace's dependency versions.
-    fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock"))?;
-    fs::copy(root.join("rust-toolchain.toml"), folder.join("rust-toolchain.toml"))?;
+    sh.copy_file(root.join("Cargo.lock"), folder.join("Cargo.lock"))?;
+    sh.copy_file(root.join("rust-toolchain.toml"), folder.join("rust-toolchain.toml"))?;
     Ok(())
 }
 

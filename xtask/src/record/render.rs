@@ -27,7 +27,7 @@ pub(crate) fn run(sh: &Shell, check: bool) -> Result<()> {
         ensure!(committed == text, "{PAGE} is stale: run `cargo xtask render` and commit the result");
         println!("{PAGE} is current");
     } else {
-        fs::create_dir_all(root.join(FOLDER))?;
+        fs::create_dir_all(root.join(FOLDER)).with_context(|| format!("creating {FOLDER}"))?;
         fs::write(&path, text).with_context(|| format!("writing {PAGE}"))?;
         println!("wrote {PAGE}");
     }
