@@ -33,6 +33,11 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
     if measured != ExitCode::SUCCESS {
         return Ok(measured);
     }
+    if cfg!(target_os = "linux") {
+        step("instructions of a small copy, limited");
+        let program = ["--package", "transload-benches", "--bin", "transload-instructions"];
+        cmd!(sh, "cargo run --quiet --release --locked {program...}").quiet().run()?;
+    }
     step("tests and doctests");
     test::run(sh, &[])
 }

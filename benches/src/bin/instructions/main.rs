@@ -1,0 +1,101 @@
+//! `transload-instructions`: counts the user-space instructions of a copy of 64 bytes of host memory by the builder,
+//! `manager.copy(..).wait()`, and by `manager.transfer_buffer(..).wait()`, and fails if the builder takes too many more.
+//!
+//! Counts by single steps of the calling thread (`ptrace`), so it needs no performance counter, and the number is the same on
+//! a busy machine. Build it with `--release`.
+
+#[cfg(target_os = "linux")]
+mod step;
+
+use anyhow::Result;
+
+#[cfg(not(target_os = "linux"))]
+fn main() -> Result<()> {
+    anyhow::bail!("instructions are counted on Linux only")
+}
+
+#[cfg(target_os = "linux")]
+fn main() -> Result<()> {
+    counting::main()
+}
+
+#[cfg(target_os = "linux")]
+mod counting {
+    use std::{env, hint::black_box};
+
+    use anyhow::{Context as _, Result, bail, ensure};
+    use transload_backend_cpu::CpuBackend;
+    use transload_core::{DeviceId, MemoryKind};
+    use transload_transfer::CrossBackendTransferManager;
+
+    use crate::step;
+
+    const BYTES: usize = 64;
+    /// Copies before the first one that is counted: the first of a path sets it up.
+    const WARM_UP: usize = 1000;
+    /// Copies that are counted, of which the median is the result: 1 of 64 is timed, which takes more.
+    const COUNTED: usize = 33;
+    /// Instructions that the builder may take more.
+    const MOST: i64 = 40;
+
+    pub(super) fn main() -> Result<()> {
+        match env::args().nth(1) {
+            Some(case) => run(&case),
+            None => compare(),
+        }
+    }
+
+    fn compare() -> Result<()> {
+        let empty = median("nothing")?;
+        let [old, new] = [median("transfer_buffer")? - empty, median("copy")? - empty];
+        println!("transfer_buffer(..).wait(): {old} instructions");
+        println!("copy(..).wait():            {new} instructions, {:+}", new - old);
+        ensure!(
+            new - old <= MOST,
+            "the builder takes {} instructions more, at most {MOST} are allowed",
+            new - old
+        );
+        Ok(())
+    }
+
+    fn median(case: &str) -> Result<i64> {
+        let mut counts =
+            step::count(case).with_context(|| format!("counting the instructions of `{case}`"))?;
+        ensure!(counts.len() == COUNTED, "`{case}` was counted {} times, not {COUNTED}", counts.len());
+        counts.sort_unstable();
+        Ok(counts.get(COUNTED / 2).copied().unwrap_or_default() as i64)
+    }
+
+    /// Runs one case in the traced process.
+    fn run(case: &str) -> Result<()> {
+        let manager = CrossBackendTransferManager::new();
+        manager.register_backend(CpuBackend::new()?)?;
+        let src = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, BYTES)?;
+        let dst = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, BYTES)?;
+        match case {
+            "nothing" => repeat(|| Ok(())),
+            "transfer_buffer" => repeat(|| {
+                black_box(manager.transfer_buffer(&src, &dst, 0, 0, BYTES).wait()?);
+                Ok(())
+            }),
+            "copy" => repeat(|| {
+                black_box(manager.copy(&src, &dst).wait()?);
+                Ok(())
+            }),
+            other => bail!("`{other}` is not a case; run this program without arguments"),
+        }
+    }
+
+    fn repeat(call: impl Fn() -> Result<()>) -> Result<()> {
+        for _ in 0..WARM_UP {
+            call()?;
+        }
+        for _ in 0..COUNTED {
+            step::begin();
+            let outcome = call();
+            step::end();
+            outcome?;
+        }
+        Ok(())
+    }
+}
