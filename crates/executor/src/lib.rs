@@ -8,6 +8,7 @@
 //!   poll the fences that are awaited, one worker per timeline, before they sleep.
 //! - *Blocking calls* ([`spawn_blocking`](Executor::spawn_blocking)) run on spare threads, at most as many at once as their
 //!   [`BlockingKey`] permits. A long call that waits for others has [a thread of its own](Executor::spawn_thread).
+//!   A [`DropQueue`] drops other code's values there, such as the owners of adopted memory.
 //!
 //! # Invariants
 //! - A worker never blocks on work of this executor, on a fence or on a blocking call. What must wait registers a waker and
@@ -30,7 +31,9 @@
 
 mod block_on;
 mod blocking;
+mod drop_queue;
 mod executor;
+mod external_storage;
 mod fences;
 mod group;
 mod guarded;
@@ -43,7 +46,9 @@ mod yielding;
 
 pub use block_on::block_on;
 pub use blocking::BlockingKey;
+pub use drop_queue::DropQueue;
 pub use executor::Executor;
+pub use external_storage::{ExternalMemory, ExternalStorage};
 pub use group::Helping;
 pub use shard::{SHARDS, thread_shard};
 pub use task::Task;

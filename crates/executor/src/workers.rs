@@ -53,10 +53,15 @@ pub(crate) fn refuse_to_block() -> Result<()> {
     Err(Error::new(ErrorKind::Unsupported, text))
 }
 
+/// Returns whether the calling thread does an executor's work.
+pub(crate) fn is_inside() -> bool {
+    INSIDE.get() > 0
+}
+
 /// # Errors
 /// [`ErrorKind::Unsupported`] on a thread that does an executor's work.
 pub(crate) fn refuse_to_drain() -> Result<()> {
-    if INSIDE.get() == 0 || transload_core::mutant!("executor/refuse-to-drain") {
+    if !is_inside() || transload_core::mutant!("executor/refuse-to-drain") {
         return Ok(());
     }
     let text = "draining from within a task, a blocking call or a waker would wait for itself; drain on a thread of your own";

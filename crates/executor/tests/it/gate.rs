@@ -31,6 +31,8 @@ pub(crate) struct Gate {
     pub(crate) stuck_after_looking: AtomicBool,
     /// How many worker calls of the named kind panic.
     pub(crate) panics: Mutex<(&'static str, usize)>,
+    /// Whether it completes only when the user acts.
+    pub(crate) held: AtomicBool,
     /// How often a poll yields before it returns.
     pub(crate) lingering: AtomicUsize,
 }
@@ -51,6 +53,7 @@ impl Gate {
             stuck: AtomicBool::new(false),
             stuck_after_looking: AtomicBool::new(false),
             panics: Mutex::default(),
+            held: AtomicBool::new(false),
             lingering: AtomicUsize::new(0),
         })
     }
@@ -160,6 +163,10 @@ unsafe impl Timeline for Gate {
         }
         wakers.push((point, waker.clone()));
         false
+    }
+
+    fn held_by_user(&self, _point: u64) -> Option<Error> {
+        self.held.load(Ordering::SeqCst).then(|| Error::new(ErrorKind::Busy, "held by the test"))
     }
 
     fn as_any(&self) -> &dyn Any {

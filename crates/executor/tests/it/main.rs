@@ -6,6 +6,7 @@
 mod blocking;
 mod chains;
 mod draining;
+mod drop_queue;
 mod fences;
 mod gate;
 mod panics;

@@ -1,0 +1,217 @@
+//! Drops values of other code on spare threads, after the device work that uses them.
+
+use std::{
+    any::Any,
+    collections::VecDeque,
+    fmt,
+    sync::Arc,
+    task::{Wake, Waker},
+};
+
+use parking_lot::{Condvar, Mutex};
+use transload_core::{Error, Fence, Result, mutant};
+
+use crate::{BlockingKey, Executor, Task, guarded::discard, workers::is_inside};
+
+/// Owners of one queue that are dropped at once; a blocked one delays the rest only if there are so many.
+const THREADS: usize = 4;
+
+/// Drops values whose destructors are other code, such as the owners of adopted memory: on a spare thread of the executor, under no
+/// lock, and not before given fences are complete. A destructor may block, panic, or wait for transfers. Values are dropped in no
+/// particular order.
+///
+/// Clones share the queue. Dropping it does not wait: values that are left are dropped all the same. Usable from any thread.
+#[derive(Clone)]
+pub struct DropQueue {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    executor: Executor,
+    key: BlockingKey,
+    state: Mutex<State>,
+    /// Notified when a thread is done with a value.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Values for which a thread is requested.
+    ready: VecDeque<Pending>,
+    /// Values that wait for a fence.
+    waiting: Vec<Waiting>,
+    /// Values in the hands of a thread.
+    busy: usize,
+    next_id: u64,
+}
+
+struct Pending {
+    value: Box<dyn Any + Send>,
+    after: Vec<Fence>,
+}
+
+struct Waiting {
+    id: u64,
+    pending: Pending,
+    /// Whether its work does not complete until the user acts; nothing wakes it then.
+    held: bool,
+}
+
+impl Default for DropQueue {
+    fn default() -> Self {
+        Self::new(Executor::shared())
+    }
+}
+
+impl DropQueue {
+    /// Creates a queue that uses spare threads of `executor`.
+    #[must_use]
+    pub fn new(executor: Executor) -> Self {
+        let (key, state) = (BlockingKey::new(THREADS), Mutex::default());
+        Self { shared: Arc::new(Shared { executor, key, state, changed: Condvar::new() }) }
+    }
+
+    /// Drops a value once the fences are complete. Does not wait.
+    pub fn push(&self, value: Box<dyn Any + Send>, after: Vec<Fence>) {
+        let mut state = self.shared.state.lock();
+        state.ready.push_back(Pending { value, after });
+        let held = state.recheck(|waiting| waiting.held);
+        drop(state);
+        for _ in 0..=held {
+            drop(self.shared.start_one());
+        }
+    }
+
+    /// Returns the number of values that are not dropped yet.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let state = self.shared.state.lock();
+        state.ready.len() + state.waiting.len() + state.busy
+    }
+
+    /// Returns whether all values are dropped.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Blocks until all values are dropped. The caller must hold no lock that their destructors need. Returns at once on a thread of
+    /// an executor, which may be the one that drops them.
+    ///
+    /// # Errors
+    /// The first error of work that was waited for; [`ErrorKind::Busy`](transload_core::ErrorKind::Busy) if a value waits for work
+    /// that only the user can end, such as a stream capture; [`ErrorKind::Io`](transload_core::ErrorKind::Io) if no thread starts.
+    pub fn drain(&self) -> Result<()> {
+        let mut outcome = Ok(());
+        if is_inside() {
+            return outcome;
+        }
+        let shared = &self.shared;
+        loop {
+            let mut state = shared.state.lock();
+            while state.busy > 0 && !mutant!("executor/drain-drops") {
+                shared.changed.wait(&mut state);
+            }
+            if state.ready.is_empty() && state.waiting.is_empty() {
+                return outcome;
+            }
+            let fences: Vec<Fence> =
+                state.waiting.iter().flat_map(|waiting| waiting.pending.after.iter().cloned()).collect();
+            drop(state);
+            let mut held = None;
+            for fence in fences {
+                match held_by_user(&fence) {
+                    Some(error) => held = Some(error),
+                    None => outcome = outcome.and(fence.wait()),
+                }
+            }
+            let mut state = shared.state.lock();
+            state.recheck(|waiting| waiting.pending.after.iter().all(Fence::is_known_complete));
+            let ready = state.ready.len();
+            drop(state);
+            for _ in 0..ready {
+                shared.start_one().wait()?;
+            }
+            if let (0, Some(held)) = (ready, held) {
+                return outcome.and(Err(held));
+            }
+        }
+    }
+}
+
+fn held_by_user(fence: &Fence) -> Option<Error> {
+    if fence.is_known_complete() { None } else { fence.timeline().held_by_user(fence.point()) }
+}
+
+impl State {
+    /// Moves waiting values to `ready`. Returns how many.
+    fn recheck(&mut self, which: impl Fn(&Waiting) -> bool) -> usize {
+        let before = self.ready.len();
+        self.ready
+            .extend(self.waiting.extract_if(.., |waiting| which(waiting)).map(|waiting| waiting.pending));
+        self.ready.len() - before
+    }
+}
+
+impl Shared {
+    /// Requests a thread for one value. If none starts, the value stays for the next request.
+    fn start_one(self: &Arc<Self>) -> Task<()> {
+        let shared = Arc::clone(self);
+        self.executor.spawn_blocking(&self.key, move || shared.run_one())
+    }
+
+    /// Drops the first value, or lets it wait for its work.
+    fn run_one(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        let Some(mut pending) = state.ready.pop_front() else { return };
+        state.busy += 1;
+        drop(state);
+        if !mutant!("executor/drop-after-work") {
+            pending.after.retain(|fence| !fence.is_known_complete());
+        } else {
+            pending.after.clear();
+        }
+        let Some(fence) = pending.after.first().cloned() else {
+            discard(pending.value);
+            return self.done();
+        };
+        let held = held_by_user(&fence).is_some();
+        let mut state = self.state.lock();
+        let id = state.next_id;
+        state.next_id += 1;
+        state.waiting.push(Waiting { id, pending, held });
+        drop(state);
+        self.done();
+        // After it is in the list, where its waker looks for it.
+        let recheck = Arc::new(Recheck { shared: Arc::clone(self), id });
+        if !held && fence.timeline().wake_at(fence.point(), &Waker::from(Arc::clone(&recheck))) {
+            recheck.wake();
+        }
+    }
+
+    fn done(&self) {
+        self.state.lock().busy -= 1;
+        self.changed.notify_all();
+    }
+}
+
+/// Requests a thread for a value when its fence is complete.
+struct Recheck {
+    shared: Arc<Shared>,
+    id: u64,
+}
+
+impl Wake for Recheck {
+    fn wake(self: Arc<Self>) {
+        let found = self.shared.state.lock().recheck(|waiting| waiting.id == self.id);
+        if found > 0 {
+            drop(self.shared.start_one());
+        }
+    }
+}
+
+impl fmt::Debug for DropQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DropQueue").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
