@@ -5,8 +5,7 @@ use std::fmt;
 
 use crate::{
     Access, Claims, Fence, RawBuffer, Result,
-    hazard::{Dependencies, Retained, Ticket, WakeList},
-    submit::claim::follows_other_device,
+    hazard::{Dependencies, Ticket, WakeList},
 };
 
 /// Bytes of a buffer lent to an external user, until this is dropped. Meanwhile, conflicting operations and
@@ -53,23 +52,9 @@ impl Loan {
         }
     }
 
-    /// Ends the loan with work still in flight: later uses of the bytes wait for `fence`, and the memory
-    /// lives until then.
-    ///
-    /// # Safety
-    /// * `fence` completes only after everything done on the loan, and everything in [`after`](Self::after).
-    pub unsafe fn end_after(mut self, fence: &Fence) {
-        if let Some(ticket) = self.ticket.take() {
-            self.buffer.record_unknown_use();
-            let claims = [(&self.buffer.range(), &ticket)];
-            let retained = Retained { damage: false, cross_device: follows_other_device(&self.after, fence) };
-            self.buffer.hazards().commit(claims, fence, retained, &mut WakeList::default());
-        }
-    }
-
-    /// Ends the loan with untracked work still in flight: later uses of the bytes wait for the fences, and
-    /// for the work before the loan. Later calls do nothing.
-    pub fn return_after(&mut self, fences: &[Fence]) {
+    /// Ends the loan with the borrower's work still in flight: later uses of the bytes wait for the fences, and
+    /// for the work before the loan. The memory lives until then. Later calls do nothing.
+    pub fn end_after(&mut self, fences: &[Fence]) {
         if let Some(ticket) = self.ticket.take() {
             self.buffer.record_unknown_use();
             let fences = if crate::mutant!("core/loan-fences") { &[] } else { fences };

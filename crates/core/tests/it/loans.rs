@@ -68,10 +68,10 @@ fn loan_ended_after_fence_is_waited_for_and_kept_alive() {
     let reclaimer = Arc::new(Reclaimer::new());
     let (borrower, ours) = (MockQueue::new(), MockQueue::new());
     let (shared, freed) = memory(&reclaimer, MemoryKind::Pageable, 100, true);
-    let loan = shared.lend(Access::Write).unwrap();
+    let mut loan = shared.lend(Access::Write).unwrap();
     let end = borrower.write(&buffer(8)).unwrap();
-    // SAFETY: nothing was done on the loan, and nothing before it.
-    unsafe { loan.end_after(&end) };
+    loan.end_after(std::slice::from_ref(&end));
+    drop(loan);
     ours.copy(&shared, &buffer(100)).unwrap();
     assert_eq!(ours.last_after(), [key(&end)]);
     assert_eq!(shared.try_write().unwrap_err().kind(), ErrorKind::Busy);
@@ -99,12 +99,12 @@ fn next_use_follows_borrowers_work_in_flight() {
     let (whole, theirs, own) = (buffer(100), MockQueue::new(), MockQueue::new());
     let mut loan = whole.lend(Access::Write).unwrap();
     let fences = [theirs.write(&buffer(1)).unwrap(), theirs.write(&buffer(1)).unwrap()];
-    loan.return_after(&fences);
+    loan.end_after(&fences);
     assert_eq!(whole.try_read().unwrap_err().kind(), ErrorKind::Busy, "it would have to wait");
     own.write(&whole).unwrap();
     assert_eq!(own.last_after(), [key(&fences[1])], "the last of the timeline implies the first");
     // The second time it does nothing.
-    loan.return_after(&fences);
+    loan.end_after(&fences);
     drop(loan);
     theirs.complete(2);
     own.complete(1);

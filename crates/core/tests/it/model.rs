@@ -337,7 +337,7 @@ impl World {
                     && behind
                 {
                     let fence = self.fence(queue);
-                    loan.return_after(std::slice::from_ref(&fence));
+                    loan.end_after(std::slice::from_ref(&fence));
                     // What was there before stays.
                     for (range, writes) in &pieces {
                         for byte in &mut self.model.bytes[range.clone()] {

@@ -43,7 +43,7 @@ unsafe impl Storage for RegisteredStorage {
         if !self.registration.keep_until(until) {
             return false;
         }
-        self.loan.return_after(until);
+        self.loan.end_after(until);
         true
     }
 

@@ -89,14 +89,12 @@ fn host_views_and_loans_count_as_a_use_at_both_ends() {
         let loan = program.x.lend(Access::Read).unwrap();
         ended(Box::new(move || drop(loan)));
         let mut loan = program.x.lend(Access::Read).unwrap();
-        ended(Box::new(move || loan.return_after(&[])));
+        ended(Box::new(move || loan.end_after(&[])));
         let fill = Operation::Fill { dst: &program.y, pattern: Pattern::U8(0) };
         let over = submit(&program.stream, &fill, Timing::Off).unwrap();
         over.wait().unwrap();
-        let loan = program.x.lend(Access::Read).unwrap();
-        loan.wait_for_earlier_work();
-        // SAFETY: the loan was not used, and earlier work is complete, as the fence says.
-        ended(Box::new(move || unsafe { loan.end_after(&over) }));
+        let mut loan = program.x.lend(Access::Read).unwrap();
+        ended(Box::new(move || loan.end_after(&[over])));
         program.finish();
     });
 }

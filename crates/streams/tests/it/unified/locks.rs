@@ -180,10 +180,9 @@ fn stream_of_the_last_fence_is_dropped_outside_locks() {
                     buffer: Arc::downgrade(&buffer),
                     left: Arc::clone(&left),
                 });
-                let loan = buffer.raw().slice(..50).unwrap().lend(access).unwrap();
+                let mut loan = buffer.raw().slice(..50).unwrap().lend(access).unwrap();
                 let fence = Fence::new(timeline, 1);
-                // SAFETY: the loan was not used, and earlier work is complete, since it was read.
-                unsafe { loan.end_after(&fence) };
+                loan.end_after(std::slice::from_ref(&fence));
                 drop(fence);
                 drop(buffer.write_range(..10).unwrap());
                 buffer.fill(1).unwrap();
