@@ -12,7 +12,7 @@ use transload_cuda_sys::Driver;
 use transload_memory::{
     CudaDevice, CudaFeature, CudaMemoryManager, CudaResource, PinnedLimit, RegistrationCache, lift,
 };
-use transload_streams::{AdvancedStreamPool, StreamOrderedAllocator};
+use transload_streams::{AdvancedStreamPool, CudaStream, StreamOrderedAllocator};
 
 use crate::{
     CudaBackendConfig,
@@ -169,7 +169,10 @@ impl DeviceState {
     }
 
     fn drain_all(&self) -> Result<()> {
-        let mut outcome = self.pool.synchronize().and(self.reserved.synchronize());
+        CudaStream::retry_loan_ends();
+        // Owners of adopted memory may hold buffers of this backend.
+        let drops = self.device.drops();
+        let mut outcome = self.pool.synchronize().and(self.reserved.synchronize()).and(drops.drain());
         if let Some(memory) = self.memory_if_used() {
             let trimmed = self.allocator.get().map_or(Ok(0), StreamOrderedAllocator::trim);
             // Last, since parked memory may use registrations.

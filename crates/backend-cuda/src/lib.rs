@@ -42,7 +42,9 @@ pub use transload_memory::{
     CudaDevice, CudaFeature, CudaMemoryManager, DeviceAccess, PinnedLimit, RegistrationCache,
     RegistrationStatistics, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSupport,
 };
-pub use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaEvent, CudaStream};
+pub use transload_streams::{
+    AdvancedStreamPool, AllocationStrategy, CudaEvent, CudaStream, FenceEvent, StreamUse,
+};
 
 #[cfg(all(doctest, any(target_os = "linux", windows)))]
 #[doc = include_str!("../README.md")]

@@ -47,7 +47,7 @@ pub use drop_errors::{record_drop_error, take_drop_errors};
 pub use error::{DriverError, InstallError, Result, check};
 pub use event::{Event, EventTiming};
 pub use graph::{Capture, CaptureMode, Graph, GraphExec, GraphUpdate};
-pub use stream::{AsStream, RawStream, Stream, StreamOptions};
+pub use stream::{AsStream, RawEvent, RawStream, Stream, StreamOptions};
 
 #[cfg(all(doctest, any(target_os = "linux", windows)))]
 #[doc = include_str!("../README.md")]

@@ -9,6 +9,9 @@ use crate::{Context, Event, RelaxedCapture, Result, check, driver::code, ffi, re
 /// A raw stream handle (`CUstream`) as this workspace passes it between crates.
 pub type RawStream = CUstream;
 
+/// A raw event handle (`CUevent`).
+pub type RawEvent = CUevent;
+
 /// A stream that work can be enqueued on: our streams, and wrappers of foreign ones.
 ///
 /// # Safety
@@ -123,10 +126,23 @@ impl Stream {
     /// # Errors
     /// The driver's code.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
+        // SAFETY: the handle is valid by its type's invariant.
+        unsafe { self.wait_raw_event(event.as_raw()) }
+    }
+
+    /// Like [`wait_event`](Self::wait_event), for an event of other code, which may be destroyed once this returns.
+    ///
+    /// # Errors
+    /// The driver's code.
+    ///
+    /// # Safety
+    /// * `event` is a live event of this process.
+    #[inline]
+    pub unsafe fn wait_raw_event(&self, event: RawEvent) -> Result<()> {
         let _bound = self.context.enter()?;
-        let raw: CUevent = event.as_raw();
-        // SAFETY: both handles are valid by their types' invariants; 0 is the only defined flags word here.
-        check("cuStreamWaitEvent", unsafe { ffi::cuStreamWaitEvent(self.raw, raw, 0) })
+        // SAFETY: the stream is valid by this type's invariant, the event by the caller's promise; 0 is the only defined flags
+        // word here.
+        check("cuStreamWaitEvent", unsafe { ffi::cuStreamWaitEvent(self.raw, event, 0) })
     }
 }
 

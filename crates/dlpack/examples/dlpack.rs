@@ -32,8 +32,9 @@ pub(crate) fn on_the_host() -> Result<()> {
     println!("imported: shape {:?}, strides {:?}, {:?}", there.shape(), there.strides(), there.buffer());
     there.buffer().write()?.fill(7);
 
-    // The last handle calls the deleter, which ends the loan.
+    // After the last handle's drop another thread calls the deleter, which ends the loan.
     drop(there);
+    importer.drain()?;
     println!("back, and written in place: {:?}", &buffer.read()?[..4]);
     Ok(())
 }

@@ -124,7 +124,7 @@ impl<'a> Export<'a> {
 
     fn make<M: Form + 'static>(self) -> Result<ManagedTensor<M>> {
         #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
-        crate::cuda::retry_pending_ends();
+        transload_streams::CudaStream::retry_loan_ends();
         let (shape, strides, bytes) = self.layout()?;
         let (device, data) = device::export_device(self.buffer, self.device)?;
         // The standard wants a null pointer for an empty tensor.

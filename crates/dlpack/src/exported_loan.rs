@@ -33,7 +33,7 @@ impl Drop for ExportedLoan {
         match &self.return_mode {
             ReturnMode::Immediate => drop(loan),
             #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
-            ReturnMode::AfterStream(stream) => crate::cuda::end_after_stream(loan, stream),
+            ReturnMode::AfterStream(stream) => _ = stream.end_loan(loan),
         }
     }
 }

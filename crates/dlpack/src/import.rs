@@ -9,32 +9,30 @@ use dlpark::tensor::TensorRef;
 use transload_core::{
     DeviceId, Error, ErrorKind, MemoryKind, Place, RawBuffer, Reclaimer, ResourceCounts, Result,
 };
+use transload_executor::{DropQueue, ExternalMemory, ExternalStorage};
 
 use crate::{
     DLDataType, DLDevice, DLDeviceType, DLPackVersion, Element, Flags, Form, ImportError, Imported,
-    ManagedTensor,
-    device::DeviceName,
-    imported_storage::{ImportCounts, ImportedStorage, Location},
-    layout,
+    ManagedTensor, device::DeviceName, import_counts::ImportCounts, layout,
 };
 
 /// Imports DLPack tensors. For CUDA memory, register the devices by `with_device`; the driver is then asked whether
 /// each tensor describes its memory correctly.
 ///
-/// A tensor whose buffer is dropped while work is in flight is parked, and released by a later [`import`](Self::import)
-/// or by [`drain`](Self::drain); once the importer is dropped, by any reclaimer of the process.
+/// The tensor of a dropped buffer is released on another thread once its work is complete, also after the importer was dropped;
+/// [`drain`](Self::drain) waits for that.
 #[derive(Debug, Default)]
 pub struct Importer {
     reclaimer: Arc<Reclaimer>,
     counts: Arc<ImportCounts>,
+    drops: DropQueue,
     #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
     pub(crate) devices: Vec<transload_memory::CudaDevice>,
 }
 
 /// The checked description of a tensor.
 struct Description {
-    location: Location,
-    bytes: usize,
+    memory: ExternalMemory,
     shape: Vec<i64>,
     strides: Vec<i64>,
     dtype: DLDataType,
@@ -77,7 +75,7 @@ impl Importer {
         let mut counts = ResourceCounts::default();
         counts.allocations = self.counts.tensors.load(Ordering::Acquire);
         counts.bytes = self.counts.bytes.load(Ordering::Acquire);
-        counts.parked = self.reclaimer.len() as u64;
+        counts.parked = (self.reclaimer.len() + self.drops.len()) as u64;
         counts
     }
 
@@ -88,8 +86,8 @@ impl Importer {
     /// The first error of failed work; all tensors are released nevertheless.
     pub fn drain(&self) -> Result<()> {
         #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
-        crate::cuda::retry_pending_ends();
-        self.reclaimer.drain()
+        transload_streams::CudaStream::retry_loan_ends();
+        self.drops.drain().and(self.reclaimer.drain())
     }
 
     fn import_inner<M: Form + 'static>(
@@ -98,16 +96,19 @@ impl Importer {
         wanted: Option<(DLDataType, usize)>,
     ) -> Result<Imported, ImportError<M>> {
         #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
-        crate::cuda::retry_pending_ends();
+        transload_streams::CudaStream::retry_loan_ends();
         self.reclaimer.sweep();
         let found = match self.describe(&tensor, wanted) {
             Ok(found) => found,
             Err(error) => return Err(ImportError::new(error, tensor)),
         };
-        let Description { location, bytes, shape, strides, dtype, flags } = found;
+        let Description { memory, shape, strides, dtype, flags } = found;
         let (version, fences) = (tensor.version(), tensor.fences().to_vec());
-        let writable = !flags.contains(Flags::READ_ONLY);
-        let storage = ImportedStorage::new(Box::new(tensor), location, bytes, writable, &self.counts);
+        // The count is dropped after the tensor.
+        let owner = Box::new((tensor, self.counts.add(memory.bytes)));
+        // SAFETY: the description is true, as promised to `ManagedTensor::from_raw` and, for CUDA memory, confirmed by the driver;
+        // the memory lives until the deleter is called, when the tensor is dropped.
+        let storage = unsafe { ExternalStorage::new(memory, owner, &self.drops) };
         let fences = if transload_core::mutant!("dlpack/import-after-producer") { &[] } else { &fences[..] };
         let buffer = RawBuffer::new_after(Box::new(storage), &self.reclaimer, fences);
         Ok(Imported { buffer, shape, strides, dtype, version, copied: flags.contains(Flags::IS_COPIED) })
@@ -144,16 +145,17 @@ impl Importer {
                 return Err(Error::new(ErrorKind::InvalidArgument, text));
             }
         }
-        let location = self.locate(described.device(), address, bytes)?;
-        Ok(Description { location, bytes, shape: described.shape().to_vec(), strides, dtype, flags })
+        let writable = !flags.contains(Flags::READ_ONLY);
+        let memory = ExternalMemory { writable, ..self.locate(described.device(), address, bytes)? };
+        Ok(Description { memory, shape: described.shape().to_vec(), strides, dtype, flags })
     }
 
-    fn locate(&self, device: DLDevice, address: usize, bytes: usize) -> Result<Location> {
+    fn locate(&self, device: DLDevice, address: usize, bytes: usize) -> Result<ExternalMemory> {
         match device.device_type {
             DLDeviceType::CPU if device.device_id == 0 => {
                 let pinned = self.is_pinned(address, bytes)?;
                 let kind = if pinned { MemoryKind::Pinned } else { MemoryKind::Pageable };
-                Ok(host_location(kind, address))
+                Ok(host_memory(kind, address, bytes))
             }
             DLDeviceType::CUDA | DLDeviceType::CUDAHOST | DLDeviceType::CUDAMANAGED => {
                 self.locate_cuda(device, address, bytes)
@@ -179,14 +181,21 @@ impl Importer {
 
     #[cfg(not(all(feature = "cuda", any(target_os = "linux", windows))))]
     #[allow(clippy::unused_self, reason = "as with CUDA")]
-    fn locate_cuda(&self, device: DLDevice, _: usize, _: usize) -> Result<Location> {
+    fn locate_cuda(&self, device: DLDevice, _: usize, _: usize) -> Result<ExternalMemory> {
         let text = format!("{} is CUDA memory, but the feature `cuda` is not enabled", DeviceName(device));
         Err(Error::new(ErrorKind::Unsupported, text))
     }
 }
 
-/// Returns the location of host memory. The address of an empty tensor is never used.
-pub(crate) fn host_location(kind: MemoryKind, address: usize) -> Location {
+/// Describes host memory. The address of an empty tensor is never used.
+pub(crate) fn host_memory(kind: MemoryKind, address: usize, bytes: usize) -> ExternalMemory {
     let host = NonNull::new(std::ptr::with_exposed_provenance_mut(address)).unwrap_or(NonNull::dangling());
-    Location { place: Place::new(DeviceId::Cpu, kind), host: Some(host), device: None, backend_data: None }
+    ExternalMemory {
+        place: Place::new(DeviceId::Cpu, kind),
+        bytes,
+        host_address: Some(host),
+        device_address: None,
+        writable: true,
+        backend_data: None,
+    }
 }

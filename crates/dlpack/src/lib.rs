@@ -12,13 +12,13 @@
 //! * *After*: with a consumer stream, the loan ends after everything enqueued on it when the deleter is called, without
 //!   blocking the host. Work on other streams, or without a named stream, must be complete by then. PyTorch requires the
 //!   same of memory shared between its own streams.
-//! * *Imported* memory is used only after the fences of the producer's work. Dropping the last handle calls the deleter
-//!   once no operation of ours is in flight, never before.
+//! * *Imported* memory is used only after the fences of the producer's work. Its deleter is called once the
+//!   last handle was dropped and no operation of ours is in flight.
 //!
 //! # Threads
-//! Every item may be used from any thread. A deleter runs where the last handle of a tensor is dropped, or in
-//! [`Importer::import`] and [`Importer::drain`], never under a lock of this library. Deleters of Python libraries may take
-//! the interpreter's lock: do not drop such buffers while holding a lock that a Python thread waits for.
+//! Every item may be used from any thread. When the last handle of an imported buffer was dropped and its work is complete, the
+//! deleter runs on a thread of this library, under no lock: it may take the lock of a Python interpreter. Do not hold such a lock
+//! during [`Importer::drain`], which waits for it.
 //!
 //! # Limits
 //! Only dense tensors can be imported, in which each element has bytes of its own without gaps: no broadcast, sliced or
@@ -44,6 +44,7 @@
 //! assert_eq!((there.shape(), there.buffer().host_address()), (&[2, 3][..], buffer.host_address()));
 //! there.buffer().write()?[0] = 9;
 //! drop(there);
+//! importer.drain()?;
 //! assert_eq!(buffer.read()?[..2], [9, 7]);
 //! # Ok::<(), transload_core::Error>(())
 //! ```
@@ -54,8 +55,8 @@ mod device;
 mod export;
 mod exported_loan;
 mod import;
+mod import_counts;
 mod imported;
-mod imported_storage;
 mod layout;
 mod registry;
 mod stream;

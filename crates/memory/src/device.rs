@@ -7,6 +7,7 @@ use std::{
 
 use transload_core::{DeviceId, Error, MemoryKind, MemoryShortage, Place, Result};
 use transload_cuda_sys::{Context, Device};
+use transload_executor::DropQueue;
 
 use crate::{CudaFeature, UnifiedSupport, error::check_usable, lift};
 
@@ -23,6 +24,8 @@ struct Shared {
     device: Device,
     /// Created on first use: a context takes about 200 ms and device memory, and a machine may have eight devices.
     context: OnceLock<Context>,
+    /// Drops the owners of adopted memory and streams.
+    drops: DropQueue,
 }
 
 impl CudaDevice {
@@ -32,7 +35,9 @@ impl CudaDevice {
     /// `NoDriver`, `NoDevice`, `DriverTooOld`, or `UnknownDevice` naming the valid ordinals.
     pub fn new(ordinal: u32) -> Result<Self> {
         let device = Device::new(ordinal).map_err(lift)?;
-        Ok(Self { shared: Arc::new(Shared { device, context: OnceLock::new() }) })
+        Ok(Self {
+            shared: Arc::new(Shared { device, context: OnceLock::new(), drops: DropQueue::default() }),
+        })
     }
 
     /// Returns the device identifier.
@@ -72,6 +77,12 @@ impl CudaDevice {
         })?;
         // If two threads race, the loser's reference is released here.
         Ok(self.shared.context.get_or_init(|| made))
+    }
+
+    /// Returns the queue that drops the owners of adopted memory and streams. Shared by clones.
+    #[must_use]
+    pub fn drops(&self) -> &DropQueue {
+        &self.shared.drops
     }
 
     /// Returns an error if the context is known to be lost. Does not call the driver.

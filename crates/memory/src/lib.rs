@@ -63,7 +63,9 @@ pub use resource::{
     CudaResource, HostPages, LimitingResource, MemoryResource, NumaBinding, PinnedResource,
     RegistrationCache, RegistrationStatistics, UploadBuffer, registration_edges,
 };
-pub use storage::{Borrowed, FreeDeferral, InContext, borrow, borrow_mut, context_of};
+pub use storage::{
+    Borrowed, FreeDeferral, InContext, PointerAttributes, borrow, borrow_mut, context_of, pointer_attributes,
+};
 pub use unified::{
     DeviceAccess, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut,
 };

@@ -245,11 +245,12 @@ impl CudaMemoryManager {
         let mut ledger = ResourceCounts::default();
         ledger.allocations = self.counts.allocations();
         ledger.bytes = self.counts.bytes();
-        ledger.parked = self.reclaimer.len() as u64;
+        ledger.parked = (self.reclaimer.len() + self.device.drops().len()) as u64;
         ledger
     }
 
-    /// Waits for the operations that parked memory waits for, frees it, and releases cached memory. If memory is freed
+    /// Waits for the operations that parked memory waits for, frees it, drops the owners of adopted memory, and releases cached
+    /// memory. The caller must hold no lock that the destructor of such an owner needs. If memory is freed
     /// only after a device synchronisation, blocks until all work so far is complete, and while a
     /// [`FreeDeferral`](crate::FreeDeferral) exists. Memory of a lost context counts as freed, pinned memory included.
     ///
@@ -257,7 +258,8 @@ impl CudaMemoryManager {
     /// The first error of a failed operation; all memory is freed regardless. `DeviceLost` once for a lost context.
     /// `Busy` if memory stays parked because of an active stream capture.
     pub fn drain(&self) -> Result<()> {
-        let outcome = self.reclaimer.drain();
+        // Owners of adopted memory may use this memory, and free more of it.
+        let outcome = self.device.drops().drain().and(self.reclaimer.drain());
         match outcome.and(self.release_cached_within(None)) {
             Err(error) if error.kind() == ErrorKind::DeviceLost => {
                 record_loss(&self.context, &error);

@@ -40,7 +40,7 @@ pub use pool::{
     AdvancedStreamPool, AllocationStrategy, Optimization, PoolBuilder, StreamLease, WorkloadSplit,
     WorkloadSummary,
 };
-pub use stream::{CudaEvent, CudaStream, MetricsSampling, StreamMetrics};
+pub use stream::{CudaEvent, CudaStream, FenceEvent, MetricsSampling, StreamMetrics, StreamUse};
 
 #[cfg(all(doctest, any(target_os = "linux", windows)))]
 #[doc = include_str!("../README.md")]

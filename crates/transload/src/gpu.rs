@@ -1,15 +1,15 @@
 //! One CUDA device, by type.
 
-use std::{fmt, sync::Arc};
+use std::{any::Any, fmt, ptr, sync::Arc};
 
 use transload_backend_cuda::{
     AdvancedStreamPool, CudaBackend, CudaDevice, CudaFeature, CudaMemoryManager, CudaStream, UnifiedBuffer,
 };
 use transload_core::{
-    Backend, Buffer, DeviceId, Error, ErrorKind, MemoryKind, Pod, RawBuffer, Result, StreamPriority,
-    bytes_of_elements,
+    Access, Backend, Buffer, DeviceId, Error, ErrorKind, Fence, MemoryKind, Pod, RawBuffer, Result,
+    StreamPriority, bytes_of_elements,
 };
-use transload_streams::StreamOrderedAllocator;
+use transload_streams::{StreamOrderedAllocator, StreamUse};
 
 use crate::{Array, Runtime};
 
@@ -116,6 +116,80 @@ impl CudaGpu {
         CudaStream::new_with_priority(&self.device, priority)
     }
 
+    /// Returns an array over memory that other code allocated: of this device, managed, or pinned host memory. Copies nothing.
+    /// `owner` keeps the memory alive; once the array was dropped and its last work is complete, a thread of this library drops it,
+    /// under no lock. [`Runtime::drain`] waits for that, and the memory counts as the runtime's until then.
+    ///
+    /// # Errors
+    /// As for [`CudaMemoryManager::adopt`]; [`ErrorKind::InvalidArgument`] for a size that overflows and for an address that is not
+    /// aligned for `T`. The owner is dropped then, in the same way.
+    ///
+    /// # Safety
+    /// * The `len` elements at `address` stay allocated until `owner` is dropped, and no work on them is in flight now.
+    /// * Until then nothing else writes them, nor reads what is written through the array, except work ordered with the array's:
+    ///   by an adopted stream, by fences, or by [`Array::used_on`].
+    /// * Memory that the host can address is initialised.
+    pub unsafe fn adopt<T: Pod>(&self, address: u64, len: usize, owner: impl Any + Send) -> Result<Array<T>> {
+        // SAFETY: the caller's promises.
+        unsafe { self.adopt_after(address, len, owner, &[]) }
+    }
+
+    /// Like [`adopt`](Self::adopt), but over memory with work in flight: uses of the array wait for the fences, such as those of
+    /// [`CudaStream::fence`] of an adopted stream.
+    ///
+    /// # Errors
+    /// As for `adopt`.
+    ///
+    /// # Safety
+    /// * As for `adopt`, but work in flight is complete when the fences are.
+    pub unsafe fn adopt_after<T: Pod>(
+        &self,
+        address: u64,
+        len: usize,
+        owner: impl Any + Send,
+        after: &[Fence],
+    ) -> Result<Array<T>> {
+        match self.memory().and_then(|memory| Ok((memory, bytes_of_elements::<T>(len)?))) {
+            // SAFETY: the caller's promises.
+            Ok((memory, bytes)) => {
+                Array::from_raw(unsafe { memory.adopt_after(address, bytes, owner, after) }?)
+            }
+            Err(error) => {
+                self.device.drops().push(Box::new(owner), after.to_vec());
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes in a stream of other code, by its handle (a `CUstream`, or 0 for the default stream). See [`CudaStream::adopt`].
+    ///
+    /// # Errors
+    /// As for `CudaStream::adopt`.
+    ///
+    /// # Safety
+    /// * As for `CudaStream::adopt`.
+    pub unsafe fn adopt_stream(&self, handle: usize, owner: impl Any + Send) -> Result<CudaStream> {
+        let raw = ptr::with_exposed_provenance_mut(handle);
+        // SAFETY: the caller's promises.
+        unsafe { CudaStream::adopt(&self.device, raw, owner) }
+    }
+
+    /// Returns a fence of what an event of other code (a `CUevent`) recorded last, to pass to
+    /// [`Copy::after`](crate::Copy::after). The event may be destroyed or recorded again once this returns. For an event of ours
+    /// that other code waits for see [`FenceEvent`](crate::cuda::FenceEvent).
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// * `handle` is a live event of this process.
+    pub unsafe fn fence_of_event(&self, handle: usize) -> Result<Fence> {
+        let stream = self.stream()?;
+        // SAFETY: the caller's promise.
+        unsafe { stream.wait_raw_event(ptr::with_exposed_provenance_mut(handle)) }?;
+        stream.fence()
+    }
+
     /// Returns the streams that transfers use, to lease some for one's own kernels.
     ///
     /// # Errors
@@ -160,6 +234,17 @@ impl CudaGpu {
     #[must_use]
     pub fn backend(&self) -> &Arc<CudaBackend> {
         &self.backend
+    }
+}
+
+impl<T: Pod> Array<T> {
+    /// Begins a use of the elements by kernels and other work that the caller enqueues on this stream, through its handle, until the
+    /// use ends: that work comes after all earlier work on them, and later work on them after it. See [`CudaStream::use_buffer`].
+    ///
+    /// # Errors
+    /// As for `CudaStream::use_buffer`.
+    pub fn used_on(&self, stream: &CudaStream, access: Access) -> Result<StreamUse> {
+        stream.use_buffer(self.raw(), access)
     }
 }
 

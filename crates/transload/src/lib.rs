@@ -114,6 +114,7 @@ pub mod dlpack {
 pub mod cuda {
     pub use crate::gpu::CudaGpu;
     pub use transload_backend_cuda::*;
+    pub use transload_core::Access;
     pub use transload_memory as memory;
     pub use transload_streams as streams;
 }

@@ -34,6 +34,7 @@ fn a_tensors_memory_is_read_and_written_in_place() {
     drop(there);
     assert_eq!(deleted.times(), 0);
     drop(slice);
+    importer.drain().unwrap();
     assert_eq!(deleted.times(), 1);
     assert!(importer.resource_counts().is_empty());
     assert_eq!(data[5], 9.0);
@@ -77,6 +78,7 @@ fn both_forms_import_any_dense_layout() {
         let old = importer.import(unsafe { ManagedTensor::from_raw(old, &[]) }.unwrap()).expect(what);
         assert_eq!(old.version(), None);
         check(&old.into_buffer());
+        importer.drain().unwrap();
         assert_eq!((deleted.times(), deleted_old.times()), (1, 1), "{what}");
     }
     assert!(importer.resource_counts().is_empty());
@@ -104,11 +106,13 @@ fn read_only_import_is_not_writable() {
     let mut data = vec![0.0_f32; 4];
     let (raw, deleted) =
         Said { flags: Flags::READ_ONLY | Flags::IS_COPIED, ..Said::floats(data.as_mut_ptr(), 4) }.versioned();
-    let there = Importer::new().import(take(raw)).unwrap();
+    let importer = Importer::new();
+    let there = importer.import(take(raw)).unwrap();
     assert!(there.is_copied() && !there.buffer().is_writable());
     assert_eq!(there.buffer().write().unwrap_err().kind(), ErrorKind::InvalidArgument);
     drop(there.buffer().read().unwrap());
     drop(there);
+    importer.drain().unwrap();
     assert_eq!(deleted.times(), 1);
 }
 
@@ -175,7 +179,9 @@ fn newer_minor_version_is_imported() {
     let mut data = vec![0.0_f32; 4];
     let version = DLPackVersion { major: 1, minor: 99 };
     let (raw, _) = Said { version, ..Said::floats(data.as_mut_ptr(), 4) }.versioned();
-    assert_eq!(Importer::new().import(take(raw)).unwrap().version(), Some(version));
+    let importer = Importer::new();
+    assert_eq!(importer.import(take(raw)).unwrap().version(), Some(version));
+    importer.drain().unwrap();
 }
 
 #[test]

@@ -55,6 +55,7 @@ fn round<M: Form>(setup: &Setup, buffer: &RawBuffer, tensor: ManagedTensor<M>, c
     assert!(all(setup, &there, 1));
     set(setup, &there, 2);
     drop(there);
+    setup.importer.drain().unwrap();
     assert!(all(setup, buffer, 2));
     set(setup, buffer, 1);
 }

@@ -74,6 +74,7 @@ fn managed_import_belongs_to_its_allocating_device() {
         assert_eq!(there.buffer().place(), Place::new(own, MemoryKind::Unified));
         assert_eq!(there.buffer().device_address(), unified.device_address());
         drop(there);
+        both.drain().unwrap();
         // An importer without the device returns an error.
         let other = if own == DeviceId::Cuda(first.device.ordinal()) { &second } else { &first };
         let refused = other.importer.import(Export::of::<f32>(&unified).versioned().unwrap()).unwrap_err();

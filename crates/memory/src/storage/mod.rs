@@ -1,11 +1,13 @@
 //! Memory that a buffer owns or borrows, and how it is freed.
 
+mod adopt;
 mod borrowed;
 mod device_memory;
 mod driver_memory;
 mod free_deferral;
 mod free_thread;
 mod in_context;
+mod pointer;
 
 pub use borrowed::{Borrowed, borrow, borrow_mut};
 pub(crate) use device_memory::DeviceSource;
@@ -15,3 +17,4 @@ pub use free_deferral::FreeDeferral;
 pub(crate) use free_deferral::Running;
 pub(crate) use free_thread::{Address, FreeThread, PendingUpload};
 pub use in_context::InContext;
+pub use pointer::{PointerAttributes, pointer_attributes};

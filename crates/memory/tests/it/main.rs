@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 mod adaptors;
+mod adopt;
 mod failing;
 #[path = "../../../core/tests/shared/gate.rs"]
 mod gate;

@@ -11,12 +11,12 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{Fence, Timeline, TimelineId};
-use transload_cuda_sys::Stream;
 
 use super::arena;
 use crate::{
     CudaStream,
     completion::{stream_end::StreamEnd, timeline::StreamTimeline},
+    stream::handle::StreamHandle,
 };
 
 pub(crate) type Arena = arena::Arena<Owner, Fence, User>;
@@ -123,7 +123,11 @@ impl Arenas {
     }
 
     /// Records the end of a stream, which has no other user. Drop the result after the stream is destroyed.
-    pub(crate) fn end_stream(&self, id: TimelineId, stream: &Arc<Stream>) -> Option<(Owner, Vec<Fence>)> {
+    pub(crate) fn end_stream(
+        &self,
+        id: TimelineId,
+        stream: &Arc<StreamHandle>,
+    ) -> Option<(Owner, Vec<Fence>)> {
         let (index, arena) = self.find(id)?;
         let needed = {
             let state = arena.lock();

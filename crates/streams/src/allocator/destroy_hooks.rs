@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use transload_core::TimelineId;
-use transload_cuda_sys::Stream;
 
 use super::arenas::Arenas;
+use crate::stream::handle::StreamHandle;
 
 /// The allocators that serve a stream. Strong references: with weak ones, a stream and an allocator dropped
 /// concurrently could each miss the other.
@@ -29,7 +29,7 @@ impl DestroyHooks {
     }
 
     /// Notifies the allocators. `stream` has no other user and is destroyed with its last reference.
-    pub(crate) fn run(&self, id: TimelineId, stream: &Arc<Stream>) {
+    pub(crate) fn run(&self, id: TimelineId, stream: &Arc<StreamHandle>) {
         let allocators = std::mem::take(&mut *self.allocators.lock());
         // Dropped after all were notified: these may be last handles.
         let left: Vec<_> = allocators.iter().map(|arenas| arenas.end_stream(id, stream)).collect();

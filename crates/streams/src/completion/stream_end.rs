@@ -17,6 +17,7 @@ use super::{
     capture_state::is_captured,
     error_recovery::{Backoff, is_capture_error},
 };
+use crate::stream::handle::StreamHandle;
 
 /// A timeline with one point: the end of all work of a destroyed stream.
 pub(crate) struct StreamEnd {
@@ -27,7 +28,7 @@ pub(crate) struct StreamEnd {
     /// Recorded after the work. Unset if that was complete, or waited for because recording failed.
     event: OnceLock<Event>,
     /// The stream, if it was being captured at its end: the event is recorded once the capture is over.
-    captured: Option<Arc<Stream>>,
+    captured: Option<Arc<StreamHandle>>,
     complete: AtomicBool,
 }
 
@@ -65,7 +66,7 @@ fn record_end(stream: &Stream, may_wait: bool) -> Option<EndState> {
 
 impl StreamEnd {
     /// Records the end of all work on `stream`.
-    pub(crate) fn of(id: TimelineId, stream: &Arc<Stream>) -> Arc<Self> {
+    pub(crate) fn of(id: TimelineId, stream: &Arc<StreamHandle>) -> Arc<Self> {
         let mut backoff = Backoff::default();
         loop {
             let state = record_end(stream, true);
@@ -86,7 +87,7 @@ impl StreamEnd {
         Arc::new(end)
     }
 
-    fn new(of: TimelineId, stream: &Stream, captured: Option<Arc<Stream>>) -> Self {
+    fn new(of: TimelineId, stream: &Stream, captured: Option<Arc<StreamHandle>>) -> Self {
         let device = DeviceId::Cuda(stream.context().device().ordinal());
         let (event, complete) = (OnceLock::new(), AtomicBool::new(false));
         Self { id: next_timeline_id(), of, device, event, captured, complete }

@@ -28,7 +28,11 @@ use super::{
     stream_events::StreamEvents,
     wakers::Wakers,
 };
-use crate::{allocator::destroy_hooks::DestroyHooks, stream::metrics::Counters, submit::kernels::Kernels};
+use crate::{
+    allocator::destroy_hooks::DestroyHooks,
+    stream::{handle::StreamHandle, metrics::Counters},
+    submit::kernels::Kernels,
+};
 
 /// Initial capacity for waiting tasks.
 const TASKS: usize = 4;
@@ -41,7 +45,7 @@ pub(crate) struct StreamTimeline {
     /// For a per-thread default stream, the thread in which the handle names this stream.
     thread: Option<ThreadId>,
     /// Taken at the drop: the end of a captured stream keeps it until the capture is over.
-    stream: ManuallyDrop<Stream>,
+    stream: ManuallyDrop<StreamHandle>,
     pub(crate) device: DeviceId,
     /// Whether the stream waited for a user's event, which may have made it part of a capture.
     pub(crate) joins: AtomicBool,
@@ -68,7 +72,7 @@ impl StreamTimeline {
     pub(crate) fn new(
         device: DeviceId,
         priority: StreamPriority,
-        stream: Stream,
+        stream: StreamHandle,
         is_shared: bool,
         thread: Option<ThreadId>,
     ) -> Result<Arc<Self>> {

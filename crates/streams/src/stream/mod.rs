@@ -1,23 +1,30 @@
 //! An owned CUDA stream, or a wrapped foreign one.
 
+mod buffer_use;
 mod copies;
 mod event;
+mod fence_event;
+pub(crate) mod handle;
 pub(crate) mod metrics;
 mod raw_copies;
 mod wait_fences;
 
 use std::{
+    any::Any,
     fmt,
     sync::Arc,
     thread::{self, ThreadId},
 };
 
 use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, StreamPriority, Timeline};
-use transload_cuda_sys::{AsStream, Context, RawStream, Stream, StreamOptions, ffi};
+use transload_cuda_sys::{AsStream, Context, RawEvent, RawStream, Stream, StreamOptions, ffi};
 use transload_memory::{CudaDevice, lift};
 
+use self::handle::StreamHandle;
 pub use self::{
+    buffer_use::StreamUse,
     event::CudaEvent,
+    fence_event::FenceEvent,
     metrics::{MetricsSampling, StreamMetrics},
 };
 use crate::completion::{callbacks, timeline::StreamTimeline};
@@ -56,11 +63,12 @@ impl CudaStream {
     pub fn new_with_priority(device: &CudaDevice, priority: StreamPriority) -> Result<Self> {
         let context = device.context()?;
         let options = StreamOptions { priority: priority_number(context, priority)?, blocking: false };
-        Self::over(device, priority, Stream::new(context, options).map_err(lift)?, false, None)
+        let stream = Stream::new(context, options).map_err(lift)?;
+        Self::over(device, priority, stream.into(), false, None)
     }
 
-    /// Wraps a stream owned by other code: cust's (`Stream::as_inner`), PyTorch's, a default stream's handle. It is
-    /// not destroyed. The handle of the per-thread default stream (2) means the calling thread's, as in
+    /// Like [`adopt`](Self::adopt), but without an owner, for streams that outlive all uses by themselves, and with the given
+    /// priority. The handle of the per-thread default stream (2) means the calling thread's, as in
     /// [`per_thread_default`](Self::per_thread_default).
     ///
     /// Every operation on it has its own event, since other code may enqueue work that waits for the host.
@@ -84,7 +92,45 @@ impl CudaStream {
         check_context(context, raw, device)?;
         // SAFETY: the caller promises a stream of this context that lives long enough.
         let stream = unsafe { Stream::from_raw(context, raw) };
-        Self::over(device, priority, stream, true, thread)
+        Self::over(device, priority, stream.into(), true, thread)
+    }
+
+    /// Takes in a stream of other code: cust's (`Stream::as_inner`), cudarc's (`cu_stream`), PyTorch's (`cuda_stream`), or a default
+    /// stream's handle (0 or 1; 2 is that of the calling thread, as in [`per_thread_default`](Self::per_thread_default)). The other
+    /// code may go on using it; every operation on it has its own event.
+    ///
+    /// `owner` keeps the stream alive. It is dropped when the last clone and the last fence of the stream's work were dropped, on a
+    /// thread of this library and under no lock, so it may destroy the stream. If adopting fails, it is dropped there at once.
+    /// [`CudaMemoryManager::drain`](transload_memory::CudaMemoryManager::drain) of the device waits for these drops.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a stream of another context, such as another device's, where the driver can tell; the
+    /// driver's.
+    ///
+    /// # Safety
+    /// * `raw` is a live stream, or the handle of a default stream, and is not destroyed before `owner` is dropped.
+    /// * No capture into a graph begins on it while this library enqueues an operation on it. (During a capture, operations are
+    ///   refused with [`ErrorKind::Busy`].)
+    pub unsafe fn adopt(device: &CudaDevice, raw: RawStream, owner: impl Any + Send) -> Result<Self> {
+        let owner: Box<dyn Any + Send> = Box::new(owner);
+        let described = (|| {
+            let context = device.context()?;
+            check_context(context, raw, device)?;
+            // SAFETY: the owner lives as long as the stream's last use.
+            let stream = unsafe { Stream::from_raw(context, raw) };
+            Ok((priority_of(&stream)?, stream))
+        })();
+        match described {
+            Ok((priority, stream)) => {
+                let thread = (raw.addr() == PER_THREAD).then(|| thread::current().id());
+                let handle = StreamHandle::with_owner(stream, owner, device.drops());
+                Self::over(device, priority, handle, true, thread)
+            }
+            Err(error) => {
+                device.drops().push(owner, Vec::new());
+                Err(error)
+            }
+        }
     }
 
     /// Returns the device's legacy default stream, which synchronises with every blocking stream of the context. For
@@ -96,7 +142,7 @@ impl CudaStream {
         // SAFETY: the handle means the default stream of whichever context is current, which is the device's own in every
         // call; that stream lives as long as the context, and cannot be captured.
         let stream = unsafe { Stream::from_raw(device.context()?, std::ptr::null_mut()) };
-        Self::over(device, StreamPriority::Normal, stream, true, None)
+        Self::over(device, StreamPriority::Normal, stream.into(), true, None)
     }
 
     /// Returns the calling thread's default stream. Its handle names another stream in each thread, so in other
@@ -111,13 +157,13 @@ impl CudaStream {
         // device's own in every call; the timeline refuses other threads, and completion is found by events.
         let stream =
             unsafe { Stream::from_raw(device.context()?, std::ptr::without_provenance_mut(PER_THREAD)) };
-        Self::over(device, StreamPriority::Normal, stream, true, Some(thread::current().id()))
+        Self::over(device, StreamPriority::Normal, stream.into(), true, Some(thread::current().id()))
     }
 
     fn over(
         device: &CudaDevice,
         priority: StreamPriority,
-        stream: Stream,
+        stream: StreamHandle,
         is_shared: bool,
         thread: Option<ThreadId>,
     ) -> Result<Self> {
@@ -187,10 +233,24 @@ impl CudaStream {
     /// # Errors
     /// The driver's.
     pub fn wait_event(&self, event: &CudaEvent) -> Result<()> {
+        // SAFETY: the event lives during the call.
+        unsafe { self.wait_raw_event(event.driver().as_raw()) }
+    }
+
+    /// Like [`wait_event`](Self::wait_event), for an event of other code. It may be destroyed once this returns. For a fence of the event
+    /// alone, make a stream wait for it that does nothing else, and take its [`fence`](Self::fence).
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// * `event` is a live event of this process.
+    pub unsafe fn wait_raw_event(&self, event: RawEvent) -> Result<()> {
         self.own.check_usable()?;
         self.own.flush_batch().map_err(lift)?;
         self.own.note_possible_capture();
-        self.own.stream().wait_event(event.driver()).map_err(lift)
+        // SAFETY: the caller's promise.
+        unsafe { self.own.stream().wait_raw_event(event) }.map_err(lift)
     }
 
     /// Makes all later work of this stream wait for the fences: on the device for those of streams, on the host,
@@ -287,6 +347,14 @@ pub(crate) fn priority_number(context: &Context, priority: StreamPriority) -> Re
         StreamPriority::Normal => i32::midpoint(least, greatest),
         StreamPriority::Low => least,
     })
+}
+
+/// The priority of another owner's stream. The driver's default number is the least urgent one, so only more urgent ones differ.
+fn priority_of(stream: &Stream) -> Result<StreamPriority> {
+    let number = stream.priority().map_err(lift)?;
+    let (least, greatest) = stream.context().stream_priority_range().map_err(lift)?;
+    let is_high = number < i32::midpoint(least, greatest);
+    Ok(if is_high { StreamPriority::High } else { StreamPriority::Normal })
 }
 
 /// Refuses a stream of another context, where the driver can tell: a default stream's handle belongs to any.

@@ -1,6 +1,8 @@
 //! The facade: discovery does not fail without a GPU, absence is explained, and after a drain nothing is left.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod adopt;
 mod array;
 mod bad_use;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]

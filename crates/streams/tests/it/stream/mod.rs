@@ -1,5 +1,6 @@
 //! Streams: handles, events, completion, callbacks and capture.
 
+mod adopt;
 mod batches;
 mod callbacks;
 pub(crate) mod capture;

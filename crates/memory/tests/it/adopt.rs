@@ -1,0 +1,157 @@
+//! Memory of other owners: what is refused, who drops the owner, and the counts.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread::{self, ThreadId},
+};
+
+use transload_core::{DeviceId, ErrorKind, MemoryKind, Place, RawBuffer};
+use transload_memory::{CudaFeature, CudaMemoryManager, context_of};
+
+use crate::{gate, manager};
+
+/// Memory of another owner, who tells on which thread it is dropped, and after what.
+struct Owner {
+    memory: RawBuffer,
+    dropped: mpsc::Sender<ThreadId>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.dropped.send(thread::current().id()).unwrap();
+    }
+}
+
+fn owner(memory: &CudaMemoryManager, kind: MemoryKind, bytes: usize) -> (Owner, mpsc::Receiver<ThreadId>) {
+    let (dropped, drops) = mpsc::channel();
+    (Owner { memory: memory.allocate(kind, bytes).unwrap(), dropped }, drops)
+}
+
+/// Adopts all of the owner's memory.
+fn adopt(memory: &CudaMemoryManager, owner: Owner) -> RawBuffer {
+    let (address, bytes) = (owner.memory.device_address().unwrap(), owner.memory.len());
+    // SAFETY: the owner keeps the memory, and nobody else uses it.
+    unsafe { memory.adopt(address, bytes, owner) }.unwrap()
+}
+
+#[test]
+fn adopted_memory_of_every_kind_is_the_owners() {
+    let (_device, memory) = manager();
+    let id = memory.device().id();
+    let concurrent = memory.device().supports_feature(CudaFeature::ConcurrentManagedAccess).unwrap();
+    for kind in memory.kinds().into_iter().filter(|kind| *kind != MemoryKind::Mapped) {
+        let (theirs, drops) = owner(&memory, kind, 1000);
+        let address = theirs.memory.device_address().unwrap();
+        let ours = adopt(&memory, theirs);
+        let device = if kind == MemoryKind::Pinned { DeviceId::Cpu } else { id };
+        assert_eq!((ours.place(), ours.len()), (Place::new(device, kind), 1000));
+        let host = ours.host_address().map(|address| address.as_ptr().addr() as u64);
+        match kind {
+            MemoryKind::Device => assert_eq!((ours.device_address(), host), (Some(address), None)),
+            MemoryKind::Unified => {
+                assert_eq!((ours.device_address(), host), (Some(address), concurrent.then_some(address)));
+            }
+            _ => assert_eq!(host, Some(address)),
+        }
+        assert_eq!(context_of(&ours).is_some(), kind == MemoryKind::Device);
+        assert_eq!(memory.resource_counts().allocations, 2, "{kind}: the owner's and the adopted one");
+        drop(ours);
+        memory.drain().unwrap();
+        assert_ne!(drops.try_recv().unwrap(), thread::current().id());
+        assert!(memory.resource_counts().is_empty(), "{kind}: {}", memory.resource_counts());
+    }
+}
+
+#[test]
+fn wrong_memory_is_refused_and_its_owner_dropped() {
+    let (_device, memory) = manager();
+    let there = memory.allocate(MemoryKind::Device, 1000).unwrap();
+    let address = there.device_address().unwrap();
+    let on_host = [0_u8; 100];
+    let freed = 0x10;
+    for (address, bytes, named) in [
+        (0, 100, "0x0"),
+        (address, 0, "0 bytes"),
+        (address, usize::MAX, "address space"),
+        (u64::MAX - 10, 100, "address space"),
+        (address, 1 << 50, "as a whole"),
+        (on_host.as_ptr().addr() as u64, 100, "as a whole"),
+        (freed, 100, "as a whole"),
+    ] {
+        let (theirs, drops) = owner(&memory, MemoryKind::Device, 10);
+        // SAFETY: it is refused.
+        let error = unsafe { memory.adopt(address, bytes, theirs) }.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.to_string().contains(named), "{error}");
+        assert_ne!(drops.recv().unwrap(), thread::current().id());
+    }
+    drop(there);
+    memory.drain().unwrap();
+    assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
+}
+
+#[test]
+fn owner_is_dropped_once_after_the_last_work() {
+    let (_device, memory) = manager();
+    let gate = gate::Gate::new();
+    let (theirs, drops) = owner(&memory, MemoryKind::Device, 1000);
+    let ours = adopt(&memory, theirs);
+    let mut loan = ours.slice(..100).unwrap().lend(transload_core::Access::Write).unwrap();
+    loan.end_after(&[gate.fence()]);
+    drop((loan, ours));
+    assert_eq!((drops.try_recv().ok(), memory.resource_counts().parked), (None, 1));
+    gate.open();
+    // Nobody drains or allocates: the end of the work is enough.
+    assert_ne!(drops.recv().unwrap(), thread::current().id());
+    memory.drain().unwrap();
+    assert!(drops.try_recv().is_err() && memory.resource_counts().is_empty(), "{}", memory.resource_counts());
+}
+
+#[test]
+fn owner_that_blocks_delays_drain_and_no_allocation() {
+    let (_device, memory) = manager();
+    struct Blocks(mpsc::Receiver<()>, Arc<AtomicBool>);
+    impl Drop for Blocks {
+        fn drop(&mut self) {
+            let _go = self.0.recv();
+            self.1.store(true, Ordering::SeqCst);
+        }
+    }
+    let there = memory.allocate(MemoryKind::Device, 1000).unwrap();
+    let (go, gone) = mpsc::channel();
+    let ended = Arc::new(AtomicBool::new(false));
+    let address = there.device_address().unwrap();
+    // SAFETY: `there` lives to the end of the test, and nobody else uses it.
+    let ours = unsafe { memory.adopt(address, 1000, Blocks(gone, Arc::clone(&ended))) }.unwrap();
+    drop(ours);
+    for kind in memory.kinds() {
+        drop(memory.allocate(kind, 1000).unwrap());
+    }
+    assert!(!ended.load(Ordering::SeqCst));
+    thread::scope(|scope| {
+        let draining = scope.spawn(|| memory.drain());
+        go.send(()).unwrap();
+        draining.join().unwrap().unwrap();
+    });
+    assert!(ended.load(Ordering::SeqCst));
+}
+
+#[test]
+fn owner_that_panics_is_uncounted_all_the_same() {
+    struct Panics;
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("a destructor panics, on purpose");
+        }
+    }
+    let (_device, memory) = manager();
+    let there = memory.allocate(MemoryKind::Device, 1000).unwrap();
+    // SAFETY: `there` lives to the end of the test, and nobody else uses it.
+    drop(unsafe { memory.adopt(there.device_address().unwrap(), 1000, Panics) }.unwrap());
+    memory.drain().unwrap();
+    assert_eq!(memory.resource_counts().allocations, 1, "{}", memory.resource_counts());
+}

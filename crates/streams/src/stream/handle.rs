@@ -1,0 +1,44 @@
+//! The driver's stream, and what keeps it alive if other code owns it.
+
+use std::{any::Any, ops::Deref};
+
+use transload_cuda_sys::Stream;
+use transload_executor::DropQueue;
+
+/// A stream of this crate's own, or one of other code with its owner.
+pub(crate) struct StreamHandle {
+    stream: Stream,
+    /// Dropped by the queue when nothing uses the stream any more.
+    owner: Option<(Box<dyn Any + Send>, DropQueue)>,
+}
+
+// SAFETY: a shared reference does not reach the owner, which is Send; the rest is Sync.
+unsafe impl Sync for StreamHandle {}
+
+impl StreamHandle {
+    pub(crate) fn with_owner(stream: Stream, owner: Box<dyn Any + Send>, drops: &DropQueue) -> Self {
+        Self { stream, owner: Some((owner, drops.clone())) }
+    }
+}
+
+impl From<Stream> for StreamHandle {
+    fn from(stream: Stream) -> Self {
+        Self { stream, owner: None }
+    }
+}
+
+impl Deref for StreamHandle {
+    type Target = Stream;
+
+    fn deref(&self) -> &Stream {
+        &self.stream
+    }
+}
+
+impl Drop for StreamHandle {
+    fn drop(&mut self) {
+        if let Some((owner, drops)) = self.owner.take() {
+            drops.push(owner, Vec::new());
+        }
+    }
+}

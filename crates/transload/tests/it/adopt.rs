@@ -1,0 +1,235 @@
+//! Memory, streams and events of other code beside a runtime's: content and order, without copies, and nothing is left.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread::{self, ThreadId},
+};
+
+use transload::{
+    Array, ErrorKind, Runtime, TransferMethod,
+    cuda::{Access, CudaBackendConfig, CudaGpu, FenceEvent},
+};
+use transload_cuda_sim::harness::{self, EndCheck};
+use transload_cuda_sys::{
+    AsStream, Event, EventTiming, RelaxedCapture, Stream, StreamOptions, check, ffi, trace,
+};
+
+const COUNT: usize = 50_000;
+
+struct Setup {
+    rt: Runtime,
+    gpu: CudaGpu,
+    _end: EndCheck,
+}
+
+impl Setup {
+    fn new() -> Self {
+        let test = harness::device();
+        let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+        let rt = Runtime::builder().cuda(config).discover().unwrap();
+        let gpu = rt.cuda(test.ordinal()).unwrap();
+        Self { rt, gpu, _end: test.end_check() }
+    }
+
+    fn finish(self) {
+        self.rt.drain().unwrap();
+        for (name, counts) in self.rt.manager().resource_counts() {
+            assert!(counts.is_empty(), "{name}: {counts}");
+        }
+    }
+}
+
+/// Another library: its own stream, and memory that `cuMemAlloc` gave.
+struct Theirs {
+    stream: Stream,
+    address: u64,
+    dropped: mpsc::Sender<ThreadId>,
+}
+
+impl Theirs {
+    fn new(gpu: &CudaGpu) -> (Arc<Self>, mpsc::Receiver<ThreadId>) {
+        let context = gpu.device().context().unwrap();
+        let stream = Stream::new(context, StreamOptions::default()).unwrap();
+        let (mut address, (dropped, drops)) = (0, mpsc::channel());
+        // SAFETY: the out pointer is valid and the context is bound.
+        let allocate = || unsafe { ffi::cuMemAlloc_v2(&mut address, COUNT * 4) };
+        context.call("cuMemAlloc_v2", allocate).unwrap();
+        (Arc::new(Self { stream, address, dropped }), drops)
+    }
+
+    /// Sets all elements, as a kernel of theirs would.
+    fn fill(&self, value: u32) {
+        let _bound = self.stream.context().enter().unwrap();
+        // SAFETY: their own memory, which lives as long as `self`.
+        let code = unsafe { ffi::cuMemsetD32Async(self.address, value, COUNT, self.stream.as_raw()) };
+        check("cuMemsetD32Async", code).unwrap();
+    }
+
+    fn adopt(self: &Arc<Self>, gpu: &CudaGpu) -> Array<u32> {
+        // SAFETY: the owner keeps the memory; the tests order their work with the array's.
+        unsafe { gpu.adopt(self.address, COUNT, Arc::clone(self)) }.unwrap()
+    }
+
+    fn adopt_stream(self: &Arc<Self>, gpu: &CudaGpu) -> transload::cuda::CudaStream {
+        // SAFETY: the owner keeps the stream, and nobody captures it.
+        unsafe { gpu.adopt_stream(self.stream.as_raw() as usize, Arc::clone(self)) }.unwrap()
+    }
+}
+
+impl Drop for Theirs {
+    fn drop(&mut self) {
+        self.stream.synchronize().unwrap();
+        let _relaxed = RelaxedCapture::enter();
+        // SAFETY: allocated by `new`, and nothing uses it any more.
+        let free = || unsafe { ffi::cuMemFree_v2(self.address) };
+        self.stream.context().call("cuMemFree_v2", free).unwrap();
+        let _nobody_listens = self.dropped.send(thread::current().id());
+    }
+}
+
+#[test]
+fn copies_on_their_stream_are_in_its_order_both_ways() {
+    let setup = Setup::new();
+    let Setup { rt, gpu, .. } = &setup;
+    let (theirs, drops) = Theirs::new(gpu);
+    let (array, stream) = (theirs.adopt(gpu), theirs.adopt_stream(gpu));
+    let (ours, back) = (gpu.alloc::<u32>(COUNT).unwrap(), gpu.pinned::<u32>(COUNT).unwrap());
+    for round in 1..20_u32 {
+        // Theirs to ours: after their work, before their next. Nothing waits on the host.
+        theirs.fill(round);
+        let report = rt.copy(&array, &ours).on(&stream).submit();
+        theirs.fill(0xDEAD);
+        assert_eq!(report.wait().unwrap().method, TransferMethod::DirectCopy);
+        rt.copy(&ours, &back).on(&stream).wait().unwrap();
+        assert!(back.read().unwrap().iter().all(|value| *value == round));
+        // Ours to theirs.
+        rt.copy(&ours, &array).on(&stream).submit().wait().unwrap();
+        rt.copy(&array, &back).wait().unwrap();
+        assert!(back.read().unwrap().iter().all(|value| *value == round));
+    }
+    drop((array, stream, ours, back));
+    rt.drain().unwrap();
+    assert!(drops.try_recv().is_err(), "their own handle is left");
+    drop(theirs);
+    drops.try_recv().unwrap();
+    setup.finish();
+}
+
+#[test]
+fn adopted_and_handed_back_without_a_copy() {
+    let setup = Setup::new();
+    let (theirs, drops) = Theirs::new(&setup.gpu);
+    let address = theirs.address;
+    let stream = theirs.adopt_stream(&setup.gpu);
+    let trace = trace::start();
+    let array = theirs.adopt(&setup.gpu);
+    assert_eq!(array.raw().device_address(), Some(address));
+    let using = array.used_on(&stream, Access::Write).unwrap();
+    theirs.fill(3);
+    using.end().unwrap();
+    let moved: Vec<_> =
+        trace.calls_of_this_thread().into_iter().filter(|call| call.name.contains("cpy")).collect();
+    assert!(moved.is_empty(), "{moved:?}");
+    drop(trace);
+    assert!(setup.rt.download(&array).wait().unwrap().iter().all(|value| *value == 3));
+    drop((array, stream, theirs));
+    setup.rt.drain().unwrap();
+    assert_ne!(drops.try_recv().unwrap(), thread::current().id());
+    setup.finish();
+}
+
+#[test]
+fn work_of_theirs_in_flight_is_waited_for() {
+    let setup = Setup::new();
+    let Setup { rt, gpu, .. } = &setup;
+    let (theirs, _drops) = Theirs::new(gpu);
+    let back = gpu.pinned::<u32>(COUNT).unwrap();
+    for round in 0..20_u32 {
+        theirs.fill(round);
+        let fence = if round % 2 == 0 {
+            theirs.adopt_stream(gpu).fence().unwrap()
+        } else {
+            let context = gpu.device().context().unwrap();
+            let event = Event::new(context, EventTiming::Disabled).unwrap();
+            event.record(&theirs.stream).unwrap();
+            // SAFETY: the event is alive.
+            unsafe { gpu.fence_of_event(event.as_raw() as usize) }.unwrap()
+        };
+        // SAFETY: the owner keeps the memory, and the fence covers its work.
+        let array =
+            unsafe { gpu.adopt_after::<u32>(theirs.address, COUNT, Arc::clone(&theirs), &[fence]) }.unwrap();
+        rt.copy(&array, &back).wait().unwrap();
+        assert!(back.read().unwrap().iter().all(|value| *value == round));
+        // Their stream waits for our transfer.
+        let filled = rt.copy(&back, &array).submit();
+        let fence = pollster::block_on(filled.enqueued()).unwrap().unwrap();
+        let event = FenceEvent::of(&fence).unwrap();
+        // SAFETY: the event is alive.
+        unsafe { theirs.stream.wait_raw_event(event.as_raw()) }.unwrap();
+    }
+    drop((back, theirs));
+    setup.finish();
+}
+
+#[test]
+fn owner_may_wait_for_a_transfer_in_its_drop() {
+    struct Waits {
+        rt: Runtime,
+        gpu: CudaGpu,
+        done: Arc<AtomicUsize>,
+        _theirs: Arc<Theirs>,
+    }
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            let (src, dst) = (self.rt.host(vec![7_u8; 1000]).unwrap(), self.gpu.alloc::<u8>(1000).unwrap());
+            self.rt.copy(&src, &dst).wait().unwrap();
+            assert_eq!(*self.rt.download(&dst).wait().unwrap(), [7; 1000]);
+            self.rt.drain().ok();
+            self.done.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let setup = Setup::new();
+    let Setup { rt, gpu, .. } = &setup;
+    let (theirs, _drops) = Theirs::new(gpu);
+    let done = Arc::new(AtomicUsize::new(0));
+    for _ in 0..10 {
+        let owner =
+            Waits { rt: rt.clone(), gpu: gpu.clone(), done: Arc::clone(&done), _theirs: Arc::clone(&theirs) };
+        // SAFETY: `theirs` keeps the memory, and nobody else uses it.
+        let array = unsafe { gpu.adopt::<u32>(theirs.address, COUNT, owner) }.unwrap();
+        drop(rt.copy(&array, &gpu.alloc(COUNT).unwrap()).submit());
+    }
+    drop(theirs);
+    rt.drain().unwrap();
+    assert_eq!(done.load(Ordering::SeqCst), 10);
+    setup.finish();
+}
+
+#[test]
+fn wrong_addresses_are_errors_and_drop_the_owner() {
+    let setup = Setup::new();
+    let gpu = &setup.gpu;
+    let (theirs, drops) = Theirs::new(gpu);
+    let address = theirs.address;
+    let on_host = [0_u8; 64];
+    for (address, len) in [
+        (0, 1),
+        (address + 1, 1),
+        (address, 0),
+        (address, usize::MAX),
+        (u64::MAX - 7, 1),
+        (on_host.as_ptr() as u64, 8),
+    ] {
+        // SAFETY: it is refused.
+        let refused = unsafe { gpu.adopt::<u64>(address, len, Arc::clone(&theirs)) };
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidArgument, "{len} at {address:#x}");
+    }
+    drop(theirs);
+    setup.rt.drain().unwrap();
+    assert_ne!(drops.try_recv().unwrap(), thread::current().id());
+    setup.finish();
+}
