@@ -33,6 +33,10 @@ impl Drop for ExportedLoan {
         match &self.return_mode {
             ReturnMode::Immediate => drop(loan),
             #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+            ReturnMode::AfterStream(_) if transload_core::mutant!("dlpack/loan-ends-after-consumer") => {
+                drop(loan)
+            }
+            #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
             ReturnMode::AfterStream(stream) => _ = stream.end_loan(loan),
         }
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{Error, Fence, Result, mutant};
+use transload_core::{Error, Fence, Result};
 
 use crate::{BlockingKey, Executor, Task, guarded::discard, workers::is_inside};
 
@@ -109,7 +109,7 @@ impl DropQueue {
         let shared = &self.shared;
         loop {
             let mut state = shared.state.lock();
-            while state.busy > 0 && !mutant!("executor/drain-drops") {
+            while state.busy > 0 {
                 shared.changed.wait(&mut state);
             }
             if state.ready.is_empty() && state.waiting.is_empty() {
@@ -166,11 +166,7 @@ impl Shared {
         let Some(mut pending) = state.ready.pop_front() else { return };
         state.busy += 1;
         drop(state);
-        if !mutant!("executor/drop-after-work") {
-            pending.after.retain(|fence| !fence.is_known_complete());
-        } else {
-            pending.after.clear();
-        }
+        pending.after.retain(|fence| !fence.is_known_complete());
         let Some(fence) = pending.after.first().cloned() else {
             discard(pending.value);
             return self.done();

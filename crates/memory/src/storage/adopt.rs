@@ -79,8 +79,7 @@ impl CudaMemoryManager {
             );
             return Err(invalid(text));
         };
-        let other_device = known.ordinal != device.ordinal() && !known.is_host;
-        if other_device && !transload_core::mutant!("memory/adopt-own-device") {
+        if known.ordinal != device.ordinal() && !known.is_host {
             let text = format!(
                 "the memory at {address:#x} belongs to {}; adopt it there, not on {}",
                 DeviceId::Cuda(known.ordinal),

@@ -36,9 +36,7 @@ impl CudaStream {
             return Err(transload_core::Error::new(ErrorKind::InvalidArgument, text));
         }
         let loan = buffer.lend(access)?;
-        if !transload_core::mutant!("streams/use-after-earlier-work") {
-            self.wait_fences(loan.after())?;
-        }
+        self.wait_fences(loan.after())?;
         // Work of the handle's users is not counted by the stream.
         self.own.share();
         Ok(StreamUse { loan: Some(loan), stream: self.clone() })
@@ -53,12 +51,7 @@ impl CudaStream {
     pub fn end_loan(&self, mut loan: Loan) -> Result<()> {
         match self.fence() {
             Ok(fence) => {
-                let fences = [fence];
-                loan.end_after(if transload_core::mutant!("streams/loan-ends-after-work") {
-                    &[]
-                } else {
-                    &fences
-                });
+                loan.end_after(&[fence]);
                 Ok(())
             }
             // No work runs on a lost device.
