@@ -1,4 +1,4 @@
-//! CUDA graphs: operations recorded once, and launched as a whole as often as wanted.
+//! CUDA graphs: operations recorded once and launched as one, any number of times.
 
 mod plan;
 mod record;
@@ -18,12 +18,11 @@ use transload_memory::{CudaDevice, lift};
 
 use crate::{CudaStream, stream::priority_number, submit::kernels::Kernels};
 
-/// A recorded graph of work on one device. It keeps its buffers alive; dropped while a launch is in flight it leaves them and
-/// the launch be until that is over. Usable from any thread.
+/// A recorded graph of work on one device. It keeps its buffers alive, also until a launch in flight is complete if it
+/// is dropped before. Usable from any thread.
 ///
-/// A launch is ordered like any operation: after earlier uses of its buffers in conflict, before later ones, whatever streams
-/// those are on. Launches of one graph run one after the other (the driver sees to it), also where they have nothing in
-/// conflict.
+/// A launch is ordered like any operation: after earlier and before later conflicting uses of its buffers, on any
+/// stream. The driver runs launches of one graph one after the other, even if they do not conflict.
 ///
 /// ```
 #[doc = include_str!("../../examples/graph.rs")]
@@ -34,40 +33,41 @@ pub struct CudaGraph {
     priority: StreamPriority,
     uses: Vec<(RawBuffer, Access)>,
     nodes: usize,
-    /// Whether its nodes are operations of ours. Others may be functions of the host's, or another device's work.
+    /// Whether all nodes are operations of this library. Others may be host functions or work of another device.
     stays_on_device: bool,
-    /// Locked during a launch: the driver lets only one thread at a time use an executable.
+    /// Locked during a launch: an executable graph may be used by one thread at a time.
     exec: Mutex<GraphExec>,
     kernels: Option<InUse>,
 }
 
-/// The kernels that nodes launch, and when the last launch is over.
+/// The kernels that nodes launch, and the end of the last launch.
 #[derive(Debug)]
 struct InUse {
     kernels: Arc<Kernels>,
     last: Event,
 }
 
-/// How an update came about.
+/// How a graph was updated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CudaGraphUpdate {
-    /// The executable took the new buffers.
+    /// The executable graph was changed in place.
     InPlace,
-    /// The driver does not change an executable that far, so a new one was made, which takes longer.
+    /// The driver refused that change, so a new executable graph was created, which takes longer.
     Rebuilt {
-        /// What the driver refused.
+        /// The driver's reason.
         because: String,
     },
 }
 
 impl CudaGraph {
-    /// Records operations. Those in conflict will run in the order given, others side by side, four at a time. Nothing is
-    /// enqueued and no data is touched; someone else's capture stays valid.
+    /// Records operations. Conflicting ones run in the given order, others concurrently, four at a time. Enqueues nothing
+    /// and touches no data. Captures of other threads stay valid.
     ///
     /// # Errors
-    /// `Unsupported` for an operation that no graph takes (pageable memory, prefetches, other devices), saying which and why;
-    /// `InvalidArgument` for none at all; those of [`Operation::validate`]; `MissingFunction` before CUDA 11.4; the driver's.
+    /// `Unsupported` for an operation that a graph cannot contain (pageable memory, prefetches, other devices), with its
+    /// index and the reason; `InvalidArgument` without operations; those of [`Operation::validate`]; `MissingFunction`
+    /// before CUDA 11.4; the driver's.
     pub fn record(
         device: &CudaDevice,
         priority: StreamPriority,
@@ -79,19 +79,19 @@ impl CudaGraph {
         Ok(Self { stays_on_device: true, ..graph })
     }
 
-    /// Records whatever a closure enqueues on a stream that is made for it, for frameworks.
+    /// Records what a closure enqueues on a new stream: for frameworks.
     ///
-    /// The calling thread is in a thread-local capture meanwhile: what the driver then forbids it (allocating, waiting, asking)
-    /// answers an error, and the capture is invalid. Nothing that is enqueued runs before a launch.
+    /// The calling thread has a thread-local capture meanwhile: calls that the driver forbids then (allocating, waiting,
+    /// querying) fail and invalidate the capture. Nothing runs before a launch.
     ///
     /// # Errors
-    /// The closure's; the driver's, such as 901 after a forbidden call and 904 where another stream was not joined;
-    /// `InvalidArgument` for a use that writes what may not be written.
+    /// The closure's; the driver's, such as 901 after a forbidden call and 904 if another stream was not joined;
+    /// `InvalidArgument` for a use that writes read-only memory.
     ///
     /// # Safety
-    /// * `uses` has every range that the work touches, with [`Access::Write`] where it writes. The graph keeps those buffers
-    ///   alive and orders launches by them; what else the work needs (modules, foreign memory) outlives the graph and its
-    ///   launches.
+    /// * `uses` contains every range that the work touches, with [`Access::Write`] if it writes. The graph keeps these
+    ///   buffers alive and orders launches by them; everything else that the work needs (modules, foreign memory) outlives
+    ///   the graph and its launches.
     /// * The closure neither ends the capture nor keeps the stream.
     pub unsafe fn capture_raw(
         device: &CudaDevice,
@@ -100,7 +100,7 @@ impl CudaGraph {
         enqueue: impl FnOnce(RawStream) -> Result<()>,
     ) -> Result<Self> {
         if uses.iter().any(|(buffer, access)| *access == Access::Write && !buffer.is_writable()) {
-            let text = "the work writes a buffer that wraps memory that may not be written";
+            let text = "the work writes a buffer of read-only memory";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let context = device.context()?;
@@ -127,20 +127,21 @@ impl CudaGraph {
         Ok(Self { device: device.clone(), priority, uses, nodes, stays_on_device: false, exec, kernels })
     }
 
-    /// Enqueues the whole graph, behind what is on the stream and what conflicts with its buffers. Does not wait for it.
+    /// Enqueues the whole graph, after the stream's earlier work and conflicting uses of its buffers. Does not wait for
+    /// it.
     ///
     /// # Errors
-    /// `Unsupported` for a stream of another device; `Busy` where a host view is open on a range; the driver's. On an error
+    /// `Unsupported` for a stream of another device; `Busy` if a host view is open on a range; the driver's. On an error
     /// nothing was enqueued.
     pub fn launch(&self, stream: &CudaStream) -> Result<Fence> {
         submit(stream, &Operation::Replay { recorded: self }, Timing::Off)
     }
 
-    /// Records other operations in the place of those it has: the same ones over other buffers, say, which the driver can
-    /// change in place. Launches in flight run on as they were.
+    /// Replaces the recorded operations, for example by the same ones on other buffers, which the driver can change in
+    /// place. Launches in flight are not affected.
     ///
     /// # Errors
-    /// As for [`record`](Self::record); the graph is as it was then.
+    /// As for [`record`](Self::record); the graph is unchanged then.
     pub fn update(&mut self, operations: &[Operation<'_>]) -> Result<CudaGraphUpdate> {
         let captured = record::capture(&self.device, self.priority, operations)?;
         let nodes = captured.graph.node_count().map_err(lift)?;
@@ -160,23 +161,23 @@ impl CudaGraph {
         Ok(update)
     }
 
-    /// How many nodes it has: one for each call that its operations make to the driver.
+    /// Returns the number of nodes: one for each driver call of its operations.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.nodes
     }
 
     /// # Safety
-    /// * The graph's [`uses`](Recording::uses) are claimed until the launch is over.
+    /// * The graph's [`uses`](Recording::uses) are claimed until the launch is complete.
     pub(crate) unsafe fn enqueue(&self, stream: &Stream) -> Result<(), DriverError> {
         let mut exec = self.exec.lock();
-        // SAFETY: the uses cover what the nodes touch, and the caller claimed them; the kernels are left running where the
-        // last launch is not over when they go.
+        // SAFETY: the uses cover what the nodes touch, and the caller claimed them; the kernels are leaked if the last
+        // launch is in flight when they are dropped.
         unsafe { exec.launch(stream) }?;
         if let Some(in_use) = &self.kernels
             && in_use.last.record(stream).is_err()
         {
-            // Nobody will know when it is over.
+            // The end of this launch cannot be known.
             in_use.kernels.leak();
         }
         Ok(())
@@ -198,8 +199,8 @@ impl Drop for InUse {
     }
 }
 
-// SAFETY: `record` takes the uses from the operations themselves, and `capture_raw` from its caller, who promises them;
-// they change only through an exclusive borrow.
+// SAFETY: `record` takes the uses from the operations, and `capture_raw` from its caller, who promises them; they change
+// only through an exclusive borrow.
 unsafe impl Recording for CudaGraph {
     fn device(&self) -> DeviceId {
         self.device.id()

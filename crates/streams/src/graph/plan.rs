@@ -1,20 +1,20 @@
-//! Which operations of a recording may run beside each other, and which wait for which.
+//! Which operations of a recording may run concurrently, and which wait for which.
 
 use std::{collections::HashMap, ops::Range};
 
 use smallvec::SmallVec;
 use transload_core::{Access, BufferId, Operation};
 
-/// Side by side at most: a device has few copy engines, and each branch is a stream for the time of recording.
+/// Maximum number of concurrent branches: a device has few copy engines, and each branch needs a stream while recording.
 pub(super) const BRANCHES: usize = 4;
 
-/// One operation's place.
+/// Branch and dependencies of one operation.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) branch: usize,
     /// Earlier operations of other branches that it must come after.
     pub(super) after: SmallVec<[usize; BRANCHES]>,
-    /// Whether one of another branch waits for it.
+    /// Whether an operation of another branch waits for it.
     pub(super) is_awaited: bool,
 }
 
@@ -25,11 +25,11 @@ struct Use {
     by: usize,
 }
 
-/// Gives every operation a branch. Those in conflict keep the order given; others are spread.
+/// Assigns a branch to every operation. Conflicting ones keep their order; others are distributed.
 pub(super) fn plan(operations: &[Operation<'_>]) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::with_capacity(operations.len());
     let mut known: HashMap<BufferId, Vec<Use>> = HashMap::new();
-    // Per branch the last operation, and how many there are.
+    // Per branch: the last operation, and the number of operations.
     let mut branches: [(Option<usize>, usize); BRANCHES] = [(None, 0); BRANCHES];
     for (index, operation) in operations.iter().enumerate() {
         let mut last_before: [Option<usize>; BRANCHES] = [None; BRANCHES];
@@ -45,7 +45,7 @@ pub(super) fn plan(operations: &[Operation<'_>]) -> Vec<Step> {
                 }
             }
             if access == Access::Write {
-                // Whoever comes after this write comes after what it covers.
+                // Operations after this write are also after the uses that it covers.
                 uses.retain(|earlier| {
                     earlier.by == index || earlier.range.start < range.start || earlier.range.end > range.end
                 });
@@ -66,12 +66,12 @@ pub(super) fn plan(operations: &[Operation<'_>]) -> Vec<Step> {
     steps
 }
 
-/// The branch that ends with what the operation waits for anyway, else the emptiest one.
+/// Returns the branch that ends with an operation to wait for, else the shortest one.
 fn choose(branches: &[(Option<usize>, usize); BRANCHES], before: &[Option<usize>; BRANCHES]) -> usize {
-    let goes_on =
+    let continued =
         (0..BRANCHES).filter(|branch| before[*branch].is_some() && before[*branch] == branches[*branch].0);
-    let emptiest = || (0..BRANCHES).min_by_key(|branch| branches[*branch].1);
-    goes_on.max_by_key(|branch| before[*branch]).or_else(emptiest).unwrap_or(0)
+    let shortest = || (0..BRANCHES).min_by_key(|branch| branches[*branch].1);
+    continued.max_by_key(|branch| before[*branch]).or_else(shortest).unwrap_or(0)
 }
 
 fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {

@@ -1,4 +1,4 @@
-//! Recording: operations captured on private streams, independent ones side by side.
+//! Captures operations on private streams, independent ones concurrently.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub(super) struct Captured {
 
 /// Captures the operations. Nothing is enqueued and no data is touched.
 ///
-/// The capture is relaxed: calls of other threads cannot break it. And nothing here breaks a capture of theirs.
+/// The capture is relaxed: calls of other threads do not invalidate it, and this one invalidates no other.
 pub(super) fn capture(
     device: &CudaDevice,
     priority: StreamPriority,
@@ -56,8 +56,8 @@ pub(super) fn capture(
     Ok(Captured { graph, kernels })
 }
 
-/// A capture takes no `cuMemcpyPeerAsync` (driver 580 answers 900). Where both devices reach each other's memory, as they do
-/// before a peer copy is chosen, a copy between their addresses is the same.
+/// Replaces `cuMemcpyPeerAsync`, which cannot be captured (driver 580 returns 900). Peer access is enabled before a peer
+/// copy is chosen, so an ordinary copy between the addresses is equivalent.
 fn capturable(calls: DriverCalls<'_>) -> DriverCalls<'_> {
     match calls {
         DriverCalls::CopyPeer { src: (src, _), dst: (dst, _), bytes } => {
@@ -68,24 +68,24 @@ fn capturable(calls: DriverCalls<'_>) -> DriverCalls<'_> {
 }
 
 fn no_stream() -> Error {
-    Error::new(ErrorKind::Interrupted, "no stream could be made to record on")
+    Error::new(ErrorKind::Interrupted, "no stream to record on could be created")
 }
 
 /// # Errors
-/// `Unsupported`, saying what stands in the way and what would be valid.
+/// `Unsupported`, with the reason and what would be valid.
 fn check_recordable(index: usize, operation: &Operation<'_>, device: DeviceId) -> Result<()> {
     let refuse = |reason: &str| {
         Err(Error::new(ErrorKind::Unsupported, format!("operation {index} cannot be recorded: {reason}")))
     };
     match operation {
         Operation::Prefetch { .. } | Operation::PrefetchToNode { .. } => {
-            refuse("the driver takes no prefetch into a graph; prefetch before the replay")
+            refuse("a graph cannot contain a prefetch; prefetch before the replay")
         }
         Operation::Replay { .. } => refuse("it is a recording itself; record its operations instead"),
         _ if operation.uses().iter().any(|(buffer, _)| buffer.place().kind == MemoryKind::Pageable) => {
             refuse("the driver copies pageable memory during the call; use pinned memory")
         }
-        // A peer copy is checked where it is made ready: one of its sides is here.
+        // Peer copies were checked when their calls were prepared.
         Operation::CopyPeer { .. } => Ok(()),
         _ => match operation
             .uses()
@@ -101,7 +101,7 @@ fn check_recordable(index: usize, operation: &Operation<'_>, device: DeviceId) -
     }
 }
 
-/// The driver's part: fork from the first stream, calls, join.
+/// Captures the driver calls: fork from the first stream, calls, join.
 fn capture_on(
     context: &Context,
     first: &Stream,
@@ -110,13 +110,13 @@ fn capture_on(
 ) -> Result<Graph, DriverError> {
     let _bound = context.enter()?;
     let new_event = || Event::new(context, EventTiming::Disabled);
-    // Before the capture begins: events for those whom another branch waits for, and one for each fork and join.
+    // Created before the capture begins: events for the operations that another branch waits for, the fork and the joins.
     let events: Vec<Option<Event>> =
         work.iter().map(|(_, step)| step.is_awaited.then(new_event).transpose()).collect::<Result<_, _>>()?;
     let fork = if others.is_empty() { None } else { Some(new_event()?) };
     let joins: Vec<Event> = others.iter().map(|_| new_event()).collect::<Result<_, _>>()?;
 
-    // SAFETY: all of these streams are private, and nothing but the recording is enqueued on them.
+    // SAFETY: these streams are private; only the recording is enqueued on them.
     let capture = unsafe { Capture::begin(first, CaptureMode::Relaxed) }?;
     if let Some(fork) = &fork {
         fork.record(first)?;
@@ -131,8 +131,8 @@ fn capture_on(
             }
         }
         let mut _captured = false;
-        // SAFETY: the stream is being captured, so nothing is enqueued: the memory is used by launches only, for which the
-        // graph keeps its buffers.
+        // SAFETY: the stream is being captured, so nothing runs: only launches use the memory, and the graph keeps its
+        // buffers alive for them.
         unsafe { calls.make(stream.as_raw(), &mut _captured) }?;
         if let Some(event) = event {
             event.record(stream)?;

@@ -1,4 +1,4 @@
-//! Parameters of a launch, passed by value: numbers of 1 to 8 bytes.
+//! Kernel parameters passed by value: numbers of 1 to 8 bytes.
 
 use std::os::raw::c_void;
 
@@ -10,7 +10,7 @@ pub trait KernelArg: Copy + sealed::Word {}
 
 mod sealed {
     pub trait Word {
-        /// The value's bytes at the beginning of a word, and how many they are.
+        /// Returns the value's bytes, at the start of a word, and their number.
         fn word(self) -> (u64, usize);
     }
 }
@@ -29,7 +29,7 @@ macro_rules! arguments {
 }
 arguments!(u8, u16, u32, u64, i8, i16, i32, i64, f32, f64);
 
-/// The parameters of a launch in order. Each word begins with the parameter's bytes and is aligned for any of them.
+/// The parameters of a launch in order. Each word starts with the parameter's bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Arguments {
     words: SmallVec<[u64; 8]>,
@@ -47,7 +47,7 @@ impl Arguments {
         &self.sizes
     }
 
-    /// What the driver is given: the address of each parameter. Valid while `self` is neither changed nor moved.
+    /// Returns the address of each parameter, for the driver. Valid while `self` is neither changed nor moved.
     pub(crate) fn pointers(&self) -> SmallVec<[*mut c_void; 8]> {
         self.words.iter().map(|word| (&raw const *word).cast_mut().cast()).collect()
     }

@@ -1,12 +1,12 @@
-//! How many threads a launch has, in blocks of a grid.
+//! The shape of a launch: grid and blocks.
 
 use transload_core::{Error, ErrorKind, Result};
 
-/// Blocks of a grid in each dimension at most; the same for every device since compute capability 3.0.
+/// Maximum blocks of a grid in each dimension, for all devices since compute capability 3.0.
 ///
 /// Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 const GRID_LIMITS: (u32, u32, u32) = (i32::MAX.cast_unsigned(), 65_535, 65_535);
-/// Threads of a block in each dimension at most; source as above.
+/// Maximum threads of a block in each dimension; source as above.
 const BLOCK_LIMITS: (u32, u32, u32) = (1_024, 1_024, 64);
 
 /// The shape of a launch. Checked when the launch is enqueued.
@@ -14,7 +14,7 @@ const BLOCK_LIMITS: (u32, u32, u32) = (1_024, 1_024, 64);
 pub struct LaunchConfig {
     /// Blocks in each dimension: at most 2,147,483,647 × 65,535 × 65,535.
     pub grid: (u32, u32, u32),
-    /// Threads of a block in each dimension: at most 1,024 × 1,024 × 64, and no more in all than the kernel's
+    /// Threads of a block in each dimension: at most 1,024 × 1,024 × 64, and in total at most the kernel's
     /// [`max_threads_per_block`](crate::CudaKernel::max_threads_per_block).
     pub block: (u32, u32, u32),
     /// Bytes of dynamic shared memory for each block.
@@ -22,21 +22,21 @@ pub struct LaunchConfig {
 }
 
 impl LaunchConfig {
-    /// `blocks` blocks of `threads` threads, in one dimension, without dynamic shared memory.
+    /// Creates a one-dimensional shape of `blocks` blocks of `threads` threads, without dynamic shared memory.
     #[must_use]
     pub fn linear(blocks: u32, threads: u32) -> Self {
         Self { grid: (blocks, 1, 1), block: (threads, 1, 1), shared_bytes: 0 }
     }
 
-    /// Enough blocks of `threads` threads for one thread per element; for kernels that step by the size of their grid, since
-    /// a grid has its limits.
+    /// Creates a one-dimensional shape with one thread per element, as far as the limit of a grid allows: for kernels with
+    /// a grid-stride loop.
     #[must_use]
     pub fn for_elements(elements: u64, threads: u32) -> Self {
         let blocks = elements.div_ceil(u64::from(threads.max(1)));
         Self::linear(u32::try_from(blocks).map_or(GRID_LIMITS.0, |blocks| blocks.min(GRID_LIMITS.0)), threads)
     }
 
-    /// The same with so many bytes of dynamic shared memory for each block.
+    /// Returns this shape with dynamic shared memory, in bytes per block.
     #[must_use]
     pub fn with_shared_bytes(self, shared_bytes: u32) -> Self {
         Self { shared_bytes, ..self }

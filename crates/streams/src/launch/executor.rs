@@ -1,4 +1,4 @@
-//! Launches whose unified memory is brought to the device beforehand, beside the work that is already under way.
+//! Launches whose unified memory is prefetched to the device, concurrently with earlier work.
 
 use std::sync::Arc;
 
@@ -12,24 +12,24 @@ use transload_memory::{
 use super::{Launch, uses::Advised};
 use crate::CudaStream;
 
-/// Enqueues launches so that they find their memory in place. The unified buffers that a launch declares are prefetched to the
-/// device on a stream of the executor's own, while earlier work of the launch's stream goes on; the launch waits for that on
-/// the device, and its first touch of a page is no fault. What lies there already is not prefetched again.
+/// Enqueues launches with prefetches of their memory. The unified buffers that a launch declares are prefetched to the
+/// device on a separate stream, concurrently with earlier work of the launch's stream. The launch waits for them on the
+/// device, so it has no page faults. Resident memory is not prefetched again.
 ///
-/// A buffer's [`role`](Launch::role) gives the driver the advice that goes with it, once, before the launch.
+/// A buffer's [`role`](Launch::role) also gives the driver advice, once, before the launch.
 ///
-/// Where the device cannot use unified memory at the same time as the host (before Pascal), the driver moves all of it by
-/// itself at each launch, and the executor prefetches nothing.
+/// If host and device cannot use unified memory concurrently (before Pascal), the driver moves all of it at each launch,
+/// and the executor prefetches nothing.
 ///
 /// ```
 #[doc = include_str!("../../examples/launch.rs")]
 /// ```
 ///
-/// Usable from any thread. Dropping it neither waits for work nor cuts it short.
+/// Usable from any thread. Dropping it neither waits for work nor aborts it.
 #[derive(Debug)]
 pub struct LaunchExecutor {
     device: CudaDevice,
-    /// Prefetches towards the device, and back: on a stream each, since the link carries both ways at once.
+    /// Streams for prefetches to the device and back: the link is full duplex.
     there: CudaStream,
     back: CudaStream,
     concurrent: bool,
@@ -39,7 +39,7 @@ pub struct LaunchExecutor {
 }
 
 impl LaunchExecutor {
-    /// An executor with two streams of its own on the device.
+    /// Creates an executor with two streams on the device.
     ///
     /// # Errors
     /// The driver's.
@@ -55,11 +55,11 @@ impl LaunchExecutor {
         })
     }
 
-    /// Also prefetches what later launches are expected to use, on one more stream of its own: ranges of the declared
-    /// buffers that follow one another, lie a stride apart, or come again in the same order. See [`AutoPrefetcher`].
+    /// Also prefetches ranges that later launches are expected to use, on one more stream: ranges of the declared buffers
+    /// that follow each other, have a constant stride, or repeat in the same order. See [`AutoPrefetcher`].
     ///
-    /// It pays where a launch is enqueued late, because the host waits for the one before; where many launches are enqueued
-    /// ahead, each one's own prefetches are early enough.
+    /// This helps if the host waits for a launch before it enqueues the next. If many launches are enqueued ahead, their
+    /// own prefetches are early enough.
     ///
     /// # Errors
     /// The driver's.
@@ -70,20 +70,20 @@ impl LaunchExecutor {
         Ok(self)
     }
 
-    /// What came of the predictions, where there are any.
+    /// Returns statistics of the predictions, if enabled.
     #[must_use]
     pub fn prediction_statistics(&self) -> Option<PredictionStatistics> {
         self.prediction.as_ref().map(AutoPrefetcher::statistics)
     }
 
-    /// Prefetches what the launch declares, and enqueues it on `stream` behind that. With
-    /// [`result_on`](Launch::result_on) the unified buffers that it writes are prefetched there behind it; the fence is then
-    /// over when that is, else when the kernel is.
+    /// Prefetches the declared buffers, and enqueues the launch on `stream` after that. With
+    /// [`result_on`](Launch::result_on), the unified buffers that it writes are prefetched there afterwards. The fence
+    /// completes with the last prefetch, or else with the kernel.
     ///
     /// # Errors
-    /// As for [`Launch::enqueue`], and `InvalidArgument` for a kernel of another device than the executor's. The launch was
-    /// not enqueued then, but some of its memory may be on its way to the device. Where prefetching a result cannot be
-    /// enqueued, the launch is under way all the same, and the error says so.
+    /// As for [`Launch::enqueue`], and `InvalidArgument` for a kernel of another device. The launch was not enqueued then,
+    /// but some prefetches may be in flight. If the prefetch of a result cannot be enqueued, the launch is in flight, and
+    /// the error says so.
     ///
     /// # Safety
     /// * As for [`Launch::enqueue`].
@@ -95,42 +95,42 @@ impl LaunchExecutor {
         }
         launch.check(stream)?;
         let there = if self.concurrent { self.resident.declare(buffers(&launch)) } else { Some(0) };
-        let looks = self.prediction.as_ref().filter(|auto| !auto.try_skip(there));
+        let predicting = self.prediction.as_ref().filter(|auto| !auto.try_skip(there));
         // SAFETY: the caller's promise; the launch was just checked.
         let enqueued =
-            self.bring(&launch, there.is_some()).and_then(|()| unsafe { launch.enqueue_checked(stream) });
+            self.prefetch(&launch, there.is_some()).and_then(|()| unsafe { launch.enqueue_checked(stream) });
         let fence = enqueued.inspect_err(|_| self.forget(&launch))?;
-        if let Some(auto) = looks {
+        if let Some(auto) = predicting {
             auto.predict_and_prefetch(buffers(&launch));
         }
         match launch.wanted_on() {
-            Some(device) => self.take_back(&launch, device, fence),
+            Some(device) => self.prefetch_results(&launch, device, fence),
             None => Ok(fence),
         }
     }
 
-    /// Prefetches a unified buffer to the host, behind the work that uses it so far. Nothing is done, and `None` is the
-    /// answer, for memory that does not migrate: of other kinds, or on a device that moves it by itself.
+    /// Prefetches a unified buffer to the host, after all earlier work on it. Does nothing and returns `None` for memory
+    /// that cannot be prefetched: of other kinds, or without concurrent managed access.
     ///
     /// # Errors
-    /// `Busy` where a host view is open on it; the driver's.
+    /// `Busy` if a host view is open on it; the driver's.
     pub fn prefetch_back(&self, buffer: &RawBuffer) -> Result<Option<Fence>> {
-        self.send(buffer, DeviceId::Cpu)
+        self.prefetch_to(buffer, DeviceId::Cpu)
     }
 
-    fn bring(&self, launch: &Launch<'_>, all_there: bool) -> Result<()> {
+    fn prefetch(&self, launch: &Launch<'_>, all_resident: bool) -> Result<()> {
         for (buffer, role) in launch.roles() {
             if self.migrates(buffer) {
                 self.advised.apply(buffer, *role, self.device.id())?;
             }
         }
-        for (buffer, _) in launch.uses().iter().filter(|_| !all_there) {
+        for (buffer, _) in launch.uses().iter().filter(|_| !all_resident) {
             if !self.migrates(buffer) || self.resident.mark_resident(buffer) {
                 continue;
             }
             match submit(&self.there, &Operation::Prefetch { buffer, to: self.device.id() }, Timing::Off) {
                 Ok(fence) => self.resident.record_prefetch(buffer, fence, false),
-                // The host looks at it. Whether the launch may do so too is decided where it is claimed.
+                // A host view is open. The claim decides whether the launch conflicts with it.
                 Err(error) if error.kind() == ErrorKind::Busy => self.resident.forget(buffer),
                 Err(error) => return Err(error),
             }
@@ -142,20 +142,20 @@ impl LaunchExecutor {
         launch.uses().iter().for_each(|(buffer, _)| self.resident.forget(buffer));
     }
 
-    fn take_back(&self, launch: &Launch<'_>, device: DeviceId, fence: Fence) -> Result<Fence> {
+    fn prefetch_results(&self, launch: &Launch<'_>, device: DeviceId, fence: Fence) -> Result<Fence> {
         let mut end = fence;
         for (buffer, access) in launch.uses() {
             if *access != Access::Write {
                 continue;
             }
-            match self.send(buffer, device) {
-                // One stream: the last is over after all others, and each after the launch.
+            match self.prefetch_to(buffer, device) {
+                // All on one stream: the last completes after the others, and each after the launch.
                 Ok(Some(sent)) => end = sent,
                 Ok(None) => {}
-                // Somebody on the host looks at it already.
+                // A host view is open already.
                 Err(error) if error.kind() == ErrorKind::Busy => {}
                 Err(error) => {
-                    let text = "the launch is under way, but its results cannot be prefetched";
+                    let text = "the launch is in flight, but its results cannot be prefetched";
                     return Err(Error::caused_by(error.kind(), text, error));
                 }
             }
@@ -163,7 +163,7 @@ impl LaunchExecutor {
         Ok(end)
     }
 
-    fn send(&self, buffer: &RawBuffer, to: DeviceId) -> Result<Option<Fence>> {
+    fn prefetch_to(&self, buffer: &RawBuffer, to: DeviceId) -> Result<Option<Fence>> {
         if !self.migrates(buffer) || to == self.device.id() {
             return Ok(None);
         }
@@ -171,7 +171,7 @@ impl LaunchExecutor {
         submit(&self.back, &Operation::Prefetch { buffer, to }, Timing::Off).map(Some)
     }
 
-    /// Whether the buffer is unified memory that can be prefetched: the host has an address of it only then.
+    /// Returns whether the buffer is unified memory that can be prefetched; only then it has a host address.
     fn migrates(&self, buffer: &RawBuffer) -> bool {
         let unified = buffer.place().kind == MemoryKind::Unified;
         unified && self.concurrent && !buffer.is_empty() && buffer.host_address().is_some()

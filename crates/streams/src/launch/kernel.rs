@@ -1,4 +1,4 @@
-//! A kernel of a loaded module: its limits and parameters as the driver tells them, and launches of it.
+//! A kernel of a loaded module: its limits, its parameters, and launches.
 
 use std::{ffi::CString, fmt, sync::Arc};
 
@@ -16,7 +16,7 @@ const MAX_DYNAMIC_SHARED_SIZE_BYTES: u32 = 8;
 const INVALID_VALUE: u32 = 1;
 const NOT_FOUND: u32 = 500;
 
-/// More parameters than any kernel can have: they take at most 32,764 bytes.
+/// Upper bound on the number of parameters: they have at most 32,764 bytes.
 const MOST_PARAMETERS: usize = 32_764;
 
 /// A kernel of a [`CudaModule`](crate::CudaModule), which it keeps loaded. Clones share it; usable from any thread.
@@ -31,18 +31,18 @@ struct Known {
     name: String,
     most_threads: u32,
     most_shared: u32,
-    /// The size of each parameter; `None` where the driver cannot tell (before CUDA 12.4).
+    /// Size of each parameter in bytes; `None` before CUDA 12.4.
     parameters: Option<Vec<usize>>,
 }
 
-// SAFETY: a function's handle belongs to its module, which `loaded` keeps, and not to a thread.
+// SAFETY: a function's handle belongs to its module, which `code` keeps, and not to a thread.
 unsafe impl Send for Known {}
 // SAFETY: as above; the driver synchronises access itself.
 unsafe impl Sync for Known {}
 
 impl CudaKernel {
     pub(crate) fn find(code: &Arc<Code>, name: &str) -> Result<Self> {
-        // The driver has another code for an empty name.
+        // The driver returns another code for an empty name.
         let entry = CString::new(name).ok().filter(|entry| !entry.is_empty());
         let Some(entry) = entry else { return Err(unknown(code, name, None)) };
         let _bound = code.module.context.enter().map_err(lift)?;
@@ -52,10 +52,10 @@ impl CudaKernel {
             _ => lift(error),
         })?;
         // SAFETY: the function was just found in the module.
-        let told = |attribute| unsafe { loaded_module::attribute(raw, attribute) }.map_err(lift);
+        let attribute_of = |attribute| unsafe { loaded_module::attribute(raw, attribute) }.map_err(lift);
         let known = Known {
-            most_threads: told(MAX_THREADS_PER_BLOCK)?,
-            most_shared: told(MAX_DYNAMIC_SHARED_SIZE_BYTES)?,
+            most_threads: attribute_of(MAX_THREADS_PER_BLOCK)?,
+            most_shared: attribute_of(MAX_DYNAMIC_SHARED_SIZE_BYTES)?,
             parameters: parameters(raw).map_err(lift)?,
             code: Arc::clone(code),
             raw,
@@ -64,36 +64,36 @@ impl CudaKernel {
         Ok(Self { known: Arc::new(known) })
     }
 
-    /// Begins a launch. Its parameters follow in order, and then [`enqueue`](Launch::enqueue).
+    /// Returns a builder for a launch: pass the parameters in order, then call [`enqueue`](Launch::enqueue).
     pub fn launch(&self, config: LaunchConfig) -> Launch<'_> {
         Launch::new(self, config)
     }
 
-    /// Its entry's name.
+    /// Returns the name of its entry point.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.known.name
     }
 
-    /// The device that it is loaded for.
+    /// Returns its device.
     #[must_use]
     pub fn device(&self) -> DeviceId {
         self.known.code.device()
     }
 
-    /// How many threads a block of it can have: fewer than the device's 1,024 where it needs many registers.
+    /// Returns the maximum number of threads per block: fewer than 1,024 if it needs many registers.
     #[must_use]
     pub fn max_threads_per_block(&self) -> u32 {
         self.known.most_threads
     }
 
-    /// How many bytes of dynamic shared memory a block of it can have.
+    /// Returns the maximum dynamic shared memory per block, in bytes.
     #[must_use]
     pub fn max_shared_bytes(&self) -> u32 {
         self.known.most_shared
     }
 
-    /// The size of each parameter in bytes; `None` where the driver cannot tell (before CUDA 12.4).
+    /// Returns the size of each parameter in bytes; `None` if the driver cannot report it (before CUDA 12.4).
     #[must_use]
     pub fn parameter_sizes(&self) -> Option<&[usize]> {
         self.known.parameters.as_deref()
@@ -103,13 +103,13 @@ impl CudaKernel {
         &self.known.code
     }
 
-    /// The driver's handle, valid while `self` lives.
+    /// Returns the driver's handle, valid while `self` lives.
     pub(crate) fn raw(&self) -> CUfunction {
         self.known.raw
     }
 
-    /// Checks the number and sizes of what a launch passes, as far as the driver tells what the kernel takes.
-    pub(crate) fn takes(&self, arguments: &Arguments) -> Result<()> {
+    /// Checks the number and sizes of the parameters of a launch, if the kernel's are known.
+    pub(crate) fn check_parameters(&self, arguments: &Arguments) -> Result<()> {
         let given = arguments.sizes();
         match self.parameter_sizes() {
             Some(taken) if taken != given => {
@@ -133,12 +133,12 @@ fn unknown(code: &Code, name: &str, cause: Option<DriverError>) -> Error {
     }
 }
 
-/// The size of each parameter, asked one by one until there is none.
+/// Returns the size of each parameter, queried one by one until there is none.
 fn parameters(function: CUfunction) -> Result<Option<Vec<usize>>, DriverError> {
     let mut sizes = Vec::new();
     while sizes.len() < MOST_PARAMETERS {
         let (mut offset, mut size) = (0, 0);
-        // SAFETY: both out pointers are valid, and the function is one of a loaded module.
+        // SAFETY: both out pointers are valid, and the function is of a loaded module.
         let code = unsafe { ffi::cuFuncGetParamInfo(function, sizes.len(), &mut offset, &mut size) };
         match check("cuFuncGetParamInfo", code) {
             Ok(()) => sizes.push(size),

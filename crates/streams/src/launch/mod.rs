@@ -1,4 +1,4 @@
-//! Kernels of the caller's: what a launch reads and writes is declared, and from that it is ordered, kept alive and prefetched.
+//! Launches of the caller's kernels. They declare the memory they use, which orders them, keeps it alive and prefetches it.
 
 mod arguments;
 mod config;

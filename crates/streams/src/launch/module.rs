@@ -1,4 +1,4 @@
-//! Kernels' code as the driver loaded it: compiled from PTX, found by name, unloaded only when nothing of it runs.
+//! Loaded modules: compiled from PTX, and unloaded only when no kernel of theirs runs.
 
 use std::{
     ffi::{CString, c_void},
@@ -13,22 +13,22 @@ use transload_memory::CudaDevice;
 use super::CudaKernel;
 use crate::{submit::loaded_module::LoadedModule, thread_number::thread_number};
 
-/// Code loaded for one device. Clones and the kernels found in it share it. Usable from any thread.
+/// A module loaded for one device, shared by its clones and kernels. Usable from any thread.
 ///
-/// It is unloaded when the last of them is gone, if none of its launches can be running then; else it goes with the device's
-/// context. Until a thread's next launch of it, it keeps the streams that this thread launched it on last.
+/// It is unloaded when the last of them is dropped, if none of its launches can be running then; otherwise with the
+/// device's context. It keeps the streams of each thread's last launches alive until that thread's next launch.
 #[derive(Clone, Debug)]
 pub struct CudaModule {
     code: Arc<Code>,
 }
 
 impl CudaModule {
-    /// Has the driver compile PTX for the device: some milliseconds where its cache does not have the result. A graph that
-    /// another thread captures meanwhile stays valid.
+    /// Compiles PTX for the device: some milliseconds unless the driver has the result cached. Captures of other threads
+    /// stay valid.
     ///
     /// # Errors
-    /// `InvalidArgument` for a text with a NUL in it; `Unsupported`, with what the compiler says, for a text that the driver
-    /// does not take; the driver's.
+    /// `InvalidArgument` if the text contains a NUL; `Unsupported`, with the compiler's log, if the driver rejects it; the
+    /// driver's.
     pub fn from_ptx(device: &CudaDevice, ptx: &str) -> Result<Self> {
         let text = CString::new(ptx).map_err(|error| {
             let at = error.nul_position();
@@ -41,10 +41,10 @@ impl CudaModule {
     /// Loads a binary image (a cubin or a fat binary), or text that ends with NUL.
     ///
     /// # Errors
-    /// `InvalidArgument` for no bytes; `Unsupported` for an image that has nothing for this device; the driver's.
+    /// `InvalidArgument` for an empty image; `Unsupported` for an image without code for this device; the driver's.
     ///
     /// # Safety
-    /// * `image` is complete: the driver finds its length in the image itself, or by the NUL.
+    /// * `image` is complete: the driver reads its length from the image, or up to the NUL.
     pub unsafe fn from_image(device: &CudaDevice, image: &[u8]) -> Result<Self> {
         if image.is_empty() {
             return Err(Error::new(ErrorKind::InvalidArgument, "an image has at least 1 byte"));
@@ -61,42 +61,42 @@ impl CudaModule {
         Ok(Self { code: Arc::new(Code { module, entries, launches: Default::default() }) })
     }
 
-    /// A kernel by its entry's name, as the PTX spells it (`extern "C"` in the source).
+    /// Returns the kernel with this name in the PTX (`extern "C"` in the source).
     ///
     /// # Errors
-    /// `InvalidArgument` where the module has no such entry; the driver's.
+    /// `InvalidArgument` if the module has no such entry; the driver's.
     pub fn kernel(&self, name: &str) -> Result<CudaKernel> {
         CudaKernel::find(&self.code, name)
     }
 
-    /// The device that the code is for.
+    /// Returns its device.
     #[must_use]
     pub fn device(&self) -> DeviceId {
         self.code.device()
     }
 }
 
-/// The names of a text's kernels.
+/// Returns the names of the kernels in PTX.
 fn entries(ptx: &str) -> Vec<String> {
     let is_name = |letter: &char| letter.is_alphanumeric() || matches!(letter, '_' | '$' | '%');
     let name = |text: &str| text.trim_start().chars().take_while(is_name).collect::<String>();
     ptx.split(".entry").skip(1).map(name).filter(|name| !name.is_empty()).collect()
 }
 
-/// A module, and its launches that may be running.
+/// A module and its launches that may be running.
 #[derive(Debug)]
 pub(crate) struct Code {
     pub(crate) module: LoadedModule,
-    /// The names of its kernels where they are known, for the text of an error.
+    /// Names of its kernels, if known, for error messages.
     pub(crate) entries: Vec<String>,
-    launches: [Launches; SHARES],
+    launches: [Launches; SHARDS],
 }
 
-/// How many shares the threads are divided into.
-const SHARES: usize = 16;
+/// Number of shards of threads.
+const SHARDS: usize = 16;
 
-/// The last launch on each stream that is not known to be over, by one share of the threads.
-// On lines of their own, fetched in pairs.
+/// The last launch on each stream that is not known to be complete, by one shard of the threads.
+// On its own pair of cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Launches(Mutex<SmallVec<[Fence; 4]>>);
@@ -106,11 +106,11 @@ impl Code {
         DeviceId::Cuda(self.module.context.device().ordinal())
     }
 
-    /// A launch of the module's code was enqueued that is over when `fence` is.
-    pub(crate) fn launched(&self, fence: &Fence) {
-        // Dropped after the lock: a fence may be the last handle of its stream.
+    /// Records a launch that completes with `fence`.
+    pub(crate) fn record_launch(&self, fence: &Fence) {
+        // Dropped without the lock: a fence may be the last handle of its stream.
         let mut removed = SmallVec::<[Fence; 4]>::new();
-        let mut launches = self.launches[thread_number() % SHARES].0.lock();
+        let mut launches = self.launches[thread_number() % SHARDS].0.lock();
         let mut index = 0;
         while let Some(launch) = launches.get(index) {
             let implied = launch.timeline().id() == fence.timeline().id() && launch.point() <= fence.point();
@@ -127,7 +127,7 @@ impl Code {
 
 impl Drop for Code {
     fn drop(&mut self) {
-        // Nor is anything unloaded where a launch failed: the context is unusable then.
+        // After a failed launch the context is unusable, so nothing is unloaded.
         let ended = |launch: &Fence| launch.timeline().poll(launch.point()).is_ok_and(|over| over);
         let mut all = self.launches.iter_mut().flat_map(|launches| launches.0.get_mut().iter());
         if !all.all(ended) && !transload_core::mutant!("streams/running-modules-stay") {

@@ -1,4 +1,4 @@
-//! One launch: parameters, declared memory, and the way onto a stream.
+//! Builds and enqueues a launch: parameters and declared memory.
 
 use smallvec::SmallVec;
 use transload_core::{Access, Claims, DeviceId, Error, ErrorKind, Fence, RawBuffer, Result, Timing};
@@ -13,9 +13,8 @@ use super::{
 };
 use crate::{CudaStream, submit::driver_calls::DriverCalls};
 
-/// A launch in the making. Parameters are passed in the order of the calls; buffers are declared as they are passed, and
-/// from that the launch is put behind earlier work in conflict and before later such work, on whatever streams, and its
-/// memory stays alive until it is over.
+/// Builds a launch. Parameters are passed in the order of the calls, and passing a buffer declares its use: the launch
+/// runs after earlier and before later conflicting work, on any stream, and its memory stays alive until it is complete.
 ///
 /// The buffers may be dropped as soon as the launch is enqueued.
 #[derive(Debug)]
@@ -26,7 +25,7 @@ pub struct Launch<'a> {
     arguments: Arguments,
     uses: Uses<'a>,
     roles: Roles<'a>,
-    /// What was wrong with a parameter: told when the launch is enqueued.
+    /// The first error of a parameter, returned when the launch is enqueued.
     refused: Option<Error>,
     result_on: Option<DeviceId>,
 }
@@ -60,29 +59,29 @@ impl<'a> Launch<'a> {
         self.passes(buffer.as_ref(), Access::Write)
     }
 
-    /// Passes the buffer's address; the kernel reads and writes the buffer. For the order of work it is the same as
+    /// Passes the buffer's address; the kernel reads and writes the buffer. The order is that of
     /// [`writes`](Self::writes).
     pub fn reads_writes(self, buffer: &'a impl AsRef<RawBuffer>) -> Self {
         self.passes(buffer.as_ref(), Access::Write)
     }
 
-    /// Passes nothing; the kernel reaches the buffer in another way, through a table of addresses say, and uses it so.
+    /// Declares a use without passing the address: the kernel gets it in another way, for example from a table.
     pub fn declares(mut self, buffer: &'a impl AsRef<RawBuffer>, access: Access) -> Self {
         let _address = self.declare(buffer.as_ref(), access);
         self
     }
 
-    /// Passes an address that no buffer of this library stands for. What the kernel does there is the caller's concern.
+    /// Passes an address outside this library's buffers. The caller orders the uses of that memory.
     pub fn address(self, address: u64) -> Self {
         self.arg(address)
     }
 
-    /// What the buffer that was declared last is used for. Where it is unified memory, [`LaunchExecutor::enqueue`] gives the
-    /// driver the advice that goes with the role, before the launch; without an executor nothing is advised.
+    /// Sets the role of the last declared buffer. For unified memory, [`LaunchExecutor::enqueue`] gives the driver the
+    /// advice for that role before the launch; without an executor, no advice is given.
     ///
     /// [`LaunchExecutor::enqueue`]: crate::LaunchExecutor::enqueue
     pub fn role(mut self, role: Role) -> Self {
-        match uses::of_the_last(&self.uses, role) {
+        match uses::role_of_last(&self.uses, role) {
             Ok(declared) => self.roles.push(declared),
             Err(error) => {
                 self.refused.get_or_insert(error);
@@ -91,8 +90,8 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// Where what the launch writes is wanted next: unified buffers among it are prefetched there behind the launch, by
-    /// [`LaunchExecutor::enqueue`](crate::LaunchExecutor::enqueue). Without an executor nothing is prefetched.
+    /// Sets where the results are used next: [`LaunchExecutor::enqueue`](crate::LaunchExecutor::enqueue) prefetches the
+    /// written unified buffers there after the launch. Without an executor, nothing is prefetched.
     pub fn result_on(mut self, device: DeviceId) -> Self {
         self.result_on = Some(device);
         self
@@ -106,7 +105,7 @@ impl<'a> Launch<'a> {
     fn declare(&mut self, buffer: &'a RawBuffer, access: Access) -> u64 {
         let address = reach::address(buffer, &self.kernel.code().module.context).and_then(|address| {
             if access == Access::Write && !buffer.is_writable() {
-                let text = "the launch writes a buffer that wraps memory that may not be written";
+                let text = "the launch writes a buffer of read-only memory";
                 return Err(Error::new(ErrorKind::InvalidArgument, text));
             }
             Ok(address)
@@ -122,7 +121,7 @@ impl<'a> Launch<'a> {
         self.kernel
     }
 
-    /// The settled uses; see [`check`](Self::check).
+    /// Returns the declared uses, without conflicts among them after [`check`](Self::check).
     pub(crate) fn uses(&self) -> &Uses<'a> {
         &self.uses
     }
@@ -135,7 +134,7 @@ impl<'a> Launch<'a> {
         self.result_on
     }
 
-    /// Refuses what can be refused before anything is claimed, and settles the uses.
+    /// Validates the launch before anything is claimed, and merges conflicting uses.
     pub(crate) fn check(&mut self, stream: &CudaStream) -> Result<()> {
         if let Some(error) = &self.refused {
             return Err(error.clone());
@@ -147,25 +146,25 @@ impl<'a> Launch<'a> {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         self.config.check(kernel.name(), kernel.max_threads_per_block(), kernel.max_shared_bytes())?;
-        kernel.takes(&self.arguments)?;
-        uses::settle(&mut self.uses)
+        kernel.check_parameters(&self.arguments)?;
+        uses::merge_conflicting(&mut self.uses)
     }
 
-    /// Enqueues the launch behind all earlier work that conflicts with what it declares, without waiting for it to be done.
-    /// The host waits only for earlier work of another backend. The fence is over when the kernel is.
+    /// Enqueues the launch after all earlier work that conflicts with its declared uses. The host waits only for work of
+    /// other backends. The fence completes with the kernel.
     ///
     /// # Errors
-    /// `Unsupported` for memory that the device does not reach; `InvalidArgument` for an empty or too large grid or block,
-    /// too much shared memory, a stream of another device, parameters of other sizes than the kernel's (where the driver
-    /// tells those), a buffer that may not be written; `Overlap` for ranges that conflict and overlap in part; `Busy` where a
-    /// host view is open on a declared range; the driver's. On an error nothing was enqueued.
+    /// `Unsupported` for memory that the device cannot access; `InvalidArgument` for an empty or too large grid or block,
+    /// too much shared memory, a stream of another device, parameters whose sizes are not the kernel's (if known), and
+    /// writes of read-only memory; `Overlap` for conflicting ranges that overlap partially; `Busy` if a host view is open
+    /// on a declared range; the driver's. On an error nothing was enqueued.
     ///
     /// # Safety
     /// * The parameters are those of the kernel's signature, in number, order and type.
-    /// * The kernel, with these parameters and this shape, touches no memory but: its parameters, its module's own
-    ///   variables, local and shared memory; bytes of buffers declared here, writing only those that are declared as
-    ///   written; and memory whose lifetime and order of uses the caller sees to.
-    /// * Where launches that may run at the same time use variables of the module, they are made for that.
+    /// * The kernel, with these parameters and this shape, touches no memory but: its parameters, its module's variables,
+    ///   local and shared memory; the buffers declared here, of which it writes only those declared as written; and memory
+    ///   whose lifetime and order of uses the caller ensures.
+    /// * Concurrent launches that use variables of the module are designed for that.
     pub unsafe fn enqueue(mut self, stream: &CudaStream) -> Result<Fence> {
         self.check(stream)?;
         // SAFETY: the caller's promise; the launch was just checked.
@@ -179,13 +178,13 @@ impl<'a> Launch<'a> {
         claims.wait_for_foreign_fences(stream);
         let mut parameters: SmallVec<[_; 8]> = self.arguments.pointers();
         let launch = DriverCalls::Kernel(self.kernel.raw(), self.config, &mut parameters);
-        // SAFETY: the function is of a loaded module of the stream's context; each parameter is a word that outlives the call.
-        // The kernel uses what was claimed, by the caller's promise; the claims keep every use in conflict away, and
-        // the fence does so from its commit on, and keeps the memory alive.
+        // SAFETY: the function is of a loaded module of the stream's context; the parameters outlive the call. By the
+        // caller's promise the kernel uses only claimed memory. The claims exclude conflicting uses until the commit, the
+        // fence does from then on, and it keeps the memory alive.
         let fence = claims.inherit(unsafe { stream.enqueue_calls(launch, claims.after(), Timing::Off) }?);
-        self.kernel.code().launched(&fence);
-        // SAFETY: the fence is over after the kernel, which the stream runs behind `after`; what was taken out of that was
-        // known to be over.
+        self.kernel.code().record_launch(&fence);
+        // SAFETY: the fence completes after the kernel, which runs after `after`; fences removed from that were known to
+        // be complete.
         unsafe { claims.commit(&fence) };
         Ok(fence)
     }

@@ -1,5 +1,4 @@
-//! What a launch declares to read and write, brought into a form that can be claimed: no two uses of it conflict. And the roles
-//! that it gives its buffers, with the advice that was given for them already.
+//! The declared uses of a launch, merged such that no two conflict, and the roles of its buffers.
 
 use std::collections::HashMap;
 
@@ -8,22 +7,23 @@ use smallvec::SmallVec;
 use transload_core::{Access, BufferId, DeviceId, Error, ErrorKind, RawBuffer, Result};
 use transload_memory::Role;
 
-/// Declared uses. A range that one declaration contains in another counts once, as written if either says so.
+/// Declared uses.
 pub(crate) type Uses<'a> = SmallVec<[(&'a RawBuffer, Access); 4]>;
 
-/// Two conflicting claims of one launch would wait for each other: they become one, or are refused.
+/// Merges a written range with one that it contains, or that contains it: two conflicting claims of one launch would wait
+/// for each other.
 ///
 /// # Errors
-/// `Overlap` where two ranges overlap in part and one of them is written: the caller then declares what contains both.
-pub(crate) fn settle(uses: &mut Uses<'_>) -> Result<()> {
-    while let Some((kept, gone)) = next_to_merge(uses)? {
+/// `Overlap` if two ranges overlap partially and one is written; declare a range that contains both.
+pub(crate) fn merge_conflicting(uses: &mut Uses<'_>) -> Result<()> {
+    while let Some((kept, removed)) = next_to_merge(uses)? {
         uses[kept].1 = Access::Write;
-        uses.swap_remove(gone);
+        uses.swap_remove(removed);
     }
     Ok(())
 }
 
-/// A use that contains another one in conflict with it, and that other one.
+/// Returns a use and a conflicting one that it contains.
 fn next_to_merge(uses: &Uses<'_>) -> Result<Option<(usize, usize)>> {
     for (index, (one, access)) in uses.iter().enumerate() {
         for (other_index, (other, other_access)) in uses.iter().enumerate().skip(index + 1) {
@@ -57,35 +57,35 @@ pub(crate) fn range(buffer: &RawBuffer) -> std::ops::Range<usize> {
     buffer.offset()..buffer.offset().saturating_add(buffer.len())
 }
 
-/// Buffers with the roles that were declared for them.
+/// Buffers and their declared roles.
 pub(crate) type Roles<'a> = SmallVec<[(&'a RawBuffer, Role); 2]>;
 
-/// The role of the buffer that was declared last.
+/// Returns the last declared buffer with a role.
 ///
 /// # Errors
-/// `InvalidArgument` where there is none, or where an input is written.
-pub(crate) fn of_the_last<'a>(declared: &Uses<'a>, role: Role) -> Result<(&'a RawBuffer, Role)> {
+/// `InvalidArgument` if there is none, or for an input that is written.
+pub(crate) fn role_of_last<'a>(declared: &Uses<'a>, role: Role) -> Result<(&'a RawBuffer, Role)> {
     let text = match declared.last() {
         Some((_, Access::Write)) if role == Role::Input => {
             "an input is not written; valid roles for what is written are Resident, Output and InOut"
         }
         Some((buffer, _)) => return Ok((buffer, role)),
-        None => "a role is that of the buffer declared before it; declare one first",
+        None => "a role applies to the last declared buffer; declare one first",
     };
     Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
-/// How many ranges are remembered; beyond that all are forgotten, which costs some advice given twice.
-const MOST: usize = 1024;
+/// Maximum number of recorded ranges. When it is reached, all are dropped, and some advice is given again.
+const MAX_RANGES: usize = 1024;
 
-/// Which role each range was last advised for by this executor.
+/// The role for which this executor gave advice last, per range.
 #[derive(Debug, Default)]
 pub(crate) struct Advised {
     known: Mutex<HashMap<(BufferId, usize, usize), Role>>,
 }
 
 impl Advised {
-    /// Gives the advice for a role, unless it was given last.
+    /// Gives the advice for a role, unless it was given last for this range.
     pub(crate) fn apply(&self, buffer: &RawBuffer, role: Role, device: DeviceId) -> Result<()> {
         let range = range(buffer);
         let key = (buffer.id(), range.start, range.end);
@@ -94,7 +94,7 @@ impl Advised {
         }
         role.apply(buffer, device)?;
         let mut known = self.known.lock();
-        if known.len() >= MOST {
+        if known.len() >= MAX_RANGES {
             known.clear();
         }
         known.insert(key, role);

@@ -13,12 +13,12 @@ const QUIET: Duration = Duration::from_secs(2);
 
 /// Settings of an [`AdvancedStreamPool`].
 ///
-/// What is not set comes from the device. For each priority: streams for kernels, one for 16 multiprocessors, 2 to 8 (kernels
-/// that fill the device gain nothing from more); for copies, two for each copy engine and two to prepare the next, 4 to 8
-/// (each thread that copies small buffers finds one of its own); two for mixed work and one for coordination. At least one is
-/// kept. An H200 (132 multiprocessors, 3 engines) has up to 8 + 8 + 2 + 1.
+/// Defaults come from the device. Per priority: for kernels, one stream per 16 multiprocessors, 2 to 8 (kernels that fill
+/// the device gain nothing from more); for copies, two per copy engine and two to prepare the next, 4 to 8 (so that threads
+/// that copy small buffers have one each); two for mixed work and one for coordination. The minimum is one stream. An H200
+/// (132 multiprocessors, 3 engines) has up to 8 + 8 + 2 + 1.
 #[derive(Clone, Debug)]
-#[must_use = "a pool exists only once it is built"]
+#[must_use = "`build` creates the pool"]
 pub struct PoolBuilder {
     device: CudaDevice,
     strategy: AllocationStrategy,
@@ -39,13 +39,14 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets the minimum and maximum number of streams per priority, up to 64.
+    /// Sets the minimum and maximum number of streams per priority. Both are limited to 64: the 192 streams of three
+    /// priorities exceed the 128 kernels that a device runs concurrently.
     pub fn streams(mut self, bounds: RangeInclusive<usize>) -> Self {
         self.streams = Some(bounds);
         self
     }
 
-    /// How many of them each workload has under [`AllocationStrategy::Workload`]. By default [`WorkloadSplit::of`] the most.
+    /// Sets the streams per workload under [`AllocationStrategy::Workload`]; default [`WorkloadSplit::of`] the maximum.
     pub fn split(mut self, split: WorkloadSplit) -> Self {
         self.split = Some(split);
         self
@@ -60,29 +61,30 @@ impl PoolBuilder {
     /// Creates the pool, without streams or a context yet.
     ///
     /// # Errors
-    /// `InvalidArgument` for bounds or a split that are not possible, naming those that are; the driver's.
+    /// `InvalidArgument` for invalid bounds or an invalid split, with the valid ones; the driver's.
     pub fn build(self) -> Result<AdvancedStreamPool> {
         let Self { device, strategy, streams, split, quiet } = self;
         let (least, most, split) = match (streams, split) {
             (Some(bounds), split) => {
-                let most = *bounds.end();
-                (*bounds.start(), most, split.unwrap_or_else(|| WorkloadSplit::of(most.min(MAX_STREAMS))))
+                let (least, most) = bounds.into_inner();
+                if most == 0 || least > most {
+                    let text = format!(
+                        "a pool of {least} to {most} streams per priority; valid are 1 or more, with the minimum first"
+                    );
+                    return Err(Error::new(ErrorKind::InvalidArgument, text));
+                }
+                let most = most.min(MAX_STREAMS);
+                (least.min(most), most, split.unwrap_or_else(|| WorkloadSplit::of(most)))
             }
-            (None, Some(split)) => (1, split.total(), split),
+            (None, Some(split)) => (1, split.total().clamp(1, MAX_STREAMS), split),
             (None, None) => {
                 let split = suggested(&device)?;
                 (1, split.total(), split)
             }
         };
-        if most == 0 || most > MAX_STREAMS || least > most {
-            let text = format!(
-                "a pool of {least} to {most} streams for each priority is not possible: valid are 1 to {MAX_STREAMS}"
-            );
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
         if split.total() == 0 || split.total() > most {
             let text = format!(
-                "a split of {} streams ({split}) is not possible: valid are 1 to the {most} of a priority",
+                "a split of {} streams ({split}); valid are 1 to the {most} of a priority",
                 split.total()
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -93,12 +95,12 @@ impl PoolBuilder {
 
 /// Returns the default split for a device.
 fn suggested(device: &CudaDevice) -> Result<WorkloadSplit> {
-    let ask = |number| -> Result<usize> {
+    let attribute_of = |number| -> Result<usize> {
         let value = device.driver().attribute(number).map_err(lift)?;
         Ok(usize::try_from(value).unwrap_or(0))
     };
-    let multiprocessors: usize = ask(attribute::MULTIPROCESSOR_COUNT)?;
-    let engines: usize = ask(attribute::ASYNC_ENGINE_COUNT)?;
+    let multiprocessors: usize = attribute_of(attribute::MULTIPROCESSOR_COUNT)?;
+    let engines: usize = attribute_of(attribute::ASYNC_ENGINE_COUNT)?;
     Ok(WorkloadSplit {
         compute: (multiprocessors / 16).clamp(2, 8),
         memory: engines.saturating_mul(2).saturating_add(2).clamp(4, 8),

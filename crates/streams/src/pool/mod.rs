@@ -66,10 +66,11 @@ impl AdvancedStreamPool {
         Self::builder(device).build()
     }
 
-    /// Creates a pool of up to `streams` streams per priority with a strategy.
+    /// Creates a pool of up to `streams` streams per priority with a strategy. More than 64 are as good as 64, see
+    /// [`PoolBuilder::streams`].
     ///
     /// # Errors
-    /// `InvalidArgument` for 0 and for more than 64 streams.
+    /// `InvalidArgument` for 0 streams.
     pub fn new_with_strategy(
         device: &CudaDevice,
         streams: usize,
@@ -208,7 +209,7 @@ impl AdvancedStreamPool {
         outstanding
     }
 
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> DeviceId {
         self.device.id()
@@ -236,7 +237,7 @@ impl AdvancedStreamPool {
     /// while the pool exists.
     ///
     /// # Errors
-    /// `Unsupported` where the driver does not take the kernel; the driver's.
+    /// `Unsupported` if the driver rejects the kernels; the driver's.
     pub fn prepare_in_place(&self) -> Result<()> {
         if self.kernels.get().is_none() {
             let kernels = Kernels::of(self.device.context()?)?;

@@ -1,4 +1,4 @@
-//! How long operations of each workload took, and another strategy or split of streams from that.
+//! Recorded times of each workload, and the strategy and split chosen from them.
 
 use std::{collections::VecDeque, fmt, sync::atomic::Ordering, time::Duration};
 
@@ -9,29 +9,29 @@ use super::{
     AdvancedStreamPool, AllocationStrategy, WorkloadSplit, priority_group::Weights, strategy::WORKLOADS,
 };
 
-/// How many completions a decision needs.
-const ENOUGH: u64 = 32;
-/// From this ratio of average times on, short work must not queue behind long work.
+/// Number of completions that a decision needs.
+const MIN_COMPLETIONS: u64 = 32;
+/// Ratio of average times from which short work gets separate streams from long work.
 const FAR_APART: f64 = 4.0;
-/// Up to this spread, operations of a workload are taken to be alike.
+/// Maximum spread of operations that count as alike.
 const ALIKE: f64 = 0.5;
 
-/// What [`AdvancedStreamPool::optimize_configuration`] did, and why. Prints as a few lines.
+/// Result of [`AdvancedStreamPool::optimize_configuration`]. `Display` prints a few lines.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Optimization {
     /// Strategy and split before.
     pub before: (AllocationStrategy, WorkloadSplit),
-    /// Strategy and split from now on.
+    /// Strategy and split after.
     pub after: (AllocationStrategy, WorkloadSplit),
-    /// Why.
+    /// Reason for the decision.
     pub reason: String,
-    /// What was recorded since the last decision.
+    /// Completions recorded since the last decision.
     pub seen: Vec<WorkloadSummary>,
 }
 
 impl Optimization {
-    /// Whether anything is different now.
+    /// Returns whether anything changed.
     #[must_use]
     pub fn changed(&self) -> bool {
         self.before != self.after
@@ -58,24 +58,24 @@ impl fmt::Display for Optimization {
 }
 
 impl AdvancedStreamPool {
-    /// Sets strategy and split by what was recorded since the last decision, and says what it changed and why. With fewer than
-    /// 32 completions it changes nothing.
+    /// Chooses strategy and split from the completions recorded since the last decision, and returns the change and its
+    /// reason. Changes nothing before 32 completions.
     ///
-    /// - Average times of the workloads differ by 4 times or more: [`AllocationStrategy::Workload`], streams in proportion to
-    ///   each workload's time.
+    /// - Average times of the workloads differ 4 times or more: [`AllocationStrategy::Workload`], with streams in
+    ///   proportion to each workload's time.
     /// - All operations take about the same time: [`AllocationStrategy::RoundRobin`].
     /// - Otherwise: [`AllocationStrategy::LoadBalanced`].
     pub fn optimize_configuration(&self) -> Optimization {
         let seen = self.completions.summaries();
         let before = (self.strategy(), self.split());
         let count = seen.iter().fold(0_u64, |sum, summary| sum.saturating_add(summary.count));
-        if count < ENOUGH {
-            let reason = format!("{count} completions were recorded, a decision needs {ENOUGH}");
+        if count < MIN_COMPLETIONS {
+            let reason = format!("{count} completions were recorded, a decision needs {MIN_COMPLETIONS}");
             return Optimization { before, after: before, reason, seen };
         }
         let (strategy, split, reason) = decide(&seen, before.1, *self.bounds.end());
         self.configure(strategy, split);
-        self.completions.take_note();
+        self.completions.start_over();
         Optimization { before, after: (strategy, split), reason, seen }
     }
 }
@@ -110,8 +110,8 @@ fn decide(
     (AllocationStrategy::LoadBalanced, split, reason)
 }
 
-/// Shares streams out in proportion to each workload's time: one to each that there is, and each further one to whom a stream
-/// has the most time to serve.
+/// Distributes streams in proportion to each workload's time: one per recorded workload, and each further one to the
+/// workload with the most time per stream.
 fn in_proportion(seen: &[WorkloadSummary], most: usize) -> WorkloadSplit {
     if seen.len() > most {
         return WorkloadSplit::of(most);
@@ -123,15 +123,15 @@ fn in_proportion(seen: &[WorkloadSummary], most: usize) -> WorkloadSplit {
     for _ in seen.len()..most {
         let load =
             |summary: &WorkloadSummary| summary.seconds() / counts[summary.workload as usize].max(1) as f64;
-        let neediest = seen.iter().max_by(|a, b| load(a).total_cmp(&load(b)));
-        if let Some(neediest) = neediest {
-            counts[neediest.workload as usize] += 1;
+        let busiest = seen.iter().max_by(|a, b| load(a).total_cmp(&load(b)));
+        if let Some(busiest) = busiest {
+            counts[busiest.workload as usize] += 1;
         }
     }
     WorkloadSplit::from_counts(counts)
 }
 
-/// How many durations of each workload are kept.
+/// Number of durations kept per workload.
 const KEPT: usize = 256;
 
 #[derive(Debug, Default)]
@@ -144,26 +144,26 @@ pub(crate) struct Completions {
 struct Recent {
     nanos: VecDeque<u64>,
     sum: u64,
-    /// How many were recorded since the pool was last optimised.
+    /// Number recorded since the last decision.
     fresh: u64,
 }
 
-/// What was recorded of one workload since the pool was last optimised.
+/// Completions of one workload since the last decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct WorkloadSummary {
-    /// Which.
+    /// Workload.
     pub workload: WorkloadType,
-    /// How many operations.
+    /// Number of operations.
     pub count: u64,
-    /// How long one took, on average over the latest 256.
+    /// Average duration, over the latest 256.
     pub mean: Duration,
-    /// How much they differ: their standard deviation as a part of the mean.
+    /// Standard deviation divided by the mean.
     pub spread: f64,
 }
 
 impl WorkloadSummary {
-    /// The time of all of them, in seconds.
+    /// Returns the total time in seconds.
     pub(crate) fn seconds(&self) -> f64 {
         self.mean.as_secs_f64() * self.count as f64
     }
@@ -183,7 +183,7 @@ impl Completions {
     }
 
     pub(crate) fn record(&self, workload: WorkloadType, took: Duration) {
-        // So that no sum of the kept ones overflows.
+        // Limited, so that the sum of the kept durations does not overflow.
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).min(u64::MAX / KEPT as u64);
         let mut recent = self.recent[workload as usize].lock();
         if recent.nanos.len() == KEPT {
@@ -202,7 +202,7 @@ impl Completions {
         (count > 0).then(|| Duration::from_nanos(recent.sum / count))
     }
 
-    /// What was recorded since the last [`take_note`](Self::take_note), of each workload that there was.
+    /// Summarises what was recorded since the last [`start_over`](Self::start_over), per recorded workload.
     pub(crate) fn summaries(&self) -> Vec<WorkloadSummary> {
         let summary = |workload: WorkloadType| {
             let recent = self.recent[workload as usize].lock();
@@ -223,8 +223,8 @@ impl Completions {
         WORKLOADS.into_iter().filter_map(summary).collect()
     }
 
-    /// What was recorded so far was considered; the next optimisation goes by what comes.
-    pub(crate) fn take_note(&self) {
+    /// Excludes the completions recorded so far from the next decision.
+    pub(crate) fn start_over(&self) {
         self.recent.iter().for_each(|recent| recent.lock().fresh = 0);
     }
 }

@@ -59,7 +59,7 @@ impl AdvancedStreamPool {
             if left == Some(Duration::ZERO) {
                 return Ok(None);
             }
-            if arranged(&fences, &waker)? {
+            if register_all(&fences, &waker)? {
                 match left {
                     Some(left) => thread::park_timeout(left),
                     None => thread::park(),
@@ -138,7 +138,7 @@ fn state(stream: &CudaStream) -> Result<State> {
 }
 
 /// Registers the waker with the fences; `false` if one is already complete.
-fn arranged(fences: &[Fence], waker: &Waker) -> Result<bool> {
+fn register_all(fences: &[Fence], waker: &Waker) -> Result<bool> {
     if fences.is_empty() {
         let text = "every stream is being captured into a graph, and none becomes ready before that ends";
         return Err(Error::new(ErrorKind::Busy, text));
@@ -161,6 +161,6 @@ fn this_thread() -> Waker {
     thread_local! {
         static WAKER: OnceCell<Waker> = const { OnceCell::new() };
     }
-    let made = || Waker::from(Arc::new(Unpark(thread::current())));
-    WAKER.try_with(|waker| waker.get_or_init(made).clone()).unwrap_or_else(|_| made())
+    let create = || Waker::from(Arc::new(Unpark(thread::current())));
+    WAKER.try_with(|waker| waker.get_or_init(create).clone()).unwrap_or_else(|_| create())
 }

@@ -16,7 +16,7 @@ use transload_core::{
 
 use crate::{CudaStream, thread_number::thread_number};
 
-/// Streams of a group at most: one bit each in a word.
+/// Maximum number of streams of a group: one bit each in a word.
 pub(crate) const MAX_STREAMS: usize = 64;
 /// Number of shards.
 const SHARDS: usize = 16;
@@ -26,7 +26,7 @@ const SHARDS: usize = 16;
 pub(crate) struct ShardIndex(usize);
 
 impl ShardIndex {
-    /// The calling thread's.
+    /// Returns the calling thread's.
     pub(crate) fn here() -> Self {
         Self(thread_number() % SHARDS)
     }

@@ -6,27 +6,27 @@ use transload_core::{StreamPriority, WorkloadType};
 
 use super::slots::bit;
 
-/// How a pool chooses among the streams of a priority. None asks the driver: work counts as outstanding until its end was
-/// observed, which waiting for it does.
+/// How a pool chooses among the streams of a priority. No strategy calls the driver: work counts as outstanding until it
+/// is known to be complete, for example after a wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AllocationStrategy {
-    /// The next in turn: as good as any where all work is alike. Each thread goes round by itself, strictly in turn, and begins
-    /// at another stream than the thread before it; so a thread's leases spread evenly, and those of many threads nearly so.
+    /// The next in turn, which is best if all work is alike. Each thread has its own position, and threads start at
+    /// different streams: leases of one thread are spread evenly, those of many threads nearly so.
     RoundRobin,
-    /// One that is neither leased nor has work outstanding, the one that the thread had last before others. Where there is none,
-    /// the one with the fewest leases, then with the least work outstanding, weighted by the times recorded for its workload.
-    /// A thread that enqueues copies of at most 64 KiB or small fills one after another stays with its stream for up to 16.
+    /// A stream that is not leased and has no outstanding work, preferably the thread's last one. If there is none, the
+    /// stream with the fewest leases, then with the least outstanding work, weighted by the times recorded for its workload.
+    /// A thread that enqueues consecutive copies of at most 64 KiB or small fills stays with its stream for up to 16.
     LoadBalanced,
-    /// As `LoadBalanced`, with fewer streams the less urgent: `High` may have all, `Normal` half of them, `Low` one. Work that
-    /// names no priority but is waited for by other work (`Coordination`) counts as `High`.
+    /// Like `LoadBalanced`, but lower priorities have fewer streams: `High` all, `Normal` half, `Low` one. `Coordination`
+    /// without a priority counts as `High`, since other work waits for it.
     Priority,
-    /// As `LoadBalanced`, with streams set apart for each workload, so that copies do not queue behind kernels.
+    /// Like `LoadBalanced`, with separate streams for each workload, so that copies do not queue after kernels.
     #[default]
     Workload,
 }
 
 impl AllocationStrategy {
-    /// All of them.
+    /// All strategies.
     pub const ALL: [Self; 4] = [Self::RoundRobin, Self::LoadBalanced, Self::Priority, Self::Workload];
 
     pub(crate) fn from_index(index: u8) -> Self {
@@ -44,8 +44,8 @@ impl fmt::Display for AllocationStrategy {
 pub(crate) const WORKLOADS: [WorkloadType; 4] =
     [WorkloadType::Compute, WorkloadType::Memory, WorkloadType::Mixed, WorkloadType::Coordination];
 
-/// How many streams of a priority each workload has under [`AllocationStrategy::Workload`]. A workload with none uses
-/// another's: `Mixed` that of `Compute`, `Coordination` that of `Memory`, and these two each other's.
+/// Number of streams of a priority for each workload, under [`AllocationStrategy::Workload`]. A workload without streams
+/// uses another's: `Mixed` those of `Compute`, `Coordination` those of `Memory`, and these two each other's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WorkloadSplit {
     /// For kernels.
@@ -59,7 +59,8 @@ pub struct WorkloadSplit {
 }
 
 impl WorkloadSplit {
-    /// A split of `streams`: one each for `Mixed` and `Coordination` where there are four or more, the others in halves.
+    /// Splits `streams`: one for `Mixed` from three on, one for `Coordination` from four on, and half of the others each for
+    /// `Compute` and `Memory`.
     #[must_use]
     pub fn of(streams: usize) -> Self {
         let mixed = usize::from(streams >= 3);
@@ -68,7 +69,7 @@ impl WorkloadSplit {
         Self { compute: rest.div_ceil(2).min(rest), memory: rest / 2, mixed, coordination }
     }
 
-    /// All streams together; `usize::MAX` where that overflows.
+    /// Returns the total number of streams; `usize::MAX` if that overflows.
     #[must_use]
     pub fn total(self) -> usize {
         self.counts().into_iter().fold(0, usize::saturating_add)

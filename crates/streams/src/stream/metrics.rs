@@ -1,4 +1,4 @@
-//! Per-stream metrics, collected only while they are on.
+//! Metrics of a stream, collected only while enabled.
 
 use std::{
     num::NonZeroU32,
@@ -8,21 +8,21 @@ use std::{
 
 use crate::{completion::pending_events::Measured, submit::driver_calls::DriverCalls};
 
-/// Which of a stream's operations are timed by events while its metrics are on. All are counted.
+/// Which operations of a stream are timed by events. While metrics are on, all are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum MetricsSampling {
-    /// Metrics are off: nothing is counted or timed. The default.
+    /// Counts and times nothing. The default.
     Off,
-    /// One operation in so many is timed. A timed operation costs the host two events, about as much again as enqueueing a
+    /// Times one operation in this many. A timed operation records two events, which costs about as much as enqueueing a
     /// 4 KiB copy.
     OneIn(NonZeroU32),
 }
 
 impl MetricsSampling {
-    /// Every operation is timed.
+    /// Times every operation.
     pub const ALL: Self = Self::OneIn(NonZeroU32::MIN);
-    /// One operation in 32 is timed.
+    /// Times one operation in 32.
     pub const USUAL: Self = Self::OneIn(NonZeroU32::MIN.saturating_add(31));
 
     fn as_number(self) -> u32 {
@@ -45,34 +45,34 @@ impl From<bool> for MetricsSampling {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct StreamMetrics {
-    /// Which operations are timed now.
+    /// Current sampling.
     pub sampling: MetricsSampling,
-    /// Operations enqueued: copies, fills, prefetches, launches of kernels and of graphs. A batch is one, and so is a graph.
+    /// Number of operations: copies, fills, prefetches, launches of kernels and graphs. A batch or a graph counts once.
     pub operations_count: Option<u64>,
-    /// Those that move bytes: copies of every kind (in place too) and prefetches.
+    /// Number of copies of any kind, and prefetches.
     pub memory_transfers: Option<u64>,
-    /// Kernels: launches through this crate and copies in place, and those told by `record_kernel_launch`, which is for
-    /// kernels that someone else launched. The nodes of graphs are not counted.
+    /// Number of kernel launches, including copies in place and the foreign launches reported by `record_kernel_launch`.
+    /// Nodes of graphs are not counted.
     pub kernel_launches: Option<u64>,
-    /// How many operations were timed and are known to be over.
+    /// Number of timed operations known to be complete.
     pub timed_operations: Option<u64>,
-    /// The device time of the timed operations together: not of all, unless all are timed.
+    /// Total device time of the timed operations: not of all, unless all are timed.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "total_time_seconds", with = "transload_core::serde_seconds", default)
     )]
     pub total_time: Option<Duration>,
-    /// Device time of a timed operation on average: from when the stream comes to it to its end.
+    /// Average device time of a timed operation, from its start on the stream to its end.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "average_latency_seconds", with = "transload_core::serde_seconds", default)
     )]
     pub average_latency: Option<Duration>,
-    /// The most bytes that `update_peak_memory` told.
+    /// Maximum of the bytes reported by `update_peak_memory`.
     pub peak_memory: Option<u64>,
-    /// Callbacks that have run, also while the metrics were off.
+    /// Number of callbacks that have run, also while metrics were off.
     pub callbacks_run: u64,
-    /// Those of them that panicked; see `last_callback_panic`.
+    /// Number of callbacks that panicked; see `last_callback_panic`.
     pub callbacks_panicked: u64,
 }
 
@@ -80,7 +80,7 @@ pub struct StreamMetrics {
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct Counters {
-    /// 0 is off; else one operation in so many is timed.
+    /// 0 is off; else one operation in this many is timed.
     one_in: AtomicU32,
     was_on: AtomicU32,
     turn: AtomicU32,
@@ -90,7 +90,7 @@ pub(crate) struct Counters {
     peak: AtomicU64,
 }
 
-/// What is to be done for the metrics about one operation.
+/// How metrics treat one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counted {
     No,
@@ -107,13 +107,13 @@ impl Counters {
         self.one_in.store(one_in, Ordering::Relaxed);
     }
 
-    /// Whether operations are neither counted nor timed.
+    /// Returns whether operations are neither counted nor timed.
     #[inline]
     pub(crate) fn are_off(&self) -> bool {
         self.one_in.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether the next operation is counted and timed.
+    /// Returns whether the next operation is counted and timed.
     #[inline]
     pub(crate) fn next(&self) -> Counted {
         match self.one_in.load(Ordering::Relaxed) {
@@ -128,7 +128,7 @@ impl Counters {
         if turn.is_multiple_of(one_in) { Counted::Timed } else { Counted::Yes }
     }
 
-    /// An operation was enqueued for which [`next`](Self::next) did not answer `No`.
+    /// Counts an enqueued operation, unless [`next`](Self::next) returned `No` for it.
     #[cold]
     pub(crate) fn count(&self, calls: &DriverCalls<'_>) {
         let (transfers, launches) = match calls {

@@ -91,9 +91,9 @@ impl CudaStream {
             // A captured graph may outlive the stream, which owns the kernels.
             if self.own.is_captured() { Ok(None) } else { self.own.fill_kernels() }
         })?;
-        let mut _under_way = false;
+        let mut _in_flight = false;
         // SAFETY: the caller's promise; length and address were checked.
-        unsafe { fill.make(stream, &mut _under_way) }.map_err(lift)
+        unsafe { fill.make(stream, &mut _in_flight) }.map_err(lift)
     }
 
     /// Enqueues the migration of unified memory to a device; `None` means the stream's own.

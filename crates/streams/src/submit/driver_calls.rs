@@ -205,7 +205,7 @@ impl<'a> DriverCalls<'a> {
         }
     }
 
-    /// Whether it is one short copy or fill, which may share an event with its neighbours.
+    /// Returns whether it is one small copy or fill, which may share an event with its neighbours.
     #[inline]
     pub(crate) fn are_small(&self) -> bool {
         match *self {
@@ -215,7 +215,7 @@ impl<'a> DriverCalls<'a> {
         }
     }
 
-    /// Whether our own kernels are launched.
+    /// Returns whether this library's kernels are launched.
     pub(crate) fn launch_kernels(&self) -> bool {
         match self {
             Self::CopyInPlace { .. } => true,
@@ -224,7 +224,7 @@ impl<'a> DriverCalls<'a> {
         }
     }
 
-    /// What it is, for messages.
+    /// Returns its name, for messages.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Copy(..) => "copy",
@@ -239,7 +239,7 @@ impl<'a> DriverCalls<'a> {
         }
     }
 
-    /// The driver's error in core's terms; after a refused prefetch the driver is asked why.
+    /// Converts the driver's error. After a refused prefetch, queries the driver for the reason.
     #[cold]
     pub(crate) fn lift(&self, error: DriverError) -> Error {
         match *self {
@@ -249,45 +249,45 @@ impl<'a> DriverCalls<'a> {
     }
 
     /// # Safety
-    /// * The memory behind the addresses stays alive, and nothing else uses it in conflict, until the stream has done
-    ///   what is enqueued here: also where it answers an error, if `under_way` says that something was enqueued.
-    /// * A kernel's parameters are what it takes, and its context is current.
-    pub(crate) unsafe fn make(&mut self, stream: RawStream, under_way: &mut bool) -> Result<(), DriverError> {
+    /// * The memory at the addresses stays alive and has no conflicting use until the enqueued work is complete; also after
+    ///   an error, if `in_flight` is true.
+    /// * A kernel's parameters match its signature, and its context is current.
+    pub(crate) unsafe fn make(&mut self, stream: RawStream, in_flight: &mut bool) -> Result<(), DriverError> {
         let made = match *self {
             // SAFETY: the caller's promise.
-            Self::Copy(src, dst, bytes) => unsafe { copy(src, dst, bytes, stream, under_way) },
+            Self::Copy(src, dst, bytes) => unsafe { copy(src, dst, bytes, stream, in_flight) },
             // SAFETY: the caller's promise.
-            Self::CopyPitched(src, dst, rows) => unsafe { copy_pitched(src, dst, rows, stream, under_way) },
+            Self::CopyPitched(src, dst, rows) => unsafe { copy_pitched(src, dst, rows, stream, in_flight) },
             Self::CopyBatch(pairs) => {
                 for (src, dst) in pairs {
                     let (Ok(from), Ok(to)) = (driver_address(src), driver_address(dst)) else { continue };
                     // SAFETY: the caller's promise.
-                    unsafe { copy(from, to, src.len(), stream, under_way) }?;
-                    *under_way = true;
+                    unsafe { copy(from, to, src.len(), stream, in_flight) }?;
+                    *in_flight = true;
                 }
                 Ok(())
             }
             // SAFETY: the caller's promise.
             Self::CopyPeer { src, dst, bytes } => unsafe { copy_peer(src, dst, bytes, stream) },
-            // SAFETY: the caller's promise; the kernels are those of the stream's context, which `enqueue` has entered.
+            // SAFETY: the caller's promise; the kernels are of the stream's context, which `enqueue` has entered.
             Self::CopyInPlace { kernels, src, dst, bytes } => unsafe {
                 kernels.copy(src, dst, bytes, stream)
             },
             // SAFETY: the caller's promise.
-            Self::Fill(ref fill) => unsafe { fill.make(stream, under_way) },
+            Self::Fill(ref fill) => unsafe { fill.make(stream, in_flight) },
             Self::Prefetch(..) if transload_core::mutant!("streams/prefetch-is-enqueued") => Ok(()),
             Self::Prefetch(address, bytes, _, target) => {
                 // SAFETY: the range is a live managed allocation, or the driver refuses it; the stream is alive.
                 unsafe { target.enqueue(address, bytes, stream) }
             }
-            // SAFETY: the caller's promise, for everything that the recording uses.
+            // SAFETY: the caller's promise, for all memory that the recording uses.
             Self::Launch(graph, stream) => unsafe { graph.enqueue(stream) },
             // SAFETY: the caller's promise; the context is current.
             Self::Kernel(function, config, ref mut parameters) => unsafe {
                 loaded_module::launch(function, config, parameters, stream)
             },
         };
-        *under_way |= made.is_ok();
+        *in_flight |= made.is_ok();
         made
     }
 }
@@ -300,13 +300,13 @@ pub(crate) unsafe fn copy(
     dst: DriverAddress,
     bytes: usize,
     stream: RawStream,
-    under_way: &mut bool,
+    in_flight: &mut bool,
 ) -> Result<(), DriverError> {
     // SAFETY: the caller's promise.
-    unsafe { copy_after(copy_once(src, dst, bytes, stream), src, dst, bytes, stream, under_way) }
+    unsafe { copy_after(copy_once(src, dst, bytes, stream), src, dst, bytes, stream, in_flight) }
 }
 
-/// What is left to do of a copy after the call that makes it at once: memory that is registered in part is copied in parts.
+/// Completes a copy that was attempted in one call: memory that is partially registered is copied in parts.
 ///
 /// # Safety
 /// * As for [`DriverCalls::make`].
@@ -317,12 +317,12 @@ pub(crate) unsafe fn copy_after(
     dst: DriverAddress,
     bytes: usize,
     stream: RawStream,
-    under_way: &mut bool,
+    in_flight: &mut bool,
 ) -> Result<(), DriverError> {
     match at_once {
         // SAFETY: the caller's promise; nothing was enqueued.
         Err(error) if error.code() == Some(INVALID_VALUE) => unsafe {
-            split_copy(src, dst, bytes, stream, error, under_way)
+            split_copy(src, dst, bytes, stream, error, in_flight)
         },
         other => other,
     }
@@ -353,7 +353,7 @@ pub(crate) unsafe fn copy_once(
             // SAFETY: the caller's promise.
             ("cuMemcpyDtoDAsync_v2", unsafe { ffi::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream) })
         }
-        // SAFETY: the caller's promise; with unified addressing the driver tells host addresses by their values.
+        // SAFETY: the caller's promise; with unified addressing the driver recognises host addresses.
         (DriverAddress::Host(src), DriverAddress::Host(dst)) => ("cuMemcpyAsync", unsafe {
             ffi::cuMemcpyAsync(dst.expose_provenance() as u64, src.expose_provenance() as u64, bytes, stream)
         }),
@@ -361,7 +361,7 @@ pub(crate) unsafe fn copy_once(
     check(call, code)
 }
 
-/// One call whatever the size: the driver keeps the link busy by itself.
+/// One call for any size: the driver saturates the link.
 ///
 /// # Safety
 /// * As for [`DriverCalls::make`].
@@ -386,7 +386,7 @@ unsafe fn copy_pitched(
     dst: DriverAddress,
     rows: Pitched,
     stream: RawStream,
-    under_way: &mut bool,
+    in_flight: &mut bool,
 ) -> Result<(), DriverError> {
     let (src_kind, src_host, src_device) = src.of_a_row();
     let (dst_kind, dst_host, dst_device) = dst.of_a_row();
@@ -412,20 +412,20 @@ unsafe fn copy_pitched(
     match check("cuMemcpy2DAsync_v2", unsafe { ffi::cuMemcpy2DAsync_v2(&parameters, stream) }) {
         // SAFETY: the caller's promise; nothing was enqueued.
         Err(error) if error.code() == Some(INVALID_VALUE) => unsafe {
-            split_rows(src, dst, rows, stream, error, under_way)
+            split_rows(src, dst, rows, stream, error, in_flight)
         },
         other => other,
     }
 }
 
-/// Where to, in the driver's terms, or why the buffer cannot go there.
+/// Returns the prefetch of a buffer, or why it cannot be prefetched.
 fn prefetched<'a>(buffer: &RawBuffer, to: MemoryLocation) -> Result<DriverCalls<'a>> {
     let place = buffer.place();
     match buffer.device_address() {
-        // Without concurrent access there is no host address: the driver moves such memory by itself and refuses this.
+        // Without concurrent managed access there is no host address: the driver moves such memory and refuses prefetches.
         _ if place.kind == MemoryKind::Unified && buffer.host_address().is_none() => Err(Error::new(
             ErrorKind::Unsupported,
-            "unified memory is prefetched only where host and device may use it at the same time",
+            "unified memory can be prefetched only with concurrent managed access",
         )),
         Some(address) if place.kind == MemoryKind::Unified => {
             Ok(DriverCalls::Prefetch(address, buffer.len(), to, PrefetchTarget::new(to)?))

@@ -143,10 +143,10 @@ impl CudaStream {
                 start = Some(own.record_start(asked_for, counted == Counted::Timed).map_err(lift)?);
             }
         }
-        let mut under_way = false;
+        let mut in_flight = false;
         // SAFETY: the caller keeps the operation's buffers alive and undisturbed until the fence is over; lengths were
         // checked to agree.
-        let made = unsafe { calls.make(own.raw(), &mut under_way) };
+        let made = unsafe { calls.make(own.raw(), &mut in_flight) };
         let marked = made
             .and_then(|()| if small { own.next_small_point() } else { own.record_end(start, calls.name()) });
         match marked {
@@ -157,7 +157,7 @@ impl CudaStream {
                 Ok(Fence::new(Arc::clone(&self.timeline), point))
             }
             // Without a fence nobody would wait for what was enqueued before the error.
-            Err(error) if under_way => Err(own.resolve_unrecorded_error(error)),
+            Err(error) if in_flight => Err(own.resolve_unrecorded_error(error)),
             Err(error) => Err(calls.lift(error)),
         }
     }
@@ -184,7 +184,7 @@ unsafe fn copy_in_its_own(
     refused: Option<Result<(), DriverError>>,
 ) -> Result<()> {
     let bound = own.context().enter_fallback(&CONTEXT_FALLBACK).map_err(lift)?;
-    let mut under_way = false;
+    let mut in_flight = false;
     // Without a current context the driver uses the stream's, unless it requires one.
     let stands = |error: &DriverError| {
         bound.was_current()
@@ -194,10 +194,10 @@ unsafe fn copy_in_its_own(
         // The copy may succeed in parts.
         Some(Err(error)) if stands(&error) => {
             // SAFETY: the caller's promise.
-            unsafe { copy_after(Err(error), from, to, bytes, own.raw(), &mut under_way) }
+            unsafe { copy_after(Err(error), from, to, bytes, own.raw(), &mut in_flight) }
         }
         // SAFETY: the caller's promise.
-        _ => unsafe { copy(from, to, bytes, own.raw(), &mut under_way) },
+        _ => unsafe { copy(from, to, bytes, own.raw(), &mut in_flight) },
     };
-    copied.map_err(|error| if under_way { own.resolve_unrecorded_error(error) } else { lift(error) })
+    copied.map_err(|error| if in_flight { own.resolve_unrecorded_error(error) } else { lift(error) })
 }

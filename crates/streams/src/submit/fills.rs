@@ -63,9 +63,9 @@ impl<'a> Fill<'a> {
     /// # Safety
     /// * The address is valid for as many bytes on the device of `stream`, whose context is current and that of the stream it
     ///   was made for. The memory stays alive, and nothing else uses it in conflict, until the stream has done what is
-    ///   enqueued here: also where it answers an error, if `under_way` says that something was enqueued.
+    ///   enqueued here: also where it answers an error, if `in_flight` says that something was enqueued.
     /// * The length is a multiple of the pattern's width.
-    pub(crate) unsafe fn make(&self, stream: RawStream, under_way: &mut bool) -> Result<(), DriverError> {
+    pub(crate) unsafe fn make(&self, stream: RawStream, in_flight: &mut bool) -> Result<(), DriverError> {
         let Self { address, bytes, by } = *self;
         let made = match by {
             // SAFETY: the caller's promise.
@@ -75,9 +75,9 @@ impl<'a> Fill<'a> {
                 kernels.fill(address, pattern.repeated(), bytes, stream)
             },
             // SAFETY: the caller's promise.
-            FillMethod::Copies(pattern) => unsafe { by_copies(address, bytes, pattern, stream, under_way) },
+            FillMethod::Copies(pattern) => unsafe { by_copies(address, bytes, pattern, stream, in_flight) },
         };
-        *under_way |= made.is_ok();
+        *in_flight |= made.is_ok();
         made
     }
 }
@@ -124,7 +124,7 @@ unsafe fn by_copies(
     bytes: usize,
     pattern: Pattern,
     stream: RawStream,
-    under_way: &mut bool,
+    in_flight: &mut bool,
 ) -> Result<(), DriverError> {
     let width = pattern.width().min(bytes);
     let repeated = pattern.repeated();
@@ -134,7 +134,7 @@ unsafe fn by_copies(
         let piece = Pattern::from_bytes(part).unwrap_or(pattern);
         // SAFETY: the caller's promise; the piece lies within the first pattern.
         unsafe { enqueue_memset(address + at as u64, step, piece, stream) }?;
-        *under_way = true;
+        *in_flight = true;
     }
     let mut done = width;
     while done < bytes {

@@ -1,4 +1,4 @@
-//! Kernels of this crate's own: PTX that the driver compiles when it is loaded, once per context.
+//! This crate's kernels: PTX, compiled by the driver when it is loaded, once per context.
 
 use std::{
     ffi::CStr,
@@ -14,23 +14,23 @@ use transload_memory::lift;
 use super::loaded_module::{self, LoadedModule, MAX_THREADS_PER_BLOCK};
 use crate::LaunchConfig;
 
-/// What the driver is given: text that ends with NUL. `kernels/copy.cu` and `fill.cu` tell how it was made.
+/// The PTX, ending with NUL. `kernels/copy.cu` and `fill.cu` say how it was created.
 const MODULE: &str = concat!(include_str!("kernels/copy.ptx"), include_str!("kernels/fill.ptx"), "\0");
 const COPY: &CStr = c"transload_copy";
 const FILL: &CStr = c"transload_fill";
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: u32 = 256;
-/// Blocks per multiprocessor at most. Measured on an H200 (PCIe 5 x16): two keep the link (51 and 52 GB/s) and the device's
-/// own memory (2.0 TB/s) busy and leave room for other kernels; eight are no faster, and with sides that cannot be aligned at
-/// once a third slower towards the host.
+/// Maximum blocks per multiprocessor of a copy. On an H200 (PCIe 5 x16), two saturate the link (51 and 52 GB/s) and device
+/// memory (2.0 TB/s) and leave room for other kernels; eight are no faster, and a third slower towards the host if source
+/// and destination cannot both be aligned.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 2;
-/// Likewise of a fill, which only stores: as many as a multiprocessor has room for (2,048 threads).
+/// Maximum blocks per multiprocessor of a fill, which only stores: as many as fit (2,048 threads).
 const FILL_BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
-/// Bytes that a block of a fill stores at a time: four units of 16 a thread.
+/// Bytes that a block of a fill stores per iteration: four units of 16 bytes per thread.
 const FILL_TILE: u64 = 64 * THREADS as u64;
 
-/// The kernels of one context. Whoever used them holds them until that work is over, or says that it may not be.
+/// The kernels of one context. A user holds them until its work is complete, or calls [`leak`](Self::leak).
 #[derive(Debug)]
 pub(crate) struct Kernels {
     module: LoadedModule,
@@ -44,24 +44,23 @@ unsafe impl Send for Kernels {}
 // SAFETY: as above; the driver synchronises access itself.
 unsafe impl Sync for Kernels {}
 
-/// What is loaded, for each context one at a time: who keeps a context's kernels keeps those that everyone launches. A context
-/// whose kernels are alive is alive too, so that its handle is nobody else's.
-/// Each lies beside its context's handle, so that none is upgraded, and perhaps dropped, under the lock but the one wanted.
+/// The loaded kernels by context handle, at most one set per context. Kernels keep their context alive, so its handle is
+/// not reused. The key makes it unnecessary to upgrade, and possibly drop, other entries under the lock.
 static LOADED: Mutex<Vec<(usize, Weak<Kernels>)>> = Mutex::new(Vec::new());
 
 impl Kernels {
-    /// The context's kernels: loaded already, or loaded now, which takes the driver some milliseconds where its cache
-    /// does not have them. A graph that another thread captures meanwhile stays valid.
+    /// Returns the context's kernels. Loading them takes some milliseconds unless the driver has them cached. Captures of
+    /// other threads stay valid.
     ///
     /// # Errors
-    /// `Unsupported` where the driver does not take the module; the driver's.
+    /// `Unsupported` if the driver rejects the module; the driver's.
     pub(crate) fn of(context: &Context) -> Result<Arc<Self>> {
         if let Some(found) = find(&LOADED.lock(), context) {
             return Ok(found);
         }
         let made = Arc::new(Self::load(context)?);
         let mut loaded = LOADED.lock();
-        // Where two threads came first, the loser's go, behind the lock: the driver unloads them.
+        // Another thread may have been faster. Dropped without the lock, since that unloads a module.
         if let Some(found) = find(&loaded, context) {
             drop(loaded);
             return Ok(found);
@@ -74,7 +73,7 @@ impl Kernels {
     fn load(context: &Context) -> Result<Self> {
         // SAFETY: the image is text that ends with NUL.
         let module = unsafe {
-            LoadedModule::load(context, MODULE.as_ptr().cast(), "our kernels for copies and fills")
+            LoadedModule::load(context, MODULE.as_ptr().cast(), "this library's kernels for copies and fills")
         }?;
         let load = || {
             let multiprocessors = context.device().attribute(attribute::MULTIPROCESSOR_COUNT)?;
@@ -82,8 +81,8 @@ impl Kernels {
             let _capture = RelaxedCapture::enter()?;
             let [copy, fill] = [COPY, FILL].map(|name| {
                 let function = module.function(name)?;
-                // The driver loads a kernel when it is first used (CUDA Programming Guide, "Lazy Loading"), and waits for the
-                // whole device to do so: a query makes it load now, so that no launch waits for work that it is to overtake.
+                // With lazy loading (CUDA Programming Guide, "Lazy Loading"), the first use loads a kernel and waits for the
+                // whole device. Load now by a query, so that no launch waits for work that it should overtake.
                 // SAFETY: the function was just found in the module.
                 unsafe { loaded_module::attribute(function, MAX_THREADS_PER_BLOCK) }.map(|_| function)
             });
@@ -93,12 +92,12 @@ impl Kernels {
         Ok(Self { module, copy, fill, multiprocessors })
     }
 
-    /// Enqueues a copy of `bytes` bytes by the device's threads.
+    /// Enqueues a copy of `bytes` bytes by a kernel.
     ///
     /// # Safety
-    /// * The stream is one of the kernels' context, which is current.
-    /// * Both ranges are valid on its device for `bytes` bytes, do not overlap, stay alive, and are not used in conflict
-    ///   until the stream has done the copy.
+    /// * The stream is of the kernels' context, which is current.
+    /// * Both ranges are valid on its device for `bytes` bytes, do not overlap, stay alive, and have no conflicting use
+    ///   until the copy is complete.
     pub(crate) unsafe fn copy(
         &self,
         src: u64,
@@ -124,12 +123,12 @@ impl Kernels {
         }
     }
 
-    /// Enqueues a fill of `bytes` bytes with 16 over and over, as they lie from `dst` on.
+    /// Enqueues a fill of `bytes` bytes with a repeated pattern of 16 bytes, starting at `dst`.
     ///
     /// # Safety
-    /// * The stream is one of the kernels' context, which is current.
-    /// * The range is valid on its device for `bytes` bytes, stays alive, and is not used in conflict until the stream has
-    ///   done the fill.
+    /// * The stream is of the kernels' context, which is current.
+    /// * The range is valid on its device for `bytes` bytes, stays alive, and has no conflicting use until the fill is
+    ///   complete.
     pub(crate) unsafe fn fill(
         &self,
         dst: u64,
@@ -143,7 +142,7 @@ impl Kernels {
         let bytes = bytes as u64;
         let most = self.multiprocessors.saturating_mul(FILL_BLOCKS_PER_MULTIPROCESSOR);
         let blocks = u32::try_from(bytes.div_ceil(FILL_TILE)).unwrap_or(u32::MAX).clamp(1, most);
-        // Devices are little-endian, and so is every host of theirs.
+        // CUDA devices and their hosts are little-endian.
         let both = u128::from_le_bytes(repeated);
         let (low, high) = (both as u64, (both >> 64) as u64);
         let mut parameters: [*mut c_void; 4] =
@@ -155,15 +154,14 @@ impl Kernels {
         }
     }
 
-    /// A user is going whose work may still run: the module then stays until its context goes, since to unload it the
-    /// driver would have to wait.
+    /// Keeps the module loaded until its context is destroyed: a user's work may still run, and unloading would wait for it.
     pub(crate) fn leak(&self) {
         self.module.leak();
     }
 }
 
-/// Enough blocks for one unit a thread (the kernel copies by units of 16 bytes where both sides can be aligned at once, else
-/// by smaller ones), at most `most`.
+/// Returns the number of blocks for one unit per thread, at most `most`. A unit has 16 bytes if source and destination can
+/// both be aligned, else fewer.
 fn blocks(src: u64, dst: u64, bytes: u64, most: u32) -> u32 {
     let shift = (src ^ dst).trailing_zeros().min(4);
     let units = bytes >> shift;

@@ -1,4 +1,4 @@
-//! Code that the driver has loaded: the crate's own kernels and those of callers.
+//! Loaded modules: of this crate's kernels and of callers'.
 
 use std::{
     ffi::{CStr, c_void},
@@ -19,10 +19,10 @@ use crate::LaunchConfig;
 
 /// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`.
 pub(crate) const MAX_THREADS_PER_BLOCK: u32 = 0;
-/// Room for what the driver's compiler says of a text that it does not take.
+/// Size of the compiler's log, in bytes.
 const LOG_BYTES: usize = 4096;
 
-/// A loaded module. Dropped, it is unloaded, unless it was [left](Self::leak) to its context.
+/// A loaded module, unloaded when dropped unless it was [leaked](Self::leak).
 #[derive(Debug)]
 pub(crate) struct LoadedModule {
     pub(crate) context: Context,
@@ -36,10 +36,10 @@ unsafe impl Send for LoadedModule {}
 unsafe impl Sync for LoadedModule {}
 
 impl LoadedModule {
-    /// Has the driver load an image, or compile a text, which is called `what` in messages. A graph that another thread captures meanwhile stays valid.
+    /// Loads an image, or compiles PTX. `what` names it in errors. Captures of other threads stay valid.
     ///
     /// # Errors
-    /// `Unsupported`, with what the compiler says, where the driver does not take it; the driver's.
+    /// `Unsupported`, with the compiler's log, if the driver rejects it; the driver's.
     ///
     /// # Safety
     /// * `image` points to a complete image, or to text that ends with NUL. The driver reads it during the call.
@@ -49,10 +49,10 @@ impl LoadedModule {
         let mut module = ptr::null_mut();
         let mut log = vec![0_u8; LOG_BYTES];
         let mut options = ERROR_LOG;
-        // The last byte stays NUL whatever the driver writes; the size is passed in the pointer's place.
+        // The last byte stays NUL; the size is passed instead of a pointer.
         let mut values = [log.as_mut_ptr().cast(), ptr::without_provenance_mut::<c_void>(LOG_BYTES - 1)];
-        // SAFETY: a context is current, the out pointer is valid, both options have their values, the log has the room
-        // that is said and outlives the call, and the image is the caller's promise.
+        // SAFETY: a context is current, the out pointer is valid, both options have their values, the log has the given
+        // size and outlives the call, and the image is the caller's promise.
         let load = || unsafe {
             ffi::cuModuleLoadDataEx(&mut module, image, 2, options.as_mut_ptr(), values.as_mut_ptr())
         };
@@ -60,7 +60,7 @@ impl LoadedModule {
         Ok(Self { context: context.clone(), raw: module, is_leaked: AtomicBool::new(false) })
     }
 
-    /// The entry's handle, valid while `self` lives. The context must be current.
+    /// Returns an entry's handle, valid while `self` lives. The context must be current.
     pub(crate) fn function(&self, name: &CStr) -> Result<CUfunction, DriverError> {
         let mut function = ptr::null_mut();
         // SAFETY: the module is loaded, the name ends with NUL, and the out pointer is valid.
@@ -68,7 +68,7 @@ impl LoadedModule {
         check("cuModuleGetFunction", code).map(|()| function)
     }
 
-    /// Leaves the module to its context: its code may still run, and to unload it the driver would have to wait.
+    /// Keeps the module loaded until its context is destroyed: its code may still run, and unloading would wait for it.
     pub(crate) fn leak(&self) {
         self.is_leaked.store(true, Ordering::Relaxed);
     }
@@ -79,16 +79,16 @@ impl Drop for LoadedModule {
         if *self.is_leaked.get_mut() {
             return;
         }
-        // SAFETY: the module was loaded by `load`, is used by nobody after this, and none of its code runs.
+        // SAFETY: the module was loaded by `load`, has no other user, and none of its code runs.
         let unload = || unsafe { ffi::cuModuleUnload(self.raw) };
         record_drop_error(self.context.call("cuModuleUnload", unload));
     }
 }
 
-/// What the driver says of a function.
+/// Returns an attribute of a function.
 ///
 /// # Safety
-/// * The function is one of a loaded module.
+/// * The function is of a loaded module.
 pub(crate) unsafe fn attribute(function: CUfunction, attribute: u32) -> Result<u32, DriverError> {
     let mut value: c_int = 0;
     // SAFETY: the out pointer is valid, and the function is the caller's promise.
@@ -99,8 +99,8 @@ pub(crate) unsafe fn attribute(function: CUfunction, attribute: u32) -> Result<u
 /// Enqueues a launch.
 ///
 /// # Safety
-/// * The kernel takes parameters as those behind the pointers, which the driver reads during the call, and may do with them
-///   what it does until the stream has done it. Its context is current, and the stream is one of it.
+/// * The pointers are valid for the kernel's parameters during the call, and all that the kernel does with them is valid
+///   until it is complete. Its context is current, and the stream is of that context.
 pub(crate) unsafe fn launch(
     function: CUfunction,
     config: LaunchConfig,
@@ -114,20 +114,20 @@ pub(crate) unsafe fn launch(
     check("cuLaunchKernel", code)
 }
 
-/// A module that the driver does not take is a capability that is missing, not something that broke.
+/// Converts the error of a rejected module to `Unsupported`.
 ///
 /// Source: `CUresult` in the CUDA driver API: invalid image (200), no binary for the device (209), invalid PTX (218),
 /// unsupported PTX version (222), no compiler for PTX (221), compiling is disabled (223), capability not supported (801).
 fn explain(error: DriverError, what: &str, log: &[u8]) -> Error {
-    const NOT_TAKEN: [u32; 7] = [200, 209, 218, 221, 222, 223, 801];
+    const REJECTED: [u32; 7] = [200, 209, 218, 221, 222, 223, 801];
     let is_missing = matches!(error, DriverError::MissingFunction { .. });
-    if !is_missing && !error.code().is_some_and(|code| NOT_TAKEN.contains(&code)) {
+    if !is_missing && !error.code().is_some_and(|code| REJECTED.contains(&code)) {
         return lift(error);
     }
-    let said = String::from_utf8_lossy(log.split(|byte| *byte == 0).next().unwrap_or_default());
-    let text = match said.trim() {
-        "" => format!("the CUDA driver does not take {what}"),
-        said => format!("the CUDA driver does not take {what} ({said})"),
+    let log = String::from_utf8_lossy(log.split(|byte| *byte == 0).next().unwrap_or_default());
+    let text = match log.trim() {
+        "" => format!("the CUDA driver rejects {what}"),
+        log => format!("the CUDA driver rejects {what} ({log})"),
     };
     Error::caused_by(ErrorKind::Unsupported, text, error)
 }

@@ -27,7 +27,7 @@ impl DriverAddress {
 ///
 /// # Errors
 /// `refused` if no registration ends within the memory; the driver's. Earlier parts may be in flight then, as
-/// `under_way` says.
+/// `in_flight` says.
 ///
 /// # Safety
 /// * As for [`DriverCalls::make`](crate::submit::driver_calls::DriverCalls::make).
@@ -38,7 +38,7 @@ pub(crate) unsafe fn split_copy(
     bytes: usize,
     stream: RawStream,
     refused: DriverError,
-    under_way: &mut bool,
+    in_flight: &mut bool,
 ) -> Result<(), DriverError> {
     let mut edges = [src.edges(bytes), dst.edges(bytes)].concat();
     if edges.is_empty() {
@@ -50,7 +50,7 @@ pub(crate) unsafe fn split_copy(
     for to in edges {
         // SAFETY: the caller's promise; the parts lie within the ranges.
         unsafe { copy_once(src.behind(from), dst.behind(from), to - from, stream) }?;
-        *under_way = !transload_core::mutant!("streams/parts-under-way");
+        *in_flight = !transload_core::mutant!("streams/parts-under-way");
         from = to;
     }
     Ok(())
@@ -70,7 +70,7 @@ pub(crate) unsafe fn split_rows(
     rows: Pitched,
     stream: RawStream,
     refused: DriverError,
-    under_way: &mut bool,
+    in_flight: &mut bool,
 ) -> Result<(), DriverError> {
     let span = |pitch: usize| rows.height.saturating_mul(pitch);
     if src.edges(span(rows.src_pitch)).is_empty() && dst.edges(span(rows.dst_pitch)).is_empty() {
@@ -79,8 +79,8 @@ pub(crate) unsafe fn split_rows(
     for row in 0..rows.height {
         let (from, to) = (src.behind(row * rows.src_pitch), dst.behind(row * rows.dst_pitch));
         // SAFETY: the caller's promise; a row lies within the ranges.
-        unsafe { copy(from, to, rows.width, stream, under_way) }?;
-        *under_way = true;
+        unsafe { copy(from, to, rows.width, stream, in_flight) }?;
+        *in_flight = true;
     }
     Ok(())
 }

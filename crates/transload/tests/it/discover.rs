@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, mpsc};
 
 use transload::{
-    DeviceId, Error, ErrorKind, MemoryKind, Result, Runtime, Sampling,
+    Array, DeviceId, Error, ErrorKind, MemoryKind, Result, Runtime, Sampling,
     backend::{
         Backend, DeviceFamily, async_trait,
         executor::{BlockingKey, Executor},
@@ -139,6 +139,9 @@ fn a_device_is_found_used_and_leaves_nothing_behind() {
     assert!(runtime.absent().is_empty());
     assert_eq!(runtime.device(id).unwrap().simulated, test.is_simulated());
     round_trip(&runtime, id, MemoryKind::Device);
+    let array = Array::<u32>::from_raw(runtime.allocate(id, MemoryKind::Device, 4004).unwrap()).unwrap();
+    transload_core::conformance::typed_buffer(&array, 1, 2).unwrap();
+    drop(array);
 
     // A buffer dropped in flight is parked, then drained.
     let src = runtime.allocate(DeviceId::Cpu, MemoryKind::Pinned, 1 << 20).unwrap();

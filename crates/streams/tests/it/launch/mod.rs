@@ -199,7 +199,7 @@ fn missing_modules_and_kernels_are_refused_by_name() {
     let setup = Setup::new();
     let error = CudaModule::from_ptx(&setup.device, "this is no PTX").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    assert!(error.to_string().contains("does not take this module"), "{error}");
+    assert!(error.to_string().contains("rejects this module"), "{error}");
     let error = CudaModule::from_ptx(&setup.device, ".version 6.0\0").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     // SAFETY: an empty image is refused before it is read.
