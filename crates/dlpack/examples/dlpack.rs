@@ -25,7 +25,7 @@ pub(crate) fn on_the_host() -> Result<()> {
     let pointer = tensor.into_raw();
 
     // Import: what a consumer does with such a pointer.
-    // SAFETY: it comes from `into_raw` just above, nobody else has it, and the memory is at rest.
+    // SAFETY: it comes from `into_raw` just above, has no other owner, and the memory is idle.
     let tensor = unsafe { ManagedTensor::from_raw(pointer, &[]) }?;
     let importer = Importer::new();
     let there = importer.import_as::<f32, _>(tensor)?;

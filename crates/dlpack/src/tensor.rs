@@ -31,11 +31,11 @@ impl<M: Form> ManagedTensor<M> {
     /// [`ErrorKind::InvalidArgument`] for a null pointer, and for a tensor that this process owns already.
     ///
     /// # Safety
-    /// * `raw` points to a valid tensor of the form `M` that the caller owns; nobody else calls its deleter or uses
+    /// * `raw` points to a valid tensor of the form `M` that the caller owns; no one else calls its deleter or uses
     ///   it from now on. With another major version, only the fields up to the deleter need be valid.
     /// * Its description (shape, strides, type, device) is readable and true. Its memory is valid and, on the host,
     ///   initialised, until the deleter was called, which may happen on any thread.
-    /// * From the completion of `fences` until the deleter was called, nobody else writes the memory, nor reads it
+    /// * From the completion of `fences` until the deleter was called, no one else writes the memory, nor reads it
     ///   unless the tensor is read-only, except if the caller orders that with uses of the imported buffer. Two tensors
     ///   of the same memory become two buffers that are not ordered with each other.
     pub unsafe fn from_raw(raw: *mut M, fences: &[Fence]) -> Result<Self> {

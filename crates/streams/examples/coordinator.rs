@@ -46,7 +46,7 @@ pub(crate) mod example {
         coordinator.create_barrier()?.wait()?;
         println!("{} callback ran", coordinator.execute_all_callbacks().ran);
 
-        // Every task answers for itself.
+        // Each task has its own outcome.
         let tasks = (0..6_u8).map(|n| {
             let memory = &memory;
             move |stream: &CudaStream| {

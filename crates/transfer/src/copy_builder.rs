@@ -188,7 +188,7 @@ struct Owned {
     turns: Turns,
 }
 
-/// Tells a submission that has not begun that nobody wants it any more.
+/// Cancels a submission that has not begun.
 struct SetOnDrop(Arc<AtomicBool>);
 
 impl Drop for SetOnDrop {

@@ -42,7 +42,7 @@ fn staged_transfers_that_lack_threads_end_with_an_error() {
         let none = NoThreads::new();
         let error = move_to(&there, &staged).wait().unwrap_err();
         assert!(error.to_string().contains("no staging buffer"), "{error}");
-        // A task that ends early, which nobody can wait for on another thread.
+        // A task that ends early, which no other thread can wait for.
         backend.panic_at_enqueues(0, 1);
         let error = pollster::block_on(move_to(&unified, &by_host)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Interrupted, "{error}");

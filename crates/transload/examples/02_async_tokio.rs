@@ -53,7 +53,7 @@ pub(crate) async fn main() -> Result<(), Box<dyn Error>> {
     println!("{TASKS} copies of 64 KiB there and back in {:.1?}{simulated}", begun.elapsed());
     assert!(*back.read_async().await? == *source.read_async().await?);
 
-    // A copy that nobody waits for any more, because its future is dropped, has either not begun or will end by itself: the
+    // A copy whose future is dropped has either not begun or will end by itself: the
     // memory stays alive as long as the GPU uses it.
     drop(rt.copy(&source, &there).submit_async());
 

@@ -28,7 +28,7 @@ pub(crate) fn main() -> Result<()> {
     let up = rt.copy(&input, &x).on(&copies).submit();
 
     // A launch says what its kernel reads and writes. So it runs after the copy into `x`, though on another stream: the
-    // streams wait for each other on the GPU, and nobody calls an event by name.
+    // streams wait for each other on the GPU, without explicit events.
     let scale_add = CudaModule::from_ptx(gpu.device(), KERNELS)?.kernel("scale_add")?;
     let launch = || {
         let shape = LaunchConfig::for_elements(COUNT as u64, 256);

@@ -40,7 +40,7 @@ impl Cache<'_> {
             let copy = |from: &Array<f32>, to: &Array<f32>, priority| {
                 self.manager.copy(from.raw(), to.raw()).priority(priority).submit()
             };
-            // A kernel waits for the block that comes in; nobody waits for the one that goes out.
+            // A kernel waits for the incoming block; nothing waits for the outgoing one.
             self.moves.push(copy(&slot, &self.spilled[owner], StreamPriority::Normal));
             self.moves.push(copy(&self.spilled[sequence], &slot, StreamPriority::High));
         }

@@ -224,7 +224,7 @@ impl<T: Pod> Buffer<T> for Array<T> {
     }
 }
 
-/// Returns a buffer over a slice that somebody else owns.
+/// Returns a buffer over a slice with another owner.
 ///
 /// # Safety
 /// * The slice stays valid, and is not used in conflict with the buffer, until the buffer and all work on it are done.

@@ -161,7 +161,7 @@ impl<T: Pod + Send> Lend<T> for Vec<T> {
         let (address, bytes) = (NonNull::from(self.as_mut_slice()).cast(), size_of_val(self.as_slice()));
         let slot = Arc::<Slot<T>>::default();
         let owner = Owner { elements: Some(self), slot: Arc::clone(&slot) };
-        // SAFETY: the vector keeps its initialised bytes at this address until the owner is dropped; nobody refers to it.
+        // SAFETY: the vector keeps its initialised bytes at this address until the owner is dropped; no other reference exists.
         let raw = unsafe { runtime.host_backend().wrap_raw(owner, address, bytes) };
         Ok((Array::from_raw(raw)?, LentVec(slot)))
     }

@@ -12,7 +12,7 @@ use crate::{Runtime, families};
 pub struct Resources {
     /// Allocations, their bytes and leased queues, by the name of the backend.
     pub backends: Vec<(&'static str, ResourceCounts)>,
-    /// Bytes of pinned host memory, whoever uses it: arrays, what is kept for reuse, staging buffers, registrations. Of backends that
+    /// Bytes of pinned host memory, for any use: arrays, what is kept for reuse, staging buffers, registrations. Of backends that
     /// were made elsewhere it says nothing.
     pub pinned_bytes: u64,
     /// The limit of `pinned_bytes`, if any.

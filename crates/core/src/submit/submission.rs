@@ -52,7 +52,7 @@ pub fn try_submit_after(
         .iter()
         .any(|(buffer, _)| buffer.place().device.is_cpu() && buffer.place().kind == MemoryKind::Pageable);
     let during_call = pageable && !queue.device().is_cpu();
-    // Before anything is claimed, so that nobody waits for a claim that waits for these.
+    // Before the claims, so that no one waits for a claim that waits for these.
     require_complete(after, |fence| !during_call && queue.can_wait_for(fence))?;
     let mut claims = Claims::none(operation.write_mode());
     claims.attempt(&mut uses, None, Some(turns))?;

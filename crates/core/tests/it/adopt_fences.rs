@@ -18,7 +18,7 @@ struct Block {
     returned: Returned,
 }
 
-// SAFETY: a boxed slice, which stays where it is; nobody gets it again before it is dropped. (Bytes need no alignment in
+// SAFETY: a boxed slice, which does not move and has no other owner before it is dropped. (Bytes need no alignment in
 // these tests, and the mock's operations touch nothing.)
 unsafe impl Storage for Block {
     fn place(&self) -> Place {

@@ -45,7 +45,7 @@ fn reader_after_write_that_changed_nothing_meets_the_mark() {
         host.write(&dst).unwrap();
         host.fail_untouched(2, "no memory");
         if index == 3 {
-            // Who may ask no timeline is blocked first, and somebody who may asks.
+            // A range guard polls no timeline: the failure is seen once a view has polled.
             read(&dst).unwrap();
             dst.read().unwrap_err();
         }

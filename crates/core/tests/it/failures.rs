@@ -294,7 +294,7 @@ fn new_allocation_over_failed_work_is_not_marked() {
     let fence = host.write(&buffer(64)).unwrap();
     let (memory, _) = memory(&reclaimer, MemoryKind::Pageable, 64, true);
     let address = memory.host_address().unwrap();
-    // SAFETY: the buffer owns its bytes, and nobody else uses them.
+    // SAFETY: the buffer owns its bytes, without another user.
     let storage = unsafe { HostBytes::new(memory, address, 64, MemoryKind::Pageable, true) };
     let fresh = RawBuffer::new_after(Box::new(storage), &reclaimer, std::slice::from_ref(&fence));
     let read = stream.copy(&fresh, &buffer(64)).unwrap();

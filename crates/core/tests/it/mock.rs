@@ -180,7 +180,7 @@ impl MockQueue {
         &self.line
     }
 
-    /// Submits a copy; answers its fence.
+    /// Submits a copy; returns its fence.
     pub(crate) fn copy(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<Fence> {
         submit(self, &Operation::Copy { src, dst }, Timing::Off)
     }

@@ -140,7 +140,7 @@ impl Model {
         after
     }
 
-    /// Notes a use. A write comes after all that it conflicts with, so nobody needs to know of that any more.
+    /// Records a use. A write comes after all uses that it conflicts with, so these are removed.
     fn note(&mut self, pieces: &[(Range<usize>, bool)], queue: usize, point: u64) {
         for (range, writes) in pieces {
             for byte in &mut self.bytes[range.clone()] {

@@ -41,7 +41,7 @@ fn try_write(queue: &MockQueue, dst: &RawBuffer) -> Result<Fence, TrySubmitError
     try_submit(queue, &Operation::Fill { dst, pattern: Pattern::U8(1) }, Timing::Off, &Turns::default())
 }
 
-/// Overtakes a waiter as often as that is possible; answers how often, and what kept the next one.
+/// Overtakes a waiter as often as possible; returns how often, and what blocked the next one.
 fn overtake(queue: &MockQueue, dst: &RawBuffer) -> (usize, Option<TrySubmitError>) {
     for done in 0..10 * OVERTAKES {
         if let Err(blocked) = try_write(queue, dst) {

@@ -145,7 +145,7 @@ fn orphaned_memory_is_freed_by_another_reclaimer() {
     }
 }
 
-/// A timeline that stops whoever polls it, twice: when they come and when they go.
+/// A timeline that stops each poll twice: at its start and at its end.
 struct Slow {
     id: TimelineId,
     reached: AtomicU64,

@@ -1,4 +1,4 @@
-//! A transfer runs by itself; whoever looks at its end is told once.
+//! A transfer runs by itself and reports its end once.
 
 use std::{
     future::Future,

@@ -9,7 +9,7 @@ const NEAR: DeviceId = DeviceId::Cuda(0);
 fn memory(kind: MemoryKind) -> RawBuffer {
     let mut bytes = Box::new([0_u128; 4]);
     let address = NonNull::from(&mut *bytes).cast();
-    // SAFETY: the owner keeps 64 aligned bytes at this address, and nobody else uses them.
+    // SAFETY: the owner keeps 64 aligned bytes at this address, without another user.
     let storage = unsafe { HostBytes::new(bytes, address, 64, kind, true) };
     RawBuffer::new(Box::new(storage), &Arc::new(Reclaimer::new()))
 }

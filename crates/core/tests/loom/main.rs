@@ -114,7 +114,7 @@ impl Table {
     fn new() -> Arc<Self> {
         let storage = Box::leak(Box::new([0_u8; 16]));
         let kind = transload_core::MemoryKind::Pageable;
-        // SAFETY: leaked, and nobody looks at it.
+        // SAFETY: leaked, and not accessed.
         let storage =
             unsafe { transload_core::HostBytes::new((), NonNull::from(storage).cast(), 16, kind, true) };
         let buffer = transload_core::RawBuffer::new(Box::new(storage), &std::sync::Arc::default());

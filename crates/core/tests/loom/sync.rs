@@ -19,7 +19,7 @@ pub(crate) fn spin_loop() {
 
 pub(crate) type Guard<'a, T> = loom::sync::MutexGuard<'a, T>;
 
-/// As parking_lot's: locking answers no error.
+/// Like parking_lot's: locking returns no error.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 

@@ -349,7 +349,7 @@ fn claim_over_many_held_ranges_is_linear() {
         assert!(matches!(table.hazards.try_open_view(&whole, Access::Read, None), Ok(Attempt::Held(_))));
         let took = counted() - before;
         assert!(took <= 12 * held as u64, "{took} steps over {held} views");
-        // The first view in conflict answers for all.
+        // The first conflicting view decides for all.
         let before = counted();
         assert!(table.hazards.try_open_view(&whole, Access::Write, None).is_err());
         assert!(counted() - before <= 16, "{} steps to be refused", counted() - before);

@@ -24,7 +24,7 @@ const ILLEGAL_STATE: u32 = 401;
 
 /// Captures a stream that no other thread uses.
 fn begin<S: AsStream>(stream: &S, mode: CaptureMode) -> transload_cuda_sys::Result<Capture<'_, S>> {
-    // SAFETY: as the tests use it, what is enqueued is to be captured, and whoever asks meanwhile is refused.
+    // SAFETY: the tests enqueue only work to be captured, and queries are refused meanwhile.
     unsafe { Capture::begin(stream, mode) }
 }
 

@@ -29,7 +29,7 @@ impl Consumer<'_> {
 
     fn read_into(&self, host: &RawBuffer) {
         let to = host.host_address().unwrap().as_ptr();
-        // SAFETY: both are alive to the end of the test, and nobody else uses them meanwhile.
+        // SAFETY: both are alive to the end of the test, without another user meanwhile.
         unsafe { self.stream.copy_to_host_raw_async(to, self.address(), BYTES) }.unwrap();
     }
 
@@ -143,7 +143,7 @@ fn pinned_write_waits_for_consumer_copy_after_delete() {
         let export = Export::of::<f32>(&host).on_device(DLDevice::CPU).for_stream(&theirs);
         let consumer = Consumer { stream: &theirs, tensor: export.versioned().unwrap().into_raw() };
         let gate = Gate::before(&setup.device, &[&theirs]);
-        // SAFETY: the memory is lent to the consumer and lives; the other side is used by nobody else.
+        // SAFETY: the memory is lent to the consumer and lives; the other side has no other user.
         unsafe {
             let from = std::ptr::with_exposed_provenance(consumer.address() as usize);
             theirs.copy_from_host_raw_async(there.device_address().unwrap(), from, BYTES).unwrap();
@@ -222,7 +222,7 @@ fn import_waits_for_producer_work() {
         event.record(&producers).unwrap();
         ours.wait_event(&event).unwrap();
         let (raw, deleted) = theirs_at(&setup, &owner);
-        // SAFETY: the fence is behind the producer's work; nobody else uses the memory until the deleter is called.
+        // SAFETY: the fence is after the producer's work; nothing else uses the memory until the deleter is called.
         let tensor = unsafe { ManagedTensor::from_raw(raw, &[ours.fence().unwrap()]) }.unwrap();
         let there = setup.importer.import(tensor).unwrap();
         let copy = other.copy_to_host_async(there.buffer(), &back);
@@ -245,7 +245,7 @@ fn tensor_dropped_in_flight_is_deleted_after_the_work() {
         let stream = CudaStream::new(&setup.device).unwrap();
         let owner = setup.device(BYTES);
         let (raw, deleted) = theirs_at(&setup, &owner);
-        // SAFETY: at rest, and used by nobody else until the deleter is called.
+        // SAFETY: idle, and without another user until the deleter is called.
         let there = setup.importer.import(unsafe { ManagedTensor::from_raw(raw, &[]) }.unwrap()).unwrap();
         let gate = Gate::before(&setup.device, &[&stream]);
         drop(stream.memset_async(there.buffer(), Pattern::U8(2)));
@@ -323,7 +323,7 @@ fn imported_device_memory_is_copied_to_another_device() {
     let (one, two) = (CudaStream::new(&first.device).unwrap(), CudaStream::new(&second.device).unwrap());
     one.memset_async(&owner, Pattern::U8(7)).wait().unwrap();
     let (raw, deleted) = theirs_at(&first, &owner);
-    // SAFETY: at rest, and used by nobody else until the deleter is called.
+    // SAFETY: idle, and without another user until the deleter is called.
     let imported = first.importer.import(unsafe { ManagedTensor::from_raw(raw, &[]) }.unwrap()).unwrap();
     let copy = Operation::CopyPeer { src: imported.buffer(), dst: &there };
     submit(&two, &copy, Timing::Off).unwrap().wait().unwrap();
@@ -344,7 +344,7 @@ fn tensor_is_released_after_importer_drop() {
         let stream = CudaStream::new(&setup.device).unwrap();
         let owner = setup.device(BYTES);
         let (raw, deleted) = theirs_at(&setup, &owner);
-        // SAFETY: at rest, and used by nobody else until the deleter is called.
+        // SAFETY: idle, and without another user until the deleter is called.
         let there = importer.import(unsafe { ManagedTensor::from_raw(raw, &[]) }.unwrap()).unwrap();
         let gate = Gate::before(&setup.device, &[&stream]);
         drop(stream.memset_async(there.buffer(), Pattern::U8(2)));

@@ -46,7 +46,7 @@ fn import(setup: &Setup, stream: &CudaStream, owner: &RawBuffer) -> Result<(RawB
     let said = Said { device, dtype: DLDataType::U8, ..Said::floats(data, BYTES as i64) };
     let fence = stream.fence()?;
     let (raw, deleted) = said.versioned();
-    // SAFETY: nobody but the producer's stream, which the fence is of, uses the owner's memory meanwhile.
+    // SAFETY: only the producer's stream, whose fence this is, uses the owner's memory meanwhile.
     let tensor = unsafe { ManagedTensor::from_raw(raw, &[fence]) }?;
     Ok((setup.importer.import(tensor)?.into_buffer(), deleted))
 }

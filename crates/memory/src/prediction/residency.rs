@@ -15,7 +15,7 @@ const POLL_INTERVAL: u32 = 8;
 
 /// Ranges of unified memory that prefetches and launches of one owner left on a device. A use of the allocation
 /// elsewhere (by the host, by another device, by a prefetch to one) discards all of its ranges; work of this device
-/// does not, whoever enqueues it. Uses outside this library and pages evicted by a full device are not tracked: these
+/// does not, regardless of who enqueues it. Uses outside this library and pages evicted by a full device are not tracked: these
 /// cost page faults, never wrong data.
 ///
 /// Usable from any thread. Holds a lock for a few instructions per range.

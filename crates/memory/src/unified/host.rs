@@ -53,7 +53,7 @@ impl Inner {
             match theirs.try_lock_range(access)? {
                 TryLockResult::Locked(hold) => {
                     if self.host.is_some() {
-                        // Both under the lock, so that other writes are someone else's.
+                        // Both under the lock, so that other writes are not counted as this one.
                         state.refresh(self.raw.writes(), u64::from(access == Access::Write));
                     }
                     let id = state.locks.add(range.clone(), Side::Host, access);

@@ -34,7 +34,7 @@ impl Segment {
     pub(crate) fn keep_until(&self, fence: &Fence) {
         let claims = Claims::acquire(&mut [(&self.buffer, Access::Read)]);
         if let Ok(claims) = claims {
-            // SAFETY: nobody writes the segment's own buffer, so the claim came after nothing.
+            // SAFETY: the segment's own buffer is never written, so the claim waits for nothing.
             unsafe { claims.commit(fence) };
         }
     }

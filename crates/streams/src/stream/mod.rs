@@ -216,7 +216,7 @@ impl CudaStream {
     /// callback it does not wait for callbacks.
     ///
     /// # Errors
-    /// `Busy` while someone captures the stream into a graph: waiting would break the capture. The driver's, also one that
+    /// `Busy` while the stream is being captured: waiting would invalidate the capture. The driver's, also one that
     /// the stream's work caused.
     pub fn synchronize(&self) -> Result<()> {
         let point = self.own.events.points.issued();
@@ -277,7 +277,7 @@ impl CudaStream {
     /// Returns a fence of everything enqueued so far, also through the raw handle.
     ///
     /// # Errors
-    /// `Busy` while someone captures the stream into a graph; the driver's.
+    /// `Busy` while the stream is being captured; the driver's.
     pub fn fence(&self) -> Result<Fence> {
         self.own.check_not_captured()?;
         let point = self.own.record_end(None, FENCE).map_err(lift)?;

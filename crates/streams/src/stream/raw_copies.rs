@@ -68,13 +68,13 @@ impl CudaStream {
         unsafe { self.copy_sides(DriverAddress::Device(src), DriverAddress::Device(dst), bytes) }
     }
 
-    /// Enqueues a fill of device or unified memory with a pattern of 1, 2, 4, 8 or 16 bytes. The first of 8 or 16 in a context
-    /// has our kernels loaded, which takes some milliseconds. Where someone captures the stream, or the driver does not take the
-    /// kernels, such a fill is made of copies, which is slower.
+    /// Enqueues a fill of device or unified memory with a pattern of 1, 2, 4, 8 or 16 bytes. The first one of 8 or 16 bytes
+    /// in a context loads this library's kernels, which takes some milliseconds. While the stream is being captured, or if
+    /// the driver rejects the kernels, such a fill is made of copies, which is slower.
     ///
     /// # Errors
-    /// `InvalidArgument` for 0 bytes, and where address or length is no multiple of the pattern's; the driver's. After one of
-    /// those the memory may be filled in part.
+    /// `InvalidArgument` for 0 bytes, and if address or length is no multiple of the pattern's length; the driver's: part of
+    /// the memory may be filled then.
     ///
     /// # Safety
     /// * The range is valid for `bytes` bytes on this stream's device until the stream has done the fill.

@@ -156,7 +156,7 @@ impl CudaStream {
                 }
                 Ok(Fence::new(Arc::clone(&self.timeline), point))
             }
-            // Without a fence nobody would wait for what was enqueued before the error.
+            // Without a fence, nothing would wait for the work enqueued before the error.
             Err(error) if in_flight => Err(own.resolve_unrecorded_error(error)),
             Err(error) => Err(calls.lift(error)),
         }

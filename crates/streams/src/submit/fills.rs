@@ -61,9 +61,9 @@ impl<'a> Fill<'a> {
     }
 
     /// # Safety
-    /// * The address is valid for as many bytes on the device of `stream`, whose context is current and that of the stream it
-    ///   was made for. The memory stays alive, and nothing else uses it in conflict, until the stream has done what is
-    ///   enqueued here: also where it answers an error, if `in_flight` says that something was enqueued.
+    /// * The range is valid on the device of `stream`, whose context is current and that of the stream in [`new`](Self::new).
+    ///   The memory stays alive and has no conflicting use until the enqueued work is complete; also after an error, if
+    ///   `in_flight` is true.
     /// * The length is a multiple of the pattern's width.
     pub(crate) unsafe fn make(&self, stream: RawStream, in_flight: &mut bool) -> Result<(), DriverError> {
         let Self { address, bytes, by } = *self;

@@ -146,7 +146,7 @@ fn only_a_rejected_module_is_unsupported() {
         sim.fail_call(Some("cuModuleLoadDataEx"), 1, code);
         let error = kernel(&device).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{code}");
-        assert!(error.to_string().contains("does not take this module"), "{error}");
+        assert!(error.to_string().contains("rejects this module"), "{error}");
     }
     sim.fail_call(Some("cuModuleLoadDataEx"), 1, UNKNOWN);
     assert_eq!(kernel(&device).unwrap_err().kind(), ErrorKind::Device);

@@ -460,7 +460,7 @@ fn failed_download_marks_destination_until_written() {
         backend.pass_next();
         backend.fail_next(ErrorKind::Device);
         stage(&manager, &there, &back).wait().unwrap_err();
-        // Others fail before their first byte, as does one that nobody watches: what was damaged is damaged still.
+        // Others fail before their first byte, also without a waiter: damaged bytes stay damaged.
         let (from, part) = (there.slice(..4096).unwrap(), back.slice(..4096).unwrap());
         for watched in [true, false] {
             // Of one chunk, so that no byte is moved.

@@ -114,7 +114,7 @@ fn other_handles_of_a_host_buffer_are_busy() {
     assert_eq!(again.raw().id(), handle.raw().id());
     handle.fill(4).unwrap();
     assert_eq!(*again.read().unwrap(), [4, 4, 4]);
-    // Nor is one made of elements that somebody looks at.
+    // Nor is one made of elements with an open guard.
     let look = again.read().unwrap();
     assert_eq!(HostBuffer::from_array(handle).unwrap_err().kind(), ErrorKind::Busy);
     assert_eq!(*look, [4, 4, 4]);

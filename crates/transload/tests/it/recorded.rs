@@ -17,7 +17,7 @@ const BYTES: usize = 300_000;
 
 /// Captures a stream that no other thread uses.
 fn begin<S: AsStream>(stream: &S, mode: CaptureMode) -> transload_cuda_sys::Result<Capture<'_, S>> {
-    // SAFETY: as the tests use it, what is enqueued is to be captured, and whoever asks meanwhile is refused.
+    // SAFETY: the tests enqueue only work to be captured, and queries are refused meanwhile.
     unsafe { Capture::begin(stream, mode) }
 }
 
@@ -104,7 +104,7 @@ fn transfers_by_kernel_are_recorded() {
     let report = recorded.replay().wait().unwrap();
     assert!(report.moving.is_some(), "{report}");
     assert!(*back.read().unwrap() == noise(5000, 2)[..]);
-    // The queue keeps no time of a replay that nobody waits for either.
+    // Nor does the queue keep the time of a replay without a waiter.
     let dropped = recorded.replay().fence().unwrap().clone();
     setup.manager.drain().unwrap();
     assert_eq!(dropped.timeline().take_duration(dropped.point()).unwrap(), None);

@@ -399,7 +399,7 @@ fn launch_on_peer_memory_is_refused_until_enabled() {
         if tests[0].is_simulated() {
             let error = saxpy(&kernel, &streams[0], 1.0, &theirs, &own[1]).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
-            assert!(error.to_string().contains("peers that access is enabled to"), "{error}");
+            assert!(error.to_string().contains("memory of peers with access enabled"), "{error}");
         }
         devices[0].context().unwrap().enable_peer(devices[1].context().unwrap()).unwrap();
         memories[1].allow_peer(&devices[0]).unwrap();
