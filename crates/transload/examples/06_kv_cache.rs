@@ -9,7 +9,7 @@ mod simulate;
 use std::collections::VecDeque;
 
 use transload::{
-    Array, Buffer, CrossBackendTransferManager, Result, Runtime, StreamPriority, Transfer,
+    Array, Buffer, Result, Runtime, StreamPriority, Transfer,
     cuda::streams::{CudaModule, LaunchConfig},
 };
 
@@ -21,8 +21,8 @@ const SEQUENCES: usize = 10;
 const STEPS: usize = 60;
 
 /// Which sequence's block is where.
-struct Cache<'a> {
-    manager: &'a CrossBackendTransferManager,
+struct Cache {
+    rt: Runtime,
     /// The blocks on the GPU, the one used longest ago first, each with the sequence that has it.
     slots: VecDeque<(usize, Array<f32>)>,
     /// A place on the host for each sequence's block.
@@ -30,7 +30,7 @@ struct Cache<'a> {
     moves: Vec<Transfer>,
 }
 
-impl Cache<'_> {
+impl Cache {
     /// The sequence's block on the GPU. If it is on the host it takes the slot of the block used longest ago. This waits for
     /// nothing: each copy runs after earlier work on the same bytes, and beside all other work.
     fn block(&mut self, sequence: usize) -> Option<Array<f32>> {
@@ -38,7 +38,7 @@ impl Cache<'_> {
         let (owner, slot) = self.slots.remove(at.unwrap_or(0))?;
         if owner != sequence {
             let copy = |from: &Array<f32>, to: &Array<f32>, priority| {
-                self.manager.copy(from.raw(), to.raw()).priority(priority).submit()
+                self.rt.copy(from, to).priority(priority).submit()
             };
             // A kernel waits for the incoming block; nothing waits for the outgoing one.
             self.moves.push(copy(&slot, &self.spilled[owner], StreamPriority::Normal));
@@ -62,7 +62,7 @@ pub(crate) fn main() -> Result<()> {
     let block = |of: &Array<f32>, index: usize| of.slice(index * BLOCK..(index + 1) * BLOCK);
     let slots = (0..SLOTS).map(|slot| Ok((slot, block(&cache, slot)?))).collect::<Result<_>>()?;
     let spilled = (0..SEQUENCES).map(|sequence| block(&host, sequence)).collect::<Result<_>>()?;
-    let mut blocks = Cache { manager: rt.manager(), slots, spilled, moves: Vec::new() };
+    let mut blocks = Cache { rt: rt.clone(), slots, spilled, moves: Vec::new() };
 
     // Each step adds 1 to the block of one sequence; some sequences come often. Nothing here waits for the GPU.
     let ones = gpu.alloc::<f32>(BLOCK)?;

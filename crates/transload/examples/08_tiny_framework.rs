@@ -56,14 +56,14 @@ impl Tensor {
 
     fn relu(&self) -> Result<Self> {
         let result = self.empty_like(self.elements.device())?;
-        let (count, x, y) = (self.elements.len() as u64, self.elements.raw(), result.elements.raw());
         if self.elements.device().is_cpu() {
             let x = self.elements.read()?;
             result.elements.write()?.iter_mut().zip(&*x).for_each(|(y, x)| *y = x.max(0.0));
         } else {
-            let launch = self.backend.relu.launch(LaunchConfig::for_elements(count, 256));
+            let count = self.elements.len() as u64;
+            let relu = self.backend.relu.launch(LaunchConfig::for_elements(count, 256)).reads(&self.elements);
             // SAFETY: these are the kernel's parameters, and both buffers have `count` floats.
-            unsafe { launch.reads(x).writes(y).arg(count).enqueue(&self.backend.stream) }?;
+            unsafe { relu.writes(&result.elements).arg(count).enqueue(&self.backend.stream) }?;
         }
         Ok(result)
     }
@@ -85,6 +85,5 @@ pub(crate) fn main() -> Result<()> {
     assert_eq!(results[0], results[1]);
     assert_eq!((results[1][0], results[1][9_999]), (0.0, 4999.0));
     println!("cpu and cuda:0 computed the same {} elements", results[0].len());
-    drop(x);
     backend.rt.drain()
 }
