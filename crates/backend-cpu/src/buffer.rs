@@ -144,7 +144,7 @@ impl<T: Pod> Buffer<T> for CpuBuffer<T> {
 
     fn copy_to_host_at(&self, offset: usize, destination: &mut [T]) -> Result<()> {
         let part = slice_elements::<T>(&self.raw, offset, destination.len())?;
-        destination.copy_from_slice(&*ReadGuard::new(part.read()?)?);
+        destination.copy_from_slice(&ReadGuard::new(part.read()?)?);
         Ok(())
     }
 }

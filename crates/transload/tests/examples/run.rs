@@ -24,8 +24,9 @@ mod typed_views;
 mod unified_roles;
 
 type Outcome = Result<(), Box<dyn Error>>;
+type Example = fn() -> Outcome;
 
-const EXAMPLES: &[(&str, fn() -> Outcome)] = &[
+const EXAMPLES: &[(&str, Example)] = &[
     ("01_first_copy", || Ok(first_copy::main()?)),
     ("02_async_tokio", || async_tokio::main()),
     ("03_typed_views", || Ok(typed_views::main()?)),
@@ -57,7 +58,7 @@ pub(crate) fn main() -> ExitCode {
 }
 
 /// Runs one. On the software driver nothing may be left or have raced afterwards.
-fn run(example: fn() -> Outcome) -> Outcome {
+fn run(example: Example) -> Outcome {
     let simulated = env::args().any(|argument| argument == "--simulate");
     // The first device is this one, not the example's own.
     let checked = simulated.then(|| -> Result<_, Box<dyn Error>> {
