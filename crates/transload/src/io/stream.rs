@@ -138,7 +138,7 @@ pub fn write_to<S: ByteSink>(
     let mut stream = Stream::new(manager, src, options);
     async move {
         let outcome = stream.empty(&mut sink).await;
-        stream.in_flight.iter_mut().for_each(|chunk| chunk.bytes = 0);
+        stream.count_no_more();
         stream.finish(outcome).await
     }
 }
@@ -246,12 +246,8 @@ impl Stream {
     /// Waits for what is in flight, and returns the outcome of the stream.
     async fn finish(mut self, mut outcome: Result<()>) -> Result<u64, StreamError> {
         while !self.in_flight.is_empty() {
-            // Bytes after a failed transfer do not count.
             let settled = self.settle().await;
-            if let Err(error) = settled {
-                self.in_flight.iter_mut().for_each(|chunk| chunk.bytes = 0);
-                outcome = outcome.and(Err(error));
-            }
+            outcome = outcome.and(settled);
         }
         let bytes = self.moved;
         outcome.map(|()| bytes).map_err(|cause| StreamError { bytes, cause })
@@ -273,10 +269,18 @@ impl Stream {
     /// Waits for the oldest transfer, counts its bytes and frees its buffer.
     async fn settle(&mut self) -> Result<()> {
         let Some(Chunk { staging, bytes, transfer }) = self.in_flight.pop_front() else { return Ok(()) };
-        transfer.await?;
+        if let Err(error) = transfer.await {
+            self.count_no_more();
+            return Err(error);
+        }
         self.moved += bytes as u64;
         self.free.push(staging);
         Ok(())
+    }
+
+    /// Bytes in flight after a failed transfer, or on their way to a sink that failed, do not count as moved.
+    fn count_no_more(&mut self) {
+        self.in_flight.iter_mut().for_each(|chunk| chunk.bytes = 0);
     }
 
     /// Returns a free buffer, or a new one.

@@ -16,6 +16,7 @@ mod peers;
 mod setup;
 mod staged;
 mod staged_failures;
+mod stream_faults;
 mod zero_copy;
 
 /// Drop errors are process-wide: tests that take them run one at a time.
