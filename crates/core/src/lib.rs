@@ -25,6 +25,7 @@ mod buffer;
 pub mod conformance;
 mod device;
 mod error;
+pub mod events;
 mod hazard;
 mod host;
 #[doc(hidden)]
@@ -57,6 +58,7 @@ pub use device::place::{MemoryKind, Place, TransferPath};
 pub use device::report::{QueuedBefore, TransferReport};
 pub use device::size_class::SizeClass;
 pub use error::{Error, ErrorKind, MemoryShortage, Result, Retry};
+pub use events::TransferId;
 pub use host::{host_access, host_memory::host_memory};
 pub use panics::{catch_panic, panic_text};
 pub use queue::fence::{Done, Fence, Timeline, TimelineId, next_timeline_id};

@@ -5,14 +5,18 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, events};
 
 /// Runs `body` and returns its result.
 ///
 /// # Errors
 /// [`ErrorKind::Interrupted`] with the message if it panics.
 pub fn catch_panic<T>(body: impl FnOnce() -> T) -> Result<T> {
-    let panicked = |payload| Error::new(ErrorKind::Interrupted, format!("panicked: {}", panic_text(payload)));
+    let panicked = |payload| {
+        let text = panic_text(payload);
+        tracing::warn!(name: events::PANIC_CAUGHT, target: events::THREADS, text, "caught a panic");
+        Error::new(ErrorKind::Interrupted, format!("panicked: {text}"))
+    };
     catch_unwind(AssertUnwindSafe(body)).map_err(panicked)
 }
 

@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, atomic::AtomicU64};
 
-use transload_core::{Error, Observer, RefusalHandler, Result, TransferEvent, TransferReport};
+use transload_core::{Error, Observer, RefusalHandler, Result, TransferEvent, TransferId, TransferReport};
 
 use transload_executor::{BlockingKey, Executor};
 
 use crate::{
-    Sampling,
+    Sampling, report_events,
     stats::{
         lost::LostDevices,
         unobserved::{UnobservedTransfers, UnreportedFailure},
@@ -58,6 +58,7 @@ impl ManagerContext {
         match outcome {
             Ok(()) => self.tell(TransferEvent::Completed(report)),
             Err(error) => {
+                report_events::failed(report, error);
                 self.lost.note(report.lane, error);
                 self.tell(TransferEvent::Failed(report, error));
             }
@@ -66,7 +67,7 @@ impl ManagerContext {
 }
 
 impl RefusalHandler for ManagerContext {
-    fn refusal_dropped(&self, error: &Error) {
-        self.unreported.note(error);
+    fn refusal_dropped(&self, id: Option<TransferId>, error: &Error) {
+        self.unreported.note(id, error);
     }
 }

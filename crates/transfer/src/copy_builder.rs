@@ -11,13 +11,14 @@ use std::{
 };
 
 use transload_core::{
-    Fence, Queue, RawBuffer, Result, StreamPriority, Timing, Transfer, TransferMethod, TransferReport, Turns,
-    WorkloadType,
+    Fence, Queue, RawBuffer, Result, StreamPriority, Timing, Transfer, TransferId, TransferMethod,
+    TransferReport, Turns, WorkloadType,
 };
 
 use crate::{
     CrossBackendTransferManager, Plan, TransferOptions,
-    manager::{Attempt, Request, TaskTurns},
+    attempt::{Attempt, Request, TaskTurns},
+    report_events,
 };
 
 /// A copy of all of one buffer over all of another, not yet submitted. [`submit`](Self::submit) it, [`wait`](Self::wait) for it, or
@@ -160,6 +161,7 @@ impl<'a> CopyBuilder<'a> {
     pub fn submit_async(self) -> impl Future<Output = Transfer> + Send + 'static {
         let Self { manager, src, dst, options, after, queue } = self;
         let owned = Owned {
+            id: TransferId::if_traced(),
             manager: manager.clone(),
             src: src.clone(),
             dst: dst.clone(),
@@ -173,12 +175,18 @@ impl<'a> CopyBuilder<'a> {
 
     #[inline]
     fn request(&self) -> Request<'_> {
-        Request { options: self.options, after: &self.after, queue: self.queue.map(|queue| queue as _) }
+        Request {
+            id: TransferId::if_traced(),
+            options: self.options,
+            after: &self.after,
+            queue: self.queue.map(|queue| queue as _),
+        }
     }
 }
 
 /// A copy that a task submits.
 struct Owned {
+    id: Option<TransferId>,
     manager: CrossBackendTransferManager,
     src: RawBuffer,
     dst: RawBuffer,
@@ -199,7 +207,8 @@ impl Drop for SetOnDrop {
 
 impl Owned {
     fn attempt(&self, may_be_slow: bool) -> Attempt {
-        let request = Request { options: self.options, after: &self.after, queue: self.queue.as_deref() };
+        let Self { id, options, .. } = *self;
+        let request = Request { id, options, after: &self.after, queue: self.queue.as_deref() };
         let task = TaskTurns { turns: &self.turns, may_be_slow };
         self.manager.attempt(&self.src, &self.dst, &request, Some(&task))
     }
@@ -209,6 +218,10 @@ impl Owned {
         loop {
             let attempt = match copy.attempt(false) {
                 Attempt::Slow => {
+                    let id = copy.id;
+                    if let Some(id) = id {
+                        report_events::deferred(id);
+                    }
                     let context = Arc::clone(&copy.manager.context);
                     let dropped = Arc::new(AtomicBool::new(false));
                     let seen = Arc::clone(&dropped);
@@ -222,14 +235,22 @@ impl Owned {
                             copy = same;
                             attempt
                         }
-                        Err(error) => return Transfer::refused_with(error, context),
+                        Err(error) => {
+                            report_events::refused(id, &error);
+                            return Transfer::refused_with(error, id, context);
+                        }
                     }
                 }
                 attempt => attempt,
             };
             match attempt {
                 Attempt::Started(transfer) => return transfer,
-                Attempt::Blocked(blocked) => blocked.await,
+                Attempt::Blocked(blocked) => {
+                    if let Some(id) = copy.id {
+                        report_events::blocked(id);
+                    }
+                    blocked.await;
+                }
                 Attempt::Slow => {}
             }
         }

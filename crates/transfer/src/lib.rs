@@ -34,6 +34,7 @@
 //! Calibration on the user's machine: methods are chosen by the backends' built-in tables, as every report says. Host
 //! memory is not sent over other devices' links. Work of the host's threads cannot be recorded.
 
+mod attempt;
 mod builder;
 mod context;
 mod copy_builder;
@@ -43,6 +44,7 @@ mod options;
 mod planning;
 mod prepare;
 mod recorded;
+mod report_events;
 mod staging;
 mod stats;
 

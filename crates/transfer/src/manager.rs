@@ -7,14 +7,15 @@ use std::{
 };
 
 use transload_core::{
-    Backend, CompletionHandler, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryKind,
-    PathCost, Place, Queue, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Submitted, Timing,
-    Transfer, TransferEvent, TransferPath, TrySubmitError, Turns, Unblocked,
+    Backend, CompletionHandler, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost,
+    Place, Queue, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Submitted, Timing, Transfer,
+    TransferEvent, TransferId, TransferPath, TrySubmitError,
 };
 use transload_executor::Executor;
 
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
+    attempt::{Attempt, Request, TaskTurns},
     context::ManagerContext,
     methods::{Method, OnConflict, TransferRequest},
     planning::{
@@ -24,6 +25,7 @@ use crate::{
         registry::Registry,
         request::{PlanInput, ranges},
     },
+    report_events::{self, Traced},
     stats::unobserved::UnobservedTransfer,
 };
 
@@ -144,9 +146,10 @@ impl CrossBackendTransferManager {
         dst_offset: usize,
         size: usize,
     ) -> Transfer {
+        let request = Request::new();
         match ranges((src, src_offset), (dst, dst_offset), size) {
-            Ok((src, dst)) => self.start(&src, &dst, &Request::default()),
-            Err(error) => self.refuse(error),
+            Ok((src, dst)) => self.start(&src, &dst, &request),
+            Err(error) => self.refuse(request.id, error),
         }
     }
 
@@ -224,9 +227,10 @@ impl CrossBackendTransferManager {
         let copies = shared.copied.then(|| shared.buffer.in_flight()).flatten();
         for fence in copies.iter().flatten().cloned() {
             let bytes = shared.buffer.len() as u64;
-            self.context
-                .unobserved
-                .add(UnobservedTransfer { fence, bytes, lane, stats: None, is_timed: false }, &self.context);
+            self.context.unobserved.add(
+                UnobservedTransfer { id: None, fence, bytes, lane, stats: None, is_timed: false },
+                &self.context,
+            );
         }
     }
 
@@ -321,7 +325,7 @@ impl CrossBackendTransferManager {
         match self.attempt(src, dst, request, None) {
             Attempt::Started(transfer) => transfer,
             // Neither happens without `Mode`.
-            Attempt::Blocked(_) | Attempt::Slow => self.refuse(would_block()),
+            Attempt::Blocked(_) | Attempt::Slow => self.refuse(request.id, would_block()),
         }
     }
 
@@ -336,7 +340,7 @@ impl CrossBackendTransferManager {
     ) -> Attempt {
         let input = match PlanInput::of(src, dst) {
             Ok(input) => input,
-            Err(error) => return Attempt::Started(self.refuse(error)),
+            Err(error) => return Attempt::Started(self.refuse(request.id, error)),
         };
         let (mut cache, mut declined) = (self.registry.route_cache(), 0);
         let queue = request.queue.map(Queue::device);
@@ -347,7 +351,7 @@ impl CrossBackendTransferManager {
             });
             let (candidate, choice) = match choice {
                 Ok(choice) => choice,
-                Err(error) => return Attempt::Started(self.refuse(error)),
+                Err(error) => return Attempt::Started(self.refuse(request.id, error)),
             };
             if let Some(TaskTurns { may_be_slow: false, .. }) = task
                 && candidate.is_slow_to_submit(&input, request.options.priority)
@@ -357,7 +361,10 @@ impl CrossBackendTransferManager {
             match self.registry.prepare(input.path, candidate) {
                 Ok(()) => return self.submit(candidate, &choice, (src, dst), &input, request, task),
                 // Try the next best method.
-                Err(methods) => declined |= methods,
+                Err(methods) => {
+                    report_events::declined(request.id, input.path, candidate.method());
+                    declined |= methods;
+                }
             }
         }
     }
@@ -371,9 +378,10 @@ impl CrossBackendTransferManager {
         request: &Request<'_>,
         task: Option<&TaskTurns<'_>>,
     ) -> Attempt {
-        let options = &request.options;
+        let (options, id) = (&request.options, request.id);
         let timing = candidate.timing(input.bytes, options.timing);
         let request = TransferRequest {
+            id,
             src,
             dst,
             priority: options.priority,
@@ -397,7 +405,7 @@ impl CrossBackendTransferManager {
         }
         Attempt::Started(match submitted {
             Ok(end) => {
-                candidate.warm_up(options.priority);
+                candidate.warm_up(options.priority, &submission);
                 if is_observed {
                     self.context.tell(TransferEvent::Submitted(&info.report(&submission)));
                 }
@@ -407,51 +415,30 @@ impl CrossBackendTransferManager {
                 {
                     candidate.queue(fence, input.bytes);
                 }
-                Transfer::submitted(end, submission, info)
+                match id {
+                    None => Transfer::submitted(end, submission, info),
+                    Some(id) => Traced::submitted(id, end, submission, info),
+                }
             }
             Err(TrySubmitError::WouldBlock(blocked)) => return Attempt::Blocked(blocked),
-            Err(TrySubmitError::Failed(error)) if is_the_callers(error.kind()) => self.refuse(error),
+            Err(TrySubmitError::Failed(error)) if is_the_callers(error.kind()) => self.refuse(id, error),
             // The driver's errors count as failures of the path.
             Err(TrySubmitError::Failed(error)) => {
                 let mut report = info.report(&submission);
                 report.elapsed = report.submitting;
+                report.id = id;
                 info.ended(&report, Err(&error));
-                Transfer::refused_with(error, Arc::clone(&self.context) as _)
+                Transfer::refused_with(error, id, Arc::clone(&self.context) as _)
             }
         })
     }
 
     #[cold]
-    pub(crate) fn refuse(&self, error: Error) -> Transfer {
+    pub(crate) fn refuse(&self, id: Option<TransferId>, error: Error) -> Transfer {
         self.context.refused.fetch_add(1, Ordering::Relaxed);
-        Transfer::refused_with(error, Arc::clone(&self.context) as _)
+        report_events::refused(id, &error);
+        Transfer::refused_with(error, id, Arc::clone(&self.context) as _)
     }
-}
-
-/// How one transfer is to be done.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Request<'a> {
-    pub(crate) options: TransferOptions,
-    pub(crate) after: &'a [Fence],
-    pub(crate) queue: Option<&'a dyn Queue>,
-}
-
-/// What a task brings whose thread must not be blocked.
-pub(crate) struct TaskTurns<'a> {
-    pub(crate) turns: &'a Turns,
-    /// Whether the calling thread may take its time, though not wait for work in flight.
-    pub(crate) may_be_slow: bool,
-}
-
-/// What came of submitting.
-#[allow(clippy::large_enum_variant, reason = "boxed, every transfer would allocate")]
-pub(crate) enum Attempt {
-    /// It was submitted or refused.
-    Started(Transfer),
-    /// Nothing was submitted; it is worth retrying when this completes.
-    Blocked(Unblocked),
-    /// Nothing was submitted, since that may take the calling thread long.
-    Slow,
 }
 
 #[cold]

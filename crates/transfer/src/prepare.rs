@@ -1,8 +1,12 @@
 //! What the first transfer of a path has to set up, done beforehand.
 
-use transload_core::{Backend, Place, Result, StreamPriority, TransferMethod, TransferPath, WorkloadType};
+use std::time::Instant;
 
-use crate::{CrossBackendTransferManager, TransferOptions};
+use transload_core::{
+    Backend, Place, Result, StreamPriority, Submission, TransferMethod, TransferPath, WorkloadType,
+};
+
+use crate::{CrossBackendTransferManager, TransferOptions, report_events};
 
 impl CrossBackendTransferManager {
     /// Prepares every method that `options` allow for transfers from `src` to `dst`: creates contexts and queues, loads
@@ -22,8 +26,10 @@ impl CrossBackendTransferManager {
         }
         for candidate in routes.candidates.iter().filter(|candidate| options.allows(candidate.method())) {
             if self.registry.prepare(path, candidate).is_err() {
+                report_events::declined(None, path, candidate.method());
                 continue;
             }
+            let begun = Instant::now();
             let method = &candidate.method;
             method.start()?;
             let staged =
@@ -34,13 +40,16 @@ impl CrossBackendTransferManager {
             let route = &candidate.route;
             if route.stages_in_place && priority == StreamPriority::High {
                 // Without the kernel the copy engine does it.
-                let _not_taken = route.backend.prepare_in_place(route.lane);
+                let prepared = route.backend.prepare_in_place(route.lane);
+                prepared.unwrap_or_else(|error| report_events::kernel_unavailable(route.lane, &error));
             }
             drop(lease(&*route.backend, route.lane, priority, workload)?);
             if let Some((backend, device)) = &route.second {
                 drop(lease(&**backend, *device, priority, workload)?);
             }
-            candidate.warm_up(priority);
+            let submission =
+                Submission { begun: Some(begun), submitting: begun.elapsed(), ..Submission::default() };
+            candidate.warm_up(priority, &submission);
         }
         Ok(())
     }

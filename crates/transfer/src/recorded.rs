@@ -8,8 +8,8 @@ use std::{
 
 use transload_core::{
     Backend, CompletionHandler, DeviceId, Error, ErrorKind, Fence, Operation, RawBuffer, Recording, Result,
-    StreamPriority, Submission, Submitted, Timing, Transfer, TransferEvent, TransferReport, WorkloadType,
-    submit,
+    StreamPriority, Submission, Submitted, Timing, Transfer, TransferEvent, TransferId, TransferReport,
+    WorkloadType, submit,
 };
 
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
     context::ManagerContext,
     methods::SingleOperation,
     planning::{engine_queue::EngineQueue, request::PlanInput},
+    report_events::{self, CompletionWithId, Traced},
     stats::unobserved::UnobservedTransfer,
 };
 
@@ -44,6 +45,7 @@ impl RecordedTransfers {
     /// backend's.
     pub fn replay(&self) -> Transfer {
         let Replays { report, timing, context } = &*self.replays;
+        let id = TransferId::if_traced();
         let mut submission = Submission { begun: Some(Instant::now()), ..Submission::default() };
         let lost = self.devices.iter().try_for_each(|devices| context.lost.check(*devices));
         let submitted = lost.and_then(|()| {
@@ -55,11 +57,16 @@ impl RecordedTransfers {
                 self.engines.iter().for_each(|(engine, bytes)| engine.add(&fence, *bytes));
                 submission.submitting = submission.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
                 context.tell(TransferEvent::Submitted(&self.replays.report(&submission)));
-                Transfer::submitted(Submitted::Until(fence), submission, Arc::clone(&self.replays) as _)
+                let (end, replays) = (Submitted::Until(fence), Arc::clone(&self.replays));
+                match id {
+                    None => Transfer::submitted(end, submission, replays),
+                    Some(id) => Traced::submitted(id, end, submission, replays),
+                }
             }
             Err(error) => {
                 context.lost.note(report.lane, &error);
-                Transfer::refused_with(error, Arc::clone(context) as _)
+                report_events::refused(id, &error);
+                Transfer::refused_with(error, id, Arc::clone(context) as _)
             }
         }
     }
@@ -90,12 +97,18 @@ impl CompletionHandler for Replays {
     }
 
     fn abandoned(&self, submission: &Submission, fence: Fence) {
+        self.abandoned_with(None, submission, fence);
+    }
+}
+
+impl CompletionWithId for Replays {
+    fn abandoned_with(&self, id: Option<TransferId>, submission: &Submission, fence: Fence) {
         self.context.tell(TransferEvent::Abandoned(&self.report(submission)));
         let TransferReport { bytes, lane, .. } = self.report;
         let is_timed = self.timing == Timing::Measured;
         self.context
             .unobserved
-            .add(UnobservedTransfer { fence, bytes, lane, stats: None, is_timed }, &self.context);
+            .add(UnobservedTransfer { id, fence, bytes, lane, stats: None, is_timed }, &self.context);
     }
 }
 

@@ -2,13 +2,15 @@
 
 use std::{fmt, time::Duration};
 
-use crate::{CostBasis, DeviceId, Rejections, SizeClass, TransferMethod, TransferPath};
+use crate::{CostBasis, DeviceId, Rejections, SizeClass, TransferId, TransferMethod, TransferPath};
 
 /// The report of a transfer. Needs no allocation.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TransferReport {
+    /// Its id in [events](crate::events), if a `tracing` subscriber was installed when it was submitted.
+    pub id: Option<TransferId>,
     /// Source and destination.
     pub path: TransferPath,
     /// Method that moved the bytes.
@@ -58,6 +60,7 @@ impl TransferReport {
     #[inline]
     pub fn planned(path: TransferPath, method: TransferMethod, lane: DeviceId, bytes: u64) -> Self {
         Self {
+            id: None,
             path,
             method,
             lane,

@@ -12,7 +12,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{CostBasis, Error, Fence, Place, Result, TransferMethod, TransferPath, TransferReport};
+use crate::{
+    CostBasis, Error, Fence, Place, Result, TransferId, TransferMethod, TransferPath, TransferReport,
+};
 
 /// What is recorded of a transfer at submission. Its [`CompletionHandler`] makes the report from it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,7 +53,7 @@ pub trait CompletionHandler: Send + Sync + 'static {
 pub trait RefusalHandler: Send + Sync + 'static {
     /// Called when a [refused](Transfer::refused_with) transfer is dropped before its error was taken by
     /// awaiting it, or seen by [`Transfer::refusal`].
-    fn refusal_dropped(&self, error: &Error);
+    fn refusal_dropped(&self, id: Option<TransferId>, error: &Error);
 }
 
 /// A transfer in progress. It was enqueued when this was created: two transfers run concurrently, in whatever
@@ -89,6 +91,7 @@ struct Direct {
 
 struct Refused {
     error: Error,
+    id: Option<TransferId>,
     /// Called if the error is dropped unseen.
     handler: Option<Arc<dyn RefusalHandler>>,
     seen: AtomicBool,
@@ -142,15 +145,16 @@ impl Transfer {
 
     /// Creates a transfer that was not enqueued.
     pub fn refused(error: Error) -> Self {
-        Self { state: State::Refused(Refused { error, handler: None, seen: AtomicBool::new(false) }) }
+        Self {
+            state: State::Refused(Refused { error, id: None, handler: None, seen: AtomicBool::new(false) }),
+        }
     }
 
     /// Like [`refused`](Self::refused), but `handler` gets the error if the transfer is dropped before it was
     /// seen.
-    pub fn refused_with(error: Error, handler: Arc<dyn RefusalHandler>) -> Self {
-        Self {
-            state: State::Refused(Refused { error, handler: Some(handler), seen: AtomicBool::new(false) }),
-        }
+    pub fn refused_with(error: Error, id: Option<TransferId>, handler: Arc<dyn RefusalHandler>) -> Self {
+        let (handler, seen) = (Some(handler), AtomicBool::new(false));
+        Self { state: State::Refused(Refused { error, id, handler, seen }) }
     }
 
     /// Returns the error with which the transfer was refused, if it was never enqueued.
@@ -302,10 +306,10 @@ impl Drop for Transfer {
                 completion.abandoned(&submission, fence);
             }
             State::Running(complete) => drop(complete.end(Ok(()))),
-            State::Refused(Refused { handler: Some(handler), error, seen })
+            State::Refused(Refused { handler: Some(handler), error, id, seen })
                 if !seen.load(Ordering::Relaxed) =>
             {
-                handler.refusal_dropped(&error);
+                handler.refusal_dropped(id, &error);
             }
             _ => {}
         }

@@ -15,7 +15,7 @@ use std::{
 use parking_lot::Mutex;
 use transload_core::{
     CompletionHandler, Error, ErrorKind, Fence, MemoryKind, Place, Reclaimer, RefusalHandler, Result,
-    Submission, Submitted, Transfer, TransferMethod, TransferPath, TransferReport,
+    Submission, Submitted, Transfer, TransferId, TransferMethod, TransferPath, TransferReport,
 };
 
 use crate::mock::{DEVICE, MockQueue, buffer, memory};
@@ -42,7 +42,7 @@ impl CompletionHandler for Diary {
 }
 
 impl RefusalHandler for Diary {
-    fn refusal_dropped(&self, error: &Error) {
+    fn refusal_dropped(&self, _: Option<TransferId>, error: &Error) {
         self.0.lock().push(format!("refusal {error}"));
     }
 }
@@ -170,7 +170,8 @@ fn dropped_transfer_reports_once_and_keeps_memory_alive() {
 #[test]
 fn dropped_refusal_reports_once_taken_one_never() {
     let diary = Arc::new(Diary::default());
-    let refused = || Transfer::refused_with(Error::new(ErrorKind::Unsupported, "no way"), diary.clone());
+    let refused =
+        || Transfer::refused_with(Error::new(ErrorKind::Unsupported, "no way"), None, diary.clone());
     assert_eq!(refused().wait().unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!(pollster::block_on(refused()).unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!(diary.of_refusals(), 0);

@@ -14,6 +14,7 @@ use transload_executor::Executor;
 use super::{Method, Route, Submitted, Topology, TransferRequest};
 use crate::{
     planning::request::PlanInput,
+    report_events,
     staging::{
         STAGING_BUFFER, StagedKind, StagedTimeline, StagedTransfer, StagingRing, chunk_for, chunks_of,
         default_workers,
@@ -114,7 +115,14 @@ impl Method for HostStaged {
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
         let src = request.src;
         // If the driver rejects the kernel, the copy engine copies.
-        let in_place = request.stage_in_place && route.backend.prepare_in_place(route.lane).is_ok();
+        let in_place = request.stage_in_place
+            && match route.backend.prepare_in_place(route.lane) {
+                Ok(()) => true,
+                Err(error) => {
+                    report_events::kernel_unavailable(route.lane, &error);
+                    false
+                }
+            };
         let workload = if in_place { WorkloadType::Compute } else { WorkloadType::Memory };
         let lease =
             |backend: &Arc<dyn Backend>, device| request.lease_for_workers(&**backend, device, workload);
@@ -182,8 +190,8 @@ pub(super) fn start_staged(
     let end = Arc::new(StagedTimeline::new(lane, request.timing));
     let after = claims.after().iter().cloned().collect();
     let both = (src.clone(), dst.clone());
-    StagedTransfer::new(both, (kind, in_place), backends, after, ring, request.priority, Arc::clone(&end))
-        .start()?;
+    let orders = (request.id, request.priority);
+    StagedTransfer::new(both, (kind, in_place), backends, after, ring, orders, Arc::clone(&end)).start()?;
     let fence = claims.inherit(Fence::new(end as Arc<dyn Timeline>, 1));
     // SAFETY: the transfer touches the ranges only after its dependencies are complete, and its timeline completes
     // after its last copy.

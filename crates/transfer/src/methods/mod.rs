@@ -4,8 +4,8 @@ use std::{ops::Deref, sync::Arc};
 
 use transload_core::{
     Access, Backend, Claims, DeviceId, DeviceInfo, Fence, Operation, PeerAccess, Queue, QueueLease,
-    RawBuffer, RejectReason, Result, StreamPriority, Submitted, Timing, TransferMethod, TransferPath,
-    TrySubmitError, Turns, WorkloadType, submit_after, try_submit_after,
+    RawBuffer, RejectReason, Result, StreamPriority, Submitted, Timing, TransferId, TransferMethod,
+    TransferPath, TrySubmitError, Turns, WorkloadType, submit_after, try_submit_after,
 };
 
 use transload_executor::Executor;
@@ -173,6 +173,7 @@ pub(crate) struct Route {
 
 /// A transfer for a method to submit.
 pub(crate) struct TransferRequest<'a> {
+    pub(crate) id: Option<TransferId>,
     pub(crate) src: &'a RawBuffer,
     pub(crate) dst: &'a RawBuffer,
     pub(crate) priority: StreamPriority,

@@ -1,5 +1,7 @@
 //! Copies between two devices without the host. Each pair is first enabled both ways and verified.
 
+use std::time::Instant;
+
 use parking_lot::{Mutex, RwLock};
 use transload_core::{
     Backend, DeviceId, Error, MemoryKind, Operation, RejectReason, Result, Retry, TransferMethod,
@@ -7,6 +9,7 @@ use transload_core::{
 };
 
 use super::{Declined, Method, Route, SingleOperation, Submitted, Topology, TransferRequest, peer_check};
+use crate::report_events;
 
 /// Most transfers in a row that skip a pair whose verification failed temporarily.
 const MAX_SKIPS: u32 = 1023;
@@ -67,15 +70,20 @@ impl PeerToPeer {
         }
     }
 
-    fn back_off(&self, pair: Pair) {
+    /// Returns the number of transfers that skip the pair from now on.
+    fn back_off(&self, pair: Pair) -> u32 {
         let mut backoffs = self.backoffs.lock();
         match backoffs.iter_mut().find(|(of, _)| *of == pair) {
             Some((_, backoff)) => {
                 let longer = (backoff.last * 2 + 1).min(MAX_SKIPS);
                 *backoff = RetryBackoff { left: longer, last: longer };
+                longer
             }
             // The next transfer tries again.
-            None => backoffs.push((pair, RetryBackoff::default())),
+            None => {
+                backoffs.push((pair, RetryBackoff::default()));
+                0
+            }
         }
     }
 }
@@ -120,14 +128,20 @@ impl Method for PeerToPeer {
         if self.try_skip(pair) {
             return Err(Declined::ThisTime);
         }
-        match enable_and_verify(&*route.backend, pair) {
-            Err(Declined::ThisTime) => {
-                self.back_off(pair);
-                Err(Declined::ThisTime)
+        let begun = Instant::now();
+        let verdict = match enable_and_verify(&*route.backend, pair) {
+            Ok(()) => Ok(()),
+            Err(Unverified { error: Some(error), .. }) if error.retry() != Retry::Never => {
+                report_events::peer_retry(pair, self.back_off(pair), &error);
+                return Err(Declined::ThisTime);
             }
-            Err(Declined::Permanently(reason)) => self.keep(pair, Err(reason)).map_err(Declined::Permanently),
-            Ok(()) => self.keep(pair, Ok(())).map_err(Declined::Permanently),
-        }
+            Err(Unverified { reason, error }) => {
+                report_events::peer_rejected(pair, reason, error.as_ref());
+                Err(reason)
+            }
+        };
+        report_events::first_use("verification of peer copies", pair.0, begun.elapsed());
+        self.keep(pair, verdict).map_err(Declined::Permanently)
     }
 
     fn single_operation(&self, _: TransferPath) -> Option<SingleOperation> {
@@ -141,21 +155,20 @@ impl Method for PeerToPeer {
     }
 }
 
-fn enable_and_verify(backend: &dyn Backend, (a, b): Pair) -> Result<(), Declined> {
-    for (device, peer) in [(a, b), (b, a)] {
-        let enabled = backend.enable_peer_access(device, peer);
-        enabled.map_err(|error| declined(&error, RejectReason::NoPeerAccess))?;
-    }
-    match peer_check::verify_copies(backend, a, b) {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(Declined::Permanently(RejectReason::PeerCorrupts)),
-        Err(error) => Err(declined(&error, RejectReason::PeerUnverified)),
-    }
+/// Why a pair is not verified.
+struct Unverified {
+    reason: RejectReason,
+    /// `None` if the calls succeeded and the bytes were wrong.
+    error: Option<Error>,
 }
 
-fn declined(error: &Error, otherwise: RejectReason) -> Declined {
-    match error.retry() {
-        Retry::Never => Declined::Permanently(otherwise),
-        Retry::Later | Retry::AfterFreeing => Declined::ThisTime,
+fn enable_and_verify(backend: &dyn Backend, (a, b): Pair) -> Result<(), Unverified> {
+    let failed = |reason| move |error| Unverified { reason, error: Some(error) };
+    for (device, peer) in [(a, b), (b, a)] {
+        backend.enable_peer_access(device, peer).map_err(failed(RejectReason::NoPeerAccess))?;
+    }
+    match peer_check::verify_copies(backend, a, b).map_err(failed(RejectReason::PeerUnverified))? {
+        true => Ok(()),
+        false => Err(Unverified { reason: RejectReason::PeerCorrupts, error: None }),
     }
 }

@@ -7,13 +7,14 @@ use std::{
 
 use transload_core::{
     CompletionHandler, DeviceId, Error, Fence, RejectReason, Rejected, Rejections, Result, SizeClass,
-    StreamPriority, Submission, Timing, TransferEvent, TransferMethod, TransferReport,
+    StreamPriority, Submission, Timing, TransferEvent, TransferId, TransferMethod, TransferReport,
 };
 
 use crate::{
     context::ManagerContext,
     methods::{Method, Route},
     planning::{costs::Cost, engine_queue::EngineQueue, planner::Choice, request::PlanInput},
+    report_events::{self, CompletionWithId},
     stats::{path_stats::PathStats, unobserved::UnobservedTransfer},
 };
 
@@ -134,10 +135,19 @@ impl Candidate {
 
     /// Notes that a transfer was submitted.
     #[inline]
-    pub(crate) fn warm_up(&self, priority: StreamPriority) {
+    pub(crate) fn warm_up(&self, priority: StreamPriority, submission: &Submission) {
         let (warm, priority) = (&self.info.stats.warm, 1 << priority as u8);
         if warm.load(Ordering::Relaxed) & priority == 0 {
-            warm.fetch_or(priority, Ordering::Relaxed);
+            self.warm_up_first(priority, submission);
+        }
+    }
+
+    #[cold]
+    fn warm_up_first(&self, priority: u8, submission: &Submission) {
+        self.info.stats.warm.fetch_or(priority, Ordering::Relaxed);
+        if submission.begun.is_some() {
+            let what = format!("{} by {}", self.info.stats.path, self.method());
+            report_events::first_use(&what, self.info.lane, submission.submitting);
         }
     }
 
@@ -216,6 +226,12 @@ impl CompletionHandler for CandidateInfo {
     }
 
     fn abandoned(&self, submission: &Submission, fence: Fence) {
+        self.abandoned_with(None, submission, fence);
+    }
+}
+
+impl CompletionWithId for CandidateInfo {
+    fn abandoned_with(&self, id: Option<TransferId>, submission: &Submission, fence: Fence) {
         let bytes = submission.bytes;
         self.stats.count(bytes, |counts| counts.abandoned += 1);
         if self.context.observer.is_some() {
@@ -224,6 +240,6 @@ impl CompletionHandler for CandidateInfo {
         let (stats, is_timed) = (Some(Arc::clone(&self.stats)), submission.begun.is_some());
         self.context
             .unobserved
-            .add(UnobservedTransfer { fence, bytes, lane: self.lane, stats, is_timed }, &self.context);
+            .add(UnobservedTransfer { id, fence, bytes, lane: self.lane, stats, is_timed }, &self.context);
     }
 }

@@ -22,6 +22,7 @@ use crate::{
         engine_queue::EngineQueues,
         planner::PathRoutes,
     },
+    report_events,
     stats::path_stats::StatsTable,
 };
 
@@ -202,6 +203,9 @@ impl Registry {
             Arc::make_mut(&mut state.unusable).push((path, rejected));
         }
         self.changed(state);
+        if !known {
+            report_events::rejected(path, rejected);
+        }
     }
 
     fn changed(&self, _state: RwLockWriteGuard<'_, State>) {

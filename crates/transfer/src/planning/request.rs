@@ -70,6 +70,7 @@ fn refusal(src: &RawBuffer, dst: &RawBuffer) -> Error {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for 0 bytes, [`ErrorKind::OutOfRange`].
+#[inline]
 pub(crate) fn ranges<'a>(
     (src, src_offset): (&'a RawBuffer, usize),
     (dst, dst_offset): (&'a RawBuffer, usize),

@@ -18,7 +18,10 @@ use super::{
     stream_copy::stream_copy,
     wait_mode::{WaitMode, has_room, room},
 };
-use crate::stats::lost::name_lost_device;
+use crate::{
+    report_events::{self, ChunkEvent},
+    stats::lost::name_lost_device,
+};
 
 /// The direction of a staged transfer, with its queues.
 #[derive(Debug)]
@@ -57,6 +60,12 @@ impl ChunkCopy {
         Self { transfer, range, buffer: Some(buffer), started: None, copies: SmallVec::new() }
     }
 
+    fn tell(&self, event: ChunkEvent<'_>) {
+        if let Some(id) = self.transfer.id {
+            report_events::chunk(id, self.range.start, self.range.len(), event);
+        }
+    }
+
     pub(super) fn priority(&self) -> StreamPriority {
         self.transfer.priority
     }
@@ -64,6 +73,7 @@ impl ChunkCopy {
     /// Enqueues the first copy, if its queue has room. An upload, which the host copies first, only if `with_host`. A
     /// panic fails this chunk only, since the caller may be another transfer's task.
     pub(super) fn start(&mut self, with_host: bool) {
+        self.tell(ChunkEvent::Started);
         let transfer = Arc::clone(&self.transfer);
         let started = catch_panic(|| match &transfer.kind {
             StagedKind::Upload(queue) if with_host && has_room(&**queue) => self.upload(queue).map(Some),
@@ -93,7 +103,12 @@ impl ChunkCopy {
         let arrived = self.wait_for_copies(waits).await;
         let buffer = self.buffer.take()?;
         transfer.buffers_in_use.fetch_sub(1, Ordering::Relaxed);
-        let is_last = transfer.finish_chunk(moved.and(arrived));
+        let outcome = moved.and(arrived);
+        self.tell(match &outcome {
+            Ok(()) => ChunkEvent::Completed,
+            Err(error) => ChunkEvent::Failed(error),
+        });
+        let is_last = transfer.finish_chunk(outcome);
         // A caller that completes the transfer, or helps it, takes no chunk of another one.
         let mine = (!is_last && matches!(waits, WaitMode::Task(_))).then_some(transfer.priority);
         let next = transfer.ring.return_buffer(buffer, mine);

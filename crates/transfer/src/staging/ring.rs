@@ -1,6 +1,6 @@
 //! A device's staging buffers, bounded in number, which waiting transfers get round-robin.
 
-use std::{collections::VecDeque, mem, ptr::NonNull, sync::Arc};
+use std::{collections::VecDeque, mem, ptr::NonNull, sync::Arc, time::Instant};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -10,6 +10,7 @@ use transload_core::{
 use transload_executor::{BlockingKey, Executor};
 
 use super::{StagedTransfer, chunk_copy::ChunkCopy};
+use crate::report_events;
 
 /// Size of a staging buffer in bytes: 4 MiB. Separate copies of that size reach 0.97 of a link's rate.
 pub const STAGING_BUFFER: u64 = 4 << 20;
@@ -180,7 +181,12 @@ impl StagingRing {
             PendingBuffer { ring: Arc::clone(self), outcome: Err(unavailable("nothing could make it")) };
         drop(self.executor.spawn_blocking(&self.pinning, move || {
             let mut making = making;
+            let begun = Instant::now();
             making.outcome = making.ring.allocate();
+            if let (Ok(_), Some((_, device))) = (&making.outcome, &making.ring.source) {
+                let buffers = making.ring.state.lock().allocated;
+                report_events::ring_grown(*device, buffers, begun.elapsed());
+            }
         }));
     }
 
@@ -296,7 +302,11 @@ impl Drop for PendingBuffer {
         // Go on with the existing buffers, if any.
         state.backoff = BACKOFF_TURNS;
         let waiting = if state.allocated == 0 { mem::take(&mut state.transfers) } else { Default::default() };
+        let allocated = state.allocated;
         drop(state);
+        if let Some((_, device)) = &ring.source {
+            report_events::ring_limited(*device, allocated, ring.most, &error);
+        }
         for transfer in waiting.into_iter().flatten() {
             let error = error.clone();
             let failing = async move { transfer.fail(error).await };

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use transload_core::{
     Backend, DeviceId, Error, ErrorKind, Fence, Operation, QueueLease, RawBuffer, Result, StreamPriority,
-    Timing,
+    Timing, TransferId,
 };
 
 use super::{
@@ -24,7 +24,7 @@ use super::{
     default_workers,
     wait_mode::{WaitMode, block_on_thread, room},
 };
-use crate::stats::lost::name_lost_device;
+use crate::{report_events, stats::lost::name_lost_device};
 
 /// Chunk size, in bytes, from which the device takes longer than a task switch.
 const LARGE: usize = 1 << 20;
@@ -33,6 +33,7 @@ const FEW: usize = 6;
 
 /// One transfer. Its ranges are claimed, so no conflicting work runs until its end.
 pub(crate) struct StagedTransfer {
+    pub(super) id: Option<TransferId>,
     pub(super) src: RawBuffer,
     pub(super) dst: RawBuffer,
     pub(super) kind: StagedKind,
@@ -61,12 +62,13 @@ impl StagedTransfer {
         backends: SmallVec<[Arc<dyn Backend>; 2]>,
         dependencies: SmallVec<[Fence; 8]>,
         ring: Arc<StagingRing>,
-        priority: StreamPriority,
+        (id, priority): (Option<TransferId>, StreamPriority),
         timeline: Arc<StagedTimeline>,
     ) -> Arc<Self> {
         let chunks = Chunks::new(src.len(), chunk_for(src.len(), default_workers()));
         let (buffers_in_use, pending, started_at) = (AtomicUsize::new(0), Mutex::default(), OnceLock::new());
         let transfer = Self {
+            id,
             src,
             dst,
             kind,
@@ -105,7 +107,9 @@ impl StagedTransfer {
         let waits = WaitMode::Task(self.ring.executor());
         for fence in &self.dependencies {
             // A failed dependency is reported by its own transfer; the bytes are idle either way.
-            let _over = waits.fence(fence).await;
+            if let Err(error) = waits.fence(fence).await {
+                report_events::dependency_failed(self.id, &error);
+            }
         }
         if let StagedKind::FromUnified(queue) = &self.kind
             && let Err(error) = self.prefetch(queue, &self.src, DeviceId::Cpu, waits).await

@@ -8,6 +8,8 @@ use std::{
 use parking_lot::Mutex;
 use transload_core::{DeviceId, Error, ErrorKind, Result};
 
+use crate::report_events;
+
 /// Names the device in an error of kind [`ErrorKind::DeviceLost`], for transfers that use several. Returns other errors
 /// unchanged.
 pub(crate) fn name_lost_device(device: DeviceId, error: Error) -> Error {
@@ -52,10 +54,17 @@ impl LostDevices {
         }
         let named = error.cause().and_then(|cause| cause.downcast_ref::<NamedLoss>());
         let device = named.map_or(lane, |loss| loss.device);
-        let mut causes = self.causes.lock();
-        if !causes.iter().any(|(lost, _)| *lost == device) {
-            causes.push((device, error.clone()));
-            self.any.store(true, Ordering::Release);
+        let is_new = {
+            let mut causes = self.causes.lock();
+            let is_new = !causes.iter().any(|(lost, _)| *lost == device);
+            if is_new {
+                causes.push((device, error.clone()));
+                self.any.store(true, Ordering::Release);
+            }
+            is_new
+        };
+        if is_new {
+            report_events::device_lost(device, error);
         }
     }
 

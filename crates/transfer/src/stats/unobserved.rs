@@ -7,10 +7,10 @@ use std::sync::{
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
-use transload_core::{DeviceId, Error, Fence, Result, catch_panic};
+use transload_core::{DeviceId, Error, Fence, Result, TransferId, catch_panic};
 use transload_executor::{SHARDS, thread_shard};
 
-use crate::{context::ManagerContext, stats::path_stats::PathStats};
+use crate::{context::ManagerContext, report_events, stats::path_stats::PathStats};
 
 /// Entries that a submission checks: more than it adds, so that the list shrinks.
 const FEW: usize = 4;
@@ -21,6 +21,7 @@ const BATCH: usize = 16;
 
 /// A transfer without a handle.
 pub(crate) struct UnobservedTransfer {
+    pub(crate) id: Option<TransferId>,
     pub(crate) fence: Fence,
     pub(crate) bytes: u64,
     pub(crate) lane: DeviceId,
@@ -70,7 +71,7 @@ impl UnobservedTransfer {
         }
         if let Err(error) = outcome {
             context.lost.note(self.lane, &error);
-            context.unreported.note(&error);
+            context.unreported.note(self.id, &error);
         }
     }
 }
@@ -205,7 +206,8 @@ impl UnobservedList {
 pub(crate) struct UnreportedFailure(Mutex<Option<Error>>);
 
 impl UnreportedFailure {
-    pub(crate) fn note(&self, error: &Error) {
+    pub(crate) fn note(&self, id: Option<TransferId>, error: &Error) {
+        report_events::unobserved(id, error);
         if transload_core::mutant!("transfer/notes-unseen") {
             return;
         }
@@ -230,7 +232,14 @@ mod tests {
         let (quiet, known, context) = (Manual::new(), Manual::new(), ManagerContext::default());
         let drop_one = |fence| {
             context.unobserved.add(
-                UnobservedTransfer { fence, bytes: 64, lane: DeviceId::Cpu, stats: None, is_timed: false },
+                UnobservedTransfer {
+                    id: None,
+                    fence,
+                    bytes: 64,
+                    lane: DeviceId::Cpu,
+                    stats: None,
+                    is_timed: false,
+                },
                 &context,
             );
         };
@@ -255,7 +264,14 @@ mod tests {
             context.unobserved.check_few(&context);
             let fence = timeline.fence(point);
             context.unobserved.add(
-                UnobservedTransfer { fence, bytes: 64, lane: DeviceId::Cpu, stats: None, is_timed: false },
+                UnobservedTransfer {
+                    id: None,
+                    fence,
+                    bytes: 64,
+                    lane: DeviceId::Cpu,
+                    stats: None,
+                    is_timed: false,
+                },
                 &context,
             );
         };

@@ -2,7 +2,7 @@
 
 use std::{
     any::Any,
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     sync::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering},
@@ -18,7 +18,7 @@ use transload_core::{
     Timeline, TimelineId, Timing, WorkloadType, next_timeline_id, submit,
 };
 
-use crate::mock_memory::{Memory, Panics, Shared};
+use crate::mock_memory::{Memory, MockLine, Panics, Shared, Work};
 pub(crate) use crate::mock_memory::{bytes, read_only, set_bytes};
 
 pub(crate) const MOCK: DeviceId = DeviceId::Other("mock", 0);
@@ -261,22 +261,16 @@ impl Backend for MockBackend {
     fn peer_access(&self, _: DeviceId, _: DeviceId) -> Result<PeerAccess> {
         Ok(if self.peers { PeerAccess::Available } else { PeerAccess::Unavailable })
     }
-}
 
-/// A queued copy. Addresses suffice: the buffers' hazards keep the memory alive.
-struct Work {
-    src: usize,
-    dst: usize,
-    len: usize,
-    after: Vec<Fence>,
-    timing: Timing,
-}
+    fn enable_peer_access(&self, _: DeviceId, _: DeviceId) -> Result<()> {
+        let kind = self.shared.refusals.lock().pop_front().unwrap_or(ErrorKind::Unsupported);
+        Err(Error::new(kind, "the mock enables no peer access"))
+    }
 
-#[derive(Default)]
-struct MockLine {
-    work: VecDeque<Work>,
-    /// Whether a thread runs the first operation.
-    performing: bool,
+    fn prepare_in_place(&self, _: DeviceId) -> Result<()> {
+        let refusal = self.shared.refusals.lock().pop_front();
+        refusal.map_or(Ok(()), |kind| Err(Error::new(kind, "planted refusal")))
+    }
 }
 
 struct MockTimeline {

@@ -14,7 +14,7 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 use transload_core::{
-    DeviceId, ErrorKind, Fence, MemoryKind, Place, RawBuffer, Reclaimer, Storage, StreamPriority,
+    DeviceId, ErrorKind, Fence, MemoryKind, Place, RawBuffer, Reclaimer, Storage, StreamPriority, Timing,
     WorkloadType,
 };
 
@@ -221,4 +221,20 @@ unsafe impl Storage for Memory {
     fn as_any(&self) -> &dyn Any {
         self
     }
+}
+
+/// A queued copy. Addresses suffice: the buffers' hazards keep the memory alive.
+pub(crate) struct Work {
+    pub(crate) src: usize,
+    pub(crate) dst: usize,
+    pub(crate) len: usize,
+    pub(crate) after: Vec<Fence>,
+    pub(crate) timing: Timing,
+}
+
+#[derive(Default)]
+pub(crate) struct MockLine {
+    pub(crate) work: VecDeque<Work>,
+    /// Whether a thread runs the first operation.
+    pub(crate) performing: bool,
 }

@@ -1,0 +1,131 @@
+//! The events that this library reports through [`tracing`], and the id that joins those of one transfer.
+//!
+//! Nothing is printed by itself: a program installs a subscriber, for example `tracing_subscriber::fmt::init()`, and filters by
+//! target (`transload=info`, or `transload::staging=trace`). Names, targets and fields are stable; levels, messages and the text
+//! of fields are not. Without a subscriber a transfer costs one relaxed load more.
+//!
+//! An event has the name of its constant below in lower case. Durations are in nanoseconds (`_ns`), and `error` is the text of
+//! an [`Error`](crate::Error). `transfer` is a [`TransferId`]; it is missing for work that no
+//! transfer manager submitted, and for transfers that began before there was a subscriber.
+//!
+//! | Level | Use |
+//! |---|---|
+//! | `ERROR` | a device is lost |
+//! | `WARN` | something failed, or is slower from now on |
+//! | `INFO` | a detour: another method or another way was taken |
+//! | `DEBUG` | each transfer, first uses, and errors that a caller gets anyway |
+//! | `TRACE` | each chunk |
+
+use std::{
+    fmt,
+    num::NonZeroU64,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
+
+/// Target of events of transfers and methods.
+pub const TRANSFER: &str = "transload::transfer";
+/// Target of events of staged transfers and their pinned memory.
+pub const STAGING: &str = "transload::staging";
+/// Target of events of memory: allocators, registrations, unified memory.
+pub const MEMORY: &str = "transload::memory";
+/// Target of events of host threads.
+pub const THREADS: &str = "transload::threads";
+/// Target of events of a device's driver.
+pub const DRIVER: &str = "transload::driver";
+
+/// `DEBUG`, target [`TRANSFER`]: a method was chosen for a transfer, and it was submitted. Fields `transfer`, `src`, `dst`, `bytes`,
+/// `method`, `lane` (the device whose queue does the work), `chunks`, `predicted_ns`, `queued` (bytes before it in the copy
+/// engine's queue), `rejected` (the other methods, with reasons).
+pub const TRANSFER_SUBMITTED: &str = "transfer_submitted";
+/// `DEBUG`, target [`TRANSFER`]: a transfer is complete, as its handle's owner observed. Fields `transfer`, `bytes`, `elapsed_ns` and
+/// `moving_ns` if they were measured.
+pub const TRANSFER_COMPLETED: &str = "transfer_completed";
+/// `WARN`, target [`TRANSFER`]: a submitted transfer failed, or the driver refused it. Fields `transfer`, `src`, `dst`, `bytes`,
+/// `method`, `lane`, `error`.
+pub const TRANSFER_FAILED: &str = "transfer_failed";
+/// `DEBUG`, target [`TRANSFER`]: a request was invalid, and nothing was submitted. Fields `transfer`, `error`.
+pub const TRANSFER_REFUSED: &str = "transfer_refused";
+/// `DEBUG`, target [`TRANSFER`]: a handle was dropped before the transfer's end was observed. The work goes on. Fields `transfer`,
+/// `bytes`.
+pub const TRANSFER_ABANDONED: &str = "transfer_abandoned";
+/// `DEBUG`, target [`TRANSFER`]: a task's transfer waits for conflicting work before it is submitted. Field `transfer`.
+pub const TRANSFER_BLOCKED: &str = "transfer_blocked";
+/// `DEBUG`, target [`TRANSFER`]: a thread of the executor submits a task's transfer, since that may take long. Field `transfer`.
+pub const TRANSFER_DEFERRED: &str = "transfer_deferred";
+/// `WARN`, target [`TRANSFER`]: a transfer failed or was refused, and no caller observed it. The next `drain` returns the first such
+/// error. Fields `transfer`, `error`.
+pub const FAILURE_UNOBSERVED: &str = "failure_unobserved";
+/// `INFO`, target [`TRANSFER`]: the cheapest method could not be used for this transfer, and the next best is tried. Fields
+/// `transfer`, `src`, `dst`, `method`.
+pub const METHOD_DECLINED: &str = "method_declined";
+/// `WARN`, target [`TRANSFER`]: a method is not used on a path any more. Fields `src`, `dst`, `method`, `reason`.
+pub const METHOD_REJECTED: &str = "method_rejected";
+/// `INFO`, target [`TRANSFER`]: peer access between two devices could not be verified, and is tried again after `skipped` transfers.
+/// Fields `device`, `peer`, `skipped`, `error`.
+pub const PEER_RETRY: &str = "peer_retry";
+/// `WARN`, target [`TRANSFER`]: peer copies between two devices are not used. Fields `device`, `peer`, `reason`, and `error` if a
+/// call failed; without one, the copied bytes were wrong.
+pub const PEER_REJECTED: &str = "peer_rejected";
+/// `INFO`, target [`TRANSFER`]: the copy kernel cannot be used, so a copy engine copies. Fields `device`, `error`.
+pub const KERNEL_UNAVAILABLE: &str = "kernel_unavailable";
+/// `ERROR`, target [`TRANSFER`]: transfers of a device are refused from now on. Fields `device`, `error` (the first cause).
+pub const DEVICE_LOST: &str = "device_lost";
+/// `DEBUG`, target of the part that reports it: something that the first use of a path, device or function sets up is done. Fields
+/// `what`, `device` if there is one, `elapsed_ns`.
+pub const FIRST_USE: &str = "first_use";
+
+/// `TRACE`, target [`STAGING`]: a chunk of a transfer got a staging buffer. Fields `transfer`, `offset`, `bytes`.
+pub const CHUNK_STARTED: &str = "chunk_started";
+/// `TRACE`, target [`STAGING`]: a chunk arrived. Fields `transfer`, `offset`, `bytes`.
+pub const CHUNK_COMPLETED: &str = "chunk_completed";
+/// `DEBUG`, target [`STAGING`]: a chunk failed. The first such error is the transfer's. Fields `transfer`, `offset`, `bytes`,
+/// `error`.
+pub const CHUNK_FAILED: &str = "chunk_failed";
+/// `DEBUG`, target [`STAGING`]: work that a transfer waited for failed. The transfer goes on; the bytes are idle either way. Fields
+/// `transfer`, `error`.
+pub const DEPENDENCY_FAILED: &str = "dependency_failed";
+/// `DEBUG`, target [`STAGING`]: a staging buffer was pinned. Fields `device`, `buffers` (how many there are), `elapsed_ns`.
+pub const RING_GROWN: &str = "ring_grown";
+/// `WARN`, target [`STAGING`]: no further staging buffer could be pinned, so staged transfers go on with fewer, or fail without any.
+/// Fields `device`, `buffers`, `most` (the ring's limit), `error`.
+pub const RING_LIMITED: &str = "ring_limited";
+
+/// `WARN`, target [`THREADS`]: code of the caller or of a backend panicked, and the panic was caught. Field `text`.
+pub const PANIC_CAUGHT: &str = "panic_caught";
+
+/// Identifies a transfer in events and reports. Unique in the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct TransferId(NonZeroU64);
+
+impl TransferId {
+    /// Returns a new id if a subscriber wants any event; otherwise this costs one relaxed load.
+    #[must_use]
+    #[inline]
+    pub fn if_traced() -> Option<Self> {
+        if STATIC_MAX_LEVEL == LevelFilter::OFF || LevelFilter::current() == LevelFilter::OFF {
+            return None;
+        }
+        Self::next()
+    }
+
+    #[cold]
+    fn next() -> Option<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        NonZeroU64::new(NEXT.fetch_add(1, Ordering::Relaxed)).map(Self)
+    }
+
+    /// Returns the number, as events have it.
+    #[must_use]
+    pub fn get(self) -> u64 {
+        self.0.get()
+    }
+}
+
+impl fmt::Display for TransferId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

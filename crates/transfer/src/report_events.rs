@@ -1,0 +1,332 @@
+//! Reports a manager's [events] to `tracing`.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use transload_core::{
+    CompletionHandler, DeviceId, Error, Fence, RejectReason, Rejected, Result, Submission, Submitted,
+    Transfer, TransferId, TransferMethod, TransferPath, TransferReport, events,
+};
+
+/// Formats a list with commas.
+struct List<'a, T>(&'a [T]);
+
+impl<T: fmt::Display> fmt::Display for List<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, item) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{item}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The completion of a transfer with an id. Others need neither it nor its allocation.
+pub(crate) struct Traced<T> {
+    id: TransferId,
+    inner: Arc<T>,
+}
+
+/// A completion handler whose transfers may have an id.
+pub(crate) trait CompletionWithId: CompletionHandler {
+    /// Like [`CompletionHandler::abandoned`], but for a transfer with this id.
+    fn abandoned_with(&self, id: Option<TransferId>, submission: &Submission, fence: Fence);
+}
+
+impl<T: CompletionWithId> Traced<T> {
+    /// Reports that a transfer was submitted, and creates its handle.
+    #[cold]
+    pub(crate) fn submitted(
+        id: TransferId,
+        end: Submitted,
+        submission: Submission,
+        inner: Arc<T>,
+    ) -> Transfer {
+        let traced = Self { id, inner };
+        submitted(&traced.report(&submission));
+        Transfer::submitted(end, submission, Arc::new(traced))
+    }
+}
+
+impl<T: CompletionWithId> CompletionHandler for Traced<T> {
+    fn report(&self, submission: &Submission) -> TransferReport {
+        let mut report = self.inner.report(submission);
+        report.id = Some(self.id);
+        report
+    }
+
+    fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
+        if outcome.is_ok() {
+            completed(report);
+        }
+        self.inner.ended(report, outcome);
+    }
+
+    fn abandoned(&self, submission: &Submission, fence: Fence) {
+        abandoned(self.id, submission.bytes);
+        self.inner.abandoned_with(Some(self.id), submission, fence);
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+pub(crate) fn number(id: Option<TransferId>) -> Option<u64> {
+    id.map(TransferId::get)
+}
+
+fn submitted(report: &TransferReport) {
+    tracing::debug!(
+        name: events::TRANSFER_SUBMITTED,
+        target: events::TRANSFER,
+        transfer = number(report.id),
+        src = %report.path.src,
+        dst = %report.path.dst,
+        bytes = report.bytes,
+        method = %report.method,
+        lane = %report.lane,
+        chunks = report.chunks,
+        predicted_ns = nanos(report.predicted),
+        queued = report.queued,
+        rejected = %List(&report.rejected),
+        "transfer submitted"
+    );
+}
+
+fn completed(report: &TransferReport) {
+    tracing::debug!(
+        name: events::TRANSFER_COMPLETED,
+        target: events::TRANSFER,
+        transfer = number(report.id),
+        bytes = report.bytes,
+        elapsed_ns = report.elapsed.map(nanos),
+        moving_ns = report.moving.map(nanos),
+        "transfer complete"
+    );
+}
+
+#[cold]
+pub(crate) fn failed(report: &TransferReport, error: &Error) {
+    tracing::warn!(
+        name: events::TRANSFER_FAILED,
+        target: events::TRANSFER,
+        transfer = number(report.id),
+        src = %report.path.src,
+        dst = %report.path.dst,
+        bytes = report.bytes,
+        method = %report.method,
+        lane = %report.lane,
+        %error,
+        "transfer failed"
+    );
+}
+
+#[cold]
+pub(crate) fn refused(id: Option<TransferId>, error: &Error) {
+    tracing::debug!(
+        name: events::TRANSFER_REFUSED,
+        target: events::TRANSFER,
+        transfer = number(id),
+        %error,
+        "transfer refused"
+    );
+}
+
+fn abandoned(id: TransferId, bytes: u64) {
+    tracing::debug!(
+        name: events::TRANSFER_ABANDONED,
+        target: events::TRANSFER,
+        transfer = id.get(),
+        bytes,
+        "handle dropped before the transfer's end"
+    );
+}
+
+#[cold]
+pub(crate) fn blocked(id: TransferId) {
+    tracing::debug!(
+        name: events::TRANSFER_BLOCKED,
+        target: events::TRANSFER,
+        transfer = id.get(),
+        "waiting for conflicting work"
+    );
+}
+
+#[cold]
+pub(crate) fn deferred(id: TransferId) {
+    tracing::debug!(
+        name: events::TRANSFER_DEFERRED,
+        target: events::TRANSFER,
+        transfer = id.get(),
+        "submitted by a thread of the executor"
+    );
+}
+
+#[cold]
+pub(crate) fn unobserved(id: Option<TransferId>, error: &Error) {
+    tracing::warn!(
+        name: events::FAILURE_UNOBSERVED,
+        target: events::TRANSFER,
+        transfer = number(id),
+        %error,
+        "no caller observed this failure"
+    );
+}
+
+#[cold]
+pub(crate) fn declined(id: Option<TransferId>, path: TransferPath, method: TransferMethod) {
+    tracing::info!(
+        name: events::METHOD_DECLINED,
+        target: events::TRANSFER,
+        transfer = number(id),
+        src = %path.src,
+        dst = %path.dst,
+        %method,
+        "trying the next best method"
+    );
+}
+
+#[cold]
+pub(crate) fn rejected(path: TransferPath, rejected: Rejected) {
+    tracing::warn!(
+        name: events::METHOD_REJECTED,
+        target: events::TRANSFER,
+        src = %path.src,
+        dst = %path.dst,
+        method = %rejected.method,
+        reason = %rejected.reason,
+        "method is not used on this path any more"
+    );
+}
+
+#[cold]
+pub(crate) fn peer_retry((device, peer): (DeviceId, DeviceId), skipped: u32, error: &Error) {
+    tracing::info!(
+        name: events::PEER_RETRY,
+        target: events::TRANSFER,
+        %device,
+        %peer,
+        skipped,
+        %error,
+        "peer access not verified yet"
+    );
+}
+
+#[cold]
+pub(crate) fn peer_rejected(
+    (device, peer): (DeviceId, DeviceId),
+    reason: RejectReason,
+    error: Option<&Error>,
+) {
+    tracing::warn!(
+        name: events::PEER_REJECTED,
+        target: events::TRANSFER,
+        %device,
+        %peer,
+        %reason,
+        error = error.map(tracing::field::display),
+        "peer copies are not used"
+    );
+}
+
+#[cold]
+pub(crate) fn kernel_unavailable(device: DeviceId, error: &Error) {
+    tracing::info!(
+        name: events::KERNEL_UNAVAILABLE,
+        target: events::TRANSFER,
+        %device,
+        %error,
+        "a copy engine copies instead of the copy kernel"
+    );
+}
+
+#[cold]
+pub(crate) fn device_lost(device: DeviceId, error: &Error) {
+    tracing::error!(
+        name: events::DEVICE_LOST,
+        target: events::TRANSFER,
+        %device,
+        %error,
+        "device is lost; its transfers are refused"
+    );
+}
+
+#[cold]
+pub(crate) fn first_use(what: &str, device: DeviceId, elapsed: Duration) {
+    tracing::debug!(
+        name: events::FIRST_USE,
+        target: events::TRANSFER,
+        what,
+        %device,
+        elapsed_ns = nanos(elapsed),
+        "set up at first use"
+    );
+}
+
+/// Events of a staged transfer's chunk.
+#[derive(Clone, Copy)]
+pub(crate) enum ChunkEvent<'a> {
+    Started,
+    Completed,
+    Failed(&'a Error),
+}
+
+#[cold]
+pub(crate) fn chunk(id: TransferId, offset: usize, bytes: usize, event: ChunkEvent<'_>) {
+    let transfer = id.get();
+    match event {
+        ChunkEvent::Started => {
+            tracing::trace!(name: events::CHUNK_STARTED, target: events::STAGING, transfer, offset, bytes);
+        }
+        ChunkEvent::Completed => {
+            tracing::trace!(name: events::CHUNK_COMPLETED, target: events::STAGING, transfer, offset, bytes);
+        }
+        ChunkEvent::Failed(error) => {
+            tracing::debug!(
+                name: events::CHUNK_FAILED,
+                target: events::STAGING,
+                transfer,
+                offset,
+                bytes,
+                %error,
+                "chunk failed"
+            );
+        }
+    }
+}
+
+#[cold]
+pub(crate) fn dependency_failed(id: Option<TransferId>, error: &Error) {
+    tracing::debug!(
+        name: events::DEPENDENCY_FAILED,
+        target: events::STAGING,
+        transfer = number(id),
+        %error,
+        "earlier work failed"
+    );
+}
+
+#[cold]
+pub(crate) fn ring_grown(device: DeviceId, buffers: usize, elapsed: Duration) {
+    tracing::debug!(
+        name: events::RING_GROWN,
+        target: events::STAGING,
+        %device,
+        buffers,
+        elapsed_ns = nanos(elapsed),
+        "pinned a staging buffer"
+    );
+}
+
+#[cold]
+pub(crate) fn ring_limited(device: DeviceId, buffers: usize, most: usize, error: &Error) {
+    tracing::warn!(
+        name: events::RING_LIMITED,
+        target: events::STAGING,
+        %device,
+        buffers,
+        most,
+        %error,
+        "cannot pin another staging buffer"
+    );
+}

@@ -1,0 +1,321 @@
+//! Each event of `transload_core::events` that a manager reports, in the situation that its documentation names. A program of
+//! its own, since the subscriber is the process's.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../../../core/tests/shared/event_log.rs"]
+mod event_log;
+#[path = "../../../core/tests/shared/gate.rs"]
+mod gate;
+#[allow(dead_code, unused_imports)]
+#[path = "../it/mock.rs"]
+mod mock;
+#[allow(dead_code)]
+#[path = "../it/mock_memory.rs"]
+mod mock_memory;
+
+use std::{
+    future::IntoFuture,
+    sync::Arc,
+    task::{Context, Waker},
+    time::Duration,
+};
+
+use event_log::{Record, record, record_disabled};
+use gate::Gate;
+use mock::{MOCK, Mock, MockBackend};
+use transload_core::{
+    Backend, CostModel, DeviceId, ErrorKind, MemoryKind, Operation, PathCost, Place, RawBuffer,
+    StreamPriority, Timing, TransferMethod, TransferPath, WorkloadType, events, submit,
+};
+use transload_transfer::{CrossBackendTransferManager, TransferOptions};
+
+const MIB: usize = 1 << 20;
+const FOREVER: u64 = u64::MAX;
+
+fn manager(mock: Mock) -> (CrossBackendTransferManager, Arc<MockBackend>) {
+    let backend = mock.build();
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(Arc::clone(&backend) as _).unwrap();
+    (manager, backend)
+}
+
+fn pair(manager: &CrossBackendTransferManager, bytes: usize) -> (RawBuffer, RawBuffer) {
+    let src = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap();
+    let dst = manager.allocate(MOCK, MemoryKind::Device, bytes).unwrap();
+    mock::set_bytes(&src, 1);
+    (src, dst)
+}
+
+/// Returns the events of one name, which all have the fields.
+#[track_caller]
+fn find<'a>(records: &'a [Record], name: &str, target: &str, fields: &[&str]) -> Vec<&'a Record> {
+    let found: Vec<_> = records.iter().filter(|record| record.name == name).collect();
+    assert!(!found.is_empty(), "no `{name}` in {records:#?}");
+    for record in &found {
+        assert_eq!(record.target, target);
+        let missing: Vec<_> = fields.iter().filter(|field| record.field(field).is_none()).collect();
+        assert!(missing.is_empty(), "{missing:?} is not in {record:?}");
+    }
+    found
+}
+
+/// Returns the only event of a name.
+#[track_caller]
+fn find_one<'a>(records: &'a [Record], name: &str, target: &str, fields: &[&str]) -> &'a Record {
+    let found = find(records, name, target, fields);
+    assert_eq!(found.len(), 1, "{found:#?}");
+    found[0]
+}
+
+#[track_caller]
+fn assert_none(records: &[Record], name: &str) {
+    assert!(records.iter().all(|record| record.name != name), "{records:#?}");
+}
+
+#[test]
+fn staged_transfer_is_joined_by_its_id() {
+    let mut id = None;
+    let records = record(|| {
+        let (manager, _) = manager(Mock::default());
+        let (src, dst) = pair(&manager, 3 * MIB + 5);
+        let report = manager.copy(&src, &dst).method(TransferMethod::HostStaged).wait().unwrap();
+        id = report.id;
+        manager.drain().unwrap();
+    });
+    let id = id.unwrap().to_string();
+    let fields =
+        ["src", "dst", "bytes", "method", "lane", "chunks", "predicted_ns", "queued", "rejected", "transfer"];
+    let submitted = find_one(&records, events::TRANSFER_SUBMITTED, events::TRANSFER, &fields);
+    assert_eq!(submitted.field("transfer"), Some(&*id));
+    assert_eq!(submitted.field("method"), Some("HostStaged"));
+    assert!(submitted.field("rejected").unwrap().contains("DirectCopy: excluded by the caller"));
+    let completed =
+        find_one(&records, events::TRANSFER_COMPLETED, events::TRANSFER, &["bytes", "elapsed_ns"]);
+    assert_eq!(completed.field("transfer"), Some(&*id));
+    for name in [events::CHUNK_STARTED, events::CHUNK_COMPLETED] {
+        let chunks = find(&records, name, events::STAGING, &["offset"]);
+        assert_eq!(chunks.len().to_string(), submitted.field("chunks").unwrap());
+        assert!(chunks.iter().all(|chunk| chunk.field("transfer") == Some(&*id)));
+        let bytes = chunks.iter().map(|chunk| chunk.field("bytes").unwrap().parse::<usize>().unwrap());
+        assert_eq!(bytes.sum::<usize>(), 3 * MIB + 5);
+    }
+    find(&records, events::RING_GROWN, events::STAGING, &["device", "buffers", "elapsed_ns"]);
+    let first = find_one(&records, events::FIRST_USE, events::TRANSFER, &["device", "elapsed_ns"]);
+    assert!(first.field("what").unwrap().contains("HostStaged"));
+    assert!(records.iter().all(|record| record.level > tracing::Level::INFO), "{records:#?}");
+}
+
+#[test]
+fn ids_differ_and_a_disabled_subscriber_gets_nothing() {
+    record(|| {
+        let (manager, _) = manager(Mock::default());
+        let (src, dst) = pair(&manager, 64);
+        let ids = [0; 3].map(|_| manager.copy(&src, &dst).wait().unwrap().id.unwrap());
+        assert!(ids[0] < ids[1] && ids[1] < ids[2]);
+    });
+    let records = record_disabled(|| {
+        let (manager, backend) = manager(Mock::default());
+        let (src, dst) = pair(&manager, MIB);
+        assert_eq!(manager.copy(&src, &dst).wait().unwrap().id, None);
+        let staged = manager.copy(&src, &dst).method(TransferMethod::HostStaged);
+        assert_eq!(pollster::block_on(staged.submit()).unwrap().id, None);
+        backend.fail_next(ErrorKind::DeviceLost);
+        manager.copy(&src, &dst).wait().unwrap_err();
+        drop(manager.copy(&src, &dst).submit());
+        manager.drain().unwrap_err();
+    });
+    assert!(records.is_empty(), "{records:#?}");
+}
+
+#[test]
+fn failure_loss_and_refusal_are_reported() {
+    let records = record(|| {
+        let (manager, backend) = manager(Mock::default());
+        let (src, dst) = pair(&manager, 64);
+        backend.fail_next(ErrorKind::DeviceLost);
+        manager.copy(&src, &dst).wait().unwrap_err();
+        manager.copy(&src, &dst).wait().unwrap_err();
+    });
+    let fields = ["src", "dst", "bytes", "method", "lane", "error"];
+    let failed = find_one(&records, events::TRANSFER_FAILED, events::TRANSFER, &fields);
+    assert_eq!(failed.level, tracing::Level::WARN);
+    let submitted = find_one(&records, events::TRANSFER_SUBMITTED, events::TRANSFER, &[]);
+    assert_eq!(failed.field("transfer"), submitted.field("transfer"));
+    let lost = find_one(&records, events::DEVICE_LOST, events::TRANSFER, &["error"]);
+    assert_eq!((lost.field("device"), lost.level), (Some("mock:0"), tracing::Level::ERROR));
+    let refused = find_one(&records, events::TRANSFER_REFUSED, events::TRANSFER, &["transfer"]);
+    assert!(refused.field("error").unwrap().contains("was lost before"));
+    assert_none(&records, events::FAILURE_UNOBSERVED);
+}
+
+#[test]
+fn failures_without_an_observer_are_reported_with_their_ids() {
+    let records = record(|| {
+        let (manager, backend) = manager(Mock::default());
+        let (src, dst) = pair(&manager, 64);
+        backend.fail_next(ErrorKind::Device);
+        drop(manager.copy(&src, &dst).submit());
+        drop(manager.transfer_buffer(&src, &dst, 0, 0, 65));
+        manager.drain().unwrap_err();
+    });
+    let abandoned = find_one(&records, events::TRANSFER_ABANDONED, events::TRANSFER, &["bytes"]);
+    let refused = find_one(&records, events::TRANSFER_REFUSED, events::TRANSFER, &["error"]);
+    let unobserved = find(&records, events::FAILURE_UNOBSERVED, events::TRANSFER, &["transfer", "error"]);
+    let ids: Vec<_> = unobserved.iter().map(|record| record.field("transfer")).collect();
+    assert_eq!(ids, [refused.field("transfer"), abandoned.field("transfer")]);
+    assert_none(&records, events::TRANSFER_COMPLETED);
+}
+
+/// Returns a manager that prefers peer copies, which its backend refuses to enable, and a buffer on each device.
+fn peers() -> (CrossBackendTransferManager, Arc<MockBackend>, [RawBuffer; 2]) {
+    let devices = [DeviceId::Cuda(0), DeviceId::Cuda(1)];
+    let kinds = devices.map(|device| (device, vec![MemoryKind::Device, MemoryKind::Pinned]));
+    let (manager, backend) = manager(Mock { devices: kinds.into(), peers: true, ..Mock::default() });
+    let [from, to] = devices.map(|device| Place::new(device, MemoryKind::Device));
+    manager.set_costs(vec![PathCost {
+        path: TransferPath::new(from, to),
+        method: TransferMethod::PeerToPeer,
+        model: CostModel::linear(Duration::from_nanos(1), 1e15),
+    }]);
+    let buffers = devices.map(|device| manager.allocate(device, MemoryKind::Device, 64).unwrap());
+    (manager, backend, buffers)
+}
+
+#[test]
+fn peer_rejection_names_method_path_and_cause() {
+    let records = record(|| {
+        let (manager, _, [src, dst]) = peers();
+        manager.copy(&src, &dst).wait().unwrap();
+        manager.copy(&src, &dst).wait().unwrap();
+    });
+    let peer = find_one(&records, events::PEER_REJECTED, events::TRANSFER, &["reason", "error"]);
+    assert_eq!((peer.field("device"), peer.field("peer")), (Some("cuda:0"), Some("cuda:1")));
+    let rejected = find_one(&records, events::METHOD_REJECTED, events::TRANSFER, &["src", "dst", "reason"]);
+    assert_eq!(rejected.field("method"), Some("PeerToPeer"));
+    let declined = find_one(&records, events::METHOD_DECLINED, events::TRANSFER, &["src", "dst", "method"]);
+    let submitted = find(&records, events::TRANSFER_SUBMITTED, events::TRANSFER, &[]);
+    assert_eq!(declined.field("transfer"), submitted[0].field("transfer"));
+    assert!(submitted.iter().all(|submitted| submitted.field("method") == Some("DirectCopy")));
+}
+
+#[test]
+fn peer_access_is_retried_after_a_shortage() {
+    let records = record(|| {
+        let (manager, backend, [src, dst]) = peers();
+        backend.refuse_next(ErrorKind::OutOfMemory);
+        manager.copy(&src, &dst).wait().unwrap();
+    });
+    let retry = find_one(&records, events::PEER_RETRY, events::TRANSFER, &["error"]);
+    let fields = ["device", "peer", "skipped"].map(|field| retry.field(field).unwrap());
+    assert_eq!(fields, ["cuda:0", "cuda:1", "0"]);
+    find_one(&records, events::METHOD_DECLINED, events::TRANSFER, &["transfer"]);
+    assert_none(&records, events::METHOD_REJECTED);
+}
+
+#[test]
+fn ring_without_memory_is_reported_with_the_error() {
+    let records = record(|| {
+        let (manager, backend) = manager(Mock::default());
+        let (src, dst) = pair(&manager, MIB);
+        backend.fail_pinned(0, FOREVER, 1);
+        manager.copy(&src, &dst).method(TransferMethod::HostStaged).wait().unwrap_err();
+        manager.drain().unwrap();
+    });
+    let limited = find(&records, events::RING_LIMITED, events::STAGING, &["most", "error"]);
+    assert!(limited.iter().all(|limited| limited.field("device") == Some("mock:0")));
+    find_one(&records, events::TRANSFER_FAILED, events::TRANSFER, &["transfer"]);
+    assert_none(&records, events::RING_GROWN);
+}
+
+#[test]
+fn failed_chunk_is_reported_with_the_id() {
+    let records = record(|| {
+        let (manager, backend) = manager(Mock::default());
+        let (src, dst) = pair(&manager, 1000);
+        backend.refuse_next(ErrorKind::Device);
+        manager.copy(&src, &dst).method(TransferMethod::HostStaged).wait().unwrap_err();
+        manager.drain().unwrap();
+    });
+    let fields = ["transfer", "offset", "bytes", "error"];
+    let chunk = find_one(&records, events::CHUNK_FAILED, events::STAGING, &fields);
+    let failed = find_one(&records, events::TRANSFER_FAILED, events::TRANSFER, &["transfer"]);
+    assert_eq!(failed.field("transfer"), chunk.field("transfer"));
+    assert_none(&records, events::CHUNK_COMPLETED);
+}
+
+#[test]
+fn unavailable_kernel_is_reported_with_the_error() {
+    let records = record(|| {
+        let (manager, backend) = manager(Mock { in_place: true, ..Mock::default() });
+        let (src, dst) = pair(&manager, 1000);
+        backend.refuse_next(ErrorKind::Unsupported);
+        let urgent = TransferOptions::new().only(TransferMethod::HostStaged).priority(StreamPriority::High);
+        manager.prepare(src.place(), dst.place(), &urgent).unwrap();
+    });
+    let unavailable = find_one(&records, events::KERNEL_UNAVAILABLE, events::TRANSFER, &["error"]);
+    assert_eq!(unavailable.field("device"), Some("mock:0"));
+}
+
+#[test]
+fn caught_panic_is_reported_with_its_text() {
+    let records = record(|| {
+        let (manager, backend) = manager(Mock::default());
+        let (src, dst) = pair(&manager, 1000);
+        backend.panic_at_enqueues(0, 1);
+        manager.copy(&src, &dst).method(TransferMethod::HostStaged).wait().unwrap_err();
+        manager.drain().ok();
+    });
+    let panic = find(&records, events::PANIC_CAUGHT, events::THREADS, &["text"]);
+    assert!(panic[0].field("text").unwrap().contains("planted panic"));
+    let failed = find_one(&records, events::TRANSFER_FAILED, events::TRANSFER, &["transfer"]);
+    let submitted = find_one(&records, events::TRANSFER_SUBMITTED, events::TRANSFER, &[]);
+    assert_eq!(failed.field("transfer"), submitted.field("transfer"));
+}
+
+#[test]
+fn failed_dependency_is_reported_and_the_transfer_completes() {
+    let records = record(|| {
+        let (manager, backend) = manager(Mock::default());
+        let (src, dst) = pair(&manager, 1000);
+        let queue = backend.lease_queue(MOCK, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+        backend.fail_next(ErrorKind::Device);
+        let other = pair(&manager, 64);
+        let operation = Operation::Copy { src: &other.0, dst: &other.1 };
+        let failing = submit(&*queue, &operation, Timing::Off).unwrap();
+        manager.copy(&src, &dst).after(&failing).method(TransferMethod::HostStaged).wait().unwrap();
+        manager.drain().unwrap();
+    });
+    let failed = find_one(&records, events::DEPENDENCY_FAILED, events::STAGING, &["error"]);
+    let completed = find_one(&records, events::TRANSFER_COMPLETED, events::TRANSFER, &[]);
+    assert_eq!(failed.field("transfer"), completed.field("transfer"));
+}
+
+#[test]
+fn deferred_and_blocked_submissions_keep_their_id() {
+    let records = record(|| {
+        let (manager, _) = manager(Mock::default());
+        let (src, dst) = pair(&manager, 64);
+        // The first transfer of a path.
+        pollster::block_on(manager.copy(&src, &dst).into_future()).unwrap();
+    });
+    let submitted = find_one(&records, events::TRANSFER_SUBMITTED, events::TRANSFER, &["transfer"]);
+    let deferred = find_one(&records, events::TRANSFER_DEFERRED, events::TRANSFER, &[]);
+    assert_eq!(deferred.field("transfer"), submitted.field("transfer"));
+    assert_none(&records, events::TRANSFER_BLOCKED);
+
+    let records = record(|| {
+        let (manager, _) = manager(Mock::default());
+        // The host takes no part in this copy.
+        let [src, dst] = [0; 2].map(|_| manager.allocate(MOCK, MemoryKind::Device, 64).unwrap());
+        manager.copy(&src, &dst).wait().unwrap();
+        let gate = Gate::before(&dst);
+        let mut copying = manager.copy(&src, &dst).into_future();
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(copying.as_mut().poll(&mut context).is_pending());
+        gate.open();
+        pollster::block_on(copying).unwrap();
+    });
+    let submitted = find(&records, events::TRANSFER_SUBMITTED, events::TRANSFER, &["transfer"]);
+    let blocked = find(&records, events::TRANSFER_BLOCKED, events::TRANSFER, &[]);
+    assert!(blocked.iter().all(|blocked| blocked.field("transfer") == submitted[1].field("transfer")));
+}
