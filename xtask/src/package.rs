@@ -11,8 +11,8 @@ use xshell::{Shell, cmd};
 
 use crate::artifacts;
 
-/// Checks the manifests, packages every published crate in the order of their dependencies, builds the packages from a
-/// registry that has only them and crates.io's, and checks what they contain.
+/// Checks the manifests, packages every published crate, checks what the packages contain, and builds them with each other in place
+/// of the workspace's crates.
 pub(crate) fn run(sh: &Shell) -> Result<()> {
     let metadata = artifacts::metadata(sh)?;
     let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
@@ -21,28 +21,40 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
         published.iter().flat_map(|package| manifest_faults(package, packages)).collect();
     ensure!(faults.is_empty(), "not ready to publish:\n  {}", faults.join("\n  "));
 
-    let names: Vec<&str> = published.iter().filter_map(|package| package["name"].as_str()).collect();
-    let selected = names.iter().flat_map(|name| ["--package", name]);
-    // Quiet: cargo otherwise warns of each test that a package omits.
-    let output = cmd!(sh, "cargo package --quiet --locked --allow-dirty --all-features {selected...}")
-        .quiet()
-        .ignore_status()
-        .output()?;
-    let printed = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success() && !printed.contains("warning"), "cargo package printed:\n{printed}");
+    let name_of = |package: &Value| package["name"].as_str().unwrap_or_default().to_owned();
+    let names: Vec<String> = published.iter().copied().map(name_of).collect();
+    let selected = names.iter().flat_map(|name| ["--package", name.as_str()]);
+    // Quiet: cargo otherwise warns of each test that a package omits. Cargo's own verification would build against packages of an
+    // earlier run, which have the same versions.
+    cmd!(sh, "cargo package --quiet --locked --allow-dirty --no-verify {selected...}").quiet().run()?;
 
-    // Cargo unpacks a package to build it.
-    let folder = artifacts::target_directory(sh)?.join("package");
-    let here = machine_paths(&sh.current_dir());
-    for package in &published {
-        let (name, version) = (&package["name"], &package["version"]);
-        let unpacked = folder.join(format!(
-            "{}-{}",
-            name.as_str().unwrap_or_default(),
-            version.as_str().unwrap_or_default()
-        ));
-        content_faults(&unpacked, &here).with_context(|| format!("the package {name}"))?;
+    let target = artifacts::target_directory(sh)?;
+    let folder = target.join("package").join("unpacked");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
     }
+    fs::create_dir_all(&folder)?;
+    let here = machine_paths(&sh.current_dir());
+    let (mut members, mut patches) = (String::new(), String::new());
+    for (package, name) in published.iter().zip(&names) {
+        let unpacked = format!("{name}-{}", package["version"].as_str().unwrap_or_default());
+        let archive = target.join("package").join(format!("{unpacked}.crate"));
+        // Without the archive's times, which are the same for any content.
+        cmd!(sh, "tar --extract --gzip --touch --file {archive} --directory {folder}").quiet().run()?;
+        content_faults(&folder.join(&unpacked), &here).with_context(|| format!("the package {name}"))?;
+        members.push_str(&format!("{unpacked:?}, "));
+        patches.push_str(&format!("{name} = {{ path = {unpacked:?} }}\n"));
+    }
+    let manifest =
+        format!("[workspace]\nresolver = \"3\"\nmembers = [{members}]\n\n[patch.crates-io]\n{patches}");
+    fs::write(folder.join("Cargo.toml"), manifest)?;
+    fs::copy(sh.current_dir().join("Cargo.lock"), folder.join("Cargo.lock"))?;
+    let build = target.join("package").join("build");
+    let _in_folder = sh.push_dir(&folder);
+    let _warnings = sh.push_env("RUSTFLAGS", "-D warnings");
+    cmd!(sh, "cargo check --quiet --workspace --lib --bins --examples --all-features --target-dir {build}")
+        .quiet()
+        .run()?;
     println!("package: {} crates are ready to publish: {}", names.len(), names.join(", "));
     Ok(())
 }
