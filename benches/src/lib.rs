@@ -45,6 +45,8 @@ pub mod threads;
 /// The examples of the README and of the pages in `docs`, compiled by `cargo test --doc`.
 #[cfg(all(doctest, any(target_os = "linux", windows)))]
 mod pages {
+    #[doc = include_str!("../../docs/adopt.md")]
+    struct Adopt;
     #[doc = include_str!("../../docs/kernels.md")]
     struct Kernels;
     #[doc = include_str!("../../docs/lost-device.md")]

@@ -38,6 +38,7 @@ mod unified;
 pub use backend::CudaBackend;
 pub use buffer::CudaBuffer;
 pub use config::CudaBackendConfig;
+pub use transload_cuda_sys::AsStream;
 pub use transload_memory::{
     CudaDevice, CudaFeature, CudaMemoryManager, DeviceAccess, PinnedLimit, RegistrationCache,
     RegistrationStatistics, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSupport,
