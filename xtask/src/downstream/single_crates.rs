@@ -47,6 +47,47 @@ fn main() {
 }"#,
     ),
     (
+        "executor",
+        false,
+        r#"
+// Adopted memory and transfers without any device family.
+use std::{ptr::NonNull, sync::{Arc, atomic::{AtomicUsize, Ordering}}};
+use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Reclaimer};
+use transload_executor::{DropQueue, ExternalMemory, ExternalStorage};
+struct Tensor(Vec<f32>, Arc<AtomicUsize>);
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+    }
+}
+fn main() {
+    let manager = transload_transfer::CrossBackendTransferManager::new();
+    manager.register_backend(transload_backend_cpu::CpuBackend::new().unwrap()).unwrap();
+    let (drops, dropped) = (DropQueue::default(), Arc::new(AtomicUsize::new(0)));
+    let adopt = |value: f32| {
+        let mut tensor = Tensor(vec![value; 1000], Arc::clone(&dropped));
+        let memory = ExternalMemory {
+            place: Place::new(DeviceId::Cpu, MemoryKind::Pageable),
+            bytes: 4000,
+            host_address: NonNull::new(tensor.0.as_mut_ptr().cast()),
+            device_address: None,
+            writable: true,
+            backend_data: None,
+        };
+        // SAFETY: the tensor keeps its elements, and nobody else uses them.
+        let storage = unsafe { ExternalStorage::new(memory, Box::new(tensor), &drops) };
+        RawBuffer::new(Box::new(storage), &Arc::new(Reclaimer::new()))
+    };
+    let (src, dst) = (adopt(1.5), adopt(0.0));
+    manager.copy(&src, &dst).wait().unwrap();
+    assert_eq!(dst.read().unwrap()[3996..], 1.5_f32.to_ne_bytes());
+    drop((src, dst));
+    drops.drain().unwrap();
+    assert_eq!(dropped.load(Ordering::SeqCst), 2);
+    println!("alone: ok");
+}"#,
+    ),
+    (
         "transfer",
         false,
         r#"
@@ -126,6 +167,7 @@ fn other_crates(name: &str) -> &'static [&'static str] {
     match name {
         "backend-cpu" => &["core"],
         "dlpack" => &["core", "backend-cpu"],
+        "executor" => &["core", "backend-cpu", "transfer"],
         "streams" => &["memory"],
         "cuda-sim" => &["cuda-sys"],
         _ => &[],

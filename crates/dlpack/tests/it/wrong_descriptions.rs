@@ -33,6 +33,7 @@ fn import(
             Err(kind)
         }
     };
+    importer.drain().unwrap();
     assert_eq!(deleted.times(), 1);
     outcome
 }

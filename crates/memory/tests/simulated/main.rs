@@ -2,6 +2,7 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod adopt;
 mod features;
 #[path = "../it/heap.rs"]
 #[allow(dead_code, reason = "shared with the tests of any driver")]

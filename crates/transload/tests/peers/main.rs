@@ -5,10 +5,13 @@
 
 mod setup;
 
+use std::sync::Arc;
+
 use setup::{Setup, noise};
 use transload::{
     DeviceId, ErrorKind, StreamPriority, Timing, TransferMethod, TransferOptions, WorkloadType,
     backend::{Operation, PeerAccess, submit},
+    cuda::{CudaDevice, CudaMemoryManager},
 };
 use transload_cuda_sim::harness;
 use transload_cuda_sys::trace::{self, Call};
@@ -40,6 +43,31 @@ fn exactly_the_bytes_asked_for_arrive_in_both_directions() {
             assert!(seen[..7].iter().chain(&seen[7 + size..]).all(|byte| *byte == 0xEE), "{from} → {to}");
         }
     }
+    setup.finish();
+}
+
+#[test]
+fn adopted_memory_of_two_devices_is_copied_between_them() {
+    let Some(setup) = two() else { return };
+    let content = noise(300_001, 3);
+    let devices = setup.tests.map(|test| CudaDevice::new(test.ordinal()).unwrap());
+    let memories = devices.each_ref().map(|device| CudaMemoryManager::new(device).unwrap());
+    for (from, to) in [(0, 1), (1, 0)] {
+        let theirs = [setup.filled(from, &content), setup.on(to, content.len())];
+        let addresses = theirs.each_ref().map(|buffer| buffer.device_address().unwrap());
+        let owner = Arc::new(theirs);
+        let adopt = |which: usize, address| {
+            // SAFETY: the owner keeps the memory, which nothing else uses meanwhile.
+            unsafe { memories[which].adopt(address, content.len(), Arc::clone(&owner)) }.unwrap()
+        };
+        let (src, dst) = (adopt(from, addresses[0]), adopt(to, addresses[1]));
+        assert_eq!(setup.manager.copy(&src, &dst).wait().unwrap().method, TransferMethod::PeerToPeer);
+        drop((src, dst));
+        memories.iter().for_each(|memory| memory.drain().unwrap());
+        assert_eq!(Arc::strong_count(&owner), 1);
+        assert!(setup.content(&owner[1]) == content, "{from} → {to}");
+    }
+    drop((memories, devices));
     setup.finish();
 }
 
