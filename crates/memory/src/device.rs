@@ -1,11 +1,12 @@
 //! A CUDA device and its primary context, created on first use.
 
 use std::{
+    any::Any,
     fmt,
     sync::{Arc, OnceLock},
 };
 
-use transload_core::{DeviceId, Error, MemoryKind, MemoryShortage, Place, Result};
+use transload_core::{DeviceId, Error, Fence, MemoryKind, MemoryShortage, Place, Result};
 use transload_cuda_sys::{Context, Device};
 use transload_executor::DropQueue;
 
@@ -85,6 +86,17 @@ impl CudaDevice {
         &self.shared.drops
     }
 
+    /// Drops an owner of memory or of a stream by [`drops`](Self::drops) once the fences are complete, with the primary context current
+    /// if there is one: destructors of cust need it, for example.
+    pub fn drop_later(&self, owner: impl Any + Send, after: Vec<Fence>) {
+        self.drops().push(Box::new(self.bound(owner)), after);
+    }
+
+    /// Returns an owner that is dropped with the primary context current.
+    pub(crate) fn bound<O>(&self, owner: O) -> BoundOwner<O> {
+        BoundOwner { owner: Some(owner), context: self.shared.context.get().cloned() }
+    }
+
     /// Returns an error if the context is known to be lost. Does not call the driver.
     ///
     /// # Errors
@@ -133,6 +145,19 @@ impl CudaDevice {
     /// The driver's.
     pub fn compute_capability(&self) -> Result<(i32, i32)> {
         self.shared.device.compute_capability().map_err(lift)
+    }
+}
+
+/// An owner that is dropped with a context current.
+pub(crate) struct BoundOwner<O> {
+    owner: Option<O>,
+    context: Option<Context>,
+}
+
+impl<O> Drop for BoundOwner<O> {
+    fn drop(&mut self) {
+        let _bound = self.context.as_ref().map(Context::enter);
+        drop(self.owner.take());
     }
 }
 

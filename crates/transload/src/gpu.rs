@@ -155,7 +155,7 @@ impl CudaGpu {
                 Array::from_raw(unsafe { memory.adopt_after(address, bytes, owner, after) }?)
             }
             Err(error) => {
-                self.device.drops().push(Box::new(owner), after.to_vec());
+                self.device.drop_later(owner, after.to_vec());
                 Err(error)
             }
         }

@@ -12,7 +12,7 @@ impl CudaMemoryManager {
     /// Returns a buffer over memory that other code allocated: of this device, managed, or pinned host memory. Copies nothing.
     ///
     /// `owner` keeps the memory alive. It is dropped once the last handle of the buffer was dropped and no operation uses the memory,
-    /// on a thread of this library and under no lock, so its destructor may block. If adopting fails, it is dropped there at once.
+    /// on a thread of this library, under no lock and with the device's context current, so its destructor may block and call the driver. If adopting fails, it is dropped there at once.
     /// [`drain`](Self::drain) waits for these drops, and [`resource_counts`](Self::resource_counts) counts the memory until then.
     ///
     /// # Errors
@@ -47,19 +47,19 @@ impl CudaMemoryManager {
         owner: impl Any + Send,
         after: &[Fence],
     ) -> Result<RawBuffer> {
-        let drops = self.device().drops();
+        let device = self.device();
         let memory = match self.describe(address, bytes) {
             Ok(memory) => memory,
             Err(error) => {
-                drops.push(Box::new(owner), after.to_vec());
+                device.drop_later(owner, after.to_vec());
                 return Err(error);
             }
         };
         let alloc = self.alloc_context();
         // The count is dropped after the owner.
-        let owner = Box::new((owner, alloc.counts.add(bytes)));
+        let owner = Box::new((device.bound(owner), alloc.counts.add(bytes)));
         // SAFETY: the driver confirmed the description; the caller promises the rest.
-        let storage = unsafe { ExternalStorage::new(memory, owner, drops) };
+        let storage = unsafe { ExternalStorage::new(memory, owner, device.drops()) };
         Ok(RawBuffer::new_after(Box::new(storage), alloc.reclaimer, after))
     }
 

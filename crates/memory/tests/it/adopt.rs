@@ -22,6 +22,10 @@ struct Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the out pointer is valid for the call.
+        let code = unsafe { transload_cuda_sys::ffi::cuCtxGetCurrent(&mut context) };
+        assert_eq!((code, context.is_null()), (0, false), "destructors may need a context");
         self.dropped.send(thread::current().id()).unwrap();
     }
 }

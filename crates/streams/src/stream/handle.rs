@@ -3,21 +3,21 @@
 use std::{any::Any, ops::Deref};
 
 use transload_cuda_sys::Stream;
-use transload_executor::DropQueue;
+use transload_memory::CudaDevice;
 
 /// A stream of this crate's own, or one of other code with its owner.
 pub(crate) struct StreamHandle {
     stream: Stream,
-    /// Dropped by the queue when nothing uses the stream any more.
-    owner: Option<(Box<dyn Any + Send>, DropQueue)>,
+    /// Dropped by the device's queue when nothing uses the stream any more.
+    owner: Option<(Box<dyn Any + Send>, CudaDevice)>,
 }
 
 // SAFETY: a shared reference does not reach the owner, which is Send; the rest is Sync.
 unsafe impl Sync for StreamHandle {}
 
 impl StreamHandle {
-    pub(crate) fn with_owner(stream: Stream, owner: Box<dyn Any + Send>, drops: &DropQueue) -> Self {
-        Self { stream, owner: Some((owner, drops.clone())) }
+    pub(crate) fn with_owner(stream: Stream, owner: Box<dyn Any + Send>, device: &CudaDevice) -> Self {
+        Self { stream, owner: Some((owner, device.clone())) }
     }
 }
 
@@ -37,8 +37,8 @@ impl Deref for StreamHandle {
 
 impl Drop for StreamHandle {
     fn drop(&mut self) {
-        if let Some((owner, drops)) = self.owner.take() {
-            drops.push(owner, Vec::new());
+        if let Some((owner, device)) = self.owner.take() {
+            device.drop_later(owner, Vec::new());
         }
     }
 }

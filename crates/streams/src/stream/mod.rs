@@ -123,11 +123,11 @@ impl CudaStream {
         match described {
             Ok((priority, stream)) => {
                 let thread = (raw.addr() == PER_THREAD).then(|| thread::current().id());
-                let handle = StreamHandle::with_owner(stream, owner, device.drops());
+                let handle = StreamHandle::with_owner(stream, owner, device);
                 Self::over(device, priority, handle, true, thread)
             }
             Err(error) => {
-                device.drops().push(owner, Vec::new());
+                device.drop_later(owner, Vec::new());
                 Err(error)
             }
         }
