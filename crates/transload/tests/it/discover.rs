@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, mpsc};
 
 use transload::{
-    Array, DeviceId, Error, ErrorKind, MemoryKind, Result, Runtime, Sampling,
+    DeviceId, Error, ErrorKind, MemoryKind, Result, Runtime, Sampling,
     backend::{
         Backend, DeviceFamily, async_trait,
         executor::{BlockingKey, Executor},
@@ -139,7 +139,8 @@ fn a_device_is_found_used_and_leaves_nothing_behind() {
     assert!(runtime.absent().is_empty());
     assert_eq!(runtime.device(id).unwrap().simulated, test.is_simulated());
     round_trip(&runtime, id, MemoryKind::Device);
-    let array = Array::<u32>::from_raw(runtime.allocate(id, MemoryKind::Device, 4004).unwrap()).unwrap();
+    let array =
+        transload::Array::<u32>::from_raw(runtime.allocate(id, MemoryKind::Device, 4004).unwrap()).unwrap();
     transload_core::conformance::typed_buffer(&array, 1, 2).unwrap();
     drop(array);
 
