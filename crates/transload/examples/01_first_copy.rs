@@ -30,11 +30,11 @@ pub(crate) fn main() -> Result<()> {
     // A copy is asked what it would do, and why, before anything is moved.
     println!("\n{}\n", rt.copy(&weights, &there).plan()?);
 
-    // The first copy between two places sets up what later ones find. Done beforehand, it is in nobody's way.
-    rt.prepare(weights.place(), there.place())?;
-
-    // A copy is waited for, awaited, or submitted. A report comes back in each case.
+    // A copy is waited for, awaited, or submitted. A report comes back in each case. The first one between two places sets up
+    // what later ones find: a context, streams, buffers for staging.
+    let first = rt.copy(&weights, &there).wait()?;
     let report = rt.copy(&weights, &there).wait()?;
+    println!("{first}, the first time; then");
     println!("{report}");
     assert_eq!(report.bytes, 4 << 20);
 

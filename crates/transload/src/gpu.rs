@@ -150,8 +150,8 @@ impl CudaGpu {
         after: &[Fence],
     ) -> Result<Array<T>> {
         match self.memory().and_then(|memory| Ok((memory, bytes_of_elements::<T>(len)?))) {
-            // SAFETY: the caller's promises.
             Ok((memory, bytes)) => {
+                // SAFETY: the caller's promises.
                 Array::from_raw(unsafe { memory.adopt_after(address, bytes, owner, after) }?)
             }
             Err(error) => {

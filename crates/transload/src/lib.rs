@@ -44,7 +44,8 @@
 //! ```
 //!
 //! An awaited copy never blocks the thread of a task. The examples, numbered from `01_first_copy` on, are a page each on async tasks,
-//! typed views, unified memory, streams and graphs, a KV cache, and a small framework. `--simulate` runs them without a GPU.
+//! typed views, unified memory, streams and graphs, a KV cache, cudarc and PyTorch, and a small framework. `--simulate` runs them
+//! without a GPU.
 //!
 //! # What is where
 //! At the root is what programs use every day. [`cpu`] has the host's backend, [`io`] sources and sinks of bytes, and [`backend`] the

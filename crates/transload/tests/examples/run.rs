@@ -10,6 +10,8 @@ use transload_cuda_sim::{SimDevice, harness};
 
 #[path = "../../examples/02_async_tokio.rs"]
 mod async_tokio;
+#[path = "../../examples/07_beside_others.rs"]
+mod beside_others;
 #[path = "../../examples/01_first_copy.rs"]
 mod first_copy;
 #[path = "../../examples/06_kv_cache.rs"]
@@ -33,6 +35,7 @@ const EXAMPLES: &[(&str, Example)] = &[
     ("04_unified_roles", || Ok(unified_roles::main()?)),
     ("05_streams_graphs", || Ok(streams_graphs::main()?)),
     ("06_kv_cache", || Ok(kv_cache::main()?)),
+    ("07_beside_others", || beside_others::main()),
     ("08_tiny_framework", || Ok(tiny_framework::main()?)),
 ];
 
