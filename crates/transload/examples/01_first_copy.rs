@@ -34,8 +34,7 @@ pub(crate) fn main() -> Result<()> {
     // what later ones find: a context, streams, buffers for staging.
     let first = rt.copy(&weights, &there).wait()?;
     let report = rt.copy(&weights, &there).wait()?;
-    println!("{first}, the first time; then");
-    println!("{report}");
+    println!("first {first}\n then {report}");
     assert_eq!(report.bytes, 4 << 20);
 
     // A download makes its own memory on the host, and reads like a slice. It comes after the copy into `there`: work on
