@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use criterion::Criterion;
+use transload_backend_cpu::CpuBackend;
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_benches::cuda;
 use transload_core::{DeviceId, MemoryKind, StreamPriority, WorkloadType};
@@ -18,6 +19,7 @@ pub(crate) fn benches(criterion: &mut Criterion) {
     let ordinal = cuda::simulate(SEED).unwrap();
     let device = CudaDevice::new(ordinal).unwrap();
     let manager = CrossBackendTransferManager::new();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
     let config = CudaBackendConfig::default().with_devices([ordinal]);
     manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
     let id = DeviceId::Cuda(ordinal);
