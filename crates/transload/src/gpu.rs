@@ -175,7 +175,7 @@ impl CudaGpu {
     }
 
     /// Returns a fence of what an event of other code (a `CUevent`) recorded last, to pass to
-    /// [`Copy::after`](crate::Copy::after). The event may be destroyed or recorded again once this returns. For an event of ours
+    /// [`CopyBuilder::after`](crate::CopyBuilder::after). The event may be destroyed or recorded again once this returns. For an event of ours
     /// that other code waits for see [`FenceEvent`](crate::cuda::FenceEvent).
     ///
     /// # Errors
