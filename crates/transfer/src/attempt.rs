@@ -1,40 +1,47 @@
 //! What a request asks of the manager, and what comes of it.
 
-use transload_core::{Fence, Queue, Transfer, TransferId, Turns, Unblocked};
+use transload_core::{Fence, Queue, TransferId, Turns, Unblocked};
 
 use crate::TransferOptions;
 
 /// How one transfer is to be done.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
     /// The same for every attempt.
     pub(crate) id: Option<TransferId>,
     pub(crate) options: TransferOptions,
-    pub(crate) after: &'a [Fence],
-    pub(crate) queue: Option<&'a dyn Queue>,
+    pub(crate) extras: Option<&'a Extras<'a>>,
 }
 
-impl Request<'_> {
+impl<'a> Request<'a> {
     #[inline]
-    pub(crate) fn new() -> Self {
-        Self { id: TransferId::if_traced(), ..Self::default() }
+    pub(crate) fn new(options: TransferOptions, extras: Option<&'a Extras<'a>>) -> Self {
+        Self { id: TransferId::if_traced(), options, extras }
     }
 }
 
+/// What few transfers ask for.
+#[derive(Clone, Copy)]
+pub(crate) struct Extras<'a> {
+    /// What the bytes move after, besides conflicting work.
+    pub(crate) after: &'a [Fence],
+    /// The caller's queue, in the place of a leased one.
+    pub(crate) queue: Option<&'a dyn Queue>,
+}
+
 /// What a task brings whose thread must not be blocked.
-pub(crate) struct TaskTurns<'a> {
+pub(crate) struct Task<'a> {
     pub(crate) turns: &'a Turns,
     /// Whether the calling thread may take its time, though not wait for work in flight.
     pub(crate) may_be_slow: bool,
+    /// Why nothing was submitted.
+    pub(crate) obstacle: Option<Obstacle>,
 }
 
-/// What came of submitting.
-#[allow(clippy::large_enum_variant, reason = "boxed, every transfer would allocate")]
-pub(crate) enum Attempt {
-    /// It was submitted or refused.
-    Started(Transfer),
-    /// Nothing was submitted; it is worth retrying when this completes.
+/// Why nothing was submitted for a task.
+pub(crate) enum Obstacle {
+    /// It is worth retrying when this completes.
     Blocked(Unblocked),
-    /// Nothing was submitted, since that may take the calling thread long.
+    /// It may take the calling thread long.
     Slow,
 }

@@ -17,7 +17,7 @@ use transload_core::{
 
 use crate::{
     CrossBackendTransferManager, Plan, TransferOptions,
-    attempt::{Attempt, Request, TaskTurns},
+    attempt::{Extras, Obstacle, Request, Task},
     report_events,
 };
 
@@ -43,6 +43,12 @@ pub struct CopyBuilder<'a> {
     src: &'a RawBuffer,
     dst: &'a RawBuffer,
     options: TransferOptions,
+    /// What few copies ask for: a builder without it is small, and has nothing to drop.
+    extras: Option<Box<BuilderExtras<'a>>>,
+}
+
+#[derive(Clone, Default)]
+struct BuilderExtras<'a> {
     after: Vec<Fence>,
     queue: Option<&'a dyn SharedQueue>,
 }
@@ -66,7 +72,7 @@ impl CrossBackendTransferManager {
     #[inline]
     pub fn copy<'a>(&'a self, src: &'a RawBuffer, dst: &'a RawBuffer) -> CopyBuilder<'a> {
         let options = TransferOptions::new();
-        CopyBuilder { manager: self, src, dst, options, after: Vec::new(), queue: None }
+        CopyBuilder { manager: self, src, dst, options, extras: None }
     }
 }
 
@@ -75,13 +81,13 @@ impl<'a> CopyBuilder<'a> {
     /// that works on several queues is [rejected](transload_core::RejectReason::NotOnQueue) then; the stream's own priority and
     /// workload count.
     pub fn on<Q: Queue + Clone>(mut self, stream: &'a Q) -> Self {
-        self.queue = Some(stream);
+        self.extras.get_or_insert_default().queue = Some(stream);
         self
     }
 
     /// The bytes move after this fence, whether its work succeeds or fails. May be called several times.
     pub fn after(mut self, fence: &Fence) -> Self {
-        self.after.push(fence.clone());
+        self.extras.get_or_insert_default().after.push(fence.clone());
         self
     }
 
@@ -126,7 +132,7 @@ impl<'a> CopyBuilder<'a> {
     /// # Errors
     /// As for [`CrossBackendTransferManager::plan`].
     pub fn plan(&self) -> Result<Plan> {
-        let queue = self.queue.map(|queue| queue.device());
+        let queue = self.extras.as_ref().and_then(|extras| extras.queue).map(|queue| queue.device());
         let bytes = self.src.len() as u64;
         self.manager.plan_on(self.src.place(), self.dst.place(), bytes, &self.options, queue)
     }
@@ -139,7 +145,10 @@ impl<'a> CopyBuilder<'a> {
     /// [`ErrorKind::InvalidArgument`](transload_core::ErrorKind::InvalidArgument) for unequal lengths.
     #[inline]
     pub fn submit(self) -> Transfer {
-        self.manager.start(self.src, self.dst, &self.request())
+        match &self.extras {
+            None => self.manager.start(self.src, self.dst, Request::new(self.options, None)),
+            Some(extras) => self.submit_with(extras),
+        }
     }
 
     /// Submits it, and blocks the thread until the bytes are in place.
@@ -159,7 +168,8 @@ impl<'a> CopyBuilder<'a> {
     /// Blocks no thread and takes little of the caller's: a copy that its thread or the driver would do meanwhile, and whatever the
     /// first transfer of a path has to set up, is done by a thread of the executor.
     pub fn submit_async(self) -> impl Future<Output = Transfer> + Send + 'static {
-        let Self { manager, src, dst, options, after, queue } = self;
+        let Self { manager, src, dst, options, extras } = self;
+        let BuilderExtras { after, queue } = extras.map(|extras| *extras).unwrap_or_default();
         let owned = Owned {
             id: TransferId::if_traced(),
             manager: manager.clone(),
@@ -173,14 +183,11 @@ impl<'a> CopyBuilder<'a> {
         owned.submit()
     }
 
-    #[inline]
-    fn request(&self) -> Request<'_> {
-        Request {
-            id: TransferId::if_traced(),
-            options: self.options,
-            after: &self.after,
-            queue: self.queue.map(|queue| queue as _),
-        }
+    #[cold]
+    fn submit_with(&self, extras: &BuilderExtras<'a>) -> Transfer {
+        let queue = extras.queue.map(|queue| queue as _);
+        let extras = Extras { after: &extras.after, queue };
+        self.manager.start(self.src, self.dst, Request::new(self.options, Some(&extras)))
     }
 }
 
@@ -206,18 +213,19 @@ impl Drop for SetOnDrop {
 }
 
 impl Owned {
-    fn attempt(&self, may_be_slow: bool) -> Attempt {
-        let Self { id, options, .. } = *self;
-        let request = Request { id, options, after: &self.after, queue: self.queue.as_deref() };
-        let task = TaskTurns { turns: &self.turns, may_be_slow };
-        self.manager.attempt(&self.src, &self.dst, &request, Some(&task))
+    fn attempt(&self, may_be_slow: bool) -> Result<Transfer, Obstacle> {
+        let extras = Extras { after: &self.after, queue: self.queue.as_deref() };
+        let request = Request { id: self.id, options: self.options, extras: Some(&extras) };
+        let mut task = Task { turns: &self.turns, may_be_slow, obstacle: None };
+        let transfer = self.manager.attempt(&self.src, &self.dst, request, Some(&mut task));
+        task.obstacle.map_or(Ok(transfer), Err)
     }
 
     async fn submit(self) -> Transfer {
         let mut copy = self;
         loop {
             let attempt = match copy.attempt(false) {
-                Attempt::Slow => {
+                Err(Obstacle::Slow) => {
                     let id = copy.id;
                     if let Some(id) = id {
                         report_events::deferred(id);
@@ -226,7 +234,7 @@ impl Owned {
                     let dropped = Arc::new(AtomicBool::new(false));
                     let seen = Arc::clone(&dropped);
                     let attempt = move || match seen.load(Ordering::Relaxed) {
-                        true => (Attempt::Slow, copy),
+                        true => (Err(Obstacle::Slow), copy),
                         false => (copy.attempt(true), copy),
                     };
                     let _sets = SetOnDrop(dropped);
@@ -244,14 +252,14 @@ impl Owned {
                 attempt => attempt,
             };
             match attempt {
-                Attempt::Started(transfer) => return transfer,
-                Attempt::Blocked(blocked) => {
+                Ok(transfer) => return transfer,
+                Err(Obstacle::Blocked(blocked)) => {
                     if let Some(id) = copy.id {
                         report_events::blocked(id);
                     }
                     blocked.await;
                 }
-                Attempt::Slow => {}
+                Err(Obstacle::Slow) => {}
             }
         }
     }
@@ -273,8 +281,8 @@ impl fmt::Debug for CopyBuilder<'_> {
             .field("src", self.src)
             .field("dst", self.dst)
             .field("options", &self.options)
-            .field("after", &self.after)
-            .field("on", &self.queue.map(|queue| queue.device()))
+            .field("after", &self.extras.as_ref().map(|extras| &extras.after))
+            .field("on", &self.extras.as_ref().and_then(|extras| extras.queue).map(|queue| queue.device()))
             .finish()
     }
 }

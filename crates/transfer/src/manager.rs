@@ -15,7 +15,7 @@ use transload_executor::Executor;
 
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
-    attempt::{Attempt, Request, TaskTurns},
+    attempt::{Obstacle, Request, Task},
     context::ManagerContext,
     methods::{Method, OnConflict, TransferRequest},
     planning::{
@@ -146,9 +146,9 @@ impl CrossBackendTransferManager {
         dst_offset: usize,
         size: usize,
     ) -> Transfer {
-        let request = Request::new();
+        let request = Request::new(TransferOptions::new(), None);
         match ranges((src, src_offset), (dst, dst_offset), size) {
-            Ok((src, dst)) => self.start(&src, &dst, &request),
+            Ok((src, dst)) => self.start(&src, &dst, request),
             Err(error) => self.refuse(request.id, error),
         }
     }
@@ -321,44 +321,44 @@ impl CrossBackendTransferManager {
 
     /// Submits a transfer; blocks the calling thread where the bytes wait for work that the queue cannot wait for.
     #[inline]
-    pub(crate) fn start(&self, src: &RawBuffer, dst: &RawBuffer, request: &Request<'_>) -> Transfer {
-        match self.attempt(src, dst, request, None) {
-            Attempt::Started(transfer) => transfer,
-            // Neither happens without `Mode`.
-            Attempt::Blocked(_) | Attempt::Slow => self.refuse(request.id, would_block()),
-        }
+    pub(crate) fn start(&self, src: &RawBuffer, dst: &RawBuffer, request: Request<'_>) -> Transfer {
+        self.attempt(src, dst, request, None)
     }
 
-    /// Submits a transfer, unless a task's thread may not: then nothing was submitted.
-    #[inline]
+    /// Submits a transfer, unless a task's thread may not: then nothing was submitted, the task is told why, and the result
+    /// must be ignored.
     pub(crate) fn attempt(
         &self,
         src: &RawBuffer,
         dst: &RawBuffer,
-        request: &Request<'_>,
-        task: Option<&TaskTurns<'_>>,
-    ) -> Attempt {
+        request: Request<'_>,
+        mut task: Option<&mut Task<'_>>,
+    ) -> Transfer {
         let input = match PlanInput::of(src, dst) {
             Ok(input) => input,
-            Err(error) => return Attempt::Started(self.refuse(request.id, error)),
+            Err(error) => return self.refuse(request.id, error),
         };
-        let (mut cache, mut declined) = (self.registry.route_cache(), 0);
-        let queue = request.queue.map(Queue::device);
+        let registry = &*self.registry;
+        let (mut cache, mut declined) = (registry.route_cache(), 0);
+        let queue = request.extras.and_then(|extras| extras.queue).map(Queue::device);
         loop {
-            let choice = cache.routes(&self.registry, input.path).and_then(|routes| {
-                let choice = routes.choose(&input, &request.options, &self.context, (declined, queue))?;
-                Ok((&mut routes.candidates[choice.index], choice))
-            });
-            let (candidate, choice) = match choice {
-                Ok(choice) => choice,
-                Err(error) => return Attempt::Started(self.refuse(request.id, error)),
+            let routes = match cache.routes(registry, input.path) {
+                Ok(routes) => routes,
+                Err(error) => return self.refuse(request.id, error),
             };
-            if let Some(TaskTurns { may_be_slow: false, .. }) = task
+            let choice = match routes.choose(&input, &request.options, &self.context, (declined, queue)) {
+                Ok(choice) => choice,
+                Err(error) => return self.refuse(request.id, error),
+            };
+            let candidate = &mut routes.candidates[choice.index];
+            if let Some(task) = &mut task
+                && !task.may_be_slow
                 && candidate.is_slow_to_submit(&input, request.options.priority)
             {
-                return Attempt::Slow;
+                task.obstacle = Some(Obstacle::Slow);
+                return would_block();
             }
-            match self.registry.prepare(input.path, candidate) {
+            match registry.prepare(input.path, candidate) {
                 Ok(()) => return self.submit(candidate, &choice, (src, dst), &input, request, task),
                 // Try the next best method.
                 Err(methods) => {
@@ -375,9 +375,9 @@ impl CrossBackendTransferManager {
         choice: &Choice,
         (src, dst): (&RawBuffer, &RawBuffer),
         input: &PlanInput,
-        request: &Request<'_>,
-        task: Option<&TaskTurns<'_>>,
-    ) -> Attempt {
+        request: Request<'_>,
+        task: Option<&mut Task<'_>>,
+    ) -> Transfer {
         let (options, id) = (&request.options, request.id);
         let timing = candidate.timing(input.bytes, options.timing);
         let request = TransferRequest {
@@ -388,9 +388,8 @@ impl CrossBackendTransferManager {
             workload: options.workload,
             stage_in_place: choice.stage_in_place,
             timing,
-            on_conflict: task.map_or(OnConflict::Block, |task| OnConflict::Return(task.turns)),
-            after: request.after,
-            queue: request.queue,
+            on_conflict: task.as_ref().map_or(OnConflict::Block, |task| OnConflict::Return(task.turns)),
+            extras: request.extras,
         };
         let mut submission = candidate.submission(input, choice);
         // Taken before the driver call, which evicts most of L1.
@@ -403,7 +402,7 @@ impl CrossBackendTransferManager {
         if let Some(begun) = submission.begun {
             submission.submitting = begun.elapsed();
         }
-        Attempt::Started(match submitted {
+        match submitted {
             Ok(end) => {
                 candidate.warm_up(options.priority, &submission);
                 if is_observed {
@@ -420,7 +419,12 @@ impl CrossBackendTransferManager {
                     Some(id) => Traced::submitted(id, end, submission, info),
                 }
             }
-            Err(TrySubmitError::WouldBlock(blocked)) => return Attempt::Blocked(blocked),
+            Err(TrySubmitError::WouldBlock(blocked)) => {
+                if let Some(task) = task {
+                    task.obstacle = Some(Obstacle::Blocked(blocked));
+                }
+                would_block()
+            }
             Err(TrySubmitError::Failed(error)) if is_the_callers(error.kind()) => self.refuse(id, error),
             // The driver's errors count as failures of the path.
             Err(TrySubmitError::Failed(error)) => {
@@ -430,7 +434,7 @@ impl CrossBackendTransferManager {
                 info.ended(&report, Err(&error));
                 Transfer::refused_with(error, id, Arc::clone(&self.context) as _)
             }
-        })
+        }
     }
 
     #[cold]
@@ -442,8 +446,8 @@ impl CrossBackendTransferManager {
 }
 
 #[cold]
-fn would_block() -> Error {
-    Error::new(ErrorKind::Busy, "the buffers are in use by earlier work; retry later")
+fn would_block() -> Transfer {
+    Transfer::refused(Error::new(ErrorKind::Busy, "the buffers are in use by earlier work; retry later"))
 }
 
 /// Returns whether a submission error means that the request was invalid, rather than that the driver failed.

@@ -24,7 +24,7 @@ impl CrossBackendTransferManager {
         if !transload_core::mutant!("transfer/prepare-of-lost-device") {
             self.context.lost.check([src.device, dst.device, src.device])?;
         }
-        for candidate in routes.candidates.iter().filter(|candidate| options.allows(candidate.method())) {
+        for candidate in routes.candidates.iter_mut().filter(|candidate| options.allows(candidate.method())) {
             if self.registry.prepare(path, candidate).is_err() {
                 report_events::declined(None, path, candidate.method());
                 continue;

@@ -45,8 +45,9 @@ impl Method for DirectCopy {
     /// Leases a queue for each transfer only, so that the backend can balance transfers over its queues.
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
         if request.src.len() <= route.at_once
-            && request.queue.is_none()
-            && request.after.iter().all(Fence::is_complete)
+            && request
+                .extras
+                .is_none_or(|extras| extras.queue.is_none() && extras.after.iter().all(Fence::is_complete))
             && let Some(took) = copy_on_host(request.src, request.dst, request.timing)?
         {
             return Ok(Submitted::Complete((request.timing == Timing::Measured).then_some(took)));

@@ -180,7 +180,7 @@ pub(super) fn start_staged(
 ) -> Result<Submitted, TrySubmitError> {
     let (src, dst) = (request.src, request.dst);
     let mut claims = request.claim()?;
-    claims.wait_also(request.after);
+    claims.wait_also(request.after());
     // The timeline belongs to the lane, whichever thread does the work.
     match &kind {
         StagedKind::FromUnified(_) => src.record_external_use(DeviceId::Cpu),

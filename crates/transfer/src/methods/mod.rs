@@ -10,7 +10,10 @@ use transload_core::{
 
 use transload_executor::Executor;
 
-use crate::planning::{registry::Registered, request::PlanInput};
+use crate::{
+    attempt::Extras,
+    planning::{registry::Registered, request::PlanInput},
+};
 
 mod direct_copy;
 mod host_staged;
@@ -181,10 +184,7 @@ pub(crate) struct TransferRequest<'a> {
     pub(crate) workload: Option<WorkloadType>,
     pub(crate) timing: Timing,
     pub(crate) on_conflict: OnConflict<'a>,
-    /// What the bytes move after, besides conflicting work.
-    pub(crate) after: &'a [Fence],
-    /// The caller's queue, in the place of a leased one.
-    pub(crate) queue: Option<&'a dyn Queue>,
+    pub(crate) extras: Option<&'a Extras<'a>>,
     /// Whether to stage by a copy kernel instead of a copy engine; only if the route allows it.
     pub(crate) stage_in_place: bool,
 }
@@ -199,11 +199,16 @@ impl<'a> TransferRequest<'a> {
     ) -> Result<Submitted, TrySubmitError> {
         match self.on_conflict {
             OnConflict::Block => {
-                submit_after(queue, operation, self.after, timing).map_err(TrySubmitError::Failed)
+                submit_after(queue, operation, self.after(), timing).map_err(TrySubmitError::Failed)
             }
-            OnConflict::Return(turns) => try_submit_after(queue, operation, self.after, timing, turns),
+            OnConflict::Return(turns) => try_submit_after(queue, operation, self.after(), timing, turns),
         }
         .map(Submitted::Until)
+    }
+
+    /// What the bytes move after, besides conflicting work.
+    fn after(&self) -> &'a [Fence] {
+        self.extras.map_or(&[], |extras| extras.after)
     }
 
     /// Claims both buffers.
@@ -218,7 +223,7 @@ impl<'a> TransferRequest<'a> {
     /// The caller's queue, or one of the lane for the caller's workload or else the method's own.
     #[inline]
     fn queue(&self, backend: &dyn Backend, lane: DeviceId, usual: WorkloadType) -> Result<RequestQueue<'a>> {
-        if let Some(queue) = self.queue {
+        if let Some(&Extras { queue: Some(queue), .. }) = self.extras {
             return Ok(RequestQueue::Given(queue));
         }
         backend.lease_queue(lane, self.priority, self.workload.unwrap_or(usual)).map(RequestQueue::Leased)

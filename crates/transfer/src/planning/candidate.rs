@@ -26,6 +26,8 @@ pub(crate) struct Candidate {
     pub(crate) info: Arc<CandidateInfo>,
     pub(crate) method: Arc<dyn Method>,
     pub(crate) route: Route,
+    /// What this one noted in `PathStats::warm`.
+    warm: u8,
     /// The copy engine's queue that its transfers use.
     pub(crate) engine: Option<Arc<EngineQueue>>,
     /// Transfers of each size class so far, for sampling.
@@ -57,13 +59,12 @@ pub(crate) struct Excluded {
     pub(crate) declined: u8,
     pub(crate) forbidden: u8,
     pub(crate) unmapped: u8,
-    pub(crate) unrecordable: u8,
-    pub(crate) off_queue: u8,
+    /// By what is done with it: a recording, or a queue of the caller's if the bit [`ON_QUEUE`] is set.
+    pub(crate) unsuited: u8,
 }
 
-/// Bits of one reason in a tag.
-const METHODS: u32 = TransferMethod::ALL.len() as u32;
-const MASK: u8 = (1 << METHODS) - 1;
+/// See [`Excluded::unsuited`]. No method's bit.
+pub(crate) const ON_QUEUE: u8 = 1 << 7;
 
 pub(crate) fn bit(method: TransferMethod) -> u8 {
     1 << method as u8
@@ -71,28 +72,28 @@ pub(crate) fn bit(method: TransferMethod) -> u8 {
 
 impl Excluded {
     pub(crate) fn all(self) -> u8 {
-        self.declined | self.forbidden | self.unmapped | self.unrecordable | self.off_queue
+        self.declined | self.forbidden | self.unmapped | self.unsuited
     }
 
     fn reason(self, method: TransferMethod) -> Option<RejectReason> {
+        let on_queue = self.unsuited & ON_QUEUE != 0;
+        let unsuited = if on_queue { RejectReason::NotOnQueue } else { RejectReason::NotRecordable };
         let reasons = [
             (self.declined, RejectReason::PeerUnverified),
             (self.forbidden, RejectReason::Forbidden),
             (self.unmapped, RejectReason::NotMapped),
-            (self.unrecordable, RejectReason::NotRecordable),
-            (self.off_queue, RejectReason::NotOnQueue),
+            (self.unsuited, unsuited),
         ];
         reasons.into_iter().find(|(methods, _)| methods & bit(method) != 0).map(|(_, reason)| reason)
     }
 
     fn tag(self) -> u32 {
-        let all = [self.declined, self.forbidden, self.unmapped, self.unrecordable, self.off_queue];
-        all.into_iter().rev().fold(0, |tag, methods| tag << METHODS | u32::from(methods & MASK))
+        u32::from_ne_bytes([self.declined, self.forbidden, self.unmapped, self.unsuited])
     }
 
     fn of_tag(tag: u32) -> Self {
-        let of = |reason: u32| (tag >> (reason * METHODS)) as u8 & MASK;
-        Self { declined: of(0), forbidden: of(1), unmapped: of(2), unrecordable: of(3), off_queue: of(4) }
+        let [declined, forbidden, unmapped, unsuited] = tag.to_ne_bytes();
+        Self { declined, forbidden, unmapped, unsuited }
     }
 
     pub(crate) fn rejections(self, reasons: &Reasons) -> Rejections {
@@ -112,7 +113,7 @@ impl Candidate {
         engine: Option<Arc<EngineQueue>>,
     ) -> Self {
         let info = Arc::new(info);
-        Self { info, method, route, engine, asked: Default::default(), spare_infos: Vec::new() }
+        Self { info, method, route, warm: 0, engine, asked: Default::default(), spare_infos: Vec::new() }
     }
 
     pub(crate) fn method(&self) -> TransferMethod {
@@ -135,15 +136,16 @@ impl Candidate {
 
     /// Notes that a transfer was submitted.
     #[inline]
-    pub(crate) fn warm_up(&self, priority: StreamPriority, submission: &Submission) {
-        let (warm, priority) = (&self.info.stats.warm, 1 << priority as u8);
-        if warm.load(Ordering::Relaxed) & priority == 0 {
+    pub(crate) fn warm_up(&mut self, priority: StreamPriority, submission: &Submission) {
+        let priority = 1 << priority as u8;
+        if self.warm & priority == 0 {
             self.warm_up_first(priority, submission);
         }
     }
 
     #[cold]
-    fn warm_up_first(&self, priority: u8, submission: &Submission) {
+    fn warm_up_first(&mut self, priority: u8, submission: &Submission) {
+        self.warm |= priority;
         self.info.stats.warm.fetch_or(priority, Ordering::Relaxed);
         if submission.begun.is_some() {
             let what = format!("{} by {}", self.info.stats.path, self.method());

@@ -10,7 +10,7 @@ use crate::{
     context::ManagerContext,
     methods::{Method, Route, Topology},
     planning::{
-        candidate::{Candidate, CandidateInfo, Excluded, Reasons, bit},
+        candidate::{Candidate, CandidateInfo, Excluded, ON_QUEUE, Reasons, bit},
         costs::CostTable,
         engine_queue::EngineQueues,
         request::PlanInput,
@@ -100,8 +100,8 @@ impl PathRoutes {
         context: &ManagerContext,
         (declined, queue): (u8, Option<DeviceId>),
     ) -> Result<Choice> {
-        let off_queue = queue.map_or(0, |queue| self.off_queue(queue));
-        let excluded = Excluded { declined, off_queue, ..Excluded::default() };
+        let unsuited = queue.map_or(0, |queue| self.off_queue(queue));
+        let excluded = Excluded { declined, unsuited, ..Excluded::default() };
         let mut choice = self.choose_among(input, options, context, excluded)?;
         if options.is_urgent(input.bytes)
             && queue.is_none()
@@ -126,7 +126,7 @@ impl PathRoutes {
             method.is_of_one_queue(self.path) && (candidate.route.lane == queue || peers)
         };
         let not = self.candidates.iter().filter(|candidate| !takes(candidate));
-        not.fold(0, |methods, candidate| methods | bit(candidate.method()))
+        not.fold(ON_QUEUE, |methods, candidate| methods | bit(candidate.method()))
     }
 
     /// Chooses the cheapest method in place, or staging by a copy kernel, if the engine's queue takes longer.
@@ -166,8 +166,8 @@ impl PathRoutes {
     ) -> Result<Choice> {
         let not =
             self.candidates.iter().filter(|candidate| candidate.method.single_operation(self.path).is_none());
-        let unrecordable = not.fold(0, |methods, candidate| methods | bit(candidate.method()));
-        let excluded = Excluded { declined, unrecordable, ..Excluded::default() };
+        let unsuited = not.fold(0, |methods, candidate| methods | bit(candidate.method()));
+        let excluded = Excluded { declined, unsuited, ..Excluded::default() };
         self.choose_among(input, options, context, excluded)
     }
 
