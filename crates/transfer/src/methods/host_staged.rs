@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use dashmap::DashMap;
 use smallvec::{SmallVec, smallvec};
 use transload_core::{
     Backend, DeviceId, Fence, MemoryKind, Place, RejectReason, Result, Timeline, TransferMethod,
@@ -30,7 +30,7 @@ pub(super) struct HostStaged {
     /// Staging buffers per device.
     ring_size: usize,
     /// One ring per device that stages.
-    rings: Mutex<Vec<Arc<StagingRing>>>,
+    rings: DashMap<DeviceId, Arc<StagingRing>>,
 }
 
 impl HostStaged {
@@ -39,17 +39,12 @@ impl HostStaged {
         let most = limit
             .map_or(usize::MAX, |limit| usize::try_from(limit / STAGING_BUFFER).unwrap_or(usize::MAX).max(1));
         let ring_size = (default_workers() * BUFFERS_PER_WORKER).min(most);
-        Self { executor, ring_size, rings: Mutex::default() }
+        Self { executor, ring_size, rings: DashMap::new() }
     }
 
     fn ring(&self, backend: &Arc<dyn Backend>, device: DeviceId) -> Arc<StagingRing> {
-        let mut rings = self.rings.lock();
-        if let Some(ring) = rings.iter().find(|ring| ring.belongs_to_device(device)) {
-            return Arc::clone(ring);
-        }
-        let ring = Arc::new(StagingRing::new(&self.executor, backend, device, self.ring_size));
-        rings.push(Arc::clone(&ring));
-        ring
+        let ring = || Arc::new(StagingRing::new(&self.executor, backend, device, self.ring_size));
+        Arc::clone(&self.rings.entry(device).or_insert_with(ring))
     }
 }
 
@@ -149,12 +144,13 @@ impl Method for HostStaged {
     }
 
     fn staging_bytes(&self) -> u64 {
-        self.rings.lock().iter().map(|ring| ring.bytes()).sum()
+        self.rings.iter().map(|ring| ring.bytes()).sum()
     }
 
     fn drain(&self) -> Result<()> {
         self.executor.drain()?;
-        let rings: Vec<_> = self.rings.lock().clone();
+        // Copied first: releasing calls the backend.
+        let rings: Vec<_> = self.rings.iter().map(|ring| Arc::clone(&ring)).collect();
         rings.iter().for_each(|ring| ring.release());
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use parking_lot::{Mutex, RwLock};
+use dashmap::DashMap;
 use transload_core::{
     Backend, DeviceId, Error, MemoryKind, Operation, RejectReason, Result, Retry, TransferMethod,
     TransferPath, TrySubmitError, WorkloadType,
@@ -18,9 +18,9 @@ const MAX_SKIPS: u32 = 1023;
 /// later transfer tries again.
 #[derive(Debug, Default)]
 pub(super) struct PeerToPeer {
-    verdicts: RwLock<Vec<(Pair, Verdict)>>,
+    verdicts: DashMap<Pair, Verdict>,
     /// Pairs whose verification failed temporarily.
-    backoffs: Mutex<Vec<(Pair, RetryBackoff)>>,
+    backoffs: DashMap<Pair, RetryBackoff>,
 }
 
 /// Exponential backoff, in transfers, of a pair: 2n + 1 after each further failure.
@@ -40,51 +40,31 @@ fn pair(a: DeviceId, b: DeviceId) -> Pair {
 
 impl PeerToPeer {
     fn known(&self, pair: Pair) -> Option<Verdict> {
-        self.verdicts.read().iter().find(|(of, _)| *of == pair).map(|(_, verdict)| *verdict)
+        self.verdicts.get(&pair).map(|verdict| *verdict)
     }
 
     /// Stores a verdict, and returns the one that counts: a failed verification overrides a passed one.
     fn keep(&self, pair: Pair, verdict: Verdict) -> Verdict {
-        let mut verdicts = self.verdicts.write();
-        match verdicts.iter_mut().find(|(of, _)| *of == pair) {
-            Some((_, kept)) => {
-                *kept = kept.and(verdict);
-                *kept
-            }
-            None => {
-                verdicts.push((pair, verdict));
-                verdict
-            }
-        }
+        let mut kept = self.verdicts.entry(pair).or_insert(verdict);
+        *kept = kept.and(verdict);
+        *kept
     }
 
     /// Returns whether this transfer skips the pair, and counts it.
     fn try_skip(&self, pair: Pair) -> bool {
-        let mut backoffs = self.backoffs.lock();
-        match backoffs.iter_mut().find(|(of, _)| *of == pair) {
-            Some((_, backoff)) if backoff.left > 0 => {
-                backoff.left -= 1;
-                true
-            }
-            _ => false,
-        }
+        let Some(mut backoff) = self.backoffs.get_mut(&pair) else { return false };
+        let skips = backoff.left > 0;
+        backoff.left -= u32::from(skips);
+        skips
     }
 
-    /// Returns the number of transfers that skip the pair from now on.
+    /// Returns the number of transfers that skip the pair from now on. After the first failure the next one tries again.
     fn back_off(&self, pair: Pair) -> u32 {
-        let mut backoffs = self.backoffs.lock();
-        match backoffs.iter_mut().find(|(of, _)| *of == pair) {
-            Some((_, backoff)) => {
-                let longer = (backoff.last * 2 + 1).min(MAX_SKIPS);
-                *backoff = RetryBackoff { left: longer, last: longer };
-                longer
-            }
-            // The next transfer tries again.
-            None => {
-                backoffs.push((pair, RetryBackoff::default()));
-                0
-            }
-        }
+        let lengthen = |backoff: &mut RetryBackoff| {
+            let longer = (backoff.last * 2 + 1).min(MAX_SKIPS);
+            *backoff = RetryBackoff { left: longer, last: longer };
+        };
+        self.backoffs.entry(pair).and_modify(lengthen).or_default().left
     }
 }
 

@@ -72,10 +72,6 @@ impl StagingRing {
         Self { source: None, executor: executor.clone(), most, pinning, state }
     }
 
-    pub(crate) fn belongs_to_device(&self, device: DeviceId) -> bool {
-        self.source.as_ref().is_some_and(|(_, of)| *of == device)
-    }
-
     /// Returns the bytes of the staging buffers that exist or are being allocated.
     pub(crate) fn bytes(&self) -> u64 {
         let allocated = self.state.lock().allocated;

@@ -6,15 +6,22 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
+use dashmap::DashMap;
 use transload_core::{SizeClass, SpinLock, TransferMethod, TransferPath};
 use transload_executor::thread_shard;
 
 use crate::{Sampling, TransferStats, stats::histogram::Histogram};
 
-/// All entries, sorted. Locked only to find routes and to read statistics.
+/// All entries. Used only to find routes and to read statistics.
 #[derive(Default)]
-pub(crate) struct StatsTable(Mutex<BTreeMap<(TransferPath, TransferMethod, usize), Arc<PathStats>>>);
+pub(crate) struct StatsTable(DashMap<(TransferPath, TransferMethod), PathEntry>);
+
+/// The statistics of one path and method, by shard of threads.
+#[derive(Default)]
+struct PathEntry {
+    warm: Arc<AtomicU8>,
+    shards: BTreeMap<usize, Arc<PathStats>>,
+}
 
 /// The statistics of one path and method in one shard of threads. Each size class has its own lock, held for a few
 /// additions. Aligned like [`CandidateInfo`](crate::planning::candidate::CandidateInfo).
@@ -50,27 +57,31 @@ impl StatsTable {
         method: TransferMethod,
         simulated: bool,
     ) -> Arc<PathStats> {
-        let mut entries = self.0.lock();
-        let known = entries.range((path, method, 0)..=(path, method, usize::MAX)).next();
-        let warm = known.map(|(_, known)| Arc::clone(&known.warm)).unwrap_or_default();
-        let entry = entries.entry((path, method, thread_shard())).or_insert_with(|| {
+        let mut entry = self.0.entry((path, method)).or_default();
+        let PathEntry { warm, shards } = &mut *entry;
+        let stats = shards.entry(thread_shard()).or_insert_with(|| {
+            let warm = Arc::clone(warm);
             Arc::new(PathStats { path, method, simulated, warm, classes: Default::default() })
         });
-        Arc::clone(entry)
+        Arc::clone(stats)
     }
 
     /// Clears all counts. Transfers in flight count when they end.
     pub(crate) fn clear(&self) {
-        let entries = self.0.lock();
-        let counted = entries.values().flat_map(|entry| entry.classes.iter().filter_map(OnceLock::get));
-        counted.for_each(|counts| *counts.lock() = Counts::default());
+        for entry in &self.0 {
+            let classes = entry.shards.values().flat_map(|stats| &stats.classes);
+            classes.filter_map(OnceLock::get).for_each(|counts| *counts.lock() = Counts::default());
+        }
     }
 
     /// Returns the statistics of non-empty classes, sorted by path, method and size.
     pub(crate) fn collect(&self, sampling: Sampling) -> Vec<TransferStats> {
-        let entries: Vec<_> = self.0.lock().values().cloned().collect();
-        let of_one = entries.chunk_by(|entry, next| (entry.path, entry.method) == (next.path, next.method));
-        let all = of_one.flat_map(|entries| SizeClass::ALL.map(|class| merged(entries, class, sampling)));
+        let shards = |entry: &PathEntry| entry.shards.values().cloned().collect::<Vec<_>>();
+        let mut entries: Vec<_> = self.0.iter().map(|entry| (*entry.key(), shards(&entry))).collect();
+        entries.sort_unstable_by_key(|(key, _)| *key);
+        let all = entries
+            .iter()
+            .flat_map(|(_, shards)| SizeClass::ALL.map(|class| merged(shards, class, sampling)));
         all.flatten().collect()
     }
 }
