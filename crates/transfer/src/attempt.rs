@@ -1,6 +1,6 @@
 //! What a request asks of the manager, and what comes of it.
 
-use transload_core::{Fence, Queue, TransferId, Turns, Unblocked};
+use transload_core::{DeviceId, Fence, Queue, TransferId, Turns, Unblocked};
 
 use crate::TransferOptions;
 
@@ -42,6 +42,8 @@ pub(crate) struct Task<'a> {
 pub(crate) enum Obstacle {
     /// It is worth retrying when this completes.
     Blocked(Unblocked),
-    /// It may take the calling thread long.
-    Slow,
+    /// It may take the calling thread long. The device is the lane.
+    Slow(DeviceId),
+    /// The caller's queue is another thread's.
+    QueueOfAnotherThread,
 }

@@ -1,9 +1,11 @@
 //! State that a manager shares with its transfers.
 
-use std::sync::{Arc, atomic::AtomicU64};
+use std::sync::{Arc, Weak, atomic::AtomicU64};
 
-use transload_core::{Error, Observer, RefusalHandler, Result, TransferEvent, TransferId, TransferReport};
-
+use parking_lot::Mutex;
+use transload_core::{
+    DeviceId, Error, Observer, RefusalHandler, Result, TimelineId, TransferEvent, TransferId, TransferReport,
+};
 use transload_executor::{BlockingKey, Executor};
 
 use crate::{
@@ -25,11 +27,43 @@ pub(crate) struct ManagerContext {
     pub(crate) unobserved: UnobservedTransfers,
     /// Submits for tasks whatever may take their thread long.
     pub(crate) executor: Executor,
-    pub(crate) submitting: BlockingKey,
+    pub(crate) submitting: SubmissionKeys,
 }
 
-/// How many submissions that may block run at once.
+/// How many submissions to a lane that may block run at once.
 const MAX_SUBMITTING: usize = 8;
+
+/// Where a submission that may block goes. Those to one place do not hold up those to another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SubmissionTarget {
+    /// A leased queue of a device.
+    Lane(DeviceId),
+    /// A queue of a caller's, whatever it has to do first.
+    Queue(TimelineId),
+}
+
+/// The keys of the submissions that may block, while there are any.
+#[derive(Default)]
+pub(crate) struct SubmissionKeys(Mutex<Vec<(SubmissionTarget, Weak<BlockingKey>)>>);
+
+impl SubmissionKeys {
+    /// Returns the key of a target. It lives as long as a submission holds it.
+    pub(crate) fn key(&self, target: SubmissionTarget) -> Arc<BlockingKey> {
+        let mut keys = self.0.lock();
+        keys.retain(|(_, key)| key.strong_count() > 0);
+        let found = keys.iter().find(|(other, _)| *other == target).and_then(|(_, key)| key.upgrade());
+        found.unwrap_or_else(|| {
+            let most = match target {
+                SubmissionTarget::Lane(_) => MAX_SUBMITTING,
+                // The stream does them one after another.
+                SubmissionTarget::Queue(_) => 1,
+            };
+            let key = Arc::new(BlockingKey::new(most));
+            keys.push((target, Arc::downgrade(&key)));
+            key
+        })
+    }
+}
 
 impl Default for ManagerContext {
     fn default() -> Self {
@@ -41,7 +75,7 @@ impl Default for ManagerContext {
             unreported: UnreportedFailure::default(),
             unobserved: UnobservedTransfers::default(),
             executor: Executor::shared(),
-            submitting: BlockingKey::new(MAX_SUBMITTING),
+            submitting: SubmissionKeys::default(),
         }
     }
 }

@@ -4,20 +4,19 @@ use std::{
     fmt,
     future::{Future, IntoFuture},
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
 };
 
+use parking_lot::Mutex;
 use transload_core::{
-    Fence, Queue, RawBuffer, Result, StreamPriority, Timing, Transfer, TransferId, TransferMethod,
-    TransferReport, Turns, WorkloadType,
+    Error, ErrorKind, Fence, Queue, RawBuffer, Result, StreamPriority, Timing, Transfer, TransferId,
+    TransferMethod, TransferReport, Turns, WorkloadType,
 };
 
 use crate::{
     CrossBackendTransferManager, Plan, TransferOptions,
     attempt::{Extras, Obstacle, Request, Task},
+    context::SubmissionTarget,
     report_events,
 };
 
@@ -166,7 +165,10 @@ impl<'a> CopyBuilder<'a> {
     /// submitting it just then.
     ///
     /// Blocks no thread and takes little of the caller's: a copy that its thread or the driver would do meanwhile, and whatever the
-    /// first transfer of a path has to set up, is done by a thread of the executor.
+    /// first transfer of a path has to set up, is done by a thread of the executor. Two exceptions, both for a stream given to
+    /// [`on`](Self::on): a direct copy of pageable memory keeps one thread of the executor until the stream gets there, and holds
+    /// up later submissions to this stream only; a per-thread default stream is used by the polling thread, however long
+    /// that takes, and must be that thread's.
     pub fn submit_async(self) -> impl Future<Output = Transfer> + Send + 'static {
         let Self { manager, src, dst, options, extras } = self;
         let BuilderExtras { after, queue } = extras.map(|extras| *extras).unwrap_or_default();
@@ -203,12 +205,13 @@ struct Owned {
     turns: Turns,
 }
 
-/// Cancels a submission that has not begun.
-struct SetOnDrop(Arc<AtomicBool>);
+/// A copy on its way to a thread of the executor. Dropped before that thread takes the copy, it drops it.
+struct Posted(Arc<Mutex<Option<Owned>>>);
 
-impl Drop for SetOnDrop {
+impl Drop for Posted {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
+        let copy = self.0.lock().take();
+        drop(copy);
     }
 }
 
@@ -221,29 +224,44 @@ impl Owned {
         task.obstacle.map_or(Ok(transfer), Err)
     }
 
+    /// Attempts it on a thread of the executor.
+    fn attempt_elsewhere(&self) -> Result<Transfer, Obstacle> {
+        match self.queue.as_deref().is_some_and(is_of_another_thread) {
+            true => Err(Obstacle::QueueOfAnotherThread),
+            false => self.attempt(true),
+        }
+    }
+
     async fn submit(self) -> Transfer {
-        let mut copy = self;
+        let (mut copy, mut may_be_slow) = (self, false);
         loop {
-            let attempt = match copy.attempt(false) {
-                Err(Obstacle::Slow) => {
+            let attempt = match copy.attempt(may_be_slow) {
+                Err(Obstacle::Slow(lane)) => {
                     let id = copy.id;
                     if let Some(id) = id {
                         report_events::deferred(id);
                     }
                     let context = Arc::clone(&copy.manager.context);
-                    let dropped = Arc::new(AtomicBool::new(false));
-                    let seen = Arc::clone(&dropped);
-                    let attempt = move || match seen.load(Ordering::Relaxed) {
-                        true => (Err(Obstacle::Slow), copy),
-                        false => (copy.attempt(true), copy),
+                    let queue = copy.queue.as_ref().map(|queue| queue.timeline().id());
+                    let target = queue.map_or(SubmissionTarget::Lane(lane), SubmissionTarget::Queue);
+                    let key = context.submitting.key(target);
+                    let posted = Posted(Arc::new(Mutex::new(Some(copy))));
+                    let attempt = {
+                        let (key, copy) = (Arc::clone(&key), Arc::clone(&posted.0));
+                        move || {
+                            let _keeps = key;
+                            let copy = copy.lock().take()?;
+                            Some((copy.attempt_elsewhere(), copy))
+                        }
                     };
-                    let _sets = SetOnDrop(dropped);
-                    match context.executor.spawn_blocking(&context.submitting, attempt).await {
-                        Ok((attempt, same)) => {
+                    match context.executor.spawn_blocking(&key, attempt).await {
+                        Ok(Some((attempt, same))) => {
                             copy = same;
                             attempt
                         }
-                        Err(error) => {
+                        outcome => {
+                            let dropped = || Error::new(ErrorKind::Interrupted, "the copy was dropped");
+                            let error = outcome.err().unwrap_or_else(dropped);
                             report_events::refused(id, &error);
                             return Transfer::refused_with(error, id, context);
                         }
@@ -259,10 +277,17 @@ impl Owned {
                     }
                     blocked.await;
                 }
-                Err(Obstacle::Slow) => {}
+                Err(Obstacle::QueueOfAnotherThread) => may_be_slow = true,
+                Err(Obstacle::Slow(_)) => {}
             }
         }
     }
+}
+
+/// Returns whether the calling thread may not use the queue: it is a per-thread default stream.
+fn is_of_another_thread(queue: &dyn Queue) -> bool {
+    // Unlike `raw_handle` this exposes no handle.
+    queue.with_raw_handle(&mut |_| {}).is_err_and(|error| error.kind() == ErrorKind::InvalidArgument)
 }
 
 impl IntoFuture for CopyBuilder<'_> {

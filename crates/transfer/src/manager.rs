@@ -355,7 +355,7 @@ impl CrossBackendTransferManager {
                 && !task.may_be_slow
                 && candidate.is_slow_to_submit(&input, request.options.priority)
             {
-                task.obstacle = Some(Obstacle::Slow);
+                task.obstacle = Some(Obstacle::Slow(candidate.route.lane));
                 return would_block();
             }
             match registry.prepare(input.path, candidate) {

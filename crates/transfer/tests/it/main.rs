@@ -24,6 +24,7 @@ mod ring_limit;
 mod serialized;
 mod staging;
 mod statistics;
+mod submitting;
 mod turns;
 mod unobserved;
 mod watchdog;
