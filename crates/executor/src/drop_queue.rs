@@ -11,7 +11,7 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 use transload_core::{Error, Fence, Result};
 
-use crate::{BlockingKey, Executor, Task, guarded::discard, workers::is_inside};
+use crate::{BlockingKey, Executor, Task, guarded::discard, workers::refuse_to_drain};
 
 /// Owners of one queue that are dropped at once; a blocked one delays the rest only if there are so many.
 const THREADS: usize = 4;
@@ -95,17 +95,15 @@ impl DropQueue {
         self.len() == 0
     }
 
-    /// Blocks until all values are dropped. The caller must hold no lock that their destructors need. Returns at once on a thread of
-    /// an executor, which may be the one that drops them.
+    /// Blocks until all values are dropped. The caller must hold no lock that their destructors need.
     ///
     /// # Errors
-    /// The first error of work that was waited for; [`ErrorKind::Busy`](transload_core::ErrorKind::Busy) if a value waits for work
+    /// [`ErrorKind::Unsupported`](transload_core::ErrorKind::Unsupported) on a thread of an executor, which may be the one that drops
+    /// them: nothing is waited for. The first error of work that was waited for; [`ErrorKind::Busy`](transload_core::ErrorKind::Busy) if a value waits for work
     /// that only the user can end, such as a stream capture; [`ErrorKind::Io`](transload_core::ErrorKind::Io) if no thread starts.
     pub fn drain(&self) -> Result<()> {
+        refuse_to_drain()?;
         let mut outcome = Ok(());
-        if is_inside() {
-            return outcome;
-        }
         let shared = &self.shared;
         loop {
             let mut state = shared.state.lock();

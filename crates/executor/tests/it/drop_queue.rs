@@ -118,17 +118,19 @@ fn drain_waits_for_the_drop_that_runs() {
 }
 
 #[test]
-fn value_that_drains_or_pushes_in_its_drop_ends() {
+fn value_that_pushes_in_its_drop_ends_and_may_not_drain() {
     within_limit(String::new, || {
         let queue = DropQueue::new(executor(1));
         let (inner, count) = counted();
         let (theirs, mut inner) = (queue.clone(), Some(inner));
+        let (refused, kinds) = mpsc::channel();
         let nested = move || {
             theirs.push(inner.take().unwrap(), Vec::new());
-            theirs.drain().unwrap();
+            refused.send(theirs.drain().unwrap_err().kind()).unwrap();
         };
         queue.push(value(nested), Vec::new());
         queue.drain().unwrap();
+        assert_eq!(kinds.try_recv().unwrap(), ErrorKind::Unsupported);
         assert_eq!(count.load(Ordering::SeqCst), 1);
     });
 }
