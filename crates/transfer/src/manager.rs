@@ -282,7 +282,9 @@ impl CrossBackendTransferManager {
         self.registry.stats.clear();
     }
 
-    /// Waits for all work in flight on all backends, and frees memory that was dropped while in use.
+    /// Waits for all work in flight on all backends, and frees memory that was dropped while in use. Also waits for destructors of
+    /// owners that other code handed over with its memory or streams: the caller must hold no lock that they need, such as Python's
+    /// GIL.
     ///
     /// # Errors
     /// The first failure not returned to any caller, once: that of a transfer whose handle was dropped before its end
@@ -295,6 +297,8 @@ impl CrossBackendTransferManager {
         self.registry.drain_methods()?;
         self.context.unobserved.wait_for_all(&self.context);
         let mut outcome = self.context.unreported.take();
+        // Before, since fences keep the owners of adopted streams; after, for copies that the backends waited for.
+        self.registry.sweep_engines();
         for registered in self.registry.backends() {
             let drained = registered.backend.drain();
             outcome = outcome.and(drained);

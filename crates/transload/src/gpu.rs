@@ -239,7 +239,8 @@ impl CudaGpu {
 
 impl<T: Pod> Array<T> {
     /// Begins a use of the elements by kernels and other work that the caller enqueues on this stream, through its handle, until the
-    /// use ends: that work comes after all earlier work on them, and later work on them after it. See [`CudaStream::use_buffer`].
+    /// use ends: that work comes after all earlier work on them, and later work on them after it. **May block**: while staged transfers
+    /// or other backends' work use the elements. See [`CudaStream::use_buffer`].
     ///
     /// # Errors
     /// As for `CudaStream::use_buffer`.

@@ -262,7 +262,9 @@ impl Runtime {
         self.call(move || runtime.share(&array, device))
     }
 
-    /// Waits for all work in flight, and frees what was dropped while in use. Blocks until then.
+    /// Waits for all work in flight, and frees what was dropped while in use. Blocks until then. Also waits for destructors of
+    /// owners that other code handed over with its memory or streams: the caller must hold no lock that they need, such as Python's
+    /// GIL.
     ///
     /// # Errors
     /// As for [`CrossBackendTransferManager::drain`].

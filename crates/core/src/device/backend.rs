@@ -226,7 +226,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Returns the counts of what is alive.
     fn resource_counts(&self) -> ResourceCounts;
 
-    /// Waits for all work in flight and frees parked memory.
+    /// Waits for all work in flight and frees parked memory. Also waits for destructors of owners that other code handed over with
+    /// its memory or streams: the caller must hold no lock that they need, such as Python's GIL.
     ///
     /// # Errors
     /// The first error of work that failed.
