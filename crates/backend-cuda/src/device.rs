@@ -169,10 +169,11 @@ impl DeviceState {
     }
 
     fn drain_all(&self) -> Result<()> {
-        CudaStream::retry_loan_ends();
+        let ended = CudaStream::drain_loan_ends(self.id);
         // Owners of adopted memory may hold buffers of this backend.
         let drops = self.device.drops();
-        let mut outcome = self.pool.synchronize().and(self.reserved.synchronize()).and(drops.drain());
+        let mut outcome =
+            ended.and(self.pool.synchronize()).and(self.reserved.synchronize()).and(drops.drain());
         if let Some(memory) = self.memory_if_used() {
             let trimmed = self.allocator.get().map_or(Ok(0), StreamOrderedAllocator::trim);
             // Last, since parked memory may use registrations.

@@ -3,11 +3,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use transload_backend_cuda::CudaBackend;
+use transload_backend_cuda::{CudaBackend, CudaDevice};
 use transload_core::{
-    Backend, DeviceId, MemoryKind, Operation, RawBuffer, StreamPriority, Timing, WorkloadType, submit,
+    Access, Backend, DeviceId, ErrorKind, MemoryKind, Operation, RawBuffer, StreamPriority, Timing,
+    WorkloadType, submit,
 };
 use transload_cuda_sim::harness;
+use transload_cuda_sys::{Capture, CaptureMode};
 use transload_streams::CudaStream;
 
 use crate::serving::{Elsewhere, MIB, address, finish, open, watched};
@@ -60,6 +62,28 @@ fn memory_in_flight() {
         let other = backend.allocate(device, kind, 100_000).unwrap();
         assert_eq!((address(&other), backend.resource_counts().parked), (was, 0));
     }
+    finish(test, backend);
+}
+
+#[test]
+fn drain_is_busy_while_a_captured_stream_holds_a_use() {
+    watched(drain_in_a_capture);
+}
+
+fn drain_in_a_capture() {
+    let test = harness::device().end_check();
+    let (backend, device) = open(&test);
+    let stream = CudaStream::new(&CudaDevice::new(test.ordinal()).unwrap()).unwrap();
+    let buffer = backend.allocate(device, MemoryKind::Device, 1000).unwrap();
+    let using = stream.use_buffer(&buffer, Access::Write).unwrap();
+    // SAFETY: nothing else is enqueued on the stream meanwhile.
+    let capture = unsafe { Capture::begin(&stream, CaptureMode::Relaxed) }.unwrap();
+    drop(using);
+    assert_eq!(backend.drain().unwrap_err().kind(), ErrorKind::Busy);
+    drop(capture.end().unwrap());
+    backend.drain().unwrap();
+    drop(buffer.lend(Access::Write).unwrap());
+    drop((buffer, stream));
     finish(test, backend);
 }
 

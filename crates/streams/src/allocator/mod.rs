@@ -255,18 +255,17 @@ impl StreamOrderedAllocator {
     /// was never recorded. Unlike after [`add_stream_dependency`](Self::add_stream_dependency), blocks freed on the
     /// event's stream are reused on `stream` with a wait of their own.
     ///
-    /// If the event is recorded again before this dependency is complete,
-    /// [`dependencies_satisfied`](Self::dependencies_satisfied) waits for the later record.
-    ///
     /// # Errors
-    /// As for `add_stream_dependency`.
+    /// As for `add_stream_dependency`. `Busy` also for an event that was recorded into a capture: `stream` has then become part of
+    /// that capture, as by [`CudaStream::wait_event`].
     pub fn add_event_dependency(&self, stream: &CudaStream, event: &CudaEvent) -> Result<()> {
         drop(self.shared.arena_for(stream)?);
+        stream.own.check_not_captured()?;
         let _held = self.shared.track_transit();
-        let fence = event.fence();
         stream.wait_event(event)?;
-        let mut dropped = Vec::new();
-        self.shared.arena_for(stream)?.state.add_dependency(fence, &mut dropped);
+        let point = stream.fence()?.point();
+        let mut state = self.shared.arena_for(stream)?.state;
+        state.waits_point = state.waits_point.max(point);
         Ok(())
     }
 
@@ -275,8 +274,10 @@ impl StreamOrderedAllocator {
     #[must_use]
     pub fn dependencies_satisfied(&self, stream: &CudaStream) -> bool {
         let _held = self.shared.track_transit();
-        let fences =
-            self.shared.find_arena(stream).map_or_else(Vec::new, |own| own.state.dependencies.clone());
+        let found = self.shared.find_arena(stream);
+        let (mut fences, point) = found
+            .map_or_else(Default::default, |own| (own.state.dependencies.clone(), own.state.waits_point));
+        fences.push(Fence::new(Arc::clone(&stream.timeline), point));
         let over = fences.iter().all(Fence::is_complete);
         let mut dropped = Vec::new();
         if let Some(mut own) = self.shared.find_arena(stream) {
@@ -290,6 +291,7 @@ impl StreamOrderedAllocator {
         let _held = self.shared.track_transit();
         let _dropped = self.shared.find_arena(stream).map(|mut own| {
             own.state.ordered.clear();
+            own.state.waits_point = 0;
             std::mem::take(&mut own.state.dependencies)
         });
     }

@@ -4,7 +4,6 @@ pub(crate) mod after_capture;
 pub(crate) mod callbacks;
 pub(crate) mod capture_state;
 pub(crate) mod error_recovery;
-pub(crate) mod event_timeline;
 pub(crate) mod pending_events;
 pub(crate) mod points;
 pub(crate) mod reactor;

@@ -1,12 +1,15 @@
 //! Uses of buffers by work that other code enqueues on a stream.
 
-use parking_lot::Mutex;
-use transload_core::{Access, ErrorKind, Loan, RawBuffer, Result};
+use parking_lot::{Mutex, ReentrantMutex};
+use transload_core::{Access, DeviceId, Error, ErrorKind, Loan, RawBuffer, Result};
+use transload_memory::lift;
 
 use crate::CudaStream;
 
-/// Loans whose users' stream was being captured when they ended: a fence can be taken only after the capture.
+/// Loans that could not be ended yet: a fence of a stream can be taken only after its capture.
 static PENDING: Mutex<Vec<(Loan, CudaStream)>> = Mutex::new(Vec::new());
+/// Held while they are retried. The end of a loan may wake tasks inline that begin and end others.
+static RETRYING: ReentrantMutex<()> = ReentrantMutex::new(());
 
 /// A use of a buffer by work that other code enqueues on a stream, such as launches through its raw handle; see
 /// [`CudaStream::use_buffer`]. Dropping it ends the use like [`end`](Self::end), and loses the error.
@@ -20,20 +23,26 @@ pub struct StreamUse {
 
 impl CudaStream {
     /// Begins a use of a buffer by work that the caller enqueues on this stream until the use ends: that work comes after all earlier
-    /// work on the buffer, and later work on the buffer comes after it. Does not wait, except for work of other backends, which the
-    /// stream cannot wait for by itself. Meanwhile conflicting operations and host views return `Busy`.
+    /// work on the buffer, and later work on the buffer comes after it. **May block**: while staged transfers or other backends' work
+    /// use the bytes, since the stream cannot wait for those by itself. Meanwhile conflicting operations and host views return `Busy`.
     ///
     /// Work that the caller enqueues on other streams is not covered.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if a conflicting host view or loan is open, and while this stream is being captured;
-    /// [`ErrorKind::InvalidArgument`] for writing to memory that is not writable; the driver's.
+    /// [`ErrorKind::InvalidArgument`] for writing to memory that is not writable, and for a per-thread default stream, since only its
+    /// thread could end the use without blocking; the driver's.
     pub fn use_buffer(&self, buffer: &RawBuffer, access: Access) -> Result<StreamUse> {
         Self::retry_loan_ends();
         self.own.check_not_captured()?;
         if access == Access::Write && !buffer.is_writable() {
             let text = format!("{buffer:?} is not writable");
-            return Err(transload_core::Error::new(ErrorKind::InvalidArgument, text));
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        if self.own.is_per_thread() {
+            let text = "a use on a per-thread default stream could not end on other threads; valid are streams that every thread can \
+                        name, also foreign ones and the legacy default stream";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let loan = buffer.lend(access)?;
         self.wait_fences(loan.after())?;
@@ -42,32 +51,68 @@ impl CudaStream {
         Ok(StreamUse { loan: Some(loan), stream: self.clone() })
     }
 
-    /// Ends a loan after all work enqueued on this stream so far, also through the raw handle. Does not wait. During a capture of the
+    /// Ends a loan after all work enqueued on this stream so far, also through the raw handle. Does not wait, except for the device's
+    /// work where no fence can be taken, as of another thread's default stream. During a capture of the
     /// stream the loan stays, until the capture is over and another loan is begun or ended, or
     /// [`retry_loan_ends`](Self::retry_loan_ends) is called.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] during a capture; the driver's.
-    pub fn end_loan(&self, mut loan: Loan) -> Result<()> {
-        match self.fence() {
+    pub fn end_loan(&self, loan: Loan) -> Result<()> {
+        Self::retry_loan_ends();
+        self.try_end(loan)
+    }
+
+    fn try_end(&self, mut loan: Loan) -> Result<()> {
+        let ended = match self.fence() {
             Ok(fence) => {
                 loan.end_after(&[fence]);
-                Ok(())
+                return Ok(());
             }
+            Err(error) if error.kind() == ErrorKind::Busy => Err(error),
+            // No event: the loan ends once all work is complete.
+            Err(_) => self.own.synchronize_driver().map_err(lift),
+        };
+        match ended {
             // No work runs on a lost device.
-            Err(error) if error.kind() == ErrorKind::DeviceLost => Err(error),
-            Err(error) => {
+            Err(error) if error.kind() != ErrorKind::DeviceLost => {
                 PENDING.lock().push((loan, self.clone()));
                 Err(error)
             }
+            over => over,
         }
     }
 
-    /// Ends the loans that could not be ended during a capture that is over now.
+    /// Ends the loans that could not be ended during a capture that is over now. Returns at once while another thread does that.
     pub fn retry_loan_ends() {
+        if let Some(_retrying) = RETRYING.try_lock() {
+            Self::retry_all();
+        }
+    }
+
+    /// Like [`retry_loan_ends`](Self::retry_loan_ends), but waits while another thread does that, and tells whether loans are left.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if a loan stays whose stream is one of this device.
+    pub fn drain_loan_ends(device: DeviceId) -> Result<()> {
+        let retrying = RETRYING.lock();
+        Self::retry_all();
+        let left = PENDING.lock().iter().filter(|(_, stream)| stream.device() == device).count();
+        drop(retrying);
+        if left == 0 {
+            return Ok(());
+        }
+        let text = format!(
+            "{left} uses of buffers on streams of {device} have not ended, since the streams are being captured into graphs; end the \
+             captures first"
+        );
+        Err(Error::new(ErrorKind::Busy, text))
+    }
+
+    fn retry_all() {
         let pending = std::mem::take(&mut *PENDING.lock());
         for (loan, stream) in pending {
-            let _stays_if_it_fails = stream.end_loan(loan);
+            let _stays_if_it_fails = stream.try_end(loan);
         }
     }
 }

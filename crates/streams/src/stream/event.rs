@@ -1,17 +1,17 @@
 //! User events: recorded on a stream, waited for, queried, and timed.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use transload_core::{Fence, Result, Timeline};
+use transload_core::Result;
 use transload_cuda_sys::{Event, EventTiming};
 use transload_memory::{CudaDevice, lift};
 
-use crate::{CudaStream, completion::event_timeline::EventTimeline};
+use crate::CudaStream;
 
 /// A point in a stream's work. Usable from any thread.
 #[derive(Debug)]
 pub struct CudaEvent {
-    records: Arc<EventTimeline>,
+    event: Event,
 }
 
 impl CudaEvent {
@@ -21,7 +21,7 @@ impl CudaEvent {
     /// The driver's.
     pub fn new(device: &CudaDevice) -> Result<Self> {
         let event = Event::new(device.context()?, EventTiming::Enabled).map_err(lift)?;
-        Ok(Self { records: Arc::new(EventTimeline::new(event, device.id())) })
+        Ok(Self { event })
     }
 
     /// Records the work enqueued on `stream` so far. The stream must be of the event's device.
@@ -30,7 +30,7 @@ impl CudaEvent {
     /// The driver's, for example for a stream of another device.
     pub fn record(&self, stream: &CudaStream) -> Result<()> {
         stream.own.check_usable()?;
-        self.records.record(stream.own.stream()).map_err(lift)
+        self.event.record(stream.own.stream()).map_err(lift)
     }
 
     /// Returns whether the recorded work is complete; true for an event never recorded.
@@ -38,7 +38,7 @@ impl CudaEvent {
     /// # Errors
     /// The driver's.
     pub fn is_done(&self) -> Result<bool> {
-        self.driver().is_done().map_err(lift)
+        self.event.is_done().map_err(lift)
     }
 
     /// Blocks until the recorded work is done.
@@ -46,7 +46,7 @@ impl CudaEvent {
     /// # Errors
     /// The driver's.
     pub fn synchronize(&self) -> Result<()> {
-        self.driver().synchronize().map_err(lift)
+        self.event.synchronize().map_err(lift)
     }
 
     /// Returns the device time from `start` to this event; both must have been recorded and be done.
@@ -54,18 +54,12 @@ impl CudaEvent {
     /// # Errors
     /// The driver's.
     pub fn elapsed_since(&self, start: &Self) -> Result<Duration> {
-        self.driver().elapsed_since(start.driver()).map_err(lift)
+        self.event.elapsed_since(&start.event).map_err(lift)
     }
 
     /// Returns the driver's event.
     #[must_use]
     pub fn driver(&self) -> &Event {
-        self.records.event()
-    }
-
-    /// Returns a fence for the last record.
-    pub(crate) fn fence(&self) -> Fence {
-        let records = self.records.records();
-        Fence::new(Arc::clone(&self.records) as Arc<dyn Timeline>, records)
+        &self.event
     }
 }

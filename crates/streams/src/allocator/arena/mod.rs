@@ -46,6 +46,8 @@ pub(crate) struct ArenaState<O, F, U> {
     pub(crate) ordered: Vec<Ordered>,
     /// Fences of explicit dependencies.
     pub(crate) dependencies: Vec<F>,
+    /// Point of this stream after its last wait for an event. Not a fence, which would keep the stream alive.
+    pub(crate) waits_point: u64,
     /// Recorded users of live blocks.
     pub(crate) users: HashMap<u32, Vec<U>>,
     /// Whether the stream is a recorded user of another stream's block, so its end must be recorded.
@@ -116,6 +118,7 @@ impl<O, F, U> Arena<O, F, U> {
                 in_flight: InFlight::default(),
                 ordered: Vec::new(),
                 dependencies: Vec::new(),
+                waits_point: 0,
                 users: HashMap::new(),
                 is_user: false,
                 last_point: 0,
@@ -313,6 +316,7 @@ impl<O, F, U> ArenaState<O, F, U> {
         self.ordered.clear();
         self.is_user = false;
         self.last_point = 0;
+        self.waits_point = 0;
         (std::mem::replace(&mut self.owner, owner), std::mem::take(&mut self.dependencies))
     }
 

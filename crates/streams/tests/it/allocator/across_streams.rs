@@ -1,8 +1,8 @@
 //! Reuse across streams: only after the work that used the memory, with as few events as possible.
 
-use transload_core::{MemoryKind, RawBuffer};
+use transload_core::{ErrorKind, MemoryKind, RawBuffer};
 use transload_cuda_sim::harness::is_real;
-use transload_cuda_sys::{AsStream, check, ffi};
+use transload_cuda_sys::{AsStream, Capture, CaptureMode, check, ffi};
 use transload_streams::{CudaEvent, CudaStream, StreamBlock, StreamOrderedAllocator};
 
 use crate::{
@@ -172,6 +172,46 @@ fn event_dependency_orders_work_and_lasts_until_the_event() {
     consumer.synchronize().unwrap();
     drop((producer, consumer, event, after));
     fixture.finish();
+}
+
+#[test]
+fn event_dependency_is_not_satisfied_by_a_later_record() {
+    let fixture = Fixture::new();
+    let [producer, consumer, idle] = [(); 3].map(|()| fixture.stream());
+    let event = CudaEvent::new(fixture.device()).unwrap();
+    let gate = Gate::before(fixture.device(), &[&producer]);
+    event.record(&producer).unwrap();
+    fixture.allocator.add_event_dependency(&consumer, &event).unwrap();
+    event.record(&idle).unwrap();
+    event.synchronize().unwrap();
+    assert!(!fixture.allocator.dependencies_satisfied(&consumer));
+    gate.open();
+    consumer.synchronize().unwrap();
+    assert!(fixture.allocator.dependencies_satisfied(&consumer));
+    drop((producer, consumer, idle, event));
+    fixture.finish();
+}
+
+#[test]
+fn dependency_on_an_event_of_a_capture_is_refused_and_never_waited_for() {
+    crate::support::gate::limited(|| {
+        let fixture = Fixture::new();
+        let [captured, consumer] = [(); 2].map(|()| fixture.stream());
+        let [event, join] = [(); 2].map(|()| CudaEvent::new(fixture.device()).unwrap());
+        drop(fixture.allocator.allocate_buffer(&consumer, 1000).unwrap());
+        // SAFETY: what else is enqueued on the streams becomes part of the capture.
+        let capture = unsafe { Capture::begin(&captured, CaptureMode::Relaxed) }.unwrap();
+        event.record(&captured).unwrap();
+        let refused = fixture.allocator.add_event_dependency(&consumer, &event);
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Busy);
+        join.record(&consumer).unwrap();
+        captured.wait_event(&join).unwrap();
+        drop(capture.end().unwrap());
+        assert!(fixture.allocator.dependencies_satisfied(&consumer));
+        fixture.allocator.drain().unwrap();
+        drop((captured, consumer, event, join));
+        fixture.finish();
+    });
 }
 
 #[test]

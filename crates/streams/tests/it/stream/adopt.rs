@@ -270,7 +270,7 @@ fn use_of_a_captured_stream_is_refused_or_ends_after_the_capture() {
         assert_eq!(using.end().unwrap_err().kind(), ErrorKind::Busy);
         assert_eq!(there.lend(Access::Read).unwrap_err().kind(), ErrorKind::Busy);
         drop(capture.end().unwrap());
-        CudaStream::retry_loan_ends();
+        CudaStream::drain_loan_ends(stream.device()).unwrap();
         drop(there.lend(Access::Write).unwrap());
         drop((there, stream));
         setup.finish();

@@ -2,6 +2,7 @@
 
 mod adopt;
 mod batches;
+mod buffer_use;
 mod callbacks;
 pub(crate) mod capture;
 mod completion;

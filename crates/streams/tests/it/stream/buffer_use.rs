@@ -1,0 +1,92 @@
+//! Uses of buffers, and loans, that end on other threads, after captures, and in several threads at once.
+
+use std::thread;
+
+use transload_core::{Access, ErrorKind, Loan, RawBuffer};
+use transload_cuda_sys::{AsStream, Capture, CaptureMode, check, ffi};
+use transload_streams::CudaStream;
+
+use crate::support::{gate::limited, setup::Setup};
+
+/// Ends loans during a capture of their stream, which is then over.
+fn end_in_capture(stream: &CudaStream, loans: Vec<Loan>) {
+    let _exposed = stream.as_raw();
+    // SAFETY: nothing else is enqueued on the stream meanwhile.
+    let capture = unsafe { Capture::begin(stream, CaptureMode::Relaxed) }.unwrap();
+    for loan in loans {
+        assert_eq!(stream.end_loan(loan).unwrap_err().kind(), ErrorKind::Busy);
+    }
+    let left = CudaStream::drain_loan_ends(stream.device()).unwrap_err();
+    assert_eq!(left.kind(), ErrorKind::Busy, "{left}");
+    drop(capture.end().unwrap());
+}
+
+#[test]
+fn use_on_a_per_thread_stream_is_refused() {
+    let setup = Setup::new();
+    let stream = CudaStream::per_thread_default(&setup.device).unwrap();
+    let there = setup.device(1000);
+    let error = stream.use_buffer(&there, Access::Write).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.to_string().contains("per-thread default stream"), "{error}");
+    drop(there.lend(Access::Write).unwrap());
+    drop((there, stream));
+    setup.finish();
+}
+
+#[test]
+fn loan_of_a_per_thread_stream_ends_on_another_thread_after_its_work() {
+    limited(|| {
+        let setup = Setup::new();
+        let stream = CudaStream::per_thread_default(&setup.device).unwrap();
+        let (there, back) = (setup.device(100_000), setup.pinned(&vec![0; 100_000]));
+        let loan = there.lend(Access::Write).unwrap();
+        let bound = stream.context().enter().unwrap();
+        // SAFETY: the memory lives to the end of the test.
+        let filled =
+            unsafe { ffi::cuMemsetD8Async(there.device_address().unwrap(), 9, 100_000, stream.as_raw()) };
+        check("cuMemsetD8Async", filled).unwrap();
+        drop(bound);
+        thread::scope(|scope| scope.spawn(|| stream.end_loan(loan)).join().unwrap()).unwrap();
+        let other = CudaStream::new(&setup.device).unwrap();
+        other.copy_to_host_async(&there, &back).wait().unwrap();
+        assert!(back.read().unwrap().iter().all(|byte| *byte == 9));
+        drop((there, back, stream, other));
+        setup.finish();
+    });
+}
+
+#[test]
+fn end_of_a_loan_ends_older_ones_too() {
+    limited(|| {
+        let setup = Setup::new();
+        let [captured, other] = [(); 2].map(|()| CudaStream::new(&setup.device).unwrap());
+        let (older, newer) = (setup.device(1000), setup.device(1000));
+        end_in_capture(&captured, vec![older.lend(Access::Write).unwrap()]);
+        // Another test may have it in hand at this moment.
+        while older.lend(Access::Read).is_err() {
+            other.end_loan(newer.lend(Access::Write).unwrap()).unwrap();
+        }
+        drop((older, newer, captured, other));
+        setup.finish();
+    });
+}
+
+#[test]
+fn drain_waits_for_loans_that_another_thread_ends() {
+    limited(|| {
+        let setup = Setup::new();
+        let stream = CudaStream::new(&setup.device).unwrap();
+        let buffers: Vec<RawBuffer> = (0..20).map(|_| setup.device(1000)).collect();
+        for _ in 0..30 {
+            end_in_capture(&stream, buffers.iter().map(|one| one.lend(Access::Write).unwrap()).collect());
+            thread::scope(|scope| {
+                scope.spawn(CudaStream::retry_loan_ends);
+                CudaStream::drain_loan_ends(stream.device()).unwrap();
+                buffers.iter().for_each(|one| drop(one.lend(Access::Write).unwrap()));
+            });
+        }
+        drop((buffers, stream));
+        setup.finish();
+    });
+}
