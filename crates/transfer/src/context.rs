@@ -28,10 +28,15 @@ pub(crate) struct ManagerContext {
     /// Submits for tasks whatever may take their thread long.
     pub(crate) executor: Executor,
     pub(crate) submitting: SubmissionKeys,
+    /// For calls of code above the manager.
+    pub(crate) calls: BlockingKey,
 }
 
 /// How many submissions to a lane that may block run at once.
 const MAX_SUBMITTING: usize = 8;
+
+/// How many calls of code above the manager run at once.
+const MAX_CALLS: usize = 8;
 
 /// Where a submission that may block goes. Those to one place do not hold up those to another.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -76,6 +81,7 @@ impl Default for ManagerContext {
             unobserved: UnobservedTransfers::default(),
             executor: Executor::shared(),
             submitting: SubmissionKeys::default(),
+            calls: BlockingKey::new(MAX_CALLS),
         }
     }
 }

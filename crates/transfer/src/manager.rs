@@ -11,7 +11,7 @@ use transload_core::{
     Place, Queue, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Submitted, Timing, Transfer,
     TransferEvent, TransferId, TransferPath, TrySubmitError,
 };
-use transload_executor::Executor;
+use transload_executor::{Executor, Task as CallTask};
 
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
@@ -83,6 +83,15 @@ impl CrossBackendTransferManager {
     #[must_use]
     pub fn executor(&self) -> &Executor {
         &self.context.executor
+    }
+
+    /// Runs a call that may block, such as an allocation, on a thread of the [executor](Self::executor). At most eight of one manager
+    /// run at once, so none may wait for another.
+    pub fn spawn_blocking<T: Send + 'static>(
+        &self,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> CallTask<T> {
+        self.context.executor.spawn_blocking(&self.context.calls, call)
     }
 
     /// Returns the devices of all backends, in registration order.

@@ -178,7 +178,9 @@ impl<T: Pod> AsRef<RawBuffer> for Array<T> {
 }
 
 /// The methods block until their effect is in place. Of memory that the host cannot address they use a queue of a
-/// [`Runtime`](crate::Runtime) that has the device; without one in the process they return [`ErrorKind::UnknownDevice`].
+/// [`Runtime`](crate::Runtime) that has the device, the newest if several have; without one in the process they return
+/// [`ErrorKind::UnknownDevice`]. If runtimes have different backends for one device, use [`Runtime::copy`](crate::Runtime::copy) of the
+/// array's own runtime.
 impl<T: Pod> Buffer<T> for Array<T> {
     fn raw(&self) -> &RawBuffer {
         &self.raw

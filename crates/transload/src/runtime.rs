@@ -1,8 +1,9 @@
 //! The devices of this machine behind one handle, and the reasons for those that are not there.
 
 use std::{
+    collections::VecDeque,
     fmt,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use transload_backend_cpu::CpuBackend;
@@ -21,8 +22,8 @@ const MAX_CALLS: usize = 32;
 /// The memories and devices of this machine, and the transfers between them. Clones are cheap and the same runtime. All
 /// methods may be called from any thread.
 ///
-/// Methods that return a future own what they need (the future is `'static`) and do not block: what takes longer runs on the
-/// library's threads. Dropping the last clone neither waits for work in flight nor stops it; [`drain`](Self::drain) waits.
+/// Methods that return a future own what they need (the future is `'static`), start nothing before it is polled, and do not block:
+/// what takes longer runs on the library's threads. Dropping the last clone neither waits for work in flight nor stops it; [`drain`](Self::drain) waits.
 #[derive(Clone)]
 pub struct Runtime {
     inner: Arc<Inner>,
@@ -34,6 +35,8 @@ struct Inner {
     calls: Executor,
     call_key: BlockingKey,
     drain_key: BlockingKey,
+    /// Failures of `drain_async` not yet returned; each is returned by one drain.
+    undelivered: Mutex<VecDeque<Error>>,
 }
 
 pub(crate) struct Parts {
@@ -47,12 +50,13 @@ pub(crate) struct Parts {
 /// The runtimes of the process.
 static RUNTIMES: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
-/// Returns the backend of a device, of the newest runtime that has it.
+/// Returns the backend of a device, of the newest runtime that has it: that of another runtime than the array's, if two have
+/// backends of their own for one device.
 ///
 /// # Errors
 /// [`ErrorKind::UnknownDevice`] if none has.
 pub(crate) fn backend_of(device: DeviceId) -> Result<Arc<dyn Backend>> {
-    let runtimes: Vec<_> = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let runtimes: Vec<_> = lock(&RUNTIMES).clone();
     let mut alive = runtimes.iter().rev().filter_map(Weak::upgrade);
     alive.find_map(|inner| inner.parts.manager.backend(device).ok()).ok_or_else(|| {
         let text = format!("no runtime of this process has {device}; make one by Runtime::discover");
@@ -80,9 +84,10 @@ impl Runtime {
             calls: parts.executor.group(),
             call_key: BlockingKey::new(MAX_CALLS),
             drain_key: BlockingKey::new(MAX_CALLS),
+            undelivered: Mutex::default(),
             parts,
         });
-        let mut runtimes = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut runtimes = lock(&RUNTIMES);
         runtimes.retain(|runtime| runtime.strong_count() > 0);
         runtimes.push(Arc::downgrade(&inner));
         Self { inner }
@@ -230,7 +235,7 @@ impl Runtime {
         self.manager().prepare(src, dst, &TransferOptions::new())
     }
 
-    /// Like [`prepare`](Self::prepare), on another thread.
+    /// Like [`prepare`](Self::prepare), on another thread, from the first poll on. Dropped after that, it is done nevertheless.
     ///
     /// # Errors
     /// As for `prepare`.
@@ -249,7 +254,8 @@ impl Runtime {
         Array::from_raw(buffer)
     }
 
-    /// Like [`share`](Self::share), on another thread.
+    /// Like [`share`](Self::share), on another thread, from the first poll on. Dropped after that, it is done nevertheless, and the copy
+    /// freed.
     ///
     /// # Errors
     /// As for `share`.
@@ -270,38 +276,54 @@ impl Runtime {
     /// As for [`CrossBackendTransferManager::drain`].
     pub fn drain(&self) -> Result<()> {
         // The memory of `host` and `download_into` is its own if the manager has another backend for the host.
-        self.manager().drain().and(self.host_backend().drain())
+        let earlier = lock(&self.inner.undelivered).pop_front();
+        let drained = self.manager().drain().and(self.host_backend().drain());
+        earlier.map_or(Ok(()), Err).and(drained)
     }
 
-    /// Like [`drain`](Self::drain), on another thread. Unlike `drain` it may be called anywhere.
+    /// Like [`drain`](Self::drain), on another thread, from the first poll on. Unlike `drain` it may be awaited anywhere. Dropped after
+    /// that, it is done nevertheless, and the next drain of this runtime returns its error.
     ///
     /// # Errors
     /// As for `drain`.
     pub fn drain_async(&self) -> impl Future<Output = Result<()>> + Send + use<> {
         let runtime = self.clone();
-        let drain = move || {
-            // Not an executor's thread, on which draining would wait for itself.
-            let thread = std::thread::Builder::new().name("transload-drain".to_owned());
-            let drained = thread.spawn(move || runtime.drain()).map_err(|error| {
-                Error::caused_by(ErrorKind::Io, "cannot start a thread that drains", error)
-            })?;
-            drained.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Interrupted, "draining panicked")))
-        };
-        flatten(self.inner.calls.spawn_blocking(&self.inner.drain_key, drain))
+        async move {
+            let theirs = runtime.clone();
+            // Not in the task's result, which is dropped with the future, or later.
+            let drain = move || {
+                if let Err(error) = theirs.drain_on_new_thread() {
+                    lock(&theirs.inner.undelivered).push_back(error);
+                }
+            };
+            runtime.inner.calls.spawn_blocking(&runtime.inner.drain_key, drain).await?;
+            lock(&runtime.inner.undelivered).pop_front().map_or(Ok(()), Err)
+        }
     }
 
-    /// Runs what may block, or takes long, on another thread.
+    /// Drains, from a thread of the executor, on which draining would wait for itself.
+    fn drain_on_new_thread(&self) -> Result<()> {
+        let runtime = self.clone();
+        let thread = std::thread::Builder::new().name("transload-drain".to_owned());
+        let drained = thread
+            .spawn(move || runtime.drain())
+            .map_err(|error| Error::caused_by(ErrorKind::Io, "cannot start a thread that drains", error))?;
+        drained.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Interrupted, "draining panicked")))
+    }
+
+    /// Runs what may block, or takes long, on another thread, from the first poll on.
     pub(crate) fn call<R, C>(&self, call: C) -> impl Future<Output = Result<R>> + Send + use<R, C>
     where
         R: Send + 'static,
         C: FnOnce() -> Result<R> + Send + 'static,
     {
-        flatten(self.inner.calls.spawn_blocking(&self.inner.call_key, call))
+        let (calls, key) = (self.inner.calls.clone(), self.inner.call_key.clone());
+        async move { calls.spawn_blocking(&key, call).await? }
     }
 }
 
-async fn flatten<R>(task: transload_executor::Task<Result<R>>) -> Result<R> {
-    task.await?
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for Runtime {

@@ -3,7 +3,6 @@
 use std::{collections::VecDeque, fmt, future::Future};
 
 use transload_core::{Buffer, Error, ErrorKind, Pod, RawBuffer, Result, Transfer};
-use transload_executor::BlockingKey;
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 use super::{ByteSink, ByteSource};
@@ -295,7 +294,7 @@ impl Stream {
                 staging::allocate(&manager, device, kind, bytes)
             })
         };
-        self.manager.executor().spawn_blocking(&BlockingKey::new(1), allocate).await?
+        self.manager.spawn_blocking(allocate).await?
     }
 
     /// Whether the host reads and writes the memory itself.
