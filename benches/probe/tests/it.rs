@@ -165,6 +165,8 @@ fn a_buffer_goes_out_as_a_tensor_and_comes_back_as_a_buffer() {
         );
         let drop =
             library.get::<unsafe extern "C" fn(*mut c_void, i64) -> i64>(find("drop").as_slice()).unwrap();
+        let drain =
+            library.get::<unsafe extern "C" fn(*mut c_void) -> i64>(find("drain").as_slice()).unwrap();
         let export = library.get::<Export>(find("export").as_slice()).unwrap();
         let import = library.get::<Import>(find("import").as_slice()).unwrap();
 
@@ -188,6 +190,8 @@ fn a_buffer_goes_out_as_a_tensor_and_comes_back_as_a_buffer() {
                 "only once"
             );
             assert_eq!((drop(session, there), drop(session, there)), (0, -7));
+            // Another thread ends the loan.
+            assert_eq!(drain(session), 0);
             assert_eq!(fill(session, buffer, 3), 0);
         }
         assert_eq!(import(session, std::ptr::null_mut(), 1), -7);

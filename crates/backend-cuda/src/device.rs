@@ -154,7 +154,14 @@ impl DeviceState {
     /// Frees pinned memory that is only kept, and ends idle registrations; returns how many bytes.
     pub(crate) fn trim_pinned(&self) -> u64 {
         let registered = self.registrations.get().and_then(|registrations| registrations.trim().ok());
-        self.cache.trim(MemorySide::Host) + registered.unwrap_or(0)
+        let trimmed = self.cache.trim(MemorySide::Host) + registered.unwrap_or(0);
+        if trimmed > 0
+            && let Some(memory) = self.memory.get()
+        {
+            // Another thread frees; only then do the bytes no longer count. A failure is that of the retry, too.
+            let _told_by_the_retry = memory.release_cached();
+        }
+        trimmed
     }
 
     /// Waits for the streams, then releases cached memory. The loss of the context is returned once.

@@ -217,7 +217,10 @@ impl CudaMemoryManager {
 
     /// Frees parked memory whose work is complete and releases cached memory to the device. Waits for frees as
     /// [`allocate`](Self::allocate) does.
-    pub(crate) fn release_cached(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn release_cached(&self) -> Result<()> {
         /// The device may be waiting for the calling thread.
         const LIMIT: Duration = Duration::from_secs(2);
         self.release_cached_within(

@@ -72,6 +72,7 @@ fn report_has_units_in_names() {
     report.moving = Some(Duration::from_nanos(1));
     report.rejected.push(Rejected { method: TransferMethod::PeerToPeer, reason: RejectReason::NoDevice });
     let form = json!({
+        "id": null,
         "path": { "src": "cpu/pinned", "dst": "cuda:1/device" },
         "method": "DirectCopy",
         "lane": "cuda:1",
