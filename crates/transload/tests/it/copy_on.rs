@@ -72,6 +72,25 @@ fn copy_takes_its_place_between_untracked_work_of_the_stream() {
 }
 
 #[test]
+fn awaited_copy_on_a_per_thread_default_stream_is_this_threads() {
+    let setup = Setup::new();
+    let stream = CudaStream::per_thread_default(&CudaDevice::new(setup.test.ordinal()).unwrap()).unwrap();
+    let content = noise(SIZE, 3);
+    for kind in [MemoryKind::Pinned, MemoryKind::Pageable] {
+        let (source, device) = (setup.allocate(kind, SIZE), setup.allocate(MemoryKind::Device, SIZE));
+        source.write().unwrap().copy_from_slice(&content);
+        // The first use of a path would be another thread's.
+        pollster::block_on(setup.manager.copy(&source, &device).on(&stream).into_future()).unwrap();
+        let back = setup.allocate(MemoryKind::Pinned, SIZE);
+        setup.manager.copy(&device, &back).wait().unwrap();
+        assert!(back.read().unwrap()[..] == content[..], "{kind}");
+        let theirs = setup.manager.copy(&source, &device).on(&stream).into_future();
+        let refused = std::thread::spawn(move || pollster::block_on(theirs).unwrap_err()).join().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{kind}");
+    }
+}
+
+#[test]
 fn copy_after_a_fence_follows_untracked_work() {
     let setup = Setup::new();
     let stream = stream_on(setup.test.ordinal());
