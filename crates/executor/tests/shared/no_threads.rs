@@ -1,9 +1,13 @@
 //! A limit that makes the system refuse threads to this process, for tests alone in their process.
 
-use std::{fs, thread};
+use std::{fs, sync::mpsc, thread};
 
 /// While this lives, the process has no room for another thread's stack.
-pub(crate) struct NoThreads(libc::rlimit);
+pub(crate) struct NoThreads {
+    before: libc::rlimit,
+    /// Ends the threads that took the stacks which the C library kept of earlier ones.
+    _held: Vec<mpsc::Sender<()>>,
+}
 
 impl NoThreads {
     pub(crate) fn new() -> Self {
@@ -17,14 +21,21 @@ impl NoThreads {
         };
         // A stack has 2 MiB.
         set(libc::rlimit { rlim_cur: pages * page as u64 + (1 << 20), ..before });
-        assert!(thread::Builder::new().spawn(|| ()).is_err(), "a thread started beyond the limit");
-        Self(before)
+        let mut held = Vec::new();
+        loop {
+            let (keep, end) = mpsc::channel::<()>();
+            match thread::Builder::new().spawn(move || drop(end.recv())) {
+                Ok(_) => held.push(keep),
+                Err(_) => return Self { before, _held: held },
+            }
+            assert!(held.len() < 64, "threads start beyond the limit");
+        }
     }
 }
 
 impl Drop for NoThreads {
     fn drop(&mut self) {
-        set(self.0);
+        set(self.before);
     }
 }
 
