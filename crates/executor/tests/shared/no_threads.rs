@@ -24,7 +24,9 @@ impl NoThreads {
         let mut held = Vec::new();
         loop {
             let (keep, end) = mpsc::channel::<()>();
-            match thread::Builder::new().spawn(move || drop(end.recv())) {
+            match thread::Builder::new().spawn(move || {
+                let _ended = end.recv();
+            }) {
                 Ok(_) => held.push(keep),
                 Err(_) => return Self { before, _held: held },
             }
