@@ -23,7 +23,7 @@ fn workloads_have_own_queues_and_leases_count() {
     assert_eq!(streams.len(), 4);
     assert_eq!(backend.resource_counts().leases, 4);
     held[0].released();
-    assert_eq!(backend.resource_counts().leases, 4, "a lease ends when it is dropped, whoever calls what");
+    assert_eq!(backend.resource_counts().leases, 4, "a lease ends when it is dropped");
     drop(held);
     assert_eq!(backend.resource_counts().leases, 0);
     assert_eq!(backend.streams(test.ordinal()).unwrap().strategy(), AllocationStrategy::Workload);

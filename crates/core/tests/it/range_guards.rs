@@ -146,6 +146,6 @@ fn range_guard_drops_no_timeline() {
         assert!(!ended.load(Ordering::SeqCst), "the table's handle was the last one");
         drop(again);
         drop(a.write().unwrap());
-        assert!(ended.load(Ordering::SeqCst), "whoever may call the driver forgets what is over");
+        assert!(ended.load(Ordering::SeqCst), "a caller that may call the driver removes complete work");
     }
 }

@@ -122,7 +122,7 @@ impl Table {
         Arc::new(Self { hazards, buffer: RawBuffer(buffer), enqueueing: AtomicBool::new(false) })
     }
 
-    /// As `Claims::acquire`, a call into a driver, and `Claims::commit`. Answers how many fences it comes after.
+    /// Like `Claims::acquire`, a driver call, and `Claims::commit`. Returns the number of fences that it waits for.
     fn submit(&self, fence: &Fence) -> usize {
         let mut turn = None;
         let range = 0..16;
