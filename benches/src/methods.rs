@@ -68,8 +68,9 @@ struct MethodCase {
     name: String,
     bytes: usize,
     src: RawBuffer,
-    /// Followed by guard bytes.
     dst: RawBuffer,
+    /// `dst` and the guard bytes behind it.
+    guarded: RawBuffer,
 }
 
 impl Bench<'_> {
@@ -101,7 +102,8 @@ impl Bench<'_> {
                 name: grid::name(path),
                 bytes,
                 src: src.slice(..bytes)?,
-                dst: dst.slice(..bytes + GUARD)?,
+                dst: dst.slice(..bytes)?,
+                guarded: dst.slice(..bytes + GUARD)?,
             };
             for method in TransferMethod::ALL {
                 match self.try_method(&case, method)? {
@@ -155,7 +157,7 @@ impl Bench<'_> {
         let batch = if has_unified(path) { 1 } else { self.batch(point) };
         let start = self.content.draw();
         let expected = self.content.part(start, bytes);
-        let (src, dst) = (Memory::Ours(case.src.clone()), Memory::Ours(case.dst.clone()));
+        let (src, dst) = (Memory::Ours(case.src.clone()), Memory::Ours(case.guarded.clone()));
         let mut times = Vec::with_capacity(repetitions);
         for repetition in 0..WARM_UP + repetitions {
             // The last repetition is verified.
@@ -209,7 +211,7 @@ impl Bench<'_> {
     }
 
     fn migrate(&self, case: &MethodCase, location: Location) -> Result<()> {
-        for buffer in [&case.src, &case.dst] {
+        for buffer in [&case.src, &case.guarded] {
             if buffer.place().kind == MemoryKind::Unified {
                 self.testbed.migrate(Memory::Ours(buffer.clone()).address()?, buffer.len(), location)?;
             }

@@ -11,8 +11,10 @@ mod pointer;
 
 pub use borrowed::{Borrowed, borrow, borrow_mut};
 pub(crate) use device_memory::DeviceSource;
+#[cfg(target_os = "linux")]
+pub(crate) use driver_memory::Origin;
 pub use driver_memory::context_of;
-pub(crate) use driver_memory::{DriverMemory, Origin, context_of_kind};
+pub(crate) use driver_memory::{DriverMemory, context_of_kind};
 pub use free_deferral::FreeDeferral;
 pub(crate) use free_deferral::Running;
 pub(crate) use free_thread::{Address, FreeThread, PendingUpload};
