@@ -59,6 +59,7 @@ pub use device::report::{QueuedBefore, TransferReport};
 pub use device::size_class::SizeClass;
 pub use error::{Error, ErrorKind, MemoryShortage, Result, Retry};
 pub use events::TransferId;
+pub use hazard::Access;
 pub use host::{host_access, host_memory::host_memory};
 pub use panics::{catch_panic, panic_text};
 pub use queue::fence::{Done, Fence, Timeline, TimelineId, next_timeline_id};
@@ -67,7 +68,7 @@ pub use queue::transfer::{
     CompletionHandler, RefusalHandler, Submission, Submitted, Transfer, TransferState,
 };
 pub use queue::{Queue, QueueLease, StreamPriority, Timing, WorkloadType};
-pub use submit::claim::{Access, Claims};
+pub use submit::claim::Claims;
 pub use submit::fill::fill;
 pub use submit::operation::{Operation, Pitched, Uses, submit, submit_after, submit_on};
 pub use submit::pattern::Pattern;

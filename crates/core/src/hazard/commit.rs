@@ -204,7 +204,12 @@ impl Table {
                     let used = self.origins.make(new.fence, new.claim, new.access);
                     if add_use(&mut self.origins, &mut segment.uses, used, new, removed) {
                         // Limits the list to about what is in flight.
-                        self.origins.find_unresolved(segment, false, &mut removed.unresolved);
+                        self.origins.find_unresolved(
+                            segment.range(),
+                            &segment.uses,
+                            false,
+                            &mut removed.unresolved,
+                        );
                     }
                     self.merge(at, removed);
                 }

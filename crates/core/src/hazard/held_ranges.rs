@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use super::{hold_kind::HoldKind, segments::steps};
+use super::{hold_kind::HoldKind, steps};
 use crate::Access;
 
 /// Up to this many other entries are kept as a list.

@@ -11,7 +11,9 @@ mod held_ranges;
 mod hold_kind;
 mod mark;
 mod outcomes;
+mod request;
 mod segments;
+mod steps;
 mod table;
 mod turns;
 mod uses;
@@ -19,14 +21,12 @@ mod views;
 mod wait;
 mod wake_list;
 
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
 
 use smallvec::SmallVec;
 
 use crate::{
-    Access, Fence, Result, Timeline,
-    queue::source::SourceList,
-    submit::claim::Claimed,
+    Fence, Result,
     sync::spin_lock::{Notify, SpinLock, SpinLockGuard},
 };
 
@@ -36,9 +36,11 @@ pub(crate) use dependencies::Dependencies;
 use held_ranges::Conflict;
 pub(crate) use hold_kind::in_flight;
 use hold_kind::{HoldKind, busy};
+pub use request::Access;
+pub(crate) use request::{Attempt, Blocker, ClaimRequest, Claimed, EarlierWork};
 #[cfg(test)]
 #[allow(unused_imports, reason = "tests/steps includes this file")]
-pub(crate) use segments::steps::counted;
+pub(crate) use steps::counted;
 pub(crate) use table::Ticket;
 use table::{Blocked, FoundWrites, STEPS_PER_LOCK, Table};
 pub(crate) use turns::TurnId;
@@ -52,41 +54,6 @@ pub(crate) struct Hazards {
     table: SpinLock<Table>,
     /// Notified when a claim or view ends and a thread waits for that.
     resolved: Notify,
-}
-
-/// What to claim ranges for.
-pub(crate) struct ClaimRequest<'a> {
-    /// The timeline that the work will be enqueued on, if known.
-    pub(crate) own: Option<&'a Arc<dyn Timeline>>,
-    pub(crate) turn: Option<TurnId>,
-    /// Whether bytes claimed for writing may also be read, or be left unchanged.
-    pub(crate) inherits: bool,
-}
-
-/// The earlier work that claims found.
-#[derive(Debug, Default)]
-pub(crate) struct EarlierWork {
-    /// Fences that the work must wait for.
-    pub(crate) after: Dependencies,
-    /// Writes of the bytes to be read that can fail.
-    pub(crate) sources: SourceList,
-}
-
-/// What blocks a claim or a view.
-#[derive(Debug)]
-pub(crate) enum Blocker {
-    /// Another thread's claim, or a waiter that goes first.
-    Claim,
-    /// Work in flight.
-    Fences(Vec<Fence>),
-    /// A waiter that goes first and waits for these fences.
-    Turn(Vec<Fence>),
-}
-
-/// The result of an attempt to claim or open ranges.
-pub(crate) enum Attempt<T> {
-    Held(T),
-    Blocked(Blocker),
 }
 
 impl Hazards {

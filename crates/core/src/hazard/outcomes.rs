@@ -77,7 +77,7 @@ impl Hazards {
         let mut found = FallibleWrites::default();
         self.in_steps(range.start, |table, from, _| {
             table.change(&(from..range.end), &mut { STEPS_PER_LOCK }, |origins, segment| {
-                origins.find_unresolved(segment, true, &mut found);
+                origins.find_unresolved(segment.range(), &segment.uses, true, &mut found);
             })
         });
         self.record_outcomes(&found);

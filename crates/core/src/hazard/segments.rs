@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::uses::{Use, Uses};
+use super::{
+    steps,
+    uses::{Use, Uses},
+};
 
 /// Maximum number of segments in a block.
 const BLOCK_CAPACITY: usize = 32;
@@ -23,6 +26,10 @@ pub(super) struct Segment {
 impl Segment {
     pub(super) fn new(range: Range<usize>, used: Use) -> Self {
         Self { start: range.start, end: range.end, uses: smallvec![used] }
+    }
+
+    pub(super) fn range(&self) -> Range<usize> {
+        self.start..self.end
     }
 
     /// Returns whether the other segment follows this one directly and has the same uses. Returns `false` for
@@ -231,24 +238,5 @@ impl Segments {
         }
         before.end = segment.end;
         Some(list.remove(at.index).uses)
-    }
-}
-
-/// Counts the visited segments and uses, for the cost tests in `tests/steps`.
-pub(super) mod steps {
-    #[cfg(test)]
-    thread_local!(static COUNT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) });
-
-    #[inline]
-    pub(in super::super) fn count() {
-        #[cfg(test)]
-        COUNT.with(|steps| steps.set(steps.get() + 1));
-    }
-
-    /// Returns the calling thread's count.
-    #[cfg(test)]
-    #[allow(dead_code, reason = "tests/steps includes this file")]
-    pub(crate) fn counted() -> u64 {
-        COUNT.with(std::cell::Cell::get)
     }
 }

@@ -270,7 +270,7 @@ impl Table {
         let next = self.change(&(self.sweep_from..usize::MAX), &mut { SWEEP_LIMIT }, |origins, segment| {
             let from = last_few(&segment.uses);
             origins.remove(&mut segment.uses, from, removed, |origins, used| origins.is_removable(used));
-            origins.find_unresolved(segment, false, &mut removed.unresolved);
+            origins.find_unresolved(segment.range(), &segment.uses, false, &mut removed.unresolved);
         });
         self.sweep_from = next.unwrap_or(0);
         let (shortest, longest) = SWEEP_INTERVALS;
@@ -311,7 +311,7 @@ impl Table {
                     next = Some(segment.start.max(range.start));
                     return true;
                 }
-                super::segments::steps::count();
+                super::steps::count();
                 *steps -= 1;
                 change(&mut self.origins, segment);
                 !segment.uses.is_empty()
@@ -348,7 +348,7 @@ impl Table {
         removed: &mut Removed,
     ) -> Option<usize> {
         let is_it = |origins: &mut Origins, used: &Use| {
-            super::segments::steps::count();
+            super::steps::count();
             used.may_damage()
                 && used.point == write.fence.point()
                 && origins.of(used).is_some_and(|origin| origin.is_of(write.fence.timeline()))

@@ -10,7 +10,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{held_ranges::overlaps, segments::steps, uses::Removed};
+use super::{held_ranges::overlaps, steps, uses::Removed};
 use crate::{Access, Fence};
 
 /// How many conflicting uses may overtake a waiter.

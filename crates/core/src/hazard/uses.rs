@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::segments::{Segment, steps};
+use super::steps;
 use crate::{Access, Fence, Timeline};
 
 /// How many origins are compared with that of a fence before another one is added, and how many reads with a
@@ -307,11 +307,16 @@ impl Origins {
         used.kind() != UseKind::Mark && !used.may_damage() && self.is_complete(used)
     }
 
-    /// Collects the writes of a segment that may have damaged it: all, or the complete ones. Of the covered
+    /// Collects those of a range's uses that are writes which may have damaged it: all, or the complete ones. Of the covered
     /// writes only the middle one is checked: writes of the same bytes complete in order, so at most about
     /// twice as many as are in flight stay, and removing half of them costs no more than the search.
-    pub(super) fn find_unresolved(&mut self, segment: &Segment, all: bool, found: &mut FallibleWrites) {
-        let uses = &segment.uses;
+    pub(super) fn find_unresolved(
+        &mut self,
+        range: Range<usize>,
+        uses: &Uses,
+        all: bool,
+        found: &mut FallibleWrites,
+    ) {
         let covered = if all { 0 } else { uncovered(uses) };
         let middle = uses.iter().take(covered).skip(covered / 2).take(1);
         let others = uses.iter().skip(covered).take_while(|used| used.access() == Access::Write);
@@ -320,7 +325,7 @@ impl Origins {
             if let Some(origin) = self.of(used)
                 && (all || origin.is_reached(used.point))
             {
-                found.push(origin.fallible_write(used, segment.start..segment.end));
+                found.push(origin.fallible_write(used, range.clone()));
             }
         }
     }

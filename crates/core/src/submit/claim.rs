@@ -1,31 +1,19 @@
 //! Claims: exclusive or shared access to ranges of buffers, from before work is enqueued until its fence is
 //! known.
 
-use std::{fmt, ops::Range, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use smallvec::SmallVec;
 
 use crate::{
     BufferId, Fence, Operation, Queue, RawBuffer, Result, Timeline, Timing, TransferPath,
-    hazard::{Attempt, Blocker, ClaimRequest, Dependencies, EarlierWork, Retained, Ticket, WakeList},
+    hazard::{
+        Access, Attempt, Blocker, ClaimRequest, Claimed, Dependencies, EarlierWork, Retained, Ticket,
+        WakeList,
+    },
     queue::source::{SourceList, Sources},
     submit::unblocked::{TrySubmitError, Turns, Unblocked},
 };
-
-/// What an operation does to a range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Access {
-    /// It reads; other readers may run concurrently.
-    Read,
-    /// It writes or migrates: no other user of the range meanwhile.
-    Write,
-}
-
-impl Access {
-    pub(crate) fn conflicts_with(self, other: Self) -> bool {
-        self == Self::Write || other == Self::Write && !crate::mutant!("core/reads-conflict-with-writes")
-    }
-}
 
 /// Claims on buffers for work about to be enqueued. Until they are committed, conflicting users wait, so do
 /// nothing slow in between. Claims dropped without a commit are withdrawn: the work did not happen.
@@ -56,14 +44,6 @@ impl WriteMode {
     fn inherits(self) -> bool {
         self == Self::Keep || self == Self::Update && !crate::mutant!("core/update-inherits")
     }
-}
-
-/// A range of a buffer, and its claim once that is made. Uses that touch or overlap are merged.
-pub(crate) struct Claimed<'a> {
-    pub(crate) buffer: &'a RawBuffer,
-    pub(crate) range: Range<usize>,
-    pub(crate) access: Access,
-    pub(crate) ticket: Option<Ticket>,
 }
 
 impl<'a> Claims<'a> {

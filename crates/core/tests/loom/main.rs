@@ -16,13 +16,13 @@ use loom::{
 use transload_core::{BufferId, DeviceId, Error, ErrorKind, Place, Result, TransferPath, mutant};
 
 use crate::{
-    hazard::{Attempt, Blocker, ClaimRequest, Hazards, Retained, WakeList},
+    hazard::{Access, Attempt, Blocker, ClaimRequest, Claimed, Hazards, Retained, WakeList},
     queue::fence::{Fence, Timeline, TimelineId, next_timeline_id},
-    submit::claim::{Access, Claimed, RawBuffer},
+    raw_buffer::RawBuffer,
     sync::spin_lock::SpinLock,
 };
 
-mod claim;
+mod raw_buffer;
 mod sync;
 
 #[path = "../../src/queue/fence.rs"]
@@ -35,9 +35,6 @@ mod source;
 /// The folders of the crate, as the included files name them.
 mod queue {
     pub(crate) use crate::{fence, source};
-}
-mod submit {
-    pub(crate) use crate::claim;
 }
 
 /// Runs a model with at most two preemptions.

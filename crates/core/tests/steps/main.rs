@@ -24,17 +24,17 @@ use transload_core::{
 };
 
 use crate::{
-    hazard::{Attempt, ClaimRequest, Hazards, Retained, Ticket, WakeList, counted},
+    hazard::{Access, Attempt, ClaimRequest, Claimed, Hazards, Retained, Ticket, WakeList, counted},
     queue::fence::{Fence, Timeline, TimelineId, next_timeline_id},
-    submit::claim::{Access, Claimed, RawBuffer},
+    raw_buffer::RawBuffer,
 };
 
-#[path = "../loom/claim.rs"]
-mod claim;
 #[path = "../../src/queue/fence.rs"]
 mod fence;
 #[path = "../../src/hazard/mod.rs"]
 mod hazard;
+#[path = "../loom/raw_buffer.rs"]
+mod raw_buffer;
 #[path = "../../src/queue/source.rs"]
 mod source;
 #[path = "../../src/sync/mod.rs"]
@@ -43,9 +43,6 @@ mod sync;
 /// The folders of the crate, as the included files name them.
 mod queue {
     pub(crate) use crate::{fence, source};
-}
-mod submit {
-    pub(crate) use crate::claim;
 }
 
 const PIECE: usize = 4096;
