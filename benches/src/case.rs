@@ -5,9 +5,10 @@ use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Transfer, TransferP
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 use crate::{
+    address::Address,
     content::Content,
     grid::Point,
-    memory::{Address, Memory, Pages},
+    memory::{Memory, Pages},
     reference::{Memcpy, Reference},
 };
 

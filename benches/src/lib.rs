@@ -7,6 +7,7 @@
 //!
 //! Without a GPU, the CUDA rows come from the software driver. They are marked `simulated` and have no goals.
 
+pub mod address;
 pub mod allocations;
 pub mod case;
 #[cfg(any(target_os = "linux", windows))]
@@ -31,6 +32,8 @@ pub mod options;
 #[cfg(any(target_os = "linux", windows))]
 pub mod prediction;
 pub mod progress;
+#[cfg(any(target_os = "linux", windows))]
+pub mod raw_memory;
 pub mod reference;
 pub mod row;
 pub mod rows;

@@ -10,6 +10,8 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use transload_core::RawBuffer;
 
+use crate::address::Address;
+
 /// Byte with which a destination is filled before a transfer.
 pub const POISON: u8 = 0xA5;
 
@@ -22,16 +24,7 @@ pub enum Memory {
     Pageable(Pages),
     /// Allocated by the driver.
     #[cfg(any(target_os = "linux", windows))]
-    Cuda(crate::cuda::RawMemory),
-}
-
-/// An address.
-#[derive(Clone, Copy, Debug)]
-pub enum Address {
-    /// An address that the host can use.
-    Host(NonNull<u8>),
-    /// An address that only the device can use.
-    Device(u64),
+    Cuda(crate::raw_memory::RawMemory),
 }
 
 impl Memory {
@@ -142,7 +135,7 @@ fn compare(bytes: &[u8], offset: usize, expected: &[u8]) -> Result<()> {
 }
 
 #[cfg(any(target_os = "linux", windows))]
-use crate::cuda::{fill_device, read_device, write_device};
+use crate::raw_memory::{fill_device, read_device, write_device};
 
 #[cfg(not(any(target_os = "linux", windows)))]
 mod no_device {

@@ -7,8 +7,9 @@ use transload_core::{MemoryKind, Pattern, RawBuffer};
 use transload_streams::CudaStream;
 
 use crate::{
+    address::Address,
     comparison::{Comparison, Fixture, Variant, Verify},
-    memory::{Address, Memory},
+    memory::Memory,
     reference::RawQueue,
     row::{Goal, Row},
 };

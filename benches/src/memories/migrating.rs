@@ -7,10 +7,11 @@ use transload_core::{DeviceId, MemoryKind, RawBuffer};
 use transload_streams::CudaStream;
 
 use crate::{
+    address::Address,
     comparison::{Comparison, Fixture, Variant, Verify},
     content::Content,
-    cuda::RawMemory,
-    memory::{Address, Memory},
+    memory::Memory,
+    raw_memory::RawMemory,
     reference::{HOST, RawQueue},
     row::{Goal, Row},
 };

@@ -10,7 +10,7 @@ use transload_streams::{CudaStream, StreamOrderedAllocator};
 use super::upload_loop;
 use crate::{
     comparison::{Comparison, Fixture, Variant},
-    cuda::RawMemory,
+    raw_memory::RawMemory,
     row::{Goal, Row, Summary},
 };
 

@@ -8,9 +8,10 @@ use transload_memory::{Role, UnifiedBuffer, UnifiedMode};
 use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaModule, CudaStream, LaunchConfig};
 
 use crate::{
+    address::Address,
     comparison::{Comparison, Fixture, Variant, Verify},
-    cuda::RawMemory,
-    memory::{Address, Memory},
+    memory::Memory,
+    raw_memory::RawMemory,
     reference::{HOST, RawQueue, SAXPY, Saxpy},
     row::{Goal, Row},
 };

@@ -8,10 +8,11 @@ use transload_memory::PinnedResource;
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 use crate::{
+    address::Address,
     comparison::{Comparison, Fixture, Variant, Verify},
     content::Content,
-    cuda::RawMemory,
-    memory::{Address, Memory},
+    memory::Memory,
+    raw_memory::RawMemory,
     reference::{RawEvent, RawQueue},
     row::{Goal, Row},
 };

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use transload_cuda_sys::{check, cust::sys::CUevent, cust::sys::CUstream, ffi};
 
 use super::Reference;
-use crate::memory::Address;
+use crate::address::Address;
 
 /// A copy between two addresses, the calling thread's context being that of the device.
 #[derive(Debug)]

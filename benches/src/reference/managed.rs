@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, bail};
 use transload_cuda_sys::{Context, check, ffi};
 
 use super::{Reference, stream::Stream};
-use crate::memory::Address;
+use crate::address::Address;
 
 /// A prefetch and the copy behind it.
 #[derive(Debug)]

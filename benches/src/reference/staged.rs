@@ -19,7 +19,7 @@ use transload_core::MemoryKind;
 use transload_cuda_sys::{Context, check, cust::sys::CUevent, cust::sys::CUstream, ffi};
 
 use super::Reference;
-use crate::{cuda::RawMemory, memory::Address};
+use crate::{address::Address, raw_memory::RawMemory};
 
 const THREADS: usize = 8;
 const BUFFER_BYTES: usize = 4 << 20;

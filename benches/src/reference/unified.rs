@@ -5,7 +5,7 @@ use transload_core::MemoryKind;
 use transload_cuda_sys::{check, ffi};
 
 use super::{RawKernel, RawQueue};
-use crate::{cuda::RawMemory, memory::Address};
+use crate::{address::Address, raw_memory::RawMemory};
 
 /// The host in the place of a device.
 pub const HOST: i32 = -1;

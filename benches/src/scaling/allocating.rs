@@ -15,7 +15,7 @@ use crate::{
         Comparison, Fixture, Variant,
         concurrent::{Round, run_concurrently},
     },
-    cuda::RawMemory,
+    raw_memory::RawMemory,
     reference::{RawPool, RawQueue},
     row::{Goal, Row, Summary},
 };

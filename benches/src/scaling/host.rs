@@ -9,12 +9,13 @@ use transload_transfer::CrossBackendTransferManager;
 
 use super::{GROUP, timed};
 use crate::{
+    address::Address,
     comparison::{
         Comparison, Variant, Verify,
         concurrent::{Round, run_concurrently},
     },
     content::Content,
-    memory::{Address, Memory},
+    memory::Memory,
     options::Options,
     reference::{Memcpy, Reference as _},
     row::{Goal, Row, Summary},

@@ -8,9 +8,10 @@ use transload_transfer::TransferOptions;
 
 use super::Library;
 use crate::{
+    address::Address,
     comparison::{Comparison, Fixture, Variant, Verify},
     content::Content,
-    memory::{Address, Memory},
+    memory::Memory,
     reference::RawQueue,
     row::{Goal, Row},
 };

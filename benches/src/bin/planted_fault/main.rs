@@ -61,12 +61,13 @@ mod planted {
 
     use anyhow::{Result, ensure};
     use transload_benches::{
+        address::Address,
         case::{Case, Side, Testbed as _},
         content::Content,
-        cuda::{RawMemory, Session},
+        cuda::Session,
         first_use,
         grid::{self, Point},
-        memory::Address,
+        raw_memory::RawMemory,
     };
     use transload_core::MemoryKind;
     use transload_cuda_sys::{check, ffi};

@@ -1,15 +1,18 @@
 //! Driver calls about managed ranges, the `_v2` forms if the driver has them, and explanations of their errors.
 
-use std::{cell::Cell, sync::OnceLock};
+use std::cell::Cell;
 
 use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, Place, RawBuffer, Result};
 use transload_cuda_sys::{
-    Context, Device, Driver, DriverError, attribute, check,
+    Context, Device, DriverError, attribute, check,
     ffi::{self, MemLocation},
     relaxed, try_in_current,
 };
 
-use super::{MemoryLocation, prefetch_target::DriverLocation};
+use super::{
+    MemoryLocation,
+    driver_location::{DriverLocation, is_known_v2},
+};
 use crate::{lift, storage::context_of_kind};
 
 /// `CUDA_SUCCESS`.
@@ -134,24 +137,6 @@ pub(super) fn check_range(address: u64, bytes: usize) -> Result<()> {
         return Err(Error::new(ErrorKind::OutOfRange, text));
     }
     Ok(())
-}
-
-/// See [`has_v2`]; empty until first queried.
-static HAS_V2: OnceLock<bool> = OnceLock::new();
-
-/// Returns whether the `_v2` calls are known to exist, without querying the driver.
-#[inline]
-fn is_known_v2() -> bool {
-    HAS_V2.get().is_some_and(|has| *has)
-}
-
-/// Returns whether the driver has the `_v2` calls, which take a `CUmemLocation` (CUDA 12.2 and newer).
-pub(super) fn has_v2() -> Result<bool> {
-    if let Some(has) = HAS_V2.get() {
-        return Ok(*has);
-    }
-    let driver = Driver::get().map_err(lift)?;
-    Ok(*HAS_V2.get_or_init(|| driver.has(c"cuMemAdvise_v2") && driver.has(c"cuMemPrefetchAsync_v2")))
 }
 
 /// Explains why the driver refused a prefetch of or advice on a range: unknown device, no concurrent managed access, or

@@ -4,6 +4,7 @@
 
 mod advise;
 mod calls;
+mod driver_location;
 mod hint_stream;
 mod location;
 mod managed;

@@ -1,31 +1,14 @@
 //! A prefetch destination in the running driver's format, and the call that enqueues a prefetch.
 
 use transload_core::Result;
-use transload_cuda_sys::{
-    DriverError, RawStream, check,
-    ffi::{self, MemLocation},
-};
+use transload_cuda_sys::{DriverError, RawStream, check, ffi};
 
-use super::{MemoryLocation, calls::has_v2};
+use super::{MemoryLocation, driver_location::DriverLocation};
 
 /// A [`MemoryLocation`] validated for and converted to the running driver. For callers who enqueue prefetches
 /// themselves; otherwise use [`ManagedMemoryHints`](crate::ManagedMemoryHints).
 #[derive(Clone, Copy, Debug)]
 pub struct PrefetchTarget(DriverLocation);
-
-/// A location as the running driver's calls take it.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum DriverLocation {
-    /// `CUmemLocation`: CUDA 12.2 and newer.
-    V2(MemLocation),
-    V1(i32),
-}
-
-impl DriverLocation {
-    pub(super) fn new(location: MemoryLocation) -> Result<Self> {
-        Ok(if has_v2()? { Self::V2(location.to_v2()?) } else { Self::V1(location.to_v1()?) })
-    }
-}
 
 impl PrefetchTarget {
     /// Converts a location for the running driver.

@@ -7,7 +7,8 @@ use transload_cuda_sys::{Context, Driver, DriverError, RelaxedCapture, check, ff
 
 use super::{
     MemoryLocation,
-    calls::{Range, context_for, explain_hint, has_v2, range_of},
+    calls::{Range, context_for, explain_hint, range_of},
+    driver_location::has_v2,
 };
 use crate::lift;
 
