@@ -112,7 +112,7 @@ impl Executor {
     where
         F: Future<Output: Send + 'static> + Send + 'static,
     {
-        let (task, completer) = Task::new();
+        let (task, completer) = Task::pending();
         if let Err(error) = self.handle.0.start_first() {
             completer.complete(Err(error));
             return task;
@@ -189,7 +189,7 @@ impl Executor {
         T: Send + 'static,
         C: FnOnce() -> T + Send + 'static,
     {
-        let (task, completer) = Task::new();
+        let (task, completer) = Task::pending();
         let live = LiveGuard::new(&self.group, &self.handle.0);
         blocking::start(&self.handle.0, key, live, completer, closure);
         task
@@ -202,7 +202,7 @@ impl Executor {
         T: Send + 'static,
         C: FnOnce() -> T + Send + 'static,
     {
-        let (task, completer) = Task::new();
+        let (task, completer) = Task::pending();
         let live = LiveGuard::new(&self.group, &self.handle.0);
         let body = move || {
             enter();
@@ -213,7 +213,7 @@ impl Executor {
             Ok(_detached) => task,
             Err(error) => {
                 let error = Error::caused_by(ErrorKind::Io, "cannot start a thread for a long call", error);
-                let (task, completer) = Task::new();
+                let (task, completer) = Task::pending();
                 completer.complete(Err(error));
                 task
             }

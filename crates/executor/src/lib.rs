@@ -51,7 +51,7 @@ pub use executor::Executor;
 pub use external_storage::{ExternalMemory, ExternalStorage};
 pub use group::Helping;
 pub use shard::{SHARDS, thread_shard};
-pub use task::Task;
+pub use task::{Completer, Task};
 pub use yielding::yield_now;
 
 #[cfg(doctest)]

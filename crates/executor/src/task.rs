@@ -36,11 +36,13 @@ enum State<T> {
     Taken,
 }
 
-/// The task's side of the slot. If dropped without a result, stores an error.
-pub(crate) struct Completer<T>(Arc<Slot<T>>);
+/// Ends a task of [`Task::pending`] with a result. If it is dropped without, the task ends with an error.
+#[must_use = "the task ends with an error when this is dropped"]
+pub struct Completer<T>(Arc<Slot<T>>);
 
 impl<T> Task<T> {
-    pub(crate) fn new() -> (Self, Completer<T>) {
+    /// Returns a task that the caller ends, on any thread, by the completer.
+    pub fn pending() -> (Self, Completer<T>) {
         let slot = Arc::new(Slot { state: Mutex::new(State::Running(None)), ended: Condvar::new() });
         (Self { slot: Arc::clone(&slot) }, Completer(slot))
     }
@@ -77,7 +79,8 @@ fn take<T>(state: &mut State<T>) -> Result<T> {
 }
 
 impl<T> Completer<T> {
-    pub(crate) fn complete(self, outcome: Result<T>) {
+    /// Ends the task, and wakes whoever waits for it.
+    pub fn complete(self, outcome: Result<T>) {
         self.put(outcome);
     }
 
@@ -125,6 +128,12 @@ impl<T> Future for Task<T> {
             return Poll::Pending;
         }
         Poll::Ready(take(&mut state))
+    }
+}
+
+impl<T> fmt::Debug for Completer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Completer")
     }
 }
 

@@ -11,7 +11,7 @@ use std::error::Error;
 
 use cudarc::driver::{CudaContext, DevicePtr};
 use transload::{
-    Array, Buffer, Runtime,
+    Buffer, Runtime,
     backend::Access,
     cuda::CudaGpu,
     dlpack::{Export, Importer, ManagedTensor},
@@ -62,7 +62,7 @@ fn beside_pytorch(rt: &Runtime, gpu: &CudaGpu) -> Result<(), Box<dyn Error>> {
     // SAFETY: it comes from `into_raw` above, nobody else has it, and its memory is at rest after the stream's work.
     let tensor = unsafe { ManagedTensor::from_raw(tensor, &[]) }?;
     let importer = Importer::new().with_device(gpu.device());
-    let theirs = Array::<f32>::from_raw(importer.import(tensor)?.into_buffer())?;
+    let theirs = rt.array::<f32>(importer.import(tensor)?.into_buffer())?;
     assert_eq!(theirs.raw().device_address(), array.raw().device_address());
 
     // The last handle gives it back. Then it is ours again, with what was written meanwhile.

@@ -1,20 +1,19 @@
 //! Typed elements in any memory.
 
-use std::{fmt, marker::PhantomData, ops::RangeBounds, ptr::NonNull};
+use std::{fmt, marker::PhantomData, ops::RangeBounds, ptr::NonNull, sync::Arc};
 
 use transload_core::{
-    Buffer, DeviceId, Error, ErrorKind, HostBytes, MemoryKind, Operation, Place, Pod, QueueLease, RawBuffer,
-    ReadGuard, Reclaimer, Result, StreamPriority, Timing, WorkloadType, WriteGuard, fill, range_within,
-    slice_elements, submit,
+    Backend, Buffer, DeviceId, Error, ErrorKind, HostBytes, MemoryKind, Operation, Place, Pod, QueueLease,
+    RawBuffer, ReadGuard, Reclaimer, Result, StreamPriority, Timing, WorkloadType, WriteGuard, fill,
+    range_within, slice_elements, submit,
 };
-
-use crate::runtime::backend_of;
 
 /// Elements of `T` in any memory of any device. Clones and slices share the allocation, which is freed when the last of
 /// them was dropped *and* no work in flight uses it. Usable from any thread.
 ///
 /// Made by [`Runtime::host`](crate::Runtime::host), [`zeros`](crate::Runtime::zeros),
-/// [`alloc`](crate::Runtime::alloc), and [`from_raw`](Self::from_raw). Only arrays of one element type are copied to each other:
+/// [`alloc`](crate::Runtime::alloc) and [`array`](crate::Runtime::array), and with the feature `cuda` by those of `CudaGpu`: `alloc`,
+/// `zeros`, `pinned` and `adopt`. Only arrays of one element type are copied to each other:
 ///
 /// ```compile_fail
 /// let rt = transload::Runtime::discover()?;
@@ -23,32 +22,30 @@ use crate::runtime::backend_of;
 /// # Ok::<(), transload::Error>(())
 /// ```
 pub struct Array<T> {
-    raw: RawBuffer,
-    elements: PhantomData<fn() -> T>,
+    /// A whole number of elements, aligned.
+    pub(crate) raw: RawBuffer,
+    /// Has queues for memory that the host cannot address.
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) elements: PhantomData<fn() -> T>,
 }
 
 impl<T: Pod> Array<T> {
-    /// Returns a buffer's bytes as elements.
+    /// Returns a buffer's bytes as elements. The backend is that of their device.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if they are no whole number of elements, or not aligned for them, or if `T` has no size.
-    pub fn from_raw(raw: RawBuffer) -> Result<Self> {
+    /// As for [`Runtime::array`](crate::Runtime::array).
+    pub(crate) fn new(raw: RawBuffer, backend: Arc<dyn Backend>) -> Result<Self> {
         let (size, alignment) = (size_of::<T>(), align_of::<T>());
         let host = raw.host_address().map(|address| address.as_ptr().addr() as u64);
         let address = host.or(raw.device_address()).unwrap_or(raw.offset() as u64);
         if size > 0 && raw.len().is_multiple_of(size) && address.is_multiple_of(alignment as u64) {
-            return Ok(Self { raw, elements: PhantomData });
+            return Ok(Self { raw, backend, elements: PhantomData });
         }
         let text = format!(
             "{} bytes at {address:#x} are not elements of {size} bytes aligned to {alignment}; slice the buffer so that they are",
             raw.len()
         );
         Err(Error::new(ErrorKind::InvalidArgument, text))
-    }
-
-    /// Returns an array of bytes that [`from_raw`](Self::from_raw) accepted before.
-    pub(crate) fn of_checked(raw: RawBuffer) -> Self {
-        Self { raw, elements: PhantomData }
     }
 
     /// Returns the bytes, shared.
@@ -100,15 +97,16 @@ impl<T: Pod> Array<T> {
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
         let range = range_within(&range, self.len(), "elements")?;
         let size = size_of::<T>();
-        Ok(Self { raw: self.raw.slice(range.start * size..range.end * size)?, elements: PhantomData })
+        let raw = self.raw.slice(range.start * size..range.end * size)?;
+        Ok(Self { raw, backend: Arc::clone(&self.backend), elements: PhantomData })
     }
 
     /// Returns the same bytes as elements of another type.
     ///
     /// # Errors
-    /// As for [`from_raw`](Self::from_raw).
+    /// [`ErrorKind::InvalidArgument`] if they are no whole number of those, or not aligned for them, or if `U` has no size.
     pub fn cast<U: Pod>(&self) -> Result<Array<U>> {
-        Array::from_raw(self.raw.clone())
+        Array::new(self.raw.clone(), Arc::clone(&self.backend))
     }
 
     /// Opens the elements for reading by the host. Blocks until work that writes them is complete.
@@ -166,8 +164,7 @@ impl<T: Pod> Array<T> {
     }
 
     fn queue(&self) -> Result<QueueLease> {
-        let device = self.device();
-        backend_of(device)?.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory)
+        self.backend.lease_queue(self.device(), StreamPriority::Normal, WorkloadType::Memory)
     }
 }
 
@@ -177,10 +174,7 @@ impl<T: Pod> AsRef<RawBuffer> for Array<T> {
     }
 }
 
-/// The methods block until their effect is in place. Of memory that the host cannot address they use a queue of a
-/// [`Runtime`](crate::Runtime) that has the device, the newest if several have; without one in the process they return
-/// [`ErrorKind::UnknownDevice`]. If runtimes have different backends for one device, use [`Runtime::copy`](crate::Runtime::copy) of the
-/// array's own runtime.
+/// The methods block until their effect is in place. For memory that the host cannot address they use a queue of its device.
 impl<T: Pod> Buffer<T> for Array<T> {
     fn raw(&self) -> &RawBuffer {
         &self.raw
@@ -234,12 +228,12 @@ unsafe fn borrowed<T: Pod>(slice: NonNull<[T]>, writable: bool) -> RawBuffer {
     let bytes = slice.len() * size_of::<T>();
     // SAFETY: the elements are initialised bytes; the rest is the caller's promise.
     let storage = unsafe { HostBytes::new((), slice.cast(), bytes, MemoryKind::Pageable, writable) };
-    RawBuffer::new(Box::new(storage), &std::sync::Arc::new(Reclaimer::new()))
+    RawBuffer::new(Box::new(storage), &Arc::new(Reclaimer::new()))
 }
 
 impl<T> Clone for Array<T> {
     fn clone(&self) -> Self {
-        Self { raw: self.raw.clone(), elements: PhantomData }
+        Self { raw: self.raw.clone(), backend: Arc::clone(&self.backend), elements: PhantomData }
     }
 }
 

@@ -89,7 +89,11 @@ impl CudaGpu {
     }
 
     fn alloc_as<T: Pod>(&self, kind: MemoryKind, len: usize) -> Result<Array<T>> {
-        Array::from_raw(self.backend.allocate(self.id(), kind, bytes_of_elements::<T>(len)?)?)
+        self.array(self.backend.allocate(self.id(), kind, bytes_of_elements::<T>(len)?)?)
+    }
+
+    fn array<T: Pod>(&self, raw: RawBuffer) -> Result<Array<T>> {
+        Array::new(raw, Arc::clone(&self.backend) as _)
     }
 
     /// Allocates `len` elements that the host and the device share, all bytes zero.
@@ -152,7 +156,7 @@ impl CudaGpu {
         match self.memory().and_then(|memory| Ok((memory, bytes_of_elements::<T>(len)?))) {
             Ok((memory, bytes)) => {
                 // SAFETY: the caller's promises.
-                Array::from_raw(unsafe { memory.adopt_after(address, bytes, owner, after) }?)
+                self.array(unsafe { memory.adopt_after(address, bytes, owner, after) }?)
             }
             Err(error) => {
                 self.device.drop_later(owner, after.to_vec());

@@ -5,9 +5,10 @@ use std::{
     marker::PhantomData,
     ops::{Deref, DerefMut},
     slice,
+    sync::Arc,
 };
 
-use transload_core::{Access, Pod, RangeGuard, RawBuffer, Result, TryLockResult};
+use transload_core::{Access, Backend, Place, Pod, RangeGuard, Result, TryLockResult};
 
 use crate::Array;
 
@@ -27,6 +28,8 @@ use crate::Array;
 pub struct HostBuffer<T> {
     /// Keeps all other users of the bytes away while it is there, and keeps the memory alive.
     exclusive: RangeGuard,
+    /// That of the array.
+    backend: Arc<dyn Backend>,
     elements: PhantomData<T>,
 }
 
@@ -39,33 +42,21 @@ impl<T: Pod> HostBuffer<T> {
         loop {
             // Also says what is wrong with the memory.
             drop(array.write()?);
-            if let Some(buffer) = Self::try_lock(array.raw())? {
-                return Ok(buffer);
+            if let TryLockResult::Locked(exclusive) = array.raw().try_lock_range(Access::Write)? {
+                return Ok(Self { exclusive, backend: array.backend, elements: PhantomData });
             }
         }
-    }
-
-    /// Like [`from_array`](Self::from_array), but awaits such work.
-    pub(crate) async fn from_array_async(array: Array<T>) -> Result<Self> {
-        loop {
-            drop(array.write_async().await?);
-            if let Some(buffer) = Self::try_lock(array.raw())? {
-                return Ok(buffer);
-            }
-        }
-    }
-
-    fn try_lock(raw: &RawBuffer) -> Result<Option<Self>> {
-        Ok(match raw.try_lock_range(Access::Write)? {
-            TryLockResult::Locked(exclusive) => Some(Self { exclusive, elements: PhantomData }),
-            TryLockResult::Blocked(_) => None,
-        })
     }
 
     /// Returns the elements as an array, without a copy.
     #[must_use]
     pub fn into_array(self) -> Array<T> {
-        Array::of_checked(self.exclusive.buffer().clone())
+        Array { raw: self.exclusive.buffer().clone(), backend: self.backend, elements: PhantomData }
+    }
+
+    /// Returns where the elements are.
+    pub(crate) fn place(&self) -> Place {
+        self.exclusive.buffer().place()
     }
 
     /// Copies the elements into a vector. [`Runtime::download_into`](crate::Runtime::download_into) fills a vector without this copy.

@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use transload_backend_cpu::CpuBackend;
@@ -47,23 +47,6 @@ pub(crate) struct Parts {
     pub(crate) executor: Executor,
 }
 
-/// The runtimes of the process.
-static RUNTIMES: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
-
-/// Returns the backend of a device, of the newest runtime that has it: that of another runtime than the array's, if two have
-/// backends of their own for one device.
-///
-/// # Errors
-/// [`ErrorKind::UnknownDevice`] if none has.
-pub(crate) fn backend_of(device: DeviceId) -> Result<Arc<dyn Backend>> {
-    let runtimes: Vec<_> = lock(&RUNTIMES).clone();
-    let mut alive = runtimes.iter().rev().filter_map(Weak::upgrade);
-    alive.find_map(|inner| inner.parts.manager.backend(device).ok()).ok_or_else(|| {
-        let text = format!("no runtime of this process has {device}; make one by Runtime::discover");
-        Error::new(ErrorKind::UnknownDevice, text)
-    })
-}
-
 impl Runtime {
     /// Registers the host, and every family of devices that this machine and this build have. A family that is not there
     /// is no error: [`absent`](Self::absent) says why.
@@ -87,9 +70,6 @@ impl Runtime {
             undelivered: Mutex::default(),
             parts,
         });
-        let mut runtimes = lock(&RUNTIMES);
-        runtimes.retain(|runtime| runtime.strong_count() > 0);
-        runtimes.push(Arc::downgrade(&inner));
         Self { inner }
     }
 
@@ -171,7 +151,8 @@ impl Runtime {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if `T` has no size.
     pub fn host<T: Pod>(&self, elements: Vec<T>) -> Result<Array<T>> {
-        Array::from_raw(self.host_backend().wrap_vec(elements))
+        let host = &self.inner.parts.host;
+        Array::new(host.wrap_vec(elements), Arc::clone(host) as _)
     }
 
     /// Allocates `len` elements in the host's memory, all bytes zero. From 4 MiB on it lies on huge pages.
@@ -179,8 +160,9 @@ impl Runtime {
     /// # Errors
     /// As for [`alloc`](Self::alloc).
     pub fn zeros<T: Pod>(&self, len: usize) -> Result<Array<T>> {
-        let bytes = bytes_of_elements::<T>(len)?;
-        Array::from_raw(self.host_backend().allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes)?)
+        let host = &self.inner.parts.host;
+        let raw = host.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes_of_elements::<T>(len)?)?;
+        Array::new(raw, Arc::clone(host) as _)
     }
 
     /// Allocates `len` elements in a kind of memory. Their content is undefined.
@@ -188,7 +170,17 @@ impl Runtime {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a size of 0 bytes or one that overflows; those of [`allocate`](Self::allocate).
     pub fn alloc<T: Pod>(&self, device: DeviceId, kind: MemoryKind, len: usize) -> Result<Array<T>> {
-        Array::from_raw(self.allocate(device, kind, bytes_of_elements::<T>(len)?)?)
+        self.array(self.allocate(device, kind, bytes_of_elements::<T>(len)?)?)
+    }
+
+    /// Returns a buffer's bytes as elements, without a copy: of another library's tensor, of a part of a model.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if they are no whole number of elements, or not aligned for them, or if `T` has no size;
+    /// [`ErrorKind::UnknownDevice`] for memory of a device that this runtime does not have.
+    pub fn array<T: Pod>(&self, buffer: RawBuffer) -> Result<Array<T>> {
+        let backend = self.manager().backend(buffer.place().device)?;
+        Array::new(buffer, backend)
     }
 
     /// Allocates `bytes` of a kind of memory.
@@ -251,7 +243,7 @@ impl Runtime {
     /// As for [`CrossBackendTransferManager::share`].
     pub fn share<T: Pod>(&self, array: &Array<T>, device: DeviceId) -> Result<Array<T>> {
         let SharedBuffer { buffer, .. } = self.manager().share(array.raw(), device)?;
-        Array::from_raw(buffer)
+        self.array(buffer)
     }
 
     /// Like [`share`](Self::share), on another thread, from the first poll on. Dropped after that, it is done nevertheless, and the copy

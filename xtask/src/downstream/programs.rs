@@ -108,7 +108,7 @@ fn main() -> Result<()> {
 /// An inference server's load of a model, and its first use of it.
 const SERVER: &str = r##"
 use std::{error::Error, fs};
-use transload::{Array, DeviceId, MemoryKind, Place, Runtime, load::LoadOptions};
+use transload::{DeviceId, MemoryKind, Place, Runtime, load::LoadOptions};
 
 fn main() -> Result<(), Box<dyn Error>> {
     transload_cuda_sim::install()?;
@@ -126,7 +126,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("{} {} {:?} at {}", tensor.name(), tensor.dtype(), tensor.shape(), tensor.buffer().place());
     }
     let table = model.tensor("table").ok_or("no table in the model")?;
-    let elements = Array::<f32>::from_raw(table.buffer().clone())?;
+    let elements = rt.array::<f32>(table.buffer().clone())?;
     assert_eq!(*rt.download(&elements.slice(2..)?).wait()?, [6.0, 7.0]);
     println!("server: ok, {}", model.report());
     drop((model, elements));

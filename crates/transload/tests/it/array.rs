@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, Mutex, mpsc},
-    task::{Context, Wake},
+    task::{Context, Wake, Waker},
     thread::{self, ThreadId},
 };
 
@@ -11,6 +11,8 @@ use transload::{
     backend::executor::BlockingKey,
 };
 use transload_core::conformance;
+
+use crate::elsewhere::Gate;
 
 /// The host alone.
 pub(crate) fn host_only() -> Runtime {
@@ -143,6 +145,38 @@ fn download_into_returns_the_very_memory() {
     drop((array, buffer));
     rt.drain().unwrap();
     assert!(rt.manager().resource_counts().iter().all(|(_, counts)| counts.is_empty()));
+}
+
+#[test]
+fn host_buffer_is_exclusive_while_it_is_filled() {
+    let rt = host_only();
+    let (src, array) = (rt.host(vec![5_u8; 100]).unwrap(), rt.zeros(100).unwrap());
+    let handle = array.clone();
+    let buffer = HostBuffer::from_array(array).unwrap();
+    let gate = Gate::before(src.raw());
+    let mut filling = Box::pin(rt.download_into(&src, buffer).into_future());
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(filling.as_mut().poll(&mut context).is_pending());
+    assert_eq!(handle.try_read().unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(handle.fill(1).unwrap_err().kind(), ErrorKind::Busy);
+    gate.open();
+    let buffer = pollster::block_on(filling).unwrap();
+    assert_eq!(*buffer, [5; 100]);
+    // Filled from its own elements it is refused, and dropped.
+    let refused = rt.download_into(&handle, buffer).wait().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Busy);
+
+    // Dropped while it waits, it gives the bytes free only when nothing arrives any more.
+    src.fill(6).unwrap();
+    let (buffer, gate) = (HostBuffer::from_array(handle.clone()).unwrap(), Gate::before(src.raw()));
+    let mut filling = Box::pin(rt.download_into(&src, buffer).into_future());
+    assert!(filling.as_mut().poll(&mut context).is_pending());
+    drop(filling);
+    let seen = handle.try_read().map(|view| view.to_vec());
+    gate.open();
+    rt.drain().unwrap();
+    let left = handle.read().unwrap();
+    assert!(seen.map_or_else(|error| error.kind() == ErrorKind::Busy, |seen| seen == *left));
 }
 
 #[test]

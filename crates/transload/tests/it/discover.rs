@@ -139,8 +139,7 @@ fn a_device_is_found_used_and_leaves_nothing_behind() {
     assert!(runtime.absent().is_empty());
     assert_eq!(runtime.device(id).unwrap().simulated, test.is_simulated());
     round_trip(&runtime, id, MemoryKind::Device);
-    let array =
-        transload::Array::<u32>::from_raw(runtime.allocate(id, MemoryKind::Device, 4004).unwrap()).unwrap();
+    let array = runtime.array::<u32>(runtime.allocate(id, MemoryKind::Device, 4004).unwrap()).unwrap();
     transload_core::conformance::typed_buffer(&array, 1, 2).unwrap();
     drop(array);
 

@@ -1,6 +1,8 @@
 //! One CUDA device by type, and arrays in its memory.
 
-use transload::{Buffer, DeviceId, ErrorKind, MemoryKind, Runtime, StreamPriority, backend::Backend as _};
+use transload::{
+    Buffer, DeviceId, ErrorKind, HostBuffer, MemoryKind, Runtime, StreamPriority, backend::Backend as _,
+};
 use transload_cuda_sim::harness::{self, EndCheck};
 
 /// A runtime over one device; asserts in the end that nothing is left.
@@ -30,6 +32,11 @@ fn first_page_works_as_it_stands() {
         assert!(vec == *weights.read().unwrap());
         let vec = pollster::block_on(rt.download_into(&there, vec).into_future()).unwrap();
         assert!(vec == *weights.read().unwrap());
+        let pinned = HostBuffer::from_array(gpu.pinned(1 << 20).unwrap()).unwrap();
+        let address = pinned.as_ptr();
+        let pinned = rt.download_into(&there, pinned).wait().unwrap();
+        assert!(*pinned == *vec && pinned.as_ptr() == address);
+        assert_eq!(pinned.into_array().kind(), MemoryKind::Pinned);
     });
 }
 
@@ -46,6 +53,21 @@ fn device_arrays_are_filled_and_copied_by_a_queue() {
         assert_eq!(back[..7], [1, 2, 3, 0, 0, 0x1234, 0x1234]);
         assert_eq!(array.read().unwrap_err().kind(), ErrorKind::Unsupported);
     });
+}
+
+#[test]
+fn array_works_without_its_runtime() {
+    let test = harness::device().end_check();
+    let config = transload::cuda::CudaBackendConfig::default().with_devices([test.ordinal()]);
+    let rt = Runtime::builder().cuda(config).discover().unwrap();
+    let array = rt.cuda(test.ordinal()).unwrap().alloc::<u32>(1000).unwrap();
+    drop(rt);
+    array.fill(7).unwrap();
+    let mut back = vec![0; 500];
+    array.slice(500..).unwrap().copy_to_host(&mut back).unwrap();
+    assert_eq!(back, [7; 500]);
+    drop(array);
+    test.assert_no_live_objects();
 }
 
 #[test]
