@@ -1,41 +1,30 @@
-//! What a request asks of the manager, and what comes of it.
+//! What a transfer brings besides its options, and why nothing was submitted.
 
-use transload_core::{DeviceId, Fence, Queue, TransferId, Turns, Unblocked};
+use std::cell::Cell;
 
-use crate::TransferOptions;
+use transload_core::{DeviceId, Error, ErrorKind, Fence, Queue, Transfer, TransferId, Turns, Unblocked};
 
-/// How one transfer is to be done.
-#[derive(Clone, Copy)]
-pub(crate) struct Request<'a> {
-    /// The same for every attempt.
-    pub(crate) id: Option<TransferId>,
-    pub(crate) options: TransferOptions,
-    pub(crate) extras: Option<&'a Extras<'a>>,
-}
-
-impl<'a> Request<'a> {
-    #[inline]
-    pub(crate) fn new(options: TransferOptions, extras: Option<&'a Extras<'a>>) -> Self {
-        Self { id: TransferId::if_traced(), options, extras }
-    }
-}
-
-/// What few transfers ask for.
-#[derive(Clone, Copy)]
+/// What few transfers bring. Behind one reference, so that the others pay for a null pointer only.
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Extras<'a> {
+    /// The same for every attempt; `None` if nothing is traced.
+    pub(crate) id: Option<TransferId>,
     /// What the bytes move after, besides conflicting work.
     pub(crate) after: &'a [Fence],
     /// The caller's queue, in the place of a leased one.
     pub(crate) queue: Option<&'a dyn Queue>,
+    /// The task that submits, if its thread must not be blocked.
+    pub(crate) task: Option<&'a Task<'a>>,
 }
 
 /// What a task brings whose thread must not be blocked.
 pub(crate) struct Task<'a> {
+    /// Its turns in the conflicts' wait queues.
     pub(crate) turns: &'a Turns,
     /// Whether the calling thread may take its time, though not wait for work in flight.
     pub(crate) may_be_slow: bool,
     /// Why nothing was submitted.
-    pub(crate) obstacle: Option<Obstacle>,
+    pub(crate) obstacle: Cell<Option<Obstacle>>,
 }
 
 /// Why nothing was submitted for a task.
@@ -46,4 +35,10 @@ pub(crate) enum Obstacle {
     Slow(DeviceId),
     /// The caller's queue is another thread's.
     QueueOfAnotherThread,
+}
+
+/// What the manager returns to a task for which nothing was submitted, and which knows why.
+#[cold]
+pub(crate) fn would_block() -> Transfer {
+    Transfer::refused(Error::new(ErrorKind::Busy, "the buffers are in use by earlier work; retry later"))
 }

@@ -1,6 +1,7 @@
 //! The one verb: a copy, with whatever else is asked of it.
 
 use std::{
+    cell::Cell,
     fmt,
     future::{Future, IntoFuture},
     pin::Pin,
@@ -15,7 +16,7 @@ use transload_core::{
 
 use crate::{
     CrossBackendTransferManager, Plan, TransferOptions,
-    attempt::{Extras, Obstacle, Request, Task},
+    attempt::{Extras, Obstacle, Task},
     context::SubmissionTarget,
     report_events,
 };
@@ -144,9 +145,10 @@ impl<'a> CopyBuilder<'a> {
     /// [`ErrorKind::InvalidArgument`](transload_core::ErrorKind::InvalidArgument) for unequal lengths.
     #[inline]
     pub fn submit(self) -> Transfer {
-        match &self.extras {
-            None => self.manager.start(self.src, self.dst, Request::new(self.options, None)),
-            Some(extras) => self.submit_with(extras),
+        let Self { manager, src, dst, options, extras } = self;
+        match extras {
+            None => manager.start(src, dst, &options),
+            Some(extras) => submit_with(manager, (src, dst), &options, &extras),
         }
     }
 
@@ -184,13 +186,17 @@ impl<'a> CopyBuilder<'a> {
         };
         owned.submit()
     }
+}
 
-    #[cold]
-    fn submit_with(&self, extras: &BuilderExtras<'a>) -> Transfer {
-        let queue = extras.queue.map(|queue| queue as _);
-        let extras = Extras { after: &extras.after, queue };
-        self.manager.start(self.src, self.dst, Request::new(self.options, Some(&extras)))
-    }
+#[cold]
+fn submit_with(
+    manager: &CrossBackendTransferManager,
+    (src, dst): (&RawBuffer, &RawBuffer),
+    options: &TransferOptions,
+    extras: &BuilderExtras<'_>,
+) -> Transfer {
+    let (id, queue) = (TransferId::if_traced(), extras.queue.map(|queue| queue as _));
+    manager.attempt(src, dst, options, Some(&Extras { id, after: &extras.after, queue, task: None }))
 }
 
 /// A copy that a task submits.
@@ -217,11 +223,11 @@ impl Drop for Posted {
 
 impl Owned {
     fn attempt(&self, may_be_slow: bool) -> Result<Transfer, Obstacle> {
-        let extras = Extras { after: &self.after, queue: self.queue.as_deref() };
-        let request = Request { id: self.id, options: self.options, extras: Some(&extras) };
-        let mut task = Task { turns: &self.turns, may_be_slow, obstacle: None };
-        let transfer = self.manager.attempt(&self.src, &self.dst, request, Some(&mut task));
-        task.obstacle.map_or(Ok(transfer), Err)
+        let task = Task { turns: &self.turns, may_be_slow, obstacle: Cell::default() };
+        let (id, queue) = (self.id, self.queue.as_deref());
+        let extras = Extras { id, after: &self.after, queue, task: Some(&task) };
+        let transfer = self.manager.attempt(&self.src, &self.dst, &self.options, Some(&extras));
+        task.obstacle.take().map_or(Ok(transfer), Err)
     }
 
     /// Attempts it on a thread of the executor.

@@ -8,18 +8,18 @@ use std::{
 
 use transload_core::{
     Backend, CompletionHandler, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost,
-    Place, Queue, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Submitted, Timing, Transfer,
+    Place, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Submitted, Timing, Transfer,
     TransferEvent, TransferId, TransferPath, TrySubmitError,
 };
 use transload_executor::{Executor, Task as CallTask};
 
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
-    attempt::{Obstacle, Request, Task},
+    attempt::{Extras, Obstacle, would_block},
     context::ManagerContext,
-    methods::{Method, OnConflict, TransferRequest},
+    methods::{Method, TransferRequest},
     planning::{
-        candidate::Candidate,
+        candidate::{Candidate, Excluded},
         engine_queue::COUNTED_FROM,
         planner::Choice,
         registry::Registry,
@@ -155,10 +155,13 @@ impl CrossBackendTransferManager {
         dst_offset: usize,
         size: usize,
     ) -> Transfer {
-        let request = Request::new(TransferOptions::new(), None);
+        let options = TransferOptions::new();
+        if (src_offset, dst_offset) == (0, 0) && (size, size) == (src.len(), dst.len()) {
+            return self.start(src, dst, &options);
+        }
         match ranges((src, src_offset), (dst, dst_offset), size) {
-            Ok((src, dst)) => self.start(&src, &dst, request),
-            Err(error) => self.refuse(request.id, error),
+            Ok((src, dst)) => self.start(&src, &dst, &options),
+            Err(error) => self.refuse(TransferId::if_traced(), error),
         }
     }
 
@@ -182,10 +185,12 @@ impl CrossBackendTransferManager {
     ) -> Result<Plan> {
         let input = PlanInput::new(TransferPath::new(src, dst), bytes)?;
         let mut cache = self.registry.route_cache();
-        let routes = cache.routes(&self.registry, input.path)?;
+        let routes = cache.routes(&self.registry, &input.path)?;
         // Unlike a buffer, a plan may name memory that no device offers.
         [src, dst].into_iter().try_for_each(|place| self.registry.check_offered(place))?;
-        let choice = routes.choose(&input, options, &self.context, (0, queue))?;
+        let unsuited = queue.map_or(0, |queue| routes.off_queue(queue));
+        let excluded = Excluded { unsuited, ..Excluded::default() };
+        let choice = routes.choose(&input, options, &self.context, excluded)?;
         let chosen = &routes.candidates[choice.index];
         let others = routes.predictions(&input, options);
         let alternatives = others.into_iter().filter(|(candidate, _)| !std::ptr::eq(*candidate, chosen)).map(
@@ -211,7 +216,7 @@ impl CrossBackendTransferManager {
     pub fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<SharedBuffer> {
         let home = buffer.place().device;
         let (theirs, ours) = (self.registry.backend(device)?, self.registry.backend(home)?);
-        self.context.lost.check([home, device, device])?;
+        self.context.lost.check([&home, &device, &device])?;
         if home == device {
             return Ok(SharedBuffer::in_place(buffer));
         }
@@ -334,8 +339,11 @@ impl CrossBackendTransferManager {
 
     /// Submits a transfer; blocks the calling thread where the bytes wait for work that the queue cannot wait for.
     #[inline]
-    pub(crate) fn start(&self, src: &RawBuffer, dst: &RawBuffer, request: Request<'_>) -> Transfer {
-        self.attempt(src, dst, request, None)
+    pub(crate) fn start(&self, src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions) -> Transfer {
+        match TransferId::if_traced() {
+            None => self.attempt(src, dst, options, None),
+            id => self.attempt(src, dst, options, Some(&Extras { id, ..Extras::default() })),
+        }
     }
 
     /// Submits a transfer, unless a task's thread may not: then nothing was submitted, the task is told why, and the result
@@ -344,66 +352,59 @@ impl CrossBackendTransferManager {
         &self,
         src: &RawBuffer,
         dst: &RawBuffer,
-        request: Request<'_>,
-        mut task: Option<&mut Task<'_>>,
+        options: &TransferOptions,
+        extras: Option<&Extras<'_>>,
     ) -> Transfer {
+        let id = || extras.and_then(|extras| extras.id);
         let input = match PlanInput::of(src, dst) {
             Ok(input) => input,
-            Err(error) => return self.refuse(request.id, error),
+            Err(error) => return self.refuse(id(), error),
         };
         let registry = &*self.registry;
-        let (mut cache, mut declined) = (registry.route_cache(), 0);
-        let queue = request.extras.and_then(|extras| extras.queue).map(Queue::device);
+        let (mut cache, mut excluded) = (registry.route_cache(), Excluded::default());
         loop {
-            let routes = match cache.routes(registry, input.path) {
+            let routes = match cache.routes(registry, &input.path) {
                 Ok(routes) => routes,
-                Err(error) => return self.refuse(request.id, error),
+                Err(error) => return self.refuse(id(), error),
             };
-            let choice = match routes.choose(&input, &request.options, &self.context, (declined, queue)) {
+            if let Some(queue) = extras.and_then(|extras| extras.queue) {
+                excluded.unsuited = routes.off_queue(queue.device());
+            }
+            let choice = match routes.choose(&input, options, &self.context, excluded) {
                 Ok(choice) => choice,
-                Err(error) => return self.refuse(request.id, error),
+                Err(error) => return self.refuse(id(), error),
             };
             let candidate = &mut routes.candidates[choice.index];
-            if let Some(task) = &mut task
+            if let Some(task) = extras.and_then(|extras| extras.task)
                 && !task.may_be_slow
-                && candidate.is_slow_to_submit(&input, request.options.priority)
+                && candidate.is_slow_to_submit(&input, options.priority)
             {
-                task.obstacle = Some(Obstacle::Slow(candidate.route.lane));
+                task.obstacle.set(Some(Obstacle::Slow(candidate.route.lane)));
                 return would_block();
             }
-            match registry.prepare(input.path, candidate) {
-                Ok(()) => return self.submit(candidate, &choice, (src, dst), &input, request, task),
+            match registry.prepare(&input.path, candidate) {
+                Ok(()) => return self.submit(candidate, &choice, (src, dst), &input, (options, extras)),
                 // Try the next best method.
                 Err(methods) => {
-                    report_events::declined(request.id, input.path, candidate.method());
-                    declined |= methods;
+                    report_events::declined(id(), input.path, candidate.method());
+                    excluded.declined |= methods;
                 }
             }
         }
     }
 
+    #[inline(always)]
     fn submit(
         &self,
         candidate: &mut Candidate,
         choice: &Choice,
         (src, dst): (&RawBuffer, &RawBuffer),
         input: &PlanInput,
-        request: Request<'_>,
-        task: Option<&mut Task<'_>>,
+        (options, extras): (&TransferOptions, Option<&Extras<'_>>),
     ) -> Transfer {
-        let (options, id) = (&request.options, request.id);
         let timing = candidate.timing(input.bytes, options.timing);
-        let request = TransferRequest {
-            id,
-            src,
-            dst,
-            priority: options.priority,
-            workload: options.workload,
-            stage_in_place: choice.stage_in_place,
-            timing,
-            on_conflict: task.as_ref().map_or(OnConflict::Block, |task| OnConflict::Return(task.turns)),
-            extras: request.extras,
-        };
+        let stage_in_place = choice.stage_in_place;
+        let request = TransferRequest { src, dst, options, timing, stage_in_place, extras };
         let mut submission = candidate.submission(input, choice);
         // Taken before the driver call, which evicts most of L1.
         let (info, is_observed) = (candidate.share_info(), self.context.observer.is_some());
@@ -427,25 +428,27 @@ impl CrossBackendTransferManager {
                 {
                     candidate.queue(fence, input.bytes);
                 }
-                match id {
+                match request.id() {
                     None => Transfer::submitted(end, submission, info),
                     Some(id) => Traced::submitted(id, end, submission, info),
                 }
             }
             Err(TrySubmitError::WouldBlock(blocked)) => {
-                if let Some(task) = task {
-                    task.obstacle = Some(Obstacle::Blocked(blocked));
+                if let Some(task) = extras.and_then(|extras| extras.task) {
+                    task.obstacle.set(Some(Obstacle::Blocked(blocked)));
                 }
                 would_block()
             }
-            Err(TrySubmitError::Failed(error)) if is_the_callers(error.kind()) => self.refuse(id, error),
+            Err(TrySubmitError::Failed(error)) if is_the_callers(error.kind()) => {
+                self.refuse(request.id(), error)
+            }
             // The driver's errors count as failures of the path.
             Err(TrySubmitError::Failed(error)) => {
                 let mut report = info.report(&submission);
                 report.elapsed = report.submitting;
-                report.id = id;
+                report.id = request.id();
                 info.ended(&report, Err(&error));
-                Transfer::refused_with(error, id, Arc::clone(&self.context) as _)
+                Transfer::refused_with(error, report.id, Arc::clone(&self.context) as _)
             }
         }
     }
@@ -456,11 +459,6 @@ impl CrossBackendTransferManager {
         report_events::refused(id, &error);
         Transfer::refused_with(error, id, Arc::clone(&self.context) as _)
     }
-}
-
-#[cold]
-fn would_block() -> Transfer {
-    Transfer::refused(Error::new(ErrorKind::Busy, "the buffers are in use by earlier work; retry later"))
 }
 
 /// Returns whether a submission error means that the request was invalid, rather than that the driver failed.

@@ -20,12 +20,12 @@ impl CrossBackendTransferManager {
     pub fn prepare(&self, src: Place, dst: Place, options: &TransferOptions) -> Result<()> {
         let path = TransferPath::new(src, dst);
         let mut cache = self.registry.route_cache();
-        let routes = cache.routes(&self.registry, path)?;
+        let routes = cache.routes(&self.registry, &path)?;
         if !transload_core::mutant!("transfer/prepare-of-lost-device") {
-            self.context.lost.check([src.device, dst.device, src.device])?;
+            self.context.lost.check([&src.device, &dst.device, &src.device])?;
         }
         for candidate in routes.candidates.iter_mut().filter(|candidate| options.allows(candidate.method())) {
-            if self.registry.prepare(path, candidate).is_err() {
+            if self.registry.prepare(&path, candidate).is_err() {
                 report_events::declined(None, path, candidate.method());
                 continue;
             }

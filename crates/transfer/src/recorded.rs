@@ -47,7 +47,7 @@ impl RecordedTransfers {
         let Replays { report, timing, context } = &*self.replays;
         let id = TransferId::if_traced();
         let mut submission = Submission { begun: Some(Instant::now()), ..Submission::default() };
-        let lost = self.devices.iter().try_for_each(|devices| context.lost.check(*devices));
+        let lost = self.devices.iter().try_for_each(|devices| context.lost.check(devices.each_ref()));
         let submitted = lost.and_then(|()| {
             let queue = self.backend.lease_queue(report.lane, self.priority, self.workload)?;
             submit(&*queue, &Operation::Replay { recorded: &*self.recorded }, *timing)
@@ -191,11 +191,11 @@ impl CrossBackendTransferManager {
         let input = PlanInput::of(src, dst)?;
         let (mut cache, mut declined) = (self.registry.route_cache(), 0);
         loop {
-            let routes = cache.routes(&self.registry, input.path)?;
+            let routes = cache.routes(&self.registry, &input.path)?;
             let choice = routes.choose_recordable(&input, options, &self.context, declined)?;
             let candidate = &routes.candidates[choice.index];
             match (
-                self.registry.prepare(input.path, candidate),
+                self.registry.prepare(&input.path, candidate),
                 candidate.method.single_operation(input.path),
             ) {
                 (Ok(()), Some(single)) => {

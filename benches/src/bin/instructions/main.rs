@@ -1,5 +1,5 @@
 //! `transload-instructions`: counts the user-space instructions of a copy of 64 bytes of host memory by the builder,
-//! `manager.copy(..).wait()`, and by `manager.transfer_buffer(..).wait()`, and fails if the builder takes too many more.
+//! `manager.copy(..).wait()`, and by `manager.transfer_buffer(..).wait()`, and fails if either takes more than the limit.
 //!
 //! Counts by single steps of the calling thread (`ptrace`), so it needs no performance counter, and the number is the same on
 //! a busy machine. Build it with `--release`.
@@ -35,26 +35,28 @@ mod counting {
     const WARM_UP: usize = 1000;
     /// Copies that are counted, of which the median is the result: 1 of 64 is timed, which takes more.
     const COUNTED: usize = 33;
-    /// Instructions that the builder may take more.
-    const MOST: i64 = 40;
+    /// Instructions that a copy may take on x86-64: 40 more than the 1,149 that `manager.transfer(..).wait()`, which the builder
+    /// replaced, took at commit d44459c with Rust 1.95. Some 64 are `memcpy` of the C library, in four calls: another
+    /// processor or version may take a few more or less. Counted last: 1,100 by the builder, 1,127 by `transfer_buffer`.
+    const LIMIT: i64 = 1_189;
 
     pub(super) fn main() -> Result<()> {
         match env::args().nth(1) {
             Some(case) => run(&case),
-            None => compare(),
+            None => check(),
         }
     }
 
-    fn compare() -> Result<()> {
+    fn check() -> Result<()> {
         let empty = median("nothing")?;
-        let [old, new] = [median("transfer_buffer")? - empty, median("copy")? - empty];
-        println!("transfer_buffer(..).wait(): {old} instructions");
-        println!("copy(..).wait():            {new} instructions, {:+}", new - old);
-        ensure!(
-            new - old <= MOST,
-            "the builder takes {} instructions more, at most {MOST} are allowed",
-            new - old
-        );
+        for case in ["transfer_buffer", "copy"] {
+            let count = median(case)? - empty;
+            println!("{case}(..).wait(): {count} instructions, at most {LIMIT}");
+            ensure!(
+                count <= LIMIT || cfg!(not(target_arch = "x86_64")),
+                "`{case}` takes {count} instructions, {LIMIT} are allowed"
+            );
+        }
         Ok(())
     }
 

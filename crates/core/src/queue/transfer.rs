@@ -3,6 +3,7 @@
 use std::{
     fmt,
     future::Future,
+    mem::ManuallyDrop,
     pin::Pin,
     sync::{
         Arc,
@@ -214,8 +215,10 @@ impl Transfer {
     ///
     /// # Errors
     /// The error with which the transfer was refused or failed.
-    pub fn wait(mut self) -> Result<TransferReport> {
-        match std::mem::replace(&mut self.state, State::Taken) {
+    pub fn wait(self) -> Result<TransferReport> {
+        // Nothing is left to drop once the state is taken.
+        let mut transfer = ManuallyDrop::new(self);
+        match std::mem::replace(&mut transfer.state, State::Taken) {
             State::Refused(refused) => Err(refused.error),
             State::Taken => Err(taken()),
             State::Direct(direct) => {
@@ -298,9 +301,14 @@ fn taken() -> Error {
 impl Drop for Transfer {
     #[inline]
     fn drop(&mut self) {
-        if matches!(self.state, State::Direct(_) | State::Taken) {
-            return;
+        if !matches!(self.state, State::Direct(_) | State::Taken) {
+            self.drop_unobserved();
         }
+    }
+}
+
+impl Transfer {
+    fn drop_unobserved(&mut self) {
         match std::mem::replace(&mut self.state, State::Taken) {
             State::Running(Running { completion, submission, end: Submitted::Until(fence) }) => {
                 completion.abandoned(&submission, fence);

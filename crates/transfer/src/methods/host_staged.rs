@@ -186,7 +186,7 @@ pub(super) fn start_staged(
     let end = Arc::new(StagedTimeline::new(lane, request.timing));
     let after = claims.after().iter().cloned().collect();
     let both = (src.clone(), dst.clone());
-    let orders = (request.id, request.priority);
+    let orders = (request.id(), request.options.priority);
     StagedTransfer::new(both, (kind, in_place), backends, after, ring, orders, Arc::clone(&end)).start()?;
     let fence = claims.inherit(Fence::new(end as Arc<dyn Timeline>, 1));
     // SAFETY: the transfer touches the ranges only after its dependencies are complete, and its timeline completes

@@ -4,13 +4,14 @@ use std::{ops::Deref, sync::Arc};
 
 use transload_core::{
     Access, Backend, Claims, DeviceId, DeviceInfo, Fence, Operation, PeerAccess, Queue, QueueLease,
-    RawBuffer, RejectReason, Result, StreamPriority, Submitted, Timing, TransferId, TransferMethod,
-    TransferPath, TrySubmitError, Turns, WorkloadType, submit_after, try_submit_after,
+    RawBuffer, RejectReason, Result, Submitted, Timing, TransferId, TransferMethod, TransferPath,
+    TrySubmitError, Turns, WorkloadType, submit_after, try_submit_after,
 };
 
 use transload_executor::Executor;
 
 use crate::{
+    TransferOptions,
     attempt::Extras,
     planning::{registry::Registered, request::PlanInput},
 };
@@ -51,7 +52,7 @@ pub(crate) trait Method: Send + Sync + 'static {
     ///
     /// # Errors
     /// Why the method cannot be used after all, now or permanently; the next best is chosen.
-    fn prepare(&self, path: TransferPath, route: &Route) -> Result<(), Declined> {
+    fn prepare(&self, path: &TransferPath, route: &Route) -> Result<(), Declined> {
         let _ = (path, route);
         Ok(())
     }
@@ -129,15 +130,6 @@ pub(crate) enum Declined {
     ThisTime,
 }
 
-/// What a submission does about conflicting work that its queue cannot wait for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum OnConflict<'a> {
-    /// Blocks the calling thread until that work is complete.
-    Block,
-    /// Returns the conflict. The turns are those of the caller in the conflicts' wait queues.
-    Return(&'a Turns),
-}
-
 /// A queue for one transfer.
 enum RequestQueue<'a> {
     Leased(QueueLease),
@@ -176,20 +168,27 @@ pub(crate) struct Route {
 
 /// A transfer for a method to submit.
 pub(crate) struct TransferRequest<'a> {
-    pub(crate) id: Option<TransferId>,
     pub(crate) src: &'a RawBuffer,
     pub(crate) dst: &'a RawBuffer,
-    pub(crate) priority: StreamPriority,
-    /// The workload that the caller set, if any.
-    pub(crate) workload: Option<WorkloadType>,
+    pub(crate) options: &'a TransferOptions,
+    /// As the options have it, or else as the manager samples.
     pub(crate) timing: Timing,
-    pub(crate) on_conflict: OnConflict<'a>,
-    pub(crate) extras: Option<&'a Extras<'a>>,
     /// Whether to stage by a copy kernel instead of a copy engine; only if the route allows it.
     pub(crate) stage_in_place: bool,
+    pub(crate) extras: Option<&'a Extras<'a>>,
 }
 
 impl<'a> TransferRequest<'a> {
+    pub(crate) fn id(&self) -> Option<TransferId> {
+        self.extras.and_then(|extras| extras.id)
+    }
+
+    /// If there is a task, its turns: conflicting work that a queue cannot wait for is returned then. Otherwise the calling
+    /// thread is blocked until that work is complete.
+    fn turns(&self) -> Option<&'a Turns> {
+        self.extras.and_then(|extras| extras.task).map(|task| task.turns)
+    }
+
     /// Enqueues an operation.
     fn enqueue(
         &self,
@@ -197,11 +196,9 @@ impl<'a> TransferRequest<'a> {
         operation: &Operation<'_>,
         timing: Timing,
     ) -> Result<Submitted, TrySubmitError> {
-        match self.on_conflict {
-            OnConflict::Block => {
-                submit_after(queue, operation, self.after(), timing).map_err(TrySubmitError::Failed)
-            }
-            OnConflict::Return(turns) => try_submit_after(queue, operation, self.after(), timing, turns),
+        match self.turns() {
+            None => submit_after(queue, operation, self.after(), timing).map_err(TrySubmitError::Failed),
+            Some(turns) => try_submit_after(queue, operation, self.after(), timing, turns),
         }
         .map(Submitted::Until)
     }
@@ -214,9 +211,9 @@ impl<'a> TransferRequest<'a> {
     /// Claims both buffers.
     fn claim(&self) -> Result<Claims<'a>, TrySubmitError> {
         let mut uses = [(self.src, Access::Read), (self.dst, Access::Write)];
-        match self.on_conflict {
-            OnConflict::Block => Claims::acquire(&mut uses).map_err(TrySubmitError::Failed),
-            OnConflict::Return(turns) => Claims::try_acquire(&mut uses, turns),
+        match self.turns() {
+            None => Claims::acquire(&mut uses).map_err(TrySubmitError::Failed),
+            Some(turns) => Claims::try_acquire(&mut uses, turns),
         }
     }
 
@@ -226,7 +223,8 @@ impl<'a> TransferRequest<'a> {
         if let Some(&Extras { queue: Some(queue), .. }) = self.extras {
             return Ok(RequestQueue::Given(queue));
         }
-        backend.lease_queue(lane, self.priority, self.workload.unwrap_or(usual)).map(RequestQueue::Leased)
+        let TransferOptions { priority, workload, .. } = *self.options;
+        backend.lease_queue(lane, priority, workload.unwrap_or(usual)).map(RequestQueue::Leased)
     }
 
     /// Leases a queue for the executor's workers, which other users' work must not delay.
@@ -236,7 +234,8 @@ impl<'a> TransferRequest<'a> {
         lane: DeviceId,
         usual: WorkloadType,
     ) -> Result<QueueLease> {
-        backend.lease_reserved_queue(lane, self.priority, self.workload.unwrap_or(usual))
+        let TransferOptions { priority, workload, .. } = *self.options;
+        backend.lease_reserved_queue(lane, priority, workload.unwrap_or(usual))
     }
 }
 

@@ -100,7 +100,7 @@ impl Method for PeerToPeer {
 
     /// Enables and verifies the pair at its first transfer, which blocks meanwhile. Holds no lock, so two threads may
     /// both do it, with the same result.
-    fn prepare(&self, path: TransferPath, route: &Route) -> Result<(), Declined> {
+    fn prepare(&self, path: &TransferPath, route: &Route) -> Result<(), Declined> {
         let pair = pair(path.src.device, path.dst.device);
         if let Some(verdict) = self.known(pair) {
             return verdict.map_err(Declined::Permanently);

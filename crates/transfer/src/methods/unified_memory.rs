@@ -10,7 +10,7 @@ use transload_core::{
 use transload_executor::Executor;
 
 use super::{
-    Method, OnConflict, Route, Submitted, Topology, TransferRequest,
+    Method, Route, Submitted, Topology, TransferRequest,
     host_staged::{start_staged, start_threads},
 };
 use crate::{
@@ -85,7 +85,7 @@ impl Method for UnifiedMemory {
             (_, DeviceId::Cpu) => StagedKind::FromUnified(by_workers()?),
             // Within the device: prefetch the unified side, then copy device memory.
             _ => {
-                if let OnConflict::Return(_) = request.on_conflict {
+                if request.turns().is_some() {
                     // Return conflicts before any page moves. A later conflict only repeats the prefetch.
                     drop(request.claim()?);
                 }

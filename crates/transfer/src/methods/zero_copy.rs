@@ -33,7 +33,7 @@ impl Method for ZeroCopy {
 
     /// Loads the kernel. If the driver does not support it, the path is left to other methods. Other errors may be
     /// temporary; the submission will return them.
-    fn prepare(&self, _: TransferPath, route: &Route) -> Result<(), Declined> {
+    fn prepare(&self, _: &TransferPath, route: &Route) -> Result<(), Declined> {
         match route.backend.prepare_in_place(route.lane) {
             Err(error) if error.kind() == ErrorKind::Unsupported => {
                 Err(Declined::Permanently(RejectReason::NoKernel))

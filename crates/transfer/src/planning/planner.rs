@@ -98,13 +98,11 @@ impl PathRoutes {
         input: &PlanInput,
         options: &TransferOptions,
         context: &ManagerContext,
-        (declined, queue): (u8, Option<DeviceId>),
+        excluded: Excluded,
     ) -> Result<Choice> {
-        let unsuited = queue.map_or(0, |queue| self.off_queue(queue));
-        let excluded = Excluded { declined, unsuited, ..Excluded::default() };
         let mut choice = self.choose_among(input, options, context, excluded)?;
         if options.is_urgent(input.bytes)
-            && queue.is_none()
+            && excluded.unsuited & ON_QUEUE == 0
             && let Some(candidate) = self.candidates.get(choice.index)
             && let Some(engine) = &candidate.engine
         {
@@ -118,7 +116,7 @@ impl PathRoutes {
 
     /// The methods that a queue of the caller's on this device cannot take.
     #[cold]
-    fn off_queue(&self, queue: DeviceId) -> u8 {
+    pub(crate) fn off_queue(&self, queue: DeviceId) -> u8 {
         let takes = |candidate: &&Candidate| {
             let (method, TransferPath { src, dst }) = (&candidate.method, self.path);
             let peers =
@@ -195,8 +193,8 @@ impl PathRoutes {
                 choice
             }
         };
-        let lane = self.candidates[choice.index].route.lane;
-        context.lost.check([self.path.src.device, self.path.dst.device, lane])?;
+        let lane = &self.candidates[choice.index].route.lane;
+        context.lost.check([&self.path.src.device, &self.path.dst.device, lane])?;
         Ok(choice)
     }
 

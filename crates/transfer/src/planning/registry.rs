@@ -71,7 +71,7 @@ pub(crate) struct RouteCache {
 pub(crate) enum RouteCacheGuard<'a> {
     Place(SpinLockGuard<'a, RouteCache>),
     /// A temporary one, if all shards are locked.
-    Own(RouteCache),
+    Own(Box<RouteCache>),
 }
 
 impl RouteCacheGuard<'_> {
@@ -79,7 +79,7 @@ impl RouteCacheGuard<'_> {
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`].
-    pub(crate) fn routes(&mut self, registry: &Registry, path: TransferPath) -> Result<&mut PathRoutes> {
+    pub(crate) fn routes(&mut self, registry: &Registry, path: &TransferPath) -> Result<&mut PathRoutes> {
         let kept = match self {
             Self::Place(kept) => &mut **kept,
             Self::Own(kept) => kept,
@@ -90,16 +90,25 @@ impl RouteCacheGuard<'_> {
             kept.routes.clear();
             kept.generation = generation;
         }
-        if kept.routes.get(kept.latest).is_none_or(|routes| routes.path != path) {
-            kept.latest = match kept.routes.binary_search_by(|routes| routes.path.cmp(&path)) {
-                Ok(at) => at,
-                Err(at) => {
-                    kept.routes.insert(at, registry.find(path)?);
-                    at
-                }
-            };
+        if kept.routes.get(kept.latest).is_none_or(|routes| routes.path != *path) {
+            kept.select(registry, path)?;
         }
         Ok(&mut kept.routes[kept.latest])
+    }
+}
+
+impl RouteCache {
+    /// Makes the routes of a path the latest.
+    #[cold]
+    fn select(&mut self, registry: &Registry, path: &TransferPath) -> Result<()> {
+        self.latest = match self.routes.binary_search_by(|routes| routes.path.cmp(path)) {
+            Ok(at) => at,
+            Err(at) => {
+                self.routes.insert(at, registry.find(*path)?);
+                at
+            }
+        };
+        Ok(())
     }
 }
 
@@ -183,9 +192,9 @@ impl Registry {
     /// # Errors
     /// The method's bit, if it cannot be used now.
     #[inline]
-    pub(crate) fn prepare(&self, path: TransferPath, candidate: &Candidate) -> Result<(), u8> {
+    pub(crate) fn prepare(&self, path: &TransferPath, candidate: &Candidate) -> Result<(), u8> {
         let prepared = candidate.method.prepare(path, &candidate.route);
-        prepared.map_err(|declined| self.decline(path, candidate.method(), declined))
+        prepared.map_err(|declined| self.decline(*path, candidate.method(), declined))
     }
 
     #[cold]
@@ -283,7 +292,7 @@ impl Registry {
     pub(crate) fn route_cache(&self) -> RouteCacheGuard<'_> {
         let (before, from) = self.kept.split_at(thread_shard().min(self.kept.len()));
         let free = from.iter().chain(before).find_map(|RouteCacheShard(kept)| kept.try_lock());
-        free.map_or_else(|| RouteCacheGuard::Own(RouteCache::default()), RouteCacheGuard::Place)
+        free.map_or_else(|| RouteCacheGuard::Own(Box::default()), RouteCacheGuard::Place)
     }
 
     fn find(&self, path: TransferPath) -> Result<PathRoutes> {

@@ -27,15 +27,16 @@ impl PlanInput {
     /// [`ErrorKind::Overlap`].
     #[inline]
     pub(crate) fn of(src: &RawBuffer, dst: &RawBuffer) -> Result<Self> {
-        let (path, bytes) = (TransferPath::new(src.place(), dst.place()), src.len() as u64);
         let overlap = src.overlaps(dst) && !transload_core::mutant!("transfer/overlap-refused");
         let writable = dst.is_writable() || transload_core::mutant!("transfer/read-only-refused");
-        if bytes == 0 || src.len() != dst.len() || overlap || !writable {
+        if src.is_empty() || src.len() != dst.len() || overlap || !writable {
             return Err(refusal(src, dst));
         }
         let visible =
             |buffer: &RawBuffer| !buffer.place().device.is_cpu() || buffer.device_address().is_some();
-        Ok(Self { path, bytes, device_visible: visible(src) && visible(dst) })
+        let device_visible = visible(src) && visible(dst);
+        let path = TransferPath::new(src.place(), dst.place());
+        Ok(Self { path, bytes: src.len() as u64, device_visible })
     }
 }
 

@@ -71,13 +71,13 @@ impl LostDevices {
     /// # Errors
     /// [`ErrorKind::DeviceLost`] with the first cause, if one of the devices was lost.
     #[inline]
-    pub(crate) fn check(&self, devices: [DeviceId; 3]) -> Result<()> {
+    pub(crate) fn check(&self, devices: [&DeviceId; 3]) -> Result<()> {
         if self.any.load(Ordering::Acquire) { self.check_each(devices) } else { Ok(()) }
     }
 
     #[cold]
-    fn check_each(&self, devices: [DeviceId; 3]) -> Result<()> {
-        match self.causes.lock().iter().find(|(lost, _)| devices.contains(lost)) {
+    fn check_each(&self, devices: [&DeviceId; 3]) -> Result<()> {
+        match self.causes.lock().iter().find(|(lost, _)| devices.contains(&lost)) {
             Some((device, cause)) => Err(Error::caused_by(
                 ErrorKind::DeviceLost,
                 format!("{device} was lost before and takes no more transfers; the first cause"),
