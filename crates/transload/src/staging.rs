@@ -18,18 +18,21 @@ pub(crate) fn allocate(
     }
 }
 
-/// Calls `allocate` with the kind of memory that suits a device: pinned if it offers that and there is some, else pageable.
+/// Returns the kind of staging memory that suits a device: pinned if it offers that, else pageable.
+pub(crate) fn kind_for(manager: &CrossBackendTransferManager, device: DeviceId) -> MemoryKind {
+    let devices = manager.devices();
+    let pins = devices.iter().any(|info| info.id == device && info.kinds.contains(&MemoryKind::Pinned));
+    if pins { MemoryKind::Pinned } else { MemoryKind::Pageable }
+}
+
+/// Calls `allocate` with the kind of memory that suits a device, or if there is too little of it with pageable.
 pub(crate) fn pinned_or_pageable<T>(
     manager: &CrossBackendTransferManager,
     device: DeviceId,
     allocate: impl Fn(MemoryKind) -> Result<T>,
 ) -> Result<T> {
-    let devices = manager.devices();
-    if devices.iter().any(|info| info.id == device && info.kinds.contains(&MemoryKind::Pinned)) {
-        match allocate(MemoryKind::Pinned) {
-            Err(error) if error.kind() == ErrorKind::OutOfMemory => {}
-            outcome => return outcome,
-        }
+    match allocate(kind_for(manager, device)) {
+        Err(error) if error.kind() == ErrorKind::OutOfMemory => allocate(MemoryKind::Pageable),
+        outcome => outcome,
     }
-    allocate(MemoryKind::Pageable)
 }

@@ -211,7 +211,12 @@ impl UnreportedFailure {
         if transload_core::mutant!("transfer/notes-unseen") {
             return;
         }
-        self.0.lock().get_or_insert_with(|| error.clone());
+        self.keep(error.clone());
+    }
+
+    /// Keeps a failure that was noted before.
+    pub(crate) fn keep(&self, error: Error) {
+        self.0.lock().get_or_insert(error);
     }
 
     /// # Errors

@@ -296,6 +296,62 @@ fn dropped_stream_with_a_blocked_reader_frees_its_buffers() {
     });
 }
 
+/// Tells when it was called, and waits until it is told to go on.
+struct Called(mpsc::Sender<()>, mpsc::Receiver<()>);
+
+impl Called {
+    fn wait(&self, bytes: usize) -> io::Result<usize> {
+        self.0.send(()).map_err(io::Error::other)?;
+        self.1.recv().map_err(io::Error::other)?;
+        Ok(bytes)
+    }
+}
+
+impl Read for Called {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        into.fill(9);
+        self.wait(into.len())
+    }
+}
+
+impl Write for Called {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.wait(from.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn dropped_stream_gives_the_memory_free_during_a_call() {
+    everywhere(|home| async move {
+        let there = filled(&home, &[1; 10]).await;
+        for reads in [true, false] {
+            let ((calls, called), (goes_on, told)) = (mpsc::channel(), mpsc::channel());
+            let other = Blocking::new(&home.manager, Called(calls, told));
+            let (manager, memory) = (Arc::clone(&home.manager), there.clone());
+            let stream = tokio::spawn(async move {
+                match reads {
+                    true => read_from(&manager, other, &memory, &small()).await,
+                    false => write_to(&manager, &memory, other, &small()).await,
+                }
+            });
+            while called.try_recv().is_err() {
+                tokio::task::yield_now().await;
+            }
+            stream.abort();
+            stream.await.unwrap_err();
+            home.manager.copy(&home.filled(&[2; 10]), &there).await.unwrap();
+            goes_on.send(()).unwrap();
+            let manager = Arc::clone(&home.manager);
+            tokio::task::spawn_blocking(move || manager.drain()).await.unwrap().unwrap();
+            assert_eq!(bytes_of(&home, &there).await, [2; 10]);
+        }
+    });
+}
+
 #[test]
 fn invalid_options_are_refused() {
     everywhere(|home| async move {
