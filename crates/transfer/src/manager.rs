@@ -321,19 +321,6 @@ impl CrossBackendTransferManager {
         outcome
     }
 
-    /// Keeps the error of a [`drain`](Self::drain) whose caller may be gone, for the next one.
-    pub fn keep_failure(&self, error: Error) {
-        self.context.unreported.keep(error);
-    }
-
-    /// Returns the failure that the next [`drain`](Self::drain) would return, once.
-    ///
-    /// # Errors
-    /// The failure.
-    pub fn take_failure(&self) -> Result<()> {
-        self.context.unreported.take()
-    }
-
     /// Returns what each backend keeps alive, by backend name.
     #[must_use]
     pub fn resource_counts(&self) -> Vec<(&'static str, ResourceCounts)> {

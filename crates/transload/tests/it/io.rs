@@ -1,14 +1,13 @@
 //! Streams between sources, sinks and memory: content, short reads, errors with what was moved, cancellation, bounds.
 
 use std::{
-    future::{pending, poll_fn},
+    future::pending,
     io::{self, Cursor, Read, Write},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
-    task::Poll,
 };
 
 use transload::{
@@ -280,22 +279,6 @@ fn blocking_reader_does_not_block_the_tasks_thread() {
     });
 }
 
-#[test]
-fn dropped_stream_with_a_blocked_reader_frees_its_buffers() {
-    everywhere(|home| async move {
-        let there = home.allocate(home.far, 10);
-        let (sender, receiver) = mpsc::channel();
-        sender.send(1).unwrap();
-        let source = Blocking::new(&home.manager, Waits(receiver));
-        let mut stream = Box::pin(read_from(&home.manager, source, &there, &small()));
-        let polled = poll_fn(|context| Poll::Ready(stream.as_mut().poll(context))).await;
-        assert!(polled.is_pending());
-        drop(stream);
-        // The reader's thread ends; the drain at the end of the test waits for it.
-        drop(sender);
-    });
-}
-
 /// Tells when it was called, and waits until it is told to go on.
 struct Called(mpsc::Sender<()>, mpsc::Receiver<()>);
 
@@ -384,6 +367,7 @@ fn runtime_streams_arrays() {
 #[cfg(feature = "tokio")]
 mod tokio_streams {
     use std::{
+        future::poll_fn,
         pin::Pin,
         sync::Mutex,
         task::{Context, Poll},
