@@ -15,6 +15,11 @@
 //! | `INFO` | a detour: another method or another way was taken |
 //! | `DEBUG` | each transfer, first uses, and errors that a caller gets anyway |
 //! | `TRACE` | each chunk |
+//!
+//! [`report`] emits those that several crates have in common.
+
+mod deferred;
+pub mod report;
 
 use std::{
     fmt,
@@ -68,7 +73,8 @@ pub const PEER_RETRY: &str = "peer_retry";
 /// `WARN`, target [`TRANSFER`]: peer copies between two devices are not used. Fields `device`, `peer`, `reason`, and `error` if a
 /// call failed; without one, the copied bytes were wrong.
 pub const PEER_REJECTED: &str = "peer_rejected";
-/// `INFO`, target [`TRANSFER`]: the copy kernel cannot be used, so a copy engine copies. Fields `device`, `error`.
+/// `INFO`, target of the part that reports it: a kernel of this library cannot be used, so a copy engine or the driver does its work.
+/// Fields `device`, `error`.
 pub const KERNEL_UNAVAILABLE: &str = "kernel_unavailable";
 /// `ERROR`, target [`TRANSFER`]: transfers of a device are refused from now on. Fields `device`, `error` (the first cause).
 pub const DEVICE_LOST: &str = "device_lost";
@@ -94,6 +100,43 @@ pub const RING_LIMITED: &str = "ring_limited";
 
 /// `WARN`, target [`THREADS`]: code of the caller or of a backend panicked, and the panic was caught. Field `text`.
 pub const PANIC_CAUGHT: &str = "panic_caught";
+/// `WARN`, target [`THREADS`]: the system refused to start a thread, so others do its work, or the caller gets an error. Fields `what`
+/// (what the thread is for), `error`.
+pub const THREAD_REFUSED: &str = "thread_refused";
+/// `DEBUG`, target [`THREADS`]: an owner of adopted memory or of a stream was dropped, after the work that used it. Field
+/// `elapsed_ns` (how long its destructor ran).
+pub const OWNER_DROPPED: &str = "owner_dropped";
+
+/// `ERROR`, target [`DRIVER`]: a device's context is unusable until the process ends. Fields `device`, `error` (the first cause).
+pub const CONTEXT_LOST: &str = "context_lost";
+/// `WARN`, target [`DRIVER`]: a driver call in a destructor failed, so what it should release may stay until the process ends, or bytes
+/// that it should write are missing. Field `error`.
+pub const DROP_FAILED: &str = "drop_failed";
+/// `WARN`, target [`DRIVER`]: a driver call failed, and this library goes on in another way or calls again. Fields `what` (the other
+/// way), `device` if there is one, `error`.
+pub const CALL_FAILED: &str = "call_failed";
+/// `INFO`, target [`DRIVER`]: a runtime has no devices of a family. Fields `family`, `error`.
+pub const FAMILY_ABSENT: &str = "family_absent";
+/// `WARN`, target [`DRIVER`]: there were more events of memory and drivers than are kept until they can be emitted. Field `count`.
+pub const EVENTS_DROPPED: &str = "events_dropped";
+
+/// `INFO`, target [`MEMORY`]: memory was short, and an allocation succeeded after memory was reclaimed. Fields `place`, `bytes`,
+/// `how` (what was reclaimed).
+pub const ALLOCATION_RETRIED: &str = "allocation_retried";
+/// `INFO`, target [`MEMORY`]: the system refused the pages that were chosen for an allocation, which has others. Fields `what`,
+/// `bytes` if they are known, `error`.
+pub const PAGES_DECLINED: &str = "pages_declined";
+/// `DEBUG`, target [`MEMORY`]: host memory was registered with a driver, that is, pinned. Fields `address`, `bytes`, `elapsed_ns`.
+pub const HOST_REGISTERED: &str = "host_registered";
+/// `DEBUG`, target [`MEMORY`]: a registration of host memory ended. Field `address`, and `error` if that failed; the memory then stays
+/// until the process ends.
+pub const HOST_UNREGISTERED: &str = "host_unregistered";
+/// `DEBUG`, target [`MEMORY`]: a prefetch or advice that this library chose could not be given. Fields `what`, `device`, `bytes`,
+/// `error`.
+pub const HINT_DECLINED: &str = "hint_declined";
+/// `WARN`, target [`MEMORY`]: a copy between a unified buffer's memory on host and device failed, and is repeated by the next use. Fields
+/// `device`, `bytes`, `error`.
+pub const UNIFIED_COPY_FAILED: &str = "unified_copy_failed";
 
 /// Identifies a transfer in events and reports. Unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -14,7 +14,7 @@ use crate::{Error, ErrorKind, Result, events};
 pub fn catch_panic<T>(body: impl FnOnce() -> T) -> Result<T> {
     let panicked = |payload| {
         let text = panic_text(payload);
-        tracing::warn!(name: events::PANIC_CAUGHT, target: events::THREADS, text, "caught a panic");
+        events::report::panic_caught(&text);
         Error::new(ErrorKind::Interrupted, format!("panicked: {text}"))
     };
     catch_unwind(AssertUnwindSafe(body)).map_err(panicked)

@@ -1,9 +1,8 @@
 //! Wakers of tasks that wait for a claim to end, called while no lock is held.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    task::Waker,
-};
+use std::task::Waker;
+
+use crate::catch_panic;
 
 /// Wakers, called on drop, after all table updates: `wake` may run a task inline that waits for a claim of
 /// this thread.
@@ -37,9 +36,7 @@ impl Drop for Wakers {
     }
 }
 
-/// Wakes a task. Catches a panic of the user's code, and leaks its payload, whose drop may panic, too.
+/// Wakes a task. Catches a panic of the user's code.
 pub(crate) fn wake(waker: Waker) {
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
-        std::mem::forget(payload);
-    }
+    let _panic = catch_panic(|| waker.wake());
 }

@@ -13,7 +13,9 @@ use loom::{
     },
     thread,
 };
-use transload_core::{BufferId, DeviceId, Error, ErrorKind, Place, Result, TransferPath, mutant};
+use transload_core::{
+    BufferId, DeviceId, Error, ErrorKind, Place, Result, TransferPath, catch_panic, mutant,
+};
 
 use crate::{
     hazard::{Access, Attempt, Blocker, ClaimRequest, Claimed, Hazards, Retained, WakeList},

@@ -20,7 +20,8 @@ use std::{
 };
 
 use transload_core::{
-    BufferId, DeviceId, Error, ErrorKind, HostBytes, MemoryKind, Place, Result, TransferPath, mutant,
+    BufferId, DeviceId, Error, ErrorKind, HostBytes, MemoryKind, Place, Result, TransferPath, catch_panic,
+    mutant,
 };
 
 use crate::{
