@@ -9,7 +9,7 @@ use std::{
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage, PathCost, Place,
     Pod, QueueLease, RawBuffer, Reclaimer, ResourceCounts, Result, SharedBuffer, StreamPriority,
-    WorkloadType, host_memory,
+    WorkloadType, events::report, host_memory,
 };
 use transload_executor::Executor;
 
@@ -148,6 +148,7 @@ impl Backend for CpuBackend {
             return Err(self.out_of_memory(bytes));
         }
         let pages = Pages::new(bytes).ok_or_else(|| self.out_of_memory(bytes))?;
+        report::emit_deferred();
         let address = pages.address();
         // SAFETY: the pages have `bytes` zeroed bytes at this address until they are dropped.
         let storage = unsafe { counted_storage(pages, address, bytes, true, &self.counters) };

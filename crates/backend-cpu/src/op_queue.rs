@@ -199,7 +199,7 @@ impl OpQueue {
     /// Spawns a task that runs the queue. The caller has set [`BUSY`].
     fn start(self: &Arc<Self>) {
         let permit = RunPermit { queue: Arc::clone(self), begun: false };
-        // On an error the permit's drop ends the operations with errors.
+        // On an error, which the executor reports, the permit's drop ends the operations with errors.
         let _theirs = self.executor.spawn_detached(self.priority, run(permit));
     }
 

@@ -5,6 +5,9 @@ use std::{
     ptr::NonNull,
 };
 
+#[cfg(target_os = "linux")]
+use transload_core::events::report;
+
 /// Alignment of small allocations: a cache line.
 const SMALL: usize = 64;
 /// Alignment from [`PAGED_FROM`] bytes.
@@ -81,14 +84,16 @@ impl Pages {
         // page and not used yet. Advice changes no content.
         unsafe {
             let start = base.add(before);
-            // A failure costs address space or speed only.
+            // A failure of the first two costs address space only.
             if before > 0 {
                 libc::munmap(base.cast(), before);
             }
             if after > 0 {
                 libc::munmap(start.add(len).cast(), after);
             }
-            libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE);
+            if libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE) != 0 {
+                report::pages_declined("huge pages", len, &std::io::Error::last_os_error());
+            }
             Some(Self { address: NonNull::new(start)?, source: Source::Mapping(len) })
         }
     }

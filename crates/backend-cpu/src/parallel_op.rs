@@ -49,7 +49,7 @@ impl ParallelOp {
         let parallel = Arc::new(Self { op, partition, next: AtomicUsize::new(0), state });
         let helpers =
             (1..executor.threads().min(partition.pieces())).map(|_| Arc::clone(&parallel).take_part());
-        // On an error this task does all pieces.
+        // On an error, which the executor reports, this task does all pieces.
         let _alone = executor.spawn_all(priority, helpers);
         Arc::clone(&parallel).take_part().await;
         let result = poll_fn(|context| {

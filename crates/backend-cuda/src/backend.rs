@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryAdvice, MemoryInfo, MemoryKind, Operation,
     PathCost, PeerAccess, Place, Pod, QueueLease, RawBuffer, Recording, ResourceCounts, Result, SharedBuffer,
-    StreamPriority, WorkloadType,
+    StreamPriority, WorkloadType, events::report,
 };
 use transload_cuda_sys::Driver;
 use transload_memory::{
@@ -178,12 +178,14 @@ impl Backend for CudaBackend {
     /// memory is short. Then this may also reuse memory that is still in use, or block until such work is complete.
     fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         let state = self.state(device)?;
-        match state.allocate(kind, bytes) {
+        let allocated = match state.allocate(kind, bytes) {
             Err(error) if is_pinned_shortage(&error, kind) && self.trim_pinned() > 0 => {
-                state.allocate(kind, bytes)
+                state.allocate(kind, bytes).inspect(retried)
             }
             other => other,
-        }
+        };
+        report::emit_deferred();
+        allocated
     }
 
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
@@ -253,7 +255,7 @@ impl Backend for CudaBackend {
     fn register(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
         match self.registrations()?.register(buffer) {
             Err(error) if is_pinned_shortage(&error, MemoryKind::Pinned) && self.trim_pinned() > 0 => {
-                self.registrations()?.register(buffer)
+                self.registrations()?.register(buffer).inspect(retried)
             }
             other => other,
         }
@@ -302,9 +304,10 @@ impl Backend for CudaBackend {
     }
 
     fn attach_thread(&self) -> Option<Box<dyn std::any::Any>> {
-        // After an error the thread's calls may invalidate a capture, nothing else.
-        let relaxed = transload_cuda_sys::RelaxedCapture::enter().ok()?;
-        Some(Box::new(relaxed))
+        let relaxed = transload_cuda_sys::RelaxedCapture::enter().inspect_err(|error| {
+            report::call_failed("calls of a thread may invalidate a capture", None, error);
+        });
+        Some(Box::new(relaxed.ok()?))
     }
 
     fn drain(&self) -> Result<()> {
@@ -313,8 +316,13 @@ impl Backend for CudaBackend {
         for state in &self.states {
             outcome = outcome.and(state.drain());
         }
+        report::emit_deferred();
         outcome
     }
+}
+
+fn retried(buffer: &RawBuffer) {
+    report::allocation_retried(buffer.place(), buffer.len() as u64, "idle pinned memory was released");
 }
 
 impl fmt::Debug for CudaBackend {

@@ -5,7 +5,9 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use transload_core::{DeviceId, ErrorKind, MemoryInfo, MemoryKind, Place, RawBuffer, ResourceCounts, Result};
+use transload_core::{
+    DeviceId, ErrorKind, MemoryInfo, MemoryKind, Place, RawBuffer, ResourceCounts, Result, events::report,
+};
 use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource, MemoryResource};
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
@@ -159,7 +161,13 @@ unsafe impl MemoryResource for CacheUpstream {
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
         match self.resource.allocate_segment(bytes) {
             Err(error) if error.kind() == ErrorKind::OutOfMemory && self.trim_sibling() => {
-                self.resource.allocate_segment(bytes)
+                self.resource.allocate_segment(bytes).inspect(|_| {
+                    report::allocation_retried(
+                        self.place(),
+                        bytes as u64,
+                        "another allocator's memory was released",
+                    );
+                })
             }
             other => other,
         }

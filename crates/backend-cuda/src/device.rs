@@ -6,7 +6,8 @@ use std::sync::{
 };
 
 use transload_core::{
-    DeviceId, DeviceInfo, ErrorKind, MemoryKind, RawBuffer, ResourceCounts, Result, mutant,
+    DeviceId, DeviceInfo, ErrorKind, MemoryKind, Place, RawBuffer, ResourceCounts, Result, events::report,
+    mutant,
 };
 use transload_cuda_sys::Driver;
 use transload_memory::{
@@ -119,7 +120,8 @@ impl DeviceState {
 
     #[inline(never)]
     fn allocate_slow(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
-        self.retry_after_trim(MemorySide::of(kind), |memory| {
+        let owner = if MemorySide::of(kind) == MemorySide::Host { DeviceId::Cpu } else { self.id };
+        self.retry_after_trim(MemorySide::of(kind), (Place::new(owner, kind), bytes), |memory| {
             match self.cache.allocate((&self.device, memory), &self.allocator, kind, bytes)? {
                 Some(buffer) => Ok(buffer),
                 None => memory.allocate(kind, bytes),
@@ -127,10 +129,11 @@ impl DeviceState {
         })
     }
 
-    /// Calls `allocate`. If memory is short, releases cached memory and retries once.
+    /// Calls `allocate`, for so many bytes at `place`. If memory is short, releases cached memory and retries once.
     pub(crate) fn retry_after_trim<B>(
         &self,
         side: MemorySide,
+        (place, bytes): (Place, usize),
         allocate: impl Fn(&Arc<CudaMemoryManager>) -> Result<B>,
     ) -> Result<B> {
         self.check_usable()?;
@@ -138,11 +141,23 @@ impl DeviceState {
             Err(error) if error.kind() == ErrorKind::OutOfMemory => error,
             other => return other,
         };
-        // Ignore errors of releasing: the retry reports the shortage.
         let sibling = self.allocator.get().filter(|_| side != MemorySide::Host);
-        let of_allocator = sibling.and_then(|allocator| allocator.trim().ok());
-        let freed = self.cache.trim(side) + of_allocator.unwrap_or(0);
-        if freed > 0 { allocate(self.memory()?) } else { Err(refused) }
+        let of_allocator = sibling.map_or(0, |allocator| self.freed(allocator.trim()));
+        let freed = self.cache.trim(side) + of_allocator;
+        if freed == 0 {
+            return Err(refused);
+        }
+        allocate(self.memory()?).inspect(|_| {
+            report::allocation_retried(place, bytes as u64, "cached buffers were freed");
+        })
+    }
+
+    /// Returns the bytes that a trim freed: none if it failed. The retry then reports the shortage.
+    fn freed(&self, trimmed: Result<u64>) -> u64 {
+        trimmed.unwrap_or_else(|error| {
+            report::call_failed("memory is reclaimed elsewhere", self.id, &error);
+            0
+        })
     }
 
     /// Returns an error if the context is known to be lost.
@@ -153,13 +168,13 @@ impl DeviceState {
 
     /// Frees pinned memory that is only kept, and ends idle registrations; returns how many bytes.
     pub(crate) fn trim_pinned(&self) -> u64 {
-        let registered = self.registrations.get().and_then(|registrations| registrations.trim().ok());
-        let trimmed = self.cache.trim(MemorySide::Host) + registered.unwrap_or(0);
+        let registered = self.registrations.get().map_or(0, |registrations| self.freed(registrations.trim()));
+        let trimmed = self.cache.trim(MemorySide::Host) + registered;
         if trimmed > 0
             && let Some(memory) = self.memory.get()
         {
-            // Another thread frees; only then do the bytes no longer count. A failure is that of the retry, too.
-            let _told_by_the_retry = memory.release_cached();
+            // Another thread frees; only then do the bytes no longer count.
+            self.freed(memory.release_cached().map(|()| 0));
         }
         trimmed
     }

@@ -1,6 +1,8 @@
 //! The backend's methods for unified memory.
 
-use transload_core::{DeviceId, MemoryAdvice, Pod, Result, StreamPriority, Transfer, WorkloadType};
+use transload_core::{
+    DeviceId, MemoryAdvice, MemoryKind, Place, Pod, Result, StreamPriority, Transfer, WorkloadType,
+};
 use transload_memory::{CudaFeature, UnifiedBuffer, UnifiedMode};
 
 use crate::{CudaBackend, buffer_cache::MemorySide};
@@ -38,7 +40,8 @@ impl CudaBackend {
     ) -> Result<UnifiedBuffer<T>> {
         let state = self.state(DeviceId::Cuda(ordinal))?;
         let side = if mode == UnifiedMode::Explicit { MemorySide::Both } else { MemorySide::Device };
-        state.retry_after_trim(side, |memory| {
+        let what = (Place::new(state.id, MemoryKind::Unified), len.saturating_mul(size_of::<T>()));
+        state.retry_after_trim(side, what, |memory| {
             let queue = state.pool.lease(StreamPriority::Normal, WorkloadType::Memory)?.into_queue();
             UnifiedBuffer::new_with_mode(memory, queue, len, mode)
         })

@@ -71,9 +71,9 @@ impl Context {
         self.shared.device
     }
 
-    /// Records why the context is unusable, unless an earlier cause is known. All clones share it.
-    pub fn record_loss(&self, cause: Loss) {
-        let _the_first_one_stays = self.shared.loss.set(cause);
+    /// Records why the context is unusable, and returns whether this is the first cause; a later one is ignored. All clones share it.
+    pub fn record_loss(&self, cause: Loss) -> bool {
+        self.shared.loss.set(cause).is_ok()
     }
 
     /// Returns the first recorded cause of loss, if any. Does not call the driver.

@@ -43,7 +43,7 @@ pub use context::{Context, ContextFallback, ContextGuard, Loss, try_in_current};
 pub use cust;
 pub use device::{Device, attribute};
 pub use driver::{Driver, Library, SymbolSource, Version, ffi, install, trace};
-pub use drop_errors::{record_drop_error, take_drop_errors};
+pub use drop_errors::{observe_drop_errors, record_drop_error, take_drop_errors};
 pub use error::{DriverError, InstallError, Result, check};
 pub use event::{Event, EventTiming};
 pub use graph::{Capture, CaptureMode, Graph, GraphExec, GraphUpdate};

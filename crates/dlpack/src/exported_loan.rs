@@ -1,6 +1,8 @@
 //! The loan of an exported buffer, which the deleter ends.
 
 use transload_core::Loan;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+use transload_core::events::report;
 
 /// When the loan ends, once the deleter is called.
 pub(crate) enum ReturnMode {
@@ -37,7 +39,11 @@ impl Drop for ExportedLoan {
                 drop(loan)
             }
             #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
-            ReturnMode::AfterStream(stream) => _ = stream.end_loan(loan),
+            ReturnMode::AfterStream(stream) => {
+                if let Err(error) = stream.end_loan(loan) {
+                    report::call_failed("a loan ends later", stream.device(), &error);
+                }
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ use std::{
 use dlpark::tensor::TensorRef;
 use transload_core::{
     DeviceId, Error, ErrorKind, MemoryKind, Place, RawBuffer, Reclaimer, ResourceCounts, Result,
+    events::report,
 };
 use transload_executor::{DropQueue, ExternalMemory, ExternalStorage};
 
@@ -87,7 +88,9 @@ impl Importer {
     pub fn drain(&self) -> Result<()> {
         #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
         transload_streams::CudaStream::retry_loan_ends();
-        self.drops.drain().and(self.reclaimer.drain())
+        let drained = self.drops.drain().and(self.reclaimer.drain());
+        report::emit_deferred();
+        drained
     }
 
     fn import_inner<M: Form + 'static>(

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, fmt, sync::Arc, thread, time::Duration};
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{Error, ErrorKind, Result, catch_panic};
+use transload_core::{Error, ErrorKind, Result, catch_panic, events::report};
 
 use crate::{
     group::LiveGuard,
@@ -122,6 +122,7 @@ fn post(workers: &Arc<Workers>, body: BlockingCall, key: &BlockingKey) {
     drop(threads);
     let theirs = Arc::clone(workers);
     if let Err(error) = thread::Builder::new().name(workers.next_name()).spawn(move || run(&theirs)) {
+        report::thread_refused("calls that may block", &error);
         let mut threads = workers.spare.state.lock();
         threads.alive -= 1;
         if threads.alive > 0 {

@@ -6,10 +6,11 @@ use std::{
     fmt,
     sync::Arc,
     task::{Wake, Waker},
+    time::Instant,
 };
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{Error, Fence, Result};
+use transload_core::{Error, Fence, Result, events::report};
 
 use crate::{BlockingKey, Executor, Task, guarded::discard, workers::refuse_to_drain};
 
@@ -166,7 +167,9 @@ impl Shared {
         drop(state);
         pending.after.retain(|fence| !fence.is_known_complete());
         let Some(fence) = pending.after.first().cloned() else {
+            let begun = Instant::now();
             discard(pending.value);
+            report::owner_dropped(begun.elapsed());
             return self.done();
         };
         let held = held_by_user(&fence).is_some();

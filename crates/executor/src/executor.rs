@@ -11,7 +11,7 @@ use std::{
 use async_task::Runnable;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use transload_core::{Error, ErrorKind, Fence, Result, StreamPriority, catch_panic};
+use transload_core::{Error, ErrorKind, Fence, Result, StreamPriority, catch_panic, events::report};
 
 use crate::{
     Task,
@@ -212,6 +212,7 @@ impl Executor {
         match thread::Builder::new().name(self.handle.0.next_name()).spawn(body) {
             Ok(_detached) => task,
             Err(error) => {
+                report::thread_refused("a long call", &error);
                 let error = Error::caused_by(ErrorKind::Io, "cannot start a thread for a long call", error);
                 let (task, completer) = Task::pending();
                 completer.complete(Err(error));

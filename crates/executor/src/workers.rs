@@ -14,7 +14,7 @@ use std::{
 
 use async_task::Runnable;
 use concurrent_queue::ConcurrentQueue;
-use transload_core::{Error, ErrorKind, Result, TimelineId, catch_panic};
+use transload_core::{Error, ErrorKind, Result, TimelineId, catch_panic, events::report};
 
 use crate::{blocking::SpareThreads, fences::Fences, idle::Idle};
 
@@ -168,6 +168,7 @@ impl Workers {
         let theirs = Arc::clone(self);
         let spawned = thread::Builder::new().name(self.next_name()).spawn(move || theirs.work());
         if let Err(error) = spawned {
+            report::thread_refused("worker of the executor", &error);
             self.started.fetch_sub(1, Ordering::AcqRel);
             let _none_to_start = self.idle.found(|| false);
             return Err(error);

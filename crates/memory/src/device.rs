@@ -4,10 +4,11 @@ use std::{
     any::Any,
     fmt,
     sync::{Arc, OnceLock},
+    time::Instant,
 };
 
-use transload_core::{DeviceId, Error, Fence, MemoryKind, MemoryShortage, Place, Result};
-use transload_cuda_sys::{Context, Device};
+use transload_core::{DeviceId, Error, Fence, MemoryKind, MemoryShortage, Place, Result, events::report};
+use transload_cuda_sys::{Context, Device, observe_drop_errors, record_drop_error};
 use transload_executor::DropQueue;
 
 use crate::{CudaFeature, UnifiedSupport, error::check_usable, lift};
@@ -36,6 +37,7 @@ impl CudaDevice {
     /// `NoDriver`, `NoDevice`, `DriverTooOld`, or `UnknownDevice` naming the valid ordinals.
     pub fn new(ordinal: u32) -> Result<Self> {
         let device = Device::new(ordinal).map_err(lift)?;
+        observe_drop_errors(|error| report::drop_failed(error));
         Ok(Self {
             shared: Arc::new(Shared { device, context: OnceLock::new(), drops: DropQueue::default() }),
         })
@@ -67,6 +69,7 @@ impl CudaDevice {
         if let Some(context) = self.shared.context.get() {
             return Ok(context);
         }
+        let begun = Instant::now();
         let made = Context::primary(self.shared.device).map_err(|error| {
             if !error.is_out_of_memory() {
                 return lift(error);
@@ -77,7 +80,10 @@ impl CudaDevice {
             Error::out_of_memory(Place::new(self.id(), MemoryKind::Device), shortage)
         })?;
         // If two threads race, the loser's reference is released here.
-        Ok(self.shared.context.get_or_init(|| made))
+        Ok(self.shared.context.get_or_init(|| {
+            report::first_use("context", self.id(), begun.elapsed());
+            made
+        }))
     }
 
     /// Returns the queue that drops the owners of adopted memory and streams. Shared by clones.
@@ -156,8 +162,10 @@ pub(crate) struct BoundOwner<O> {
 
 impl<O> Drop for BoundOwner<O> {
     fn drop(&mut self) {
-        let _bound = self.context.as_ref().map(Context::enter);
+        let bound = self.context.as_ref().map(Context::enter).transpose();
         drop(self.owner.take());
+        // The owner then had no context, as its destructor may have noticed.
+        record_drop_error(bound.map(drop));
     }
 }
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use transload_core::{
-    DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage, Place, Result, host_memory, mutant,
+    DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage, Place, Result, events::report,
+    host_memory, mutant,
 };
 use transload_cuda_sys::{Context, DriverError, Loss};
 
@@ -55,7 +56,10 @@ pub(crate) fn memory_info(context: &Context) -> Result<MemoryInfo, DriverError> 
 /// Records that the context is unusable if `error` is `DeviceLost`. The first recorded cause is kept.
 pub fn record_loss(context: &Context, error: &Error) {
     if error.kind() == ErrorKind::DeviceLost && !mutant!("memory/record-loss") {
-        context.record_loss(Arc::new(error.clone()));
+        let is_first = context.record_loss(Arc::new(error.clone()));
+        if is_first {
+            report::context_lost(DeviceId::Cuda(context.device().ordinal()), error);
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 
 use transload_core::{
     DeviceId, Error, ErrorKind, Fence, MemoryInfo, MemoryKind, MemoryShortage, Place, RawBuffer, Reclaimer,
-    ResourceCounts, Result,
+    ResourceCounts, Result, events::report,
 };
 use transload_cuda_sys::Context;
 
@@ -120,7 +120,9 @@ impl CudaMemoryManager {
     /// `InvalidArgument` for 0 bytes, `Unsupported` for a kind that the device does not have, `OutOfMemory` with the
     /// numbers, `DeviceLost` with the first cause, or the driver's.
     pub fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
-        self.allocate_as(kind, bytes, AllocMode::Default)
+        let allocated = self.allocate_as(kind, bytes, AllocMode::Default);
+        report::emit_deferred();
+        allocated
     }
 
     /// Like [`allocate`](Self::allocate), but in the given mode.
@@ -135,13 +137,17 @@ impl CudaMemoryManager {
     pub(crate) fn with_retry(&self, allocate: impl Fn() -> Result<RawBuffer>) -> Result<RawBuffer> {
         check_usable(&self.context)?;
         self.reclaimer.sweep();
-        match allocate().inspect_err(|error| record_loss(&self.context, error)) {
-            // If the release fails too, report the shortage.
-            Err(error) if error.kind() == ErrorKind::OutOfMemory && self.release_cached().is_ok() => {
-                allocate()
-            }
-            other => other,
+        let refused = match allocate().inspect_err(|error| record_loss(&self.context, error)) {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory => error,
+            other => return other,
+        };
+        if let Err(error) = self.release_cached() {
+            report::call_failed("the allocation fails with the shortage", self.device.id(), &error);
+            return Err(refused);
         }
+        allocate().inspect(|buffer| {
+            report::allocation_retried(buffer.place(), buffer.len() as u64, "cached memory was released");
+        })
     }
 
     fn try_allocate(&self, kind: MemoryKind, bytes: usize, mode: AllocMode) -> Result<RawBuffer> {
@@ -263,14 +269,16 @@ impl CudaMemoryManager {
     pub fn drain(&self) -> Result<()> {
         // Owners of adopted memory may use this memory, and free more of it.
         let outcome = self.device.drops().drain().and(self.reclaimer.drain());
-        match outcome.and(self.release_cached_within(None)) {
+        let outcome = match outcome.and(self.release_cached_within(None)) {
             Err(error) if error.kind() == ErrorKind::DeviceLost => {
                 record_loss(&self.context, &error);
                 let told = self.loss_reported.swap(true, Ordering::Relaxed);
                 if told { Ok(()) } else { Err(check_usable(&self.context).err().unwrap_or(error)) }
             }
             other => other,
-        }
+        };
+        report::emit_deferred();
+        outcome
     }
 }
 

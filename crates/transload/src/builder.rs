@@ -3,7 +3,7 @@
 use std::{fmt, future::Future, iter, sync::Arc};
 
 use transload_backend_cpu::CpuBackendBuilder;
-use transload_core::{Backend, DeviceId, Error, ErrorKind, Observer, Result};
+use transload_core::{Backend, DeviceId, Error, ErrorKind, Observer, Result, events::report};
 use transload_executor::{Executor, block_on};
 use transload_transfer::{CrossBackendTransferManager, ManagerBuilder, STAGING_BUFFER, Sampling};
 
@@ -167,6 +167,7 @@ impl RuntimeBuilder {
                 family.discover(&executor).await
             };
             if let Err(reason) = opened.and_then(|opened| manager.register_backend(opened)) {
+                report::family_absent(family.name(), &reason);
                 absent.push((family.name(), reason));
             }
         }

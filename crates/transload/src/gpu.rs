@@ -251,19 +251,6 @@ impl<T: Pod> Array<T> {
     pub fn used_on(&self, stream: &CudaStream, access: Access) -> Result<StreamUse> {
         stream.use_buffer(self.raw(), access)
     }
-
-    /// Like [`used_on`](Self::used_on), but awaits such work, and blocks no thread. The elements are in use from the first poll on. See
-    /// [`CudaStream::use_buffer_async`].
-    ///
-    /// # Errors
-    /// As for `used_on`.
-    pub fn used_on_async(
-        &self,
-        stream: &CudaStream,
-        access: Access,
-    ) -> impl Future<Output = Result<StreamUse>> + Send + use<T> {
-        stream.use_buffer_async(self.raw(), access)
-    }
 }
 
 impl fmt::Debug for CudaGpu {

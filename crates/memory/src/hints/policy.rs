@@ -68,6 +68,7 @@ fn devices_with_hints() -> impl Iterator<Item = u32> {
         Device::new(*ordinal).and_then(|device| device.attribute(attribute::CONCURRENT_MANAGED_ACCESS))
             != Ok(0)
     };
+    // Without a driver no device was advised.
     let count = Driver::get().and_then(Driver::device_count).unwrap_or(0);
     (0..count).filter(can)
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use transload_core::Result;
+use transload_core::{Result, events::report};
 
 use super::{
     cupti::{Cupti, Subscriber},
@@ -90,9 +90,10 @@ pub(super) fn remove_listener(regions: &SharedRegions) {
         return;
     }
     running.verified.clear();
-    if let Some(subscriber) = running.subscriber.take() {
-        // Errors of stopping cannot be reported.
-        let _stopped = cupti.stop().and(cupti.flush()).and(cupti.unsubscribe(subscriber));
+    if let Some(subscriber) = running.subscriber.take()
+        && let Err(error) = cupti.stop().and(cupti.flush()).and(cupti.unsubscribe(subscriber))
+    {
+        report::drop_failed(&error);
     }
 }
 

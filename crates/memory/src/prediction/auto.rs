@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use transload_core::{
     BufferId, DeviceId, Error, ErrorKind, Operation, Queue, RawBuffer, Result, Timing, TrySubmitError, Turns,
-    WeakBuffer, try_submit,
+    WeakBuffer, events::report, try_submit,
 };
 use transload_cuda_sys::Context;
 
@@ -261,7 +261,10 @@ impl AutoPrefetcher {
             return false;
         }
         let bytes = range.len() as u64;
-        let enqueued = self.has_memory(bytes) && self.submit(range);
+        let enqueued = match self.has_memory(bytes) {
+            true => self.submit(range),
+            false => self.declined(range, &"device memory is short"),
+        };
         let mut state = self.state.lock();
         if enqueued {
             state.statistics.prefetches += 1;
@@ -282,10 +285,15 @@ impl AutoPrefetcher {
                 self.residency.record_prefetch(range, fence, true);
                 true
             }
-            // A host view is open, the host would have to wait, or the driver refuses: the launch itself will report
-            // the cause.
-            Err(TrySubmitError::WouldBlock(_) | TrySubmitError::Failed(_)) => false,
+            Err(TrySubmitError::WouldBlock(_)) => self.declined(range, &"the host would have to wait"),
+            // A host view is open, or the driver refuses, which the launch itself will report.
+            Err(TrySubmitError::Failed(error)) => self.declined(range, &error),
         }
+    }
+
+    fn declined(&self, range: &RawBuffer, error: &dyn fmt::Display) -> bool {
+        report::hint_declined("predicted prefetch", self.device, range.len(), error);
+        false
     }
 
     fn has_memory(&self, bytes: u64) -> bool {

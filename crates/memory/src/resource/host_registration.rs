@@ -3,8 +3,9 @@
 //! May be created and released on any thread. The driver may wait for the device on release, so that happens on a
 //! thread that may wait.
 
-use std::{any::Any, ptr};
+use std::{any::Any, ptr, time::Instant};
 
+use transload_core::events::report;
 use transload_cuda_sys::{Context, DriverError, ffi};
 
 use super::edges;
@@ -48,7 +49,9 @@ impl HostRegistration {
         let pointer = ptr::with_exposed_provenance_mut(start);
         // SAFETY: the caller promises that the range is mapped, and a context is current.
         let register = || unsafe { ffi::cuMemHostRegister_v2(pointer, bytes, PORTABLE | more) };
+        let begun = Instant::now();
         context.call("cuMemHostRegister_v2", register)?;
+        report::host_registered(start, bytes, begun.elapsed());
         let number = edges::enter(start, bytes);
         Ok(Self { context: context.clone(), start, number, owner: Some(owner) })
     }
@@ -75,9 +78,11 @@ impl HostRegistration {
         match self.context.call("cuMemHostUnregister", || unsafe { ffi::cuMemHostUnregister(pointer) }) {
             Ok(()) => {
                 edges::leave(self.start, self.number);
+                report::host_unregistered(self.start, None);
                 Ok(Some(owner))
             }
             Err(error) => {
+                report::host_unregistered(self.start, Some(&error));
                 std::mem::forget(owner);
                 Err(error)
             }

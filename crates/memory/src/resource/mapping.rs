@@ -2,9 +2,11 @@
 //!
 //! Large mappings are populated by several threads, since the system clears every page, at about 10 GB/s per thread.
 
-use std::{ptr::NonNull, thread};
+use std::{io, ptr::NonNull, thread};
 
-use transload_core::{DeviceId, Error, MemoryKind, MemoryShortage, Place, Result, host_memory};
+use transload_core::{
+    DeviceId, Error, MemoryKind, MemoryShortage, Place, Result, events::report, host_memory,
+};
 
 use super::numa;
 
@@ -63,12 +65,16 @@ impl Mapping {
         unsafe {
             let start = mapping.start.as_ptr();
             // A child's copy of a pinned page would be a different page.
-            libc::madvise(start.cast(), len, libc::MADV_DONTFORK);
-            if options.huge {
-                libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE);
+            if libc::madvise(start.cast(), len, libc::MADV_DONTFORK) != 0 {
+                report::pages_declined("pages without copies in child processes", len, &last_error());
             }
-            if let Some(node) = options.node {
-                numa::prefer(start, len, node);
+            if options.huge && libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE) != 0 {
+                report::pages_declined("huge pages", len, &last_error());
+            }
+            if let Some(node) = options.node
+                && let Err(error) = numa::prefer(start, len, node)
+            {
+                report::pages_declined("pages of a NUMA node", len, &error);
             }
         }
         if mapping.populate() { Ok(mapping) } else { Err(shortage()) }
@@ -101,7 +107,10 @@ impl Mapping {
                 let touch = move || self.touch(from, len);
                 match thread::Builder::new().name("transload-touch".to_owned()).spawn_scoped(scope, touch) {
                     Ok(handle) => handles.push(handle),
-                    Err(_) => all &= self.touch(from, len),
+                    Err(error) => {
+                        report::pages_declined("pages populated by more threads", len, &error);
+                        all &= self.touch(from, len);
+                    }
                 }
             }
             handles.into_iter().fold(all, |all, handle| all & handle.join().unwrap_or(false))
@@ -115,7 +124,7 @@ impl Mapping {
         if unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_POPULATE_WRITE) } == 0 {
             return true;
         }
-        if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
+        if last_error().raw_os_error() != Some(libc::EINVAL) {
             return false;
         }
         // Kernels before Linux 5.14 lack this advice.
@@ -125,6 +134,10 @@ impl Mapping {
         }
         true
     }
+}
+
+fn last_error() -> io::Error {
+    io::Error::last_os_error()
 }
 
 impl Drop for Mapping {

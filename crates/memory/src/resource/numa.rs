@@ -64,19 +64,25 @@ fn count(list: &str) -> usize {
 }
 
 /// Prefers (`MPOL_PREFERRED`) a node for an untouched mapping. Strict binding to a full node would kill the process.
+///
+/// # Errors
+/// The system's; the mapping then has pages of any node.
 #[cfg(target_os = "linux")]
-pub(super) fn prefer(start: *mut u8, bytes: usize, node: u32) {
+pub(super) fn prefer(start: *mut u8, bytes: usize, node: u32) -> std::io::Result<()> {
     /// Capacity of the mask: the largest that kernels are built for.
     const NODES: usize = 1024;
     const BITS: usize = u64::BITS as usize;
     let mut mask = [0_u64; NODES / BITS];
-    let Some(word) = mask.get_mut(node as usize / BITS) else { return };
+    let Some(word) = mask.get_mut(node as usize / BITS) else {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    };
     *word = 1 << (node as usize % BITS);
     // SAFETY: a policy changes no content; the range is the caller's mapping, and the mask has the given number of bits
     // (the kernel counts from one).
-    let _only_slower = unsafe {
+    let bound = unsafe {
         libc::syscall(libc::SYS_mbind, start, bytes, libc::MPOL_PREFERRED, mask.as_ptr(), NODES + 1, 0)
     };
+    if bound == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
 #[cfg(all(test, target_os = "linux"))]

@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-#[cfg(target_os = "linux")]
-use transload_core::ErrorKind;
 use transload_core::{DeviceId, Error, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
+#[cfg(target_os = "linux")]
+use transload_core::{ErrorKind, events::report};
 
 use super::{MemoryResource, NumaBinding};
 #[cfg(target_os = "linux")]
@@ -15,7 +15,7 @@ use super::{
     host_registration::{DEVICE_MAP, HostRegistration},
     mapping::{Mapping, MappingOptions},
 };
-use crate::CudaMemoryManager;
+use crate::{CudaMemoryManager, manager::AllocMode};
 #[cfg(target_os = "linux")]
 use crate::{
     error::lift_allocation,
@@ -68,7 +68,7 @@ impl PinnedResource {
     }
 
     fn allocate_from_driver(&self, bytes: usize) -> Result<RawBuffer> {
-        self.manager.allocate(MemoryKind::Pinned, bytes)
+        self.manager.allocate_as(MemoryKind::Pinned, bytes, AllocMode::Default)
     }
 
     /// Maps pages and registers them.
@@ -108,7 +108,12 @@ impl PinnedResource {
         let node = self.numa.node(self.manager.device().driver());
         match self.pages {
             HostPages::Ordinary => self.allocate_pages(bytes, MappingOptions { huge: false, node }),
-            HostPages::Huge => self.allocate_pages(bytes, MappingOptions { huge: true, node }),
+            HostPages::Huge => {
+                if !has_huge_pages() {
+                    report::pages_declined("huge pages", bytes, &"the system gives none on request");
+                }
+                self.allocate_pages(bytes, MappingOptions { huge: true, node })
+            }
             _ => {
                 let huge = bytes >= HUGE_FROM && has_huge_pages();
                 if !huge && node.is_none() {
@@ -116,6 +121,7 @@ impl PinnedResource {
                 }
                 match self.allocate_pages(bytes, MappingOptions { huge, node }) {
                     Err(error) if !matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::DeviceLost) => {
+                        report::pages_declined("registered pages", bytes, &error);
                         self.allocate_from_driver(bytes)
                     }
                     other => other,

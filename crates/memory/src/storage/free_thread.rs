@@ -2,14 +2,13 @@
 //! unpooled memory), and uploads that a dropped unified buffer could not enqueue.
 
 use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread::{self, ThreadId},
     time::{Duration, Instant},
 };
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{Error, ErrorKind, RangeGuard, RawBuffer, Result};
+use transload_core::{Error, ErrorKind, RangeGuard, RawBuffer, Result, catch_panic, events::report};
 use transload_cuda_sys::{AsStream, Context, DriverError, Stream, StreamOptions, ffi, record_drop_error};
 
 use super::{driver_memory::finish_free, free_deferral::Running};
@@ -148,6 +147,7 @@ fn run(shared: &Shared) {
                 }
             }
         }
+        report::emit_deferred();
         shared.queue.lock().busy = None;
         shared.idle.notify_all();
     }
@@ -155,9 +155,7 @@ fn run(shared: &Shared) {
 
 /// Drops values whose destructors may run user code, which may panic: owners of registered memory, wakers.
 fn drop_user_values<T>(dropped: T) {
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(dropped))) {
-        std::mem::forget(payload);
-    }
+    let _panic = catch_panic(|| drop(dropped));
 }
 
 fn upload(context: &Context, pending: &PendingUpload) -> Result<(), DriverError> {

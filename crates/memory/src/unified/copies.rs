@@ -7,9 +7,10 @@ use std::{ops::Range, thread};
 
 use transload_core::{
     Access, Claims, Error, ErrorKind, Fence, Operation, Queue, RangeGuard, RawBuffer, Result, Timing,
+    events::report,
 };
 
-use super::{inner::Inner, range_locks::RangeLockId};
+use super::{inner::Inner, range_locks::RangeLockId, state::Download};
 use crate::ranges::bytes_of;
 
 impl Inner {
@@ -17,9 +18,10 @@ impl Inner {
     /// reads stale device memory, and the next use of the buffer retries.
     pub(crate) fn upload(&self, hold: RangeGuard) {
         let Some(host) = &self.host else { return };
-        if let Err((hold, _told_by_the_next_use)) = self.enqueue_held_upload(host, hold)
+        if let Err((hold, error)) = self.enqueue_held_upload(host, hold)
             && !transload_core::mutant!("memory/unsent-writes-are-kept")
         {
+            report::unified_copy_failed(self.device.id(), hold.buffer().len(), &error);
             self.state.lock().copy.keep_failed_upload(hold);
         }
     }
@@ -82,9 +84,7 @@ impl Inner {
                 if !wait && !download.1.is_complete() {
                     return Err(download_in_progress(&download.0));
                 }
-                let well = download.1.wait().is_ok();
-                self.state.lock().download_finished(&download, well);
-                again |= !well;
+                again |= !self.finish_download(&download);
             }
             for part in missing {
                 again |= !self.download_part(host, part)?;
@@ -153,10 +153,19 @@ impl Inner {
     fn collect_finished_downloads(&self) {
         let over = self.state.lock().copy.finished_downloads();
         for download in over {
-            // Known to be complete: does not wait.
-            let well = download.1.wait().is_ok();
-            self.state.lock().download_finished(&download, well);
+            // Known to be complete: does not wait. A failed one is repeated by the next slice.
+            self.finish_download(&download);
         }
+    }
+
+    /// Waits for a download. Returns whether it succeeded.
+    fn finish_download(&self, download: &Download) -> bool {
+        let outcome = download.1.wait();
+        if let Err(error) = &outcome {
+            report::unified_copy_failed(self.device.id(), download.0.len(), error);
+        }
+        self.state.lock().download_finished(download, outcome.is_ok());
+        outcome.is_ok()
     }
 
     /// Returns a fence that completes after all earlier writes of the range on the device.

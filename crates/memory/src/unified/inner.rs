@@ -7,8 +7,8 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{
-    Error, ErrorKind, MemoryKind, Operation, Pattern, QueueLease, RawBuffer, Result, Timing, fill,
-    range_within, submit,
+    Error, ErrorKind, MemoryKind, Operation, Pattern, QueueLease, RawBuffer, Result, Timing, events::report,
+    fill, range_within, submit,
 };
 use transload_cuda_sys::Context;
 
@@ -139,7 +139,9 @@ impl Drop for Inner {
     /// again, for example because its stream is being captured, the free thread uploads on its own stream.
     fn drop(&mut self) {
         let Some(host) = &self.host else { return };
-        let _sent_below = self.retry_failed_uploads();
+        if let Err(error) = self.retry_failed_uploads() {
+            report::unified_copy_failed(self.device.id(), self.raw.len(), &error);
+        }
         for hold in self.state.get_mut().copy.take_failed_uploads() {
             if let Ok(from) = host.slice(bytes_of(hold.buffer()))
                 && !transload_core::mutant!("memory/dropped-writes-are-sent")

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use transload_core::{
     Access, DeviceId, ErrorKind, MemoryAdvice, MemoryKind, Operation, Queue, RawBuffer, Result, Timing,
-    submit,
+    events::report, submit,
 };
 
 use super::{inner::Inner, state::Placement};
@@ -159,7 +159,10 @@ impl Inner {
                 Ok(())
             }
             // The host is reading it. The device then migrates pages on access.
-            Err(error) if error.kind() == ErrorKind::Busy => Ok(()),
+            Err(error) if error.kind() == ErrorKind::Busy => {
+                report::hint_declined("prefetch for a role", device, part.len(), &error);
+                Ok(())
+            }
             Err(error) => Err(error),
         }
     }

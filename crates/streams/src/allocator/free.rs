@@ -1,6 +1,6 @@
 //! Frees plain blocks, also by address, and records further users.
 
-use transload_core::{ErrorKind, Fence, Result};
+use transload_core::{ErrorKind, Fence, Result, events::report};
 
 use super::{
     arena::{
@@ -166,7 +166,14 @@ impl Shared {
                     Err(error) if error.kind() == ErrorKind::DeviceLost => {}
                     // Being captured: the block stays pending until the capture is over.
                     Err(error) if error.kind() == ErrorKind::Busy => until.push(AfterCapture::of(stream)),
-                    Err(error) => stream.synchronize().map_err(|_| error)?,
+                    Err(error) => {
+                        report::call_failed(
+                            "waiting for a stream instead of a fence",
+                            stream.device(),
+                            &error,
+                        );
+                        stream.synchronize_under_guard().map_err(|_| error)?;
+                    }
                 },
             }
         }

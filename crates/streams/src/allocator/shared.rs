@@ -11,6 +11,7 @@ use std::{
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use transload_core::{
     Error, ErrorKind, Fence, MemoryKind, MemoryShortage, Reclaimer, Result, SpareBuffer, Timeline,
+    events::report,
 };
 use transload_memory::MemoryResource;
 
@@ -314,7 +315,15 @@ impl Drop for Shared {
                     // Without a fence, wait; a lost device does no work any more.
                     Err(error) if error.kind() == ErrorKind::DeviceLost => {}
                     Err(error) if error.kind() == ErrorKind::Busy => fences.push(AfterCapture::of(stream)),
-                    Err(_) => drop(stream.synchronize()),
+                    Err(error) => {
+                        report::call_failed(
+                            "waiting for a stream instead of a fence",
+                            stream.device(),
+                            &error,
+                        );
+                        // After another error its work is over, too.
+                        drop(stream.synchronize_under_guard());
+                    }
                 }
             } else if last > 0 {
                 fences.push(Fence::new(Arc::clone(&stream.timeline), last));

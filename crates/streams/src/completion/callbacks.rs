@@ -16,7 +16,7 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{Error, ErrorKind, Result, Timeline, panic_text};
+use transload_core::{Error, ErrorKind, Result, Timeline, events::report, panic_text};
 
 use super::timeline::StreamTimeline;
 
@@ -185,6 +185,10 @@ fn run(due: Receiver<ReadyCallback>) {
     mark_callback_thread();
     for ReadyCallback { of, callback, outcome } in due {
         let panicked = catch_unwind(AssertUnwindSafe(|| callback(outcome))).err().map(panic_text);
+        if let Some(text) = &panicked {
+            report::panic_caught(text);
+        }
         of.finish(panicked);
+        report::emit_deferred();
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use transload_core::{Error, ErrorKind, Result};
+use transload_core::{Error, ErrorKind, Result, events::report};
 use transload_cuda_sys::DriverError;
 use transload_memory::{lift, record_loss};
 
@@ -50,6 +50,9 @@ impl StreamTimeline {
     pub(crate) fn resolve_wait_error(&self, point: u64, error: DriverError) -> Result<()> {
         let mut latest = error.clone();
         let mut backoff = Backoff::default();
+        if !latest.is_sticky() {
+            report::call_failed("waiting for the stream again", self.device, &latest);
+        }
         loop {
             if latest.is_sticky() {
                 return Err(self.mark_lost(latest));

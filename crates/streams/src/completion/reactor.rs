@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use transload_core::{Error, ErrorKind, Result, catch_panic};
+use transload_core::{Error, ErrorKind, Result, catch_panic, events::report};
 use transload_cuda_sys::RelaxedCapture;
 
 use super::{
@@ -83,8 +83,9 @@ impl Reactor {
     fn run(&self) {
         // Set before the thread first parks, so that a thread that sees it parked finds the handle.
         let _first = self.thread.set(thread::current());
-        // If this fails, polls may invalidate a capture in progress.
-        let _capture = RelaxedCapture::enter();
+        let _capture = RelaxedCapture::enter().inspect_err(|error| {
+            report::call_failed("polls may invalidate a capture", None, error);
+        });
         // A waker may run its task inline, and the task may synchronise a stream.
         callbacks::mark_callback_thread();
         let mut registrations: Vec<Arc<StreamRegistration>> = Vec::with_capacity(ROOM);
@@ -111,6 +112,7 @@ impl Reactor {
             }
             // A waker may run a task that submits.
             woken.drain(..).for_each(|waker| drop(catch_panic(|| waker.wake())));
+            report::emit_deferred();
             if waiting {
                 let quiet = active.elapsed();
                 if quiet > BUSY && self.queue.try_park(&registrations, false) {

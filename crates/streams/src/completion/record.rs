@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use transload_core::{Fence, Result, Timeline};
+use transload_core::{Fence, Result, Timeline, events::report};
 use transload_cuda_sys::{DriverError, Event, EventTiming};
 use transload_memory::lift;
 
@@ -13,6 +13,7 @@ use super::{
 
 impl Timed for Event {
     fn since(&self, start: &Self) -> Option<Duration> {
+        // An error leaves the operation unmeasured, which its report shows.
         self.elapsed_since(start).ok()
     }
 }
@@ -96,8 +97,9 @@ impl StreamTimeline {
     pub(crate) fn share(&self) {
         if !self.events.points.is_shared() {
             self.events.points.share();
-            // If this fails, a fence may also wait for work enqueued through the handle.
-            let _only_asked_for_late = self.flush_batch();
+            if let Err(error) = self.flush_batch() {
+                report::call_failed("a fence may also wait for work of the raw handle", self.device, &error);
+            }
         }
     }
 

@@ -9,7 +9,9 @@ use std::{
     task::Waker,
 };
 
-use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, Timeline, TimelineId, next_timeline_id};
+use transload_core::{
+    DeviceId, Error, ErrorKind, Fence, Result, Timeline, TimelineId, events::report, next_timeline_id,
+};
 use transload_cuda_sys::{AsStream, Event, EventTiming, Stream};
 use transload_memory::lift;
 
@@ -56,10 +58,14 @@ fn record_end(stream: &Stream, may_wait: bool) -> Option<EndState> {
             _ => Some(EndState::Recorded(event)),
         },
         Err(error) if error.is_sticky() => Some(EndState::Complete),
-        Err(_) if may_wait => match stream.synchronize() {
-            Err(error) if !error.is_sticky() => None,
-            _ => Some(EndState::Complete),
-        },
+        Err(error) if may_wait => {
+            let device = DeviceId::Cuda(stream.context().device().ordinal());
+            report::call_failed("waiting for a stream instead of a fence", device, &error);
+            match stream.synchronize() {
+                Err(error) if !error.is_sticky() => None,
+                _ => Some(EndState::Complete),
+            }
+        }
         Err(_) => None,
     }
 }

@@ -13,7 +13,8 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, Error, ErrorKind, Result, StreamPriority, Timeline, TimelineId, catch_panic, next_timeline_id,
+    DeviceId, Error, ErrorKind, Result, StreamPriority, Timeline, TimelineId, catch_panic, events::report,
+    next_timeline_id,
 };
 use transload_cuda_sys::{AsStream, Context, Driver, DriverError, Event, EventTiming, RawStream, Stream};
 use transload_memory::lift;
@@ -176,6 +177,7 @@ impl StreamTimeline {
         match self.kernels() {
             Ok(kernels) => Ok(Some(kernels)),
             Err(error) if error.kind() == ErrorKind::Unsupported => {
+                report::kernel_unavailable(self.device, &error);
                 self.fills_without_kernels.store(true, Ordering::Relaxed);
                 Ok(None)
             }

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use parking_lot::Mutex;
-use transload_core::{Error, ErrorKind, Fence, Result, panic_text};
+use transload_core::{Error, ErrorKind, Fence, Result, events::report, panic_text};
 
 use super::{MultiStreamCoordinator, unknown};
 use crate::CudaStream;
@@ -86,7 +86,9 @@ impl MultiStreamCoordinator {
             let Some(callback) = self.callbacks.take(number) else { continue };
             executed.ran += 1;
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| callback(outcome))) {
-                let text = format!("a completion callback panicked: {}", panic_text(payload));
+                let text = panic_text(payload);
+                report::panic_caught(&text);
+                let text = format!("a completion callback panicked: {text}");
                 executed.panics.push(Error::new(ErrorKind::Interrupted, text));
             }
         }

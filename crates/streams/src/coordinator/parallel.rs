@@ -8,7 +8,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{Error, ErrorKind, Fence, Result, TimelineId, panic_text};
+use transload_core::{Error, ErrorKind, Fence, Result, TimelineId, events::report, panic_text};
 
 use super::{MultiStreamCoordinator, no_streams};
 use crate::CudaStream;
@@ -92,7 +92,8 @@ where
     thread::scope(|scope| {
         let start = |share| {
             let thread = thread::Builder::new().name("transload-tasks".to_owned());
-            thread.spawn_scoped(scope, move || Share::submit(share)).ok()
+            let started = thread.spawn_scoped(scope, move || Share::submit(share));
+            started.inspect_err(|error| report::thread_refused("tasks of a stream", error)).ok()
         };
         let busy = others.iter().filter(|share| !share.tasks.lock().is_empty());
         let threads: Vec<_> = busy.filter_map(start).collect();
@@ -117,7 +118,9 @@ impl<'a, F> Share<'a, F> {
                 Ok(Ok(value)) => Ok(value),
                 Ok(Err(error)) => Err((TaskStage::Submitting, error)),
                 Err(payload) => {
-                    let text = format!("the task panicked: {}", panic_text(payload));
+                    let text = panic_text(payload);
+                    report::panic_caught(&text);
+                    let text = format!("the task panicked: {text}");
                     Err((TaskStage::Panicked, Error::new(ErrorKind::Interrupted, text)))
                 }
             };
@@ -140,7 +143,13 @@ impl<T> Submitted<'_, T> {
     fn outcome(self) -> Result<T, TaskError> {
         let Self { task, stream, outcome, end } = self;
         // Without a fence, wait for the whole stream.
-        let ran = end.map_or_else(|_| stream.synchronize(), |fence| fence.wait());
+        let ran = end.map_or_else(
+            |error| {
+                report::call_failed("waiting for a stream instead of a fence", stream.device(), &error);
+                stream.synchronize()
+            },
+            |fence| fence.wait(),
+        );
         let outcome = outcome.and_then(|value| match ran {
             Ok(()) => Ok(value),
             Err(error) => Err((TaskStage::Running, error)),

@@ -8,7 +8,7 @@ use std::{any::Any, sync::Arc};
 use parking_lot::Mutex;
 use transload_core::{
     Access, DeviceId, Error, ErrorKind, Fence, Operation, RawBuffer, Recording, Result, StreamPriority,
-    Timing, merge_uses, merged_uses, submit,
+    Timing, events::report, merge_uses, merged_uses, submit,
 };
 use transload_cuda_sys::{
     AsStream, Capture, CaptureMode, DriverError, Event, EventTiming, Graph, GraphExec, GraphUpdate,
@@ -175,8 +175,10 @@ impl CudaGraph {
         // launch is in flight when they are dropped.
         unsafe { exec.launch(stream) }?;
         if let Some(in_use) = &self.kernels
-            && in_use.last.record(stream).is_err()
+            && let Err(error) = in_use.last.record(stream)
         {
+            let device = DeviceId::Cuda(stream.context().device().ordinal());
+            report::call_failed("a graph's kernels stay loaded", device, &error);
             // The end of this launch cannot be known.
             in_use.kernels.leak();
         }

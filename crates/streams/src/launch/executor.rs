@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use transload_core::{
-    Access, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Result, Timing, submit,
+    Access, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Result, Timing,
+    events::report, submit,
 };
 use transload_memory::{
     AutoPrefetcher, CudaDevice, CudaFeature, DeviceResidency, PredictionLimits, PredictionStatistics,
@@ -131,7 +132,10 @@ impl LaunchExecutor {
             match submit(&self.there, &Operation::Prefetch { buffer, to: self.device.id() }, Timing::Off) {
                 Ok(fence) => self.resident.record_prefetch(buffer, fence, false),
                 // A host view is open. The claim decides whether the launch conflicts with it.
-                Err(error) if error.kind() == ErrorKind::Busy => self.resident.forget(buffer),
+                Err(error) if error.kind() == ErrorKind::Busy => {
+                    self.resident.forget(buffer);
+                    report::hint_declined("prefetch before a launch", self.device.id(), buffer.len(), &error);
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -153,7 +157,9 @@ impl LaunchExecutor {
                 Ok(Some(sent)) => end = sent,
                 Ok(None) => {}
                 // A host view is open already.
-                Err(error) if error.kind() == ErrorKind::Busy => {}
+                Err(error) if error.kind() == ErrorKind::Busy => {
+                    report::hint_declined("prefetch after a launch", self.device.id(), buffer.len(), &error);
+                }
                 Err(error) => {
                     let text = "the launch is in flight, but its results cannot be prefetched";
                     return Err(Error::caused_by(error.kind(), text, error));

@@ -10,7 +10,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{Queue, Result, StreamPriority, WorkloadType};
+use transload_core::{Queue, Result, StreamPriority, WorkloadType, events::report};
 use transload_memory::CudaDevice;
 
 use super::{
@@ -158,6 +158,7 @@ impl PriorityGroup {
                     Ok(stream) => stream,
                     // A busy or failed stream is better than none.
                     Err(error) => {
+                        report::call_failed("a stream is shared", device.id(), &error);
                         let (index, held, _) = shared.ok_or(error)?;
                         return Ok(leased(index, held));
                     }

@@ -1,7 +1,7 @@
 //! Uses of buffers by work that other code enqueues on a stream.
 
 use parking_lot::{Mutex, ReentrantMutex};
-use transload_core::{Access, DeviceId, Error, ErrorKind, Loan, Queue, RawBuffer, Result};
+use transload_core::{Access, DeviceId, Error, ErrorKind, Loan, RawBuffer, Result, events::report};
 use transload_memory::lift;
 
 use crate::CudaStream;
@@ -33,31 +33,6 @@ impl CudaStream {
     /// [`ErrorKind::InvalidArgument`] for writing to memory that is not writable, and for a per-thread default stream, since only its
     /// thread could end the use without blocking; the driver's.
     pub fn use_buffer(&self, buffer: &RawBuffer, access: Access) -> Result<StreamUse> {
-        let loan = self.borrow(buffer, access)?;
-        self.begin_use(loan)
-    }
-
-    /// Like [`use_buffer`](Self::use_buffer), but awaits the work that the stream cannot wait for by itself, and blocks no thread. The
-    /// buffer is in use from the first poll on, until the future or its result is dropped.
-    ///
-    /// # Errors
-    /// As for `use_buffer`.
-    pub fn use_buffer_async(
-        &self,
-        buffer: &RawBuffer,
-        access: Access,
-    ) -> impl Future<Output = Result<StreamUse>> + Send + use<> {
-        let (stream, buffer) = (self.clone(), buffer.clone());
-        async move {
-            let loan = stream.borrow(&buffer, access)?;
-            for fence in loan.after().iter().filter(|fence| !stream.can_wait_for(fence)) {
-                let _its_transfer_reports_errors = fence.clone().await;
-            }
-            stream.begin_use(loan)
-        }
-    }
-
-    fn borrow(&self, buffer: &RawBuffer, access: Access) -> Result<Loan> {
         Self::retry_loan_ends();
         self.own.check_not_captured()?;
         if access == Access::Write && !buffer.is_writable() {
@@ -69,10 +44,7 @@ impl CudaStream {
                         name, also foreign ones and the legacy default stream";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        buffer.lend(access)
-    }
-
-    fn begin_use(&self, loan: Loan) -> Result<StreamUse> {
+        let loan = buffer.lend(access)?;
         self.wait_fences(loan.after())?;
         // Work of the handle's users is not counted by the stream.
         self.own.share();
@@ -99,7 +71,10 @@ impl CudaStream {
             }
             Err(error) if error.kind() == ErrorKind::Busy => Err(error),
             // No event: the loan ends once all work is complete.
-            Err(_) => self.own.synchronize_driver().map_err(lift),
+            Err(error) => {
+                report::call_failed("waiting for a stream instead of a fence", self.device(), &error);
+                self.own.synchronize_driver().map_err(lift)
+            }
         };
         match ended {
             // No work runs on a lost device.
@@ -140,6 +115,7 @@ impl CudaStream {
     fn retry_all() {
         let pending = std::mem::take(&mut *PENDING.lock());
         for (loan, stream) in pending {
+            // It stays if that fails, as during a capture.
             let _stays_if_it_fails = stream.try_end(loan);
         }
     }
@@ -157,8 +133,10 @@ impl StreamUse {
 
 impl Drop for StreamUse {
     fn drop(&mut self) {
-        if let Some(loan) = self.loan.take() {
-            let _stays_if_it_fails = self.stream.end_loan(loan);
+        if let Some(loan) = self.loan.take()
+            && let Err(error) = self.stream.end_loan(loan)
+        {
+            report::call_failed("a loan ends later", self.stream.device(), &error);
         }
     }
 }

@@ -16,7 +16,7 @@ use std::{
     thread::{self, ThreadId},
 };
 
-use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, StreamPriority, Timeline};
+use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, StreamPriority, Timeline, events::report};
 use transload_cuda_sys::{AsStream, Context, RawEvent, RawStream, Stream, StreamOptions, ffi};
 use transload_memory::{CudaDevice, lift};
 
@@ -219,6 +219,13 @@ impl CudaStream {
     /// `Busy` while the stream is being captured: waiting would invalidate the capture. The driver's, also one that
     /// the stream's work caused.
     pub fn synchronize(&self) -> Result<()> {
+        let outcome = self.synchronize_under_guard();
+        report::emit_deferred();
+        outcome
+    }
+
+    /// Like [`synchronize`](Self::synchronize), but emits no events, so that it may be called under an allocator's guards.
+    pub(crate) fn synchronize_under_guard(&self) -> Result<()> {
         let point = self.own.events.points.issued();
         let outcome = self.own.synchronize();
         if self.own.events.points.reached() >= point {

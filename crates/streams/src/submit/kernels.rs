@@ -4,10 +4,11 @@ use std::{
     ffi::CStr,
     os::raw::c_void,
     sync::{Arc, Weak},
+    time::Instant,
 };
 
 use parking_lot::Mutex;
-use transload_core::Result;
+use transload_core::{DeviceId, Result, events::report};
 use transload_cuda_sys::{Context, DriverError, RawStream, RelaxedCapture, attribute, cust::sys::CUfunction};
 use transload_memory::lift;
 
@@ -58,7 +59,10 @@ impl Kernels {
         if let Some(found) = find(&LOADED.lock(), context) {
             return Ok(found);
         }
+        let begun = Instant::now();
         let made = Arc::new(Self::load(context)?);
+        let device = DeviceId::Cuda(context.device().ordinal());
+        report::first_use("kernels for copies and fills", device, begun.elapsed());
         let mut loaded = LOADED.lock();
         // Another thread may have been faster. Dropped without the lock, since that unloads a module.
         if let Some(found) = find(&loaded, context) {

@@ -187,7 +187,7 @@ impl<'a> Pipeline<'a> {
     pub(super) fn wait_all(&mut self) {
         for transfer in self.ring.drain(..).filter_map(|slot| slot.transfer) {
             // An error was returned already; after success, nothing is left here.
-            let _ = transfer.wait();
+            let _returned_already = transfer.wait();
         }
     }
 }

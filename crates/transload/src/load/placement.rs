@@ -1,6 +1,6 @@
 //! Memory for all tensors: one allocation if possible, else several of bounded size.
 
-use transload_core::{Error, ErrorKind, MemoryShortage, Place, RawBuffer, Result};
+use transload_core::{Error, ErrorKind, MemoryShortage, Place, RawBuffer, Result, events::report};
 use transload_transfer::CrossBackendTransferManager;
 
 use super::{
@@ -40,7 +40,9 @@ impl TensorPlacement {
         match layout(most).filter(|split| split.segments.len() > 1) {
             Some(split) if error.kind() == ErrorKind::OutOfMemory => {
                 check_free_memory(manager, options, &split)?;
-                Ok(Self { segments: segments(manager, options, &split)?, layout: split })
+                let segments = segments(manager, options, &split)?;
+                report::allocation_retried(options.place, header.bytes, "in segments");
+                Ok(Self { segments, layout: split })
             }
             _ => Err(error),
         }

@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use transload_core::{events::report, panic_text};
 use transload_cuda_sys::DriverError;
 
 use super::{
@@ -91,10 +92,13 @@ impl Drop for DropLater {
         let mut first = None;
         for ended in self.0.drain(..) {
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(ended))) {
-                first.get_or_insert(payload);
+                match first {
+                    None if !std::thread::panicking() => first = Some(payload),
+                    _ => report::panic_caught(&panic_text(payload)),
+                }
             }
         }
-        if let Some(payload) = first.filter(|_| !std::thread::panicking()) {
+        if let Some(payload) = first {
             resume_unwind(payload);
         }
     }

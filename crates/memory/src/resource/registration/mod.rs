@@ -17,7 +17,7 @@ mod table_tests;
 use std::{fmt, sync::Arc};
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{Access, Error, ErrorKind, MemoryKind, RawBuffer, Result};
+use transload_core::{Access, Error, ErrorKind, MemoryKind, RawBuffer, Result, events::report};
 
 use self::{
     entry_guard::{DropLater, EntryGuard},
@@ -100,7 +100,9 @@ impl RegistrationCache {
     /// driver or device cannot register this memory; the driver's.
     pub fn register(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
         let access = if buffer.is_writable() { Access::Write } else { Access::Read };
-        self.register_for(buffer, access)
+        let registered = self.register_for(buffer, access);
+        report::emit_deferred();
+        registered
     }
 
     /// Like [`register`](Self::register), but only as a source: the buffer and any number of returned buffers can be
@@ -159,6 +161,7 @@ impl RegistrationCache {
             }
         }
         drop(drop_later);
+        report::emit_deferred();
         outcome.map(|()| bytes)
     }
 

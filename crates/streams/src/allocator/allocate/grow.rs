@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use transload_core::{Error, ErrorKind, Fence, MemoryInfo, MemoryShortage, Result};
+use transload_core::{Error, ErrorKind, Fence, MemoryInfo, MemoryShortage, Result, events::report};
 
 use super::super::{
     arena::{
@@ -33,6 +33,12 @@ thread_local! {
 
 impl Shared {
     pub(crate) fn grow(&self, stream: &CudaStream, params: AllocParams) -> Result<AllocatedBlock> {
+        let grown = self.grow_or_call_back(stream, params);
+        report::emit_deferred();
+        grown
+    }
+
+    fn grow_or_call_back(&self, stream: &CudaStream, params: AllocParams) -> Result<AllocatedBlock> {
         /// Attempts while other threads move memory around.
         const ROUNDS: usize = 4;
         self.check_fits(params)?;
@@ -93,18 +99,36 @@ impl Shared {
                 return Ok(Some(taken));
             }
         }
+        let reclaimed = self.reclaim(stream, params)?;
+        Ok(reclaimed.map(|(taken, how)| {
+            report::allocation_retried(self.upstream.place(), params.requested, how);
+            taken
+        }))
+    }
+
+    /// Makes use of free memory of all streams. Returns how it got memory.
+    fn reclaim(
+        &self,
+        stream: &CudaStream,
+        params: AllocParams,
+    ) -> Result<Option<(AllocatedBlock, &'static str)>> {
         if let Some(taken) = self.coalesce(stream, params, Reach::Any)? {
-            return Ok(Some(taken));
+            return Ok(Some((taken, "free blocks were joined")));
         }
         // An error means that the work is over as well.
-        let _over = self.wait_for_streams();
+        self.wait_for_streams().unwrap_or_else(|error| self.report_failure("failed work is over", &error));
         if let Some(taken) = self.coalesce(stream, params, Reach::Complete)? {
-            return Ok(Some(taken));
+            return Ok(Some((taken, "streams were waited for")));
         }
         self.trim();
-        // The next allocation reports the error.
-        let _told_by_the_next_try = self.upstream.trim();
-        self.grow_by(stream, params, params.size)
+        let trimmed = self.upstream.trim();
+        trimmed.unwrap_or_else(|error| self.report_failure("the next allocation is tried", &error));
+        let grown = self.grow_by(stream, params, params.size)?;
+        Ok(grown.map(|taken| (taken, "free segments were released")))
+    }
+
+    fn report_failure(&self, what: &'static str, error: &Error) {
+        report::call_failed(what, self.upstream.device(), error);
     }
 
     fn out_of_memory_callbacks(&self) -> Vec<Arc<super::super::shared::Callback>> {
@@ -254,6 +278,7 @@ impl Shared {
                     } else {
                         self.record_watermark(arena, generation, &stream)
                     };
+                    // After an error the wait is for the last point, and returns the stream's error.
                     let sealed = watermark.ok().flatten().map_or(0, |watermark| watermark.point);
                     Fence::new(Arc::clone(&stream.timeline), sealed.max(last_point)).wait()
                 }
