@@ -17,12 +17,14 @@ use tracing::{
     span,
     subscriber::{Interest, set_global_default},
 };
+use transload_core::events::report::emit_deferred;
 
 /// One event.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     pub(crate) name: &'static str,
     pub(crate) target: &'static str,
+    #[allow(dead_code, reason = "not every test that includes this file reads levels")]
     pub(crate) level: Level,
     fields: BTreeMap<&'static str, String>,
 }
@@ -35,7 +37,30 @@ impl Record {
     }
 }
 
+/// Returns the events of one name, which all have the fields.
+#[track_caller]
+pub(crate) fn find<'a>(records: &'a [Record], name: &str, target: &str, fields: &[&str]) -> Vec<&'a Record> {
+    let found: Vec<_> = records.iter().filter(|record| record.name == name).collect();
+    assert!(!found.is_empty(), "no `{name}` in {records:#?}");
+    for record in &found {
+        assert_eq!(record.target, target);
+        let missing: Vec<_> = fields.iter().filter(|field| record.field(field).is_none()).collect();
+        assert!(missing.is_empty(), "{missing:?} is not in {record:?}");
+    }
+    found
+}
+
+/// Returns the only event of a name.
+#[allow(dead_code, reason = "not every test that includes this file expects one")]
+#[track_caller]
+pub(crate) fn find_one<'a>(records: &'a [Record], name: &str, target: &str, fields: &[&str]) -> &'a Record {
+    let found = find(records, name, target, fields);
+    assert_eq!(found.len(), 1, "{found:#?}");
+    found[0]
+}
+
 static ENABLED: AtomicBool = AtomicBool::new(false);
+static PANICKING: AtomicBool = AtomicBool::new(false);
 static RECORDS: Mutex<Vec<Record>> = Mutex::new(Vec::new());
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -50,15 +75,34 @@ pub(crate) fn record_disabled(body: impl FnOnce()) -> Vec<Record> {
     recorded(false, body)
 }
 
+/// Like [`record`], but the subscriber panics after each event.
+#[allow(dead_code, reason = "not every test that includes this file checks that")]
+pub(crate) fn record_panicking(body: impl FnOnce()) -> Vec<Record> {
+    recorded(true, || {
+        PANICKING.store(true, Ordering::SeqCst);
+        body();
+        PANICKING.store(false, Ordering::SeqCst);
+    })
+}
+
 fn recorded(enabled: bool, body: impl FnOnce()) -> Vec<Record> {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| set_global_default(EventLog).expect("no other subscriber"));
     let _others_wait = locked(&ONE_AT_A_TIME);
+    // What an earlier test left.
+    emit_deferred();
     ENABLED.store(enabled, Ordering::SeqCst);
     rebuild_interest_cache();
     locked(&RECORDS).clear();
     body();
+    ENABLED.store(false, Ordering::SeqCst);
     std::mem::take(&mut *locked(&RECORDS))
+}
+
+/// Returns the number of events so far.
+#[allow(dead_code, reason = "not every test that includes this file counts before the end")]
+pub(crate) fn count() -> usize {
+    locked(&RECORDS).len()
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -94,6 +138,7 @@ impl Subscriber for EventLog {
         let metadata = event.metadata();
         let (name, target, level) = (metadata.name(), metadata.target(), *metadata.level());
         locked(&RECORDS).push(Record { name, target, level, fields: fields.0 });
+        assert!(!PANICKING.load(Ordering::SeqCst), "planted panic of the subscriber");
     }
 
     fn enter(&self, _: &span::Id) {}

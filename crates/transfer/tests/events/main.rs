@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use event_log::{Record, record, record_disabled};
+use event_log::{Record, find, find_one, record, record_disabled};
 use gate::Gate;
 use mock::{MOCK, Mock, MockBackend};
 use transload_core::{
@@ -44,27 +44,6 @@ fn pair(manager: &CrossBackendTransferManager, bytes: usize) -> (RawBuffer, RawB
     let dst = manager.allocate(MOCK, MemoryKind::Device, bytes).unwrap();
     mock::set_bytes(&src, 1);
     (src, dst)
-}
-
-/// Returns the events of one name, which all have the fields.
-#[track_caller]
-fn find<'a>(records: &'a [Record], name: &str, target: &str, fields: &[&str]) -> Vec<&'a Record> {
-    let found: Vec<_> = records.iter().filter(|record| record.name == name).collect();
-    assert!(!found.is_empty(), "no `{name}` in {records:#?}");
-    for record in &found {
-        assert_eq!(record.target, target);
-        let missing: Vec<_> = fields.iter().filter(|field| record.field(field).is_none()).collect();
-        assert!(missing.is_empty(), "{missing:?} is not in {record:?}");
-    }
-    found
-}
-
-/// Returns the only event of a name.
-#[track_caller]
-fn find_one<'a>(records: &'a [Record], name: &str, target: &str, fields: &[&str]) -> &'a Record {
-    let found = find(records, name, target, fields);
-    assert_eq!(found.len(), 1, "{found:#?}");
-    found[0]
 }
 
 #[track_caller]
