@@ -18,6 +18,7 @@ use crate::{
     CrossBackendTransferManager, Plan, TransferOptions,
     attempt::{Extras, Obstacle, Task},
     context::SubmissionTarget,
+    planning::request::PlanInput,
     report_events,
 };
 
@@ -80,6 +81,11 @@ impl<'a> CopyBuilder<'a> {
     /// Enqueues it on this stream: after everything enqueued there before, and before everything enqueued there later. A method
     /// that works on several queues is [rejected](transload_core::RejectReason::NotOnQueue) then; the stream's own priority and
     /// workload count.
+    ///
+    /// # Errors
+    /// When it is submitted or planned: [`ErrorKind::InvalidArgument`] if the stream's device cannot do this copy, naming the
+    /// devices that can. A copy between memories of the host takes no stream; one between the host and a device takes a
+    /// stream of that device.
     pub fn on<Q: Queue + Clone>(mut self, stream: &'a Q) -> Self {
         self.extras.get_or_insert_default().queue = Some(stream);
         self
@@ -130,11 +136,10 @@ impl<'a> CopyBuilder<'a> {
     /// What it would do: nothing is moved and no queue is leased.
     ///
     /// # Errors
-    /// As for [`CrossBackendTransferManager::plan`].
+    /// Those of submitting it, except [`ErrorKind::Busy`] and the backend's.
     pub fn plan(&self) -> Result<Plan> {
         let queue = self.extras.as_ref().and_then(|extras| extras.queue).map(|queue| queue.device());
-        let bytes = self.src.len() as u64;
-        self.manager.plan_on(self.src.place(), self.dst.place(), bytes, &self.options, queue)
+        self.manager.plan_on(&PlanInput::of(self.src, self.dst)?, &self.options, queue)
     }
 
     /// Submits it. Blocks the thread only where the bytes wait for work that the transfer's queue cannot wait for by itself: that

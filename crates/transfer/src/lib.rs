@@ -31,8 +31,8 @@
 //! and records how it ended (`stats`, over `context`). `tasks` has the asynchronous forms, which never block a thread.
 //!
 //! # Not implemented yet
-//! Calibration on the user's machine: methods are chosen by the backends' built-in tables, as every report says. Host
-//! memory is not sent over other devices' links. Work of the host's threads cannot be recorded.
+//! Calibration on the user's machine: methods are chosen by the backends' built-in tables, as every report says. Bytes
+//! take no route through a third device. Work of the host's threads cannot be recorded.
 
 mod attempt;
 mod builder;

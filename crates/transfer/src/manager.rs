@@ -172,27 +172,25 @@ impl CrossBackendTransferManager {
     /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`] if no method is left or no registered device offers a
     /// kind of memory, [`ErrorKind::DeviceLost`].
     pub fn plan(&self, src: Place, dst: Place, bytes: u64, options: &TransferOptions) -> Result<Plan> {
-        self.plan_on(src, dst, bytes, options, None)
+        let input = PlanInput::new(TransferPath::new(src, dst), bytes)?;
+        // Unlike a buffer, a plan may name memory that no device offers.
+        [src, dst].into_iter().try_for_each(|place| self.registry.check_offered(place))?;
+        self.plan_on(&input, options, None)
     }
 
     pub(crate) fn plan_on(
         &self,
-        src: Place,
-        dst: Place,
-        bytes: u64,
+        input: &PlanInput,
         options: &TransferOptions,
         queue: Option<DeviceId>,
     ) -> Result<Plan> {
-        let input = PlanInput::new(TransferPath::new(src, dst), bytes)?;
         let mut cache = self.registry.route_cache();
         let routes = cache.routes(&self.registry, &input.path)?;
-        // Unlike a buffer, a plan may name memory that no device offers.
-        [src, dst].into_iter().try_for_each(|place| self.registry.check_offered(place))?;
-        let unsuited = queue.map_or(0, |queue| routes.off_queue(queue));
+        let unsuited = queue.map_or(Ok(0), |queue| routes.off_queue(queue))?;
         let excluded = Excluded { unsuited, ..Excluded::default() };
-        let choice = routes.choose(&input, options, &self.context, excluded)?;
+        let choice = routes.choose(input, options, &self.context, excluded)?;
         let chosen = &routes.candidates[choice.index];
-        let others = routes.predictions(&input, options);
+        let others = routes.predictions(input.bytes, choice.excluded);
         let alternatives = others.into_iter().filter(|(candidate, _)| !std::ptr::eq(*candidate, chosen)).map(
             |(candidate, predicted)| Alternative {
                 method: candidate.method(),
@@ -200,7 +198,7 @@ impl CrossBackendTransferManager {
                 basis: candidate.info.cost.basis,
             },
         );
-        let report = chosen.info.report(&chosen.submission(&input, &choice));
+        let report = chosen.info.report(&chosen.submission(input, &choice));
         Ok(Plan::new(report, alternatives.collect()))
     }
 
@@ -368,7 +366,10 @@ impl CrossBackendTransferManager {
                 Err(error) => return self.refuse(id(), error),
             };
             if let Some(queue) = extras.and_then(|extras| extras.queue) {
-                excluded.unsuited = routes.off_queue(queue.device());
+                match routes.off_queue(queue.device()) {
+                    Ok(unsuited) => excluded.unsuited = unsuited,
+                    Err(error) => return self.refuse(id(), error),
+                }
             }
             let choice = match routes.choose(&input, options, &self.context, excluded) {
                 Ok(choice) => choice,

@@ -14,7 +14,7 @@ pub enum TransferMethod {
     HostStaged,
     /// One side is migrating memory, prefetched to where it is needed.
     UnifiedMemory,
-    /// Between devices without the host, or over other devices' links.
+    /// Between devices without the host.
     PeerToPeer,
     /// The destination's device uses the bytes in place.
     ZeroCopy,
@@ -75,8 +75,8 @@ pub enum RejectReason {
     PeerUnverified,
     /// Peers copy between their own memory, and one side is another kind.
     NotDeviceMemory,
-    /// This version does not send the host's bytes over other devices' links.
-    NoRelays,
+    /// Peers copy between their own memory, and one side is the host.
+    HostSide,
     /// The host's side is not pageable: staging would only add a copy.
     AlreadyPinned,
     /// The device's backend offers no pinned memory for staging.
@@ -107,7 +107,7 @@ impl fmt::Display for RejectReason {
             Self::PeerCorrupts => "a test pattern copied between the devices was changed",
             Self::PeerUnverified => "enabling or verifying peer access failed",
             Self::NotDeviceMemory => "one side is not a device's own memory",
-            Self::NoRelays => "this version does not send the host's bytes over other devices' links",
+            Self::HostSide => "one side is the host",
             Self::AlreadyPinned => "the host's side is not pageable: staging would only add a copy",
             Self::NoStagingMemory => "the device's backend offers no pinned memory for staging",
             Self::NotMapped => "the memory is not mapped into the device's address space",
@@ -116,7 +116,9 @@ impl fmt::Display for RejectReason {
             Self::NotRecordable => {
                 "work that needs host threads or pageable memory, or migrates pages, cannot be recorded"
             }
-            Self::NotOnQueue => "it cannot be enqueued on the caller's queue",
+            Self::NotOnQueue => {
+                "the caller's stream cannot take it: it needs several streams, or one of another device"
+            }
             Self::Forbidden => "excluded by the caller",
         })
     }

@@ -3,9 +3,9 @@
 use std::{ops::Deref, sync::Arc};
 
 use transload_core::{
-    Access, Backend, Claims, DeviceId, DeviceInfo, Fence, Operation, PeerAccess, Queue, QueueLease,
-    RawBuffer, RejectReason, Result, Submitted, Timing, TransferId, TransferMethod, TransferPath,
-    TrySubmitError, Turns, WorkloadType, submit_after, try_submit_after,
+    Access, Backend, Claims, DeviceId, Fence, Operation, PeerAccess, Queue, QueueLease, RawBuffer,
+    RejectReason, Result, Submitted, Timing, TransferId, TransferMethod, TransferPath, TrySubmitError, Turns,
+    WorkloadType, submit_after, try_submit_after,
 };
 
 use transload_executor::Executor;
@@ -303,15 +303,5 @@ impl Topology<'_> {
             let access = registered.backend.peer_access(device, peer);
             access.is_ok_and(|access| access != PeerAccess::Unavailable)
         })
-    }
-
-    /// Returns whether any other device is a peer of this one.
-    fn has_peer(&self, device: DeviceId) -> bool {
-        self.devices()
-            .any(|other| other.id != device && !other.id.is_cpu() && self.are_peers(other.id, device))
-    }
-
-    fn devices(&self) -> impl Iterator<Item = &DeviceInfo> {
-        self.backends.iter().flat_map(|registered| &registered.devices)
     }
 }

@@ -76,14 +76,9 @@ impl Method for PeerToPeer {
     /// The source's device copies: writing to a peer is as fast as reading from one.
     fn applicable(&self, path: TransferPath, topology: &Topology<'_>) -> Result<Route, RejectReason> {
         let (src, dst) = (path.src.device, path.dst.device);
-        let relayed = |device| match topology.has_peer(device) {
-            true => RejectReason::NoRelays,
-            false => RejectReason::NoPeerAccess,
-        };
         match (src.is_cpu(), dst.is_cpu()) {
             (true, true) => return Err(RejectReason::NoDevice),
-            (true, false) => return Err(relayed(dst)),
-            (false, true) => return Err(relayed(src)),
+            (true, false) | (false, true) => return Err(RejectReason::HostSide),
             (false, false) if src == dst => return Err(RejectReason::SameDevice),
             (false, false) => {}
         }

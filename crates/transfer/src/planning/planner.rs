@@ -3,7 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
-use transload_core::{DeviceId, Error, ErrorKind, Rejected, Result, TransferMethod, TransferPath};
+use transload_core::{
+    DeviceId, Error, ErrorKind, RejectReason, Rejected, Result, TransferMethod, TransferPath,
+};
 
 use crate::{
     TransferOptions,
@@ -91,7 +93,8 @@ impl PathRoutes {
     /// take longer (see [`TransferOptions::priority`]). A request like the one before reuses its choice.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if no method is left, with the reason of each; [`ErrorKind::DeviceLost`].
+    /// [`ErrorKind::Unsupported`] if no method is left, with the reasons; [`ErrorKind::InvalidArgument`] if a queue of this
+    /// [`ErrorKind::Unsupported`] if no method is left, with the reasons; [`ErrorKind::DeviceLost`].
     #[inline]
     pub(crate) fn choose(
         &mut self,
@@ -115,16 +118,35 @@ impl PathRoutes {
     }
 
     /// The methods that a queue of the caller's on this device cannot take.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if these are all that apply.
     #[cold]
-    pub(crate) fn off_queue(&self, queue: DeviceId) -> u8 {
-        let takes = |candidate: &&Candidate| {
+    pub(crate) fn off_queue(&self, queue: DeviceId) -> Result<u8> {
+        let takes = |candidate: &Candidate, queue: DeviceId| {
             let (method, TransferPath { src, dst }) = (&candidate.method, self.path);
             let peers =
                 method.method() == TransferMethod::PeerToPeer && [src.device, dst.device].contains(&queue);
             method.is_of_one_queue(self.path) && (candidate.route.lane == queue || peers)
         };
-        let not = self.candidates.iter().filter(|candidate| !takes(candidate));
-        not.fold(ON_QUEUE, |methods, candidate| methods | bit(candidate.method()))
+        let (can, not): (Vec<_>, Vec<_>) =
+            self.candidates.iter().partition(|candidate| takes(candidate, queue));
+        if can.is_empty() && !not.is_empty() {
+            let path = self.path;
+            let mut devices = vec![path.src.device, path.dst.device];
+            devices.dedup();
+            devices
+                .retain(|device| !device.is_cpu() && not.iter().any(|candidate| takes(candidate, *device)));
+            let devices: Vec<_> = devices.iter().map(|device| format!("a stream of {device}")).collect();
+            let text = match devices.join(" or ").as_str() {
+                "" => format!("no stream can take a copy {path}; leave out `on`"),
+                valid => {
+                    format!("a stream of {queue} cannot take a copy {path}; use {valid}, or leave out `on`")
+                }
+            };
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Ok(not.iter().fold(ON_QUEUE, |methods, candidate| methods | bit(candidate.method())))
     }
 
     /// Chooses the cheapest method in place, or staging by a copy kernel, if the engine's queue takes longer.
@@ -205,22 +227,25 @@ impl PathRoutes {
         let allowed = self.candidates.iter().enumerate().filter(allowed);
         let predicted = allowed.map(|(index, candidate)| (index, candidate.predict(bytes)));
         let Some((index, predicted)) = predicted.min_by_key(|(_, predicted)| *predicted) else {
+            let is_alone = excluded.forbidden.count_zeros() == 1;
+            // What the caller excluded is of interest if it applies, unless one method was asked for.
+            let matters = |rejected: &&Rejected| {
+                excluded.forbidden & bit(rejected.method) == 0
+                    || !is_alone && rejected.reason == RejectReason::Forbidden
+            };
             let reasons = excluded.rejections(&self.reasons);
-            let reasons: Vec<_> = reasons.iter().map(ToString::to_string).collect();
+            let reasons: Vec<_> = reasons.iter().filter(matters).map(ToString::to_string).collect();
             let text = format!("no method is left for {}: {}", self.path, reasons.join("; "));
             return Err(Error::new(ErrorKind::Unsupported, text));
         };
         Ok(Choice { index, queued: 0, predicted, stage_in_place: false, excluded })
     }
 
-    /// Returns the allowed methods with their predicted times, fastest first.
-    pub(crate) fn predictions(
-        &self,
-        input: &PlanInput,
-        options: &TransferOptions,
-    ) -> Vec<(&Candidate, Duration)> {
-        let allowed = self.candidates.iter().filter(|candidate| options.allows(candidate.method()));
-        let mut all: Vec<_> = allowed.map(|candidate| (candidate, candidate.predict(input.bytes))).collect();
+    /// Returns the methods that are not excluded with their predicted times, fastest first.
+    pub(crate) fn predictions(&self, bytes: u64, excluded: Excluded) -> Vec<(&Candidate, Duration)> {
+        let allowed =
+            self.candidates.iter().filter(|candidate| excluded.all() & bit(candidate.method()) == 0);
+        let mut all: Vec<_> = allowed.map(|candidate| (candidate, candidate.predict(bytes))).collect();
         all.sort_by_key(|(_, predicted)| *predicted);
         all
     }

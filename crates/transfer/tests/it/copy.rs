@@ -20,7 +20,7 @@ use crate::{
     MOCK, Mock, beside_cpu,
     gate::Gate,
     is_at_rest,
-    mock::{bytes, set_bytes},
+    mock::{bytes, read_only, set_bytes},
     pair,
     watchdog::within,
     with,
@@ -126,6 +126,12 @@ fn plan_of_a_copy_says_what_it_does() {
         let copy = manager.copy(&src, &dst).method(method).priority(StreamPriority::High);
         assert_eq!(copy.plan().unwrap().method, method);
         assert_eq!(copy.wait().unwrap().method, method);
+    }
+    // What cannot be submitted cannot be planned, for the same reason.
+    for dst in [&dst.slice(..63).unwrap(), &src, &read_only(64)] {
+        let copy = manager.copy(&src, dst);
+        let (planned, submitted) = (copy.plan().unwrap_err(), copy.wait().unwrap_err());
+        assert_eq!((planned.kind(), planned.to_string()), (submitted.kind(), submitted.to_string()));
     }
     let none = manager.copy(&src, &dst).method(TransferMethod::PeerToPeer);
     assert_eq!(none.plan().unwrap_err().kind(), ErrorKind::Unsupported);

@@ -129,7 +129,7 @@ fn staged_copy_on_a_stream_is_refused_with_the_reason() {
     let staged = setup.manager.copy(&source, &there).method(TransferMethod::HostStaged).on(&stream);
     let error = pollster::block_on(staged.into_future()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.to_string().contains("the caller's queue"), "{error}");
+    assert!(error.to_string().ends_with(": HostStaged: the caller's stream cannot take it: it needs several streams, or one of another device"), "{error}");
 }
 
 #[test]
@@ -141,9 +141,22 @@ fn stream_of_another_device_is_refused() {
     let (source, there) =
         (setup.filled(MemoryKind::Pinned, &[1; 64]), setup.allocate(MemoryKind::Device, 64));
     let error = setup.manager.copy(&source, &there).on(&stream).wait().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let (theirs, ours) = (stream.device(), there.place().device);
+    let text = format!(
+        "a stream of {theirs} cannot take a copy cpu/pinned → {ours}/device; use a stream of {ours}, or"
+    );
+    assert!(error.to_string().starts_with(&text), "{error}");
+    assert_eq!(
+        setup.manager.copy(&source, &there).on(&stream).plan().unwrap_err().to_string(),
+        error.to_string()
+    );
     // Nor does a stream copy within the host.
     let (a, b) = (setup.filled(MemoryKind::Pageable, &[1; 64]), setup.allocate(MemoryKind::Pageable, 64));
     let error = setup.manager.copy(&a, &b).on(&stream).wait().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(
+        error.to_string().starts_with("no stream can take a copy cpu/pageable → cpu/pageable"),
+        "{error}"
+    );
 }
