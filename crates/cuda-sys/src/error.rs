@@ -96,7 +96,8 @@ impl DriverError {
 /// The error of [`install`](crate::install).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a CUDA driver is already in use ({in_use}); another one can only be installed before the first driver call"
+    "the process has chosen its CUDA driver already ({in_use}); install another one before the first driver call, such as \
+     that of `Runtime::discover`"
 )]
 pub struct InstallError {
     /// Name of the driver in use.

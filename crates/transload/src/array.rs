@@ -41,10 +41,19 @@ impl<T: Pod> Array<T> {
         if size > 0 && raw.len().is_multiple_of(size) && address.is_multiple_of(alignment as u64) {
             return Ok(Self { raw, backend, elements: PhantomData });
         }
-        let text = format!(
-            "{} bytes at {address:#x} are not elements of {size} bytes aligned to {alignment}; slice the buffer so that they are",
-            raw.len()
-        );
+        let name = std::any::type_name::<T>();
+        let text = if size == 0 {
+            format!("elements of `{name}` have no size; at least 1 byte is valid")
+        } else if !raw.len().is_multiple_of(size) {
+            format!(
+                "{} bytes are no whole number of `{name}`; valid are multiples of {size} bytes",
+                raw.len()
+            )
+        } else {
+            format!(
+                "elements of `{name}` cannot begin at {address:#x}; valid are multiples of {alignment} bytes"
+            )
+        };
         Err(Error::new(ErrorKind::InvalidArgument, text))
     }
 

@@ -244,7 +244,8 @@ impl CudaGpu {
 impl<T: Pod> Array<T> {
     /// Begins a use of the elements by kernels and other work that the caller enqueues on this stream, through its handle, until the
     /// use ends: that work comes after all earlier work on them, and later work on them after it. **May block**: while staged transfers
-    /// or other backends' work use the elements. See [`CudaStream::use_buffer`].
+    /// or other backends' work use the elements. It does not check that kernels of the stream's device can access them: the work may be
+    /// copies of the driver. See [`CudaStream::use_buffer`].
     ///
     /// # Errors
     /// As for `CudaStream::use_buffer`.

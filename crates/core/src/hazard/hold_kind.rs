@@ -19,24 +19,31 @@ pub(crate) enum HoldKind {
 pub(crate) fn busy(range: &Range<usize>, kind: HoldKind, open: Access) -> Error {
     let Range { start, end } = range;
     let text = match (kind, open) {
-        (HoldKind::Loan, Access::Write) => {
-            format!("bytes {start} to {end} are lent for writing; end the loan first")
-        }
-        (HoldKind::Loan, Access::Read) => {
-            format!("bytes {start} to {end} are lent for reading; end the loan before writing them")
+        // A loan does not say what holds it.
+        (HoldKind::Loan, access) => {
+            let purpose = if access == Access::Write { "writing" } else { "reading" };
+            format!(
+                "bytes {start} to {end} of the allocation are in use by other code, for {purpose}; first end the `StreamUse` (`end()`), or \
+                 drop the exported tensor, registered buffer or `Loan`"
+            )
         }
         (_, Access::Write) => {
-            format!("a writable host view is open on bytes {start} to {end}; close it first")
+            format!("a writable host view is open on bytes {start} to {end} of the allocation; drop it first")
         }
-        (_, Access::Read) => format!("a host view is open on bytes {start} to {end}; close it first"),
+        (_, Access::Read) => {
+            format!(
+                "a host view is open on bytes {start} to {end} of the allocation; drop it before writing them"
+            )
+        }
     };
     Error::new(ErrorKind::Busy, text)
 }
 
 /// Returns the error for a range used by work in flight.
 pub(crate) fn in_flight(range: &Range<usize>) -> Error {
+    let Range { start, end } = range;
     Error::new(
         ErrorKind::Busy,
-        format!("bytes {} to {} are used by a transfer in flight; wait for it first", range.start, range.end),
+        format!("bytes {start} to {end} of the allocation are used by work in flight; wait for it first"),
     )
 }

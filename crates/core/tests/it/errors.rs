@@ -27,7 +27,7 @@ fn texts_name_the_numbers_that_were_wrong() {
     let _view = kept.write().unwrap();
     let error = kept.slice(2..7).unwrap().read().unwrap_err();
     assert_eq!(error.retry(), Retry::Later);
-    assert!(error.to_string().contains("bytes 2 to 7"), "{error}");
+    assert!(error.to_string().contains("bytes 2 to 7 of the allocation"), "{error}");
 }
 
 #[test]

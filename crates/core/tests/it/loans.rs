@@ -20,7 +20,9 @@ fn loan_for_writing_excludes_conflicts_on_its_range_only() {
         shared.lend(Access::Read).unwrap_err(),
     ] {
         assert_eq!(error.kind(), ErrorKind::Busy);
-        assert!(error.to_string().contains("lent for writing"), "{error}");
+        for words in ["in use by other code, for writing", "end the `StreamUse`", "`Loan`"] {
+            assert!(error.to_string().contains(words), "{error}");
+        }
     }
     queue.write(&rest).unwrap();
     drop(rest.lend(Access::Read).unwrap());
@@ -37,7 +39,7 @@ fn loan_for_reading_allows_readers() {
     queue.copy(&shared, &other).unwrap();
     drop(shared.read().unwrap());
     let error = queue.write(&shared).unwrap_err();
-    assert!(error.kind() == ErrorKind::Busy && error.to_string().contains("lent for reading"), "{error}");
+    assert!(error.kind() == ErrorKind::Busy && error.to_string().contains("for reading"), "{error}");
     drop(loans);
     queue.write(&shared).unwrap();
 }

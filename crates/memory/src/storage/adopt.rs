@@ -5,7 +5,10 @@ use std::{any::Any, ptr, ptr::NonNull};
 use transload_core::{DeviceId, Error, ErrorKind, Fence, MemoryKind, Place, RawBuffer, Result};
 use transload_executor::{ExternalMemory, ExternalStorage};
 
-use super::{InContext, pointer::pointer_attributes};
+use super::{
+    InContext,
+    pointer::{allocated_from, pointer_attributes},
+};
 use crate::{CudaFeature, CudaMemoryManager, error::check_usable};
 
 impl CudaMemoryManager {
@@ -17,7 +20,7 @@ impl CudaMemoryManager {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for the address 0, for 0 bytes, for a range beyond the address space, for memory that the
-    /// driver does not know as a whole (such as ordinary host memory), and for memory of another device; [`ErrorKind::DeviceLost`];
+    /// driver does not know (such as ordinary host memory), for more bytes than it knows there, and for memory of another device; [`ErrorKind::DeviceLost`];
     /// other errors of the driver.
     ///
     /// # Safety
@@ -67,17 +70,26 @@ impl CudaMemoryManager {
         let device = self.device();
         let invalid = |text: String| Error::new(ErrorKind::InvalidArgument, text);
         if address == 0 || bytes == 0 {
-            return Err(invalid(format!("{bytes} bytes at {address:#x} cannot be adopted")));
+            let what = if address == 0 { "memory at the null address" } else { "0 bytes" };
+            let text = format!(
+                "{what} cannot be adopted; valid are at least 1 byte at the address of an allocation"
+            );
+            return Err(invalid(text));
         }
         if usize::try_from(address).ok().and_then(|from| from.checked_add(bytes)).is_none() {
             return Err(invalid(format!("{bytes} bytes at {address:#x} exceed the address space")));
         }
         check_usable(device.context()?)?;
         let Some(known) = pointer_attributes(device, address, bytes)? else {
-            let text = format!(
-                "{bytes} bytes at {address:#x} are not memory that the CUDA driver knows as a whole; check the address and the length"
-            );
-            return Err(invalid(text));
+            return Err(invalid(match allocated_from(device, address)? {
+                Some(most) => format!(
+                    "{bytes} bytes at {address:#x} leave their allocation: the CUDA driver knows at most {most} bytes from there"
+                ),
+                None => format!(
+                    "the CUDA driver does not know the memory at {address:#x}; valid is what it allocated or registered, unlike \
+                     ordinary host memory"
+                ),
+            }));
         };
         if known.ordinal != device.ordinal() && !known.is_host {
             let text = format!(

@@ -33,6 +33,22 @@ pub fn pointer_attributes(
     Ok(first.filter(|first| Some(*first) == last))
 }
 
+/// Returns how many bytes from an address on belong to the allocation there, if the driver knows it.
+///
+/// # Errors
+/// As for [`pointer_attributes`].
+pub(super) fn allocated_from(device: &CudaDevice, address: u64) -> Result<Option<u64>> {
+    /// `CU_POINTER_ATTRIBUTE_RANGE_START_ADDR`.
+    const RANGE_START: u32 = 11;
+    /// `CU_POINTER_ATTRIBUTE_RANGE_SIZE`.
+    const RANGE_SIZE: u32 = 12;
+
+    let context = device.context()?;
+    let Some(start) = attribute(context, RANGE_START, address)? else { return Ok(None) };
+    let Some(size) = attribute(context, RANGE_SIZE, address)? else { return Ok(None) };
+    Ok(start.saturating_add(size).checked_sub(address))
+}
+
 fn query(context: &Context, address: u64) -> Result<Option<PointerAttributes>> {
     /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`; 1 is host memory.
     const MEMORY_TYPE: u32 = 2;
@@ -46,19 +62,19 @@ fn query(context: &Context, address: u64) -> Result<Option<PointerAttributes>> {
     let Some(ordinal) = attribute(context, DEVICE_ORDINAL, address)? else { return Ok(None) };
     // Managed memory counts as device memory, wherever it is resident.
     let is_managed = managed & 1 == 1;
-    Ok(Some(PointerAttributes { is_host: kind == 1 && !is_managed, is_managed, ordinal }))
+    Ok(Some(PointerAttributes { is_host: kind == 1 && !is_managed, is_managed, ordinal: ordinal as u32 }))
 }
 
 /// Returns `None` for an address that the driver does not know.
-fn attribute(context: &Context, which: u32, address: u64) -> Result<Option<u32>> {
+fn attribute(context: &Context, which: u32, address: u64) -> Result<Option<u64>> {
     const INVALID_VALUE: u32 = 1;
     let _bound = context.enter().map_err(lift)?;
     let _capture = RelaxedCapture::enter().map_err(lift)?;
-    // The attributes are 32-bit numbers, and a boolean byte.
-    let mut value = [0_u32; 2];
+    // The driver sets the first 1, 4 or 8 bytes, and is for little-endian machines only.
+    let mut value = 0_u64;
     // SAFETY: the attributes are numbers of at most 8 bytes; any address may be queried.
-    match unsafe { ffi::cuPointerGetAttribute(value.as_mut_ptr().cast(), which, address) } {
+    match unsafe { ffi::cuPointerGetAttribute((&raw mut value).cast(), which, address) } {
         INVALID_VALUE => Ok(None),
-        code => check("cuPointerGetAttribute", code).map(|()| Some(value[0])).map_err(lift),
+        code => check("cuPointerGetAttribute", code).map(|()| Some(value)).map_err(lift),
     }
 }

@@ -78,13 +78,14 @@ fn wrong_memory_is_refused_and_its_owner_dropped() {
     let on_host = [0_u8; 100];
     let freed = 0x10;
     for (address, bytes, named) in [
-        (0, 100, "0x0"),
+        (0, 100, "the null address"),
         (address, 0, "0 bytes"),
         (address, usize::MAX, "address space"),
         (u64::MAX - 10, 100, "address space"),
-        (address, 1 << 50, "as a whole"),
-        (on_host.as_ptr().addr() as u64, 100, "as a whole"),
-        (freed, 100, "as a whole"),
+        (address, 1 << 50, "the CUDA driver knows at most"),
+        (address + 1, 1 << 50, "bytes from there"),
+        (on_host.as_ptr().addr() as u64, 100, "valid is what it allocated or registered"),
+        (freed, 100, "does not know the memory at 0x10"),
     ] {
         let (theirs, drops) = owner(&memory, MemoryKind::Device, 10);
         // SAFETY: it is refused.

@@ -26,10 +26,12 @@ impl CudaStream {
     /// work on the buffer, and later work on the buffer comes after it. **May block**: while staged transfers or other backends' work
     /// use the bytes, since the stream cannot wait for those by itself. Meanwhile conflicting operations and host views return `Busy`.
     ///
-    /// Work that the caller enqueues on other streams is not covered.
+    /// Work that the caller enqueues on other streams is not covered. Any memory may be used on any stream: whether the stream's device
+    /// can access it depends on the work, since the driver also copies memory that kernels there cannot access. Unlike a
+    /// [launch](crate::Launch), this does not check it.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] if a conflicting host view or loan is open, and while this stream is being captured;
+    /// [`ErrorKind::Busy`] if a conflicting host view, use or loan is open, and while this stream is being captured;
     /// [`ErrorKind::InvalidArgument`] for writing to memory that is not writable, and for a per-thread default stream, since only its
     /// thread could end the use without blocking; the driver's.
     pub fn use_buffer(&self, buffer: &RawBuffer, access: Access) -> Result<StreamUse> {

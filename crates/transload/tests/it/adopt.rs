@@ -144,6 +144,10 @@ fn adopted_and_handed_back_without_a_copy() {
     assert_eq!(array.raw().device_address(), Some(address));
     let using = array.used_on(&stream, Access::Write).unwrap();
     theirs.fill(3);
+    let busy = array.slice(1..3).unwrap().used_on(&stream, Access::Read).unwrap_err();
+    assert_eq!(busy.kind(), ErrorKind::Busy);
+    let text = "bytes 4 to 12 of the allocation are in use by other code, for writing; first end the `StreamUse` (`end()`)";
+    assert!(busy.to_string().starts_with(text), "{busy}");
     using.end().unwrap();
     let moved: Vec<_> =
         trace.calls_of_this_thread().into_iter().filter(|call| call.name.contains("cpy")).collect();
@@ -231,17 +235,21 @@ fn wrong_addresses_are_errors_and_drop_the_owner() {
     let (theirs, drops) = Theirs::new(gpu);
     let address = theirs.address;
     let on_host = [0_u8; 64];
-    for (address, len) in [
-        (0, 1),
-        (address + 1, 1),
-        (address, 0),
-        (address, usize::MAX),
-        (u64::MAX - 7, 1),
-        (on_host.as_ptr() as u64, 8),
+    let most = format!("the CUDA driver knows at most {} bytes from there", COUNT * 4);
+    for (address, len, text) in [
+        (0, 1, "the null address"),
+        (address + 1, 1, "valid are multiples of 8 bytes"),
+        (address, 0, "0 elements of 8 bytes"),
+        (address, COUNT, &most),
+        (address, usize::MAX, "expected 1 to"),
+        (u64::MAX - 7, 1, "address space"),
+        (on_host.as_ptr() as u64, 8, "valid is what it allocated or registered"),
     ] {
         // SAFETY: it is refused.
         let refused = unsafe { gpu.adopt::<u64>(address, len, Arc::clone(&theirs)) };
-        assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidArgument, "{len} at {address:#x}");
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{len} at {address:#x}");
+        assert!(error.to_string().contains(text), "`{text}` is not in: {error}");
     }
     drop(theirs);
     setup.rt.drain().unwrap();
