@@ -93,7 +93,6 @@ impl PathRoutes {
     /// take longer (see [`TransferOptions::priority`]). A request like the one before reuses its choice.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if no method is left, with the reasons; [`ErrorKind::InvalidArgument`] if a queue of this
     /// [`ErrorKind::Unsupported`] if no method is left, with the reasons; [`ErrorKind::DeviceLost`].
     #[inline]
     pub(crate) fn choose(
