@@ -18,16 +18,16 @@ use transload_cuda_sys::{
     AsStream, Event, EventTiming, RelaxedCapture, Stream, StreamOptions, check, ffi, trace,
 };
 
-const COUNT: usize = 50_000;
+pub(crate) const COUNT: usize = 50_000;
 
-struct Setup {
-    rt: Runtime,
-    gpu: CudaGpu,
+pub(crate) struct Setup {
+    pub(crate) rt: Runtime,
+    pub(crate) gpu: CudaGpu,
     _end: EndCheck,
 }
 
 impl Setup {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let test = harness::device();
         let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
         let rt = Runtime::builder().cuda(config).discover().unwrap();
@@ -35,7 +35,7 @@ impl Setup {
         Self { rt, gpu, _end: test.end_check() }
     }
 
-    fn finish(self) {
+    pub(crate) fn finish(self) {
         self.rt.drain().unwrap();
         for (name, counts) in self.rt.manager().resource_counts() {
             assert!(counts.is_empty(), "{name}: {counts}");

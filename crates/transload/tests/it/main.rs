@@ -6,6 +6,8 @@ mod adopt;
 mod array;
 mod bad_use;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod beside_cust;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod copy_on;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda;
