@@ -435,6 +435,7 @@ class Checks:
             expect(name_of(capsule) == NAMES[True], "a refused capsule was renamed")
             del capsule
         gc.collect()
+        probe.call("drain")
         expect(probe.call("imported") == 0, "something is still imported")
 
     def theirs_comes_back_through_us(self):

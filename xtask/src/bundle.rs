@@ -92,8 +92,8 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
     Ok(())
 }
 
-/// Returns the packages whose tests are bundled: those that use a device, and `THREADED`. The tests of programs are not,
-/// since they start what cargo built.
+/// Returns the packages whose tests are bundled: those that use a device, and `THREADED`. The tests of programs and of the probe
+/// are not, since they start what cargo built.
 fn tested(metadata: &Value) -> Result<Vec<String>> {
     let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
     let has_test = |package: &Value| {
@@ -110,7 +110,7 @@ fn tested(metadata: &Value) -> Result<Vec<String>> {
                 .any(|other| other["name"] == SIMULATOR)
     };
     let is_bundled = |package: &&Value| {
-        let is_program = PROGRAMS.iter().any(|(of, _)| package["name"] == *of);
+        let is_program = package["name"] == PROBE || PROGRAMS.iter().any(|(of, _)| package["name"] == *of);
         let is_threaded = THREADED.iter().any(|name| package["name"] == *name);
         (uses_device(package) || is_threaded) && !is_program && has_test(package)
     };
@@ -251,6 +251,7 @@ mod tests {
             package("transload-old", "transload-core", "it"),
             package("transload-simulated", SIMULATOR, "simulated"),
             package("transload-cli", SIMULATOR, "it"),
+            package(PROBE, SIMULATOR, "it"),
             package("transload-executor", "parking_lot", "it"),
             package(SIMULATOR, "libc", "capture"),
         ]});

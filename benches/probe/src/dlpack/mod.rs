@@ -18,9 +18,23 @@
 //! void     transload_probe_dlpack_destroy_versioned(PyObject *capsule);    // for capsules, and `…_unversioned`
 //! ```
 //!
+//! Memory and streams that Python keeps, on Linux and Windows. `release(owner)` is called once, by a thread of the library:
+//!
+//! ```c
+//! int64_t  transload_probe_adopt(void *session, uint64_t address, uint64_t bytes, int64_t stream, release, void *owner);
+//! int64_t  transload_probe_adopt_stream(void *session, uint64_t handle, release, void *owner);
+//! int64_t  transload_probe_drop_stream(void *session, int64_t stream);
+//! int64_t  transload_probe_copy(void *session, int64_t src, int64_t dst, int64_t stream, uint64_t event);   // does not wait
+//! uint64_t transload_probe_copy_event(void *session);                      // after the last copy; until the next one
+//! int64_t  transload_probe_begin_use(void *session, int64_t buffer, int64_t stream);
+//! int64_t  transload_probe_end_use(void *session);
+//! ```
+//!
 //! Negative answers are errors, as of `transload_probe_roundtrip`, and -6 for what is busy, -7 for what is refused; so is a
 //! null pointer. `transload_probe_last_error` tells more.
 
+#[cfg(any(target_os = "linux", windows))]
+mod adopt;
 mod capsule;
 mod session;
 

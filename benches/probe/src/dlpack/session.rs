@@ -37,11 +37,43 @@ pub(crate) struct Session {
     host: Arc<CpuBackend>,
     device: Option<device::Device>,
     importer: Importer,
-    buffers: Mutex<Vec<Option<RawBuffer>>>,
+    buffers: Numbered<RawBuffer>,
 }
 
-fn refused(text: impl Into<String>) -> Failure {
+pub(super) fn refused(text: impl Into<String>) -> Failure {
     Error::new(ErrorKind::InvalidArgument, text.into()).into()
+}
+
+/// Values that the other side knows by their numbers.
+pub(super) struct Numbered<T>(Mutex<Vec<Option<T>>>);
+
+impl<T> Default for Numbered<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T: Clone> Numbered<T> {
+    pub(super) fn keep(&self, value: T) -> i64 {
+        let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        values.push(Some(value));
+        i64::try_from(values.len() - 1).unwrap_or(i64::MAX)
+    }
+
+    pub(super) fn get(&self, number: i64) -> Result<T, Failure> {
+        let values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = usize::try_from(number).ok().and_then(|number| values.get(number).cloned().flatten());
+        found.ok_or_else(|| refused("no such number"))
+    }
+
+    /// Drops it under no lock: its deleter may be someone's code, which may come back here.
+    pub(super) fn drop(&self, number: i64) -> Result<(), Failure> {
+        let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = usize::try_from(number).ok().and_then(|number| values.get_mut(number));
+        let taken = slot.and_then(Option::take);
+        drop(values);
+        taken.map(drop).ok_or_else(|| refused("no such number"))
+    }
 }
 
 impl Session {
@@ -49,7 +81,7 @@ impl Session {
         let host = CpuBackend::new()?;
         let device = if ordinal == u32::MAX { None } else { Some(device::Device::open(ordinal)?) };
         let importer = device.as_ref().map_or_else(Importer::new, device::Device::importer);
-        Ok(Self { host, device, importer, buffers: Mutex::default() })
+        Ok(Self { host, device, importer, buffers: Numbered::default() })
     }
 
     pub(super) fn close(self) -> Result<(), Failure> {
@@ -59,7 +91,7 @@ impl Session {
         host.drain()?;
         let mut counts_by_owner =
             vec![("imported", importer.resource_counts()), ("host", host.resource_counts())];
-        if let Some(device) = &device {
+        if let Some(device) = device {
             counts_by_owner.push(("device", device.drained()?));
         }
         match counts_by_owner.into_iter().find(|(_, counts)| *counts != ResourceCounts::default()) {
@@ -108,16 +140,12 @@ impl Session {
     }
 
     pub(super) fn drop_buffer(&self, buffer: i64) -> Result<(), Failure> {
-        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        let slot = usize::try_from(buffer).ok().and_then(|number| buffers.get_mut(number));
-        let taken = slot.and_then(Option::take);
-        // Its deleter may be someone's code, which may come back here.
-        drop(buffers);
-        taken.map(drop).ok_or_else(|| refused("no such buffer"))
+        self.buffers.drop(buffer)
     }
 
     pub(super) fn drain(&self) -> Result<(), Failure> {
-        Ok(self.importer.drain()?)
+        self.importer.drain()?;
+        self.device.as_ref().map_or(Ok(()), device::Device::drain)
     }
 
     pub(super) fn imported(&self) -> i64 {
@@ -181,51 +209,52 @@ impl Session {
         }
     }
 
-    fn device(&self) -> Result<&device::Device, Failure> {
+    pub(super) fn device(&self) -> Result<&device::Device, Failure> {
         self.device.as_ref().ok_or_else(|| refused("this session is of the host alone"))
     }
 
-    fn keep(&self, buffer: RawBuffer) -> i64 {
-        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        buffers.push(Some(buffer));
-        i64::try_from(buffers.len() - 1).unwrap_or(i64::MAX)
+    pub(super) fn keep(&self, buffer: RawBuffer) -> i64 {
+        self.buffers.keep(buffer)
     }
 
-    fn buffer(&self, number: i64) -> Result<RawBuffer, Failure> {
-        let buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = usize::try_from(number).ok().and_then(|number| buffers.get(number).cloned().flatten());
-        found.ok_or_else(|| refused("no such buffer"))
+    pub(super) fn buffer(&self, number: i64) -> Result<RawBuffer, Failure> {
+        self.buffers.get(number)
     }
 }
 
 #[cfg(any(target_os = "linux", windows))]
-mod device {
+pub(super) mod device {
+    use transload::{
+        Runtime,
+        cuda::{CudaBackendConfig, CudaGpu, CudaStream},
+    };
     use transload_core::{Fence, MemoryKind, Pattern, RawBuffer, ResourceCounts, Result};
     use transload_dlpack::{ConsumerStream, Export, Importer, protocol_stream};
-    use transload_memory::{CudaDevice, CudaMemoryManager};
-    use transload_streams::CudaStream;
 
-    use crate::roundtrip::Failure;
+    use crate::{dlpack::adopt::Adopted, roundtrip::Failure};
 
-    pub(super) struct Device {
-        device: CudaDevice,
-        memory: CudaMemoryManager,
+    pub(crate) struct Device {
+        pub(crate) rt: Runtime,
+        pub(crate) gpu: CudaGpu,
         stream: CudaStream,
+        pub(crate) adopted: Adopted,
     }
 
     impl Device {
         pub(super) fn open(ordinal: u32) -> Result<Self> {
-            let device = CudaDevice::new(ordinal)?;
-            let (memory, stream) = (CudaMemoryManager::new(&device)?, CudaStream::new(&device)?);
-            Ok(Self { device, memory, stream })
+            let config = CudaBackendConfig::default().with_devices([ordinal]);
+            let rt = Runtime::builder().cuda(config).discover()?;
+            let gpu = rt.cuda(ordinal)?;
+            let stream = gpu.stream()?;
+            Ok(Self { rt, gpu, stream, adopted: Adopted::default() })
         }
 
         pub(super) fn importer(&self) -> Importer {
-            Importer::new().with_device(&self.device)
+            Importer::new().with_device(self.gpu.device())
         }
 
         pub(super) fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
-            self.memory.allocate(kind, bytes)
+            self.gpu.memory()?.allocate(kind, bytes)
         }
 
         pub(super) fn fill(&self, buffer: &RawBuffer, byte: u8) -> Result<()> {
@@ -236,7 +265,7 @@ mod device {
         }
 
         pub(super) fn read(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
-            let back = self.memory.allocate(MemoryKind::Pinned, buffer.len())?;
+            let back = self.gpu.memory()?.allocate(MemoryKind::Pinned, buffer.len())?;
             self.stream.copy_to_host_async(buffer, &back).wait()?;
             Ok(back)
         }
@@ -262,25 +291,34 @@ mod device {
         ) -> Result<Export<'a>> {
             let stream = ConsumerStream::from_protocol(stream)?;
             // SAFETY: the caller's promise.
-            unsafe { export.for_consumer(&self.device, stream) }
+            unsafe { export.for_consumer(self.gpu.device(), stream) }
         }
 
-        pub(super) fn drained(&self) -> Result<ResourceCounts> {
-            self.memory.drain()?;
-            Ok(self.memory.resource_counts())
+        pub(super) fn drain(&self) -> Result<(), Failure> {
+            self.adopted.forget();
+            Ok(self.rt.drain()?)
+        }
+
+        /// Drops everything of the session's, and returns what is alive even so.
+        pub(super) fn drained(self) -> Result<ResourceCounts> {
+            let Self { rt, gpu, stream, adopted } = self;
+            drop((gpu, stream, adopted));
+            rt.drain()?;
+            let mut counts = rt.manager().resource_counts().into_iter().map(|(_, counts)| counts);
+            Ok(counts.find(|counts| !counts.is_empty()).unwrap_or_default())
         }
     }
 }
 
 #[cfg(not(any(target_os = "linux", windows)))]
-mod device {
+pub(super) mod device {
     use transload_core::{Error, ErrorKind, Fence, MemoryKind, RawBuffer, ResourceCounts, Result};
     use transload_dlpack::{Export, Importer};
 
     use crate::roundtrip::Failure;
 
     /// There is none.
-    pub(super) enum Device {}
+    pub(crate) enum Device {}
 
     impl Device {
         pub(super) fn open(_: u32) -> Result<Self> {
@@ -321,8 +359,12 @@ mod device {
             match *self {}
         }
 
-        pub(super) fn drained(&self) -> Result<ResourceCounts> {
+        pub(super) fn drain(&self) -> Result<(), Failure> {
             match *self {}
+        }
+
+        pub(super) fn drained(self) -> Result<ResourceCounts> {
+            match self {}
         }
     }
 }

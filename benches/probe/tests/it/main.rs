@@ -2,6 +2,8 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
+mod adopt;
+
 use std::{
     env,
     os::raw::c_char,
