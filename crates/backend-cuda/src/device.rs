@@ -201,7 +201,7 @@ impl DeviceState {
             // Last, since parked memory may use registrations.
             outcome = outcome.and(self.cache.drain()).and(trimmed.map(|_| ())).and(memory.drain());
             if let Some(registrations) = self.registrations.get() {
-                outcome = outcome.and(registrations.trim().map(|_| ()));
+                outcome = outcome.and(registrations.trim().map(|_| ())).and(drops.drain());
             }
         }
         outcome

@@ -165,12 +165,13 @@ impl Shared {
         let Some(mut pending) = state.ready.pop_front() else { return };
         state.busy += 1;
         drop(state);
+        // Dropped after the fences, which may keep another owner for this queue.
+        let _done = Done(self);
         pending.after.retain(|fence| !fence.is_known_complete());
         let Some(fence) = pending.after.first().cloned() else {
             let begun = Instant::now();
             discard(pending.value);
-            report::owner_dropped(begun.elapsed());
-            return self.done();
+            return report::owner_dropped(begun.elapsed());
         };
         let held = held_by_user(&fence).is_some();
         let mut state = self.state.lock();
@@ -178,17 +179,21 @@ impl Shared {
         state.next_id += 1;
         state.waiting.push(Waiting { id, pending, held });
         drop(state);
-        self.done();
         // After it is in the list, where its waker looks for it.
         let recheck = Arc::new(Recheck { shared: Arc::clone(self), id });
         if !held && fence.timeline().wake_at(fence.point(), &Waker::from(Arc::clone(&recheck))) {
             recheck.wake();
         }
     }
+}
 
-    fn done(&self) {
-        self.state.lock().busy -= 1;
-        self.changed.notify_all();
+/// A thread is done with a value when this is dropped.
+struct Done<'a>(&'a Shared);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().busy -= 1;
+        self.0.changed.notify_all();
     }
 }
 

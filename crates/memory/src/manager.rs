@@ -268,8 +268,10 @@ impl CudaMemoryManager {
     /// `Busy` if memory stays parked because of an active stream capture.
     pub fn drain(&self) -> Result<()> {
         // Owners of adopted memory may use this memory, and free more of it.
-        let outcome = self.device.drops().drain().and(self.reclaimer.drain());
-        let outcome = match outcome.and(self.release_cached_within(None)) {
+        let drops = self.device.drops();
+        let outcome = drops.drain().and(self.reclaimer.drain()).and(self.release_cached_within(None));
+        // Parked memory keeps fences, which keep adopted streams: their owners come last.
+        let outcome = match outcome.and(drops.drain()) {
             Err(error) if error.kind() == ErrorKind::DeviceLost => {
                 record_loss(&self.context, &error);
                 let told = self.loss_reported.swap(true, Ordering::Relaxed);

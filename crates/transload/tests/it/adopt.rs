@@ -10,7 +10,7 @@ use std::{
 };
 
 use transload::{
-    Array, ErrorKind, Runtime, TransferMethod,
+    Array, ErrorKind, MemoryKind, Runtime, TransferMethod,
     cuda::{Access, CudaBackendConfig, CudaGpu, FenceEvent},
 };
 use transload_cuda_sim::harness::{self, EndCheck};
@@ -130,6 +130,24 @@ fn drain_drops_the_owner_of_a_stream_that_copied() {
     drop((theirs, stream, ours, back));
     rt.drain().unwrap();
     drops.try_recv().unwrap();
+    setup.finish();
+}
+
+#[test]
+fn drain_drops_the_owner_of_a_stream_that_still_copies() {
+    let setup = Setup::new();
+    let Setup { rt, gpu, .. } = &setup;
+    for _ in 0..50 {
+        let (theirs, drops) = Theirs::new(gpu);
+        let stream = theirs.adopt_stream(gpu);
+        let (array, ours) = (theirs.adopt(gpu), gpu.memory().unwrap());
+        let ours = Array::from_raw(ours.allocate(MemoryKind::Device, COUNT * 4).unwrap()).unwrap();
+        // Nobody waits for it: the memory is kept with fences of the stream.
+        drop(rt.copy(&array, &ours).on(&stream).submit());
+        drop((theirs, stream, array, ours));
+        rt.drain().unwrap();
+        drops.try_recv().unwrap();
+    }
     setup.finish();
 }
 
