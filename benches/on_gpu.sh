@@ -6,7 +6,8 @@
 # Every step has a time limit and the next one runs whatever became of it; the exit status is not 0 where any failed.
 # Statuses of the script's own: 70 simulated, 71 to 73 the memory checker, 74 tests skipped, ignored or not finished.
 # BUDGET_S (1200) bounds all steps together. STEPS chooses some. In calls of at most 600 s:
-#   STEPS="machine tests examples copy pytorch load"
+#   STEPS="machine tests examples beside copy pytorch load"
+#   STEPS="machine tests examples beside"              what must hold next to other programs, nothing measured
 #   STEPS="bench"                                      every group but scaling, twice
 #   STEPS="bench" BENCH_ARGUMENTS="--only scaling"     what must not cost more the more there is, twice
 #   STEPS="soak" ROUNDS=10 SOAK_ROUNDS=250             random tests; 250 rounds of the last are a million operations
@@ -16,7 +17,7 @@
 set -u -o pipefail
 
 if [ $# -ne 2 ] || [ ! -d "$1" ]; then
-  sed -n '2,16p' "$0" >&2
+  sed -n '2,17p' "$0" >&2
   exit 64
 fi
 here=$(cd "$(dirname "$0")" && pwd)
@@ -286,17 +287,19 @@ if wanted sanitizer; then
   note "own check" "$status" "$took" "$found"
 fi
 
-# ---- PyTorch
-wanted pytorch || wanted load && : >"$out/pytorch.json"
+# ---- PyTorch in one process: their memory, streams and events here, ours there, without a copy
+wanted beside || wanted pytorch || wanted load && : >"$out/pytorch.json"
+if wanted beside; then
+  for name in beside dlpack adopt; do
+    step "pytorch $name" 120 python3 "$here/pytorch_$name.py" "$bundle/libtransload_probe.so"
+    status=$?
+    grep '^{' "$work/step" >>"$out/pytorch.json"
+    note "pytorch $name" "$status" "$took" "$(tail -n 1 "$work/step" | cut -c1-120)"
+  done
+fi
+
+# ---- PyTorch beside us: rows
 if wanted pytorch; then
-  step "pytorch beside" 120 python3 "$here/pytorch_beside.py" "$bundle/libtransload_probe.so"
-  status=$?
-  grep '^{' "$work/step" >>"$out/pytorch.json"
-  note "pytorch beside" "$status" "$took" "$(tail -n 1 "$work/step" | cut -c1-80)"
-  step "pytorch dlpack" 120 python3 "$here/pytorch_dlpack.py" "$bundle/libtransload_probe.so"
-  status=$?
-  grep '^{' "$work/step" | tail -n 1 >>"$out/pytorch.json"
-  note "pytorch dlpack" "$status" "$took" "$(grep -c '"check".*"ok": true' "$work/step") checks held"
   step "pytorch copies" 120 python3 "$here/pytorch_copies.py"
   status=$?
   grep '^{' "$work/step" >>"$out/pytorch.json"
