@@ -240,6 +240,26 @@ class Adoption(Checks):
         expect(bool((tensor == 124).all()), "PyTorch reads something else")
         probe.end([theirs])
 
+    def captured_stream_is_refused(self):
+        torch, probe = self.torch, self.probe
+        stream = torch.cuda.Stream()
+        tensor, ours = self.tensor(stream, 1), self.kept("device", 0)
+        number, theirs = probe.adopt_stream(stream), probe.adopt(tensor)
+        self.copy(theirs, ours, number)
+        probe.call("compare", ours, 1)
+        graph = torch.cuda.CUDAGraph()
+        # Its end fails if anything of ours breaks the capture.
+        with torch.cuda.graph(graph, stream=stream):
+            tensor.add_(1)
+            code = probe.code("copy", theirs, ours, number, NO_EVENT)
+            tensor.add_(1)
+        expect_code(code, BUSY, "a copy on a stream that PyTorch captures")
+        with torch.cuda.stream(stream):
+            graph.replay()
+        self.copy(theirs, ours, number)
+        probe.call("compare", ours, 3)
+        probe.end([theirs, ours], [number])
+
     # Owners.
 
     def owners_need_the_lock(self):
@@ -334,6 +354,7 @@ def main():
     checks.run("our copy waits for PyTorch's event", checks.their_event)
     checks.run("PyTorch's stream waits for our event", checks.our_event)
     checks.run("our stream used by PyTorch", checks.our_stream)
+    checks.run("a stream that PyTorch captures is refused", checks.captured_stream_is_refused)
     checks.run("owners need the interpreter's lock", checks.owners_need_the_lock)
     checks.run("refused memory's owner is released", checks.refused_is_released)
     torch.cuda.synchronize()

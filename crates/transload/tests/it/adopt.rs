@@ -140,8 +140,8 @@ fn drain_drops_the_owner_of_a_stream_that_still_copies() {
     for _ in 0..50 {
         let (theirs, drops) = Theirs::new(gpu);
         let stream = theirs.adopt_stream(gpu);
-        let (array, ours) = (theirs.adopt(gpu), gpu.memory().unwrap());
-        let ours = Array::from_raw(ours.allocate(MemoryKind::Device, COUNT * 4).unwrap()).unwrap();
+        let (array, memory) = (theirs.adopt(gpu), gpu.memory().unwrap());
+        let ours = rt.array::<u32>(memory.allocate(MemoryKind::Device, COUNT * 4).unwrap()).unwrap();
         // Nobody waits for it: the memory is kept with fences of the stream.
         drop(rt.copy(&array, &ours).on(&stream).submit());
         drop((theirs, stream, array, ours));
