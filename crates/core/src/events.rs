@@ -8,6 +8,9 @@
 //! an [`Error`](crate::Error). `transfer` is a [`TransferId`]; it is missing for work that no
 //! transfer manager submitted, and for transfers that began before there was a subscriber.
 //!
+//! Events of [`MEMORY`] and [`DRIVER`] are often noticed under locks. They are emitted a little later, where no lock is held, possibly on
+//! another thread and in another span.
+//!
 //! | Level | Use |
 //! |---|---|
 //! | `ERROR` | a device is lost |

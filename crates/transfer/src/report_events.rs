@@ -107,6 +107,8 @@ fn completed(report: &TransferReport) {
 
 #[cold]
 pub(crate) fn failed(report: &TransferReport, error: &Error) {
+    // Often the cause, such as a lost context.
+    events::report::emit_deferred();
     tracing::warn!(
         name: events::TRANSFER_FAILED,
         target: events::TRANSFER,

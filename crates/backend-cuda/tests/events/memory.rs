@@ -102,7 +102,7 @@ fn pages_that_were_not_granted_are_reported() {
 
     let records = record(|| {
         let fixture = Fixture::new();
-        fixture.sim.fail_call(Some("cuMemHostRegister_v2"), 1, crate::NOT_SUPPORTED);
+        fixture.sim.fail_call(Some("cuMemHostRegister_v2"), 1, 801);
         let resource = PinnedResource::new(&fixture.memory);
         // Huge pages if the system has them, which cannot be registered here; else the driver's.
         drop(resource.allocate_segment(4 * MIB).unwrap());

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use event_log::{find, find_one, record, record_disabled, record_panicking};
+use event_log::{find, find_one, record, record_disabled, record_with};
 use transload_core::{DeviceId, catch_panic, events, events::report};
 
 const KEPT: usize = 1024;
@@ -53,12 +53,13 @@ fn events_beyond_the_limit_are_counted() {
 
 #[test]
 fn panic_of_the_subscriber_is_discarded() {
-    let records = record_panicking(|| {
+    let body = || {
         report::drop_failed(&"first");
         report::drop_failed(&"second");
         report::emit_deferred();
         catch_panic(|| panic!("planted panic")).unwrap_err();
-    });
+    };
+    let records = record_with(|| panic!("panic of the subscriber"), body);
     assert_eq!(find(&records, events::DROP_FAILED, events::DRIVER, &["error"]).len(), 2);
     let panic = find_one(&records, events::PANIC_CAUGHT, events::THREADS, &[]);
     assert_eq!(panic.field("text"), Some("planted panic"));

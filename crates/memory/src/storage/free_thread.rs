@@ -8,7 +8,7 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{Error, ErrorKind, RangeGuard, RawBuffer, Result, catch_panic, events::report};
+use transload_core::{Error, ErrorKind, RangeGuard, RawBuffer, Result, catch_panic};
 use transload_cuda_sys::{AsStream, Context, DriverError, Stream, StreamOptions, ffi, record_drop_error};
 
 use super::{driver_memory::finish_free, free_deferral::Running};
@@ -147,7 +147,6 @@ fn run(shared: &Shared) {
                 }
             }
         }
-        report::emit_deferred();
         shared.queue.lock().busy = None;
         shared.idle.notify_all();
     }

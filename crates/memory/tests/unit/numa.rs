@@ -47,6 +47,6 @@ fn preferred_node_is_reported_by_the_system() {
 }
 
 #[test]
-fn node_beyond_the_mask_is_ignored() {
+fn node_beyond_the_mask_is_refused() {
     assert!(super::prefer(std::ptr::null_mut(), 0, u32::MAX).is_err());
 }

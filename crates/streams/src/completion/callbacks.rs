@@ -189,6 +189,5 @@ fn run(due: Receiver<ReadyCallback>) {
             report::panic_caught(text);
         }
         of.finish(panicked);
-        report::emit_deferred();
     }
 }

@@ -112,7 +112,6 @@ impl Reactor {
             }
             // A waker may run a task that submits.
             woken.drain(..).for_each(|waker| drop(catch_panic(|| waker.wake())));
-            report::emit_deferred();
             if waiting {
                 let quiet = active.elapsed();
                 if quiet > BUSY && self.queue.try_park(&registrations, false) {

@@ -112,9 +112,11 @@ fn failure_loss_and_refusal_are_reported() {
         let (manager, backend) = manager(Mock::default());
         let (src, dst) = pair(&manager, 64);
         backend.fail_next(ErrorKind::DeviceLost);
+        events::report::drop_failed(&"what a driver noticed before");
         manager.copy(&src, &dst).wait().unwrap_err();
         manager.copy(&src, &dst).wait().unwrap_err();
     });
+    find_one(&records, events::DROP_FAILED, events::DRIVER, &["error"]);
     let fields = ["src", "dst", "bytes", "method", "lane", "error"];
     let failed = find_one(&records, events::TRANSFER_FAILED, events::TRANSFER, &fields);
     assert_eq!(failed.level, tracing::Level::WARN);

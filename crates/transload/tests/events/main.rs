@@ -18,3 +18,63 @@ fn absent_family_is_reported_with_the_reason() {
     let absent = find_one(&records, events::FAMILY_ABSENT, events::DRIVER, &["error"]);
     assert_eq!(absent.field("family"), Some("cuda"));
 }
+
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod cuda {
+    use std::io::Cursor;
+
+    use transload::{
+        Runtime,
+        io::{Blocking, StreamOptions, read_from},
+    };
+    use transload_core::{MemoryKind, events};
+    use transload_cuda_sim::{SimDevice, install};
+
+    use crate::event_log::{find_one, record};
+
+    #[test]
+    fn pageable_staging_memory_is_reported() {
+        install().unwrap();
+        let records = record(|| {
+            let sim = SimDevice::builder().build();
+            let config = transload::cuda::CudaBackendConfig::default().with_devices([sim.ordinal()]);
+            let rt = Runtime::builder().cuda(config).pinned_limit(100).discover().unwrap();
+            let there = rt.cuda(sim.ordinal()).unwrap().alloc::<u8>(1000).unwrap();
+            let options = StreamOptions::default().chunk(1000).buffers(1);
+            let source = Blocking::new(rt.manager(), Cursor::new(vec![7; 1000]));
+            pollster::block_on(read_from(rt.manager(), source, there.as_ref(), &options)).unwrap();
+            assert!(rt.download(&there).wait().unwrap().iter().all(|byte| *byte == 7));
+            rt.drain().unwrap();
+        });
+        let declined = find_one(&records, events::PAGES_DECLINED, events::MEMORY, &["error"]);
+        assert_eq!(declined.field("what"), Some("pinned staging memory"));
+    }
+
+    #[cfg(feature = "dlpack")]
+    #[test]
+    fn loan_that_a_capture_prolongs_is_reported() {
+        use transload_cuda_sys::{AsStream, Capture, CaptureMode};
+        use transload_dlpack::Export;
+        use transload_streams::CudaStream;
+
+        install().unwrap();
+        let records = record(|| {
+            let sim = SimDevice::builder().build();
+            let device = transload_memory::CudaDevice::new(sim.ordinal()).unwrap();
+            let memory = transload_memory::CudaMemoryManager::new(&device).unwrap();
+            let there = memory.allocate(MemoryKind::Device, 1000).unwrap();
+            let theirs = CudaStream::new(&device).unwrap();
+            let lent = Export::of::<u8>(&there).for_stream(&theirs).versioned().unwrap();
+            let _exposed = theirs.as_raw();
+            // SAFETY: nothing else is enqueued on the stream meanwhile.
+            let capture = unsafe { Capture::begin(&theirs, CaptureMode::Relaxed) }.unwrap();
+            drop(lent);
+            drop(capture.end().unwrap());
+            CudaStream::drain_loan_ends(theirs.device()).unwrap();
+            drop(there);
+            memory.drain().unwrap();
+        });
+        let later = find_one(&records, events::CALL_FAILED, events::DRIVER, &["device", "error"]);
+        assert_eq!(later.field("what"), Some("a loan ends later"));
+    }
+}
