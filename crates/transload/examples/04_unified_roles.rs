@@ -8,10 +8,7 @@ mod simulate;
 
 use transload::{
     ErrorKind, Result, Runtime,
-    cuda::{
-        Role,
-        streams::{CudaModule, LaunchConfig},
-    },
+    cuda::{LaunchConfig, Role},
 };
 
 const KERNELS: &str = include_str!("kernels/kernels.ptx");
@@ -29,7 +26,7 @@ pub(crate) fn main() -> Result<()> {
     y.write()?.fill(2.0);
 
     let stream = gpu.stream()?;
-    let scale_add = CudaModule::from_ptx(gpu.device(), KERNELS)?.kernel("scale_add")?;
+    let scale_add = gpu.kernel(KERNELS, "scale_add")?;
 
     // The device uses a buffer through a guard with a role. The driver gets the advice that fits, and the pages travel
     // ahead of the kernel: `x` is only read, so that both sides may keep a copy; `y` moves back and forth.

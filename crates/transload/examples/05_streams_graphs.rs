@@ -8,8 +8,7 @@ mod simulate;
 
 use transload::{
     Buffer, Result, Runtime, StreamPriority,
-    backend::{Operation, Pattern},
-    cuda::streams::{CudaGraph, CudaModule, LaunchConfig},
+    cuda::{LaunchConfig, Operation, Pattern},
 };
 
 const KERNELS: &str = include_str!("kernels/kernels.ptx");
@@ -29,7 +28,7 @@ pub(crate) fn main() -> Result<()> {
 
     // A launch says what its kernel reads and writes. So it runs after the copy into `x`, though on another stream: the
     // streams wait for each other on the GPU, without explicit events.
-    let scale_add = CudaModule::from_ptx(gpu.device(), KERNELS)?.kernel("scale_add")?;
+    let scale_add = gpu.kernel(KERNELS, "scale_add")?;
     let launch = || {
         let shape = LaunchConfig::for_elements(COUNT as u64, 256);
         scale_add.launch(shape).arg(2.0_f32).reads(&x).reads_writes(&y).arg(COUNT as u64)
@@ -45,15 +44,11 @@ pub(crate) fn main() -> Result<()> {
 
     // A graph is recorded once, and launched in one call. What touches common bytes runs in the order given.
     let half = x.slice(COUNT / 2..)?;
-    let graph = CudaGraph::record(
-        gpu.device(),
-        StreamPriority::Normal,
-        &[
-            Operation::Copy { src: input.raw(), dst: x.raw() },
-            Operation::Fill { dst: half.raw(), pattern: Pattern::U32(0) },
-            Operation::Copy { src: x.raw(), dst: output.raw() },
-        ],
-    )?;
+    let graph = gpu.graph(&[
+        Operation::copy(&input, &x),
+        Operation::fill(&half, Pattern::U32(0)),
+        Operation::copy(&x, &output),
+    ])?;
     println!("a graph of {} nodes", graph.nodes());
     for round in 1..=3 {
         // The guard waits for the launch before: a graph is ordered like any other work.

@@ -8,10 +8,7 @@ mod simulate;
 
 use std::collections::VecDeque;
 
-use transload::{
-    Array, Buffer, Result, Runtime, StreamPriority, Transfer,
-    cuda::streams::{CudaModule, LaunchConfig},
-};
+use transload::{Array, Buffer, Result, Runtime, StreamPriority, Transfer, cuda::LaunchConfig};
 
 const KERNELS: &str = include_str!("kernels/kernels.ptx");
 /// Elements of a block (256 KiB), blocks that fit on the GPU, and sequences with one block each.
@@ -53,7 +50,7 @@ pub(crate) fn main() -> Result<()> {
     simulate::if_asked();
     let rt = Runtime::discover()?;
     let gpu = rt.cuda(0)?;
-    let scale_add = CudaModule::from_ptx(gpu.device(), KERNELS)?.kernel("scale_add")?;
+    let scale_add = gpu.kernel(KERNELS, "scale_add")?;
     let stream = gpu.stream()?;
 
     // One allocation for all slots, and one for all places on the host. The first blocks are on the GPU.
@@ -65,8 +62,7 @@ pub(crate) fn main() -> Result<()> {
     let mut blocks = Cache { rt: rt.clone(), slots, spilled, moves: Vec::new() };
 
     // Each step adds 1 to the block of one sequence; some sequences come often. Nothing here waits for the GPU.
-    let ones = gpu.alloc::<f32>(BLOCK)?;
-    ones.fill(1.0)?;
+    let ones = gpu.upload(&[1.0_f32; BLOCK])?;
     let (mut steps, shape) = ([0.0; SEQUENCES], LaunchConfig::for_elements(BLOCK as u64, 256));
     for step in 0..STEPS {
         let sequence = step * step % SEQUENCES;

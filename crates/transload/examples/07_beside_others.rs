@@ -12,8 +12,7 @@ use std::error::Error;
 use cudarc::driver::{CudaContext, DevicePtr};
 use transload::{
     Buffer, Runtime,
-    backend::Access,
-    cuda::CudaGpu,
+    cuda::{Access, CudaGpu},
     dlpack::{Export, Importer, ManagedTensor},
 };
 
@@ -36,7 +35,7 @@ fn beside_cudarc(rt: &Runtime, gpu: &CudaGpu) -> Result<(), Box<dyn Error>> {
 
     // Our memory as a slice of theirs. What they enqueue on the stream until the use ends takes its place among our own work.
     let ours = gpu.zeros::<f32>(COUNT)?;
-    let address = ours.raw().device_address().ok_or("no address")?;
+    let address = ours.device_address()?;
     let used = ours.used_on(&stream, Access::Write)?;
     // SAFETY: the array has `COUNT` floats there. The slice is leaked below: it does not free them.
     let mut slice = unsafe { theirs.upgrade_device_ptr::<f32>(address, COUNT) };
@@ -52,8 +51,7 @@ fn beside_cudarc(rt: &Runtime, gpu: &CudaGpu) -> Result<(), Box<dyn Error>> {
 /// PyTorch, JAX and CuPy exchange tensors by DLPack. An extension module in Rust returns the pointer in a capsule, for
 /// `torch.from_dlpack`. Here our own importer stands where PyTorch would; benches/pytorch_dlpack.py has PyTorch itself.
 fn beside_pytorch(rt: &Runtime, gpu: &CudaGpu) -> Result<(), Box<dyn Error>> {
-    let (array, stream) = (gpu.alloc::<f32>(6)?, gpu.stream()?);
-    array.copy_from_host(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])?;
+    let (array, stream) = (gpu.upload(&[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0])?, gpu.stream()?);
 
     // Out: the consumer's stream waits for work in flight, the host does not. Until it comes back the tensor is the consumer's.
     let tensor = Export::of::<f32>(array.raw()).shape(&[2, 3]).for_stream(&stream).versioned()?.into_raw();
@@ -63,7 +61,7 @@ fn beside_pytorch(rt: &Runtime, gpu: &CudaGpu) -> Result<(), Box<dyn Error>> {
     let tensor = unsafe { ManagedTensor::from_raw(tensor, &[]) }?;
     let importer = Importer::new().with_device(gpu.device());
     let theirs = rt.array::<f32>(importer.import(tensor)?.into_buffer())?;
-    assert_eq!(theirs.raw().device_address(), array.raw().device_address());
+    assert_eq!(theirs.device_address()?, array.device_address()?);
 
     // The last handle gives it back. Then it is ours again, with what was written meanwhile.
     theirs.fill(7.0)?;

@@ -10,10 +10,7 @@ use std::sync::Arc;
 
 use transload::{
     Array, DeviceId, MemoryKind, Result, Runtime,
-    cuda::{
-        CudaStream,
-        streams::{CudaKernel, CudaModule, LaunchConfig},
-    },
+    cuda::{CudaKernel, CudaStream, LaunchConfig},
 };
 
 /// What the framework keeps for its lifetime: the runtime, and a stream and a kernel of its own on the GPU.
@@ -31,8 +28,8 @@ struct Tensor {
 impl Backend {
     fn new(rt: Runtime) -> Result<Arc<Self>> {
         let gpu = rt.cuda(0)?;
-        let kernels = CudaModule::from_ptx(gpu.device(), include_str!("kernels/kernels.ptx"))?;
-        Ok(Arc::new(Self { stream: gpu.stream()?, relu: kernels.kernel("relu")?, rt }))
+        let relu = gpu.kernel(include_str!("kernels/kernels.ptx"), "relu")?;
+        Ok(Arc::new(Self { stream: gpu.stream()?, relu, rt }))
     }
 
     fn tensor(self: &Arc<Self>, elements: Vec<f32>) -> Result<Tensor> {

@@ -99,6 +99,17 @@ impl<T: Pod> Array<T> {
         self.raw.place().kind
     }
 
+    /// Returns the address for devices, to pass to code that launches kernels by itself. The array must live until that work is
+    /// complete, and `used_on` orders it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for host memory without one: it is neither pinned nor mapped.
+    pub fn device_address(&self) -> Result<u64> {
+        self.raw.device_address().ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, format!("{} memory has no address for devices", self.place()))
+        })
+    }
+
     /// Returns a view of a range of elements; shares the allocation.
     ///
     /// # Errors

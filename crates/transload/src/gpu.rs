@@ -6,10 +6,10 @@ use transload_backend_cuda::{
     AdvancedStreamPool, CudaBackend, CudaDevice, CudaFeature, CudaMemoryManager, CudaStream, UnifiedBuffer,
 };
 use transload_core::{
-    Access, Backend, Buffer, DeviceId, Error, ErrorKind, Fence, MemoryKind, Pod, RawBuffer, Result,
-    StreamPriority, bytes_of_elements,
+    Access, Backend, Buffer, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, Pod, RawBuffer,
+    Result, StreamPriority, bytes_of_elements,
 };
-use transload_streams::{StreamOrderedAllocator, StreamUse};
+use transload_streams::{CudaGraph, CudaKernel, CudaModule, StreamOrderedAllocator, StreamUse};
 
 use crate::{Array, Runtime};
 
@@ -102,6 +102,40 @@ impl CudaGpu {
     /// As for [`CudaBackend::allocate_unified`].
     pub fn unified<T: Pod>(&self, len: usize) -> Result<UnifiedBuffer<T>> {
         self.backend.allocate_unified(self.device.ordinal(), len)
+    }
+
+    /// Allocates memory of the device and copies elements into it. Blocks until that is done; [`Runtime::copy`] does not.
+    ///
+    /// # Errors
+    /// As for [`alloc`](Self::alloc), and those of a transfer.
+    pub fn upload<T: Pod>(&self, elements: &[T]) -> Result<Array<T>> {
+        let array = self.alloc(elements.len())?;
+        array.copy_from_host(elements)?;
+        Ok(array)
+    }
+
+    /// Compiles PTX for the device, some milliseconds unless the driver has the result cached.
+    ///
+    /// # Errors
+    /// As for [`CudaModule::from_ptx`].
+    pub fn module(&self, ptx: &str) -> Result<CudaModule> {
+        CudaModule::from_ptx(&self.device, ptx)
+    }
+
+    /// Compiles PTX like [`module`](Self::module), and returns its kernel of this name.
+    ///
+    /// # Errors
+    /// As for `module`; [`ErrorKind::InvalidArgument`] if there is no such kernel.
+    pub fn kernel(&self, ptx: &str, name: &str) -> Result<CudaKernel> {
+        self.module(ptx)?.kernel(name)
+    }
+
+    /// Records operations, to be launched together, any number of times.
+    ///
+    /// # Errors
+    /// As for [`CudaGraph::record`].
+    pub fn graph(&self, operations: &[Operation<'_>]) -> Result<CudaGraph> {
+        CudaGraph::record(&self.device, StreamPriority::Normal, operations)
     }
 
     /// Creates a stream of normal priority.
@@ -251,6 +285,19 @@ impl<T: Pod> Array<T> {
     /// As for `CudaStream::use_buffer`.
     pub fn used_on(&self, stream: &CudaStream, access: Access) -> Result<StreamUse> {
         stream.use_buffer(self.raw(), access)
+    }
+
+    /// Like [`used_on`](Self::used_on), but awaits such work, and blocks no thread. The elements are in use from the first poll on. See
+    /// [`CudaStream::use_buffer_async`].
+    ///
+    /// # Errors
+    /// As for `used_on`.
+    pub fn used_on_async(
+        &self,
+        stream: &CudaStream,
+        access: Access,
+    ) -> impl Future<Output = Result<StreamUse>> + Send + use<T> {
+        stream.use_buffer_async(self.raw(), access)
     }
 }
 

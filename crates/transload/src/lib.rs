@@ -81,13 +81,11 @@ pub use host_buffer::HostBuffer;
 pub use resources::Resources;
 pub use runtime::Runtime;
 pub use transload_core::{
-    Buffer, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryKind, Observer, Place, Pod, RawBuffer,
-    ReadGuard, RejectReason, Rejected, Result, StreamPriority, Timing, Transfer, TransferEvent,
-    TransferMethod, TransferPath, TransferReport, TransferState, WorkloadType, WriteGuard,
+    Buffer, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryKind, Place, Pod, RawBuffer, ReadGuard,
+    Result, StreamPriority, Transfer, TransferMethod, TransferReport, TransferState, WorkloadType,
+    WriteGuard,
 };
-pub use transload_transfer::{
-    CopyBuilder, CrossBackendTransferManager, Plan, Sampling, TransferOptions, TransferStats,
-};
+pub use transload_transfer::{CopyBuilder, CrossBackendTransferManager, Plan, Sampling, TransferOptions};
 
 /// What authors of backends need: all of `transload-core`, `transload-transfer` and `transload-executor`.
 pub mod backend {
@@ -115,9 +113,9 @@ pub mod dlpack {
 pub mod cuda {
     pub use crate::gpu::CudaGpu;
     pub use transload_backend_cuda::*;
-    pub use transload_core::Access;
+    pub use transload_core::{Access, Operation, Pattern};
     pub use transload_memory as memory;
-    pub use transload_streams as streams;
+    pub use transload_streams::{self as streams, CudaGraph, CudaKernel, CudaModule, LaunchConfig};
 }
 
 #[cfg(doctest)]

@@ -1,17 +1,13 @@
 //! The devices of this machine behind one handle, and the reasons for those that are not there.
 
-use std::{
-    collections::VecDeque,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{fmt, sync::Arc, thread};
 
 use transload_backend_cpu::CpuBackend;
 use transload_core::{
     Backend, Buffer, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Place, Pod, RawBuffer, Result,
     SharedBuffer, bytes_of_elements, catch_panic,
 };
-use transload_executor::{BlockingKey, Executor};
+use transload_executor::{BlockingKey, Executor, Task};
 use transload_transfer::{CopyBuilder, CrossBackendTransferManager, Plan, TransferOptions};
 
 use crate::{Array, RuntimeBuilder, families::Cuda};
@@ -34,9 +30,6 @@ struct Inner {
     /// The threads of `parts.executor`, counted apart: draining the manager does not wait for these calls.
     calls: Executor,
     call_key: BlockingKey,
-    drain_key: BlockingKey,
-    /// Failures of `drain_async` not yet returned; each is returned by one drain.
-    undelivered: Mutex<VecDeque<Error>>,
 }
 
 pub(crate) struct Parts {
@@ -63,13 +56,8 @@ impl Runtime {
     }
 
     pub(crate) fn new(parts: Parts) -> Self {
-        let inner = Arc::new(Inner {
-            calls: parts.executor.group(),
-            call_key: BlockingKey::new(MAX_CALLS),
-            drain_key: BlockingKey::new(MAX_CALLS),
-            undelivered: Mutex::default(),
-            parts,
-        });
+        let inner =
+            Arc::new(Inner { calls: parts.executor.group(), call_key: BlockingKey::new(MAX_CALLS), parts });
         Self { inner }
     }
 
@@ -79,7 +67,17 @@ impl Runtime {
         &self.inner.parts.manager
     }
 
-    pub(crate) fn host_backend(&self) -> &CpuBackend {
+    /// Returns the host's backend, which makes buffers over host memory of other owners:
+    ///
+    /// ```
+    /// let rt = transload::Runtime::discover()?;
+    /// static TABLE: [u8; 4] = [1, 2, 3, 4]; // Or a mapped file, or whatever is `AsRef<[u8]>`.
+    /// let table = rt.array::<u8>(rt.cpu().wrap_readonly(&TABLE))?;
+    /// assert_eq!(*table.read()?, [1, 2, 3, 4]);
+    /// # Ok::<(), transload::Error>(())
+    /// ```
+    #[must_use]
+    pub fn cpu(&self) -> &Arc<CpuBackend> {
         &self.inner.parts.host
     }
 
@@ -267,40 +265,35 @@ impl Runtime {
     /// # Errors
     /// As for [`CrossBackendTransferManager::drain`].
     pub fn drain(&self) -> Result<()> {
-        // The memory of `host` and `download_into` is its own if the manager has another backend for the host.
-        let earlier = lock(&self.inner.undelivered).pop_front();
-        let drained = self.manager().drain().and(self.host_backend().drain());
-        earlier.map_or(Ok(()), Err).and(drained)
+        // The memory of `host` and `zeros` is its own if the manager has another backend for the host.
+        self.manager().drain().and(self.cpu().drain())
     }
 
-    /// Like [`drain`](Self::drain), on another thread, from the first poll on. Unlike `drain` it may be awaited anywhere. Dropped after
-    /// that, it is done nevertheless, and the next drain of this runtime returns its error.
+    /// Like [`drain`](Self::drain), on a thread of its own, from the first poll on. Unlike `drain` it may be awaited anywhere. Dropped
+    /// after that, it is done nevertheless, and the next drain of this runtime or its manager returns its error.
     ///
     /// # Errors
-    /// As for `drain`.
+    /// As for `drain`; [`ErrorKind::Io`] if the system refuses a thread.
     pub fn drain_async(&self) -> impl Future<Output = Result<()>> + Send + use<> {
         let runtime = self.clone();
         async move {
+            let (drained, ended) = Task::pending();
             let theirs = runtime.clone();
-            // Not in the task's result, which is dropped with the future, or later.
             let drain = move || {
-                if let Err(error) = theirs.drain_on_new_thread() {
-                    lock(&theirs.inner.undelivered).push_back(error);
+                // Not in the task's result, which is dropped with the future, or later.
+                if let Err(error) = catch_panic(|| theirs.drain()).flatten() {
+                    theirs.manager().keep_failure(error);
                 }
+                ended.complete(Ok(()));
             };
-            runtime.inner.calls.spawn_blocking(&runtime.inner.drain_key, drain).await?;
-            lock(&runtime.inner.undelivered).pop_front().map_or(Ok(()), Err)
+            // On a thread of the executor it would wait for itself.
+            let thread = thread::Builder::new().name("transload-drain".to_owned());
+            thread.spawn(drain).map_err(|error| {
+                Error::caused_by(ErrorKind::Io, "cannot start a thread that drains", error)
+            })?;
+            drained.await?;
+            runtime.manager().take_failure()
         }
-    }
-
-    /// Drains, from a thread of the executor, on which draining would wait for itself.
-    fn drain_on_new_thread(&self) -> Result<()> {
-        let runtime = self.clone();
-        let thread = std::thread::Builder::new().name("transload-drain".to_owned());
-        let drained = thread
-            .spawn(move || catch_panic(|| runtime.drain()).flatten())
-            .map_err(|error| Error::caused_by(ErrorKind::Io, "cannot start a thread that drains", error))?;
-        drained.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Interrupted, "draining panicked")))
     }
 
     /// Runs what may block, or takes long, on another thread, from the first poll on.
@@ -312,10 +305,6 @@ impl Runtime {
         let (calls, key) = (self.inner.calls.clone(), self.inner.call_key.clone());
         async move { calls.spawn_blocking(&key, call).await? }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for Runtime {

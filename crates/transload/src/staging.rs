@@ -1,6 +1,8 @@
 //! Host memory that bytes pass through on their way to or from a device.
 
-use transload_core::{DeviceId, ErrorKind, MemoryKind, RawBuffer, Result, events::report};
+use transload_core::{DeviceId, MemoryKind, RawBuffer, Result};
+#[cfg(feature = "safetensors")]
+use transload_core::{ErrorKind, events::report};
 use transload_transfer::CrossBackendTransferManager;
 
 /// Allocates a staging buffer of a kind of host memory. Pinned and mapped memory is that of the device that copies it.
@@ -18,20 +20,25 @@ pub(crate) fn allocate(
     }
 }
 
-/// Calls `allocate` with the kind of memory that suits a device: pinned if it offers that and there is some, else pageable.
+/// Returns the kind of staging memory that suits a device: pinned if it offers that, else pageable.
+pub(crate) fn kind_for(manager: &CrossBackendTransferManager, device: DeviceId) -> MemoryKind {
+    let devices = manager.devices();
+    let pins = devices.iter().any(|info| info.id == device && info.kinds.contains(&MemoryKind::Pinned));
+    if pins { MemoryKind::Pinned } else { MemoryKind::Pageable }
+}
+
+/// Calls `allocate` with the kind of memory that suits a device, or if there is too little of it with pageable.
+#[cfg(feature = "safetensors")]
 pub(crate) fn pinned_or_pageable<T>(
     manager: &CrossBackendTransferManager,
     device: DeviceId,
     allocate: impl Fn(MemoryKind) -> Result<T>,
 ) -> Result<T> {
-    let devices = manager.devices();
-    if devices.iter().any(|info| info.id == device && info.kinds.contains(&MemoryKind::Pinned)) {
-        match allocate(MemoryKind::Pinned) {
-            Err(error) if error.kind() == ErrorKind::OutOfMemory => {
-                report::pages_declined("pinned staging memory", None, &error);
-            }
-            outcome => return outcome,
+    match allocate(kind_for(manager, device)) {
+        Err(error) if error.kind() == ErrorKind::OutOfMemory => {
+            report::pages_declined("pinned staging memory", None, &error);
+            allocate(MemoryKind::Pageable)
         }
+        outcome => outcome,
     }
-    allocate(MemoryKind::Pageable)
 }

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use transload::{
-    DeviceId, MemoryKind, RejectReason, Runtime, StreamPriority, TransferMethod, TransferOptions,
+    DeviceId, MemoryKind, Runtime, StreamPriority, TransferMethod, TransferOptions, backend::RejectReason,
 };
 use transload_cuda_sim::{DriverOptions, SimDevice, install_with};
 

@@ -126,7 +126,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("{} {} {:?} at {}", tensor.name(), tensor.dtype(), tensor.shape(), tensor.buffer().place());
     }
     let table = model.tensor("table").ok_or("no table in the model")?;
-    let elements = rt.array::<f32>(table.buffer().clone())?;
+    let elements = table.array::<f32>()?;
     assert_eq!(*rt.download(&elements.slice(2..)?).wait()?, [6.0, 7.0]);
     println!("server: ok, {}", model.report());
     drop((model, elements));

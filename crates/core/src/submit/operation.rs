@@ -93,6 +93,16 @@ pub enum Operation<'a> {
 pub type Uses<'a> = SmallVec<[(&'a RawBuffer, Access); 4]>;
 
 impl<'a> Operation<'a> {
+    /// Returns a [`Copy`](Self::Copy) between buffers of any type.
+    pub fn copy(src: &'a impl AsRef<RawBuffer>, dst: &'a impl AsRef<RawBuffer>) -> Self {
+        Self::Copy { src: src.as_ref(), dst: dst.as_ref() }
+    }
+
+    /// Returns a [`Fill`](Self::Fill) of a buffer of any type.
+    pub fn fill(dst: &'a impl AsRef<RawBuffer>, pattern: Pattern) -> Self {
+        Self::Fill { dst: dst.as_ref(), pattern }
+    }
+
     /// Records the target device as a user of prefetched unified memory, whichever queue prefetches. Called
     /// after the operation is enqueued and before its claims are committed, so that no conflicting use comes
     /// in between.

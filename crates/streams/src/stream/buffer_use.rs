@@ -1,7 +1,7 @@
 //! Uses of buffers by work that other code enqueues on a stream.
 
 use parking_lot::{Mutex, ReentrantMutex};
-use transload_core::{Access, DeviceId, Error, ErrorKind, Loan, RawBuffer, Result, events::report};
+use transload_core::{Access, DeviceId, Error, ErrorKind, Loan, Queue, RawBuffer, Result, events::report};
 use transload_memory::lift;
 
 use crate::CudaStream;
@@ -35,6 +35,31 @@ impl CudaStream {
     /// [`ErrorKind::InvalidArgument`] for writing to memory that is not writable, and for a per-thread default stream, since only its
     /// thread could end the use without blocking; the driver's.
     pub fn use_buffer(&self, buffer: &RawBuffer, access: Access) -> Result<StreamUse> {
+        let loan = self.borrow(buffer, access)?;
+        self.begin_use(loan)
+    }
+
+    /// Like [`use_buffer`](Self::use_buffer), but awaits the work that the stream cannot wait for by itself, and blocks no thread. The
+    /// buffer is in use from the first poll on, until the future or its result is dropped.
+    ///
+    /// # Errors
+    /// As for `use_buffer`.
+    pub fn use_buffer_async(
+        &self,
+        buffer: &RawBuffer,
+        access: Access,
+    ) -> impl Future<Output = Result<StreamUse>> + Send + use<> {
+        let (stream, buffer) = (self.clone(), buffer.clone());
+        async move {
+            let loan = stream.borrow(&buffer, access)?;
+            for fence in loan.after().iter().filter(|fence| !stream.can_wait_for(fence)) {
+                let _its_transfer_reports_errors = fence.clone().await;
+            }
+            stream.begin_use(loan)
+        }
+    }
+
+    fn borrow(&self, buffer: &RawBuffer, access: Access) -> Result<Loan> {
         Self::retry_loan_ends();
         self.own.check_not_captured()?;
         if access == Access::Write && !buffer.is_writable() {
@@ -46,7 +71,10 @@ impl CudaStream {
                         name, also foreign ones and the legacy default stream";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let loan = buffer.lend(access)?;
+        buffer.lend(access)
+    }
+
+    fn begin_use(&self, loan: Loan) -> Result<StreamUse> {
         self.wait_fences(loan.after())?;
         // Work of the handle's users is not counted by the stream.
         self.own.share();

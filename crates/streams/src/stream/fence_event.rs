@@ -46,4 +46,10 @@ impl FenceEvent {
     pub fn as_raw(&self) -> RawEvent {
         self.event.as_raw()
     }
+
+    /// Returns the driver's handle, a `CUevent`, as an integer.
+    #[must_use]
+    pub fn handle(&self) -> usize {
+        self.as_raw().expose_provenance()
+    }
 }

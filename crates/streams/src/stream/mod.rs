@@ -191,6 +191,12 @@ impl CudaStream {
         self.own.stream()
     }
 
+    /// Returns the driver's handle, a `CUstream`, as an integer. Like [`driver`](Self::driver) otherwise.
+    #[must_use]
+    pub fn handle(&self) -> usize {
+        self.driver().as_raw().expose_provenance()
+    }
+
     /// Returns the stream's driver priority: smaller is more urgent.
     ///
     /// # Errors

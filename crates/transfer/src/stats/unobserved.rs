@@ -10,7 +10,9 @@ use smallvec::SmallVec;
 use transload_core::{DeviceId, Error, Fence, Result, TransferId, catch_panic};
 use transload_executor::{SHARDS, thread_shard};
 
-use crate::{context::ManagerContext, report_events, stats::path_stats::PathStats};
+use crate::{
+    CrossBackendTransferManager, context::ManagerContext, report_events, stats::path_stats::PathStats,
+};
 
 /// Entries that a submission checks: more than it adds, so that the list shrinks.
 const FEW: usize = 4;
@@ -211,7 +213,12 @@ impl UnreportedFailure {
         if transload_core::mutant!("transfer/notes-unseen") {
             return;
         }
-        self.0.lock().get_or_insert_with(|| error.clone());
+        self.keep(error.clone());
+    }
+
+    /// Keeps a failure that was noted before.
+    pub(crate) fn keep(&self, error: Error) {
+        self.0.lock().get_or_insert(error);
     }
 
     /// # Errors
@@ -219,6 +226,21 @@ impl UnreportedFailure {
     pub(crate) fn take(&self) -> Result<()> {
         let first = self.0.lock().take();
         first.map_or(Ok(()), Err)
+    }
+}
+
+impl CrossBackendTransferManager {
+    /// Keeps the error of a [`drain`](Self::drain) whose caller may be gone, for the next one.
+    pub fn keep_failure(&self, error: Error) {
+        self.context.unreported.keep(error);
+    }
+
+    /// Returns the failure that the next [`drain`](Self::drain) would return, once.
+    ///
+    /// # Errors
+    /// The failure.
+    pub fn take_failure(&self) -> Result<()> {
+        self.context.unreported.take()
     }
 }
 

@@ -16,7 +16,8 @@ use super::{ByteSink, ByteSource, failed};
 /// A [`Read`] or [`Write`] value as a source or sink of bytes, such as a [`File`](std::fs::File), a pipe, a decompressor, a
 /// `Cursor` over a `Vec` or, as a sink, a `Vec`. Each call is made on a thread of the manager's executor, one at a time.
 ///
-/// If a stream is dropped, a call that has begun goes on to its end; the manager's `drain` waits for it.
+/// If a stream is dropped, a call that has begun goes on to its end, with a staging buffer; the manager's `drain` waits for it. So
+/// host memory is not read and written in place, but by one more copy.
 pub struct Blocking<T> {
     inner: Arc<Mutex<T>>,
     executor: Executor,
@@ -68,6 +69,10 @@ impl<T: Read + Send + 'static> ByteSource for Blocking<T> {
         let into = into.clone();
         self.call("reading from the source failed", move |reader| Ok(reader.read(&mut into.write()?))).await
     }
+
+    fn outlives_its_future(&self) -> bool {
+        true
+    }
 }
 
 #[async_trait]
@@ -79,6 +84,10 @@ impl<T: Write + Send + 'static> ByteSink for Blocking<T> {
 
     async fn flush(&mut self) -> Result<()> {
         self.call("flushing the sink failed", |writer| Ok(writer.flush())).await
+    }
+
+    fn outlives_its_future(&self) -> bool {
+        true
     }
 }
 

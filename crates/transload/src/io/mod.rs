@@ -5,10 +5,11 @@
 //! [`Runtime::read_from`](crate::Runtime::read_from) fills a buffer from a source, and
 //! [`Runtime::write_to`](crate::Runtime::write_to) writes one to a sink. Both work through a few staging buffers, pinned if the
 //! device offers that: the next chunk is read while earlier ones are on their way. A slow source or sink holds up the device,
-//! never the other way round. Host memory is read and written in place.
+//! never the other way round. Host memory is read and written in place, except by [`Blocking`].
 //!
-//! The futures block no thread, and run in any async runtime. Dropping one cancels the stream: no further byte is read or
-//! written, and its buffers are freed when the chunks in flight are complete.
+//! The futures block no thread, and run in any async runtime. Dropping one cancels the stream: no further byte of the memory is read
+//! or written, and its buffers are freed when the chunks in flight are complete. A call of a [`Blocking`] value that has begun goes
+//! on, with a staging buffer.
 //!
 //! ```
 //! use transload::{DeviceId, MemoryKind, Runtime, io::Blocking};
@@ -59,6 +60,12 @@ pub trait ByteSource: Send {
     /// # Errors
     /// [`ErrorKind::Io`](crate::ErrorKind::Io) with the cause, or what suits the source.
     async fn read(&mut self, into: &RawBuffer) -> Result<usize>;
+
+    /// Returns whether a call may go on to use `into` after its future was dropped. A stream then reads into host memory through
+    /// staging buffers too. `false` by default.
+    fn outlives_its_future(&self) -> bool {
+        false
+    }
 }
 
 /// Takes bytes, in order.
@@ -78,6 +85,11 @@ pub trait ByteSink: Send {
     /// # Errors
     /// As for `write`.
     async fn flush(&mut self) -> Result<()>;
+
+    /// Like [`ByteSource::outlives_its_future`].
+    fn outlives_its_future(&self) -> bool {
+        false
+    }
 }
 
 #[async_trait]
@@ -85,12 +97,20 @@ impl<S: ByteSource + ?Sized> ByteSource for &mut S {
     async fn read(&mut self, into: &RawBuffer) -> Result<usize> {
         S::read(self, into).await
     }
+
+    fn outlives_its_future(&self) -> bool {
+        S::outlives_its_future(self)
+    }
 }
 
 #[async_trait]
 impl<S: ByteSource + ?Sized> ByteSource for Box<S> {
     async fn read(&mut self, into: &RawBuffer) -> Result<usize> {
         S::read(self, into).await
+    }
+
+    fn outlives_its_future(&self) -> bool {
+        S::outlives_its_future(self)
     }
 }
 
@@ -103,6 +123,10 @@ impl<S: ByteSink + ?Sized> ByteSink for &mut S {
     async fn flush(&mut self) -> Result<()> {
         S::flush(self).await
     }
+
+    fn outlives_its_future(&self) -> bool {
+        S::outlives_its_future(self)
+    }
 }
 
 #[async_trait]
@@ -113,6 +137,10 @@ impl<S: ByteSink + ?Sized> ByteSink for Box<S> {
 
     async fn flush(&mut self) -> Result<()> {
         S::flush(self).await
+    }
+
+    fn outlives_its_future(&self) -> bool {
+        S::outlives_its_future(self)
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::{collections::VecDeque, fmt, future::Future};
 
-use transload_core::{Buffer, Error, ErrorKind, Pod, RawBuffer, Result, Transfer};
+use transload_core::{
+    Buffer, Error, ErrorKind, MemoryKind, Pod, RawBuffer, Result, Transfer, events::report,
+};
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 use super::{ByteSink, ByteSource};
@@ -12,8 +14,10 @@ use crate::{Runtime, staging};
 const CHUNK: usize = 4 << 20;
 /// One is read or written, one is in flight, and the third absorbs a slow read or write.
 const BUFFERS: usize = 3;
+/// Smaller buffers are not worth pinned memory, if that is short.
+const MIN_PINNED: usize = 64 << 10;
 
-/// How bytes are streamed.
+/// How bytes are streamed. If pinned memory is short a stream goes on with fewer and smaller staging buffers.
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing by themselves"]
 pub struct StreamOptions {
@@ -177,18 +181,21 @@ impl Stream {
     /// Reads until the memory is full or the source ends.
     async fn fill(&mut self, source: &mut impl ByteSource) -> Result<()> {
         self.check()?;
+        let in_place = self.is_of_host() && !source.outlives_its_future();
         let mut at = 0;
         while at < self.memory.len() {
-            let most = self.options.chunk.min(self.memory.len() - at);
-            let staging = match self.is_in_place() {
-                true => self.memory.slice(at..at + most)?,
+            let left = self.memory.len() - at;
+            let staging = match in_place {
+                true => self.memory.slice(at..at + self.options.chunk.min(left))?,
                 false => {
                     self.recover().await?;
-                    self.staging_buffer().await?
+                    let Some(buffer) = self.staging_buffer().await? else { continue };
+                    buffer
                 }
             };
+            let most = staging.len().min(left);
             let (bytes, more) = read_up_to(source, &staging, most).await;
-            if self.is_in_place() {
+            if in_place {
                 self.moved += bytes as u64;
             } else if bytes > 0 {
                 let (from, to) = (staging.slice(..bytes)?, self.memory.slice(at..at + bytes)?);
@@ -205,11 +212,12 @@ impl Stream {
     /// Writes all of the memory.
     async fn empty(&mut self, sink: &mut impl ByteSink) -> Result<()> {
         self.check()?;
+        let in_place = self.is_of_host() && !sink.outlives_its_future();
         let (mut at, len) = (0, self.memory.len());
         loop {
-            while at < len && self.in_flight.len() < self.options.buffers && !self.is_in_place() {
-                let bytes = self.options.chunk.min(len - at);
-                let staging = self.staging_buffer().await?;
+            while at < len && self.in_flight.len() < self.options.buffers && !in_place {
+                let Some(staging) = self.staging_buffer().await? else { break };
+                let bytes = staging.len().min(len - at);
                 let (from, to) = (self.memory.slice(at..at + bytes)?, staging.slice(..bytes)?);
                 self.start(staging, &from, &to).await;
                 at += bytes;
@@ -282,23 +290,35 @@ impl Stream {
         self.in_flight.iter_mut().for_each(|chunk| chunk.bytes = 0);
     }
 
-    /// Returns a free buffer, or a new one.
-    async fn staging_buffer(&mut self) -> Result<RawBuffer> {
+    /// Returns a free buffer, or a new one. `None` if there is no more memory, but a buffer in flight, which will be free.
+    async fn staging_buffer(&mut self) -> Result<Option<RawBuffer>> {
         if let Some(buffer) = self.free.pop() {
-            return Ok(buffer);
+            return Ok(Some(buffer));
         }
-        let (manager, device) = (self.manager.clone(), self.memory.place().device);
-        let bytes = self.options.chunk;
-        let allocate = move || {
-            staging::pinned_or_pageable(&manager, device, |kind| {
-                staging::allocate(&manager, device, kind, bytes)
-            })
-        };
-        self.manager.spawn_blocking(allocate).await?
+        let device = self.memory.place().device;
+        let mut kind = staging::kind_for(&self.manager, device);
+        loop {
+            let (manager, bytes) = (self.manager.clone(), self.options.chunk);
+            let allocate = move || staging::allocate(&manager, device, kind, bytes);
+            match self.manager.spawn_blocking(allocate).await? {
+                Err(error) if error.kind() == ErrorKind::OutOfMemory && kind == MemoryKind::Pinned => {
+                    report::pages_declined("pinned staging memory", None, &error);
+                    if !self.in_flight.is_empty() {
+                        self.options.buffers = self.in_flight.len();
+                        return Ok(None);
+                    } else if bytes > MIN_PINNED {
+                        self.options.chunk = (bytes / 2).max(MIN_PINNED);
+                    } else {
+                        kind = MemoryKind::Pageable;
+                    }
+                }
+                outcome => return outcome.map(Some),
+            }
+        }
     }
 
-    /// Whether the host reads and writes the memory itself.
-    fn is_in_place(&self) -> bool {
+    /// Whether it is host memory.
+    fn is_of_host(&self) -> bool {
         self.memory.place().device.is_cpu()
     }
 

@@ -25,7 +25,7 @@
 //!     println!("{} {} {:?} at {}", tensor.name(), tensor.dtype(), tensor.shape(), tensor.buffer().place());
 //! }
 //! let x = model.tensor("x").ok_or("x is not in the file")?;
-//! assert_eq!(x.buffer().read()?[4..], 2.0_f32.to_le_bytes());
+//! assert_eq!(*x.array::<f32>()?.read()?, [1.0, 2.0]);
 //! println!("{}", model.report());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -145,7 +145,7 @@ pub fn load(
 ) -> Result<LoadedModel> {
     let begun = Instant::now();
     options.check()?;
-    manager.backend(options.place.device)?;
+    let backend = manager.backend(options.place.device)?;
     let source = Arc::new(Source::open(path.as_ref())?);
     let header = if options.raw { Header::raw(&source)? } else { Header::read(&source)? };
     let placement = TensorPlacement::allocate(manager, &header, options)?;
@@ -165,7 +165,7 @@ pub fn load(
     pipeline.wait_all();
     let outcome = outcome.map_err(|error| explain_corruption(error, &source));
     let hashes = outcome?;
-    LoadedModel::new(header, placement, hashes, report)
+    LoadedModel::new(header, placement, &backend, hashes, report)
 }
 
 /// Returns the file's change as the cause if it explains why bytes differ.

@@ -3,12 +3,15 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
+    sync::Arc,
 };
 
 use safetensors::Dtype;
-use transload_core::{RawBuffer, Result};
+use transload_core::{Backend, Error, ErrorKind, Pod, RawBuffer, Result};
 
-use super::{header::Header, placement::TensorPlacement, report::LoadReport};
+use crate::Array;
+
+use super::{entries::quoted, header::Header, placement::TensorPlacement, report::LoadReport};
 
 /// Loaded tensors. The memory lives as long as this value or any tensor's buffer.
 pub struct LoadedModel {
@@ -26,6 +29,7 @@ pub struct LoadedTensor {
     dtype: Dtype,
     shape: Vec<usize>,
     buffer: RawBuffer,
+    backend: Arc<dyn Backend>,
     checksum: Option<u64>,
 }
 
@@ -33,6 +37,7 @@ impl LoadedModel {
     pub(super) fn new(
         header: Header,
         placement: TensorPlacement,
+        backend: &Arc<dyn Backend>,
         hashes: Option<Vec<u64>>,
         report: LoadReport,
     ) -> Result<Self> {
@@ -43,6 +48,7 @@ impl LoadedModel {
                 dtype: entry.dtype,
                 shape: entry.shape,
                 buffer: placement.tensor(*range)?,
+                backend: Arc::clone(backend),
                 checksum: hashes.as_ref().and_then(|hashes| hashes.get(index).copied()),
             });
         }
@@ -111,6 +117,34 @@ impl LoadedTensor {
     #[must_use]
     pub fn buffer(&self) -> &RawBuffer {
         &self.buffer
+    }
+
+    /// Returns the tensor's elements, which share the model's memory.
+    ///
+    /// ```no_run
+    /// # fn example(model: &transload::load::LoadedModel) -> transload::Result<()> {
+    /// if let Some(table) = model.tensor("table") {
+    ///     let table = table.array::<f32>()?;
+    ///     println!("{} elements", table.len());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if `T` has another size than the file's elements, except that bytes suit all.
+    pub fn array<T: Pod>(&self) -> Result<Array<T>> {
+        if size_of::<T>() * 8 != self.dtype.bitsize() && size_of::<T>() != 1 {
+            let text = format!(
+                "elements of {} bytes were requested, tensor {} has {} of {} bits",
+                size_of::<T>(),
+                quoted(&self.name),
+                self.dtype,
+                self.dtype.bitsize()
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Array::new(self.buffer.clone(), Arc::clone(&self.backend))
     }
 
     /// Returns the XXH3 hash (64 bits, seed 0) of the tensor's bytes if requested, verified on the device.

@@ -6,17 +6,20 @@ use std::{
         atomic::{AtomicUsize, Ordering},
         mpsc,
     },
+    task::{Context, Waker},
     thread::{self, ThreadId},
 };
 
 use transload::{
-    Array, ErrorKind, MemoryKind, Runtime, TransferMethod,
+    Array, Buffer, ErrorKind, MemoryKind, Runtime, TransferMethod,
     cuda::{Access, CudaBackendConfig, CudaGpu, FenceEvent},
 };
 use transload_cuda_sim::harness::{self, EndCheck};
 use transload_cuda_sys::{
     AsStream, Event, EventTiming, RelaxedCapture, Stream, StreamOptions, check, ffi, trace,
 };
+
+use crate::elsewhere::Gate;
 
 pub(crate) const COUNT: usize = 50_000;
 
@@ -176,6 +179,28 @@ fn adopted_and_handed_back_without_a_copy() {
     drop((theirs, array, stream));
     setup.rt.drain().unwrap();
     assert_ne!(drops.try_recv().unwrap(), thread::current().id());
+    setup.finish();
+}
+
+#[test]
+fn awaited_use_blocks_no_thread() {
+    let setup = Setup::new();
+    let (stream, array) = (setup.gpu.stream().unwrap(), setup.gpu.alloc::<u32>(COUNT).unwrap());
+    // Work that the stream cannot wait for.
+    let gate = Gate::before(array.raw());
+    let mut context = Context::from_waker(Waker::noop());
+    let mut dropped = Box::pin(array.used_on_async(&stream, Access::Read));
+    assert!(dropped.as_mut().poll(&mut context).is_pending());
+    drop(dropped);
+    let mut using = Box::pin(array.used_on_async(&stream, Access::Write));
+    assert!(using.as_mut().poll(&mut context).is_pending());
+    assert_eq!(array.used_on(&stream, Access::Read).unwrap_err().kind(), ErrorKind::Busy);
+    gate.open();
+    let using = pollster::block_on(using).unwrap();
+    assert_eq!(setup.rt.download(&array).wait().unwrap_err().kind(), ErrorKind::Busy);
+    using.end().unwrap();
+    array.fill(1).unwrap();
+    drop((array, stream));
     setup.finish();
 }
 

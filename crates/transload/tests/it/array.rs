@@ -7,8 +7,8 @@ use std::{
 };
 
 use transload::{
-    Array, Buffer, DeviceId, ErrorKind, HostBuffer, MemoryKind, Observer, Runtime, TransferEvent,
-    backend::executor::BlockingKey,
+    Array, Buffer, DeviceId, ErrorKind, HostBuffer, MemoryKind, Runtime,
+    backend::{Observer, TransferEvent, executor::BlockingKey},
 };
 use transload_core::conformance;
 
@@ -232,7 +232,7 @@ fn dropped_drain_keeps_the_failure_for_the_next_one() {
     drop(ends);
     wakes.recv().unwrap();
     drop(draining);
-    assert_eq!(rt.drain().unwrap_err().kind(), ErrorKind::InvalidArgument, "nobody has seen it");
+    assert_eq!(rt.manager().drain().unwrap_err().kind(), ErrorKind::InvalidArgument, "nobody has seen it");
     rt.drain().unwrap();
 
     fail_unobserved(&rt);

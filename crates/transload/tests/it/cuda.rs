@@ -253,7 +253,7 @@ fn measured_transfers_report_device_time_and_statistics() {
         let elapsed = report.elapsed.unwrap();
         assert!(moving <= elapsed, "device time {moving:?} within host time {elapsed:?}");
     }
-    let path = transload::TransferPath::new(source.place(), there.place());
+    let path = transload::backend::TransferPath::new(source.place(), there.place());
     let small = &setup.manager.stats_for(path, SizeClass::UpTo4KiB)[0];
     assert_eq!((small.transfers, small.bytes, small.measured, small.failures), (2, 200, 2, 0));
     let large = &setup.manager.stats_for(path, SizeClass::UpTo16MiB)[0];

@@ -1,7 +1,9 @@
 //! One CUDA device by type, and arrays in its memory.
 
 use transload::{
-    Buffer, DeviceId, ErrorKind, HostBuffer, MemoryKind, Runtime, StreamPriority, backend::Backend as _,
+    Buffer, DeviceId, ErrorKind, HostBuffer, MemoryKind, Runtime, StreamPriority,
+    backend::Backend as _,
+    cuda::{AsStream, Operation, Pattern},
 };
 use transload_cuda_sim::harness::{self, EndCheck};
 
@@ -88,6 +90,24 @@ fn handles_of_a_gpu_belong_to_it() {
         assert_eq!(gpu.backend().devices().len(), 1);
         let shared = rt.share(&pinned, DeviceId::Cpu).unwrap();
         assert_eq!(shared.raw().id(), pinned.raw().id());
+    });
+}
+
+#[test]
+fn uploads_graphs_and_raw_handles() {
+    with_gpu(|rt, gpu| {
+        let (array, stream) = (gpu.upload(&[1_u32, 2, 3]).unwrap(), gpu.stream().unwrap());
+        assert_eq!(*rt.download(&array).wait().unwrap(), [1, 2, 3]);
+        let back = gpu.pinned::<u32>(3).unwrap();
+        let tail = array.slice(1..).unwrap();
+        let operations = [Operation::fill(&tail, Pattern::U32(9)), Operation::copy(&array, &back)];
+        gpu.graph(&operations).unwrap().launch(&stream).unwrap();
+        assert_eq!(*back.read().unwrap(), [1, 9, 9]);
+
+        assert_eq!(tail.device_address().unwrap(), array.device_address().unwrap() + 4);
+        let host = rt.zeros::<u8>(1).unwrap();
+        assert_eq!(host.device_address().unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(stream.handle(), stream.driver().as_raw() as usize);
     });
 }
 

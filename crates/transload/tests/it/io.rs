@@ -1,14 +1,13 @@
 //! Streams between sources, sinks and memory: content, short reads, errors with what was moved, cancellation, bounds.
 
 use std::{
-    future::{pending, poll_fn},
+    future::pending,
     io::{self, Cursor, Read, Write},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
-    task::Poll,
 };
 
 use transload::{
@@ -280,19 +279,59 @@ fn blocking_reader_does_not_block_the_tasks_thread() {
     });
 }
 
+/// Tells when it was called, and waits until it is told to go on.
+struct Called(mpsc::Sender<()>, mpsc::Receiver<()>);
+
+impl Called {
+    fn wait(&self, bytes: usize) -> io::Result<usize> {
+        self.0.send(()).map_err(io::Error::other)?;
+        self.1.recv().map_err(io::Error::other)?;
+        Ok(bytes)
+    }
+}
+
+impl Read for Called {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        into.fill(9);
+        self.wait(into.len())
+    }
+}
+
+impl Write for Called {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.wait(from.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 #[test]
-fn dropped_stream_with_a_blocked_reader_frees_its_buffers() {
+fn dropped_stream_gives_the_memory_free_during_a_call() {
     everywhere(|home| async move {
-        let there = home.allocate(home.far, 10);
-        let (sender, receiver) = mpsc::channel();
-        sender.send(1).unwrap();
-        let source = Blocking::new(&home.manager, Waits(receiver));
-        let mut stream = Box::pin(read_from(&home.manager, source, &there, &small()));
-        let polled = poll_fn(|context| Poll::Ready(stream.as_mut().poll(context))).await;
-        assert!(polled.is_pending());
-        drop(stream);
-        // The reader's thread ends; the drain at the end of the test waits for it.
-        drop(sender);
+        let there = filled(&home, &[1; 10]).await;
+        for reads in [true, false] {
+            let ((calls, called), (goes_on, told)) = (mpsc::channel(), mpsc::channel());
+            let other = Blocking::new(&home.manager, Called(calls, told));
+            let (manager, memory) = (Arc::clone(&home.manager), there.clone());
+            let stream = tokio::spawn(async move {
+                match reads {
+                    true => read_from(&manager, other, &memory, &small()).await,
+                    false => write_to(&manager, &memory, other, &small()).await,
+                }
+            });
+            while called.try_recv().is_err() {
+                tokio::task::yield_now().await;
+            }
+            stream.abort();
+            stream.await.unwrap_err();
+            home.manager.copy(&home.filled(&[2; 10]), &there).await.unwrap();
+            goes_on.send(()).unwrap();
+            let manager = Arc::clone(&home.manager);
+            tokio::task::spawn_blocking(move || manager.drain()).await.unwrap().unwrap();
+            assert_eq!(bytes_of(&home, &there).await, [2; 10]);
+        }
     });
 }
 
@@ -328,6 +367,7 @@ fn runtime_streams_arrays() {
 #[cfg(feature = "tokio")]
 mod tokio_streams {
     use std::{
+        future::poll_fn,
         pin::Pin,
         sync::Mutex,
         task::{Context, Poll},

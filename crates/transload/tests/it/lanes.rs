@@ -2,8 +2,8 @@
 
 use transload::{
     CrossBackendTransferManager, DeviceId, MemoryKind, StreamPriority, TransferMethod, TransferOptions,
-    TransferPath, WorkloadType,
-    backend::SizeClass,
+    WorkloadType,
+    backend::{SizeClass, TransferPath},
     cpu::CpuBackend,
     cuda::{AllocationStrategy, CudaBackend, CudaBackendConfig},
 };

@@ -56,3 +56,28 @@ fn pinned_limit_covers_staging_buffers_and_arrays() {
     drop((rt, gpu));
     test.assert_no_live_objects();
 }
+
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+#[test]
+fn streams_go_on_with_less_pinned_memory() {
+    use transload::io::Blocking;
+
+    const MIB: usize = 1 << 20;
+    let bytes: Vec<u8> = (0..11 * MIB).map(|i| (i / 4096) as u8).collect();
+    for limit in [8 * MIB, 2 * MIB, 100_000] {
+        let test = transload_cuda_sim::harness::device();
+        let config = transload::cuda::CudaBackendConfig::default().with_devices([test.ordinal()]);
+        let rt = Runtime::builder().cuda(config).pinned_limit(limit as u64).discover().unwrap();
+        let there = rt.cuda(test.ordinal()).unwrap().alloc::<u8>(bytes.len()).unwrap();
+        pollster::block_on(async {
+            let source = Blocking::new(rt.manager(), std::io::Cursor::new(bytes.clone()));
+            assert_eq!(rt.read_from(source, &there).await.unwrap(), bytes.len() as u64);
+            let mut sink = Blocking::new(rt.manager(), Vec::new());
+            rt.write_to(&there, &mut sink).await.unwrap();
+            assert!(sink.into_inner().await.unwrap() == bytes, "limit {limit}");
+        });
+        drop(there);
+        rt.drain().unwrap();
+        assert_eq!(rt.resources().pinned_bytes, 0);
+    }
+}

@@ -4,9 +4,9 @@
 use std::sync::mpsc;
 
 use transload::{
-    DeviceId, ErrorKind, MemoryKind, RawBuffer, StreamPriority, Timing, TransferMethod, TransferOptions,
+    DeviceId, ErrorKind, MemoryKind, RawBuffer, StreamPriority, TransferMethod, TransferOptions,
     WorkloadType,
-    backend::{Operation, Pattern, submit},
+    backend::{Operation, Pattern, Timing, submit},
 };
 use transload_cuda_sys::{AsStream, Capture, CaptureMode, trace};
 

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use transload::{
-    DeviceId, ErrorKind, MemoryKind, Place, RawBuffer, RejectReason, StreamPriority, Timing, Transfer,
-    TransferMethod, TransferOptions, TransferReport,
-    backend::{Operation, submit},
+    DeviceId, ErrorKind, MemoryKind, Place, RawBuffer, StreamPriority, Transfer, TransferMethod,
+    TransferOptions, TransferReport,
+    backend::{Operation, RejectReason, Timing, submit},
     cuda::{CudaDevice, CudaStream},
 };
 use transload_cuda_sys::trace;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use setup::{Setup, noise};
 use transload::{
-    DeviceId, ErrorKind, StreamPriority, Timing, TransferMethod, TransferOptions, WorkloadType,
-    backend::{Operation, PeerAccess, submit},
+    DeviceId, ErrorKind, StreamPriority, TransferMethod, TransferOptions, WorkloadType,
+    backend::{Operation, PeerAccess, Timing, submit},
     cuda::{CudaDevice, CudaMemoryManager},
 };
 use transload_cuda_sim::harness;

@@ -1,7 +1,8 @@
 //! The transfer manager over the host and two CUDA devices.
 
 use transload::{
-    CrossBackendTransferManager, DeviceId, MemoryKind, Place, RawBuffer, TransferPath,
+    CrossBackendTransferManager, DeviceId, MemoryKind, Place, RawBuffer,
+    backend::TransferPath,
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig},
 };

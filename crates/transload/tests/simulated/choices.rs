@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use serde_json::Value;
-use transload::{DeviceId, MemoryKind, Place, TransferMethod, TransferOptions, TransferPath};
+use transload::{DeviceId, MemoryKind, Place, TransferMethod, TransferOptions, backend::TransferPath};
 use transload_cuda_sim::harness;
 
 use crate::setup::Setup;

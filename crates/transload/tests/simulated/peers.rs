@@ -1,7 +1,8 @@
 //! Pairs of devices without usable peer copies, and faults during peer copies.
 
 use transload::{
-    Error, ErrorKind, MemoryKind, RejectReason, Rejected, TransferMethod, TransferOptions, TransferReport,
+    Error, ErrorKind, MemoryKind, TransferMethod, TransferOptions, TransferReport,
+    backend::{RejectReason, Rejected},
 };
 use transload_cuda_sim::{SimDeviceBuilder, harness};
 use transload_cuda_sys::trace;

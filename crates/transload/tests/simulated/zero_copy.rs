@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use transload::{
-    CrossBackendTransferManager, DeviceId, Error, ErrorKind, MemoryKind, Place, RawBuffer, RejectReason,
-    StreamPriority, TransferMethod, TransferOptions, TransferPath, TransferReport,
-    backend::{CostModel, PathCost},
+    CrossBackendTransferManager, DeviceId, Error, ErrorKind, MemoryKind, Place, RawBuffer, StreamPriority,
+    TransferMethod, TransferOptions, TransferReport,
+    backend::{CostModel, PathCost, RejectReason, TransferPath},
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig},
 };

@@ -7,9 +7,9 @@ use std::{
 };
 
 use transload::{
-    DeviceId, ErrorKind, MemoryKind, Place, RawBuffer, StreamPriority, Timing, Transfer, TransferMethod,
+    DeviceId, ErrorKind, MemoryKind, Place, RawBuffer, StreamPriority, Transfer, TransferMethod,
     TransferOptions, WorkloadType,
-    backend::{Operation, Pattern, submit},
+    backend::{Operation, Pattern, Timing, submit},
 };
 
 use crate::{

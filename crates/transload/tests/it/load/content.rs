@@ -77,6 +77,19 @@ fn checksums_are_those_of_the_file_and_only_on_request() {
 }
 
 #[test]
+fn tensor_is_an_array_of_its_element_type() {
+    let rt = transload::Runtime::builder().without("cuda").discover().unwrap();
+    let header = r#"{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+    let disk = OnDisk::new(&file(header, &[1.0_f32, 2.0].map(f32::to_le_bytes).concat()));
+    let model = rt.load(disk.path(), &LoadOptions::new(HOST)).unwrap();
+    let [x] = model.tensors() else { panic!("one tensor") };
+    assert_eq!(*x.array::<f32>().unwrap().read().unwrap(), [1.0, 2.0]);
+    assert_eq!(x.array::<u8>().unwrap().len(), 8);
+    let error = x.array::<u64>().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+}
+
+#[test]
 fn a_tensor_keeps_its_memory_alive_without_the_model() {
     let manager = host_manager();
     let model = Model::of_sizes(&[1000, 2000]);
