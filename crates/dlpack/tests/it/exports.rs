@@ -108,7 +108,7 @@ fn lent_buffer_refuses_conflicting_use() {
     for open in [low.try_read().map(drop), low.read().map(drop), buffer.try_write().map(drop)] {
         let error = open.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy);
-        assert!(error.to_string().contains("lent for writing"), "{error}");
+        assert!(error.to_string().contains("in use by other code, for writing"), "{error}");
     }
     high.write().unwrap().fill(1);
     assert_eq!(kind(Export::of::<u8>(&buffer).versioned().map(drop)), ErrorKind::Busy);
