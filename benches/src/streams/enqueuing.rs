@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use transload_streams::CudaStream;
+use transload_streams::{CudaStream, MetricsSampling};
 
 use super::{
     Fixture,
@@ -18,6 +18,8 @@ use crate::{
 
 /// Copies of one measurement: few enough not to fill the launch queue.
 const MANY: usize = 64;
+/// Size of the copies with metrics.
+const TIMED_BYTES: usize = 4096;
 /// Nanoseconds over the raw call.
 const MOST_OVER: f64 = 100.0;
 
@@ -84,7 +86,43 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
         };
         rows.extend(comparison.rows(fixture, variants)?);
     }
+    rows.extend(timed_rows(fixture)?);
     Ok(rows)
+}
+
+/// What a stream's metrics cost: the counts, which are always on, are in the reference too.
+fn timed_rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    let pairs = Pairs::new(fixture, MANY, MANY, TIMED_BYTES)?;
+    let samplings = [MetricsSampling::Off, MetricsSampling::USUAL, MetricsSampling::ALL];
+    let streams = samplings.map(|sampling| -> Result<CudaStream> {
+        let stream = CudaStream::new(&fixture.device)?;
+        stream.enable_metrics(sampling);
+        Ok(stream)
+    });
+    let [off, usual, all] = streams;
+    let [off, usual, all] = [off?, usual?, all?];
+    // The wait is timed: it reads the events' times.
+    let run = |stream: &CudaStream| {
+        let begun = Instant::now();
+        for pair in &pairs.list {
+            drop(stream.copy_from_host_async(&pair.host, &pair.device));
+        }
+        stream.synchronize()?;
+        Ok(each(begun))
+    };
+    let variants = vec![
+        Variant::new("off", "a stream that counts", || run(&off)).verified_by(&pairs),
+        Variant::new("one-in-32", "a stream that times one copy in 32", || run(&usual)).verified_by(&pairs),
+        Variant::new("all", "a stream that times every copy", || run(&all)).verified_by(&pairs),
+    ];
+    let comparison = Comparison {
+        id: format!("metrics/{TIMED_BYTES}"),
+        what: format!("{MANY} pinned uploads of {TIMED_BYTES} bytes in a row and a wait, each copy"),
+        unit: "ns",
+        bytes: TIMED_BYTES as u64,
+        repetitions: fixture.repetitions(300),
+    };
+    comparison.rows(fixture, variants)
 }
 
 fn each(begun: Instant) -> f64 {

@@ -33,7 +33,7 @@ impl CudaBackendConfig {
         self
     }
 
-    /// Sets the most streams per device and priority: 1 to 64.
+    /// Sets the most streams per device and priority: 1 to 64. Opening the backend refuses other numbers.
     #[must_use]
     pub fn with_streams_per_priority(mut self, streams: usize) -> Self {
         self.streams_per_priority = Some(streams);

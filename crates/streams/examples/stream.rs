@@ -63,7 +63,7 @@ pub(crate) mod example {
 
         let metrics = stream.metrics();
         println!(
-            "{:?} operations, {:?} transfers, {:?} on average",
+            "{} operations, {} transfers, {:?} on average",
             metrics.operations_count, metrics.memory_transfers, metrics.average_latency
         );
         // Gives the memory back now; left out, a thread of the library does so a moment later.

@@ -46,9 +46,11 @@ fn the_configuration_sets_strategy_and_number_of_streams() {
     let streams: HashSet<_> = held.iter().map(|queue| queue.raw_handle()).collect();
     assert_eq!(streams.len(), 2);
     drop((held, backend));
-    let error = CudaBackend::open(&config.clone().with_streams_per_priority(0)).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert!(error.to_string().contains("valid are 1 or more"), "{error}");
+    for streams in [0, 65] {
+        let error = CudaBackend::open(&config.clone().with_streams_per_priority(streams)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.to_string().contains("valid are 1 to 64"), "{error}");
+    }
 }
 
 #[test]

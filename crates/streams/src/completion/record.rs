@@ -54,6 +54,13 @@ impl StreamTimeline {
         Ok(point)
     }
 
+    /// Issues a point for everything enqueued before, also by other code.
+    pub(crate) fn record_fence(&self) -> Result<u64, DriverError> {
+        let point = self.record_end(None, "fence of everything before it")?;
+        self.metrics.count_fence();
+        Ok(point)
+    }
+
     /// Issues a point for a small operation that the driver has accepted, usually without an event.
     #[inline]
     pub(crate) fn next_small_point(&self) -> Result<u64, DriverError> {

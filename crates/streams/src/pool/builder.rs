@@ -39,8 +39,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets the minimum and maximum number of streams per priority. Both are limited to 64: the 192 streams of three
-    /// priorities exceed the 128 kernels that a device runs concurrently.
+    /// Sets the minimum and maximum number of streams per priority. The maximum is 1 to 64: the 192 streams of three
+    /// priorities exceed the 128 kernels that a device runs concurrently, and a lease chooses by one word of bits.
     pub fn streams(mut self, bounds: RangeInclusive<usize>) -> Self {
         self.streams = Some(bounds);
         self
@@ -67,14 +67,13 @@ impl PoolBuilder {
         let (least, most, split) = match (streams, split) {
             (Some(bounds), split) => {
                 let (least, most) = bounds.into_inner();
-                if most == 0 || least > most {
+                if !(1..=MAX_STREAMS).contains(&most) || least > most {
                     let text = format!(
-                        "a pool of {least} to {most} streams per priority; valid are 1 or more, with the minimum first"
+                        "a pool of {least} to {most} streams per priority; valid are 1 to {MAX_STREAMS}, with the minimum first"
                     );
                     return Err(Error::new(ErrorKind::InvalidArgument, text));
                 }
-                let most = most.min(MAX_STREAMS);
-                (least.min(most), most, split.unwrap_or_else(|| WorkloadSplit::of(most)))
+                (least, most, split.unwrap_or_else(|| WorkloadSplit::of(most)))
             }
             (None, Some(split)) => (1, split.total().clamp(1, MAX_STREAMS), split),
             (None, None) => {

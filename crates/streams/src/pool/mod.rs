@@ -66,11 +66,10 @@ impl AdvancedStreamPool {
         Self::builder(device).build()
     }
 
-    /// Creates a pool of up to `streams` streams per priority with a strategy. More than 64 are as good as 64, see
-    /// [`PoolBuilder::streams`].
+    /// Creates a pool of up to `streams` streams per priority, 1 to 64, with a strategy.
     ///
     /// # Errors
-    /// `InvalidArgument` for 0 streams.
+    /// `InvalidArgument` for 0 streams, or more than 64; see [`PoolBuilder::streams`].
     pub fn new_with_strategy(
         device: &CudaDevice,
         streams: usize,

@@ -31,8 +31,6 @@ use crate::completion::{callbacks, timeline::StreamTimeline};
 
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;
-/// Name of a fence-only operation in error messages.
-const FENCE: &str = "fence of everything before it";
 
 /// A CUDA stream. Clones share it; it is destroyed with the last clone and the last fence of its work. Usable from
 /// any thread.
@@ -293,7 +291,7 @@ impl CudaStream {
     /// `Busy` while the stream is being captured; the driver's.
     pub fn fence(&self) -> Result<Fence> {
         self.own.check_not_captured()?;
-        let point = self.own.record_end(None, FENCE).map_err(lift)?;
+        let point = self.own.record_fence().map_err(lift)?;
         Ok(Fence::new(Arc::clone(&self.timeline), point))
     }
 
@@ -311,7 +309,7 @@ impl CudaStream {
     pub fn add_callback(&self, callback: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
         self.own.check_not_captured()?;
         callbacks::prepare()?;
-        let point = self.own.record_end(None, FENCE).map_err(lift)?;
+        let point = self.own.record_fence().map_err(lift)?;
         callbacks::register(&self.own, point, Box::new(callback));
         Ok(())
     }
@@ -322,13 +320,14 @@ impl CudaStream {
         self.own.callbacks.counts().last_panic
     }
 
-    /// Turns metrics on or off for all clones: `true` counts every operation and times one in 32. While off, the
-    /// default, an operation costs one relaxed load. Counts are kept.
+    /// Turns the timing of operations on or off for all clones: `true` times one in 32, `false` is the default. They are counted
+    /// in any case. See [`MetricsSampling`] for what it costs.
     pub fn enable_metrics(&self, sampling: impl Into<MetricsSampling>) {
         self.own.metrics.enable(sampling.into());
     }
 
-    /// Returns the stream's metrics, as far as operations are known to be complete. Does not call the driver.
+    /// Returns the stream's metrics, without calling the driver. Counts include operations in flight, and times those that are
+    /// known to be complete.
     #[must_use]
     pub fn metrics(&self) -> StreamMetrics {
         let measured = self.own.events.pending.lock().measured();
@@ -336,16 +335,16 @@ impl CudaStream {
         StreamMetrics {
             callbacks_run: tally.run,
             callbacks_panicked: tally.panicked,
-            ..self.own.metrics.read(measured)
+            ..self.own.metrics.read(self.own.events.points.issued(), measured)
         }
     }
 
-    /// Counts a kernel launched through the raw handle, if metrics are on.
+    /// Counts a kernel launched through the raw handle.
     pub fn record_kernel_launch(&self) {
-        self.own.metrics.count_launch();
+        self.own.metrics.count_foreign_launch();
     }
 
-    /// Reports the bytes currently held for the stream; metrics keep the peak, if they are on.
+    /// Reports the bytes currently held for the stream; metrics keep the peak.
     pub fn update_peak_memory(&self, bytes: u64) {
         self.own.metrics.raise_peak(bytes);
     }

@@ -12,7 +12,7 @@ use transload_memory::lift;
 use super::driver_calls::{
     DriverAddress, DriverCalls, INVALID_VALUE, SMALL, copy, copy_after, copy_once, driver_address, reachable,
 };
-use crate::{CudaStream, completion::timeline::StreamTimeline, stream::metrics::Counted};
+use crate::{CudaStream, completion::timeline::StreamTimeline};
 
 // SAFETY: a stream runs its work in order, after the events it waits for; points are issued after the work.
 unsafe impl Queue for CudaStream {
@@ -50,7 +50,7 @@ unsafe impl Queue for CudaStream {
             && src.len() <= SMALL
             && after.is_empty()
             && timing == Timing::Off
-            && self.own.metrics.are_off()
+            && self.own.metrics.time_nothing()
             && !self.own.events.points.is_shared()
         {
             // SAFETY: the caller's promise.
@@ -132,15 +132,15 @@ impl CudaStream {
             })?;
             small &= !waited?;
         }
-        let counted = own.metrics.next();
-        let measured = timing == Timing::Measured || counted == Counted::Timed;
+        let sampled = own.metrics.is_next_timed();
+        let measured = timing == Timing::Measured || sampled;
         small &= !measured && !own.events.points.is_shared();
         let mut start = None;
         if !small {
             own.flush_batch().map_err(lift)?;
             if measured {
                 let asked_for = timing == Timing::Measured;
-                start = Some(own.record_start(asked_for, counted == Counted::Timed).map_err(lift)?);
+                start = Some(own.record_start(asked_for, sampled).map_err(lift)?);
             }
         }
         let mut in_flight = false;
@@ -151,9 +151,7 @@ impl CudaStream {
             .and_then(|()| if small { own.next_small_point() } else { own.record_end(start, calls.name()) });
         match marked {
             Ok(point) => {
-                if counted != Counted::No {
-                    own.metrics.count(&calls);
-                }
+                own.metrics.count(&calls);
                 Ok(Fence::new(Arc::clone(&self.timeline), point))
             }
             // Without a fence, nothing would wait for the work enqueued before the error.
