@@ -187,7 +187,7 @@ impl Backend for CpuBackend {
         let mut ledger = ResourceCounts::default();
         ledger.allocations = self.counters.allocations.load(Ordering::Acquire);
         ledger.bytes = self.counters.bytes.load(Ordering::Acquire);
-        ledger.parked = self.reclaimer.len() as u64;
+        ledger.pending_free = self.reclaimer.len() as u64;
         ledger.leases = self.queues.leases();
         ledger
     }

@@ -298,7 +298,8 @@ impl Backend for CudaBackend {
             let ledger = state.resource_counts();
             sum.allocations += ledger.allocations;
             sum.bytes += ledger.bytes;
-            sum.parked += ledger.parked;
+            sum.cached_bytes += ledger.cached_bytes;
+            sum.pending_free += ledger.pending_free;
         }
         sum
     }

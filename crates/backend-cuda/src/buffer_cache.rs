@@ -127,7 +127,8 @@ impl BufferCache {
             let buffers = now.live_blocks + now.pending_free_blocks;
             let others = ledger.allocations.saturating_sub(now.segments);
             ledger.allocations = others + buffers + now.unused_segments;
-            ledger.parked += now.pending_free_blocks;
+            ledger.pending_free += now.pending_free_blocks;
+            ledger.cached_bytes += now.free;
         }
     }
 }

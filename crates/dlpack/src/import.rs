@@ -76,7 +76,7 @@ impl Importer {
         let mut counts = ResourceCounts::default();
         counts.allocations = self.counts.tensors.load(Ordering::Acquire);
         counts.bytes = self.counts.bytes.load(Ordering::Acquire);
-        counts.parked = (self.reclaimer.len() + self.drops.len()) as u64;
+        counts.pending_free = (self.reclaimer.len() + self.drops.len()) as u64;
         counts
     }
 

@@ -254,7 +254,7 @@ impl CudaMemoryManager {
         let mut ledger = ResourceCounts::default();
         ledger.allocations = self.counts.allocations();
         ledger.bytes = self.counts.bytes();
-        ledger.parked = (self.reclaimer.len() + self.device.drops().len()) as u64;
+        ledger.pending_free = (self.reclaimer.len() + self.device.drops().len()) as u64;
         ledger
     }
 

@@ -37,6 +37,48 @@ use crate::{
 /// println!("{report}");
 /// # Ok::<(), transload_core::Error>(())
 /// ```
+///
+/// # What blocks, and what keeps order
+///
+/// | Call | Submits on | Waits for the bytes | Order of copies that touch common bytes |
+/// |---|---|---|---|
+/// | [`submit`](Self::submit) | the calling thread | no | that of the calls |
+/// | [`wait`](Self::wait) | the calling thread | blocks it | that of the calls |
+/// | [`submit_async`](Self::submit_async) | the polling thread, or one of the executor if it takes long | no | that in which the futures become ready |
+/// | `.await` | like `submit_async` | without blocking | like `submit_async` |
+///
+/// A [`Transfer`] took its place in the order when it was submitted; when, and whether, it is awaited changes nothing.
+///
+/// Submitting takes some microseconds. It blocks the thread, or takes it long:
+/// * for the first transfer of a path and priority, up to some hundred milliseconds;
+///   [`prepare`](CrossBackendTransferManager::prepare) does that beforehand;
+/// * for a copy between memories of the host of up to 2 MiB, which is made there and then;
+/// * for a DirectCopy of pageable memory, which the driver makes during the call, after all that it must come after;
+/// * while the bytes are in use by work of another backend, which a device's queue cannot wait for: a copy within the host, or
+///   staging threads;
+/// * while a driver's queue is full.
+///
+/// So a warm copy between pinned and device memory does not block, unless the host works on its bytes.
+///
+/// To order copies of several threads or tasks, hold a lock while they are submitted and await them after it was released:
+///
+/// ```
+/// # use transload_core::RawBuffer;
+/// # use transload_transfer::CrossBackendTransferManager;
+/// async fn swap(
+///     manager: &CrossBackendTransferManager,
+///     order: &std::sync::Mutex<()>,
+///     (slot, evicted, restored): (&RawBuffer, &RawBuffer, &RawBuffer),
+/// ) -> transload_core::Result<()> {
+///     let (out, back) = {
+///         let _order = order.lock();
+///         (manager.copy(slot, evicted).submit(), manager.copy(restored, slot).submit())
+///     };
+///     out.await?;
+///     back.await?;
+///     Ok(())
+/// }
+/// ```
 #[must_use = "nothing is copied before `submit`, `wait` or `.await`"]
 #[derive(Clone)]
 pub struct CopyBuilder<'a> {
@@ -142,8 +184,8 @@ impl<'a> CopyBuilder<'a> {
         self.manager.plan_on(&PlanInput::of(self.src, self.dst)?, &self.options, queue)
     }
 
-    /// Submits it. Blocks the thread only where the bytes wait for work that the transfer's queue cannot wait for by itself: that
-    /// of another backend. What is wrong with it is told by the [`Transfer`], as is how it went.
+    /// Submits it, on the calling thread: what may take long then is [listed above](Self#what-blocks-and-what-keeps-order). What is
+    /// wrong with it is told by the [`Transfer`], as is how it went.
     ///
     /// # Errors
     /// By the transfer, as for [`CrossBackendTransferManager::transfer_buffer`];
@@ -166,16 +208,15 @@ impl<'a> CopyBuilder<'a> {
         self.submit().wait()
     }
 
-    /// Like [`submit`](Self::submit) for a task: ready once the transfer is submitted, or refused. Transfers that are submitted one
-    /// after another take effect in that order where they touch common bytes; two futures that are polled concurrently are in
-    /// no order. Dropped before it is ready, nothing has happened and nothing is held, except that a thread of the executor may be
-    /// submitting it just then.
+    /// Like [`submit`](Self::submit) for a task: ready once the transfer is submitted, or refused. Copies whose futures are polled
+    /// concurrently are in no order. A future that is dropped before it is ready has no effect and holds nothing, unless a thread of
+    /// the executor is submitting its copy at that moment.
     ///
-    /// Blocks no thread and takes little of the caller's: a copy that its thread or the driver would do meanwhile, and whatever the
-    /// first transfer of a path has to set up, is done by a thread of the executor. Two exceptions, both for a stream given to
-    /// [`on`](Self::on): a direct copy of pageable memory keeps one thread of the executor until the stream gets there, and holds
-    /// up later submissions to this stream only; a per-thread default stream is used by the polling thread, however long
-    /// that takes, and must be that thread's.
+    /// It blocks no thread: of what takes `submit` long (the [list](Self#what-blocks-and-what-keeps-order)), it awaits work of other
+    /// backends and leaves the rest, host copies above 64 KiB included, to a thread of the executor. Two exceptions, both for a
+    /// stream given to [`on`](Self::on): a direct copy of pageable memory keeps one thread of the executor until the stream
+    /// gets there, and holds up later submissions to this stream only; a per-thread default stream is used by the polling thread,
+    /// however long that takes, and must be that thread's.
     pub fn submit_async(self) -> impl Future<Output = Transfer> + Send + 'static {
         let Self { manager, src, dst, options, extras } = self;
         let BuilderExtras { after, queue } = extras.map(|extras| *extras).unwrap_or_default();

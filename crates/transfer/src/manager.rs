@@ -40,8 +40,8 @@ use crate::{
 /// holds no lease.
 ///
 /// # Tasks
-/// Any [`Transfer`] can be awaited. *Submitting* one may block the thread if its bytes are in use by work of another
-/// backend: an awaited [`copy`](Self::copy) does not.
+/// Any [`Transfer`] can be awaited. *Submitting* one may block the thread; an awaited [`copy`](Self::copy) does not. See
+/// [what blocks, and what keeps order](crate::CopyBuilder#what-blocks-and-what-keeps-order).
 ///
 /// # Order
 /// Transfers that touch common bytes take effect in submission order, whatever queues they are on, as do all operations
@@ -138,8 +138,7 @@ impl CrossBackendTransferManager {
     }
 
     /// Copies `size` bytes from `src_offset` in `src` to `dst_offset` in `dst`. The copy is submitted before this
-    /// returns. This blocks only if the bytes are in use by work that the transfer's queue cannot wait for, which is
-    /// that of another backend. Errors are returned by the [`Transfer`]; once it completed with `Ok` the bytes are in
+    /// returns, like by [`CopyBuilder::submit`](crate::CopyBuilder::submit). Errors are returned by the [`Transfer`]; once it completed with `Ok` the bytes are in
     /// place.
     ///
     /// # Errors

@@ -65,7 +65,7 @@ fn memory_in_use_by_other_backend_is_parked() {
     submit(&gate, &Operation::Fill { dst: &buffer, pattern: Pattern::U8(0) }, Timing::Off).unwrap();
     drop(buffer);
     let ledger = backend.resource_counts();
-    assert_eq!((ledger.allocations, ledger.bytes, ledger.parked), (1, 1000, 1));
+    assert_eq!((ledger.allocations, ledger.bytes, ledger.pending_free), (1, 1000, 1));
     gate.open();
     backend.drain().unwrap();
     assert!(backend.resource_counts().is_empty());

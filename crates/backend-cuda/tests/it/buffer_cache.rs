@@ -51,7 +51,7 @@ fn memory_in_flight() {
         elsewhere.uses(&first);
         drop((second, first));
         let ledger = backend.resource_counts();
-        assert!(ledger.parked == 1 && ledger.allocations >= 1, "{ledger}");
+        assert!(ledger.pending_free == 1 && ledger.allocations >= 1, "{ledger}");
         let next = backend.allocate(device, kind, 100_000).unwrap();
         assert_ne!(address(&next), was);
         if kind == MemoryKind::Pinned {
@@ -60,7 +60,12 @@ fn memory_in_flight() {
         elsewhere.open();
         // Now both are cached.
         let other = backend.allocate(device, kind, 100_000).unwrap();
-        assert_eq!((address(&other), backend.resource_counts().parked), (was, 0));
+        assert_eq!((address(&other), backend.resource_counts().pending_free), (was, 0));
+        let used = backend.resource_counts();
+        assert!(used.bytes - used.cached_bytes >= 200_000, "{used}");
+        drop((other, next));
+        let idle = backend.resource_counts();
+        assert_eq!(idle.cached_bytes, idle.bytes, "{idle}");
     }
     finish(test, backend);
 }
@@ -101,7 +106,7 @@ fn drain_waits() {
         (0..200).map(|_| backend.allocate(device, MemoryKind::Device, 70_000).unwrap()).collect();
     many.iter().for_each(|buffer| elsewhere.uses(buffer));
     drop(many);
-    assert_eq!(backend.resource_counts().parked, 200);
+    assert_eq!(backend.resource_counts().pending_free, 200);
     std::thread::scope(|scope| {
         let drained = scope.spawn(|| backend.drain());
         elsewhere.open();

@@ -101,9 +101,12 @@ fn parked(context: &TestContext<'_>) -> Result<(), Failure> {
         let count = |backend: &dyn Backend| backend.resource_counts().allocations;
         let now = count(context.backend()).max(count(&*context.subject.host));
         ensure!(now >= 1, "memory of {} was freed while it was used", memory.place);
-        let parked =
-            context.backend().resource_counts().parked + context.subject.host.resource_counts().parked;
-        ensure!(parked > before[0].parked + before[1].parked, "memory in use is dropped and not parked");
+        let parked = context.backend().resource_counts().pending_free
+            + context.subject.host.resource_counts().pending_free;
+        ensure!(
+            parked > before[0].pending_free + before[1].pending_free,
+            "memory in use is dropped and not parked"
+        );
         gate.open();
         ensure!(!gate.was_forced(), "somebody waited where nobody may");
         check_counts(&before, &context.subject.resource_counts()?)?;

@@ -66,12 +66,15 @@ pub struct MemoryInfo {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ResourceCounts {
-    /// Live allocations, including parked ones.
+    /// Allocations: those in use, those that are pending free, and those cached for reuse.
     pub allocations: u64,
-    /// Bytes of the live allocations.
+    /// Bytes of the allocations.
     pub bytes: u64,
-    /// Allocations that were dropped and wait for their last operation.
-    pub parked: u64,
+    /// The part of `bytes` that is in no use and cached for later allocations. [`Backend::drain`] frees it.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub cached_bytes: u64,
+    /// Allocations that were dropped and are freed once their last operation is complete.
+    pub pending_free: u64,
     /// Leased queues.
     pub leases: u64,
 }
@@ -86,8 +89,16 @@ impl ResourceCounts {
 
 impl fmt::Display for ResourceCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { allocations, bytes, parked, leases } = self;
-        write!(f, "{allocations} allocations of {bytes} bytes ({parked} parked), {leases} leased queues")
+        let Self { allocations, bytes, cached_bytes, pending_free, leases } = *self;
+        let plural = |number| if number == 1 { "" } else { "s" };
+        write!(f, "{allocations} allocation{} of {bytes} bytes", plural(allocations))?;
+        if cached_bytes > 0 {
+            write!(f, ", {cached_bytes} of them cached for reuse")?;
+        }
+        if pending_free > 0 {
+            write!(f, ", {pending_free} allocation{} pending free", plural(pending_free))?;
+        }
+        write!(f, ", {leases} leased queue{}", plural(leases))
     }
 }
 
@@ -226,7 +237,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Returns the counts of what is alive.
     fn resource_counts(&self) -> ResourceCounts;
 
-    /// Waits for all work in flight and frees parked memory. Also waits for destructors of owners that other code handed over with
+    /// Waits for all work in flight and frees dropped and cached memory. Also waits for destructors of owners that other code handed over with
     /// its memory or streams: the caller must hold no lock that they need, such as Python's GIL.
     ///
     /// # Errors

@@ -23,9 +23,10 @@ pub struct TransferReport {
     pub bytes: u64,
     /// Number of chunks that the bytes were split into.
     pub chunks: u32,
-    /// Host time of the submission: waiting for room, driver calls, and what the first transfer on a path
-    /// prepares. `None` if no clock was read: only measured transfers have times (see
-    /// [`moving`](Self::moving)), or all if there is an observer. The same holds for `elapsed`.
+    /// Host time of the submission, once the method was chosen: driver calls, and all that may block or take
+    /// long then. The page of `CopyBuilder` (crate `transload-transfer`) lists that. `None` if no clock was
+    /// read: only measured transfers have times (see [`moving`](Self::moving)), or all if there is an observer.
+    /// The same holds for `elapsed`.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "submitting_seconds", with = "crate::serde_seconds", default)
@@ -36,7 +37,9 @@ pub struct TransferReport {
     #[cfg_attr(feature = "serde", serde(rename = "elapsed_seconds", with = "crate::serde_seconds", default))]
     pub elapsed: Option<Duration>,
     /// Time of the movement by the lane's own clock, if the transfer was measured: a GPU's clock for its
-    /// queues, the host's for the host's.
+    /// queues, the host's for the host's. It runs from the moment that the queue reached the transfer to the
+    /// end, so it includes waiting for a copy engine or a link that transfers of other queues use: of
+    /// transfers in flight at once, only their total time tells the rate of the link.
     #[cfg_attr(feature = "serde", serde(rename = "moving_seconds", with = "crate::serde_seconds", default))]
     pub moving: Option<Duration>,
     /// The predicted time, on an idle device.
@@ -84,7 +87,8 @@ impl TransferReport {
         SizeClass::of(self.bytes)
     }
 
-    /// Returns bytes per second by the lane's clock, if measured; see [`moving`](Self::moving).
+    /// Returns bytes per second by the lane's clock, if measured. Lower than the link's rate if the transfer
+    /// waited for the copy engine; see [`moving`](Self::moving).
     #[must_use]
     pub fn bytes_per_second(&self) -> Option<f64> {
         let seconds = self.moving?.as_secs_f64();
@@ -92,6 +96,8 @@ impl TransferReport {
     }
 }
 
+/// Prints what was moved, how, the measured time and rate, if any, and the predicted time. The alternate form
+/// (`{:#}`) adds a line for each rejected method with its reason.
 impl fmt::Display for TransferReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { path, bytes, method, lane, .. } = self;
@@ -99,14 +105,24 @@ impl fmt::Display for TransferReport {
             TransferMethod::Fill => write!(f, "{bytes} bytes of {} filled on {lane}", path.dst)?,
             _ => write!(f, "{bytes} bytes {path} by {method} on {lane}")?,
         }
-        if let Some(rate) = self.bytes_per_second() {
-            write!(f, ", {:.2} GB/s", rate / 1e9)?;
+        if let Some(moving) = self.moving {
+            write!(f, " in {moving:.1?}")?;
+        }
+        // A rate that would be printed as 0 says less than the time.
+        if let Some(rate) = self.bytes_per_second().map(|rate| rate / 1e9).filter(|rate| *rate >= 0.01) {
+            write!(f, ", {rate:.2} GB/s")?;
+        }
+        if !self.predicted.is_zero() {
+            write!(f, ", predicted {:.1?}", self.predicted)?;
         }
         if self.queued > 0 {
             write!(f, ", {}", QueuedBefore(self.queued))?;
         }
         if self.simulated {
             f.write_str(" (simulated)")?;
+        }
+        if f.alternate() {
+            self.rejected.iter().try_for_each(|rejected| write!(f, "\n  rejected: {rejected}"))?;
         }
         Ok(())
     }

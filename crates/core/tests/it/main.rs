@@ -27,6 +27,7 @@ mod patterns;
 mod range_guards;
 mod reclaim;
 mod recorded;
+mod reports;
 #[cfg(feature = "serde")]
 mod serialized;
 mod size_class;

@@ -127,7 +127,7 @@ fn memory_outlives_consumer_work_in_flight_at_delete() {
         let gate = Gate::before(&setup.device, &[&theirs]);
         consumer.fill(9);
         consumer.let_go();
-        assert_eq!(setup.memory.resource_counts().parked, 1);
+        assert_eq!(setup.memory.resource_counts().pending_free, 1);
         gate.open();
         drop(theirs);
         setup.finish();
@@ -250,7 +250,7 @@ fn tensor_dropped_in_flight_is_deleted_after_the_work() {
         let gate = Gate::before(&setup.device, &[&stream]);
         drop(stream.memset_async(there.buffer(), Pattern::U8(2)));
         drop(there);
-        assert_eq!((deleted.times(), setup.importer.resource_counts().parked), (0, 1));
+        assert_eq!((deleted.times(), setup.importer.resource_counts().pending_free), (0, 1));
         gate.open();
         setup.importer.drain().unwrap();
         assert_eq!(deleted.times(), 1);

@@ -108,7 +108,7 @@ fn owner_is_dropped_once_after_the_last_work() {
     let mut loan = ours.slice(..100).unwrap().lend(transload_core::Access::Write).unwrap();
     loan.end_after(&[gate.fence()]);
     drop((loan, ours));
-    assert_eq!((drops.try_recv().ok(), memory.resource_counts().parked), (None, 1));
+    assert_eq!((drops.try_recv().ok(), memory.resource_counts().pending_free), (None, 1));
     gate.open();
     // Nobody drains or allocates: the end of the work is enough.
     assert_ne!(drops.recv().unwrap(), thread::current().id());

@@ -100,7 +100,11 @@ fn graph_on_a_lost_device_fails_and_frees_its_memory() {
     assert_eq!(graph.update(&[fill]).unwrap_err().kind(), ErrorKind::DeviceLost);
     assert_eq!(CudaGraph::record(&device, NORMAL, &[fill]).unwrap_err().kind(), ErrorKind::DeviceLost);
     drop((graph, there));
-    assert_eq!(memory.resource_counts().parked, 0, "nothing runs on a lost device, so nothing is waited for");
+    assert_eq!(
+        memory.resource_counts().pending_free,
+        0,
+        "nothing runs on a lost device, so nothing is waited for"
+    );
 }
 
 #[test]

@@ -135,7 +135,11 @@ fn failing_kernel_is_its_streams_error_and_memory_is_freed() {
     assert!(before.wait().is_ok(), "earlier completed work has no error");
     assert_eq!(enqueue(sum(&kernel, &x, &y), &astray).unwrap_err().kind(), ErrorKind::DeviceLost);
     drop((x, y));
-    assert_eq!(memory.resource_counts().parked, 0, "nothing runs on a lost device, so nothing is waited for");
+    assert_eq!(
+        memory.resource_counts().pending_free,
+        0,
+        "nothing runs on a lost device, so nothing is waited for"
+    );
 }
 
 #[test]

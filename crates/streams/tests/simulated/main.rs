@@ -163,7 +163,11 @@ fn lost_device_fails_all_work_and_frees_memory() {
     let after = stream.memset_async(&there, Pattern::U8(2));
     assert_eq!(after.wait().unwrap_err().kind(), ErrorKind::DeviceLost);
     drop(there);
-    assert_eq!(memory.resource_counts().parked, 0, "nothing runs on a lost device, so nothing is waited for");
+    assert_eq!(
+        memory.resource_counts().pending_free,
+        0,
+        "nothing runs on a lost device, so nothing is waited for"
+    );
 }
 
 #[test]

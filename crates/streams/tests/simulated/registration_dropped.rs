@@ -77,7 +77,7 @@ fn registration_dropped_during_a_submission_stays_until_then() {
                 scope.spawn(|| submit(&queue, &Operation::Copy { src: &source, dst: &there }, Timing::Off));
             is_entered.recv().unwrap();
             drop(cache);
-            let parked = memory.resource_counts().parked;
+            let parked = memory.resource_counts().pending_free;
             let registered = sim.live_objects().registered;
             proceed.send(()).unwrap();
             submitting.join().unwrap().unwrap().wait().unwrap();

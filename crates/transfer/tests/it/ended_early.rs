@@ -83,7 +83,7 @@ fn staging_memory_outlives_copy_when_other_device_lost() {
         backend.panic_at_looks(0, 1);
         let transfer = stage(&manager, &src, &dst);
         // The staging buffer is parked, or went.
-        while manager.resource_counts()[0].1.parked == 0 && backend.freed_in_use() == 0 {
+        while manager.resource_counts()[0].1.pending_free == 0 && backend.freed_in_use() == 0 {
             thread::yield_now();
         }
         assert_eq!((backend.enqueued(), backend.freed_in_use()), (2, 0));

@@ -238,7 +238,7 @@ impl Backend for MockBackend {
     fn resource_counts(&self) -> ResourceCounts {
         let mut ledger = ResourceCounts::default();
         ledger.allocations = self.shared.allocations.load(Ordering::SeqCst);
-        ledger.parked = self.reclaimer.len() as u64;
+        ledger.pending_free = self.reclaimer.len() as u64;
         ledger.leases = self.shared.leases.load(Ordering::SeqCst);
         ledger
     }

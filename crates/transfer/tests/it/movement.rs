@@ -109,7 +109,7 @@ fn dropped_transfer_keeps_memory_and_runs() {
     let (src, dst) = pair(&manager, 64);
     drop(manager.copy(&src, &dst).submit());
     drop(src);
-    assert_eq!((backend.performed(), manager.resource_counts()[0].1.parked), (0, 1));
+    assert_eq!((backend.performed(), manager.resource_counts()[0].1.pending_free), (0, 1));
     manager.drain().unwrap();
     assert_eq!(bytes(&dst), [1; 64]);
     drop(dst);

@@ -24,7 +24,7 @@ fn dropped_buffer_is_reused_at_once_without_a_driver_call() {
     assert!(calls.is_empty(), "{calls:?}");
     let ((), calls) = calls_of(|| drop(stream.memset_async(&second, Pattern::U8(2))));
     assert!(!calls.contains(&"cuStreamWaitEvent"), "one stream is in order by itself: {calls:?}");
-    assert_eq!(fixture.memory.resource_counts().parked, 0, "nothing is parked");
+    assert_eq!(fixture.memory.resource_counts().pending_free, 0, "nothing is parked");
     stream.synchronize().unwrap();
     drop((second, stream));
     fixture.finish();

@@ -159,7 +159,7 @@ fn shortage_does_not_wait_for_another_backend() {
         let refused = pool.allocate_buffer(&stream, MIB).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
         assert_eq!(pool.trim().unwrap(), 0);
-        assert_eq!(fixture.memory.resource_counts().parked, 1);
+        assert_eq!(fixture.memory.resource_counts().pending_free, 1);
         elsewhere.open();
         drop((held, pool, stream));
         fixture.finish();
@@ -206,7 +206,7 @@ fn shortage_does_not_wait_for_a_capture() {
         // SAFETY: the stream has no other user.
         let capture = unsafe { Capture::begin(captured.driver(), CaptureMode::Relaxed) }.unwrap();
         drop(gone);
-        assert_eq!(fixture.memory.resource_counts().parked, 1, "waiting for the capture");
+        assert_eq!(fixture.memory.resource_counts().pending_free, 1, "waiting for the capture");
         let refused = pool.allocate_buffer(&stream, MIB).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
         drop(capture.end().unwrap());

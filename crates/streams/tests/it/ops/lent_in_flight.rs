@@ -32,7 +32,7 @@ fn segment_of_a_dropped_adaptor_outlives_its_work() {
         let gate = Gate::before(&setup.device, &[&stream]);
         let copied = stream.copy_from_host_async(&segment, &there);
         drop((segment, resource));
-        assert_eq!((memory.resource_counts().allocations, memory.resource_counts().parked), (1, 1));
+        assert_eq!((memory.resource_counts().allocations, memory.resource_counts().pending_free), (1, 1));
         gate.open();
         copied.wait().unwrap();
         let back = setup.pinned(&vec![0; BYTES]);

@@ -234,7 +234,7 @@ fn registration_stays_while_its_buffer_is_in_flight() {
         let gate = Gate::before(&fixture.setup.device, &[&fixture.stream]);
         let copied = fixture.stream.copy_from_host_async(&source, &fixture.device_side);
         drop(cache);
-        assert_eq!(fixture.memory.resource_counts().parked, 1);
+        assert_eq!(fixture.memory.resource_counts().pending_free, 1);
         gate.open();
         copied.wait().unwrap();
         drop(source);

@@ -305,7 +305,7 @@ fn plan_keeps_its_buffers_alive_until_complete() {
     let gate = Gate::before(&setup.device, &[&stream]);
     plan.execute(&stream).unwrap();
     drop(plan);
-    assert_eq!(setup.memory.resource_counts().parked, 1, "the prefetch has it");
+    assert_eq!(setup.memory.resource_counts().pending_free, 1, "the prefetch has it");
     gate.open();
     drop(stream);
     setup.finish();

@@ -84,7 +84,7 @@ fn host_writes_of_a_dropped_buffer_are_uploaded() {
             let ledger = fixture.setup.memory.resource_counts();
             let copies = usize::from(!fixture.is_managed()) as u64;
             assert_eq!(
-                (ledger.allocations, ledger.parked),
+                (ledger.allocations, ledger.pending_free),
                 (1 + copies, copies),
                 "{fixture}: it is on its way"
             );

@@ -33,7 +33,7 @@ fn buffer_dropped_in_flight_is_freed_after_completion() {
                 drop((there_x, there_y));
                 drop(y.prefetch_to_host_on(&stream, 1..));
             }
-            assert!(fixture.setup.memory.resource_counts().parked > 0, "{fixture}: the stream is held");
+            assert!(fixture.setup.memory.resource_counts().pending_free > 0, "{fixture}: the stream is held");
             gate.open();
             fixture.setup.memory.drain().unwrap();
             assert!(

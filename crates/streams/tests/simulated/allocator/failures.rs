@@ -203,7 +203,11 @@ fn lost_device_is_a_typed_error_and_frees_everything() {
     drop((one, two));
     let Fixture { memory, allocator, .. } = fixture;
     drop(allocator);
-    assert_eq!(memory.resource_counts().parked, 0, "nothing runs on a lost device, so nothing is waited for");
+    assert_eq!(
+        memory.resource_counts().pending_free,
+        0,
+        "nothing runs on a lost device, so nothing is waited for"
+    );
 }
 
 #[test]
