@@ -79,6 +79,8 @@ pub use submit::unblocked::{TrySubmitError, Turns, Unblocked};
 pub use sync::spin_lock::{SpinLock, SpinLockGuard};
 
 /// Element types of typed buffers: plain bytes without padding, pointers or destructors, such as `f32` or `[f32; 768]`.
+/// What elements may be: plain old data, a trait of the crate `bytemuck`. Numbers and arrays of them are; a struct is by
+/// `#[derive(bytemuck::Pod)]`; `half::f16` and `bf16` are with the feature `bytemuck` of the crate `half`.
 pub use bytemuck::Pod;
 
 #[cfg(doctest)]

@@ -12,6 +12,20 @@ use crate::{
 
 /// A Rust implementation of a device kernel. Register it under the kernel's entry name with [`register_host_kernel`].
 ///
+/// ```
+/// use transload_cuda_sim::{HostKernel, KernelAccess, register_host_kernel};
+///
+/// /// `clear(unsigned char* bytes, unsigned long n)`
+/// const CLEAR: HostKernel = HostKernel {
+///     parameters: &[8, 8],
+///     accesses: |launch| vec![KernelAccess::write(launch.number(0), launch.number(1) as usize)],
+///     run: |launch, memory| memory.write(launch.number(0), &vec![0; launch.number(1) as usize]),
+/// };
+/// register_host_kernel("clear", CLEAR);
+/// // Enough of a module for this driver; the PTX for the hardware will do, too.
+/// let ptx = ".version 7.0 .target sm_70 .visible .entry clear() { ret; }";
+/// ```
+///
 /// The functions run under the driver's lock: they must not call the driver or announce host accesses.
 #[derive(Clone, Copy, Debug)]
 pub struct HostKernel {
@@ -139,8 +153,8 @@ impl KernelMemory<'_> {
 
 static HOST_KERNELS: Mutex<BTreeMap<String, HostKernel>> = Mutex::new(BTreeMap::new());
 
-/// Registers the implementation of the kernel `entry`, replacing an earlier one of that name. A module loads only if each of
-/// its entries has an implementation.
+/// Registers the implementation of the kernel `entry`, replacing an earlier one of that name. Of a module's PTX the driver reads
+/// `.version` and the names after `.entry`, no bodies; it loads only if each entry has an implementation.
 pub fn register_host_kernel(entry: &str, kernel: HostKernel) {
     HOST_KERNELS.lock().insert(entry.to_owned(), kernel);
 }

@@ -80,10 +80,12 @@ pub use download::Download;
 pub use host_buffer::HostBuffer;
 pub use resources::Resources;
 pub use runtime::Runtime;
+/// What elements may be: plain old data, a trait of the crate `bytemuck`. Numbers and arrays of them are; a struct is by
+/// `#[derive(bytemuck::Pod)]`; `half::f16` and `bf16` are with the feature `bytemuck` of the crate `half`.
+pub use transload_core::Pod;
 pub use transload_core::{
-    Buffer, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryKind, Place, Pod, RawBuffer, ReadGuard,
-    Result, StreamPriority, Transfer, TransferMethod, TransferReport, TransferState, WorkloadType,
-    WriteGuard,
+    Buffer, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryKind, Place, RawBuffer, ReadGuard, Result,
+    StreamPriority, Transfer, TransferMethod, TransferReport, TransferState, WorkloadType, WriteGuard,
 };
 pub use transload_transfer::{CopyBuilder, CrossBackendTransferManager, Plan, Sampling, TransferOptions};
 

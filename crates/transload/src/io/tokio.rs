@@ -12,7 +12,7 @@ use super::{ByteSink, ByteSource, failed};
 /// Most bytes read or written by one poll: copied within some 10 µs.
 const STEP: usize = 64 << 10;
 
-/// Feature `tokio`: an [`AsyncRead`] or [`AsyncWrite`] value as a source or sink of bytes.
+/// Feature `tokio`: a value that is tokio's `AsyncRead` or `AsyncWrite`, as a source or sink of bytes.
 ///
 /// It is polled by the task that awaits the stream, at most 64 KiB at a time, and other tasks of the same thread run in
 /// between. For a regular file, [`Blocking`](super::Blocking) over [`std::fs::File`] is faster.
