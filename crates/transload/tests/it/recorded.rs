@@ -127,7 +127,7 @@ fn recording_rejects_host_methods_with_reasons() {
     assert_eq!(refused(&there, &pageable, &ANY).0, ErrorKind::Unsupported);
     let forbidden = TransferOptions::new().only(TransferMethod::HostStaged);
     let pinned = setup.allocate(MemoryKind::Pinned, 16 << 20);
-    assert!(refused(&pinned, &there, &forbidden).1.contains("DirectCopy: excluded by the caller"));
+    assert!(refused(&pinned, &there, &forbidden).1.contains("HostStaged: the host's side is not pageable"));
     let both = setup.allocate(MemoryKind::Pageable, 16 << 20);
     assert_eq!(
         refused(&pageable, &both, &ANY).0,
