@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a measurement fails as a whole")]
 
 mod host;
+#[path = "../../crates/core/examples/support/no_op_queue.rs"]
 mod no_op_queue;
 #[cfg(any(target_os = "linux", windows))]
 mod simulated;

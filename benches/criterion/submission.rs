@@ -1,5 +1,7 @@
 //! Claim and commit of core's submission, on a queue whose operations do nothing.
 
+use std::sync::Arc;
+
 use criterion::{Criterion, Throughput};
 use transload_backend_cpu::CpuBackend;
 use transload_core::{Backend, DeviceId, MemoryKind, Operation, RawBuffer, Timing, submit_on};
@@ -11,7 +13,7 @@ const PART: usize = 4096;
 const BATCH: usize = 10_000;
 
 pub(crate) fn benches(criterion: &mut Criterion) {
-    let queue = NoOpQueue::new();
+    let queue = NoOpQueue::reading(&Arc::default());
     let copy = |(src, dst): &(RawBuffer, RawBuffer)| {
         submit_on(&queue, &Operation::Copy { src, dst }, Timing::Off).unwrap()
     };

@@ -11,114 +11,14 @@
     reason = "a measurement fails as a whole, and prints its result"
 )]
 
-use std::{
-    any::Any,
-    hint::black_box,
-    ptr::NonNull,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    task::Waker,
-    time::Instant,
-};
+#[path = "support/no_op_queue.rs"]
+mod no_op_queue;
 
-use transload_core::{
-    DeviceId, Fence, HostBytes, MemoryKind, Operation, Place, Queue, RawBuffer, Reclaimer, Result,
-    StreamPriority, Timeline, TimelineId, Timing, next_timeline_id, submit_on,
-};
+use std::{ptr::NonNull, sync::Arc, time::Instant};
 
-struct NoOpTimeline {
-    id: TimelineId,
-    reached: AtomicU64,
-}
+use transload_core::{Fence, HostBytes, MemoryKind, Operation, RawBuffer, Reclaimer, Timing, submit_on};
 
-// SAFETY: the operations of its queue touch no memory.
-unsafe impl Timeline for NoOpTimeline {
-    fn id(&self) -> TimelineId {
-        self.id
-    }
-
-    fn device(&self) -> DeviceId {
-        DeviceId::Cpu
-    }
-
-    fn reached(&self) -> u64 {
-        self.reached.load(Ordering::Acquire)
-    }
-
-    fn poll(&self, point: u64) -> Result<bool> {
-        Ok(self.reached() >= point)
-    }
-
-    fn wait(&self, _: u64) -> Result<()> {
-        Ok(())
-    }
-
-    fn wake_at(&self, _: u64, _: &Waker) -> bool {
-        true
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-struct NoOpQueue {
-    own: Arc<NoOpTimeline>,
-    timeline: Arc<dyn Timeline>,
-    last: AtomicU64,
-    /// What an operation reads.
-    reads: Arc<[u64]>,
-}
-
-impl NoOpQueue {
-    fn new(reads: &Arc<[u64]>) -> Self {
-        let own = Arc::new(NoOpTimeline { id: next_timeline_id(), reached: AtomicU64::new(0) });
-        Self { timeline: own.clone(), own, last: AtomicU64::new(0), reads: Arc::clone(reads) }
-    }
-
-    fn read(&self) {
-        black_box(self.reads.iter().step_by(8).sum::<u64>());
-    }
-
-    fn complete(&self) {
-        self.own.reached.store(self.last.load(Ordering::Relaxed), Ordering::Release);
-    }
-}
-
-// SAFETY: an operation does nothing.
-unsafe impl Queue for NoOpQueue {
-    fn device(&self) -> DeviceId {
-        DeviceId::Cpu
-    }
-
-    fn priority(&self) -> StreamPriority {
-        StreamPriority::Normal
-    }
-
-    fn timeline(&self) -> &Arc<dyn Timeline> {
-        &self.timeline
-    }
-
-    fn can_copy(&self, _: Place, _: Place) -> bool {
-        true
-    }
-
-    fn can_wait_for(&self, _: &Fence) -> bool {
-        true
-    }
-
-    unsafe fn enqueue(&self, _: &Operation<'_>, _: &[Fence], _: Timing) -> Result<Fence> {
-        self.read();
-        let point = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        Ok(Fence::new(Arc::clone(&self.timeline), point))
-    }
-
-    fn outstanding(&self) -> u64 {
-        0
-    }
-}
+use no_op_queue::NoOpQueue;
 
 fn buffer(bytes: usize) -> RawBuffer {
     let mut owner = vec![0_u128; bytes.div_ceil(16)].into_boxed_slice();
@@ -168,7 +68,7 @@ fn parts(n: usize, step: usize) -> Vec<(RawBuffer, RawBuffer)> {
 }
 
 fn queues(n: usize, reads: &Arc<[u64]>) -> Vec<NoOpQueue> {
-    (0..n).map(|_| NoOpQueue::new(reads)).collect()
+    (0..n).map(|_| NoOpQueue::reading(reads)).collect()
 }
 
 fn main() {

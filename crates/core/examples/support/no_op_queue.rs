@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    hint::black_box,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -55,12 +56,19 @@ pub(crate) struct NoOpQueue {
     own: Arc<NoOpTimeline>,
     timeline: Arc<dyn Timeline>,
     last: AtomicU64,
+    reads: Arc<[u64]>,
 }
 
 impl NoOpQueue {
-    pub(crate) fn new() -> Self {
+    /// Creates a queue whose operations read these numbers, one of each cache line.
+    pub(crate) fn reading(reads: &Arc<[u64]>) -> Self {
         let own = Arc::new(NoOpTimeline { id: next_timeline_id(), reached: AtomicU64::new(0) });
-        Self { timeline: own.clone(), own, last: AtomicU64::new(0) }
+        Self { timeline: own.clone(), own, last: AtomicU64::new(0), reads: Arc::clone(reads) }
+    }
+
+    /// Reads what an operation reads.
+    pub(crate) fn read(&self) {
+        black_box(self.reads.iter().step_by(8).sum::<u64>());
     }
 
     /// Completes all operations enqueued so far.
@@ -69,7 +77,7 @@ impl NoOpQueue {
     }
 }
 
-// SAFETY: an operation does nothing.
+// SAFETY: an operation does nothing to its buffers.
 unsafe impl Queue for NoOpQueue {
     fn device(&self) -> DeviceId {
         DeviceId::Cpu
@@ -92,6 +100,7 @@ unsafe impl Queue for NoOpQueue {
     }
 
     unsafe fn enqueue(&self, _: &Operation<'_>, _: &[Fence], _: Timing) -> Result<Fence> {
+        self.read();
         let point = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         Ok(Fence::new(Arc::clone(&self.timeline), point))
     }
