@@ -1,6 +1,7 @@
 //! Checks project rules that the compiler does not.
 
 mod manifests;
+mod pages;
 mod scan;
 mod sources;
 
@@ -56,6 +57,7 @@ pub(crate) fn check(sh: &Shell) -> Result<()> {
         fs::read_to_string(root.join("docs/architecture.md")).context("reading docs/architecture.md")?;
     findings.extend(manifests::check_reasons(&table, &reasons));
     findings.extend(mutant_findings(&root, &sources)?);
+    findings.extend(pages::check(&root, &read_pages(&root)?, &sources));
     findings.sort();
     for Finding { at, line, text } in &findings {
         match line {
@@ -110,8 +112,23 @@ pub(crate) struct Source {
 }
 
 fn read_sources(root: &Path) -> Result<Vec<Source>> {
+    read(root, &["crates", "benches", "xtask"], "rs")
+}
+
+/// Reads the pages that describe the code.
+fn read_pages(root: &Path) -> Result<Vec<Source>> {
+    let mut pages = read(root, &["crates", "benches", "docs"], "md")?;
+    for name in ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"] {
+        let text = fs::read_to_string(root.join(name)).with_context(|| format!("reading {name}"))?;
+        pages.push(Source { path: name.to_owned(), text });
+    }
+    Ok(pages)
+}
+
+/// Reads the files of some folders whose names end like this, in the order of their paths.
+fn read(root: &Path, folders: &[&str], ending: &str) -> Result<Vec<Source>> {
     let mut sources = Vec::new();
-    for folder in ["crates", "benches", "xtask"] {
+    for folder in folders {
         let mut pending: Vec<PathBuf> = vec![root.join(folder)];
         while let Some(folder) = pending.pop() {
             let entries = fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
@@ -123,7 +140,7 @@ fn read_sources(root: &Path) -> Result<Vec<Source>> {
                     if !is_hidden && name != "target" {
                         pending.push(path);
                     }
-                } else if path.extension().is_some_and(|extension| extension == "rs") {
+                } else if path.extension().is_some_and(|extension| extension == ending) {
                     let text =
                         fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
                     let relative = path.strip_prefix(root).unwrap_or(&path);
