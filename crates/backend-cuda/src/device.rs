@@ -191,11 +191,17 @@ impl DeviceState {
     }
 
     fn drain_all(&self) -> Result<()> {
-        let ended = CudaStream::drain_loan_ends(self.id);
+        let ended = if mutant!("backend-cuda/drain-ends-uses") {
+            Ok(())
+        } else {
+            CudaStream::drain_loan_ends(self.id)
+        };
         // Owners of adopted memory may hold buffers of this backend.
         let drops = self.device.drops();
-        let mut outcome =
-            ended.and(self.pool.synchronize()).and(self.reserved.synchronize()).and(drops.drain());
+        let mut outcome = ended.and(self.pool.synchronize()).and(self.reserved.synchronize());
+        if !mutant!("backend-cuda/drain-drops-owners") {
+            outcome = outcome.and(drops.drain());
+        }
         if let Some(memory) = self.memory_if_used() {
             let trimmed = self.allocator.get().map_or(Ok(0), StreamOrderedAllocator::trim);
             // Last, since parked memory may use registrations.

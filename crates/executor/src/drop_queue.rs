@@ -74,9 +74,13 @@ impl DropQueue {
 
     /// Drops a value once the fences are complete. Does not wait.
     pub fn push(&self, value: Box<dyn Any + Send>, after: Vec<Fence>) {
+        if transload_core::mutant!("executor/drop-on-a-spare-thread") {
+            return drop(value);
+        }
         let mut state = self.shared.state.lock();
         state.ready.push_back(Pending { value, after });
-        let held = state.recheck(|waiting| waiting.held);
+        let held = state
+            .recheck(|waiting| waiting.held && !transload_core::mutant!("executor/held-drop-is-retried"));
         drop(state);
         for _ in 0..=held {
             drop(self.shared.start_one());
@@ -108,7 +112,7 @@ impl DropQueue {
         let shared = &self.shared;
         loop {
             let mut state = shared.state.lock();
-            while state.busy > 0 {
+            while state.busy > 0 && !transload_core::mutant!("executor/drain-waits-for-drops") {
                 shared.changed.wait(&mut state);
             }
             if state.ready.is_empty() && state.waiting.is_empty() {
@@ -167,7 +171,9 @@ impl Shared {
         drop(state);
         // Dropped after the fences, which may keep another owner for this queue.
         let _done = Done(self);
-        pending.after.retain(|fence| !fence.is_known_complete());
+        pending.after.retain(|fence| {
+            !fence.is_known_complete() && !transload_core::mutant!("executor/drop-after-fences")
+        });
         let Some(fence) = pending.after.first().cloned() else {
             let begun = Instant::now();
             discard(pending.value);
@@ -206,7 +212,7 @@ struct Recheck {
 impl Wake for Recheck {
     fn wake(self: Arc<Self>) {
         let found = self.shared.state.lock().recheck(|waiting| waiting.id == self.id);
-        if found > 0 {
+        if found > 0 && !transload_core::mutant!("executor/drop-after-its-wake") {
             drop(self.shared.start_one());
         }
     }

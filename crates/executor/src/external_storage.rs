@@ -74,7 +74,9 @@ unsafe impl Storage for ExternalStorage {
     }
 
     fn adopt_fences(&mut self, until: &[Fence]) -> bool {
-        self.until.extend_from_slice(until);
+        if !transload_core::mutant!("executor/owner-after-last-use") {
+            self.until.extend_from_slice(until);
+        }
         true
     }
 
@@ -89,6 +91,9 @@ unsafe impl Storage for ExternalStorage {
 impl Drop for ExternalStorage {
     fn drop(&mut self) {
         if let Some(owner) = self.owner.take() {
+            if transload_core::mutant!("executor/owner-by-drop-queue") {
+                return drop(owner);
+            }
             self.drops.push(owner, mem::take(&mut self.until));
         }
     }

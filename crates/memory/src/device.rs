@@ -100,7 +100,8 @@ impl CudaDevice {
 
     /// Returns an owner that is dropped with the primary context current.
     pub(crate) fn bound<O>(&self, owner: O) -> BoundOwner<O> {
-        BoundOwner { owner: Some(owner), context: self.shared.context.get().cloned() }
+        let context = self.shared.context.get().filter(|_| !transload_core::mutant!("memory/owner-bound"));
+        BoundOwner { owner: Some(owner), context: context.cloned() }
     }
 
     /// Returns an error if the context is known to be lost. Does not call the driver.

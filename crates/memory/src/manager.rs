@@ -269,9 +269,13 @@ impl CudaMemoryManager {
     pub fn drain(&self) -> Result<()> {
         // Owners of adopted memory may use this memory, and free more of it.
         let drops = self.device.drops();
-        let outcome = drops.drain().and(self.reclaimer.drain()).and(self.release_cached_within(None));
+        let owners =
+            if transload_core::mutant!("memory/drain-drops-owners") { Ok(()) } else { drops.drain() };
+        let outcome = owners.and(self.reclaimer.drain()).and(self.release_cached_within(None));
         // Parked memory keeps fences, which keep adopted streams: their owners come last.
-        let outcome = match outcome.and(drops.drain()) {
+        let last =
+            if transload_core::mutant!("memory/drain-drops-last-owners") { Ok(()) } else { drops.drain() };
+        let outcome = match outcome.and(last) {
             Err(error) if error.kind() == ErrorKind::DeviceLost => {
                 record_loss(&self.context, &error);
                 let told = self.loss_reported.swap(true, Ordering::Relaxed);

@@ -295,6 +295,7 @@ impl Owned {
                     }
                     let context = Arc::clone(&copy.manager.context);
                     let queue = copy.queue.as_ref().map(|queue| queue.timeline().id());
+                    let queue = queue.filter(|_| !transload_core::mutant!("transfer/submissions-by-stream"));
                     let target = queue.map_or(SubmissionTarget::Lane(lane), SubmissionTarget::Queue);
                     let key = context.submitting.key(target);
                     let posted = Posted(Arc::new(Mutex::new(Some(copy))));

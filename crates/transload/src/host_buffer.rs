@@ -41,8 +41,12 @@ impl<T: Pod> HostBuffer<T> {
     pub fn from_array(array: Array<T>) -> Result<Self> {
         loop {
             // Also says what is wrong with the memory.
-            drop(array.write()?);
-            if let TryLockResult::Locked(exclusive) = array.raw().try_lock_range(Access::Write)? {
+            if !transload_core::mutant!("transload/host-buffer-is-writable") {
+                drop(array.write()?);
+            }
+            let shared = transload_core::mutant!("transload/host-buffer-is-exclusive");
+            let access = if shared { Access::Read } else { Access::Write };
+            if let TryLockResult::Locked(exclusive) = array.raw().try_lock_range(access)? {
                 return Ok(Self { exclusive, backend: array.backend, elements: PhantomData });
             }
         }

@@ -115,10 +115,10 @@ fn read_sources(root: &Path) -> Result<Vec<Source>> {
     read(root, &["crates", "benches", "xtask"], "rs")
 }
 
-/// Reads the pages that describe the code.
+/// Reads the pages that describe the code as it is; the changelog also names what is gone.
 fn read_pages(root: &Path) -> Result<Vec<Source>> {
     let mut pages = read(root, &["crates", "benches", "docs"], "md")?;
-    for name in ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"] {
+    for name in ["README.md", "CONTRIBUTING.md", "SECURITY.md"] {
         let text = fs::read_to_string(root.join(name)).with_context(|| format!("reading {name}"))?;
         pages.push(Source { path: name.to_owned(), text });
     }

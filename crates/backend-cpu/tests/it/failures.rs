@@ -57,11 +57,13 @@ fn hold(index: usize, backend: &Arc<CpuBackend>, queue: &Arc<QueueLease>) -> thr
 
 /// Has another thread block in `wait`, releases the held operation, and checks that the thread is woken.
 fn is_woken_after(index: usize, wait: impl FnOnce() + Send + 'static) {
-    let (tell, told) = mpsc::channel();
+    let ((tell, told), (begun, is_begun)) = (mpsc::channel(), mpsc::channel());
     let waiting = thread::spawn(move || {
+        begun.send(()).unwrap();
         wait();
         tell.send(()).unwrap();
     });
+    is_begun.recv().unwrap();
     // Time enough for one that does not wait to show itself, and for one that does to sleep.
     (0..10_000).take_while(|_| !waiting.is_finished()).for_each(|_| thread::yield_now());
     assert_eq!(told.try_recv(), Err(mpsc::TryRecvError::Empty), "it did not wait");

@@ -157,11 +157,14 @@ fn drain_waits_for_workers_to_drop_buffers() {
     drop(src);
     gate.open();
     fence.wait().unwrap();
+    let (begun, is_begun) = mpsc::channel();
     thread::scope(|scope| {
         let drain = scope.spawn(|| {
+            begun.send(()).unwrap();
             backend.drain().unwrap();
             drops.load(Ordering::SeqCst)
         });
+        is_begun.recv().unwrap();
         // Time enough for a drain that does not wait to show itself.
         (0..10_000).take_while(|_| !drain.is_finished()).for_each(|_| thread::yield_now());
         let_go.send(()).unwrap();

@@ -109,8 +109,14 @@ fn drain_waits_for_the_drop_that_runs() {
     within_limit(String::new, || {
         for _ in 0..100 {
             let queue = DropQueue::new(executor(1));
-            let (value, count) = counted();
-            queue.push(value, Vec::new());
+            let count = Arc::new(AtomicUsize::new(0));
+            let theirs = Arc::clone(&count);
+            let slow = move || {
+                // Time for a drain that does not wait to return.
+                (0..100).for_each(|_| thread::yield_now());
+                theirs.fetch_add(1, Ordering::SeqCst);
+            };
+            queue.push(value(slow), Vec::new());
             queue.drain().unwrap();
             assert_eq!((count.load(Ordering::SeqCst), queue.len()), (1, 0));
         }

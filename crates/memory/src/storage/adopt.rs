@@ -54,6 +54,8 @@ impl CudaMemoryManager {
         let memory = match self.describe(address, bytes) {
             Ok(memory) => memory,
             Err(error) => {
+                let after =
+                    if transload_core::mutant!("memory/refused-owner-after-work") { &[] } else { after };
                 device.drop_later(owner, after.to_vec());
                 return Err(error);
             }
@@ -63,6 +65,7 @@ impl CudaMemoryManager {
         let owner = Box::new((device.bound(owner), alloc.counts.add(bytes)));
         // SAFETY: the driver confirmed the description; the caller promises the rest.
         let storage = unsafe { ExternalStorage::new(memory, owner, device.drops()) };
+        let after = if transload_core::mutant!("memory/adopt-after-work") { &[] } else { after };
         Ok(RawBuffer::new_after(Box::new(storage), alloc.reclaimer, after))
     }
 

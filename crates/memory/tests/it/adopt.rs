@@ -9,7 +9,7 @@ use std::{
     thread::{self, ThreadId},
 };
 
-use transload_core::{DeviceId, ErrorKind, MemoryKind, Place, RawBuffer};
+use transload_core::{DeviceId, ErrorKind, Fence, MemoryKind, Place, RawBuffer};
 use transload_memory::{CudaFeature, CudaMemoryManager, context_of};
 
 use crate::{gate, manager};
@@ -100,6 +100,25 @@ fn wrong_memory_is_refused_and_its_owner_dropped() {
 }
 
 #[test]
+fn refused_owner_is_dropped_after_the_work_in_flight() {
+    let (_device, memory) = manager();
+    let gate = gate::Gate::new();
+    let refuse = |after: &[Fence]| {
+        let (theirs, drops) = owner(&memory, MemoryKind::Device, 10);
+        // SAFETY: it is refused.
+        unsafe { memory.adopt_after(0, 10, theirs, after) }.unwrap_err();
+        drops
+    };
+    let drops = refuse(&[gate.fence()]);
+    // Those that nothing delays come later.
+    (0..8).for_each(|_| _ = refuse(&[]).recv().unwrap());
+    assert_eq!(drops.try_recv().ok(), None);
+    gate.open();
+    drops.recv().unwrap();
+    memory.drain().unwrap();
+}
+
+#[test]
 fn owner_is_dropped_once_after_the_last_work() {
     let (_device, memory) = manager();
     let gate = gate::Gate::new();
@@ -143,6 +162,30 @@ fn owner_that_blocks_delays_drain_and_no_allocation() {
         draining.join().unwrap().unwrap();
     });
     assert!(ended.load(Ordering::SeqCst));
+}
+
+#[test]
+fn drain_frees_memory_that_an_owner_drops_in_use() {
+    struct Uses {
+        memory: Option<RawBuffer>,
+        gate: gate::Gate,
+    }
+    impl Drop for Uses {
+        fn drop(&mut self) {
+            // Time for a drain that does not wait to go on.
+            (0..10_000).for_each(|_| thread::yield_now());
+            drop(self.memory.take());
+            self.gate.open();
+        }
+    }
+    let (_device, memory) = manager();
+    let (theirs, gate) = (memory.allocate(MemoryKind::Device, 1000).unwrap(), gate::Gate::new());
+    theirs.lend(transload_core::Access::Write).unwrap().end_after(&[gate.fence()]);
+    let address = theirs.device_address().unwrap();
+    // SAFETY: the owner keeps the memory, and nobody else uses it.
+    drop(unsafe { memory.adopt(address, 1000, Uses { memory: Some(theirs), gate }) }.unwrap());
+    memory.drain().unwrap();
+    assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
 }
 
 #[test]

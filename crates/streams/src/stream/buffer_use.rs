@@ -75,9 +75,9 @@ impl CudaStream {
     }
 
     fn begin_use(&self, loan: Loan) -> Result<StreamUse> {
-        self.wait_fences(loan.after())?;
-        // Work of the handle's users is not counted by the stream.
-        self.own.share();
+        if !transload_core::mutant!("streams/use-after-earlier-work") {
+            self.wait_fences(loan.after())?;
+        }
         Ok(StreamUse { loan: Some(loan), stream: self.clone() })
     }
 
@@ -96,11 +96,17 @@ impl CudaStream {
     fn try_end(&self, mut loan: Loan) -> Result<()> {
         let ended = match self.fence() {
             Ok(fence) => {
-                loan.end_after(&[fence]);
+                let after = [fence];
+                loan.end_after(if transload_core::mutant!("streams/use-ends-after-its-work") {
+                    &[]
+                } else {
+                    &after
+                });
                 return Ok(());
             }
             Err(error) if error.kind() == ErrorKind::Busy => Err(error),
             // No event: the loan ends once all work is complete.
+            Err(_) if transload_core::mutant!("streams/use-ends-after-a-wait") => Ok(()),
             Err(error) => {
                 report::call_failed("waiting for a stream instead of a fence", self.device(), &error);
                 self.own.synchronize_driver().map_err(lift)
@@ -109,6 +115,9 @@ impl CudaStream {
         match ended {
             // No work runs on a lost device.
             Err(error) if error.kind() != ErrorKind::DeviceLost => {
+                if transload_core::mutant!("streams/captured-use-stays") {
+                    return Err(error);
+                }
                 PENDING.lock().push((loan, self.clone()));
                 Err(error)
             }
@@ -128,7 +137,7 @@ impl CudaStream {
     /// # Errors
     /// [`ErrorKind::Busy`] if a loan stays whose stream is one of this device.
     pub fn drain_loan_ends(device: DeviceId) -> Result<()> {
-        let retrying = RETRYING.lock();
+        let retrying = (!transload_core::mutant!("streams/drain-waits-for-retries")).then(|| RETRYING.lock());
         Self::retry_all();
         let left = PENDING.lock().iter().filter(|(_, stream)| stream.device() == device).count();
         drop(retrying);

@@ -28,7 +28,7 @@ impl FenceEvent {
             return Err(Error::new(ErrorKind::Unsupported, text));
         };
         let event = match stream.cover(fence.point())? {
-            PointState::Pending(event, _) => event,
+            PointState::Pending(event, _) if !transload_core::mutant!("streams/event-of-the-fence") => event,
             state => {
                 if matches!(state, PointState::Unrecorded) {
                     stream.check_not_captured()?;

@@ -17,6 +17,10 @@ unsafe impl Sync for StreamHandle {}
 
 impl StreamHandle {
     pub(crate) fn with_owner(stream: Stream, owner: Box<dyn Any + Send>, device: &CudaDevice) -> Self {
+        if transload_core::mutant!("streams/stream-owner-stays") {
+            device.drop_later(owner, Vec::new());
+            return stream.into();
+        }
         Self { stream, owner: Some((owner, device.clone())) }
     }
 }
@@ -38,6 +42,9 @@ impl Deref for StreamHandle {
 impl Drop for StreamHandle {
     fn drop(&mut self) {
         if let Some((owner, device)) = self.owner.take() {
+            if transload_core::mutant!("streams/stream-owner-by-drop-queue") {
+                return drop(owner);
+            }
             device.drop_later(owner, Vec::new());
         }
     }

@@ -258,7 +258,12 @@ impl CudaStream {
     /// * `event` is a live event of this process.
     pub unsafe fn wait_raw_event(&self, event: RawEvent) -> Result<()> {
         self.own.check_usable()?;
-        self.own.flush_batch().map_err(lift)?;
+        if transload_core::mutant!("streams/foreign-event-is-waited-for") {
+            return Ok(());
+        }
+        if !transload_core::mutant!("streams/batch-ends-before-a-wait") {
+            self.own.flush_batch().map_err(lift)?;
+        }
         self.own.note_possible_capture();
         // SAFETY: the caller's promise.
         unsafe { self.own.stream().wait_raw_event(event) }.map_err(lift)

@@ -214,20 +214,18 @@ fn drain_waits_for_helping_thread() {
                 STOP.changed.wait_for(&mut stopped, Duration::from_millis(1));
             }
             drop(stopped);
-            let drained = thread::spawn({
+            let (tell, told) = mpsc::channel();
+            let draining = thread::spawn({
                 let (manager, fence) = (Arc::clone(&manager), fence.clone());
-                move || manager.drain().map(|()| fence.is_known_complete())
+                move || tell.send(manager.drain().map(|()| fence.is_known_complete())).unwrap()
             });
             // Long enough for a drain that does not wait to return before the waiter is released.
-            for _ in 0..100 {
-                if drained.is_finished() {
-                    break;
-                }
-                thread::sleep(Duration::from_millis(1));
-            }
+            let early = told.recv_timeout(Duration::from_secs(1));
             *STOP.thread.lock() = None;
             STOP.changed.notify_all();
-            assert!(drained.join().unwrap().unwrap(), "drain returned while a waiter still copied");
+            let drained = early.or_else(|_| told.recv()).unwrap();
+            assert!(drained.unwrap(), "drain returned while a waiter still copied");
+            draining.join().unwrap();
             waiter.join().unwrap().unwrap();
             assert_eq!(bytes(&dst), vec![1; 16 * MIB]);
         }

@@ -155,6 +155,28 @@ fn drain_drops_the_owner_of_a_stream_that_still_copies() {
 }
 
 #[test]
+fn one_drain_frees_buffers_that_an_owner_held() {
+    struct Slow {
+        _held: Array<u32>,
+    }
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            // Time for a drain that does not wait to go on.
+            (0..10_000).for_each(|_| thread::yield_now());
+        }
+    }
+    let setup = Setup::new();
+    let Setup { rt, gpu, .. } = &setup;
+    let theirs = gpu.alloc::<u32>(COUNT).unwrap();
+    let address = theirs.raw().device_address().unwrap();
+    // SAFETY: the owner keeps the memory, and nobody else uses it.
+    let array = unsafe { gpu.adopt::<u32>(address, COUNT, Slow { _held: theirs }) }.unwrap();
+    drop(rt.copy(&array, &gpu.pinned(COUNT).unwrap()).submit());
+    drop(array);
+    setup.finish();
+}
+
+#[test]
 fn adopted_and_handed_back_without_a_copy() {
     let setup = Setup::new();
     let (theirs, drops) = Theirs::new(&setup.gpu);

@@ -1,6 +1,7 @@
 //! Typed arrays, their guards, and buffers that nothing else uses.
 
 use std::{
+    ptr::NonNull,
     sync::{Arc, Mutex, mpsc},
     task::{Context, Wake, Waker},
     thread::{self, ThreadId},
@@ -10,7 +11,7 @@ use transload::{
     Array, Buffer, DeviceId, ErrorKind, HostBuffer, MemoryKind, Runtime,
     backend::{Observer, TransferEvent, executor::BlockingKey},
 };
-use transload_core::conformance;
+use transload_core::{HostBytes, RawBuffer, Reclaimer, conformance};
 
 use crate::elsewhere::Gate;
 
@@ -122,6 +123,18 @@ fn other_handles_of_a_host_buffer_are_busy() {
     let look = again.read().unwrap();
     assert_eq!(HostBuffer::from_array(handle).unwrap_err().kind(), ErrorKind::Busy);
     assert_eq!(*look, [4, 4, 4]);
+}
+
+#[test]
+fn read_only_memory_is_no_host_buffer() {
+    static BYTES: [u8; 16] = [7; 16];
+    // SAFETY: the bytes live for ever, and nobody writes them.
+    let storage =
+        unsafe { HostBytes::new((), NonNull::from(&BYTES).cast(), BYTES.len(), MemoryKind::Pageable, false) };
+    let raw = RawBuffer::new(Box::new(storage), &Arc::new(Reclaimer::new()));
+    let array = host_only().array::<u8>(raw).unwrap();
+    assert_eq!(*array.read().unwrap(), BYTES);
+    assert_eq!(HostBuffer::from_array(array).unwrap_err().kind(), ErrorKind::InvalidArgument);
 }
 
 #[test]

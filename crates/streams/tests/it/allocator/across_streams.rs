@@ -1,6 +1,6 @@
 //! Reuse across streams: only after the work that used the memory, with as few events as possible.
 
-use transload_core::{ErrorKind, MemoryKind, RawBuffer};
+use transload_core::{ErrorKind, MemoryKind, Pattern, RawBuffer};
 use transload_cuda_sim::harness::is_real;
 use transload_cuda_sys::{AsStream, Capture, CaptureMode, check, ffi};
 use transload_streams::{CudaEvent, CudaStream, StreamBlock, StreamOrderedAllocator};
@@ -328,16 +328,18 @@ fn released_user_that_is_used_again_is_waited_for() {
     let again = fixture.allocator.allocate_for_stream(&own, 1 << 20).unwrap();
     assert_eq!(again.address(), block.address());
     fill(&own, again, 0xFF);
-    for _ in 0..20 {
+    // Meanwhile the device has time for other work.
+    let (other, there) = (fixture.stream(), fixture.setup.device(1 << 20));
+    for value in 0..20 {
+        other.memset_async(&there, Pattern::U8(value)).wait().unwrap();
         assert!(!own.is_ready().unwrap(), "it waits for the copy, which waits for the gate");
-        std::thread::sleep(std::time::Duration::from_millis(1));
     }
     gate.open();
     own.synchronize().unwrap();
     user.synchronize().unwrap();
     assert!(back.read().unwrap().iter().all(|byte| *byte == 7));
     fixture.allocator.free_on(again, &own).unwrap();
-    drop((own, user, back));
+    drop((own, user, other, back, there));
     fixture.finish();
 }
 

@@ -187,6 +187,26 @@ fn their_event_is_waited_for_and_ours_is_waited_for_by_them() {
     });
 }
 
+#[test]
+fn small_copies_before_a_foreign_wait_complete_without_it() {
+    limited(|| {
+        let setup = Setup::new();
+        let [ours, theirs] = [(); 2].map(|()| CudaStream::new(&setup.device).unwrap());
+        let there = setup.device(64);
+        let gate = Gate::before(&setup.device, &[&theirs]);
+        let fence = theirs.fence().unwrap();
+        let filled = ours.memset_async(&there, Pattern::U8(1));
+        let event = FenceEvent::of(&fence).unwrap();
+        // SAFETY: the event is alive.
+        unsafe { ours.wait_raw_event(event.as_raw()) }.unwrap();
+        filled.wait().unwrap();
+        assert!(!fence.is_complete());
+        gate.open();
+        drop((there, ours, theirs, fence, event));
+        setup.finish();
+    });
+}
+
 fn theirs_wait(theirs: &TheirStream, event: &FenceEvent) {
     // SAFETY: the event is alive.
     unsafe { theirs.stream.wait_raw_event(event.as_raw()) }.unwrap();

@@ -1,8 +1,13 @@
 //! Uses of buffers, and loans, that end on other threads, after captures, and in several threads at once.
 
-use std::thread;
+use std::{
+    any::Any,
+    ptr::NonNull,
+    sync::{Arc, Mutex, mpsc},
+    thread,
+};
 
-use transload_core::{Access, ErrorKind, Loan, RawBuffer};
+use transload_core::{Access, DeviceId, ErrorKind, Fence, Loan, MemoryKind, Place, RawBuffer, Storage};
 use transload_cuda_sys::{AsStream, Capture, CaptureMode, check, ffi};
 use transload_streams::CudaStream;
 
@@ -72,21 +77,71 @@ fn end_of_a_loan_ends_older_ones_too() {
     });
 }
 
+/// No bytes that anybody can reach; its drop waits.
+struct Blocks {
+    entered: mpsc::Sender<()>,
+    go: Mutex<mpsc::Receiver<()>>,
+}
+
+// SAFETY: it has no address.
+unsafe impl Storage for Blocks {
+    fn place(&self) -> Place {
+        Place::new(DeviceId::Cpu, MemoryKind::Pageable)
+    }
+
+    fn len(&self) -> usize {
+        16
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        None
+    }
+
+    fn adopt_fences(&mut self, _: &[Fence]) -> bool {
+        true
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        self.entered.send(()).unwrap();
+        self.go.get_mut().unwrap().recv().unwrap();
+    }
+}
+
 #[test]
 fn drain_waits_for_loans_that_another_thread_ends() {
     limited(|| {
         let setup = Setup::new();
         let stream = CudaStream::new(&setup.device).unwrap();
-        let buffers: Vec<RawBuffer> = (0..20).map(|_| setup.device(1000)).collect();
-        for _ in 0..30 {
-            end_in_capture(&stream, buffers.iter().map(|one| one.lend(Access::Write).unwrap()).collect());
-            thread::scope(|scope| {
-                scope.spawn(CudaStream::retry_loan_ends);
-                CudaStream::drain_loan_ends(stream.device()).unwrap();
-                buffers.iter().for_each(|one| drop(one.lend(Access::Write).unwrap()));
+        let there = setup.device(1000);
+        let ((entered, is_entered), (go, gone)) = (mpsc::channel(), mpsc::channel());
+        let blocks = Blocks { entered, go: Mutex::new(gone) };
+        let first = RawBuffer::new(Box::new(blocks), &Arc::default());
+        let loans = [&first, &there].map(|buffer| buffer.lend(Access::Write).unwrap());
+        // Before the loans can end, on whichever thread.
+        drop(first);
+        end_in_capture(&stream, loans.into());
+        let (begun, is_begun) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(CudaStream::retry_loan_ends);
+            is_entered.recv().unwrap();
+            let draining = scope.spawn(|| {
+                begun.send(()).unwrap();
+                CudaStream::drain_loan_ends(stream.device())?;
+                there.lend(Access::Write).map(drop)
             });
-        }
-        drop((buffers, stream));
+            is_begun.recv().unwrap();
+            // Time for a drain that does not wait to show itself.
+            (0..10_000).take_while(|_| !draining.is_finished()).for_each(|_| thread::yield_now());
+            go.send(()).unwrap();
+            draining.join().unwrap().unwrap();
+        });
+        drop((there, stream));
         setup.finish();
     });
 }
