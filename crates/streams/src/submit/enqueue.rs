@@ -46,11 +46,12 @@ unsafe impl Queue for CudaStream {
 
     #[inline]
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
+        let sampled = self.own.metrics.is_next_timed();
         if let Operation::Copy { src, dst } = *operation
             && src.len() <= SMALL
             && after.is_empty()
             && timing == Timing::Off
-            && self.own.metrics.time_nothing()
+            && !sampled
             && !self.own.events.points.is_shared()
         {
             // SAFETY: the caller's promise.
@@ -58,7 +59,7 @@ unsafe impl Queue for CudaStream {
         }
         self.own.check_not_captured()?;
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue_calls(DriverCalls::of(operation, self)?, after, timing) }
+        unsafe { self.enqueue_sampled(DriverCalls::of(operation, self)?, after, (timing, sampled)) }
     }
 
     fn outstanding(&self) -> u64 {
@@ -118,9 +119,24 @@ impl CudaStream {
     /// * As for [`Queue::enqueue`], and for [`DriverCalls::make`].
     pub(crate) unsafe fn enqueue_calls(
         &self,
-        mut calls: DriverCalls<'_>,
+        calls: DriverCalls<'_>,
         after: &[Fence],
         timing: Timing,
+    ) -> Result<Fence> {
+        let sampled = self.own.metrics.is_next_timed();
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_sampled(calls, after, (timing, sampled)) }
+    }
+
+    /// Like [`enqueue_calls`](Self::enqueue_calls); `sampled` says whether metrics time the operation.
+    ///
+    /// # Safety
+    /// * As for [`enqueue_calls`](Self::enqueue_calls).
+    unsafe fn enqueue_sampled(
+        &self,
+        mut calls: DriverCalls<'_>,
+        after: &[Fence],
+        (timing, sampled): (Timing, bool),
     ) -> Result<Fence> {
         let own = &*self.own;
         own.check_not_captured()?;
@@ -132,7 +148,6 @@ impl CudaStream {
             })?;
             small &= !waited?;
         }
-        let sampled = own.metrics.is_next_timed();
         let measured = timing == Timing::Measured || sampled;
         small &= !measured && !own.events.points.is_shared();
         let mut start = None;
