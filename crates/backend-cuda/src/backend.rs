@@ -1,11 +1,15 @@
 //! The CUDA backend.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, Weak},
+};
 
+use parking_lot::Mutex;
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryAdvice, MemoryInfo, MemoryKind, Operation,
-    PathCost, PeerAccess, Place, Pod, QueueLease, RawBuffer, Recording, ResourceCounts, Result, SharedBuffer,
-    StreamPriority, WorkloadType, events::report,
+    PathCost, PeerAccess, PinnedCache, Place, Pod, QueueLease, RawBuffer, Recording, ResourceCounts, Result,
+    SharedBuffer, StreamPriority, WorkloadType, events::report, mutant,
 };
 use transload_cuda_sys::Driver;
 use transload_memory::{
@@ -21,6 +25,8 @@ pub struct CudaBackend {
     states: Vec<DeviceState>,
     peers: Peers,
     pinned: Arc<PinnedLimit>,
+    /// Caches of pinned memory outside the backend.
+    pinned_caches: Mutex<Vec<Weak<dyn PinnedCache>>>,
 }
 
 impl CudaBackend {
@@ -55,7 +61,13 @@ impl CudaBackend {
             }
             states.push(DeviceState::new(driver, CudaDevice::new(ordinal)?, config, &pinned)?);
         }
-        Ok(Arc::new(Self { driver, states, peers: Peers::default(), pinned }))
+        Ok(Arc::new(Self {
+            driver,
+            states,
+            peers: Peers::default(),
+            pinned,
+            pinned_caches: Mutex::default(),
+        }))
     }
 
     /// Allocates a typed buffer of `len` elements in the memory of the device with this ordinal. Its content is
@@ -148,10 +160,31 @@ impl CudaBackend {
         Error::new(ErrorKind::UnknownDevice, text)
     }
 
-    /// Frees pinned memory that any device only keeps; returns how many bytes.
+    /// Calls `again` if pinned memory was short and some could be freed.
+    #[inline]
+    fn retry_pinned(
+        &self,
+        kind: MemoryKind,
+        outcome: Result<RawBuffer>,
+        again: impl Fn() -> Result<RawBuffer>,
+    ) -> Result<RawBuffer> {
+        match outcome {
+            Err(error) if is_pinned_shortage(&error, kind) => {
+                let outcome = if self.trim_pinned() > 0 { again().inspect(retried) } else { Err(error) };
+                outcome.map_err(|error| self.pinned.explain(error))
+            }
+            other => other,
+        }
+    }
+
+    /// Frees pinned memory that is only kept, by any device or elsewhere; returns how many bytes.
     #[cold]
     fn trim_pinned(&self) -> u64 {
-        self.states.iter().map(DeviceState::trim_pinned).sum()
+        // Copied first: releasing calls back, to free the buffers.
+        let caches = self.pinned_caches.lock().clone();
+        let elsewhere = caches.iter().filter_map(Weak::upgrade).map(|cache| cache.release_unused());
+        let elsewhere = if mutant!("backend-cuda/pinned-caches") { 0 } else { elsewhere.sum() };
+        elsewhere + self.states.iter().map(DeviceState::trim_pinned).sum::<u64>()
     }
 
     fn has(&self, device: DeviceId) -> bool {
@@ -178,12 +211,7 @@ impl Backend for CudaBackend {
     /// memory is short. Then this may also reuse memory that is still in use, or block until such work is complete.
     fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         let state = self.state(device)?;
-        let allocated = match state.allocate(kind, bytes) {
-            Err(error) if is_pinned_shortage(&error, kind) && self.trim_pinned() > 0 => {
-                state.allocate(kind, bytes).inspect(retried)
-            }
-            other => other,
-        };
+        let allocated = self.retry_pinned(kind, state.allocate(kind, bytes), || state.allocate(kind, bytes));
         report::emit_deferred();
         allocated
     }
@@ -251,14 +279,17 @@ impl Backend for CudaBackend {
         Ok(Arc::new(CudaGraph::record(&self.state(device)?.device, priority, operations)?))
     }
 
+    fn add_pinned_cache(&self, cache: Weak<dyn PinnedCache>) {
+        let mut caches = self.pinned_caches.lock();
+        caches.retain(|cache| cache.strong_count() > 0);
+        caches.push(cache);
+    }
+
     /// Registers through the first device, for all devices: see [`RegistrationCache::register`].
     fn register(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
-        match self.registrations()?.register(buffer) {
-            Err(error) if is_pinned_shortage(&error, MemoryKind::Pinned) && self.trim_pinned() > 0 => {
-                self.registrations()?.register(buffer).inspect(retried)
-            }
-            other => other,
-        }
+        let registrations = self.registrations()?;
+        let outcome = registrations.register(buffer);
+        self.retry_pinned(MemoryKind::Pinned, outcome, || registrations.register(buffer))
     }
 
     fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<SharedBuffer> {

@@ -140,10 +140,11 @@ impl Error {
         self.0.source.as_deref().map(|source| source as _)
     }
 
-    /// Returns the numbers of an [`ErrorKind::OutOfMemory`].
+    /// Returns the numbers of an [`ErrorKind::OutOfMemory`], or of the one that caused this error.
     #[must_use]
     pub fn memory_shortage(&self) -> Option<MemoryShortage> {
-        self.0.shortage
+        let cause = || self.cause()?.downcast_ref::<Self>()?.memory_shortage();
+        self.0.shortage.or_else(cause)
     }
 }
 

@@ -49,7 +49,7 @@ pub use buffer::spare_buffer::{Recycler, SpareBuffer};
 pub use buffer::storage::Storage;
 pub use buffer::typed_buffer::{Buffer, bytes_of_elements, check_same_len, slice_elements};
 pub use device::backend::{
-    Backend, DeviceInfo, MemoryAdvice, MemoryInfo, PeerAccess, ResourceCounts, SharedBuffer,
+    Backend, DeviceInfo, MemoryAdvice, MemoryInfo, PeerAccess, PinnedCache, ResourceCounts, SharedBuffer,
 };
 pub use device::cost::{CostBasis, CostModel, PathCost};
 pub use device::device_id::{DeviceId, ParseDeviceError};

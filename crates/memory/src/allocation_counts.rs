@@ -8,7 +8,10 @@ use std::sync::{
 use parking_lot::Mutex;
 use transload_core::Result;
 
-use crate::{PinnedLimit, pinned_limit::PinnedBytes};
+use crate::{
+    PinnedLimit,
+    pinned_limit::{Pinned, PinnedBytes},
+};
 
 /// Live allocations of one manager.
 #[derive(Debug)]
@@ -76,8 +79,8 @@ impl AllocationCounts {
     ///
     /// # Errors
     /// `OutOfMemory` if the limit is reached.
-    pub(crate) fn add_pinned(self: &Arc<Self>, bytes: usize) -> Result<CountGuard> {
-        let pinned = self.pinned.reserve(bytes)?;
+    pub(crate) fn add_pinned(self: &Arc<Self>, bytes: usize, pinned: Pinned) -> Result<CountGuard> {
+        let pinned = self.pinned.reserve(bytes, pinned)?;
         let mut counted = self.add(bytes);
         counted._pinned = Some(pinned);
         Ok(counted)

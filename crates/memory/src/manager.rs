@@ -20,6 +20,7 @@ use crate::{
     allocation_counts::AllocationCounts,
     error::{check_usable, lift_allocation, memory_info, record_loss},
     lift,
+    pinned_limit::Pinned,
     storage::{DeviceSource, DriverMemory, FreeThread},
 };
 
@@ -155,7 +156,7 @@ impl CudaMemoryManager {
         let memory = match kind {
             MemoryKind::Device => DriverMemory::device(&alloc, self.source()?, bytes),
             MemoryKind::Pinned | MemoryKind::Mapped => {
-                let counted = alloc.counts.add_pinned(bytes)?;
+                let counted = alloc.counts.add_pinned(bytes, Pinned::Allocated)?;
                 DriverMemory::host(&alloc, kind, mode == AllocMode::WriteCombined, bytes, counted)
             }
             MemoryKind::Unified if self.managed => {

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use transload_core::{DeviceId, Error, MemoryInfo, MemoryKind, MemoryShortage, Place, Result};
+use transload_core::{DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage, Place, Result};
 
 /// How many bytes of host memory managers may have pinned together: pinned and mapped allocations, also those that are only kept
 /// for reuse, and registrations.
@@ -13,6 +13,15 @@ use transload_core::{DeviceId, Error, MemoryInfo, MemoryKind, MemoryShortage, Pl
 pub struct PinnedLimit {
     limit: u64,
     bytes: AtomicU64,
+    /// The part of `bytes` that is registrations.
+    registered: AtomicU64,
+}
+
+/// What pinned memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pinned {
+    Allocated,
+    Registered,
 }
 
 /// Bytes that count against a limit until dropped.
@@ -20,13 +29,14 @@ pub struct PinnedLimit {
 pub(crate) struct PinnedBytes {
     limit: Arc<PinnedLimit>,
     bytes: u64,
+    pinned: Pinned,
 }
 
 impl PinnedLimit {
     /// Creates a limit in bytes; `u64::MAX` only counts.
     #[must_use]
     pub fn new(bytes: u64) -> Arc<Self> {
-        Arc::new(Self { limit: bytes, bytes: AtomicU64::new(0) })
+        Arc::new(Self { limit: bytes, bytes: AtomicU64::new(0), registered: AtomicU64::new(0) })
     }
 
     /// Returns the limit in bytes.
@@ -41,6 +51,22 @@ impl PinnedLimit {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Adds to an [`OutOfMemory`](ErrorKind::OutOfMemory) of pinned memory what holds it, if the limit is the reason.
+    #[must_use]
+    pub fn explain(&self, error: Error) -> Error {
+        let (limit, held) = (self.limit, self.bytes());
+        let requested = error.memory_shortage().map_or(0, |shortage| shortage.requested);
+        if error.kind() != ErrorKind::OutOfMemory || held.saturating_add(requested) <= limit {
+            return error;
+        }
+        let registered = self.registered.load(Ordering::Relaxed).min(held);
+        let allocated = held - registered;
+        let text = format!(
+            "the limit of {limit} bytes of pinned memory is reached: {allocated} allocated, {registered} registered"
+        );
+        Error::caused_by(ErrorKind::OutOfMemory, text, error)
+    }
+
     /// Returns how much of the host's memory may be pinned.
     pub(crate) fn cap(&self, host: MemoryInfo) -> MemoryInfo {
         let free = self.limit.saturating_sub(self.bytes());
@@ -49,11 +75,17 @@ impl PinnedLimit {
 
     /// # Errors
     /// `OutOfMemory` with the numbers if the limit would be exceeded.
-    pub(crate) fn reserve(self: &Arc<Self>, bytes: usize) -> Result<PinnedBytes> {
+    pub(crate) fn reserve(self: &Arc<Self>, bytes: usize, pinned: Pinned) -> Result<PinnedBytes> {
         let bytes = bytes as u64;
-        let within = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= self.limit);
+        let limit = if transload_core::mutant!("memory/pinned-limit") { u64::MAX } else { self.limit };
+        let within = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
         match self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within) {
-            Ok(_) => Ok(PinnedBytes { limit: Arc::clone(self), bytes }),
+            Ok(_) => {
+                if pinned == Pinned::Registered {
+                    self.registered.fetch_add(bytes, Ordering::Relaxed);
+                }
+                Ok(PinnedBytes { limit: Arc::clone(self), bytes, pinned })
+            }
             Err(held) => {
                 let free = Some(self.limit.saturating_sub(held));
                 let shortage = MemoryShortage { requested: bytes, free, total: Some(self.limit) };
@@ -65,6 +97,9 @@ impl PinnedLimit {
 
 impl Drop for PinnedBytes {
     fn drop(&mut self) {
+        if self.pinned == Pinned::Registered {
+            self.limit.registered.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
         self.limit.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }

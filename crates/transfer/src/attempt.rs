@@ -1,8 +1,17 @@
-//! What a transfer brings besides its options, and why nothing was submitted.
+//! What a transfer brings besides its options, why nothing was submitted, and what is tried instead.
 
 use std::cell::Cell;
 
-use transload_core::{DeviceId, Error, ErrorKind, Fence, Queue, Transfer, TransferId, Turns, Unblocked};
+use transload_core::{
+    DeviceId, Error, ErrorKind, Fence, Queue, RawBuffer, Transfer, TransferId, TransferMethod, Turns,
+    Unblocked,
+};
+
+use crate::{
+    CrossBackendTransferManager, TransferOptions,
+    planning::candidate::{Candidate, bit},
+    report_events,
+};
 
 /// What few transfers bring. Behind one reference, so that the others pay for a null pointer only.
 #[derive(Clone, Copy, Default)]
@@ -15,6 +24,25 @@ pub(crate) struct Extras<'a> {
     pub(crate) queue: Option<&'a dyn Queue>,
     /// The task that submits, if its thread must not be blocked.
     pub(crate) task: Option<&'a Task<'a>>,
+    pub(crate) staging: Staging,
+}
+
+/// Whether a transfer may be staged, if pinned memory was short.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Staging {
+    #[default]
+    Usual,
+    /// Memory was short: other methods are tried.
+    Declined,
+    /// No other method is left: staging is tried once more.
+    LastResort,
+}
+
+impl Extras<'_> {
+    /// Returns the methods that declined the transfer: a bit for each method's index.
+    pub(crate) fn declined(&self) -> u8 {
+        if self.staging == Staging::Declined { bit(TransferMethod::HostStaged) } else { 0 }
+    }
 }
 
 /// What a task brings whose thread must not be blocked.
@@ -41,4 +69,50 @@ pub(crate) enum Obstacle {
 #[cold]
 pub(crate) fn would_block() -> Transfer {
     Transfer::refused(Error::new(ErrorKind::Busy, "the buffers are in use by earlier work; retry later"))
+}
+
+/// A submission, to be tried again in another way.
+pub(crate) type Again<'a> = ((&'a RawBuffer, &'a RawBuffer), (&'a TransferOptions, Option<&'a Extras<'a>>));
+
+impl CrossBackendTransferManager {
+    /// Goes on after an error for which nothing was submitted: by another method, if pinned memory was too short to stage.
+    ///
+    /// # Errors
+    /// The error to return otherwise.
+    #[cold]
+    pub(crate) fn after_failure(
+        &self,
+        error: Error,
+        candidate: &Candidate,
+        again: Again<'_>,
+    ) -> Result<Transfer, Error> {
+        let staging = again.1.1.map_or(Staging::Usual, |extras| extras.staging);
+        let (method, path) = (candidate.method(), candidate.info.stats.path);
+        let is_shortage = method == TransferMethod::HostStaged && error.kind() == ErrorKind::OutOfMemory;
+        if !is_shortage || transload_core::mutant!("transfer/shortage-declines") {
+            return Err(error);
+        }
+        if staging == Staging::Usual {
+            let id = again.1.1.and_then(|extras| extras.id);
+            report_events::declined(id, path, method);
+            return Ok(self.attempt_with(Staging::Declined, again));
+        }
+        let bytes = self.staging_bytes();
+        let text = format!("no other method is left for {path}, and staging buffers hold {bytes} bytes");
+        Err(Error::caused_by(ErrorKind::OutOfMemory, text, error))
+    }
+
+    /// Returns the end of a transfer for which no method is left: staged after all, if it was declined before, or refused.
+    #[cold]
+    pub(crate) fn with_no_method(&self, error: Error, again: Again<'_>) -> Transfer {
+        match again.1.1 {
+            Some(Extras { staging: Staging::Declined, .. }) => self.attempt_with(Staging::LastResort, again),
+            extras => self.refuse(extras.and_then(|extras| extras.id), error),
+        }
+    }
+
+    fn attempt_with(&self, staging: Staging, ((src, dst), (options, extras)): Again<'_>) -> Transfer {
+        let extras = Extras { staging, ..extras.copied().unwrap_or_default() };
+        self.attempt(src, dst, options, Some(&extras))
+    }
 }

@@ -5,7 +5,10 @@ use std::{fmt, sync::Arc};
 use transload_core::Observer;
 use transload_executor::Executor;
 
-use crate::{CrossBackendTransferManager, Sampling, context::ManagerContext, methods};
+use crate::{
+    CrossBackendTransferManager, Sampling, context::ManagerContext, methods, planning::registry::Registry,
+    staging::StagingRings,
+};
 
 /// Settings of a manager. Created by [`CrossBackendTransferManager::builder`].
 #[derive(Default)]
@@ -38,8 +41,9 @@ impl ManagerBuilder {
         self
     }
 
-    /// Sets the most bytes of pinned staging buffers per device. They are of 4 MiB, and a device has at least one. Default: two
-    /// for each of the host's processors, at most 16.
+    /// Sets the most bytes of pinned staging buffers per device, those of
+    /// [`allocate_staging`](CrossBackendTransferManager::allocate_staging) included. Transfers use buffers of 4 MiB, and a device has
+    /// at least one. Default: two for each of the host's processors, at most 16, and any number for callers.
     pub fn staging_limit(mut self, bytes: u64) -> Self {
         self.staging_limit = Some(bytes);
         self
@@ -52,8 +56,11 @@ impl ManagerBuilder {
         let executor = executor.unwrap_or_else(Executor::shared);
         let calls = executor.group();
         let context = ManagerContext { observer, sampling, executor: calls, ..ManagerContext::default() };
-        let methods = methods::all(executor, staging_limit);
-        CrossBackendTransferManager::with_context(context, methods)
+        let rings = Arc::new(StagingRings::new(executor.clone(), staging_limit));
+        let methods = methods::all(executor, &rings);
+        let context = Arc::new(context);
+        let registry = Arc::new(Registry::new(Arc::clone(&context), methods, rings));
+        CrossBackendTransferManager { registry, context }
     }
 }
 

@@ -242,7 +242,7 @@ fn submit_with(
     extras: &BuilderExtras<'_>,
 ) -> Transfer {
     let (id, queue) = (TransferId::if_traced(), extras.queue.map(|queue| queue as _));
-    manager.attempt(src, dst, options, Some(&Extras { id, after: &extras.after, queue, task: None }))
+    manager.attempt(src, dst, options, Some(&Extras { id, after: &extras.after, queue, ..Extras::default() }))
 }
 
 /// A copy that a task submits.
@@ -271,7 +271,7 @@ impl Owned {
     fn attempt(&self, may_be_slow: bool) -> Result<Transfer, Obstacle> {
         let task = Task { turns: &self.turns, may_be_slow, obstacle: Cell::default() };
         let (id, queue) = (self.id, self.queue.as_deref());
-        let extras = Extras { id, after: &self.after, queue, task: Some(&task) };
+        let extras = Extras { id, after: &self.after, queue, task: Some(&task), ..Extras::default() };
         let transfer = self.manager.attempt(&self.src, &self.dst, &self.options, Some(&extras));
         task.obstacle.take().map_or(Ok(transfer), Err)
     }

@@ -54,7 +54,7 @@ pub use manager::CrossBackendTransferManager;
 pub use options::TransferOptions;
 pub use planning::plan::{Alternative, Plan};
 pub use recorded::RecordedTransfers;
-pub use staging::STAGING_BUFFER;
+pub use staging::{STAGING_BUFFER, StagingMemory};
 pub use stats::{sampling::Sampling, transfer_stats::TransferStats};
 
 #[cfg(doctest)]

@@ -17,7 +17,7 @@ use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
     attempt::{Extras, Obstacle, would_block},
     context::ManagerContext,
-    methods::{Method, TransferRequest},
+    methods::TransferRequest,
     planning::{
         candidate::{Candidate, Excluded},
         engine_queue::COUNTED_FROM,
@@ -62,12 +62,6 @@ impl CrossBackendTransferManager {
     /// Returns a builder, for a manager with an observer or another sampling.
     pub fn builder() -> ManagerBuilder {
         ManagerBuilder::default()
-    }
-
-    pub(crate) fn with_context(context: ManagerContext, methods: [Arc<dyn Method>; 5]) -> Self {
-        let context = Arc::new(context);
-        let registry = Arc::new(Registry::new(Arc::clone(&context), methods));
-        Self { registry, context }
     }
 
     /// Registers a backend, with its devices and its default costs.
@@ -328,12 +322,6 @@ impl CrossBackendTransferManager {
             .collect()
     }
 
-    /// Returns the bytes of pinned staging buffers, also of those that are only kept. [`drain`](Self::drain) frees these.
-    #[must_use]
-    pub fn staging_bytes(&self) -> u64 {
-        self.registry.staging_bytes()
-    }
-
     /// Submits a transfer; blocks the calling thread where the bytes wait for work that the queue cannot wait for.
     #[inline]
     pub(crate) fn start(&self, src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions) -> Transfer {
@@ -364,15 +352,16 @@ impl CrossBackendTransferManager {
                 Ok(routes) => routes,
                 Err(error) => return self.refuse(id(), error),
             };
-            if let Some(queue) = extras.and_then(|extras| extras.queue) {
-                match routes.off_queue(queue.device()) {
+            if let Some(extras) = extras {
+                excluded.declined |= extras.declined();
+                match extras.queue.map_or(Ok(0), |queue| routes.off_queue(queue.device())) {
                     Ok(unsuited) => excluded.unsuited = unsuited,
                     Err(error) => return self.refuse(id(), error),
                 }
             }
             let choice = match routes.choose(&input, options, &self.context, excluded) {
                 Ok(choice) => choice,
-                Err(error) => return self.refuse(id(), error),
+                Err(error) => return self.with_no_method(error, ((src, dst), (options, extras))),
             };
             let candidate = &mut routes.candidates[choice.index];
             if let Some(task) = extras.and_then(|extras| extras.task)
@@ -444,6 +433,10 @@ impl CrossBackendTransferManager {
             }
             // The driver's errors count as failures of the path.
             Err(TrySubmitError::Failed(error)) => {
+                let error = match self.after_failure(error, candidate, ((src, dst), (options, extras))) {
+                    Ok(transfer) => return transfer,
+                    Err(error) => error,
+                };
                 let mut report = info.report(&submission);
                 report.elapsed = report.submitting;
                 report.id = request.id();

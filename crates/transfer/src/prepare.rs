@@ -10,8 +10,8 @@ use crate::{CrossBackendTransferManager, TransferOptions, report_events};
 
 impl CrossBackendTransferManager {
     /// Prepares every method that `options` allow for transfers from `src` to `dst`: creates contexts and queues, loads
-    /// kernels, enables and verifies peers, starts threads. The first call blocks for up to some hundred milliseconds.
-    /// Optional: without it the first transfer does this.
+    /// kernels, enables and verifies peers, starts threads, pins staging buffers (up to 64 MiB). The first call blocks for up to
+    /// some hundred milliseconds. Optional: without it the first transfer does this.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`](transload_core::ErrorKind::UnknownDevice);
@@ -31,7 +31,7 @@ impl CrossBackendTransferManager {
             }
             let begun = Instant::now();
             let method = &candidate.method;
-            method.start()?;
+            method.start(&candidate.route)?;
             let staged =
                 [TransferMethod::HostStaged, TransferMethod::UnifiedMemory].contains(&candidate.method());
             let lease = if staged { Backend::lease_reserved_queue } else { Backend::lease_queue };

@@ -3,7 +3,7 @@
 use std::{fmt, future::Future, iter, sync::Arc};
 
 use transload_backend_cpu::CpuBackendBuilder;
-use transload_core::{Backend, DeviceId, Error, ErrorKind, Observer, Result, events::report};
+use transload_core::{Backend, DeviceId, Error, ErrorKind, MemoryKind, Observer, Result, events::report};
 use transload_executor::{Executor, block_on};
 use transload_transfer::{CrossBackendTransferManager, ManagerBuilder, STAGING_BUFFER, Sampling};
 
@@ -69,23 +69,36 @@ impl RuntimeBuilder {
     }
 
     /// Gives the runtime worker threads of its own, at most so many: 1 to 1024. By default all runtimes of the process share as many
-    /// as there are processors, at most 16. Calls that block in a driver or the kernel run on further threads, a bounded
-    /// number for each kind of call, which end when they are idle.
+    /// as there are processors, at most 16. The workers copy on the host, move chunks through staging buffers, and wait for devices on
+    /// behalf of tasks.
+    ///
+    /// The limit does not cover threads that block in a driver, the kernel or code of yours; they start on demand, and the first three
+    /// kinds end when they are idle:
+    /// - calls behind `_async` methods and awaited copies: at most 32 of the runtime, 8 of the manager and 8 for each device;
+    /// - pinning of staging buffers: at most 8 for each device;
+    /// - reading files and streams: `LoadOptions::readers` for each load, one for each `io::Blocking`;
+    /// - of each CUDA device one that frees memory and at most 4 that drop owners of adopted memory; of the process one that waits for
+    ///   streams on behalf of tasks, and one for callbacks.
     pub fn threads(mut self, most: usize) -> Self {
         self.threads = Some(most);
         self
     }
 
     /// Sets the most bytes of host memory that all devices together have pinned: pinned and mapped arrays, also those that are only
-    /// kept for reuse, staging buffers and registrations. Beyond it an allocation is
-    /// [`OutOfMemory`](ErrorKind::OutOfMemory). Default: no limit.
+    /// kept for reuse, staging buffers and registrations. What is only kept gives way. Beyond the limit an allocation is
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory), and copies use methods that need no pinned memory. Default: no limit.
+    ///
+    /// Not for backends given by [`backend`](Self::backend) or found by a [`family`](Self::family) of yours: if one offers pinned memory,
+    /// `discover` is an [`InvalidArgument`](ErrorKind::InvalidArgument). Their own settings limit them, such as
+    /// `CudaBackendConfig::with_pinned_limit`.
     pub fn pinned_limit(mut self, bytes: u64) -> Self {
         self.pinned_limit = Some(bytes);
         self
     }
 
-    /// Sets the most bytes of pinned staging buffers for each device, at least 4 MiB, which is one. Default: two for each of the
-    /// host's processors, at most 16.
+    /// Sets the most bytes of pinned staging buffers for each device, at least 4 MiB, which is one: of transfers, of [`io`](crate::io)
+    /// and of loads. One is always left to transfers; streams and loads use pageable memory beyond the limit. Default: for transfers
+    /// two for each of the host's processors, at most 16, and no limit for streams and loads.
     pub fn staging_limit(mut self, bytes: u64) -> Self {
         self.staging_limit = Some(bytes);
         self
@@ -152,6 +165,7 @@ impl RuntimeBuilder {
         };
         let manager = manager.executor(&executor).build();
         for backend in backends {
+            check_pinned_limit(&*backend, pinned_limit)?;
             manager.register_backend(backend)?;
         }
         let host = cpu.build()?;
@@ -160,12 +174,18 @@ impl RuntimeBuilder {
         }
         let mut absent = Vec::new();
         for family in families.iter().filter(|family| !has(&manager, family.name())) {
+            let is_cuda = family.name() == cuda.name();
             let opened = if without.contains(&family.name()) {
                 let text = "it was left out by `RuntimeBuilder::without`";
                 Err(Error::new(ErrorKind::Unsupported, text))
             } else {
                 family.discover(&executor).await
             };
+            if let Ok(opened) = &opened
+                && !is_cuda
+            {
+                check_pinned_limit(&**opened, pinned_limit)?;
+            }
             if let Err(reason) = opened.and_then(|opened| manager.register_backend(opened)) {
                 report::family_absent(family.name(), &reason);
                 absent.push((family.name(), reason));
@@ -173,6 +193,21 @@ impl RuntimeBuilder {
         }
         let cuda = cuda.opened().filter(|_| has(&manager, cuda.name())).cloned();
         Ok(Runtime::new(Parts { manager, absent, host, cuda, executor }))
+    }
+}
+
+/// Refuses a limit that a backend, which was made elsewhere, would not know of.
+fn check_pinned_limit(backend: &dyn Backend, limit: Option<u64>) -> Result<()> {
+    let pins = backend.devices().iter().any(|info| info.kinds.contains(&MemoryKind::Pinned));
+    match limit {
+        Some(_) if pins => {
+            let text = format!(
+                "`pinned_limit` does not reach the {} backend, which was made elsewhere; set its own limit there, such as `CudaBackendConfig::with_pinned_limit`",
+                backend.name()
+            );
+            Err(Error::new(ErrorKind::InvalidArgument, text))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -17,9 +17,10 @@ pub struct Resources {
     pub pinned_bytes: u64,
     /// The limit of `pinned_bytes`, if any.
     pub pinned_limit: Option<u64>,
-    /// The part of `pinned_bytes` that is staging buffers.
+    /// The bytes of staging buffers: of transfers, of [`io`](crate::io) and of loads. A part of `pinned_bytes`.
     pub staging_bytes: u64,
-    /// Threads of the runtime's executor, which other runtimes may share, those for blocking calls included.
+    /// Threads of the runtime's executor, which other runtimes may share: workers and those for blocking calls. See
+    /// [`RuntimeBuilder::threads`](crate::RuntimeBuilder::threads) for the others.
     pub threads: usize,
 }
 

@@ -216,8 +216,8 @@ impl Runtime {
         self.manager().plan(src, dst, bytes, &TransferOptions::new())
     }
 
-    /// Does now what the first transfer from `src` to `dst` would do first, such as making contexts and queues. Blocks
-    /// meanwhile, up to some hundred milliseconds.
+    /// Does now what the first transfer from `src` to `dst` would do first, such as making contexts and queues and pinning staging
+    /// buffers. Blocks meanwhile, up to some hundred milliseconds.
     ///
     /// # Errors
     /// As for [`CrossBackendTransferManager::prepare`].

@@ -1,24 +1,9 @@
-//! Host memory that bytes pass through on their way to or from a device.
+//! Which host memory bytes pass through on their way to or from a device.
 
-use transload_core::{DeviceId, MemoryKind, RawBuffer, Result};
+use transload_core::{DeviceId, MemoryKind};
 #[cfg(feature = "safetensors")]
-use transload_core::{ErrorKind, events::report};
+use transload_core::{ErrorKind, Result, events::report};
 use transload_transfer::CrossBackendTransferManager;
-
-/// Allocates a staging buffer of a kind of host memory. Pinned and mapped memory is that of the device that copies it.
-pub(crate) fn allocate(
-    manager: &CrossBackendTransferManager,
-    device: DeviceId,
-    kind: MemoryKind,
-    bytes: usize,
-) -> Result<RawBuffer> {
-    match kind {
-        MemoryKind::Pinned | MemoryKind::Mapped if !device.is_cpu() => {
-            manager.allocate_for(device, kind, bytes)
-        }
-        _ => manager.allocate(DeviceId::Cpu, kind, bytes),
-    }
-}
 
 /// Returns the kind of staging memory that suits a device: pinned if it offers that, else pageable.
 pub(crate) fn kind_for(manager: &CrossBackendTransferManager, device: DeviceId) -> MemoryKind {

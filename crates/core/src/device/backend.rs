@@ -1,6 +1,9 @@
 //! Backends: a family of devices with its memory, queues and path costs.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, Weak},
+};
 
 use crate::{
     DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, PathCost, Place, QueueLease, RawBuffer,
@@ -155,6 +158,12 @@ fn unsupported<T>(backend: &(impl Backend + ?Sized), what: &str) -> Result<T> {
     Err(Error::new(ErrorKind::Unsupported, format!("the {} backend does not support {what}", backend.name())))
 }
 
+/// A holder of pinned memory of a backend, part of which it keeps for later use.
+pub trait PinnedCache: Send + Sync {
+    /// Frees the memory that nothing uses now. Returns how many bytes. Does not wait for work in flight.
+    fn release_unused(&self) -> u64;
+}
+
 /// A family of devices. All methods may be called from any thread.
 pub trait Backend: Send + Sync + 'static {
     /// Returns the family's name, for example `cuda`.
@@ -249,6 +258,12 @@ pub trait Backend: Send + Sync + 'static {
     /// invalidate stream captures.
     fn attach_thread(&self) -> Option<Box<dyn std::any::Any>> {
         None
+    }
+
+    /// Adds a cache to those that release unused memory before an allocation or a registration fails for lack of pinned memory. A
+    /// backend that limits pinned memory overrides this; by default caches are not asked.
+    fn add_pinned_cache(&self, cache: Weak<dyn PinnedCache>) {
+        let _ = cache;
     }
 
     /// Pins existing host memory for copy engines.

@@ -79,7 +79,7 @@ pub enum RejectReason {
     HostSide,
     /// The host's side is not pageable: staging would only add a copy.
     AlreadyPinned,
-    /// The device's backend offers no pinned memory for staging.
+    /// The device's backend offers no pinned memory for staging, or none is left.
     NoStagingMemory,
     /// The device cannot use the memory in place: it is not mapped into its address space.
     NotMapped,
@@ -109,7 +109,9 @@ impl fmt::Display for RejectReason {
             Self::NotDeviceMemory => "one side is not a device's own memory",
             Self::HostSide => "one side is the host",
             Self::AlreadyPinned => "the host's side is not pageable: staging would only add a copy",
-            Self::NoStagingMemory => "the device's backend offers no pinned memory for staging",
+            Self::NoStagingMemory => {
+                "the device's backend offers no pinned memory for staging, or none is left"
+            }
             Self::NotMapped => "the memory is not mapped into the device's address space",
             Self::NoKernel => "the device's driver rejects the kernel that copies in place",
             Self::NoConcurrentAccess => "the device cannot use managed memory concurrently with the host",

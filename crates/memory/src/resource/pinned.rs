@@ -19,6 +19,7 @@ use crate::{CudaMemoryManager, manager::AllocMode};
 #[cfg(target_os = "linux")]
 use crate::{
     error::lift_allocation,
+    pinned_limit::Pinned,
     storage::{Address, DriverMemory, Origin},
 };
 
@@ -80,7 +81,7 @@ impl PinnedResource {
     #[cfg(target_os = "linux")]
     fn try_allocate_pages(&self, bytes: usize, options: MappingOptions) -> Result<RawBuffer> {
         let alloc = self.manager.alloc_context();
-        let counted = alloc.counts.add_pinned(bytes)?;
+        let counted = alloc.counts.add_pinned(bytes, Pinned::Allocated)?;
         let mapping = Mapping::new(bytes, options)?;
         let (address, len) = (mapping.start(), mapping.len());
         let start = address.as_ptr().expose_provenance();

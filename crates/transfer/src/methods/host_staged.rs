@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use dashmap::DashMap;
 use smallvec::{SmallVec, smallvec};
 use transload_core::{
     Backend, DeviceId, Fence, MemoryKind, Place, RejectReason, Result, Timeline, TransferMethod,
@@ -16,35 +15,20 @@ use crate::{
     planning::request::PlanInput,
     report_events,
     staging::{
-        STAGING_BUFFER, StagedKind, StagedTimeline, StagedTransfer, StagingRing, chunk_for, chunks_of,
+        RingHold, StagedKind, StagedTimeline, StagedTransfer, StagingRings, chunk_for, chunks_of,
         default_workers,
     },
     stats::lost::name_lost_device,
 };
 
-/// Staging buffers per thread: the host copies one while the device copies the other.
-const BUFFERS_PER_WORKER: usize = 2;
-
 pub(super) struct HostStaged {
     executor: Executor,
-    /// Staging buffers per device.
-    ring_size: usize,
-    /// One ring per device that stages.
-    rings: DashMap<DeviceId, Arc<StagingRing>>,
+    rings: Arc<StagingRings>,
 }
 
 impl HostStaged {
-    /// Uses at most `limit` bytes of staging buffers per device, but at least one buffer.
-    pub(super) fn new(executor: Executor, limit: Option<u64>) -> Self {
-        let most = limit
-            .map_or(usize::MAX, |limit| usize::try_from(limit / STAGING_BUFFER).unwrap_or(usize::MAX).max(1));
-        let ring_size = (default_workers() * BUFFERS_PER_WORKER).min(most);
-        Self { executor, ring_size, rings: DashMap::new() }
-    }
-
-    fn ring(&self, backend: &Arc<dyn Backend>, device: DeviceId) -> Arc<StagingRing> {
-        let ring = || Arc::new(StagingRing::new(&self.executor, backend, device, self.ring_size));
-        Arc::clone(&self.rings.entry(device).or_insert_with(ring))
+    pub(super) fn new(executor: Executor, rings: &Arc<StagingRings>) -> Self {
+        Self { executor, rings: Arc::clone(rings) }
     }
 }
 
@@ -104,7 +88,12 @@ impl Method for HostStaged {
     fn queued(&self, bytes: u64) -> u64 {
         let workers = default_workers();
         let chunk = chunk_for(usize::try_from(bytes).unwrap_or(usize::MAX), workers);
-        bytes.min(chunk.saturating_mul(self.ring_size) as u64)
+        bytes.min(chunk.saturating_mul(self.rings.ring_size()) as u64)
+    }
+
+    /// Only the first staging buffer is allocated by the thread that submits.
+    fn copies_during_call(&self, route: &Route, _: &PlanInput) -> bool {
+        !self.rings.get(route.lane).is_some_and(|ring| ring.has_buffer())
     }
 
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
@@ -134,24 +123,21 @@ impl Method for HostStaged {
             None if src.place().device.is_cpu() => StagedKind::Upload(lease(&route.backend, route.lane)?),
             None => StagedKind::Download(lease(&route.backend, route.lane)?),
         };
-        let ring = self.ring(&route.backend, route.lane);
-        start_staged(ring, request, (kind, in_place), backends, route.lane)
+        let hold = self.rings.get_or_create(&route.backend, route.lane).hold(request.insists())?;
+        start_staged(hold, request, (kind, in_place), backends, route.lane)
     }
 
-    /// Transfers pin the ring's memory as they need it.
-    fn start(&self) -> Result<()> {
-        start_threads(&self.executor)
-    }
-
-    fn staging_bytes(&self) -> u64 {
-        self.rings.iter().map(|ring| ring.bytes()).sum()
+    fn start(&self, route: &Route) -> Result<()> {
+        start_threads(&self.executor)?;
+        if transload_core::mutant!("transfer/prepare-fills-ring") {
+            return Ok(());
+        }
+        self.rings.get_or_create(&route.backend, route.lane).fill()
     }
 
     fn drain(&self) -> Result<()> {
         self.executor.drain()?;
-        // Copied first: releasing calls the backend.
-        let rings: Vec<_> = self.rings.iter().map(|ring| Arc::clone(&ring)).collect();
-        rings.iter().for_each(|ring| ring.release());
+        self.rings.release();
         Ok(())
     }
 }
@@ -168,7 +154,7 @@ pub(super) fn start_threads(executor: &Executor) -> Result<()> {
 /// [`ErrorKind::Busy`](transload_core::ErrorKind::Busy) if a host view is open on a range; the conflict;
 /// [`ErrorKind::Io`](transload_core::ErrorKind::Io) if the system refuses the first thread.
 pub(super) fn start_staged(
-    ring: Arc<StagingRing>,
+    hold: RingHold,
     request: &TransferRequest<'_>,
     (kind, in_place): (StagedKind, bool),
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
@@ -187,7 +173,7 @@ pub(super) fn start_staged(
     let after = claims.after().iter().cloned().collect();
     let both = (src.clone(), dst.clone());
     let orders = (request.id(), request.options.priority);
-    StagedTransfer::new(both, (kind, in_place), backends, after, ring, orders, Arc::clone(&end)).start()?;
+    StagedTransfer::new(both, (kind, in_place), backends, after, hold, orders, Arc::clone(&end)).start()?;
     let fence = claims.inherit(Fence::new(end as Arc<dyn Timeline>, 1));
     // SAFETY: the transfer touches the ranges only after its dependencies are complete, and its timeline completes
     // after its last copy.

@@ -12,8 +12,9 @@ use transload_executor::Executor;
 
 use crate::{
     TransferOptions,
-    attempt::Extras,
+    attempt::{Extras, Staging},
     planning::{registry::Registered, request::PlanInput},
+    staging::StagingRings,
 };
 
 mod direct_copy;
@@ -25,10 +26,10 @@ mod zero_copy;
 
 /// Creates every method, in the order of [`TransferMethod::ALL`]: of two with equal costs the first is chosen. Each
 /// manager has its own, with their threads, pinned memory and verified pairs.
-pub(crate) fn all(executor: Executor, staging_limit: Option<u64>) -> [Arc<dyn Method>; 5] {
+pub(crate) fn all(executor: Executor, rings: &Arc<StagingRings>) -> [Arc<dyn Method>; 5] {
     [
         Arc::new(direct_copy::DirectCopy),
-        Arc::new(host_staged::HostStaged::new(executor.clone(), staging_limit)),
+        Arc::new(host_staged::HostStaged::new(executor.clone(), rings)),
         Arc::new(unified_memory::UnifiedMemory::new(executor)),
         Arc::new(peer_to_peer::PeerToPeer::default()),
         Arc::new(zero_copy::ZeroCopy),
@@ -57,11 +58,12 @@ pub(crate) trait Method: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Starts its threads, so that no submission has to.
+    /// Starts its threads, and allocates what its transfers on the route need, so that no submission has to.
     ///
     /// # Errors
-    /// The operating system's.
-    fn start(&self) -> Result<()> {
+    /// The operating system's, or the backend's.
+    fn start(&self, route: &Route) -> Result<()> {
+        let _ = route;
         Ok(())
     }
 
@@ -99,11 +101,6 @@ pub(crate) trait Method: Send + Sync + 'static {
         None
     }
 
-    /// Returns how many bytes of staging buffers it holds.
-    fn staging_bytes(&self) -> u64 {
-        0
-    }
-
     /// Waits for its own tasks, and releases cached memory.
     ///
     /// # Errors
@@ -117,7 +114,8 @@ pub(crate) trait Method: Send + Sync + 'static {
     /// warm.
     ///
     /// # Errors
-    /// The queue's; the conflict, if the request must not block the thread. On an error nothing was submitted.
+    /// The queue's; the conflict, if the request must not block the thread. On an error nothing was submitted; after an
+    /// [`ErrorKind::OutOfMemory`](transload_core::ErrorKind::OutOfMemory) of HostStaged the next best method is tried.
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError>;
 }
 
@@ -181,6 +179,11 @@ pub(crate) struct TransferRequest<'a> {
 impl<'a> TransferRequest<'a> {
     pub(crate) fn id(&self) -> Option<TransferId> {
         self.extras.and_then(|extras| extras.id)
+    }
+
+    /// Whether no other method is left, so that memory which was short a moment ago is tried again.
+    fn insists(&self) -> bool {
+        self.extras.is_some_and(|extras| extras.staging == Staging::LastResort)
     }
 
     /// If there is a task, its turns: conflicting work that a queue cannot wait for is returned then. Otherwise the calling

@@ -98,10 +98,10 @@ impl Method for UnifiedMemory {
             }
         };
         let backends = smallvec![Arc::clone(&route.backend)];
-        start_staged(Arc::clone(&self.ring), request, (kind, false), backends, route.lane)
+        start_staged(self.ring.hold(false)?, request, (kind, false), backends, route.lane)
     }
 
-    fn start(&self) -> Result<()> {
+    fn start(&self, _: &Route) -> Result<()> {
         start_threads(&self.executor)
     }
 

@@ -78,8 +78,10 @@ impl Excluded {
     fn reason(self, method: TransferMethod) -> Option<RejectReason> {
         let on_queue = self.unsuited & ON_QUEUE != 0;
         let unsuited = if on_queue { RejectReason::NotOnQueue } else { RejectReason::NotRecordable };
+        let is_peer = method == TransferMethod::PeerToPeer;
+        let declined = if is_peer { RejectReason::PeerUnverified } else { RejectReason::NoStagingMemory };
         let reasons = [
-            (self.declined, RejectReason::PeerUnverified),
+            (self.declined, declined),
             (self.forbidden, RejectReason::Forbidden),
             (self.unmapped, RejectReason::NotMapped),
             (self.unsuited, unsuited),

@@ -23,6 +23,7 @@ use crate::{
         planner::PathRoutes,
     },
     report_events,
+    staging::StagingRings,
     stats::path_stats::StatsTable,
 };
 
@@ -43,6 +44,7 @@ impl Registered {
 /// under a lock that another thread waits for.
 pub(crate) struct Registry {
     methods: [Arc<dyn Method>; 5],
+    pub(crate) rings: Arc<StagingRings>,
     engines: EngineQueues,
     pub(crate) stats: StatsTable,
     context: Arc<ManagerContext>,
@@ -145,9 +147,14 @@ struct State {
 }
 
 impl Registry {
-    pub(crate) fn new(context: Arc<ManagerContext>, methods: [Arc<dyn Method>; 5]) -> Self {
+    pub(crate) fn new(
+        context: Arc<ManagerContext>,
+        methods: [Arc<dyn Method>; 5],
+        rings: Arc<StagingRings>,
+    ) -> Self {
         Self {
             methods,
+            rings,
             engines: EngineQueues::default(),
             stats: StatsTable::default(),
             context,
@@ -232,10 +239,6 @@ impl Registry {
     /// Those of [`Method::drain`].
     pub(crate) fn drain_methods(&self) -> Result<()> {
         self.methods.iter().try_for_each(|method| method.drain())
-    }
-
-    pub(crate) fn staging_bytes(&self) -> u64 {
-        self.methods.iter().map(|method| method.staging_bytes()).sum()
     }
 
     pub(crate) fn forget_routes(&self) {

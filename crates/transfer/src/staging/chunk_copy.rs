@@ -108,14 +108,21 @@ impl ChunkCopy {
             Ok(()) => ChunkEvent::Completed,
             Err(error) => ChunkEvent::Failed(error),
         });
-        let is_last = transfer.finish_chunk(outcome);
-        // A caller that completes the transfer, or helps it, takes no chunk of another one.
-        let mine = (!is_last && matches!(waits, WaitMode::Task(_))).then_some(transfer.priority);
+        transfer.note(outcome);
+        // A caller that helps the transfer takes no chunk of another one.
+        let mine = matches!(waits, WaitMode::Task(_)).then_some(transfer.priority);
+        // Before the chunk counts as finished, so that all buffers are back at the transfer's end.
         let next = transfer.ring.return_buffer(buffer, mine);
-        if is_last {
-            transfer.end(waits).await;
+        // The caller of the last chunk must end the transfer.
+        if !transfer.chunks.finish() {
+            return next;
         }
-        next
+        if let Some(next) = next {
+            // Not after the end, which may have to wait.
+            transfer.ring.spawn(next);
+        }
+        transfer.end(waits).await;
+        None
     }
 
     async fn transfer_chunk(&mut self, waits: WaitMode<'_>) -> Result<()> {

@@ -2,7 +2,9 @@
 
 mod chunk_copy;
 mod chunks;
+mod memory;
 mod ring;
+mod rings;
 mod staged_transfer;
 mod stream_copy;
 mod timeline;
@@ -12,8 +14,10 @@ use std::{sync::OnceLock, thread};
 
 pub(crate) use chunk_copy::StagedKind;
 pub(crate) use chunks::{chunk_for, chunks_of};
+pub use memory::StagingMemory;
 pub use ring::STAGING_BUFFER;
-pub(crate) use ring::StagingRing;
+pub(crate) use ring::{RingHold, StagingRing};
+pub(crate) use rings::StagingRings;
 pub(crate) use staged_transfer::StagedTransfer;
 pub(crate) use timeline::StagedTimeline;
 

@@ -18,7 +18,7 @@ use transload_core::{
 };
 
 use super::{
-    StagedKind, StagedTimeline, StagingRing,
+    RingHold, StagedKind, StagedTimeline, StagingRing,
     chunk_copy::ChunkCopy,
     chunks::{Chunks, chunk_for},
     default_workers,
@@ -40,6 +40,8 @@ pub(crate) struct StagedTransfer {
     /// Whether a copy kernel copies from and to the staging buffers.
     pub(super) in_place: bool,
     pub(super) ring: Arc<StagingRing>,
+    /// `Some` until the end.
+    hold: Mutex<Option<RingHold>>,
     pub(super) priority: StreamPriority,
     /// Backends to attach a thread to before it calls them.
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
@@ -61,12 +63,13 @@ impl StagedTransfer {
         (kind, in_place): (StagedKind, bool),
         backends: SmallVec<[Arc<dyn Backend>; 2]>,
         dependencies: SmallVec<[Fence; 8]>,
-        ring: Arc<StagingRing>,
+        hold: RingHold,
         (id, priority): (Option<TransferId>, StreamPriority),
         timeline: Arc<StagedTimeline>,
     ) -> Arc<Self> {
         let chunks = Chunks::new(src.len(), chunk_for(src.len(), default_workers()));
         let (buffers_in_use, pending, started_at) = (AtomicUsize::new(0), Mutex::default(), OnceLock::new());
+        let (ring, hold) = (Arc::clone(&hold), Mutex::new(Some(hold)));
         let transfer = Self {
             id,
             src,
@@ -74,6 +77,7 @@ impl StagedTransfer {
             kind,
             in_place,
             ring,
+            hold,
             priority,
             backends,
             dependencies,
@@ -141,21 +145,22 @@ impl StagedTransfer {
         self.chunks.left_to_take().min(most.saturating_sub(buffers_in_use))
     }
 
-    /// Counts a taken chunk as finished. Returns `true` for the last one, whose caller must [end](Self::end) the
-    /// transfer.
-    pub(super) fn finish_chunk(&self, outcome: Result<()>) -> bool {
+    /// Keeps the error of a chunk, after which no further one is taken.
+    pub(super) fn note(&self, outcome: Result<()>) {
         if let Err(error) = outcome {
             self.timeline.fail(error);
             self.chunks.cancel();
             self.ring.forget(self);
         }
-        self.chunks.finish()
     }
 
     /// Fails the transfer. The caller holds no chunk.
     pub(super) async fn fail(&self, error: Error) {
-        if self.chunks.take().is_some() && self.finish_chunk(Err(error)) {
-            self.end(WaitMode::Task(self.ring.executor())).await;
+        if self.chunks.take().is_some() {
+            self.note(Err(error));
+            if self.chunks.finish() {
+                self.end(WaitMode::Task(self.ring.executor())).await;
+            }
         }
     }
 
@@ -167,6 +172,8 @@ impl StagedTransfer {
         {
             self.timeline.fail(error);
         }
+        // Before, so that who saw the end finds the ring unused.
+        drop(self.hold.lock().take());
         self.timeline.complete(self.started_at.get().map(Instant::elapsed).unwrap_or_default());
     }
 

@@ -12,15 +12,14 @@ fn drain_returns_dropped_staged_failure_once() {
     within("drains after a dropped transfer failed", || {
         let (manager, backend) = with(Mock::default());
         let (src, dst) = pair(&manager, 5 * MIB);
-        backend.fail_pinned(0, u64::MAX, 1);
+        backend.fail_next(ErrorKind::Device);
         drop(stage(&manager, &src, &dst));
         let error = manager.drain().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Device, "{error}");
         manager.drain().unwrap();
         let path = TransferPath::new(src.place(), dst.place());
         let stats = manager.stats_for(path, SizeClass::UpTo16MiB);
         assert_eq!((stats[0].transfers, stats[0].failures, stats[0].abandoned), (0, 1, 1));
-        backend.fail_pinned(0, 0, 0);
         drop(stage(&manager, &src, &dst));
         manager.drain().unwrap();
         let stats = manager.stats_for(path, SizeClass::UpTo16MiB);

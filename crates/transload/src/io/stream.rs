@@ -5,7 +5,7 @@ use std::{collections::VecDeque, fmt, future::Future};
 use transload_core::{
     Buffer, Error, ErrorKind, MemoryKind, Pod, RawBuffer, Result, Transfer, events::report,
 };
-use transload_transfer::{CrossBackendTransferManager, TransferOptions};
+use transload_transfer::{CrossBackendTransferManager, StagingMemory, TransferOptions};
 
 use super::{ByteSink, ByteSource};
 use crate::{Runtime, staging};
@@ -39,7 +39,8 @@ impl StreamOptions {
         self
     }
 
-    /// Sets the most staging buffers; 3 by default. With the chunk's size they bound the host memory of a stream.
+    /// Sets the most staging buffers; 3 by default. With the chunk's size they bound the host memory of a stream. Pinned ones count
+    /// as [`Resources::staging_bytes`](crate::Resources::staging_bytes); beyond the limit of these they are pageable.
     pub fn buffers(mut self, count: usize) -> Self {
         self.buffers = count;
         self
@@ -152,7 +153,7 @@ struct Stream {
     options: StreamOptions,
     /// The memory that is read or written.
     memory: RawBuffer,
-    free: Vec<RawBuffer>,
+    free: Vec<StagingMemory>,
     /// In the order of their bytes.
     in_flight: VecDeque<Chunk>,
     /// See [`StreamError::bytes`].
@@ -161,7 +162,7 @@ struct Stream {
 
 /// A transfer and the staging buffer that it uses.
 struct Chunk {
-    staging: RawBuffer,
+    staging: StagingMemory,
     bytes: usize,
     transfer: Transfer,
 }
@@ -185,22 +186,22 @@ impl Stream {
         let mut at = 0;
         while at < self.memory.len() {
             let left = self.memory.len() - at;
-            let staging = match in_place {
-                true => self.memory.slice(at..at + self.options.chunk.min(left))?,
-                false => {
-                    self.recover().await?;
-                    let Some(buffer) = self.staging_buffer().await? else { continue };
-                    buffer
-                }
-            };
-            let most = staging.len().min(left);
-            let (bytes, more) = read_up_to(source, &staging, most).await;
-            if in_place {
+            let (bytes, more) = if in_place {
+                let most = self.options.chunk.min(left);
+                let (bytes, more) = read_up_to(source, &self.memory.slice(at..at + most)?, most).await;
                 self.moved += bytes as u64;
-            } else if bytes > 0 {
-                let (from, to) = (staging.slice(..bytes)?, self.memory.slice(at..at + bytes)?);
-                self.start(staging, &from, &to).await;
-            }
+                (bytes, more)
+            } else {
+                self.recover().await?;
+                let Some(staging) = self.staging_buffer().await? else { continue };
+                let most = staging.len().min(left);
+                let (bytes, more) = read_up_to(source, &staging, most).await;
+                if bytes > 0 {
+                    let (from, to) = (staging.slice(..bytes)?, self.memory.slice(at..at + bytes)?);
+                    self.start(staging, &from, &to).await;
+                }
+                (bytes, more)
+            };
             at += bytes;
             if !more? {
                 break;
@@ -260,7 +261,7 @@ impl Stream {
         outcome.map(|()| bytes).map_err(|cause| StreamError { bytes, cause })
     }
 
-    async fn start(&mut self, staging: RawBuffer, from: &RawBuffer, to: &RawBuffer) {
+    async fn start(&mut self, staging: StagingMemory, from: &RawBuffer, to: &RawBuffer) {
         let copy = self.manager.copy(from, to).options(self.options.transfer);
         let transfer = copy.submit_async().await;
         self.in_flight.push_back(Chunk { staging, bytes: from.len(), transfer });
@@ -291,15 +292,15 @@ impl Stream {
     }
 
     /// Returns a free buffer, or a new one. `None` if there is no more memory, but a buffer in flight, which will be free.
-    async fn staging_buffer(&mut self) -> Result<Option<RawBuffer>> {
+    async fn staging_buffer(&mut self) -> Result<Option<StagingMemory>> {
         if let Some(buffer) = self.free.pop() {
             return Ok(Some(buffer));
         }
         let device = self.memory.place().device;
-        let mut kind = staging::kind_for(&self.manager, device);
+        let (mut kind, chunk) = (staging::kind_for(&self.manager, device), self.options.chunk);
         loop {
             let (manager, bytes) = (self.manager.clone(), self.options.chunk);
-            let allocate = move || staging::allocate(&manager, device, kind, bytes);
+            let allocate = move || manager.allocate_staging(device, kind, bytes);
             match self.manager.spawn_blocking(allocate).await? {
                 Err(error) if error.kind() == ErrorKind::OutOfMemory && kind == MemoryKind::Pinned => {
                     report::pages_declined("pinned staging memory", None, &error);
@@ -309,7 +310,7 @@ impl Stream {
                     } else if bytes > MIN_PINNED {
                         self.options.chunk = (bytes / 2).max(MIN_PINNED);
                     } else {
-                        kind = MemoryKind::Pageable;
+                        (kind, self.options.chunk) = (MemoryKind::Pageable, chunk);
                     }
                 }
                 outcome => return outcome.map(Some),

@@ -114,7 +114,9 @@ impl LoadOptions {
     setters! {
         /// Sets the maximum bytes read and transferred at once; 16 MiB by default.
         chunk: usize;
-        /// Sets the maximum number of staging buffers of that size; 4 by default. Together they bound the host memory of a load.
+        /// Sets the maximum number of staging buffers of that size; 4 by default, fewer (at least two) if memory is short. Together
+        /// they bound the host memory of a load. Pinned ones count as
+        /// [`Resources::staging_bytes`](crate::Resources::staging_bytes); beyond the limit of these they are pageable.
         /// For host destinations there are no staging buffers unless [`staging`](Self::staging) is set; this is then
         /// how many chunks are read concurrently.
         buffers: usize;

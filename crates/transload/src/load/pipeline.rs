@@ -3,8 +3,8 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use transload_core::{MemoryKind, RawBuffer, Result, Transfer};
-use transload_transfer::CrossBackendTransferManager;
+use transload_core::{ErrorKind, MemoryKind, RawBuffer, Result, Transfer};
+use transload_transfer::{CrossBackendTransferManager, StagingMemory};
 
 use super::{
     hashes::Hashes,
@@ -39,7 +39,7 @@ struct PendingChunk {
 
 /// A staging buffer, and the transfer that uses it.
 pub(super) struct RingBuffer {
-    pub(super) buffer: RawBuffer,
+    pub(super) buffer: StagingMemory,
     pub(super) transfer: Option<Transfer>,
 }
 
@@ -202,6 +202,7 @@ impl RingBuffer {
     }
 }
 
+/// Allocates `count` buffers, or fewer if memory is short, but at least two.
 fn ring(
     manager: &CrossBackendTransferManager,
     options: &LoadOptions,
@@ -209,9 +210,14 @@ fn ring(
     count: usize,
     bytes: usize,
 ) -> Result<VecDeque<RingBuffer>> {
-    let buffer = |_| {
-        let made = staging::allocate(manager, options.place.device, kind, bytes);
-        made.map(|buffer| RingBuffer { buffer, transfer: None })
-    };
-    (0..count).map(buffer).collect()
+    let mut ring = VecDeque::with_capacity(count);
+    while ring.len() < count {
+        match manager.allocate_staging(options.place.device, kind, bytes) {
+            Ok(buffer) => ring.push_back(RingBuffer { buffer, transfer: None }),
+            // One is read while the other is in flight.
+            Err(error) if error.kind() == ErrorKind::OutOfMemory && ring.len() >= 2 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(ring)
 }

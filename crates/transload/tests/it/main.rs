@@ -26,6 +26,8 @@ mod lanes;
 mod limits;
 #[cfg(feature = "safetensors")]
 mod load;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod pinned;
 #[path = "../../../streams/tests/it/support/programs.rs"]
 mod programs;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]

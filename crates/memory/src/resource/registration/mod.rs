@@ -27,7 +27,7 @@ use self::{
     table::{Plan, Request, Table},
 };
 use super::host_registration::{HostRegistration, READ_ONLY};
-use crate::{CudaFeature, CudaMemoryManager, lift};
+use crate::{CudaFeature, CudaMemoryManager, lift, pinned_limit::Pinned};
 
 /// Registers host memory and caches the registrations, up to a limit in bytes, evicting the least recently used. Memory
 /// without a buffer gets one from [`HostBytes`](transload_core::HostBytes).
@@ -275,7 +275,7 @@ impl RegistrationCache {
         let alloc = self.manager.alloc_context();
         let bytes = request.range.end - request.range.start;
         let flags = if request.writable || !self.can_register_read_only { 0 } else { READ_ONLY };
-        let counted = alloc.counts.add_pinned(bytes)?;
+        let counted = alloc.counts.add_pinned(bytes, Pinned::Registered)?;
         // SAFETY: every byte of the range belongs to one of the owners, which are kept alive.
         let registration = unsafe {
             HostRegistration::new(alloc.context, request.range.start, bytes, flags, Box::new(owners.clone()))

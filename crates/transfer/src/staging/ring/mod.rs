@@ -1,32 +1,26 @@
 //! A device's staging buffers, bounded in number, which waiting transfers get round-robin.
 
-use std::{collections::VecDeque, mem, ptr::NonNull, sync::Arc, time::Instant};
+mod allocation;
+mod buffer;
+mod hold;
+mod reservation;
 
-use parking_lot::Mutex;
+use std::{collections::VecDeque, sync::Arc};
+
+use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
-use transload_core::{
-    Access, Backend, Claims, DeviceId, Error, ErrorKind, Fence, MemoryKind, RawBuffer, Result, StreamPriority,
-};
+use transload_core::{Backend, DeviceId, Error, Fence, StreamPriority};
 use transload_executor::{BlockingKey, Executor};
 
+pub(super) use buffer::StagingBuffer;
+pub(crate) use hold::RingHold;
+pub(crate) use reservation::Reservation;
+
 use super::{StagedTransfer, chunk_copy::ChunkCopy};
-use crate::report_events;
 
 /// Size of a staging buffer in bytes: 4 MiB. Separate copies of that size reach 0.97 of a link's rate.
 pub const STAGING_BUFFER: u64 = 4 << 20;
 pub(super) const CAPACITY: usize = STAGING_BUFFER as usize;
-
-/// Dispatches after a shortage of pinned memory during which no buffer is allocated.
-const BACKOFF_TURNS: u32 = 256;
-
-/// Pinned memory for one chunk. Unused while it is in the ring.
-pub(super) struct StagingBuffer {
-    /// The memory and its host address; `None` in a ring without memory.
-    memory: Option<(RawBuffer, NonNull<u8>)>,
-}
-
-// SAFETY: the address is that of the buffer, which is Send; the holder of a staging buffer is its only user.
-unsafe impl Send for StagingBuffer {}
 
 /// The staging buffers of one device. Returning one yields the next chunk, of the next transfer, so no task waits for a
 /// buffer.
@@ -35,9 +29,15 @@ pub(crate) struct StagingRing {
     source: Option<(Arc<dyn Backend>, DeviceId)>,
     executor: Executor,
     most: usize,
+    /// The most bytes of the device's staging buffers, those outside the ring included, if limited.
+    limit: Option<u64>,
     /// Bounds the threads that pin memory concurrently.
     pinning: BlockingKey,
+    /// Held by the thread that allocates the first buffer.
+    first: Mutex<()>,
     state: Mutex<State>,
+    /// Notified when the allocation of a buffer ends.
+    allocated: Condvar,
 }
 
 #[derive(Default)]
@@ -50,32 +50,48 @@ struct State {
     transfers: [VecDeque<Arc<StagedTransfer>>; 3],
     /// Dispatches until another buffer may be allocated.
     backoff: u32,
+    /// Transfers until the first buffer may be allocated.
+    skips: u32,
+    /// Why the latest allocation failed.
+    shortage: Option<Error>,
+    /// Transfers that need a buffer to be left.
+    holds: usize,
+    /// Bytes of staging buffers outside the ring.
+    reserved: u64,
 }
 
 impl StagingRing {
     pub(crate) fn new(
         executor: &Executor,
-        backend: &Arc<dyn Backend>,
-        device: DeviceId,
+        source: Option<(Arc<dyn Backend>, DeviceId)>,
         most: usize,
+        limit: Option<u64>,
     ) -> Self {
-        let pinning = BlockingKey::new(most.div_ceil(2));
-        let (source, executor) = (Some((Arc::clone(backend), device)), executor.clone());
-        Self { source, executor, most: most.max(1), pinning, state: Mutex::default() }
+        Self {
+            source,
+            executor: executor.clone(),
+            most: most.max(1),
+            limit,
+            pinning: BlockingKey::new(most.div_ceil(2)),
+            first: Mutex::default(),
+            state: Mutex::default(),
+            allocated: Condvar::new(),
+        }
     }
 
     /// Creates a ring for transfers that need no staging memory, which bounds the chunks copied concurrently.
     pub(crate) fn without_memory(executor: &Executor, most: usize) -> Self {
-        let free: Vec<_> = (0..most.max(1)).map(|_| StagingBuffer { memory: None }).collect();
-        let (most, pinning) = (free.len(), BlockingKey::new(1));
-        let state = Mutex::new(State { free, allocated: most, ..State::default() });
-        Self { source: None, executor: executor.clone(), most, pinning, state }
+        let mut ring = Self::new(executor, None, most, None);
+        let state = ring.state.get_mut();
+        state.free.extend((0..ring.most).map(|_| StagingBuffer::without_memory()));
+        state.allocated = ring.most;
+        ring
     }
 
-    /// Returns the bytes of the staging buffers that exist or are being allocated.
+    /// Returns the bytes of the device's staging buffers that exist or are being allocated, those outside the ring included.
     pub(crate) fn bytes(&self) -> u64 {
-        let allocated = self.state.lock().allocated;
-        if self.source.is_some() { allocated as u64 * STAGING_BUFFER } else { 0 }
+        let state = self.state.lock();
+        state.allocated as u64 * STAGING_BUFFER + state.reserved
     }
 
     pub(super) fn executor(&self) -> &Executor {
@@ -110,6 +126,12 @@ impl StagingRing {
             return None;
         }
         self.dispatch(mine, |state| state.free.push(buffer))
+    }
+
+    /// Copies a chunk, and then further ones, in a task of its own.
+    pub(super) fn spawn(&self, chunk: ChunkCopy) {
+        // Cannot fail: the transfer was started by a thread of the executor.
+        let _always = self.executor.spawn_detached(chunk.priority(), chunk.run());
     }
 
     /// Recovers the buffer of a task that ended early. If `copies` may still use it, its memory is freed after them
@@ -155,7 +177,8 @@ impl StagingRing {
         while let Some(next) = state.next(&mut finished) {
             copies.push(next);
         }
-        let to_allocate = state.reserve_allocations(self.most);
+        let most = self.most_now(&state);
+        let to_allocate = state.reserve_allocations(most);
         drop(state);
         (0..to_allocate).for_each(|_| self.allocate_another());
         copies.iter_mut().for_each(|next| next.start(false));
@@ -170,43 +193,6 @@ impl StagingRing {
         }
         own
     }
-
-    /// Allocates a buffer, already counted, on a blocking thread.
-    fn allocate_another(self: &Arc<Self>) {
-        let making =
-            PendingBuffer { ring: Arc::clone(self), outcome: Err(unavailable("nothing could make it")) };
-        drop(self.executor.spawn_blocking(&self.pinning, move || {
-            let mut making = making;
-            let begun = Instant::now();
-            making.outcome = making.ring.allocate();
-            if let (Ok(_), Some((_, device))) = (&making.outcome, &making.ring.source) {
-                let buffers = making.ring.state.lock().allocated;
-                report_events::ring_grown(*device, buffers, begun.elapsed());
-            }
-        }));
-    }
-
-    fn allocate(&self) -> Result<StagingBuffer> {
-        let Some((backend, device)) = &self.source else { return Err(unavailable("this ring has none")) };
-        let _attached = backend.attach_thread();
-        let buffer = backend.allocate(*device, MemoryKind::Pinned, CAPACITY)?;
-        match buffer.host_address() {
-            Some(address) => Ok(StagingBuffer { memory: Some((buffer, address)) }),
-            None => Err(unavailable("the host cannot address the pinned memory")),
-        }
-    }
-
-    /// Frees the unused buffers.
-    pub(crate) fn release(&self) {
-        let mut state = self.state.lock();
-        let free = mem::take(&mut state.free);
-        state.allocated -= free.len();
-        drop(state);
-    }
-}
-
-fn unavailable(why: &str) -> Error {
-    Error::new(ErrorKind::Unsupported, format!("no staging buffer: {why}"))
 }
 
 impl State {
@@ -247,93 +233,5 @@ impl State {
             StreamPriority::Low => low,
         };
         enter(transfers, transfer);
-    }
-
-    /// Returns the number of buffers to allocate, and counts them as being allocated.
-    fn reserve_allocations(&mut self, most: usize) -> usize {
-        let room = most.saturating_sub(self.allocated);
-        if room == 0 || (self.backoff > 0 && self.allocated > 0) {
-            self.backoff = self.backoff.saturating_sub(1);
-            return 0;
-        }
-        let mut wanted = 0;
-        for transfer in self.transfers.iter().flatten() {
-            wanted += transfer.buffers_wanted();
-            if wanted >= room + self.allocating {
-                break;
-            }
-        }
-        // At most doubles the buffers: a driver serialises pinning, and the first chunks would wait for all.
-        let at_once = (self.allocated - self.allocating).max(1);
-        let to_allocate = wanted.min(at_once).saturating_sub(self.allocating).min(room);
-        self.allocated += to_allocate;
-        self.allocating += to_allocate;
-        to_allocate
-    }
-}
-
-/// A buffer being allocated. Its drop reports the outcome, even after a panic.
-struct PendingBuffer {
-    ring: Arc<StagingRing>,
-    outcome: Result<StagingBuffer>,
-}
-
-impl Drop for PendingBuffer {
-    fn drop(&mut self) {
-        let outcome = mem::replace(&mut self.outcome, Err(unavailable("it was taken")));
-        let ring = &self.ring;
-        let error = match outcome {
-            Ok(made) => {
-                let _none = ring.dispatch(None, |state| {
-                    state.allocating -= 1;
-                    state.free.push(made);
-                });
-                return;
-            }
-            Err(error) => error,
-        };
-        let mut state = ring.state.lock();
-        state.allocating -= 1;
-        state.allocated -= 1;
-        // Go on with the existing buffers, if any.
-        state.backoff = BACKOFF_TURNS;
-        let waiting = if state.allocated == 0 { mem::take(&mut state.transfers) } else { Default::default() };
-        let allocated = state.allocated;
-        drop(state);
-        if let Some((_, device)) = &ring.source {
-            report_events::ring_limited(*device, allocated, ring.most, &error);
-        }
-        for transfer in waiting.into_iter().flatten() {
-            let error = error.clone();
-            let failing = async move { transfer.fail(error).await };
-            let _always = ring.executor.spawn_detached(StreamPriority::Normal, failing);
-        }
-    }
-}
-
-impl StagingBuffer {
-    /// Frees the memory once all copies that use it are complete. They may complete in any order if a device is lost,
-    /// so each is recorded as a read, which replaces no other.
-    fn free_after(self, copies: &[Fence]) {
-        let Some((buffer, _)) = &self.memory else { return };
-        for copy in copies {
-            match Claims::acquire(&mut [(buffer, Access::Read)]) {
-                // SAFETY: earlier claims were reads, so there is nothing to wait for and no use is replaced.
-                Ok(claims) => unsafe { claims.commit(copy) },
-                // Unreachable: there is no other user of the buffer.
-                Err(_) => mem::forget(buffer.clone()),
-            }
-        }
-    }
-
-    /// Returns the first `bytes` bytes and their host address.
-    ///
-    /// # Errors
-    /// [`ErrorKind::OutOfRange`] for more than a staging buffer has.
-    pub(super) fn slice(&self, bytes: usize) -> Result<(RawBuffer, NonNull<u8>)> {
-        match &self.memory {
-            Some((buffer, address)) => Ok((buffer.slice(..bytes)?, *address)),
-            None => Err(unavailable("this ring has none")),
-        }
     }
 }

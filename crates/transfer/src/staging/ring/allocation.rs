@@ -1,0 +1,245 @@
+//! Allocates and releases staging buffers.
+
+use std::{
+    cell::Cell,
+    mem,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use transload_core::{Error, ErrorKind, MemoryKind, PinnedCache, Result, StreamPriority};
+
+use super::{CAPACITY, STAGING_BUFFER, StagingBuffer, StagingRing, State};
+use crate::report_events;
+
+/// Dispatches after a shortage of pinned memory during which no further buffer is allocated.
+const BACKOFF_TURNS: u32 = 256;
+/// Transfers after a shortage that do not try to allocate the first buffer, but use another method.
+const SKIPPED_TRANSFERS: u32 = 16;
+/// How long a thread that is short of pinned memory waits for buffers that are being allocated.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What a thread allocates for a ring.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Allocating {
+    /// The buffer without which no transfer can be staged.
+    First,
+    /// One more: worth no other ring's buffers.
+    Another,
+}
+
+thread_local! {
+    static ALLOCATING: Cell<Option<Allocating>> = const { Cell::new(None) };
+}
+
+pub(super) fn unavailable(why: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("no staging buffer: {why}"))
+}
+
+impl StagingRing {
+    /// Returns whether a transfer can be staged without allocating a buffer first.
+    pub(crate) fn has_buffer(&self) -> bool {
+        self.state.lock().has_buffer(self.most)
+    }
+
+    /// Allocates the first buffer if there is none.
+    ///
+    /// # Errors
+    /// The backend's. Unless `insist`, some transfers after a shortage get its error without a further try.
+    pub(super) fn allocate_first(self: &Arc<Self>, insist: bool) -> Result<()> {
+        let _one_thread = self.first.lock();
+        let mut state = self.state.lock();
+        if state.has_buffer(self.most) {
+            return Ok(());
+        }
+        if !insist
+            && state.skips > 0
+            && let Some(error) = state.shortage.clone()
+        {
+            state.skips -= 1;
+            return Err(error);
+        }
+        state.count_allocations(1);
+        drop(state);
+        self.allocate_now(Allocating::First)
+    }
+
+    /// Allocates all buffers that the ring may have, as far as pinned memory suffices.
+    ///
+    /// # Errors
+    /// The backend's, unless there is too little pinned memory.
+    pub(crate) fn fill(self: &Arc<Self>) -> Result<()> {
+        loop {
+            let _one_thread = self.first.lock();
+            let mut state = self.state.lock();
+            if state.allocated >= self.most_now(&state) {
+                return Ok(());
+            }
+            let what = if state.allocated == 0 { Allocating::First } else { Allocating::Another };
+            state.count_allocations(1);
+            drop(state);
+            match self.allocate_now(what) {
+                Err(error) if error.kind() == ErrorKind::OutOfMemory => return Ok(()),
+                outcome => outcome?,
+            }
+        }
+    }
+
+    /// Allocates a buffer, already counted, on a blocking thread.
+    pub(super) fn allocate_another(self: &Arc<Self>) {
+        let mut making = PendingBuffer::new(self);
+        drop(self.executor.spawn_blocking(&self.pinning, move || making.allocate(Allocating::Another)));
+    }
+
+    /// Allocates a buffer, already counted, on the calling thread.
+    fn allocate_now(self: &Arc<Self>, what: Allocating) -> Result<()> {
+        let mut making = PendingBuffer::new(self);
+        making.allocate(what);
+        making.outcome.as_ref().map(|_| ()).map_err(Error::clone)
+    }
+
+    fn allocate(&self, what: Allocating) -> Result<StagingBuffer> {
+        let Some((backend, device)) = &self.source else { return Err(unavailable("this ring has none")) };
+        let _attached = backend.attach_thread();
+        let before = ALLOCATING.replace(Some(what));
+        let buffer = backend.allocate(*device, MemoryKind::Pinned, CAPACITY);
+        ALLOCATING.set(before);
+        StagingBuffer::new(buffer?)
+    }
+
+    /// Frees the unused buffers.
+    pub(crate) fn release(&self) {
+        let freed = self.state.lock().take_free(0, usize::MAX);
+        drop(freed);
+    }
+
+    /// Returns the most buffers that the ring may have now, at least one.
+    pub(super) fn most_now(&self, state: &State) -> usize {
+        let Some(limit) = self.limit else { return self.most };
+        let room = limit.saturating_sub(state.reserved) / STAGING_BUFFER;
+        usize::try_from(room).unwrap_or(usize::MAX).clamp(1, self.most)
+    }
+}
+
+impl PinnedCache for StagingRing {
+    /// Frees the unused buffers, but the last one only if no transfer needs it.
+    fn release_unused(&self) -> u64 {
+        let allocating = ALLOCATING.get();
+        if allocating == Some(Allocating::Another) {
+            return 0;
+        }
+        let mut state = self.state.lock();
+        if allocating.is_none() {
+            let end = Instant::now() + PATIENCE;
+            while state.allocating > 0 && !self.allocated.wait_until(&mut state, end).timed_out() {}
+        }
+        let keep = usize::from(state.holds > 0);
+        let freed = state.take_free(keep, usize::MAX);
+        drop(state);
+        freed.len() as u64 * STAGING_BUFFER
+    }
+}
+
+impl State {
+    /// Returns whether there is a buffer, or all that there may be are being allocated.
+    fn has_buffer(&self, most: usize) -> bool {
+        self.allocated > self.allocating || self.allocated >= most
+    }
+
+    fn count_allocations(&mut self, buffers: usize) {
+        self.allocated += buffers;
+        self.allocating += buffers;
+    }
+
+    /// Returns how many free buffers can be taken out if one is left.
+    pub(super) fn removable(&self) -> usize {
+        let existing = self.allocated - self.allocating;
+        self.free.len().min(existing.saturating_sub(1))
+    }
+
+    /// Takes up to `most` free buffers out of the ring, which has `keep` left, for the caller to drop outside the lock.
+    pub(super) fn take_free(&mut self, keep: usize, most: usize) -> Vec<StagingBuffer> {
+        let existing = self.allocated - self.allocating;
+        let count = self.free.len().min(existing.saturating_sub(keep)).min(most);
+        self.allocated -= count;
+        self.free.split_off(self.free.len() - count)
+    }
+
+    /// Returns the number of buffers to allocate, and counts them as being allocated.
+    pub(super) fn reserve_allocations(&mut self, most: usize) -> usize {
+        let room = most.saturating_sub(self.allocated);
+        if room == 0 || (self.backoff > 0 && self.allocated > 0) {
+            self.backoff = self.backoff.saturating_sub(1);
+            return 0;
+        }
+        let mut wanted = 0;
+        for transfer in self.transfers.iter().flatten() {
+            wanted += transfer.buffers_wanted();
+            if wanted >= room + self.allocating {
+                break;
+            }
+        }
+        // At most doubles the buffers: a driver serialises pinning, and the first chunks would wait for all.
+        let at_once = (self.allocated - self.allocating).max(1);
+        let to_allocate = wanted.min(at_once).saturating_sub(self.allocating).min(room);
+        self.count_allocations(to_allocate);
+        to_allocate
+    }
+}
+
+/// A buffer being allocated. Its drop reports the outcome, even after a panic.
+struct PendingBuffer {
+    ring: Arc<StagingRing>,
+    outcome: Result<StagingBuffer>,
+}
+
+impl PendingBuffer {
+    fn new(ring: &Arc<StagingRing>) -> Self {
+        Self { ring: Arc::clone(ring), outcome: Err(unavailable("nothing could make it")) }
+    }
+
+    fn allocate(&mut self, what: Allocating) {
+        let begun = Instant::now();
+        self.outcome = self.ring.allocate(what);
+        if let (Ok(_), Some((_, device))) = (&self.outcome, &self.ring.source) {
+            let buffers = self.ring.state.lock().allocated;
+            report_events::ring_grown(*device, buffers, begun.elapsed());
+        }
+    }
+}
+
+impl Drop for PendingBuffer {
+    fn drop(&mut self) {
+        let outcome = mem::replace(&mut self.outcome, Err(unavailable("it was taken")));
+        let ring = &self.ring;
+        let error = match outcome {
+            Ok(made) => {
+                let _none = ring.dispatch(None, |state| {
+                    state.allocating -= 1;
+                    state.free.push(made);
+                });
+                ring.allocated.notify_all();
+                return;
+            }
+            Err(error) => error,
+        };
+        let mut state = ring.state.lock();
+        state.allocating -= 1;
+        state.allocated -= 1;
+        // Go on with the existing buffers, if any.
+        (state.backoff, state.skips) = (BACKOFF_TURNS, SKIPPED_TRANSFERS);
+        state.shortage = Some(error.clone());
+        let waiting = if state.allocated == 0 { mem::take(&mut state.transfers) } else { Default::default() };
+        let allocated = state.allocated;
+        drop(state);
+        ring.allocated.notify_all();
+        if let Some((_, device)) = &ring.source {
+            report_events::ring_limited(*device, allocated, ring.most, &error);
+        }
+        for transfer in waiting.into_iter().flatten() {
+            let error = error.clone();
+            let failing = async move { transfer.fail(error).await };
+            let _always = ring.executor.spawn_detached(StreamPriority::Normal, failing);
+        }
+    }
+}

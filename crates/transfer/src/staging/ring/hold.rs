@@ -1,0 +1,42 @@
+//! Keeps a staging buffer for a transfer from its submission to its end.
+
+use std::{ops::Deref, sync::Arc};
+
+use transload_core::Result;
+
+use super::StagingRing;
+
+/// Keeps one buffer in the ring, so that the transfer can be staged whenever its dependencies are complete.
+pub(crate) struct RingHold(Arc<StagingRing>);
+
+impl StagingRing {
+    /// Holds a buffer; allocates the first one.
+    ///
+    /// # Errors
+    /// Those of [`allocate_first`](Self::allocate_first).
+    pub(crate) fn hold(self: &Arc<Self>, insist: bool) -> Result<RingHold> {
+        let mut state = self.state.lock();
+        state.holds += 1;
+        let hold = RingHold(Arc::clone(self));
+        let is_ready = state.allocated > state.allocating;
+        drop(state);
+        if !is_ready {
+            self.allocate_first(insist)?;
+        }
+        Ok(hold)
+    }
+}
+
+impl Deref for RingHold {
+    type Target = Arc<StagingRing>;
+
+    fn deref(&self) -> &Arc<StagingRing> {
+        &self.0
+    }
+}
+
+impl Drop for RingHold {
+    fn drop(&mut self) {
+        self.0.state.lock().holds -= 1;
+    }
+}
