@@ -4,14 +4,16 @@ use std::{
     cell::Cell,
     fmt,
     future::{Future, IntoFuture},
+    mem,
     pin::Pin,
     sync::Arc,
 };
 
 use parking_lot::Mutex;
 use transload_core::{
-    Error, ErrorKind, Fence, Queue, RawBuffer, Result, StreamPriority, Timing, Transfer, TransferId,
-    TransferMethod, TransferReport, Turns, WorkloadType,
+    DeviceId, Error, ErrorKind, Fence, MemoryKind, Place, Queue, RawBuffer, Result, StreamPriority, Timing,
+    Transfer, TransferId, TransferMethod, TransferReport, TrySubmitError, Turns, WorkloadType,
+    require_complete,
 };
 
 use crate::{
@@ -214,9 +216,9 @@ impl<'a> CopyBuilder<'a> {
     ///
     /// It blocks no thread: of what takes `submit` long (the [list](Self#what-blocks-and-what-keeps-order)), it awaits work of other
     /// backends and leaves the rest, host copies above 64 KiB included, to a thread of the executor. Two exceptions, both for a
-    /// stream given to [`on`](Self::on): a direct copy of pageable memory keeps one thread of the executor until the stream
-    /// gets there, and holds up later submissions to this stream only; a per-thread default stream is used by the polling thread,
-    /// however long that takes, and must be that thread's.
+    /// stream given to [`on`](Self::on): a direct copy of pageable memory is submitted when the work that the stream has is
+    /// complete, and if more is enqueued meanwhile keeps one thread of the executor until the stream gets there; a per-thread default
+    /// stream is used by the polling thread, however long that takes, and must be that thread's.
     pub fn submit_async(self) -> impl Future<Output = Transfer> + Send + 'static {
         let Self { manager, src, dst, options, extras } = self;
         let BuilderExtras { after, queue } = extras.map(|extras| *extras).unwrap_or_default();
@@ -229,6 +231,7 @@ impl<'a> CopyBuilder<'a> {
             after,
             queue: queue.map(SharedQueue::share),
             turns: Turns::default(),
+            waited: false,
         };
         owned.submit()
     }
@@ -255,6 +258,8 @@ struct Owned {
     after: Vec<Fence>,
     queue: Option<Arc<dyn Queue>>,
     turns: Turns,
+    /// Whether the work on the caller's queue was waited for.
+    waited: bool,
 }
 
 /// A copy on its way to a thread of the executor. Dropped before that thread takes the copy, it drops it.
@@ -277,11 +282,22 @@ impl Owned {
     }
 
     /// Attempts it on a thread of the executor.
-    fn attempt_elsewhere(&self) -> Result<Transfer, Obstacle> {
-        match self.queue.as_deref().is_some_and(is_of_another_thread) {
-            true => Err(Obstacle::QueueOfAnotherThread),
-            false => self.attempt(true),
+    fn attempt_elsewhere(&mut self) -> Result<Transfer, Obstacle> {
+        if let Some(queue) = self.queue.as_deref() {
+            if is_of_another_thread(queue) {
+                return Err(Obstacle::QueueOfAnotherThread);
+            }
+            let pageable = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+            // The driver would keep this thread until the queue has come to the copy. Not twice: others may enqueue for ever.
+            if [&self.src, &self.dst].iter().any(|buffer| buffer.place() == pageable)
+                && !mem::replace(&mut self.waited, true)
+                && let Some(fence) = queue.current_fence()
+                && let Err(TrySubmitError::WouldBlock(work)) = require_complete(&[fence], |_| false)
+            {
+                return Err(Obstacle::Blocked(work));
+            }
         }
+        self.attempt(true)
     }
 
     async fn submit(self) -> Transfer {
@@ -303,7 +319,7 @@ impl Owned {
                         let (key, copy) = (Arc::clone(&key), Arc::clone(&posted.0));
                         move || {
                             let _keeps = key;
-                            let copy = copy.lock().take()?;
+                            let mut copy = copy.lock().take()?;
                             Some((copy.attempt_elsewhere(), copy))
                         }
                     };

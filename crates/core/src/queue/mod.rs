@@ -93,6 +93,12 @@ pub unsafe trait Queue: Send + Sync + 'static {
     ///   returned fence is complete. [`submit`](crate::submit) ensures both.
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence>;
 
+    /// Returns a fence of everything enqueued so far, by whomever, for callers that must not block in a call
+    /// which waits for that work; `None` if there is no such fence.
+    fn current_fence(&self) -> Option<Fence> {
+        None
+    }
+
     /// Returns how many operations are enqueued and not known to be complete.
     fn outstanding(&self) -> u64;
 

@@ -44,6 +44,10 @@ unsafe impl Queue for CudaStream {
         fence.timeline().as_any().is::<StreamTimeline>()
     }
 
+    fn current_fence(&self) -> Option<Fence> {
+        self.fence().ok()
+    }
+
     #[inline]
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
         let sampled = self.own.metrics.is_next_timed();

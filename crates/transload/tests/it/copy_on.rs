@@ -1,6 +1,9 @@
 //! A copy on a stream of the caller's: it is enqueued there, in that stream's order, or refused with the reason.
 
-use std::future::IntoFuture;
+use std::{
+    future::IntoFuture,
+    task::{Context, Waker},
+};
 
 use transload::{
     ErrorKind, MemoryKind, TransferMethod,
@@ -10,7 +13,11 @@ use transload::{
 use transload_cuda_sim::harness::{self, noise};
 use transload_cuda_sys::{AsStream, trace};
 
-use crate::{cuda::Setup, lanes::stream_of};
+use crate::{
+    cuda::Setup,
+    gate::{Gate, limited},
+    lanes::stream_of,
+};
 
 fn stream_on(ordinal: u32) -> CudaStream {
     CudaStream::new(&CudaDevice::new(ordinal).unwrap()).unwrap()
@@ -42,6 +49,28 @@ fn copy_is_enqueued_on_the_callers_stream_alone() {
             assert!(back.read().unwrap()[..] == content[..], "{kind} by {method}");
         }
     }
+}
+
+#[test]
+fn awaited_pageable_copy_keeps_no_thread_behind_a_busy_stream() {
+    limited(|| {
+        let setup = Setup::new();
+        let stream = stream_on(setup.test.ordinal());
+        let (device, pageable) =
+            (setup.allocate(MemoryKind::Device, SIZE), setup.allocate(MemoryKind::Pageable, SIZE));
+        // What is set up at first is done.
+        setup.manager.copy(&device, &pageable).method(TransferMethod::DirectCopy).wait().unwrap();
+        let gate = Gate::on(&stream, &CudaDevice::new(setup.test.ordinal()).unwrap());
+        let copy = setup.manager.copy(&device, &pageable).method(TransferMethod::DirectCopy);
+        let mut copy = copy.on(&stream).into_future();
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(copy.as_mut().poll(&mut context).is_pending());
+        // Its attempt on another thread ends though the stream goes on.
+        setup.manager.executor().drain().unwrap();
+        assert!(copy.as_mut().poll(&mut context).is_pending());
+        gate.open();
+        pollster::block_on(copy).unwrap();
+    });
 }
 
 #[test]
