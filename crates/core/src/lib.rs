@@ -62,7 +62,7 @@ pub use events::TransferId;
 pub use hazard::Access;
 pub use host::{host_access, host_memory::host_memory};
 pub use panics::{catch_panic, panic_text};
-pub use queue::fence::{Done, Fence, Timeline, TimelineId, next_timeline_id};
+pub use queue::fence::{Done, Fence, PointSignal, Timeline, TimelineId, next_timeline_id};
 pub use queue::observer::{Observer, TransferEvent};
 pub use queue::transfer::{
     CompletionHandler, RefusalHandler, Submission, Submitted, Transfer, TransferState,

@@ -115,9 +115,29 @@ pub unsafe trait Timeline: Send + Sync + 'static {
         true
     }
 
+    /// Returns whether the incomplete work up to `point` ends by host threads alone: no call of a driver comes
+    /// before that end, nothing that the user must do, and no work of a device. A device may then wait for a
+    /// [signal](Self::signal_at), although calls of its driver may stand still meanwhile. `true` stays so until
+    /// the point is reached.
+    fn ends_by_host_alone(&self, point: u64) -> bool {
+        let _not_known = point;
+        false
+    }
+
+    /// Calls `signal` as soon as `point` is reached, before any waker, or at once if it is. Only after
+    /// [`ends_by_host_alone`](Self::ends_by_host_alone) returned `true`. `signal` must not block, call a driver, or panic.
+    fn signal_at(&self, point: u64, signal: PointSignal) {
+        // Such a timeline never says that its work ends by the host alone.
+        let _over = self.wait(point);
+        signal();
+    }
+
     /// Returns `self`, for the backend's own queues, which can wait for it without the host.
     fn as_any(&self) -> &dyn Any;
 }
+
+/// Tells a device that a point is reached; see [`Timeline::signal_at`].
+pub type PointSignal = Box<dyn Fn() + Send + Sync>;
 
 /// A point on a [`Timeline`]. Cheap to clone; keeps the timeline alive, and with it its stream or workers'
 /// queue.

@@ -6,7 +6,7 @@ use std::{fmt, sync::Arc};
 use smallvec::SmallVec;
 
 use crate::{
-    BufferId, Fence, Operation, Queue, RawBuffer, Result, Timeline, Timing, TransferPath,
+    BufferId, Fence, MemoryKind, Operation, Queue, RawBuffer, Result, Timeline, Timing, TransferPath,
     hazard::{
         Access, Attempt, Blocker, ClaimRequest, Claimed, Dependencies, EarlierWork, Retained, Ticket,
         WakeList,
@@ -200,11 +200,12 @@ impl<'a> Claims<'a> {
         self.earlier.as_ref().map_or(&[], |earlier| &earlier.after)
     }
 
-    /// Waits on the host for the fences that the queue cannot wait for, and removes complete ones.
+    /// Waits on the host for the fences that the queue cannot wait for, and for those of host work if the driver
+    /// may use the claimed memory outside the stream's order. Removes complete fences.
     pub fn wait_for_foreign_fences<Q: Queue + ?Sized>(&mut self, queue: &Q) {
         let Some(EarlierWork { after, .. }) = &mut self.earlier else { return };
         for fence in after.iter() {
-            if !queue.can_wait_for(fence) {
+            if !is_ordered_by(queue, fence, || in_stream_order(self.held.iter().map(|one| one.buffer))) {
                 // The failed transfer reports its error itself; either way its work is complete.
                 let _over = fence.wait();
             }
@@ -230,16 +231,21 @@ impl<'a> Claims<'a> {
         for_queue: impl Fn(&Fence) -> bool,
     ) -> Result<(), TrySubmitError> {
         let Some(EarlierWork { after, .. }) = &mut self.earlier else { return Ok(()) };
-        after.retain(|fence| !fence.is_known_complete());
-        let for_host = after.iter().filter(|fence| !for_queue(fence));
         // Allocates only if there is any.
-        let open: Vec<Fence> = for_host.filter(|fence| !fence.is_complete()).cloned().collect();
-        if !open.is_empty() {
-            return Err(Unblocked::fences(open).into());
-        }
-        // The others are complete, even if their timelines do not report it.
-        after.retain(|fence| for_queue(fence));
-        Ok(())
+        let mut open: Vec<Fence> = Vec::new();
+        // Asks once about each, since the answer may change.
+        after.retain(|fence| {
+            if fence.is_known_complete() {
+                return false;
+            }
+            let is_for_queue = for_queue(fence);
+            // One that is complete is removed, even if its timeline does not report it.
+            if !is_for_queue && !fence.is_complete() {
+                open.push((*fence).clone());
+            }
+            is_for_queue
+        });
+        if open.is_empty() { Ok(()) } else { Err(Unblocked::fences(open).into()) }
     }
 
     /// Returns the fence of the claimed work, extended to report failures of the work that wrote what the
@@ -358,6 +364,26 @@ impl fmt::Debug for Claims<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Claims").field("held", &self.held.len()).field("after", &self.after()).finish()
     }
+}
+
+/// Returns whether an operation of the queue takes effect after the fence without a wait on the host.
+#[inline]
+pub(crate) fn is_ordered_by<Q: Queue + ?Sized>(
+    queue: &Q,
+    fence: &Fence,
+    in_stream_order: impl FnOnce() -> bool,
+) -> bool {
+    queue.can_wait_for(fence)
+        && (!fence.timeline().device().is_cpu() || queue.device().is_cpu() || in_stream_order())
+}
+
+/// Returns whether a device's operations use the buffers only in the order of their stream. The driver may copy
+/// pageable memory during the call, and unified memory may not be accessible to the device while the host uses
+/// it.
+pub(crate) fn in_stream_order<'a>(mut buffers: impl Iterator<Item = &'a RawBuffer>) -> bool {
+    buffers.all(|buffer| {
+        matches!(buffer.place().kind, MemoryKind::Device | MemoryKind::Pinned | MemoryKind::Mapped)
+    }) || crate::mutant!("core/pageable-waits-for-host-work")
 }
 
 #[inline]

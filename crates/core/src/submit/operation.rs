@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Access, Claims, DeviceId, Error, ErrorKind, Fence, Pattern, Queue, RawBuffer, Recording, Result, Timing,
-    submit::claim::WriteMode,
+    submit::claim::{WriteMode, in_stream_order, is_ordered_by},
 };
 
 /// Rows of equal length at regular distances.
@@ -325,11 +325,13 @@ pub fn submit_after(
         return submit_on(queue, operation, timing);
     }
     operation.validate()?;
-    for fence in after.iter().filter(|fence| !queue.can_wait_for(fence)) {
+    let mut uses = operation.uses();
+    let in_order = || in_stream_order(uses.iter().map(|(buffer, _)| *buffer));
+    for fence in after.iter().filter(|fence| !is_ordered_by(queue, fence, in_order)) {
         let _order_only = fence.wait();
     }
     let mut claims = Claims::none(operation.write_mode());
-    claims.add(&mut operation.uses(), Some(queue.timeline()))?;
+    claims.add(&mut uses, Some(queue.timeline()))?;
     claims.wait_also(after);
     claims.wait_for_foreign_fences(queue);
     claims.enqueue(queue, operation, timing)

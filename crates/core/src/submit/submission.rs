@@ -8,14 +8,15 @@ use std::{
 use crate::{
     Access, Claims, DeviceId, Fence, MemoryKind, Operation, Place, Queue, RawBuffer, Result, Timing,
     host::host_access::{self, HostAccess},
-    submit::claim::WriteMode,
+    submit::claim::{WriteMode, in_stream_order, is_ordered_by},
     submit::unblocked::{TrySubmitError, Turns, Unblocked},
 };
 
 /// Like [`submit`](crate::submit), but returns an error if the host would have to wait for work in flight:
 /// * while another thread is between claim and commit on a conflicting range,
 /// * while a waiter for such a range that was overtaken 16 times has its turn,
-/// * for conflicting work that the queue cannot wait for,
+/// * for conflicting work that the queue cannot wait for; for that of the host also if a device's queue uses
+///   unified memory,
 /// * for any conflicting work if a device's queue copies pageable memory, since its driver may do so during
 ///   the call.
 ///
@@ -52,12 +53,14 @@ pub fn try_submit_after(
         .iter()
         .any(|(buffer, _)| buffer.place().device.is_cpu() && buffer.place().kind == MemoryKind::Pageable);
     let during_call = pageable && !queue.device().is_cpu();
+    let in_order = in_stream_order(uses.iter().map(|(buffer, _)| *buffer));
+    let for_queue = |fence: &Fence| !during_call && is_ordered_by(queue, fence, || in_order);
     // Before the claims, so that no one waits for a claim that waits for these.
-    require_complete(after, |fence| !during_call && queue.can_wait_for(fence))?;
+    require_complete(after, for_queue)?;
     let mut claims = Claims::none(operation.write_mode());
     claims.attempt(&mut uses, None, Some(turns))?;
     claims.wait_also(after);
-    if let Err(blocked) = claims.require_queue_can_wait(|fence| !during_call && queue.can_wait_for(fence)) {
+    if let Err(blocked) = claims.require_queue_can_wait(for_queue) {
         if let TrySubmitError::WouldBlock(obstacle) = &blocked {
             turns.keep_all(&uses, obstacle.until());
         }
