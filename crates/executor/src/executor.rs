@@ -8,10 +8,11 @@ use std::{
     thread,
 };
 
-use async_task::Runnable;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use transload_core::{Error, ErrorKind, Fence, Result, StreamPriority, catch_panic, events::report};
+use transload_core::{
+    Error, ErrorKind, Fence, Result, StreamPriority, TimelineId, catch_panic, events::report,
+};
 
 use crate::{
     Task,
@@ -19,7 +20,7 @@ use crate::{
     fences,
     group::{Group, Helping, LiveGuard},
     guarded::guarded,
-    workers::{Workers, enter, refuse_to_drain},
+    workers::{Runnable, Workers, enter, refuse_to_drain},
 };
 
 /// More workers than this did not make anything faster: 8 saturate a PCIe 5 link, 14 to 16 the first touch of fresh memory
@@ -142,6 +143,32 @@ impl Executor {
         Ok(())
     }
 
+    /// Like [`spawn_detached`](Self::spawn_detached), for the task that advances a host timeline:
+    /// [`run_one_of`](Self::run_one_of) can run it while all workers are blocked.
+    ///
+    /// # Errors
+    /// As for `spawn_detached`.
+    pub fn spawn_detached_of<F>(
+        &self,
+        timeline: TimelineId,
+        priority: StreamPriority,
+        future: F,
+    ) -> Result<()>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.handle.0.start_first()?;
+        self.runnable(Some(timeline), priority, self.detached(future)).schedule();
+        Ok(())
+    }
+
+    /// Runs the ready task of a timeline, started by [`spawn_detached_of`](Self::spawn_detached_of), on the calling thread until
+    /// it ends, waits or yields. Returns `false` if none is ready. For work that must end although every worker may be blocked
+    /// in a driver call.
+    pub fn run_one_of(&self, timeline: TimelineId) -> bool {
+        self.handle.0.run_one_of(timeline)
+    }
+
     /// Like [`spawn_detached`](Self::spawn_detached) for several futures, but wakes as many workers at once instead of one
     /// by one.
     ///
@@ -153,7 +180,7 @@ impl Executor {
     {
         self.handle.0.start_first()?;
         // The iterator is the caller's: if it panics, no future has started.
-        let runnables = futures.map(|future| self.runnable(priority, self.detached(future)));
+        let runnables = futures.map(|future| self.runnable(None, priority, self.detached(future)));
         let runnables: SmallVec<[Runnable; 16]> = runnables.collect();
         self.handle.0.push_all(rank(priority), runnables);
         Ok(())
@@ -168,16 +195,18 @@ impl Executor {
     }
 
     fn schedule(&self, priority: StreamPriority, body: impl Future<Output = ()> + Send + 'static) {
-        self.runnable(priority, body).schedule();
+        self.runnable(None, priority, body).schedule();
     }
 
     fn runnable(
         &self,
+        of: Option<TimelineId>,
         priority: StreamPriority,
         body: impl Future<Output = ()> + Send + 'static,
     ) -> Runnable {
         let (workers, rank) = (Arc::clone(&self.handle.0), rank(priority));
-        let (runnable, unseen) = async_task::spawn(body, move |runnable| workers.push(rank, runnable));
+        let schedule = move |runnable| workers.push(rank, runnable);
+        let (runnable, unseen) = async_task::Builder::new().metadata(of).spawn(|_| body, schedule);
         unseen.detach();
         runnable
     }

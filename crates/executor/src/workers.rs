@@ -12,7 +12,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use async_task::Runnable;
 use concurrent_queue::ConcurrentQueue;
 use transload_core::{Error, ErrorKind, Result, TimelineId, catch_panic, events::report};
 
@@ -67,6 +66,9 @@ pub(crate) fn refuse_to_drain() -> Result<()> {
     let text = "draining from within a task, a blocking call or a waker would wait for itself; drain on a thread of your own";
     Err(Error::new(ErrorKind::Unsupported, text))
 }
+
+/// A task that is ready. Its metadata names the timeline that it advances, if it can be run by [`Workers::run_one_of`].
+pub(crate) type Runnable = async_task::Runnable<Option<TimelineId>>;
 
 /// State shared by the workers.
 pub(crate) struct Workers {
@@ -211,6 +213,26 @@ impl Workers {
 
     fn pop(&self) -> Option<Runnable> {
         self.ready.iter().find_map(|queue| queue.pop().ok())
+    }
+
+    /// Runs the ready task of a timeline on the calling thread. Returns `false` if there is none. Tasks in front of it go to
+    /// the back of their queue.
+    pub(crate) fn run_one_of(self: &Arc<Self>, timeline: TimelineId) -> bool {
+        for (rank, queue) in self.ready.iter().enumerate() {
+            for _ in 0..queue.len() {
+                let Ok(runnable) = queue.pop() else { break };
+                if *runnable.metadata() == Some(timeline) {
+                    // As in `run`.
+                    let waker = runnable.waker();
+                    let _panic = catch_panic(|| runnable.run());
+                    drop(waker);
+                    return true;
+                }
+                // Announced: a worker may have found the queue empty meanwhile, and gone to sleep.
+                self.push(rank, runnable);
+            }
+        }
+        false
     }
 
     /// The main loop of a worker, which starts as a searcher.

@@ -9,6 +9,7 @@ mod draining;
 mod drop_queue;
 mod fences;
 mod gate;
+mod one_of;
 mod panics;
 mod stress;
 mod tasks;
