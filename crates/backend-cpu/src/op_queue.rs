@@ -5,20 +5,20 @@ use std::{
     any::Any,
     collections::VecDeque,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::Waker,
     time::Duration,
 };
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 use transload_core::{
-    DeviceId, Error, ErrorKind, Operation, Result, StreamPriority, Timeline, TimelineId, Timing, catch_panic,
-    next_timeline_id,
+    DeviceId, Error, ErrorKind, Operation, PointSignal, Result, StreamPriority, Timeline, TimelineId, Timing,
+    catch_panic, next_timeline_id,
 };
-use transload_executor::{Executor, yield_now};
+use transload_executor::{BlockingKey, Executor, yield_now};
 
 use crate::{
     copy::{self, Partition},
@@ -31,6 +31,10 @@ use crate::{
 const MAX_KEPT: usize = 1024;
 /// Checks of the counter before a waiting thread sleeps, for a few microseconds.
 const SPIN_CHECKS: u32 = 200;
+
+/// Time after which a spare thread runs an operation that a device waits for: the workers may all be blocked in calls that
+/// wait for that device.
+const RESCUE_AFTER: Duration = Duration::from_millis(20);
 
 /// Set while a thread runs the queue, or a task is about to.
 const BUSY: u64 = 1;
@@ -57,6 +61,7 @@ pub(crate) struct OpQueue {
     priority: StreamPriority,
     executor: Executor,
     parallel_from: usize,
+    this: Weak<Self>,
 }
 
 #[derive(Default)]
@@ -65,6 +70,14 @@ struct State {
     /// Threads that wait for `done`.
     waiting: usize,
     wakers: Vec<(u64, Waker)>,
+    /// For devices that wait for the next point.
+    signals: Vec<PointSignal>,
+    /// Whether a task was spawned for the first operation of `ops` and has not begun.
+    is_spawned: bool,
+    /// The operation that a task runs and that waits for no fence.
+    running: Option<u64>,
+    /// The last point that a spare thread watches.
+    watched: u64,
     durations: VecDeque<(u64, Duration)>,
     failures: Failures,
     /// The first failure since the last drain.
@@ -109,6 +122,7 @@ impl Drop for RunningOp<'_> {
         self.queue.record(&mut state, self.point, outcome);
         // Under the lock: a thread between its check and its wait must not miss it.
         self.queue.reached.store(self.point, Ordering::Release);
+        state.running = None;
         drop(state);
         if !transload_core::mutant!("cpu/wake") {
             self.queue.wake_up_to(self.point);
@@ -117,8 +131,9 @@ impl Drop for RunningOp<'_> {
 }
 
 impl OpQueue {
-    pub(crate) fn new(priority: StreamPriority, executor: Executor, parallel_from: usize) -> Self {
-        Self {
+    pub(crate) fn new(priority: StreamPriority, executor: Executor, parallel_from: usize) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
             word: AtomicU64::new(0),
             reached: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),
@@ -129,7 +144,7 @@ impl OpQueue {
             priority,
             executor,
             parallel_from,
-        }
+        })
     }
 
     pub(crate) fn priority(&self) -> StreamPriority {
@@ -199,8 +214,9 @@ impl OpQueue {
     /// Spawns a task that runs the queue. The caller has set [`BUSY`].
     fn start(self: &Arc<Self>) {
         let permit = RunPermit { queue: Arc::clone(self), begun: false };
+        self.state.lock().is_spawned = true;
         // On an error, which the executor reports, the permit's drop ends the operations with errors.
-        let _theirs = self.executor.spawn_detached(self.priority, run(permit));
+        let _theirs = self.executor.spawn_detached_of(self.id, self.priority, run(permit));
     }
 
     /// Releases the queue: starts a task if operations are queued, else makes it idle.
@@ -218,7 +234,11 @@ impl OpQueue {
     }
 
     fn pop(&self) -> Option<QueuedOp> {
-        self.state.lock().ops.pop_front()
+        let mut state = self.state.lock();
+        state.is_spawned = false;
+        let op = state.ops.pop_front()?;
+        state.running = op.after.is_empty().then_some(op.point);
+        Some(op)
     }
 
     fn record(self: &Arc<Self>, state: &mut State, point: u64, outcome: Outcome) {
@@ -243,8 +263,13 @@ impl OpQueue {
         }
     }
 
-    /// Wakes the tasks and threads that wait for points up to this one. Wakes a few at a time, with no lock held.
+    /// Sends the signals for this point, then wakes the tasks and threads that wait for points up to it. Wakes a few at a
+    /// time, with no lock held.
     fn wake_up_to(&self, point: u64) {
+        // All before anything is dropped or woken, which may call a driver.
+        let signals = std::mem::take(&mut self.state.lock().signals);
+        signals.iter().for_each(|signal| signal());
+        drop(signals);
         loop {
             let mut due = SmallVec::<[Waker; 4]>::new();
             let mut state = self.state.lock();
@@ -293,6 +318,23 @@ impl OpQueue {
             self.done.wait(&mut state);
         }
         state.waiting -= 1;
+    }
+
+    /// Runs the queue's task on a spare thread if the point is not reached in time.
+    fn rescue(self: &Arc<Self>, point: u64) {
+        let queue = Arc::clone(self);
+        // A key of its own: no other call delays it.
+        drop(self.executor.spawn_blocking(&BlockingKey::new(1), move || {
+            let mut state = queue.state.lock();
+            state.waiting += 1;
+            queue.word.fetch_or(HAS_WAITERS, Ordering::AcqRel);
+            while queue.reached() < point {
+                if queue.done.wait_for(&mut state, RESCUE_AFTER).timed_out() {
+                    MutexGuard::unlocked(&mut state, || queue.executor.run_one_of(queue.id));
+                }
+            }
+            state.waiting -= 1;
+        }));
     }
 
     fn outcome(&self, point: u64) -> Result<()> {
@@ -385,6 +427,34 @@ unsafe impl Timeline for OpQueue {
         }
         state.wakers.push((point, waker));
         false
+    }
+
+    /// True for an operation that no fence delays, once a task has it or will begin with it: what runs before its end then
+    /// only copies memory.
+    fn ends_by_host_alone(&self, point: u64) -> bool {
+        let Some(this) = self.this.upgrade() else { return false };
+        let mut state = self.state.lock();
+        let first = || state.ops.front().is_some_and(|op| op.point == point && op.after.is_empty());
+        if state.running != Some(point) && !(state.is_spawned && first()) {
+            return false;
+        }
+        let is_watched = std::mem::replace(&mut state.watched, point) == point;
+        drop(state);
+        if !is_watched && !transload_core::mutant!("cpu/rescue") {
+            this.rescue(point);
+        }
+        true
+    }
+
+    fn signal_at(&self, point: u64, signal: PointSignal) {
+        let mut state = self.state.lock();
+        if self.reached() < point {
+            // Only the next point has signals.
+            state.signals.push(signal);
+            return;
+        }
+        drop(state);
+        signal();
     }
 
     /// A worker may panic.

@@ -21,7 +21,7 @@ pub(crate) struct CpuQueue {
 
 impl CpuQueue {
     pub(crate) fn new(priority: StreamPriority, executor: Executor, parallel_from: usize) -> Self {
-        let ops = Arc::new(OpQueue::new(priority, executor, parallel_from));
+        let ops = OpQueue::new(priority, executor, parallel_from);
         let timeline: Arc<dyn Timeline> = ops.clone();
         Self { ops, timeline }
     }

@@ -10,6 +10,7 @@ mod elements;
 mod errors;
 mod failures;
 mod gate;
+mod host_end;
 mod lifetime;
 mod order;
 mod views;

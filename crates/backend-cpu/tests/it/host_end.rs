@@ -1,0 +1,84 @@
+//! Work that ends by host threads alone says so, and ends even if all workers are blocked.
+
+use std::{
+    sync::{Arc, mpsc},
+    task::{Wake, Waker},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use transload_backend_cpu::CpuBackend;
+use transload_core::{Fence, Operation, Pattern, Timing, submit};
+use transload_executor::Executor;
+
+use crate::{allocate, gate::Gate, lease, noise};
+
+const LIMIT: Duration = Duration::from_secs(30);
+/// More than runs in the submitting thread.
+const BYTES: usize = 5 << 20;
+
+fn ends_by_host_alone(fence: &Fence) -> bool {
+    fence.timeline().ends_by_host_alone(fence.point())
+}
+
+#[test]
+fn work_behind_a_fence_does_not_end_by_the_host_alone() {
+    let backend = crate::backend(1, usize::MAX);
+    let (gate, queue) = (Gate::new(), lease(&backend));
+    let (first, second) = (allocate(&backend, BYTES), allocate(&backend, BYTES));
+    let fill = |dst| submit(&*queue, &Operation::Fill { dst, pattern: Pattern::U8(1) }, Timing::Off).unwrap();
+    submit(&gate, &Operation::Fill { dst: &first, pattern: Pattern::U8(0) }, Timing::Off).unwrap();
+    let (behind, after) = (fill(&first), fill(&second));
+    assert!(!ends_by_host_alone(&behind));
+    assert!(!ends_by_host_alone(&after));
+    gate.open();
+    after.wait().unwrap();
+    assert!(!ends_by_host_alone(&after), "complete work has no end to come");
+}
+
+struct Noted(Arc<Mutex<Vec<&'static str>>>, mpsc::Sender<()>);
+
+impl Wake for Noted {
+    fn wake(self: Arc<Self>) {
+        self.0.lock().push("waker");
+        self.1.send(()).unwrap();
+    }
+}
+
+#[test]
+fn signalled_work_ends_while_all_workers_are_blocked() {
+    for parallel_from in [usize::MAX, 1 << 20] {
+        let executor = Executor::with_threads(1).unwrap();
+        let backend = CpuBackend::builder().executor(&executor).parallel_from(parallel_from).build().unwrap();
+        let (begun, has_begun) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        let blocked = executor.spawn(async move {
+            begun.send(()).unwrap();
+            let _until_dropped = released.recv();
+        });
+        has_begun.recv().unwrap();
+        let (src, dst, queue) = (allocate(&backend, BYTES), allocate(&backend, BYTES), lease(&backend));
+        src.write().unwrap().copy_from_slice(&noise(1, BYTES));
+        let copied = submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap();
+        let later = submit(&*queue, &Operation::Copy { src: &dst, dst: &src }, Timing::Off).unwrap();
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let (woken, is_woken) = mpsc::channel();
+        let waker = Waker::from(Arc::new(Noted(Arc::clone(&order), woken)));
+        assert!(!copied.timeline().wake_at(copied.point(), &waker));
+        assert!(!ends_by_host_alone(&later), "the end of the first one may call a driver");
+        assert!(ends_by_host_alone(&copied));
+        let noted = Arc::clone(&order);
+        copied.timeline().signal_at(copied.point(), Box::new(move || noted.lock().push("signal")));
+        is_woken.recv_timeout(LIMIT).unwrap();
+        assert_eq!(*order.lock(), ["signal", "waker"]);
+        assert!(copied.is_known_complete());
+        drop(release);
+        blocked.wait().unwrap();
+        later.wait().unwrap();
+        assert!(*dst.read().unwrap() == noise(1, BYTES)[..]);
+        // Too late to be stored.
+        let (called, is_called) = mpsc::channel();
+        copied.timeline().signal_at(copied.point(), Box::new(move || called.send(()).unwrap()));
+        is_called.try_recv().unwrap();
+    }
+}
