@@ -31,6 +31,7 @@ pub(crate) fn execute(state: &mut State, stream: u64, op: &mut Op) -> Progress {
     let result = match &mut op.work {
         Work::Wait | Work::Record { .. } => Ok(()),
         Work::Host(call) => return Progress::Call(*call),
+        Work::Word { address, .. } => state.memory.touch(*address, 4).map(|_| ()),
         Work::Copies(copies) => {
             let State { memory, devices, .. } = state;
             let Some(device) = devices.get_mut(device as usize) else { return Progress::Done };

@@ -76,8 +76,13 @@ const CAPTURABLE: &[&str] = &[
 const NOT_CAPTURABLE: &[&str] = &["cuMemcpyBatchAsync_v2"];
 
 /// Calls that become graph nodes on a real driver but are not simulated.
-const NOT_SIMULATED: &[&str] =
-    &["cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemFreeAsync", "cuGraphLaunch"];
+const NOT_SIMULATED: &[&str] = &[
+    "cuMemAllocAsync",
+    "cuMemAllocFromPoolAsync",
+    "cuMemFreeAsync",
+    "cuGraphLaunch",
+    "cuStreamWaitValue32_v2",
+];
 
 /// A node of a graph.
 #[derive(Clone, Debug)]

@@ -46,6 +46,12 @@ pub(crate) enum Work {
         generation: u64,
     },
     Host(HostCall),
+    /// Waits until the host has written a word: until its difference to `value` is not negative, or it equals `value`.
+    Word {
+        address: u64,
+        value: u32,
+        equal: bool,
+    },
     Kernel(Box<KernelRun>),
     /// Makes memory of `cuMemAllocAsync` live.
     Allocate {
@@ -132,7 +138,9 @@ impl Work {
     /// Returns the ranges that the operation accesses, except staged bytes.
     pub(crate) fn accesses(&self) -> Vec<(u64, usize, AccessKind)> {
         match self {
-            Self::Wait | Self::Record { .. } | Self::Host(_) | Self::Prefetch { .. } => Vec::new(),
+            Self::Wait | Self::Record { .. } | Self::Host(_) | Self::Word { .. } | Self::Prefetch { .. } => {
+                Vec::new()
+            }
             Self::Copies(copies) => copies.iter().flat_map(copy_accesses).collect(),
             Self::Fill(fill) => vec![(fill.address, fill.width * fill.element, AccessKind::Write)],
             Self::Kernel(run) => (run.host_kernel.accesses)(&run.launch)

@@ -6,7 +6,10 @@
 use std::{
     backtrace::Backtrace,
     collections::BTreeSet,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -70,8 +73,13 @@ pub(crate) fn append(
     let clock = state.recording.then(|| Arc::new(step_clock(state, stream, &barrier, known)));
     after.extend(barrier);
     after.retain(|point| !is_reached(state, *point));
-    if let Some(clock) = &clock {
-        check(state, stream, name, sequence, &work, clock);
+    state.words += usize::from(matches!(work, Work::Word { .. }));
+    match &clock {
+        // What the host does until it writes the word comes first, but is not known yet.
+        Some(clock) if state.words == 0 || !follows_word(state, stream, &after, &mut BTreeSet::new()) => {
+            check(state, stream, name, sequence, &work, clock);
+        }
+        _ => {}
     }
     let enqueued_at = state.device(device).now;
     let Some(target) = state.streams.get_mut(&stream) else { return Point { stream, position: 0 } };
@@ -79,6 +87,31 @@ pub(crate) fn append(
     let position = target.enqueued;
     target.queue.push_back(Op { name, position, after, enqueued_at, clock, work, cost: None });
     Point { stream, position }
+}
+
+/// Returns whether a queued wait for a word comes before the next operation of a stream, which has these dependencies.
+fn follows_word(state: &State, stream: u64, after: &[Point], seen: &mut BTreeSet<u64>) -> bool {
+    let Some(own) = state.streams.get(&stream).filter(|_| seen.insert(stream)) else { return false };
+    let is_word = |op: &Op| matches!(op.work, Work::Word { .. });
+    own.queue.iter().any(is_word)
+        || own
+            .queue
+            .iter()
+            .flat_map(|op| &op.after)
+            .chain(after)
+            .any(|point| !is_reached(state, *point) && follows_word(state, point.stream, &[], seen))
+}
+
+/// Returns whether an operation is no wait for a word that the host has not written yet.
+fn is_written(state: &State, device: u32, op: &Op) -> bool {
+    let Work::Word { address, value, equal } = op.work else { return true };
+    // The operation fails if the word was freed.
+    let Ok(word) = state.memory.touch(address, 4) else { return true };
+    // SAFETY: the four bytes are live, and aligned, as was checked when the operation was enqueued. The host writes them by atomic
+    // operations.
+    let word = unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) }.load(Ordering::Acquire);
+    state.device(device).faults.sticky.is_some()
+        || if equal { word == value } else { word.wrapping_sub(value).cast_signed() >= 0 }
 }
 
 /// Returns the points that the legacy default stream's implicit synchronisation makes an operation of `stream` wait
@@ -192,7 +225,7 @@ pub(crate) fn end_of(state: &State, stream: u64) -> Point {
 enum NextStep {
     /// Run the head of this stream.
     Run(u64),
-    /// Wait for another thread to return from the host function at the head of this stream.
+    /// Wait for another thread to return from the host function at the head of this stream, or to write the word there.
     Return(u64),
 }
 
@@ -205,6 +238,7 @@ fn next_step(state: &State, mut point: Point) -> Option<NextStep> {
         let head = stream.queue.front()?;
         match head.after.iter().find(|other| !is_reached(state, **other)) {
             Some(other) => point = *other,
+            None if !is_written(state, stream.device, head) => return Some(NextStep::Return(point.stream)),
             None => return Some(NextStep::Run(point.stream)),
         }
     }
@@ -213,7 +247,9 @@ fn next_step(state: &State, mut point: Point) -> Option<NextStep> {
 fn is_ready(state: &State, stream: u64) -> bool {
     let Some(own) = state.streams.get(&stream) else { return false };
     let Some(head) = own.queue.front() else { return false };
-    !own.busy && head.after.iter().all(|point| is_reached(state, *point))
+    !own.busy
+        && head.after.iter().all(|point| is_reached(state, *point))
+        && is_written(state, own.device, head)
 }
 
 fn any_ready(state: &mut State, device: u32) -> Option<u64> {
@@ -263,11 +299,15 @@ pub(crate) fn run_until(guard: &mut Guard, point: Point) {
 /// The host function that a thread waits for, and since when.
 type Awaited = Option<((u64, u64), Instant)>;
 
-/// Waits for a host function that another thread runs. Returns `false` once the device's `host_function_timeout` has passed: the
+/// Time between two looks at a word.
+const WORD_INTERVAL: Duration = Duration::from_micros(200);
+
+/// Waits for a host function that another thread runs, or for a word that one writes. Returns `false` once the device's `host_function_timeout` has passed: the
 /// device is then lost, and a report names the threads.
 fn wait_for_return(guard: &mut Guard, stream: u64, awaited: &mut Awaited) -> bool {
     let Some(own) = guard.streams.get(&stream) else { return true };
     let (device, number, head) = (own.device, own.number, (stream, own.completed));
+    let is_word = !own.busy;
     let owner = guard.device(device);
     if owner.deadlocks.iter().any(|(lost, _)| *lost == head) {
         return false;
@@ -278,13 +318,15 @@ fn wait_for_return(guard: &mut Guard, stream: u64, awaited: &mut Awaited) -> boo
     };
     let left = owner.options.host_function_timeout.saturating_sub(since.elapsed());
     if left > Duration::ZERO {
-        let _woken = CHANGED.wait_for(guard, left);
+        // Nothing tells of a written word.
+        let interval = if is_word { left.min(WORD_INTERVAL) } else { left };
+        let _woken = CHANGED.wait_for(guard, interval);
         return true;
     }
     let (waiting, limit) = (thread::current(), guard.device(device).options.host_function_timeout);
     let text = format!(
-        "thread {:?} ({}) has waited {limit:?} in a driver call for the host function at the head of stream {number} of \
-         simulated device {device}; if that function waits for this thread, neither ends. The device is lost (702)",
+        "thread {:?} ({}) has waited {limit:?} in a driver call for the host function, or the word, at the head of stream {number} of \
+         simulated device {device}; if the host waits for this thread, neither ends. The device is lost (702)",
         waiting.id(),
         waiting.name().unwrap_or("unnamed"),
     );
@@ -407,7 +449,12 @@ fn complete(state: &mut State, stream: u64, op: &Op, (engine, duration): (timing
     let (device, number) = (own.device, own.number);
     let waited =
         op.after.iter().filter_map(|point| state.streams.get(&point.stream)).map(|other| other.time).max();
-    let ready = own.time.max(op.enqueued_at).max(waited.unwrap_or(0));
+    let mut ready = own.time.max(op.enqueued_at).max(waited.unwrap_or(0));
+    if matches!(op.work, Work::Word { .. }) {
+        // The host wrote it now.
+        ready = ready.max(state.device(device).now);
+        state.words = state.words.saturating_sub(1);
+    }
     let end = state.device_mut(device).engines.reserve(engine, ready, duration);
     if let Work::Record { event, generation } = op.work
         && let Some(event) = state.events.get_mut(&event)

@@ -61,6 +61,8 @@ pub(crate) struct State {
     /// Whether any device records accesses.
     pub(crate) recording: bool,
     pub(crate) host_clock: Clock,
+    /// Number of queued waits for words.
+    pub(crate) words: usize,
     next_handle: u64,
 }
 

@@ -1,10 +1,12 @@
 //! A CUDA stream, created with a priority and without implicit synchronisation with the default stream, or foreign.
 
-use std::ptr;
+use std::{ptr, sync::OnceLock};
 
 use cust::sys::{CUevent, CUstream};
 
-use crate::{Context, Event, RelaxedCapture, Result, check, driver::code, ffi, record_drop_error};
+use crate::{
+    Context, Driver, Event, RelaxedCapture, Result, Version, check, driver::code, ffi, record_drop_error,
+};
 
 /// A raw stream handle (`CUstream`) as this workspace passes it between crates.
 pub type RawStream = CUstream;
@@ -143,6 +145,38 @@ impl Stream {
         // SAFETY: the stream is valid by this type's invariant, the event by the caller's promise; 0 is the only defined flags
         // word here.
         check("cuStreamWaitEvent", unsafe { ffi::cuStreamWaitEvent(self.raw, event, 0) })
+    }
+
+    /// Returns whether the driver has [`wait_word`](Self::wait_word): from CUDA 12.0 on, for every device.
+    #[must_use]
+    pub fn can_wait_words() -> bool {
+        static CAN_WAIT: OnceLock<bool> = OnceLock::new();
+        *CAN_WAIT.get_or_init(|| {
+            let has_words =
+                |driver: Driver| driver.version() >= Version(12_000) && driver.has(c"cuStreamWaitValue32_v2");
+            Driver::get().is_ok_and(has_words)
+        })
+    }
+
+    /// Makes later work of this stream wait until the word at a device address is at least `value`: until `word - value` is not
+    /// negative as a signed number, so that values may wrap. Does not block the host. Calls that wait for the device, as frees do,
+    /// wait for the word too, and other threads' calls may then wait for those.
+    ///
+    /// # Errors
+    /// The driver's code.
+    ///
+    /// # Safety
+    /// * The address is that of 4 aligned bytes of mapped host memory or of the device, which live until the wait is over.
+    /// * The word gets the value, by a thread that calls no driver before.
+    /// * The stream is not being captured.
+    pub unsafe fn wait_word(&self, address: u64, value: u32) -> Result<()> {
+        /// `CU_STREAM_WAIT_VALUE_GEQ`.
+        const AT_LEAST: u32 = 0;
+        let _bound = self.context.enter()?;
+        // SAFETY: the stream is valid by this type's invariant; the rest is the caller's promise.
+        check("cuStreamWaitValue32_v2", unsafe {
+            ffi::cuStreamWaitValue32_v2(self.raw, address, value, AT_LEAST)
+        })
     }
 }
 

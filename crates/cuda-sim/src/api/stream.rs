@@ -105,6 +105,23 @@ driver! {
         Ok(())
     }
 
+    fn cuStreamWaitValue32_v2(stream: Handle, address: u64, value: u32, flags: u32) {
+        /// At least the value, and equal to it.
+        const KNOWN: u32 = 1;
+        let (mut state, stream) = on_stream(NAME, stream)?;
+        let is_known = state.memory.resolve(address, 4)?.is_some();
+        if !is_known || !address.is_multiple_of(4) {
+            return Err(code::INVALID_VALUE);
+        }
+        // Bits and flushes of remote writes are not simulated.
+        if flags > KNOWN {
+            return Err(code::NOT_SUPPORTED);
+        }
+        let wait = Work::Word { address, value, equal: flags == KNOWN };
+        scheduler::enqueue(&mut state, stream, NAME, wait);
+        Ok(())
+    }
+
     fn cuLaunchHostFunc(stream: Handle, function: Option<HostFunction>, data: *mut c_void) {
         let (mut state, stream) = on_stream(NAME, stream)?;
         let function = function.ok_or(code::INVALID_VALUE)?;

@@ -12,3 +12,4 @@ mod memory;
 mod order;
 #[allow(dead_code, reason = "shared with the tests that run on hardware")]
 mod raw;
+mod words;

@@ -237,3 +237,15 @@ fn waiting_for_own_host_function_is_reported_as_deadlock() {
     assert_eq!(sim.deadlocks().len(), 1);
     drop(gate);
 }
+
+#[test]
+fn word_that_nobody_writes_is_reported_as_deadlock() {
+    let bench = bench(|builder| builder.host_function_timeout(Duration::from_millis(300)));
+    let (stream, words) = (bench.stream(), bench.pinned(64));
+    let sim = *bench.device.sim().expect("simulated");
+    // SAFETY: the word lives to the end of the test.
+    unsafe { stream.wait_word(words.address() as u64, 1) }.expect("wait");
+    assert_eq!(code(stream.synchronize()), LAUNCH_TIMEOUT);
+    assert_eq!(sim.deadlocks().len(), 1);
+    assert!(sim.deadlocks()[0].contains("word"), "{}", sim.deadlocks()[0]);
+}
