@@ -64,7 +64,8 @@ pub use resource::{
     RegistrationCache, RegistrationStatistics, UploadBuffer, registration_edges,
 };
 pub use storage::{
-    Borrowed, FreeDeferral, InContext, PointerAttributes, borrow, borrow_mut, context_of, pointer_attributes,
+    Borrowed, FreeDeferral, InContext, PointerAttributes, WordPage, borrow, borrow_mut, context_of,
+    pointer_attributes,
 };
 pub use unified::{
     DeviceAccess, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut,

@@ -80,6 +80,24 @@ fn drain_waits_for_the_last_deferral_to_end() {
     assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }
 
+#[test]
+fn waiting_free_goes_before_later_optional_deferrals() {
+    let _alone = alone();
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().build();
+    let memory = CudaMemoryManager::new(&CudaDevice::new(sim.ordinal()).unwrap()).unwrap();
+    let (first, second) = (FreeDeferral::try_begin().unwrap(), FreeDeferral::try_begin().unwrap());
+    drop(memory.allocate(MemoryKind::Pinned, 5000).unwrap());
+    while FreeDeferral::can_begin() {
+        std::thread::yield_now();
+    }
+    assert!(FreeDeferral::try_begin().is_none());
+    drop((first, second));
+    memory.drain().unwrap();
+    assert!(memory.resource_counts().is_empty());
+    assert!(FreeDeferral::can_begin());
+}
+
 #[derive(Default)]
 struct Door {
     is_open: Mutex<bool>,

@@ -19,9 +19,11 @@ struct Frees {
     deferrals: usize,
     /// Number of frees inside a driver call.
     running: usize,
+    /// Number of frees that wait for the deferrals to end.
+    waiting: usize,
 }
 
-static FREES: Mutex<Frees> = Mutex::new(Frees { deferrals: 0, running: 0 });
+static FREES: Mutex<Frees> = Mutex::new(Frees { deferrals: 0, running: 0, waiting: 0 });
 static CHANGED: Condvar = Condvar::new();
 
 impl FreeDeferral {
@@ -33,6 +35,31 @@ impl FreeDeferral {
             CHANGED.wait(&mut frees);
         }
         Self(())
+    }
+
+    /// Like [`begin`](Self::begin), but does not block: returns `None` while a free is inside the driver or waits for deferrals to
+    /// end, so that deferrals in close succession do not defer frees for ever.
+    #[must_use]
+    pub fn try_begin() -> Option<Self> {
+        let mut frees = FREES.lock();
+        if !frees.is_quiet() && !transload_core::mutant!("memory/frees-come-in-between") {
+            return None;
+        }
+        frees.deferrals += 1;
+        Some(Self(()))
+    }
+
+    /// Returns whether [`try_begin`](Self::try_begin) would succeed now.
+    #[must_use]
+    pub fn can_begin() -> bool {
+        FREES.lock().is_quiet()
+    }
+}
+
+impl Frees {
+    /// Returns whether no free is inside the driver or waits.
+    fn is_quiet(&self) -> bool {
+        self.running + self.waiting == 0
     }
 }
 
@@ -50,9 +77,11 @@ impl Running {
     /// Blocks while frees are deferred.
     pub(crate) fn begin() -> Self {
         let mut frees = FREES.lock();
+        frees.waiting += 1;
         while frees.deferrals > 0 && !transload_core::mutant!("memory/frees-are-deferred") {
             CHANGED.wait(&mut frees);
         }
+        frees.waiting -= 1;
         frees.running += 1;
         Self(())
     }

@@ -8,6 +8,7 @@ mod free_deferral;
 mod free_thread;
 mod in_context;
 mod pointer;
+mod word_page;
 
 pub use borrowed::{Borrowed, borrow, borrow_mut};
 pub(crate) use device_memory::DeviceSource;
@@ -20,3 +21,4 @@ pub(crate) use free_deferral::Running;
 pub(crate) use free_thread::{Address, FreeThread, PendingUpload};
 pub use in_context::InContext;
 pub use pointer::{PointerAttributes, pointer_attributes};
+pub use word_page::WordPage;
