@@ -56,8 +56,9 @@ use crate::{
 ///   [`prepare`](CrossBackendTransferManager::prepare) does that beforehand;
 /// * for a copy between memories of the host of up to 2 MiB, which is made there and then;
 /// * for a DirectCopy of pageable memory, which the driver makes during the call, after all that it must come after;
-/// * while the bytes are in use by work of another backend, which a device's queue cannot wait for: a copy within the host, or
-///   staging threads;
+/// * while the bytes are in use by work of another backend that a device's queue cannot wait for: staging threads, or a copy
+///   within the host. From CUDA 12 on, a stream waits for a copy within the host, unless that copy comes after incomplete work,
+///   or the transfer is of pageable or unified memory, or memory is being freed;
 /// * while a driver's queue is full.
 ///
 /// So a warm copy between pinned and device memory does not block, unless the host works on its bytes.
@@ -135,7 +136,8 @@ impl<'a> CopyBuilder<'a> {
         self
     }
 
-    /// The bytes move after this fence, whether its work succeeds or fails. May be called several times.
+    /// The bytes move after this fence, whether its work succeeds or fails. May be called several times. [`submit`](Self::submit)
+    /// says whether the thread waits for it.
     pub fn after(mut self, fence: &Fence) -> Self {
         self.extras.get_or_insert_default().after.push(fence.clone());
         self

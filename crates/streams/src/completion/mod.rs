@@ -14,3 +14,4 @@ pub(crate) mod stream_end;
 pub(crate) mod stream_events;
 pub(crate) mod timeline;
 pub(crate) mod wakers;
+pub(crate) mod words;

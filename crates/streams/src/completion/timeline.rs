@@ -28,6 +28,7 @@ use super::{
     registration::Registration,
     stream_events::StreamEvents,
     wakers::Wakers,
+    words::Words,
 };
 use crate::{
     allocator::destroy_hooks::DestroyHooks,
@@ -58,6 +59,8 @@ pub(crate) struct StreamTimeline {
     registration: Arc<StreamRegistration>,
     /// This crate's kernels, after their first use.
     kernels: OnceLock<Arc<Kernels>>,
+    /// The words that the host writes, after the first wait for host work.
+    pub(crate) words: OnceLock<Arc<Words>>,
     /// Whether the driver rejected the kernels; fills then use copies.
     fills_without_kernels: AtomicBool,
     /// User callbacks.
@@ -89,6 +92,7 @@ impl StreamTimeline {
             registration: Arc::new(Registration::new(Weak::clone(this), Wakers::with_room(TASKS))),
             broken: OnceLock::new(),
             kernels: OnceLock::new(),
+            words: OnceLock::new(),
             fills_without_kernels: AtomicBool::new(false),
             callbacks: Arc::default(),
             metrics: Counters::default(),

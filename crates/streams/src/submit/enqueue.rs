@@ -41,7 +41,7 @@ unsafe impl Queue for CudaStream {
     }
 
     fn can_wait_for(&self, fence: &Fence) -> bool {
-        fence.timeline().as_any().is::<StreamTimeline>()
+        fence.timeline().as_any().is::<StreamTimeline>() || self.own.can_wait_for_host_work(fence)
     }
 
     fn current_fence(&self) -> Option<Fence> {
@@ -147,7 +147,8 @@ impl CudaStream {
         let _bound = own.context().enter().map_err(lift)?;
         let mut small = calls.are_small();
         for fence in after {
-            let waited = own.wait_for_fence(fence).ok_or_else(|| {
+            let waited = own.wait_for_fence(fence).or_else(|| own.wait_for_host_work(fence));
+            let waited = waited.ok_or_else(|| {
                 Error::new(ErrorKind::Unsupported, "a stream cannot wait for this kind of fence")
             })?;
             small &= !waited?;

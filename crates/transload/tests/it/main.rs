@@ -20,6 +20,8 @@ mod elsewhere;
 mod gate;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod gpu;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod host_work;
 mod io;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod lanes;

@@ -1,0 +1,165 @@
+//! Words in mapped memory that the host writes when its work ends, and streams wait for.
+//!
+//! A word counts up: each use waits for the next value, which satisfies all earlier waits too. So a word is free again as soon as
+//! the host has written it, whether or not the stream has seen that.
+
+use std::sync::{
+    Arc, Weak,
+    atomic::{AtomicBool, Ordering},
+};
+
+use parking_lot::Mutex;
+use transload_core::{Fence, Result};
+use transload_cuda_sys::{Context, Stream};
+use transload_memory::{FreeDeferral, WordPage, lift};
+
+use super::timeline::StreamTimeline;
+
+/// The words of one context.
+pub(crate) struct Words {
+    page: WordPage,
+    free: Mutex<Vec<FreeWord>>,
+}
+
+/// An unused word.
+struct FreeWord {
+    index: usize,
+    /// The last value that was waited for.
+    value: u32,
+}
+
+/// A word in use. Writes its value when told, or at the drop.
+struct PendingWord {
+    words: Arc<Words>,
+    index: usize,
+    value: u32,
+    is_written: AtomicBool,
+}
+
+/// The words by context handle, at most one set per context. They keep their context alive, so its handle is not reused. The key
+/// makes it unnecessary to upgrade, and possibly drop, other entries under the lock.
+static OF_CONTEXTS: Mutex<Vec<(usize, Weak<Words>)>> = Mutex::new(Vec::new());
+
+impl Words {
+    /// Returns the context's words.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn of(context: &Context) -> Result<Arc<Self>> {
+        let key = context.as_raw().addr();
+        let find = |known: &[(usize, Weak<Self>)]| {
+            known.iter().filter(|(of, _)| *of == key).find_map(|(_, words)| words.upgrade())
+        };
+        if let Some(found) = find(&OF_CONTEXTS.lock()) {
+            return Ok(found);
+        }
+        let free = (0..WordPage::WORDS).map(|index| FreeWord { index, value: 0 }).collect();
+        let made = Arc::new(Self { page: WordPage::new(context)?, free: Mutex::new(free) });
+        let mut known = OF_CONTEXTS.lock();
+        // Another thread may have been faster. Its words are dropped without the lock.
+        if let Some(found) = find(&known) {
+            drop(known);
+            return Ok(found);
+        }
+        known.retain(|(_, words)| words.strong_count() > 0);
+        known.push((key, Arc::downgrade(&made)));
+        Ok(made)
+    }
+
+    fn take(self: &Arc<Self>) -> Option<PendingWord> {
+        let FreeWord { index, value } = self.free.lock().pop()?;
+        let (words, value) = (Arc::clone(self), value.wrapping_add(1));
+        Some(PendingWord { words, index, value, is_written: AtomicBool::new(false) })
+    }
+
+    fn has_free(&self) -> bool {
+        !self.free.lock().is_empty()
+    }
+}
+
+impl PendingWord {
+    /// Lets the stream go on. Calls no driver.
+    fn write(&self) {
+        if self.is_written.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // Release: the device sees all bytes that the host wrote before.
+        self.words.page.word(self.index).0.store(self.value, Ordering::Release);
+        self.words.free.lock().push(FreeWord { index: self.index, value: self.value });
+    }
+}
+
+impl Drop for PendingWord {
+    fn drop(&mut self) {
+        self.write();
+    }
+}
+
+impl StreamTimeline {
+    /// Returns whether the stream can wait for host work on the device now: see [`Timeline::ends_by_host_alone`].
+    ///
+    /// [`Timeline::ends_by_host_alone`]: transload_core::Timeline::ends_by_host_alone
+    #[cold]
+    pub(crate) fn can_wait_for_host_work(&self, fence: &Fence) -> bool {
+        fence.timeline().device().is_cpu()
+            && Stream::can_wait_words()
+            && FreeDeferral::can_begin()
+            && fence.timeline().ends_by_host_alone(fence.point())
+            && self.words().is_some_and(|words| words.has_free())
+    }
+
+    /// Makes later work of this stream wait for a fence of host work, on the device if that is still possible, else on the host. Returns
+    /// whether the stream waits, or `None` if it cannot wait for such a fence.
+    #[cold]
+    pub(crate) fn wait_for_host_work(&self, fence: &Fence) -> Option<Result<bool>> {
+        let (timeline, point) = (fence.timeline(), fence.point());
+        if self.events.pending.lock().waits_for(timeline.id(), point) {
+            return Some(Ok(false));
+        }
+        if !timeline.ends_by_host_alone(point) {
+            return fence.is_known_complete().then_some(Ok(false));
+        }
+        let word = self.words().and_then(|words| words.take());
+        // No free may stand still because of the stream: calls of other threads would wait for it.
+        let (Some(word), Some(deferral)) = (word, FreeDeferral::try_begin()) else {
+            // Its own transfer reports the error.
+            let _over = fence.wait();
+            return Some(Ok(false));
+        };
+        // Waiters of the open batch must not wait for the host.
+        if let Err(error) = self.flush_batch() {
+            return Some(Err(lift(error)));
+        }
+        let (words, index, value) = (Arc::clone(&word.words), word.index, word.value);
+        // Before the stream waits, so that nothing can keep the host from writing.
+        timeline.signal_at(
+            point,
+            Box::new(move || {
+                let _until_dropped = &deferral;
+                word.write();
+            }),
+        );
+        if transload_core::mutant!("streams/waits-for-words") {
+            return Some(Ok(true));
+        }
+        // SAFETY: the word lives until the device no longer uses it, and was given away to the thread that ends the work, which calls
+        // no driver before that. The stream is not captured: the caller checked.
+        let waits = unsafe { self.stream().wait_word(words.page.word(index).1, value) };
+        Some(match waits {
+            Ok(()) => {
+                self.events.pending.lock().note_wait(timeline.id(), point);
+                Ok(true)
+            }
+            Err(error) => Err(lift(error)),
+        })
+    }
+
+    /// Returns the words of the stream's context. The first call may allocate them.
+    fn words(&self) -> Option<&Arc<Words>> {
+        if let Some(words) = self.words.get() {
+            return Some(words);
+        }
+        let found = Words::of(self.context()).ok()?;
+        Some(self.words.get_or_init(|| found))
+    }
+}

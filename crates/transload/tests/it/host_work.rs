@@ -1,0 +1,118 @@
+//! A copy to a device that follows a copy within the host: enqueued at once, in order, and content is right.
+
+use transload::{CrossBackendTransferManager, MemoryKind, RawBuffer, cpu::CpuBackend};
+use transload_cuda_sim::harness;
+use transload_cuda_sys::{Stream, trace};
+use transload_executor::Executor;
+
+use crate::cuda::{Setup, noise};
+
+/// More than runs in the submitting thread.
+const LARGE: usize = 5 << 20;
+
+fn content(setup: &Setup, of: &RawBuffer) -> Vec<u8> {
+    let back = setup.allocate(MemoryKind::Pinned, of.len());
+    setup.manager.copy(of, &back).wait().unwrap();
+    back.read().unwrap().to_vec()
+}
+
+/// Returns whether the calling thread let a stream wait for a word in `work`.
+fn waits_on_device(work: impl FnOnce()) -> bool {
+    let trace = trace::start();
+    work();
+    trace.calls_of_this_thread().iter().any(|call| call.name == "cuStreamWaitValue32_v2")
+}
+
+fn after_host_copies(setup: &Setup, after_fence: bool) {
+    if !Stream::can_wait_words() {
+        println!("skipped: the driver has no waits for words");
+        return;
+    }
+    let (pinned, device) =
+        (setup.allocate(MemoryKind::Pinned, LARGE), setup.allocate(MemoryKind::Device, LARGE));
+    // The thread waits instead while other tests free memory, and waits for nothing if the host is faster.
+    let mut waited = false;
+    for seed in 0..200 {
+        let source = setup.filled(MemoryKind::Pageable, &noise(LARGE, seed));
+        let host = setup.manager.copy(&source, &pinned).submit();
+        // Dropped early: the copies keep what they need.
+        drop(source);
+        let mut copied = None;
+        waited |= waits_on_device(|| {
+            let copy = setup.manager.copy(&pinned, &device);
+            let fence = after_fence.then(|| pollster::block_on(host.enqueued()).unwrap().unwrap());
+            let copy = fence.iter().fold(copy, |copy, fence| copy.after(fence));
+            copied = Some(copy.submit());
+        });
+        copied.unwrap().wait().unwrap();
+        host.wait().unwrap();
+        assert!(content(setup, &device) == noise(LARGE, seed), "{seed}");
+        if waited {
+            return;
+        }
+    }
+    panic!("no copy waited for the host on the device");
+}
+
+#[test]
+fn copy_waits_for_host_copy_on_the_device() {
+    after_host_copies(&Setup::new(), false);
+}
+
+#[test]
+fn copy_after_the_fence_of_a_host_copy_waits_on_the_device() {
+    after_host_copies(&Setup::new(), true);
+}
+
+#[test]
+fn alternating_host_and_device_copies_keep_their_order() {
+    const BYTES: usize = 4096;
+    let setup = Setup::new();
+    for kind in [MemoryKind::Pinned, MemoryKind::Pageable] {
+        let (shared, device) =
+            (setup.allocate(kind, BYTES), setup.allocate(MemoryKind::Device, 1000 * BYTES));
+        let sources = [1, 2, 3].map(|seed| setup.filled(MemoryKind::Pageable, &noise(BYTES, seed)));
+        for part in 0..1000 {
+            let there = device.slice(part * BYTES..(part + 1) * BYTES).unwrap();
+            drop(setup.manager.copy(&sources[part % 3], &shared).submit());
+            drop(setup.manager.copy(&shared, &there).submit());
+        }
+        let seen = content(&setup, &device);
+        for (part, bytes) in seen.chunks(BYTES).enumerate() {
+            assert!(*bytes == noise(BYTES, part as u64 % 3 + 1), "{kind}: {part}");
+        }
+    }
+}
+
+#[test]
+fn device_copy_ends_though_all_workers_are_blocked() {
+    let test = harness::device();
+    let executor = Executor::with_threads(1).unwrap();
+    let manager = CrossBackendTransferManager::builder().executor(&executor).build();
+    manager.register_backend(CpuBackend::builder().executor(&executor).build().unwrap()).unwrap();
+    let config = transload::cuda::CudaBackendConfig::default().with_devices([test.ordinal()]);
+    manager.register_backend(transload::cuda::CudaBackend::open(&config).unwrap()).unwrap();
+    let setup =
+        Setup { test, manager, device: transload::DeviceId::Cuda(test.ordinal()), _end: test.end_check() };
+    let (pinned, device) =
+        (setup.allocate(MemoryKind::Pinned, LARGE), setup.allocate(MemoryKind::Device, LARGE));
+    let source = setup.filled(MemoryKind::Pageable, &noise(LARGE, 1));
+    let (begun, has_begun) = std::sync::mpsc::channel();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    // As in a call of a driver that waits for the stream below.
+    let blocked = executor.spawn(async move {
+        begun.send(()).unwrap();
+        let _until_dropped = released.recv();
+    });
+    has_begun.recv().unwrap();
+    let host = setup.manager.copy(&source, &pinned).submit();
+    let fence = pollster::block_on(host.enqueued()).unwrap().unwrap();
+    assert!(fence.timeline().ends_by_host_alone(fence.point()));
+    // Where another test frees memory, the thread waits here; that ends too.
+    let copied = setup.manager.copy(&pinned, &device).submit();
+    copied.wait().unwrap();
+    host.wait().unwrap();
+    drop(release);
+    blocked.wait().unwrap();
+    assert!(content(&setup, &device) == noise(LARGE, 1));
+}
