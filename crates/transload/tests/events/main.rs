@@ -27,7 +27,7 @@ mod cuda {
         Runtime,
         io::{Blocking, StreamOptions, read_from},
     };
-    use transload_core::{MemoryKind, events};
+    use transload_core::events;
     use transload_cuda_sim::{SimDevice, install};
 
     use crate::event_log::{find_one, record};
@@ -53,6 +53,7 @@ mod cuda {
     #[cfg(feature = "dlpack")]
     #[test]
     fn loan_that_a_capture_prolongs_is_reported() {
+        use transload_core::MemoryKind;
         use transload_cuda_sys::{AsStream, Capture, CaptureMode};
         use transload_dlpack::Export;
         use transload_streams::CudaStream;
