@@ -284,6 +284,8 @@ impl Runtime {
                 if let Err(error) = catch_panic(|| theirs.drain()).flatten() {
                     theirs.manager().keep_failure(error);
                 }
+                // Before whoever waits goes on: it may hold the last other handle.
+                drop(theirs);
                 ended.complete(Ok(()));
             };
             // On a thread of the executor it would wait for itself.
