@@ -291,8 +291,8 @@ impl CrossBackendTransferManager {
     /// owners that other code handed over with its memory or streams: the caller must hold no lock that they need, as Python's GIL.
     ///
     /// # Errors
-    /// The first failure not returned to any caller, once: that of a transfer whose handle was dropped before its end
-    /// or its refusal was observed. Otherwise the first error of a backend. All backends are drained even after an
+    /// The first failure not returned to any caller, once, with the number of such failures: that of a transfer whose handle was dropped
+    /// before its end or its refusal was observed. Otherwise the first error of a backend. All backends are drained even after an
     /// error. On a thread of the library's executor (such as in a waker that runs its task inline) the drain would wait
     /// for its own caller: it returns [`ErrorKind::Unsupported`] there and waits for nothing. Memory of a lost device
     /// was destroyed with its context.

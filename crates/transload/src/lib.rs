@@ -63,6 +63,7 @@
 mod array;
 mod builder;
 mod download;
+mod drain;
 mod families;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod gpu;

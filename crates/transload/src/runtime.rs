@@ -1,16 +1,20 @@
 //! The devices of this machine behind one handle, and the reasons for those that are not there.
 
-use std::{fmt, sync::Arc, thread};
+use std::{fmt, sync::Arc};
 
 use transload_backend_cpu::CpuBackend;
 use transload_core::{
     Backend, Buffer, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Place, Pod, RawBuffer, Result,
-    SharedBuffer, bytes_of_elements, catch_panic,
+    SharedBuffer, bytes_of_elements,
 };
-use transload_executor::{BlockingKey, Executor, Task};
+use transload_executor::{BlockingKey, Executor};
 use transload_transfer::{CopyBuilder, CrossBackendTransferManager, Plan, TransferOptions};
 
-use crate::{Array, RuntimeBuilder, families::Cuda};
+use crate::{
+    Array, RuntimeBuilder,
+    drain::{self, Drains},
+    families::Cuda,
+};
 
 /// Calls of one runtime that may block at once; further ones wait in order.
 const MAX_CALLS: usize = 32;
@@ -30,6 +34,7 @@ struct Inner {
     /// The threads of `parts.executor`, counted apart: draining the manager does not wait for these calls.
     calls: Executor,
     call_key: BlockingKey,
+    drains: Drains,
 }
 
 pub(crate) struct Parts {
@@ -56,9 +61,8 @@ impl Runtime {
     }
 
     pub(crate) fn new(parts: Parts) -> Self {
-        let inner =
-            Arc::new(Inner { calls: parts.executor.group(), call_key: BlockingKey::new(MAX_CALLS), parts });
-        Self { inner }
+        let (calls, call_key) = (parts.executor.group(), BlockingKey::new(MAX_CALLS));
+        Self { inner: Arc::new(Inner { calls, call_key, drains: Drains::default(), parts }) }
     }
 
     /// Returns the transfer manager over all devices.
@@ -269,33 +273,18 @@ impl Runtime {
         self.manager().drain().and(self.cpu().drain())
     }
 
-    /// Like [`drain`](Self::drain), on a thread of its own, from the first poll on. Unlike `drain` it may be awaited anywhere. Dropped
-    /// after that, it is done nevertheless, and the next drain of this runtime or its manager returns its error.
+    /// Like [`drain`](Self::drain), on another thread, from the first poll on. Unlike `drain` it may be awaited anywhere. Several run one
+    /// after another, on one thread. Dropped after the first poll, it is done nevertheless, and the next drain of this runtime or its
+    /// manager returns its error.
     ///
     /// # Errors
     /// As for `drain`; [`ErrorKind::Io`] if the system refuses a thread.
     pub fn drain_async(&self) -> impl Future<Output = Result<()>> + Send + use<> {
-        let runtime = self.clone();
-        async move {
-            let (drained, ended) = Task::pending();
-            let theirs = runtime.clone();
-            let drain = move || {
-                // Not in the task's result, which is dropped with the future, or later.
-                if let Err(error) = catch_panic(|| theirs.drain()).flatten() {
-                    theirs.manager().keep_failure(error);
-                }
-                // Before whoever waits goes on: it may hold the last other handle.
-                drop(theirs);
-                ended.complete(Ok(()));
-            };
-            // On a thread of the executor it would wait for itself.
-            let thread = thread::Builder::new().name("transload-drain".to_owned());
-            thread.spawn(drain).map_err(|error| {
-                Error::caused_by(ErrorKind::Io, "cannot start a thread that drains", error)
-            })?;
-            drained.await?;
-            runtime.manager().take_failure()
-        }
+        drain::drain(self.clone())
+    }
+
+    pub(crate) fn drains(&self) -> &Drains {
+        &self.inner.drains
     }
 
     /// Runs what may block, or takes long, on another thread, from the first poll on.

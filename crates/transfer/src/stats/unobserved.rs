@@ -203,9 +203,9 @@ impl UnobservedList {
     }
 }
 
-/// The first failure not returned to any caller.
+/// The first failure not returned to any caller, and how many came after it.
 #[derive(Default)]
-pub(crate) struct UnreportedFailure(Mutex<Option<Error>>);
+pub(crate) struct UnreportedFailure(Mutex<Option<(Error, usize)>>);
 
 impl UnreportedFailure {
     pub(crate) fn note(&self, id: Option<TransferId>, error: &Error) {
@@ -216,38 +216,56 @@ impl UnreportedFailure {
         self.keep(error.clone());
     }
 
-    /// Keeps a failure that was noted before.
     pub(crate) fn keep(&self, error: Error) {
-        self.0.lock().get_or_insert(error);
+        let mut first = self.0.lock();
+        match &mut *first {
+            Some((_, more)) => *more += 1,
+            None => *first = Some((error, 0)),
+        }
     }
 
     /// # Errors
-    /// The first one since the last call.
+    /// The first one since the last call. Its text says how many there were if there were more.
     pub(crate) fn take(&self) -> Result<()> {
         let first = self.0.lock().take();
-        first.map_or(Ok(()), Err)
+        match first {
+            None => Ok(()),
+            Some((error, 0)) => Err(error),
+            Some((error, more)) => {
+                let text = format!("the first of {} failures that no caller was told", more + 1);
+                Err(Error::caused_by(error.kind(), text, error))
+            }
+        }
     }
 }
 
 impl CrossBackendTransferManager {
-    /// Keeps the error of a [`drain`](Self::drain) whose caller may be gone, for the next one.
+    /// Keeps the error of a [`drain`](Self::drain) whose caller is gone, for the next one. Only the first error since the last drain is
+    /// kept; further ones are counted.
     pub fn keep_failure(&self, error: Error) {
         self.context.unreported.keep(error);
-    }
-
-    /// Returns the failure that the next [`drain`](Self::drain) would return, once.
-    ///
-    /// # Errors
-    /// The failure.
-    pub fn take_failure(&self) -> Result<()> {
-        self.context.unreported.take()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use transload_core::ErrorKind;
+
     use super::*;
     use crate::planning::engine_queue::tests::Manual;
+
+    #[test]
+    fn first_kept_failure_is_returned_with_their_number() {
+        let kept = UnreportedFailure::default();
+        for kind in [ErrorKind::Busy, ErrorKind::DeviceLost, ErrorKind::Io] {
+            kept.keep(Error::new(kind, format!("a {kind:?}")));
+        }
+        let error = kept.take().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        let text = error.to_string();
+        assert!(text.contains("first of 3 failures") && text.contains("a Busy"), "{text}");
+        kept.take().unwrap();
+    }
 
     #[test]
     fn polled_end_is_found_next_to_known_ones() {

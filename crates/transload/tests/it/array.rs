@@ -2,14 +2,14 @@
 
 use std::{
     ptr::NonNull,
-    sync::{Arc, Mutex, mpsc},
-    task::{Context, Wake, Waker},
+    sync::{Arc, Mutex},
+    task::{Context, Waker},
     thread::{self, ThreadId},
 };
 
 use transload::{
     Array, Buffer, DeviceId, ErrorKind, HostBuffer, MemoryKind, Runtime,
-    backend::{Observer, TransferEvent, executor::BlockingKey},
+    backend::{Observer, TransferEvent},
 };
 use transload_core::{HostBytes, RawBuffer, Reclaimer, conformance};
 
@@ -210,47 +210,6 @@ fn futures_own_what_they_need() {
         });
     });
     thread.join().unwrap();
-}
-
-/// Leaves a failure that nobody observed.
-fn fail_unobserved(rt: &Runtime) {
-    let (long, short) = (rt.zeros::<u8>(8).unwrap(), rt.zeros::<u8>(7).unwrap());
-    drop(rt.copy(&long, &short).submit());
-}
-
-/// Tells that its task was woken.
-struct Woken(mpsc::Sender<()>);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.send(()).unwrap();
-    }
-}
-
-#[test]
-fn dropped_drain_keeps_the_failure_for_the_next_one() {
-    let rt = host_only();
-    fail_unobserved(&rt);
-    drop(rt.drain_async());
-    assert_eq!(rt.drain().unwrap_err().kind(), ErrorKind::InvalidArgument, "not polled, it does nothing");
-
-    fail_unobserved(&rt);
-    let (woken, wakes) = mpsc::channel();
-    let (ends, end) = mpsc::channel::<()>();
-    let executor = rt.manager().executor();
-    drop(executor.spawn_blocking(&BlockingKey::new(1), move || end.recv()));
-    let mut draining = Box::pin(rt.drain_async());
-    let waker = Arc::new(Woken(woken)).into();
-    assert!(draining.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-    drop(ends);
-    wakes.recv().unwrap();
-    drop(draining);
-    assert_eq!(rt.manager().drain().unwrap_err().kind(), ErrorKind::InvalidArgument, "nobody has seen it");
-    rt.drain().unwrap();
-
-    fail_unobserved(&rt);
-    pollster::block_on(rt.drain_async()).unwrap_err();
-    rt.drain().unwrap();
 }
 
 /// Remembers the threads that submitted transfers.

@@ -12,6 +12,7 @@ mod copy_on;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda;
 mod discover;
+mod drain;
 #[path = "../../../core/tests/shared/gate.rs"]
 mod elsewhere;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
