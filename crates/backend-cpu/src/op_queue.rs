@@ -367,7 +367,7 @@ async fn run(mut permit: RunPermit) {
             run.outcome = Some(Outcome::of(op.timing, || unsafe { copy::perform(&op.operation()) }));
             Ok(op)
         };
-        // The point is reached first, so that memory dropped meanwhile is freed here and not parked. Its owner may be
+        // The point is reached first, so that memory dropped meanwhile is freed here and not pending free. Its owner may be
         // user code: ignore its panic.
         drop(run);
         let _panic = catch_panic(|| drop(op));

@@ -204,7 +204,7 @@ impl DeviceState {
         }
         if let Some(memory) = self.memory_if_used() {
             let trimmed = self.allocator.get().map_or(Ok(0), StreamOrderedAllocator::trim);
-            // Last, since parked memory may use registrations.
+            // Last, since memory pending free may use registrations.
             outcome = outcome.and(self.cache.drain()).and(trimmed.map(|_| ())).and(memory.drain());
             if let Some(registrations) = self.registrations.get() {
                 outcome = outcome.and(registrations.trim().map(|_| ())).and(drops.drain());

@@ -70,7 +70,7 @@ impl Importer {
         self.import_inner(tensor, Some((T::DTYPE, align_of::<T>())))
     }
 
-    /// Returns counts of the imported tensors that are not released yet; `parked` ones wait for work in flight.
+    /// Returns counts of the imported tensors that are not released yet; those pending free wait for work in flight.
     #[must_use]
     pub fn resource_counts(&self) -> ResourceCounts {
         let mut counts = ResourceCounts::default();

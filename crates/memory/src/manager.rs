@@ -110,7 +110,7 @@ impl CudaMemoryManager {
 
     /// Allocates `bytes` (at least 1) of a kind. The content of device memory and of fresh pinned memory is undefined.
     ///
-    /// If memory is short, releases parked and cached memory and retries once. Frees that need a device synchronisation
+    /// If memory is short, releases memory pending free and cached memory and retries once. Frees that need a device synchronisation
     /// are waited for at most two seconds, because the device may be waiting for the calling thread.
     ///
     /// Unified memory is refused if it exceeds the device's free memory, or if all of it would exceed the device's total, because
@@ -222,7 +222,7 @@ impl CudaMemoryManager {
         )
     }
 
-    /// Frees parked memory whose work is complete and releases cached memory to the device. Waits for frees as
+    /// Frees memory pending free whose work is complete and releases cached memory to the device. Waits for frees as
     /// [`allocate`](Self::allocate) does.
     ///
     /// # Errors
@@ -249,7 +249,7 @@ impl CudaMemoryManager {
         memory_info(&self.context).map_err(lift)
     }
 
-    /// Returns counts of live and parked memory.
+    /// Returns counts of live memory and memory pending free.
     #[must_use]
     pub fn resource_counts(&self) -> ResourceCounts {
         let mut ledger = ResourceCounts::default();
@@ -259,14 +259,14 @@ impl CudaMemoryManager {
         ledger
     }
 
-    /// Waits for the operations that parked memory waits for, frees it, drops the owners of adopted memory, and releases cached
+    /// Waits for the operations that memory pending free waits for, frees it, drops the owners of adopted memory, and releases cached
     /// memory. The caller must hold no lock that the destructor of such an owner needs. If memory is freed
     /// only after a device synchronisation, blocks until all work so far is complete, and while a
     /// [`FreeDeferral`](crate::FreeDeferral) exists. Memory of a lost context counts as freed, pinned memory included.
     ///
     /// # Errors
     /// The first error of a failed operation; all memory is freed regardless. `DeviceLost` once for a lost context.
-    /// `Busy` if memory stays parked because of an active stream capture.
+    /// `Busy` if memory stays pending free because of an active stream capture.
     pub fn drain(&self) -> Result<()> {
         // Owners of adopted memory may use this memory, and free more of it.
         let drops = self.device.drops();

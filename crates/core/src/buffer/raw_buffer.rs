@@ -56,7 +56,7 @@ impl Drop for Allocation {
         if until.is_empty() || storage.adopt_fences(&until) {
             drop(storage);
         } else {
-            self.reclaimer.park(until, storage);
+            self.reclaimer.push(until, storage);
         }
     }
 }

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::{Error, Fence, Result, Storage};
 
-/// The fences that a parked allocation waits for. Up to eight are stored inline.
+/// The fences that an allocation pending free waits for. Up to eight are stored inline.
 type Until = SmallVec<[Fence; 8]>;
 
 /// Keeps memory that was dropped in use, with the fences of the work that still uses it.
@@ -29,18 +29,18 @@ pub struct Reclaimer {
 
 #[derive(Default)]
 struct List {
-    parked: Vec<Parked>,
+    pending: Vec<PendingFree>,
     /// Number of allocations that threads have taken out to poll. They may be returned, so `drain` waits for
     /// them.
     in_batches: usize,
 }
 
-struct Parked {
+struct PendingFree {
     until: Until,
     storage: Box<dyn Storage>,
 }
 
-impl Parked {
+impl PendingFree {
     /// Returns why its work does not complete until the user acts.
     fn held_by_user(&self) -> Option<Error> {
         let mut open = self.until.iter().filter(|fence| !fence.is_known_complete());
@@ -56,23 +56,23 @@ impl Reclaimer {
     /// Creates an empty reclaimer.
     #[must_use]
     pub const fn new() -> Self {
-        let list = List { parked: Vec::new(), in_batches: 0 };
+        let list = List { pending: Vec::new(), in_batches: 0 };
         Self { list: Mutex::new(list), returned: Condvar::new(), count: AtomicUsize::new(0) }
     }
 
-    pub(crate) fn park(&self, until: Until, storage: Box<dyn Storage>) {
+    pub(crate) fn push(&self, until: Until, storage: Box<dyn Storage>) {
         let mut list = self.list.lock();
-        list.parked.push(Parked { until, storage });
-        self.count.store(list.parked.len() + list.in_batches, Ordering::Release);
+        list.pending.push(PendingFree { until, storage });
+        self.count.store(list.pending.len() + list.in_batches, Ordering::Release);
     }
 
-    /// Returns the number of waiting allocations.
+    /// Returns the number of allocations pending free.
     #[must_use]
     pub fn len(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Returns whether no allocation waits.
+    /// Returns whether no allocation is pending free.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -87,13 +87,13 @@ impl Reclaimer {
         }
         // Fences are polled and memory is freed outside the lock: both call into a driver.
         let mut batch = Batch::take(self, &mut self.list.lock());
-        let over: Vec<_> = batch.parked.extract_if(.., |parked| parked.is_complete()).collect();
+        let over: Vec<_> = batch.pending.extract_if(.., |entry| entry.is_complete()).collect();
         let freed = over.len();
         drop(over);
         freed
     }
 
-    /// Like [`drain`](Self::drain), but frees only allocations parked now whose fences are complete or
+    /// Like [`drain`](Self::drain), but frees only allocations pending free now whose fences are complete or
     /// selected by `may_wait_for` and not held by the user. Other entries stay. For callers short of memory
     /// that may have to finish that work themselves.
     ///
@@ -107,23 +107,23 @@ impl Reclaimer {
             fence.is_complete()
                 || may_wait_for(fence) && fence.timeline().held_by_user(fence.point()).is_none()
         };
-        let allowed = |parked: &mut Parked| parked.until.iter().all(ends);
-        let chosen: Vec<_> = batch.parked.extract_if(.., allowed).collect();
-        for parked in chosen {
-            for fence in &parked.until {
+        let allowed = |entry: &mut PendingFree| entry.until.iter().all(ends);
+        let chosen: Vec<_> = batch.pending.extract_if(.., allowed).collect();
+        for entry in chosen {
+            for fence in &entry.until {
                 outcome = outcome.and(fence.wait());
             }
-            drop(parked.storage);
+            drop(entry.storage);
         }
         outcome
     }
 
-    /// Waits for all parked allocations and frees them. Does not wait for work that only the user can end,
-    /// such as a capture; its memory stays parked.
+    /// Waits for all allocations pending free and frees them. Does not wait for work that only the user can end,
+    /// such as a capture; its memory stays pending free.
     ///
     /// # Errors
     /// The first error of an operation that was waited for; its memory is freed all the same.
-    /// [`Busy`](crate::ErrorKind::Busy) if memory stays parked, with the reason.
+    /// [`Busy`](crate::ErrorKind::Busy) if memory stays pending free, with the reason.
     pub fn drain(&self) -> Result<()> {
         let mut outcome = Ok(());
         sweep_orphans(self);
@@ -134,28 +134,28 @@ impl Reclaimer {
                 self.returned.wait(&mut list);
                 continue;
             }
-            if list.parked.is_empty() {
+            if list.pending.is_empty() {
                 return outcome;
             }
             let mut batch = Batch::take(self, &mut list);
             drop(list);
             let mut held = Ok(());
-            let ends = |parked: &mut Parked| match parked.held_by_user() {
+            let ends = |entry: &mut PendingFree| match entry.held_by_user() {
                 Some(error) => {
                     held = Err(error);
                     false
                 }
                 None => true,
             };
-            let ending: Vec<_> = batch.parked.extract_if(.., ends).collect();
+            let ending: Vec<_> = batch.pending.extract_if(.., ends).collect();
             if ending.is_empty() {
                 return outcome.and(held);
             }
-            for parked in ending {
-                for fence in &parked.until {
+            for entry in ending {
+                for fence in &entry.until {
                     outcome = outcome.and(fence.wait());
                 }
-                drop(parked.storage);
+                drop(entry.storage);
             }
         }
     }
@@ -164,16 +164,16 @@ impl Reclaimer {
 /// Allocations that one thread has taken out of the list. On drop, returns those that are left.
 struct Batch<'a> {
     reclaimer: &'a Reclaimer,
-    parked: Vec<Parked>,
+    pending: Vec<PendingFree>,
     taken: usize,
 }
 
 impl<'a> Batch<'a> {
     fn take(reclaimer: &'a Reclaimer, list: &mut List) -> Self {
-        let parked = std::mem::take(&mut list.parked);
-        let taken = parked.len();
+        let pending = std::mem::take(&mut list.pending);
+        let taken = pending.len();
         list.in_batches += taken;
-        Self { reclaimer, parked, taken }
+        Self { reclaimer, pending, taken }
     }
 }
 
@@ -181,8 +181,8 @@ impl Drop for Batch<'_> {
     fn drop(&mut self) {
         let mut list = self.reclaimer.list.lock();
         list.in_batches -= self.taken;
-        list.parked.append(&mut self.parked);
-        self.reclaimer.count.store(list.parked.len() + list.in_batches, Ordering::Release);
+        list.pending.append(&mut self.pending);
+        self.reclaimer.count.store(list.pending.len() + list.in_batches, Ordering::Release);
         drop(list);
         if !crate::mutant!("core/reclaimer-notified") {
             self.reclaimer.returned.notify_all();
@@ -204,9 +204,9 @@ impl Drop for Reclaimer {
     /// Never waits: memory still in use is left to the other reclaimers of the process.
     fn drop(&mut self) {
         self.sweep();
-        for Parked { until, storage } in self.list.get_mut().parked.drain(..) {
+        for PendingFree { until, storage } in self.list.get_mut().pending.drain(..) {
             if !crate::mutant!("core/orphans-kept") {
-                ORPHANS.park(until, storage);
+                ORPHANS.push(until, storage);
             }
         }
     }
@@ -214,6 +214,6 @@ impl Drop for Reclaimer {
 
 impl fmt::Debug for Reclaimer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reclaimer").field("parked", &self.len()).finish()
+        f.debug_struct("Reclaimer").field("pending_free", &self.len()).finish()
     }
 }

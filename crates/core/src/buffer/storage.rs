@@ -50,7 +50,7 @@ pub unsafe trait Storage: Send + Sync + 'static {
     ///
     /// Must not block on the device.
     fn adopt_fences(&mut self, until: &[Fence]) -> bool {
-        let _parked_until_then = until;
+        let _pending_free_until_then = until;
         false
     }
 

@@ -88,12 +88,12 @@ pub(super) fn dropped(context: &TestContext<'_>) -> CheckResult {
         }
         check_counts(&before, &context.subject.resource_counts()?)?;
     }
-    parked(context)?;
+    pending_free(context)?;
     Ok(Verdict::Passed)
 }
 
 /// Memory used by another backend's work stays alive when it is dropped, and is counted.
-fn parked(context: &TestContext<'_>) -> Result<(), Failure> {
+fn pending_free(context: &TestContext<'_>) -> Result<(), Failure> {
     for memory in context.memories.iter().copied() {
         let before = context.subject.resource_counts()?;
         let gate = Gate::closed(context.subject.wake_timeout);
@@ -101,11 +101,11 @@ fn parked(context: &TestContext<'_>) -> Result<(), Failure> {
         let count = |backend: &dyn Backend| backend.resource_counts().allocations;
         let now = count(context.backend()).max(count(&*context.subject.host));
         ensure!(now >= 1, "memory of {} was freed while it was used", memory.place);
-        let parked = context.backend().resource_counts().pending_free
+        let pending = context.backend().resource_counts().pending_free
             + context.subject.host.resource_counts().pending_free;
         ensure!(
-            parked > before[0].pending_free + before[1].pending_free,
-            "memory in use is dropped and not parked"
+            pending > before[0].pending_free + before[1].pending_free,
+            "memory in use is dropped and not pending free"
         );
         gate.open();
         ensure!(!gate.was_forced(), "somebody waited where nobody may");

@@ -67,7 +67,7 @@ fn storage_that_adopts_fences_is_returned_with_them() {
     one.complete(over.point());
     let fence = two.copy(&first, &second).unwrap();
     drop(first);
-    assert!(reclaimer.is_empty(), "nothing is parked");
+    assert!(reclaimer.is_empty(), "nothing is pending free");
     let until: Vec<_> = returned.lock()[0].iter().map(key).collect();
     assert_eq!(until, [key(&fence)], "what is over is not among them");
     two.complete(fence.point());

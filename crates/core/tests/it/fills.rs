@@ -31,7 +31,7 @@ fn repeating_element_is_one_fill_others_double() {
 }
 
 #[test]
-fn fill_element_is_parked_until_it_is_copied() {
+fn fill_element_is_pending_free_until_it_is_copied() {
     let reclaimer = Arc::new(Reclaimer::new());
     let (dst, freed) = memory(&reclaimer, MemoryKind::Device, 12, true);
     let queue = MockQueue::new();

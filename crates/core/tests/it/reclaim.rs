@@ -39,7 +39,7 @@ fn unused_memory_is_freed_at_once_with_its_last_handle() {
 }
 
 #[test]
-fn sweep_frees_parked_memory_after_all_fences_without_waiting() {
+fn sweep_frees_memory_after_all_fences_without_waiting() {
     let reclaimer = Arc::new(Reclaimer::new());
     let (reader, writer) = (MockQueue::new(), MockQueue::new());
     let ((src, src_freed), (dst, dst_freed)) = (pair(&reclaimer), pair(&reclaimer));
@@ -75,7 +75,7 @@ fn memory_of_an_operation_that_failed_is_freed_too() {
 fn drain_waits_and_tells_the_first_error() {
     let reclaimer = Arc::new(Reclaimer::new());
     let queue = MockQueue::new();
-    let parked: Vec<_> = (0..3)
+    let pending: Vec<_> = (0..3)
         .map(|_| {
             let (buffer, freed) = pair(&reclaimer);
             queue.write(&buffer).unwrap();
@@ -94,7 +94,7 @@ fn drain_waits_and_tells_the_first_error() {
         assert_eq!(reached, 3);
         assert_eq!(outcome.unwrap_err().to_string(), "second");
     });
-    assert!(parked.iter().all(|freed| is(freed)) && reclaimer.is_empty());
+    assert!(pending.iter().all(|freed| is(freed)) && reclaimer.is_empty());
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn weak_handle_keeps_nothing_alive_and_upgrades_to_whole() {
     assert_eq!((whole.id(), whole.offset(), whole.len()), (slice.id(), 0, 100));
     drop((slice, whole));
     assert!(is(&freed) && weak.upgrade().is_none());
-    // What is parked until its last operation is over cannot be had back.
+    // What is pending free until its last operation is over cannot be had back.
     let (used, freed) = pair(&reclaimer);
     let queue = MockQueue::new();
     queue.copy(&used, &pair(&reclaimer).0).unwrap();

@@ -157,7 +157,7 @@ fn descriptions_and_counts_read_back() {
     round_trip(&MemoryInfo { free: 1, total: 2 }, json!({ "free_bytes": 1, "total_bytes": 2 }));
     let shortage = MemoryShortage { requested: 3, free: None, total: Some(2) };
     round_trip(&shortage, json!({ "requested_bytes": 3, "free_bytes": null, "total_bytes": 2 }));
-    let counts = json!({ "allocations": 0, "bytes": 0, "parked": 0, "leases": 0 });
+    let counts = json!({ "allocations": 0, "bytes": 0, "cached_bytes": 0, "pending_free": 0, "leases": 0 });
     round_trip(&ResourceCounts::default(), counts);
     assert!(to_value(next_timeline_id()).unwrap().is_u64());
 }

@@ -52,7 +52,7 @@ fn reversed_awaits_and_drops_keep_order() {
 }
 
 #[test]
-fn buffer_dropped_in_flight_is_parked_until_complete() {
+fn buffer_dropped_in_flight_is_pending_free_until_complete() {
     let manager = manager();
     let src = host(&manager, 32 << 20, 3);
     let expected = src.read().unwrap().to_vec();

@@ -143,7 +143,7 @@ fn a_device_is_found_used_and_leaves_nothing_behind() {
     transload_core::conformance::typed_buffer(&array, 1, 2).unwrap();
     drop(array);
 
-    // A buffer dropped in flight is parked, then drained.
+    // A buffer dropped in flight is pending free, then drained.
     let src = runtime.allocate(DeviceId::Cpu, MemoryKind::Pinned, 1 << 20).unwrap();
     let dst = runtime.allocate(id, MemoryKind::Device, 1 << 20).unwrap();
     drop(runtime.manager().copy(&src, &dst).submit());
