@@ -128,24 +128,24 @@ impl PathRoutes {
                 method.method() == TransferMethod::PeerToPeer && [src.device, dst.device].contains(&queue);
             method.is_of_one_queue(self.path) && (candidate.route.lane == queue || peers)
         };
-        let (can, not): (Vec<_>, Vec<_>) =
-            self.candidates.iter().partition(|candidate| takes(candidate, queue));
-        if can.is_empty() && !not.is_empty() {
-            let path = self.path;
-            let mut devices = vec![path.src.device, path.dst.device];
-            devices.dedup();
-            devices
-                .retain(|device| !device.is_cpu() && not.iter().any(|candidate| takes(candidate, *device)));
-            let devices: Vec<_> = devices.iter().map(|device| format!("a stream of {device}")).collect();
-            let text = match devices.join(" or ").as_str() {
-                "" => format!("no stream can take a copy {path}; leave out `on`"),
-                valid => {
-                    format!("a stream of {queue} cannot take a copy {path}; use {valid}, or leave out `on`")
-                }
-            };
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        // Without an allocation, since each transfer on a stream comes here.
+        let not = self.candidates.iter().filter(|candidate| !takes(candidate, queue));
+        let (count, methods) =
+            not.fold((0, ON_QUEUE), |(count, methods), not| (count + 1, methods | bit(not.method())));
+        if count < self.candidates.len() || count == 0 {
+            return Ok(methods);
         }
-        Ok(not.iter().fold(ON_QUEUE, |methods, candidate| methods | bit(candidate.method())))
+        let path = self.path;
+        let mut devices = vec![path.src.device, path.dst.device];
+        devices.dedup();
+        let is_valid = |device| self.candidates.iter().any(|candidate| takes(candidate, device));
+        devices.retain(|device| !device.is_cpu() && is_valid(*device));
+        let devices: Vec<_> = devices.iter().map(|device| format!("a stream of {device}")).collect();
+        let text = match devices.join(" or ").as_str() {
+            "" => format!("no stream can take a copy {path}; leave out `on`"),
+            valid => format!("a stream of {queue} cannot take a copy {path}; use {valid}, or leave out `on`"),
+        };
+        Err(Error::new(ErrorKind::InvalidArgument, text))
     }
 
     /// Chooses the cheapest method in place, or staging by a copy kernel, if the engine's queue takes longer.

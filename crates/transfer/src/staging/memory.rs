@@ -9,6 +9,9 @@ use crate::CrossBackendTransferManager;
 
 /// Host memory that a caller's bytes pass through on their way to or from a device. Made by
 /// [`CrossBackendTransferManager::allocate_staging`].
+///
+/// Counts as a staging buffer until dropped. The memory itself may stay pinned for longer: until the copies in flight are
+/// complete, and while a clone or a slice of the buffer is alive. To keep to the limit exactly, wait for the copies first.
 pub struct StagingMemory {
     buffer: RawBuffer,
     _reservation: Option<Reservation>,

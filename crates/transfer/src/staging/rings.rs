@@ -58,6 +58,8 @@ impl StagingRings {
     pub(crate) fn release(&self) {
         // Copied first: releasing calls the backend.
         let rings: Vec<_> = self.rings.iter().map(|ring| Arc::clone(&ring)).collect();
-        rings.iter().for_each(|ring| ring.release());
+        for ring in rings {
+            ring.release();
+        }
     }
 }

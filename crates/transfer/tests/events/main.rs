@@ -12,22 +12,27 @@ mod mock;
 #[allow(dead_code)]
 #[path = "../it/mock_memory.rs"]
 mod mock_memory;
+#[path = "../it/watchdog.rs"]
+mod watchdog;
 
 use std::{
     future::IntoFuture,
     sync::Arc,
     task::{Context, Waker},
+    thread,
     time::Duration,
 };
 
-use event_log::{Record, find, find_one, record, record_disabled};
+use event_log::{Record, find, find_one, record, record_disabled, record_with};
 use gate::Gate;
 use mock::{MOCK, Mock, MockBackend};
+use parking_lot::Mutex;
 use transload_core::{
     Backend, CostModel, DeviceId, ErrorKind, MemoryKind, Operation, PathCost, Place, RawBuffer,
     StreamPriority, Timing, TransferMethod, TransferPath, WorkloadType, events, submit,
 };
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
+use watchdog::within;
 
 const MIB: usize = 1 << 20;
 const FOREVER: u64 = u64::MAX;
@@ -206,6 +211,46 @@ fn ring_without_memory_is_reported_with_the_error() {
     assert!(limited.iter().all(|limited| limited.field("device") == Some("mock:0")));
     find_one(&records, events::TRANSFER_FAILED, events::TRANSFER, &["transfer"]);
     assert_none(&records, events::RING_GROWN);
+}
+
+#[test]
+fn subscriber_stages_while_a_staging_buffer_is_allocated() {
+    // The event comes from within the allocation, or after it succeeded or failed; the limit leaves room or not.
+    for (deferred, fail, limit) in
+        [(true, 0, u64::MAX), (true, 0, 0), (false, 0, 0), (false, FOREVER, u64::MAX)]
+    {
+        within("a copy by the subscriber", move || {
+            let backend = Mock::default().build();
+            let manager = CrossBackendTransferManager::builder().staging_limit(limit).build();
+            manager.register_backend(Arc::clone(&backend) as _).unwrap();
+            let (src, dst) = pair(&manager, MIB);
+            let (theirs, own) = (manager.clone(), pair(&manager, MIB));
+            let outcomes = Arc::new(Mutex::new(Vec::new()));
+            let (noted, me) = (Arc::clone(&outcomes), thread::current().id());
+            let copy = move || {
+                if thread::current().id() != me {
+                    return;
+                }
+                let copy = theirs.copy(&own.0, &own.1).method(TransferMethod::HostStaged);
+                noted.lock().push(copy.wait().map(|_| mock::bytes(&own.1)));
+            };
+            backend.fail_pinned(0, fail, 1);
+            record_with(copy, || {
+                if deferred {
+                    events::report::drop_failed(&"what a driver noticed before");
+                }
+                let outcome = manager.copy(&src, &dst).method(TransferMethod::HostStaged).wait();
+                assert_eq!(outcome.is_ok(), fail == 0);
+            });
+            let outcomes = outcomes.lock();
+            let shortages = outcomes.iter().filter_map(|outcome| outcome.as_ref().err());
+            assert!(shortages.clone().all(|error| error.kind() == ErrorKind::OutOfMemory), "{outcomes:?}");
+            // Without room the copy from within the allocation gets no buffer.
+            assert_eq!(shortages.count() > 0, fail > 0 || deferred && limit == 0);
+            assert!(outcomes.iter().flatten().all(|bytes| *bytes == [1; MIB]));
+            assert!(fail > 0 || outcomes.iter().any(Result::is_ok));
+        });
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryInfo, MemoryKind, Operation, PathCost,
     PeerAccess, Place, Queue, QueueLease, RawBuffer, Reclaimer, ResourceCounts, Result, StreamPriority,
-    Timeline, TimelineId, Timing, WorkloadType, next_timeline_id, submit,
+    Timeline, TimelineId, Timing, WorkloadType, events, next_timeline_id, submit,
 };
 
 use crate::mock_memory::{Memory, MockLine, Panics, Shared, Work};
@@ -122,6 +122,7 @@ impl MockBackend {
     }
 
     fn pin(&self) -> Result<()> {
+        events::report::emit_deferred();
         let mut pinned = self.shared.pinned.lock();
         if pinned.fail == 0 || pinned.succeed > 0 {
             pinned.succeed = pinned.succeed.saturating_sub(1);

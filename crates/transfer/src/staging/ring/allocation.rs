@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a thread allocates for a ring.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Allocating {
+pub(super) enum Allocating {
     /// The buffer without which no transfer can be staged.
     First,
     /// One more: worth no other ring's buffers.
@@ -32,6 +32,27 @@ thread_local! {
     static ALLOCATING: Cell<Option<Allocating>> = const { Cell::new(None) };
 }
 
+/// Notes what this thread allocates, until dropped: then what it allocated before.
+struct AllocatingGuard(Option<Allocating>);
+
+impl AllocatingGuard {
+    fn enter(what: Allocating) -> Self {
+        Self(ALLOCATING.replace(Some(what)))
+    }
+}
+
+impl Drop for AllocatingGuard {
+    fn drop(&mut self) {
+        ALLOCATING.set(self.0);
+    }
+}
+
+/// Returns whether this thread is within an allocation, during which the backend emitted an event and its subscriber came
+/// back here. Such a thread must not wait for buffers being allocated: one of them may be its own.
+fn is_nested() -> bool {
+    ALLOCATING.get().is_some()
+}
+
 pub(super) fn unavailable(why: &str) -> Error {
     Error::new(ErrorKind::Unsupported, format!("no staging buffer: {why}"))
 }
@@ -39,18 +60,25 @@ pub(super) fn unavailable(why: &str) -> Error {
 impl StagingRing {
     /// Returns whether a transfer can be staged without allocating a buffer first.
     pub(crate) fn has_buffer(&self) -> bool {
-        self.state.lock().has_buffer(self.most)
+        self.state.lock().has_buffer()
     }
 
     /// Allocates the first buffer if there is none.
     ///
     /// # Errors
     /// The backend's. Unless `insist`, some transfers after a shortage get its error without a further try.
+    /// [`ErrorKind::OutOfMemory`] within an allocation that leaves no room for another.
     pub(super) fn allocate_first(self: &Arc<Self>, insist: bool) -> Result<()> {
-        let _one_thread = self.first.lock();
         let mut state = self.state.lock();
-        if state.has_buffer(self.most) {
+        while !state.has_buffer() && state.allocating > 0 && !is_nested() {
+            self.allocated.wait(&mut state);
+        }
+        if state.has_buffer() {
             return Ok(());
+        }
+        if state.allocated >= self.most_now(&state) {
+            let text = "no staging buffer: the only ones are being allocated";
+            return Err(Error::new(ErrorKind::OutOfMemory, text));
         }
         if !insist
             && state.skips > 0
@@ -59,9 +87,9 @@ impl StagingRing {
             state.skips -= 1;
             return Err(error);
         }
-        state.count_allocations(1);
+        let what = state.count_allocations(1);
         drop(state);
-        self.allocate_now(Allocating::First)
+        self.allocate_now(what)
     }
 
     /// Allocates all buffers that the ring may have, as far as pinned memory suffices.
@@ -70,13 +98,14 @@ impl StagingRing {
     /// The backend's, unless there is too little pinned memory.
     pub(crate) fn fill(self: &Arc<Self>) -> Result<()> {
         loop {
-            let _one_thread = self.first.lock();
             let mut state = self.state.lock();
+            while state.allocating > 0 && !is_nested() {
+                self.allocated.wait(&mut state);
+            }
             if state.allocated >= self.most_now(&state) {
                 return Ok(());
             }
-            let what = if state.allocated == 0 { Allocating::First } else { Allocating::Another };
-            state.count_allocations(1);
+            let what = state.count_allocations(1);
             drop(state);
             match self.allocate_now(what) {
                 Err(error) if error.kind() == ErrorKind::OutOfMemory => return Ok(()),
@@ -86,9 +115,9 @@ impl StagingRing {
     }
 
     /// Allocates a buffer, already counted, on a blocking thread.
-    pub(super) fn allocate_another(self: &Arc<Self>) {
+    pub(super) fn spawn_allocation(self: &Arc<Self>, what: Allocating) {
         let mut making = PendingBuffer::new(self);
-        drop(self.executor.spawn_blocking(&self.pinning, move || making.allocate(Allocating::Another)));
+        drop(self.executor.spawn_blocking(&self.pinning, move || making.allocate(what)));
     }
 
     /// Allocates a buffer, already counted, on the calling thread.
@@ -101,16 +130,17 @@ impl StagingRing {
     fn allocate(&self, what: Allocating) -> Result<StagingBuffer> {
         let Some((backend, device)) = &self.source else { return Err(unavailable("this ring has none")) };
         let _attached = backend.attach_thread();
-        let before = ALLOCATING.replace(Some(what));
-        let buffer = backend.allocate(*device, MemoryKind::Pinned, CAPACITY);
-        ALLOCATING.set(before);
-        StagingBuffer::new(buffer?)
+        let _noted = AllocatingGuard::enter(what);
+        StagingBuffer::new(backend.allocate(*device, MemoryKind::Pinned, CAPACITY)?)
     }
 
-    /// Frees the unused buffers.
-    pub(crate) fn release(&self) {
-        let freed = self.state.lock().take_free(0, usize::MAX);
-        drop(freed);
+    /// Frees the unused buffers, but the last one only if no transfer needs it. Returns how many.
+    pub(crate) fn release(&self) -> usize {
+        let mut state = self.state.lock();
+        let keep = usize::from(state.holds > 0);
+        let freed = state.take_free(keep, usize::MAX);
+        drop(state);
+        freed.len()
     }
 
     /// Returns the most buffers that the ring may have now, at least one.
@@ -122,33 +152,31 @@ impl StagingRing {
 }
 
 impl PinnedCache for StagingRing {
-    /// Frees the unused buffers, but the last one only if no transfer needs it.
     fn release_unused(&self) -> u64 {
         let allocating = ALLOCATING.get();
         if allocating == Some(Allocating::Another) {
             return 0;
         }
-        let mut state = self.state.lock();
         if allocating.is_none() {
+            let mut state = self.state.lock();
             let end = Instant::now() + PATIENCE;
             while state.allocating > 0 && !self.allocated.wait_until(&mut state, end).timed_out() {}
         }
-        let keep = usize::from(state.holds > 0);
-        let freed = state.take_free(keep, usize::MAX);
-        drop(state);
-        freed.len() as u64 * STAGING_BUFFER
+        self.release() as u64 * STAGING_BUFFER
     }
 }
 
 impl State {
-    /// Returns whether there is a buffer, or all that there may be are being allocated.
-    fn has_buffer(&self, most: usize) -> bool {
-        self.allocated > self.allocating || self.allocated >= most
+    pub(super) fn has_buffer(&self) -> bool {
+        self.allocated > self.allocating
     }
 
-    fn count_allocations(&mut self, buffers: usize) {
+    /// Counts buffers as being allocated. Returns what they are.
+    pub(super) fn count_allocations(&mut self, buffers: usize) -> Allocating {
+        let what = if self.allocated == 0 { Allocating::First } else { Allocating::Another };
         self.allocated += buffers;
         self.allocating += buffers;
+        what
     }
 
     /// Returns how many free buffers can be taken out if one is left.
@@ -165,12 +193,12 @@ impl State {
         self.free.split_off(self.free.len() - count)
     }
 
-    /// Returns the number of buffers to allocate, and counts them as being allocated.
-    pub(super) fn reserve_allocations(&mut self, most: usize) -> usize {
+    /// Returns how many buffers of what to allocate, and counts them as being allocated.
+    pub(super) fn reserve_allocations(&mut self, most: usize) -> (usize, Allocating) {
         let room = most.saturating_sub(self.allocated);
         if room == 0 || (self.backoff > 0 && self.allocated > 0) {
             self.backoff = self.backoff.saturating_sub(1);
-            return 0;
+            return (0, Allocating::Another);
         }
         let mut wanted = 0;
         for transfer in self.transfers.iter().flatten() {
@@ -182,29 +210,27 @@ impl State {
         // At most doubles the buffers: a driver serialises pinning, and the first chunks would wait for all.
         let at_once = (self.allocated - self.allocating).max(1);
         let to_allocate = wanted.min(at_once).saturating_sub(self.allocating).min(room);
-        self.count_allocations(to_allocate);
-        to_allocate
+        (to_allocate, self.count_allocations(to_allocate))
     }
 }
 
-/// A buffer being allocated. Its drop reports the outcome, even after a panic.
+/// A buffer being allocated. Its drop adds it to the ring or reports the error, even after a panic. Events come last: a
+/// subscriber may stage a copy.
 struct PendingBuffer {
     ring: Arc<StagingRing>,
     outcome: Result<StagingBuffer>,
+    begun: Instant,
 }
 
 impl PendingBuffer {
     fn new(ring: &Arc<StagingRing>) -> Self {
-        Self { ring: Arc::clone(ring), outcome: Err(unavailable("nothing could make it")) }
+        let outcome = Err(unavailable("nothing could make it"));
+        Self { ring: Arc::clone(ring), outcome, begun: Instant::now() }
     }
 
     fn allocate(&mut self, what: Allocating) {
-        let begun = Instant::now();
+        self.begun = Instant::now();
         self.outcome = self.ring.allocate(what);
-        if let (Ok(_), Some((_, device))) = (&self.outcome, &self.ring.source) {
-            let buffers = self.ring.state.lock().allocated;
-            report_events::ring_grown(*device, buffers, begun.elapsed());
-        }
     }
 }
 
@@ -214,11 +240,16 @@ impl Drop for PendingBuffer {
         let ring = &self.ring;
         let error = match outcome {
             Ok(made) => {
+                let (elapsed, mut buffers) = (self.begun.elapsed(), 0);
                 let _none = ring.dispatch(None, |state| {
                     state.allocating -= 1;
                     state.free.push(made);
+                    buffers = state.allocated;
+                    ring.allocated.notify_all();
                 });
-                ring.allocated.notify_all();
+                if let Some((_, device)) = &ring.source {
+                    report_events::ring_grown(*device, buffers, elapsed);
+                }
                 return;
             }
             Err(error) => error,
@@ -233,13 +264,13 @@ impl Drop for PendingBuffer {
         let allocated = state.allocated;
         drop(state);
         ring.allocated.notify_all();
-        if let Some((_, device)) = &ring.source {
-            report_events::ring_limited(*device, allocated, ring.most, &error);
-        }
         for transfer in waiting.into_iter().flatten() {
             let error = error.clone();
             let failing = async move { transfer.fail(error).await };
             let _always = ring.executor.spawn_detached(StreamPriority::Normal, failing);
+        }
+        if let Some((_, device)) = &ring.source {
+            report_events::ring_limited(*device, allocated, ring.most, &error);
         }
     }
 }

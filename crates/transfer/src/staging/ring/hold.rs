@@ -18,7 +18,7 @@ impl StagingRing {
         let mut state = self.state.lock();
         state.holds += 1;
         let hold = RingHold(Arc::clone(self));
-        let is_ready = state.allocated > state.allocating;
+        let is_ready = state.has_buffer();
         drop(state);
         if !is_ready {
             self.allocate_first(insist)?;

@@ -33,8 +33,6 @@ pub(crate) struct StagingRing {
     limit: Option<u64>,
     /// Bounds the threads that pin memory concurrently.
     pinning: BlockingKey,
-    /// Held by the thread that allocates the first buffer.
-    first: Mutex<()>,
     state: Mutex<State>,
     /// Notified when the allocation of a buffer ends.
     allocated: Condvar,
@@ -73,7 +71,6 @@ impl StagingRing {
             most: most.max(1),
             limit,
             pinning: BlockingKey::new(most.div_ceil(2)),
-            first: Mutex::default(),
             state: Mutex::default(),
             allocated: Condvar::new(),
         }
@@ -178,9 +175,9 @@ impl StagingRing {
             copies.push(next);
         }
         let most = self.most_now(&state);
-        let to_allocate = state.reserve_allocations(most);
+        let (to_allocate, what) = state.reserve_allocations(most);
         drop(state);
-        (0..to_allocate).for_each(|_| self.allocate_another());
+        (0..to_allocate).for_each(|_| self.spawn_allocation(what));
         copies.iter_mut().for_each(|next| next.start(false));
         let own =
             copies.iter().position(|next| Some(next.priority()) == mine).map(|index| copies.remove(index));
@@ -235,3 +232,8 @@ impl State {
         enter(transfers, transfer);
     }
 }
+
+#[cfg(test)]
+#[path = "../../../tests/unit/ring.rs"]
+#[allow(clippy::unwrap_used)]
+mod tests;
