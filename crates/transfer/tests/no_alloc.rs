@@ -4,11 +4,15 @@
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
+    sync::Arc,
     task::{Context, Waker},
 };
 
 use transload_backend_cpu::CpuBackend;
-use transload_core::{DeviceId, MemoryKind, RawBuffer, StreamPriority, Timing, TransferMethod};
+use transload_core::{
+    Backend, DeviceId, Fence, MemoryKind, Operation, Place, Queue, QueueLease, RawBuffer, Result,
+    StreamPriority, Timeline, Timing, TransferMethod, WorkloadType,
+};
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 struct Counting;
@@ -41,6 +45,54 @@ fn allocations(mut round: impl FnMut()) -> u64 {
     let before = ALLOCATIONS.get();
     (0..100).for_each(|_| round());
     ALLOCATIONS.get() - before
+}
+
+/// A queue of the caller's.
+#[derive(Clone)]
+struct CallersQueue(Arc<QueueLease>);
+
+// SAFETY: everything is passed on to the queue.
+unsafe impl Queue for CallersQueue {
+    fn device(&self) -> DeviceId {
+        self.0.device()
+    }
+
+    fn priority(&self) -> StreamPriority {
+        self.0.priority()
+    }
+
+    fn timeline(&self) -> &Arc<dyn Timeline> {
+        self.0.timeline()
+    }
+
+    fn can_copy(&self, src: Place, dst: Place) -> bool {
+        self.0.can_copy(src, dst)
+    }
+
+    fn can_wait_for(&self, fence: &Fence) -> bool {
+        self.0.can_wait_for(fence)
+    }
+
+    unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.enqueue(operation, after, timing) }
+    }
+
+    fn outstanding(&self) -> u64 {
+        self.0.outstanding()
+    }
+}
+
+#[test]
+fn a_warm_transfer_on_a_stream_allocates_once() {
+    let manager = CrossBackendTransferManager::new();
+    let backend = CpuBackend::new().unwrap();
+    let lease = backend.lease_queue(DeviceId::Cpu, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    manager.register_backend(backend).unwrap();
+    let [src, dst] = [0; 2].map(|_| manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 8192).unwrap());
+    let queue = CallersQueue(Arc::new(lease));
+    // The builder keeps the stream outside, for the sake of copies that name none.
+    assert_eq!(allocations(|| drop(manager.copy(&src, &dst).on(&queue).wait().unwrap())), 100);
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn prepare_allocates_what_the_first_transfer_uses() {
             let backend = Mock::default().build();
             let manager = CrossBackendTransferManager::builder().staging_limit(limit).build();
             manager.register_backend(backend.clone()).unwrap();
-            let (src, dst) = pair(&manager, 122 * MIB);
+            let (src, dst) = pair(&manager, 30 * MIB);
             manager.prepare(src.place(), dst.place(), &TransferOptions::new()).unwrap();
             let prepared = manager.staging_bytes();
             assert!((4 * MIB as u64..=limit).contains(&prepared));
