@@ -1,9 +1,9 @@
-//! KeyState that may block in the kernel or a driver: spare threads, and limits per key.
+//! Calls that may block in the kernel or a driver: spare threads, and limits per key.
 
-use std::{collections::VecDeque, fmt, sync::Arc, thread, time::Duration};
+use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{Error, ErrorKind, Result, catch_panic, events::report};
+use transload_core::{Error, ErrorKind, Result, catch_panic};
 
 use crate::{
     group::LiveGuard,
@@ -45,7 +45,7 @@ pub(crate) struct SpareThreads {
 struct SpareState {
     calls: VecDeque<(BlockingCall, BlockingKey)>,
     alive: usize,
-    /// SpareState that run a call.
+    /// Threads that run a call.
     busy: usize,
 }
 
@@ -121,8 +121,7 @@ fn post(workers: &Arc<Workers>, body: BlockingCall, key: &BlockingKey) {
     threads.alive += 1;
     drop(threads);
     let theirs = Arc::clone(workers);
-    if let Err(error) = thread::Builder::new().name(workers.next_name()).spawn(move || run(&theirs)) {
-        report::thread_refused("calls that may block", &error);
+    if let Err(error) = workers.spare_threads.start(workers.next_name(), move || run(&theirs)) {
         let mut threads = workers.spare.state.lock();
         threads.alive -= 1;
         if threads.alive > 0 {

@@ -238,10 +238,9 @@ impl Executor {
             completer.complete(catch_panic(closure));
             drop(live);
         };
-        match thread::Builder::new().name(self.handle.0.next_name()).spawn(body) {
-            Ok(_detached) => task,
+        match self.handle.0.own_threads.start(self.handle.0.next_name(), body) {
+            Ok(()) => task,
             Err(error) => {
-                report::thread_refused("a long call", &error);
                 let error = Error::caused_by(ErrorKind::Io, "cannot start a thread for a long call", error);
                 let (task, completer) = Task::pending();
                 completer.complete(Err(error));
@@ -275,6 +274,7 @@ impl Executor {
     pub fn drain(&self) -> Result<()> {
         refuse_to_drain()?;
         self.group.drain();
+        report::emit_deferred();
         Ok(())
     }
 }

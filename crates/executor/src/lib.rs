@@ -41,6 +41,7 @@ mod idle;
 mod shard;
 mod sync;
 mod task;
+mod thread_starter;
 mod workers;
 mod yielding;
 

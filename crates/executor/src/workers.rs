@@ -13,9 +13,10 @@ use std::{
 };
 
 use concurrent_queue::ConcurrentQueue;
-use transload_core::{Error, ErrorKind, Result, TimelineId, catch_panic, events::report};
+use parking_lot::Mutex;
+use transload_core::{Error, ErrorKind, Result, TimelineId, catch_panic};
 
-use crate::{blocking::SpareThreads, fences::Fences, idle::Idle};
+use crate::{blocking::SpareThreads, fences::Fences, idle::Idle, thread_starter::ThreadStarter};
 
 /// How long a worker without work searches before it sleeps: about as long as being woken takes (some 250 us measured in a
 /// virtual machine), so that at worst the cost is doubled.
@@ -80,7 +81,12 @@ pub(crate) struct Workers {
     /// Live tasks and calls of all groups. The threads stay until it is 0.
     live: AtomicUsize,
     closing: AtomicBool,
+    /// Number of workers. Increased under `starting`, and never decreased.
     started: AtomicUsize,
+    /// Locked while a worker is started, so that nobody relies on a first one that the system then refuses.
+    starting: Mutex<ThreadStarter>,
+    pub(crate) spare_threads: ThreadStarter,
+    pub(crate) own_threads: ThreadStarter,
     most: usize,
     numbers: AtomicUsize,
 }
@@ -95,6 +101,9 @@ impl Workers {
             live: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
             started: AtomicUsize::new(0),
+            starting: Mutex::new(ThreadStarter::new("worker of the executor")),
+            spare_threads: ThreadStarter::new("calls that may block"),
+            own_threads: ThreadStarter::new("a long call"),
             most,
             numbers: AtomicUsize::new(0),
         })
@@ -146,36 +155,35 @@ impl Workers {
     /// # Errors
     /// [`ErrorKind::Io`] if the system refuses the first one.
     pub(crate) fn start_first(self: &Arc<Self>) -> Result<()> {
-        if self.started.load(Ordering::Acquire) > 0 {
-            return Ok(());
-        }
-        self.start().or_else(|error| match self.started.load(Ordering::Acquire) {
-            0 => Err(Error::caused_by(ErrorKind::Io, "cannot start a first worker thread", error)),
-            _ => Ok(()),
-        })
+        self.start_unless(1)
+            .map_err(|error| Error::caused_by(ErrorKind::Io, "cannot start a first worker thread", error))
     }
 
     /// Starts a further worker, if permitted. If the system refuses it, the existing ones do the work.
     fn grow(self: &Arc<Self>) {
-        let _fewer_do = self.start();
+        let _fewer_do = self.start_unless(self.most);
     }
 
-    fn start(self: &Arc<Self>) -> std::io::Result<()> {
-        let room = |count: usize| (count < self.most).then(|| count + 1);
-        if self.started.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).is_err() {
+    /// Starts a worker unless there are `enough`.
+    fn start_unless(self: &Arc<Self>, enough: usize) -> std::io::Result<()> {
+        if self.started.load(Ordering::Acquire) >= enough {
+            return Ok(());
+        }
+        let starter = self.starting.lock();
+        if self.started.load(Ordering::Acquire) >= enough {
             return Ok(());
         }
         // It starts as a searcher, so further pushes need not start another one.
         self.idle.begin();
         let theirs = Arc::clone(self);
-        let spawned = thread::Builder::new().name(self.next_name()).spawn(move || theirs.work());
-        if let Err(error) = spawned {
-            report::thread_refused("worker of the executor", &error);
-            self.started.fetch_sub(1, Ordering::AcqRel);
-            let _none_to_start = self.idle.found(|| false);
-            return Err(error);
+        let started = starter.start(self.next_name(), move || theirs.work());
+        if started.is_ok() {
+            self.started.fetch_add(1, Ordering::AcqRel);
+        } else {
+            // Pushes meanwhile counted on it. If nobody sleeps, a busy worker does their work.
+            let _refused_again = self.idle.found(|| self.is_ready() || self.fences.need_a_poll());
         }
-        Ok(())
+        started
     }
 
     pub(crate) fn begun(&self) {
@@ -305,7 +313,7 @@ impl Workers {
         }
     }
 
-    /// KeyState a driver. During the call the worker is not a searcher: another one is woken for work that arrives.
+    /// Calls a driver. During the call the worker is not a searcher: another one is woken for work that arrives.
     fn call(self: &Arc<Self>, others: bool, call: &mut dyn FnMut()) {
         if self.idle.found(|| others || self.is_ready()) {
             self.grow();

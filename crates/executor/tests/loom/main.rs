@@ -189,6 +189,28 @@ fn workers_get_every_task_of_a_batch_push() {
     }
 }
 
+/// A thread that the system refuses was counted as a searcher meanwhile, so a push may have left its piece to it.
+#[test]
+fn refused_thread_loses_no_push() {
+    model(2, || {
+        let pool = Arc::new(Pool::default());
+        let worker = {
+            let pool = Arc::clone(&pool);
+            thread::spawn(move || pool.work_until(1))
+        };
+        let refused = {
+            let pool = Arc::clone(&pool);
+            thread::spawn(move || {
+                pool.idle.begin();
+                pool.idle.found(|| pool.has_work());
+            })
+        };
+        pool.push();
+        worker.join().unwrap();
+        refused.join().unwrap();
+    });
+}
+
 /// Pieces for which there is neither a searcher nor a sleeper.
 #[test]
 fn useful_threads_counts_the_missing_ones() {

@@ -1,0 +1,32 @@
+//! Starts threads, and reports that the system refuses them.
+
+use std::{
+    io,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+use transload_core::events::report;
+
+/// Starts threads for one purpose. Of refusals in a row, the first is reported: under a limit each push might cause one.
+pub(crate) struct ThreadStarter {
+    purpose: &'static str,
+    is_refused: AtomicBool,
+}
+
+impl ThreadStarter {
+    pub(crate) const fn new(purpose: &'static str) -> Self {
+        Self { purpose, is_refused: AtomicBool::new(false) }
+    }
+
+    /// Starts a thread, which nothing joins.
+    pub(crate) fn start(&self, name: String, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let started = thread::Builder::new().name(name).spawn(body);
+        let was_refused = self.is_refused.swap(started.is_err(), Ordering::Relaxed);
+        started.map(|_detached| ()).inspect_err(|error| {
+            if !was_refused {
+                report::thread_refused(self.purpose, error);
+            }
+        })
+    }
+}
