@@ -198,7 +198,9 @@ impl Backend for CpuBackend {
         if !transload_core::mutant!("cpu/drain-tasks") {
             self.executor.drain()?;
         }
-        self.queues.drain().and(self.reclaimer.drain())
+        let outcome = self.queues.drain().and(self.reclaimer.drain());
+        report::emit_deferred();
+        outcome
     }
 
     /// Returns the buffer itself if it is in host memory.

@@ -8,8 +8,9 @@
 //! an [`Error`](crate::Error). `transfer` is a [`TransferId`]; it is missing for work that no
 //! transfer manager submitted, and for transfers that began before there was a subscriber.
 //!
-//! Events of [`MEMORY`] and [`DRIVER`] are often noticed under locks. They are emitted a little later, where no lock is held, possibly on
-//! another thread and in another span.
+//! Events of [`MEMORY`], [`DRIVER`] and [`THREADS`] are often noticed where a lock is held or the caller's buffers are in use. They are kept,
+//! and emitted where neither is so, possibly on another thread and in another span: before the process's next allocation,
+//! synchronisation of a stream or drain returns, when the end of a transfer is observed, or when a runtime's last handle is dropped.
 //!
 //! | Level | Use |
 //! |---|---|
@@ -103,8 +104,8 @@ pub const RING_LIMITED: &str = "ring_limited";
 
 /// `WARN`, target [`THREADS`]: code of the caller or of a backend panicked, and the panic was caught. Field `text`.
 pub const PANIC_CAUGHT: &str = "panic_caught";
-/// `WARN`, target [`THREADS`]: the system refused to start a thread, so others do its work, or the caller gets an error. Fields `what`
-/// (what the thread is for), `error`.
+/// `WARN`, target [`THREADS`]: the system refused to start a thread, so others do its work, or the caller gets an error. The executor reports the first
+/// refusal until it could start such a thread again. Fields `what` (what the thread is for), `error`.
 pub const THREAD_REFUSED: &str = "thread_refused";
 /// `DEBUG`, target [`THREADS`]: an owner of adopted memory or of a stream was dropped, after the work that used it. Field
 /// `elapsed_ns` (how long its destructor ran).
@@ -120,7 +121,7 @@ pub const DROP_FAILED: &str = "drop_failed";
 pub const CALL_FAILED: &str = "call_failed";
 /// `INFO`, target [`DRIVER`]: a runtime has no devices of a family. Fields `family`, `error`.
 pub const FAMILY_ABSENT: &str = "family_absent";
-/// `WARN`, target [`DRIVER`]: there were more events of memory and drivers than are kept until they can be emitted. Field `count`.
+/// `WARN`, target [`DRIVER`]: there were more events of memory, drivers and threads than are kept until they can be emitted. Field `count`.
 pub const EVENTS_DROPPED: &str = "events_dropped";
 
 /// `INFO`, target [`MEMORY`]: memory was short, and an allocation succeeded after memory was reclaimed. Fields `place`, `bytes`,

@@ -9,7 +9,7 @@ use std::{
 use transload_core::{
     Backend, CompletionHandler, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost,
     Place, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Submitted, Timing, Transfer,
-    TransferEvent, TransferId, TransferPath, TrySubmitError,
+    TransferEvent, TransferId, TransferPath, TrySubmitError, events::report,
 };
 use transload_executor::{Executor, Task as CallTask};
 
@@ -298,6 +298,12 @@ impl CrossBackendTransferManager {
     /// was destroyed with its context.
     pub fn drain(&self) -> Result<()> {
         self.context.executor.drain()?;
+        let outcome = self.drain_rest();
+        report::emit_deferred();
+        outcome
+    }
+
+    fn drain_rest(&self) -> Result<()> {
         self.registry.drain_methods()?;
         self.context.unobserved.wait_for_all(&self.context);
         let mut outcome = self.context.unreported.take();

@@ -94,6 +94,8 @@ fn submitted(report: &TransferReport) {
 }
 
 fn completed(report: &TransferReport) {
+    // What was noticed during the transfer.
+    events::report::emit_deferred();
     tracing::debug!(
         name: events::TRANSFER_COMPLETED,
         target: events::TRANSFER,

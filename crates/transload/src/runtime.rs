@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use transload_backend_cpu::CpuBackend;
 use transload_core::{
     Backend, Buffer, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Place, Pod, RawBuffer, Result,
-    SharedBuffer, bytes_of_elements,
+    SharedBuffer, bytes_of_elements, events::report,
 };
 use transload_executor::{BlockingKey, Executor};
 use transload_transfer::{CopyBuilder, CrossBackendTransferManager, Plan, TransferOptions};
@@ -35,6 +35,17 @@ struct Inner {
     calls: Executor,
     call_key: BlockingKey,
     drains: Drains,
+    /// Dropped last.
+    _events: EmitOnDrop,
+}
+
+/// Emits the events that the parts of a runtime report when they are dropped, or that no later call would emit.
+struct EmitOnDrop;
+
+impl Drop for EmitOnDrop {
+    fn drop(&mut self) {
+        report::emit_deferred();
+    }
 }
 
 pub(crate) struct Parts {
@@ -62,7 +73,9 @@ impl Runtime {
 
     pub(crate) fn new(parts: Parts) -> Self {
         let (calls, call_key) = (parts.executor.group(), BlockingKey::new(MAX_CALLS));
-        Self { inner: Arc::new(Inner { calls, call_key, drains: Drains::default(), parts }) }
+        Self {
+            inner: Arc::new(Inner { calls, call_key, drains: Drains::default(), parts, _events: EmitOnDrop }),
+        }
     }
 
     /// Returns the transfer manager over all devices.

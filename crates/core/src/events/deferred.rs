@@ -50,7 +50,7 @@ where
     drop(refused);
 }
 
-/// Emits the events of memory and drivers that were noticed since the last call: see [`report`](super::report). Call it where no lock
+/// Emits the events of memory, drivers and threads that were noticed since the last call: see [`report`](super::report). Call it where no lock
 /// is held for which another thread waits, for example before a call that may take long returns. Without such events it costs one
 /// load.
 #[inline]

@@ -1,8 +1,8 @@
 //! Reports events that several crates have in common. For authors of backends, too.
 //!
-//! Events of host threads are emitted at once: call their functions under no lock for which another thread waits, since a subscriber
-//! is user code. Those of [`MEMORY`] and [`DRIVER`] may be reported anywhere, also under locks and in destructors: they are emitted by
-//! the next [`emit_deferred`], possibly on another thread. A subscriber's panic is discarded.
+//! A subscriber is user code, and may wait for what the reporting thread does. So these functions, which may be called anywhere, also
+//! under locks and in destructors, only keep their events; the next [`emit_deferred`] emits them, possibly on another thread. Only
+//! [`family_absent`] emits at once. A subscriber's panic is discarded.
 
 use std::{fmt::Display, time::Duration};
 
@@ -22,27 +22,33 @@ fn nanos(time: Duration) -> u64 {
 /// Reports [`PANIC_CAUGHT`].
 #[cold]
 pub fn panic_caught(text: &str) {
-    discard_panic(|| tracing::warn!(name: PANIC_CAUGHT, target: THREADS, text, "caught a panic"));
+    defer(Level::WARN, || {
+        let text = text.to_owned();
+        move || tracing::warn!(name: PANIC_CAUGHT, target: THREADS, text, "caught a panic")
+    });
 }
 
 /// Reports [`THREAD_REFUSED`].
 #[cold]
-pub fn thread_refused(what: &str, error: &dyn Display) {
-    discard_panic(
-        || tracing::warn!(name: THREAD_REFUSED, target: THREADS, what, %error, "cannot start a thread"),
-    );
+pub fn thread_refused(what: &'static str, error: &dyn Display) {
+    defer(Level::WARN, || {
+        let error = error.to_string();
+        move || tracing::warn!(name: THREAD_REFUSED, target: THREADS, what, error, "cannot start a thread")
+    });
 }
 
 /// Reports [`OWNER_DROPPED`].
 #[cold]
 pub fn owner_dropped(elapsed: Duration) {
-    discard_panic(|| {
-        tracing::debug!(
-            name: OWNER_DROPPED,
-            target: THREADS,
-            elapsed_ns = nanos(elapsed),
-            "dropped an owner of adopted memory or of a stream"
-        );
+    defer(Level::DEBUG, || {
+        move || {
+            tracing::debug!(
+                name: OWNER_DROPPED,
+                target: THREADS,
+                elapsed_ns = nanos(elapsed),
+                "dropped an owner of adopted memory or of a stream"
+            );
+        }
     });
 }
 
@@ -111,7 +117,7 @@ pub fn kernel_unavailable(device: DeviceId, error: &Error) {
     });
 }
 
-/// Reports [`FAMILY_ABSENT`].
+/// Reports [`FAMILY_ABSENT`] at once: call it under no lock for which another thread waits.
 #[cold]
 pub fn family_absent(family: &str, error: &Error) {
     discard_panic(

@@ -20,7 +20,8 @@ pub type Hook = fn(address: usize, bytes: usize, access: HostAccess);
 
 static HOOK: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Installs the hook for the process, replacing any other. A panic of the hook unwinds out of the call that
+/// Installs the hook for the process, replacing any other. It must return without waiting: it calls neither a driver nor what waits for
+/// work, since a device's work or another thread may wait for the access. A panic of the hook unwinds out of the call that
 /// accesses the memory: opening a view, or submitting a transfer that the calling thread copies itself. In a
 /// queue's operation or a staged transfer, it becomes that operation's failure.
 pub fn set_hook(hook: Hook) {

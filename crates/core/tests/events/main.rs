@@ -21,6 +21,8 @@ fn deferred_event_is_emitted_once_where_no_lock_is_held() {
     let records = record(|| {
         report::call_failed("another way", DeviceId::Cuda(1), &"the cause");
         report::call_failed("a third way", None, &"the cause");
+        report::thread_refused("a thread's work", &"the cause");
+        catch_panic(|| panic!("planted panic")).unwrap_err();
         before = event_log::count();
         report::emit_deferred();
         report::emit_deferred();
@@ -30,6 +32,8 @@ fn deferred_event_is_emitted_once_where_no_lock_is_held() {
     let devices: Vec<_> = found.iter().map(|record| record.field("device")).collect();
     assert_eq!(devices, [Some("cuda:1"), None]);
     assert_eq!(found[0].field("what"), Some("another way"));
+    find_one(&records, events::THREAD_REFUSED, events::THREADS, &["what", "error"]);
+    find_one(&records, events::PANIC_CAUGHT, events::THREADS, &["text"]);
 }
 
 #[test]
@@ -56,8 +60,8 @@ fn panic_of_the_subscriber_is_discarded() {
     let body = || {
         report::drop_failed(&"first");
         report::drop_failed(&"second");
-        report::emit_deferred();
         catch_panic(|| panic!("planted panic")).unwrap_err();
+        report::emit_deferred();
     };
     let records = record_with(|| panic!("panic of the subscriber"), body);
     assert_eq!(find(&records, events::DROP_FAILED, events::DRIVER, &["error"]).len(), 2);

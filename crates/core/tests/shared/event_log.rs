@@ -130,6 +130,12 @@ pub(crate) fn count() -> usize {
     locked(&RECORDS).len()
 }
 
+/// Returns the events so far.
+#[allow(dead_code, reason = "not every test that includes this file looks before the end")]
+pub(crate) fn so_far() -> Vec<Record> {
+    locked(&RECORDS).clone()
+}
+
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -283,6 +283,22 @@ fn unavailable_kernel_is_reported_with_the_error() {
 }
 
 #[test]
+fn deferred_events_are_emitted_by_an_observed_end_and_by_a_drain() {
+    let records = record(|| {
+        let (manager, _backend) = manager(Mock::default());
+        let (src, dst) = pair(&manager, 1000);
+        events::report::drop_failed(&"noticed before the end");
+        let transfer = manager.copy(&src, &dst).submit();
+        assert_none(&event_log::so_far(), events::DROP_FAILED);
+        transfer.wait().unwrap();
+        find_one(&event_log::so_far(), events::DROP_FAILED, events::DRIVER, &["error"]);
+        events::report::drop_failed(&"noticed before the drain");
+        manager.drain().unwrap();
+    });
+    assert_eq!(find(&records, events::DROP_FAILED, events::DRIVER, &["error"]).len(), 2);
+}
+
+#[test]
 fn caught_panic_is_reported_with_its_text() {
     let records = record(|| {
         let (manager, backend) = manager(Mock::default());

@@ -19,6 +19,16 @@ fn absent_family_is_reported_with_the_reason() {
     assert_eq!(absent.field("family"), Some("cuda"));
 }
 
+#[test]
+fn dropping_the_last_handle_emits_what_was_noticed() {
+    let records = record(|| {
+        let runtime = Runtime::builder().without("cuda").discover().unwrap();
+        events::report::drop_failed(&"the cause");
+        drop(runtime);
+    });
+    find_one(&records, events::DROP_FAILED, events::DRIVER, &["error"]);
+}
+
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda {
     use std::io::Cursor;
