@@ -18,7 +18,7 @@ use transload_core::{
     DeviceId, Error, ErrorKind, Operation, PointSignal, Result, StreamPriority, Timeline, TimelineId, Timing,
     catch_panic, next_timeline_id,
 };
-use transload_executor::{BlockingKey, Executor, yield_now};
+use transload_executor::{Executor, yield_now};
 
 use crate::{
     copy::{self, Partition},
@@ -320,21 +320,23 @@ impl OpQueue {
         state.waiting -= 1;
     }
 
-    /// Runs the queue's task on a spare thread if the point is not reached in time.
-    fn rescue(self: &Arc<Self>, point: u64) {
+    /// Runs the queue's task on a spare thread if the point is not reached in time. Returns `false` if no thread can be started.
+    fn rescue(self: &Arc<Self>, point: u64) -> bool {
         let queue = Arc::clone(self);
-        // A key of its own: no other call delays it.
-        drop(self.executor.spawn_blocking(&BlockingKey::new(1), move || {
+        self.executor.try_spawn_blocking(move || {
             let mut state = queue.state.lock();
             state.waiting += 1;
             queue.word.fetch_or(HAS_WAITERS, Ordering::AcqRel);
             while queue.reached() < point {
                 if queue.done.wait_for(&mut state, RESCUE_AFTER).timed_out() {
-                    MutexGuard::unlocked(&mut state, || queue.executor.run_one_of(queue.id));
+                    // Each run is one piece of a large operation.
+                    MutexGuard::unlocked(&mut state, || {
+                        while queue.reached() < point && queue.executor.run_one_of(queue.id) {}
+                    });
                 }
             }
             state.waiting -= 1;
-        }));
+        })
     }
 
     fn outcome(&self, point: u64) -> Result<()> {
@@ -433,17 +435,21 @@ unsafe impl Timeline for OpQueue {
     /// only copies memory.
     fn ends_by_host_alone(&self, point: u64) -> bool {
         let Some(this) = self.this.upgrade() else { return false };
-        let mut state = self.state.lock();
+        let state = self.state.lock();
         let first = || state.ops.front().is_some_and(|op| op.point == point && op.after.is_empty());
         if state.running != Some(point) && !(state.is_spawned && first()) {
             return false;
         }
-        let is_watched = std::mem::replace(&mut state.watched, point) == point;
+        let is_watched = state.watched == point;
         drop(state);
-        if !is_watched && !transload_core::mutant!("cpu/rescue") {
-            this.rescue(point);
+        if is_watched || transload_core::mutant!("cpu/rescue") {
+            return true;
         }
-        true
+        let has_thread = this.rescue(point);
+        if has_thread {
+            self.state.lock().watched = point;
+        }
+        has_thread
     }
 
     fn signal_at(&self, point: u64, signal: PointSignal) {

@@ -84,14 +84,14 @@ impl fmt::Debug for BlockingKey {
     }
 }
 
-/// Starts a call as soon as its key permits.
+/// Starts a call as soon as its key permits. Returns `false` if it does but no thread is free for the call.
 pub(crate) fn start<T: Send + 'static>(
     workers: &Arc<Workers>,
     key: &BlockingKey,
     live: LiveGuard,
     completer: Completer<T>,
     closure: impl FnOnce() -> T + Send + 'static,
-) {
+) -> bool {
     let body = Box::new(move |permit: Result<()>| {
         let outcome = match permit {
             Ok(()) => catch_panic(closure),
@@ -103,20 +103,18 @@ pub(crate) fn start<T: Send + 'static>(
         completer.complete(outcome);
         drop(live);
     });
-    if let Some(body) = key.admit(body) {
-        post(workers, body, key);
-    }
+    key.admit(body).is_none_or(|body| post(workers, body, key))
 }
 
 /// Passes an admitted call to a spare thread, starting one if all are busy. So there are never more of them than the keys'
-/// limits permit.
-fn post(workers: &Arc<Workers>, body: BlockingCall, key: &BlockingKey) {
+/// limits permit. Returns `false` if all are busy and the system refuses another.
+fn post(workers: &Arc<Workers>, body: BlockingCall, key: &BlockingKey) -> bool {
     let mut threads = workers.spare.state.lock();
     threads.calls.push_back((body, key.clone()));
     if threads.alive - threads.busy >= threads.calls.len() {
         drop(threads);
         workers.spare.posted.notify_one();
-        return;
+        return true;
     }
     threads.alive += 1;
     drop(threads);
@@ -126,7 +124,7 @@ fn post(workers: &Arc<Workers>, body: BlockingCall, key: &BlockingKey) {
         threads.alive -= 1;
         if threads.alive > 0 {
             // One of those takes the call after its own.
-            return;
+            return false;
         }
         let refused = std::mem::take(&mut threads.calls);
         drop(threads);
@@ -137,7 +135,9 @@ fn post(workers: &Arc<Workers>, body: BlockingCall, key: &BlockingKey) {
                 body(Err(error.clone()));
             }
         }
+        return false;
     }
+    true
 }
 
 impl SpareThreads {

@@ -224,6 +224,14 @@ impl Executor {
         task
     }
 
+    /// Runs a closure on a spare thread at once, with no limit by a key. Returns `false` if all spare threads are busy and the system
+    /// refuses another; the closure is then dropped, or runs later.
+    pub fn try_spawn_blocking(&self, closure: impl FnOnce() + Send + 'static) -> bool {
+        let (_unseen, completer) = Task::pending();
+        let live = LiveGuard::new(&self.group, &self.handle.0);
+        blocking::start(&self.handle.0, &BlockingKey::new(1), live, completer, closure)
+    }
+
     /// Runs a closure on a thread of its own, which ends with it. For a long call that waits for other calls of this executor: on a
     /// thread of [`spawn_blocking`](Self::spawn_blocking) it could keep them from the only one, if the system refuses more.
     pub fn spawn_thread<T, C>(&self, closure: C) -> Task<T>

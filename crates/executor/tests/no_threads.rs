@@ -36,11 +36,14 @@ fn failed_thread_start_is_an_error_without_a_hang() {
     for _ in 0..3 {
         assert_eq!(executor.spawn_blocking(&key, || ()).wait().unwrap_err().kind(), ErrorKind::Io);
     }
+    assert!(!executor.try_spawn_blocking(|| ()));
     let tasks: Vec<_> = (0..10).map(|number| executor.spawn(async move { number })).collect();
     assert!(tasks.into_iter().map(|task| task.wait().unwrap()).eq(0..10));
     executor.drain().unwrap();
     drop(none);
     assert_eq!(executor.spawn_blocking(&key, || 2).wait().unwrap(), 2);
+    assert!(executor.try_spawn_blocking(|| ()));
+    executor.drain().unwrap();
 
     // A further spare thread: the first one takes the call after its own.
     let (go, gone) = mpsc::channel::<()>();
@@ -53,6 +56,7 @@ fn failed_thread_start_is_an_error_without_a_hang() {
     let none = NoThreads::new();
     let waiting = executor.spawn_blocking(&other, || 3);
     assert!(!waiting.is_finished());
+    assert!(!executor.try_spawn_blocking(|| ()));
     go.send(()).unwrap();
     assert_eq!(waiting.wait().unwrap(), 3);
     standing.wait().unwrap();

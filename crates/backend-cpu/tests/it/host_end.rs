@@ -3,7 +3,7 @@
 use std::{
     sync::{Arc, mpsc},
     task::{Wake, Waker},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
@@ -81,4 +81,32 @@ fn signalled_work_ends_while_all_workers_are_blocked() {
         copied.timeline().signal_at(copied.point(), Box::new(move || called.send(()).unwrap()));
         is_called.try_recv().unwrap();
     }
+}
+
+#[test]
+fn spare_thread_runs_all_pieces_at_once() {
+    const WORKERS: usize = 16;
+    /// 30 pieces. The spare thread waits for 20 ms before it begins.
+    const LARGE: usize = 15 << 20;
+    let executor = Executor::with_threads(WORKERS).unwrap();
+    let backend = CpuBackend::builder().executor(&executor).parallel_from(0).build().unwrap();
+    let (src, dst, queue) = (allocate(&backend, LARGE), allocate(&backend, LARGE), lease(&backend));
+    src.write().unwrap().fill(7);
+    let gate = Arc::new(std::sync::Barrier::new(WORKERS + 1));
+    let blocked = [(); WORKERS].map(|()| {
+        let gate = Arc::clone(&gate);
+        executor.spawn(async move {
+            gate.wait();
+            gate.wait();
+        })
+    });
+    gate.wait();
+    let copied = submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap();
+    let begun = Instant::now();
+    assert!(ends_by_host_alone(&copied));
+    copied.wait().unwrap();
+    assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+    gate.wait();
+    blocked.into_iter().for_each(|task| task.wait().unwrap());
+    assert!(dst.read().unwrap().iter().all(|byte| *byte == 7));
 }
