@@ -1,10 +1,10 @@
 //! Uses of buffers by work that other code enqueues on a stream.
 
 use parking_lot::{Mutex, ReentrantMutex};
-use transload_core::{Access, DeviceId, Error, ErrorKind, Loan, Queue, RawBuffer, Result, events::report};
+use transload_core::{Access, DeviceId, Error, ErrorKind, Loan, RawBuffer, Result, events::report};
 use transload_memory::lift;
 
-use crate::CudaStream;
+use crate::{CudaStream, completion::timeline::StreamTimeline};
 
 /// Loans that could not be ended yet: a fence of a stream can be taken only after its capture.
 static PENDING: Mutex<Vec<(Loan, CudaStream)>> = Mutex::new(Vec::new());
@@ -52,7 +52,9 @@ impl CudaStream {
         let (stream, buffer) = (self.clone(), buffer.clone());
         async move {
             let loan = stream.borrow(&buffer, access)?;
-            for fence in loan.after().iter().filter(|fence| !stream.can_wait_for(fence)) {
+            // `begin_use` waits for all other work on the host.
+            for fence in loan.after().iter().filter(|fence| !fence.timeline().as_any().is::<StreamTimeline>())
+            {
                 let _its_transfer_reports_errors = fence.clone().await;
             }
             stream.begin_use(loan)
