@@ -16,10 +16,11 @@ use std::{
     any::Any,
     ptr::NonNull,
     sync::{Arc, Mutex},
+    task::{Context, Waker},
 };
 
 use transload_core::{
-    DeviceId, ErrorKind, Fence, MemoryKind, Operation, Place, RawBuffer, Reclaimer, Storage, Timing,
+    Access, DeviceId, ErrorKind, Fence, MemoryKind, Operation, Place, RawBuffer, Reclaimer, Storage, Timing,
     TrySubmitError, Turns, submit, submit_after, try_submit,
 };
 use transload_cuda_sys::Stream;
@@ -225,6 +226,40 @@ fn many_waits_reuse_words_and_then_block() {
             for (part, (_, device)) in (0..).zip(&parts) {
                 assert!(content(setup, &stream, device) == noise(64, round * 100 + part), "{part}");
             }
+        }
+    });
+}
+
+#[test]
+fn awaited_use_after_host_work_blocks_no_thread() {
+    on_device(|setup| {
+        let stream = CudaStream::new(&setup.device).unwrap();
+        let pinned = setup.pinned(&noise(BYTES, 1));
+        let line = HostLine::writing(&pinned, noise(BYTES, 2));
+        let mut using = Box::pin(stream.use_buffer_async(&pinned, Access::Read));
+        assert!(using.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert!(!line.was_waited_for());
+        line.open();
+        pollster::block_on(using).unwrap().end().unwrap();
+        assert!(*pinned.read().unwrap() == noise(BYTES, 2));
+    });
+}
+
+#[test]
+fn refused_word_wait_blocks_instead() {
+    /// `CUDA_ERROR_NOT_SUPPORTED`.
+    const NOT_SUPPORTED: u32 = 801;
+    on_device(|setup| {
+        let Some(sim) = setup.test.sim() else { return };
+        let stream = CudaStream::new(&setup.device).unwrap();
+        sim.fail_call(Some("cuStreamWaitValue32_v2"), 1, NOT_SUPPORTED);
+        for round in 2..4 {
+            let (pinned, device) = (setup.pinned(&noise(BYTES, 1)), setup.device(BYTES));
+            let line = HostLine::writing(&pinned, noise(BYTES, round));
+            copy(&stream, &pinned, &device).wait().unwrap();
+            // The second copy does not try again.
+            assert!(line.was_waited_for());
+            assert!(content(setup, &stream, &device) == noise(BYTES, round));
         }
     });
 }

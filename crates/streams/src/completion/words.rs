@@ -9,7 +9,7 @@ use std::sync::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{Fence, Result};
+use transload_core::{Fence, Result, events::report};
 use transload_cuda_sys::{Context, Stream};
 use transload_memory::{FreeDeferral, WordPage, lift};
 
@@ -19,6 +19,8 @@ use super::timeline::StreamTimeline;
 pub(crate) struct Words {
     page: WordPage,
     free: Mutex<Vec<FreeWord>>,
+    /// Whether the driver refused a wait, as some do in virtual machines. The host waits from then on.
+    are_refused: AtomicBool,
 }
 
 /// An unused word.
@@ -54,7 +56,8 @@ impl Words {
             return Ok(found);
         }
         let free = (0..WordPage::WORDS).map(|index| FreeWord { index, value: 0 }).collect();
-        let made = Arc::new(Self { page: WordPage::new(context)?, free: Mutex::new(free) });
+        let (page, free) = (WordPage::new(context)?, Mutex::new(free));
+        let made = Arc::new(Self { page, free, are_refused: AtomicBool::new(false) });
         let mut known = OF_CONTEXTS.lock();
         // Another thread may have been faster. Its words are dropped without the lock.
         if let Some(found) = find(&known) {
@@ -67,13 +70,16 @@ impl Words {
     }
 
     fn take(self: &Arc<Self>) -> Option<PendingWord> {
+        if self.are_refused.load(Ordering::Relaxed) {
+            return None;
+        }
         let FreeWord { index, value } = self.free.lock().pop()?;
         let (words, value) = (Arc::clone(self), value.wrapping_add(1));
         Some(PendingWord { words, index, value, is_written: AtomicBool::new(false) })
     }
 
     fn has_free(&self) -> bool {
-        !self.free.lock().is_empty()
+        !self.are_refused.load(Ordering::Relaxed) && !self.free.lock().is_empty()
     }
 }
 
@@ -150,7 +156,18 @@ impl StreamTimeline {
                 self.events.pending.lock().note_wait(timeline.id(), point);
                 Ok(true)
             }
-            Err(error) => Err(lift(error)),
+            Err(error) if error.is_sticky() => Err(lift(error)),
+            Err(error) => {
+                report::call_failed(
+                    "the host waits for host work instead of the stream",
+                    self.device,
+                    &error,
+                );
+                words.are_refused.store(true, Ordering::Relaxed);
+                // Its own transfer reports the error.
+                let _over = fence.wait();
+                Ok(false)
+            }
         })
     }
 
