@@ -101,11 +101,15 @@ fn spare_thread_runs_all_pieces_at_once() {
         })
     });
     gate.wait();
-    let copied = submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap();
-    let begun = Instant::now();
-    assert!(ends_by_host_alone(&copied));
-    copied.wait().unwrap();
-    assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+    // With a wait before each piece no round takes less than 600 ms. Without it, only a busy machine makes one so slow.
+    let is_fast = (0..20).any(|_| {
+        let copied = submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap();
+        let begun = Instant::now();
+        assert!(ends_by_host_alone(&copied));
+        copied.wait().unwrap();
+        begun.elapsed() < Duration::from_millis(500)
+    });
+    assert!(is_fast);
     gate.wait();
     blocked.into_iter().for_each(|task| task.wait().unwrap());
     assert!(dst.read().unwrap().iter().all(|byte| *byte == 7));
