@@ -5,7 +5,7 @@ use transload_memory::CudaDevice;
 use transload_streams::{AdvancedStreamPool, AllocationStrategy};
 
 /// Settings of a [`CudaBackend`](crate::CudaBackend).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CudaBackendConfig {
     /// Ordinals of the devices to use; `None` means every visible device.
@@ -23,6 +23,21 @@ pub struct CudaBackendConfig {
     /// The most bytes of host memory that all devices together have pinned: pinned and mapped buffers, also those that are only
     /// kept for reuse, staging buffers and registrations. `None` means no limit.
     pub pinned_limit: Option<u64>,
+    /// Whether streams wait for copies within the host on the device; see [`with_device_waits`](Self::with_device_waits).
+    pub device_waits: bool,
+}
+
+impl Default for CudaBackendConfig {
+    fn default() -> Self {
+        Self {
+            devices: None,
+            streams_per_priority: None,
+            strategy: AllocationStrategy::default(),
+            registration_limit: None,
+            pinned_limit: None,
+            device_waits: true,
+        }
+    }
 }
 
 impl CudaBackendConfig {
@@ -54,6 +69,16 @@ impl CudaBackendConfig {
         self
     }
 
+    /// Sets whether streams wait on the device for copies within the host (default), or the submitting thread waits. On the device, a
+    /// submission does not block, but while other code frees memory synchronously, as by `cuMemFreeHost`, nearly every driver call of
+    /// the process blocks until that copy is complete. For streams of the program's own see
+    /// [`CudaStream::set_device_waits`](transload_streams::CudaStream::set_device_waits).
+    #[must_use]
+    pub fn with_device_waits(mut self, device_waits: bool) -> Self {
+        self.device_waits = device_waits;
+        self
+    }
+
     /// Sets how a stream is chosen.
     #[must_use]
     pub fn with_strategy(mut self, strategy: AllocationStrategy) -> Self {
@@ -63,9 +88,12 @@ impl CudaBackendConfig {
 
     /// Creates the stream pool of a device.
     pub(crate) fn pool(&self, device: &CudaDevice) -> Result<AdvancedStreamPool> {
+        let builder =
+            AdvancedStreamPool::builder(device).strategy(self.strategy).device_waits(self.device_waits);
         match self.streams_per_priority {
-            Some(streams) => AdvancedStreamPool::new_with_strategy(device, streams, self.strategy),
-            None => AdvancedStreamPool::builder(device).strategy(self.strategy).build(),
+            // Of 0 streams, `build` refuses the maximum.
+            Some(streams) => builder.streams(streams.min(1)..=streams).build(),
+            None => builder.build(),
         }
     }
 }

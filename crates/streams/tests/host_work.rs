@@ -20,8 +20,8 @@ use std::{
 };
 
 use transload_core::{
-    Access, DeviceId, ErrorKind, Fence, MemoryKind, Operation, Place, RawBuffer, Reclaimer, Storage, Timing,
-    TrySubmitError, Turns, submit, submit_after, try_submit,
+    Access, DeviceId, ErrorKind, Fence, MemoryKind, Operation, Place, Queue, RawBuffer, Reclaimer, Storage,
+    Timing, TrySubmitError, Turns, submit, submit_after, try_submit,
 };
 use transload_cuda_sys::Stream;
 use transload_memory::FreeDeferral;
@@ -261,6 +261,38 @@ fn refused_word_wait_blocks_instead() {
             assert!(line.was_waited_for());
             assert!(content(setup, &stream, &device) == noise(BYTES, round));
         }
+    });
+}
+
+#[test]
+fn nonblocking_submission_keeps_its_word_from_other_threads() {
+    on_device(|setup| {
+        let [stream, other] = [(); 2].map(|()| CudaStream::new(&setup.device).unwrap());
+        let lines = [(); 65].map(|()| HostLine::new(None));
+        // The stream says so before a submission; then others take all words.
+        assert!(stream.can_wait_for(&lines[0].fence()));
+        assert_eq!(lines[1..].iter().filter(|line| other.can_wait_for(&line.fence())).count(), 63);
+        let (pinned, device) = (setup.pinned(&noise(BYTES, 1)), setup.device(BYTES));
+        let operation = Operation::Copy { src: &pinned, dst: &device };
+        let copied = submit_after(&stream, &operation, &[lines[0].fence()], Timing::Off).unwrap();
+        assert_stays_pending(&copied);
+        assert!(!lines[0].was_waited_for());
+        lines.iter().for_each(|line| line.open());
+        copied.wait().unwrap();
+        assert!(content(setup, &stream, &device) == noise(BYTES, 1));
+    });
+}
+
+#[test]
+fn stream_without_device_waits_blocks_instead() {
+    on_device(|setup| {
+        let stream = CudaStream::new(&setup.device).unwrap();
+        stream.clone().set_device_waits(false);
+        let (pinned, device) = (setup.pinned(&noise(BYTES, 1)), setup.device(BYTES));
+        let line = HostLine::writing(&pinned, noise(BYTES, 2));
+        copy(&stream, &pinned, &device).wait().unwrap();
+        assert!(line.was_waited_for());
+        assert!(content(setup, &stream, &device) == noise(BYTES, 2));
     });
 }
 

@@ -373,8 +373,9 @@ pub(crate) fn is_ordered_by<Q: Queue + ?Sized>(
     fence: &Fence,
     in_stream_order: impl FnOnce() -> bool,
 ) -> bool {
-    queue.can_wait_for(fence)
-        && (!fence.timeline().device().is_cpu() || queue.device().is_cpu() || in_stream_order())
+    // The queue last: it may reserve what the wait needs.
+    (!fence.timeline().device().is_cpu() || queue.device().is_cpu() || in_stream_order())
+        && queue.can_wait_for(fence)
 }
 
 /// Returns whether a device's operations use the buffers only in the order of their stream. The driver may copy

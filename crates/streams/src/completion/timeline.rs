@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use transload_core::{
     DeviceId, Error, ErrorKind, Result, StreamPriority, Timeline, TimelineId, catch_panic, events::report,
     next_timeline_id,
@@ -28,7 +29,7 @@ use super::{
     registration::Registration,
     stream_events::StreamEvents,
     wakers::Wakers,
-    words::Words,
+    words::{KeptWord, Words},
 };
 use crate::{
     allocator::destroy_hooks::DestroyHooks,
@@ -61,6 +62,10 @@ pub(crate) struct StreamTimeline {
     kernels: OnceLock<Arc<Kernels>>,
     /// The words that the host writes, after the first wait for host work.
     pub(crate) words: OnceLock<Arc<Words>>,
+    /// Words for ends of host work that this stream waits for or may wait for.
+    pub(crate) kept_words: Mutex<Vec<KeptWord>>,
+    /// Whether the stream may wait for host work on the device.
+    pub(crate) device_waits: AtomicBool,
     /// Whether the driver rejected the kernels; fills then use copies.
     fills_without_kernels: AtomicBool,
     /// User callbacks.
@@ -93,6 +98,8 @@ impl StreamTimeline {
             broken: OnceLock::new(),
             kernels: OnceLock::new(),
             words: OnceLock::new(),
+            kept_words: Mutex::default(),
+            device_waits: AtomicBool::new(true),
             fills_without_kernels: AtomicBool::new(false),
             callbacks: Arc::default(),
             metrics: Counters::default(),

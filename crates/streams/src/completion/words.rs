@@ -9,7 +9,7 @@ use std::sync::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{Fence, Result, events::report};
+use transload_core::{Fence, Result, TimelineId, events::report};
 use transload_cuda_sys::{Context, Stream};
 use transload_memory::{FreeDeferral, WordPage, lift};
 
@@ -36,6 +36,15 @@ struct PendingWord {
     index: usize,
     value: u32,
     is_written: AtomicBool,
+}
+
+/// The word that will be written at the end of host work. Does not delay that: the timeline of the work owns the [`PendingWord`].
+#[derive(Clone, Copy)]
+pub(crate) struct KeptWord {
+    timeline: TimelineId,
+    point: u64,
+    index: usize,
+    value: u32,
 }
 
 /// The words by context handle, at most one set per context. They keep their context alive, so its handle is not reused. The key
@@ -78,8 +87,9 @@ impl Words {
         Some(PendingWord { words, index, value, is_written: AtomicBool::new(false) })
     }
 
-    fn has_free(&self) -> bool {
-        !self.are_refused.load(Ordering::Relaxed) && !self.free.lock().is_empty()
+    /// Returns whether the word has the value, or a later one.
+    fn is_written(&self, word: &KeptWord) -> bool {
+        self.page.word(word.index).0.load(Ordering::Acquire).wrapping_sub(word.value).cast_signed() >= 0
     }
 }
 
@@ -102,16 +112,46 @@ impl Drop for PendingWord {
 }
 
 impl StreamTimeline {
-    /// Returns whether the stream can wait for host work on the device now: see [`Timeline::ends_by_host_alone`].
+    /// Returns whether the stream can wait for host work on the device: see [`Timeline::ends_by_host_alone`]. If so, keeps what it needs
+    /// for that until the work ends: a submission that must not block cannot lose it to another thread.
     ///
     /// [`Timeline::ends_by_host_alone`]: transload_core::Timeline::ends_by_host_alone
     #[cold]
     pub(crate) fn can_wait_for_host_work(&self, fence: &Fence) -> bool {
-        fence.timeline().device().is_cpu()
-            && Stream::can_wait_words()
-            && FreeDeferral::can_begin()
-            && fence.timeline().ends_by_host_alone(fence.point())
-            && self.words().is_some_and(|words| words.has_free())
+        self.keep_word(fence).is_some()
+    }
+
+    /// Returns the word for a fence of host work, which is kept or taken now.
+    fn keep_word(&self, fence: &Fence) -> Option<(&Words, KeptWord)> {
+        let (timeline, point) = (fence.timeline(), fence.point());
+        if !timeline.device().is_cpu()
+            || !self.device_waits.load(Ordering::Relaxed)
+            || !Stream::can_wait_words()
+            || !timeline.ends_by_host_alone(point)
+        {
+            return None;
+        }
+        let words = self.words()?;
+        let mut all_kept = self.kept_words.lock();
+        let is_same = |kept: &&KeptWord| kept.timeline == timeline.id() && kept.point == point;
+        if let Some(kept) = all_kept.iter().find(is_same) {
+            return (!words.are_refused.load(Ordering::Relaxed)).then_some((words, *kept));
+        }
+        // No free may stand still because of the stream: calls of other threads would wait for it.
+        let (word, deferral) = (words.take()?, FreeDeferral::try_begin()?);
+        let kept = KeptWord { timeline: timeline.id(), point, index: word.index, value: word.value };
+        all_kept.retain(|kept| !words.is_written(kept));
+        all_kept.push(kept);
+        drop(all_kept);
+        // Before the stream waits, so that nothing can keep the host from writing.
+        timeline.signal_at(
+            point,
+            Box::new(move || {
+                let _until_dropped = &deferral;
+                word.write();
+            }),
+        );
+        Some((words, kept))
     }
 
     /// Makes later work of this stream wait for a fence of host work, on the device if that is still possible, else on the host. Returns
@@ -122,12 +162,10 @@ impl StreamTimeline {
         if self.events.pending.lock().waits_for(timeline.id(), point) {
             return Some(Ok(false));
         }
-        if !timeline.ends_by_host_alone(point) {
-            return fence.is_known_complete().then_some(Ok(false));
-        }
-        let word = self.words().and_then(|words| words.take());
-        // No free may stand still because of the stream: calls of other threads would wait for it.
-        let (Some(word), Some(deferral)) = (word, FreeDeferral::try_begin()) else {
+        let Some((words, word)) = self.keep_word(fence) else {
+            if !timeline.ends_by_host_alone(point) {
+                return fence.is_known_complete().then_some(Ok(false));
+            }
             // Its own transfer reports the error.
             let _over = fence.wait();
             return Some(Ok(false));
@@ -136,21 +174,12 @@ impl StreamTimeline {
         if let Err(error) = self.flush_batch() {
             return Some(Err(lift(error)));
         }
-        let (words, index, value) = (Arc::clone(&word.words), word.index, word.value);
-        // Before the stream waits, so that nothing can keep the host from writing.
-        timeline.signal_at(
-            point,
-            Box::new(move || {
-                let _until_dropped = &deferral;
-                word.write();
-            }),
-        );
         if transload_core::mutant!("streams/waits-for-words") {
             return Some(Ok(true));
         }
         // SAFETY: the word lives until the device no longer uses it, and was given away to the thread that ends the work, which calls
         // no driver before that. The stream is not captured: the caller checked.
-        let waits = unsafe { self.stream().wait_word(words.page.word(index).1, value) };
+        let waits = unsafe { self.stream().wait_word(words.page.word(word.index).1, word.value) };
         Some(match waits {
             Ok(()) => {
                 self.events.pending.lock().note_wait(timeline.id(), point);

@@ -25,12 +25,20 @@ pub struct PoolBuilder {
     streams: Option<RangeInclusive<usize>>,
     split: Option<WorkloadSplit>,
     quiet: Duration,
+    device_waits: bool,
 }
 
 impl PoolBuilder {
     pub(crate) fn new(device: &CudaDevice) -> Self {
         let strategy = AllocationStrategy::default();
-        Self { device: device.clone(), strategy, streams: None, split: None, quiet: QUIET }
+        Self {
+            device: device.clone(),
+            strategy,
+            streams: None,
+            split: None,
+            quiet: QUIET,
+            device_waits: true,
+        }
     }
 
     /// Sets the strategy; default [`AllocationStrategy::Workload`].
@@ -58,12 +66,19 @@ impl PoolBuilder {
         self
     }
 
+    /// Sets whether the streams wait for host work on the device; default `true`. See
+    /// [`CudaStream::set_device_waits`](crate::CudaStream::set_device_waits).
+    pub fn device_waits(mut self, device_waits: bool) -> Self {
+        self.device_waits = device_waits;
+        self
+    }
+
     /// Creates the pool, without streams or a context yet.
     ///
     /// # Errors
     /// `InvalidArgument` for invalid bounds or an invalid split, with the valid ones; the driver's.
     pub fn build(self) -> Result<AdvancedStreamPool> {
-        let Self { device, strategy, streams, split, quiet } = self;
+        let Self { device, strategy, streams, split, quiet, device_waits } = self;
         let (least, most, split) = match (streams, split) {
             (Some(bounds), split) => {
                 let (least, most) = bounds.into_inner();
@@ -88,7 +103,7 @@ impl PoolBuilder {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        Ok(AdvancedStreamPool::over(device, strategy, least..=most, split, quiet))
+        Ok(AdvancedStreamPool::over(device, strategy, least..=most, split, (quiet, device_waits)))
     }
 }
 

@@ -88,10 +88,10 @@ impl AdvancedStreamPool {
         strategy: AllocationStrategy,
         bounds: RangeInclusive<usize>,
         split: WorkloadSplit,
-        quiet: Duration,
+        settings: (Duration, bool),
     ) -> Self {
         let groups =
-            PRIORITIES.map(|priority| PriorityGroup::new(priority, *bounds.start(), *bounds.end(), quiet));
+            PRIORITIES.map(|priority| PriorityGroup::new(priority, *bounds.start(), *bounds.end(), settings));
         let pool = Self {
             device,
             strategy: AtomicU8::new(strategy as u8),

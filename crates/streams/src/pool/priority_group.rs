@@ -39,6 +39,8 @@ pub(crate) struct PriorityGroup {
     /// Minimum number of streams.
     least: usize,
     quiet: Duration,
+    /// Whether new streams wait for host work on the device.
+    device_waits: bool,
     /// When the group last grew or shrank by itself.
     changed: Mutex<Instant>,
 }
@@ -56,13 +58,19 @@ type Load = (bool, usize, u64);
 const IDLE: Load = (false, 0, 0);
 
 impl PriorityGroup {
-    pub(crate) fn new(priority: StreamPriority, least: usize, most: usize, quiet: Duration) -> Self {
+    pub(crate) fn new(
+        priority: StreamPriority,
+        least: usize,
+        most: usize,
+        (quiet, device_waits): (Duration, bool),
+    ) -> Self {
         Self {
             places: StreamSlots::new(most),
             allowed: Default::default(),
             priority,
             least,
             quiet,
+            device_waits,
             changed: Mutex::new(Instant::now()),
         }
     }
@@ -155,7 +163,10 @@ impl PriorityGroup {
             let stream = match made.take() {
                 Some(stream) => stream,
                 None => match CudaStream::new_with_priority(device, self.priority) {
-                    Ok(stream) => stream,
+                    Ok(stream) => {
+                        stream.set_device_waits(self.device_waits);
+                        stream
+                    }
                     // A busy or failed stream is better than none.
                     Err(error) => {
                         report::call_failed("a stream is shared", device.id(), &error);

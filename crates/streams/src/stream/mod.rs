@@ -12,7 +12,7 @@ mod wait_fences;
 use std::{
     any::Any,
     fmt,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     thread::{self, ThreadId},
 };
 
@@ -288,6 +288,13 @@ impl CudaStream {
             }
         }
         Ok(())
+    }
+
+    /// Sets for all clones whether operations wait for copies within the host on the device (default), or the submitting thread waits.
+    /// On the device, a submission does not block, but while other code frees memory synchronously, as by `cuMemFreeHost`, nearly every
+    /// driver call of the process blocks until that copy is complete.
+    pub fn set_device_waits(&self, device_waits: bool) {
+        self.own.device_waits.store(device_waits, Ordering::Relaxed);
     }
 
     /// Returns a fence of everything enqueued so far, also through the raw handle.

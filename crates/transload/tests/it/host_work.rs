@@ -1,6 +1,10 @@
 //! A copy to a device that follows a copy within the host: enqueued at once, in order, and content is right.
 
-use transload::{CrossBackendTransferManager, MemoryKind, RawBuffer, cpu::CpuBackend};
+use transload::{
+    CrossBackendTransferManager, DeviceId, MemoryKind, RawBuffer,
+    cpu::CpuBackend,
+    cuda::{CudaBackend, CudaBackendConfig},
+};
 use transload_cuda_sim::harness;
 use transload_cuda_sys::{Stream, trace};
 use transload_executor::Executor;
@@ -84,16 +88,36 @@ fn alternating_host_and_device_copies_keep_their_order() {
     }
 }
 
+/// A setup whose host copies run on `executor`.
+fn setup_with(executor: &Executor, device_waits: bool) -> Setup {
+    let test = harness::device();
+    let manager = CrossBackendTransferManager::builder().executor(executor).build();
+    manager.register_backend(CpuBackend::builder().executor(executor).build().unwrap()).unwrap();
+    let config = CudaBackendConfig::default().with_devices([test.ordinal()]).with_device_waits(device_waits);
+    manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
+    Setup { test, manager, device: DeviceId::Cuda(test.ordinal()), _end: test.end_check() }
+}
+
+#[test]
+fn backend_without_device_waits_waits_on_the_host() {
+    let setup = setup_with(&Executor::with_threads(2).unwrap(), false);
+    let (pinned, device) =
+        (setup.allocate(MemoryKind::Pinned, LARGE), setup.allocate(MemoryKind::Device, LARGE));
+    for seed in 0..20 {
+        let source = setup.filled(MemoryKind::Pageable, &noise(LARGE, seed));
+        let host = setup.manager.copy(&source, &pinned).submit();
+        let mut copied = None;
+        assert!(!waits_on_device(|| copied = Some(setup.manager.copy(&pinned, &device).submit())));
+        copied.unwrap().wait().unwrap();
+        host.wait().unwrap();
+        assert!(content(&setup, &device) == noise(LARGE, seed), "{seed}");
+    }
+}
+
 #[test]
 fn device_copy_ends_though_all_workers_are_blocked() {
-    let test = harness::device();
     let executor = Executor::with_threads(1).unwrap();
-    let manager = CrossBackendTransferManager::builder().executor(&executor).build();
-    manager.register_backend(CpuBackend::builder().executor(&executor).build().unwrap()).unwrap();
-    let config = transload::cuda::CudaBackendConfig::default().with_devices([test.ordinal()]);
-    manager.register_backend(transload::cuda::CudaBackend::open(&config).unwrap()).unwrap();
-    let setup =
-        Setup { test, manager, device: transload::DeviceId::Cuda(test.ordinal()), _end: test.end_check() };
+    let setup = setup_with(&executor, true);
     let (pinned, device) =
         (setup.allocate(MemoryKind::Pinned, LARGE), setup.allocate(MemoryKind::Device, LARGE));
     let source = setup.filled(MemoryKind::Pageable, &noise(LARGE, 1));
