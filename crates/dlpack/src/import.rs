@@ -108,7 +108,7 @@ impl Importer {
         let Description { memory, shape, strides, dtype, flags } = found;
         let (version, fences) = (tensor.version(), tensor.fences().to_vec());
         // The count is dropped after the tensor.
-        let owner = Box::new((tensor, self.counts.add(memory.bytes)));
+        let owner = Box::new((self.bound(memory.place, tensor), self.counts.add(memory.bytes)));
         // SAFETY: the description is true, as promised to `ManagedTensor::from_raw` and, for CUDA memory, confirmed by the driver;
         // the memory lives until the deleter is called, when the tensor is dropped.
         let storage = unsafe { ExternalStorage::new(memory, owner, &self.drops) };
@@ -174,6 +174,12 @@ impl Importer {
         let more = "";
         let text = format!("unknown device {}; known: kDLCPU 0{more}", DeviceName(device));
         Error::new(ErrorKind::UnknownDevice, text)
+    }
+
+    #[cfg(not(all(feature = "cuda", any(target_os = "linux", windows))))]
+    #[allow(clippy::unused_self, reason = "as with CUDA")]
+    fn bound<T>(&self, _: Place, tensor: T) -> T {
+        tensor
     }
 
     #[cfg(not(all(feature = "cuda", any(target_os = "linux", windows))))]

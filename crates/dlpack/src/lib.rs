@@ -17,8 +17,8 @@
 //!
 //! # Threads
 //! Every item may be used from any thread. When the last handle of an imported buffer was dropped and its work is complete, the
-//! deleter runs on a thread of this library, under no lock: it may take the lock of a Python interpreter. Do not hold such a lock
-//! during [`Importer::drain`], which waits for it.
+//! deleter runs on a thread of this library, under no lock: it may take the lock of a Python interpreter. For CUDA memory a context
+//! of its device is current there. Do not hold such a lock during [`Importer::drain`], which waits for it.
 //!
 //! # Limits
 //! Only dense tensors can be imported, in which each element has bytes of its own without gaps: no broadcast, sliced or

@@ -98,8 +98,8 @@ impl CudaDevice {
         self.drops().push(Box::new(self.bound(owner)), after);
     }
 
-    /// Returns an owner that is dropped with the primary context current.
-    pub(crate) fn bound<O>(&self, owner: O) -> BoundOwner<O> {
+    /// Returns an owner of `owner`, which drops it with the primary context current if there is one.
+    pub fn bound<O: Any + Send>(&self, owner: O) -> impl Any + Send + use<O> {
         let context = self.shared.context.get().filter(|_| !transload_core::mutant!("memory/owner-bound"));
         BoundOwner { owner: Some(owner), context: context.cloned() }
     }
@@ -156,7 +156,7 @@ impl CudaDevice {
 }
 
 /// An owner that is dropped with a context current.
-pub(crate) struct BoundOwner<O> {
+struct BoundOwner<O> {
     owner: Option<O>,
     context: Option<Context>,
 }

@@ -17,6 +17,15 @@ impl Importer {
         self
     }
 
+    /// Returns an owner of a tensor, which deletes one of memory that the driver knows with a context current.
+    pub(crate) fn bound(&self, place: Place, tensor: impl Any + Send) -> Box<dyn Any + Send> {
+        let pinned = place.kind == MemoryKind::Pinned;
+        match self.devices.iter().find(|own| pinned || own.id() == place.device) {
+            Some(device) => Box::new(device.bound(tensor)),
+            None => Box::new(tensor),
+        }
+    }
+
     /// Returns whether the driver knows the host memory as pinned.
     pub(crate) fn is_pinned(&self, address: usize, bytes: usize) -> Result<bool> {
         let Some(device) = self.devices.first().filter(|_| bytes > 0) else { return Ok(false) };

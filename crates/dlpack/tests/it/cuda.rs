@@ -1,15 +1,18 @@
 //! Ordering on CUDA streams, without the host: our work and the consumer's, the producer's and ours.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use transload_core::{ErrorKind, Operation, Pattern, RawBuffer, Timing, submit};
 use transload_cuda_sys::{AsStream, Capture, CaptureMode};
 use transload_dlpack::{
-    ConsumerStream, DLDataType, DLDevice, DLManagedTensorVersioned, Export, ManagedTensor, protocol_stream,
+    ConsumerStream, DLDataType, DLDevice, DLDeviceType, DLManagedTensorVersioned, Export, ManagedTensor,
+    protocol_stream,
 };
 use transload_streams::{CudaEvent, CudaStream};
 
 use crate::{
     gate::{Gate, limited},
-    producer::{Deleted, Said, delete},
+    producer::{Deleted, Said, delete, delete_versioned},
     setup::Setup,
 };
 
@@ -205,6 +208,40 @@ fn theirs_at(setup: &Setup, owner: &RawBuffer) -> (*mut DLManagedTensorVersioned
     let data = std::ptr::without_provenance_mut(owner.device_address().unwrap() as usize);
     let device = DLDevice::cuda(i32::try_from(setup.device.ordinal()).unwrap());
     Said { device, dtype: DLDataType::U8, ..Said::floats(data, BYTES as i64) }.versioned()
+}
+
+/// Deleters that found a context current.
+static BOUND: AtomicUsize = AtomicUsize::new(0);
+
+unsafe extern "C" fn delete_bound(tensor: *mut DLManagedTensorVersioned) {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the out pointer is valid for the call.
+    let code = unsafe { transload_cuda_sys::ffi::cuCtxGetCurrent(&mut context) };
+    BOUND.fetch_add(usize::from(code == 0 && !context.is_null()), Ordering::SeqCst);
+    // SAFETY: this is the tensor's deleter.
+    unsafe { delete_versioned(tensor) };
+}
+
+#[test]
+fn deleter_is_called_with_a_context_current() {
+    limited(|| {
+        let setup = Setup::new();
+        let (there, pinned) = (setup.device(BYTES), setup.pinned(&vec![0; BYTES]));
+        let data = pinned.host_address().unwrap().as_ptr().cast();
+        let of_host = DLDevice { device_type: DLDeviceType::CUDAHOST, device_id: 0 };
+        let host = Said { device: of_host, dtype: DLDataType::U8, ..Said::floats(data, BYTES as i64) };
+        for (raw, deleted) in [theirs_at(&setup, &there), host.versioned()] {
+            let bound = BOUND.load(Ordering::SeqCst);
+            // SAFETY: the test's own tensor.
+            unsafe { (*raw).deleter = Some(delete_bound) };
+            // SAFETY: idle, and without another user until the deleter is called.
+            drop(setup.importer.import(unsafe { ManagedTensor::from_raw(raw, &[]) }.unwrap()).unwrap());
+            setup.importer.drain().unwrap();
+            assert_eq!((deleted.times(), BOUND.load(Ordering::SeqCst)), (1, bound + 1));
+        }
+        drop((there, pinned));
+        setup.finish();
+    });
 }
 
 #[test]

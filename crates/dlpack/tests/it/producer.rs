@@ -96,7 +96,7 @@ unsafe fn forget(kept: *mut c_void) {
     kept.deleted.0.fetch_add(1, Ordering::SeqCst);
 }
 
-unsafe extern "C" fn delete_versioned(tensor: *mut DLManagedTensorVersioned) {
+pub(crate) unsafe extern "C" fn delete_versioned(tensor: *mut DLManagedTensorVersioned) {
     // SAFETY: boxed in `versioned`, and deleted once.
     unsafe { forget(Box::from_raw(tensor).manager_ctx) };
 }
