@@ -11,6 +11,7 @@ import faulthandler
 import gc
 import itertools
 import json
+import os
 import sys
 import threading
 import time
@@ -334,6 +335,8 @@ class Adoption(Checks):
 def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
+    # Loaded on demand, the first launch of a kernel waits for the slow work that these checks put before it.
+    os.environ["CUDA_MODULE_LOADING"] = "EAGER"
     try:
         import torch
         import torch.utils.dlpack

@@ -86,9 +86,10 @@ pub const DEVICE_LOST: &str = "device_lost";
 /// `what`, `device` if there is one, `elapsed_ns`.
 pub const FIRST_USE: &str = "first_use";
 
-/// `TRACE`, target [`STAGING`]: a chunk of a transfer got a staging buffer. Fields `transfer`, `offset`, `bytes`.
+/// `TRACE`, target [`STAGING`]: a chunk of a transfer got a staging buffer. Fields `transfer`, `offset`, `bytes`. The reporting thread
+/// may hold that buffer: a subscriber that waits for a staged transfer of its own here may wait for ever.
 pub const CHUNK_STARTED: &str = "chunk_started";
-/// `TRACE`, target [`STAGING`]: a chunk arrived. Fields `transfer`, `offset`, `bytes`.
+/// `TRACE`, target [`STAGING`]: a chunk arrived. Fields `transfer`, `offset`, `bytes`. A subscriber must not wait here either.
 pub const CHUNK_COMPLETED: &str = "chunk_completed";
 /// `DEBUG`, target [`STAGING`]: a chunk failed. The first such error is the transfer's. Fields `transfer`, `offset`, `bytes`,
 /// `error`.
