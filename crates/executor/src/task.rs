@@ -79,7 +79,7 @@ fn take<T>(state: &mut State<T>) -> Result<T> {
 }
 
 impl<T> Completer<T> {
-    /// Ends the task, and wakes whoever waits for it.
+    /// Ends the task, and wakes its waiters.
     pub fn complete(self, outcome: Result<T>) {
         self.put(outcome);
     }

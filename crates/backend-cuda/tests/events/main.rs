@@ -5,6 +5,9 @@
 
 #[path = "../../../core/tests/shared/event_log.rs"]
 mod event_log;
+#[allow(dead_code, reason = "shared with tests that use more of it")]
+#[path = "../../../streams/tests/shared/host_line.rs"]
+mod host_line;
 mod memory;
 mod streams;
 
@@ -24,6 +27,7 @@ use transload_streams::{CudaStream, StreamOrderedAllocator};
 const MIB: usize = 1 << 20;
 const OUT_OF_MEMORY: u32 = 2;
 const INVALID_PTX: u32 = 218;
+const NOT_SUPPORTED: u32 = 801;
 const UNKNOWN: u32 = 999;
 
 fn builder() -> SimDeviceBuilder {

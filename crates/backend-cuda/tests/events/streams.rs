@@ -5,7 +5,10 @@ use transload_cuda_sys::{AsStream, Capture, CaptureMode};
 use transload_memory::CudaResource;
 use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaStream, StreamOrderedAllocator};
 
-use crate::{Fixture, INVALID_PTX, MIB, UNKNOWN, find, find_one, record};
+use crate::{
+    Fixture, INVALID_PTX, MIB, NOT_SUPPORTED, OUT_OF_MEMORY, UNKNOWN, find, find_one, host_line::HostLine,
+    record,
+};
 
 const BYTES: usize = 4096;
 
@@ -38,6 +41,28 @@ fn first_use_of_kernels_is_reported() {
     let first = find(&records, events::FIRST_USE, events::DRIVER, &["device", "elapsed_ns"]);
     let what: Vec<_> = first.iter().filter_map(|record| record.field("what")).collect();
     assert_eq!(what, ["context", "kernels for copies and fills"]);
+}
+
+#[test]
+fn host_work_that_the_host_waits_for_is_reported() {
+    for (call, code) in [("cuStreamWaitValue32_v2", NOT_SUPPORTED), ("cuMemHostAlloc", OUT_OF_MEMORY)] {
+        let mut name = String::new();
+        let records = record(|| {
+            let fixture = Fixture::new();
+            name = fixture.name();
+            let stream = CudaStream::new(&fixture.device).unwrap();
+            let [pinned, there] = [MemoryKind::Pinned, MemoryKind::Device]
+                .map(|kind| fixture.memory.allocate(kind, BYTES).unwrap());
+            let line = HostLine::writing(&pinned, vec![7; BYTES]);
+            fixture.sim.fail_call(Some(call), 1, code);
+            stream.copy_from_host_async(&pinned, &there).wait().unwrap();
+            assert!(line.was_waited_for());
+            fixture.memory.drain().unwrap();
+        });
+        let failed = find_one(&records, events::CALL_FAILED, events::DRIVER, &["error"]);
+        let what = "the host waits for host work instead of the stream";
+        assert_eq!((failed.field("what"), failed.field("device")), (Some(what), Some(&*name)));
+    }
 }
 
 #[test]

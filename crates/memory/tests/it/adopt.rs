@@ -1,15 +1,20 @@
 //! Memory of other owners: what is refused, who drops the owner, and the counts.
 
 use std::{
+    any::Any,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
+    task::Waker,
     thread::{self, ThreadId},
 };
 
-use transload_core::{DeviceId, ErrorKind, Fence, MemoryKind, Place, RawBuffer};
+use transload_core::{
+    Access, DeviceId, ErrorKind, Fence, MemoryKind, Place, RawBuffer, Result, Timeline, TimelineId,
+    next_timeline_id,
+};
 use transload_memory::{CudaFeature, CudaMemoryManager, context_of};
 
 use crate::{gate, manager};
@@ -124,7 +129,7 @@ fn owner_is_dropped_once_after_the_last_work() {
     let gate = gate::Gate::new();
     let (theirs, drops) = owner(&memory, MemoryKind::Device, 1000);
     let ours = adopt(&memory, theirs);
-    let mut loan = ours.slice(..100).unwrap().lend(transload_core::Access::Write).unwrap();
+    let mut loan = ours.slice(..100).unwrap().lend(Access::Write).unwrap();
     loan.end_after(&[gate.fence()]);
     drop((loan, ours));
     assert_eq!((drops.try_recv().ok(), memory.resource_counts().pending_free), (None, 1));
@@ -180,11 +185,72 @@ fn drain_frees_memory_that_an_owner_drops_in_use() {
     }
     let (_device, memory) = manager();
     let (theirs, gate) = (memory.allocate(MemoryKind::Device, 1000).unwrap(), gate::Gate::new());
-    theirs.lend(transload_core::Access::Write).unwrap().end_after(&[gate.fence()]);
+    theirs.lend(Access::Write).unwrap().end_after(&[gate.fence()]);
     let address = theirs.device_address().unwrap();
     // SAFETY: the owner keeps the memory, and nobody else uses it.
     drop(unsafe { memory.adopt(address, 1000, Uses { memory: Some(theirs), gate }) }.unwrap());
     memory.drain().unwrap();
+    assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
+}
+
+#[test]
+fn drain_drops_the_owner_that_work_of_parked_memory_keeps() {
+    /// Work that is complete once it was waited for, such as that of an adopted stream, which has an owner.
+    struct Line {
+        id: TimelineId,
+        is_over: AtomicBool,
+        _keeps: RawBuffer,
+    }
+    // SAFETY: it stands for no work, so no memory is used behind its back.
+    unsafe impl Timeline for Line {
+        fn id(&self) -> TimelineId {
+            self.id
+        }
+        fn device(&self) -> DeviceId {
+            DeviceId::Other("line", 0)
+        }
+        fn reached(&self) -> u64 {
+            self.is_over.load(Ordering::Acquire).into()
+        }
+        fn poll(&self, point: u64) -> Result<bool> {
+            Ok(self.reached() >= point)
+        }
+        fn wait(&self, _: u64) -> Result<()> {
+            self.is_over.store(true, Ordering::Release);
+            Ok(())
+        }
+        fn wake_at(&self, point: u64, _: &Waker) -> bool {
+            self.reached() >= point
+        }
+        fn as_any(&self) -> &dyn Any {
+            self
+        }
+    }
+    struct Slow {
+        _memory: RawBuffer,
+        is_dropped: Arc<AtomicBool>,
+    }
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            // Time for a drain that does not wait to go on.
+            (0..10_000).for_each(|_| thread::yield_now());
+            self.is_dropped.store(true, Ordering::SeqCst);
+        }
+    }
+    let (_device, memory) = manager();
+    let (theirs, is_dropped) =
+        (memory.allocate(MemoryKind::Device, 1000).unwrap(), Arc::new(AtomicBool::new(false)));
+    let address = theirs.device_address().unwrap();
+    let owner = Slow { _memory: theirs, is_dropped: Arc::clone(&is_dropped) };
+    // SAFETY: the owner keeps the memory, and nobody else uses it.
+    let keeps = unsafe { memory.adopt(address, 1000, owner) }.unwrap();
+    let line = Arc::new(Line { id: next_timeline_id(), is_over: AtomicBool::new(false), _keeps: keeps });
+    let parked = memory.allocate(MemoryKind::Device, 1000).unwrap();
+    parked.lend(Access::Write).unwrap().end_after(&[Fence::new(line, 1)]);
+    drop(parked);
+    assert!(!is_dropped.load(Ordering::SeqCst));
+    memory.drain().unwrap();
+    assert!(is_dropped.load(Ordering::SeqCst));
     assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
 }
 

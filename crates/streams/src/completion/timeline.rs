@@ -60,8 +60,8 @@ pub(crate) struct StreamTimeline {
     registration: Arc<StreamRegistration>,
     /// This crate's kernels, after their first use.
     kernels: OnceLock<Arc<Kernels>>,
-    /// The words that the host writes, after the first wait for host work.
-    pub(crate) words: OnceLock<Arc<Words>>,
+    /// The words that the host writes, after the first wait for host work; `None` if there is no memory for them.
+    pub(crate) words: OnceLock<Option<Arc<Words>>>,
     /// Words for ends of host work that this stream waits for or may wait for.
     pub(crate) kept_words: Mutex<Vec<KeptWord>>,
     /// Whether the stream may wait for host work on the device.

@@ -9,11 +9,14 @@ use std::sync::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{Fence, Result, TimelineId, events::report};
+use transload_core::{Error, Fence, Result, TimelineId, events::report};
 use transload_cuda_sys::{Context, Stream};
 use transload_memory::{FreeDeferral, WordPage, lift};
 
 use super::timeline::StreamTimeline;
+
+/// What is reported if words cannot be used.
+const HOST_WAITS: &str = "the host waits for host work instead of the stream";
 
 /// The words of one context.
 pub(crate) struct Words {
@@ -187,11 +190,7 @@ impl StreamTimeline {
             }
             Err(error) if error.is_sticky() => Err(lift(error)),
             Err(error) => {
-                report::call_failed(
-                    "the host waits for host work instead of the stream",
-                    self.device,
-                    &error,
-                );
+                report::call_failed(HOST_WAITS, self.device, &error);
                 words.are_refused.store(true, Ordering::Relaxed);
                 // Its own transfer reports the error.
                 let _over = fence.wait();
@@ -200,12 +199,12 @@ impl StreamTimeline {
         })
     }
 
-    /// Returns the words of the stream's context. The first call may allocate them.
+    /// Returns the words of the stream's context. The first call may allocate them; if that fails, the host waits instead from then on.
     fn words(&self) -> Option<&Arc<Words>> {
-        if let Some(words) = self.words.get() {
-            return Some(words);
-        }
-        let found = Words::of(self.context()).ok()?;
-        Some(self.words.get_or_init(|| found))
+        let allocate = || {
+            let refused = |error: &Error| report::call_failed(HOST_WAITS, self.device, error);
+            Words::of(self.context()).inspect_err(refused).ok()
+        };
+        self.words.get_or_init(allocate).as_ref()
     }
 }
