@@ -20,7 +20,7 @@ fn bytes_of(count: u64) -> usize {
 /// `transload_saxpy(a, x, y, count)`: y[i] = a * x[i] + y[i].
 const SAXPY: HostKernel = HostKernel {
     parameters: &[4, 8, 8, 8],
-    accesses: |launch| {
+    accesses: |launch, _| {
         let bytes = bytes_of(launch.number(3));
         vec![KernelAccess::read(launch.number(1), bytes), KernelAccess::write(launch.number(2), bytes)]
     },
@@ -34,7 +34,7 @@ const SAXPY: HostKernel = HostKernel {
 /// `transload_add(x, y, sum, count)`: sum[i] = x[i] + y[i].
 const ADD: HostKernel = HostKernel {
     parameters: &[8, 8, 8, 8],
-    accesses: |launch| {
+    accesses: |launch, _| {
         let bytes = bytes_of(launch.number(3));
         vec![
             KernelAccess::read(launch.number(0), bytes),
@@ -77,7 +77,7 @@ fn each(
 /// `transload_spin(nanoseconds, out)`: takes no time here, but advances the timestamps that it writes.
 const SPIN: HostKernel = HostKernel {
     parameters: &[8, 8],
-    accesses: |launch| match launch.number(1) {
+    accesses: |launch, _| match launch.number(1) {
         0 => Vec::new(),
         out => vec![KernelAccess::write(out, 16)],
     },

@@ -167,7 +167,8 @@ pub(crate) fn reaches(state: &State, device: u32, context: u64, allocation: &All
 }
 
 fn run_kernel(state: &mut State, device: u32, context: u64, run: &KernelRun) -> Result<(), u32> {
-    let declared = (run.host_kernel.accesses)(&run.launch);
+    let mut declared = run.accesses(&state.memory);
+    declared.sort_by_key(|access| access.address);
     let options = &state.device(device).options;
     let pageable = options.pageable_access;
     // Without concurrent access, the driver migrates everything before the launch and nothing faults.

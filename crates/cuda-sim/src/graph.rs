@@ -73,7 +73,7 @@ const CAPTURABLE: &[&str] = &[
 ];
 
 /// Calls that drivers refuse on a capturing stream without invalidating the capture, as seen on CUDA 13.
-const NOT_CAPTURABLE: &[&str] = &["cuMemcpyBatchAsync_v2"];
+const NOT_CAPTURABLE: &[&str] = &["cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2"];
 
 /// Calls that become graph nodes on a real driver but are not simulated.
 const NOT_SIMULATED: &[&str] = &[
@@ -399,7 +399,7 @@ pub(crate) fn difference(state: &State, old: &[Node], new: &[Node]) -> u32 {
     }
     // Neither the device of an operand nor the context of a node may change.
     let devices = |node: &Node| -> Vec<Option<u32>> {
-        let accesses = node.work.accesses();
+        let accesses = node.work.accesses(&state.memory);
         let device =
             |address| state.memory.find(address).filter(|found| found.is_device()).map(|found| found.device);
         accesses.into_iter().map(|(address, ..)| device(address)).collect()

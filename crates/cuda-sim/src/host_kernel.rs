@@ -18,7 +18,7 @@ use crate::{
 /// /// `clear(unsigned char* bytes, unsigned long n)`
 /// const CLEAR: HostKernel = HostKernel {
 ///     parameters: &[8, 8],
-///     accesses: |launch| vec![KernelAccess::write(launch.number(0), launch.number(1) as usize)],
+///     accesses: |launch, _| vec![KernelAccess::write(launch.number(0), launch.number(1) as usize)],
 ///     run: |launch, memory| memory.write(launch.number(0), &vec![0; launch.number(1) as usize]),
 /// };
 /// register_host_kernel("clear", CLEAR);
@@ -31,8 +31,9 @@ use crate::{
 pub struct HostKernel {
     /// Size of each parameter in bytes, in order.
     pub parameters: &'static [usize],
-    /// Returns every range that a launch reads or writes. The kernel cannot access other memory.
-    pub accesses: fn(&Launch) -> Vec<KernelAccess>,
+    /// Returns every range that a launch reads or writes; it may read memory for that, such as a list of addresses. Called when
+    /// the launch is enqueued and when it runs. The kernel cannot access other memory.
+    pub accesses: fn(&Launch, &KernelMemory<'_>) -> Vec<KernelAccess>,
     /// Runs the kernel.
     pub run: fn(&Launch, &mut KernelMemory<'_>) -> Result<(), IllegalAddress>,
 }
@@ -92,12 +93,28 @@ pub struct IllegalAddress;
 #[derive(Debug)]
 pub struct KernelMemory<'a> {
     pub(crate) memory: &'a Memory,
+    /// Sorted by address.
     pub(crate) declared: Vec<KernelAccess>,
     /// Whether pageable host memory is accessible.
     pub(crate) pageable: bool,
 }
 
+impl<'a> KernelMemory<'a> {
+    /// Memory of which all that is live can be read.
+    pub(crate) fn readable(memory: &'a Memory) -> Self {
+        Self { memory, declared: vec![KernelAccess::read(0, usize::MAX)], pageable: false }
+    }
+}
+
 impl KernelMemory<'_> {
+    /// Checks that a range can be read, before memory for its content is allocated.
+    ///
+    /// # Errors
+    /// [`IllegalAddress`] if the range was not declared or is not live.
+    pub fn check(&self, address: u64, bytes: usize) -> Result<(), IllegalAddress> {
+        self.reach(address, bytes, AccessKind::Read).map(drop)
+    }
+
     /// Reads `into.len()` bytes.
     ///
     /// # Errors
@@ -134,11 +151,14 @@ impl KernelMemory<'_> {
 
     fn reach(&self, address: u64, bytes: usize, kind: AccessKind) -> Result<*mut u8, IllegalAddress> {
         let end = address.checked_add(bytes as u64).ok_or(IllegalAddress)?;
-        let declared = self.declared.iter().any(|range| {
+        let allows = |range: &KernelAccess| {
             let covers = range.address <= address && end <= range.address.saturating_add(range.bytes as u64);
             covers && (kind == AccessKind::Read || range.kind == AccessKind::Write)
-        });
-        if !declared {
+        };
+        // Usually the last one that begins at or before the address.
+        let before = self.declared.partition_point(|range| range.address <= address);
+        let begun = self.declared.get(..before).unwrap_or_default();
+        if !begun.iter().rev().any(allows) {
             return Err(IllegalAddress);
         }
         match self.memory.touch(address, bytes) {

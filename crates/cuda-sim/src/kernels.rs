@@ -12,6 +12,7 @@ pub(crate) fn register() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         register_host_kernel("transload_copy", COPY);
+        register_host_kernel("transload_copy_list", COPY_LIST);
         register_host_kernel("transload_fill", FILL);
         example_kernels::register();
     });
@@ -24,7 +25,7 @@ fn parameters(launch: &Launch) -> (u64, u64, usize) {
     (launch.number(0), launch.number(1), launch.number(2) as usize)
 }
 
-fn accesses(launch: &Launch) -> Vec<KernelAccess> {
+fn accesses(launch: &Launch, _: &KernelMemory<'_>) -> Vec<KernelAccess> {
     let (dst, src, bytes) = parameters(launch);
     vec![KernelAccess::read(src, bytes), KernelAccess::write(dst, bytes)]
 }
@@ -34,10 +35,50 @@ fn run(launch: &Launch, memory: &mut KernelMemory<'_>) -> Result<(), IllegalAddr
     memory.copy(src, dst, bytes)
 }
 
+/// `transload_copy_list(pieces, count)`: crates/streams/src/submit/kernels/copy_list.cu.
+const COPY_LIST: HostKernel = HostKernel {
+    parameters: &[8, 8],
+    accesses: |launch, memory| {
+        let of_piece = |(dst, src, bytes)| [KernelAccess::read(src, bytes), KernelAccess::write(dst, bytes)];
+        // Without a readable list, the run fails.
+        let Ok(listed) = pieces(launch, memory) else { return Vec::new() };
+        listed
+            .into_iter()
+            .flat_map(of_piece)
+            .chain([KernelAccess::read(launch.number(0), list_bytes(launch))])
+            .collect()
+    },
+    run: |launch, memory| {
+        let listed = pieces(launch, memory)?;
+        listed.into_iter().try_for_each(|(dst, src, bytes)| memory.copy(src, dst, bytes))
+    },
+};
+
+/// Bytes of a piece in the list: destination, source and length, 8 bytes each.
+const PIECE: usize = 24;
+
+fn list_bytes(launch: &Launch) -> usize {
+    usize::try_from(launch.number(1)).unwrap_or(usize::MAX).saturating_mul(PIECE)
+}
+
+/// Reads the list.
+fn pieces(launch: &Launch, memory: &KernelMemory<'_>) -> Result<Vec<(u64, u64, usize)>, IllegalAddress> {
+    memory.check(launch.number(0), list_bytes(launch))?;
+    let mut list = vec![0; list_bytes(launch)];
+    memory.read(launch.number(0), &mut list)?;
+    let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| (number << 8) | u64::from(*byte));
+    let piece = |piece: &[u8]| {
+        let (dst, rest) = piece.split_at(8);
+        let (src, bytes) = rest.split_at(8);
+        (number(dst), number(src), number(bytes) as usize)
+    };
+    Ok(list.chunks_exact(PIECE).map(piece).collect())
+}
+
 /// `transload_fill(dst, bytes, low, high)`: crates/streams/src/submit/kernels/fill.cu.
 const FILL: HostKernel = HostKernel {
     parameters: &[8, 8, 8, 8],
-    accesses: |launch| vec![KernelAccess::write(launch.number(0), launch.number(1) as usize)],
+    accesses: |launch, _| vec![KernelAccess::write(launch.number(0), launch.number(1) as usize)],
     run: fill,
 };
 

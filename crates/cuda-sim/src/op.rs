@@ -6,7 +6,8 @@ use crate::{
     access::AccessKind,
     clock::Clock,
     device::Residency,
-    host_kernel::{HostKernel, Launch},
+    host_kernel::{HostKernel, KernelAccess, KernelMemory, Launch},
+    memory::Memory,
     timing::Engine,
 };
 
@@ -134,16 +135,24 @@ pub(crate) struct KernelRun {
     pub(crate) launch: Launch,
 }
 
+impl KernelRun {
+    /// Returns what the launch accesses, as far as it can be known from what memory holds now.
+    pub(crate) fn accesses(&self, memory: &Memory) -> Vec<KernelAccess> {
+        (self.host_kernel.accesses)(&self.launch, &KernelMemory::readable(memory))
+    }
+}
+
 impl Work {
     /// Returns the ranges that the operation accesses, except staged bytes.
-    pub(crate) fn accesses(&self) -> Vec<(u64, usize, AccessKind)> {
+    pub(crate) fn accesses(&self, memory: &Memory) -> Vec<(u64, usize, AccessKind)> {
         match self {
             Self::Wait | Self::Record { .. } | Self::Host(_) | Self::Word { .. } | Self::Prefetch { .. } => {
                 Vec::new()
             }
             Self::Copies(copies) => copies.iter().flat_map(copy_accesses).collect(),
             Self::Fill(fill) => vec![(fill.address, fill.width * fill.element, AccessKind::Write)],
-            Self::Kernel(run) => (run.host_kernel.accesses)(&run.launch)
+            Self::Kernel(run) => run
+                .accesses(memory)
                 .into_iter()
                 .map(|access| (access.address, access.bytes, access.kind))
                 .collect(),

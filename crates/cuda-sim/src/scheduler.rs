@@ -152,7 +152,7 @@ fn check(state: &mut State, stream: u64, name: &'static str, sequence: u64, work
     let Some(own) = state.streams.get(&stream) else { return };
     let actor = Actor::Stream { device: own.device, stream: own.number };
     let acting = own.device;
-    for (address, bytes, kind) in work.accesses() {
+    for (address, bytes, kind) in work.accesses(&state.memory) {
         let record = AccessRecord { actor, operation: name, sequence, address, bytes, kind };
         let owner = state.memory.find(address).map(|found| found.device);
         match owner {

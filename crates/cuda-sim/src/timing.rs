@@ -75,7 +75,7 @@ pub(crate) fn cost(
         Work::Fill(fill) => (Engine::Compute, 2_000 + time(fill.width * fill.element, LOCAL_GBPS)),
         Work::Kernel(run) => {
             let mut total = 3_000_u64;
-            for access in (run.host_kernel.accesses)(&run.launch) {
+            for access in run.accesses(memory) {
                 let local = memory.find(access.address).is_some_and(Allocation::is_device);
                 let gbps = if local { LOCAL_GBPS } else { device.host_gbps };
                 total = total.saturating_add(time(access.bytes, gbps));

@@ -14,7 +14,7 @@ const PTX: &[u8] =
     b".version 7.0\n.target sm_52\n.visible .entry test_copy(\n  .param .u64 from\n) { ret; }\n\0";
 const UNKNOWN: &[u8] = b".version 7.0\n.target sm_52\n.visible .entry nobody_knows_it( ) { ret; }\n\0";
 
-fn accesses(launch: &Launch) -> Vec<KernelAccess> {
+fn accesses(launch: &Launch, _: &KernelMemory<'_>) -> Vec<KernelAccess> {
     let bytes = launch.number(2) as usize;
     vec![
         KernelAccess { address: launch.number(0), bytes, kind: AccessKind::Read },

@@ -2,6 +2,7 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod batches;
 mod capture;
 mod clock;
 mod early;

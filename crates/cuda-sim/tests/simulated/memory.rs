@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use transload_cuda_sim::harness::{self, noise};
+use transload_cuda_sim::harness;
 use transload_cuda_sys::{AsStream, Device, DriverError, check, ffi};
 
 use crate::raw::{Bench, INVALID_VALUE, code, contents, fill};
@@ -154,40 +154,4 @@ fn use_after_unregister_is_illegal_unless_driver_waits() {
     };
     let failed = (0..24).filter(failed).count();
     assert!((1..=12).contains(&failed), "{failed} of 24");
-}
-
-#[test]
-fn a_batch_copies_all_its_parts() {
-    let Some(test) = harness::device_with(|builder| builder) else { return };
-    let bench = Bench::new(test);
-    let stream = bench.stream();
-    let _bound = bench.context.enter().expect("enter");
-    let (memory, mut source) = (bench.memory(4096), bench.pinned(4096));
-    source.set(&noise(4096, 8));
-    let place = ffi::MemLocation { kind: 1, id: 0 };
-    let mut attributes =
-        [ffi::MemcpyAttributes { src_access_order: 1, src_location: place, dst_location: place, flags: 0 }];
-    let mut to: Vec<u64> = (0..4).map(|part| memory.address + part * 1024).collect();
-    let mut from: Vec<u64> = (0..4).map(|part| source.address() as u64 + (3 - part) * 1024).collect();
-    let (mut sizes, mut first) = ([1024_usize; 4], [0_usize]);
-    // SAFETY: all arrays are as long as the counts say.
-    let answer = unsafe {
-        ffi::cuMemcpyBatchAsync_v2(
-            to.as_mut_ptr(),
-            from.as_mut_ptr(),
-            sizes.as_mut_ptr(),
-            4,
-            attributes.as_mut_ptr(),
-            first.as_mut_ptr(),
-            1,
-            stream.as_raw(),
-        )
-    };
-    check("cuMemcpyBatchAsync_v2", answer).expect("batch");
-    stream.synchronize().expect("healthy");
-    let seen = contents(&bench, memory.address, 4096);
-    let sent = noise(4096, 8);
-    for part in 0..4 {
-        assert_eq!(seen[part * 1024..][..1024], sent[(3 - part) * 1024..][..1024], "part {part}");
-    }
 }

@@ -34,6 +34,7 @@ arity!(mine4, theirs4, A, B, C, D);
 arity!(mine5, theirs5, A, B, C, D, E);
 arity!(mine6, theirs6, A, B, C, D, E, F);
 arity!(mine8, theirs8, A, B, C, D, E, F, G, H);
+arity!(mine9, theirs9, A, B, C, D, E, F, G, H, I);
 arity!(mine11, theirs11, A, B, C, D, E, F, G, H, I, J, K);
 
 macro_rules! agree {
@@ -52,6 +53,7 @@ fn symbols_have_the_signatures_of_cuda_sys() {
     agree!(mine5, theirs5: managed::cuMemPrefetchAsync_v2, managed::cuMemRangeGetAttribute, module::cuModuleLoadDataEx);
     agree!(mine6, theirs6: copy::cuMemcpyPeerAsync);
     agree!(mine8, theirs8: batch::cuMemcpyBatchAsync_v2);
+    agree!(mine9, theirs9: batch::cuMemcpyBatchAsync);
     agree!(mine11, theirs11: module::cuLaunchKernel);
 }
 

@@ -27,11 +27,11 @@ pub struct MemLocation {
 pub struct MemcpyAttributes {
     /// `CU_MEMCPY_SRC_ACCESS_ORDER_*`: 1 stream order, 2 during the call, 3 any.
     pub src_access_order: c_uint,
-    /// Location of the source; ignored for memory that the driver knows.
+    /// Location of the source; ignored for device and pinned memory.
     pub src_location: MemLocation,
-    /// Location of the destination; ignored for memory that the driver knows.
+    /// Location of the destination; ignored for device and pinned memory.
     pub dst_location: MemLocation,
-    /// `CU_MEMCPY_FLAG_*`.
+    /// `CU_MEMCPY_FLAG_*`: 1 prefers overlap with compute.
     pub flags: c_uint,
 }
 
@@ -52,6 +52,11 @@ driver_functions! {
     fn cuCtxGetId(context: CUcontext, id: *mut c_ulonglong);
     fn cuMemPrefetchAsync_v2(pointer: CUdeviceptr, count: usize, location: MemLocation, flags: c_uint, stream: CUstream);
     fn cuMemAdvise_v2(pointer: CUdeviceptr, count: usize, advice: c_uint, location: MemLocation);
+    fn cuMemcpyBatchAsync(
+        destinations: *mut CUdeviceptr, sources: *mut CUdeviceptr, sizes: *mut usize, count: usize,
+        attributes: *mut MemcpyAttributes, attribute_indices: *mut usize, attribute_count: usize,
+        failed_index: *mut usize, stream: CUstream,
+    );
     fn cuMemcpyBatchAsync_v2(
         destinations: *mut CUdeviceptr, sources: *mut CUdeviceptr, sizes: *mut usize, count: usize,
         attributes: *mut MemcpyAttributes, attribute_indices: *mut usize, attribute_count: usize, stream: CUstream,

@@ -16,7 +16,7 @@ pub(crate) fn if_asked() {
 /// `scale_add(a, x, y, count)`: y[i] = a * x[i] + y[i].
 const SCALE_ADD: HostKernel = HostKernel {
     parameters: &[4, 8, 8, 8],
-    accesses: |launch| accesses(launch.number(1), launch.number(2), launch.number(3)),
+    accesses: |launch, _| accesses(launch.number(1), launch.number(2), launch.number(3)),
     run: |launch, memory| {
         let a = f32::from_bits(launch.number(0) as u32);
         let (x, y, count) = (launch.number(1), launch.number(2), launch.number(3));
@@ -27,7 +27,7 @@ const SCALE_ADD: HostKernel = HostKernel {
 /// `relu(x, y, count)`: y[i] = max(x[i], 0).
 const RELU: HostKernel = HostKernel {
     parameters: &[8, 8, 8],
-    accesses: |launch: &Launch| accesses(launch.number(0), launch.number(1), launch.number(2)),
+    accesses: |launch: &Launch, _| accesses(launch.number(0), launch.number(1), launch.number(2)),
     run: |launch, memory| {
         let (x, y, count) = (launch.number(0), launch.number(1), launch.number(2));
         each(memory, x, y, count, |x, _| x.max(0.0))
