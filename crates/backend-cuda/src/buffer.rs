@@ -3,10 +3,9 @@
 use std::marker::PhantomData;
 
 use transload_core::{
-    Buffer, Operation, Pod, QueueLease, RawBuffer, Result, StreamPriority, Timing, WorkloadType,
-    bytes_of_elements, fill, slice_elements, submit,
+    Buffer, Operation, Pod, QueueLease, RawBuffer, Result, StreamPriority, Timing, WorkloadType, borrow,
+    borrow_mut, bytes_of_elements, fill, slice_elements, submit,
 };
-use transload_memory::{borrow, borrow_mut};
 use transload_streams::AdvancedStreamPool;
 
 /// `len` elements of `T` on a device. The methods of [`Buffer`] block; for asynchronous work pass [`raw`](Buffer::raw)

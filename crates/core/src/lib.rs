@@ -37,6 +37,7 @@ pub mod serde_seconds;
 mod submit;
 mod sync;
 
+pub use buffer::borrowed::{Borrowed, borrow, borrow_mut};
 pub use buffer::buffer_id::BufferId;
 pub use buffer::guards::{ReadGuard, WriteGuard};
 pub use buffer::host_bytes::HostBytes;

@@ -63,10 +63,7 @@ pub use resource::{
     CudaResource, HostPages, LimitingResource, MemoryResource, NumaBinding, PinnedResource,
     RegistrationCache, RegistrationStatistics, UploadBuffer, registration_edges,
 };
-pub use storage::{
-    Borrowed, FreeDeferral, InContext, PointerAttributes, WordPage, borrow, borrow_mut, context_of,
-    pointer_attributes,
-};
+pub use storage::{FreeDeferral, InContext, PointerAttributes, WordPage, context_of, pointer_attributes};
 pub use unified::{
     DeviceAccess, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut,
 };

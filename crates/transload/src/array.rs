@@ -1,10 +1,10 @@
 //! Typed elements in any memory.
 
-use std::{fmt, marker::PhantomData, ops::RangeBounds, ptr::NonNull, sync::Arc};
+use std::{fmt, marker::PhantomData, ops::RangeBounds, sync::Arc};
 
 use transload_core::{
-    Backend, Buffer, DeviceId, Error, ErrorKind, HostBytes, MemoryKind, Operation, Place, Pod, QueueLease,
-    RawBuffer, ReadGuard, Reclaimer, Result, StreamPriority, Timing, WorkloadType, WriteGuard, fill,
+    Backend, Buffer, DeviceId, Error, ErrorKind, MemoryKind, Operation, Place, Pod, QueueLease, RawBuffer,
+    ReadGuard, Result, StreamPriority, Timing, WorkloadType, WriteGuard, borrow, borrow_mut, fill,
     range_within, slice_elements, submit,
 };
 
@@ -220,8 +220,8 @@ impl<T: Pod> Buffer<T> for Array<T> {
             WriteGuard::new(dst.overwrite()?)?.copy_from_slice(source);
             return Ok(());
         }
-        // SAFETY: the buffer is only read, and dropped at the end of this function, when the copy is complete.
-        let source = unsafe { borrowed(NonNull::from(source), false) };
+        // SAFETY: the value is dropped at the end of this function and never cloned.
+        let source = unsafe { borrow(source) };
         self.copy_by_queue(&source, &dst)
     }
 
@@ -234,21 +234,10 @@ impl<T: Pod> Buffer<T> for Array<T> {
             destination.copy_from_slice(&ReadGuard::new(src.read()?)?);
             return Ok(());
         }
-        // SAFETY: the slice is borrowed mutably, and the buffer dropped at the end of this function, when the copy is complete.
-        let destination = unsafe { borrowed(NonNull::from(destination), true) };
+        // SAFETY: the value is dropped at the end of this function and never cloned.
+        let destination = unsafe { borrow_mut(destination) };
         self.copy_by_queue(&src, &destination)
     }
-}
-
-/// Returns a buffer over a slice with another owner.
-///
-/// # Safety
-/// * The slice stays valid, and is not used in conflict with the buffer, until the buffer and all work on it are done.
-unsafe fn borrowed<T: Pod>(slice: NonNull<[T]>, writable: bool) -> RawBuffer {
-    let bytes = slice.len() * size_of::<T>();
-    // SAFETY: the elements are initialised bytes; the rest is the caller's promise.
-    let storage = unsafe { HostBytes::new((), slice.cast(), bytes, MemoryKind::Pageable, writable) };
-    RawBuffer::new(Box::new(storage), &Arc::new(Reclaimer::new()))
 }
 
 impl<T> Clone for Array<T> {

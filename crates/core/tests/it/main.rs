@@ -7,6 +7,7 @@
 mod adopt_fences;
 mod awaiting;
 mod batch;
+mod borrowed;
 mod bounds;
 mod claim_order;
 mod costs;

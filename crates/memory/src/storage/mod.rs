@@ -1,7 +1,6 @@
-//! Memory that a buffer owns or borrows, and how it is freed.
+//! Memory that a buffer owns, and how it is freed.
 
 mod adopt;
-mod borrowed;
 mod device_memory;
 mod driver_memory;
 mod free_deferral;
@@ -10,7 +9,6 @@ mod in_context;
 mod pointer;
 mod word_page;
 
-pub use borrowed::{Borrowed, borrow, borrow_mut};
 pub(crate) use device_memory::DeviceSource;
 #[cfg(target_os = "linux")]
 pub(crate) use driver_memory::Origin;

@@ -7,8 +7,8 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{
-    Error, ErrorKind, MemoryKind, Operation, Pattern, QueueLease, RawBuffer, Result, Timing, events::report,
-    fill, range_within, submit,
+    Error, ErrorKind, MemoryKind, Operation, Pattern, QueueLease, RawBuffer, Result, Timing, borrow,
+    borrow_mut, events::report, fill, range_within, submit,
 };
 use transload_cuda_sys::Context;
 
@@ -111,7 +111,7 @@ impl Inner {
     pub(crate) fn copy_from_host(&self, source: &[u8], dst: &RawBuffer) -> Result<()> {
         self.retry_failed_uploads()?;
         // SAFETY: the value is dropped at the end of this function and never cloned.
-        let source = unsafe { crate::borrow(source) };
+        let source = unsafe { borrow(source) };
         self.run(&Operation::Copy { src: &source, dst })
     }
 
@@ -119,7 +119,7 @@ impl Inner {
     pub(crate) fn copy_to_host(&self, src: &RawBuffer, destination: &mut [u8]) -> Result<()> {
         self.retry_failed_uploads()?;
         // SAFETY: the value is dropped at the end of this function and never cloned.
-        let destination = unsafe { crate::borrow_mut(destination) };
+        let destination = unsafe { borrow_mut(destination) };
         self.run(&Operation::Copy { src, dst: &destination })
     }
 

@@ -256,7 +256,7 @@ fn unrecordable_operations_are_refused_before_capture() {
     };
     let bytes = [1_u8; 64];
     // SAFETY: it is dropped below, and the call is refused before it clones it.
-    let host = unsafe { transload_memory::borrow(&bytes) };
+    let host = unsafe { transload_core::borrow(&bytes) };
     let (kind, text) = refused(&[
         Operation::Fill { dst: &there, pattern: Pattern::U8(1) },
         Operation::Copy { src: &host, dst: &there },

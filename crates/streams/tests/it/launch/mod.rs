@@ -276,7 +276,7 @@ fn invalid_launches_are_refused_with_valid_values() {
         let mut slice = [9_u8; 64];
         {
             // SAFETY: the value is dropped at the end of this block and never cloned.
-            let pageable = unsafe { transload_memory::borrow_mut(&mut slice) };
+            let pageable = unsafe { transload_core::borrow_mut(&mut slice) };
             let launch = kernel.launch(small).arg(1.0_f32).reads(&x).writes(&*pageable).arg(16_u64);
             refused(launch, ErrorKind::Unsupported, "cannot use cpu/pageable memory");
             refused(

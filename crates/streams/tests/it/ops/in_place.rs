@@ -118,7 +118,7 @@ fn memory_not_mapped_to_the_device_is_refused() {
     let mut slice = [9_u8; 100];
     {
         // SAFETY: the value is dropped at the end of this block and never cloned.
-        let pageable = unsafe { transload_memory::borrow_mut(&mut slice) };
+        let pageable = unsafe { transload_core::borrow_mut(&mut slice) };
         let pageable: &RawBuffer = &pageable;
         for (src, dst) in [(pageable, &there), (&there, pageable), (pageable, &mapped), (&mapped, pageable)] {
             let error = submit(&stream, &Operation::CopyInPlace { src, dst }, Timing::Off).unwrap_err();

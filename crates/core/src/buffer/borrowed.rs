@@ -2,7 +2,7 @@
 
 use std::{marker::PhantomData, ops::Deref, ptr::NonNull, sync::Arc};
 
-use transload_core::{HostBytes, MemoryKind, Pod, RawBuffer, Reclaimer};
+use crate::{HostBytes, MemoryKind, Pod, RawBuffer, Reclaimer};
 
 /// A buffer over borrowed host memory. Dropping it waits until no operation uses the slice.
 pub struct Borrowed<'a> {
