@@ -3,7 +3,7 @@
 use std::{
     any::Any,
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
     task::Waker,
@@ -11,6 +11,7 @@ use std::{
 
 use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, Timeline, TimelineId, next_timeline_id};
 
+use super::waiters::{Waiters, Watched};
 use crate::CudaStream;
 
 /// A timeline with one point: the end of the stream's work after the capture.
@@ -20,13 +21,21 @@ pub(crate) struct AfterCapture {
     /// The fence, once it could be recorded.
     after: OnceLock<Fence>,
     is_lost: AtomicBool,
+    /// Tasks that wait for the end of the capture, and then for the fence.
+    waiters: Waiters,
 }
 
 impl AfterCapture {
     /// Returns a fence for the end of the capture and everything else on `stream`.
     pub(crate) fn of(stream: CudaStream) -> Fence {
-        let (after, is_lost) = (OnceLock::new(), AtomicBool::new(false));
-        Fence::new(Arc::new(Self { id: next_timeline_id(), stream, after, is_lost }), 1)
+        let timeline = Arc::new_cyclic(|this| Self {
+            id: next_timeline_id(),
+            stream,
+            after: OnceLock::new(),
+            is_lost: AtomicBool::new(false),
+            waiters: Waiters::new(Weak::<Self>::clone(this), 0),
+        });
+        Fence::new(timeline, 1)
     }
 
     /// Returns whether it belongs to this stream.
@@ -48,6 +57,16 @@ impl AfterCapture {
             // Says nothing about the work; retried later.
             Err(_) => Ok(None),
         }
+    }
+}
+
+impl Watched for AfterCapture {
+    fn wake_reached(&self, woken: &mut Vec<Waker>) -> bool {
+        if self.waiters.first().is_none() {
+            return false;
+        }
+        // They then register with the stream itself.
+        if matches!(self.after(), Ok(None)) { true } else { self.waiters.take_reached(1, woken) }
     }
 }
 
@@ -91,11 +110,13 @@ unsafe impl Timeline for AfterCapture {
     }
 
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {
-        if !matches!(self.poll(point), Ok(false)) {
-            return true;
+        match self.after() {
+            Ok(Some(fence)) => return fence.timeline().wake_at(fence.point(), waker),
+            Ok(None) => {}
+            Err(_) => return true,
         }
-        // There is no notification of a capture's end: the task polls.
-        waker.wake_by_ref();
+        // There is no notification of a capture's end.
+        self.waiters.add(self.stream.own.reactor, point, waker);
         false
     }
 
@@ -103,3 +124,7 @@ unsafe impl Timeline for AfterCapture {
         self
     }
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/captured_ends.rs"]
+mod tests;

@@ -13,5 +13,6 @@ pub(crate) mod slot;
 pub(crate) mod stream_end;
 pub(crate) mod stream_events;
 pub(crate) mod timeline;
+pub(crate) mod waiters;
 pub(crate) mod wakers;
 pub(crate) mod words;

@@ -1,4 +1,4 @@
-//! One thread that polls events and wakes tasks.
+//! One thread that polls timelines and wakes tasks.
 //!
 //! It polls without pause for a while after a completion, then at growing intervals, and parks while no task waits.
 
@@ -14,8 +14,8 @@ use transload_cuda_sys::RelaxedCapture;
 
 use super::{
     callbacks,
-    registration::{ReactorQueue, Registration},
-    timeline::StreamTimeline,
+    registration::ReactorQueue,
+    waiters::{TimelineRegistration, Watched},
 };
 
 /// Time of polling without pause after the last completion or request: longer than a small copy takes.
@@ -27,12 +27,9 @@ const SLOWEST: Duration = Duration::from_micros(500);
 /// streams, those without waiters are deregistered.
 const ROOM: usize = 64;
 
-/// A stream's registration. It does not keep the stream alive: a waiting task holds a fence, a callback its stream.
-pub(crate) type StreamRegistration = Registration<Weak<StreamTimeline>>;
-
 /// The process's reactor.
 pub(crate) struct Reactor {
-    queue: ReactorQueue<Weak<StreamTimeline>>,
+    queue: ReactorQueue<Weak<dyn Watched>>,
     thread: OnceLock<Thread>,
 }
 
@@ -60,8 +57,8 @@ impl Reactor {
         self.queue.is_idle()
     }
 
-    /// Polls the stream's events until no task waits for it.
-    pub(crate) fn notify(&self, registration: &Arc<StreamRegistration>) {
+    /// Polls the timeline until no task waits for it.
+    pub(crate) fn notify(&self, registration: &Arc<TimelineRegistration>) {
         if self.queue.notify(registration) && !transload_core::mutant!("streams/await-unparks-reactor") {
             self.unpark();
         }
@@ -88,7 +85,7 @@ impl Reactor {
         });
         // A waker may run its task inline, and the task may synchronise a stream.
         callbacks::mark_callback_thread();
-        let mut registrations: Vec<Arc<StreamRegistration>> = Vec::with_capacity(ROOM);
+        let mut registrations: Vec<Arc<TimelineRegistration>> = Vec::with_capacity(ROOM);
         let mut woken: Vec<Waker> = Vec::with_capacity(ROOM);
         let mut active = Instant::now();
         loop {
@@ -129,7 +126,7 @@ impl Reactor {
     }
 
     /// Deregisters streams that were dropped or have no waiters.
-    fn forget(&self, registrations: &mut Vec<Arc<StreamRegistration>>) {
+    fn forget(&self, registrations: &mut Vec<Arc<TimelineRegistration>>) {
         registrations.retain(|registration| {
             registration.stream.strong_count() > 0 && !self.queue.deregister(registration)
         });

@@ -3,7 +3,7 @@
 use std::{
     any::Any,
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
     task::Waker,
@@ -18,6 +18,8 @@ use transload_memory::lift;
 use super::{
     capture_state::is_captured,
     error_recovery::{Backoff, is_capture_error},
+    reactor::Reactor,
+    waiters::{Waiters, Watched},
 };
 use crate::stream::handle::StreamHandle;
 
@@ -32,6 +34,7 @@ pub(crate) struct StreamEnd {
     /// The stream, if it was being captured at its end: the event is recorded once the capture is over.
     captured: Option<Arc<StreamHandle>>,
     complete: AtomicBool,
+    waiters: Waiters,
 }
 
 /// How the end of a stream's work is known.
@@ -80,7 +83,7 @@ impl StreamEnd {
                 let captured = state.is_none().then(|| Arc::clone(stream));
                 let end = Self::new(id, stream, captured);
                 end.set(state);
-                return Arc::new(end);
+                return end;
             }
             backoff.pause();
         }
@@ -90,13 +93,16 @@ impl StreamEnd {
     pub(crate) fn complete(id: TimelineId, stream: &Stream) -> Arc<Self> {
         let end = Self::new(id, stream, None);
         end.set(Some(EndState::Complete));
-        Arc::new(end)
+        end
     }
 
-    fn new(of: TimelineId, stream: &Stream, captured: Option<Arc<StreamHandle>>) -> Self {
+    fn new(of: TimelineId, stream: &Stream, captured: Option<Arc<StreamHandle>>) -> Arc<Self> {
         let device = DeviceId::Cuda(stream.context().device().ordinal());
         let (event, complete) = (OnceLock::new(), AtomicBool::new(false));
-        Self { id: next_timeline_id(), of, device, event, captured, complete }
+        Arc::new_cyclic(|this| {
+            let waiters = Waiters::new(Weak::<Self>::clone(this), 0);
+            Self { id: next_timeline_id(), of, device, event, captured, complete, waiters }
+        })
     }
 
     fn set(&self, state: Option<EndState>) {
@@ -129,6 +135,15 @@ impl StreamEnd {
 
     pub(crate) fn fence(self: &Arc<Self>) -> Fence {
         Fence::new(Arc::clone(self) as Arc<dyn Timeline>, 1)
+    }
+}
+
+impl Watched for StreamEnd {
+    fn wake_reached(&self, woken: &mut Vec<Waker>) -> bool {
+        if self.waiters.first().is_none() {
+            return false;
+        }
+        if matches!(self.poll(1), Ok(false)) { true } else { self.waiters.take_reached(1, woken) }
     }
 }
 
@@ -191,8 +206,11 @@ unsafe impl Timeline for StreamEnd {
         if !matches!(self.poll(point), Ok(false)) {
             return true;
         }
-        // No task of this library awaits the end of a stream, so polling is enough.
-        waker.wake_by_ref();
+        match Reactor::get() {
+            Ok(reactor) => self.waiters.add(reactor, point, waker),
+            // Without its thread there are no streams.
+            Err(_) => waker.wake_by_ref(),
+        }
         false
     }
 

@@ -14,7 +14,7 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{
-    DeviceId, Error, ErrorKind, Result, StreamPriority, Timeline, TimelineId, catch_panic, events::report,
+    DeviceId, Error, ErrorKind, Result, StreamPriority, Timeline, TimelineId, events::report,
     next_timeline_id,
 };
 use transload_cuda_sys::{AsStream, Context, Driver, DriverError, Event, EventTiming, RawStream, Stream};
@@ -25,10 +25,9 @@ use super::{
     capture_state::is_captured,
     error_recovery::is_capture_error,
     pending_events::{Ended, PointState},
-    reactor::{Reactor, StreamRegistration},
-    registration::Registration,
+    reactor::Reactor,
     stream_events::StreamEvents,
-    wakers::Wakers,
+    waiters::{Waiters, Watched},
     words::{KeptWord, Words},
 };
 use crate::{
@@ -57,7 +56,7 @@ pub(crate) struct StreamTimeline {
     pub(crate) metrics: Counters,
     pub(crate) id: TimelineId,
     pub(crate) priority: StreamPriority,
-    registration: Arc<StreamRegistration>,
+    waiters: Waiters,
     /// This crate's kernels, after their first use.
     kernels: OnceLock<Arc<Kernels>>,
     /// The words that the host writes, after the first wait for host work; `None` if there is no memory for them.
@@ -70,7 +69,7 @@ pub(crate) struct StreamTimeline {
     fills_without_kernels: AtomicBool,
     /// User callbacks.
     pub(crate) callbacks: Arc<Callbacks>,
-    reactor: &'static Reactor,
+    pub(crate) reactor: &'static Reactor,
     /// Run before the stream is destroyed.
     pub(crate) destroy_hooks: DestroyHooks,
 }
@@ -94,7 +93,7 @@ impl StreamTimeline {
             stream: ManuallyDrop::new(stream),
             thread,
             events: StreamEvents::new(is_shared, spare),
-            registration: Arc::new(Registration::new(Weak::clone(this), Wakers::with_room(TASKS))),
+            waiters: Waiters::new(Weak::<Self>::clone(this), TASKS),
             broken: OnceLock::new(),
             kernels: OnceLock::new(),
             words: OnceLock::new(),
@@ -290,24 +289,24 @@ impl StreamTimeline {
         if self.events.points.reached() >= point {
             return true;
         }
-        if !self.registration.wakers.lock().has(point, waker) {
-            // Clone and drop wakers without the lock: they are code of other crates.
-            let waker = waker.clone();
-            let mut wakers = self.registration.wakers.lock();
-            let known = wakers.add(point, waker);
-            self.registration.set_has_waiters(&wakers);
-            drop(wakers);
-            drop(known);
-        }
-        self.reactor.notify(&self.registration);
+        self.waiters.add(self.reactor, point, waker);
         false
     }
 
-    /// Queries the driver and collects the wakers of complete points. Returns whether tasks still wait. Called by the
-    /// reactor.
-    pub(crate) fn wake_reached(&self, woken: &mut Vec<Waker>) -> bool {
-        let next = self.registration.wakers.lock().first();
-        let Some(next) = next else { return false };
+    /// Blocks until the callbacks up to `point`, which is reached, have run.
+    pub(crate) fn wait_for_callbacks(&self, point: u64) {
+        if !self.callbacks.has_pending(point) {
+            return;
+        }
+        // It polls at once and passes the callbacks on.
+        self.reactor.poll_now();
+        self.callbacks.wait(point);
+    }
+}
+
+impl Watched for StreamTimeline {
+    fn wake_reached(&self, woken: &mut Vec<Waker>) -> bool {
+        let Some(next) = self.waiters.first() else { return false };
         let given = self.events.points.issued();
         match self.query(next) {
             Ok(true) => {}
@@ -325,21 +324,7 @@ impl StreamTimeline {
                 let _told_to_who_asks = self.resolve_error(next, error);
             }
         }
-        let reached = self.reached();
-        let mut wakers = self.registration.wakers.lock();
-        wakers.take_reached(reached, woken);
-        self.registration.set_has_waiters(&wakers);
-        !wakers.is_empty()
-    }
-
-    /// Blocks until the callbacks up to `point`, which is reached, have run.
-    pub(crate) fn wait_for_callbacks(&self, point: u64) {
-        if !self.callbacks.has_pending(point) {
-            return;
-        }
-        // It polls at once and passes the callbacks on.
-        self.reactor.poll_now();
-        self.callbacks.wait(point);
+        self.waiters.take_reached(self.reached(), woken)
     }
 }
 
@@ -348,8 +333,6 @@ impl Drop for StreamTimeline {
         // SAFETY: taken once, here, and not used through `self` afterwards.
         let stream = Arc::new(unsafe { ManuallyDrop::take(&mut self.stream) });
         self.destroy_hooks.run(self.id, &stream);
-        let wakers = std::mem::take(&mut *self.registration.wakers.lock());
-        let _panic = catch_panic(|| drop(wakers));
         let Some(kernels) = self.kernels.get() else { return };
         // In another thread the handle names another stream, and a query would invalidate a capture.
         let can_be_asked = self.is_usable_here() && !is_captured(&stream);
