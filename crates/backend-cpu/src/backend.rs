@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    mem::needs_drop,
     ptr::NonNull,
     sync::{Arc, atomic::Ordering},
 };
@@ -11,7 +12,7 @@ use transload_core::{
     Pod, QueueLease, RawBuffer, Reclaimer, ResourceCounts, Result, SharedBuffer, StreamPriority,
     WorkloadType, events::report, host_memory,
 };
-use transload_executor::Executor;
+use transload_executor::{DropQueue, Executor};
 
 use crate::{
     CpuBackendBuilder, costs, device,
@@ -31,6 +32,8 @@ pub struct CpuBackend {
     queues: QueuePool,
     counters: Arc<Counters>,
     reclaimer: Arc<Reclaimer>,
+    /// Drops owners of wrapped memory.
+    drops: DropQueue,
 }
 
 impl CpuBackend {
@@ -51,6 +54,7 @@ impl CpuBackend {
         Self {
             info: device::info(),
             queues: QueuePool::new(executor.clone(), parallel_from),
+            drops: DropQueue::new(executor.clone()),
             executor,
             counters: Arc::default(),
             reclaimer: Arc::default(),
@@ -65,26 +69,28 @@ impl CpuBackend {
         let address = NonNull::new(elements.as_mut_ptr()).unwrap_or(NonNull::dangling()).cast();
         // SAFETY: the vector keeps its `len` initialised bytes at this address until it is dropped; there is no
         // other reference to them.
-        let storage = unsafe { counted_storage(PodVec(elements), address, len, true, &self.counters) };
+        let storage = unsafe { counted_storage(PodVec(elements), address, len, true, &self.counters, None) };
         RawBuffer::new(storage, &self.reclaimer)
     }
 
-    /// Creates a read-only buffer over `owner`'s bytes, such as a mapped file, without a copy. The owner is dropped
-    /// once no operation uses them. [`RawBuffer::is_writable`] is false.
+    /// Creates a read-only buffer over `owner`'s bytes, such as a mapped file, without a copy. [`RawBuffer::is_writable`] is false.
+    /// The owner is dropped once every clone and slice of the buffer was dropped and no operation uses the bytes, by a spare thread
+    /// of the executor and under no lock, so its destructor may block; [`Backend::drain`] waits for that.
     #[must_use]
-    pub fn wrap_readonly(&self, owner: impl AsRef<[u8]> + Send + Sync + 'static) -> RawBuffer {
+    pub fn wrap_readonly<O: AsRef<[u8]> + Send + Sync + 'static>(&self, owner: O) -> RawBuffer {
         // `as_ref` is called at the final address. Not a box: moving one invalidates references to its content.
         let owner = Arc::new(owner);
         let bytes: &[u8] = (*owner).as_ref();
         let (address, len) = (NonNull::from(bytes).cast(), bytes.len());
         // SAFETY: the owner stays where it is, and gave the slice as one that lives as long as a shared borrow of it could;
         // nothing borrows it mutably before its drop.
-        let storage = unsafe { counted_storage(owner, address, len, false, &self.counters) };
+        let storage =
+            unsafe { counted_storage(owner, address, len, false, &self.counters, self.drops_of::<O>()) };
         RawBuffer::new(storage, &self.reclaimer)
     }
 
-    /// Creates a buffer over `len` bytes of an owner, which is dropped once every clone and slice of the buffer was dropped and
-    /// no operation uses them. The owner `()` frees nothing. The buffer is counted while it lives.
+    /// Creates a buffer over `len` bytes of an owner, which is dropped as that of [`wrap_readonly`](Self::wrap_readonly) is. The owner
+    /// `()` frees nothing. The buffer is counted until its owner is dropped.
     ///
     /// # Safety
     /// * `len` bytes at `address` must be initialised, readable and writable until the owner is dropped. Without an owner, until
@@ -98,8 +104,14 @@ impl CpuBackend {
         O: Send + Sync + 'static,
     {
         // SAFETY: the caller's promise.
-        let storage = unsafe { counted_storage(owner, address, len, true, &self.counters) };
+        let storage =
+            unsafe { counted_storage(owner, address, len, true, &self.counters, self.drops_of::<O>()) };
         RawBuffer::new(storage, &self.reclaimer)
+    }
+
+    /// Returns the queue that drops owners of a type, unless they have no destructor.
+    fn drops_of<O>(&self) -> Option<&DropQueue> {
+        needs_drop::<O>().then_some(&self.drops)
     }
 
     fn out_of_memory(&self, bytes: usize) -> Error {
@@ -151,7 +163,7 @@ impl Backend for CpuBackend {
         report::emit_deferred();
         let address = pages.address();
         // SAFETY: the pages have `bytes` zeroed bytes at this address until they are dropped.
-        let storage = unsafe { counted_storage(pages, address, bytes, true, &self.counters) };
+        let storage = unsafe { counted_storage(pages, address, bytes, true, &self.counters, None) };
         Ok(RawBuffer::new(storage, &self.reclaimer))
     }
 
@@ -187,7 +199,7 @@ impl Backend for CpuBackend {
         let mut ledger = ResourceCounts::default();
         ledger.allocations = self.counters.allocations.load(Ordering::Acquire);
         ledger.bytes = self.counters.bytes.load(Ordering::Acquire);
-        ledger.pending_free = self.reclaimer.len() as u64;
+        ledger.pending_free = (self.reclaimer.len() + self.drops.len()) as u64;
         ledger.leases = self.queues.leases();
         ledger
     }
@@ -198,7 +210,8 @@ impl Backend for CpuBackend {
         if !transload_core::mutant!("cpu/drain-tasks") {
             self.executor.drain()?;
         }
-        let outcome = self.queues.drain().and(self.reclaimer.drain());
+        // Owners may use this memory, and free more of it.
+        let outcome = self.queues.drain().and(self.drops.drain()).and(self.reclaimer.drain());
         report::emit_deferred();
         outcome
     }

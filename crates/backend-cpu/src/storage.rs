@@ -8,7 +8,8 @@ use std::{
     },
 };
 
-use transload_core::{HostBytes, MemoryKind, Storage};
+use transload_core::{DeviceId, HostBytes, MemoryKind, Place, Storage};
+use transload_executor::{DropQueue, ExternalMemory, ExternalStorage};
 
 /// Live allocations of one backend.
 #[derive(Debug, Default)]
@@ -17,7 +18,8 @@ pub(crate) struct Counters {
     pub(crate) bytes: AtomicU64,
 }
 
-/// Creates storage over an owner's pageable memory, counted while it is alive.
+/// Creates storage over an owner's pageable memory, counted until the owner is dropped: by `drops`, or without it by the thread that
+/// ends the last use.
 ///
 /// # Safety
 /// * Those of [`HostBytes::new`].
@@ -27,10 +29,23 @@ pub(crate) unsafe fn counted_storage<O: Send + Sync + 'static>(
     len: usize,
     writable: bool,
     counters: &Arc<Counters>,
+    drops: Option<&DropQueue>,
 ) -> Box<dyn Storage> {
-    let count = AllocationCount::of(len, counters);
+    let owner = (owner, AllocationCount::of(len, counters));
+    let Some(drops) = drops else {
+        // SAFETY: the caller's promise.
+        return Box::new(unsafe { HostBytes::new(owner, address, len, MemoryKind::Pageable, writable) });
+    };
+    let memory = ExternalMemory {
+        place: Place::new(DeviceId::Cpu, MemoryKind::Pageable),
+        bytes: len,
+        host_address: Some(address),
+        device_address: None,
+        writable,
+        backend_data: None,
+    };
     // SAFETY: the caller's promise.
-    Box::new(unsafe { HostBytes::new((owner, count), address, len, MemoryKind::Pageable, writable) })
+    Box::new(unsafe { ExternalStorage::new(memory, Box::new(owner), drops) })
 }
 
 /// Counts one allocation. Dropped after the memory.

@@ -8,6 +8,7 @@ use std::{
     },
     task::{Wake, Waker},
     thread,
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -54,6 +55,56 @@ fn dropped_buffers_keep_memory_until_copy_completes() {
     drop((dst, queue));
     backend.drain().unwrap();
     assert_eq!(drops.load(Ordering::SeqCst), 1);
+    assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
+}
+
+/// Its destructor needs a lock, like that of an object of Python.
+struct Locked {
+    bytes: Vec<u8>,
+    lock: Arc<Mutex<()>>,
+    drops: mpsc::Sender<bool>,
+}
+
+impl AsRef<[u8]> for Locked {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let got = self.lock.try_lock_for(Duration::from_secs(10)).is_some();
+        self.drops.send(got).unwrap();
+    }
+}
+
+#[test]
+fn owner_that_needs_a_lock_holds_up_no_thread() {
+    let backend = backend(1, usize::MAX);
+    let lock = Arc::new(Mutex::new(()));
+    let (drops, dropped) = mpsc::channel();
+    let owner = || Locked { bytes: vec![3; 100], lock: Arc::clone(&lock), drops: drops.clone() };
+    let dst = allocate(&backend, 100);
+    let queue = lease(&backend);
+    let held = lock.lock();
+    // The last use ends on a worker, then on this thread.
+    let gate = Gate::new();
+    let src = backend.wrap_readonly(owner());
+    submit(&gate, &Operation::Fill { dst: &dst, pattern: Pattern::U8(0) }, Timing::Off).unwrap();
+    submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap();
+    drop(src);
+    gate.open();
+    assert_eq!(*dst.read().unwrap(), [3; 100]);
+    let mut bytes = vec![4_u8; 100];
+    let address = std::ptr::NonNull::new(bytes.as_mut_ptr()).unwrap();
+    // SAFETY: `bytes` outlives the buffer, and is not touched meanwhile.
+    drop(unsafe { backend.wrap_raw(owner(), address, bytes.len()) });
+    let fill = Operation::Fill { dst: &dst, pattern: Pattern::U8(1) };
+    submit(&*queue, &fill, Timing::Off).unwrap().wait().unwrap();
+    assert_eq!(backend.resource_counts().allocations, 3, "owners are counted until they are dropped");
+    drop((held, dst, queue));
+    backend.drain().unwrap();
+    assert_eq!(dropped.try_iter().collect::<Vec<_>>(), [true, true]);
     assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
 }
 

@@ -20,8 +20,9 @@ impl CudaMemoryManager {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for the address 0, for 0 bytes, for a range beyond the address space, for memory that the
-    /// driver does not know (such as ordinary host memory), for more bytes than it knows there, and for memory of another device; [`ErrorKind::DeviceLost`];
-    /// other errors of the driver.
+    /// driver does not know (such as ordinary host memory), for a last byte that it does not know or of another kind, and for memory of
+    /// another device; [`ErrorKind::DeviceLost`]; other errors of the driver. The bytes between are not checked: they may span several
+    /// allocations.
     ///
     /// # Safety
     /// * The `bytes` bytes at `address` stay allocated until `owner` is dropped, and no work on them is in flight now.
