@@ -1,13 +1,13 @@
 //! The CUDA backend.
 
 use std::{
-    fmt,
+    fmt, ptr,
     sync::{Arc, Weak},
 };
 
 use parking_lot::Mutex;
 use transload_core::{
-    Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryAdvice, MemoryInfo, MemoryKind, Operation,
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryAdvice, MemoryInfo, MemoryKind, Operation,
     PathCost, PeerAccess, PinnedCache, Place, Pod, QueueLease, RawBuffer, Recording, ResourceCounts, Result,
     SharedBuffer, StreamPriority, WorkloadType, events::report, mutant,
 };
@@ -121,6 +121,21 @@ impl CudaBackend {
     /// `UnknownDevice` with the valid ones.
     pub fn streams(&self, ordinal: u32) -> Result<&AdvancedStreamPool> {
         self.state(DeviceId::Cuda(ordinal)).map(|state| &state.pool)
+    }
+
+    /// Returns a fence of what an event of other code (a `CUevent`) recorded last. The event may be destroyed or recorded again once
+    /// this returns.
+    ///
+    /// # Errors
+    /// `UnknownDevice` with the valid ones; the driver's.
+    ///
+    /// # Safety
+    /// * `handle` is a live event of this process.
+    pub unsafe fn fence_of_event(&self, ordinal: u32, handle: usize) -> Result<Fence> {
+        let state = self.state(DeviceId::Cuda(ordinal))?;
+        let event = ptr::with_exposed_provenance_mut(handle);
+        // SAFETY: the caller's promise.
+        unsafe { state.event_streams.fence_of(&state.device, event) }
     }
 
     /// Returns the limit on pinned host memory, and how much of it is used.

@@ -18,6 +18,7 @@ use transload_streams::{AdvancedStreamPool, CudaStream, StreamOrderedAllocator};
 use crate::{
     CudaBackendConfig,
     buffer_cache::{BufferCache, MemorySide, SiblingAllocator},
+    event_streams::EventStreams,
 };
 
 pub(crate) struct DeviceState {
@@ -36,6 +37,7 @@ pub(crate) struct DeviceState {
     pub(crate) pool: AdvancedStreamPool,
     /// Streams for internal workers only.
     pub(crate) reserved: AdvancedStreamPool,
+    pub(crate) event_streams: EventStreams,
     /// Whether a drain has returned the loss of the context.
     loss_reported: AtomicBool,
 }
@@ -72,6 +74,7 @@ impl DeviceState {
             pinned_limit: Arc::clone(pinned_limit),
             pool,
             reserved,
+            event_streams: EventStreams::default(),
             loss_reported: AtomicBool::new(false),
         })
     }

@@ -31,6 +31,7 @@ mod buffer_cache;
 mod config;
 mod costs;
 mod device;
+mod event_streams;
 mod peers;
 mod share;
 mod unified;

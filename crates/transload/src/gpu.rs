@@ -213,8 +213,9 @@ impl CudaGpu {
     }
 
     /// Returns a fence of what an event of other code (a `CUevent`) recorded last, to pass to
-    /// [`CopyBuilder::after`](crate::CopyBuilder::after). The event may be destroyed or recorded again once this returns. For an event of ours
-    /// that other code waits for see [`FenceEvent`](crate::cuda::FenceEvent).
+    /// [`CopyBuilder::after`](crate::CopyBuilder::after). The event may be destroyed or recorded again once this returns. Cheap enough for
+    /// every step of a loop: it uses a stream that is kept. For an event of ours that other code waits for see
+    /// [`FenceEvent`](crate::cuda::FenceEvent).
     ///
     /// # Errors
     /// The driver's.
@@ -222,10 +223,8 @@ impl CudaGpu {
     /// # Safety
     /// * `handle` is a live event of this process.
     pub unsafe fn fence_of_event(&self, handle: usize) -> Result<Fence> {
-        let stream = self.stream()?;
         // SAFETY: the caller's promise.
-        unsafe { stream.wait_raw_event(ptr::with_exposed_provenance_mut(handle)) }?;
-        stream.fence()
+        unsafe { self.backend.fence_of_event(self.device.ordinal(), handle) }
     }
 
     /// Returns the streams that transfers use, to lease some for one's own kernels.

@@ -19,7 +19,7 @@ use transload_cuda_sys::{
     AsStream, Event, EventTiming, RelaxedCapture, Stream, StreamOptions, check, ffi, trace,
 };
 
-use crate::elsewhere::Gate;
+use crate::{elsewhere::Gate, gate::limited};
 
 pub(crate) const COUNT: usize = 50_000;
 
@@ -260,6 +260,34 @@ fn work_of_theirs_in_flight_is_waited_for() {
     }
     drop((back, theirs));
     setup.finish();
+}
+
+#[test]
+fn fences_of_events_share_a_stream_but_no_order() {
+    limited(|| {
+        let setup = Setup::new();
+        let gpu = &setup.gpu;
+        let (idle, blocked) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+        let fence_after = |stream: &transload::cuda::CudaStream| {
+            let event = Event::new(gpu.device().context().unwrap(), EventTiming::Disabled).unwrap();
+            event.record(stream.driver()).unwrap();
+            // SAFETY: the event is alive.
+            unsafe { gpu.fence_of_event(event.as_raw() as usize) }.unwrap()
+        };
+        let trace = trace::start();
+        (0..50).for_each(|_| fence_after(&idle).wait().unwrap());
+        let calls = trace.calls_of_this_thread();
+        let made = calls.iter().filter(|call| call.name.starts_with("cuStreamCreate")).count();
+        assert_eq!(made, 1, "{calls:?}");
+        let gate = crate::gate::Gate::before(gpu.device(), &[&blocked]);
+        let late = fence_after(&blocked);
+        fence_after(&idle).wait().unwrap();
+        assert!(!late.is_complete());
+        gate.open();
+        late.wait().unwrap();
+        drop((idle, blocked, late));
+        setup.finish();
+    });
 }
 
 #[test]
