@@ -1,4 +1,4 @@
-//! Builds and runs a project for each published crate that depends on it alone.
+//! Builds and runs a project for each published crate that depends on it and those that its interface needs.
 
 use std::path::Path;
 
@@ -7,10 +7,11 @@ use xshell::Shell;
 
 use super::programs::Project;
 
-/// A crate's folder, whether it depends on cust, and a program that uses it and prints `alone: ok`.
-const CRATES: &[(&str, bool, &str)] = &[
+/// The crates that a program depends on, the first of which it is about, whether they depend on cust, and the program, which prints
+/// `alone: ok`.
+const CRATES: &[(&[&str], bool, &str)] = &[
     (
-        "core",
+        &["core"],
         false,
         r#"
 use transload_core::{CostModel, DeviceId, SizeClass};
@@ -22,7 +23,7 @@ fn main() {
 }"#,
     ),
     (
-        "executor",
+        &["executor"],
         false,
         r#"
 fn main() {
@@ -31,7 +32,7 @@ fn main() {
 }"#,
     ),
     (
-        "backend-cpu",
+        &["backend-cpu", "core"],
         false,
         r#"
 use transload_backend_cpu::{CpuBackend, CpuBuffer};
@@ -47,7 +48,7 @@ fn main() {
 }"#,
     ),
     (
-        "executor",
+        &["transfer", "core", "executor", "backend-cpu"],
         false,
         r#"
 // Adopted memory and transfers without any device family.
@@ -88,7 +89,7 @@ fn main() {
 }"#,
     ),
     (
-        "transfer",
+        &["transfer"],
         false,
         r#"
 fn main() {
@@ -98,7 +99,7 @@ fn main() {
 }"#,
     ),
     (
-        "profiler",
+        &["profiler"],
         false,
         r#"
 fn main() {
@@ -107,7 +108,7 @@ fn main() {
 }"#,
     ),
     (
-        "dlpack",
+        &["dlpack", "core", "backend-cpu"],
         false,
         r#"
 fn main() {
@@ -121,7 +122,7 @@ fn main() {
 }"#,
     ),
     (
-        "memory",
+        &["memory"],
         true,
         r#"
 fn main() {
@@ -132,7 +133,7 @@ fn main() {
 }"#,
     ),
     (
-        "streams",
+        &["streams", "memory"],
         true,
         r#"
 fn main() {
@@ -141,7 +142,7 @@ fn main() {
 }"#,
     ),
     (
-        "backend-cuda",
+        &["backend-cuda"],
         true,
         r#"
 fn main() {
@@ -150,7 +151,7 @@ fn main() {
 }"#,
     ),
     (
-        "cuda-sim",
+        &["cuda-sim", "cuda-sys"],
         true,
         r#"
 fn main() {
@@ -162,22 +163,10 @@ fn main() {
     ),
 ];
 
-/// Returns the other crates that a program above names.
-fn other_crates(name: &str) -> &'static [&'static str] {
-    match name {
-        "backend-cpu" => &["core"],
-        "dlpack" => &["core", "backend-cpu"],
-        "executor" => &["core", "backend-cpu", "transfer"],
-        "streams" => &["memory"],
-        "cuda-sim" => &["cuda-sys"],
-        _ => &[],
-    }
-}
-
 /// Builds and runs a project for each crate.
 pub(super) fn run(sh: &Shell, root: &Path, base: &Path, target: &Path) -> Result<()> {
-    for (name, with_cust, program) in CRATES {
-        let crates: Vec<&str> = std::iter::once(*name).chain(other_crates(name).iter().copied()).collect();
+    for (crates, with_cust, program) in CRATES {
+        let name = crates.join("-");
         let project = Project {
             name: &format!("alone-{name}"),
             crates: &crates.iter().map(|name| (*name, "")).collect::<Vec<_>>(),
@@ -185,7 +174,7 @@ pub(super) fn run(sh: &Shell, root: &Path, base: &Path, target: &Path) -> Result
             prints: "alone: ok",
         };
         project.run(sh, root, base, target, *with_cust)?;
-        println!("outside: transload-{name} alone builds and runs");
+        println!("outside: a project of {} builds and runs", crates.join(", "));
     }
     Ok(())
 }
