@@ -8,7 +8,7 @@
 //! an [`Error`](crate::Error). `transfer` is a [`TransferId`]; it is missing for work that no
 //! transfer manager submitted, and for transfers that began before there was a subscriber.
 //!
-//! Events of [`MEMORY`], [`DRIVER`] and [`THREADS`] are often noticed where a lock is held or the caller's buffers are in use. They are kept,
+//! Events of [`MEMORY`], [`DRIVER`] and [`THREADS`], and those of transfers that no manager submitted, are often noticed where a lock is held or the caller's buffers are in use. They are kept,
 //! and emitted where neither is so, possibly on another thread and in another span: before the process's next allocation,
 //! synchronisation of a stream or drain returns, when the end of a transfer is observed, or when a runtime's last handle is dropped.
 //!
@@ -24,6 +24,8 @@
 
 mod deferred;
 pub mod report;
+
+pub(crate) use deferred::is_wanted;
 
 use std::{
     fmt,
@@ -64,7 +66,8 @@ pub const TRANSFER_BLOCKED: &str = "transfer_blocked";
 /// `DEBUG`, target [`TRANSFER`]: a thread of the executor submits a task's transfer, since that may take long. Field `transfer`.
 pub const TRANSFER_DEFERRED: &str = "transfer_deferred";
 /// `WARN`, target [`TRANSFER`]: a transfer failed or was refused, and no caller observed it. The next `drain` returns the first such
-/// error. Fields `transfer`, `error`.
+/// error of a manager's transfers. Fields `transfer`, `error`. A dropped transfer that a caller enqueued on a stream directly has
+/// this event if it was refused or read invalid bytes; if it fails with its device, there is [`CONTEXT_LOST`].
 pub const FAILURE_UNOBSERVED: &str = "failure_unobserved";
 /// `INFO`, target [`TRANSFER`]: the cheapest method could not be used for this transfer, and the next best is tried. Fields
 /// `transfer`, `src`, `dst`, `method`.

@@ -1,10 +1,10 @@
 //! What a transfer brings besides its options, why nothing was submitted, and what is tried instead.
 
-use std::cell::Cell;
+use std::{cell::Cell, sync::Arc};
 
 use transload_core::{
-    DeviceId, Error, ErrorKind, Fence, Queue, RawBuffer, Transfer, TransferId, TransferMethod, Turns,
-    Unblocked,
+    DeviceId, Error, ErrorKind, Fence, Queue, RawBuffer, RefusalHandler, Transfer, TransferId,
+    TransferMethod, Turns, Unblocked,
 };
 
 use crate::{
@@ -68,7 +68,14 @@ pub(crate) enum Obstacle {
 /// What the manager returns to a task for which nothing was submitted, and which knows why.
 #[cold]
 pub(crate) fn would_block() -> Transfer {
-    Transfer::refused(Error::new(ErrorKind::Busy, "the buffers are in use by earlier work; retry later"))
+    struct Ignored;
+
+    impl RefusalHandler for Ignored {
+        fn refusal_dropped(&self, _: Option<TransferId>, _: &Error) {}
+    }
+
+    let error = Error::new(ErrorKind::Busy, "the buffers are in use by earlier work; retry later");
+    Transfer::refused_with(error, None, Arc::new(Ignored))
 }
 
 /// A submission, to be tried again in another way.

@@ -1,12 +1,20 @@
 //! Events of streams, their pool and their allocator.
 
-use transload_core::{Access, MemoryKind, Pattern, Queue, StreamPriority, events};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use transload_core::{Access, MemoryKind, Pattern, Queue, StreamPriority, events, events::report};
 use transload_cuda_sys::{AsStream, Capture, CaptureMode};
 use transload_memory::CudaResource;
 use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaStream, StreamOrderedAllocator};
 
 use crate::{
-    Fixture, INVALID_PTX, MIB, NOT_SUPPORTED, OUT_OF_MEMORY, UNKNOWN, find, find_one, host_line::HostLine,
+    Fixture, INVALID_PTX, MIB, NOT_SUPPORTED, OUT_OF_MEMORY, UNKNOWN,
+    event_log::{Record, so_far},
+    find, find_one,
+    host_line::HostLine,
     record,
 };
 
@@ -82,6 +90,69 @@ fn stream_that_is_shared_for_want_of_another_is_reported() {
     });
     let shared = find_one(&records, events::CALL_FAILED, events::DRIVER, &["error"]);
     assert_eq!((shared.field("what"), shared.field("device")), (Some("a stream is shared"), Some(&*name)));
+}
+
+#[test]
+fn refused_stream_copy_is_reported_and_also_if_dropped_unseen() {
+    let records = record(|| {
+        let fixture = Fixture::new();
+        let stream = CudaStream::new(&fixture.device).unwrap();
+        let [small, large] =
+            [BYTES, 2 * BYTES].map(|bytes| fixture.memory.allocate(MemoryKind::Device, bytes).unwrap());
+        stream.copy_device_to_device_async(&small, &large).wait().unwrap_err();
+        let seen = stream.copy_device_to_device_async(&small, &large);
+        assert!(seen.refusal().is_some());
+        drop(seen);
+        drop(stream.prefetch_to_host_async(&small));
+        stream.synchronize().unwrap();
+    });
+    assert_eq!(find(&records, events::TRANSFER_REFUSED, events::TRANSFER, &["error"]).len(), 3);
+    let unobserved = find_one(&records, events::FAILURE_UNOBSERVED, events::TRANSFER, &["error"]);
+    let error = unobserved.field("error").unwrap();
+    assert!(error.contains("prefetch"), "{error}");
+}
+
+/// Drops a stream's copy of bytes that host work writes, before or after its end, and returns the events.
+fn drop_copy_of_host_work(fails: bool, early: bool) -> Vec<Record> {
+    record(|| {
+        let fixture = Fixture::new();
+        let stream = CudaStream::new(&fixture.device).unwrap();
+        let [pinned, there] = [MemoryKind::Pinned, MemoryKind::Device]
+            .map(|kind| fixture.memory.allocate(kind, BYTES).unwrap());
+        let line = HostLine::writing(&pinned, vec![7; BYTES]);
+        let mut copied = Some(stream.copy_from_host_async(&pinned, &there));
+        if early {
+            copied = None;
+        }
+        if fails {
+            line.fail()
+        } else {
+            line.open()
+        }
+        stream.synchronize().unwrap();
+        drop(copied);
+        // The thread that watches streams may see the end later than this one.
+        let is_reported = || so_far().iter().any(|record| record.name == events::FAILURE_UNOBSERVED);
+        let begun = Instant::now();
+        while early && !is_reported() && begun.elapsed() < Duration::from_secs(60) {
+            thread::yield_now();
+            report::emit_deferred();
+        }
+        report::emit_deferred();
+        fixture.memory.drain().unwrap();
+    })
+}
+
+#[test]
+fn dropped_stream_copy_of_failed_bytes_is_reported() {
+    for early in [true, false] {
+        let records = drop_copy_of_host_work(true, early);
+        let unobserved = find_one(&records, events::FAILURE_UNOBSERVED, events::TRANSFER, &["error"]);
+        let error = unobserved.field("error").unwrap();
+        assert!(error.contains("were read"), "{error}");
+    }
+    let records = drop_copy_of_host_work(false, false);
+    assert!(records.iter().all(|record| record.name != events::FAILURE_UNOBSERVED), "{records:#?}");
 }
 
 #[test]

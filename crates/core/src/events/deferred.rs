@@ -28,12 +28,17 @@ static PENDING: Mutex<Pending> = Mutex::new(Pending { events: Vec::new(), droppe
 /// Whether any is pending. Without one, emitting costs a load.
 static ANY: AtomicBool = AtomicBool::new(false);
 
+/// Returns whether a subscriber may want events of this level.
+pub(crate) fn is_wanted(level: Level) -> bool {
+    level <= STATIC_MAX_LEVEL && level <= LevelFilter::current()
+}
+
 /// Keeps an event for [`emit_deferred`]. `event` is called if a subscriber wants this level, and returns what emits it.
 pub(super) fn defer<E>(level: Level, event: impl FnOnce() -> E)
 where
     E: FnOnce() + Send + 'static,
 {
-    if level > STATIC_MAX_LEVEL || level > LevelFilter::current() {
+    if !is_wanted(level) {
         return;
     }
     let emit: Emit = Box::new(event());

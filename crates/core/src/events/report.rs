@@ -19,6 +19,27 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Reports [`TRANSFER_REFUSED`] of a transfer that no manager submitted.
+#[cold]
+pub(crate) fn transfer_refused(error: &Error) {
+    defer(Level::DEBUG, || {
+        let error = error.clone();
+        move || tracing::debug!(name: TRANSFER_REFUSED, target: TRANSFER, %error, "transfer refused")
+    });
+}
+
+/// Reports [`FAILURE_UNOBSERVED`] of a transfer that no manager submitted.
+#[cold]
+pub(crate) fn failure_unobserved(error: &Error) {
+    if crate::mutant!("core/failure-unobserved") {
+        return;
+    }
+    defer(Level::WARN, || {
+        let error = error.clone();
+        move || tracing::warn!(name: FAILURE_UNOBSERVED, target: TRANSFER, %error, "no caller observed this failure")
+    });
+}
+
 /// Reports [`PANIC_CAUGHT`].
 #[cold]
 pub fn panic_caught(text: &str) {

@@ -5,6 +5,7 @@ pub(crate) mod fence;
 pub(crate) mod observer;
 pub(crate) mod source;
 pub(crate) mod transfer;
+pub(crate) mod unobserved;
 
 use std::{fmt, ops::Deref, sync::Arc};
 

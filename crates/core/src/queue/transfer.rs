@@ -15,6 +15,7 @@ use std::{
 
 use crate::{
     CostBasis, Error, Fence, Place, Result, TransferId, TransferMethod, TransferPath, TransferReport,
+    events::report, queue::unobserved,
 };
 
 /// What is recorded of a transfer at submission. Its [`CompletionHandler`] makes the report from it.
@@ -137,22 +138,27 @@ impl Transfer {
 
     /// Creates a transfer of `bytes` by one operation that the user enqueued on the fence's queue. No clock
     /// is read: its report's [`submitting`](TransferReport::submitting) and
-    /// [`elapsed`](TransferReport::elapsed) are `None`.
+    /// [`elapsed`](TransferReport::elapsed) are `None`. If it is dropped, and its work fails because bytes that it read
+    /// were invalid, that is reported as [`FAILURE_UNOBSERVED`](crate::events::FAILURE_UNOBSERVED). Other failures are
+    /// not, so its timeline's work must fail only with the device; else use [`submitted`](Self::submitted).
     #[inline]
     pub fn direct(fence: Fence, method: TransferMethod, from: Place, to: Place, bytes: usize) -> Self {
         let bytes = bytes as u64;
         Self { state: State::Direct(Direct { fence, method, from, to, bytes }) }
     }
 
-    /// Creates a transfer that was not enqueued.
+    /// Creates a transfer that was not enqueued. Reports [`TRANSFER_REFUSED`](crate::events::TRANSFER_REFUSED), and
+    /// [`FAILURE_UNOBSERVED`](crate::events::FAILURE_UNOBSERVED) if it is dropped before its error was seen.
+    #[cold]
     pub fn refused(error: Error) -> Self {
+        report::transfer_refused(&error);
         Self {
             state: State::Refused(Refused { error, id: None, handler: None, seen: AtomicBool::new(false) }),
         }
     }
 
-    /// Like [`refused`](Self::refused), but `handler` gets the error if the transfer is dropped before it was
-    /// seen.
+    /// Like [`refused`](Self::refused), but reports nothing: `handler` gets the error if the transfer is dropped
+    /// before it was seen.
     pub fn refused_with(error: Error, id: Option<TransferId>, handler: Arc<dyn RefusalHandler>) -> Self {
         let (handler, seen) = (Some(handler), AtomicBool::new(false));
         Self { state: State::Refused(Refused { error, id, handler, seen }) }
@@ -301,8 +307,10 @@ fn taken() -> Error {
 impl Drop for Transfer {
     #[inline]
     fn drop(&mut self) {
-        if !matches!(self.state, State::Direct(_) | State::Taken) {
-            self.drop_unobserved();
+        match &self.state {
+            State::Direct(direct) if direct.fence.sources().is_none() => {}
+            State::Taken => {}
+            _ => self.drop_unobserved(),
         }
     }
 }
@@ -310,16 +318,18 @@ impl Drop for Transfer {
 impl Transfer {
     fn drop_unobserved(&mut self) {
         match std::mem::replace(&mut self.state, State::Taken) {
+            State::Direct(direct) => unobserved::report_failure(direct.fence),
             State::Running(Running { completion, submission, end: Submitted::Until(fence) }) => {
                 completion.abandoned(&submission, fence);
             }
             State::Running(complete) => drop(complete.end(Ok(()))),
-            State::Refused(Refused { handler: Some(handler), error, id, seen })
-                if !seen.load(Ordering::Relaxed) =>
-            {
-                handler.refusal_dropped(id, &error);
+            State::Refused(Refused { handler, error, id, seen }) if !seen.load(Ordering::Relaxed) => {
+                match handler {
+                    Some(handler) => handler.refusal_dropped(id, &error),
+                    None => report::failure_unobserved(&error),
+                }
             }
-            _ => {}
+            State::Refused(_) | State::Taken => {}
         }
     }
 }
