@@ -1,6 +1,6 @@
 //! Everything that a change must pass, ordered by how fast it fails; the tests come last.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::LazyLock, time::Instant};
 
 use anyhow::Result;
 use xshell::{Shell, cmd};
@@ -42,6 +42,9 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
     test::run(sh, &[])
 }
 
+/// Prints a step's name and the minutes and seconds since the first.
 fn step(name: &str) {
-    println!("\n== {name}");
+    static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    let seconds = BEGUN.elapsed().as_secs();
+    println!("\n== {name} ({}:{:02})", seconds / 60, seconds % 60);
 }
