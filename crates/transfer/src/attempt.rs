@@ -23,7 +23,7 @@ pub(crate) struct Extras<'a> {
     /// The caller's queue, in the place of a leased one.
     pub(crate) queue: Option<&'a dyn Queue>,
     /// The task that submits, if its thread must not be blocked.
-    pub(crate) task: Option<&'a Task<'a>>,
+    pub(crate) task: Option<&'a TaskContext<'a>>,
     pub(crate) staging: Staging,
 }
 
@@ -46,17 +46,17 @@ impl Extras<'_> {
 }
 
 /// What a task brings whose thread must not be blocked.
-pub(crate) struct Task<'a> {
+pub(crate) struct TaskContext<'a> {
     /// Its turns in the conflicts' wait queues.
     pub(crate) turns: &'a Turns,
     /// Whether the calling thread may take its time, though not wait for work in flight.
     pub(crate) may_be_slow: bool,
     /// Why nothing was submitted.
-    pub(crate) obstacle: Cell<Option<Obstacle>>,
+    pub(crate) deferral: Cell<Option<Deferral>>,
 }
 
 /// Why nothing was submitted for a task.
-pub(crate) enum Obstacle {
+pub(crate) enum Deferral {
     /// It is worth retrying when this completes.
     Blocked(Unblocked),
     /// It may take the calling thread long. The device is the lane.

@@ -18,7 +18,7 @@ use transload_core::{
 
 use crate::{
     CrossBackendTransferManager, Plan, TransferOptions,
-    attempt::{Extras, Obstacle, Task},
+    attempt::{Deferral, Extras, TaskContext},
     context::SubmissionTarget,
     planning::request::PlanInput,
     report_events,
@@ -275,19 +275,19 @@ impl Drop for Posted {
 }
 
 impl Owned {
-    fn attempt(&self, may_be_slow: bool) -> Result<Transfer, Obstacle> {
-        let task = Task { turns: &self.turns, may_be_slow, obstacle: Cell::default() };
+    fn attempt(&self, may_be_slow: bool) -> Result<Transfer, Deferral> {
+        let task = TaskContext { turns: &self.turns, may_be_slow, deferral: Cell::default() };
         let (id, queue) = (self.id, self.queue.as_deref());
         let extras = Extras { id, after: &self.after, queue, task: Some(&task), ..Extras::default() };
         let transfer = self.manager.attempt(&self.src, &self.dst, &self.options, Some(&extras));
-        task.obstacle.take().map_or(Ok(transfer), Err)
+        task.deferral.take().map_or(Ok(transfer), Err)
     }
 
     /// Attempts it on a thread of the executor.
-    fn attempt_elsewhere(&mut self) -> Result<Transfer, Obstacle> {
+    fn attempt_elsewhere(&mut self) -> Result<Transfer, Deferral> {
         if let Some(queue) = self.queue.as_deref() {
             if is_of_another_thread(queue) {
-                return Err(Obstacle::QueueOfAnotherThread);
+                return Err(Deferral::QueueOfAnotherThread);
             }
             let pageable = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
             // The driver would keep this thread until the queue has come to the copy. Not twice: others may enqueue for ever.
@@ -296,7 +296,7 @@ impl Owned {
                 && let Some(fence) = queue.current_fence()
                 && let Err(TrySubmitError::WouldBlock(work)) = require_complete(&[fence], |_| false)
             {
-                return Err(Obstacle::Blocked(work));
+                return Err(Deferral::Blocked(work));
             }
         }
         self.attempt(true)
@@ -306,7 +306,7 @@ impl Owned {
         let (mut copy, mut may_be_slow) = (self, false);
         loop {
             let attempt = match copy.attempt(may_be_slow) {
-                Err(Obstacle::Slow(lane)) => {
+                Err(Deferral::Slow(lane)) => {
                     let id = copy.id;
                     if let Some(id) = id {
                         report_events::deferred(id);
@@ -342,14 +342,14 @@ impl Owned {
             };
             match attempt {
                 Ok(transfer) => return transfer,
-                Err(Obstacle::Blocked(blocked)) => {
+                Err(Deferral::Blocked(blocked)) => {
                     if let Some(id) = copy.id {
                         report_events::blocked(id);
                     }
                     blocked.await;
                 }
-                Err(Obstacle::QueueOfAnotherThread) => may_be_slow = true,
-                Err(Obstacle::Slow(_)) => {}
+                Err(Deferral::QueueOfAnotherThread) => may_be_slow = true,
+                Err(Deferral::Slow(_)) => {}
             }
         }
     }

@@ -11,11 +11,11 @@ use transload_core::{
     Place, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Submitted, Timing, Transfer,
     TransferEvent, TransferId, TransferPath, TrySubmitError, events::report,
 };
-use transload_executor::{Executor, Task as CallTask};
+use transload_executor::{Executor, Task};
 
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
-    attempt::{Extras, Obstacle, would_block},
+    attempt::{Deferral, Extras, would_block},
     context::ManagerContext,
     methods::TransferRequest,
     planning::{
@@ -84,7 +84,7 @@ impl CrossBackendTransferManager {
     pub fn spawn_blocking<T: Send + 'static>(
         &self,
         call: impl FnOnce() -> T + Send + 'static,
-    ) -> CallTask<T> {
+    ) -> Task<T> {
         self.context.executor.spawn_blocking(&self.context.calls, call)
     }
 
@@ -374,7 +374,7 @@ impl CrossBackendTransferManager {
                 && !task.may_be_slow
                 && candidate.is_slow_to_submit(&input, options.priority)
             {
-                task.obstacle.set(Some(Obstacle::Slow(candidate.route.lane)));
+                task.deferral.set(Some(Deferral::Slow(candidate.route.lane)));
                 return would_block();
             }
             match registry.prepare(&input.path, candidate) {
@@ -430,7 +430,7 @@ impl CrossBackendTransferManager {
             }
             Err(TrySubmitError::WouldBlock(blocked)) => {
                 if let Some(task) = extras.and_then(|extras| extras.task) {
-                    task.obstacle.set(Some(Obstacle::Blocked(blocked)));
+                    task.deferral.set(Some(Deferral::Blocked(blocked)));
                 }
                 would_block()
             }

@@ -71,7 +71,7 @@ pub(crate) struct RouteCache {
 
 /// Exclusive access to a route cache.
 pub(crate) enum RouteCacheGuard<'a> {
-    Place(SpinLockGuard<'a, RouteCache>),
+    Shared(SpinLockGuard<'a, RouteCache>),
     /// A temporary one, if all shards are locked.
     Own(Box<RouteCache>),
 }
@@ -83,7 +83,7 @@ impl RouteCacheGuard<'_> {
     /// [`ErrorKind::UnknownDevice`].
     pub(crate) fn routes(&mut self, registry: &Registry, path: &TransferPath) -> Result<&mut PathRoutes> {
         let kept = match self {
-            Self::Place(kept) => &mut **kept,
+            Self::Shared(kept) => &mut **kept,
             Self::Own(kept) => kept,
         };
         // Read first: routes found below are at least as new, and at worst are found again next time.
@@ -295,7 +295,7 @@ impl Registry {
     pub(crate) fn route_cache(&self) -> RouteCacheGuard<'_> {
         let (before, from) = self.kept.split_at(thread_shard().min(self.kept.len()));
         let free = from.iter().chain(before).find_map(|RouteCacheShard(kept)| kept.try_lock());
-        free.map_or_else(|| RouteCacheGuard::Own(Box::default()), RouteCacheGuard::Place)
+        free.map_or_else(|| RouteCacheGuard::Own(Box::default()), RouteCacheGuard::Shared)
     }
 
     fn find(&self, path: TransferPath) -> Result<PathRoutes> {
