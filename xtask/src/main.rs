@@ -40,7 +40,7 @@ enum Command {
     /// Render the documentation with warnings denied; fails on dead links.
     Doc,
     /// Build and run small downstream projects outside the tree, with each linker, as programs and as C libraries.
-    Outside,
+    Downstream,
     /// Package every crate that is meant for others, build it from its package, and check what that contains.
     Package,
     /// Collect stripped programs and tests in target/bundle, to run on a machine without Rust.
@@ -89,7 +89,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Test { arguments } => return test::run(&sh, &arguments),
         Command::Bench(options) => return bench::run(&sh, &options),
         Command::Doc => doc::run(&sh)?,
-        Command::Outside => downstream::run(&sh)?,
+        Command::Downstream => downstream::run(&sh)?,
         Command::Package => package::run(&sh)?,
         Command::Bundle => bundle::run(&sh)?,
         Command::Record(options) => record::run(&sh, &options)?,

@@ -11,7 +11,7 @@ use super::project::example;
 /// against it.
 pub(super) fn run(sh: &Shell, root: &Path, base: &Path, target: &Path) -> Result<()> {
     if cmd!(sh, "git --version").quiet().ignore_stdout().ignore_stderr().run().is_err() {
-        println!("outside: skipped: no git");
+        println!("downstream: skipped: no git");
         return Ok(());
     }
     let origin = base.join("origin");
@@ -36,7 +36,7 @@ pub(super) fn run(sh: &Shell, root: &Path, base: &Path, target: &Path) -> Result
     let _shared = sh.push_env("CARGO_TARGET_DIR", target);
     let command = cmd!(sh, "cargo run --quiet").quiet().env_remove("CUDA_LIBRARY_PATH");
     super::expect_output(command, "cpu/pageable → ").context("a dependency by git")?;
-    println!("outside: a dependency by git builds and runs");
+    println!("downstream: a dependency by git builds and runs");
     Ok(())
 }
 

@@ -28,13 +28,13 @@ pub(super) fn linkers(sh: &Shell) -> Result<Vec<Linker>> {
     } else if has("ld.lld") {
         linkers.push(Linker { name: "lld", arguments: link("-fuse-ld=lld").to_vec() });
     } else {
-        println!("outside: skipped: no ld.lld; the default linker instead");
+        println!("downstream: skipped: no ld.lld; the default linker instead");
         linkers.push(Linker { name: "default", arguments: Vec::new() });
     }
     if has("ld.bfd") {
         linkers.push(Linker { name: "bfd", arguments: link("-fuse-ld=bfd").to_vec() });
     } else {
-        println!("outside: skipped: no ld.bfd");
+        println!("downstream: skipped: no ld.bfd");
     }
     Ok(linkers)
 }

@@ -41,7 +41,7 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
                 let name = linker.name;
                 check(sh, &target, project, profile, linker, loader.as_deref())
                     .with_context(|| format!("{} with profile {profile} and linker {name}", project.name))?;
-                println!("outside: {} builds and runs with profile {profile}, linker {name}", project.name);
+                println!("downstream: {} builds and runs with profile {profile}, linker {name}", project.name);
             }
         }
     }
@@ -90,7 +90,7 @@ fn main() {
 /// Builds `LOADER`.
 fn loader(sh: &Shell, base: &Path) -> Result<Option<PathBuf>> {
     if !cfg!(target_os = "linux") {
-        println!("outside: skipped: C libraries are loaded on Linux only");
+        println!("downstream: skipped: C libraries are loaded on Linux only");
         return Ok(None);
     }
     let (source, program) = (base.join("loader.rs"), base.join("loader"));

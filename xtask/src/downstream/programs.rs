@@ -150,7 +150,7 @@ pub(super) fn run(sh: &Shell, root: &Path, base: &Path, target: &Path) -> Result
     };
     for project in [framework, server] {
         project.run(sh, root, base, target, true)?;
-        println!("outside: the project {} builds and runs", project.name);
+        println!("downstream: the project {} builds and runs", project.name);
     }
     Ok(())
 }

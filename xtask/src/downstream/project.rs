@@ -28,11 +28,11 @@ const DRIVER: &str = r#"
 #[unsafe(no_mangle)]
 pub extern "C" fn outside_entry() -> i32 {
     match transload_cuda_sys::Driver::get() {
-        Ok(driver) => println!("outside: CUDA {}", driver.version()),
-        Err(reason) => println!("outside: {reason}"),
+        Ok(driver) => println!("downstream: CUDA {}", driver.version()),
+        Err(reason) => println!("downstream: {reason}"),
     }
     let cust = transload_cuda_sys::cust::init(transload_cuda_sys::cust::CudaFlags::empty());
-    println!("outside: cust {cust:?}");
+    println!("downstream: cust {cust:?}");
     0
 }
 "#;
@@ -41,8 +41,8 @@ const FACADE: &str = r#"
 #[unsafe(no_mangle)]
 pub extern "C" fn outside_entry() -> i32 {
     match transload::Runtime::discover() {
-        Ok(runtime) => println!("outside: {} devices", runtime.devices().len()),
-        Err(reason) => println!("outside: {reason}"),
+        Ok(runtime) => println!("downstream: {} devices", runtime.devices().len()),
+        Err(reason) => println!("downstream: {reason}"),
     }
     0
 }
@@ -55,8 +55,8 @@ pub(super) const PROJECTS: &[Project] = &[
         with_cust: true,
         library: DRIVER,
         program: Program::Entry,
-        library_prints: "outside: cust ",
-        program_prints: "outside: cust ",
+        library_prints: "downstream: cust ",
+        program_prints: "downstream: cust ",
     },
     Project {
         name: "facade",
@@ -64,8 +64,8 @@ pub(super) const PROJECTS: &[Project] = &[
         with_cust: false,
         library: FACADE,
         program: Program::Entry,
-        library_prints: "outside: 1 devices",
-        program_prints: "outside: 1 devices",
+        library_prints: "downstream: 1 devices",
+        program_prints: "downstream: 1 devices",
     },
     Project {
         name: "readme",

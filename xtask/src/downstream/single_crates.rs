@@ -174,7 +174,7 @@ pub(super) fn run(sh: &Shell, root: &Path, base: &Path, target: &Path) -> Result
             prints: "alone: ok",
         };
         project.run(sh, root, base, target, *with_cust)?;
-        println!("outside: a project of {} builds and runs", crates.join(", "));
+        println!("downstream: a project of {} builds and runs", crates.join(", "));
     }
     Ok(())
 }
