@@ -144,6 +144,12 @@ impl CudaBackend {
         &self.pinned
     }
 
+    /// Returns how many of the [`pinned`](Self::pinned) bytes are in no use and kept for later allocations.
+    #[must_use]
+    pub fn cached_pinned_bytes(&self) -> u64 {
+        self.states.iter().map(DeviceState::cached_pinned_bytes).sum()
+    }
+
     /// Returns whether every device of the backend has a capability.
     ///
     /// # Errors

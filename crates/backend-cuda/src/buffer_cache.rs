@@ -110,6 +110,11 @@ impl BufferCache {
         device.into_iter().chain(pinned).map(StreamOrderedAllocator::release_cached).sum()
     }
 
+    /// Returns the bytes of pinned memory that no buffer uses.
+    pub(crate) fn pinned_bytes(&self) -> u64 {
+        self.pinned.get().map_or(0, |allocator| allocator.statistics().free)
+    }
+
     /// Waits for pending frees, and releases all free memory.
     pub(crate) fn drain(&self) -> Result<()> {
         let mut outcome = Ok(());

@@ -169,6 +169,10 @@ impl DeviceState {
         if mutant!("backend-cuda/refuse-lost-device") { Ok(()) } else { self.device.check_usable() }
     }
 
+    pub(crate) fn cached_pinned_bytes(&self) -> u64 {
+        self.cache.pinned_bytes()
+    }
+
     /// Frees pinned memory that is only kept, and ends idle registrations; returns how many bytes.
     pub(crate) fn trim_pinned(&self) -> u64 {
         let registered = self.registrations.get().map_or(0, |registrations| self.freed(registrations.trim()));

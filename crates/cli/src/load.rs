@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, fs, io, path::Path, sync::Arc};
 
-use serde::Serialize;
 use serde_json::{Value, json};
 use transload::load::{LoadOptions, LoadPhase, LoadReport, LoadedModel, LoadedTensor};
 
@@ -19,7 +18,9 @@ struct Loaded<'a> {
     wanted: &'a args::Load,
     summary: TransferSummary<'a>,
     metadata: BTreeMap<String, String>,
-    tensors: Vec<Tensor>,
+    /// Each tensor, if wanted.
+    list: Value,
+    rows: Vec<[String; 5]>,
 }
 
 /// The transferred bytes, their destination and methods.
@@ -27,17 +28,6 @@ pub(crate) struct TransferSummary<'a> {
     pub(crate) file: &'a Path,
     pub(crate) report: LoadReport,
     pub(crate) device_name: String,
-}
-
-#[derive(Serialize)]
-struct Tensor {
-    name: String,
-    dtype: String,
-    shape: Vec<usize>,
-    bytes: usize,
-    /// XXH3, 64 bits, as 16 hexadecimal digits.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    checksum: Option<String>,
 }
 
 pub(crate) fn run(invocation: &Invocation, wanted: &args::Load) -> Result<String, Failure> {
@@ -58,8 +48,9 @@ fn load<'a>(invocation: &Invocation, wanted: &'a args::Load) -> Result<Loaded<'a
         .map_err(|failure| failure.during(format!("{} was not loaded to {place}", wanted.file.display())))?;
     let summary =
         TransferSummary { file: &wanted.file, report: model.report().clone(), device_name: device.name };
-    let tensors = model.tensors().iter().filter(|_| wanted.list).map(Tensor::new).collect();
-    Ok(Loaded { wanted, summary, metadata: model.metadata().clone(), tensors })
+    let tensors: &[LoadedTensor] = if wanted.list { model.tensors() } else { &[] };
+    let (list, rows) = (json!(tensors), tensors.iter().map(row).collect());
+    Ok(Loaded { wanted, summary, metadata: model.metadata().clone(), list, rows })
 }
 
 /// Loads a file with a progress bar.
@@ -135,7 +126,7 @@ impl TransferSummary<'_> {
 
 impl Loaded<'_> {
     fn json(&self) -> Value {
-        let Self { wanted, summary, metadata, tensors } = self;
+        let Self { wanted, summary, metadata, list, .. } = self;
         let mut loaded = summary.json(json!({
             "wall_bytes_per_second": summary.report.bytes_per_second(),
             "checksums": wanted.checksum,
@@ -143,13 +134,13 @@ impl Loaded<'_> {
             "metadata": metadata,
         }));
         if wanted.list {
-            loaded["list"] = json!(tensors);
+            loaded["list"] = list.clone();
         }
         loaded
     }
 
     fn human(&self) -> String {
-        let Self { summary, wanted, tensors: list, .. } = self;
+        let Self { summary, wanted, rows, .. } = self;
         let (report, simulated) = (&summary.report, summary.simulated());
         let LoadReport { bytes, file_bytes, tensors, segments, wall, preparing, .. } = report;
         let mut facts = vec![
@@ -178,9 +169,8 @@ impl Loaded<'_> {
         facts.push(("checked", self.checked()));
         let mut text = output::facts(&facts);
         if wanted.list {
-            let rows: Vec<_> = list.iter().map(Tensor::row).collect();
             text += "\n";
-            text += &output::table(["TENSOR", "TYPE", "SHAPE", "CHECKSUM", "BYTES"], 4, &rows);
+            text += &output::table(["TENSOR", "TYPE", "SHAPE", "CHECKSUM", "BYTES"], 4, rows);
         }
         text
     }
@@ -197,25 +187,13 @@ impl Loaded<'_> {
     }
 }
 
-impl Tensor {
-    fn new(tensor: &LoadedTensor) -> Self {
-        Self {
-            name: tensor.name().to_owned(),
-            dtype: tensor.dtype().to_string(),
-            shape: tensor.shape().to_vec(),
-            bytes: tensor.buffer().len(),
-            checksum: tensor.checksum().map(|checksum| format!("{checksum:016x}")),
-        }
-    }
-
-    fn row(&self) -> [String; 5] {
-        [
-            // Names in a file must not control the terminal.
-            self.name.escape_debug().to_string(),
-            self.dtype.clone(),
-            format!("{:?}", self.shape),
-            self.checksum.clone().unwrap_or_else(|| "-".to_owned()),
-            self.bytes.to_string(),
-        ]
-    }
+fn row(tensor: &LoadedTensor) -> [String; 5] {
+    [
+        // Names in a file must not control the terminal.
+        tensor.name().escape_debug().to_string(),
+        tensor.dtype().to_string(),
+        format!("{:?}", tensor.shape()),
+        tensor.checksum().map_or_else(|| "-".to_owned(), |checksum| format!("{checksum:016x}")),
+        tensor.buffer().len().to_string(),
+    ]
 }

@@ -51,6 +51,12 @@ impl PinnedLimit {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Returns how many of the pinned bytes are registrations.
+    #[must_use]
+    pub fn registered(&self) -> u64 {
+        self.registered.load(Ordering::Relaxed)
+    }
+
     /// Adds to an [`OutOfMemory`](ErrorKind::OutOfMemory) of pinned memory what holds it, if the limit is the reason.
     #[must_use]
     pub fn explain(&self, error: Error) -> Error {
@@ -59,7 +65,7 @@ impl PinnedLimit {
         if error.kind() != ErrorKind::OutOfMemory || held.saturating_add(requested) <= limit {
             return error;
         }
-        let registered = self.registered.load(Ordering::Relaxed).min(held);
+        let registered = self.registered().min(held);
         let allocated = held - registered;
         let text = format!(
             "the limit of {limit} bytes of pinned memory is reached: {allocated} allocated, {registered} registered"

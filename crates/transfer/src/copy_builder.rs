@@ -42,14 +42,17 @@ use crate::{
 ///
 /// # What blocks, and what keeps order
 ///
-/// | Call | Submits on | Waits for the bytes | Order of copies that touch common bytes |
+/// | Call | Submits on | Blocks the calling thread | Order of copies that touch common bytes |
 /// |---|---|---|---|
-/// | [`submit`](Self::submit) | the calling thread | no | that of the calls |
-/// | [`wait`](Self::wait) | the calling thread | blocks it | that of the calls |
+/// | [`submit`](Self::submit) | the calling thread | while it submits, as below; not for the bytes | that of the calls |
+/// | [`wait`](Self::wait) | the calling thread | until the bytes are in place | that of the calls |
 /// | [`submit_async`](Self::submit_async) | the polling thread, or one of the executor if it takes long | no | that in which the futures become ready |
-/// | `.await` | like `submit_async` | without blocking | like `submit_async` |
+/// | `.await` | like `submit_async` | no | like `submit_async` |
+/// | of `transload`: `discover`, `prepare`, `share`, `load`, `drain`, `read`, `write`, `used_on` | – | until it is done; `…_async` does not | – |
+/// | of `transload`: `alloc`, `zeros`, `pinned`, `unified`, `fill`, `upload`, `stream`, `HostBuffer::from_array` | – | until it is done, some hundred milliseconds if a context is made or memory pinned; in a task, call it on a thread that may block | – |
 ///
-/// A [`Transfer`] took its place in the order when it was submitted; when, and whether, it is awaited changes nothing.
+/// `submit` is the one call that may block *and* returns a future. A [`Transfer`] took its place in the order when it was submitted;
+/// when, and whether, it is awaited changes nothing.
 ///
 /// Submitting takes some microseconds. It blocks the thread, or takes it long:
 /// * for the first transfer of a path and priority, up to some hundred milliseconds;

@@ -81,10 +81,7 @@ impl CrossBackendTransferManager {
 
     /// Runs a call that may block, such as an allocation, on a thread of the [executor](Self::executor). At most eight of one manager
     /// run at once, so none may wait for another.
-    pub fn spawn_blocking<T: Send + 'static>(
-        &self,
-        call: impl FnOnce() -> T + Send + 'static,
-    ) -> Task<T> {
+    pub fn spawn_blocking<T: Send + 'static>(&self, call: impl FnOnce() -> T + Send + 'static) -> Task<T> {
         self.context.executor.spawn_blocking(&self.context.calls, call)
     }
 

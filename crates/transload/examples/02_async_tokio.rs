@@ -17,17 +17,19 @@ const EACH: usize = 16 << 10;
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 pub(crate) async fn main() -> Result<(), Box<dyn Error>> {
     simulate::if_asked();
-    let rt = Runtime::discover()?;
+    let rt = Runtime::discover_async().await?;
     let gpu = rt.cuda(0)?;
 
-    // Pinned memory of the host: the GPU's copy engines read and write it without the processor.
-    let source = gpu.pinned::<u32>(TASKS * EACH)?;
-    let there = gpu.alloc::<u32>(TASKS * EACH)?;
-    let back = gpu.pinned::<u32>(TASKS * EACH)?;
+    // Pinned memory of the host: the GPU's copy engines read and write it without the processor. Pinning takes the calling thread
+    // long, so it is none of the tasks' two.
+    let allocate = move || -> transload::Result<_> {
+        let len = TASKS * EACH;
+        Ok((gpu.pinned::<u32>(len)?, gpu.alloc::<u32>(len)?, gpu.pinned::<u32>(len)?))
+    };
+    let (source, there, back) = tokio::task::spawn_blocking(allocate).await??;
     source.write_async().await?.iter_mut().zip(0..).for_each(|(element, i)| *element = i);
 
-    // What the first copy has to set up may take long. Here it is done before the clock runs. Nothing that returns a future
-    // blocks: it is done by a thread of the library.
+    // What the first copies have to set up may take long. A thread of the library does it, here before the clock runs.
     rt.prepare_async(source.place(), there.place()).await?;
     rt.prepare_async(there.place(), back.place()).await?;
 

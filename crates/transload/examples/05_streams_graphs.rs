@@ -7,7 +7,7 @@
 mod simulate;
 
 use transload::{
-    Buffer, Result, Runtime, StreamPriority,
+    Result, Runtime, StreamPriority,
     cuda::{LaunchConfig, Operation, Pattern},
 };
 

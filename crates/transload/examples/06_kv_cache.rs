@@ -8,7 +8,7 @@ mod simulate;
 
 use std::collections::VecDeque;
 
-use transload::{Array, Buffer, Result, Runtime, StreamPriority, Transfer, cuda::LaunchConfig};
+use transload::{Array, Result, Runtime, StreamPriority, Transfer, cuda::LaunchConfig};
 
 const KERNELS: &str = include_str!("kernels/kernels.ptx");
 /// Elements of a block (256 KiB), blocks that fit on the GPU, and sequences with one block each.

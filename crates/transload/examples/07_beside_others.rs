@@ -11,7 +11,7 @@ use std::error::Error;
 
 use cudarc::driver::{CudaContext, DevicePtr};
 use transload::{
-    Buffer, Runtime,
+    Runtime,
     cuda::{Access, CudaGpu},
     dlpack::{Export, Importer, ManagedTensor},
 };

@@ -178,6 +178,29 @@ impl<T: Pod> Array<T> {
         WriteGuard::new(self.raw.write_async().await?)
     }
 
+    /// Sets all elements to `value`. Blocks until that is done: for memory that the host cannot address, by a queue of its device.
+    ///
+    /// ```
+    /// let rt = transload::Runtime::discover()?;
+    /// let array = rt.zeros::<f32>(3)?;
+    /// array.slice(1..)?.fill(1.5)?;
+    /// assert_eq!(*array.read()?, [0.0, 1.5, 1.5]);
+    /// # Ok::<(), transload::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write), and the driver's.
+    pub fn fill(&self, value: T) -> Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        if self.raw.host_address().is_some() {
+            WriteGuard::new(self.raw.overwrite()?)?.fill(value);
+            return Ok(());
+        }
+        fill(&*self.queue()?, &self.raw, bytemuck::bytes_of(&value))?.wait()
+    }
+
     /// Copies by a queue of the array's device, and waits for it.
     fn copy_by_queue(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
         submit(&*self.queue()?, &Operation::Copy { src, dst }, Timing::Off)?.wait()
@@ -201,14 +224,7 @@ impl<T: Pod> Buffer<T> for Array<T> {
     }
 
     fn fill(&self, value: T) -> Result<()> {
-        if self.is_empty() {
-            return Ok(());
-        }
-        if self.raw.host_address().is_some() {
-            WriteGuard::new(self.raw.overwrite()?)?.fill(value);
-            return Ok(());
-        }
-        fill(&*self.queue()?, &self.raw, bytemuck::bytes_of(&value))?.wait()
+        Self::fill(self, value)
     }
 
     fn copy_from_host_at(&self, offset: usize, source: &[T]) -> Result<()> {

@@ -50,7 +50,8 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Adds a backend that exists. A family of which it has a device is not looked for.
+    /// Adds a backend that exists. A family of which it has a device is not looked for. The devices of a `CudaBackend` are also those of
+    /// `Runtime::cuda`.
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
         self.backends.push(backend);
         self
@@ -88,9 +89,9 @@ impl RuntimeBuilder {
     /// kept for reuse, staging buffers and registrations. What is only kept gives way. Beyond the limit an allocation is
     /// [`OutOfMemory`](ErrorKind::OutOfMemory), and copies use methods that need no pinned memory. Default: no limit.
     ///
-    /// Not for backends given by [`backend`](Self::backend) or found by a [`family`](Self::family) of yours: if one offers pinned memory,
-    /// `discover` is an [`InvalidArgument`](ErrorKind::InvalidArgument). Their own settings limit them, such as
-    /// `CudaBackendConfig::with_pinned_limit`.
+    /// Not for backends given by [`backend`](Self::backend) or found by a [`family`](Self::family) of yours, which others may use too: if
+    /// one offers pinned memory, `discover` is an [`InvalidArgument`](ErrorKind::InvalidArgument). Their own settings limit them,
+    /// such as `CudaBackendConfig::with_pinned_limit`.
     pub fn pinned_limit(mut self, bytes: u64) -> Self {
         self.pinned_limit = Some(bytes);
         self
@@ -147,9 +148,8 @@ impl RuntimeBuilder {
         if let Some(bytes) = pinned_limit {
             limit_pinned(&mut cuda, bytes);
         }
-        let cuda = Arc::new(CudaFamily::new(cuda));
-        let families =
-            iter::once(Arc::clone(&cuda) as _).chain(families).collect::<Vec<Arc<dyn DeviceFamily>>>();
+        let ours: Arc<dyn DeviceFamily> = Arc::new(CudaFamily(cuda));
+        let families = iter::once(Arc::clone(&ours)).chain(families).collect::<Vec<Arc<dyn DeviceFamily>>>();
         let names: Vec<_> = families.iter().map(|family| family.name()).collect();
         if let Some(unknown) = without.iter().find(|family| !names.contains(family)) {
             let text = format!("no family {unknown:?} is looked for; valid are {names:?}");
@@ -174,7 +174,6 @@ impl RuntimeBuilder {
         }
         let mut absent = Vec::new();
         for family in families.iter().filter(|family| !has(&manager, family.name())) {
-            let is_cuda = family.name() == cuda.name();
             let opened = if without.contains(&family.name()) {
                 let text = "it was left out by `RuntimeBuilder::without`";
                 Err(Error::new(ErrorKind::Unsupported, text))
@@ -182,7 +181,7 @@ impl RuntimeBuilder {
                 family.discover(&executor).await
             };
             if let Ok(opened) = &opened
-                && !is_cuda
+                && !Arc::ptr_eq(family, &ours)
             {
                 check_pinned_limit(&**opened, pinned_limit)?;
             }
@@ -191,8 +190,7 @@ impl RuntimeBuilder {
                 absent.push((family.name(), reason));
             }
         }
-        let cuda = cuda.opened().filter(|_| has(&manager, cuda.name())).cloned();
-        Ok(Runtime::new(Parts { manager, absent, host, cuda, executor }))
+        Ok(Runtime::new(Parts { manager, absent, host, executor }))
     }
 }
 

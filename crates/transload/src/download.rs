@@ -10,7 +10,8 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, HostBytes, MemoryKind, Pod, RawBuffer, Reclaimer, Result, bytes_of_elements, check_same_len,
+    DeviceId, HostBytes, MemoryKind, Pod, RawBuffer, Reclaimer, Result, TransferReport, bytes_of_elements,
+    check_same_len,
 };
 use transload_executor::{Completer, Task, block_on};
 
@@ -34,7 +35,7 @@ enum Target<D> {
     New(fn(&Runtime, usize) -> Result<D>),
 }
 
-/// What [`Runtime::download_into`] fills and returns: a `Vec<T>` or a [`HostBuffer<T>`].
+/// What [`Runtime::download_into`] fills and returns: a `Vec<T>` or a [`HostBuffer<T>`], or a container of yours.
 ///
 /// # Safety
 /// * The elements stay where they are when the value is moved, and are used by nothing but their owner.
@@ -91,6 +92,14 @@ impl<T: Pod, D: Destination<T>> Download<T, D> {
     /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory); those of a transfer;
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on a worker of an executor of this library, which must not block.
     pub fn wait(self) -> Result<D> {
+        Ok(self.wait_with_report()?.0)
+    }
+
+    /// Like [`wait`](Self::wait), but also returns how the bytes moved: `None` for an array without elements.
+    ///
+    /// # Errors
+    /// As for `wait`.
+    pub fn wait_with_report(self) -> Result<(D, Option<TransferReport>)> {
         // Not later, when the destination would be lost.
         block_on(ready(()))?;
         let Self { runtime, src, dst } = self;
@@ -100,14 +109,17 @@ impl<T: Pod, D: Destination<T>> Download<T, D> {
         };
         check_same_len(src.len(), dst.len())?;
         let (buffer, filled) = lend(dst);
-        if !src.is_empty() {
-            runtime.manager().copy(src.raw(), &buffer).wait()?;
-        }
+        let copied = (!src.is_empty()).then(|| runtime.manager().copy(src.raw(), &buffer).wait());
+        let report = copied.transpose()?;
         drop(buffer);
-        filled.wait()
+        Ok((filled.wait()?, report))
     }
 
-    async fn run(self) -> Result<D> {
+    /// Like awaiting it, but also returns how the bytes moved: `None` for an array without elements.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait).
+    pub async fn with_report(self) -> Result<(D, Option<TransferReport>)> {
         let Self { runtime, src, dst } = self;
         let len = src.len();
         let dst = match dst {
@@ -120,11 +132,12 @@ impl<T: Pod, D: Destination<T>> Download<T, D> {
         };
         check_same_len(len, dst.len())?;
         let (buffer, filled) = lend(dst);
-        if !src.is_empty() {
-            runtime.manager().copy(src.raw(), &buffer).await?;
-        }
+        let report = match src.is_empty() {
+            true => None,
+            false => Some(runtime.manager().copy(src.raw(), &buffer).await?),
+        };
         drop((src, buffer));
-        filled.await
+        Ok((filled.await?, report))
     }
 }
 
@@ -133,7 +146,7 @@ impl<T: Pod, D: Destination<T>> IntoFuture for Download<T, D> {
     type IntoFuture = Pin<Box<dyn Future<Output = Result<D>> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.run())
+        Box::pin(async move { Ok(self.with_report().await?.0) })
     }
 }
 

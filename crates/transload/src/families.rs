@@ -1,6 +1,6 @@
 //! The families of devices besides the host: each opens its backend, or returns the reason why it is absent.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use transload_core::{Backend, Result};
@@ -49,20 +49,14 @@ pub trait DeviceFamily: Send + Sync {
 }
 
 /// The family of CUDA devices.
-pub(crate) struct CudaFamily {
-    config: CudaConfig,
-    opened: OnceLock<Arc<Cuda>>,
-}
+pub(crate) struct CudaFamily(pub(crate) CudaConfig);
 
-impl CudaFamily {
-    pub(crate) fn new(config: CudaConfig) -> Self {
-        Self { config, opened: OnceLock::new() }
-    }
-
-    /// Returns the backend, if it was opened.
-    pub(crate) fn opened(&self) -> Option<&Arc<Cuda>> {
-        self.opened.get()
-    }
+/// Bytes of pinned host memory.
+pub(crate) struct Pinned {
+    pub(crate) bytes: u64,
+    pub(crate) limit: u64,
+    pub(crate) registered: u64,
+    pub(crate) cached: u64,
 }
 
 #[async_trait]
@@ -72,52 +66,52 @@ impl DeviceFamily for CudaFamily {
     }
 
     async fn discover(&self, executor: &Executor) -> Result<Arc<dyn Backend>> {
-        let opened = cuda::open(&self.config, executor).await?;
-        Ok(Arc::clone(self.opened.get_or_init(|| opened)) as _)
+        cuda::open(&self.0, executor).await
     }
 }
 
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda {
-    use std::sync::Arc;
+    use std::any::Any;
 
     use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
     use transload_executor::BlockingKey;
 
-    use super::{Executor, Result};
+    use super::{Arc, Backend, Executor, Pinned, Result};
 
     pub(crate) type Config = CudaBackendConfig;
-    pub(crate) type Cuda = CudaBackend;
 
-    pub(crate) async fn open(config: &Config, executor: &Executor) -> Result<Arc<Cuda>> {
+    pub(crate) async fn open(config: &Config, executor: &Executor) -> Result<Arc<dyn Backend>> {
         let config = config.clone();
-        executor.spawn_blocking(&BlockingKey::new(1), move || CudaBackend::open(&config)).await?
+        let open = move || CudaBackend::open(&config);
+        Ok(executor.spawn_blocking(&BlockingKey::new(1), open).await?? as _)
     }
 
     pub(crate) fn limit_pinned(config: &mut Config, bytes: u64) {
         config.pinned_limit = Some(bytes);
     }
 
-    /// Returns the bytes of host memory that are pinned, and their limit.
-    pub(crate) fn pinned(cuda: &Cuda) -> (u64, u64) {
-        (cuda.pinned().bytes(), cuda.pinned().limit())
+    /// Returns what a backend has pinned, if that can be read.
+    pub(crate) fn pinned(backend: &dyn Backend) -> Option<Pinned> {
+        let cuda = (backend as &dyn Any).downcast_ref::<CudaBackend>()?;
+        let cached = cuda.cached_pinned_bytes();
+        let pinned = cuda.pinned();
+        let (bytes, limit) = (pinned.bytes(), pinned.limit());
+        Some(Pinned { bytes, limit, registered: pinned.registered(), cached })
     }
 }
 
 /// Without CUDA there is nothing to configure and never a backend.
 #[cfg(not(all(feature = "cuda", any(target_os = "linux", windows))))]
 mod cuda {
-    use std::sync::Arc;
-
     use transload_core::{Error, ErrorKind};
 
-    use super::{Executor, Result};
+    use super::{Arc, Backend, Executor, Pinned, Result};
 
     #[derive(Debug, Default)]
     pub(crate) struct Config;
-    pub(crate) type Cuda = transload_backend_cpu::CpuBackend;
 
-    pub(crate) async fn open(_: &Config, _: &Executor) -> Result<Arc<Cuda>> {
+    pub(crate) async fn open(_: &Config, _: &Executor) -> Result<Arc<dyn Backend>> {
         let text = if cfg!(feature = "cuda") {
             "CUDA exists on Linux and Windows only; no driver was looked for"
         } else {
@@ -129,9 +123,9 @@ mod cuda {
     /// Only devices need pinned memory.
     pub(crate) fn limit_pinned(_: &mut Config, _: u64) {}
 
-    pub(crate) fn pinned(_: &Cuda) -> (u64, u64) {
-        (0, u64::MAX)
+    pub(crate) fn pinned(_: &dyn Backend) -> Option<Pinned> {
+        None
     }
 }
 
-pub(crate) use cuda::{Config as CudaConfig, Cuda, limit_pinned, pinned};
+pub(crate) use cuda::{Config as CudaConfig, limit_pinned, pinned};

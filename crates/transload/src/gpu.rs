@@ -25,17 +25,17 @@ impl Runtime {
     /// Returns the CUDA device with this ordinal. Feature `cuda`, on Linux and Windows.
     ///
     /// # Errors
-    /// That of [`explain`](Self::explain) if there is none; [`ErrorKind::Unsupported`] if it is that of a backend given to
-    /// [`RuntimeBuilder::backend`](crate::RuntimeBuilder::backend).
+    /// That of [`explain`](Self::explain) if there is none; [`ErrorKind::Unsupported`] if its backend is no [`CudaBackend`].
     pub fn cuda(&self, ordinal: u32) -> Result<CudaGpu> {
         let id = self.device(DeviceId::Cuda(ordinal))?.id;
-        let Some(backend) = self.cuda_backend() else {
-            let text = format!(
-                "{id} belongs to a backend that was made elsewhere; give its settings to RuntimeBuilder::cuda instead"
-            );
+        let backend = self.manager().backend(id)?;
+        let name = backend.name();
+        let Ok(backend) = (backend as Arc<dyn Any + Send + Sync>).downcast::<CudaBackend>() else {
+            let text = format!("{id} is a device of the backend {name}, which is no `CudaBackend`");
             return Err(Error::new(ErrorKind::Unsupported, text));
         };
-        Ok(CudaGpu { backend: Arc::clone(backend), device: backend.device(ordinal)?.clone() })
+        let device = backend.device(ordinal)?.clone();
+        Ok(CudaGpu { backend, device })
     }
 }
 

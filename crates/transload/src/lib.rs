@@ -43,7 +43,7 @@
 //! # Ok::<(), transload::Error>(())
 //! ```
 //!
-//! An awaited copy never blocks the thread of a task. The examples, numbered from `01_first_copy` on, are a page each on async tasks,
+//! An awaited copy never blocks the thread of a task; [one table](CopyBuilder#what-blocks-and-what-keeps-order) says what does. The examples, numbered from `01_first_copy` on, are a page each on async tasks,
 //! typed views, unified memory, streams and graphs, a KV cache, cudarc and PyTorch, and a small framework. `--simulate` runs them
 //! without a GPU.
 //!
@@ -57,7 +57,7 @@
 //! | `cuda` | CUDA devices, on Linux and Windows: the module `cuda` with streams, launches, graphs and memory resources, `Runtime::cuda`, `RuntimeBuilder::cuda` |
 //! | `dlpack` | the module `dlpack`: memory shared with other tensor libraries |
 //! | `safetensors` | the module `load`, `Runtime::load`: model files onto devices |
-//! | `serde` | `Serialize` and `Deserialize` of ids, places, plans, costs, reports and statistics |
+//! | `serde` | `Serialize` and `Deserialize` of ids, places, plans, costs, reports and statistics; `Serialize` of [`Resources`] and loaded tensors |
 //! | `tokio` | `io::Tokio`: tokio's readers and writers as sources and sinks |
 
 mod array;
@@ -86,13 +86,14 @@ pub use runtime::Runtime;
 pub use transload_core::Pod;
 pub use transload_core::{
     Buffer, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryKind, Place, RawBuffer, ReadGuard, Result,
-    StreamPriority, Transfer, TransferMethod, TransferReport, TransferState, WorkloadType, WriteGuard,
+    StreamPriority, Timing, Transfer, TransferMethod, TransferReport, TransferState, WorkloadType,
+    WriteGuard,
 };
 pub use transload_transfer::{CopyBuilder, CrossBackendTransferManager, Plan, Sampling, TransferOptions};
 
 /// What authors of backends need: all of `transload-core`, `transload-transfer` and `transload-executor`.
 pub mod backend {
-    pub use crate::families::DeviceFamily;
+    pub use crate::{download::Destination, families::DeviceFamily};
     /// The macro that an implementation of [`DeviceFamily`] stands under.
     pub use async_trait::async_trait;
     pub use transload_core::*;

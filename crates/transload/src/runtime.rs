@@ -5,15 +5,14 @@ use std::{fmt, sync::Arc};
 use transload_backend_cpu::CpuBackend;
 use transload_core::{
     Backend, Buffer, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Place, Pod, RawBuffer, Result,
-    SharedBuffer, bytes_of_elements, events::report,
+    SharedBuffer, bytes_of_elements, events::report, mutant,
 };
 use transload_executor::{BlockingKey, Executor};
-use transload_transfer::{CopyBuilder, CrossBackendTransferManager, Plan, TransferOptions};
+use transload_transfer::{CopyBuilder, CrossBackendTransferManager, Plan, TransferOptions, TransferStats};
 
 use crate::{
     Array, RuntimeBuilder,
     drain::{self, Drains},
-    families::Cuda,
 };
 
 /// Calls of one runtime that may block at once; further ones wait in order.
@@ -23,7 +22,8 @@ const MAX_CALLS: usize = 32;
 /// methods may be called from any thread.
 ///
 /// Methods that return a future own what they need (the future is `'static`), start nothing before it is polled, and do not block:
-/// what takes longer runs on the library's threads. Dropping the last clone neither waits for work in flight nor stops it; [`drain`](Self::drain) waits.
+/// what takes longer runs on the library's threads. The exception is [`CopyBuilder::submit`], whose future is the end of a copy
+/// that it submitted: [what blocks](CopyBuilder#what-blocks-and-what-keeps-order) is one table. Dropping the last clone neither waits for work in flight nor stops it; [`drain`](Self::drain) waits.
 #[derive(Clone)]
 pub struct Runtime {
     inner: Arc<Inner>,
@@ -52,18 +52,25 @@ pub(crate) struct Parts {
     pub(crate) manager: CrossBackendTransferManager,
     pub(crate) absent: Vec<(&'static str, Error)>,
     pub(crate) host: Arc<CpuBackend>,
-    pub(crate) cuda: Option<Arc<Cuda>>,
     pub(crate) executor: Executor,
 }
 
 impl Runtime {
     /// Registers the host, and every family of devices that this machine and this build have. A family that is not there
-    /// is no error: [`absent`](Self::absent) says why.
+    /// is no error: [`absent`](Self::absent) says why. Blocks while drivers are loaded, up to some hundred milliseconds.
     ///
     /// # Errors
     /// That of a backend whose device another backend has.
     pub fn discover() -> Result<Self> {
         Self::builder().discover()
+    }
+
+    /// Like [`discover`](Self::discover), but drivers are loaded by other threads.
+    ///
+    /// # Errors
+    /// As for `discover`.
+    pub fn discover_async() -> impl Future<Output = Result<Self>> + Send + 'static {
+        Self::builder().discover_async()
     }
 
     /// Returns the settings to make a runtime with: limits, an observer, other backends.
@@ -102,8 +109,18 @@ impl Runtime {
         &self.inner.parts.executor
     }
 
-    pub(crate) fn cuda_backend(&self) -> Option<&Arc<Cuda>> {
-        self.inner.parts.cuda.as_ref()
+    /// Returns each backend once, with that of [`cpu`](Self::cpu) if the manager has another one for the host.
+    pub(crate) fn backends(&self) -> Vec<Arc<dyn Backend>> {
+        let mut backends: Vec<Arc<dyn Backend>> = Vec::new();
+        let devices = self.devices().into_iter();
+        let registered = devices.filter_map(|info| self.manager().backend(info.id).ok());
+        let host = Some(Arc::clone(self.cpu()) as _).filter(|_| !mutant!("transload/own-host-is-counted"));
+        for backend in registered.chain(host) {
+            if !backends.iter().any(|other| Arc::ptr_eq(other, &backend)) {
+                backends.push(backend);
+            }
+        }
+        backends
     }
 
     /// Returns the devices, the host first, the others in the order of their registration.
@@ -231,6 +248,22 @@ impl Runtime {
     /// As for [`CrossBackendTransferManager::plan`].
     pub fn plan(&self, src: Place, dst: Place, bytes: u64) -> Result<Plan> {
         self.manager().plan(src, dst, bytes, &TransferOptions::new())
+    }
+
+    /// Returns the statistics of the transfers so far: by path, method and size class, without empty classes.
+    ///
+    /// ```
+    /// let rt = transload::Runtime::discover()?;
+    /// rt.copy(&rt.host(vec![1_u8; 64])?, &rt.zeros::<u8>(64)?).wait()?;
+    /// for stats in rt.stats() {
+    ///     println!("{stats}");
+    /// }
+    /// # assert_eq!(rt.stats().len(), 1);
+    /// # Ok::<(), transload::Error>(())
+    /// ```
+    #[must_use]
+    pub fn stats(&self) -> Vec<TransferStats> {
+        self.manager().get_transfer_stats()
     }
 
     /// Does now what the first transfer from `src` to `dst` would do first, such as making contexts and queues and pinning staging

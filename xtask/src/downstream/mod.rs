@@ -41,7 +41,10 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
                 let name = linker.name;
                 check(sh, &target, project, profile, linker, loader.as_deref())
                     .with_context(|| format!("{} with profile {profile} and linker {name}", project.name))?;
-                println!("downstream: {} builds and runs with profile {profile}, linker {name}", project.name);
+                println!(
+                    "downstream: {} builds and runs with profile {profile}, linker {name}",
+                    project.name
+                );
             }
         }
     }

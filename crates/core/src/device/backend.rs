@@ -1,6 +1,7 @@
 //! Backends: a family of devices with its memory, queues and path costs.
 
 use std::{
+    any::Any,
     fmt,
     sync::{Arc, Weak},
 };
@@ -165,7 +166,7 @@ pub trait PinnedCache: Send + Sync {
 }
 
 /// A family of devices. All methods may be called from any thread.
-pub trait Backend: Send + Sync + 'static {
+pub trait Backend: Any + Send + Sync {
     /// Returns the family's name, for example `cuda`.
     fn name(&self) -> &'static str;
 

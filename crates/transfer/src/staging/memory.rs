@@ -49,6 +49,12 @@ impl CrossBackendTransferManager {
     pub fn staging_bytes(&self) -> u64 {
         self.registry.rings.bytes()
     }
+
+    /// Returns the part of [`staging_bytes`](Self::staging_bytes) that transfers use or keep, without that of callers.
+    #[must_use]
+    pub fn ring_bytes(&self) -> u64 {
+        self.registry.rings.ring_bytes()
+    }
 }
 
 impl Deref for StagingMemory {

@@ -54,6 +54,11 @@ impl StagingRings {
         self.rings.iter().map(|ring| ring.bytes()).sum()
     }
 
+    /// Returns the bytes of the staging buffers in the rings.
+    pub(crate) fn ring_bytes(&self) -> u64 {
+        self.rings.iter().map(|ring| ring.ring_bytes()).sum()
+    }
+
     /// Frees the unused buffers.
     pub(crate) fn release(&self) {
         // Copied first: releasing calls the backend.

@@ -7,7 +7,7 @@
 //! device offers that: the next chunk is read while earlier ones are on their way. A slow source or sink holds up the device,
 //! never the other way round. Host memory is read and written in place, except by [`Blocking`].
 //!
-//! The futures block no thread, and run in any async runtime. Dropping one cancels the stream: no further byte of the memory is read
+//! Streams block no thread, and run in any async runtime. Dropping one cancels the stream: no further byte of the memory is read
 //! or written, and its buffers are freed when the chunks in flight are complete. A call of a [`Blocking`] value that has begun goes
 //! on, with a staging buffer.
 //!
@@ -22,8 +22,9 @@
 //!
 //! // From anything that is `Read`, such as a file, to anything that is `Write`.
 //! let file = std::io::Cursor::new(vec![7; 1 << 20]);
-//! let bytes = rt.read_from(Blocking::new(rt.manager(), file), &there).await?;
-//! assert_eq!(bytes, 1 << 20);
+//! let report = rt.read_from(Blocking::new(rt.manager(), file), &there).chunk(256 << 10).await?;
+//! assert_eq!(report.bytes, 1 << 20);
+//! println!("{report}");
 //!
 //! let mut sink = Blocking::new(rt.manager(), Vec::new());
 //! rt.write_to(&there, &mut sink).await?;
@@ -34,6 +35,7 @@
 //! ```
 
 mod blocking;
+mod report;
 mod stream;
 #[cfg(feature = "tokio")]
 mod tokio;
@@ -46,7 +48,8 @@ use transload_core::{RawBuffer, Result};
 pub use self::tokio::Tokio;
 pub use self::{
     blocking::Blocking,
-    stream::{StreamError, StreamOptions, read_from, write_to},
+    report::{MethodCount, StreamError, StreamReport},
+    stream::{ByteStream, read_from, write_to},
 };
 
 /// Gives bytes, in order.

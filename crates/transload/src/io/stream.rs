@@ -1,13 +1,19 @@
 //! The pipeline between a source or a sink and memory: a few staging buffers that are used over and over.
 
-use std::{collections::VecDeque, fmt, future::Future};
+use std::{
+    collections::VecDeque,
+    fmt,
+    future::{Future, IntoFuture},
+    pin::Pin,
+    time::Instant,
+};
 
 use transload_core::{
     Buffer, Error, ErrorKind, MemoryKind, Pod, RawBuffer, Result, Transfer, events::report,
 };
 use transload_transfer::{CrossBackendTransferManager, StagingMemory, TransferOptions};
 
-use super::{ByteSink, ByteSource};
+use super::{ByteSink, ByteSource, StreamError, StreamReport};
 use crate::{Runtime, staging};
 
 /// Separate copies of 4 MiB reach 0.97 of a link's rate.
@@ -17,147 +23,138 @@ const BUFFERS: usize = 3;
 /// Smaller buffers are not worth pinned memory, if that is short.
 const MIN_PINNED: usize = 64 << 10;
 
-/// How bytes are streamed. If pinned memory is short a stream goes on with fewer and smaller staging buffers.
-#[derive(Clone, Debug)]
-#[must_use = "options do nothing by themselves"]
-pub struct StreamOptions {
-    chunk: usize,
-    buffers: usize,
-    transfer: TransferOptions,
+/// Bytes on their way from a source into memory, or from memory to a sink. Returned by [`Runtime::read_from`] and
+/// [`Runtime::write_to`]; begins when it is awaited.
+///
+/// If pinned memory is short it goes on with fewer and smaller staging buffers.
+#[must_use = "nothing is moved before it is awaited"]
+pub struct ByteStream<'s> {
+    pipeline: Pipeline,
+    end: End<'s>,
 }
 
-impl Default for StreamOptions {
-    fn default() -> Self {
-        Self { chunk: CHUNK, buffers: BUFFERS, transfer: TransferOptions::new() }
-    }
+enum End<'s> {
+    Source(Box<dyn ByteSource + 's>),
+    Sink(Box<dyn ByteSink + 's>),
 }
 
-impl StreamOptions {
+impl ByteStream<'_> {
     /// Sets the bytes of a staging buffer, which is also the most that one transfer moves; 4 MiB by default.
     pub fn chunk(mut self, bytes: usize) -> Self {
-        self.chunk = bytes;
+        self.pipeline.chunk = bytes;
         self
     }
 
     /// Sets the most staging buffers; 3 by default. With the chunk's size they bound the host memory of a stream. Pinned ones count
     /// as [`Resources::staging_bytes`](crate::Resources::staging_bytes); beyond the limit of these they are pageable.
     pub fn buffers(mut self, count: usize) -> Self {
-        self.buffers = count;
+        self.pipeline.buffers = count;
         self
     }
 
     /// Sets the priority and the allowed methods of the transfers.
-    pub fn transfer(mut self, options: TransferOptions) -> Self {
-        self.transfer = options;
+    pub fn options(mut self, options: TransferOptions) -> Self {
+        self.pipeline.options = options;
         self
     }
+
+    async fn run(self) -> Result<StreamReport, StreamError> {
+        let begun = Instant::now();
+        let Self { mut pipeline, end } = self;
+        let outcome = match end {
+            End::Source(mut source) => pipeline.fill(&mut source).await,
+            End::Sink(mut sink) => {
+                let outcome = pipeline.empty(&mut sink).await;
+                pipeline.count_no_more();
+                outcome
+            }
+        };
+        pipeline.finish(begun, outcome).await
+    }
 }
 
-/// Why a stream ended early, and how far it got.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct StreamError {
-    /// Bytes at the beginning of the destination that are in place, or that the sink has taken.
-    pub bytes: u64,
-    /// The error of the source, the sink, an allocation or a transfer.
-    pub cause: Error,
+impl<'s> IntoFuture for ByteStream<'s> {
+    type Output = Result<StreamReport, StreamError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 's>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.run())
+    }
 }
 
-impl fmt::Display for StreamError {
+impl fmt::Debug for ByteStream<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the stream ended after {} bytes: {}", self.bytes, self.cause)
-    }
-}
-
-impl std::error::Error for StreamError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        // The message contains the cause's, so the chain continues after it.
-        self.cause.source()
-    }
-}
-
-impl From<StreamError> for Error {
-    fn from(error: StreamError) -> Self {
-        let StreamError { bytes, cause } = error;
-        Error::caused_by(cause.kind(), format!("the stream ended after {bytes} bytes"), cause)
+        let Pipeline { memory, chunk, buffers, .. } = &self.pipeline;
+        f.debug_struct("ByteStream")
+            .field("memory", memory)
+            .field("chunk", chunk)
+            .field("buffers", buffers)
+            .finish_non_exhaustive()
     }
 }
 
 impl Runtime {
-    /// Fills a buffer from a source, and returns the number of bytes: fewer than the buffer has if the source ends before. What a
-    /// longer source has left is not read. See [`io`](crate::io).
+    /// Fills a buffer from a source, until it is full or the source ends: [`StreamReport::bytes`] says how much that is. What a longer
+    /// source has left is not read. See [`io`](crate::io).
     ///
     /// # Errors
     /// As for [`io::read_from`](crate::io::read_from).
-    pub fn read_from<T: Pod, B: Buffer<T>, S: ByteSource>(
+    pub fn read_from<'s, T: Pod>(
         &self,
-        source: S,
-        dst: &B,
-    ) -> impl Future<Output = Result<u64, StreamError>> + Send + use<T, B, S> {
-        read_from(self.manager(), source, dst.raw(), &StreamOptions::default())
+        source: impl ByteSource + 's,
+        dst: &impl Buffer<T>,
+    ) -> ByteStream<'s> {
+        read_from(self.manager(), source, dst.raw())
     }
 
-    /// Writes a buffer to a sink and flushes it. Returns the number of bytes, all that the buffer has. See [`io`](crate::io).
+    /// Writes all of a buffer to a sink and flushes it. See [`io`](crate::io).
     ///
     /// # Errors
     /// As for [`io::write_to`](crate::io::write_to).
-    pub fn write_to<T: Pod, B: Buffer<T>, S: ByteSink>(
-        &self,
-        src: &B,
-        sink: S,
-    ) -> impl Future<Output = Result<u64, StreamError>> + Send + use<T, B, S> {
-        write_to(self.manager(), src.raw(), sink, &StreamOptions::default())
+    pub fn write_to<'s, T: Pod>(&self, src: &impl Buffer<T>, sink: impl ByteSink + 's) -> ByteStream<'s> {
+        write_to(self.manager(), src.raw(), sink)
     }
 }
 
-/// Like [`Runtime::read_from`], with any manager, buffer and options. Begins when it is first polled.
+/// Like [`Runtime::read_from`], with any manager and buffer.
 ///
 /// # Errors
 /// The source's, the backend's, or [`ErrorKind::InvalidArgument`] for a chunk of 0 bytes or no buffers. All bytes that were read
 /// before the source failed are in place. Nothing is in flight afterwards.
-pub fn read_from<S: ByteSource>(
+pub fn read_from<'s>(
     manager: &CrossBackendTransferManager,
-    mut source: S,
+    source: impl ByteSource + 's,
     dst: &RawBuffer,
-    options: &StreamOptions,
-) -> impl Future<Output = Result<u64, StreamError>> + Send + use<S> {
-    let mut stream = Stream::new(manager, dst, options);
-    async move {
-        let outcome = stream.fill(&mut source).await;
-        stream.finish(outcome).await
-    }
+) -> ByteStream<'s> {
+    ByteStream { pipeline: Pipeline::new(manager, dst), end: End::Source(Box::new(source)) }
 }
 
-/// Like [`Runtime::write_to`], with any manager, buffer and options. Begins when it is first polled.
+/// Like [`Runtime::write_to`], with any manager and buffer.
 ///
 /// # Errors
 /// The sink's, the backend's, or [`ErrorKind::InvalidArgument`] for a chunk of 0 bytes or no buffers. Nothing is in flight
 /// afterwards.
-pub fn write_to<S: ByteSink>(
+pub fn write_to<'s>(
     manager: &CrossBackendTransferManager,
     src: &RawBuffer,
-    mut sink: S,
-    options: &StreamOptions,
-) -> impl Future<Output = Result<u64, StreamError>> + Send + use<S> {
-    let mut stream = Stream::new(manager, src, options);
-    async move {
-        let outcome = stream.empty(&mut sink).await;
-        stream.count_no_more();
-        stream.finish(outcome).await
-    }
+    sink: impl ByteSink + 's,
+) -> ByteStream<'s> {
+    ByteStream { pipeline: Pipeline::new(manager, src), end: End::Sink(Box::new(sink)) }
 }
 
 /// One stream: which of its staging buffers are free, and which are in flight.
-struct Stream {
+struct Pipeline {
     manager: CrossBackendTransferManager,
-    options: StreamOptions,
+    chunk: usize,
+    buffers: usize,
+    options: TransferOptions,
     /// The memory that is read or written.
     memory: RawBuffer,
     free: Vec<StagingMemory>,
     /// In the order of their bytes.
     in_flight: VecDeque<Chunk>,
-    /// See [`StreamError::bytes`].
-    moved: u64,
+    /// Its bytes are those of [`StreamError::bytes`].
+    report: StreamReport,
 }
 
 /// A transfer and the staging buffer that it uses.
@@ -167,15 +164,17 @@ struct Chunk {
     transfer: Transfer,
 }
 
-impl Stream {
-    fn new(manager: &CrossBackendTransferManager, memory: &RawBuffer, options: &StreamOptions) -> Self {
+impl Pipeline {
+    fn new(manager: &CrossBackendTransferManager, memory: &RawBuffer) -> Self {
         Self {
             manager: manager.clone(),
-            options: StreamOptions { chunk: options.chunk.min(memory.len().max(1)), ..options.clone() },
+            chunk: CHUNK,
+            buffers: BUFFERS,
+            options: TransferOptions::new(),
             memory: memory.clone(),
             free: Vec::new(),
             in_flight: VecDeque::new(),
-            moved: 0,
+            report: StreamReport::default(),
         }
     }
 
@@ -187,9 +186,9 @@ impl Stream {
         while at < self.memory.len() {
             let left = self.memory.len() - at;
             let (bytes, more) = if in_place {
-                let most = self.options.chunk.min(left);
+                let most = self.chunk.min(left);
                 let (bytes, more) = read_up_to(source, &self.memory.slice(at..at + most)?, most).await;
-                self.moved += bytes as u64;
+                self.report.bytes += bytes as u64;
                 (bytes, more)
             } else {
                 self.recover().await?;
@@ -216,7 +215,7 @@ impl Stream {
         let in_place = self.is_of_host() && !sink.outlives_its_future();
         let (mut at, len) = (0, self.memory.len());
         loop {
-            while at < len && self.in_flight.len() < self.options.buffers && !in_place {
+            while at < len && self.in_flight.len() < self.buffers && !in_place {
                 let Some(staging) = self.staging_buffer().await? else { break };
                 let bytes = staging.len().min(len - at);
                 let (from, to) = (self.memory.slice(at..at + bytes)?, staging.slice(..bytes)?);
@@ -224,11 +223,11 @@ impl Stream {
                 at += bytes;
             }
             if let Some(Chunk { staging, bytes, transfer }) = self.in_flight.pop_front() {
-                transfer.await?;
+                self.report.count(&transfer.await?);
                 self.write_all(sink, &staging.slice(..bytes)?).await?;
                 self.free.push(staging);
             } else if at < len {
-                let piece = self.memory.slice(at..len.min(at + self.options.chunk))?;
+                let piece = self.memory.slice(at..len.min(at + self.chunk))?;
                 self.write_all(sink, &piece).await?;
                 at += piece.len();
             } else {
@@ -246,30 +245,31 @@ impl Stream {
                 count => at_most(count, rest.len())?,
             };
             at += count;
-            self.moved += count as u64;
+            self.report.bytes += count as u64;
         }
         Ok(())
     }
 
     /// Waits for what is in flight, and returns the outcome of the stream.
-    async fn finish(mut self, mut outcome: Result<()>) -> Result<u64, StreamError> {
+    async fn finish(mut self, begun: Instant, mut outcome: Result<()>) -> Result<StreamReport, StreamError> {
         while !self.in_flight.is_empty() {
             let settled = self.settle().await;
             outcome = outcome.and(settled);
         }
-        let bytes = self.moved;
-        outcome.map(|()| bytes).map_err(|cause| StreamError { bytes, cause })
+        self.report.wall = begun.elapsed();
+        let (bytes, report) = (self.report.bytes, self.report);
+        outcome.map(|()| report).map_err(|cause| StreamError { bytes, cause })
     }
 
     async fn start(&mut self, staging: StagingMemory, from: &RawBuffer, to: &RawBuffer) {
-        let copy = self.manager.copy(from, to).options(self.options.transfer);
+        let copy = self.manager.copy(from, to).options(self.options);
         let transfer = copy.submit_async().await;
         self.in_flight.push_back(Chunk { staging, bytes: from.len(), transfer });
     }
 
     /// Recovers a buffer in flight: of a complete transfer, or by waiting if there may be no further buffer.
     async fn recover(&mut self) -> Result<()> {
-        let full = self.in_flight.len() >= self.options.buffers;
+        let full = self.in_flight.len() >= self.buffers;
         let complete = self.in_flight.front().is_some_and(|oldest| oldest.transfer.is_complete());
         if self.free.is_empty() && (full || complete) { self.settle().await } else { Ok(()) }
     }
@@ -277,11 +277,14 @@ impl Stream {
     /// Waits for the oldest transfer, counts its bytes and frees its buffer.
     async fn settle(&mut self) -> Result<()> {
         let Some(Chunk { staging, bytes, transfer }) = self.in_flight.pop_front() else { return Ok(()) };
-        if let Err(error) = transfer.await {
-            self.count_no_more();
-            return Err(error);
+        match transfer.await {
+            Ok(report) => self.report.count(&report),
+            Err(error) => {
+                self.count_no_more();
+                return Err(error);
+            }
         }
-        self.moved += bytes as u64;
+        self.report.bytes += bytes as u64;
         self.free.push(staging);
         Ok(())
     }
@@ -297,20 +300,20 @@ impl Stream {
             return Ok(Some(buffer));
         }
         let device = self.memory.place().device;
-        let (mut kind, chunk) = (staging::kind_for(&self.manager, device), self.options.chunk);
+        let (mut kind, chunk) = (staging::kind_for(&self.manager, device), self.chunk);
         loop {
-            let (manager, bytes) = (self.manager.clone(), self.options.chunk);
+            let (manager, bytes) = (self.manager.clone(), self.chunk);
             let allocate = move || manager.allocate_staging(device, kind, bytes);
             match self.manager.spawn_blocking(allocate).await? {
                 Err(error) if error.kind() == ErrorKind::OutOfMemory && kind == MemoryKind::Pinned => {
                     report::pages_declined("pinned staging memory", None, &error);
                     if !self.in_flight.is_empty() {
-                        self.options.buffers = self.in_flight.len();
+                        self.buffers = self.in_flight.len();
                         return Ok(None);
                     } else if bytes > MIN_PINNED {
-                        self.options.chunk = (bytes / 2).max(MIN_PINNED);
+                        self.chunk = (bytes / 2).max(MIN_PINNED);
                     } else {
-                        (kind, self.options.chunk) = (MemoryKind::Pageable, chunk);
+                        (kind, self.chunk) = (MemoryKind::Pageable, chunk);
                     }
                 }
                 outcome => return outcome.map(Some),
@@ -323,9 +326,11 @@ impl Stream {
         self.memory.place().device.is_cpu()
     }
 
-    fn check(&self) -> Result<()> {
-        let StreamOptions { chunk, buffers, .. } = self.options;
+    /// Checks the settings. A buffer is no longer than the memory.
+    fn check(&mut self) -> Result<()> {
+        let Self { chunk, buffers, .. } = *self;
         if chunk > 0 && buffers > 0 {
+            self.chunk = chunk.min(self.memory.len().max(1));
             return Ok(());
         }
         let text =

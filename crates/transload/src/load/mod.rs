@@ -66,9 +66,10 @@ use pipeline::Pipeline;
 use placement::TensorPlacement;
 use source::Source;
 
+pub use crate::io::MethodCount;
 pub use model::{LoadedModel, LoadedTensor};
 pub use options::{LoadOptions, LoadPhase, LoadProgress};
-pub use report::{LoadReport, MethodCount};
+pub use report::LoadReport;
 /// Element types of the file format.
 pub use safetensors::Dtype;
 

@@ -22,15 +22,36 @@ pub struct LoadedModel {
     report: LoadReport,
 }
 
-/// A tensor and its memory.
+/// A tensor and its memory. Serialized (feature `serde`) it is its name, type, shape, bytes and, in hexadecimal digits, checksum.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct LoadedTensor {
     name: String,
     dtype: Dtype,
     shape: Vec<usize>,
+    #[cfg_attr(feature = "serde", serde(rename = "bytes", serialize_with = "serialize_len"))]
     buffer: RawBuffer,
+    #[cfg_attr(feature = "serde", serde(skip))]
     backend: Arc<dyn Backend>,
+    #[cfg_attr(
+        feature = "serde",
+        serde(skip_serializing_if = "Option::is_none", serialize_with = "serialize_checksum")
+    )]
     checksum: Option<u64>,
+}
+
+#[cfg(feature = "serde")]
+fn serialize_len<S: serde::Serializer>(buffer: &RawBuffer, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(buffer.len() as u64)
+}
+
+#[cfg(feature = "serde")]
+fn serialize_checksum<S: serde::Serializer>(
+    checksum: &Option<u64>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    // JSON's numbers have 53 bits.
+    serializer.collect_str(&format_args!("{:016x}", checksum.unwrap_or_default()))
 }
 
 impl LoadedModel {

@@ -2,7 +2,9 @@
 
 use std::{fmt, time::Duration};
 
-use transload_core::{MemoryKind, Place, TransferMethod, TransferReport};
+use transload_core::{MemoryKind, Place, TransferReport};
+
+use crate::io::MethodCount;
 
 /// Sizes, methods and times of a load. Times are wall times.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,19 +50,6 @@ pub struct LoadReport {
     pub simulated: bool,
 }
 
-/// The transfers of one method.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct MethodCount {
-    /// Method that moved the bytes.
-    pub method: TransferMethod,
-    /// Number of transfers.
-    pub chunks: u64,
-    /// Bytes transferred, including gaps between tensors.
-    pub bytes: u64,
-}
-
 impl LoadReport {
     /// Returns the bytes of tensors per second of [`wall`](Self::wall).
     #[must_use]
@@ -76,13 +65,7 @@ impl LoadReport {
 
     pub(super) fn count(&mut self, report: &TransferReport) {
         self.chunks += 1;
-        let found = self.methods.iter_mut().find(|count| count.method == report.method);
-        if let Some(count) = found {
-            count.chunks += 1;
-            count.bytes += report.bytes;
-        } else {
-            self.methods.push(MethodCount { method: report.method, chunks: 1, bytes: report.bytes });
-        }
+        MethodCount::add(&mut self.methods, report);
     }
 }
 
@@ -94,9 +77,7 @@ impl fmt::Display for LoadReport {
             f,
             "{tensors} tensors, {bytes} bytes, to {place} in {wall:.1?} of wall clock, {rate:.2} GB/s"
         )?;
-        for MethodCount { method, chunks, .. } in &self.methods {
-            write!(f, ", {chunks} × {method}")?;
-        }
+        self.methods.iter().try_for_each(|count| write!(f, ", {count}"))?;
         if let Some(verifying) = self.verifying {
             write!(f, "; read back and found equal in {verifying:.1?}")?;
         }

@@ -33,10 +33,7 @@ fn dropping_the_last_handle_emits_what_was_noticed() {
 mod cuda {
     use std::io::Cursor;
 
-    use transload::{
-        Runtime,
-        io::{Blocking, StreamOptions, read_from},
-    };
+    use transload::{Runtime, io::Blocking};
     use transload_core::events;
     use transload_cuda_sim::{SimDevice, install};
 
@@ -50,9 +47,8 @@ mod cuda {
             let config = transload::cuda::CudaBackendConfig::default().with_devices([sim.ordinal()]);
             let rt = Runtime::builder().cuda(config).pinned_limit(100).discover().unwrap();
             let there = rt.cuda(sim.ordinal()).unwrap().alloc::<u8>(1000).unwrap();
-            let options = StreamOptions::default().chunk(1000).buffers(1);
             let source = Blocking::new(rt.manager(), Cursor::new(vec![7; 1000]));
-            pollster::block_on(read_from(rt.manager(), source, there.as_ref(), &options)).unwrap();
+            pollster::block_on(rt.read_from(source, &there).chunk(1000).buffers(1).into_future()).unwrap();
             assert!(rt.download(&there).wait().unwrap().iter().all(|byte| *byte == 7));
             rt.drain().unwrap();
         });

@@ -11,7 +11,7 @@ use std::{
 };
 
 use transload::{
-    Array, Buffer, ErrorKind, MemoryKind, Runtime, TransferMethod,
+    Array, ErrorKind, MemoryKind, Runtime, TransferMethod,
     cuda::{Access, CudaBackendConfig, CudaGpu, FenceEvent},
 };
 use transload_cuda_sim::harness::{self, EndCheck};

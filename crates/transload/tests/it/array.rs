@@ -1,6 +1,7 @@
 //! Typed arrays, their guards, and buffers that nothing else uses.
 
 use std::{
+    ops::{Deref, DerefMut},
     ptr::NonNull,
     sync::{Arc, Mutex},
     task::{Context, Waker},
@@ -9,7 +10,7 @@ use std::{
 
 use transload::{
     Array, Buffer, DeviceId, ErrorKind, HostBuffer, MemoryKind, Runtime,
-    backend::{Observer, TransferEvent},
+    backend::{Destination, Observer, TransferEvent},
 };
 use transload_core::{HostBytes, RawBuffer, Reclaimer, conformance};
 
@@ -101,6 +102,47 @@ fn downloaded_elements_are_the_callers_alone() {
     assert_eq!(array.read().unwrap()[1], 1);
     assert_eq!(buffer.to_vec(), buffer.into_vec());
     assert_eq!(rt.download(&array.slice(..0).unwrap()).wait().unwrap().len(), 0);
+}
+
+#[test]
+fn report_of_a_download_says_what_moved() {
+    let rt = host_only();
+    let array = rt.host(vec![3_u16; 5000]).unwrap();
+    let (vec, report) = rt.download_into(&array, vec![0; 5000]).wait_with_report().unwrap();
+    let (buffer, awaited) = pollster::block_on(rt.download(&array).with_report()).unwrap();
+    assert!(vec == [3; 5000] && *buffer == *vec);
+    assert_eq!([report, awaited].map(|report| report.unwrap().bytes), [10_000; 2]);
+    let none = array.slice(..0).unwrap();
+    assert!(rt.download(&none).wait_with_report().unwrap().1.is_none());
+    assert!(pollster::block_on(rt.download(&none).with_report()).unwrap().1.is_none());
+}
+
+/// A container of the caller's.
+struct Pixels(Box<[u8]>);
+
+impl Deref for Pixels {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl DerefMut for Pixels {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+// SAFETY: it owns its elements, on the heap.
+unsafe impl Destination<u8> for Pixels {}
+
+#[test]
+fn download_fills_a_container_of_the_caller() {
+    let rt = host_only();
+    let pixels = Pixels(vec![0; 64].into_boxed_slice());
+    let pixels = rt.download_into(&rt.host(vec![9_u8; 64]).unwrap(), pixels).wait().unwrap();
+    assert_eq!(*pixels, [9; 64]);
 }
 
 #[test]

@@ -132,6 +132,25 @@ fn present_family_is_not_absent_and_host_is_first() {
 
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #[test]
+fn given_cuda_backend_has_typed_devices() {
+    use transload::cuda::{CudaBackend, CudaBackendConfig};
+
+    let test = transload_cuda_sim::harness::device();
+    let config = CudaBackendConfig::default().with_devices([test.ordinal()]).with_pinned_limit(1 << 20);
+    let given = CudaBackend::open(&config).unwrap();
+    let rt = Runtime::builder().backend(given.clone()).discover().unwrap();
+    let gpu = rt.cuda(test.ordinal()).unwrap();
+    assert!(std::ptr::eq(&**gpu.backend(), &*given));
+    let pinned = gpu.pinned::<u8>(4096).unwrap();
+    assert_eq!((rt.resources().pinned_bytes, rt.resources().pinned_limit), (4096, Some(1 << 20)));
+    drop(pinned);
+    assert_drained(&rt);
+    drop((rt, gpu, given));
+    test.assert_no_live_objects();
+}
+
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+#[test]
 fn a_device_is_found_used_and_leaves_nothing_behind() {
     let test = transload_cuda_sim::harness::device();
     let id = DeviceId::Cuda(test.ordinal());

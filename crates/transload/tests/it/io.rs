@@ -1,5 +1,8 @@
 //! Streams between sources, sinks and memory: content, short reads, errors with what was moved, cancellation, bounds.
 
+#[cfg(feature = "tokio")]
+mod tokio_streams;
+
 use std::{
     future::pending,
     io::{self, Cursor, Read, Write},
@@ -8,11 +11,12 @@ use std::{
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
+    time::Duration,
 };
 
 use transload::{
     ErrorKind, RawBuffer, Result, Runtime,
-    io::{Blocking, ByteSink, ByteSource, StreamOptions, async_trait, read_from, write_to},
+    io::{Blocking, ByteSink, ByteSource, ByteStream, async_trait, read_from, write_to},
 };
 
 use crate::tasks::{Home, one_thread, within_two_minutes};
@@ -23,8 +27,8 @@ fn content(len: usize) -> Vec<u8> {
     (0..len as u32).map(|index| index.wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect()
 }
 
-fn small() -> StreamOptions {
-    StreamOptions::default().chunk(1000).buffers(2)
+fn small(stream: ByteStream<'_>) -> ByteStream<'_> {
+    stream.chunk(1000).buffers(2)
 }
 
 /// Runs on each kind of memory, within a runtime of one thread; at the end nothing is left.
@@ -93,11 +97,11 @@ fn short_reads_and_writes_move_every_byte() {
         let expected = content(LEN);
         let there = home.allocate(home.far, LEN);
         let source = Blocking::new(&home.manager, Slow::new(expected.clone(), LEN + 1));
-        assert_eq!(read_from(&home.manager, source, &there, &small()).await.unwrap(), LEN as u64);
+        assert_eq!(small(read_from(&home.manager, source, &there)).await.unwrap().bytes, LEN as u64);
         assert!(bytes_of(&home, &there).await == expected);
 
         let mut sink = Blocking::new(&home.manager, Slow::new(Vec::new(), LEN + 1));
-        assert_eq!(write_to(&home.manager, &there, &mut sink, &small()).await.unwrap(), LEN as u64);
+        assert_eq!(small(write_to(&home.manager, &there, &mut sink)).await.unwrap().bytes, LEN as u64);
         assert!(sink.into_inner().await.unwrap().bytes.into_inner() == expected);
     });
 }
@@ -109,7 +113,7 @@ fn source_shorter_or_longer_than_buffer() {
             let bytes = content(has);
             let there = filled(&home, &[0xEE; LEN]).await;
             let mut source = Blocking::new(&home.manager, Cursor::new(bytes.clone()));
-            let read = read_from(&home.manager, &mut source, &there, &small()).await.unwrap();
+            let read = small(read_from(&home.manager, &mut source, &there)).await.unwrap().bytes;
             assert_eq!(read, expected as u64);
             assert_eq!(source.into_inner().await.unwrap().position(), read, "no more than fits is read");
             let found = bytes_of(&home, &there).await;
@@ -125,7 +129,7 @@ fn failing_source_says_what_was_moved() {
             let expected = content(LEN);
             let there = filled(&home, &[0xEE; LEN]).await;
             let source = Blocking::new(&home.manager, Slow::new(expected.clone(), fails_at));
-            let error = read_from(&home.manager, source, &there, &small()).await.unwrap_err();
+            let error = small(read_from(&home.manager, source, &there)).await.unwrap_err();
             assert_eq!((error.bytes, error.cause.kind()), (fails_at as u64, ErrorKind::Io));
             let cause = error.cause.cause().unwrap().downcast_ref::<io::Error>().unwrap();
             assert_eq!(cause.kind(), io::ErrorKind::ConnectionReset);
@@ -148,12 +152,12 @@ fn failing_sink_says_what_was_moved() {
         let there = filled(&home, &expected).await;
         for fails_at in [0, 1, 1000, 4321] {
             let mut sink = Blocking::new(&home.manager, Slow::new(Vec::new(), fails_at));
-            let error = write_to(&home.manager, &there, &mut sink, &small()).await.unwrap_err();
+            let error = small(write_to(&home.manager, &there, &mut sink)).await.unwrap_err();
             assert_eq!((error.bytes, error.cause.kind()), (fails_at as u64, ErrorKind::Io));
             assert!(sink.into_inner().await.unwrap().bytes.into_inner() == expected[..fails_at]);
         }
         let full = Blocking::new(&home.manager, Cursor::new([0; 1234]));
-        let error = write_to(&home.manager, &there, full, &small()).await.unwrap_err();
+        let error = small(write_to(&home.manager, &there, full)).await.unwrap_err();
         assert_eq!((error.bytes, error.cause.kind()), (1234, ErrorKind::Io));
         assert!(error.to_string().contains("the sink takes no more bytes"), "{error}");
     });
@@ -216,8 +220,8 @@ fn dropped_stream_frees_its_buffers() {
                 let there = there.clone();
                 let stream = tokio::spawn(async move {
                     match reads {
-                        true => read_from(&manager, Box::new(other), &there, &small()).await,
-                        false => write_to(&manager, &there, Box::new(other), &small()).await,
+                        true => small(read_from(&manager, Box::new(other), &there)).await,
+                        false => small(write_to(&manager, &there, Box::new(other))).await,
                     }
                 });
                 while !stalled.load(Ordering::Relaxed) {
@@ -240,8 +244,8 @@ fn staging_memory_is_bounded() {
         for reads in [true, false] {
             let mut other = stalling(&home, LEN);
             match reads {
-                true => read_from(&home.manager, &mut other, &there, &small()).await.unwrap(),
-                false => write_to(&home.manager, &there, &mut other, &small()).await.unwrap(),
+                true => small(read_from(&home.manager, &mut other, &there)).await.unwrap(),
+                false => small(write_to(&home.manager, &there, &mut other)).await.unwrap(),
             };
             assert_eq!(other.most, 1 + staging);
         }
@@ -267,14 +271,14 @@ fn blocking_reader_does_not_block_the_tasks_thread() {
         let manager = Arc::clone(&home.manager);
         let source = Blocking::new(&manager, Waits(receiver));
         let to = there.clone();
-        let stream = tokio::spawn(async move { read_from(&manager, source, &to, &small()).await });
+        let stream = tokio::spawn(async move { small(read_from(&manager, source, &to)).await });
         for byte in 0..10 {
             // The reader is waiting for this, on a thread of the executor.
             tokio::task::yield_now().await;
             assert!(!stream.is_finished());
             sender.send(byte).unwrap();
         }
-        assert_eq!(stream.await.unwrap().unwrap(), 10);
+        assert_eq!(stream.await.unwrap().unwrap().bytes, 10);
         assert_eq!(bytes_of(&home, &there).await, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
     });
 }
@@ -317,8 +321,8 @@ fn dropped_stream_gives_the_memory_free_during_a_call() {
             let (manager, memory) = (Arc::clone(&home.manager), there.clone());
             let stream = tokio::spawn(async move {
                 match reads {
-                    true => read_from(&manager, other, &memory, &small()).await,
-                    false => write_to(&manager, &memory, other, &small()).await,
+                    true => small(read_from(&manager, other, &memory)).await,
+                    false => small(write_to(&manager, &memory, other)).await,
                 }
             });
             while called.try_recv().is_err() {
@@ -336,12 +340,31 @@ fn dropped_stream_gives_the_memory_free_during_a_call() {
 }
 
 #[test]
+fn report_counts_the_transfers() {
+    everywhere(|home| async move {
+        let there = filled(&home, &content(LEN)).await;
+        let mut sink = Blocking::new(&home.manager, Vec::new());
+        let written = small(write_to(&home.manager, &there, &mut sink)).await.unwrap();
+        let source = Blocking::new(&home.manager, Cursor::new(sink.into_inner().await.unwrap()));
+        let read = small(read_from(&home.manager, source, &there)).await.unwrap();
+        for report in [written, read] {
+            let moved: u64 = report.methods.iter().map(|count| count.bytes).sum();
+            let chunks: u64 = report.methods.iter().map(|count| count.chunks).sum();
+            assert_eq!((report.bytes, moved, chunks), (LEN as u64, LEN as u64, 11), "{report}");
+            assert!(report.wall > Duration::ZERO && report.to_string().starts_with("10007 bytes in "));
+        }
+    });
+}
+
+#[test]
 fn invalid_options_are_refused() {
     everywhere(|home| async move {
         let there = home.allocate(home.far, 10);
-        for options in [small().chunk(0), small().buffers(0)] {
-            let source = Blocking::new(&home.manager, io::empty());
-            let error = read_from(&home.manager, source, &there, &options).await.unwrap_err();
+        let invalid = |set: fn(ByteStream<'static>) -> ByteStream<'static>| {
+            set(read_from(&home.manager, Blocking::new(&home.manager, io::empty()), &there))
+        };
+        for stream in [invalid(|stream| stream.chunk(0)), invalid(|stream| stream.buffers(0))] {
+            let error = stream.await.unwrap_err();
             assert_eq!((error.bytes, error.cause.kind()), (0, ErrorKind::InvalidArgument));
         }
     });
@@ -355,134 +378,12 @@ fn runtime_streams_arrays() {
         let bytes: Vec<u8> = (0..1000_u32).flat_map(u32::to_le_bytes).collect();
         let source = Blocking::new(rt.manager(), Cursor::new(bytes.clone()));
         // The future is `'static`.
-        assert_eq!(tokio::spawn(rt.read_from(source, &array)).await.unwrap().unwrap(), 4000);
+        let report = tokio::spawn(rt.read_from(source, &array).into_future()).await.unwrap().unwrap();
+        assert_eq!(report.bytes, 4000);
         assert_eq!(array.read().unwrap()[999], 999);
         let mut sink = Blocking::new(rt.manager(), Vec::new());
         rt.write_to(&array, &mut sink).await.unwrap();
         assert!(sink.into_inner().await.unwrap() == bytes);
         rt.drain().unwrap();
     });
-}
-
-#[cfg(feature = "tokio")]
-mod tokio_streams {
-    use std::{
-        future::poll_fn,
-        pin::Pin,
-        sync::Mutex,
-        task::{Context, Poll},
-    };
-
-    use ::tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, duplex};
-    use transload::io::Tokio;
-
-    use super::*;
-
-    /// Events of a test, in their order.
-    type Events = Arc<Mutex<Vec<&'static str>>>;
-
-    #[test]
-    fn async_reader_and_writer_move_every_byte() {
-        everywhere(|home| async move {
-            let expected = content(LEN);
-            let (first, second) = (filled(&home, &expected).await, home.allocate(home.far, LEN));
-            // Much smaller than a chunk: each end waits for the other, on one thread.
-            let (mut near, mut far) = duplex(100);
-            let written = write_to(&home.manager, &first, Tokio(&mut near), &small());
-            let read = read_from(&home.manager, Tokio(&mut far), &second, &small());
-            let (written, read) = ::tokio::join!(written, read);
-            assert_eq!((written.unwrap(), read.unwrap()), (LEN as u64, LEN as u64));
-            assert!(bytes_of(&home, &second).await == expected);
-
-            // What follows the buffer's bytes stays in the reader.
-            near.write_all(b"rest").await.unwrap();
-            drop(near);
-            let mut rest = Vec::new();
-            far.read_to_end(&mut rest).await.unwrap();
-            assert_eq!(rest, b"rest");
-        });
-    }
-
-    #[test]
-    fn closed_pipe_says_what_was_moved() {
-        everywhere(|home| async move {
-            let there = filled(&home, &content(LEN)).await;
-            let (near, mut far) = duplex(100);
-            let stream = ::tokio::spawn(write_to(&home.manager, &there, Tokio(near), &small()));
-            let mut taken = vec![0; 2500];
-            far.read_exact(&mut taken).await.unwrap();
-            drop(far);
-            let error = stream.await.unwrap().unwrap_err();
-            assert!((2500..=2600).contains(&error.bytes), "{error}");
-            let cause = error.cause.cause().unwrap().downcast_ref::<io::Error>().unwrap();
-            assert_eq!(cause.kind(), io::ErrorKind::BrokenPipe);
-            assert!(taken == content(LEN)[..2500]);
-        });
-    }
-
-    /// Always ready.
-    struct Ready(Events);
-
-    impl AsyncRead for Ready {
-        fn poll_read(
-            self: Pin<&mut Self>,
-            _: &mut Context<'_>,
-            into: &mut ReadBuf<'_>,
-        ) -> Poll<io::Result<()>> {
-            self.0.lock().unwrap().push("moved");
-            assert!(into.remaining() <= 64 << 10);
-            into.initialize_unfilled().fill(7);
-            into.advance(into.remaining());
-            Poll::Ready(Ok(()))
-        }
-    }
-
-    impl AsyncWrite for Ready {
-        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
-            self.0.lock().unwrap().push("moved");
-            assert!(from.len() <= 64 << 10 && from.iter().all(|byte| *byte == 7));
-            Poll::Ready(Ok(from.len()))
-        }
-
-        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-
-        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-    }
-
-    /// Of one thread: between any two parts that a stream moves, another task of the thread has its turn.
-    #[test]
-    fn other_tasks_of_the_thread_run_while_bytes_are_streamed() {
-        everywhere(|home| async move {
-            let there = home.allocate(home.far, 3 << 20);
-            let options = StreamOptions::default().chunk(1 << 20);
-            for reads in [true, false] {
-                let (events, over) = (Events::default(), Arc::new(AtomicBool::new(false)));
-                let (noted, stop) = (Arc::clone(&events), Arc::clone(&over));
-                let other = ::tokio::spawn(poll_fn(move |context| {
-                    noted.lock().unwrap().push("other");
-                    if stop.load(Ordering::Relaxed) {
-                        return Poll::Ready(());
-                    }
-                    context.waker().wake_by_ref();
-                    Poll::Pending
-                }));
-                let ready = Tokio(Ready(Arc::clone(&events)));
-                let stream = match reads {
-                    true => ::tokio::spawn(read_from(&home.manager, ready, &there, &options)),
-                    false => ::tokio::spawn(write_to(&home.manager, &there, ready, &options)),
-                };
-                assert_eq!(stream.await.unwrap().unwrap(), 3 << 20);
-                over.store(true, Ordering::Relaxed);
-                other.await.unwrap();
-                let events = events.lock().unwrap();
-                let moved = events.iter().filter(|event| **event == "moved").count();
-                assert_eq!(moved, 48, "parts of 64 KiB");
-                assert!(!events.windows(2).any(|pair| pair == ["moved", "moved"]), "{events:?}");
-            }
-        });
-    }
 }

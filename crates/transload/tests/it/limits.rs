@@ -25,6 +25,29 @@ fn host_copies_use_at_most_the_given_threads() {
     assert_eq!(rt.resources().backends[0].1.bytes, 64 << 20);
 }
 
+#[test]
+fn memory_beside_a_host_backend_of_the_caller_is_counted() {
+    let given = transload::cpu::CpuBackend::new().unwrap();
+    let rt = Runtime::builder().without("cuda").backend(given).discover().unwrap();
+    let array = rt.zeros::<u8>(4096).unwrap();
+    let bytes: u64 = rt.resources().backends.iter().map(|(_, counts)| counts.bytes).sum();
+    assert_eq!(bytes, 4096, "{}", rt.resources());
+    assert!(!rt.resources().is_empty());
+    drop(array);
+    rt.drain().unwrap();
+    assert!(rt.resources().is_empty(), "{}", rt.resources());
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn resources_serialize() {
+    let rt = Runtime::builder().without("cuda").discover().unwrap();
+    let _array = rt.zeros::<u8>(4096).unwrap();
+    let json = serde_json::to_value(rt.resources()).unwrap();
+    assert_eq!((&json["backends"][0][0], &json["backends"][0][1]["bytes"]), (&"cpu".into(), &4096.into()));
+    assert_eq!(json["pinned_limit"], serde_json::Value::Null);
+}
+
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #[test]
 fn pinned_limit_covers_staging_buffers_and_arrays() {
@@ -71,7 +94,7 @@ fn streams_go_on_with_less_pinned_memory() {
         let there = rt.cuda(test.ordinal()).unwrap().alloc::<u8>(bytes.len()).unwrap();
         pollster::block_on(async {
             let source = Blocking::new(rt.manager(), std::io::Cursor::new(bytes.clone()));
-            assert_eq!(rt.read_from(source, &there).await.unwrap(), bytes.len() as u64);
+            assert_eq!(rt.read_from(source, &there).await.unwrap().bytes, bytes.len() as u64);
             let mut sink = Blocking::new(rt.manager(), Vec::new());
             rt.write_to(&there, &mut sink).await.unwrap();
             assert!(sink.into_inner().await.unwrap() == bytes, "limit {limit}");

@@ -114,6 +114,32 @@ fn limit_of_a_given_backend_is_refused() {
     Runtime::builder().backend(given()).discover().unwrap();
 }
 
+#[test]
+fn resources_say_what_pinned_memory_is_for() {
+    let test = harness::device();
+    let (rt, gpu) = runtime(&test, Runtime::builder());
+    let mib = |held: u64| held as usize / MIB;
+    let pinned = gpu.pinned::<u8>(16 * MIB).unwrap();
+    let weights = rt.host(vec![3_u8; 4 * MIB]).unwrap();
+    let registered = gpu.backend().register(weights.raw()).unwrap();
+    let staging = rt.manager().allocate_staging(gpu.id(), MemoryKind::Pinned, 4 * MIB).unwrap();
+    let held = rt.resources();
+    assert_eq!((mib(held.pinned_bytes), mib(held.registered_bytes), held.cached_pinned_bytes), (24, 4, 0));
+    assert_eq!((mib(held.staging_bytes), held.ring_bytes), (4, 0));
+
+    drop((pinned, staging));
+    let held = rt.resources();
+    assert_eq!((mib(held.pinned_bytes), mib(held.cached_pinned_bytes), held.staging_bytes), (24, 20, 0));
+    rt.prepare(Place::new(DeviceId::Cpu, MemoryKind::Pageable), Place::new(gpu.id(), MemoryKind::Device))
+        .unwrap();
+    let held = rt.resources();
+    assert!(held.ring_bytes > 0 && held.ring_bytes == held.staging_bytes, "{held}");
+
+    drop((weights, registered));
+    rt.drain().unwrap();
+    assert!(rt.resources().is_empty(), "{}", rt.resources());
+}
+
 /// Gives zeros and takes everything, and keeps the largest number of bytes that were staging buffers meanwhile.
 struct Watch(Runtime, u64);
 
@@ -151,7 +177,7 @@ fn buffers_of_streams_count_and_obey_the_limit() {
         let there = gpu.alloc::<u8>(40 * MIB).unwrap();
         pollster::block_on(async {
             let mut watch = Watch(rt.clone(), 0);
-            assert_eq!(rt.read_from(&mut watch, &there).await.unwrap(), 40 * MIB as u64);
+            assert_eq!(rt.read_from(&mut watch, &there).await.unwrap().bytes, 40 * MIB as u64);
             rt.write_to(&there, &mut watch).await.unwrap();
             // Without a limit three buffers of 4 MiB; with one as many as leave one for the ring.
             let expected = limit.map_or(12, |limit| limit / MIB as u64 - 4).max(4) * MIB as u64;

@@ -6,7 +6,7 @@ use transload::{
     CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, RawBuffer,
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig},
-    io::{Blocking, StreamError, StreamOptions, read_from, write_to},
+    io::{Blocking, StreamError, StreamReport, read_from, write_to},
 };
 use transload_cuda_sim::harness::{self, TestDevice};
 
@@ -29,23 +29,22 @@ fn content() -> Vec<u8> {
 fn stream(
     manager: &CrossBackendTransferManager,
     there: &RawBuffer,
-) -> (Result<u64, StreamError>, Result<u64, StreamError>, Vec<u8>) {
-    let options = StreamOptions::default().chunk(1000).buffers(2);
+) -> (Result<StreamReport, StreamError>, Result<StreamReport, StreamError>, Vec<u8>) {
     pollster::block_on(async {
         let source = Blocking::new(manager, Cursor::new(content()));
-        let read = read_from(manager, source, there, &options).await;
+        let read = read_from(manager, source, there).chunk(1000).buffers(2).await;
         let mut sink = Blocking::new(manager, Vec::new());
-        let written = write_to(manager, there, &mut sink, &options).await;
+        let written = write_to(manager, there, &mut sink).chunk(1000).buffers(2).await;
         (read, written, sink.into_inner().await.unwrap())
     })
 }
 
 /// The bytes that a stream says it moved. A failed one never says that it moved all.
-fn moved(outcome: &Result<u64, StreamError>) -> usize {
+fn moved(outcome: &Result<StreamReport, StreamError>) -> usize {
     let bytes = match outcome {
-        Ok(bytes) => {
-            assert_eq!(*bytes, LEN as u64);
-            *bytes
+        Ok(report) => {
+            assert_eq!(report.bytes, LEN as u64);
+            report.bytes
         }
         Err(error) => {
             assert!(error.bytes < LEN as u64 && error.cause.kind() != ErrorKind::Io, "{error}");

@@ -91,6 +91,11 @@ impl StagingRing {
         state.allocated as u64 * STAGING_BUFFER + state.reserved
     }
 
+    /// Returns the bytes of the ring's staging buffers that exist or are being allocated.
+    pub(crate) fn ring_bytes(&self) -> u64 {
+        self.state.lock().allocated as u64 * STAGING_BUFFER
+    }
+
     pub(super) fn executor(&self) -> &Executor {
         &self.executor
     }
