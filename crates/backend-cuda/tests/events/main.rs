@@ -5,6 +5,7 @@
 
 #[path = "../../../core/tests/shared/event_log.rs"]
 mod event_log;
+mod failed_calls;
 #[allow(dead_code, reason = "shared with tests that use more of it")]
 #[path = "../../../streams/tests/shared/host_line.rs"]
 mod host_line;

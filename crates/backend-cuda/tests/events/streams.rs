@@ -156,6 +156,27 @@ fn dropped_stream_copy_of_failed_bytes_is_reported() {
 }
 
 #[test]
+fn dropped_stream_copy_is_reported_with_its_lost_device() {
+    let mut name = String::new();
+    let records = record(|| {
+        let fixture = Fixture::new();
+        name = fixture.name();
+        let stream = CudaStream::new(&fixture.device).unwrap();
+        let there = fixture.memory.allocate(MemoryKind::Device, BYTES).unwrap();
+        drop(stream.memset_async(&there, Pattern::U8(1)));
+        fixture.sim.poison(700);
+        drop(stream.memset_async(&there, Pattern::U8(2)));
+        stream.synchronize().unwrap_err();
+        // The memory stays until the process ends.
+        std::mem::forget(fixture.sim);
+    });
+    let lost = find_one(&records, events::CONTEXT_LOST, events::DRIVER, &["error"]);
+    assert_eq!(lost.field("device"), Some(&*name));
+    find(&records, events::TRANSFER_REFUSED, events::TRANSFER, &["error"]);
+    find(&records, events::FAILURE_UNOBSERVED, events::TRANSFER, &["error"]);
+}
+
+#[test]
 fn repeated_wait_is_reported() {
     let records = record(|| {
         let fixture = Fixture::new();

@@ -5,7 +5,8 @@ use std::{any::Any, ptr::NonNull};
 use crate::{DeviceId, MemoryKind, Place, Storage};
 
 /// Host memory with an owner that keeps it alive: a vector, a file mapping, or `()` if the caller guarantees
-/// its lifetime. For backends and for wrapping existing memory.
+/// its lifetime. For backends and for wrapping existing memory. The thread that ends the last use drops the
+/// owner, so its destructor must not block: otherwise use `ExternalStorage` of `transload-executor`.
 #[derive(Debug)]
 pub struct HostBytes<O> {
     address: NonNull<u8>,
