@@ -47,9 +47,9 @@ enum Command {
     Bundle,
     /// Merge results of the benchmark into one record under docs/benchmarks.
     Record(Box<record::Options>),
-    /// Render docs/benchmarks/*.json into docs/benchmarks/README.md.
+    /// Render each docs/benchmarks/*.json into a page, and their index.
     Render {
-        /// Change nothing; fail if the committed page is stale.
+        /// Change nothing; fail if a committed page is stale.
         #[arg(long)]
         check: bool,
     },

@@ -1,4 +1,4 @@
-//! Renders the records under docs/benchmarks as one page.
+//! Renders the records under docs/benchmarks: a page for each, and an index.
 
 use std::{
     collections::BTreeMap,
@@ -14,64 +14,117 @@ use super::{Record, Row};
 use crate::bench::chart::number;
 
 const FOLDER: &str = "docs/benchmarks";
-const PAGE: &str = "docs/benchmarks/README.md";
+/// The first line of every rendered page. The folder also has pages written by hand.
+const MARK: &str =
+    "<!-- Rendered by `cargo xtask render` from the JSON files of this folder. Do not edit. -->\n";
 
-/// Writes the page; with `check`, fails if the committed one differs.
+/// Writes the pages and deletes those without a record; with `check`, fails if the committed ones differ.
 pub(crate) fn run(sh: &Shell, check: bool) -> Result<()> {
-    let root = sh.current_dir();
-    let text = page(&records(&root.join(FOLDER))?);
-    let path = root.join(PAGE);
+    let folder = sh.current_dir().join(FOLDER);
+    let (wanted, committed) = (pages(&records(&folder)?), rendered(&folder)?);
+    let stale: Vec<&str> = wanted
+        .iter()
+        .filter(|(name, text)| committed.get(*name) != Some(text))
+        .map(|(name, _)| name)
+        .chain(committed.keys().filter(|name| !wanted.contains_key(*name)))
+        .map(String::as_str)
+        .collect();
     if check {
-        // A checkout may have converted line endings.
-        let committed = fs::read_to_string(&path).unwrap_or_default().replace("\r\n", "\n");
-        ensure!(committed == text, "{PAGE} is stale: run `cargo xtask render` and commit the result");
-        println!("{PAGE} is current");
-    } else {
-        fs::create_dir_all(root.join(FOLDER)).with_context(|| format!("creating {FOLDER}"))?;
-        fs::write(&path, text).with_context(|| format!("writing {PAGE}"))?;
-        println!("wrote {PAGE}");
+        let list = stale.join(", ");
+        ensure!(
+            stale.is_empty(),
+            "stale in {FOLDER}: {list}; run `cargo xtask render` and commit the result"
+        );
+        println!("{FOLDER} is current");
+        return Ok(());
     }
+    for name in &stale {
+        let path = folder.join(name);
+        match wanted.get(*name) {
+            Some(text) => fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?,
+            None => fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?,
+        }
+    }
+    println!("{FOLDER}: {} of {} pages changed", stale.len(), wanted.len());
     Ok(())
 }
 
-/// Returns every record with its file name, newest first.
-fn records(folder: &Path) -> Result<Vec<(String, Record)>> {
-    let mut paths: Vec<PathBuf> = match fs::read_dir(folder) {
-        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?,
-        Err(_) => Vec::new(),
-    };
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+/// Returns the folder's files with this ending, sorted.
+fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))?;
+    let mut paths: Vec<PathBuf> =
+        entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == ending));
     paths.sort();
-    paths.reverse();
-    paths
-        .iter()
-        .map(|path| {
-            let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-            Ok((name, Record::read(path)?))
-        })
-        .collect()
+    Ok(paths)
 }
 
-fn page(records: &[(String, Record)]) -> String {
-    let mut out = String::from(
-        "<!-- Rendered by `cargo xtask render` from the JSON files of this folder. Do not edit. -->\n\n\
-         # Results on record\n\n\
+/// Returns the rendered pages of the folder by file name.
+fn rendered(folder: &Path) -> Result<BTreeMap<String, String>> {
+    let mut pages = BTreeMap::new();
+    for path in files(folder, "md")? {
+        let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        // A checkout may have converted line endings.
+        let text = text.replace("\r\n", "\n");
+        if text.starts_with(MARK) {
+            pages.insert(path.file_name().unwrap_or_default().to_string_lossy().into_owned(), text);
+        }
+    }
+    Ok(pages)
+}
+
+/// Returns every record by its file name without `.json`.
+fn records(folder: &Path) -> Result<BTreeMap<String, Record>> {
+    let named = |path: &PathBuf| {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        Ok((name, Record::read(path)?))
+    };
+    files(folder, "json")?.iter().map(named).collect()
+}
+
+/// Returns the text of every page by its file name.
+fn pages(records: &BTreeMap<String, Record>) -> BTreeMap<String, String> {
+    let of_record = |(name, record): (&String, &Record)| (format!("{name}.md"), page(name, record));
+    let mut pages: BTreeMap<String, String> = records.iter().map(of_record).collect();
+    pages.insert("README.md".to_owned(), index(records));
+    pages
+}
+
+/// Returns the index, newest record first.
+fn index(records: &BTreeMap<String, Record>) -> String {
+    let mut out = format!(
+        "{MARK}\n# Results on record\n\n\
          Absolute figures hold for the machine that a record names. What carries over are the ratios: both sides of a\n\
-         ratio were measured in one run.\n",
+         ratio were measured in one run. A row whose name ends in `#2` is a second run of that row. How the rows are\n\
+         measured: [streams](streams.md), [memory](memory.md), [scaling](scaling.md).\n\n"
     );
     if records.is_empty() {
-        out.push_str("\nNothing is on record yet.\n");
+        out.push_str("Nothing is on record yet.\n");
+        return out;
     }
-    for (name, record) in records {
-        section(&mut out, name, record);
+    out.push_str("| Record | Hardware | Rows | Goals met | Goals missed | Tests executed |\n|---|---|---:|---:|---:|---:|\n");
+    for (name, record) in records.iter().rev() {
+        let goals = |met| record.rows.iter().filter(|row| row.met == Some(met)).count();
+        let _infallible = writeln!(
+            out,
+            "| [{name}]({name}.md) | {} | {} | {} | {} | {} |",
+            cell(&record.hardware),
+            record.rows.len(),
+            goals(true),
+            goals(false),
+            record.tests.iter().map(|test| test.executed).sum::<u64>(),
+        );
     }
     out
 }
 
-fn section(out: &mut String, name: &str, record: &Record) {
+/// Returns the page of one record.
+fn page(name: &str, record: &Record) -> String {
     let Record { hardware, driver, cuda, cpu, date, commit, command, rows, tests, notes, .. } = record;
-    let title = name.trim_end_matches(".json");
-    let _infallible = write!(out, "\n## {title}\n\n[{name}]({name})\n\n");
+    let mut out = format!(
+        "{MARK}\n# {name}\n\n\
+         Rendered from [{name}.json]({name}.json). All records, and how the rows are measured: [index](README.md).\n\n"
+    );
     if rows.iter().any(|row| row.simulated) {
         out.push_str(
             "**Rows marked `simulated` come from the software driver and say nothing about hardware.**\n\n",
@@ -96,10 +149,10 @@ fn section(out: &mut String, name: &str, record: &Record) {
         out.push_str("\n| Row | Value | Unit | p10 – p90 | Reference | Ratio | Goal | Met |\n");
         out.push_str("|---|---:|---|---:|---|---:|---|---|\n");
         for row in rows {
-            row_line(out, row);
+            row_line(&mut out, row);
         }
     }
-    chosen(out, record);
+    chosen(&mut out, record);
     if !tests.is_empty() {
         out.push_str(
             "\n| Tests | Executed | Skipped | Failed | Not run because |\n|---|---:|---:|---:|---|\n",
@@ -119,6 +172,7 @@ fn section(out: &mut String, name: &str, record: &Record) {
             );
         }
     }
+    out
 }
 
 /// Writes the automatic choices, one path a line. Rejections are in the record only.
@@ -169,20 +223,45 @@ mod tests {
     use super::*;
 
     #[test]
-    fn page_shows_every_row_test_count_and_missed_goal() {
+    fn pages_show_every_row_test_count_and_missed_goal() {
         let record = crate::record::sample();
-        let text = page(&[("2026-11-20-h200-copies.json".to_owned(), record.clone())]);
+        let pages = pages(&BTreeMap::from([("2026-11-20-h200-copies".to_owned(), record.clone())]));
+        let text = &pages["2026-11-20-h200-copies.md"];
         for row in &record.rows {
             assert!(text.contains(&format!("| {} (simulated) |", row.id)));
         }
         assert!(text.contains("| transload--it | 12 | 0 | 0 |"));
         assert!(text.contains("| cpu.pinned-to-cuda:0.device | 4096: DirectCopy |"), "{text}");
         assert!(text.contains("**no**") && text.contains("- Commit: 0eefb92"));
+        let index = &pages["README.md"];
+        assert!(index.contains("| [2026-11-20-h200-copies](2026-11-20-h200-copies.md) |"), "{index}");
     }
 
     #[test]
-    fn page_without_records_says_so() {
-        assert!(page(&[]).contains("Nothing is on record yet."));
+    fn index_without_records_says_so() {
+        assert!(index(&BTreeMap::new()).contains("Nothing is on record yet."));
+    }
+
+    #[test]
+    fn stale_pages_fail_the_check_and_are_rewritten_or_deleted() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join(FOLDER);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("streams.md"), "# By hand\n").unwrap();
+        fs::write(folder.join("2026-11-19-gone.md"), format!("{MARK}\n# 2026-11-19-gone\n")).unwrap();
+        let record = serde_json::to_string(&crate::record::sample()).unwrap();
+        fs::write(folder.join("2026-11-20-h200-copies.json"), record).unwrap();
+        let sh = Shell::new().unwrap();
+        sh.change_dir(root.path());
+        let error = run(&sh, true).unwrap_err().to_string();
+        for name in ["2026-11-19-gone.md", "2026-11-20-h200-copies.md", "README.md"] {
+            assert!(error.contains(name), "{error}");
+        }
+        run(&sh, false).unwrap();
+        run(&sh, true).unwrap();
+        let names: Vec<_> =
+            files(&folder, "md").unwrap().iter().map(|path| path.file_name().unwrap().to_owned()).collect();
+        assert_eq!(names, ["2026-11-20-h200-copies.md", "README.md", "streams.md"]);
     }
 
     #[test]
