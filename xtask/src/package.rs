@@ -99,13 +99,15 @@ fn machine_paths(root: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Fails if an unpacked package lacks a page, or has a file that names a path of this machine.
+/// Fails if an unpacked package lacks a page, links out of itself, or has a file that names a path of this machine.
 fn content_faults(folder: &Path, machine: &[String]) -> Result<()> {
     for page in ["README.md", "LICENSE-MIT", "LICENSE-APACHE"] {
         let path = folder.join(page);
         // On a system without symbolic links a licence is a file with the path of the text.
         ensure!(fs::metadata(&path).is_ok_and(|file| file.len() > 100), "{page} is missing or empty");
     }
+    let page = fs::read_to_string(folder.join("README.md")).context("reading README.md")?;
+    ensure!(!page.contains("](.."), "README.md links to a file that is not in the package");
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))? {
@@ -147,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn package_that_names_this_machine_is_refused() {
+    fn package_with_a_local_path_or_a_dead_link_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         for page in ["README.md", "LICENSE-MIT", "LICENSE-APACHE"] {
             fs::write(folder.path().join(page), "x".repeat(200)).unwrap();
@@ -158,6 +160,12 @@ mod tests {
         fs::write(folder.path().join("src/lib.rs"), "// see /home/me/notes").unwrap();
         assert!(content_faults(folder.path(), &machine).unwrap_err().to_string().contains("/home/me/"));
         fs::write(folder.path().join("src/lib.rs"), "// see notes").unwrap();
+        fs::write(folder.path().join("README.md"), format!("[up](../../README.md){}", "x".repeat(200)))
+            .unwrap();
+        assert!(
+            content_faults(folder.path(), &machine).unwrap_err().to_string().contains("not in the package")
+        );
+        fs::write(folder.path().join("README.md"), "x".repeat(200)).unwrap();
         fs::write(folder.path().join("LICENSE-MIT"), "../../LICENSE-MIT").unwrap();
         assert!(content_faults(folder.path(), &machine).is_err());
     }
