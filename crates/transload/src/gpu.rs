@@ -278,7 +278,7 @@ impl<T: Pod> Array<T> {
     /// Begins a use of the elements by kernels and other work that the caller enqueues on this stream, through its handle, until the
     /// use ends: that work comes after all earlier work on them, and later work on them after it. **May block**: while staged transfers
     /// or other backends' work use the elements. It does not check that kernels of the stream's device can access them: the work may be
-    /// copies of the driver. See [`CudaStream::use_buffer`].
+    /// copies of the driver. See [`CudaStream::use_buffer`]. Feature `cuda`.
     ///
     /// # Errors
     /// As for `CudaStream::use_buffer`.
@@ -287,7 +287,7 @@ impl<T: Pod> Array<T> {
     }
 
     /// Like [`used_on`](Self::used_on), but awaits such work, and blocks no thread. The elements are in use from the first poll on. See
-    /// [`CudaStream::use_buffer_async`].
+    /// [`CudaStream::use_buffer_async`]. Feature `cuda`.
     ///
     /// # Errors
     /// As for `used_on`.

@@ -74,7 +74,7 @@ pub use report::LoadReport;
 pub use safetensors::Dtype;
 
 impl Runtime {
-    /// Loads a safetensors file; see [`load`].
+    /// Loads a safetensors file; see [`load`]. Feature `safetensors`.
     ///
     /// # Errors
     /// Those of [`load`]; for an absent device, that of [`explain`](Self::explain).
@@ -83,7 +83,7 @@ impl Runtime {
         load(self.manager(), path, options)
     }
 
-    /// Like [`load`](Self::load), on another thread; see [`load_async`].
+    /// Like [`load`](Self::load), on another thread; see [`load_async`]. Feature `safetensors`.
     ///
     /// # Errors
     /// As for `load`.
