@@ -38,6 +38,10 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
         let program = ["--package", "transload-benches", "--bin", "transload-instructions"];
         cmd!(sh, "cargo run --quiet --release --locked {program...}").quiet().run()?;
     }
+    step("microbenchmarks, each run once");
+    cmd!(sh, "cargo bench --quiet --locked --package transload-benches --bench criterion -- --test")
+        .quiet()
+        .run()?;
     step("tests and doctests");
     test::run(sh, &[])
 }
