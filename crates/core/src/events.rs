@@ -83,6 +83,11 @@ pub const PEER_REJECTED: &str = "peer_rejected";
 /// `INFO`, target of the part that reports it: a kernel of this library cannot be used, so a copy engine or the driver does its work.
 /// Fields `device`, `error`.
 pub const KERNEL_UNAVAILABLE: &str = "kernel_unavailable";
+/// `WARN`, target [`TRANSFER`]: a stored calibration is not used, since it is damaged or of another machine, or cannot be read. Fields
+/// `file`, `error`.
+pub const CALIBRATION_IGNORED: &str = "calibration_ignored";
+/// `WARN`, target [`TRANSFER`]: a calibration is used, but could not be stored for later runtimes. Field `error`.
+pub const CALIBRATION_NOT_STORED: &str = "calibration_not_stored";
 /// `ERROR`, target [`TRANSFER`]: transfers of a device are refused from now on. Fields `device`, `error` (the first cause).
 pub const DEVICE_LOST: &str = "device_lost";
 /// `DEBUG`, target of the part that reports it: something that the first use of a path, device or function sets up is done. Fields

@@ -28,14 +28,16 @@
 //!
 //! # Code map
 //! `manager` checks a request, has `planning` choose a method, has the method (`methods`, over `staging`) submit it,
-//! and records how it ended (`stats`, over `context`). `tasks` has the asynchronous forms, which never block a thread.
+//! and records how it ended (`stats`, over `context`). `calibration` measures what the methods take.
 //!
 //! # Not implemented yet
-//! Calibration on the user's machine: methods are chosen by the backends' built-in tables, as every report says. Bytes
-//! take no route through a third device. Work of the host's threads cannot be recorded.
+//! Bytes take no route through a third device. Work of the host's threads cannot be recorded. Calibration
+//! ([`CrossBackendTransferManager::calibrate`]) measures single copies on an idle machine, and not unified memory; transfers do not
+//! refine it.
 
 mod attempt;
 mod builder;
+mod calibration;
 mod context;
 mod copy_builder;
 mod manager;
@@ -49,6 +51,10 @@ mod staging;
 mod stats;
 
 pub use builder::ManagerBuilder;
+pub use calibration::{
+    Calibration, CalibrationOptions, CalibrationProgress, Crossing, MeasuredTime, MethodCurve,
+    PathCalibration, Unfinished, UnfinishedReason,
+};
 pub use copy_builder::{CopyBuilder, CopyFuture};
 pub use manager::CrossBackendTransferManager;
 pub use options::TransferOptions;

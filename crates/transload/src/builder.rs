@@ -34,6 +34,8 @@ pub struct RuntimeBuilder {
     threads: Option<usize>,
     pinned_limit: Option<u64>,
     staging_limit: Option<u64>,
+    #[cfg(feature = "calibration")]
+    calibration: crate::calibration::CalibrationStore,
 }
 
 impl RuntimeBuilder {
@@ -117,6 +119,14 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Sets where calibrations are kept. The runtime uses the one there, if it fits this machine, and
+    /// [`Runtime::calibrate`] replaces it. Default: the user's cache directory. Feature `calibration`.
+    #[cfg(feature = "calibration")]
+    pub fn calibration(mut self, store: crate::calibration::CalibrationStore) -> Self {
+        self.calibration = store;
+        self
+    }
+
     /// Registers the host, and every family of devices that this machine and this build have. A family that is not there
     /// is no error: [`Runtime::absent`] says why. Blocks while drivers are loaded.
     ///
@@ -138,6 +148,8 @@ impl RuntimeBuilder {
     async fn look_for_all(self) -> Result<Runtime> {
         let Self { mut cpu, mut cuda, backends, families, without, mut manager, .. } = self;
         let Self { threads, pinned_limit, staging_limit, .. } = self;
+        #[cfg(feature = "calibration")]
+        let calibration = self.calibration;
         if let Some(bytes) = staging_limit {
             if bytes < STAGING_BUFFER {
                 let text = format!("a staging limit of {bytes} bytes; valid are at least {STAGING_BUFFER}");
@@ -190,7 +202,20 @@ impl RuntimeBuilder {
                 absent.push((family.name(), reason));
             }
         }
-        Ok(Runtime::new(Parts { manager, absent, host, executor }))
+        let runtime = Runtime::new(Parts {
+            manager,
+            absent,
+            host,
+            executor,
+            #[cfg(feature = "calibration")]
+            calibration,
+        });
+        #[cfg(feature = "calibration")]
+        {
+            let stored = runtime.clone();
+            runtime.call(move || Ok(stored.use_stored_calibration())).await?;
+        }
+        Ok(runtime)
     }
 }
 
@@ -225,6 +250,6 @@ impl fmt::Debug for RuntimeBuilder {
             .field("threads", &self.threads)
             .field("pinned_limit", &self.pinned_limit)
             .field("staging_limit", &self.staging_limit)
-            .finish()
+            .finish_non_exhaustive()
     }
 }

@@ -54,6 +54,7 @@
 //!
 //! | Feature | Adds |
 //! |---|---|
+//! | `calibration` | the module `calibration`, `Runtime::calibrate`: methods chosen by what was measured on this machine |
 //! | `cuda` | CUDA devices, on Linux and Windows: the module `cuda` with streams, launches, graphs and memory resources, `Runtime::cuda`, `RuntimeBuilder::cuda` |
 //! | `dlpack` | the module `dlpack`: memory shared with other tensor libraries |
 //! | `safetensors` | the module `load`, `Runtime::load`: model files onto devices |
@@ -62,6 +63,8 @@
 
 mod array;
 mod builder;
+#[cfg(feature = "calibration")]
+pub mod calibration;
 mod download;
 mod drain;
 mod families;

@@ -53,6 +53,8 @@ pub(crate) struct Parts {
     pub(crate) absent: Vec<(&'static str, Error)>,
     pub(crate) host: Arc<CpuBackend>,
     pub(crate) executor: Executor,
+    #[cfg(feature = "calibration")]
+    pub(crate) calibration: crate::calibration::CalibrationStore,
 }
 
 impl Runtime {
@@ -121,6 +123,11 @@ impl Runtime {
             }
         }
         backends
+    }
+
+    #[cfg(feature = "calibration")]
+    pub(crate) fn calibration_store(&self) -> &crate::calibration::CalibrationStore {
+        &self.inner.parts.calibration
     }
 
     /// Returns the devices, the host first, the others in the order of their registration.

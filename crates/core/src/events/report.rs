@@ -2,9 +2,9 @@
 //!
 //! A subscriber is user code, and may wait for what the reporting thread does. So these functions, which may be called anywhere, also
 //! under locks and in destructors, only keep their events; the next [`emit_deferred`] emits them, possibly on another thread. Only
-//! [`family_absent`] emits at once. A subscriber's panic is discarded.
+//! [`family_absent`] and those of calibrations emit at once. A subscriber's panic is discarded.
 
-use std::{fmt::Display, time::Duration};
+use std::{fmt::Display, path::Path, time::Duration};
 
 use tracing::Level;
 
@@ -143,6 +143,23 @@ pub fn kernel_unavailable(device: DeviceId, error: &Error) {
 pub fn family_absent(family: &str, error: &Error) {
     discard_panic(
         || tracing::info!(name: FAMILY_ABSENT, target: DRIVER, family, %error, "no device of this family"),
+    );
+}
+
+/// Reports [`CALIBRATION_IGNORED`] at once: call it under no lock for which another thread waits.
+#[cold]
+pub fn calibration_ignored(file: &Path, error: &Error) {
+    let file = file.display();
+    discard_panic(
+        || tracing::warn!(name: CALIBRATION_IGNORED, target: TRANSFER, %file, %error, "ignored a calibration"),
+    );
+}
+
+/// Reports [`CALIBRATION_NOT_STORED`] at once: call it under no lock for which another thread waits.
+#[cold]
+pub fn calibration_not_stored(error: &Error) {
+    discard_panic(
+        || tracing::warn!(name: CALIBRATION_NOT_STORED, target: TRANSFER, %error, "a calibration is not kept"),
     );
 }
 

@@ -38,6 +38,16 @@ impl CostTable {
             basis: CostBasis::BuiltIn,
         })
     }
+
+    /// Returns all known costs with their origins, sorted by path and method.
+    pub(crate) fn list(&self) -> Vec<(PathCost, CostBasis)> {
+        let cost = |(&(path, method), Cost { model, basis }): (&_, &Cost)| {
+            (PathCost { path, method, model: model.clone() }, *basis)
+        };
+        let mut list: Vec<_> = self.costs.iter().map(cost).collect();
+        list.sort_by_key(|(cost, _)| (cost.path, cost.method));
+        list
+    }
 }
 
 #[cfg(test)]

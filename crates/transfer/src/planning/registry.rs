@@ -194,6 +194,11 @@ impl Registry {
         self.changed(state);
     }
 
+    pub(crate) fn costs(&self) -> Vec<(PathCost, CostBasis)> {
+        let costs = Arc::clone(&self.state.read().costs);
+        costs.list()
+    }
+
     /// Has a method prepare its path, and removes it from the routes if it is rejected permanently.
     ///
     /// # Errors

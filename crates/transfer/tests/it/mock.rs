@@ -202,7 +202,7 @@ impl Backend for MockBackend {
 
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
         self.knows(device)?;
-        Ok(MemoryInfo { free: 1, total: 1 })
+        Ok(MemoryInfo { free: 1 << 30, total: 1 << 30 })
     }
 
     fn lease_queue(

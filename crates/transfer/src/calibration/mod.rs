@@ -1,0 +1,36 @@
+//! Calibration: what each method takes on each path of this machine, measured by copies of the manager itself.
+
+mod crossing;
+mod measure;
+mod options;
+mod result;
+mod sample;
+
+pub use crossing::Crossing;
+pub use options::{CalibrationOptions, CalibrationProgress};
+pub use result::{Calibration, MeasuredTime, MethodCurve, PathCalibration, Unfinished, UnfinishedReason};
+
+use transload_core::Result;
+
+use crate::CrossBackendTransferManager;
+
+impl CrossBackendTransferManager {
+    /// Measures each method on each path between two devices, and within one, and chooses methods by that from now on. Blocks for up
+    /// to 3 seconds for each pair of devices, by default.
+    ///
+    /// Each time is that of copies one after another, each waited for, on an idle machine: other work on its devices makes it wrong.
+    /// Sizes are steps of 4 from 256 bytes on, and finer where the fastest method changes. Paths with unified memory are not measured,
+    /// since their times depend on where the pages are. Costs set by [`set_costs`](Self::set_costs) stay. The copies count in the
+    /// statistics, and an observer is told of them.
+    ///
+    /// A path that could not be finished keeps the costs that it had, and is in [`Calibration::unfinished`] with the reason: the time
+    /// was spent, or a device failed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`](transload_core::ErrorKind::InvalidArgument) for options that leave nothing to measure.
+    pub fn calibrate(&self, options: &CalibrationOptions) -> Result<Calibration> {
+        let calibration = measure::all(self, options)?;
+        self.use_calibration(&calibration)?;
+        Ok(calibration)
+    }
+}

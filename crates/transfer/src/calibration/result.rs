@@ -1,0 +1,200 @@
+//! What a calibration found.
+
+use std::time::Duration;
+
+use transload_core::{
+    CostBasis, CostModel, Error, ErrorKind, PathCost, Result, TransferMethod, TransferPath,
+};
+
+use super::crossing::{Crossing, find};
+use crate::CrossBackendTransferManager;
+
+/// Sizes above this are no measurements, in bytes.
+const LARGEST: u64 = 1 << 50;
+/// Times above this are no measurements of a copy.
+const LONGEST: Duration = Duration::from_secs(1 << 20);
+
+/// What [`CrossBackendTransferManager::calibrate`] measured. With the feature `serde` it can be kept, on the same machine.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+#[must_use = "it says which paths could not be finished"]
+pub struct Calibration {
+    /// The paths that were measured.
+    pub paths: Vec<PathCalibration>,
+    /// The paths that were not finished. They keep the costs that they had.
+    pub unfinished: Vec<Unfinished>,
+    /// Time of the calibration.
+    #[cfg_attr(feature = "serde", serde(rename = "elapsed_seconds", with = "transload_core::serde_seconds"))]
+    pub elapsed: Duration,
+    /// Whether any of its copies ran on a software driver.
+    pub simulated: bool,
+}
+
+/// Measured times of the methods of a path.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct PathCalibration {
+    /// Source and destination.
+    pub path: TransferPath,
+    /// A curve for each method that could be used.
+    pub methods: Vec<MethodCurve>,
+}
+
+/// Measured times of one method.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct MethodCurve {
+    /// Transfer method.
+    pub method: TransferMethod,
+    /// Times by ascending size.
+    pub times: Vec<MeasuredTime>,
+}
+
+/// The time of copies of one size, from before the submission until the thread that waited goes on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct MeasuredTime {
+    /// Bytes of each copy.
+    pub bytes: u64,
+    /// The median.
+    #[cfg_attr(feature = "serde", serde(rename = "median_seconds", with = "transload_core::serde_seconds"))]
+    pub median: Duration,
+    /// Half the width of the interval in which the true median lies with a probability of 95 %: the noise.
+    #[cfg_attr(feature = "serde", serde(rename = "noise_seconds", with = "transload_core::serde_seconds"))]
+    pub noise: Duration,
+    /// Number of measurements.
+    pub repetitions: u32,
+}
+
+/// A path that a calibration did not finish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Unfinished {
+    /// Source and destination.
+    pub path: TransferPath,
+    /// Why it was not finished.
+    pub reason: UnfinishedReason,
+}
+
+/// Why a path was not finished.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum UnfinishedReason {
+    /// The budget of its pair of devices was spent.
+    Budget,
+    /// The callback ended the calibration.
+    Cancelled,
+    /// An allocation or a copy failed: the error's text.
+    Failed(String),
+}
+
+impl std::fmt::Display for UnfinishedReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Budget => f.write_str("the time for its pair of devices was spent"),
+            Self::Cancelled => f.write_str("the calibration was cancelled"),
+            Self::Failed(error) => f.write_str(error),
+        }
+    }
+}
+
+impl Calibration {
+    /// Returns the measured costs.
+    #[must_use]
+    pub fn costs(&self) -> Vec<PathCost> {
+        let costs = self.paths.iter().flat_map(|path| {
+            path.methods.iter().filter_map(|curve| {
+                Some(PathCost { path: path.path, method: curve.method, model: curve.model()? })
+            })
+        });
+        costs.collect()
+    }
+
+    /// Adds the paths of an earlier calibration that this one does not have.
+    pub fn keep_from(&mut self, earlier: Self) {
+        let missing = |old: &PathCalibration| self.paths.iter().all(|new| new.path != old.path);
+        let kept: Vec<_> = earlier.paths.into_iter().filter(missing).collect();
+        self.simulated |= earlier.simulated && !kept.is_empty();
+        self.paths.extend(kept);
+    }
+
+    /// Checks that it can be what a machine was measured to do.
+    fn check(&self) -> Result<()> {
+        for PathCalibration { path, methods } in &self.paths {
+            for MethodCurve { method, times } in methods {
+                let invalid = |text: String| {
+                    Err(Error::new(
+                        ErrorKind::InvalidArgument,
+                        format!("no calibration: {path} by {method} has {text}"),
+                    ))
+                };
+                if !TransferMethod::ALL.contains(method) {
+                    return invalid("no path: it is no method of transfers".to_owned());
+                }
+                if !times.is_sorted_by(|a, b| a.bytes < b.bytes) || times.len() < 2 {
+                    return invalid("times that are not at least two of ascending sizes".to_owned());
+                }
+                let is_time = |time: &MeasuredTime| {
+                    (1..=LARGEST).contains(&time.bytes)
+                        && (Duration::from_nanos(1)..=LONGEST).contains(&time.median)
+                };
+                if let Some(time) = times.iter().find(|time| !is_time(time)) {
+                    return invalid(format!("a time of {:?} for {} bytes", time.median, time.bytes));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl PathCalibration {
+    /// Returns the sizes at which the fastest method changes, by the measured times.
+    #[must_use]
+    pub fn crossings(&self) -> Vec<Crossing> {
+        let models = self.methods.iter().filter_map(|curve| Some((curve.method, curve.model()?)));
+        let models: Vec<_> = models.collect();
+        let best = |bytes| {
+            let fastest = models.iter().min_by_key(|(_, model)| model.predict(bytes));
+            fastest.map(|(method, _)| *method).ok_or_else(|| Error::new(ErrorKind::Unsupported, "no method"))
+        };
+        // Without a method nothing crosses.
+        find(best).unwrap_or_default()
+    }
+}
+
+impl MethodCurve {
+    /// Returns the curve through the times. Below the first size it is constant, and it does not fall after the last but one.
+    fn model(&self) -> Option<CostModel> {
+        let mut points: Vec<_> = self.times.iter().map(|time| (time.bytes, time.median)).collect();
+        let [.., before, last] = points.as_mut_slice() else { return None };
+        last.1 = last.1.max(before.1);
+        let first = points.first()?.1;
+        points.push((0, first));
+        CostModel::through(&points)
+    }
+}
+
+impl CrossBackendTransferManager {
+    /// Uses the costs of a calibration, from now on, with [`CostBasis::Measured`]. Costs set by [`set_costs`](Self::set_costs) stay.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if it can be no measurement, such as one read from a damaged file; nothing changes then.
+    pub fn use_calibration(&self, calibration: &Calibration) -> Result<()> {
+        calibration.check()?;
+        self.registry.set_costs(calibration.costs(), CostBasis::Measured);
+        Ok(())
+    }
+
+    /// Returns the costs that methods are chosen by, each with its origin, sorted by path and method. Methods without an entry count
+    /// as slow: 100 µs and 1 GB/s.
+    #[must_use]
+    pub fn costs(&self) -> Vec<(PathCost, CostBasis)> {
+        self.registry.costs()
+    }
+}

@@ -1,0 +1,352 @@
+//! Calibration on planted machines: a clock that the copies themselves advance, so that every time is exact.
+
+use std::{
+    ops::ControlFlow,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use transload_core::{
+    CostBasis, CostModel, DeviceId, ErrorKind, MemoryKind, Observer, PathCost, Place, TransferEvent,
+    TransferMethod, TransferPath, TransferReport,
+};
+use transload_transfer::{
+    Calibration, CalibrationOptions, CrossBackendTransferManager, TransferOptions, UnfinishedReason,
+};
+
+use crate::{MOCK, Mock, is_at_rest, mock::MockBackend};
+
+const DIRECT: TransferMethod = TransferMethod::DirectCopy;
+const STAGED: TransferMethod = TransferMethod::HostStaged;
+const LARGEST: u64 = 1 << 20;
+
+/// Latency in microseconds and rate in GB/s of a method on a path.
+type Machine = fn(TransferPath, TransferMethod) -> (f64, f64);
+
+/// The time of a copy in nanoseconds.
+fn nanos(machine: Machine, path: TransferPath, method: TransferMethod, bytes: u64) -> f64 {
+    let (latency, rate) = machine(path, method);
+    latency * 1e3 + bytes as f64 / rate
+}
+
+/// Advances a clock by the time of each completed copy.
+struct Planted {
+    clock: Arc<AtomicU64>,
+    machine: Machine,
+    /// Number of the copies, of which about a third take twice as long if `noisy`.
+    copies: AtomicUsize,
+    noisy: bool,
+}
+
+impl Observer for Planted {
+    fn transfer(&self, event: TransferEvent<'_>) {
+        if let TransferEvent::Completed(TransferReport { path, method, bytes, .. }) = event {
+            let number = self.copies.fetch_add(1, Ordering::SeqCst);
+            let factor = if self.noisy && number.wrapping_mul(0x9E37_79B1) % 1021 < 340 { 2.0 } else { 1.0 };
+            let time = nanos(self.machine, *path, *method, *bytes) * factor;
+            self.clock.fetch_add(time as u64, Ordering::SeqCst);
+        }
+    }
+}
+
+struct Setup {
+    manager: CrossBackendTransferManager,
+    backend: Arc<MockBackend>,
+    clock: Arc<AtomicU64>,
+}
+
+fn noisy_setup(machine: Machine, noisy: bool) -> Setup {
+    let clock = Arc::new(AtomicU64::new(0));
+    let planted = Planted { clock: Arc::clone(&clock), machine, copies: AtomicUsize::new(0), noisy };
+    let backend = Mock { in_place: true, ..Mock::default() }.build();
+    let manager = CrossBackendTransferManager::builder().observer(Arc::new(planted)).build();
+    manager.register_backend(Arc::clone(&backend) as _).unwrap();
+    Setup { manager, backend, clock }
+}
+
+fn setup(machine: Machine) -> Setup {
+    noisy_setup(machine, false)
+}
+
+impl Setup {
+    fn options(&self) -> CalibrationOptions {
+        let clock = Arc::clone(&self.clock);
+        let now = move || Duration::from_nanos(clock.load(Ordering::SeqCst));
+        CalibrationOptions::new().largest(LARGEST).clock(now)
+    }
+
+    fn calibrate(&self) -> Calibration {
+        self.manager.calibrate(&self.options()).unwrap()
+    }
+
+    fn method(&self, path: TransferPath, bytes: u64) -> TransferMethod {
+        let plan = self.manager.plan(path.src, path.dst, bytes, &TransferOptions::new()).unwrap();
+        assert_eq!(plan.basis, CostBasis::Measured, "{plan}");
+        plan.method
+    }
+}
+
+fn upload(kind: MemoryKind) -> TransferPath {
+    TransferPath::new(Place::new(DeviceId::Cpu, kind), Place::new(MOCK, MemoryKind::Device))
+}
+
+fn back(path: TransferPath) -> TransferPath {
+    TransferPath::new(path.dst, path.src)
+}
+
+/// Sizes on the measured steps, between them and beyond them.
+fn sizes() -> impl Iterator<Item = u64> {
+    (0..24).flat_map(|power| [64_u64 << power, 90 << power, 111 << power])
+}
+
+/// The link is the bottleneck: staging uses all of it, and the driver a third.
+fn slow_link(path: TransferPath, method: TransferMethod) -> (f64, f64) {
+    match (path.src.kind == MemoryKind::Pageable || path.dst.kind == MemoryKind::Pageable, method) {
+        (true, DIRECT) => (8.0, 0.3),
+        (true, _) => (20.0, 1.0),
+        (false, DIRECT) => (8.0, 1.0),
+        (false, _) => (5.0, 0.9),
+    }
+}
+
+/// The link is faster than the host's threads.
+fn few_cores(path: TransferPath, method: TransferMethod) -> (f64, f64) {
+    match method {
+        STAGED => (15.0, 4.0),
+        DIRECT if path.src.kind == MemoryKind::Pageable => (8.0, 8.0),
+        DIRECT => (8.0, 200.0),
+        _ => (30.0, 100.0),
+    }
+}
+
+/// Link and threads are fast, and the driver copies pageable memory slowly.
+fn fast_link(path: TransferPath, method: TransferMethod) -> (f64, f64) {
+    match method {
+        STAGED if path.dst.device.is_cpu() => (12.0, 60.0),
+        STAGED => (30.0, 90.0),
+        DIRECT => (8.0, 15.0),
+        _ => (2.0, 40.0),
+    }
+}
+
+/// Every chunk costs more than the driver's whole copy.
+fn staging_slower(_: TransferPath, method: TransferMethod) -> (f64, f64) {
+    match method {
+        DIRECT => (5.0, 20.0),
+        STAGED => (50.0, 15.0),
+        _ => (6.0, 19.0),
+    }
+}
+
+const MACHINES: [Machine; 4] = [slow_link, few_cores, fast_link, staging_slower];
+
+#[test]
+fn planted_machines_lead_to_their_fastest_methods() {
+    for (number, machine) in MACHINES.into_iter().enumerate() {
+        let setup = setup(machine);
+        let found = setup.calibrate();
+        assert_eq!(found.unfinished, [], "machine {number}");
+        // Pageable within the host, three kinds of host memory both ways, and device memory within the device.
+        assert_eq!(found.paths.len(), 8);
+        for calibrated in found.paths.iter().filter(|path| path.methods.len() > 1) {
+            let path = calibrated.path;
+            for bytes in sizes() {
+                let time = |method| nanos(machine, path, method, bytes);
+                let methods = calibrated.methods.iter().map(|curve| curve.method);
+                let best = methods.min_by(|a, b| time(*a).total_cmp(&time(*b))).unwrap();
+                let chosen = setup.method(path, bytes);
+                let regret = time(chosen) / time(best);
+                assert!(
+                    regret <= 1.03,
+                    "machine {number}, {path}, {bytes} bytes: {chosen}, {best}: {regret}"
+                );
+            }
+        }
+        assert!(is_at_rest(&setup.manager));
+    }
+}
+
+#[test]
+fn crossing_points_are_found_and_printed() {
+    let setup = setup(slow_link);
+    let found = setup.calibrate();
+    let path = upload(MemoryKind::Pageable);
+    let calibrated = found.paths.iter().find(|calibrated| calibrated.path == path).unwrap();
+    // 8 µs + b / 0.3 GB/s = 20 µs + b / 1 GB/s.
+    let exact = 12_000.0 / (1.0 / 0.3 - 1.0);
+    let crossings = calibrated.crossings();
+    assert_eq!(crossings.len(), 1, "{crossings:?}");
+    let crossing = crossings[0];
+    assert_eq!((crossing.from, crossing.to), (DIRECT, STAGED));
+    assert!((crossing.bytes as f64 / exact - 1.0).abs() < 0.02, "{crossing}, {exact}");
+    assert_eq!(setup.manager.crossings(path.src, path.dst, &TransferOptions::new()).unwrap(), crossings);
+    assert_eq!(setup.method(path, crossing.bytes - 1), DIRECT);
+    assert_eq!(setup.method(path, crossing.bytes), STAGED);
+    assert!(crossing.to_string().contains("on HostStaged instead of DirectCopy"), "{crossing}");
+    // Finer around the crossing than elsewhere.
+    let times = &calibrated.methods[0].times;
+    let near = times.iter().filter(|time| (4096..=16_384).contains(&time.bytes)).count();
+    assert!(near >= 4 && times.len() < 16, "{times:?}");
+}
+
+#[test]
+fn noise_is_measured_and_the_median_counts() {
+    let setup = noisy_setup(slow_link, true);
+    let found = setup.calibrate();
+    let path = upload(MemoryKind::Pinned);
+    let calibrated = found.paths.iter().find(|calibrated| calibrated.path == path).unwrap();
+    let curve = calibrated.methods.iter().find(|curve| curve.method == DIRECT).unwrap();
+    // Smaller ones are timed several at once, and their mean counts.
+    for time in curve.times.iter().filter(|time| time.bytes >= 65_536) {
+        let exact = nanos(slow_link, path, DIRECT, time.bytes);
+        let ratio = time.median.as_nanos() as f64 / exact;
+        assert!((0.99..=1.01).contains(&ratio), "{time:?}: {ratio}");
+        assert!(time.noise <= time.median, "{time:?}");
+    }
+    assert!(curve.times.iter().any(|time| time.repetitions > 5), "{curve:?}");
+}
+
+#[test]
+fn costs_of_the_user_stay_and_all_are_read_back() {
+    let setup = setup(slow_link);
+    let path = upload(MemoryKind::Pageable);
+    let pinned = PathCost { path, method: DIRECT, model: CostModel::linear(Duration::from_nanos(1), 1e12) };
+    setup.manager.set_costs(vec![pinned.clone()]);
+    let found = setup.calibrate();
+    let costs = setup.manager.costs();
+    assert!(costs.contains(&(pinned, CostBasis::User)));
+    let measured = found.costs();
+    let expected = measured.iter().filter(|cost| (cost.path, cost.method) != (path, DIRECT));
+    for cost in expected {
+        assert!(costs.contains(&(cost.clone(), CostBasis::Measured)), "{cost:?}");
+    }
+    let plan = setup.manager.plan(path.src, path.dst, LARGEST, &TransferOptions::new()).unwrap();
+    assert_eq!((plan.method, plan.basis), (DIRECT, CostBasis::User));
+    assert!(plan.alternatives.iter().any(|other| other.basis == CostBasis::Measured), "{plan}");
+    // Measured again, the new times count.
+    setup.manager.use_calibration(&found).unwrap();
+    assert_eq!(setup.method(back(path), LARGEST), STAGED);
+}
+
+#[test]
+fn spent_budget_leaves_earlier_costs() {
+    let setup = setup(slow_link);
+    // 1 MiB of pageable memory takes 3.5 ms a copy.
+    let found = setup.manager.calibrate(&setup.options().budget(Duration::from_millis(20))).unwrap();
+    let path = upload(MemoryKind::Pageable);
+    let unfinished = found.unfinished.iter().find(|unfinished| unfinished.path == path).unwrap();
+    assert_eq!(unfinished.reason, UnfinishedReason::Budget);
+    assert!(found.paths.iter().all(|calibrated| calibrated.path != path));
+    let plan = setup.manager.plan(path.src, path.dst, LARGEST, &TransferOptions::new()).unwrap();
+    assert_eq!(plan.basis, CostBasis::BuiltIn);
+    assert_eq!(found.paths.len() + found.unfinished.len(), 8);
+    assert!(is_at_rest(&setup.manager));
+}
+
+#[test]
+fn callback_sees_every_size_and_cancels() {
+    let setup = setup(slow_link);
+    let seen = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&seen);
+    let all = setup.options().progress(move |at| {
+        assert!(at.done < at.total && at.bytes <= LARGEST, "{at:?}");
+        count.fetch_max(at.done + 1, Ordering::SeqCst);
+        ControlFlow::Continue(())
+    });
+    let found = setup.manager.calibrate(&all).unwrap();
+    assert_eq!(seen.load(Ordering::SeqCst), 8 * 7, "seven sizes on eight paths");
+
+    let third = found.paths[2].path;
+    let some = setup.options().progress(move |at| {
+        if at.path == third { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    let found = setup.manager.calibrate(&some).unwrap();
+    assert_eq!((found.paths.len(), found.unfinished.len()), (2, 6));
+    assert!(found.unfinished.iter().all(|unfinished| unfinished.reason == UnfinishedReason::Cancelled));
+    assert!(is_at_rest(&setup.manager));
+}
+
+#[test]
+fn device_lost_while_measuring_is_told_and_leaves_nothing() {
+    let setup = setup(slow_link);
+    let backend = Arc::clone(&setup.backend);
+    let lose = setup.options().progress(move |at| {
+        if at.path == back(upload(MemoryKind::Pageable)) && at.bytes == 4096 {
+            backend.lose(MOCK);
+        }
+        ControlFlow::Continue(())
+    });
+    let found = setup.manager.calibrate(&lose).unwrap();
+    let finished: Vec<_> = found.paths.iter().map(|calibrated| calibrated.path).collect();
+    assert!(finished.contains(&upload(MemoryKind::Pageable)) && finished.len() == 2, "{finished:?}");
+    assert_eq!(found.unfinished.len(), 6);
+    let failed =
+        |reason: &UnfinishedReason| matches!(reason, UnfinishedReason::Failed(text) if !text.is_empty());
+    assert!(found.unfinished.iter().all(|unfinished| failed(&unfinished.reason)), "{found:?}");
+    let _the_loss = setup.manager.drain();
+    assert!(is_at_rest(&setup.manager), "{:?}", setup.manager.resource_counts());
+}
+
+#[test]
+fn options_that_measure_nothing_are_refused() {
+    let setup = setup(slow_link);
+    for options in
+        [setup.options().largest(0), setup.options().largest(1023), setup.options().budget(Duration::ZERO)]
+    {
+        let error = setup.manager.calibrate(&options).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.to_string().contains("valid"), "{error}");
+    }
+}
+
+#[test]
+fn calibration_that_can_be_no_measurement_is_refused() {
+    let setup = setup(slow_link);
+    let found = setup.calibrate();
+    let other = CrossBackendTransferManager::new();
+    let changes: [fn(&mut Calibration); 6] = [
+        |found| found.paths[1].methods[0].times[3].median = Duration::ZERO,
+        |found| found.paths[1].methods[0].times[3].median = Duration::MAX,
+        |found| found.paths[1].methods[0].times[3].bytes = u64::MAX,
+        |found| found.paths[1].methods[0].times[3].bytes = 1,
+        |found| found.paths[1].methods[0].times.truncate(1),
+        |found| found.paths[1].methods[0].method = TransferMethod::Fill,
+    ];
+    for change in changes {
+        let mut damaged = found.clone();
+        change(&mut damaged);
+        assert_eq!(other.use_calibration(&damaged).unwrap_err().kind(), ErrorKind::InvalidArgument);
+        assert!(other.costs().is_empty(), "nothing of it is used");
+    }
+    other.use_calibration(&found).unwrap();
+    assert!(!other.costs().is_empty());
+}
+
+#[test]
+fn unfinished_paths_keep_an_earlier_calibration() {
+    let setup = setup(slow_link);
+    let (earlier, mut later) = (setup.calibrate(), setup.calibrate());
+    later.paths.truncate(3);
+    later.keep_from(earlier.clone());
+    let paths = |calibration: &Calibration| {
+        let mut paths: Vec<_> = calibration.paths.iter().map(|calibrated| calibrated.path).collect();
+        paths.sort();
+        paths
+    };
+    assert_eq!(paths(&later), paths(&earlier));
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn calibration_reads_back() {
+    let found = setup(slow_link).calibrate();
+    // The mock is a third party's device, which cannot be read back.
+    let text = serde_json::to_string(&found).unwrap().replace("mock:0", "cuda:0");
+    let read: Calibration = serde_json::from_str(&text).unwrap();
+    assert_eq!(serde_json::to_string(&read).unwrap(), text);
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert!(value["paths"][1]["methods"][0]["times"][0]["median_seconds"].as_f64().unwrap() > 0.0);
+}

@@ -1,0 +1,114 @@
+//! Feature `calibration`: what transfers take on this machine, measured once and kept in a file.
+//!
+//! [`Runtime::calibrate`] measures, and stores the result where [`CalibrationStore`] says: by default in the user's cache directory,
+//! in a file for each machine. Every later [`Runtime::discover`] uses it, as long as it fits: reports and plans then say `measured
+//! here`. A file that is damaged, or of other devices, another driver, processor, number of cores or version of this library, is
+//! ignored with the event [`CALIBRATION_IGNORED`](transload_core::events::CALIBRATION_IGNORED), and replaced by the next `calibrate`.
+//!
+//! ```no_run
+//! use transload::{Runtime, calibration::CalibrationOptions};
+//!
+//! let rt = Runtime::discover()?;
+//! let found = rt.calibrate(&CalibrationOptions::new())?; // Some seconds, on an idle machine.
+//! for path in &found.calibration.paths {
+//!     for crossing in path.crossings() {
+//!         println!("{}: {crossing}", path.path);
+//!     }
+//! }
+//! println!("kept: {:?}", found.stored);
+//! # Ok::<(), transload::Error>(())
+//! ```
+
+mod key;
+mod store;
+
+use std::path::{Path, PathBuf};
+
+use transload_core::{Result, events::report};
+
+use crate::Runtime;
+use key::Key;
+
+pub use store::CalibrationStore;
+pub use transload_transfer::{
+    Calibration, CalibrationOptions, CalibrationProgress, Crossing, MeasuredTime, MethodCurve,
+    PathCalibration, Unfinished, UnfinishedReason,
+};
+
+/// What [`Runtime::calibrate`] measured, and where it is kept.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+#[must_use = "it says what could not be measured or kept"]
+pub struct Calibrated {
+    /// What was measured, and of an earlier calibration the paths that this one did not finish. Transfers are chosen by it now.
+    pub calibration: Calibration,
+    /// The file, or why there is none. Without one later runtimes do not know of the calibration.
+    pub stored: Result<PathBuf>,
+}
+
+impl Runtime {
+    /// Measures what the methods take on each path, chooses by that from now on, and stores it for later runtimes. See
+    /// [`CrossBackendTransferManager::calibrate`](crate::CrossBackendTransferManager::calibrate) for what is measured, and how long
+    /// it blocks. That it cannot be stored, as on a full disk, is no error: [`Calibrated::stored`] says so, and the event
+    /// [`CALIBRATION_NOT_STORED`](transload_core::events::CALIBRATION_NOT_STORED).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) if another process, or another call, calibrates this machine now: both would measure
+    /// each other. Those of the manager's `calibrate`.
+    pub fn calibrate(&self, options: &CalibrationOptions) -> Result<Calibrated> {
+        let key = Key::of(self);
+        let place = self.calibration_store().path(&key);
+        let lock = match place.and_then(|path| Ok((store::lock(&path)?, path))) {
+            Err(error) if error.kind() == crate::ErrorKind::Busy => return Err(error),
+            place => place,
+        };
+        let mut calibration = self.manager().calibrate(options)?;
+        let stored = lock.and_then(|(_locked, path)| {
+            if !calibration.unfinished.is_empty()
+                && let Ok(Some(earlier)) = store::read(&path, &key)
+            {
+                calibration.keep_from(earlier);
+            }
+            store::write(&path, &key, &calibration)?;
+            Ok(path)
+        });
+        if let Err(error) = &stored {
+            report::calibration_not_stored(error);
+        }
+        Ok(Calibrated { calibration, stored })
+    }
+
+    /// Like [`calibrate`](Self::calibrate), on a thread of its own, from the first poll on. Dropped after that, it is done nevertheless;
+    /// the callback of the options ends it.
+    ///
+    /// # Errors
+    /// As for `calibrate`; [`ErrorKind::Io`](crate::ErrorKind::Io) if the system refuses a thread.
+    pub fn calibrate_async(
+        &self,
+        options: &CalibrationOptions,
+    ) -> impl Future<Output = Result<Calibrated>> + Send + use<> {
+        let (runtime, options) = (self.clone(), options.clone());
+        async move {
+            let executor = runtime.executor().clone();
+            executor.spawn_thread(move || runtime.calibrate(&options)).await?
+        }
+    }
+
+    /// Uses the stored calibration, if there is one that fits.
+    pub(crate) fn use_stored_calibration(&self) {
+        let key = Key::of(self);
+        let store = self.calibration_store();
+        // Nothing is stored then; `calibrate` says why.
+        let Ok(path) = store.path(&key) else { return };
+        let used = store::read(&path, &key)
+            .and_then(|stored| stored.map_or(Ok(()), |stored| self.manager().use_calibration(&stored)));
+        if let Err(error) = used {
+            report::calibration_ignored(&path, &error);
+        }
+    }
+}
+
+/// Names the file in an error's text.
+fn named(path: &Path, what: &str) -> String {
+    format!("{what} the calibration {}", path.display())
+}

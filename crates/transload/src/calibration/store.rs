@@ -1,0 +1,190 @@
+//! The file of a calibration: bounded and checked when it is read, and replaced as a whole when it is written.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
+    process,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use etcetera::BaseStrategy as _;
+use serde::{Deserialize, Serialize};
+use transload_core::{DeviceId, Error, ErrorKind, Result};
+
+use super::{Calibration, key::Key, named};
+
+/// Version of the format.
+const FORMAT: u32 = 1;
+/// The largest file that is read, in bytes.
+const LARGEST: u64 = 8 << 20;
+
+/// Where calibrations are kept. See [`RuntimeBuilder::calibration`](crate::RuntimeBuilder::calibration).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CalibrationStore {
+    /// The folder `transload` of the user's cache directory: `XDG_CACHE_HOME`, else `~/.cache`; on Windows the local application data.
+    /// Each machine has a file of its own there. Those of simulated devices are not kept.
+    #[default]
+    Cache,
+    /// This file.
+    File(PathBuf),
+    /// Nowhere: stored calibrations are not used either.
+    None,
+}
+
+#[derive(Serialize)]
+struct Written<'a> {
+    format: u32,
+    key: &'a Key,
+    calibration: &'a Calibration,
+}
+
+/// What every format begins with.
+#[derive(Deserialize)]
+struct Head {
+    format: u32,
+}
+
+#[derive(Deserialize)]
+struct Stored {
+    key: Key,
+    calibration: Calibration,
+}
+
+impl CalibrationStore {
+    /// Returns the file.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if nothing is kept, with the reason.
+    pub(super) fn path(&self, key: &Key) -> Result<PathBuf> {
+        let unsupported = |text: &str| Error::new(ErrorKind::Unsupported, text.to_owned());
+        match self {
+            Self::File(path) => Ok(path.clone()),
+            Self::None => Err(unsupported("the runtime was made without a store of calibrations")),
+            Self::Cache if key.is_simulated() => {
+                Err(unsupported("calibrations of simulated devices are only kept in a file that is named"))
+            }
+            Self::Cache => {
+                let base = etcetera::choose_base_strategy().map_err(|error| {
+                    Error::caused_by(ErrorKind::Unsupported, "the user has no cache directory", error)
+                })?;
+                Ok(base.cache_dir().join("transload").join(key.file_name()))
+            }
+        }
+    }
+}
+
+fn failed(path: &Path, what: &str) -> impl FnOnce(io::Error) -> Error {
+    let text = named(path, what);
+    move |error| Error::caused_by(ErrorKind::Io, text, error)
+}
+
+/// Returns whether there is a regular file. A link, or what else could block or lead elsewhere, is an error.
+fn is_there(path: &Path) -> Result<bool> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_file() => Ok(true),
+        Ok(_) => Err(refused(path, "is no regular file")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(failed(path, "cannot look for")(error)),
+    }
+}
+
+fn refused(path: &Path, why: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::InvalidArgument, format!("{} {why}", path.display()))
+}
+
+/// Returns the calibration, or `None` if there is no file.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] if it is no calibration for this key, [`ErrorKind::Io`].
+pub(super) fn read(path: &Path, key: &Key) -> Result<Option<Calibration>> {
+    if !is_there(path)? {
+        return Ok(None);
+    }
+    let mut text = Vec::new();
+    let file = File::open(path).map_err(failed(path, "cannot open"))?;
+    file.take(LARGEST + 1).read_to_end(&mut text).map_err(failed(path, "cannot read"))?;
+    if text.len() as u64 > LARGEST {
+        return Err(refused(path, format_args!("has more than {LARGEST} bytes")));
+    }
+    let damaged = |error: serde_json::Error| refused(path, format_args!("is no calibration: {error}"));
+    let head: Head = serde_json::from_slice(&text).map_err(damaged)?;
+    if head.format != FORMAT {
+        let why = format!("has format {}, this version of transload has {FORMAT}", head.format);
+        return Err(refused(path, why));
+    }
+    let stored: Stored = serde_json::from_slice(&text).map_err(damaged)?;
+    if !transload_core::mutant!("transload/calibration-of-another-machine")
+        && let Some(difference) = key.difference(&stored.key)
+    {
+        return Err(refused(path, format_args!("is of another machine: {difference}")));
+    }
+    Ok(Some(stored.calibration))
+}
+
+/// A lock on the file next to a calibration, until it is dropped.
+pub(super) struct Locked(#[expect(dead_code, reason = "closing it ends the lock")] File);
+
+/// Locks a calibration for writing, also against other processes.
+///
+/// # Errors
+/// [`ErrorKind::Busy`] if it is locked, [`ErrorKind::Io`], [`ErrorKind::InvalidArgument`] if the lock's file is no regular one.
+pub(super) fn lock(path: &Path) -> Result<Locked> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder {
+        fs::create_dir_all(folder).map_err(failed(path, "cannot make the folder of"))?;
+    }
+    let beside = with_suffix(path, ".lock");
+    is_there(&beside)?;
+    let mut open = OpenOptions::new();
+    let file = open.create(true).truncate(false).write(true).open(&beside);
+    let file = file.map_err(failed(path, "cannot lock"))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Locked(file)),
+        Err(TryLockError::WouldBlock) => {
+            let text = format!("another process calibrates this machine now: it holds {}", beside.display());
+            Err(Error::new(ErrorKind::Busy, text))
+        }
+        Err(TryLockError::Error(error)) => Err(failed(path, "cannot lock")(error)),
+    }
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Replaces the file as a whole: readers see the old one or the new one.
+///
+/// # Errors
+/// [`ErrorKind::Io`]; the old file is unchanged then. [`ErrorKind::InvalidArgument`] if there is something that is no regular file.
+pub(super) fn write(path: &Path, key: &Key, calibration: &Calibration) -> Result<()> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    is_there(path)?;
+    let mut calibration = calibration.clone();
+    // Devices of other families have no text that could be read back.
+    let can_be_read = |device: DeviceId| !matches!(device, DeviceId::Other(..));
+    calibration.paths.retain(|path| can_be_read(path.path.src.device) && can_be_read(path.path.dst.device));
+    calibration.unfinished.clear();
+    let written = Written { format: FORMAT, key, calibration: &calibration };
+    let text = serde_json::to_vec(&written)
+        .map_err(|error| Error::caused_by(ErrorKind::Io, named(path, "cannot write"), error))?;
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let new = with_suffix(path, &format!(".{}-{number}.new", process::id()));
+    let replaced = fill(&new, &text).and_then(|()| fs::rename(&new, path));
+    if let Err(error) = replaced {
+        // Best effort: it has a name of its own, and the error below says that the write failed.
+        let _ = fs::remove_file(&new);
+        return Err(failed(path, "cannot write")(error));
+    }
+    Ok(())
+}
+
+fn fill(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+    file.write_all(text)?;
+    // A full disk may tell only now.
+    file.sync_all()
+}
