@@ -11,6 +11,8 @@ pub mod address;
 pub mod allocations;
 pub mod case;
 #[cfg(any(target_os = "linux", windows))]
+pub mod choice;
+#[cfg(any(target_os = "linux", windows))]
 mod comparison;
 pub mod content;
 #[cfg(any(target_os = "linux", windows))]
@@ -50,6 +52,8 @@ pub mod threads;
 mod pages {
     #[doc = include_str!("../../docs/adopt.md")]
     struct Adopt;
+    #[doc = include_str!("../../docs/choosing.md")]
+    struct Choosing;
     #[doc = include_str!("../../docs/kernels.md")]
     struct Kernels;
     #[doc = include_str!("../../docs/lost-device.md")]

@@ -19,6 +19,8 @@ pub enum Group {
     Memory,
     /// Costs under load: transfers in flight, threads, concurrent work.
     Scaling,
+    /// What the choice of methods costs after a calibration.
+    Choice,
 }
 
 /// Measures copies on the paths of the host and of one or two devices against hand-written ones, and verifies every byte.
@@ -34,7 +36,7 @@ pub struct Options {
     /// Run only these groups.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub only: Vec<Group>,
-    /// Of the groups streams, memory and scaling, run only parts whose name contains one of these texts.
+    /// Of the groups streams, memory, scaling and choice, run only parts whose name contains one of these texts.
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     pub parts: Vec<String>,
     /// Use the software driver; its rows are marked `simulated`.
@@ -67,7 +69,7 @@ impl Options {
     /// Returns whether a selected group needs a CUDA device.
     #[must_use]
     pub fn wants_device(&self) -> bool {
-        [Group::Cuda, Group::Streams, Group::Memory, Group::Scaling]
+        [Group::Cuda, Group::Streams, Group::Memory, Group::Scaling, Group::Choice]
             .into_iter()
             .any(|group| self.wants(group))
     }

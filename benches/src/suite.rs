@@ -81,6 +81,9 @@ fn cuda(
         rows.extend(crate::scaling::host_rows(options, &mut methods.failures, &begin));
         rows.extend(crate::scaling::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
     }
+    if options.wants(Group::Choice) {
+        rows.extend(crate::choice::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
+    }
     check_nothing_allocated(&manager)?;
     session.describe()
 }

@@ -16,6 +16,9 @@ pub(crate) struct Arguments {
     /// Print the result as one JSON object.
     #[arg(long, global = true)]
     pub(crate) json: bool,
+    /// Use the calibration in this file, which `calibrate` writes, instead of the one in the user's cache directory.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) calibration: Option<PathBuf>,
     #[cfg(feature = "sim")]
     #[command(flatten)]
     pub(crate) simulation: Simulation,
@@ -48,6 +51,12 @@ pub(crate) enum Command {
     /// Show how bytes would be moved, and why, without moving any.
     #[command(after_help = exit::HELP)]
     Plan(Plan),
+    /// Measure each method on this machine, and choose by the measured times from then on.
+    ///
+    /// The times of copies are kept in a file of the user's cache directory, or where --calibration says, and used by every program
+    /// with this library as long as they fit: the same devices, driver, processors and version. The machine should be idle.
+    #[command(after_help = exit::HELP)]
+    Calibrate(Calibrate),
     /// Copy a file to a device, read it back and compare the bytes.
     #[command(after_help = exit::HELP)]
     Copy(Copy),
@@ -70,6 +79,19 @@ pub(crate) struct Plan {
     /// Number of bytes, such as 4096, 64KiB, 256MiB or 1GB.
     #[arg(value_parser = text::parse_size)]
     pub(crate) size: u64,
+    /// Also show each size's fastest method, and the sizes at which it changes.
+    #[arg(long)]
+    pub(crate) curve: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Calibrate {
+    /// Time for each pair of devices, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) budget: u64,
+    /// The largest copy.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = text::parse_size)]
+    pub(crate) largest: u64,
 }
 
 #[derive(Debug, Args)]

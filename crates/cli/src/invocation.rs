@@ -1,10 +1,10 @@
 //! State shared by the subcommands: the runtime and the output format.
 
 use serde::Serialize;
-use transload::{DeviceId, DeviceInfo, Runtime};
+use transload::{DeviceId, DeviceInfo, Runtime, backend::CostBasis, calibration::CalibrationStore};
 
 use crate::{
-    args::Arguments,
+    args::{Arguments, Command},
     exit::{Exit, Failure},
 };
 
@@ -19,7 +19,22 @@ impl Invocation {
     pub(crate) fn start(arguments: &Arguments) -> Result<Self, Failure> {
         #[cfg(feature = "sim")]
         install(&arguments.simulation)?;
-        Ok(Self { runtime: Runtime::discover()?, json: arguments.json })
+        let mut builder = Runtime::builder();
+        if let Some(file) = &arguments.calibration {
+            builder = builder.calibration(CalibrationStore::File(file.clone()));
+        }
+        let runtime = builder.discover()?;
+        if let Some(file) = &arguments.calibration
+            && !matches!(arguments.command, Command::Calibrate(_))
+            && runtime.manager().costs().iter().all(|(_, basis)| *basis != CostBasis::Measured)
+        {
+            let text = format!(
+                "{} is no calibration of this machine; `transload calibrate --calibration FILE` writes one",
+                file.display()
+            );
+            return Err(Failure::new(Exit::Input, text));
+        }
+        Ok(Self { runtime, json: arguments.json })
     }
 
     /// Returns whether any device is simulated.

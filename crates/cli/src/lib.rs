@@ -1,11 +1,12 @@
 //! The command `transload`: lists devices, plans transfers, copies files through a device and back, loads models onto
-//! devices, and measures.
+//! devices, measures, and calibrates.
 //!
 //! One file per subcommand. A subcommand completes its output before any of it is printed, so that stdout stays empty
 //! on failure; progress and errors go to stderr.
 
 mod args;
 mod bench;
+mod calibrate;
 mod copy;
 mod devices;
 mod exit;
@@ -50,6 +51,7 @@ fn run(arguments: &Arguments) -> Result<String, Failure> {
     let invocation = Invocation::start(arguments)?;
     match &arguments.command {
         Command::Devices => devices::run(&invocation),
+        Command::Calibrate(wanted) => calibrate::run(&invocation, wanted),
         Command::Plan(wanted) => plan::run(&invocation, wanted),
         Command::Copy(wanted) => copy::run(&invocation, wanted),
         Command::Load(wanted) => load::run(&invocation, wanted),

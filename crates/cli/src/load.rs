@@ -10,7 +10,7 @@ use crate::{
     exit::{Exit, Failure},
     invocation::Invocation,
     output,
-    progress::Progress,
+    progress::{BYTES, Progress},
     text,
 };
 
@@ -60,7 +60,7 @@ pub(crate) fn with_progress(
     options: LoadOptions,
 ) -> Result<LoadedModel, Failure> {
     check_readable(file)?;
-    let progress = Arc::new(Progress::new(invocation));
+    let progress = Arc::new(Progress::new(invocation, BYTES));
     let options = options.progress(move |so_far| {
         progress.phase(if so_far.phase == LoadPhase::ReadingBack { "down" } else { "up" });
         progress.set(so_far.bytes, so_far.total);

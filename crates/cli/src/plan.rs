@@ -1,7 +1,7 @@
 //! `transload plan`: shows how bytes would be moved, and why.
 
 use serde_json::json;
-use transload::{Plan, TransferOptions};
+use transload::{Plan, TransferOptions, calibration::Crossing};
 
 use crate::{args, exit::Failure, invocation::Invocation, output, text};
 
@@ -9,10 +9,34 @@ pub(crate) fn run(invocation: &Invocation, wanted: &args::Plan) -> Result<String
     for place in [wanted.from, wanted.to] {
         invocation.device(place.device)?;
     }
-    let plan =
-        invocation.runtime.manager().plan(wanted.from, wanted.to, wanted.size, &TransferOptions::new())?;
-    let result = json!({ "plan": plan, "predicted_bytes_per_second": rate(&plan) });
-    invocation.render("plan", &result, || human(&plan))
+    let (manager, options) = (invocation.runtime.manager(), TransferOptions::new());
+    let plan = manager.plan(wanted.from, wanted.to, wanted.size, &options)?;
+    let mut result = json!({ "plan": plan, "predicted_bytes_per_second": rate(&plan) });
+    if !wanted.curve {
+        return invocation.render("plan", &result, || human(&plan));
+    }
+    let plans = (4..16).map(|step| manager.plan(wanted.from, wanted.to, 1 << (2 * step), &options));
+    let plans = plans.collect::<Result<Vec<_>, _>>()?;
+    let crossings = manager.crossings(wanted.from, wanted.to, &options)?;
+    result = output::merged([result, json!({ "curve": plans, "crossings": crossings })]);
+    invocation.render("plan", &result, || human(&plan) + "\n" + &curve(&plans, &crossings))
+}
+
+/// The fastest method of each size, and where it changes.
+fn curve(plans: &[Plan], crossings: &[Crossing]) -> String {
+    let row = |plan: &Plan| {
+        let others =
+            plan.alternatives.iter().map(|other| format!("{} {:.1?}", other.method, other.predicted));
+        let others = others.collect::<Vec<_>>().join(", ");
+        let rate = rate(plan).map_or("unknown".to_owned(), text::rate);
+        [plan.method.to_string(), others, text::bytes(plan.bytes), format!("{:.1?}", plan.predicted), rate]
+    };
+    let rows: Vec<_> = plans.iter().map(row).collect();
+    let mut text = output::table(["METHOD", "SLOWER", "SIZE", "PREDICTED", "RATE"], 2, &rows);
+    for crossing in crossings {
+        text += &format!("{crossing}\n");
+    }
+    text
 }
 
 /// Returns bytes per second; `None` if no time is predicted.

@@ -6,18 +6,21 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::invocation::Invocation;
 
-/// Bytes done, of a total.
+/// What is counted.
+pub(crate) const BYTES: &str = "{msg} [{bar:32}] {bytes} of {total_bytes}, {binary_bytes_per_sec}";
+pub(crate) const SIZES: &str = "{msg} [{bar:32}] {pos} of {len} sizes";
+
+/// What is done, of a total.
 pub(crate) struct Progress {
     bar: ProgressBar,
     simulated: &'static str,
 }
 
 impl Progress {
-    pub(crate) fn new(invocation: &Invocation) -> Self {
+    pub(crate) fn new(invocation: &Invocation, template: &str) -> Self {
         let hidden = invocation.json || !std::io::stderr().is_terminal();
         let target = if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
         let bar = ProgressBar::with_draw_target(Some(0), target);
-        let template = "{msg} [{bar:32}] {bytes} of {total_bytes}, {binary_bytes_per_sec}";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("=> "));
         }
@@ -28,9 +31,9 @@ impl Progress {
         self.bar.set_message(format!("{name}{}", self.simulated));
     }
 
-    pub(crate) fn set(&self, bytes: u64, total: u64) {
+    pub(crate) fn set(&self, done: u64, total: u64) {
         self.bar.set_length(total);
-        self.bar.set_position(bytes);
+        self.bar.set_position(done);
     }
 }
 

@@ -1,6 +1,6 @@
 //! A simulated device, as tests see it.
 
-use std::{collections::BTreeSet, ops::Range};
+use std::{collections::BTreeSet, ops::Range, time::Duration};
 
 use crate::{
     access::{AccessRecord, Race},
@@ -74,6 +74,16 @@ impl SimDevice {
     /// Sets a sticky error: every call on the device's context returns `code` until the context is destroyed.
     pub fn poison(&self, code: u32) {
         state::lock().device_mut(self.ordinal).faults.sticky = Some(code);
+    }
+
+    /// Returns the virtual time at which the last of the operations that ran ends.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        let state = state::lock();
+        let device = state.device(self.ordinal);
+        let streams = state.streams.values().filter(|stream| stream.device == self.ordinal);
+        let latest = streams.map(|stream| stream.time).max().unwrap_or(0);
+        Duration::from_nanos(latest.max(device.now).max(device.engines.all_free_at()))
     }
 
     /// Returns the number of operations that are enqueued on the device and have not run.

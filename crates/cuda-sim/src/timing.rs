@@ -32,6 +32,11 @@ pub(crate) struct Engines {
 }
 
 impl Engines {
+    /// Returns the time from which on all are free.
+    pub(crate) fn all_free_at(&self) -> u64 {
+        self.to_device.max(self.to_host).max(self.peer)
+    }
+
     fn free_at(&mut self, engine: Engine) -> Option<&mut u64> {
         match engine {
             Engine::ToDevice => Some(&mut self.to_device),

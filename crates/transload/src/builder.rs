@@ -213,7 +213,12 @@ impl RuntimeBuilder {
         #[cfg(feature = "calibration")]
         {
             let stored = runtime.clone();
-            runtime.call(move || Ok(stored.use_stored_calibration())).await?;
+            let used = runtime.call(move || {
+                stored.use_stored_calibration();
+                Ok(())
+            });
+            // The executor reports a thread that the system refuses; the built-in costs are used then.
+            let _ = used.await;
         }
         Ok(runtime)
     }

@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod binary;
+mod calibrate;
 mod commands;
 mod load;
 #[path = "../../../streams/tests/it/support/programs.rs"]
@@ -10,16 +11,23 @@ mod programs;
 #[cfg(all(feature = "sim", any(target_os = "linux", windows)))]
 mod simulated;
 
-use std::{fs, path::PathBuf, process::Output};
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Command, Output},
+};
 
 /// Runs the program where no CUDA driver can be found.
 fn transload(arguments: &[&str]) -> Ran {
-    let output = programs::program(env!("CARGO_BIN_EXE_transload"))
-        .args(arguments)
-        .env("TRANSLOAD_CUDA_DRIVER", "/nonexistent/libcuda.so.1")
-        .output()
-        .unwrap();
-    Ran::new(output)
+    Ran::new(command(arguments).output().unwrap())
+}
+
+/// The program where neither a CUDA driver nor a stored calibration can be found.
+fn command(arguments: &[&str]) -> Command {
+    let mut command = programs::program(env!("CARGO_BIN_EXE_transload"));
+    let nowhere = "/nonexistent/libcuda.so.1";
+    command.args(arguments).env("TRANSLOAD_CUDA_DRIVER", nowhere).env("XDG_CACHE_HOME", "/nonexistent");
+    command
 }
 
 /// The result of a run.

@@ -22,7 +22,9 @@ const FINEST: f64 = 1.2;
 /// Ratio of times up to which two methods may cross between two sizes at which the same one is faster.
 const CLOSE: f64 = 1.15;
 /// The part of a pair's time that one method and size may use.
-const SHARE: u32 = 150;
+const SHARE: u32 = 300;
+/// Copies of less than this are warmed up twice.
+const QUICK: Duration = Duration::from_millis(1);
 /// Copies of less than this are timed several at once.
 const CLOCKED: Duration = Duration::from_micros(20);
 /// The part of the free memory that one buffer may use.
@@ -204,7 +206,8 @@ impl Run<'_> {
             self.done += 1;
         }
         self.done += ladder(self.options.largest).count() - times.len();
-        while self.now() < finest.min(self.deadline)
+        while !transload_core::mutant!("transfer/refines-crossings")
+            && self.now() < finest.min(self.deadline)
             && let Some(bytes) = next_middle(&times)
         {
             match self.size((src, dst), &mut methods, bytes) {
@@ -238,7 +241,8 @@ impl Run<'_> {
         let mut samples = Vec::new();
         for &method in &*methods {
             // The first copies warm up the path and the bytes.
-            match self.timed(&src, &dst, method, 1).and_then(|_| self.timed(&src, &dst, method, 1)) {
+            let once = || self.timed(&src, &dst, method, 1);
+            match once().and_then(|time| if time < QUICK { once() } else { Ok(time) }) {
                 Ok(time) => {
                     let batch = CLOCKED.as_nanos() / time.as_nanos().max(1);
                     let batch = u32::try_from(batch).unwrap_or(u32::MAX).clamp(1, 64);

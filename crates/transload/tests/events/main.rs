@@ -29,6 +29,30 @@ fn dropping_the_last_handle_emits_what_was_noticed() {
     find_one(&records, events::DROP_FAILED, events::DRIVER, &["error"]);
 }
 
+#[cfg(feature = "calibration")]
+#[test]
+fn calibration_that_is_not_used_or_not_kept_is_reported() {
+    use transload::calibration::{CalibrationOptions, CalibrationStore};
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("calibration.json");
+    std::fs::write(&file, "damaged").unwrap();
+    let over = |file: std::path::PathBuf| {
+        Runtime::builder().without("cuda").calibration(CalibrationStore::File(file)).discover().unwrap()
+    };
+    let records = record(|| drop(over(file.clone())));
+    let ignored = find_one(&records, events::CALIBRATION_IGNORED, events::TRANSFER, &["file", "error"]);
+    assert_eq!(ignored.field("file"), file.to_str());
+    assert!(ignored.field("error").unwrap().contains("is no calibration"), "{ignored:?}");
+
+    let records = record(|| {
+        let rt = over(file.join("a file is no folder"));
+        let options = CalibrationOptions::new().largest(1024).progress(|_| std::ops::ControlFlow::Break(()));
+        rt.calibrate(&options).unwrap().stored.unwrap_err();
+    });
+    find_one(&records, events::CALIBRATION_NOT_STORED, events::TRANSFER, &["error"]);
+}
+
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda {
     use std::io::Cursor;

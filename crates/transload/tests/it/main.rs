@@ -7,6 +7,8 @@ mod array;
 mod bad_use;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod beside_cust;
+#[cfg(feature = "calibration")]
+mod calibration;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod copy_on;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]

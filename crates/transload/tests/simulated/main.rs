@@ -2,6 +2,8 @@
 #![cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+#[cfg(feature = "calibration")]
+mod calibration;
 mod choices;
 #[path = "../../../core/tests/shared/gate.rs"]
 mod gate;

@@ -1,0 +1,246 @@
+//! Rows of what choices cost: after a calibration, the time of the chosen method over that of the best, for each path and size.
+//!
+//! A cell counts if its best two methods differ by more than a tenth. Methods take turns within a cell. Times are the host's, of copies
+//! that are waited for one after another.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use transload_backend_cpu::CpuBackend;
+use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
+use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, TransferMethod, TransferPath};
+use transload_transfer::{CalibrationOptions, CrossBackendTransferManager, PathCalibration, TransferOptions};
+
+use crate::{
+    comparison::{self, Fixture, Part},
+    content::Content,
+    cuda::{self, Session},
+    grid,
+    memory::Memory,
+    options::Options,
+    row::{Goal, Row, Summary},
+};
+
+/// Prefix of the rows' ids.
+const GROUP: &str = "choice";
+/// Every part, in order.
+const PARTS: [Part; 1] = [("regret", regret)];
+
+const SMALLEST: usize = 256;
+const LARGEST: usize = 1 << 30;
+/// Cells up to this size are compared byte by byte, and the largest of each path.
+const COMPARED: usize = 16 << 20;
+/// Ratio of the best two times from which a cell counts.
+const DIFFERENT: f64 = 1.1;
+/// Goals: the geometric mean of all counted cells, and each of them.
+const MEAN: f64 = 1.03;
+const WORST: f64 = 1.10;
+/// Time of a cell, beyond its fewest repetitions.
+const CELL: Duration = Duration::from_millis(40);
+
+/// All rows of the group on the session's device; see `comparison::rows`.
+///
+/// # Errors
+/// If the library or the driver fails before the first part or after the last.
+pub fn rows(
+    options: &Options,
+    session: &Session,
+    ordinal: u32,
+    begin: &dyn Fn(&str),
+    failures: &mut Vec<String>,
+) -> Result<Vec<Row>> {
+    comparison::rows(GROUP, &PARTS, (options, session, ordinal), begin, failures)
+}
+
+/// A path and a size with the time of each method, in seconds.
+struct Cell {
+    path: TransferPath,
+    bytes: usize,
+    /// Fastest first.
+    times: Vec<(TransferMethod, f64)>,
+    /// The choices by the built-in table and by the calibration.
+    chosen: [TransferMethod; 2],
+}
+
+impl Cell {
+    fn counts(&self) -> bool {
+        matches!(self.times.as_slice(), [(_, best), (_, second), ..] if second / best > DIFFERENT)
+    }
+
+    /// Returns the time of a choice over the best.
+    fn regret(&self, choice: usize) -> f64 {
+        let best = self.times.first().map_or(1.0, |(_, time)| *time);
+        let chosen = self.chosen.get(choice);
+        let time = self.times.iter().find(|(method, _)| Some(method) == chosen);
+        time.map_or(f64::INFINITY, |(_, time)| time / best)
+    }
+
+    fn text(&self) -> String {
+        let [_, chosen] = self.chosen;
+        let best = self.times.first().map_or("none", |(method, _)| method.name());
+        format!("{}, {} bytes: {chosen} chosen, best {best}", self.path, self.bytes)
+    }
+}
+
+fn manager(fixture: &Fixture<'_>) -> Result<CrossBackendTransferManager> {
+    let ordinals = cuda::pair(fixture.device.ordinal())?;
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(CpuBackend::new()?)?;
+    manager.register_backend(CudaBackend::open(&CudaBackendConfig::default().with_devices(ordinals))?)?;
+    Ok(manager)
+}
+
+fn regret(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    // Not the software driver's: its times mean nothing.
+    let largest = if fixture.is_simulated() { 64 << 10 } else { LARGEST };
+    let (built_in, calibrated) = (manager(fixture)?, manager(fixture)?);
+    let mut options = CalibrationOptions::new();
+    if fixture.is_simulated() {
+        options = options.largest(largest as u64);
+    }
+    let found = calibrated.calibrate(&options)?;
+    ensure!(found.unfinished.is_empty(), "not calibrated: {:?}", found.unfinished);
+    let time = Summary::single(found.elapsed.as_secs_f64());
+    let mut rows = vec![fixture.row("calibration", "all pairs of devices", "calibrate", "s", time)];
+    let mut content = Content::new(largest, 0xC401CE);
+    let start = content.draw();
+    let mut cells = Vec::new();
+    for path in found.paths.iter().filter(|path| path.methods.len() > 1) {
+        rows.extend(crossings(fixture, path));
+        let expected = content.part(start, largest);
+        cells.extend(path_cells(fixture, (&built_in, &calibrated), path, expected)?);
+    }
+    for manager in [built_in, calibrated] {
+        manager.drain()?;
+        for (name, counts) in manager.resource_counts() {
+            ensure!(counts.is_empty(), "still allocated in the {name} backend: {counts}");
+        }
+    }
+    let counted: Vec<&Cell> = cells.iter().filter(|cell| cell.counts()).collect();
+    for path in found.paths.iter().map(|path| path.path) {
+        let of_path: Vec<&Cell> = counted.iter().copied().filter(|cell| cell.path == path).collect();
+        if !of_path.is_empty() {
+            let id = format!("regret/{}/worst", grid::name(path));
+            rows.push(worst(fixture, &id, &of_path));
+        }
+    }
+    let what = format!("geometric mean of {} cells of {}", counted.len(), cells.len());
+    let mean = |choice| Summary::single(mean(&counted, choice));
+    rows.push(
+        fixture
+            .row("regret/mean", &what, "calibrated", "x", mean(1))
+            .against("built-in table", mean(0))
+            .with_goal(Some(Goal::AtMost(MEAN))),
+    );
+    rows.push(worst(fixture, "regret/worst", &counted).with_goal(Some(Goal::AtMost(WORST))));
+    Ok(rows)
+}
+
+fn crossings(fixture: &Fixture<'_>, path: &PathCalibration) -> Vec<Row> {
+    let row = |(number, crossing): (usize, transload_transfer::Crossing)| {
+        let id = format!("crossing/{}/{number}", grid::name(path.path));
+        let what = format!("{}, {} before", path.path, crossing.from);
+        fixture.row(&id, &what, crossing.to.name(), "B", Summary::single(crossing.bytes as f64))
+    };
+    path.crossings().into_iter().enumerate().map(row).collect()
+}
+
+fn mean(cells: &[&Cell], choice: usize) -> f64 {
+    let sum: f64 = cells.iter().map(|cell| cell.regret(choice).ln()).sum();
+    (sum / cells.len().max(1) as f64).exp()
+}
+
+fn worst(fixture: &Fixture<'_>, id: &str, cells: &[&Cell]) -> Row {
+    let of = |choice: usize| cells.iter().map(|cell| cell.regret(choice)).fold(1.0, f64::max);
+    let worst = cells.iter().max_by(|a, b| a.regret(1).total_cmp(&b.regret(1)));
+    let what = worst.map_or_else(|| "no cell counts".to_owned(), |cell| cell.text());
+    fixture
+        .row(id, &what, "calibrated", "x", Summary::single(of(1)))
+        .against("built-in table", Summary::single(of(0)))
+}
+
+/// Measures all sizes of a path up to that of the content: steps of 2, and one between each two.
+fn path_cells(
+    fixture: &Fixture<'_>,
+    (built_in, manager): (&CrossBackendTransferManager, &CrossBackendTransferManager),
+    calibrated: &PathCalibration,
+    content: &[u8],
+) -> Result<Vec<Cell>> {
+    let (path, largest) = (calibrated.path, content.len());
+    let allocate = |place: Place, other: Place| -> Result<RawBuffer> {
+        let is_pinned = matches!(place.kind, MemoryKind::Pinned | MemoryKind::Mapped);
+        let device: DeviceId = if is_pinned { other.device } else { place.device };
+        Ok(manager.allocate_for(device, place.kind, largest)?)
+    };
+    let (src, dst) = (allocate(path.src, path.dst)?, allocate(path.dst, path.src)?);
+    Memory::Ours(src.clone()).write(0, content)?;
+    let methods: Vec<TransferMethod> = calibrated.methods.iter().map(|curve| curve.method).collect();
+    let sizes =
+        std::iter::successors(Some(SMALLEST), |size| Some(size * 2)).flat_map(|size| [size, size / 2 * 3]);
+    let mut cells = Vec::new();
+    for bytes in sizes.take_while(|bytes| *bytes <= largest) {
+        let (src, dst) = (src.slice(..bytes)?, dst.slice(..bytes)?);
+        let copy = |method| -> Result<f64> {
+            let begun = Instant::now();
+            manager.copy(&src, &dst).method(method).wait()?;
+            Ok(begun.elapsed().as_secs_f64())
+        };
+        let mut times = vec![Vec::new(); methods.len()];
+        for method in &methods {
+            copy(*method)?;
+        }
+        let fewest = fixture.repetitions(31);
+        let begun = Instant::now();
+        while times.iter().any(|times: &Vec<f64>| times.len() < fewest)
+            || begun.elapsed() < CELL && times.iter().any(|times| times.len() < 10 * fewest)
+        {
+            for (method, times) in methods.iter().zip(&mut times) {
+                times.push(copy(*method)?);
+            }
+        }
+        if bytes <= COMPARED || bytes * 3 / 2 > largest {
+            for method in &methods {
+                Memory::Ours(dst.clone()).poison()?;
+                copy(*method)?;
+                let expected = content.get(..bytes).context("the content is as long as the buffers")?;
+                let wrong = || format!("WRONG BYTES: {path} by {method}, {bytes} bytes");
+                Memory::Ours(dst.clone()).compare(0, expected).with_context(wrong)?;
+            }
+        }
+        let mut times: Vec<_> =
+            methods.iter().zip(&times).map(|(method, times)| (*method, Summary::of(times).p50)).collect();
+        times.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let choice = |manager: &CrossBackendTransferManager| -> Result<TransferMethod> {
+            Ok(manager.plan(path.src, path.dst, bytes as u64, &TransferOptions::new())?.method)
+        };
+        cells.push(Cell { path, bytes, times, chosen: [choice(built_in)?, choice(manager)?] });
+    }
+    Ok(cells)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comparison::tested_on_the_software_driver;
+
+    #[test]
+    fn every_part_runs_on_the_software_driver() {
+        tested_on_the_software_driver(GROUP, PARTS.len(), rows);
+    }
+
+    #[test]
+    fn regret_is_the_chosen_time_over_the_best() {
+        let place = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+        let times = vec![(TransferMethod::HostStaged, 2.0), (TransferMethod::DirectCopy, 3.0)];
+        let chosen = [TransferMethod::DirectCopy, TransferMethod::HostStaged];
+        let cell = Cell { path: TransferPath::new(place, place), bytes: 1, times, chosen };
+        assert!(cell.counts());
+        assert_eq!((cell.regret(0), cell.regret(1)), (1.5, 1.0));
+        assert!((mean(&[&cell, &cell], 0) - 1.5).abs() < 1e-9);
+        let close = Cell {
+            times: vec![(TransferMethod::HostStaged, 2.0), (TransferMethod::DirectCopy, 2.1)],
+            ..cell
+        };
+        assert!(!close.counts());
+    }
+}

@@ -1,0 +1,109 @@
+//! `transload calibrate`: measures each method on this machine, and keeps the times for later runs.
+
+use std::{ops::ControlFlow, time::Duration};
+
+use serde_json::{Value, json};
+use transload::calibration::{
+    Calibrated, CalibrationOptions, MeasuredTime, PathCalibration, UnfinishedReason,
+};
+
+use crate::{
+    args,
+    exit::{Exit, Failure},
+    invocation::Invocation,
+    output,
+    progress::{Progress, SIZES},
+    text,
+};
+
+pub(crate) fn run(invocation: &Invocation, wanted: &args::Calibrate) -> Result<String, Failure> {
+    let progress = Progress::new(invocation, SIZES);
+    let options = CalibrationOptions::new()
+        .budget(Duration::from_secs(wanted.budget))
+        .largest(wanted.largest)
+        .progress(move |at| {
+            progress.phase(&at.path.to_string());
+            progress.set(at.done as u64, at.total as u64);
+            ControlFlow::Continue(())
+        });
+    let calibrated = invocation.runtime.calibrate(&options).map_err(Failure::from);
+    // The bar is the options'.
+    drop(options);
+    let calibrated = invocation.drain_after(calibrated)?;
+    let calibration = &calibrated.calibration;
+    if let (true, Some(unfinished)) = (calibration.paths.is_empty(), calibration.unfinished.first()) {
+        let exit =
+            if matches!(unfinished.reason, UnfinishedReason::Failed(_)) { Exit::Device } else { Exit::Input };
+        return Err(Failure::new(
+            exit,
+            format!("no path was measured; {}: {}", unfinished.path, unfinished.reason),
+        ));
+    }
+    invocation.render("calibrate", &json(&calibrated), || human(&calibrated))
+}
+
+fn json(calibrated: &Calibrated) -> Value {
+    let crossings = calibrated
+        .calibration
+        .paths
+        .iter()
+        .map(|calibrated| json!({ "path": calibrated.path, "crossings": calibrated.crossings() }));
+    json!({
+        "calibration": calibrated.calibration,
+        "crossings": crossings.collect::<Vec<_>>(),
+        "stored": calibrated.stored.as_ref().ok().map(|file| file.display().to_string()),
+        "not_stored": calibrated.stored.as_ref().err().map(ToString::to_string),
+    })
+}
+
+fn human(calibrated: &Calibrated) -> String {
+    let calibration = &calibrated.calibration;
+    let mut text: String = calibration.paths.iter().map(curves).collect();
+    for unfinished in &calibration.unfinished {
+        text += &format!("not finished: {}: {}\n", unfinished.path, unfinished.reason);
+    }
+    text += &format!("measured in {:.1} s\n", calibration.elapsed.as_secs_f64());
+    text += &match &calibrated.stored {
+        Ok(file) => format!("kept in {}\n", file.display()),
+        Err(error) => format!("not kept: {error}\n"),
+    };
+    text
+}
+
+/// The times of a path, fastest first, and where the fastest method changes.
+fn curves(calibrated: &PathCalibration) -> String {
+    let mut sizes: Vec<u64> =
+        calibrated.methods.iter().flat_map(|curve| &curve.times).map(|time| time.bytes).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let row = |bytes: u64| {
+        let at = calibrated.methods.iter().filter_map(|curve| {
+            let time = curve.times.iter().find(|time| time.bytes == bytes)?;
+            Some((curve.method, time))
+        });
+        let mut all: Vec<_> = at.collect();
+        all.sort_by_key(|(_, time)| time.median);
+        let (method, fastest) = all.first()?;
+        let others = all.iter().skip(1).map(|(method, time)| format!("{method} {:.1?}", time.median));
+        let others = others.collect::<Vec<_>>().join(", ");
+        Some([
+            method.to_string(),
+            others,
+            text::bytes(bytes),
+            format!("{:.1?}", fastest.median),
+            noise(fastest),
+        ])
+    };
+    let rows: Vec<_> = sizes.into_iter().filter_map(row).collect();
+    let mut text = format!("{}\n", calibrated.path);
+    text += &output::table(["FASTEST", "OTHERS", "SIZE", "TIME", "NOISE"], 2, &rows);
+    for crossing in calibrated.crossings() {
+        text += &format!("{crossing}\n");
+    }
+    text + "\n"
+}
+
+fn noise(time: &MeasuredTime) -> String {
+    let share = time.noise.as_secs_f64() / time.median.as_secs_f64().max(1e-9);
+    format!("± {:.1} %", share * 100.0)
+}

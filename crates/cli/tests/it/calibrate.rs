@@ -1,0 +1,122 @@
+//! `transload calibrate`, and the runs that use what it keeps. Each process has the cache directory of a test.
+
+use std::{fs, path::Path, process::Stdio};
+
+use crate::{Ran, command, transload};
+
+/// Few sizes: this measures nothing that counts.
+const QUICK: [&str; 5] = ["calibrate", "--largest", "64KiB", "--budget", "60"];
+
+fn cached(cache: &Path, arguments: &[&str]) -> Ran {
+    Ran::new(command(arguments).env("XDG_CACHE_HOME", cache).output().unwrap())
+}
+
+/// Returns the files of the cache, other than locks.
+fn files(cache: &Path) -> Vec<String> {
+    let Ok(folder) = fs::read_dir(cache.join("transload")) else { return Vec::new() };
+    let names = folder.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| !name.ends_with(".lock")).collect()
+}
+
+#[test]
+fn calibration_is_kept_in_cache_and_used_by_later_runs() {
+    let cache = tempfile::tempdir().unwrap();
+    let plan = || cached(cache.path(), &["plan", "cpu", "cpu", "1MiB", "--json"]).json();
+    assert_eq!(plan()["plan"]["basis"], "built_in");
+    let text = cached(cache.path(), &QUICK).succeeded();
+    for said in
+        ["cpu/pageable → cpu/pageable", "FASTEST", "DirectCopy", "64 KiB", "± ", "kept in ", "measured in "]
+    {
+        assert!(text.contains(said), "`{said}` is not said in: {text}");
+    }
+    let found = files(cache.path());
+    assert!(found.len() == 1 && found[0].starts_with("calibration-"), "{found:?}");
+    assert_eq!(plan()["plan"]["basis"], "measured");
+    let text = cached(cache.path(), &["plan", "cpu", "cpu", "1MiB", "--curve"]).succeeded();
+    for said in ["measured here", "PREDICTED", "256 B", "1 GiB"] {
+        assert!(text.contains(said), "`{said}` is not said in: {text}");
+    }
+    // A damaged one is ignored and replaced.
+    let file = cache.path().join("transload").join(&found[0]);
+    fs::write(&file, "{").unwrap();
+    assert_eq!(plan()["plan"]["basis"], "built_in");
+    let json = cached(cache.path(), &[&QUICK[..], &["--json"]].concat()).json();
+    assert_eq!(json["stored"], file.to_str().unwrap());
+    assert_eq!(json["calibration"]["paths"][0]["methods"][0]["method"], "DirectCopy");
+    assert_eq!(plan()["plan"]["basis"], "measured");
+}
+
+#[test]
+fn named_file_is_used_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("here.json");
+    let named = ["--calibration", file.to_str().unwrap()];
+    let plan = ["plan", "cpu", "cpu", "4096"];
+    transload(&[&named[..], &plan].concat()).failed(2, &["here.json is no calibration of this machine"]);
+    let text = transload(&[&named[..], &QUICK].concat()).succeeded();
+    assert!(text.contains("kept in "), "{text}");
+    assert!(transload(&[&named[..], &plan].concat()).succeeded().contains("measured here"));
+    transload(&["calibrate", "--budget", "0"]).failed(2, &["1..=3600"]);
+    transload(&["calibrate", "--largest", "512"]).failed(2, &["valid are at least 1024"]);
+}
+
+#[test]
+fn several_processes_at_once_leave_one_whole_file() {
+    let cache = tempfile::tempdir().unwrap();
+    let start = |_| {
+        let mut one = command(&QUICK);
+        one.env("XDG_CACHE_HOME", cache.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let all: Vec<_> = (0..4).map(start).collect();
+    let ends = all.into_iter().map(|child| Ran::new(child.wait_with_output().unwrap()));
+    let (done, busy): (Vec<_>, Vec<_>) = ends.partition(|ran| ran.code == Some(0));
+    assert!(!done.is_empty());
+    for ran in busy {
+        ran.failed(3, &["another process calibrates this machine now"]);
+    }
+    assert_eq!(files(cache.path()).len(), 1);
+    let plan = cached(cache.path(), &["plan", "cpu", "cpu", "1MiB"]).succeeded();
+    assert!(plan.contains("measured here"), "{plan}");
+}
+
+/// A limit on the size of files acts as a full disk does: the write fails in the middle.
+#[cfg(target_os = "linux")]
+#[test]
+fn full_disk_leaves_the_earlier_file() {
+    let cache = tempfile::tempdir().unwrap();
+    cached(cache.path(), &QUICK).succeeded();
+    let file = cache.path().join("transload").join(&files(cache.path())[0]);
+    let before = fs::read(&file).unwrap();
+    let script = format!("trap '' XFSZ; ulimit -f 0; exec \"$0\" {}", QUICK.join(" "));
+    let ran = std::process::Command::new("sh")
+        .args(["-c", &script, env!("CARGO_BIN_EXE_transload")])
+        .env("TRANSLOAD_CUDA_DRIVER", "/nonexistent/libcuda.so.1")
+        .env("XDG_CACHE_HOME", cache.path())
+        .output()
+        .unwrap();
+    let text = Ran::new(ran).succeeded();
+    assert!(text.contains("not kept: cannot write the calibration"), "{text}");
+    assert_eq!(fs::read(&file).unwrap(), before);
+    assert_eq!(files(cache.path()).len(), 1, "no part of the new one is left");
+}
+
+#[cfg(all(feature = "sim", any(target_os = "linux", windows)))]
+#[test]
+fn simulated_devices_are_measured_and_only_kept_in_a_named_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let simulated = [&["--simulate=1"], &QUICK[..]].concat();
+    let text = cached(folder.path(), &simulated).succeeded();
+    for said in ["simulated", "cpu/pinned → cuda:0/device", "ZeroCopy", "not kept: "] {
+        assert!(text.contains(said), "`{said}` is not said in: {text}");
+    }
+    assert_eq!(files(folder.path()).len(), 0);
+    let file = folder.path().join("simulated.json");
+    let named = ["--calibration", file.to_str().unwrap(), "--simulate=1"];
+    let json = transload(&[&named[..], &QUICK, &["--json"]].concat()).json();
+    assert_eq!((&json["simulated"], &json["calibration"]["simulated"]), (&true.into(), &true.into()));
+    let json =
+        transload(&[&named[..], &["plan", "cpu", "cuda:0", "1MiB", "--curve", "--json"]].concat()).json();
+    assert_eq!(json["plan"]["basis"], "measured");
+    assert_eq!(json["curve"].as_array().unwrap().len(), 12);
+    assert!(json["crossings"].is_array());
+}

@@ -1,0 +1,202 @@
+//! Stored calibrations: used where they fit, ignored where they do not, and never a reason to fail.
+
+use std::{fs, path::Path, time::Duration};
+
+use serde_json::{Value, json};
+use transload::{
+    DeviceId, ErrorKind, MemoryKind, Place, Runtime,
+    backend::CostBasis,
+    calibration::{Calibrated, CalibrationOptions, CalibrationStore},
+};
+
+fn runtime(store: CalibrationStore) -> Runtime {
+    Runtime::builder().without("cuda").calibration(store).threads(2).discover().unwrap()
+}
+
+fn over(file: &Path) -> Runtime {
+    runtime(CalibrationStore::File(file.to_owned()))
+}
+
+fn basis(runtime: &Runtime) -> CostBasis {
+    let host = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+    let plan = runtime.plan(host, host, 4096).unwrap();
+    assert!(plan.to_string().contains(&plan.basis.to_string()), "{plan}");
+    plan.basis
+}
+
+fn calibrate(runtime: &Runtime) -> Calibrated {
+    // Enough for any machine.
+    let options = CalibrationOptions::new().largest(64 << 10).budget(Duration::from_secs(60));
+    runtime.calibrate(&options).unwrap()
+}
+
+/// Returns the names in a folder.
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn calibration_is_kept_for_later_runtimes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a/b/calibration.json");
+    let first = over(&file);
+    assert_eq!(basis(&first), CostBasis::BuiltIn, "nothing is stored yet");
+    let found = calibrate(&first);
+    assert_eq!(found.stored.as_deref().unwrap(), file);
+    assert_eq!((found.calibration.unfinished.len(), found.calibration.simulated), (0, false));
+    assert_eq!(basis(&first), CostBasis::Measured);
+    assert_eq!(names(file.parent().unwrap()), ["calibration.json", "calibration.json.lock"]);
+
+    let later = over(&file);
+    assert_eq!(basis(&later), CostBasis::Measured);
+    assert_eq!(later.manager().costs(), first.manager().costs());
+    assert_eq!(basis(&runtime(CalibrationStore::None)), CostBasis::BuiltIn);
+    // Again, and by a task.
+    let options = CalibrationOptions::new().largest(1024);
+    let again = pollster::block_on(later.calibrate_async(&options)).unwrap();
+    assert_eq!(again.stored.unwrap(), file);
+}
+
+/// Asserts that the file is ignored, and replaced by the next calibration.
+#[track_caller]
+fn is_ignored_and_rebuilt(file: &Path) {
+    let rt = over(file);
+    assert_eq!(basis(&rt), CostBasis::BuiltIn);
+    calibrate(&rt).stored.unwrap();
+    assert_eq!(basis(&over(file)), CostBasis::Measured);
+}
+
+#[test]
+fn damaged_and_foreign_files_are_ignored_and_rebuilt() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("calibration.json");
+    calibrate(&over(&file)).stored.unwrap();
+    let good: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let text = good.to_string();
+
+    let changes: [(&str, Value); 14] = [
+        ("/format", json!(2)),
+        ("/format", json!("1")),
+        ("/key/library", json!("0.0.0")),
+        ("/key/cores", json!(100_000)),
+        ("/key/threads", json!(3)),
+        ("/key/kernel_driver", json!("another")),
+        ("/key/devices/0/name", json!("another processor")),
+        ("/key/devices/0/uuid", json!("00000000000000000000000000000001")),
+        ("/key/devices", json!([])),
+        ("/calibration/paths/0/methods/0/times/1/median_seconds", json!(-1.0)),
+        ("/calibration/paths/0/methods/0/times/1/median_seconds", json!(1e300)),
+        ("/calibration/paths/0/methods/0/times/1/bytes", json!(u64::MAX)),
+        ("/calibration/paths/0/methods/0/times", json!([])),
+        ("/calibration/paths/0/path/src", json!("nowhere/pageable")),
+    ];
+    for (pointer, value) in changes {
+        let mut changed = good.clone();
+        *changed.pointer_mut(pointer).unwrap() = value;
+        fs::write(&file, changed.to_string()).unwrap();
+        is_ignored_and_rebuilt(&file);
+    }
+    let half = text.get(..text.len() / 2).unwrap().to_owned();
+    let not_a_number = text.replacen("\"median_seconds\":", "\"median_seconds\":NaN,\"x\":", 1);
+    let too_large = text.replacen("\"median_seconds\":", "\"median_seconds\":1e999,\"x\":", 1);
+    let deep = "[".repeat(1 << 20);
+    for bad in [String::new(), half, not_a_number, too_large, deep, "\0".repeat(4096)] {
+        fs::write(&file, bad).unwrap();
+        is_ignored_and_rebuilt(&file);
+    }
+    // Larger than any calibration: valid JSON otherwise.
+    fs::write(&file, text + &" ".repeat(9 << 20)).unwrap();
+    is_ignored_and_rebuilt(&file);
+}
+
+#[cfg(unix)]
+#[test]
+fn links_and_other_files_are_neither_followed_nor_replaced() {
+    use std::os::unix::{fs::symlink, net::UnixListener};
+
+    let folder = tempfile::tempdir().unwrap();
+    let (elsewhere, file) = (folder.path().join("elsewhere"), folder.path().join("calibration.json"));
+    calibrate(&over(&elsewhere)).stored.unwrap();
+    let before = fs::read(&elsewhere).unwrap();
+    let refused = |file: &Path| {
+        let rt = over(file);
+        assert_eq!(basis(&rt), CostBasis::BuiltIn);
+        let found = calibrate(&rt);
+        assert_eq!(found.stored.unwrap_err().kind(), ErrorKind::InvalidArgument);
+        assert_eq!(basis(&rt), CostBasis::Measured, "it is used by this runtime");
+    };
+    symlink(&elsewhere, &file).unwrap();
+    refused(&file);
+    assert_eq!(fs::read(&elsewhere).unwrap(), before);
+    fs::remove_file(&file).unwrap();
+    symlink(folder.path().join("dangling"), &file).unwrap();
+    refused(&file);
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    refused(&file);
+    fs::remove_dir(&file).unwrap();
+    let _socket = UnixListener::bind(&file).unwrap();
+    refused(&file);
+    fs::remove_file(&file).unwrap();
+    // The lock would be made elsewhere.
+    fs::remove_file(folder.path().join("calibration.json.lock")).unwrap();
+    symlink(folder.path().join("dangling"), folder.path().join("calibration.json.lock")).unwrap();
+    refused(&file);
+    assert!(!folder.path().join("dangling").exists());
+    // A folder that is a link is the user's choice.
+    let link = folder.path().join("link");
+    symlink(folder.path().join("real"), &link).unwrap();
+    assert!(calibrate(&over(&link.join("c.json"))).stored.is_err(), "it leads nowhere");
+    fs::create_dir(folder.path().join("real")).unwrap();
+    calibrate(&over(&link.join("c.json"))).stored.unwrap();
+    assert!(folder.path().join("real/c.json").exists());
+}
+
+#[test]
+fn place_that_cannot_be_written_is_no_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    let rt = over(&file.join("calibration.json"));
+    let found = calibrate(&rt);
+    assert_eq!(found.stored.unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(basis(&rt), CostBasis::Measured);
+    let unkept = calibrate(&runtime(CalibrationStore::None));
+    assert_eq!(unkept.stored.unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn second_calibration_at_once_is_busy() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("calibration.json");
+    // As another process would.
+    let lock = fs::File::create(folder.path().join("calibration.json.lock")).unwrap();
+    lock.lock().unwrap();
+    let rt = over(&file);
+    let error = rt.calibrate(&CalibrationOptions::new()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(error.to_string().contains("another process"), "{error}");
+    assert_eq!(basis(&rt), CostBasis::BuiltIn, "nothing was measured");
+    drop(lock);
+    calibrate(&rt).stored.unwrap();
+}
+
+#[test]
+fn unfinished_paths_stay_in_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("calibration.json");
+    let rt = over(&file);
+    calibrate(&rt).stored.unwrap();
+    let costs = rt.manager().costs();
+    let cancelled = CalibrationOptions::new().progress(|_| std::ops::ControlFlow::Break(()));
+    let found = rt.calibrate(&cancelled).unwrap();
+    found.stored.unwrap();
+    assert_eq!(found.calibration.unfinished.len(), 1);
+    assert_eq!(rt.manager().costs(), costs);
+    assert_eq!(over(&file).manager().costs(), costs);
+}

@@ -1,0 +1,167 @@
+//! Calibration of planted machines on the software driver, by its virtual time: each leads to its fastest methods, within bounded
+//! memory, and a device that fails meanwhile leaves nothing.
+
+use std::{
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
+
+use transload::{
+    DeviceId, MemoryKind, Place, Runtime, TransferMethod,
+    backend::{CostBasis, Crossing, TransferOptions, TransferPath},
+    calibration::{CalibrationOptions, CalibrationStore, UnfinishedReason},
+    cuda::CudaBackendConfig,
+};
+use transload_cuda_sim::{
+    SimDevice,
+    harness::{self, TestDevice},
+};
+
+const DIRECT: TransferMethod = TransferMethod::DirectCopy;
+const STAGED: TransferMethod = TransferMethod::HostStaged;
+const LARGEST: u64 = 4 << 20;
+const MIB: u64 = 1 << 20;
+
+struct Machine {
+    test: TestDevice,
+    runtime: Runtime,
+}
+
+impl Machine {
+    fn of(test: TestDevice) -> Self {
+        let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+        let store = CalibrationStore::None;
+        let runtime = Runtime::builder().cuda(config).calibration(store).threads(4).discover().unwrap();
+        Self { test, runtime }
+    }
+
+    fn sim(&self) -> SimDevice {
+        *self.test.sim().unwrap()
+    }
+
+    /// Measures by the device's virtual time. What host threads do takes none.
+    fn options(&self) -> CalibrationOptions {
+        let sim = self.sim();
+        CalibrationOptions::new().largest(LARGEST).budget(Duration::from_secs(60)).clock(move || sim.now())
+    }
+
+    /// Up from a kind of host memory, or down to it.
+    fn path(&self, kind: MemoryKind, up: bool) -> TransferPath {
+        let host = Place::new(DeviceId::Cpu, kind);
+        let there = Place::new(DeviceId::Cuda(self.test.ordinal()), MemoryKind::Device);
+        if up { TransferPath::new(host, there) } else { TransferPath::new(there, host) }
+    }
+
+    fn method(&self, path: TransferPath, bytes: u64) -> TransferMethod {
+        let plan = self.runtime.plan(path.src, path.dst, bytes).unwrap();
+        assert_eq!(plan.basis, CostBasis::Measured, "{plan}");
+        assert!(plan.simulated && plan.to_string().contains("(measured here) (simulated)"), "{plan}");
+        plan.method
+    }
+
+    fn crossings(&self, path: TransferPath) -> Vec<Crossing> {
+        self.runtime.manager().crossings(path.src, path.dst, &TransferOptions::new()).unwrap()
+    }
+
+    fn finish(self) {
+        let Self { test, runtime } = self;
+        runtime.drain().unwrap();
+        drop(runtime);
+        test.assert_no_races();
+        test.assert_no_live_objects();
+    }
+}
+
+#[test]
+fn slow_link_is_staged_and_slow_driver_calls_are_not() {
+    // Staging uses all of the link, the driver's copy of pageable memory three tenths of it.
+    let slow_link = harness::device_with(|sim| sim.host_link(1.0).latency(Duration::from_micros(5)));
+    // A copy of a chunk takes longer than the driver's copy of all bytes.
+    let slow_calls = harness::device_with(|sim| sim.host_link(500.0).latency(Duration::from_millis(2)));
+    let (Some(slow_link), Some(slow_calls)) = (slow_link, slow_calls) else { return };
+    for (test, large) in [(slow_link, STAGED), (slow_calls, DIRECT)] {
+        let machine = Machine::of(test);
+        let found = machine.runtime.calibrate(&machine.options()).unwrap();
+        let calibration = &found.calibration;
+        assert!(
+            found.stored.is_err() && calibration.simulated && calibration.unfinished.is_empty(),
+            "{found:?}"
+        );
+        for up in [true, false] {
+            for bytes in [MIB, 3 * MIB, LARGEST, 64 * MIB] {
+                assert_eq!(machine.method(machine.path(MemoryKind::Pageable, up), bytes), large, "{bytes}");
+            }
+        }
+        machine.finish();
+    }
+}
+
+#[test]
+fn kernel_and_engine_cross_where_virtual_time_says() {
+    // A kernel begins in half the time, and is slower on the link than nothing.
+    let Some(test) = harness::device_with(|sim| sim.host_link(50.0).latency(Duration::from_micros(30)))
+    else {
+        return;
+    };
+    let machine = Machine::of(test);
+    let found = machine.runtime.calibrate(&machine.options().largest(256 << 10)).unwrap();
+    for kind in [MemoryKind::Pinned, MemoryKind::Mapped] {
+        let path = machine.path(kind, true);
+        let by_plan = machine.crossings(path);
+        let calibrated = found.calibration.paths.iter().find(|calibrated| calibrated.path == path).unwrap();
+        assert_eq!(by_plan, calibrated.crossings(), "{path}");
+        assert_eq!(machine.method(path, 4096), TransferMethod::ZeroCopy);
+    }
+    machine.finish();
+}
+
+#[test]
+fn memory_is_bounded_by_an_eighth_of_what_is_free() {
+    let Some(test) = harness::device_with(|sim| sim.total_memory(2 << 20)) else { return };
+    let machine = Machine::of(test);
+    let (runtime, cuda) = (machine.runtime.clone(), DeviceId::Cuda(machine.test.ordinal()));
+    let options = machine.options().progress(move |at| {
+        // The runtime's other device is the host, which has more.
+        let of_device = [at.path.src, at.path.dst].iter().any(|place| !place.device.is_cpu());
+        let held = runtime.manager().backend(cuda).unwrap().resource_counts();
+        assert!(!of_device || at.bytes <= 256 << 10, "{at:?}: {held}");
+        ControlFlow::Continue(())
+    });
+    let found = machine.runtime.calibrate(&options).unwrap().calibration;
+    // It holds the runtime.
+    drop(options);
+    assert_eq!(found.unfinished, []);
+    let largest =
+        |path: &transload::calibration::PathCalibration| path.methods[0].times.last().unwrap().bytes;
+    let pageable = machine.path(MemoryKind::Pageable, true);
+    assert!(found.paths.iter().any(|path| path.path == pageable && largest(path) == 256 << 10), "{found:?}");
+    machine.finish();
+}
+
+#[test]
+fn device_lost_in_the_middle_leaves_the_hosts_calibration() {
+    const ILLEGAL_ADDRESS: u32 = 700;
+    let Some(test) = harness::device_with(|sim| sim) else { return };
+    let machine = Machine::of(test);
+    let (sim, broken) = (machine.sim(), machine.path(MemoryKind::Pinned, true));
+    let begun = Instant::now();
+    let options = machine.options().clock(move || begun.elapsed()).largest(64 << 10).progress(move |at| {
+        if at.path == broken && at.bytes == 1024 {
+            sim.poison(ILLEGAL_ADDRESS);
+        }
+        ControlFlow::Continue(())
+    });
+    let found = machine.runtime.calibrate(&options).unwrap().calibration;
+    let reason =
+        |path| found.unfinished.iter().find(|unfinished| unfinished.path == path).map(|it| &it.reason);
+    assert!(matches!(reason(broken), Some(UnfinishedReason::Failed(_))), "{found:?}");
+    let plan = machine.runtime.manager().plan(broken.src, broken.dst, 1024, &TransferOptions::new());
+    assert!(plan.is_err(), "the device is lost");
+    let within = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+    assert_eq!(machine.runtime.plan(within, within, 4096).unwrap().basis, CostBasis::Measured);
+    let _the_loss = machine.runtime.drain();
+    machine.runtime.drain().unwrap();
+    for (backend, counts) in machine.runtime.manager().resource_counts() {
+        assert!(counts.is_empty(), "{backend}: {counts}");
+    }
+}
