@@ -143,10 +143,10 @@ pub type PointSignal = Box<dyn Fn() + Send + Sync>;
 /// queue.
 #[derive(Clone)]
 pub struct Fence {
+    /// The fallible work whose bytes this work read. Dropped first, so that a check of it before serves the drop, too.
+    sources: Option<Arc<Sources>>,
     timeline: Arc<dyn Timeline>,
     point: u64,
-    /// The fallible work whose bytes this work read.
-    sources: Option<Arc<Sources>>,
 }
 
 impl Fence {

@@ -73,7 +73,8 @@ pub struct Transfer {
 #[allow(clippy::large_enum_variant)]
 #[repr(u64)]
 enum State {
-    Direct(Direct),
+    /// Dropped by `Transfer` itself, after the one check of its sources.
+    Direct(ManuallyDrop<Direct>),
     Running(Running),
     /// Refused; the error is not taken yet.
     Refused(Refused),
@@ -144,7 +145,7 @@ impl Transfer {
     #[inline]
     pub fn direct(fence: Fence, method: TransferMethod, from: Place, to: Place, bytes: usize) -> Self {
         let bytes = bytes as u64;
-        Self { state: State::Direct(Direct { fence, method, from, to, bytes }) }
+        Self { state: State::Direct(ManuallyDrop::new(Direct { fence, method, from, to, bytes })) }
     }
 
     /// Creates a transfer that was not enqueued. Reports [`TRANSFER_REFUSED`](crate::events::TRANSFER_REFUSED), and
@@ -229,7 +230,7 @@ impl Transfer {
             State::Taken => Err(taken()),
             State::Direct(direct) => {
                 let outcome = direct.fence.wait();
-                direct.end(outcome)
+                ManuallyDrop::into_inner(direct).end(outcome)
             }
             State::Running(running) => {
                 let outcome = if let Submitted::Until(fence) = &running.end { fence.wait() } else { Ok(()) };
@@ -281,20 +282,15 @@ impl Future for Transfer {
     type Output = Result<TransferReport>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let outcome = match &self.state {
-            State::Direct(Direct { fence, .. })
-            | State::Running(Running { end: Submitted::Until(fence), .. }) => {
-                match fence.poll_done(context) {
-                    Poll::Ready(outcome) => outcome,
-                    Poll::Pending => return Poll::Pending,
-                }
-            }
-            State::Running(_) | State::Refused(_) | State::Taken => Ok(()),
+        let outcome = match self.fence().map(|fence| fence.poll_done(context)) {
+            Some(Poll::Ready(outcome)) => outcome,
+            Some(Poll::Pending) => return Poll::Pending,
+            None => Ok(()),
         };
         match std::mem::replace(&mut self.state, State::Taken) {
             State::Refused(refused) => Poll::Ready(Err(refused.error)),
             State::Taken => Poll::Ready(Err(taken())),
-            State::Direct(direct) => Poll::Ready(direct.end(outcome)),
+            State::Direct(direct) => Poll::Ready(ManuallyDrop::into_inner(direct).end(outcome)),
             State::Running(running) => Poll::Ready(running.end(outcome)),
         }
     }
@@ -307,8 +303,14 @@ fn taken() -> Error {
 impl Drop for Transfer {
     #[inline]
     fn drop(&mut self) {
-        match &self.state {
-            State::Direct(direct) if direct.fence.sources().is_none() => {}
+        match &mut self.state {
+            State::Direct(direct) => {
+                if direct.fence.sources().is_some() {
+                    unobserved::report_failure(&direct.fence);
+                }
+                // SAFETY: this is its only drop, and nothing uses the transfer afterwards.
+                unsafe { ManuallyDrop::drop(direct) };
+            }
             State::Taken => {}
             _ => self.drop_unobserved(),
         }
@@ -318,7 +320,6 @@ impl Drop for Transfer {
 impl Transfer {
     fn drop_unobserved(&mut self) {
         match std::mem::replace(&mut self.state, State::Taken) {
-            State::Direct(direct) => unobserved::report_failure(direct.fence),
             State::Running(Running { completion, submission, end: Submitted::Until(fence) }) => {
                 completion.abandoned(&submission, fence);
             }
@@ -329,7 +330,7 @@ impl Transfer {
                     None => report::failure_unobserved(&error),
                 }
             }
-            State::Refused(_) | State::Taken => {}
+            State::Refused(_) | State::Direct(_) | State::Taken => {}
         }
     }
 }

@@ -15,9 +15,9 @@ use crate::{
 /// Reports [`FAILURE_UNOBSERVED`](crate::events::FAILURE_UNOBSERVED) once the work is complete, if it failed. Does not wait, and does
 /// nothing without a subscriber.
 #[cold]
-pub(crate) fn report_failure(fence: Fence) {
+pub(crate) fn report_failure(fence: &Fence) {
     if is_wanted(Level::WARN) {
-        Arc::new(Unobserved(fence)).wake();
+        Arc::new(Unobserved(fence.clone())).wake();
     }
 }
 
