@@ -5,6 +5,7 @@
 //! simulated.
 
 mod allocating;
+mod awaiting;
 mod blocked;
 mod host;
 mod in_flight;
@@ -32,7 +33,7 @@ use crate::{
 const GROUP: &str = "scaling";
 
 /// Every part that needs a device, in order.
-const PARTS: [Part; 7] = [
+const PARTS: [Part; 8] = [
     ("transfers in flight", in_flight::rows),
     ("allocating buffers", allocating::rows),
     ("leasing by default", leasing::rows),
@@ -40,6 +41,7 @@ const PARTS: [Part; 7] = [
     ("staged beside a blocked download", blocked::rows),
     ("polling a pool", polling::rows),
     ("urgent beside large", urgent::rows),
+    ("awaiting", awaiting::rows),
 ];
 
 /// The part of the host alone.
