@@ -15,7 +15,7 @@ use transload_cuda_sys::Driver;
 use transload_memory::{
     CudaDevice, CudaFeature, CudaMemoryManager, PinnedLimit, RegistrationCache, advise, lift,
 };
-use transload_streams::{AdvancedStreamPool, CudaGraph, StreamOrderedAllocator};
+use transload_streams::{AdvancedStreamPool, CudaGraph, StreamLease, StreamOrderedAllocator};
 
 use crate::{CudaBackendConfig, CudaBuffer, costs, device::DeviceState, peers::Peers, share};
 
@@ -261,6 +261,19 @@ impl Backend for CudaBackend {
         let state = self.state(device)?;
         state.check_usable()?;
         Ok(state.reserved.lease(priority, workload)?.into_queue())
+    }
+
+    fn lease_existing_queue(
+        &self,
+        device: DeviceId,
+        priority: StreamPriority,
+        workload: WorkloadType,
+        reserved: bool,
+    ) -> Result<Option<QueueLease>> {
+        let state = self.state(device)?;
+        state.check_usable()?;
+        let pool = if reserved { &state.reserved } else { &state.pool };
+        Ok(pool.lease_existing(priority, workload).map(StreamLease::into_queue))
     }
 
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {

@@ -65,6 +65,7 @@ pub use host::{host_access, host_memory::host_memory};
 pub use panics::{catch_panic, panic_text};
 pub use queue::fence::{Done, Fence, PointSignal, Timeline, TimelineId, next_timeline_id};
 pub use queue::observer::{Observer, TransferEvent};
+pub use queue::room::full_until;
 pub use queue::transfer::{
     CompletionHandler, RefusalHandler, Submission, Submitted, Transfer, TransferState,
 };

@@ -87,7 +87,11 @@ fn nonblocking_submission_after_host_work_succeeds() {
         let (pinned, device) = (setup.pinned(&noise(BYTES, 1)), setup.device(BYTES));
         let line = HostLine::writing(&pinned, noise(BYTES, 2));
         let operation = Operation::Copy { src: &pinned, dst: &device };
-        let copied = try_submit(&stream, &operation, Timing::Off, &Turns::default()).unwrap();
+        let attempt = || try_submit(&stream, &operation, Timing::Off, &Turns::default());
+        // What the stream's waits need is not set up by a thread that must not block.
+        assert!(matches!(attempt(), Err(TrySubmitError::WouldBlock(_))));
+        stream.prepare_waits();
+        let copied = attempt().unwrap();
         assert_stays_pending(&copied);
         line.open();
         copied.wait().unwrap();
@@ -268,6 +272,7 @@ fn refused_word_wait_blocks_instead() {
 fn nonblocking_submission_keeps_its_word_from_other_threads() {
     on_device(|setup| {
         let [stream, other] = [(); 2].map(|()| CudaStream::new(&setup.device).unwrap());
+        [&stream, &other].into_iter().for_each(Queue::prepare_waits);
         let lines = [(); 65].map(|()| HostLine::new(None));
         // The stream says so before a submission; then others take all words.
         assert!(stream.can_wait_for(&lines[0].fence()));

@@ -4,7 +4,7 @@ use std::{cell::Cell, sync::Arc};
 
 use transload_core::{
     DeviceId, Error, ErrorKind, Fence, Queue, RawBuffer, RefusalHandler, Transfer, TransferId,
-    TransferMethod, Turns, Unblocked,
+    TransferMethod, TrySubmitError, Turns, Unblocked,
 };
 
 use crate::{
@@ -63,6 +63,28 @@ pub(crate) enum Deferral {
     Slow(DeviceId),
     /// The caller's queue is another thread's.
     QueueOfAnotherThread,
+}
+
+/// Why a method submitted nothing.
+pub(crate) enum NotSubmitted {
+    /// For a task only.
+    Deferred(Deferral),
+    Failed(Error),
+}
+
+impl From<Error> for NotSubmitted {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<TrySubmitError> for NotSubmitted {
+    fn from(error: TrySubmitError) -> Self {
+        match error {
+            TrySubmitError::WouldBlock(blocked) => Self::Deferred(Deferral::Blocked(blocked)),
+            TrySubmitError::Failed(error) => Self::Failed(error),
+        }
+    }
 }
 
 /// What the manager returns to a task for which nothing was submitted, and which knows why.

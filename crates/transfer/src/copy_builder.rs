@@ -62,7 +62,7 @@ use crate::{
 /// * while the bytes are in use by work of another backend that a device's queue cannot wait for: staging threads, or a copy
 ///   within the host. From CUDA 12 on, a stream waits for a copy within the host, unless that copy comes after incomplete work,
 ///   or the transfer is of pageable or unified memory, or memory is being freed;
-/// * while a driver's queue is full.
+/// * while a driver's queue is full, from about a thousand operations in flight on.
 ///
 /// So a warm copy between pinned and device memory does not block, unless the host works on its bytes.
 ///
@@ -220,7 +220,9 @@ impl<'a> CopyBuilder<'a> {
     /// the executor is submitting its copy at that moment.
     ///
     /// It blocks no thread: of what takes `submit` long (the [list](Self#what-blocks-and-what-keeps-order)), it awaits work of other
-    /// backends and leaves the rest, host copies above 64 KiB included, to a thread of the executor. Two exceptions, both for a
+    /// backends and room in a queue with 256 operations in flight, and leaves the rest, host copies above 64 KiB and the creation of
+    /// queues included, to a thread of the executor. It does not see what a given stream has to do that was enqueued through its
+    /// handle. Two exceptions, both for a
     /// stream given to [`on`](Self::on): a direct copy of pageable memory is submitted when the work that the stream has is
     /// complete, and if more is enqueued meanwhile keeps one thread of the executor until the stream gets there; a per-thread default
     /// stream is used by the polling thread, however long that takes, and must be that thread's.

@@ -9,13 +9,13 @@ use std::{
 use transload_core::{
     Backend, CompletionHandler, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost,
     Place, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Submitted, Timing, Transfer,
-    TransferEvent, TransferId, TransferPath, TrySubmitError, events::report,
+    TransferEvent, TransferId, TransferPath, events::report,
 };
 use transload_executor::{Executor, Task};
 
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
-    attempt::{Deferral, Extras, would_block},
+    attempt::{Deferral, Extras, NotSubmitted, would_block},
     context::ManagerContext,
     methods::TransferRequest,
     planning::{
@@ -425,17 +425,17 @@ impl CrossBackendTransferManager {
                     Some(id) => Traced::submitted(id, end, submission, info),
                 }
             }
-            Err(TrySubmitError::WouldBlock(blocked)) => {
+            Err(NotSubmitted::Deferred(deferral)) => {
                 if let Some(task) = extras.and_then(|extras| extras.task) {
-                    task.deferral.set(Some(Deferral::Blocked(blocked)));
+                    task.deferral.set(Some(deferral));
                 }
                 would_block()
             }
-            Err(TrySubmitError::Failed(error)) if is_the_callers(error.kind()) => {
+            Err(NotSubmitted::Failed(error)) if is_the_callers(error.kind()) => {
                 self.refuse(request.id(), error)
             }
             // The driver's errors count as failures of the path.
-            Err(TrySubmitError::Failed(error)) => {
+            Err(NotSubmitted::Failed(error)) => {
                 let error = match self.after_failure(error, candidate, ((src, dst), (options, extras))) {
                     Ok(transfer) => return transfer,
                     Err(error) => error,

@@ -43,9 +43,9 @@ impl CrossBackendTransferManager {
                 let prepared = route.backend.prepare_in_place(route.lane);
                 prepared.unwrap_or_else(|error| report_events::kernel_unavailable(route.lane, &error));
             }
-            drop(lease(&*route.backend, route.lane, priority, workload)?);
+            lease(&*route.backend, route.lane, priority, workload)?.prepare_waits();
             if let Some((backend, device)) = &route.second {
-                drop(lease(&**backend, *device, priority, workload)?);
+                lease(&**backend, *device, priority, workload)?.prepare_waits();
             }
             let submission =
                 Submission { begun: Some(begun), submitting: begun.elapsed(), ..Submission::default() };

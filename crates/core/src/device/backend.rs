@@ -213,6 +213,23 @@ pub trait Backend: Any + Send + Sync {
         self.lease_queue(device, priority, workload)
     }
 
+    /// Like [`lease_queue`](Self::lease_queue), or [`lease_reserved_queue`](Self::lease_reserved_queue) if `reserved`, for a task,
+    /// whose thread must not be kept: takes some microseconds, and returns `None` if a queue should be created first, for which the
+    /// caller leases one on a thread that may be blocked. By default the lease of the other two methods.
+    ///
+    /// # Errors
+    /// Like `lease_queue`.
+    fn lease_existing_queue(
+        &self,
+        device: DeviceId,
+        priority: StreamPriority,
+        workload: WorkloadType,
+        reserved: bool,
+    ) -> Result<Option<QueueLease>> {
+        let lease = if reserved { Self::lease_reserved_queue } else { Self::lease_queue };
+        lease(self, device, priority, workload).map(Some)
+    }
+
     /// Returns the device whose queues copy directly from `src` to `dst`, if any.
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId>;
 

@@ -3,6 +3,7 @@
 
 pub(crate) mod fence;
 pub(crate) mod observer;
+pub(crate) mod room;
 pub(crate) mod source;
 pub(crate) mod transfer;
 pub(crate) mod unobserved;
@@ -77,8 +78,13 @@ pub unsafe trait Queue: Send + Sync + 'static {
     /// Returns whether it can copy directly from `src` to `dst`.
     fn can_copy(&self, src: Place, dst: Place) -> bool;
 
-    /// Returns whether it can wait for the fence without the host.
+    /// Returns whether it can wait for the fence without the host. Takes no longer than some microseconds: `false` if that needs what
+    /// [`prepare_waits`](Self::prepare_waits) sets up, and it was not called.
     fn can_wait_for(&self, fence: &Fence) -> bool;
+
+    /// Sets up what waits for the host's work need, such as memory; may take long, the first time. [`submit`](crate::submit) calls it
+    /// before such a wait. A task's thread does not: until it was called, the task awaits the host's work.
+    fn prepare_waits(&self) {}
 
     /// Enqueues the operation after everything enqueued before and after the fences in `after`, without
     /// waiting for its completion. (CUDA's driver copies pageable memory during the call.) Fences of its own
@@ -100,7 +106,8 @@ pub unsafe trait Queue: Send + Sync + 'static {
         None
     }
 
-    /// Returns how many operations are enqueued and not known to be complete.
+    /// Returns how many operations are enqueued and not known to be complete: those after the point that the timeline has
+    /// [reached](Timeline::reached).
     fn outstanding(&self) -> u64;
 
     /// Returns the driver's handle as an integer (a `CUstream`), for interop; `None` if there is none, or if

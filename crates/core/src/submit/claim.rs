@@ -205,7 +205,7 @@ impl<'a> Claims<'a> {
     pub fn wait_for_foreign_fences<Q: Queue + ?Sized>(&mut self, queue: &Q) {
         let Some(EarlierWork { after, .. }) = &mut self.earlier else { return };
         for fence in after.iter() {
-            if !is_ordered_by(queue, fence, || in_stream_order(self.held.iter().map(|one| one.buffer))) {
+            if !can_order(queue, fence, || in_stream_order(self.held.iter().map(|one| one.buffer))) {
                 // The failed transfer reports its error itself; either way its work is complete.
                 let _over = fence.wait();
             }
@@ -376,6 +376,20 @@ pub(crate) fn is_ordered_by<Q: Queue + ?Sized>(
     // The queue last: it may reserve what the wait needs.
     (!fence.timeline().device().is_cpu() || queue.device().is_cpu() || in_stream_order())
         && queue.can_wait_for(fence)
+}
+
+/// Like [`is_ordered_by`], for a thread that may be blocked meanwhile.
+#[inline]
+pub(crate) fn can_order<Q: Queue + ?Sized>(
+    queue: &Q,
+    fence: &Fence,
+    in_stream_order: impl FnOnce() -> bool,
+) -> bool {
+    let timeline = fence.timeline();
+    if timeline.device().is_cpu() && timeline.ends_by_host_alone(fence.point()) {
+        queue.prepare_waits();
+    }
+    is_ordered_by(queue, fence, in_stream_order)
 }
 
 /// Returns whether a device's operations use the buffers only in the order of their stream. The driver may copy

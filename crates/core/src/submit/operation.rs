@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Access, Claims, DeviceId, Error, ErrorKind, Fence, Pattern, Queue, RawBuffer, Recording, Result, Timing,
-    submit::claim::{WriteMode, in_stream_order, is_ordered_by},
+    submit::claim::{WriteMode, can_order, in_stream_order},
 };
 
 /// Rows of equal length at regular distances.
@@ -327,7 +327,7 @@ pub fn submit_after(
     operation.validate()?;
     let mut uses = operation.uses();
     let in_order = || in_stream_order(uses.iter().map(|(buffer, _)| *buffer));
-    for fence in after.iter().filter(|fence| !is_ordered_by(queue, fence, in_order)) {
+    for fence in after.iter().filter(|fence| !can_order(queue, fence, in_order)) {
         let _order_only = fence.wait();
     }
     let mut claims = Claims::none(operation.write_mode());

@@ -8,6 +8,7 @@ use std::{
 use crate::{
     Access, Claims, DeviceId, Fence, MemoryKind, Operation, Place, Queue, RawBuffer, Result, Timing,
     host::host_access::{self, HostAccess},
+    queue::room::full_until,
     submit::claim::{WriteMode, in_stream_order, is_ordered_by},
     submit::unblocked::{TrySubmitError, Turns, Unblocked},
 };
@@ -18,10 +19,11 @@ use crate::{
 /// * for conflicting work that the queue cannot wait for; for that of the host also if a device's queue uses
 ///   unified memory,
 /// * for any conflicting work if a device's queue copies pageable memory, since its driver may do so during
-///   the call.
+///   the call,
+/// * while some hundred operations are in flight on a device's queue ([`full_until`]), since its driver may be
+///   unable to take another.
 ///
-/// The driver itself may still take time during the call: to copy pageable memory, or if some thousand
-/// operations are in flight on the queue.
+/// The driver itself may still take time during the call, to copy pageable memory.
 ///
 /// # Errors
 /// [`TrySubmitError::WouldBlock`]; [`TrySubmitError::Failed`] with the errors of `submit`. Nothing was
@@ -48,6 +50,9 @@ pub fn try_submit_after(
     turns: &Turns,
 ) -> Result<Fence, TrySubmitError> {
     operation.validate()?;
+    if let Some(room) = full_until(queue).filter(|_| !crate::mutant!("core/task-awaits-room")) {
+        return Err(Unblocked::fences(vec![room]).into());
+    }
     let mut uses = operation.uses();
     let pageable = uses
         .iter()

@@ -2,7 +2,7 @@
 
 use std::{ptr::NonNull, sync::atomic::AtomicU32};
 
-use transload_core::Result;
+use transload_core::{DeviceId, Result, events::report};
 use transload_cuda_sys::{Context, DriverError, ffi};
 
 use super::free_thread::{Address, FreeThread};
@@ -14,7 +14,7 @@ const PAGE: usize = 8192;
 const PITCH: usize = 128;
 
 /// Words in mapped host memory, zero at first, each on cache lines of its own. May be dropped on any thread, also while a stream
-/// waits for a word: the page is freed on another thread when the device no longer uses it.
+/// waits for a word: the page is freed on another thread when the device no longer uses it. No limit or count includes it.
 #[derive(Debug)]
 pub struct WordPage {
     host: NonNull<u8>,
@@ -78,7 +78,11 @@ impl Drop for WordPage {
             Ok(thread) => {
                 thread.free(context, Address::Host(self.host.as_ptr().expose_provenance()), counts.add(PAGE));
             }
-            Err(_) => std::mem::forget(context),
+            Err(error) => {
+                let device = DeviceId::Cuda(context.device().ordinal());
+                report::call_failed("8 KiB of pinned memory stay allocated", device, &error);
+                std::mem::forget(context);
+            }
         }
     }
 }

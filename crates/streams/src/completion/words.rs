@@ -121,20 +121,35 @@ impl StreamTimeline {
     /// [`Timeline::ends_by_host_alone`]: transload_core::Timeline::ends_by_host_alone
     #[cold]
     pub(crate) fn can_wait_for_host_work(&self, fence: &Fence) -> bool {
-        self.keep_word(fence).is_some()
+        if transload_core::mutant!("streams/task-allocates-no-words") {
+            self.prepare_waits();
+        }
+        let words = self.words.get().and_then(Option::as_ref);
+        words.is_some_and(|words| self.keep_word(words, fence).is_some())
+    }
+
+    /// Allocates the words at the first call, if the stream may use them. If that fails, the host waits instead from then on.
+    #[cold]
+    pub(crate) fn prepare_waits(&self) {
+        if !self.device_waits.load(Ordering::Relaxed) || !Stream::can_wait_words() {
+            return;
+        }
+        let allocate = || {
+            let refused = |error: &Error| report::call_failed(HOST_WAITS, self.device, error);
+            Words::of(self.context()).inspect_err(refused).ok()
+        };
+        self.words.get_or_init(allocate);
     }
 
     /// Returns the word for a fence of host work, which is kept or taken now.
-    fn keep_word(&self, fence: &Fence) -> Option<(&Words, KeptWord)> {
+    fn keep_word<'a>(&self, words: &'a Arc<Words>, fence: &Fence) -> Option<(&'a Words, KeptWord)> {
         let (timeline, point) = (fence.timeline(), fence.point());
         if !timeline.device().is_cpu()
             || !self.device_waits.load(Ordering::Relaxed)
-            || !Stream::can_wait_words()
             || !timeline.ends_by_host_alone(point)
         {
             return None;
         }
-        let words = self.words()?;
         let mut all_kept = self.kept_words.lock();
         let is_same = |kept: &&KeptWord| kept.timeline == timeline.id() && kept.point == point;
         if let Some(kept) = all_kept.iter().find(is_same) {
@@ -165,7 +180,9 @@ impl StreamTimeline {
         if self.events.pending.lock().waits_for(timeline.id(), point) {
             return Some(Ok(false));
         }
-        let Some((words, word)) = self.keep_word(fence) else {
+        let words = self.words.get().and_then(Option::as_ref);
+        let kept = words.and_then(|words| self.keep_word(words, fence));
+        let Some((words, word)) = kept else {
             if !timeline.ends_by_host_alone(point) {
                 return fence.is_known_complete().then_some(Ok(false));
             }
@@ -197,14 +214,5 @@ impl StreamTimeline {
                 Ok(false)
             }
         })
-    }
-
-    /// Returns the words of the stream's context. The first call may allocate them; if that fails, the host waits instead from then on.
-    fn words(&self) -> Option<&Arc<Words>> {
-        let allocate = || {
-            let refused = |error: &Error| report::call_failed(HOST_WAITS, self.device, error);
-            Words::of(self.context()).inspect_err(refused).ok()
-        };
-        self.words.get_or_init(allocate).as_ref()
     }
 }

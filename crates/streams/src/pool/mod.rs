@@ -111,11 +111,23 @@ impl AdvancedStreamPool {
     /// The driver's, if the first stream cannot be created.
     #[inline]
     pub fn lease(&self, priority: StreamPriority, workload: WorkloadType) -> Result<StreamLease> {
-        let choice = match self.strategy() {
+        self.groups[priority as usize].lease(&self.device, workload, self.choice()).map(StreamLease::new)
+    }
+
+    /// Like [`lease`](Self::lease), but neither creates nor destroys a stream, so that it calls no driver: `None` if `lease` would create
+    /// one. For tasks.
+    #[inline]
+    #[must_use]
+    pub fn lease_existing(&self, priority: StreamPriority, workload: WorkloadType) -> Option<StreamLease> {
+        self.groups[priority as usize].lease_existing(workload, self.choice()).map(StreamLease::new)
+    }
+
+    #[inline]
+    fn choice(&self) -> Choice<'_> {
+        match self.strategy() {
             AllocationStrategy::RoundRobin => Choice::RoundRobin,
             _ => Choice::LeastLoaded(self.completions.weights()),
-        };
-        self.groups[priority as usize].lease(&self.device, workload, choice).map(StreamLease::new)
+        }
     }
 
     /// Leases a stream for a workload: `Normal` priority, or `High` for `Coordination` under

@@ -52,6 +52,9 @@ pub(crate) enum Choice<'a> {
     LeastLoaded(&'a Weights),
 }
 
+/// A leased stream and its slot.
+type Found = (usize, Arc<StreamShard>);
+
 /// Sort key: whether it failed (leased last, for its error), leases, then time of outstanding work.
 type Load = (bool, usize, u64);
 
@@ -94,6 +97,33 @@ impl PriorityGroup {
         workload: WorkloadType,
         choice: Choice<'_>,
     ) -> Result<Arc<StreamShard>> {
+        let (held, is_shrink_due) = self.lease_idle(workload, choice);
+        let Some(held) = held else {
+            return self.lease_slow(device, workload, choice);
+        };
+        if is_shrink_due {
+            self.shrink_if_quiet();
+        }
+        Ok(held)
+    }
+
+    /// Leases an idle stream, or a busy one if the group may have no more. Neither creates nor destroys one.
+    #[inline]
+    pub(crate) fn lease_existing(
+        &self,
+        workload: WorkloadType,
+        choice: Choice<'_>,
+    ) -> Option<Arc<StreamShard>> {
+        let (held, is_shrink_due) = self.lease_idle(workload, choice);
+        if is_shrink_due && transload_core::mutant!("streams/task-retires-no-stream") {
+            self.shrink_if_quiet();
+        }
+        held.or_else(|| self.lease_least_loaded(workload, choice).ok())
+    }
+
+    /// Leases an idle stream, and returns whether to check for streams to retire.
+    #[inline]
+    fn lease_idle(&self, workload: WorkloadType, choice: Choice<'_>) -> (Option<Arc<StreamShard>>, bool) {
         let allowed = self.allowed(workload);
         let (held, is_shrink_due) = self.places.with(|cache| {
             let there = cache.snapshot.filled & allowed;
@@ -103,14 +133,52 @@ impl PriorityGroup {
             };
             (held, cache.is_shrink_due())
         });
-        let Some(held) = held else {
-            return self.lease_slow(device, workload, choice);
-        };
-        held.set_note(workload as u64);
-        if is_shrink_due {
-            self.shrink_if_quiet();
+        if let Some(held) = &held {
+            held.set_note(workload as u64);
         }
-        Ok(held)
+        (held, is_shrink_due)
+    }
+
+    /// Leases the least loaded stream, or returns it if it is busy and another may be created.
+    #[cold]
+    fn lease_least_loaded(
+        &self,
+        workload: WorkloadType,
+        choice: Choice<'_>,
+    ) -> Result<Arc<StreamShard>, Option<Found>> {
+        let ones = Default::default();
+        let (from, weights) = match choice {
+            Choice::LeastLoaded(weights) => (workload, weights),
+            Choice::RoundRobin => (TURN, &ones),
+        };
+        loop {
+            let allowed = self.allowed(workload);
+            let (found, is_full) = self.places.with(|cache| {
+                let there = cache.snapshot.filled & allowed;
+                (least_loaded(cache, from, there, weights), there == allowed)
+            });
+            match found {
+                Some((index, held, load)) if is_full || load == IDLE => {
+                    return Ok(self.leased(workload, choice, (index, held)));
+                }
+                // All streams are being retired.
+                None if is_full => thread::yield_now(),
+                found => return Err(found.map(|(index, held, _)| (index, held))),
+            }
+        }
+    }
+
+    /// Notes a lease that was not one of an idle stream.
+    fn leased(&self, workload: WorkloadType, choice: Choice<'_>, (index, held): Found) -> Arc<StreamShard> {
+        held.set_note(workload as u64);
+        self.places.with(|cache| match choice {
+            Choice::LeastLoaded(_) => {
+                let stays = if held.own.outstanding() > 0 { BUSY_RUN_LEASES } else { 0 };
+                stay(cache, workload, index, &held, stays);
+            }
+            Choice::RoundRobin => cache.stay(TURN, index),
+        });
+        held
     }
 
     #[cold]
@@ -120,45 +188,12 @@ impl PriorityGroup {
         workload: WorkloadType,
         choice: Choice<'_>,
     ) -> Result<Arc<StreamShard>> {
-        let ones = Default::default();
-        let (from, weights) = match choice {
-            Choice::LeastLoaded(weights) => (workload, weights),
-            Choice::RoundRobin => (TURN, &ones),
-        };
-        let leased = |index: usize, held: Arc<StreamShard>| {
-            held.set_note(workload as u64);
-            self.places.with(|cache| match choice {
-                Choice::LeastLoaded(_) => {
-                    stay(
-                        cache,
-                        workload,
-                        index,
-                        &held,
-                        if held.own.outstanding() > 0 { BUSY_RUN_LEASES } else { 0 },
-                    );
-                }
-                Choice::RoundRobin => cache.stay(TURN, index),
-            });
-            held
-        };
         // A stream created concurrently with others may find no free slot and is dropped.
         let mut made = None;
         loop {
-            let allowed = self.allowed(workload);
-            let (found, is_full) = self.places.with(|cache| {
-                let there = cache.snapshot.filled & allowed;
-                (least_loaded(cache, from, there, weights), there == allowed)
-            });
-            let shared = match found {
-                Some((index, held, load)) if is_full || load == IDLE => {
-                    return Ok(leased(index, held));
-                }
-                // All streams are being retired.
-                None if is_full => {
-                    thread::yield_now();
-                    continue;
-                }
-                found => found,
+            let shared = match self.lease_least_loaded(workload, choice) {
+                Ok(held) => return Ok(held),
+                Err(shared) => shared,
             };
             let stream = match made.take() {
                 Some(stream) => stream,
@@ -170,16 +205,15 @@ impl PriorityGroup {
                     // A busy or failed stream is better than none.
                     Err(error) => {
                         report::call_failed("a stream is shared", device.id(), &error);
-                        let (index, held, _) = shared.ok_or(error)?;
-                        return Ok(leased(index, held));
+                        return Ok(self.leased(workload, choice, shared.ok_or(error)?));
                     }
                 },
             };
             drop(shared);
             match self.places.put(self.allowed(workload), stream) {
-                Ok((index, held)) => {
+                Ok(found) => {
                     *self.changed.lock() = Instant::now();
-                    return Ok(leased(index, held));
+                    return Ok(self.leased(workload, choice, found));
                 }
                 Err(stream) => made = Some(stream),
             }

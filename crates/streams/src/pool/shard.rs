@@ -100,6 +100,10 @@ unsafe impl Queue for StreamShard {
         self.stream.can_wait_for(fence)
     }
 
+    fn prepare_waits(&self) {
+        self.stream.prepare_waits();
+    }
+
     #[inline]
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
         // SAFETY: the caller's promise.

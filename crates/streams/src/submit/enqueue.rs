@@ -44,6 +44,10 @@ unsafe impl Queue for CudaStream {
         fence.timeline().as_any().is::<StreamTimeline>() || self.own.can_wait_for_host_work(fence)
     }
 
+    fn prepare_waits(&self) {
+        self.own.prepare_waits();
+    }
+
     fn current_fence(&self) -> Option<Fence> {
         self.fence().ok()
     }

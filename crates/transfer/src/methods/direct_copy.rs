@@ -2,10 +2,10 @@
 
 use transload_core::{
     Fence, MemoryKind, Operation, Place, RejectReason, Result, Timing, TransferMethod, TransferPath,
-    TrySubmitError, WorkloadType, copy_on_host,
+    WorkloadType, copy_on_host,
 };
 
-use crate::planning::request::PlanInput;
+use crate::{attempt::NotSubmitted, planning::request::PlanInput};
 
 use super::{Method, Route, SingleOperation, Submitted, Topology, TransferRequest};
 
@@ -43,7 +43,7 @@ impl Method for DirectCopy {
     }
 
     /// Leases a queue for each transfer only, so that the backend can balance transfers over its queues.
-    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
+    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {
         if request.src.len() <= route.at_once
             && request
                 .extras

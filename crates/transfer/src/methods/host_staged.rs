@@ -6,12 +6,13 @@ use std::sync::Arc;
 use smallvec::{SmallVec, smallvec};
 use transload_core::{
     Backend, DeviceId, Fence, MemoryKind, Place, RejectReason, Result, Timeline, TransferMethod,
-    TransferPath, TrySubmitError, WorkloadType,
+    TransferPath, WorkloadType,
 };
 use transload_executor::Executor;
 
 use super::{Method, Route, Submitted, Topology, TransferRequest};
 use crate::{
+    attempt::NotSubmitted,
     planning::request::PlanInput,
     report_events,
     staging::{
@@ -96,7 +97,7 @@ impl Method for HostStaged {
         !self.rings.get(route.lane).is_some_and(|ring| ring.has_buffer())
     }
 
-    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
+    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {
         let src = request.src;
         // If the driver rejects the kernel, the copy engine copies.
         let in_place = request.stage_in_place
@@ -115,7 +116,10 @@ impl Method for HostStaged {
             Some((other, device)) => {
                 let kind = StagedKind::DeviceToDevice(
                     lease(&route.backend, route.lane)?,
-                    lease(other, *device).map_err(|error| name_lost_device(*device, error))?,
+                    lease(other, *device).map_err(|error| match error {
+                        NotSubmitted::Failed(error) => name_lost_device(*device, error).into(),
+                        deferred => deferred,
+                    })?,
                 );
                 backends.push(Arc::clone(other));
                 kind
@@ -159,7 +163,7 @@ pub(super) fn start_staged(
     (kind, in_place): (StagedKind, bool),
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
     lane: DeviceId,
-) -> Result<Submitted, TrySubmitError> {
+) -> Result<Submitted, NotSubmitted> {
     let (src, dst) = (request.src, request.dst);
     let mut claims = request.claim()?;
     claims.wait_also(request.after());

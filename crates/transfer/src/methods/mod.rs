@@ -4,15 +4,15 @@ use std::{ops::Deref, sync::Arc};
 
 use transload_core::{
     Access, Backend, Claims, DeviceId, Fence, Operation, PeerAccess, Queue, QueueLease, RawBuffer,
-    RejectReason, Result, Submitted, Timing, TransferId, TransferMethod, TransferPath, TrySubmitError, Turns,
-    WorkloadType, submit_after, try_submit_after,
+    RejectReason, Result, Submitted, Timing, TransferId, TransferMethod, TransferPath, Turns, WorkloadType,
+    submit_after, try_submit_after,
 };
 
 use transload_executor::Executor;
 
 use crate::{
     TransferOptions,
-    attempt::{Extras, Staging},
+    attempt::{Deferral, Extras, NotSubmitted, Staging, TaskContext},
     planning::{registry::Registered, request::PlanInput},
     staging::StagingRings,
 };
@@ -116,7 +116,7 @@ pub(crate) trait Method: Send + Sync + 'static {
     /// # Errors
     /// The queue's; the conflict, if the request must not block the thread. On an error nothing was submitted; after an
     /// [`ErrorKind::OutOfMemory`](transload_core::ErrorKind::OutOfMemory) of HostStaged the next best method is tried.
-    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError>;
+    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted>;
 }
 
 /// Why a method that applies is not used.
@@ -186,10 +186,14 @@ impl<'a> TransferRequest<'a> {
         self.extras.is_some_and(|extras| extras.staging == Staging::LastResort)
     }
 
+    fn task(&self) -> Option<&'a TaskContext<'a>> {
+        self.extras.and_then(|extras| extras.task)
+    }
+
     /// If there is a task, its turns: conflicting work that a queue cannot wait for is returned then. Otherwise the calling
     /// thread is blocked until that work is complete.
     fn turns(&self) -> Option<&'a Turns> {
-        self.extras.and_then(|extras| extras.task).map(|task| task.turns)
+        self.task().map(|task| task.turns)
     }
 
     /// Enqueues an operation.
@@ -198,12 +202,11 @@ impl<'a> TransferRequest<'a> {
         queue: &dyn Queue,
         operation: &Operation<'_>,
         timing: Timing,
-    ) -> Result<Submitted, TrySubmitError> {
-        match self.turns() {
-            None => submit_after(queue, operation, self.after(), timing).map_err(TrySubmitError::Failed),
-            Some(turns) => try_submit_after(queue, operation, self.after(), timing, turns),
-        }
-        .map(Submitted::Until)
+    ) -> Result<Submitted, NotSubmitted> {
+        Ok(Submitted::Until(match self.turns() {
+            None => submit_after(queue, operation, self.after(), timing)?,
+            Some(turns) => try_submit_after(queue, operation, self.after(), timing, turns)?,
+        }))
     }
 
     /// What the bytes move after, besides conflicting work.
@@ -212,22 +215,26 @@ impl<'a> TransferRequest<'a> {
     }
 
     /// Claims both buffers.
-    fn claim(&self) -> Result<Claims<'a>, TrySubmitError> {
+    fn claim(&self) -> Result<Claims<'a>, NotSubmitted> {
         let mut uses = [(self.src, Access::Read), (self.dst, Access::Write)];
-        match self.turns() {
-            None => Claims::acquire(&mut uses).map_err(TrySubmitError::Failed),
-            Some(turns) => Claims::try_acquire(&mut uses, turns),
-        }
+        Ok(match self.turns() {
+            None => Claims::acquire(&mut uses)?,
+            Some(turns) => Claims::try_acquire(&mut uses, turns)?,
+        })
     }
 
     /// The caller's queue, or one of the lane for the caller's workload or else the method's own.
     #[inline]
-    fn queue(&self, backend: &dyn Backend, lane: DeviceId, usual: WorkloadType) -> Result<RequestQueue<'a>> {
+    fn queue(
+        &self,
+        backend: &dyn Backend,
+        lane: DeviceId,
+        usual: WorkloadType,
+    ) -> Result<RequestQueue<'a>, NotSubmitted> {
         if let Some(&Extras { queue: Some(queue), .. }) = self.extras {
             return Ok(RequestQueue::Given(queue));
         }
-        let TransferOptions { priority, workload, .. } = *self.options;
-        backend.lease_queue(lane, priority, workload.unwrap_or(usual)).map(RequestQueue::Leased)
+        self.lease(backend, lane, usual, false).map(RequestQueue::Leased)
     }
 
     /// Leases a queue for the executor's workers, which other users' work must not delay.
@@ -236,9 +243,28 @@ impl<'a> TransferRequest<'a> {
         backend: &dyn Backend,
         lane: DeviceId,
         usual: WorkloadType,
-    ) -> Result<QueueLease> {
+    ) -> Result<QueueLease, NotSubmitted> {
+        self.lease(backend, lane, usual, true)
+    }
+
+    #[inline]
+    fn lease(
+        &self,
+        backend: &dyn Backend,
+        lane: DeviceId,
+        usual: WorkloadType,
+        reserved: bool,
+    ) -> Result<QueueLease, NotSubmitted> {
         let TransferOptions { priority, workload, .. } = *self.options;
-        backend.lease_reserved_queue(lane, priority, workload.unwrap_or(usual))
+        let workload = workload.unwrap_or(usual);
+        if self.task().is_some_and(|task| !task.may_be_slow)
+            && !transload_core::mutant!("transfer/task-creates-no-queue")
+        {
+            let lease = backend.lease_existing_queue(lane, priority, workload, reserved)?;
+            return lease.ok_or(NotSubmitted::Deferred(Deferral::Slow(lane)));
+        }
+        let lease = if reserved { Backend::lease_reserved_queue } else { Backend::lease_queue };
+        Ok(lease(backend, lane, priority, workload)?)
     }
 }
 

@@ -5,11 +5,11 @@ use std::time::Instant;
 use dashmap::DashMap;
 use transload_core::{
     Backend, DeviceId, Error, MemoryKind, Operation, RejectReason, Result, Retry, TransferMethod,
-    TransferPath, TrySubmitError, WorkloadType,
+    TransferPath, WorkloadType,
 };
 
 use super::{Declined, Method, Route, SingleOperation, Submitted, Topology, TransferRequest, peer_check};
-use crate::report_events;
+use crate::{attempt::NotSubmitted, report_events};
 
 /// Most transfers in a row that skip a pair whose verification failed temporarily.
 const MAX_SKIPS: u32 = 1023;
@@ -124,7 +124,7 @@ impl Method for PeerToPeer {
     }
 
     /// One operation for any size: chunks would only lower the rate.
-    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
+    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {
         let queue = request.queue(&*route.backend, route.lane, WorkloadType::Memory)?;
         request.enqueue(&*queue, &Operation::CopyPeer { src: request.src, dst: request.dst }, request.timing)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::smallvec;
 use transload_core::{
     DeviceId, MemoryKind, Operation, Place, RejectReason, Result, Timing, TransferMethod, TransferPath,
-    TrySubmitError, WorkloadType,
+    WorkloadType,
 };
 use transload_executor::Executor;
 
@@ -14,6 +14,7 @@ use super::{
     host_staged::{start_staged, start_threads},
 };
 use crate::{
+    attempt::NotSubmitted,
     planning::request::PlanInput,
     staging::{StagedKind, StagingRing, chunks_of, default_workers},
 };
@@ -77,7 +78,7 @@ impl Method for UnifiedMemory {
         0
     }
 
-    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
+    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {
         let (src, dst) = (request.src, request.dst);
         let by_workers = || request.lease_for_workers(&*route.backend, route.lane, WorkloadType::Memory);
         let kind = match (src.place().device, dst.place().device) {

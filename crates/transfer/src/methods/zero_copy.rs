@@ -1,8 +1,10 @@
 //! A copy kernel that accesses the host's memory in place. It uses no copy engine, so queued copies do not delay it.
 
 use transload_core::{
-    ErrorKind, Operation, RejectReason, Result, TransferMethod, TransferPath, TrySubmitError, WorkloadType,
+    ErrorKind, Operation, RejectReason, Result, TransferMethod, TransferPath, WorkloadType,
 };
+
+use crate::attempt::NotSubmitted;
 
 use super::{Declined, Method, Route, SingleOperation, Submitted, Topology, TransferRequest};
 
@@ -46,7 +48,7 @@ impl Method for ZeroCopy {
         Some(|src, dst| Operation::CopyInPlace { src, dst })
     }
 
-    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
+    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {
         // On a queue of kernels it neither waits for copies nor delays them.
         let queue = request.queue(&*route.backend, route.lane, WorkloadType::Compute)?;
         request.enqueue(

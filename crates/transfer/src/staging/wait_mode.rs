@@ -7,14 +7,10 @@ use std::{
     thread,
 };
 
-use transload_core::{Fence, Queue, Result};
+use transload_core::{Fence, Queue, Result, full_until};
 use transload_executor::Executor;
 
 use super::StagedTimeline;
-
-/// Most operations on a queue before a chunk's. A driver's launch queue holds about a thousand, and a call that finds
-/// it full blocks.
-const MAX_OUTSTANDING: u64 = 256;
 
 /// How the caller waits.
 #[derive(Clone, Copy)]
@@ -42,22 +38,14 @@ impl WaitMode<'_> {
 
 /// Returns whether a queue has room for another operation.
 pub(super) fn has_room(queue: &dyn Queue) -> bool {
-    queue.outstanding() < MAX_OUTSTANDING || transload_core::mutant!("transfer/unbounded-queue")
+    full_until(queue).is_none() || transload_core::mutant!("transfer/unbounded-queue")
 }
 
 /// Waits until a queue has room for another operation.
 pub(super) async fn room(queue: &dyn Queue, waits: WaitMode<'_>) {
-    loop {
-        let outstanding = queue.outstanding();
-        let Some(excess) = outstanding.checked_sub(MAX_OUTSTANDING) else { return };
-        let timeline = queue.timeline();
-        let fence = Fence::new(timeline.clone(), timeline.reached().saturating_add(excess + 1));
+    if let Some(fence) = full_until(queue) {
         // A failed operation is reported by its own transfer.
         let _over = waits.fence(&fence).await;
-        if queue.outstanding() >= outstanding {
-            // The count may lag behind the timeline.
-            return;
-        }
     }
 }
 

@@ -89,7 +89,7 @@ fn alternating_host_and_device_copies_keep_their_order() {
 }
 
 /// A setup whose host copies run on `executor`.
-fn setup_with(executor: &Executor, device_waits: bool) -> Setup {
+pub(crate) fn setup_with(executor: &Executor, device_waits: bool) -> Setup {
     let test = harness::device();
     let manager = CrossBackendTransferManager::builder().executor(executor).build();
     manager.register_backend(CpuBackend::builder().executor(executor).build().unwrap()).unwrap();

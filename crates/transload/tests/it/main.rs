@@ -33,6 +33,8 @@ mod limits;
 mod load;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod pinned;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod polled;
 #[path = "../../../streams/tests/it/support/programs.rs"]
 mod programs;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]

@@ -1,6 +1,7 @@
 //! The pool: which stream a lease gets, when the pool grows and shrinks, and what a lease outlives.
 
 mod batches;
+mod existing;
 mod optimizer;
 mod ready;
 mod split;
