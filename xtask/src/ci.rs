@@ -34,7 +34,7 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
         return Ok(measured);
     }
     if cfg!(target_os = "linux") {
-        step("instructions of a small copy, limited");
+        step("instructions of a small copy and of warm allocations, limited");
         let program = ["--package", "transload-benches", "--bin", "transload-instructions"];
         cmd!(sh, "cargo run --quiet --release --locked {program...}").quiet().run()?;
     }

@@ -114,15 +114,15 @@ impl DeviceState {
         Ok(self.registrations.get_or_init(|| made))
     }
 
-    /// Allocates a buffer. If memory is short, releases cached memory of the allocators and retries.
+    /// Returns a buffer that the calling thread dropped before, if any fits.
     #[inline]
-    pub(crate) fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+    pub(crate) fn take_kept(&self, kind: MemoryKind, bytes: usize) -> Result<Option<RawBuffer>> {
         self.check_usable()?;
-        self.cache.take_kept(kind, bytes).map_or_else(|| self.allocate_slow(kind, bytes), Ok)
+        Ok(self.cache.take_kept(kind, bytes))
     }
 
-    #[inline(never)]
-    fn allocate_slow(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+    /// Allocates a buffer. If memory is short, releases cached memory of the allocators and retries.
+    pub(crate) fn allocate_new(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         let owner = if MemorySide::of(kind) == MemorySide::Host { DeviceId::Cpu } else { self.id };
         self.retry_after_trim(MemorySide::of(kind), (Place::new(owner, kind), bytes), |memory| {
             match self.cache.allocate((&self.device, memory), &self.allocator, kind, bytes)? {
