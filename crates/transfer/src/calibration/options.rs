@@ -65,7 +65,7 @@ impl CalibrationOptions {
         self
     }
 
-    /// Sets the largest copy, in bytes. Larger copies are predicted from the two largest measured. A calibration has two buffers of
+    /// Sets the largest copy, in bytes. Larger ones are predicted to have the rate of the largest measured. A calibration has two buffers of
     /// this size at a time, and of no more than an eighth of the free memory of each device.
     #[must_use]
     pub fn largest(mut self, bytes: u64) -> Self {

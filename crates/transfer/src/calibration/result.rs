@@ -11,6 +11,8 @@ use crate::CrossBackendTransferManager;
 
 /// Sizes above this are no measurements, in bytes.
 const LARGEST: u64 = 1 << 50;
+/// A size beyond all others, in bytes.
+const FAR: u64 = 1 << 60;
 /// Times above this are no measurements of a copy.
 const LONGEST: Duration = Duration::from_secs(1 << 20);
 
@@ -169,13 +171,14 @@ impl PathCalibration {
 }
 
 impl MethodCurve {
-    /// Returns the curve through the times. Below the first size it is constant, and it does not fall after the last but one.
+    /// Returns the curve through the times. Below the first size it is constant. Beyond the last it is proportional to the size, so
+    /// that noise in the last times cannot change which method is the fastest there.
     fn model(&self) -> Option<CostModel> {
         let mut points: Vec<_> = self.times.iter().map(|time| (time.bytes, time.median)).collect();
-        let [.., before, last] = points.as_mut_slice() else { return None };
-        last.1 = last.1.max(before.1);
-        let first = points.first()?.1;
-        points.push((0, first));
+        let (first, last) = (*points.first()?, *points.last()?);
+        let far = last.1.as_secs_f64() * (FAR as f64 / last.0 as f64);
+        points.push((0, first.1));
+        points.push((FAR, Duration::try_from_secs_f64(far).unwrap_or(Duration::MAX)));
         CostModel::through(&points)
     }
 }

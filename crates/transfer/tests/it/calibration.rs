@@ -106,7 +106,7 @@ fn sizes() -> impl Iterator<Item = u64> {
 fn slow_link(path: TransferPath, method: TransferMethod) -> (f64, f64) {
     match (path.src.kind == MemoryKind::Pageable || path.dst.kind == MemoryKind::Pageable, method) {
         (true, DIRECT) => (8.0, 0.3),
-        (true, _) => (20.0, 1.0),
+        (true, _) => (20.0, 1.5),
         (false, DIRECT) => (8.0, 1.0),
         (false, _) => (5.0, 0.9),
     }
@@ -175,8 +175,8 @@ fn crossing_points_are_found_and_printed() {
     let found = setup.calibrate();
     let path = upload(MemoryKind::Pageable);
     let calibrated = found.paths.iter().find(|calibrated| calibrated.path == path).unwrap();
-    // 8 µs + b / 0.3 GB/s = 20 µs + b / 1 GB/s.
-    let exact = 12_000.0 / (1.0 / 0.3 - 1.0);
+    // 8 µs + b / 0.3 GB/s = 20 µs + b / 1.5 GB/s.
+    let exact = 12_000.0 / (1.0 / 0.3 - 1.0 / 1.5);
     let crossings = calibrated.crossings();
     assert_eq!(crossings.len(), 1, "{crossings:?}");
     let crossing = crossings[0];
@@ -190,6 +190,23 @@ fn crossing_points_are_found_and_printed() {
     let times = &calibrated.methods[0].times;
     let near = times.iter().filter(|time| (4096..=16_384).contains(&time.bytes)).count();
     assert!(near >= 4 && times.len() < 16, "{times:?}");
+}
+
+#[test]
+fn noise_in_last_times_makes_no_crossing_beyond_them() {
+    let setup = setup(slow_link);
+    let mut found = setup.calibrate();
+    let path = upload(MemoryKind::Pageable);
+    let at = found.paths.iter().position(|calibrated| calibrated.path == path).unwrap();
+    let direct = found.paths[at].methods.iter_mut().find(|curve| curve.method == DIRECT).unwrap();
+    let [.., before, last] = direct.times.as_mut_slice() else { panic!("few times") };
+    // As if larger copies took no longer.
+    before.median = last.median;
+    setup.manager.use_calibration(&found).unwrap();
+    assert_eq!(found.paths[at].crossings().len(), 1);
+    for bytes in [LARGEST, LARGEST + 1, 1 << 30, 1 << 40] {
+        assert_eq!(setup.method(path, bytes), STAGED, "{bytes}");
+    }
 }
 
 #[test]
