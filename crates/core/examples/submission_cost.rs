@@ -67,6 +67,21 @@ fn parts(n: usize, step: usize) -> Vec<(RawBuffer, RawBuffer)> {
     (0..n).map(|index| (src.slice(part(index)).unwrap(), dst.slice(part(index)).unwrap())).collect()
 }
 
+/// A batch of `n` pairs of 4096 bytes, the destinations `step` pieces after each other, with `gap` bytes between all. Returns nanoseconds
+/// a pair.
+fn batch(n: usize, step: usize, gap: usize) -> f64 {
+    const PART: usize = 4096;
+    let pitch = PART + gap;
+    let (src, dst) = (buffer(n * pitch), buffer(n * pitch));
+    let part = |of: &RawBuffer, index: usize| of.slice(index * pitch..index * pitch + PART).unwrap();
+    let pairs: Vec<_> = (0..n).map(|index| (part(&src, index), part(&dst, index * step % n))).collect();
+    let queue = NoOpQueue::reading(&Arc::from([]));
+    least(2_000_000 / n, n, || {
+        submit_on(&queue, &Operation::CopyBatchInPlace { pairs: &pairs }, Timing::Off).unwrap();
+        queue.complete();
+    })
+}
+
 fn queues(n: usize, reads: &Arc<[u64]>) -> Vec<NoOpQueue> {
     (0..n).map(|_| NoOpQueue::reading(reads)).collect()
 }
@@ -104,5 +119,11 @@ fn main() {
         let passes = 400_000 / copies;
         let [warm, cold] = [&nothing, &cache].map(|reads| of(&pairs, &queues(n, reads), copies, passes));
         println!("{name:36} {warm:8.1} ns {cold:8.1} ns");
+    }
+    for n in [1000, 10_000] {
+        for (name, step, gap) in [("in order", 1, 0), ("scattered", 7919, 0), ("scattered, gaps", 7919, 4096)]
+        {
+            println!("a batch of {n}, {name:21} {:8.1} ns", batch(n, step, gap));
+        }
     }
 }

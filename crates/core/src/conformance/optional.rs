@@ -4,6 +4,7 @@ use super::{
     CheckResult, Failure, Verdict,
     content::{SIZES, one_copy},
     context::{self, TestContext, refused, submit_and_wait},
+    rows::one_batch,
 };
 use crate::{
     DeviceId, ErrorKind, MemoryAdvice, MemoryKind, Operation, PeerAccess, RawBuffer, StreamPriority, Timing,
@@ -70,6 +71,15 @@ pub(super) fn in_place(context: &TestContext<'_>) -> CheckResult {
                 one_copy(context, &mut rng, (from, to), bytes, |src, dst| {
                     let done = submit_and_wait(&queue, &Operation::CopyInPlace { src, dst })?;
                     ensure!(done.is_some(), "the queue of the in-place copier answers Unsupported");
+                    Ok(())
+                })?;
+            }
+            for (count, most) in [(1, 70_000), (300, 700), (9, context.size(1_500_000))] {
+                one_batch(context, &mut rng, (from, to), (count, most), |pairs| {
+                    Ok(submit_and_wait(&queue, &Operation::CopyBatchInPlace { pairs })?.is_some())
+                })
+                .and_then(|done| {
+                    ensure!(done, "the queue of the in-place copier answers Unsupported to a batch");
                     Ok(())
                 })?;
             }

@@ -23,14 +23,12 @@ pub(super) fn validation(context: &TestContext<'_>) -> CheckResult {
         let (shorter, low, high) = (src.slice(..99)?, dst.slice(..60)?, dst.slice(40..)?);
         refuse(Operation::Copy { src: &shorter, dst: &dst }, InvalidArgument)?;
         refuse(Operation::Copy { src: &low, dst: &high }, Overlap)?;
-        refuse(
-            Operation::CopyBatch { pairs: &[(src.clone(), dst.clone()), (shorter, dst.clone())] },
-            InvalidArgument,
-        )?;
-        refuse(
-            Operation::CopyBatch { pairs: &[(src.slice(..60)?, low), (src.slice(40..)?, high)] },
-            Overlap,
-        )?;
+        let pairs = [(src.clone(), dst.clone()), (shorter, dst.clone())];
+        refuse(Operation::CopyBatch { pairs: &pairs }, InvalidArgument)?;
+        refuse(Operation::CopyBatchInPlace { pairs: &pairs }, InvalidArgument)?;
+        let pairs = [(src.slice(..60)?, low), (src.slice(40..)?, high)];
+        refuse(Operation::CopyBatch { pairs: &pairs }, Overlap)?;
+        refuse(Operation::CopyBatchInPlace { pairs: &pairs }, Overlap)?;
         let rows = |width, height, src_pitch, dst_pitch| Pitched { width, height, src_pitch, dst_pitch };
         for rows in [
             rows(10, 11, 10, 10),
@@ -79,13 +77,20 @@ pub(super) fn unsupported(context: &TestContext<'_>) -> CheckResult {
             // Between two kinds of host memory no copier is reported, but a queue may support it; if so,
             // fine.
             if context.backend().in_place_copier(from.place, to.place).is_none() {
-                let done = submit_and_wait(&queue, &Operation::CopyInPlace { src: &src, dst: &dst })?;
-                ensure!(done.is_none() || from.place.device == to.place.device, "in place without a copier");
-                context.expect(
-                    &dst,
-                    if done.is_some() { &there } else { &here },
-                    "a copy in place without a copier",
-                )?;
+                let pairs = [(src.clone(), dst.clone())];
+                let mut expected = &here;
+                for operation in [
+                    Operation::CopyInPlace { src: &src, dst: &dst },
+                    Operation::CopyBatchInPlace { pairs: &pairs },
+                ] {
+                    let done = submit_and_wait(&queue, &operation)?;
+                    ensure!(
+                        done.is_none() || from.place.device == to.place.device,
+                        "in place without a copier"
+                    );
+                    expected = if done.is_some() { &there } else { expected };
+                    context.expect(&dst, expected, "a copy in place without a copier")?;
+                }
                 context.expect(&src, &there, "the source of a copy in place")?;
             }
         }

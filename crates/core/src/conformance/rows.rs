@@ -1,8 +1,9 @@
 //! Promises about copies of many pieces: rows and batches.
 
 use super::{
-    CheckResult, Verdict,
-    context::{TestContext, submit_and_wait},
+    CheckResult, Failure, Verdict,
+    context::{TestContext, TestMemory, submit_and_wait},
+    rng::TestRng,
 };
 use crate::{Operation, Pitched, RawBuffer};
 
@@ -38,27 +39,44 @@ pub(super) fn batches(context: &TestContext<'_>) -> CheckResult {
     let mut any = false;
     for (from, to) in context.paths() {
         for (count, most) in [(1, 500), (7, 3000), (100, 999), (3, context.size(2_200_000))] {
-            let sizes: Vec<usize> = (0..count).map(|_| rng.between(1, most)).collect();
-            let total: usize = sizes.iter().sum();
-            let there = rng.bytes(total);
-            let mut here = rng.bytes(total + count);
-            let (src, dst) = (context.buffer_of(from, &there)?, context.buffer_of(to, &here)?);
-            let mut pairs: Vec<(RawBuffer, RawBuffer)> = Vec::new();
-            let mut done = here.clone();
-            // Gathered in reverse order, scattered with a byte between.
-            let (mut read, mut write) = (total, 0);
-            for bytes in sizes {
-                read -= bytes;
-                pairs.push((src.slice(read..read + bytes)?, dst.slice(write..write + bytes)?));
-                done[write..write + bytes].copy_from_slice(&there[read..read + bytes]);
-                write += bytes + 1;
-            }
-            if submit_and_wait(&queue, &Operation::CopyBatch { pairs: &pairs })?.is_some() {
-                any = true;
-                here = done;
-            }
-            context.expect(&dst, &here, &format!("{count} pairs {} → {}", from.place, to.place))?;
+            any |= one_batch(context, &mut rng, (from, to), (count, most), |pairs| {
+                Ok(submit_and_wait(&queue, &Operation::CopyBatch { pairs })?.is_some())
+            })?;
         }
     }
     Ok(Verdict::passed_if(any, "the queues copy no batches"))
+}
+
+/// One batch of `count` pairs of up to `most` bytes, and the bytes around them. `copy` returns whether the queue
+/// supports it.
+pub(super) fn one_batch(
+    context: &TestContext<'_>,
+    rng: &mut TestRng,
+    (from, to): (TestMemory, TestMemory),
+    (count, most): (usize, usize),
+    copy: impl FnOnce(&[(RawBuffer, RawBuffer)]) -> Result<bool, Failure>,
+) -> Result<bool, Failure> {
+    let sizes: Vec<usize> = (0..count).map(|_| rng.between(1, most)).collect();
+    let total: usize = sizes.iter().sum();
+    let there = rng.bytes(total);
+    let mut here = rng.bytes(total + count);
+    let (src, dst) = (context.buffer_of(from, &there)?, context.buffer_of(to, &here)?);
+    let mut pairs: Vec<(RawBuffer, RawBuffer)> = Vec::new();
+    let mut done = here.clone();
+    // Forwards, so that some are neighbours of the one before, or in reverse order with a byte between.
+    let is_reverse = rng.below(2) == 0;
+    let (mut read, mut write) = (if is_reverse { total } else { 0 }, 0);
+    for bytes in sizes {
+        read -= if is_reverse { bytes } else { 0 };
+        pairs.push((src.slice(read..read + bytes)?, dst.slice(write..write + bytes)?));
+        done[write..write + bytes].copy_from_slice(&there[read..read + bytes]);
+        write += bytes + if is_reverse { 1 } else { rng.below(2) };
+        read += if is_reverse { 0 } else { bytes };
+    }
+    let is_copied = copy(&pairs)?;
+    if is_copied {
+        here = done;
+    }
+    context.expect(&dst, &here, &format!("{count} pairs {} → {}", from.place, to.place))?;
+    Ok(is_copied)
 }

@@ -1,12 +1,18 @@
 //! Ranges held without a fence: pending claims, host views and loans.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ops::Range,
+};
 
 use super::{hold_kind::HoldKind, steps};
 use crate::Access;
 
 /// Up to this many other entries are kept as a list.
 const MAX_LIST: usize = 8;
+
+/// Entries for which an empty run keeps its memory.
+const MAX_KEPT: usize = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HeldRange {
@@ -33,9 +39,12 @@ pub(super) struct HeldRanges {
     others: Option<Box<Others>>,
 }
 
-/// The other entries: a short list, or counts by range if there are many.
+/// The other entries: a run, and a short list, or counts by range if there are many.
 #[derive(Debug, Default)]
 struct Others {
+    /// Disjoint and in order: those that began after the end of all others here, as a batch's do, which is released from the
+    /// front.
+    run: VecDeque<HeldRange>,
     list: Vec<HeldRange>,
     by_start: CountsByStart,
 }
@@ -136,7 +145,8 @@ impl HeldRanges {
     fn overlapping(&self, range: &Range<usize>) -> impl Iterator<Item = (HoldKind, Access)> {
         let Range { start, end } = *range;
         let others = self.others.as_deref().into_iter();
-        let list = self.one.iter().chain(others.clone().flat_map(|others| &others.list));
+        let run = others.clone().flat_map(move |others| others.in_run(start..end));
+        let list = self.one.iter().chain(others.clone().flat_map(|others| &others.list)).chain(run);
         let list = list.filter(move |held| overlaps(&held.range, &(start..end)));
         let by_start = others.flat_map(move |others| others.counts(start..end));
         list.map(|held| (held.kind, held.access)).chain(by_start)
@@ -145,11 +155,13 @@ impl HeldRanges {
 
 impl Others {
     fn is_empty(&self) -> bool {
-        self.list.is_empty() && self.by_start.is_empty()
+        self.run.is_empty() && self.list.is_empty() && self.by_start.is_empty()
     }
 
     fn add(&mut self, held: HeldRange) {
-        if self.by_start.is_empty() && self.list.len() < MAX_LIST {
+        if self.run.back().is_none_or(|last| last.range.end <= held.range.start) {
+            self.run.push_back(held);
+        } else if self.by_start.is_empty() && self.list.len() < MAX_LIST {
             self.list.push(held);
         } else {
             self.list.drain(..).chain([held]).for_each(|held| change(&mut self.by_start, &held, true));
@@ -157,11 +169,27 @@ impl Others {
     }
 
     fn release(&mut self, held: &HeldRange) {
-        if !self.by_start.is_empty() {
+        let at = match self.run.front() {
+            Some(first) if first == held => 0,
+            _ => self.run.partition_point(|known| known.range.start < held.range.start),
+        };
+        if self.run.get(at).is_some_and(|known| known == held) {
+            self.run.remove(at);
+            if self.run.is_empty() && self.run.capacity() > MAX_KEPT {
+                self.run = VecDeque::new();
+            }
+        } else if !self.by_start.is_empty() {
             change(&mut self.by_start, held, false);
         } else if let Some(index) = self.list.iter().position(|known| known == held) {
             self.list.swap_remove(index);
         }
+    }
+
+    /// Returns the entries of the run that overlap a range or are next to it.
+    fn in_run(&self, Range { start, end }: Range<usize>) -> impl Iterator<Item = &HeldRange> {
+        let first = self.run.partition_point(|held| held.range.end <= start);
+        let rest = self.run.range(first..).take_while(move |held| held.range.start < end);
+        rest.inspect(|_| steps::count())
     }
 
     /// Returns the kinds of the counted entries that overlap a range.

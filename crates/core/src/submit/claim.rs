@@ -12,7 +12,10 @@ use crate::{
         WakeList,
     },
     queue::source::{SourceList, Sources},
-    submit::unblocked::{TrySubmitError, Turns, Unblocked},
+    submit::{
+        batch::ranges_of,
+        unblocked::{TrySubmitError, Turns, Unblocked},
+    },
 };
 
 /// Claims on buffers for work about to be enqueued. Until they are committed, conflicting users wait, so do
@@ -93,6 +96,40 @@ impl<'a> Claims<'a> {
         }
     }
 
+    /// Like [`add`](Self::add), for any operation, which is checked.
+    #[inline(never)]
+    pub(crate) fn add_checked(&mut self, operation: &Operation<'a>, own: &Arc<dyn Timeline>) -> Result<()> {
+        match *operation {
+            Operation::CopyBatch { pairs } | Operation::CopyBatchInPlace { pairs } => {
+                self.add_batch(pairs, Some(own))
+            }
+            _ => {
+                operation.validate()?;
+                self.add(&mut operation.uses(), Some(own))
+            }
+        }
+    }
+
+    /// Like [`add`](Self::add), for the pairs of a batch, whose ranges are sorted only once.
+    fn add_batch(
+        &mut self,
+        pairs: &'a [(RawBuffer, RawBuffer)],
+        own: Option<&Arc<dyn Timeline>>,
+    ) -> Result<()> {
+        let mut turns = None;
+        loop {
+            self.held = SmallVec::from_vec(ranges_of(pairs)?);
+            match self.claim_held(own, turns.as_ref()) {
+                Ok(()) => return Ok(()),
+                Err(TrySubmitError::Failed(error)) => return Err(error),
+                Err(TrySubmitError::WouldBlock(obstacle)) => match &turns {
+                    Some(turns) => obstacle.block(turns),
+                    None => turns = Some(Turns::default()),
+                },
+            }
+        }
+    }
+
     #[cold]
     fn wait_in_turn(
         &mut self,
@@ -136,6 +173,16 @@ impl<'a> Claims<'a> {
                 _ => self.held.push(Claimed { buffer, range, access: *access, ticket: None }),
             }
         }
+        self.claim_held(own, turns)
+    }
+
+    /// Claims all ranges that are listed, or none if one is blocked for the holder of `turns`.
+    #[inline]
+    fn claim_held(
+        &mut self,
+        own: Option<&Arc<dyn Timeline>>,
+        turns: Option<&Turns>,
+    ) -> Result<(), TrySubmitError> {
         let mut request = ClaimRequest { own, turn: None, inherits: self.write_mode.inherits() };
         for group in self.held.chunk_by_mut(same_buffer) {
             let Some(Claimed { buffer, .. }) = group.first() else { continue };

@@ -4,7 +4,10 @@ use smallvec::SmallVec;
 
 use crate::{
     Access, Claims, DeviceId, Error, ErrorKind, Fence, Pattern, Queue, RawBuffer, Recording, Result, Timing,
-    submit::claim::{WriteMode, can_order, in_stream_order},
+    submit::{
+        batch::ranges_of,
+        claim::{WriteMode, can_order, in_stream_order},
+    },
 };
 
 /// Rows of equal length at regular distances.
@@ -60,6 +63,12 @@ pub enum Operation<'a> {
         src: &'a RawBuffer,
         /// Destination.
         dst: &'a RawBuffer,
+    },
+    /// Like [`CopyBatch`](Self::CopyBatch), but by a kernel that reads or writes host memory in place, as for
+    /// [`CopyInPlace`](Self::CopyInPlace).
+    CopyBatchInPlace {
+        /// Sources and destinations; both of a pair have the same length.
+        pairs: &'a [(RawBuffer, RawBuffer)],
     },
     /// Fills memory with a pattern.
     Fill {
@@ -141,7 +150,7 @@ impl<'a> Operation<'a> {
                 uses.push((src, Access::Read));
                 uses.push((dst, Access::Write));
             }
-            Self::CopyBatch { pairs } => {
+            Self::CopyBatch { pairs } | Self::CopyBatchInPlace { pairs } => {
                 for (src, dst) in pairs {
                     uses.push((src, Access::Read));
                     uses.push((dst, Access::Write));
@@ -181,10 +190,7 @@ impl<'a> Operation<'a> {
                 check_rows("destination", dst.len(), rows.dst_pitch, rows)?;
                 check_disjoint(src, dst)
             }
-            Self::CopyBatch { pairs } => {
-                pairs.iter().try_for_each(|(src, dst)| check_pair(src, dst))?;
-                check_batch(pairs)
-            }
+            Self::CopyBatch { pairs } | Self::CopyBatchInPlace { pairs } => ranges_of(pairs).map(drop),
             Self::Fill { dst, pattern } => {
                 if !dst.len().is_multiple_of(pattern.width()) {
                     let text = format!(
@@ -223,7 +229,7 @@ fn not_writable() -> Error {
 }
 
 #[inline]
-fn check_pair(src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
+pub(super) fn check_pair(src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
     if src.len() == dst.len() { check_disjoint(src, dst) } else { Err(unequal(src, dst)) }
 }
 
@@ -247,33 +253,6 @@ fn overlapping(src: &RawBuffer, dst: &RawBuffer) -> Error {
         dst.range()
     );
     Error::new(ErrorKind::Overlap, text)
-}
-
-/// Checks that no destination overlaps any other range of the batch, since the order of the pairs is not
-/// defined.
-fn check_batch(pairs: &[(RawBuffer, RawBuffer)]) -> Result<()> {
-    let mut ranges: Vec<_> = pairs
-        .iter()
-        .flat_map(|(src, dst)| [(src.id(), src.range(), false), (dst.id(), dst.range(), true)])
-        .filter(|(_, range, _)| !range.is_empty())
-        .collect();
-    ranges.sort_by_key(|(id, range, _)| (*id, range.start, range.end));
-    let mut furthest: Option<(crate::BufferId, usize, usize)> = None;
-    for (id, range, write_mode) in ranges {
-        // The largest end of all ranges so far, and of the written ones among them.
-        let (any, by_write) = match furthest {
-            Some((last, any, by_write)) if last == id => (any, by_write),
-            _ => (0, 0),
-        };
-        let is_touched = range.start < by_write || (write_mode && range.start < any);
-        if is_touched && !crate::mutant!("core/batch-apart") {
-            let text = format!("two pairs of the batch touch byte {} of one allocation", range.start);
-            return Err(Error::new(ErrorKind::Overlap, text));
-        }
-        let by_write = if write_mode { by_write.max(range.end) } else { by_write };
-        furthest = Some((id, any.max(range.end), by_write));
-    }
-    Ok(())
 }
 
 fn check_rows(which: &str, len: usize, pitch: usize, rows: Pitched) -> Result<()> {
@@ -344,14 +323,14 @@ pub fn submit_after(
 /// Like `submit`.
 #[inline]
 pub fn submit_on<Q: Queue + ?Sized>(queue: &Q, operation: &Operation<'_>, timing: Timing) -> Result<Fence> {
-    operation.validate()?;
     let mut claims = Claims::none(operation.write_mode());
     match *operation {
         // An array instead of `uses()`, so that the compiler knows the length.
         Operation::Copy { src, dst } => {
+            check_pair(src, dst)?;
             claims.add(&mut [(src, Access::Read), (dst, Access::Write)], Some(queue.timeline()))
         }
-        _ => claims.add(&mut operation.uses(), Some(queue.timeline())),
+        _ => claims.add_checked(operation, queue.timeline()),
     }?;
     claims.wait_for_foreign_fences(queue);
     claims.enqueue(queue, operation, timing)
