@@ -11,7 +11,7 @@ use transload_core::{DeviceId, Error, Fence, MemoryKind, MemoryShortage, Place, 
 use transload_cuda_sys::{Context, Device, observe_drop_errors, record_drop_error};
 use transload_executor::DropQueue;
 
-use crate::{CudaFeature, UnifiedSupport, error::check_usable, lift};
+use crate::{CudaFeature, PinnedLimit, UnifiedSupport, error::check_usable, lift};
 
 /// Approximate device memory of a context in bytes (measured on an H200).
 const CONTEXT_BYTES: u64 = 500_000_000;
@@ -28,6 +28,8 @@ struct Shared {
     context: OnceLock<Context>,
     /// Drops the owners of adopted memory and streams.
     drops: DropQueue,
+    /// That of the first memory manager.
+    pinned_limit: OnceLock<Arc<PinnedLimit>>,
 }
 
 impl CudaDevice {
@@ -39,7 +41,12 @@ impl CudaDevice {
         let device = Device::new(ordinal).map_err(lift)?;
         observe_drop_errors(|error| report::drop_failed(error));
         Ok(Self {
-            shared: Arc::new(Shared { device, context: OnceLock::new(), drops: DropQueue::default() }),
+            shared: Arc::new(Shared {
+                device,
+                context: OnceLock::new(),
+                drops: DropQueue::default(),
+                pinned_limit: OnceLock::new(),
+            }),
         })
     }
 
@@ -84,6 +91,17 @@ impl CudaDevice {
             report::first_use("context", self.id(), begun.elapsed());
             made
         }))
+    }
+
+    /// Returns the limit on pinned host memory of the device's first memory manager, if there is one. The library's own pinned
+    /// memory for streams made afterwards counts against it.
+    #[must_use]
+    pub fn pinned_limit(&self) -> Option<&Arc<PinnedLimit>> {
+        self.shared.pinned_limit.get()
+    }
+
+    pub(crate) fn set_pinned_limit(&self, limit: &Arc<PinnedLimit>) {
+        let _first = self.shared.pinned_limit.get_or_init(|| Arc::clone(limit));
     }
 
     /// Returns the queue that drops the owners of adopted memory and streams. Shared by clones.

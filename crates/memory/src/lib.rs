@@ -63,7 +63,9 @@ pub use resource::{
     CudaResource, HostPages, LimitingResource, MemoryResource, NumaBinding, PinnedResource,
     RegistrationCache, RegistrationStatistics, UploadBuffer, registration_edges,
 };
-pub use storage::{FreeDeferral, InContext, PointerAttributes, WordPage, context_of, pointer_attributes};
+pub use storage::{
+    FreeDeferral, InContext, MappedPage, PointerAttributes, WordPage, context_of, pointer_attributes,
+};
 pub use unified::{
     DeviceAccess, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut,
 };

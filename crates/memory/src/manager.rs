@@ -72,6 +72,7 @@ impl CudaMemoryManager {
     /// # Errors
     /// The driver's.
     pub fn new_with_pinned_limit(device: &CudaDevice, limit: &Arc<PinnedLimit>) -> Result<Self> {
+        device.set_pinned_limit(limit);
         Ok(Self {
             device: device.clone(),
             context: device.context()?.clone(),

@@ -6,6 +6,7 @@ mod driver_memory;
 mod free_deferral;
 mod free_thread;
 mod in_context;
+mod mapped_page;
 mod pointer;
 mod word_page;
 
@@ -18,5 +19,6 @@ pub use free_deferral::FreeDeferral;
 pub(crate) use free_deferral::Running;
 pub(crate) use free_thread::{Address, FreeThread, PendingUpload};
 pub use in_context::InContext;
+pub use mapped_page::MappedPage;
 pub use pointer::{PointerAttributes, pointer_attributes};
 pub use word_page::WordPage;

@@ -18,7 +18,7 @@ use transload_core::{
     next_timeline_id,
 };
 use transload_cuda_sys::{AsStream, Context, Driver, DriverError, Event, EventTiming, RawStream, Stream};
-use transload_memory::lift;
+use transload_memory::{CudaDevice, PinnedLimit, lift};
 
 use super::{
     callbacks::Callbacks,
@@ -65,6 +65,8 @@ pub(crate) struct StreamTimeline {
     pub(crate) kept_words: Mutex<Vec<KeptWord>>,
     /// Whether the stream may wait for host work on the device.
     pub(crate) device_waits: AtomicBool,
+    /// The limit that lists for kernels count against.
+    pub(crate) pinned_limit: Option<Arc<PinnedLimit>>,
     /// Whether the driver rejected the kernels; fills then use copies.
     fills_without_kernels: AtomicBool,
     /// User callbacks.
@@ -78,7 +80,7 @@ impl StreamTimeline {
     /// Creates a timeline. `is_shared` says that other code can use the stream's handle. With `thread`, the handle
     /// names this stream in that thread only.
     pub(crate) fn new(
-        device: DeviceId,
+        device: &CudaDevice,
         priority: StreamPriority,
         stream: StreamHandle,
         is_shared: bool,
@@ -88,7 +90,8 @@ impl StreamTimeline {
         let spare = Event::new(stream.context(), EventTiming::Disabled).map(Arc::new).map_err(lift)?;
         Ok(Arc::new_cyclic(|this| Self {
             id: next_timeline_id(),
-            device,
+            device: device.id(),
+            pinned_limit: device.pinned_limit().cloned(),
             priority,
             stream: ManuallyDrop::new(stream),
             thread,

@@ -12,6 +12,7 @@ use super::plan::{Step, plan};
 use crate::{
     CudaStream,
     submit::{
+        batches::BatchCall,
         driver_calls::{DriverAddress, DriverCalls},
         kernels::Kernels,
     },
@@ -56,13 +57,14 @@ pub(super) fn capture(
     Ok(Captured { graph, kernels })
 }
 
-/// Replaces `cuMemcpyPeerAsync`, which cannot be captured (driver 580 returns 900). Peer access is enabled before a peer
-/// copy is chosen, so an ordinary copy between the addresses is equivalent.
+/// Replaces `cuMemcpyPeerAsync` and batch calls, which cannot be captured (driver 580 returns 900). Peer access is enabled before a
+/// peer copy is chosen, so an ordinary copy between the addresses is equivalent; a batch becomes a node for each copy.
 fn capturable(calls: DriverCalls<'_>) -> DriverCalls<'_> {
     match calls {
         DriverCalls::CopyPeer { src: (src, _), dst: (dst, _), bytes } => {
             DriverCalls::Copy(DriverAddress::Device(src), DriverAddress::Device(dst), bytes)
         }
+        DriverCalls::CopyBatch(pairs, _) => DriverCalls::CopyBatch(pairs, BatchCall::Absent),
         other => other,
     }
 }
@@ -80,6 +82,9 @@ fn check_recordable(index: usize, operation: &Operation<'_>, device: DeviceId) -
     match operation {
         Operation::Prefetch { .. } | Operation::PrefetchToNode { .. } => {
             refuse("a graph cannot contain a prefetch; prefetch before the replay")
+        }
+        Operation::CopyBatchInPlace { .. } => {
+            refuse("its list of pieces is written at each submission; record a copy in place for each pair")
         }
         Operation::Replay { .. } => refuse("it is a recording itself; record its operations instead"),
         _ if operation.uses().iter().any(|(buffer, _)| buffer.place().kind == MemoryKind::Pageable) => {

@@ -165,7 +165,7 @@ impl CudaStream {
         is_shared: bool,
         thread: Option<ThreadId>,
     ) -> Result<Self> {
-        let own = StreamTimeline::new(device.id(), priority, stream, is_shared, thread)?;
+        let own = StreamTimeline::new(device, priority, stream, is_shared, thread)?;
         let timeline = Arc::clone(&own) as Arc<dyn Timeline>;
         Ok(Self { own, timeline })
     }

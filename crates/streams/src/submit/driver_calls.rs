@@ -11,12 +11,13 @@ use transload_cuda_sys::{
 use transload_memory::{MemoryLocation, PrefetchTarget, context_of, explain_hint, lift};
 
 use super::{
+    batches::{BatchCall, copy_batch},
     fills::Fill,
     kernels::Kernels,
     loaded_module,
     split_copy::{split_copy, split_rows},
 };
-use crate::{CudaGraph, CudaStream, LaunchConfig};
+use crate::{CudaGraph, CudaStream, LaunchConfig, completion::timeline::StreamTimeline};
 
 /// Maximum bytes of a small copy or fill: it takes a few microseconds, about as long as enqueueing it. See `points`.
 pub(crate) const SMALL: usize = 64 << 10;
@@ -109,7 +110,7 @@ fn in_place(buffer: &RawBuffer, stream: &CudaStream) -> Result<u64> {
 pub(crate) enum DriverCalls<'a> {
     Copy(DriverAddress, DriverAddress, usize),
     CopyPitched(DriverAddress, DriverAddress, Pitched),
-    CopyBatch(&'a [(RawBuffer, RawBuffer)]),
+    CopyBatch(&'a [(RawBuffer, RawBuffer)], BatchCall),
     CopyPeer {
         src: (u64, &'a Context),
         dst: (u64, &'a Context),
@@ -120,6 +121,11 @@ pub(crate) enum DriverCalls<'a> {
         src: u64,
         dst: u64,
         bytes: usize,
+    },
+    CopyBatchInPlace {
+        kernels: &'a Kernels,
+        pairs: &'a [(RawBuffer, RawBuffer)],
+        stream: &'a StreamTimeline,
     },
     Fill(Fill<'a>),
     Prefetch(u64, usize, MemoryLocation, PrefetchTarget),
@@ -145,7 +151,7 @@ impl<'a> DriverCalls<'a> {
                     driver_address(src)?;
                     driver_address(dst)?;
                 }
-                Ok(Self::CopyBatch(pairs))
+                Ok(Self::CopyBatch(pairs, BatchCall::get()))
             }
             Operation::CopyPeer { src, dst } => {
                 let (from, to) = (peer(src)?, peer(dst)?);
@@ -166,6 +172,13 @@ impl<'a> DriverCalls<'a> {
                 let (from, to) = (in_place(src, stream)?, in_place(dst, stream)?);
                 let kernels = stream.own.kernels()?;
                 Ok(Self::CopyInPlace { kernels, src: from, dst: to, bytes: src.len() })
+            }
+            Operation::CopyBatchInPlace { pairs } => {
+                for (src, dst) in pairs {
+                    in_place(src, stream)?;
+                    in_place(dst, stream)?;
+                }
+                Ok(Self::CopyBatchInPlace { kernels: stream.own.kernels()?, pairs, stream: &stream.own })
             }
             // Without access, the error would occur at execution and break the context.
             Operation::Fill { dst, .. }
@@ -218,7 +231,7 @@ impl<'a> DriverCalls<'a> {
     /// Returns whether this library's kernels are launched.
     pub(crate) fn launch_kernels(&self) -> bool {
         match self {
-            Self::CopyInPlace { .. } => true,
+            Self::CopyInPlace { .. } | Self::CopyBatchInPlace { .. } => true,
             Self::Fill(fill) => fill.launches_a_kernel(),
             _ => false,
         }
@@ -229,9 +242,10 @@ impl<'a> DriverCalls<'a> {
         match self {
             Self::Copy(..) => "copy",
             Self::CopyPitched(..) => "copy of rows",
-            Self::CopyBatch(_) => "batch of copies",
+            Self::CopyBatch(..) => "batch of copies",
             Self::CopyPeer { .. } => "peer copy",
             Self::CopyInPlace { .. } => "copy in place",
+            Self::CopyBatchInPlace { .. } => "batch of copies in place",
             Self::Fill(..) => "fill",
             Self::Prefetch(..) => "prefetch",
             Self::Launch(..) => "graph launch",
@@ -258,20 +272,17 @@ impl<'a> DriverCalls<'a> {
             Self::Copy(src, dst, bytes) => unsafe { copy(src, dst, bytes, stream, in_flight) },
             // SAFETY: the caller's promise.
             Self::CopyPitched(src, dst, rows) => unsafe { copy_pitched(src, dst, rows, stream, in_flight) },
-            Self::CopyBatch(pairs) => {
-                for (src, dst) in pairs {
-                    let (Ok(from), Ok(to)) = (driver_address(src), driver_address(dst)) else { continue };
-                    // SAFETY: the caller's promise.
-                    unsafe { copy(from, to, src.len(), stream, in_flight) }?;
-                    *in_flight = true;
-                }
-                Ok(())
-            }
+            // SAFETY: the caller's promise.
+            Self::CopyBatch(pairs, call) => unsafe { copy_batch(pairs, call, stream, in_flight) },
             // SAFETY: the caller's promise.
             Self::CopyPeer { src, dst, bytes } => unsafe { copy_peer(src, dst, bytes, stream) },
             // SAFETY: the caller's promise; the kernels are of the stream's context, which `enqueue` has entered.
             Self::CopyInPlace { kernels, src, dst, bytes } => unsafe {
                 kernels.copy(src, dst, bytes, stream)
+            },
+            // SAFETY: as above.
+            Self::CopyBatchInPlace { kernels, pairs, stream } => unsafe {
+                kernels.copy_list(pairs, stream, in_flight)
             },
             // SAFETY: the caller's promise.
             Self::Fill(ref fill) => unsafe { fill.make(stream, in_flight) },

@@ -12,12 +12,21 @@ use transload_core::{DeviceId, Result, events::report};
 use transload_cuda_sys::{Context, DriverError, RawStream, RelaxedCapture, attribute, cust::sys::CUfunction};
 use transload_memory::lift;
 
-use super::loaded_module::{self, LoadedModule, MAX_THREADS_PER_BLOCK};
+use super::{
+    lists::ListPages,
+    loaded_module::{self, LoadedModule, MAX_THREADS_PER_BLOCK},
+};
 use crate::LaunchConfig;
 
-/// The PTX, ending with NUL. `kernels/copy.cu` and `fill.cu` say how it was created.
-const MODULE: &str = concat!(include_str!("kernels/copy.ptx"), include_str!("kernels/fill.ptx"), "\0");
+/// The PTX, ending with NUL. `kernels/copy.cu`, `copy_list.cu` and `fill.cu` say how it was created.
+const MODULE: &str = concat!(
+    include_str!("kernels/copy.ptx"),
+    include_str!("kernels/copy_list.ptx"),
+    include_str!("kernels/fill.ptx"),
+    "\0"
+);
 const COPY: &CStr = c"transload_copy";
+const COPY_LIST: &CStr = c"transload_copy_list";
 const FILL: &CStr = c"transload_fill";
 
 /// Threads per block.
@@ -36,8 +45,10 @@ const FILL_TILE: u64 = 64 * THREADS as u64;
 pub(crate) struct Kernels {
     module: LoadedModule,
     copy: CUfunction,
+    copy_list: CUfunction,
     fill: CUfunction,
     multiprocessors: u32,
+    pub(super) lists: ListPages,
 }
 
 // SAFETY: function handles belong to their module, not to a thread.
@@ -83,17 +94,17 @@ impl Kernels {
             let multiprocessors = context.device().attribute(attribute::MULTIPROCESSOR_COUNT)?;
             let _bound = context.enter()?;
             let _capture = RelaxedCapture::enter()?;
-            let [copy, fill] = [COPY, FILL].map(|name| {
+            let [copy, copy_list, fill] = [COPY, COPY_LIST, FILL].map(|name| {
                 let function = module.function(name)?;
                 // With lazy loading (CUDA Programming Guide, "Lazy Loading"), the first use loads a kernel and waits for the
                 // whole device. Load now by a query, so that no launch waits for work that it should overtake.
                 // SAFETY: the function was just found in the module.
                 unsafe { loaded_module::attribute(function, MAX_THREADS_PER_BLOCK) }.map(|_| function)
             });
-            Ok((copy?, fill?, u32::try_from(multiprocessors).unwrap_or(1).max(1)))
+            Ok((copy?, copy_list?, fill?, u32::try_from(multiprocessors).unwrap_or(1).max(1)))
         };
-        let (copy, fill, multiprocessors) = load().map_err(lift)?;
-        Ok(Self { module, copy, fill, multiprocessors })
+        let (copy, copy_list, fill, multiprocessors) = load().map_err(lift)?;
+        Ok(Self { module, copy, copy_list, fill, multiprocessors, lists: ListPages::default() })
     }
 
     /// Enqueues a copy of `bytes` bytes by a kernel.
@@ -121,6 +132,32 @@ impl Kernels {
             loaded_module::launch(
                 self.copy,
                 LaunchConfig::linear(blocks(src, dst, bytes, most), THREADS),
+                &mut parameters,
+                stream,
+            )
+        }
+    }
+
+    /// Enqueues the copy of a list of `count` pieces, by a warp each: see `kernels/copy_list.cu`.
+    ///
+    /// # Safety
+    /// * As for [`copy`](Self::copy), for each piece. The list stays until the copy is complete.
+    pub(super) unsafe fn launch_list(
+        &self,
+        list: u64,
+        count: usize,
+        stream: RawStream,
+    ) -> Result<(), DriverError> {
+        let count = count as u64;
+        let most = self.multiprocessors.saturating_mul(BLOCKS_PER_MULTIPROCESSOR);
+        let blocks = u32::try_from(count).unwrap_or(u32::MAX).clamp(1, most);
+        let mut parameters: [*mut c_void; 2] =
+            [&raw const list, &raw const count].map(|parameter| parameter.cast_mut().cast());
+        // SAFETY: the kernel takes these two parameters of 8 bytes; the rest is the caller's promise.
+        unsafe {
+            loaded_module::launch(
+                self.copy_list,
+                LaunchConfig::linear(blocks, THREADS),
                 &mut parameters,
                 stream,
             )

@@ -1,8 +1,10 @@
 //! From an operation to the driver calls that enqueue it.
 
+pub(crate) mod batches;
 pub(crate) mod driver_calls;
 mod enqueue;
 pub(crate) mod fills;
 pub(crate) mod kernels;
+mod lists;
 pub(crate) mod loaded_module;
 mod split_copy;

@@ -16,6 +16,7 @@ mod graph_kernels;
 mod graphs;
 mod in_place;
 mod launch;
+mod many_copies;
 mod partial_copies;
 mod pool;
 mod prefetch;

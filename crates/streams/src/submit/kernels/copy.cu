@@ -29,10 +29,8 @@ static __device__ void body(Unit *dst, const Unit *src, uint64_t units, uint64_t
     }
 }
 
-extern "C" __global__ void transload_copy(uint8_t *dst, const uint8_t *src, uint64_t bytes) {
-    uint64_t index = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    uint64_t stride = uint64_t(gridDim.x) * blockDim.x;
-
+// Copies as the thread `index` of `stride` threads.
+static __device__ void copy_by(uint8_t *dst, const uint8_t *src, uint64_t bytes, uint64_t index, uint64_t stride) {
     // The widest unit for which both sides can be aligned at once: 16, 8, 4, 2 or 1 bytes.
     uint64_t apart = uint64_t(dst) ^ uint64_t(src);
     uint32_t shift = apart % 16 == 0 ? 4 : apart % 8 == 0 ? 3 : apart % 4 == 0 ? 2 : apart % 2 == 0 ? 1 : 0;
@@ -56,4 +54,10 @@ extern "C" __global__ void transload_copy(uint8_t *dst, const uint8_t *src, uint
     case 1: body((uint16_t *)dst, (const uint16_t *)src, units, index, stride); break;
     default: body(dst, src, units, index, stride); break;
     }
+}
+
+extern "C" __global__ void transload_copy(uint8_t *dst, const uint8_t *src, uint64_t bytes) {
+    uint64_t index = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    uint64_t stride = uint64_t(gridDim.x) * blockDim.x;
+    copy_by(dst, src, bytes, index, stride);
 }

@@ -198,10 +198,11 @@ fn streams_of_a_device_share_one_loaded_module() {
 fn built_in_kernels_target_an_old_ptx_version() {
     let text = concat!(
         include_str!("../../../src/submit/kernels/copy.ptx"),
+        include_str!("../../../src/submit/kernels/copy_list.ptx"),
         include_str!("../../../src/submit/kernels/fill.ptx")
     );
-    assert_eq!(text.matches(".entry").count(), 2);
-    for entry in ["transload_copy", "transload_fill"] {
+    assert_eq!(text.matches(".entry").count(), 3);
+    for entry in ["transload_copy", "transload_copy_list", "transload_fill"] {
         assert!(text.contains(&format!(".visible .entry {entry}(")), "{entry}");
     }
     assert!(text.contains(".version 6.0\n.target sm_50\n"), "old drivers take an old version only");

@@ -1,5 +1,6 @@
 //! Single operations: copies, fills, and the memory that they use.
 
+mod batches;
 mod blocking_free;
 mod copies;
 mod fills;

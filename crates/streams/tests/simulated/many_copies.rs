@@ -1,0 +1,153 @@
+//! Batches on a driver that fails, refuses the call for many copies, or checks for races.
+
+use transload_core::{ErrorKind, MemoryKind, Operation, RawBuffer, Timing, submit};
+use transload_cuda_sys::trace;
+use transload_memory::{CudaDevice, CudaMemoryManager, PinnedLimit};
+use transload_streams::CudaStream;
+
+use crate::{UNKNOWN, builder, with_each_call_failing, within};
+
+const NOT_SUPPORTED: u32 = 801;
+/// More copies than one driver call has.
+const MANY: usize = 1100;
+const BYTES: usize = 16;
+
+struct Pools {
+    device: CudaDevice,
+    memory: CudaMemoryManager,
+    host: RawBuffer,
+    there: RawBuffer,
+    pairs: Vec<(RawBuffer, RawBuffer)>,
+}
+
+impl Pools {
+    /// `count` pieces, in reverse order on the device.
+    fn new(ordinal: u32, count: usize, limit: u64) -> Self {
+        let device = CudaDevice::new(ordinal).unwrap();
+        let memory = CudaMemoryManager::new_with_pinned_limit(&device, &PinnedLimit::new(limit)).unwrap();
+        let [host, there] = [MemoryKind::Mapped, MemoryKind::Device]
+            .map(|kind| memory.allocate(kind, count * BYTES).unwrap());
+        for (index, piece) in host.write().unwrap().chunks_mut(BYTES).enumerate() {
+            piece.fill(index as u8);
+        }
+        let part = |of: &RawBuffer, index: usize| of.slice(index * BYTES..(index + 1) * BYTES).unwrap();
+        let pairs = (0..count).map(|index| (part(&host, index), part(&there, count - 1 - index))).collect();
+        Self { device, memory, host, there, pairs }
+    }
+
+    fn check(&self, stream: &CudaStream) {
+        let back = self.memory.allocate(MemoryKind::Pinned, self.there.len()).unwrap();
+        stream.copy_to_host_async(&self.there, &back).wait().unwrap();
+        let view = back.read().unwrap();
+        for (index, piece) in view.chunks(BYTES).rev().enumerate() {
+            assert!(piece.iter().all(|byte| *byte == index as u8), "piece {index}");
+        }
+    }
+}
+
+#[test]
+fn refused_batch_is_copied_one_by_one() {
+    for code in [1, NOT_SUPPORTED] {
+        let sim = builder().record_accesses(true).checked();
+        let pools = Pools::new(sim.ordinal(), MANY, u64::MAX);
+        let stream = CudaStream::new(&pools.device).unwrap();
+        sim.fail_call(Some("cuMemcpyBatchAsync_v2"), 2, code);
+        submit(&stream, &Operation::CopyBatch { pairs: &pools.pairs }, Timing::Off).unwrap();
+        pools.check(&stream);
+        assert!(sim.races().is_empty(), "{}", sim.races()[0]);
+    }
+}
+
+#[test]
+fn failed_call_of_a_batch_waits_for_earlier_ones() {
+    within(|| {
+        let sim = builder().record_accesses(true).checked();
+        let pools = Pools::new(sim.ordinal(), MANY, u64::MAX);
+        let stream = CudaStream::new(&pools.device).unwrap();
+        sim.fail_call(Some("cuMemcpyBatchAsync_v2"), 2, UNKNOWN);
+        let batch = Operation::CopyBatch { pairs: &pools.pairs };
+        assert_eq!(submit(&stream, &batch, Timing::Off).unwrap_err().kind(), ErrorKind::Device);
+        assert_eq!(sim.queued(), 0, "the first call may still read memory that is free to be used again");
+        pools.host.try_write().unwrap().fill(3);
+        assert!(sim.races().is_empty(), "{}", sim.races()[0]);
+    });
+}
+
+#[test]
+fn lists_are_not_written_while_a_kernel_reads_them() {
+    for seed in 0..30 {
+        let sim = builder().seed(seed).record_accesses(true).checked();
+        let pools = Pools::new(sim.ordinal(), 60, u64::MAX);
+        let streams: Vec<_> = (0..3).map(|_| CudaStream::new(&pools.device).unwrap()).collect();
+        for (stream, pairs) in streams.iter().cycle().zip(pools.pairs.chunks(5)) {
+            submit(stream, &Operation::CopyBatchInPlace { pairs }, Timing::Off).unwrap();
+        }
+        pools.check(&streams[0]);
+        assert!(sim.races().is_empty(), "seed {seed}: {}", sim.races()[0]);
+    }
+}
+
+#[test]
+fn list_outlives_its_stream_and_buffers() {
+    let sim = builder().record_accesses(true).checked();
+    let pools = Pools::new(sim.ordinal(), 60, u64::MAX);
+    let stream = CudaStream::new(&pools.device).unwrap();
+    drop(submit(&stream, &Operation::CopyBatchInPlace { pairs: &pools.pairs }, Timing::Off).unwrap());
+    let Pools { device, memory, host, there, pairs } = pools;
+    drop((stream, host, there, pairs));
+    memory.drain().unwrap();
+    drop((memory, device));
+    assert!(sim.races().is_empty(), "{}", sim.races()[0]);
+}
+
+#[test]
+fn batch_without_memory_for_its_list_is_launched_one_by_one() {
+    let sim = builder().checked();
+    // Room for the pool and for what `check` downloads to.
+    let pools = Pools::new(sim.ordinal(), 60, 200_000);
+    let stream = CudaStream::new(&pools.device).unwrap();
+    let trace = trace::start();
+    submit(&stream, &Operation::CopyBatchInPlace { pairs: &pools.pairs }, Timing::Off).unwrap();
+    let calls = trace.calls_of_this_thread();
+    assert_eq!(calls.iter().filter(|call| call.name == "cuLaunchKernel").count(), 60);
+    assert!(calls.iter().all(|call| call.name != "cuMemHostAlloc"), "the limit is kept");
+    pools.check(&stream);
+}
+
+#[test]
+fn failing_calls_of_a_batch_in_place_are_typed_errors() {
+    for (call, nth) in [("cuLaunchKernel", 1), ("cuEventRecord", 1), ("cuEventRecord", 2)] {
+        let sim = builder().record_accesses(true).checked();
+        let pools = Pools::new(sim.ordinal(), 60, u64::MAX);
+        let stream = CudaStream::new(&pools.device).unwrap();
+        let batch = Operation::CopyBatchInPlace { pairs: &pools.pairs };
+        for _ in 0..2 {
+            sim.fail_call(Some(call), nth, UNKNOWN);
+            let failed = submit(&stream, &batch, Timing::Off).unwrap_err();
+            assert_eq!(failed.kind(), ErrorKind::Device, "{call}");
+            assert_eq!(sim.queued(), 0, "{call}: nothing may use the buffers any more");
+            pools.host.try_write().expect("no claim is left")[0] = 0;
+        }
+        submit(&stream, &batch, Timing::Off).unwrap();
+        pools.check(&stream);
+        assert!(sim.races().is_empty(), "{call}: {}", sim.races()[0]);
+    }
+}
+
+#[test]
+fn each_failing_call_of_a_batch_is_a_typed_error() {
+    fn scenario(device: &CudaDevice, memory: &CudaMemoryManager) -> transload_core::Result<()> {
+        let (one, two) = (CudaStream::new(device)?, CudaStream::new(device)?);
+        let (host, there) =
+            (memory.allocate(MemoryKind::Pinned, 100)?, memory.allocate(MemoryKind::Device, 100)?);
+        let part = |of: &RawBuffer, index: usize| of.slice(index * 10..index * 10 + 9);
+        let pairs: transload_core::Result<Vec<_>> =
+            (0..10).map(|index| Ok((part(&host, index)?, part(&there, index)?))).collect();
+        let pairs = pairs?;
+        submit(&one, &Operation::CopyBatch { pairs: &pairs }, Timing::Off)?;
+        let back: Vec<_> = pairs.into_iter().map(|(host, there)| (there, host)).collect();
+        submit(&two, &Operation::CopyBatch { pairs: &back }, Timing::Off)?;
+        host.wait_idle()
+    }
+    with_each_call_failing(scenario);
+}
