@@ -23,6 +23,8 @@ pub mod first_use;
 pub mod grid;
 pub mod json;
 pub mod machine;
+#[cfg(any(target_os = "linux", windows))]
+pub mod many;
 pub mod measure;
 #[cfg(any(target_os = "linux", windows))]
 pub mod memories;

@@ -21,6 +21,8 @@ pub enum Group {
     Scaling,
     /// What the choice of methods costs after a calibration.
     Choice,
+    /// Many pieces at once.
+    Many,
 }
 
 /// Measures copies on the paths of the host and of one or two devices against hand-written ones, and verifies every byte.
@@ -36,7 +38,7 @@ pub struct Options {
     /// Run only these groups.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub only: Vec<Group>,
-    /// Of the groups streams, memory, scaling and choice, run only parts whose name contains one of these texts.
+    /// Of the groups streams, memory, scaling, choice and many, run only parts whose name contains one of these texts.
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     pub parts: Vec<String>,
     /// Use the software driver; its rows are marked `simulated`.
@@ -69,7 +71,7 @@ impl Options {
     /// Returns whether a selected group needs a CUDA device.
     #[must_use]
     pub fn wants_device(&self) -> bool {
-        [Group::Cuda, Group::Streams, Group::Memory, Group::Scaling, Group::Choice]
+        [Group::Cuda, Group::Streams, Group::Memory, Group::Scaling, Group::Choice, Group::Many]
             .into_iter()
             .any(|group| self.wants(group))
     }

@@ -84,6 +84,9 @@ fn cuda(
     if options.wants(Group::Choice) {
         rows.extend(crate::choice::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
     }
+    if options.wants(Group::Many) {
+        rows.extend(crate::many::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
+    }
     check_nothing_allocated(&manager)?;
     session.describe()
 }

@@ -1,0 +1,105 @@
+//! The same pieces by every method.
+
+use std::{os::raw::c_void, time::Instant};
+
+use anyhow::Result;
+use transload_core::{Operation, Timing, submit};
+use transload_cuda_sys::{Driver, check, ffi};
+use transload_streams::CudaStream;
+
+use super::{
+    Fixture,
+    comparison::{Comparison, Variant},
+    pieces::Pieces,
+    raw_list::RawList,
+};
+use crate::{
+    reference::RawQueue,
+    row::{Goal, Row},
+};
+
+pub(super) fn rows(
+    fixture: &Fixture<'_>,
+    (count, bytes): (usize, usize),
+    up: bool,
+    goal: Option<f64>,
+) -> Result<Vec<Row>> {
+    let pieces = Pieces::new(fixture, (count, bytes), up)?;
+    let (queue, stream) = (RawQueue::new(0)?, CudaStream::new(&fixture.device)?);
+    let list = RawList::new(fixture, count)?;
+    let by = |operation: Operation<'_>| {
+        submit(&stream, &operation, Timing::Off)?.wait()?;
+        Ok(())
+    };
+    let batch = || by(Operation::CopyBatch { pairs: &pieces.pairs });
+    let in_place = || by(Operation::CopyBatchInPlace { pairs: &pieces.pairs });
+    let mut variants = vec![
+        Variant::new("loop", "a loop of raw copies", timed(|| raw_loop(&pieces, &queue, up))),
+        Variant::new("raw-list", "a raw kernel over a list", timed(|| list.run(&pieces, &queue))),
+        Variant::new("batch", "CopyBatch, wait()", timed(batch)),
+    ];
+    if Driver::get()?.has(c"cuMemcpyBatchAsync_v2") {
+        let raw = || raw_batch(&pieces, &queue);
+        variants.push(Variant::new("raw-batch", "the raw batch call", timed(raw)));
+    }
+    let kernel = Variant::new("in-place", "CopyBatchInPlace, wait()", timed(in_place));
+    variants.push(match goal.filter(|_| up) {
+        Some(most) => kernel.goal(Goal::AtMost(most)),
+        None => kernel,
+    });
+    let variants = variants.into_iter().map(|variant| variant.verified_by(&pieces)).collect();
+    let direction = if up { "up" } else { "down" };
+    let comparison = Comparison {
+        id: format!("{direction}-{count}/{bytes}"),
+        what: format!("{count} pieces of {bytes} bytes {direction}, all of them"),
+        unit: "ms",
+        bytes: (count * bytes) as u64,
+        repetitions: fixture.repetitions(30),
+    };
+    comparison.rows(fixture, variants)
+}
+
+/// Returns what runs a variant and returns its time in ms.
+fn timed(run: impl Fn() -> Result<()>) -> impl FnMut() -> Result<f64> {
+    move || {
+        let begun = Instant::now();
+        run()?;
+        Ok(begun.elapsed().as_secs_f64() * 1e3)
+    }
+}
+
+fn raw_loop(pieces: &Pieces, queue: &RawQueue, up: bool) -> Result<()> {
+    for ((to, from), bytes) in pieces.destinations.iter().zip(&pieces.sources).zip(&pieces.sizes) {
+        let (near, far) = if up { (*from, *to) } else { (*to, *from) };
+        let near: *mut c_void = std::ptr::with_exposed_provenance_mut(near as usize);
+        // SAFETY: the pools live on, and nothing else uses them now.
+        unsafe {
+            if up { queue.copy_up(far, near, *bytes) } else { queue.copy_down(near, far, *bytes) }?;
+        }
+    }
+    queue.finish()
+}
+
+/// The call of CUDA 13.0.
+fn raw_batch(pieces: &Pieces, queue: &RawQueue) -> Result<()> {
+    let nowhere = ffi::MemLocation { kind: 0, id: 0 };
+    let mut attributes =
+        ffi::MemcpyAttributes { src_access_order: 1, src_location: nowhere, dst_location: nowhere, flags: 0 };
+    let mut first = 0;
+    let (to, from) = (pieces.destinations.as_ptr().cast_mut(), pieces.sources.as_ptr().cast_mut());
+    // SAFETY: the driver reads the arrays during the call; the pools live on, and nothing else uses them now.
+    let code = unsafe {
+        ffi::cuMemcpyBatchAsync_v2(
+            to,
+            from,
+            pieces.sizes.as_ptr().cast_mut(),
+            pieces.sizes.len(),
+            &raw mut attributes,
+            &raw mut first,
+            1,
+            queue.raw(),
+        )
+    };
+    check("cuMemcpyBatchAsync_v2", code)?;
+    queue.finish()
+}
