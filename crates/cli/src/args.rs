@@ -16,7 +16,8 @@ pub(crate) struct Arguments {
     /// Print the result as one JSON object.
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Use the calibration in this file, which `calibrate` writes, instead of the one in the user's cache directory.
+    /// Use the calibration in this file, which `calibrate` writes, instead of the one in the user's cache directory. `calibrate` replaces
+    /// no file but an empty one or a calibration.
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) calibration: Option<PathBuf>,
     #[cfg(feature = "sim")]
@@ -54,7 +55,8 @@ pub(crate) enum Command {
     /// Measure each method on this machine, and choose by the measured times from then on.
     ///
     /// The times of copies are kept in a file of the user's cache directory, or where --calibration says, and used by every program
-    /// with this library as long as they fit: the same devices, driver, processors and version. The machine should be idle.
+    /// that enables the feature `calibration`, as long as they fit: the same devices, driver, processors and version. The machine should
+    /// be idle.
     #[command(after_help = exit::HELP)]
     Calibrate(Calibrate),
     /// Copy a file to a device, read it back and compare the bytes.
@@ -79,7 +81,7 @@ pub(crate) struct Plan {
     /// Number of bytes, such as 4096, 64KiB, 256MiB or 1GB.
     #[arg(value_parser = text::parse_size)]
     pub(crate) size: u64,
-    /// Also show each size's fastest method, and the sizes at which it changes.
+    /// Also show each size's method, and the sizes at which it changes.
     #[arg(long)]
     pub(crate) curve: bool,
 }

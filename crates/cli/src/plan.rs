@@ -22,7 +22,7 @@ pub(crate) fn run(invocation: &Invocation, wanted: &args::Plan) -> Result<String
     invocation.render("plan", &result, || human(&plan) + "\n" + &curve(&plans, &crossings))
 }
 
-/// The fastest method of each size, and where it changes.
+/// The method of each size, and where it changes.
 fn curve(plans: &[Plan], crossings: &[Crossing]) -> String {
     let row = |plan: &Plan| {
         let others =
@@ -32,7 +32,7 @@ fn curve(plans: &[Plan], crossings: &[Crossing]) -> String {
         [plan.method.to_string(), others, text::bytes(plan.bytes), format!("{:.1?}", plan.predicted), rate]
     };
     let rows: Vec<_> = plans.iter().map(row).collect();
-    let mut text = output::table(["METHOD", "SLOWER", "SIZE", "PREDICTED", "RATE"], 2, &rows);
+    let mut text = output::table(["METHOD", "OTHERS", "SIZE", "PREDICTED", "RATE"], 2, &rows);
     for crossing in crossings {
         text += &format!("{crossing}\n");
     }
@@ -60,7 +60,7 @@ fn human(plan: &Plan) -> String {
     ];
     for other in &plan.alternatives {
         let method = other.method.name();
-        facts.push(("slower", format!("{method}: {:.1?} ({})", other.predicted, other.basis)));
+        facts.push(("other", format!("{method}: {:.1?} ({})", other.predicted, other.basis)));
     }
     for rejected in &plan.rejected {
         facts.push(("rejected", format!("{}: {}", rejected.method.name(), rejected.reason)));

@@ -29,6 +29,8 @@ const QUICK: Duration = Duration::from_millis(1);
 const CLOCKED: Duration = Duration::from_micros(20);
 /// The part of the free memory that one buffer may use.
 const OF_FREE: u64 = 8;
+/// The same of a device that does not know its memory, in bytes.
+const OF_UNKNOWN: u64 = 256 << 20;
 
 /// Why a measurement ended early.
 enum Stop {
@@ -159,10 +161,10 @@ impl Run<'_> {
     fn buffers(&self, a: Place, b: Place) -> Result<(RawBuffer, RawBuffer)> {
         let mut largest = self.options.largest;
         for device in [a.device, b.device] {
-            // A backend that does not know has the allocation fail.
-            if let Ok(memory) = self.manager.backend(device)?.memory_info(device) {
-                largest = largest.min(memory.free / OF_FREE);
-            }
+            let backend = self.manager.backend(device)?;
+            let total = || backend.devices().iter().find(|info| info.id == device)?.total_memory;
+            let memory = backend.memory_info(device).map(|memory| memory.free).ok().or_else(total);
+            largest = largest.min(memory.map_or(OF_UNKNOWN, |bytes| bytes / OF_FREE));
         }
         // Pinned memory is made by the device that uses it.
         let allocate = |place: Place, other: Place, bytes| -> Result<RawBuffer> {

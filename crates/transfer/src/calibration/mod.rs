@@ -20,7 +20,9 @@ impl CrossBackendTransferManager {
     ///
     /// Each time is that of copies one after another, each waited for, on an idle machine: other work on its devices makes it wrong.
     /// Sizes are steps of 4 from 256 bytes on, and finer where the fastest method changes. Paths with unified memory are not measured,
-    /// since their times depend on where the pages are. Costs set by [`set_costs`](Self::set_costs) stay. The copies count in the
+    /// since their times depend on where the pages are. ZeroCopy is measured,
+    /// but chosen as before: a copy kernel that is fast on an idle device waits for the kernels of others. Costs set by
+    /// [`set_costs`](Self::set_costs) stay. The copies count in the
     /// statistics, and an observer is told of them.
     ///
     /// A path that could not be finished keeps the costs that it had, and is in [`Calibration::unfinished`] with the reason: the time

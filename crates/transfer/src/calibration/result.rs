@@ -127,7 +127,10 @@ impl Calibration {
     }
 
     /// Checks that it can be what a machine was measured to do.
-    fn check(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if not, with the path and the value.
+    pub fn check(&self) -> Result<()> {
         for PathCalibration { path, methods } in &self.paths {
             for MethodCurve { method, times } in methods {
                 let invalid = |text: String| {
@@ -156,13 +159,16 @@ impl Calibration {
 }
 
 impl PathCalibration {
-    /// Returns the sizes at which the fastest method changes, by the measured times.
+    /// Returns the sizes at which the fastest method changes, by the measured times. ZeroCopy, which is not chosen by them, counts only
+    /// if it is the only one.
     #[must_use]
     pub fn crossings(&self) -> Vec<Crossing> {
         let models = self.methods.iter().filter_map(|curve| Some((curve.method, curve.model()?)));
         let models: Vec<_> = models.collect();
         let best = |bytes| {
-            let fastest = models.iter().min_by_key(|(_, model)| model.predict(bytes));
+            let fastest = models
+                .iter()
+                .min_by_key(|(method, model)| (*method == TransferMethod::ZeroCopy, model.predict(bytes)));
             fastest.map(|(method, _)| *method).ok_or_else(|| Error::new(ErrorKind::Unsupported, "no method"))
         };
         // Without a method nothing crosses.

@@ -12,9 +12,9 @@ use transload_core::{CostBasis, QueuedBefore, TransferMethod, TransferReport};
 pub struct Plan {
     #[cfg_attr(feature = "serde", serde(flatten))]
     report: TransferReport,
-    /// Methods that apply and were not chosen, fastest first. None is predicted to be faster on an idle device, unless
-    /// the transfer bypasses a copy engine's queue (see
-    /// [`TransferOptions::priority`](crate::TransferOptions::priority)).
+    /// Methods that apply and were not chosen, fastest first. None is predicted to be faster on an idle device, except
+    /// ZeroCopy, since its kernel waits for other kernels, and what a transfer avoids that bypasses a copy engine's queue
+    /// (see [`TransferOptions::priority`](crate::TransferOptions::priority)).
     pub alternatives: Vec<Alternative>,
 }
 
@@ -74,9 +74,11 @@ impl fmt::Display for Plan {
             write!(f, "\n  {}", QueuedBefore(self.queued))?;
         }
         for Alternative { method, predicted, basis } in &self.alternatives {
-            // The chosen method is slower only if it bypasses a copy engine's queue.
-            let why =
-                if *predicted < self.predicted { "faster, but waits for a copy engine" } else { "slower" };
+            let why = match method {
+                _ if *predicted >= self.predicted => "slower",
+                TransferMethod::ZeroCopy => "faster alone, but waits for other kernels",
+                _ => "faster, but waits for a copy engine",
+            };
             write!(f, "\n  {why}: {method}: about {predicted:.1?} ({basis})")?;
         }
         self.rejected.iter().try_for_each(|rejected| write!(f, "\n  rejected: {rejected}"))

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use transload_core::{
-    DeviceId, Error, ErrorKind, RejectReason, Rejected, Result, TransferMethod, TransferPath,
+    CostBasis, DeviceId, Error, ErrorKind, RejectReason, Rejected, Result, TransferMethod, TransferPath,
 };
 
 use crate::{
@@ -88,7 +88,8 @@ impl PathRoutes {
         Self { path, candidates, reasons, in_place, latest: None }
     }
 
-    /// Chooses the cheapest method that applies, is allowed and has not declined this request. For a small transfer of
+    /// Chooses the cheapest method that applies, is allowed and has not declined this request; one in place only if no other is left
+    /// or the user set its cost. For a small transfer of
     /// high priority it chooses the cheapest one in place instead, if this manager's copies queued for the copy engine
     /// take longer (see [`TransferOptions::priority`]). A request like the one before reuses its choice.
     ///
@@ -225,7 +226,14 @@ impl PathRoutes {
         let allowed = |(_, candidate): &(usize, &Candidate)| none & bit(candidate.method()) == 0;
         let allowed = self.candidates.iter().enumerate().filter(allowed);
         let predicted = allowed.map(|(index, candidate)| (index, candidate.predict(bytes)));
-        let Some((index, predicted)) = predicted.min_by_key(|(_, predicted)| *predicted) else {
+        // A copy kernel waits for other kernels, which no cost shows: by its time alone only the user prefers it.
+        let is_last = |index: usize| {
+            self.candidates.get(index).is_some_and(|candidate| {
+                candidate.method.is_in_place() && candidate.info.cost.basis != CostBasis::User
+            }) && !transload_core::mutant!("transfer/kernel-by-its-time-alone")
+        };
+        let fastest = predicted.min_by_key(|(index, predicted)| (is_last(*index), *predicted));
+        let Some((index, predicted)) = fastest else {
             let is_alone = excluded.forbidden.count_zeros() == 1;
             // What the caller excluded is of interest if it applies, unless one method was asked for.
             let matters = |rejected: &&Rejected| {

@@ -21,6 +21,7 @@ use crate::{MOCK, Mock, is_at_rest, mock::MockBackend};
 
 const DIRECT: TransferMethod = TransferMethod::DirectCopy;
 const STAGED: TransferMethod = TransferMethod::HostStaged;
+const ZERO: TransferMethod = TransferMethod::ZeroCopy;
 const LARGEST: u64 = 1 << 20;
 
 /// Latency in microseconds and rate in GB/s of a method on a path.
@@ -156,6 +157,7 @@ fn planted_machines_lead_to_their_fastest_methods() {
             for bytes in sizes() {
                 let time = |method| nanos(machine, path, method, bytes);
                 let methods = calibrated.methods.iter().map(|curve| curve.method);
+                let methods = methods.filter(|method| *method != ZERO);
                 let best = methods.min_by(|a, b| time(*a).total_cmp(&time(*b))).unwrap();
                 let chosen = setup.method(path, bytes);
                 let regret = time(chosen) / time(best);
@@ -190,6 +192,43 @@ fn crossing_points_are_found_and_printed() {
     let times = &calibrated.methods[0].times;
     let near = times.iter().filter(|time| (4096..=16_384).contains(&time.bytes)).count();
     assert!(near >= 4 && times.len() < 16, "{times:?}");
+}
+
+#[test]
+fn kernel_that_is_faster_alone_is_not_chosen() {
+    let setup = setup(fast_link);
+    let path = upload(MemoryKind::Mapped);
+    let mut found = setup.calibrate();
+    let calibrated = found.paths.iter_mut().find(|calibrated| calibrated.path == path).unwrap();
+    // The mock has no kernel to measure.
+    let mut kernel = calibrated.methods[0].clone();
+    kernel.method = ZERO;
+    kernel.times.iter_mut().for_each(|time| time.median /= 4);
+    calibrated.methods.push(kernel);
+    assert_eq!(calibrated.crossings(), []);
+    setup.manager.use_calibration(&found).unwrap();
+    let plan = |options| setup.manager.plan(path.src, path.dst, 4096, &options).unwrap();
+    let usual = plan(TransferOptions::new());
+    assert_eq!((usual.method, usual.basis), (DIRECT, CostBasis::Measured));
+    let kernel = usual.alternatives.iter().find(|other| other.method == ZERO).unwrap();
+    assert!(kernel.predicted < usual.predicted, "{usual}");
+    assert!(usual.to_string().contains("faster alone, but waits for other kernels: ZeroCopy"), "{usual}");
+    assert_eq!(plan(TransferOptions::new().only(ZERO)).method, ZERO);
+    // The user knows what runs there.
+    setup.manager.set_costs(found.costs());
+    assert_eq!(plan(TransferOptions::new()).method, ZERO);
+}
+
+#[test]
+fn unknown_free_memory_is_bounded_by_the_total() {
+    let backend = Mock { unknown_free: Some(1 << 20), ..Mock::default() }.build();
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(backend as _).unwrap();
+    let options = CalibrationOptions::new().largest(LARGEST).progress(|at| {
+        assert!(at.bytes <= (1 << 20) / 8, "{at:?}");
+        ControlFlow::Continue(())
+    });
+    assert_eq!(manager.calibrate(&options).unwrap().unfinished, []);
 }
 
 #[test]
