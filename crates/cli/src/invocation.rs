@@ -1,5 +1,7 @@
 //! State shared by the subcommands: the runtime and the output format.
 
+use std::{fs, io::Read as _, path::Path};
+
 use serde::Serialize;
 use transload::{DeviceId, DeviceInfo, Runtime, backend::CostBasis, calibration::CalibrationStore};
 
@@ -21,6 +23,9 @@ impl Invocation {
         install(&arguments.simulation)?;
         let mut builder = Runtime::builder();
         if let Some(file) = &arguments.calibration {
+            if matches!(arguments.command, Command::Calibrate(_)) {
+                check_replaceable(file)?;
+            }
             builder = builder.calibration(CalibrationStore::File(file.clone()));
         }
         let runtime = builder.discover()?;
@@ -83,6 +88,22 @@ impl Invocation {
         };
         Ok(head.to_owned() + &human())
     }
+}
+
+/// Refuses to replace a file of something else. What is no regular file is never replaced.
+fn check_replaceable(file: &Path) -> Result<(), Failure> {
+    const BEGIN: &[u8] = br#"{"format":"#;
+    if !fs::symlink_metadata(file).is_ok_and(|found| found.is_file()) {
+        return Ok(());
+    }
+    let mut begin = Vec::new();
+    let read = fs::File::open(file).and_then(|file| file.take(BEGIN.len() as u64).read_to_end(&mut begin));
+    read.map_err(|error| Failure::caused_by(Exit::Io, format!("cannot read {}", file.display()), error))?;
+    if begin.is_empty() || begin == BEGIN {
+        return Ok(());
+    }
+    let text = format!("{} is no calibration, and is not replaced; name another file", file.display());
+    Err(Failure::new(Exit::Input, text))
 }
 
 #[cfg(all(feature = "sim", any(target_os = "linux", windows)))]

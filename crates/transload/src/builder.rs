@@ -211,7 +211,7 @@ impl RuntimeBuilder {
             calibration,
         });
         #[cfg(feature = "calibration")]
-        {
+        if *runtime.calibration_store() != crate::calibration::CalibrationStore::None {
             let stored = runtime.clone();
             let used = runtime.call(move || {
                 stored.use_stored_calibration();

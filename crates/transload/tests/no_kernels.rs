@@ -3,8 +3,11 @@
 #![cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "it/uncalibrated.rs"]
+mod uncalibrated;
+
 use transload::{
-    DeviceId, MemoryKind, Runtime, StreamPriority, TransferMethod, TransferOptions, backend::RejectReason,
+    DeviceId, MemoryKind, StreamPriority, TransferMethod, TransferOptions, backend::RejectReason,
 };
 use transload_cuda_sim::{DriverOptions, SimDevice, install_with};
 
@@ -12,7 +15,7 @@ use transload_cuda_sim::{DriverOptions, SimDevice, install_with};
 fn without_kernels_urgent_transfers_use_copy_engine() {
     install_with(DriverOptions::default().version(11_040).missing("cuModuleLoadDataEx")).unwrap();
     let sim = SimDevice::builder().build();
-    let runtime = Runtime::discover().unwrap();
+    let runtime = crate::uncalibrated::builder().discover().unwrap();
     let manager = runtime.manager();
     let device = DeviceId::Cuda(sim.ordinal());
     let mapped = manager.allocate_for(device, MemoryKind::Mapped, 64).unwrap();

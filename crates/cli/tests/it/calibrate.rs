@@ -56,6 +56,18 @@ fn named_file_is_used_or_refused() {
     let text = transload(&[&named[..], &QUICK].concat()).succeeded();
     assert!(text.contains("kept in "), "{text}");
     assert!(transload(&[&named[..], &plan].concat()).succeeded().contains("measured here"));
+    for (other, replaced) in
+        [(&b"\x08\0\0\0\0\0\0\0{}"[..], false), (b"{", false), (b"", true), (b"{\"format\":9", true)]
+    {
+        fs::write(&file, other).unwrap();
+        let ran = transload(&[&named[..], &QUICK].concat());
+        if replaced {
+            ran.succeeded();
+        } else {
+            ran.failed(2, &["here.json is no calibration, and is not replaced"]);
+            assert_eq!(fs::read(&file).unwrap(), other);
+        }
+    }
     transload(&["calibrate", "--budget", "0"]).failed(2, &["1..=3600"]);
     transload(&["calibrate", "--largest", "512"]).failed(2, &["valid are at least 1024"]);
 }
@@ -77,6 +89,18 @@ fn several_processes_at_once_leave_one_whole_file() {
     assert_eq!(files(cache.path()).len(), 1);
     let plan = cached(cache.path(), &["plan", "cpu", "cpu", "1MiB"]).succeeded();
     assert!(plan.contains("measured here"), "{plan}");
+}
+
+#[test]
+fn cache_is_locked_as_a_whole() {
+    let cache = tempfile::tempdir().unwrap();
+    fs::create_dir(cache.path().join("transload")).unwrap();
+    let lock = fs::File::create(cache.path().join("transload/calibration.lock")).unwrap();
+    lock.lock().unwrap();
+    cached(cache.path(), &QUICK).failed(3, &["another process calibrates this machine now"]);
+    assert_eq!(files(cache.path()).len(), 0);
+    drop(lock);
+    cached(cache.path(), &QUICK).succeeded();
 }
 
 /// A limit on the size of files acts as a full disk does: the write fails in the middle.

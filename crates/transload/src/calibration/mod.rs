@@ -22,9 +22,12 @@
 mod key;
 mod store;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::{Mutex, TryLockError},
+};
 
-use transload_core::{Result, events::report};
+use transload_core::{Error, ErrorKind, Result, events::report};
 
 use crate::Runtime;
 use key::Key;
@@ -53,13 +56,21 @@ impl Runtime {
     /// [`CALIBRATION_NOT_STORED`](transload_core::events::CALIBRATION_NOT_STORED).
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) if another process, or another call, calibrates this machine now: both would measure
-    /// each other. Those of the manager's `calibrate`.
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) if another call of this process calibrates now, or another process that stores in the
+    /// same place: the user's cache directory, or the same file. They would measure each other. Those of the manager's `calibrate`.
     pub fn calibrate(&self, options: &CalibrationOptions) -> Result<Calibrated> {
+        static ONE: Mutex<()> = Mutex::new(());
+        let _one = match ONE.try_lock() {
+            Err(TryLockError::WouldBlock) if !transload_core::mutant!("transload/calibration-once") => {
+                return Err(Error::new(ErrorKind::Busy, "another call of this process calibrates now"));
+            }
+            // A callback of the options that panics leaves nothing half done.
+            one => one,
+        };
         let key = Key::of(self);
-        let place = self.calibration_store().path(&key);
-        let lock = match place.and_then(|path| Ok((store::lock(&path)?, path))) {
-            Err(error) if error.kind() == crate::ErrorKind::Busy => return Err(error),
+        let store = self.calibration_store();
+        let lock = match store.path(&key).and_then(|path| Ok((store.lock(&path)?, path))) {
+            Err(error) if error.kind() == ErrorKind::Busy => return Err(error),
             place => place,
         };
         let mut calibration = self.manager().calibrate(options)?;
@@ -68,6 +79,7 @@ impl Runtime {
                 && let Ok(Some(earlier)) = store::read(&path, &key)
             {
                 calibration.keep_from(earlier);
+                self.manager().use_calibration(&calibration)?;
             }
             store::write(&path, &key, &calibration)?;
             Ok(path)

@@ -4,8 +4,6 @@ use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io::{self, Read, Write},
     path::{Path, PathBuf},
-    process,
-    sync::atomic::{AtomicU64, Ordering},
 };
 
 use etcetera::BaseStrategy as _;
@@ -73,6 +71,35 @@ impl CalibrationStore {
             }
         }
     }
+
+    /// Locks the place of a calibration for measuring and writing, also against other processes: the cache directory as a whole, since
+    /// the same machine has several files there, or the file.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if it is locked, [`ErrorKind::Io`], [`ErrorKind::InvalidArgument`] if the lock's file is no regular one.
+    pub(super) fn lock(&self, path: &Path) -> Result<Locked> {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        if let Some(folder) = folder {
+            fs::create_dir_all(folder).map_err(failed(path, "cannot make the folder of"))?;
+        }
+        let beside = match self {
+            Self::Cache => path.with_file_name("calibration.lock"),
+            _ => with_suffix(path, ".lock"),
+        };
+        is_there(&beside)?;
+        let mut open = OpenOptions::new();
+        let file = open.create(true).truncate(false).write(true).open(&beside);
+        let file = file.map_err(failed(path, "cannot lock"))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Locked(file)),
+            Err(TryLockError::WouldBlock) if !transload_core::mutant!("transload/calibration-lock") => {
+                let text =
+                    format!("another process calibrates this machine now: it holds {}", beside.display());
+                Err(Error::new(ErrorKind::Busy, text))
+            }
+            Err(error) => Err(failed(path, "cannot lock")(error.into())),
+        }
+    }
 }
 
 fn failed(path: &Path, what: &str) -> impl FnOnce(io::Error) -> Error {
@@ -115,6 +142,7 @@ pub(super) fn read(path: &Path, key: &Key) -> Result<Option<Calibration>> {
         return Err(refused(path, why));
     }
     let stored: Stored = serde_json::from_slice(&text).map_err(damaged)?;
+    stored.calibration.check()?;
     if !transload_core::mutant!("transload/calibration-of-another-machine")
         && let Some(difference) = key.difference(&stored.key)
     {
@@ -123,32 +151,8 @@ pub(super) fn read(path: &Path, key: &Key) -> Result<Option<Calibration>> {
     Ok(Some(stored.calibration))
 }
 
-/// A lock on the file next to a calibration, until it is dropped.
+/// A lock on a place of calibrations, until it is dropped.
 pub(super) struct Locked(#[expect(dead_code, reason = "closing it ends the lock")] File);
-
-/// Locks a calibration for writing, also against other processes.
-///
-/// # Errors
-/// [`ErrorKind::Busy`] if it is locked, [`ErrorKind::Io`], [`ErrorKind::InvalidArgument`] if the lock's file is no regular one.
-pub(super) fn lock(path: &Path) -> Result<Locked> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    if let Some(folder) = folder {
-        fs::create_dir_all(folder).map_err(failed(path, "cannot make the folder of"))?;
-    }
-    let beside = with_suffix(path, ".lock");
-    is_there(&beside)?;
-    let mut open = OpenOptions::new();
-    let file = open.create(true).truncate(false).write(true).open(&beside);
-    let file = file.map_err(failed(path, "cannot lock"))?;
-    match file.try_lock() {
-        Ok(()) => Ok(Locked(file)),
-        Err(TryLockError::WouldBlock) if !transload_core::mutant!("transload/calibration-lock") => {
-            let text = format!("another process calibrates this machine now: it holds {}", beside.display());
-            Err(Error::new(ErrorKind::Busy, text))
-        }
-        Err(error) => Err(failed(path, "cannot lock")(error.into())),
-    }
-}
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
@@ -156,12 +160,11 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Replaces the file as a whole: readers see the old one or the new one.
+/// Replaces the file as a whole: readers see the old one or the new one. The caller has the lock.
 ///
 /// # Errors
 /// [`ErrorKind::Io`]; the old file is unchanged then. [`ErrorKind::InvalidArgument`] if there is something that is no regular file.
 pub(super) fn write(path: &Path, key: &Key, calibration: &Calibration) -> Result<()> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
     is_there(path)?;
     let mut calibration = calibration.clone();
     // Devices of other families have no text that could be read back.
@@ -171,11 +174,12 @@ pub(super) fn write(path: &Path, key: &Key, calibration: &Calibration) -> Result
     let written = Written { format: FORMAT, key, calibration: &calibration };
     let text = serde_json::to_vec(&written)
         .map_err(|error| Error::caused_by(ErrorKind::Io, named(path, "cannot write"), error))?;
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let new = with_suffix(path, &format!(".{}-{number}.new", process::id()));
+    let new = with_suffix(path, ".transload-new");
+    // Left by a process that was killed: the caller has the lock, so no other one writes it now.
+    let _ = fs::remove_file(&new);
     let replaced = fill(&new, &text).and_then(|()| fs::rename(&new, path));
     if let Err(error) = replaced {
-        // Best effort: it has a name of its own, and the error below says that the write failed.
+        // Best effort: the next write removes it too, and the error below says that this one failed.
         let _ = fs::remove_file(&new);
         return Err(failed(path, "cannot write")(error));
     }

@@ -4,15 +4,16 @@
 
 #[path = "../../../core/tests/shared/event_log.rs"]
 mod event_log;
+#[path = "../it/uncalibrated.rs"]
+mod uncalibrated;
 
 use event_log::{find_one, record};
-use transload::Runtime;
 use transload_core::events;
 
 #[test]
 fn absent_family_is_reported_with_the_reason() {
     let records = record(|| {
-        let runtime = Runtime::builder().without("cuda").discover().unwrap();
+        let runtime = crate::uncalibrated::builder().without("cuda").discover().unwrap();
         runtime.drain().unwrap();
     });
     let absent = find_one(&records, events::FAMILY_ABSENT, events::DRIVER, &["error"]);
@@ -22,7 +23,7 @@ fn absent_family_is_reported_with_the_reason() {
 #[test]
 fn dropping_the_last_handle_emits_what_was_noticed() {
     let records = record(|| {
-        let runtime = Runtime::builder().without("cuda").discover().unwrap();
+        let runtime = crate::uncalibrated::builder().without("cuda").discover().unwrap();
         events::report::drop_failed(&"the cause");
         drop(runtime);
     });
@@ -32,7 +33,10 @@ fn dropping_the_last_handle_emits_what_was_noticed() {
 #[cfg(feature = "calibration")]
 #[test]
 fn calibration_that_is_not_used_or_not_kept_is_reported() {
-    use transload::calibration::{CalibrationOptions, CalibrationStore};
+    use transload::{
+        Runtime,
+        calibration::{CalibrationOptions, CalibrationStore},
+    };
 
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("calibration.json");
@@ -57,7 +61,7 @@ fn calibration_that_is_not_used_or_not_kept_is_reported() {
 mod cuda {
     use std::io::Cursor;
 
-    use transload::{Runtime, io::Blocking};
+    use transload::io::Blocking;
     use transload_core::events;
     use transload_cuda_sim::{SimDevice, install};
 
@@ -69,7 +73,7 @@ mod cuda {
         let records = record(|| {
             let sim = SimDevice::builder().build();
             let config = transload::cuda::CudaBackendConfig::default().with_devices([sim.ordinal()]);
-            let rt = Runtime::builder().cuda(config).pinned_limit(100).discover().unwrap();
+            let rt = crate::uncalibrated::builder().cuda(config).pinned_limit(100).discover().unwrap();
             let there = rt.cuda(sim.ordinal()).unwrap().alloc::<u8>(1000).unwrap();
             let source = Blocking::new(rt.manager(), Cursor::new(vec![7; 1000]));
             pollster::block_on(rt.read_from(source, &there).chunk(1000).buffers(1).into_future()).unwrap();

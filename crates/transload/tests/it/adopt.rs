@@ -33,7 +33,7 @@ impl Setup {
     pub(crate) fn new() -> Self {
         let test = harness::device();
         let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
-        let rt = Runtime::builder().cuda(config).discover().unwrap();
+        let rt = crate::uncalibrated::builder().cuda(config).discover().unwrap();
         let gpu = rt.cuda(test.ordinal()).unwrap();
         Self { rt, gpu, _end: test.end_check() }
     }

@@ -18,7 +18,7 @@ use crate::elsewhere::Gate;
 
 /// The host alone.
 pub(crate) fn host_only() -> Runtime {
-    Runtime::builder().without("cuda").discover().unwrap()
+    crate::uncalibrated::builder().without("cuda").discover().unwrap()
 }
 
 #[test]
@@ -269,7 +269,7 @@ impl Observer for Submitters {
 #[test]
 fn awaited_download_copies_on_another_thread() {
     let submitters = Arc::new(Submitters::default());
-    let builder = Runtime::builder().without("cuda").observer(Arc::clone(&submitters) as _);
+    let builder = crate::uncalibrated::builder().without("cuda").observer(Arc::clone(&submitters) as _);
     let rt = builder.discover().unwrap();
     let array = rt.host(vec![3_u8; 1 << 20]).unwrap();
     let waited = rt.download(&array).wait().unwrap();

@@ -1,6 +1,12 @@
 //! Stored calibrations: used where they fit, ignored where they do not, and never a reason to fail.
 
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs,
+    ops::ControlFlow,
+    path::Path,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 use transload::{
@@ -24,10 +30,26 @@ fn basis(runtime: &Runtime) -> CostBasis {
     plan.basis
 }
 
-fn calibrate(runtime: &Runtime) -> Calibrated {
+/// A process calibrates once at a time: so do its tests.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn quick() -> CalibrationOptions {
     // Enough for any machine.
-    let options = CalibrationOptions::new().largest(64 << 10).budget(Duration::from_secs(60));
-    runtime.calibrate(&options).unwrap()
+    CalibrationOptions::new().largest(64 << 10).budget(Duration::from_secs(60))
+}
+
+fn calibrate(runtime: &Runtime) -> Calibrated {
+    let _alone = alone();
+    runtime.calibrate(&quick()).unwrap()
+}
+
+/// Calibrates without finishing any path.
+fn cancel(runtime: &Runtime) -> Calibrated {
+    let _alone = alone();
+    runtime.calibrate(&CalibrationOptions::new().progress(|_| ControlFlow::Break(()))).unwrap()
 }
 
 /// Returns the names in a folder.
@@ -58,6 +80,7 @@ fn calibration_is_kept_for_later_runtimes() {
     assert_eq!(basis(&runtime(CalibrationStore::None)), CostBasis::BuiltIn);
     // Again, and by a task.
     let options = CalibrationOptions::new().largest(1024);
+    let _alone = alone();
     let again = pollster::block_on(later.calibrate_async(&options)).unwrap();
     assert_eq!(again.stored.unwrap(), file);
 }
@@ -172,13 +195,31 @@ fn place_that_cannot_be_written_is_no_failure() {
 
 #[test]
 fn second_calibration_at_once_is_busy() {
+    let other = runtime(CalibrationStore::None);
+    let options = CalibrationOptions::new().progress(move |_| {
+        // Of another store, with other threads or of simulated devices: it would measure the first one.
+        let error = other.calibrate(&quick()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        ControlFlow::Break(())
+    });
+    let rt = runtime(CalibrationStore::None);
+    let alone = alone();
+    let _nothing = rt.calibrate(&options).unwrap();
+    drop(alone);
+    calibrate(&rt).stored.unwrap_err();
+}
+
+#[test]
+fn calibration_of_another_process_is_busy() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("calibration.json");
     // As another process would.
     let lock = fs::File::create(folder.path().join("calibration.json.lock")).unwrap();
     lock.lock().unwrap();
     let rt = over(&file);
+    let alone = alone();
     let error = rt.calibrate(&CalibrationOptions::new()).unwrap_err();
+    drop(alone);
     assert_eq!(error.kind(), ErrorKind::Busy);
     assert!(error.to_string().contains("another process"), "{error}");
     assert_eq!(basis(&rt), CostBasis::BuiltIn, "nothing was measured");
@@ -193,10 +234,43 @@ fn unfinished_paths_stay_in_the_file() {
     let rt = over(&file);
     calibrate(&rt).stored.unwrap();
     let costs = rt.manager().costs();
-    let cancelled = CalibrationOptions::new().progress(|_| std::ops::ControlFlow::Break(()));
-    let found = rt.calibrate(&cancelled).unwrap();
+    let found = cancel(&rt);
     found.stored.unwrap();
     assert_eq!(found.calibration.unfinished.len(), 1);
     assert_eq!(rt.manager().costs(), costs);
     assert_eq!(over(&file).manager().costs(), costs);
+}
+
+#[test]
+fn kept_paths_are_used_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("calibration.json");
+    let earlier = over(&file);
+    calibrate(&over(&file)).stored.unwrap();
+    assert_eq!(basis(&earlier), CostBasis::BuiltIn);
+    let found = cancel(&earlier);
+    assert_eq!((found.calibration.paths.len(), found.calibration.unfinished.len()), (1, 1));
+    assert_eq!(basis(&earlier), CostBasis::Measured);
+}
+
+#[test]
+fn damaged_path_is_not_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("calibration.json");
+    calibrate(&over(&file)).stored.unwrap();
+    let mut damaged: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    *damaged.pointer_mut("/calibration/paths/0/methods/0/times/1/median_seconds").unwrap() = json!(0.0);
+    fs::write(&file, damaged.to_string()).unwrap();
+    cancel(&over(&file)).stored.unwrap();
+    let kept: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(kept.pointer("/calibration/paths"), Some(&json!([])));
+}
+
+#[test]
+fn part_left_by_a_killed_process_is_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("calibration.json");
+    fs::write(folder.path().join("calibration.json.transload-new"), "half").unwrap();
+    calibrate(&over(&file)).stored.unwrap();
+    assert_eq!(names(folder.path()), ["calibration.json", "calibration.json.lock"]);
 }

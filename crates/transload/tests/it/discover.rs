@@ -57,7 +57,7 @@ fn without_cuda_the_host_is_found_and_the_absence_is_explained() {
 }
 
 fn host_only() {
-    let runtime = Runtime::discover().unwrap();
+    let runtime = crate::uncalibrated::builder().discover().unwrap();
     let devices: Vec<DeviceId> = runtime.devices().iter().map(|info| info.id).collect();
     assert_eq!(devices, [DeviceId::Cpu]);
 
@@ -85,7 +85,7 @@ fn a_family_without_a_backend_is_explained_with_what_there_is() {
 }
 
 fn other_families() {
-    let runtime = Runtime::discover().unwrap();
+    let runtime = crate::uncalibrated::builder().discover().unwrap();
     for device in [DeviceId::Wgpu(0), DeviceId::Metal(1), DeviceId::Other("npu", 0)] {
         let error = runtime.explain(device);
         assert_eq!(error.kind(), ErrorKind::UnknownDevice);
@@ -102,7 +102,7 @@ fn manager_with_own_sampling_gets_backends() {
 }
 
 fn own_manager() {
-    let runtime = Runtime::builder().sampling(Sampling::Every(1)).discover().unwrap();
+    let runtime = crate::uncalibrated::builder().sampling(Sampling::Every(1)).discover().unwrap();
     assert_eq!(runtime.manager().sampling(), Sampling::Every(1));
     assert!(runtime.device(DeviceId::Cpu).is_ok());
 }
@@ -116,7 +116,7 @@ fn present_family_is_not_absent_and_host_is_first() {
     let id = DeviceId::Cuda(test.ordinal());
     let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
     for with_host in [false, true] {
-        let mut builder = Runtime::builder().backend(CudaBackend::open(&config).unwrap());
+        let mut builder = crate::uncalibrated::builder().backend(CudaBackend::open(&config).unwrap());
         if with_host {
             builder = builder.backend(CpuBackend::new().unwrap());
         }
@@ -138,7 +138,7 @@ fn given_cuda_backend_has_typed_devices() {
     let test = transload_cuda_sim::harness::device();
     let config = CudaBackendConfig::default().with_devices([test.ordinal()]).with_pinned_limit(1 << 20);
     let given = CudaBackend::open(&config).unwrap();
-    let rt = Runtime::builder().backend(given.clone()).discover().unwrap();
+    let rt = crate::uncalibrated::builder().backend(given.clone()).discover().unwrap();
     let gpu = rt.cuda(test.ordinal()).unwrap();
     assert!(std::ptr::eq(&**gpu.backend(), &*given));
     let pinned = gpu.pinned::<u8>(4096).unwrap();
@@ -154,7 +154,7 @@ fn given_cuda_backend_has_typed_devices() {
 fn a_device_is_found_used_and_leaves_nothing_behind() {
     let test = transload_cuda_sim::harness::device();
     let id = DeviceId::Cuda(test.ordinal());
-    let runtime = Runtime::discover().unwrap();
+    let runtime = crate::uncalibrated::builder().discover().unwrap();
     assert!(runtime.absent().is_empty());
     assert_eq!(runtime.device(id).unwrap().simulated, test.is_simulated());
     round_trip(&runtime, id, MemoryKind::Device);
@@ -208,7 +208,7 @@ fn slow(name: &'static str, answer: fn() -> Result<Arc<dyn Backend>>) -> (Arc<Sl
 fn another_family_is_looked_for_without_blocking_the_task() {
     let (absent, first) = slow("npu", || Err(Error::new(ErrorKind::NoDriver, "there is no /dev/npu0")));
     let (host, second) = slow("dpu", || Ok(CpuBackend::new()?));
-    let builder = Runtime::builder().without("cuda").family(absent).family(host);
+    let builder = crate::uncalibrated::builder().without("cuda").family(absent).family(host);
     let runtime = crate::tasks::one_thread().block_on(async {
         let looking = tokio::spawn(builder.discover_async());
         // Of the same thread as the task that looks.
@@ -230,7 +230,8 @@ fn another_family_is_looked_for_without_blocking_the_task() {
 fn family_of_a_given_backend_or_left_out_is_not_looked_for() {
     let (given, _) = slow("cpu", || Err(Error::new(ErrorKind::NoDriver, "looked for")));
     let (left_out, _) = slow("npu", || Err(Error::new(ErrorKind::NoDriver, "looked for")));
-    let builder = Runtime::builder().without("cuda").without("npu").family(given).family(left_out);
+    let builder =
+        crate::uncalibrated::builder().without("cuda").without("npu").family(given).family(left_out);
     // Looking would panic: the sender is dropped.
     let absent: Vec<_> = builder.discover().unwrap().absent().iter().map(|(name, _)| *name).collect();
     assert_eq!(absent, ["cuda", "npu"]);

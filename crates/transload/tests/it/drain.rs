@@ -128,7 +128,7 @@ impl Wake for Holds {
 #[test]
 fn runtime_dropped_after_an_awaited_drain_is_gone() {
     let observer = Arc::new(Nothing);
-    let builder = Runtime::builder().without("cuda").observer(Arc::clone(&observer) as _);
+    let builder = crate::uncalibrated::builder().without("cuda").observer(Arc::clone(&observer) as _);
     let rt = builder.discover().unwrap();
     let ((woken, wakes), (ends, end)) = (mpsc::channel(), mpsc::channel::<()>());
     let waker = Arc::new(Holds(woken, Mutex::new(end))).into();

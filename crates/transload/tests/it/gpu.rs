@@ -11,7 +11,7 @@ use transload_cuda_sim::harness::{self, EndCheck};
 fn with_gpu(body: impl FnOnce(&Runtime, &transload::cuda::CudaGpu)) {
     let test: EndCheck = harness::device().end_check();
     let config = transload::cuda::CudaBackendConfig::default().with_devices([test.ordinal()]);
-    let rt = Runtime::builder().cuda(config).discover().unwrap();
+    let rt = crate::uncalibrated::builder().cuda(config).discover().unwrap();
     let gpu = rt.cuda(test.ordinal()).unwrap();
     body(&rt, &gpu);
     rt.drain().unwrap();
@@ -61,7 +61,7 @@ fn device_arrays_are_filled_and_copied_by_a_queue() {
 fn array_works_without_its_runtime() {
     let test = harness::device().end_check();
     let config = transload::cuda::CudaBackendConfig::default().with_devices([test.ordinal()]);
-    let rt = Runtime::builder().cuda(config).discover().unwrap();
+    let rt = crate::uncalibrated::builder().cuda(config).discover().unwrap();
     let array = rt.cuda(test.ordinal()).unwrap().alloc::<u32>(1000).unwrap();
     drop(rt);
     array.fill(7).unwrap();
@@ -118,7 +118,7 @@ fn gpu_that_is_not_there_is_explained() {
         assert_eq!(error.to_string(), rt.explain(DeviceId::Cuda(4000)).to_string());
         assert_eq!(error.kind(), ErrorKind::UnknownDevice);
     });
-    let without = Runtime::builder().without("cuda").discover().unwrap();
+    let without = crate::uncalibrated::builder().without("cuda").discover().unwrap();
     let error = without.cuda(0).unwrap_err();
     assert!(error.to_string().contains("RuntimeBuilder::without"), "{error}");
 }

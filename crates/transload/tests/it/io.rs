@@ -15,7 +15,7 @@ use std::{
 };
 
 use transload::{
-    ErrorKind, RawBuffer, Result, Runtime,
+    ErrorKind, RawBuffer, Result,
     io::{Blocking, ByteSink, ByteSource, ByteStream, async_trait, read_from, write_to},
 };
 
@@ -373,7 +373,7 @@ fn invalid_options_are_refused() {
 #[test]
 fn runtime_streams_arrays() {
     one_thread().block_on(async {
-        let rt = Runtime::discover().unwrap();
+        let rt = crate::uncalibrated::builder().discover().unwrap();
         let array = rt.zeros::<u32>(1000).unwrap();
         let bytes: Vec<u8> = (0..1000_u32).flat_map(u32::to_le_bytes).collect();
         let source = Blocking::new(rt.manager(), Cursor::new(bytes.clone()));

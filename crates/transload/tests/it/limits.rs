@@ -1,14 +1,14 @@
 //! Limits of a runtime, and what it says that it holds.
 
-use transload::{ErrorKind, Runtime};
+use transload::ErrorKind;
 
 #[test]
 fn settings_without_sense_are_refused() {
     let refused = |builder: transload::RuntimeBuilder| builder.discover().unwrap_err();
     for builder in [
-        Runtime::builder().threads(0),
-        Runtime::builder().staging_limit((4 << 20) - 1),
-        Runtime::builder().without("cpu"),
+        crate::uncalibrated::builder().threads(0),
+        crate::uncalibrated::builder().staging_limit((4 << 20) - 1),
+        crate::uncalibrated::builder().without("cpu"),
     ] {
         assert_eq!(refused(builder).kind(), ErrorKind::InvalidArgument);
     }
@@ -16,7 +16,7 @@ fn settings_without_sense_are_refused() {
 
 #[test]
 fn host_copies_use_at_most_the_given_threads() {
-    let rt = Runtime::builder().without("cuda").threads(2).discover().unwrap();
+    let rt = crate::uncalibrated::builder().without("cuda").threads(2).discover().unwrap();
     assert_eq!(rt.resources().threads, 0);
     let (src, dst) = (rt.host(vec![7_u8; 32 << 20]).unwrap(), rt.zeros::<u8>(32 << 20).unwrap());
     rt.copy(&src, &dst).wait().unwrap();
@@ -28,7 +28,7 @@ fn host_copies_use_at_most_the_given_threads() {
 #[test]
 fn memory_beside_a_host_backend_of_the_caller_is_counted() {
     let given = transload::cpu::CpuBackend::new().unwrap();
-    let rt = Runtime::builder().without("cuda").backend(given).discover().unwrap();
+    let rt = crate::uncalibrated::builder().without("cuda").backend(given).discover().unwrap();
     let array = rt.zeros::<u8>(4096).unwrap();
     let bytes: u64 = rt.resources().backends.iter().map(|(_, counts)| counts.bytes).sum();
     assert_eq!(bytes, 4096, "{}", rt.resources());
@@ -41,7 +41,7 @@ fn memory_beside_a_host_backend_of_the_caller_is_counted() {
 #[cfg(feature = "serde")]
 #[test]
 fn resources_serialize() {
-    let rt = Runtime::builder().without("cuda").discover().unwrap();
+    let rt = crate::uncalibrated::builder().without("cuda").discover().unwrap();
     let _array = rt.zeros::<u8>(4096).unwrap();
     let json = serde_json::to_value(rt.resources()).unwrap();
     assert_eq!((&json["backends"][0][0], &json["backends"][0][1]["bytes"]), (&"cpu".into(), &4096.into()));
@@ -54,7 +54,7 @@ fn pinned_limit_covers_staging_buffers_and_arrays() {
     const MIB: usize = 1 << 20;
     let test = transload_cuda_sim::harness::device();
     let config = transload::cuda::CudaBackendConfig::default().with_devices([test.ordinal()]);
-    let builder = Runtime::builder().cuda(config).pinned_limit(8 * MIB as u64);
+    let builder = crate::uncalibrated::builder().cuda(config).pinned_limit(8 * MIB as u64);
     let rt = builder.staging_limit(4 * MIB as u64).discover().unwrap();
     let gpu = rt.cuda(test.ordinal()).unwrap();
 
@@ -90,7 +90,7 @@ fn streams_go_on_with_less_pinned_memory() {
     for limit in [8 * MIB, 2 * MIB, 100_000] {
         let test = transload_cuda_sim::harness::device();
         let config = transload::cuda::CudaBackendConfig::default().with_devices([test.ordinal()]);
-        let rt = Runtime::builder().cuda(config).pinned_limit(limit as u64).discover().unwrap();
+        let rt = crate::uncalibrated::builder().cuda(config).pinned_limit(limit as u64).discover().unwrap();
         let there = rt.cuda(test.ordinal()).unwrap().alloc::<u8>(bytes.len()).unwrap();
         pollster::block_on(async {
             let source = Blocking::new(rt.manager(), std::io::Cursor::new(bytes.clone()));

@@ -44,6 +44,7 @@ mod registered;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod staged;
 mod tasks;
+mod uncalibrated;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod unified;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]

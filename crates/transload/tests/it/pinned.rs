@@ -19,7 +19,7 @@ fn runtime(test: &TestDevice, builder: RuntimeBuilder) -> (Runtime, CudaGpu) {
 }
 
 fn limited(test: &TestDevice, bytes: usize) -> (Runtime, CudaGpu) {
-    runtime(test, Runtime::builder().pinned_limit(bytes as u64))
+    runtime(test, crate::uncalibrated::builder().pinned_limit(bytes as u64))
 }
 
 /// 16 MiB of host memory, and as much of the device's.
@@ -87,7 +87,7 @@ fn free_staging_buffers_give_way_to_pinned_arrays() {
 #[test]
 fn first_copy_after_prepare_pins_nothing() {
     let test = harness::device();
-    let (rt, gpu) = runtime(&test, Runtime::builder());
+    let (rt, gpu) = runtime(&test, crate::uncalibrated::builder());
     let weights = rt.host(vec![3_u8; 24 * MIB]).unwrap();
     let there = gpu.alloc::<u8>(24 * MIB).unwrap();
     let place = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
@@ -105,19 +105,19 @@ fn limit_of_a_given_backend_is_refused() {
     let test = harness::device();
     let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
     let given = || CudaBackend::open(&config).unwrap();
-    let error = Runtime::builder().backend(given()).pinned_limit(1 << 30).discover().unwrap_err();
+    let error = crate::uncalibrated::builder().backend(given()).pinned_limit(1 << 30).discover().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.to_string().contains("pinned_limit"), "{error}");
     // The host's pins nothing.
     let host = transload::cpu::CpuBackend::new().unwrap();
-    Runtime::builder().backend(host).without("cuda").pinned_limit(1 << 30).discover().unwrap();
-    Runtime::builder().backend(given()).discover().unwrap();
+    crate::uncalibrated::builder().backend(host).without("cuda").pinned_limit(1 << 30).discover().unwrap();
+    crate::uncalibrated::builder().backend(given()).discover().unwrap();
 }
 
 #[test]
 fn resources_say_what_pinned_memory_is_for() {
     let test = harness::device();
-    let (rt, gpu) = runtime(&test, Runtime::builder());
+    let (rt, gpu) = runtime(&test, crate::uncalibrated::builder());
     let mib = |held: u64| held as usize / MIB;
     let pinned = gpu.pinned::<u8>(16 * MIB).unwrap();
     let weights = rt.host(vec![3_u8; 4 * MIB]).unwrap();
@@ -172,7 +172,8 @@ impl ByteSink for Watch {
 fn buffers_of_streams_count_and_obey_the_limit() {
     let test = harness::device();
     for limit in [None, Some(12 * MIB as u64), Some(4 * MIB as u64)] {
-        let builder = limit.map_or_else(Runtime::builder, |limit| Runtime::builder().staging_limit(limit));
+        let builder =
+            limit.map_or_else(Runtime::builder, |limit| crate::uncalibrated::builder().staging_limit(limit));
         let (rt, gpu) = runtime(&test, builder);
         let there = gpu.alloc::<u8>(40 * MIB).unwrap();
         pollster::block_on(async {

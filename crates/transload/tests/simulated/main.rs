@@ -19,6 +19,9 @@ mod setup;
 mod staged;
 mod staged_failures;
 mod stream_faults;
+#[cfg(feature = "safetensors")]
+#[path = "../it/uncalibrated.rs"]
+mod uncalibrated;
 mod zero_copy;
 
 /// Drop errors are process-wide: tests that take them run one at a time.

@@ -78,7 +78,7 @@ fn checksums_are_those_of_the_file_and_only_on_request() {
 
 #[test]
 fn tensor_is_an_array_of_its_element_type() {
-    let rt = transload::Runtime::builder().without("cuda").discover().unwrap();
+    let rt = crate::uncalibrated::builder().without("cuda").discover().unwrap();
     let header = r#"{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
     let disk = OnDisk::new(&file(header, &[1.0_f32, 2.0].map(f32::to_le_bytes).concat()));
     let model = rt.load(disk.path(), &LoadOptions::new(HOST)).unwrap();
@@ -201,7 +201,7 @@ fn future_of_a_load_owns_what_it_needs() {
     let model = Model::of_every_type();
     let disk = OnDisk::new(&model.file());
     let loading = {
-        let rt = transload::Runtime::builder().without("cuda").discover().unwrap();
+        let rt = crate::uncalibrated::builder().without("cuda").discover().unwrap();
         rt.load_async(disk.path(), &LoadOptions::new(HOST))
     };
     let loaded = std::thread::spawn(move || pollster::block_on(loading)).join().unwrap().unwrap();

@@ -1,7 +1,7 @@
 //! Loads onto a CUDA device, on the software driver and on a real one (`TRANSLOAD_TEST_DRIVER=real`).
 
 use transload::{
-    Runtime, TransferMethod, TransferOptions,
+    TransferMethod, TransferOptions,
     cuda::{CudaBackend, CudaBackendConfig},
     load::{LoadOptions, load},
 };
@@ -65,7 +65,7 @@ fn load_makes_one_allocation_and_one_copy_per_chunk() {
 #[test]
 fn a_runtime_loads_onto_a_device_that_it_found() {
     let test = harness::device();
-    let runtime = Runtime::discover().unwrap();
+    let runtime = crate::uncalibrated::builder().discover().unwrap();
     let model = Model::of_sizes(&[4096, 77]);
     let disk = OnDisk::new(&model.file());
     let loaded = runtime.load(disk.path(), &LoadOptions::new(place(&test, MemoryKind::Device))).unwrap();
