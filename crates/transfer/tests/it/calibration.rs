@@ -221,7 +221,7 @@ fn kernel_that_is_faster_alone_is_not_chosen() {
 
 #[test]
 fn unknown_free_memory_is_bounded_by_the_total() {
-    let backend = Mock { unknown_free: Some(1 << 20), ..Mock::default() }.build();
+    let backend = Mock { total_of_unknown_free: Some(1 << 20), ..Mock::default() }.build();
     let manager = CrossBackendTransferManager::new();
     manager.register_backend(backend as _).unwrap();
     let options = CalibrationOptions::new().largest(LARGEST).progress(|at| {

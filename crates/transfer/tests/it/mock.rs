@@ -50,8 +50,7 @@ pub(crate) struct Mock {
     pub(crate) shares: bool,
     /// Whether it copies in place wherever it copies.
     pub(crate) in_place: bool,
-    /// The bytes of each device, of which it does not know what is free.
-    pub(crate) unknown_free: Option<u64>,
+    pub(crate) total_of_unknown_free: Option<u64>,
 }
 
 impl Default for Mock {
@@ -68,7 +67,7 @@ impl Default for Mock {
             concurrent_managed_access: false,
             shares: false,
             in_place: false,
-            unknown_free: None,
+            total_of_unknown_free: None,
         }
     }
 }
@@ -80,7 +79,7 @@ impl Mock {
             let mut info = DeviceInfo::new(id, "mock");
             info.kinds = kinds;
             info.simulated = self.simulated;
-            info.total_memory = self.unknown_free;
+            info.total_memory = self.total_of_unknown_free;
             info.concurrent_managed_access = self.concurrent_managed_access;
             info
         };
@@ -206,10 +205,9 @@ impl Backend for MockBackend {
 
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
         self.knows(device)?;
-        if self.devices.iter().any(|info| info.total_memory.is_some()) {
-            return Err(Error::new(ErrorKind::Unsupported, "planted: nobody knows what is free"));
-        }
-        Ok(MemoryInfo { free: 1 << 30, total: 1 << 30 })
+        let is_known = self.devices.iter().all(|info| info.total_memory.is_none());
+        let memory = MemoryInfo { free: 1 << 30, total: 1 << 30 };
+        is_known.then_some(memory).ok_or_else(|| Error::new(ErrorKind::Unsupported, "planted"))
     }
 
     fn lease_queue(
