@@ -65,8 +65,10 @@ impl Watched for AfterCapture {
         if self.waiters.first().is_none() {
             return false;
         }
-        // They then register with the stream itself.
-        if matches!(self.after(), Ok(None)) { true } else { self.waiters.take_reached(1, woken) }
+        // They then record the fence and register with the stream itself. Recording may wait for old work, and this thread serves all
+        // streams.
+        let is_over = !self.stream.own.is_captured();
+        if is_over { self.waiters.take_reached(1, woken) } else { true }
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use transload_cuda_sim::{SimDevice, harness::Checked};
 use transload_cuda_sys::{AsStream, Capture, CaptureMode, Stream, StreamOptions};
-use transload_memory::CudaDevice;
+use transload_memory::{CudaDevice, WordPage};
 
 use super::*;
 use crate::{completion::stream_end::StreamEnd, stream::handle::StreamHandle};
@@ -24,7 +24,7 @@ impl Wake for Wakes {
 }
 
 /// Checks that a task that awaits the fence is not woken before the capture ends, and is then.
-fn check<S: AsStream>(fence: &Fence, capture: Capture<'_, S>) {
+fn check<S: AsStream>(fence: &Fence, capture: Capture<'_, S>, after_wake: impl FnOnce()) {
     let wakes = Arc::new(Wakes::default());
     let count = || wakes.0.load(Ordering::SeqCst);
     let await_it = || fence.timeline().wake_at(1, &Waker::from(Arc::clone(&wakes)));
@@ -35,9 +35,10 @@ fn check<S: AsStream>(fence: &Fence, capture: Capture<'_, S>) {
     capture.end().unwrap();
     let begun = Instant::now();
     while count() == 0 {
-        assert!(begun.elapsed() < Duration::from_secs(60), "not woken after the capture");
+        assert!(begun.elapsed() < Duration::from_secs(20), "not woken after the capture");
         thread::yield_now();
     }
+    after_wake();
     fence.wait().unwrap();
     assert!(await_it());
 }
@@ -56,7 +57,26 @@ fn task_awaiting_the_end_of_a_capture_sleeps() {
     let _exposed = stream.handle();
     let fence = AfterCapture::of(stream.clone());
     // SAFETY: nothing else is enqueued on the stream meanwhile.
-    check(&fence, unsafe { Capture::begin(&stream, CaptureMode::Relaxed) }.unwrap());
+    check(&fence, unsafe { Capture::begin(&stream, CaptureMode::Relaxed) }.unwrap(), || ());
+}
+
+#[test]
+fn reactor_does_not_wait_for_work_from_before_a_capture() {
+    let (sim, device) = device();
+    let stream = CudaStream::new(&device).unwrap();
+    let _exposed = stream.handle();
+    let page = WordPage::new(device.context().unwrap()).unwrap();
+    let (word, address) = page.word(0);
+    // SAFETY: the page lives until the stream has passed the word, and this thread writes it.
+    unsafe { stream.own.stream().wait_word(address, 1) }.unwrap();
+    // One more polls an old one.
+    let before: Vec<Fence> = (1..64).map(|_| stream.fence().unwrap()).collect();
+    let fence = AfterCapture::of(stream.clone());
+    // SAFETY: nothing else is enqueued on the stream meanwhile.
+    let capture = unsafe { Capture::begin(&stream, CaptureMode::Relaxed) }.unwrap();
+    sim.fail_call(Some("cuEventQuery"), 1, 2);
+    check(&fence, capture, || word.store(1, Ordering::Release));
+    drop(before);
 }
 
 #[test]
@@ -69,5 +89,5 @@ fn task_awaiting_the_end_of_a_captured_stream_sleeps() {
     // SAFETY: nothing is enqueued on the stream.
     let capture = unsafe { Capture::begin(&**stream, CaptureMode::Relaxed) }.unwrap();
     let end = StreamEnd::of(next_timeline_id(), &stream);
-    check(&end.fence(), capture);
+    check(&end.fence(), capture, || ());
 }
