@@ -67,7 +67,8 @@ pub const TRANSFER_BLOCKED: &str = "transfer_blocked";
 pub const TRANSFER_DEFERRED: &str = "transfer_deferred";
 /// `WARN`, target [`TRANSFER`]: a transfer failed or was refused, and no caller observed it. The next `drain` returns the first such
 /// error of a manager's transfers. Fields `transfer`, `error`. A dropped transfer that a caller enqueued on a stream directly has
-/// this event if it was refused or read invalid bytes; if it fails with its device, there is [`CONTEXT_LOST`].
+/// this event if it was refused or read invalid bytes; if it fails with its device, there is [`CONTEXT_LOST`]. Waiting for a
+/// transfer's fence is not observing the transfer.
 pub const FAILURE_UNOBSERVED: &str = "failure_unobserved";
 /// `INFO`, target [`TRANSFER`]: the cheapest method could not be used for this transfer, and the next best is tried. Fields
 /// `transfer`, `src`, `dst`, `method`.

@@ -179,7 +179,8 @@ impl Transfer {
 
     /// Returns the fence of the whole transfer, for other queues to wait for. `None` if there is nothing to
     /// wait for: it was refused, its outcome was taken, or it was complete when its submission returned, like
-    /// small copies from host to host.
+    /// small copies from host to host. A wait for the fence is not one for the transfer: if that
+    /// failed and is dropped, its error is reported as [unobserved](crate::events::FAILURE_UNOBSERVED).
     #[must_use]
     pub fn fence(&self) -> Option<&Fence> {
         match &self.state {
