@@ -79,11 +79,11 @@ pub unsafe trait Queue: Send + Sync + 'static {
     fn can_copy(&self, src: Place, dst: Place) -> bool;
 
     /// Returns whether it can wait for the fence without the host. Takes no longer than some microseconds: `false` if that needs what
-    /// [`prepare_waits`](Self::prepare_waits) sets up, and it was not called.
+    /// [`prepare_waits`](Self::prepare_waits) sets up, and it was called neither for this queue nor for one that shares it.
     fn can_wait_for(&self, fence: &Fence) -> bool;
 
     /// Sets up what waits for the host's work need, such as memory; may take long, the first time. [`submit`](crate::submit) calls it
-    /// before such a wait. A task's thread does not: until it was called, the task awaits the host's work.
+    /// before such a wait. A thread that polls a task does not: until it was called, the task awaits the host's work.
     fn prepare_waits(&self) {}
 
     /// Enqueues the operation after everything enqueued before and after the fences in `after`, without

@@ -59,7 +59,7 @@ pub(crate) struct StreamTimeline {
     waiters: Waiters,
     /// This crate's kernels, after their first use.
     kernels: OnceLock<Arc<Kernels>>,
-    /// The words that the host writes, from `prepare_waits` on; `None` if there is no memory for them.
+    /// The words that the host writes, once they are known; `None` if there is no memory for them.
     pub(crate) words: OnceLock<Option<Arc<Words>>>,
     /// Words for ends of host work that this stream waits for or may wait for.
     pub(crate) kept_words: Mutex<Vec<KeptWord>>,

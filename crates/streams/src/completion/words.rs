@@ -55,16 +55,13 @@ pub(crate) struct KeptWord {
 static OF_CONTEXTS: Mutex<Vec<(usize, Weak<Words>)>> = Mutex::new(Vec::new());
 
 impl Words {
-    /// Returns the context's words.
+    /// Returns the context's words, which it allocates if there are none.
     ///
     /// # Errors
     /// The driver's.
     pub(crate) fn of(context: &Context) -> Result<Arc<Self>> {
         let key = context.as_raw().addr();
-        let find = |known: &[(usize, Weak<Self>)]| {
-            known.iter().filter(|(of, _)| *of == key).find_map(|(_, words)| words.upgrade())
-        };
-        if let Some(found) = find(&OF_CONTEXTS.lock()) {
+        if let Some(found) = Self::find(&OF_CONTEXTS.lock(), key) {
             return Ok(found);
         }
         let free = (0..WordPage::WORDS).map(|index| FreeWord { index, value: 0 }).collect();
@@ -72,13 +69,17 @@ impl Words {
         let made = Arc::new(Self { page, free, are_refused: AtomicBool::new(false) });
         let mut known = OF_CONTEXTS.lock();
         // Another thread may have been faster. Its words are dropped without the lock.
-        if let Some(found) = find(&known) {
+        if let Some(found) = Self::find(&known, key) {
             drop(known);
             return Ok(found);
         }
         known.retain(|(_, words)| words.strong_count() > 0);
         known.push((key, Arc::downgrade(&made)));
         Ok(made)
+    }
+
+    fn find(known: &[(usize, Weak<Self>)], key: usize) -> Option<Arc<Self>> {
+        known.iter().filter(|(of, _)| *of == key).find_map(|(_, words)| words.upgrade())
     }
 
     fn take(self: &Arc<Self>) -> Option<PendingWord> {
@@ -123,6 +124,11 @@ impl StreamTimeline {
     pub(crate) fn can_wait_for_host_work(&self, fence: &Fence) -> bool {
         if transload_core::mutant!("streams/task-allocates-no-words") {
             self.prepare_waits();
+        }
+        if self.words.get().is_none() && !transload_core::mutant!("streams/task-uses-words-of-others") {
+            // Another stream's, for which this allocates nothing.
+            let found = Words::find(&OF_CONTEXTS.lock(), self.context().as_raw().addr());
+            let _set = found.map(|words| self.words.set(Some(words)));
         }
         let words = self.words.get().and_then(Option::as_ref);
         words.is_some_and(|words| self.keep_word(words, fence).is_some())

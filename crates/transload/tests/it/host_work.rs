@@ -1,9 +1,15 @@
 //! A copy to a device that follows a copy within the host: enqueued at once, in order, and content is right.
 
+use std::{
+    future::IntoFuture,
+    sync::mpsc,
+    task::{Context, Waker},
+};
+
 use transload::{
     CrossBackendTransferManager, DeviceId, MemoryKind, RawBuffer,
     cpu::CpuBackend,
-    cuda::{CudaBackend, CudaBackendConfig},
+    cuda::{CudaBackend, CudaBackendConfig, CudaDevice, CudaStream},
 };
 use transload_cuda_sim::harness;
 use transload_cuda_sys::{Stream, trace};
@@ -66,6 +72,47 @@ fn copy_waits_for_host_copy_on_the_device() {
 #[test]
 fn copy_after_the_fence_of_a_host_copy_waits_on_the_device() {
     after_host_copies(&Setup::new(), true);
+}
+
+/// The caller's stream was never used by a call that may block.
+#[test]
+fn awaited_copies_wait_for_host_work_on_the_device() {
+    let executor = Executor::with_threads(1).unwrap();
+    let setup = setup_with(&executor, true);
+    if !Stream::can_wait_words() {
+        println!("skipped: the driver has no waits for words");
+        return;
+    }
+    let (pinned, device) =
+        (setup.allocate(MemoryKind::Pinned, LARGE), setup.allocate(MemoryKind::Device, LARGE));
+    let source = setup.filled(MemoryKind::Pageable, &noise(LARGE, 1));
+    setup.manager.prepare(pinned.place(), device.place(), &Default::default()).unwrap();
+    let stream = CudaStream::new(&CudaDevice::new(setup.test.ordinal()).unwrap()).unwrap();
+    let waits = |of_caller: bool| {
+        let (begun, has_begun) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        let blocked = executor.spawn(async move {
+            begun.send(()).unwrap();
+            let _until_dropped = released.recv();
+        });
+        has_begun.recv().unwrap();
+        let host = setup.manager.copy(&source, &pinned).submit();
+        let copy = setup.manager.copy(&pinned, &device);
+        let mut copy = if of_caller { copy.on(&stream) } else { copy }.into_future();
+        let waited = waits_on_device(|| {
+            assert!(copy.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        });
+        drop(release);
+        blocked.wait().unwrap();
+        host.wait().unwrap();
+        pollster::block_on(copy).unwrap();
+        waited
+    };
+    for of_caller in [false, true] {
+        // While other tests free memory, the task waits instead.
+        assert!((0..200).any(|_| waits(of_caller)), "{of_caller}");
+    }
+    assert!(content(&setup, &device) == noise(LARGE, 1));
 }
 
 #[test]
