@@ -303,16 +303,12 @@ impl CrossBackendTransferManager {
     fn drain_rest(&self) -> Result<()> {
         self.registry.drain_methods()?;
         self.context.unobserved.wait_for_all(&self.context);
-        let mut outcome = self.context.unreported.take();
-        // Before, since fences keep the owners of adopted streams; after, for copies that the backends waited for.
+        let unreported = self.context.unreported.take();
+        // Fences keep the owners of adopted streams.
         if !transload_core::mutant!("transfer/drain-releases-fences") {
             self.registry.sweep_engines();
         }
-        for registered in self.registry.backends() {
-            outcome = outcome.and(registered.backend.drain());
-        }
-        self.registry.sweep_engines();
-        outcome
+        unreported.and(self.registry.drain_backends())
     }
 
     /// Returns what each backend keeps alive, by backend name.

@@ -213,8 +213,8 @@ impl CudaGpu {
     }
 
     /// Returns a fence of what an event of other code (a `CUevent`) recorded last, to pass to
-    /// [`CopyBuilder::after`](crate::CopyBuilder::after). The event may be destroyed or recorded again once this returns. Cheap enough for
-    /// every step of a loop: it uses a stream that is kept. For an event of ours that other code waits for see
+    /// [`CopyBuilder::after`](crate::CopyBuilder::after). The event may be destroyed or recorded again once this returns. It
+    /// uses a stream that is kept, unless eight such fences of the device are pending or being created: then it creates a stream. For an event of ours that other code waits for see
     /// [`FenceEvent`](crate::cuda::FenceEvent).
     ///
     /// # Errors

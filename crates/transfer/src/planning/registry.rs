@@ -246,6 +246,32 @@ impl Registry {
         self.methods.iter().try_for_each(|method| method.drain())
     }
 
+    /// Drains all backends, also after an error, and again while memory is pending free: an owner that one drops may have kept memory
+    /// of another.
+    ///
+    /// # Errors
+    /// The first error of a backend.
+    pub(crate) fn drain_backends(&self) -> Result<()> {
+        /// Bounded, since other threads may go on dropping memory.
+        const PASSES: usize = 8;
+        let (backends, mut outcome) = (self.backends(), Ok(()));
+        for _ in 0..PASSES {
+            for registered in backends {
+                outcome = outcome.and(registered.backend.drain());
+            }
+            // Copies that the backends waited for.
+            self.sweep_engines();
+            let is_pending = |one: &Registered| one.backend.resource_counts().pending_free > 0;
+            if outcome.is_err()
+                || !backends.iter().any(is_pending)
+                || transload_core::mutant!("transfer/drain-repeats")
+            {
+                break;
+            }
+        }
+        outcome
+    }
+
     pub(crate) fn forget_routes(&self) {
         self.changed(self.state.write());
     }

@@ -8,13 +8,14 @@ use std::{
     },
     task::{Context, Waker},
     thread::{self, ThreadId},
+    time::{Duration, Instant},
 };
 
 use transload::{
     Array, ErrorKind, MemoryKind, Runtime, TransferMethod,
     cuda::{Access, CudaBackendConfig, CudaGpu, FenceEvent},
 };
-use transload_cuda_sim::harness::{self, EndCheck};
+use transload_cuda_sim::harness::{self, EndCheck, TestDevice};
 use transload_cuda_sys::{
     AsStream, Event, EventTiming, RelaxedCapture, Stream, StreamOptions, check, ffi, trace,
 };
@@ -26,6 +27,7 @@ pub(crate) const COUNT: usize = 50_000;
 pub(crate) struct Setup {
     pub(crate) rt: Runtime,
     pub(crate) gpu: CudaGpu,
+    test: TestDevice,
     _end: EndCheck,
 }
 
@@ -35,7 +37,7 @@ impl Setup {
         let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
         let rt = crate::uncalibrated::builder().cuda(config).discover().unwrap();
         let gpu = rt.cuda(test.ordinal()).unwrap();
-        Self { rt, gpu, _end: test.end_check() }
+        Self { rt, gpu, test, _end: test.end_check() }
     }
 
     pub(crate) fn finish(self) {
@@ -291,6 +293,45 @@ fn fences_of_events_share_a_stream_but_no_order() {
 }
 
 #[test]
+fn concurrent_fence_of_an_event_uses_a_kept_stream() {
+    limited(|| {
+        let setup = Setup::new();
+        let gpu = &setup.gpu;
+        let Some(sim) = setup.test.sim() else { return println!("skipped: needs a simulated error") };
+        let (idle, blocked) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+        let event_on = |stream: &transload::cuda::CudaStream| {
+            let event = Event::new(gpu.device().context().unwrap(), EventTiming::Disabled).unwrap();
+            event.record(stream.driver()).unwrap();
+            event
+        };
+        // SAFETY: the event is alive.
+        let fence_of = |event: &Event| unsafe { gpu.fence_of_event(event.as_raw() as usize) }.unwrap();
+        let gate = crate::gate::Gate::before(gpu.device(), &[&blocked]);
+        let late = fence_of(&event_on(&blocked));
+        fence_of(&event_on(&idle)).wait().unwrap();
+        let (event, other) = (event_on(&idle), event_on(&idle));
+        // A query that fails waits for the stream, the blocked one.
+        sim.fail_call(Some("cuEventQuery"), 1, 2);
+        let before = sim.calls();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| fence_of(&other).wait().unwrap());
+            while sim.calls() == before {
+                thread::yield_now();
+            }
+            let trace = trace::start();
+            fence_of(&event).wait().unwrap();
+            let calls = trace.calls_of_this_thread();
+            assert!(calls.iter().all(|call| !call.name.starts_with("cuStreamCreate")), "{calls:?}");
+            drop(trace);
+            assert!(!waiting.is_finished() && !late.is_known_complete());
+            gate.open();
+        });
+        drop((idle, blocked, late, event, other));
+        setup.finish();
+    });
+}
+
+#[test]
 fn owner_may_wait_for_a_transfer_in_its_drop() {
     struct Waits {
         rt: Runtime,
@@ -321,6 +362,51 @@ fn owner_may_wait_for_a_transfer_in_its_drop() {
     drop(theirs);
     rt.drain().unwrap();
     assert_eq!(done.load(Ordering::SeqCst), 10);
+    setup.finish();
+}
+
+#[test]
+fn drain_drops_host_memory_kept_by_an_owner_of_a_device() {
+    /// Takes long to drop, unless the drain has returned. Its destructor sends whether it had.
+    struct Slow(Arc<AtomicUsize>, mpsc::Sender<bool>);
+    /// Host memory with something else.
+    struct Keeps {
+        _slow: Slow,
+        _array: Option<Array<u32>>,
+    }
+    impl AsRef<[u8]> for Keeps {
+        fn as_ref(&self) -> &[u8] {
+            &[1, 2, 3]
+        }
+    }
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            let begun = Instant::now();
+            let is_drained = || self.0.load(Ordering::SeqCst) > 0;
+            while !is_drained() && begun.elapsed() < Duration::from_millis(100) {
+                thread::yield_now();
+            }
+            self.1.send(is_drained()).unwrap();
+        }
+    }
+    let setup = Setup::new();
+    let Setup { rt, gpu, .. } = &setup;
+    let (theirs, _drops) = Theirs::new(gpu);
+    let (drained, (dropped, drops)) = (Arc::new(AtomicUsize::new(0)), mpsc::channel());
+    let slow = || Slow(Arc::clone(&drained), dropped.clone());
+    let mut kept = None;
+    for _ in 0..2 {
+        let owner = (slow(), rt.cpu().wrap_readonly(Keeps { _slow: slow(), _array: kept }));
+        // SAFETY: `theirs` keeps the memory, and nobody else uses it.
+        kept = Some(unsafe { gpu.adopt::<u32>(theirs.address, COUNT, owner) }.unwrap());
+    }
+    drop(kept);
+    rt.drain().unwrap();
+    drained.store(1, Ordering::SeqCst);
+    for _ in 0..4 {
+        assert_eq!(drops.recv_timeout(Duration::from_secs(10)), Ok(false));
+    }
+    drop(theirs);
     setup.finish();
 }
 
