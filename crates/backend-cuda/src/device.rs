@@ -176,7 +176,8 @@ impl DeviceState {
     /// Frees pinned memory that is only kept, and ends idle registrations; returns how many bytes.
     pub(crate) fn trim_pinned(&self) -> u64 {
         let registered = self.registrations.get().map_or(0, |registrations| self.freed(registrations.trim()));
-        let trimmed = self.cache.trim(MemorySide::Host) + registered;
+        let listed = self.memory_if_used().map_or(0, CudaMemoryManager::trim_lists);
+        let trimmed = self.cache.trim(MemorySide::Host) + registered + listed;
         if trimmed > 0
             && let Some(memory) = self.memory.get()
         {

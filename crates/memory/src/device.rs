@@ -11,7 +11,7 @@ use transload_core::{DeviceId, Error, Fence, MemoryKind, MemoryShortage, Place, 
 use transload_cuda_sys::{Context, Device, observe_drop_errors, record_drop_error};
 use transload_executor::DropQueue;
 
-use crate::{CudaFeature, PinnedLimit, UnifiedSupport, error::check_usable, lift};
+use crate::{CudaFeature, ListPages, UnifiedSupport, error::check_usable, lift};
 
 /// Approximate device memory of a context in bytes (measured on an H200).
 const CONTEXT_BYTES: u64 = 500_000_000;
@@ -28,8 +28,7 @@ struct Shared {
     context: OnceLock<Context>,
     /// Drops the owners of adopted memory and streams.
     drops: DropQueue,
-    /// That of the first memory manager.
-    pinned_limit: OnceLock<Arc<PinnedLimit>>,
+    lists: Arc<ListPages>,
 }
 
 impl CudaDevice {
@@ -45,7 +44,7 @@ impl CudaDevice {
                 device,
                 context: OnceLock::new(),
                 drops: DropQueue::default(),
-                pinned_limit: OnceLock::new(),
+                lists: Arc::default(),
             }),
         })
     }
@@ -93,15 +92,10 @@ impl CudaDevice {
         }))
     }
 
-    /// Returns the limit on pinned host memory of the device's first memory manager, if there is one. The library's own pinned
-    /// memory for streams made afterwards counts against it.
+    /// Returns the memory for lists that kernels read. Shared by clones.
     #[must_use]
-    pub fn pinned_limit(&self) -> Option<&Arc<PinnedLimit>> {
-        self.shared.pinned_limit.get()
-    }
-
-    pub(crate) fn set_pinned_limit(&self, limit: &Arc<PinnedLimit>) {
-        let _first = self.shared.pinned_limit.get_or_init(|| Arc::clone(limit));
+    pub fn lists(&self) -> &Arc<ListPages> {
+        &self.shared.lists
     }
 
     /// Returns the queue that drops the owners of adopted memory and streams. Shared by clones.

@@ -72,7 +72,7 @@ impl CudaMemoryManager {
     /// # Errors
     /// The driver's.
     pub fn new_with_pinned_limit(device: &CudaDevice, limit: &Arc<PinnedLimit>) -> Result<Self> {
-        device.set_pinned_limit(limit);
+        device.lists().set_limit(limit);
         Ok(Self {
             device: device.clone(),
             context: device.context()?.clone(),
@@ -238,8 +238,18 @@ impl CudaMemoryManager {
 
     fn release_cached_within(&self, limit: Option<Duration>) -> Result<()> {
         self.reclaimer.sweep();
+        self.trim_lists();
         self.free_thread.drain(limit);
         self.source.get().map_or(Ok(()), DeviceSource::trim).map_err(lift)
+    }
+
+    /// Has the memory for lists freed that no kernel reads. Returns its bytes. [`release_cached`](Self::release_cached) waits for that.
+    pub fn trim_lists(&self) -> u64 {
+        if transload_core::mutant!("memory/lists-give-way") {
+            0
+        } else {
+            self.device.lists().trim(&self.free_thread)
+        }
     }
 
     /// Returns free and total bytes of device memory.

@@ -2,7 +2,9 @@
 
 use transload_backend_cpu::CpuBackend;
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
-use transload_core::{Backend, DeviceId, ErrorKind, MemoryKind};
+use transload_core::{
+    Backend, DeviceId, ErrorKind, MemoryKind, Operation, StreamPriority, Timing, WorkloadType, submit,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -39,6 +41,42 @@ fn pinned_memory_stays_within_the_limit() {
     assert_eq!(used(), 8 * MIB as u64);
 
     drop((all, ordinary));
+    cuda.drain().unwrap();
+    assert_eq!(used(), 0);
+    assert!(cuda.resource_counts().is_empty() && cpu.resource_counts().is_empty());
+}
+
+#[test]
+fn lists_of_batches_give_way() {
+    let test = transload_cuda_sim::harness::device().end_check();
+    let config =
+        CudaBackendConfig::default().with_devices([test.ordinal()]).with_pinned_limit(8 * MIB as u64);
+    let (cuda, cpu) = (CudaBackend::open(&config).unwrap(), CpuBackend::new().unwrap());
+    let device = DeviceId::Cuda(test.ordinal());
+    let used = || cuda.pinned().bytes();
+    let mapped = cuda.allocate(device, MemoryKind::Mapped, 4 * MIB).unwrap();
+    let there = cuda.allocate(device, MemoryKind::Device, 4 * MIB).unwrap();
+    let pairs = [(mapped.clone(), there.clone())];
+    let batch = || {
+        let queue = cuda.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+        let operation = Operation::CopyBatchInPlace { pairs: &pairs };
+        submit(&*queue, &operation, Timing::Off).unwrap().wait().unwrap();
+        assert!(used() > 4 * MIB as u64, "the list is kept");
+    };
+
+    // To a registration, to an allocation, and at a drain.
+    batch();
+    let ordinary = cpu.wrap_vec(vec![7_u8; 4 * MIB]);
+    drop(cuda.register(&ordinary).unwrap());
+    cuda.drain().unwrap();
+    batch();
+    drop(cuda.allocate(device, MemoryKind::Pinned, 4 * MIB).unwrap());
+    cuda.drain().unwrap();
+    batch();
+    cuda.drain().unwrap();
+    assert_eq!(used(), 4 * MIB as u64);
+
+    drop((pairs, mapped, there, ordinary));
     cuda.drain().unwrap();
     assert_eq!(used(), 0);
     assert!(cuda.resource_counts().is_empty() && cpu.resource_counts().is_empty());

@@ -10,7 +10,7 @@ pub(crate) mod unobserved;
 
 use std::{fmt, ops::Deref, sync::Arc};
 
-use crate::{DeviceId, Error, ErrorKind, Fence, Operation, Place, Result, Timeline};
+use crate::{DeviceId, Error, ErrorKind, Fence, Operation, Place, RawBuffer, Result, Timeline};
 
 /// The priority of a queue's work. On CUDA it affects kernels, not copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -85,6 +85,12 @@ pub unsafe trait Queue: Send + Sync + 'static {
     /// Sets up what waits for the host's work need, such as memory; may take long, the first time. [`submit`](crate::submit) calls it
     /// before such a wait. A thread that polls a task does not: until it was called, the task awaits the host's work.
     fn prepare_waits(&self) {}
+
+    /// Sets up what a batch in place needs, such as memory for a list of its pairs; may take long. [`submit`](crate::submit) calls it
+    /// before such a batch. A task's thread does not: without it, the batch may take more driver calls.
+    fn prepare_batch(&self, pairs: &[(RawBuffer, RawBuffer)]) {
+        let _ = pairs;
+    }
 
     /// Enqueues the operation after everything enqueued before and after the fences in `after`, without
     /// waiting for its completion. (CUDA's driver copies pageable memory during the call.) Fences of its own

@@ -180,6 +180,13 @@ impl<'a> Operation<'a> {
         }
     }
 
+    /// Sets up what the queue needs for the operation.
+    fn prepare<Q: Queue + ?Sized>(&self, queue: &Q) {
+        if let Self::CopyBatchInPlace { pairs } = *self {
+            queue.prepare_batch(pairs);
+        }
+    }
+
     fn validate_slow(&self) -> Result<()> {
         match *self {
             Self::Copy { src, dst } | Self::CopyPeer { src, dst } | Self::CopyInPlace { src, dst } => {
@@ -311,6 +318,7 @@ pub fn submit_after(
     }
     let mut claims = Claims::none(operation.write_mode());
     claims.add(&mut uses, Some(queue.timeline()))?;
+    operation.prepare(queue);
     claims.wait_also(after);
     claims.wait_for_foreign_fences(queue);
     claims.enqueue(queue, operation, timing)
@@ -330,7 +338,7 @@ pub fn submit_on<Q: Queue + ?Sized>(queue: &Q, operation: &Operation<'_>, timing
             check_pair(src, dst)?;
             claims.add(&mut [(src, Access::Read), (dst, Access::Write)], Some(queue.timeline()))
         }
-        _ => claims.add_checked(operation, queue.timeline()),
+        _ => claims.add_checked(operation, queue.timeline()).inspect(|()| operation.prepare(queue)),
     }?;
     claims.wait_for_foreign_fences(queue);
     claims.enqueue(queue, operation, timing)

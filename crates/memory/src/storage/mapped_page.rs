@@ -1,6 +1,6 @@
 //! Small mapped host memory of the library itself, which streams and kernels read.
 
-use std::{ptr::NonNull, sync::Arc, time::Duration};
+use std::{ptr::NonNull, sync::Arc};
 
 use transload_core::{DeviceId, Result, events::report};
 use transload_cuda_sys::{Context, DriverError, ffi};
@@ -16,10 +16,9 @@ use crate::{
 /// Mapped host memory, zero at first. May be dropped on any thread, also while a stream uses it: it is freed on another thread
 /// when the device no longer does.
 #[derive(Debug)]
-pub struct MappedPage {
+pub(crate) struct MappedPage {
     host: NonNull<u8>,
     device: u64,
-    bytes: usize,
     /// Taken at the drop.
     owned: Option<(Context, CountGuard)>,
 }
@@ -33,8 +32,8 @@ impl MappedPage {
     /// Allocates `bytes` bytes in a context. They count against `limit` until they are freed.
     ///
     /// # Errors
-    /// [`OutOfMemory`](transload_core::ErrorKind::OutOfMemory) if the limit would be exceeded; the driver's.
-    pub fn new(context: &Context, bytes: usize, limit: &Arc<PinnedLimit>) -> Result<Self> {
+    /// `OutOfMemory` if the limit would be exceeded; the driver's.
+    pub(crate) fn new(context: &Context, bytes: usize, limit: &Arc<PinnedLimit>) -> Result<Self> {
         /// `CU_MEMHOSTALLOC_DEVICEMAP`.
         const DEVICE_MAP: u32 = 2;
         let counts = AllocationCounts::new(context.device().ordinal(), limit);
@@ -49,7 +48,7 @@ impl MappedPage {
             name: "success without an address".to_owned(),
         };
         let host = NonNull::new(pointer.cast::<u8>()).ok_or_else(no_address).map_err(lift)?;
-        let mut page = Self { host, device: 0, bytes, owned: Some((context.clone(), counted)) };
+        let mut page = Self { host, device: 0, owned: Some((context.clone(), counted)) };
         // SAFETY: the allocation has so many bytes, and nothing else uses them yet.
         unsafe { host.write_bytes(0, bytes) };
         // SAFETY: the pointer is the beginning of a live allocation, and a context is current.
@@ -59,54 +58,40 @@ impl MappedPage {
     }
 
     /// Returns the address for the host, aligned to a page, valid while `self` lives.
-    #[must_use]
-    pub fn host_address(&self) -> NonNull<u8> {
+    pub(crate) fn host_address(&self) -> NonNull<u8> {
         self.host
     }
 
     /// Returns the address for the device.
-    #[must_use]
-    pub fn device_address(&self) -> u64 {
+    pub(crate) fn device_address(&self) -> u64 {
         self.device
-    }
-
-    /// Returns the length in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.bytes
     }
 }
 
 impl MappedPage {
-    /// Frees the memory, and waits for that, but not longer than `limit`: other work of the device may take long. For a page that the
-    /// device does not use any more.
-    pub fn free_within(mut self, limit: Duration) {
-        if let Some(thread) = self.free() {
-            thread.drain(Some(limit));
-        }
+    /// Has the memory freed on `thread`.
+    pub(crate) fn free_on(mut self, thread: &FreeThread) {
+        self.queue_free(thread);
     }
 
-    /// Has the memory freed on another thread, since freeing waits for the device. Without a thread it stays until the context ends.
-    fn free(&mut self) -> Option<Arc<FreeThread>> {
-        let owned = self.owned.take()?;
-        match FreeThread::start() {
-            Ok(thread) => {
-                let (context, counted) = owned;
-                thread.free(context, Address::Host(self.host.as_ptr().expose_provenance()), counted);
-                Some(thread)
-            }
-            Err(error) => {
-                let device = DeviceId::Cuda(owned.0.device().ordinal());
-                report::call_failed("a page of pinned memory stays allocated", device, &error);
-                std::mem::forget(owned);
-                None
-            }
+    fn queue_free(&mut self, thread: &FreeThread) {
+        if let Some((context, counted)) = self.owned.take() {
+            thread.free(context, Address::Host(self.host.as_ptr().expose_provenance()), counted);
         }
     }
 }
 
 impl Drop for MappedPage {
+    /// Has the memory freed on another thread, since freeing waits for the device. Without a thread it stays until the context ends.
     fn drop(&mut self) {
-        let _thread = self.free();
+        let Some((context, _)) = &self.owned else { return };
+        match FreeThread::start() {
+            Ok(thread) => self.queue_free(&thread),
+            Err(error) => {
+                let device = DeviceId::Cuda(context.device().ordinal());
+                report::call_failed("a page of pinned memory stays allocated", device, &error);
+                std::mem::forget(self.owned.take());
+            }
+        }
     }
 }

@@ -18,7 +18,7 @@ use transload_core::{
     next_timeline_id,
 };
 use transload_cuda_sys::{AsStream, Context, Driver, DriverError, Event, EventTiming, RawStream, Stream};
-use transload_memory::{CudaDevice, PinnedLimit, lift};
+use transload_memory::{CudaDevice, ListPages, lift};
 
 use super::{
     callbacks::Callbacks,
@@ -65,8 +65,8 @@ pub(crate) struct StreamTimeline {
     pub(crate) kept_words: Mutex<Vec<KeptWord>>,
     /// Whether the stream may wait for host work on the device.
     pub(crate) device_waits: AtomicBool,
-    /// The limit that lists for kernels count against.
-    pub(crate) pinned_limit: Option<Arc<PinnedLimit>>,
+    /// Memory for lists that kernels read.
+    pub(crate) lists: Arc<ListPages>,
     /// Whether the driver rejected the kernels; fills then use copies.
     fills_without_kernels: AtomicBool,
     /// User callbacks.
@@ -91,7 +91,7 @@ impl StreamTimeline {
         Ok(Arc::new_cyclic(|this| Self {
             id: next_timeline_id(),
             device: device.id(),
-            pinned_limit: device.pinned_limit().cloned(),
+            lists: Arc::clone(device.lists()),
             priority,
             stream: ManuallyDrop::new(stream),
             thread,

@@ -11,7 +11,7 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, Fence, Operation, Place, Queue, QueueLease, Result, StreamPriority, Timeline, Timing,
+    DeviceId, Fence, Operation, Place, Queue, QueueLease, RawBuffer, Result, StreamPriority, Timeline, Timing,
 };
 
 use crate::{CudaStream, thread_number::thread_number};
@@ -102,6 +102,10 @@ unsafe impl Queue for StreamShard {
 
     fn prepare_waits(&self) {
         self.stream.prepare_waits();
+    }
+
+    fn prepare_batch(&self, pairs: &[(RawBuffer, RawBuffer)]) {
+        self.stream.prepare_batch(pairs);
     }
 
     #[inline]

@@ -48,6 +48,10 @@ unsafe impl Queue for CudaStream {
         self.own.prepare_waits();
     }
 
+    fn prepare_batch(&self, pairs: &[(RawBuffer, RawBuffer)]) {
+        self.own.prepare_list(pairs);
+    }
+
     fn current_fence(&self) -> Option<Fence> {
         self.fence().ok()
     }

@@ -12,10 +12,7 @@ use transload_core::{DeviceId, Result, events::report};
 use transload_cuda_sys::{Context, DriverError, RawStream, RelaxedCapture, attribute, cust::sys::CUfunction};
 use transload_memory::lift;
 
-use super::{
-    lists::ListPages,
-    loaded_module::{self, LoadedModule, MAX_THREADS_PER_BLOCK},
-};
+use super::loaded_module::{self, LoadedModule, MAX_THREADS_PER_BLOCK};
 use crate::LaunchConfig;
 
 /// The PTX, ending with NUL. `kernels/copy.cu`, `copy_list.cu` and `fill.cu` say how it was created.
@@ -48,7 +45,6 @@ pub(crate) struct Kernels {
     copy_list: CUfunction,
     fill: CUfunction,
     multiprocessors: u32,
-    pub(super) lists: ListPages,
 }
 
 // SAFETY: function handles belong to their module, not to a thread.
@@ -104,7 +100,7 @@ impl Kernels {
             Ok((copy?, copy_list?, fill?, u32::try_from(multiprocessors).unwrap_or(1).max(1)))
         };
         let (copy, copy_list, fill, multiprocessors) = load().map_err(lift)?;
-        Ok(Self { module, copy, copy_list, fill, multiprocessors, lists: ListPages::default() })
+        Ok(Self { module, copy, copy_list, fill, multiprocessors })
     }
 
     /// Enqueues a copy of `bytes` bytes by a kernel.

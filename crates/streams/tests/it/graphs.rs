@@ -268,6 +268,10 @@ fn unrecordable_operations_are_refused_before_capture() {
         assert_eq!(kind, ErrorKind::Unsupported);
         assert!(text.contains("prefetch"), "{text}");
     }
+    let pairs = [(setup.pinned(&bytes), there.clone())];
+    let (kind, text) = refused(&[Operation::CopyBatchInPlace { pairs: &pairs }]);
+    assert_eq!(kind, ErrorKind::Unsupported);
+    assert!(text.contains("list of pieces") && text.contains("copy in place for each pair"), "{text}");
     let inner = record(&setup, &[Operation::Fill { dst: &there, pattern: Pattern::U8(1) }]);
     let (kind, text) = refused(&[Operation::Replay { recorded: &inner }]);
     assert_eq!(kind, ErrorKind::Unsupported);
@@ -275,7 +279,7 @@ fn unrecordable_operations_are_refused_before_capture() {
     assert_eq!(refused(&[]).0, ErrorKind::InvalidArgument);
     let short = there.slice(..10).unwrap();
     assert_eq!(refused(&[Operation::Copy { src: &there, dst: &short }]).0, ErrorKind::InvalidArgument);
-    drop((inner, there, short, unified, host));
+    drop((inner, pairs, there, short, unified, host));
     setup.finish();
 }
 

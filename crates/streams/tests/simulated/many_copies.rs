@@ -115,6 +115,39 @@ fn batch_without_memory_for_its_list_is_launched_one_by_one() {
 }
 
 #[test]
+fn batch_that_outgrows_its_list_is_complete() {
+    const COUNT: usize = 11_000;
+    let sim = builder().checked();
+    // Room for the pool and one page, of 10,922 pieces.
+    let pools = Pools::new(sim.ordinal(), COUNT, (COUNT * BYTES + (256 << 10)) as u64);
+    let stream = CudaStream::new(&pools.device).unwrap();
+    let trace = trace::start();
+    let batch = Operation::CopyBatchInPlace { pairs: &pools.pairs };
+    submit(&stream, &batch, Timing::Off).unwrap().wait().unwrap();
+    let calls = trace.calls_of_this_thread();
+    assert_eq!(calls.iter().filter(|call| call.name == "cuLaunchKernel").count(), 1 + COUNT - 10_922);
+    pools.check(&stream);
+}
+
+#[test]
+fn neighbours_without_memory_for_their_list_are_one_launch() {
+    let sim = builder().checked();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    // Room for the source.
+    let memory =
+        CudaMemoryManager::new_with_pinned_limit(&device, &PinnedLimit::new((8 << 20) + 4096)).unwrap();
+    let [host, there] =
+        [MemoryKind::Mapped, MemoryKind::Device].map(|kind| memory.allocate(kind, 8 << 20).unwrap());
+    let half = |of: &RawBuffer, index: usize| of.slice(index * (4 << 20)..(index + 1) * (4 << 20)).unwrap();
+    let pairs = [0, 1].map(|index| (half(&host, index), half(&there, index)));
+    let stream = CudaStream::new(&device).unwrap();
+    let trace = trace::start();
+    submit(&stream, &Operation::CopyBatchInPlace { pairs: &pairs }, Timing::Off).unwrap().wait().unwrap();
+    let calls = trace.calls_of_this_thread();
+    assert_eq!(calls.iter().filter(|call| call.name == "cuLaunchKernel").count(), 1);
+}
+
+#[test]
 fn failing_calls_of_a_batch_in_place_are_typed_errors() {
     for (call, nth) in [("cuLaunchKernel", 1), ("cuEventRecord", 1), ("cuEventRecord", 2)] {
         let sim = builder().record_accesses(true).checked();

@@ -1,0 +1,160 @@
+//! Pages of mapped host memory for lists that kernels read.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, OnceLock},
+};
+
+use parking_lot::Mutex;
+use transload_core::{
+    Result, TimelineId,
+    host_access::{self, HostAccess},
+};
+use transload_cuda_sys::{Context, DriverError, Event, EventTiming, Stream};
+
+use super::{free_thread::FreeThread, mapped_page::MappedPage};
+use crate::{PinnedLimit, lift};
+
+/// Bytes of a page.
+const PAGE: usize = 256 << 10;
+/// Entries of a page.
+const ENTRIES: usize = PAGE / size_of::<ListEntry>();
+/// Most pages that are kept, in use or not.
+const MOST: usize = 128;
+/// Most pages of other streams that are queried for one that is free.
+const QUERIED: usize = 3;
+
+/// An entry of a list: three numbers, as a kernel reads them.
+pub type ListEntry = [u64; 3];
+
+/// The pages of a device. One stream fills a page with one list after another; when it is full, it is free for any stream as soon as
+/// no kernel reads it. [`CudaMemoryManager::drain`](crate::CudaMemoryManager::drain) and allocations that are short of memory free
+/// those that no kernel reads.
+#[derive(Debug, Default)]
+pub struct ListPages {
+    /// That of the device's first memory manager.
+    limit: OnceLock<Arc<PinnedLimit>>,
+    /// The longest unused first.
+    kept: Mutex<VecDeque<ListPage>>,
+}
+
+/// A page, taken out of its [`ListPages`]. May be dropped while a kernel reads it.
+#[derive(Debug)]
+pub struct ListPage {
+    memory: MappedPage,
+    /// Entries that are written. They are not written again before `read` is complete.
+    used: usize,
+    /// The stream whose kernels read it.
+    stream: Option<TimelineId>,
+    /// The end of the last launch that reads it.
+    read: Event,
+}
+
+impl ListPages {
+    pub(crate) fn set_limit(&self, limit: &Arc<PinnedLimit>) {
+        let _first = self.limit.get_or_init(|| Arc::clone(limit));
+    }
+
+    /// Allocates what a stream's next lists, of `entries` in all, lack of room, up to 32 MiB for all streams. Takes a few microseconds
+    /// if nothing lacks.
+    ///
+    /// # Errors
+    /// `OutOfMemory` at the limit of pinned memory; the driver's.
+    pub fn prepare(&self, context: &Context, stream: TimelineId, entries: usize) -> Result<()> {
+        let lacking = {
+            let kept = self.kept.lock();
+            let room = kept.iter().map(|page| page.room(stream)).sum();
+            let pages = entries.saturating_sub(room).div_ceil(ENTRIES);
+            let others = kept.iter().filter(|page| page.room(stream) == 0);
+            let free = others.take(pages).filter(|page| page.is_free()).count();
+            (pages - free).min(MOST.saturating_sub(kept.len()))
+        };
+        for _ in 0..lacking {
+            let limit = self.limit.get_or_init(|| PinnedLimit::new(u64::MAX));
+            let read = Event::new(context, EventTiming::Disabled).map_err(lift)?;
+            let page =
+                ListPage { memory: MappedPage::new(context, PAGE, limit)?, used: 0, stream: None, read };
+            self.kept.lock().push_front(page);
+        }
+        Ok(())
+    }
+
+    /// Returns a page with room for a list of the stream, if there is one. Does not allocate.
+    #[must_use]
+    pub fn take(&self, stream: TimelineId) -> Option<ListPage> {
+        let mut kept = self.kept.lock();
+        let own = kept.iter().position(|page| page.room(stream) > 0);
+        let at = own.or_else(|| kept.iter().take(QUERIED).position(ListPage::is_free));
+        let mut page = kept.remove(at?)?;
+        if own.is_none() {
+            (page.used, page.stream) = (0, Some(stream));
+        }
+        Some(page)
+    }
+
+    /// Keeps a page for later lists. Lists in it are read by launches before the last [`ListPage::record`], or not at all.
+    pub fn put(&self, page: ListPage) {
+        self.kept.lock().push_back(page);
+    }
+
+    /// Has the pages freed that no kernel reads. Returns their bytes.
+    pub(crate) fn trim(&self, thread: &FreeThread) -> u64 {
+        let free: VecDeque<_> = {
+            let mut kept = self.kept.lock();
+            let (free, used) = std::mem::take(&mut *kept).into_iter().partition(ListPage::is_free);
+            *kept = used;
+            free
+        };
+        let bytes = (free.len() * PAGE) as u64;
+        free.into_iter().for_each(|page| page.memory.free_on(thread));
+        bytes
+    }
+}
+
+impl Drop for ListPages {
+    fn drop(&mut self) {
+        let kept = std::mem::take(self.kept.get_mut());
+        if kept.is_empty() {
+            return;
+        }
+        // One thread for all. Without it, each page is dropped by itself.
+        if let Ok(thread) = FreeThread::start() {
+            kept.into_iter().for_each(|page| page.memory.free_on(&thread));
+        }
+    }
+}
+
+impl ListPage {
+    /// Returns how many entries of the stream's next list fit.
+    fn room(&self, stream: TimelineId) -> usize {
+        if self.stream == Some(stream) { ENTRIES - self.used } else { 0 }
+    }
+
+    /// Returns whether no kernel reads it. After an error none will: the device is lost, or freeing waits.
+    fn is_free(&self) -> bool {
+        self.read.is_done().unwrap_or(true) || transload_core::mutant!("memory/list-in-use")
+    }
+
+    /// Writes the next entries of a list, as many as fit. Returns the address of the first for the device, and their number.
+    pub fn write(&mut self, entries: &mut impl Iterator<Item = ListEntry>) -> (u64, usize) {
+        let offset = self.used * size_of::<ListEntry>();
+        let (start, first) = (self.memory.host_address(), self.used);
+        for entry in entries.take(ENTRIES - first) {
+            // SAFETY: the page has room for `ENTRIES` entries and is aligned. Only this value writes to it, and no kernel reads the
+            // entries from `used` on.
+            unsafe { start.cast::<ListEntry>().add(self.used).write(entry) };
+            self.used += 1;
+        }
+        let count = self.used - first;
+        host_access::note(start.as_ptr().addr() + offset, count * size_of::<ListEntry>(), HostAccess::Write);
+        (self.memory.device_address() + offset as u64, count)
+    }
+
+    /// Records that what was launched so far on the stream reads the page: the one for which it was taken.
+    ///
+    /// # Errors
+    /// The driver's. Drop the page then.
+    pub fn record(&self, stream: &Stream) -> Result<(), DriverError> {
+        self.read.record(stream)
+    }
+}
