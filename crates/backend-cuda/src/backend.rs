@@ -184,6 +184,10 @@ impl CudaBackend {
     /// Out of line, so that taking a kept buffer stays short: `transload-instructions` counts it.
     #[inline(never)]
     fn allocate_new(&self, state: &DeviceState, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        if is_host_pinned(kind) {
+            // Before what is kept gives way for nothing.
+            self.pinned.check(bytes)?;
+        }
         self.retry_pinned(kind, state.allocate_new(kind, bytes), || state.allocate_new(kind, bytes))
     }
 
@@ -219,8 +223,11 @@ impl CudaBackend {
 }
 
 fn is_pinned_shortage(error: &Error, kind: MemoryKind) -> bool {
-    let is_pinned = matches!(kind, MemoryKind::Pinned | MemoryKind::Mapped);
-    is_pinned && error.kind() == ErrorKind::OutOfMemory
+    is_host_pinned(kind) && error.kind() == ErrorKind::OutOfMemory
+}
+
+fn is_host_pinned(kind: MemoryKind) -> bool {
+    matches!(kind, MemoryKind::Pinned | MemoryKind::Mapped)
 }
 
 impl Backend for CudaBackend {

@@ -68,9 +68,22 @@ impl PinnedLimit {
         let registered = self.registered().min(held);
         let allocated = held - registered;
         let text = format!(
-            "the limit of {limit} bytes of pinned memory is reached: {allocated} allocated, {registered} registered"
+            "{requested} bytes requested, and {held} of the limit of {limit} bytes of pinned memory are held: {allocated} allocated, {registered} registered"
         );
         Error::caused_by(ErrorKind::OutOfMemory, text, error)
+    }
+
+    /// # Errors
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if `bytes` exceed the limit, whatever else is pinned.
+    pub fn check(&self, bytes: usize) -> Result<()> {
+        let bytes = bytes as u64;
+        if bytes <= self.limit { Ok(()) } else { Err(self.explain(self.shortage(bytes, self.bytes()))) }
+    }
+
+    fn shortage(&self, requested: u64, held: u64) -> Error {
+        let free = Some(self.limit.saturating_sub(held));
+        let shortage = MemoryShortage { requested, free, total: Some(self.limit) };
+        Error::out_of_memory(Place::new(DeviceId::Cpu, MemoryKind::Pinned), shortage)
     }
 
     /// Returns how much of the host's memory may be pinned.
@@ -92,11 +105,7 @@ impl PinnedLimit {
                 }
                 Ok(PinnedBytes { limit: Arc::clone(self), bytes, pinned })
             }
-            Err(held) => {
-                let free = Some(self.limit.saturating_sub(held));
-                let shortage = MemoryShortage { requested: bytes, free, total: Some(self.limit) };
-                Err(Error::out_of_memory(Place::new(DeviceId::Cpu, MemoryKind::Pinned), shortage))
-            }
+            Err(held) => Err(self.shortage(bytes, held)),
         }
     }
 }

@@ -179,6 +179,7 @@ impl<T: Pod> Array<T> {
     }
 
     /// Sets all elements to `value`. Blocks until that is done: for memory that the host cannot address, by a queue of its device.
+    /// `CudaStream::memset_async` enqueues a fill instead.
     ///
     /// ```
     /// let rt = transload::Runtime::discover()?;

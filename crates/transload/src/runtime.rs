@@ -185,7 +185,7 @@ impl Runtime {
         Error::new(ErrorKind::UnknownDevice, text)
     }
 
-    /// Takes a vector over as an array, without a copy.
+    /// Takes a vector over as an array, without a copy. An empty one gives an empty array.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if `T` has no size.

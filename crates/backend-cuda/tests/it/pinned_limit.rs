@@ -32,7 +32,11 @@ fn pinned_memory_stays_within_the_limit() {
 
     // What is only kept counts, and makes room for what is needed.
     drop((pinned, mapped));
-    assert!(used() >= 4 * MIB as u64);
+    let kept = used();
+    assert!(kept >= 4 * MIB as u64);
+    // Nothing is given up for what cannot fit.
+    let error = allocate(MemoryKind::Pinned, 9 * MIB).unwrap_err();
+    assert_eq!((error.kind(), used()), (ErrorKind::OutOfMemory, kept));
     let mapped = allocate(MemoryKind::Mapped, 4 * MIB).unwrap();
     let registered = cuda.register(&ordinary).unwrap();
     assert_eq!((used(), allocate(MemoryKind::Pinned, MIB).is_err()), (8 * MIB as u64, true));

@@ -110,7 +110,7 @@ impl fmt::Display for RejectReason {
             Self::HostSide => "one side is the host",
             Self::AlreadyPinned => "the host's side is not pageable: staging would only add a copy",
             Self::NoStagingMemory => {
-                "the device's backend offers no pinned memory for staging, or none is left"
+                "no pinned memory for staging: the device's backend offers none, or what it may pin is in use"
             }
             Self::NotMapped => "the memory is not mapped into the device's address space",
             Self::NoKernel => "the device's driver rejects the kernel that copies in place",

@@ -5,7 +5,8 @@ use std::{fmt, ops::Deref, time::Duration};
 use transload_core::{CostBasis, QueuedBefore, TransferMethod, TransferReport};
 
 /// What a transfer would do: its report (a plan dereferences to it) with all times zero, and the alternatives. The
-/// transfer's own report agrees unless a backend was registered or a cost set in between: both come from one planner.
+/// transfer's own report agrees, since both come from one planner, unless a backend was registered or a cost set in between, or the
+/// method could not be used when the transfer was submitted, such as staging while there is no pinned memory for it.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

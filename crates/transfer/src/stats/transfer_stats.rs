@@ -93,8 +93,15 @@ impl fmt::Display for TransferStats {
         if let (Some(average), Some(best)) = (self.average_rate(), self.best_rate) {
             write!(f, ", {:.2} GB/s on average, {:.2} at best", average / 1e9, best / 1e9)?;
         }
-        if let (Some(p50), Some(p90), Some(p99)) = (self.latency_p50, self.latency_p90, self.latency_p99) {
-            write!(f, ", latency p50 {p50:.1?}, p90 {p90:.1?}, p99 {p99:.1?}")?;
+        match (self.latency_p50, self.latency_p90, self.latency_p99, self.latency_max) {
+            // Of a few, percentiles would be the largest.
+            (.., Some(longest)) if self.measured < 20 => {
+                write!(f, ", latency until seen at most {longest:.1?}")?;
+            }
+            (Some(p50), Some(p90), Some(p99), _) => {
+                write!(f, ", latency until seen p50 {p50:.1?}, p90 {p90:.1?}, p99 {p99:.1?}")?;
+            }
+            _ => {}
         }
         if self.simulated {
             f.write_str(" (simulated)")?;

@@ -26,7 +26,8 @@ const MIN_PINNED: usize = 64 << 10;
 /// Bytes on their way from a source into memory, or from memory to a sink. Returned by [`Runtime::read_from`] and
 /// [`Runtime::write_to`]; begins when it is awaited.
 ///
-/// If pinned memory is short it goes on with fewer and smaller staging buffers.
+/// If pinned memory is short it goes on with fewer and smaller staging buffers. If it is dropped before its end, it stops; nothing says
+/// how many bytes had arrived, and the rest of the memory may hold any of them.
 #[must_use = "nothing is moved before it is awaited"]
 pub struct ByteStream<'s> {
     pipeline: Pipeline,
