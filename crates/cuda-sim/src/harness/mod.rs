@@ -21,6 +21,9 @@ use crate::{SimDevice, SimDeviceBuilder, install, rng::Rng};
 /// If set to `real`, [`device`] returns real devices.
 pub const VARIABLE: &str = "TRANSLOAD_TEST_DRIVER";
 
+/// How long a check waits: other threads may be about to free memory or to drop wakers.
+const LIMIT: Duration = Duration::from_secs(20);
+
 /// A device to test on.
 #[derive(Clone, Copy, Debug)]
 pub struct TestDevice {
@@ -47,13 +50,19 @@ impl TestDevice {
         self.sim.as_ref()
     }
 
-    /// Asserts that nothing is alive on the device.
+    /// Asserts that nothing is alive on the device. Waits up to 20 s, since other threads free what was dropped.
     ///
     /// # Panics
     /// If something is alive, with a list and the seed.
     #[track_caller]
     pub fn assert_no_live_objects(&self) {
+        self.assert_no_live_objects_within(LIMIT);
+    }
+
+    #[track_caller]
+    fn assert_no_live_objects_within(&self, limit: Duration) {
         if let Some(sim) = &self.sim {
+            wait(limit, || sim.live_objects().is_empty());
             let live = sim.live_objects();
             assert!(
                 live.is_empty(),
@@ -66,8 +75,6 @@ impl TestDevice {
 
     /// Returns a check that runs on drop. Make it the last field of a fixture, so that it is dropped last.
     pub fn end_check(&self) -> EndCheck {
-        /// Other threads may be about to free memory or to drop wakers.
-        const LIMIT: Duration = Duration::from_secs(20);
         if !self.is_simulated() {
             live::begin();
         }
@@ -112,24 +119,23 @@ impl EndCheck {
         self.limit = limit;
         self
     }
+}
 
-    /// Waits until `is_empty` returns true or the limit expires.
-    fn wait(&self, is_empty: impl Fn() -> bool) {
-        let end = Instant::now() + self.limit;
-        while !is_empty() && Instant::now() < end {
-            // Free storage whose last handle was dropped while work was in flight.
-            transload_core::Reclaimer::new().sweep();
-            thread::yield_now();
-        }
+/// Waits until `is_empty` returns true or the limit expires.
+fn wait(limit: Duration, is_empty: impl Fn() -> bool) {
+    let end = Instant::now() + limit;
+    while !is_empty() && Instant::now() < end {
+        // Free storage whose last handle was dropped while work was in flight.
+        transload_core::Reclaimer::new().sweep();
+        thread::yield_now();
     }
 }
 
 impl Drop for EndCheck {
     fn drop(&mut self) {
-        if let Some(sim) = &self.device.sim {
+        if self.device.is_simulated() {
             if !thread::panicking() {
-                self.wait(|| sim.live_objects().is_empty());
-                self.device.assert_no_live_objects();
+                self.device.assert_no_live_objects_within(self.limit);
                 self.device.assert_no_races();
             }
             return;
@@ -139,7 +145,7 @@ impl Drop for EndCheck {
             && alone
             && !thread::panicking()
         {
-            self.wait(|| live::excess_over(&before).is_empty());
+            wait(self.limit, || live::excess_over(&before).is_empty());
             let more = live::excess_over(&before);
             assert!(more.is_empty(), "still alive on the real device: {more:?}");
         }
