@@ -134,7 +134,7 @@ fn drop_copy_of_host_work(fails: bool, early: bool) -> Vec<Record> {
         // The thread that watches streams may see the end later than this one.
         let is_reported = || so_far().iter().any(|record| record.name == events::FAILURE_UNOBSERVED);
         let begun = Instant::now();
-        while early && !is_reported() && begun.elapsed() < Duration::from_secs(60) {
+        while early && !is_reported() && begun.elapsed() < Duration::from_secs(20) {
             thread::yield_now();
             report::emit_deferred();
         }
