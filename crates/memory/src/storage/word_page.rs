@@ -14,7 +14,7 @@ const PAGE: usize = 8192;
 const PITCH: usize = 128;
 
 /// Words in mapped host memory, zero at first, each on cache lines of its own. May be dropped on any thread, also while a stream
-/// waits for a word: see [`MappedPage`]. No limit or count includes it.
+/// waits for a word: it is freed by another thread. No limit or count includes it.
 #[derive(Debug)]
 pub struct WordPage(MappedPage);
 
