@@ -21,8 +21,8 @@ use crate::{completion::pending_events::Measured, submit::driver_calls::DriverCa
 pub enum MetricsSampling {
     /// Times nothing. The default.
     Off,
-    /// Times one operation in this many. A timed operation records two events. On an H200, enqueueing 4 KiB copies took 1.05 to 1.08 times
-    /// as long with one in 32 timed, and 2.6 to 3.1 times with all (rows `streams/metrics/…` of docs/benchmarks).
+    /// Times one operation in this many. A timed operation records two events; rows `streams/metrics/…` of the benchmark
+    /// measure what that costs.
     OneIn(NonZeroU32),
 }
 
