@@ -22,11 +22,14 @@ fn transload(arguments: &[&str]) -> Ran {
     Ran::new(command(arguments).output().unwrap())
 }
 
+/// A folder that is not there. A relative path would be ignored.
+const NOWHERE: &str = if cfg!(windows) { r"C:\nonexistent" } else { "/nonexistent" };
+
 /// The program where neither a CUDA driver nor a stored calibration can be found.
 fn command(arguments: &[&str]) -> Command {
     let mut command = programs::program(env!("CARGO_BIN_EXE_transload"));
     let nowhere = "/nonexistent/libcuda.so.1";
-    command.args(arguments).env("TRANSLOAD_CUDA_DRIVER", nowhere).env("XDG_CACHE_HOME", "/nonexistent");
+    command.args(arguments).env("TRANSLOAD_CUDA_DRIVER", nowhere).env("XDG_CACHE_HOME", NOWHERE);
     command
 }
 

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use etcetera::BaseStrategy as _;
+use etcetera::{BaseStrategy as _, base_strategy::Xdg};
 use serde::{Deserialize, Serialize};
 use transload_core::{DeviceId, Error, ErrorKind, Result};
 
@@ -21,8 +21,8 @@ const LARGEST: u64 = 8 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CalibrationStore {
-    /// The folder `transload` of the user's cache directory: `XDG_CACHE_HOME`, else `~/.cache`; on Windows the local application data.
-    /// Each machine has a file of its own there. Those of simulated devices are not kept.
+    /// The folder `transload` of the user's cache directory: `XDG_CACHE_HOME`, else `~/.cache`, on every
+    /// system. Each machine has a file of its own there. Those of simulated devices are not kept.
     #[default]
     Cache,
     /// This file.
@@ -64,7 +64,7 @@ impl CalibrationStore {
                 Err(unsupported("calibrations of simulated devices are only kept in a file that is named"))
             }
             Self::Cache => {
-                let base = etcetera::choose_base_strategy().map_err(|error| {
+                let base = Xdg::new().map_err(|error| {
                     Error::caused_by(ErrorKind::Unsupported, "the user has no cache directory", error)
                 })?;
                 Ok(base.cache_dir().join("transload").join(key.file_name()))

@@ -89,7 +89,7 @@ fn run_all(filters: &[String]) -> ExitCode {
             let mut command = Command::new(program);
             command.args(["--run", name]);
             // No calibration of this machine's user.
-            command.env("XDG_CACHE_HOME", "/nonexistent");
+            command.env("XDG_CACHE_HOME", if cfg!(windows) { r"C:\nonexistent" } else { "/nonexistent" });
             if !harness::is_real() {
                 command.arg("--simulate");
             }
