@@ -218,7 +218,9 @@ impl DeviceState {
                 outcome = outcome.and(registrations.trim().map(|_| ())).and(drops.drain());
             }
         }
-        outcome
+        // The last handle of an adopted stream may have been there.
+        CudaStream::wait_for_poller();
+        outcome.and(drops.drain())
     }
 
     /// Returns the counts of live memory.

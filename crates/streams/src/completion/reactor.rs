@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use transload_core::{Error, ErrorKind, Result, catch_panic, events::report};
 use transload_cuda_sys::RelaxedCapture;
 
@@ -31,15 +32,19 @@ const ROOM: usize = 64;
 pub(crate) struct Reactor {
     queue: ReactorQueue<Weak<dyn Watched>>,
     thread: OnceLock<Thread>,
+    /// Locked while its thread may hold handles of streams. Under it no code of users is called.
+    polling: Mutex<()>,
 }
+
+static REACTOR: OnceLock<Reactor> = OnceLock::new();
 
 impl Reactor {
     /// Returns the reactor, starting its thread at the first call. The thread lives as long as the process.
     pub(crate) fn get() -> Result<&'static Self> {
-        static REACTOR: OnceLock<Reactor> = OnceLock::new();
         static STARTED: OnceLock<Result<()>> = OnceLock::new();
-        let reactor =
-            REACTOR.get_or_init(|| Self { queue: ReactorQueue::new(ROOM), thread: OnceLock::new() });
+        let new =
+            || Self { queue: ReactorQueue::new(ROOM), thread: OnceLock::new(), polling: Mutex::new(()) };
+        let reactor = REACTOR.get_or_init(new);
         STARTED
             .get_or_init(|| {
                 let spawned =
@@ -50,6 +55,13 @@ impl Reactor {
             })
             .clone()
             .map(|()| reactor)
+    }
+
+    /// Waits until the reactor holds no stream that had no other handle before this call. Such a stream would be dropped later.
+    pub(crate) fn wait_for_handles() {
+        if let Some(reactor) = REACTOR.get() {
+            drop(reactor.polling.lock());
+        }
     }
 
     /// Returns whether it is parked because no task waits for any stream.
@@ -94,6 +106,7 @@ impl Reactor {
             if came && registrations.len() > ROOM {
                 self.forget(&mut registrations);
             }
+            let polling = self.polling.lock();
             for registration in &registrations {
                 came |= registration.take_new_waiter();
                 if !registration.has_waiters() {
@@ -104,6 +117,7 @@ impl Reactor {
                 // This may drop the last handle of a stream: without a lock, and before its waiters are woken.
                 let _panic = catch_panic(|| drop(timeline));
             }
+            drop(polling);
             if came || !woken.is_empty() {
                 active = Instant::now();
             }

@@ -4,7 +4,10 @@ use parking_lot::{Mutex, ReentrantMutex};
 use transload_core::{Access, DeviceId, Error, ErrorKind, Loan, RawBuffer, Result, events::report};
 use transload_memory::lift;
 
-use crate::{CudaStream, completion::timeline::StreamTimeline};
+use crate::{
+    CudaStream,
+    completion::{reactor::Reactor, timeline::StreamTimeline},
+};
 
 /// Loans that could not be ended yet: a fence of a stream can be taken only after its capture.
 static PENDING: Mutex<Vec<(Loan, CudaStream)>> = Mutex::new(Vec::new());
@@ -151,6 +154,12 @@ impl CudaStream {
              captures first"
         );
         Err(Error::new(ErrorKind::Busy, text))
+    }
+
+    /// Waits until the thread that polls streams for tasks holds no handle of a stream whose other handles were dropped before this
+    /// call. For a drain that shall see the owners of such streams.
+    pub fn wait_for_poller() {
+        Reactor::wait_for_handles();
     }
 
     fn retry_all() {
