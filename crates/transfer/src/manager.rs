@@ -303,12 +303,7 @@ impl CrossBackendTransferManager {
     fn drain_rest(&self) -> Result<()> {
         self.registry.drain_methods()?;
         self.context.unobserved.wait_for_all(&self.context);
-        let unreported = self.context.unreported.take();
-        // Fences keep the owners of adopted streams.
-        if !transload_core::mutant!("transfer/drain-releases-fences") {
-            self.registry.sweep_engines();
-        }
-        unreported.and(self.registry.drain_backends())
+        self.context.unreported.take().and(self.registry.drain_backends())
     }
 
     /// Returns what each backend keeps alive, by backend name.

@@ -233,11 +233,6 @@ impl Registry {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Removes completed copies, and releases what they keep alive.
-    pub(crate) fn sweep_engines(&self) {
-        self.engines.sweep();
-    }
-
     /// Waits for the methods' own tasks.
     ///
     /// # Errors
@@ -259,8 +254,10 @@ impl Registry {
             for registered in backends {
                 outcome = outcome.and(registered.backend.drain());
             }
-            // Copies that the backends waited for.
-            self.sweep_engines();
+            // Fences of copies that the backends waited for keep the owners of adopted streams, which the next pass drops.
+            if !transload_core::mutant!("transfer/drain-releases-fences") {
+                self.engines.sweep();
+            }
             let is_pending = |one: &Registered| one.backend.resource_counts().pending_free > 0;
             if outcome.is_err()
                 || !backends.iter().any(is_pending)
