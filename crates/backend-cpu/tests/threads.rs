@@ -35,8 +35,8 @@ fn threads_start_on_demand_and_end_after_last_lease() {
     for _ in 0..20 {
         let fences: Vec<_> = queues.iter().map(|queue| fill(&**queue, buffer.len())).collect();
         let threads = named();
-        // A spare thread does what the workers did not begin for 20 ms.
-        assert!(threads.len() <= WORKERS + 1, "{threads:?}");
+        // A spare thread for each queue may do what the workers did not begin for 20 ms.
+        assert!(threads.len() <= WORKERS + queues.len(), "{threads:?}");
         fences.iter().for_each(|fence| fence.wait().unwrap());
         assert!(!named().is_empty(), "a thread that worked has its name");
     }
