@@ -1,47 +1,52 @@
-//! A limit that makes the system refuse threads to this process, for tests alone in their process.
+//! A switch that makes the system refuse threads to this process, for tests alone in their process.
 
-use std::{fs, sync::mpsc, thread};
+use std::{
+    ffi::{c_int, c_void},
+    mem,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
-/// While this lives, the process has no room for another thread's stack.
-pub(crate) struct NoThreads {
-    before: libc::rlimit,
-    /// Ends the threads that took the stacks which the C library kept of earlier ones.
-    _held: Vec<mpsc::Sender<()>>,
-}
+static REFUSED: AtomicBool = AtomicBool::new(false);
+
+/// While this lives, the process can start no thread.
+pub(crate) struct NoThreads;
 
 impl NoThreads {
     pub(crate) fn new() -> Self {
-        let pages = fs::read_to_string("/proc/self/statm").unwrap();
-        let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
-        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: plain calls with a valid out pointer.
-        let page = unsafe {
-            assert_eq!(libc::getrlimit(libc::RLIMIT_AS, &raw mut before), 0);
-            libc::sysconf(libc::_SC_PAGESIZE)
-        };
-        // A stack has 2 MiB.
-        set(libc::rlimit { rlim_cur: pages * page as u64 + (1 << 20), ..before });
-        let mut held = Vec::new();
-        loop {
-            let (keep, end) = mpsc::channel::<()>();
-            match thread::Builder::new().spawn(move || {
-                let _ended = end.recv();
-            }) {
-                Ok(_) => held.push(keep),
-                Err(_) => return Self { before, _held: held },
-            }
-            assert!(held.len() < 64, "threads start beyond the limit");
-        }
+        REFUSED.store(true, Ordering::SeqCst);
+        Self
     }
 }
 
 impl Drop for NoThreads {
     fn drop(&mut self) {
-        set(self.before);
+        REFUSED.store(false, Ordering::SeqCst);
     }
 }
 
-fn set(limit: libc::rlimit) {
-    // SAFETY: a plain call; an address space limit only makes calls fail.
-    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+type Start = extern "C" fn(*mut c_void) -> *mut c_void;
+type Create =
+    unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, Start, *mut c_void) -> c_int;
+
+/// Takes the place of the C library's function in this program, since a program's own symbols come first.
+///
+/// # Safety
+///
+/// As for the function in the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    start: Start,
+    argument: *mut c_void,
+) -> c_int {
+    if REFUSED.load(Ordering::SeqCst) {
+        return libc::EAGAIN;
+    }
+    // SAFETY: the next definition of this name is the C library's, which has this type; the caller keeps what that one asks for.
+    unsafe {
+        let create = libc::dlsym(libc::RTLD_NEXT, c"pthread_create".as_ptr());
+        assert!(!create.is_null(), "the C library has threads");
+        mem::transmute::<*mut c_void, Create>(create)(thread, attributes, start, argument)
+    }
 }

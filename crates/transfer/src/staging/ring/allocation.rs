@@ -258,10 +258,14 @@ impl Drop for PendingBuffer {
         state.allocating -= 1;
         state.allocated -= 1;
         // Go on with the existing buffers, if any.
-        (state.backoff, state.skips) = (BACKOFF_TURNS, SKIPPED_TRANSFERS);
-        state.shortage = Some(error.clone());
-        let waiting = if state.allocated == 0 { mem::take(&mut state.transfers) } else { Default::default() };
+        state.backoff = BACKOFF_TURNS;
         let allocated = state.allocated;
+        let waiting = if allocated == 0 {
+            (state.skips, state.shortage) = (SKIPPED_TRANSFERS, Some(error.clone()));
+            mem::take(&mut state.transfers)
+        } else {
+            Default::default()
+        };
         drop(state);
         ring.allocated.notify_all();
         for transfer in waiting.into_iter().flatten() {
