@@ -129,6 +129,7 @@ fn regret(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
         if !of_path.is_empty() {
             let id = format!("regret/{}/worst", grid::name(path));
             rows.push(worst(fixture, &id, &of_path));
+            rows.extend(of_path.iter().filter(|cell| cell.regret(1) > MEAN).map(|cell| wrong(fixture, cell)));
         }
     }
     let what = format!("geometric mean of {} cells of {}", counted.len(), cells.len());
@@ -164,6 +165,19 @@ fn worst(fixture: &Fixture<'_>, id: &str, cells: &[&Cell]) -> Row {
     fixture
         .row(id, &what, "calibrated", "x", Summary::single(of(1)))
         .against("built-in table", Summary::single(of(0)))
+}
+
+/// The time of a wrong choice next to that of the best method.
+fn wrong(fixture: &Fixture<'_>, cell: &Cell) -> Row {
+    let [_, chosen] = cell.chosen;
+    let time =
+        |of: TransferMethod| cell.times.iter().find(|(method, _)| *method == of).map(|(_, time)| *time);
+    let micros = |seconds: f64| Summary::single(seconds * 1e6);
+    let (best, fastest) = cell.times.first().copied().unwrap_or((chosen, f64::INFINITY));
+    let id = format!("wrong/{}/{}/{chosen}", grid::name(cell.path), cell.bytes);
+    fixture
+        .row(&id, &cell.text(), chosen.name(), "us", micros(time(chosen).unwrap_or(f64::INFINITY)))
+        .against(best.name(), micros(fastest))
 }
 
 /// Measures all sizes of a path up to that of the content: steps of 2, and one between each two.

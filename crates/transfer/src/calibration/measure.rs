@@ -9,7 +9,8 @@ use transload_core::{
 
 use super::{
     Calibration, CalibrationOptions, CalibrationProgress, MeasuredTime, MethodCurve, PathCalibration,
-    Unfinished, UnfinishedReason, sample::Sample,
+    Unfinished, UnfinishedReason,
+    sample::{Sample, are_enough},
 };
 use crate::{CrossBackendTransferManager, TransferOptions};
 
@@ -17,16 +18,17 @@ use crate::{CrossBackendTransferManager, TransferOptions};
 const SMALLEST: u64 = 256;
 /// Ratio of two sizes in a row.
 const STEP: u64 = 4;
-/// Ratio of two sizes in a row around a crossing point.
-const FINEST: f64 = 1.2;
-/// Ratio of times up to which two methods may cross between two sizes at which the same one is faster.
-const CLOSE: f64 = 1.15;
+/// Ratio of two sizes in a row up to which sizes between them are measured.
+const FINEST: f64 = 1.05;
+/// The time of a choice between two measured sizes over that of the best method there, at most, if there is time to measure more.
+const REGRET: f64 = 1.08;
 /// The part of a pair's time that one method and size may use.
 const SHARE: u32 = 300;
 /// Copies of less than this are warmed up twice.
 const QUICK: Duration = Duration::from_millis(1);
-/// Copies of less than this are timed several at once.
-const CLOCKED: Duration = Duration::from_micros(20);
+/// Copies of less than this are timed several at once, since reading the clock takes time too. Few are: the next copy by the same
+/// method finds its threads and caches as the last one left them, and is faster than one after another method.
+const CLOCKED: Duration = Duration::from_micros(2);
 /// The part of the free memory that one buffer may use.
 const OF_FREE: u64 = 8;
 /// The same of a device that does not know its memory, in bytes.
@@ -108,7 +110,8 @@ fn ends(a: &DeviceInfo, b: &DeviceInfo) -> Vec<(Place, Place)> {
     if device.id.is_cpu() || !host.id.is_cpu() {
         return near(host).map(|here| (here, there)).into_iter().collect();
     }
-    let kinds = [MemoryKind::Pageable, MemoryKind::Pinned, MemoryKind::Mapped];
+    // Pageable memory has several methods to choose from. It comes last, for the time that the others leave.
+    let kinds = [MemoryKind::Mapped, MemoryKind::Pinned, MemoryKind::Pageable];
     let offered = kinds.into_iter().filter(|kind| host.kinds.contains(kind) || device.kinds.contains(kind));
     offered.map(|kind| (Place::new(DeviceId::Cpu, kind), there)).collect()
 }
@@ -125,16 +128,14 @@ impl Run<'_> {
 
     /// Measures a pair of devices. Of its memory only two buffers exist at a time.
     fn pair(&mut self, all: &[(Place, Place)]) {
-        let begun = self.now();
-        let budget = self.options.budget;
-        self.deadline = begun.saturating_add(budget);
-        let count = all.iter().flat_map(|(a, b)| paths(*a, *b)).count();
-        let share = budget / u32::try_from(count).unwrap_or(u32::MAX).max(1);
-        let mut finest = begun;
+        self.deadline = self.now().saturating_add(self.options.budget);
+        let mut left: u32 = all.iter().flat_map(|(a, b)| paths(*a, *b)).map(|_| 1).sum();
         for (a, b) in all {
             let both = self.buffers(*a, *b);
             for (path, turned) in paths(*a, *b).zip([false, true]) {
-                finest = finest.saturating_add(share);
+                let now = self.now();
+                let finest = now.saturating_add(self.deadline.saturating_sub(now) / left.max(1));
+                left = left.saturating_sub(1);
                 let measured = match &both {
                     Err(error) => Err(Stop::Failed(error.clone())),
                     Ok((a, b)) if turned => self.path(path, b, a, finest),
@@ -226,8 +227,8 @@ impl Run<'_> {
         Ok(methods.into_iter().map(curve).collect())
     }
 
-    /// Measures copies of one size by each method in turn, so that changes of the machine affect all. Removes methods that cannot be
-    /// used.
+    /// Measures copies of one size by each method in turn to the end, so that changes of the machine affect all, and none is faster
+    /// for the threads and caches that its own last copy left warm. Removes methods that cannot be used.
     fn size(
         &mut self,
         (src, dst): (&RawBuffer, &RawBuffer),
@@ -260,9 +261,11 @@ impl Run<'_> {
             return Err(Stop::Failed(Error::new(ErrorKind::Unsupported, text)));
         }
         let share = self.options.budget / SHARE;
-        while samples.iter().any(|(.., sample)| !sample.is_enough(share)) {
-            for (method, batch, sample) in samples.iter_mut().filter(|(.., sample)| !sample.is_enough(share))
-            {
+        while !are_enough(samples.iter().map(|(.., sample)| sample), share) {
+            for (method, batch, sample) in &mut samples {
+                if transload_core::mutant!("transfer/calibrates-in-turns") && sample.is_precise() {
+                    continue;
+                }
                 sample.add(self.timed(&src, &dst, *method, *batch)?, *batch);
             }
         }
@@ -291,20 +294,26 @@ impl Run<'_> {
     }
 }
 
-/// Returns a size between two measured ones where the fastest method changes, or may change unseen.
+/// Returns a size between the two measured ones between which a choice may be the most wrong: if times only grow with size, a method
+/// takes at most its time at the larger size, and another one at least its time at the smaller one.
 fn next_middle(times: &Times) -> Option<u64> {
-    times.iter().zip(times.iter().skip(1)).find_map(|((low, at_low), (high, at_high))| {
-        let best = |times: &[(TransferMethod, MeasuredTime)]| {
-            let mut sorted = times.to_vec();
-            sorted.sort_by_key(|(_, time)| time.median);
-            let [first, second, ..] = sorted.as_slice() else { return None };
-            let is_close = second.1.median.as_secs_f64() <= CLOSE * first.1.median.as_secs_f64();
-            Some((first.0, is_close))
-        };
-        let ((from, close_low), (to, close_high)) = (best(at_low)?, best(at_high)?);
-        let ratio = *high as f64 / *low as f64;
-        let is_coarse = if from == to { (close_low || close_high) && ratio > 2.0 } else { ratio > FINEST };
+    let bounds = times.iter().zip(times.iter().skip(1)).filter_map(|((low, at_low), (high, at_high))| {
+        let seconds = |(method, time): &(TransferMethod, MeasuredTime)| (*method, time.median.as_secs_f64());
+        // A copy kernel is not chosen by its time.
+        let choosable = |(method, _): &(TransferMethod, f64)| *method != TransferMethod::ZeroCopy;
+        let fastest =
+            |times: &[_]| times.iter().map(seconds).filter(choosable).min_by(|a, b| a.1.total_cmp(&b.1));
+        let chosen = [fastest(at_low)?.0, fastest(at_high)?.0];
+        let slow = at_high.iter().map(seconds).filter(|(method, _)| chosen.contains(method));
+        let regrets = slow.flat_map(|(method, slow)| {
+            let others =
+                at_low.iter().map(seconds).filter(choosable).filter(move |(other, _)| *other != method);
+            others.map(move |(_, fast)| slow / fast)
+        });
+        let worst = regrets.fold(0.0, f64::max);
         let middle = (*low as f64 * *high as f64).sqrt() as u64;
-        (is_coarse && (low + 1..*high).contains(&middle)).then_some(middle)
-    })
+        let is_coarse = *high as f64 / *low as f64 > FINEST && (low + 1..*high).contains(&middle);
+        (worst > REGRET && is_coarse).then_some((middle, worst))
+    });
+    bounds.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(middle, _)| middle)
 }

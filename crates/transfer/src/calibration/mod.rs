@@ -19,7 +19,7 @@ impl CrossBackendTransferManager {
     /// to 3 seconds for each pair of devices, by default.
     ///
     /// Each time is that of copies one after another, each waited for, on an idle machine: other work on its devices makes it wrong.
-    /// Sizes are steps of 4 from 256 bytes on, and finer where the fastest method changes. Paths with unified memory are not measured,
+    /// Sizes are steps of 4 from 256 bytes on, and finer where another method may be the fastest. Paths with unified memory are not measured,
     /// since their times depend on where the pages are. ZeroCopy is measured,
     /// but chosen as before: a copy kernel that is fast on an idle device waits for the kernels of others. Costs set by
     /// [`set_costs`](Self::set_costs) stay. The copies count in the

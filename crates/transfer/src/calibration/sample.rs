@@ -11,6 +11,23 @@ const MOST: usize = 301;
 /// Noise, relative to the median, at which no more measurements are taken.
 const ENOUGH: f64 = 0.02;
 
+/// Ratio of two medians up to which they are measured for longer, and how much longer.
+const CLOSE: (f64, u32) = (1.1, 3);
+
+/// Returns whether further measurements of one size are not worth their time, of which there is `share` for each method.
+pub(super) fn are_enough<'a>(samples: impl Iterator<Item = &'a Sample> + Clone, share: Duration) -> bool {
+    if samples.clone().any(|sample| sample.times.len() < FEWEST) {
+        return false;
+    }
+    let mut medians: Vec<_> = samples.clone().map(|sample| sample.median().as_secs_f64()).collect();
+    medians.sort_by(f64::total_cmp);
+    let is_close = matches!(medians.as_slice(), [first, second, ..] if *second <= CLOSE.0 * first);
+    let shares = u32::try_from(medians.len()).unwrap_or(u32::MAX);
+    let limit = share.saturating_mul(if is_close { shares.saturating_mul(CLOSE.1) } else { shares });
+    samples.clone().map(|sample| sample.spent).sum::<Duration>() >= limit
+        || samples.clone().all(Sample::is_precise)
+}
+
 /// Measurements of one method and size.
 #[derive(Default)]
 pub(super) struct Sample {
@@ -28,14 +45,10 @@ impl Sample {
         self.spent += all;
     }
 
-    /// Returns whether further measurements are not worth their time, of which there is `share`.
-    pub(super) fn is_enough(&self, share: Duration) -> bool {
+    /// Returns whether more measurements would tell little.
+    pub(super) fn is_precise(&self) -> bool {
         let count = self.times.len();
-        if count < FEWEST {
-            return false;
-        }
-        let noise = self.noise().as_secs_f64();
-        count >= MOST || self.spent >= share || noise <= ENOUGH * self.median().as_secs_f64()
+        count >= MOST || count >= FEWEST && self.noise().as_secs_f64() <= ENOUGH * self.median().as_secs_f64()
     }
 
     fn median(&self) -> Duration {

@@ -3,7 +3,7 @@
 use std::{
     ops::ControlFlow,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -24,29 +24,48 @@ const STAGED: TransferMethod = TransferMethod::HostStaged;
 const ZERO: TransferMethod = TransferMethod::ZeroCopy;
 const LARGEST: u64 = 1 << 20;
 
-/// Latency in microseconds and rate in GB/s of a method on a path.
-type Machine = fn(TransferPath, TransferMethod) -> (f64, f64);
+/// Latency in microseconds and rate in GB/s of a method on a path, for copies of a size.
+type Machine = fn(TransferPath, TransferMethod, u64) -> (f64, f64);
 
 /// The time of a copy in nanoseconds.
 fn nanos(machine: Machine, path: TransferPath, method: TransferMethod, bytes: u64) -> f64 {
-    let (latency, rate) = machine(path, method);
+    let (latency, rate) = machine(path, method, bytes);
     latency * 1e3 + bytes as f64 / rate
+}
+
+/// What a copy takes over its time by the machine: by its number, its method, and the method before.
+type Factor = fn(usize, TransferMethod, TransferMethod) -> f64;
+
+fn exact(_: usize, _: TransferMethod, _: TransferMethod) -> f64 {
+    1.0
+}
+
+/// About a third of the copies take twice as long.
+fn noisy(number: usize, _: TransferMethod, _: TransferMethod) -> f64 {
+    if number.wrapping_mul(0x9E37_79B1) % 1021 < 340 { 2.0 } else { 1.0 }
+}
+
+/// Staging takes half as long again after another method, and is noisy.
+fn cold_after_others(number: usize, method: TransferMethod, before: TransferMethod) -> f64 {
+    let noise = if number.wrapping_mul(0x9E37_79B1) % 1021 < 510 { 1.1 } else { 1.0 };
+    if method == STAGED { noise * if before == STAGED { 1.0 } else { 1.5 } } else { 1.0 }
 }
 
 /// Advances a clock by the time of each completed copy.
 struct Planted {
     clock: Arc<AtomicU64>,
     machine: Machine,
-    /// Number of the copies, of which about a third take twice as long if `noisy`.
-    copies: AtomicUsize,
-    noisy: bool,
+    factor: Factor,
+    /// Number of the copies, and the method of the latest.
+    copies: Mutex<(usize, TransferMethod)>,
 }
 
 impl Observer for Planted {
     fn transfer(&self, event: TransferEvent<'_>) {
         if let TransferEvent::Completed(TransferReport { path, method, bytes, .. }) = event {
-            let number = self.copies.fetch_add(1, Ordering::SeqCst);
-            let factor = if self.noisy && number.wrapping_mul(0x9E37_79B1) % 1021 < 340 { 2.0 } else { 1.0 };
+            let mut copies = self.copies.lock().unwrap();
+            let factor = (self.factor)(copies.0, *method, copies.1);
+            *copies = (copies.0 + 1, *method);
             let time = nanos(self.machine, *path, *method, *bytes) * factor;
             self.clock.fetch_add(time as u64, Ordering::SeqCst);
         }
@@ -59,9 +78,10 @@ struct Setup {
     clock: Arc<AtomicU64>,
 }
 
-fn noisy_setup(machine: Machine, noisy: bool) -> Setup {
+fn setup_with(machine: Machine, factor: Factor) -> Setup {
     let clock = Arc::new(AtomicU64::new(0));
-    let planted = Planted { clock: Arc::clone(&clock), machine, copies: AtomicUsize::new(0), noisy };
+    let copies = Mutex::new((0, DIRECT));
+    let planted = Planted { clock: Arc::clone(&clock), machine, factor, copies };
     let backend = Mock { in_place: true, ..Mock::default() }.build();
     let manager = CrossBackendTransferManager::builder().observer(Arc::new(planted)).build();
     manager.register_backend(Arc::clone(&backend) as _).unwrap();
@@ -69,7 +89,7 @@ fn noisy_setup(machine: Machine, noisy: bool) -> Setup {
 }
 
 fn setup(machine: Machine) -> Setup {
-    noisy_setup(machine, false)
+    setup_with(machine, exact)
 }
 
 impl Setup {
@@ -104,7 +124,7 @@ fn sizes() -> impl Iterator<Item = u64> {
 }
 
 /// The link is the bottleneck: staging uses all of it, and the driver a third.
-fn slow_link(path: TransferPath, method: TransferMethod) -> (f64, f64) {
+fn slow_link(path: TransferPath, method: TransferMethod, _: u64) -> (f64, f64) {
     match (path.src.kind == MemoryKind::Pageable || path.dst.kind == MemoryKind::Pageable, method) {
         (true, DIRECT) => (8.0, 0.3),
         (true, _) => (20.0, 1.5),
@@ -114,7 +134,7 @@ fn slow_link(path: TransferPath, method: TransferMethod) -> (f64, f64) {
 }
 
 /// The link is faster than the host's threads.
-fn few_cores(path: TransferPath, method: TransferMethod) -> (f64, f64) {
+fn few_cores(path: TransferPath, method: TransferMethod, _: u64) -> (f64, f64) {
     match method {
         STAGED => (15.0, 4.0),
         DIRECT if path.src.kind == MemoryKind::Pageable => (8.0, 8.0),
@@ -124,7 +144,7 @@ fn few_cores(path: TransferPath, method: TransferMethod) -> (f64, f64) {
 }
 
 /// Link and threads are fast, and the driver copies pageable memory slowly.
-fn fast_link(path: TransferPath, method: TransferMethod) -> (f64, f64) {
+fn fast_link(path: TransferPath, method: TransferMethod, _: u64) -> (f64, f64) {
     match method {
         STAGED if path.dst.device.is_cpu() => (12.0, 60.0),
         STAGED => (30.0, 90.0),
@@ -134,7 +154,7 @@ fn fast_link(path: TransferPath, method: TransferMethod) -> (f64, f64) {
 }
 
 /// Every chunk costs more than the driver's whole copy.
-fn staging_slower(_: TransferPath, method: TransferMethod) -> (f64, f64) {
+fn staging_slower(_: TransferPath, method: TransferMethod, _: u64) -> (f64, f64) {
     match method {
         DIRECT => (5.0, 20.0),
         STAGED => (50.0, 15.0),
@@ -142,7 +162,17 @@ fn staging_slower(_: TransferPath, method: TransferMethod) -> (f64, f64) {
     }
 }
 
-const MACHINES: [Machine; 4] = [slow_link, few_cores, fast_link, staging_slower];
+/// The driver copies by itself up to 20,000 bytes, and staging has a thread for each 100,000. So they cross five times.
+fn steps(_: TransferPath, method: TransferMethod, bytes: u64) -> (f64, f64) {
+    match method {
+        DIRECT if bytes <= 20_000 => (6.0, 10.0),
+        DIRECT => (14.0, 10.0),
+        STAGED => (10.0, 8.0 * bytes.div_ceil(100_000).min(4) as f64),
+        _ => (30.0, 10.0),
+    }
+}
+
+const MACHINES: [Machine; 5] = [slow_link, few_cores, fast_link, staging_slower, steps];
 
 #[test]
 fn planted_machines_lead_to_their_fastest_methods() {
@@ -161,8 +191,9 @@ fn planted_machines_lead_to_their_fastest_methods() {
                 let best = methods.min_by(|a, b| time(*a).total_cmp(&time(*b))).unwrap();
                 let chosen = setup.method(path, bytes);
                 let regret = time(chosen) / time(best);
+                // Between two measured sizes nobody knows where a step is.
                 assert!(
-                    regret <= 1.03,
+                    regret <= if number == 4 { 1.1 } else { 1.03 },
                     "machine {number}, {path}, {bytes} bytes: {chosen}, {best}: {regret}"
                 );
             }
@@ -250,7 +281,7 @@ fn noise_in_last_times_makes_no_crossing_beyond_them() {
 
 #[test]
 fn noise_is_measured_and_the_median_counts() {
-    let setup = noisy_setup(slow_link, true);
+    let setup = setup_with(slow_link, noisy);
     let found = setup.calibrate();
     let path = upload(MemoryKind::Pinned);
     let calibrated = found.paths.iter().find(|calibrated| calibrated.path == path).unwrap();
@@ -263,6 +294,19 @@ fn noise_is_measured_and_the_median_counts() {
         assert!(time.noise <= time.median, "{time:?}");
     }
     assert!(curve.times.iter().any(|time| time.repetitions > 5), "{curve:?}");
+}
+
+#[test]
+fn method_is_measured_after_the_others() {
+    let setup = setup_with(slow_link, cold_after_others);
+    let found = setup.calibrate();
+    let path = upload(MemoryKind::Pageable);
+    let calibrated = found.paths.iter().find(|calibrated| calibrated.path == path).unwrap();
+    let curve = calibrated.methods.iter().find(|curve| curve.method == STAGED).unwrap();
+    for time in &curve.times {
+        let ratio = time.median.as_nanos() as f64 / nanos(slow_link, path, STAGED, time.bytes);
+        assert!((1.49..=1.66).contains(&ratio), "{time:?}: {ratio}");
+    }
 }
 
 #[test]
@@ -337,8 +381,8 @@ fn device_lost_while_measuring_is_told_and_leaves_nothing() {
     });
     let found = setup.manager.calibrate(&lose).unwrap();
     let finished: Vec<_> = found.paths.iter().map(|calibrated| calibrated.path).collect();
-    assert!(finished.contains(&upload(MemoryKind::Pageable)) && finished.len() == 2, "{finished:?}");
-    assert_eq!(found.unfinished.len(), 6);
+    assert!(finished.contains(&upload(MemoryKind::Pageable)) && finished.len() == 6, "{finished:?}");
+    assert_eq!(found.unfinished.len(), 2);
     let failed =
         |reason: &UnfinishedReason| matches!(reason, UnfinishedReason::Failed(text) if !text.is_empty());
     assert!(found.unfinished.iter().all(|unfinished| failed(&unfinished.reason)), "{found:?}");
