@@ -130,8 +130,10 @@ impl Run<'_> {
     fn pair(&mut self, all: &[(Place, Place)]) {
         self.deadline = self.now().saturating_add(self.options.budget);
         let mut left: u32 = all.iter().flat_map(|(a, b)| paths(*a, *b)).map(|_| 1).sum();
+        // Before the first buffers: what is free does not count what they leave to the next in an allocator.
+        let largest = all.first().map_or(Ok(0), |(a, b)| self.largest([a.device, b.device]));
         for (a, b) in all {
-            let both = self.buffers(*a, *b);
+            let both = largest.clone().and_then(|largest| self.buffers(*a, *b, largest));
             for (path, turned) in paths(*a, *b).zip([false, true]) {
                 let now = self.now();
                 let finest = now.saturating_add(self.deadline.saturating_sub(now) / left.max(1));
@@ -158,15 +160,20 @@ impl Run<'_> {
         self.calibration.unfinished.push(Unfinished { path, reason });
     }
 
-    /// Allocates a buffer in each place, of the largest size for which there is memory, and writes to the host's.
-    fn buffers(&self, a: Place, b: Place) -> Result<(RawBuffer, RawBuffer)> {
+    /// Returns the largest copy between two devices, by their free memory.
+    fn largest(&self, devices: [DeviceId; 2]) -> Result<u64> {
         let mut largest = self.options.largest;
-        for device in [a.device, b.device] {
+        for device in devices {
             let backend = self.manager.backend(device)?;
             let total = || backend.devices().iter().find(|info| info.id == device)?.total_memory;
             let memory = backend.memory_info(device).map(|memory| memory.free).ok().or_else(total);
             largest = largest.min(memory.map_or(OF_UNKNOWN, |bytes| bytes / OF_FREE));
         }
+        Ok(largest)
+    }
+
+    /// Allocates a buffer in each place, of at most `largest` bytes or as many as there is memory for, and writes to the host's.
+    fn buffers(&self, a: Place, b: Place, largest: u64) -> Result<(RawBuffer, RawBuffer)> {
         // Pinned memory is made by the device that uses it.
         let allocate = |place: Place, other: Place, bytes| -> Result<RawBuffer> {
             let is_pinned = matches!(place.kind, MemoryKind::Pinned | MemoryKind::Mapped);
