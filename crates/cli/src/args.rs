@@ -103,9 +103,9 @@ pub(crate) struct Copy {
     /// Device and optional kind of memory, such as cuda:0, cpu or cuda:0/unified.
     #[arg(long, value_name = "DEVICE", value_parser = text::parse_place)]
     pub(crate) to: Place,
-    /// Size of a chunk; up to four host buffers of this size are used.
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = text::parse_size)]
-    pub(crate) chunk: u64,
+    /// Size of a chunk, which is also that of a host buffer [default: what suits the processor's cache].
+    #[arg(long, value_name = "SIZE", value_parser = text::parse_size)]
+    pub(crate) chunk: Option<u64>,
     /// Read into pinned memory, or fail; the default if the device supports it.
     #[arg(long, conflicts_with = "pageable")]
     pub(crate) pinned: bool,
@@ -124,9 +124,9 @@ pub(crate) struct Load {
     /// Kind of memory: device or unified on a device; pageable, pinned or mapped on the host.
     #[arg(long, value_parser = text::parse_kind)]
     pub(crate) kind: Option<MemoryKind>,
-    /// Size of a chunk; up to four host buffers of this size are used.
-    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = text::parse_size)]
-    pub(crate) chunk: u64,
+    /// Size of a chunk, which is also that of a host buffer [default: what suits the processor's cache].
+    #[arg(long, value_name = "SIZE", value_parser = text::parse_size)]
+    pub(crate) chunk: Option<u64>,
     /// Hash each tensor (XXH3, 64 bits) while reading the file, and compare with the hash of the bytes on the device.
     #[arg(long)]
     pub(crate) checksum: bool,

@@ -9,7 +9,7 @@ use crate::{
     args,
     exit::{Exit, Failure},
     invocation::Invocation,
-    load::{TransferSummary, with_progress},
+    load::{TransferSummary, with_chunk, with_progress},
     output, text,
 };
 
@@ -20,10 +20,7 @@ pub(crate) fn run(invocation: &Invocation, wanted: &args::Copy) -> Result<String
 
 fn copy<'a>(invocation: &Invocation, wanted: &'a args::Copy) -> Result<TransferSummary<'a>, Failure> {
     let device = invocation.device(wanted.to.device)?;
-    let options = LoadOptions::new(wanted.to)
-        .raw(true)
-        .verify(true)
-        .chunk(usize::try_from(wanted.chunk).unwrap_or(usize::MAX));
+    let options = with_chunk(LoadOptions::new(wanted.to).raw(true).verify(true), wanted.chunk);
     let options = match (wanted.pinned, wanted.pageable) {
         (true, _) => options.staging(MemoryKind::Pinned),
         (_, true) => options.staging(MemoryKind::Pageable),

@@ -40,10 +40,8 @@ fn load<'a>(invocation: &Invocation, wanted: &'a args::Load) -> Result<Loaded<'a
     let place = wanted.kind.map_or(Ok(wanted.to), |kind| text::with_kind(wanted.to, kind));
     let place = place.map_err(|valid| Failure::new(Exit::Input, format!("--kind: {valid}")))?;
     let device = invocation.device(place.device)?;
-    let options = LoadOptions::new(place)
-        .chunk(usize::try_from(wanted.chunk).unwrap_or(usize::MAX))
-        .checksum(wanted.checksum)
-        .verify(wanted.verify);
+    let options = LoadOptions::new(place).checksum(wanted.checksum).verify(wanted.verify);
+    let options = with_chunk(options, wanted.chunk);
     let model = with_progress(invocation, &wanted.file, options)
         .map_err(|failure| failure.during(format!("{} was not loaded to {place}", wanted.file.display())))?;
     let summary =
@@ -51,6 +49,14 @@ fn load<'a>(invocation: &Invocation, wanted: &'a args::Load) -> Result<Loaded<'a
     let tensors: &[LoadedTensor] = if wanted.list { model.tensors() } else { &[] };
     let (list, rows) = (json!(tensors), tensors.iter().map(row).collect());
     Ok(Loaded { wanted, summary, metadata: model.metadata().clone(), list, rows })
+}
+
+/// Sets the size of a chunk, if given.
+pub(crate) fn with_chunk(options: LoadOptions, chunk: Option<u64>) -> LoadOptions {
+    match chunk {
+        Some(bytes) => options.chunk(usize::try_from(bytes).unwrap_or(usize::MAX)),
+        None => options,
+    }
 }
 
 /// Loads a file with a progress bar.

@@ -73,28 +73,32 @@ impl Layout {
         self.segments.iter().sum()
     }
 
+    /// Returns the bytes of the longest segment.
+    pub(super) fn longest(&self) -> usize {
+        self.segments.iter().copied().max().unwrap_or(1)
+    }
+
     /// Returns chunks of at most `most` bytes that cover all tensors, in the file's order.
-    pub(super) fn chunks(&self, most: usize) -> Chunks<'_> {
-        Chunks { layout: self, most: most.max(1), tensor: 0, done: 0 }
+    pub(super) fn chunks(&self, most: usize) -> impl Iterator<Item = Chunk> {
+        let mut cursor = Cursor::default();
+        std::iter::from_fn(move || cursor.next(self, most))
     }
 }
 
-/// Iterator over the chunks of a layout. Each begins and ends with bytes of a tensor, so no chunk consists of gaps.
-#[derive(Clone, Debug)]
-pub(super) struct Chunks<'a> {
-    layout: &'a Layout,
-    most: usize,
+/// Position between two chunks of a layout. Each chunk begins and ends with bytes of a tensor, so none consists of gaps.
+#[derive(Debug, Default)]
+pub(super) struct Cursor {
     /// The next tensor, and how many of its bytes are in earlier chunks.
     tensor: usize,
     done: usize,
 }
 
-impl Iterator for Chunks<'_> {
-    type Item = Chunk;
-
-    fn next(&mut self) -> Option<Chunk> {
+impl Cursor {
+    /// Returns the next chunk, of at most `most` bytes (at least 1).
+    pub(super) fn next(&mut self, layout: &Layout, most: usize) -> Option<Chunk> {
+        let most = most.max(1);
         let mut chunk: Option<Chunk> = None;
-        while let Some(range) = self.layout.ranges.get(self.tensor) {
+        while let Some(range) = layout.ranges.get(self.tensor) {
             let left = range.bytes - self.done;
             if left == 0 {
                 (self.tensor, self.done) = (self.tensor + 1, 0);
@@ -108,10 +112,10 @@ impl Iterator for Chunks<'_> {
                 parts: Vec::new(),
             });
             let at = match offset.checked_sub(chunk.offset) {
-                Some(at) if at < self.most && range.segment == chunk.segment => at,
+                Some(at) if at < most && range.segment == chunk.segment => at,
                 _ => break,
             };
-            let len = left.min(self.most - at);
+            let len = left.min(most - at);
             chunk.parts.push(Part { tensor: self.tensor, at, len });
             chunk.len = at + len;
             self.done += len;

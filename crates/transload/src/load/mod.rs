@@ -1,8 +1,9 @@
 //! Feature `safetensors`: loads the tensors of a file onto a device. Reads it once, through bounded host memory.
 //!
 //! [`Runtime::load`], or [`load`] with any transfer manager, puts all tensors into one allocation (several if that fails)
-//! and returns slices of it. Several threads read the file, in order, into a ring of staging buffers while earlier chunks
-//! are in flight. A chunk has the layout of the destination, including gaps between tensors, so it is one transfer even if
+//! and returns slices of it. Several threads read the file, each into staging buffers of its own while earlier chunks are in
+//! flight. The first chunks are on their way while further buffers are pinned. All buffers together fit the processor's last-level
+//! cache, shared with other loads of the process. A chunk has the layout of the destination, including gaps between tensors, so it is one transfer even if
 //! it has many small tensors. For host destinations the file is read in place, without a ring and without transfers. With
 //! [`LoadOptions::raw`], any file is loaded as one tensor of bytes.
 //!
@@ -41,6 +42,7 @@ mod placement;
 mod read_back;
 mod readers;
 mod report;
+mod shape;
 mod source;
 #[cfg(test)]
 #[path = "../../tests/unit/load.rs"]
@@ -99,7 +101,7 @@ impl Runtime {
 pub type LoadFuture = Pin<Box<dyn Future<Output = Result<LoadedModel>> + Send>>;
 
 /// Like [`load`], but on a thread of its own, which is started when the future is first polled. If the future is dropped, the load
-/// ends after the chunk that it is at, and its memory is freed; the manager's `drain` waits for that.
+/// ends after the chunks that it is at, and its memory is freed; the manager's `drain` waits for that.
 ///
 /// # Errors
 /// As for `load`; [`ErrorKind::Io`] if the system refuses a thread.
@@ -149,7 +151,7 @@ pub fn load(
     let backend = manager.backend(options.place.device)?;
     let source = Arc::new(Source::open(path.as_ref())?);
     let header = if options.raw { Header::raw(&source)? } else { Header::read(&source)? };
-    let placement = TensorPlacement::allocate(manager, &header, options)?;
+    let placement = Arc::new(TensorPlacement::allocate(manager, &header, options)?);
     let mut pipeline = Pipeline::new(manager, &placement, options)?;
     let mut report = LoadReport { preparing: begun.elapsed(), ..pipeline.report(&header, &source) };
 
@@ -163,10 +165,10 @@ pub fn load(
         Ok(hashes)
     });
     // Also after an error, no transfer may still read the ring or write the tensors.
-    pipeline.wait_all();
+    drop(pipeline);
     let outcome = outcome.map_err(|error| explain_corruption(error, &source));
     let hashes = outcome?;
-    LoadedModel::new(header, placement, &backend, hashes, report)
+    LoadedModel::new(header, &placement, &backend, hashes, report)
 }
 
 /// Returns the file's change as the cause if it explains why bytes differ.

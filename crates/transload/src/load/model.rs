@@ -57,7 +57,7 @@ fn serialize_checksum<S: serde::Serializer>(
 impl LoadedModel {
     pub(super) fn new(
         header: Header,
-        placement: TensorPlacement,
+        placement: &TensorPlacement,
         backend: &Arc<dyn Backend>,
         hashes: Option<Vec<u64>>,
         report: LoadReport,
@@ -75,7 +75,7 @@ impl LoadedModel {
         }
         let by_name =
             tensors.iter().enumerate().map(|(index, tensor)| (tensor.name.clone(), index)).collect();
-        Ok(Self { tensors, by_name, metadata: header.metadata, segments: placement.segments, report })
+        Ok(Self { tensors, by_name, metadata: header.metadata, segments: placement.segments.clone(), report })
     }
 
     /// Returns the tensors, in the order of their bytes in the file.

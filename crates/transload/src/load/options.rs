@@ -11,10 +11,6 @@ use std::{
 use transload_core::{Error, ErrorKind, MemoryKind, Place, Result};
 use transload_transfer::TransferOptions;
 
-/// Two chunks of this size in flight reach 0.99 of the rate of one copy on an H200; smaller ones are pinned faster.
-const CHUNK: usize = 16 << 20;
-/// Two chunks in flight keep a link busy while a third is read; the fourth absorbs a slow read.
-const BUFFERS: usize = 4;
 const SEGMENT: usize = 4 << 30;
 /// Alignment that kernels of other libraries assume.
 const DEVICE_ALIGNMENT: usize = 256;
@@ -55,8 +51,8 @@ macro_rules! setters {
 #[must_use = "options do nothing by themselves"]
 pub struct LoadOptions {
     pub(super) place: Place,
-    pub(super) chunk: usize,
-    pub(super) buffers: usize,
+    pub(super) chunk: Option<usize>,
+    pub(super) buffers: Option<usize>,
     pub(super) readers: Option<usize>,
     alignment: usize,
     pub(super) segment: usize,
@@ -96,8 +92,8 @@ impl LoadOptions {
     pub fn new(place: Place) -> Self {
         Self {
             place,
-            chunk: CHUNK,
-            buffers: BUFFERS,
+            chunk: None,
+            buffers: None,
             readers: None,
             alignment: if place.device.is_cpu() { HOST_ALIGNMENT } else { DEVICE_ALIGNMENT },
             segment: SEGMENT,
@@ -112,14 +108,6 @@ impl LoadOptions {
     }
 
     setters! {
-        /// Sets the maximum bytes read and transferred at once; 16 MiB by default.
-        chunk: usize;
-        /// Sets the maximum number of staging buffers of that size; 4 by default, fewer (at least two) if memory is short. Together
-        /// they bound the host memory of a load. Pinned ones count as
-        /// [`Resources::staging_bytes`](crate::Resources::staging_bytes); beyond the limit of these they are pageable.
-        /// For host destinations there are no staging buffers unless [`staging`](Self::staging) is set; this is then
-        /// how many chunks are read concurrently.
-        buffers: usize;
         /// Sets the alignment of tensor addresses: a power of two of at most 2 MiB. At least 256 on devices and 64 on the host,
         /// even if set lower.
         alignment: usize;
@@ -138,8 +126,25 @@ impl LoadOptions {
         transfer: TransferOptions;
     }
 
-    /// Sets how many threads read the file; at most 64. Default: one per processor, at most 16, and fewer for small
-    /// files.
+    /// Sets the maximum bytes that one thread reads and that are transferred at once. Default: 1 to 4 MiB, so that all staging
+    /// buffers stay in the processor's last-level cache, with those of concurrent loads; less for small files.
+    pub fn chunk(mut self, bytes: usize) -> Self {
+        self.chunk = Some(bytes);
+        self
+    }
+
+    /// Sets the maximum number of staging buffers of that size. Default: two for each thread that reads. Fewer are allocated if that
+    /// suffices or if memory is short. Together they bound the host memory of a load. Pinned ones count as
+    /// [`Resources::staging_bytes`](crate::Resources::staging_bytes); if the limit of these permits none, they are pageable.
+    /// For host destinations there are no staging buffers unless [`staging`](Self::staging) is set; this is then
+    /// how many chunks are read concurrently at most.
+    pub fn buffers(mut self, count: usize) -> Self {
+        self.buffers = Some(count);
+        self
+    }
+
+    /// Sets how many threads read the file, each into a staging buffer of its own; at most 64. Default: one per processor, at most
+    /// 16, and fewer for small files.
     pub fn readers(mut self, threads: usize) -> Self {
         self.readers = Some(threads);
         self
@@ -168,8 +173,8 @@ impl LoadOptions {
             ));
         }
         let sizes = [
-            ("chunk", self.chunk),
-            ("buffers", self.buffers),
+            ("chunk", self.chunk.unwrap_or(1)),
+            ("buffers", self.buffers.unwrap_or(1)),
             ("segment", self.segment),
             ("readers", self.readers.unwrap_or(1)),
         ];
@@ -211,6 +216,12 @@ impl LoadOptions {
         if let Some(ProgressCallback(callback)) = &self.progress {
             callback(LoadProgress { phase, bytes, total });
         }
+        self.check_cancelled()
+    }
+
+    /// # Errors
+    /// [`ErrorKind::Interrupted`] if the load was cancelled.
+    pub(super) fn check_cancelled(&self) -> Result<()> {
         match &self.cancelled {
             Some(flag) if flag.load(Ordering::Relaxed) => {
                 Err(Error::new(ErrorKind::Interrupted, "the load was cancelled"))

@@ -1,69 +1,86 @@
-//! Reads a file through a ring of staging buffers to the device: chunks are read while earlier ones are in flight. For
+//! Sends a file through a ring of staging buffers to the device: chunks are read while earlier ones are in flight. For
 //! host destinations there is no ring: chunks are read in place.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock, atomic::AtomicUsize},
+    time::Duration,
+};
 
-use transload_core::{ErrorKind, MemoryKind, RawBuffer, Result, Transfer};
-use transload_transfer::{CrossBackendTransferManager, StagingMemory};
+use parking_lot::{Condvar, Mutex};
+use transload_core::{MemoryKind, RawBuffer, Result};
+use transload_transfer::CrossBackendTransferManager;
 
 use super::{
     hashes::Hashes,
     header::Header,
-    layout::Chunk,
+    layout::{Chunk, Cursor},
     options::{LoadOptions, LoadPhase},
     placement::TensorPlacement,
-    readers::{self, ChunkRead, Readers},
+    readers::{self, ChunkQueue, Progress, Readers, RingBuffer, Sending},
     report::LoadReport,
+    shape::{ActiveLoad, SLOTS_PER_READER},
     source::Source,
 };
 use crate::staging;
 
-/// The staging ring of a load; empty if chunks are read in place.
+/// Sizes that are read by fewer readers than there are have smaller chunks than a slot, but no smaller ones than this.
+const LEAST_CHUNK: usize = 256 << 10;
+
+/// A load, and after it was sent its staging ring; empty if chunks are read in place.
 pub(super) struct Pipeline<'a> {
     pub(super) manager: &'a CrossBackendTransferManager,
-    pub(super) placement: &'a TensorPlacement,
+    pub(super) placement: &'a Arc<TensorPlacement>,
     pub(super) options: &'a LoadOptions,
-    pub(super) ring: VecDeque<RingBuffer>,
+    pub(super) ring: Vec<RingBuffer>,
     pub(super) chunk: usize,
-    /// Maximum number of chunks read concurrently in place; 0 with a ring.
-    in_place_limit: usize,
-}
-
-/// A chunk that is being read, into a staging buffer or in place.
-struct PendingChunk {
-    chunk: Chunk,
-    slot: Option<RingBuffer>,
-    target: RawBuffer,
-    reading: ChunkRead,
-}
-
-/// A staging buffer, and the transfer that uses it.
-pub(super) struct RingBuffer {
-    pub(super) buffer: StagingMemory,
-    pub(super) transfer: Option<Transfer>,
+    readers: usize,
+    /// Staging buffers, or chunks read concurrently in place, at most.
+    buffers: usize,
+    staging: Option<MemoryKind>,
+    active: Arc<ActiveLoad>,
 }
 
 impl<'a> Pipeline<'a> {
-    /// Allocates the ring.
+    /// Chooses the size and the number of buffers, and allocates the first one.
     ///
     /// # Errors
     /// The backend's.
     pub(super) fn new(
         manager: &'a CrossBackendTransferManager,
-        placement: &'a TensorPlacement,
+        placement: &'a Arc<TensorPlacement>,
         options: &'a LoadOptions,
     ) -> Result<Self> {
-        let longest = placement.layout.segments.iter().copied().max().unwrap_or(1);
-        let chunk = options.chunk.min(longest);
-        let most = placement.layout.chunks(chunk).take(options.buffers).count();
-        let no_ring = options.place.device.is_cpu() && options.staging.is_none();
-        let (in_place_limit, count) = if no_ring { (most, 0) } else { (0, most) };
-        let ring = |kind| ring(manager, options, kind, count, chunk);
-        let ring = match options.staging {
-            Some(kind) => ring(kind)?,
-            None => staging::pinned_or_pageable(manager, options.place.device, ring)?,
+        let active = Arc::new(ActiveLoad::begin());
+        let (longest, all) = (placement.layout.longest(), placement.layout.bytes());
+        let threads = readers::thread_count(options.readers, all as u64, manager.executor());
+        let even = || all.div_ceil(threads * SLOTS_PER_READER).next_multiple_of(LEAST_CHUNK);
+        let chunk = options.chunk.unwrap_or_else(|| even().min(active.slot(threads))).min(longest);
+        let most = options.buffers.unwrap_or(threads * SLOTS_PER_READER);
+        let buffers = placement.layout.chunks(chunk).take(most).count();
+        let readers = threads.min(buffers);
+        let mut pipeline = Self {
+            manager,
+            placement,
+            options,
+            ring: Vec::new(),
+            chunk,
+            readers,
+            buffers,
+            staging: None,
+            active,
         };
-        Ok(Self { manager, placement, options, ring, chunk, in_place_limit })
+        let device = options.place.device;
+        if buffers == 0 || device.is_cpu() && options.staging.is_none() {
+            return Ok(pipeline);
+        }
+        let allocate = |kind| Ok((kind, manager.allocate_staging(device, kind, chunk)?));
+        let (kind, buffer) = match options.staging {
+            Some(kind) => allocate(kind)?,
+            None => staging::pinned_or_pageable(manager, device, allocate)?,
+        };
+        pipeline.ring.push(RingBuffer { buffer, transfer: None });
+        pipeline.staging = Some(kind);
+        Ok(pipeline)
     }
 
     /// Returns a report without times and methods.
@@ -76,9 +93,10 @@ impl<'a> Pipeline<'a> {
             file_bytes: source.len(),
             tensors: header.tensors.len(),
             segments: self.placement.segments.len(),
+            readers: self.readers,
             buffers: self.ring.len(),
             buffer_bytes: self.chunk,
-            staging: self.ring.front().map(|slot| slot.buffer.place().kind),
+            staging: self.staging,
             simulated: devices.iter().any(|info| info.id == device && info.simulated),
             chunks: 0,
             preparing: Duration::ZERO,
@@ -91,133 +109,58 @@ impl<'a> Pipeline<'a> {
     /// Transfers all tensors and waits for them. Returns their hashes if requested.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`], errors of the backend. Transfers may still be in flight then (see
-    /// [`wait_all`](Self::wait_all)); reads are not.
+    /// [`ErrorKind::Io`](transload_core::ErrorKind::Io), errors of the backend. Nothing is read or in flight then.
     pub(super) fn send(
         &mut self,
         header: &Header,
         source: &Arc<Source>,
         report: &mut LoadReport,
     ) -> Result<Option<Vec<u64>>> {
-        let threads = readers::thread_count(self.options.readers, header.bytes, self.manager.executor());
-        let hashes = self.send_chunks(
-            &Readers::new(self.manager.executor(), source, threads, self.chunk),
-            header,
-            report,
-        )?;
+        let sending = Sending {
+            manager: self.manager.clone(),
+            source: Arc::clone(source),
+            placement: Arc::clone(self.placement),
+            options: self.options.clone(),
+            staging: self.staging,
+            chunk: self.chunk,
+            readers: self.readers,
+            active: Arc::clone(&self.active),
+            queue: Mutex::new(ChunkQueue {
+                cursor: Cursor::default(),
+                offset: header.data,
+                end: header.data + header.bytes,
+                taken: 0,
+            }),
+            spare_buffers: AtomicUsize::new(self.buffers - self.readers),
+            allocating: AtomicUsize::new(0),
+            hashes: self.options.checksum.then(|| Mutex::new((0, Hashes::new(header.tensors.len())))),
+            hashed: Condvar::new(),
+            failed: OnceLock::new(),
+        };
+        let readers = Readers::start(sending, self.ring.pop());
+        let (mut sent, mut is_stopped) = (0, false);
+        while let Some(progress) = readers.next() {
+            match progress {
+                Progress::Arrived(transfer) => report.count(transfer.as_deref()),
+                Progress::Sent(bytes) if !is_stopped => {
+                    sent += bytes;
+                    if let Err(error) = self.options.report_progress(LoadPhase::Sending, sent, header.bytes) {
+                        is_stopped = true;
+                        readers.fail(error);
+                    }
+                }
+                Progress::Sent(_) => {}
+            }
+        }
+        let (ring, hashes) = readers.finish()?;
+        report.buffers = ring.len();
+        self.ring = ring;
         source.check_unchanged()?;
         Ok(hashes)
-    }
-
-    fn send_chunks(
-        &mut self,
-        readers: &Readers,
-        header: &Header,
-        report: &mut LoadReport,
-    ) -> Result<Option<Vec<u64>>> {
-        let mut hashes = self.options.checksum.then(|| Hashes::new(header.tensors.len()));
-        let mut chunks = self.placement.layout.chunks(self.chunk).peekable();
-        let mut pending: VecDeque<PendingChunk> = VecDeque::new();
-        let (mut begun, mut sent) = (header.data, 0);
-        loop {
-            // Read into every free buffer. Wait for one in flight only if nothing is being read.
-            while chunks.peek().is_some()
-                && let Some(slot) = self.next_target(pending.len(), report)?
-            {
-                let Some(chunk) = chunks.next() else { break };
-                let target = match &slot {
-                    Some(slot) => slot.buffer.slice(..chunk.len)?,
-                    None => self.in_place_target(&chunk)?,
-                };
-                let reading = readers.begin(&chunk, begun, &target)?;
-                begun += chunk.bytes();
-                pending.push_back(PendingChunk { chunk, slot, target, reading });
-            }
-            let Some(PendingChunk { chunk, slot, target, reading }) = pending.pop_front() else { break };
-            reading.finish()?;
-            if let Some(hashes) = &mut hashes {
-                let view = target.read()?;
-                for part in &chunk.parts {
-                    hashes.update(part.tensor, view.get(part.at..part.at + part.len).unwrap_or_default());
-                }
-            }
-            match slot {
-                Some(mut slot) => {
-                    let segment = self.placement.segment(chunk.segment)?;
-                    let (manager, options) = (self.manager, &self.options.transfer);
-                    let place = segment.slice(chunk.offset..chunk.offset + chunk.len)?;
-                    let transfer = manager.copy(&target, &place).options(*options).submit();
-                    slot.transfer = Some(transfer);
-                    self.ring.push_back(slot);
-                }
-                None => report.chunks += 1,
-            }
-            sent += chunk.bytes();
-            self.options.report_progress(LoadPhase::Sending, sent, header.bytes)?;
-        }
-        for slot in &mut self.ring {
-            slot.finish(report)?;
-        }
-        Ok(hashes.map(Hashes::finish))
-    }
-
-    /// Returns where to read the next chunk, if that is possible now: a staging buffer, or `Some(None)` for in place.
-    fn next_target(
-        &mut self,
-        under_way: usize,
-        report: &mut LoadReport,
-    ) -> Result<Option<Option<RingBuffer>>> {
-        let Some(oldest) = self.ring.front() else {
-            return Ok((under_way < self.in_place_limit).then_some(None));
-        };
-        if under_way > 0 && oldest.transfer.as_ref().is_some_and(|transfer| !transfer.is_complete()) {
-            return Ok(None);
-        }
-        let Some(mut slot) = self.ring.pop_front() else { return Ok(None) };
-        slot.finish(report)?;
-        Ok(Some(Some(slot)))
     }
 
     /// Returns the memory of a chunk at its destination.
     pub(super) fn in_place_target(&self, chunk: &Chunk) -> Result<RawBuffer> {
         self.placement.segment(chunk.segment)?.slice(chunk.offset..chunk.offset + chunk.len)
     }
-
-    /// Waits for all transfers, whatever their results, and frees the ring.
-    pub(super) fn wait_all(&mut self) {
-        for transfer in self.ring.drain(..).filter_map(|slot| slot.transfer) {
-            // An error was returned already; after success, nothing is left here.
-            let _returned_already = transfer.wait();
-        }
-    }
-}
-
-impl RingBuffer {
-    /// Waits for the buffer's transfer, if any, and counts it.
-    fn finish(&mut self, report: &mut LoadReport) -> Result<()> {
-        if let Some(transfer) = self.transfer.take() {
-            report.count(&transfer.wait()?);
-        }
-        Ok(())
-    }
-}
-
-/// Allocates `count` buffers, or fewer if memory is short, but at least two.
-fn ring(
-    manager: &CrossBackendTransferManager,
-    options: &LoadOptions,
-    kind: MemoryKind,
-    count: usize,
-    bytes: usize,
-) -> Result<VecDeque<RingBuffer>> {
-    let mut ring = VecDeque::with_capacity(count);
-    while ring.len() < count {
-        match manager.allocate_staging(options.place.device, kind, bytes) {
-            Ok(buffer) => ring.push_back(RingBuffer { buffer, transfer: None }),
-            // One is read while the other is in flight.
-            Err(error) if error.kind() == ErrorKind::OutOfMemory && ring.len() >= 2 => break,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(ring)
 }

@@ -6,12 +6,7 @@ use std::mem;
 use transload_core::{Error, ErrorKind, Result, Transfer};
 
 use super::{
-    entries::quoted,
-    hashes::Hashes,
-    header::Header,
-    layout::Chunk,
-    options::LoadPhase,
-    pipeline::{Pipeline, RingBuffer},
+    entries::quoted, hashes::Hashes, header::Header, layout::Chunk, options::LoadPhase, pipeline::Pipeline,
     source::Source,
 };
 
@@ -42,12 +37,10 @@ impl Pipeline<'_> {
         }
         for chunk in self.placement.layout.chunks(self.chunk) {
             // Keep it in the ring, so that its transfer is waited for also after an error.
-            let piece = match self.ring.front_mut() {
-                Some(RingBuffer { buffer, transfer }) => {
-                    if let Some(transfer) = transfer.take() {
-                        transfer.wait()?;
-                    }
-                    buffer.slice(..chunk.len)?
+            let piece = match self.ring.first_mut() {
+                Some(slot) => {
+                    slot.finish()?;
+                    slot.buffer.slice(..chunk.len)?
                 }
                 None => self.in_place_target(&chunk)?,
             };
@@ -75,7 +68,7 @@ impl Pipeline<'_> {
             if !self.ring.is_empty() {
                 let transfer = ahead.next().map(|chunk| self.fetch(0, &chunk)).transpose()?;
                 self.ring.rotate_left(1);
-                if let Some(slot) = self.ring.back_mut() {
+                if let Some(slot) = self.ring.last_mut() {
                     slot.transfer = transfer;
                 }
             }

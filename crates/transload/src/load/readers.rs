@@ -1,170 +1,391 @@
-//! Reads a file by several threads of the executor, directly into the target memory.
+//! The threads of a load: each reads chunks of the file into buffers of its own, and submits their transfers.
 
 use std::{
     cell::RefCell,
-    sync::{Arc, OnceLock},
+    collections::VecDeque,
+    mem,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread,
 };
 
-use transload_core::{Error, ErrorKind, RawBuffer, Result};
+use parking_lot::{Condvar, Mutex};
+use transload_core::{Error, ErrorKind, MemoryKind, RawBuffer, Result, Transfer, TransferReport};
 use transload_executor::{BlockingKey, Executor, Task};
+use transload_transfer::{CrossBackendTransferManager, StagingMemory};
 
-use super::{layout::Chunk, source::Source};
+use super::{
+    hashes::Hashes,
+    layout::{Chunk, Cursor, Part},
+    options::LoadOptions,
+    placement::TensorPlacement,
+    shape::ActiveLoad,
+    source::Source,
+};
 
-/// Bounds of a piece in bytes; smaller ones are not worth a task.
-const MIN_PIECE: usize = 256 << 10;
-const MAX_PIECE: usize = 2 << 20;
-/// Shorter runs are read together and then copied: a system call each would cost more.
+/// Bytes of a file that are worth a thread.
+const WORTH_A_THREAD: u64 = 256 << 10;
+/// Shorter parts are read together and then copied: a system call each would cost more.
 const MIN_DIRECT_READ: usize = 64 << 10;
 const MAX_COALESCED_READ: usize = 256 << 10;
 
 thread_local! {
-    /// Buffer for short runs; a spare thread keeps it until it exits.
+    /// Buffer for short parts; a spare thread keeps it until it exits.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Reads chunks of a file with limited concurrency.
-pub(super) struct Readers {
-    source: Arc<Source>,
-    executor: Executor,
-    file: BlockingKey,
-    piece: usize,
-    /// The first error. Later pieces are not read.
-    failed: Arc<OnceLock<Error>>,
-}
-
-/// A chunk being read. Dropping it waits until no thread writes to the chunk's memory.
-pub(super) struct ChunkRead {
-    pieces: Vec<Task<Result<()>>>,
-    failed: Arc<OnceLock<Error>>,
-}
-
-/// Bytes of one tensor within a piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct ByteRun {
-    at: usize,
-    len: usize,
 }
 
 /// Returns how many threads to use for a file of `bytes`, at most `wanted`.
 pub(super) fn thread_count(wanted: Option<usize>, bytes: u64, executor: &Executor) -> usize {
     /// More threads would only take processors from others.
     const MAX_THREADS: usize = 64;
-    let useful = usize::try_from(bytes.div_ceil(MIN_PIECE as u64)).unwrap_or(usize::MAX);
+    let useful = usize::try_from(bytes.div_ceil(WORTH_A_THREAD)).unwrap_or(usize::MAX);
     wanted.unwrap_or_else(|| executor.threads().min(useful)).clamp(1, MAX_THREADS)
 }
 
-impl Readers {
-    /// Creates readers for chunks of at most `chunk` bytes.
-    pub(super) fn new(executor: &Executor, source: &Arc<Source>, threads: usize, chunk: usize) -> Self {
-        Self {
-            source: Arc::clone(source),
-            executor: executor.clone(),
-            file: BlockingKey::new(threads),
-            piece: chunk.div_ceil(threads.max(1)).clamp(MIN_PIECE, MAX_PIECE),
-            failed: Arc::default(),
-        }
+/// A staging buffer, and the transfer that uses it. Its drop waits for the transfer.
+pub(super) struct RingBuffer {
+    pub(super) buffer: StagingMemory,
+    pub(super) transfer: Option<Transfer>,
+}
+
+impl RingBuffer {
+    /// Waits for the buffer's transfer, if any.
+    pub(super) fn finish(&mut self) -> Result<Option<TransferReport>> {
+        self.transfer.take().map(Transfer::wait).transpose()
     }
 
-    /// Starts to read a chunk, whose bytes begin at `offset` of the file, into a buffer of its length; zeroes gaps
-    /// between tensors.
-    ///
-    /// # Errors
-    /// [`ErrorKind::OutOfRange`] if the buffer is shorter.
-    pub(super) fn begin(&self, chunk: &Chunk, mut offset: u64, target: &RawBuffer) -> Result<ChunkRead> {
-        let parts = chunk.parts.iter().map(|part| ByteRun { at: part.at, len: part.len });
-        let mut reading = ChunkRead { pieces: Vec::new(), failed: Arc::clone(&self.failed) };
-        for Piece { from, to, bytes, runs } in split(parts, self.piece) {
-            let target = target.slice(from..to)?;
-            let (source, failed, at) = (Arc::clone(&self.source), Arc::clone(&self.failed), offset);
-            reading.pieces.push(self.executor.spawn_blocking(&self.file, move || match failed.get() {
-                Some(error) => Err(error.clone()),
-                None => fill(&source, &target, &runs, at).inspect_err(|error| {
-                    let _first_error_wins = failed.set(error.clone());
-                }),
-            }));
-            offset += bytes as u64;
-        }
-        Ok(reading)
+    fn is_free(&self) -> bool {
+        self.transfer.as_ref().is_none_or(Transfer::is_complete)
     }
 }
 
-impl ChunkRead {
-    /// Waits until the chunk is read.
-    ///
-    /// # Errors
-    /// The first error of the chunk; if an earlier error kept it from being read, that one.
-    pub(super) fn finish(mut self) -> Result<()> {
-        self.wait()
-    }
-
-    fn wait(&mut self) -> Result<()> {
-        let mut outcome = Ok(());
-        // Wait for each, also after an error.
-        for piece in self.pieces.drain(..) {
-            outcome = outcome.and(piece.wait().flatten());
-        }
-        outcome
-    }
-}
-
-impl Drop for ChunkRead {
+impl Drop for RingBuffer {
     fn drop(&mut self) {
-        if !self.pieces.is_empty() {
-            let text = "the load was cancelled before this part of the file was read";
-            let _first_error_wins = self.failed.set(Error::new(ErrorKind::Interrupted, text));
-            let _reported_already = self.wait();
-        }
+        // After an error, which was returned already.
+        let _returned_already = self.finish();
     }
 }
 
-/// A range of a chunk, and the runs in it.
-#[derive(Debug, Default)]
-struct Piece {
-    from: usize,
-    to: usize,
-    bytes: usize,
-    runs: Vec<ByteRun>,
+/// What the threads of a load share.
+pub(super) struct Sending {
+    pub(super) manager: CrossBackendTransferManager,
+    pub(super) source: Arc<Source>,
+    pub(super) placement: Arc<TensorPlacement>,
+    pub(super) options: LoadOptions,
+    /// Kind of the staging buffers; `None` if chunks are read in place.
+    pub(super) staging: Option<MemoryKind>,
+    /// Size of a staging buffer, or the most bytes that are read in place at once.
+    pub(super) chunk: usize,
+    pub(super) readers: usize,
+    pub(super) active: Arc<ActiveLoad>,
+    pub(super) queue: Mutex<ChunkQueue>,
+    /// Buffers that readers may allocate besides the first of each.
+    pub(super) spare_buffers: AtomicUsize,
+    /// Threads that allocate a buffer.
+    pub(super) allocating: AtomicUsize,
+    /// Hashes of the chunks up to a number, if requested.
+    pub(super) hashes: Option<Mutex<(u64, Hashes)>>,
+    /// Notified when a chunk was hashed, and after an error.
+    pub(super) hashed: Condvar,
+    /// The first error. Nothing is read after it.
+    pub(super) failed: OnceLock<Error>,
 }
 
-/// Splits runs into pieces of at most `most` bytes. Each begins where the previous one ends, so that every gap is in a
-/// piece.
-fn split(runs: impl Iterator<Item = ByteRun>, most: usize) -> Vec<Piece> {
-    let mut pieces: Vec<Piece> = Vec::new();
-    for ByteRun { mut at, mut len } in runs {
-        while len > 0 {
-            if pieces.last().is_none_or(|last| last.bytes >= most) {
-                let from = pieces.last().map_or(0, |last| last.to);
-                pieces.push(Piece { from, to: from, ..Piece::default() });
+/// The chunks that no thread has taken yet.
+pub(super) struct ChunkQueue {
+    pub(super) cursor: Cursor,
+    /// Offset in the file, and that of the end of all tensors.
+    pub(super) offset: u64,
+    pub(super) end: u64,
+    /// Number of chunks that were taken.
+    pub(super) taken: u64,
+}
+
+/// What a reader tells the loading thread.
+pub(super) enum Progress {
+    /// So many bytes of tensors were read, and are on their way or in place.
+    Sent(u64),
+    /// A chunk is in place: by a transfer, unless it was read in place.
+    Arrived(Option<Box<TransferReport>>),
+}
+
+/// The threads of a load. The drop stops them and waits for them.
+pub(super) struct Readers {
+    sending: Arc<Sending>,
+    tasks: Vec<Task<Vec<RingBuffer>>>,
+    progress: Option<Receiver<Progress>>,
+}
+
+impl Readers {
+    /// Starts the threads, the first one with a buffer if there are any.
+    pub(super) fn start(sending: Sending, mut first: Option<RingBuffer>) -> Self {
+        let (key, executor) = (BlockingKey::new(sending.readers), sending.manager.executor().clone());
+        // Bounded, so that a slow callback of the user holds up the load.
+        let (tell, progress) = sync_channel(sending.readers);
+        let sending = Arc::new(sending);
+        let tasks = (0..sending.readers).map(|_| {
+            let (sending, tell) = (Arc::clone(&sending), tell.clone());
+            let reader = Reader { sending, tell, ring: first.take().into_iter().collect() };
+            executor.spawn_blocking(&key, move || reader.run())
+        });
+        let tasks = tasks.collect();
+        Self { sending, tasks, progress: Some(progress) }
+    }
+
+    /// Returns what a reader tells next; `None` when all have ended.
+    pub(super) fn next(&self) -> Option<Progress> {
+        self.progress.as_ref()?.recv().ok()
+    }
+
+    /// Stops the readers. Unless there was an error before, the load fails with this one.
+    pub(super) fn fail(&self, error: Error) {
+        self.sending.fail(error);
+    }
+
+    /// Waits for the threads. Returns their buffers and the hashes.
+    ///
+    /// # Errors
+    /// The first error of any of them. Nothing is in flight afterwards.
+    pub(super) fn finish(mut self) -> Result<(Vec<RingBuffer>, Option<Vec<u64>>)> {
+        let buffers = self.join();
+        if let Some(error) = self.sending.failed.get() {
+            return Err(error.clone());
+        }
+        let hashes = self.sending.hashes.as_ref();
+        Ok((buffers, hashes.map(|hashes| mem::replace(&mut hashes.lock().1, Hashes::new(0)).finish())))
+    }
+
+    fn join(&mut self) -> Vec<RingBuffer> {
+        let mut buffers = Vec::new();
+        for task in self.tasks.drain(..) {
+            match task.wait() {
+                Ok(more) => buffers.extend(more),
+                // The thread panicked, or there is none.
+                Err(error) => self.sending.fail(error),
             }
-            let Some(piece) = pieces.last_mut() else { break };
-            let now = len.min(most - piece.bytes);
-            piece.runs.push(ByteRun { at: at - piece.from, len: now });
-            (piece.to, piece.bytes) = (at + now, piece.bytes + now);
-            (at, len) = (at + now, len - now);
         }
+        buffers
     }
-    pieces
 }
 
-/// Reads the bytes from `offset` on into the runs, and zeroes the gaps.
-fn fill(source: &Source, target: &RawBuffer, runs: &[ByteRun], offset: u64) -> Result<()> {
-    SCRATCH.with_borrow_mut(|scratch| fill_with(source, target, runs, offset, scratch))
+impl Drop for Readers {
+    fn drop(&mut self) {
+        if !self.tasks.is_empty() {
+            self.sending.fail(Error::new(ErrorKind::Interrupted, "the load was interrupted"));
+            // No reader waits to tell something.
+            self.progress = None;
+            drop(self.join());
+        }
+    }
+}
+
+impl Sending {
+    fn fail(&self, error: Error) {
+        let _first_error_counts = self.failed.set(error);
+        if let Some(hashes) = &self.hashes {
+            // A reader either sees the error or waits already.
+            drop(hashes.lock());
+            self.hashed.notify_all();
+        }
+    }
+
+    /// # Errors
+    /// The error that ended the load, or that it was cancelled.
+    fn check(&self) -> Result<()> {
+        self.failed.get().map_or(Ok(()), |error| Err(error.clone()))?;
+        self.options.check_cancelled()
+    }
+
+    fn is_all_taken(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.offset == queue.end
+    }
+
+    /// Takes the next chunk, its number and its offset in the file.
+    fn take(&self) -> Option<(Chunk, u64, u64)> {
+        // As many bytes as suit the loads of this moment, unless the user chose.
+        let most = match self.options.chunk {
+            Some(_) => self.chunk,
+            None => self.chunk.min(self.active.slot(self.readers)),
+        };
+        let mut queue = self.queue.lock();
+        let chunk = queue.cursor.next(&self.placement.layout, most)?;
+        let (number, offset) = (queue.taken, queue.offset);
+        queue.taken += 1;
+        queue.offset += chunk.bytes();
+        Some((chunk, number, offset))
+    }
+
+    /// Adds a chunk to the hashes, after those before it.
+    fn hash(&self, number: u64, chunk: &Chunk, target: &RawBuffer) -> Result<()> {
+        let Some(hashes) = &self.hashes else { return Ok(()) };
+        let mut hashes = hashes.lock();
+        while hashes.0 != number {
+            self.check()?;
+            self.hashed.wait(&mut hashes);
+        }
+        let view = target.read()?;
+        for part in &chunk.parts {
+            hashes.1.update(part.tensor, view.get(part.at..part.at + part.len).unwrap_or_default());
+        }
+        hashes.0 += 1;
+        self.hashed.notify_all();
+        Ok(())
+    }
+
+    /// Allocates a staging buffer.
+    fn allocate(&self, kind: MemoryKind) -> Result<RingBuffer> {
+        self.allocating.fetch_add(1, Ordering::Relaxed);
+        let allocated = self.manager.allocate_staging(self.options.place.device, kind, self.chunk);
+        self.allocating.fetch_sub(1, Ordering::Relaxed);
+        Ok(RingBuffer { buffer: allocated?, transfer: None })
+    }
+}
+
+/// One thread of a load.
+struct Reader {
+    sending: Arc<Sending>,
+    tell: SyncSender<Progress>,
+    /// Its buffers, the one used longest ago first.
+    ring: VecDeque<RingBuffer>,
+}
+
+/// Fails the load if a reader panics, so that none waits for it.
+struct FailOnPanic(Arc<Sending>);
+
+impl Drop for FailOnPanic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.fail(Error::new(ErrorKind::Interrupted, "a thread that read the file panicked"));
+        }
+    }
+}
+
+impl Reader {
+    /// Reads and sends chunks until none is left. Returns the buffers, which are free.
+    fn run(mut self) -> Vec<RingBuffer> {
+        let _panics = FailOnPanic(Arc::clone(&self.sending));
+        if let Err(error) = self.send_all() {
+            self.sending.fail(error);
+        }
+        Vec::from(mem::take(&mut self.ring))
+    }
+
+    fn send_all(&mut self) -> Result<()> {
+        let sending = Arc::clone(&self.sending);
+        loop {
+            sending.check()?;
+            if sending.is_all_taken() {
+                break;
+            }
+            let slot = match sending.staging {
+                Some(kind) => match self.free_buffer(kind)? {
+                    Some(slot) => Some(slot),
+                    None => break,
+                },
+                None => None,
+            };
+            let Some((chunk, number, offset)) = sending.take() else {
+                self.ring.extend(slot);
+                break;
+            };
+            let segment = sending.placement.segment(chunk.segment)?;
+            let place = segment.slice(chunk.offset..chunk.offset + chunk.len)?;
+            let target = match &slot {
+                Some(slot) => slot.buffer.slice(..chunk.len)?,
+                None => place.clone(),
+            };
+            fill(&sending.source, &target, &chunk.parts, offset)?;
+            sending.hash(number, &chunk, &target)?;
+            match slot {
+                Some(mut slot) => {
+                    let copy = sending.manager.copy(&target, &place).options(sending.options.transfer);
+                    slot.transfer = Some(copy.submit());
+                    self.ring.push_back(slot);
+                }
+                None => self.tell(Progress::Arrived(None))?,
+            }
+            self.tell(Progress::Sent(chunk.bytes()))?;
+        }
+        for index in 0..self.ring.len() {
+            self.finish(index)?;
+        }
+        Ok(())
+    }
+
+    /// Returns a buffer to read into; `None` if this reader has none and memory is short.
+    fn free_buffer(&mut self, kind: MemoryKind) -> Result<Option<RingBuffer>> {
+        let sending = Arc::clone(&self.sending);
+        let is_first = self.ring.is_empty();
+        // A driver pins for one thread at a time: rather wait for a copy in flight than for another thread's buffer.
+        let may_allocate = is_first
+            || (!self.ring.iter().any(RingBuffer::is_free)
+                && sending.allocating.load(Ordering::Relaxed) == 0
+                && take_one(&sending.spare_buffers));
+        if may_allocate {
+            match sending.allocate(kind) {
+                Ok(buffer) => return Ok(Some(buffer)),
+                Err(error)
+                    if error.kind() == ErrorKind::OutOfMemory
+                        && !transload_core::mutant!("transload/load-with-fewer-buffers") =>
+                {
+                    // The loading thread allocated the first one, so another reader goes on.
+                    sending.spare_buffers.store(0, Ordering::Relaxed);
+                    if is_first {
+                        return Ok(None);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let free = self.ring.iter().position(RingBuffer::is_free).unwrap_or(0);
+        self.finish(free)?;
+        Ok(self.ring.remove(free))
+    }
+
+    /// Waits for the transfer of a buffer, if any, and tells of it.
+    fn finish(&mut self, index: usize) -> Result<()> {
+        let Some(slot) = self.ring.get_mut(index) else { return Ok(()) };
+        match slot.finish()? {
+            Some(report) => self.tell(Progress::Arrived(Some(Box::new(report)))),
+            None => Ok(()),
+        }
+    }
+
+    fn tell(&self, progress: Progress) -> Result<()> {
+        // The loading thread ended by a panic of the user's callback.
+        let gone = |_| Error::new(ErrorKind::Interrupted, "the load was interrupted");
+        self.tell.send(progress).map_err(gone)
+    }
+}
+
+/// Takes one of a count; returns whether any was left.
+fn take_one(count: &AtomicUsize) -> bool {
+    count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1)).is_ok()
+}
+
+/// Reads the bytes from `offset` on into the parts of a chunk, and zeroes the gaps.
+fn fill(source: &Source, target: &RawBuffer, parts: &[Part], offset: u64) -> Result<()> {
+    SCRATCH.with_borrow_mut(|scratch| fill_with(source, target, parts, offset, scratch))
 }
 
 fn fill_with(
     source: &Source,
     target: &RawBuffer,
-    runs: &[ByteRun],
+    parts: &[Part],
     offset: u64,
     scratch: &mut Vec<u8>,
 ) -> Result<()> {
     let mut view = target.write()?;
     let mut end = 0;
-    for run in runs {
+    for run in parts {
         view.get_mut(end..run.at).unwrap_or_default().fill(0);
         end = run.at + run.len;
     }
-    let (mut offset, mut rest) = (offset, runs);
+    let (mut offset, mut rest) = (offset, parts);
     while let [first, others @ ..] = rest {
         if first.len >= MIN_DIRECT_READ || others.is_empty() {
             source.read_exact_at(offset, view.get_mut(first.at..first.at + first.len).unwrap_or_default())?;

@@ -23,13 +23,16 @@ pub struct LoadReport {
     pub segments: usize,
     /// Number of chunks. Each was one transfer, unless the file was read in place.
     pub chunks: u64,
-    /// Number of staging buffers; 0 if the file was read in place.
+    /// Number of threads that read the file.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub readers: usize,
+    /// Number of staging buffers that were allocated; 0 if the file was read in place.
     pub buffers: usize,
     /// Size of a staging buffer in bytes.
     pub buffer_bytes: usize,
     /// Kind of memory of the staging buffers.
     pub staging: Option<MemoryKind>,
-    /// Time to read the header and to allocate memory and staging buffers; on first use, also to initialise the device.
+    /// Time to read the header and to allocate memory and the first staging buffer; on first use, also to initialise the device.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "preparing_seconds", with = "transload_core::serde_seconds")
@@ -63,9 +66,10 @@ impl LoadReport {
         self.wall.saturating_sub(self.preparing)
     }
 
-    pub(super) fn count(&mut self, report: &TransferReport) {
+    /// Counts a chunk and its transfer, if there was one.
+    pub(super) fn count(&mut self, report: Option<&TransferReport>) {
         self.chunks += 1;
-        MethodCount::add(&mut self.methods, report);
+        report.into_iter().for_each(|report| MethodCount::add(&mut self.methods, report));
     }
 }
 

@@ -145,6 +145,50 @@ fn without_pinned_memory_to_be_had_the_ring_is_pageable() {
 }
 
 #[test]
+fn load_goes_on_with_the_staging_buffers_that_there_are() {
+    /// Left to the transfers' own ring.
+    const RING: u64 = transload::backend::STAGING_BUFFER;
+    let Some(test) = harness::device_with(|builder| builder) else { return };
+    let model = Model::of_sizes(&[2_000_001, 3]);
+    let disk = OnDisk::new(&model.file());
+    // As many buffers of 100,000 bytes as are within the limit; without any the ring is pageable.
+    for (limit, kind, most) in [(RING + 150_000, MemoryKind::Pinned, 1), (RING, MemoryKind::Pageable, 8)] {
+        let manager = CrossBackendTransferManager::builder().staging_limit(limit).build();
+        manager.register_backend(transload::cpu::CpuBackend::new().unwrap()).unwrap();
+        let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+        manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
+        let options = LoadOptions::new(place(&test, MemoryKind::Device)).chunk(100_000).readers(4).buffers(8);
+        let loaded = load(&manager, disk.path(), &options.checksum(true)).unwrap();
+        model.assert_is(&loaded, 256, fetched(&manager));
+        let report = loaded.report();
+        assert_eq!((report.staging, report.chunks, report.readers), (Some(kind), 21, 4));
+        assert!((1..=most).contains(&report.buffers), "{} of {most}", report.buffers);
+        drop(loaded);
+        assert_empty(&manager);
+    }
+}
+
+#[test]
+fn failure_in_the_middle_ends_all_readers_and_keeps_nothing() {
+    let Some(test) = harness::device_with(|builder| builder) else { return };
+    let manager = manager_over(&test);
+    let model = Model::of_sizes(&[3_000_000]);
+    let disk = OnDisk::new(&model.file());
+    for checksum in [false, true] {
+        let options = LoadOptions::new(place(&test, MemoryKind::Device)).chunk(100_000).readers(4);
+        test.sim().unwrap().fail_call(Some("cuMemcpyHtoDAsync_v2"), 10, INVALID_VALUE);
+        let error = load(&manager, disk.path(), &options.clone().checksum(checksum)).unwrap_err();
+        assert!(!matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io), "{error}");
+        assert_empty(&manager);
+        // The next load is not affected.
+        let loaded = load(&manager, disk.path(), &options).unwrap();
+        model.assert_is(&loaded, 256, fetched(&manager));
+        drop(loaded);
+        assert_empty(&manager);
+    }
+}
+
+#[test]
 fn every_driver_call_can_fail_and_nothing_is_kept() {
     let Some(healthy) = harness::device_with(|builder| builder) else { return };
     let model = Model::of_sizes(&[3000, 1, 500]);

@@ -23,7 +23,7 @@ fn read_back_after(options: LoadOptions, flip: Option<usize>) -> Result<()> {
     let file = model();
     let source = Arc::new(Source::open(file.path()).unwrap());
     let header = Header::read(&source).unwrap();
-    let placement = TensorPlacement::allocate(&manager, &header, &options).unwrap();
+    let placement = Arc::new(TensorPlacement::allocate(&manager, &header, &options).unwrap());
     let mut pipeline = Pipeline::new(&manager, &placement, &options).unwrap();
     let mut report = pipeline.report(&header, &source);
     let hashes = pipeline.send(&header, &source, &mut report).unwrap();
@@ -31,7 +31,6 @@ fn read_back_after(options: LoadOptions, flip: Option<usize>) -> Result<()> {
         placement.segments[0].write().unwrap()[at] ^= 0x10;
     }
     let outcome = pipeline.read_back(&header, &source, &hashes);
-    pipeline.wait_all();
     drop(pipeline);
     drop(placement);
     manager.drain().unwrap();

@@ -168,12 +168,13 @@ fn file_changed_during_read_is_an_error_and_frees_all() {
     {
         let disk = OnDisk::new(&model.file());
         let path = disk.path();
-        let options =
-            LoadOptions::new(HOST).chunk(100_000).checksum(true).verify(true).progress(move |so_far| {
-                if so_far.bytes <= 100_000 {
-                    change(&fs::File::options().write(true).open(&path).unwrap()).unwrap();
-                }
-            });
+        // Two threads are at most a few chunks ahead of the callback.
+        let options = LoadOptions::new(HOST).chunk(100_000).readers(2).checksum(true).verify(true);
+        let options = options.progress(move |so_far| {
+            if so_far.bytes <= 100_000 {
+                change(&fs::File::options().write(true).open(&path).unwrap()).unwrap();
+            }
+        });
         let error = load(&manager, disk.path(), &options).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Io);
         assert!(error.to_string().contains(said), "{error}");

@@ -118,7 +118,8 @@ fn ring_of_two_loads_thirty_megabytes_with_progress() {
     let loaded = load(&manager, disk.path(), &options).unwrap();
     model.assert_is(&loaded, 64, on_host);
     assert!(told.iter().all(|told| told.load(Ordering::Relaxed) == 30_000_004));
-    assert_eq!((loaded.report().buffers, loaded.report().chunks), (2, 29));
+    assert!((1..=2).contains(&loaded.report().buffers), "{}", loaded.report().buffers);
+    assert_eq!(loaded.report().chunks, 29);
 }
 
 #[test]
@@ -225,7 +226,7 @@ fn load_async_is_static_and_puts_every_byte_in_place() {
 }
 
 #[test]
-fn dropped_load_ends_after_its_chunk_and_frees_all() {
+fn dropped_load_tells_no_more_and_frees_all() {
     const CHUNKS: u64 = 50;
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let manager = host_manager();

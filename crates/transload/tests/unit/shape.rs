@@ -1,0 +1,45 @@
+//! Slots by readers, loads and cache, and the system's description of caches.
+
+use super::*;
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn slots_of_all_loads_stay_within_half_of_the_cache() {
+    let h200 = Some(300 * MIB);
+    assert_eq!([4, 8, 12, 16, 24].map(|readers| slot(readers, 1, h200) / MIB), [2, 2, 4, 4, 2]);
+    assert_eq!([12, 16, 24].map(|readers| slot(readers, 2, h200) / MIB), [2, 2, 1]);
+    for (readers, loads, cache) in [(1, 1, 1), (1, 0, 1 << 40), (64, 1000, 1 << 30), (0, 1, 0)] {
+        let slot = slot(readers, loads, Some(cache));
+        assert!((LEAST_SLOT..=4 * MIB).contains(&slot) && slot.is_power_of_two(), "{readers}: {slot}");
+    }
+    assert_eq!((slot(16, 1, None), slot(usize::MAX, usize::MAX, h200)), (4 * MIB, MIB));
+}
+
+#[test]
+fn last_cache_counts_once_for_all_that_share_it() {
+    let files = |size: &'static str, sharing: &'static str| {
+        move |file: &str| {
+            let text = match file {
+                "index0/level" | "index1/level" => "1\n",
+                "index2/level" => "3\n",
+                "index2/size" => size,
+                "index2/shared_cpu_list" => sharing,
+                _ => return None,
+            };
+            Some(text.to_owned())
+        }
+    };
+    assert_eq!(cache_of(files("307200K\n", "0-15,32-47\n"), 16), Some(300 * MIB));
+    // Eight cores share one of these caches.
+    assert_eq!(cache_of(files("32M\n", "0-7"), 16), Some(64 * MIB));
+    assert_eq!(cache_of(files("32M\n", "0-7"), 2), Some(32 * MIB));
+    for (size, sharing) in [("", "0"), ("0K", "0"), ("x", "0"), ("99999999999999999999K", "0"), ("1T", "0")] {
+        assert_eq!(cache_of(files(size, sharing), 2), None, "{size}");
+    }
+    // A list that says nothing is that of all.
+    for list in ["", "-", "7-3", "0-18446744073709551615", "a,b"] {
+        assert_eq!(cache_of(files("1M", list), 2), Some(MIB), "{list}");
+    }
+    assert_eq!(cache_of(|_| None, 2), None);
+}
