@@ -1,7 +1,7 @@
 //! Builds small downstream projects that depend on the workspace's crates, as a user's project would.
 //!
 //! They are created in the system's temporary folder, where no setting of this workspace applies. They are linked with each
-//! available linker, with and without link-time optimisation, as a program and as a C library that another program loads.
+//! available linker, the largest with link-time optimisation too, as a program and as a C library that another program loads.
 //! None may need libcuda to start, and none may export a `cu*` symbol.
 
 mod by_git;
@@ -36,7 +36,8 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
         project::write(sh, &root, &folder, project)?;
         let _in_folder = sh.push_dir(&folder);
         let _shared = sh.push_env("CARGO_TARGET_DIR", &target);
-        for profile in ["dev", "lto"] {
+        let profiles = if project.with_lto { &["dev", "lto"][..] } else { &["dev"] };
+        for profile in profiles {
             for linker in &linkers {
                 let name = linker.name;
                 check(sh, &target, project, profile, linker, loader.as_deref())

@@ -11,6 +11,8 @@ pub(super) struct Project {
     dependency: &'static str,
     /// Whether cust is in the dependency tree; it needs a directory that looks like a toolkit.
     pub(super) with_cust: bool,
+    /// Whether it is built with link-time optimisation too. The others are parts of those that are.
+    pub(super) with_lto: bool,
     library: &'static str,
     program: Program,
     pub(super) library_prints: &'static str,
@@ -53,6 +55,7 @@ pub(super) const PROJECTS: &[Project] = &[
         name: "driver",
         dependency: r#"transload-cuda-sys = { path = "ROOT/crates/cuda-sys" }"#,
         with_cust: true,
+        with_lto: true,
         library: DRIVER,
         program: Program::Entry,
         library_prints: "downstream: cust ",
@@ -62,6 +65,7 @@ pub(super) const PROJECTS: &[Project] = &[
         name: "facade",
         dependency: r#"transload = { path = "ROOT/crates/transload" }"#,
         with_cust: false,
+        with_lto: false,
         library: FACADE,
         program: Program::Entry,
         library_prints: "downstream: 1 devices",
@@ -71,6 +75,7 @@ pub(super) const PROJECTS: &[Project] = &[
         name: "readme",
         dependency: r#"transload = { path = "ROOT/crates/transload", features = ["cuda"] }"#,
         with_cust: true,
+        with_lto: false,
         library: FACADE,
         program: Program::Readme(0),
         library_prints: " devices",
@@ -81,6 +86,7 @@ pub(super) const PROJECTS: &[Project] = &[
         dependency: "transload = { path = \"ROOT/crates/transload\", features = [\"cuda\"] }\n\
                      transload-cuda-sim = { path = \"ROOT/crates/cuda-sim\" }",
         with_cust: true,
+        with_lto: true,
         library: FACADE,
         program: Program::Readme(1),
         library_prints: " devices",
