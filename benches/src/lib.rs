@@ -22,6 +22,8 @@ pub mod exit;
 pub mod first_use;
 pub mod grid;
 pub mod json;
+#[cfg(target_os = "linux")]
+pub mod load;
 pub mod machine;
 #[cfg(any(target_os = "linux", windows))]
 pub mod many;

@@ -23,6 +23,8 @@ pub enum Group {
     Choice,
     /// Many pieces at once.
     Many,
+    /// Files to devices, and downloads into fresh memory; on Linux.
+    Load,
 }
 
 /// Measures copies on the paths of the host and of one or two devices against hand-written ones, and verifies every byte.
@@ -38,7 +40,7 @@ pub struct Options {
     /// Run only these groups.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub only: Vec<Group>,
-    /// Of the groups streams, memory, scaling, choice and many, run only parts whose name contains one of these texts.
+    /// Of the groups streams, memory, scaling, choice, many and load, run only parts whose name contains one of these texts.
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     pub parts: Vec<String>,
     /// Use the software driver; its rows are marked `simulated`.
@@ -71,9 +73,8 @@ impl Options {
     /// Returns whether a selected group needs a CUDA device.
     #[must_use]
     pub fn wants_device(&self) -> bool {
-        [Group::Cuda, Group::Streams, Group::Memory, Group::Scaling, Group::Choice, Group::Many]
-            .into_iter()
-            .any(|group| self.wants(group))
+        let without = [Group::Cpu];
+        Group::value_variants().iter().any(|group| !without.contains(group) && self.wants(*group))
     }
 }
 

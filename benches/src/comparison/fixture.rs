@@ -46,6 +46,12 @@ impl<'a> Fixture<'a> {
         self.session.context(DeviceId::Cuda(self.device.ordinal()))
     }
 
+    /// Returns the context of a device that takes part in this run.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn context_of(&self, device: DeviceId) -> Result<&Context> {
+        self.session.context(device)
+    }
+
     /// Binds the device's context to this thread, for raw driver calls.
     pub(crate) fn bind(&self) -> Result<()> {
         self.session.bind()

@@ -2,6 +2,7 @@
 
 use std::{
     ops::Range,
+    ptr,
     sync::{Arc, atomic::Ordering},
 };
 
@@ -14,6 +15,7 @@ use transload_executor::yield_now;
 
 use super::{
     StagedTransfer,
+    fresh::fault_in,
     ring::StagingBuffer,
     stream_copy::stream_copy,
     wait_mode::{WaitMode, has_room, room},
@@ -141,11 +143,13 @@ impl ChunkCopy {
                     room(&**queue, waits).await;
                     self.download(queue)?;
                 }
+                // While the device copies.
+                let cleared = fault_in(host_pointer(&transfer.dst, self.range.start)?, self.range.len());
                 self.wait_for_copies(waits).await?;
                 let (_, address) = self.staged()?;
                 let dst = host_pointer(&transfer.dst, self.range.start)?;
                 transfer.timeline.mark_written();
-                host_copy(address, dst, self.range.len());
+                host_copy(address, dst, self.range.len(), cleared);
                 Ok(())
             }
             StagedKind::DeviceToDevice(from, to) => {
@@ -166,8 +170,10 @@ impl ChunkCopy {
             StagedKind::ToUnified(_) | StagedKind::FromUnified(_) => {
                 let (src, dst) = (&transfer.src, &transfer.dst);
                 let (src, dst) = (host_pointer(src, self.range.start)?, host_pointer(dst, self.range.start)?);
+                let is_host = matches!(transfer.kind, StagedKind::FromUnified(_));
+                let cleared = is_host && fault_in(dst, self.range.len());
                 transfer.timeline.mark_written();
-                host_copy(src, dst, self.range.len());
+                host_copy(src, dst, self.range.len(), cleared);
                 Ok(())
             }
         }
@@ -193,7 +199,7 @@ impl ChunkCopy {
     /// Copies the chunk into the staging buffer, and enqueues the copy to the device.
     fn upload(&mut self, queue: &QueueLease) -> Result<()> {
         let (_, address) = self.staged()?;
-        host_copy(host_pointer(&self.transfer.src, self.range.start)?, address, self.range.len());
+        host_copy(host_pointer(&self.transfer.src, self.range.start)?, address, self.range.len(), false);
         self.enqueue_upload(queue)
     }
 
@@ -243,11 +249,12 @@ fn host_pointer(buffer: &RawBuffer, offset: usize) -> Result<*mut u8> {
     }
 }
 
-/// Copies on the host, between a buffer and a staging buffer or between the two buffers.
-fn host_copy(src: *mut u8, dst: *mut u8, bytes: usize) {
+/// Copies on the host, between a buffer and a staging buffer or between the two buffers. Memory that was just `cleared` is in the
+/// caches, which streaming stores would have to write back first.
+fn host_copy(src: *mut u8, dst: *mut u8, bytes: usize, cleared: bool) {
     host_access::note(src.addr(), bytes, HostAccess::Read);
     host_access::note(dst.addr(), bytes, HostAccess::Write);
     // SAFETY: each side is a staging buffer that the caller holds, or a chunk that was claimed for the transfer and taken by
     // the caller alone; both are valid for the chunk's length, and the two are different memory.
-    unsafe { stream_copy(src, dst, bytes) };
+    unsafe { if cleared { ptr::copy_nonoverlapping(src, dst, bytes) } else { stream_copy(src, dst, bytes) } };
 }

@@ -2,6 +2,7 @@
 
 mod chunk_copy;
 mod chunks;
+mod fresh;
 mod memory;
 mod ring;
 mod rings;

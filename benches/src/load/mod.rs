@@ -1,0 +1,68 @@
+//! Rows of files in memory (`/dev/shm`) to one and to two devices, and of downloads into host memory that was never touched, next to
+//! threads with two pinned slots each, written by hand. For fewer processors: `taskset -c 0-3 transload-bench --only load`.
+
+mod files;
+mod fresh;
+mod threads;
+
+use std::thread;
+
+use anyhow::{Result, ensure};
+use transload::{Runtime, cuda::CudaBackendConfig};
+
+use crate::{
+    comparison::{self, Fixture, Part},
+    cuda::{self, Session},
+    options::Options,
+    row::Row,
+};
+
+/// Every part, in order.
+const PARTS: [Part; 3] =
+    [("one device", files::one), ("two devices", files::two), ("fresh memory", fresh::rows)];
+
+/// All rows of loading on the session's device; see `comparison::rows`.
+///
+/// # Errors
+/// If the library or the driver fails before the first part or after the last.
+pub fn rows(
+    options: &Options,
+    session: &Session,
+    ordinal: u32,
+    begin: &dyn Fn(&str),
+    failures: &mut Vec<String>,
+) -> Result<Vec<Row>> {
+    comparison::rows("load", &PARTS, (options, session, ordinal), begin, failures)
+}
+
+fn runtime(fixture: &Fixture<'_>) -> Result<Runtime> {
+    let ordinals = cuda::pair(fixture.device.ordinal())?;
+    let config = CudaBackendConfig::default().with_devices(ordinals);
+    let builder = Runtime::builder().cuda(config);
+    Ok(builder.calibration(transload::calibration::CalibrationStore::None).discover()?)
+}
+
+/// Fails if anything is still allocated.
+fn finish(runtime: &Runtime) -> Result<()> {
+    runtime.drain()?;
+    let resources = runtime.resources();
+    ensure!(resources.is_empty(), "still allocated: {resources}");
+    Ok(())
+}
+
+/// Threads and bytes of a slot that are best by hand on so many processors.
+fn by_hand() -> (usize, usize) {
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(16);
+    (threads, if threads >= 12 { 4 << 20 } else { 2 << 20 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comparison::tested_on_the_software_driver;
+
+    #[test]
+    fn every_part_runs_on_the_software_driver() {
+        tested_on_the_software_driver("load", PARTS.len(), rows);
+    }
+}
