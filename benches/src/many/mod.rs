@@ -1,11 +1,14 @@
-//! Rows of many pieces at once between a pinned and a device pool: batches by copy engines and by one copy kernel, next to a loop of
-//! raw copies, the raw batch call, and a copy kernel over a list of pieces launched by hand.
+//! Rows of many pieces at once between a pool of the host and one of a device: `copy_many`, and batches by copy engines and by one copy
+//! kernel, next to a loop of raw copies, the raw batch call, and a copy kernel over a list of pieces launched by hand.
 
 mod pieces;
 mod raw_list;
 mod shapes;
 
 use anyhow::Result;
+use transload_backend_cpu::CpuBackend;
+use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
+use transload_transfer::CrossBackendTransferManager;
 
 use crate::{
     comparison::{self, Fixture, Part},
@@ -15,11 +18,17 @@ use crate::{
 };
 
 /// Every part, in order.
-const PARTS: [Part; 2] =
-    [("up", |fixture| rows_of(fixture, true)), ("down", |fixture| rows_of(fixture, false))];
+const PARTS: [Part; 4] = [
+    ("up", |fixture| rows_of(fixture, shapes::rows, &SHAPES, true)),
+    ("down", |fixture| rows_of(fixture, shapes::rows, &SHAPES, false)),
+    ("pageable-up", |fixture| rows_of(fixture, shapes::pageable_rows, &PAGEABLE, true)),
+    ("pageable-down", |fixture| rows_of(fixture, shapes::pageable_rows, &PAGEABLE, false)),
+];
 
-/// Number and length in bytes of the pieces, and the goals in ms for a copy kernel up.
-const SHAPES: [(usize, usize, Option<f64>); 5] = [
+/// Number and length in bytes of the pieces, and the goal in ms for `copy_many` up on a device without other work.
+type Shape = (usize, usize, Option<f64>);
+
+const SHAPES: [Shape; 5] = [
     (1_000, 4 << 10, Some(0.13)),
     (10_000, 4 << 10, Some(1.1)),
     (4_096, 32 << 10, None),
@@ -27,11 +36,23 @@ const SHAPES: [(usize, usize, Option<f64>); 5] = [
     (300, 1 << 20, None),
 ];
 
-fn rows_of(fixture: &Fixture<'_>, up: bool) -> Result<Vec<Row>> {
+const PAGEABLE: [Shape; 3] =
+    [(1_000, 4 << 10, Some(0.3)), (1_000, 64 << 10, Some(2.0)), (300, 1 << 20, Some(6.6))];
+
+/// The rows of one shape.
+type Rows =
+    fn(&Fixture<'_>, &CrossBackendTransferManager, (usize, usize), bool, Option<f64>) -> Result<Vec<Row>>;
+
+fn rows_of(fixture: &Fixture<'_>, of: Rows, shapes: &[Shape], up: bool) -> Result<Vec<Row>> {
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(CpuBackend::new()?)?;
+    let config = CudaBackendConfig::default().with_devices([fixture.device.ordinal()]);
+    manager.register_backend(CudaBackend::open(&config)?)?;
     let mut rows = Vec::new();
-    for (count, bytes, goal) in SHAPES {
-        rows.extend(shapes::rows(fixture, (fixture.amount(count), bytes), up, goal)?);
+    for (count, bytes, goal) in shapes {
+        rows.extend(of(fixture, &manager, (fixture.amount(*count), *bytes), up, *goal)?);
     }
+    manager.drain()?;
     Ok(rows)
 }
 

@@ -1,4 +1,4 @@
-//! Pieces of a pinned pool in order, each with one of a device pool in a scattered order.
+//! Pieces of a pool of the host in order, each with one of a device pool in a scattered order.
 
 use anyhow::{Context as _, Result};
 use transload_core::{MemoryKind, RawBuffer};
@@ -21,12 +21,15 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    pub(super) fn new(fixture: &Fixture<'_>, (count, bytes): (usize, usize), up: bool) -> Result<Self> {
+    /// `host` is as long as all pieces.
+    pub(super) fn new(
+        fixture: &Fixture<'_>,
+        host: RawBuffer,
+        (count, bytes): (usize, usize),
+        up: bool,
+    ) -> Result<Self> {
         let total = count * bytes;
-        let (host, device) = (
-            fixture.memory.allocate(MemoryKind::Pinned, total)?,
-            fixture.memory.allocate(MemoryKind::Device, total)?,
-        );
+        let device = fixture.memory.allocate(MemoryKind::Device, total)?;
         let mut random = Content::new(total, 0x9A11 + count as u64);
         let start = random.draw();
         let in_order = random.part(start, total).to_vec();
@@ -39,7 +42,7 @@ impl Pieces {
             target: Memory::Ours(if up { device.clone() } else { host.clone() }),
             expected: Vec::new(),
         };
-        let host_address = host.host_address().context("pinned memory without a host address")?;
+        let host_address = host.host_address().context("host memory without an address")?;
         let host_address = host_address.as_ptr().expose_provenance() as u64;
         let device_address = device.device_address().context("device memory without an address")?;
         for index in 0..count {

@@ -3,9 +3,10 @@
 use std::{os::raw::c_void, time::Instant};
 
 use anyhow::Result;
-use transload_core::{Operation, Timing, submit};
+use transload_core::{DeviceId, MemoryKind, Operation, Timing, submit};
 use transload_cuda_sys::{Driver, check, ffi};
 use transload_streams::CudaStream;
+use transload_transfer::CrossBackendTransferManager;
 
 use super::{
     Fixture,
@@ -18,13 +19,16 @@ use crate::{
     row::{Goal, Row},
 };
 
+/// Those of pinned memory.
 pub(super) fn rows(
     fixture: &Fixture<'_>,
+    manager: &CrossBackendTransferManager,
     (count, bytes): (usize, usize),
     up: bool,
     goal: Option<f64>,
 ) -> Result<Vec<Row>> {
-    let pieces = Pieces::new(fixture, (count, bytes), up)?;
+    let pinned = fixture.memory.allocate(MemoryKind::Pinned, count * bytes)?;
+    let pieces = Pieces::new(fixture, pinned, (count, bytes), up)?;
     let (queue, stream) = (RawQueue::new(0)?, CudaStream::new(&fixture.device)?);
     let list = RawList::new(fixture, count)?;
     let by = |operation: Operation<'_>| {
@@ -42,21 +46,68 @@ pub(super) fn rows(
         let raw = || raw_batch(&pieces, &queue);
         variants.push(Variant::new("raw-batch", "the raw batch call", timed(raw)));
     }
-    let kernel = Variant::new("in-place", "CopyBatchInPlace, wait()", timed(in_place));
-    variants.push(match goal.filter(|_| up) {
-        Some(most) => kernel.goal(Goal::AtMost(most)),
-        None => kernel,
-    });
+    variants.push(Variant::new("in-place", "CopyBatchInPlace, wait()", timed(in_place)));
+    variants.push(Variant::new("copy-many", "copy_many, wait()", timed(|| many(manager, &pieces, false))));
+    let exclusive = || many(manager, &pieces, true);
+    variants.push(with_goal(
+        Variant::new("exclusive", "copy_many, exclusive(), wait()", timed(exclusive)),
+        goal.filter(|_| up),
+    ));
     let variants = variants.into_iter().map(|variant| variant.verified_by(&pieces)).collect();
+    comparison(fixture, "", (count, bytes), up).rows(fixture, variants)
+}
+
+/// Those of pageable memory.
+pub(super) fn pageable_rows(
+    fixture: &Fixture<'_>,
+    manager: &CrossBackendTransferManager,
+    (count, bytes): (usize, usize),
+    up: bool,
+    goal: Option<f64>,
+) -> Result<Vec<Row>> {
+    let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, count * bytes)?;
+    let pieces = Pieces::new(fixture, host, (count, bytes), up)?;
+    let one_by_one = || {
+        let all: Vec<_> = pieces.pairs.iter().map(|(src, dst)| manager.copy(src, dst).submit()).collect();
+        all.into_iter().try_for_each(|transfer| transfer.wait().map(drop))?;
+        Ok(())
+    };
+    let exclusive = || many(manager, &pieces, true);
+    let variants = vec![
+        Variant::new("copies", "copies, all submitted, then waited for", timed(one_by_one)),
+        Variant::new("copy-many", "copy_many, wait()", timed(|| many(manager, &pieces, false))),
+        with_goal(
+            Variant::new("exclusive", "copy_many, exclusive(), wait()", timed(exclusive)),
+            goal.filter(|_| up),
+        ),
+    ];
+    let variants = variants.into_iter().map(|variant| variant.verified_by(&pieces)).collect();
+    comparison(fixture, "pageable-", (count, bytes), up).rows(fixture, variants)
+}
+
+fn comparison(fixture: &Fixture<'_>, kind: &str, (count, bytes): (usize, usize), up: bool) -> Comparison {
     let direction = if up { "up" } else { "down" };
-    let comparison = Comparison {
-        id: format!("{direction}-{count}/{bytes}"),
-        what: format!("{count} pieces of {bytes} bytes {direction}, all of them"),
+    Comparison {
+        id: format!("{kind}{direction}-{count}/{bytes}"),
+        what: format!("{count} {kind}pieces of {bytes} bytes {direction}, all of them"),
         unit: "ms",
         bytes: (count * bytes) as u64,
         repetitions: fixture.repetitions(30),
-    };
-    comparison.rows(fixture, variants)
+    }
+}
+
+fn with_goal<'a>(variant: Variant<'a>, goal: Option<f64>) -> Variant<'a> {
+    match goal {
+        Some(most) => variant.goal(Goal::AtMost(most)),
+        None => variant,
+    }
+}
+
+/// By the public interface.
+fn many(manager: &CrossBackendTransferManager, pieces: &Pieces, exclusive: bool) -> Result<()> {
+    let copy = manager.copy_many(&pieces.pairs);
+    if exclusive { copy.exclusive() } else { copy }.wait()?;
+    Ok(())
 }
 
 /// Returns what runs a variant and returns its time in ms.

@@ -3,14 +3,19 @@
 use std::{cell::Cell, sync::Arc};
 
 use transload_core::{
-    DeviceId, Error, ErrorKind, Fence, Queue, RawBuffer, RefusalHandler, Transfer, TransferId,
-    TransferMethod, TrySubmitError, Turns, Unblocked,
+    CompletionHandler, DeviceId, Error, ErrorKind, Fence, Queue, RawBuffer, RefusalHandler, StreamPriority,
+    Submission, Submitted, Transfer, TransferEvent, TransferId, TransferMethod, TrySubmitError, Turns,
+    Unblocked,
 };
 
 use crate::{
     CrossBackendTransferManager, TransferOptions,
-    planning::candidate::{Candidate, bit},
-    report_events,
+    planning::{
+        candidate::{Candidate, CandidateInfo, bit},
+        engine_queue::COUNTED_FROM,
+        planner::Choice,
+    },
+    report_events::{self, Traced},
 };
 
 /// What few transfers bring. Behind one reference, so that the others pay for a null pointer only.
@@ -143,5 +148,47 @@ impl CrossBackendTransferManager {
     fn attempt_with(&self, staging: Staging, ((src, dst), (options, extras)): Again<'_>) -> Transfer {
         let extras = Extras { staging, ..extras.copied().unwrap_or_default() };
         self.attempt(src, dst, options, Some(&extras))
+    }
+
+    /// Creates the handle of a transfer that a method submitted, and counts it.
+    #[inline(always)]
+    pub(crate) fn accepted(
+        &self,
+        candidate: &mut Candidate,
+        choice: &Choice,
+        priority: StreamPriority,
+        (end, submission, info): (Submitted, Submission, Arc<CandidateInfo>),
+        id: Option<TransferId>,
+    ) -> Transfer {
+        candidate.warm_up(priority, &submission);
+        if self.context.observer.is_some() {
+            self.context.tell(TransferEvent::Submitted(&info.report(&submission)));
+        }
+        if let Submitted::Until(fence) = &end
+            && submission.bytes >= COUNTED_FROM
+            && !choice.stage_in_place
+        {
+            candidate.queue(fence, submission.bytes);
+        }
+        match id {
+            None => Transfer::submitted(end, submission, info),
+            Some(id) => Traced::submitted(id, end, submission, info),
+        }
+    }
+
+    /// Creates the handle of a transfer that a method failed to submit, and counts it as a failure of the path.
+    #[cold]
+    pub(crate) fn failed(
+        &self,
+        error: Error,
+        submission: &Submission,
+        info: &CandidateInfo,
+        id: Option<TransferId>,
+    ) -> Transfer {
+        let mut report = info.report(submission);
+        report.elapsed = report.submitting;
+        report.id = id;
+        info.ended(&report, Err(&error));
+        Transfer::refused_with(error, id, Arc::clone(&self.context) as _)
     }
 }

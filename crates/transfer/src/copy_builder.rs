@@ -4,24 +4,21 @@ use std::{
     cell::Cell,
     fmt,
     future::{Future, IntoFuture},
-    mem,
     pin::Pin,
     sync::Arc,
 };
 
-use parking_lot::Mutex;
 use transload_core::{
-    DeviceId, Error, ErrorKind, Fence, MemoryKind, Place, Queue, RawBuffer, Result, StreamPriority, Timing,
-    Transfer, TransferId, TransferMethod, TransferReport, TrySubmitError, Turns, WorkloadType,
-    require_complete,
+    Fence, Queue, RawBuffer, Result, StreamPriority, Timing, Transfer, TransferId, TransferMethod,
+    TransferReport, Turns, WorkloadType,
 };
 
 use crate::{
     CrossBackendTransferManager, Plan, TransferOptions,
     attempt::{Deferral, Extras, TaskContext},
-    context::SubmissionTarget,
+    context::ManagerContext,
     planning::request::PlanInput,
-    report_events,
+    task_submission::{TaskSubmission, Work, is_pageable},
 };
 
 /// A copy of all of one buffer over all of another, not yet submitted. [`submit`](Self::submit) it, [`wait`](Self::wait) for it, or
@@ -97,16 +94,16 @@ pub struct CopyBuilder<'a> {
 }
 
 #[derive(Clone, Default)]
-struct BuilderExtras<'a> {
-    after: Vec<Fence>,
-    queue: Option<&'a dyn SharedQueue>,
+pub(crate) struct BuilderExtras<'a> {
+    pub(crate) after: Vec<Fence>,
+    pub(crate) queue: Option<&'a dyn SharedQueue>,
 }
 
 /// The end of a copy, as an awaited [`CopyBuilder`] gives it. It owns what it needs.
 pub type CopyFuture = Pin<Box<dyn Future<Output = Result<TransferReport>> + Send + 'static>>;
 
 /// A queue of which clones are handles.
-trait SharedQueue: Queue {
+pub(crate) trait SharedQueue: Queue {
     fn share(&self) -> Arc<dyn Queue>;
 }
 
@@ -131,7 +128,7 @@ impl<'a> CopyBuilder<'a> {
     /// workload count.
     ///
     /// # Errors
-    /// When it is submitted or planned: [`ErrorKind::InvalidArgument`] if the stream's device cannot do this copy, naming the
+    /// When it is submitted or planned: [`InvalidArgument`](transload_core::ErrorKind) if the stream's device cannot do this copy, naming the
     /// devices that can. A copy between memories of the host takes no stream; one between the host and a device takes a
     /// stream of that device.
     pub fn on<Q: Queue + Clone>(mut self, stream: &'a Q) -> Self {
@@ -185,7 +182,7 @@ impl<'a> CopyBuilder<'a> {
     /// What it would do: nothing is moved and no queue is leased.
     ///
     /// # Errors
-    /// Those of submitting it, except [`ErrorKind::Busy`] and the backend's.
+    /// Those of submitting it, except [`Busy`](transload_core::ErrorKind) and the backend's.
     pub fn plan(&self) -> Result<Plan> {
         let queue = self.extras.as_ref().and_then(|extras| extras.queue).map(|queue| queue.device());
         self.manager.plan_on(&PlanInput::of(self.src, self.dst)?, &self.options, queue)
@@ -229,18 +226,17 @@ impl<'a> CopyBuilder<'a> {
     pub fn submit_async(self) -> impl Future<Output = Transfer> + Send + 'static {
         let Self { manager, src, dst, options, extras } = self;
         let BuilderExtras { after, queue } = extras.map(|extras| *extras).unwrap_or_default();
-        let owned = Owned {
+        let (src, dst) = (src.clone(), dst.clone());
+        let task = TaskSubmission {
             id: TransferId::if_traced(),
             manager: manager.clone(),
-            src: src.clone(),
-            dst: dst.clone(),
             options,
             after,
             queue: queue.map(SharedQueue::share),
-            turns: Turns::default(),
             waited: false,
+            work: One { src, dst, turns: Turns::default() },
         };
-        owned.submit()
+        task.submit()
     }
 }
 
@@ -256,114 +252,32 @@ fn submit_with(
 }
 
 /// A copy that a task submits.
-struct Owned {
-    id: Option<TransferId>,
-    manager: CrossBackendTransferManager,
+struct One {
     src: RawBuffer,
     dst: RawBuffer,
-    options: TransferOptions,
-    after: Vec<Fence>,
-    queue: Option<Arc<dyn Queue>>,
     turns: Turns,
-    /// Whether the work on the caller's queue was waited for.
-    waited: bool,
 }
 
-/// A copy on its way to a thread of the executor. Dropped before that thread takes the copy, it drops it.
-struct Posted(Arc<Mutex<Option<Owned>>>);
+impl Work for One {
+    type Submitted = Transfer;
 
-impl Drop for Posted {
-    fn drop(&mut self) {
-        let copy = self.0.lock().take();
-        drop(copy);
-    }
-}
-
-impl Owned {
-    fn attempt(&self, may_be_slow: bool) -> Result<Transfer, Deferral> {
-        let task = TaskContext { turns: &self.turns, may_be_slow, deferral: Cell::default() };
-        let (id, queue) = (self.id, self.queue.as_deref());
-        let extras = Extras { id, after: &self.after, queue, task: Some(&task), ..Extras::default() };
-        let transfer = self.manager.attempt(&self.src, &self.dst, &self.options, Some(&extras));
-        task.deferral.take().map_or(Ok(transfer), Err)
+    fn attempt(task: &mut TaskSubmission<Self>, may_be_slow: bool) -> Result<Transfer, Deferral> {
+        let One { src, dst, turns } = &task.work;
+        let context = TaskContext { turns, may_be_slow, deferral: Cell::default() };
+        let queue = task.queue.as_deref();
+        let extras =
+            Extras { id: task.id, after: &task.after, queue, task: Some(&context), ..Extras::default() };
+        let transfer = task.manager.attempt(src, dst, &task.options, Some(&extras));
+        context.deferral.take().map_or(Ok(transfer), Err)
     }
 
-    /// Attempts it on a thread of the executor.
-    fn attempt_elsewhere(&mut self) -> Result<Transfer, Deferral> {
-        if let Some(queue) = self.queue.as_deref() {
-            if is_of_another_thread(queue) {
-                return Err(Deferral::QueueOfAnotherThread);
-            }
-            let pageable = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
-            // The driver would keep this thread until the queue has come to the copy. Not twice: others may enqueue for ever.
-            if [&self.src, &self.dst].iter().any(|buffer| buffer.place() == pageable)
-                && !mem::replace(&mut self.waited, true)
-                && let Some(fence) = queue.current_fence()
-                && let Err(TrySubmitError::WouldBlock(work)) = require_complete(&[fence], |_| false)
-            {
-                return Err(Deferral::Blocked(work));
-            }
-        }
-        self.attempt(true)
+    fn uses_pageable(&self) -> bool {
+        is_pageable(self.src.place()) || is_pageable(self.dst.place())
     }
 
-    async fn submit(self) -> Transfer {
-        let (mut copy, mut may_be_slow) = (self, false);
-        loop {
-            let attempt = match copy.attempt(may_be_slow) {
-                Err(Deferral::Slow(lane)) => {
-                    let id = copy.id;
-                    if let Some(id) = id {
-                        report_events::deferred(id);
-                    }
-                    let context = Arc::clone(&copy.manager.context);
-                    let queue = copy.queue.as_ref().map(|queue| queue.timeline().id());
-                    let queue = queue.filter(|_| !transload_core::mutant!("transfer/submissions-by-stream"));
-                    let target = queue.map_or(SubmissionTarget::Lane(lane), SubmissionTarget::Queue);
-                    let key = context.submitting.key(target);
-                    let posted = Posted(Arc::new(Mutex::new(Some(copy))));
-                    let attempt = {
-                        let (key, copy) = (Arc::clone(&key), Arc::clone(&posted.0));
-                        move || {
-                            let _keeps = key;
-                            let mut copy = copy.lock().take()?;
-                            Some((copy.attempt_elsewhere(), copy))
-                        }
-                    };
-                    match context.executor.spawn_blocking(&key, attempt).await {
-                        Ok(Some((attempt, same))) => {
-                            copy = same;
-                            attempt
-                        }
-                        outcome => {
-                            let dropped = || Error::new(ErrorKind::Interrupted, "the copy was dropped");
-                            let error = outcome.err().unwrap_or_else(dropped);
-                            report_events::refused(id, &error);
-                            return Transfer::refused_with(error, id, context);
-                        }
-                    }
-                }
-                attempt => attempt,
-            };
-            match attempt {
-                Ok(transfer) => return transfer,
-                Err(Deferral::Blocked(blocked)) => {
-                    if let Some(id) = copy.id {
-                        report_events::blocked(id);
-                    }
-                    blocked.await;
-                }
-                Err(Deferral::QueueOfAnotherThread) => may_be_slow = true,
-                Err(Deferral::Slow(_)) => {}
-            }
-        }
+    fn refused(_: &Arc<ManagerContext>, transfer: Transfer) -> Transfer {
+        transfer
     }
-}
-
-/// Returns whether the calling thread may not use the queue: it is a per-thread default stream.
-fn is_of_another_thread(queue: &dyn Queue) -> bool {
-    // Unlike `raw_handle` this exposes no handle.
-    queue.with_raw_handle(&mut |_| {}).is_err_and(|error| error.kind() == ErrorKind::InvalidArgument)
 }
 
 impl IntoFuture for CopyBuilder<'_> {

@@ -28,7 +28,7 @@
 //!
 //! # Code map
 //! `manager` checks a request, has `planning` choose a method, has the method (`methods`, over `staging`) submit it,
-//! and records how it ended (`stats`, over `context`). `calibration` measures what the methods take.
+//! and records how it ended (`stats`, over `context`). `many` copies lists of pairs. `calibration` measures what the methods take.
 //!
 //! # Not implemented yet
 //! Bytes take no route through a third device. Work of the host's threads cannot be recorded. Calibration
@@ -41,6 +41,7 @@ mod calibration;
 mod context;
 mod copy_builder;
 mod manager;
+mod many;
 mod methods;
 mod options;
 mod planning;
@@ -49,6 +50,7 @@ mod recorded;
 mod report_events;
 mod staging;
 mod stats;
+mod task_submission;
 
 pub use builder::ManagerBuilder;
 pub use calibration::{
@@ -57,6 +59,7 @@ pub use calibration::{
 };
 pub use copy_builder::{CopyBuilder, CopyFuture};
 pub use manager::CrossBackendTransferManager;
+pub use many::{CopyManyBuilder, CopyManyError, CopyManyFuture, CopyManyReport, CopyManyTransfer};
 pub use options::TransferOptions;
 pub use planning::plan::{Alternative, Plan};
 pub use recorded::RecordedTransfers;

@@ -8,8 +8,8 @@ use std::{
 
 use transload_core::{
     Backend, CompletionHandler, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost,
-    Place, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Submitted, Timing, Transfer,
-    TransferEvent, TransferId, TransferPath, events::report,
+    Place, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Timing, Transfer, TransferId,
+    TransferPath, events::report,
 };
 use transload_executor::{Executor, Task};
 
@@ -20,12 +20,11 @@ use crate::{
     methods::TransferRequest,
     planning::{
         candidate::{Candidate, Excluded},
-        engine_queue::COUNTED_FROM,
         planner::Choice,
         registry::Registry,
         request::{PlanInput, ranges},
     },
-    report_events::{self, Traced},
+    report_events,
     stats::unobserved::UnobservedTransfer,
 };
 
@@ -401,20 +400,8 @@ impl CrossBackendTransferManager {
         }
         match submitted {
             Ok(end) => {
-                candidate.warm_up(options.priority, &submission);
-                if is_observed {
-                    self.context.tell(TransferEvent::Submitted(&info.report(&submission)));
-                }
-                if let Submitted::Until(fence) = &end
-                    && input.bytes >= COUNTED_FROM
-                    && !choice.stage_in_place
-                {
-                    candidate.queue(fence, input.bytes);
-                }
-                match request.id() {
-                    None => Transfer::submitted(end, submission, info),
-                    Some(id) => Traced::submitted(id, end, submission, info),
-                }
+                let submitted = (end, submission, info);
+                self.accepted(candidate, choice, options.priority, submitted, request.id())
             }
             Err(NotSubmitted::Deferred(deferral)) => {
                 if let Some(task) = extras.and_then(|extras| extras.task) {
@@ -431,11 +418,7 @@ impl CrossBackendTransferManager {
                     Ok(transfer) => return transfer,
                     Err(error) => error,
                 };
-                let mut report = info.report(&submission);
-                report.elapsed = report.submitting;
-                report.id = request.id();
-                info.ended(&report, Err(&error));
-                Transfer::refused_with(error, report.id, Arc::clone(&self.context) as _)
+                self.failed(error, &submission, &info, request.id())
             }
         }
     }
@@ -449,7 +432,7 @@ impl CrossBackendTransferManager {
 }
 
 /// Returns whether a submission error means that the request was invalid, rather than that the driver failed.
-fn is_the_callers(kind: ErrorKind) -> bool {
+pub(crate) fn is_the_callers(kind: ErrorKind) -> bool {
     matches!(
         kind,
         ErrorKind::InvalidArgument

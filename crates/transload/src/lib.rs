@@ -92,7 +92,10 @@ pub use transload_core::{
     StreamPriority, Timing, Transfer, TransferMethod, TransferReport, TransferState, WorkloadType,
     WriteGuard,
 };
-pub use transload_transfer::{CopyBuilder, CrossBackendTransferManager, Plan, Sampling, TransferOptions};
+pub use transload_transfer::{
+    CopyBuilder, CopyManyBuilder, CopyManyError, CopyManyReport, CopyManyTransfer,
+    CrossBackendTransferManager, Plan, Sampling, TransferOptions,
+};
 
 /// What authors of backends need: all of `transload-core`, `transload-transfer` and `transload-executor`.
 pub mod backend {

@@ -8,7 +8,9 @@ use transload_core::{
     SharedBuffer, bytes_of_elements, events::report, mutant,
 };
 use transload_executor::{BlockingKey, Executor};
-use transload_transfer::{CopyBuilder, CrossBackendTransferManager, Plan, TransferOptions, TransferStats};
+use transload_transfer::{
+    CopyBuilder, CopyManyBuilder, CrossBackendTransferManager, Plan, TransferOptions, TransferStats,
+};
 
 use crate::{
     Array, RuntimeBuilder,
@@ -247,6 +249,29 @@ impl Runtime {
     #[inline]
     pub fn copy<'a, T: Pod>(&'a self, src: &'a impl Buffer<T>, dst: &'a impl Buffer<T>) -> CopyBuilder<'a> {
         self.manager().copy(src.raw(), dst.raw())
+    }
+
+    /// Returns copies of all elements of each first array over all of its second, many at once: one report, and errors by index. Nothing
+    /// happens before they are [submitted](CopyManyBuilder::submit), [waited for](CopyManyBuilder::wait) or `.await`ed. Pairs of several
+    /// element types, and lists that are copied again and again, go by [`CrossBackendTransferManager::copy_many`].
+    ///
+    /// ```
+    /// let rt = transload::Runtime::discover()?;
+    /// let (layers, there) = (rt.host((0..4096_u32).collect())?, rt.zeros::<u32>(4096)?);
+    /// let parts = |of: &transload::Array<u32>| [of.slice(1024..2048), of.slice(..3)].into_iter().collect::<Result<Vec<_>, _>>();
+    /// let (from, to) = (parts(&layers)?, parts(&there)?);
+    /// let report = rt.copy_many(from.iter().zip(&to)).wait()?;
+    /// println!("{report:#}");
+    /// assert_eq!(there.read()?[1024..1027], [1024, 1025, 1026]);
+    /// # assert_eq!(report.bytes, 4 * 1027);
+    /// # Ok::<(), transload::Error>(())
+    /// ```
+    pub fn copy_many<'a, T: Pod>(
+        &'a self,
+        pairs: impl IntoIterator<Item = (&'a (impl Buffer<T> + 'a), &'a (impl Buffer<T> + 'a))>,
+    ) -> CopyManyBuilder<'a> {
+        let pairs = pairs.into_iter().map(|(src, dst)| (src.raw().clone(), dst.raw().clone()));
+        self.manager().copy_many(pairs.collect::<Vec<_>>())
     }
 
     /// Returns what a transfer would do, with its predicted cost and the reasons against other methods. Nothing is moved.

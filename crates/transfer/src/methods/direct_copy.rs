@@ -1,13 +1,13 @@
 //! A single copy operation on one queue.
 
 use transload_core::{
-    Fence, MemoryKind, Operation, Place, RejectReason, Result, Timing, TransferMethod, TransferPath,
-    WorkloadType, copy_on_host,
+    Fence, MemoryKind, Operation, Place, RawBuffer, RejectReason, Result, Timing, TransferMethod,
+    TransferPath, WorkloadType, copy_on_host,
 };
 
 use crate::{attempt::NotSubmitted, planning::request::PlanInput};
 
-use super::{Method, Route, SingleOperation, Submitted, Topology, TransferRequest};
+use super::{Method, Route, SHORT, SingleOperation, Submitted, Topology, TransferRequest};
 
 /// Up to how many bytes a task's thread copies from host to host itself: some 10 µs.
 const COPIED_IN_PASSING: u64 = 64 << 10;
@@ -54,5 +54,36 @@ impl Method for DirectCopy {
         }
         let queue = request.queue(&*route.backend, route.lane, WorkloadType::Memory)?;
         request.enqueue(&*queue, &Operation::Copy { src: request.src, dst: request.dst }, request.timing)
+    }
+
+    /// A driver copies pageable memory during the call, and unified memory may have to be moved first.
+    fn takes_many(&self, path: &TransferPath) -> bool {
+        let is_fixed = |place: &Place| {
+            matches!(place.kind, MemoryKind::Device | MemoryKind::Pinned | MemoryKind::Mapped)
+        };
+        let TransferPath { src, dst } = path;
+        (is_fixed(src) && is_fixed(dst)) || (src.device.is_cpu() && dst.device.is_cpu())
+    }
+
+    /// Within a device, a kernel takes short pieces: it uses no memory of the host, and a copy engine takes about a microsecond for each.
+    fn submit_many(
+        &self,
+        route: &Route,
+        request: &TransferRequest<'_>,
+        pairs: &[(RawBuffer, RawBuffer)],
+    ) -> Result<Submitted, NotSubmitted> {
+        let (src, dst) = (request.src.place(), request.dst.place());
+        let bytes = || pairs.iter().map(|(src, _)| src.len() as u64).fold(0, u64::saturating_add);
+        let by_kernel = src.device == dst.device
+            && route.backend.in_place_copier(src, dst) == Some(route.lane)
+            && bytes() <= SHORT.saturating_mul(pairs.len() as u64)
+            && route.backend.prepare_in_place(route.lane).is_ok();
+        let (workload, operation) = if by_kernel {
+            (WorkloadType::Compute, Operation::CopyBatchInPlace { pairs })
+        } else {
+            (WorkloadType::Memory, Operation::CopyBatch { pairs })
+        };
+        let queue = request.queue(&*route.backend, route.lane, workload)?;
+        request.enqueue(&*queue, &operation, request.timing)
     }
 }

@@ -1,7 +1,7 @@
 //! A copy kernel that accesses the host's memory in place. It uses no copy engine, so queued copies do not delay it.
 
 use transload_core::{
-    ErrorKind, Operation, RejectReason, Result, TransferMethod, TransferPath, WorkloadType,
+    ErrorKind, Operation, RawBuffer, RejectReason, Result, TransferMethod, TransferPath, WorkloadType,
 };
 
 use crate::attempt::NotSubmitted;
@@ -56,5 +56,19 @@ impl Method for ZeroCopy {
             &Operation::CopyInPlace { src: request.src, dst: request.dst },
             request.timing,
         )
+    }
+
+    fn takes_many(&self, _: &TransferPath) -> bool {
+        true
+    }
+
+    fn submit_many(
+        &self,
+        route: &Route,
+        request: &TransferRequest<'_>,
+        pairs: &[(RawBuffer, RawBuffer)],
+    ) -> Result<Submitted, NotSubmitted> {
+        let queue = request.queue(&*route.backend, route.lane, WorkloadType::Compute)?;
+        request.enqueue(&*queue, &Operation::CopyBatchInPlace { pairs }, request.timing)
     }
 }

@@ -11,6 +11,7 @@ mod ended_early;
 mod failure;
 #[path = "../../../core/tests/shared/gate.rs"]
 mod gate;
+mod many;
 mod mock;
 mod mock_memory;
 mod movement;

@@ -32,6 +32,8 @@ mod limits;
 #[cfg(feature = "safetensors")]
 mod load;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod many;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod pinned;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod polled;

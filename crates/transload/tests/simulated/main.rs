@@ -13,6 +13,7 @@ mod gate;
 mod load;
 #[cfg(feature = "safetensors")]
 mod load_faults;
+mod many;
 mod peers;
 #[path = "../peers/setup.rs"]
 mod setup;

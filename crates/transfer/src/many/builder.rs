@@ -1,0 +1,178 @@
+//! The verb for many copies, with whatever else is asked of them.
+
+use std::{
+    borrow::Cow,
+    fmt,
+    future::{Future, IntoFuture},
+    pin::Pin,
+};
+
+use transload_core::{Fence, Queue, RawBuffer, Result, StreamPriority};
+
+use super::{
+    CopyManyError, CopyManyReport, CopyManyTransfer,
+    submit::{ManyCopies, OwnedList},
+};
+use crate::{
+    CrossBackendTransferManager, TransferOptions,
+    attempt::{Extras, would_block},
+    copy_builder::{BuilderExtras, SharedQueue},
+    task_submission::TaskSubmission,
+};
+
+/// Copies of all of each source over all of its destination, not yet submitted. [`submit`](Self::submit) them, [`wait`](Self::wait) for
+/// them, or `.await` them.
+///
+/// ```
+/// # use transload_backend_cpu::CpuBackend;
+/// # use transload_core::{DeviceId, MemoryKind};
+/// # use transload_transfer::CrossBackendTransferManager;
+/// # let manager = CrossBackendTransferManager::new();
+/// # manager.register_backend(CpuBackend::new()?)?;
+/// # let cache = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 4096)?;
+/// # let batch = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 512)?;
+/// // Blocks 7, 2 and 5 of a cache, one after another.
+/// let pairs = [7, 2, 5].into_iter().enumerate().map(|(to, from)| {
+///     Ok((cache.slice(from * 128..(from + 1) * 128)?, batch.slice(to * 128..(to + 1) * 128)?))
+/// });
+/// let pairs = pairs.collect::<Result<Vec<_>, transload_core::Error>>()?;
+/// let report = manager.copy_many(&pairs).wait()?;
+/// println!("{report:#}");
+/// # assert_eq!((report.pairs, report.bytes), (3, 384));
+/// # Ok::<(), transload_core::Error>(())
+/// ```
+///
+/// # What is copied how
+/// Pairs may be of any places, kinds of memory and lengths. Those of 0 bytes copy nothing. The pairs of one source and one destination
+/// place are one piece of work of one queue, where the devices allow it: between pinned or mapped memory and a device, within a device,
+/// and within the host. Pairs that follow each other on both sides are joined. Unified memory, pageable memory of a device's copies, and
+/// two devices are copied pair by pair, without waiting in between.
+///
+/// # What is refused
+/// The list is checked before anything is copied: lengths are equal, destinations are writable, and no destination overlaps another
+/// destination or a source, since the pairs are copied in no defined order. Otherwise [`CopyManyError::pairs`] says which pairs are
+/// wrong, and nothing is copied.
+///
+/// # Order
+/// Each piece of work takes its place in the order like a [`CopyBuilder`](crate::CopyBuilder)'s, and blocks the thread where that does;
+/// several are submitted one after another. To repeat a list, [record](CrossBackendTransferManager::record) it: that, too, is one
+/// submission. A stream that is being captured takes no list (`Busy`).
+#[must_use = "nothing is copied before `submit`, `wait` or `.await`"]
+#[derive(Clone)]
+pub struct CopyManyBuilder<'a> {
+    manager: &'a CrossBackendTransferManager,
+    pairs: Cow<'a, [(RawBuffer, RawBuffer)]>,
+    options: TransferOptions,
+    exclusive: bool,
+    extras: BuilderExtras<'a>,
+}
+
+/// The end of many copies, as an awaited [`CopyManyBuilder`] gives it. It owns what it needs.
+pub type CopyManyFuture =
+    Pin<Box<dyn Future<Output = Result<CopyManyReport, CopyManyError>> + Send + 'static>>;
+
+impl CrossBackendTransferManager {
+    /// Copies of all of each source over all of its destination, which must have equal lengths: many at once. Takes a slice, or a
+    /// vector, which a task need not copy.
+    pub fn copy_many<'a>(
+        &'a self,
+        pairs: impl Into<Cow<'a, [(RawBuffer, RawBuffer)]>>,
+    ) -> CopyManyBuilder<'a> {
+        let (pairs, options) = (pairs.into(), TransferOptions::new());
+        CopyManyBuilder { manager: self, pairs, options, exclusive: false, extras: BuilderExtras::default() }
+    }
+}
+
+impl<'a> CopyManyBuilder<'a> {
+    /// Enqueues all on this stream, like [`CopyBuilder::on`](crate::CopyBuilder::on).
+    ///
+    /// # Errors
+    /// When they are submitted: [`InvalidArgument`](transload_core::ErrorKind) if the stream's device cannot do one of the copies.
+    pub fn on<Q: Queue + Clone>(mut self, stream: &'a Q) -> Self {
+        self.extras.queue = Some(stream);
+        self
+    }
+
+    /// The bytes move after this fence, whether its work succeeds or fails. May be called several times.
+    pub fn after(mut self, fence: &Fence) -> Self {
+        self.extras.after.push(fence.clone());
+        self
+    }
+
+    /// See [`TransferOptions::priority`].
+    pub fn priority(mut self, priority: StreamPriority) -> Self {
+        self.options = self.options.priority(priority);
+        self
+    }
+
+    /// Says that the device has no other work meanwhile. Then short pieces of pinned and mapped memory are copied by a kernel, which
+    /// reads or writes the host's memory in place: up to ten times faster than copy engines, but next to other kernels it would hold
+    /// them up, and wait for them.
+    pub fn exclusive(mut self) -> Self {
+        self.exclusive = true;
+        self
+    }
+
+    /// Replaces all options set so far. They hold for each piece of work; it is measured only if
+    /// [`timing`](TransferOptions::timing) says so.
+    pub fn options(mut self, options: TransferOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Submits them, on the calling thread. What is wrong with them is told by the [`CopyManyTransfer`], as is how they went.
+    pub fn submit(self) -> CopyManyTransfer {
+        let Self { manager, pairs, options, exclusive, extras: BuilderExtras { after, queue } } = self;
+        let extras = Extras { after: &after, queue: queue.map(|queue| queue as _), ..Extras::default() };
+        let submitted = ManyCopies::new(pairs, exclusive).attempt(manager, (&options, &extras), None);
+        // Only tasks are deferred.
+        submitted.unwrap_or_else(|_| CopyManyTransfer::refused(&manager.context, would_block()))
+    }
+
+    /// Submits them, and blocks the thread until all bytes are in place.
+    ///
+    /// # Errors
+    /// As [`CopyManyTransfer::wait`].
+    pub fn wait(self) -> Result<CopyManyReport, CopyManyError> {
+        self.submit().wait()
+    }
+
+    /// Like [`submit`](Self::submit) for a task: ready once all are submitted, or refused. It blocks no thread, like
+    /// [`CopyBuilder::submit_async`](crate::CopyBuilder::submit_async); lists of more than 64 pairs are checked and submitted by a
+    /// thread of the executor. A future that is dropped before it is ready may have submitted some of the paths.
+    pub fn submit_async(self) -> impl Future<Output = CopyManyTransfer> + Send + 'static {
+        let Self { manager, pairs, options, exclusive, extras: BuilderExtras { after, queue } } = self;
+        let task = TaskSubmission {
+            id: None,
+            manager: manager.clone(),
+            options,
+            after,
+            queue: queue.map(SharedQueue::share),
+            waited: false,
+            work: OwnedList(ManyCopies::new(Cow::Owned(pairs.into_owned()), exclusive)),
+        };
+        task.submit()
+    }
+}
+
+impl IntoFuture for CopyManyBuilder<'_> {
+    type Output = Result<CopyManyReport, CopyManyError>;
+    type IntoFuture = CopyManyFuture;
+
+    fn into_future(self) -> CopyManyFuture {
+        let submitted = self.submit_async();
+        Box::pin(async move { submitted.await.await })
+    }
+}
+
+impl fmt::Debug for CopyManyBuilder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CopyManyBuilder")
+            .field("pairs", &self.pairs.len())
+            .field("options", &self.options)
+            .field("exclusive", &self.exclusive)
+            .field("after", &self.extras.after)
+            .field("on", &self.extras.queue.map(|queue| queue.device()))
+            .finish()
+    }
+}

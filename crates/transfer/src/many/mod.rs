@@ -1,0 +1,16 @@
+//! Many copies at once: checked together, grouped by path, and each group submitted as one piece of work where a method can.
+
+mod builder;
+mod groups;
+mod outcome;
+mod submit;
+mod transfer;
+
+pub use builder::{CopyManyBuilder, CopyManyFuture};
+pub use outcome::{CopyManyError, CopyManyReport};
+pub use transfer::CopyManyTransfer;
+
+use transload_core::RawBuffer;
+
+/// A source and its destination.
+type Pair = (RawBuffer, RawBuffer);

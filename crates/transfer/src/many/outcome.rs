@@ -1,0 +1,78 @@
+//! How many copies went: a report of all, or an error that says which failed.
+
+use std::{fmt, time::Duration};
+
+use transload_core::{Error, TransferReport};
+
+/// The report of many copies.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct CopyManyReport {
+    /// Number of pairs, with those of 0 bytes.
+    pub pairs: usize,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// Host time from the beginning of submission until the completion of all was observed.
+    #[cfg_attr(feature = "serde", serde(rename = "elapsed_seconds", with = "transload_core::serde_seconds"))]
+    pub elapsed: Duration,
+    /// A report for each source and destination place. Its [`chunks`](TransferReport::chunks) are the pairs of more than 0 bytes. If
+    /// they were copied one by one, it has the method of the first and no times.
+    pub groups: Vec<TransferReport>,
+}
+
+/// Prints the number of pairs, bytes, time and rate. The alternate form (`{:#}`) adds a line for each group.
+impl fmt::Display for CopyManyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pairs, bytes, elapsed, groups } = self;
+        write!(f, "{pairs} pairs, {bytes} bytes in {elapsed:.1?}")?;
+        let rate = *bytes as f64 / elapsed.as_secs_f64() / 1e9;
+        if rate.is_finite() && rate >= 0.01 {
+            write!(f, ", {rate:.2} GB/s")?;
+        }
+        if f.alternate() {
+            groups.iter().try_for_each(|group| write!(f, "\n  {} pairs: {group}", group.chunks))?;
+        }
+        Ok(())
+    }
+}
+
+/// Why some of many copies failed. Pairs that are not listed were copied, unless the list was refused as a whole.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CopyManyError {
+    /// The first error.
+    pub error: Error,
+    /// Indices of the pairs that were not copied, or of which that is not known, ascending: all of a group that failed as one. Of a
+    /// list that was refused as a whole, those that are invalid; nothing was copied then.
+    pub pairs: Vec<usize>,
+}
+
+impl fmt::Display for CopyManyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pairs.as_slice() {
+            [first, .., last] => {
+                write!(f, "{} pairs from {first} to {last} failed: {}", self.pairs.len(), self.error)
+            }
+            [one] => write!(f, "pair {one} failed: {}", self.error),
+            [] => self.error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for CopyManyError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl From<CopyManyError> for Error {
+    fn from(failed: CopyManyError) -> Self {
+        let text = match failed.pairs.as_slice() {
+            [first, .., last] => format!("{} pairs from {first} to {last} failed", failed.pairs.len()),
+            [one] => format!("pair {one} failed"),
+            [] => return failed.error,
+        };
+        Self::caused_by(failed.error.kind(), text, failed.error)
+    }
+}

@@ -1,0 +1,287 @@
+//! Submits a list: each group as one transfer if a method can, else pair by pair.
+
+use std::{borrow::Cow, cell::Cell, mem, sync::Arc, time::Instant};
+
+use transload_core::{DeviceId, ErrorKind, Result, Timing, Transfer, TransferId, TransferMethod, Turns};
+
+use super::{
+    CopyManyTransfer, Pair,
+    groups::{BadPairs, Group, check_apart, grouped},
+    transfer::Pairs,
+};
+use crate::{
+    CrossBackendTransferManager, TransferOptions,
+    attempt::{Deferral, Extras, NotSubmitted, TaskContext},
+    context::ManagerContext,
+    manager::is_the_callers,
+    methods::{SHORT, TransferRequest},
+    planning::{
+        candidate::{Candidate, Excluded, bit},
+        planner::{Choice, PathRoutes},
+        request::PlanInput,
+    },
+    report_events,
+    task_submission::{TaskSubmission, Work, is_pageable},
+};
+
+/// Pairs up to which the thread that polls a task checks and submits a list itself.
+const FEW: usize = 64;
+
+/// A list on its way.
+pub(super) struct ManyCopies<'a> {
+    pub(super) list: Cow<'a, [Pair]>,
+    pub(super) exclusive: bool,
+    /// `None` until the list was checked.
+    checked: Option<Checked>,
+}
+
+/// A checked list, and what was submitted of it.
+struct Checked {
+    groups: Vec<Group>,
+    /// Index of the group to submit next.
+    next: usize,
+    /// How many of its pairs were submitted one by one; `None` if it is not known yet that they are.
+    singles: Option<usize>,
+    turns: Turns,
+    transfer: CopyManyTransfer,
+}
+
+impl<'a> ManyCopies<'a> {
+    pub(super) fn new(list: Cow<'a, [Pair]>, exclusive: bool) -> Self {
+        Self { list, exclusive, checked: None }
+    }
+
+    /// Submits what is left. Blocks the thread if there is no task, which says whether it may be slow.
+    ///
+    /// # Errors
+    /// When to try again, if there is a task.
+    pub(super) fn attempt(
+        &mut self,
+        manager: &CrossBackendTransferManager,
+        (options, extras): (&TransferOptions, &Extras<'_>),
+        may_be_slow: Option<bool>,
+    ) -> Result<CopyManyTransfer, Deferral> {
+        let list = &*self.list;
+        if may_be_slow == Some(false) && list.len() > FEW {
+            return Err(Deferral::Slow(list.first().map_or(DeviceId::Cpu, |(_, dst)| dst.place().device)));
+        }
+        let checked = match &mut self.checked {
+            Some(checked) => checked,
+            none => match Checked::new(manager, list, options, extras) {
+                Ok(checked) => none.insert(checked),
+                Err(bad) => return Ok(refused(manager, list.len(), bad)),
+            },
+        };
+        while let Some(group) = checked.groups.get(checked.next) {
+            let context = may_be_slow.map(|may_be_slow| {
+                let turns = &checked.turns;
+                TaskContext { turns, may_be_slow, deferral: Cell::default() }
+            });
+            let extras = Extras { id: TransferId::if_traced(), task: context.as_ref(), ..*extras };
+            let pairs = group.pairs(list);
+            let transfer = match checked.singles {
+                None => manager.submit_group(group, pairs, self.exclusive, (options, &extras)),
+                Some(pair) => match pairs.get(pair) {
+                    Some((src, dst)) if !src.is_empty() => {
+                        Some(manager.attempt(src, dst, options, Some(&extras)))
+                    }
+                    _ => None,
+                },
+            };
+            if let Some(deferral) = context.and_then(|context| context.deferral.take()) {
+                return Err(deferral);
+            }
+            if transfer.is_none() && checked.singles.is_none() {
+                // A list of one group is checked by the queue that takes it.
+                if group.is_whole()
+                    && let Err(bad) = check_apart(list)
+                {
+                    return Ok(refused(manager, list.len(), bad));
+                }
+                checked.singles = Some(0);
+                continue;
+            }
+            let of = match checked.singles {
+                None => Pairs::Group(checked.next),
+                Some(pair) => Pairs::One(checked.next, pair),
+            };
+            match checked.singles {
+                Some(pair) if pair + 1 < pairs.len() => checked.singles = Some(pair + 1),
+                _ => (checked.singles, checked.next) = (None, checked.next + 1),
+            }
+            if let Some(transfer) = transfer {
+                checked.transfer.add(transfer, of);
+            }
+            checked.turns = Turns::default();
+        }
+        let none_left = CopyManyTransfer::new(&manager.context, 0);
+        Ok(mem::replace(&mut checked.transfer, none_left))
+    }
+}
+
+/// Returns the handle of a list of which nothing was copied.
+fn refused(
+    manager: &CrossBackendTransferManager,
+    count: usize,
+    (indices, error): BadPairs,
+) -> CopyManyTransfer {
+    let mut transfer = CopyManyTransfer::new(&manager.context, count);
+    transfer.add(manager.refuse(TransferId::if_traced(), error), Pairs::Refused(indices));
+    transfer
+}
+
+impl Checked {
+    /// Checks the list. If it has several groups, each has a method: nothing is copied otherwise.
+    fn new(
+        manager: &CrossBackendTransferManager,
+        list: &[Pair],
+        options: &TransferOptions,
+        extras: &Extras<'_>,
+    ) -> Result<Self, BadPairs> {
+        let mut transfer = CopyManyTransfer::new(&manager.context, list.len());
+        let mut groups = grouped(list)?;
+        for group in &mut groups {
+            let indices = group.indices.take();
+            if let Some(all) = &indices
+                && let Err(error) =
+                    manager.plan_on(&group.input, options, extras.queue.map(|queue| queue.device()))
+            {
+                return Err((all.as_slice().into(), error));
+            }
+            transfer.add_group(indices);
+        }
+        Ok(Self { groups, next: 0, singles: None, turns: Turns::default(), transfer })
+    }
+}
+
+impl CrossBackendTransferManager {
+    /// Submits a group as one transfer. `None` if nothing was submitted: the task knows why, or the pairs are to be copied one by one,
+    /// or two overlap.
+    fn submit_group(
+        &self,
+        group: &Group,
+        pairs: &[Pair],
+        exclusive: bool,
+        (options, extras): (&TransferOptions, &Extras<'_>),
+    ) -> Option<Transfer> {
+        let (Group { input, count, .. }, id) = (group, extras.id);
+        let (src, dst) = pairs.iter().find(|(src, _)| !src.is_empty())?;
+        let timing = options.timing.unwrap_or_default();
+        let registry = &*self.registry;
+        let (mut cache, mut declined) = (registry.route_cache(), 0);
+        loop {
+            let chosen = cache.routes(registry, &input.path).and_then(|routes| {
+                let unsuited = extras.queue.map_or(Ok(0), |queue| routes.off_queue(queue.device()))?;
+                let excluded = Excluded { declined, unsuited, ..Excluded::default() };
+                let choice = self.choose_for_many(routes, (input, *count), (options, exclusive), excluded)?;
+                Ok(choice.and_then(|choice| Some((routes.candidates.get_mut(choice.index)?, choice))))
+            });
+            let (candidate, choice) = match chosen {
+                Ok(chosen) => chosen?,
+                Err(error) => return Some(self.refuse(id, error)),
+            };
+            if let Some(task) = extras.task
+                && !task.may_be_slow
+                && candidate.is_slow_to_submit(input, options.priority)
+            {
+                task.deferral.set(Some(Deferral::Slow(candidate.route.lane)));
+                return None;
+            }
+            if let Err(methods) = registry.prepare(&input.path, candidate) {
+                report_events::declined(id, input.path, candidate.method());
+                declined |= methods;
+                continue;
+            }
+            let stage_in_place = choice.stage_in_place;
+            let request = TransferRequest { src, dst, options, timing, stage_in_place, extras: Some(extras) };
+            let mut submission = candidate.submission(input, &choice);
+            submission.chunks = u32::try_from(*count).unwrap_or(u32::MAX);
+            let info = candidate.share_info();
+            self.context.unobserved.check_few(&self.context);
+            if timing == Timing::Measured || self.context.observer.is_some() {
+                submission.begun = Some(Instant::now());
+            }
+            let submitted = candidate.method.submit_many(&candidate.route, &request, pairs);
+            if let Some(begun) = submission.begun {
+                submission.submitting = begun.elapsed();
+            }
+            let error = match submitted {
+                Ok(end) => {
+                    let submitted = (end, submission, info);
+                    return Some(self.accepted(candidate, &choice, options.priority, submitted, id));
+                }
+                Err(NotSubmitted::Deferred(deferral)) => {
+                    if let Some(task) = extras.task {
+                        task.deferral.set(Some(deferral));
+                    }
+                    return None;
+                }
+                Err(NotSubmitted::Failed(error)) => error,
+            };
+            let method = candidate.method();
+            match error.kind() {
+                ErrorKind::Overlap => return None,
+                // Its queues cannot take a list, or pinned memory is short.
+                ErrorKind::Unsupported => declined |= bit(method),
+                ErrorKind::OutOfMemory if method == TransferMethod::HostStaged => declined |= bit(method),
+                kind if is_the_callers(kind) => return Some(self.refuse(id, error)),
+                _ => return Some(self.failed(error, &submission, &info, id)),
+            }
+        }
+    }
+
+    /// Chooses the method that copies a group as one; `None` if none does, or one by one is predicted to be faster.
+    fn choose_for_many(
+        &self,
+        routes: &mut PathRoutes,
+        (input, count): (&PlanInput, usize),
+        (options, exclusive): (&TransferOptions, bool),
+        excluded: Excluded,
+    ) -> Result<Option<Choice>> {
+        let pieces = u64::try_from(count).unwrap_or(u64::MAX).max(1);
+        let average = PlanInput { bytes: (input.bytes / pieces).max(1), ..*input };
+        let single = match routes.choose(&average, options, &self.context, excluded) {
+            Err(_) if excluded.declined != 0 => return Ok(None),
+            single => single?,
+        };
+        let takes = |candidate: &&Candidate| !candidate.method.takes_many(&input.path);
+        let not = routes.candidates.iter().filter(takes);
+        let unsuited = not.fold(excluded.unsuited, |methods, candidate| methods | bit(candidate.method()));
+        let excluded = Excluded { unsuited, ..excluded };
+        let mut choose = |options: &TransferOptions| {
+            let choice = routes.choose(input, options, &self.context, excluded).ok()?;
+            // Reports list why methods do not apply to the path at all.
+            Some(Choice { excluded: Excluded::default(), ..choice })
+        };
+        if (exclusive || transload_core::mutant!("transfer/many-kernel-unasked"))
+            && average.bytes <= SHORT
+            && options.allows(TransferMethod::ZeroCopy)
+            && let Some(kernel) = choose(&options.only(TransferMethod::ZeroCopy))
+        {
+            return Ok(Some(kernel));
+        }
+        let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
+        Ok(choose(options).filter(|choice| choice.predicted <= single.predicted.saturating_mul(pieces)))
+    }
+}
+
+/// The list of a task.
+pub(super) struct OwnedList(pub(super) ManyCopies<'static>);
+
+impl Work for OwnedList {
+    type Submitted = CopyManyTransfer;
+
+    fn attempt(task: &mut TaskSubmission<Self>, may_be_slow: bool) -> Result<CopyManyTransfer, Deferral> {
+        let TaskSubmission { manager, options, after, queue, work: OwnedList(copies), .. } = task;
+        let extras = Extras { after, queue: queue.as_deref(), ..Extras::default() };
+        copies.attempt(manager, (options, &extras), Some(may_be_slow))
+    }
+
+    fn uses_pageable(&self) -> bool {
+        self.0.list.iter().any(|(src, dst)| is_pageable(src.place()) || is_pageable(dst.place()))
+    }
+
+    fn refused(context: &Arc<ManagerContext>, transfer: Transfer) -> CopyManyTransfer {
+        CopyManyTransfer::refused(context, transfer)
+    }
+}
