@@ -86,6 +86,12 @@ impl HeldRanges {
         self.one.is_none() && self.others.as_ref().is_none_or(|others| others.is_empty())
     }
 
+    /// Returns whether no more than `count` entries are held. May return `false` if many are.
+    pub(super) fn are_at_most(&self, count: usize) -> bool {
+        let others = self.others.as_ref().map_or(Some(0), |others| others.listed());
+        others.is_some_and(|others| usize::from(self.one.is_some()) + others <= count)
+    }
+
     /// An empty range cannot conflict, so it is not stored.
     #[inline]
     pub(super) fn add(&mut self, range: &Range<usize>, access: Access, kind: HoldKind) {
@@ -158,6 +164,11 @@ impl Others {
         self.run.is_empty() && self.list.is_empty() && self.by_start.is_empty()
     }
 
+    /// Returns the number of entries, unless some are only counted by range.
+    fn listed(&self) -> Option<usize> {
+        self.by_start.is_empty().then(|| self.run.len() + self.list.len())
+    }
+
     fn add(&mut self, held: HeldRange) {
         if self.run.back().is_none_or(|last| last.range.end <= held.range.start) {
             self.run.push_back(held);
@@ -173,8 +184,11 @@ impl Others {
             Some(first) if first == held => 0,
             _ => self.run.partition_point(|known| known.range.start < held.range.start),
         };
-        if self.run.get(at).is_some_and(|known| known == held) {
-            self.run.remove(at);
+        if self.run.get(at) == Some(held) {
+            match at {
+                0 => drop(self.run.pop_front()),
+                _ => drop(self.run.remove(at)),
+            }
             if self.run.is_empty() && self.run.capacity() > MAX_KEPT {
                 self.run = VecDeque::new();
             }

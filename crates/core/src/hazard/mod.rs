@@ -107,9 +107,17 @@ impl Hazards {
         let (mut removed, mut read, mut kept) =
             (Removed::default(), FoundWrites::default(), FoundWrites::default());
         let before = before.get_or_insert_default();
-        let mut steps = STEPS_PER_LOCK;
+        let (mut steps, mut claimed) = (STEPS_PER_LOCK, 0);
+        // The ranges of a group do not conflict with each other.
+        let mut are_free = table.is_held_by_at_most(claimed);
         for one in &mut *group {
-            match table.admit(&one.range, one.access, request.turn, &mut removed) {
+            claimed += usize::from(!one.range.is_empty());
+            let admitted = if are_free {
+                Ok(())
+            } else {
+                table.admit(&one.range, one.access, request.turn, &mut removed)
+            };
+            match admitted {
                 Ok(()) => one.ticket = Some(table.hold(&one.range, one.access, HoldKind::Pending)),
                 Err(blocked) => {
                     drop(table);
@@ -133,6 +141,7 @@ impl Hazards {
                 before.after.fold();
                 table = self.table.lock();
                 steps = STEPS_PER_LOCK;
+                are_free = table.is_held_by_at_most(claimed);
                 let Some(next) = next else { break };
                 rest.start = next;
             }

@@ -164,9 +164,26 @@ impl Segments {
     /// Returns the segments that overlap a range, in order. An empty range overlaps none.
     #[inline]
     pub(super) fn overlapping(&self, range: &Range<usize>) -> impl Iterator<Item = &Segment> {
-        let Range { start, end } = *range;
-        let (end, at) =
-            if start < end { (end, self.seek(start)) } else { (0, Position { block: 0, index: 0 }) };
+        let (end, at) = match range.is_empty() {
+            false => (range.end, self.seek(range.start)),
+            true => (0, Position::default()),
+        };
+        self.until(end, at)
+    }
+
+    /// Returns the position of the first segment that may overlap a range, where the next lookup begins. An empty range overlaps none.
+    #[inline]
+    pub(super) fn find(&mut self, range: &Range<usize>) -> Option<Position> {
+        if range.is_empty() {
+            return None;
+        }
+        self.last = self.seek(range.start);
+        Some(self.last)
+    }
+
+    /// Returns the segments from a position on that begin before `end`.
+    #[inline]
+    pub(super) fn until(&self, end: usize, at: Position) -> impl Iterator<Item = &Segment> {
         let (first, rest) = match at.block.checked_sub(1) {
             None => (self.first.get(at.index..), self.rest.as_slice()),
             Some(later) => {

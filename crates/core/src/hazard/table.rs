@@ -155,6 +155,11 @@ impl Table {
         true
     }
 
+    /// Returns whether no thread waits and at most `count` ranges are held: for the holder of as many, all other ranges are free.
+    pub(super) fn is_held_by_at_most(&self, count: usize) -> bool {
+        self.waiting.is_none() && self.held.are_at_most(count)
+    }
+
     /// Returns whether a range can be held now, or why not.
     #[inline]
     pub(super) fn admit(
@@ -207,7 +212,8 @@ impl Table {
         after: &mut Dependencies,
         mut found: Option<&mut FoundWrites>,
     ) -> Option<usize> {
-        for segment in self.segments.overlapping(range) {
+        let at = self.segments.find(range)?;
+        for segment in self.segments.until(range.end, at) {
             let shared = range.start.max(segment.start)..range.end.min(segment.end);
             if *steps == 0 {
                 return Some(shared.start);

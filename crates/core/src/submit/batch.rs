@@ -1,6 +1,111 @@
-//! Batches: many pairs, whose ranges are sorted once, for the check that they are independent and for the claims.
+//! Batches: many pairs, checked to be independent, and joined to few ranges for the claims.
+//!
+//! Most batches use parts of a few allocations, which are marked in bitmaps. Other ranges are sorted.
 
+use std::{fmt::Display, ops::Range};
+
+use smallvec::SmallVec;
+
+use super::cells::{Bounds, Cells};
 use crate::{Access, Error, ErrorKind, RawBuffer, Result, hazard::Claimed, submit::operation::check_pair};
+
+/// Most allocations with bitmaps: they are searched one by one.
+const FEW: usize = 16;
+
+/// Something about each of a few allocations.
+type ByAllocation<'a, T> = SmallVec<[(&'a RawBuffer, T); 2]>;
+
+/// Checks the pairs of a batch, and returns their ranges sorted, those merged that touch.
+///
+/// # Errors
+/// `InvalidArgument` for unequal lengths or memory that is not writable; `Overlap` if a destination overlaps any other range of
+/// the batch, since the order of the pairs is not defined.
+pub(crate) fn ranges_of(pairs: &[(RawBuffer, RawBuffer)]) -> Result<Vec<Claimed<'_>>> {
+    let (mut bounds, mut index) = (ByAllocation::new(), 0);
+    for run in runs_of(pairs) {
+        let (mut read, mut written) = (Bounds::default(), Bounds::default());
+        for (src, dst) in run {
+            if src.len() != dst.len() || !dst.is_writable() {
+                check_pair(src, dst).map_err(|error| refused(error.kind(), index, error))?;
+            }
+            read.add(&src.range());
+            written.add(&dst.range());
+            index += 1;
+        }
+        if let [(src, dst), ..] = run {
+            add(&mut bounds, src, &read);
+            add(&mut bounds, dst, &written);
+        }
+    }
+    match cells_of(bounds) {
+        Some(cells) => marked(pairs, cells),
+        None => sorted(pairs),
+    }
+}
+
+/// Returns the pairs in runs of the same two allocations.
+fn runs_of(pairs: &[(RawBuffer, RawBuffer)]) -> impl Iterator<Item = &[(RawBuffer, RawBuffer)]> {
+    pairs.chunk_by(|one, next| (one.0.id(), one.1.id()) == (next.0.id(), next.1.id()))
+}
+
+/// Adds bounds to those of an allocation. Those of one more than [`FEW`] stand for all others.
+fn add<'a>(known: &mut ByAllocation<'a, Bounds>, buffer: &'a RawBuffer, bounds: &Bounds) {
+    if let Some((_, known)) = known.iter_mut().find(|(known, _)| known.id() == buffer.id()) {
+        known.merge(bounds);
+    } else if known.len() <= FEW {
+        known.push((buffer, bounds.clone()));
+    }
+}
+
+/// Returns a bitmap for each allocation, in the order of their ids, unless there are too many or one would be long.
+fn cells_of(mut bounds: ByAllocation<'_, Bounds>) -> Option<ByAllocation<'_, Cells>> {
+    if bounds.len() > FEW {
+        return None;
+    }
+    bounds.sort_by_key(|(buffer, _)| buffer.id());
+    bounds.into_iter().map(|(buffer, bounds)| Some((buffer, bounds.cells()?))).collect()
+}
+
+/// Marks the pairs in the bitmaps, and returns the ranges of these.
+fn marked<'a>(
+    pairs: &[(RawBuffer, RawBuffer)],
+    mut cells: ByAllocation<'a, Cells>,
+) -> Result<Vec<Claimed<'a>>> {
+    let mut first = 0;
+    for run in runs_of(pairs) {
+        let [(src, dst), ..] = run else { continue };
+        let mut of = |buffer: &RawBuffer, mark: &mut dyn FnMut(&mut Cells) -> Option<(usize, usize)>| {
+            let (_, cells) = cells.iter_mut().find(|(known, _)| known.id() == buffer.id())?;
+            mark(cells)
+        };
+        let read = of(src, &mut |cells| find(run, |(src, _)| cells.read(&src.range())));
+        let conflict = read.or_else(|| of(dst, &mut |cells| find(run, |(_, dst)| cells.write(&dst.range()))));
+        if let Some((index, byte)) = conflict.filter(|_| !crate::mutant!("core/batch-apart")) {
+            return Err(touches(first + index, byte));
+        }
+        first += run.len();
+    }
+    let mut ranges = Vec::new();
+    for (buffer, cells) in &cells {
+        let first = ranges.len();
+        for access in [Access::Read, Access::Write] {
+            cells.each(access, |range| ranges.push(Claimed { buffer, range, access, ticket: None }));
+        }
+        if let Some(of_both) = ranges.get_mut(first..) {
+            of_both.sort_by_key(|one| one.range.start);
+        }
+    }
+    Ok(ranges)
+}
+
+/// Returns the index of the first pair for which `conflict` returns a byte, and that byte.
+#[inline]
+fn find(
+    run: &[(RawBuffer, RawBuffer)],
+    mut conflict: impl FnMut(&(RawBuffer, RawBuffer)) -> Option<usize>,
+) -> Option<(usize, usize)> {
+    run.iter().enumerate().find_map(|(index, pair)| Some((index, conflict(pair)?)))
+}
 
 /// A range of a batch that is not empty.
 struct Part<'a> {
@@ -9,13 +114,15 @@ struct Part<'a> {
     end: usize,
     buffer: &'a RawBuffer,
     access: Access,
+    /// The pair.
+    index: usize,
 }
 
 impl<'a> Part<'a> {
-    fn of(buffer: &'a RawBuffer, access: Access) -> Option<Self> {
-        let range = buffer.range();
-        let begin = u128::from(buffer.id().0) << 64 | range.start as u128;
-        (!range.is_empty()).then_some(Self { begin, end: range.end, buffer, access })
+    fn of(index: usize, buffer: &'a RawBuffer, access: Access) -> Option<Self> {
+        let Range { start, end } = buffer.range();
+        let begin = u128::from(buffer.id().0) << 64 | start as u128;
+        (start < end).then_some(Self { begin, end, buffer, access, index })
     }
 
     fn start(&self) -> usize {
@@ -23,17 +130,13 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Checks the pairs of a batch, and returns their ranges sorted, those merged that touch.
-///
-/// # Errors
-/// `InvalidArgument` for unequal lengths or memory that is not writable; `Overlap` if a destination overlaps any other range of
-/// the batch, since the order of the pairs is not defined.
-pub(crate) fn ranges_of(pairs: &[(RawBuffer, RawBuffer)]) -> Result<Vec<Claimed<'_>>> {
-    pairs.iter().try_for_each(|(src, dst)| check_pair(src, dst))?;
+/// Sorts the ranges of the pairs, and merges those that touch.
+fn sorted(pairs: &[(RawBuffer, RawBuffer)]) -> Result<Vec<Claimed<'_>>> {
     let mut parts: Vec<Part<'_>> = Vec::with_capacity(2 * pairs.len());
     // One side is often in order, which the sort uses.
-    parts.extend(pairs.iter().filter_map(|(src, _)| Part::of(src, Access::Read)));
-    parts.extend(pairs.iter().filter_map(|(_, dst)| Part::of(dst, Access::Write)));
+    let in_order = || pairs.iter().enumerate();
+    parts.extend(in_order().filter_map(|(index, (src, _))| Part::of(index, src, Access::Read)));
+    parts.extend(in_order().filter_map(|(index, (_, dst))| Part::of(index, dst, Access::Write)));
     parts.sort_by_key(|part| part.begin);
     let mut ranges: Vec<Claimed<'_>> = Vec::new();
     // The last allocation, the largest end of all its ranges so far, and of the written ones among them.
@@ -43,9 +146,8 @@ pub(crate) fn ranges_of(pairs: &[(RawBuffer, RawBuffer)]) -> Result<Vec<Claimed<
         if id != allocation {
             (allocation, any, by_write) = (id, 0, 0);
         }
-        if (start < by_write || (is_write && start < any)) && !crate::mutant!("core/batch-apart") {
-            let text = format!("two pairs of the batch touch byte {start} of one allocation");
-            return Err(Error::new(ErrorKind::Overlap, text));
+        if (start < by_write || (is_write && start < any)) && !crate::mutant!("core/sorted-batch-apart") {
+            return Err(touches(part.index, start));
         }
         any = any.max(part.end);
         by_write = if is_write { any } else { by_write };
@@ -64,4 +166,15 @@ pub(crate) fn ranges_of(pairs: &[(RawBuffer, RawBuffer)]) -> Result<Vec<Claimed<
         }
     }
     Ok(ranges)
+}
+
+#[cold]
+fn touches(index: usize, byte: usize) -> Error {
+    let text = format!("another pair touches byte {byte} of the same allocation; choose disjoint ranges");
+    refused(ErrorKind::Overlap, index, text)
+}
+
+#[cold]
+fn refused(kind: ErrorKind, index: usize, why: impl Display) -> Error {
+    Error::new(kind, format!("pair {index} of the batch: {why}"))
 }

@@ -2,6 +2,7 @@
 //! blocking.
 
 mod batch;
+mod cells;
 pub(crate) mod claim;
 pub(crate) mod fill;
 pub(crate) mod operation;

@@ -29,11 +29,14 @@ proptest! {
     fn batch_overlap_check_matches_bytewise_model(
         pairs in proptest::collection::vec(((0_usize..3, 0_usize..52), (0_usize..3, 0_usize..52), 0_usize..12), 0..6)
     ) {
-        let buffers = [buffer(64), buffer(64), buffer(64)];
-        let slice = |(which, at): Side, len: usize| -> RawBuffer { buffers[which].slice(at..at + len).unwrap() };
-        let operands: Vec<_> = pairs.iter().map(|(src, dst, len)| (slice(*src, *len), slice(*dst, *len))).collect();
-        let outcome = Operation::CopyBatch { pairs: &operands }.validate().map_err(|error| error.kind());
-        prop_assert_eq!(outcome, if is_apart(&pairs) { Ok(()) } else { Err(ErrorKind::Overlap) });
+        // Odd units, so that a bitmap of the bytes would be long.
+        for unit in [1, 4097] {
+            let buffers = [buffer(64 * unit), buffer(64 * unit), buffer(64 * unit)];
+            let slice = |(which, at): Side, len: usize| buffers[which].slice(at * unit..(at + len) * unit).unwrap();
+            let operands: Vec<_> = pairs.iter().map(|(src, dst, len)| (slice(*src, *len), slice(*dst, *len))).collect();
+            let outcome = Operation::CopyBatch { pairs: &operands }.validate().map_err(|error| error.kind());
+            prop_assert_eq!(outcome, if is_apart(&pairs) { Ok(()) } else { Err(ErrorKind::Overlap) });
+        }
     }
 
     #[test]
@@ -43,5 +46,33 @@ proptest! {
         let (a, b) = (buffer.slice(a..a + n).unwrap(), buffer.slice(b..b + m).unwrap());
         prop_assert_eq!(a.overlaps(&b), common);
         prop_assert_eq!(b.overlaps(&a), common);
+    }
+}
+
+#[test]
+fn refused_pair_of_a_batch_is_named() {
+    // Few allocations, and more than have a bitmap.
+    for count in [4, 40] {
+        let buffers: Vec<RawBuffer> = (0..count).map(|_| buffer(64)).collect();
+        let mut pairs: Vec<_> = buffers
+            .chunks_exact(2)
+            .flat_map(|both| {
+                [0, 16].map(|at| (both[0].slice(at..at + 16).unwrap(), both[1].slice(at..at + 16).unwrap()))
+            })
+            .collect();
+        Operation::CopyBatch { pairs: &pairs }.validate().unwrap();
+        let refused =
+            |pairs: &[(RawBuffer, RawBuffer)]| Operation::CopyBatch { pairs }.validate().unwrap_err();
+        let last = pairs.len() - 1;
+        pairs[last].1 = buffers[count - 1].slice(15..31).unwrap();
+        assert_eq!(refused(&pairs).kind(), ErrorKind::Overlap);
+        assert!(
+            refused(&pairs).to_string().starts_with(&format!("pair {last} of the batch: ")),
+            "{}",
+            refused(&pairs)
+        );
+        pairs[1].0 = buffers[0].slice(0..3).unwrap();
+        assert_eq!(refused(&pairs).kind(), ErrorKind::InvalidArgument);
+        assert!(refused(&pairs).to_string().starts_with("pair 1 of the batch: source has 3 bytes"));
     }
 }

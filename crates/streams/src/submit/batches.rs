@@ -1,6 +1,6 @@
 //! Batches of copies by copy engines: neighbours joined, then by one driver call for many if the driver has it.
 
-use std::{iter, sync::OnceLock};
+use std::sync::OnceLock;
 
 use transload_core::{MemoryKind, RawBuffer};
 use transload_cuda_sys::{Driver, DriverError, RawStream, check, ffi};
@@ -39,23 +39,41 @@ impl BatchCall {
     }
 }
 
-/// Returns source, destination and length of each copy: pairs that follow each other in both allocations are one, and empty ones
-/// are left out.
-pub(crate) fn joined(
+/// Returns the first of each sequence of pairs of the same two allocations.
+pub(crate) fn by_allocations(
     pairs: &[(RawBuffer, RawBuffer)],
-) -> impl Iterator<Item = (&RawBuffer, &RawBuffer, usize)> {
-    let mut pairs = pairs.iter().filter(|(src, _)| !src.is_empty()).peekable();
-    iter::from_fn(move || {
-        let (src, dst) = pairs.next()?;
-        let mut bytes = src.len();
-        let follows = |next: &RawBuffer, first: &RawBuffer, bytes: usize| {
-            next.offset() == first.offset() + bytes && next.id() == first.id()
+) -> impl Iterator<Item = &(RawBuffer, RawBuffer)> {
+    let runs = pairs.chunk_by(|one, next| (one.0.id(), one.1.id()) == (next.0.id(), next.1.id()));
+    runs.filter_map(<[_]>::first)
+}
+
+/// Source, destination and length of each copy: pairs that follow each other in both allocations are one, and empty ones are left out.
+#[derive(Clone, Debug)]
+pub(crate) struct Joined<'a>(pub(crate) &'a [(RawBuffer, RawBuffer)]);
+
+impl<'a> Iterator for Joined<'a> {
+    type Item = (&'a RawBuffer, &'a RawBuffer, usize);
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        let (src, dst) = loop {
+            let [first, rest @ ..] = self.0 else { return None };
+            self.0 = rest;
+            if !first.0.is_empty() {
+                break (&first.0, &first.1);
+            }
         };
-        while let Some((next, _)) = pairs.next_if(|(a, b)| follows(a, src, bytes) && follows(b, dst, bytes)) {
-            bytes += next.len();
+        let mut bytes = src.len();
+        while let [(from, to), rest @ ..] = self.0 {
+            let follows = from.offset() == src.offset() + bytes && to.offset() == dst.offset() + bytes;
+            if !(from.is_empty() || follows && (from.id(), to.id()) == (src.id(), dst.id())) {
+                break;
+            }
+            bytes += from.len();
+            self.0 = rest;
         }
         Some((src, dst, bytes))
-    })
+    }
 }
 
 /// Enqueues the copies of a batch, by as few driver calls as possible.
@@ -71,7 +89,7 @@ pub(crate) unsafe fn copy_batch(
     stream: RawStream,
     in_flight: &mut bool,
 ) -> Result<(), DriverError> {
-    let are_many = || joined(pairs).nth(FEW).is_some();
+    let are_many = || Joined(pairs).nth(FEW).is_some();
     if call != BatchCall::Absent && stream.addr() > LAST_DEFAULT_STREAM && are_many() {
         // SAFETY: the caller's promise.
         match unsafe { copy_many(pairs, call, stream, in_flight) } {
@@ -80,7 +98,7 @@ pub(crate) unsafe fn copy_batch(
             other => return other,
         }
     }
-    for (src, dst, bytes) in joined(pairs) {
+    for (src, dst, bytes) in Joined(pairs) {
         // SAFETY: the caller's promise.
         unsafe { copy_one(src, dst, bytes, stream, in_flight) }?;
     }
@@ -117,7 +135,7 @@ unsafe fn copy_many(
     in_flight: &mut bool,
 ) -> Result<(), DriverError> {
     let mut list = List { sources: [0; MOST], destinations: [0; MOST], sizes: [0; MOST], count: 0 };
-    for (src, dst, bytes) in joined(pairs) {
+    for (src, dst, bytes) in Joined(pairs) {
         let Some((from, to)) = fixed_address(src).zip(fixed_address(dst)) else {
             // SAFETY: the caller's promise.
             unsafe { copy_one(src, dst, bytes, stream, in_flight) }?;

@@ -11,7 +11,7 @@ use transload_cuda_sys::{
 use transload_memory::{MemoryLocation, PrefetchTarget, context_of, explain_hint, lift};
 
 use super::{
-    batches::{BatchCall, copy_batch},
+    batches::{BatchCall, by_allocations, copy_batch},
     fills::Fill,
     kernels::Kernels,
     loaded_module,
@@ -146,7 +146,7 @@ impl<'a> DriverCalls<'a> {
                 Ok(Self::CopyPitched(driver_address(src)?, driver_address(dst)?, rows))
             }
             Operation::CopyBatch { pairs } => {
-                for (src, dst) in pairs {
+                for (src, dst) in by_allocations(pairs) {
                     reachable(stream, src, dst)?;
                     driver_address(src)?;
                     driver_address(dst)?;
@@ -174,7 +174,7 @@ impl<'a> DriverCalls<'a> {
                 Ok(Self::CopyInPlace { kernels, src: from, dst: to, bytes: src.len() })
             }
             Operation::CopyBatchInPlace { pairs } => {
-                for (src, dst) in pairs {
+                for (src, dst) in by_allocations(pairs) {
                     in_place(src, stream)?;
                     in_place(dst, stream)?;
                 }

@@ -1,12 +1,10 @@
 //! Batches of copies by one kernel, which reads the list of pieces from mapped memory.
 
-use std::iter;
-
 use transload_core::{RawBuffer, events::report};
 use transload_cuda_sys::DriverError;
 use transload_memory::ListEntry;
 
-use super::{batches::joined, kernels::Kernels};
+use super::{batches::Joined, kernels::Kernels};
 use crate::completion::timeline::StreamTimeline;
 
 /// Longest pieces of small batches, in bytes. A warp copies a piece, so short ones occupy more of the device.
@@ -21,7 +19,7 @@ impl StreamTimeline {
     /// Allocates the memory that the list of a batch lacks, if possible.
     #[cold]
     pub(crate) fn prepare_list(&self, pairs: &[(RawBuffer, RawBuffer)]) {
-        let prepared = self.lists.prepare(self.context(), self.id, pieces(pairs).count());
+        let prepared = self.lists.prepare(self.context(), self.id, Pieces::of(pairs).most(pairs.len()));
         if let Err(error) = prepared {
             report::call_failed(NO_LIST, self.device, &error);
         }
@@ -48,10 +46,10 @@ impl Kernels {
         if transload_core::mutant!("streams/task-allocates-no-list") {
             stream.prepare_list(pairs);
         }
-        let (mut pieces, mut done) = (pieces(pairs).peekable(), 0);
-        while pieces.peek().is_some() {
+        let mut pieces = Pieces::of(pairs);
+        while !pieces.is_end() {
             let Some(mut page) = stream.lists.take(stream.id) else { break };
-            let (list, count) = page.write(&mut pieces.by_ref().inspect(|[_, _, bytes]| done += bytes));
+            let (list, count) = page.write(&mut pieces);
             // SAFETY: the caller's promise; the page has `count` pieces there, which stay until the event is complete.
             let launched = unsafe { self.launch_list(list, count, stream.raw()) };
             if let Err(error) = launched {
@@ -63,14 +61,10 @@ impl Kernels {
             page.record(stream.stream())?;
             stream.lists.put(page);
         }
-        for [dst, src, bytes] in copies(pairs) {
-            let start = done.min(bytes);
-            done -= start;
-            if start < bytes {
-                // SAFETY: the caller's promise.
-                unsafe { self.copy(src + start, dst + start, (bytes - start) as usize, stream.raw()) }?;
-                *in_flight = true;
-            }
+        for [dst, src, bytes] in pieces.uncut() {
+            // SAFETY: the caller's promise.
+            unsafe { self.copy(src, dst, bytes as usize, stream.raw()) }?;
+            *in_flight = true;
         }
         Ok(())
     }
@@ -81,29 +75,54 @@ fn longest(total: u64) -> u64 {
     total.div_ceil(CUTS).next_multiple_of(SHORT).max(SHORT)
 }
 
-/// Returns destination, source and length in bytes of each joined copy.
-fn copies(pairs: &[(RawBuffer, RawBuffer)]) -> impl Iterator<Item = ListEntry> {
-    joined(pairs).map(|(src, dst, bytes)| {
-        // Both have one: it was checked.
-        let [dst, src] = [dst, src].map(|buffer| buffer.device_address().unwrap_or_default());
-        [dst, src, bytes as u64]
-    })
+/// The copies of a batch as `transload_copy_list` reads them: cut into pieces, so that none occupies a part of the device for long
+/// while the rest is idle.
+struct Pieces<'a> {
+    copies: Joined<'a>,
+    /// What is left of the last copy.
+    rest: ListEntry,
+    total: u64,
+    longest: u64,
 }
 
-/// Returns the copies as `transload_copy_list` reads them: cut into pieces, so that none occupies a part of the device for long while
-/// the rest is idle.
-fn pieces(pairs: &[(RawBuffer, RawBuffer)]) -> impl Iterator<Item = ListEntry> {
-    let total = pairs.iter().map(|(src, _)| src.len() as u64).fold(0, u64::saturating_add);
-    let longest = longest(total);
-    copies(pairs).flat_map(move |[dst, src, bytes]| {
-        let mut done = 0;
-        iter::from_fn(move || {
-            let length = (bytes - done).min(longest);
-            let piece = [dst + done, src + done, length];
-            done += length;
-            (length > 0).then_some(piece)
-        })
-    })
+impl<'a> Pieces<'a> {
+    fn of(pairs: &'a [(RawBuffer, RawBuffer)]) -> Self {
+        let total = pairs.iter().map(|(src, _)| src.len() as u64).fold(0, u64::saturating_add);
+        Self { copies: Joined(pairs), rest: [0; 3], total, longest: longest(total) }
+    }
+
+    /// Returns how many pieces of so many pairs there are at most.
+    fn most(&self, pairs: usize) -> usize {
+        pairs.saturating_add((self.total / self.longest) as usize)
+    }
+
+    fn is_end(&self) -> bool {
+        let [.., bytes] = self.rest;
+        bytes == 0 && self.copies.clone().next().is_none()
+    }
+
+    /// Returns what is left, without cuts.
+    fn uncut(self) -> Self {
+        Self { longest: u64::MAX, ..self }
+    }
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = ListEntry;
+
+    #[inline]
+    fn next(&mut self) -> Option<ListEntry> {
+        let [mut dst, mut src, mut bytes] = self.rest;
+        if bytes == 0 {
+            let (from, to, length) = self.copies.next()?;
+            // Both have one: it was checked.
+            [dst, src] = [to, from].map(|buffer| buffer.device_address().unwrap_or_default());
+            bytes = length as u64;
+        }
+        let length = bytes.min(self.longest);
+        self.rest = [dst + length, src + length, bytes - length];
+        Some([dst, src, length])
+    }
 }
 
 #[cfg(test)]
