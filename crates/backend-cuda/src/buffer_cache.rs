@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use transload_core::{
     DeviceId, ErrorKind, MemoryInfo, MemoryKind, Place, RawBuffer, ResourceCounts, Result, events::report,
 };
-use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource, MemoryResource};
+use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource, MemoryResource, PinnedResource};
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 /// Largest cached request, in bytes. Larger buffers take far longer to fill than to allocate.
@@ -80,7 +80,12 @@ impl BufferCache {
             Some(allocator) => allocator,
             None => {
                 let sibling = Arc::downgrade(sibling);
-                let upstream = CacheUpstream { resource: CudaResource::new(memory, kind)?, sibling };
+                // Pinned memory on huge pages is registered in half of the time that the driver takes to allocate it.
+                let resource: Box<dyn MemoryResource> = match kind {
+                    MemoryKind::Pinned => Box::new(PinnedResource::new(memory)),
+                    _ => Box::new(CudaResource::new(memory, kind)?),
+                };
+                let upstream = CacheUpstream { resource, sibling };
                 let split = if kind == MemoryKind::Device { DEVICE_SPLIT } else { u64::MAX };
                 let builder = StreamOrderedAllocator::builder(upstream).exact_segments().max_split(split);
                 let made = builder.build()?;
@@ -141,7 +146,7 @@ impl BufferCache {
 /// The manager's memory of one kind. If memory is short, the manager releases what needs no waiting; waiting could
 /// deadlock on work that this thread must finish.
 struct CacheUpstream {
-    resource: CudaResource,
+    resource: Box<dyn MemoryResource>,
     sibling: Weak<OnceLock<StreamOrderedAllocator>>,
 }
 

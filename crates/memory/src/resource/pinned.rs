@@ -26,7 +26,7 @@ use crate::{
 /// Pages of pinned memory. All kinds use only the requested bytes, rounded up to a page of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostPages {
-    /// Huge pages for segments of 4 MiB and more if the system supports them on request; otherwise, or if registering
+    /// Huge pages for segments of 2 MiB and more if the system supports them on request; otherwise, or if registering
     /// fails, the driver's.
     #[default]
     Auto,
@@ -99,7 +99,7 @@ impl PinnedResource {
     #[cfg(target_os = "linux")]
     fn allocate(&self, bytes: usize) -> Result<RawBuffer> {
         /// From this size on huge pages are worth a separate mapping.
-        const HUGE_FROM: usize = 4 << 20;
+        const HUGE_FROM: usize = 2 << 20;
         if bytes == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "an allocation needs at least 1 byte"));
         }

@@ -131,7 +131,7 @@ fn small_and_driver_pages_come_from_the_driver() {
     let memory = Arc::new(memory);
     let (drivers, ours) = ((true, false), (false, true));
     assert_eq!(made(&memory, HostPages::Auto, 1), drivers);
-    assert_eq!(made(&memory, HostPages::Auto, 4 * MIB - 1), drivers, "huge pages help from 4 MiB on");
+    assert_eq!(made(&memory, HostPages::Auto, 2 * MIB - 1), drivers, "huge pages help from 2 MiB on");
     assert_eq!(made(&memory, HostPages::Driver, 5 * MIB), drivers);
     for pages in [HostPages::Ordinary, HostPages::Huge] {
         assert_eq!(made(&memory, pages, 1), ours, "{pages:?}");

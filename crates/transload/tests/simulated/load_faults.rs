@@ -131,14 +131,14 @@ fn without_pinned_memory_to_be_had_the_ring_is_pageable() {
     let model = Model::of_sizes(&[5000]);
     let disk = OnDisk::new(&model.file());
     let options = LoadOptions::new(place(&test, MemoryKind::Device)).chunk(1000);
-    out_of_memory(&test, &["cuMemHostAlloc"]);
+    out_of_memory(&test, &["cuMemHostAlloc", "cuMemHostRegister_v2"]);
     let loaded = load(&manager, disk.path(), &options).unwrap();
     model.assert_is(&loaded, 256, fetched(&manager));
     assert_eq!(loaded.report().staging, Some(MemoryKind::Pageable));
     drop(loaded);
 
     // A request for pinned memory gets it, or the error.
-    out_of_memory(&test, &["cuMemHostAlloc"]);
+    out_of_memory(&test, &["cuMemHostAlloc", "cuMemHostRegister_v2"]);
     let error = load(&manager, disk.path(), &options.staging(MemoryKind::Pinned)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     assert_empty(&manager);

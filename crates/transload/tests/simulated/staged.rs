@@ -109,7 +109,9 @@ fn staging_continues_with_fewer_buffers_when_out_of_pinned() {
     manager.copy(&host.slice(..part).unwrap(), &there.slice(..part).unwrap()).options(only).wait().unwrap();
     // From here on no staging buffer can be allocated: each attempt calls the driver twice.
     for nth in 1..40 {
-        sim.fail_call(Some("cuMemHostAlloc"), nth, OUT_OF_MEMORY);
+        for call in ["cuMemHostAlloc", "cuMemHostRegister_v2"] {
+            sim.fail_call(Some(call), nth, OUT_OF_MEMORY);
+        }
     }
     manager.copy(&host, &there).options(only).wait().unwrap();
     let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 20 << 20).unwrap();
