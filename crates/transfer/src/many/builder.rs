@@ -44,9 +44,9 @@ use crate::{
 ///
 /// # What is copied how
 /// Pairs may be of any places, kinds of memory and lengths. Those of 0 bytes copy nothing. The pairs of one source and one destination
-/// place are one piece of work of one queue, where the devices allow it: between pinned or mapped memory and a device, within a device,
-/// and within the host. Pairs that follow each other on both sides are joined. Unified memory, pageable memory of a device's copies, and
-/// two devices are copied pair by pair, without waiting in between.
+/// place are one piece of work, which joins pairs that follow each other on both sides: of one queue between pinned or mapped memory
+/// and a device, within a device, and within the host; staged between pageable memory and a device, and between devices that are no
+/// peers. Unified memory and peers are copied pair by pair, without waiting in between.
 ///
 /// # What is refused
 /// The list is checked before anything is copied: lengths are equal, destinations are writable, and no destination overlaps another
@@ -105,9 +105,9 @@ impl<'a> CopyManyBuilder<'a> {
         self
     }
 
-    /// Says that the device has no other work meanwhile. Then short pieces of pinned and mapped memory are copied by a kernel, which
-    /// reads or writes the host's memory in place: up to ten times faster than copy engines, but next to other kernels it would hold
-    /// them up, and wait for them.
+    /// Says that the device has no other work meanwhile. Then short pieces of host memory are copied by a kernel, which reads or writes
+    /// pinned memory in place: up to ten times faster than copy engines, but next to other kernels it would hold them up, and wait for
+    /// them.
     pub fn exclusive(mut self) -> Self {
         self.exclusive = true;
         self

@@ -253,15 +253,22 @@ impl CrossBackendTransferManager {
             // Reports list why methods do not apply to the path at all.
             Some(Choice { excluded: Excluded::default(), ..choice })
         };
-        if (exclusive || transload_core::mutant!("transfer/many-kernel-unasked"))
+        let by_kernel = (exclusive || transload_core::mutant!("transfer/many-kernel-unasked"))
             && average.bytes <= SHORT
-            && options.allows(TransferMethod::ZeroCopy)
-            && let Some(kernel) = choose(&options.only(TransferMethod::ZeroCopy))
-        {
+            && options.allows(TransferMethod::ZeroCopy);
+        if by_kernel && let Some(kernel) = choose(&options.only(TransferMethod::ZeroCopy)) {
             return Ok(Some(kernel));
         }
         let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
-        Ok(choose(options).filter(|choice| choice.predicted <= single.predicted.saturating_mul(pieces)))
+        let mut choice =
+            choose(options).filter(|choice| choice.predicted <= single.predicted.saturating_mul(pieces));
+        if by_kernel
+            && let Some(choice) = &mut choice
+            && let Some(candidate) = routes.candidates.get(choice.index)
+        {
+            choice.stage_in_place |= candidate.route.stages_in_place;
+        }
+        Ok(choice)
     }
 }
 

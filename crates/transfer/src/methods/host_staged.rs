@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
 use transload_core::{
-    Backend, DeviceId, Fence, MemoryKind, Place, RejectReason, Result, Timeline, TransferMethod,
-    TransferPath, WorkloadType,
+    Access, Backend, DeviceId, Fence, MemoryKind, Operation, Place, RawBuffer, RejectReason, Result,
+    Timeline, TransferMethod, TransferPath, WorkloadType,
 };
 use transload_executor::Executor;
 
@@ -16,7 +16,7 @@ use crate::{
     planning::request::PlanInput,
     report_events,
     staging::{
-        RingHold, StagedKind, StagedTimeline, StagedTransfer, StagingRings, chunk_for, chunks_of,
+        Pieces, RingHold, StagedKind, StagedTimeline, StagedTransfer, StagingRings, chunk_for, chunks_of,
         default_workers,
     },
     stats::lost::name_lost_device,
@@ -98,6 +98,48 @@ impl Method for HostStaged {
     }
 
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {
+        self.submit_pairs(route, request, None)
+    }
+
+    /// Unified memory may have to be moved first.
+    fn takes_many(&self, path: &TransferPath) -> bool {
+        [path.src, path.dst].iter().all(|place| place.kind != MemoryKind::Unified)
+    }
+
+    fn submit_many(
+        &self,
+        route: &Route,
+        request: &TransferRequest<'_>,
+        pairs: &[(RawBuffer, RawBuffer)],
+    ) -> Result<Submitted, NotSubmitted> {
+        // Claims do not check it.
+        Operation::CopyBatch { pairs }.validate()?;
+        self.submit_pairs(route, request, Some(pairs))
+    }
+
+    fn start(&self, route: &Route) -> Result<()> {
+        start_threads(&self.executor)?;
+        if transload_core::mutant!("transfer/prepare-fills-ring") {
+            return Ok(());
+        }
+        self.rings.get_or_create(&route.backend, route.lane).fill()
+    }
+
+    fn drain(&self) -> Result<()> {
+        self.executor.drain()?;
+        self.rings.release();
+        Ok(())
+    }
+}
+
+impl HostStaged {
+    /// Submits the request's pair, or these instead.
+    fn submit_pairs(
+        &self,
+        route: &Route,
+        request: &TransferRequest<'_>,
+        pairs: Option<&[(RawBuffer, RawBuffer)]>,
+    ) -> Result<Submitted, NotSubmitted> {
         let src = request.src;
         // If the driver rejects the kernel, the copy engine copies.
         let in_place = request.stage_in_place
@@ -128,21 +170,7 @@ impl Method for HostStaged {
             None => StagedKind::Download(lease(&route.backend, route.lane)?),
         };
         let hold = self.rings.get_or_create(&route.backend, route.lane).hold(request.insists())?;
-        start_staged(hold, request, (kind, in_place), backends, route.lane)
-    }
-
-    fn start(&self, route: &Route) -> Result<()> {
-        start_threads(&self.executor)?;
-        if transload_core::mutant!("transfer/prepare-fills-ring") {
-            return Ok(());
-        }
-        self.rings.get_or_create(&route.backend, route.lane).fill()
-    }
-
-    fn drain(&self) -> Result<()> {
-        self.executor.drain()?;
-        self.rings.release();
-        Ok(())
+        start_staged(hold, request, pairs, (kind, in_place), backends, route.lane)
     }
 }
 
@@ -152,7 +180,7 @@ pub(super) fn start_threads(executor: &Executor) -> Result<()> {
     if task.is_finished() { task.wait() } else { Ok(()) }
 }
 
-/// Claims a staged transfer's buffers, commits its fence, and starts it.
+/// Claims the buffers of the request's pair, or of these instead, commits the transfer's fence, and starts it.
 ///
 /// # Errors
 /// [`ErrorKind::Busy`](transload_core::ErrorKind::Busy) if a host view is open on a range; the conflict;
@@ -160,24 +188,34 @@ pub(super) fn start_threads(executor: &Executor) -> Result<()> {
 pub(super) fn start_staged(
     hold: RingHold,
     request: &TransferRequest<'_>,
+    pairs: Option<&[(RawBuffer, RawBuffer)]>,
     (kind, in_place): (StagedKind, bool),
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
     lane: DeviceId,
 ) -> Result<Submitted, NotSubmitted> {
     let (src, dst) = (request.src, request.dst);
-    let mut claims = request.claim()?;
+    let (mut claims, pieces) = match pairs {
+        None => (request.claim()?, Pieces::one(src.clone(), dst.clone())),
+        Some(pairs) => {
+            let pairs_of_bytes = pairs.iter().filter(|(src, _)| !src.is_empty());
+            let uses = pairs_of_bytes.flat_map(|(src, dst)| [(src, Access::Read), (dst, Access::Write)]);
+            (request.claim_all(&mut uses.collect::<Vec<_>>())?, Pieces::all(pairs))
+        }
+    };
     claims.wait_also(request.after());
     // The timeline belongs to the lane, whichever thread does the work.
     match &kind {
         StagedKind::FromUnified(_) => src.record_external_use(DeviceId::Cpu),
-        StagedKind::DeviceToDevice(_, to) => dst.record_external_use(to.device()),
+        StagedKind::DeviceToDevice(_, to) => match pairs {
+            None => dst.record_external_use(to.device()),
+            Some(pairs) => pairs.iter().for_each(|(_, dst)| dst.record_external_use(to.device())),
+        },
         StagedKind::Upload(_) | StagedKind::Download(_) | StagedKind::ToUnified(_) => {}
     }
     let end = Arc::new(StagedTimeline::new(lane, request.timing));
     let after = claims.after().iter().cloned().collect();
-    let both = (src.clone(), dst.clone());
     let orders = (request.id(), request.options.priority);
-    StagedTransfer::new(both, (kind, in_place), backends, after, hold, orders, Arc::clone(&end)).start()?;
+    StagedTransfer::new(pieces, (kind, in_place), backends, after, hold, orders, Arc::clone(&end)).start()?;
     let fence = claims.inherit(Fence::new(end as Arc<dyn Timeline>, 1));
     // SAFETY: the transfer touches the ranges only after its dependencies are complete, and its timeline completes
     // after its last copy.

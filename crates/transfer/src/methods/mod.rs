@@ -240,10 +240,14 @@ impl<'a> TransferRequest<'a> {
 
     /// Claims both buffers.
     fn claim(&self) -> Result<Claims<'a>, NotSubmitted> {
-        let mut uses = [(self.src, Access::Read), (self.dst, Access::Write)];
+        self.claim_all(&mut [(self.src, Access::Read), (self.dst, Access::Write)])
+    }
+
+    /// Claims the buffers of a transfer, none of which overlap.
+    fn claim_all<'b>(&self, uses: &mut [(&'b RawBuffer, Access)]) -> Result<Claims<'b>, NotSubmitted> {
         Ok(match self.turns() {
-            None => Claims::acquire(&mut uses)?,
-            Some(turns) => Claims::try_acquire(&mut uses, turns)?,
+            None => Claims::acquire(uses)?,
+            Some(turns) => Claims::try_acquire(uses, turns)?,
         })
     }
 

@@ -16,6 +16,7 @@ use transload_executor::yield_now;
 use super::{
     StagedTransfer,
     fresh::fault_in,
+    pieces::Piece,
     ring::StagingBuffer,
     stream_copy::stream_copy,
     wait_mode::{WaitMode, has_room, room},
@@ -24,6 +25,9 @@ use crate::{
     report_events::{self, ChunkEvent},
     stats::lost::name_lost_device,
 };
+
+/// Bytes from which a piece of a list has its pages faulted in beforehand.
+const LONG: usize = 64 << 10;
 
 /// The direction of a staged transfer, with its queues.
 #[derive(Debug)]
@@ -79,7 +83,10 @@ impl ChunkCopy {
         let transfer = Arc::clone(&self.transfer);
         let started = catch_panic(|| match &transfer.kind {
             StagedKind::Upload(queue) if with_host && has_room(&**queue) => self.upload(queue).map(Some),
-            StagedKind::Download(queue) | StagedKind::DeviceToDevice(queue, _) if has_room(&**queue) => {
+            // That of a list takes long; tasks do it at the same time.
+            StagedKind::Download(queue) | StagedKind::DeviceToDevice(queue, _)
+                if has_room(&**queue) && transfer.pieces.single().is_some() =>
+            {
                 self.download(queue).map(Some)
             }
             _ => Ok(None),
@@ -144,12 +151,16 @@ impl ChunkCopy {
                     self.download(queue)?;
                 }
                 // While the device copies.
-                let cleared = fault_in(host_pointer(&transfer.dst, self.range.start)?, self.range.len());
+                let cleared = self.fault_in()?;
                 self.wait_for_copies(waits).await?;
                 let (_, address) = self.staged()?;
-                let dst = host_pointer(&transfer.dst, self.range.start)?;
                 transfer.timeline.mark_written();
-                host_copy(address, dst, self.range.len(), cleared);
+                for (piece, cleared) in transfer.pieces.within(&self.range).zip(cleared) {
+                    // SAFETY: the piece lies within the staging buffer.
+                    let staged = unsafe { address.add(piece.at) };
+                    let dst = host_pointer(piece.dst, piece.range.start)?;
+                    host_copy(staged, dst, piece.range.len(), cleared);
+                }
                 Ok(())
             }
             StagedKind::DeviceToDevice(from, to) => {
@@ -168,12 +179,13 @@ impl ChunkCopy {
                 Ok(())
             }
             StagedKind::ToUnified(_) | StagedKind::FromUnified(_) => {
-                let (src, dst) = (&transfer.src, &transfer.dst);
-                let (src, dst) = (host_pointer(src, self.range.start)?, host_pointer(dst, self.range.start)?);
                 let is_host = matches!(transfer.kind, StagedKind::FromUnified(_));
-                let cleared = is_host && fault_in(dst, self.range.len());
-                transfer.timeline.mark_written();
-                host_copy(src, dst, self.range.len(), cleared);
+                for Piece { src, dst, range, .. } in transfer.pieces.within(&self.range) {
+                    let (src, dst) = (host_pointer(src, range.start)?, host_pointer(dst, range.start)?);
+                    let cleared = is_host && fault_in(dst, range.len());
+                    transfer.timeline.mark_written();
+                    host_copy(src, dst, range.len(), cleared);
+                }
                 Ok(())
             }
         }
@@ -196,37 +208,81 @@ impl ChunkCopy {
         Ok((staged, address.as_ptr()))
     }
 
+    /// Faults in the chunk's part of a destination of the host. Returns which of its pieces were absent.
+    fn fault_in(&self) -> Result<SmallVec<[bool; 1]>> {
+        let pieces = self.transfer.pieces.within(&self.range);
+        let absent = |Piece { dst, range, .. }: Piece<'_>| {
+            let dst = host_pointer(dst, range.start)?;
+            // Asking about each short piece would take longer than faults.
+            Ok((range.len() >= LONG || range.len() == self.range.len()) && fault_in(dst, range.len()))
+        };
+        pieces.map(absent).collect()
+    }
+
     /// Copies the chunk into the staging buffer, and enqueues the copy to the device.
     fn upload(&mut self, queue: &QueueLease) -> Result<()> {
         let (_, address) = self.staged()?;
-        host_copy(host_pointer(&self.transfer.src, self.range.start)?, address, self.range.len(), false);
+        for piece in self.transfer.pieces.within(&self.range) {
+            // SAFETY: the piece lies within the staging buffer.
+            let staged = unsafe { address.add(piece.at) };
+            host_copy(host_pointer(piece.src, piece.range.start)?, staged, piece.range.len(), false);
+        }
         self.enqueue_upload(queue)
     }
 
     /// Enqueues the copy from the device into the staging buffer.
     fn download(&mut self, queue: &QueueLease) -> Result<()> {
         let (staged, _) = self.staged()?;
-        let src = self.transfer.src.slice(self.range.clone())?;
-        self.enqueue(queue, &src, &staged)
+        let part = |Piece { src, range, at, .. }: Piece<'_>| {
+            let staged = staged.slice(at..at + range.len())?;
+            Ok((src.slice(range)?, staged))
+        };
+        let pairs = self.transfer.pieces.within(&self.range).map(part).collect::<Result<_>>()?;
+        self.enqueue(queue, pairs)
     }
 
     /// Enqueues the copy from the staging buffer to the device, after the earlier copies.
     fn enqueue_upload(&mut self, queue: &QueueLease) -> Result<()> {
         let (staged, _) = self.staged()?;
-        let dst = self.transfer.dst.slice(self.range.clone())?;
+        let part = |Piece { dst, range, at, .. }: Piece<'_>| {
+            let staged = staged.slice(at..at + range.len())?;
+            Ok((staged, dst.slice(range)?))
+        };
+        let pairs = self.transfer.pieces.within(&self.range).map(part).collect::<Result<_>>()?;
         self.transfer.timeline.mark_written();
-        self.enqueue(queue, &staged, &dst)
+        self.enqueue(queue, pairs)
     }
 
-    fn enqueue(&mut self, queue: &QueueLease, src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
+    /// Enqueues copies between the staging buffer and the device.
+    fn enqueue(&mut self, queue: &QueueLease, pairs: SmallVec<[(RawBuffer, RawBuffer); 1]>) -> Result<()> {
         let _attached = self.transfer.attach();
-        let operation = match self.transfer.in_place {
-            true => Operation::CopyInPlace { src, dst },
-            false => Operation::Copy { src, dst },
+        let pairs = pairs.as_slice();
+        let operation = match (pairs, self.transfer.in_place) {
+            ([(src, dst)], true) => Operation::CopyInPlace { src, dst },
+            ([(src, dst)], false) => Operation::Copy { src, dst },
+            (_, true) => {
+                queue.prepare_batch(pairs);
+                Operation::CopyBatchInPlace { pairs }
+            }
+            (_, false) => Operation::CopyBatch { pairs },
         };
+        let after = self.copies.len();
+        match self.enqueue_after(after, queue, &operation) {
+            // Its queues take no batches.
+            Err(error) if error.kind() == ErrorKind::Unsupported && pairs.len() > 1 => {
+                let copy = |(src, dst)| self.enqueue_after(after, queue, &Operation::Copy { src, dst });
+                pairs.iter().map(|(src, dst)| (src, dst)).try_for_each(copy)
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Enqueues an operation after the first copies of the chunk, of this number.
+    fn enqueue_after(&mut self, after: usize, queue: &QueueLease, operation: &Operation<'_>) -> Result<()> {
+        let after = self.copies.get(..after).unwrap_or(&self.copies);
         // SAFETY: the staging buffer is this chunk's until `copies` are over; the other side is claimed until the transfer's
-        // end, which comes after that; both lengths are the range's.
-        let copy = unsafe { queue.enqueue(&operation, &self.copies, Timing::Off) };
+        // end, which comes after that; the lengths of each pair are equal, and the pairs of a transfer do not overlap.
+        let copy = unsafe { queue.enqueue(operation, after, Timing::Off) };
         self.copies.push(copy.map_err(|error| name_lost_device(queue.device(), error))?);
         Ok(())
     }

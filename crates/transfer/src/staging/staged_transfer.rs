@@ -18,7 +18,7 @@ use transload_core::{
 };
 
 use super::{
-    RingHold, StagedKind, StagedTimeline, StagingRing,
+    Pieces, RingHold, StagedKind, StagedTimeline, StagingRing,
     chunk_copy::ChunkCopy,
     chunks::{Chunks, chunk_for},
     default_workers,
@@ -34,8 +34,7 @@ const FEW: usize = 6;
 /// One transfer. Its ranges are claimed, so no conflicting work runs until its end.
 pub(crate) struct StagedTransfer {
     pub(super) id: Option<TransferId>,
-    pub(super) src: RawBuffer,
-    pub(super) dst: RawBuffer,
+    pub(super) pieces: Pieces,
     pub(super) kind: StagedKind,
     /// Whether a copy kernel copies from and to the staging buffers.
     pub(super) in_place: bool,
@@ -59,7 +58,7 @@ pub(crate) struct StagedTransfer {
 
 impl StagedTransfer {
     pub(crate) fn new(
-        (src, dst): (RawBuffer, RawBuffer),
+        pieces: Pieces,
         (kind, in_place): (StagedKind, bool),
         backends: SmallVec<[Arc<dyn Backend>; 2]>,
         dependencies: SmallVec<[Fence; 8]>,
@@ -67,13 +66,12 @@ impl StagedTransfer {
         (id, priority): (Option<TransferId>, StreamPriority),
         timeline: Arc<StagedTimeline>,
     ) -> Arc<Self> {
-        let chunks = Chunks::new(src.len(), chunk_for(src.len(), default_workers()));
+        let chunks = Chunks::new(pieces.bytes(), chunk_for(pieces.bytes(), default_workers()));
         let (buffers_in_use, pending, started_at) = (AtomicUsize::new(0), Mutex::default(), OnceLock::new());
         let (ring, hold) = (Arc::clone(&hold), Mutex::new(Some(hold)));
         let transfer = Self {
             id,
-            src,
-            dst,
+            pieces,
             kind,
             in_place,
             ring,
@@ -116,7 +114,8 @@ impl StagedTransfer {
             }
         }
         if let StagedKind::FromUnified(queue) = &self.kind
-            && let Err(error) = self.prefetch(queue, &self.src, DeviceId::Cpu, waits).await
+            && let Some((src, _)) = self.pieces.single()
+            && let Err(error) = self.prefetch(queue, src, DeviceId::Cpu, waits).await
         {
             // The copy would still work, one page fault at a time; but report the error.
             self.fail(error).await;
@@ -168,7 +167,8 @@ impl StagedTransfer {
     pub(super) async fn end(&self, waits: WaitMode<'_>) {
         if let StagedKind::ToUnified(queue) = &self.kind
             && !self.timeline.has_failed()
-            && let Err(error) = self.prefetch(queue, &self.dst, self.dst.place().device, waits).await
+            && let Some((_, dst)) = self.pieces.single()
+            && let Err(error) = self.prefetch(queue, dst, dst.place().device, waits).await
         {
             self.timeline.fail(error);
         }

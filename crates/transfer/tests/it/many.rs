@@ -80,7 +80,10 @@ fn pairs_of_several_paths_are_one_report() {
         assert!(are_copied(&pairs));
     }
     let transfers: u64 = manager.get_transfer_stats().iter().map(|stats| stats.transfers).sum();
-    assert_eq!(transfers, 20, "the mock takes no lists");
+    assert_eq!(
+        transfers, 14,
+        "one for pageable memory, and of those by queues, which take no lists here, one a pair"
+    );
     assert!(is_at_rest(&manager));
 }
 
@@ -241,7 +244,8 @@ fn list_waits_for_its_fence_and_dropped_handles_are_drained() {
         assert!(are_copied(&pairs));
 
         let again = mixed(&manager, 9);
-        let transfer = manager.copy_many(&again).submit();
+        let by_queues = TransferOptions::new().only(TransferMethod::DirectCopy);
+        let transfer = manager.copy_many(&again).options(by_queues).submit();
         assert_eq!(transfer.fences().count(), 9);
         backend.fail_next(ErrorKind::Device);
         drop((transfer, again.clone()));
@@ -275,6 +279,51 @@ fn error_seen_by_a_dropped_future_is_kept_for_drain() {
     drop(many);
     gate.open();
     assert_eq!(manager.drain().unwrap_err().kind(), ErrorKind::Device);
+    assert!(is_at_rest(&manager));
+}
+
+#[test]
+fn list_of_pageable_memory_is_one_staged_transfer() {
+    const COUNT: usize = 3_000;
+    let (manager, backend) = with(Mock::default());
+    let only = TransferOptions::new().only(TransferMethod::HostStaged);
+    let allocate = |device: DeviceId, kind| manager.allocate(device, kind, 1 << 20).unwrap();
+    let (from, back) =
+        (allocate(DeviceId::Cpu, MemoryKind::Pageable), allocate(DeviceId::Cpu, MemoryKind::Pageable));
+    let far = allocate(MOCK, MemoryKind::Device);
+    from.write().unwrap().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8);
+    // Of 0 to 346 bytes, across the borders of chunks.
+    let lens: Vec<usize> = (0..COUNT).map(|at| at * 7 % 347).collect();
+    let scatter = |near: &RawBuffer, up: bool| -> Vec<Pair> {
+        let (mut at, mut there) = (0, 1 << 20);
+        lens.iter()
+            .map(|len| {
+                there -= len;
+                let pair = (near.slice(at..at + len).unwrap(), far.slice(there..there + len).unwrap());
+                at += len;
+                if up { pair } else { (pair.1, pair.0) }
+            })
+            .collect()
+    };
+    let up = manager.copy_many(scatter(&from, true)).options(only).submit();
+    let down = manager.copy_many(scatter(&back, false)).options(only).submit();
+    assert_eq!((up.fences().count(), down.fences().count()), (1, 1));
+    let report = down.wait().unwrap();
+    assert_eq!((report.groups[0].method, report.groups[0].bytes), (TransferMethod::HostStaged, report.bytes));
+    assert_eq!(report.groups[0].chunks as usize, lens.iter().filter(|len| **len > 0).count());
+    up.wait().unwrap();
+    let moved = report.bytes as usize;
+    assert!(from.read().unwrap()[..moved] == back.read().unwrap()[..moved]);
+
+    // A chunk that fails fails all, and the destination is not known to be right.
+    backend.pass_next();
+    backend.fail_next(ErrorKind::Device);
+    let failed = manager.copy_many(scatter(&back, false)).options(only).wait().unwrap_err();
+    assert_eq!((failed.error.kind(), failed.pairs.len()), (ErrorKind::Device, COUNT));
+    assert_eq!(back.slice(..moved).unwrap().read().unwrap_err().kind(), ErrorKind::SourceFailed);
+    manager.copy_many(scatter(&back, false)).options(only).wait().unwrap();
+    assert!(from.read().unwrap()[..moved] == back.read().unwrap()[..moved]);
+    drop((from, back, far));
     assert!(is_at_rest(&manager));
 }
 

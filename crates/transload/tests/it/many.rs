@@ -130,6 +130,39 @@ fn list_is_one_batch_or_one_kernel_if_exclusive() {
 }
 
 #[test]
+fn pageable_list_is_staged_and_scattered_by_batches_or_kernels() {
+    const COUNT: usize = 1000;
+    let setup = Setup::new();
+    let content = noise(512 * COUNT, 4);
+    let (near, back) =
+        (setup.filled(MemoryKind::Pageable, &content), setup.allocate(MemoryKind::Pageable, content.len()));
+    let far = setup.allocate(MemoryKind::Device, content.len());
+    let start = far.device_address().unwrap();
+    let is_far = |address: u64| (start..start + far.len() as u64).contains(&address);
+    for (exclusive, call) in [(false, "cuMemcpyBatchAsync"), (true, "cuLaunchKernel")] {
+        back.write().unwrap().fill(0);
+        let many = |pairs: Vec<Pair>| {
+            let copy = setup.manager.copy_many(pairs);
+            let copy = if exclusive { copy.exclusive() } else { copy };
+            let trace = trace::start();
+            let report = copy.wait().unwrap();
+            assert_eq!(report.groups[0].method, TransferMethod::HostStaged);
+            // Other tests trace calls of their own.
+            let calls = trace.calls();
+            assert!(calls.iter().any(|one| one.name.starts_with(call)));
+            let single = calls.iter().find(|one| {
+                one.name.starts_with("cuMemcpy")
+                    && one.arguments.iter().take(2).any(|argument| is_far(*argument))
+            });
+            assert!(single.is_none(), "{single:?}");
+        };
+        many(scattered(&near, &far));
+        many(scattered(&back, &far).into_iter().map(|(near, far)| (far, near)).collect());
+        assert!(back.read().unwrap()[..] == content[..]);
+    }
+}
+
+#[test]
 fn long_pieces_go_by_copy_engines_even_if_exclusive() {
     let setup = Setup::new();
     let (near, far) =

@@ -1,0 +1,64 @@
+//! What a staged transfer copies: pairs, whose bytes are laid end to end and cut into chunks.
+
+use std::ops::Range;
+
+use smallvec::{SmallVec, smallvec};
+use transload_core::RawBuffer;
+
+/// Sources and destinations of equal lengths, none empty.
+#[derive(Debug)]
+pub(crate) struct Pieces {
+    pairs: SmallVec<[(RawBuffer, RawBuffer); 1]>,
+    /// Where the bytes of each pair end.
+    ends: SmallVec<[usize; 1]>,
+}
+
+/// Bytes of one pair that lie in a chunk.
+pub(super) struct Piece<'a> {
+    pub(super) src: &'a RawBuffer,
+    pub(super) dst: &'a RawBuffer,
+    /// Their range in both.
+    pub(super) range: Range<usize>,
+    /// Where they begin in the chunk.
+    pub(super) at: usize,
+}
+
+impl Pieces {
+    pub(crate) fn one(src: RawBuffer, dst: RawBuffer) -> Self {
+        Self { ends: smallvec![src.len()], pairs: smallvec![(src, dst)] }
+    }
+
+    /// All pairs that are not empty.
+    pub(crate) fn all(pairs: &[(RawBuffer, RawBuffer)]) -> Self {
+        let pairs: SmallVec<[_; 1]> = pairs.iter().filter(|(src, _)| !src.is_empty()).cloned().collect();
+        let end = |sum: &mut usize, (src, _): &(RawBuffer, RawBuffer)| {
+            *sum = sum.saturating_add(src.len());
+            Some(*sum)
+        };
+        Self { ends: pairs.iter().scan(0, end).collect(), pairs }
+    }
+
+    /// Returns the bytes of all.
+    pub(super) fn bytes(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// Returns the pair if there is only one.
+    pub(super) fn single(&self) -> Option<&(RawBuffer, RawBuffer)> {
+        self.pairs.first().filter(|_| self.pairs.len() == 1)
+    }
+
+    /// Returns what lies in a chunk, in order.
+    pub(super) fn within(&self, chunk: &Range<usize>) -> impl Iterator<Item = Piece<'_>> + use<'_> {
+        let Range { start, end } = *chunk;
+        let first = self.ends.partition_point(|end| *end <= start);
+        let pairs = self.pairs.iter().zip(&self.ends).skip(first);
+        pairs.map_while(move |((src, dst), pair_end)| {
+            let pair_start = pair_end - src.len();
+            (pair_start < end).then(|| {
+                let (from, to) = (pair_start.max(start), (*pair_end).min(end));
+                Piece { src, dst, range: from - pair_start..to - pair_start, at: from - start }
+            })
+        })
+    }
+}
