@@ -75,6 +75,9 @@ pub const FAILURE_UNOBSERVED: &str = "failure_unobserved";
 pub const METHOD_DECLINED: &str = "method_declined";
 /// `WARN`, target [`TRANSFER`]: a method is not used on a path any more. Fields `src`, `dst`, `method`, `reason`.
 pub const METHOD_REJECTED: &str = "method_rejected";
+/// `INFO`, target [`TRANSFER`]: a method takes longer or shorter on a path than predicted, and the prediction was multiplied by
+/// `factor`, for sizes from `bytes` on to less than twice as many (from 1 GiB on, all). Fields `src`, `dst`, `method`, `bytes`, `factor`.
+pub const COST_REFINED: &str = "cost_refined";
 /// `INFO`, target [`TRANSFER`]: peer access between two devices could not be verified, and is tried again after `skipped` transfers.
 /// Fields `device`, `peer`, `skipped`, `error`.
 pub const PEER_RETRY: &str = "peer_retry";

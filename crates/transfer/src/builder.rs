@@ -1,4 +1,4 @@
-//! The builder of a manager with an observer or another sampling.
+//! The builder of a manager with an observer, another sampling or other settings.
 
 use std::{fmt, sync::Arc};
 
@@ -11,13 +11,27 @@ use crate::{
 };
 
 /// Settings of a manager. Created by [`CrossBackendTransferManager::builder`].
-#[derive(Default)]
 #[must_use = "a builder does nothing before `build`"]
 pub struct ManagerBuilder {
     observer: Option<Arc<dyn Observer>>,
     sampling: Sampling,
     executor: Option<Executor>,
     staging_limit: Option<u64>,
+    refinement: bool,
+    exploration: bool,
+}
+
+impl Default for ManagerBuilder {
+    fn default() -> Self {
+        Self {
+            observer: None,
+            sampling: Sampling::default(),
+            executor: None,
+            staging_limit: None,
+            refinement: true,
+            exploration: true,
+        }
+    }
 }
 
 impl ManagerBuilder {
@@ -49,13 +63,40 @@ impl ManagerBuilder {
         self
     }
 
+    /// Sets whether transfers refine the costs that methods are chosen by. Default: yes. A cost changes if nine transfers of about the
+    /// same size took 15 % more or less than predicted, by their median: measured transfers of at least 64 KiB between the host and a
+    /// device that is not simulated, during which the manager had no other ones there. The cost's basis is [`Refined`](transload_core::CostBasis::Refined) from then on, and
+    /// the event [`COST_REFINED`](transload_core::events::COST_REFINED) says so. Costs set by
+    /// [`set_costs`](CrossBackendTransferManager::set_costs) do not change.
+    pub fn refinement(mut self, is_on: bool) -> Self {
+        self.refinement = is_on;
+        self
+    }
+
+    /// Sets whether the second best method is tried now and then, so that the costs of both are known. Default: yes, if costs are
+    /// [refined](Self::refinement) and transfers [sampled](Self::sampling). It is tried for transfers of at least 1 MiB between the
+    /// host and a device with Normal or Low priority, if it is predicted to take at most half as long again, for at
+    /// most 1 % of the predicted time of all. Such a transfer's report is marked as [`explored`](transload_core::TransferReport::explored).
+    pub fn exploration(mut self, is_on: bool) -> Self {
+        self.exploration = is_on;
+        self
+    }
+
     /// Creates the manager, without backends.
     #[must_use]
     pub fn build(self) -> CrossBackendTransferManager {
-        let Self { observer, sampling, executor, staging_limit } = self;
+        let Self { observer, sampling, executor, staging_limit, refinement: refines, exploration } = self;
         let executor = executor.unwrap_or_else(Executor::shared);
         let calls = executor.group();
-        let context = ManagerContext { observer, sampling, executor: calls, ..ManagerContext::default() };
+        let explores = exploration && refines && !matches!(sampling, Sampling::Off | Sampling::Every(0));
+        let context = ManagerContext {
+            observer,
+            sampling,
+            refines,
+            explores,
+            executor: calls,
+            ..ManagerContext::default()
+        };
         let rings = Arc::new(StagingRings::new(executor.clone(), staging_limit));
         let methods = methods::all(executor, &rings);
         let context = Arc::new(context);
@@ -71,6 +112,8 @@ impl fmt::Debug for ManagerBuilder {
             .field("sampling", &self.sampling)
             .field("executor", &self.executor)
             .field("staging_limit", &self.staging_limit)
+            .field("refinement", &self.refinement)
+            .field("exploration", &self.exploration)
             .finish()
     }
 }

@@ -9,7 +9,9 @@ use transload_core::{
 use transload_executor::{BlockingKey, Executor};
 
 use crate::{
-    Sampling, report_events,
+    Sampling,
+    planning::costs::Costs,
+    report_events,
     stats::{
         lost::LostDevices,
         unobserved::{UnobservedTransfers, UnreportedFailure},
@@ -20,6 +22,11 @@ use crate::{
 pub(crate) struct ManagerContext {
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) sampling: Sampling,
+    pub(crate) costs: Costs,
+    /// Whether transfers refine the costs.
+    pub(crate) refines: bool,
+    /// Whether the second best method is tried now and then. Only if they do.
+    pub(crate) explores: bool,
     pub(crate) lost: LostDevices,
     pub(crate) refused: AtomicU64,
     /// The first failure not returned to any caller; the next `drain` returns it.
@@ -75,6 +82,9 @@ impl Default for ManagerContext {
         Self {
             observer: None,
             sampling: Sampling::default(),
+            costs: Costs::default(),
+            refines: true,
+            explores: true,
             lost: LostDevices::default(),
             refused: AtomicU64::default(),
             unreported: UnreportedFailure::default(),

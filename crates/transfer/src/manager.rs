@@ -187,7 +187,7 @@ impl CrossBackendTransferManager {
                 basis: candidate.info.cost.basis,
             },
         );
-        let report = chosen.info.report(&chosen.submission(input, &choice));
+        let report = chosen.info.report(&chosen.submission(input, &choice, Timing::Off));
         Ok(Plan::new(report, alternatives.collect()))
     }
 
@@ -352,7 +352,7 @@ impl CrossBackendTransferManager {
                     Err(error) => return self.refuse(id(), error),
                 }
             }
-            let choice = match routes.choose(&input, options, &self.context, excluded) {
+            let choice = match routes.choose_to_submit(&input, options, &self.context, excluded) {
                 Ok(choice) => choice,
                 Err(error) => return self.with_no_method(error, ((src, dst), (options, extras))),
             };
@@ -384,10 +384,10 @@ impl CrossBackendTransferManager {
         input: &PlanInput,
         (options, extras): (&TransferOptions, Option<&Extras<'_>>),
     ) -> Transfer {
-        let timing = candidate.timing(input.bytes, options.timing);
+        let timing = candidate.timing(input.bytes, choice.timing(options));
         let stage_in_place = choice.stage_in_place;
         let request = TransferRequest { src, dst, options, timing, stage_in_place, extras };
-        let mut submission = candidate.submission(input, choice);
+        let mut submission = candidate.submission(input, choice, timing);
         // Taken before the driver call, which evicts most of L1.
         let (info, is_observed) = (candidate.share_info(), self.context.observer.is_some());
         self.context.unobserved.check_few(&self.context);

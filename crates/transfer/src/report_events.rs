@@ -1,6 +1,6 @@
 //! Reports a manager's [events] to `tracing`.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use transload_core::{
     CompletionHandler, DeviceId, Error, Fence, RejectReason, Rejected, Result, Submission, Submitted,
@@ -200,6 +200,24 @@ pub(crate) fn rejected(path: TransferPath, rejected: Rejected) {
         method = %rejected.method,
         reason = %rejected.reason,
         "method is not used on this path any more"
+    );
+}
+
+#[cold]
+pub(crate) fn cost_refined(
+    (path, method): (TransferPath, TransferMethod),
+    sizes: RangeInclusive<u64>,
+    factor: f64,
+) {
+    tracing::info!(
+        name: events::COST_REFINED,
+        target: events::TRANSFER,
+        src = %path.src,
+        dst = %path.dst,
+        %method,
+        bytes = sizes.start(),
+        factor,
+        "transfers take longer or shorter than predicted; the prediction is corrected"
     );
 }
 

@@ -119,6 +119,20 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Sets whether transfers correct the costs that methods are chosen by; see
+    /// [`ManagerBuilder::refinement`](crate::backend::ManagerBuilder::refinement). Default: yes.
+    pub fn refinement(mut self, is_on: bool) -> Self {
+        self.manager = self.manager.refinement(is_on);
+        self
+    }
+
+    /// Sets whether the second best method is tried now and then; see
+    /// [`ManagerBuilder::exploration`](crate::backend::ManagerBuilder::exploration). Default: yes.
+    pub fn exploration(mut self, is_on: bool) -> Self {
+        self.manager = self.manager.exploration(is_on);
+        self
+    }
+
     /// Sets where calibrations are kept. The runtime uses the one there, if it fits this machine, and
     /// [`Runtime::calibrate`] replaces it. Default: the user's cache directory. Feature `calibration`.
     #[cfg(feature = "calibration")]

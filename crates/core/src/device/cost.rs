@@ -1,6 +1,6 @@
 //! Costs of a method on a path: a curve through measured points, or a latency and a bandwidth.
 
-use std::{fmt, time::Duration};
+use std::{fmt, ops::RangeInclusive, time::Duration};
 
 use crate::{TransferMethod, TransferPath};
 
@@ -10,6 +10,8 @@ use crate::{TransferMethod, TransferPath};
 pub enum CostBasis {
     /// The backend's default costs: not measured on this machine.
     BuiltIn,
+    /// Corrected by the times of transfers.
+    Refined,
     /// Measured on this machine.
     Measured,
     /// Set by the user.
@@ -20,6 +22,7 @@ impl fmt::Display for CostBasis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::BuiltIn => "built-in table, not measured here",
+            Self::Refined => "corrected by transfers",
             Self::Measured => "measured here",
             Self::User => "set by the user",
         })
@@ -62,18 +65,36 @@ impl CostModel {
         (points.len() >= 2).then_some(Self { points })
     }
 
+    /// Returns the model with the times of some sizes multiplied by a factor, and the others as they were.
+    #[must_use]
+    pub fn scaled(&self, sizes: RangeInclusive<u64>, factor: f64) -> Self {
+        /// A size beyond all others.
+        const FAR: u64 = 1 << 60;
+        let edges =
+            [sizes.start().saturating_sub(1), *sizes.start(), *sizes.end(), sizes.end().saturating_add(1)];
+        let known = self.points.iter().map(|point| point.0);
+        let points = known.chain(edges.map(|edge| edge.min(FAR))).map(|bytes| {
+            let factor = if sizes.contains(&bytes) { factor } else { 1.0 };
+            (bytes, (self.seconds(bytes) * factor).min(f64::MAX))
+        });
+        Self::from_points(points.collect()).unwrap_or_else(|| self.clone())
+    }
+
     /// Returns the predicted time for `bytes`.
     #[must_use]
     pub fn predict(&self, bytes: u64) -> Duration {
+        // Saturates at the ends of the range.
+        Duration::from_nanos((self.seconds(bytes) * 1e9 + 0.5) as u64)
+    }
+
+    fn seconds(&self, bytes: u64) -> f64 {
         let right =
             self.points.partition_point(|point| point.0 < bytes).clamp(1, self.points.len().max(2) - 1);
         let (Some(left), Some(right)) = (self.points.get(right - 1), self.points.get(right)) else {
-            return Duration::ZERO;
+            return 0.0;
         };
         let slope = (right.1 - left.1) / (right.0 as f64 - left.0 as f64);
-        let seconds = left.1 + slope * (bytes as f64 - left.0 as f64);
-        // Saturates at the ends of the range.
-        Duration::from_nanos((seconds * 1e9 + 0.5) as u64)
+        left.1 + slope * (bytes as f64 - left.0 as f64)
     }
 }
 

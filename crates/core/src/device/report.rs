@@ -46,11 +46,14 @@ pub struct TransferReport {
     #[cfg_attr(feature = "serde", serde(rename = "predicted_seconds", with = "crate::serde_seconds"))]
     pub predicted: Duration,
     /// Bytes of other transfers that were queued for the copy engine when the method was chosen. Counted only
-    /// for small transfers of high priority, whose method depends on it, else 0.
+    /// for small transfers of high priority, whose method depends on it, and for measured ones from 64 KiB, else 0.
     #[cfg_attr(feature = "serde", serde(rename = "queued_bytes"))]
     pub queued: u64,
     /// Basis of the prediction.
     pub basis: CostBasis,
+    /// Whether the second best method was tried, to know its time.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub explored: bool,
     /// Rejected methods and the reasons.
     pub rejected: Rejections,
     /// Whether the device is simulated by a software driver.
@@ -76,6 +79,7 @@ impl TransferReport {
             predicted: Duration::ZERO,
             queued: 0,
             basis: CostBasis::BuiltIn,
+            explored: false,
             rejected: Rejections::new(),
             simulated: false,
         }
@@ -117,6 +121,9 @@ impl fmt::Display for TransferReport {
         }
         if self.queued > 0 {
             write!(f, ", {}", QueuedBefore(self.queued))?;
+        }
+        if self.explored {
+            f.write_str(", to try the second best method")?;
         }
         if self.simulated {
             f.write_str(" (simulated)")?;

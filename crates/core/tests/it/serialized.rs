@@ -85,6 +85,7 @@ fn report_has_units_in_names() {
         "predicted_seconds": 12.345_678_901,
         "queued_bytes": 0,
         "basis": "built_in",
+        "explored": false,
         "rejected": [{ "method": "PeerToPeer", "reason": "no_device" }],
         "simulated": false,
     });

@@ -1,19 +1,25 @@
 //! A method that applies to a path, and what all transfers by it have in common.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
 
 use transload_core::{
-    CompletionHandler, DeviceId, Error, Fence, RejectReason, Rejected, Rejections, Result, SizeClass,
-    StreamPriority, Submission, Timing, TransferEvent, TransferId, TransferMethod, TransferReport,
+    CompletionHandler, CostBasis, DeviceId, Error, Fence, RejectReason, Rejected, Rejections, Result,
+    SizeClass, StreamPriority, Submission, Timing, TransferEvent, TransferId, TransferMethod, TransferReport,
 };
 
 use crate::{
     context::ManagerContext,
     methods::{Method, Route},
-    planning::{costs::Cost, engine_queue::EngineQueue, planner::Choice, request::PlanInput},
+    planning::{
+        costs::Cost,
+        engine_queue::{COUNTED_FROM, EngineQueue},
+        observations,
+        planner::Choice,
+        request::PlanInput,
+    },
     report_events::{self, CompletionWithId},
     stats::{path_stats::PathStats, unobserved::UnobservedTransfer},
 };
@@ -30,6 +36,8 @@ pub(crate) struct Candidate {
     warm: u8,
     /// The copy engine's queue that its transfers use.
     pub(crate) engine: Option<Arc<EngineQueue>>,
+    /// Predicted time of the transfers so far from [`EXPLORED_FROM`] on.
+    pub(crate) spent: Duration,
     /// Transfers of each size class so far, for sampling.
     asked: [u64; SizeClass::ALL.len()],
     /// References for later transfers, cloned in batches: another thread that drops a transfer takes the cache line
@@ -50,6 +58,8 @@ pub(crate) struct CandidateInfo {
     /// `reasons` as a list, for transfers that exclude no further method.
     pub(crate) rejected: Rejections,
     pub(crate) context: Arc<ManagerContext>,
+    /// See [`Candidate::engine`]. Weak, since the queue keeps fences.
+    pub(crate) engine: Weak<EngineQueue>,
 }
 
 /// The methods that one transfer cannot use although they apply: a bit for each method's index.
@@ -65,6 +75,10 @@ pub(crate) struct Excluded {
 
 /// See [`Excluded::unsuited`]. No method's bit.
 pub(crate) const ON_QUEUE: u8 = 1 << 7;
+/// Bit of a submission's tag: the transfer [explores](TransferReport::explored). In no list of methods.
+const EXPLORED: u32 = u32::from_ne_bytes([1 << 7, 0, 0, 0]);
+/// The smallest transfer that may explore, in bytes.
+pub(crate) const EXPLORED_FROM: u64 = 1 << 20;
 
 pub(crate) fn bit(method: TransferMethod) -> u8 {
     1 << method as u8
@@ -115,7 +129,16 @@ impl Candidate {
         engine: Option<Arc<EngineQueue>>,
     ) -> Self {
         let info = Arc::new(info);
-        Self { info, method, route, warm: 0, engine, asked: Default::default(), spare_infos: Vec::new() }
+        Self {
+            info,
+            method,
+            route,
+            warm: 0,
+            engine,
+            spent: Duration::ZERO,
+            asked: Default::default(),
+            spare_infos: Vec::new(),
+        }
     }
 
     pub(crate) fn method(&self) -> TransferMethod {
@@ -139,6 +162,9 @@ impl Candidate {
     /// Notes that a transfer was submitted.
     #[inline]
     pub(crate) fn warm_up(&mut self, priority: StreamPriority, submission: &Submission) {
+        if submission.bytes >= EXPLORED_FROM {
+            self.spent = self.spent.saturating_add(submission.predicted);
+        }
         let priority = 1 << priority as u8;
         if self.warm & priority == 0 {
             self.warm_up_first(priority, submission);
@@ -156,13 +182,17 @@ impl Candidate {
     }
 
     /// Returns what is recorded of a transfer before it is submitted.
-    pub(crate) fn submission(&self, input: &PlanInput, choice: &Choice) -> Submission {
+    pub(crate) fn submission(&self, input: &PlanInput, choice: &Choice, timing: Timing) -> Submission {
+        let mut queued = choice.queued;
+        if let (Timing::Measured, Some(engine), true) = (timing, &self.engine, input.bytes >= COUNTED_FROM) {
+            queued = engine.queued();
+        }
         Submission {
             bytes: input.bytes,
             predicted: choice.predicted,
-            queued: choice.queued,
+            queued,
             chunks: self.method.chunks(&self.route, input),
-            tag: choice.excluded.tag(),
+            tag: choice.excluded.tag() | if choice.explored { EXPLORED } else { 0 },
             ..Submission::default()
         }
     }
@@ -198,6 +228,30 @@ impl Candidate {
     }
 }
 
+impl CandidateInfo {
+    /// Compares a measured transfer with its prediction, if nothing but the transfer itself took that time: what was queued before it,
+    /// and what is still queued behind it, may have shared the link.
+    #[cold]
+    fn observe(&self, report: &TransferReport) {
+        if !self.context.refines || self.simulated || self.cost.basis == CostBasis::User {
+            return;
+        }
+        let is_idle = || self.engine.upgrade().is_some_and(|engine| engine.queued() == 0);
+        if (report.queued > 0 || !is_idle()) && !transload_core::mutant!("transfer/queueing-is-not-the-link")
+        {
+            return;
+        }
+        let Some(time) = observations::time_of(report) else { return };
+        let predicted = self.cost.model.predict(report.bytes).max(Duration::from_nanos(1));
+        let ratio = time.as_secs_f64() / predicted.as_secs_f64();
+        let Some(factor) = self.cost.observations.add(report.bytes, ratio) else { return };
+        let of = (self.stats.path, self.stats.method);
+        if self.context.costs.refine(of, &self.cost, (report.bytes, factor)) {
+            report_events::cost_refined(of, observations::sizes_with(report.bytes), factor);
+        }
+    }
+}
+
 impl CompletionHandler for CandidateInfo {
     fn report(&self, submission: &Submission) -> TransferReport {
         let mut report =
@@ -208,7 +262,8 @@ impl CompletionHandler for CandidateInfo {
         report.predicted = submission.predicted;
         report.queued = submission.queued;
         report.basis = self.cost.basis;
-        report.rejected = match submission.tag {
+        report.explored = submission.tag & EXPLORED != 0;
+        report.rejected = match submission.tag & !EXPLORED {
             0 => Rejections::from_slice(&self.rejected),
             tag => Excluded::of_tag(tag).rejections(&self.reasons),
         };
@@ -227,6 +282,9 @@ impl CompletionHandler for CandidateInfo {
             Err(_) => counts.failures += 1,
         });
         self.context.ended(report, outcome);
+        if report.moving.is_some() && outcome.is_ok() && report.bytes >= COUNTED_FROM {
+            self.observe(report);
+        }
     }
 
     fn abandoned(&self, submission: &Submission, fence: Fence) {

@@ -1,18 +1,83 @@
 //! The cost of each method on each path, and its origin.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::RwLock;
 
 use transload_core::{CostBasis, CostModel, PathCost, TransferMethod, TransferPath};
 
+use crate::planning::observations::{Observations, sizes_with};
+
 /// A cost and its origin.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Cost {
     pub(crate) model: CostModel,
     pub(crate) basis: CostBasis,
+    /// What transfers took since the cost was set.
+    pub(crate) observations: Arc<Observations>,
+}
+
+impl Cost {
+    fn new(model: CostModel, basis: CostBasis) -> Self {
+        Self { model, basis, observations: Arc::default() }
+    }
+}
+
+/// The costs of a manager. Transfers read those that their cached routes have.
+#[derive(Default)]
+pub(crate) struct Costs {
+    table: RwLock<Arc<CostTable>>,
+    /// Number of changes that make cached routes obsolete, of costs or of what else routes depend on. Counted after the change.
+    changes: AtomicU64,
+}
+
+impl Costs {
+    /// Returns the number of changes so far. Read it before what changes.
+    #[inline]
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// Makes all cached routes obsolete.
+    pub(crate) fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    pub(crate) fn table(&self) -> Arc<CostTable> {
+        Arc::clone(&self.table.read())
+    }
+
+    /// See [`CostTable::set`].
+    pub(crate) fn set(&self, costs: Vec<PathCost>, basis: CostBasis) {
+        Arc::make_mut(&mut *self.table.write()).set(costs, basis);
+        self.changed();
+    }
+
+    /// Multiplies a cost by a factor, for the sizes near `bytes`. Returns `false` if it was set by somebody since `cost` was read.
+    pub(crate) fn refine(
+        &self,
+        (path, method): (TransferPath, TransferMethod),
+        cost: &Cost,
+        (bytes, factor): (u64, f64),
+    ) -> bool {
+        let is_refined =
+            Arc::make_mut(&mut *self.table.write()).refine((path, method), cost, (bytes, factor));
+        if is_refined {
+            self.changed();
+        }
+        is_refined
+    }
 }
 
 /// Costs by path and method. A user's costs take precedence over measured ones, those over a backend's defaults.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct CostTable {
     costs: HashMap<(TransferPath, TransferMethod), Cost>,
 }
@@ -25,7 +90,7 @@ impl CostTable {
                 old.basis > basis || (old.basis == CostBasis::BuiltIn && basis == CostBasis::BuiltIn)
             });
             if !keeps {
-                self.costs.insert((path, method), Cost { model, basis });
+                self.costs.insert((path, method), Cost::new(model, basis));
             }
         }
     }
@@ -33,15 +98,28 @@ impl CostTable {
     /// Returns the cost of a method on a path. An unknown cost is assumed to be high, 100 µs and 1 GB/s, so that a
     /// method of known cost is preferred.
     pub(crate) fn get(&self, path: TransferPath, method: TransferMethod) -> Cost {
-        self.costs.get(&(path, method)).cloned().unwrap_or_else(|| Cost {
-            model: CostModel::linear(Duration::from_micros(100), 1e9),
-            basis: CostBasis::BuiltIn,
-        })
+        let unknown = || CostModel::linear(Duration::from_micros(100), 1e9);
+        self.costs.get(&(path, method)).cloned().unwrap_or_else(|| Cost::new(unknown(), CostBasis::BuiltIn))
+    }
+
+    fn refine(
+        &mut self,
+        key: (TransferPath, TransferMethod),
+        cost: &Cost,
+        (bytes, factor): (u64, f64),
+    ) -> bool {
+        let known = self.costs.entry(key).or_insert_with(|| cost.clone());
+        if !Arc::ptr_eq(&known.observations, &cost.observations) {
+            return false;
+        }
+        known.model = known.model.scaled(sizes_with(bytes), factor);
+        known.basis = CostBasis::Refined;
+        true
     }
 
     /// Returns all known costs with their origins, sorted by path and method.
     pub(crate) fn list(&self) -> Vec<(PathCost, CostBasis)> {
-        let cost = |(&(path, method), Cost { model, basis }): (&_, &Cost)| {
+        let cost = |(&(path, method), Cost { model, basis, .. }): (&_, &Cost)| {
             (PathCost { path, method, model: model.clone() }, *basis)
         };
         let mut list: Vec<_> = self.costs.iter().map(cost).collect();
@@ -83,5 +161,23 @@ mod tests {
         assert_eq!(micros(&table), (3, CostBasis::User));
         table.set(cost(6), CostBasis::User);
         assert_eq!(micros(&table), (6, CostBasis::User));
+    }
+
+    #[test]
+    fn only_the_cost_that_was_observed_is_refined() {
+        let key = (cost(1)[0].path, TransferMethod::DirectCopy);
+        let mut table = CostTable::default();
+        let time = |table: &CostTable, bytes| table.get(key.0, key.1).model.predict(bytes).as_micros();
+        table.set(cost(1), CostBasis::BuiltIn);
+        let seen = table.get(key.0, key.1);
+        assert!(table.refine(key, &seen, (1 << 20, 3.0)));
+        // 1 µs and a byte each ns.
+        assert_eq!((time(&table, 1 << 20), time(&table, 1 << 22)), (3148, 4195));
+        assert_eq!(table.get(key.0, key.1).basis, CostBasis::Refined);
+        assert!(table.refine(key, &seen, (u64::MAX, 2.0)), "the same cost");
+        assert_eq!((time(&table, 1 << 29), time(&table, 1 << 31)), (536_871, 4_294_969));
+        table.set(cost(1), CostBasis::Measured);
+        assert!(!table.refine(key, &seen, (1 << 20, 3.0)), "measured since");
+        assert_eq!((time(&table, 1 << 20), table.get(key.0, key.1).basis), (1049, CostBasis::Measured));
     }
 }

@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use transload_core::{
-    CostBasis, DeviceId, Error, ErrorKind, RejectReason, Rejected, Result, TransferMethod, TransferPath,
+    CostBasis, DeviceId, Error, ErrorKind, RejectReason, Rejected, Result, StreamPriority, Timing,
+    TransferMethod, TransferPath,
 };
 
 use crate::{
@@ -12,13 +13,16 @@ use crate::{
     context::ManagerContext,
     methods::{Method, Route, Topology},
     planning::{
-        candidate::{Candidate, CandidateInfo, Excluded, ON_QUEUE, Reasons, bit},
+        candidate::{Candidate, CandidateInfo, EXPLORED_FROM, Excluded, ON_QUEUE, Reasons, bit},
         costs::CostTable,
         engine_queue::EngineQueues,
         request::PlanInput,
     },
     stats::path_stats::StatsTable,
 };
+
+/// One of so many parts of all time is used to try the second best method.
+const EXPLORED_SHARE: u32 = 100;
 
 /// The methods that apply to a path, with their routes and costs, and why the others do not. Valid until a backend is
 /// registered or costs change.
@@ -30,6 +34,8 @@ pub(crate) struct PathRoutes {
     in_place: u8,
     /// Size of the latest request, and its cheapest method.
     latest: Option<(u64, Choice)>,
+    /// Predicted time of the transfers that explored.
+    explored: Duration,
 }
 
 /// How a request will be carried out.
@@ -42,7 +48,16 @@ pub(crate) struct Choice {
     pub(crate) predicted: Duration,
     /// Whether the method stages, with a copy kernel between the device and the staging buffers.
     pub(crate) stage_in_place: bool,
+    /// See [`TransferReport::explored`].
+    pub(crate) explored: bool,
     pub(crate) excluded: Excluded,
+}
+
+impl Choice {
+    /// Whether the transfer is measured, unless that is up to the manager's sampling.
+    pub(crate) fn timing(&self, options: &TransferOptions) -> Option<Timing> {
+        if self.explored { Some(Timing::Measured) } else { options.timing }
+    }
 }
 
 impl PathRoutes {
@@ -67,6 +82,7 @@ impl PathRoutes {
             }
         }
         let candidate = |method: &Arc<dyn Method>, route: Route| {
+            let engine = engines.get_or_create(path, route.lane).filter(|_| method.queued(u64::MAX) > 0);
             let known = CandidateInfo {
                 stats: table.get_or_create(path, method.method(), route.simulated),
                 lane: route.lane,
@@ -76,8 +92,8 @@ impl PathRoutes {
                 reasons,
                 rejected: Excluded::default().rejections(&reasons),
                 context: Arc::clone(context),
+                engine: engine.as_ref().map(Arc::downgrade).unwrap_or_default(),
             };
-            let engine = engines.get_or_create(path, route.lane).filter(|_| method.queued(u64::MAX) > 0);
             Candidate::new(known, Arc::clone(method), route, engine)
         };
         let applicable = routes.into_iter().filter_map(|(method, route)| Some((method, route.ok()?)));
@@ -85,7 +101,7 @@ impl PathRoutes {
             applicable.map(|(method, route)| candidate(method, route)).collect();
         let in_place = candidates.iter().filter(|candidate| candidate.method.is_in_place());
         let in_place = in_place.fold(0, |methods, candidate| methods | bit(candidate.method()));
-        Self { path, candidates, reasons, in_place, latest: None }
+        Self { path, candidates, reasons, in_place, latest: None, explored: Duration::ZERO }
     }
 
     /// Chooses the cheapest method that applies, is allowed and has not declined this request; one in place only if no other is left
@@ -115,6 +131,55 @@ impl PathRoutes {
             }
         }
         Ok(choice)
+    }
+
+    /// Like [`choose`](Self::choose), for a transfer that is submitted next: now and then the second best method is tried.
+    ///
+    /// # Errors
+    /// Those of `choose`.
+    #[inline]
+    pub(crate) fn choose_to_submit(
+        &mut self,
+        input: &PlanInput,
+        options: &TransferOptions,
+        context: &ManagerContext,
+        excluded: Excluded,
+    ) -> Result<Choice> {
+        let choice = self.choose(input, options, context, excluded)?;
+        let may_explore = input.bytes >= EXPLORED_FROM && context.explores;
+        Ok(if may_explore { self.explore(choice, input.bytes, options) } else { choice })
+    }
+
+    /// Chooses the second best method, if it is not much slower and this one has been chosen for long enough.
+    fn explore(&mut self, choice: Choice, bytes: u64, options: &TransferOptions) -> Choice {
+        let of_excluded = choice.excluded;
+        let is_urgent = options.priority == StreamPriority::High
+            && !transload_core::mutant!("transfer/urgent-transfers-do-not-explore");
+        if is_urgent || options.timing == Some(Timing::Off) || of_excluded.unsuited & ON_QUEUE != 0 {
+            return choice;
+        }
+        // Only of these are the times learned.
+        let can_learn = |candidate: &Candidate| {
+            candidate.engine.is_some()
+                && candidate.info.cost.basis != CostBasis::User
+                && !candidate.route.simulated
+        };
+        let others = self.candidates.iter().enumerate().filter(|(index, candidate)| {
+            *index != choice.index && of_excluded.all() & bit(candidate.method()) == 0 && can_learn(candidate)
+        });
+        let second = others.map(|(index, candidate)| (index, candidate.predict(bytes))).min_by_key(|it| it.1);
+        let Some((index, predicted)) = second.filter(|_| can_learn(&self.candidates[choice.index])) else {
+            return choice;
+        };
+        let spent: Duration = self.candidates.iter().map(|candidate| candidate.spent).sum();
+        let explored = self.explored.saturating_add(predicted);
+        let is_rare = explored.saturating_mul(EXPLORED_SHARE) <= spent
+            || transload_core::mutant!("transfer/explores-one-percent");
+        if !is_rare || 2 * predicted > 3 * choice.predicted {
+            return choice;
+        }
+        self.explored = explored;
+        Choice { index, predicted, explored: true, ..choice }
     }
 
     /// The methods that a queue of the caller's on this device cannot take.
@@ -245,7 +310,7 @@ impl PathRoutes {
             let text = format!("no method is left for {}: {}", self.path, reasons.join("; "));
             return Err(Error::new(ErrorKind::Unsupported, text));
         };
-        Ok(Choice { index, queued: 0, predicted, stage_in_place: false, excluded })
+        Ok(Choice { index, queued: 0, predicted, stage_in_place: false, explored: false, excluded })
     }
 
     /// Returns the methods that are not excluded with their predicted times, fastest first.

@@ -1,11 +1,8 @@
 //! The registered backends, the costs of paths, and the cached routes.
 
-use std::sync::{
-    Arc, OnceLock,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::{Arc, OnceLock};
 
-use parking_lot::{RwLock, RwLockWriteGuard};
+use parking_lot::RwLock;
 use transload_core::{
     Backend, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost, Place, Rejected,
     Result, SpinLock, SpinLockGuard, TransferMethod, TransferPath,
@@ -18,7 +15,6 @@ use crate::{
     methods::{Declined, Method, Topology},
     planning::{
         candidate::{Candidate, bit},
-        costs::CostTable,
         engine_queue::EngineQueues,
         planner::PathRoutes,
     },
@@ -49,9 +45,8 @@ pub(crate) struct Registry {
     pub(crate) stats: StatsTable,
     context: Arc<ManagerContext>,
     backends: Backends,
-    state: RwLock<State>,
-    /// Number of changes; each invalidates the cached routes. Changed under the state's lock.
-    generation: AtomicU64,
+    /// Methods that were rejected permanently while being prepared. A change makes cached routes obsolete, like one of costs.
+    unusable: RwLock<Arc<Vec<(TransferPath, Rejected)>>>,
     kept: Box<[RouteCacheShard]>,
 }
 
@@ -87,7 +82,7 @@ impl RouteCacheGuard<'_> {
             Self::Own(kept) => kept,
         };
         // Read first: routes found below are at least as new, and at worst are found again next time.
-        let generation = registry.generation.load(Ordering::Acquire);
+        let generation = registry.context.costs.changes();
         if kept.generation != generation {
             kept.routes.clear();
             kept.generation = generation;
@@ -131,19 +126,12 @@ impl Backends {
         latest
     }
 
-    /// Appends a backend. The caller holds the state's lock.
+    /// Appends a backend. The caller is the only one that does.
     fn add(&self, registered: Registered) {
         let latest = self.latest();
         let list = latest.list.iter().cloned().chain([registered]).collect();
         latest.next.get_or_init(|| Box::new(Self { list, next: OnceLock::new() }));
     }
-}
-
-#[derive(Default)]
-struct State {
-    costs: Arc<CostTable>,
-    /// Methods that were rejected permanently while being prepared.
-    unusable: Arc<Vec<(TransferPath, Rejected)>>,
 }
 
 impl Registry {
@@ -159,8 +147,7 @@ impl Registry {
             stats: StatsTable::default(),
             context,
             backends: Backends::default(),
-            state: RwLock::default(),
-            generation: AtomicU64::new(0),
+            unusable: RwLock::default(),
             kept: (0..SHARDS).map(|_| RouteCacheShard::default()).collect(),
         }
     }
@@ -170,7 +157,7 @@ impl Registry {
     pub(crate) fn register(&self, backend: Arc<dyn Backend>) -> Result<()> {
         let devices = backend.devices();
         let costs = backend.default_costs();
-        let mut state = self.state.write();
+        let _one_at_a_time = self.unusable.write();
         for device in &devices {
             if let Some(other) = self.backends().iter().find(|other| other.device(device.id).is_some()) {
                 let text = format!(
@@ -183,20 +170,16 @@ impl Registry {
             }
         }
         self.backends.add(Registered { backend, devices });
-        Arc::make_mut(&mut state.costs).set(costs, CostBasis::BuiltIn);
-        self.changed(state);
+        self.context.costs.set(costs, CostBasis::BuiltIn);
         Ok(())
     }
 
     pub(crate) fn set_costs(&self, costs: Vec<PathCost>, basis: CostBasis) {
-        let mut state = self.state.write();
-        Arc::make_mut(&mut state.costs).set(costs, basis);
-        self.changed(state);
+        self.context.costs.set(costs, basis);
     }
 
     pub(crate) fn costs(&self) -> Vec<(PathCost, CostBasis)> {
-        let costs = Arc::clone(&self.state.read().costs);
-        costs.list()
+        self.context.costs.table().list()
     }
 
     /// Has a method prepare its path, and removes it from the routes if it is rejected permanently.
@@ -218,19 +201,16 @@ impl Registry {
     }
 
     fn reject(&self, path: TransferPath, rejected: Rejected) {
-        let mut state = self.state.write();
-        let known = state.unusable.iter().any(|(of, known)| *of == path && known.method == rejected.method);
+        let mut unusable = self.unusable.write();
+        let known = unusable.iter().any(|(of, known)| *of == path && known.method == rejected.method);
         if !known {
-            Arc::make_mut(&mut state.unusable).push((path, rejected));
+            Arc::make_mut(&mut unusable).push((path, rejected));
         }
-        self.changed(state);
+        drop(unusable);
+        self.context.costs.changed();
         if !known {
             report_events::rejected(path, rejected);
         }
-    }
-
-    fn changed(&self, _state: RwLockWriteGuard<'_, State>) {
-        self.generation.fetch_add(1, Ordering::Release);
     }
 
     /// Waits for the methods' own tasks.
@@ -270,7 +250,7 @@ impl Registry {
     }
 
     pub(crate) fn forget_routes(&self) {
-        self.changed(self.state.write());
+        self.context.costs.changed();
     }
 
     /// Returns all backends registered so far. Takes no lock.
@@ -327,10 +307,8 @@ impl Registry {
     }
 
     fn find(&self, path: TransferPath) -> Result<PathRoutes> {
-        let (backends, costs, unusable) = {
-            let state = self.state.read();
-            (self.backends(), Arc::clone(&state.costs), Arc::clone(&state.unusable))
-        };
+        let (costs, unusable) = (self.context.costs.table(), Arc::clone(&self.unusable.read()));
+        let backends = self.backends();
         find_registered(backends, path.src.device)?;
         find_registered(backends, path.dst.device)?;
         let parts = (&self.stats, &self.engines, &self.context);

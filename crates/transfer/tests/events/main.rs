@@ -185,6 +185,29 @@ fn peer_rejection_names_method_path_and_cause() {
 }
 
 #[test]
+fn drift_is_told_with_its_factor() {
+    let upload = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+    let cost = PathCost {
+        path: TransferPath::new(upload, Place::new(MOCK, MemoryKind::Device)),
+        method: TransferMethod::DirectCopy,
+        model: CostModel::linear(Duration::from_secs(10), 1e15),
+    };
+    let records = record(|| {
+        let (manager, backend) = manager(Mock { costs: vec![cost], ..Mock::default() });
+        backend.shared.planted_micros.store(20_000_000, std::sync::atomic::Ordering::SeqCst);
+        let (src, dst) = pair(&manager, 3 * MIB);
+        for _ in 0..9 {
+            let copy = manager.copy(&src, &dst).method(TransferMethod::DirectCopy);
+            copy.timing(Timing::Measured).wait().unwrap();
+        }
+    });
+    let refined = find_one(&records, events::COST_REFINED, events::TRANSFER, &["src", "dst", "method"]);
+    assert_eq!((refined.field("bytes"), refined.field("method")), (Some("2097152"), Some("DirectCopy")));
+    let factor: f64 = refined.field("factor").unwrap().parse().unwrap();
+    assert!((1.99..2.01).contains(&factor), "{factor}");
+}
+
+#[test]
 fn peer_access_is_retried_after_a_shortage() {
     let records = record(|| {
         let (manager, backend, [src, dst]) = peers();

@@ -19,6 +19,7 @@ mod observer;
 mod property;
 mod queue_limit;
 mod recording;
+mod refinement;
 mod refusal;
 mod registration;
 mod ring_limit;

@@ -368,7 +368,9 @@ impl MockTimeline {
         drop(lost);
         [work.src, work.dst].into_iter().for_each(|start| self.shared.uses_no_more(self.device, start));
         if work.timing == Timing::Measured {
-            self.durations.lock().insert(point, Duration::from_micros(10));
+            let planted = self.shared.planted_micros.load(Ordering::SeqCst);
+            let moving = Duration::from_micros(if planted == 0 { 10 } else { planted });
+            self.durations.lock().insert(point, moving);
         }
         self.shared.performed.fetch_add(1, Ordering::SeqCst);
     }

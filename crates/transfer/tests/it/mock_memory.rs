@@ -25,6 +25,8 @@ use crate::mock::MockBackend;
 pub(crate) struct Shared {
     pub(crate) allocations: AtomicU64,
     pub(crate) leases: AtomicU64,
+    /// What each copy takes by the device's clock, in microseconds; 10 if it is 0.
+    pub(crate) planted_micros: AtomicU64,
     /// Outcomes of the next operations that run; `None` succeeds.
     pub(crate) failures: Mutex<VecDeque<Option<ErrorKind>>>,
     /// Addresses that queued operations of a device use.

@@ -1,0 +1,209 @@
+//! Costs follow what transfers take, and the second best method is tried now and then. Planted times are seconds, so that what the
+//! host itself takes is nothing beside them.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use transload_core::{
+    CostBasis, CostModel, MemoryKind, PathCost, Place, RawBuffer, StreamPriority, Timing, TransferMethod,
+    TransferPath, TransferReport,
+};
+use transload_transfer::{CrossBackendTransferManager, ManagerBuilder, Plan, Sampling, TransferOptions};
+
+use crate::{DeviceId, MOCK, Mock, is_at_rest, mock::MockBackend, pair};
+
+const DIRECT: TransferMethod = TransferMethod::DirectCopy;
+const STAGED: TransferMethod = TransferMethod::HostStaged;
+const MIB: usize = 1 << 20;
+
+fn upload() -> TransferPath {
+    TransferPath::new(Place::new(DeviceId::Cpu, MemoryKind::Pageable), Place::new(MOCK, MemoryKind::Device))
+}
+
+fn costs(staged_seconds: u64) -> Vec<PathCost> {
+    let cost = |method, seconds| PathCost {
+        path: upload(),
+        method,
+        model: CostModel::linear(Duration::from_secs(seconds), 1e15),
+    };
+    vec![cost(DIRECT, 10), cost(STAGED, staged_seconds)]
+}
+
+struct Setup {
+    manager: CrossBackendTransferManager,
+    backend: Arc<MockBackend>,
+}
+
+fn setup(builder: ManagerBuilder, mock: Mock) -> Setup {
+    let (manager, backend) = (builder.build(), mock.build());
+    manager.register_backend(Arc::clone(&backend) as _).unwrap();
+    let setup = Setup { manager, backend };
+    setup.link_takes(10);
+    setup
+}
+
+/// Everything is measured, and nothing explores.
+fn measured() -> ManagerBuilder {
+    CrossBackendTransferManager::builder().sampling(Sampling::Every(1)).exploration(false)
+}
+
+fn mock() -> Mock {
+    Mock { costs: costs(15), ..Mock::default() }
+}
+
+impl Setup {
+    /// Sets what the driver's copies take from now on.
+    fn link_takes(&self, seconds: u64) {
+        self.backend.shared.planted_micros.store(seconds * 1_000_000, Ordering::SeqCst);
+    }
+
+    fn plan(&self, bytes: usize) -> Plan {
+        let TransferPath { src, dst } = upload();
+        self.manager.plan(src, dst, bytes as u64, &TransferOptions::new()).unwrap()
+    }
+
+    fn basis(&self, method: TransferMethod) -> CostBasis {
+        let costs = self.manager.costs();
+        costs.into_iter().find(|(cost, _)| cost.path == upload() && cost.method == method).unwrap().1
+    }
+
+    fn copies(&self, count: usize, (src, dst): &(RawBuffer, RawBuffer)) {
+        (0..count).for_each(|_| _ = self.manager.copy(src, dst).wait().unwrap());
+    }
+}
+
+#[test]
+fn link_that_degrades_while_running_changes_the_choice() {
+    let setup = setup(measured(), mock());
+    let both = pair(&setup.manager, MIB);
+    setup.copies(36, &both);
+    assert_eq!((setup.plan(MIB).method, setup.plan(MIB).basis), (DIRECT, CostBasis::BuiltIn), "as predicted");
+    setup.link_takes(30);
+    setup.copies(9, &both);
+    let plan = setup.plan(MIB);
+    assert_eq!((plan.method, plan.basis), (STAGED, CostBasis::BuiltIn), "{plan}");
+    let direct = plan.alternatives.iter().find(|other| other.method == DIRECT).unwrap();
+    assert_eq!((direct.predicted.as_secs(), direct.basis), (30, CostBasis::Refined));
+    assert!(plan.to_string().contains("DirectCopy: about 30.0s (corrected by transfers)"), "{plan}");
+    assert_eq!(setup.plan(4 * MIB).method, DIRECT, "nothing was seen of such sizes");
+    drop(both);
+    assert!(is_at_rest(&setup.manager));
+}
+
+#[test]
+fn queue_behind_or_before_other_work_is_not_the_link() {
+    let setup = setup(measured(), mock());
+    let (both, other) = (pair(&setup.manager, MIB), pair(&setup.manager, 64 << 10));
+    setup.link_takes(30);
+    for turn in 0..40 {
+        let copy = |(src, dst): &(RawBuffer, RawBuffer)| setup.manager.copy(src, dst).submit();
+        let (mine, theirs) = if turn % 2 == 0 {
+            let theirs = copy(&other);
+            (copy(&both), theirs)
+        } else {
+            (copy(&both), copy(&other))
+        };
+        let report = mine.wait().unwrap();
+        assert_eq!(report.queued, if turn % 2 == 0 { 64 << 10 } else { 0 }, "{report}");
+        // Not measured: it is alone when it ends.
+        drop(theirs);
+        setup.manager.drain().unwrap();
+    }
+    assert_eq!((setup.plan(MIB).method, setup.basis(DIRECT)), (DIRECT, CostBasis::BuiltIn));
+    setup.copies(9, &both);
+    assert_eq!(setup.basis(DIRECT), CostBasis::Refined, "alone it counts");
+}
+
+#[test]
+fn users_costs_small_copies_and_simulated_devices_teach_nothing() {
+    let never = |setup: &Setup, both: &(RawBuffer, RawBuffer)| {
+        setup.link_takes(30);
+        setup.copies(40, both);
+        setup.basis(DIRECT)
+    };
+    let users = setup(measured(), mock());
+    users.manager.set_costs(costs(15));
+    assert_eq!(never(&users, &pair(&users.manager, MIB)), CostBasis::User);
+    assert_eq!(users.plan(MIB).predicted.as_secs(), 10);
+    for (builder, mock, bytes) in [
+        (measured().refinement(false), mock(), MIB),
+        (measured().sampling(Sampling::Off), mock(), MIB),
+        (measured(), Mock { simulated: true, ..mock() }, MIB),
+        (measured(), mock(), 60 << 10),
+    ] {
+        let setup = setup(builder, mock);
+        assert_eq!(never(&setup, &pair(&setup.manager, bytes)), CostBasis::BuiltIn, "{bytes}");
+    }
+}
+
+#[test]
+fn calibration_replaces_what_transfers_taught() {
+    let setup = setup(measured(), mock());
+    setup.link_takes(30);
+    setup.copies(9, &pair(&setup.manager, MIB));
+    assert_eq!(setup.basis(DIRECT), CostBasis::Refined);
+    let found =
+        setup.manager.calibrate(&transload_transfer::CalibrationOptions::new().largest(1024)).unwrap();
+    assert_eq!((found.unfinished.len(), setup.basis(DIRECT)), (0, CostBasis::Measured));
+}
+
+/// Default sampling, so that exploring transfers are measured for that alone.
+fn exploring() -> ManagerBuilder {
+    CrossBackendTransferManager::builder()
+}
+
+fn explored(setup: &Setup, count: usize, bytes: usize, options: TransferOptions) -> Vec<TransferReport> {
+    let (src, dst) = pair(&setup.manager, bytes);
+    let copy = |_| {
+        let mut copy = setup.manager.copy(&src, &dst).options(options);
+        if options == TransferOptions::new() {
+            copy = copy.priority(StreamPriority::Low);
+        }
+        copy.wait().unwrap()
+    };
+    (0..count).map(copy).collect()
+}
+
+#[test]
+fn second_best_is_tried_for_one_percent_of_the_time() {
+    let setup = setup(exploring(), Mock { costs: costs(14), ..Mock::default() });
+    let reports = explored(&setup, 500, MIB, TransferOptions::new());
+    let seconds = |of: &dyn Fn(&&TransferReport) -> bool| -> f64 {
+        reports.iter().filter(of).map(|report| report.predicted.as_secs_f64()).sum()
+    };
+    let (all, some) = (seconds(&|_| true), seconds(&|report| report.explored));
+    assert!(some > 0.0 && some <= 0.01 * all, "{some} of {all} s");
+    assert_eq!(reports.iter().filter(|report| report.explored).count(), 3, "each takes 14 of 5,000 s");
+    for report in &reports {
+        assert_eq!(report.method, if report.explored { STAGED } else { DIRECT }, "{report}");
+        assert!(!report.explored || report.moving.is_some(), "{report}");
+        assert_eq!(report.to_string().contains("second best"), report.explored, "{report}");
+    }
+    assert!(!setup.plan(MIB).explored && is_at_rest(&setup.manager));
+}
+
+#[test]
+fn nothing_is_tried_where_it_could_hurt_or_teach_nothing() {
+    let low = TransferOptions::new().priority(StreamPriority::Low);
+    let off = exploring().sampling(Sampling::Off);
+    for (builder, staged, bytes, options) in [
+        (exploring(), 14, MIB, low.priority(StreamPriority::High)),
+        (exploring(), 14, MIB, low.forbid(STAGED)),
+        (exploring(), 14, MIB, low.only(DIRECT)),
+        (exploring(), 14, MIB, low.timing(Timing::Off)),
+        (exploring(), 14, MIB - 1, low),
+        (exploring(), 16, MIB, low),
+        (exploring().exploration(false), 14, MIB, low),
+        (exploring().refinement(false), 14, MIB, low),
+        (off, 14, MIB, low),
+    ] {
+        let setup = setup(builder, Mock { costs: costs(staged), ..Mock::default() });
+        let reports = explored(&setup, 200, bytes, options);
+        assert!(reports.iter().all(|report| report.method == DIRECT && !report.explored), "{options:?}");
+    }
+    let users = setup(exploring(), mock());
+    users.manager.set_costs(costs(14));
+    assert!(explored(&users, 200, MIB, low).iter().all(|report| !report.explored));
+}
