@@ -168,7 +168,7 @@ impl CrossBackendTransferManager {
             && submission.bytes >= COUNTED_FROM
             && !choice.stage_in_place
         {
-            candidate.queue(fence, submission.bytes);
+            candidate.queue(fence, &submission);
         }
         match id {
             None => Transfer::submitted(end, submission, info),

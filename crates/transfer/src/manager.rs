@@ -19,7 +19,7 @@ use crate::{
     context::ManagerContext,
     methods::TransferRequest,
     planning::{
-        candidate::{Candidate, Excluded},
+        candidate::{Candidate, EXPLORED_FROM, Excluded},
         planner::Choice,
         registry::Registry,
         request::{PlanInput, ranges},
@@ -187,7 +187,7 @@ impl CrossBackendTransferManager {
                 basis: candidate.info.cost.basis,
             },
         );
-        let report = chosen.info.report(&chosen.submission(input, &choice, Timing::Off));
+        let report = chosen.info.report(&chosen.submission(input, &choice));
         Ok(Plan::new(report, alternatives.collect()))
     }
 
@@ -352,10 +352,13 @@ impl CrossBackendTransferManager {
                     Err(error) => return self.refuse(id(), error),
                 }
             }
-            let choice = match routes.choose_to_submit(&input, options, &self.context, excluded) {
+            let mut choice = match routes.choose(&input, options, &self.context, excluded) {
                 Ok(choice) => choice,
                 Err(error) => return self.with_no_method(error, ((src, dst), (options, extras))),
             };
+            if input.bytes >= EXPLORED_FROM && self.context.explores {
+                routes.explore(&mut choice, input.bytes, options);
+            }
             let candidate = &mut routes.candidates[choice.index];
             if let Some(task) = extras.and_then(|extras| extras.task)
                 && !task.may_be_slow
@@ -384,14 +387,15 @@ impl CrossBackendTransferManager {
         input: &PlanInput,
         (options, extras): (&TransferOptions, Option<&Extras<'_>>),
     ) -> Transfer {
-        let timing = candidate.timing(input.bytes, choice.timing(options));
+        let timing = candidate.timing(input.bytes, options.timing);
         let stage_in_place = choice.stage_in_place;
         let request = TransferRequest { src, dst, options, timing, stage_in_place, extras };
-        let mut submission = candidate.submission(input, choice, timing);
+        let mut submission = candidate.submission(input, choice);
         // Taken before the driver call, which evicts most of L1.
         let (info, is_observed) = (candidate.share_info(), self.context.observer.is_some());
         self.context.unobserved.check_few(&self.context);
         if timing == Timing::Measured || is_observed {
+            candidate.count_queued(&mut submission, timing);
             submission.begun = Some(Instant::now());
         }
         let submitted = candidate.method.submit(&candidate.route, &request);

@@ -200,7 +200,7 @@ impl CrossBackendTransferManager {
             ) {
                 (Ok(()), Some(single)) => {
                     let (backend, engine) = (Arc::clone(&candidate.route.backend), candidate.engine.clone());
-                    let report = candidate.info.report(&candidate.submission(&input, &choice, Timing::Off));
+                    let report = candidate.info.report(&candidate.submission(&input, &choice));
                     return Ok(Planned { single, backend, engine, report });
                 }
                 (Err(methods), _) => declined |= methods,

@@ -75,8 +75,8 @@ pub(crate) struct Excluded {
 
 /// See [`Excluded::unsuited`]. No method's bit.
 pub(crate) const ON_QUEUE: u8 = 1 << 7;
-/// Bit of a submission's tag: the transfer [explores](TransferReport::explored). In no list of methods.
-const EXPLORED: u32 = u32::from_ne_bytes([1 << 7, 0, 0, 0]);
+/// Not a method either: the transfer [explores](TransferReport::explored).
+pub(crate) const EXPLORED: u8 = 1 << 6;
 /// The smallest transfer that may explore, in bytes.
 pub(crate) const EXPLORED_FROM: u64 = 1 << 20;
 
@@ -162,9 +162,6 @@ impl Candidate {
     /// Notes that a transfer was submitted.
     #[inline]
     pub(crate) fn warm_up(&mut self, priority: StreamPriority, submission: &Submission) {
-        if submission.bytes >= EXPLORED_FROM {
-            self.spent = self.spent.saturating_add(submission.predicted);
-        }
         let priority = 1 << priority as u8;
         if self.warm & priority == 0 {
             self.warm_up_first(priority, submission);
@@ -182,18 +179,24 @@ impl Candidate {
     }
 
     /// Returns what is recorded of a transfer before it is submitted.
-    pub(crate) fn submission(&self, input: &PlanInput, choice: &Choice, timing: Timing) -> Submission {
-        let mut queued = choice.queued;
-        if let (Timing::Measured, Some(engine), true) = (timing, &self.engine, input.bytes >= COUNTED_FROM) {
-            queued = engine.queued();
-        }
+    pub(crate) fn submission(&self, input: &PlanInput, choice: &Choice) -> Submission {
         Submission {
             bytes: input.bytes,
             predicted: choice.predicted,
-            queued,
+            queued: choice.queued,
             chunks: self.method.chunks(&self.route, input),
-            tag: choice.excluded.tag() | if choice.explored { EXPLORED } else { 0 },
+            tag: choice.excluded.tag(),
             ..Submission::default()
+        }
+    }
+
+    /// Records what is queued before a measured transfer.
+    #[cold]
+    pub(crate) fn count_queued(&self, submission: &mut Submission, timing: Timing) {
+        if let (Timing::Measured, Some(engine)) = (timing, &self.engine)
+            && submission.bytes >= COUNTED_FROM
+        {
+            submission.queued = engine.queued();
         }
     }
 
@@ -209,6 +212,13 @@ impl Candidate {
         if is_taken { Timing::Measured } else { Timing::Off }
     }
 
+    /// Has the next transfer of about `bytes` measured, whatever came before.
+    pub(crate) fn measure_next(&mut self, bytes: u64) {
+        if let Some(asked) = self.asked.get_mut(SizeClass::of(bytes).index()) {
+            *asked = 0;
+        }
+    }
+
     /// Returns a reference for one transfer.
     pub(crate) fn share_info(&mut self) -> Arc<CandidateInfo> {
         const MANY: usize = 64;
@@ -219,7 +229,11 @@ impl Candidate {
     }
 
     /// Counts a submitted transfer as queued for the copy engine until its fence is reached.
-    pub(crate) fn queue(&self, fence: &Fence, bytes: u64) {
+    pub(crate) fn queue(&mut self, fence: &Fence, submission: &Submission) {
+        let bytes = submission.bytes;
+        if bytes >= EXPLORED_FROM {
+            self.spent = self.spent.saturating_add(submission.predicted);
+        }
         if let Some(engine) = &self.engine
             && !transload_core::mutant!("transfer/engine-queue-counts-nothing")
         {
@@ -262,10 +276,13 @@ impl CompletionHandler for CandidateInfo {
         report.predicted = submission.predicted;
         report.queued = submission.queued;
         report.basis = self.cost.basis;
-        report.explored = submission.tag & EXPLORED != 0;
-        report.rejected = match submission.tag & !EXPLORED {
+        report.rejected = match submission.tag {
             0 => Rejections::from_slice(&self.rejected),
-            tag => Excluded::of_tag(tag).rejections(&self.reasons),
+            tag => {
+                let excluded = Excluded::of_tag(tag);
+                report.explored = excluded.unsuited & EXPLORED != 0;
+                excluded.rejections(&self.reasons)
+            }
         };
         report.simulated = self.simulated;
         report
@@ -282,7 +299,7 @@ impl CompletionHandler for CandidateInfo {
             Err(_) => counts.failures += 1,
         });
         self.context.ended(report, outcome);
-        if report.moving.is_some() && outcome.is_ok() && report.bytes >= COUNTED_FROM {
+        if report.bytes >= COUNTED_FROM && report.moving.is_some() && outcome.is_ok() {
             self.observe(report);
         }
     }

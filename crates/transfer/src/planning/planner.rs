@@ -13,7 +13,7 @@ use crate::{
     context::ManagerContext,
     methods::{Method, Route, Topology},
     planning::{
-        candidate::{Candidate, CandidateInfo, EXPLORED_FROM, Excluded, ON_QUEUE, Reasons, bit},
+        candidate::{Candidate, CandidateInfo, EXPLORED, Excluded, ON_QUEUE, Reasons, bit},
         costs::CostTable,
         engine_queue::EngineQueues,
         request::PlanInput,
@@ -48,16 +48,7 @@ pub(crate) struct Choice {
     pub(crate) predicted: Duration,
     /// Whether the method stages, with a copy kernel between the device and the staging buffers.
     pub(crate) stage_in_place: bool,
-    /// See [`TransferReport::explored`].
-    pub(crate) explored: bool,
     pub(crate) excluded: Excluded,
-}
-
-impl Choice {
-    /// Whether the transfer is measured, unless that is up to the manager's sampling.
-    pub(crate) fn timing(&self, options: &TransferOptions) -> Option<Timing> {
-        if self.explored { Some(Timing::Measured) } else { options.timing }
-    }
 }
 
 impl PathRoutes {
@@ -133,30 +124,15 @@ impl PathRoutes {
         Ok(choice)
     }
 
-    /// Like [`choose`](Self::choose), for a transfer that is submitted next: now and then the second best method is tried.
-    ///
-    /// # Errors
-    /// Those of `choose`.
-    #[inline]
-    pub(crate) fn choose_to_submit(
-        &mut self,
-        input: &PlanInput,
-        options: &TransferOptions,
-        context: &ManagerContext,
-        excluded: Excluded,
-    ) -> Result<Choice> {
-        let choice = self.choose(input, options, context, excluded)?;
-        let may_explore = input.bytes >= EXPLORED_FROM && context.explores;
-        Ok(if may_explore { self.explore(choice, input.bytes, options) } else { choice })
-    }
-
-    /// Chooses the second best method, if it is not much slower and this one has been chosen for long enough.
-    fn explore(&mut self, choice: Choice, bytes: u64, options: &TransferOptions) -> Choice {
-        let of_excluded = choice.excluded;
+    /// Takes the second best method for a transfer that is submitted next, now and then: if it is not much slower, and the best one has
+    /// been chosen for long enough.
+    #[cold]
+    pub(crate) fn explore(&mut self, choice: &mut Choice, bytes: u64, options: &TransferOptions) {
         let is_urgent = options.priority == StreamPriority::High
             && !transload_core::mutant!("transfer/urgent-transfers-do-not-explore");
-        if is_urgent || options.timing == Some(Timing::Off) || of_excluded.unsuited & ON_QUEUE != 0 {
-            return choice;
+        let excluded = choice.excluded;
+        if is_urgent || options.timing == Some(Timing::Off) || excluded.unsuited & ON_QUEUE != 0 {
+            return;
         }
         // Only of these are the times learned.
         let can_learn = |candidate: &Candidate| {
@@ -165,21 +141,22 @@ impl PathRoutes {
                 && !candidate.route.simulated
         };
         let others = self.candidates.iter().enumerate().filter(|(index, candidate)| {
-            *index != choice.index && of_excluded.all() & bit(candidate.method()) == 0 && can_learn(candidate)
+            *index != choice.index && excluded.all() & bit(candidate.method()) == 0 && can_learn(candidate)
         });
         let second = others.map(|(index, candidate)| (index, candidate.predict(bytes))).min_by_key(|it| it.1);
         let Some((index, predicted)) = second.filter(|_| can_learn(&self.candidates[choice.index])) else {
-            return choice;
+            return;
         };
         let spent: Duration = self.candidates.iter().map(|candidate| candidate.spent).sum();
         let explored = self.explored.saturating_add(predicted);
         let is_rare = explored.saturating_mul(EXPLORED_SHARE) <= spent
             || transload_core::mutant!("transfer/explores-one-percent");
-        if !is_rare || 2 * predicted > 3 * choice.predicted {
-            return choice;
+        if is_rare && 2 * predicted <= 3 * choice.predicted {
+            self.explored = explored;
+            self.candidates[index].measure_next(bytes);
+            (choice.index, choice.predicted) = (index, predicted);
+            choice.excluded.unsuited |= EXPLORED;
         }
-        self.explored = explored;
-        Choice { index, predicted, explored: true, ..choice }
     }
 
     /// The methods that a queue of the caller's on this device cannot take.
@@ -310,7 +287,7 @@ impl PathRoutes {
             let text = format!("no method is left for {}: {}", self.path, reasons.join("; "));
             return Err(Error::new(ErrorKind::Unsupported, text));
         };
-        Ok(Choice { index, queued: 0, predicted, stage_in_place: false, explored: false, excluded })
+        Ok(Choice { index, queued: 0, predicted, stage_in_place: false, excluded })
     }
 
     /// Returns the methods that are not excluded with their predicted times, fastest first.
