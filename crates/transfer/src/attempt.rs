@@ -188,7 +188,7 @@ impl CrossBackendTransferManager {
         let mut report = info.report(submission);
         report.elapsed = report.submitting;
         report.id = id;
-        info.ended(&report, Err(&error));
+        info.ended(submission, &report, Err(&error));
         Transfer::refused_with(error, id, Arc::clone(&self.context) as _)
     }
 }

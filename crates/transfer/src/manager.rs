@@ -395,7 +395,7 @@ impl CrossBackendTransferManager {
         let (info, is_observed) = (candidate.share_info(), self.context.observer.is_some());
         self.context.unobserved.check_few(&self.context);
         if timing == Timing::Measured || is_observed {
-            candidate.count_queued(&mut submission, timing);
+            candidate.note_if_alone(&mut submission, timing);
             submission.begun = Some(Instant::now());
         }
         let submitted = candidate.method.submit(&candidate.route, &request);

@@ -92,7 +92,7 @@ impl CompletionHandler for Replays {
         report
     }
 
-    fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
+    fn ended(&self, _: &Submission, report: &TransferReport, outcome: Result<(), &Error>) {
         self.context.ended(report, outcome);
     }
 

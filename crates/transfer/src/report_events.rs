@@ -54,11 +54,11 @@ impl<T: CompletionWithId> CompletionHandler for Traced<T> {
         report
     }
 
-    fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
+    fn ended(&self, submission: &Submission, report: &TransferReport, outcome: Result<(), &Error>) {
         if outcome.is_ok() {
             completed(report);
         }
-        self.inner.ended(report, outcome);
+        self.inner.ended(submission, report, outcome);
     }
 
     fn abandoned(&self, submission: &Submission, fence: Fence) {

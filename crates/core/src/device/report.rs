@@ -46,7 +46,7 @@ pub struct TransferReport {
     #[cfg_attr(feature = "serde", serde(rename = "predicted_seconds", with = "crate::serde_seconds"))]
     pub predicted: Duration,
     /// Bytes of other transfers that were queued for the copy engine when the method was chosen. Counted only
-    /// for small transfers of high priority, whose method depends on it, and for measured ones from 64 KiB, else 0.
+    /// for small transfers of high priority, whose method depends on it, else 0.
     #[cfg_attr(feature = "serde", serde(rename = "queued_bytes"))]
     pub queued: u64,
     /// Basis of the prediction.

@@ -43,8 +43,8 @@ pub trait CompletionHandler: Send + Sync + 'static {
     /// Returns the report of a transfer in progress.
     fn report(&self, submission: &Submission) -> TransferReport;
 
-    /// Called when the transfer is complete or has failed.
-    fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>);
+    /// Called when the transfer is complete or has failed, with its report.
+    fn ended(&self, submission: &Submission, report: &TransferReport, outcome: Result<(), &Error>);
 
     /// Called when the handle is dropped before the end was observed. The work goes on; poll `fence` later
     /// for its end and its error.
@@ -274,7 +274,7 @@ impl Running {
             };
             Ok(())
         });
-        self.completion.ended(&report, outcome.as_ref().copied());
+        self.completion.ended(&self.submission, &report, outcome.as_ref().copied());
         outcome.map(|()| report)
     }
 }

@@ -31,7 +31,7 @@ impl CompletionHandler for Diary {
         TransferReport::planned(path, TransferMethod::DirectCopy, DEVICE, submission.bytes)
     }
 
-    fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
+    fn ended(&self, _: &Submission, report: &TransferReport, outcome: Result<(), &Error>) {
         let outcome = outcome.map_or_else(ToString::to_string, |()| "ok".to_owned());
         self.0.lock().push(format!("ended {} {outcome}", report.bytes));
     }

