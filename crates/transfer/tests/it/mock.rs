@@ -368,9 +368,7 @@ impl MockTimeline {
         drop(lost);
         [work.src, work.dst].into_iter().for_each(|start| self.shared.uses_no_more(self.device, start));
         if work.timing == Timing::Measured {
-            let planted = self.shared.planted_micros.load(Ordering::SeqCst);
-            let moving = Duration::from_micros(if planted == 0 { 10 } else { planted });
-            self.durations.lock().insert(point, moving);
+            self.durations.lock().insert(point, self.shared.moving());
         }
         self.shared.performed.fetch_add(1, Ordering::SeqCst);
     }

@@ -10,6 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use parking_lot::{Condvar, Mutex};
@@ -117,6 +118,12 @@ impl MockBackend {
 }
 
 impl Shared {
+    /// What a copy takes by the device's clock.
+    pub(crate) fn moving(&self) -> Duration {
+        let planted = self.planted_micros.load(Ordering::SeqCst);
+        Duration::from_micros(if planted == 0 { 10 } else { planted })
+    }
+
     /// Records that an operation uses a range. One of a lost device uses nothing.
     pub(crate) fn uses(&self, device: DeviceId, used: Range<usize>) {
         let lost = self.lost.lock();
