@@ -3,9 +3,9 @@
 use std::{os::raw::c_void, time::Instant};
 
 use anyhow::Result;
-use transload_core::{DeviceId, MemoryKind, Operation, Timing, submit};
+use transload_core::{DeviceId, MemoryKind, Operation, StreamPriority, Timing, submit};
 use transload_cuda_sys::{Driver, check, ffi};
-use transload_streams::CudaStream;
+use transload_streams::{CudaGraph, CudaStream};
 use transload_transfer::CrossBackendTransferManager;
 
 use super::{
@@ -37,6 +37,12 @@ pub(super) fn rows(
     };
     let batch = || by(Operation::CopyBatch { pairs: &pieces.pairs });
     let in_place = || by(Operation::CopyBatchInPlace { pairs: &pieces.pairs });
+    let operation = Operation::CopyBatchInPlace { pairs: &pieces.pairs };
+    let graph = CudaGraph::record(&fixture.device, StreamPriority::Normal, &[operation])?;
+    let recorded = || {
+        graph.launch(&stream)?.wait()?;
+        Ok(())
+    };
     let mut variants = vec![
         Variant::new("loop", "a loop of raw copies", timed(|| raw_loop(&pieces, &queue, up))),
         Variant::new("raw-list", "a raw kernel over a list", timed(|| list.run(&pieces, &queue))),
@@ -47,6 +53,10 @@ pub(super) fn rows(
         variants.push(Variant::new("raw-batch", "the raw batch call", timed(raw)));
     }
     variants.push(Variant::new("in-place", "CopyBatchInPlace, wait()", timed(in_place)));
+    variants.push(with_goal(
+        Variant::new("recorded", "a recorded CopyBatchInPlace, wait()", timed(recorded)),
+        recorded_goal((count, bytes)).filter(|_| up),
+    ));
     variants.push(Variant::new("copy-many", "copy_many, wait()", timed(|| many(manager, &pieces, false))));
     let exclusive = || many(manager, &pieces, true);
     variants.push(with_goal(
@@ -55,6 +65,15 @@ pub(super) fn rows(
     ));
     let variants = variants.into_iter().map(|variant| variant.verified_by(&pieces)).collect();
     comparison(fixture, "", (count, bytes), up).rows(fixture, variants)
+}
+
+/// Returns the goal in ms for a list that is written once.
+fn recorded_goal(shape: (usize, usize)) -> Option<f64> {
+    match shape {
+        (1_000, 4_096) => Some(0.11),
+        (10_000, 4_096) => Some(0.95),
+        _ => None,
+    }
 }
 
 /// Those of pageable memory.

@@ -64,8 +64,8 @@ pub use resource::{
     RegistrationCache, RegistrationStatistics, UploadBuffer, registration_edges,
 };
 pub use storage::{
-    FreeDeferral, InContext, ListEntry, ListPage, ListPages, PointerAttributes, WordPage, context_of,
-    pointer_attributes,
+    FixedList, FreeDeferral, InContext, ListEntry, ListPage, ListPages, PointerAttributes, WordPage,
+    context_of, pointer_attributes,
 };
 pub use unified::{
     DeviceAccess, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut,

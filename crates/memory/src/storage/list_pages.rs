@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    ptr::NonNull,
     sync::{Arc, OnceLock},
 };
 
@@ -50,6 +51,21 @@ pub struct ListPage {
     read: Event,
 }
 
+/// A list in memory of its own, which stays as it was written. May be dropped while a kernel reads it.
+#[derive(Debug)]
+pub struct FixedList {
+    memory: MappedPage,
+    entries: usize,
+}
+
+impl FixedList {
+    /// Returns the address of the first entry for the device, and the number of entries.
+    #[must_use]
+    pub fn address(&self) -> (u64, usize) {
+        (self.memory.device_address(), self.entries)
+    }
+}
+
 impl ListPages {
     pub(crate) fn set_limit(&self, limit: &Arc<PinnedLimit>) {
         let _first = self.limit.get_or_init(|| Arc::clone(limit));
@@ -70,13 +86,33 @@ impl ListPages {
             (pages - free).min(MOST.saturating_sub(kept.len()))
         };
         for _ in 0..lacking {
-            let limit = self.limit.get_or_init(|| PinnedLimit::new(u64::MAX));
+            let limit = self.limit();
             let read = Event::new(context, EventTiming::Disabled).map_err(lift)?;
             let page =
                 ListPage { memory: MappedPage::new(context, PAGE, limit)?, used: 0, stream: None, read };
             self.kept.lock().push_front(page);
         }
         Ok(())
+    }
+
+    fn limit(&self) -> &Arc<PinnedLimit> {
+        self.limit.get_or_init(|| PinnedLimit::new(u64::MAX))
+    }
+
+    /// Writes a list to memory of its own. It counts against the limit of pinned memory until it is dropped.
+    ///
+    /// # Errors
+    /// `OutOfMemory` at the limit of pinned memory; the driver's.
+    pub fn fixed(&self, context: &Context, entries: &[ListEntry]) -> Result<FixedList> {
+        let bytes = size_of_val(entries);
+        let memory = MappedPage::new(context, bytes.max(1), self.limit())?;
+        let start = memory.host_address();
+        // SAFETY: the memory has so many bytes, is aligned to a page, and nothing else uses it yet.
+        unsafe {
+            start.cast::<ListEntry>().copy_from_nonoverlapping(NonNull::from(entries).cast(), entries.len())
+        };
+        host_access::note(start.as_ptr().addr(), bytes, HostAccess::Write);
+        Ok(FixedList { memory, entries: entries.len() })
     }
 
     /// Returns a page with room for a list of the stream, if there is one. Does not allocate.

@@ -20,6 +20,6 @@ pub use free_deferral::FreeDeferral;
 pub(crate) use free_deferral::Running;
 pub(crate) use free_thread::{Address, FreeThread, PendingUpload};
 pub use in_context::InContext;
-pub use list_pages::{ListEntry, ListPage, ListPages};
+pub use list_pages::{FixedList, ListEntry, ListPage, ListPages};
 pub use pointer::{PointerAttributes, pointer_attributes};
 pub use word_page::WordPage;

@@ -14,7 +14,7 @@ use transload_cuda_sys::{
     AsStream, Capture, CaptureMode, DriverError, Event, EventTiming, Graph, GraphExec, GraphUpdate,
     RawStream, Stream, StreamOptions,
 };
-use transload_memory::{CudaDevice, lift};
+use transload_memory::{CudaDevice, FixedList, lift};
 
 use crate::{CudaStream, stream::priority_number, submit::kernels::Kernels};
 
@@ -38,6 +38,8 @@ pub struct CudaGraph {
     /// Locked during a launch: an executable graph may be used by one thread at a time.
     exec: Mutex<GraphExec>,
     kernels: Option<InUse>,
+    /// Lists that the kernels read.
+    lists: Vec<FixedList>,
 }
 
 /// The kernels that nodes launch, and the end of the last launch.
@@ -76,7 +78,12 @@ impl CudaGraph {
         let captured = record::capture(device, priority, operations)?;
         let uses = merged_uses(operations);
         let graph = Self::of(device, priority, &captured.graph, captured.kernels, uses)?;
-        Ok(Self { stays_on_device: true, ..graph })
+        let lists = if transload_core::mutant!("streams/recording-keeps-lists") {
+            Vec::new()
+        } else {
+            captured.lists
+        };
+        Ok(Self { stays_on_device: true, lists, ..graph })
     }
 
     /// Records what a closure enqueues on a new stream: for frameworks.
@@ -124,7 +131,8 @@ impl CudaGraph {
         let nodes = graph.node_count().map_err(lift)?;
         let kernels = kernels.map(|kernels| InUse::new(device, kernels)).transpose()?;
         let exec = Mutex::new(graph.instantiate().map_err(lift)?);
-        Ok(Self { device: device.clone(), priority, uses, nodes, stays_on_device: false, exec, kernels })
+        let (device, lists) = (device.clone(), Vec::new());
+        Ok(Self { device, priority, uses, nodes, stays_on_device: false, exec, kernels, lists })
     }
 
     /// Enqueues the whole graph, after the stream's earlier work and conflicting uses of its buffers. Does not wait for
@@ -158,6 +166,7 @@ impl CudaGraph {
         self.stays_on_device = true;
         self.uses = merged_uses(operations);
         self.kernels = kernels;
+        self.lists = captured.lists;
         Ok(update)
     }
 

@@ -27,6 +27,9 @@ struct Use {
 
 /// Assigns a branch to every operation. Conflicting ones keep their order; others are distributed.
 pub(super) fn plan(operations: &[Operation<'_>]) -> Vec<Step> {
+    if let [_] = operations {
+        return vec![Step::default()];
+    }
     let mut steps: Vec<Step> = Vec::with_capacity(operations.len());
     let mut known: HashMap<BufferId, Vec<Use>> = HashMap::new();
     // Per branch: the last operation, and the number of operations.

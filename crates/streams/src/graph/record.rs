@@ -6,7 +6,7 @@ use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, Operation, Result, 
 use transload_cuda_sys::{
     AsStream, Capture, CaptureMode, Context, DriverError, Event, EventTiming, Graph, Stream,
 };
-use transload_memory::{CudaDevice, lift};
+use transload_memory::{CudaDevice, FixedList, lift};
 
 use super::plan::{Step, plan};
 use crate::{
@@ -18,10 +18,11 @@ use crate::{
     },
 };
 
-/// A graph of operations, and the kernels that its nodes launch.
+/// A graph of operations, and what its nodes use besides their memory.
 pub(super) struct Captured {
     pub(super) graph: Graph,
     pub(super) kernels: Option<Arc<Kernels>>,
+    pub(super) lists: Vec<FixedList>,
 }
 
 /// Captures the operations. Nothing is enqueued and no data is touched.
@@ -43,10 +44,10 @@ pub(super) fn capture(
     let branches = steps.iter().map(|step| step.branch + 1).max().unwrap_or(1);
     let streams: Vec<CudaStream> =
         (0..branches).map(|_| CudaStream::new_with_priority(device, priority)).collect::<Result<_>>()?;
-    let mut work = Vec::with_capacity(steps.len());
+    let (mut work, mut lists) = (Vec::with_capacity(steps.len()), Vec::new());
     for (operation, step) in operations.iter().zip(&steps) {
         let stream = streams.get(step.branch).ok_or_else(no_stream)?;
-        work.push((capturable(DriverCalls::of(operation, stream)?), step));
+        work.push((capturable(DriverCalls::of(operation, stream)?, &mut lists)?, step));
     }
     let uses_kernels = work.iter().any(|(calls, _)| calls.launch_kernels());
     let context = device.context()?;
@@ -54,19 +55,26 @@ pub(super) fn capture(
     let drivers: Vec<&Stream> = streams.iter().map(CudaStream::driver).collect();
     let (first, others) = drivers.split_first().ok_or_else(no_stream)?;
     let graph = capture_on(context, first, others, &mut work).map_err(lift)?;
-    Ok(Captured { graph, kernels })
+    Ok(Captured { graph, kernels, lists })
 }
 
 /// Replaces `cuMemcpyPeerAsync` and batch calls, which cannot be captured (driver 580 returns 900). Peer access is enabled before a
-/// peer copy is chosen, so an ordinary copy between the addresses is equivalent; a batch becomes a node for each copy.
-fn capturable(calls: DriverCalls<'_>) -> DriverCalls<'_> {
-    match calls {
+/// peer copy is chosen, so an ordinary copy between the addresses is equivalent; a batch becomes a node for each copy. The list of a
+/// batch in place is written now, and added to `lists`.
+fn capturable<'a>(calls: DriverCalls<'a>, lists: &mut Vec<FixedList>) -> Result<DriverCalls<'a>> {
+    Ok(match calls {
         DriverCalls::CopyPeer { src: (src, _), dst: (dst, _), bytes } => {
             DriverCalls::Copy(DriverAddress::Device(src), DriverAddress::Device(dst), bytes)
         }
         DriverCalls::CopyBatch(pairs, _) => DriverCalls::CopyBatch(pairs, BatchCall::Absent),
+        DriverCalls::CopyBatchInPlace { kernels, pairs, stream } => {
+            let list = stream.fixed_list(pairs)?;
+            let address = list.address();
+            lists.push(list);
+            DriverCalls::CopyList(kernels, address)
+        }
         other => other,
-    }
+    })
 }
 
 fn no_stream() -> Error {
@@ -82,9 +90,6 @@ fn check_recordable(index: usize, operation: &Operation<'_>, device: DeviceId) -
     match operation {
         Operation::Prefetch { .. } | Operation::PrefetchToNode { .. } => {
             refuse("a graph cannot contain a prefetch; prefetch before the replay")
-        }
-        Operation::CopyBatchInPlace { .. } => {
-            refuse("its list of pieces is written at each submission; record a copy in place for each pair")
         }
         Operation::Replay { .. } => refuse("it is a recording itself; record its operations instead"),
         _ if operation.uses().iter().any(|(buffer, _)| buffer.place().kind == MemoryKind::Pageable) => {

@@ -127,6 +127,8 @@ pub(crate) enum DriverCalls<'a> {
         pairs: &'a [(RawBuffer, RawBuffer)],
         stream: &'a StreamTimeline,
     },
+    /// Like `CopyBatchInPlace`, with a list that is written: its address and length.
+    CopyList(&'a Kernels, (u64, usize)),
     Fill(Fill<'a>),
     Prefetch(u64, usize, MemoryLocation, PrefetchTarget),
     Launch(&'a CudaGraph, &'a Stream),
@@ -231,7 +233,7 @@ impl<'a> DriverCalls<'a> {
     /// Returns whether this library's kernels are launched.
     pub(crate) fn launch_kernels(&self) -> bool {
         match self {
-            Self::CopyInPlace { .. } | Self::CopyBatchInPlace { .. } => true,
+            Self::CopyInPlace { .. } | Self::CopyBatchInPlace { .. } | Self::CopyList(..) => true,
             Self::Fill(fill) => fill.launches_a_kernel(),
             _ => false,
         }
@@ -245,7 +247,7 @@ impl<'a> DriverCalls<'a> {
             Self::CopyBatch(..) => "batch of copies",
             Self::CopyPeer { .. } => "peer copy",
             Self::CopyInPlace { .. } => "copy in place",
-            Self::CopyBatchInPlace { .. } => "batch of copies in place",
+            Self::CopyBatchInPlace { .. } | Self::CopyList(..) => "batch of copies in place",
             Self::Fill(..) => "fill",
             Self::Prefetch(..) => "prefetch",
             Self::Launch(..) => "graph launch",
@@ -284,6 +286,8 @@ impl<'a> DriverCalls<'a> {
             Self::CopyBatchInPlace { kernels, pairs, stream } => unsafe {
                 kernels.copy_list(pairs, stream, in_flight)
             },
+            // SAFETY: as above.
+            Self::CopyList(kernels, (list, count)) => unsafe { kernels.launch_list(list, count, stream) },
             // SAFETY: the caller's promise.
             Self::Fill(ref fill) => unsafe { fill.make(stream, in_flight) },
             Self::Prefetch(..) if transload_core::mutant!("streams/prefetch-is-enqueued") => Ok(()),

@@ -138,12 +138,15 @@ impl Kernels {
     ///
     /// # Safety
     /// * As for [`copy`](Self::copy), for each piece. The list stays until the copy is complete.
-    pub(super) unsafe fn launch_list(
+    pub(crate) unsafe fn launch_list(
         &self,
         list: u64,
         count: usize,
         stream: RawStream,
     ) -> Result<(), DriverError> {
+        if count == 0 {
+            return Ok(());
+        }
         let count = count as u64;
         let most = self.multiprocessors.saturating_mul(BLOCKS_PER_MULTIPROCESSOR);
         let blocks = u32::try_from(count).unwrap_or(u32::MAX).clamp(1, most);

@@ -1,8 +1,8 @@
 //! Batches of copies by one kernel, which reads the list of pieces from mapped memory.
 
-use transload_core::{RawBuffer, events::report};
+use transload_core::{RawBuffer, Result, events::report};
 use transload_cuda_sys::DriverError;
-use transload_memory::ListEntry;
+use transload_memory::{FixedList, ListEntry};
 
 use super::{batches::Joined, kernels::Kernels};
 use crate::completion::timeline::StreamTimeline;
@@ -23,6 +23,17 @@ impl StreamTimeline {
         if let Err(error) = prepared {
             report::call_failed(NO_LIST, self.device, &error);
         }
+    }
+}
+
+impl StreamTimeline {
+    /// Writes the list of a batch for any number of launches.
+    ///
+    /// # Errors
+    /// `OutOfMemory` at the limit of pinned memory; the driver's.
+    pub(crate) fn fixed_list(&self, pairs: &[(RawBuffer, RawBuffer)]) -> Result<FixedList> {
+        let pieces: Vec<ListEntry> = Pieces::of(pairs).collect();
+        self.lists.fixed(self.context(), &pieces)
     }
 }
 

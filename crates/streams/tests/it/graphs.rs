@@ -1,8 +1,8 @@
 //! Each launch of a graph executes its recording, ordered like other work, and a graph owns what it uses.
 
 use transload_core::{
-    Access, Error, ErrorKind, Fence, MemoryKind, Operation, Pattern, Recording, StreamPriority, Timing,
-    submit,
+    Access, Error, ErrorKind, Fence, MemoryKind, Operation, Pattern, RawBuffer, Recording, StreamPriority,
+    Timing, submit,
 };
 use transload_cuda_sys::{Context, check, ffi};
 use transload_streams::{CudaGraph, CudaGraphUpdate, CudaStream};
@@ -268,10 +268,8 @@ fn unrecordable_operations_are_refused_before_capture() {
         assert_eq!(kind, ErrorKind::Unsupported);
         assert!(text.contains("prefetch"), "{text}");
     }
-    let pairs = [(setup.pinned(&bytes), there.clone())];
-    let (kind, text) = refused(&[Operation::CopyBatchInPlace { pairs: &pairs }]);
-    assert_eq!(kind, ErrorKind::Unsupported);
-    assert!(text.contains("list of pieces") && text.contains("copy in place for each pair"), "{text}");
+    let pairs = [(host.clone(), there.clone())];
+    assert_eq!(refused(&[Operation::CopyBatchInPlace { pairs: &pairs }]).0, ErrorKind::Unsupported);
     let inner = record(&setup, &[Operation::Fill { dst: &there, pattern: Pattern::U8(1) }]);
     let (kind, text) = refused(&[Operation::Replay { recorded: &inner }]);
     assert_eq!(kind, ErrorKind::Unsupported);
@@ -280,6 +278,43 @@ fn unrecordable_operations_are_refused_before_capture() {
     let short = there.slice(..10).unwrap();
     assert_eq!(refused(&[Operation::Copy { src: &there, dst: &short }]).0, ErrorKind::InvalidArgument);
     drop((inner, pairs, there, short, unified, host));
+    setup.finish();
+}
+
+#[test]
+fn recorded_batch_in_place_is_one_ordered_launch() {
+    const COUNT: usize = 400;
+    let setup = Setup::new();
+    let (one, two) = (stream(&setup), stream(&setup));
+    let (host, there, back) =
+        (setup.pinned(&vec![0; COUNT * 100]), setup.device(COUNT * 100), setup.pinned(&vec![0; COUNT * 100]));
+    let piece = |of: &RawBuffer, index: usize| of.slice(index * 100..index * 100 + 99).unwrap();
+    let pairs: Vec<_> =
+        (0..COUNT).map(|index| (piece(&host, index), piece(&there, COUNT - 1 - index))).collect();
+    let graph = record(
+        &setup,
+        &[
+            Operation::Fill { dst: &there, pattern: Pattern::U8(7) },
+            Operation::CopyBatchInPlace { pairs: &pairs },
+            Operation::CopyBatchInPlace { pairs: &[] },
+        ],
+    );
+    assert_eq!(graph.nodes(), 2);
+    for round in 0..4 {
+        let content = noise(COUNT * 100, round);
+        host.write().unwrap().copy_from_slice(&content);
+        graph.launch(&one).unwrap();
+        submit(&two, &Operation::Copy { src: &there, dst: &back }, Timing::Off).unwrap();
+        submit(&two, &Operation::Fill { dst: &there, pattern: Pattern::U8(1) }, Timing::Off).unwrap();
+        for (index, piece) in back.read().unwrap().chunks(100).enumerate() {
+            let from = (COUNT - 1 - index) * 100;
+            assert!(
+                piece[..99] == content[from..from + 99] && piece[99] == 7,
+                "piece {index}, round {round}"
+            );
+        }
+    }
+    drop((graph, pairs, host, there, back, one, two));
     setup.finish();
 }
 

@@ -1,9 +1,9 @@
 //! Batches on a driver that fails, refuses the call for many copies, or checks for races.
 
-use transload_core::{ErrorKind, MemoryKind, Operation, RawBuffer, Timing, submit};
+use transload_core::{ErrorKind, MemoryKind, Operation, RawBuffer, StreamPriority, Timing, submit};
 use transload_cuda_sys::trace;
 use transload_memory::{CudaDevice, CudaMemoryManager, PinnedLimit};
-use transload_streams::CudaStream;
+use transload_streams::{CudaGraph, CudaStream};
 
 use crate::{UNKNOWN, builder, with_each_call_failing, within};
 
@@ -145,6 +145,57 @@ fn neighbours_without_memory_for_their_list_are_one_launch() {
     submit(&stream, &Operation::CopyBatchInPlace { pairs: &pairs }, Timing::Off).unwrap().wait().unwrap();
     let calls = trace.calls_of_this_thread();
     assert_eq!(calls.iter().filter(|call| call.name == "cuLaunchKernel").count(), 1);
+}
+
+fn recorded(pools: &Pools) -> transload_core::Result<CudaGraph> {
+    let batch = Operation::CopyBatchInPlace { pairs: &pools.pairs };
+    CudaGraph::record(&pools.device, StreamPriority::Normal, &[batch])
+}
+
+#[test]
+fn recorded_list_stays_until_its_launches_are_complete() {
+    for seed in 0..10 {
+        let sim = builder().seed(seed).record_accesses(true).checked();
+        let mut pools = Pools::new(sim.ordinal(), 60, u64::MAX);
+        let stream = CudaStream::new(&pools.device).unwrap();
+        let graph = recorded(&pools).unwrap();
+        pools.pairs.clear();
+        graph.launch(&stream).unwrap();
+        drop(graph.launch(&stream).unwrap());
+        drop(graph);
+        pools.check(&stream);
+        assert!(sim.races().is_empty(), "seed {seed}: {}", sim.races()[0]);
+        let Pools { device, memory, host, there, .. } = pools;
+        drop((stream, host, there));
+        memory.drain().unwrap();
+        assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
+        drop((memory, device));
+    }
+}
+
+#[test]
+fn recording_without_memory_for_its_list_is_refused() {
+    const COUNT: usize = 11_000;
+    let sim = builder().checked();
+    // Room for the pool.
+    let pools = Pools::new(sim.ordinal(), COUNT, (COUNT * BYTES + 4096) as u64);
+    assert_eq!(recorded(&pools).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    pools.host.try_write().expect("no claim is left")[0] = 0;
+}
+
+#[test]
+fn each_failing_call_of_a_recorded_list_is_a_typed_error() {
+    with_each_call_failing(|device, memory| {
+        let stream = CudaStream::new(device)?;
+        let (host, there) =
+            (memory.allocate(MemoryKind::Mapped, 100)?, memory.allocate(MemoryKind::Device, 100)?);
+        let pairs = [(host.slice(..40)?, there.slice(60..)?), (host.slice(50..)?, there.slice(..50)?)];
+        let batch = Operation::CopyBatchInPlace { pairs: &pairs };
+        let graph = CudaGraph::record(device, StreamPriority::Normal, &[batch])?;
+        graph.launch(&stream)?;
+        graph.launch(&stream)?;
+        host.wait_idle()
+    });
 }
 
 #[test]
