@@ -1,8 +1,9 @@
 //! Rows of files in memory (`/dev/shm`) to one and to two devices, and of downloads into host memory that was never touched, next to
-//! threads with two pinned slots each, written by hand. For fewer processors: `taskset -c 0-3 transload-bench --only load`.
+//! threads with two pinned slots each, written by hand; and of pinning a large pool. For fewer processors: `taskset -c 0-3 transload-bench --only load`.
 
 mod files;
 mod fresh;
+mod pool;
 mod threads;
 
 use std::thread;
@@ -18,8 +19,12 @@ use crate::{
 };
 
 /// Every part, in order.
-const PARTS: [Part; 3] =
-    [("one device", files::one), ("two devices", files::two), ("fresh memory", fresh::rows)];
+const PARTS: [Part; 4] = [
+    ("one device", files::one),
+    ("two devices", files::two),
+    ("fresh memory", fresh::rows),
+    ("pinned pool", pool::rows),
+];
 
 /// All rows of loading on the session's device; see `comparison::rows`.
 ///

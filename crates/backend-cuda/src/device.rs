@@ -11,7 +11,8 @@ use transload_core::{
 };
 use transload_cuda_sys::Driver;
 use transload_memory::{
-    CudaDevice, CudaFeature, CudaMemoryManager, CudaResource, PinnedLimit, RegistrationCache, lift,
+    CudaDevice, CudaFeature, CudaMemoryManager, CudaResource, MemoryResource, PinnedLimit, PinnedResource,
+    RegistrationCache, lift,
 };
 use transload_streams::{AdvancedStreamPool, CudaStream, StreamOrderedAllocator};
 
@@ -127,6 +128,7 @@ impl DeviceState {
         self.retry_after_trim(MemorySide::of(kind), (Place::new(owner, kind), bytes), |memory| {
             match self.cache.allocate((&self.device, memory), &self.allocator, kind, bytes)? {
                 Some(buffer) => Ok(buffer),
+                None if kind == MemoryKind::Pinned => PinnedResource::new(memory).allocate_segment(bytes),
                 None => memory.allocate(kind, bytes),
             }
         })

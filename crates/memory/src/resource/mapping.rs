@@ -92,7 +92,7 @@ impl Mapping {
     fn populate(&self) -> bool {
         /// Bytes per thread.
         const SHARE: usize = 16 << 20;
-        const MOST: usize = 8;
+        const MOST: usize = 16;
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = (self.len / SHARE).clamp(1, MOST.min(cores));
         let share = (self.len / threads).next_multiple_of(HUGE);

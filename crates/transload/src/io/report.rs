@@ -14,6 +14,12 @@ pub struct StreamReport {
     /// Wall time from the first poll to the end, including the source's or sink's.
     #[cfg_attr(feature = "serde", serde(rename = "wall_seconds", with = "transload_core::serde_seconds"))]
     pub wall: Duration,
+    /// Number of staging buffers that were allocated; 0 if host memory was read or written in place.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub buffers: usize,
+    /// Bytes of all staging buffers.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub staging_bytes: u64,
     /// The transfers by method; none if host memory was read or written in place.
     pub methods: Vec<MethodCount>,
     /// Whether a device is simulated.
@@ -55,7 +61,7 @@ impl StreamReport {
 
 impl fmt::Display for StreamReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { bytes, wall, methods, simulated } = self;
+        let Self { bytes, wall, methods, simulated, .. } = self;
         let rate = *bytes as f64 / wall.as_secs_f64().max(1e-9) / 1e9;
         write!(f, "{bytes} bytes in {wall:.1?} of wall clock, {rate:.2} GB/s")?;
         methods.iter().try_for_each(|count| write!(f, ", {count}"))?;

@@ -317,7 +317,12 @@ impl Pipeline {
                         (kind, self.chunk) = (MemoryKind::Pageable, chunk);
                     }
                 }
-                outcome => return outcome.map(Some),
+                outcome => {
+                    let buffer = outcome?;
+                    self.report.buffers += 1;
+                    self.report.staging_bytes += buffer.len() as u64;
+                    return Ok(Some(buffer));
+                }
             }
         }
     }

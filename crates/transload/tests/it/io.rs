@@ -351,6 +351,8 @@ fn report_counts_the_transfers() {
             let moved: u64 = report.methods.iter().map(|count| count.bytes).sum();
             let chunks: u64 = report.methods.iter().map(|count| count.chunks).sum();
             assert_eq!((report.bytes, moved, chunks), (LEN as u64, LEN as u64, 11), "{report}");
+            assert!((1..=2).contains(&report.buffers), "{}", report.buffers);
+            assert_eq!(report.staging_bytes, report.buffers as u64 * 1000);
             assert!(report.wall > Duration::ZERO && report.to_string().starts_with("10007 bytes in "));
         }
     });
@@ -379,7 +381,7 @@ fn runtime_streams_arrays() {
         let source = Blocking::new(rt.manager(), Cursor::new(bytes.clone()));
         // The future is `'static`.
         let report = tokio::spawn(rt.read_from(source, &array).into_future()).await.unwrap().unwrap();
-        assert_eq!(report.bytes, 4000);
+        assert_eq!((report.bytes, report.buffers, report.staging_bytes), (4000, 1, 4000));
         assert_eq!(array.read().unwrap()[999], 999);
         let mut sink = Blocking::new(rt.manager(), Vec::new());
         rt.write_to(&array, &mut sink).await.unwrap();
