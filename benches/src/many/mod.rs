@@ -1,7 +1,9 @@
 //! Rows of many pieces at once between a pool of the host and one of a device: `copy_many`, and batches by copy engines and by one copy
-//! kernel, next to a loop of raw copies, the raw batch call, and a copy kernel over a list of pieces launched by hand.
+//! kernel, next to a loop of raw copies, the raw batch call, and a copy kernel over a list of pieces launched by hand; of pageable memory next to threads that
+//! gather and scatter by hand.
 
 mod pieces;
+mod raw_gather;
 mod raw_list;
 mod shapes;
 

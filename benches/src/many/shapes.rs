@@ -12,6 +12,7 @@ use super::{
     Fixture,
     comparison::{Comparison, Variant},
     pieces::Pieces,
+    raw_gather::RawGather,
     raw_list::RawList,
 };
 use crate::{
@@ -92,7 +93,9 @@ pub(super) fn pageable_rows(
         Ok(())
     };
     let exclusive = || many(manager, &pieces, true);
+    let gather = RawGather::new(fixture, &pieces, up)?;
     let variants = vec![
+        Variant::new("raw-gather", "threads and raw kernels over lists", timed(|| gather.run())),
         Variant::new("copies", "copies, all submitted, then waited for", timed(one_by_one)),
         Variant::new("copy-many", "copy_many, wait()", timed(|| many(manager, &pieces, false))),
         with_goal(

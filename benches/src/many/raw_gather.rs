@@ -1,0 +1,248 @@
+//! Pageable pieces by hand: persistent threads gather them into mapped buffers, or scatter them from there, and a kernel over a list
+//! copies between these and the device.
+
+use std::{
+    hint::spin_loop,
+    ops::Range,
+    os::raw::c_void,
+    ptr,
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use transload_core::{MemoryKind, RawBuffer};
+
+use super::{Fixture, pieces::Pieces};
+use crate::reference::{RawEvent, RawKernel, RawQueue};
+
+const THREADS: usize = 8;
+/// Bytes that a thread gathers for one launch, at most, unless a piece is longer.
+const CHUNK: usize = 1 << 20;
+/// How long an idle thread spins before it sleeps.
+const SPIN_TIME: Duration = Duration::from_micros(100);
+/// Destination, source and length in bytes.
+type Entry = [u64; 3];
+
+pub(super) struct RawGather {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    kernel: RawKernel,
+    up: bool,
+    /// Addresses at the host and at the device.
+    pieces: Vec<(u64, u64)>,
+    /// Length of a piece in bytes.
+    bytes: usize,
+    /// Pieces of a launch.
+    chunk: usize,
+    /// The first piece that no thread has taken.
+    next: AtomicUsize,
+    /// Threads that have not finished this run.
+    busy: AtomicUsize,
+    /// Number of runs begun; changed under `asleep`.
+    turn: AtomicU64,
+    asleep: Mutex<()>,
+    wake: Condvar,
+    stop: AtomicBool,
+    failure: Mutex<Option<anyhow::Error>>,
+}
+
+/// What a thread has for itself.
+struct Worker {
+    queue: RawQueue,
+    slots: [Slot; 2],
+}
+
+/// Room for one launch.
+struct Slot {
+    staged: RawBuffer,
+    list: RawBuffer,
+    /// Recorded behind the last launch.
+    used: RawEvent,
+}
+
+impl RawGather {
+    /// Starts the threads.
+    pub(super) fn new(fixture: &Fixture<'_>, pieces: &Pieces, up: bool) -> Result<Self> {
+        let (host, device) = if up {
+            (&pieces.sources, &pieces.destinations)
+        } else {
+            (&pieces.destinations, &pieces.sources)
+        };
+        let bytes = pieces.sizes.first().copied().context("no pieces")?;
+        let chunk = (CHUNK / bytes).min(host.len().div_ceil(2 * THREADS)).max(1);
+        let shared = Arc::new(Shared {
+            kernel: RawKernel::load(include_str!("../ptx/copy_list.ptx"), c"transload_copy_list")?,
+            up,
+            pieces: host.iter().copied().zip(device.iter().copied()).collect(),
+            bytes,
+            chunk,
+            next: AtomicUsize::new(0),
+            busy: AtomicUsize::new(0),
+            turn: AtomicU64::new(0),
+            asleep: Mutex::new(()),
+            wake: Condvar::new(),
+            stop: AtomicBool::new(false),
+            failure: Mutex::new(None),
+        });
+        let slot = || -> Result<Slot> {
+            Ok(Slot {
+                staged: fixture.memory.allocate(MemoryKind::Mapped, chunk * bytes)?,
+                list: fixture.memory.allocate(MemoryKind::Mapped, chunk * size_of::<Entry>())?,
+                used: RawEvent::ordering()?,
+            })
+        };
+        let mut gather = Self { shared: Arc::clone(&shared), threads: Vec::with_capacity(THREADS) };
+        for _ in 0..THREADS {
+            let worker = Worker { queue: RawQueue::new(0)?, slots: [slot()?, slot()?] };
+            let (shared, context) = (Arc::clone(&shared), fixture.context()?.clone());
+            let body = move || match context.enter() {
+                Ok(_bound) => shared.serve(&worker),
+                Err(error) => shared.fail(error.into()),
+            };
+            gather.threads.push(thread::Builder::new().name("gather-by-hand".to_owned()).spawn(body)?);
+        }
+        Ok(gather)
+    }
+
+    /// Copies all pieces, and waits.
+    pub(super) fn run(&self) -> Result<()> {
+        let shared = &self.shared;
+        shared.next.store(0, Ordering::Relaxed);
+        shared.busy.store(THREADS, Ordering::Relaxed);
+        shared.begin();
+        let begun = Instant::now();
+        while shared.busy.load(Ordering::Acquire) != 0 {
+            if begun.elapsed() < SPIN_TIME { spin_loop() } else { thread::yield_now() }
+        }
+        let failure = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        failure.map_or(Ok(()), |error| Err(error.context("gathering by hand")))
+    }
+}
+
+impl Drop for RawGather {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.begin();
+        for thread in self.threads.drain(..) {
+            let _told_by_a_run = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn begin(&self) {
+        let asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        self.turn.fetch_add(1, Ordering::Release);
+        drop(asleep);
+        self.wake.notify_all();
+    }
+
+    fn fail(&self, error: anyhow::Error) {
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        self.busy.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn serve(&self, worker: &Worker) {
+        let mut seen = 0;
+        loop {
+            seen = self.wait(seen);
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            match if self.up { self.up(worker) } else { self.down(worker) } {
+                Ok(()) => drop(self.busy.fetch_sub(1, Ordering::AcqRel)),
+                Err(error) => self.fail(error),
+            }
+        }
+    }
+
+    /// The turn after `seen`.
+    fn wait(&self, seen: u64) -> u64 {
+        let turn = || Some(self.turn.load(Ordering::Acquire)).filter(|turn| *turn != seen);
+        let begun = Instant::now();
+        while begun.elapsed() < SPIN_TIME {
+            if let Some(turn) = turn() {
+                return turn;
+            }
+            spin_loop();
+        }
+        let mut asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(turn) = turn() {
+                return turn;
+            }
+            asleep = self.wake.wait(asleep).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn take(&self) -> Option<Range<usize>> {
+        let start = self.next.fetch_add(self.chunk, Ordering::Relaxed);
+        (start < self.pieces.len()).then(|| start..(start + self.chunk).min(self.pieces.len()))
+    }
+
+    fn up(&self, worker: &Worker) -> Result<()> {
+        for slot in worker.slots.iter().cycle() {
+            let Some(taken) = self.take() else { break };
+            slot.used.finish()?;
+            self.copy_on_host(slot, &taken)?;
+            self.launch(worker, slot, &taken)?;
+        }
+        worker.queue.finish()
+    }
+
+    fn down(&self, worker: &Worker) -> Result<()> {
+        let mut arriving: Option<(&Slot, Range<usize>)> = None;
+        for slot in worker.slots.iter().cycle() {
+            let taken = self.take();
+            if let Some(taken) = &taken {
+                self.launch(worker, slot, taken)?;
+            }
+            if let Some((slot, taken)) = arriving.take() {
+                slot.used.finish()?;
+                self.copy_on_host(slot, &taken)?;
+            }
+            let Some(taken) = taken else { break };
+            arriving = Some((slot, taken));
+        }
+        Ok(())
+    }
+
+    fn copy_on_host(&self, slot: &Slot, taken: &Range<usize>) -> Result<()> {
+        let staged = slot.staged.host_address().context("mapped memory without a host address")?.as_ptr();
+        for (index, (host, _)) in self.pieces.get(taken.clone()).unwrap_or_default().iter().enumerate() {
+            let host: *mut u8 = ptr::with_exposed_provenance_mut(*host as usize);
+            // SAFETY: the piece is this thread's until it takes another, and the slot's launch is over.
+            unsafe {
+                let staged = staged.add(index * self.bytes);
+                let (from, to) = if self.up { (host, staged) } else { (staged, host) };
+                ptr::copy_nonoverlapping(from, to, self.bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn launch(&self, worker: &Worker, slot: &Slot, taken: &Range<usize>) -> Result<()> {
+        let start = slot.list.host_address().context("mapped memory without a host address")?.cast::<Entry>();
+        let address = |of: &RawBuffer| of.device_address().context("mapped memory without a device address");
+        let (staged, list, count) = (address(&slot.staged)?, address(&slot.list)?, taken.len() as u64);
+        for (index, (_, device)) in self.pieces.get(taken.clone()).unwrap_or_default().iter().enumerate() {
+            let staged = staged + (index * self.bytes) as u64;
+            let (from, to) = if self.up { (staged, *device) } else { (*device, staged) };
+            // SAFETY: the list has room for all pieces, is aligned, and no kernel reads it now.
+            unsafe { start.add(index).write([to, from, self.bytes as u64]) };
+        }
+        let mut parameters: [*mut c_void; 2] =
+            [&raw const list, &raw const count].map(|parameter| parameter.cast_mut().cast());
+        // SAFETY: the kernel takes these parameters; list, buffer and pieces live on, and nothing else uses them.
+        unsafe { self.kernel.launch(worker.queue.raw(), (taken.len() as u32, 256), &mut parameters) }?;
+        worker.queue.record(&slot.used)
+    }
+}
