@@ -20,6 +20,10 @@ pub(crate) struct Arguments {
     /// no file but an empty one or a calibration.
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) calibration: Option<PathBuf>,
+    /// Choose methods by the costs in this file, which `costs --json` prints, before those that were measured. It may have some of
+    /// them only.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) costs: Option<PathBuf>,
     #[cfg(feature = "sim")]
     #[command(flatten)]
     pub(crate) simulation: Simulation,
@@ -59,6 +63,8 @@ pub(crate) enum Command {
     /// be idle.
     #[command(after_help = exit::HELP)]
     Calibrate(Calibrate),
+    /// Print the costs that methods are chosen by, each with where it comes from.
+    Costs,
     /// Copy a file to a device, read it back and compare the bytes.
     #[command(after_help = exit::HELP)]
     Copy(Copy),

@@ -7,6 +7,7 @@ use transload::{DeviceId, DeviceInfo, Runtime, backend::CostBasis, calibration::
 
 use crate::{
     args::{Arguments, Command},
+    costs,
     exit::{Exit, Failure},
 };
 
@@ -38,6 +39,9 @@ impl Invocation {
                 file.display()
             );
             return Err(Failure::new(Exit::Input, text));
+        }
+        if let Some(file) = &arguments.costs {
+            costs::set(&runtime, file)?;
         }
         Ok(Self { runtime, json: arguments.json })
     }

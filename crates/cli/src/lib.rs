@@ -1,5 +1,5 @@
 //! The command `transload`: lists devices, plans transfers, copies files through a device and back, loads models onto
-//! devices, measures, and calibrates.
+//! devices, measures, calibrates, and prints the costs that methods are chosen by.
 //!
 //! One file per subcommand. A subcommand completes its output before any of it is printed, so that stdout stays empty
 //! on failure; progress and errors go to stderr.
@@ -8,6 +8,7 @@ mod args;
 mod bench;
 mod calibrate;
 mod copy;
+mod costs;
 mod devices;
 mod exit;
 mod invocation;
@@ -52,6 +53,7 @@ fn run(arguments: &Arguments) -> Result<String, Failure> {
     match &arguments.command {
         Command::Devices => devices::run(&invocation),
         Command::Calibrate(wanted) => calibrate::run(&invocation, wanted),
+        Command::Costs => costs::run(&invocation),
         Command::Plan(wanted) => plan::run(&invocation, wanted),
         Command::Copy(wanted) => copy::run(&invocation, wanted),
         Command::Load(wanted) => load::run(&invocation, wanted),

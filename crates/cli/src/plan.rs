@@ -1,7 +1,7 @@
 //! `transload plan`: shows how bytes would be moved, and why.
 
 use serde_json::json;
-use transload::{Plan, TransferOptions, calibration::Crossing};
+use transload::{Plan, TransferOptions, backend::Alternative, calibration::Crossing};
 
 use crate::{args, exit::Failure, invocation::Invocation, output, text};
 
@@ -60,7 +60,8 @@ fn human(plan: &Plan) -> String {
     ];
     for other in &plan.alternatives {
         let method = other.method.name();
-        facts.push(("other", format!("{method}: {:.1?} ({})", other.predicted, other.basis)));
+        let Alternative { predicted, basis, reason, .. } = other;
+        facts.push(("other", format!("{method}: {predicted:.1?} ({basis}), {reason}")));
     }
     for rejected in &plan.rejected {
         facts.push(("rejected", format!("{}: {}", rejected.method.name(), rejected.reason)));

@@ -61,7 +61,7 @@ pub use copy_builder::{CopyBuilder, CopyFuture};
 pub use manager::CrossBackendTransferManager;
 pub use many::{CopyManyBuilder, CopyManyError, CopyManyFuture, CopyManyReport, CopyManyTransfer};
 pub use options::TransferOptions;
-pub use planning::plan::{Alternative, Plan};
+pub use planning::plan::{Alternative, NotChosen, Plan};
 pub use recorded::RecordedTransfers;
 pub use staging::{STAGING_BUFFER, StagingMemory};
 pub use stats::{sampling::Sampling, transfer_stats::TransferStats};

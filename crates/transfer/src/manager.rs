@@ -180,13 +180,9 @@ impl CrossBackendTransferManager {
         let choice = routes.choose(input, options, &self.context, excluded)?;
         let chosen = &routes.candidates[choice.index];
         let others = routes.predictions(input.bytes, choice.excluded);
-        let alternatives = others.into_iter().filter(|(candidate, _)| !std::ptr::eq(*candidate, chosen)).map(
-            |(candidate, predicted)| Alternative {
-                method: candidate.method(),
-                predicted,
-                basis: candidate.info.cost.basis,
-            },
-        );
+        let others = others.into_iter().filter(|(candidate, _)| !std::ptr::eq(*candidate, chosen));
+        let alternatives =
+            others.map(|(candidate, predicted)| Alternative::new(candidate, predicted, choice.predicted));
         let report = chosen.info.report(&chosen.submission(input, &choice));
         Ok(Plan::new(report, alternatives.collect()))
     }

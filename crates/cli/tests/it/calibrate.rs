@@ -47,6 +47,39 @@ fn calibration_is_kept_in_cache_and_used_by_later_runs() {
 }
 
 #[test]
+fn printed_costs_are_set_again_and_come_before_measured_ones() {
+    let cache = tempfile::tempdir().unwrap();
+    cached(cache.path(), &QUICK).succeeded();
+    let text = cached(cache.path(), &["costs"]).succeeded();
+    for said in ["cpu/pageable → cpu/pageable", "DirectCopy", "measured here", "1 MiB"] {
+        assert!(text.contains(said), "`{said}` is not said in: {text}");
+    }
+    let mut json = cached(cache.path(), &["costs", "--json"]).json();
+    let mine = json["costs"].as_array_mut().unwrap();
+    mine.retain(|cost| cost["path"]["src"] == "cpu/pageable" && cost["path"]["dst"] == "cpu/pageable");
+    assert_eq!(mine[0]["basis"], "measured");
+    mine[0]["model"] =
+        serde_json::json!([{ "bytes": 0, "seconds": 7.0 }, { "bytes": 1 << 30, "seconds": 7.0 }]);
+    let file = cache.path().join("mine.json");
+    fs::write(&file, json.to_string()).unwrap();
+    let named = ["--costs", file.to_str().unwrap(), "plan", "cpu", "cpu", "4096", "--json"];
+    let plan = cached(cache.path(), &named).json();
+    assert_eq!((&plan["plan"]["basis"], &plan["plan"]["predicted_seconds"]), (&"user".into(), &7.0.into()));
+    let method = r#"{"costs":[{"path":{"src":"cpu/pageable","dst":"cpu/pageable"},"method":"Fill","model":[{"bytes":0,"seconds":1},{"bytes":1,"seconds":1}]}]}"#;
+    for (wrong, why) in [
+        ("{", "has no costs"),
+        (r#"{"costs":[{}]}"#, "missing field"),
+        (method, "no method of transfers"),
+        (&method.replace(":1}", ":-1}"), "not negative"),
+    ] {
+        fs::write(&file, wrong).unwrap();
+        cached(cache.path(), &named).failed(2, &["mine.json", why]);
+    }
+    fs::remove_file(&file).unwrap();
+    cached(cache.path(), &named).failed(5, &["cannot read", "mine.json"]);
+}
+
+#[test]
 fn named_file_is_used_or_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("here.json");

@@ -4,6 +4,8 @@ use std::{fmt, ops::Deref, time::Duration};
 
 use transload_core::{CostBasis, QueuedBefore, TransferMethod, TransferReport};
 
+use crate::planning::candidate::Candidate;
+
 /// What a transfer would do: its report (a plan dereferences to it) with all times zero, and the alternatives. The
 /// transfer's own report agrees, since both come from one planner, unless a backend was registered or a cost set in between, or the
 /// method could not be used when the transfer was submitted, such as staging while there is no pinned memory for it.
@@ -42,6 +44,42 @@ pub struct Alternative {
     pub predicted: Duration,
     /// Origin of the cost that the prediction uses.
     pub basis: CostBasis,
+    /// Why it was not chosen.
+    pub reason: NotChosen,
+}
+
+/// Why a method that applies was not chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum NotChosen {
+    /// It is predicted to take longer, or as long and is the less usual one.
+    Slower,
+    /// Its kernel is faster on an idle device, but waits for the kernels that run there.
+    WaitsForKernels,
+    /// It is faster on an idle device, but a copy engine that it needs has other copies to do first.
+    WaitsForEngine,
+}
+
+impl fmt::Display for NotChosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Slower => "slower",
+            Self::WaitsForKernels => "faster alone, but waits for other kernels",
+            Self::WaitsForEngine => "faster, but waits for a copy engine",
+        })
+    }
+}
+
+impl Alternative {
+    pub(crate) fn new(candidate: &Candidate, predicted: Duration, chosen: Duration) -> Self {
+        let reason = match candidate.method.is_in_place() {
+            _ if predicted >= chosen => NotChosen::Slower,
+            true => NotChosen::WaitsForKernels,
+            false => NotChosen::WaitsForEngine,
+        };
+        Self { method: candidate.method(), predicted, basis: candidate.info.cost.basis, reason }
+    }
 }
 
 impl Plan {
@@ -74,13 +112,8 @@ impl fmt::Display for Plan {
         if self.queued > 0 {
             write!(f, "\n  {}", QueuedBefore(self.queued))?;
         }
-        for Alternative { method, predicted, basis } in &self.alternatives {
-            let why = match method {
-                _ if *predicted >= self.predicted => "slower",
-                TransferMethod::ZeroCopy => "faster alone, but waits for other kernels",
-                _ => "faster, but waits for a copy engine",
-            };
-            write!(f, "\n  {why}: {method}: about {predicted:.1?} ({basis})")?;
+        for Alternative { method, predicted, basis, reason } in &self.alternatives {
+            write!(f, "\n  {reason}: {method}: about {predicted:.1?} ({basis})")?;
         }
         self.rejected.iter().try_for_each(|rejected| write!(f, "\n  rejected: {rejected}"))
     }
