@@ -169,6 +169,64 @@ fn load_goes_on_with_the_staging_buffers_that_there_are() {
 }
 
 #[test]
+fn loads_to_two_devices_at_once_are_apart() {
+    let (Some(one), Some(two)) =
+        (harness::device_with(|builder| builder), harness::device_with(|builder| builder))
+    else {
+        return;
+    };
+    let manager = host_manager();
+    let config = CudaBackendConfig::default().with_devices([one.ordinal(), two.ordinal()]);
+    manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
+    let models = [Model::of_sizes(&[3_000_001, 70_000, 3]), Model::of_sizes(&[5, 4_000_000])];
+    let disks = models.each_ref().map(|model| OnDisk::new(&model.file()));
+    std::thread::scope(|scope| {
+        for ((test, model), disk) in [&one, &two].into_iter().zip(&models).zip(&disks) {
+            let manager = &manager;
+            scope.spawn(move || {
+                for checksum in [false, true, false] {
+                    let options = LoadOptions::new(place(test, MemoryKind::Device)).checksum(checksum);
+                    let loaded = load(manager, disk.path(), &options).unwrap();
+                    model.assert_is(&loaded, 256, fetched(manager));
+                    let report = loaded.report();
+                    assert!(
+                        report.buffers <= 2 * report.readers && report.buffer_bytes <= 4 << 20,
+                        "{report:?}"
+                    );
+                }
+            });
+        }
+    });
+    assert_empty(&manager);
+}
+
+#[test]
+fn load_cancelled_with_copies_in_flight_frees_all() {
+    let Some(test) = harness::device_with(|builder| builder) else { return };
+    let manager = manager_over(&test);
+    let disk = OnDisk::new(&Model::of_sizes(&[5_000_000]).file());
+    for checksum in [false, true] {
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let tell = std::sync::Mutex::new(Some(tell));
+        let options = LoadOptions::new(place(&test, MemoryKind::Device)).chunk(100_000).readers(4);
+        let options = options.checksum(checksum).progress(move |_| {
+            if let Some(tell) = tell.lock().unwrap().take() {
+                let _cancelled_already = tell.send(());
+            }
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let loading = tokio::spawn(transload::load::load_async(&manager, disk.path(), &options));
+            told.await.unwrap();
+            // It may have ended just then.
+            loading.abort();
+            let _either = loading.await;
+        });
+        assert_empty(&manager);
+    }
+}
+
+#[test]
 fn failure_in_the_middle_ends_all_readers_and_keeps_nothing() {
     let Some(test) = harness::device_with(|builder| builder) else { return };
     let manager = manager_over(&test);
