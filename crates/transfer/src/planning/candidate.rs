@@ -255,7 +255,8 @@ impl CandidateInfo {
         if !self.context.refines || self.simulated || self.cost.basis == CostBasis::User {
             return;
         }
-        if self.engine.upgrade().is_none_or(|engine| engine.queued() > 0) {
+        let is_alone = self.engine.upgrade().is_some_and(|engine| engine.queued() == 0);
+        if !is_alone && !transload_core::mutant!("transfer/company-is-not-the-link") {
             return;
         }
         let Some(time) = observations::time_of(report) else { return };

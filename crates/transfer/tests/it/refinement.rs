@@ -99,16 +99,11 @@ fn queue_behind_or_before_other_work_is_not_the_link() {
     setup.link_takes(30);
     for turn in 0..40 {
         let copy = |(src, dst): &(RawBuffer, RawBuffer)| setup.manager.copy(src, dst).submit();
-        let (mine, theirs) = if turn % 2 == 0 {
-            let theirs = copy(&other);
-            (copy(&both), theirs)
-        } else {
-            (copy(&both), copy(&other))
-        };
-        mine.wait().unwrap();
-        // Not measured: it is alone when it ends.
-        drop(theirs);
-        setup.manager.drain().unwrap();
+        // Before mine and over when it ends, or after mine and not over yet.
+        let (first, second) = if turn % 2 == 0 { (&other, &both) } else { (&both, &other) };
+        let (first, second) = (copy(first), copy(second));
+        first.wait().unwrap();
+        second.wait().unwrap();
     }
     assert_eq!((setup.plan(MIB).method, setup.basis(DIRECT)), (DIRECT, CostBasis::BuiltIn));
     setup.copies(9, &both);
