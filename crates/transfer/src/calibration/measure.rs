@@ -1,6 +1,6 @@
 //! Measures the paths of all pairs of devices, one after another.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use transload_core::{
     DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Place, RawBuffer, Result, Timing, TransferMethod,
@@ -11,6 +11,7 @@ use super::{
     Calibration, CalibrationOptions, CalibrationProgress, MeasuredTime, MethodCurve, PathCalibration,
     Unfinished, UnfinishedReason,
     sample::{Sample, are_enough},
+    sizes::Sizes,
 };
 use crate::{CrossBackendTransferManager, TransferOptions};
 
@@ -18,10 +19,6 @@ use crate::{CrossBackendTransferManager, TransferOptions};
 const SMALLEST: u64 = 256;
 /// Ratio of two sizes in a row.
 const STEP: u64 = 4;
-/// Ratio of two sizes in a row up to which sizes between them are measured.
-const FINEST: f64 = 1.05;
-/// The time of a choice between two measured sizes over that of the best method there, at most, if there is time to measure more.
-const REGRET: f64 = 1.08;
 /// The part of a pair's time that one method and size may use.
 const SHARE: u32 = 300;
 /// Copies of less than this are warmed up twice.
@@ -46,9 +43,6 @@ impl From<Error> for Stop {
         Self::Failed(error)
     }
 }
-
-/// Measured times by size.
-type Times = BTreeMap<u64, Vec<(TransferMethod, MeasuredTime)>>;
 
 struct Run<'a> {
     manager: &'a CrossBackendTransferManager,
@@ -210,27 +204,24 @@ impl Run<'_> {
         self.calibration.simulated |= plan.simulated;
         let mut methods = vec![plan.method];
         methods.extend(plan.alternatives.iter().map(|other| other.method));
-        let mut times = Times::new();
+        let mut sizes = Sizes::default();
         for bytes in ladder(src.len() as u64) {
-            times.insert(bytes, self.size((src, dst), &mut methods, bytes)?);
+            sizes.add(bytes, self.size((src, dst), &mut methods, bytes)?);
             self.done += 1;
         }
-        self.done += ladder(self.options.largest).count() - times.len();
+        self.done += ladder(self.options.largest).count() - ladder(src.len() as u64).count();
         while !transload_core::mutant!("transfer/refines-crossings")
             && self.now() < finest.min(self.deadline)
-            && let Some(bytes) = next_middle(&times)
+            && let Some(bytes) = sizes.next_middle()
         {
             match self.size((src, dst), &mut methods, bytes) {
-                Ok(middle) => times.insert(bytes, middle),
+                Ok(middle) => sizes.add(bytes, middle),
                 Err(Stop::Failed(error)) => return Err(Stop::Failed(error)),
                 // The path is finished, if less fine.
                 Err(Stop::Budget | Stop::Cancelled) => break,
             };
         }
-        let curve = |method| MethodCurve {
-            method,
-            times: times.values().flatten().filter(|(of, _)| *of == method).map(|(_, time)| *time).collect(),
-        };
+        let curve = |method| MethodCurve { method, times: sizes.of(method) };
         Ok(methods.into_iter().map(curve).collect())
     }
 
@@ -299,28 +290,4 @@ impl Run<'_> {
         }
         Ok(self.now().saturating_sub(begun))
     }
-}
-
-/// Returns a size between the two measured ones between which a choice may be the most wrong: if times only grow with size, a method
-/// takes at most its time at the larger size, and another one at least its time at the smaller one.
-fn next_middle(times: &Times) -> Option<u64> {
-    let bounds = times.iter().zip(times.iter().skip(1)).filter_map(|((low, at_low), (high, at_high))| {
-        let seconds = |(method, time): &(TransferMethod, MeasuredTime)| (*method, time.median.as_secs_f64());
-        // A copy kernel is not chosen by its time.
-        let choosable = |(method, _): &(TransferMethod, f64)| *method != TransferMethod::ZeroCopy;
-        let fastest =
-            |times: &[_]| times.iter().map(seconds).filter(choosable).min_by(|a, b| a.1.total_cmp(&b.1));
-        let chosen = [fastest(at_low)?.0, fastest(at_high)?.0];
-        let slow = at_high.iter().map(seconds).filter(|(method, _)| chosen.contains(method));
-        let regrets = slow.flat_map(|(method, slow)| {
-            let others =
-                at_low.iter().map(seconds).filter(choosable).filter(move |(other, _)| *other != method);
-            others.map(move |(_, fast)| slow / fast)
-        });
-        let worst = regrets.fold(0.0, f64::max);
-        let middle = (*low as f64 * *high as f64).sqrt() as u64;
-        let is_coarse = *high as f64 / *low as f64 > FINEST && (low + 1..*high).contains(&middle);
-        (worst > REGRET && is_coarse).then_some((middle, worst))
-    });
-    bounds.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(middle, _)| middle)
 }

@@ -5,6 +5,7 @@ mod measure;
 mod options;
 mod result;
 mod sample;
+mod sizes;
 
 pub use crossing::Crossing;
 pub use options::{CalibrationOptions, CalibrationProgress};

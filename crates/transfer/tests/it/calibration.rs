@@ -226,6 +226,24 @@ fn crossing_points_are_found_and_printed() {
 }
 
 #[test]
+fn step_of_a_curve_is_found_within_a_twentieth() {
+    let found = setup(steps).calibrate();
+    let path = upload(MemoryKind::Pageable);
+    let calibrated = found.paths.iter().find(|calibrated| calibrated.path == path).unwrap();
+    let first = calibrated.crossings()[0];
+    assert_eq!((first.from, first.to), (DIRECT, STAGED));
+    assert!((0.94..=1.06).contains(&(first.bytes as f64 / 20_000.0)), "{first}");
+}
+
+#[test]
+fn methods_that_are_alike_are_not_measured_at_many_sizes() {
+    let found = setup(|_, method, _| if method == STAGED { (5.0, 19.9) } else { (5.0, 20.0) }).calibrate();
+    let most = found.paths.iter().flat_map(|path| &path.methods).map(|curve| curve.times.len()).max();
+    // Steps of two, where time grows with size at all.
+    assert!(most <= Some(14), "{most:?}");
+}
+
+#[test]
 fn kernel_that_is_faster_alone_is_not_chosen() {
     let setup = setup(fast_link);
     let path = upload(MemoryKind::Mapped);
