@@ -2,7 +2,6 @@
 
 use std::{
     ops::Range,
-    ptr,
     sync::{Arc, atomic::Ordering},
 };
 
@@ -15,7 +14,7 @@ use transload_executor::yield_now;
 
 use super::{
     StagedTransfer,
-    fresh::fault_in,
+    fresh::{copy_to_cleared, fault_in},
     pieces::Piece,
     ring::StagingBuffer,
     stream_copy::stream_copy,
@@ -305,12 +304,12 @@ fn host_pointer(buffer: &RawBuffer, offset: usize) -> Result<*mut u8> {
     }
 }
 
-/// Copies on the host, between a buffer and a staging buffer or between the two buffers. Memory that was just `cleared` is in the
-/// caches, which streaming stores would have to write back first.
+/// Copies on the host, between a buffer and a staging buffer or between the two buffers. `cleared` is what
+/// [`fault_in`] returned.
 fn host_copy(src: *mut u8, dst: *mut u8, bytes: usize, cleared: bool) {
     host_access::note(src.addr(), bytes, HostAccess::Read);
     host_access::note(dst.addr(), bytes, HostAccess::Write);
     // SAFETY: each side is a staging buffer that the caller holds, or a chunk that was claimed for the transfer and taken by
     // the caller alone; both are valid for the chunk's length, and the two are different memory.
-    unsafe { if cleared { ptr::copy_nonoverlapping(src, dst, bytes) } else { stream_copy(src, dst, bytes) } };
+    unsafe { if cleared { copy_to_cleared(src, dst, bytes) } else { stream_copy(src, dst, bytes) } };
 }

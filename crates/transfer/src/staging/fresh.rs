@@ -1,11 +1,17 @@
-//! Destinations in host memory that was never touched. The thread that copies a chunk there has its pages faulted in by one call,
-//! while the device still copies, instead of by a fault for each page.
+//! Destinations in host memory that was never touched. The thread that copies a chunk there has its pages faulted in by few calls, the
+//! first while the device still copies, instead of by a fault for each page.
+//!
+//! Compared on one core with a streaming copy that faults: 256 MiB on huge pages at 5.9 instead of 2.5 GB/s, on ordinary pages at 3.0
+//! instead of 1.6.
 
-/// Faults in the pages of a destination if they are absent. Returns whether they were: then the system has just cleared them, through
-/// the caches.
+/// Bytes that are faulted in and then copied to: a huge page, which stays in a core's cache in between.
+const STEP: usize = 2 << 20;
+
+/// Faults in the pages of the first [`STEP`] of a destination if they are absent. Returns whether they were: then [`copy_to_cleared`]
+/// is faster than a streaming copy.
 #[cfg(target_os = "linux")]
 pub(super) fn fault_in(dst: *mut u8, bytes: usize) -> bool {
-    let Some((start, len)) = whole_pages(dst.addr(), bytes) else { return false };
+    let Some((start, len)) = whole_pages(dst.addr(), bytes.min(STEP)) else { return false };
     // The first page may have been faulted in with the chunk before.
     let middle = start + ((len / 2) & !(page() - 1));
     if is_present(dst.with_addr(middle)) {
@@ -17,6 +23,23 @@ pub(super) fn fault_in(dst: *mut u8, bytes: usize) -> bool {
         unsafe { libc::madvise(dst.with_addr(start).cast(), len, libc::MADV_POPULATE_WRITE) };
     }
     true
+}
+
+/// Copies to pages that [`fault_in`] found absent, and faults in what follows the first [`STEP`]. Ordinary stores: streaming ones would
+/// first have to write back what the system has cleared in the caches.
+///
+/// # Safety
+/// * `src` must be valid for reading and `dst` for writing `bytes` bytes; the two do not overlap.
+pub(super) unsafe fn copy_to_cleared(src: *const u8, dst: *mut u8, bytes: usize) {
+    for at in (0..bytes).step_by(STEP) {
+        // SAFETY: `at` is less than `bytes`, for which the caller promises.
+        let (src, dst) = unsafe { (src.add(at), dst.add(at)) };
+        if at > 0 {
+            fault_in(dst, bytes - at);
+        }
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(src, dst, STEP.min(bytes - at)) };
+    }
 }
 
 /// Elsewhere, the copy faults them in.
@@ -85,6 +108,19 @@ mod tests {
             assert_eq!(base.add(30 * page).read(), 7);
             assert!(!present().contains(&40));
             libc::munmap(base.cast(), len);
+        }
+    }
+
+    #[test]
+    fn copy_to_cleared_memory_writes_exactly_its_bytes() {
+        let src: Vec<u8> = (0..(2 * STEP + 4321) as u32).map(|at| (at % 251) as u8).collect();
+        for (from, bytes) in [(0, 1), (3, STEP), (4097, STEP + 1), (1, 2 * STEP + 4321)] {
+            let mut dst = vec![0_u8; bytes + 10_000];
+            assert!(from + bytes <= dst.len() && bytes <= src.len());
+            // SAFETY: both ranges are within their vectors.
+            unsafe { copy_to_cleared(src.as_ptr(), dst.as_mut_ptr().add(from), bytes) };
+            assert!(dst[from..from + bytes] == src[..bytes], "{bytes} bytes at {from}");
+            assert!(dst[..from].iter().chain(&dst[from + bytes..]).all(|byte| *byte == 0));
         }
     }
 
