@@ -5,6 +5,7 @@ use std::sync::Arc;
 use criterion::{Criterion, Throughput};
 use transload_backend_cpu::CpuBackend;
 use transload_core::{Backend, DeviceId, MemoryKind, Operation, RawBuffer, Timing, submit_on};
+use transload_transfer::CrossBackendTransferManager;
 
 use crate::no_op_queue::NoOpQueue;
 
@@ -19,9 +20,9 @@ pub(crate) fn benches(criterion: &mut Criterion) {
     };
 
     let mut group = criterion.benchmark_group("claim and commit");
-    let pair = parts(1);
+    let pair = parts(1, PART);
     group.bench_function("one pair", |bencher| bencher.iter(|| copy(&pair[0])));
-    let many = parts(1000);
+    let many = parts(1000, PART);
     group.throughput(Throughput::Elements(many.len() as u64));
     group.bench_function("1000 parts in flight", |bencher| {
         bencher.iter(|| {
@@ -31,7 +32,7 @@ pub(crate) fn benches(criterion: &mut Criterion) {
     });
     group.finish();
 
-    let pairs = parts(BATCH);
+    let pairs = parts(BATCH, PART);
     let mut group = criterion.benchmark_group("batch");
     group.throughput(Throughput::Elements(BATCH as u64));
     group.bench_function("10000 pairs", |bencher| {
@@ -43,13 +44,23 @@ pub(crate) fn benches(criterion: &mut Criterion) {
     });
     group.finish();
     queue.complete();
+
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    let short = parts(BATCH, 8);
+    let mut group = criterion.benchmark_group("copy_many");
+    group.throughput(Throughput::Elements(BATCH as u64));
+    group.bench_function("10000 pairs of 8 bytes within the host", |bencher| {
+        bencher.iter(|| manager.copy_many(&short).wait().unwrap());
+    });
+    group.finish();
 }
 
-/// `n` parts of one allocation, each with one of another.
-fn parts(n: usize) -> Vec<(RawBuffer, RawBuffer)> {
+/// `n` parts of one allocation, of so many bytes, each with one of another.
+fn parts(n: usize, bytes: usize) -> Vec<(RawBuffer, RawBuffer)> {
     let backend = CpuBackend::new().unwrap();
     let [src, dst] =
-        [(); 2].map(|()| backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, n * PART).unwrap());
-    let part = |of: &RawBuffer, index: usize| of.slice(index * PART..(index + 1) * PART).unwrap();
+        [(); 2].map(|()| backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, n * bytes).unwrap());
+    let part = |of: &RawBuffer, index: usize| of.slice(index * bytes..(index + 1) * bytes).unwrap();
     (0..n).map(|index| (part(&src, index), part(&dst, index))).collect()
 }
