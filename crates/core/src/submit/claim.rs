@@ -74,6 +74,31 @@ impl<'a> Claims<'a> {
         Ok(claims)
     }
 
+    /// Like [`acquire`](Self::acquire), for a batch: reads the first of each pair, and writes the second. Checks it like
+    /// [`Operation::validate`] an [`Operation::CopyBatch`].
+    ///
+    /// # Errors
+    /// Like `acquire` and `validate`.
+    pub fn acquire_batch(pairs: &'a [(RawBuffer, RawBuffer)]) -> Result<Self> {
+        let mut claims = Self::none(WriteMode::Replace);
+        claims.add_batch(pairs, None)?;
+        Ok(claims)
+    }
+
+    /// Like [`acquire_batch`](Self::acquire_batch), but never blocks, like [`try_acquire`](Self::try_acquire).
+    ///
+    /// # Errors
+    /// [`TrySubmitError::WouldBlock`]; [`TrySubmitError::Failed`] with the errors of `acquire_batch`.
+    pub fn try_acquire_batch(
+        pairs: &'a [(RawBuffer, RawBuffer)],
+        turns: &Turns,
+    ) -> Result<Self, TrySubmitError> {
+        let mut claims = Self::none(WriteMode::Replace);
+        claims.held = SmallVec::from_vec(ranges_of(pairs)?);
+        claims.claim_held(None, Some(turns))?;
+        Ok(claims)
+    }
+
     /// Creates empty claims.
     #[inline]
     pub(crate) fn none(write_mode: WriteMode) -> Self {

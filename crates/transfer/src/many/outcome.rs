@@ -16,8 +16,8 @@ pub struct CopyManyReport {
     /// Host time from the beginning of submission until the completion of all was observed.
     #[cfg_attr(feature = "serde", serde(rename = "elapsed_seconds", with = "transload_core::serde_seconds"))]
     pub elapsed: Duration,
-    /// A report for each source and destination place. Its [`chunks`](TransferReport::chunks) are the pairs of more than 0 bytes. If
-    /// they were copied one by one, it has the method of the first and no times.
+    /// A report for each source and destination place. Its [`chunks`](TransferReport::chunks) are the pairs of more than 0 bytes, and no
+    /// time is predicted. If they were copied one by one, it has the method of the first and no times.
     pub groups: Vec<TransferReport>,
 }
 

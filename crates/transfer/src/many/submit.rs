@@ -1,6 +1,12 @@
 //! Submits a list: each group as one transfer if a method can, else pair by pair.
 
-use std::{borrow::Cow, cell::Cell, mem, sync::Arc, time::Instant};
+use std::{
+    borrow::Cow,
+    cell::Cell,
+    mem,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use transload_core::{DeviceId, ErrorKind, Result, Timing, Transfer, TransferId, TransferMethod, Turns};
 
@@ -196,6 +202,8 @@ impl CrossBackendTransferManager {
             let request = TransferRequest { src, dst, options, timing, stage_in_place, extras: Some(extras) };
             let mut submission = candidate.submission(input, &choice);
             submission.chunks = u32::try_from(*count).unwrap_or(u32::MAX);
+            // The costs are those of single copies.
+            submission.predicted = Duration::ZERO;
             let info = candidate.share_info();
             self.context.unobserved.check_few(&self.context);
             if timing == Timing::Measured || self.context.observer.is_some() {

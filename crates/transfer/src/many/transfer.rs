@@ -7,7 +7,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use smallvec::SmallVec;
@@ -123,7 +123,7 @@ impl CopyManyTransfer {
         let (Pairs::Group(group) | Pairs::One(group, _)) = of else { return };
         let Some(GroupEnd { report: sum, .. }) = self.groups.get_mut(*group) else { return };
         if matches!(of, Pairs::One(..)) {
-            report.chunks = 1;
+            (report.chunks, report.predicted) = (1, Duration::ZERO);
             (report.id, report.submitting, report.elapsed, report.moving) = (None, None, None, None);
         }
         match sum {
@@ -131,7 +131,6 @@ impl CopyManyTransfer {
             Some(sum) => {
                 sum.bytes = sum.bytes.saturating_add(report.bytes);
                 sum.chunks = sum.chunks.saturating_add(report.chunks);
-                sum.predicted = sum.predicted.saturating_add(report.predicted);
             }
         }
     }

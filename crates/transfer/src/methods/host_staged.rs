@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
 use transload_core::{
-    Access, Backend, DeviceId, Fence, MemoryKind, Operation, Place, RawBuffer, RejectReason, Result,
-    Timeline, TransferMethod, TransferPath, WorkloadType,
+    Backend, DeviceId, Fence, MemoryKind, Place, RawBuffer, RejectReason, Result, Timeline, TransferMethod,
+    TransferPath, WorkloadType,
 };
 use transload_executor::Executor;
 
@@ -112,8 +112,6 @@ impl Method for HostStaged {
         request: &TransferRequest<'_>,
         pairs: &[(RawBuffer, RawBuffer)],
     ) -> Result<Submitted, NotSubmitted> {
-        // Claims do not check it.
-        Operation::CopyBatch { pairs }.validate()?;
         self.submit_pairs(route, request, Some(pairs))
     }
 
@@ -196,11 +194,7 @@ pub(super) fn start_staged(
     let (src, dst) = (request.src, request.dst);
     let (mut claims, pieces) = match pairs {
         None => (request.claim()?, Pieces::one(src.clone(), dst.clone())),
-        Some(pairs) => {
-            let pairs_of_bytes = pairs.iter().filter(|(src, _)| !src.is_empty());
-            let uses = pairs_of_bytes.flat_map(|(src, dst)| [(src, Access::Read), (dst, Access::Write)]);
-            (request.claim_all(&mut uses.collect::<Vec<_>>())?, Pieces::all(pairs))
-        }
+        Some(pairs) => (request.claim_all(pairs)?, Pieces::all(pairs)),
     };
     claims.wait_also(request.after());
     // The timeline belongs to the lane, whichever thread does the work.

@@ -240,14 +240,18 @@ impl<'a> TransferRequest<'a> {
 
     /// Claims both buffers.
     fn claim(&self) -> Result<Claims<'a>, NotSubmitted> {
-        self.claim_all(&mut [(self.src, Access::Read), (self.dst, Access::Write)])
+        let mut uses = [(self.src, Access::Read), (self.dst, Access::Write)];
+        Ok(match self.turns() {
+            None => Claims::acquire(&mut uses)?,
+            Some(turns) => Claims::try_acquire(&mut uses, turns)?,
+        })
     }
 
-    /// Claims the buffers of a transfer, none of which overlap.
-    fn claim_all<'b>(&self, uses: &mut [(&'b RawBuffer, Access)]) -> Result<Claims<'b>, NotSubmitted> {
+    /// Checks and claims these pairs.
+    fn claim_all<'b>(&self, pairs: &'b [(RawBuffer, RawBuffer)]) -> Result<Claims<'b>, NotSubmitted> {
         Ok(match self.turns() {
-            None => Claims::acquire(uses)?,
-            Some(turns) => Claims::try_acquire(uses, turns)?,
+            None => Claims::acquire_batch(pairs)?,
+            Some(turns) => Claims::try_acquire_batch(pairs, turns)?,
         })
     }
 
