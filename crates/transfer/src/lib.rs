@@ -36,6 +36,7 @@
 //! refine it.
 
 mod attempt;
+mod blocks;
 mod builder;
 mod calibration;
 mod context;

@@ -1,21 +1,21 @@
 //! Transfers that are planned and recorded once, and replayed as one submission.
 
 use std::{
-    fmt,
+    fmt, slice,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use transload_core::{
     Backend, CompletionHandler, DeviceId, Error, ErrorKind, Fence, Operation, RawBuffer, Recording, Result,
-    StreamPriority, Submission, Submitted, Timing, Transfer, TransferEvent, TransferId, TransferReport,
-    WorkloadType, submit,
+    StreamPriority, Submission, Submitted, Timing, Transfer, TransferEvent, TransferId, TransferMethod,
+    TransferReport, WorkloadType, submit,
 };
 
 use crate::{
     CrossBackendTransferManager, TransferOptions,
     context::ManagerContext,
-    methods::SingleOperation,
+    methods::{SingleOperation, direct_copy::are_for_kernel},
     planning::{engine_queue::EngineQueue, request::PlanInput},
     report_events::{self, CompletionWithId, Traced},
     stats::unobserved::UnobservedTransfer,
@@ -124,9 +124,30 @@ struct Planned {
     report: TransferReport,
 }
 
+/// Returns the pairs as one operation of a kernel, if kernels would copy them one by one, or they are short pieces within a device.
+/// `None` if their order matters.
+fn as_batch<'a>(
+    pairs: &'a [(RawBuffer, RawBuffer)],
+    planned: &[Planned],
+    operations: &[Operation<'_>],
+) -> Option<Operation<'a>> {
+    let batch = Operation::CopyBatchInPlace { pairs };
+    let [Planned { backend, report, .. }, _, ..] = planned else { return None };
+    let is_kernel = |operation: &Operation<'_>| matches!(operation, Operation::CopyInPlace { .. });
+    let is_of_path =
+        |other: &Planned| other.report.path == report.path && other.report.method == report.method;
+    let are_for_kernel = operations.iter().all(is_kernel)
+        || report.method == TransferMethod::DirectCopy
+            && planned.iter().all(is_of_path)
+            && are_for_kernel(&**backend, report.lane, report.path, pairs);
+    let is_apart = batch.validate().is_ok() || transload_core::mutant!("transfer/recorded-order-matters");
+    (are_for_kernel && is_apart).then_some(batch)
+}
+
 impl CrossBackendTransferManager {
     /// Records transfers, each from all of its first buffer to all of its second, to be submitted as one any number of
-    /// times. Moves nothing. Those that touch common bytes take effect in the order given.
+    /// times. Moves nothing. Those that touch common bytes take effect in the order given. Those that kernels copy are one launch, if
+    /// none do.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] without pairs; [`ErrorKind::Unsupported`] if a pair has no method that can be
@@ -153,7 +174,9 @@ impl CrossBackendTransferManager {
         }
         let operations: Vec<Operation<'_>> =
             pairs.iter().zip(&planned).map(|((src, dst), planned)| (planned.single)(src, dst)).collect();
-        let recorded = first.backend.record(lane, options.priority, &operations)?;
+        let batch = as_batch(pairs, &planned, &operations);
+        let operations = batch.as_ref().map_or(&*operations, slice::from_ref);
+        let recorded = first.backend.record(lane, options.priority, operations)?;
         let mut report = first.report.clone();
         report.chunks = u32::try_from(planned.len()).unwrap_or(u32::MAX);
         for other in planned.iter().skip(1) {

@@ -274,6 +274,38 @@ impl Runtime {
         self.manager().copy_many(pairs.collect::<Vec<_>>())
     }
 
+    /// Returns copies of blocks of paged caches: for each layer, block `from[i]` of the source's pool over block `to[i]` of the
+    /// destination's. Block `i` is the elements from `i * block` to `(i + 1) * block` of its pool; one array may be the pools of several
+    /// layers, sliced. Errors are those of [`CrossBackendTransferManager::copy_blocks`]. To copy the same blocks again and again,
+    /// [record](CopyManyBuilder::record) the builder:
+    ///
+    /// ```
+    /// let rt = transload::Runtime::discover()?;
+    /// // Two layers of 64 blocks of 256 elements, on the device and evicted to the host.
+    /// let cache = [rt.zeros::<f32>(64 * 256)?, rt.zeros::<f32>(64 * 256)?];
+    /// let evicted = [rt.host(vec![1_f32; 64 * 256])?, rt.host(vec![1_f32; 64 * 256])?];
+    /// let report = rt.copy_blocks((&cache, &[17, 3, 4]), (&evicted, &[0, 1, 2]), 256)?.wait()?;
+    /// assert_eq!(report.bytes, 2 * 3 * 256 * 4);
+    /// assert_eq!(evicted[1].read()?[2 * 256..][..257], [[0.0; 256].as_slice(), &[1.0]].concat());
+    /// # Ok::<(), transload::Error>(())
+    /// ```
+    pub fn copy_blocks<T: Pod>(
+        &self,
+        (sources, from): (&[impl Buffer<T>], &[usize]),
+        (destinations, to): (&[impl Buffer<T>], &[usize]),
+        block: usize,
+    ) -> Result<CopyManyBuilder<'_>> {
+        let bytes = block.checked_mul(size_of::<T>()).ok_or_else(|| {
+            Error::new(
+                ErrorKind::OutOfRange,
+                format!("{block} elements of {} bytes exceed any memory", size_of::<T>()),
+            )
+        })?;
+        let sources: Vec<RawBuffer> = sources.iter().map(|pool| pool.raw().clone()).collect();
+        let destinations: Vec<RawBuffer> = destinations.iter().map(|pool| pool.raw().clone()).collect();
+        self.manager().copy_blocks((&sources, from), (&destinations, to), bytes)
+    }
+
     /// Returns what a transfer would do, with its predicted cost and the reasons against other methods. Nothing is moved.
     ///
     /// # Errors

@@ -157,7 +157,7 @@ impl Table {
 
     /// Returns whether no thread waits and at most `count` ranges are held: for the holder of as many, all other ranges are free.
     pub(super) fn is_held_by_at_most(&self, count: usize) -> bool {
-        self.waiting.is_none() && self.held.are_at_most(count)
+        self.waiting.is_none() && self.held.are_at_most(count) || crate::mutant!("core/held-by-others")
     }
 
     /// Returns whether a range can be held now, or why not.

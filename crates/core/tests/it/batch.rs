@@ -1,9 +1,9 @@
 //! A batch is refused exactly if one of its destinations overlaps another of its ranges.
 
 use proptest::prelude::*;
-use transload_core::{ErrorKind, Operation, RawBuffer};
+use transload_core::{ErrorKind, Operation, RawBuffer, Timing, submit};
 
-use crate::mock::buffer;
+use crate::mock::{MockQueue, buffer};
 
 /// One side of a pair: which buffer, and where in it.
 type Side = (usize, usize);
@@ -74,5 +74,30 @@ fn refused_pair_of_a_batch_is_named() {
         pairs[1].0 = buffers[0].slice(0..3).unwrap();
         assert_eq!(refused(&pairs).kind(), ErrorKind::InvalidArgument);
         assert!(refused(&pairs).to_string().starts_with("pair 1 of the batch: source has 3 bytes"));
+    }
+}
+
+#[test]
+fn batch_over_an_open_view_is_busy() {
+    const COUNT: usize = 600;
+    let (from, to, queue) = (buffer(4 * COUNT), buffer(4 * COUNT), MockQueue::new());
+    let piece = |of: &RawBuffer, index: usize| of.slice(index * 4..index * 4 + 2).unwrap();
+    let pairs: Vec<_> =
+        (0..COUNT).map(|index| (piece(&from, index), piece(&to, COUNT - 1 - index))).collect();
+    let batch = || submit(&queue, &Operation::CopyBatch { pairs: &pairs }, Timing::Off);
+    for index in [0, 130, COUNT - 1] {
+        let held = piece(&from, index);
+        let view = held.write().unwrap();
+        assert_eq!(batch().unwrap_err().kind(), ErrorKind::Busy, "piece {index}");
+        drop(view);
+        // What is between the pieces is not claimed.
+        let between = from.slice(index * 4 + 2..index * 4 + 4).unwrap();
+        let view = between.write().unwrap();
+        let fence = batch().unwrap();
+        drop(view);
+        assert!(to.slice(index * 4 + 2..index * 4 + 4).unwrap().try_write().is_ok());
+        assert!(piece(&to, index).try_write().is_err(), "it is in flight");
+        queue.complete(fence.point());
+        assert!(piece(&to, index).try_write().is_ok());
     }
 }

@@ -7,16 +7,17 @@ use std::{
     pin::Pin,
 };
 
-use transload_core::{Fence, Queue, RawBuffer, Result, StreamPriority};
+use transload_core::{Error, ErrorKind, Fence, Queue, RawBuffer, Result, StreamPriority, TransferMethod};
 
 use super::{
     CopyManyError, CopyManyReport, CopyManyTransfer,
     submit::{ManyCopies, OwnedList},
 };
 use crate::{
-    CrossBackendTransferManager, TransferOptions,
+    CrossBackendTransferManager, RecordedTransfers, TransferOptions,
     attempt::{Extras, would_block},
     copy_builder::{BuilderExtras, SharedQueue},
+    methods::SHORT,
     task_submission::TaskSubmission,
 };
 
@@ -55,7 +56,7 @@ use crate::{
 ///
 /// # Order
 /// Each piece of work takes its place in the order like a [`CopyBuilder`](crate::CopyBuilder)'s, and blocks the thread where that does;
-/// several are submitted one after another. To repeat a list, [record](CrossBackendTransferManager::record) it: that, too, is one
+/// several are submitted one after another. To repeat a list, [record](Self::record) it: that, too, is one
 /// submission. A stream that is being captured takes no list (`Busy`).
 #[must_use = "nothing is copied before `submit`, `wait` or `.await`"]
 #[derive(Clone)]
@@ -135,6 +136,29 @@ impl<'a> CopyManyBuilder<'a> {
     /// As [`CopyManyTransfer::wait`].
     pub fn wait(self) -> Result<CopyManyReport, CopyManyError> {
         self.submit().wait()
+    }
+
+    /// Records them, to be submitted as one any number of times: see [`CrossBackendTransferManager::record`]. Those within a device, and
+    /// after [`exclusive`](Self::exclusive) those of short pieces of pinned and mapped memory, become one launch of a kernel, whose list
+    /// is written now.
+    ///
+    /// # Errors
+    /// As for [`CrossBackendTransferManager::record`]; [`ErrorKind::InvalidArgument`] if this builder was given a stream or a fence.
+    pub fn record(self) -> Result<RecordedTransfers> {
+        if self.extras.queue.is_some() || !self.extras.after.is_empty() {
+            let text = "a recording has neither a stream nor fences; record copies without `on` and `after`";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let bytes = self.pairs.iter().map(|(src, _)| src.len() as u64).fold(0, u64::saturating_add);
+        if self.exclusive
+            && bytes <= SHORT.saturating_mul(self.pairs.len() as u64)
+            && self.options.allows(TransferMethod::ZeroCopy)
+            && let Ok(recorded) =
+                self.manager.record(&self.pairs, &self.options.only(TransferMethod::ZeroCopy))
+        {
+            return Ok(recorded);
+        }
+        self.manager.record(&self.pairs, &self.options)
     }
 
     /// Like [`submit`](Self::submit) for a task: ready once all are submitted, or refused. It blocks no thread, like

@@ -1,8 +1,8 @@
 //! A single copy operation on one queue.
 
 use transload_core::{
-    Fence, MemoryKind, Operation, Place, RawBuffer, RejectReason, Result, Timing, TransferMethod,
-    TransferPath, WorkloadType, copy_on_host,
+    Backend, DeviceId, Fence, MemoryKind, Operation, Place, RawBuffer, RejectReason, Result, Timing,
+    TransferMethod, TransferPath, WorkloadType, copy_on_host,
 };
 
 use crate::{attempt::NotSubmitted, planning::request::PlanInput};
@@ -65,20 +65,14 @@ impl Method for DirectCopy {
         (is_fixed(src) && is_fixed(dst)) || (src.device.is_cpu() && dst.device.is_cpu())
     }
 
-    /// Within a device, a kernel takes short pieces: it uses no memory of the host, and a copy engine takes about a microsecond for each.
     fn submit_many(
         &self,
         route: &Route,
         request: &TransferRequest<'_>,
         pairs: &[(RawBuffer, RawBuffer)],
     ) -> Result<Submitted, NotSubmitted> {
-        let (src, dst) = (request.src.place(), request.dst.place());
-        let bytes = || pairs.iter().map(|(src, _)| src.len() as u64).fold(0, u64::saturating_add);
-        let by_kernel = src.device == dst.device
-            && route.backend.in_place_copier(src, dst) == Some(route.lane)
-            && bytes() <= SHORT.saturating_mul(pairs.len() as u64)
-            && route.backend.prepare_in_place(route.lane).is_ok();
-        let (workload, operation) = if by_kernel {
+        let path = TransferPath::new(request.src.place(), request.dst.place());
+        let (workload, operation) = if are_for_kernel(&*route.backend, route.lane, path, pairs) {
             (WorkloadType::Compute, Operation::CopyBatchInPlace { pairs })
         } else {
             (WorkloadType::Memory, Operation::CopyBatch { pairs })
@@ -86,4 +80,19 @@ impl Method for DirectCopy {
         let queue = request.queue(&*route.backend, route.lane, workload)?;
         request.enqueue(&*queue, &operation, request.timing)
     }
+}
+
+/// Returns whether a kernel copies pairs of one path. Within a device it takes short pieces: it uses no memory of the host, and a copy
+/// engine takes about a microsecond for each.
+pub(crate) fn are_for_kernel(
+    backend: &dyn Backend,
+    lane: DeviceId,
+    TransferPath { src, dst }: TransferPath,
+    pairs: &[(RawBuffer, RawBuffer)],
+) -> bool {
+    let bytes = || pairs.iter().map(|(src, _)| src.len() as u64).fold(0, u64::saturating_add);
+    src.device == dst.device
+        && backend.in_place_copier(src, dst) == Some(lane)
+        && bytes() <= SHORT.saturating_mul(pairs.len() as u64)
+        && backend.prepare_in_place(lane).is_ok()
 }

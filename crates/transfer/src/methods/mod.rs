@@ -17,7 +17,7 @@ use crate::{
     staging::StagingRings,
 };
 
-mod direct_copy;
+pub(crate) mod direct_copy;
 mod host_staged;
 mod peer_check;
 mod peer_to_peer;

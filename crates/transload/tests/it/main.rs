@@ -7,6 +7,8 @@ mod array;
 mod bad_use;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod beside_cust;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod blocks;
 #[cfg(feature = "calibration")]
 mod calibration;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]

@@ -1,0 +1,185 @@
+//! Copies of blocks of paged caches: contents, order, refusals by index, and recordings.
+
+use transload::{
+    CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, RawBuffer, TransferMethod,
+    cuda::CudaDevice, cuda::CudaStream,
+};
+use transload_cuda_sim::harness::noise;
+use transload_cuda_sys::trace;
+
+use crate::cuda::Setup;
+
+const BLOCK: usize = 300;
+const BLOCKS: usize = 50;
+const LAYERS: usize = 3;
+
+/// A pool for each layer.
+struct Cache {
+    pools: Vec<RawBuffer>,
+    content: Vec<Vec<u8>>,
+}
+
+impl Cache {
+    fn new(setup: &Setup, kind: MemoryKind, seed: u64) -> Self {
+        let content: Vec<_> =
+            (0..LAYERS as u64).map(|layer| noise(BLOCK * BLOCKS, 10 * seed + layer)).collect();
+        let pools: Vec<_> = content.iter().map(|_| setup.allocate(kind, BLOCK * BLOCKS)).collect();
+        let cache = Self { pools, content };
+        cache.write(&setup.manager);
+        cache
+    }
+
+    fn write(&self, manager: &CrossBackendTransferManager) {
+        for (pool, content) in self.pools.iter().zip(&self.content) {
+            let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, content.len()).unwrap();
+            host.write().unwrap().copy_from_slice(content);
+            manager.copy(&host, pool).wait().unwrap();
+        }
+    }
+
+    /// What the copy of blocks should do.
+    fn take(&mut self, to: &[usize], other: &Self, from: &[usize]) {
+        for (mine, theirs) in self.content.iter_mut().zip(&other.content) {
+            for (to, from) in to.iter().zip(from) {
+                mine[to * BLOCK..][..BLOCK].copy_from_slice(&theirs[from * BLOCK..][..BLOCK]);
+            }
+        }
+    }
+
+    fn check(&self, manager: &CrossBackendTransferManager, what: &str) {
+        for (layer, (pool, content)) in self.pools.iter().zip(&self.content).enumerate() {
+            let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, pool.len()).unwrap();
+            manager.copy(pool, &back).wait().unwrap();
+            assert!(*back.read().unwrap() == content[..], "layer {layer}: {what}");
+        }
+    }
+}
+
+const KINDS: [MemoryKind; 4] =
+    [MemoryKind::Pageable, MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Device];
+const FROM: [usize; 6] = [7, 8, 2, 49, 0, 30];
+const TO: [usize; 6] = [11, 12, 40, 3, 49, 0];
+
+#[test]
+fn blocks_of_each_layer_arrive_between_all_memory() {
+    let setup = Setup::new();
+    for (from, to) in KINDS.into_iter().flat_map(|from| KINDS.map(|to| (from, to))) {
+        for exclusive in [false, true] {
+            let (source, mut target) = (Cache::new(&setup, from, 1), Cache::new(&setup, to, 2));
+            let copy =
+                setup.manager.copy_blocks((&source.pools, &FROM), (&target.pools, &TO), BLOCK).unwrap();
+            let copy = if exclusive { copy.exclusive() } else { copy };
+            let report = copy.wait().unwrap();
+            assert_eq!((report.pairs, report.bytes), (LAYERS * 6, (LAYERS * 6 * BLOCK) as u64));
+            target.take(&TO, &source, &FROM);
+            target.check(&setup.manager, &format!("{from} → {to}"));
+            source.check(&setup.manager, "the source");
+        }
+    }
+}
+
+#[test]
+fn recorded_blocks_are_one_launch_in_order() {
+    let setup = Setup::new();
+    for (from, to, exclusive, kernel) in [
+        (MemoryKind::Pinned, MemoryKind::Device, true, true),
+        (MemoryKind::Device, MemoryKind::Mapped, true, true),
+        (MemoryKind::Device, MemoryKind::Device, false, true),
+        (MemoryKind::Pinned, MemoryKind::Device, false, false),
+    ] {
+        let (mut source, mut target) = (Cache::new(&setup, from, 3), Cache::new(&setup, to, 4));
+        let copy = setup.manager.copy_blocks((&source.pools, &FROM), (&target.pools, &TO), BLOCK).unwrap();
+        let recorded = if exclusive { copy.exclusive().record() } else { copy.record() }.unwrap();
+        target.check(&setup.manager, "nothing is copied before a replay");
+        let method = if kernel && from != to { TransferMethod::ZeroCopy } else { TransferMethod::DirectCopy };
+        assert_eq!(recorded.planned().method, method, "{from} → {to}");
+        for round in 0..3 {
+            source.content.iter_mut().for_each(|content| content.rotate_left(1 + round));
+            source.write(&setup.manager);
+            let trace = trace::start();
+            // Twice, with one in flight.
+            drop(recorded.replay());
+            let replay = recorded.replay();
+            let calls = trace.calls_of_this_thread();
+            let count = |name: &str| calls.iter().filter(|call| call.name == name).count();
+            assert_eq!((count("cuGraphLaunch"), count("cuMemHostAlloc")), (2, 0), "{from} → {to}");
+            drop(trace);
+            target.take(&TO, &source, &FROM);
+            target.check(&setup.manager, &format!("{from} → {to}, round {round}"));
+            let report = replay.wait().unwrap();
+            assert_eq!((report.bytes, report.chunks), ((LAYERS * 6 * BLOCK) as u64, LAYERS as u32 * 6));
+        }
+    }
+}
+
+#[test]
+fn recorded_blocks_keep_their_pools() {
+    let setup = Setup::new();
+    let (source, mut target) =
+        (Cache::new(&setup, MemoryKind::Pinned, 5), Cache::new(&setup, MemoryKind::Device, 6));
+    let copy = setup.manager.copy_blocks((&source.pools, &FROM), (&target.pools, &TO), BLOCK).unwrap();
+    let recorded = copy.exclusive().record().unwrap();
+    target.take(&TO, &source, &FROM);
+    drop(source);
+    let fence = recorded.replay().fence().unwrap().clone();
+    drop(recorded);
+    target.check(&setup.manager, "the list was dropped in flight");
+    fence.wait().unwrap();
+}
+
+#[test]
+fn bytes_between_blocks_are_not_in_use() {
+    let setup = Setup::new();
+    let (source, target) =
+        (Cache::new(&setup, MemoryKind::Pinned, 7), Cache::new(&setup, MemoryKind::Device, 8));
+    let copy = setup.manager.copy_blocks((&source.pools, &FROM), (&target.pools, &TO), BLOCK).unwrap();
+    let recorded = copy.exclusive().record().unwrap();
+    // Blocks 1 and 3 to 6 are not in the list.
+    let free = [1, 3, 6].map(|index| source.pools[0].slice(index * BLOCK..(index + 1) * BLOCK).unwrap());
+    let views = free.each_ref().map(|block| block.write().unwrap());
+    recorded.replay().wait().unwrap();
+    drop(views);
+    let block = source.pools[0].slice(8 * BLOCK..8 * BLOCK + 1).unwrap();
+    let view = block.write().unwrap();
+    assert_eq!(recorded.replay().wait().unwrap_err().kind(), ErrorKind::Busy);
+    drop(view);
+    recorded.replay().wait().unwrap();
+}
+
+#[test]
+fn refused_blocks_are_named() {
+    let setup = Setup::new();
+    let (source, target) =
+        (Cache::new(&setup, MemoryKind::Pinned, 9), Cache::new(&setup, MemoryKind::Device, 10));
+    let refused = |from: &[usize], to: &[usize], layers: usize, bytes: usize| {
+        let copy = setup.manager.copy_blocks((&source.pools, from), (&target.pools[..layers], to), bytes);
+        let error = copy.unwrap_err();
+        (error.kind(), error.to_string())
+    };
+    let (kind, text) = refused(&[1, 50], &[1, 2], LAYERS, BLOCK);
+    assert_eq!(kind, ErrorKind::OutOfRange);
+    assert!(text.contains("source block 50, at position 1") && text.contains("below 50"), "{text}");
+    let (kind, text) = refused(&[1, 2], &[usize::MAX, 2], LAYERS, BLOCK);
+    assert_eq!(kind, ErrorKind::OutOfRange);
+    assert!(text.contains("position 0") && text.starts_with("destination"), "{text}");
+    let (kind, text) = refused(&[1, 1, 2, 3], &[5, 2, 7, 2], LAYERS, BLOCK);
+    assert_eq!(kind, ErrorKind::Overlap);
+    assert!(text.contains("block 2 is given twice, at positions 1 and 3"), "{text}");
+    assert_eq!(refused(&[1], &[1, 2], LAYERS, BLOCK).0, ErrorKind::InvalidArgument);
+    assert_eq!(refused(&[1], &[1], 2, BLOCK).0, ErrorKind::InvalidArgument);
+    assert_eq!(refused(&[1], &[1], LAYERS, 0).0, ErrorKind::InvalidArgument);
+    assert_eq!(refused(&[0], &[0], LAYERS, usize::MAX).0, ErrorKind::OutOfRange);
+    // One pool on both sides: a block is read and written.
+    let copy = setup.manager.copy_blocks((&target.pools, &[1, 2]), (&target.pools, &[3, 1]), BLOCK).unwrap();
+    let failed = copy.clone().wait().unwrap_err();
+    assert_eq!(failed.error.kind(), ErrorKind::Overlap);
+    assert!(copy.record().is_ok(), "recorded transfers take effect in their order");
+    let stream = CudaStream::new(&CudaDevice::new(setup.device.ordinal()).unwrap()).unwrap();
+    let copy = setup.manager.copy_blocks((&source.pools, &FROM), (&target.pools, &TO), BLOCK).unwrap();
+    assert_eq!(copy.clone().on(&stream).record().unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let none = setup.manager.copy_blocks((&source.pools, &[]), (&target.pools, &[]), BLOCK).unwrap();
+    assert_eq!(none.wait().unwrap().bytes, 0);
+    drop(copy);
+    source.check(&setup.manager, "nothing was copied");
+    target.check(&setup.manager, "nothing was copied");
+}
