@@ -270,7 +270,9 @@ fn error_seen_by_a_dropped_future_is_kept_for_drain() {
     backend.close_downloads(gate.fence());
     backend.fail_next(ErrorKind::Device);
     let method = TransferOptions::new().only(TransferMethod::DirectCopy);
-    let mut many = manager.copy_many(vec![up, down]).options(method).submit();
+    // Kept, so that no drain finds the error in memory pending free.
+    let pairs = [up, down];
+    let mut many = manager.copy_many(&pairs).options(method).submit();
     // The first ends with an error, the second is held.
     while backend.performed() == 0 {
         assert!(pin!(&mut many).poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -279,6 +281,7 @@ fn error_seen_by_a_dropped_future_is_kept_for_drain() {
     drop(many);
     gate.open();
     assert_eq!(manager.drain().unwrap_err().kind(), ErrorKind::Device);
+    drop(pairs);
     assert!(is_at_rest(&manager));
 }
 
