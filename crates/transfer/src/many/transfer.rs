@@ -89,7 +89,7 @@ impl CopyManyTransfer {
 
     /// Returns the fences of the work that is not observed to be complete: other work that waits for all of them waits for all bytes.
     /// There is one for each path, or for each pair of a path whose pairs are copied one by one; none for what was complete when
-    /// this was created.
+    /// this was created. To know when a part of the bytes is in place, such as a layer, submit a list for each part.
     pub fn fences(&self) -> impl Iterator<Item = &Fence> {
         self.running.iter().filter_map(|running| running.transfer.fence())
     }

@@ -82,9 +82,9 @@ impl ChunkCopy {
         let transfer = Arc::clone(&self.transfer);
         let started = catch_panic(|| match &transfer.kind {
             StagedKind::Upload(queue) if with_host && has_room(&**queue) => self.upload(queue).map(Some),
-            // That of a list takes long; tasks do it at the same time.
+            // That of a list takes long: the thread that starts all chunks leaves it to their tasks.
             StagedKind::Download(queue) | StagedKind::DeviceToDevice(queue, _)
-                if has_room(&**queue) && transfer.pieces.single().is_some() =>
+                if has_room(&**queue) && (with_host || transfer.pieces.single().is_some()) =>
             {
                 self.download(queue).map(Some)
             }
