@@ -150,26 +150,35 @@ impl CrossBackendTransferManager {
         self.attempt(src, dst, options, Some(&extras))
     }
 
-    /// Creates the handle of a transfer that a method submitted, and counts it.
+    /// Counts a transfer that a method submitted.
     #[inline(always)]
     pub(crate) fn accepted(
         &self,
         candidate: &mut Candidate,
         choice: &Choice,
         priority: StreamPriority,
-        (end, submission, info): (Submitted, Submission, Arc<CandidateInfo>),
-        id: Option<TransferId>,
-    ) -> Transfer {
-        candidate.warm_up(priority, &submission);
+        (end, submission, info): (&Submitted, &Submission, &CandidateInfo),
+    ) {
+        candidate.warm_up(priority, submission);
         if self.context.observer.is_some() {
-            self.context.tell(TransferEvent::Submitted(&info.report(&submission)));
+            self.context.tell(TransferEvent::Submitted(&info.report(submission)));
         }
-        if let Submitted::Until(fence) = &end
+        if let Submitted::Until(fence) = end
             && submission.bytes >= COUNTED_FROM
             && !choice.stage_in_place
         {
-            candidate.queue(fence, &submission);
+            candidate.queue(fence, submission);
         }
+    }
+
+    /// Creates the handle of a submitted transfer.
+    #[inline(always)]
+    pub(crate) fn handle_of(
+        end: Submitted,
+        submission: Submission,
+        info: Arc<CandidateInfo>,
+        id: Option<TransferId>,
+    ) -> Transfer {
         match id {
             None => Transfer::submitted(end, submission, info),
             Some(id) => Traced::submitted(id, end, submission, info),

@@ -353,7 +353,7 @@ impl CrossBackendTransferManager {
                 Err(error) => return self.with_no_method(error, ((src, dst), (options, extras))),
             };
             if input.bytes >= EXPLORED_FROM && self.context.explores {
-                routes.explore(&mut choice, input.bytes, options);
+                choice = routes.explore(choice, input.bytes, options);
             }
             let candidate = &mut routes.candidates[choice.index];
             if let Some(task) = extras.and_then(|extras| extras.task)
@@ -400,8 +400,8 @@ impl CrossBackendTransferManager {
         }
         match submitted {
             Ok(end) => {
-                let submitted = (end, submission, info);
-                self.accepted(candidate, choice, options.priority, submitted, request.id())
+                self.accepted(candidate, choice, options.priority, (&end, &submission, &info));
+                Self::handle_of(end, submission, info, request.id())
             }
             Err(NotSubmitted::Deferred(deferral)) => {
                 if let Some(task) = extras.and_then(|extras| extras.task) {

@@ -215,8 +215,8 @@ impl CrossBackendTransferManager {
             }
             let error = match submitted {
                 Ok(end) => {
-                    let submitted = (end, submission, info);
-                    return Some(self.accepted(candidate, &choice, options.priority, submitted, id));
+                    self.accepted(candidate, &choice, options.priority, (&end, &submission, &info));
+                    return Some(Self::handle_of(end, submission, info, id));
                 }
                 Err(NotSubmitted::Deferred(deferral)) => {
                     if let Some(task) = extras.task {

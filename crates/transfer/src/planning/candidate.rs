@@ -77,8 +77,8 @@ pub(crate) struct Excluded {
 pub(crate) const ON_QUEUE: u8 = 1 << 7;
 /// No method's bit either: the transfer [explores](TransferReport::explored).
 pub(crate) const EXPLORED: u8 = 1 << 6;
-/// No method's bit either: the transfer is measured, and nothing was queued before it.
-const ALONE: u8 = 1 << 5;
+/// A submission's tag, with no method's bit either: the transfer is measured, and nothing was queued before it.
+const ALONE: u32 = u32::from_ne_bytes([0, 0, 0, 1 << 5]);
 const _: () = assert!(TransferMethod::ALL.len() <= 5);
 /// The smallest transfer that may explore, in bytes.
 pub(crate) const EXPLORED_FROM: u64 = 1 << 20;
@@ -201,7 +201,7 @@ impl Candidate {
                 || transload_core::mutant!("transfer/queueing-is-not-the-link")
         };
         if timing == Timing::Measured && submission.bytes >= COUNTED_FROM && is_idle() {
-            submission.tag |= Excluded { unsuited: ALONE, ..Excluded::default() }.tag();
+            submission.tag |= ALONE;
         }
     }
 
@@ -303,7 +303,7 @@ impl CompletionHandler for CandidateInfo {
             Err(_) => counts.failures += 1,
         });
         self.context.ended(report, outcome);
-        if submission.tag != 0 && Excluded::of_tag(submission.tag).unsuited & ALONE != 0 && outcome.is_ok() {
+        if submission.tag & ALONE != 0 && outcome.is_ok() {
             self.observe(report);
         }
     }

@@ -127,12 +127,12 @@ impl PathRoutes {
     /// Takes the second best method for a transfer that is submitted next, now and then: if it is not much slower, and the best one has
     /// been chosen for long enough.
     #[cold]
-    pub(crate) fn explore(&mut self, choice: &mut Choice, bytes: u64, options: &TransferOptions) {
+    pub(crate) fn explore(&mut self, mut choice: Choice, bytes: u64, options: &TransferOptions) -> Choice {
         let is_urgent = options.priority == StreamPriority::High
             && !transload_core::mutant!("transfer/urgent-transfers-do-not-explore");
         let excluded = choice.excluded;
         if is_urgent || options.timing == Some(Timing::Off) || excluded.unsuited & ON_QUEUE != 0 {
-            return;
+            return choice;
         }
         // Only of these are the times learned.
         let can_learn = |candidate: &Candidate| {
@@ -145,7 +145,7 @@ impl PathRoutes {
         });
         let second = others.map(|(index, candidate)| (index, candidate.predict(bytes))).min_by_key(|it| it.1);
         let Some((index, predicted)) = second.filter(|_| can_learn(&self.candidates[choice.index])) else {
-            return;
+            return choice;
         };
         let spent: Duration = self.candidates.iter().map(|candidate| candidate.spent).sum();
         let explored = self.explored.saturating_add(predicted);
@@ -157,6 +157,7 @@ impl PathRoutes {
             (choice.index, choice.predicted) = (index, predicted);
             choice.excluded.unsuited |= EXPLORED;
         }
+        choice
     }
 
     /// The methods that a queue of the caller's on this device cannot take.
