@@ -68,8 +68,8 @@ impl<W: Work> TaskSubmission<W> {
                 return Err(Deferral::QueueOfAnotherThread);
             }
             // The driver would keep this thread until the queue has come to the copy. Not twice: others may enqueue for ever.
-            if self.work.uses_pageable()
-                && !mem::replace(&mut self.waited, true)
+            if !mem::replace(&mut self.waited, true)
+                && self.work.uses_pageable()
                 && let Some(fence) = queue.current_fence()
                 && let Err(TrySubmitError::WouldBlock(work)) = require_complete(&[fence], |_| false)
             {

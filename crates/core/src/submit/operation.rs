@@ -316,9 +316,9 @@ pub fn submit_after(
     for fence in after.iter().filter(|fence| !can_order(queue, fence, in_order)) {
         let _order_only = fence.wait();
     }
+    operation.prepare(queue);
     let mut claims = Claims::none(operation.write_mode());
     claims.add(&mut uses, Some(queue.timeline()))?;
-    operation.prepare(queue);
     claims.wait_also(after);
     claims.wait_for_foreign_fences(queue);
     claims.enqueue(queue, operation, timing)
@@ -338,7 +338,10 @@ pub fn submit_on<Q: Queue + ?Sized>(queue: &Q, operation: &Operation<'_>, timing
             check_pair(src, dst)?;
             claims.add(&mut [(src, Access::Read), (dst, Access::Write)], Some(queue.timeline()))
         }
-        _ => claims.add_checked(operation, queue.timeline()).inspect(|()| operation.prepare(queue)),
+        _ => {
+            operation.prepare(queue);
+            claims.add_checked(operation, queue.timeline())
+        }
     }?;
     claims.wait_for_foreign_fences(queue);
     claims.enqueue(queue, operation, timing)

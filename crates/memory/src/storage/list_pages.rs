@@ -82,7 +82,7 @@ impl ListPages {
             let room = kept.iter().map(|page| page.room(stream)).sum();
             let pages = entries.saturating_sub(room).div_ceil(ENTRIES);
             let others = kept.iter().filter(|page| page.room(stream) == 0);
-            let free = others.take(pages).filter(|page| page.is_free()).count();
+            let free = others.take(pages).filter(|page| page.is_free(false)).count();
             (pages - free).min(MOST.saturating_sub(kept.len()))
         };
         for _ in 0..lacking {
@@ -120,7 +120,7 @@ impl ListPages {
     pub fn take(&self, stream: TimelineId) -> Option<ListPage> {
         let mut kept = self.kept.lock();
         let own = kept.iter().position(|page| page.room(stream) > 0);
-        let at = own.or_else(|| kept.iter().take(QUERIED).position(ListPage::is_free));
+        let at = own.or_else(|| kept.iter().take(QUERIED).position(|page| page.is_free(false)));
         let mut page = kept.remove(at?)?;
         if own.is_none() {
             (page.used, page.stream) = (0, Some(stream));
@@ -137,7 +137,7 @@ impl ListPages {
     pub(crate) fn trim(&self, thread: &FreeThread) -> u64 {
         let free: VecDeque<_> = {
             let mut kept = self.kept.lock();
-            let (free, used) = std::mem::take(&mut *kept).into_iter().partition(ListPage::is_free);
+            let (free, used) = std::mem::take(&mut *kept).into_iter().partition(|page| page.is_free(true));
             *kept = used;
             free
         };
@@ -166,9 +166,10 @@ impl ListPage {
         if self.stream == Some(stream) { ENTRIES - self.used } else { 0 }
     }
 
-    /// Returns whether no kernel reads it. After an error none will: the device is lost, or freeing waits.
-    fn is_free(&self) -> bool {
-        self.read.is_done().unwrap_or(true) || transload_core::mutant!("memory/list-in-use")
+    /// Returns whether no kernel reads it, and `unknown` if the driver fails to tell: a failed query says nothing about the kernel, but
+    /// freeing waits for it.
+    fn is_free(&self, unknown: bool) -> bool {
+        self.read.is_done().unwrap_or(unknown) || transload_core::mutant!("memory/list-in-use")
     }
 
     /// Writes the next entries of a list, as many as fit. Returns the address of the first for the device, and their number.

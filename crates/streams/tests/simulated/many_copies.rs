@@ -88,6 +88,23 @@ fn lists_are_not_written_while_a_kernel_reads_them() {
 }
 
 #[test]
+fn list_is_not_written_after_a_failed_query() {
+    for seed in 0..30 {
+        let sim = builder().seed(seed).record_accesses(true).checked();
+        let pools = Pools::new(sim.ordinal(), 60, u64::MAX);
+        let streams: Vec<_> = (0..3).map(|_| CudaStream::new(&pools.device).unwrap()).collect();
+        for (stream, pairs) in streams.iter().cycle().zip(pools.pairs.chunks(5)) {
+            sim.fail_call(Some("cuEventQuery"), 1, UNKNOWN);
+            let batch = Operation::CopyBatchInPlace { pairs };
+            // The failed query may also be one of the stream's own.
+            while submit(stream, &batch, Timing::Off).is_err() {}
+        }
+        pools.check(&streams[0]);
+        assert!(sim.races().is_empty(), "seed {seed}: {}", sim.races()[0]);
+    }
+}
+
+#[test]
 fn list_outlives_its_stream_and_buffers() {
     let sim = builder().record_accesses(true).checked();
     let pools = Pools::new(sim.ordinal(), 60, u64::MAX);

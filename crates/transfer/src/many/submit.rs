@@ -52,6 +52,13 @@ struct Checked {
     transfer: CopyManyTransfer,
 }
 
+/// Returns the device at an end of the first pair that copies something.
+fn lane_of(list: &[Pair]) -> DeviceId {
+    let first = list.iter().find(|(src, _)| !src.is_empty());
+    let mut ends = first.into_iter().flat_map(|(src, dst)| [dst.place().device, src.place().device]);
+    ends.find(|device| !device.is_cpu()).unwrap_or(DeviceId::Cpu)
+}
+
 impl<'a> ManyCopies<'a> {
     pub(super) fn new(list: Cow<'a, [Pair]>, exclusive: bool) -> Self {
         Self { list, exclusive, checked: None }
@@ -69,7 +76,7 @@ impl<'a> ManyCopies<'a> {
     ) -> Result<CopyManyTransfer, Deferral> {
         let list = &*self.list;
         if may_be_slow == Some(false) && list.len() > FEW {
-            return Err(Deferral::Slow(list.first().map_or(DeviceId::Cpu, |(_, dst)| dst.place().device)));
+            return Err(Deferral::Slow(lane_of(list)));
         }
         let checked = match &mut self.checked {
             Some(checked) => checked,

@@ -229,7 +229,14 @@ impl<'a> TransferRequest<'a> {
     ) -> Result<Submitted, NotSubmitted> {
         Ok(Submitted::Until(match self.turns() {
             None => submit_after(queue, operation, self.after(), timing)?,
-            Some(turns) => try_submit_after(queue, operation, self.after(), timing, turns)?,
+            Some(turns) => {
+                if let Operation::CopyBatchInPlace { pairs } = *operation
+                    && self.task().is_some_and(|task| task.may_be_slow)
+                {
+                    queue.prepare_batch(pairs);
+                }
+                try_submit_after(queue, operation, self.after(), timing, turns)?
+            }
         }))
     }
 

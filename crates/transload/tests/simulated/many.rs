@@ -1,5 +1,7 @@
 //! Many copies at once with failing driver calls, and with a device that is lost.
 
+use std::future::IntoFuture;
+
 use transload::{
     CopyManyError, CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, RawBuffer, Result,
     cpu::CpuBackend,
@@ -115,4 +117,19 @@ fn lost_device_fails_its_groups_and_no_other() {
     assert_eq!(again.error.kind(), ErrorKind::DeviceLost);
     let within: Vec<Pair> = list.pairs.iter().skip(3).step_by(4).cloned().collect();
     assert_eq!(manager.copy_many(&within).wait().unwrap().pairs, COUNT / 4);
+}
+
+#[test]
+fn awaited_list_in_place_is_one_launch() {
+    const COUNT: usize = 200;
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().build();
+    let manager = manager(sim).unwrap();
+    let [from, to] = [1, 2]
+        .map(|_| manager.allocate(DeviceId::Cuda(sim.ordinal()), MemoryKind::Device, COUNT * PIECE).unwrap());
+    let part = |of: &RawBuffer, at: usize| of.slice(at * PIECE..(at + 1) * PIECE).unwrap();
+    let pairs: Vec<Pair> = (0..COUNT).map(|at| (part(&from, at), part(&to, COUNT - 1 - at))).collect();
+    pollster::block_on(manager.copy_many(pairs).into_future()).unwrap();
+    let launches = sim.executed().iter().filter(|(_, name)| *name == "cuLaunchKernel").count();
+    assert_eq!(launches, 1, "the thread of the executor allocates the list's memory");
 }
