@@ -68,10 +68,10 @@ impl CostModel {
     /// Returns the model with the times of some sizes multiplied by a factor, and the others as they were.
     #[must_use]
     pub fn scaled(&self, sizes: RangeInclusive<u64>, factor: f64) -> Self {
-        /// A size beyond all others.
+        /// A size beyond all others, which keeps the slope after the last point.
         const FAR: u64 = 1 << 60;
-        let edges =
-            [sizes.start().saturating_sub(1), *sizes.start(), *sizes.end(), sizes.end().saturating_add(1)];
+        let (start, end) = (*sizes.start(), *sizes.end());
+        let edges = [start.saturating_sub(1), start, end, end.saturating_add(1), FAR];
         let known = self.points.iter().map(|point| point.0);
         let points = known.chain(edges.map(|edge| edge.min(FAR))).map(|bytes| {
             let factor = if sizes.contains(&bytes) { factor } else { 1.0 };
@@ -94,7 +94,8 @@ impl CostModel {
             return 0.0;
         };
         let slope = (right.1 - left.1) / (right.0 as f64 - left.0 as f64);
-        left.1 + slope * (bytes as f64 - left.0 as f64)
+        // Falling points must not end below zero.
+        (left.1 + slope * (bytes as f64 - left.0 as f64)).max(0.0)
     }
 }
 
