@@ -46,7 +46,10 @@ fn scaled_sizes_leave_all_others_as_they_were() {
                 let wanted = model.predict(bytes).mul_f64(if sizes.contains(&bytes) { factor } else { 1.0 });
                 let found = scaled.predict(bytes);
                 // Far points are known to so many digits.
-                assert!(found.abs_diff(wanted) <= wanted / 1_000_000, "{end} {factor} {mib}: {found:?} {wanted:?}");
+                assert!(
+                    found.abs_diff(wanted) <= wanted / 1_000_000,
+                    "{end} {factor} {mib}: {found:?} {wanted:?}"
+                );
             }
         }
     }

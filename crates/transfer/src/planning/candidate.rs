@@ -260,7 +260,11 @@ impl CandidateInfo {
             return;
         }
         let Some(time) = observations::time_of(report) else { return };
-        let predicted = self.cost.model.predict(report.bytes).max(Duration::from_nanos(1));
+        let predicted = self.cost.model.predict(report.bytes);
+        if predicted.is_zero() {
+            // No factor corrects it.
+            return;
+        }
         let ratio = time.as_secs_f64() / predicted.as_secs_f64();
         let Some(factor) = self.cost.observations.add(report.bytes, ratio) else { return };
         let of = (self.stats.path, self.stats.method);

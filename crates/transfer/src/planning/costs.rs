@@ -20,7 +20,7 @@ use crate::planning::observations::{Observations, sizes_with};
 pub(crate) struct Cost {
     pub(crate) model: CostModel,
     pub(crate) basis: CostBasis,
-    /// What transfers took since the cost was set.
+    /// What transfers took since the cost was set or corrected.
     pub(crate) observations: Arc<Observations>,
 }
 
@@ -60,7 +60,7 @@ impl Costs {
         self.changed();
     }
 
-    /// Multiplies a cost by a factor, for the sizes near `bytes`. Returns `false` if it was set by somebody since `cost` was read.
+    /// Multiplies a cost by a factor, for the sizes near `bytes`. Returns `false` if it was set or corrected since `cost` was read.
     pub(crate) fn refine(
         &self,
         (path, method): (TransferPath, TransferMethod),
@@ -114,6 +114,10 @@ impl CostTable {
         }
         known.model = known.model.scaled(sizes_with(bytes), factor);
         known.basis = CostBasis::Refined;
+        // Times that were compared with the model before this correction do not count again.
+        if !transload_core::mutant!("transfer/corrects-once") {
+            known.observations = Arc::default();
+        }
         true
     }
 
@@ -174,7 +178,9 @@ mod tests {
         // 1 µs and a byte each ns.
         assert_eq!((time(&table, 1 << 20), time(&table, 1 << 22)), (3148, 4195));
         assert_eq!(table.get(key.0, key.1).basis, CostBasis::Refined);
-        assert!(table.refine(key, &seen, (u64::MAX, 2.0)), "the same cost");
+        assert!(!table.refine(key, &seen, (1 << 20, 3.0)), "corrected since");
+        let seen = table.get(key.0, key.1);
+        assert!(table.refine(key, &seen, (u64::MAX, 2.0)), "other sizes");
         assert_eq!((time(&table, 1 << 29), time(&table, 1 << 31)), (536_871, 4_294_969));
         table.set(cost(1), CostBasis::Measured);
         assert!(!table.refine(key, &seen, (1 << 20, 3.0)), "measured since");

@@ -58,12 +58,18 @@ pub(crate) fn sizes_with(bytes: u64) -> RangeInclusive<u64> {
     start..=if is_last { u64::MAX } else { 2 * start - 1 }
 }
 
-/// Returns the time of a measured transfer, as a calibration would have measured it. `None` if that is not known: its end was seen late,
-/// so the time until then says nothing, and the lane's own time is not all.
+/// Returns the time of a measured transfer, as a calibration would have measured it. `None` if that is not known: the submission waited
+/// for other work, or the end was seen late, so the time until then says nothing, and the lane's own time is not all.
 pub(crate) fn time_of(report: &TransferReport) -> Option<Duration> {
     let (submitting, elapsed) = (report.submitting?, report.elapsed?);
-    // A driver copies pageable memory while the transfer is submitted.
-    let lane = report.moving?.max(submitting);
+    let moving = report.moving?;
+    // A driver copies pageable memory while the transfer is submitted, but no longer than that.
+    if submitting > moving + moving / 16 + SEEN_AT_ONCE
+        && !transload_core::mutant!("transfer/waiting-is-not-the-link")
+    {
+        return None;
+    }
+    let lane = moving.max(submitting);
     if elapsed <= lane + lane / 16 + SEEN_AT_ONCE {
         return Some(elapsed.max(lane));
     }
@@ -105,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn end_that_is_seen_late_counts_by_the_lane_only_if_large() {
+    fn only_the_links_own_time_counts() {
         let host = Place::new(DeviceId::Cpu, MemoryKind::Pinned);
         let path = TransferPath::new(host, Place::new(DeviceId::Cuda(0), MemoryKind::Device));
         let micros = |micros: u64| Some(Duration::from_micros(micros));
@@ -122,6 +128,9 @@ mod tests {
         assert_eq!(report(256 << 20, 2, 5_000, 90_000), micros(5_000));
         // By a driver that copies meanwhile.
         assert_eq!(report(1 << 20, 85, 84, 88), micros(88));
+        // The driver, or the submission, waited for other work.
+        assert_eq!(report(256 << 10, 5_000, 30, 5_004), None);
+        assert_eq!(report(256 << 20, 9_000, 5_000, 9_004), None);
         let mut unmeasured =
             TransferReport::planned(path, TransferMethod::DirectCopy, DeviceId::Cuda(0), 1 << 20);
         (unmeasured.submitting, unmeasured.elapsed) = (micros(1), micros(2));
