@@ -16,6 +16,9 @@ pub(super) struct Pieces {
     pub(super) sources: Vec<u64>,
     pub(super) destinations: Vec<u64>,
     pub(super) sizes: Vec<usize>,
+    /// The same as pools of blocks, and the index of each block.
+    pub(super) from: (RawBuffer, Vec<usize>),
+    pub(super) to: (RawBuffer, Vec<usize>),
     target: Memory,
     expected: Vec<u8>,
 }
@@ -34,7 +37,12 @@ impl Pieces {
         let start = random.draw();
         let in_order = random.part(start, total).to_vec();
         let mut scattered = vec![0; total];
+        let near = (host.clone(), (0..count).collect());
+        let far = (device.clone(), (0..count).map(|index| index * STEP % count).collect());
+        let (from, to) = if up { (near, far) } else { (far, near) };
         let mut pieces = Self {
+            from,
+            to,
             pairs: Vec::with_capacity(count),
             sources: Vec::with_capacity(count),
             destinations: Vec::with_capacity(count),

@@ -1,12 +1,12 @@
 //! The same pieces by every method.
 
-use std::{os::raw::c_void, time::Instant};
+use std::{os::raw::c_void, slice, time::Instant};
 
 use anyhow::Result;
 use transload_core::{DeviceId, MemoryKind, Operation, StreamPriority, Timing, submit};
 use transload_cuda_sys::{Driver, check, ffi};
 use transload_streams::{CudaGraph, CudaStream};
-use transload_transfer::CrossBackendTransferManager;
+use transload_transfer::{CopyManyBuilder, CrossBackendTransferManager};
 
 use super::{
     Fixture,
@@ -44,6 +44,11 @@ pub(super) fn rows(
         graph.launch(&stream)?.wait()?;
         Ok(())
     };
+    let blocks_recorded = blocks(manager, &pieces, bytes)?.record()?;
+    let replayed = || {
+        blocks_recorded.replay().wait()?;
+        Ok(())
+    };
     let mut variants = vec![
         Variant::new("loop", "a loop of raw copies", timed(|| raw_loop(&pieces, &queue, up))),
         Variant::new("raw-list", "a raw kernel over a list", timed(|| list.run(&pieces, &queue))),
@@ -54,8 +59,18 @@ pub(super) fn rows(
         variants.push(Variant::new("raw-batch", "the raw batch call", timed(raw)));
     }
     variants.push(Variant::new("in-place", "CopyBatchInPlace, wait()", timed(in_place)));
+    variants.push(Variant::new("recorded", "a recorded CopyBatchInPlace, wait()", timed(recorded)));
+    let by_index = || {
+        blocks(manager, &pieces, bytes)?.wait()?;
+        Ok(())
+    };
+    variants.push(Variant::new("blocks", "copy_blocks, exclusive(), wait()", timed(by_index)));
     variants.push(with_goal(
-        Variant::new("recorded", "a recorded CopyBatchInPlace, wait()", timed(recorded)),
+        Variant::new(
+            "blocks-recorded",
+            "copy_blocks, exclusive(), record(): replay().wait()",
+            timed(replayed),
+        ),
         recorded_goal((count, bytes)).filter(|_| up),
     ));
     variants.push(Variant::new("copy-many", "copy_many, wait()", timed(|| many(manager, &pieces, false))));
@@ -123,6 +138,17 @@ fn with_goal<'a>(variant: Variant<'a>, goal: Option<f64>) -> Variant<'a> {
         Some(most) => variant.goal(Goal::AtMost(most)),
         None => variant,
     }
+}
+
+/// Copies by index.
+fn blocks<'a>(
+    manager: &'a CrossBackendTransferManager,
+    pieces: &Pieces,
+    bytes: usize,
+) -> Result<CopyManyBuilder<'a>> {
+    let ((source, from), (destination, to)) = (&pieces.from, &pieces.to);
+    let (source, destination) = (slice::from_ref(source), slice::from_ref(destination));
+    Ok(manager.copy_blocks((source, from), (destination, to), bytes)?.exclusive())
 }
 
 /// By the public interface.

@@ -55,10 +55,10 @@ mod counting {
     /// Batches that are submitted before the first one that is counted, and those that are counted.
     const BATCHES: (usize, usize) = (3, 1);
     /// Instructions that a pair of a batch in place may take on x86-64, from the call to its return. The pieces fill both pools, in
-    /// another order in the one. Counted last: 234.
-    const DENSE_LIMIT: i64 = 260;
-    /// The same with as many unused bytes between the pieces: each is a range of its own for the ledger.
-    const APART_LIMIT: i64 = 1_500;
+    /// another order in the one. 3 % more than counted last: 257.
+    const DENSE_LIMIT: i64 = 265;
+    /// The same with as many unused bytes between the pieces: each is a range of its own for the ledger. Counted last: 1,857.
+    const APART_LIMIT: i64 = 1_913;
     /// Each case with its limit, and how many parts of a call share the count.
     const CASES: [(&str, i64, usize); 6] = [
         ("transfer_buffer", COPY_LIMIT, 1),
@@ -78,14 +78,15 @@ mod counting {
 
     fn check() -> Result<()> {
         let empty = median("nothing")?;
+        let mut exceeded = Vec::new();
         for (case, limit, parts) in CASES {
             let count = (median(case)? - empty) / parts as i64;
             println!("{case}: {count} instructions, at most {limit}");
-            ensure!(
-                count <= limit || cfg!(not(target_arch = "x86_64")),
-                "`{case}` takes {count} instructions, {limit} are allowed"
-            );
+            if count > limit && cfg!(target_arch = "x86_64") {
+                exceeded.push(case);
+            }
         }
+        ensure!(exceeded.is_empty(), "more instructions than allowed: {}", exceeded.join(", "));
         Ok(())
     }
 
