@@ -160,7 +160,8 @@ impl CrossBackendTransferManager {
         (end, submission, info): (&Submitted, &Submission, &CandidateInfo),
     ) {
         candidate.warm_up(priority, submission);
-        if self.context.observer.is_some() {
+        // An observer has every submission timed.
+        if submission.begun.is_some() && self.context.observer.is_some() {
             self.context.tell(TransferEvent::Submitted(&info.report(submission)));
         }
         if let Submitted::Until(fence) = end
