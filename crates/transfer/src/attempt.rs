@@ -30,6 +30,8 @@ pub(crate) struct Extras<'a> {
     /// The task that submits, if its thread must not be blocked.
     pub(crate) task: Option<&'a TaskContext<'a>>,
     pub(crate) staging: Staging,
+    /// Whether a method that it explored failed, so that the best one takes it.
+    pub(crate) has_explored: bool,
 }
 
 /// Whether a transfer may be staged, if pinned memory was short.
@@ -136,6 +138,18 @@ impl CrossBackendTransferManager {
         Err(Error::caused_by(ErrorKind::OutOfMemory, text, error))
     }
 
+    /// Goes on by the best method after one failed that was only tried.
+    #[cold]
+    pub(crate) fn after_exploration(
+        &self,
+        candidate: &Candidate,
+        ((src, dst), (options, extras)): Again<'_>,
+    ) -> Transfer {
+        let extras = Extras { has_explored: true, ..extras.copied().unwrap_or_default() };
+        report_events::declined(extras.id, candidate.info.stats.path, candidate.method());
+        self.attempt(src, dst, options, Some(&extras))
+    }
+
     /// Returns the end of a transfer for which no method is left: staged after all, if it was declined before, or refused.
     #[cold]
     pub(crate) fn with_no_method(&self, error: Error, again: Again<'_>) -> Transfer {
@@ -164,11 +178,8 @@ impl CrossBackendTransferManager {
         if submission.begun.is_some() && self.context.observer.is_some() {
             self.context.tell(TransferEvent::Submitted(&info.report(submission)));
         }
-        if let Submitted::Until(fence) = end
-            && submission.bytes >= COUNTED_FROM
-            && !choice.stage_in_place
-        {
-            candidate.queue(fence, submission);
+        if submission.bytes >= COUNTED_FROM && !choice.stage_in_place {
+            candidate.queue(end, submission);
         }
     }
 

@@ -65,7 +65,7 @@ impl ManagerBuilder {
 
     /// Sets whether transfers refine the costs that methods are chosen by. Default: yes. A cost changes if nine transfers of about the
     /// same size took 15 % more or less than predicted, by their median: measured transfers of at least 64 KiB between the host and a
-    /// device that is not simulated, during which the manager had no other ones there. The cost's basis is [`Refined`](transload_core::CostBasis::Refined) from then on, and
+    /// device that is not simulated, during which the manager had no other ones of the same direction there. The cost's basis is [`Refined`](transload_core::CostBasis::Refined) from then on, and
     /// the event [`COST_REFINED`](transload_core::events::COST_REFINED) says so. Costs set by
     /// [`set_costs`](CrossBackendTransferManager::set_costs) do not change.
     pub fn refinement(mut self, is_on: bool) -> Self {
@@ -76,7 +76,7 @@ impl ManagerBuilder {
     /// Sets whether the second best method is tried now and then, so that the costs of both are known. Default: yes, if costs are
     /// [refined](Self::refinement) and transfers [sampled](Self::sampling). It is tried for transfers of at least 1 MiB between the
     /// host and a device with Normal or Low priority, if it is predicted to take at most half as long again, for at
-    /// most 1 % of the predicted time of all. Such a transfer's report is marked as [`explored`](transload_core::TransferReport::explored).
+    /// most 1 % of the predicted time of all. If a cost was corrected, from 64 KiB on, and by what was predicted before. Such a transfer's report is marked as [`explored`](transload_core::TransferReport::explored).
     pub fn exploration(mut self, is_on: bool) -> Self {
         self.exploration = is_on;
         self

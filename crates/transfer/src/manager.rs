@@ -19,7 +19,7 @@ use crate::{
     context::ManagerContext,
     methods::TransferRequest,
     planning::{
-        candidate::{Candidate, EXPLORED_FROM, Excluded},
+        candidate::{Candidate, Excluded},
         planner::Choice,
         registry::Registry,
         request::{PlanInput, ranges},
@@ -352,8 +352,8 @@ impl CrossBackendTransferManager {
                 Ok(choice) => choice,
                 Err(error) => return self.with_no_method(error, ((src, dst), (options, extras))),
             };
-            if input.bytes >= EXPLORED_FROM && self.context.explores {
-                choice = routes.explore(choice, input.bytes, options);
+            if input.bytes >= routes.explored_from && self.context.explores {
+                choice = routes.explore(choice, &input, options, extras);
             }
             let candidate = &mut routes.candidates[choice.index];
             if let Some(task) = extras.and_then(|extras| extras.task)
@@ -408,6 +408,12 @@ impl CrossBackendTransferManager {
                     task.deferral.set(Some(deferral));
                 }
                 would_block()
+            }
+            Err(NotSubmitted::Failed(_))
+                if choice.explores()
+                    && !transload_core::mutant!("transfer/tried-failure-is-not-the-transfers") =>
+            {
+                self.after_exploration(candidate, ((src, dst), (options, extras)))
             }
             Err(NotSubmitted::Failed(error)) if is_the_callers(error.kind()) => {
                 self.refuse(request.id(), error)

@@ -94,7 +94,11 @@ impl Method for HostStaged {
 
     /// Only the first staging buffer is allocated by the thread that submits.
     fn copies_during_call(&self, route: &Route, _: &PlanInput) -> bool {
-        !self.rings.get(route.lane).is_some_and(|ring| ring.has_buffer())
+        !self.is_ready(route)
+    }
+
+    fn is_ready(&self, route: &Route) -> bool {
+        self.rings.get(route.lane).is_some_and(|ring| ring.has_buffer())
     }
 
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {

@@ -93,6 +93,12 @@ pub(crate) trait Method: Send + Sync + 'static {
         true
     }
 
+    /// Whether the memory that its transfers on the route need is there, so that none allocates it.
+    fn is_ready(&self, route: &Route) -> bool {
+        let _ = route;
+        true
+    }
+
     /// Whether the calling thread's processor copies the bytes, or the driver blocks it, while a transfer is submitted.
     fn copies_during_call(&self, route: &Route, input: &PlanInput) -> bool {
         let _ = (route, input);

@@ -7,10 +7,12 @@ use std::{
 
 use transload_core::{
     CompletionHandler, CostBasis, DeviceId, Error, Fence, RejectReason, Rejected, Rejections, Result,
-    SizeClass, StreamPriority, Submission, Timing, TransferEvent, TransferId, TransferMethod, TransferReport,
+    SizeClass, StreamPriority, Submission, Submitted, Timing, TransferEvent, TransferId, TransferMethod,
+    TransferReport,
 };
 
 use crate::{
+    attempt::Extras,
     context::ManagerContext,
     methods::{Method, Route},
     planning::{
@@ -36,8 +38,10 @@ pub(crate) struct Candidate {
     warm: u8,
     /// The copy engine's queue that its transfers use.
     pub(crate) engine: Option<Arc<EngineQueue>>,
-    /// Predicted time of the transfers so far from [`EXPLORED_FROM`] on.
+    /// Predicted time of the transfers so far from [`COUNTED_FROM`] on.
     pub(crate) spent: Duration,
+    /// That of the transfers that [explored](TransferReport::explored).
+    pub(crate) explored: Duration,
     /// Transfers of each size class so far, for sampling.
     asked: [u64; SizeClass::ALL.len()],
     /// References for later transfers, cloned in batches: another thread that drops a transfer takes the cache line
@@ -80,8 +84,13 @@ pub(crate) const EXPLORED: u8 = 1 << 6;
 /// A submission's tag, with no method's bit either: the transfer is measured, and nothing was queued before it.
 const ALONE: u32 = u32::from_ne_bytes([0, 0, 0, 1 << 5]);
 const _: () = assert!(TransferMethod::ALL.len() <= 5);
-/// The smallest transfer that may explore, in bytes.
-pub(crate) const EXPLORED_FROM: u64 = 1 << 20;
+
+/// Returns the low bits of an engine's count of copies, in the bits of a tag that no method has.
+fn count_bits(count: u64) -> u32 {
+    const UNUSED: u32 = u8::BITS - TransferMethod::ALL.len() as u32;
+    let bits = |index: u32| ((count >> (index * UNUSED)) as u8) << TransferMethod::ALL.len();
+    u32::from_ne_bytes([bits(0), bits(1), bits(2), 0])
+}
 
 pub(crate) fn bit(method: TransferMethod) -> u8 {
     1 << method as u8
@@ -139,6 +148,7 @@ impl Candidate {
             warm: 0,
             engine,
             spent: Duration::ZERO,
+            explored: Duration::ZERO,
             asked: Default::default(),
             spare_infos: Vec::new(),
         }
@@ -160,6 +170,21 @@ impl Candidate {
         }
         self.info.stats.warm.load(Ordering::Relaxed) & 1 << priority as u8 == 0
             || self.method.copies_during_call(&self.route, input)
+    }
+
+    /// Returns whether a transfer that is submitted now can teach its cost, and needs neither memory nor a thread that the best method
+    /// would not need.
+    pub(crate) fn can_explore(
+        &self,
+        input: &PlanInput,
+        priority: StreamPriority,
+        extras: Option<&Extras<'_>>,
+    ) -> bool {
+        let is_in_a_hurry = extras.and_then(|extras| extras.task).is_some_and(|task| !task.may_be_slow);
+        let is_ready =
+            self.method.is_ready(&self.route) && !(is_in_a_hurry && self.is_slow_to_submit(input, priority));
+        (is_ready || transload_core::mutant!("transfer/explores-what-is-ready"))
+            && self.engine.as_ref().is_some_and(|engine| engine.queued() == 0)
     }
 
     /// Notes that a transfer was submitted.
@@ -193,15 +218,15 @@ impl Candidate {
         }
     }
 
-    /// Notes of a measured transfer that nothing is queued before it, so that its time tells the link's.
+    /// Notes of a measured transfer that nothing is queued before it, so that its time tells the link's, and how many copies there were.
     #[cold]
     pub(crate) fn note_if_alone(&self, submission: &mut Submission, timing: Timing) {
-        let is_idle = || {
-            self.engine.as_ref().is_some_and(|engine| engine.queued() == 0)
-                || transload_core::mutant!("transfer/queueing-is-not-the-link")
-        };
-        if timing == Timing::Measured && submission.bytes >= COUNTED_FROM && is_idle() {
-            submission.tag |= ALONE;
+        if let Some(engine) = &self.engine
+            && timing == Timing::Measured
+            && submission.bytes >= COUNTED_FROM
+            && (engine.queued() == 0 || transload_core::mutant!("transfer/queueing-is-not-the-link"))
+        {
+            submission.tag = ALONE | submission.tag & !count_bits(u64::MAX) | count_bits(engine.added());
         }
     }
 
@@ -233,29 +258,33 @@ impl Candidate {
         })
     }
 
-    /// Counts a submitted transfer as queued for the copy engine until its fence is reached.
-    pub(crate) fn queue(&mut self, fence: &Fence, submission: &Submission) {
-        let bytes = submission.bytes;
-        if bytes >= EXPLORED_FROM {
-            self.spent = self.spent.saturating_add(submission.predicted);
+    /// Counts the predicted time of a submitted transfer, and queues it for the copy engine until its fence is reached, if it has one.
+    pub(crate) fn queue(&mut self, end: &Submitted, submission: &Submission) {
+        self.spent = self.spent.saturating_add(submission.predicted);
+        if Excluded::of_tag(submission.tag).unsuited & EXPLORED != 0 {
+            self.explored = self.explored.saturating_add(submission.predicted);
         }
-        if let Some(engine) = &self.engine
+        if let (Submitted::Until(fence), Some(engine)) = (end, &self.engine)
             && !transload_core::mutant!("transfer/engine-queue-counts-nothing")
         {
-            engine.add(fence, self.method.queued(bytes));
+            engine.add(fence, self.method.queued(submission.bytes));
         }
     }
 }
 
 impl CandidateInfo {
-    /// Compares a transfer that began alone with its prediction, if it was alone to the end: what was queued meanwhile, and is still
-    /// there, may have shared the link.
+    /// Compares a transfer that began alone with its prediction, if it was alone to the end: what was queued meanwhile may have shared the
+    /// link.
     #[cold]
-    fn observe(&self, report: &TransferReport) {
+    fn observe(&self, submission: &Submission, report: &TransferReport) {
         if !self.context.refines || self.simulated || self.cost.basis == CostBasis::User {
             return;
         }
-        let is_alone = self.engine.upgrade().is_some_and(|engine| engine.queued() == 0);
+        let is_alone = self.engine.upgrade().is_some_and(|engine| {
+            // It was the last copy to be counted.
+            let last = count_bits(engine.added().wrapping_sub(1));
+            submission.tag & count_bits(u64::MAX) == last && engine.queued() == 0
+        });
         if !is_alone && !transload_core::mutant!("transfer/company-is-not-the-link") {
             return;
         }
@@ -308,7 +337,7 @@ impl CompletionHandler for CandidateInfo {
         });
         self.context.ended(report, outcome);
         if submission.tag & ALONE != 0 && outcome.is_ok() {
-            self.observe(report);
+            self.observe(submission, report);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    mem,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -20,13 +21,23 @@ use crate::planning::observations::{Observations, sizes_with};
 pub(crate) struct Cost {
     pub(crate) model: CostModel,
     pub(crate) basis: CostBasis,
+    /// The model before all corrections, if there were any.
+    uncorrected: Option<CostModel>,
     /// What transfers took since the cost was set or corrected.
     pub(crate) observations: Arc<Observations>,
 }
 
 impl Cost {
     fn new(model: CostModel, basis: CostBasis) -> Self {
-        Self { model, basis, observations: Arc::default() }
+        Self { model, basis, uncorrected: None, observations: Arc::default() }
+    }
+
+    /// Returns the predicted time for `bytes`, or that before all corrections if it is less.
+    pub(crate) fn least(&self, bytes: u64) -> Duration {
+        let predicted = self.model.predict(bytes);
+        let before =
+            self.uncorrected.as_ref().filter(|_| !transload_core::mutant!("transfer/corrections-last"));
+        before.map_or(predicted, |before| before.predict(bytes).min(predicted))
     }
 }
 
@@ -112,7 +123,9 @@ impl CostTable {
         if !Arc::ptr_eq(&known.observations, &cost.observations) {
             return false;
         }
-        known.model = known.model.scaled(sizes_with(bytes), factor);
+        let corrected = known.model.scaled(sizes_with(bytes), factor);
+        let before = mem::replace(&mut known.model, corrected);
+        known.uncorrected.get_or_insert(before);
         known.basis = CostBasis::Refined;
         // Times that were compared with the model before this correction do not count again.
         if !transload_core::mutant!("transfer/corrects-once") {

@@ -65,6 +65,11 @@ impl EngineQueue {
         }
     }
 
+    /// Returns how many copies were counted so far.
+    pub(crate) fn added(&self) -> u64 {
+        self.added.load(Ordering::Relaxed)
+    }
+
     /// Returns the bytes whose fences are not reached. Polls each timeline until its first incomplete fence. Takes no
     /// lock if nothing is queued. A concurrent call may make the result too large, never too small.
     pub(crate) fn queued(&self) -> u64 {

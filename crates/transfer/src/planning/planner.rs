@@ -10,12 +10,13 @@ use transload_core::{
 
 use crate::{
     TransferOptions,
+    attempt::Extras,
     context::ManagerContext,
     methods::{Method, Route, Topology},
     planning::{
         candidate::{Candidate, CandidateInfo, EXPLORED, Excluded, ON_QUEUE, Reasons, bit},
         costs::CostTable,
-        engine_queue::EngineQueues,
+        engine_queue::{COUNTED_FROM, EngineQueues},
         request::PlanInput,
     },
     stats::path_stats::StatsTable,
@@ -23,6 +24,8 @@ use crate::{
 
 /// One of so many parts of all time is used to try the second best method.
 const EXPLORED_SHARE: u32 = 100;
+/// The smallest transfer that may explore, in bytes, unless a cost was corrected.
+const EXPLORED_FROM: u64 = 1 << 20;
 
 /// The methods that apply to a path, with their routes and costs, and why the others do not. Valid until a backend is
 /// registered or costs change.
@@ -34,8 +37,8 @@ pub(crate) struct PathRoutes {
     in_place: u8,
     /// Size of the latest request, and its cheapest method.
     latest: Option<(u64, Choice)>,
-    /// Predicted time of the transfers that explored.
-    explored: Duration,
+    /// The smallest transfer that may explore, in bytes.
+    pub(crate) explored_from: u64,
 }
 
 /// How a request will be carried out.
@@ -49,6 +52,13 @@ pub(crate) struct Choice {
     /// Whether the method stages, with a copy kernel between the device and the staging buffers.
     pub(crate) stage_in_place: bool,
     pub(crate) excluded: Excluded,
+}
+
+impl Choice {
+    /// Returns whether the method is the second best, and tried.
+    pub(crate) fn explores(&self) -> bool {
+        self.excluded.unsuited & EXPLORED != 0
+    }
 }
 
 impl PathRoutes {
@@ -92,7 +102,10 @@ impl PathRoutes {
             applicable.map(|(method, route)| candidate(method, route)).collect();
         let in_place = candidates.iter().filter(|candidate| candidate.method.is_in_place());
         let in_place = in_place.fold(0, |methods, candidate| methods | bit(candidate.method()));
-        Self { path, candidates, reasons, in_place, latest: None, explored: Duration::ZERO }
+        // What was corrected may have to be corrected again.
+        let is_corrected = candidates.iter().any(|candidate| candidate.info.cost.basis == CostBasis::Refined);
+        let explored_from = if is_corrected { COUNTED_FROM } else { EXPLORED_FROM };
+        Self { path, candidates, reasons, in_place, latest: None, explored_from }
     }
 
     /// Chooses the cheapest method that applies, is allowed and has not declined this request; one in place only if no other is left
@@ -124,14 +137,24 @@ impl PathRoutes {
         Ok(choice)
     }
 
-    /// Takes the second best method for a transfer that is submitted next, now and then: if it is not much slower, and the best one has
-    /// been chosen for long enough.
+    /// Takes the second best method for a transfer that is submitted next, now and then: if it is not much slower, or was not before its
+    /// cost was corrected, if the best one has been chosen for long enough, and if the transfer can be alone on the link.
     #[cold]
-    pub(crate) fn explore(&mut self, mut choice: Choice, bytes: u64, options: &TransferOptions) -> Choice {
+    pub(crate) fn explore(
+        &mut self,
+        mut choice: Choice,
+        input: &PlanInput,
+        options: &TransferOptions,
+        extras: Option<&Extras<'_>>,
+    ) -> Choice {
         let is_urgent = options.priority == StreamPriority::High
             && !transload_core::mutant!("transfer/urgent-transfers-do-not-explore");
-        let excluded = choice.excluded;
-        if is_urgent || options.timing == Some(Timing::Off) || excluded.unsuited & ON_QUEUE != 0 {
+        let (excluded, bytes) = (choice.excluded, input.bytes);
+        if is_urgent
+            || options.timing == Some(Timing::Off)
+            || excluded.unsuited & ON_QUEUE != 0
+            || extras.is_some_and(|extras| extras.has_explored)
+        {
             return choice;
         }
         // Only of these are the times learned.
@@ -143,17 +166,23 @@ impl PathRoutes {
         let others = self.candidates.iter().enumerate().filter(|(index, candidate)| {
             *index != choice.index && excluded.all() & bit(candidate.method()) == 0 && can_learn(candidate)
         });
-        let second = others.map(|(index, candidate)| (index, candidate.predict(bytes))).min_by_key(|it| it.1);
-        let Some((index, predicted)) = second.filter(|_| can_learn(&self.candidates[choice.index])) else {
+        let second =
+            others.map(|(index, candidate)| (index, candidate.info.cost.least(bytes))).min_by_key(|it| it.1);
+        let Some((index, least)) = second.filter(|_| can_learn(&self.candidates[choice.index])) else {
             return choice;
         };
-        let spent: Duration = self.candidates.iter().map(|candidate| candidate.spent).sum();
-        let explored = self.explored.saturating_add(predicted);
-        let is_rare = explored.saturating_mul(EXPLORED_SHARE) <= spent
+        let sum = |of: fn(&Candidate) -> Duration| self.candidates.iter().map(of).sum::<Duration>();
+        let (spent, explored) = (sum(|candidate| candidate.spent), sum(|candidate| candidate.explored));
+        let candidate = &mut self.candidates[index];
+        let predicted = candidate.predict(bytes);
+        let is_rare = (!predicted.is_zero()
+            && explored.saturating_add(predicted).saturating_mul(EXPLORED_SHARE) <= spent)
             || transload_core::mutant!("transfer/explores-one-percent");
-        if is_rare && 2 * predicted <= 3 * choice.predicted {
-            self.explored = explored;
-            self.candidates[index].measure_next(bytes);
+        if is_rare
+            && 2 * least <= 3 * choice.predicted
+            && candidate.can_explore(input, options.priority, extras)
+        {
+            candidate.measure_next(bytes);
             (choice.index, choice.predicted) = (index, predicted);
             choice.excluded.unsuited |= EXPLORED;
         }

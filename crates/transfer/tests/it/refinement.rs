@@ -7,8 +7,8 @@ use std::{
 };
 
 use transload_core::{
-    CostBasis, CostModel, MemoryKind, PathCost, Place, RawBuffer, StreamPriority, Timing, TransferMethod,
-    TransferPath, TransferReport,
+    CostBasis, CostModel, ErrorKind, MemoryKind, PathCost, Place, RawBuffer, StreamPriority, Timing,
+    TransferMethod, TransferPath, TransferReport,
 };
 use transload_transfer::{CrossBackendTransferManager, ManagerBuilder, Plan, Sampling, TransferOptions};
 
@@ -69,6 +69,19 @@ impl Setup {
         costs.into_iter().find(|(cost, _)| cost.path == upload() && cost.method == method).unwrap().1
     }
 
+    /// Seconds that a transfer is predicted to take.
+    fn predicted(&self, method: TransferMethod, bytes: usize) -> u64 {
+        let costs = self.manager.costs();
+        let known = costs.iter().find(|(cost, _)| cost.path == upload() && cost.method == method);
+        known.unwrap().0.model.predict(bytes as u64).as_secs_f64().round() as u64
+    }
+
+    /// Allocates the staging buffers.
+    fn prepare(&self) {
+        let TransferPath { src, dst } = upload();
+        self.manager.prepare(src, dst, &TransferOptions::new()).unwrap();
+    }
+
     fn copies(&self, count: usize, (src, dst): &(RawBuffer, RawBuffer)) {
         (0..count).for_each(|_| _ = self.manager.copy(src, dst).wait().unwrap());
     }
@@ -97,11 +110,14 @@ fn queue_behind_or_before_other_work_is_not_the_link() {
     let setup = setup(measured(), mock());
     let (both, other) = (pair(&setup.manager, MIB), pair(&setup.manager, 64 << 10));
     setup.link_takes(30);
-    for turn in 0..40 {
+    for turn in 0..60 {
         let copy = |(src, dst): &(RawBuffer, RawBuffer)| setup.manager.copy(src, dst).submit();
-        // Before mine and over when it ends, or after mine and not over yet.
-        let (first, second) = if turn % 2 == 0 { (&other, &both) } else { (&both, &other) };
-        let (first, second) = (copy(first), copy(second));
+        // Before mine and over when it ends, after mine and not over yet, or after mine and over before.
+        let (first, second) = if turn % 3 == 0 { (&other, &both) } else { (&both, &other) };
+        let (mut first, mut second) = (copy(first), copy(second));
+        if turn % 3 == 2 {
+            std::mem::swap(&mut first, &mut second);
+        }
         first.wait().unwrap();
         second.wait().unwrap();
     }
@@ -143,6 +159,15 @@ fn calibration_replaces_what_transfers_taught() {
     assert_eq!((found.unfinished.len(), setup.basis(DIRECT)), (0, CostBasis::Measured));
 }
 
+#[test]
+fn cost_of_nothing_is_not_corrected() {
+    let free =
+        PathCost { path: upload(), method: DIRECT, model: CostModel::linear(Duration::ZERO, f64::MAX) };
+    let setup = setup(measured(), Mock { costs: vec![free], ..Mock::default() });
+    setup.copies(20, &pair(&setup.manager, MIB));
+    assert_eq!(setup.basis(DIRECT), CostBasis::BuiltIn);
+}
+
 /// Default sampling, so that exploring transfers are measured for that alone.
 fn exploring() -> ManagerBuilder {
     CrossBackendTransferManager::builder()
@@ -163,6 +188,7 @@ fn explored(setup: &Setup, count: usize, bytes: usize, options: TransferOptions)
 #[test]
 fn second_best_is_tried_for_one_percent_of_the_time() {
     let setup = setup(exploring(), Mock { costs: costs(14), ..Mock::default() });
+    setup.prepare();
     let reports = explored(&setup, 500, MIB, TransferOptions::new());
     let seconds = |of: &dyn Fn(&&TransferReport) -> bool| -> f64 {
         reports.iter().filter(of).map(|report| report.predicted.as_secs_f64()).sum()
@@ -194,10 +220,71 @@ fn nothing_is_tried_where_it_could_hurt_or_teach_nothing() {
         (off, 14, MIB, low),
     ] {
         let setup = setup(builder, Mock { costs: costs(staged), ..Mock::default() });
+        setup.prepare();
         let reports = explored(&setup, 200, bytes, options);
         assert!(reports.iter().all(|report| report.method == DIRECT && !report.explored), "{options:?}");
     }
     let users = setup(exploring(), mock());
+    users.prepare();
     users.manager.set_costs(costs(14));
     assert!(explored(&users, 200, MIB, low).iter().all(|report| !report.explored));
+    // Beside another copy, nothing can be learned.
+    let busy = setup(exploring(), Mock { costs: costs(14), ..Mock::default() });
+    busy.prepare();
+    let (src, dst) = pair(&busy.manager, MIB);
+    let other = busy.manager.copy(&src, &dst).submit();
+    assert!(explored(&busy, 300, MIB, low).iter().all(|report| !report.explored));
+    other.wait().unwrap();
+    assert!(explored(&busy, 1, MIB, low)[0].explored, "it is time");
+}
+
+#[test]
+fn method_without_its_memory_is_not_tried() {
+    let setup = setup(exploring(), Mock { costs: costs(14), ..Mock::default() });
+    let low = TransferOptions::new().priority(StreamPriority::Low);
+    assert!(explored(&setup, 200, MIB, low).iter().all(|report| !report.explored));
+    assert_eq!(setup.manager.staging_bytes(), 0);
+    setup.prepare();
+    assert!(explored(&setup, 1, MIB, low)[0].explored);
+}
+
+#[test]
+fn failure_of_a_tried_method_is_not_that_of_the_transfer() {
+    let low = TransferOptions::new().priority(StreamPriority::Low);
+    let new = || {
+        let setup = setup(exploring(), Mock { costs: costs(9), ..Mock::default() });
+        setup.prepare();
+        setup
+    };
+    let first = explored(&new(), 200, MIB, low).iter().position(|report| report.explored).unwrap();
+    for kind in [ErrorKind::Io, ErrorKind::Unsupported] {
+        let setup = new();
+        explored(&setup, first, MIB, low);
+        setup.backend.refuse_next(kind);
+        let report = &explored(&setup, 1, MIB, low)[0];
+        assert_eq!((report.method, report.explored), (STAGED, false), "{kind:?}");
+        assert!(setup.backend.shared.refusals.lock().is_empty(), "{kind:?}");
+        assert!(is_at_rest(&setup.manager));
+    }
+}
+
+#[test]
+fn wrong_correction_of_a_method_is_corrected_again() {
+    for bytes in [64 << 10, 200 << 10] {
+        // Only what explores is measured: what staging takes here is no planted time.
+        let setup = setup(exploring().sampling(Sampling::Every(u32::MAX)), mock());
+        setup.prepare();
+        let both = pair(&setup.manager, bytes);
+        setup.link_takes(30);
+        let measured = |_| _ = setup.manager.copy(&both.0, &both.1).timing(Timing::Measured).wait().unwrap();
+        (0..9).for_each(measured);
+        assert_eq!((setup.predicted(DIRECT, bytes), setup.plan(bytes).method), (30, STAGED));
+        // Of a stranger's work, which is over.
+        setup.link_takes(10);
+        let heals = |_| {
+            setup.copies(100, &both);
+            setup.predicted(DIRECT, bytes) == 10
+        };
+        assert!((0..40).any(heals), "{bytes}: {} s", setup.predicted(DIRECT, bytes));
+    }
 }
