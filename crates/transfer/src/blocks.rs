@@ -65,6 +65,10 @@ fn pairs_of(
     if bytes == 0 {
         return invalid("blocks of 0 bytes; a block has at least 1".to_owned());
     }
+    if sources.is_empty() {
+        // No pool bounds the indices.
+        return Ok(Vec::new());
+    }
     check_within("source", source, bytes)?;
     check_within("destination", destination, bytes)?;
     check_unique(to)?;

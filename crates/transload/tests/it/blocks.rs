@@ -177,8 +177,13 @@ fn refused_blocks_are_named() {
     let stream = CudaStream::new(&CudaDevice::new(setup.device.ordinal()).unwrap()).unwrap();
     let copy = setup.manager.copy_blocks((&source.pools, &FROM), (&target.pools, &TO), BLOCK).unwrap();
     assert_eq!(copy.clone().on(&stream).record().unwrap_err().kind(), ErrorKind::InvalidArgument);
-    let none = setup.manager.copy_blocks((&source.pools, &[]), (&target.pools, &[]), BLOCK).unwrap();
-    assert_eq!(none.wait().unwrap().bytes, 0);
+    let blocks = |layers: usize, indices: &'static [usize]| {
+        let sides = (&source.pools[..layers], &target.pools[..layers]);
+        setup.manager.copy_blocks((sides.0, indices), (sides.1, indices), BLOCK).unwrap()
+    };
+    for none in [blocks(LAYERS, &[]), blocks(0, &[usize::MAX])] {
+        assert_eq!(none.wait().unwrap().bytes, 0);
+    }
     drop(copy);
     source.check(&setup.manager, "nothing was copied");
     target.check(&setup.manager, "nothing was copied");
