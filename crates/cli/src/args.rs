@@ -109,7 +109,8 @@ pub(crate) struct Copy {
     /// Device and optional kind of memory, such as cuda:0, cpu or cuda:0/unified.
     #[arg(long, value_name = "DEVICE", value_parser = text::parse_place)]
     pub(crate) to: Place,
-    /// Size of a chunk, which is also that of a host buffer [default: what suits the processor's cache].
+    /// Size of a chunk, which is also that of a host buffer; there are up to four, or as many as hold 128 MiB [default: what suits the
+    /// processor's cache].
     #[arg(long, value_name = "SIZE", value_parser = text::parse_size)]
     pub(crate) chunk: Option<u64>,
     /// Read into pinned memory, or fail; the default if the device supports it.
@@ -130,7 +131,8 @@ pub(crate) struct Load {
     /// Kind of memory: device or unified on a device; pageable, pinned or mapped on the host.
     #[arg(long, value_parser = text::parse_kind)]
     pub(crate) kind: Option<MemoryKind>,
-    /// Size of a chunk, which is also that of a host buffer [default: what suits the processor's cache].
+    /// Size of a chunk, which is also that of a host buffer; there are up to four, or as many as hold 128 MiB [default: what suits the
+    /// processor's cache].
     #[arg(long, value_name = "SIZE", value_parser = text::parse_size)]
     pub(crate) chunk: Option<u64>,
     /// Hash each tensor (XXH3, 64 bits) while reading the file, and compare with the hash of the bytes on the device.

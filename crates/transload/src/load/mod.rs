@@ -3,7 +3,7 @@
 //! [`Runtime::load`], or [`load`] with any transfer manager, puts all tensors into one allocation (several if that fails)
 //! and returns slices of it. Several threads read the file, each into staging buffers of its own while earlier chunks are in
 //! flight. The first chunks are on their way while further buffers are pinned. All buffers together fit the processor's last-level
-//! cache, shared with other loads of the process. A chunk has the layout of the destination, including gaps between tensors, so it is one transfer even if
+//! cache, shared with other loads of the process, unless that takes less than 1 MiB each. A chunk has the layout of the destination, including gaps between tensors, so it is one transfer even if
 //! it has many small tensors. For host destinations the file is read in place, without a ring and without transfers. With
 //! [`LoadOptions::raw`], any file is loaded as one tensor of bytes.
 //!

@@ -127,15 +127,16 @@ impl LoadOptions {
     }
 
     /// Sets the maximum bytes that one thread reads and that are transferred at once. Default: 1 to 4 MiB, so that all staging
-    /// buffers stay in the processor's last-level cache, with those of concurrent loads; less for small files.
+    /// buffers stay in the processor's last-level cache, with those of concurrent loads, if it is large enough; less for small files.
     pub fn chunk(mut self, bytes: usize) -> Self {
         self.chunk = Some(bytes);
         self
     }
 
-    /// Sets the maximum number of staging buffers of that size. Default: two for each thread that reads. Fewer are allocated if that
+    /// Sets the maximum number of staging buffers of that size. Default: two for each thread that reads, but at
+    /// most 128 MiB, or four if they are larger. Fewer are allocated if that
     /// suffices or if memory is short. Together they bound the host memory of a load. Pinned ones count as
-    /// [`Resources::staging_bytes`](crate::Resources::staging_bytes); if the limit of these permits none, they are pageable.
+    /// [`Resources::staging_bytes`](crate::Resources::staging_bytes); for threads that find no room within the limit of these, they are pageable.
     /// For host destinations there are no staging buffers unless [`staging`](Self::staging) is set; this is then
     /// how many chunks are read concurrently at most.
     pub fn buffers(mut self, count: usize) -> Self {
@@ -156,7 +157,8 @@ impl LoadOptions {
         self
     }
 
-    /// Sets a callback that the loading thread calls after each chunk, without a lock held.
+    /// Sets a callback that the loading thread calls after each chunk, or after several that came while it ran, without a lock held. The
+    /// load goes on meanwhile.
     pub fn progress(mut self, callback: impl Fn(LoadProgress) + Send + Sync + 'static) -> Self {
         self.progress = Some(ProgressCallback(Arc::new(callback)));
         self

@@ -18,7 +18,7 @@ use super::{
     placement::TensorPlacement,
     readers::{self, ChunkQueue, Progress, Readers, RingBuffer, Sending},
     report::LoadReport,
-    shape::{ActiveLoad, SLOTS_PER_READER},
+    shape::{self, ActiveLoad, SLOTS_PER_READER},
     source::Source,
 };
 use crate::staging;
@@ -37,7 +37,8 @@ pub(super) struct Pipeline<'a> {
     /// Staging buffers, or chunks read concurrently in place, at most.
     buffers: usize,
     staging: Option<MemoryKind>,
-    active: Arc<ActiveLoad>,
+    /// Until everything was sent.
+    active: Option<ActiveLoad>,
 }
 
 impl<'a> Pipeline<'a> {
@@ -50,12 +51,15 @@ impl<'a> Pipeline<'a> {
         placement: &'a Arc<TensorPlacement>,
         options: &'a LoadOptions,
     ) -> Result<Self> {
-        let active = Arc::new(ActiveLoad::begin());
+        let active = Some(ActiveLoad::begin());
         let (longest, all) = (placement.layout.longest(), placement.layout.bytes());
         let threads = readers::thread_count(options.readers, all as u64, manager.executor());
         let even = || all.div_ceil(threads * SLOTS_PER_READER).next_multiple_of(LEAST_CHUNK);
-        let chunk = options.chunk.unwrap_or_else(|| even().min(active.slot(threads))).min(longest);
-        let most = options.buffers.unwrap_or(threads * SLOTS_PER_READER);
+        let chunk = options.chunk.unwrap_or_else(|| even().min(shape::slot_now(threads))).min(longest);
+        let device = options.place.device;
+        let is_in_place = device.is_cpu() && options.staging.is_none();
+        let usual = if is_in_place { threads * SLOTS_PER_READER } else { shape::buffers(threads, chunk) };
+        let most = options.buffers.unwrap_or(usual);
         let buffers = placement.layout.chunks(chunk).take(most).count();
         let readers = threads.min(buffers);
         let mut pipeline = Self {
@@ -69,8 +73,7 @@ impl<'a> Pipeline<'a> {
             staging: None,
             active,
         };
-        let device = options.place.device;
-        if buffers == 0 || device.is_cpu() && options.staging.is_none() {
+        if buffers == 0 || is_in_place {
             return Ok(pipeline);
         }
         let allocate = |kind| Ok((kind, manager.allocate_staging(device, kind, chunk)?));
@@ -124,13 +127,13 @@ impl<'a> Pipeline<'a> {
             staging: self.staging,
             chunk: self.chunk,
             readers: self.readers,
-            active: Arc::clone(&self.active),
             queue: Mutex::new(ChunkQueue {
                 cursor: Cursor::default(),
                 offset: header.data,
                 end: header.data + header.bytes,
                 taken: 0,
             }),
+            progress: Mutex::default(),
             spare_buffers: AtomicUsize::new(self.buffers - self.readers),
             allocating: AtomicUsize::new(0),
             hashes: self.options.checksum.then(|| Mutex::new((0, Hashes::new(header.tensors.len())))),
@@ -138,23 +141,20 @@ impl<'a> Pipeline<'a> {
             failed: OnceLock::new(),
         };
         let readers = Readers::start(sending, self.ring.pop());
-        let (mut sent, mut is_stopped) = (0, false);
-        while let Some(progress) = readers.next() {
-            match progress {
-                Progress::Arrived(transfer) => report.count(transfer.as_deref()),
-                Progress::Sent(bytes) if !is_stopped => {
-                    sent += bytes;
-                    if let Err(error) = self.options.report_progress(LoadPhase::Sending, sent, header.bytes) {
-                        is_stopped = true;
-                        readers.fail(error);
-                    }
+        let (mut told, mut is_stopped) = (0, false);
+        while let Some(sent) = readers.next() {
+            if sent > told && !is_stopped {
+                told = sent;
+                if let Err(error) = self.options.report_progress(LoadPhase::Sending, sent, header.bytes) {
+                    is_stopped = true;
+                    readers.fail(error);
                 }
-                Progress::Sent(_) => {}
             }
         }
-        let (ring, hashes) = readers.finish()?;
-        report.buffers = ring.len();
+        let (ring, Progress { chunks, methods, .. }, hashes) = readers.finish()?;
+        (report.buffers, report.chunks, report.methods) = (ring.len(), chunks, methods);
         self.ring = ring;
+        self.active = None;
         source.check_unchanged()?;
         Ok(hashes)
     }

@@ -22,9 +22,10 @@ use super::{
     layout::{Chunk, Cursor, Part},
     options::LoadOptions,
     placement::TensorPlacement,
-    shape::ActiveLoad,
+    shape,
     source::Source,
 };
+use crate::io::MethodCount;
 
 /// Bytes of a file that are worth a thread.
 const WORTH_A_THREAD: u64 = 256 << 10;
@@ -80,8 +81,8 @@ pub(super) struct Sending {
     /// Size of a staging buffer, or the most bytes that are read in place at once.
     pub(super) chunk: usize,
     pub(super) readers: usize,
-    pub(super) active: Arc<ActiveLoad>,
     pub(super) queue: Mutex<ChunkQueue>,
+    pub(super) progress: Mutex<Progress>,
     /// Buffers that readers may allocate besides the first of each.
     pub(super) spare_buffers: AtomicUsize,
     /// Threads that allocate a buffer.
@@ -104,27 +105,29 @@ pub(super) struct ChunkQueue {
     pub(super) taken: u64,
 }
 
-/// What a reader tells the loading thread.
-pub(super) enum Progress {
-    /// So many bytes of tensors were read, and are on their way or in place.
-    Sent(u64),
-    /// A chunk is in place: by a transfer, unless it was read in place.
-    Arrived(Option<Box<TransferReport>>),
+/// What the readers have done so far.
+#[derive(Default)]
+pub(super) struct Progress {
+    /// Bytes of tensors that were read, and are on their way or in place.
+    pub(super) sent: u64,
+    /// Chunks in place, by these transfers unless they were read in place.
+    pub(super) chunks: u64,
+    pub(super) methods: Vec<MethodCount>,
 }
 
 /// The threads of a load. The drop stops them and waits for them.
 pub(super) struct Readers {
     sending: Arc<Sending>,
     tasks: Vec<Task<Vec<RingBuffer>>>,
-    progress: Option<Receiver<Progress>>,
+    told: Receiver<()>,
 }
 
 impl Readers {
     /// Starts the threads, the first one with a buffer if there are any.
     pub(super) fn start(sending: Sending, mut first: Option<RingBuffer>) -> Self {
         let (key, executor) = (BlockingKey::new(sending.readers), sending.manager.executor().clone());
-        // Bounded, so that a slow callback of the user holds up the load.
-        let (tell, progress) = sync_channel(sending.readers);
+        // One message, while the progress is not read: readers never wait for a callback of the user, which may wait for them in a drain.
+        let (tell, told) = sync_channel(1);
         let sending = Arc::new(sending);
         let tasks = (0..sending.readers).map(|_| {
             let (sending, tell) = (Arc::clone(&sending), tell.clone());
@@ -132,12 +135,13 @@ impl Readers {
             executor.spawn_blocking(&key, move || reader.run())
         });
         let tasks = tasks.collect();
-        Self { sending, tasks, progress: Some(progress) }
+        Self { sending, tasks, told }
     }
 
-    /// Returns what a reader tells next; `None` when all have ended.
-    pub(super) fn next(&self) -> Option<Progress> {
-        self.progress.as_ref()?.recv().ok()
+    /// Waits for progress. Returns the bytes that were sent so far; `None` when all readers have ended.
+    pub(super) fn next(&self) -> Option<u64> {
+        self.told.recv().ok()?;
+        Some(self.sending.progress.lock().sent)
     }
 
     /// Stops the readers. Unless there was an error before, the load fails with this one.
@@ -145,17 +149,22 @@ impl Readers {
         self.sending.fail(error);
     }
 
-    /// Waits for the threads. Returns their buffers and the hashes.
+    /// Waits for the threads. Returns their buffers, what they did, and the hashes.
     ///
     /// # Errors
     /// The first error of any of them. Nothing is in flight afterwards.
-    pub(super) fn finish(mut self) -> Result<(Vec<RingBuffer>, Option<Vec<u64>>)> {
+    pub(super) fn finish(mut self) -> Result<(Vec<RingBuffer>, Progress, Option<Vec<u64>>)> {
         let buffers = self.join();
         if let Some(error) = self.sending.failed.get() {
             return Err(error.clone());
         }
+        let progress = mem::take(&mut *self.sending.progress.lock());
         let hashes = self.sending.hashes.as_ref();
-        Ok((buffers, hashes.map(|hashes| mem::replace(&mut hashes.lock().1, Hashes::new(0)).finish())))
+        Ok((
+            buffers,
+            progress,
+            hashes.map(|hashes| mem::replace(&mut hashes.lock().1, Hashes::new(0)).finish()),
+        ))
     }
 
     fn join(&mut self) -> Vec<RingBuffer> {
@@ -175,8 +184,6 @@ impl Drop for Readers {
     fn drop(&mut self) {
         if !self.tasks.is_empty() {
             self.sending.fail(Error::new(ErrorKind::Interrupted, "the load was interrupted"));
-            // No reader waits to tell something.
-            self.progress = None;
             drop(self.join());
         }
     }
@@ -209,7 +216,7 @@ impl Sending {
         // As many bytes as suit the loads of this moment, unless the user chose.
         let most = match self.options.chunk {
             Some(_) => self.chunk,
-            None => self.chunk.min(self.active.slot(self.readers)),
+            None => self.chunk.min(shape::slot_now(self.readers)),
         };
         let mut queue = self.queue.lock();
         let chunk = queue.cursor.next(&self.placement.layout, most)?;
@@ -248,7 +255,7 @@ impl Sending {
 /// One thread of a load.
 struct Reader {
     sending: Arc<Sending>,
-    tell: SyncSender<Progress>,
+    tell: SyncSender<()>,
     /// Its buffers, the one used longest ago first.
     ring: VecDeque<RingBuffer>,
 }
@@ -306,9 +313,11 @@ impl Reader {
                     slot.transfer = Some(copy.submit());
                     self.ring.push_back(slot);
                 }
-                None => self.tell(Progress::Arrived(None))?,
+                None => sending.progress.lock().chunks += 1,
             }
-            self.tell(Progress::Sent(chunk.bytes()))?;
+            sending.progress.lock().sent += chunk.bytes();
+            // If an earlier message was not read, the loading thread reads this progress, too.
+            let _told_already = self.tell.try_send(());
         }
         for index in 0..self.ring.len() {
             self.finish(index)?;
@@ -332,10 +341,13 @@ impl Reader {
                     if error.kind() == ErrorKind::OutOfMemory
                         && !transload_core::mutant!("transload/load-with-fewer-buffers") =>
                 {
-                    // The loading thread allocated the first one, so another reader goes on.
                     sending.spare_buffers.store(0, Ordering::Relaxed);
                     if is_first {
-                        return Ok(None);
+                        // A pageable one, unless the user chose the kind. The loading thread allocated the first of all, so without
+                        // one another reader goes on.
+                        let may_differ = sending.options.staging.is_none() && kind != MemoryKind::Pageable;
+                        let own = may_differ.then(|| sending.allocate(MemoryKind::Pageable));
+                        return Ok(own.and_then(Result::ok));
                     }
                 }
                 Err(error) => return Err(error),
@@ -346,19 +358,15 @@ impl Reader {
         Ok(self.ring.remove(free))
     }
 
-    /// Waits for the transfer of a buffer, if any, and tells of it.
+    /// Waits for the transfer of a buffer, if any, and counts it.
     fn finish(&mut self, index: usize) -> Result<()> {
         let Some(slot) = self.ring.get_mut(index) else { return Ok(()) };
-        match slot.finish()? {
-            Some(report) => self.tell(Progress::Arrived(Some(Box::new(report)))),
-            None => Ok(()),
+        if let Some(report) = slot.finish()? {
+            let mut progress = self.sending.progress.lock();
+            progress.chunks += 1;
+            MethodCount::add(&mut progress.methods, &report);
         }
-    }
-
-    fn tell(&self, progress: Progress) -> Result<()> {
-        // The loading thread ended by a panic of the user's callback.
-        let gone = |_| Error::new(ErrorKind::Interrupted, "the load was interrupted");
-        self.tell.send(progress).map_err(gone)
+        Ok(())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use transload_core::{MemoryKind, Place, TransferReport};
+use transload_core::{MemoryKind, Place};
 
 use crate::io::MethodCount;
 
@@ -64,12 +64,6 @@ impl LoadReport {
     #[must_use]
     pub fn moving(&self) -> Duration {
         self.wall.saturating_sub(self.preparing)
-    }
-
-    /// Counts a chunk and its transfer, if there was one.
-    pub(super) fn count(&mut self, report: Option<&TransferReport>) {
-        self.chunks += 1;
-        report.into_iter().for_each(|report| MethodCount::add(&mut self.methods, report));
     }
 }
 

@@ -151,8 +151,9 @@ fn load_goes_on_with_the_staging_buffers_that_there_are() {
     let Some(test) = harness::device_with(|builder| builder) else { return };
     let model = Model::of_sizes(&[2_000_001, 3]);
     let disk = OnDisk::new(&model.file());
-    // As many buffers of 100,000 bytes as are within the limit; without any the ring is pageable.
-    for (limit, kind, most) in [(RING + 150_000, MemoryKind::Pinned, 1), (RING, MemoryKind::Pageable, 8)] {
+    // As many pinned buffers of 100,000 bytes as are within the limit, and a pageable one for each other reader; without any all are
+    // pageable.
+    for (limit, kind, most) in [(RING + 150_000, MemoryKind::Pinned, 4), (RING, MemoryKind::Pageable, 8)] {
         let manager = CrossBackendTransferManager::builder().staging_limit(limit).build();
         manager.register_backend(transload::cpu::CpuBackend::new().unwrap()).unwrap();
         let config = CudaBackendConfig::default().with_devices([test.ordinal()]);

@@ -160,6 +160,24 @@ fn many_threads_and_a_tiny_ring_put_every_byte_in_place() {
 }
 
 #[test]
+fn progress_callback_may_drain() {
+    let manager = host_manager();
+    let model = Model::of_sizes(&[1_000_001, 3]);
+    let disk = OnDisk::new(&model.file());
+    for staging in [None, Some(MemoryKind::Pageable)] {
+        let draining = manager.clone();
+        let options = LoadOptions::new(HOST).chunk(10_000).readers(4).checksum(true);
+        let options = staging.map_or(options.clone(), |kind| options.staging(kind));
+        // This would hang if the drain waited for a reader that waits for this.
+        let options = options.progress(move |_| draining.drain().unwrap());
+        let loaded = load(&manager, disk.path(), &options).unwrap();
+        model.assert_is(&loaded, 64, on_host);
+        drop((loaded, options));
+        assert_empty(&manager);
+    }
+}
+
+#[test]
 fn panicking_progress_callback_stops_readers_and_frees_all() {
     let manager = host_manager();
     let disk = OnDisk::new(&Model::of_sizes(&[5_000_000]).file());
