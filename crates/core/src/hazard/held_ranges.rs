@@ -43,8 +43,10 @@ pub(super) struct HeldRanges {
 #[derive(Debug, Default)]
 struct Others {
     /// Disjoint and in order: those that began after the end of all others here, as a batch's do, which is released from the
-    /// front.
+    /// front. One that is released in the middle stays, as an empty range.
     run: VecDeque<HeldRange>,
+    /// Number of released entries in the run; the first and the last are held.
+    released: usize,
     list: Vec<HeldRange>,
     by_start: CountsByStart,
 }
@@ -166,7 +168,7 @@ impl Others {
 
     /// Returns the number of entries, unless some are only counted by range.
     fn listed(&self) -> Option<usize> {
-        self.by_start.is_empty().then(|| self.run.len() + self.list.len())
+        self.by_start.is_empty().then(|| self.run.len() - self.released + self.list.len())
     }
 
     fn add(&mut self, held: HeldRange) {
@@ -187,8 +189,13 @@ impl Others {
         if self.run.get(at) == Some(held) {
             match at {
                 0 => drop(self.run.pop_front()),
-                _ => drop(self.run.remove(at)),
+                // Removing it would move others.
+                _ => {
+                    self.released += 1;
+                    self.run.get_mut(at).into_iter().for_each(|held| held.range.end = held.range.start);
+                }
             }
+            self.drop_released();
             if self.run.is_empty() && self.run.capacity() > MAX_KEPT {
                 self.run = VecDeque::new();
             }
@@ -196,6 +203,21 @@ impl Others {
             change(&mut self.by_start, held, false);
         } else if let Some(index) = self.list.iter().position(|known| known == held) {
             self.list.swap_remove(index);
+        }
+    }
+
+    /// Removes the released entries at both ends of the run.
+    fn drop_released(&mut self) {
+        while self.released > 0 {
+            steps::count();
+            if self.run.front().is_some_and(|first| first.range.is_empty()) {
+                self.run.pop_front();
+            } else if self.run.back().is_some_and(|last| last.range.is_empty()) {
+                self.run.pop_back();
+            } else {
+                break;
+            }
+            self.released -= 1;
         }
     }
 

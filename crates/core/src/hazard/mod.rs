@@ -213,6 +213,11 @@ impl Hazards {
         let mut removed = None;
         let (mut table, mut steps) = (self.table.lock(), STEPS_PER_LOCK);
         for (range, ticket) in claims {
+            if steps == 0 {
+                drop(table);
+                (table, steps) = (self.table.lock(), STEPS_PER_LOCK);
+            }
+            steps -= 1;
             let mut from = range.start;
             while (retained.cross_device || !table.commit_fast(range, ticket, fence, retained.damage))
                 && !table.commit(range, ticket, (fence, retained), &mut from, &mut steps, &mut removed)

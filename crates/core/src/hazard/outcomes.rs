@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     Access, Error, ErrorKind, RawBuffer, Result,
-    queue::source::{SourceList, add_sources, source_failed},
+    queue::source::{SourceList, source_failed},
 };
 
 impl Hazards {
@@ -34,7 +34,7 @@ impl Hazards {
                         self.find(&write.range, &mut found);
                     }
                 } else if !crate::mutant!("core/inherit-sources") {
-                    add_sources(sources, &write.fence, (buffer.id(), buffer.place()), write.range);
+                    sources.add(&write.fence, (buffer.id(), buffer.place()), write.range);
                 }
             }
             if let Some(mark) = found.mark.filter(|_| refuses)

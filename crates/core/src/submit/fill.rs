@@ -5,7 +5,7 @@ use std::{any::Any, ptr::NonNull};
 use crate::{
     DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, Pattern, Place, Queue, RawBuffer, Result,
     Storage, Timing,
-    queue::source::{SourceList, Sources, add_sources},
+    queue::source::{SourceList, Sources},
     submit,
 };
 
@@ -45,20 +45,20 @@ fn fill_by_doubling(queue: &dyn Queue, dst: &RawBuffer, element: &[u8]) -> Resul
     let mut done = element.len();
     let copy = Operation::Copy { src: &source, dst: &dst.slice(..done)? };
     let mut last = submit(queue, &copy, Timing::Off)?;
-    let mut earlier = SourceList::new();
+    let mut earlier = SourceList::default();
     while done < dst.len() {
         let next = done.min(dst.len() - done);
         let copy = Operation::Copy { src: &dst.slice(..next)?, dst: &dst.slice(done..done + next)? };
         // The last copy may read less than was written: without this, its fence would not report every
         // failure.
-        add_sources(&mut earlier, &last, (dst.id(), dst.place()), dst.range());
+        earlier.add(&last, (dst.id(), dst.place()), dst.range());
         last = submit(queue, &copy, Timing::Off)?;
         done += next;
     }
     if earlier.is_empty() {
         return Ok(last);
     }
-    earlier.extend(last.sources().into_iter().flat_map(|sources| sources.iter().cloned()));
+    earlier.add_sources_of(&last);
     Ok(last.with_sources(Sources::new(earlier, None)))
 }
 

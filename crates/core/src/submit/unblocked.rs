@@ -154,6 +154,7 @@ pub struct Turns(SpinLock<Taken>);
 
 #[derive(Debug, Default)]
 struct Taken {
+    /// Sorted by allocation.
     turns: SmallVec<[(RawBuffer, TurnId); 1]>,
     /// Whether the caller has waited for other waiters long enough.
     skips_turns: bool,
@@ -166,10 +167,13 @@ impl Turns {
         if taken.skips_turns { Some(TurnId::FIRST) } else { taken.of(buffer) }
     }
 
-    /// Takes or keeps a turn on each range, while waiting for the fences.
+    /// Takes or keeps a turn on the first range of each allocation, while waiting for the fences. The uses are
+    /// sorted by allocation.
     pub(crate) fn keep_all(&self, uses: &[(&RawBuffer, Access)], until: &[Fence]) {
-        for (buffer, access) in uses {
-            self.keep(buffer, &buffer.range(), *access, until);
+        for group in uses.chunk_by(|(one, _), (other, _)| one.id() == other.id()) {
+            if let Some((buffer, access)) = group.first() {
+                self.keep(buffer, &buffer.range(), *access, until);
+            }
         }
     }
 
@@ -178,7 +182,9 @@ impl Turns {
         let turn = buffer.hazards().keep_turn(known, range, access, until);
         if known.is_none() {
             let kept = (buffer.clone(), turn);
-            self.0.lock().turns.push(kept);
+            let turns = &mut self.0.lock().turns;
+            let at = turns.partition_point(|(known, _)| known.id() < buffer.id());
+            turns.insert(at, kept);
         }
         turn
     }
@@ -186,7 +192,8 @@ impl Turns {
 
 impl Taken {
     fn of(&self, buffer: &RawBuffer) -> Option<TurnId> {
-        self.turns.iter().find(|(known, _)| known.id() == buffer.id()).map(|(_, turn)| *turn)
+        let at = self.turns.binary_search_by_key(&buffer.id(), |(known, _)| known.id()).ok()?;
+        self.turns.get(at).map(|(_, turn)| *turn)
     }
 }
 

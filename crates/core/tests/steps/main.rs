@@ -1,6 +1,7 @@
 //! How the cost of a submission grows with what is in flight, counted in segments and uses looked at. The files under test are
 //! included as they are.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail their tests")]
+#![allow(clippy::duplicate_mod, reason = "the lock is included with a flag that counts")]
 #![allow(
     dead_code,
     unused_imports,
@@ -30,16 +31,19 @@ use crate::{
     raw_buffer::RawBuffer,
 };
 
+mod lists;
+mod sync;
+
 #[path = "../../src/queue/fence.rs"]
 mod fence;
 #[path = "../../src/hazard/mod.rs"]
 mod hazard;
 #[path = "../loom/raw_buffer.rs"]
 mod raw_buffer;
+#[path = "../../src/sync/mod.rs"]
+mod real_sync;
 #[path = "../../src/queue/source.rs"]
 mod source;
-#[path = "../../src/sync/mod.rs"]
-mod sync;
 
 /// The folders of the crate, as the included files name them.
 mod queue {
