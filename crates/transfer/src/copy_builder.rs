@@ -275,7 +275,7 @@ impl Work for One {
         is_pageable(self.src.place()) || is_pageable(self.dst.place())
     }
 
-    fn refused(_: &Arc<ManagerContext>, transfer: Transfer) -> Transfer {
+    fn refused(_: Option<Self>, _: &Arc<ManagerContext>, transfer: Transfer) -> Transfer {
         transfer
     }
 }

@@ -5,7 +5,7 @@ use std::{mem, sync::Arc};
 use parking_lot::Mutex;
 use transload_core::{
     DeviceId, Error, ErrorKind, Fence, MemoryKind, Place, Queue, Result, Transfer, TransferId,
-    TrySubmitError, require_complete,
+    TrySubmitError, catch_panic, require_complete,
 };
 
 use crate::{
@@ -41,8 +41,8 @@ pub(crate) trait Work: Sized + Send + 'static {
     /// Returns whether a driver may copy pageable memory during the call.
     fn uses_pageable(&self) -> bool;
 
-    /// Creates the handle of one that was refused.
-    fn refused(context: &Arc<ManagerContext>, transfer: Transfer) -> Self::Submitted;
+    /// Creates the handle of one whose last attempt was refused or panicked; `transfer` is the refusal.
+    fn refused(work: Option<Self>, context: &Arc<ManagerContext>, transfer: Transfer) -> Self::Submitted;
 }
 
 /// A submission on its way to a thread of the executor. Dropped before that thread takes it, it drops it.
@@ -82,41 +82,48 @@ impl<W: Work> TaskSubmission<W> {
     pub(crate) async fn submit(self) -> W::Submitted {
         let (mut task, mut may_be_slow) = (self, false);
         loop {
-            let attempt = match W::attempt(&mut task, may_be_slow) {
-                Err(Deferral::Slow(lane)) => {
-                    let id = task.id;
-                    if let Some(id) = id {
-                        report_events::deferred(id);
+            let attempt = 'attempt: {
+                match W::attempt(&mut task, may_be_slow) {
+                    Err(Deferral::Slow(lane)) => {
+                        let id = task.id;
+                        if let Some(id) = id {
+                            report_events::deferred(id);
+                        }
+                        let context = Arc::clone(&task.manager.context);
+                        let queue = task.queue.as_ref().map(|queue| queue.timeline().id());
+                        let queue =
+                            queue.filter(|_| !transload_core::mutant!("transfer/submissions-by-stream"));
+                        let target = queue.map_or(SubmissionTarget::Lane(lane), SubmissionTarget::Queue);
+                        let key = context.submitting.key(target);
+                        let posted = Posted(Arc::new(Mutex::new(Some(task))));
+                        let attempt = {
+                            let (key, task) = (Arc::clone(&key), Arc::clone(&posted.0));
+                            move || {
+                                let _keeps = key;
+                                let mut task = task.lock().take()?;
+                                // A panic leaves what was submitted before.
+                                Some((catch_panic(|| task.attempt_elsewhere()), task))
+                            }
+                        };
+                        let (error, work) = match context.executor.spawn_blocking(&key, attempt).await {
+                            Ok(Some((Ok(attempt), same))) => {
+                                task = same;
+                                break 'attempt attempt;
+                            }
+                            Ok(Some((Err(panic), same))) => (panic, Some(same.work)),
+                            // No thread took it.
+                            outcome => {
+                                let dropped = || Error::new(ErrorKind::Interrupted, "the copy was dropped");
+                                let error = outcome.err().unwrap_or_else(dropped);
+                                (error, posted.0.lock().take().map(|same| same.work))
+                            }
+                        };
+                        report_events::refused(id, &error);
+                        let refused = Transfer::refused_with(error, id, Arc::clone(&context) as _);
+                        return W::refused(work, &context, refused);
                     }
-                    let context = Arc::clone(&task.manager.context);
-                    let queue = task.queue.as_ref().map(|queue| queue.timeline().id());
-                    let queue = queue.filter(|_| !transload_core::mutant!("transfer/submissions-by-stream"));
-                    let target = queue.map_or(SubmissionTarget::Lane(lane), SubmissionTarget::Queue);
-                    let key = context.submitting.key(target);
-                    let posted = Posted(Arc::new(Mutex::new(Some(task))));
-                    let attempt = {
-                        let (key, task) = (Arc::clone(&key), Arc::clone(&posted.0));
-                        move || {
-                            let _keeps = key;
-                            let mut task = task.lock().take()?;
-                            Some((task.attempt_elsewhere(), task))
-                        }
-                    };
-                    match context.executor.spawn_blocking(&key, attempt).await {
-                        Ok(Some((attempt, same))) => {
-                            task = same;
-                            attempt
-                        }
-                        outcome => {
-                            let dropped = || Error::new(ErrorKind::Interrupted, "the copy was dropped");
-                            let error = outcome.err().unwrap_or_else(dropped);
-                            report_events::refused(id, &error);
-                            let refused = Transfer::refused_with(error, id, Arc::clone(&context) as _);
-                            return W::refused(&context, refused);
-                        }
-                    }
+                    attempt => attempt,
                 }
-                attempt => attempt,
             };
             match attempt {
                 Ok(submitted) => return submitted,

@@ -303,7 +303,13 @@ impl Work for OwnedList {
         self.0.list.iter().any(|(src, dst)| is_pageable(src.place()) || is_pageable(dst.place()))
     }
 
-    fn refused(context: &Arc<ManagerContext>, transfer: Transfer) -> CopyManyTransfer {
-        CopyManyTransfer::refused(context, transfer)
+    fn refused(work: Option<Self>, context: &Arc<ManagerContext>, refusal: Transfer) -> CopyManyTransfer {
+        match work.and_then(|OwnedList(copies)| copies.checked) {
+            Some(Checked { next, singles, mut transfer, .. }) => {
+                transfer.add(refusal, Pairs::From(next, singles.unwrap_or(0)));
+                transfer
+            }
+            None => CopyManyTransfer::refused(context, refusal),
+        }
     }
 }

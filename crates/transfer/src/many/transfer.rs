@@ -48,6 +48,8 @@ pub(super) enum Pairs {
     Group(usize),
     /// One of the group with the first index; the second is its index there.
     One(usize, usize),
+    /// Those of the group with the first index from the second on, and of all later groups.
+    From(usize, usize),
     /// Those of a list that was refused as a whole.
     Refused(SmallVec<[usize; 2]>),
 }
@@ -144,6 +146,16 @@ impl CopyManyTransfer {
                 failed.pairs.push(indices(group).and_then(|all| all.get(*pair).copied()).unwrap_or(*pair));
             }
             Pairs::Refused(refused) => failed.pairs.extend(refused),
+            Pairs::From(group, pair) => {
+                let first = self.groups.get(*group).map(|group| (group, *pair));
+                let later = self.groups.iter().skip(group.saturating_add(1)).map(|group| (group, 0));
+                for (GroupEnd { indices, .. }, from) in first.into_iter().chain(later) {
+                    match indices {
+                        Some(all) => failed.pairs.extend(all.iter().skip(from)),
+                        None => failed.pairs.extend(from..self.pairs),
+                    }
+                }
+            }
             Pairs::Group(group) => match indices(group) {
                 Some(all) => failed.pairs.extend(all),
                 None => failed.pairs.extend(0..self.pairs),

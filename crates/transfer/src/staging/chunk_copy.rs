@@ -193,11 +193,11 @@ impl ChunkCopy {
     /// Waits for the enqueued copies.
     async fn wait_for_copies(&mut self, waits: WaitMode<'_>) -> Result<()> {
         let mut outcome = Ok(());
-        while let Some(copy) = self.copies.first() {
+        for copy in &self.copies {
             let arrived = waits.fence(copy).await;
             outcome = outcome.and(arrived.map_err(|error| name_lost_device(copy.timeline().device(), error)));
-            self.copies.remove(0);
         }
+        self.copies.clear();
         outcome
     }
 

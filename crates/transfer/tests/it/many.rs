@@ -198,6 +198,28 @@ fn failed_pair_is_named_and_others_are_in_place() {
 }
 
 #[test]
+fn panic_leaves_what_was_submitted_and_names_the_rest() {
+    let (manager, backend) = with(Mock::default());
+    backend.perform_at_once();
+    let pairs = mixed(&manager, 90);
+    let method = TransferOptions::new().only(TransferMethod::DirectCopy);
+    // More than the polling thread submits itself. It is one of the second group.
+    backend.panic_at_enqueues(40, 1);
+    let failed = pollster::block_on(manager.copy_many(&pairs).options(method).into_future()).unwrap_err();
+    let group = |of: usize| (0..30).map(move |pair| 3 * pair + of);
+    let submitted = pairs.len() - failed.pairs.len();
+    assert!((31..=40).contains(&submitted), "{submitted} were submitted");
+    let mut rest: Vec<_> = (0..3).flat_map(group).skip(submitted).collect();
+    rest.sort_unstable();
+    assert_eq!((failed.error.kind(), &failed.pairs), (ErrorKind::Interrupted, &rest), "{failed}");
+    let others = |(at, _): &(usize, &Pair)| !rest.contains(at);
+    let others: Vec<Pair> = pairs.iter().enumerate().filter(others).map(|(_, pair)| pair.clone()).collect();
+    assert!(are_copied(&others));
+    drop((pairs, others));
+    assert!(is_at_rest(&manager));
+}
+
+#[test]
 fn refused_pair_is_named_and_others_go_on() {
     let (manager, backend) = with(Mock::default());
     let method = TransferOptions::new().only(TransferMethod::DirectCopy);
