@@ -10,8 +10,9 @@ use transload_core::{
 
 use crate::{
     CrossBackendTransferManager, TransferOptions,
+    manager::is_the_callers,
     planning::{
-        candidate::{Candidate, CandidateInfo, bit},
+        candidate::{Candidate, CandidateInfo, bit, is_explored},
         engine_queue::COUNTED_FROM,
         planner::Choice,
     },
@@ -111,17 +112,26 @@ pub(crate) fn would_block() -> Transfer {
 pub(crate) type Again<'a> = ((&'a RawBuffer, &'a RawBuffer), (&'a TransferOptions, Option<&'a Extras<'a>>));
 
 impl CrossBackendTransferManager {
-    /// Goes on after an error for which nothing was submitted: by another method, if pinned memory was too short to stage.
+    /// Goes on after an error for which nothing was submitted: by another method, if pinned memory was too short to stage, or if the method
+    /// was only tried. Refuses what is the caller's error.
     ///
     /// # Errors
-    /// The error to return otherwise.
+    /// The error to return otherwise. It counts as a failure of the path.
     #[cold]
     pub(crate) fn after_failure(
         &self,
         error: Error,
         candidate: &Candidate,
+        submission: &Submission,
         again: Again<'_>,
     ) -> Result<Transfer, Error> {
+        if is_explored(submission) && !transload_core::mutant!("transfer/tried-failure-is-not-the-transfers")
+        {
+            return Ok(self.after_exploration(candidate, again));
+        }
+        if is_the_callers(error.kind()) {
+            return Ok(self.refuse(again.1.1.and_then(|extras| extras.id), error));
+        }
         let staging = again.1.1.map_or(Staging::Usual, |extras| extras.staging);
         let (method, path) = (candidate.method(), candidate.info.stats.path);
         let is_shortage = method == TransferMethod::HostStaged && error.kind() == ErrorKind::OutOfMemory;
@@ -139,8 +149,7 @@ impl CrossBackendTransferManager {
     }
 
     /// Goes on by the best method after one failed that was only tried.
-    #[cold]
-    pub(crate) fn after_exploration(
+    fn after_exploration(
         &self,
         candidate: &Candidate,
         ((src, dst), (options, extras)): Again<'_>,
@@ -178,8 +187,11 @@ impl CrossBackendTransferManager {
         if submission.begun.is_some() && self.context.observer.is_some() {
             self.context.tell(TransferEvent::Submitted(&info.report(submission)));
         }
-        if submission.bytes >= COUNTED_FROM && !choice.stage_in_place {
-            candidate.queue(end, submission);
+        if let Submitted::Until(fence) = end
+            && submission.bytes >= COUNTED_FROM
+            && !choice.stage_in_place
+        {
+            candidate.queue(fence, submission);
         }
     }
 

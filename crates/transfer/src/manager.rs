@@ -20,6 +20,7 @@ use crate::{
     methods::TransferRequest,
     planning::{
         candidate::{Candidate, Excluded},
+        engine_queue::COUNTED_FROM,
         planner::Choice,
         registry::Registry,
         request::{PlanInput, ranges},
@@ -352,7 +353,8 @@ impl CrossBackendTransferManager {
                 Ok(choice) => choice,
                 Err(error) => return self.with_no_method(error, ((src, dst), (options, extras))),
             };
-            if input.bytes >= routes.explored_from && self.context.explores {
+            // First by a constant, which costs small copies less.
+            if input.bytes >= COUNTED_FROM && input.bytes >= routes.explored_from && self.context.explores {
                 choice = routes.explore(choice, &input, options, extras);
             }
             let candidate = &mut routes.candidates[choice.index];
@@ -409,18 +411,9 @@ impl CrossBackendTransferManager {
                 }
                 would_block()
             }
-            Err(NotSubmitted::Failed(_))
-                if choice.explores()
-                    && !transload_core::mutant!("transfer/tried-failure-is-not-the-transfers") =>
-            {
-                self.after_exploration(candidate, ((src, dst), (options, extras)))
-            }
-            Err(NotSubmitted::Failed(error)) if is_the_callers(error.kind()) => {
-                self.refuse(request.id(), error)
-            }
-            // The driver's errors count as failures of the path.
             Err(NotSubmitted::Failed(error)) => {
-                let error = match self.after_failure(error, candidate, ((src, dst), (options, extras))) {
+                let again = ((src, dst), (options, extras));
+                let error = match self.after_failure(error, candidate, &submission, again) {
                     Ok(transfer) => return transfer,
                     Err(error) => error,
                 };

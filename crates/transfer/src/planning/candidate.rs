@@ -7,8 +7,7 @@ use std::{
 
 use transload_core::{
     CompletionHandler, CostBasis, DeviceId, Error, Fence, RejectReason, Rejected, Rejections, Result,
-    SizeClass, StreamPriority, Submission, Submitted, Timing, TransferEvent, TransferId, TransferMethod,
-    TransferReport,
+    SizeClass, StreamPriority, Submission, Timing, TransferEvent, TransferId, TransferMethod, TransferReport,
 };
 
 use crate::{
@@ -84,6 +83,11 @@ pub(crate) const EXPLORED: u8 = 1 << 6;
 /// A submission's tag, with no method's bit either: the transfer is measured, and nothing was queued before it.
 const ALONE: u32 = u32::from_ne_bytes([0, 0, 0, 1 << 5]);
 const _: () = assert!(TransferMethod::ALL.len() <= 5);
+
+/// Returns whether the transfer's method is the second best, and tried.
+pub(crate) fn is_explored(submission: &Submission) -> bool {
+    Excluded::of_tag(submission.tag).unsuited & EXPLORED != 0
+}
 
 /// Returns the low bits of an engine's count of copies, in the bits of a tag that no method has.
 fn count_bits(count: u64) -> u32 {
@@ -258,13 +262,13 @@ impl Candidate {
         })
     }
 
-    /// Counts the predicted time of a submitted transfer, and queues it for the copy engine until its fence is reached, if it has one.
-    pub(crate) fn queue(&mut self, end: &Submitted, submission: &Submission) {
+    /// Counts the predicted time of a submitted transfer, and queues it for the copy engine until its fence is reached.
+    pub(crate) fn queue(&mut self, fence: &Fence, submission: &Submission) {
         self.spent = self.spent.saturating_add(submission.predicted);
-        if Excluded::of_tag(submission.tag).unsuited & EXPLORED != 0 {
+        if is_explored(submission) {
             self.explored = self.explored.saturating_add(submission.predicted);
         }
-        if let (Submitted::Until(fence), Some(engine)) = (end, &self.engine)
+        if let Some(engine) = &self.engine
             && !transload_core::mutant!("transfer/engine-queue-counts-nothing")
         {
             engine.add(fence, self.method.queued(submission.bytes));
@@ -316,9 +320,8 @@ impl CompletionHandler for CandidateInfo {
         report.rejected = match submission.tag {
             0 => Rejections::from_slice(&self.rejected),
             tag => {
-                let excluded = Excluded::of_tag(tag);
-                report.explored = excluded.unsuited & EXPLORED != 0;
-                excluded.rejections(&self.reasons)
+                report.explored = is_explored(submission);
+                Excluded::of_tag(tag).rejections(&self.reasons)
             }
         };
         report.simulated = self.simulated;

@@ -54,13 +54,6 @@ pub(crate) struct Choice {
     pub(crate) excluded: Excluded,
 }
 
-impl Choice {
-    /// Returns whether the method is the second best, and tried.
-    pub(crate) fn explores(&self) -> bool {
-        self.excluded.unsuited & EXPLORED != 0
-    }
-}
-
 impl PathRoutes {
     /// Queries every method, except those already found unusable on the path.
     pub(crate) fn find(
