@@ -137,6 +137,7 @@ impl CrossBackendTransferManager {
     /// [`ErrorKind::OutOfRange`], [`ErrorKind::Overlap`], [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`] if
     /// no method is left, [`ErrorKind::Busy`] if a host view is open on a range, [`ErrorKind::DeviceLost`] with the
     /// first cause if a device was lost earlier. Afterwards the backend's.
+    #[inline]
     pub fn transfer_buffer(
         &self,
         src: &RawBuffer,
