@@ -27,6 +27,21 @@ LIMIT = 100
 OWNERS = 64
 
 
+class StepTimes:
+    """Milliseconds that the host spent in each step."""
+
+    def __init__(self):
+        self.steps, self.last = [], time.perf_counter()
+
+    def end(self, step):
+        now = time.perf_counter()
+        self.steps.append(f"{step} {(now - self.last) * 1e3:.1f} ms")
+        self.last = now
+
+    def __str__(self):
+        return ", ".join(self.steps)
+
+
 class Adopting(Probe):
     """The C library, with the owners that it was given and has released."""
 
@@ -149,15 +164,21 @@ class Adoption(Checks):
         warm = self.kept("device", 1)
         self.copy(ours, warm, number)
         probe.call("compare", warm, 1)
+        times = StepTimes()
         self.slow(stream)
+        times.end("slow work")
         with torch.cuda.stream(stream):
             tensor.fill_(3)
+            times.end("fill")
             theirs = probe.adopt(tensor, number)
+            times.end("adopt")
             self.copy(theirs, ours, number)
+            times.end("copy")
             tensor.fill_(9)
+            times.end("second fill")
             was_busy = not stream.query()
         probe.call("compare", ours, 3)
-        expect(was_busy, "the host waited, or the work was too short to tell")
+        expect(was_busy, f"the host waited, or the work was too short to tell: {times}")
         probe.call("fill", ours, 7)
         self.copy(ours, theirs, number)
         with torch.cuda.stream(stream):
