@@ -37,7 +37,8 @@ pub(crate) struct Options {
     check: bool,
 }
 
-const LIMIT: u64 = 60;
+/// Longer than the watchdogs of the tests.
+const LIMIT: u64 = 40;
 
 /// Runs of a test in which its mutant may show itself: a thread may be faster than the check.
 const RUNS: usize = 5;
@@ -148,7 +149,7 @@ fn program<'a>(built: &'a [Artifact], package: &str, target: &str) -> Result<&'a
     built.iter().find(is_it).with_context(|| format!("package {package} has no test target `{target}`"))
 }
 
-/// Runs `work` for each item with a progress bar; returns the results in the order of the items. Uses two threads a
+/// Runs `work` for each item with a progress bar; returns the results in the order of the items. Uses four threads a
 /// processor, since hanging tests use none.
 fn each<T: Sync, R: Send>(items: &[T], what: &str, work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
     let bar = ProgressBar::new(items.len() as u64);
@@ -157,7 +158,7 @@ fn each<T: Sync, R: Send>(items: &[T], what: &str, work: impl Fn(&T) -> Result<R
     }
     bar.set_message(what.to_owned());
     let (next, results) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
-    let threads = 2 * thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let threads = 4 * thread::available_parallelism().map_or(1, NonZeroUsize::get);
     thread::scope(|scope| {
         for _ in 0..threads.min(items.len()) {
             scope.spawn(|| {
