@@ -7,6 +7,7 @@
 mod allocating;
 mod awaiting;
 mod blocked;
+mod downloading;
 mod host;
 mod in_flight;
 mod leasing;
@@ -33,14 +34,15 @@ use crate::{
 const GROUP: &str = "scaling";
 
 /// Every part that needs a device, in order.
-const PARTS: [Part; 8] = [
+const PARTS: [Part; 9] = [
     ("transfers in flight", in_flight::rows),
     ("allocating buffers", allocating::rows),
     ("leasing by default", leasing::rows),
     ("staged transfers", staging::rows),
     ("staged beside a blocked download", blocked::rows),
     ("polling a pool", polling::rows),
-    ("urgent beside large", urgent::rows),
+    ("urgent beside large and compute", urgent::rows),
+    ("small downloads", downloading::rows),
     ("awaiting", awaiting::rows),
 ];
 

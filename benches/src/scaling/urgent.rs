@@ -1,18 +1,18 @@
-//! A transfer of High priority while gigabytes of Low priority are queued. Goal: four times the time on an idle device.
+//! A transfer of High priority: while gigabytes of Low priority are queued, and while kernels fill the device.
 
-use std::time::Instant;
+use std::{os::raw::c_void, time::Instant};
 
 use anyhow::{Context as _, Result};
 use transload_core::{MemoryKind, RawBuffer, StreamPriority};
+use transload_cuda_sys::attribute;
 use transload_transfer::TransferOptions;
 
 use super::Library;
 use crate::{
-    address::Address,
     comparison::{Comparison, Fixture, Variant, Verify},
     content::Content,
     memory::Memory,
-    reference::RawQueue,
+    reference::{RawKernel, RawQueue},
     row::{Goal, Row},
 };
 
@@ -20,9 +20,19 @@ const BYTES: usize = 1 << 20;
 /// Bytes of one Low transfer; `LARGE_ONES` are submitted first.
 const LARGE: usize = 256 << 20;
 const LARGE_ONES: usize = 16;
-/// Goal: time relative to an idle device.
-const MOST: f64 = 4.0;
+/// Goal beside Low transfers, in microseconds: by kernel.
+const BESIDE_LOW: f64 = 95.0;
+/// Goal beside compute, in microseconds: by engine.
+const BESIDE_COMPUTE: f64 = 40.0;
+/// The same for staged memory beside Low transfers, as a time relative to an idle device.
+const STAGED: f64 = 4.0;
 const KINDS: [MemoryKind; 3] = [MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Pageable];
+/// Threads of a block of compute: two such blocks fill a multiprocessor.
+const COMPUTE_THREADS: u32 = 1024;
+/// How often a kernel of compute fills the device, and what a block of it takes: 5 ms in all.
+const WAVES: u32 = 100;
+const WAVE_NANOSECONDS: u64 = 50_000;
+const COMPUTE_KERNELS: usize = 2;
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let library = Library::new(fixture)?;
@@ -31,9 +41,10 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     if let Ok(mut view) = low.0.write() {
         view.fill(0x11);
     }
+    let raw = Raw::new(fixture)?;
     let mut rows = Vec::new();
     for kind in KINDS {
-        rows.extend(of_kind(fixture, &library, kind, bytes, &low)?);
+        rows.extend(of_kind(fixture, (&library, &raw), kind, bytes, &low)?);
     }
     drop(low);
     library.finish()?;
@@ -42,7 +53,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
 
 fn of_kind(
     fixture: &Fixture<'_>,
-    library: &Library,
+    (library, raw): (&Library, &Raw),
     kind: MemoryKind,
     bytes: usize,
     low: &(RawBuffer, RawBuffer),
@@ -50,15 +61,14 @@ fn of_kind(
     let end = End::new(library, kind, bytes)?;
     let priority = |priority| TransferOptions::new().priority(priority);
     let (high, least) = (priority(StreamPriority::High), priority(StreamPriority::Low));
-    let urgent = || -> Result<f64> {
+    library.manager.prepare(end.src.place(), end.dst.place(), &high)?;
+    let urgent = || {
         let begun = Instant::now();
         library.manager.copy(&end.src, &end.dst).options(high).wait()?;
-        Ok(begun.elapsed().as_secs_f64() * 1e6)
+        Ok(us(begun))
     };
-    let (lowest, highest) = fixture.context()?.stream_priority_range()?;
-    let queues = [RawQueue::new(lowest)?, RawQueue::new(highest)?];
-    let addresses = [&low.0, &end.src].map(|buffer| Memory::Ours(buffer.clone()).address());
-    let targets = [&low.1, &end.dst].map(|buffer| Memory::Ours(buffer.clone()).address());
+    let is_staged = kind == MemoryKind::Pageable;
+    let goal = |most| (!is_staged).then_some(Goal::AtMost(most));
     let mut variants = vec![
         Variant::new("idle", "High on an idle device", urgent).verified_by(&end),
         Variant::new("beside-low", "High beside 4 GiB of Low", || {
@@ -69,32 +79,18 @@ fn of_kind(
             low.1.wait_idle()?;
             Ok(took)
         })
-        .goal(Goal::RatioAtMost(MOST))
+        .goal(goal(BESIDE_LOW).unwrap_or(Goal::RatioAtMost(STAGED)))
         .verified_by(&end),
     ];
+    let beside_compute = Variant::new("beside-compute", "High beside kernels that fill the device", || {
+        raw.compute(fixture)?;
+        let took = urgent()?;
+        raw.slow.finish()?;
+        Ok(took)
+    });
+    variants.push(Variant { goal: goal(BESIDE_COMPUTE), ..beside_compute }.verified_by(&end));
     if kind == MemoryKind::Pinned {
-        let [from, first] = addresses;
-        let [to, second] = targets;
-        let (from, first, to, second) = (from?, first?, to?, second?);
-        let [slow, quick] = &queues;
-        variants.push(
-            Variant::new(
-                "raw-beside-low",
-                "raw driver, most urgent stream beside 4 GiB on the least",
-                move || {
-                    for _ in 0..LARGE_ONES {
-                        copy(slow, from, to, low.0.len())?;
-                    }
-                    let begun = Instant::now();
-                    copy(quick, first, second, bytes)?;
-                    quick.finish()?;
-                    let took = begun.elapsed();
-                    slow.finish()?;
-                    Ok(took.as_secs_f64() * 1e6)
-                },
-            )
-            .verified_by(&end),
-        );
+        variants.extend(raw.variants(fixture, &end, low)?);
     }
     let comparison = Comparison {
         id: format!("urgent/{kind}/{bytes}"),
@@ -106,12 +102,128 @@ fn of_kind(
     comparison.rows(fixture, variants)
 }
 
-fn copy(queue: &RawQueue, from: Address, to: Address, bytes: usize) -> Result<()> {
-    let (Address::Host(from), Address::Device(to)) = (from, to) else {
-        anyhow::bail!("pinned memory and device memory were expected");
-    };
-    // SAFETY: both buffers live on while the rows are measured, have so many bytes, and the variants have their turns.
-    unsafe { queue.copy_up(to, from.as_ptr().cast_const().cast(), bytes) }
+fn us(begun: Instant) -> f64 {
+    begun.elapsed().as_secs_f64() * 1e6
+}
+
+/// The raw driver's streams, and its copy kernel.
+struct Raw {
+    slow: RawQueue,
+    quick: RawQueue,
+    kernel: RawKernel,
+    multiprocessors: u32,
+}
+
+impl Raw {
+    fn new(fixture: &Fixture<'_>) -> Result<Self> {
+        let (lowest, highest) = fixture.context()?.stream_priority_range()?;
+        let ptx = include_str!("../../../crates/streams/src/submit/kernels/copy.ptx");
+        let multiprocessors = fixture.device.driver().attribute(attribute::MULTIPROCESSOR_COUNT)?;
+        Ok(Self {
+            slow: RawQueue::new(lowest)?,
+            quick: RawQueue::new(highest)?,
+            kernel: RawKernel::load(ptx, c"transload_copy")?,
+            multiprocessors: u32::try_from(multiprocessors)?.max(1),
+        })
+    }
+
+    /// Fills the device with kernels.
+    fn compute(&self, fixture: &Fixture<'_>) -> Result<()> {
+        let blocks = self.multiprocessors * 2 * WAVES;
+        (0..COMPUTE_KERNELS).try_for_each(|_| {
+            // SAFETY: the stream is of the module's context.
+            unsafe { fixture.spin.launch(self.slow.raw(), blocks, COMPUTE_THREADS, WAVE_NANOSECONDS) }
+        })
+    }
+
+    /// The urgent copy by engine and by kernel, where each is at its best and at its worst.
+    fn variants<'a>(
+        &'a self,
+        fixture: &'a Fixture<'_>,
+        end: &'a End,
+        low: &(RawBuffer, RawBuffer),
+    ) -> Result<Vec<Variant<'a>>> {
+        let [urgent, large] = [Copy::new(&end.src, &end.dst)?, Copy::new(&low.0, &low.1)?];
+        let by_engine = move || {
+            let begun = Instant::now();
+            urgent.enqueue(&self.quick)?;
+            self.quick.finish()?;
+            Ok(us(begun))
+        };
+        let by_kernel = move || {
+            let begun = Instant::now();
+            urgent.launch(&self.kernel, &self.quick, self.multiprocessors * 2)?;
+            self.quick.finish()?;
+            Ok(us(begun))
+        };
+        type Once<'a> = Box<dyn FnMut() -> Result<f64> + 'a>;
+        let beside_low = |mut copy: Once<'a>| {
+            move || {
+                (0..LARGE_ONES).try_for_each(|_| large.enqueue(&self.slow))?;
+                let took = copy()?;
+                self.slow.finish()?;
+                Ok(took)
+            }
+        };
+        let beside_compute = move || {
+            self.compute(fixture)?;
+            let took = by_engine()?;
+            self.slow.finish()?;
+            Ok(took)
+        };
+        let variants = vec![
+            Variant::new("raw-idle", "raw driver, copy engine on an idle device", by_engine),
+            Variant::new(
+                "raw-beside-low",
+                "raw driver, most urgent stream beside 4 GiB on the least",
+                beside_low(Box::new(by_engine)),
+            ),
+            Variant::new(
+                "raw-kernel-beside-low",
+                "raw driver, copy kernel on the most urgent stream beside 4 GiB on the least",
+                beside_low(Box::new(by_kernel)),
+            ),
+            Variant::new(
+                "raw-beside-compute",
+                "raw driver, copy engine beside kernels that fill the device",
+                beside_compute,
+            ),
+        ];
+        Ok(variants.into_iter().map(|variant| variant.verified_by(end)).collect())
+    }
+}
+
+/// A copy from pinned memory to the device, by hand. Its buffers live on while the rows are measured, and the variants take turns.
+#[derive(Clone, Copy)]
+struct Copy {
+    from: *const c_void,
+    mapped: u64,
+    to: u64,
+    bytes: usize,
+}
+
+impl Copy {
+    fn new(src: &RawBuffer, dst: &RawBuffer) -> Result<Self> {
+        Ok(Self {
+            from: src.host_address().context("pinned memory without an address")?.as_ptr().cast(),
+            mapped: src.device_address().context("pinned memory that the device does not see")?,
+            to: dst.device_address().context("device memory without an address")?,
+            bytes: src.len(),
+        })
+    }
+
+    fn enqueue(&self, queue: &RawQueue) -> Result<()> {
+        // SAFETY: both buffers have so many bytes; see `Copy`.
+        unsafe { queue.copy_up(self.to, self.from, self.bytes) }
+    }
+
+    fn launch(&self, kernel: &RawKernel, queue: &RawQueue, blocks: u32) -> Result<()> {
+        const THREADS: u32 = 256;
+        let words = [self.to, self.mapped, self.bytes as u64];
+        let mut parameters = words.each_ref().map(|word| (&raw const *word).cast_mut().cast());
+        // SAFETY: the kernel takes destination, source and length of 8 bytes each; see `Copy` for the memory.
+        unsafe { kernel.launch(queue.raw(), (blocks, THREADS), &mut parameters) }
+    }
 }
 
 /// Source and destination of the urgent transfer.

@@ -61,6 +61,7 @@ driver_functions! {
         destinations: *mut CUdeviceptr, sources: *mut CUdeviceptr, sizes: *mut usize, count: usize,
         attributes: *mut MemcpyAttributes, attribute_indices: *mut usize, attribute_count: usize, stream: CUstream,
     );
+    fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint);
     fn cuStreamWaitValue32_v2(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint);
     fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: *mut usize, size: *mut usize);
     fn cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, info: *mut GraphExecUpdateResultInfo);
