@@ -16,6 +16,10 @@ fn main() -> Result<ExitCode> {
         Found::Device(ordinal) => Some(ordinal),
         Found::NotWanted => None,
         #[cfg(any(target_os = "linux", windows))]
+        Found::Absent(reason) if options.hardware => {
+            anyhow::bail!("these rows need a CUDA device: {reason}")
+        }
+        #[cfg(any(target_os = "linux", windows))]
         Found::Absent(reason) => return rerun_simulated(&reason),
     };
     let results = suite::run(&options, device)?;

@@ -46,6 +46,9 @@ pub struct Options {
     /// Use the software driver; its rows are marked `simulated`.
     #[arg(long)]
     pub simulate: bool,
+    /// Fail if there is no CUDA device, instead of using the software driver.
+    #[arg(long, conflicts_with = "simulate")]
+    pub hardware: bool,
     /// Repetitions of every measurement, instead of a number that depends on the size. Use at least 30.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1_000_000))]
     pub repetitions: Option<u32>,

@@ -20,6 +20,9 @@ use crate::{
 /// Transfers during which allocations are counted, after as many uncounted ones.
 const COUNTED: u32 = 1000;
 
+/// What one pinned copy of 4 KiB may take.
+const SMALL: Goal = Goal::RatioAtMost(1.08);
+
 /// Shared inputs of all measurements of a run.
 pub struct Bench<'a> {
     /// Command-line options.
@@ -55,10 +58,10 @@ impl Bench<'_> {
         let times = in_turns(&mut case, self.content, repetitions, our_time(batch), their_time(batch))?;
         let bytes = point.bytes as f64;
         if point.is_small() {
-            let goal = is_pinned(path).then_some(Goal::RatioAtMost(1.3)).filter(|_| point.bytes == 4096);
+            let goal = is_pinned(path).then_some(SMALL).filter(|_| point.bytes == 4096);
             return Ok(vec![self.row(&label, "", "", "us", times.map(|time| time * 1e6), goal)]);
         }
-        let goal = is_pinned(path).then_some(Goal::RatioAtLeast(0.97)).filter(|_| point.bytes == 256 << 20);
+        let goal = is_pinned(path).then_some(Goal::RatioAtLeast(0.99)).filter(|_| point.bytes == 256 << 20);
         let mut rows = vec![self.row(&label, "", "", "GB/s", times.map(|time| bytes / time / 1e9), goal)];
         if self.testbed.has_clock() {
             let rates = in_turns(&mut case, self.content, repetitions, our_clock, their_clock)?
@@ -102,9 +105,10 @@ impl Bench<'_> {
         let (testbed, us) = (self.testbed, |time: f64| time * 1e6);
         let waited = in_turns(&mut case, self.content, repetitions, our_time(1), their_time(1))?.map(us);
         let awaited = in_turns(&mut case, self.content, repetitions, our_await, their_time(1))?.map(us);
+        let goal = is_pinned(path).then_some(SMALL);
         let mut rows = vec![
-            self.row(&label, "wait/", ", wait()", "us", waited, None),
-            self.row(&label, "await/", ", .await", "us", awaited, None),
+            self.row(&label, "wait/", ", wait()", "us", waited, goal),
+            self.row(&label, "await/", ", .await", "us", awaited, goal),
         ];
         if self.testbed.has_clock() {
             let unbound = |ends: &Ends<'_>| {

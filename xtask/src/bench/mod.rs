@@ -2,16 +2,17 @@
 
 pub(crate) mod chart;
 mod check;
+mod goals;
 mod report;
 pub(crate) mod results;
 
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
+    process::{Command, ExitCode, ExitStatus},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use xshell::Shell;
 
 use self::results::Results;
@@ -31,6 +32,10 @@ pub(crate) struct Options {
     /// Folder of the report; by default target/bench.
     #[arg(long)]
     out: Option<PathBuf>,
+    /// Measure what is promised of speed on a CUDA device, which it needs: prints the goals as one table, and fails where one is missed
+    /// twice.
+    #[arg(long, conflicts_with_all = ["json", "arguments"])]
+    gpu: bool,
     /// Further arguments of the benchmark.
     #[arg(last = true)]
     arguments: Vec<String>,
@@ -58,20 +63,22 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
     for folder in [Some(out.as_path()), json.parent()].into_iter().flatten() {
         fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
     }
-    // Results of an earlier run must not be mistaken for this one's.
-    if json.exists() {
-        fs::remove_file(&json).with_context(|| format!("removing {}", json.display()))?;
-    }
     let program = build(sh)?;
     let quick = options.quick.then_some("--quick");
-    let status = Command::new(program)
-        .args(quick)
-        .arg("--json")
-        .arg(&json)
-        .args(&options.arguments)
-        .current_dir(sh.current_dir())
-        .status()
-        .with_context(|| format!("starting {PROGRAM}"))?;
+    let measure = |json: &Path, arguments: &[&str]| -> Result<ExitStatus> {
+        // Results of an earlier run must not be mistaken for this one's.
+        if json.exists() {
+            fs::remove_file(json).with_context(|| format!("removing {}", json.display()))?;
+        }
+        let mut command = Command::new(&program);
+        command.args(quick).arg("--json").arg(json).args(arguments).current_dir(sh.current_dir());
+        command.status().with_context(|| format!("starting {PROGRAM}"))
+    };
+    if options.gpu {
+        return gpu(&out, measure);
+    }
+    let arguments: Vec<&str> = options.arguments.iter().map(String::as_str).collect();
+    let status = measure(&json, &arguments)?;
     // A run that missed a goal has results too.
     if json.exists() {
         let results = Results::read(&json)?;
@@ -83,6 +90,24 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
     }
     // A program ended by a signal has no exit code.
     Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
+}
+
+/// Measures what is promised of speed, and prints it.
+fn gpu(out: &Path, measure: impl Fn(&Path, &[&str]) -> Result<ExitStatus>) -> Result<ExitCode> {
+    /// The benchmark's exit code if a goal was missed.
+    const MISSED: i32 = 4;
+    let mut rows = Vec::new();
+    for (index, arguments) in goals::RUNS.iter().enumerate() {
+        let json = out.join(format!("gpu-{}.json", index + 1));
+        rows.extend(goals::confirmed(|| {
+            let status = measure(&json, arguments)?;
+            ensure!(matches!(status.code(), Some(0 | MISSED)), "{PROGRAM} failed: {status}");
+            let results = Results::read(&json)?;
+            check::check(&results, false).map(|()| results)
+        })?);
+    }
+    print!("\n{}", goals::table(&rows));
+    Ok(if rows.iter().any(goals::is_missed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn build(sh: &Shell) -> Result<PathBuf> {
