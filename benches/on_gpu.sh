@@ -8,9 +8,10 @@
 # BUDGET_S (1200) bounds all steps together. STEPS chooses some. In calls of at most 600 s:
 #   STEPS="machine tests examples beside copy pytorch load"
 #   STEPS="machine tests examples beside"              what must hold next to other programs, nothing measured
-#   STEPS="bench"                                      every group but scaling, many and load, twice
+#   STEPS="bench"                                      the groups cpu, cuda, streams and memory, twice
 #   STEPS="bench" BENCH_ARGUMENTS="--only scaling"     what must not cost more the more there is, twice
 #   STEPS="bench" BENCH_ARGUMENTS="--only many"        many pieces at once, twice
+#   STEPS="bench" BENCH_ARGUMENTS="--only beside"      blocks up and down while the device computes, twice (TRANSLOAD_CUBLAS names cuBLAS)
 #   STEPS="bench" BENCH_ARGUMENTS="--only load"        files to devices and fresh memory, twice
 #   STEPS="soak" ROUNDS=10 SOAK_ROUNDS=250             random tests; 250 rounds of the last are a million operations
 #   STEPS="sanitizer"
@@ -19,7 +20,7 @@
 set -u -o pipefail
 
 if [ $# -ne 2 ] || [ ! -d "$1" ]; then
-  sed -n '2,19p' "$0" >&2
+  sed -n '2,20p' "$0" >&2
   exit 64
 fi
 here=$(cd "$(dirname "$0")" && pwd)

@@ -9,6 +9,8 @@
 
 pub mod address;
 pub mod allocations;
+#[cfg(any(target_os = "linux", windows))]
+pub mod beside;
 pub mod case;
 #[cfg(any(target_os = "linux", windows))]
 pub mod choice;

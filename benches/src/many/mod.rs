@@ -2,7 +2,7 @@
 //! kernel, next to a loop of raw copies, the raw batch call, and a copy kernel over a list of pieces launched by hand; of pageable memory next to threads that
 //! gather and scatter by hand.
 
-mod pieces;
+pub(crate) mod pieces;
 mod raw_gather;
 mod raw_list;
 mod shapes;

@@ -3,29 +3,32 @@
 use anyhow::{Context as _, Result};
 use transload_core::{MemoryKind, RawBuffer};
 
-use super::{super::comparison::Verify, Fixture};
-use crate::{content::Content, memory::Memory};
+use crate::{
+    comparison::{Fixture, Verify},
+    content::Content,
+    memory::Memory,
+};
 
 /// A prime, which no number of pieces divides: one piece of the device's pool is so many after the one before.
 const STEP: usize = 7_919;
 
-pub(super) struct Pieces {
+pub(crate) struct Pieces {
     /// Sources and destinations.
-    pub(super) pairs: Vec<(RawBuffer, RawBuffer)>,
+    pub(crate) pairs: Vec<(RawBuffer, RawBuffer)>,
     /// The same as addresses.
-    pub(super) sources: Vec<u64>,
-    pub(super) destinations: Vec<u64>,
-    pub(super) sizes: Vec<usize>,
+    pub(crate) sources: Vec<u64>,
+    pub(crate) destinations: Vec<u64>,
+    pub(crate) sizes: Vec<usize>,
     /// The same as pools of blocks, and the index of each block.
-    pub(super) from: (RawBuffer, Vec<usize>),
-    pub(super) to: (RawBuffer, Vec<usize>),
+    pub(crate) from: (RawBuffer, Vec<usize>),
+    pub(crate) to: (RawBuffer, Vec<usize>),
     target: Memory,
     expected: Vec<u8>,
 }
 
 impl Pieces {
     /// `host` is as long as all pieces.
-    pub(super) fn new(
+    pub(crate) fn new(
         fixture: &Fixture<'_>,
         host: RawBuffer,
         (count, bytes): (usize, usize),

@@ -4,7 +4,7 @@ use std::{os::raw::c_void, slice, time::Instant};
 
 use anyhow::Result;
 use transload_core::{DeviceId, MemoryKind, Operation, StreamPriority, Timing, submit};
-use transload_cuda_sys::{Driver, check, ffi};
+use transload_cuda_sys::Driver;
 use transload_streams::{CudaGraph, CudaStream};
 use transload_transfer::{CopyManyBuilder, CrossBackendTransferManager};
 
@@ -181,24 +181,7 @@ fn raw_loop(pieces: &Pieces, queue: &RawQueue, up: bool) -> Result<()> {
 
 /// The call of CUDA 13.0.
 fn raw_batch(pieces: &Pieces, queue: &RawQueue) -> Result<()> {
-    let nowhere = ffi::MemLocation { kind: 0, id: 0 };
-    let mut attributes =
-        ffi::MemcpyAttributes { src_access_order: 1, src_location: nowhere, dst_location: nowhere, flags: 0 };
-    let mut first = 0;
-    let (to, from) = (pieces.destinations.as_ptr().cast_mut(), pieces.sources.as_ptr().cast_mut());
-    // SAFETY: the driver reads the arrays during the call; the pools live on, and nothing else uses them now.
-    let code = unsafe {
-        ffi::cuMemcpyBatchAsync_v2(
-            to,
-            from,
-            pieces.sizes.as_ptr().cast_mut(),
-            pieces.sizes.len(),
-            &raw mut attributes,
-            &raw mut first,
-            1,
-            queue.raw(),
-        )
-    };
-    check("cuMemcpyBatchAsync_v2", code)?;
+    // SAFETY: the pools live on, and nothing else uses them now.
+    unsafe { queue.copy_batch(&pieces.destinations, &pieces.sources, &pieces.sizes) }?;
     queue.finish()
 }
