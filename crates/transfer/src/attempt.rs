@@ -17,6 +17,7 @@ use crate::{
         planner::Choice,
     },
     report_events::{self, Traced},
+    strided::Rows,
 };
 
 /// What few transfers bring. Behind one reference, so that the others pay for a null pointer only.
@@ -30,6 +31,8 @@ pub(crate) struct Extras<'a> {
     pub(crate) queue: Option<&'a dyn Queue>,
     /// The task that submits, if its thread must not be blocked.
     pub(crate) task: Option<&'a TaskContext<'a>>,
+    /// What is copied of the source and the destination, if it is not all.
+    pub(crate) rows: Option<&'a Rows>,
     pub(crate) staging: Staging,
     /// Whether a method that it explored failed, so that the best one takes it.
     pub(crate) has_explored: bool,

@@ -18,10 +18,11 @@ use crate::{
     attempt::{Deferral, Extras, TaskContext},
     context::ManagerContext,
     planning::request::PlanInput,
+    strided::{Rows, StridedCopy},
     task_submission::{TaskSubmission, Work, is_pageable},
 };
 
-/// A copy of all of one buffer over all of another, not yet submitted. [`submit`](Self::submit) it, [`wait`](Self::wait) for it, or
+/// A copy of all of one buffer over all of another, or of [strided](CrossBackendTransferManager::copy_strided) parts, not yet submitted. [`submit`](Self::submit) it, [`wait`](Self::wait) for it, or
 /// `.await` it. To copy a part, slice the buffers.
 ///
 /// ```
@@ -90,7 +91,14 @@ pub struct CopyBuilder<'a> {
     dst: &'a RawBuffer,
     options: TransferOptions,
     /// What few copies ask for: a builder without it is small, and has nothing to drop.
-    extras: Option<Box<BuilderExtras<'a>>>,
+    extras: Option<Box<CopyExtras<'a>>>,
+}
+
+#[derive(Clone, Default)]
+struct CopyExtras<'a> {
+    order: BuilderExtras<'a>,
+    /// In the place of all bytes of the buffers.
+    strided: Option<StridedCopy>,
 }
 
 #[derive(Clone, Default)]
@@ -132,14 +140,14 @@ impl<'a> CopyBuilder<'a> {
     /// devices that can. A copy between memories of the host takes no stream; one between the host and a device takes a
     /// stream of that device.
     pub fn on<Q: Queue + Clone>(mut self, stream: &'a Q) -> Self {
-        self.extras.get_or_insert_default().queue = Some(stream);
+        self.extras.get_or_insert_default().order.queue = Some(stream);
         self
     }
 
     /// The bytes move after this fence, whether its work succeeds or fails. May be called several times. [`submit`](Self::submit)
     /// says whether the thread waits for it.
     pub fn after(mut self, fence: &Fence) -> Self {
-        self.extras.get_or_insert_default().after.push(fence.clone());
+        self.extras.get_or_insert_default().order.after.push(fence.clone());
         self
     }
 
@@ -184,8 +192,18 @@ impl<'a> CopyBuilder<'a> {
     /// # Errors
     /// Those of submitting it, except [`Busy`](transload_core::ErrorKind) and the backend's.
     pub fn plan(&self) -> Result<Plan> {
-        let queue = self.extras.as_ref().and_then(|extras| extras.queue).map(|queue| queue.device());
-        self.manager.plan_on(&PlanInput::of(self.src, self.dst)?, &self.options, queue)
+        let queue = self.extras.as_ref().and_then(|extras| extras.order.queue).map(|queue| queue.device());
+        let (input, options) = match self.extras.as_ref().and_then(|extras| extras.strided.as_ref()) {
+            None => (PlanInput::of(self.src, self.dst)?, self.options),
+            Some(strided) => (strided.input()?, strided.options(&self.options)),
+        };
+        self.manager.plan_on(&input, &options, queue)
+    }
+
+    /// Copies this instead of all bytes.
+    pub(crate) fn strided(mut self, copy: StridedCopy) -> Self {
+        self.extras.get_or_insert_default().strided = Some(copy);
+        self
     }
 
     /// Submits it, on the calling thread: what may take long then is [listed above](Self#what-blocks-and-what-keeps-order). What is
@@ -225,8 +243,11 @@ impl<'a> CopyBuilder<'a> {
     /// stream is used by the polling thread, however long that takes, and must be that thread's.
     pub fn submit_async(self) -> impl Future<Output = Transfer> + Send + 'static {
         let Self { manager, src, dst, options, extras } = self;
-        let BuilderExtras { after, queue } = extras.map(|extras| *extras).unwrap_or_default();
-        let (src, dst) = (src.clone(), dst.clone());
+        let CopyExtras { order: BuilderExtras { after, queue }, strided } =
+            extras.map(|extras| *extras).unwrap_or_default();
+        let options = strided.as_ref().map_or(options, |strided| strided.options(&options));
+        let StridedCopy { src, dst, rows } =
+            strided.unwrap_or_else(|| StridedCopy { src: src.clone(), dst: dst.clone(), rows: None });
         let task = TaskSubmission {
             id: TransferId::if_traced(),
             manager: manager.clone(),
@@ -234,7 +255,7 @@ impl<'a> CopyBuilder<'a> {
             after,
             queue: queue.map(SharedQueue::share),
             waited: false,
-            work: One { src, dst, turns: Turns::default() },
+            work: One { src, dst, rows: rows.map(Box::new), turns: Turns::default() },
         };
         task.submit()
     }
@@ -245,16 +266,24 @@ fn submit_with(
     manager: &CrossBackendTransferManager,
     (src, dst): (&RawBuffer, &RawBuffer),
     options: &TransferOptions,
-    extras: &BuilderExtras<'_>,
+    CopyExtras { order: BuilderExtras { after, queue }, strided }: &CopyExtras<'_>,
 ) -> Transfer {
-    let (id, queue) = (TransferId::if_traced(), extras.queue.map(|queue| queue as _));
-    manager.attempt(src, dst, options, Some(&Extras { id, after: &extras.after, queue, ..Extras::default() }))
+    let (id, queue) = (TransferId::if_traced(), queue.map(|queue| queue as _));
+    let extras = Extras { id, after, queue, ..Extras::default() };
+    match strided {
+        None => manager.attempt(src, dst, options, Some(&extras)),
+        Some(strided) => {
+            let extras = Extras { rows: strided.rows.as_ref(), ..extras };
+            manager.attempt(&strided.src, &strided.dst, &strided.options(options), Some(&extras))
+        }
+    }
 }
 
 /// A copy that a task submits.
 struct One {
     src: RawBuffer,
     dst: RawBuffer,
+    rows: Option<Box<Rows>>,
     turns: Turns,
 }
 
@@ -262,11 +291,11 @@ impl Work for One {
     type Submitted = Transfer;
 
     fn attempt(task: &mut TaskSubmission<Self>, may_be_slow: bool) -> Result<Transfer, Deferral> {
-        let One { src, dst, turns } = &task.work;
+        let One { src, dst, rows, turns } = &task.work;
         let context = TaskContext { turns, may_be_slow, deferral: Cell::default() };
         let queue = task.queue.as_deref();
-        let extras =
-            Extras { id: task.id, after: &task.after, queue, task: Some(&context), ..Extras::default() };
+        let (after, rows) = (task.after.as_slice(), rows.as_deref());
+        let extras = Extras { id: task.id, after, queue, task: Some(&context), rows, ..Extras::default() };
         let transfer = task.manager.attempt(src, dst, &task.options, Some(&extras));
         context.deferral.take().map_or(Ok(transfer), Err)
     }
@@ -296,8 +325,12 @@ impl fmt::Debug for CopyBuilder<'_> {
             .field("src", self.src)
             .field("dst", self.dst)
             .field("options", &self.options)
-            .field("after", &self.extras.as_ref().map(|extras| &extras.after))
-            .field("on", &self.extras.as_ref().and_then(|extras| extras.queue).map(|queue| queue.device()))
+            .field("strided", &self.extras.as_ref().and_then(|extras| extras.strided.as_ref()))
+            .field("after", &self.extras.as_ref().map(|extras| &extras.order.after))
+            .field(
+                "on",
+                &self.extras.as_ref().and_then(|extras| extras.order.queue).map(|queue| queue.device()),
+            )
             .finish()
     }
 }

@@ -28,7 +28,7 @@
 //!
 //! # Code map
 //! `manager` checks a request, has `planning` choose a method, has the method (`methods`, over `staging`) submit it,
-//! and records how it ended (`stats`, over `context`). `many` copies lists of pairs. `calibration` measures what the methods take.
+//! and records how it ended (`stats`, over `context`). `many` copies lists of pairs, `strided` reduces strided views to rows. `calibration` measures what the methods take.
 //!
 //! # Not implemented yet
 //! Bytes take no route through a third device. Work of the host's threads cannot be recorded. Calibration
@@ -51,6 +51,7 @@ mod recorded;
 mod report_events;
 mod staging;
 mod stats;
+mod strided;
 mod task_submission;
 
 pub use builder::ManagerBuilder;
@@ -66,6 +67,7 @@ pub use planning::plan::{Alternative, NotChosen, Plan};
 pub use recorded::RecordedTransfers;
 pub use staging::{STAGING_BUFFER, StagingMemory};
 pub use stats::{sampling::Sampling, transfer_stats::TransferStats};
+pub use strided::StridedLayout;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -332,10 +332,12 @@ impl CrossBackendTransferManager {
         extras: Option<&Extras<'_>>,
     ) -> Transfer {
         let id = || extras.and_then(|extras| extras.id);
-        let input = match PlanInput::of(src, dst) {
-            Ok(input) => input,
-            Err(error) => return self.refuse(id(), error),
-        };
+        let rows = extras.and_then(|extras| extras.rows);
+        let input =
+            match rows.map_or_else(|| PlanInput::of(src, dst), |rows| PlanInput::of_rows(src, dst, rows)) {
+                Ok(input) => input,
+                Err(error) => return self.refuse(id(), error),
+            };
         let registry = &*self.registry;
         let (mut cache, mut excluded) = (registry.route_cache(), Excluded::default());
         loop {
@@ -361,7 +363,8 @@ impl CrossBackendTransferManager {
             let candidate = &mut routes.candidates[choice.index];
             if let Some(task) = extras.and_then(|extras| extras.task)
                 && !task.may_be_slow
-                && candidate.is_slow_to_submit(&input, options.priority)
+                && (candidate.is_slow_to_submit(&input, options.priority)
+                    || rows.is_some_and(|rows| rows.are_listed_by(candidate.method())))
             {
                 task.deferral.set(Some(Deferral::Slow(candidate.route.lane)));
                 return would_block();
@@ -394,7 +397,9 @@ impl CrossBackendTransferManager {
         let (info, is_observed) = (candidate.share_info(), self.context.observer.is_some());
         self.context.unobserved.check_few(&self.context);
         if timing == Timing::Measured || is_observed {
-            candidate.note_if_alone(&mut submission, timing);
+            if extras.is_none_or(|extras| extras.rows.is_none()) {
+                candidate.note_if_alone(&mut submission, timing);
+            }
             submission.begun = Some(Instant::now());
         }
         let submitted = candidate.method.submit(&candidate.route, &request);

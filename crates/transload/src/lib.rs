@@ -77,6 +77,7 @@ pub mod load;
 mod resources;
 mod runtime;
 mod staging;
+mod strided_view;
 
 pub use array::Array;
 pub use builder::RuntimeBuilder;
@@ -84,6 +85,7 @@ pub use download::Download;
 pub use host_buffer::HostBuffer;
 pub use resources::Resources;
 pub use runtime::Runtime;
+pub use strided_view::StridedView;
 /// What elements may be: plain old data, a trait of the crate `bytemuck`. Numbers and arrays of them are; a struct is by
 /// `#[derive(bytemuck::Pod)]`; `half::f16` and `bf16` are with the feature `bytemuck` of the crate `half`.
 pub use transload_core::Pod;
@@ -94,7 +96,7 @@ pub use transload_core::{
 };
 pub use transload_transfer::{
     CopyBuilder, CopyManyBuilder, CopyManyError, CopyManyReport, CopyManyTransfer,
-    CrossBackendTransferManager, Plan, Sampling, TransferOptions,
+    CrossBackendTransferManager, Plan, Sampling, StridedLayout, TransferOptions,
 };
 
 /// What authors of backends need: all of `transload-core`, `transload-transfer` and `transload-executor`.

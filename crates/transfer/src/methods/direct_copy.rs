@@ -5,7 +5,7 @@ use transload_core::{
     TransferMethod, TransferPath, WorkloadType, copy_on_host,
 };
 
-use crate::{attempt::NotSubmitted, planning::request::PlanInput};
+use crate::{attempt::NotSubmitted, planning::request::PlanInput, strided::Rows};
 
 use super::{Method, Route, SHORT, SingleOperation, Submitted, Topology, TransferRequest};
 
@@ -44,6 +44,9 @@ impl Method for DirectCopy {
 
     /// Leases a queue for each transfer only, so that the backend can balance transfers over its queues.
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {
+        if let Some(rows) = request.rows() {
+            return self.submit_rows(route, request, rows);
+        }
         if request.src.len() <= route.at_once
             && request
                 .extras
@@ -79,6 +82,24 @@ impl Method for DirectCopy {
         };
         let queue = request.queue(&*route.backend, route.lane, workload)?;
         request.enqueue(&*queue, &operation, request.timing)
+    }
+}
+
+impl DirectCopy {
+    /// As one operation if the rows are at one distance, and the bytes from the first to the last can be claimed.
+    #[cold]
+    fn submit_rows(
+        &self,
+        route: &Route,
+        request: &TransferRequest<'_>,
+        rows: &Rows,
+    ) -> Result<Submitted, NotSubmitted> {
+        let (src, dst) = (request.src, request.dst);
+        let Some(rows) = rows.pitched().filter(|_| !src.overlaps(dst)) else {
+            return self.submit_many(route, request, &rows.pairs(src, dst)?);
+        };
+        let queue = request.queue(&*route.backend, route.lane, WorkloadType::Memory)?;
+        request.enqueue(&*queue, &Operation::CopyPitched { src, dst, rows }, request.timing)
     }
 }
 

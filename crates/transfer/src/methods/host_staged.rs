@@ -102,7 +102,10 @@ impl Method for HostStaged {
     }
 
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {
-        self.submit_pairs(route, request, None)
+        match request.rows() {
+            None => self.submit_pairs(route, request, None),
+            Some(rows) => self.submit_many(route, request, &rows.pairs(request.src, request.dst)?),
+        }
     }
 
     /// Unified memory may have to be moved first.

@@ -15,6 +15,7 @@ use crate::{
     attempt::{Deferral, Extras, NotSubmitted, Staging, TaskContext},
     planning::{registry::Registered, request::PlanInput},
     staging::StagingRings,
+    strided::Rows,
 };
 
 pub(crate) mod direct_copy;
@@ -214,6 +215,11 @@ impl<'a> TransferRequest<'a> {
     /// Whether no other method is left, so that memory which was short a moment ago is tried again.
     fn insists(&self) -> bool {
         self.extras.is_some_and(|extras| extras.staging == Staging::LastResort)
+    }
+
+    /// Returns what is copied of the source and the destination, if it is not all.
+    fn rows(&self) -> Option<&'a Rows> {
+        self.extras.and_then(|extras| extras.rows)
     }
 
     fn task(&self) -> Option<&'a TaskContext<'a>> {

@@ -49,6 +49,9 @@ impl Method for ZeroCopy {
     }
 
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {
+        if let Some(rows) = request.rows() {
+            return self.submit_many(route, request, &rows.pairs(request.src, request.dst)?);
+        }
         // On a queue of kernels it neither waits for copies nor delays them.
         let queue = request.queue(&*route.backend, route.lane, WorkloadType::Compute)?;
         request.enqueue(

@@ -146,7 +146,7 @@ impl PathRoutes {
         if is_urgent
             || options.timing == Some(Timing::Off)
             || excluded.unsuited & ON_QUEUE != 0
-            || extras.is_some_and(|extras| extras.has_explored)
+            || extras.is_some_and(|extras| extras.has_explored || extras.rows.is_some())
         {
             return choice;
         }

@@ -4,6 +4,8 @@ use std::borrow::Cow;
 
 use transload_core::{Error, ErrorKind, RawBuffer, Result, TransferPath};
 
+use crate::strided::Rows;
+
 /// What planning a transfer depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlanInput {
@@ -32,11 +34,24 @@ impl PlanInput {
         if src.is_empty() || src.len() != dst.len() || overlap || !writable {
             return Err(refusal(src, dst));
         }
+        Ok(Self::between(src, dst, src.len() as u64))
+    }
+
+    /// A copy of rows of `src` to rows of `dst`. Rows that overlap are found when they are claimed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a read-only destination.
+    #[cold]
+    pub(crate) fn of_rows(src: &RawBuffer, dst: &RawBuffer, rows: &Rows) -> Result<Self> {
+        if dst.is_writable() { Ok(Self::between(src, dst, rows.bytes())) } else { Err(read_only()) }
+    }
+
+    #[inline]
+    fn between(src: &RawBuffer, dst: &RawBuffer, bytes: u64) -> Self {
         let visible =
             |buffer: &RawBuffer| !buffer.place().device.is_cpu() || buffer.device_address().is_some();
         let device_visible = visible(src) && visible(dst);
-        let path = TransferPath::new(src.place(), dst.place());
-        Ok(Self { path, bytes: src.len() as u64, device_visible })
+        Self { path: TransferPath::new(src.place(), dst.place()), bytes, device_visible }
     }
 }
 
@@ -63,8 +78,11 @@ fn refusal(src: &RawBuffer, dst: &RawBuffer) -> Error {
         );
         return Error::new(ErrorKind::Overlap, text);
     }
-    let text = "the destination is read-only; it can only be a source";
-    Error::new(ErrorKind::InvalidArgument, text)
+    read_only()
+}
+
+fn read_only() -> Error {
+    Error::new(ErrorKind::InvalidArgument, "the destination is read-only; it can only be a source")
 }
 
 /// Returns ranges of two buffers. A whole buffer is borrowed, which saves two reference counts.
@@ -87,7 +105,16 @@ fn nothing() -> Error {
     Error::new(ErrorKind::InvalidArgument, "a transfer of 0 bytes; at least 1 is valid")
 }
 
-fn range<'a>(which: &str, buffer: &'a RawBuffer, offset: usize, size: usize) -> Result<Cow<'a, RawBuffer>> {
+/// Returns a range of a buffer.
+///
+/// # Errors
+/// [`ErrorKind::OutOfRange`].
+pub(crate) fn range<'a>(
+    which: &str,
+    buffer: &'a RawBuffer,
+    offset: usize,
+    size: usize,
+) -> Result<Cow<'a, RawBuffer>> {
     let len = buffer.len();
     if offset == 0 && size == len {
         return Ok(Cow::Borrowed(buffer));

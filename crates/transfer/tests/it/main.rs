@@ -27,6 +27,7 @@ mod ring_limit;
 mod serialized;
 mod staging;
 mod statistics;
+mod strided;
 mod submitting;
 mod turns;
 mod unobserved;

@@ -47,9 +47,12 @@ mod recorded;
 mod registered;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod staged;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod strided;
 mod tasks;
 mod uncalibrated;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod unified;
+mod views;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod zero_copy;

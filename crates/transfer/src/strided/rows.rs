@@ -1,0 +1,121 @@
+//! Two layouts of one shape, reduced to as few and long rows as both sides allow.
+
+use smallvec::SmallVec;
+use transload_core::{Error, ErrorKind, Pitched, RawBuffer, Result, TransferMethod};
+
+use super::StridedLayout;
+
+/// The largest distance of rows that CUDA's copies of rows take.
+const MAX_PITCH: usize = i32::MAX as usize;
+
+/// Most rows of a copy whose rows are listed one by one: some 200 MiB of lists.
+pub(crate) const MAX_LISTED: usize = 1 << 20;
+
+/// Listed rows that a thread which polls a task submits itself.
+const FEW: usize = 64;
+
+/// Rows of equal length at regular distances from the beginnings of a source and a destination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rows {
+    width: usize,
+    /// The innermost first; at least one. None has a count below 2.
+    dimensions: SmallVec<[Dimension; 3]>,
+    /// Number of rows.
+    count: usize,
+}
+
+/// Equal parts in one direction: how many, and their distances in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Dimension {
+    count: usize,
+    src: usize,
+    dst: usize,
+}
+
+impl Rows {
+    /// Reduces two layouts of one shape, which are not empty and lie within memory. Returns `None` if all bytes are
+    /// contiguous on both sides.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Overlap`] if the destination's runs overlap; [`ErrorKind::OutOfRange`] if there are more rows than memory has bytes.
+    pub(super) fn reduce(src: &StridedLayout, dst: &StridedLayout) -> Result<Option<Self>> {
+        let mut dimensions: SmallVec<[Dimension; 4]> = src
+            .dimensions
+            .iter()
+            .zip(&dst.dimensions)
+            .map(|((count, src), (_, dst))| Dimension { count: *count, src: *src, dst: *dst })
+            .filter(|dimension| dimension.count > 1)
+            .collect();
+        if let Some(Dimension { count, dst: stride, .. }) =
+            dimensions.iter().find(|dimension| dimension.dst < dst.run)
+            && !transload_core::mutant!("transfer/strided-overlap-refused")
+        {
+            let text = format!(
+                "{count} runs of {run} bytes every {stride} bytes of the destination overlap; its strides are at least {run} bytes",
+                run = dst.run
+            );
+            return Err(Error::new(ErrorKind::Overlap, text));
+        }
+        dimensions.sort_by_key(|dimension| (dimension.dst, dimension.src));
+        let mut width = src.run;
+        let mut merged: SmallVec<[Dimension; 3]> = SmallVec::new();
+        for outer in dimensions {
+            match merged.last_mut() {
+                None if (outer.src, outer.dst) == (width, width) => width = width.saturating_mul(outer.count),
+                Some(inner)
+                    if Some(outer.src) == inner.src.checked_mul(inner.count)
+                        && Some(outer.dst) == inner.dst.checked_mul(inner.count) =>
+                {
+                    inner.count = inner.count.saturating_mul(outer.count);
+                }
+                _ => merged.push(outer),
+            }
+        }
+        let count =
+            merged.iter().try_fold(1_usize, |product, dimension| product.checked_mul(dimension.count));
+        let count = count
+            .filter(|count| count.checked_mul(width).is_some())
+            .ok_or_else(|| Error::new(ErrorKind::OutOfRange, format!("{} exceed any memory", src.shape())))?;
+        Ok((!merged.is_empty()).then_some(Self { width, dimensions: merged, count }))
+    }
+
+    /// Returns the bytes of all rows.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.count.saturating_mul(self.width) as u64
+    }
+
+    /// Returns the number of rows.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Returns whether the method makes a list of them that takes the calling thread long.
+    pub(crate) fn are_listed_by(&self, method: TransferMethod) -> bool {
+        self.count > FEW && (method != TransferMethod::DirectCopy || self.pitched().is_none())
+    }
+
+    /// Returns them as the one operation that copies rows at equal distances, if they are that.
+    pub(crate) fn pitched(&self) -> Option<Pitched> {
+        let [Dimension { count, src, dst }] = *self.dimensions.as_slice() else { return None };
+        let are_pitches = src.min(dst) >= self.width && src.max(dst) <= MAX_PITCH;
+        are_pitches.then_some(Pitched { width: self.width, height: count, src_pitch: src, dst_pitch: dst })
+    }
+
+    /// Returns them one by one, in the order of the destination's memory.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfRange`] if one is not within the buffers.
+    pub(crate) fn pairs(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<Vec<(RawBuffer, RawBuffer)>> {
+        let mut pairs = Vec::with_capacity(self.count);
+        for row in 0..self.count {
+            let (mut rest, mut from, mut to) = (row, 0, 0);
+            for Dimension { count, src, dst } in &self.dimensions {
+                let index = rest % count;
+                rest /= count;
+                (from, to) = (from + index * src, to + index * dst);
+            }
+            pairs.push((src.slice(from..from + self.width)?, dst.slice(to..to + self.width)?));
+        }
+        Ok(pairs)
+    }
+}
