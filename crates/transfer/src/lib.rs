@@ -31,7 +31,7 @@
 //! and records how it ended (`stats`, over `context`). `many` copies lists of pairs, `strided` reduces strided views to rows. `calibration` measures what the methods take.
 //!
 //! # Not implemented yet
-//! Bytes take no route through a third device. Work of the host's threads cannot be recorded. Calibration
+//! Bytes take no route through a third device. What the host's threads copy is not recorded, but submitted anew by each replay of a recording. Calibration
 //! ([`CrossBackendTransferManager::calibrate`]) measures single copies on an idle machine, and not unified memory; transfers do not
 //! refine it.
 
@@ -47,7 +47,6 @@ mod methods;
 mod options;
 mod planning;
 mod prepare;
-mod recorded;
 mod report_events;
 mod staging;
 mod stats;
@@ -61,10 +60,11 @@ pub use calibration::{
 };
 pub use copy_builder::{CopyBuilder, CopyFuture};
 pub use manager::CrossBackendTransferManager;
-pub use many::{CopyManyBuilder, CopyManyError, CopyManyFuture, CopyManyReport, CopyManyTransfer};
+pub use many::{
+    CopyManyBuilder, CopyManyError, CopyManyFuture, CopyManyReport, CopyManyTransfer, RecordedTransfers,
+};
 pub use options::TransferOptions;
 pub use planning::plan::{Alternative, NotChosen, Plan};
-pub use recorded::RecordedTransfers;
 pub use staging::{STAGING_BUFFER, StagingMemory};
 pub use stats::{sampling::Sampling, transfer_stats::TransferStats};
 pub use strided::StridedLayout;

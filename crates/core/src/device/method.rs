@@ -87,8 +87,7 @@ pub enum RejectReason {
     NoKernel,
     /// The device cannot use managed memory concurrently with the host.
     NoConcurrentAccess,
-    /// It needs host threads or pageable memory, or migrates pages: such work cannot be recorded and
-    /// replayed.
+    /// It needs host threads or pageable memory, or migrates pages: no queue records such work.
     NotRecordable,
     /// The caller's queue cannot take it: it works on several queues, or on those of another device.
     NotOnQueue,

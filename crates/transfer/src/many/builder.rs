@@ -7,7 +7,7 @@ use std::{
     pin::Pin,
 };
 
-use transload_core::{Error, ErrorKind, Fence, Queue, RawBuffer, Result, StreamPriority, TransferMethod};
+use transload_core::{Error, ErrorKind, Fence, Queue, RawBuffer, Result, StreamPriority};
 
 use super::{
     CopyManyError, CopyManyReport, CopyManyTransfer,
@@ -17,7 +17,6 @@ use crate::{
     CrossBackendTransferManager, RecordedTransfers, TransferOptions,
     attempt::{Extras, would_block},
     copy_builder::{BuilderExtras, SharedQueue},
-    methods::SHORT,
     task_submission::TaskSubmission,
 };
 
@@ -139,7 +138,7 @@ impl<'a> CopyManyBuilder<'a> {
         self.submit().wait()
     }
 
-    /// Records them, to be submitted as one any number of times: see [`CrossBackendTransferManager::record`]. Those within a device, and
+    /// Records them, to be submitted together any number of times: see [`CrossBackendTransferManager::record`]. Those within a device, and
     /// after [`exclusive`](Self::exclusive) those of short pieces of pinned and mapped memory, become one launch of a kernel, whose list
     /// is written now.
     ///
@@ -150,16 +149,7 @@ impl<'a> CopyManyBuilder<'a> {
             let text = "a recording has neither a stream nor fences; record copies without `on` and `after`";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let bytes = self.pairs.iter().map(|(src, _)| src.len() as u64).fold(0, u64::saturating_add);
-        if self.exclusive
-            && bytes <= SHORT.saturating_mul(self.pairs.len() as u64)
-            && self.options.allows(TransferMethod::ZeroCopy)
-            && let Ok(recorded) =
-                self.manager.record(&self.pairs, &self.options.only(TransferMethod::ZeroCopy))
-        {
-            return Ok(recorded);
-        }
-        self.manager.record(&self.pairs, &self.options)
+        self.manager.record_with(&self.pairs, &self.options, self.exclusive)
     }
 
     /// Like [`submit`](Self::submit) for a task: ready once all are submitted, or refused. It blocks no thread, like

@@ -23,7 +23,7 @@ pub(super) struct Group {
 pub(super) type BadPairs = (SmallVec<[usize; 2]>, Error);
 
 impl Group {
-    fn new(path: TransferPath) -> Self {
+    pub(super) fn new(path: TransferPath) -> Self {
         Self {
             input: PlanInput { path, bytes: 0, device_visible: true },
             count: 0,
@@ -32,7 +32,7 @@ impl Group {
         }
     }
 
-    fn add(&mut self, (src, dst): &Pair) {
+    pub(super) fn add(&mut self, (src, dst): &Pair) {
         let visible =
             |buffer: &RawBuffer| !buffer.place().device.is_cpu() || buffer.device_address().is_some();
         self.count += 1;

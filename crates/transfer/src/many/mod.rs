@@ -3,11 +3,14 @@
 mod builder;
 mod groups;
 mod outcome;
+mod recorded;
+mod recorded_graph;
 mod submit;
 mod transfer;
 
 pub use builder::{CopyManyBuilder, CopyManyFuture};
 pub use outcome::{CopyManyError, CopyManyReport};
+pub use recorded::RecordedTransfers;
 pub use transfer::CopyManyTransfer;
 
 use transload_core::RawBuffer;

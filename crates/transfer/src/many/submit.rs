@@ -161,7 +161,7 @@ impl Checked {
             {
                 return Err((all.as_slice().into(), error));
             }
-            transfer.add_group(indices);
+            transfer.add_group(indices.map(Arc::from));
         }
         Ok(Self { groups, next: 0, singles: None, turns: Turns::default(), transfer })
     }
@@ -170,7 +170,7 @@ impl Checked {
 impl CrossBackendTransferManager {
     /// Submits a group as one transfer. `None` if nothing was submitted: the task knows why, or the pairs are to be copied one by one,
     /// or two overlap.
-    fn submit_group(
+    pub(super) fn submit_group(
         &self,
         group: &Group,
         pairs: &[Pair],

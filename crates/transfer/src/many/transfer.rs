@@ -57,7 +57,7 @@ pub(super) enum Pairs {
 /// What is known of the end of a group.
 struct GroupEnd {
     /// Indices of its pairs in the list; `None` if they are the whole list.
-    indices: Option<Vec<usize>>,
+    indices: Option<Arc<[usize]>>,
     report: Option<TransferReport>,
 }
 
@@ -75,7 +75,7 @@ impl CopyManyTransfer {
     }
 
     /// Adds the next group.
-    pub(super) fn add_group(&mut self, indices: Option<Vec<usize>>) {
+    pub(super) fn add_group(&mut self, indices: Option<Arc<[usize]>>) {
         self.groups.push(GroupEnd { indices, report: None });
     }
 

@@ -20,18 +20,21 @@ fn backend_without_recording_is_unsupported() {
 }
 
 #[test]
-fn unrecordable_pair_error_names_each_reason() {
+fn unrecordable_pair_is_submitted_anew_by_each_replay() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
-    // A transfer finds a method.
-    manager.copy(&src, &dst).wait().unwrap();
-    let error = manager.record(&[(src.clone(), dst.clone())], &ANY).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    let text = error.to_string();
-    assert!(text.contains("DirectCopy: work that needs host threads or pageable memory"), "{text}");
-    assert!(text.contains("PeerToPeer: "), "{text}");
+    let recorded = manager.record(&[(src.clone(), dst.clone())], &ANY).unwrap();
+    assert_eq!(backend.performed(), 0);
+    for replay in 1..3 {
+        let report = recorded.replay().wait().unwrap();
+        assert_eq!((report.bytes, backend.performed()), (64, replay));
+    }
     let plan = manager.plan(src.place(), dst.place(), 64, &ANY).unwrap();
     assert!(!plan.to_string().contains("cannot be recorded"), "a transfer is not chosen by that: {plan}");
-    drop((src, dst));
-    assert!(is_at_rest(&manager) && backend.performed() == 1);
+    let none = TransferOptions::new().only(transload_core::TransferMethod::PeerToPeer);
+    let error = manager.record(&[(src.clone(), dst.clone())], &none).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("PeerToPeer: "), "{error}");
+    drop((recorded, src, dst));
+    assert!(is_at_rest(&manager));
 }

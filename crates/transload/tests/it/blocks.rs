@@ -92,7 +92,7 @@ fn recorded_blocks_are_one_launch_in_order() {
         let recorded = if exclusive { copy.exclusive().record() } else { copy.record() }.unwrap();
         target.check(&setup.manager, "nothing is copied before a replay");
         let method = if kernel && from != to { TransferMethod::ZeroCopy } else { TransferMethod::DirectCopy };
-        assert_eq!(recorded.planned().method, method, "{from} → {to}");
+        assert!(recorded.planned().all(|group| group.method == method), "{from} → {to}");
         for round in 0..3 {
             source.content.iter_mut().for_each(|content| content.rotate_left(1 + round));
             source.write(&setup.manager);
@@ -107,7 +107,10 @@ fn recorded_blocks_are_one_launch_in_order() {
             target.take(&TO, &source, &FROM);
             target.check(&setup.manager, &format!("{from} → {to}, round {round}"));
             let report = replay.wait().unwrap();
-            assert_eq!((report.bytes, report.chunks), ((LAYERS * 6 * BLOCK) as u64, LAYERS as u32 * 6));
+            assert_eq!(
+                (report.bytes, report.groups[0].chunks),
+                ((LAYERS * 6 * BLOCK) as u64, LAYERS as u32 * 6)
+            );
         }
     }
 }
@@ -121,7 +124,7 @@ fn recorded_blocks_keep_their_pools() {
     let recorded = copy.exclusive().record().unwrap();
     target.take(&TO, &source, &FROM);
     drop(source);
-    let fence = recorded.replay().fence().unwrap().clone();
+    let fence = recorded.replay().fences().next().unwrap().clone();
     drop(recorded);
     target.check(&setup.manager, "the list was dropped in flight");
     fence.wait().unwrap();
@@ -141,7 +144,7 @@ fn bytes_between_blocks_are_not_in_use() {
     drop(views);
     let block = source.pools[0].slice(8 * BLOCK..8 * BLOCK + 1).unwrap();
     let view = block.write().unwrap();
-    assert_eq!(recorded.replay().wait().unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(recorded.replay().wait().unwrap_err().error.kind(), ErrorKind::Busy);
     drop(view);
     recorded.replay().wait().unwrap();
 }

@@ -42,9 +42,10 @@ fn replay_is_one_launch_with_current_source_bytes() {
         assert!(!calls.iter().any(|call| call.name.starts_with("cuMemcpy")), "{calls:?}");
         drop(trace);
         let report = replay.wait().unwrap();
-        assert_eq!((report.method, report.lane), (TransferMethod::DirectCopy, setup.device));
-        assert_eq!((report.bytes, report.chunks), (6 * BYTES as u64, 6));
-        assert_eq!(report.simulated, setup.test.is_simulated());
+        let [group] = report.groups.as_slice() else { panic!("one device: {report:#}") };
+        assert_eq!((group.method, group.lane), (TransferMethod::DirectCopy, setup.device));
+        assert_eq!((report.bytes, report.pairs, group.chunks), (6 * BYTES as u64, 6, 6));
+        assert_eq!(group.simulated, setup.test.is_simulated());
         for (index, buffer) in back.iter().enumerate() {
             assert!(*buffer.read().unwrap() == noise(BYTES, round * 3 + index as u64)[..], "round {round}");
         }
@@ -100,48 +101,123 @@ fn transfers_by_kernel_are_recorded() {
         .timing(Timing::Measured);
     let pairs = [(source, there.clone()), (there, back.clone())];
     let recorded = setup.manager.record(&pairs, &options).unwrap();
-    assert_eq!(recorded.planned().method, TransferMethod::ZeroCopy);
+    assert!(recorded.planned().all(|group| group.method == TransferMethod::ZeroCopy));
     let report = recorded.replay().wait().unwrap();
-    assert!(report.moving.is_some(), "{report}");
+    assert!(report.groups[0].moving.is_some(), "{report:#}");
     assert!(*back.read().unwrap() == noise(5000, 2)[..]);
     // Nor does the queue keep the time of a replay without a waiter.
-    let dropped = recorded.replay().fence().unwrap().clone();
+    let dropped = recorded.replay().fences().next().unwrap().clone();
     setup.manager.drain().unwrap();
     assert_eq!(dropped.timeline().take_duration(dropped.point()).unwrap(), None);
 }
 
 #[test]
-fn recording_rejects_host_methods_with_reasons() {
+fn recording_of_a_pair_without_a_method_is_refused_with_reasons() {
     let setup = Setup::new();
     let there = setup.allocate(MemoryKind::Device, 16 << 20);
-    let pageable = setup.allocate(MemoryKind::Pageable, 16 << 20);
+    let pinned = setup.allocate(MemoryKind::Pinned, 16 << 20);
     let refused = |src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions| {
-        let error = setup.manager.record(&[(src.clone(), dst.clone())], options).unwrap_err();
+        let good = (pinned.clone(), there.clone());
+        let error = setup.manager.record(&[good, (src.clone(), dst.clone())], options).unwrap_err();
         (error.kind(), error.to_string())
     };
-    let (kind, text) = refused(&pageable, &there, &ANY);
+    let staged = TransferOptions::new().only(TransferMethod::HostStaged);
+    let (kind, text) = refused(&pinned, &there, &staged);
     assert_eq!(kind, ErrorKind::Unsupported);
-    for method in ["DirectCopy", "HostStaged"] {
-        assert!(text.contains(&format!("{method}: work that needs host threads")), "{text}");
-    }
-    assert_eq!(refused(&there, &pageable, &ANY).0, ErrorKind::Unsupported);
-    let forbidden = TransferOptions::new().only(TransferMethod::HostStaged);
-    let pinned = setup.allocate(MemoryKind::Pinned, 16 << 20);
-    assert!(refused(&pinned, &there, &forbidden).1.contains("HostStaged: the host's side is not pageable"));
-    let both = setup.allocate(MemoryKind::Pageable, 16 << 20);
-    assert_eq!(
-        refused(&pageable, &both, &ANY).0,
-        ErrorKind::Unsupported,
-        "the host's own queue records nothing"
-    );
+    assert!(text.contains("HostStaged: the host's side is not pageable"), "{text}");
     assert_eq!(refused(&pinned, &there.slice(1..).unwrap(), &ANY).0, ErrorKind::InvalidArgument);
     assert_eq!(setup.manager.record(&[], &ANY).unwrap_err().kind(), ErrorKind::InvalidArgument);
-    let mut whole = setup.manager.record(&[(pinned.clone(), there.clone())], &ANY).unwrap();
+    let whole = setup.manager.record(&[(pinned.clone(), there.clone())], &ANY).unwrap();
     let view = pinned.write().unwrap();
-    assert_eq!(whole.replay().wait().unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(whole.replay().wait().unwrap_err().error.kind(), ErrorKind::Busy);
     drop(view);
-    whole = setup.manager.record(&[(there, pinned)], &ANY).unwrap();
     whole.replay().wait().unwrap();
+}
+
+#[test]
+fn staged_pairs_are_submitted_by_each_replay_in_order() {
+    let setup = Setup::new();
+    let source = setup.filled(MemoryKind::Pageable, &noise(BYTES, 0));
+    let [there, copy] = [0, 1].map(|_| setup.allocate(MemoryKind::Device, BYTES));
+    let middle = setup.filled(MemoryKind::Pageable, &vec![0xEE; BYTES]);
+    let back = setup.filled(MemoryKind::Pinned, &vec![0xEE; BYTES]);
+    // Each pair reads what the one before it writes: through pageable memory and within the device.
+    let pairs = [
+        (source.clone(), there.clone()),
+        (there.clone(), copy.clone()),
+        (copy.clone(), middle.clone()),
+        (middle.clone(), there.clone()),
+        (there, back.clone()),
+    ];
+    let recorded = setup.manager.record(&pairs, &ANY).unwrap();
+    assert_eq!(recorded.planned().len(), 5, "{recorded:?}");
+    assert!(back.read().unwrap().iter().all(|byte| *byte == 0xEE), "a recording moves nothing");
+    for round in 0..4 {
+        source.write().unwrap().copy_from_slice(&noise(BYTES, round));
+        let replay = recorded.replay();
+        assert!(*back.read().unwrap() == noise(BYTES, round)[..], "round {round}");
+        let report = replay.wait().unwrap();
+        assert_eq!((report.pairs, report.groups.len(), report.bytes), (5, 5, 5 * BYTES as u64));
+    }
+}
+
+#[test]
+fn pairs_apart_are_recorded_by_device_and_path() {
+    let setup = Setup::new();
+    const PIECE: usize = 4096;
+    let kinds = [MemoryKind::Pinned, MemoryKind::Pageable];
+    let pools = kinds.map(|kind| setup.filled(kind, &noise(64 * PIECE, kind as u64)));
+    let there = setup.allocate(MemoryKind::Device, 128 * PIECE);
+    let part = |of: &RawBuffer, index: usize| of.slice(index * PIECE..(index + 1) * PIECE).unwrap();
+    let pairs: Vec<_> =
+        (0..128).map(|index| (part(&pools[index % 2], index / 2), part(&there, 127 - index))).collect();
+    let recorded = setup.manager.copy_many(pairs.as_slice()).record().unwrap();
+    let chunks: Vec<_> = recorded.planned().map(|group| (group.path.src.kind, group.chunks)).collect();
+    assert_eq!(chunks, [(MemoryKind::Pinned, 64), (MemoryKind::Pageable, 64)]);
+    let check = || {
+        let host = setup.filled(MemoryKind::Pinned, &vec![0; 128 * PIECE]);
+        setup.manager.copy(&there, &host).wait().unwrap();
+        let contents = kinds.map(|kind| noise(64 * PIECE, kind as u64));
+        for (index, got) in host.read().unwrap().rchunks(PIECE).enumerate() {
+            assert!(*got == contents[index % 2][index / 2 * PIECE..][..PIECE], "piece {index}");
+        }
+    };
+    recorded.replay().wait().unwrap();
+    check();
+    // What is wrong with one group is told with its pairs; the other one is copied.
+    setup.manager.copy(&setup.filled(MemoryKind::Pinned, &vec![0; 128 * PIECE]), &there).wait().unwrap();
+    let view = pools[1].write().unwrap();
+    let error = recorded.replay().wait().unwrap_err();
+    drop(view);
+    assert_eq!(error.error.kind(), ErrorKind::Busy);
+    assert_eq!(error.pairs, (0..64).map(|index| 2 * index + 1).collect::<Vec<_>>());
+    let host = setup.filled(MemoryKind::Pinned, &vec![0xEE; 128 * PIECE]);
+    setup.manager.copy(&there, &host).wait().unwrap();
+    let content = noise(64 * PIECE, kinds[0] as u64);
+    let zeros = host.read().unwrap().rchunks(PIECE).enumerate().all(|(index, got)| match index % 2 {
+        0 => *got == content[index / 2 * PIECE..][..PIECE],
+        _ => got.iter().all(|byte| *byte == 0),
+    });
+    assert!(zeros, "the pinned pairs only");
+    recorded.replay().wait().unwrap();
+    check();
+}
+
+#[test]
+fn recording_of_staged_pairs_dropped_in_flight_is_completed() {
+    let setup = Setup::new();
+    let bytes = 5 << 20;
+    let content = noise(bytes, 9);
+    let back = setup.filled(MemoryKind::Pageable, &vec![0xEE; bytes]);
+    {
+        let source = setup.filled(MemoryKind::Pageable, &content);
+        let there = setup.allocate(MemoryKind::Device, bytes);
+        let recorded = setup.manager.record(&[(source, there.clone()), (there, back.clone())], &ANY).unwrap();
+        drop(recorded.replay());
+        drop(recorded.replay());
+    }
+    setup.manager.drain().unwrap();
+    assert!(*back.try_read().unwrap() == content[..], "drain waited for both replays");
 }
 
 #[test]

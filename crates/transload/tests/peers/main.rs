@@ -257,25 +257,25 @@ fn backend_reports_enables_and_refuses_peer_access() {
 }
 
 #[test]
-fn peer_transfers_are_recorded_on_one_device_only() {
+fn recordings_of_several_devices_replay_in_order() {
     let Some(setup) = two() else { return };
     let bytes = 300_001;
-    let (src, dst) = (setup.on(0, bytes), setup.filled(1, &vec![0; bytes]));
+    let [src, back] = [0, 0].map(|device| setup.on(device, bytes));
+    let dst = setup.filled(1, &vec![0; bytes]);
     let options = TransferOptions::new().only(TransferMethod::PeerToPeer);
-    let recorded = setup.manager.record(&[(src.clone(), dst.clone())], &options).unwrap();
+    // There by one device's queue, and back by the other's.
+    let pairs = [(src.clone(), dst.clone()), (dst.clone(), back.clone())];
+    let recorded = setup.manager.record(&pairs, &options).unwrap();
+    assert!(recorded.planned().map(|group| group.lane).eq(setup.devices), "{recorded:?}");
     for seed in 1..4 {
         let content = noise(bytes, seed);
         setup.manager.copy(&setup.pinned(&content), &src).wait().unwrap();
         let report = recorded.replay().wait().unwrap();
-        assert_eq!((report.method, report.lane), (TransferMethod::PeerToPeer, setup.devices[0]));
-        assert!(setup.content(&dst) == content, "replay {seed}");
+        let groups: Vec<_> = report.groups.iter().map(|group| (group.method, group.lane)).collect();
+        assert_eq!(groups, setup.devices.map(|device| (TransferMethod::PeerToPeer, device)));
+        assert!(setup.content(&dst) == content && setup.content(&back) == content, "replay {seed}");
     }
-    let apart = setup.manager.record(&[(src.clone(), dst.clone()), (dst.clone(), src.clone())], &options);
-    let error = apart.unwrap_err();
-    assert!(
-        error.kind() == ErrorKind::Unsupported && error.to_string().contains("record them separately"),
-        "{error}"
-    );
+    drop((pairs, back));
     drop((recorded, src, dst));
     setup.finish();
 }

@@ -1,17 +1,18 @@
-//! Transfers that are planned and recorded once, and replayed as one submission.
+//! Transfers of one device that are recorded as one operation of its queues.
 
 use std::{
-    fmt, slice,
+    slice,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use transload_core::{
-    Backend, CompletionHandler, DeviceId, Error, ErrorKind, Fence, Operation, RawBuffer, Recording, Result,
+    Backend, CompletionHandler, DeviceId, Error, ErrorKind, Fence, Operation, Recording, Result,
     StreamPriority, Submission, Submitted, Timing, Transfer, TransferEvent, TransferId, TransferMethod,
     TransferReport, WorkloadType, submit,
 };
 
+use super::Pair;
 use crate::{
     CrossBackendTransferManager, TransferOptions,
     context::ManagerContext,
@@ -21,9 +22,8 @@ use crate::{
     stats::unobserved::UnobservedTransfer,
 };
 
-/// A recorded set of transfers, which keeps its buffers alive. Any thread may replay it. Replays run one after the
-/// other; each is ordered against all other work on its buffers, like any transfer.
-pub struct RecordedTransfers {
+/// Recorded pairs of one device.
+pub(super) struct RecordedGraph {
     backend: Arc<dyn Backend>,
     recorded: Arc<dyn Recording>,
     priority: StreamPriority,
@@ -35,15 +35,59 @@ pub struct RecordedTransfers {
     engines: Vec<(Arc<EngineQueue>, u64)>,
 }
 
-impl RecordedTransfers {
-    /// Runs all transfers again. They read what the sources hold then. Submitted before this returns.
-    ///
-    /// The report has the bytes of all transfers, their number (as chunks), and the path and method of the first one.
+impl RecordedGraph {
+    /// Records the pairs, as they were planned.
     ///
     /// # Errors
-    /// By the transfer: [`ErrorKind::Busy`] if a host view is open on a range, [`ErrorKind::DeviceLost`]; the
-    /// backend's.
-    pub fn replay(&self) -> Transfer {
+    /// Those of [`Backend::record`].
+    pub(super) fn new(
+        context: &Arc<ManagerContext>,
+        options: &TransferOptions,
+        pairs: &[Pair],
+        planned: &[PlannedPair],
+    ) -> Result<Self> {
+        let Some(PlannedPair { backend, report: first, .. }) = planned.first() else {
+            return Err(Error::new(ErrorKind::InvalidArgument, "a recording needs at least one transfer"));
+        };
+        let operations: Vec<Operation<'_>> =
+            pairs.iter().zip(planned).map(|((src, dst), planned)| (planned.single)(src, dst)).collect();
+        let batch = as_batch(pairs, planned, &operations);
+        let operations = batch.as_ref().map_or(&*operations, slice::from_ref);
+        let recorded = backend.record(first.lane, options.priority, operations)?;
+        let mut report = first.clone();
+        report.chunks = u32::try_from(planned.len()).unwrap_or(u32::MAX);
+        for other in planned.iter().skip(1) {
+            report.bytes = report.bytes.saturating_add(other.report.bytes);
+            report.predicted = report.predicted.saturating_add(other.report.predicted);
+        }
+        let mut devices: Vec<_> = planned.iter().map(|planned| devices_of(&planned.report)).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        let mut engines: Vec<(Arc<EngineQueue>, u64)> = Vec::new();
+        for PlannedPair { engine, report, .. } in planned {
+            let Some(engine) = engine else { continue };
+            match engines.iter_mut().find(|(known, _)| Arc::ptr_eq(known, engine)) {
+                Some((_, bytes)) => *bytes = bytes.saturating_add(report.bytes),
+                None => engines.push((Arc::clone(engine), report.bytes)),
+            }
+        }
+        Ok(Self {
+            devices,
+            engines,
+            backend: Arc::clone(backend),
+            recorded,
+            priority: options.priority,
+            workload: options.workload.unwrap_or_default(),
+            replays: Arc::new(Replays {
+                report,
+                timing: options.timing.unwrap_or_default(),
+                context: Arc::clone(context),
+            }),
+        })
+    }
+
+    /// Submits all transfers again, as one operation.
+    pub(super) fn replay(&self) -> Transfer {
         let Replays { report, timing, context } = &*self.replays;
         let id = TransferId::if_traced();
         let mut submission = Submission { begun: Some(Instant::now()), ..Submission::default() };
@@ -72,8 +116,7 @@ impl RecordedTransfers {
     }
 
     /// Returns what a replay would report, before it is submitted.
-    #[must_use]
-    pub fn planned(&self) -> &TransferReport {
+    pub(super) fn planned(&self) -> &TransferReport {
         &self.replays.report
     }
 }
@@ -117,25 +160,25 @@ fn devices_of(report: &TransferReport) -> [DeviceId; 3] {
 }
 
 /// One transfer of a recording.
-struct Planned {
+pub(super) struct PlannedPair {
     single: SingleOperation,
     backend: Arc<dyn Backend>,
     engine: Option<Arc<EngineQueue>>,
-    report: TransferReport,
+    pub(super) report: TransferReport,
 }
 
 /// Returns the pairs as one operation of a kernel, if kernels would copy them one by one, or they are short pieces within a device.
 /// `None` if their order matters.
 fn as_batch<'a>(
-    pairs: &'a [(RawBuffer, RawBuffer)],
-    planned: &[Planned],
+    pairs: &'a [Pair],
+    planned: &[PlannedPair],
     operations: &[Operation<'_>],
 ) -> Option<Operation<'a>> {
     let batch = Operation::CopyBatchInPlace { pairs };
-    let [Planned { backend, report, .. }, _, ..] = planned else { return None };
+    let [PlannedPair { backend, report, .. }, _, ..] = planned else { return None };
     let is_kernel = |operation: &Operation<'_>| matches!(operation, Operation::CopyInPlace { .. });
     let is_of_path =
-        |other: &Planned| other.report.path == report.path && other.report.method == report.method;
+        |other: &PlannedPair| other.report.path == report.path && other.report.method == report.method;
     let are_for_kernel = operations.iter().all(is_kernel)
         || report.method == TransferMethod::DirectCopy
             && planned.iter().all(is_of_path)
@@ -145,72 +188,11 @@ fn as_batch<'a>(
 }
 
 impl CrossBackendTransferManager {
-    /// Records transfers, each from all of its first buffer to all of its second, to be submitted as one any number of
-    /// times. Moves nothing. Those that touch common bytes take effect in the order given. Those that kernels copy are one launch, if
-    /// none do.
+    /// Chooses the cheapest method for the pair that is a single operation of a queue.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] without pairs; [`ErrorKind::Unsupported`] if a pair has no method that can be
-    /// recorded, with the reason of each ([`RejectReason::NotRecordable`](transload_core::RejectReason::NotRecordable)
-    /// for those of the host's threads and pageable memory), if the pairs need queues of more than one device, or if
-    /// their backend cannot record; those of [`copy`](Self::copy) that do not depend on earlier work.
-    pub fn record(
-        &self,
-        pairs: &[(RawBuffer, RawBuffer)],
-        options: &TransferOptions,
-    ) -> Result<RecordedTransfers> {
-        let planned =
-            pairs.iter().map(|(src, dst)| self.plan_single(src, dst, options)).collect::<Result<Vec<_>>>()?;
-        let Some(first) = planned.first() else {
-            return Err(Error::new(ErrorKind::InvalidArgument, "a recording needs at least one transfer"));
-        };
-        let lane = first.report.lane;
-        if let Some(other) = planned.iter().find(|other| other.report.lane != lane) {
-            let text = format!(
-                "the transfers of one recording need the queues of one device, got {lane} and {}; record them separately",
-                other.report.lane
-            );
-            return Err(Error::new(ErrorKind::Unsupported, text));
-        }
-        let operations: Vec<Operation<'_>> =
-            pairs.iter().zip(&planned).map(|((src, dst), planned)| (planned.single)(src, dst)).collect();
-        let batch = as_batch(pairs, &planned, &operations);
-        let operations = batch.as_ref().map_or(&*operations, slice::from_ref);
-        let recorded = first.backend.record(lane, options.priority, operations)?;
-        let mut report = first.report.clone();
-        report.chunks = u32::try_from(planned.len()).unwrap_or(u32::MAX);
-        for other in planned.iter().skip(1) {
-            report.bytes = report.bytes.saturating_add(other.report.bytes);
-            report.predicted = report.predicted.saturating_add(other.report.predicted);
-        }
-        let mut devices: Vec<_> = planned.iter().map(|planned| devices_of(&planned.report)).collect();
-        devices.sort_unstable();
-        devices.dedup();
-        let mut engines: Vec<(Arc<EngineQueue>, u64)> = Vec::new();
-        for Planned { engine, report, .. } in &planned {
-            let Some(engine) = engine else { continue };
-            match engines.iter_mut().find(|(known, _)| Arc::ptr_eq(known, engine)) {
-                Some((_, bytes)) => *bytes = bytes.saturating_add(report.bytes),
-                None => engines.push((Arc::clone(engine), report.bytes)),
-            }
-        }
-        Ok(RecordedTransfers {
-            devices,
-            engines,
-            backend: Arc::clone(&first.backend),
-            recorded,
-            priority: options.priority,
-            workload: options.workload.unwrap_or_default(),
-            replays: Arc::new(Replays {
-                report,
-                timing: options.timing.unwrap_or_default(),
-                context: Arc::clone(&self.context),
-            }),
-        })
-    }
-
-    /// Chooses the cheapest method for the pair that is a single operation of a queue.
-    fn plan_single(&self, src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions) -> Result<Planned> {
+    /// [`ErrorKind::Unsupported`] if there is none, with the reason of each.
+    pub(super) fn plan_single(&self, (src, dst): &Pair, options: &TransferOptions) -> Result<PlannedPair> {
         let input = PlanInput::of(src, dst)?;
         let (mut cache, mut declined) = (self.registry.route_cache(), 0);
         loop {
@@ -224,7 +206,7 @@ impl CrossBackendTransferManager {
                 (Ok(()), Some(single)) => {
                     let (backend, engine) = (Arc::clone(&candidate.route.backend), candidate.engine.clone());
                     let report = candidate.info.report(&candidate.submission(&input, &choice));
-                    return Ok(Planned { single, backend, engine, report });
+                    return Ok(PlannedPair { single, backend, engine, report });
                 }
                 (Err(methods), _) => declined |= methods,
                 (Ok(()), None) => {
@@ -232,11 +214,5 @@ impl CrossBackendTransferManager {
                 }
             }
         }
-    }
-}
-
-impl fmt::Debug for RecordedTransfers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RecordedTransfers({} transfers, {})", self.planned().chunks, self.planned())
     }
 }

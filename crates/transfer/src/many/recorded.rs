@@ -1,0 +1,217 @@
+//! Lists of pairs that are planned and recorded once, and replayed any number of times.
+
+use std::{fmt, sync::Arc};
+
+use parking_lot::Mutex;
+use transload_core::{
+    DeviceId, Error, ErrorKind, RawBuffer, Result, TransferId, TransferMethod, TransferPath, TransferReport,
+};
+
+use super::{
+    CopyManyTransfer, Pair,
+    groups::{Group, check_apart},
+    recorded_graph::{PlannedPair, RecordedGraph},
+    transfer::Pairs,
+};
+use crate::{
+    CrossBackendTransferManager, TransferOptions, attempt::Extras, methods::SHORT,
+    planning::request::PlanInput,
+};
+
+/// A recorded list of pairs, which keeps its buffers alive. Any thread may replay it. Replays run one after the other; each of their
+/// groups is ordered against all other work on its buffers, like any transfer.
+pub struct RecordedTransfers {
+    manager: CrossBackendTransferManager,
+    options: TransferOptions,
+    by_kernel: bool,
+    /// Number of pairs.
+    count: usize,
+    segments: Vec<Segment>,
+    /// Locked while several segments are submitted, so that those of another replay do not come between.
+    submitting: Mutex<()>,
+}
+
+/// Pairs that a replay submits as one, where a method can.
+struct Segment {
+    /// Their indices in the list, ascending; `None` if they are the whole list.
+    indices: Option<Arc<[usize]>>,
+    planned: TransferReport,
+    work: Work,
+}
+
+/// How a replay submits them.
+enum Work {
+    /// As one operation of a device's queue.
+    Graph(Box<RecordedGraph>),
+    /// Anew: pairs of one path that no queue can record.
+    Anew(Group, Vec<Pair>),
+}
+
+/// What the pairs of a segment have in common.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Key {
+    /// The device whose queue records them.
+    Lane(DeviceId),
+    /// The path of pairs that no queue can record.
+    Path(TransferPath),
+}
+
+impl RecordedTransfers {
+    /// Runs all transfers again. They read what the sources hold then. Submitted before this returns, which blocks the thread where
+    /// [`CopyBuilder::submit`](crate::CopyBuilder::submit) of a pair that cannot be recorded does.
+    ///
+    /// The report has a group for each device, and one for each path that cannot be recorded. A device's has the bytes of all its
+    /// transfers, their number (as chunks), and the path and method of the first one.
+    ///
+    /// # Errors
+    /// By the [`CopyManyTransfer`], with the pairs of each group that failed: [`ErrorKind::Busy`] if a host view is open on a range,
+    /// [`ErrorKind::DeviceLost`]; the backend's.
+    pub fn replay(&self) -> CopyManyTransfer {
+        let mut transfer = CopyManyTransfer::new(&self.manager.context, self.count);
+        let _in_order = (self.segments.len() > 1).then(|| self.submitting.lock());
+        for (index, Segment { indices, work, .. }) in self.segments.iter().enumerate() {
+            transfer.add_group(indices.clone());
+            match work {
+                Work::Graph(graph) => transfer.add(graph.replay(), Pairs::Group(index)),
+                Work::Anew(group, pairs) => self.submit(index, (group, pairs), &mut transfer),
+            }
+        }
+        transfer
+    }
+
+    /// Submits pairs as one if a method can, else one by one.
+    fn submit(&self, index: usize, (group, pairs): (&Group, &[Pair]), transfer: &mut CopyManyTransfer) {
+        let extras = || Extras { id: TransferId::if_traced(), ..Extras::default() };
+        let options = &self.options;
+        if let Some(whole) = self.manager.submit_group(group, pairs, self.by_kernel, (options, &extras())) {
+            return transfer.add(whole, Pairs::Group(index));
+        }
+        for (pair, (src, dst)) in pairs.iter().enumerate() {
+            let one = self.manager.attempt(src, dst, options, Some(&extras()));
+            transfer.add(one, Pairs::One(index, pair));
+        }
+    }
+
+    /// Returns what a replay would report of each group, before it is submitted.
+    pub fn planned(&self) -> impl ExactSizeIterator<Item = &TransferReport> {
+        self.segments.iter().map(|segment| &segment.planned)
+    }
+}
+
+impl CrossBackendTransferManager {
+    /// Records transfers, each from all of its first buffer to all of its second, to be submitted together any number of times. Moves
+    /// nothing. Those that touch common bytes take effect in the order given.
+    ///
+    /// The transfers of one device become one operation of its queue: a CUDA graph, in which those that kernels copy are one launch, if
+    /// none touch common bytes. If some do, and there are transfers of several devices, each run of transfers of one device does.
+    /// What a queue cannot record is prepared once and submitted anew by each replay: staged copies, those of pageable memory, and those
+    /// within the host.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] without pairs; [`ErrorKind::Unsupported`] if a pair has no method, with the reason of each, or if a
+    /// device's backend cannot record; those of [`copy`](Self::copy) that do not depend on earlier work.
+    pub fn record(
+        &self,
+        pairs: &[(RawBuffer, RawBuffer)],
+        options: &TransferOptions,
+    ) -> Result<RecordedTransfers> {
+        self.record_with(pairs, options, false)
+    }
+
+    /// Like [`record`](Self::record), by kernels where they apply, if `exclusive` and the pairs are short.
+    pub(super) fn record_with(
+        &self,
+        pairs: &[Pair],
+        options: &TransferOptions,
+        exclusive: bool,
+    ) -> Result<RecordedTransfers> {
+        let bytes = pairs.iter().map(|(src, _)| src.len() as u64).fold(0, u64::saturating_add);
+        let by_kernel = exclusive
+            && bytes <= SHORT.saturating_mul(pairs.len() as u64)
+            && options.allows(TransferMethod::ZeroCopy);
+        let planned = pairs.iter().map(|pair| self.plan_recorded(pair, options, by_kernel));
+        let (keys, mut planned): (Vec<Key>, Vec<Option<PlannedPair>>) =
+            planned.collect::<Result<Vec<_>>>()?.into_iter().unzip();
+        let mut segments = Vec::new();
+        let parts = parts_of(&keys, pairs);
+        let is_one = parts.len() == 1;
+        for (key, indices) in parts {
+            let part: Vec<Pair> = indices.iter().filter_map(|index| pairs.get(*index).cloned()).collect();
+            let planned = indices.iter().filter_map(|index| planned.get_mut(*index)?.take()).collect();
+            let (planned, work) = self.prepare_segment(key, part, planned, options)?;
+            segments.push(Segment { indices: (!is_one).then(|| indices.into()), planned, work });
+        }
+        if segments.is_empty() {
+            return Err(Error::new(ErrorKind::InvalidArgument, "a recording needs at least one transfer"));
+        }
+        let (manager, options, count) = (self.clone(), *options, pairs.len());
+        Ok(RecordedTransfers { manager, options, by_kernel, count, segments, submitting: Mutex::new(()) })
+    }
+
+    /// Returns the pair's key, and how a queue would record it, if one can.
+    fn plan_recorded(
+        &self,
+        pair: &Pair,
+        options: &TransferOptions,
+        by_kernel: bool,
+    ) -> Result<(Key, Option<PlannedPair>)> {
+        let kernel = by_kernel.then(|| self.plan_single(pair, &options.only(TransferMethod::ZeroCopy)));
+        let single = match kernel {
+            Some(Ok(single)) => Ok(single),
+            _ => self.plan_single(pair, options),
+        };
+        match single {
+            Ok(single) if !single.report.lane.is_cpu() => Ok((Key::Lane(single.report.lane), Some(single))),
+            Err(error) if error.kind() != ErrorKind::Unsupported => Err(error),
+            _ => {
+                let input = PlanInput::of(&pair.0, &pair.1)?;
+                self.plan_on(&input, options, None).map(|_| (Key::Path(input.path), None))
+            }
+        }
+    }
+
+    fn prepare_segment(
+        &self,
+        key: Key,
+        pairs: Vec<Pair>,
+        planned: Vec<PlannedPair>,
+        options: &TransferOptions,
+    ) -> Result<(TransferReport, Work)> {
+        match key {
+            Key::Lane(_) => {
+                let graph = RecordedGraph::new(&self.context, options, &pairs, &planned)?;
+                Ok((graph.planned().clone(), Work::Graph(Box::new(graph))))
+            }
+            Key::Path(path) => {
+                let mut group = Group::new(path);
+                pairs.iter().for_each(|pair| group.add(pair));
+                let mut report = TransferReport::clone(&*self.plan_on(&group.input, options, None)?);
+                report.chunks = u32::try_from(pairs.len()).unwrap_or(u32::MAX);
+                Ok((report, Work::Anew(group, pairs)))
+            }
+        }
+    }
+}
+
+/// Returns the indices of the pairs of each segment: all of a key, or runs of them if their order matters.
+fn parts_of(keys: &[Key], pairs: &[Pair]) -> Vec<(Key, Vec<usize>)> {
+    let is_one = keys.windows(2).all(|two| matches!(two, [a, b] if a == b));
+    let are_apart = is_one || check_apart(pairs).is_ok() || transload_core::mutant!("transfer/recorded-runs");
+    let mut parts: Vec<(Key, Vec<usize>)> = Vec::new();
+    for (index, key) in keys.iter().enumerate() {
+        let latest = if are_apart { 0 } else { parts.len().saturating_sub(1) };
+        match parts.iter_mut().skip(latest).find(|(of, _)| of == key) {
+            Some((_, indices)) => indices.push(index),
+            None => parts.push((*key, vec![index])),
+        }
+    }
+    parts
+}
+
+impl fmt::Debug for RecordedTransfers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RecordedTransfers({} transfers", self.count)?;
+        self.planned().try_for_each(|group| write!(f, ", {group}"))?;
+        f.write_str(")")
+    }
+}
