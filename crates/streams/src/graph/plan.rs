@@ -1,9 +1,13 @@
 //! Which operations of a recording may run concurrently, and which wait for which.
 
-use std::{collections::HashMap, ops::Range};
+use std::{
+    array,
+    collections::{BTreeMap, HashMap},
+    ops::Range,
+};
 
 use smallvec::SmallVec;
-use transload_core::{Access, BufferId, Operation};
+use transload_core::{Access, BufferId, Operation, RawBuffer};
 
 /// Maximum number of concurrent branches: a device has few copy engines, and each branch needs a stream while recording.
 pub(super) const BRANCHES: usize = 4;
@@ -18,11 +22,69 @@ pub(super) struct Step {
     pub(super) is_awaited: bool,
 }
 
-/// A use that later operations may conflict with.
-struct Use {
-    range: Range<usize>,
-    access: Access,
-    by: usize,
+/// By branch, an operation that others come after.
+type Last = [Option<usize>; BRANCHES];
+
+/// A range of bytes: its last write, and the reads since then, of which each branch's last one comes after the others.
+#[derive(Clone, Copy)]
+struct Span {
+    end: usize,
+    written: Last,
+    read: Last,
+}
+
+/// The disjoint spans of one allocation, by their start.
+#[derive(Default)]
+struct Spans(BTreeMap<usize, Span>);
+
+impl Spans {
+    /// Notes the operations that a use comes after.
+    fn note_conflicts(&self, range: &Range<usize>, access: Access, last: &mut Last) {
+        let first = self.0.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
+        for (_, span) in self.0.range(first..range.end).filter(|(_, span)| span.end > range.start) {
+            for (branch, last) in last.iter_mut().enumerate() {
+                let read = if access == Access::Write { span.read[branch] } else { None };
+                *last = (*last).max(span.written[branch]).max(read);
+            }
+        }
+    }
+
+    /// Adds a use by an operation, of which `own` says branch and index.
+    fn add(&mut self, range: Range<usize>, access: Access, own: Last) {
+        self.split(range.start);
+        self.split(range.end);
+        if access == Access::Write {
+            // Operations after this write are also after the uses that it covers.
+            self.0.extract_if(range.clone(), |_, _| true).for_each(drop);
+            self.0.insert(range.start, Span { end: range.end, written: own, read: Last::default() });
+            return;
+        }
+        let (mut at, mut gaps) = (range.start, SmallVec::<[Range<usize>; 1]>::new());
+        for (start, span) in self.0.range_mut(range.clone()) {
+            if at < *start {
+                gaps.push(at..*start);
+            }
+            span.read = array::from_fn(|branch| own[branch].or(span.read[branch]));
+            at = span.end;
+        }
+        if at < range.end {
+            gaps.push(at..range.end);
+        }
+        for gap in gaps {
+            self.0.insert(gap.start, Span { end: gap.end, written: Last::default(), read: own });
+        }
+    }
+
+    /// Makes a span that contains `at` two.
+    fn split(&mut self, at: usize) {
+        if let Some((_, span)) = self.0.range_mut(..at).next_back()
+            && span.end > at
+        {
+            let rest = *span;
+            span.end = at;
+            self.0.insert(at, rest);
+        }
+    }
 }
 
 /// Assigns a branch to every operation. Conflicting ones keep their order; others are distributed.
@@ -31,31 +93,24 @@ pub(super) fn plan(operations: &[Operation<'_>]) -> Vec<Step> {
         return vec![Step::default()];
     }
     let mut steps: Vec<Step> = Vec::with_capacity(operations.len());
-    let mut known: HashMap<BufferId, Vec<Use>> = HashMap::new();
+    let mut known: HashMap<BufferId, Spans> = HashMap::new();
     // Per branch: the last operation, and the number of operations.
     let mut branches: [(Option<usize>, usize); BRANCHES] = [(None, 0); BRANCHES];
     for (index, operation) in operations.iter().enumerate() {
-        let mut last_before: [Option<usize>; BRANCHES] = [None; BRANCHES];
-        for (buffer, access) in operation.uses() {
-            let range = buffer.offset()..buffer.offset() + buffer.len();
-            let uses = known.entry(buffer.id()).or_default();
-            for earlier in uses.iter().filter(|earlier| earlier.by != index) {
-                if overlaps(&earlier.range, &range)
-                    && (access == Access::Write || earlier.access == Access::Write)
-                {
-                    let branch = steps.get(earlier.by).map_or(0, |step| step.branch);
-                    last_before[branch] = last_before[branch].max(Some(earlier.by));
-                }
+        let uses = operation.uses();
+        let uses = || uses.iter().filter(|(buffer, _)| !buffer.is_empty());
+        let mut last_before = Last::default();
+        for (buffer, access) in uses() {
+            if let Some(spans) = known.get(&buffer.id()) {
+                spans.note_conflicts(&range_of(buffer), *access, &mut last_before);
             }
-            if access == Access::Write {
-                // Operations after this write are also after the uses that it covers.
-                uses.retain(|earlier| {
-                    earlier.by == index || earlier.range.start < range.start || earlier.range.end > range.end
-                });
-            }
-            uses.push(Use { range, access, by: index });
         }
         let branch = choose(&branches, &last_before);
+        let mut own = Last::default();
+        own[branch] = Some(index);
+        for (buffer, access) in uses() {
+            known.entry(buffer.id()).or_default().add(range_of(buffer), *access, own);
+        }
         let after: SmallVec<[usize; BRANCHES]> =
             (0..BRANCHES).filter(|other| *other != branch).filter_map(|other| last_before[other]).collect();
         for earlier in &after {
@@ -70,13 +125,17 @@ pub(super) fn plan(operations: &[Operation<'_>]) -> Vec<Step> {
 }
 
 /// Returns the branch that ends with an operation to wait for, else the shortest one.
-fn choose(branches: &[(Option<usize>, usize); BRANCHES], before: &[Option<usize>; BRANCHES]) -> usize {
+fn choose(branches: &[(Option<usize>, usize); BRANCHES], before: &Last) -> usize {
     let continued =
         (0..BRANCHES).filter(|branch| before[*branch].is_some() && before[*branch] == branches[*branch].0);
     let shortest = || (0..BRANCHES).min_by_key(|branch| branches[*branch].1);
     continued.max_by_key(|branch| before[*branch]).or_else(shortest).unwrap_or(0)
 }
 
-fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
-    a.start.max(b.start) < a.end.min(b.end)
+fn range_of(buffer: &RawBuffer) -> Range<usize> {
+    buffer.offset()..buffer.offset() + buffer.len()
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/plan.rs"]
+mod tests;

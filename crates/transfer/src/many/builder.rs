@@ -55,8 +55,7 @@ use crate::{
 ///
 /// # Order
 /// Each piece of work takes its place in the order like a [`CopyBuilder`](crate::CopyBuilder)'s, and blocks the thread where that does;
-/// several are submitted one after another. To repeat a list, [record](Self::record) it: that, too, is one
-/// submission. Recording takes time that grows with the square of the number of pairs of one allocation: keep to about ten thousand.
+/// several are submitted one after another. To repeat a list, [record](Self::record) it: that, too, is one submission for each.
 /// A stream that is being captured takes no list (`Busy`).
 #[must_use = "nothing is copied before `submit`, `wait` or `.await`"]
 #[derive(Clone)]
