@@ -6,7 +6,7 @@ use anyhow::Result;
 use transload_core::{DeviceId, MemoryKind, Operation, StreamPriority, Timing, submit};
 use transload_cuda_sys::Driver;
 use transload_streams::{CudaGraph, CudaStream};
-use transload_transfer::{CopyManyBuilder, CrossBackendTransferManager};
+use transload_transfer::{CopyManyBuilder, CopyManyTransfer, CrossBackendTransferManager};
 
 use super::{
     Fixture,
@@ -45,6 +45,8 @@ pub(super) fn rows(
         Ok(())
     };
     let blocks_recorded = blocks(manager, &pieces, bytes)?.record()?;
+    // A graph with a node for each copy by an engine.
+    let by_engines = (count <= RECORDED).then(|| manager.copy_many(&pieces.pairs).record()).transpose()?;
     let replayed = || {
         blocks_recorded.replay().wait()?;
         Ok(())
@@ -74,6 +76,19 @@ pub(super) fn rows(
         recorded_goal((count, bytes)).filter(|_| up),
     ));
     variants.push(Variant::new("copy-many", "copy_many, wait()", timed(|| many(manager, &pieces, false))));
+    if let Some(recorded) = &by_engines {
+        let waited = || {
+            recorded.replay().wait()?;
+            Ok(())
+        };
+        let replay = submitting(|| recorded.replay());
+        let submit = submitting(|| manager.copy_many(&pieces.pairs).submit());
+        variants.extend([
+            Variant::new("many-recorded", "copy_many, record(): replay().wait()", timed(waited)),
+            Variant::new("many-recorded-submitting", "the same, replay() alone", replay),
+            Variant::new("copy-many-submitting", "copy_many, submit() alone", submit),
+        ]);
+    }
     let exclusive = || many(manager, &pieces, true);
     variants.push(with_goal(
         Variant::new("exclusive", "copy_many, exclusive(), wait()", timed(exclusive)),
@@ -82,6 +97,9 @@ pub(super) fn rows(
     let variants = variants.into_iter().map(|variant| variant.verified_by(&pieces)).collect();
     comparison(fixture, "", (count, bytes), up).rows(fixture, variants)
 }
+
+/// Most pieces of which copies by engines are recorded.
+const RECORDED: usize = 1_000;
 
 /// Returns the goal in ms for a list that is written once.
 fn recorded_goal(shape: (usize, usize)) -> Option<f64> {
@@ -164,6 +182,17 @@ fn timed(run: impl Fn() -> Result<()>) -> impl FnMut() -> Result<f64> {
         let begun = Instant::now();
         run()?;
         Ok(begun.elapsed().as_secs_f64() * 1e3)
+    }
+}
+
+/// Returns what submits copies and waits for them, and returns the time of the first in ms.
+fn submitting(submit: impl Fn() -> CopyManyTransfer) -> impl FnMut() -> Result<f64> {
+    move || {
+        let begun = Instant::now();
+        let transfer = submit();
+        let took = begun.elapsed();
+        transfer.wait()?;
+        Ok(took.as_secs_f64() * 1e3)
     }
 }
 

@@ -11,7 +11,7 @@ use super::{
 
 /// The benchmark's arguments for each run. Without a device it fails.
 pub(super) const RUNS: [&[&str]; 2] = [
-    &["--hardware", "--only", "cuda,choice,many,load"],
+    &["--hardware", "--only", "cuda,choice,many,beside,load"],
     &["--hardware", "--only", "scaling", "--parts", "urgent,downloads"],
 ];
 
