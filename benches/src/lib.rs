@@ -49,6 +49,8 @@ pub mod rows;
 pub mod scaling;
 #[cfg(any(target_os = "linux", windows))]
 pub mod streams;
+#[cfg(any(target_os = "linux", windows))]
+pub mod strided;
 pub mod suite;
 pub mod table;
 pub mod threads;

@@ -90,6 +90,9 @@ fn cuda(
     if options.wants(Group::Beside) {
         rows.extend(crate::beside::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
     }
+    if options.wants(Group::Strided) {
+        rows.extend(crate::strided::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
+    }
     #[cfg(target_os = "linux")]
     if options.wants(Group::Load) {
         rows.extend(crate::load::rows(options, &session, ordinal, &begin, &mut methods.failures)?);

@@ -3,11 +3,15 @@
 use std::{os::raw::c_void, ptr};
 
 use anyhow::Result;
+use transload_core::Pitched;
 use transload_cuda_sys::{
     check,
-    cust::sys::{CUevent, CUstream},
+    cust::sys::{CUDA_MEMCPY2D, CUevent, CUmemorytype_enum, CUstream},
     ffi,
 };
+
+/// One side of a copy of rows: its kind, and its address on the host or the device.
+type Side = (CUmemorytype_enum, *mut c_void, u64);
 
 /// A stream of a context, which the caller's thread has bound.
 #[derive(Debug)]
@@ -98,6 +102,57 @@ impl RawQueue {
             )
         };
         Ok(check("cuMemcpyBatchAsync_v2", code)?)
+    }
+
+    /// Enqueues a copy of rows to the device.
+    ///
+    /// # Errors
+    /// If the driver call fails.
+    ///
+    /// # Safety
+    /// * Both sides have the rows, stay alive, and are not used otherwise until the copy completes.
+    pub unsafe fn copy_rows_up(&self, dst: u64, src: *const c_void, rows: Pitched) -> Result<()> {
+        let (host, device) = (CUmemorytype_enum::CU_MEMORYTYPE_HOST, CUmemorytype_enum::CU_MEMORYTYPE_DEVICE);
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.copy_rows((host, src.cast_mut(), 0), (device, ptr::null_mut(), dst), rows) }
+    }
+
+    /// Like [`copy_rows_up`](Self::copy_rows_up), to the host.
+    ///
+    /// # Errors
+    /// If the driver call fails.
+    ///
+    /// # Safety
+    /// * As there.
+    pub unsafe fn copy_rows_down(&self, dst: *mut c_void, src: u64, rows: Pitched) -> Result<()> {
+        let (host, device) = (CUmemorytype_enum::CU_MEMORYTYPE_HOST, CUmemorytype_enum::CU_MEMORYTYPE_DEVICE);
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.copy_rows((device, ptr::null_mut(), src), (host, dst, 0), rows) }
+    }
+
+    /// # Safety
+    /// * As for [`copy_rows_up`](Self::copy_rows_up).
+    unsafe fn copy_rows(&self, src: Side, dst: Side, rows: Pitched) -> Result<()> {
+        let copy = CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: src.0,
+            srcHost: src.1,
+            srcDevice: src.2,
+            srcArray: ptr::null_mut(),
+            srcPitch: rows.src_pitch,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: dst.0,
+            dstHost: dst.1,
+            dstDevice: dst.2,
+            dstArray: ptr::null_mut(),
+            dstPitch: rows.dst_pitch,
+            WidthInBytes: rows.width,
+            Height: rows.height,
+        };
+        // SAFETY: guaranteed by the caller; the driver reads the structure during the call.
+        Ok(check("cuMemcpy2DAsync", unsafe { ffi::cuMemcpy2DAsync_v2(&copy, self.raw) })?)
     }
 
     /// Enqueues a fill with a byte.

@@ -1,0 +1,164 @@
+//! Rows of strided copies: columns of a matrix between the host and a device, packed on the other side, next to the driver's own copy of
+//! rows.
+
+use std::{os::raw::c_void, time::Instant};
+
+use anyhow::{Context as _, Result};
+use transload_backend_cpu::CpuBackend;
+use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
+use transload_core::{DeviceId, MemoryKind, Pitched, RawBuffer};
+use transload_transfer::{CrossBackendTransferManager, StridedLayout};
+
+use crate::{
+    comparison::{self, Comparison, Fixture, Part, Variant, Verify},
+    content::Content,
+    cuda::Session,
+    memory::Memory,
+    options::Options,
+    reference::RawQueue,
+    row::{Goal, Row},
+};
+
+/// Every part, in order.
+const PARTS: [Part; 4] = [
+    ("up", |fixture| rows_of(fixture, MemoryKind::Pinned, true)),
+    ("down", |fixture| rows_of(fixture, MemoryKind::Pinned, false)),
+    ("pageable-up", |fixture| rows_of(fixture, MemoryKind::Pageable, true)),
+    ("pageable-down", |fixture| rows_of(fixture, MemoryKind::Pageable, false)),
+];
+
+const ROWS: usize = 4096;
+const WIDTH: usize = 4 << 10;
+const PITCH: usize = 4 * WIDTH;
+
+/// Columns of a matrix, and where they are packed.
+struct Columns {
+    matrix: RawBuffer,
+    packed: RawBuffer,
+    rows: usize,
+    expected: Vec<u8>,
+}
+
+impl Columns {
+    fn new(
+        fixture: &Fixture<'_>,
+        manager: &CrossBackendTransferManager,
+        kind: MemoryKind,
+        up: bool,
+    ) -> Result<Self> {
+        let rows = fixture.amount(ROWS);
+        let (from, to) = if up { (kind, MemoryKind::Device) } else { (MemoryKind::Device, kind) };
+        let allocate = |kind, bytes| match kind {
+            MemoryKind::Pageable => manager.allocate(DeviceId::Cpu, kind, bytes),
+            _ => fixture.memory.allocate(kind, bytes),
+        };
+        let (matrix, packed) = (allocate(from, rows * PITCH)?, allocate(to, rows * WIDTH)?);
+        let mut random = Content::new(rows * PITCH, 0x57 + rows as u64);
+        let start = random.draw();
+        let content = random.part(start, rows * PITCH);
+        Memory::Ours(matrix.clone()).write(0, content)?;
+        let expected = content.chunks(PITCH).flat_map(|row| row.iter().take(WIDTH)).copied().collect();
+        Ok(Self { matrix, packed, rows, expected })
+    }
+
+    fn raw(&self, queue: &RawQueue, up: bool) -> Result<()> {
+        let (host, device) = if up { (&self.matrix, &self.packed) } else { (&self.packed, &self.matrix) };
+        let host = host.host_address().context("host memory without an address")?.as_ptr().cast::<c_void>();
+        let device = device.device_address().context("device memory without an address")?;
+        let rows = Pitched { width: WIDTH, height: self.rows, src_pitch: PITCH, dst_pitch: WIDTH };
+        // SAFETY: both live on, have the rows, and nothing else uses them now.
+        unsafe {
+            if up { queue.copy_rows_up(device, host, rows) } else { queue.copy_rows_down(host, device, rows) }
+        }?;
+        queue.finish()
+    }
+}
+
+impl Verify for Columns {
+    fn poison(&self) -> Result<()> {
+        Memory::Ours(self.packed.clone()).poison()
+    }
+
+    fn check(&self) -> Result<()> {
+        Memory::Ours(self.packed.clone()).compare(0, &self.expected)
+    }
+}
+
+fn rows_of(fixture: &Fixture<'_>, kind: MemoryKind, up: bool) -> Result<Vec<Row>> {
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(CpuBackend::new()?)?;
+    let config = CudaBackendConfig::default().with_devices([fixture.device.ordinal()]);
+    manager.register_backend(CudaBackend::open(&config)?)?;
+    let (columns, queue) = (Columns::new(fixture, &manager, kind, up)?, RawQueue::new(0)?);
+    let rows = columns.rows;
+    let [from, to] = [PITCH, WIDTH].map(|pitch| StridedLayout::new(WIDTH).repeat(rows, pitch));
+    let strided = || {
+        manager.copy_strided((&columns.matrix, &from), (&columns.packed, &to))?.wait()?;
+        Ok(())
+    };
+    let mut pairs = Vec::with_capacity(rows);
+    for row in 0..rows {
+        let (from, to) = (row * PITCH, row * WIDTH);
+        pairs.push((columns.matrix.slice(from..from + WIDTH)?, columns.packed.slice(to..to + WIDTH)?));
+    }
+    let listed = || {
+        manager.copy_many(&pairs).wait()?;
+        Ok(())
+    };
+    let ours = Variant::new("copy-strided", "copy_strided, wait()", timed(strided));
+    let is_pinned = kind == MemoryKind::Pinned;
+    let variants = vec![
+        Variant::new("raw", "cuMemcpy2DAsync", timed(|| columns.raw(&queue, up))),
+        if is_pinned { ours.goal(Goal::RatioAtMost(1.03)) } else { ours },
+        Variant::new("copy-many", "copy_many of the rows, wait()", timed(listed)),
+    ];
+    let variants = variants.into_iter().map(|variant| variant.verified_by(&columns)).collect();
+    let (kind, direction) = (if is_pinned { "" } else { "pageable-" }, if up { "up" } else { "down" });
+    let measured = Comparison {
+        id: format!("{kind}{direction}-{rows}/{WIDTH}"),
+        what: format!(
+            "{rows} rows of {WIDTH} bytes every {PITCH} bytes of {kind}memory {direction}, packed there"
+        ),
+        unit: "ms",
+        bytes: (rows * WIDTH) as u64,
+        repetitions: fixture.repetitions(30),
+    }
+    .rows(fixture, variants)?;
+    drop((pairs, columns));
+    manager.drain()?;
+    Ok(measured)
+}
+
+/// Returns what runs a variant and returns its time in ms.
+fn timed(run: impl Fn() -> Result<()>) -> impl FnMut() -> Result<f64> {
+    move || {
+        let begun = Instant::now();
+        run()?;
+        Ok(begun.elapsed().as_secs_f64() * 1e3)
+    }
+}
+
+/// All rows of strided copies on the session's device; see `comparison::rows`.
+///
+/// # Errors
+/// If the library or the driver fails before the first part or after the last.
+pub fn rows(
+    options: &Options,
+    session: &Session,
+    ordinal: u32,
+    begin: &dyn Fn(&str),
+    failures: &mut Vec<String>,
+) -> Result<Vec<Row>> {
+    comparison::rows("strided", &PARTS, (options, session, ordinal), begin, failures)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comparison::tested_on_the_software_driver;
+
+    #[test]
+    fn every_part_runs_on_the_software_driver() {
+        tested_on_the_software_driver("strided", PARTS.len(), rows);
+    }
+}
