@@ -65,7 +65,7 @@ impl Columns {
         let (host, device) = if up { (&self.matrix, &self.packed) } else { (&self.packed, &self.matrix) };
         let host = host.host_address().context("host memory without an address")?.as_ptr().cast::<c_void>();
         let device = device.device_address().context("device memory without an address")?;
-        let rows = Pitched { width: WIDTH, height: self.rows, src_pitch: PITCH, dst_pitch: WIDTH };
+        let rows = Pitched::new(WIDTH, self.rows, PITCH, WIDTH);
         // SAFETY: both live on, have the rows, and nothing else uses them now.
         unsafe {
             if up { queue.copy_rows_up(device, host, rows) } else { queue.copy_rows_down(host, device, rows) }

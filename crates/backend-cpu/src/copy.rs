@@ -53,7 +53,7 @@ impl Partition {
 pub(crate) fn bytes(operation: &Operation<'_>) -> usize {
     match operation {
         Operation::Copy { dst, .. } | Operation::Fill { dst, .. } => dst.len(),
-        Operation::CopyPitched { rows, .. } => rows.width.saturating_mul(rows.height),
+        Operation::CopyPitched { rows, .. } => rows.width.saturating_mul(units(operation)),
         Operation::CopyBatch { pairs } => {
             pairs.iter().fold(0, |sum: usize, (_, dst)| sum.saturating_add(dst.len()))
         }
@@ -64,7 +64,7 @@ pub(crate) fn bytes(operation: &Operation<'_>) -> usize {
 fn units(operation: &Operation<'_>) -> usize {
     match operation {
         Operation::Copy { dst, .. } | Operation::Fill { dst, .. } => dst.len(),
-        Operation::CopyPitched { rows, .. } => rows.height,
+        Operation::CopyPitched { rows, .. } => rows.height.saturating_mul(rows.planes),
         Operation::CopyBatch { pairs } => pairs.len(),
         _ => 0,
     }
@@ -177,8 +177,11 @@ fn address(buffer: &RawBuffer) -> Result<*mut u8> {
 /// # Safety
 /// The rows must lie within both buffers, and `row` must be one of them.
 unsafe fn move_row(src: &RawBuffer, dst: &RawBuffer, rows: Pitched, row: usize) -> Result<()> {
-    // SAFETY: by the caller's promise the products are within the buffers' lengths, so they do not overflow either.
-    unsafe { move_bytes(src, row * rows.src_pitch, dst, row * rows.dst_pitch, rows.width) }
+    let (plane, row) = (row / rows.height, row % rows.height);
+    let (from, to) =
+        (plane * rows.src_plane + row * rows.src_pitch, plane * rows.dst_plane + row * rows.dst_pitch);
+    // SAFETY: by the caller's promise the rows are within the buffers' lengths, so the offsets do not overflow either.
+    unsafe { move_bytes(src, from, dst, to, rows.width) }
 }
 
 /// # Safety

@@ -54,7 +54,7 @@ fn main() {
         let allocate = || backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap();
         let buffers = [allocate(), allocate(), allocate()];
         let [a, b, c] = &buffers;
-        let rows = Pitched { width: bytes / 2, height: 2, src_pitch: bytes / 2, dst_pitch: bytes / 2 };
+        let rows = Pitched::new(bytes / 2, 2, bytes / 2, bytes / 2);
         // Work that reads behind host work in flight notes whose failure it would have to tell, and a view that waits for
         // such work takes a turn. Both allocate a little.
         for (waits, most) in [(true, 0), (false, 12)] {

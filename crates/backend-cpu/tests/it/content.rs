@@ -80,7 +80,7 @@ fn rows(backend: &CpuBackend) {
         let content = noise(1, src_pitch * height);
         let before = noise(2, dst_pitch * height + 1);
         let (src, dst) = (backend.wrap_vec(content.clone()), backend.wrap_vec(before.clone()));
-        let rows = Pitched { width, height, src_pitch, dst_pitch };
+        let rows = Pitched::new(width, height, src_pitch, dst_pitch);
         run(backend, &Operation::CopyPitched { src: &src, dst: &dst.slice(1..).unwrap(), rows });
         let mut expected = before;
         for row in 0..height {

@@ -68,7 +68,7 @@ fn bad_operations_are_refused_and_leave_no_trace() {
     let (a, b) = (allocate(&backend, 100), allocate(&backend, 99));
     let sealed = backend.wrap_readonly(vec![0; 100]);
     let kind = |operation: &Operation<'_>| refused(submit(&*queue, operation, Timing::Off)).kind();
-    let rows = Pitched { width: 50, height: 2, src_pitch: 50, dst_pitch: 50 };
+    let rows = Pitched::new(50, 2, 50, 50);
     assert_eq!(kind(&Operation::Copy { src: &a, dst: &b }), ErrorKind::InvalidArgument);
     assert_eq!(kind(&Operation::Copy { src: &a, dst: &a }), ErrorKind::Overlap);
     assert_eq!(kind(&Operation::Copy { src: &a, dst: &sealed }), ErrorKind::InvalidArgument);

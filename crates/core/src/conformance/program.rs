@@ -165,7 +165,7 @@ impl Program<'_> {
         let pitch = self.rng.between(1, bytes.min(3000));
         let width = self.rng.between(1, pitch);
         let height = self.rng.between(1, ((bytes - width) / pitch + 1).min(60));
-        let rows = Pitched { width, height, src_pitch: pitch, dst_pitch: pitch };
+        let rows = Pitched::new(width, height, pitch, pitch);
         let (src, dst) = self.slices((a, from), (b, to), bytes)?;
         if self.submit(&Operation::CopyPitched { src: &src, dst: &dst, rows })? {
             for row in 0..height {

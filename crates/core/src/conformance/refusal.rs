@@ -29,16 +29,22 @@ pub(super) fn validation(context: &TestContext<'_>) -> CheckResult {
         let pairs = [(src.slice(..60)?, low), (src.slice(40..)?, high)];
         refuse(Operation::CopyBatch { pairs: &pairs }, Overlap)?;
         refuse(Operation::CopyBatchInPlace { pairs: &pairs }, Overlap)?;
-        let rows = |width, height, src_pitch, dst_pitch| Pitched { width, height, src_pitch, dst_pitch };
+        let rows = |width, height, src_pitch, dst_pitch| Pitched::new(width, height, src_pitch, dst_pitch);
         for rows in [
             rows(10, 11, 10, 10),
             rows(10, 2, 9, 10),
             rows(10, 2, 10, 91),
             rows(0, 1, 1, 1),
             rows(2, usize::MAX, usize::MAX, 2),
+            rows(10, 2, 10, 10).planes(2, 90, 50),
+            rows(10, 2, 10, 10).planes(2, 50, 90),
+            rows(10, 2, 10, 10).planes(usize::MAX, usize::MAX, 50),
+            rows(10, 2, 10, 10).planes(0, 50, 50),
         ] {
             refuse(Operation::CopyPitched { src: &src, dst: &dst, rows }, OutOfRange)?;
         }
+        let overlapping = rows(10, 2, 10, 20).planes(2, 0, 29);
+        refuse(Operation::CopyPitched { src: &src, dst: &dst, rows: overlapping }, Overlap)?;
         refuse(Operation::Fill { dst: &dst.slice(..99)?, pattern: Pattern::U16(1) }, InvalidArgument)?;
         refuse(Operation::Fill { dst: &dst.slice(..98)?, pattern: Pattern::U32(1) }, InvalidArgument)?;
         context.expect(&src, &there, "the source of refused operations")?;
@@ -62,7 +68,7 @@ pub(super) fn unsupported(context: &TestContext<'_>) -> CheckResult {
                 at_rest(context, &dst, &here)
             };
             if !queue.can_copy(from.place, to.place) {
-                let rows = Pitched { width: 8, height: 4, src_pitch: 16, dst_pitch: 24 };
+                let rows = Pitched::new(8, 4, 16, 24);
                 refuse(Operation::Copy { src: &src, dst: &dst })?;
                 refuse(Operation::CopyPitched { src: &src, dst: &dst, rows })?;
                 refuse(Operation::CopyBatch { pairs: &[(src.clone(), dst.clone())] })?;

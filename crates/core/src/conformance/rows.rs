@@ -14,16 +14,24 @@ pub(super) fn pitched(context: &TestContext<'_>) -> CheckResult {
     for (from, to) in context.paths() {
         for (width, height) in [(1, 1), (1, 40), (77, 5), (4096, 33), (context.size(3_000_000) / 100, 100)] {
             let [src_gap, dst_gap] = [0, 1].map(|_| rng.below(2) * rng.below(50));
-            let rows = Pitched { width, height, src_pitch: width + src_gap, dst_pitch: width + dst_gap };
+            let rows = Pitched::new(width, height, width + src_gap, width + dst_gap);
             // The last row need not be followed by its gap.
             let end = |pitch: usize| (height - 1) * pitch + width;
-            let there = rng.bytes(end(rows.src_pitch));
-            let mut here = rng.bytes(end(rows.dst_pitch) + 13);
+            // Planes of the source may overlap.
+            let planes = rng.between(1, 3);
+            let rows = rows.planes(
+                planes,
+                rng.below(end(rows.src_pitch)),
+                end(rows.dst_pitch) + rng.below(2) * rng.below(50),
+            );
+            let there = rng.bytes((planes - 1) * rows.src_plane + end(rows.src_pitch));
+            let mut here = rng.bytes((planes - 1) * rows.dst_plane + end(rows.dst_pitch) + 13);
             let (src, dst) = (context.buffer_of(from, &there)?, context.buffer_of(to, &here)?);
             if submit_and_wait(&queue, &Operation::CopyPitched { src: &src, dst: &dst, rows })?.is_some() {
                 any = true;
-                for row in 0..height {
-                    let (at, from) = (row * rows.dst_pitch, row * rows.src_pitch);
+                for (plane, row) in (0..planes).flat_map(|plane| (0..height).map(move |row| (plane, row))) {
+                    let at = plane * rows.dst_plane + row * rows.dst_pitch;
+                    let from = plane * rows.src_plane + row * rows.src_pitch;
                     here[at..at + width].copy_from_slice(&there[from..from + width]);
                 }
             }

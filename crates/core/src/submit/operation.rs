@@ -10,7 +10,7 @@ use crate::{
     },
 };
 
-/// Rows of equal length at regular distances.
+/// Rows of equal length at regular distances, in one plane or several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pitched {
     /// Bytes in a row.
@@ -21,6 +21,27 @@ pub struct Pitched {
     pub src_pitch: usize,
     /// Bytes from the start of one row to the next in the destination; at least `width`.
     pub dst_pitch: usize,
+    /// Number of planes of `height` rows.
+    pub planes: usize,
+    /// Bytes from the start of one plane to the next in the source.
+    pub src_plane: usize,
+    /// Bytes from the start of one plane to the next in the destination; no plane reaches into the next.
+    pub dst_plane: usize,
+}
+
+impl Pitched {
+    /// Rows of one plane.
+    #[must_use]
+    pub const fn new(width: usize, height: usize, src_pitch: usize, dst_pitch: usize) -> Self {
+        Self { width, height, src_pitch, dst_pitch, planes: 1, src_plane: 0, dst_plane: 0 }
+    }
+
+    /// Repeats the plane: `count` of them, at these distances in bytes.
+    #[must_use]
+    pub const fn planes(mut self, count: usize, src: usize, dst: usize) -> Self {
+        (self.planes, self.src_plane, self.dst_plane) = (count, src, dst);
+        self
+    }
 }
 
 /// Work for a queue.
@@ -193,8 +214,15 @@ impl<'a> Operation<'a> {
                 check_pair(src, dst)
             }
             Self::CopyPitched { src, dst, rows } => {
-                check_rows("source", src.len(), rows.src_pitch, rows)?;
-                check_rows("destination", dst.len(), rows.dst_pitch, rows)?;
+                check_rows("source", src.len(), (rows.src_pitch, rows.src_plane), rows)?;
+                let plane = check_rows("destination", dst.len(), (rows.dst_pitch, rows.dst_plane), rows)?;
+                if rows.planes > 1 && rows.dst_plane < plane {
+                    let text = format!(
+                        "planes of {plane} bytes every {} bytes of the destination overlap",
+                        rows.dst_plane
+                    );
+                    return Err(Error::new(ErrorKind::Overlap, text));
+                }
                 check_disjoint(src, dst)
             }
             Self::CopyBatch { pairs } | Self::CopyBatchInPlace { pairs } => ranges_of(pairs).map(drop),
@@ -262,19 +290,20 @@ fn overlapping(src: &RawBuffer, dst: &RawBuffer) -> Error {
     Error::new(ErrorKind::Overlap, text)
 }
 
-fn check_rows(which: &str, len: usize, pitch: usize, rows: Pitched) -> Result<()> {
-    let end = rows
-        .height
-        .checked_sub(1)
-        .and_then(|gaps| gaps.checked_mul(pitch))
-        .and_then(|start| start.checked_add(rows.width));
-    match end {
-        Some(end) if end <= len && pitch >= rows.width && rows.width > 0 => Ok(()),
+/// Returns the bytes from the beginning of a plane to its end.
+fn check_rows(which: &str, len: usize, (pitch, plane): (usize, usize), rows: Pitched) -> Result<usize> {
+    let span = |count: usize, stride: usize, last: usize| {
+        count.checked_sub(1)?.checked_mul(stride)?.checked_add(last)
+    };
+    let bytes = span(rows.height, pitch, rows.width);
+    let end = bytes.and_then(|bytes| span(rows.planes, plane, bytes));
+    match (bytes, end) {
+        (Some(bytes), Some(end)) if end <= len && pitch >= rows.width && rows.width > 0 => Ok(bytes),
         _ => Err(Error::new(
             ErrorKind::OutOfRange,
             format!(
-                "{} rows of {} bytes every {pitch} bytes do not fit the {which} of {len} bytes",
-                rows.height, rows.width
+                "{} planes every {plane} bytes of {} rows of {} bytes every {pitch} bytes do not fit the {which} of {len} bytes",
+                rows.planes, rows.height, rows.width
             ),
         )),
     }

@@ -57,7 +57,7 @@ fn refused_slice_names_its_range_as_written() {
 fn rows_must_fit_both_sides_without_overflow() {
     let (src, dst) = (buffer(100), buffer(50));
     let check = |width, height, src_pitch, dst_pitch| {
-        let rows = Pitched { width, height, src_pitch, dst_pitch };
+        let rows = Pitched::new(width, height, src_pitch, dst_pitch);
         Operation::CopyPitched { src: &src, dst: &dst, rows }.validate().map_err(|error| error.kind())
     };
     // The last row needs no room for the rest of its pitch.

@@ -273,7 +273,7 @@ fn what_keeps_the_content_keeps_the_damage() {
     let (_, dst) = damaged();
     let stream = MockQueue::new();
     submit(&stream, &Operation::Prefetch { buffer: &dst, to: DeviceId::Cpu }, Timing::Off).unwrap();
-    let rows = Pitched { width: 1, height: 2, src_pitch: 1, dst_pitch: 32 };
+    let rows = Pitched::new(1, 2, 1, 32);
     submit(&stream, &Operation::CopyPitched { src: &buffer(2), dst: &dst, rows }, Timing::Off).unwrap();
     stream.complete(2);
     assert_source_failed(dst.read().map(drop), "disk on fire");

@@ -58,7 +58,7 @@ fn pitched_copy_hides_no_write_of_its_source() {
     let [first, second, third] = [(); 3].map(|()| MockQueue::new());
     let (src, a, b) = (buffer(64), buffer(64), buffer(64));
     let write = first.write(&src).unwrap();
-    let rows = Pitched { width: 8, height: 2, src_pitch: 32, dst_pitch: 32 };
+    let rows = Pitched::new(8, 2, 32, 32);
     submit(&second, &Operation::CopyPitched { src: &src, dst: &a, rows }, Timing::Off).unwrap();
     third.copy(&src, &b).unwrap();
     assert_eq!(third.last_after(), [key(&write)]);

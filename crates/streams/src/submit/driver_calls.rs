@@ -273,7 +273,7 @@ impl<'a> DriverCalls<'a> {
             // SAFETY: the caller's promise.
             Self::Copy(src, dst, bytes) => unsafe { copy(src, dst, bytes, stream, in_flight) },
             // SAFETY: the caller's promise.
-            Self::CopyPitched(src, dst, rows) => unsafe { copy_pitched(src, dst, rows, stream, in_flight) },
+            Self::CopyPitched(src, dst, rows) => unsafe { copy_planes(src, dst, rows, stream, in_flight) },
             // SAFETY: the caller's promise.
             Self::CopyBatch(pairs, call) => unsafe { copy_batch(pairs, call, stream, in_flight) },
             // SAFETY: the caller's promise.
@@ -392,6 +392,26 @@ unsafe fn copy_peer(
     // SAFETY: the caller's promise; the contexts are retained and each side's memory was allocated in its context.
     let code = unsafe { ffi::cuMemcpyPeerAsync(dst, to.as_raw(), src, from.as_raw(), bytes, stream) };
     check("cuMemcpyPeerAsync", code)
+}
+
+/// One call for each plane.
+///
+/// # Safety
+/// * As for [`DriverCalls::make`].
+unsafe fn copy_planes(
+    src: DriverAddress,
+    dst: DriverAddress,
+    rows: Pitched,
+    stream: RawStream,
+    in_flight: &mut bool,
+) -> Result<(), DriverError> {
+    for plane in 0..rows.planes {
+        let (from, to) = (src.behind(plane * rows.src_plane), dst.behind(plane * rows.dst_plane));
+        // SAFETY: the caller's promise; the plane lies within the ranges.
+        unsafe { copy_pitched(from, to, rows, stream, in_flight) }?;
+        *in_flight = true;
+    }
+    Ok(())
 }
 
 /// # Safety

@@ -15,7 +15,7 @@ impl DriverAddress {
         edges.into_iter().map(|edge| edge - start).collect()
     }
 
-    fn behind(self, offset: usize) -> Self {
+    pub(super) fn behind(self, offset: usize) -> Self {
         match self {
             Self::Host(address) => Self::Host(address.wrapping_byte_add(offset)),
             Self::Device(address) => Self::Device(address + offset as u64),

@@ -203,7 +203,7 @@ fn every_recorded_copy_and_fill_writes_its_bytes() {
     let (mapped, words) = (setup.memory.allocate(MemoryKind::Mapped, 1000).unwrap(), setup.device(1000));
     let unified = setup.memory.allocate(MemoryKind::Unified, 400).ok();
     mapped.write().unwrap().fill(1);
-    let rows = transload_core::Pitched { width: 10, height: 20, src_pitch: 30, dst_pitch: 20 };
+    let rows = transload_core::Pitched::new(10, 20, 30, 20);
     let part =
         |buffer: &transload_core::RawBuffer, range: std::ops::Range<usize>| buffer.slice(range).unwrap();
     let pairs = [

@@ -28,7 +28,7 @@ fn failed_part_leaves_no_earlier_part_in_flight() {
         let ((source, _), there) =
             (heap::heap(BYTES, true), memory.allocate(MemoryKind::Device, BYTES).unwrap());
         drop(cache.register(&source.slice(..10_000).unwrap()).unwrap());
-        let rows = Pitched { width: 1000, height: 20, src_pitch: 2000, dst_pitch: 1000 };
+        let rows = Pitched::new(1000, 20, 2000, 1000);
         let half = there.slice(..20_000).unwrap();
         let from = source.slice(..39_000).unwrap();
         let operations = [

@@ -42,10 +42,10 @@ impl CrossBackendTransferManager {
     /// ```
     ///
     /// # How it is copied
-    /// What is contiguous on both sides is a plain copy. Rows at one distance are one copy of rows (`cuMemcpy2DAsync`) between pinned,
-    /// mapped, unified or device memory, and within the host. All else, such as pageable memory to a device, is a list of rows, as for
+    /// What is contiguous on both sides is a plain copy. Rows at one distance, and planes of at least four such rows, are one
+    /// operation (a `cuMemcpy2DAsync` for each plane) between pinned, mapped, unified or device memory, and within the host. All else, such as pageable memory to a device, is a list of rows, as for
     /// [`copy_many`](Self::copy_many), of at most a million: it takes some 200 bytes of memory for each row. More are left to the driver,
-    /// if they are at one distance. The predicted time is that of a contiguous copy of as many bytes.
+    /// if they are such planes. The predicted time is that of a contiguous copy of as many bytes.
     ///
     /// # What is in use
     /// Of a copy of rows, all bytes from the first row to the last on both sides, with the gaps: other work on these is ordered
@@ -53,7 +53,7 @@ impl CrossBackendTransferManager {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for different shapes or 0 bytes; [`ErrorKind::OutOfRange`] for runs that leave their buffer, and for
-    /// more than 1,048,576 rows at several distances; [`ErrorKind::Overlap`] for runs of the destination that overlap. The transfer's are those
+    /// more than 1,048,576 rows that are no planes; [`ErrorKind::Overlap`] for runs of the destination that overlap. The transfer's are those
     /// of [`copy`](Self::copy); [`ErrorKind::Overlap`] also if a run of the destination overlaps one of the source.
     pub fn copy_strided<'a>(
         &'a self,
@@ -82,7 +82,7 @@ impl CrossBackendTransferManager {
             && rows.pitched().is_none()
         {
             let text = format!(
-                "{} are {} rows at several distances; copy at most {MAX_LISTED} at once",
+                "{} are {} rows that are no planes of rows at one distance; copy at most {MAX_LISTED} at once",
                 from.shape(),
                 rows.count()
             );

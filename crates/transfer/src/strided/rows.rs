@@ -11,6 +11,9 @@ const MAX_PITCH: usize = i32::MAX as usize;
 /// Most rows of a copy whose rows are listed one by one: some 200 MiB of lists.
 pub(crate) const MAX_LISTED: usize = 1 << 20;
 
+/// Fewest rows in a plane of several.
+const FEWEST: usize = 4;
+
 /// Listed rows that a thread which polls a task submits itself.
 const FEW: usize = 64;
 
@@ -94,11 +97,24 @@ impl Rows {
         self.count > FEW && (method != TransferMethod::DirectCopy || self.pitched().is_none())
     }
 
-    /// Returns them as the one operation that copies rows at equal distances, if they are that.
+    /// Returns them as the one operation that copies planes of rows, if they are that.
     pub(crate) fn pitched(&self) -> Option<Pitched> {
-        let [Dimension { count, src, dst }] = *self.dimensions.as_slice() else { return None };
+        let (rows, planes) = match *self.dimensions.as_slice() {
+            [rows] => (rows, None),
+            // Each plane is a driver call, which takes longer than a few pieces of a list.
+            [rows, planes] if rows.count >= FEWEST => (rows, Some(planes)),
+            _ => return None,
+        };
+        let Dimension { count, src, dst } = rows;
         let are_pitches = src.min(dst) >= self.width && src.max(dst) <= MAX_PITCH;
-        are_pitches.then_some(Pitched { width: self.width, height: count, src_pitch: src, dst_pitch: dst })
+        let plane = Pitched::new(self.width, count, src, dst);
+        match planes {
+            _ if !are_pitches => None,
+            None => Some(plane),
+            // The rows lie within the buffer, so this does not overflow.
+            Some(planes) if planes.dst < (count - 1) * dst + self.width => None,
+            Some(planes) => Some(plane.planes(planes.count, planes.src, planes.dst)),
+        }
     }
 
     /// Returns them one by one, in the order of the destination's memory.

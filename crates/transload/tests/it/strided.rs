@@ -94,6 +94,13 @@ fn rows_at_one_distance_are_one_driver_call() {
         assert_eq!(call.arguments[1], stream.driver().as_raw() as u64);
         assert_eq!(transfer.wait().unwrap().method, TransferMethod::DirectCopy);
     }
+    // A part of a stack of matrices: a call for each.
+    let stack = StridedLayout::new(1000).repeat(20, 1200).repeat(5, 40_000);
+    let packed = StridedLayout::new(1000).repeat(20, 1000).repeat(5, 20_000);
+    let trace = trace::start();
+    setup.manager.copy_strided((&near, &packed), (&far, &stack)).unwrap().wait().unwrap();
+    let calls = trace.calls_of_this_thread();
+    assert_eq!(calls.iter().filter(|call| call.name == "cuMemcpy2DAsync_v2").count(), 5);
     let off = setup.manager.copy_strided((&far, &matrix), (&near, &dense)).unwrap();
     let off = off.method(TransferMethod::PeerToPeer).wait().unwrap_err();
     assert_eq!(off.kind(), ErrorKind::Unsupported);

@@ -99,7 +99,7 @@ fn device_to_device_batches_and_rows_arrive() {
         assert_eq!(back.read().unwrap()[n * 1024..(n + 1) * 1024], content[(3 - n) * 1024..(4 - n) * 1024]);
     }
     // 16 rows of 100 bytes out of rows of 256 into rows of 128.
-    let rows = Pitched { width: 100, height: 16, src_pitch: 256, dst_pitch: 128 };
+    let rows = Pitched::new(100, 16, 256, 128);
     submit(&stream, &Operation::CopyPitched { src: &one, dst: &back, rows }, Timing::Off)
         .unwrap()
         .wait()

@@ -265,7 +265,7 @@ fn partly_registered_memory_is_copied_whole() {
     assert!(fixture.arrived()[..20] == fixture.content[from]);
     drop(there);
     // Rows, some within a registration and some crossing its end.
-    let rows = transload_core::Pitched { width: 1000, height: 40, src_pitch: 2000, dst_pitch: 1000 };
+    let rows = transload_core::Pitched::new(1000, 40, 2000, 1000);
     let (there, from) = (fixture.device_side.slice(..40_000).unwrap(), 1_449_501..1_528_501);
     let src = source.slice(from.clone()).unwrap();
     let copy = transload_core::Operation::CopyPitched { src: &src, dst: &there, rows };
