@@ -12,6 +12,15 @@ const SHORT: u64 = 4096;
 /// Pieces into which a larger batch is cut at least, if they are not shorter than [`SHORT`]: about two for each warp of an H200.
 const CUTS: u64 = 4096;
 
+/// Pieces of the first launch of a long list, and how many times as many each later launch has: a link moves a piece of some KiB about
+/// ten times slower than the host writes its entry, so the device is never without work.
+const FIRST_PART: usize = 128;
+const GROWTH: usize = 8;
+/// Least pieces of a list that is launched in parts: a launch takes the host as long as some hundred entries.
+const LONG_LIST: usize = 4 * FIRST_PART;
+/// Least average bytes of a pair of such a list, for which the device takes longer than the host for the entry.
+const LONG_PIECE: u64 = 1024;
+
 /// What is reported if there is no memory for a list.
 const NO_LIST: &str = "a batch in place becomes one launch for each copy";
 
@@ -38,8 +47,8 @@ impl StreamTimeline {
 }
 
 impl Kernels {
-    /// Enqueues the copies of a batch by one launch, or one for each page that its list fills. What finds no room in a page is
-    /// copied by one launch for each joined copy.
+    /// Enqueues the copies of a batch by one launch for each page that its list fills; a long one is launched in parts, so that the
+    /// device copies while the host writes the rest. What finds no room in a page is copied by one launch for each joined copy.
     ///
     /// # Errors
     /// The driver's. Some copies may be in flight then, as `in_flight` says.
@@ -58,17 +67,29 @@ impl Kernels {
             stream.prepare_list(pairs);
         }
         let mut pieces = Pieces::of(pairs);
+        let mut part = pieces.first_part(pairs);
         while !pieces.is_end() {
             let Some(mut page) = stream.lists.take(stream.id) else { break };
-            let (list, count) = page.write(&mut pieces);
-            // SAFETY: the caller's promise; the page has `count` pieces there, which stay until the event is complete.
-            let launched = unsafe { self.launch_list(list, count, stream.raw()) };
-            if let Err(error) = launched {
-                stream.lists.put(page);
-                return Err(error);
+            let mut is_read = false;
+            loop {
+                let (list, count) = page.write(&mut pieces.by_ref().take(part));
+                // SAFETY: the caller's promise; the page has `count` pieces there, which stay until the event is complete.
+                let launched = unsafe { self.launch_list(list, count, stream.raw()) };
+                if let Err(error) = launched {
+                    // A page whose end is unknown is dropped: it is freed when the device no longer uses it.
+                    if !is_read {
+                        stream.lists.put(page);
+                    }
+                    return Err(error);
+                }
+                is_read |= count > 0;
+                *in_flight |= count > 0 && !transload_core::mutant!("streams/parts-in-flight");
+                if count < part {
+                    break;
+                }
+                part = part.saturating_mul(GROWTH);
             }
-            *in_flight = true;
-            // A page whose end is unknown is dropped: it is freed when the device no longer uses it.
+            // Dropped if that fails, as above.
             page.record(stream.stream())?;
             stream.lists.put(page);
         }
@@ -105,6 +126,14 @@ impl<'a> Pieces<'a> {
     /// Returns how many pieces of so many pairs there are at most.
     fn most(&self, pairs: usize) -> usize {
         pairs.saturating_add((self.total / self.longest) as usize)
+    }
+
+    /// Returns how many of them the first launch has: all, unless the list is long and the device copies over its link.
+    fn first_part(&self, pairs: &[(RawBuffer, RawBuffer)]) -> usize {
+        let is_long = self.most(pairs.len()) >= LONG_LIST;
+        let are_long = self.total >= (pairs.len() as u64).saturating_mul(LONG_PIECE);
+        let crosses = |(src, dst): &(RawBuffer, RawBuffer)| src.place().device != dst.place().device;
+        if is_long && are_long && pairs.first().is_some_and(crosses) { FIRST_PART } else { usize::MAX }
     }
 
     fn is_end(&self) -> bool {

@@ -18,28 +18,34 @@ struct Pools {
     host: RawBuffer,
     there: RawBuffer,
     pairs: Vec<(RawBuffer, RawBuffer)>,
+    /// Bytes of a piece.
+    bytes: usize,
 }
 
 impl Pools {
-    /// `count` pieces, in reverse order on the device.
+    /// `count` short pieces, in reverse order on the device.
     fn new(ordinal: u32, count: usize, limit: u64) -> Self {
+        Self::of(ordinal, (count, BYTES), limit)
+    }
+
+    fn of(ordinal: u32, (count, bytes): (usize, usize), limit: u64) -> Self {
         let device = CudaDevice::new(ordinal).unwrap();
         let memory = CudaMemoryManager::new_with_pinned_limit(&device, &PinnedLimit::new(limit)).unwrap();
         let [host, there] = [MemoryKind::Mapped, MemoryKind::Device]
-            .map(|kind| memory.allocate(kind, count * BYTES).unwrap());
-        for (index, piece) in host.write().unwrap().chunks_mut(BYTES).enumerate() {
+            .map(|kind| memory.allocate(kind, count * bytes).unwrap());
+        for (index, piece) in host.write().unwrap().chunks_mut(bytes).enumerate() {
             piece.fill(index as u8);
         }
-        let part = |of: &RawBuffer, index: usize| of.slice(index * BYTES..(index + 1) * BYTES).unwrap();
+        let part = |of: &RawBuffer, index: usize| of.slice(index * bytes..(index + 1) * bytes).unwrap();
         let pairs = (0..count).map(|index| (part(&host, index), part(&there, count - 1 - index))).collect();
-        Self { device, memory, host, there, pairs }
+        Self { device, memory, host, there, pairs, bytes }
     }
 
     fn check(&self, stream: &CudaStream) {
         let back = self.memory.allocate(MemoryKind::Pinned, self.there.len()).unwrap();
         stream.copy_to_host_async(&self.there, &back).wait().unwrap();
         let view = back.read().unwrap();
-        for (index, piece) in view.chunks(BYTES).rev().enumerate() {
+        for (index, piece) in view.chunks(self.bytes).rev().enumerate() {
             assert!(piece.iter().all(|byte| *byte == index as u8), "piece {index}");
         }
     }
@@ -110,7 +116,7 @@ fn list_outlives_its_stream_and_buffers() {
     let pools = Pools::new(sim.ordinal(), 60, u64::MAX);
     let stream = CudaStream::new(&pools.device).unwrap();
     drop(submit(&stream, &Operation::CopyBatchInPlace { pairs: &pools.pairs }, Timing::Off).unwrap());
-    let Pools { device, memory, host, there, pairs } = pools;
+    let Pools { device, memory, host, there, pairs, .. } = pools;
     drop((stream, host, there, pairs));
     memory.drain().unwrap();
     drop((memory, device));
@@ -144,6 +150,79 @@ fn batch_that_outgrows_its_list_is_complete() {
     let calls = trace.calls_of_this_thread();
     assert_eq!(calls.iter().filter(|call| call.name == "cuLaunchKernel").count(), 1 + COUNT - 10_922);
     pools.check(&stream);
+}
+
+/// Pieces of a list that is launched in three parts: of 128, 1,024, and the rest.
+const IN_PARTS: (usize, usize) = (1_500, 1024);
+
+#[test]
+fn long_list_is_launched_in_parts() {
+    for seed in 0..10 {
+        let sim = builder().seed(seed).record_accesses(true).checked();
+        let pools = Pools::of(sim.ordinal(), IN_PARTS, u64::MAX);
+        let stream = CudaStream::new(&pools.device).unwrap();
+        let trace = trace::start();
+        // More than one page.
+        for _ in 0..8 {
+            let batch = Operation::CopyBatchInPlace { pairs: &pools.pairs };
+            drop(submit(&stream, &batch, Timing::Off).unwrap());
+        }
+        let calls = trace.calls_of_this_thread();
+        let launches = calls.iter().filter(|call| call.name == "cuLaunchKernel").count();
+        assert_eq!(launches, 8 * 3 + 1, "one list goes on in the next page");
+        pools.check(&stream);
+        assert!(sim.races().is_empty(), "seed {seed}: {}", sim.races()[0]);
+    }
+}
+
+#[test]
+fn short_lists_are_one_launch() {
+    let sim = builder().checked();
+    for (count, bytes, kind) in
+        [(400, 1024, MemoryKind::Mapped), (2_000, 512, MemoryKind::Mapped), (1_500, 1024, MemoryKind::Device)]
+    {
+        let pools = Pools::of(sim.ordinal(), (count, bytes), u64::MAX);
+        let other = pools.memory.allocate(kind, count * bytes).unwrap();
+        let part = |(_, piece): &(RawBuffer, RawBuffer)| {
+            (piece.clone(), other.slice(piece.offset()..piece.offset() + bytes).unwrap())
+        };
+        let mut pairs: Vec<_> = pools.pairs.iter().map(part).collect();
+        // No neighbours on the other side.
+        pairs.reverse();
+        pairs.swap(0, count / 2);
+        let stream = CudaStream::new(&pools.device).unwrap();
+        let trace = trace::start();
+        submit(&stream, &Operation::CopyBatchInPlace { pairs: &pairs }, Timing::Off).unwrap().wait().unwrap();
+        let calls = trace.calls_of_this_thread();
+        let launches = calls.iter().filter(|call| call.name == "cuLaunchKernel").count();
+        assert_eq!(launches, 1, "{count} of {bytes} bytes within {kind}");
+    }
+}
+
+#[test]
+fn failed_launch_of_a_part_waits_for_earlier_ones() {
+    for nth in [2, 3] {
+        for seed in 0..10 {
+            let sim = builder().seed(seed).record_accesses(true).checked();
+            let pools = Pools::of(sim.ordinal(), IN_PARTS, u64::MAX);
+            let stream = CudaStream::new(&pools.device).unwrap();
+            let batch = Operation::CopyBatchInPlace { pairs: &pools.pairs };
+            for _ in 0..3 {
+                sim.fail_call(Some("cuLaunchKernel"), nth, UNKNOWN);
+                let failed = submit(&stream, &batch, Timing::Off).unwrap_err();
+                assert_eq!(failed.kind(), ErrorKind::Device, "launch {nth}");
+                assert_eq!(
+                    sim.queued(),
+                    0,
+                    "the first part may still read memory that is free to be used again"
+                );
+                pools.host.try_write().expect("no claim is left")[0] = 0;
+            }
+            submit(&stream, &batch, Timing::Off).unwrap();
+            pools.check(&stream);
+            assert!(sim.races().is_empty(), "launch {nth}, seed {seed}: {}", sim.races()[0]);
+        }
+    }
 }
 
 #[test]
