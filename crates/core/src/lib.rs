@@ -70,6 +70,7 @@ pub use queue::transfer::{
     CompletionHandler, RefusalHandler, Submission, Submitted, Transfer, TransferState,
 };
 pub use queue::{Queue, QueueLease, StreamPriority, Timing, WorkloadType};
+pub use submit::batch::runs_by_allocation;
 pub use submit::claim::Claims;
 pub use submit::fill::fill;
 pub use submit::operation::{Operation, Pitched, Uses, submit, submit_after, submit_on};

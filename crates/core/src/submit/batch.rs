@@ -2,7 +2,7 @@
 //!
 //! Most batches use parts of a few allocations, which are marked in bitmaps. Other ranges are sorted.
 
-use std::{fmt::Display, ops::Range};
+use std::{fmt::Display, iter, ops::Range};
 
 use smallvec::SmallVec;
 
@@ -21,21 +21,14 @@ type ByAllocation<'a, T> = SmallVec<[(&'a RawBuffer, T); 2]>;
 /// `InvalidArgument` for unequal lengths or memory that is not writable; `Overlap` if a destination overlaps any other range of
 /// the batch, since the order of the pairs is not defined.
 pub(crate) fn ranges_of(pairs: &[(RawBuffer, RawBuffer)]) -> Result<Vec<Claimed<'_>>> {
-    let (mut bounds, mut index) = (ByAllocation::new(), 0);
-    for run in runs_of(pairs) {
-        let (mut read, mut written) = (Bounds::default(), Bounds::default());
-        for (src, dst) in run {
-            if src.len() != dst.len() || !dst.is_writable() {
-                check_pair(src, dst).map_err(|error| refused(error.kind(), index, error))?;
-            }
-            read.add(&src.range());
-            written.add(&dst.range());
-            index += 1;
+    let mut bounds = ByAllocation::new();
+    for run in runs_by_allocation(pairs) {
+        let [(src, dst), ..] = run else { continue };
+        if !dst.is_writable() || run.iter().any(|(src, dst)| src.len() != dst.len()) {
+            return Err(invalid(pairs));
         }
-        if let [(src, dst), ..] = run {
-            add(&mut bounds, src, &read);
-            add(&mut bounds, dst, &written);
-        }
+        add(&mut bounds, src, &Bounds::of(run.iter().map(|(src, _)| src.range())));
+        add(&mut bounds, dst, &Bounds::of(run.iter().map(|(_, dst)| dst.range())));
     }
     match cells_of(bounds) {
         Some(cells) => marked(pairs, cells),
@@ -43,9 +36,30 @@ pub(crate) fn ranges_of(pairs: &[(RawBuffer, RawBuffer)]) -> Result<Vec<Claimed<
     }
 }
 
-/// Returns the pairs in runs of the same two allocations.
-fn runs_of(pairs: &[(RawBuffer, RawBuffer)]) -> impl Iterator<Item = &[(RawBuffer, RawBuffer)]> {
-    pairs.chunk_by(|one, next| (one.0.id(), one.1.id()) == (next.0.id(), next.1.id()))
+/// Returns the pairs in runs of the same two allocations, none empty.
+pub fn runs_by_allocation(
+    mut pairs: &[(RawBuffer, RawBuffer)],
+) -> impl Iterator<Item = &[(RawBuffer, RawBuffer)]> {
+    iter::from_fn(move || {
+        let (src, dst) = pairs.first()?;
+        let is_other =
+            |pair: &(RawBuffer, RawBuffer)| !(pair.0.shares_allocation(src) && pair.1.shares_allocation(dst));
+        let end = pairs.iter().position(is_other).unwrap_or(pairs.len());
+        let (run, rest) = pairs.split_at(end);
+        pairs = rest;
+        Some(run)
+    })
+}
+
+/// Returns the error of the first pair that is not valid by itself.
+#[cold]
+fn invalid(pairs: &[(RawBuffer, RawBuffer)]) -> Error {
+    let errors = pairs.iter().enumerate().filter_map(|(index, (src, dst))| {
+        let is_valid = src.len() == dst.len() && dst.is_writable();
+        let error = check_pair(src, dst).err().filter(|_| !is_valid)?;
+        Some(refused(error.kind(), index, error))
+    });
+    errors.into_iter().next().unwrap_or_else(|| Error::new(ErrorKind::InvalidArgument, "not a valid batch"))
 }
 
 /// Adds bounds to those of an allocation. Those of one more than [`FEW`] stand for all others.
@@ -66,20 +80,23 @@ fn cells_of(mut bounds: ByAllocation<'_, Bounds>) -> Option<ByAllocation<'_, Cel
     bounds.into_iter().map(|(buffer, bounds)| Some((buffer, bounds.cells()?))).collect()
 }
 
+fn find<'c>(cells: &'c mut ByAllocation<'_, Cells>, buffer: &RawBuffer) -> Option<&'c mut Cells> {
+    cells.iter_mut().find(|(known, _)| known.shares_allocation(buffer)).map(|(_, cells)| cells)
+}
+
 /// Marks the pairs in the bitmaps, and returns the ranges of these.
 fn marked<'a>(
     pairs: &[(RawBuffer, RawBuffer)],
     mut cells: ByAllocation<'a, Cells>,
 ) -> Result<Vec<Claimed<'a>>> {
     let mut first = 0;
-    for run in runs_of(pairs) {
+    for run in runs_by_allocation(pairs) {
         let [(src, dst), ..] = run else { continue };
-        let mut of = |buffer: &RawBuffer, mark: &mut dyn FnMut(&mut Cells) -> Option<(usize, usize)>| {
-            let (_, cells) = cells.iter_mut().find(|(known, _)| known.id() == buffer.id())?;
-            mark(cells)
-        };
-        let read = of(src, &mut |cells| find(run, |(src, _)| cells.read(&src.range())));
-        let conflict = read.or_else(|| of(dst, &mut |cells| find(run, |(_, dst)| cells.write(&dst.range()))));
+        let sources = || run.iter().map(|(src, _)| src.range());
+        let destinations = || run.iter().map(|(_, dst)| dst.range());
+        let read = find(&mut cells, src).and_then(|cells| cells.mark(Access::Read, sources));
+        let conflict =
+            read.or_else(|| find(&mut cells, dst).and_then(|cells| cells.mark(Access::Write, destinations)));
         if let Some((index, byte)) = conflict.filter(|_| !crate::mutant!("core/batch-apart")) {
             return Err(touches(first + index, byte));
         }
@@ -96,15 +113,6 @@ fn marked<'a>(
         }
     }
     Ok(ranges)
-}
-
-/// Returns the index of the first pair for which `conflict` returns a byte, and that byte.
-#[inline]
-fn find(
-    run: &[(RawBuffer, RawBuffer)],
-    mut conflict: impl FnMut(&(RawBuffer, RawBuffer)) -> Option<usize>,
-) -> Option<(usize, usize)> {
-    run.iter().enumerate().find_map(|(index, pair)| Some((index, conflict(pair)?)))
 }
 
 /// A range of a batch that is not empty.

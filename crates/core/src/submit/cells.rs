@@ -28,16 +28,18 @@ impl Default for Bounds {
 }
 
 impl Bounds {
-    /// Adds a range. An empty one has no bounds.
-    #[inline]
-    pub(crate) fn add(&mut self, range: &Range<usize>) {
-        if !range.is_empty() {
-            let Range { start, end } = *range;
-            self.merge(&Self { first: start, end, bits: start | end, uses: 1 });
+    /// Returns the bounds of these ranges. Empty ones have none.
+    pub(crate) fn of(ranges: impl ExactSizeIterator<Item = Range<usize>>) -> Self {
+        let uses = ranges.len();
+        let (mut first, mut last, mut bits) = (usize::MAX, 0, 0);
+        for Range { start, end } in ranges.filter(|range| !range.is_empty()) {
+            first = first.min(start);
+            last = last.max(end);
+            bits |= start | end;
         }
+        Self { first, end: last, bits, uses }
     }
 
-    #[inline]
     pub(crate) fn merge(&mut self, other: &Self) {
         self.first = self.first.min(other.first);
         self.end = self.end.max(other.end);
@@ -74,51 +76,66 @@ struct Word {
 }
 
 impl Cells {
-    /// Marks a range, which is within the bounds, as read. Returns the first byte that is written, if there is one.
+    /// Marks ranges, which are within the bounds, as used. Returns the index of the first that conflicts with another one that is
+    /// marked, and the first byte that both use.
     #[inline]
-    pub(crate) fn read(&mut self, range: &Range<usize>) -> Option<usize> {
-        self.mark(range, |word, mask| {
-            let conflict = word.written & mask;
-            word.read |= mask;
-            conflict
+    pub(crate) fn mark<R: Iterator<Item = Range<usize>>>(
+        &mut self,
+        access: Access,
+        ranges: impl Fn() -> R,
+    ) -> Option<(usize, usize)> {
+        let byte = match access {
+            Access::Read => self.mark_all(ranges(), |word, mask| {
+                word.read |= mask;
+                word.written & mask
+            }),
+            Access::Write => self.mark_all(ranges(), |word, mask| {
+                let conflict = (word.read | word.written) & mask;
+                word.written |= mask;
+                conflict
+            }),
+        };
+        byte.map(|(first, byte)| {
+            let later = ranges().skip(first).position(|range| range.contains(&byte));
+            (first + later.unwrap_or_default(), byte)
         })
     }
 
-    /// Marks a range, which is within the bounds, as written. Returns the first byte that is read or written, if there
-    /// is one.
+    /// Marks ranges, neighbours at once. Returns the first byte that conflicts, and the index of a range before which it is not.
     #[inline]
-    pub(crate) fn write(&mut self, range: &Range<usize>) -> Option<usize> {
-        self.mark(range, |word, mask| {
-            let conflict = (word.read | word.written) & mask;
-            word.written |= mask;
-            conflict
-        })
-    }
-
-    #[inline]
-    fn mark(&mut self, range: &Range<usize>, mark: impl Fn(&mut Word, u64) -> u64) -> Option<usize> {
-        if range.is_empty() {
-            return None;
-        }
-        let cell = |byte: usize| byte.wrapping_sub(self.begin) >> self.shift;
-        let (first, last) = (cell(range.start), cell(range.end).wrapping_sub(1));
-        let (word, until) = (first / BITS, last / BITS);
-        let (mut mask, end) = (u64::MAX << (first % BITS), u64::MAX >> (BITS - 1 - last % BITS));
-        for at in word..until {
-            let conflict = mark(self.words.get_mut(at)?, mask);
-            if conflict != 0 {
-                return Some(self.first_byte(at, conflict));
+    fn mark_all(
+        &mut self,
+        ranges: impl Iterator<Item = Range<usize>>,
+        mark: impl Fn(&mut Word, u64) -> u64,
+    ) -> Option<(usize, usize)> {
+        // Locals, since the words might be these.
+        let (begin, shift, words) = (self.begin, self.shift, self.words.as_mut_slice());
+        let mut mark = |start: usize, end: usize| {
+            let cell = start.wrapping_sub(begin) >> shift;
+            let count = end.wrapping_sub(start) >> shift;
+            let (at, bit) = (cell / BITS, cell % BITS);
+            let conflict = match words.get_mut(at) {
+                Some(word) if bit + count <= BITS && count > 0 => {
+                    mark(word, u64::MAX >> (BITS - count) << bit)
+                }
+                _ => return mark_words(words, cell..cell.saturating_add(count), &mark),
+            };
+            (conflict != 0).then(|| at * BITS + conflict.trailing_zeros() as usize)
+        };
+        let (mut start, mut end, mut first) = (0, 0, 0);
+        let mut conflict = None;
+        for (index, range) in ranges.enumerate() {
+            if range.start != end {
+                conflict = mark(start, end);
+                if conflict.is_some() {
+                    break;
+                }
+                (start, first) = (range.start, index);
             }
-            mask = u64::MAX;
+            end = range.end;
         }
-        let conflict = mark(self.words.get_mut(until)?, mask & end);
-        (conflict != 0).then(|| self.first_byte(until, conflict))
-    }
-
-    /// Returns the first byte of the first of a word's cells.
-    #[cold]
-    fn first_byte(&self, word: usize, cells: u64) -> usize {
-        self.byte(word * BITS + cells.trailing_zeros() as usize)
+        let cell = conflict.or_else(|| mark(start, end))?;
+        Some((first, self.byte(cell)))
     }
 
     /// Calls `found` for each range of neighbouring cells with this access, in order.
@@ -143,4 +160,24 @@ impl Cells {
     fn byte(&self, cell: usize) -> usize {
         self.begin + (cell << self.shift)
     }
+}
+
+/// Marks cells, none or of several words. Returns the first that conflicts.
+#[inline(never)]
+fn mark_words(
+    words: &mut [Word],
+    cells: Range<usize>,
+    mark: &impl Fn(&mut Word, u64) -> u64,
+) -> Option<usize> {
+    let mut rest = cells;
+    while !rest.is_empty() {
+        let (at, bit) = (rest.start / BITS, rest.start % BITS);
+        let count = (BITS - bit).min(rest.len());
+        let conflict = mark(words.get_mut(at)?, u64::MAX >> (BITS - count) << bit);
+        if conflict != 0 {
+            return Some(at * BITS + conflict.trailing_zeros() as usize);
+        }
+        rest.start += count;
+    }
+    None
 }

@@ -1,7 +1,7 @@
 //! From an operation to a queue: claims on buffers, submission, and the futures that tasks await instead of
 //! blocking.
 
-mod batch;
+pub(crate) mod batch;
 mod cells;
 pub(crate) mod claim;
 pub(crate) mod fill;

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use transload_core::{MemoryKind, RawBuffer};
+use transload_core::{MemoryKind, RawBuffer, runs_by_allocation};
 use transload_cuda_sys::{Driver, DriverError, RawStream, check, ffi};
 
 use super::driver_calls::{INVALID_VALUE, copy, driver_address};
@@ -43,8 +43,7 @@ impl BatchCall {
 pub(crate) fn by_allocations(
     pairs: &[(RawBuffer, RawBuffer)],
 ) -> impl Iterator<Item = &(RawBuffer, RawBuffer)> {
-    let runs = pairs.chunk_by(|one, next| (one.0.id(), one.1.id()) == (next.0.id(), next.1.id()));
-    runs.filter_map(<[_]>::first)
+    runs_by_allocation(pairs).filter_map(<[_]>::first)
 }
 
 /// Source, destination and length of each copy: pairs that follow each other in both allocations are one, and empty ones are left out.
@@ -66,7 +65,7 @@ impl<'a> Iterator for Joined<'a> {
         let mut bytes = src.len();
         while let [(from, to), rest @ ..] = self.0 {
             let follows = from.offset() == src.offset() + bytes && to.offset() == dst.offset() + bytes;
-            if !(from.is_empty() || follows && (from.id(), to.id()) == (src.id(), dst.id())) {
+            if !(from.is_empty() || follows && from.shares_allocation(src) && to.shares_allocation(dst)) {
                 break;
             }
             bytes += from.len();

@@ -1,9 +1,11 @@
 //! Checks a list of pairs, and groups them by path.
 
-use std::{cmp::Ordering, iter};
+use std::{cmp::Ordering, iter, slice};
 
 use smallvec::{SmallVec, smallvec};
-use transload_core::{BufferId, Error, ErrorKind, Operation, RawBuffer, Result, TransferPath};
+use transload_core::{
+    BufferId, Error, ErrorKind, Operation, RawBuffer, Result, TransferPath, runs_by_allocation,
+};
 
 use super::Pair;
 use crate::planning::request::PlanInput;
@@ -32,12 +34,20 @@ impl Group {
         }
     }
 
-    pub(super) fn add(&mut self, (src, dst): &Pair) {
+    /// Adds pairs of the same two allocations.
+    pub(super) fn add(&mut self, run: &[Pair]) {
         let visible =
             |buffer: &RawBuffer| !buffer.place().device.is_cpu() || buffer.device_address().is_some();
-        self.count += 1;
-        self.input.bytes = self.input.bytes.saturating_add(src.len() as u64);
-        self.input.device_visible &= visible(src) && visible(dst);
+        let (mut count, mut bytes) = (0, 0_u64);
+        for (src, _) in run {
+            count += usize::from(!src.is_empty());
+            bytes = bytes.saturating_add(src.len() as u64);
+        }
+        if let Some((src, dst)) = run.first().filter(|_| count > 0) {
+            self.count += count;
+            self.input.bytes = self.input.bytes.saturating_add(bytes);
+            self.input.device_visible &= visible(src) && visible(dst);
+        }
     }
 
     /// Returns its pairs, of the list that it was made of.
@@ -64,15 +74,13 @@ pub(super) fn grouped(list: &[Pair]) -> Result<Vec<Group>, BadPairs> {
     let Some(first) = list.first() else { return Ok(Vec::new()) };
     let mut whole = Group::new(path_of(first));
     let mut is_one = true;
-    for (index, pair) in list.iter().enumerate() {
-        let (src, dst) = pair;
-        if src.len() != dst.len() || !dst.is_writable() {
-            return Err(bad_pair(list, index));
+    for run in runs_by_allocation(list) {
+        let Some(first) = run.first() else { continue };
+        if !first.1.is_writable() || run.iter().any(|(src, dst)| src.len() != dst.len()) {
+            return Err(first_bad_pair(list));
         }
-        if !src.is_empty() {
-            whole.add(pair);
-        }
-        is_one &= path_of(pair) == whole.input.path;
+        whole.add(run);
+        is_one &= path_of(first) == whole.input.path;
     }
     if whole.count == 0 {
         return Ok(Vec::new());
@@ -92,7 +100,7 @@ pub(super) fn grouped(list: &[Pair]) -> Result<Vec<Group>, BadPairs> {
             });
         }
         let Some(group) = groups.get_mut(latest) else { continue };
-        group.add(pair);
+        group.add(slice::from_ref(pair));
         group.indices.get_or_insert_default().push(index);
         group.part.get_or_insert_default().push(pair.clone());
     }
@@ -100,7 +108,9 @@ pub(super) fn grouped(list: &[Pair]) -> Result<Vec<Group>, BadPairs> {
 }
 
 #[cold]
-fn bad_pair(list: &[Pair], index: usize) -> BadPairs {
+fn first_bad_pair(list: &[Pair]) -> BadPairs {
+    let is_bad = |(src, dst): &Pair| src.len() != dst.len() || !dst.is_writable();
+    let index = list.iter().position(is_bad).unwrap_or_default();
     let checked = list.get(index).map_or(Ok(()), |(src, dst)| Operation::Copy { src, dst }.validate());
     let cause = checked.err().unwrap_or_else(|| Error::new(ErrorKind::InvalidArgument, "not a valid copy"));
     let text = format!("pair {index} of {} is invalid, nothing was copied", list.len());

@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc};
 use parking_lot::Mutex;
 use transload_core::{
     DeviceId, Error, ErrorKind, RawBuffer, Result, TransferId, TransferMethod, TransferPath, TransferReport,
+    runs_by_allocation,
 };
 
 use super::{
@@ -184,7 +185,7 @@ impl CrossBackendTransferManager {
             }
             Key::Path(path) => {
                 let mut group = Group::new(path);
-                pairs.iter().for_each(|pair| group.add(pair));
+                runs_by_allocation(&pairs).for_each(|run| group.add(run));
                 let mut report = TransferReport::clone(&*self.plan_on(&group.input, options, None)?);
                 report.chunks = u32::try_from(pairs.len()).unwrap_or(u32::MAX);
                 Ok((report, Work::Anew(group, pairs)))
