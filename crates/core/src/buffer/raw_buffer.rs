@@ -243,13 +243,6 @@ impl RawBuffer {
             .then(|| self.of_allocation(ours.start.min(theirs.start), ours.end.max(theirs.end)))
     }
 
-    /// Returns whether both are views of one allocation.
-    #[must_use]
-    #[inline]
-    pub fn shares_allocation(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.allocation, &other.allocation)
-    }
-
     /// Returns whether both share a byte of one allocation.
     #[must_use]
     #[inline]

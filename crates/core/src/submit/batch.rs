@@ -2,7 +2,7 @@
 //!
 //! Most batches use parts of a few allocations, which are marked in bitmaps. Other ranges are sorted.
 
-use std::{fmt::Display, iter, ops::Range};
+use std::{fmt::Display, iter, ops::Range, ptr};
 
 use smallvec::SmallVec;
 
@@ -33,6 +33,15 @@ pub(crate) fn ranges_of(pairs: &[(RawBuffer, RawBuffer)]) -> Result<Vec<Claimed<
     match cells_of(bounds) {
         Some(cells) => marked(pairs, cells),
         None => sorted(pairs),
+    }
+}
+
+impl RawBuffer {
+    /// Returns whether both are views of one allocation. Faster than a comparison of their ids.
+    #[must_use]
+    #[inline]
+    pub fn shares_allocation(&self, other: &Self) -> bool {
+        ptr::eq(self.hazards(), other.hazards())
     }
 }
 
