@@ -265,7 +265,8 @@ pub(super) mod device {
         }
 
         pub(super) fn read(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
-            let back = self.gpu.memory()?.allocate(MemoryKind::Pinned, buffer.len())?;
+            // Kept when dropped: while the driver frees pinned memory behind a kernel, nearly every call of the process waits.
+            let back = self.rt.allocate(self.gpu.id(), MemoryKind::Pinned, buffer.len())?;
             self.stream.copy_to_host_async(buffer, &back).wait()?;
             Ok(back)
         }
