@@ -17,7 +17,6 @@ use crate::{
     report_events,
     staging::{
         Pieces, RingHold, StagedKind, StagedTimeline, StagedTransfer, StagingRings, chunk_for, chunks_of,
-        default_workers,
     },
     stats::lost::name_lost_device,
 };
@@ -78,7 +77,7 @@ impl Method for HostStaged {
     }
 
     fn chunks(&self, _: &Route, input: &PlanInput) -> u32 {
-        chunks_of(input.bytes, default_workers())
+        chunks_of(input.bytes, input.path.src.device.is_cpu())
     }
 
     fn is_of_one_queue(&self, _: TransferPath) -> bool {
@@ -87,8 +86,7 @@ impl Method for HostStaged {
 
     /// At most what the ring holds.
     fn queued(&self, bytes: u64) -> u64 {
-        let workers = default_workers();
-        let chunk = chunk_for(usize::try_from(bytes).unwrap_or(usize::MAX), workers);
+        let chunk = chunk_for(usize::try_from(bytes).unwrap_or(usize::MAX), false);
         bytes.min(chunk.saturating_mul(self.rings.ring_size()) as u64)
     }
 

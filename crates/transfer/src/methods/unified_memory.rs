@@ -66,7 +66,7 @@ impl Method for UnifiedMemory {
         if input.path.src.device == route.lane && input.path.dst.device == route.lane {
             return 1;
         }
-        chunks_of(input.bytes, default_workers())
+        chunks_of(input.bytes, false)
     }
 
     fn is_of_one_queue(&self, path: TransferPath) -> bool {

@@ -1,7 +1,9 @@
 //! Copies one chunk: by the host between two memories, or through a staging buffer by a queue.
 
 use std::{
+    mem,
     ops::Range,
+    ptr,
     sync::{Arc, atomic::Ordering},
 };
 
@@ -16,7 +18,7 @@ use super::{
     StagedTransfer,
     fresh::{copy_to_cleared, fault_in},
     pieces::Piece,
-    ring::StagingBuffer,
+    ring::{CAPACITY, StagingBuffer},
     stream_copy::stream_copy,
     wait_mode::{WaitMode, has_room, room},
 };
@@ -52,6 +54,10 @@ pub(super) struct ChunkCopy {
     range: Range<usize>,
     /// `Some` until the chunk is finished.
     buffer: Option<StagingBuffer>,
+    /// Whether it counts as one that the host has not copied yet.
+    on_host: bool,
+    /// Whether its event was emitted.
+    is_told: bool,
     /// Result of enqueueing the first copy, if tried.
     started: Option<Result<()>>,
     /// Enqueued copies that are not known to be complete.
@@ -62,7 +68,23 @@ impl ChunkCopy {
     /// `range` is a chunk that the caller has taken.
     pub(super) fn new(transfer: Arc<StagedTransfer>, range: Range<usize>, buffer: StagingBuffer) -> Self {
         transfer.buffers_in_use.fetch_add(1, Ordering::Relaxed);
-        Self { transfer, range, buffer: Some(buffer), started: None, copies: SmallVec::new() }
+        let on_host = transfer.is_upload();
+        transfer.on_host.fetch_add(usize::from(on_host), Ordering::Relaxed);
+        Self {
+            transfer,
+            range,
+            buffer: Some(buffer),
+            on_host,
+            is_told: false,
+            started: None,
+            copies: SmallVec::new(),
+        }
+    }
+
+    /// Counts the chunk as copied by the host, if it is not yet.
+    fn leave_host(&mut self) {
+        let counted = mem::take(&mut self.on_host);
+        self.transfer.on_host.fetch_sub(usize::from(counted), Ordering::Relaxed);
     }
 
     fn tell(&self, event: ChunkEvent<'_>) {
@@ -75,10 +97,19 @@ impl ChunkCopy {
         self.transfer.priority
     }
 
-    /// Enqueues the first copy, if its queue has room. An upload, which the host copies first, only if `with_host`. A
+    pub(super) fn is_of(&self, transfer: &Arc<StagedTransfer>) -> bool {
+        Arc::ptr_eq(&self.transfer, transfer)
+    }
+
+    /// Enqueues the first copy, if that was not done and its queue has room. An upload, which the host copies first, only if `with_host`. A
     /// panic fails this chunk only, since the caller may be another transfer's task.
     pub(super) fn start(&mut self, with_host: bool) {
-        self.tell(ChunkEvent::Started);
+        if !mem::replace(&mut self.is_told, true) {
+            self.tell(ChunkEvent::Started);
+        }
+        if self.started.is_some() {
+            return;
+        }
         let transfer = Arc::clone(&self.transfer);
         let started = catch_panic(|| match &transfer.kind {
             StagedKind::Upload(queue) if with_host && has_room(&**queue) => self.upload(queue).map(Some),
@@ -91,6 +122,9 @@ impl ChunkCopy {
             _ => Ok(None),
         });
         self.started = started.and_then(|started| started).transpose();
+        if self.started.is_some() {
+            self.leave_host();
+        }
     }
 
     /// Copies this chunk, then further ones from the ring. Yields to other tasks after each.
@@ -110,6 +144,7 @@ impl ChunkCopy {
         let moved = self.transfer_chunk(waits).await;
         let arrived = self.wait_for_copies(waits).await;
         let buffer = self.buffer.take()?;
+        self.leave_host();
         transfer.buffers_in_use.fetch_sub(1, Ordering::Relaxed);
         let outcome = moved.and(arrived);
         self.tell(match &outcome {
@@ -140,7 +175,10 @@ impl ChunkCopy {
             StagedKind::Upload(queue) => {
                 if !is_started {
                     room(&**queue, waits).await;
-                    self.upload(queue)?;
+                    let enqueued = self.upload(queue);
+                    self.leave_host();
+                    enqueued?;
+                    transfer.ring.start_further(&transfer);
                 }
                 Ok(())
             }
@@ -158,7 +196,7 @@ impl ChunkCopy {
                     // SAFETY: the piece lies within the staging buffer.
                     let staged = unsafe { address.add(piece.at) };
                     let dst = host_pointer(piece.dst, piece.range.start)?;
-                    host_copy(staged, dst, piece.range.len(), cleared);
+                    host_copy(staged, dst, piece.range.len(), Stores::into_user(cleared));
                 }
                 Ok(())
             }
@@ -183,7 +221,7 @@ impl ChunkCopy {
                     let (src, dst) = (host_pointer(src, range.start)?, host_pointer(dst, range.start)?);
                     let cleared = is_host && fault_in(dst, range.len());
                     transfer.timeline.mark_written();
-                    host_copy(src, dst, range.len(), cleared);
+                    host_copy(src, dst, range.len(), Stores::into_user(cleared));
                 }
                 Ok(())
             }
@@ -221,10 +259,11 @@ impl ChunkCopy {
     /// Copies the chunk into the staging buffer, and enqueues the copy to the device.
     fn upload(&mut self, queue: &QueueLease) -> Result<()> {
         let (_, address) = self.staged()?;
+        let stores = if self.transfer.chunks.size() == CAPACITY { Stores::Cached } else { Stores::Streaming };
         for piece in self.transfer.pieces.within(&self.range) {
             // SAFETY: the piece lies within the staging buffer.
             let staged = unsafe { address.add(piece.at) };
-            host_copy(host_pointer(piece.src, piece.range.start)?, staged, piece.range.len(), false);
+            host_copy(host_pointer(piece.src, piece.range.start)?, staged, piece.range.len(), stores);
         }
         self.enqueue_upload(queue)
     }
@@ -289,6 +328,7 @@ impl ChunkCopy {
 
 impl Drop for ChunkCopy {
     fn drop(&mut self) {
+        self.leave_host();
         if let Some(buffer) = self.buffer.take() {
             self.transfer.abandon(&self.copies);
             self.transfer.ring.recover(buffer, &self.copies);
@@ -304,12 +344,36 @@ fn host_pointer(buffer: &RawBuffer, offset: usize) -> Result<*mut u8> {
     }
 }
 
-/// Copies on the host, between a buffer and a staging buffer or between the two buffers. `cleared` is what
-/// [`fault_in`] returned.
-fn host_copy(src: *mut u8, dst: *mut u8, bytes: usize, cleared: bool) {
+/// How the host stores what it copies.
+#[derive(Clone, Copy)]
+enum Stores {
+    /// Past the caches.
+    Streaming,
+    /// Into the caches: an upload so long that it uses the ring's buffers again while they are there is 4 to 8 % faster by this
+    /// (256 MiB on an H200: 45 instead of 42 GB/s).
+    Cached,
+    /// Into pages that [`fault_in`] has just cleared.
+    ToCleared,
+}
+
+impl Stores {
+    /// `cleared` is what [`fault_in`] returned.
+    fn into_user(cleared: bool) -> Self {
+        if cleared { Self::ToCleared } else { Self::Streaming }
+    }
+}
+
+/// Copies on the host, between a buffer and a staging buffer or between the two buffers.
+fn host_copy(src: *mut u8, dst: *mut u8, bytes: usize, stores: Stores) {
     host_access::note(src.addr(), bytes, HostAccess::Read);
     host_access::note(dst.addr(), bytes, HostAccess::Write);
     // SAFETY: each side is a staging buffer that the caller holds, or a chunk that was claimed for the transfer and taken by
     // the caller alone; both are valid for the chunk's length, and the two are different memory.
-    unsafe { if cleared { copy_to_cleared(src, dst, bytes) } else { stream_copy(src, dst, bytes) } };
+    unsafe {
+        match stores {
+            Stores::Streaming => stream_copy(src, dst, bytes),
+            Stores::Cached => ptr::copy_nonoverlapping(src, dst, bytes),
+            Stores::ToCleared => copy_to_cleared(src, dst, bytes),
+        }
+    };
 }

@@ -1,13 +1,19 @@
 //! The limit on staging buffers, and whose threads move chunks.
 
-use std::time::Duration;
+use std::{sync::mpsc, time::Duration};
 
 use transload_core::{
     CostModel, ErrorKind, MemoryKind, PathCost, RejectReason, TransferMethod, TransferPath,
 };
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
-use crate::{MOCK, Mock, is_at_rest, mock::bytes, pair, staging::stage, watchdog::within};
+use crate::{
+    MOCK, Mock, is_at_rest,
+    mock::{bytes, set_bytes},
+    pair,
+    staging::stage,
+    watchdog::within,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -44,6 +50,37 @@ fn chunks_are_moved_by_the_given_executor() {
         assert_eq!(executor.live_threads(), 0);
         stage(&manager, &src, &dst).wait().unwrap();
         assert!(executor.live_threads() > 0);
+    });
+}
+
+#[test]
+fn waiting_thread_copies_what_no_worker_has_begun() {
+    within("transfers beside a worker that is stuck", || {
+        let executor = transload_executor::Executor::with_threads(1).unwrap();
+        let manager = CrossBackendTransferManager::builder().executor(&executor).build();
+        manager.register_backend(Mock::default().build()).unwrap();
+        let (src, dst) = pair(&manager, 8 * MIB);
+        // Makes staging buffers.
+        stage(&manager, &src, &dst).wait().unwrap();
+        let (begun, is_stuck) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        let stuck = executor.spawn(async move {
+            begun.send(()).unwrap();
+            released.recv()
+        });
+        is_stuck.recv().unwrap();
+        for value in [2, 3] {
+            set_bytes(&src, value);
+            stage(&manager, &src, &dst).wait().unwrap();
+            assert!(bytes(&dst) == vec![value; 8 * MIB]);
+            set_bytes(&src, 0);
+            stage(&manager, &dst, &src).wait().unwrap();
+            assert!(bytes(&src) == vec![value; 8 * MIB]);
+        }
+        release.send(()).unwrap();
+        pollster::block_on(stuck).unwrap().unwrap();
+        drop((src, dst));
+        assert!(is_at_rest(&manager));
     });
 }
 

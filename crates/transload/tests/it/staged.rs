@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use transload::{
     CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, Place, StreamPriority, TransferMethod,
-    TransferOptions, WorkloadType,
+    TransferOptions, TransferReport, WorkloadType,
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig, CudaDevice},
 };
@@ -33,7 +33,7 @@ fn automatic_choice_stages_large_pageable_memory_in_chunks() {
     let up = setup.manager.copy(&source, &there).wait().unwrap();
     let down = setup.manager.copy(&there, &back).wait().unwrap();
     assert_eq!((up.method, down.method), (TransferMethod::HostStaged, TransferMethod::HostStaged));
-    assert!(up.chunks > 1 && up.chunks == down.chunks, "{up:?}");
+    assert!(up.chunks > 1 && down.chunks > 1, "{up:?} {down:?}");
     let (begin, end) =
         (there.device_address().unwrap(), there.device_address().unwrap() + there.len() as u64);
     let mine = |name: &str, at: usize| -> (u64, u64) {
@@ -42,9 +42,9 @@ fn automatic_choice_stages_large_pageable_memory_in_chunks() {
             calls.iter().filter(|call| call.name == name && (begin..end).contains(&call.arguments[at]));
         ours.fold((0, 0), |(count, bytes), call| (count + 1, bytes + call.arguments[2]))
     };
-    let all = (u64::from(up.chunks), content.len() as u64);
-    assert_eq!(mine("cuMemcpyHtoDAsync_v2", 0), all, "one pinned copy for each chunk");
-    assert_eq!(mine("cuMemcpyDtoHAsync_v2", 1), all);
+    let all = |report: &TransferReport| (u64::from(report.chunks), content.len() as u64);
+    assert_eq!(mine("cuMemcpyHtoDAsync_v2", 0), all(&up), "one pinned copy for each chunk");
+    assert_eq!(mine("cuMemcpyDtoHAsync_v2", 1), all(&down));
     drop(trace);
     assert!(*back.read().unwrap() == content[..]);
 }

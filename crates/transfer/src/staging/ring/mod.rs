@@ -46,6 +46,9 @@ struct State {
     allocating: usize,
     /// Transfers with chunks to take, by priority, round-robin.
     transfers: [VecDeque<Arc<StagedTransfer>>; 3],
+    /// Chunks with a buffer that no thread copies yet, by priority. There are as many tasks that take one each, unless a waiting thread
+    /// was faster.
+    ready: [VecDeque<ChunkCopy>; 3],
     /// Dispatches until another buffer may be allocated.
     backoff: u32,
     /// Transfers until the first buffer may be allocated.
@@ -107,9 +110,13 @@ impl StagingRing {
         self.most.saturating_sub(others).max(1)
     }
 
-    /// Adds a transfer that is ready. Returns a chunk of its priority for the caller to copy, if any.
-    pub(super) fn add(self: &Arc<Self>, transfer: &Arc<StagedTransfer>) -> Option<ChunkCopy> {
-        self.dispatch(Some(transfer.priority), |state| {
+    /// Adds a transfer that is ready. Returns a chunk of priority `mine` for the caller to copy, if any.
+    pub(super) fn add(
+        self: &Arc<Self>,
+        transfer: &Arc<StagedTransfer>,
+        mine: Option<StreamPriority>,
+    ) -> Option<ChunkCopy> {
+        self.dispatch(mine, |state| {
             // A helping thread may have taken all chunks; then nothing would remove the transfer again.
             if !transfer.chunks.are_taken() {
                 state.enqueue(Arc::clone(transfer), VecDeque::push_back);
@@ -130,10 +137,47 @@ impl StagingRing {
         self.dispatch(mine, |state| state.free.push(buffer))
     }
 
-    /// Copies a chunk, and then further ones, in a task of its own.
-    pub(super) fn spawn(&self, chunk: ChunkCopy) {
-        // Cannot fail: the transfer was started by a thread of the executor.
-        let _always = self.executor.spawn_detached(chunk.priority(), chunk.run());
+    /// Starts further chunks of a transfer, of which the host has copied one.
+    pub(super) fn start_further(self: &Arc<Self>, transfer: &StagedTransfer) {
+        if transfer.buffers_wanted() > 0 {
+            let _none = self.dispatch(None, |_| ());
+        }
+    }
+
+    /// Has a chunk copied, and then further ones, by a task.
+    pub(super) fn spawn(self: &Arc<Self>, chunk: ChunkCopy) {
+        self.spawn_all(SmallVec::from_iter([chunk]));
+    }
+
+    /// Has the chunks copied by tasks, or by threads that wait for their transfers, whichever comes first: a sleeping worker takes as long
+    /// to wake as copying a chunk.
+    fn spawn_all(self: &Arc<Self>, chunks: SmallVec<[ChunkCopy; 16]>) {
+        let mut counts = [0; 3];
+        let mut state = self.state.lock();
+        for chunk in chunks {
+            let priority = chunk.priority();
+            counts[State::index(priority)] += 1;
+            state.ready[State::index(priority)].push_back(chunk);
+        }
+        drop(state);
+        for priority in [StreamPriority::High, StreamPriority::Normal, StreamPriority::Low] {
+            let count = counts[State::index(priority)];
+            if count == 0 {
+                continue;
+            }
+            let run = |_| {
+                let ring = Arc::clone(self);
+                async move {
+                    let next = ring.state.lock().ready[State::index(priority)].pop_front();
+                    drop(ring);
+                    if let Some(chunk) = next {
+                        chunk.run().await;
+                    }
+                }
+            };
+            // Cannot fail: the transfer was started by a thread of the executor.
+            let _always = self.executor.spawn_all(priority, (0..count).map(run));
+        }
     }
 
     /// Recovers the buffer of a task that ended early. If `copies` may still use it, its memory is freed after them
@@ -147,9 +191,15 @@ impl StagingRing {
         };
     }
 
-    /// Takes a chunk of the transfer, if there is one and a free buffer for it.
+    /// Takes a chunk of the transfer that no other thread copies yet, if there is one and a buffer for it.
     pub(super) fn take(&self, transfer: &Arc<StagedTransfer>) -> Option<ChunkCopy> {
         let mut state = self.state.lock();
+        let ready = &mut state.ready[State::index(transfer.priority)];
+        if let Some(at) = ready.iter().position(|chunk| chunk.is_of(transfer))
+            && !transload_core::mutant!("transfer/waiting-thread-takes-ready-chunks")
+        {
+            return ready.remove(at);
+        }
         if state.free.is_empty() {
             return None;
         }
@@ -165,7 +215,7 @@ impl StagingRing {
     }
 
     /// Changes the state, then assigns free buffers to transfers, enqueues the chunks' first device copies, and spawns
-    /// a task per chunk. Returns one chunk of priority `mine` for the caller instead.
+    /// a task for each chunk. Returns one chunk of priority `mine` for the caller instead.
     fn dispatch(
         self: &Arc<Self>,
         mine: Option<StreamPriority>,
@@ -186,12 +236,8 @@ impl StagingRing {
         copies.iter_mut().for_each(|next| next.start(false));
         let own =
             copies.iter().position(|next| Some(next.priority()) == mine).map(|index| copies.remove(index));
-        while let Some(priority) = copies.first().map(ChunkCopy::priority) {
-            let (same, others): (SmallVec<_>, _) =
-                copies.into_iter().partition(|next| next.priority() == priority);
-            // Cannot fail: the transfer was started by a thread of the executor.
-            let _always = self.executor.spawn_all(priority, same.into_iter().map(ChunkCopy::run));
-            copies = others;
+        if !copies.is_empty() {
+            self.spawn_all(copies);
         }
         own
     }
@@ -228,13 +274,16 @@ impl State {
         transfer: Arc<StagedTransfer>,
         enter: fn(&mut VecDeque<Arc<StagedTransfer>>, Arc<StagedTransfer>),
     ) {
-        let [high, normal, low] = &mut self.transfers;
-        let transfers = match transfer.priority {
-            StreamPriority::High => high,
-            StreamPriority::Normal => normal,
-            StreamPriority::Low => low,
-        };
+        let transfers = &mut self.transfers[Self::index(transfer.priority)];
         enter(transfers, transfer);
+    }
+
+    const fn index(priority: StreamPriority) -> usize {
+        match priority {
+            StreamPriority::High => 0,
+            StreamPriority::Normal => 1,
+            StreamPriority::Low => 2,
+        }
     }
 }
 
