@@ -43,7 +43,9 @@ impl Spans {
         let first = self.0.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
         for (_, span) in self.0.range(first..range.end).filter(|(_, span)| span.end > range.start) {
             for (branch, last) in last.iter_mut().enumerate() {
-                let read = if access == Access::Write { span.read[branch] } else { None };
+                let waits_for_reads =
+                    access == Access::Write && !transload_core::mutant!("streams/recorded-write-after-reads");
+                let read = if waits_for_reads { span.read[branch] } else { None };
                 *last = (*last).max(span.written[branch]).max(read);
             }
         }

@@ -56,6 +56,8 @@ fn earlier(steps: &[Step]) -> Vec<Vec<bool>> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn conflicting_operations_keep_their_order(
         ranges in proptest::collection::vec((0..40_usize, 0..40_usize, 0..12_usize), 2..40)
