@@ -7,9 +7,9 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{
-    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryAdvice, MemoryInfo, MemoryKind, Operation,
-    PathCost, PeerAccess, PinnedCache, Place, Pod, QueueLease, RawBuffer, Recording, ResourceCounts, Result,
-    SharedBuffer, StreamPriority, WorkloadType, events::report, mutant,
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, ListCost, MemoryAdvice, MemoryInfo, MemoryKind,
+    Operation, PathCost, PeerAccess, PinnedCache, Place, Pod, QueueLease, RawBuffer, Recording,
+    ResourceCounts, Result, SharedBuffer, StreamPriority, WorkloadType, events::report, mutant,
 };
 use transload_cuda_sys::Driver;
 use transload_memory::{
@@ -17,7 +17,7 @@ use transload_memory::{
 };
 use transload_streams::{AdvancedStreamPool, CudaGraph, StreamLease, StreamOrderedAllocator};
 
-use crate::{CudaBackendConfig, CudaBuffer, costs, device::DeviceState, peers::Peers, share};
+use crate::{CudaBackendConfig, CudaBuffer, costs, device::DeviceState, list_costs, peers::Peers, share};
 
 /// The devices of the CUDA driver. Usable from any thread.
 pub struct CudaBackend {
@@ -355,6 +355,10 @@ impl Backend for CudaBackend {
         let peers = peers
             .flat_map(|(src, dst)| costs::across(src, dst).into_iter().chain([costs::between(src, dst)]));
         own.chain(peers).collect()
+    }
+
+    fn default_list_costs(&self) -> Vec<ListCost> {
+        self.states.iter().flat_map(|state| list_costs::of(state.id)).collect()
     }
 
     fn advise(&self, buffer: &RawBuffer, advice: MemoryAdvice) -> Result<()> {

@@ -87,6 +87,12 @@ pub(crate) struct Plan {
     /// Number of bytes, such as 4096, 64KiB, 256MiB or 1GB.
     #[arg(value_parser = text::parse_size)]
     pub(crate) size: u64,
+    /// Plan a list of so many copies of that size each.
+    #[arg(long, value_name = "NUMBER", conflicts_with = "curve")]
+    pub(crate) pieces: Option<u64>,
+    /// With --pieces: the device has no other work meanwhile.
+    #[arg(long, requires = "pieces")]
+    pub(crate) exclusive: bool,
     /// Also show each size's method, and the sizes at which it changes.
     #[arg(long)]
     pub(crate) curve: bool,

@@ -4,7 +4,8 @@ use std::{ops::ControlFlow, time::Duration};
 
 use serde_json::{Value, json};
 use transload::calibration::{
-    Calibrated, CalibrationOptions, MeasuredTime, PathCalibration, UnfinishedReason,
+    Calibrated, CalibrationOptions, ListCalibration, MeasuredList, MeasuredTime, PathCalibration,
+    UnfinishedReason,
 };
 
 use crate::{
@@ -59,8 +60,10 @@ fn json(calibrated: &Calibrated) -> Value {
 fn human(calibrated: &Calibrated) -> String {
     let calibration = &calibrated.calibration;
     let mut text: String = calibration.paths.iter().map(curves).collect();
+    text += &lists(&calibration.lists);
     for unfinished in &calibration.unfinished {
-        text += &format!("not finished: {}: {}\n", unfinished.path, unfinished.reason);
+        let what = if unfinished.lists_only { " (lists)" } else { "" };
+        text += &format!("not finished: {}{what}: {}\n", unfinished.path, unfinished.reason);
     }
     text += &format!("measured in {:.1} s\n", calibration.elapsed.as_secs_f64());
     text += &match &calibrated.stored {
@@ -101,6 +104,21 @@ fn curves(calibrated: &PathCalibration) -> String {
         text += &format!("{crossing}\n");
     }
     text + "\n"
+}
+
+/// The times of lists.
+fn lists(measured: &[ListCalibration]) -> String {
+    let rows = measured.iter().flat_map(|ListCalibration { path, way, times, .. }| {
+        times.iter().map(move |MeasuredList { pieces, time, .. }| {
+            let shape = format!("{pieces} × {}", text::bytes(time.bytes));
+            [path.to_string(), way.to_string(), shape, format!("{:.1?}", time.median), noise(time)]
+        })
+    });
+    let rows: Vec<_> = rows.collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    output::table(["LISTS", "WAY", "PIECES", "TIME", "NOISE"], 2, &rows) + "\n"
 }
 
 fn noise(time: &MeasuredTime) -> String {

@@ -1,4 +1,4 @@
-//! `transload costs`: prints the costs that methods are chosen by; `--costs` sets those of a file.
+//! `transload costs`: prints the costs that methods, and the ways of lists, are chosen by; `--costs` sets those of a file.
 
 use std::{fs::File, io::Read as _, path::Path};
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use transload::{
     Runtime, TransferMethod,
-    backend::{CostBasis, PathCost},
+    backend::{CostBasis, ListCost, PathCost},
 };
 
 use crate::{
@@ -20,9 +20,9 @@ const LARGEST: u64 = 8 << 20;
 
 /// A cost as it is printed.
 #[derive(Serialize)]
-struct Printed<'a> {
+struct Printed<'a, T> {
     #[serde(flatten)]
-    cost: &'a PathCost,
+    cost: &'a T,
     basis: CostBasis,
 }
 
@@ -30,12 +30,35 @@ struct Printed<'a> {
 #[derive(Deserialize)]
 struct Costs {
     costs: Vec<PathCost>,
+    #[serde(default)]
+    lists: Vec<ListCost>,
 }
 
 pub(crate) fn run(invocation: &Invocation) -> Result<String, Failure> {
-    let costs = invocation.runtime.manager().costs();
-    let printed: Vec<_> = costs.iter().map(|(cost, basis)| Printed { cost, basis: *basis }).collect();
-    invocation.render("costs", &json!({ "costs": printed }), || human(&costs))
+    let manager = invocation.runtime.manager();
+    let (costs, lists) = (manager.costs(), manager.list_costs());
+    let json = json!({ "costs": printed(&costs), "lists": printed(&lists) });
+    invocation.render("costs", &json, || human(&costs) + &human_lists(&lists))
+}
+
+fn printed<T>(costs: &[(T, CostBasis)]) -> Vec<Printed<'_, T>> {
+    costs.iter().map(|(cost, basis)| Printed { cost, basis: *basis }).collect()
+}
+
+/// A row for the costs of each path's lists by one way, with the times of 1,000 pieces of some lengths.
+fn human_lists(costs: &[(ListCost, CostBasis)]) -> String {
+    if costs.is_empty() {
+        return String::new();
+    }
+    let row = |(ListCost { path, way, model }, basis): &(ListCost, CostBasis)| {
+        let time = |bytes| format!("{:.1?}", model.predict(1000, 1000 * bytes));
+        let (small, middle, large) = (time(4 << 10), time(64 << 10), time(1 << 20));
+        [path.to_string(), way.to_string(), basis.to_string(), small, middle, large]
+    };
+    let rows: Vec<_> = costs.iter().map(row).collect();
+    let sizes = [4 << 10, 64 << 10, 1 << 20].map(|bytes| format!("1000 × {}", text::bytes(bytes)));
+    let [small, middle, large] = &sizes;
+    "\n".to_owned() + &output::table(["LISTS", "WAY", "BASIS", small, middle, large], 3, &rows)
 }
 
 /// A row for each cost, with the times of some sizes.
@@ -73,10 +96,11 @@ pub(crate) fn set(runtime: &Runtime, file: &Path) -> Result<(), Failure> {
     if text.len() as u64 > LARGEST {
         return Err(refused(format!("it has more than {LARGEST} bytes")));
     }
-    let Costs { costs } = serde_json::from_slice(&text).map_err(|error| refused(error.to_string()))?;
+    let Costs { costs, lists } = serde_json::from_slice(&text).map_err(|error| refused(error.to_string()))?;
     if let Some(wrong) = costs.iter().find(|cost| !TransferMethod::ALL.contains(&cost.method)) {
         return Err(refused(format!("{} is no method of transfers", wrong.method)));
     }
     runtime.manager().set_costs(costs);
+    runtime.manager().set_list_costs(lists);
     Ok(())
 }

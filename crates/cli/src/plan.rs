@@ -10,6 +10,11 @@ pub(crate) fn run(invocation: &Invocation, wanted: &args::Plan) -> Result<String
         invocation.device(place.device)?;
     }
     let (manager, options) = (invocation.runtime.manager(), TransferOptions::new());
+    if let Some(pieces) = wanted.pieces {
+        let list = (pieces, wanted.size);
+        let plan = manager.plan_many(wanted.from, wanted.to, list, wanted.exclusive)?;
+        return invocation.render("plan", &json!({ "list": plan }), || format!("{plan}\n"));
+    }
     let plan = manager.plan(wanted.from, wanted.to, wanted.size, &options)?;
     let mut result = json!({ "plan": plan, "predicted_bytes_per_second": rate(&plan) });
     if !wanted.curve {

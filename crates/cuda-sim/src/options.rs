@@ -89,6 +89,10 @@ properties! {
         read_only_register(read_only_register: bool) = false;
         /// Sets the speed of the host link in GB/s (1e9 bytes) of virtual time; 55 by default.
         host_link(host_gbps: f64) = 55.0;
+        /// Sets the speed in GB/s at which kernels access host memory, if it is not that of the host link.
+        kernel_host_link(kernel_host_gbps: Option<f64>) = None;
+        /// Sets the virtual time in nanoseconds of each piece of a batch of copies, in addition to its bytes; 0 by default.
+        batch_piece_ns(batch_piece_ns: u64) = 0;
         /// Sets the speed of peer links in GB/s of virtual time; 370 by default.
         peer_link(peer_gbps: f64) = 370.0;
         /// Sets the seed of the device's scheduling; [`seed`](crate::seed) by default.

@@ -70,6 +70,9 @@ pub(crate) fn cost(
         Work::Copies(copies) => {
             let mut engine = Engine::Compute;
             let mut total = device.latency_ns;
+            if copies.len() > 1 {
+                total = total.saturating_add(device.batch_piece_ns.saturating_mul(copies.len() as u64));
+            }
             for copy in copies {
                 let (served, gbps) = link(copy, device, memory, peers_enabled);
                 engine = served;
@@ -82,7 +85,8 @@ pub(crate) fn cost(
             let mut total = 3_000_u64;
             for access in run.accesses(memory) {
                 let local = memory.find(access.address).is_some_and(Allocation::is_device);
-                let gbps = if local { LOCAL_GBPS } else { device.host_gbps };
+                let host = device.kernel_host_gbps.unwrap_or(device.host_gbps);
+                let gbps = if local { LOCAL_GBPS } else { host };
                 total = total.saturating_add(time(access.bytes, gbps));
             }
             (Engine::Compute, total)

@@ -192,7 +192,7 @@ impl CrossBackendTransferManager {
         }
         if let Submitted::Until(fence) = end
             && submission.bytes >= COUNTED_FROM
-            && !choice.stage_in_place
+            && !choice.by_kernel
         {
             candidate.queue(fence, submission);
         }

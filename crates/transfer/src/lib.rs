@@ -32,8 +32,8 @@
 //!
 //! # Not implemented yet
 //! Bytes take no route through a third device. What the host's threads copy is not recorded, but submitted anew by each replay of a recording. Calibration
-//! ([`CrossBackendTransferManager::calibrate`]) measures single copies on an idle machine, and not unified memory; transfers do not
-//! refine it.
+//! ([`CrossBackendTransferManager::calibrate`]) measures on an idle machine, and not unified memory; lists do not refine
+//! it.
 
 mod attempt;
 mod blocks;
@@ -55,13 +55,14 @@ mod task_submission;
 
 pub use builder::ManagerBuilder;
 pub use calibration::{
-    Calibration, CalibrationOptions, CalibrationProgress, Crossing, MeasuredTime, MethodCurve,
-    PathCalibration, Unfinished, UnfinishedReason,
+    Calibration, CalibrationOptions, CalibrationProgress, Crossing, ListCalibration, MeasuredList,
+    MeasuredTime, MethodCurve, PathCalibration, Unfinished, UnfinishedReason,
 };
 pub use copy_builder::{CopyBuilder, CopyFuture};
 pub use manager::CrossBackendTransferManager;
 pub use many::{
-    CopyManyBuilder, CopyManyError, CopyManyFuture, CopyManyReport, CopyManyTransfer, RecordedTransfers,
+    CopyManyBuilder, CopyManyError, CopyManyFuture, CopyManyReport, CopyManyTransfer, ListAlternative,
+    ListPlan, RecordedTransfers,
 };
 pub use options::TransferOptions;
 pub use planning::plan::{Alternative, NotChosen, Plan};

@@ -390,8 +390,8 @@ impl CrossBackendTransferManager {
         (options, extras): (&TransferOptions, Option<&Extras<'_>>),
     ) -> Transfer {
         let timing = candidate.timing(input.bytes, options.timing);
-        let stage_in_place = choice.stage_in_place;
-        let request = TransferRequest { src, dst, options, timing, stage_in_place, extras };
+        let by_kernel = choice.by_kernel;
+        let request = TransferRequest { src, dst, options, timing, by_kernel, extras };
         let mut submission = candidate.submission(input, choice);
         // Taken before the driver call, which evicts most of L1.
         let (info, is_observed) = (candidate.share_info(), self.context.observer.is_some());

@@ -38,7 +38,7 @@ impl CrossBackendTransferManager {
             let usual = if method.is_in_place() { WorkloadType::Compute } else { WorkloadType::Memory };
             let (priority, workload) = (options.priority, options.workload.unwrap_or(usual));
             let route = &candidate.route;
-            if route.stages_in_place && priority == StreamPriority::High {
+            if route.has_kernel && priority == StreamPriority::High {
                 // Without the kernel the copy engine does it.
                 let prepared = route.backend.prepare_in_place(route.lane);
                 prepared.unwrap_or_else(|error| report_events::kernel_unavailable(route.lane, &error));

@@ -7,8 +7,8 @@ use std::{
 };
 
 use crate::{
-    DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, PathCost, Place, QueueLease, RawBuffer,
-    Recording, Result, StreamPriority, WorkloadType,
+    DeviceId, Error, ErrorKind, Fence, ListCost, MemoryKind, Operation, PathCost, Place, QueueLease,
+    RawBuffer, Recording, Result, StreamPriority, WorkloadType,
 };
 
 /// The description of a device by its backend.
@@ -260,6 +260,11 @@ pub trait Backend: Any + Send + Sync {
 
     /// Returns the costs to use before anything was measured.
     fn default_costs(&self) -> Vec<PathCost>;
+
+    /// Returns the costs of lists of copies to use before anything was measured. Lists without a cost go by copy engine.
+    fn default_list_costs(&self) -> Vec<ListCost> {
+        Vec::new()
+    }
 
     /// Returns the counts of what is alive.
     fn resource_counts(&self) -> ResourceCounts;

@@ -87,7 +87,8 @@ impl CostModel {
         Duration::from_nanos((self.seconds(bytes) * 1e9 + 0.5) as u64)
     }
 
-    fn seconds(&self, bytes: u64) -> f64 {
+    /// Like [`predict`](Self::predict), in seconds and not rounded.
+    pub(super) fn seconds(&self, bytes: u64) -> f64 {
         let right =
             self.points.partition_point(|point| point.0 < bytes).clamp(1, self.points.len().max(2) - 1);
         let (Some(left), Some(right)) = (self.points.get(right - 1), self.points.get(right)) else {

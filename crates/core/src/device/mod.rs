@@ -3,6 +3,7 @@
 pub(crate) mod backend;
 pub(crate) mod cost;
 pub(crate) mod device_id;
+pub(crate) mod list_cost;
 pub(crate) mod method;
 pub(crate) mod place;
 pub(crate) mod report;

@@ -32,7 +32,7 @@ const OF_FREE: u64 = 8;
 const OF_UNKNOWN: u64 = 256 << 20;
 
 /// Why a measurement ended early.
-enum Stop {
+pub(super) enum Stop {
     Budget,
     Cancelled,
     Failed(Error),
@@ -44,9 +44,9 @@ impl From<Error> for Stop {
     }
 }
 
-struct Run<'a> {
-    manager: &'a CrossBackendTransferManager,
-    options: &'a CalibrationOptions,
+pub(super) struct Run<'a> {
+    pub(super) manager: &'a CrossBackendTransferManager,
+    pub(super) options: &'a CalibrationOptions,
     calibration: Calibration,
     is_cancelled: bool,
     done: usize,
@@ -116,7 +116,7 @@ fn paths(a: Place, b: Place) -> impl Iterator<Item = TransferPath> {
 }
 
 impl Run<'_> {
-    fn now(&self) -> Duration {
+    pub(super) fn now(&self) -> Duration {
         (self.options.clock)()
     }
 
@@ -139,19 +139,30 @@ impl Run<'_> {
                 };
                 match measured {
                     Ok(methods) => self.calibration.paths.push(PathCalibration { path, methods }),
-                    Err(stop) => self.unfinished(path, stop),
+                    Err(stop) => self.unfinished(path, false, stop),
+                }
+            }
+            // Last: a device whose lists fail has its costs of single copies.
+            let Ok((a, b)) = &both else { continue };
+            for (path, ends) in paths(a.place(), b.place()).zip([(a, b), (b, a)]) {
+                if self.calibration.paths.iter().all(|measured| measured.path != path) {
+                    continue;
+                }
+                match self.lists(path, ends) {
+                    Ok(lists) => self.calibration.lists.extend(lists),
+                    Err(stop) => self.unfinished(path, true, stop),
                 }
             }
         }
     }
 
-    fn unfinished(&mut self, path: TransferPath, stop: Stop) {
+    fn unfinished(&mut self, path: TransferPath, lists_only: bool, stop: Stop) {
         let reason = match stop {
             Stop::Budget => UnfinishedReason::Budget,
             Stop::Cancelled => UnfinishedReason::Cancelled,
             Stop::Failed(error) => UnfinishedReason::Failed(error.to_string()),
         };
-        self.calibration.unfinished.push(Unfinished { path, reason });
+        self.calibration.unfinished.push(Unfinished { path, lists_only, reason });
     }
 
     /// Returns the largest copy between two devices, by their free memory.
@@ -278,6 +289,15 @@ impl Run<'_> {
         method: TransferMethod,
         batch: u32,
     ) -> Result<Duration, Stop> {
+        self.clocked(|| {
+            (0..batch).try_for_each(|_| {
+                self.manager.copy(src, dst).method(method).timing(Timing::Off).wait().map(drop)
+            })
+        })
+    }
+
+    /// Returns the time of some work, if there is time for it.
+    pub(super) fn clocked(&self, work: impl FnOnce() -> Result<()>) -> Result<Duration, Stop> {
         if self.is_cancelled {
             return Err(Stop::Cancelled);
         }
@@ -285,9 +305,7 @@ impl Run<'_> {
         if begun >= self.deadline {
             return Err(Stop::Budget);
         }
-        for _ in 0..batch {
-            self.manager.copy(src, dst).method(method).timing(Timing::Off).wait()?;
-        }
+        work()?;
         Ok(self.now().saturating_sub(begun))
     }
 }

@@ -3,14 +3,17 @@
 use std::time::Duration;
 
 use transload_core::{
-    CostBasis, CostModel, Error, ErrorKind, PathCost, Result, TransferMethod, TransferPath,
+    CostBasis, CostModel, Error, ErrorKind, ListCost, PathCost, Result, TransferMethod, TransferPath,
 };
 
-use super::crossing::{Crossing, find};
+use super::{
+    crossing::{Crossing, find},
+    lists::ListCalibration,
+};
 use crate::CrossBackendTransferManager;
 
 /// Sizes above this are no measurements, in bytes.
-const LARGEST: u64 = 1 << 50;
+pub(super) const LARGEST: u64 = 1 << 50;
 /// A size beyond all others, in bytes.
 const FAR: u64 = 1 << 60;
 /// Times above this are no measurements of a copy.
@@ -24,6 +27,8 @@ const LONGEST: Duration = Duration::from_secs(1 << 20);
 pub struct Calibration {
     /// The paths that were measured.
     pub paths: Vec<PathCalibration>,
+    /// The lists that were measured.
+    pub lists: Vec<ListCalibration>,
     /// The paths that were not finished. They keep the costs that they had.
     pub unfinished: Vec<Unfinished>,
     /// Time of the calibration.
@@ -79,6 +84,8 @@ pub struct MeasuredTime {
 pub struct Unfinished {
     /// Source and destination.
     pub path: TransferPath,
+    /// Whether its lists were not, while single copies were.
+    pub lists_only: bool,
     /// Why it was not finished.
     pub reason: UnfinishedReason,
 }
@@ -118,12 +125,21 @@ impl Calibration {
         costs.collect()
     }
 
-    /// Adds the paths of an earlier calibration that this one does not have.
+    /// Returns the measured costs of lists.
+    #[must_use]
+    pub fn list_costs(&self) -> Vec<ListCost> {
+        self.lists.iter().filter_map(ListCalibration::cost).collect()
+    }
+
+    /// Adds the paths, and the lists of paths, of an earlier calibration that this one does not have.
     pub fn keep_from(&mut self, earlier: Self) {
+        let missing = |old: &ListCalibration| self.lists.iter().all(|new| new.path != old.path);
+        let lists: Vec<_> = earlier.lists.into_iter().filter(missing).collect();
         let missing = |old: &PathCalibration| self.paths.iter().all(|new| new.path != old.path);
         let kept: Vec<_> = earlier.paths.into_iter().filter(missing).collect();
-        self.simulated |= earlier.simulated && !kept.is_empty();
+        self.simulated |= earlier.simulated && !(kept.is_empty() && lists.is_empty());
         self.paths.extend(kept);
+        self.lists.extend(lists);
     }
 
     /// Checks that it can be what a machine was measured to do.
@@ -145,17 +161,18 @@ impl Calibration {
                 if !times.is_sorted_by(|a, b| a.bytes < b.bytes) || times.len() < 2 {
                     return invalid("times that are not at least two of ascending sizes".to_owned());
                 }
-                let is_time = |time: &MeasuredTime| {
-                    (1..=LARGEST).contains(&time.bytes)
-                        && (Duration::from_nanos(1)..=LONGEST).contains(&time.median)
-                };
                 if let Some(time) = times.iter().find(|time| !is_time(time)) {
                     return invalid(format!("a time of {:?} for {} bytes", time.median, time.bytes));
                 }
             }
         }
-        Ok(())
+        self.lists.iter().try_for_each(ListCalibration::check)
     }
+}
+
+/// Returns whether it can be the time of a copy.
+pub(super) fn is_time(time: &MeasuredTime) -> bool {
+    (1..=LARGEST).contains(&time.bytes) && (Duration::from_nanos(1)..=LONGEST).contains(&time.median)
 }
 
 impl PathCalibration {
@@ -197,6 +214,7 @@ impl CrossBackendTransferManager {
     pub fn use_calibration(&self, calibration: &Calibration) -> Result<()> {
         calibration.check()?;
         self.registry.set_costs(calibration.costs(), CostBasis::Measured);
+        self.context.costs.set_lists(calibration.list_costs(), CostBasis::Measured);
         Ok(())
     }
 
@@ -205,5 +223,16 @@ impl CrossBackendTransferManager {
     #[must_use]
     pub fn costs(&self) -> Vec<(PathCost, CostBasis)> {
         self.registry.costs()
+    }
+
+    /// Returns the costs that the ways of lists are chosen by, each with its origin, sorted by path and way.
+    #[must_use]
+    pub fn list_costs(&self) -> Vec<(ListCost, CostBasis)> {
+        self.context.costs.table().all_lists()
+    }
+
+    /// Sets costs of lists, which stay, whatever is measured, like those of [`set_costs`](Self::set_costs).
+    pub fn set_list_costs(&self, costs: Vec<ListCost>) {
+        self.context.costs.set_lists(costs, CostBasis::User);
     }
 }

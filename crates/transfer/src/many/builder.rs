@@ -7,10 +7,10 @@ use std::{
     pin::Pin,
 };
 
-use transload_core::{Error, ErrorKind, Fence, Queue, RawBuffer, Result, StreamPriority};
+use transload_core::{Error, ErrorKind, Fence, ListWay, Queue, RawBuffer, Result, StreamPriority};
 
 use super::{
-    CopyManyError, CopyManyReport, CopyManyTransfer,
+    CopyManyError, CopyManyReport, CopyManyTransfer, ListOptions,
     submit::{ManyCopies, OwnedList},
 };
 use crate::{
@@ -63,7 +63,7 @@ pub struct CopyManyBuilder<'a> {
     manager: &'a CrossBackendTransferManager,
     pairs: Cow<'a, [(RawBuffer, RawBuffer)]>,
     options: TransferOptions,
-    exclusive: bool,
+    wanted: ListOptions,
     extras: BuilderExtras<'a>,
 }
 
@@ -79,7 +79,13 @@ impl CrossBackendTransferManager {
         pairs: impl Into<Cow<'a, [(RawBuffer, RawBuffer)]>>,
     ) -> CopyManyBuilder<'a> {
         let (pairs, options) = (pairs.into(), TransferOptions::new());
-        CopyManyBuilder { manager: self, pairs, options, exclusive: false, extras: BuilderExtras::default() }
+        CopyManyBuilder {
+            manager: self,
+            pairs,
+            options,
+            wanted: ListOptions::default(),
+            extras: BuilderExtras::default(),
+        }
     }
 }
 
@@ -109,7 +115,13 @@ impl<'a> CopyManyBuilder<'a> {
     /// pinned memory in place: up to ten times faster than copy engines, but next to other kernels it would hold them up, and wait for
     /// them.
     pub fn exclusive(mut self) -> Self {
-        self.exclusive = true;
+        self.wanted.exclusive = true;
+        self
+    }
+
+    /// Copies by this way only, instead of the one that is predicted to be the fastest: `Unsupported` if a path has no such way.
+    pub fn way(mut self, way: ListWay) -> Self {
+        self.wanted.way = Some(way);
         self
     }
 
@@ -122,9 +134,9 @@ impl<'a> CopyManyBuilder<'a> {
 
     /// Submits them, on the calling thread. What is wrong with them is told by the [`CopyManyTransfer`], as is how they went.
     pub fn submit(self) -> CopyManyTransfer {
-        let Self { manager, pairs, options, exclusive, extras: BuilderExtras { after, queue } } = self;
+        let Self { manager, pairs, options, wanted, extras: BuilderExtras { after, queue } } = self;
         let extras = Extras { after: &after, queue: queue.map(|queue| queue as _), ..Extras::default() };
-        let submitted = ManyCopies::new(pairs, exclusive).attempt(manager, (&options, &extras), None);
+        let submitted = ManyCopies::new(pairs, wanted).attempt(manager, (&options, &extras), None);
         // Only tasks are deferred.
         submitted.unwrap_or_else(|_| CopyManyTransfer::refused(&manager.context, would_block()))
     }
@@ -142,20 +154,22 @@ impl<'a> CopyManyBuilder<'a> {
     /// is written now.
     ///
     /// # Errors
-    /// As for [`CrossBackendTransferManager::record`]; [`ErrorKind::InvalidArgument`] if this builder was given a stream or a fence.
+    /// As for [`CrossBackendTransferManager::record`]; [`ErrorKind::InvalidArgument`] if this builder was given a stream, a fence or a way.
     pub fn record(self) -> Result<RecordedTransfers> {
-        if self.extras.queue.is_some() || !self.extras.after.is_empty() {
-            let text = "a recording has neither a stream nor fences; record copies without `on` and `after`";
+        let has_extras = self.extras.queue.is_some() || !self.extras.after.is_empty();
+        if has_extras || self.wanted.way.is_some() {
+            let text =
+                "a recording has no stream, fences or way; record copies without `on`, `after` and `way`";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        self.manager.record_with(&self.pairs, &self.options, self.exclusive)
+        self.manager.record_with(&self.pairs, &self.options, self.wanted.exclusive)
     }
 
     /// Like [`submit`](Self::submit) for a task: ready once all are submitted, or refused. It blocks no thread, like
     /// [`CopyBuilder::submit_async`](crate::CopyBuilder::submit_async); lists of more than 64 pairs are checked and submitted by a
     /// thread of the executor. A future that is dropped before it is ready may have submitted some of the paths.
     pub fn submit_async(self) -> impl Future<Output = CopyManyTransfer> + Send + 'static {
-        let Self { manager, pairs, options, exclusive, extras: BuilderExtras { after, queue } } = self;
+        let Self { manager, pairs, options, wanted, extras: BuilderExtras { after, queue } } = self;
         let task = TaskSubmission {
             id: None,
             manager: manager.clone(),
@@ -163,7 +177,7 @@ impl<'a> CopyManyBuilder<'a> {
             after,
             queue: queue.map(SharedQueue::share),
             waited: false,
-            work: OwnedList(ManyCopies::new(Cow::Owned(pairs.into_owned()), exclusive)),
+            work: OwnedList(ManyCopies::new(Cow::Owned(pairs.into_owned()), wanted)),
         };
         task.submit()
     }
@@ -184,7 +198,7 @@ impl fmt::Debug for CopyManyBuilder<'_> {
         f.debug_struct("CopyManyBuilder")
             .field("pairs", &self.pairs.len())
             .field("options", &self.options)
-            .field("exclusive", &self.exclusive)
+            .field("wanted", &self.wanted)
             .field("after", &self.extras.after)
             .field("on", &self.extras.queue.map(|queue| queue.device()))
             .finish()

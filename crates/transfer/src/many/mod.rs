@@ -3,6 +3,7 @@
 mod builder;
 mod groups;
 mod outcome;
+mod plan;
 mod recorded;
 mod recorded_graph;
 mod submit;
@@ -10,10 +11,20 @@ mod transfer;
 
 pub use builder::{CopyManyBuilder, CopyManyFuture};
 pub use outcome::{CopyManyError, CopyManyReport};
+pub use plan::{ListAlternative, ListPlan};
 pub use recorded::RecordedTransfers;
 pub use transfer::CopyManyTransfer;
 
-use transload_core::RawBuffer;
+use transload_core::{ListWay, RawBuffer};
 
 /// A source and its destination.
 type Pair = (RawBuffer, RawBuffer);
+
+/// How a list may be copied.
+#[derive(Clone, Copy, Debug, Default)]
+struct ListOptions {
+    /// See [`CopyManyBuilder::exclusive`].
+    exclusive: bool,
+    /// See [`CopyManyBuilder::way`].
+    way: Option<ListWay>,
+}

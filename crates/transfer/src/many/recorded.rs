@@ -9,15 +9,12 @@ use transload_core::{
 };
 
 use super::{
-    CopyManyTransfer, Pair,
+    CopyManyTransfer, ListOptions, Pair,
     groups::{Group, check_apart},
     recorded_graph::{PlannedPair, RecordedGraph},
     transfer::Pairs,
 };
-use crate::{
-    CrossBackendTransferManager, TransferOptions, attempt::Extras, methods::SHORT,
-    planning::request::PlanInput,
-};
+use crate::{CrossBackendTransferManager, TransferOptions, attempt::Extras, planning::request::PlanInput};
 
 /// A recorded list of pairs, which keeps its buffers alive. Any thread may replay it. Replays run one after the other; each of their
 /// groups is ordered against all other work on its buffers, like any transfer.
@@ -83,8 +80,8 @@ impl RecordedTransfers {
     /// Submits pairs as one if a method can, else one by one.
     fn submit(&self, index: usize, (group, pairs): (&Group, &[Pair]), transfer: &mut CopyManyTransfer) {
         let extras = || Extras { id: TransferId::if_traced(), ..Extras::default() };
-        let options = &self.options;
-        if let Some(whole) = self.manager.submit_group(group, pairs, self.by_kernel, (options, &extras())) {
+        let (options, wanted) = (&self.options, ListOptions { exclusive: self.by_kernel, way: None });
+        if let Some(whole) = self.manager.submit_group(group, pairs, wanted, (options, &extras())) {
             return transfer.add(whole, Pairs::Group(index));
         }
         for (pair, (src, dst)) in pairs.iter().enumerate() {
@@ -119,17 +116,14 @@ impl CrossBackendTransferManager {
         self.record_with(pairs, options, false)
     }
 
-    /// Like [`record`](Self::record), by kernels where they apply, if `exclusive` and the pairs are short.
+    /// Like [`record`](Self::record), by kernels where they apply, if `exclusive` and they are predicted to be faster.
     pub(super) fn record_with(
         &self,
         pairs: &[Pair],
         options: &TransferOptions,
         exclusive: bool,
     ) -> Result<RecordedTransfers> {
-        let bytes = pairs.iter().map(|(src, _)| src.len() as u64).fold(0, u64::saturating_add);
-        let by_kernel = exclusive
-            && bytes <= SHORT.saturating_mul(pairs.len() as u64)
-            && options.allows(TransferMethod::ZeroCopy);
+        let by_kernel = exclusive && options.allows(TransferMethod::ZeroCopy) && self.is_kernel_faster(pairs);
         let planned = pairs.iter().map(|pair| self.plan_recorded(pair, options, by_kernel));
         let (keys, mut planned): (Vec<Key>, Vec<Option<PlannedPair>>) =
             planned.collect::<Result<Vec<_>>>()?.into_iter().unzip();
@@ -180,7 +174,7 @@ impl CrossBackendTransferManager {
     ) -> Result<(TransferReport, Work)> {
         match key {
             Key::Lane(_) => {
-                let graph = RecordedGraph::new(&self.context, options, &pairs, &planned)?;
+                let graph = RecordedGraph::new(self, options, &pairs, &planned)?;
                 Ok((graph.planned().clone(), Work::Graph(Box::new(graph))))
             }
             Key::Path(path) => {

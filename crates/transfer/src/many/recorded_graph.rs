@@ -16,7 +16,7 @@ use super::Pair;
 use crate::{
     CrossBackendTransferManager, TransferOptions,
     context::ManagerContext,
-    methods::{SingleOperation, direct_copy::are_for_kernel},
+    methods::SingleOperation,
     planning::{engine_queue::EngineQueue, request::PlanInput},
     report_events::{self, CompletionWithId, Traced},
     stats::unobserved::UnobservedTransfer,
@@ -41,7 +41,7 @@ impl RecordedGraph {
     /// # Errors
     /// Those of [`Backend::record`].
     pub(super) fn new(
-        context: &Arc<ManagerContext>,
+        manager: &CrossBackendTransferManager,
         options: &TransferOptions,
         pairs: &[Pair],
         planned: &[PlannedPair],
@@ -51,7 +51,7 @@ impl RecordedGraph {
         };
         let operations: Vec<Operation<'_>> =
             pairs.iter().zip(planned).map(|((src, dst), planned)| (planned.single)(src, dst)).collect();
-        let batch = as_batch(pairs, planned, &operations);
+        let batch = as_batch(manager, pairs, planned, &operations);
         let operations = batch.as_ref().map_or(&*operations, slice::from_ref);
         let recorded = backend.record(first.lane, options.priority, operations)?;
         let mut report = first.clone();
@@ -81,7 +81,7 @@ impl RecordedGraph {
             replays: Arc::new(Replays {
                 report,
                 timing: options.timing.unwrap_or_default(),
-                context: Arc::clone(context),
+                context: Arc::clone(&manager.context),
             }),
         })
     }
@@ -170,6 +170,7 @@ pub(super) struct PlannedPair {
 /// Returns the pairs as one operation of a kernel, if kernels would copy them one by one, or they are short pieces within a device.
 /// `None` if their order matters.
 fn as_batch<'a>(
+    manager: &CrossBackendTransferManager,
     pairs: &'a [Pair],
     planned: &[PlannedPair],
     operations: &[Operation<'_>],
@@ -182,7 +183,10 @@ fn as_batch<'a>(
     let are_for_kernel = operations.iter().all(is_kernel)
         || report.method == TransferMethod::DirectCopy
             && planned.iter().all(is_of_path)
-            && are_for_kernel(&**backend, report.lane, report.path, pairs);
+            && report.path.src.device == report.path.dst.device
+            && backend.in_place_copier(report.path.src, report.path.dst) == Some(report.lane)
+            && manager.is_kernel_faster(pairs)
+            && backend.prepare_in_place(report.lane).is_ok();
     let is_apart = batch.validate().is_ok() || transload_core::mutant!("transfer/recorded-order-matters");
     (are_for_kernel && is_apart).then_some(batch)
 }

@@ -8,10 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use transload_core::{DeviceId, ErrorKind, Result, Timing, Transfer, TransferId, TransferMethod, Turns};
+use transload_core::{
+    DeviceId, Error, ErrorKind, ListWay, Result, Timing, Transfer, TransferId, TransferMethod, Turns,
+};
 
 use super::{
-    CopyManyTransfer, Pair,
+    CopyManyTransfer, ListOptions, Pair,
     groups::{BadPairs, Group, check_apart, grouped},
     transfer::Pairs,
 };
@@ -20,7 +22,7 @@ use crate::{
     attempt::{Deferral, Extras, NotSubmitted, TaskContext},
     context::ManagerContext,
     manager::is_the_callers,
-    methods::{SHORT, TransferRequest},
+    methods::TransferRequest,
     planning::{
         candidate::{Candidate, Excluded, bit},
         planner::{Choice, PathRoutes},
@@ -36,7 +38,7 @@ const FEW: usize = 64;
 /// A list on its way.
 pub(super) struct ManyCopies<'a> {
     pub(super) list: Cow<'a, [Pair]>,
-    pub(super) exclusive: bool,
+    pub(super) wanted: ListOptions,
     /// `None` until the list was checked.
     checked: Option<Checked>,
 }
@@ -60,8 +62,8 @@ fn lane_of(list: &[Pair]) -> DeviceId {
 }
 
 impl<'a> ManyCopies<'a> {
-    pub(super) fn new(list: Cow<'a, [Pair]>, exclusive: bool) -> Self {
-        Self { list, exclusive, checked: None }
+    pub(super) fn new(list: Cow<'a, [Pair]>, wanted: ListOptions) -> Self {
+        Self { list, wanted, checked: None }
     }
 
     /// Submits what is left. Blocks the thread if there is no task, which says whether it may be slow.
@@ -93,7 +95,7 @@ impl<'a> ManyCopies<'a> {
             let extras = Extras { id: TransferId::if_traced(), task: context.as_ref(), ..*extras };
             let pairs = group.pairs(list);
             let transfer = match checked.singles {
-                None => manager.submit_group(group, pairs, self.exclusive, (options, &extras)),
+                None => manager.submit_group(group, pairs, self.wanted, (options, &extras)),
                 Some(pair) => match pairs.get(pair) {
                     Some((src, dst)) if !src.is_empty() => {
                         Some(manager.attempt(src, dst, options, Some(&extras)))
@@ -174,7 +176,7 @@ impl CrossBackendTransferManager {
         &self,
         group: &Group,
         pairs: &[Pair],
-        exclusive: bool,
+        wanted: ListOptions,
         (options, extras): (&TransferOptions, &Extras<'_>),
     ) -> Option<Transfer> {
         let (Group { input, count, .. }, id) = (group, extras.id);
@@ -186,7 +188,7 @@ impl CrossBackendTransferManager {
             let chosen = cache.routes(registry, &input.path).and_then(|routes| {
                 let unsuited = extras.queue.map_or(Ok(0), |queue| routes.off_queue(queue.device()))?;
                 let excluded = Excluded { declined, unsuited, ..Excluded::default() };
-                let choice = self.choose_for_many(routes, (input, *count), (options, exclusive), excluded)?;
+                let choice = self.choose_for_many(routes, (input, *count), (options, wanted), excluded)?;
                 Ok(choice.and_then(|choice| Some((routes.candidates.get_mut(choice.index)?, choice))))
             });
             let (candidate, choice) = match chosen {
@@ -205,8 +207,8 @@ impl CrossBackendTransferManager {
                 declined |= methods;
                 continue;
             }
-            let stage_in_place = choice.stage_in_place;
-            let request = TransferRequest { src, dst, options, timing, stage_in_place, extras: Some(extras) };
+            let by_kernel = choice.by_kernel;
+            let request = TransferRequest { src, dst, options, timing, by_kernel, extras: Some(extras) };
             let mut submission = candidate.submission(input, &choice);
             submission.chunks = u32::try_from(*count).unwrap_or(u32::MAX);
             // The costs are those of single copies.
@@ -245,45 +247,65 @@ impl CrossBackendTransferManager {
         }
     }
 
-    /// Chooses the method that copies a group as one; `None` if none does, or one by one is predicted to be faster.
-    fn choose_for_many(
+    /// Chooses the method that copies a group as one, and whether by kernel: what is predicted to take the least time. `None` if none
+    /// does, or one by one is predicted to be faster.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the list is to go by a way that its path does not have.
+    pub(super) fn choose_for_many(
         &self,
         routes: &mut PathRoutes,
         (input, count): (&PlanInput, usize),
-        (options, exclusive): (&TransferOptions, bool),
+        (options, wanted): (&TransferOptions, ListOptions),
         excluded: Excluded,
     ) -> Result<Option<Choice>> {
         let pieces = u64::try_from(count).unwrap_or(u64::MAX).max(1);
+        let list = (pieces, input.bytes);
         let average = PlanInput { bytes: (input.bytes / pieces).max(1), ..*input };
         let single = match routes.choose(&average, options, &self.context, excluded) {
-            Err(_) if excluded.declined != 0 => return Ok(None),
+            Err(_) if excluded.declined != 0 && wanted.way.is_none() => return Ok(None),
             single => single?,
         };
         let takes = |candidate: &&Candidate| !candidate.method.takes_many(&input.path);
         let not = routes.candidates.iter().filter(takes);
         let unsuited = not.fold(excluded.unsuited, |methods, candidate| methods | bit(candidate.method()));
         let excluded = Excluded { unsuited, ..excluded };
-        let mut choose = |options: &TransferOptions| {
+        let has_in_place = routes.candidates.iter().any(|candidate| candidate.method.is_in_place());
+        let choose = |routes: &mut PathRoutes, options: &TransferOptions| {
             let choice = routes.choose(input, options, &self.context, excluded).ok()?;
             // Reports list why methods do not apply to the path at all.
             Some(Choice { excluded: Excluded::default(), ..choice })
         };
-        let by_kernel = (exclusive || transload_core::mutant!("transfer/many-kernel-unasked"))
-            && average.bytes <= SHORT
-            && options.allows(TransferMethod::ZeroCopy);
-        if by_kernel && let Some(kernel) = choose(&options.only(TransferMethod::ZeroCopy)) {
-            return Ok(Some(kernel));
+        let is_within = input.path.src.device == input.path.dst.device;
+        // One that accesses the host's memory delays other kernels, and waits for them.
+        let may_be_kernel = is_within
+            || wanted.exclusive
+            || wanted.way == Some(ListWay::CopyKernel)
+            || transload_core::mutant!("transfer/many-kernel-unasked");
+        let kernels = options.allows(TransferMethod::ZeroCopy);
+        let usual = choose(routes, options);
+        let has_kernel = |choice: &Choice| {
+            (kernels || is_within)
+                && routes.candidates.get(choice.index).is_some_and(|candidate| candidate.route.has_kernel)
+        };
+        let by_kernel = match usual.filter(has_kernel) {
+            _ if !may_be_kernel => None,
+            Some(choice) => Some(Choice { by_kernel: true, ..choice }),
+            None if kernels && has_in_place => choose(routes, &options.only(TransferMethod::ZeroCopy)),
+            None => None,
+        };
+        let way = wanted.way.unwrap_or(match by_kernel {
+            Some(_) if routes.lists.is_kernel_faster(list) => ListWay::CopyKernel,
+            _ => ListWay::CopyEngine,
+        });
+        let choice = if way == ListWay::CopyKernel { by_kernel } else { usual };
+        if wanted.way.is_some() {
+            let text = || format!("no list {} can go by {way}", input.path);
+            return choice.map(Some).ok_or_else(|| Error::new(ErrorKind::Unsupported, text()));
         }
         let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
-        let mut choice =
-            choose(options).filter(|choice| choice.predicted <= single.predicted.saturating_mul(pieces));
-        if by_kernel
-            && let Some(choice) = &mut choice
-            && let Some(candidate) = routes.candidates.get(choice.index)
-        {
-            choice.stage_in_place |= candidate.route.stages_in_place;
-        }
-        Ok(choice)
+        let time = |choice: &Choice| routes.lists.predict(way, list).unwrap_or(choice.predicted);
+        Ok(choice.filter(|choice| time(choice) <= single.predicted.saturating_mul(pieces)))
     }
 }
 

@@ -1,13 +1,13 @@
 //! A single copy operation on one queue.
 
 use transload_core::{
-    Backend, DeviceId, Fence, MemoryKind, Operation, Place, RawBuffer, RejectReason, Result, Timing,
-    TransferMethod, TransferPath, WorkloadType, copy_on_host,
+    Fence, MemoryKind, Operation, Place, RawBuffer, RejectReason, Result, Timing, TransferMethod,
+    TransferPath, WorkloadType, copy_on_host,
 };
 
 use crate::{attempt::NotSubmitted, planning::request::PlanInput, strided::Rows};
 
-use super::{Method, Route, SHORT, SingleOperation, Submitted, Topology, TransferRequest};
+use super::{Method, Route, SingleOperation, Submitted, Topology, TransferRequest};
 
 /// Up to how many bytes a task's thread copies from host to host itself: some 10 µs.
 const COPIED_IN_PASSING: u64 = 64 << 10;
@@ -21,7 +21,11 @@ impl Method for DirectCopy {
     }
 
     fn applicable(&self, path: TransferPath, topology: &Topology<'_>) -> Result<Route, RejectReason> {
-        topology.copier(path).ok_or(RejectReason::NoQueue)
+        let mut route = topology.copier(path).ok_or(RejectReason::NoQueue)?;
+        // Within a device it uses no memory of the host.
+        route.has_kernel = path.src.device == path.dst.device
+            && route.backend.in_place_copier(path.src, path.dst) == Some(route.lane);
+        Ok(route)
     }
 
     /// Copies of pageable memory run on the host and cannot be recorded.
@@ -74,8 +78,9 @@ impl Method for DirectCopy {
         request: &TransferRequest<'_>,
         pairs: &[(RawBuffer, RawBuffer)],
     ) -> Result<Submitted, NotSubmitted> {
-        let path = TransferPath::new(request.src.place(), request.dst.place());
-        let (workload, operation) = if are_for_kernel(&*route.backend, route.lane, path, pairs) {
+        // If the driver rejects the kernel, the copy engine copies.
+        let by_kernel = request.by_kernel && route.backend.prepare_in_place(route.lane).is_ok();
+        let (workload, operation) = if by_kernel {
             (WorkloadType::Compute, Operation::CopyBatchInPlace { pairs })
         } else {
             (WorkloadType::Memory, Operation::CopyBatch { pairs })
@@ -96,24 +101,11 @@ impl DirectCopy {
     ) -> Result<Submitted, NotSubmitted> {
         let (src, dst) = (request.src, request.dst);
         let Some(rows) = rows.pitched().filter(|_| !src.overlaps(dst)) else {
-            return self.submit_many(route, request, &rows.pairs(src, dst)?);
+            // Within a device a copy engine takes about a microsecond for each row.
+            let request = TransferRequest { by_kernel: route.has_kernel, ..*request };
+            return self.submit_many(route, &request, &rows.pairs(src, dst)?);
         };
         let queue = request.queue(&*route.backend, route.lane, WorkloadType::Memory)?;
         request.enqueue(&*queue, &Operation::CopyPitched { src, dst, rows }, request.timing)
     }
-}
-
-/// Returns whether a kernel copies pairs of one path. Within a device it takes short pieces: it uses no memory of the host, and a copy
-/// engine takes about a microsecond for each.
-pub(crate) fn are_for_kernel(
-    backend: &dyn Backend,
-    lane: DeviceId,
-    TransferPath { src, dst }: TransferPath,
-    pairs: &[(RawBuffer, RawBuffer)],
-) -> bool {
-    let bytes = || pairs.iter().map(|(src, _)| src.len() as u64).fold(0, u64::saturating_add);
-    src.device == dst.device
-        && backend.in_place_copier(src, dst) == Some(lane)
-        && bytes() <= SHORT.saturating_mul(pairs.len() as u64)
-        && backend.prepare_in_place(lane).is_ok()
 }

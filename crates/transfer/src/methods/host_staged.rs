@@ -66,9 +66,9 @@ impl Method for HostStaged {
             }
         }
         let staged = if src.device.is_cpu() { (pinned, dst) } else { (src, pinned) };
-        route.stages_in_place = topology.in_place_copier(TransferPath::new(staged.0, staged.1)).is_some();
+        route.has_kernel = topology.in_place_copier(TransferPath::new(staged.0, staged.1)).is_some();
         if !src.device.is_cpu() && !dst.device.is_cpu() {
-            route.stages_in_place = false;
+            route.has_kernel = false;
             route.second =
                 topology.registered(dst.device).map(|other| (Arc::clone(&other.backend), dst.device));
             route.lanes = 2;
@@ -145,7 +145,7 @@ impl HostStaged {
     ) -> Result<Submitted, NotSubmitted> {
         let src = request.src;
         // If the driver rejects the kernel, the copy engine copies.
-        let in_place = request.stage_in_place
+        let in_place = request.by_kernel
             && match route.backend.prepare_in_place(route.lane) {
                 Ok(()) => true,
                 Err(error) => {

@@ -37,10 +37,6 @@ pub(crate) fn all(executor: Executor, rings: &Arc<StagingRings>) -> [Arc<dyn Met
     ]
 }
 
-/// Average bytes of many pieces up to which a copy kernel is faster than copy engines, if nothing else runs (built in: measured on an
-/// H200 with PCIe 5, pinned to device).
-pub(crate) const SHORT: u64 = 256 << 10;
-
 /// A way to move bytes.
 pub(crate) trait Method: Send + Sync + 'static {
     /// Returns the method's identifier.
@@ -189,8 +185,8 @@ pub(crate) struct Route {
     pub(crate) simulated: bool,
     /// Largest copy, in bytes, that the backend runs inline, without a queue.
     pub(crate) at_once: usize,
-    /// Whether a copy kernel can copy between the device and the staging buffers.
-    pub(crate) stages_in_place: bool,
+    /// Whether a copy kernel can do what a copy engine does: between the device and the staging buffers, or within the device.
+    pub(crate) has_kernel: bool,
     /// The other device and its backend, for a method that uses the queues of both.
     pub(crate) second: Option<(Arc<dyn Backend>, DeviceId)>,
 }
@@ -202,8 +198,8 @@ pub(crate) struct TransferRequest<'a> {
     pub(crate) options: &'a TransferOptions,
     /// As the options have it, or else as the manager samples.
     pub(crate) timing: Timing,
-    /// Whether to stage by a copy kernel instead of a copy engine; only if the route allows it.
-    pub(crate) stage_in_place: bool,
+    /// Whether to use a copy kernel instead of a copy engine; only if the route has both.
+    pub(crate) by_kernel: bool,
     pub(crate) extras: Option<&'a Extras<'a>>,
 }
 
@@ -339,7 +335,7 @@ impl Topology<'_> {
                 lanes: 1,
                 simulated: info.simulated,
                 at_once,
-                stages_in_place: false,
+                has_kernel: false,
                 second: None,
             })
         })
@@ -368,7 +364,7 @@ impl Topology<'_> {
             lanes: 1,
             at_once: 0,
             simulated,
-            stages_in_place: false,
+            has_kernel: false,
             second: None,
         })
     }

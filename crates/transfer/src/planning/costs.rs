@@ -12,9 +12,12 @@ use std::{
 
 use parking_lot::RwLock;
 
-use transload_core::{CostBasis, CostModel, PathCost, TransferMethod, TransferPath};
+use transload_core::{CostBasis, CostModel, ListCost, PathCost, TransferMethod, TransferPath};
 
-use crate::planning::observations::{Observations, sizes_with};
+use crate::planning::{
+    list_costs::ListCosts,
+    observations::{Observations, sizes_with},
+};
 
 /// A cost and its origin.
 #[derive(Clone)]
@@ -71,6 +74,17 @@ impl Costs {
         self.changed();
     }
 
+    /// Adds the costs of lists, except where one of a better basis is known.
+    pub(crate) fn set_lists(&self, costs: Vec<ListCost>, basis: CostBasis) {
+        let mut table = self.table.write();
+        let lists = &mut Arc::make_mut(&mut *table).lists;
+        for cost in costs {
+            lists.entry(cost.path).or_default().set(cost, basis);
+        }
+        drop(table);
+        self.changed();
+    }
+
     /// Multiplies a cost by a factor, for the sizes near `bytes`. Returns `false` if it was set or corrected since `cost` was read.
     pub(crate) fn refine(
         &self,
@@ -91,6 +105,7 @@ impl Costs {
 #[derive(Clone, Default)]
 pub(crate) struct CostTable {
     costs: HashMap<(TransferPath, TransferMethod), Cost>,
+    lists: HashMap<TransferPath, ListCosts>,
 }
 
 impl CostTable {
@@ -111,6 +126,19 @@ impl CostTable {
     pub(crate) fn get(&self, path: TransferPath, method: TransferMethod) -> Cost {
         let unknown = || CostModel::linear(Duration::from_micros(100), 1e9);
         self.costs.get(&(path, method)).cloned().unwrap_or_else(|| Cost::new(unknown(), CostBasis::BuiltIn))
+    }
+
+    /// Returns the costs of a path's lists.
+    pub(crate) fn lists(&self, path: TransferPath) -> ListCosts {
+        self.lists.get(&path).cloned().unwrap_or_default()
+    }
+
+    /// Returns all known costs of lists with their origins, sorted by path and way.
+    pub(crate) fn all_lists(&self) -> Vec<(ListCost, CostBasis)> {
+        let known = self.lists.values().flat_map(ListCosts::all);
+        let mut list: Vec<_> = known.map(|(cost, basis)| (cost.clone(), basis)).collect();
+        list.sort_by_key(|(cost, _)| (cost.path, cost.way));
+        list
     }
 
     fn refine(

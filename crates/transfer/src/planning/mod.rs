@@ -3,6 +3,7 @@
 pub(crate) mod candidate;
 pub(crate) mod costs;
 pub(crate) mod engine_queue;
+pub(crate) mod list_costs;
 pub(crate) mod observations;
 pub(crate) mod plan;
 pub(crate) mod planner;

@@ -17,6 +17,7 @@ use crate::{
         candidate::{Candidate, CandidateInfo, EXPLORED, Excluded, ON_QUEUE, Reasons, bit},
         costs::CostTable,
         engine_queue::{COUNTED_FROM, EngineQueues},
+        list_costs::ListCosts,
         request::PlanInput,
     },
     stats::path_stats::StatsTable,
@@ -35,6 +36,7 @@ pub(crate) struct PathRoutes {
     reasons: Reasons,
     /// The candidates that copy in place: a bit for each method's index.
     in_place: u8,
+    pub(crate) lists: ListCosts,
     /// Size of the latest request, and its cheapest method.
     latest: Option<(u64, Choice)>,
     /// The smallest transfer that may explore, in bytes.
@@ -49,8 +51,8 @@ pub(crate) struct Choice {
     /// See [`TransferReport::queued`].
     pub(crate) queued: u64,
     pub(crate) predicted: Duration,
-    /// Whether the method stages, with a copy kernel between the device and the staging buffers.
-    pub(crate) stage_in_place: bool,
+    /// Whether a copy kernel is used instead of a copy engine, where the route has both.
+    pub(crate) by_kernel: bool,
     pub(crate) excluded: Excluded,
 }
 
@@ -98,7 +100,8 @@ impl PathRoutes {
         // What was corrected may have to be corrected again.
         let is_corrected = candidates.iter().any(|candidate| candidate.info.cost.basis == CostBasis::Refined);
         let explored_from = if is_corrected { COUNTED_FROM } else { EXPLORED_FROM };
-        Self { path, candidates, reasons, in_place, latest: None, explored_from }
+        let lists = costs.lists(path);
+        Self { path, candidates, reasons, in_place, lists, latest: None, explored_from }
     }
 
     /// Chooses the cheapest method that applies, is allowed and has not declined this request; one in place only if no other is left
@@ -219,22 +222,21 @@ impl PathRoutes {
     fn bypass_engine(&self, choice: &mut Choice, chosen: &Candidate, bytes: u64) {
         let excluded = choice.excluded.all();
         let kernels = choice.excluded.forbidden & bit(TransferMethod::ZeroCopy) == 0;
-        let is_in_place = |candidate: &Candidate| {
-            candidate.method.is_in_place() || (candidate.route.stages_in_place && kernels)
-        };
+        let is_in_place =
+            |candidate: &Candidate| candidate.method.is_in_place() || (candidate.route.has_kernel && kernels);
         let in_place = self.candidates.iter().enumerate().filter(|(_, candidate)| is_in_place(candidate));
         let allowed = in_place.filter(|(_, candidate)| excluded & bit(candidate.method()) == 0);
         let Some((index, candidate)) = allowed.min_by_key(|(_, candidate)| candidate.predict(bytes)) else {
             return;
         };
         // The curve of the driver's pageable copies says nothing about the engine's rate.
-        let queue = if candidate.route.stages_in_place { candidate } else { chosen };
+        let queue = if candidate.route.has_kernel { candidate } else { chosen };
         if queue.predict(choice.queued) > candidate.predict(bytes)
             && !transload_core::mutant!("transfer/urgent-waits-for-engine")
         {
             choice.index = index;
             choice.predicted = candidate.predict(bytes);
-            choice.stage_in_place = candidate.route.stages_in_place;
+            choice.by_kernel = candidate.route.has_kernel;
         }
     }
 
@@ -310,7 +312,7 @@ impl PathRoutes {
             let text = format!("no method is left for {}: {}", self.path, reasons.join("; "));
             return Err(Error::new(ErrorKind::Unsupported, text));
         };
-        Ok(Choice { index, queued: 0, predicted, stage_in_place: false, excluded })
+        Ok(Choice { index, queued: 0, predicted, by_kernel: false, excluded })
     }
 
     /// Returns the methods that are not excluded with their predicted times, fastest first.

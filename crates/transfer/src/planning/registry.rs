@@ -156,7 +156,7 @@ impl Registry {
     /// [`ErrorKind::InvalidArgument`] if one of its devices is already registered; nothing changes then.
     pub(crate) fn register(&self, backend: Arc<dyn Backend>) -> Result<()> {
         let devices = backend.devices();
-        let costs = backend.default_costs();
+        let (costs, lists) = (backend.default_costs(), backend.default_list_costs());
         let _one_at_a_time = self.unusable.write();
         for device in &devices {
             if let Some(other) = self.backends().iter().find(|other| other.device(device.id).is_some()) {
@@ -171,6 +171,7 @@ impl Registry {
         }
         self.backends.add(Registered { backend, devices });
         self.context.costs.set(costs, CostBasis::BuiltIn);
+        self.context.costs.set_lists(lists, CostBasis::BuiltIn);
         Ok(())
     }
 

@@ -11,6 +11,8 @@ mod ended_early;
 mod failure;
 #[path = "../../../core/tests/shared/gate.rs"]
 mod gate;
+#[cfg(feature = "serde")]
+mod list_choice;
 mod many;
 mod mock;
 mod mock_memory;

@@ -34,8 +34,8 @@ use key::Key;
 
 pub use store::CalibrationStore;
 pub use transload_transfer::{
-    Calibration, CalibrationOptions, CalibrationProgress, Crossing, MeasuredTime, MethodCurve,
-    PathCalibration, Unfinished, UnfinishedReason,
+    Calibration, CalibrationOptions, CalibrationProgress, Crossing, ListCalibration, MeasuredList,
+    MeasuredTime, MethodCurve, PathCalibration, Unfinished, UnfinishedReason,
 };
 
 /// What [`Runtime::calibrate`] measured, and where it is kept.

@@ -102,8 +102,15 @@ fn damaged_and_foreign_files_are_ignored_and_rebuilt() {
     let good: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     let text = good.to_string();
 
-    let changes: [(&str, Value); 14] = [
-        ("/format", json!(2)),
+    let lists = |pieces: u64, seconds: f64| {
+        let time = json!({
+            "pieces": pieces, "bytes": 64, "median_seconds": seconds, "noise_seconds": 0.0, "repetitions": 1,
+        });
+        let path = json!({ "src": "cpu/pinned", "dst": "cuda:0/device" });
+        json!([{ "path": path, "way": "copy_kernel", "times": [time] }])
+    };
+    let changes: [(&str, Value); 18] = [
+        ("/format", json!(1)),
         ("/format", json!("1")),
         ("/key/library", json!("0.0.0")),
         ("/key/cores", json!(100_000)),
@@ -117,6 +124,10 @@ fn damaged_and_foreign_files_are_ignored_and_rebuilt() {
         ("/calibration/paths/0/methods/0/times/1/bytes", json!(u64::MAX)),
         ("/calibration/paths/0/methods/0/times", json!([])),
         ("/calibration/paths/0/path/src", json!("nowhere/pageable")),
+        ("/calibration/lists", json!(null)),
+        ("/calibration/lists", lists(1, -1.0)),
+        ("/calibration/lists", lists(u64::MAX, 1e300)),
+        ("/calibration/lists", lists(1, 1.0)),
     ];
     for (pointer, value) in changes {
         let mut changed = good.clone();

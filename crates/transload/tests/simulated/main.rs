@@ -7,6 +7,7 @@ mod calibration;
 mod choices;
 #[path = "../../../core/tests/shared/gate.rs"]
 mod gate;
+mod list_choices;
 #[cfg(feature = "safetensors")]
 #[path = "../it/load/mod.rs"]
 #[allow(dead_code, reason = "shared with the tests that run on hardware")]

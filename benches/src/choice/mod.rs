@@ -3,6 +3,8 @@
 //! A cell counts if its best two methods differ by more than a tenth. Methods take turns within a cell. Times are the host's, of copies
 //! that are waited for one after another.
 
+mod lists;
+
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -24,7 +26,7 @@ use crate::{
 /// Prefix of the rows' ids.
 const GROUP: &str = "choice";
 /// Every part, in order.
-const PARTS: [Part; 1] = [("regret", regret)];
+const PARTS: [Part; 2] = [("regret", regret), ("lists", lists::rows)];
 
 const SMALLEST: usize = 256;
 const LARGEST: usize = 1 << 30;
@@ -119,10 +121,7 @@ fn regret(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
         cells.extend(path_cells(fixture, (&built_in, &calibrated), path, expected)?);
     }
     for manager in [built_in, calibrated] {
-        manager.drain()?;
-        for (name, counts) in manager.resource_counts() {
-            ensure!(counts.is_empty(), "still allocated in the {name} backend: {counts}");
-        }
+        finished(&manager)?;
     }
     let counted: Vec<&Cell> = cells.iter().filter(|cell| cell.counts()).collect();
     for path in found.paths.iter().map(|path| path.path) {
@@ -143,6 +142,15 @@ fn regret(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     );
     rows.push(worst(fixture, "regret/worst", &counted).with_goal(Some(Goal::AtMost(WORST))));
     Ok(rows)
+}
+
+/// Fails if memory is still allocated.
+fn finished(manager: &CrossBackendTransferManager) -> Result<()> {
+    manager.drain()?;
+    for (name, counts) in manager.resource_counts() {
+        ensure!(counts.is_empty(), "still allocated in the {name} backend: {counts}");
+    }
+    Ok(())
 }
 
 fn crossings(fixture: &Fixture<'_>, path: &PathCalibration) -> Vec<Row> {

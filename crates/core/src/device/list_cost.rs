@@ -1,0 +1,123 @@
+//! Costs of lists: many copies of one path as one piece of work.
+
+use std::{fmt, time::Duration};
+
+use crate::{CostModel, TransferPath};
+
+/// What on a device copies the pieces of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum ListWay {
+    /// Its copy engines.
+    CopyEngine,
+    /// One launch of a copy kernel, which accesses pinned memory of the host in place.
+    CopyKernel,
+}
+
+impl ListWay {
+    /// Every way.
+    pub const ALL: [Self; 2] = [Self::CopyEngine, Self::CopyKernel];
+}
+
+impl fmt::Display for ListWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::CopyEngine => "copy engine",
+            Self::CopyKernel => "copy kernel",
+        })
+    }
+}
+
+/// The time of some list.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct ListTime {
+    /// Number of pieces.
+    pub pieces: u64,
+    /// Bytes of each piece.
+    pub bytes: u64,
+    /// Time of all.
+    #[cfg_attr(feature = "serde", serde(rename = "seconds", with = "crate::serde_seconds"))]
+    pub time: Duration,
+}
+
+/// Time of a list as a function of the number of its pieces and of their length: linear in both between lists of known time. Longer
+/// pieces than those count as several of the longest.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(into = "Vec<ListTime>", try_from = "Vec<ListTime>"))]
+pub struct ListModel {
+    /// Lengths, ascending, each with times by the number of pieces; at least one.
+    lengths: Vec<(u64, CostModel)>,
+}
+
+impl ListModel {
+    /// Creates a model from lists of known time, in any order. `None` if there are none, or if those of one length do not have at least
+    /// two different numbers of pieces.
+    #[must_use]
+    pub fn through(lists: &[ListTime]) -> Option<Self> {
+        let mut sizes: Vec<_> = lists.iter().map(|list| list.bytes).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let of_length = |bytes: u64| {
+            let times = lists.iter().filter(|list| list.bytes == bytes);
+            let times = times.map(|list| (list.pieces, list.time.as_secs_f64()));
+            Some((bytes, CostModel::from_points(times.collect())?))
+        };
+        let lengths: Vec<_> = sizes.into_iter().map(of_length).collect::<Option<_>>()?;
+        (!lengths.is_empty()).then_some(Self { lengths })
+    }
+
+    /// Returns the predicted time of a list of so many pieces with so many bytes in all, as if they were equally long.
+    #[must_use]
+    pub fn predict(&self, pieces: u64, bytes: u64) -> Duration {
+        let pieces = pieces.max(1);
+        let length = bytes / pieces;
+        let above = self.lengths.partition_point(|(known, _)| *known < length);
+        let seconds =
+            match (above.checked_sub(1).and_then(|below| self.lengths.get(below)), self.lengths.get(above)) {
+                (Some((low, short)), Some((high, long))) => {
+                    let share = (length - low) as f64 / (high - low) as f64;
+                    (1.0 - share) * short.seconds(pieces) + share * long.seconds(pieces)
+                }
+                (None, Some((_, shortest))) => shortest.seconds(pieces),
+                (Some((low, longest)), None) => longest.seconds(bytes / (*low).max(1)),
+                (None, None) => 0.0,
+            };
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+}
+
+impl From<ListModel> for Vec<ListTime> {
+    fn from(model: ListModel) -> Self {
+        let lists = model.lengths.into_iter().flat_map(|(bytes, times)| {
+            times.points.into_iter().map(move |(pieces, seconds)| {
+                let time = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+                ListTime { pieces, bytes, time }
+            })
+        });
+        lists.collect()
+    }
+}
+
+impl TryFrom<Vec<ListTime>> for ListModel {
+    type Error = &'static str;
+
+    fn try_from(lists: Vec<ListTime>) -> Result<Self, &'static str> {
+        Self::through(&lists)
+            .ok_or("costs of lists need, for each length, times of two different numbers of pieces")
+    }
+}
+
+/// The cost of the lists of one path by one way.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct ListCost {
+    /// Source and destination.
+    pub path: TransferPath,
+    /// What copies the pieces.
+    pub way: ListWay,
+    /// Time as a function of the number of pieces and of their length.
+    pub model: ListModel,
+}

@@ -1,0 +1,129 @@
+//! The way of a list: by costs over the number of pieces and their length.
+
+use std::time::Duration;
+
+use transload_core::{CostBasis, DeviceId, ErrorKind, ListWay, MemoryKind, Place, TransferPath};
+use transload_transfer::{Calibration, CrossBackendTransferManager, ListCalibration};
+
+use crate::{MOCK, Mock};
+
+fn upload() -> TransferPath {
+    TransferPath::new(Place::new(DeviceId::Cpu, MemoryKind::Pinned), Place::new(MOCK, MemoryKind::Device))
+}
+
+/// With a device that has copy engines and a kernel.
+fn manager() -> CrossBackendTransferManager {
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(Mock { in_place: true, ..Mock::default() }.build() as _).unwrap();
+    manager
+}
+
+/// Lists of 4 and 400 pieces of 4 KiB and of 1 MiB.
+fn lists(path: TransferPath, way: ListWay, nanos: fn(u64, u64) -> u64) -> ListCalibration {
+    let shapes = [(4, 4096), (400, 4096), (4, 1 << 20), (400, 1 << 20)];
+    let time = |(pieces, bytes): (u64, u64)| {
+        let seconds = nanos(pieces, bytes) as f64 / 1e9;
+        serde_json::json!({
+            "pieces": pieces, "bytes": bytes, "median_seconds": seconds, "noise_seconds": 0.0, "repetitions": 5,
+        })
+    };
+    // The mock is a third party's device, which cannot be read back.
+    let mut read: ListCalibration = serde_json::from_value(serde_json::json!({
+        "path": { "src": "cpu/pinned", "dst": "cuda:0/device" },
+        "way": way,
+        "times": shapes.map(time),
+    }))
+    .unwrap();
+    read.path = path;
+    read
+}
+
+#[test]
+fn way_of_a_list_is_the_one_predicted_to_be_fastest() {
+    let (manager, path) = (manager(), upload());
+    let mut found = Calibration::default();
+    // A piece takes the engine 1 µs, and the kernel a tenth of that; it has half the rate.
+    found.lists = vec![
+        lists(path, ListWay::CopyEngine, |pieces, bytes| 6000 + pieces * (1000 + bytes / 50)),
+        lists(path, ListWay::CopyKernel, |pieces, bytes| 9000 + pieces * (100 + bytes / 25)),
+    ];
+    manager.use_calibration(&found).unwrap();
+    let way = |list, exclusive| manager.plan_many(path.src, path.dst, list, exclusive).unwrap();
+    // 3 µs and 0.02 ns a byte and piece against 0.9 µs a piece.
+    for (list, fastest) in [
+        ((2, 4096), ListWay::CopyEngine),
+        ((8, 4096), ListWay::CopyKernel),
+        ((1000, 40_000), ListWay::CopyKernel),
+        ((1000, 50_000), ListWay::CopyEngine),
+        ((100_000, 512), ListWay::CopyKernel),
+        ((3, 1 << 30), ListWay::CopyEngine),
+    ] {
+        let plan = way(list, true);
+        assert_eq!((plan.way, plan.basis), (Some(fastest), CostBasis::Measured), "{plan}");
+        // Somebody may compute on the device.
+        let beside = way(list, false);
+        assert_eq!(beside.way, Some(ListWay::CopyEngine), "{beside}");
+        let says = beside.to_string().contains("faster alone, but waits for other kernels: copy kernel");
+        assert_eq!(says, fastest == ListWay::CopyKernel, "{beside}");
+    }
+    // Between measured lists and beyond them.
+    for (pieces, bytes) in [(4, 4096), (100, 4096), (400, 200_000), (4000, 1 << 20), (40, 4 << 20)] {
+        let predicted = way((pieces, bytes), false).predicted.as_nanos() as f64;
+        let exact = (6000 + pieces * (1000 + bytes / 50)) as f64;
+        assert!((0.96..=1.01).contains(&(predicted / exact)), "{pieces} × {bytes}: {predicted}, {exact}");
+    }
+    // The user knows better.
+    let mut mine = found.list_costs();
+    mine[1].model = mine[0].model.clone();
+    manager.set_list_costs(mine);
+    manager.use_calibration(&found).unwrap();
+    let plan = way((1000, 4096), true);
+    assert_eq!((plan.way, plan.basis), (Some(ListWay::CopyEngine), CostBasis::User), "{plan}");
+    // More than there can be.
+    let most = way((u64::MAX, u64::MAX), true);
+    assert!(most.predicted > Duration::from_secs(1 << 40), "{most}");
+    let none = manager.plan_many(path.src, path.dst, (0, 4096), true).unwrap_err();
+    assert_eq!(none.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn lists_that_can_be_no_measurement_are_refused() {
+    let path = upload();
+    let changes: [fn(&mut ListCalibration); 10] = [
+        |list| list.times.clear(),
+        |list| list.times.truncate(1),
+        |list| list.times[1].pieces = 4,
+        |list| list.times[1].pieces = 0,
+        |list| list.times[1].pieces = u64::MAX,
+        |list| (list.times[1].pieces, list.times[1].time.bytes) = (1 << 30, 1 << 40),
+        |list| list.times[1].time.bytes = 0,
+        |list| list.times[1].time.bytes = u64::MAX,
+        |list| list.times[1].time.median = Duration::ZERO,
+        |list| list.times[1].time.median = Duration::MAX,
+    ];
+    for change in changes {
+        let mut damaged = Calibration::default();
+        let mut list = lists(path, ListWay::CopyKernel, |pieces, _| pieces);
+        change(&mut list);
+        damaged.lists.push(list);
+        let other = CrossBackendTransferManager::new();
+        assert_eq!(other.use_calibration(&damaged).unwrap_err().kind(), ErrorKind::InvalidArgument);
+        assert!(other.list_costs().is_empty(), "nothing of it is used");
+    }
+}
+
+#[test]
+fn unmeasured_lists_keep_an_earlier_calibration() {
+    let (mut earlier, mut later) = (Calibration::default(), Calibration::default());
+    let engine = |nanos| lists(upload(), ListWay::CopyEngine, nanos);
+    earlier.lists =
+        vec![engine(|pieces, _| pieces), lists(upload(), ListWay::CopyKernel, |pieces, _| pieces)];
+    later.keep_from(earlier.clone());
+    assert_eq!(later.lists, earlier.lists);
+    // All ways of a path were measured at once.
+    let mut again = Calibration::default();
+    again.lists = vec![engine(|pieces, _| 2 * pieces)];
+    let new = again.clone();
+    again.keep_from(earlier);
+    assert_eq!(again.lists, new.lists);
+}
