@@ -4,9 +4,10 @@ use std::{fmt::Debug, time::Duration};
 
 use serde_json::{Value, from_value, json, to_value};
 use transload_core::{
-    CostBasis, CostModel, DeviceId, DeviceInfo, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage, PathCost,
-    PeerAccess, Place, RejectReason, Rejected, ResourceCounts, Retry, SizeClass, StreamPriority, Timing,
-    TransferMethod, TransferPath, TransferReport, TransferState, WorkloadType, next_timeline_id,
+    CostBasis, CostModel, DeviceId, DeviceInfo, ErrorKind, ListCost, ListModel, ListTime, ListWay,
+    MemoryInfo, MemoryKind, MemoryShortage, PathCost, PeerAccess, Place, RejectReason, Rejected,
+    ResourceCounts, Retry, SizeClass, StreamPriority, Timing, TransferMethod, TransferPath, TransferReport,
+    TransferState, WorkloadType, next_timeline_id,
 };
 
 const PINNED: Place = Place::new(DeviceId::Cpu, MemoryKind::Pinned);
@@ -131,6 +132,40 @@ fn cost_models_are_points_and_need_two_sizes() {
     refused::<CostModel>(json!([]), "two different sizes");
     refused::<CostModel>(json!([point(1, 0.0), point(1, 1.0)]), "two different sizes");
     refused::<CostModel>(json!([point(0, -1.0), point(1, 1.0)]), "finite and not negative");
+}
+
+#[test]
+fn costs_of_lists_are_points_with_two_numbers_for_each_length() {
+    let list = |pieces, bytes, micros| ListTime { pieces, bytes, time: Duration::from_micros(micros) };
+    let model = ListModel::through(&[
+        list(1000, 4096, 110),
+        list(1, 4096, 11),
+        list(0, 8192, 10),
+        list(1000, 8192, 210),
+    ]);
+    let cost =
+        ListCost { path: TransferPath::new(PINNED, NEAR), way: ListWay::CopyKernel, model: model.unwrap() };
+    let point = |pieces: u64, bytes: u64, seconds: f64| json!({ "pieces": pieces, "bytes": bytes, "seconds": seconds });
+    let points =
+        [point(1, 4096, 11e-6), point(1000, 4096, 110e-6), point(0, 8192, 10e-6), point(1000, 8192, 210e-6)];
+    let path = json!({ "src": "cpu/pinned", "dst": "cuda:1/device" });
+    round_trip(&cost, json!({ "path": path, "way": "copy_kernel", "model": points }));
+    // Linear in the number of pieces and their length; longer pieces are several.
+    let micros = |pieces: u64, bytes| cost.model.predict(pieces, pieces * bytes).as_nanos().div_ceil(100);
+    assert_eq!(
+        [micros(1000, 4096), micros(500, 4096), micros(1000, 6144), micros(1000, 16_384)],
+        [1100, 605, 1600, 4100]
+    );
+    assert_eq!([micros(2000, 4096), micros(1000, 512), micros(500, 8192)], [2092, 1100, 1100]);
+    assert_eq!(cost.model.predict(0, 0), cost.model.predict(1, 1));
+    assert!(cost.model.predict(u64::MAX, u64::MAX) > Duration::from_secs(1 << 30));
+    for bad in
+        [json!([]), json!([point(1, 1, 1.0)]), json!([point(1, 1, 1.0), point(2, 1, 1.0), point(3, 2, 1.0)])]
+    {
+        refused::<ListModel>(bad, "two different numbers");
+    }
+    refused::<ListModel>(json!([point(1, 1, -1.0), point(2, 1, 1.0)]), "negative");
+    refused::<ListWay>(json!("legs"), "unknown variant");
 }
 
 #[test]

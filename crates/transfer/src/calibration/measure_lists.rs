@@ -10,7 +10,7 @@ use super::{
 use crate::TransferOptions;
 
 /// Bytes of each piece of the measured lists.
-const LENGTHS: [usize; 4] = [4 << 10, 64 << 10, 256 << 10, 1 << 20];
+const LENGTHS: [usize; 5] = [512, 4 << 10, 64 << 10, 256 << 10, 1 << 20];
 /// Numbers of pieces of the measured lists.
 const COUNTS: [usize; 4] = [2, 16, 128, 1024];
 /// The part of the largest copy that a list may have.

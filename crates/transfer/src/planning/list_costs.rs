@@ -39,5 +39,6 @@ impl ListCosts {
     pub(crate) fn is_kernel_faster(&self, list: (u64, u64)) -> bool {
         let time = |way| self.predict(way, list).unwrap_or(Duration::MAX);
         time(ListWay::CopyKernel) < time(ListWay::CopyEngine)
+            || transload_core::mutant!("transfer/list-kernel-always")
     }
 }
