@@ -42,8 +42,8 @@ pub struct ListTime {
     pub time: Duration,
 }
 
-/// Time of a list as a function of the number of its pieces and of their length: linear in both between lists of known time. Longer
-/// pieces than those count as several of the longest.
+/// Time of a list as a function of the number of its pieces and of their length: linear in both between lists of known time, and
+/// beyond them. Pieces shorter than those count as the shortest. If all have one length, longer pieces count as several.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(into = "Vec<ListTime>", try_from = "Vec<ListTime>"))]
@@ -75,16 +75,17 @@ impl ListModel {
         let pieces = pieces.max(1);
         let length = bytes / pieces;
         let above = self.lengths.partition_point(|(known, _)| *known < length);
-        let seconds =
-            match (above.checked_sub(1).and_then(|below| self.lengths.get(below)), self.lengths.get(above)) {
-                (Some((low, short)), Some((high, long))) => {
-                    let share = (length - low) as f64 / (high - low) as f64;
-                    (1.0 - share) * short.seconds(pieces) + share * long.seconds(pieces)
-                }
-                (None, Some((_, shortest))) => shortest.seconds(pieces),
-                (Some((low, longest)), None) => longest.seconds(bytes / (*low).max(1)),
-                (None, None) => 0.0,
-            };
+        let above = above.clamp(1, self.lengths.len().max(2) - 1);
+        let seconds = match (self.lengths.get(above - 1), self.lengths.get(above)) {
+            (Some((low, short)), Some((high, long))) => {
+                let share = length.saturating_sub(*low) as f64 / (high - low) as f64;
+                (1.0 - share) * short.seconds(pieces) + share * long.seconds(pieces)
+            }
+            (Some((only, times)), None) => times.seconds(bytes / (*only).max(1)),
+            _ => 0.0,
+        };
+        // Falling times must not end below zero.
+        let seconds = seconds.max(0.0);
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }
