@@ -51,7 +51,7 @@ fn human_lists(costs: &[(ListCost, CostBasis)]) -> String {
         return String::new();
     }
     let row = |(ListCost { path, way, model }, basis): &(ListCost, CostBasis)| {
-        let time = |bytes| format!("{:.1?}", model.predict(1000, 1000 * bytes));
+        let time = |bytes: u64| format!("{:.1?}", model.predict(1000, 1000 * bytes));
         let (small, middle, large) = (time(4 << 10), time(64 << 10), time(1 << 20));
         [path.to_string(), way.to_string(), basis.to_string(), small, middle, large]
     };

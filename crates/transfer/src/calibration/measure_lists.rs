@@ -38,7 +38,7 @@ impl Run<'_> {
         let mut found: Vec<_> = ways.iter().map(list).collect();
         let most = LARGEST.min(src.len() / OF_LARGEST);
         for length in LENGTHS {
-            let counts = COUNTS.map(|count| count.min(most / length));
+            let counts = COUNTS.map(|count| count.min(most / length.max(4096)));
             // At least two, and each once.
             if counts.first() == counts.last() || counts.first() < Some(&COUNTS[0]) {
                 break;

@@ -8,10 +8,7 @@ use transload::{
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig},
 };
-use transload_cuda_sim::{
-    SimDevice,
-    harness::{self, TestDevice},
-};
+use transload_cuda_sim::{SimDevice, SimDeviceBuilder};
 
 type Pair = (RawBuffer, RawBuffer);
 
@@ -23,30 +20,26 @@ const SHAPES: [(usize, usize); 8] =
     [(1, 700), (3, 300), (10, 8000), (100, 24 << 10), (700, 3000), (40, 100_000), (9, 400_000), (2, 2 << 20)];
 
 struct Machine {
-    test: TestDevice,
+    sim: SimDevice,
     manager: CrossBackendTransferManager,
 }
 
 impl Machine {
-    fn of(test: TestDevice) -> Self {
+    fn of(plant: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder) -> Self {
+        transload_cuda_sim::install().unwrap();
+        let sim = plant(SimDevice::builder()).build();
         let manager = CrossBackendTransferManager::builder().refinement(false).build();
         manager.register_backend(CpuBackend::new().unwrap()).unwrap();
-        let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+        let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
         manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
-        let machine = Self { test, manager };
-        let sim = machine.sim();
         let options = CalibrationOptions::new().largest(LARGEST as u64).budget(Duration::from_secs(60));
-        let found = machine.manager.calibrate(&options.clock(move || sim.now())).unwrap();
+        let found = manager.calibrate(&options.clock(move || sim.now())).unwrap();
         assert_eq!(found.unfinished, []);
-        machine
-    }
-
-    fn sim(&self) -> SimDevice {
-        *self.test.sim().unwrap()
+        Self { sim, manager }
     }
 
     fn allocate(&self, kind: MemoryKind) -> RawBuffer {
-        let device = DeviceId::Cuda(self.test.ordinal());
+        let device = DeviceId::Cuda(self.sim.ordinal());
         self.manager.allocate_for(device, kind, LIST).unwrap()
     }
 
@@ -58,11 +51,11 @@ impl Machine {
             let pairs: Vec<Pair> =
                 (0..count).map(|at| (part(&from, at), part(&to, count - 1 - at))).collect();
             let time = |way: Option<ListWay>| {
-                let begun = self.sim().now();
+                let begun = self.sim.now();
                 let copy = self.manager.copy_many(&pairs);
                 let copy = if let Some(way) = way { copy.way(way) } else { copy.exclusive() };
                 copy.wait().unwrap();
-                (self.sim().now() - begun).as_secs_f64()
+                (self.sim.now() - begun).as_secs_f64()
             };
             let [engine, kernel] = ListWay::ALL.map(|way| time(Some(way)));
             let chosen = time(None);
@@ -77,14 +70,6 @@ impl Machine {
         };
         SHAPES.map(kernel).to_vec()
     }
-
-    fn finish(self) {
-        let Self { test, manager } = self;
-        manager.drain().unwrap();
-        drop(manager);
-        test.assert_no_races();
-        test.assert_no_live_objects();
-    }
 }
 
 const ENDS: [(MemoryKind, MemoryKind); 2] =
@@ -92,60 +77,43 @@ const ENDS: [(MemoryKind, MemoryKind); 2] =
 
 #[test]
 fn engines_slow_per_piece_leave_short_pieces_to_the_kernel() {
-    let Some(test) = harness::device_with(|sim| sim.batch_piece_ns(1700).kernel_host_link(Some(45.0))) else {
-        return;
-    };
-    let machine = Machine::of(test);
+    let machine = Machine::of(|sim| sim.batch_piece_ns(1700).kernel_host_link(Some(45.0)));
     for (from, to) in ENDS {
         let kernels = machine.kernels(from, to);
         assert!(kernels[3] && kernels[4] && !kernels[7], "{kernels:?}");
     }
-    machine.finish();
 }
 
 #[test]
 fn slow_kernel_leaves_all_but_the_least_to_the_engines() {
-    let Some(test) = harness::device_with(|sim| sim.kernel_host_link(Some(4.0))) else { return };
-    let machine = Machine::of(test);
+    let machine = Machine::of(|sim| sim.kernel_host_link(Some(4.0)));
     for (from, to) in ENDS {
         assert!(machine.kernels(from, to)[2..].iter().all(|kernel| !kernel));
     }
-    machine.finish();
 }
 
 #[test]
 fn links_decide_where_pieces_cost_the_same() {
     // Bytes are all that counts on the slow link, and pieces on the fast one.
-    let slow = harness::device_with(|sim| sim.host_link(1.0).batch_piece_ns(100));
-    let fast =
-        harness::device_with(|sim| sim.host_link(500.0).batch_piece_ns(1700).kernel_host_link(Some(40.0)));
-    let (Some(slow), Some(fast)) = (slow, fast) else { return };
-    let machine = Machine::of(slow);
-    machine.kernels(MemoryKind::Pinned, MemoryKind::Device);
-    machine.finish();
-    let machine = Machine::of(fast);
-    let kernels = machine.kernels(MemoryKind::Pinned, MemoryKind::Device);
+    let slow = Machine::of(|sim| sim.host_link(1.0).batch_piece_ns(100));
+    slow.kernels(MemoryKind::Pinned, MemoryKind::Device);
+    let fast = Machine::of(|sim| sim.host_link(500.0).batch_piece_ns(1700).kernel_host_link(Some(40.0)));
+    let kernels = fast.kernels(MemoryKind::Pinned, MemoryKind::Device);
     assert!(kernels[4] && kernels[5..].iter().all(|kernel| !kernel), "{kernels:?}");
-    machine.finish();
 }
 
 #[test]
 fn device_local_lists_are_chosen_by_their_time() {
     // The kernel reads its list from the host.
-    let test = harness::device_with(|sim| sim.batch_piece_ns(1000).kernel_host_link(Some(0.005)));
-    let usual = harness::device_with(|sim| sim.batch_piece_ns(1000));
-    let (Some(test), Some(usual)) = (test, usual) else { return };
-    for (test, kernel) in [(test, false), (usual, true)] {
-        let machine = Machine::of(test);
+    for (link, kernel) in [(Some(0.005), false), (None, true)] {
+        let machine = Machine::of(|sim| sim.batch_piece_ns(1000).kernel_host_link(link));
         assert_eq!(machine.kernels(MemoryKind::Device, MemoryKind::Device)[4], kernel);
-        machine.finish();
     }
 }
 
 #[test]
 fn calibrated_kernel_is_not_taken_unless_exclusive() {
-    let Some(test) = harness::device_with(|sim| sim.batch_piece_ns(1700)) else { return };
-    let machine = Machine::of(test);
+    let machine = Machine::of(|sim| sim.batch_piece_ns(1700));
     let (from, to) = (machine.allocate(MemoryKind::Pinned), machine.allocate(MemoryKind::Device));
     let pair = |at: usize| -> Pair {
         let part = |of: &RawBuffer, at: usize| of.slice(at * 64..(at + 1) * 64).unwrap();
@@ -163,6 +131,4 @@ fn calibrated_kernel_is_not_taken_unless_exclusive() {
     let failed =
         machine.manager.copy_many(vec![(first, second)]).way(ListWay::CopyKernel).wait().unwrap_err();
     assert_eq!(failed.error.kind(), transload::ErrorKind::Unsupported, "{failed}");
-    drop((from, to, pairs));
-    machine.finish();
 }
