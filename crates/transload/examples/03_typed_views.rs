@@ -47,6 +47,12 @@ pub(crate) fn main() -> Result<()> {
     println!("refused: {}", unequal.as_ref().err().map(ToString::to_string).unwrap_or_default());
     assert_eq!(unequal.err().map(|error| error.kind()), Some(ErrorKind::InvalidArgument));
 
+    // A view with a shape and strides, as tensors have them, takes what is no slice: here the columns 1 and 2, packed on the GPU.
+    let columns = matrix.view(&[3, 4])?.narrow(1, 1..3)?;
+    let packed = gpu.alloc::<f32>(6)?;
+    rt.copy_strided(&columns, &packed.view(&[3, 2])?)?.wait()?;
+    assert_eq!(*rt.download(&packed).wait()?, [1.0, 2.0, 5.0, 6.0, 9.0, 10.0]);
+
     // The same bytes as another type; length and alignment are checked.
     let bits = there.slice(..1)?.cast::<u32>()?;
     assert_eq!(*rt.download(&bits).wait()?, [0.5_f32.to_bits()]);
@@ -58,6 +64,6 @@ pub(crate) fn main() -> Result<()> {
     let again = owned.into_array();
     assert_eq!(sum(&again)?, 66.0);
 
-    drop((matrix, row, there, bits, again));
+    drop((matrix, row, there, columns, packed, bits, again));
     rt.drain()
 }

@@ -84,6 +84,26 @@ fn rows_must_fit_both_sides_without_overflow() {
 }
 
 #[test]
+fn planes_must_fit_both_sides_and_stay_apart() {
+    let (src, dst) = (buffer(100), buffer(50));
+    // 4 bytes twice in 14 of the source and 10 of the destination.
+    let check = |planes, src_plane, dst_plane| {
+        let rows = Pitched::new(4, 2, 10, 6).planes(planes, src_plane, dst_plane);
+        Operation::CopyPitched { src: &src, dst: &dst, rows }.validate().map_err(|error| error.kind())
+    };
+    assert_eq!(check(5, 21, 10), Ok(()));
+    assert_eq!(check(3, 0, 20), Ok(()));
+    assert_eq!(check(1, 0, 0), Ok(()));
+    for (planes, src_plane, dst_plane) in
+        [(5, 22, 10), (6, 10, 10), (5, 21, 11), (0, 0, 10), (2, usize::MAX, 10), (usize::MAX, 0, usize::MAX)]
+    {
+        assert_eq!(check(planes, src_plane, dst_plane), Err(ErrorKind::OutOfRange), "{planes} planes");
+    }
+    assert_eq!(check(2, 20, 9), Err(ErrorKind::Overlap));
+    assert_eq!(check(2, 20, 0), Err(ErrorKind::Overlap));
+}
+
+#[test]
 fn copies_of_two_lengths_and_broken_patterns_are_refused() {
     let (a, b) = (buffer(100), buffer(99));
     let kind = |operation: Operation<'_>| operation.validate().unwrap_err().kind();

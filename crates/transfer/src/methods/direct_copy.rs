@@ -100,7 +100,8 @@ impl DirectCopy {
         rows: &Rows,
     ) -> Result<Submitted, NotSubmitted> {
         let (src, dst) = (request.src, request.dst);
-        let Some(rows) = rows.pitched().filter(|_| !src.overlaps(dst)) else {
+        let is_apart = !src.overlaps(dst) || transload_core::mutant!("transfer/strided-interleaved");
+        let Some(rows) = rows.pitched().filter(|_| is_apart) else {
             // Within a device a copy engine takes about a microsecond for each row.
             let request = TransferRequest { by_kernel: route.has_kernel, ..*request };
             return self.submit_many(route, &request, &rows.pairs(src, dst)?);

@@ -45,7 +45,8 @@ impl CrossBackendTransferManager {
     /// What is contiguous on both sides is a plain copy. Rows at one distance, and planes of at least four such rows, are one
     /// operation (a `cuMemcpy2DAsync` for each plane) between pinned, mapped, unified or device memory, and within the host. All else, such as pageable memory to a device, is a list of rows, as for
     /// [`copy_many`](Self::copy_many), of at most a million: it takes some 200 bytes of memory for each row. More are left to the driver,
-    /// if they are such planes. The predicted time is that of a contiguous copy of as many bytes.
+    /// if they are such planes. The methods UnifiedMemory and PeerToPeer copy
+    /// no rows: reports have them as excluded. The predicted time is that of a contiguous copy of as many bytes.
     ///
     /// # What is in use
     /// Of a copy of rows, all bytes from the first row to the last on both sides, with the gaps: other work on these is ordered

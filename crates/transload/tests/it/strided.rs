@@ -107,6 +107,28 @@ fn rows_at_one_distance_are_one_driver_call() {
 }
 
 #[test]
+fn gaps_of_one_operation_are_in_use_and_kept() {
+    let setup = Setup::new();
+    let (near, far) =
+        (setup.filled(MemoryKind::Pinned, &[7; 6400]), setup.filled(MemoryKind::Mapped, &[9; 6400]));
+    let there = setup.allocate(MemoryKind::Device, 6400);
+    let half = |at: usize| StridedLayout::new(32).at(at).repeat(100, 64);
+    let view = near.slice(32..64).unwrap();
+    let view = view.write().unwrap();
+    let up = || setup.manager.copy_strided((&near, &half(0)), (&there, &half(32))).unwrap();
+    assert_eq!(up().wait().unwrap_err().kind(), ErrorKind::Busy);
+    drop(view);
+    setup.manager.copy(&far, &there).submit().wait().unwrap();
+    // In the order of submission, whatever streams take them.
+    let up = up().submit();
+    let down = setup.manager.copy(&there, &far).submit();
+    down.wait().unwrap();
+    up.wait().unwrap();
+    let expected: Vec<u8> = (0..6400).map(|at| if at % 64 < 32 { 9 } else { 7 }).collect();
+    assert!(*far.read().unwrap() == expected[..]);
+}
+
+#[test]
 fn gaps_of_pageable_copies_are_free_and_order_holds() {
     let setup = Setup::new();
     let content = noise(64 * 500, 5);
