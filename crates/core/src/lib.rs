@@ -70,7 +70,7 @@ pub use queue::room::full_until;
 pub use queue::transfer::{
     CompletionHandler, RefusalHandler, Submission, Submitted, Transfer, TransferState,
 };
-pub use queue::{Queue, QueueLease, StreamPriority, Timing, WorkloadType};
+pub use queue::{BatchHalf, Queue, QueueLease, StreamPriority, Timing, WorkloadType};
 pub use submit::batch::runs_by_allocation;
 pub use submit::claim::Claims;
 pub use submit::fill::fill;

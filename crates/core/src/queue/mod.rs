@@ -52,6 +52,15 @@ pub enum Timing {
     Measured,
 }
 
+/// A half of a batch whose bytes pass through scratch memory, where its pairs lie end to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchHalf {
+    /// From the sources to the scratch memory.
+    Gather,
+    /// From the scratch memory to the destinations.
+    Scatter,
+}
+
 /// An ordered queue of work. All methods may be called from any thread; operations enqueued concurrently take
 /// effect in some order.
 ///
@@ -105,6 +114,28 @@ pub unsafe trait Queue: Send + Sync + 'static {
     /// * The operation's buffers stay alive, and nothing else uses their bytes in conflict with it, until the
     ///   returned fence is complete. [`submit`](crate::submit) ensures both.
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence>;
+
+    /// Enqueues a half of a batch, after everything enqueued before and after the fences in `after`: by a kernel that leaves most of the
+    /// device to other kernels. Pairs and scratch memory are the queue's device's own memory, as far as the half uses them.
+    ///
+    /// # Errors
+    /// Like [`enqueue`](Self::enqueue). By default [`ErrorKind::Unsupported`](crate::ErrorKind).
+    ///
+    /// # Safety
+    /// * The pairs passed [`Operation::validate`] as a batch, and `scratch` is as long as all of them.
+    /// * The buffers that the half uses stay alive, and nothing else uses their bytes in conflict with it, until the returned fence is
+    ///   complete.
+    unsafe fn enqueue_half(
+        &self,
+        half: BatchHalf,
+        pairs: &[(RawBuffer, RawBuffer)],
+        scratch: &RawBuffer,
+        after: &[Fence],
+    ) -> Result<Fence> {
+        let _ = (half, pairs, scratch, after);
+        let text = format!("a queue of {} copies no batch through scratch memory", self.device());
+        Err(Error::new(ErrorKind::Unsupported, text))
+    }
 
     /// Returns a fence of everything enqueued so far, by whomever, for callers that must not block in a call
     /// which waits for that work; `None` if there is no such fence.

@@ -79,7 +79,8 @@ impl ListPages {
     pub fn prepare(&self, context: &Context, stream: TimelineId, entries: usize) -> Result<()> {
         let lacking = {
             let kept = self.kept.lock();
-            let room = kept.iter().map(|page| page.room(stream)).sum();
+            let rooms = kept.iter().map(|page| page.room(stream));
+            let room = rooms.filter(|room| *room >= entries.min(ENTRIES)).sum();
             let pages = entries.saturating_sub(room).div_ceil(ENTRIES);
             let others = kept.iter().filter(|page| page.room(stream) == 0);
             let free = others.take(pages).filter(|page| page.is_free(false)).count();
@@ -115,16 +116,19 @@ impl ListPages {
         Ok(FixedList { memory, entries: entries.len() })
     }
 
-    /// Returns a page with room for a list of the stream, if there is one. Does not allocate.
+    /// Returns a page with room for a list of the stream, if there is one: for all of its `entries`, if possible. Does not allocate.
     #[must_use]
-    pub fn take(&self, stream: TimelineId) -> Option<ListPage> {
+    pub fn take(&self, stream: TimelineId, entries: usize) -> Option<ListPage> {
         let mut kept = self.kept.lock();
-        let own = kept.iter().position(|page| page.room(stream) > 0);
-        let at = own.or_else(|| kept.iter().take(QUERIED).position(|page| page.is_free(false)));
-        let mut page = kept.remove(at?)?;
-        if own.is_none() {
-            (page.used, page.stream) = (0, Some(stream));
+        let own = |least: usize| kept.iter().position(|page| page.room(stream) >= least.max(1));
+        if let Some(at) = own(entries.min(ENTRIES)) {
+            return kept.remove(at);
         }
+        let Some(at) = kept.iter().take(QUERIED).position(|page| page.is_free(false)) else {
+            return own(1).and_then(|at| kept.remove(at));
+        };
+        let mut page = kept.remove(at)?;
+        (page.used, page.stream) = (0, Some(stream));
         Some(page)
     }
 

@@ -11,7 +11,8 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, Fence, Operation, Place, Queue, QueueLease, RawBuffer, Result, StreamPriority, Timeline, Timing,
+    BatchHalf, DeviceId, Fence, Operation, Place, Queue, QueueLease, RawBuffer, Result, StreamPriority,
+    Timeline, Timing,
 };
 
 use crate::{CudaStream, thread_number::thread_number};
@@ -112,6 +113,17 @@ unsafe impl Queue for StreamShard {
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
         // SAFETY: the caller's promise.
         unsafe { self.stream.enqueue(operation, after, timing) }
+    }
+
+    unsafe fn enqueue_half(
+        &self,
+        half: BatchHalf,
+        pairs: &[(RawBuffer, RawBuffer)],
+        scratch: &RawBuffer,
+        after: &[Fence],
+    ) -> Result<Fence> {
+        // SAFETY: the caller's promise.
+        unsafe { self.stream.enqueue_half(half, pairs, scratch, after) }
     }
 
     fn outstanding(&self) -> u64 {

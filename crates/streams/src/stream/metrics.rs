@@ -123,7 +123,9 @@ impl Counters {
     #[inline]
     pub(crate) fn count(&self, calls: &DriverCalls<'_>) {
         let counter = match calls {
-            DriverCalls::CopyInPlace { .. } | DriverCalls::CopyBatchInPlace { .. } => &self.in_place_copies,
+            DriverCalls::CopyInPlace { .. }
+            | DriverCalls::CopyBatchInPlace { .. }
+            | DriverCalls::BatchHalf(..) => &self.in_place_copies,
             DriverCalls::Kernel(..) => &self.kernels,
             DriverCalls::Fill(_) | DriverCalls::Launch(..) => &self.fills_and_graphs,
             _ => return,

@@ -13,6 +13,7 @@ use transload_memory::{MemoryLocation, PrefetchTarget, context_of, explain_hint,
 use super::{
     batches::{BatchCall, by_allocations, copy_batch},
     fills::Fill,
+    halves::Half,
     kernels::Kernels,
     loaded_module,
     split_copy::{split_copy, split_rows},
@@ -89,7 +90,7 @@ fn peer(buffer: &RawBuffer) -> Result<(u64, &Context)> {
 }
 
 /// Returns the address by which the stream's device accesses the memory in place.
-fn in_place(buffer: &RawBuffer, stream: &CudaStream) -> Result<u64> {
+pub(super) fn in_place(buffer: &RawBuffer, stream: &CudaStream) -> Result<u64> {
     let place = buffer.place();
     let visible = match place.kind {
         MemoryKind::Device | MemoryKind::Unified => place.device == stream.device(),
@@ -127,6 +128,7 @@ pub(crate) enum DriverCalls<'a> {
         pairs: &'a [(RawBuffer, RawBuffer)],
         stream: &'a StreamTimeline,
     },
+    BatchHalf(Half<'a>),
     /// Like `CopyBatchInPlace`, with a list that is written: its address and length.
     CopyList(&'a Kernels, (u64, usize)),
     Fill(Fill<'a>),
@@ -233,7 +235,10 @@ impl<'a> DriverCalls<'a> {
     /// Returns whether this library's kernels are launched.
     pub(crate) fn launch_kernels(&self) -> bool {
         match self {
-            Self::CopyInPlace { .. } | Self::CopyBatchInPlace { .. } | Self::CopyList(..) => true,
+            Self::CopyInPlace { .. }
+            | Self::CopyBatchInPlace { .. }
+            | Self::BatchHalf(..)
+            | Self::CopyList(..) => true,
             Self::Fill(fill) => fill.launches_a_kernel(),
             _ => false,
         }
@@ -248,6 +253,7 @@ impl<'a> DriverCalls<'a> {
             Self::CopyPeer { .. } => "peer copy",
             Self::CopyInPlace { .. } => "copy in place",
             Self::CopyBatchInPlace { .. } | Self::CopyList(..) => "batch of copies in place",
+            Self::BatchHalf(..) => "half of a batch",
             Self::Fill(..) => "fill",
             Self::Prefetch(..) => "prefetch",
             Self::Launch(..) => "graph launch",
@@ -286,6 +292,8 @@ impl<'a> DriverCalls<'a> {
             Self::CopyBatchInPlace { kernels, pairs, stream } => unsafe {
                 kernels.copy_list(pairs, stream, in_flight)
             },
+            // SAFETY: as above.
+            Self::BatchHalf(ref half) => unsafe { half.make(in_flight) },
             // SAFETY: as above.
             Self::CopyList(kernels, (list, count)) => unsafe { kernels.launch_list(list, count, stream) },
             // SAFETY: the caller's promise.

@@ -3,8 +3,8 @@
 use std::{cell::Cell, sync::Arc};
 
 use transload_core::{
-    DeviceId, Error, ErrorKind, Fence, Operation, Place, Queue, RawBuffer, Result, StreamPriority, Timeline,
-    Timing,
+    BatchHalf, DeviceId, Error, ErrorKind, Fence, Operation, Place, Queue, RawBuffer, Result, StreamPriority,
+    Timeline, Timing,
 };
 use transload_cuda_sys::{DriverError, try_in_current};
 use transload_memory::lift;
@@ -12,6 +12,7 @@ use transload_memory::lift;
 use super::driver_calls::{
     DriverAddress, DriverCalls, INVALID_VALUE, SMALL, copy, copy_after, copy_once, driver_address, reachable,
 };
+use super::halves::Half;
 use crate::{CudaStream, completion::timeline::StreamTimeline};
 
 // SAFETY: a stream runs its work in order, after the events it waits for; points are issued after the work.
@@ -72,6 +73,18 @@ unsafe impl Queue for CudaStream {
         self.own.check_not_captured()?;
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_sampled(DriverCalls::of(operation, self)?, after, (timing, sampled)) }
+    }
+
+    unsafe fn enqueue_half(
+        &self,
+        half: BatchHalf,
+        pairs: &[(RawBuffer, RawBuffer)],
+        scratch: &RawBuffer,
+        after: &[Fence],
+    ) -> Result<Fence> {
+        let half = Half::new(half, pairs, scratch, self)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_calls(DriverCalls::BatchHalf(half), after, Timing::Off) }
     }
 
     fn outstanding(&self) -> u64 {

@@ -27,7 +27,7 @@ const COPY_LIST: &CStr = c"transload_copy_list";
 const FILL: &CStr = c"transload_fill";
 
 /// Threads per block.
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 /// Maximum blocks per multiprocessor of a copy. On an H200 (PCIe 5 x16), two saturate the link (51 and 52 GB/s) and device
 /// memory (2.0 TB/s) and leave room for other kernels; eight are no faster, and a third slower towards the host if source
 /// and destination cannot both be aligned.
@@ -144,12 +144,27 @@ impl Kernels {
         count: usize,
         stream: RawStream,
     ) -> Result<(), DriverError> {
+        let most = self.multiprocessors.saturating_mul(BLOCKS_PER_MULTIPROCESSOR);
+        let blocks = u32::try_from(count).unwrap_or(u32::MAX).clamp(1, most);
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_list_by(blocks, list, count, stream) }
+    }
+
+    /// Like [`launch_list`](Self::launch_list), by so many blocks.
+    ///
+    /// # Safety
+    /// * As for [`launch_list`](Self::launch_list).
+    pub(super) unsafe fn launch_list_by(
+        &self,
+        blocks: u32,
+        list: u64,
+        count: usize,
+        stream: RawStream,
+    ) -> Result<(), DriverError> {
         if count == 0 {
             return Ok(());
         }
         let count = count as u64;
-        let most = self.multiprocessors.saturating_mul(BLOCKS_PER_MULTIPROCESSOR);
-        let blocks = u32::try_from(count).unwrap_or(u32::MAX).clamp(1, most);
         let mut parameters: [*mut c_void; 2] =
             [&raw const list, &raw const count].map(|parameter| parameter.cast_mut().cast());
         // SAFETY: the kernel takes these two parameters of 8 bytes; the rest is the caller's promise.

@@ -69,7 +69,7 @@ impl Kernels {
         let mut pieces = Pieces::of(pairs);
         let mut part = pieces.first_part(pairs);
         while !pieces.is_end() {
-            let Some(mut page) = stream.lists.take(stream.id) else { break };
+            let Some(mut page) = stream.lists.take(stream.id, 1) else { break };
             let mut is_read = false;
             loop {
                 let (list, count) = page.write(&mut pieces.by_ref().take(part));

@@ -4,6 +4,7 @@ pub(crate) mod batches;
 pub(crate) mod driver_calls;
 mod enqueue;
 pub(crate) mod fills;
+mod halves;
 pub(crate) mod kernels;
 mod lists;
 pub(crate) mod loaded_module;
