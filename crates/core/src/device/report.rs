@@ -54,6 +54,10 @@ pub struct TransferReport {
     /// Whether the second best method was tried, to know its time.
     #[cfg_attr(feature = "serde", serde(default))]
     pub explored: bool,
+    /// Whether the bytes of a list went through scratch memory of the device: in long stretches by copy engines, gathered or scattered by
+    /// a kernel there. Such a list has no [`moving`](Self::moving).
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub through_device: bool,
     /// Rejected methods and the reasons.
     pub rejected: Rejections,
     /// Whether the device is simulated by a software driver.
@@ -80,6 +84,7 @@ impl TransferReport {
             queued: 0,
             basis: CostBasis::BuiltIn,
             explored: false,
+            through_device: false,
             rejected: Rejections::new(),
             simulated: false,
         }
@@ -124,6 +129,9 @@ impl fmt::Display for TransferReport {
         }
         if self.explored {
             f.write_str(", to try the second best method")?;
+        }
+        if self.through_device {
+            f.write_str(", through device memory")?;
         }
         if self.simulated {
             f.write_str(" (simulated)")?;

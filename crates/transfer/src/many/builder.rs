@@ -48,6 +48,10 @@ use crate::{
 /// and a device, within a device, and within the host; staged between pageable memory and a device, and between devices that are no
 /// peers. Unified memory and peers are copied pair by pair, without waiting in between.
 ///
+/// Short pieces of pinned or mapped memory that lie there in long stretches go through scratch memory of the device, at most 96 MiB
+/// for each device and direction, which [`drain`](CrossBackendTransferManager::drain) frees. Reports say
+/// [so](transload_core::TransferReport::through_device).
+///
 /// # What is refused
 /// The list is checked before anything is copied: lengths are equal, destinations are writable, and no destination overlaps another
 /// destination or a source, since the pairs are copied in no defined order. Otherwise [`CopyManyError::pairs`] says which pairs are
@@ -112,8 +116,8 @@ impl<'a> CopyManyBuilder<'a> {
     }
 
     /// Says that the device has no other work meanwhile. Then short pieces of host memory are copied by a kernel, which reads or writes
-    /// pinned memory in place: up to ten times faster than copy engines, but next to other kernels it would hold them up, and wait for
-    /// them.
+    /// pinned memory in place, unless there are 64 MiB or more that go through device memory: up to ten times faster than copy engines,
+    /// but next to other kernels it would hold them up, and wait for them.
     pub fn exclusive(mut self) -> Self {
         self.wanted.exclusive = true;
         self

@@ -7,12 +7,14 @@ mod plan;
 mod recorded;
 mod recorded_graph;
 mod submit;
+mod through_device;
 mod transfer;
 
 pub use builder::{CopyManyBuilder, CopyManyFuture};
 pub use outcome::{CopyManyError, CopyManyReport};
 pub use plan::{ListAlternative, ListPlan};
 pub use recorded::RecordedTransfers;
+pub(crate) use through_device::follows;
 pub use transfer::CopyManyTransfer;
 
 use transload_core::{ListWay, RawBuffer};

@@ -15,6 +15,7 @@ use transload_core::{
 use super::{
     CopyManyTransfer, ListOptions, Pair,
     groups::{BadPairs, Group, check_apart, grouped},
+    through_device::ordered,
     transfer::Pairs,
 };
 use crate::{
@@ -24,7 +25,7 @@ use crate::{
     manager::is_the_callers,
     methods::TransferRequest,
     planning::{
-        candidate::{Candidate, Excluded, bit},
+        candidate::{Candidate, Excluded, THROUGH_DEVICE, bit},
         planner::{Choice, PathRoutes},
         request::PlanInput,
     },
@@ -183,6 +184,10 @@ impl CrossBackendTransferManager {
         let (src, dst) = pairs.iter().find(|(src, _)| !src.is_empty())?;
         let timing = options.timing.unwrap_or_default();
         let registry = &*self.registry;
+        let may_go_through_device = wanted.way.is_none() && options.allows(TransferMethod::DirectCopy);
+        let ordered = may_go_through_device.then(|| ordered(pairs, input, wanted.exclusive)).flatten();
+        // Then by no kernel that reads the host's memory.
+        let wanted = ListOptions { exclusive: wanted.exclusive && ordered.is_none(), ..wanted };
         let (mut cache, mut declined) = (registry.route_cache(), 0);
         loop {
             let chosen = cache.routes(registry, &input.path).and_then(|routes| {
@@ -218,7 +223,17 @@ impl CrossBackendTransferManager {
             if timing == Timing::Measured || self.context.observer.is_some() {
                 submission.begun = Some(Instant::now());
             }
-            let submitted = candidate.method.submit_many(&candidate.route, &request, pairs);
+            let mut through_device = Ok(None);
+            if let Some(ordered) = &ordered {
+                through_device = candidate.method.submit_through_device(&candidate.route, &request, ordered);
+            }
+            let submitted = match through_device.transpose() {
+                Some(submitted) => {
+                    submission.tag |= THROUGH_DEVICE;
+                    submitted
+                }
+                None => candidate.method.submit_many(&candidate.route, &request, pairs),
+            };
             if let Some(begun) = submission.begun {
                 submission.submitting = begun.elapsed();
             }

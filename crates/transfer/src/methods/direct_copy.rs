@@ -7,13 +7,17 @@ use transload_core::{
 
 use crate::{attempt::NotSubmitted, planning::request::PlanInput, strided::Rows};
 
-use super::{Method, Route, SingleOperation, Submitted, Topology, TransferRequest};
+use super::{
+    Method, Route, SingleOperation, Submitted, Topology, TransferRequest, device_scratch::DeviceScratch,
+};
 
 /// Up to how many bytes a task's thread copies from host to host itself: some 10 µs.
 const COPIED_IN_PASSING: u64 = 64 << 10;
 
-#[derive(Debug)]
-pub(super) struct DirectCopy;
+#[derive(Debug, Default)]
+pub(super) struct DirectCopy {
+    scratch: DeviceScratch,
+}
 
 impl Method for DirectCopy {
     fn method(&self) -> TransferMethod {
@@ -87,6 +91,20 @@ impl Method for DirectCopy {
         };
         let queue = request.queue(&*route.backend, route.lane, workload)?;
         request.enqueue(&*queue, &operation, request.timing)
+    }
+
+    fn submit_through_device(
+        &self,
+        route: &Route,
+        request: &TransferRequest<'_>,
+        pairs: &[(RawBuffer, RawBuffer)],
+    ) -> Result<Option<Submitted>, NotSubmitted> {
+        self.scratch.submit(route, request, pairs)
+    }
+
+    fn drain(&self) -> Result<()> {
+        self.scratch.release();
+        Ok(())
     }
 }
 

@@ -10,6 +10,8 @@ use transload_core::{
 
 use transload_executor::Executor;
 
+pub(crate) use device_scratch::CHUNK;
+
 use crate::{
     TransferOptions,
     attempt::{Deferral, Extras, NotSubmitted, Staging, TaskContext},
@@ -18,6 +20,7 @@ use crate::{
     strided::Rows,
 };
 
+mod device_scratch;
 pub(crate) mod direct_copy;
 mod host_staged;
 mod peer_check;
@@ -29,7 +32,7 @@ mod zero_copy;
 /// manager has its own, with their threads, pinned memory and verified pairs.
 pub(crate) fn all(executor: Executor, rings: &Arc<StagingRings>) -> [Arc<dyn Method>; 5] {
     [
-        Arc::new(direct_copy::DirectCopy),
+        Arc::new(direct_copy::DirectCopy::default()),
         Arc::new(host_staged::HostStaged::new(executor.clone(), rings)),
         Arc::new(unified_memory::UnifiedMemory::new(executor)),
         Arc::new(peer_to_peer::PeerToPeer::default()),
@@ -126,6 +129,21 @@ pub(crate) trait Method: Send + Sync + 'static {
     ) -> Result<Submitted, NotSubmitted> {
         let _ = (route, request, pairs);
         Err(Error::new(ErrorKind::Unsupported, "the method copies one pair at a time").into())
+    }
+
+    /// Like [`submit_many`](Self::submit_many), through device memory, for pairs in the order of the host's memory. `None` if nothing was
+    /// submitted, since it cannot be done so.
+    ///
+    /// # Errors
+    /// Those of `submit_many`.
+    fn submit_through_device(
+        &self,
+        route: &Route,
+        request: &TransferRequest<'_>,
+        pairs: &[(RawBuffer, RawBuffer)],
+    ) -> Result<Option<Submitted>, NotSubmitted> {
+        let _ = (route, request, pairs);
+        Ok(None)
     }
 
     /// Waits for its own tasks, and releases cached memory.

@@ -82,6 +82,8 @@ pub(crate) const ON_QUEUE: u8 = 1 << 7;
 pub(crate) const EXPLORED: u8 = 1 << 6;
 /// A submission's tag, with no method's bit either: the transfer is measured, and nothing was queued before it.
 const ALONE: u32 = u32::from_ne_bytes([0, 0, 0, 1 << 5]);
+/// Another bit of the tag, of a list: it goes through device memory. Lists are never [`ALONE`], whose count uses this bit.
+pub(crate) const THROUGH_DEVICE: u32 = u32::from_ne_bytes([1 << 7, 0, 0, 0]);
 const _: () = assert!(TransferMethod::ALL.len() <= 5);
 
 /// Returns whether the transfer's method is the second best, and tried.
@@ -321,6 +323,7 @@ impl CompletionHandler for CandidateInfo {
             0 => Rejections::from_slice(&self.rejected),
             tag => {
                 report.explored = is_explored(submission);
+                report.through_device = tag & ALONE == 0 && tag & THROUGH_DEVICE != 0;
                 Excluded::of_tag(tag).rejections(&self.reasons)
             }
         };

@@ -50,6 +50,8 @@ mod staged;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod strided;
 mod tasks;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod through_device;
 mod uncalibrated;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod unified;

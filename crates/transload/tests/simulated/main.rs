@@ -21,6 +21,7 @@ mod setup;
 mod staged;
 mod staged_failures;
 mod stream_faults;
+mod through_device;
 #[cfg(feature = "safetensors")]
 #[path = "../it/uncalibrated.rs"]
 mod uncalibrated;

@@ -1,0 +1,240 @@
+//! Lists through device memory: contents, bounds of the scratch memory, and who touches the host's memory.
+
+use std::ops::Range;
+
+use transload::{CopyManyReport, MemoryKind, RawBuffer, TransferMethod};
+use transload_cuda_sim::harness::noise;
+use transload_cuda_sys::trace;
+
+use crate::cuda::Setup;
+
+type Pair = (RawBuffer, RawBuffer);
+/// Position in the host's memory, in the device's, and length.
+type Piece = (usize, usize, usize);
+
+/// Pieces of 1 to 6,000 bytes: those of the host follow each other, but for a gap now and then, in the given order; those of the device
+/// are shuffled and apart.
+fn random_pieces(bytes: usize, seed: u64) -> Vec<Piece> {
+    let mut numbers = noise(bytes, seed).chunks_exact(8).map(to_number).collect::<Vec<_>>().into_iter();
+    let mut draw = move |end: usize| numbers.next().unwrap_or(0) % end;
+    let (mut pieces, mut host, mut moved) = (Vec::new(), 0, 0);
+    while moved < bytes {
+        host += if draw(40) == 0 { draw(100) } else { 0 };
+        let length = 1 + draw(6000);
+        pieces.push((host, 0, length));
+        (host, moved) = (host + length, moved + length);
+    }
+    let mut order: Vec<usize> = (0..pieces.len()).collect();
+    (1..order.len()).rev().for_each(|at| order.swap(at, draw(at + 1)));
+    let mut device = 0;
+    for at in order {
+        device += draw(9);
+        pieces[at].1 = device;
+        device += pieces[at].2;
+    }
+    pieces
+}
+
+fn to_number(bytes: &[u8]) -> usize {
+    bytes.iter().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte)) as usize
+}
+
+fn ends(pieces: &[Piece]) -> (usize, usize) {
+    pieces.iter().fold((0, 0), |(near, far), (host, device, length)| {
+        (near.max(host + length), far.max(device + length))
+    })
+}
+
+fn part(of: &RawBuffer, at: usize, length: usize) -> RawBuffer {
+    of.slice(at..at + length).unwrap()
+}
+
+fn pairs_of(pieces: &[Piece], near: &RawBuffer, far: &RawBuffer, is_upload: bool) -> Vec<Pair> {
+    let pair = |(host, device, length): &Piece| {
+        let (host, device) = (part(near, *host, *length), part(far, *device, *length));
+        if is_upload { (host, device) } else { (device, host) }
+    };
+    pieces.iter().map(pair).collect()
+}
+
+/// Copies `pieces` between filled buffers, and checks every byte of the destination.
+fn copy_checked(setup: &Setup, kind: MemoryKind, pieces: &[Piece], is_upload: bool) -> CopyManyReport {
+    let (near_end, far_end) = ends(pieces);
+    let (host, device) = (noise(near_end + 7, 1), noise(far_end + 7, 2));
+    let near = setup.filled(kind, &host);
+    let far = setup.allocate(MemoryKind::Device, device.len());
+    setup.manager.copy(&setup.filled(MemoryKind::Pageable, &device), &far).wait().unwrap();
+    let report = setup.manager.copy_many(pairs_of(pieces, &near, &far, is_upload)).wait().unwrap();
+    let (mut expected, source) = if is_upload { (device, &host) } else { (host, &device) };
+    for (here, there, length) in pieces {
+        let (from, to) = if is_upload { (here, there) } else { (there, here) };
+        expected[*to..to + length].copy_from_slice(&source[*from..from + length]);
+    }
+    let target = if is_upload { &far } else { &near };
+    let back = setup.allocate(MemoryKind::Pageable, target.len());
+    setup.manager.copy(target, &back).wait().unwrap();
+    assert!(*back.read().unwrap() == expected[..], "{kind}, up: {is_upload}");
+    report
+}
+
+fn went_through_device(report: &CopyManyReport) -> bool {
+    let [group] = report.groups.as_slice() else { panic!("{report:#}") };
+    assert_eq!(group.to_string().contains("through device memory"), group.through_device);
+    assert_eq!(group.method, TransferMethod::DirectCopy);
+    group.through_device
+}
+
+#[test]
+fn random_layouts_arrive_whole_in_any_order_of_the_list() {
+    let setup = Setup::new();
+    for (seed, (kind, is_upload)) in [MemoryKind::Pinned, MemoryKind::Mapped]
+        .into_iter()
+        .flat_map(|kind| [(kind, true), (kind, false)])
+        .enumerate()
+    {
+        let mut pieces = random_pieces(1_200_000, seed as u64);
+        assert!(went_through_device(&copy_checked(&setup, kind, &pieces, is_upload)));
+        // In the order of the device's memory.
+        pieces.sort_unstable_by_key(|piece| piece.1);
+        assert!(went_through_device(&copy_checked(&setup, kind, &pieces, is_upload)));
+    }
+}
+
+#[test]
+fn lists_that_gain_nothing_go_by_the_batch_call() {
+    let setup = Setup::new();
+    let pieces = |count: usize, length: usize, gap: usize| -> Vec<Piece> {
+        (0..count).map(|at| (at * (length + gap), (count - 1 - at) * length, length)).collect()
+    };
+    for (pieces, why) in [
+        (pieces(200, 4096, 0), "too few bytes"),
+        (pieces(300, 4096, 1), "each piece is a stretch"),
+        (pieces(8, 200 << 10, 0), "long pieces"),
+    ] {
+        for is_upload in [true, false] {
+            let report = copy_checked(&setup, MemoryKind::Pinned, &pieces, is_upload);
+            assert!(!went_through_device(&report), "{why}");
+        }
+    }
+}
+
+/// Returns the allocated bytes of the device's backend.
+fn allocated(setup: &Setup) -> u64 {
+    setup.manager.resource_counts().iter().map(|(_, counts)| counts.bytes).sum()
+}
+
+#[test]
+fn lists_of_many_chunks_share_bounded_scratch_memory() {
+    const LENGTH: usize = 100 << 10;
+    const COUNT: usize = 340;
+    const MOST: u64 = 2 * 3 * (32 << 20);
+    let setup = Setup::new();
+    let content = noise(LENGTH, 7);
+    let host = || setup.allocate(MemoryKind::Pinned, COUNT * LENGTH);
+    let (source, target, device) = (host(), host(), setup.allocate(MemoryKind::Device, COUNT * LENGTH));
+    source.write().unwrap().chunks_mut(LENGTH).enumerate().for_each(|(at, piece)| {
+        piece.copy_from_slice(&content);
+        piece[0] = at as u8;
+    });
+    let pieces: Vec<Piece> = (0..COUNT).map(|at| (at * LENGTH, at * 7 % COUNT * LENGTH, LENGTH)).collect();
+    let before = allocated(&setup);
+    let copies = || {
+        let up = setup.manager.copy_many(pairs_of(&pieces, &source, &device, true)).submit();
+        let down = setup.manager.copy_many(pairs_of(&pieces, &target, &device, false)).submit();
+        assert_eq!((up.fences().count(), down.fences().count()), (1, 1));
+        [up, down]
+    };
+    // In flight at once: all but the first wait for the memory of earlier ones.
+    let transfers: Vec<_> = [copies(), copies()].into_iter().flatten().collect();
+    let kept = allocated(&setup) - before;
+    assert!(kept > 0 && kept <= MOST, "{kept} bytes of scratch memory");
+    for transfer in transfers {
+        assert!(went_through_device(&transfer.wait().unwrap()));
+    }
+    let is_right = |(at, piece): (usize, &[u8])| piece[0] == at as u8 && piece[1..] == content[1..];
+    assert!(target.read().unwrap().chunks(LENGTH).enumerate().all(is_right));
+    setup.manager.drain().unwrap();
+    assert_eq!(allocated(&setup), before, "a drain frees the scratch memory");
+}
+
+#[test]
+fn kernel_touches_device_memory_only() {
+    const LENGTH: usize = 4096;
+    const COUNT: usize = 512;
+    let setup = Setup::new();
+    let host = setup.filled(MemoryKind::Pinned, &noise(COUNT * LENGTH, 8));
+    let device = setup.allocate(MemoryKind::Device, COUNT * LENGTH);
+    let pieces: Vec<Piece> = (0..COUNT).map(|at| (at * LENGTH, at * 7 % COUNT * LENGTH, LENGTH)).collect();
+    for is_upload in [true, false] {
+        let pairs = pairs_of(&pieces, &host, &device, is_upload);
+        // What is set up at first is done.
+        setup.manager.copy_many(&pairs).wait().unwrap();
+        let seen = setup.test.sim().map(|sim| sim.accesses().len());
+        let trace = trace::start();
+        let transfer = setup.manager.copy_many(&pairs).submit();
+        let calls = trace.calls_of_this_thread();
+        drop(trace);
+        let is_moving = |name: &&str| ["cuMemcpy", "cuLaunch"].iter().any(|part| name.starts_with(part));
+        let moving: Vec<_> = calls.iter().map(|call| call.name).filter(is_moving).collect();
+        let engine = if is_upload { "cuMemcpyHtoDAsync_v2" } else { "cuMemcpyDtoHAsync_v2" };
+        let expected = if is_upload { [engine, "cuLaunchKernel"] } else { ["cuLaunchKernel", engine] };
+        assert_eq!(moving, expected);
+        transfer.wait().unwrap();
+        if let (Some(sim), Some(seen)) = (setup.test.sim(), seen) {
+            let of_host = address_range(&host);
+            let accesses = sim.accesses();
+            let touching = |access: &&transload_cuda_sim::AccessRecord| of_host.contains(&access.address);
+            let by: Vec<_> =
+                accesses[seen..].iter().filter(touching).map(|access| access.operation).collect();
+            assert!(!by.is_empty() && by.iter().all(|operation| *operation == engine), "{by:?}");
+        }
+    }
+}
+
+fn address_range(buffer: &RawBuffer) -> Range<u64> {
+    let begin = buffer.host_address().unwrap().addr().get() as u64;
+    begin..begin + buffer.len() as u64
+}
+
+#[test]
+fn idle_device_takes_short_lists_by_kernel_and_long_ones_through_its_memory() {
+    const LENGTH: usize = 64 << 10;
+    let setup = Setup::new();
+    for (count, is_long) in [(100, false), (1024, true)] {
+        let host = setup.allocate(MemoryKind::Pinned, count * LENGTH);
+        host.write().unwrap().fill(5);
+        let device = setup.allocate(MemoryKind::Device, count * LENGTH);
+        let pieces: Vec<Piece> =
+            (0..count).map(|at| (at * LENGTH, at * 7 % count * LENGTH, LENGTH)).collect();
+        let pairs = pairs_of(&pieces, &host, &device, true);
+        let report = setup.manager.copy_many(&pairs).exclusive().wait().unwrap();
+        let [group] = report.groups.as_slice() else { panic!("{report:#}") };
+        let method = if is_long { TransferMethod::DirectCopy } else { TransferMethod::ZeroCopy };
+        assert_eq!((group.method, group.through_device), (method, is_long));
+    }
+}
+
+#[test]
+fn lists_through_device_memory_are_ordered_with_other_copies() {
+    let setup = Setup::new();
+    let pieces = random_pieces(1_100_000, 9);
+    let (near_end, far_end) = ends(&pieces);
+    let contents = [noise(near_end, 3), noise(near_end, 4)];
+    let [first, second] = contents.each_ref().map(|content| setup.filled(MemoryKind::Pinned, content));
+    let near = setup.allocate(MemoryKind::Pinned, near_end);
+    let far = setup.allocate(MemoryKind::Device, far_end);
+    let back = setup.allocate(MemoryKind::Pinned, near_end);
+    back.write().unwrap().fill(0);
+    for (source, content) in [(&first, &contents[0]), (&second, &contents[1])] {
+        // Nothing is waited for but the end.
+        drop(setup.manager.copy(source, &near).submit());
+        drop(setup.manager.copy_many(pairs_of(&pieces, &near, &far, true)).submit());
+        drop(setup.manager.copy(&second, &near).submit());
+        let down = setup.manager.copy_many(pairs_of(&pieces, &back, &far, false)).submit();
+        assert!(went_through_device(&down.wait().unwrap()));
+        let view = back.read().unwrap();
+        assert!(pieces.iter().all(|(at, _, length)| view[*at..at + length] == content[*at..at + length]));
+    }
+    let awaited = setup.manager.copy_many(pairs_of(&pieces, &near, &far, true));
+    assert!(went_through_device(&pollster::block_on(async { awaited.await }).unwrap()));
+}

@@ -1,0 +1,140 @@
+//! Lists through device memory with failing driver calls, without memory, and with a device that is lost.
+
+use transload::{
+    CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, RawBuffer, Result,
+    cpu::CpuBackend,
+    cuda::{CudaBackend, CudaBackendConfig},
+};
+use transload_cuda_sim::{SimDevice, harness};
+
+const OUT_OF_MEMORY: u32 = 2;
+const ILLEGAL_ADDRESS: u32 = 700;
+const UNKNOWN: u32 = 999;
+const PIECE: usize = 4096;
+const COUNT: usize = 260;
+
+fn manager(sim: SimDevice) -> Result<CrossBackendTransferManager> {
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(CpuBackend::new()?)?;
+    let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
+    manager.register_backend(CudaBackend::open(&config)?)?;
+    Ok(manager)
+}
+
+/// Pieces between host memory and scattered places of the device, both ways.
+struct Lists {
+    up: Vec<(RawBuffer, RawBuffer)>,
+    down: Vec<(RawBuffer, RawBuffer)>,
+    source: RawBuffer,
+    target: RawBuffer,
+}
+
+impl Lists {
+    fn new(manager: &CrossBackendTransferManager, sim: SimDevice, piece: usize) -> Result<Self> {
+        let allocate = |kind| manager.allocate_for(DeviceId::Cuda(sim.ordinal()), kind, piece * COUNT);
+        let (source, target) = (allocate(MemoryKind::Pinned)?, allocate(MemoryKind::Pinned)?);
+        let device = allocate(MemoryKind::Device)?;
+        source.write()?.chunks_mut(piece).enumerate().for_each(|(at, piece)| piece.fill(at as u8));
+        target.write()?.fill(0xEE);
+        let part = |of: &RawBuffer, at: usize| of.slice(at * piece..(at + 1) * piece);
+        let near = |host: &RawBuffer| -> Result<Vec<_>> {
+            (0..COUNT).map(|at| Ok((part(host, at)?, part(&device, at * 7 % COUNT)?))).collect()
+        };
+        let (up, down) = (near(&source)?, near(&target)?);
+        let down = down.into_iter().map(|(host, device)| (device, host)).collect();
+        Ok(Self { up, down, source, target })
+    }
+
+    fn are_back(&self) -> Result<bool> {
+        Ok(*self.target.read()? == *self.source.read()?)
+    }
+}
+
+#[test]
+fn each_failing_call_names_all_pairs_without_race_or_leak() {
+    let _alone = crate::alone_with_drop_errors();
+    let kinds = [ErrorKind::Device, ErrorKind::OutOfMemory, ErrorKind::Unsupported];
+    let runs = harness::fail_each_call(
+        |builder| builder,
+        &[UNKNOWN, OUT_OF_MEMORY],
+        &kinds,
+        |sim| {
+            let manager = manager(sim)?;
+            let outcome = Lists::new(&manager, sim, PIECE).and_then(|lists| {
+                for list in [&lists.up, &lists.down] {
+                    if let Err(failed) = manager.copy_many(list).wait() {
+                        assert!(failed.pairs.iter().copied().eq(0..COUNT), "{failed}");
+                        return Err(failed.into());
+                    }
+                }
+                lists.are_back()
+            });
+            // The fault may hit the drain itself, once.
+            let (first, second) = (manager.drain(), manager.drain());
+            assert!(first.is_ok() || second.is_ok(), "{second:?}");
+            assert!(outcome?, "other bytes came back");
+            Ok(())
+        },
+    );
+    assert!(runs > 20, "the scenario makes more calls than {runs}");
+}
+
+#[test]
+fn list_goes_by_the_batch_call_without_scratch_memory() {
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().record_accesses(true).build();
+    let manager = manager(sim).unwrap();
+    let lists = Lists::new(&manager, sim, PIECE).unwrap();
+    for list in [&lists.up, &lists.down] {
+        const ASKED: usize = 32;
+        for name in ["cuMemAlloc_v2", "cuMemAllocAsync", "cuMemAllocFromPoolAsync"].repeat(ASKED) {
+            sim.fail_call(Some(name), 1, OUT_OF_MEMORY);
+        }
+        let report = manager.copy_many(list).wait().unwrap();
+        assert!(!report.groups[0].through_device, "{report:#}");
+    }
+    assert!(lists.are_back().unwrap());
+    assert!(sim.races().is_empty(), "{}", sim.races()[0]);
+}
+
+#[test]
+fn failed_launch_in_the_middle_waits_for_the_first_chunks() {
+    // Two chunks.
+    const LONG: usize = 128 << 10;
+    transload_cuda_sim::install().unwrap();
+    for (is_upload, call) in [(true, "cuLaunchKernel"), (false, "cuMemcpyDtoHAsync_v2")] {
+        let sim = SimDevice::builder().record_accesses(true).build();
+        let manager = manager(sim).unwrap();
+        let lists = Lists::new(&manager, sim, LONG).unwrap();
+        manager.copy_many(&lists.up).wait().unwrap();
+        let list = if is_upload { &lists.up } else { &lists.down };
+        sim.fail_call(Some(call), 2, UNKNOWN);
+        let failed = manager.copy_many(list).wait().unwrap_err();
+        assert_eq!(failed.error.kind(), ErrorKind::Device, "{failed}");
+        assert!(failed.pairs.iter().copied().eq(0..COUNT), "{failed}");
+        // Nothing that was enqueued uses them any more.
+        lists.source.try_write().unwrap().fill(3);
+        lists.target.try_write().unwrap().fill(4);
+        for list in [&lists.up, &lists.down] {
+            assert!(manager.copy_many(list).wait().unwrap().groups[0].through_device);
+        }
+        assert!(lists.are_back().unwrap());
+        manager.drain().unwrap();
+        assert!(sim.races().is_empty(), "{}", sim.races()[0]);
+    }
+}
+
+#[test]
+fn lost_device_fails_the_whole_list() {
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().build();
+    let manager = manager(sim).unwrap();
+    let lists = Lists::new(&manager, sim, PIECE).unwrap();
+    let transfer = manager.copy_many(&lists.up).submit();
+    sim.poison(ILLEGAL_ADDRESS);
+    drop(transfer);
+    let failed = manager.copy_many(&lists.up).wait().unwrap_err();
+    assert_eq!(failed.error.kind(), ErrorKind::DeviceLost, "{failed}");
+    assert!(failed.pairs.iter().copied().eq(0..COUNT));
+    let _lost = manager.drain();
+}
