@@ -43,6 +43,7 @@ pub use buffer::guards::{ReadGuard, WriteGuard};
 pub use buffer::host_bytes::HostBytes;
 pub use buffer::host_view::{HostView, HostViewMut};
 pub use buffer::loan::Loan;
+pub use buffer::pair_list::PairList;
 pub use buffer::range_guard::{PendingConflict, RangeGuard, TryLockResult};
 pub use buffer::raw_buffer::{RawBuffer, WeakBuffer, range_within};
 pub use buffer::reclaim::Reclaimer;

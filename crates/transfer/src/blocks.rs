@@ -1,8 +1,10 @@
 //! Copies of blocks of paged caches: equal parts of pools, chosen by index.
 
-use transload_core::{Error, ErrorKind, RawBuffer, Result};
+use std::mem;
 
-use crate::{CopyManyBuilder, CrossBackendTransferManager};
+use transload_core::{Error, ErrorKind, PairList, RawBuffer, Result};
+
+use crate::{CopyManyBuilder, CrossBackendTransferManager, many::List};
 
 /// Blocks of one side: a pool for each layer, and the indices of the blocks, the same in each pool. Block `i` begins at byte `i *
 /// block_bytes` of its pool.
@@ -40,16 +42,12 @@ impl CrossBackendTransferManager {
         destination: (&[RawBuffer], &[usize]),
         block_bytes: usize,
     ) -> Result<CopyManyBuilder<'_>> {
-        Ok(self.copy_many(pairs_of(source, destination, block_bytes)?))
+        Ok(self.copy_list(List::Blocks(pairs_of(source, destination, block_bytes)?)))
     }
 }
 
 /// Returns the checked pairs.
-fn pairs_of(
-    source: Blocks<'_>,
-    destination: Blocks<'_>,
-    bytes: usize,
-) -> Result<Vec<(RawBuffer, RawBuffer)>> {
+fn pairs_of(source: Blocks<'_>, destination: Blocks<'_>, bytes: usize) -> Result<PairList> {
     let ((sources, from), (destinations, to)) = (source, destination);
     let invalid = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
     if sources.len() != destinations.len() {
@@ -67,50 +65,47 @@ fn pairs_of(
     }
     if sources.is_empty() {
         // No pool bounds the indices.
-        return Ok(Vec::new());
+        return Ok(PairList::default());
     }
     check_within("source", source, bytes)?;
     check_within("destination", destination, bytes)?;
     check_unique(to)?;
-    let block = |pool: &RawBuffer, index: usize| pool.slice(index * bytes..(index + 1) * bytes);
-    let mut pairs = Vec::with_capacity(sources.len().saturating_mul(from.len()));
-    for (src, dst) in sources.iter().zip(destinations) {
-        for (from, to) in from.iter().zip(to) {
-            pairs.push((block(src, *from)?, block(dst, *to)?));
-        }
+    let mut pairs = PairList::with_capacity(sources.len().saturating_mul(from.len()));
+    for pools in sources.iter().zip(destinations) {
+        pairs.add(pools, bytes, from.iter().zip(to).map(|(from, to)| (from * bytes, to * bytes)))?;
     }
     Ok(pairs)
 }
 
 fn check_within(side: &str, (pools, indices): Blocks<'_>, bytes: usize) -> Result<()> {
     let Some(blocks) = pools.iter().map(|pool| pool.len() / bytes).min() else { return Ok(()) };
-    match indices.iter().position(|index| *index >= blocks) {
-        Some(position) => {
-            let index = indices.get(position).copied().unwrap_or_default();
-            let text = format!(
-                "{side} block {index}, at position {position}, is not in each pool: the smallest has {blocks} blocks of {bytes} bytes; use an index below {blocks}"
-            );
-            Err(Error::new(ErrorKind::OutOfRange, text))
-        }
-        None => Ok(()),
+    // Of all at once: finding the first would take longer.
+    if indices.iter().max().is_none_or(|last| *last < blocks) {
+        return Ok(());
     }
+    let position = indices.iter().position(|index| *index >= blocks).unwrap_or_default();
+    let index = indices.get(position).copied().unwrap_or_default();
+    let text = format!(
+        "{side} block {index}, at position {position}, is not in each pool: the smallest has {blocks} blocks of {bytes} bytes; use an index below {blocks}"
+    );
+    Err(Error::new(ErrorKind::OutOfRange, text))
 }
 
 /// Checks that no block is written twice, by a bitmap.
 fn check_unique(to: &[usize]) -> Result<()> {
     let words = to.iter().max().map_or(0, |last| last / 64 + 1);
     let mut seen = vec![0_u64; words];
-    for (position, index) in to.iter().enumerate() {
-        let Some(word) = seen.get_mut(index / 64) else { continue };
-        let bit = 1 << (index % 64);
-        if *word & bit != 0 {
-            let first = to.iter().position(|other| other == index).unwrap_or_default();
-            let text = format!(
-                "destination block {index} is given twice, at positions {first} and {position}; give each block once"
-            );
-            return Err(Error::new(ErrorKind::Overlap, text));
-        }
-        *word |= bit;
-    }
-    Ok(())
+    let is_seen = |index: &usize| {
+        seen.get_mut(index / 64).is_some_and(|word| {
+            let bit = 1 << (index % 64);
+            mem::replace(word, *word | bit) & bit != 0
+        })
+    };
+    let Some(position) = to.iter().position(is_seen) else { return Ok(()) };
+    let index = to.get(position).copied().unwrap_or_default();
+    let first = to.iter().position(|other| *other == index).unwrap_or_default();
+    let text = format!(
+        "destination block {index} is given twice, at positions {first} and {position}; give each block once"
+    );
+    Err(Error::new(ErrorKind::Overlap, text))
 }

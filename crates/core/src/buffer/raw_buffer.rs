@@ -17,9 +17,9 @@ use crate::{
 /// dropped *and* no operation in flight uses it. Can be used from any thread.
 #[derive(Clone)]
 pub struct RawBuffer {
-    allocation: ManuallyDrop<Arc<Allocation>>,
-    offset: usize,
-    len: usize,
+    pub(super) allocation: ManuallyDrop<Arc<Allocation>>,
+    pub(super) offset: usize,
+    pub(super) len: usize,
 }
 
 /// Field order and alignment matter: a copy reads the first three cache lines, and driver calls evict most of

@@ -24,6 +24,7 @@ mod mock;
 mod model;
 mod order;
 mod overtaking;
+mod pair_list;
 mod patterns;
 mod range_guards;
 mod reclaim;

@@ -10,7 +10,7 @@ use std::{
 use transload_core::{Error, ErrorKind, Fence, ListWay, Queue, RawBuffer, Result, StreamPriority};
 
 use super::{
-    CopyManyError, CopyManyReport, CopyManyTransfer, ListOptions,
+    CopyManyError, CopyManyReport, CopyManyTransfer, List, ListOptions,
     submit::{ManyCopies, OwnedList},
 };
 use crate::{
@@ -65,7 +65,7 @@ use crate::{
 #[derive(Clone)]
 pub struct CopyManyBuilder<'a> {
     manager: &'a CrossBackendTransferManager,
-    pairs: Cow<'a, [(RawBuffer, RawBuffer)]>,
+    pairs: List<'a>,
     options: TransferOptions,
     wanted: ListOptions,
     extras: BuilderExtras<'a>,
@@ -82,11 +82,14 @@ impl CrossBackendTransferManager {
         &'a self,
         pairs: impl Into<Cow<'a, [(RawBuffer, RawBuffer)]>>,
     ) -> CopyManyBuilder<'a> {
-        let (pairs, options) = (pairs.into(), TransferOptions::new());
+        self.copy_list(List::Pairs(pairs.into()))
+    }
+
+    pub(crate) fn copy_list<'a>(&'a self, pairs: List<'a>) -> CopyManyBuilder<'a> {
         CopyManyBuilder {
             manager: self,
             pairs,
-            options,
+            options: TransferOptions::new(),
             wanted: ListOptions::default(),
             extras: BuilderExtras::default(),
         }
@@ -181,7 +184,7 @@ impl<'a> CopyManyBuilder<'a> {
             after,
             queue: queue.map(SharedQueue::share),
             waited: false,
-            work: OwnedList(ManyCopies::new(Cow::Owned(pairs.into_owned()), wanted)),
+            work: OwnedList(ManyCopies::new(pairs.into_owned(), wanted)),
         };
         task.submit()
     }

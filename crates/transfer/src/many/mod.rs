@@ -2,6 +2,7 @@
 
 mod builder;
 mod groups;
+mod list;
 mod outcome;
 mod plan;
 mod recorded;
@@ -11,6 +12,7 @@ mod through_device;
 mod transfer;
 
 pub use builder::{CopyManyBuilder, CopyManyFuture};
+pub(crate) use list::List;
 pub use outcome::{CopyManyError, CopyManyReport};
 pub use plan::{ListAlternative, ListPlan};
 pub use recorded::RecordedTransfers;

@@ -1,7 +1,6 @@
 //! Submits a list: each group as one transfer if a method can, else pair by pair.
 
 use std::{
-    borrow::Cow,
     cell::Cell,
     mem,
     sync::Arc,
@@ -13,7 +12,7 @@ use transload_core::{
 };
 
 use super::{
-    CopyManyTransfer, ListOptions, Pair,
+    CopyManyTransfer, List, ListOptions, Pair,
     groups::{BadPairs, Group, check_apart, grouped},
     through_device::ordered,
     transfer::Pairs,
@@ -38,7 +37,7 @@ const FEW: usize = 64;
 
 /// A list on its way.
 pub(super) struct ManyCopies<'a> {
-    pub(super) list: Cow<'a, [Pair]>,
+    pub(super) list: List<'a>,
     pub(super) wanted: ListOptions,
     /// `None` until the list was checked.
     checked: Option<Checked>,
@@ -63,7 +62,7 @@ fn lane_of(list: &[Pair]) -> DeviceId {
 }
 
 impl<'a> ManyCopies<'a> {
-    pub(super) fn new(list: Cow<'a, [Pair]>, wanted: ListOptions) -> Self {
+    pub(super) fn new(list: List<'a>, wanted: ListOptions) -> Self {
         Self { list, wanted, checked: None }
     }
 
