@@ -1,7 +1,7 @@
 //! Copies in chunks through pinned host memory, on several threads: for pageable memory, and between devices that are
 //! no peers.
 
-use std::sync::Arc;
+use std::{iter, sync::Arc};
 
 use smallvec::{SmallVec, smallvec};
 use transload_core::{
@@ -198,8 +198,8 @@ pub(super) fn start_staged(
 ) -> Result<Submitted, NotSubmitted> {
     let (src, dst) = (request.src, request.dst);
     let (mut claims, pieces) = match pairs {
-        None => (request.claim()?, Pieces::one(src.clone(), dst.clone())),
-        Some(pairs) => (request.claim_all(pairs)?, Pieces::all(pairs)),
+        None => (request.claim()?, Pieces::all(iter::once((src, dst)))?),
+        Some(pairs) => (request.claim_all(pairs)?, Pieces::all(pairs.iter().map(|(src, dst)| (src, dst)))?),
     };
     claims.wait_also(request.after());
     // The timeline belongs to the lane, whichever thread does the work.

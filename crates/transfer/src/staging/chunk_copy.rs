@@ -9,7 +9,8 @@ use std::{
 
 use smallvec::SmallVec;
 use transload_core::{
-    Error, ErrorKind, Fence, Operation, QueueLease, RawBuffer, Result, StreamPriority, Timing, catch_panic,
+    Error, ErrorKind, Fence, Operation, PairList, QueueLease, RawBuffer, Result, StreamPriority, Timing,
+    catch_panic,
     host_access::{self, HostAccess},
 };
 use transload_executor::yield_now;
@@ -271,30 +272,27 @@ impl ChunkCopy {
     /// Enqueues the copy from the device into the staging buffer.
     fn download(&mut self, queue: &QueueLease) -> Result<()> {
         let (staged, _) = self.staged()?;
-        let part = |Piece { src, range, at, .. }: Piece<'_>| {
-            let staged = staged.slice(at..at + range.len())?;
-            Ok((src.slice(range)?, staged))
-        };
-        let pairs = self.transfer.pieces.within(&self.range).map(part).collect::<Result<_>>()?;
-        self.enqueue(queue, pairs)
+        let mut pairs = PairList::default();
+        for Piece { src, range, at, .. } in self.transfer.pieces.within(&self.range) {
+            pairs.add((src, &staged), range.len(), [(range.start, at)])?;
+        }
+        self.enqueue(queue, &pairs)
     }
 
     /// Enqueues the copy from the staging buffer to the device, after the earlier copies.
     fn enqueue_upload(&mut self, queue: &QueueLease) -> Result<()> {
         let (staged, _) = self.staged()?;
-        let part = |Piece { dst, range, at, .. }: Piece<'_>| {
-            let staged = staged.slice(at..at + range.len())?;
-            Ok((staged, dst.slice(range)?))
-        };
-        let pairs = self.transfer.pieces.within(&self.range).map(part).collect::<Result<_>>()?;
+        let mut pairs = PairList::default();
+        for Piece { dst, range, at, .. } in self.transfer.pieces.within(&self.range) {
+            pairs.add((&staged, dst), range.len(), [(at, range.start)])?;
+        }
         self.transfer.timeline.mark_written();
-        self.enqueue(queue, pairs)
+        self.enqueue(queue, &pairs)
     }
 
     /// Enqueues copies between the staging buffer and the device.
-    fn enqueue(&mut self, queue: &QueueLease, pairs: SmallVec<[(RawBuffer, RawBuffer); 1]>) -> Result<()> {
+    fn enqueue(&mut self, queue: &QueueLease, pairs: &[(RawBuffer, RawBuffer)]) -> Result<()> {
         let _attached = self.transfer.attach();
-        let pairs = pairs.as_slice();
         let operation = match (pairs, self.transfer.in_place) {
             ([(src, dst)], true) => Operation::CopyInPlace { src, dst },
             ([(src, dst)], false) => Operation::Copy { src, dst },

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use smallvec::{SmallVec, smallvec};
-use transload_core::RawBuffer;
+use smallvec::SmallVec;
+use transload_core::{PairList, RawBuffer, Result};
 
 /// Sources and destinations of equal lengths, none empty.
 #[derive(Debug)]
 pub(crate) struct Pieces {
-    pairs: SmallVec<[(RawBuffer, RawBuffer); 1]>,
+    pairs: PairList,
     /// Where the bytes of each pair end.
     ends: SmallVec<[usize; 1]>,
 }
@@ -24,18 +24,22 @@ pub(super) struct Piece<'a> {
 }
 
 impl Pieces {
-    pub(crate) fn one(src: RawBuffer, dst: RawBuffer) -> Self {
-        Self { ends: smallvec![src.len()], pairs: smallvec![(src, dst)] }
-    }
-
     /// All pairs that are not empty.
-    pub(crate) fn all(pairs: &[(RawBuffer, RawBuffer)]) -> Self {
-        let pairs: SmallVec<[_; 1]> = pairs.iter().filter(|(src, _)| !src.is_empty()).cloned().collect();
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfRange`](transload_core::ErrorKind) if a destination is shorter than its source.
+    pub(crate) fn all<'a>(
+        list: impl ExactSizeIterator<Item = (&'a RawBuffer, &'a RawBuffer)>,
+    ) -> Result<Self> {
+        let mut pairs = PairList::with_capacity(list.len());
+        for pair in list.filter(|(src, _)| !src.is_empty()) {
+            pairs.add(pair, pair.0.len(), [(0, 0)])?;
+        }
         let end = |sum: &mut usize, (src, _): &(RawBuffer, RawBuffer)| {
             *sum = sum.saturating_add(src.len());
             Some(*sum)
         };
-        Self { ends: pairs.iter().scan(0, end).collect(), pairs }
+        Ok(Self { ends: pairs.iter().scan(0, end).collect(), pairs })
     }
 
     /// Returns the bytes of all.
