@@ -79,7 +79,10 @@ impl ListModel {
         let seconds = match (self.lengths.get(above - 1), self.lengths.get(above)) {
             (Some((low, short)), Some((high, long))) => {
                 let share = length.saturating_sub(*low) as f64 / (high - low) as f64;
-                (1.0 - share) * short.seconds(pieces) + share * long.seconds(pieces)
+                let [short, long] = [short, long].map(|times| times.seconds(pieces));
+                let time = (1.0 - share) * short + share * long;
+                // Noise must not make longer pieces faster than the longest of known time.
+                if share > 1.0 { time.max(long) } else { time }
             }
             (Some((only, times)), None) => times.seconds(bytes / (*only).max(1)),
             _ => 0.0,
