@@ -45,7 +45,6 @@ pub(super) fn rows(
         Ok(())
     };
     let blocks_recorded = blocks(manager, &pieces, bytes)?.record()?;
-    // A graph with a node for each copy by an engine.
     let by_engines = (count <= RECORDED).then(|| manager.copy_many(&pieces.pairs).record()).transpose()?;
     let replayed = || {
         blocks_recorded.replay().wait()?;
