@@ -12,7 +12,7 @@ use crate::{
     comparison::{Comparison, Fixture, Variant, Verify},
     content::Content,
     memory::Memory,
-    reference::{RawKernel, RawQueue},
+    reference::{RawEvent, RawKernel, RawQueue},
     row::{Goal, Row},
 };
 
@@ -110,6 +110,7 @@ fn us(begun: Instant) -> f64 {
 struct Raw {
     slow: RawQueue,
     quick: RawQueue,
+    event: RawEvent,
     kernel: RawKernel,
     multiprocessors: u32,
 }
@@ -122,6 +123,7 @@ impl Raw {
         Ok(Self {
             slow: RawQueue::new(lowest)?,
             quick: RawQueue::new(highest)?,
+            event: RawEvent::ordering()?,
             kernel: RawKernel::load(ptx, c"transload_copy")?,
             multiprocessors: u32::try_from(multiprocessors)?.max(1),
         })
@@ -165,11 +167,20 @@ impl Raw {
                 Ok(took)
             }
         };
-        let beside_compute = move || {
-            self.compute(fixture)?;
-            let took = by_engine()?;
-            self.slow.finish()?;
-            Ok(took)
+        let by_event = move || {
+            let begun = Instant::now();
+            urgent.enqueue(&self.quick)?;
+            self.quick.record(&self.event)?;
+            self.event.finish()?;
+            Ok(us(begun))
+        };
+        let beside_compute = |mut copy: Once<'a>| {
+            move || {
+                self.compute(fixture)?;
+                let took = copy()?;
+                self.slow.finish()?;
+                Ok(took)
+            }
         };
         let variants = vec![
             Variant::new("raw-idle", "raw driver, copy engine on an idle device", by_engine),
@@ -186,7 +197,12 @@ impl Raw {
             Variant::new(
                 "raw-beside-compute",
                 "raw driver, copy engine beside kernels that fill the device",
-                beside_compute,
+                beside_compute(Box::new(by_engine)),
+            ),
+            Variant::new(
+                "raw-event-beside-compute",
+                "the same, waited for by an event",
+                beside_compute(Box::new(by_event)),
             ),
         ];
         Ok(variants.into_iter().map(|variant| variant.verified_by(end)).collect())
