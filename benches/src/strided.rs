@@ -6,7 +6,8 @@ use std::{os::raw::c_void, time::Instant};
 use anyhow::{Context as _, Result};
 use transload_backend_cpu::CpuBackend;
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
-use transload_core::{DeviceId, MemoryKind, Pitched, RawBuffer};
+use transload_core::{DeviceId, MemoryKind, Operation, Pitched, RawBuffer, Timing, submit};
+use transload_streams::CudaStream;
 use transload_transfer::{CrossBackendTransferManager, StridedLayout};
 
 use crate::{
@@ -96,6 +97,12 @@ fn rows_of(fixture: &Fixture<'_>, kind: MemoryKind, up: bool) -> Result<Vec<Row>
         manager.copy_strided((&columns.matrix, &from), (&columns.packed, &to))?.wait()?;
         Ok(())
     };
+    let (stream, one) = (CudaStream::new(&fixture.device)?, Pitched::new(WIDTH, rows, PITCH, WIDTH));
+    let by_stream = || {
+        let operation = Operation::CopyPitched { src: &columns.matrix, dst: &columns.packed, rows: one };
+        submit(&stream, &operation, Timing::Off)?.wait()?;
+        Ok(())
+    };
     let mut pairs = Vec::with_capacity(rows);
     for row in 0..rows {
         let (from, to) = (row * PITCH, row * WIDTH);
@@ -110,6 +117,7 @@ fn rows_of(fixture: &Fixture<'_>, kind: MemoryKind, up: bool) -> Result<Vec<Row>
     let variants = vec![
         Variant::new("raw", "cuMemcpy2DAsync", timed(|| columns.raw(&queue, up))),
         if is_pinned { ours.goal(Goal::RatioAtMost(1.03)) } else { ours },
+        Variant::new("pitched", "CopyPitched, wait()", timed(by_stream)),
         Variant::new("copy-many", "copy_many of the rows, wait()", timed(listed)),
     ];
     let variants = variants.into_iter().map(|variant| variant.verified_by(&columns)).collect();

@@ -87,6 +87,11 @@ impl Rows {
         self.count.saturating_mul(self.width) as u64
     }
 
+    /// Returns the bytes of a row.
+    pub(crate) fn width(&self) -> usize {
+        self.width
+    }
+
     /// Returns the number of rows.
     pub(crate) fn count(&self) -> usize {
         self.count

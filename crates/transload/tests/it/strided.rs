@@ -94,6 +94,15 @@ fn rows_at_one_distance_are_one_driver_call() {
         assert_eq!(call.arguments[1], stream.driver().as_raw() as u64);
         assert_eq!(transfer.wait().unwrap().method, TransferMethod::DirectCopy);
     }
+    // Short rows of pageable memory are the driver's, long ones staged.
+    let pageable = setup.allocate(MemoryKind::Pageable, 100_000);
+    for (width, method) in [(1000, TransferMethod::DirectCopy), (16 << 10, TransferMethod::HostStaged)] {
+        let [from, to] = [width, width + 100].map(|pitch| StridedLayout::new(width).repeat(5, pitch));
+        let copy = || setup.manager.copy_strided((&pageable, &from), (&far, &to)).unwrap();
+        assert_eq!(copy().wait().unwrap().method, method);
+        let forced = copy().method(TransferMethod::HostStaged).wait().unwrap();
+        assert_eq!(forced.method, TransferMethod::HostStaged);
+    }
     // A part of a stack of matrices: a call for each.
     let stack = StridedLayout::new(1000).repeat(20, 1200).repeat(5, 40_000);
     let packed = StridedLayout::new(1000).repeat(20, 1000).repeat(5, 20_000);
