@@ -2,6 +2,7 @@
 #![cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod adopt;
 #[cfg(feature = "calibration")]
 mod calibration;
 mod choices;
@@ -21,8 +22,10 @@ mod setup;
 mod staged;
 mod staged_failures;
 mod stream_faults;
+#[path = "../../../streams/tests/it/support/gate.rs"]
+#[allow(dead_code, reason = "shared with the tests of streams")]
+mod stream_gate;
 mod through_device;
-#[cfg(feature = "safetensors")]
 #[path = "../it/uncalibrated.rs"]
 mod uncalibrated;
 mod zero_copy;
