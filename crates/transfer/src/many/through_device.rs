@@ -22,16 +22,21 @@ impl Shape {
     /// Least bytes of a list; fewer are not worth a launch, nor, if the device has no other work, the wait for the first chunk.
     const LEAST: u64 = 1 << 20;
     const LEAST_EXCLUSIVE: u64 = 64 << 20;
-    /// Average bytes of a piece up to which it is faster than the batch call.
-    const SHORT: u64 = 128 << 10;
+    /// Average bytes of a piece up to which it is faster than the batch call, or, if the device has no other work, than a kernel on the
+    /// host's memory.
+    const SHORT: u64 = 32 << 10;
+    const SHORT_EXCLUSIVE: u64 = 128 << 10;
     /// Least pieces of a stretch on average.
     const JOINED: u64 = 4;
 
     /// The rule. Its numbers are built in: measured on an H200 with PCIe 5, beside a GEMM loop and alone.
     fn goes_through_device(&self) -> bool {
-        let least = if self.exclusive { Self::LEAST_EXCLUSIVE } else { Self::LEAST };
+        let (least, short) = match self.exclusive {
+            true => (Self::LEAST_EXCLUSIVE, Self::SHORT_EXCLUSIVE),
+            false => (Self::LEAST, Self::SHORT),
+        };
         self.bytes >= least
-            && self.bytes <= Self::SHORT.saturating_mul(self.pieces)
+            && self.bytes <= short.saturating_mul(self.pieces)
             && self.stretches.saturating_mul(Self::JOINED) <= self.pieces
     }
 }

@@ -125,8 +125,8 @@ fn allocated(setup: &Setup) -> u64 {
 
 #[test]
 fn lists_of_many_chunks_share_bounded_scratch_memory() {
-    const LENGTH: usize = 100 << 10;
-    const COUNT: usize = 340;
+    const LENGTH: usize = 30 << 10;
+    const COUNT: usize = 1150;
     const MOST: u64 = 2 * 3 * (32 << 20);
     let setup = Setup::new();
     let content = noise(LENGTH, 7);

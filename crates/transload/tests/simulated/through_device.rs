@@ -30,15 +30,19 @@ struct Lists {
 }
 
 impl Lists {
-    fn new(manager: &CrossBackendTransferManager, sim: SimDevice, piece: usize) -> Result<Self> {
-        let allocate = |kind| manager.allocate_for(DeviceId::Cuda(sim.ordinal()), kind, piece * COUNT);
+    fn new(
+        manager: &CrossBackendTransferManager,
+        sim: SimDevice,
+        (count, piece): (usize, usize),
+    ) -> Result<Self> {
+        let allocate = |kind| manager.allocate_for(DeviceId::Cuda(sim.ordinal()), kind, piece * count);
         let (source, target) = (allocate(MemoryKind::Pinned)?, allocate(MemoryKind::Pinned)?);
         let device = allocate(MemoryKind::Device)?;
         source.write()?.chunks_mut(piece).enumerate().for_each(|(at, piece)| piece.fill(at as u8));
         target.write()?.fill(0xEE);
         let part = |of: &RawBuffer, at: usize| of.slice(at * piece..(at + 1) * piece);
         let near = |host: &RawBuffer| -> Result<Vec<_>> {
-            (0..COUNT).map(|at| Ok((part(host, at)?, part(&device, at * 7 % COUNT)?))).collect()
+            (0..count).map(|at| Ok((part(host, at)?, part(&device, at * 7 % count)?))).collect()
         };
         let (up, down) = (near(&source)?, near(&target)?);
         let down = down.into_iter().map(|(host, device)| (device, host)).collect();
@@ -60,7 +64,7 @@ fn each_failing_call_names_all_pairs_without_race_or_leak() {
         &kinds,
         |sim| {
             let manager = manager(sim)?;
-            let outcome = Lists::new(&manager, sim, PIECE).and_then(|lists| {
+            let outcome = Lists::new(&manager, sim, (COUNT, PIECE)).and_then(|lists| {
                 for list in [&lists.up, &lists.down] {
                     if let Err(failed) = manager.copy_many(list).wait() {
                         assert!(failed.pairs.iter().copied().eq(0..COUNT), "{failed}");
@@ -84,7 +88,7 @@ fn list_goes_by_the_batch_call_without_scratch_memory() {
     transload_cuda_sim::install().unwrap();
     let sim = SimDevice::builder().record_accesses(true).build();
     let manager = manager(sim).unwrap();
-    let lists = Lists::new(&manager, sim, PIECE).unwrap();
+    let lists = Lists::new(&manager, sim, (COUNT, PIECE)).unwrap();
     for list in [&lists.up, &lists.down] {
         const ASKED: usize = 32;
         for name in ["cuMemAlloc_v2", "cuMemAllocAsync", "cuMemAllocFromPoolAsync"].repeat(ASKED) {
@@ -100,12 +104,13 @@ fn list_goes_by_the_batch_call_without_scratch_memory() {
 #[test]
 fn failed_launch_in_the_middle_waits_for_the_first_chunks() {
     // Two chunks.
-    const LONG: usize = 128 << 10;
+    const LONG: usize = 30 << 10;
+    const COUNT: usize = 1150;
     transload_cuda_sim::install().unwrap();
     for (is_upload, call) in [(true, "cuLaunchKernel"), (false, "cuMemcpyDtoHAsync_v2")] {
         let sim = SimDevice::builder().record_accesses(true).build();
         let manager = manager(sim).unwrap();
-        let lists = Lists::new(&manager, sim, LONG).unwrap();
+        let lists = Lists::new(&manager, sim, (COUNT, LONG)).unwrap();
         manager.copy_many(&lists.up).wait().unwrap();
         let list = if is_upload { &lists.up } else { &lists.down };
         sim.fail_call(Some(call), 2, UNKNOWN);
@@ -129,7 +134,7 @@ fn lost_device_fails_the_whole_list() {
     transload_cuda_sim::install().unwrap();
     let sim = SimDevice::builder().build();
     let manager = manager(sim).unwrap();
-    let lists = Lists::new(&manager, sim, PIECE).unwrap();
+    let lists = Lists::new(&manager, sim, (COUNT, PIECE)).unwrap();
     let transfer = manager.copy_many(&lists.up).submit();
     sim.poison(ILLEGAL_ADDRESS);
     drop(transfer);
