@@ -158,6 +158,27 @@ fn lists_of_many_chunks_share_bounded_scratch_memory() {
 }
 
 #[test]
+fn independent_lists_use_a_scratch_buffer_in_turn() {
+    const LENGTH: usize = 4096;
+    const COUNT: usize = 1200;
+    let setup = Setup::new();
+    let content = noise(COUNT * LENGTH, 11);
+    let source = setup.filled(MemoryKind::Pinned, &content);
+    let target = setup.filled(MemoryKind::Pinned, &vec![0; COUNT * LENGTH]);
+    let device = setup.allocate(MemoryKind::Device, COUNT * LENGTH);
+    let pieces: Vec<Piece> = (0..COUNT).map(|at| (at * LENGTH, at * 7 % COUNT * LENGTH, LENGTH)).collect();
+    for (host, is_upload) in [(&source, true), (&target, false)] {
+        // No two have a byte in common, so only the scratch memory orders them.
+        let copy = |part| setup.manager.copy_many(pairs_of(part, host, &device, is_upload)).submit();
+        let transfers: Vec<_> = pieces.chunks(COUNT / 4).map(copy).collect();
+        for transfer in transfers {
+            assert!(went_through_device(&transfer.wait().unwrap()));
+        }
+    }
+    assert!(*target.read().unwrap() == content[..]);
+}
+
+#[test]
 fn kernel_touches_device_memory_only() {
     const LENGTH: usize = 4096;
     const COUNT: usize = 512;
