@@ -225,13 +225,16 @@ impl StagedTransfer {
             return;
         }
         let _counted = (!transload_core::mutant!("transfer/helpers")).then(|| self.ring.executor().helping());
-        // Now, not when a worker has woken: the device may begin, and the others wake meanwhile.
-        let _none = self.enter_ring(None);
+        if !self.is_upload() {
+            // The device begins now, not when a worker has woken. An upload begins by the copy of this thread.
+            let _none = self.enter_ring(None);
+        }
         // Starts the next chunk while the device copies this one.
         let mut started = None;
         loop {
             let next = self.ring.take(self).map(|mut next| {
                 next.start(true);
+                self.ring.start_further(self);
                 next
             });
             let is_last = next.is_none();

@@ -137,9 +137,9 @@ impl StagingRing {
         self.dispatch(mine, |state| state.free.push(buffer))
     }
 
-    /// Starts further chunks of a transfer, of which the host has copied one.
+    /// Starts further chunks of an upload, of which the host has copied one.
     pub(super) fn start_further(self: &Arc<Self>, transfer: &StagedTransfer) {
-        if transfer.buffers_wanted() > 0 {
+        if transfer.is_upload() && transfer.buffers_wanted() > 0 {
             let _none = self.dispatch(None, |_| ());
         }
     }
