@@ -1,7 +1,7 @@
 //! Default costs.
 //!
-//! Source: docs/benchmarks/2026-11-21-2xH200-memory-and-streams.json, rows `methods/`: H200 with PCIe 5 x16, driver 580
-//! (CUDA 13.0). Unified memory began each measurement on the other side. Costs that were not measured say so. A test of
+//! Source: the means of docs/benchmarks/2026-11-23-1xH200-limits.json and -second.json, rows `methods/`: H200 with PCIe 5 x16,
+//! driver 580 (CUDA 13.0); between two devices 2026-11-21-2xH200-memory-and-streams.json. Unified memory began each measurement on the other side. Costs that were not measured say so. A test of
 //! the facade compares the choices made by this table with the newest record.
 
 use std::time::Duration;
@@ -17,24 +17,24 @@ const SIZES: [u64; 6] = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 128 * MIB, 256 * MIB]
 type Curve = [f64; SIZES.len()];
 
 /// The driver's own copy from pageable memory, and to it.
-const PAGEABLE_UP: Curve = [7.8, 16.3, 83.9, 1036.9, 8410.3, 28_275.0];
-const PAGEABLE_DOWN: Curve = [11.6, 19.4, 119.8, 1223.7, 10_143.5, 18_841.5];
+const PAGEABLE_UP: Curve = [7.4, 16.1, 81.8, 954.3, 7683.6, 22_894.4];
+const PAGEABLE_DOWN: Curve = [9.3, 16.6, 107.4, 1144.8, 8926.4, 18_118.7];
 /// The same by staging buffers.
-const STAGED_UP: Curve = [10.6, 16.6, 58.6, 447.8, 3269.8, 6736.1];
-const STAGED_DOWN: Curve = [13.3, 18.6, 96.0, 720.1, 2992.6, 5612.7];
+const STAGED_UP: Curve = [12.2, 18.5, 71.9, 472.3, 3022.6, 5936.9];
+const STAGED_DOWN: Curve = [12.3, 20.2, 91.8, 674.9, 3129.0, 5755.4];
 /// Between two devices that are no peers, by staging buffers.
 const STAGED_ACROSS: Curve = [16.3, 19.4, 81.5, 574.2, 3195.7, 5890.3];
 /// Into unified memory that is on the host: by the driver's copy, by staging, by host threads and a prefetch.
-const DIRECT_INTO_UNIFIED: Curve = [51.3, 93.7, 285.3, 2623.2, 22_083.0, 47_958.5];
-const STAGED_INTO_UNIFIED: Curve = [53.7, 94.0, 392.3, 3113.8, 20_020.6, 37_266.3];
-const MOVED_INTO_UNIFIED: Curve = [28.6, 44.0, 164.9, 1456.6, 10_050.8, 19_389.6];
+const DIRECT_INTO_UNIFIED: Curve = [41.9, 74.5, 229.7, 2724.8, 20_661.2, 37_523.3];
+const STAGED_INTO_UNIFIED: Curve = [49.6, 82.5, 388.1, 2337.8, 18_576.5, 36_390.1];
+const MOVED_INTO_UNIFIED: Curve = [27.0, 43.3, 227.3, 1719.1, 11_043.6, 19_590.6];
 /// Out of unified memory that is on the device: likewise.
-const DIRECT_OUT_OF_UNIFIED: Curve = [14.3, 21.5, 108.2, 1507.3, 9058.0, 18_054.0];
-const STAGED_OUT_OF_UNIFIED: Curve = [14.6, 23.5, 95.1, 717.1, 3051.8, 5853.4];
-const MOVED_OUT_OF_UNIFIED: Curve = [31.5, 39.7, 167.4, 1243.0, 11_437.2, 23_755.9];
+const DIRECT_OUT_OF_UNIFIED: Curve = [14.4, 20.6, 107.6, 1314.9, 9187.8, 18_228.0];
+const STAGED_OUT_OF_UNIFIED: Curve = [16.6, 24.9, 103.0, 676.3, 3013.0, 5784.4];
+const MOVED_OUT_OF_UNIFIED: Curve = [31.5, 44.1, 175.7, 1934.4, 12_249.5, 27_666.7];
 /// Between unified memory that is on the host and device memory: the mean of both directions.
-const DIRECT_WITHIN: Curve = [43.8, 78.0, 165.2, 1936.0, 12_908.0, 25_062.0];
-const MOVED_WITHIN: Curve = [26.4, 30.6, 52.3, 402.5, 2916.0, 5793.0];
+const DIRECT_WITHIN: Curve = [43.3, 72.9, 143.4, 1771.5, 12_322.8, 23_475.0];
+const MOVED_WITHIN: Curve = [26.2, 30.3, 59.6, 377.0, 2765.4, 5530.6];
 
 fn curve(path: TransferPath, method: TransferMethod, micros: Curve) -> Option<PathCost> {
     let points = SIZES.into_iter().zip(micros.map(|micros| Duration::from_secs_f64(micros / 1e6)));

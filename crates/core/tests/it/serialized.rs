@@ -87,6 +87,7 @@ fn report_has_units_in_names() {
         "queued_bytes": 0,
         "basis": "built_in",
         "explored": false,
+        "through_device": false,
         "rejected": [{ "method": "PeerToPeer", "reason": "no_device" }],
         "simulated": false,
     });

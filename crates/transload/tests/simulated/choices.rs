@@ -13,12 +13,13 @@ use crate::setup::Setup;
 const TOLERANCE: f64 = 1.03;
 
 /// Records of the same day, oldest first, as their names do not tell. Unlisted ones are newer.
-const SAME_DAY: [&str; 5] = [
+const SAME_DAY: [&str; 6] = [
     "2026-11-21-1xH200-five-methods.json",
     "2026-11-21-2xH200-five-methods.json",
     "2026-11-21-2xH200-streams.json",
     "2026-11-21-2xH200-memory.json",
     "2026-11-21-2xH200-memory-and-streams.json",
+    "2026-11-23-1xH200-limits.json",
 ];
 
 /// Microseconds by path and size, then by method.
