@@ -46,7 +46,8 @@ use crate::{
 /// Pairs may be of any places, kinds of memory and lengths. Those of 0 bytes copy nothing. The pairs of one source and one destination
 /// place are one piece of work, which joins pairs that follow each other on both sides: of one queue between pinned or mapped memory
 /// and a device, within a device, and within the host; staged between pageable memory and a device, and between devices that are no
-/// peers. Unified memory and peers are copied pair by pair, without waiting in between.
+/// peers. Peers are copied pair by pair, without waiting in between, and so is unified memory
+/// unless a kernel may copy it to or from pinned and mapped memory, after [`exclusive`](Self::exclusive).
 ///
 /// Short pieces of pinned or mapped memory that lie there in long stretches go through scratch memory of the device, at most 96 MiB
 /// for each device and direction, which [`drain`](CrossBackendTransferManager::drain) frees. Reports say
@@ -126,7 +127,8 @@ impl<'a> CopyManyBuilder<'a> {
         self
     }
 
-    /// Copies by this way only, instead of the one that is predicted to be the fastest: `Unsupported` if a path has no such way.
+    /// Copies by this way only, instead of the one that is predicted to be the fastest, at every
+    /// [`priority`](Self::priority): `Unsupported` if a path has no such way, such as those within the host. Then nothing is copied.
     pub fn way(mut self, way: ListWay) -> Self {
         self.wanted.way = Some(way);
         self
@@ -156,9 +158,9 @@ impl<'a> CopyManyBuilder<'a> {
         self.submit().wait()
     }
 
-    /// Records them, to be submitted together any number of times: see [`CrossBackendTransferManager::record`]. Those within a device, and
-    /// after [`exclusive`](Self::exclusive) those of short pieces of pinned and mapped memory, become one launch of a kernel, whose list
-    /// is written now.
+    /// Records them, to be submitted together any number of times: see [`CrossBackendTransferManager::record`]. After
+    /// [`exclusive`](Self::exclusive) a kernel copies pinned and mapped memory, if it is predicted to be faster. A device's pairs are one
+    /// launch of it, whose list is written now, if it copies every one of them, or all are within the device.
     ///
     /// # Errors
     /// As for [`CrossBackendTransferManager::record`]; [`ErrorKind::InvalidArgument`] if this builder was given a stream, a fence or a way.

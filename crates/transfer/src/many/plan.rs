@@ -25,7 +25,7 @@ pub struct ListPlan {
     pub bytes: u64,
     /// The method.
     pub method: TransferMethod,
-    /// What copies the pieces as one piece of work; `None` if they are copied one by one.
+    /// What copies the pieces as one piece of work; `None` if they are copied one by one, or within the host by its threads.
     pub way: Option<ListWay>,
     /// The predicted time.
     #[cfg_attr(
@@ -67,7 +67,9 @@ fn name(way: Option<ListWay>) -> String {
 impl fmt::Display for ListPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { path, pieces, bytes, method, way, predicted, basis, .. } = self;
-        write!(f, "{pieces} pieces, {bytes} bytes {path} by {method}, {}: ", name(*way))?;
+        let is_within_host = path.src.device.is_cpu() && path.dst.device.is_cpu();
+        let way = if is_within_host { "host threads".to_owned() } else { name(*way) };
+        write!(f, "{pieces} pieces, {bytes} bytes {path} by {method}, {way}: ")?;
         write!(f, "about {predicted:.1?} ({basis})")?;
         if self.simulated {
             f.write_str(" (simulated)")?;
@@ -80,7 +82,8 @@ impl fmt::Display for ListPlan {
 
 impl CrossBackendTransferManager {
     /// Returns what a list of `pieces` copies of `bytes` each would do, after [`exclusive`](crate::CopyManyBuilder::exclusive) or without it.
-    /// Moves nothing. Of a list whose pieces have several lengths, the average counts.
+    /// Moves nothing. Of a list whose pieces have several lengths, the average counts. Which lists go through device memory depends on
+    /// how the pieces lie in the host's memory: those are planned as if they did not.
     ///
     /// # Errors
     /// Those of [`plan`](Self::plan) for one piece; [`ErrorKind::InvalidArgument`] for no pieces.
@@ -111,6 +114,11 @@ impl CrossBackendTransferManager {
         );
         let (way, method) = match &choice {
             None => (None, single.method),
+            Some(choice) if routes.candidates[choice.index].route.lane.is_cpu() => {
+                let candidate = &routes.candidates[choice.index];
+                times = vec![(None, choice.predicted, candidate.info.cost.basis)];
+                (None, candidate.method())
+            }
             Some(choice) => {
                 let candidate = &routes.candidates[choice.index];
                 let by_kernel = choice.by_kernel || candidate.method.is_in_place();

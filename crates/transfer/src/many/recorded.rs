@@ -1,11 +1,11 @@
 //! Lists of pairs that are planned and recorded once, and replayed any number of times.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, ops::ControlFlow, sync::Arc};
 
-use parking_lot::Mutex;
+use parking_lot::ReentrantMutex;
 use transload_core::{
-    DeviceId, Error, ErrorKind, RawBuffer, Result, TransferId, TransferMethod, TransferPath, TransferReport,
-    runs_by_allocation,
+    DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result, Transfer, TransferId, TransferMethod,
+    TransferPath, TransferReport, TransferState, runs_by_allocation,
 };
 
 use super::{
@@ -16,8 +16,8 @@ use super::{
 };
 use crate::{CrossBackendTransferManager, TransferOptions, attempt::Extras, planning::request::PlanInput};
 
-/// A recorded list of pairs, which keeps its buffers alive. Any thread may replay it. Replays run one after the other; each of their
-/// groups is ordered against all other work on its buffers, like any transfer.
+/// A recorded list of pairs, which keeps its buffers alive. Any thread may replay it. Two replays have the effect of one after the
+/// other; each of their groups is ordered against all other work on its buffers, like any transfer.
 pub struct RecordedTransfers {
     manager: CrossBackendTransferManager,
     options: TransferOptions,
@@ -25,8 +25,10 @@ pub struct RecordedTransfers {
     /// Number of pairs.
     count: usize,
     segments: Vec<Segment>,
-    /// Locked while several segments are submitted, so that those of another replay do not come between.
-    submitting: Mutex<()>,
+    /// Whether some touch common bytes, and a replay is several operations.
+    is_ordered: bool,
+    /// Locked while ordered pairs are submitted, so that those of another replay do not come between.
+    submitting: ReentrantMutex<()>,
 }
 
 /// Pairs that a replay submits as one, where a method can.
@@ -58,36 +60,65 @@ impl RecordedTransfers {
     /// Runs all transfers again. They read what the sources hold then. Submitted before this returns, which blocks the thread where
     /// [`CopyBuilder::submit`](crate::CopyBuilder::submit) of a pair that is not recorded does.
     ///
+    /// If some touch common bytes and not all are one operation of a queue, a second thread's replay waits until this one's pairs are
+    /// submitted, and so until the [`Observer`](transload_core::Observer) and subscribers of `tracing` have taken their events: these may
+    /// not wait for another thread's replay. Such a replay stops at the first pair or group that is refused.
+    ///
     /// The report has a group for each device, and one for each path that is not recorded. A device's has the bytes of all its
     /// transfers, their number (as chunks), and the path and method of the first one.
     ///
     /// # Errors
-    /// By the [`CopyManyTransfer`], with the pairs of each group that failed: [`ErrorKind::Busy`] if a host view is open on a range,
-    /// [`ErrorKind::DeviceLost`]; the backend's.
+    /// By the [`CopyManyTransfer`], with the pairs of each group that failed, and those that were not submitted after them:
+    /// [`ErrorKind::Busy`] if a host view is open on a range, [`ErrorKind::DeviceLost`]; the backend's. [`ErrorKind::Unsupported`] if an
+    /// observer or subscriber calls it while it takes an event of such a replay of this recording.
     pub fn replay(&self) -> CopyManyTransfer {
         let mut transfer = CopyManyTransfer::new(&self.manager.context, self.count);
-        let _in_order = (self.segments.len() > 1).then(|| self.submitting.lock());
-        for (index, Segment { indices, work, .. }) in self.segments.iter().enumerate() {
-            transfer.add_group(indices.clone());
-            match work {
-                Work::Graph(graph) => transfer.add(graph.replay(), Pairs::Group(index)),
-                Work::Anew(group, pairs) => self.submit(index, (group, pairs), &mut transfer),
-            }
+        self.segments.iter().for_each(|segment| transfer.add_group(segment.indices.clone()));
+        if self.submitting.is_owned_by_current_thread() {
+            let text = "the thread is submitting this recording; its observers cannot replay it";
+            let error = Error::new(ErrorKind::Unsupported, text);
+            transfer.add(self.manager.refuse(TransferId::if_traced(), error), Pairs::From(0, 0));
+            return transfer;
         }
+        let is_ordered = self.is_ordered && !transload_core::mutant!("transfer/recorded-replays-in-order");
+        let _in_order = is_ordered.then(|| self.submitting.lock());
+        let mut segments = self.segments.iter().enumerate();
+        // What is missing is told by the transfer.
+        let _stopped = segments.try_for_each(|(index, segment)| self.submit(index, segment, &mut transfer));
         transfer
     }
 
-    /// Submits pairs as one if a method can, else one by one.
-    fn submit(&self, index: usize, (group, pairs): (&Group, &[Pair]), transfer: &mut CopyManyTransfer) {
+    /// Submits a segment: as one if a method can, else pair by pair.
+    fn submit(&self, index: usize, segment: &Segment, transfer: &mut CopyManyTransfer) -> ControlFlow<()> {
+        let (group, pairs) = match &segment.work {
+            Work::Graph(graph) => return self.add(graph.replay(), Pairs::Group(index), transfer),
+            Work::Anew(group, pairs) => (group, pairs),
+        };
         let extras = || Extras { id: TransferId::if_traced(), ..Extras::default() };
         let (options, wanted) = (&self.options, ListOptions { exclusive: self.by_kernel, way: None });
         if let Some(whole) = self.manager.submit_group(group, pairs, wanted, (options, &extras())) {
-            return transfer.add(whole, Pairs::Group(index));
+            return self.add(whole, Pairs::Group(index), transfer);
         }
-        for (pair, (src, dst)) in pairs.iter().enumerate() {
+        pairs.iter().enumerate().try_for_each(|(pair, (src, dst))| {
             let one = self.manager.attempt(src, dst, options, Some(&extras()));
-            transfer.add(one, Pairs::One(index, pair));
+            self.add(one, Pairs::One(index, pair), transfer)
+        })
+    }
+
+    /// Adds a transfer of some of the pairs. Breaks if it was refused and later ones may depend on it, which then fail too.
+    fn add(&self, one: Transfer, of: Pairs, transfer: &mut CopyManyTransfer) -> ControlFlow<()> {
+        let is_refused = self.is_ordered && one.fence().is_none() && one.state() == TransferState::Refused;
+        if !is_refused || transload_core::mutant!("transfer/recorded-stops-at-refusal") {
+            transfer.add(one, of);
+            return ControlFlow::Continue(());
         }
+        let (group, pair) = match of {
+            Pairs::One(group, pair) | Pairs::From(group, pair) => (group, pair),
+            Pairs::Group(group) => (group, 0),
+            Pairs::Refused(_) => (0, 0),
+        };
+        transfer.add(one, Pairs::From(group, pair));
+        ControlFlow::Break(())
     }
 
     /// Returns what a replay would report of each group, before it is submitted.
@@ -100,11 +131,12 @@ impl CrossBackendTransferManager {
     /// Records transfers, each from all of its first buffer to all of its second, to be submitted together any number of times. Moves
     /// nothing. Those that touch common bytes take effect in the order given.
     ///
-    /// The transfers of one device become one operation of its queue: a CUDA graph, in which those that kernels copy are one launch, if
-    /// none touch common bytes. If some do, and there are transfers of several devices, each run of transfers of one device does.
+    /// The transfers of one device become one operation of its queue: a CUDA graph with a node for each, or with one launch of a kernel
+    /// for all, if none of them touch common bytes, and a kernel copies every one of them, or all are of one path within the device and
+    /// the kernel is predicted to be faster. If some of the list touch common bytes, each run of transfers of one device is one operation.
     /// The others are prepared once and submitted anew by each replay: what a queue cannot record, which is staged copies, those of
-    /// pageable memory and those within the host; and of pairs that touch no common bytes more than three of a path by copy engines,
-    /// for which a batch call is faster than a graph.
+    /// pageable memory and those within the host; and if none of the list touch common bytes, more than three of a path by copy engines
+    /// between pinned or mapped memory and a device, for which a batch call is faster than a graph.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] without pairs; [`ErrorKind::Unsupported`] if a pair has no method, with the reason of each, or if a
@@ -127,7 +159,7 @@ impl CrossBackendTransferManager {
         let by_kernel = exclusive && options.allows(TransferMethod::ZeroCopy) && self.is_kernel_faster(pairs);
         let planned = pairs.iter().map(|pair| self.plan_recorded(pair, options, by_kernel));
         let mut planned = planned.collect::<Result<Vec<_>>>()?;
-        let is_apart = pairs.len() > 1 && check_apart(pairs).is_ok();
+        let is_apart = pairs.len() == 1 || check_apart(pairs).is_ok();
         if is_apart {
             leave_to_engines(&mut planned);
         }
@@ -144,8 +176,16 @@ impl CrossBackendTransferManager {
         if segments.is_empty() {
             return Err(Error::new(ErrorKind::InvalidArgument, "a recording needs at least one transfer"));
         }
-        let (manager, options, count) = (self.clone(), *options, pairs.len());
-        Ok(RecordedTransfers { manager, options, by_kernel, count, segments, submitting: Mutex::new(()) })
+        let is_ordered = !is_apart && !matches!(segments.as_slice(), [Segment { work: Work::Graph(_), .. }]);
+        Ok(RecordedTransfers {
+            manager: self.clone(),
+            options: *options,
+            by_kernel,
+            count: pairs.len(),
+            segments,
+            is_ordered,
+            submitting: ReentrantMutex::new(()),
+        })
     }
 
     /// Returns the pair's key, and how a queue would record it, if one can.
@@ -201,7 +241,8 @@ const FEW_COPIES: usize = 3;
 fn leave_to_engines(planned: &mut [(Key, Option<PlannedPair>)]) {
     let path_of = |planned: &Option<PlannedPair>| {
         let TransferReport { path, method, .. } = planned.as_ref()?.report;
-        let is_link = path.src.device.is_cpu() != path.dst.device.is_cpu();
+        let is_fixed = [path.src, path.dst].iter().all(|place| place.kind != MemoryKind::Unified);
+        let is_link = path.src.device.is_cpu() != path.dst.device.is_cpu() && is_fixed;
         (method == TransferMethod::DirectCopy && is_link).then_some(path)
     };
     let mut counts: Vec<(TransferPath, usize)> = Vec::new();

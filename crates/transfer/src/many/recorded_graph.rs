@@ -167,8 +167,8 @@ pub(super) struct PlannedPair {
     pub(super) report: TransferReport,
 }
 
-/// Returns the pairs as one operation of a kernel, if kernels would copy them one by one, or they are short pieces within a device.
-/// `None` if their order matters.
+/// Returns the pairs as one operation of a kernel, if kernels would copy every one of them, or all are of one path within the device and
+/// the kernel is predicted to be faster. `None` if their order matters.
 fn as_batch<'a>(
     manager: &CrossBackendTransferManager,
     pairs: &'a [Pair],

@@ -8,7 +8,8 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, Error, ErrorKind, ListWay, Result, Timing, Transfer, TransferId, TransferMethod, Turns,
+    DeviceId, Error, ErrorKind, ListWay, Result, StreamPriority, Timing, Transfer, TransferId,
+    TransferMethod, Turns,
 };
 
 use super::{
@@ -82,7 +83,7 @@ impl<'a> ManyCopies<'a> {
         }
         let checked = match &mut self.checked {
             Some(checked) => checked,
-            none => match Checked::new(manager, list, options, extras) {
+            none => match Checked::new(manager, list, self.wanted, (options, extras)) {
                 Ok(checked) => none.insert(checked),
                 Err(bad) => return Ok(refused(manager, list.len(), bad)),
             },
@@ -146,22 +147,23 @@ fn refused(
 }
 
 impl Checked {
-    /// Checks the list. If it has several groups, each has a method: nothing is copied otherwise.
+    /// Checks the list. If it has several groups, each has a method, and the way that is wanted: nothing is copied otherwise.
     fn new(
         manager: &CrossBackendTransferManager,
         list: &[Pair],
-        options: &TransferOptions,
-        extras: &Extras<'_>,
+        wanted: ListOptions,
+        (options, extras): (&TransferOptions, &Extras<'_>),
     ) -> Result<Self, BadPairs> {
         let mut transfer = CopyManyTransfer::new(&manager.context, list.len());
         let mut groups = grouped(list)?;
         for group in &mut groups {
             let indices = group.indices.take();
-            if let Some(all) = &indices
-                && let Err(error) =
-                    manager.plan_on(&group.input, options, extras.queue.map(|queue| queue.device()))
-            {
-                return Err((all.as_slice().into(), error));
+            if let Some(all) = &indices {
+                let queue = extras.queue.map(|queue| queue.device());
+                let planned = manager.plan_on(&group.input, options, queue);
+                planned
+                    .and_then(|_| manager.check_way(group, (options, wanted), queue))
+                    .map_err(|error| (all.as_slice().into(), error))?;
             }
             transfer.add_group(indices.map(Arc::from));
         }
@@ -261,6 +263,33 @@ impl CrossBackendTransferManager {
         }
     }
 
+    /// Checks that a group can go by the way that is wanted.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if not.
+    fn check_way(
+        &self,
+        Group { input, count, .. }: &Group,
+        (options, wanted): (&TransferOptions, ListOptions),
+        queue: Option<DeviceId>,
+    ) -> Result<()> {
+        if wanted.way.is_none() || transload_core::mutant!("transfer/list-ways-checked-first") {
+            return Ok(());
+        }
+        let (mut cache, mut declined) = (self.registry.route_cache(), 0);
+        loop {
+            let routes = cache.routes(&self.registry, &input.path)?;
+            let unsuited = queue.map_or(Ok(0), |queue| routes.off_queue(queue))?;
+            let excluded = Excluded { declined, unsuited, ..Excluded::default() };
+            let choice = self.choose_for_many(routes, (input, *count), (options, wanted), excluded)?;
+            let candidate = choice.and_then(|choice| routes.candidates.get(choice.index));
+            match candidate.map_or(Ok(()), |candidate| self.registry.prepare(&input.path, candidate)) {
+                Ok(()) => return Ok(()),
+                Err(methods) => declined |= methods,
+            }
+        }
+    }
+
     /// Chooses the method that copies a group as one, and whether by kernel: what is predicted to take the least time. `None` if none
     /// does, or one by one is predicted to be faster.
     ///
@@ -276,6 +305,14 @@ impl CrossBackendTransferManager {
         let pieces = u64::try_from(count).unwrap_or(u64::MAX).max(1);
         let list = (pieces, input.bytes);
         let average = PlanInput { bytes: (input.bytes / pieces).max(1), ..*input };
+        // What is queued for a copy engine changes no way that is wanted.
+        let options = &match wanted.way {
+            None => *options,
+            Some(ListWay::CopyEngine) => {
+                options.priority(StreamPriority::Normal).forbid(TransferMethod::ZeroCopy)
+            }
+            Some(_) => options.priority(StreamPriority::Normal),
+        };
         let single = match routes.choose(&average, options, &self.context, excluded) {
             Err(_) if excluded.declined != 0 && wanted.way.is_none() => return Ok(None),
             single => single?,
@@ -297,7 +334,12 @@ impl CrossBackendTransferManager {
             || wanted.way == Some(ListWay::CopyKernel)
             || transload_core::mutant!("transfer/many-kernel-unasked");
         let kernels = options.allows(TransferMethod::ZeroCopy);
-        let usual = choose(routes, options);
+        // A single copy by one is what the caller asked for.
+        let is_in_place = |routes: &PathRoutes, choice: &Choice| {
+            routes.candidates.get(choice.index).is_some_and(|candidate| candidate.method.is_in_place())
+        };
+        let may_be_in_place = may_be_kernel || is_in_place(routes, &single);
+        let usual = choose(routes, options).filter(|choice| may_be_in_place || !is_in_place(routes, choice));
         let has_kernel = |choice: &Choice| {
             (kernels || is_within)
                 && routes.candidates.get(choice.index).is_some_and(|candidate| candidate.route.has_kernel)
@@ -314,6 +356,11 @@ impl CrossBackendTransferManager {
         });
         let choice = if way == ListWay::CopyKernel { by_kernel } else { usual };
         if wanted.way.is_some() {
+            // The host's threads are neither.
+            let is_by_device = |choice: &Choice| {
+                routes.candidates.get(choice.index).is_some_and(|candidate| !candidate.route.lane.is_cpu())
+            };
+            let choice = choice.filter(is_by_device);
             let text = || format!("no list {} can go by {way}", input.path);
             return choice.map(Some).ok_or_else(|| Error::new(ErrorKind::Unsupported, text()));
         }

@@ -87,6 +87,25 @@ fn way_of_a_list_is_the_one_predicted_to_be_fastest() {
 }
 
 #[test]
+fn kernel_copies_unified_memory_only_if_exclusive() {
+    let (manager, pinned) = (manager(), upload().src);
+    let unified = Place::new(MOCK, MemoryKind::Unified);
+    for (src, dst) in [(pinned, unified), (unified, pinned)] {
+        let way = |exclusive| manager.plan_many(src, dst, (1000, 4096), exclusive).unwrap().way;
+        assert_eq!([false, true].map(way), [None, Some(ListWay::CopyKernel)]);
+    }
+}
+
+#[test]
+fn lists_within_the_host_have_no_way() {
+    let host = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+    let (manager, _backend) = crate::beside_cpu();
+    let plan = manager.plan_many(host, host, (1000, 4096), true).unwrap();
+    assert_eq!((plan.way, plan.alternatives.len()), (None, 0));
+    assert!(plan.to_string().contains("by DirectCopy, host threads: about "), "{plan}");
+}
+
+#[test]
 fn lists_that_can_be_no_measurement_are_refused() {
     let path = upload();
     let changes: [fn(&mut ListCalibration); 10] = [

@@ -11,7 +11,7 @@ use std::{
 use parking_lot::Mutex;
 use transload_backend_cpu::CpuBackend;
 use transload_core::{
-    Access, DeviceId, ErrorKind, MemoryKind, Observer, RawBuffer, TransferEvent, TransferMethod,
+    Access, DeviceId, ErrorKind, ListWay, MemoryKind, Observer, RawBuffer, TransferEvent, TransferMethod,
     TryLockResult,
 };
 use transload_transfer::{CopyManyError, CrossBackendTransferManager, TransferOptions};
@@ -174,6 +174,23 @@ fn path_without_a_method_refuses_the_whole_list() {
     assert_eq!((failed.error.kind(), failed.pairs.as_slice()), (ErrorKind::Unsupported, &[2, 5][..]));
     assert!(are_untouched(&pairs));
     assert_eq!(backend.enqueued(), 0);
+}
+
+#[test]
+fn way_that_a_path_lacks_refuses_the_whole_list() {
+    let (manager, backend) = beside_cpu();
+    let far = manager.allocate(MOCK, MemoryKind::Device, 8).unwrap();
+    let up = (host_pool(&manager, 8, 1), far);
+    let within = (host_pool(&manager, 8, 1), host_pool(&manager, 8, 0));
+    for way in ListWay::ALL {
+        let failed = manager.copy_many(vec![within.clone()]).way(way).wait().unwrap_err();
+        assert_eq!(failed.error.kind(), ErrorKind::Unsupported, "host threads copy: {failed}");
+        let failed = manager.copy_many(vec![up.clone(), within.clone()]).way(way).wait().unwrap_err();
+        assert_eq!(failed.error.kind(), ErrorKind::Unsupported, "{failed}");
+    }
+    assert_eq!(backend.enqueued(), 0);
+    manager.copy_many(vec![up.clone()]).way(ListWay::CopyEngine).wait().unwrap();
+    assert_eq!((bytes(&up.1), &*within.1.read().unwrap()), (vec![1; 8], &[0; 8][..]));
 }
 
 #[test]

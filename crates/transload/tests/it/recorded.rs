@@ -204,6 +204,27 @@ fn pairs_apart_are_recorded_by_device_and_path() {
 }
 
 #[test]
+fn many_copies_of_unified_memory_are_one_graph() {
+    let setup = Setup::new();
+    const PIECE: usize = 4096;
+    let content = noise(8 * PIECE, 5);
+    let pinned = setup.filled(MemoryKind::Pinned, &content);
+    let unified = setup.allocate(MemoryKind::Unified, 8 * PIECE);
+    let part = |of: &RawBuffer, index: usize| of.slice(index * PIECE..(index + 1) * PIECE).unwrap();
+    let pairs: Vec<_> = (0..8).map(|index| (part(&pinned, index), part(&unified, index))).collect();
+    let recorded = setup.manager.record(&pairs, &ANY).unwrap();
+    let trace = trace::start();
+    let replay = recorded.replay();
+    let calls = trace.calls_of_this_thread();
+    drop(trace);
+    assert_eq!(calls.iter().filter(|call| call.name == "cuGraphLaunch").count(), 1, "{calls:?}");
+    assert_eq!(replay.wait().unwrap().groups[0].method, TransferMethod::DirectCopy);
+    let back = setup.filled(MemoryKind::Pinned, &vec![0; 8 * PIECE]);
+    setup.manager.copy(&unified, &back).wait().unwrap();
+    assert!(*back.read().unwrap() == content[..]);
+}
+
+#[test]
 fn recording_of_staged_pairs_dropped_in_flight_is_completed() {
     let setup = Setup::new();
     let bytes = 5 << 20;

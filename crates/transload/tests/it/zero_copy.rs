@@ -5,7 +5,7 @@ use std::time::Duration;
 use transload::{
     DeviceId, ErrorKind, MemoryKind, Place, RawBuffer, StreamPriority, Transfer, TransferMethod,
     TransferOptions, TransferReport,
-    backend::{Operation, RejectReason, Timing, submit},
+    backend::{ListWay, Operation, RejectReason, Timing, submit},
     cuda::{CudaDevice, CudaStream},
 };
 use transload_cuda_sys::trace;
@@ -116,8 +116,12 @@ fn urgent_transfer_uses_kernel_after_queued_copies_only() {
                 // The other direction has its own engine.
                 let (from, to) = if up { (&there, &back) } else { (&source, &there) };
                 assert_eq!(urgent(&setup, from, to).1.method, TransferMethod::DirectCopy);
+                // Nor does a list bypass the engine that it is to go by.
+                let list = setup.manager.copy_many(vec![(src.clone(), dst.clone())]);
+                let list = list.options(HIGH).way(ListWay::CopyEngine).submit();
                 gate.open();
                 low.wait().unwrap();
+                assert_eq!(list.wait().unwrap().groups[0].method, TransferMethod::DirectCopy);
                 assert_eq!(urgent(&setup, src, dst).1.queued, 0);
             }
             assert!(*back.read().unwrap() == content[..], "{kind}, {size} bytes");
