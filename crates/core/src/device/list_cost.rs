@@ -57,15 +57,14 @@ impl ListModel {
     /// two different numbers of pieces.
     #[must_use]
     pub fn through(lists: &[ListTime]) -> Option<Self> {
-        let mut sizes: Vec<_> = lists.iter().map(|list| list.bytes).collect();
-        sizes.sort_unstable();
-        sizes.dedup();
-        let of_length = |bytes: u64| {
-            let times = lists.iter().filter(|list| list.bytes == bytes);
-            let times = times.map(|list| (list.pieces, list.time.as_secs_f64()));
-            Some((bytes, CostModel::from_points(times.collect())?))
+        let mut sorted = lists.to_vec();
+        sorted.sort_by_key(|list| list.bytes);
+        let of_length = |lists: &[ListTime]| {
+            let times = lists.iter().map(|list| (list.pieces, list.time.as_secs_f64()));
+            Some((lists.first()?.bytes, CostModel::from_points(times.collect())?))
         };
-        let lengths: Vec<_> = sizes.into_iter().map(of_length).collect::<Option<_>>()?;
+        let lengths: Vec<_> =
+            sorted.chunk_by(|a, b| a.bytes == b.bytes).map(of_length).collect::<Option<_>>()?;
         (!lengths.is_empty()).then_some(Self { lengths })
     }
 
@@ -79,17 +78,26 @@ impl ListModel {
         let seconds = match (self.lengths.get(above - 1), self.lengths.get(above)) {
             (Some((low, short)), Some((high, long))) => {
                 let share = length.saturating_sub(*low) as f64 / (high - low) as f64;
-                let [short, long] = [short, long].map(|times| times.seconds(pieces));
+                let [short, long] = [short, long].map(|times| seconds(times, pieces));
                 let time = (1.0 - share) * short + share * long;
                 // Noise must not make longer pieces faster than the longest of known time.
                 if share > 1.0 { time.max(long) } else { time }
             }
-            (Some((only, times)), None) => times.seconds(bytes / (*only).max(1)),
+            (Some((only, times)), None) => seconds(times, pieces.max(bytes / (*only).max(1))),
             _ => 0.0,
         };
         // Falling times must not end below zero.
         let seconds = seconds.max(0.0);
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+}
+
+/// Returns the time of so many pieces. If noise makes the last times fall, more pieces than the last take a time in proportion to it.
+fn seconds(times: &CostModel, pieces: u64) -> f64 {
+    let predicted = times.seconds(pieces);
+    match times.points.last() {
+        Some((most, last)) if pieces > *most && predicted < *last => last * (pieces as f64 / *most as f64),
+        _ => predicted,
     }
 }
 
@@ -124,4 +132,35 @@ pub struct ListCost {
     pub way: ListWay,
     /// Time as a function of the number of pieces and of their length.
     pub model: ListModel,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(lists: &[(u64, u64, u64)]) -> ListModel {
+        let list = |&(pieces, bytes, micros)| ListTime { pieces, bytes, time: Duration::from_micros(micros) };
+        ListModel::through(&lists.iter().map(list).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn pieces_shorter_than_the_only_length_count_each() {
+        let model = model(&[(10, 65_536, 20), (1000, 65_536, 2000)]);
+        assert_eq!(model.predict(1000, 1000 * 4096), Duration::from_micros(2000));
+        assert_eq!(model.predict(10, 1000 * 65_536), Duration::from_micros(2000));
+    }
+
+    #[test]
+    fn times_that_fall_by_noise_grow_beyond_the_last() {
+        let falling = model(&[(128, 512, 300), (1024, 512, 250), (128, 4096, 300), (1024, 4096, 250)]);
+        assert_eq!(falling.predict(1024, 1024 * 512), Duration::from_micros(250));
+        assert_eq!(falling.predict(10_240, 10_240 * 512), Duration::from_micros(2500));
+    }
+
+    #[test]
+    fn lists_in_any_order_are_grouped_by_length() {
+        let sorted = [(1, 512, 5), (2, 512, 6), (1, 4096, 7), (2, 4096, 8)];
+        let [a, b, c, d] = sorted;
+        assert_eq!(model(&[d, a, c, b]), model(&sorted));
+    }
 }

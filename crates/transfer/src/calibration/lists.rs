@@ -9,6 +9,8 @@ use super::{
 
 /// Lists of more pieces are no measurements.
 const MOST: u64 = 1 << 30;
+/// Most lists of a path by one way: a calibration measures some twenty.
+const MOST_LISTS: usize = 256;
 
 /// Measured times of the lists of a path by one way.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,6 +61,9 @@ impl ListCalibration {
         let text = match wrong {
             Some(MeasuredList { pieces, time }) => {
                 format!("a time of {:?} for {pieces} pieces of {} bytes", time.median, time.bytes)
+            }
+            None if times.len() > MOST_LISTS => {
+                format!("{} lists; at most {MOST_LISTS} are valid", times.len())
             }
             None if self.cost().is_none() => "too few lists of one length".to_owned(),
             None => return Ok(()),

@@ -10,6 +10,7 @@ use transload_core::{
 use super::{
     Calibration, CalibrationOptions, CalibrationProgress, MeasuredTime, MethodCurve, PathCalibration,
     Unfinished, UnfinishedReason,
+    measure_lists::{self, has_ways, shapes},
     sample::{Sample, are_enough},
     sizes::Sizes,
 };
@@ -49,7 +50,7 @@ pub(super) struct Run<'a> {
     pub(super) options: &'a CalibrationOptions,
     calibration: Calibration,
     is_cancelled: bool,
-    done: usize,
+    pub(super) done: usize,
     total: usize,
     /// Until when the present pair of devices is measured, by the options' clock.
     deadline: Duration,
@@ -72,7 +73,9 @@ pub(super) fn all(
     let devices = manager.devices();
     let pairs = devices.iter().enumerate().flat_map(|(at, a)| devices.iter().skip(at).map(move |b| (a, b)));
     let pairs: Vec<_> = pairs.map(|(a, b)| ends(a, b)).filter(|ends| !ends.is_empty()).collect();
-    let paths: usize = pairs.iter().flatten().map(|(a, b)| paths(*a, *b).count()).sum();
+    let lists = shapes(options.largest).count();
+    let of_path = |path| ladder(options.largest).count() + if has_ways(path) { lists } else { 0 };
+    let total = pairs.iter().flatten().flat_map(|(a, b)| paths(*a, *b)).map(of_path).sum();
     let begun = (options.clock)();
     let mut run = Run {
         manager,
@@ -80,7 +83,7 @@ pub(super) fn all(
         calibration: Calibration::default(),
         is_cancelled: false,
         done: 0,
-        total: paths * ladder(options.largest).count(),
+        total,
         deadline: begun,
     };
     pairs.iter().for_each(|pair| run.pair(pair));
@@ -142,14 +145,31 @@ impl Run<'_> {
                     Err(stop) => self.unfinished(path, false, stop),
                 }
             }
-            // Last: a device whose lists fail has its costs of single copies.
-            let Ok((a, b)) = &both else { continue };
-            for (path, ends) in paths(a.place(), b.place()).zip([(a, b), (b, a)]) {
-                if self.calibration.paths.iter().all(|measured| measured.path != path) {
-                    continue;
-                }
-                match self.lists(path, ends) {
-                    Ok(lists) => self.calibration.lists.extend(lists),
+        }
+        // Last, with the time that is left: pairs whose lists fail have their costs of single copies.
+        for (a, b) in all.iter().rev() {
+            let is_measured = |path: &TransferPath| {
+                has_ways(*path) && self.calibration.paths.iter().any(|measured| measured.path == *path)
+            };
+            let measured: Vec<_> =
+                paths(*a, *b).zip([false, true]).filter(|(path, _)| is_measured(path)).collect();
+            if measured.is_empty() {
+                continue;
+            }
+            let largest = largest.clone().map(|largest| largest.min(measure_lists::LARGEST));
+            let both = largest.and_then(|largest| self.buffers(*a, *b, largest));
+            for (path, turned) in measured {
+                let done = self.done + shapes(self.options.largest).count();
+                let lists = match &both {
+                    Err(error) => Err(Stop::Failed(error.clone())),
+                    Ok((a, b)) if turned => self.lists(path, (b, a)),
+                    Ok(ends) => self.lists(path, (&ends.0, &ends.1)),
+                };
+                match lists {
+                    Ok(lists) => {
+                        self.calibration.lists.extend(lists);
+                        self.done = done;
+                    }
                     Err(stop) => self.unfinished(path, true, stop),
                 }
             }
@@ -245,9 +265,7 @@ impl Run<'_> {
         bytes: u64,
     ) -> Result<Vec<(TransferMethod, MeasuredTime)>, Stop> {
         let path = TransferPath::new(src.place(), dst.place());
-        let (done, total) = (self.done, self.total);
-        let flow = (self.options.progress)(CalibrationProgress { path, bytes, done, total });
-        self.is_cancelled |= flow.is_break();
+        self.tell(path, bytes);
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let (src, dst) = (src.slice(..len)?, dst.slice(..len)?);
         let mut samples = Vec::new();
@@ -279,6 +297,13 @@ impl Run<'_> {
             }
         }
         Ok(samples.into_iter().map(|(method, _, sample)| (method, sample.result(bytes))).collect())
+    }
+
+    /// Calls the callback, before a measurement.
+    pub(super) fn tell(&mut self, path: TransferPath, bytes: u64) {
+        let (done, total) = (self.done, self.total);
+        let flow = (self.options.progress)(CalibrationProgress { path, bytes, done, total });
+        self.is_cancelled |= flow.is_break();
     }
 
     /// Returns the time of `batch` copies, one after another.

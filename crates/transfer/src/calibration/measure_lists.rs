@@ -13,45 +13,46 @@ use crate::TransferOptions;
 const LENGTHS: [usize; 5] = [512, 4 << 10, 64 << 10, 256 << 10, 1 << 20];
 /// Numbers of pieces of the measured lists.
 const COUNTS: [usize; 4] = [2, 16, 128, 1024];
-/// The part of the largest copy that a list may have.
-const OF_LARGEST: usize = 8;
 /// The largest measured list, in bytes.
-const LARGEST: usize = 32 << 20;
-/// The part of a pair's time that one way and list may use.
-const SHARE: u32 = 600;
+pub(super) const LARGEST: u64 = 16 << 20;
+/// The part of a pair's time that one way and list may use: with five repetitions of each, the lists of a GPU fit beside its single
+/// copies.
+const SHARE: u32 = 3000;
 
 /// Returns whether a path's lists can go by more than one way: between the host and a device, and within a device.
-fn has_ways(TransferPath { src, dst }: TransferPath) -> bool {
+pub(super) fn has_ways(TransferPath { src, dst }: TransferPath) -> bool {
     let is_fixed = src.kind != MemoryKind::Unified && dst.kind != MemoryKind::Unified;
     is_fixed && src.device.is_cpu() != dst.device.is_cpu() || src == dst && !src.device.is_cpu()
+}
+
+/// Returns the number of pieces and the bytes of each of the lists of at most so many bytes.
+pub(super) fn shapes(most: u64) -> impl Iterator<Item = (usize, usize)> {
+    let most = usize::try_from(most.min(LARGEST)).unwrap_or(usize::MAX);
+    LENGTHS.into_iter().flat_map(move |length| {
+        let mut counts = COUNTS.map(|count| count.min(most / length.max(4096))).to_vec();
+        counts.dedup();
+        // At least two.
+        let are_enough = counts.len() > 1 && counts.first() == COUNTS.first();
+        counts.into_iter().filter(move |_| are_enough).map(move |count| (count, length))
+    })
 }
 
 impl Run<'_> {
     /// Measures all lists of a path, by all ways in turn. None if it has fewer than two ways.
     pub(super) fn lists(
-        &self,
+        &mut self,
         path: TransferPath,
         (src, dst): (&RawBuffer, &RawBuffer),
     ) -> Result<Vec<ListCalibration>, Stop> {
-        let ways = if has_ways(path) { ListWay::ALL.as_slice() } else { &[] };
-        let list = |way: &ListWay| ListCalibration { path, way: *way, times: Vec::new() };
-        let mut found: Vec<_> = ways.iter().map(list).collect();
-        let most = LARGEST.min(src.len() / OF_LARGEST);
-        for length in LENGTHS {
-            let counts = COUNTS.map(|count| count.min(most / length.max(4096)));
-            // At least two, and each once.
-            if counts.first() == counts.last() || counts.first() < Some(&COUNTS[0]) {
-                break;
+        let list = |way| ListCalibration { path, way, times: Vec::new() };
+        let mut found = ListWay::ALL.map(list).to_vec();
+        for (count, length) in shapes(src.len() as u64) {
+            self.tell(path, (count * length) as u64);
+            self.list((src, dst), (count, length), &mut found)?;
+            if found.len() < 2 {
+                return Ok(Vec::new());
             }
-            for (at, count) in counts.into_iter().enumerate() {
-                if counts.get(at + 1) == Some(&count) {
-                    continue;
-                }
-                self.list((src, dst), (count, length), &mut found)?;
-                if found.len() < 2 {
-                    return Ok(Vec::new());
-                }
-            }
+            self.done += 1;
         }
         found.retain(|list| !list.times.is_empty());
         Ok(found)

@@ -38,11 +38,11 @@ pub(super) type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 pub struct CalibrationProgress {
     /// The path that is measured.
     pub path: TransferPath,
-    /// The size that is measured, in bytes.
+    /// The size that is measured, in bytes: of a list, that of all pieces.
     pub bytes: u64,
-    /// Measured sizes of all paths so far. Sizes around crossing points are not counted.
+    /// Measured sizes and lists of all paths so far. Sizes around crossing points are not counted.
     pub done: usize,
-    /// Sizes of all paths.
+    /// Sizes and lists of all paths: at most, since not every device has lists that are worth measuring.
     pub total: usize,
 }
 

@@ -4,7 +4,7 @@ use std::{
     ops::ControlFlow,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -368,15 +368,26 @@ fn spent_budget_leaves_earlier_costs() {
 #[test]
 fn callback_sees_every_size_and_cancels() {
     let setup = setup(slow_link);
-    let seen = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&seen);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let all = Arc::clone(&seen);
     let all = setup.options().progress(move |at| {
         assert!(at.done < at.total && at.bytes <= LARGEST, "{at:?}");
-        count.fetch_max(at.done + 1, Ordering::SeqCst);
+        all.lock().unwrap().push((at.path, at.bytes));
         ControlFlow::Continue(())
     });
     let found = setup.manager.calibrate(&all).unwrap();
-    assert_eq!(seen.load(Ordering::SeqCst), 8 * 7, "seven sizes on eight paths");
+    assert_eq!(found.paths.len(), 8);
+    let seen = std::mem::take(&mut *seen.lock().unwrap());
+    let paths = || found.paths.iter().map(|measured| measured.path);
+    for size in paths().flat_map(|path| (0..7).map(move |step| (path, 256 << (2 * step)))) {
+        assert!(seen.contains(&size), "{size:?}");
+    }
+    // Lists come after all single copies of the pair.
+    let mut order: Vec<_> = seen.iter().map(|(path, _)| *path).collect();
+    order.dedup();
+    let last_pair = order.len() - 2;
+    assert!(order[..7].iter().copied().eq(paths().take(7)), "{order:?}");
+    assert!(order[7..last_pair].iter().all(|path| order[1..7].contains(path)), "{order:?}");
 
     let third = found.paths[2].path;
     let some = setup.options().progress(move |at| {
@@ -386,6 +397,18 @@ fn callback_sees_every_size_and_cancels() {
     let single = found.unfinished.iter().filter(|unfinished| !unfinished.lists_only).count();
     assert_eq!((found.paths.len(), single), (2, 6));
     assert!(found.unfinished.iter().all(|unfinished| unfinished.reason == UnfinishedReason::Cancelled));
+
+    // At the first list.
+    let earlier = Mutex::new(Vec::new());
+    let some = setup.options().progress(move |at| {
+        let mut earlier = earlier.lock().unwrap();
+        let is_list = earlier.contains(&at.path) && earlier.last() != Some(&at.path);
+        earlier.push(at.path);
+        if is_list { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    let found = setup.manager.calibrate(&some).unwrap();
+    let of_lists = found.unfinished.iter().filter(|unfinished| unfinished.lists_only).count();
+    assert_eq!((found.paths.len(), of_lists, found.unfinished.len()), (7, 6, 7), "{:?}", found.unfinished);
     assert!(is_at_rest(&setup.manager));
 }
 

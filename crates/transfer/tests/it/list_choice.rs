@@ -108,7 +108,7 @@ fn lists_within_the_host_have_no_way() {
 #[test]
 fn lists_that_can_be_no_measurement_are_refused() {
     let path = upload();
-    let changes: [fn(&mut ListCalibration); 10] = [
+    let changes: [fn(&mut ListCalibration); 11] = [
         |list| list.times.clear(),
         |list| list.times.truncate(1),
         |list| list.times[1].pieces = 4,
@@ -119,6 +119,7 @@ fn lists_that_can_be_no_measurement_are_refused() {
         |list| list.times[1].time.bytes = u64::MAX,
         |list| list.times[1].time.median = Duration::ZERO,
         |list| list.times[1].time.median = Duration::MAX,
+        |list| list.times = list.times.repeat(65),
     ];
     for change in changes {
         let mut damaged = Calibration::default();

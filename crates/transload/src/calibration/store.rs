@@ -8,7 +8,7 @@ use std::{
 
 use etcetera::{BaseStrategy as _, base_strategy::Xdg};
 use serde::{Deserialize, Serialize};
-use transload_core::{DeviceId, Error, ErrorKind, Result};
+use transload_core::{DeviceId, Error, ErrorKind, Result, TransferPath};
 
 use super::{Calibration, key::Key, named};
 
@@ -168,8 +168,11 @@ pub(super) fn write(path: &Path, key: &Key, calibration: &Calibration) -> Result
     is_there(path)?;
     let mut calibration = calibration.clone();
     // Devices of other families have no text that could be read back.
-    let can_be_read = |device: DeviceId| !matches!(device, DeviceId::Other(..));
-    calibration.paths.retain(|path| can_be_read(path.path.src.device) && can_be_read(path.path.dst.device));
+    let can_be_read = |path: TransferPath| {
+        [path.src, path.dst].iter().all(|place| !matches!(place.device, DeviceId::Other(..)))
+    };
+    calibration.paths.retain(|path| can_be_read(path.path));
+    calibration.lists.retain(|list| can_be_read(list.path));
     calibration.unfinished.clear();
     let written = Written { format: FORMAT, key, calibration: &calibration };
     let text = serde_json::to_vec(&written)
@@ -191,4 +194,34 @@ fn fill(path: &Path, text: &[u8]) -> io::Result<()> {
     file.write_all(text)?;
     // A full disk may tell only now.
     file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use transload_transfer::ListCalibration;
+
+    use super::*;
+
+    #[test]
+    fn lists_of_devices_that_have_no_text_are_not_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("calibration.json");
+        let key = json!({ "library": "1", "cores": 1, "threads": 1, "kernel_driver": null, "devices": [] });
+        let key: Key = serde_json::from_value(key).unwrap();
+        let time = |pieces: u64| {
+            json!({
+                "pieces": pieces, "bytes": 64, "median_seconds": 1e-6, "noise_seconds": 0.0, "repetitions": 1,
+            })
+        };
+        let path = json!({ "src": "cpu/pinned", "dst": "cuda:0/device" });
+        let list = json!({ "path": path, "way": "copy_kernel", "times": [time(1), time(2)] });
+        let list: ListCalibration = serde_json::from_value(list).unwrap();
+        let mut other = list.clone();
+        other.path.dst.device = DeviceId::Other("npu", 0);
+        let mut calibration = Calibration::default();
+        calibration.lists = vec![other, list.clone()];
+        write(&file, &key, &calibration).unwrap();
+        assert_eq!(read(&file, &key).unwrap().unwrap().lists, [list]);
+    }
 }
