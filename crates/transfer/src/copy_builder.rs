@@ -195,7 +195,7 @@ impl<'a> CopyBuilder<'a> {
         let queue = self.extras.as_ref().and_then(|extras| extras.order.queue).map(|queue| queue.device());
         let (input, options) = match self.extras.as_ref().and_then(|extras| extras.strided.as_ref()) {
             None => (PlanInput::of(self.src, self.dst)?, self.options),
-            Some(strided) => (strided.input()?, strided.options(&self.options)),
+            Some(strided) => (strided.input()?, strided.options(self.manager, &self.options, queue)),
         };
         self.manager.plan_on(&input, &options, queue)
     }
@@ -245,7 +245,9 @@ impl<'a> CopyBuilder<'a> {
         let Self { manager, src, dst, options, extras } = self;
         let CopyExtras { order: BuilderExtras { after, queue }, strided } =
             extras.map(|extras| *extras).unwrap_or_default();
-        let options = strided.as_ref().map_or(options, |strided| strided.options(&options));
+        let options = strided.as_ref().map_or(options, |strided| {
+            strided.options(manager, &options, queue.as_ref().map(|queue| queue.device()))
+        });
         let StridedCopy { src, dst, rows } =
             strided.unwrap_or_else(|| StridedCopy { src: src.clone(), dst: dst.clone(), rows: None });
         let task = TaskSubmission {
@@ -273,8 +275,9 @@ fn submit_with(
     match strided {
         None => manager.attempt(src, dst, options, Some(&extras)),
         Some(strided) => {
+            let options = strided.options(manager, options, extras.queue.map(|queue| queue.device()));
             let extras = Extras { rows: strided.rows.as_ref(), ..extras };
-            manager.attempt(&strided.src, &strided.dst, &strided.options(options), Some(&extras))
+            manager.attempt(&strided.src, &strided.dst, &options, Some(&extras))
         }
     }
 }

@@ -364,7 +364,7 @@ impl CrossBackendTransferManager {
             if let Some(task) = extras.and_then(|extras| extras.task)
                 && !task.may_be_slow
                 && (candidate.is_slow_to_submit(&input, options.priority)
-                    || rows.is_some_and(|rows| rows.are_listed_by(candidate.method())))
+                    || rows.is_some_and(|rows| rows.are_slow_by(candidate.method())))
             {
                 task.deferral.set(Some(Deferral::Slow(candidate.route.lane)));
                 return would_block();

@@ -1,11 +1,15 @@
 //! A single copy operation on one queue.
 
 use transload_core::{
-    Fence, MemoryKind, Operation, Place, RawBuffer, RejectReason, Result, Timing, TransferMethod,
+    ErrorKind, Fence, MemoryKind, Operation, Place, RawBuffer, RejectReason, Result, Timing, TransferMethod,
     TransferPath, WorkloadType, copy_on_host,
 };
 
-use crate::{attempt::NotSubmitted, planning::request::PlanInput, strided::Rows};
+use crate::{
+    attempt::NotSubmitted,
+    planning::request::PlanInput,
+    strided::{MAX_LISTED, Rows},
+};
 
 use super::{
     Method, Route, SingleOperation, Submitted, Topology, TransferRequest, device_scratch::DeviceScratch,
@@ -109,7 +113,7 @@ impl Method for DirectCopy {
 }
 
 impl DirectCopy {
-    /// As one operation if the rows are at one distance, and the bytes from the first to the last can be claimed.
+    /// As one operation if it can copy the rows, else, or if the queue has no such operation, as a list.
     #[cold]
     fn submit_rows(
         &self,
@@ -118,13 +122,17 @@ impl DirectCopy {
         rows: &Rows,
     ) -> Result<Submitted, NotSubmitted> {
         let (src, dst) = (request.src, request.dst);
-        let is_apart = !src.overlaps(dst) || transload_core::mutant!("transfer/strided-interleaved");
-        let Some(rows) = rows.pitched().filter(|_| is_apart) else {
-            // Within a device a copy engine takes about a microsecond for each row.
-            let request = TransferRequest { by_kernel: route.has_kernel, ..*request };
-            return self.submit_many(route, &request, &rows.pairs(src, dst)?);
-        };
-        let queue = request.queue(&*route.backend, route.lane, WorkloadType::Memory)?;
-        request.enqueue(&*queue, &Operation::CopyPitched { src, dst, rows }, request.timing)
+        if let Some(pitched) = rows.pitched() {
+            let queue = request.queue(&*route.backend, route.lane, WorkloadType::Memory)?;
+            let operation = Operation::CopyPitched { src, dst, rows: pitched };
+            match request.enqueue(&*queue, &operation, request.timing) {
+                Err(NotSubmitted::Failed(error))
+                    if error.kind() == ErrorKind::Unsupported && rows.count() <= MAX_LISTED => {}
+                outcome => return outcome,
+            }
+        }
+        // Within a device a copy engine takes about a microsecond for each row.
+        let request = TransferRequest { by_kernel: route.has_kernel, ..*request };
+        self.submit_many(route, &request, &rows.pairs(src, dst)?)
     }
 }

@@ -4,9 +4,8 @@ mod layout;
 mod rows;
 
 pub use layout::StridedLayout;
-use rows::MAX_LISTED;
-pub(crate) use rows::Rows;
-use transload_core::{Error, ErrorKind, RawBuffer, Result, TransferMethod};
+pub(crate) use rows::{MAX_LISTED, Rows};
+use transload_core::{DeviceId, Error, ErrorKind, RawBuffer, Result, TransferMethod};
 
 use crate::{
     CopyBuilder, CrossBackendTransferManager, TransferOptions,
@@ -51,7 +50,7 @@ impl CrossBackendTransferManager {
     /// operation (a `cuMemcpy2DAsync` for each plane) between pinned, mapped, unified or device memory, within the host, and between
     /// pageable memory and a device if they are shorter than 16 KiB: there the driver copies during the call. All else, such as longer rows of pageable memory, is a list of rows, as for
     /// [`copy_many`](Self::copy_many), of at most a million: it takes some 200 bytes of memory for each row. More are left to the driver,
-    /// if they are such planes. The methods UnifiedMemory and PeerToPeer copy
+    /// if they are such planes. Rows that lie between those they are copied to are a list too. The methods UnifiedMemory and PeerToPeer copy
     /// no rows: reports have them as excluded. The predicted time is that of a contiguous copy of as many bytes.
     ///
     /// # What is in use
@@ -60,7 +59,7 @@ impl CrossBackendTransferManager {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for different shapes or 0 bytes; [`ErrorKind::OutOfRange`] for runs that leave their buffer, and for
-    /// more than 1,048,576 rows that are no planes; [`ErrorKind::Overlap`] for runs of the destination that overlap. The transfer's are those
+    /// more than 1,048,576 rows that are no planes, or lie between those they are copied to; [`ErrorKind::Overlap`] for runs of the destination that overlap. The transfer's are those
     /// of [`copy`](Self::copy); [`ErrorKind::Overlap`] also if a run of the destination overlaps one of the source.
     pub fn copy_strided<'a>(
         &'a self,
@@ -83,13 +82,15 @@ impl CrossBackendTransferManager {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let (src_span, dst_span) = (span("source", src, from)?, span("destination", dst, to)?);
-        let rows = Rows::reduce(from, to)?;
+        let is_apart =
+            !src_span.overlaps(&dst_span) || transload_core::mutant!("transfer/strided-interleaved");
+        let rows = Rows::reduce(from, to, is_apart)?;
         if let Some(rows) = &rows
             && rows.count() > MAX_LISTED
             && rows.pitched().is_none()
         {
             let text = format!(
-                "{} are {} rows that are no planes of rows at one distance; copy at most {MAX_LISTED} at once",
+                "{} are {} rows that are no planes of rows at one distance, or lie between those they are copied to; copy at most {MAX_LISTED} at once",
                 from.shape(),
                 rows.count()
             );
@@ -119,18 +120,33 @@ impl StridedCopy {
         }
     }
 
-    /// Returns the options, without the methods that copy no rows.
-    pub(crate) fn options(&self, options: &TransferOptions) -> TransferOptions {
+    /// Returns the options, without the methods that copy no rows, or not these; `queue` is the device of a given one.
+    pub(crate) fn options(
+        &self,
+        manager: &CrossBackendTransferManager,
+        options: &TransferOptions,
+        queue: Option<DeviceId>,
+    ) -> TransferOptions {
         let Some(rows) = &self.rows else { return *options };
         let options = options.forbid(TransferMethod::UnifiedMemory).forbid(TransferMethod::PeerToPeer);
-        if rows.pitched().is_none() || !options.allows(TransferMethod::DirectCopy) {
-            return options;
-        }
         // These take lists.
         if rows.count() > MAX_LISTED {
             return options.forbid(TransferMethod::HostStaged).forbid(TransferMethod::ZeroCopy);
         }
+        let is_short = rows.pitched().is_some() && rows.width() < SHORT;
+        let is_by_driver = || {
+            let direct = TransferMethod::ALL
+                .into_iter()
+                .filter(|method| *method != TransferMethod::DirectCopy)
+                .fold(options, |options, method| options.forbid(method));
+            options.allows(TransferMethod::DirectCopy)
+                && self.input().is_ok_and(|input| manager.plan_on(&input, &direct, queue).is_ok())
+        };
         let is_pageable = is_pageable(self.src.place()) || is_pageable(self.dst.place());
-        if is_pageable && rows.width() < SHORT { options.forbid(TransferMethod::HostStaged) } else { options }
+        if is_pageable && is_short && is_by_driver() {
+            options.forbid(TransferMethod::HostStaged)
+        } else {
+            options
+        }
     }
 }

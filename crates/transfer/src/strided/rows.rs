@@ -14,7 +14,7 @@ pub(crate) const MAX_LISTED: usize = 1 << 20;
 /// Fewest rows in a plane of several.
 const FEWEST: usize = 4;
 
-/// Listed rows that a thread which polls a task submits itself.
+/// Listed rows, or planes of rows, that a thread which polls a task submits itself.
 const FEW: usize = 64;
 
 /// Rows of equal length at regular distances from the beginnings of a source and a destination.
@@ -25,6 +25,8 @@ pub(crate) struct Rows {
     dimensions: SmallVec<[Dimension; 3]>,
     /// Number of rows.
     count: usize,
+    /// Them as one operation, if it can copy them.
+    pitched: Option<Pitched>,
 }
 
 /// Equal parts in one direction: how many, and their distances in bytes.
@@ -37,11 +39,12 @@ struct Dimension {
 
 impl Rows {
     /// Reduces two layouts of one shape, which are not empty and lie within memory. Returns `None` if all bytes are
-    /// contiguous on both sides.
+    /// contiguous on both sides. `is_apart` if no row of one side lies between those of the other; else they cannot be claimed as a whole,
+    /// as one operation does.
     ///
     /// # Errors
     /// [`ErrorKind::Overlap`] if the destination's runs overlap; [`ErrorKind::OutOfRange`] if there are more rows than memory has bytes.
-    pub(super) fn reduce(src: &StridedLayout, dst: &StridedLayout) -> Result<Option<Self>> {
+    pub(super) fn reduce(src: &StridedLayout, dst: &StridedLayout, is_apart: bool) -> Result<Option<Self>> {
         let mut dimensions: SmallVec<[Dimension; 4]> = src
             .dimensions
             .iter()
@@ -79,7 +82,8 @@ impl Rows {
         let count = count
             .filter(|count| count.checked_mul(width).is_some())
             .ok_or_else(|| Error::new(ErrorKind::OutOfRange, format!("{} exceed any memory", src.shape())))?;
-        Ok((!merged.is_empty()).then_some(Self { width, dimensions: merged, count }))
+        let pitched = if is_apart { pitched(width, &merged) } else { None };
+        Ok((!merged.is_empty()).then_some(Self { width, dimensions: merged, count, pitched }))
     }
 
     /// Returns the bytes of all rows.
@@ -97,29 +101,17 @@ impl Rows {
         self.count
     }
 
-    /// Returns whether the method makes a list of them that takes the calling thread long.
-    pub(crate) fn are_listed_by(&self, method: TransferMethod) -> bool {
-        self.count > FEW && (method != TransferMethod::DirectCopy || self.pitched().is_none())
+    /// Returns whether a method's submission takes the calling thread long: by a list of many, or a driver call for each of many planes.
+    pub(crate) fn are_slow_by(&self, method: TransferMethod) -> bool {
+        match self.pitched {
+            Some(rows) if method == TransferMethod::DirectCopy => rows.planes > FEW,
+            _ => self.count > FEW,
+        }
     }
 
-    /// Returns them as the one operation that copies planes of rows, if they are that.
+    /// Returns them as the one operation that copies planes of rows, if it can copy them.
     pub(crate) fn pitched(&self) -> Option<Pitched> {
-        let (rows, planes) = match *self.dimensions.as_slice() {
-            [rows] => (rows, None),
-            // Each plane is a driver call, which takes longer than a few pieces of a list.
-            [rows, planes] if rows.count >= FEWEST => (rows, Some(planes)),
-            _ => return None,
-        };
-        let Dimension { count, src, dst } = rows;
-        let are_pitches = src.min(dst) >= self.width && src.max(dst) <= MAX_PITCH;
-        let plane = Pitched::new(self.width, count, src, dst);
-        match planes {
-            _ if !are_pitches => None,
-            None => Some(plane),
-            // The rows lie within the buffer, so this does not overflow.
-            Some(planes) if planes.dst < (count - 1) * dst + self.width => None,
-            Some(planes) => Some(plane.planes(planes.count, planes.src, planes.dst)),
-        }
+        self.pitched
     }
 
     /// Returns them one by one, in the order of the destination's memory.
@@ -138,5 +130,43 @@ impl Rows {
             pairs.push((src.slice(from..from + self.width)?, dst.slice(to..to + self.width)?));
         }
         Ok(pairs)
+    }
+}
+
+/// Returns rows as the one operation that copies planes of them, if they are that.
+fn pitched(width: usize, dimensions: &[Dimension]) -> Option<Pitched> {
+    let (rows, planes) = match *dimensions {
+        [rows] => (rows, None),
+        // Each plane is a driver call, which takes longer than a few pieces of a list.
+        [rows, planes] if rows.count >= FEWEST => (rows, Some(planes)),
+        _ => return None,
+    };
+    let Dimension { count, src, dst } = rows;
+    let are_pitches = src.min(dst) >= width && src.max(dst) <= MAX_PITCH;
+    let plane = Pitched::new(width, count, src, dst);
+    match planes {
+        _ if !are_pitches => None,
+        None => Some(plane),
+        // The rows lie within the buffer, so this does not overflow.
+        Some(planes) if planes.dst < (count - 1) * dst + width => None,
+        Some(planes) => Some(plane.planes(planes.count, planes.src, planes.dst)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_planes_or_listed_rows_are_slow() {
+        let is_slow = |planes, is_apart, method| {
+            let layout = StridedLayout::new(1).repeat(4, 3).repeat(planes, 100);
+            Rows::reduce(&layout, &layout, is_apart).unwrap().unwrap().are_slow_by(method)
+        };
+        assert!(!is_slow(64, true, TransferMethod::DirectCopy));
+        assert!(is_slow(65, true, TransferMethod::DirectCopy));
+        assert!(is_slow(17, false, TransferMethod::DirectCopy));
+        assert!(is_slow(17, true, TransferMethod::HostStaged));
+        assert!(!is_slow(16, true, TransferMethod::HostStaged));
     }
 }

@@ -5,7 +5,7 @@ use std::future::IntoFuture;
 use proptest::prelude::*;
 use transload_backend_cpu::CpuBackend;
 use transload_core::{
-    Access, DeviceId, ErrorKind, MemoryKind, RawBuffer, StreamPriority, TransferMethod, TryLockResult,
+    Access, DeviceId, ErrorKind, MemoryKind, Place, RawBuffer, StreamPriority, TransferMethod, TryLockResult,
 };
 use transload_transfer::{CrossBackendTransferManager, StridedLayout};
 
@@ -185,4 +185,34 @@ fn list_of_rows_leaves_the_gaps_to_others() {
     drop(used);
     drop((src, there, gap));
     assert!(is_at_rest(&manager));
+}
+
+#[test]
+fn limit_of_listed_rows_holds_for_interleaved_parts_and_staging() {
+    const ROWS: usize = (1 << 20) + 1;
+    let (manager, _backend) = beside_cpu();
+    let host = pageable(&manager, 4 * ROWS);
+    let columns = |at: usize| StridedLayout::new(1).at(at).repeat(ROWS, 4);
+    let error = manager.copy_strided((&host, &columns(0)), (&host, &columns(2))).map(drop).unwrap_err();
+    assert!(error.kind() == ErrorKind::OutOfRange && error.to_string().contains("1048576"), "{error}");
+    let there = manager.allocate(MOCK, MemoryKind::Device, 4 * ROWS).unwrap();
+    let copy = manager.copy_strided((&host, &columns(0)), (&there, &columns(0))).unwrap();
+    let error = copy.method(TransferMethod::HostStaged).wait().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+}
+
+#[test]
+fn short_rows_are_staged_where_no_driver_copies_pageable_memory() {
+    let manager = on_host();
+    let devices = vec![(MOCK, vec![MemoryKind::Device, MemoryKind::Pinned])];
+    let copies = |src: Place, dst: Place| [src, dst].iter().all(|place| place.kind != MemoryKind::Pageable);
+    manager.register_backend(Mock { devices, copies, ..Mock::default() }.build() as _).unwrap();
+    let (src, there) = (pageable(&manager, 64), manager.allocate(MOCK, MemoryKind::Device, 64).unwrap());
+    src.write().unwrap().fill(5);
+    let rows = StridedLayout::new(4).repeat(8, 8);
+    let copy = || manager.copy_strided((&src, &rows), (&there, &rows)).unwrap();
+    assert_eq!(copy().plan().unwrap().method, TransferMethod::HostStaged);
+    assert_eq!(copy().wait().unwrap().method, TransferMethod::HostStaged);
+    assert_eq!(pollster::block_on(copy().into_future()).unwrap().method, TransferMethod::HostStaged);
+    assert!((0..64).all(|at| bytes(&there)[at] == if at % 8 < 4 { 5 } else { 0 }));
 }
