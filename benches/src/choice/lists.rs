@@ -3,11 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use transload_core::{ListWay, MemoryKind, RawBuffer, TransferPath};
 use transload_transfer::{CalibrationOptions, CrossBackendTransferManager};
 
-use super::{DIFFERENT, MEAN, WORST, finished, manager};
+use super::{DIFFERENT, MEAN, WORST, buffers, finished, manager};
 use crate::{
     comparison::Fixture,
     content::Content,
@@ -78,6 +78,8 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     for manager in [built_in, calibrated] {
         finished(&manager)?;
     }
+    // Else the means would be those of nothing, and every goal met.
+    ensure!(!cells.is_empty(), "the calibration measured no lists: {:?}", found.unfinished);
     let counted: Vec<&Cell> = cells.iter().filter(|cell| cell.counts()).collect();
     let mut rows = Vec::new();
     for path in found.paths.iter().map(|path| path.path) {
@@ -142,9 +144,7 @@ fn path_cells(
     path: TransferPath,
 ) -> Result<Vec<Cell>> {
     let largest = fixture.bytes(LARGEST);
-    let device = if path.src.device.is_cpu() { path.dst.device } else { path.src.device };
-    let allocate = |kind| manager.allocate_for(device, kind, largest);
-    let (src, dst) = (allocate(path.src.kind)?, allocate(path.dst.kind)?);
+    let (src, dst) = buffers(manager, path, largest)?;
     let mut random = Content::new(largest, 0x11575);
     let start = random.draw();
     let content = random.part(start, largest);

@@ -189,6 +189,20 @@ fn wrong(fixture: &Fixture<'_>, cell: &Cell) -> Row {
         .against(best.name(), micros(fastest))
 }
 
+/// Allocates both ends of a path.
+fn buffers(
+    manager: &CrossBackendTransferManager,
+    TransferPath { src, dst }: TransferPath,
+    len: usize,
+) -> Result<(RawBuffer, RawBuffer)> {
+    let allocate = |place: Place, other: Place| -> Result<RawBuffer> {
+        let is_pinned = matches!(place.kind, MemoryKind::Pinned | MemoryKind::Mapped);
+        let device: DeviceId = if is_pinned { other.device } else { place.device };
+        Ok(manager.allocate_for(device, place.kind, len)?)
+    };
+    Ok((allocate(src, dst)?, allocate(dst, src)?))
+}
+
 /// Measures all sizes of a path up to that of the content: steps of 2, and one between each two.
 fn path_cells(
     fixture: &Fixture<'_>,
@@ -197,12 +211,7 @@ fn path_cells(
     content: &[u8],
 ) -> Result<Vec<Cell>> {
     let (path, largest) = (calibrated.path, content.len());
-    let allocate = |place: Place, other: Place| -> Result<RawBuffer> {
-        let is_pinned = matches!(place.kind, MemoryKind::Pinned | MemoryKind::Mapped);
-        let device: DeviceId = if is_pinned { other.device } else { place.device };
-        Ok(manager.allocate_for(device, place.kind, largest)?)
-    };
-    let (src, dst) = (allocate(path.src, path.dst)?, allocate(path.dst, path.src)?);
+    let (src, dst) = buffers(manager, path, largest)?;
     Memory::Ours(src.clone()).write(0, content)?;
     let methods = calibrated.methods.iter().map(|curve| curve.method);
     // An idle device does not show what a copy kernel costs, so it is not chosen by its time.
