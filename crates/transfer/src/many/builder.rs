@@ -50,8 +50,8 @@ use crate::{
 /// unless a kernel may copy it to or from pinned and mapped memory, after [`exclusive`](Self::exclusive).
 ///
 /// Short pieces of pinned or mapped memory that lie there in long stretches go through scratch memory of the device, at most 96 MiB
-/// for each device and direction, which [`drain`](CrossBackendTransferManager::drain) frees. Reports say
-/// [so](transload_core::TransferReport::through_device).
+/// for each device and direction, and less than as much again while lists still use buffers that were too short for later ones.
+/// [`drain`](CrossBackendTransferManager::drain) frees it. Reports say [so](transload_core::TransferReport::through_device).
 ///
 /// # What is refused
 /// The list is checked before anything is copied: lengths are equal, destinations are writable, and no destination overlaps another

@@ -6,8 +6,9 @@ use dashmap::DashMap;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use transload_core::{
-    Access, Backend, BatchHalf, Claims, DeviceId, Fence, MemoryKind, Operation, Place, Queue, RawBuffer,
-    Result, StreamPriority, Submitted, Timing, WorkloadType, events::report,
+    Access, Backend, BatchHalf, Claims, DeviceId, ErrorKind, Fence, MemoryKind, Operation, Place, Queue,
+    RawBuffer, Result, StreamPriority, Submitted, Timing, WorkloadType, events::report, full_until,
+    require_complete,
 };
 
 use super::{Route, TransferRequest};
@@ -23,49 +24,134 @@ pub(crate) const CHUNK: usize = 32 << 20;
 const BUFFERS: usize = 3;
 /// Least bytes of a scratch buffer.
 const LEAST: usize = 1 << 20;
+/// Lists that allocate nothing after an allocation failed: on a full device it waits for others and releases caches.
+const BACKOFF_LISTS: usize = 64;
 
 /// The scratch memory of a manager's devices: at most [`BUFFERS`] of [`CHUNK`] bytes for each device and direction. It is kept for later
-/// lists.
+/// lists. Buffers that are too short for one are replaced; those still in use then are freed later, and are less than as much again.
 #[derive(Debug, Default)]
 pub(super) struct DeviceScratch {
-    /// By device, and whether for uploads.
+    /// By device, and whether for uploads. Locked only to take buffers out, or put them back.
     of: DashMap<(DeviceId, bool), Arc<Mutex<Buffers>>>,
 }
 
-/// Those of a direction. Locked while a list is submitted.
+/// Those of a direction.
 #[derive(Debug, Default)]
 struct Buffers {
-    buffers: SmallVec<[RawBuffer; BUFFERS]>,
-    /// Number of chunks so far: the buffers are used in turn.
-    turn: usize,
+    /// In the order of their last uses.
+    buffers: Vec<Scratch>,
+    /// Number of others, which threads have that allocate them, or submit lists.
+    taken: usize,
+    /// Lists left that allocate nothing.
+    skips: usize,
+}
+
+#[derive(Debug)]
+struct Scratch {
+    memory: RawBuffer,
+    /// The end of the last list that uses it.
+    end: Option<Fence>,
+    /// Whether that list waits for other work, which may be the caller's to begin.
+    is_held_up: bool,
+}
+
+/// Whether a list can take a buffer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum State {
+    Idle,
+    /// After a list that ends without the caller.
+    InUse,
+    /// Only after work for which the list has no reason to wait.
+    HeldUp,
+}
+
+impl Scratch {
+    fn state(&self) -> State {
+        match &self.end {
+            Some(end) if !end.is_known_complete() && self.is_held_up => State::HeldUp,
+            Some(end) if !end.is_known_complete() => State::InUse,
+            _ => State::Idle,
+        }
+    }
 }
 
 impl Buffers {
-    /// Sees to it that there is a buffer at least, and `count` if possible, each of `bytes` bytes.
-    ///
-    /// # Errors
-    /// The backend's.
-    fn ensure(&mut self, route: &Route, count: usize, bytes: usize) -> Result<()> {
-        let bytes = bytes.next_power_of_two().clamp(LEAST, CHUNK);
-        // One that is still in use is freed after that.
-        self.buffers.retain(|buffer| buffer.len() >= bytes);
-        while self.buffers.len() < count.min(BUFFERS) {
-            match route.backend.allocate(route.lane, MemoryKind::Device, bytes) {
-                Ok(buffer) => self.buffers.push(buffer),
-                Err(error) if self.buffers.is_empty() => return Err(error),
-                Err(_) => break,
-            }
+    /// Returns how many buffers of `bytes` bytes a list of `count` chunks is to allocate, which count as taken, and those that are shorter.
+    fn plan(&mut self, count: usize, bytes: usize) -> (usize, Vec<Scratch>) {
+        let short = self.buffers.extract_if(.., |scratch| scratch.memory.len() < bytes).collect();
+        let idle = self.buffers.iter().filter(|scratch| scratch.state() == State::Idle).count();
+        let missing = count.min(BUFFERS).saturating_sub(idle).min(self.room());
+        if missing > 0 && self.skips > 0 {
+            self.skips -= 1;
+            return (0, short);
         }
-        Ok(())
+        self.taken += missing;
+        (missing, short)
     }
 
-    fn next(&mut self, bytes: usize) -> Result<RawBuffer> {
-        self.turn = self.turn.wrapping_add(1);
-        let at = self.turn % self.buffers.len().max(1);
-        let missing =
-            || transload_core::Error::new(transload_core::ErrorKind::Interrupted, "no scratch memory");
-        self.buffers.get(at).ok_or_else(missing)?.slice(..bytes)
+    /// Returns how many more there may be.
+    fn room(&self) -> usize {
+        BUFFERS.saturating_sub(self.buffers.len() + self.taken)
     }
+
+    /// Takes up to `count` buffers of at least `bytes` bytes. A list that is held up takes idle ones, and leaves one to other lists.
+    fn take(&mut self, count: usize, bytes: usize, is_held_up: bool) -> Vec<Scratch> {
+        // Another thread may have put back a shorter one.
+        let state = |scratch: &Scratch| {
+            if scratch.memory.len() < bytes { State::HeldUp } else { scratch.state() }
+        };
+        let room = self.room();
+        // Each is checked once: it may become idle meanwhile.
+        let mut by_state: Vec<_> = self.buffers.drain(..).map(|scratch| (state(&scratch), scratch)).collect();
+        by_state.sort_by_key(|(state, _)| *state);
+        let up_to = |most: State| by_state.iter().filter(|(state, _)| *state <= most).count();
+        let (idle, usable) = (up_to(State::Idle), up_to(State::InUse));
+        let most = if is_held_up { idle.min((usable + room).saturating_sub(1)) } else { usable };
+        let rest = by_state.split_off(count.min(most));
+        self.buffers.extend(rest.into_iter().map(|(_, scratch)| scratch));
+        self.taken += by_state.len();
+        by_state.into_iter().map(|(_, scratch)| scratch).collect()
+    }
+
+    /// Puts back what was taken.
+    fn put(&mut self, taken: Vec<Scratch>) {
+        self.taken = self.taken.saturating_sub(taken.len());
+        self.buffers.extend(taken);
+    }
+}
+
+/// Allocates what is missing of as many idle buffers as a list of `count` chunks uses in turn, the longest of `bytes` bytes.
+fn allocate(of: &Mutex<Buffers>, route: &Route, count: usize, bytes: usize) {
+    // Polled without the lock, since that may wake tasks.
+    let ends: Vec<Fence> = of.lock().buffers.iter().filter_map(|scratch| scratch.end.clone()).collect();
+    for end in ends {
+        let _known_now = end.is_complete();
+    }
+    let bytes = bytes.next_power_of_two().clamp(LEAST, CHUNK);
+    let (missing, short) = of.lock().plan(count, bytes);
+    // Freeing calls the backend.
+    drop(short);
+    if missing == 0 {
+        return;
+    }
+    let (mut fresh, mut refused) = (Vec::new(), false);
+    for _ in 0..missing {
+        match route.backend.allocate(route.lane, MemoryKind::Device, bytes) {
+            Ok(memory) => fresh.push(Scratch { memory, end: None, is_held_up: false }),
+            Err(error) => {
+                // Dropped, since the list does not need it: it has fewer buffers, or goes by the batch call.
+                report::call_failed("lists have less or no scratch memory", route.lane, &error);
+                refused = true;
+                break;
+            }
+        }
+    }
+    let mut of = of.lock();
+    of.taken = of.taken.saturating_sub(missing - fresh.len());
+    if refused && !transload_core::mutant!("transfer/scratch-backoff") {
+        of.skips = BACKOFF_LISTS;
+    }
+    of.put(fresh);
 }
 
 /// The queues of one list, and the ends of what was enqueued on them.
@@ -97,38 +183,56 @@ impl DeviceScratch {
         if request.task().is_some_and(|task| !task.may_be_slow) {
             return Err(NotSubmitted::Deferred(Deferral::Slow(route.lane)));
         }
+        // If the driver rejects the kernel, the copy engine copies.
+        if route.backend.prepare_in_place(route.lane).is_err() {
+            return Ok(None);
+        }
         let is_upload = request.src.place().device.is_cpu();
         let engine = request.lease(&*route.backend, route.lane, WorkloadType::Memory, false)?;
         // Beside other kernels it waits for a place.
         let kernel = route.backend.lease_queue(route.lane, StreamPriority::High, WorkloadType::Compute)?;
+        let queues: [&dyn Queue; 2] = if is_upload { [&*engine, &*kernel] } else { [&*kernel, &*engine] };
+        if request.task().is_some() {
+            let full: SmallVec<[Fence; 2]> = queues.into_iter().filter_map(full_until).collect();
+            require_complete(&full, |_| false)?;
+        }
         let chunks = chunks_of(pairs);
         let longest = chunks.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
         let buffers = Arc::clone(&self.of.entry((route.lane, is_upload)).or_default());
-        let mut buffers = buffers.lock();
-        if let Err(error) = buffers.ensure(route, chunks.len(), longest) {
-            report::call_failed("a list goes by the batch call instead of device memory", route.lane, &error);
-            return Ok(None);
-        }
+        allocate(&buffers, route, chunks.len(), longest);
         let mut claims = request.claim_all(pairs)?;
         claims.wait_also(request.after());
-        let first: &dyn Queue = if is_upload { &*engine } else { &*kernel };
-        if !claims.after().iter().all(|fence| fence.is_known_complete() || first.can_wait_for(fence)) {
+        let open: SmallVec<[Fence; 4]> =
+            claims.after().iter().filter(|fence| !fence.is_complete()).cloned().collect();
+        if !open.iter().all(|fence| queues[0].can_wait_for(fence)) {
+            return Ok(None);
+        }
+        let is_held_up = !open.is_empty() && !transload_core::mutant!("transfer/held-up-list");
+        let mut taken = buffers.lock().take(chunks.len(), longest, is_held_up);
+        if taken.is_empty() {
             return Ok(None);
         }
         let mut halves =
             Halves { engine: &*engine, kernel: &*kernel, is_upload, engine_end: None, kernel_end: None };
-        for (range, bytes) in chunks {
-            let chunk = pairs.get(range).unwrap_or_default();
-            let enqueued =
-                buffers.next(bytes).and_then(|scratch| halves.enqueue(chunk, &scratch, claims.after()));
-            if let Err(error) = enqueued {
-                if !transload_core::mutant!("transfer/failed-list-waits") {
-                    halves.wait();
-                }
-                return Err(error.into());
-            }
+        let enqueued =
+            chunks.into_iter().zip(taken.iter().cycle()).try_for_each(|((range, bytes), scratch)| {
+                let chunk = pairs.get(range).unwrap_or_default();
+                halves.enqueue(chunk, &scratch.memory.slice(..bytes)?, claims.after())
+            });
+        if enqueued.is_err() && !transload_core::mutant!("transfer/failed-list-waits") {
+            halves.wait();
         }
-        let Some(end) = halves.end() else { return Ok(None) };
+        let end = halves.end();
+        for scratch in &mut taken {
+            (scratch.end, scratch.is_held_up) = (end.clone(), is_held_up);
+        }
+        buffers.lock().put(taken);
+        match enqueued {
+            // Of a queue without the kernel. The batch call copies all of them.
+            Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(None),
+            enqueued => enqueued?,
+        }
+        let Some(end) = end else { return Ok(None) };
         let end = claims.inherit(end);
         // SAFETY: the first operation of all takes effect after the dependencies, every other one after an earlier one, and the end is
         // that of the last one on the queue of all second halves, each of which takes effect after its first half.
@@ -141,7 +245,7 @@ impl DeviceScratch {
         // Copied first: freeing calls the backend.
         let all: Vec<_> = self.of.iter().map(|buffers| Arc::clone(&buffers)).collect();
         for buffers in all {
-            let freed = std::mem::take(&mut *buffers.lock());
+            let freed = std::mem::take(&mut buffers.lock().buffers);
             drop(freed);
         }
     }
@@ -155,7 +259,7 @@ impl Halves<'_> {
         scratch: &RawBuffer,
         after: &[Fence],
     ) -> Result<()> {
-        // Not of other threads: they wait for the lock.
+        // Of no other thread: this one took it.
         let claims = Claims::acquire(&mut [(scratch, Access::Write)])?;
         let stretches = self.stretches(pairs, scratch)?;
         let batch = Operation::CopyBatch { pairs: &stretches };
@@ -229,10 +333,10 @@ impl Halves<'_> {
     }
 }
 
-/// Returns whether the device's queues copy within it by a kernel.
+/// Returns whether the device's queues copy within it by a kernel. Loads nothing.
 fn has_kernel(backend: &dyn Backend, lane: DeviceId) -> bool {
     let own = Place::new(lane, MemoryKind::Device);
-    backend.in_place_copier(own, own) == Some(lane) && backend.prepare_in_place(lane).is_ok()
+    backend.in_place_copier(own, own) == Some(lane)
 }
 
 /// Cuts a list into as few chunks as possible, of about equal lengths. Returns the indices of each one's pairs, and its bytes.

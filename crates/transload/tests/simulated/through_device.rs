@@ -6,6 +6,7 @@ use transload::{
     cuda::{CudaBackend, CudaBackendConfig},
 };
 use transload_cuda_sim::{SimDevice, harness};
+use transload_cuda_sys::trace;
 
 const OUT_OF_MEMORY: u32 = 2;
 const ILLEGAL_ADDRESS: u32 = 700;
@@ -96,6 +97,11 @@ fn list_goes_by_the_batch_call_without_scratch_memory() {
         }
         let report = manager.copy_many(list).wait().unwrap();
         assert!(!report.groups[0].through_device, "{report:#}");
+        // The next lists do not try again.
+        let trace = trace::start();
+        manager.copy_many(list).wait().unwrap();
+        let calls = trace.calls_of_this_thread();
+        assert!(!calls.iter().any(|call| call.name.starts_with("cuMemAlloc")), "{calls:?}");
     }
     assert!(lists.are_back().unwrap());
     assert!(sim.races().is_empty(), "{}", sim.races()[0]);
