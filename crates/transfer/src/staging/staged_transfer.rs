@@ -129,12 +129,12 @@ impl StagedTransfer {
             self.fail(error).await;
             return None;
         }
+        self.started_at.get_or_init(Instant::now);
         self.enter_ring(Some(self.priority))
     }
 
     /// Adds the transfer to the ring, once. Returns a chunk of priority `mine` for the caller to copy, if any.
     fn enter_ring(self: &Arc<Self>, mine: Option<StreamPriority>) -> Option<ChunkCopy> {
-        self.started_at.get_or_init(Instant::now);
         if self.is_in_ring.swap(true, Ordering::AcqRel) { None } else { self.ring.add(self, mine) }
     }
 
@@ -225,6 +225,7 @@ impl StagedTransfer {
             return;
         }
         let _counted = (!transload_core::mutant!("transfer/helpers")).then(|| self.ring.executor().helping());
+        self.started_at.get_or_init(Instant::now);
         if !self.is_upload() {
             // The device begins now, not when a worker has woken. An upload begins by the copy of this thread.
             let _none = self.enter_ring(None);

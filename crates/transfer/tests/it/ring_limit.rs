@@ -3,7 +3,7 @@
 use std::{sync::mpsc, time::Duration};
 
 use transload_core::{
-    CostModel, ErrorKind, MemoryKind, PathCost, RejectReason, TransferMethod, TransferPath,
+    CostModel, ErrorKind, MemoryKind, PathCost, RejectReason, Timing, TransferMethod, TransferPath,
 };
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
@@ -71,7 +71,9 @@ fn waiting_thread_copies_what_no_worker_has_begun() {
         is_stuck.recv().unwrap();
         for value in [2, 3] {
             set_bytes(&src, value);
-            stage(&manager, &src, &dst).wait().unwrap();
+            let options = TransferOptions::new().only(TransferMethod::HostStaged).timing(Timing::Measured);
+            let report = manager.copy(&src, &dst).options(options).wait().unwrap();
+            assert!(report.moving.is_some_and(|moving| moving > Duration::ZERO), "{report:?}");
             assert!(bytes(&dst) == vec![value; 8 * MIB]);
             set_bytes(&src, 0);
             stage(&manager, &dst, &src).wait().unwrap();

@@ -4,6 +4,8 @@ use std::{
     env,
     error::Error,
     process::{Command, ExitCode},
+    thread,
+    time::{Duration, Instant},
 };
 
 use transload_cuda_sim::{SimDevice, harness};
@@ -24,6 +26,9 @@ mod tiny_framework;
 mod typed_views;
 #[path = "../../examples/04_unified_roles.rs"]
 mod unified_roles;
+
+/// How long an example's objects may outlive it.
+const LIMIT: Duration = Duration::from_secs(20);
 
 type Outcome = Result<(), Box<dyn Error>>;
 type Example = fn() -> Outcome;
@@ -71,6 +76,11 @@ fn run(example: Example) -> Outcome {
     let checked = checked.transpose()?;
     example()?;
     let Some(device) = checked else { return Ok(()) };
+    // Threads of the library may still drop what the last tasks held.
+    let end = Instant::now() + LIMIT;
+    while !device.live_objects().is_empty() && Instant::now() < end {
+        thread::yield_now();
+    }
     let (races, left) = (device.races(), device.live_objects());
     match races.first() {
         Some(race) => Err(format!("{} races: {race}", races.len()).into()),
