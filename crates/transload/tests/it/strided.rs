@@ -95,8 +95,8 @@ fn rows_at_one_distance_are_one_driver_call() {
         assert_eq!(transfer.wait().unwrap().method, TransferMethod::DirectCopy);
     }
     // Short rows of pageable memory are the driver's, long ones staged.
-    let pageable = setup.allocate(MemoryKind::Pageable, 100_000);
-    for (width, method) in [(1000, TransferMethod::DirectCopy), (16 << 10, TransferMethod::HostStaged)] {
+    let pageable = setup.allocate(MemoryKind::Pageable, 5 * (64 << 10));
+    for (width, method) in [(1000, TransferMethod::DirectCopy), (64 << 10, TransferMethod::HostStaged)] {
         let [from, to] = [width, width + 100].map(|pitch| StridedLayout::new(width).repeat(5, pitch));
         let copy = || setup.manager.copy_strided((&pageable, &from), (&far, &to)).unwrap();
         assert_eq!(copy().wait().unwrap().method, method);
