@@ -234,8 +234,9 @@ fn list_that_is_held_up_does_not_hold_up_independent_ones() {
 
 #[test]
 fn polled_list_loads_no_kernel() {
-    const LENGTH: usize = 4096;
-    const COUNT: usize = 512;
+    const LENGTH: usize = 32 << 10;
+    // So few that the polling thread begins to submit them.
+    const COUNT: usize = 32;
     let setup = Setup::new();
     let host = setup.filled(MemoryKind::Pinned, &noise(COUNT * LENGTH, 13));
     let device = setup.allocate(MemoryKind::Device, COUNT * LENGTH);
