@@ -11,22 +11,23 @@ use transload_streams::CudaStream;
 use transload_transfer::{CrossBackendTransferManager, StridedLayout};
 
 use crate::{
-    comparison::{self, Comparison, Fixture, Part, Variant, Verify},
+    comparison::{Comparison, Fixture, Parts, Variant, Verify},
     content::Content,
-    cuda::Session,
     memory::Memory,
-    options::Options,
     reference::RawQueue,
     row::{Goal, Row},
 };
 
 /// Every part, in order.
-const PARTS: [Part; 4] = [
-    ("up", |fixture| rows_of(fixture, MemoryKind::Pinned, true)),
-    ("down", |fixture| rows_of(fixture, MemoryKind::Pinned, false)),
-    ("pageable-up", |fixture| rows_of(fixture, MemoryKind::Pageable, true)),
-    ("pageable-down", |fixture| rows_of(fixture, MemoryKind::Pageable, false)),
-];
+pub(crate) const PARTS: Parts = (
+    "strided",
+    &[
+        ("up", |fixture| rows_of(fixture, MemoryKind::Pinned, true)),
+        ("down", |fixture| rows_of(fixture, MemoryKind::Pinned, false)),
+        ("pageable-up", |fixture| rows_of(fixture, MemoryKind::Pageable, true)),
+        ("pageable-down", |fixture| rows_of(fixture, MemoryKind::Pageable, false)),
+    ],
+);
 
 const ROWS: usize = 4096;
 const WIDTH: usize = 4 << 10;
@@ -146,20 +147,6 @@ fn timed(run: impl Fn() -> Result<()>) -> impl FnMut() -> Result<f64> {
     }
 }
 
-/// All rows of strided copies on the session's device; see `comparison::rows`.
-///
-/// # Errors
-/// If the library or the driver fails before the first part or after the last.
-pub fn rows(
-    options: &Options,
-    session: &Session,
-    ordinal: u32,
-    begin: &dyn Fn(&str),
-    failures: &mut Vec<String>,
-) -> Result<Vec<Row>> {
-    comparison::rows("strided", &PARTS, (options, session, ordinal), begin, failures)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -167,6 +154,6 @@ mod tests {
 
     #[test]
     fn every_part_runs_on_the_software_driver() {
-        tested_on_the_software_driver("strided", PARTS.len(), rows);
+        tested_on_the_software_driver(PARTS);
     }
 }

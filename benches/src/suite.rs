@@ -55,7 +55,7 @@ fn cuda(
     rows: &mut Vec<Row>,
     methods: &mut Methods,
 ) -> Result<Description> {
-    use crate::case::Testbed as _;
+    use crate::{case::Testbed as _, comparison};
 
     let (manager, first) = crate::first_use::start(ordinal, grid::largest(options))?;
     rows.extend(first);
@@ -71,31 +71,22 @@ fn cuda(
         let paths = grid::method_paths(session.device(), session.peer());
         all_methods(&mut bench, &paths, progress, rows, methods)?;
     }
-    if options.wants(Group::Streams) {
-        rows.extend(crate::streams::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
-    }
-    if options.wants(Group::Memory) {
-        rows.extend(crate::memories::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
-    }
-    if options.wants(Group::Scaling) {
-        rows.extend(crate::scaling::host_rows(options, &mut methods.failures, &begin));
-        rows.extend(crate::scaling::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
-    }
-    if options.wants(Group::Choice) {
-        rows.extend(crate::choice::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
-    }
-    if options.wants(Group::Many) {
-        rows.extend(crate::many::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
-    }
-    if options.wants(Group::Beside) {
-        rows.extend(crate::beside::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
-    }
-    if options.wants(Group::Strided) {
-        rows.extend(crate::strided::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
-    }
-    #[cfg(target_os = "linux")]
-    if options.wants(Group::Load) {
-        rows.extend(crate::load::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
+    let groups = [
+        (Group::Streams, crate::streams::PARTS),
+        (Group::Memory, crate::memories::PARTS),
+        (Group::Scaling, crate::scaling::PARTS),
+        (Group::Choice, crate::choice::PARTS),
+        (Group::Many, crate::many::PARTS),
+        (Group::Beside, crate::beside::PARTS),
+        (Group::Strided, crate::strided::PARTS),
+        #[cfg(target_os = "linux")]
+        (Group::Load, crate::load::PARTS),
+    ];
+    for (group, parts) in groups.into_iter().filter(|(group, _)| options.wants(*group)) {
+        if group == Group::Scaling {
+            rows.extend(crate::scaling::host_rows(options, &mut methods.failures, &begin));
+        }
+        rows.extend(comparison::rows(parts, (options, &session, ordinal), &begin, &mut methods.failures)?);
     }
     check_nothing_allocated(&manager)?;
     session.describe()

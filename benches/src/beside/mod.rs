@@ -23,21 +23,22 @@ use self::{
     load::Load,
 };
 use crate::{
-    comparison::{self, Fixture, Part, Verify},
-    cuda::Session,
+    comparison::{Fixture, Parts, Verify},
     many::pieces::Pieces,
-    options::Options,
     row::{Goal, Row, Summary},
     rows::is_verified,
 };
 
 /// Every part, in order, by the length of a block.
-const PARTS: [Part; 4] = [
-    ("4-KiB", |fixture| rows_of(fixture, 4 << 10, Goals { rate: 60.0, slowdown: 1.15, alone: 85.0 })),
-    ("24-KiB", |fixture| rows_of(fixture, 24 << 10, Goals { rate: 85.0, slowdown: 1.08, alone: 96.0 })),
-    ("128-KiB", |fixture| rows_of(fixture, 128 << 10, Goals { rate: 90.0, slowdown: 1.03, alone: 98.0 })),
-    ("2-MiB", |fixture| rows_of(fixture, 2 << 20, Goals { rate: 96.0, slowdown: 1.01, alone: 96.0 })),
-];
+pub(crate) const PARTS: Parts = (
+    "beside",
+    &[
+        ("4-KiB", |fixture| rows_of(fixture, 4 << 10, Goals { rate: 60.0, slowdown: 1.15, alone: 85.0 })),
+        ("24-KiB", |fixture| rows_of(fixture, 24 << 10, Goals { rate: 85.0, slowdown: 1.08, alone: 96.0 })),
+        ("128-KiB", |fixture| rows_of(fixture, 128 << 10, Goals { rate: 90.0, slowdown: 1.03, alone: 98.0 })),
+        ("2-MiB", |fixture| rows_of(fixture, 2 << 20, Goals { rate: 96.0, slowdown: 1.01, alone: 96.0 })),
+    ],
+);
 
 /// Bytes of a list; there are two for each direction.
 const LIST: usize = 128 << 20;
@@ -239,20 +240,6 @@ fn rows_of_way(
     ]
 }
 
-/// All rows of blocks beside computing on the session's device; see `comparison::rows`.
-///
-/// # Errors
-/// If the library or the driver fails before the first part or after the last.
-pub fn rows(
-    options: &Options,
-    session: &Session,
-    ordinal: u32,
-    begin: &dyn Fn(&str),
-    failures: &mut Vec<String>,
-) -> Result<Vec<Row>> {
-    comparison::rows("beside", &PARTS, (options, session, ordinal), begin, failures)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,6 +247,6 @@ mod tests {
 
     #[test]
     fn every_part_runs_on_the_software_driver() {
-        tested_on_the_software_driver("beside", PARTS.len(), rows);
+        tested_on_the_software_driver(PARTS);
     }
 }

@@ -14,19 +14,17 @@ use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, TransferMethod, Tra
 use transload_transfer::{CalibrationOptions, CrossBackendTransferManager, PathCalibration, TransferOptions};
 
 use crate::{
-    comparison::{self, Fixture, Part},
+    comparison::{Fixture, Parts},
     content::Content,
-    cuda::{self, Session},
-    grid,
+    cuda, grid,
     memory::Memory,
-    options::Options,
     row::{Goal, Row, Summary},
 };
 
 /// Prefix of the rows' ids.
 const GROUP: &str = "choice";
 /// Every part, in order.
-const PARTS: [Part; 2] = [("regret", regret), ("lists", lists::rows)];
+pub(crate) const PARTS: Parts = (GROUP, &[("regret", regret), ("lists", lists::rows)]);
 
 const SMALLEST: usize = 256;
 const LARGEST: usize = 1 << 30;
@@ -39,20 +37,6 @@ const MEAN: f64 = 1.03;
 const WORST: f64 = 1.10;
 /// Time of a cell, beyond its fewest repetitions.
 const CELL: Duration = Duration::from_millis(40);
-
-/// All rows of the group on the session's device; see `comparison::rows`.
-///
-/// # Errors
-/// If the library or the driver fails before the first part or after the last.
-pub fn rows(
-    options: &Options,
-    session: &Session,
-    ordinal: u32,
-    begin: &dyn Fn(&str),
-    failures: &mut Vec<String>,
-) -> Result<Vec<Row>> {
-    comparison::rows(GROUP, &PARTS, (options, session, ordinal), begin, failures)
-}
 
 /// A path and a size with the time of each method, in seconds.
 struct Cell {
@@ -266,7 +250,7 @@ mod tests {
 
     #[test]
     fn every_part_runs_on_the_software_driver() {
-        tested_on_the_software_driver(GROUP, PARTS.len(), rows);
+        tested_on_the_software_driver(PARTS);
     }
 
     #[test]

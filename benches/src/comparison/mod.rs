@@ -14,7 +14,9 @@ pub(crate) use fixture::Fixture;
 pub(crate) use interleaved::{Comparison, Variant, Verify};
 
 /// Name and function of a part of a group.
-pub(crate) type Part = (&'static str, fn(&Fixture<'_>) -> Result<Vec<Row>>);
+type Part = (&'static str, fn(&Fixture<'_>) -> Result<Vec<Row>>);
+/// Name and parts of a group.
+pub(crate) type Parts = (&'static str, &'static [Part]);
 
 /// Measures all parts of a group on the session's device. A part that fails loses its rows only; the error goes to
 /// `failures`.
@@ -22,8 +24,7 @@ pub(crate) type Part = (&'static str, fn(&Fixture<'_>) -> Result<Vec<Row>>);
 /// # Errors
 /// If the library or the driver fails before the first part or after the last.
 pub(crate) fn rows(
-    group: &'static str,
-    parts: &[Part],
+    (group, parts): Parts,
     (options, session, ordinal): (&Options, &Session, u32),
     begin: &dyn Fn(&str),
     failures: &mut Vec<String>,
@@ -41,12 +42,9 @@ pub(crate) fn rows(
     Ok(rows)
 }
 
-#[cfg(test)]
-type Rows = fn(&Options, &Session, u32, &dyn Fn(&str), &mut Vec<String>) -> Result<Vec<Row>>;
-
 /// Runs a group on the software driver: every part has rows, with unique ids and without goals.
 #[cfg(test)]
-pub(crate) fn tested_on_the_software_driver(group: &str, parts: usize, rows: Rows) {
+pub(crate) fn tested_on_the_software_driver((group, parts): Parts) {
     use std::{cell::Cell, collections::BTreeSet};
 
     use clap::Parser as _;
@@ -56,8 +54,8 @@ pub(crate) fn tested_on_the_software_driver(group: &str, parts: usize, rows: Row
     let options = Options::parse_from(["transload-bench", "--quick", "--simulate", "--repetitions", "2"]);
     let (mut failures, begun) = (Vec::new(), Cell::new(0));
     let begin = |_: &str| begun.set(begun.get() + 1);
-    let rows = rows(&options, &session, ordinal, &begin, &mut failures).unwrap();
-    assert_eq!((failures, begun.get()), (Vec::new(), parts));
+    let rows = rows((group, parts), (&options, &session, ordinal), &begin, &mut failures).unwrap();
+    assert_eq!((failures, begun.get()), (Vec::new(), parts.len()));
     let ids: BTreeSet<&str> = rows.iter().map(|row| row.id.as_str()).collect();
     assert_eq!(ids.len(), rows.len(), "ids are unique");
     for row in &rows {

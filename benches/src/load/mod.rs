@@ -12,33 +12,20 @@ use anyhow::{Result, ensure};
 use transload::{Runtime, cuda::CudaBackendConfig};
 
 use crate::{
-    comparison::{self, Fixture, Part},
-    cuda::{self, Session},
-    options::Options,
-    row::Row,
+    comparison::{Fixture, Parts},
+    cuda,
 };
 
 /// Every part, in order.
-const PARTS: [Part; 4] = [
-    ("one device", files::one),
-    ("two devices", files::two),
-    ("fresh memory", fresh::rows),
-    ("pinned pool", pool::rows),
-];
-
-/// All rows of loading on the session's device; see `comparison::rows`.
-///
-/// # Errors
-/// If the library or the driver fails before the first part or after the last.
-pub fn rows(
-    options: &Options,
-    session: &Session,
-    ordinal: u32,
-    begin: &dyn Fn(&str),
-    failures: &mut Vec<String>,
-) -> Result<Vec<Row>> {
-    comparison::rows("load", &PARTS, (options, session, ordinal), begin, failures)
-}
+pub(crate) const PARTS: Parts = (
+    "load",
+    &[
+        ("one device", files::one),
+        ("two devices", files::two),
+        ("fresh memory", fresh::rows),
+        ("pinned pool", pool::rows),
+    ],
+);
 
 fn runtime(fixture: &Fixture<'_>) -> Result<Runtime> {
     let ordinals = cuda::pair(fixture.device.ordinal())?;
@@ -68,6 +55,6 @@ mod tests {
 
     #[test]
     fn every_part_runs_on_the_software_driver() {
-        tested_on_the_software_driver("load", PARTS.len(), rows);
+        tested_on_the_software_driver(PARTS);
     }
 }

@@ -13,19 +13,20 @@ use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::{
-    comparison::{self, Fixture, Part},
-    cuda::Session,
-    options::Options,
+    comparison::{self, Fixture, Parts},
     row::Row,
 };
 
 /// Every part, in order.
-const PARTS: [Part; 4] = [
-    ("up", |fixture| rows_of(fixture, shapes::rows, &SHAPES, true)),
-    ("down", |fixture| rows_of(fixture, shapes::rows, &SHAPES, false)),
-    ("pageable-up", |fixture| rows_of(fixture, shapes::pageable_rows, &PAGEABLE, true)),
-    ("pageable-down", |fixture| rows_of(fixture, shapes::pageable_rows, &PAGEABLE, false)),
-];
+pub(crate) const PARTS: Parts = (
+    "many",
+    &[
+        ("up", |fixture| rows_of(fixture, shapes::rows, &SHAPES, true)),
+        ("down", |fixture| rows_of(fixture, shapes::rows, &SHAPES, false)),
+        ("pageable-up", |fixture| rows_of(fixture, shapes::pageable_rows, &PAGEABLE, true)),
+        ("pageable-down", |fixture| rows_of(fixture, shapes::pageable_rows, &PAGEABLE, false)),
+    ],
+);
 
 /// Number and length in bytes of the pieces, and the goal in ms for `copy_many` up on a device without other work.
 type Shape = (usize, usize, Option<f64>);
@@ -58,20 +59,6 @@ fn rows_of(fixture: &Fixture<'_>, of: Rows, shapes: &[Shape], up: bool) -> Resul
     Ok(rows)
 }
 
-/// All rows of many pieces on the session's device; see `comparison::rows`.
-///
-/// # Errors
-/// If the library or the driver fails before the first part or after the last.
-pub fn rows(
-    options: &Options,
-    session: &Session,
-    ordinal: u32,
-    begin: &dyn Fn(&str),
-    failures: &mut Vec<String>,
-) -> Result<Vec<Row>> {
-    comparison::rows("many", &PARTS, (options, session, ordinal), begin, failures)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,6 +66,6 @@ mod tests {
 
     #[test]
     fn every_part_runs_on_the_software_driver() {
-        tested_on_the_software_driver("many", PARTS.len(), rows);
+        tested_on_the_software_driver(PARTS);
     }
 }

@@ -10,39 +10,21 @@ mod round_trip;
 mod short_launches;
 mod upload_loop;
 
-use anyhow::Result;
-
-use crate::{
-    comparison::{self, Part},
-    cuda::Session,
-    options::Options,
-    row::Row,
-};
+use crate::comparison::Parts;
 
 /// Every part, in order.
-const PARTS: [Part; 7] = [
-    ("prefetching", migrating::rows),
-    ("advising", advising::rows),
-    ("filling", filling::rows),
-    ("pinned allocation", pinning::rows),
-    ("the same work by other ways", round_trip::rows),
-    ("automatic prefetch", predicting::rows),
-    ("prediction of short launches", short_launches::rows),
-];
-
-/// All rows of memory on the session's device; see `comparison::rows`.
-///
-/// # Errors
-/// If the library or the driver fails before the first part or after the last.
-pub fn rows(
-    options: &Options,
-    session: &Session,
-    ordinal: u32,
-    begin: &dyn Fn(&str),
-    failures: &mut Vec<String>,
-) -> Result<Vec<Row>> {
-    comparison::rows("memory", &PARTS, (options, session, ordinal), begin, failures)
-}
+pub(crate) const PARTS: Parts = (
+    "memory",
+    &[
+        ("prefetching", migrating::rows),
+        ("advising", advising::rows),
+        ("filling", filling::rows),
+        ("pinned allocation", pinning::rows),
+        ("the same work by other ways", round_trip::rows),
+        ("automatic prefetch", predicting::rows),
+        ("prediction of short launches", short_launches::rows),
+    ],
+);
 
 #[cfg(test)]
 mod tests {
@@ -52,6 +34,6 @@ mod tests {
 
     #[test]
     fn every_part_runs_on_the_software_driver() {
-        tested_on_the_software_driver("memory", PARTS.len(), rows);
+        tested_on_the_software_driver(PARTS);
     }
 }

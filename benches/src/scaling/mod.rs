@@ -24,8 +24,8 @@ use transload_core::{DeviceId, MemoryKind, RawBuffer};
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::{
-    comparison::{self, Fixture, Part},
-    cuda::{self, Session},
+    comparison::{Fixture, Parts},
+    cuda,
     options::Options,
     row::Row,
 };
@@ -34,34 +34,23 @@ use crate::{
 const GROUP: &str = "scaling";
 
 /// Every part that needs a device, in order.
-const PARTS: [Part; 9] = [
-    ("transfers in flight", in_flight::rows),
-    ("allocating buffers", allocating::rows),
-    ("leasing by default", leasing::rows),
-    ("staged transfers", staging::rows),
-    ("staged beside a blocked download", blocked::rows),
-    ("polling a pool", polling::rows),
-    ("urgent beside large and compute", urgent::rows),
-    ("small downloads", downloading::rows),
-    ("awaiting", awaiting::rows),
-];
+pub(crate) const PARTS: Parts = (
+    GROUP,
+    &[
+        ("transfers in flight", in_flight::rows),
+        ("allocating buffers", allocating::rows),
+        ("leasing by default", leasing::rows),
+        ("staged transfers", staging::rows),
+        ("staged beside a blocked download", blocked::rows),
+        ("polling a pool", polling::rows),
+        ("urgent beside large and compute", urgent::rows),
+        ("small downloads", downloading::rows),
+        ("awaiting", awaiting::rows),
+    ],
+);
 
 /// The part of the host alone.
 const HOST: &str = "host to host";
-
-/// All rows of the group on the session's device; see `comparison::rows`.
-///
-/// # Errors
-/// If the library or the driver fails before the first part or after the last.
-pub fn rows(
-    options: &Options,
-    session: &Session,
-    ordinal: u32,
-    begin: &dyn Fn(&str),
-    failures: &mut Vec<String>,
-) -> Result<Vec<Row>> {
-    comparison::rows(GROUP, &PARTS, (options, session, ordinal), begin, failures)
-}
 
 /// Measures the rows of the host alone. Errors go to `failures`.
 pub fn host_rows(options: &Options, failures: &mut Vec<String>, begin: &dyn Fn(&str)) -> Vec<Row> {
@@ -135,7 +124,7 @@ mod tests {
 
     #[test]
     fn every_part_runs_on_the_software_driver() {
-        tested_on_the_software_driver(GROUP, PARTS.len(), rows);
+        tested_on_the_software_driver(PARTS);
     }
 
     #[test]

@@ -20,47 +20,29 @@ mod uploading;
 #[allow(dead_code, reason = "shared with the tests of `transload-streams`")]
 mod workload;
 
-use anyhow::Result;
-
-use crate::{
-    comparison::{self, Fixture, Part, concurrent, cudarc_baseline, pairs},
-    cuda::Session,
-    options::Options,
-    row::Row,
-};
+use crate::comparison::{self, Fixture, Parts, concurrent, cudarc_baseline, pairs};
 
 /// The kernel that keeps the device busy.
 pub(crate) const SPIN: &str = crate::reference::SPIN;
 
 /// Every part, in order.
-const PARTS: [Part; 12] = [
-    ("leasing", acquiring::rows),
-    ("allocating", allocating::rows),
-    ("enqueuing", enqueuing::rows),
-    ("completing", completing::rows),
-    ("thousands at once", thousands::rows),
-    ("events", events::rows),
-    ("launching", launching::rows),
-    ("kernels that overlap", overlapping::rows),
-    ("priorities", priorities::rows),
-    ("graphs", graphs::rows),
-    ("uploading threads", uploading::rows),
-    ("loads that want different answers", optimizing::rows),
-];
-
-/// All rows of streams on the session's device; see `comparison::rows`.
-///
-/// # Errors
-/// If the library or the driver fails before the first part or after the last.
-pub fn rows(
-    options: &Options,
-    session: &Session,
-    ordinal: u32,
-    begin: &dyn Fn(&str),
-    failures: &mut Vec<String>,
-) -> Result<Vec<Row>> {
-    comparison::rows("streams", &PARTS, (options, session, ordinal), begin, failures)
-}
+pub(crate) const PARTS: Parts = (
+    "streams",
+    &[
+        ("leasing", acquiring::rows),
+        ("allocating", allocating::rows),
+        ("enqueuing", enqueuing::rows),
+        ("completing", completing::rows),
+        ("thousands at once", thousands::rows),
+        ("events", events::rows),
+        ("launching", launching::rows),
+        ("kernels that overlap", overlapping::rows),
+        ("priorities", priorities::rows),
+        ("graphs", graphs::rows),
+        ("uploading threads", uploading::rows),
+        ("loads that want different answers", optimizing::rows),
+    ],
+);
 
 #[cfg(test)]
 mod tests {
@@ -69,6 +51,6 @@ mod tests {
 
     #[test]
     fn every_part_runs_on_the_software_driver() {
-        tested_on_the_software_driver("streams", PARTS.len(), rows);
+        tested_on_the_software_driver(PARTS);
     }
 }
