@@ -24,10 +24,12 @@ pub(crate) const CHUNK: usize = 32 << 20;
 const BUFFERS: usize = 3;
 /// Least bytes of a scratch buffer.
 const LEAST: usize = 1 << 20;
+/// Most bytes of one: room for the last piece of a chunk, since pieces are not cut.
+const MOST: usize = CHUNK + LEAST;
 /// Lists that allocate nothing after an allocation failed: on a full device it waits for others and releases caches.
 const BACKOFF_LISTS: usize = 64;
 
-/// The scratch memory of a manager's devices: at most [`BUFFERS`] of [`CHUNK`] bytes for each device and direction. It is kept for later
+/// The scratch memory of a manager's devices: at most [`BUFFERS`] of [`MOST`] bytes for each device and direction. It is kept for later
 /// lists. Buffers that are too short for one are replaced; those still in use then are freed later, and are less than as much again.
 #[derive(Debug, Default)]
 pub(super) struct DeviceScratch {
@@ -127,7 +129,7 @@ fn allocate(of: &Mutex<Buffers>, route: &Route, count: usize, bytes: usize) {
     for end in ends {
         let _known_now = end.is_complete();
     }
-    let bytes = bytes.next_power_of_two().clamp(LEAST, CHUNK);
+    let bytes = bytes.next_power_of_two().clamp(LEAST, MOST);
     let (missing, short) = of.lock().plan(count, bytes);
     // Freeing calls the backend.
     drop(short);
@@ -197,6 +199,7 @@ impl DeviceScratch {
             require_complete(&full, |_| false)?;
         }
         let chunks = chunks_of(pairs);
+        let count = chunks.len();
         let longest = chunks.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
         let buffers = Arc::clone(&self.of.entry((route.lane, is_upload)).or_default());
         allocate(&buffers, route, chunks.len(), longest);
@@ -226,6 +229,9 @@ impl DeviceScratch {
         for scratch in &mut taken {
             (scratch.end, scratch.is_held_up) = (end.clone(), is_held_up);
         }
+        // The next list begins with the buffer that is free first.
+        let last = count % taken.len().max(1);
+        taken.rotate_left(last);
         buffers.lock().put(taken);
         match enqueued {
             // Of a queue without the kernel. The batch call copies all of them.
@@ -346,7 +352,7 @@ fn chunks_of(pairs: &[(RawBuffer, RawBuffer)]) -> Vec<(Range<usize>, usize)> {
     let mut chunks = Vec::new();
     let (mut first, mut bytes) = (0, 0);
     for (index, (src, _)) in pairs.iter().enumerate() {
-        if bytes > 0 && (bytes >= enough || bytes + src.len() > CHUNK) {
+        if bytes > 0 && (bytes >= enough || bytes + src.len() > MOST) {
             chunks.push((first..index, bytes));
             (first, bytes) = (index, 0);
         }

@@ -5,7 +5,7 @@ use transload::{
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig},
 };
-use transload_cuda_sim::{SimDevice, harness};
+use transload_cuda_sim::{AccessKind, SimDevice, harness};
 use transload_cuda_sys::trace;
 
 const OUT_OF_MEMORY: u32 = 2;
@@ -133,6 +133,27 @@ fn failed_launch_in_the_middle_waits_for_the_first_chunks() {
         manager.drain().unwrap();
         assert!(sim.races().is_empty(), "{}", sim.races()[0]);
     }
+}
+
+#[test]
+fn long_lists_use_the_scratch_buffers_in_turn() {
+    // Four chunks, since a chunk may exceed its share by a piece.
+    const LENGTH: usize = 20_000;
+    const COUNT: usize = 6710;
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().total_memory(1 << 30).record_accesses(true).build();
+    let manager = manager(sim).unwrap();
+    let lists = [(), ()].map(|()| Lists::new(&manager, sim, (COUNT, LENGTH)).unwrap());
+    let seen = sim.accesses().len();
+    let copies = lists.each_ref().map(|list| manager.copy_many(&list.up).submit());
+    assert!(copies.into_iter().all(|copy| copy.wait().unwrap().groups[0].through_device));
+    let mut filled = sim.accesses().split_off(seen);
+    filled.retain(|access| access.operation == "cuMemcpyHtoDAsync_v2" && access.kind == AccessKind::Write);
+    filled.sort_unstable_by_key(|access| access.sequence);
+    let filled: Vec<u64> = filled.iter().map(|access| access.address).collect();
+    let [first, second, third, ..] = filled[..] else { panic!("{filled:?}") };
+    assert_eq!(filled, [first, second, third].into_iter().cycle().take(8).collect::<Vec<_>>());
+    manager.drain().unwrap();
 }
 
 #[test]
