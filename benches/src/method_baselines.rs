@@ -186,7 +186,7 @@ fn case<'a>(
             match baseline {
                 Baseline::Driver | Baseline::DirectCopy => session.reference(src, dst, bytes)?,
                 Baseline::Threads => {
-                    Box::new(Staged::new(session.context(session.device())?, src, dst, bytes)?)
+                    Box::new(Staged::new(session.context(session.device())?, &[(src, dst, bytes)])?)
                 }
                 Baseline::Peer => {
                     Box::new(PeerCopy::new(context(path.src)?, context(path.dst)?, src, dst, bytes)?)

@@ -71,6 +71,11 @@ impl<'a> Fixture<'a> {
         self.session.is_simulated()
     }
 
+    /// Returns whether amounts on hardware are small, too.
+    pub(crate) fn is_quick(&self) -> bool {
+        self.options.quick
+    }
+
     /// Returns the repetitions, given those of a full run on hardware: at least 30 there, few on the software driver, whose
     /// times mean nothing.
     pub(crate) fn repetitions(&self, good: usize) -> usize {

@@ -1,11 +1,12 @@
 //! Rows of many pieces at once between a pool of the host and one of a device: `copy_many`, and batches by copy engines and by one copy
 //! kernel, next to a loop of raw copies, the raw batch call, and a copy kernel over a list of pieces launched by hand; of pageable memory next to threads that
-//! gather and scatter by hand.
+//! gather and scatter by hand. And a model's tensors.
 
 pub(crate) mod pieces;
 mod raw_gather;
 mod raw_list;
 mod shapes;
+mod state_dict;
 
 use anyhow::Result;
 use transload_backend_cpu::CpuBackend;
@@ -25,6 +26,7 @@ pub(crate) const PARTS: Parts = (
         ("down", |fixture| rows_of(fixture, shapes::rows, &SHAPES, false)),
         ("pageable-up", |fixture| rows_of(fixture, shapes::pageable_rows, &PAGEABLE, true)),
         ("pageable-down", |fixture| rows_of(fixture, shapes::pageable_rows, &PAGEABLE, false)),
+        ("state dict", state_dict::rows),
     ],
 );
 
@@ -47,16 +49,22 @@ type Rows =
     fn(&Fixture<'_>, &CrossBackendTransferManager, (usize, usize), bool, Option<f64>) -> Result<Vec<Row>>;
 
 fn rows_of(fixture: &Fixture<'_>, of: Rows, shapes: &[Shape], up: bool) -> Result<Vec<Row>> {
-    let manager = CrossBackendTransferManager::new();
-    manager.register_backend(CpuBackend::new()?)?;
-    let config = CudaBackendConfig::default().with_devices([fixture.device.ordinal()]);
-    manager.register_backend(CudaBackend::open(&config)?)?;
+    let manager = manager(fixture)?;
     let mut rows = Vec::new();
     for (count, bytes, goal) in shapes {
         rows.extend(of(fixture, &manager, (fixture.amount(*count), *bytes), up, *goal)?);
     }
     manager.drain()?;
     Ok(rows)
+}
+
+/// Returns one over the host and the fixture's device.
+fn manager(fixture: &Fixture<'_>) -> Result<CrossBackendTransferManager> {
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(CpuBackend::new()?)?;
+    let config = CudaBackendConfig::default().with_devices([fixture.device.ordinal()]);
+    manager.register_backend(CudaBackend::open(&config)?)?;
+    Ok(manager)
 }
 
 #[cfg(test)]

@@ -2,35 +2,30 @@
 //! copies between these and the device.
 
 use std::{
-    hint::spin_loop,
     ops::Range,
     os::raw::c_void,
     ptr,
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        Arc,
+        atomic::{AtomicUsize, Ordering},
     },
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
 use transload_core::{MemoryKind, RawBuffer};
 
 use super::{Fixture, pieces::Pieces};
-use crate::reference::{RawEvent, RawKernel, RawQueue};
+use crate::reference::{RawEvent, RawKernel, RawQueue, ReferenceThreads};
 
 const THREADS: usize = 8;
 /// Bytes that a thread gathers for one launch, at most, unless a piece is longer.
 const CHUNK: usize = 1 << 20;
-/// How long an idle thread spins before it sleeps.
-const SPIN_TIME: Duration = Duration::from_micros(100);
 /// Destination, source and length in bytes.
 type Entry = [u64; 3];
 
 pub(super) struct RawGather {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: ReferenceThreads,
 }
 
 struct Shared {
@@ -44,14 +39,6 @@ struct Shared {
     chunk: usize,
     /// The first piece that no thread has taken.
     next: AtomicUsize,
-    /// Threads that have not finished this run.
-    busy: AtomicUsize,
-    /// Number of runs begun; changed under `asleep`.
-    turn: AtomicU64,
-    asleep: Mutex<()>,
-    wake: Condvar,
-    stop: AtomicBool,
-    failure: Mutex<Option<anyhow::Error>>,
 }
 
 /// What a thread has for itself.
@@ -85,104 +72,34 @@ impl RawGather {
             bytes,
             chunk,
             next: AtomicUsize::new(0),
-            busy: AtomicUsize::new(0),
-            turn: AtomicU64::new(0),
-            asleep: Mutex::new(()),
-            wake: Condvar::new(),
-            stop: AtomicBool::new(false),
-            failure: Mutex::new(None),
         });
-        let slot = || -> Result<Slot> {
-            Ok(Slot {
-                staged: fixture.memory.allocate(MemoryKind::Mapped, chunk * bytes)?,
-                list: fixture.memory.allocate(MemoryKind::Mapped, chunk * size_of::<Entry>())?,
-                used: RawEvent::ordering()?,
-            })
-        };
-        let mut gather = Self { shared: Arc::clone(&shared), threads: Vec::with_capacity(THREADS) };
-        for _ in 0..THREADS {
-            let worker = Worker { queue: RawQueue::new(0)?, slots: [slot()?, slot()?] };
-            let (shared, context) = (Arc::clone(&shared), fixture.context()?.clone());
-            let body = move || match context.enter() {
-                Ok(_bound) => shared.serve(&worker),
-                Err(error) => shared.fail(error.into()),
+        let (own, context, memory) =
+            (Arc::clone(&shared), fixture.context()?.clone(), Arc::clone(&fixture.memory));
+        let threads = ReferenceThreads::start("gather-by-hand", THREADS, move |runs| {
+            let _bound = context.enter()?;
+            let slot = || -> Result<Slot> {
+                Ok(Slot {
+                    staged: memory.allocate(MemoryKind::Mapped, chunk * bytes)?,
+                    list: memory.allocate(MemoryKind::Mapped, chunk * size_of::<Entry>())?,
+                    used: RawEvent::ordering()?,
+                })
             };
-            gather.threads.push(thread::Builder::new().name("gather-by-hand".to_owned()).spawn(body)?);
-        }
-        Ok(gather)
+            let worker = Worker { queue: RawQueue::new(0)?, slots: [slot()?, slot()?] };
+            runs.serve(|| if own.up { own.up(&worker) } else { own.down(&worker) });
+            Ok(())
+        })?;
+        Ok(Self { shared, threads })
     }
 
     /// Copies all pieces, and waits.
     pub(super) fn run(&self) -> Result<()> {
-        let shared = &self.shared;
-        shared.next.store(0, Ordering::Relaxed);
-        shared.busy.store(THREADS, Ordering::Relaxed);
-        shared.begin();
-        let begun = Instant::now();
-        while shared.busy.load(Ordering::Acquire) != 0 {
-            if begun.elapsed() < SPIN_TIME { spin_loop() } else { thread::yield_now() }
-        }
-        let failure = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-        failure.map_or(Ok(()), |error| Err(error.context("gathering by hand")))
-    }
-}
-
-impl Drop for RawGather {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.begin();
-        for thread in self.threads.drain(..) {
-            let _told_by_a_run = thread.join();
-        }
+        self.shared.next.store(0, Ordering::Relaxed);
+        self.threads.begin();
+        self.threads.finish()
     }
 }
 
 impl Shared {
-    fn begin(&self) {
-        let asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
-        self.turn.fetch_add(1, Ordering::Release);
-        drop(asleep);
-        self.wake.notify_all();
-    }
-
-    fn fail(&self, error: anyhow::Error) {
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-        self.busy.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    fn serve(&self, worker: &Worker) {
-        let mut seen = 0;
-        loop {
-            seen = self.wait(seen);
-            if self.stop.load(Ordering::Relaxed) {
-                return;
-            }
-            match if self.up { self.up(worker) } else { self.down(worker) } {
-                Ok(()) => drop(self.busy.fetch_sub(1, Ordering::AcqRel)),
-                Err(error) => self.fail(error),
-            }
-        }
-    }
-
-    /// The turn after `seen`.
-    fn wait(&self, seen: u64) -> u64 {
-        let turn = || Some(self.turn.load(Ordering::Acquire)).filter(|turn| *turn != seen);
-        let begun = Instant::now();
-        while begun.elapsed() < SPIN_TIME {
-            if let Some(turn) = turn() {
-                return turn;
-            }
-            spin_loop();
-        }
-        let mut asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            if let Some(turn) = turn() {
-                return turn;
-            }
-            asleep = self.wake.wait(asleep).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
     fn take(&self) -> Option<Range<usize>> {
         let start = self.next.fetch_add(self.chunk, Ordering::Relaxed);
         (start < self.pieces.len()).then(|| start..(start + self.chunk).min(self.pieces.len()))

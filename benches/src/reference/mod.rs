@@ -9,6 +9,7 @@ mod kernel;
 #[cfg(any(target_os = "linux", windows))]
 mod managed;
 mod memcpy;
+mod parallel_memcpy;
 #[cfg(any(target_os = "linux", windows))]
 mod peer;
 #[cfg(any(target_os = "linux", windows))]
@@ -21,6 +22,7 @@ mod spin;
 mod staged;
 #[cfg(any(target_os = "linux", windows))]
 mod stream;
+mod threads;
 #[cfg(any(target_os = "linux", windows))]
 mod unified;
 
@@ -33,6 +35,7 @@ pub use kernel::RawKernel;
 #[cfg(any(target_os = "linux", windows))]
 pub use managed::PrefetchedCopy;
 pub use memcpy::Memcpy;
+pub use parallel_memcpy::ParallelMemcpy;
 #[cfg(any(target_os = "linux", windows))]
 pub use peer::PeerCopy;
 #[cfg(any(target_os = "linux", windows))]
@@ -43,6 +46,7 @@ pub use queue::{RawEvent, RawQueue};
 pub use spin::{SPIN, Spin};
 #[cfg(any(target_os = "linux", windows))]
 pub use staged::Staged;
+pub(crate) use threads::ReferenceThreads;
 #[cfg(any(target_os = "linux", windows))]
 pub use unified::{HOST, RawAdvice, SAXPY, Saxpy};
 

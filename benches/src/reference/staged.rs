@@ -1,137 +1,103 @@
 //! Hand-written staging between pageable memory and a device: persistent threads, each with two pinned buffers and a stream.
 
 use std::{
-    hint::spin_loop,
-    ops::Range,
     os::raw::c_void,
     ptr,
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-        mpsc,
+        Arc,
+        atomic::{AtomicUsize, Ordering},
     },
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Result, bail, ensure};
 use transload_core::MemoryKind;
 use transload_cuda_sys::{Context, check, cust::sys::CUevent, cust::sys::CUstream, ffi};
 
-use super::Reference;
+use super::{Reference, threads::ReferenceThreads};
 use crate::{address::Address, raw_memory::RawMemory};
 
 const THREADS: usize = 8;
 const BUFFER_BYTES: usize = 4 << 20;
 const SMALLEST: usize = 256 << 10;
-/// How long an idle thread spins before it sleeps.
-const SPIN_TIME: Duration = Duration::from_micros(100);
 
-/// A copy in pieces; each idle thread takes the next one.
+/// Copies in pieces; each idle thread takes the next one.
 #[derive(Debug)]
 pub struct Staged {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Direction {
-    Up(*const u8, u64),
-    Down(u64, *mut u8),
+    threads: ReferenceThreads,
 }
 
 #[derive(Debug)]
 struct Shared {
-    direction: Direction,
-    bytes: usize,
-    piece: usize,
-    /// Where the next piece begins.
+    up: bool,
+    pieces: Vec<Piece>,
+    /// The next piece.
     next: AtomicUsize,
-    /// Threads that have not finished this copy.
-    busy: AtomicUsize,
-    /// Number of copies begun; changed under `asleep`.
-    turn: AtomicU64,
-    asleep: Mutex<()>,
-    wake: Condvar,
-    stop: AtomicBool,
-    failure: Mutex<Option<anyhow::Error>>,
+}
+
+/// Bytes of the host and of the device, at most as many as a buffer has.
+#[derive(Debug)]
+struct Piece {
+    host: *mut u8,
+    device: u64,
+    bytes: usize,
 }
 
 // SAFETY: the constructor's caller promises memory that nobody else uses during a movement, and pieces do not overlap.
-unsafe impl Send for Shared {}
-// SAFETY: as above; everything else is atomic or behind a lock.
-unsafe impl Sync for Shared {}
+unsafe impl Send for Piece {}
+// SAFETY: as above; a thread takes a piece by a counter.
+unsafe impl Sync for Piece {}
 
 impl Staged {
-    /// Starts the threads and pins their buffers.
+    /// Starts the threads and pins their buffers, for copies of so many bytes from one address to another, all one way.
     ///
     /// # Errors
     /// The driver's; two addresses that are not one of the host's and one of a device.
     ///
     /// # Safety
-    /// * `bytes` bytes must be readable at `src` and writable at `dst` while the value lives, and nobody else may use them
-    ///   while a movement is in flight.
-    pub unsafe fn new(context: &Context, src: Address, dst: Address, bytes: usize) -> Result<Self> {
-        let direction = match (src, dst) {
-            (Address::Host(src), Address::Device(dst)) => Direction::Up(src.as_ptr(), dst),
-            (Address::Device(src), Address::Host(dst)) => Direction::Down(src, dst.as_ptr()),
-            _ => bail!("staging is between the host and a device"),
-        };
-        let even = bytes.div_ceil(2 * THREADS).next_multiple_of(64 << 10);
-        let shared = Arc::new(Shared {
-            direction,
-            bytes,
-            piece: even.clamp(SMALLEST, BUFFER_BYTES),
-            next: AtomicUsize::new(bytes),
-            busy: AtomicUsize::new(0),
-            turn: AtomicU64::new(0),
-            asleep: Mutex::new(()),
-            wake: Condvar::new(),
-            stop: AtomicBool::new(false),
-            failure: Mutex::new(None),
-        });
-        let mut staged = Self { shared: Arc::clone(&shared), threads: Vec::with_capacity(THREADS) };
-        let (ready, started) = mpsc::channel();
-        for _ in 0..THREADS {
-            let (context, shared, ready) = (context.clone(), Arc::clone(&shared), ready.clone());
-            let body = move || {
-                let bound = context.enter().map_err(anyhow::Error::from);
-                let worker = bound.as_ref().map_err(|error| anyhow!("{error}")).and_then(|_| Worker::new());
-                match worker {
-                    Ok(worker) => {
-                        let _nobody_left = ready.send(Ok(()));
-                        shared.serve(&worker);
-                    }
-                    Err(error) => {
-                        let _nobody_left = ready.send(Err(error));
-                    }
-                }
+    /// * The bytes of each copy must be readable at its source and writable at its destination while the value lives, the
+    ///   destinations must not overlap, and nobody else may use them while a movement is in flight.
+    pub unsafe fn new(context: &Context, copies: &[(Address, Address, usize)]) -> Result<Self> {
+        let total: usize = copies.iter().map(|(.., bytes)| bytes).sum();
+        let even = total.div_ceil(2 * THREADS).next_multiple_of(64 << 10);
+        let longest = even.clamp(SMALLEST, BUFFER_BYTES);
+        let is_up = |(src, _, _): &(Address, Address, usize)| matches!(src, Address::Host(_));
+        let up = copies.first().is_some_and(is_up);
+        let mut pieces = Vec::new();
+        for copy @ (src, dst, bytes) in copies {
+            let (Address::Host(host), Address::Device(device)) =
+                (if up { (*src, *dst) } else { (*dst, *src) })
+            else {
+                bail!("staging is between the host and a device");
             };
-            staged.threads.push(thread::Builder::new().name("staged-by-hand".to_owned()).spawn(body)?);
+            ensure!(is_up(copy) == up, "all copies must go the same way");
+            for start in (0..*bytes).step_by(longest) {
+                // SAFETY: within the memory that the caller promises.
+                let host = unsafe { host.add(start) }.as_ptr();
+                pieces.push(Piece { host, device: device + start as u64, bytes: longest.min(bytes - start) });
+            }
         }
-        for _ in 0..THREADS {
-            started.recv().context("a thread of the reference ended")?.context("the reference's buffers")?;
-        }
-        Ok(staged)
+        let shared = Arc::new(Shared { up, next: AtomicUsize::new(pieces.len()), pieces });
+        let (context, own) = (context.clone(), Arc::clone(&shared));
+        let threads = ReferenceThreads::start("staged-by-hand", THREADS, move |runs| {
+            let _bound = context.enter()?;
+            let worker = Worker::new()?;
+            runs.serve(|| if own.up { own.up(&worker) } else { own.down(&worker) });
+            Ok(())
+        })?;
+        Ok(Self { shared, threads })
     }
 }
 
 impl Reference for Staged {
     fn submit(&mut self) -> Result<()> {
-        let shared = &self.shared;
-        shared.next.store(0, Ordering::Relaxed);
-        shared.busy.store(THREADS, Ordering::Relaxed);
-        shared.begin();
+        self.shared.next.store(0, Ordering::Relaxed);
+        self.threads.begin();
         Ok(())
     }
 
     fn finish(&mut self) -> Result<()> {
-        let begun = Instant::now();
-        while self.shared.busy.load(Ordering::Acquire) != 0 {
-            if begun.elapsed() < SPIN_TIME { spin_loop() } else { thread::yield_now() }
-        }
-        let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-        failure.map_or(Ok(()), |error| Err(error.context("the reference's staging")))
+        self.threads.finish()
     }
 
     fn timed(&mut self) -> Result<Option<f64>> {
@@ -139,76 +105,21 @@ impl Reference for Staged {
     }
 }
 
-impl Drop for Staged {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.begin();
-        for thread in self.threads.drain(..) {
-            let _told_by_the_channel = thread.join();
-        }
-    }
-}
-
 impl Shared {
-    fn begin(&self) {
-        let asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
-        self.turn.fetch_add(1, Ordering::Release);
-        drop(asleep);
-        self.wake.notify_all();
+    fn take(&self) -> Option<&Piece> {
+        self.pieces.get(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn serve(&self, worker: &Worker) {
-        let mut seen = 0;
-        loop {
-            seen = self.wait(seen);
-            if self.stop.load(Ordering::Relaxed) {
-                return;
-            }
-            let outcome = match self.direction {
-                Direction::Up(src, dst) => self.up(worker, src, dst),
-                Direction::Down(src, dst) => self.down(worker, src, dst),
-            };
-            if let Err(error) = outcome {
-                *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-            }
-            self.busy.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-
-    /// The turn after `seen`.
-    fn wait(&self, seen: u64) -> u64 {
-        let turn = || Some(self.turn.load(Ordering::Acquire)).filter(|turn| *turn != seen);
-        let begun = Instant::now();
-        while begun.elapsed() < SPIN_TIME {
-            if let Some(turn) = turn() {
-                return turn;
-            }
-            spin_loop();
-        }
-        let mut asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            if let Some(turn) = turn() {
-                return turn;
-            }
-            asleep = self.wake.wait(asleep).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    fn take(&self) -> Option<Range<usize>> {
-        let start = self.next.fetch_add(self.piece, Ordering::Relaxed);
-        (start < self.bytes).then(|| start..(start + self.piece).min(self.bytes))
-    }
-
-    fn up(&self, worker: &Worker, src: *const u8, dst: u64) -> Result<()> {
+    fn up(&self, worker: &Worker) -> Result<()> {
         for buffer in worker.buffers.iter().cycle() {
             let Some(piece) = self.take() else { break };
-            // SAFETY: the piece lies within the memory promised to `new` and within a buffer, and is this thread's alone; the
+            // SAFETY: the piece lies within the memory promised to `new` and fits a buffer, and is this thread's alone; the
             // buffer's last copy is over.
             unsafe {
                 check("cuEventSynchronize", ffi::cuEventSynchronize(buffer.free))?;
-                ptr::copy_nonoverlapping(src.add(piece.start), buffer.address, piece.len());
-                let to = dst + piece.start as u64;
-                let code = ffi::cuMemcpyHtoDAsync_v2(to, buffer.address.cast(), piece.len(), worker.stream);
+                ptr::copy_nonoverlapping(piece.host, buffer.address, piece.bytes);
+                let from: *const c_void = buffer.address.cast();
+                let code = ffi::cuMemcpyHtoDAsync_v2(piece.device, from, piece.bytes, worker.stream);
                 check("cuMemcpyHtoDAsync", code)?;
                 check("cuEventRecord", ffi::cuEventRecord(buffer.free, worker.stream))?;
             }
@@ -217,16 +128,15 @@ impl Shared {
         Ok(check("cuStreamSynchronize", unsafe { ffi::cuStreamSynchronize(worker.stream) })?)
     }
 
-    fn down(&self, worker: &Worker, src: u64, dst: *mut u8) -> Result<()> {
-        let mut arriving: Option<(&StagingBuffer, Range<usize>)> = None;
+    fn down(&self, worker: &Worker) -> Result<()> {
+        let mut arriving: Option<(&StagingBuffer, &Piece)> = None;
         for buffer in worker.buffers.iter().cycle() {
             let piece = self.take();
-            if let Some(piece) = &piece {
-                let from = src + piece.start as u64;
+            if let Some(piece) = piece {
                 let to: *mut c_void = buffer.address.cast();
                 // SAFETY: as in `up`; the buffer's last piece was taken out by this thread.
                 unsafe {
-                    let code = ffi::cuMemcpyDtoHAsync_v2(to, from, piece.len(), worker.stream);
+                    let code = ffi::cuMemcpyDtoHAsync_v2(to, piece.device, piece.bytes, worker.stream);
                     check("cuMemcpyDtoHAsync", code)?;
                     check("cuEventRecord", ffi::cuEventRecord(buffer.free, worker.stream))?;
                 }
@@ -235,7 +145,7 @@ impl Shared {
                 // SAFETY: as above; the event says that the piece has arrived.
                 unsafe {
                     check("cuEventSynchronize", ffi::cuEventSynchronize(buffer.free))?;
-                    ptr::copy_nonoverlapping(buffer.address, dst.add(piece.start), piece.len());
+                    ptr::copy_nonoverlapping(buffer.address, piece.host, piece.bytes);
                 }
             }
             let Some(piece) = piece else { break };

@@ -1,6 +1,6 @@
 //! Host to host: the overhead of small copies over memcpy, with one and many buffers and threads.
 
-use std::{num::NonZeroUsize, thread};
+use std::{num::NonZeroUsize, ptr::NonNull, thread};
 
 use anyhow::{Context as _, Result, ensure};
 use transload_backend_cpu::CpuBackend;
@@ -17,18 +17,24 @@ use crate::{
     content::Content,
     memory::Memory,
     options::Options,
-    reference::{Memcpy, Reference as _},
+    reference::{Memcpy, ParallelMemcpy, Reference as _},
     row::{Goal, Row, Summary},
     rows::is_verified,
 };
 
 const SIZES: [usize; 2] = [64, 4096];
+/// Sizes of copies that several threads may make faster than one.
+const LARGE: [usize; 7] = [64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
+const LARGEST_QUICK: usize = 4 << 20;
+/// Most threads of the parallel memcpy.
+const COPIERS: usize = 16;
 const BUFFERS: usize = 64;
 const THREADS: usize = 8;
 /// Bytes of a copy of many threads.
 const CROWDED: usize = 4096;
 /// Goal: nanoseconds over memcpy.
 const MOST_OVER: f64 = 150.0;
+const NOISE: f64 = 0.02;
 /// Goal: throughput of eight threads relative to one.
 const TOGETHER: f64 = 6.0;
 
@@ -44,6 +50,9 @@ pub(super) fn rows(options: &Options) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for bytes in SIZES {
         rows.extend(alone(&manager, options, bytes, many, repetitions(100))?);
+    }
+    for bytes in LARGE.into_iter().filter(|bytes| !options.quick || *bytes <= LARGEST_QUICK) {
+        rows.extend(large(&manager, options, bytes, repetitions(30))?);
     }
     rows.extend(eight_threads(&manager, options, many, repetitions(40))?);
     manager.drain()?;
@@ -117,6 +126,53 @@ fn alone(
             Variant { goal: goal(), ..ours.verified_by(&pairs) },
         ],
     )?);
+    Ok(rows)
+}
+
+/// One copy next to the better of memcpy and a parallel memcpy.
+fn large(
+    manager: &CrossBackendTransferManager,
+    options: &Options,
+    bytes: usize,
+    repetitions: usize,
+) -> Result<Vec<Row>> {
+    let pairs = Copies::new(manager, 1, bytes)?;
+    let (src, dst) = pairs.list.first().context("no pair")?;
+    let mut memcpy = copy(src, dst)?;
+    let (from, to) = (host_address(src)?, host_address(dst)?);
+    let copiers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(COPIERS);
+    // SAFETY: as in `copy`.
+    let mut parallel = unsafe { ParallelMemcpy::new(from, to, bytes, copiers) }?;
+    let (memcpy_name, parallel_name) = ("memcpy", format!("memcpy by {copiers} threads"));
+    let mut variants = vec![
+        Variant::new("memcpy", memcpy_name, || timed(1, || memcpy.submit())),
+        Variant::new("parallel-memcpy", &parallel_name, || {
+            timed(1, || {
+                parallel.submit()?;
+                parallel.finish()
+            })
+        }),
+        Variant::new("wait", "copy().wait()", || {
+            timed(1, || Ok(manager.copy(src, dst).wait().map(|_report| ())?))
+        }),
+    ];
+    let comparison = Comparison {
+        id: format!("host/{bytes}"),
+        what: format!("a copy of {bytes} bytes from host to host"),
+        unit: "ns",
+        bytes: bytes as u64,
+        repetitions,
+    };
+    variants = variants.into_iter().map(|variant| variant.verified_by(&pairs)).collect();
+    let mut rows = comparison.rows_of(GROUP, false, variants)?;
+    let ours = rows.pop().context("no row")?;
+    let parallel = rows.first().context("no row")?;
+    let summary = Summary { p10: parallel.p10, p50: parallel.p50, p90: parallel.p90 };
+    let is_better = parallel.ratio.is_some_and(|ratio| ratio < 1.0);
+    let ours = if is_better { ours.against(&parallel_name, summary) } else { ours };
+    // Two equal programs differ by so much.
+    let noise = NOISE * ours.reference_value.unwrap_or_default();
+    rows.push(ours.with_goal(goal(options, Goal::AtMostOver(MOST_OVER.max(noise.round())))));
     Ok(rows)
 }
 
@@ -197,13 +253,16 @@ impl Copies {
     }
 }
 
-fn copy(src: &RawBuffer, dst: &RawBuffer) -> Result<Memcpy> {
-    let address = |buffer: &RawBuffer| match Memory::Ours(buffer.clone()).address()? {
+fn host_address(buffer: &RawBuffer) -> Result<NonNull<u8>> {
+    match Memory::Ours(buffer.clone()).address()? {
         Address::Host(address) => Ok(address),
         Address::Device(_) => anyhow::bail!("pageable memory without a host address"),
-    };
+    }
+}
+
+fn copy(src: &RawBuffer, dst: &RawBuffer) -> Result<Memcpy> {
     // SAFETY: the pair outlives every use of the copy, its two allocations do not overlap, and the variants have their turns.
-    Ok(unsafe { Memcpy::new(address(src)?, address(dst)?, src.len()) })
+    Ok(unsafe { Memcpy::new(host_address(src)?, host_address(dst)?, src.len()) })
 }
 
 impl Verify for Copies {

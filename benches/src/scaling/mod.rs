@@ -11,6 +11,7 @@ mod downloading;
 mod host;
 mod in_flight;
 mod leasing;
+mod planning;
 mod polling;
 mod staging;
 mod urgent;
@@ -45,6 +46,7 @@ pub(crate) const PARTS: Parts = (
         ("polling a pool", polling::rows),
         ("urgent beside large and compute", urgent::rows),
         ("small downloads", downloading::rows),
+        ("planning", planning::rows),
         ("awaiting", awaiting::rows),
     ],
 );
