@@ -1,5 +1,7 @@
 //! Executes operations.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use crate::{
     code,
     device::Residency,
@@ -32,6 +34,14 @@ pub(crate) fn execute(state: &mut State, stream: u64, op: &mut Op) -> Progress {
         Work::Wait | Work::Record { .. } => Ok(()),
         Work::Host(call) => return Progress::Call(*call),
         Work::Word { address, .. } => state.memory.touch(*address, 4).map(|_| ()),
+        Work::WriteWord { address, value } => state.memory.touch(*address, 4).map(|word| {
+            // SAFETY: the four bytes are live, and aligned, as was checked when the operation was enqueued.
+            let word = unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) };
+            word.store(*value, Ordering::Release);
+            if let Some(clock) = &op.clock {
+                state.written_words.insert(*address, clock.clone());
+            }
+        }),
         Work::Copies(copies) => {
             let State { memory, devices, .. } = state;
             let Some(device) = devices.get_mut(device as usize) else { return Progress::Done };

@@ -82,6 +82,7 @@ const NOT_SIMULATED: &[&str] = &[
     "cuMemFreeAsync",
     "cuGraphLaunch",
     "cuStreamWaitValue32_v2",
+    "cuStreamWriteValue32_v2",
 ];
 
 /// A node of a graph.

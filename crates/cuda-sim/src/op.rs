@@ -53,6 +53,11 @@ pub(crate) enum Work {
         value: u32,
         equal: bool,
     },
+    /// Writes a word that the host polls.
+    WriteWord {
+        address: u64,
+        value: u32,
+    },
     Kernel(Box<KernelRun>),
     /// Makes memory of `cuMemAllocAsync` live.
     Allocate {
@@ -146,9 +151,13 @@ impl Work {
     /// Returns the ranges that the operation accesses, except staged bytes.
     pub(crate) fn accesses(&self, memory: &Memory) -> Vec<(u64, usize, AccessKind)> {
         match self {
-            Self::Wait | Self::Record { .. } | Self::Host(_) | Self::Word { .. } | Self::Prefetch { .. } => {
-                Vec::new()
-            }
+            // The host reads a word by atomic operations.
+            Self::Wait
+            | Self::Record { .. }
+            | Self::Host(_)
+            | Self::Word { .. }
+            | Self::WriteWord { .. }
+            | Self::Prefetch { .. } => Vec::new(),
             Self::Copies(copies) => copies.iter().flat_map(copy_accesses).collect(),
             Self::Fill(fill) => vec![(fill.address, fill.width * fill.element, AccessKind::Write)],
             Self::Kernel(run) => run

@@ -89,6 +89,9 @@ pub(crate) fn append(
     Point { stream, position }
 }
 
+/// Bytes of a word that a stream writes.
+const WORD_BYTES: usize = 4;
+
 /// Returns whether a queued wait for a word comes before the next operation of a stream, which has these dependencies.
 fn follows_word(state: &State, stream: u64, after: &[Point], seen: &mut BTreeSet<u64>) -> bool {
     let Some(own) = state.streams.get(&stream).filter(|_| seen.insert(stream)) else { return false };
@@ -180,6 +183,10 @@ pub(crate) fn host_access(
 ) {
     if !state.recording {
         return;
+    }
+    if kind == AccessKind::Read && bytes == WORD_BYTES {
+        let known = state.written_words.get(&address).cloned();
+        join_host_clock(state, known.as_deref());
     }
     let Some(owner) = state.memory.find(address).map(|found| found.device) else { return };
     let sequence = state.next_sequence();

@@ -63,6 +63,8 @@ pub(crate) struct State {
     pub(crate) host_clock: Clock,
     /// Number of queued waits for words.
     pub(crate) words: usize,
+    /// The clock of the last write of each word that a stream wrote: a host that reads it knows of the work before.
+    pub(crate) written_words: BTreeMap<u64, Arc<Clock>>,
     next_handle: u64,
 }
 

@@ -97,7 +97,7 @@ pub(crate) fn cost(
             (engine, device.latency_ns + time(*bytes, device.host_gbps))
         }
         Work::Allocate { .. } | Work::Free { .. } => (Engine::None, 1_000),
-        Work::Wait | Work::Host(_) | Work::Word { .. } => (Engine::None, 0),
+        Work::Wait | Work::Host(_) | Work::Word { .. } | Work::WriteWord { .. } => (Engine::None, 0),
         Work::Record { .. } => (Engine::None, EVENT_NS),
     }
 }

@@ -1,6 +1,6 @@
 //! A CUDA stream, created with a priority and without implicit synchronisation with the default stream, or foreign.
 
-use std::{ptr, sync::OnceLock};
+use std::{ffi::CStr, ptr, sync::OnceLock};
 
 use cust::sys::{CUevent, CUstream};
 
@@ -151,11 +151,7 @@ impl Stream {
     #[must_use]
     pub fn can_wait_words() -> bool {
         static CAN_WAIT: OnceLock<bool> = OnceLock::new();
-        *CAN_WAIT.get_or_init(|| {
-            let has_words =
-                |driver: Driver| driver.version() >= Version(12_000) && driver.has(c"cuStreamWaitValue32_v2");
-            Driver::get().is_ok_and(has_words)
-        })
+        *CAN_WAIT.get_or_init(|| has_since_12(c"cuStreamWaitValue32_v2"))
     }
 
     /// Makes later work of this stream wait until the word at a device address is at least `value`: until `word - value` is not
@@ -178,6 +174,34 @@ impl Stream {
             ffi::cuStreamWaitValue32_v2(self.raw, address, value, AT_LEAST)
         })
     }
+
+    /// Returns whether the driver has [`write_word`](Self::write_word): from CUDA 12.0 on, for every device.
+    #[must_use]
+    pub fn can_write_words() -> bool {
+        static CAN_WRITE: OnceLock<bool> = OnceLock::new();
+        *CAN_WRITE.get_or_init(|| has_since_12(c"cuStreamWriteValue32_v2"))
+    }
+
+    /// Writes the word at a device address once all work enqueued before is complete and the host sees what it wrote. Nothing is
+    /// written if that work fails.
+    ///
+    /// # Errors
+    /// The driver's code.
+    ///
+    /// # Safety
+    /// * The address is that of 4 aligned bytes of mapped host memory or of the device, which live until the word is written or the
+    ///   stream's work has ended. The host accesses them by atomic operations only.
+    pub unsafe fn write_word(&self, address: u64, value: u32) -> Result<()> {
+        let _bound = self.context.enter()?;
+        // SAFETY: the stream is valid by this type's invariant; the rest is the caller's promise. Without flags the write comes after a
+        // barrier for the whole system.
+        check("cuStreamWriteValue32_v2", unsafe { ffi::cuStreamWriteValue32_v2(self.raw, address, value, 0) })
+    }
+}
+
+/// Returns whether the driver is of CUDA 12.0 or later and has the function.
+fn has_since_12(function: &CStr) -> bool {
+    Driver::get().is_ok_and(|driver| driver.version() >= Version(12_000) && driver.has(function))
 }
 
 // SAFETY: the handle is valid while `self` lives: owned, or promised by the caller of `from_raw`.

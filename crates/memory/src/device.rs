@@ -11,7 +11,7 @@ use transload_core::{DeviceId, Error, Fence, MemoryKind, MemoryShortage, Place, 
 use transload_cuda_sys::{Context, Device, observe_drop_errors, record_drop_error};
 use transload_executor::DropQueue;
 
-use crate::{CudaFeature, ListPages, UnifiedSupport, error::check_usable, lift};
+use crate::{CudaFeature, EndWords, ListPages, UnifiedSupport, error::check_usable, lift};
 
 /// Approximate device memory of a context in bytes (measured on an H200).
 const CONTEXT_BYTES: u64 = 500_000_000;
@@ -29,6 +29,7 @@ struct Shared {
     /// Drops the owners of adopted memory and streams.
     drops: DropQueue,
     lists: Arc<ListPages>,
+    end_words: Arc<EndWords>,
 }
 
 impl CudaDevice {
@@ -45,6 +46,7 @@ impl CudaDevice {
                 context: OnceLock::new(),
                 drops: DropQueue::default(),
                 lists: Arc::default(),
+                end_words: Arc::default(),
             }),
         })
     }
@@ -96,6 +98,12 @@ impl CudaDevice {
     #[must_use]
     pub fn lists(&self) -> &Arc<ListPages> {
         &self.shared.lists
+    }
+
+    /// Returns the words that streams write at the end of their work. Shared by clones.
+    #[must_use]
+    pub fn end_words(&self) -> &Arc<EndWords> {
+        &self.shared.end_words
     }
 
     /// Returns the queue that drops the owners of adopted memory and streams. Shared by clones.

@@ -64,8 +64,8 @@ pub use resource::{
     RegistrationCache, RegistrationStatistics, UploadBuffer, registration_edges,
 };
 pub use storage::{
-    FixedList, FreeDeferral, InContext, ListEntry, ListPage, ListPages, PointerAttributes, WordPage,
-    context_of, pointer_attributes,
+    EndWord, EndWords, FixedList, FreeDeferral, InContext, ListEntry, ListPage, ListPages, PendingEnd,
+    PointerAttributes, WordPage, context_of, pointer_attributes,
 };
 pub use unified::{
     DeviceAccess, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut,

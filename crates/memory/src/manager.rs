@@ -243,6 +243,7 @@ impl CudaMemoryManager {
     fn release_cached_within(&self, limit: Option<Duration>) -> Result<()> {
         self.reclaimer.sweep();
         self.trim_lists();
+        self.device.end_words().trim(&self.free_thread);
         self.free_thread.drain(limit);
         self.source.get().map_or(Ok(()), DeviceSource::trim).map_err(lift)
     }

@@ -7,7 +7,7 @@ use crate::{
     code::{self, CuResult},
     op::{HostCall, HostFunction, Work},
     scheduler,
-    state::StreamKind,
+    state::{State, StreamKind},
 };
 
 const NON_BLOCKING: u32 = 1;
@@ -22,6 +22,12 @@ fn create(name: &str, stream: Pointer<usize>, flags: u32, priority: i32) -> CuRe
     let kind = if flags == NON_BLOCKING { StreamKind::NonBlocking } else { StreamKind::Blocking };
     let handle = state.add_stream(scope.context, scope.device, kind, priority, true);
     stream.set(handle as usize)
+}
+
+/// Checks the address of a word.
+fn check_word(state: &State, address: u64) -> CuResult {
+    let is_known = state.memory.resolve(address, 4)?.is_some();
+    if is_known && address.is_multiple_of(4) { Ok(()) } else { Err(code::INVALID_VALUE) }
 }
 
 driver! {
@@ -109,16 +115,26 @@ driver! {
         /// At least the value, and equal to it.
         const KNOWN: u32 = 1;
         let (mut state, stream) = on_stream(NAME, stream)?;
-        let is_known = state.memory.resolve(address, 4)?.is_some();
-        if !is_known || !address.is_multiple_of(4) {
-            return Err(code::INVALID_VALUE);
-        }
+        check_word(&state, address)?;
         // Bits and flushes of remote writes are not simulated.
         if flags > KNOWN {
             return Err(code::NOT_SUPPORTED);
         }
         let wait = Work::Word { address, value, equal: flags == KNOWN };
         scheduler::enqueue(&mut state, stream, NAME, wait);
+        Ok(())
+    }
+
+    fn cuStreamWriteValue32_v2(stream: Handle, address: u64, value: u32, flags: u32) {
+        let (mut state, stream) = on_stream(NAME, stream)?;
+        check_word(&state, address)?;
+        // A write without a barrier is not simulated.
+        if flags != 0 {
+            return Err(code::NOT_SUPPORTED);
+        }
+        let written = scheduler::enqueue(&mut state, stream, NAME, Work::WriteWord { address, value });
+        // Who polls the word makes no call: the seed chooses whether the device gets there by itself.
+        let _is_written = scheduler::query(&mut state, written);
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Streams that wait for a word which the host writes.
+//! Streams that wait for a word which the host writes, and that write words for the host.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -9,7 +9,7 @@ use transload_core::host_access::{self, HostAccess};
 use transload_cuda_sim::harness;
 use transload_cuda_sys::{Event, EventTiming, Stream};
 
-use crate::raw::{Bench, Pinned, contents, download, upload};
+use crate::raw::{Bench, Pinned, contents, download, fill, upload};
 
 fn word(of: &Pinned) -> &AtomicU32 {
     // SAFETY: the memory is aligned, and the host accesses these bytes by atomic operations only.
@@ -79,5 +79,32 @@ fn word_compares_in_a_circle() {
         assert!((0..50).all(|_| !stream.is_idle().expect("healthy")));
         word(&words).store(wants, Ordering::Release);
         stream.synchronize().expect("healthy");
+    }
+}
+
+#[test]
+fn written_word_tells_of_the_work_before() {
+    const BYTES: usize = 10_000;
+    let bench = Bench::new(harness::device());
+    if !Stream::can_write_words() {
+        println!("skipped: the driver does not write words");
+        return;
+    }
+    let (stream, words, to, memory) =
+        (bench.stream(), bench.pinned(128), bench.pinned(BYTES), bench.memory(BYTES));
+    for value in 1..=20_u8 {
+        fill(&stream, memory.address, value, BYTES).expect("fill");
+        download(&stream, &to, 0, memory.address, BYTES).expect("down");
+        // SAFETY: the test waits for the stream before it frees the word. With unified addressing the addresses agree.
+        unsafe { stream.write_word(words.address() as u64, value.into()) }.expect("write");
+        let is_written = || word(&words).load(Ordering::Acquire) == value.into();
+        if (0..1_000_000).any(|_| is_written()) {
+            host_access::note(words.address(), size_of::<u32>(), HostAccess::Read);
+        } else {
+            // The software driver runs the work in some calls only.
+            stream.synchronize().expect("healthy");
+            assert!(is_written());
+        }
+        assert_eq!(to.snapshot(), vec![value; BYTES]);
     }
 }

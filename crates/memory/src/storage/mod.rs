@@ -3,6 +3,7 @@
 mod adopt;
 mod device_memory;
 mod driver_memory;
+mod end_words;
 mod free_deferral;
 mod free_thread;
 mod in_context;
@@ -16,6 +17,7 @@ pub(crate) use device_memory::DeviceSource;
 pub(crate) use driver_memory::Origin;
 pub use driver_memory::context_of;
 pub(crate) use driver_memory::{DriverMemory, context_of_kind};
+pub use end_words::{EndWord, EndWords, PendingEnd};
 pub use free_deferral::FreeDeferral;
 pub(crate) use free_deferral::Running;
 pub(crate) use free_thread::{Address, FreeThread, PendingUpload};

@@ -1,11 +1,11 @@
-//! A page of mapped host memory, for words that the host writes and streams wait for.
+//! A page of mapped host memory, for words that the host writes and streams wait for, or the other way round.
 
 use std::sync::atomic::AtomicU32;
 
 use transload_core::Result;
 use transload_cuda_sys::Context;
 
-use super::mapped_page::MappedPage;
+use super::{free_thread::FreeThread, mapped_page::MappedPage};
 use crate::PinnedLimit;
 
 /// Bytes of a page: a word in each pair of cache lines, which the processor may fetch together.
@@ -28,6 +28,11 @@ impl WordPage {
     /// The driver's.
     pub fn new(context: &Context) -> Result<Self> {
         MappedPage::new(context, PAGE, &PinnedLimit::new(u64::MAX)).map(Self)
+    }
+
+    /// Has the memory freed on `thread`.
+    pub(crate) fn free_on(self, thread: &FreeThread) {
+        self.0.free_on(thread);
     }
 
     /// Returns a word and its address for the device. The index counts modulo [`WORDS`](Self::WORDS).

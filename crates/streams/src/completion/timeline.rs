@@ -23,6 +23,7 @@ use transload_memory::{CudaDevice, ListPages, lift};
 use super::{
     callbacks::Callbacks,
     capture_state::is_captured,
+    end_word::DownloadEnd,
     error_recovery::is_capture_error,
     pending_events::{Ended, PointState},
     reactor::Reactor,
@@ -55,6 +56,7 @@ pub(crate) struct StreamTimeline {
     pub(crate) broken: OnceLock<Error>,
     pub(crate) metrics: Counters,
     pub(crate) id: TimelineId,
+    pub(crate) download_end: DownloadEnd,
     pub(crate) priority: StreamPriority,
     waiters: Waiters,
     /// This crate's kernels, after their first use.
@@ -90,6 +92,7 @@ impl StreamTimeline {
         let spare = Event::new(stream.context(), EventTiming::Disabled).map(Arc::new).map_err(lift)?;
         Ok(Arc::new_cyclic(|this| Self {
             id: next_timeline_id(),
+            download_end: DownloadEnd::new(device.end_words()),
             device: device.id(),
             lists: Arc::clone(device.lists()),
             priority,
@@ -375,6 +378,9 @@ unsafe impl Timeline for StreamTimeline {
 
     fn wait(&self, point: u64) -> Result<()> {
         if self.reached() >= point {
+            return self.outcome_at(point).map(|_| ());
+        }
+        if self.is_ended_by_word(point) {
             return self.outcome_at(point).map(|_| ());
         }
         // Record the event now, while the work still runs.

@@ -3,8 +3,8 @@
 use std::{cell::Cell, sync::Arc};
 
 use transload_core::{
-    BatchHalf, DeviceId, Error, ErrorKind, Fence, Operation, Place, Queue, RawBuffer, Result, StreamPriority,
-    Timeline, Timing,
+    BatchHalf, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, Place, Queue, RawBuffer, Result,
+    StreamPriority, Timeline, Timing,
 };
 use transload_cuda_sys::{DriverError, try_in_current};
 use transload_memory::lift;
@@ -132,7 +132,14 @@ impl CudaStream {
             other => unsafe { copy_in_its_own(own, (from, to, src.len()), other) }?,
         }
         match own.next_small_point() {
-            Ok(point) => Ok(Fence::new(Arc::clone(&self.timeline), point)),
+            Ok(point) => {
+                if matches!((from, to), (DriverAddress::Device(_), DriverAddress::Host(_)))
+                    && dst.place().kind != MemoryKind::Pageable
+                {
+                    own.download_end.set(point);
+                }
+                Ok(Fence::new(Arc::clone(&self.timeline), point))
+            }
             // Without a fence no one would wait for it.
             Err(error) => Err(own.resolve_unrecorded_error(error)),
         }

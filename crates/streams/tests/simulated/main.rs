@@ -8,6 +8,7 @@ mod call_counts;
 mod capture;
 mod contexts;
 mod coordinator;
+mod downloads;
 mod fills;
 #[path = "../it/support/gate.rs"]
 #[allow(dead_code, reason = "shared with the tests of one device")]
