@@ -8,8 +8,8 @@ use std::{
 
 use transload_core::{
     Backend, CompletionHandler, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost,
-    Place, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Timing, Transfer, TransferId,
-    TransferPath, events::report,
+    Place, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, StreamPriority, Timing, Transfer,
+    TransferId, TransferPath, events::report,
 };
 use transload_executor::{Executor, Task};
 
@@ -395,7 +395,10 @@ impl CrossBackendTransferManager {
         let mut submission = candidate.submission(input, choice);
         // Taken before the driver call, which evicts most of L1.
         let (info, is_observed) = (candidate.share_info(), self.context.observer.is_some());
-        self.context.unobserved.check_few(&self.context);
+        // What is urgent does not account for other transfers first.
+        if options.priority != StreamPriority::High {
+            self.context.unobserved.check_few(&self.context);
+        }
         if timing == Timing::Measured || is_observed {
             if extras.is_none_or(|extras| extras.rows.is_none()) {
                 candidate.note_if_alone(&mut submission, timing);

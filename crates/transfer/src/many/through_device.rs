@@ -8,6 +8,11 @@ use transload_core::{MemoryKind, Place, RawBuffer, TransferPath};
 use super::Pair;
 use crate::{methods::CHUNK, planning::request::PlanInput};
 
+/// Least pieces of a list of pageable memory, and their average length in bytes up to which it is faster than the batch call, for a list
+/// that is staged. Built in, as below.
+const LEAST_STAGED: u64 = 64;
+const SHORT_STAGED: u64 = 16 << 10;
+
 /// What decides: of a list between pinned or mapped memory and a device.
 struct Shape {
     bytes: u64,
@@ -41,12 +46,17 @@ impl Shape {
     }
 }
 
-/// Returns the list, in the order of the host's memory, if it is to go through device memory.
+/// Returns the list, if it is to go through device memory; one that copy engines copy from or to the host in the order of its memory.
 pub(super) fn ordered<'a>(
     pairs: &'a [Pair],
     PlanInput { path, bytes, .. }: &PlanInput,
     exclusive: bool,
 ) -> Option<Cow<'a, [Pair]>> {
+    if is_staged(path) {
+        let count = pairs.len() as u64;
+        let is_short = count >= LEAST_STAGED && *bytes <= SHORT_STAGED.saturating_mul(count);
+        return (is_short && *bytes <= CHUNK as u64 && !exclusive).then_some(Cow::Borrowed(pairs));
+    }
     let side = host_side(path)?;
     let mut shape = Shape { bytes: *bytes, pieces: pairs.len() as u64, stretches: 1, exclusive };
     if !shape.goes_through_device() || pairs.iter().any(|pair| pair.0.len() > CHUNK) {
@@ -63,6 +73,13 @@ pub(super) fn ordered<'a>(
     sorted.sort_unstable_by_key(|pair| side(pair).host_address());
     shape.stretches = stretches(sorted.iter().map(|pair| side(pair)));
     shape.goes_through_device().then(|| sorted.into_iter().cloned().collect())
+}
+
+/// Returns whether a list of the path is staged in host memory.
+fn is_staged(path: &TransferPath) -> bool {
+    let is_pageable = |place: Place| place.device.is_cpu() && place.kind == MemoryKind::Pageable;
+    let is_device = |place: Place| place.kind == MemoryKind::Device;
+    is_pageable(path.src) && is_device(path.dst) || is_device(path.src) && is_pageable(path.dst)
 }
 
 /// Returns which of a pair is host memory that copy engines access, if the other one is a device's.

@@ -1,5 +1,7 @@
 //! A single copy operation on one queue.
 
+use std::sync::Arc;
+
 use transload_core::{
     ErrorKind, Fence, MemoryKind, Operation, Place, RawBuffer, RejectReason, Result, Timing, TransferMethod,
     TransferPath, WorkloadType, copy_on_host,
@@ -18,9 +20,9 @@ use super::{
 /// Up to how many bytes a task's thread copies from host to host itself: some 10 µs.
 const COPIED_IN_PASSING: u64 = 64 << 10;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct DirectCopy {
-    scratch: DeviceScratch,
+    pub(super) scratch: Arc<DeviceScratch>,
 }
 
 impl Method for DirectCopy {

@@ -5,18 +5,22 @@ use std::{iter, sync::Arc};
 
 use smallvec::{SmallVec, smallvec};
 use transload_core::{
-    Backend, DeviceId, Fence, MemoryKind, Place, RawBuffer, RejectReason, Result, Timeline, TransferMethod,
-    TransferPath, WorkloadType,
+    Access, Backend, Claims, DeviceId, Fence, MemoryKind, Place, RawBuffer, RejectReason, Result,
+    StreamPriority, Timeline, TransferMethod, TransferPath, WorkloadType,
 };
 use transload_executor::Executor;
 
-use super::{Method, Route, Submitted, Topology, TransferRequest};
+use super::{
+    CHUNK, Method, Route, Submitted, Topology, TransferRequest,
+    device_scratch::{DeviceScratch, Purpose, has_kernel},
+};
 use crate::{
-    attempt::NotSubmitted,
+    attempt::{Deferral, NotSubmitted},
     planning::request::PlanInput,
     report_events,
     staging::{
-        Pieces, RingHold, StagedKind, StagedTimeline, StagedTransfer, StagingRings, chunk_for, chunks_of,
+        Pieces, RingHold, StagedKind, StagedTimeline, StagedTransfer, StagingRings, ThroughDevice, chunk_for,
+        chunks_of,
     },
     stats::lost::name_lost_device,
 };
@@ -24,11 +28,12 @@ use crate::{
 pub(super) struct HostStaged {
     executor: Executor,
     rings: Arc<StagingRings>,
+    scratch: Arc<DeviceScratch>,
 }
 
 impl HostStaged {
-    pub(super) fn new(executor: Executor, rings: &Arc<StagingRings>) -> Self {
-        Self { executor, rings: Arc::clone(rings) }
+    pub(super) fn new(executor: Executor, rings: &Arc<StagingRings>, scratch: &Arc<DeviceScratch>) -> Self {
+        Self { executor, rings: Arc::clone(rings), scratch: Arc::clone(scratch) }
     }
 }
 
@@ -120,6 +125,54 @@ impl Method for HostStaged {
         self.submit_pairs(route, request, Some(pairs))
     }
 
+    /// The pieces are gathered or scattered by host threads on the one side, and by a kernel on the other.
+    fn submit_through_device(
+        &self,
+        route: &Route,
+        request: &TransferRequest<'_>,
+        pairs: &[(RawBuffer, RawBuffer)],
+    ) -> Result<Option<Submitted>, NotSubmitted> {
+        let bytes = pairs.iter().map(|(src, _)| src.len()).fold(0, usize::saturating_add);
+        if route.second.is_some() || bytes > CHUNK || !has_kernel(&*route.backend, route.lane) {
+            return Ok(None);
+        }
+        if request.task().is_some_and(|task| !task.may_be_slow) {
+            return Err(NotSubmitted::Deferred(Deferral::Slow(route.lane)));
+        }
+        if route.backend.prepare_in_place(route.lane).is_err() {
+            return Ok(None);
+        }
+        let is_upload = request.src.place().device.is_cpu();
+        let queue = request.lease_for_workers(&*route.backend, route.lane, WorkloadType::Memory)?;
+        let kind = if is_upload { StagedKind::Upload(queue) } else { StagedKind::Download(queue) };
+        // Beside other kernels it waits for a place.
+        let queue =
+            route.backend.lease_reserved_queue(route.lane, StreamPriority::High, WorkloadType::Compute)?;
+        let hold = self.rings.get_or_create(&route.backend, route.lane).hold(request.insists())?;
+        let purpose = Purpose { device: route.lane, is_upload, is_staged: true };
+        let ready = self.scratch.ready(route, purpose, bytes);
+        let claimed = Claimed::new(request, Some(pairs))?;
+        let is_held_up = claimed.claims.after().iter().any(|fence| !fence.is_complete());
+        let Some(taken) = ready.take(is_held_up) else { return Ok(None) };
+        let Some(memory) = taken.memory().next() else { return Ok(None) };
+        let scratch = memory.slice(..bytes)?;
+        // Only lists of this kind use it, in the order in which they took it.
+        let own = Claims::acquire(&mut [(&scratch, Access::Write)])?;
+        let through_device = ThroughDevice { queue, scratch: scratch.clone() };
+        let kind = (kind, false, Some(through_device));
+        let end = claimed.start(
+            hold,
+            request,
+            kind,
+            smallvec![Arc::clone(&route.backend)],
+            (route.lane, own.after()),
+        )?;
+        // SAFETY: the transfer uses the scratch memory only after its dependencies, and its timeline completes after its last use of it.
+        unsafe { own.commit(&end) };
+        taken.used(1, Some(&end));
+        Ok(Some(Submitted::Until(end)))
+    }
+
     fn start(&self, route: &Route) -> Result<()> {
         start_threads(&self.executor)?;
         if transload_core::mutant!("transfer/prepare-fills-ring") {
@@ -131,6 +184,7 @@ impl Method for HostStaged {
     fn drain(&self) -> Result<()> {
         self.executor.drain()?;
         self.rings.release();
+        self.scratch.release();
         Ok(())
     }
 }
@@ -196,28 +250,61 @@ pub(super) fn start_staged(
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
     lane: DeviceId,
 ) -> Result<Submitted, NotSubmitted> {
-    let (src, dst) = (request.src, request.dst);
-    let (mut claims, pieces) = match pairs {
-        None => (request.claim()?, Pieces::all(iter::once((src, dst)))?),
-        Some(pairs) => (request.claim_all(pairs)?, Pieces::all(pairs.iter().map(|(src, dst)| (src, dst)))?),
-    };
-    claims.wait_also(request.after());
-    // The timeline belongs to the lane, whichever thread does the work.
-    match &kind {
-        StagedKind::FromUnified(_) => src.record_external_use(DeviceId::Cpu),
-        StagedKind::DeviceToDevice(_, to) => match pairs {
-            None => dst.record_external_use(to.device()),
-            Some(pairs) => pairs.iter().for_each(|(_, dst)| dst.record_external_use(to.device())),
-        },
-        StagedKind::Upload(_) | StagedKind::Download(_) | StagedKind::ToUnified(_) => {}
+    let kind = (kind, in_place, None);
+    let end = Claimed::new(request, pairs)?.start(hold, request, kind, backends, (lane, &[]))?;
+    Ok(Submitted::Until(end))
+}
+
+/// The claimed ranges of a staged transfer.
+struct Claimed<'a> {
+    claims: Claims<'a>,
+    pieces: Pieces,
+    pairs: Option<&'a [(RawBuffer, RawBuffer)]>,
+}
+
+impl<'a> Claimed<'a> {
+    /// Claims the request's pair, or these instead.
+    fn new(
+        request: &TransferRequest<'a>,
+        pairs: Option<&'a [(RawBuffer, RawBuffer)]>,
+    ) -> Result<Self, NotSubmitted> {
+        let all = |pairs: &[(RawBuffer, RawBuffer)]| Pieces::all(pairs.iter().map(|(src, dst)| (src, dst)));
+        let (mut claims, pieces) = match pairs {
+            None => (request.claim()?, Pieces::all(iter::once((request.src, request.dst)))?),
+            Some(pairs) => (request.claim_all(pairs)?, all(pairs)?),
+        };
+        claims.wait_also(request.after());
+        Ok(Self { claims, pieces, pairs })
     }
-    let end = Arc::new(StagedTimeline::new(lane, request.timing));
-    let after = claims.after().iter().cloned().collect();
-    let orders = (request.id(), request.options.priority);
-    StagedTransfer::new(pieces, (kind, in_place), backends, after, hold, orders, Arc::clone(&end)).start()?;
-    let fence = claims.inherit(Fence::new(end as Arc<dyn Timeline>, 1));
-    // SAFETY: the transfer touches the ranges only after its dependencies are complete, and its timeline completes
-    // after its last copy.
-    unsafe { claims.commit(&fence) };
-    Ok(Submitted::Until(fence))
+
+    /// Starts the transfer, after these fences too, and commits its fence.
+    fn start(
+        self,
+        hold: RingHold,
+        request: &TransferRequest<'a>,
+        way: (StagedKind, bool, Option<ThroughDevice>),
+        backends: SmallVec<[Arc<dyn Backend>; 2]>,
+        (lane, also): (DeviceId, &[Fence]),
+    ) -> Result<Fence, NotSubmitted> {
+        let Self { claims, pieces, pairs } = self;
+        let (src, dst) = (request.src, request.dst);
+        // The timeline belongs to the lane, whichever thread does the work.
+        match &way.0 {
+            StagedKind::FromUnified(_) => src.record_external_use(DeviceId::Cpu),
+            StagedKind::DeviceToDevice(_, to) => match pairs {
+                None => dst.record_external_use(to.device()),
+                Some(pairs) => pairs.iter().for_each(|(_, dst)| dst.record_external_use(to.device())),
+            },
+            StagedKind::Upload(_) | StagedKind::Download(_) | StagedKind::ToUnified(_) => {}
+        }
+        let end = Arc::new(StagedTimeline::new(lane, request.timing));
+        let after = claims.after().iter().chain(also).cloned().collect();
+        let orders = (request.id(), request.options.priority);
+        StagedTransfer::new(pieces, way, backends, after, hold, orders, Arc::clone(&end)).start()?;
+        let fence = claims.inherit(Fence::new(end as Arc<dyn Timeline>, 1));
+        // SAFETY: the transfer touches the ranges only after its dependencies are complete, and its timeline completes
+        // after its last copy.
+        unsafe { claims.commit(&fence) };
+        Ok(fence)
+    }
 }

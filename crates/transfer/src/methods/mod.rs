@@ -31,9 +31,10 @@ mod zero_copy;
 /// Creates every method, in the order of [`TransferMethod::ALL`]: of two with equal costs the first is chosen. Each
 /// manager has its own, with their threads, pinned memory and verified pairs.
 pub(crate) fn all(executor: Executor, rings: &Arc<StagingRings>) -> [Arc<dyn Method>; 5] {
+    let scratch = Arc::default();
     [
-        Arc::new(direct_copy::DirectCopy::default()),
-        Arc::new(host_staged::HostStaged::new(executor.clone(), rings)),
+        Arc::new(direct_copy::DirectCopy { scratch: Arc::clone(&scratch) }),
+        Arc::new(host_staged::HostStaged::new(executor.clone(), rings, &scratch)),
         Arc::new(unified_memory::UnifiedMemory::new(executor)),
         Arc::new(peer_to_peer::PeerToPeer::default()),
         Arc::new(zero_copy::ZeroCopy),

@@ -16,7 +16,7 @@ use transload_core::{
 use transload_executor::yield_now;
 
 use super::{
-    StagedTransfer,
+    StagedTransfer, ThroughDevice,
     fresh::{copy_to_cleared, fault_in},
     pieces::Piece,
     ring::{CAPACITY, StagingBuffer},
@@ -116,7 +116,7 @@ impl ChunkCopy {
             StagedKind::Upload(queue) if with_host && has_room(&**queue) => self.upload(queue).map(Some),
             // That of a list takes long: the thread that starts all chunks leaves it to their tasks.
             StagedKind::Download(queue) | StagedKind::DeviceToDevice(queue, _)
-                if has_room(&**queue) && (with_host || transfer.pieces.single().is_some()) =>
+                if has_room(&**queue) && (with_host || transfer.is_contiguous()) =>
             {
                 self.download(queue).map(Some)
             }
@@ -272,6 +272,10 @@ impl ChunkCopy {
     /// Enqueues the copy from the device into the staging buffer.
     fn download(&mut self, queue: &QueueLease) -> Result<()> {
         let (staged, _) = self.staged()?;
+        if let Some(ThroughDevice { scratch, .. }) = &self.transfer.through_device {
+            let part = scratch.slice(self.range.clone())?;
+            return self.enqueue(queue, &[(part, staged)]);
+        }
         let mut pairs = PairList::default();
         for Piece { src, range, at, .. } in self.transfer.pieces.within(&self.range) {
             pairs.add((src, &staged), range.len(), [(range.start, at)])?;
@@ -282,11 +286,15 @@ impl ChunkCopy {
     /// Enqueues the copy from the staging buffer to the device, after the earlier copies.
     fn enqueue_upload(&mut self, queue: &QueueLease) -> Result<()> {
         let (staged, _) = self.staged()?;
+        if let Some(ThroughDevice { scratch, .. }) = &self.transfer.through_device {
+            let part = scratch.slice(self.range.clone())?;
+            return self.enqueue(queue, &[(staged, part)]);
+        }
+        self.transfer.timeline.mark_written();
         let mut pairs = PairList::default();
         for Piece { dst, range, at, .. } in self.transfer.pieces.within(&self.range) {
             pairs.add((&staged, dst), range.len(), [(at, range.start)])?;
         }
-        self.transfer.timeline.mark_written();
         self.enqueue(queue, &pairs)
     }
 

@@ -47,6 +47,10 @@ impl Pieces {
         self.ends.last().copied().unwrap_or(0)
     }
 
+    pub(super) fn pairs(&self) -> &[(RawBuffer, RawBuffer)] {
+        &self.pairs
+    }
+
     /// Returns the pair if there is only one.
     pub(super) fn single(&self) -> Option<&(RawBuffer, RawBuffer)> {
         self.pairs.first().filter(|_| self.pairs.len() == 1)

@@ -13,8 +13,8 @@ use std::{
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use transload_core::{
-    Backend, DeviceId, Error, ErrorKind, Fence, Operation, QueueLease, RawBuffer, Result, StreamPriority,
-    Timing, TransferId,
+    Backend, BatchHalf, DeviceId, Error, ErrorKind, Fence, Operation, QueueLease, RawBuffer, Result,
+    StreamPriority, Timing, TransferId,
 };
 
 use super::{
@@ -31,6 +31,15 @@ const LARGE: usize = 1 << 20;
 /// Threads that copy a transfer with smaller chunks: 3 MiB go up in 132 µs with six, in 152 with eight (H200, 16 processors).
 const FEW: usize = 6;
 
+/// How a list of short pieces reaches a device, or leaves it: laid end to end in scratch memory of the device, between which and the
+/// pieces a kernel copies.
+pub(crate) struct ThroughDevice {
+    /// The kernel's.
+    pub(crate) queue: QueueLease,
+    /// As long as the list, and claimed until the transfer's end.
+    pub(crate) scratch: RawBuffer,
+}
+
 /// One transfer. Its ranges are claimed, so no conflicting work runs until its end.
 pub(crate) struct StagedTransfer {
     pub(super) id: Option<TransferId>,
@@ -38,6 +47,7 @@ pub(crate) struct StagedTransfer {
     pub(super) kind: StagedKind,
     /// Whether a copy kernel copies from and to the staging buffers.
     pub(super) in_place: bool,
+    pub(super) through_device: Option<ThroughDevice>,
     pub(super) ring: Arc<StagingRing>,
     /// `Some` until the end.
     hold: Mutex<Option<RingHold>>,
@@ -63,7 +73,7 @@ pub(crate) struct StagedTransfer {
 impl StagedTransfer {
     pub(crate) fn new(
         pieces: Pieces,
-        (kind, in_place): (StagedKind, bool),
+        (kind, in_place, through_device): (StagedKind, bool, Option<ThroughDevice>),
         backends: SmallVec<[Arc<dyn Backend>; 2]>,
         dependencies: SmallVec<[Fence; 8]>,
         hold: RingHold,
@@ -80,6 +90,7 @@ impl StagedTransfer {
             pieces,
             kind,
             in_place,
+            through_device,
             ring,
             hold,
             priority,
@@ -121,11 +132,7 @@ impl StagedTransfer {
                 report_events::dependency_failed(self.id, &error);
             }
         }
-        if let StagedKind::FromUnified(queue) = &self.kind
-            && let Some((src, _)) = self.pieces.single()
-            && let Err(error) = self.prefetch(queue, src, DeviceId::Cpu, waits).await
-        {
-            // The copy would still work, one page fault at a time; but report the error.
+        if let Err(error) = self.before_chunks(waits).await {
             self.fail(error).await;
             return None;
         }
@@ -165,6 +172,11 @@ impl StagedTransfer {
         matches!(self.kind, StagedKind::Upload(_))
     }
 
+    /// Whether the device's side of a chunk is one copy.
+    pub(super) fn is_contiguous(&self) -> bool {
+        self.through_device.is_some() || self.pieces.single().is_some()
+    }
+
     /// Keeps the error of a chunk, after which no further one is taken.
     pub(super) fn note(&self, outcome: Result<()>) {
         if let Err(error) = outcome {
@@ -186,10 +198,8 @@ impl StagedTransfer {
 
     /// Completes the transfer after its last chunk.
     pub(super) async fn end(&self, waits: WaitMode<'_>) {
-        if let StagedKind::ToUnified(queue) = &self.kind
-            && !self.timeline.has_failed()
-            && let Some((_, dst)) = self.pieces.single()
-            && let Err(error) = self.prefetch(queue, dst, dst.place().device, waits).await
+        if !self.timeline.has_failed()
+            && let Err(error) = self.after_chunks(waits).await
         {
             self.timeline.fail(error);
         }
@@ -198,7 +208,43 @@ impl StagedTransfer {
         self.timeline.complete(self.started_at.get().map(Instant::elapsed).unwrap_or_default());
     }
 
-    /// Prefetches unified memory to the host before the first chunk, or to its device after the last one.
+    /// Moves what is copied from to where the chunks find it.
+    async fn before_chunks(&self, waits: WaitMode<'_>) -> Result<()> {
+        match (&self.kind, self.pieces.single()) {
+            (StagedKind::Download(_), _) => self.copy_half(BatchHalf::Gather, waits).await,
+            // The copies would still work without it, one page fault at a time; but its error is reported.
+            (StagedKind::FromUnified(queue), Some((src, _))) => {
+                self.prefetch(queue, src, DeviceId::Cpu, waits).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Moves what the chunks copied to where it is to be.
+    async fn after_chunks(&self, waits: WaitMode<'_>) -> Result<()> {
+        match (&self.kind, self.pieces.single()) {
+            (StagedKind::Upload(_), _) => self.copy_half(BatchHalf::Scatter, waits).await,
+            (StagedKind::ToUnified(queue), Some((_, dst))) => {
+                self.prefetch(queue, dst, dst.place().device, waits).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Copies between the pieces and the scratch memory, if there is any.
+    async fn copy_half(&self, half: BatchHalf, waits: WaitMode<'_>) -> Result<()> {
+        let Some(ThroughDevice { queue, scratch }) = &self.through_device else { return Ok(()) };
+        if half == BatchHalf::Scatter {
+            self.timeline.mark_written();
+        }
+        let copy = || {
+            // SAFETY: the pairs were checked; they and the scratch memory, which is as long, are claimed until the transfer's end,
+            // which waits for the fence. No chunk is in flight.
+            unsafe { queue.enqueue_half(half, self.pieces.pairs(), scratch, &[]) }
+        };
+        self.complete(queue, copy, waits).await
+    }
+
     async fn prefetch(
         &self,
         queue: &QueueLease,
@@ -206,20 +252,39 @@ impl StagedTransfer {
         to: DeviceId,
         waits: WaitMode<'_>,
     ) -> Result<()> {
-        room(&**queue, waits).await;
-        let moved = {
-            let _attached = self.attach();
+        let prefetch = || {
             // SAFETY: a prefetch keeps the bytes; the buffer is claimed until the transfer's end, which waits for the
             // fence.
-            unsafe { queue.enqueue(&Operation::Prefetch { buffer, to }, &[], Timing::Off) }?
+            unsafe { queue.enqueue(&Operation::Prefetch { buffer, to }, &[], Timing::Off) }
         };
-        self.pending.lock().push(moved.clone());
-        waits.fence(&moved).await.map_err(|error| name_lost_device(queue.device(), error))
+        self.complete(queue, prefetch, waits).await
+    }
+
+    /// Enqueues an operation on the queue, and waits until it is complete.
+    async fn complete(
+        &self,
+        queue: &QueueLease,
+        enqueue: impl FnOnce() -> Result<Fence>,
+        waits: WaitMode<'_>,
+    ) -> Result<()> {
+        room(&**queue, waits).await;
+        let end = {
+            let _attached = self.attach();
+            enqueue()
+        };
+        let name_lost = |error| name_lost_device(queue.device(), error);
+        let end = end.map_err(name_lost)?;
+        self.pending.lock().push(end.clone());
+        waits.fence(&end).await.map_err(name_lost)
     }
 
     /// Copies chunks on the calling thread, which waits for the end, while staging buffers are free.
     pub(super) fn help(self: &Arc<Self>) {
-        let arrives = matches!(self.kind, StagedKind::FromUnified(_)) && self.started_at.get().is_none();
+        let arrives = match &self.kind {
+            StagedKind::FromUnified(_) => true,
+            StagedKind::Download(_) => self.through_device.is_some(),
+            _ => false,
+        } && self.started_at.get().is_none();
         // Do not help a transfer whose dependencies are running: this would recurse through their waits.
         if arrives || !self.dependencies.iter().all(Fence::is_known_complete) {
             return;

@@ -130,23 +130,28 @@ fn list_is_one_batch_or_one_kernel_if_exclusive() {
 }
 
 #[test]
-fn pageable_list_is_staged_and_scattered_by_batches_or_kernels() {
-    const COUNT: usize = 1000;
+fn pageable_list_is_staged_and_scattered_by_kernels_or_batches() {
     let setup = Setup::new();
-    let content = noise(512 * COUNT, 4);
-    let (near, back) =
-        (setup.filled(MemoryKind::Pageable, &content), setup.allocate(MemoryKind::Pageable, content.len()));
-    let far = setup.allocate(MemoryKind::Device, content.len());
-    let start = far.device_address().unwrap();
-    let is_far = |address: u64| (start..start + far.len() as u64).contains(&address);
-    for (exclusive, call) in [(false, "cuMemcpyBatchAsync"), (true, "cuLaunchKernel")] {
-        back.write().unwrap().fill(0);
+    for (length, exclusive, through_device, call) in [
+        (512, false, true, "cuLaunchKernel"),
+        (512, true, false, "cuLaunchKernel"),
+        (20 << 10, false, false, "cuMemcpyBatchAsync"),
+    ] {
+        const COUNT: usize = 100;
+        let content = noise(length * COUNT, 4);
+        let near = setup.filled(MemoryKind::Pageable, &content);
+        let back = setup.filled(MemoryKind::Pageable, &vec![0; content.len()]);
+        let far = setup.allocate(MemoryKind::Device, content.len());
+        let start = far.device_address().unwrap();
+        let is_far = |address: u64| (start..start + far.len() as u64).contains(&address);
+        let part = |of: &RawBuffer, at: usize| of.slice(at * length..(at + 1) * length).unwrap();
         let many = |pairs: Vec<Pair>| {
             let copy = setup.manager.copy_many(pairs);
             let copy = if exclusive { copy.exclusive() } else { copy };
             let trace = trace::start();
             let report = copy.wait().unwrap();
-            assert_eq!(report.groups[0].method, TransferMethod::HostStaged);
+            let [group] = report.groups.as_slice() else { panic!("{report:#}") };
+            assert_eq!((group.method, group.through_device), (TransferMethod::HostStaged, through_device));
             // Other tests trace calls of their own.
             let calls = trace.calls();
             assert!(calls.iter().any(|one| one.name.starts_with(call)));
@@ -156,8 +161,8 @@ fn pageable_list_is_staged_and_scattered_by_batches_or_kernels() {
             });
             assert!(single.is_none(), "{single:?}");
         };
-        many(scattered(&near, &far));
-        many(scattered(&back, &far).into_iter().map(|(near, far)| (far, near)).collect());
+        many((0..COUNT).map(|at| (part(&near, at), part(&far, at * 7 % COUNT))).collect());
+        many((0..COUNT).map(|at| (part(&far, at * 7 % COUNT), part(&back, at))).collect());
         assert!(back.read().unwrap()[..] == content[..]);
     }
 }

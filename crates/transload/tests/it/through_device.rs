@@ -91,14 +91,16 @@ fn copy_checked(setup: &Setup, kind: MemoryKind, pieces: &[Piece], is_upload: bo
 fn went_through_device(report: &CopyManyReport) -> bool {
     let [group] = report.groups.as_slice() else { panic!("{report:#}") };
     assert_eq!(group.to_string().contains("through device memory"), group.through_device);
-    assert_eq!(group.method, TransferMethod::DirectCopy);
+    let staged = [group.path.src, group.path.dst].iter().any(|place| place.kind == MemoryKind::Pageable);
+    let method = if staged { TransferMethod::HostStaged } else { TransferMethod::DirectCopy };
+    assert_eq!(group.method, method);
     group.through_device
 }
 
 #[test]
 fn random_layouts_arrive_whole_in_any_order_of_the_list() {
     let setup = Setup::new();
-    for (seed, (kind, is_upload)) in [MemoryKind::Pinned, MemoryKind::Mapped]
+    for (seed, (kind, is_upload)) in [MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Pageable]
         .into_iter()
         .flat_map(|kind| [(kind, true), (kind, false)])
         .enumerate()
@@ -311,14 +313,20 @@ fn idle_device_takes_short_lists_by_kernel_and_long_ones_through_its_memory() {
 
 #[test]
 fn lists_through_device_memory_are_ordered_with_other_copies() {
+    for kind in [MemoryKind::Pinned, MemoryKind::Pageable] {
+        ordered_with_other_copies(kind);
+    }
+}
+
+fn ordered_with_other_copies(kind: MemoryKind) {
     let setup = Setup::new();
     let pieces = random_pieces(1_100_000, 9);
     let (near_end, far_end) = ends(&pieces);
     let contents = [noise(near_end, 3), noise(near_end, 4)];
-    let [first, second] = contents.each_ref().map(|content| setup.filled(MemoryKind::Pinned, content));
-    let near = setup.allocate(MemoryKind::Pinned, near_end);
+    let [first, second] = contents.each_ref().map(|content| setup.filled(kind, content));
+    let near = setup.allocate(kind, near_end);
     let far = setup.allocate(MemoryKind::Device, far_end);
-    let back = setup.allocate(MemoryKind::Pinned, near_end);
+    let back = setup.allocate(kind, near_end);
     back.write().unwrap().fill(0);
     for (source, content) in [(&first, &contents[0]), (&second, &contents[1])] {
         // Nothing is waited for but the end.

@@ -34,10 +34,15 @@ impl Lists {
     fn new(
         manager: &CrossBackendTransferManager,
         sim: SimDevice,
+        kind: MemoryKind,
         (count, piece): (usize, usize),
     ) -> Result<Self> {
-        let allocate = |kind| manager.allocate_for(DeviceId::Cuda(sim.ordinal()), kind, piece * count);
-        let (source, target) = (allocate(MemoryKind::Pinned)?, allocate(MemoryKind::Pinned)?);
+        let cuda = DeviceId::Cuda(sim.ordinal());
+        let allocate = |kind| {
+            let device = if kind == MemoryKind::Pageable { DeviceId::Cpu } else { cuda };
+            manager.allocate_for(device, kind, piece * count)
+        };
+        let (source, target) = (allocate(kind)?, allocate(kind)?);
         let device = allocate(MemoryKind::Device)?;
         source.write()?.chunks_mut(piece).enumerate().for_each(|(at, piece)| piece.fill(at as u8));
         target.write()?.fill(0xEE);
@@ -58,6 +63,16 @@ impl Lists {
 #[test]
 fn each_failing_call_names_all_pairs_without_race_or_leak() {
     let _alone = crate::alone_with_drop_errors();
+    each_failing_call(MemoryKind::Pinned);
+}
+
+#[test]
+fn each_failing_call_of_staged_lists_names_all_pairs_without_race_or_leak() {
+    let _alone = crate::alone_with_drop_errors();
+    each_failing_call(MemoryKind::Pageable);
+}
+
+fn each_failing_call(kind: MemoryKind) {
     let kinds = [ErrorKind::Device, ErrorKind::OutOfMemory, ErrorKind::Unsupported];
     let runs = harness::fail_each_call(
         |builder| builder,
@@ -65,7 +80,7 @@ fn each_failing_call_names_all_pairs_without_race_or_leak() {
         &kinds,
         |sim| {
             let manager = manager(sim)?;
-            let outcome = Lists::new(&manager, sim, (COUNT, PIECE)).and_then(|lists| {
+            let outcome = Lists::new(&manager, sim, kind, (COUNT, PIECE)).and_then(|lists| {
                 for list in [&lists.up, &lists.down] {
                     if let Err(failed) = manager.copy_many(list).wait() {
                         assert!(failed.pairs.iter().copied().eq(0..COUNT), "{failed}");
@@ -87,9 +102,15 @@ fn each_failing_call_names_all_pairs_without_race_or_leak() {
 #[test]
 fn list_goes_by_the_batch_call_without_scratch_memory() {
     transload_cuda_sim::install().unwrap();
+    for kind in [MemoryKind::Pinned, MemoryKind::Pageable] {
+        without_scratch_memory(kind);
+    }
+}
+
+fn without_scratch_memory(kind: MemoryKind) {
     let sim = SimDevice::builder().record_accesses(true).build();
     let manager = manager(sim).unwrap();
-    let lists = Lists::new(&manager, sim, (COUNT, PIECE)).unwrap();
+    let lists = Lists::new(&manager, sim, kind, (COUNT, PIECE)).unwrap();
     for list in [&lists.up, &lists.down] {
         const ASKED: usize = 32;
         for name in ["cuMemAlloc_v2", "cuMemAllocAsync", "cuMemAllocFromPoolAsync"].repeat(ASKED) {
@@ -116,7 +137,7 @@ fn failed_launch_in_the_middle_waits_for_the_first_chunks() {
     for (is_upload, call) in [(true, "cuLaunchKernel"), (false, "cuMemcpyDtoHAsync_v2")] {
         let sim = SimDevice::builder().record_accesses(true).build();
         let manager = manager(sim).unwrap();
-        let lists = Lists::new(&manager, sim, (COUNT, LONG)).unwrap();
+        let lists = Lists::new(&manager, sim, MemoryKind::Pinned, (COUNT, LONG)).unwrap();
         manager.copy_many(&lists.up).wait().unwrap();
         let list = if is_upload { &lists.up } else { &lists.down };
         sim.fail_call(Some(call), 2, UNKNOWN);
@@ -143,13 +164,14 @@ fn long_lists_use_the_scratch_buffers_in_turn() {
     transload_cuda_sim::install().unwrap();
     let sim = SimDevice::builder().total_memory(1 << 30).record_accesses(true).build();
     let manager = manager(sim).unwrap();
-    let lists = [(), ()].map(|()| Lists::new(&manager, sim, (COUNT, LENGTH)).unwrap());
+    let lists = [(), ()].map(|()| Lists::new(&manager, sim, MemoryKind::Pinned, (COUNT, LENGTH)).unwrap());
     let seen = sim.accesses().len();
     let copies = lists.each_ref().map(|list| manager.copy_many(&list.up).submit());
     assert!(copies.into_iter().all(|copy| copy.wait().unwrap().groups[0].through_device));
     let mut filled = sim.accesses().split_off(seen);
     filled.retain(|access| access.operation == "cuMemcpyHtoDAsync_v2" && access.kind == AccessKind::Write);
     filled.sort_unstable_by_key(|access| access.sequence);
+    assert!(filled.iter().all(|access| access.actor == filled[0].actor), "one stream fills them: {filled:?}");
     let filled: Vec<u64> = filled.iter().map(|access| access.address).collect();
     let [first, second, third, ..] = filled[..] else { panic!("{filled:?}") };
     assert_eq!(filled, [first, second, third].into_iter().cycle().take(8).collect::<Vec<_>>());
@@ -161,7 +183,7 @@ fn lost_device_fails_the_whole_list() {
     transload_cuda_sim::install().unwrap();
     let sim = SimDevice::builder().build();
     let manager = manager(sim).unwrap();
-    let lists = Lists::new(&manager, sim, (COUNT, PIECE)).unwrap();
+    let lists = Lists::new(&manager, sim, MemoryKind::Pinned, (COUNT, PIECE)).unwrap();
     let transfer = manager.copy_many(&lists.up).submit();
     sim.poison(ILLEGAL_ADDRESS);
     drop(transfer);
