@@ -158,7 +158,7 @@ impl Method for HostStaged {
         let scratch = memory.slice(..bytes)?;
         // Only lists of this kind use it, in the order in which they took it.
         let own = Claims::acquire(&mut [(&scratch, Access::Write)])?;
-        let through_device = ThroughDevice { queue, scratch: scratch.clone() };
+        let through_device = ThroughDevice::new(queue, scratch.clone());
         let kind = (kind, false, Some(through_device));
         let end = claimed.start(
             hold,

@@ -16,7 +16,7 @@ use transload_core::{
 use transload_executor::yield_now;
 
 use super::{
-    StagedTransfer, ThroughDevice,
+    StagedTransfer,
     fresh::{copy_to_cleared, fault_in},
     pieces::Piece,
     ring::{CAPACITY, StagingBuffer},
@@ -271,11 +271,10 @@ impl ChunkCopy {
 
     /// Enqueues the copy from the device into the staging buffer.
     fn download(&mut self, queue: &QueueLease) -> Result<()> {
-        let (staged, _) = self.staged()?;
-        if let Some(ThroughDevice { scratch, .. }) = &self.transfer.through_device {
-            let part = scratch.slice(self.range.clone())?;
-            return self.enqueue(queue, &[(part, staged)]);
+        if self.enqueue_part(queue)? {
+            return Ok(());
         }
+        let (staged, _) = self.staged()?;
         let mut pairs = PairList::default();
         for Piece { src, range, at, .. } in self.transfer.pieces.within(&self.range) {
             pairs.add((src, &staged), range.len(), [(range.start, at)])?;
@@ -285,17 +284,36 @@ impl ChunkCopy {
 
     /// Enqueues the copy from the staging buffer to the device, after the earlier copies.
     fn enqueue_upload(&mut self, queue: &QueueLease) -> Result<()> {
-        let (staged, _) = self.staged()?;
-        if let Some(ThroughDevice { scratch, .. }) = &self.transfer.through_device {
-            let part = scratch.slice(self.range.clone())?;
-            return self.enqueue(queue, &[(staged, part)]);
+        if self.enqueue_part(queue)? {
+            return Ok(());
         }
+        let (staged, _) = self.staged()?;
         self.transfer.timeline.mark_written();
         let mut pairs = PairList::default();
         for Piece { dst, range, at, .. } in self.transfer.pieces.within(&self.range) {
             pairs.add((&staged, dst), range.len(), [(at, range.start)])?;
         }
         self.enqueue(queue, &pairs)
+    }
+
+    /// Enqueues the copy between the staging buffer and the device's scratch memory. Returns whether there is such memory.
+    fn enqueue_part(&mut self, queue: &QueueLease) -> Result<bool> {
+        let transfer = Arc::clone(&self.transfer);
+        let Some(through) = &transfer.through_device else { return Ok(false) };
+        let (staged, _) = self.staged()?;
+        let part = through.scratch.slice(self.range.clone())?;
+        let (src, dst) = if transfer.is_upload() { (&staged, &part) } else { (&part, &staged) };
+        let _attached = transfer.attach();
+        let scattered = transfer.enqueue_part(through, |after| {
+            // SAFETY: the staging buffer is this chunk's until `copies` are over, and the scratch memory is claimed until the transfer's
+            // end, which comes after that; the lengths are equal.
+            let copied = unsafe { queue.enqueue(&Operation::Copy { src, dst }, after, Timing::Off) };
+            let copied = copied.map_err(|error| name_lost_device(queue.device(), error))?;
+            self.copies.push(copied.clone());
+            Ok(copied)
+        })?;
+        self.copies.extend(scattered);
+        Ok(true)
     }
 
     /// Enqueues copies between the staging buffer and the device.

@@ -73,6 +73,11 @@ impl Chunks {
         self.chunk
     }
 
+    /// Returns the number of all chunks.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
     /// Returns the number of chunks left to take.
     pub(crate) fn left_to_take(&self) -> usize {
         usize::try_from(self.count.saturating_sub(self.next.load(Ordering::Acquire))).unwrap_or(usize::MAX)

@@ -9,6 +9,7 @@ mod ring;
 mod rings;
 mod staged_transfer;
 mod stream_copy;
+mod through_device;
 mod timeline;
 mod wait_mode;
 
@@ -21,7 +22,8 @@ pub(crate) use pieces::Pieces;
 pub use ring::STAGING_BUFFER;
 pub(crate) use ring::{RingHold, StagingRing};
 pub(crate) use rings::StagingRings;
-pub(crate) use staged_transfer::{StagedTransfer, ThroughDevice};
+pub(crate) use staged_transfer::StagedTransfer;
+pub(crate) use through_device::ThroughDevice;
 pub(crate) use timeline::StagedTimeline;
 
 /// Most workers per transfer: more do not raise a link's rate (measured with 4, 8 and 14 on a PCIe 5 link).

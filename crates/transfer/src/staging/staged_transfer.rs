@@ -13,12 +13,12 @@ use std::{
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use transload_core::{
-    Backend, BatchHalf, DeviceId, Error, ErrorKind, Fence, Operation, QueueLease, RawBuffer, Result,
-    StreamPriority, Timing, TransferId,
+    Backend, DeviceId, Error, ErrorKind, Fence, Operation, QueueLease, RawBuffer, Result, StreamPriority,
+    Timing, TransferId,
 };
 
 use super::{
-    Pieces, RingHold, StagedKind, StagedTimeline, StagingRing,
+    Pieces, RingHold, StagedKind, StagedTimeline, StagingRing, ThroughDevice,
     chunk_copy::ChunkCopy,
     chunks::{Chunks, chunk_for},
     default_workers,
@@ -30,15 +30,6 @@ use crate::{report_events, stats::lost::name_lost_device};
 const LARGE: usize = 1 << 20;
 /// Threads that copy a transfer with smaller chunks: 3 MiB go up in 132 µs with six, in 152 with eight (H200, 16 processors).
 const FEW: usize = 6;
-
-/// How a list of short pieces reaches a device, or leaves it: laid end to end in scratch memory of the device, between which and the
-/// pieces a kernel copies.
-pub(crate) struct ThroughDevice {
-    /// The kernel's.
-    pub(crate) queue: QueueLease,
-    /// As long as the list, and claimed until the transfer's end.
-    pub(crate) scratch: RawBuffer,
-}
 
 /// One transfer. Its ranges are claimed, so no conflicting work runs until its end.
 pub(crate) struct StagedTransfer {
@@ -62,7 +53,7 @@ pub(crate) struct StagedTransfer {
     /// Chunks of an upload that were taken and that the host has not copied yet.
     pub(super) on_host: AtomicUsize,
     /// Operations that may be incomplete and that no task waits for.
-    pending: Mutex<SmallVec<[Fence; 2]>>,
+    pub(super) pending: Mutex<SmallVec<[Fence; 2]>>,
     /// Whether the ring has it, or had it.
     is_in_ring: AtomicBool,
     /// Time just before the first byte moved.
@@ -211,7 +202,7 @@ impl StagedTransfer {
     /// Moves what is copied from to where the chunks find it.
     async fn before_chunks(&self, waits: WaitMode<'_>) -> Result<()> {
         match (&self.kind, self.pieces.single()) {
-            (StagedKind::Download(_), _) => self.copy_half(BatchHalf::Gather, waits).await,
+            (StagedKind::Download(_), _) => self.gather(waits).await,
             // The copies would still work without it, one page fault at a time; but its error is reported.
             (StagedKind::FromUnified(queue), Some((src, _))) => {
                 self.prefetch(queue, src, DeviceId::Cpu, waits).await
@@ -223,26 +214,11 @@ impl StagedTransfer {
     /// Moves what the chunks copied to where it is to be.
     async fn after_chunks(&self, waits: WaitMode<'_>) -> Result<()> {
         match (&self.kind, self.pieces.single()) {
-            (StagedKind::Upload(_), _) => self.copy_half(BatchHalf::Scatter, waits).await,
             (StagedKind::ToUnified(queue), Some((_, dst))) => {
                 self.prefetch(queue, dst, dst.place().device, waits).await
             }
             _ => Ok(()),
         }
-    }
-
-    /// Copies between the pieces and the scratch memory, if there is any.
-    async fn copy_half(&self, half: BatchHalf, waits: WaitMode<'_>) -> Result<()> {
-        let Some(ThroughDevice { queue, scratch }) = &self.through_device else { return Ok(()) };
-        if half == BatchHalf::Scatter {
-            self.timeline.mark_written();
-        }
-        let copy = || {
-            // SAFETY: the pairs were checked; they and the scratch memory, which is as long, are claimed until the transfer's end,
-            // which waits for the fence. No chunk is in flight.
-            unsafe { queue.enqueue_half(half, self.pieces.pairs(), scratch, &[]) }
-        };
-        self.complete(queue, copy, waits).await
     }
 
     async fn prefetch(
