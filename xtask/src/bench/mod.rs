@@ -97,10 +97,12 @@ fn gpu(out: &Path, measure: impl Fn(&Path, &[&str]) -> Result<ExitStatus>) -> Re
     /// The benchmark's exit code if a goal was missed.
     const MISSED: i32 = 4;
     let mut rows = Vec::new();
-    for (index, arguments) in goals::RUNS.iter().enumerate() {
-        let json = out.join(format!("gpu-{}.json", index + 1));
+    let mut runs = 0;
+    for arguments in goals::RUNS {
         rows.extend(goals::confirmed(|| {
-            let status = measure(&json, arguments)?;
+            runs += 1;
+            let json = out.join(format!("gpu-{runs}.json"));
+            let status = measure(&json, &[&["--hardware"], arguments].concat())?;
             ensure!(matches!(status.code(), Some(0 | MISSED)), "{PROGRAM} failed: {status}");
             let results = Results::read(&json)?;
             check::check(&results, false).map(|()| results)
