@@ -8,8 +8,8 @@ use std::{
 
 use transload_core::{
     Backend, CompletionHandler, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost,
-    Place, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, StreamPriority, Timing, Transfer,
-    TransferId, TransferPath, events::report,
+    Place, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Timing, Transfer, TransferId,
+    TransferPath, events::report,
 };
 use transload_executor::{Executor, Task};
 
@@ -395,10 +395,6 @@ impl CrossBackendTransferManager {
         let mut submission = candidate.submission(input, choice);
         // Taken before the driver call, which evicts most of L1.
         let (info, is_observed) = (candidate.share_info(), self.context.observer.is_some());
-        // What is urgent does not account for other transfers first.
-        if options.priority != StreamPriority::High {
-            self.context.unobserved.check_few(&self.context);
-        }
         if timing == Timing::Measured || is_observed {
             if extras.is_none_or(|extras| extras.rows.is_none()) {
                 candidate.note_if_alone(&mut submission, timing);
@@ -409,6 +405,8 @@ impl CrossBackendTransferManager {
         if let Some(begun) = submission.begun {
             submission.submitting = begun.elapsed();
         }
+        // While the device works.
+        self.context.unobserved.check_few(&self.context);
         match submitted {
             Ok(end) => {
                 self.accepted(candidate, choice, options.priority, (&end, &submission, &info));

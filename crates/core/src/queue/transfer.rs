@@ -233,10 +233,10 @@ impl Transfer {
                 let outcome = direct.fence.wait();
                 ManuallyDrop::into_inner(direct).end(outcome)
             }
-            State::Running(running) => {
-                let outcome = if let Submitted::Until(fence) = &running.end { fence.wait() } else { Ok(()) };
-                running.end(outcome)
-            }
+            State::Running(running) => running.end(|end| match end {
+                Submitted::Until(fence) => fence.wait(),
+                Submitted::Complete(_) => Ok(()),
+            }),
         }
     }
 }
@@ -260,9 +260,11 @@ impl Direct {
 }
 
 impl Running {
+    /// Makes the report before `wait`, so that the caller does not wait for that after the end of the work.
     #[inline(always)]
-    fn end(self, outcome: Result<()>) -> Result<TransferReport> {
+    fn end(self, wait: impl FnOnce(&Submitted) -> Result<()>) -> Result<TransferReport> {
         let mut report = self.completion.report(&self.submission);
+        let outcome = wait(&self.end);
         report.elapsed = self.submission.begun.map(|begun| begun.elapsed());
         let outcome = outcome.and_then(|()| {
             report.moving = match &self.end {
@@ -292,7 +294,7 @@ impl Future for Transfer {
             State::Refused(refused) => Poll::Ready(Err(refused.error)),
             State::Taken => Poll::Ready(Err(taken())),
             State::Direct(direct) => Poll::Ready(ManuallyDrop::into_inner(direct).end(outcome)),
-            State::Running(running) => Poll::Ready(running.end(outcome)),
+            State::Running(running) => Poll::Ready(running.end(|_| outcome)),
         }
     }
 }
@@ -324,7 +326,7 @@ impl Transfer {
             State::Running(Running { completion, submission, end: Submitted::Until(fence) }) => {
                 completion.abandoned(&submission, fence);
             }
-            State::Running(complete) => drop(complete.end(Ok(()))),
+            State::Running(complete) => drop(complete.end(|_| Ok(()))),
             State::Refused(Refused { handler, error, id, seen }) if !seen.load(Ordering::Relaxed) => {
                 match handler {
                     Some(handler) => handler.refusal_dropped(id, &error),
