@@ -87,7 +87,7 @@ impl Verify for Columns {
 }
 
 fn rows_of(fixture: &Fixture<'_>, kind: MemoryKind, up: bool) -> Result<Vec<Row>> {
-    let manager = CrossBackendTransferManager::new();
+    let manager = CrossBackendTransferManager::builder().registration(false).build();
     manager.register_backend(CpuBackend::new()?)?;
     let config = CudaBackendConfig::default().with_devices([fixture.device.ordinal()]);
     manager.register_backend(CudaBackend::open(&config)?)?;

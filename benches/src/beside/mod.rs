@@ -83,7 +83,7 @@ impl<'a> Way<'a> {
 }
 
 fn rows_of(fixture: &Fixture<'_>, bytes: usize, goals: Goals) -> Result<Vec<Row>> {
-    let manager = CrossBackendTransferManager::new();
+    let manager = CrossBackendTransferManager::builder().registration(false).build();
     manager.register_backend(CpuBackend::new()?)?;
     let config = CudaBackendConfig::default().with_devices([fixture.device.ordinal()]);
     manager.register_backend(CudaBackend::open(&config)?)?;

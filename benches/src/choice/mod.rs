@@ -71,7 +71,7 @@ impl Cell {
 fn manager(fixture: &Fixture<'_>) -> Result<CrossBackendTransferManager> {
     let ordinals = cuda::pair(fixture.device.ordinal())?;
     // The measured copies would correct what they are compared with.
-    let manager = CrossBackendTransferManager::builder().refinement(false).build();
+    let manager = CrossBackendTransferManager::builder().refinement(false).registration(false).build();
     manager.register_backend(CpuBackend::new()?)?;
     manager.register_backend(CudaBackend::open(&CudaBackendConfig::default().with_devices(ordinals))?)?;
     Ok(manager)

@@ -1,15 +1,17 @@
 //! Rows of files in memory (`/dev/shm`) to one and to two devices, and of downloads into host memory that was never touched, next to
-//! threads with two pinned slots each, written by hand; and of pinning a large pool. For fewer processors: `taskset -c 0-3 transload-bench --only load`.
+//! threads with two pinned slots each, written by hand; of pinning a large pool; and of the same
+//! array uploaded repeatedly. For fewer processors: `taskset -c 0-3 transload-bench --only load`.
 
 mod files;
 mod fresh;
 mod pool;
+mod repeated;
 mod threads;
 
 use std::thread;
 
 use anyhow::{Result, ensure};
-use transload::{Runtime, cuda::CudaBackendConfig};
+use transload::{Runtime, RuntimeBuilder, cuda::CudaBackendConfig};
 
 use crate::{
     comparison::{Fixture, Parts},
@@ -24,14 +26,18 @@ pub(crate) const PARTS: Parts = (
         ("two devices", files::two),
         ("fresh memory", fresh::rows),
         ("pinned pool", pool::rows),
+        ("repeated", repeated::rows),
     ],
 );
 
 fn runtime(fixture: &Fixture<'_>) -> Result<Runtime> {
+    Ok(builder(fixture)?.discover()?)
+}
+
+fn builder(fixture: &Fixture<'_>) -> Result<RuntimeBuilder> {
     let ordinals = cuda::pair(fixture.device.ordinal())?;
     let config = CudaBackendConfig::default().with_devices(ordinals);
-    let builder = Runtime::builder().cuda(config);
-    Ok(builder.calibration(transload::calibration::CalibrationStore::None).discover()?)
+    Ok(Runtime::builder().cuda(config).calibration(transload::calibration::CalibrationStore::None))
 }
 
 /// Fails if anything is still allocated.

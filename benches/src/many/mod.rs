@@ -60,7 +60,7 @@ fn rows_of(fixture: &Fixture<'_>, of: Rows, shapes: &[Shape], up: bool) -> Resul
 
 /// Returns one over the host and the fixture's device.
 fn manager(fixture: &Fixture<'_>) -> Result<CrossBackendTransferManager> {
-    let manager = CrossBackendTransferManager::new();
+    let manager = CrossBackendTransferManager::builder().registration(false).build();
     manager.register_backend(CpuBackend::new()?)?;
     let config = CudaBackendConfig::default().with_devices([fixture.device.ordinal()]);
     manager.register_backend(CudaBackend::open(&config)?)?;

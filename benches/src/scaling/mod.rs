@@ -77,7 +77,7 @@ impl Library {
     fn new(fixture: &Fixture<'_>) -> Result<Self> {
         let ordinals = cuda::pair(fixture.device.ordinal())?;
         let peer = ordinals.get(1).map(|ordinal| DeviceId::Cuda(*ordinal));
-        let manager = CrossBackendTransferManager::new();
+        let manager = CrossBackendTransferManager::builder().registration(false).build();
         manager.register_backend(CpuBackend::new()?)?;
         manager.register_backend(CudaBackend::open(&CudaBackendConfig::default().with_devices(ordinals))?)?;
         Ok(Self { manager, device: fixture.device.id(), peer })

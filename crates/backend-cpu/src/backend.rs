@@ -19,7 +19,7 @@ use crate::{
     pages::Pages,
     queue::MAX_INLINE,
     queue_pool::QueuePool,
-    storage::{Counters, counted_storage},
+    storage::{Counters, counted_storage, owned_storage},
 };
 
 /// Host memory and queues that copy within it. All methods may be called from any thread.
@@ -69,7 +69,7 @@ impl CpuBackend {
         let address = NonNull::new(elements.as_mut_ptr()).unwrap_or(NonNull::dangling()).cast();
         // SAFETY: the vector keeps its `len` initialised bytes at this address until it is dropped; there is no
         // other reference to them.
-        let storage = unsafe { counted_storage(PodVec(elements), address, len, true, &self.counters, None) };
+        let storage = unsafe { owned_storage(PodVec(elements), address, len, &self.counters) };
         RawBuffer::new(storage, &self.reclaimer)
     }
 
@@ -163,7 +163,7 @@ impl Backend for CpuBackend {
         report::emit_deferred();
         let address = pages.address();
         // SAFETY: the pages have `bytes` zeroed bytes at this address until they are dropped.
-        let storage = unsafe { counted_storage(pages, address, bytes, true, &self.counters, None) };
+        let storage = unsafe { owned_storage(pages, address, bytes, &self.counters) };
         Ok(RawBuffer::new(storage, &self.reclaimer))
     }
 
@@ -199,7 +199,8 @@ impl Backend for CpuBackend {
         let mut ledger = ResourceCounts::default();
         ledger.allocations = self.counters.allocations.load(Ordering::Acquire);
         ledger.bytes = self.counters.bytes.load(Ordering::Acquire);
-        ledger.pending_free = (self.reclaimer.len() + self.drops.len()) as u64;
+        let registered = self.counters.registered_pending_free.load(Ordering::Acquire);
+        ledger.pending_free = (self.reclaimer.len() + self.drops.len()) as u64 + registered;
         ledger.leases = self.queues.leases();
         ledger
     }

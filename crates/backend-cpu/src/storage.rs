@@ -1,6 +1,7 @@
 //! Storage that counts live memory.
 
 use std::{
+    any::Any,
     ptr::NonNull,
     sync::{
         Arc,
@@ -8,7 +9,7 @@ use std::{
     },
 };
 
-use transload_core::{DeviceId, HostBytes, MemoryKind, Place, Storage};
+use transload_core::{DeviceId, HostBytes, MemoryKind, Place, RegistrationSlot, Storage};
 use transload_executor::{DropQueue, ExternalMemory, ExternalStorage};
 
 /// Live allocations of one backend.
@@ -16,6 +17,8 @@ use transload_executor::{DropQueue, ExternalMemory, ExternalStorage};
 pub(crate) struct Counters {
     pub(crate) allocations: AtomicU64,
     pub(crate) bytes: AtomicU64,
+    /// Allocations that were dropped, and are freed after their registrations.
+    pub(crate) registered_pending_free: AtomicU64,
 }
 
 /// Creates storage over an owner's pageable memory, counted until the owner is dropped: by `drops`, or without it by the thread that
@@ -48,10 +51,74 @@ pub(crate) unsafe fn counted_storage<O: Send + Sync + 'static>(
     Box::new(unsafe { ExternalStorage::new(memory, Box::new(owner), drops) })
 }
 
+/// Writable pageable memory that nothing but the storage frees, so that it may be registered until then.
+struct OwnedBytes<O: Send + Sync + 'static> {
+    address: NonNull<u8>,
+    len: usize,
+    /// Taken on drop.
+    owner: Option<(O, AllocationCount)>,
+    registration: RegistrationSlot,
+}
+
+// SAFETY: the owner is Send, and the address refers to memory that it keeps alive and that any thread may use.
+unsafe impl<O: Send + Sync> Send for OwnedBytes<O> {}
+// SAFETY: a shared reference gives access only to the fields' values.
+unsafe impl<O: Send + Sync> Sync for OwnedBytes<O> {}
+
+/// Creates storage over writable pageable memory that only `owner` frees, counted until then.
+///
+/// # Safety
+/// * Those of [`HostBytes::new`].
+pub(crate) unsafe fn owned_storage<O: Send + Sync + 'static>(
+    owner: O,
+    address: NonNull<u8>,
+    len: usize,
+    counters: &Arc<Counters>,
+) -> Box<dyn Storage> {
+    let owner = Some((owner, AllocationCount::of(len, counters)));
+    Box::new(OwnedBytes { address, len, owner, registration: RegistrationSlot::default() })
+}
+
+// SAFETY: the caller of `owned_storage` promised what concerns the address, and nothing changes afterwards. The owner is dropped by the
+// slot.
+unsafe impl<O: Send + Sync> Storage for OwnedBytes<O> {
+    fn place(&self) -> Place {
+        Place::new(DeviceId::Cpu, MemoryKind::Pageable)
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        Some(self.address)
+    }
+
+    fn registration_slot(&self) -> Option<&RegistrationSlot> {
+        Some(&self.registration)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl<O: Send + Sync> Drop for OwnedBytes<O> {
+    fn drop(&mut self) {
+        if let Some((owner, mut count)) = self.owner.take() {
+            if self.registration.is_registered() {
+                count.pend();
+            }
+            self.registration.free((owner, count));
+        }
+    }
+}
+
 /// Counts one allocation. Dropped after the memory.
 struct AllocationCount {
     len: u64,
     counters: Arc<Counters>,
+    is_pending: bool,
 }
 
 impl AllocationCount {
@@ -59,12 +126,21 @@ impl AllocationCount {
         let len = len as u64;
         counters.allocations.fetch_add(1, Ordering::Relaxed);
         counters.bytes.fetch_add(len, Ordering::Relaxed);
-        Self { len, counters: Arc::clone(counters) }
+        Self { len, counters: Arc::clone(counters), is_pending: false }
+    }
+
+    /// Counts it as pending free.
+    fn pend(&mut self) {
+        self.is_pending = true;
+        self.counters.registered_pending_free.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 impl Drop for AllocationCount {
     fn drop(&mut self) {
+        if self.is_pending {
+            self.counters.registered_pending_free.fetch_sub(1, Ordering::Relaxed);
+        }
         self.counters.bytes.fetch_sub(self.len, Ordering::Relaxed);
         self.counters.allocations.fetch_sub(1, Ordering::Release);
     }

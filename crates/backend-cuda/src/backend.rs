@@ -3,6 +3,7 @@
 use std::{
     fmt, ptr,
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -337,6 +338,16 @@ impl Backend for CudaBackend {
         let registrations = self.registrations()?;
         let outcome = registrations.register(buffer);
         self.retry_pinned(MemoryKind::Pinned, outcome, || registrations.register(buffer))
+    }
+
+    /// Registers for all devices: see [`RegistrationCache::register_until_freed`].
+    fn register_until_freed(&self, buffer: &RawBuffer) -> Result<()> {
+        self.registrations()?.register_until_freed(buffer)
+    }
+
+    /// `None` if pinned memory is limited, since the limit is for what the caller pins.
+    fn registration_time(&self, bytes: u64) -> Option<Duration> {
+        (self.pinned.limit() == u64::MAX).then(|| costs::registration(bytes))
     }
 
     fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<SharedBuffer> {

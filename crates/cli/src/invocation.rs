@@ -22,7 +22,8 @@ impl Invocation {
     pub(crate) fn start(arguments: &Arguments) -> Result<Self, Failure> {
         #[cfg(feature = "sim")]
         install(&arguments.simulation)?;
-        let mut builder = Runtime::builder();
+        // What is measured repeatedly is pageable memory.
+        let mut builder = Runtime::builder().registration(false);
         if let Some(file) = &arguments.calibration {
             if matches!(arguments.command, Command::Calibrate(_)) {
                 check_replaceable(file)?;

@@ -47,6 +47,7 @@ pub use buffer::pair_list::PairList;
 pub use buffer::range_guard::{PendingConflict, RangeGuard, TryLockResult};
 pub use buffer::raw_buffer::{RawBuffer, WeakBuffer, range_within};
 pub use buffer::reclaim::Reclaimer;
+pub use buffer::registration_slot::{KeptRegistration, RegistrationSlot};
 pub use buffer::spare_buffer::{Recycler, SpareBuffer};
 pub use buffer::storage::Storage;
 pub use buffer::typed_buffer::{Buffer, bytes_of_elements, check_same_len, slice_elements};

@@ -19,6 +19,7 @@ pub struct ManagerBuilder {
     staging_limit: Option<u64>,
     refinement: bool,
     exploration: bool,
+    registration: bool,
 }
 
 impl Default for ManagerBuilder {
@@ -30,6 +31,7 @@ impl Default for ManagerBuilder {
             staging_limit: None,
             refinement: true,
             exploration: true,
+            registration: true,
         }
     }
 }
@@ -82,10 +84,21 @@ impl ManagerBuilder {
         self
     }
 
+    /// Sets whether pageable memory that is staged again and again is registered with the driver instead. Default: yes. It is, by a thread
+    /// of the executor, once copies of at least 1 MiB between the host and a device have copied all of the memory twice, and would
+    /// have been faster by the time that a registration takes: after about ten copies of 64 MiB. Further copies are planned and reported as those of pinned memory.
+    /// Only memory that the library frees, such as [`Backend::allocate`](transload_core::Backend::allocate) and a vector that a
+    /// buffer owns; it is registered until then. A backend may have a limit, and its driver may refuse: copies go on being staged.
+    pub fn registration(mut self, is_on: bool) -> Self {
+        self.registration = is_on;
+        self
+    }
+
     /// Creates the manager, without backends.
     #[must_use]
     pub fn build(self) -> CrossBackendTransferManager {
-        let Self { observer, sampling, executor, staging_limit, refinement: refines, exploration } = self;
+        let Self { observer, sampling, executor, staging_limit, refinement: refines, .. } = self;
+        let Self { exploration, registration: registers, .. } = self;
         let executor = executor.unwrap_or_else(Executor::shared);
         let calls = executor.group();
         let explores = exploration && refines && !matches!(sampling, Sampling::Off | Sampling::Every(0));
@@ -94,12 +107,13 @@ impl ManagerBuilder {
             sampling,
             refines,
             explores,
+            registers,
             executor: calls,
             ..ManagerContext::default()
         };
         let rings = Arc::new(StagingRings::new(executor.clone(), staging_limit));
-        let methods = methods::all(executor, &rings);
         let context = Arc::new(context);
+        let methods = methods::all(executor, &rings, &context);
         let registry = Arc::new(Registry::new(Arc::clone(&context), methods, rings));
         CrossBackendTransferManager { registry, context }
     }
@@ -114,6 +128,7 @@ impl fmt::Debug for ManagerBuilder {
             .field("staging_limit", &self.staging_limit)
             .field("refinement", &self.refinement)
             .field("exploration", &self.exploration)
+            .field("registration", &self.registration)
             .finish()
     }
 }

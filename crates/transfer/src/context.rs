@@ -27,6 +27,8 @@ pub(crate) struct ManagerContext {
     pub(crate) refines: bool,
     /// Whether the second best method is tried now and then. Only if they do.
     pub(crate) explores: bool,
+    /// Whether memory that is staged repeatedly is registered.
+    pub(crate) registers: bool,
     pub(crate) lost: LostDevices,
     pub(crate) refused: AtomicU64,
     /// The first failure not returned to any caller; the next `drain` returns it.
@@ -85,6 +87,7 @@ impl Default for ManagerContext {
             costs: Costs::default(),
             refines: true,
             explores: true,
+            registers: true,
             lost: LostDevices::default(),
             refused: AtomicU64::default(),
             unreported: UnreportedFailure::default(),

@@ -194,7 +194,7 @@ impl<'a> CopyBuilder<'a> {
     pub fn plan(&self) -> Result<Plan> {
         let queue = self.extras.as_ref().and_then(|extras| extras.order.queue).map(|queue| queue.device());
         let (input, options) = match self.extras.as_ref().and_then(|extras| extras.strided.as_ref()) {
-            None => (PlanInput::of(self.src, self.dst)?, self.options),
+            None => (PlanInput::of_registered(self.src, self.dst, &self.options)?, self.options),
             Some(strided) => (strided.input()?, strided.options(self.manager, &self.options, queue)),
         };
         self.manager.plan_on(&input, &options, queue)

@@ -333,11 +333,11 @@ impl CrossBackendTransferManager {
     ) -> Transfer {
         let id = || extras.and_then(|extras| extras.id);
         let rows = extras.and_then(|extras| extras.rows);
-        let input =
-            match rows.map_or_else(|| PlanInput::of(src, dst), |rows| PlanInput::of_rows(src, dst, rows)) {
-                Ok(input) => input,
-                Err(error) => return self.refuse(id(), error),
-            };
+        let whole = || PlanInput::of_registered(src, dst, options);
+        let input = match rows.map_or_else(whole, |rows| PlanInput::of_rows(src, dst, rows)) {
+            Ok(input) => input,
+            Err(error) => return self.refuse(id(), error),
+        };
         let registry = &*self.registry;
         let (mut cache, mut excluded) = (registry.route_cache(), Excluded::default());
         loop {

@@ -133,6 +133,14 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Sets whether arrays in ordinary memory that are copied again and again are registered with the driver; see
+    /// [`ManagerBuilder::registration`](crate::backend::ManagerBuilder::registration). Default: yes, unless there is a
+    /// [`pinned_limit`](Self::pinned_limit).
+    pub fn registration(mut self, is_on: bool) -> Self {
+        self.manager = self.manager.registration(is_on);
+        self
+    }
+
     /// Sets where calibrations are kept. The runtime uses the one there, if it fits this machine, and
     /// [`Runtime::calibrate`] replaces it. Default: the user's cache directory. Feature `calibration`.
     #[cfg(feature = "calibration")]

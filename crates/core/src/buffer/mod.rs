@@ -10,6 +10,7 @@ pub(crate) mod pair_list;
 pub(crate) mod range_guard;
 pub(crate) mod raw_buffer;
 pub(crate) mod reclaim;
+pub(crate) mod registration_slot;
 pub(crate) mod spare_buffer;
 pub(crate) mod storage;
 pub(crate) mod typed_buffer;

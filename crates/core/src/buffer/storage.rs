@@ -2,7 +2,7 @@
 
 use std::{any::Any, ptr::NonNull};
 
-use crate::{Fence, Place};
+use crate::{Fence, Place, RegistrationSlot};
 
 /// Memory of one kind on one device; freed on drop.
 ///
@@ -19,6 +19,7 @@ use crate::{Fence, Place};
 /// * The methods always return the same values.
 /// * [`adopt_fences`](Self::adopt_fences) returns `true` only if the memory is neither freed nor reused
 ///   before all the fences are complete, except by work that waits for them on the device.
+/// * If it has a [`registration_slot`](Self::registration_slot), `drop` frees the memory by [`RegistrationSlot::free`] only.
 pub unsafe trait Storage: Send + Sync + 'static {
     /// Returns its device and kind of memory.
     fn place(&self) -> Place;
@@ -52,6 +53,12 @@ pub unsafe trait Storage: Send + Sync + 'static {
     fn adopt_fences(&mut self, until: &[Fence]) -> bool {
         let _pending_free_until_then = until;
         false
+    }
+
+    /// Returns where a registration of the memory with a driver is kept, which lasts until the memory is freed. `None`, the default,
+    /// if other code may free the memory.
+    fn registration_slot(&self) -> Option<&RegistrationSlot> {
+        None
     }
 
     /// Returns `self`, for the backend's own queues.

@@ -4,6 +4,7 @@ use std::{
     any::Any,
     fmt,
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use crate::{
@@ -296,6 +297,24 @@ pub trait Backend: Any + Send + Sync {
     fn register(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
         let _ = buffer;
         unsupported(self, "registration of host memory")
+    }
+
+    /// Pins the whole allocation of a buffer for copy engines, until it is freed. The buffer stays what it is, and may be used
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the backend cannot, or the memory has no [slot](RawBuffer::registration_slot);
+    /// [`ErrorKind::Busy`] if part of it is registered already; [`ErrorKind::OutOfMemory`] beyond a limit; the driver's.
+    fn register_until_freed(&self, buffer: &RawBuffer) -> Result<()> {
+        let _ = buffer;
+        unsupported(self, "registration of host memory")
+    }
+
+    /// Returns about how long [`register_until_freed`](Self::register_until_freed) and the end of the registration take for so many
+    /// bytes; `None`, the default, if the backend should not be asked for it.
+    fn registration_time(&self, bytes: u64) -> Option<Duration> {
+        let _ = bytes;
+        None
     }
 
     /// Advises on the placement of unified memory.

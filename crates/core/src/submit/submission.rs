@@ -54,9 +54,10 @@ pub fn try_submit_after(
         return Err(Unblocked::fences(vec![room]).into());
     }
     let mut uses = operation.uses();
-    let pageable = uses
-        .iter()
-        .any(|(buffer, _)| buffer.place().device.is_cpu() && buffer.place().kind == MemoryKind::Pageable);
+    let pageable = uses.iter().any(|(buffer, _)| {
+        let place = buffer.place();
+        place.device.is_cpu() && place.kind == MemoryKind::Pageable && !buffer.is_registered()
+    });
     let during_call = pageable && !queue.device().is_cpu();
     let in_order = in_stream_order(uses.iter().map(|(buffer, _)| *buffer));
     let for_queue = |fence: &Fence| !during_call && is_ordered_by(queue, fence, || in_order);

@@ -56,6 +56,11 @@ impl HostRegistration {
         Ok(Self { context: context.clone(), start, number, owner: Some(owner) })
     }
 
+    /// Sets the owner that keeps the memory mapped.
+    pub(crate) fn set_owner(&mut self, owner: Owner) {
+        self.owner = Some(owner);
+    }
+
     /// Returns the address under which devices use the memory in place, if the driver gives one.
     #[cfg(target_os = "linux")]
     pub(crate) fn device_address(&self) -> Option<u64> {

@@ -9,6 +9,7 @@ mod features;
 mod heap;
 mod hints;
 mod host_memory;
+mod kept;
 mod resources;
 
 use transload_core::{ErrorKind, MemoryKind};

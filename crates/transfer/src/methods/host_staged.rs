@@ -16,11 +16,12 @@ use super::{
 };
 use crate::{
     attempt::{Deferral, NotSubmitted},
+    context::ManagerContext,
     planning::request::PlanInput,
     report_events,
     staging::{
-        Pieces, RingHold, StagedKind, StagedTimeline, StagedTransfer, StagingRings, ThroughDevice, chunk_for,
-        chunks_of,
+        Pieces, RepeatedStaging, RingHold, StagedKind, StagedTimeline, StagedTransfer, StagingRings,
+        ThroughDevice, chunk_for, chunks_of,
     },
     stats::lost::name_lost_device,
 };
@@ -29,11 +30,18 @@ pub(super) struct HostStaged {
     executor: Executor,
     rings: Arc<StagingRings>,
     scratch: Arc<DeviceScratch>,
+    repeated: RepeatedStaging,
 }
 
 impl HostStaged {
-    pub(super) fn new(executor: Executor, rings: &Arc<StagingRings>, scratch: &Arc<DeviceScratch>) -> Self {
-        Self { executor, rings: Arc::clone(rings), scratch: Arc::clone(scratch) }
+    pub(super) fn new(
+        executor: Executor,
+        rings: &Arc<StagingRings>,
+        scratch: &Arc<DeviceScratch>,
+        context: &Arc<ManagerContext>,
+    ) -> Self {
+        let repeated = RepeatedStaging::new(Arc::clone(context), executor.clone());
+        Self { executor, rings: Arc::clone(rings), scratch: Arc::clone(scratch), repeated }
     }
 }
 
@@ -106,7 +114,11 @@ impl Method for HostStaged {
 
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {
         match request.rows() {
-            None => self.submit_pairs(route, request, None),
+            None => {
+                let submitted = self.submit_pairs(route, request, None)?;
+                self.repeated.count(route, request);
+                Ok(submitted)
+            }
             Some(rows) => self.submit_many(route, request, &rows.pairs(request.src, request.dst)?),
         }
     }

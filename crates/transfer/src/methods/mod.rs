@@ -15,6 +15,7 @@ pub(crate) use device_scratch::CHUNK;
 use crate::{
     TransferOptions,
     attempt::{Deferral, Extras, NotSubmitted, Staging, TaskContext},
+    context::ManagerContext,
     planning::{registry::Registered, request::PlanInput},
     staging::StagingRings,
     strided::Rows,
@@ -30,11 +31,15 @@ mod zero_copy;
 
 /// Creates every method, in the order of [`TransferMethod::ALL`]: of two with equal costs the first is chosen. Each
 /// manager has its own, with their threads, pinned memory and verified pairs.
-pub(crate) fn all(executor: Executor, rings: &Arc<StagingRings>) -> [Arc<dyn Method>; 5] {
+pub(crate) fn all(
+    executor: Executor,
+    rings: &Arc<StagingRings>,
+    context: &Arc<ManagerContext>,
+) -> [Arc<dyn Method>; 5] {
     let scratch = Arc::default();
     [
         Arc::new(direct_copy::DirectCopy { scratch: Arc::clone(&scratch) }),
-        Arc::new(host_staged::HostStaged::new(executor.clone(), rings, &scratch)),
+        Arc::new(host_staged::HostStaged::new(executor.clone(), rings, &scratch, context)),
         Arc::new(unified_memory::UnifiedMemory::new(executor)),
         Arc::new(peer_to_peer::PeerToPeer::default()),
         Arc::new(zero_copy::ZeroCopy),

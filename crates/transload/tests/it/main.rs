@@ -46,6 +46,8 @@ mod recorded;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod registered;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod repeated;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod staged;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod strided;

@@ -6,6 +6,7 @@
 
 mod entry_guard;
 mod errors;
+mod kept;
 mod pending_uses;
 mod range;
 mod storage;
@@ -207,17 +208,26 @@ impl RegistrationCache {
         Ok(RawBuffer::new(Box::new(storage), self.manager.alloc_context().reclaimer))
     }
 
-    /// Returns a registration that covers at least the requested bytes.
-    fn find_or_register(&self, mut request: Request, buffer: &RawBuffer) -> Result<Arc<Registration>> {
+    /// Returns a registration that covers at least the requested bytes; `None` if the allocation is registered until it is freed.
+    fn find_or_register(
+        &self,
+        mut request: Request,
+        buffer: &RawBuffer,
+    ) -> Result<Option<Arc<Registration>>> {
         let mut owners = vec![buffer.clone()];
         let mut in_use_starts = Vec::new();
         loop {
             let (joined, others) = {
                 let mut state = self.state.lock();
+                // Under the lock: until a range is no longer busy, only its entry says that it is being registered.
+                if buffer.is_registered() && !transload_core::mutant!("memory/register-finds-kept") {
+                    state.hits += 1;
+                    return Ok(None);
+                }
                 match state.table.plan(&request, &in_use_starts) {
                     Plan::Covered(registration) => {
                         state.hits += 1;
-                        return Ok(registration);
+                        return Ok(Some(registration));
                     }
                     Plan::Wait => {
                         self.entry_settled.wait(&mut state);
@@ -231,7 +241,7 @@ impl RegistrationCache {
                     }
                     Plan::Register => {
                         drop(state);
-                        return self.register_range(request, owners);
+                        return self.register_range(request, owners).map(Some);
                     }
                     Plan::Evict { joined, others } => (joined, others),
                 }

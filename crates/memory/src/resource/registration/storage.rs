@@ -10,12 +10,13 @@ use super::range::Registration;
 pub(super) struct RegisteredStorage {
     /// Returned before the registration is released.
     loan: Loan,
-    registration: Arc<Registration>,
+    /// `None` if that of the lender's slot keeps the bytes pinned.
+    registration: Option<Arc<Registration>>,
     writable: bool,
 }
 
 impl RegisteredStorage {
-    pub(super) fn new(loan: Loan, registration: Arc<Registration>, writable: bool) -> Self {
+    pub(super) fn new(loan: Loan, registration: Option<Arc<Registration>>, writable: bool) -> Self {
         Self { loan, registration, writable }
     }
 }
@@ -40,7 +41,7 @@ unsafe impl Storage for RegisteredStorage {
 
     /// Makes both the registration and the lender wait for the fences.
     fn adopt_fences(&mut self, until: &[Fence]) -> bool {
-        if !self.registration.keep_until(until) {
+        if self.registration.as_ref().is_some_and(|registration| !registration.keep_until(until)) {
             return false;
         }
         self.loan.end_after(until);
