@@ -59,11 +59,12 @@ use std::{
     time::Instant,
 };
 
-use transload_core::{ErrorKind, Result};
+use transload_core::{ErrorKind, Result, events::report::allocation_retried};
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::Runtime;
 use header::Header;
+use layout::Layout;
 use pipeline::Pipeline;
 use placement::TensorPlacement;
 use source::Source;
@@ -151,23 +152,36 @@ pub fn load(
     let backend = manager.backend(options.place.device)?;
     let source = Arc::new(Source::open(path.as_ref())?);
     let header = if options.raw { Header::raw(&source)? } else { Header::read(&source)? };
-    let placement = Arc::new(TensorPlacement::allocate(manager, &header, options)?);
-    let mut pipeline = Pipeline::new(manager, &placement, options)?;
-    let mut report = LoadReport { preparing: begun.elapsed(), ..pipeline.report(&header, &source) };
-
-    let outcome = pipeline.send(&header, &source, &mut report).and_then(|hashes| {
+    let place = |most| TensorPlacement::plan(manager, &header, options, most).map(Arc::new);
+    let send = |placement: &Arc<TensorPlacement>| {
+        let mut pipeline = Pipeline::new(manager, placement, options)?;
+        let mut report = LoadReport { preparing: begun.elapsed(), ..pipeline.report(&header, &source) };
+        // Also after an error, the pipeline's drop waits until no transfer reads the ring or writes the tensors.
+        let hashes = pipeline.send(&header, &source, &mut report)?;
         report.wall = begun.elapsed();
         if options.reads_back() {
             let begun = Instant::now();
             pipeline.read_back(&header, &source, &hashes)?;
             report.verifying = Some(begun.elapsed());
         }
-        Ok(hashes)
-    });
-    // Also after an error, no transfer may still read the ring or write the tensors.
-    drop(pipeline);
-    let outcome = outcome.map_err(|error| explain_corruption(error, &source));
-    let hashes = outcome?;
+        Ok((hashes, report))
+    };
+    let mut placement = place(usize::MAX)?;
+    let mut outcome: Result<_> = send(&placement);
+    // There may be enough memory, but not contiguous.
+    if let Err(error) = &outcome
+        && error.kind() == ErrorKind::OutOfMemory
+        && placement.segments().is_empty()
+        && let Some(layout) = Layout::new(&header.tensors, options.alignment_bytes(), options.segment)
+        && layout.segments.len() > 1
+    {
+        placement = place(options.segment)?;
+        outcome = send(&placement);
+        if outcome.is_ok() {
+            allocation_retried(options.place, header.bytes, "in segments");
+        }
+    }
+    let (hashes, report) = outcome.map_err(|error| explain_corruption(error, &source))?;
     LoadedModel::new(header, &placement, &backend, hashes, report)
 }
 

@@ -75,7 +75,13 @@ impl LoadedModel {
         }
         let by_name =
             tensors.iter().enumerate().map(|(index, tensor)| (tensor.name.clone(), index)).collect();
-        Ok(Self { tensors, by_name, metadata: header.metadata, segments: placement.segments.clone(), report })
+        Ok(Self {
+            tensors,
+            by_name,
+            metadata: header.metadata,
+            segments: placement.segments().to_vec(),
+            report,
+        })
     }
 
     /// Returns the tensors, in the order of their bytes in the file.

@@ -29,7 +29,7 @@ const LEAST_CHUNK: usize = 256 << 10;
 /// A load, and after it was sent its staging ring; empty if chunks are read in place.
 pub(super) struct Pipeline<'a> {
     pub(super) manager: &'a CrossBackendTransferManager,
-    pub(super) placement: &'a Arc<TensorPlacement>,
+    pub(super) placement: Arc<TensorPlacement>,
     pub(super) options: &'a LoadOptions,
     pub(super) ring: Vec<RingBuffer>,
     pub(super) chunk: usize,
@@ -48,7 +48,7 @@ impl<'a> Pipeline<'a> {
     /// The backend's.
     pub(super) fn new(
         manager: &'a CrossBackendTransferManager,
-        placement: &'a Arc<TensorPlacement>,
+        placement: &Arc<TensorPlacement>,
         options: &'a LoadOptions,
     ) -> Result<Self> {
         let active = Some(ActiveLoad::begin());
@@ -64,7 +64,7 @@ impl<'a> Pipeline<'a> {
         let readers = threads.min(buffers);
         let mut pipeline = Self {
             manager,
-            placement,
+            placement: Arc::clone(placement),
             options,
             ring: Vec::new(),
             chunk,
@@ -95,7 +95,7 @@ impl<'a> Pipeline<'a> {
             bytes: header.bytes,
             file_bytes: source.len(),
             tensors: header.tensors.len(),
-            segments: self.placement.segments.len(),
+            segments: self.placement.layout.segments.len(),
             readers: self.readers,
             buffers: self.ring.len(),
             buffer_bytes: self.chunk,
@@ -109,7 +109,8 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Transfers all tensors and waits for them. Returns their hashes if requested.
+    /// Allocates the memory of the tensors while the first chunks are read, transfers them and waits for them. Returns their hashes if
+    /// requested.
     ///
     /// # Errors
     /// [`ErrorKind::Io`](transload_core::ErrorKind::Io), errors of the backend. Nothing is read or in flight then.
@@ -122,7 +123,7 @@ impl<'a> Pipeline<'a> {
         let sending = Sending {
             manager: self.manager.clone(),
             source: Arc::clone(source),
-            placement: Arc::clone(self.placement),
+            placement: Arc::clone(&self.placement),
             options: self.options.clone(),
             staging: self.staging,
             chunk: self.chunk,
@@ -138,9 +139,11 @@ impl<'a> Pipeline<'a> {
             allocating: AtomicUsize::new(0),
             hashes: self.options.checksum.then(|| Mutex::new((0, Hashes::new(header.tensors.len())))),
             hashed: Condvar::new(),
+            placed: Condvar::new(),
             failed: OnceLock::new(),
         };
         let readers = Readers::start(sending, self.ring.pop());
+        readers.placed(self.placement.allocate(self.manager, self.options));
         let (mut told, mut is_stopped) = (0, false);
         while let Some(sent) = readers.next() {
             if sent > told && !is_stopped {

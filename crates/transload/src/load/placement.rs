@@ -1,6 +1,8 @@
 //! Memory for all tensors: one allocation if possible, else several of bounded size.
 
-use transload_core::{Error, ErrorKind, MemoryShortage, Place, RawBuffer, Result, events::report};
+use std::sync::OnceLock;
+
+use transload_core::{Error, ErrorKind, MemoryShortage, Place, RawBuffer, Result};
 use transload_transfer::CrossBackendTransferManager;
 
 use super::{
@@ -9,43 +11,48 @@ use super::{
     options::LoadOptions,
 };
 
-/// A layout and its memory.
+/// A layout and its memory, once it is allocated.
 #[derive(Debug)]
 pub(super) struct TensorPlacement {
     pub(super) layout: Layout,
     /// Buffers of the layout's segments, aligned and of equal length.
-    pub(super) segments: Vec<RawBuffer>,
+    segments: OnceLock<Vec<RawBuffer>>,
 }
 
 impl TensorPlacement {
+    /// Lays the tensors out in segments of at most `most` bytes, but no smaller ones than a tensor.
+    ///
     /// # Errors
-    /// [`ErrorKind::OutOfMemory`] with the requested and free bytes, before anything is allocated if the device reports
-    /// its free memory; errors of the backend. On an error everything is freed.
-    pub(super) fn allocate(
+    /// [`ErrorKind::OutOfMemory`] with the requested and free bytes, if the device reports its free memory.
+    pub(super) fn plan(
         manager: &CrossBackendTransferManager,
         header: &Header,
         options: &LoadOptions,
+        most: usize,
     ) -> Result<Self> {
-        let layout = |most| Layout::new(&header.tensors, options.alignment_bytes(), most);
-        let Some(whole) = layout(usize::MAX) else {
-            return Err(too_large(manager, options.place, header.bytes));
-        };
-        check_free_memory(manager, options, &whole)?;
-        let error = match segments(manager, options, &whole) {
-            Ok(segments) => return Ok(Self { layout: whole, segments }),
-            Err(error) => error,
-        };
-        // There may be enough memory, but not contiguous.
-        let most = options.segment;
-        match layout(most).filter(|split| split.segments.len() > 1) {
-            Some(split) if error.kind() == ErrorKind::OutOfMemory => {
-                check_free_memory(manager, options, &split)?;
-                let segments = segments(manager, options, &split)?;
-                report::allocation_retried(options.place, header.bytes, "in segments");
-                Ok(Self { segments, layout: split })
-            }
-            _ => Err(error),
-        }
+        let layout = Layout::new(&header.tensors, options.alignment_bytes(), most)
+            .ok_or_else(|| too_large(manager, options.place, header.bytes))?;
+        check_free_memory(manager, options, &layout)?;
+        Ok(Self { layout, segments: OnceLock::new() })
+    }
+
+    /// Allocates the segments.
+    ///
+    /// # Errors
+    /// Those of the backend; everything is freed then.
+    pub(super) fn allocate(
+        &self,
+        manager: &CrossBackendTransferManager,
+        options: &LoadOptions,
+    ) -> Result<()> {
+        let segments = self.layout.segments.iter().map(|bytes| segment(manager, options, *bytes));
+        let _only_once = self.segments.set(segments.collect::<Result<_>>()?);
+        Ok(())
+    }
+
+    /// Returns the memory of all segments; none until it is allocated.
+    pub(super) fn segments(&self) -> &[RawBuffer] {
+        self.segments.get().map_or(&[], Vec::as_slice)
     }
 
     /// Returns the memory of one tensor.
@@ -55,16 +62,8 @@ impl TensorPlacement {
 
     pub(super) fn segment(&self, index: usize) -> Result<&RawBuffer> {
         let missing = || Error::new(ErrorKind::OutOfRange, format!("there is no segment {index}"));
-        self.segments.get(index).ok_or_else(missing)
+        self.segments().get(index).ok_or_else(missing)
     }
-}
-
-fn segments(
-    manager: &CrossBackendTransferManager,
-    options: &LoadOptions,
-    layout: &Layout,
-) -> Result<Vec<RawBuffer>> {
-    layout.segments.iter().map(|bytes| segment(manager, options, *bytes)).collect()
 }
 
 /// Allocates `bytes` at an aligned address.

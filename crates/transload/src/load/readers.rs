@@ -91,6 +91,8 @@ pub(super) struct Sending {
     pub(super) hashes: Option<Mutex<(u64, Hashes)>>,
     /// Notified when a chunk was hashed, and after an error.
     pub(super) hashed: Condvar,
+    /// Notified when the memory of the tensors is there, and after an error; with `progress`.
+    pub(super) placed: Condvar,
     /// The first error. Nothing is read after it.
     pub(super) failed: OnceLock<Error>,
 }
@@ -142,6 +144,14 @@ impl Readers {
     pub(super) fn next(&self) -> Option<u64> {
         self.told.recv().ok()?;
         Some(self.sending.progress.lock().sent)
+    }
+
+    /// Tells the readers that the memory of the tensors is there, or stops them.
+    pub(super) fn placed(&self, outcome: Result<()>) {
+        match outcome {
+            Ok(()) => self.sending.tell_placed(),
+            Err(error) => self.fail(error),
+        }
     }
 
     /// Stops the readers. Unless there was an error before, the load fails with this one.
@@ -197,6 +207,28 @@ impl Sending {
             drop(hashes.lock());
             self.hashed.notify_all();
         }
+        self.tell_placed();
+    }
+
+    fn tell_placed(&self) {
+        // A reader either sees the change or waits already.
+        drop(self.progress.lock());
+        self.placed.notify_all();
+    }
+
+    /// Returns the destination of a chunk; waits until it is allocated.
+    ///
+    /// # Errors
+    /// The error that ended the load.
+    fn place(&self, chunk: &Chunk) -> Result<RawBuffer> {
+        if self.placement.segments().is_empty() {
+            let mut progress = self.progress.lock();
+            while self.placement.segments().is_empty() {
+                self.check()?;
+                self.placed.wait(&mut progress);
+            }
+        }
+        self.placement.segment(chunk.segment)?.slice(chunk.offset..chunk.offset + chunk.len)
     }
 
     /// # Errors
@@ -299,16 +331,15 @@ impl Reader {
                 self.ring.extend(slot);
                 break;
             };
-            let segment = sending.placement.segment(chunk.segment)?;
-            let place = segment.slice(chunk.offset..chunk.offset + chunk.len)?;
             let target = match &slot {
                 Some(slot) => slot.buffer.slice(..chunk.len)?,
-                None => place.clone(),
+                None => sending.place(&chunk)?,
             };
             fill(&sending.source, &target, &chunk.parts, offset)?;
             sending.hash(number, &chunk, &target)?;
             match slot {
                 Some(mut slot) => {
+                    let place = sending.place(&chunk)?;
                     let copy = sending.manager.copy(&target, &place).options(sending.options.transfer);
                     slot.transfer = Some(copy.submit());
                     self.ring.push_back(slot);

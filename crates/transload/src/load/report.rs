@@ -32,7 +32,8 @@ pub struct LoadReport {
     pub buffer_bytes: usize,
     /// Kind of memory of the staging buffers.
     pub staging: Option<MemoryKind>,
-    /// Time to read the header and to allocate memory and the first staging buffer; on first use, also to initialise the device.
+    /// Time to read the header and to allocate the first staging buffer; on first use, also to initialise the device. The memory of the
+    /// tensors is allocated while the first chunks are read.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "preparing_seconds", with = "transload_core::serde_seconds")

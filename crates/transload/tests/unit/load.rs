@@ -23,12 +23,12 @@ fn read_back_after(options: LoadOptions, flip: Option<usize>) -> Result<()> {
     let file = model();
     let source = Arc::new(Source::open(file.path()).unwrap());
     let header = Header::read(&source).unwrap();
-    let placement = Arc::new(TensorPlacement::allocate(&manager, &header, &options).unwrap());
+    let placement = Arc::new(TensorPlacement::plan(&manager, &header, &options, usize::MAX).unwrap());
     let mut pipeline = Pipeline::new(&manager, &placement, &options).unwrap();
     let mut report = pipeline.report(&header, &source);
     let hashes = pipeline.send(&header, &source, &mut report).unwrap();
     if let Some(at) = flip {
-        placement.segments[0].write().unwrap()[at] ^= 0x10;
+        placement.segments()[0].write().unwrap()[at] ^= 0x10;
     }
     let outcome = pipeline.read_back(&header, &source, &hashes);
     drop(pipeline);
