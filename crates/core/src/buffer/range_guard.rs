@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{
     Access, DeviceId, Fence, RawBuffer, Result,
-    hazard::{Attempt, Retained, Ticket, WakeList, in_flight},
+    hazard::{Attempt, Claimed, Retained, Ticket, WakeList, in_flight},
     submit::unblocked::{Turns, Unblocked},
 };
 
@@ -98,8 +98,9 @@ impl RangeGuard {
     pub unsafe fn commit(mut self, fence: &Fence) {
         if let Some(ticket) = self.ticket.take() {
             self.buffer.record_use_by_fence(fence);
-            let claims = [(&self.buffer.range(), &ticket)];
-            self.buffer.hazards().commit(claims, fence, Retained::default(), &mut WakeList::default());
+            let (buffer, range) = (&self.buffer, self.buffer.range());
+            let claim = Claimed { buffer, range, access: ticket.access, ticket: Some(ticket) };
+            buffer.hazards().commit(&[claim], fence, Retained::default(), &mut WakeList::default());
         }
     }
 }

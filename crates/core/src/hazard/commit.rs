@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{
     segments::{Position, Segment},
     table::{Table, Ticket},
-    uses::{MAX_SEARCHED, Origins, Removed, Use, Uses, last_few, uncovered, writes},
+    uses::{Origins, Removed, Use, last_few, uncovered, writes},
 };
 use crate::{Access, Fence};
 
@@ -40,6 +40,16 @@ pub(super) enum Effect {
     Replaces,
 }
 
+impl Effect {
+    pub(super) fn of(access: Access, retained: Retained) -> Self {
+        match access {
+            Access::Read => Self::Concurrent,
+            Access::Write if retained.damage => Self::Keeps,
+            Access::Write => Self::Replaces,
+        }
+    }
+}
+
 impl Table {
     /// Replaces a claim by a use, if the table has exactly one use of this range and of the same origin, and
     /// the new use supersedes it. Returns whether it did. This is the common case.
@@ -71,31 +81,7 @@ impl Table {
         let Some(Segment { end, uses, .. }) = self.segments.beginning_at(range.start) else { return false };
         let &Ticket { access, claim, .. } = ticket;
         let Some(used) = self.origins.find(fence, claim, access) else { return false };
-        let is_implied = |old: &Use| access == Access::Write && !keeps && old.is_sound();
-        let is_committed = match uses.as_mut_slice() {
-            _ if *end != range.end => false,
-            [old] if used.replaces(old) || is_implied(old) || self.origins.is_removable(old) => {
-                self.origins.exchange(old, used)
-            }
-            [_] if access == Access::Read => {
-                self.origins.share(&used);
-                uses.push(used);
-                true
-            }
-            [one, other] if is_implied(one) && is_implied(other) && used.is_of_origin_of(other) => {
-                let is_exchanged = self.origins.exchange(one, used);
-                if is_exchanged {
-                    self.origins.unshare(&used);
-                    uses.truncate(1);
-                }
-                is_exchanged
-            }
-            all if access == Access::Read => {
-                let old = all.iter_mut().rev().take(MAX_SEARCHED).find(|old| used.replaces(old));
-                old.is_some_and(|old| self.origins.exchange(old, used))
-            }
-            _ => false,
-        };
+        let is_committed = *end == range.end && self.origins.replace(uses, used, keeps);
         if is_committed {
             self.release(range, *ticket);
         }
@@ -116,11 +102,7 @@ impl Table {
     ) -> bool {
         let removed = removed.get_or_insert_default();
         let &Ticket { claim, access, .. } = ticket;
-        let effect = match access {
-            Access::Read => Effect::Concurrent,
-            Access::Write if retained.damage => Effect::Keeps,
-            Access::Write => Effect::Replaces,
-        };
+        let effect = Effect::of(access, retained);
         let new = NewUse { fence, claim, access, effect, cross_device: retained.cross_device };
         let is_committed = match effect {
             Effect::Replaces if !fence.can_fail() && !new.cross_device => {
@@ -130,12 +112,16 @@ impl Table {
         };
         if is_committed {
             self.release(range, *ticket);
-            // A timeline keeps its queue alive, so short tables are also swept when a new queue appears.
-            if std::mem::take(&mut self.origins.has_new) && self.segments.are_several() {
-                self.segments.sweep_at = self.segments.sweep_at.min(-1);
-            }
+            self.sweep_if_new();
         }
         is_committed
+    }
+
+    /// A timeline keeps its queue alive, so short tables are also swept when a new queue appears.
+    pub(super) fn sweep_if_new(&mut self) {
+        if std::mem::take(&mut self.origins.has_new) && self.segments.are_several() {
+            self.segments.sweep_at = self.segments.sweep_at.min(-1);
+        }
     }
 
     /// Replaces all earlier uses: the write follows them and cannot fail.
@@ -202,15 +188,7 @@ impl Table {
                 Some(segment) if segment.start == *from => {
                     *from = segment.end;
                     let used = self.origins.make(new.fence, new.claim, new.access);
-                    if add_use(&mut self.origins, &mut segment.uses, used, new, removed) {
-                        // Limits the list to about what is in flight.
-                        self.origins.find_unresolved(
-                            segment.range(),
-                            &segment.uses,
-                            false,
-                            &mut removed.unresolved,
-                        );
-                    }
+                    add_use(&mut self.origins, segment, used, (new.effect, new.cross_device), removed);
                     self.merge(at, removed);
                 }
                 // Unused bytes up to the next segment.
@@ -231,14 +209,16 @@ impl Table {
     }
 }
 
-/// Returns whether uses that may have damaged the bytes stay.
-fn add_use(
+/// Adds a use to those of a segment, and removes those that it supersedes.
+pub(super) fn add_use(
     origins: &mut Origins,
-    uses: &mut Uses,
+    segment: &mut Segment,
     mut new: Use,
-    &NewUse { effect, cross_device, .. }: &NewUse<'_>,
+    (effect, cross_device): (Effect, bool),
     removed: &mut Removed,
-) -> bool {
+) {
+    let range = segment.range();
+    let uses = &mut segment.uses;
     let mut is_newest = true;
     let repairs = effect == Effect::Replaces && !new.may_damage();
     // Covered uses are kept. A read next to many other reads checks all of them only if the list is full; if
@@ -273,5 +253,8 @@ fn add_use(
     } else {
         origins.release(&new, removed);
     }
-    stay
+    if stay {
+        // Limits the list to about what is in flight.
+        origins.find_unresolved(range, uses, false, &mut removed.unresolved);
+    }
 }

@@ -1,18 +1,12 @@
 //! Ranges held without a fence: pending claims, host views and loans.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    ops::Range,
-};
+use std::{collections::BTreeMap, ops::Range};
 
 use super::{hold_kind::HoldKind, steps};
 use crate::Access;
 
 /// Up to this many other entries are kept as a list.
 const MAX_LIST: usize = 8;
-
-/// Entries for which an empty run keeps its memory.
-const MAX_KEPT: usize = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HeldRange {
@@ -39,16 +33,23 @@ pub(super) struct HeldRanges {
     others: Option<Box<Others>>,
 }
 
-/// The other entries: a run, and a short list, or counts by range if there are many.
+/// The other entries, counted by range if there are many, and the lists of ranges.
 #[derive(Debug, Default)]
 struct Others {
-    /// Disjoint and in order: those that began after the end of all others here, as a batch's do, which is released from the
-    /// front. One that is released in the middle stays, as an empty range.
-    run: VecDeque<HeldRange>,
-    /// Number of released entries in the run; the first and the last are held.
-    released: usize,
-    list: Vec<HeldRange>,
+    few: Vec<HeldRange>,
     by_start: CountsByStart,
+    lists: Vec<HeldList>,
+}
+
+/// The ranges of a list that is being claimed, or was claimed and is not committed yet.
+#[derive(Debug)]
+pub(super) struct HeldList {
+    /// Number of its claim.
+    pub(super) claim: u32,
+    /// Disjoint, none empty, and in order.
+    pub(super) ranges: Vec<(Range<usize>, Access)>,
+    /// How many of them are held: the first.
+    pub(super) held: usize,
 }
 
 /// Counts by the start of the range that they apply to, which ends where the next one starts. Entries of
@@ -86,12 +87,6 @@ impl HeldRanges {
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.one.is_none() && self.others.as_ref().is_none_or(|others| others.is_empty())
-    }
-
-    /// Returns whether no more than `count` entries are held. May return `false` if many are.
-    pub(super) fn are_at_most(&self, count: usize) -> bool {
-        let others = self.others.as_ref().map_or(Some(0), |others| others.listed());
-        others.is_some_and(|others| usize::from(self.one.is_some()) + others <= count)
     }
 
     /// An empty range cannot conflict, so it is not stored.
@@ -153,79 +148,61 @@ impl HeldRanges {
     fn overlapping(&self, range: &Range<usize>) -> impl Iterator<Item = (HoldKind, Access)> {
         let Range { start, end } = *range;
         let others = self.others.as_deref().into_iter();
-        let run = others.clone().flat_map(move |others| others.in_run(start..end));
-        let list = self.one.iter().chain(others.clone().flat_map(|others| &others.list)).chain(run);
-        let list = list.filter(move |held| overlaps(&held.range, &(start..end)));
+        let few = self.one.iter().chain(others.clone().flat_map(|others| &others.few));
+        let few = few.filter(move |held| overlaps(&held.range, &(start..end)));
+        let listed = others.clone().flat_map(|others| &others.lists);
+        let listed = listed.flat_map(move |list| list.overlapping(start..end));
         let by_start = others.flat_map(move |others| others.counts(start..end));
-        list.map(|held| (held.kind, held.access)).chain(by_start)
+        few.map(|held| (held.kind, held.access)).chain(listed).chain(by_start)
+    }
+
+    /// Adds a list.
+    pub(super) fn add_list(&mut self, list: HeldList) {
+        self.others.get_or_insert_default().lists.push(list);
+    }
+
+    /// Returns the list of a claim.
+    pub(super) fn list_mut(&mut self, claim: u32) -> Option<&mut HeldList> {
+        self.others.as_mut()?.lists.iter_mut().find(|list| list.claim == claim)
+    }
+
+    /// Releases a list. Returns it, to be dropped without the lock.
+    pub(super) fn release_list(&mut self, claim: u32) -> Option<HeldList> {
+        let lists = &mut self.others.as_mut()?.lists;
+        let at = lists.iter().position(|list| list.claim == claim)?;
+        Some(lists.swap_remove(at))
+    }
+}
+
+impl HeldList {
+    /// Returns the held ranges that overlap one.
+    fn overlapping(&self, Range { start, end }: Range<usize>) -> impl Iterator<Item = (HoldKind, Access)> {
+        let held = self.ranges.get(..self.held).unwrap_or_default();
+        let first = held.partition_point(|(held, _)| held.end <= start);
+        let met = held.iter().skip(first).take_while(move |(held, _)| held.start < end && start < end);
+        met.inspect(|_| steps::count()).map(|(_, access)| (HoldKind::Pending, *access))
     }
 }
 
 impl Others {
     fn is_empty(&self) -> bool {
-        self.run.is_empty() && self.list.is_empty() && self.by_start.is_empty()
-    }
-
-    /// Returns the number of entries, unless some are only counted by range.
-    fn listed(&self) -> Option<usize> {
-        self.by_start.is_empty().then(|| self.run.len() - self.released + self.list.len())
+        self.few.is_empty() && self.by_start.is_empty() && self.lists.is_empty()
     }
 
     fn add(&mut self, held: HeldRange) {
-        if self.run.back().is_none_or(|last| last.range.end <= held.range.start) {
-            self.run.push_back(held);
-        } else if self.by_start.is_empty() && self.list.len() < MAX_LIST {
-            self.list.push(held);
+        if self.by_start.is_empty() && self.few.len() < MAX_LIST {
+            self.few.push(held);
         } else {
-            self.list.drain(..).chain([held]).for_each(|held| change(&mut self.by_start, &held, true));
+            self.few.drain(..).chain([held]).for_each(|held| change(&mut self.by_start, &held, true));
         }
     }
 
     fn release(&mut self, held: &HeldRange) {
-        let at = match self.run.front() {
-            Some(first) if first == held => 0,
-            _ => self.run.partition_point(|known| known.range.start < held.range.start),
-        };
-        if self.run.get(at) == Some(held) {
-            match at {
-                0 => drop(self.run.pop_front()),
-                // Removing it would move others.
-                _ => {
-                    self.released += 1;
-                    self.run.get_mut(at).into_iter().for_each(|held| held.range.end = held.range.start);
-                }
-            }
-            self.drop_released();
-            if self.run.is_empty() && self.run.capacity() > MAX_KEPT {
-                self.run = VecDeque::new();
-            }
-        } else if !self.by_start.is_empty() {
+        if !self.by_start.is_empty() {
             change(&mut self.by_start, held, false);
-        } else if let Some(index) = self.list.iter().position(|known| known == held) {
-            self.list.swap_remove(index);
+        } else if let Some(index) = self.few.iter().position(|known| known == held) {
+            self.few.swap_remove(index);
         }
-    }
-
-    /// Removes the released entries at both ends of the run.
-    fn drop_released(&mut self) {
-        while self.released > 0 {
-            steps::count();
-            if self.run.front().is_some_and(|first| first.range.is_empty()) {
-                self.run.pop_front();
-            } else if self.run.back().is_some_and(|last| last.range.is_empty()) {
-                self.run.pop_back();
-            } else {
-                break;
-            }
-            self.released -= 1;
-        }
-    }
-
-    /// Returns the entries of the run that overlap a range or are next to it.
-    fn in_run(&self, Range { start, end }: Range<usize>) -> impl Iterator<Item = &HeldRange> {
-        let first = self.run.partition_point(|held| held.range.end <= start);
-        let rest = self.run.range(first..).take_while(move |held| held.range.start < end);
-        rest.inspect(|_| steps::count())
     }
 
     /// Returns the kinds of the counted entries that overlap a range.

@@ -6,6 +6,7 @@
 //! by the host may run under it.
 
 mod commit;
+mod commit_list;
 mod dependencies;
 mod held_ranges;
 mod hold_kind;
@@ -42,10 +43,13 @@ pub(crate) use request::{Attempt, Blocker, ClaimRequest, Claimed, EarlierWork};
 #[allow(unused_imports, reason = "tests/steps includes this file")]
 pub(crate) use steps::counted;
 pub(crate) use table::Ticket;
-use table::{Blocked, FoundWrites, STEPS_PER_LOCK, Table};
+use table::{Blocked, FoundWrites, STEPS_PER_LOCK, Scan, Table};
 pub(crate) use turns::TurnId;
 use uses::Removed;
 pub(crate) use wake_list::{WakeList, wake};
+
+/// Groups of more ranges are held as one list.
+const FEW: usize = 4;
 
 /// The uses of one allocation that are not known to be complete.
 #[derive(Debug)]
@@ -107,41 +111,36 @@ impl Hazards {
         let (mut removed, mut read, mut kept) =
             (Removed::default(), FoundWrites::default(), FoundWrites::default());
         let before = before.get_or_insert_default();
-        let (mut steps, mut claimed) = (STEPS_PER_LOCK, 0);
-        // The ranges of a group do not conflict with each other.
-        let mut are_free = table.is_held_by_at_most(claimed);
-        for one in &mut *group {
-            claimed += usize::from(!one.range.is_empty());
-            let admitted = if are_free {
-                Ok(())
-            } else {
-                table.admit(&one.range, one.access, request.turn, &mut removed)
-            };
-            match admitted {
-                Ok(()) => one.ticket = Some(table.hold(&one.range, one.access, HoldKind::Pending)),
-                Err(blocked) => {
-                    drop(table);
-                    return blocker_of(blocked, &one.range).map(Attempt::Blocked);
-                }
-            }
+        let held = if group.len() <= FEW {
+            table.hold_all(group, request.turn, &mut removed)
+        } else {
+            drop(table);
+            let held = self.hold_list(group, request.turn, &mut removed);
+            table = self.table.lock();
+            held
+        };
+        if let Err((blocked, range)) = held {
+            drop(table);
+            return blocker_of(blocked, &range).map(Attempt::Blocked);
+        }
+        let mut scan = Scan::default();
+        for one in &*group {
             let mut rest = one.range.clone();
-            steps = steps.saturating_sub(1);
+            scan.steps = scan.steps.saturating_sub(1);
             loop {
                 let found = match one.access {
                     Access::Read => Some(&mut read),
                     Access::Write => Some(&mut kept).filter(|_| request.inherits),
                 };
                 let after = &mut before.after;
-                let next = table.collect(&rest, one.access, request.own, &mut steps, after, found);
-                if next.is_none() && steps > 0 {
+                let next = table.collect(&rest, one.access, request.own, &mut scan, after, found);
+                if next.is_none() && scan.steps > 0 {
                     break;
                 }
                 // The claim blocks conflicting uses, so the rest may be collected in parts.
                 drop(table);
                 before.after.fold();
-                table = self.table.lock();
-                steps = STEPS_PER_LOCK;
-                are_free = table.is_held_by_at_most(claimed);
+                (table, scan) = (self.table.lock(), Scan::default());
                 let Some(next) = next else { break };
                 rest.start = next;
             }
@@ -154,6 +153,39 @@ impl Hazards {
             self.add_sources(first.buffer, read, kept, &mut before.sources)?;
         }
         Ok(Attempt::Held(()))
+    }
+
+    /// Holds the ranges of a group as one list, up to the first that is blocked.
+    fn hold_list(
+        &self,
+        group: &mut [Claimed<'_>],
+        turn: Option<TurnId>,
+        removed: &mut Removed,
+    ) -> Result<(), (Blocked, Range<usize>)> {
+        let mut ranges = Vec::with_capacity(group.len());
+        let used = group.iter().filter(|one| !one.range.is_empty());
+        ranges.extend(used.map(|one| (one.range.clone(), one.access)));
+        let (claim, is_free) = self.table.lock().add_list(ranges);
+        let mut held = 0;
+        for part in group.chunks_mut(STEPS_PER_LOCK) {
+            let mut table = (!is_free).then(|| self.table.lock());
+            for one in part {
+                if let Some(table) = &mut table
+                    && let Err(blocked) = table.admit(&one.range, one.access, turn, removed)
+                {
+                    // No ticket tells of a list of which nothing is held.
+                    let unused = if held == 0 { table.held.release_list(claim) } else { None };
+                    return Err((blocked, one.range.clone())).inspect_err(|_| drop(unused));
+                }
+                one.ticket =
+                    Some(Ticket { access: one.access, kind: HoldKind::Pending, claim, is_listed: true });
+                held += usize::from(!one.range.is_empty());
+                if let Some(list) = table.as_mut().and_then(|table| table.held.list_mut(claim)) {
+                    list.held = held;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Copies from a range of this table to a range of another one under both locks, and counts that as
@@ -199,26 +231,23 @@ impl Hazards {
         }
     }
 
-    /// Turns claims into uses that are complete when `fence` is. Writes replace earlier uses, except those
-    /// `retained`.
+    /// Turns the claims of a group into uses that are complete when `fence` is. Writes replace earlier uses, except those `retained`.
     #[inline]
-    pub(crate) fn commit<'a>(
+    pub(crate) fn commit(
         &self,
-        claims: impl IntoIterator<Item = (&'a Range<usize>, &'a Ticket)>,
+        group: &[Claimed<'_>],
         fence: &Fence,
         retained: Retained,
         wake_list: &mut WakeList,
     ) {
+        if let [Claimed { ticket: Some(Ticket { is_listed: true, claim, .. }), .. }, ..] = group {
+            return self.commit_list(*claim, group, (fence, retained), wake_list);
+        }
         // Declared before the lock, so dropped after it. Usually there is nothing to remove.
         let mut removed = None;
         let (mut table, mut steps) = (self.table.lock(), STEPS_PER_LOCK);
-        for (range, ticket) in claims {
-            if steps == 0 {
-                drop(table);
-                (table, steps) = (self.table.lock(), STEPS_PER_LOCK);
-            }
-            steps -= 1;
-            let mut from = range.start;
+        for Claimed { range, ticket, .. } in group {
+            let (mut from, Some(ticket)) = (range.start, ticket) else { continue };
             while (retained.cross_device || !table.commit_fast(range, ticket, fence, retained.damage))
                 && !table.commit(range, ticket, (fence, retained), &mut from, &mut steps, &mut removed)
             {
@@ -230,6 +259,30 @@ impl Hazards {
         if let Some(removed) = &removed {
             self.record_outcomes(&removed.unresolved);
         }
+    }
+
+    #[inline(never)]
+    fn commit_list(
+        &self,
+        claim: u32,
+        group: &[Claimed<'_>],
+        new: (&Fence, Retained),
+        wake_list: &mut WakeList,
+    ) {
+        // Declared before the lock, so dropped after it.
+        let (mut removed, list);
+        removed = Removed::default();
+        let mut from = (0, 0);
+        let mut table = self.table.lock();
+        while let Some(next) = table.commit_list(group, new, from, &mut removed) {
+            drop(table);
+            (table, from) = (self.table.lock(), next);
+        }
+        table.sweep_if_new();
+        list = table.held.release_list(claim);
+        self.close(table, wake_list);
+        self.record_outcomes(&removed.unresolved);
+        drop(list);
     }
 
     /// Ends a claim whose work is complete. A write removes all earlier uses of its range.
@@ -280,6 +333,24 @@ impl Hazards {
         self.close(table, wake_list);
     }
 
+    /// Withdraws the claims of a group.
+    pub(crate) fn withdraw_all(&self, group: &[Claimed<'_>], wake_list: &mut WakeList) {
+        let mut list = None;
+        let mut table = self.table.lock();
+        for one in group {
+            match one.ticket {
+                Some(Ticket { is_listed: true, claim, .. }) => {
+                    list = table.held.release_list(claim);
+                    break;
+                }
+                Some(ticket) => table.release(&one.range, ticket),
+                None => {}
+            }
+        }
+        self.close(table, wake_list);
+        drop(list);
+    }
+
     /// Ends a loan under which untracked work was enqueued: the range is in use until the fences and the uses
     /// before the loan are complete.
     pub(crate) fn close_after(&self, range: &Range<usize>, ticket: Ticket, fences: &[Fence]) {
@@ -310,7 +381,7 @@ impl Hazards {
         let (mut found, mut is_pending) = (Dependencies::default(), false);
         self.in_steps(range.start, |table, from, _| {
             is_pending |= table.held.is_pending(range);
-            table.collect(&(from..range.end), Access::Write, None, &mut { STEPS_PER_LOCK }, &mut found, None)
+            table.collect(&(from..range.end), Access::Write, None, &mut Scan::default(), &mut found, None)
         });
         found.fold();
         (!is_pending).then_some(found)

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{
     Dependencies, Hazards,
-    table::{FoundWrites, STEPS_PER_LOCK, WriteOutcome},
+    table::{FoundWrites, STEPS_PER_LOCK, Scan, WriteOutcome},
     uses::{FallibleWrite, FallibleWrites, UseKind},
 };
 use crate::{
@@ -50,7 +50,7 @@ impl Hazards {
     fn find(&self, range: &Range<usize>, found: &mut FoundWrites) {
         self.in_steps(range.start, |table, from, _| {
             let (rest, mut after) = (from..range.end, Dependencies::default());
-            table.collect(&rest, Access::Read, None, &mut { STEPS_PER_LOCK }, &mut after, Some(found))
+            table.collect(&rest, Access::Read, None, &mut Scan::default(), &mut after, Some(found))
         });
     }
 

@@ -12,6 +12,9 @@ use super::{
 /// Maximum number of segments in a block.
 const BLOCK_CAPACITY: usize = 32;
 
+/// Segments that a lookup checks one by one, from the last position on.
+const NEAR: usize = 6;
+
 /// Segments with more uses than this are not compared.
 const MAX_COMPARED: usize = 16;
 
@@ -99,6 +102,22 @@ impl Segments {
     }
 
     #[inline]
+    pub(super) fn get(&self, at: Position) -> Option<&Segment> {
+        self.block(at.block)?.get(at.index)
+    }
+
+    /// Returns the position of the next segment, or of none.
+    #[inline]
+    pub(super) fn after(&self, Position { block, index }: Position) -> Position {
+        match self.block(block) {
+            Some(list) if index + 1 < list.len() || block >= self.rest.len() => {
+                Position { block, index: index + 1 }
+            }
+            _ => Position { block: block + 1, index: 0 },
+        }
+    }
+
+    #[inline]
     pub(super) fn get_mut(&mut self, at: Position) -> Option<&mut Segment> {
         self.last = at;
         self.block_mut(at.block)?.get_mut(at.index)
@@ -129,21 +148,23 @@ impl Segments {
         self.seek_near_last(byte).unwrap_or_else(|| self.seek_slow(byte))
     }
 
-    /// Like [`seek`](Self::seek), but only looks at the last position and right after it.
+    /// Like [`seek`](Self::seek), but only looks at the last position and shortly after it.
     fn seek_near_last(&self, byte: usize) -> Option<Position> {
         let Position { block, index } = self.last;
-        let list = self.block(block)?;
-        let is_before = |before: usize| list.get(before).is_some_and(|before| before.end <= byte);
-        let follows = || index.checked_sub(1).map_or(block == 0, is_before);
-        match list.get(index..)? {
-            [here, ..] if byte < here.end => {
-                (here.start <= byte || follows()).then_some(Position { block, index })
-            }
-            [_, next, ..] if byte < next.end => Some(Position { block, index: index + 1 }),
-            [] if block == self.rest.len() && follows() => Some(Position { block, index }),
-            [_] if block == self.rest.len() => Some(Position { block, index: index + 1 }),
-            _ => None,
-        }
+        let list = self.block(block)?.get(index..)?;
+        let follows = || match index.checked_sub(1) {
+            None => block == 0,
+            Some(before) => self.get(Position { block, index: before }).is_some_and(|one| one.end <= byte),
+        };
+        let near = list.iter().take(NEAR).position(|segment| byte < segment.end);
+        let skipped = match (near, list) {
+            (Some(0), [here, ..]) if here.start > byte && !follows() => return None,
+            (Some(near), _) => near,
+            (None, []) if block == self.rest.len() && follows() => 0,
+            (None, [_, ..]) if block == self.rest.len() && list.len() <= NEAR => list.len(),
+            _ => return None,
+        };
+        Some(Position { block, index: index + skipped })
     }
 
     fn seek_slow(&self, byte: usize) -> Position {
@@ -177,7 +198,9 @@ impl Segments {
         if range.is_empty() {
             return None;
         }
-        self.last = self.seek(range.start);
+        if self.beginning_at(range.start).is_none() {
+            self.last = self.seek(range.start);
+        }
         Some(self.last)
     }
 
@@ -233,6 +256,55 @@ impl Segments {
         }
     }
 
+    /// Takes out the block in which a segment with this byte is or would be, to rewrite its segments.
+    pub(super) fn take(&mut self, byte: usize) -> Rewrite {
+        let mut block = self.rest.partition_point(|(start, _)| *start <= byte);
+        let reaches = |list: &Block| list.last().is_some_and(|last| last.end > byte);
+        if let Some(before) = block.checked_sub(1)
+            && self.block(before).is_some_and(reaches)
+        {
+            block = before;
+        }
+        let old = self.block_mut(block).map(std::mem::take).unwrap_or_default();
+        let until = self.rest.get(block).map_or(usize::MAX, |(start, _)| *start);
+        let new = Vec::with_capacity(old.len() + 8);
+        Rewrite { blocks: block..block + 1, until, next: None, old: old.into_iter(), new }
+    }
+
+    /// Puts back rewritten segments.
+    pub(super) fn put_back(&mut self, rewrite: Rewrite) {
+        let Rewrite { blocks, next, old, mut new, .. } = rewrite;
+        new.extend(next.into_iter().chain(old));
+        let size = new.len().div_ceil(new.len().div_ceil(BLOCK_CAPACITY).max(1)).max(1);
+        let mut others = Vec::new();
+        while new.len() > size {
+            let upper = new.split_off((new.len() - 1) / size * size);
+            if let Some(first) = upper.first() {
+                others.push((first.start, Block::from_vec(upper)));
+            }
+        }
+        if !others.is_empty() {
+            new.shrink_to_fit();
+        }
+        if let Some(block) = self.block_mut(blocks.start) {
+            *block = Block::from_vec(new);
+        }
+        let (before, added) = (blocks.len() - 1, others.len());
+        if before > 0 || added > 0 {
+            self.rest.splice(blocks.start..blocks.end - 1, others.into_iter().rev());
+            if let Some(grown) = added.checked_sub(before).filter(|grown| *grown > 0) {
+                self.sweep_at = self.sweep_at.min(0) - 2 * grown as i64;
+            }
+        }
+        // The last segment may begin after what was the next block's start.
+        if let Some((start, next)) = self.rest.get_mut(blocks.start + added)
+            && let Some(first) = next.first()
+        {
+            *start = first.start;
+        }
+        self.last = Position { block: blocks.start, index: 0 };
+    }
+
     /// Removes a block if it is empty. Returns whether it was.
     pub(super) fn drop_empty(&mut self, block: usize) -> bool {
         let is_empty = self.block(block).is_some_and(SmallVec::is_empty);
@@ -255,5 +327,62 @@ impl Segments {
         }
         before.end = segment.end;
         Some(list.remove(at.index).uses)
+    }
+}
+
+/// Segments that are being rewritten, in order: those of some blocks, which are empty meanwhile.
+pub(super) struct Rewrite {
+    blocks: Range<usize>,
+    /// Where the next block begins.
+    pub(super) until: usize,
+    /// The next segment to be rewritten, and those after it.
+    next: Option<Segment>,
+    old: smallvec::IntoIter<[Segment; 1]>,
+    new: Vec<Segment>,
+}
+
+impl Rewrite {
+    /// Keeps the segments before a byte.
+    pub(super) fn keep_before(&mut self, byte: usize) {
+        while let Some(kept) = self.next.take().or_else(|| self.old.next()) {
+            if kept.end > byte {
+                self.next = Some(kept);
+                break;
+            }
+            self.new.push(kept);
+        }
+    }
+
+    /// Returns the next segment if it begins before `end`, the end of the range to be rewritten.
+    pub(super) fn next(&mut self, segments: &mut Segments, end: usize) -> Option<Segment> {
+        self.next = self.next.take().or_else(|| self.old.next());
+        while self.next.is_none() && self.until <= end {
+            let Some(list) = segments.block_mut(self.blocks.end) else { break };
+            self.old = std::mem::take(list).into_iter();
+            self.next = self.old.next();
+            self.until = segments.rest.get(self.blocks.end).map_or(usize::MAX, |(start, _)| *start);
+            self.blocks.end += 1;
+        }
+        steps::count();
+        self.next.take_if(|next| next.start < end)
+    }
+
+    /// Puts back what is left of a segment that [`next`](Self::next) returned.
+    pub(super) fn put_back(&mut self, rest: Segment) {
+        self.next = Some(rest);
+    }
+
+    /// Adds a segment, which may be merged into the one before it. Returns the uses of one that was.
+    pub(super) fn push(&mut self, segment: Segment) -> Option<Uses> {
+        match self.new.last_mut() {
+            Some(last) if last.can_merge(&segment) => {
+                last.end = segment.end;
+                Some(segment.uses)
+            }
+            _ => {
+                self.new.push(segment);
+                None
+            }
+        }
     }
 }

@@ -4,9 +4,10 @@ use std::{ops::Range, sync::Arc};
 
 use super::{
     Dependencies,
-    held_ranges::{Conflict, HeldRanges},
+    held_ranges::{Conflict, HeldList, HeldRanges},
     hold_kind::HoldKind,
     mark::mark,
+    request::Claimed,
     segments::{Segment, Segments},
     turns::{Predecessor, TurnId, WaitQueue},
     uses::{FallibleWrite, FallibleWrites, Origins, Removed, Use, UseKind, last_few, uncovered},
@@ -32,10 +33,11 @@ const ALL: Range<usize> = 0..usize::MAX;
 /// A claim, a view or a loan of a range, until it is committed, withdrawn or closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
-    pub(super) access: Access,
+    pub(crate) access: Access,
     pub(super) kind: HoldKind,
-    /// The low bits of the claim's number.
+    /// The low bits of the claim's number, which is the same for all ranges of a list.
     pub(super) claim: u32,
+    pub(super) is_listed: bool,
 }
 
 /// Why a range cannot be held now.
@@ -107,7 +109,7 @@ impl Table {
         self.claims += 1;
         self.writes += u64::from(access == Access::Write);
         self.held.add(range, access, kind);
-        Ticket { access, kind, claim: self.claims as u32 }
+        Ticket { access, kind, claim: self.claims as u32, is_listed: false }
     }
 
     /// Ends a hold.
@@ -155,9 +157,37 @@ impl Table {
         true
     }
 
-    /// Returns whether no thread waits and at most `count` ranges are held: for the holder of as many, all other ranges are free.
-    pub(super) fn is_held_by_at_most(&self, count: usize) -> bool {
-        self.waiting.is_none() && self.held.are_at_most(count) || crate::mutant!("core/held-by-others")
+    /// Holds the few ranges of a group, up to the first that is blocked. They do not conflict with each other.
+    pub(super) fn hold_all(
+        &mut self,
+        group: &mut [Claimed<'_>],
+        turn: Option<TurnId>,
+        removed: &mut Removed,
+    ) -> Result<(), (Blocked, Range<usize>)> {
+        let is_free = self.is_unclaimed();
+        for Claimed { range, access, ticket, .. } in group {
+            if !is_free {
+                self.admit(range, *access, turn, removed).map_err(|blocked| (blocked, range.clone()))?;
+            }
+            *ticket = Some(self.hold(range, *access, HoldKind::Pending));
+        }
+        Ok(())
+    }
+
+    /// Adds a list of ranges that do not conflict with each other, and counts their uses. Returns the number of the claim, and whether all
+    /// are held now; otherwise none is.
+    pub(super) fn add_list(&mut self, ranges: Vec<(Range<usize>, Access)>) -> (u32, bool) {
+        let is_free = self.is_unclaimed();
+        self.claims += ranges.len() as u64;
+        self.writes += ranges.iter().filter(|(_, access)| *access == Access::Write).count() as u64;
+        let (claim, held) = (self.claims as u32, if is_free { ranges.len() } else { 0 });
+        self.held.add_list(HeldList { claim, ranges, held });
+        (claim, is_free)
+    }
+
+    /// Returns whether nothing is held, and no thread waits: all ranges are free.
+    fn is_unclaimed(&self) -> bool {
+        self.waiting.is_none() && self.held.is_empty() || crate::mutant!("core/held-by-others")
     }
 
     /// Returns whether a range can be held now, or why not.
@@ -200,42 +230,54 @@ impl Table {
 
     /// Collects the fences of conflicting uses that are not known to be complete, except those of the
     /// timeline `own`. If `found` is given, adds all fallible writes to it, complete or not, and the last
-    /// mark. Uses covered by a later write are left out. Each segment takes one of `steps`; returns where to
-    /// continue when none is left.
+    /// mark. Uses covered by a later write are left out. Each segment takes one of the scan's
+    /// steps; returns where to continue when none is left.
     #[inline]
     pub(super) fn collect(
         &mut self,
         range: &Range<usize>,
         access: Access,
         own: Option<&Arc<dyn Timeline>>,
-        steps: &mut usize,
+        scan: &mut Scan,
         after: &mut Dependencies,
         mut found: Option<&mut FoundWrites>,
     ) -> Option<usize> {
-        let at = self.segments.find(range)?;
-        for segment in self.segments.until(range.end, at) {
-            let shared = range.start.max(segment.start)..range.end.min(segment.end);
-            if *steps == 0 {
-                return Some(shared.start);
+        let mut at = self.segments.find(range)?;
+        while let Some(segment) = self.segments.get(at).filter(|segment| segment.start < range.end) {
+            if scan.steps == 0 {
+                return Some(range.start.max(segment.start));
             }
-            *steps -= 1;
-            let covered = uncovered(&segment.uses);
-            // A read conflicts with writes only, which come first.
-            let met = segment.uses.iter().skip(covered);
-            for used in met.take_while(|used| access.conflicts_with(used.access())) {
-                let Some(origin) = self.origins.of(used) else { continue };
-                if let Some(found) = &mut found {
-                    if used.kind() == UseKind::Mark {
-                        found.mark = Some(origin.fence(used));
-                    } else if used.may_damage() {
-                        let fallible_write = origin.fallible_write(used, shared.clone());
-                        found.writes.push(fallible_write);
+            scan.steps -= 1;
+            super::steps::count();
+            let last = scan.last;
+            let is_known = |used: &Use| {
+                !access.conflicts_with(used.access()) || last.is_some_and(|last| last.replaces(used))
+            };
+            if !matches!(segment.uses.as_slice(), [used] if is_known(used)) {
+                let shared = range.start.max(segment.start)..range.end.min(segment.end);
+                let covered = uncovered(&segment.uses);
+                // A read conflicts with writes only, which come first.
+                let met = segment.uses.iter().skip(covered);
+                for used in met.take_while(|used| access.conflicts_with(used.access())) {
+                    let Some(origin) = self.origins.of(used) else { continue };
+                    if let Some(found) = &mut found {
+                        if used.kind() == UseKind::Mark {
+                            found.mark = Some(origin.fence(used));
+                        } else if used.may_damage() {
+                            let fallible_write = origin.fallible_write(used, shared.clone());
+                            found.writes.push(fallible_write);
+                        }
                     }
-                }
-                if !own.is_some_and(|own| origin.is_of(own)) && !origin.is_reached(used.point) {
-                    after.add(origin.timeline(), used.point);
+                    if !own.is_some_and(|own| origin.is_of(own)) && !origin.is_reached(used.point) {
+                        after.add(origin.timeline(), used.point);
+                    }
+                    scan.last = Some(*used).filter(Use::is_sound);
                 }
             }
+            if segment.end >= range.end {
+                break;
+            }
+            at = self.segments.after(at);
         }
         None
     }
@@ -393,6 +435,20 @@ impl Table {
         right.uses.iter().for_each(|used| self.origins.share(used));
         let next = self.segments.seek(byte);
         self.segments.insert(next, right);
+    }
+}
+
+/// A scan of segments under one lock.
+pub(super) struct Scan {
+    /// How many segments it may still visit.
+    pub(super) steps: usize,
+    /// The last conflicting use, unless it may have damaged bytes: most of a list's ranges have it in common.
+    last: Option<Use>,
+}
+
+impl Default for Scan {
+    fn default() -> Self {
+        Self { steps: STEPS_PER_LOCK, last: None }
     }
 }
 

@@ -70,6 +70,11 @@ impl Use {
         Self { packed: self.packed & !0b110 | (kind as u32) << 1, ..self }
     }
 
+    /// Returns a use by another claim.
+    pub(super) fn of_claim(self, claim: u32, access: Access) -> Self {
+        Self { claim, packed: self.packed & !1 | u32::from(access == Access::Write), ..self }
+    }
+
     /// Makes it a write that covers all uses before it in the segment. They count again only if it fails
     /// without having written.
     pub(super) fn covering(self) -> Self {
@@ -267,6 +272,36 @@ impl Origins {
         }
         *old = new;
         true
+    }
+
+    /// Replaces the uses of a segment by one that is not counted yet, or adds it, if there are few, or one that it supersedes, and no
+    /// origin is removed by that. Returns whether it did. If it `keeps` bytes, it supersedes no use that it is not the same as.
+    pub(super) fn replace(&mut self, uses: &mut Uses, used: Use, keeps: bool) -> bool {
+        let access = used.access();
+        let is_implied = |old: &Use| access == Access::Write && !keeps && old.is_sound();
+        match uses.as_mut_slice() {
+            [old] if used.replaces(old) || is_implied(old) || self.is_removable(old) => {
+                self.exchange(old, used)
+            }
+            [_] if access == Access::Read => {
+                self.share(&used);
+                uses.push(used);
+                true
+            }
+            [one, other] if is_implied(one) && is_implied(other) && used.is_of_origin_of(other) => {
+                let is_exchanged = self.exchange(one, used);
+                if is_exchanged {
+                    self.unshare(&used);
+                    uses.truncate(1);
+                }
+                is_exchanged
+            }
+            all if access == Access::Read => {
+                let old = all.iter_mut().rev().take(MAX_SEARCHED).find(|old| used.replaces(old));
+                old.is_some_and(|old| self.exchange(old, used))
+            }
+            _ => false,
+        }
     }
 
     /// Counts a copy of a use.

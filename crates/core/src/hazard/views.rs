@@ -6,7 +6,7 @@ use super::{
     Attempt, Blocker, Dependencies, Hazards, Ticket, TurnId, WakeList, blocker_of,
     held_ranges::Conflict,
     hold_kind::HoldKind,
-    table::{FoundWrites, STEPS_PER_LOCK},
+    table::{FoundWrites, Scan},
     uses::{Removed, UseKind},
 };
 use crate::{Access, Fence, Result, Timeline};
@@ -65,7 +65,7 @@ impl Hazards {
             // The hold blocks conflicting uses, so the rest may be collected in parts.
             loop {
                 let next =
-                    table.collect(&rest, access, None, &mut { STEPS_PER_LOCK }, &mut after, Some(&mut found));
+                    table.collect(&rest, access, None, &mut Scan::default(), &mut after, Some(&mut found));
                 let Some(next) = next else { break };
                 drop(table);
                 after.fold();
@@ -120,14 +120,8 @@ impl Hazards {
                 waiting.forget(complete, removed);
             }
             let mut after = Dependencies::default();
-            let _as_below = table.collect(
-                &rest,
-                Access::Write,
-                None,
-                &mut { STEPS_PER_LOCK },
-                &mut after,
-                Some(&mut found),
-            );
+            let _as_below =
+                table.collect(&rest, Access::Write, None, &mut Scan::default(), &mut after, Some(&mut found));
             table.prune(&rest, removed, |origins, used| {
                 let is_sure = used.kind() != UseKind::Mark && !used.may_damage();
                 let origin = origins.of(used).filter(|_| is_sure);

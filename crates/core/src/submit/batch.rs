@@ -111,7 +111,7 @@ fn marked<'a>(
         }
         first += run.len();
     }
-    let mut ranges = Vec::new();
+    let mut ranges = Vec::with_capacity(cells.iter().map(|(_, cells)| cells.count()).sum());
     for (buffer, cells) in &cells {
         let first = ranges.len();
         for access in [Access::Read, Access::Write] {

@@ -27,6 +27,14 @@ impl Default for Bounds {
     }
 }
 
+impl Word {
+    /// Returns a bit for each cell with this access that the one before it, maybe in the `last` word, has not.
+    fn begun(&self, access: Access, last: Self) -> u64 {
+        let of = |word: &Self| if access == Access::Read { word.read } else { word.written };
+        of(self) & !(of(self) << 1 | of(&last) >> (BITS - 1))
+    }
+}
+
 impl Bounds {
     /// Returns the bounds of these ranges. Empty ones have none.
     pub(crate) fn of(ranges: impl ExactSizeIterator<Item = Range<usize>>) -> Self {
@@ -136,6 +144,18 @@ impl Cells {
         }
         let cell = conflict.or_else(|| mark(start, end))?;
         Some((first, self.byte(cell)))
+    }
+
+    /// Returns the number of ranges of neighbouring cells.
+    pub(crate) fn count(&self) -> usize {
+        let mut last = Word::default();
+        let begun = self.words.iter().map(|word| {
+            let begun =
+                word.begun(Access::Read, last).count_ones() + word.begun(Access::Write, last).count_ones();
+            last = *word;
+            begun as usize
+        });
+        begun.sum()
     }
 
     /// Calls `found` for each range of neighbouring cells with this access, in order.

@@ -239,11 +239,12 @@ impl<'a> Claims<'a> {
     #[cold]
     fn withdraw(&mut self) {
         let mut wake_list = WakeList::default();
-        for one in self.held.drain(..) {
-            if let Some(ticket) = one.ticket {
-                one.buffer.hazards().withdraw(&one.range, ticket, &mut wake_list);
+        for group in self.held.chunk_by(same_buffer) {
+            if let Some(Claimed { buffer, .. }) = group.first() {
+                buffer.hazards().withdraw_all(group, &mut wake_list);
             }
         }
+        self.held.clear();
         self.earlier = None;
     }
 
@@ -392,8 +393,7 @@ impl<'a> Claims<'a> {
         for group in self.held.chunk_by(same_buffer) {
             let Some(Claimed { buffer, .. }) = group.first() else { continue };
             buffer.record_use_by_fence(fence);
-            let claims = group.iter().filter_map(|one| Some((&one.range, one.ticket.as_ref()?)));
-            buffer.hazards().commit(claims, fence, retained, &mut wake_list);
+            buffer.hazards().commit(group, fence, retained, &mut wake_list);
         }
         // Committed, so no claims any more.
         self.held.clear();

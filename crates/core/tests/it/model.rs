@@ -77,7 +77,10 @@ fn range() -> impl Strategy<Value = Range<usize>> {
 
 /// Disjoint pieces: a use conflicts with none of its own call.
 fn pieces() -> impl Strategy<Value = Pieces> {
-    proptest::collection::vec((range(), any::<bool>()), 1..4).prop_map(|mut pieces| {
+    // Few, or a list.
+    let count = prop_oneof![2 => 1..4_usize, 1 => 8..40_usize];
+    let pieces = count.prop_flat_map(|count| proptest::collection::vec((range(), any::<bool>()), count));
+    pieces.prop_map(|mut pieces| {
         pieces.sort_by_key(|(range, _)| range.start);
         let mut end = 0;
         pieces.retain(|(range, _)| {

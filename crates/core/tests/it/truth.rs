@@ -21,6 +21,11 @@ enum Step {
         queue: usize,
         range: Range<usize>,
     },
+    /// Every second byte of a range, as a list.
+    Scatter {
+        queue: usize,
+        range: Range<usize>,
+    },
     Prefetch {
         queue: usize,
         range: Range<usize>,
@@ -54,6 +59,7 @@ fn step() -> impl Strategy<Value = Step> {
     let queue = 0..QUEUES;
     prop_oneof![
         3 => (queue.clone(), range()).prop_map(|(queue, range)| Step::Write { queue, range }),
+        1 => (queue.clone(), range()).prop_map(|(queue, range)| Step::Scatter { queue, range }),
         1 => (queue.clone(), range()).prop_map(|(queue, range)| Step::Prefetch { queue, range }),
         6 => (queue, range(), 0..BYTES).prop_map(|(queue, from, to)| Step::Copy { queue, from, to }),
         3 => (1..4_usize, any::<u8>()).prop_map(|(count, fails)| Step::End { count, fails }),
@@ -148,6 +154,16 @@ impl World {
         }
     }
 
+    fn scatter(&mut self, queue: usize, range: Range<usize>) {
+        let to: Vec<usize> = range.step_by(2).collect();
+        let src = host_buffer(MemoryKind::Pinned, 1);
+        let pairs: Vec<_> = to.iter().map(|at| (src.clone(), self.part(*at..at + 1))).collect();
+        let fence =
+            submit(&self.queues[queue], &Operation::CopyBatch { pairs: &pairs }, Timing::Off).unwrap();
+        to.iter().for_each(|at| self.bytes[*at].push(self.done.len()));
+        self.done.push(Done { queue, fence, reads: 0..0, sources: Vec::new(), keeps: false, ended: None });
+    }
+
     fn end(&mut self, how: End) {
         let Some(done) = self.done.get(self.ended) else { return };
         let how = if done.queue < FAILING { how } else { End::Well };
@@ -212,6 +228,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Write { queue, range } => world.submit(queue, 0..0, range),
+                Step::Scatter { queue, range } => world.scatter(queue, range),
                 Step::Prefetch { queue, range } => world.prefetch(queue, range),
                 Step::Copy { queue, from, to } => {
                     let end = (to + from.len()).min(BYTES);

@@ -121,6 +121,23 @@ impl Table {
         Arc::new(Self { hazards, buffer: RawBuffer(buffer), enqueueing: AtomicBool::new(false) })
     }
 
+    /// Claims ranges for writing, unless one is blocked.
+    fn try_claim<const N: usize>(
+        &self,
+        ranges: [std::ops::Range<usize>; N],
+    ) -> Result<[Claimed<'_>; N], [Claimed<'_>; N]> {
+        let mut group =
+            ranges.map(|range| Claimed { buffer: &self.buffer, range, access: Access::Write, ticket: None });
+        let request = ClaimRequest { own: None, turn: None, inherits: false };
+        let claimed = self.hazards.claim(&mut group, &request, &mut None);
+        if matches!(claimed, Ok(Attempt::Held(()))) { Ok(group) } else { Err(group) }
+    }
+
+    /// Claims a range for writing, which nothing blocks.
+    fn claim(&self, range: std::ops::Range<usize>) -> [Claimed<'_>; 1] {
+        self.try_claim([range]).unwrap_or_else(|_| unreachable!("nothing blocks it"))
+    }
+
     /// Like `Claims::acquire`, a driver call, and `Claims::commit`. Returns the number of fences that it waits for.
     fn submit(&self, fence: &Fence) -> usize {
         let mut turn = None;
@@ -134,8 +151,7 @@ impl Table {
                 Attempt::Held(()) => {
                     assert!(!self.enqueueing.swap(true, Ordering::Relaxed), "two have claimed the range");
                     assert!(self.enqueueing.swap(false, Ordering::Relaxed));
-                    let claims = [(&range, group[0].ticket.as_ref().unwrap())];
-                    self.hazards.commit(claims, fence, Retained::default(), &mut WakeList::default());
+                    self.hazards.commit(&group, fence, Retained::default(), &mut WakeList::default());
                     if let Some(turn) = turn {
                         self.hazards.end_turn(turn);
                     }
@@ -169,6 +185,37 @@ fn claim_waits_for_earlier_commit_without_lost_wakeup() {
         let other = other.join().unwrap();
         assert_eq!(waits + other, 1, "one of them comes after the other");
         assert_eq!(table.hazards.outstanding().len(), 1);
+    });
+}
+
+/// A list, a range between its pieces, and a view of one of them.
+#[test]
+fn lists_conflict_by_range() {
+    model(|| {
+        let table = Table::new();
+        let other = {
+            let table = Arc::clone(&table);
+            thread::spawn(move || match table.try_claim([0, 2, 4, 6, 8, 10].map(|at| at..at + 1)) {
+                Ok(group) => {
+                    assert!(!table.enqueueing.swap(true, Ordering::Relaxed), "a view is open");
+                    table.enqueueing.store(false, Ordering::Relaxed);
+                    table.hazards.commit(&group, &fence(), Retained::default(), &mut WakeList::default());
+                }
+                Err(group) => table.hazards.withdraw_all(&group, &mut WakeList::default()),
+            })
+        };
+        let gap = table.claim(3..4);
+        table.hazards.withdraw_all(&gap, &mut WakeList::default());
+        let view = table.hazards.try_open_view(&(4..5), Access::Write, None).unwrap();
+        if let Attempt::Held(ticket) = view {
+            assert!(!table.enqueueing.swap(true, Ordering::Relaxed), "the list is claimed");
+            table.enqueueing.store(false, Ordering::Relaxed);
+            table.hazards.withdraw(&(4..5), ticket, &mut WakeList::default());
+        }
+        other.join().unwrap();
+        // Nothing is left of a list that was blocked.
+        assert!([0, 6].contains(&table.hazards.outstanding().len()));
+        assert!(table.try_claim([0..4, 4..8, 8..10, 10..12, 12..16]).is_ok());
     });
 }
 
@@ -273,28 +320,17 @@ fn use_count_grows_with_each_use() {
     builder.max_branches = 20 * SEGMENTS;
     builder.check(|| {
         let table = Table::new();
-        let claim = |table: &Table, range: std::ops::Range<usize>| {
-            let mut group = [Claimed { buffer: &table.buffer, range, access: Access::Write, ticket: None }];
-            let request = ClaimRequest { own: None, turn: None, inherits: false };
-            assert!(matches!(table.hazards.claim(&mut group, &request, &mut None), Ok(Attempt::Held(()))));
-            group[0].ticket.take().unwrap()
-        };
         let fence = fence();
         for at in (0..2 * SEGMENTS).step_by(2) {
-            let ticket = claim(&table, at..at + 1);
-            table.hazards.commit(
-                [(&(at..at + 1), &ticket)],
-                &fence,
-                Retained::default(),
-                &mut WakeList::default(),
-            );
+            let group = table.claim(at..at + 1);
+            table.hazards.commit(&group, &fence, Retained::default(), &mut WakeList::default());
         }
         let other = {
             let table = Arc::clone(&table);
             thread::spawn(move || {
                 let before = (table.hazards.uses(), table.hazards.writes());
-                let ticket = claim(&table, 4000..4001);
-                table.hazards.withdraw(&(4000..4001), ticket, &mut WakeList::default());
+                let group = table.claim(4000..4001);
+                table.hazards.withdraw_all(&group, &mut WakeList::default());
                 let after = (table.hazards.uses(), table.hazards.writes());
                 assert!(after.0 > before.0 && after.1 > before.1, "{before:?} and {after:?}");
             })

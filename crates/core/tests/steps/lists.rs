@@ -26,32 +26,49 @@ fn lists_hold_the_lock_for_a_few_hundred_steps_at_a_time() {
 }
 
 #[test]
-fn claims_above_anothers_are_released_in_a_few_steps_each() {
-    for backwards in [false, true] {
-        let (table, n) = (Table::new(), 1_000);
-        let (lower, _) = table.claim((0..n).map(|index| piece(2 * index)), Access::Write);
-        let (mut upper, _) = table.claim((n..2 * n).map(|index| piece(2 * index)), Access::Write);
-        if backwards {
-            upper.reverse();
-        }
-        let (last, others) = upper.split_last().unwrap();
-        let withdraw = |(range, ticket): &(Range<usize>, Ticket)| {
-            table.hazards.withdraw(range, *ticket, &mut WakeList::default());
+fn lists_are_released_in_a_few_steps_and_apart_from_each_other() {
+    let (table, n) = (Table::new(), 1_000);
+    let pieces = |first: usize| (0..n).map(move |index| piece(4 * index + first));
+    let [one, other] = [0, 2].map(|first| table.claim(pieces(first), Access::Write).0);
+    let is_free = |range: &Range<usize>| {
+        let view = table.hazards.try_open_view(range, Access::Write, None);
+        let Ok(Attempt::Held(view)) = view else { return false };
+        table.hazards.withdraw(range, view, &mut WakeList::default());
+        true
+    };
+    let are_free = |list: &[Claimed<'_>]| list.iter().filter(|one| is_free(&one.range)).count();
+    assert_eq!((are_free(&one), are_free(&other)), (0, 0));
+    assert!((0..n).all(|index| is_free(&piece(2 * index + 1))), "the gaps are free");
+    let before = counted();
+    table.hazards.withdraw_all(&one, &mut WakeList::default());
+    assert!(counted() - before <= 16, "{} steps", counted() - before);
+    assert_eq!((are_free(&one), are_free(&other)), (n, 0));
+    table.hazards.withdraw_all(&other, &mut WakeList::default());
+    assert_eq!((are_free(&one), are_free(&other)), (n, n));
+}
+
+#[test]
+fn list_that_is_blocked_holds_what_is_before_that() {
+    let (table, n) = (Table::new(), 1_000);
+    for blocked in [0, 1, 999] {
+        let view = table.hazards.try_open_view(&piece(2 * blocked), Access::Read, None);
+        let Ok(Attempt::Held(view)) = view else { unreachable!("nothing is held") };
+        let claimed = |index| Claimed {
+            buffer: &table.buffer,
+            range: piece(2 * index),
+            access: Access::Write,
+            ticket: None,
         };
-        let before = counted();
-        others.iter().for_each(withdraw);
-        assert!(counted() - before <= 2 * n as u64, "{} steps", counted() - before);
-        // Those released are free, and can be held again next to the others.
-        let is_free = |range: &Range<usize>| {
-            let view = table.hazards.try_open_view(range, Access::Write, None);
-            matches!(view, Ok(Attempt::Held(_)))
-        };
-        assert!(others.iter().all(|(range, _)| is_free(range)));
-        let still_held = lower.iter().chain([last]);
-        assert!(still_held.clone().all(|(range, _)| !is_free(range)));
-        still_held.for_each(withdraw);
-        assert!(lower.iter().chain([last]).all(|(range, _)| is_free(range)));
+        let mut group: Vec<_> = (0..n).map(claimed).collect();
+        let request = ClaimRequest { own: None, turn: None, inherits: false };
+        assert!(table.hazards.claim(&mut group, &request, &mut None).is_err());
+        assert_eq!(group.iter().position(|one| one.ticket.is_none()), Some(blocked));
+        table.hazards.withdraw_all(&group, &mut WakeList::default());
+        table.hazards.withdraw(&piece(2 * blocked), view, &mut WakeList::default());
     }
+    // Nothing is left.
+    let whole = 0..2 * n * PIECE;
+    assert_eq!(table.claim([whole], Access::Write).1, 0);
 }
 
 #[test]
@@ -67,9 +84,8 @@ fn list_takes_each_source_of_its_pieces_about_once() {
     let writers = [Line::new(), Line::that_can_fail(true)];
     for (first, line) in writers.iter().enumerate() {
         let fence = Fence::new(Arc::clone(line) as _, 1).with_sources(Sources::new(sources.clone(), None));
-        let (tickets, _) = table.claim((0..N).map(|index| piece(4 * index + 2 * first)), Access::Write);
-        let claims = tickets.iter().map(|(range, ticket)| (range, ticket));
-        table.hazards.commit(claims, &fence, Retained::default(), &mut WakeList::default());
+        let (claims, _) = table.claim((0..N).map(|index| piece(4 * index + 2 * first)), Access::Write);
+        table.hazards.commit(&claims, &fence, Retained::default(), &mut WakeList::default());
     }
     let before = Arc::strong_count(&uploads[0]);
     let read = |index| Claimed {

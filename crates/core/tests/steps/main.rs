@@ -122,18 +122,17 @@ impl Table {
         Self { hazards: Hazards::with_fences(0..0, &[]), buffer: RawBuffer(buffer) }
     }
 
-    /// Claims ranges in one pass.
+    /// Claims ranges in one pass. Returns how many fences they come after, too.
     fn claim(
         &self,
         ranges: impl IntoIterator<Item = Range<usize>>,
         access: Access,
-    ) -> (Vec<(Range<usize>, Ticket)>, usize) {
+    ) -> (Vec<Claimed<'_>>, usize) {
         let claimed = |range| Claimed { buffer: &self.buffer, range, access, ticket: None };
         let mut group: Vec<_> = ranges.into_iter().map(claimed).collect();
         let (request, mut earlier) = (ClaimRequest { own: None, turn: None, inherits: false }, None);
         assert!(matches!(self.hazards.claim(&mut group, &request, &mut earlier), Ok(Attempt::Held(()))));
-        let tickets = group.into_iter().map(|one| (one.range, one.ticket.unwrap())).collect();
-        (tickets, earlier.unwrap_or_default().after.len())
+        (group, earlier.unwrap_or_default().after.len())
     }
 
     /// Writes ranges as one operation. Returns how many fences it comes after.
@@ -148,10 +147,9 @@ impl Table {
         line: &Arc<Line>,
         point: u64,
     ) -> usize {
-        let (tickets, after) = self.claim(ranges, access);
-        let claims = tickets.iter().map(|(range, ticket)| (range, ticket));
+        let (group, after) = self.claim(ranges, access);
         let fence = Fence::new(Arc::clone(line) as Arc<dyn Timeline>, point);
-        self.hazards.commit(claims, &fence, Retained::default(), &mut WakeList::default());
+        self.hazards.commit(&group, &fence, Retained::default(), &mut WakeList::default());
         after
     }
 }
@@ -297,9 +295,11 @@ fn single_point_timelines_are_collected_in_linear_steps() {
 #[test]
 fn thousands_of_loans_and_views_cost_a_claim_nothing() {
     let table = Table::new();
-    let (loans, _) = table.claim((0..3_000).map(piece), Access::Write);
-    let loans: Vec<_> =
-        loans.iter().map(|(range, ticket)| (range, table.hazards.lend(range, *ticket))).collect();
+    let loan = |index| {
+        let (claimed, _) = table.claim([piece(index)], Access::Write);
+        (piece(index), table.hazards.lend(&piece(index), claimed[0].ticket.unwrap()))
+    };
+    let loans: Vec<_> = (0..3_000).map(loan).collect();
     for index in 3_000..6_000 {
         let view = table.hazards.try_open_view(&piece(index), Access::Write, None);
         assert!(matches!(view, Ok(Attempt::Held(_))));
