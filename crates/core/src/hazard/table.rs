@@ -178,7 +178,8 @@ impl Table {
     /// are held now; otherwise none is.
     pub(super) fn add_list(&mut self, ranges: Vec<(Range<usize>, Access)>) -> (u32, bool) {
         let is_free = self.is_unclaimed();
-        self.claims += ranges.len() as u64;
+        // Each list has a number of its own, also one of empty ranges.
+        self.claims += ranges.len().max(1) as u64;
         self.writes += ranges.iter().filter(|(_, access)| *access == Access::Write).count() as u64;
         let (claim, held) = (self.claims as u32, if is_free { ranges.len() } else { 0 });
         self.held.add_list(HeldList { claim, ranges, held });

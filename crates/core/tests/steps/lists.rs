@@ -30,6 +30,9 @@ fn lists_are_released_in_a_few_steps_and_apart_from_each_other() {
     let (table, n) = (Table::new(), 1_000);
     let pieces = |first: usize| (0..n).map(move |index| piece(4 * index + first));
     let [one, other] = [0, 2].map(|first| table.claim(pieces(first), Access::Write).0);
+    // A list of nothing ends alone.
+    let (nothing, _) = table.claim((0..n).map(|at| at..at), Access::Write);
+    table.hazards.withdraw_all(&nothing, &mut WakeList::default());
     let is_free = |range: &Range<usize>| {
         let view = table.hazards.try_open_view(range, Access::Write, None);
         let Ok(Attempt::Held(view)) = view else { return false };
