@@ -18,6 +18,7 @@ use crate::{
     attempt::{Deferral, Extras, TaskContext},
     context::ManagerContext,
     planning::request::PlanInput,
+    staging::{REGISTERED_FROM, registered_path},
     strided::{Rows, StridedCopy},
     task_submission::{TaskSubmission, Work, is_pageable},
 };
@@ -193,10 +194,14 @@ impl<'a> CopyBuilder<'a> {
     /// Those of submitting it, except [`Busy`](transload_core::ErrorKind) and the backend's.
     pub fn plan(&self) -> Result<Plan> {
         let queue = self.extras.as_ref().and_then(|extras| extras.order.queue).map(|queue| queue.device());
-        let (input, options) = match self.extras.as_ref().and_then(|extras| extras.strided.as_ref()) {
-            None => (PlanInput::of_registered(self.src, self.dst, &self.options)?, self.options),
+        let strided = self.extras.as_ref().and_then(|extras| extras.strided.as_ref());
+        let (mut input, options) = match strided {
+            None => (PlanInput::of(self.src, self.dst)?, self.options),
             Some(strided) => (strided.input()?, strided.options(self.manager, &self.options, queue)),
         };
+        if input.bytes >= REGISTERED_FROM && strided.is_none() {
+            input.path = registered_path(self.src, self.dst, &options);
+        }
         self.manager.plan_on(&input, &options, queue)
     }
 

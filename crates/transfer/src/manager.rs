@@ -26,6 +26,7 @@ use crate::{
         request::{PlanInput, ranges},
     },
     report_events,
+    staging::{REGISTERED_FROM, registered_path},
     stats::unobserved::UnobservedTransfer,
 };
 
@@ -333,11 +334,14 @@ impl CrossBackendTransferManager {
     ) -> Transfer {
         let id = || extras.and_then(|extras| extras.id);
         let rows = extras.and_then(|extras| extras.rows);
-        let whole = || PlanInput::of_registered(src, dst, options);
-        let input = match rows.map_or_else(whole, |rows| PlanInput::of_rows(src, dst, rows)) {
-            Ok(input) => input,
-            Err(error) => return self.refuse(id(), error),
-        };
+        let mut input =
+            match rows.map_or_else(|| PlanInput::of(src, dst), |rows| PlanInput::of_rows(src, dst, rows)) {
+                Ok(input) => input,
+                Err(error) => return self.refuse(id(), error),
+            };
+        if input.bytes >= REGISTERED_FROM && rows.is_none() {
+            input.path = registered_path(src, dst, options);
+        }
         let registry = &*self.registry;
         let (mut cache, mut excluded) = (registry.route_cache(), Excluded::default());
         loop {

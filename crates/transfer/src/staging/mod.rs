@@ -20,7 +20,7 @@ pub(crate) use chunk_copy::StagedKind;
 pub(crate) use chunks::{chunk_for, chunks_of};
 pub use memory::StagingMemory;
 pub(crate) use pieces::Pieces;
-pub(crate) use repeated::RepeatedStaging;
+pub(crate) use repeated::{REGISTERED_FROM, RepeatedStaging, registered_path};
 pub use ring::STAGING_BUFFER;
 pub(crate) use ring::{RingHold, StagingRing};
 pub(crate) use rings::StagingRings;

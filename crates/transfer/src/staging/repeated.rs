@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 
-use transload_core::{MemoryKind, Place, RawBuffer, Result, TransferMethod, TransferPath, events::report};
+use transload_core::{MemoryKind, Place, RawBuffer, TransferMethod, TransferPath, events::report};
 use transload_executor::{BlockingKey, Executor};
 
 use crate::{
     TransferOptions,
     context::ManagerContext,
     methods::{Route, TransferRequest},
-    planning::request::PlanInput,
 };
 
 /// The smallest copy, in bytes, for which registrations count.
-const COUNTED_FROM: u64 = 1 << 20;
+pub(crate) const REGISTERED_FROM: u64 = 1 << 20;
 
 /// Registers memory that is staged repeatedly. One at a time: a driver makes no two at once.
 pub(crate) struct RepeatedStaging {
@@ -32,7 +31,7 @@ impl RepeatedStaging {
     pub(crate) fn count(&self, route: &Route, request: &TransferRequest<'_>) {
         let (src, dst) = (request.src, request.dst);
         let bytes = src.len() as u64;
-        if !self.context.registers || bytes < COUNTED_FROM || !may_be_registered(request.options) {
+        if !self.context.registers || bytes < REGISTERED_FROM || !may_be_registered(request.options) {
             return;
         }
         let path = TransferPath::new(src.place(), dst.place());
@@ -74,23 +73,12 @@ fn pinned(TransferPath { src, dst }: TransferPath) -> TransferPath {
     TransferPath::new(as_pinned(src), as_pinned(dst))
 }
 
-impl PlanInput {
-    /// Like [`of`](Self::of), but takes pageable memory that is registered for pinned, which it is to copy engines.
-    ///
-    /// # Errors
-    /// As for `of`.
-    #[inline]
-    pub(crate) fn of_registered(src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions) -> Result<Self> {
-        let mut input = Self::of(src, dst)?;
-        if input.bytes >= COUNTED_FROM && is_registered(src, dst) && may_be_registered(options) {
-            input.path = pinned(input.path);
-        }
-        Ok(input)
-    }
-}
-
+/// Returns the path that a copy of at least [`REGISTERED_FROM`] bytes is planned for: that of pinned memory if the host's side is
+/// registered, which to copy engines is the same. A call of its own, so that shorter copies pay for a comparison only.
 #[inline(never)]
-fn is_registered(src: &RawBuffer, dst: &RawBuffer) -> bool {
-    let is_across = src.place().device.is_cpu() != dst.place().device.is_cpu();
-    is_across && (src.is_registered() || dst.is_registered())
+pub(crate) fn registered_path(src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions) -> TransferPath {
+    let path = TransferPath::new(src.place(), dst.place());
+    let is_across = path.src.device.is_cpu() != path.dst.device.is_cpu();
+    let is_registered = is_across && (src.is_registered() || dst.is_registered());
+    if is_registered && may_be_registered(options) { pinned(path) } else { path }
 }
