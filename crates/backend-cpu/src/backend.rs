@@ -187,6 +187,10 @@ impl Backend for CpuBackend {
         (costs::is_reachable(src) && costs::is_reachable(dst)).then_some(DeviceId::Cpu)
     }
 
+    fn caster(&self, src: Place, dst: Place) -> Option<DeviceId> {
+        self.copier(src, dst)
+    }
+
     fn host_copy_limit(&self, src: Place, dst: Place) -> usize {
         if self.copier(src, dst).is_some() { MAX_INLINE } else { 0 }
     }

@@ -3,14 +3,14 @@
 use std::{ops::Range, ptr};
 
 use transload_core::{
-    Error, ErrorKind, Operation, Pattern, Pitched, RawBuffer, Result,
+    Error, ErrorKind, FloatType, Operation, Pattern, Pitched, RawBuffer, Result,
     host_access::{self, HostAccess},
 };
 
 use crate::costs;
 
-/// An operation split into pieces that may run concurrently. Units are the bytes of a copy or a fill, rows, or the
-/// pairs of a batch.
+/// An operation split into pieces that may run concurrently. Units are the bytes of a copy or a fill, rows,
+/// the pairs of a batch, or the elements of a cast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Partition {
     /// Number of units.
@@ -52,7 +52,7 @@ impl Partition {
 /// Returns the bytes that the operation writes.
 pub(crate) fn bytes(operation: &Operation<'_>) -> usize {
     match operation {
-        Operation::Copy { dst, .. } | Operation::Fill { dst, .. } => dst.len(),
+        Operation::Copy { dst, .. } | Operation::Fill { dst, .. } | Operation::Cast { dst, .. } => dst.len(),
         Operation::CopyPitched { rows, .. } => rows.width.saturating_mul(units(operation)),
         Operation::CopyBatch { pairs } => {
             pairs.iter().fold(0, |sum: usize, (_, dst)| sum.saturating_add(dst.len()))
@@ -66,6 +66,7 @@ fn units(operation: &Operation<'_>) -> usize {
         Operation::Copy { dst, .. } | Operation::Fill { dst, .. } => dst.len(),
         Operation::CopyPitched { rows, .. } => rows.height.saturating_mul(rows.planes),
         Operation::CopyBatch { pairs } => pairs.len(),
+        Operation::Cast { dst, to, .. } => dst.len() / to.size(),
         _ => 0,
     }
 }
@@ -73,7 +74,9 @@ fn units(operation: &Operation<'_>) -> usize {
 /// Checks that the workers can run the operation.
 pub(crate) fn check(operation: &Operation<'_>) -> Result<()> {
     match operation {
-        Operation::Copy { src, dst } | Operation::CopyPitched { src, dst, .. } => both(src, dst),
+        Operation::Copy { src, dst }
+        | Operation::CopyPitched { src, dst, .. }
+        | Operation::Cast { src, dst, .. } => both(src, dst),
         Operation::CopyBatch { pairs } => pairs.iter().try_for_each(|(src, dst)| both(src, dst)),
         Operation::Fill { dst, .. } => reachable(dst),
         Operation::Prefetch { buffer, .. } | Operation::PrefetchToNode { buffer, .. } => {
@@ -82,7 +85,7 @@ pub(crate) fn check(operation: &Operation<'_>) -> Result<()> {
                 buffer.place()
             )))
         }
-        _ => Err(unsupported("a cpu queue can only copy and fill".to_owned())),
+        _ => Err(unsupported("a cpu queue can only copy, cast and fill".to_owned())),
     }
 }
 
@@ -113,7 +116,9 @@ pub(crate) fn note_accesses(operation: &Operation<'_>) {
         }
     };
     match operation {
-        Operation::Copy { src, dst } | Operation::CopyPitched { src, dst, .. } => {
+        Operation::Copy { src, dst }
+        | Operation::CopyPitched { src, dst, .. }
+        | Operation::Cast { src, dst, .. } => {
             note(src, HostAccess::Read);
             note(dst, HostAccess::Write);
         }
@@ -158,12 +163,17 @@ pub(crate) unsafe fn perform_units(operation: &Operation<'_>, range: Range<usize
             let pair = |(src, dst): &(RawBuffer, RawBuffer)| unsafe { move_bytes(src, 0, dst, 0, dst.len()) };
             pairs.get(range).unwrap_or_default().iter().try_for_each(pair)
         }
+        Operation::Cast { src, from, dst, to } => {
+            // SAFETY: both have all of the operation's elements, and the range lies within them.
+            unsafe { cast((address(src)?, from), (address(dst)?, to), range) };
+            Ok(())
+        }
         Operation::Fill { dst, pattern } => {
             // SAFETY: the range lies within the buffer, and a piece begins at a multiple of 64 KiB, so of every pattern.
             unsafe { fill(address(dst)?.add(range.start), range.len(), pattern) };
             Ok(())
         }
-        _ => Err(unsupported("a cpu queue can only copy and fill".to_owned())),
+        _ => Err(unsupported("a cpu queue can only copy, cast and fill".to_owned())),
     }
 }
 
@@ -191,6 +201,29 @@ unsafe fn move_bytes(src: &RawBuffer, from: usize, dst: &RawBuffer, to: usize, l
     // SAFETY: as promised. `copy` and not `copy_nonoverlapping`: two buffers may wrap the same foreign bytes.
     unsafe { ptr::copy(src.add(from), dst.add(to), len) };
     Ok(())
+}
+
+/// By way of blocks of its own: two buffers may wrap the same foreign bytes, of any alignment.
+///
+/// # Safety
+/// Both must have the elements of this range, without conflicting uses.
+unsafe fn cast(
+    (src, from): (*const u8, FloatType),
+    (dst, to): (*mut u8, FloatType),
+    mut range: Range<usize>,
+) {
+    const ELEMENTS: usize = 1024;
+    let (mut there, mut here) = ([0_u8; 4 * ELEMENTS], [0_u8; 4 * ELEMENTS]);
+    while !range.is_empty() {
+        let count = range.len().min(ELEMENTS);
+        // SAFETY: the caller's promise; a block has room for as many elements of any type.
+        unsafe {
+            ptr::copy(src.add(range.start * from.size()), there.as_mut_ptr(), count * from.size());
+            from.cast(&there, to, &mut here);
+            ptr::copy(here.as_ptr(), dst.add(range.start * to.size()), count * to.size());
+        }
+        range.start += count;
+    }
 }
 
 /// # Safety

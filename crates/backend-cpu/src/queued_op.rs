@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use transload_core::{
-    Error, ErrorKind, Fence, Operation, Pattern, Pitched, RawBuffer, Result, Timing, catch_panic,
+    Error, ErrorKind, Fence, FloatType, Operation, Pattern, Pitched, RawBuffer, Result, Timing, catch_panic,
 };
 
 /// A queued operation. Its handles keep the buffers' memory alive.
@@ -21,6 +21,7 @@ enum Work {
     Pitched { src: RawBuffer, dst: RawBuffer, rows: Pitched },
     Batch { pairs: Vec<(RawBuffer, RawBuffer)> },
     Fill { dst: RawBuffer, pattern: Pattern },
+    Cast { src: RawBuffer, from: FloatType, dst: RawBuffer, to: FloatType },
 }
 
 impl QueuedOp {
@@ -37,7 +38,10 @@ impl QueuedOp {
             }
             Operation::CopyBatch { pairs } => Work::Batch { pairs: pairs.to_vec() },
             Operation::Fill { dst, pattern } => Work::Fill { dst: dst.clone(), pattern },
-            _ => return Err(Error::new(ErrorKind::Unsupported, "a cpu queue can only copy and fill")),
+            Operation::Cast { src, from, dst, to } => {
+                Work::Cast { src: src.clone(), from, dst: dst.clone(), to }
+            }
+            _ => return Err(Error::new(ErrorKind::Unsupported, "a cpu queue can only copy, cast and fill")),
         };
         Ok(Self { work, after: after.collect(), point: 0, timing })
     }
@@ -48,6 +52,7 @@ impl QueuedOp {
             Work::Pitched { src, dst, rows } => Operation::CopyPitched { src, dst, rows: *rows },
             Work::Batch { pairs } => Operation::CopyBatch { pairs },
             Work::Fill { dst, pattern } => Operation::Fill { dst, pattern: *pattern },
+            Work::Cast { src, from, dst, to } => Operation::Cast { src, from: *from, dst, to: *to },
         }
     }
 }

@@ -312,6 +312,10 @@ impl Backend for CudaBackend {
         (visible && self.has(far.device)).then_some(far.device)
     }
 
+    fn caster(&self, src: Place, dst: Place) -> Option<DeviceId> {
+        (src.device == dst.device && self.has(src.device)).then_some(src.device)
+    }
+
     fn prepare_in_place(&self, device: DeviceId) -> Result<()> {
         let state = self.state(device)?;
         state.check_usable()?;

@@ -74,6 +74,7 @@ pub use queue::transfer::{
 };
 pub use queue::{BatchHalf, Queue, QueueLease, StreamPriority, Timing, WorkloadType};
 pub use submit::batch::runs_by_allocation;
+pub use submit::cast::FloatType;
 pub use submit::claim::Claims;
 pub use submit::fill::fill;
 pub use submit::operation::{Operation, Pitched, Uses, submit, submit_after, submit_on};

@@ -2,6 +2,8 @@
 
 use std::sync::Once;
 
+use transload_core::FloatType;
+
 use crate::{
     example_kernels,
     host_kernel::{HostKernel, IllegalAddress, KernelAccess, KernelMemory, Launch, register_host_kernel},
@@ -14,6 +16,7 @@ pub(crate) fn register() {
         register_host_kernel("transload_copy", COPY);
         register_host_kernel("transload_copy_list", COPY_LIST);
         register_host_kernel("transload_fill", FILL);
+        register_host_kernel("transload_cast", CAST);
         example_kernels::register();
     });
 }
@@ -95,4 +98,38 @@ fn fill(launch: &Launch, memory: &mut KernelMemory<'_>) -> Result<(), IllegalAdd
         left -= piece;
     }
     Ok(())
+}
+
+/// `transload_cast(dst, src, elements, from, to)`: crates/streams/src/submit/kernels/cast.cu.
+const CAST: HostKernel = HostKernel {
+    parameters: &[8, 8, 8, 4, 4],
+    accesses: |launch, _| {
+        let Some((from, to)) = float_type(launch, 3).zip(float_type(launch, 4)) else { return Vec::new() };
+        let bytes = |float: FloatType| (launch.number(2) as usize).saturating_mul(float.size());
+        vec![
+            KernelAccess::read(launch.number(1), bytes(from)),
+            KernelAccess::write(launch.number(0), bytes(to)),
+        ]
+    },
+    run: cast,
+};
+
+/// Returns the type with the number that the kernel knows it by.
+fn float_type(launch: &Launch, index: usize) -> Option<FloatType> {
+    [FloatType::F32, FloatType::F16, FloatType::Bf16].get(launch.number(index) as usize).copied()
+}
+
+fn cast(launch: &Launch, memory: &mut KernelMemory<'_>) -> Result<(), IllegalAddress> {
+    let (from, to) = float_type(launch, 3).zip(float_type(launch, 4)).ok_or(IllegalAddress)?;
+    let (dst, src, elements) = (launch.number(0), launch.number(1), launch.number(2) as usize);
+    // On a device, both are an error of the context.
+    if !src.is_multiple_of(from.size() as u64) || !dst.is_multiple_of(to.size() as u64) {
+        return Err(IllegalAddress);
+    }
+    let bytes = |float: FloatType| elements.checked_mul(float.size()).ok_or(IllegalAddress);
+    memory.check(src, bytes(from)?)?;
+    let (mut there, mut here) = (vec![0; bytes(from)?], vec![0; bytes(to)?]);
+    memory.read(src, &mut there)?;
+    from.cast(&there, to, &mut here);
+    memory.write(dst, &here)
 }

@@ -10,6 +10,7 @@ use transload_executor::{BlockingKey, Executor};
 
 use crate::{
     Sampling,
+    methods::DeviceScratch,
     planning::costs::Costs,
     report_events,
     stats::{
@@ -34,6 +35,8 @@ pub(crate) struct ManagerContext {
     /// The first failure not returned to any caller; the next `drain` returns it.
     pub(crate) unreported: UnreportedFailure,
     pub(crate) unobserved: UnobservedTransfers,
+    /// Device memory that lists and casts go through.
+    pub(crate) scratch: Arc<DeviceScratch>,
     /// Submits for tasks whatever may take their thread long.
     pub(crate) executor: Executor,
     pub(crate) submitting: SubmissionKeys,
@@ -92,6 +95,7 @@ impl Default for ManagerContext {
             refused: AtomicU64::default(),
             unreported: UnreportedFailure::default(),
             unobserved: UnobservedTransfers::default(),
+            scratch: Arc::default(),
             executor: Executor::shared(),
             submitting: SubmissionKeys::default(),
             calls: BlockingKey::new(MAX_CALLS),

@@ -28,7 +28,7 @@
 //!
 //! # Code map
 //! `manager` checks a request, has `planning` choose a method, has the method (`methods`, over `staging`) submit it,
-//! and records how it ended (`stats`, over `context`). `many` copies lists of pairs, `strided` reduces strided views to rows. `calibration` measures what the methods take.
+//! and records how it ended (`stats`, over `context`). `many` copies lists of pairs, `strided` reduces strided views to rows, `cast` makes casts of copies and operations. `calibration` measures what the methods take.
 //!
 //! # Not implemented yet
 //! Bytes take no route through a third device. What the host's threads copy is not recorded, but submitted anew by each replay of a recording. Calibration
@@ -39,6 +39,7 @@ mod attempt;
 mod blocks;
 mod builder;
 mod calibration;
+mod cast;
 mod context;
 mod copy_builder;
 mod manager;
@@ -58,6 +59,7 @@ pub use calibration::{
     Calibration, CalibrationOptions, CalibrationProgress, Crossing, ListCalibration, MeasuredList,
     MeasuredTime, MethodCurve, PathCalibration, Unfinished, UnfinishedReason,
 };
+pub use cast::{CastBuilder, CastFuture, CastReport, CastTransfer};
 pub use copy_builder::{CopyBuilder, CopyFuture};
 pub use manager::CrossBackendTransferManager;
 pub use many::{

@@ -57,6 +57,7 @@
 //! | `calibration` | the module `calibration`, `Runtime::calibrate`: methods chosen by what was measured on this machine |
 //! | `cuda` | CUDA devices, on Linux and Windows: the module `cuda` with streams, launches, graphs and memory resources, `Runtime::cuda`, `RuntimeBuilder::cuda` |
 //! | `dlpack` | the module `dlpack`: memory shared with other tensor libraries |
+//! | `half` | `Float` for the types `f16` and `bf16` of the crate `half`: casts with `Runtime::cast` |
 //! | `safetensors` | the module `load`, `Runtime::load`: model files onto devices |
 //! | `serde` | `Serialize` and `Deserialize` of ids, places, plans, costs, reports and statistics; `Serialize` of [`Resources`] and loaded tensors |
 //! | `tokio` | `io::Tokio`: tokio's readers and writers as sources and sinks |
@@ -65,6 +66,7 @@ mod array;
 mod builder;
 #[cfg(feature = "calibration")]
 pub mod calibration;
+mod cast;
 mod download;
 mod drain;
 mod families;
@@ -81,6 +83,7 @@ mod strided_view;
 
 pub use array::Array;
 pub use builder::RuntimeBuilder;
+pub use cast::Float;
 pub use download::Download;
 pub use host_buffer::HostBuffer;
 pub use resources::Resources;
@@ -90,13 +93,13 @@ pub use strided_view::StridedView;
 /// `#[derive(bytemuck::Pod)]`; `half::f16` and `bf16` are with the feature `bytemuck` of the crate `half`.
 pub use transload_core::Pod;
 pub use transload_core::{
-    Buffer, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryKind, Place, RawBuffer, ReadGuard, Result,
-    StreamPriority, Timing, Transfer, TransferMethod, TransferReport, TransferState, WorkloadType,
-    WriteGuard,
+    Buffer, DeviceId, DeviceInfo, Error, ErrorKind, Fence, FloatType, MemoryKind, Place, RawBuffer,
+    ReadGuard, Result, StreamPriority, Timing, Transfer, TransferMethod, TransferReport, TransferState,
+    WorkloadType, WriteGuard,
 };
 pub use transload_transfer::{
-    CopyBuilder, CopyManyBuilder, CopyManyError, CopyManyReport, CopyManyTransfer,
-    CrossBackendTransferManager, Plan, Sampling, StridedLayout, TransferOptions,
+    CastBuilder, CastReport, CastTransfer, CopyBuilder, CopyManyBuilder, CopyManyError, CopyManyReport,
+    CopyManyTransfer, CrossBackendTransferManager, Plan, Sampling, StridedLayout, TransferOptions,
 };
 
 /// What authors of backends need: all of `transload-core`, `transload-transfer` and `transload-executor`.

@@ -7,7 +7,8 @@
 mod uncalibrated;
 
 use transload::{
-    DeviceId, MemoryKind, StreamPriority, TransferMethod, TransferOptions, backend::RejectReason,
+    DeviceId, ErrorKind, FloatType, MemoryKind, StreamPriority, TransferMethod, TransferOptions,
+    backend::RejectReason,
 };
 use transload_cuda_sim::{DriverOptions, SimDevice, install_with};
 
@@ -27,4 +28,8 @@ fn without_kernels_urgent_transfers_use_copy_engine() {
     assert_eq!(report.method, TransferMethod::DirectCopy);
     let ours = report.rejected.iter().find(|rejected| rejected.method == TransferMethod::ZeroCopy);
     assert_eq!(ours.unwrap().reason, RejectReason::NoKernel);
+
+    let error = manager.cast((&mapped, FloatType::F16), (&there, FloatType::Bf16)).wait().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("cast in the host's memory"), "{error}");
 }

@@ -48,7 +48,7 @@ fn first_use_of_kernels_is_reported() {
     });
     let first = find(&records, events::FIRST_USE, events::DRIVER, &["device", "elapsed_ns"]);
     let what: Vec<_> = first.iter().filter_map(|record| record.field("what")).collect();
-    assert_eq!(what, ["context", "kernels for copies and fills"]);
+    assert_eq!(what, ["context", "kernels for copies, fills and casts"]);
 }
 
 #[test]

@@ -182,6 +182,7 @@ pub const CHECKS: &[Check] = checks! {
     "unsupported" "unsupported operations are refused and change nothing" refusal::unsupported;
     "prefetch" "prefetched memory keeps its content" optional::prefetch;
     "in-place" "in-place copies, if supported, write every byte" optional::in_place;
+    "casts" "casts, if supported, round to nearest even" optional::casts;
     "peers" "peer copies, if supported, write every byte" optional::peers;
     "sharing" "shared and registered buffers have the same bytes" optional::sharing;
     "recordings" "each replay performs the recorded operations in order; recording performs none" recording::recordings;

@@ -7,8 +7,8 @@ use super::{
     rows::one_batch,
 };
 use crate::{
-    DeviceId, ErrorKind, MemoryAdvice, MemoryKind, Operation, PeerAccess, RawBuffer, StreamPriority, Timing,
-    WorkloadType, submit,
+    DeviceId, ErrorKind, FloatType, MemoryAdvice, MemoryKind, Operation, PeerAccess, RawBuffer,
+    StreamPriority, Timing, WorkloadType, submit,
 };
 
 pub(super) fn prefetch(context: &TestContext<'_>) -> CheckResult {
@@ -86,6 +86,62 @@ pub(super) fn in_place(context: &TestContext<'_>) -> CheckResult {
         }
     }
     Ok(Verdict::passed_if(any, "no path has an in-place copier"))
+}
+
+pub(super) fn casts(context: &TestContext<'_>) -> CheckResult {
+    /// Elements before the cast ones, which must not change, on either side.
+    const BEFORE: usize = 3;
+    let mut any = false;
+    for (from, to) in
+        context.memories.iter().flat_map(|from| context.memories.iter().map(move |to| (*from, *to)))
+    {
+        let Some(caster) = context.backend().caster(from.place, to.place) else { continue };
+        match context.backend().prepare_in_place(caster) {
+            Ok(()) => any = true,
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                return Ok(Verdict::NotApplicable(error.to_string()));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let queue = context.backend().lease_queue(caster, StreamPriority::Normal, WorkloadType::Compute)?;
+        let sources = FloatType::ALL.map(|ours| (ours, patterns(ours)));
+        for ((ours, content), theirs) in
+            sources.iter().flat_map(|source| FloatType::ALL.map(|theirs| (source, theirs)))
+        {
+            let (src, elements) = (context.buffer_of(from, content)?, content.len() / ours.size());
+            for count in [0, 1, 2, 257, elements - BEFORE] {
+                let what = format!("{count} elements {} {ours} → {} {theirs}", from.place, to.place);
+                let mut expected = vec![0xa5; (count + 2 * BEFORE) * theirs.size()];
+                let dst = context.buffer_of(to, &expected)?;
+                let part = BEFORE * ours.size()..(BEFORE + count) * ours.size();
+                let range = BEFORE * theirs.size()..(BEFORE + count) * theirs.size();
+                let (src, dst_part) = (src.slice(part.clone())?, dst.slice(range.clone())?);
+                let cast = Operation::Cast { src: &src, from: *ours, dst: &dst_part, to: theirs };
+                if *ours == theirs {
+                    refused(submit(&*queue, &cast, Timing::Off), ErrorKind::InvalidArgument, &what)?;
+                } else {
+                    let done = submit_and_wait(&queue, &cast)?;
+                    ensure!(done.is_some(), "{what}: the queue of the caster answers Unsupported");
+                    ours.cast(&content[part], theirs, &mut expected[range]);
+                }
+                context.expect(&dst, &expected, &what)?;
+            }
+        }
+    }
+    Ok(Verdict::passed_if(any, "the device casts nothing"))
+}
+
+/// Every value of a type of 16 bits; of `f32`, those next to ties of both.
+fn patterns(float: FloatType) -> Vec<u8> {
+    const LOW: [u16; 10] = [0, 1, 0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000, 0x8001];
+    let high = 0..=u16::MAX;
+    match float {
+        FloatType::F32 => high
+            .flat_map(|high| LOW.map(|low| u32::from(high) << 16 | u32::from(low)))
+            .flat_map(u32::to_le_bytes)
+            .collect(),
+        _ => high.flat_map(u16::to_le_bytes).collect(),
+    }
 }
 
 pub(super) fn peers(context: &TestContext<'_>) -> CheckResult {

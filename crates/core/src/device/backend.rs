@@ -242,6 +242,13 @@ pub trait Backend: Any + Send + Sync {
         None
     }
 
+    /// Returns the device whose queues do [`Operation::Cast`](crate::Operation::Cast) from `src` to `dst`, if any. It needs
+    /// [`prepare_in_place`](Self::prepare_in_place), like a copy in place.
+    fn caster(&self, src: Place, dst: Place) -> Option<DeviceId> {
+        let _ = (src, dst);
+        None
+    }
+
     /// Returns the number of bytes up to which [`copy_on_host`](crate::copy_on_host) is faster than the
     /// backend's queue from `src` to `dst`, both of which the host can address; 0 if it never is.
     fn host_copy_limit(&self, src: Place, dst: Place) -> usize {

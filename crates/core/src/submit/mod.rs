@@ -2,6 +2,7 @@
 //! blocking.
 
 pub(crate) mod batch;
+pub(crate) mod cast;
 mod cells;
 pub(crate) mod claim;
 pub(crate) mod fill;

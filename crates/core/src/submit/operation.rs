@@ -3,9 +3,11 @@
 use smallvec::SmallVec;
 
 use crate::{
-    Access, Claims, DeviceId, Error, ErrorKind, Fence, Pattern, Queue, RawBuffer, Recording, Result, Timing,
+    Access, Claims, DeviceId, Error, ErrorKind, Fence, FloatType, Pattern, Queue, RawBuffer, Recording,
+    Result, Timing,
     submit::{
         batch::ranges_of,
+        cast::check_cast,
         claim::{WriteMode, can_order, in_stream_order},
     },
 };
@@ -91,6 +93,17 @@ pub enum Operation<'a> {
         /// Sources and destinations; both of a pair have the same length.
         pairs: &'a [(RawBuffer, RawBuffer)],
     },
+    /// Casts elements of one type to as many of another.
+    Cast {
+        /// Source.
+        src: &'a RawBuffer,
+        /// Type of the source's elements.
+        from: FloatType,
+        /// Destination.
+        dst: &'a RawBuffer,
+        /// Type of the destination's elements.
+        to: FloatType,
+    },
     /// Fills memory with a pattern.
     Fill {
         /// Destination.
@@ -167,7 +180,8 @@ impl<'a> Operation<'a> {
             Self::Copy { src, dst }
             | Self::CopyPeer { src, dst }
             | Self::CopyInPlace { src, dst }
-            | Self::CopyPitched { src, dst, .. } => {
+            | Self::CopyPitched { src, dst, .. }
+            | Self::Cast { src, dst, .. } => {
                 uses.push((src, Access::Read));
                 uses.push((dst, Access::Write));
             }
@@ -226,6 +240,7 @@ impl<'a> Operation<'a> {
                 check_disjoint(src, dst)
             }
             Self::CopyBatch { pairs } | Self::CopyBatchInPlace { pairs } => ranges_of(pairs).map(drop),
+            Self::Cast { src, from, dst, to } => check_cast((src, from), (dst, to)),
             Self::Fill { dst, pattern } => {
                 if !dst.len().is_multiple_of(pattern.width()) {
                     let text = format!(
@@ -275,7 +290,7 @@ fn unequal(src: &RawBuffer, dst: &RawBuffer) -> Error {
 }
 
 #[inline]
-fn check_disjoint(src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
+pub(super) fn check_disjoint(src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
     let is_refused = src.overlaps(dst) && !crate::mutant!("core/overlap-refused");
     if is_refused { Err(overlapping(src, dst)) } else { check_writable(dst) }
 }

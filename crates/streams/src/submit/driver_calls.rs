@@ -12,6 +12,7 @@ use transload_memory::{MemoryLocation, PrefetchTarget, context_of, explain_hint,
 
 use super::{
     batches::{BatchCall, by_allocations, copy_batch},
+    casts::Cast,
     fills::Fill,
     halves::Half,
     kernels::Kernels,
@@ -129,6 +130,7 @@ pub(crate) enum DriverCalls<'a> {
         stream: &'a StreamTimeline,
     },
     BatchHalf(Half<'a>),
+    Cast(Cast<'a>),
     /// Like `CopyBatchInPlace`, with a list that is written: its address and length.
     CopyList(&'a Kernels, (u64, usize)),
     Fill(Fill<'a>),
@@ -184,6 +186,9 @@ impl<'a> DriverCalls<'a> {
                 }
                 Ok(Self::CopyBatchInPlace { kernels: stream.own.kernels()?, pairs, stream: &stream.own })
             }
+            Operation::Cast { src, from, dst, to } => {
+                Cast::new((src, from), (dst, to), stream).map(Self::Cast)
+            }
             // Without access, the error would occur at execution and break the context.
             Operation::Fill { dst, .. }
                 if dst.place().kind == MemoryKind::Device && dst.place().device != stream.device() =>
@@ -238,6 +243,7 @@ impl<'a> DriverCalls<'a> {
             Self::CopyInPlace { .. }
             | Self::CopyBatchInPlace { .. }
             | Self::BatchHalf(..)
+            | Self::Cast(..)
             | Self::CopyList(..) => true,
             Self::Fill(fill) => fill.launches_a_kernel(),
             _ => false,
@@ -254,6 +260,7 @@ impl<'a> DriverCalls<'a> {
             Self::CopyInPlace { .. } => "copy in place",
             Self::CopyBatchInPlace { .. } | Self::CopyList(..) => "batch of copies in place",
             Self::BatchHalf(..) => "half of a batch",
+            Self::Cast(..) => "cast",
             Self::Fill(..) => "fill",
             Self::Prefetch(..) => "prefetch",
             Self::Launch(..) => "graph launch",
@@ -294,6 +301,8 @@ impl<'a> DriverCalls<'a> {
             },
             // SAFETY: as above.
             Self::BatchHalf(ref half) => unsafe { half.make(in_flight) },
+            // SAFETY: as above.
+            Self::Cast(ref cast) => unsafe { cast.make(stream) },
             // SAFETY: as above.
             Self::CopyList(kernels, (list, count)) => unsafe { kernels.launch_list(list, count, stream) },
             // SAFETY: the caller's promise.

@@ -15,16 +15,18 @@ use transload_memory::lift;
 use super::loaded_module::{self, LoadedModule, MAX_THREADS_PER_BLOCK};
 use crate::LaunchConfig;
 
-/// The PTX, ending with NUL. `kernels/copy.cu`, `copy_list.cu` and `fill.cu` say how it was created.
+/// The PTX, ending with NUL. `kernels/copy.cu`, `copy_list.cu`, `fill.cu` and `cast.cu` say how it was created.
 const MODULE: &str = concat!(
     include_str!("kernels/copy.ptx"),
     include_str!("kernels/copy_list.ptx"),
     include_str!("kernels/fill.ptx"),
+    include_str!("kernels/cast.ptx"),
     "\0"
 );
 const COPY: &CStr = c"transload_copy";
 const COPY_LIST: &CStr = c"transload_copy_list";
 const FILL: &CStr = c"transload_fill";
+const CAST: &CStr = c"transload_cast";
 
 /// Threads per block.
 pub(super) const THREADS: u32 = 256;
@@ -34,6 +36,8 @@ pub(super) const THREADS: u32 = 256;
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 2;
 /// Maximum blocks per multiprocessor of a fill, which only stores: as many as fit (2,048 threads).
 const FILL_BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
+/// Maximum blocks per multiprocessor of a cast, which has one load of an element under way in each thread: as many as fit.
+const CAST_BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 /// Bytes that a block of a fill stores per iteration: four units of 16 bytes per thread.
 const FILL_TILE: u64 = 64 * THREADS as u64;
 
@@ -44,6 +48,7 @@ pub(crate) struct Kernels {
     copy: CUfunction,
     copy_list: CUfunction,
     fill: CUfunction,
+    cast: CUfunction,
     multiprocessors: u32,
 }
 
@@ -69,7 +74,7 @@ impl Kernels {
         let begun = Instant::now();
         let made = Arc::new(Self::load(context)?);
         let device = DeviceId::Cuda(context.device().ordinal());
-        report::first_use("kernels for copies and fills", device, begun.elapsed());
+        report::first_use("kernels for copies, fills and casts", device, begun.elapsed());
         let mut loaded = LOADED.lock();
         // Another thread may have been faster. Dropped without the lock, since that unloads a module.
         if let Some(found) = find(&loaded, context) {
@@ -84,23 +89,27 @@ impl Kernels {
     fn load(context: &Context) -> Result<Self> {
         // SAFETY: the image is text that ends with NUL.
         let module = unsafe {
-            LoadedModule::load(context, MODULE.as_ptr().cast(), "this library's kernels for copies and fills")
+            LoadedModule::load(
+                context,
+                MODULE.as_ptr().cast(),
+                "this library's kernels for copies, fills and casts",
+            )
         }?;
         let load = || {
             let multiprocessors = context.device().attribute(attribute::MULTIPROCESSOR_COUNT)?;
             let _bound = context.enter()?;
             let _capture = RelaxedCapture::enter()?;
-            let [copy, copy_list, fill] = [COPY, COPY_LIST, FILL].map(|name| {
+            let [copy, copy_list, fill, cast] = [COPY, COPY_LIST, FILL, CAST].map(|name| {
                 let function = module.function(name)?;
                 // With lazy loading (CUDA Programming Guide, "Lazy Loading"), the first use loads a kernel and waits for the
                 // whole device. Load now by a query, so that no launch waits for work that it should overtake.
                 // SAFETY: the function was just found in the module.
                 unsafe { loaded_module::attribute(function, MAX_THREADS_PER_BLOCK) }.map(|_| function)
             });
-            Ok((copy?, copy_list?, fill?, u32::try_from(multiprocessors).unwrap_or(1).max(1)))
+            Ok((copy?, copy_list?, fill?, cast?, u32::try_from(multiprocessors).unwrap_or(1).max(1)))
         };
-        let (copy, copy_list, fill, multiprocessors) = load().map_err(lift)?;
-        Ok(Self { module, copy, copy_list, fill, multiprocessors })
+        let (copy, copy_list, fill, cast, multiprocessors) = load().map_err(lift)?;
+        Ok(Self { module, copy, copy_list, fill, cast, multiprocessors })
     }
 
     /// Enqueues a copy of `bytes` bytes by a kernel.
@@ -206,6 +215,36 @@ impl Kernels {
         // SAFETY: the kernel takes these four parameters of 8 bytes; the rest is the caller's promise.
         unsafe {
             loaded_module::launch(self.fill, LaunchConfig::linear(blocks, THREADS), &mut parameters, stream)
+        }
+    }
+
+    /// Enqueues a cast of as many elements; each type by its number in `kernels/cast.cu`.
+    ///
+    /// # Safety
+    /// * As for [`copy`](Self::copy), for the elements at both addresses, which are aligned for them.
+    pub(super) unsafe fn cast(
+        &self,
+        (src, from): (u64, u32),
+        (dst, to): (u64, u32),
+        elements: usize,
+        stream: RawStream,
+    ) -> Result<(), DriverError> {
+        if elements == 0 {
+            return Ok(());
+        }
+        let elements = elements as u64;
+        let most = self.multiprocessors.saturating_mul(CAST_BLOCKS_PER_MULTIPROCESSOR);
+        let blocks = u32::try_from(elements.div_ceil(u64::from(THREADS))).unwrap_or(u32::MAX).clamp(1, most);
+        let mut parameters: [*mut c_void; 5] = [
+            (&raw const dst).cast_mut().cast(),
+            (&raw const src).cast_mut().cast(),
+            (&raw const elements).cast_mut().cast(),
+            (&raw const from).cast_mut().cast(),
+            (&raw const to).cast_mut().cast(),
+        ];
+        // SAFETY: the kernel takes three parameters of 8 bytes and two of 4; the rest is the caller's promise.
+        unsafe {
+            loaded_module::launch(self.cast, LaunchConfig::linear(blocks, THREADS), &mut parameters, stream)
         }
     }
 

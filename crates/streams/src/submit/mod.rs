@@ -1,6 +1,7 @@
 //! From an operation to the driver calls that enqueue it.
 
 pub(crate) mod batches;
+mod casts;
 pub(crate) mod driver_calls;
 mod enqueue;
 pub(crate) mod fills;

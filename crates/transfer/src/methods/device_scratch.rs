@@ -1,4 +1,4 @@
-//! Lists through scratch memory of a device: see `many/through_device.rs`.
+//! Scratch memory of devices, and lists that go through it: see `many/through_device.rs`.
 
 use std::{ops::Range, sync::Arc};
 
@@ -32,18 +32,18 @@ const BACKOFF_LISTS: usize = 64;
 /// The scratch memory of a manager's devices: at most [`BUFFERS`] of [`MOST`] bytes for each [`Purpose`]. It is kept for later
 /// lists. Buffers that are too short for one are replaced; those still in use then are freed later, and are less than as much again.
 #[derive(Debug, Default)]
-pub(super) struct DeviceScratch {
+pub(crate) struct DeviceScratch {
     /// Locked only to take buffers out, or put them back.
     of: DashMap<Purpose, Arc<Mutex<Buffers>>>,
 }
 
 /// What scratch buffers are for: lists of one kind are mostly alike, and no queue waits for the executor's tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Purpose {
-    pub(super) device: DeviceId,
-    pub(super) is_upload: bool,
+pub(crate) struct Purpose {
+    pub(crate) device: DeviceId,
+    pub(crate) is_upload: bool,
     /// Whether the list is staged in host memory too.
-    pub(super) is_staged: bool,
+    pub(crate) is_staged: bool,
 }
 
 /// Those of one purpose.
@@ -153,7 +153,7 @@ impl Buffers {
 }
 
 /// Buffers that a list may take.
-pub(super) struct Ready {
+pub(crate) struct Ready {
     from: Arc<Mutex<Buffers>>,
     chunks: usize,
     longest: usize,
@@ -161,13 +161,17 @@ pub(super) struct Ready {
 
 impl Ready {
     /// Allocates the buffers that a list of so many chunks lacks, the longest of so many bytes, if there is memory.
-    fn new(from: Arc<Mutex<Buffers>>, route: &Route, (chunks, longest): (usize, usize)) -> Self {
-        allocate(&from, route, chunks, longest);
+    fn new(
+        from: Arc<Mutex<Buffers>>,
+        of: (&dyn Backend, DeviceId),
+        (chunks, longest): (usize, usize),
+    ) -> Self {
+        allocate(&from, of, chunks, longest);
         Self { from, chunks, longest }
     }
 
     /// Takes some, if there are any, for a list that waits for other work, which may be the caller's to begin, or not.
-    pub(super) fn take(self, is_held_up: bool) -> Option<Taken> {
+    pub(crate) fn take(self, is_held_up: bool) -> Option<Taken> {
         let Self { from, chunks, longest } = self;
         let is_held_up = is_held_up && !transload_core::mutant!("transfer/held-up-list");
         let buffers = from.lock().take(chunks, longest, is_held_up);
@@ -176,7 +180,7 @@ impl Ready {
 }
 
 /// Buffers of a list that is being submitted. They are put back when dropped.
-pub(super) struct Taken {
+pub(crate) struct Taken {
     from: Arc<Mutex<Buffers>>,
     buffers: Vec<Scratch>,
     is_held_up: bool,
@@ -184,12 +188,12 @@ pub(super) struct Taken {
 
 impl Taken {
     /// Returns their memory, in the order in which to use it.
-    pub(super) fn memory(&self) -> impl Iterator<Item = &RawBuffer> + Clone {
+    pub(crate) fn memory(&self) -> impl Iterator<Item = &RawBuffer> + Clone {
         self.buffers.iter().map(|scratch| &scratch.memory)
     }
 
     /// Puts them back after a list of so many chunks was submitted.
-    pub(super) fn used(mut self, chunks: usize, end: Option<&Fence>) {
+    pub(crate) fn used(mut self, chunks: usize, end: Option<&Fence>) {
         for scratch in &mut self.buffers {
             (scratch.end, scratch.is_held_up) = (end.cloned(), self.is_held_up);
         }
@@ -206,7 +210,7 @@ impl Drop for Taken {
 }
 
 /// Allocates what is missing of as many idle buffers as a list of `count` chunks uses in turn, the longest of `bytes` bytes.
-fn allocate(of: &Mutex<Buffers>, route: &Route, count: usize, bytes: usize) {
+fn allocate(of: &Mutex<Buffers>, (backend, lane): (&dyn Backend, DeviceId), count: usize, bytes: usize) {
     // Polled without the lock, since that may wake tasks.
     let ends: Vec<Fence> = of.lock().buffers.iter().filter_map(|scratch| scratch.end.clone()).collect();
     for end in ends {
@@ -221,11 +225,11 @@ fn allocate(of: &Mutex<Buffers>, route: &Route, count: usize, bytes: usize) {
     }
     let (mut fresh, mut refused) = (Vec::new(), false);
     for _ in 0..missing {
-        match route.backend.allocate(route.lane, MemoryKind::Device, bytes) {
+        match backend.allocate(lane, MemoryKind::Device, bytes) {
             Ok(memory) => fresh.push(Scratch { memory, end: None, is_held_up: false }),
             Err(error) => {
                 // Dropped, since the list does not need it: it has fewer buffers, or goes by the batch call.
-                report::call_failed("lists have less or no scratch memory", route.lane, &error);
+                report::call_failed("lists have less or no scratch memory", lane, &error);
                 refused = true;
                 break;
             }
@@ -289,7 +293,7 @@ impl DeviceScratch {
         let chunks = chunks_of(pairs);
         let count = chunks.len();
         let longest = chunks.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
-        let buffers = Ready::new(Arc::clone(&from), route, (count, longest));
+        let buffers = Ready::new(Arc::clone(&from), (&*route.backend, route.lane), (count, longest));
         let mut claims = request.claim_all(pairs)?;
         claims.wait_also(request.after());
         let open: SmallVec<[Fence; 4]> =
@@ -337,9 +341,9 @@ impl DeviceScratch {
         Arc::clone(&self.of.entry(purpose).or_default())
     }
 
-    /// Allocates the buffer that a list of so many bytes needs, if there is memory.
-    pub(super) fn ready(&self, route: &Route, purpose: Purpose, bytes: usize) -> Ready {
-        Ready::new(self.buffers(purpose), route, (1, bytes))
+    /// Allocates the buffers that so many chunks lack, the longest of so many bytes, if there is memory.
+    pub(crate) fn ready(&self, backend: &dyn Backend, purpose: Purpose, chunks: (usize, usize)) -> Ready {
+        Ready::new(self.buffers(purpose), (backend, purpose.device), chunks)
     }
 
     /// Frees the memory that no list uses now, and that of others when they are complete.

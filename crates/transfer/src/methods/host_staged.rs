@@ -162,7 +162,7 @@ impl Method for HostStaged {
             route.backend.lease_reserved_queue(route.lane, StreamPriority::High, WorkloadType::Compute)?;
         let hold = self.rings.get_or_create(&route.backend, route.lane).hold(request.insists())?;
         let purpose = Purpose { device: route.lane, is_upload, is_staged: true };
-        let ready = self.scratch.ready(route, purpose, bytes);
+        let ready = self.scratch.ready(&*route.backend, purpose, (1, bytes));
         let claimed = Claimed::new(request, Some(pairs))?;
         let is_held_up = claimed.claims.after().iter().any(|fence| !fence.is_complete());
         let Some(taken) = ready.take(is_held_up) else { return Ok(None) };

@@ -10,7 +10,7 @@ use transload_core::{
 
 use transload_executor::Executor;
 
-pub(crate) use device_scratch::CHUNK;
+pub(crate) use device_scratch::{CHUNK, DeviceScratch, Purpose, Taken};
 
 use crate::{
     TransferOptions,
@@ -36,10 +36,10 @@ pub(crate) fn all(
     rings: &Arc<StagingRings>,
     context: &Arc<ManagerContext>,
 ) -> [Arc<dyn Method>; 5] {
-    let scratch = Arc::default();
+    let scratch = &context.scratch;
     [
-        Arc::new(direct_copy::DirectCopy { scratch: Arc::clone(&scratch) }),
-        Arc::new(host_staged::HostStaged::new(executor.clone(), rings, &scratch, context)),
+        Arc::new(direct_copy::DirectCopy { scratch: Arc::clone(scratch) }),
+        Arc::new(host_staged::HostStaged::new(executor.clone(), rings, scratch, context)),
         Arc::new(unified_memory::UnifiedMemory::new(executor)),
         Arc::new(peer_to_peer::PeerToPeer::default()),
         Arc::new(zero_copy::ZeroCopy),

@@ -64,6 +64,15 @@ impl StagedTimeline {
         }
     }
 
+    /// Returns the fence of work that failed after it had begun to write, and that ends after these fences.
+    pub(crate) fn failed(device: DeviceId, error: Error, after: &[Fence]) -> Fence {
+        let timeline = Self::new(device, Timing::Off);
+        timeline.fail(error);
+        timeline.mark_written();
+        timeline.complete_after(after.iter().cloned().collect());
+        Fence::new(Arc::new(timeline), 1)
+    }
+
     /// Sets the transfer, once.
     pub(super) fn set_transfer(&self, transfer: Weak<StagedTransfer>) {
         let _set_once = self.transfer.set(transfer);

@@ -12,6 +12,8 @@ mod blocks;
 #[cfg(feature = "calibration")]
 mod calibration;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod cast;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod copy_on;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda;

@@ -5,6 +5,7 @@
 mod adopt;
 #[cfg(feature = "calibration")]
 mod calibration;
+mod casts;
 mod choices;
 #[path = "../../../core/tests/shared/gate.rs"]
 mod gate;
