@@ -13,6 +13,8 @@ pub mod allocations;
 pub mod beside;
 pub mod case;
 #[cfg(any(target_os = "linux", windows))]
+pub mod cast;
+#[cfg(any(target_os = "linux", windows))]
 pub mod choice;
 #[cfg(any(target_os = "linux", windows))]
 mod comparison;

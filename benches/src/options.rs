@@ -27,6 +27,8 @@ pub enum Group {
     Beside,
     /// Rows of matrices.
     Strided,
+    /// Copies between element types.
+    Cast,
     /// Files to devices, and downloads into fresh memory; on Linux.
     Load,
 }
@@ -44,7 +46,7 @@ pub struct Options {
     /// Run only these groups.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub only: Vec<Group>,
-    /// Of the groups streams, memory, scaling, choice, many, beside, strided and load, run only parts whose name contains one of these texts.
+    /// Of the groups streams, memory, scaling, choice, many, beside, strided, cast and load, run only parts whose name contains one of these texts.
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     pub parts: Vec<String>,
     /// Use the software driver; its rows are marked `simulated`.

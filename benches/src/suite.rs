@@ -79,6 +79,7 @@ fn cuda(
         (Group::Many, crate::many::PARTS),
         (Group::Beside, crate::beside::PARTS),
         (Group::Strided, crate::strided::PARTS),
+        (Group::Cast, crate::cast::PARTS),
         #[cfg(target_os = "linux")]
         (Group::Load, crate::load::PARTS),
     ];

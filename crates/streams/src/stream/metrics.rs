@@ -125,7 +125,8 @@ impl Counters {
         let counter = match calls {
             DriverCalls::CopyInPlace { .. }
             | DriverCalls::CopyBatchInPlace { .. }
-            | DriverCalls::BatchHalf(..) => &self.in_place_copies,
+            | DriverCalls::BatchHalf(..)
+            | DriverCalls::Cast(..) => &self.in_place_copies,
             DriverCalls::Kernel(..) => &self.kernels,
             DriverCalls::Fill(_) | DriverCalls::Launch(..) => &self.fills_and_graphs,
             _ => return,
