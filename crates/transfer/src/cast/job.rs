@@ -95,11 +95,16 @@ impl Job {
         let (copies_first, chunks) = (way == Way::CopyFirst, elements.div_ceil(chunk));
         let is_staged = is_pageable(src.place()) || is_pageable(dst.place());
         let purpose = Purpose { device: lane, is_upload: copies_first, is_staged };
-        let taken =
-            manager.context.scratch.ready(&*backend, purpose, (chunks, chunk * width)).take(is_held_up);
+        let scratch = &manager.context.scratch;
+        let taken = scratch.ready(&*backend, purpose, (chunks, chunk * width)).take(is_held_up);
+        let own = || backend.allocate(lane, MemoryKind::Device, chunk * width);
         let buffers = match &taken {
             Some(taken) => taken.memory().cloned().collect(),
-            None => SmallVec::from_iter([backend.allocate(lane, MemoryKind::Device, chunk * width)?]),
+            None => SmallVec::from_iter([own().or_else(|_| {
+                // What is kept for lists and casts of other directions may be all that there was.
+                scratch.release();
+                own()
+            })?]),
         };
         let through = Some(Through { taken, buffers, copies_first, chunks, end: None });
         Ok(Self { queue, lane, through, elements, chunk })

@@ -347,7 +347,7 @@ impl DeviceScratch {
     }
 
     /// Frees the memory that no list uses now, and that of others when they are complete.
-    pub(super) fn release(&self) {
+    pub(crate) fn release(&self) {
         // Copied first: freeing calls the backend.
         let all: Vec<_> = self.of.iter().map(|buffers| Arc::clone(&buffers)).collect();
         for buffers in all {

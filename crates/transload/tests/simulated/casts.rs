@@ -14,8 +14,8 @@ const OUT_OF_MEMORY: u32 = 2;
 const UNKNOWN: u32 = 999;
 const WIDE: FloatType = FloatType::F32;
 const NARROW: FloatType = FloatType::Bf16;
-/// Two chunks of `f32`.
-const LONG: usize = (8 << 20) + 5;
+/// Three chunks of `f32`.
+const LONG: usize = (16 << 20) + 5;
 
 fn manager(sim: SimDevice) -> Result<CrossBackendTransferManager> {
     let manager = CrossBackendTransferManager::new();
@@ -94,13 +94,9 @@ fn each_failing_call_is_an_error_without_race_or_leak() {
 #[test]
 fn failure_in_the_middle_marks_the_destination() {
     transload_cuda_sim::install().unwrap();
-    for (is_up, call, nth) in [
-        (true, "cuMemcpyHtoDAsync_v2", 2),
-        (true, "cuLaunchKernel", 2),
-        (false, "cuMemcpyDtoHAsync_v2", 2),
-        (false, "cuLaunchKernel", 2),
-    ] {
-        let sim = SimDevice::builder().record_accesses(true).build();
+    // The third chunk's first step comes after the first chunk's second one.
+    for (is_up, call, nth) in [(true, "cuMemcpyHtoDAsync_v2", 3), (false, "cuLaunchKernel", 3)] {
+        let sim = SimDevice::builder().record_accesses(true).total_memory(512 << 20).build();
         let manager = manager(sim).unwrap();
         let casts = Casts::new(&manager, sim, MemoryKind::Pinned, LONG).unwrap();
         let up = || manager.cast((&casts.source, WIDE), (&casts.there, NARROW));
@@ -176,12 +172,9 @@ fn failed_staged_copy_marks_what_is_cast_from_it() {
 #[test]
 fn cast_without_scratch_memory_is_out_of_memory() {
     transload_cuda_sim::install().unwrap();
-    let sim = SimDevice::builder().build();
+    let sim = SimDevice::builder().total_memory(5 << 20).build();
     let manager = manager(sim).unwrap();
-    let casts = Casts::new(&manager, sim, MemoryKind::Pinned, 70_000).unwrap();
-    for name in ["cuMemAlloc_v2", "cuMemAllocAsync", "cuMemAllocFromPoolAsync"].repeat(64) {
-        sim.fail_call(Some(name), 1, OUT_OF_MEMORY);
-    }
+    let casts = Casts::new(&manager, sim, MemoryKind::Pinned, 1 << 20).unwrap();
     let error = manager.cast((&casts.source, WIDE), (&casts.there, NARROW)).wait().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
     drop(casts);
