@@ -71,7 +71,9 @@ fn load_makes_one_allocation_and_one_copy_per_chunk() {
 #[test]
 fn a_runtime_loads_onto_a_device_that_it_found() {
     let test = harness::device();
-    let runtime = crate::uncalibrated::builder().discover().unwrap();
+    // Other tests' devices may be about to fail.
+    let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+    let runtime = crate::uncalibrated::builder().cuda(config).discover().unwrap();
     let model = Model::of_sizes(&[4096, 77]);
     let disk = OnDisk::new(&model.file());
     let loaded = runtime.load(disk.path(), &LoadOptions::new(place(&test, MemoryKind::Device))).unwrap();
