@@ -110,11 +110,6 @@ impl Job {
         Ok(Self { queue, lane, through, elements, chunk })
     }
 
-    /// Returns whether casts write the destination, and not the scratch memory.
-    pub(super) fn casts_last(&self) -> bool {
-        self.through.as_ref().is_none_or(|through| through.copies_first)
-    }
-
     /// Returns the number of steps.
     pub(super) fn steps(&self) -> usize {
         self.elements.div_ceil(self.chunk) * if self.through.is_some() { 2 } else { 1 }

@@ -66,10 +66,10 @@ pub struct CastTransfer {
     begun: Instant,
     /// Those not observed to be complete.
     running: VecDeque<Part>,
-    /// Whether a step was submitted that writes the destination.
-    writes: bool,
     report: CastReport,
-    /// The first error.
+    /// Why not all steps were submitted.
+    refusal: Option<Error>,
+    /// The first error of a step that was submitted.
     failed: Option<Error>,
 }
 
@@ -101,7 +101,7 @@ impl CastTransfer {
             elapsed: Duration::ZERO,
         };
         let (context, begun, running) = (Arc::clone(context), Instant::now(), VecDeque::new());
-        Self { context, begun, running, writes: false, report, failed: None }
+        Self { context, begun, running, report, refusal: None, failed: None }
     }
 
     /// Turns it into the handle of a cast that was refused.
@@ -121,13 +121,12 @@ impl CastTransfer {
                 if let Some(end) = part.fence() {
                     job.ends(end);
                 }
-                self.writes |= matches!(part, Part::Cast(_)) == job.casts_last();
                 self.running.push_back(part);
                 true
             }
             Err(error) => {
                 self.context.lost.note(job.lane, &error);
-                self.failed = Some(error);
+                self.refusal = Some(error);
                 transload_core::mutant!("transfer/cast-stops-at-failure")
             }
         }
@@ -136,7 +135,7 @@ impl CastTransfer {
     /// Ends the submission. After one that failed in the middle, the destination is marked.
     pub(super) fn submitted(mut self, job: &Job, request: &CastRequest) -> Self {
         self.report.lane = job.lane;
-        if let Some(error) = self.failed.clone().filter(|_| self.writes)
+        if let Some(error) = self.refusal.clone().filter(|_| !self.running.is_empty())
             && !transload_core::mutant!("transfer/cast-failure-marks")
             && let Ok(claims) = Claims::acquire(&mut [(&request.dst, Access::Write)])
         {
@@ -192,7 +191,9 @@ impl CastTransfer {
     }
 
     fn end(&mut self) -> Result<CastReport> {
-        match self.failed.take() {
+        // A step may have been refused for what an earlier one failed of.
+        let refusal = self.refusal.take();
+        match self.failed.take().or(refusal) {
             Some(error) => Err(error),
             None => Ok(CastReport { elapsed: self.begun.elapsed(), ..self.report.clone() }),
         }
@@ -219,7 +220,7 @@ impl Future for CastTransfer {
 impl Drop for CastTransfer {
     /// Keeps errors for the next drain. The copies do so themselves.
     fn drop(&mut self) {
-        if let Some(error) = self.failed.take() {
+        if let Some(error) = self.failed.take().or_else(|| self.refusal.take()) {
             self.context.unreported.note(None, &error);
         }
         for part in std::mem::take(&mut self.running) {
@@ -243,6 +244,7 @@ impl fmt::Debug for CastTransfer {
         f.debug_struct("CastTransfer")
             .field("report", &self.report)
             .field("running", &self.running.len())
+            .field("refusal", &self.refusal)
             .field("failed", &self.failed)
             .finish_non_exhaustive()
     }
