@@ -21,15 +21,14 @@ pub(crate) struct Partition {
 
 impl Partition {
     /// Splits into pieces of about a quarter of a worker's share, within bounds that keep both task switches and the
-    /// last piece cheap. Pieces of large operations are whole huge pages: two workers that fault the same one in would
-    /// both allocate it.
+    /// last piece cheap. Pieces are whole huge pages where each worker has at least one: two workers that fault the same
+    /// one in would both allocate it.
     pub(crate) fn new(operation: &Operation<'_>, workers: usize) -> Self {
-        const LARGE: usize = 16 << 20;
         const HUGE: usize = 2 << 20;
         let total = bytes(operation);
         let share = total / workers.saturating_mul(4).max(1);
-        let grain = if total >= LARGE { HUGE } else { 64 << 10 };
-        let piece = share.clamp(512 << 10, 16 << 20).next_multiple_of(grain);
+        let grain = if total / workers.max(1) >= HUGE { HUGE } else { 64 << 10 };
+        let piece = share.clamp(512 << 10, 4 << 20).next_multiple_of(grain);
         let units = units(operation);
         let step = match operation {
             Operation::Copy { .. } | Operation::Fill { .. } => piece,

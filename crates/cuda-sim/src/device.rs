@@ -76,14 +76,18 @@ impl SimDevice {
         state::lock().device_mut(self.ordinal).faults.sticky = Some(code);
     }
 
-    /// Returns the virtual time at which the last of the operations that ran ends.
+    /// Returns the virtual time at which the last of the operations that ran ends. What is enqueued later begins no earlier, so the
+    /// difference of two calls is at least the duration of what was enqueued and ran between them.
     #[must_use]
     pub fn now(&self) -> Duration {
-        let state = state::lock();
+        let mut state = state::lock();
         let device = state.device(self.ordinal);
         let streams = state.streams.values().filter(|stream| stream.device == self.ordinal);
         let latest = streams.map(|stream| stream.time).max().unwrap_or(0);
-        Duration::from_nanos(latest.max(device.now).max(device.engines.all_free_at()))
+        let now = latest.max(device.now).max(device.engines.all_free_at());
+        // The host knows it now.
+        state.device_mut(self.ordinal).now = now;
+        Duration::from_nanos(now)
     }
 
     /// Returns the number of operations that are enqueued on the device and have not run.

@@ -186,6 +186,11 @@ impl Executor {
         Ok(())
     }
 
+    /// Wakes up to `count` sleeping workers for tasks that the caller is about to start: they look for tasks for some hundred microseconds.
+    pub fn wake(&self, count: usize) {
+        self.handle.0.wake(count);
+    }
+
     fn detached<F: Future<Output = ()>>(&self, future: F) -> impl Future<Output = ()> + use<F> {
         let live = LiveGuard::new(&self.group, &self.handle.0);
         async move {

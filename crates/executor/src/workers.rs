@@ -136,6 +136,11 @@ impl Workers {
         }
     }
 
+    /// Wakes sleeping workers for tasks that are about to be appended.
+    pub(crate) fn wake(&self, count: usize) {
+        let _no_more_sleep = self.idle.notify_several(count);
+    }
+
     fn append(&self, rank: usize, runnable: Runnable) {
         if let Some(queue) = self.ready.get(rank) {
             // The queue is neither bounded nor ever closed.

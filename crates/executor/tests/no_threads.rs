@@ -45,7 +45,8 @@ fn failed_thread_start_is_an_error_without_a_hang() {
     assert!(executor.try_spawn_blocking(|| ()));
     executor.drain().unwrap();
 
-    // A further spare thread: the first one takes the call after its own.
+    // A further spare thread, of an executor that has one: that takes the call after its own.
+    let executor = Executor::with_threads(2).unwrap();
     let (go, gone) = mpsc::channel::<()>();
     let (begun, begins) = mpsc::channel();
     let standing = executor.spawn_blocking(&key, move || {

@@ -32,7 +32,7 @@ mod linux {
         thread::{self, Thread},
     };
 
-    use transload_core::{MemoryKind, Transfer};
+    use transload_core::{MemoryKind, Operation, Timing, Transfer, submit};
     use transload_cuda_sys::SymbolSource;
     use transload_memory::{CudaDevice, CudaMemoryManager};
     use transload_streams::CudaStream;
@@ -206,5 +206,14 @@ mod linux {
         counted("of two streams in turn, one fresh but for its making", &mut |round| {
             awaited(if round % 2 == 0 { &stream } else { &other }, [0, 3, 500][round as usize % 3]);
         });
+        let timed = |round: i64| {
+            BUSY.store([0, 3, 500][round as usize % 3], Ordering::Relaxed);
+            let copy = Operation::Copy { src: &host, dst: &there };
+            let fence = submit(&stream, &copy, Timing::Measured).unwrap();
+            fence.wait().unwrap();
+            assert!(fence.timeline().take_duration(fence.point()).unwrap().is_some());
+        };
+        (0..100).for_each(timed);
+        counted("that are timed", &mut |round| timed(round));
     }
 }

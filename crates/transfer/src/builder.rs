@@ -89,6 +89,7 @@ impl ManagerBuilder {
     /// have been faster by the time that a registration takes: after about ten copies of 64 MiB. Further copies are planned and reported as those of pinned memory.
     /// Only memory that the library frees, such as [`Backend::allocate`](transload_core::Backend::allocate) and a vector that a
     /// buffer owns; it is registered until then. A backend may have a limit, and its driver may refuse: copies go on being staged.
+    /// Once dropped, such memory is freed as pinned memory is: by another thread, perhaps after what the device does just then.
     pub fn registration(mut self, is_on: bool) -> Self {
         self.registration = is_on;
         self

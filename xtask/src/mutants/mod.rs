@@ -29,7 +29,7 @@ use table::Outcome;
 pub(crate) struct Options {
     /// Run only mutants whose name contains this; does not write docs/mutants.md.
     filter: Option<String>,
-    /// Seconds after which a test counts as hanging.
+    /// Seconds after which a test without a mutant counts as hanging.
     #[arg(long, default_value_t = LIMIT, value_parser = clap::value_parser!(u64).range(1..=3600))]
     limit: u64,
     /// Do not write docs/mutants.md.
@@ -38,7 +38,10 @@ pub(crate) struct Options {
 }
 
 /// Longer than the watchdogs of the tests.
-const LIMIT: u64 = 40;
+const LIMIT: u64 = 150;
+
+/// The least seconds after which a test counts as hanging with its mutant: else those that it took without, 8 times.
+const LEAST_LIMIT: Duration = Duration::from_secs(8);
 
 /// Runs of a test in which its mutant may show itself: a thread may be faster than the check.
 const RUNS: usize = 5;
@@ -75,16 +78,23 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
     let built = build(sh, &chosen)?;
     let tests: Vec<Test<'_>> = chosen.iter().map(test_of).collect::<BTreeSet<_>>().into_iter().collect();
     let sound = each(&tests, "without a mutant", |(package, target, path)| {
+        let begun = Instant::now();
         let program = program(&built, package, target)?;
-        process::run(program, path, None, limit).with_context(|| format!("{package}, {target}: {path}"))
+        let (end, output) = process::run(program, path, None, limit)
+            .with_context(|| format!("{package}, {target}: {path}"))?;
+        Ok((end, output, begun.elapsed()))
     })?;
     // A test that fails without a mutant catches nothing; the other mutants still run.
     let mut broken: BTreeMap<Test<'_>, End> = BTreeMap::new();
-    for (test, (end, output)) in tests.iter().zip(&sound).filter(|(_, (end, _))| *end != End::Passed) {
+    let failed = |(_, (end, ..)): &(_, &(End, _, _))| *end != End::Passed;
+    for (test, (end, output, _)) in tests.iter().zip(&sound).filter(failed) {
         let (package, target, path) = test;
         eprintln!("{package}, {target}: {path} does not pass without a mutant:\n{output}");
         broken.insert(*test, if *end == End::NoTest { End::NoTest } else { End::Broken });
     }
+    let limits: BTreeMap<Test<'_>, Duration> = (tests.iter().zip(&sound))
+        .map(|(test, (.., took))| (*test, limit.min(LEAST_LIMIT.max(*took * 8))))
+        .collect();
     let outcomes = each(&chosen, "with its mutant", |mutant| {
         let (package, target, path) = test_of(mutant);
         if let Some(end) = broken.get(&test_of(mutant)) {
@@ -92,6 +102,7 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
         }
         let begun = Instant::now();
         let program = program(&built, package, target)?;
+        let limit = limits.get(&test_of(mutant)).copied().unwrap_or(limit);
         let run = || process::run(program, path, Some(&mutant.name), limit).map(|(end, _)| end);
         let mut end = run();
         for _ in 1..RUNS {

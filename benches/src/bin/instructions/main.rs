@@ -166,7 +166,7 @@ mod counting {
             all.truncate(PAIRS);
             all
         };
-        submit_batches(4 * PAIRS, (30, 9), move || chosen().into_iter().zip(chosen()).collect())
+        submit_batches(4 * PAIRS, (30, 3), move || chosen().into_iter().zip(chosen()).collect())
     }
 
     /// Submits batches of pairs of pieces, which `next` names, from one pool of so many `pieces` to another. If these do not

@@ -28,6 +28,7 @@ pub(crate) fn end() {
 pub(crate) fn count(case: &str) -> Result<Vec<u64>> {
     let mut command = Command::new(env::current_exe().context("this program's own file")?);
     command.arg(case);
+    on_one_processor().context("choosing a processor")?;
     // SAFETY: `ptrace` is async-signal-safe, and so is reading `errno`.
     unsafe { command.pre_exec(|| request(libc::PTRACE_TRACEME, 0, 0)) };
     let child = command.spawn().context("starting this program again, traced")?;
@@ -51,6 +52,21 @@ pub(crate) fn count(case: &str) -> Result<Vec<u64>> {
         }
         let resume = if counting.is_some() { libc::PTRACE_SINGLESTEP } else { libc::PTRACE_CONT };
         request(resume, id, std::mem::take(&mut signal)).context("resuming the child")?;
+    }
+}
+
+/// Keeps this thread and the children it starts on its processor: each step of a child on another one would wake that one.
+fn on_one_processor() -> io::Result<()> {
+    // SAFETY: all zero bits are the empty set.
+    let mut processors: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `sched_getcpu` has no preconditions.
+    let current = usize::try_from(unsafe { libc::sched_getcpu() }).map_err(|_| io::Error::last_os_error())?;
+    // SAFETY: the set is live, and `CPU_SET` checks its bounds.
+    unsafe { libc::CPU_SET(current, &mut processors) };
+    // SAFETY: the set is live and has the given size; 0 is the calling thread.
+    match unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &processors) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

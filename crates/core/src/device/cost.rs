@@ -29,7 +29,8 @@ impl fmt::Display for CostBasis {
     }
 }
 
-/// Time as a function of size: linear between points of ascending size, and extrapolated after the last.
+/// Time as a function of size: linear between points of ascending size, and extrapolated after the last. Less than the first takes as
+/// long as the first, and more than the last at least as long as the last, so noise leads to no time below all that was measured.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(
@@ -95,8 +96,8 @@ impl CostModel {
             return 0.0;
         };
         let slope = (right.1 - left.1) / (right.0 as f64 - left.0 as f64);
-        // Falling points must not end below zero.
-        (left.1 + slope * (bytes as f64 - left.0 as f64)).max(0.0)
+        let time = left.1 + slope * (bytes as f64 - left.0 as f64).max(0.0);
+        if bytes > right.0 { time.max(right.1) } else { time }
     }
 }
 

@@ -43,7 +43,8 @@ pub struct ListTime {
 }
 
 /// Time of a list as a function of the number of its pieces and of their length: linear in both between lists of known time, and
-/// beyond them. Pieces shorter than those count as the shortest. If all have one length, longer pieces count as several.
+/// beyond the largest. Fewer pieces than those count as the fewest, and shorter ones as the shortest, so no list is predicted to be faster
+/// than all of known time. If all have one length, longer pieces count as several.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(into = "Vec<ListTime>", try_from = "Vec<ListTime>"))]
@@ -86,8 +87,6 @@ impl ListModel {
             (Some((only, times)), None) => seconds(times, pieces.max(bytes / (*only).max(1))),
             _ => 0.0,
         };
-        // Falling times must not end below zero.
-        let seconds = seconds.max(0.0);
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }
@@ -96,7 +95,7 @@ impl ListModel {
 fn seconds(times: &CostModel, pieces: u64) -> f64 {
     let predicted = times.seconds(pieces);
     match times.points.last() {
-        Some((most, last)) if pieces > *most && predicted < *last => last * (pieces as f64 / *most as f64),
+        Some((most, last)) if pieces > *most && predicted <= *last => last * (pieces as f64 / *most as f64),
         _ => predicted,
     }
 }
@@ -155,6 +154,21 @@ mod tests {
         let falling = model(&[(128, 512, 300), (1024, 512, 250), (128, 4096, 300), (1024, 4096, 250)]);
         assert_eq!(falling.predict(1024, 1024 * 512), Duration::from_micros(250));
         assert_eq!(falling.predict(10_240, 10_240 * 512), Duration::from_micros(2500));
+    }
+
+    #[test]
+    fn no_list_is_faster_than_all_of_known_time() {
+        // The first pieces take long, or noise makes more of them, or longer ones, faster.
+        let steep = model(&[(2, 512, 4), (16, 512, 200), (2, 4096, 5), (16, 4096, 400)]);
+        assert_eq!(steep.predict(1, 512), Duration::from_micros(4));
+        assert_eq!(steep.predict(1, 64), Duration::from_micros(4));
+        let falling = model(&[(2, 512, 300), (16, 512, 20), (2, 4096, 30), (16, 4096, 10)]);
+        for (pieces, length) in
+            [(1, 1), (3, 300), (15, 4000), (1, 1 << 20), (17, 1 << 20), (1 << 40, 1 << 20)]
+        {
+            let time = falling.predict(pieces, pieces * length);
+            assert!(time >= Duration::from_micros(10), "{pieces} × {length}: {time:?}");
+        }
     }
 
     #[test]

@@ -175,6 +175,11 @@ impl HeldRanges {
 }
 
 impl HeldList {
+    /// Returns whether a use conflicts with a range that is held.
+    pub(super) fn conflicts(&self, range: &Range<usize>, access: Access) -> bool {
+        self.overlapping(range.clone()).any(|(_, held)| held.conflicts_with(access))
+    }
+
     /// Returns the held ranges that overlap one.
     fn overlapping(&self, Range { start, end }: Range<usize>) -> impl Iterator<Item = (HoldKind, Access)> {
         let held = self.ranges.get(..self.held).unwrap_or_default();
@@ -238,4 +243,9 @@ fn change(by_start: &mut CountsByStart, held: &HeldRange, up: bool) {
 /// Returns whether two ranges share a byte; an empty range overlaps none.
 pub(super) fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start.max(b.start) < a.end.min(b.end)
+}
+
+/// Returns whether another use conflicts with one of this range.
+pub(super) fn conflicts_with(range: &Range<usize>, access: Access) -> impl Fn(&Range<usize>, Access) -> bool {
+    move |other, by| access.conflicts_with(by) && overlaps(range, other)
 }

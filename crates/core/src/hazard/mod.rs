@@ -171,7 +171,7 @@ impl Hazards {
             let mut table = (!is_free).then(|| self.table.lock());
             for one in part {
                 if let Some(table) = &mut table
-                    && let Err(blocked) = table.admit(&one.range, one.access, turn, removed)
+                    && let Err(blocked) = table.check(&one.range, one.access, turn, removed)
                 {
                     // No ticket tells of a list of which nothing is held.
                     let unused = if held == 0 { table.held.release_list(claim) } else { None };
@@ -184,6 +184,9 @@ impl Hazards {
                     list.held = held;
                 }
             }
+        }
+        if !is_free && !crate::mutant!("core/list-overtakes") {
+            self.table.lock().overtake_by_list(claim, turn);
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use super::{
     Dependencies,
-    held_ranges::{Conflict, HeldList, HeldRanges},
+    held_ranges::{Conflict, HeldList, HeldRanges, conflicts_with},
     hold_kind::HoldKind,
     mark::mark,
     request::Claimed,
@@ -165,11 +165,17 @@ impl Table {
         removed: &mut Removed,
     ) -> Result<(), (Blocked, Range<usize>)> {
         let is_free = self.is_unclaimed();
-        for Claimed { range, access, ticket, .. } in group {
+        for Claimed { range, access, ticket, .. } in &mut *group {
             if !is_free {
-                self.admit(range, *access, turn, removed).map_err(|blocked| (blocked, range.clone()))?;
+                self.check(range, *access, turn, removed).map_err(|blocked| (blocked, range.clone()))?;
             }
             *ticket = Some(self.hold(range, *access, HoldKind::Pending));
+        }
+        if let Some(waiting) = &mut self.waiting {
+            let conflicts = |waited: &Range<usize>, by| {
+                group.iter().any(|one| conflicts_with(&one.range, one.access)(waited, by))
+            };
+            waiting.overtake(conflicts, turn);
         }
         Ok(())
     }
@@ -200,16 +206,22 @@ impl Table {
         turn: Option<TurnId>,
         removed: &mut Removed,
     ) -> Result<(), Blocked> {
-        if self.waiting.is_some() || !self.held.is_empty() {
-            self.check(range, access, turn, removed)?;
-            if let Some(waiting) = &mut self.waiting {
-                waiting.overtake(range, access, turn);
-            }
+        self.check(range, access, turn, removed)?;
+        if let Some(waiting) = &mut self.waiting {
+            waiting.overtake(conflicts_with(range, access), turn);
         }
         Ok(())
     }
 
+    /// Counts a list that is held, once for each waiter that it overtakes.
+    pub(super) fn overtake_by_list(&mut self, claim: u32, turn: Option<TurnId>) {
+        if let Some((waiting, list)) = self.waiting.as_mut().zip(self.held.list_mut(claim)) {
+            waiting.overtake(|waited, by| list.conflicts(waited, by), turn);
+        }
+    }
+
     /// Like [`admit`](Self::admit), but does not count overtaken waiters.
+    #[inline]
     pub(super) fn check(
         &mut self,
         range: &Range<usize>,

@@ -10,7 +10,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{held_ranges::overlaps, steps, uses::Removed};
+use super::{held_ranges::conflicts_with, steps, uses::Removed};
 use crate::{Access, Fence};
 
 /// How many conflicting uses may overtake a waiter.
@@ -97,11 +97,15 @@ impl WaitQueue {
         }
     }
 
-    /// Counts a use that overtakes older waiters. If the use itself has waited long enough, resets their
-    /// counts instead.
-    pub(super) fn overtake(&mut self, range: &Range<usize>, access: Access, own: Option<TurnId>) {
+    /// Counts a use that overtakes the older waiters with which it `conflicts`. If the use itself has waited long enough, resets
+    /// their counts instead.
+    pub(super) fn overtake(
+        &mut self,
+        conflicts: impl Fn(&Range<usize>, Access) -> bool,
+        own: Option<TurnId>,
+    ) {
         let has_waited = own == Some(TurnId::FIRST);
-        for (_, turn) in older(&mut self.turns, range, access, own.filter(|_| !has_waited)) {
+        for (_, turn) in older(&mut self.turns, conflicts, own.filter(|_| !has_waited)) {
             turn.overtaken = if has_waited { 0 } else { turn.overtaken.saturating_add(1) };
         }
     }
@@ -116,7 +120,7 @@ impl WaitQueue {
     ) -> Predecessor {
         let mut expired = SmallVec::<[TurnId; 2]>::new();
         let mut found = Predecessor::None;
-        for (id, turn) in older(&mut self.turns, range, access, own) {
+        for (id, turn) in older(&mut self.turns, conflicts_with(range, access), own) {
             if turn.overtaken < OVERTAKES || crate::mutant!("core/turn-blocks-newcomers") {
                 continue;
             }
@@ -154,15 +158,14 @@ impl WaitQueue {
     }
 }
 
-/// Returns the turns that conflict with a use and are older than its own turn; without one, all are.
-fn older<'a>(
-    turns: &'a mut BTreeMap<TurnId, Turn>,
-    range: &Range<usize>,
-    access: Access,
+/// Returns the turns with which a use `conflicts` and that are older than its own turn; without one, all are.
+fn older(
+    turns: &mut BTreeMap<TurnId, Turn>,
+    conflicts: impl Fn(&Range<usize>, Access) -> bool,
     own: Option<TurnId>,
-) -> impl Iterator<Item = (&'a TurnId, &'a mut Turn)> {
+) -> impl Iterator<Item = (&TurnId, &mut Turn)> {
     let before =
         turns.iter_mut().take(MAX_SCANNED).take_while(move |(id, _)| own.is_none_or(|own| **id < own));
     let before = before.inspect(|_| steps::count());
-    before.filter(move |(_, turn)| access.conflicts_with(turn.access) && overlaps(range, &turn.range))
+    before.filter(move |(_, turn)| conflicts(&turn.range, turn.access))
 }

@@ -56,10 +56,12 @@ fn scaled_sizes_leave_all_others_as_they_were() {
 }
 
 #[test]
-fn model_that_falls_ends_at_zero() {
+fn no_prediction_is_below_all_known_times() {
     let micros = Duration::from_micros;
     let model = CostModel::through(&[(1, micros(20)), (2, micros(10))]).unwrap();
-    assert_eq!(model.predict(100), Duration::ZERO);
-    assert_eq!(model.scaled(10..=u64::MAX, 2.0).predict(u64::MAX), Duration::ZERO);
+    assert_eq!([0, 100, u64::MAX].map(|bytes| model.predict(bytes)), [20, 10, 10].map(micros));
+    assert_eq!(model.scaled(10..=u64::MAX, 2.0).predict(u64::MAX), micros(20));
+    let steep = CostModel::through(&[(256, micros(1)), (1024, micros(4))]).unwrap();
+    assert_eq!([0, 1, 256].map(|bytes| steep.predict(bytes)), [1; 3].map(micros));
     assert_eq!(model.scaled(0..=1, 2.0).predict(1), micros(40));
 }

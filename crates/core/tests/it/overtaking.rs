@@ -73,6 +73,42 @@ fn read_overtaken_sixteen_times_is_next() {
 }
 
 #[test]
+fn list_of_many_ranges_overtakes_a_waiter_once() {
+    const PIECES: usize = 2 * OVERTAKES;
+    let (queue, src, dst) = (MockQueue::new(), buffer(PIECES), buffer(2 * PIECES));
+    queue.write(&dst).unwrap();
+    let mut read = pin!(dst.read_async());
+    assert!(poll(&mut read).is_pending());
+    let part = |of: &RawBuffer, at: usize| of.slice(at..at + 1).unwrap();
+    let pairs: Vec<_> = (0..PIECES).map(|at| (part(&src, at), part(&dst, 2 * at))).collect();
+    let list = Operation::CopyBatch { pairs: &pairs };
+    let submit = || try_submit(&queue, &list, Timing::Off, &Turns::default());
+    for list in 0..OVERTAKES {
+        assert!(submit().is_ok(), "list {list}");
+    }
+    assert!(matches!(submit(), Err(TrySubmitError::WouldBlock(_))), "the reader is next");
+    // Between its pieces nothing is overtaken.
+    assert!(try_write(&queue, &part(&dst, 1)).is_err());
+    queue.complete(queue.count());
+    assert!(poll(&mut read).is_ready());
+}
+
+#[test]
+fn list_around_what_a_waiter_waits_for_overtakes_nobody() {
+    let (queue, src, dst) = (MockQueue::new(), buffer(64), buffer(128));
+    let part = |of: &RawBuffer, at: usize| of.slice(at..at + 1).unwrap();
+    let gap = part(&dst, 33);
+    queue.write(&gap).unwrap();
+    let mut read = pin!(gap.read_async());
+    assert!(poll(&mut read).is_pending());
+    let pairs: Vec<_> = (0..64).map(|at| (part(&src, at), part(&dst, 2 * at))).collect();
+    for _ in 0..2 * OVERTAKES {
+        try_submit(&queue, &Operation::CopyBatch { pairs: &pairs }, Timing::Off, &Turns::default()).unwrap();
+    }
+    assert_eq!(overtake(&queue, &gap).0, OVERTAKES);
+}
+
+#[test]
 fn other_ranges_and_other_readers_do_not_queue() {
     let (queue, whole) = (MockQueue::new(), buffer(128));
     let (low, high) = (whole.slice(..64).unwrap(), whole.slice(64..).unwrap());

@@ -103,3 +103,60 @@ fn list_takes_each_source_of_its_pieces_about_once() {
     let each = Arc::strong_count(&uploads[0]) - before;
     assert!((1..=4).contains(&each), "each source {each} times");
 }
+
+/// The uses of a byte that later ones may have to follow: line, point, and whether it writes.
+type Uses = Vec<(usize, u64, bool)>;
+
+#[test]
+fn long_random_lists_are_ordered_byte_by_byte() {
+    const BYTES: usize = 2_000;
+    let (table, lines) = (Table::new(), [Line::new(), Line::new(), Line::that_can_fail(true)]);
+    let mut bytes: Vec<Uses> = vec![Uses::new(); BYTES];
+    let mut state = 1_u64;
+    let mut random = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    for point in 1..=150 {
+        let (line, keeps, only) = (random(lines.len()), random(4) == 0, random(3));
+        // From a few ranges up to more than are committed under one lock.
+        let (gap, length) = [(1, 2), (2, 3), (40, 5), (1, 60), (900, 900)][random(5)];
+        let (mut group, mut at) = (Vec::new(), random(gap));
+        while at < BYTES {
+            let end = (at + 1 + random(length)).min(BYTES);
+            let access = if only == 0 || only == 1 && random(2) == 0 { Access::Read } else { Access::Write };
+            group.push(Claimed { buffer: &table.buffer, range: at..end, access, ticket: None });
+            at = end + random(gap + 1);
+        }
+        let mut expected = [0; 3];
+        for Claimed { range, access, .. } in &group {
+            for &(line, point, wrote) in bytes[range.clone()].iter().flatten() {
+                let conflicts = wrote || *access == Access::Write;
+                if conflicts && point > lines[line].reached() {
+                    expected[line] = expected[line].max(point);
+                }
+            }
+        }
+        let (request, mut earlier) = (ClaimRequest { own: None, turn: None, inherits: false }, None);
+        assert!(matches!(table.hazards.claim(&mut group, &request, &mut earlier), Ok(Attempt::Held(()))));
+        let mut after = [0; 3];
+        for fence in earlier.unwrap_or_default().after.iter() {
+            let of = lines.iter().position(|line| line.id == fence.timeline().id()).unwrap();
+            after[of] = after[of].max(fence.point());
+        }
+        assert_eq!(after, expected, "point {point}, {} ranges", group.len());
+        let fence = Fence::new(Arc::clone(&lines[line]) as Arc<dyn Timeline>, point);
+        let retained = Retained { damage: keeps, ..Retained::default() };
+        table.hazards.commit(&group, &fence, retained, &mut WakeList::default());
+        for Claimed { range, access, .. } in group {
+            for uses in &mut bytes[range] {
+                if access == Access::Write {
+                    uses.retain(|&(line, _, wrote)| keeps && wrote && lines[line].can_fail);
+                }
+                uses.push((line, point, access == Access::Write));
+            }
+        }
+        let done = random(lines.len());
+        lines[done].reached.fetch_max(point.saturating_sub(random(30) as u64), Ordering::SeqCst);
+    }
+}

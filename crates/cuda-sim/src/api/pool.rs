@@ -9,7 +9,7 @@ use crate::{
     memory::{Entry, Kind, Life},
     op::Work,
     scheduler,
-    state::{Guard, Pool, State, charged_bytes},
+    state::{Device, Guard, Pool, State, charged_bytes},
 };
 
 fn find(state: &State, pool: Handle) -> CuResult<u64> {
@@ -78,18 +78,17 @@ fn reserve(state: &mut State, pool: u64, bytes: usize) -> CuResult {
 
 /// Trims the pools of a device to their release thresholds, as a synchronisation does.
 pub(crate) fn trim_to_thresholds(state: &mut State, device: u32) {
-    let pools: Vec<u64> =
-        state.pools.iter().filter(|(_, pool)| pool.device == device).map(|(id, _)| *id).collect();
-    for pool in pools {
-        let keep = state.pools.get(&pool).map_or(0, |pool| if pool.destroyed { 0 } else { pool.threshold });
-        trim(state, pool, keep);
-    }
-    state.pools.retain(|_, pool| !(pool.destroyed && pool.used == 0));
+    let State { pools, devices, .. } = state;
+    pools.retain(|_, pool| {
+        if pool.device == device {
+            let keep = if pool.destroyed { 0 } else { pool.threshold };
+            trim(pool, devices, keep);
+        }
+        !(pool.destroyed && pool.used == 0)
+    });
 }
 
-fn trim(state: &mut State, pool: u64, keep: u64) {
-    let State { pools, devices, .. } = state;
-    let Some(pool) = pools.get_mut(&pool) else { return };
+fn trim(pool: &mut Pool, devices: &mut [Device], keep: u64) {
     let target = pool.used.max(keep).min(pool.reserved);
     let back = pool.reserved - target;
     pool.reserved = target;
@@ -178,22 +177,26 @@ driver! {
 
     fn cuMemPoolDestroy(pool: Handle) {
         let (mut state, pool) = on_pool(NAME, pool)?;
-        let found = state.pools.get_mut(&pool).ok_or(code::INVALID_VALUE)?;
+        let State { pools, devices, .. } = &mut *state;
+        let found = pools.get_mut(&pool).ok_or(code::INVALID_VALUE)?;
         if !found.created {
             return Err(code::INVALID_VALUE);
         }
         // Live allocations keep the pool alive.
         found.destroyed = true;
-        if state.pools.get(&pool).is_some_and(|pool| pool.used == 0) {
-            trim(&mut state, pool, 0);
-            state.pools.remove(&pool);
+        if found.used == 0 {
+            trim(found, devices, 0);
+            pools.remove(&pool);
         }
         Ok(())
     }
 
     fn cuMemPoolTrimTo(pool: Handle, keep: usize) {
         let (mut state, pool) = on_pool(NAME, pool)?;
-        trim(&mut state, pool, keep as u64);
+        let State { pools, devices, .. } = &mut *state;
+        if let Some(pool) = pools.get_mut(&pool) {
+            trim(pool, devices, keep as u64);
+        }
         Ok(())
     }
 

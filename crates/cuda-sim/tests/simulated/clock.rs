@@ -3,7 +3,7 @@
 use transload_cuda_sim::harness;
 use transload_cuda_sys::{Event, EventTiming};
 
-use crate::raw::{Bench, upload};
+use crate::raw::{Bench, download, upload};
 
 #[test]
 fn virtual_time_follows_the_link_and_is_the_same_every_time() {
@@ -50,6 +50,24 @@ fn one_link_serves_one_copy_of_a_direction_at_a_time() {
         last.as_secs_f64() >= 2.0 * alone * 0.99,
         "{last:?}: two copies cannot share a link and keep its rate"
     );
+}
+
+#[test]
+fn two_looks_at_the_clock_are_apart_by_the_work_between() {
+    let Some(test) = harness::device_with(|builder| builder.host_link(10.0)) else { return };
+    let bench = Bench::new(test);
+    let sim = bench.device.sim().expect("simulated");
+    let (ahead, stream) = (bench.stream(), bench.stream());
+    let bytes = 8 << 20;
+    let (memory, host) = (bench.memory(bytes), bench.pinned(bytes));
+    upload(&ahead, memory.address, &host, 0, bytes).expect("up");
+    // Queries do not wait, so they tell the host's clock nothing.
+    while !ahead.is_idle().expect("healthy") {}
+    let begun = sim.now();
+    download(&stream, &host, 0, memory.address, bytes).expect("down");
+    stream.synchronize().expect("healthy");
+    let (took, alone) = ((sim.now() - begun).as_secs_f64(), bytes as f64 / 10e9);
+    assert!(took >= 0.99 * alone, "{took} of {alone}");
 }
 
 #[test]

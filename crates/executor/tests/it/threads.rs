@@ -124,6 +124,22 @@ fn no_thread_starts_before_work() {
 }
 
 #[test]
+fn workers_woken_without_a_task_run_later_ones() {
+    within_limit(String::new, || {
+        let executor = executor(3);
+        executor.wake(3);
+        assert_eq!(executor.live_threads(), 0);
+        for round in 0..200 {
+            let several: Vec<_> = (0..3).map(|_| executor.spawn(async {})).collect();
+            several.into_iter().for_each(|task| task.wait().unwrap());
+            executor.wake(round % 4);
+        }
+        executor.drain().unwrap();
+        assert!((1..=3).contains(&executor.live_threads()));
+    });
+}
+
+#[test]
 fn shared_executor_is_one() {
     within_limit(String::new, || {
         let (one, other) = (Executor::shared(), Executor::shared());

@@ -2,8 +2,8 @@
 
 use parking_lot::{Condvar, Mutex};
 
-/// Defers frees that synchronise with the device: pinned, mapped and unified memory, registrations, and device memory
-/// without pools. They are freed when the last value is dropped.
+/// Defers frees that synchronise with the device: pinned, mapped and unified memory, registrations with the pageable memory that they
+/// last for, and device memory without pools. They are freed when the last value is dropped.
 ///
 /// Hold one while a stream waits for the host, for example for a host function or a word in memory. Otherwise a buffer
 /// dropped by any thread can deadlock the program: the free waits for the stream, other driver calls may wait for the

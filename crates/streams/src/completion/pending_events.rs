@@ -164,7 +164,7 @@ impl<E: Timed> PendingEvents<E> {
 
     /// Removes the events up to `point`, which is complete, and keeps them as spares. If timed operations are among
     /// them, returns those and removes nothing: [`complete_with`](Self::complete_with) needs their durations.
-    pub(crate) fn complete_or_list_timed(&mut self, point: u64) -> Option<Vec<Ended<E>>> {
+    pub(crate) fn complete_or_list_timed(&mut self, point: u64) -> Option<SmallVec<[Ended<E>; 2]>> {
         if self.timed == 0 || self.events.front().is_none_or(|event| event.upto > point) {
             self.complete_with(point, &[]);
             return None;

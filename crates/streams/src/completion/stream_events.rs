@@ -3,6 +3,8 @@
 //! A point is issued after the driver accepted its work, and its event is recorded after that. So an event covers its
 //! point and all before it, whichever thread records first. `tests/loom` checks this file.
 
+use smallvec::SmallVec;
+
 use super::{
     pending_events::{PendingEvents, Start, Timed},
     points::Points,
@@ -85,7 +87,8 @@ impl<E: Timed> StreamEvents<E> {
     pub(crate) fn advance(&self, point: u64) {
         let timed = self.pending.lock().complete_or_list_timed(point);
         if let Some(timed) = timed {
-            let durations = timed.into_iter().map(|ended| (ended.upto, ended.duration())).collect::<Vec<_>>();
+            let durations =
+                timed.into_iter().map(|ended| (ended.upto, ended.duration())).collect::<SmallVec<[_; 2]>>();
             self.pending.lock().complete_with(point, &durations);
         }
         self.points.reach(point);

@@ -9,7 +9,7 @@ use super::{
 
 /// Lists of more pieces are no measurements.
 const MOST: u64 = 1 << 30;
-/// Most lists of a path by one way: a calibration measures some twenty.
+/// Most lists of a path by one way: a calibration measures some thirty.
 const MOST_LISTS: usize = 256;
 
 /// Measured times of the lists of a path by one way.

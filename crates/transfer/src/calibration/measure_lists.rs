@@ -10,9 +10,9 @@ use super::{
 use crate::TransferOptions;
 
 /// Bytes of each piece of the measured lists.
-const LENGTHS: [usize; 5] = [512, 4 << 10, 64 << 10, 256 << 10, 1 << 20];
+const LENGTHS: [usize; 6] = [512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 /// Numbers of pieces of the measured lists.
-const COUNTS: [usize; 4] = [2, 16, 128, 1024];
+const COUNTS: [usize; 5] = [2, 4, 16, 128, 1024];
 /// The largest measured list, in bytes.
 pub(super) const LARGEST: u64 = 16 << 20;
 /// The part of a pair's time that one way and list may use: with five repetitions of each, the lists of a GPU fit beside its single
@@ -31,8 +31,8 @@ pub(super) fn shapes(most: u64) -> impl Iterator<Item = (usize, usize)> {
     LENGTHS.into_iter().flat_map(move |length| {
         let mut counts = COUNTS.map(|count| count.min(most / length.max(4096))).to_vec();
         counts.dedup();
-        // At least two.
-        let are_enough = counts.len() > 1 && counts.first() == COUNTS.first();
+        // Beyond the second: drivers copy so few pieces in another way, which tells nothing of more.
+        let are_enough = counts.len() > 2;
         counts.into_iter().filter(move |_| are_enough).map(move |count| (count, length))
     })
 }

@@ -29,7 +29,8 @@ pub use transfer::{CastReport, CastTransfer};
 /// work on the same bytes that another thread submits meanwhile, some chunks may come before and others after.
 /// [What blocks](crate::CopyBuilder#what-blocks-and-what-keeps-order) is what blocks for its copies; a cast on a device also waits for
 /// those that are staged, until the last one. If one fails in the middle, nothing
-/// more is submitted, and the whole destination is marked as damaged until it is written again.
+/// more is submitted, and the whole destination is marked as damaged until it is written again, unless it fails since a view of the
+/// destination was opened meanwhile.
 #[must_use = "nothing is cast before `submit`, `wait` or `.await`"]
 #[derive(Clone, Debug)]
 pub struct CastBuilder<'a> {
@@ -162,7 +163,7 @@ async fn submit_for_task(manager: CrossBackendTransferManager, request: CastRequ
             break;
         }
     }
-    transfer.submitted(&job, &request)
+    transfer.submitted_async(&job, &request).await
 }
 
 impl IntoFuture for CastBuilder<'_> {

@@ -12,6 +12,7 @@ use std::{
 
 use transload_core::{
     Access, Claims, DeviceId, Error, Fence, FloatType, Result, Transfer, TransferPath, TransferReport,
+    TrySubmitError, Turns,
 };
 
 use super::{CastRequest, job::Job};
@@ -135,15 +136,43 @@ impl CastTransfer {
     /// Ends the submission. After one that failed in the middle, the destination is marked.
     pub(super) fn submitted(mut self, job: &Job, request: &CastRequest) -> Self {
         self.report.lane = job.lane;
-        if let Some(error) = self.refusal.clone().filter(|_| !self.running.is_empty())
-            && !transload_core::mutant!("transfer/cast-failure-marks")
+        if self.is_cut_short()
             && let Ok(claims) = Claims::acquire(&mut [(&request.dst, Access::Write)])
         {
-            let end = StagedTimeline::failed(job.lane, error, claims.after());
-            // SAFETY: nothing works on the range, and the fence completes after everything in `after`.
-            unsafe { claims.commit(&end) };
+            self.mark(claims);
         }
         self
+    }
+
+    /// Like [`submitted`](Self::submitted) for a task: waits for claims of others without its thread.
+    pub(super) async fn submitted_async(mut self, job: &Job, request: &CastRequest) -> Self {
+        self.report.lane = job.lane;
+        let turns = Turns::default();
+        while self.is_cut_short() {
+            match Claims::try_acquire(&mut [(&request.dst, Access::Write)], &turns) {
+                Ok(claims) => {
+                    self.mark(claims);
+                    break;
+                }
+                Err(TrySubmitError::Failed(_)) => break,
+                Err(TrySubmitError::WouldBlock(blocked)) => blocked.await,
+            }
+        }
+        self
+    }
+
+    fn is_cut_short(&self) -> bool {
+        self.refusal.is_some()
+            && !self.running.is_empty()
+            && !transload_core::mutant!("transfer/cast-failure-marks")
+    }
+
+    /// Marks the claimed destination.
+    fn mark(&self, claims: Claims<'_>) {
+        let Some(error) = self.refusal.clone() else { return };
+        let end = StagedTimeline::failed(self.report.lane, error, claims.after());
+        // SAFETY: nothing works on the range, and the fence completes after everything in `after`.
+        unsafe { claims.commit(&end) };
     }
 
     /// Returns the fences of what is not observed to be complete: other work that waits for all of them comes after the cast.

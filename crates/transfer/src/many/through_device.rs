@@ -55,7 +55,7 @@ pub(super) fn ordered<'a>(
     if is_staged(path) {
         let count = pairs.len() as u64;
         let is_short = count >= LEAST_STAGED && *bytes <= SHORT_STAGED.saturating_mul(count);
-        return (is_short && *bytes <= CHUNK as u64 && !exclusive).then_some(Cow::Borrowed(pairs));
+        return (is_short && *bytes <= CHUNK as u64).then_some(Cow::Borrowed(pairs));
     }
     let side = host_side(path)?;
     let mut shape = Shape { bytes: *bytes, pieces: pairs.len() as u64, stretches: 1, exclusive };

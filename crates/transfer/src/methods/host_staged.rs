@@ -21,7 +21,7 @@ use crate::{
     report_events,
     staging::{
         Pieces, RepeatedStaging, RingHold, StagedKind, StagedTimeline, StagedTransfer, StagingRings,
-        ThroughDevice, chunk_for, chunks_of,
+        ThroughDevice, chunk_for, chunks_of, helpers_for,
     },
     stats::lost::name_lost_device,
 };
@@ -144,7 +144,7 @@ impl Method for HostStaged {
         request: &TransferRequest<'_>,
         pairs: &[(RawBuffer, RawBuffer)],
     ) -> Result<Option<Submitted>, NotSubmitted> {
-        let bytes = pairs.iter().map(|(src, _)| src.len()).fold(0, usize::saturating_add);
+        let bytes = bytes_of(pairs);
         if route.second.is_some() || bytes > CHUNK || !has_kernel(&*route.backend, route.lane) {
             return Ok(None);
         }
@@ -163,6 +163,7 @@ impl Method for HostStaged {
         let hold = self.rings.get_or_create(&route.backend, route.lane).hold(request.insists())?;
         let purpose = Purpose { device: route.lane, is_upload, is_staged: true };
         let ready = self.scratch.ready(&*route.backend, purpose, (1, bytes));
+        self.wake_for(request, bytes);
         let claimed = Claimed::new(request, Some(pairs))?;
         let is_held_up = claimed.claims.after().iter().any(|fence| !fence.is_complete());
         let Some(taken) = ready.take(is_held_up) else { return Ok(None) };
@@ -202,6 +203,13 @@ impl Method for HostStaged {
 }
 
 impl HostStaged {
+    /// Wakes workers for a list that is about to be claimed, which takes about as long.
+    fn wake_for(&self, request: &TransferRequest<'_>, bytes: usize) {
+        if request.after().iter().all(Fence::is_known_complete) {
+            self.executor.wake(helpers_for(bytes, bytes));
+        }
+    }
+
     /// Submits the request's pair, or these instead.
     fn submit_pairs(
         &self,
@@ -239,8 +247,15 @@ impl HostStaged {
             None => StagedKind::Download(lease(&route.backend, route.lane)?),
         };
         let hold = self.rings.get_or_create(&route.backend, route.lane).hold(request.insists())?;
+        if let Some(pairs) = pairs {
+            self.wake_for(request, bytes_of(pairs));
+        }
         start_staged(hold, request, pairs, (kind, in_place), backends, route.lane)
     }
+}
+
+fn bytes_of(pairs: &[(RawBuffer, RawBuffer)]) -> usize {
+    pairs.iter().map(|(src, _)| src.len()).fold(0, usize::saturating_add)
 }
 
 /// Starts the executor's first thread.

@@ -9,15 +9,15 @@ use super::ring::CAPACITY;
 
 /// The smallest chunk, in bytes, that is worth a task switch.
 const SMALLEST: usize = 256 << 10;
-/// An upload of n chunks has chunks of n times this many bytes: 1 MiB for 16 MiB.
+/// An uploaded list of n chunks has chunks of n times this many bytes: 1 MiB for 16 MiB.
 const UPLOAD_SCALE: u64 = 64 << 10;
 /// Chunks of other transfers that are not too short or long for it.
 const EVEN: usize = 8;
 
-/// Returns the chunk size in bytes. Until the first chunk of an upload is in its buffer the device waits, and each chunk costs time of
-/// its own: a size that grows with the square root of the transfer's balances the two. The device begins other transfers at once, so
-/// theirs are larger. On an H200, uploads of 16 and 48 MiB reach 36 and 42 GB/s (37.5 and 42.5 by hand, at best), and 34 and 38 with an
-/// eighth a chunk; eight concurrent downloads of 16 MiB reach 42 GB/s with chunks of 2 MiB, 31 with 1 MiB.
+/// Returns the size in bytes of chunks that one thread copies each. Until the first chunk of an upload is in its buffer the device waits,
+/// and each chunk costs time of its own: a size that grows with the square root of the transfer's balances the two. The device begins
+/// other transfers at once, so theirs are larger. On an H200, eight concurrent downloads of 16 MiB reach 42 GB/s with chunks of 2 MiB,
+/// 31 with 1 MiB.
 pub(crate) fn chunk_for(bytes: usize, is_upload: bool) -> usize {
     let size = if is_upload {
         usize::try_from((bytes as u64).saturating_mul(UPLOAD_SCALE).isqrt()).unwrap_or(usize::MAX)
@@ -27,10 +27,11 @@ pub(crate) fn chunk_for(bytes: usize, is_upload: bool) -> usize {
     size.min(CAPACITY).next_multiple_of(64 << 10).clamp(SMALLEST, CAPACITY)
 }
 
-/// Returns the number of chunks of a transfer.
+/// Returns the number of chunks of a transfer of one pair.
 pub(crate) fn chunks_of(bytes: u64, is_upload: bool) -> u32 {
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-    u32::try_from(bytes.div_ceil(chunk_for(bytes, is_upload))).unwrap_or(u32::MAX)
+    let chunk = if is_upload { CAPACITY } else { chunk_for(bytes, false) };
+    u32::try_from(bytes.div_ceil(chunk)).unwrap_or(u32::MAX)
 }
 
 /// The chunks of a transfer: taken in order, each once, and counted when finished.
@@ -71,11 +72,6 @@ impl Chunks {
     /// Returns the size of a chunk in bytes; the last one may be smaller.
     pub(crate) fn size(&self) -> usize {
         self.chunk
-    }
-
-    /// Returns the number of all chunks.
-    pub(crate) fn count(&self) -> u64 {
-        self.count
     }
 
     /// Returns the number of chunks left to take.

@@ -22,6 +22,8 @@ use super::{
     chunk_copy::ChunkCopy,
     chunks::{Chunks, chunk_for},
     default_workers,
+    parts::Parts,
+    ring::CAPACITY,
     wait_mode::{WaitMode, block_on_thread, room},
 };
 use crate::{report_events, stats::lost::name_lost_device};
@@ -29,7 +31,10 @@ use crate::{report_events, stats::lost::name_lost_device};
 /// Chunk size, in bytes, from which the device takes longer than a task switch.
 const LARGE: usize = 1 << 20;
 /// Threads that copy a transfer with smaller chunks: 3 MiB go up in 132 µs with six, in 152 with eight (H200, 16 processors).
-const FEW: usize = 6;
+pub(super) const FEW: usize = 6;
+
+/// Chunks that threads copy part by part at once: the second one's parts are there when the first one's are taken.
+const PARTED: usize = 2;
 
 /// One transfer. Its ranges are claimed, so no conflicting work runs until its end.
 pub(crate) struct StagedTransfer {
@@ -39,6 +44,8 @@ pub(crate) struct StagedTransfer {
     /// Whether a copy kernel copies from and to the staging buffers.
     pub(super) in_place: bool,
     pub(super) through_device: Option<ThroughDevice>,
+    /// Whether several threads copy a chunk.
+    pub(super) has_parts: bool,
     pub(super) ring: Arc<StagingRing>,
     /// `Some` until the end.
     hold: Mutex<Option<RingHold>>,
@@ -52,8 +59,14 @@ pub(crate) struct StagedTransfer {
     pub(super) buffers_in_use: AtomicUsize,
     /// Chunks of an upload that were taken and that the host has not copied yet.
     pub(super) on_host: AtomicUsize,
+    /// Chunks whose parts any thread may copy.
+    pub(super) parts: Mutex<SmallVec<[Arc<Parts>; 2]>>,
+    /// Tasks that copy parts.
+    pub(super) helpers: AtomicUsize,
     /// Operations that may be incomplete and that no task waits for.
     pub(super) pending: Mutex<SmallVec<[Fence; 2]>>,
+    /// Whether a thread moves, or moved, what is copied to where the chunks find it.
+    is_begun: AtomicBool,
     /// Whether the ring has it, or had it.
     is_in_ring: AtomicBool,
     /// Time just before the first byte moved.
@@ -72,8 +85,11 @@ impl StagedTransfer {
         timeline: Arc<StagedTimeline>,
     ) -> Arc<Self> {
         let is_upload = matches!(kind, StagedKind::Upload(_));
-        let chunks = Chunks::new(pieces.bytes(), chunk_for(pieces.bytes(), is_upload));
+        let has_parts = through_device.is_some() || is_upload && pieces.is_faster_in_parts();
+        let chunk = if has_parts { CAPACITY } else { chunk_for(pieces.bytes(), is_upload) };
+        let chunks = Chunks::new(pieces.bytes(), chunk);
         let (buffers_in_use, on_host) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let (parts, helpers) = (Mutex::default(), AtomicUsize::new(0));
         let (pending, started_at) = (Mutex::default(), OnceLock::new());
         let (ring, hold) = (Arc::clone(&hold), Mutex::new(Some(hold)));
         let transfer = Self {
@@ -82,6 +98,7 @@ impl StagedTransfer {
             kind,
             in_place,
             through_device,
+            has_parts,
             ring,
             hold,
             priority,
@@ -90,7 +107,10 @@ impl StagedTransfer {
             chunks,
             buffers_in_use,
             on_host,
+            parts,
+            helpers,
             pending,
+            is_begun: AtomicBool::new(false),
             is_in_ring: AtomicBool::new(false),
             started_at,
             timeline,
@@ -123,12 +143,23 @@ impl StagedTransfer {
                 report_events::dependency_failed(self.id, &error);
             }
         }
-        if let Err(error) = self.before_chunks(waits).await {
-            self.fail(error).await;
+        if !self.begin_chunks(waits).await {
             return None;
         }
-        self.started_at.get_or_init(Instant::now);
         self.enter_ring(Some(self.priority))
+    }
+
+    /// Moves what is copied to where the chunks find it, unless another thread does. Returns whether the caller may go on.
+    async fn begin_chunks(&self, waits: WaitMode<'_>) -> bool {
+        if self.is_begun.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        if let Err(error) = self.before_chunks(waits).await {
+            self.fail(error).await;
+            return false;
+        }
+        self.started_at.get_or_init(Instant::now);
+        true
     }
 
     /// Adds the transfer to the ring, once. Returns a chunk of priority `mine` for the caller to copy, if any.
@@ -149,6 +180,7 @@ impl StagedTransfer {
         let most = if self.is_upload() {
             // With more threads each is slower, as they share the memory's rate: the device would wait longer for the first chunk.
             let on_host = self.on_host.load(Ordering::Relaxed);
+            let threads = if self.has_parts { PARTED } else { threads };
             self.ring.max_per_transfer().saturating_sub(buffers_in_use).min(threads.saturating_sub(on_host))
         } else {
             // The device fills buffers while the host empties others.
@@ -256,16 +288,18 @@ impl StagedTransfer {
 
     /// Copies chunks on the calling thread, which waits for the end, while staging buffers are free.
     pub(super) fn help(self: &Arc<Self>) {
-        let arrives = match &self.kind {
-            StagedKind::FromUnified(_) => true,
-            StagedKind::Download(_) => self.through_device.is_some(),
-            _ => false,
-        } && self.started_at.get().is_none();
+        let is_begun = self.started_at.get().is_some();
+        let arrives = matches!(self.kind, StagedKind::FromUnified(_)) && !is_begun;
         // Do not help a transfer whose dependencies are running: this would recurse through their waits.
         if arrives || !self.dependencies.iter().all(Fence::is_known_complete) {
             return;
         }
         let _counted = (!transload_core::mutant!("transfer/helpers")).then(|| self.ring.executor().helping());
+        // Downloads of lists are gathered by the device first.
+        let is_gathered = self.is_upload() || self.through_device.is_none();
+        if !is_begun && !is_gathered && !block_on_thread(self.begin_chunks(WaitMode::Thread)) {
+            return;
+        }
         self.started_at.get_or_init(Instant::now);
         if !self.is_upload() {
             // The device begins now, not when a worker has woken. An upload begins by the copy of this thread.
@@ -283,6 +317,8 @@ impl StagedTransfer {
             if let Some(started) = mem::replace(&mut started, next) {
                 let _none = block_on_thread(ChunkCopy::finish(started, WaitMode::Thread));
             } else if is_last {
+                // Of chunks that others have.
+                while self.copy_part() {}
                 return;
             }
         }

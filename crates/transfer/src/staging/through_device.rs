@@ -25,8 +25,8 @@ pub(crate) struct ThroughDevice {
 struct Progress {
     /// The end of the kernel from which a download's chunks come.
     gathered: Option<Fence>,
-    /// Chunks of an upload that were enqueued.
-    enqueued: u64,
+    /// Bytes of an upload whose copies to the scratch memory were enqueued.
+    enqueued: usize,
 }
 
 impl ThroughDevice {
@@ -45,18 +45,19 @@ impl StagedTransfer {
         Ok(())
     }
 
-    /// Enqueues the copy of a chunk by `copy`, which is passed the fences that come before it. The last chunk of an upload is followed by
-    /// the kernel that empties the scratch memory: returns its fence then.
+    /// Enqueues the copy of `bytes` bytes of a chunk by `copy`, which is passed the fences that come before it. The last one of an upload is
+    /// followed by the kernel that empties the scratch memory: returns its fence then.
     pub(super) fn enqueue_part(
         &self,
         through: &ThroughDevice,
+        bytes: usize,
         copy: impl FnOnce(&[Fence]) -> Result<Fence>,
     ) -> Result<Option<Fence>> {
         let mut progress = through.progress.lock();
         // Under the lock, so that the last one counted is the queue's last.
         let copied = copy(progress.gathered.as_slice())?;
-        progress.enqueued += 1;
-        let is_last = progress.enqueued == self.chunks.count();
+        progress.enqueued += bytes;
+        let is_last = progress.enqueued == self.pieces.bytes();
         drop(progress);
         if !is_last || !self.is_upload() {
             return Ok(None);

@@ -185,7 +185,10 @@ unsafe impl Sync for Memory {}
 impl Memory {
     pub(crate) fn new(place: Place, bytes: Vec<u8>, writable: bool, shared: &Arc<Shared>) -> Self {
         shared.allocations.fetch_add(1, Ordering::SeqCst);
-        let bytes = bytes.into_iter().map(UnsafeCell::new).collect();
+        // Not byte by byte: unoptimised, that would take most of these tests' time.
+        let bytes = Box::into_raw(bytes.into_boxed_slice()) as *mut [UnsafeCell<u8>];
+        // SAFETY: the box was just taken apart, and an `UnsafeCell` has the layout of its content.
+        let bytes = unsafe { Box::from_raw(bytes) };
         Self { place, bytes, writable, shared: Arc::clone(shared) }
     }
 

@@ -132,13 +132,13 @@ fn list_is_one_batch_or_one_kernel_if_exclusive() {
 #[test]
 fn pageable_list_is_staged_and_scattered_by_kernels_or_batches() {
     let setup = Setup::new();
-    for (length, exclusive, through_device, call) in [
-        (512, false, true, "cuLaunchKernel"),
-        (512, true, false, "cuLaunchKernel"),
-        (20 << 10, false, false, "cuMemcpyBatchAsync"),
+    for (count, length, exclusive, through_device, call) in [
+        (100, 512, false, true, "cuLaunchKernel"),
+        (100, 512, true, true, "cuLaunchKernel"),
+        (60, 512, true, false, "cuLaunchKernel"),
+        (100, 20 << 10, false, false, "cuMemcpyBatchAsync"),
     ] {
-        const COUNT: usize = 100;
-        let content = noise(length * COUNT, 4);
+        let content = noise(length * count, 4);
         let near = setup.filled(MemoryKind::Pageable, &content);
         let back = setup.filled(MemoryKind::Pageable, &vec![0; content.len()]);
         let far = setup.allocate(MemoryKind::Device, content.len());
@@ -161,8 +161,8 @@ fn pageable_list_is_staged_and_scattered_by_kernels_or_batches() {
             });
             assert!(single.is_none(), "{single:?}");
         };
-        many((0..COUNT).map(|at| (part(&near, at), part(&far, at * 7 % COUNT))).collect());
-        many((0..COUNT).map(|at| (part(&far, at * 7 % COUNT), part(&back, at))).collect());
+        many((0..count).map(|at| (part(&near, at), part(&far, at * 7 % count))).collect());
+        many((0..count).map(|at| (part(&far, at * 7 % count), part(&back, at))).collect());
         assert!(back.read().unwrap()[..] == content[..]);
     }
 }

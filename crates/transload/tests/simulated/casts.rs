@@ -1,14 +1,26 @@
 //! Casts with failing driver calls, without memory, and between two devices.
 
+use std::{
+    future::{Future, IntoFuture},
+    pin::pin,
+    task::{Context, Waker},
+    thread,
+    time::Duration,
+};
+
 use transload::{
     CrossBackendTransferManager, DeviceId, Error, ErrorKind, FloatType, MemoryKind, RawBuffer, Result,
     TransferMethod, TransferOptions,
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig},
 };
+use transload_core::{Access, Claims};
 use transload_cuda_sim::{SimDevice, harness};
 
-use crate::setup::{Setup, noise};
+use crate::{
+    setup::{Setup, noise},
+    stream_gate::within,
+};
 
 const OUT_OF_MEMORY: u32 = 2;
 const UNKNOWN: u32 = 999;
@@ -121,6 +133,39 @@ fn failure_in_the_middle_marks_the_destination() {
         assert!(sim.races().is_empty(), "{}", sim.races()[0]);
         assert!(manager.resource_counts().iter().all(|(_, counts)| counts.is_empty()));
     }
+}
+
+#[test]
+fn failure_in_the_middle_of_a_task_blocks_no_thread() {
+    within(Duration::from_secs(60), || {
+        transload_cuda_sim::install().unwrap();
+        let sim = SimDevice::builder().total_memory(512 << 20).build();
+        let manager = manager(sim).unwrap();
+        let casts = Casts::new(&manager, sim, MemoryKind::Pinned, LONG).unwrap();
+        let up = || manager.cast((&casts.source, WIDE), (&casts.there, NARROW));
+        up().wait().unwrap();
+        // Claimed by this thread until the cast has failed, before it comes to these bytes.
+        let end = casts.there.slice(2 * LONG - 2..).unwrap();
+        let mut claims = Some(Claims::acquire(&mut [(&end, Access::Read)]).unwrap());
+        let trace = transload_cuda_sys::trace::start();
+        sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 3, UNKNOWN);
+        let mut cast = pin!(up().into_future());
+        let mut context = Context::from_waker(Waker::noop());
+        let failed = loop {
+            if let std::task::Poll::Ready(outcome) = cast.as_mut().poll(&mut context) {
+                break outcome.unwrap_err();
+            }
+            if trace.calls().iter().filter(|call| call.name == "cuMemcpyHtoDAsync_v2").count() > 2 {
+                claims = None;
+            }
+            thread::yield_now();
+        };
+        assert_eq!(failed.kind(), ErrorKind::Device, "{failed}");
+        assert!(claims.is_none(), "the mark covers what is claimed");
+        let probe = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, end.len()).unwrap();
+        let later = manager.copy(&end, &probe).wait().unwrap_err();
+        assert_eq!(later.kind(), ErrorKind::SourceFailed);
+    });
 }
 
 #[test]

@@ -69,8 +69,8 @@ fn each_failing_call_names_all_pairs_without_race_or_leak() {
 #[test]
 fn each_failing_call_of_staged_lists_names_all_pairs_without_race_or_leak() {
     let _alone = crate::alone_with_drop_errors();
-    // As few as go through device memory: each run starts threads.
-    each_failing_call(MemoryKind::Pageable, (64, 512));
+    // As few as several threads copy, and two driver calls: each run starts threads.
+    each_failing_call(MemoryKind::Pageable, (72, 16 << 10));
 }
 
 fn each_failing_call(kind: MemoryKind, pieces: (usize, usize)) {
@@ -98,6 +98,66 @@ fn each_failing_call(kind: MemoryKind, pieces: (usize, usize)) {
         },
     );
     assert!(runs > 20, "the scenario makes more calls than {runs}");
+}
+
+#[test]
+fn staged_list_is_moved_by_few_calls_of_one_thread() {
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().record_accesses(true).build();
+    let manager = manager(sim).unwrap();
+    let lists = Lists::new(&manager, sim, MemoryKind::Pageable, (1000, PIECE)).unwrap();
+    for (list, engine, of_host) in [
+        (&lists.up, "cuMemcpyHtoDAsync_v2", AccessKind::Read),
+        (&lists.down, "cuMemcpyDtoHAsync_v2", AccessKind::Write),
+    ] {
+        // What is set up at first is done.
+        manager.copy_many(list).wait().unwrap();
+        let (seen, trace) = (sim.accesses().len(), trace::start());
+        assert!(manager.copy_many(list).wait().unwrap().groups[0].through_device);
+        let (accesses, calls) = (sim.accesses().split_off(seen), trace.calls());
+        let staged =
+            |access: &&transload_cuda_sim::AccessRecord| access.operation == engine && access.kind == of_host;
+        let staged: Vec<u64> = accesses.iter().filter(staged).map(|access| access.address).collect();
+        assert!((1..=4).contains(&staged.len()), "{} copies for less than 4 MiB", staged.len());
+        let mut threads: Vec<_> = calls
+            .iter()
+            .filter(|call| call.name == engine && call.arguments[..2].iter().any(|at| staged.contains(at)))
+            .map(|call| call.thread)
+            .collect();
+        assert_eq!(threads.len(), staged.len());
+        threads.dedup();
+        assert_eq!(threads.len(), 1, "calls of several threads hold each other up");
+        let launches = accesses.iter().filter(|access| access.operation == "cuLaunchKernel");
+        let mut launches: Vec<_> = launches.map(|access| access.sequence).collect();
+        launches.dedup();
+        assert_eq!(launches.len(), 1);
+    }
+    assert!(lists.are_back().unwrap());
+    manager.drain().unwrap();
+    assert!(sim.races().is_empty(), "{}", sim.races()[0]);
+}
+
+#[test]
+fn staged_list_of_several_buffers_arrives_whole() {
+    // More than two staging buffers hold, and the end of one within a piece.
+    const LENGTH: usize = 9001;
+    const COUNT: usize = 1100;
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().record_accesses(true).build();
+    let manager = manager(sim).unwrap();
+    let lists = Lists::new(&manager, sim, MemoryKind::Pageable, (COUNT, LENGTH)).unwrap();
+    for list in [&lists.up, &lists.down] {
+        assert!(manager.copy_many(list).wait().unwrap().groups[0].through_device);
+    }
+    assert!(lists.are_back().unwrap());
+    // Submitted and left alone, so that tasks copy.
+    lists.target.write().unwrap().fill(0xEE);
+    for list in [&lists.up, &lists.down] {
+        drop(manager.copy_many(list).submit());
+    }
+    assert!(lists.are_back().unwrap());
+    manager.drain().unwrap();
+    assert!(sim.races().is_empty(), "{}", sim.races()[0]);
 }
 
 #[test]

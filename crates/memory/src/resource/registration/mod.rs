@@ -115,7 +115,8 @@ impl RegistrationCache {
         self.register_for(buffer, Access::Read)
     }
 
-    /// Ends all registrations of a buffer's bytes and releases the memory.
+    /// Ends all registrations of a buffer's bytes and releases the memory, except one that lasts
+    /// [until it is freed](Self::register_until_freed).
     ///
     /// # Errors
     /// `Busy` if in use: a buffer created from it exists, or work in flight uses it. The driver's.

@@ -57,6 +57,9 @@ fn capture_by_another_thread_and_transfers_stay_valid() {
         drop(setup.memory.allocate(MemoryKind::Pinned, 1 << 20)?);
         pollster::block_on(down)?;
         up.wait()?;
+        // Its end is a word, whose memory the first one allocates.
+        let (from, to) = (there.slice(..64)?, back.slice(..64)?);
+        (0..2).try_for_each(|_| stream.copy_to_host_async(&from, &to).wait().map(drop))?;
         drop(stream.memset_async(&there, Pattern::U8(1)));
         stream.synchronize()
     });

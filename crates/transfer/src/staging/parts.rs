@@ -1,0 +1,361 @@
+//! Chunks that several threads copy between the host's bytes and the staging buffer, a part at a time, while the thread that has the
+//! chunk makes all driver calls for it: calls of several threads hold each other up for longer than they take.
+
+use std::{
+    hint,
+    ops::Range,
+    sync::{Arc, atomic::Ordering},
+    thread,
+};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use transload_core::{Error, ErrorKind, Operation, QueueLease, Result, Timing};
+use transload_executor::yield_now;
+
+use super::{
+    StagedTransfer,
+    chunk_copy::{ChunkCopy, LONG, Stores, host_copy, host_pointer},
+    default_workers,
+    fresh::fault_in,
+    pieces::Piece,
+    ring::CAPACITY,
+    staged_transfer::FEW,
+    wait_mode::{WaitMode, room},
+};
+use crate::stats::lost::name_lost_device;
+
+/// Bytes of a part: some ten microseconds of a thread.
+const PART: usize = 128 << 10;
+/// Parts after which a task lets others run: each time may wake a worker.
+const PARTS_AT_ONCE: usize = 16;
+/// How often a thread looks whether others have copied their parts before it yields, which is about as long as a part takes.
+const SPINS: usize = 256;
+/// Bytes that one driver call copies between the staging buffer and the device: so long does the device wait for the first ones of an
+/// upload, or the host for those of a download.
+const SEGMENT: usize = 1 << 20;
+
+/// A chunk that threads copy.
+pub(super) struct Parts {
+    /// Of the transfer's bytes.
+    chunk: Range<usize>,
+    /// Address of the staging buffer.
+    staged: *mut u8,
+    state: Mutex<State>,
+}
+
+// SAFETY: the staging buffer stays that of the chunk until no thread copies a part, and the threads copy different ones.
+unsafe impl Send for Parts {}
+// SAFETY: as above.
+unsafe impl Sync for Parts {}
+
+/// Positions are those in the chunk.
+struct State {
+    /// Bytes from the beginning that may be copied.
+    ready: usize,
+    /// Where the next part begins.
+    next: usize,
+    /// Where the parts begin that threads copy now.
+    copying: SmallVec<[usize; 16]>,
+    outcome: Result<()>,
+}
+
+impl Parts {
+    fn take(self: &Arc<Self>) -> Option<Part> {
+        let mut state = self.state.lock();
+        let (start, end) = (state.next, (state.next + PART).min(state.ready));
+        if start >= end {
+            return None;
+        }
+        state.next = end;
+        state.copying.push(start);
+        drop(state);
+        let ended_early = "a thread ended while it copied a part of a chunk";
+        let outcome = Err(Error::new(ErrorKind::Interrupted, ended_early));
+        Some(Part { of: Arc::clone(self), range: start..end, outcome })
+    }
+
+    /// Allows to copy the bytes up to `ready`.
+    pub(super) fn publish(&self, ready: usize) {
+        self.state.lock().ready = ready;
+    }
+
+    /// Returns how many bytes from the beginning are copied.
+    ///
+    /// # Errors
+    /// The first one of a part.
+    pub(super) fn copied(&self) -> Result<usize> {
+        let state = self.state.lock();
+        let first = state.copying.iter().min().filter(|_| !transload_core::mutant!("transfer/parts-in-copy"));
+        state.outcome.clone().map(|()| first.copied().unwrap_or(state.next))
+    }
+
+    /// Allows no more parts to be taken. Returns whether none is being copied.
+    fn close(&self) -> bool {
+        let mut state = self.state.lock();
+        state.ready = 0;
+        state.copying.is_empty() || transload_core::mutant!("transfer/parts-end")
+    }
+}
+
+/// A part that a thread copies.
+struct Part {
+    of: Arc<Parts>,
+    /// In the chunk.
+    range: Range<usize>,
+    outcome: Result<()>,
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let mut state = self.of.state.lock();
+        state.copying.retain(|start| *start != self.range.start);
+        if state.outcome.is_ok() {
+            state.outcome = std::mem::replace(&mut self.outcome, Ok(()));
+        }
+    }
+}
+
+/// A task that copies parts. Uncounted when dropped.
+struct Helper(Arc<StagedTransfer>);
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        self.0.helpers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl StagedTransfer {
+    /// Makes a chunk one whose parts any thread may copy, so far up to `ready`.
+    ///
+    /// # Safety
+    /// * `staged` is the address of the staging buffer of `chunk`, which stays the chunk's until [`end_parts`](Self::end_parts) returns
+    ///   true.
+    pub(super) unsafe fn begin_parts(
+        &self,
+        chunk: Range<usize>,
+        staged: *mut u8,
+        ready: usize,
+    ) -> Arc<Parts> {
+        let state = State { ready, next: 0, copying: SmallVec::new(), outcome: Ok(()) };
+        let parts = Arc::new(Parts { chunk, staged, state: Mutex::new(state) });
+        self.parts.lock().push(Arc::clone(&parts));
+        parts
+    }
+
+    /// Ends a chunk of parts. Returns whether no thread copies one any more.
+    pub(super) fn end_parts(&self, parts: &Arc<Parts>) -> bool {
+        self.parts.lock().retain(|other| !Arc::ptr_eq(other, parts));
+        parts.close()
+    }
+
+    /// Ends a chunk of parts while others may be copying one each.
+    #[cold]
+    pub(super) fn end_parts_now(&self, parts: &Arc<Parts>) {
+        while !self.end_parts(parts) {
+            thread::yield_now();
+        }
+    }
+
+    /// Copies a part on the calling thread. Returns whether there was one.
+    pub(super) fn copy_part(&self) -> bool {
+        let taken = self.parts.lock().iter().find_map(Parts::take);
+        let Some(mut part) = taken else { return false };
+        let Range { start, end } = part.range;
+        let first = part.of.chunk.start;
+        // SAFETY: the part lies within the staging buffer.
+        let staged = unsafe { part.of.staged.add(start) };
+        part.outcome = self.copy_on_host(&(first + start..first + end), staged);
+        true
+    }
+
+    /// Has tasks copy up to `bytes` bytes of parts with the calling thread.
+    pub(super) fn spawn_helpers(self: &Arc<Self>, bytes: usize) {
+        let most = helpers_for(self.pieces.bytes(), bytes);
+        let missing = most.saturating_sub(self.helpers.load(Ordering::Relaxed));
+        if missing == 0 {
+            return;
+        }
+        self.helpers.fetch_add(missing, Ordering::Relaxed);
+        let helper = |_| {
+            let helper = Helper(Arc::clone(self));
+            async move {
+                while (0..PARTS_AT_ONCE).all(|_| helper.0.copy_part()) {
+                    yield_now().await;
+                }
+            }
+        };
+        // Cannot fail: the transfer was started by a thread of the executor.
+        let _always = self.ring.executor().spawn_all(self.priority, (0..missing).map(helper));
+    }
+
+    /// Copies a range of a list between its pieces and `staged`, where the range is.
+    ///
+    /// # Errors
+    /// `Unsupported` if the host's side has no address.
+    pub(super) fn copy_on_host(&self, range: &Range<usize>, staged: *mut u8) -> Result<()> {
+        for Piece { src, dst, range, at } in self.pieces.within(range) {
+            // SAFETY: the piece lies within the range.
+            let staged = unsafe { staged.add(at) };
+            let bytes = range.len();
+            if self.is_upload() {
+                host_copy(host_pointer(src, range.start)?, staged, bytes, Stores::Streaming);
+            } else {
+                let dst = host_pointer(dst, range.start)?;
+                host_copy(staged, dst, bytes, Stores::into_user(bytes >= LONG && fault_in(dst, bytes)));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ChunkCopy {
+    /// Copies the chunk into the staging buffer with other threads, and enqueues each segment when it is there.
+    pub(super) async fn upload_parts(&mut self, queue: &QueueLease, waits: WaitMode<'_>) -> Result<()> {
+        let bytes = self.range.len();
+        let (parts, mut enqueued) = (self.begin_parts(bytes)?, 0);
+        self.transfer.spawn_helpers(bytes);
+        while enqueued < bytes {
+            let is_any_left = self.transfer.copy_part();
+            let copied = parts.copied()?;
+            if copied == bytes || copied - enqueued >= SEGMENT {
+                room(&**queue, waits).await;
+                self.enqueue_upload(queue, enqueued..copied)?;
+                enqueued = copied;
+            } else if !is_any_left {
+                pause(&parts, copied).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies each segment out of the staging buffer with other threads, when it has arrived there.
+    pub(super) async fn scatter_parts(&mut self, waits: WaitMode<'_>) -> Result<()> {
+        let bytes = self.range.len();
+        let parts = self.begin_parts(0)?;
+        self.transfer.timeline.mark_written();
+        for (segment, copy) in segments(bytes).zip(self.copies.clone()) {
+            let arrived = waits.fence(&copy).await;
+            arrived.map_err(|error| name_lost_device(copy.timeline().device(), error))?;
+            parts.publish(segment.end);
+            self.transfer.spawn_helpers(segment.len());
+            while self.transfer.copy_part() {}
+        }
+        loop {
+            match parts.copied()? {
+                copied if copied == bytes => return Ok(()),
+                copied => pause(&parts, copied).await,
+            }
+        }
+    }
+
+    /// Lets any thread copy parts of the chunk's first `ready` bytes.
+    fn begin_parts(&mut self, ready: usize) -> Result<Arc<Parts>> {
+        let (_, address) = self.staged()?;
+        // SAFETY: the chunk has the buffer until it is finished or dropped, and ends its parts before either.
+        let parts = unsafe { self.transfer.begin_parts(self.range.clone(), address, ready) };
+        Ok(Arc::clone(self.parts.insert(parts)))
+    }
+
+    /// Waits for the threads that still copy a part of the chunk, if any.
+    pub(super) async fn end_parts(&mut self) {
+        while self.parts.as_ref().is_some_and(|parts| !self.transfer.end_parts(parts)) {
+            yield_now().await;
+        }
+        self.parts = None;
+    }
+
+    /// Enqueues the copy of a range of the chunk between the staging buffer and the device's scratch memory.
+    pub(super) fn enqueue_part(&mut self, queue: &QueueLease, range: Range<usize>) -> Result<()> {
+        let transfer = Arc::clone(&self.transfer);
+        let missing = || Error::new(ErrorKind::Interrupted, "the list has no scratch memory");
+        let through = transfer.through_device.as_ref().ok_or_else(missing)?;
+        let (staged, _) = self.staged()?;
+        let staged = staged.slice(range.clone())?;
+        let part = through.scratch.slice(self.range.start + range.start..self.range.start + range.end)?;
+        let (src, dst) = if transfer.is_upload() { (&staged, &part) } else { (&part, &staged) };
+        let _attached = transfer.attach();
+        let scattered = transfer.enqueue_part(through, range.len(), |after| {
+            // SAFETY: the staging buffer is this chunk's until `copies` are over, and the scratch memory is claimed until the transfer's
+            // end, which comes after that; the lengths are equal.
+            let copied = unsafe { queue.enqueue(&Operation::Copy { src, dst }, after, Timing::Off) };
+            let copied = copied.map_err(|error| name_lost_device(queue.device(), error))?;
+            self.copies.push(copied.clone());
+            Ok(copied)
+        })?;
+        self.copies.extend(scattered);
+        Ok(())
+    }
+}
+
+/// Waits briefly for more than `copied` bytes to be copied, or an error.
+async fn pause(parts: &Parts, copied: usize) {
+    for _ in 0..SPINS {
+        hint::spin_loop();
+        if parts.copied().is_ok_and(|now| now > copied) {
+            return;
+        }
+    }
+    yield_now().await;
+}
+
+/// Returns how many tasks help a thread that copies `ready` of `bytes` bytes.
+pub(crate) fn helpers_for(bytes: usize, ready: usize) -> usize {
+    let most = if bytes > CAPACITY { default_workers() } else { default_workers().min(FEW) };
+    most.min(ready.div_ceil(PART)).saturating_sub(1)
+}
+
+/// Returns the ranges of a chunk of so many bytes that one driver call each copies from the device.
+pub(super) fn segments(bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..bytes).step_by(SEGMENT).map(move |start| start..(start + SEGMENT).min(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    fn parts(ready: usize) -> Arc<Parts> {
+        let state = State { ready, next: 0, copying: SmallVec::new(), outcome: Ok(()) };
+        Arc::new(Parts { chunk: 0..4 * PART, staged: ptr::null_mut(), state: Mutex::new(state) })
+    }
+
+    fn end(part: Option<Part>) -> Range<usize> {
+        let mut part = part.unwrap_or_else(|| unreachable!("no part is left"));
+        part.outcome = Ok(());
+        part.range.clone()
+    }
+
+    #[test]
+    fn bytes_count_as_copied_up_to_the_first_part_being_copied() {
+        let parts = parts(2 * PART + 5);
+        let (first, second) = (parts.take(), parts.take());
+        assert_eq!(end(second), PART..2 * PART);
+        assert_eq!(parts.copied().ok(), Some(0));
+        assert_eq!(end(first), 0..PART);
+        assert_eq!(parts.copied().ok(), Some(2 * PART));
+        assert_eq!(end(parts.take()), 2 * PART..2 * PART + 5);
+        assert!(parts.take().is_none());
+        parts.publish(3 * PART);
+        assert_eq!(end(parts.take()), 2 * PART + 5..3 * PART);
+        assert_eq!(parts.copied().ok(), Some(3 * PART));
+    }
+
+    #[test]
+    fn ended_chunk_has_no_parts_left_and_waits_for_those_being_copied() {
+        let parts = parts(4 * PART);
+        let part = parts.take();
+        assert!(!parts.close());
+        assert!(parts.take().is_none());
+        end(part);
+        assert!(parts.close());
+    }
+
+    #[test]
+    fn thread_that_ends_within_a_part_fails_the_chunk() {
+        let parts = parts(4 * PART);
+        drop(parts.take());
+        assert_eq!(parts.copied().map_err(|error| error.kind()), Err(ErrorKind::Interrupted));
+    }
+}
