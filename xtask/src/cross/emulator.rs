@@ -4,7 +4,7 @@ use std::{
     env,
     ffi::OsString,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
 use anyhow::Result;
@@ -99,40 +99,23 @@ pub(super) fn find(sh: &Shell, target: &'static str) -> Result<Found> {
     Ok(Found::Ready(Emulator { target, runner, version, left_out, environment }))
 }
 
-/// Keeps the emulator's background processes running; stops them when dropped.
-pub(super) struct Session<'a> {
-    emulator: &'a Emulator,
-    /// A shell of Windows that waits for input. Without one, each test starts the background processes, which keep its
-    /// output open for two more seconds.
-    shell: Option<Child>,
-}
+/// Stops the emulator's background processes when dropped.
+pub(super) struct Session<'a>(&'a Emulator);
 
 impl Emulator {
     pub(super) fn session(&self) -> Session<'_> {
-        let shell = || {
-            let mut shell = self.command();
-            shell.arg("cmd").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-            shell.spawn().ok()
-        };
-        Session { emulator: self, shell: self.target.contains("windows").then(shell).flatten() }
-    }
-
-    fn command(&self) -> Command {
-        let mut command = Command::new(&self.runner);
-        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
-        command
+        Session(self)
     }
 }
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
-        if self.emulator.target.contains("windows") {
-            // Otherwise they end by themselves a little later.
-            let _ended = self.emulator.command().args(["wineboot", "--kill"]).stdin(Stdio::null()).output();
-        }
-        if let Some(mut shell) = self.shell.take() {
-            let _killed = shell.kill();
-            let _reaped = shell.wait();
+        if self.0.target.contains("windows") {
+            let environment = self.0.environment.iter().map(|(name, value)| (name, value));
+            let mut end = Command::new(&self.0.runner);
+            // Otherwise it ends by itself a little later.
+            end.args(["wineboot", "--kill"]).envs(environment);
+            let _ended = end.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
         }
     }
 }

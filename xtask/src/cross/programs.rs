@@ -2,7 +2,9 @@
 
 use std::{
     env, fmt,
+    fs::{self, File},
     ops::AddAssign,
+    path::Path,
     process::{Command, Stdio},
 };
 
@@ -57,21 +59,31 @@ pub(super) fn build(sh: &Shell, arguments: &[&str]) -> Result<Vec<Artifact>> {
 pub(super) fn run(emulator: &Emulator, test: &Artifact) -> Result<Counts> {
     let mut command = Command::new("timeout");
     command.arg(SECONDS).arg(&emulator.runner).arg(&test.path).arg("--show-output");
-    let output = command
+    // Not pipes: background processes of Wine that the program starts keep them open after its end.
+    let paths = ["output", "errors"].map(|extension| test.path.with_extension(extension));
+    let create =
+        |path: &Path| File::create(path).with_context(|| format!("creating {}", test.path.display()));
+    let status = command
         .current_dir(&test.folder)
         .envs(emulator.environment.iter().map(|(name, value)| (name, value)))
         // For tests that build something.
         .env("CARGO", env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .env("CARGO_BUILD_TARGET", emulator.target)
         .stdin(Stdio::null())
-        .output()
+        .stdout(create(&paths[0])?)
+        .stderr(create(&paths[1])?)
+        .status()
         .with_context(|| format!("starting {}", emulator.runner.display()))?;
-    let text = String::from_utf8_lossy(&output.stdout);
+    let read = |path: &Path| {
+        fs::read(path).with_context(|| format!("reading the output of {}", test.path.display()))
+    };
+    let (output, errors) = (read(&paths[0])?, read(&paths[1])?);
+    let text = String::from_utf8_lossy(&output);
     let mut counts = count(&text);
-    if !output.status.success() {
+    if !status.success() {
         counts.failed = counts.failed.max(1);
-        println!("{text}{}", String::from_utf8_lossy(&output.stderr));
-        println!("{}", output.status);
+        println!("{text}{}", String::from_utf8_lossy(&errors));
+        println!("{status}");
     }
     println!("cross: {}--{}: {counts}", test.package, test.target);
     Ok(counts)
