@@ -18,9 +18,9 @@ fn manager() -> CrossBackendTransferManager {
     manager
 }
 
-/// Lists of 4 and 400 pieces of 4 KiB and of 1 MiB.
+/// Lists of 2 and 400 pieces of 4 KiB and of 1 MiB.
 fn lists(path: TransferPath, way: ListWay, nanos: fn(u64, u64) -> u64) -> ListCalibration {
-    let shapes = [(4, 4096), (400, 4096), (4, 1 << 20), (400, 1 << 20)];
+    let shapes = [(2, 4096), (400, 4096), (2, 1 << 20), (400, 1 << 20)];
     let time = |(pieces, bytes): (u64, u64)| {
         let seconds = nanos(pieces, bytes) as f64 / 1e9;
         serde_json::json!({
@@ -111,7 +111,7 @@ fn lists_that_can_be_no_measurement_are_refused() {
     let changes: [fn(&mut ListCalibration); 11] = [
         |list| list.times.clear(),
         |list| list.times.truncate(1),
-        |list| list.times[1].pieces = 4,
+        |list| list.times[1].pieces = 2,
         |list| list.times[1].pieces = 0,
         |list| list.times[1].pieces = u64::MAX,
         |list| (list.times[1].pieces, list.times[1].time.bytes) = (1 << 30, 1 << 40),
