@@ -2,9 +2,11 @@
 //! chunk makes all driver calls for it: calls of several threads hold each other up for longer than they take.
 
 use std::{
+    future::poll_fn,
     hint,
     ops::Range,
     sync::{Arc, atomic::Ordering},
+    task::{Poll, Waker},
     thread,
 };
 
@@ -29,7 +31,7 @@ use crate::stats::lost::name_lost_device;
 const PART: usize = 128 << 10;
 /// Parts after which a task lets others run: each time may wake a worker.
 const PARTS_AT_ONCE: usize = 16;
-/// How often a thread looks whether others have copied their parts before it yields, which is about as long as a part takes.
+/// How often a thread looks whether others have copied their parts before it waits, which is about as long as a part takes.
 const SPINS: usize = 256;
 /// Bytes that one driver call copies between the staging buffer and the device: so long does the device wait for the first ones of an
 /// upload, or the host for those of a download.
@@ -58,9 +60,24 @@ struct State {
     /// Where the parts begin that threads copy now.
     copying: SmallVec<[usize; 16]>,
     outcome: Result<()>,
+    /// Of the task that has the chunk: woken when the copy of a part ends.
+    waiting: Option<Waker>,
+}
+
+impl State {
+    /// Returns how many bytes from the beginning are copied.
+    fn copied(&self) -> Result<usize> {
+        let first = self.copying.iter().min().filter(|_| !transload_core::mutant!("transfer/parts-in-copy"));
+        self.outcome.clone().map(|()| first.copied().unwrap_or(self.next))
+    }
 }
 
 impl Parts {
+    fn new(chunk: Range<usize>, staged: *mut u8, ready: usize) -> Arc<Self> {
+        let state = State { ready, next: 0, copying: SmallVec::new(), outcome: Ok(()), waiting: None };
+        Arc::new(Self { chunk, staged, state: Mutex::new(state) })
+    }
+
     fn take(self: &Arc<Self>) -> Option<Part> {
         let mut state = self.state.lock();
         let (start, end) = (state.next, (state.next + PART).min(state.ready));
@@ -85,9 +102,33 @@ impl Parts {
     /// # Errors
     /// The first one of a part.
     pub(super) fn copied(&self) -> Result<usize> {
-        let state = self.state.lock();
-        let first = state.copying.iter().min().filter(|_| !transload_core::mutant!("transfer/parts-in-copy"));
-        state.outcome.clone().map(|()| first.copied().unwrap_or(state.next))
+        self.state.lock().copied()
+    }
+
+    /// Waits for more than `copied` bytes to be copied, or an error. Other tasks run meanwhile: a thread may stand still in a part while
+    /// the system reads a page.
+    async fn more_than(&self, copied: usize) {
+        let is_over = |state: &State| !state.copied().is_ok_and(|now| now <= copied);
+        for _ in 0..SPINS {
+            hint::spin_loop();
+            if is_over(&self.state.lock()) {
+                return;
+            }
+        }
+        self.wait_until(is_over).await;
+    }
+
+    /// Waits for a condition that the end of a part's copy may bring about.
+    async fn wait_until(&self, mut is_met: impl FnMut(&State) -> bool) {
+        poll_fn(|context| {
+            let mut state = self.state.lock();
+            if is_met(&state) {
+                return Poll::Ready(());
+            }
+            state.waiting = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
     }
 
     /// Allows no more parts to be taken. Returns whether none is being copied.
@@ -113,6 +154,11 @@ impl Drop for Part {
         if state.outcome.is_ok() {
             state.outcome = std::mem::replace(&mut self.outcome, Ok(()));
         }
+        let waiting = state.waiting.take().filter(|_| !transload_core::mutant!("transfer/parts-wake"));
+        drop(state);
+        if let Some(waiting) = waiting {
+            waiting.wake();
+        }
     }
 }
 
@@ -137,8 +183,7 @@ impl StagedTransfer {
         staged: *mut u8,
         ready: usize,
     ) -> Arc<Parts> {
-        let state = State { ready, next: 0, copying: SmallVec::new(), outcome: Ok(()) };
-        let parts = Arc::new(Parts { chunk, staged, state: Mutex::new(state) });
+        let parts = Parts::new(chunk, staged, ready);
         self.parts.lock().push(Arc::clone(&parts));
         parts
     }
@@ -172,11 +217,11 @@ impl StagedTransfer {
     /// Has tasks copy up to `bytes` bytes of parts with the calling thread.
     pub(super) fn spawn_helpers(self: &Arc<Self>, bytes: usize) {
         let most = helpers_for(self.pieces.bytes(), bytes);
-        let missing = most.saturating_sub(self.helpers.load(Ordering::Relaxed));
+        // In one step: several chunks may begin at once.
+        let missing = most.saturating_sub(self.helpers.fetch_max(most, Ordering::Relaxed));
         if missing == 0 {
             return;
         }
-        self.helpers.fetch_add(missing, Ordering::Relaxed);
         let helper = |_| {
             let helper = Helper(Arc::clone(self));
             async move {
@@ -223,7 +268,7 @@ impl ChunkCopy {
                 self.enqueue_upload(queue, enqueued..copied)?;
                 enqueued = copied;
             } else if !is_any_left {
-                pause(&parts, copied).await;
+                parts.more_than(copied).await;
             }
         }
         Ok(())
@@ -244,7 +289,7 @@ impl ChunkCopy {
         loop {
             match parts.copied()? {
                 copied if copied == bytes => return Ok(()),
-                copied => pause(&parts, copied).await,
+                copied => parts.more_than(copied).await,
             }
         }
     }
@@ -259,8 +304,10 @@ impl ChunkCopy {
 
     /// Waits for the threads that still copy a part of the chunk, if any.
     pub(super) async fn end_parts(&mut self) {
-        while self.parts.as_ref().is_some_and(|parts| !self.transfer.end_parts(parts)) {
-            yield_now().await;
+        if let Some(parts) = self.parts.clone()
+            && !self.transfer.end_parts(&parts)
+        {
+            parts.wait_until(|state| state.copying.is_empty()).await;
         }
         self.parts = None;
     }
@@ -288,17 +335,6 @@ impl ChunkCopy {
     }
 }
 
-/// Waits briefly for more than `copied` bytes to be copied, or an error.
-async fn pause(parts: &Parts, copied: usize) {
-    for _ in 0..SPINS {
-        hint::spin_loop();
-        if parts.copied().is_ok_and(|now| now > copied) {
-            return;
-        }
-    }
-    yield_now().await;
-}
-
 /// Returns how many tasks help a thread that copies `ready` of `bytes` bytes.
 pub(crate) fn helpers_for(bytes: usize, ready: usize) -> usize {
     let most = if bytes > CAPACITY { default_workers() } else { default_workers().min(FEW) };
@@ -317,8 +353,7 @@ mod tests {
     use super::*;
 
     fn parts(ready: usize) -> Arc<Parts> {
-        let state = State { ready, next: 0, copying: SmallVec::new(), outcome: Ok(()) };
-        Arc::new(Parts { chunk: 0..4 * PART, staged: ptr::null_mut(), state: Mutex::new(state) })
+        Parts::new(0..4 * PART, ptr::null_mut(), ready)
     }
 
     fn end(part: Option<Part>) -> Range<usize> {

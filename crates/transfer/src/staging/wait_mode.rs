@@ -49,7 +49,7 @@ pub(super) async fn room(queue: &dyn Queue, waits: WaitMode<'_>) {
     }
 }
 
-/// Runs a future that waits by [`WaitMode::Thread`] only, so that it is never pending.
+/// Runs a future that waits by [`WaitMode::Thread`], and is pending only while other threads copy parts of its chunk.
 pub(super) fn block_on_thread<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     loop {

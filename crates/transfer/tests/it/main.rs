@@ -11,6 +11,7 @@ mod ended_early;
 mod failure;
 #[path = "../../../core/tests/shared/gate.rs"]
 mod gate;
+mod hook;
 #[cfg(feature = "serde")]
 mod list_choice;
 mod many;
@@ -18,6 +19,7 @@ mod mock;
 mod mock_memory;
 mod movement;
 mod observer;
+mod parts;
 mod property;
 mod queue_limit;
 mod recording;

@@ -16,15 +16,14 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 use transload_core::{
-    DeviceId, ErrorKind, MemoryKind, RawBuffer, Timing, Transfer, TransferMethod,
-    host_access::{self, HostAccess},
+    DeviceId, ErrorKind, MemoryKind, RawBuffer, Timing, Transfer, TransferMethod, host_access::HostAccess,
 };
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 use crate::{
     Mock, MockBackend,
     gate::Gate,
-    is_at_rest,
+    hook, is_at_rest,
     mock::{self, MOCK, bytes},
     pair,
     watchdog::within,
@@ -174,7 +173,7 @@ thread_local! {
     static ACCESSES: Cell<u64> = const { Cell::new(0) };
 }
 
-fn stop_here(_: usize, _: usize, _: HostAccess) {
+pub(crate) fn stop_here(_: usize, _: usize, _: HostAccess) {
     ACCESSES.set(ACCESSES.get() + 1);
     let mut stopped = STOP.thread.lock();
     while *stopped == Some(thread::current().id()) {
@@ -187,7 +186,7 @@ fn stop_here(_: usize, _: usize, _: HostAccess) {
 #[test]
 fn drain_waits_for_helping_thread() {
     within("a drain beside a waiter that stands still in its copy", || {
-        host_access::set_hook(stop_here);
+        hook::install();
         let (manager, _backend) = with(Mock::default());
         let manager = Arc::new(manager);
         // The waiter may come too late to copy anything: then once more.
@@ -481,7 +480,7 @@ fn failed_download_marks_destination_until_written() {
 
 #[test]
 fn poll_copies_nothing() {
-    host_access::set_hook(stop_here);
+    hook::install();
     let (manager, _backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 16 * MIB);
     let before = ACCESSES.get();

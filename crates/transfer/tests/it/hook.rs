@@ -1,0 +1,45 @@
+//! The process's hook of host accesses: tests stop, count or fail the threads that copy their own buffers.
+
+use std::{ops::Range, sync::Arc};
+
+use parking_lot::Mutex;
+use transload_core::{
+    RawBuffer,
+    host_access::{self, HostAccess},
+};
+
+use crate::staging::stop_here;
+
+/// Called by each thread that reads from a buffer, with the offset.
+type Called = Arc<dyn Fn(usize) + Send + Sync>;
+
+static WATCHED: Mutex<Vec<(Range<usize>, Called)>> = Mutex::new(Vec::new());
+
+/// Ends the calls for a buffer when dropped.
+pub(crate) struct Watch(Range<usize>);
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        WATCHED.lock().retain(|(watched, _)| *watched != self.0);
+    }
+}
+
+pub(crate) fn install() {
+    host_access::set_hook(|address, bytes, access| {
+        stop_here(address, bytes, access);
+        let is_of = |(watched, _): &&(Range<usize>, Called)| watched.contains(&address);
+        let found = WATCHED.lock().iter().find(is_of).cloned();
+        if let Some((watched, called)) = found.filter(|_| access == HostAccess::Read) {
+            called(address - watched.start);
+        }
+    });
+}
+
+/// Calls `called` before each read by the host from `buffer`.
+pub(crate) fn watch(buffer: &RawBuffer, called: impl Fn(usize) + Send + Sync + 'static) -> Watch {
+    install();
+    let start = buffer.host_address().unwrap().addr().get();
+    let watched = start..start + buffer.len();
+    WATCHED.lock().push((watched.clone(), Arc::new(called)));
+    Watch(watched)
+}

@@ -1,0 +1,172 @@
+//! Several threads copy the parts of a staged upload; the one that has the chunk makes the driver's calls.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread::{self, ThreadId},
+    time::Duration,
+};
+
+use parking_lot::{Condvar, Mutex};
+use transload_core::{ErrorKind, StreamPriority};
+use transload_transfer::CrossBackendTransferManager;
+
+use crate::{
+    Mock, hook, is_at_rest,
+    mock::{bytes, set_bytes},
+    pair,
+    staging::stage,
+    watchdog::within,
+    with,
+};
+
+const MIB: usize = 1 << 20;
+/// Longer than what has not happened by then takes on a busy machine.
+const LONG: Duration = Duration::from_secs(20);
+
+#[test]
+fn upload_is_copied_by_several_threads_in_a_call_per_mebibyte() {
+    if thread::available_parallelism().map_or(1, usize::from) == 1 {
+        println!("skipped: there is one processor, so one thread copies");
+        return;
+    }
+    within("uploads by tasks alone", || {
+        for (length, calls) in [(2 * MIB + MIB / 2, 3), (3 * MIB, 3), (9 * MIB + 5, 10)] {
+            let (manager, backend) = with(Mock::default());
+            let (src, dst) = pair(&manager, length);
+            let threads = Arc::new((Mutex::new(HashSet::new()), Condvar::new()));
+            let watch = hook::watch(&src, {
+                let threads = Arc::clone(&threads);
+                move |_| {
+                    let mut seen = threads.0.lock();
+                    seen.insert(thread::current().id());
+                    threads.1.notify_all();
+                    // The first one waits for another.
+                    threads.1.wait_while_for(&mut seen, |seen| seen.len() < 2, LONG);
+                }
+            });
+            pollster::block_on(stage(&manager, &src, &dst)).unwrap();
+            drop(watch);
+            assert!(threads.0.lock().len() > 1, "one thread copied {length} bytes");
+            let made = backend.enqueued();
+            assert!((1..=calls).contains(&made), "{made} calls for {length} bytes");
+            assert!(bytes(&dst) == vec![1; length]);
+            drop((src, dst));
+            assert!(is_at_rest(&manager));
+        }
+    });
+}
+
+#[derive(Default)]
+struct State {
+    /// Threads in the order of their first parts.
+    order: Vec<ThreadId>,
+    is_held: bool,
+    is_released: bool,
+}
+
+#[derive(Default)]
+struct Threads {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Threads {
+    /// Holds the first thread until the second one is held, and the second one from `from` on until it is released.
+    fn read(&self, from: usize, offset: usize) {
+        let mine = thread::current().id();
+        let mut state = self.state.lock();
+        if !state.order.contains(&mine) {
+            state.order.push(mine);
+        }
+        if state.order.first() == Some(&mine) {
+            self.changed.notify_all();
+            self.changed.wait_while_for(&mut state, |state| !state.is_held, LONG);
+        } else if offset >= from {
+            state.is_held = true;
+            self.changed.notify_all();
+            self.changed.wait_while_for(&mut state, |state| !state.is_released, 4 * LONG);
+        }
+    }
+
+    fn wait_until(&self, is_met: impl Fn(&State) -> bool) {
+        self.changed.wait_while(&mut self.state.lock(), |state| !is_met(state));
+    }
+}
+
+#[test]
+fn thread_within_a_part_holds_up_the_chunk_but_no_worker() {
+    within("an upload of which a thread stands still within a part", || {
+        for refused in [false, true] {
+            let executor = transload_executor::Executor::with_threads(1).unwrap();
+            let manager = Arc::new(CrossBackendTransferManager::builder().executor(&executor).build());
+            let backend = Mock::default().build();
+            manager.register_backend(Arc::clone(&backend) as _).unwrap();
+            let (src, dst) = pair(&manager, 2 * MIB);
+            // Makes the staging buffer.
+            stage(&manager, &src, &dst).wait().unwrap();
+            set_bytes(&src, 2);
+            if refused {
+                backend.refuse_next(ErrorKind::Device);
+            }
+            let threads = Arc::new(Threads::default());
+            let watch = hook::watch(&src, {
+                let threads = Arc::clone(&threads);
+                // When the first call is due, the thread is within a part after its bytes.
+                move |offset| threads.read(MIB, offset)
+            });
+            let transfer = stage(&manager, &src, &dst);
+            let fence = transfer.fence().unwrap().clone();
+            threads.wait_until(|state| !state.order.is_empty());
+            // The worker has the chunk; this one takes parts of it.
+            let waiter = thread::spawn(move || transfer.wait().map(drop));
+            let (tell, told) = mpsc::channel();
+            threads.wait_until(|state| state.is_held);
+            let low = executor.spawn_at(StreamPriority::Low, async move { tell.send(()) });
+            let is_run = told.recv_timeout(LONG);
+            let is_complete = fence.is_known_complete();
+            threads.state.lock().is_released = true;
+            threads.changed.notify_all();
+            assert!(is_run.is_ok(), "a task that waits for a part keeps the worker");
+            assert!(!is_complete, "the transfer ended while a thread used its staging buffer");
+            low.wait().unwrap().unwrap();
+            let outcome = waiter.join().unwrap();
+            drop(watch);
+            assert_eq!(
+                outcome.map_err(|error| error.kind()),
+                if refused { Err(ErrorKind::Device) } else { Ok(()) }
+            );
+            stage(&manager, &src, &dst).wait().unwrap();
+            assert!(bytes(&dst) == vec![2; 2 * MIB]);
+            drop((src, dst));
+            assert!(is_at_rest(&manager));
+        }
+    });
+}
+
+#[test]
+fn panic_within_a_part_fails_the_transfer() {
+    within("uploads of which a thread panics within a part", || {
+        for (nth, is_awaited) in [(0, true), (0, false), (1, true), (2, false), (20, true), (70, false)] {
+            let (manager, backend) = with(Mock::default());
+            let (src, dst) = pair(&manager, 9 * MIB + 5);
+            let read = AtomicUsize::new(0);
+            let watch = hook::watch(&src, move |_| {
+                assert!(read.fetch_add(1, Ordering::SeqCst) != nth, "planted panic of an access");
+            });
+            let transfer = stage(&manager, &src, &dst);
+            let outcome = if is_awaited { pollster::block_on(transfer) } else { transfer.wait() };
+            drop(watch);
+            assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Interrupted);
+            stage(&manager, &src, &dst).wait().unwrap();
+            assert!(bytes(&dst) == vec![1; 9 * MIB + 5]);
+            drop((src, dst));
+            assert!(is_at_rest(&manager));
+            assert_eq!(backend.freed_in_use(), 0);
+        }
+    });
+}
