@@ -76,9 +76,8 @@ impl RegistrationCache {
                 drop((EntryGuard::all(self, joined), EntryGuard::all(self, others)));
                 return Err(in_use(&range));
             }
-            Plan::Covered(_) | Plan::Wait | Plan::InUse(_) | Plan::LimitExceeded(_) => {
-                return Err(in_use(&range));
-            }
+            Plan::LimitExceeded(held) => return Err(limit_exceeded(&range, held, limit)),
+            Plan::Covered(_) | Plan::Wait | Plan::InUse(_) => return Err(in_use(&range)),
         }
         // The slot has the registration before the entry is removed, and others may register the range.
         let _busy = EntryGuard::new(self, &request);
