@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc, Weak,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicU32, Ordering},
 };
 
 use parking_lot::Mutex;
@@ -15,13 +15,16 @@ use transload_cuda_sys::{AsStream, Context, Stream};
 use super::{free_thread::FreeThread, word_page::WordPage};
 use crate::lift;
 
+/// Downloads that use no word after a call for one failed: a shortage of memory ends.
+const BACKOFF: u32 = 256;
+
 /// The words of a device. [`CudaMemoryManager::drain`](crate::CudaMemoryManager::drain), and allocations that are short of memory, free
 /// them if no thread polls one.
 #[derive(Debug, Default)]
 pub struct EndWords {
     page: Mutex<Option<Arc<Page>>>,
-    /// Whether a call for them failed. They are not used any more then.
-    are_refused: AtomicBool,
+    /// Downloads left that use no word.
+    skips: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -56,17 +59,24 @@ pub struct PendingEnd {
 
 impl EndWords {
     /// Has a stream of the device write the next value of its word after everything enqueued so far. Takes a word for it if it has none,
-    /// which allocates memory if the device has no words. Returns `None` if the driver has no such words or all are taken.
+    /// which allocates memory if the device has no words. Returns `None` if the driver has no such words, if all are taken, or if a call
+    /// for one failed lately.
     ///
     /// # Errors
     /// The driver's.
     pub fn enqueue(&self, word: &mut Option<EndWord>, stream: &Stream) -> Result<Option<PendingEnd>> {
-        if self.are_refused.load(Ordering::Relaxed) || !Stream::can_write_words() {
+        if !Stream::can_write_words() {
+            return Ok(None);
+        }
+        let skips = self.skips.load(Ordering::Relaxed);
+        if skips > 0 {
+            // Of several threads' decrements one may be lost.
+            self.skips.store(skips - 1, Ordering::Relaxed);
             return Ok(None);
         }
         let written = self.write(word, stream);
         if written.is_err() {
-            self.are_refused.store(true, Ordering::Relaxed);
+            self.skips.store(BACKOFF, Ordering::Relaxed);
         }
         written
     }
