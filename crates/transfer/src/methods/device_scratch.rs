@@ -223,24 +223,36 @@ fn allocate(of: &Mutex<Buffers>, (backend, lane): (&dyn Backend, DeviceId), coun
     if missing == 0 {
         return;
     }
-    let (mut fresh, mut refused) = (Vec::new(), false);
+    let mut allocating = Allocating { of, missing, fresh: Vec::new() };
     for _ in 0..missing {
         match backend.allocate(lane, MemoryKind::Device, bytes) {
-            Ok(memory) => fresh.push(Scratch { memory, end: None, is_held_up: false }),
+            Ok(memory) => allocating.fresh.push(Scratch { memory, end: None, is_held_up: false }),
             Err(error) => {
                 // Dropped, since the list does not need it: it has fewer buffers, or goes by the batch call.
                 report::call_failed("lists have less or no scratch memory", lane, &error);
-                refused = true;
                 break;
             }
         }
     }
-    let mut of = of.lock();
-    of.taken = of.taken.saturating_sub(missing - fresh.len());
-    if refused && !transload_core::mutant!("transfer/scratch-backoff") {
-        of.skips = BACKOFF_LISTS;
+}
+
+/// Buffers that a thread allocates. What it has when dropped, also by a panic of the backend, is put back.
+struct Allocating<'a> {
+    of: &'a Mutex<Buffers>,
+    missing: usize,
+    fresh: Vec<Scratch>,
+}
+
+impl Drop for Allocating<'_> {
+    fn drop(&mut self) {
+        let mut of = self.of.lock();
+        let failed = self.missing - self.fresh.len();
+        of.taken = of.taken.saturating_sub(failed);
+        if failed > 0 && !transload_core::mutant!("transfer/scratch-backoff") {
+            of.skips = BACKOFF_LISTS;
+        }
+        of.put(std::mem::take(&mut self.fresh));
     }
-    of.put(fresh);
 }
 
 /// The queues of one list, and the ends of what was enqueued on them.

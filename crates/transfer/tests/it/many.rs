@@ -409,3 +409,24 @@ fn million_pairs_are_prepared_by_another_thread() {
     drop((from, to));
     assert!(is_at_rest(&manager));
 }
+
+#[test]
+fn scratch_memory_is_allocated_again_after_panics() {
+    const SIZE: usize = 16 << 10;
+    const COUNT: usize = 100;
+    let (manager, backend) = with(Mock { in_place: true, ..Mock::default() });
+    let host = manager.allocate_for(MOCK, MemoryKind::Pinned, SIZE * COUNT).unwrap();
+    let there = manager.allocate(MOCK, MemoryKind::Device, SIZE * COUNT).unwrap();
+    let part = |of: &RawBuffer, at: usize| of.slice(at * SIZE..(at + 1) * SIZE).unwrap();
+    let pairs: Vec<_> = (0..COUNT).map(|at| (part(&host, at), part(&there, at * 7 % COUNT))).collect();
+    let allocated = || manager.resource_counts()[0].1.allocations;
+    let before = allocated();
+    // As many as there may be buffers.
+    backend.panic_at_allocations(0, 3);
+    let is_made = (0..300).any(|_| {
+        let submit = || drop(manager.copy_many(&pairs).wait());
+        let _panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(submit));
+        allocated() > before
+    });
+    assert!(is_made, "no scratch memory after panics");
+}

@@ -34,6 +34,7 @@ pub(crate) struct Shared {
     pub(crate) in_use: Mutex<Vec<(DeviceId, Range<usize>)>>,
     /// Allocations freed while an operation used them.
     pub(crate) freed_in_use: AtomicU64,
+    pub(crate) allocations_panic: Mutex<Panics>,
     pub(crate) enqueues_panic: Mutex<Panics>,
     pub(crate) waits_panic: Mutex<Panics>,
     pub(crate) polls_panic: Mutex<Panics>,
@@ -77,6 +78,11 @@ impl Panics {
 }
 
 impl MockBackend {
+    /// After `pass` more allocations the next `panic` ones panic.
+    pub(crate) fn panic_at_allocations(&self, pass: u64, panic: u64) {
+        *self.shared.allocations_panic.lock() = Panics { pass, panic };
+    }
+
     /// After `pass` more enqueuings the next `panic` ones panic.
     pub(crate) fn panic_at_enqueues(&self, pass: u64, panic: u64) {
         *self.shared.enqueues_panic.lock() = Panics { pass, panic };
