@@ -5,7 +5,7 @@ use std::{
     future::poll_fn,
     hint,
     ops::Range,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Weak, atomic::Ordering},
     task::{Poll, Waker},
     thread,
 };
@@ -162,12 +162,22 @@ impl Drop for Part {
     }
 }
 
-/// A task that copies parts. Uncounted when dropped.
-struct Helper(Arc<StagedTransfer>);
+/// A task that copies parts. Uncounted when dropped. If it runs after the end, it has kept neither the queue nor the memory.
+struct Helper(Weak<StagedTransfer>);
+
+impl Helper {
+    /// Copies some parts. Returns whether there may be more.
+    fn copy(&self) -> bool {
+        let Some(transfer) = self.0.upgrade() else { return false };
+        (0..PARTS_AT_ONCE).all(|_| transfer.copy_part())
+    }
+}
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        self.0.helpers.fetch_sub(1, Ordering::Relaxed);
+        if let Some(transfer) = self.0.upgrade() {
+            transfer.helpers.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -223,9 +233,9 @@ impl StagedTransfer {
             return;
         }
         let helper = |_| {
-            let helper = Helper(Arc::clone(self));
+            let helper = Helper(Arc::downgrade(self));
             async move {
-                while (0..PARTS_AT_ONCE).all(|_| helper.0.copy_part()) {
+                while helper.copy() {
                     yield_now().await;
                 }
             }

@@ -19,7 +19,7 @@ use crate::{
     Mock, hook, is_at_rest,
     mock::{bytes, set_bytes},
     pair,
-    staging::stage,
+    staging::{stage, staged},
     watchdog::within,
     with,
 };
@@ -168,5 +168,44 @@ fn panic_within_a_part_fails_the_transfer() {
             assert!(is_at_rest(&manager));
             assert_eq!(backend.freed_in_use(), 0);
         }
+    });
+}
+
+#[test]
+fn late_helper_keeps_neither_queue_nor_memory() {
+    within("an upload that ends before its helpers run", || {
+        let executor = transload_executor::Executor::with_threads(1).unwrap();
+        let manager = CrossBackendTransferManager::builder().executor(&executor).build();
+        let backend = Mock::default().build();
+        manager.register_backend(Arc::clone(&backend) as _).unwrap();
+        // So that the task which has the chunk ends the transfer at once.
+        backend.perform_at_once();
+        let (src, dst) = pair(&manager, 2 * MIB);
+        let options = staged().priority(StreamPriority::Low);
+        let copy = || manager.copy(&src, &dst).options(options).submit();
+        // Makes the staging buffer.
+        copy().wait().unwrap();
+        let held = manager.resource_counts()[0].1.allocations;
+        let (begun, is_begun) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        // The worker's, while it has the chunk: more urgent than the helpers, which are queued by then.
+        let stuck = Arc::new(Mutex::new(Some((executor.clone(), begun, released))));
+        let watch = hook::watch(&src, move |_| {
+            if let Some((executor, begun, released)) = stuck.lock().take() {
+                drop(executor.spawn(async move {
+                    begun.send(()).unwrap();
+                    let _released = released.recv();
+                }));
+            }
+        });
+        let fence = copy().fence().unwrap().clone();
+        is_begun.recv().unwrap();
+        drop(watch);
+        assert!(fence.is_complete());
+        drop((fence, src, dst));
+        let counts = manager.resource_counts()[0].1;
+        assert_eq!((counts.leases, counts.allocations), (0, held - 2));
+        release.send(()).unwrap();
+        assert!(is_at_rest(&manager));
     });
 }

@@ -10,7 +10,7 @@ use transload_cuda_sim::{SimDevice, harness};
 const OUT_OF_MEMORY: u32 = 2;
 const ILLEGAL_ADDRESS: u32 = 700;
 const UNKNOWN: u32 = 999;
-const SIZE: usize = 700_001;
+const SIZE: usize = 1_300_001;
 
 fn manager(sim: SimDevice) -> Result<CrossBackendTransferManager> {
     let manager = CrossBackendTransferManager::new();
