@@ -190,6 +190,7 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     pub(crate) fn new(place: Place, bytes: Vec<u8>, writable: bool, shared: &Arc<Shared>) -> Self {
+        Panics::may_panic(&shared.allocations_panic);
         shared.allocations.fetch_add(1, Ordering::SeqCst);
         // Not byte by byte: unoptimised, that would take most of these tests' time.
         let bytes = Box::into_raw(bytes.into_boxed_slice()) as *mut [UnsafeCell<u8>];
