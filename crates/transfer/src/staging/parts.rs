@@ -87,9 +87,7 @@ impl Parts {
         state.next = end;
         state.copying.push(start);
         drop(state);
-        let ended_early = "a thread ended while it copied a part of a chunk";
-        let outcome = Err(Error::new(ErrorKind::Interrupted, ended_early));
-        Some(Part { of: Arc::clone(self), range: start..end, outcome })
+        Some(Part { of: Arc::clone(self), range: start..end, outcome: None })
     }
 
     /// Allows to copy the bytes up to `ready`.
@@ -144,7 +142,8 @@ struct Part {
     of: Arc<Parts>,
     /// In the chunk.
     range: Range<usize>,
-    outcome: Result<()>,
+    /// `None` until it is copied.
+    outcome: Option<Result<()>>,
 }
 
 impl Drop for Part {
@@ -152,7 +151,9 @@ impl Drop for Part {
         let mut state = self.of.state.lock();
         state.copying.retain(|start| *start != self.range.start);
         if state.outcome.is_ok() {
-            state.outcome = std::mem::replace(&mut self.outcome, Ok(()));
+            let ended_early = "a thread ended while it copied a part of a chunk";
+            let interrupted = || Err(Error::new(ErrorKind::Interrupted, ended_early));
+            state.outcome = self.outcome.take().unwrap_or_else(interrupted);
         }
         let waiting = state.waiting.take().filter(|_| !transload_core::mutant!("transfer/parts-wake"));
         drop(state);
@@ -220,7 +221,7 @@ impl StagedTransfer {
         let first = part.of.chunk.start;
         // SAFETY: the part lies within the staging buffer.
         let staged = unsafe { part.of.staged.add(start) };
-        part.outcome = self.copy_on_host(&(first + start..first + end), staged);
+        part.outcome = Some(self.copy_on_host(&(first + start..first + end), staged));
         true
     }
 
@@ -368,7 +369,7 @@ mod tests {
 
     fn end(part: Option<Part>) -> Range<usize> {
         let mut part = part.unwrap_or_else(|| unreachable!("no part is left"));
-        part.outcome = Ok(());
+        part.outcome = Some(Ok(()));
         part.range.clone()
     }
 

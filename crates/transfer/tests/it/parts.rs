@@ -209,3 +209,53 @@ fn late_helper_keeps_neither_queue_nor_memory() {
         assert!(is_at_rest(&manager));
     });
 }
+
+#[test]
+fn urgent_upload_waits_for_one_chunk_of_others() {
+    within("an urgent upload beside a large one", || {
+        for awaited in [true, false] {
+            let executor = transload_executor::Executor::with_threads(1).unwrap();
+            let manager = CrossBackendTransferManager::builder().executor(&executor).build();
+            let backend = Mock::default().build();
+            manager.register_backend(Arc::clone(&backend) as _).unwrap();
+            // So that only its yields interrupt a task.
+            backend.perform_at_once();
+            let (large, small) = (pair(&manager, 64 * MIB), pair(&manager, 2 * MIB));
+            let submit = |(src, dst): &(_, _), priority| {
+                manager.copy(src, dst).options(staged().priority(priority)).submit()
+            };
+            // Makes staging buffers.
+            submit(&large, StreamPriority::Low).wait().unwrap();
+            let (begun, is_begun) = mpsc::channel();
+            let (release, released) = mpsc::channel::<()>();
+            let (order, first) = (Arc::new(Mutex::new(Vec::new())), Mutex::new(Some((begun, released))));
+            let note = |is_urgent| {
+                let order = Arc::clone(&order);
+                move || order.lock().push(is_urgent)
+            };
+            let (note_large, note_small) = (note(false), note(true));
+            let watches = [
+                hook::watch(&large.0, move |_| {
+                    if let Some((begun, released)) = first.lock().take() {
+                        begun.send(()).unwrap();
+                        released.recv().unwrap();
+                    }
+                    note_large();
+                }),
+                hook::watch(&small.0, move |_| note_small()),
+            ];
+            let low = submit(&large, StreamPriority::Low);
+            is_begun.recv().unwrap();
+            let high = submit(&small, StreamPriority::High);
+            release.send(()).unwrap();
+            let outcome = if awaited { pollster::block_on(high) } else { high.wait() };
+            outcome.unwrap();
+            low.wait().unwrap();
+            drop(watches);
+            let order = order.lock();
+            let before = order.iter().position(|is_urgent| *is_urgent).unwrap();
+            // A chunk is 4 MiB, and no part is shorter than 64 KiB.
+            assert!(before <= 64, "{before} of {} parts first", order.len());
+        }
+    });
+}
