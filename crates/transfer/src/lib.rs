@@ -68,7 +68,7 @@ pub use many::{
 };
 pub use options::TransferOptions;
 pub use planning::plan::{Alternative, NotChosen, Plan};
-pub use staging::{STAGING_BUFFER, StagingMemory};
+pub use staging::{STAGING_BUFFER, StagingMemory, StagingTuning};
 pub use stats::{sampling::Sampling, transfer_stats::TransferStats};
 pub use strided::StridedLayout;
 

@@ -21,7 +21,7 @@ use crate::{
     report_events,
     staging::{
         Pieces, RepeatedStaging, RingHold, StagedKind, StagedTimeline, StagedTransfer, StagingRings,
-        ThroughDevice, chunk_for, chunks_of, helpers_for,
+        ThroughDevice, EVEN_CHUNKS, chunks_of, even_chunk, helpers_for,
     },
     stats::lost::name_lost_device,
 };
@@ -89,8 +89,16 @@ impl Method for HostStaged {
         Ok(route)
     }
 
-    fn chunks(&self, _: &Route, input: &PlanInput) -> u32 {
-        chunks_of(input.bytes, input.path.src.device.is_cpu())
+    fn chunks(&self, route: &Route, input: &PlanInput) -> u32 {
+        let even = match (input.path.src.device.is_cpu(), input.path.dst.device.is_cpu()) {
+            (true, _) => None,
+            (false, true) => {
+                let ring = self.rings.get(route.lane);
+                Some(ring.map_or(EVEN_CHUNKS, |ring| ring.tuning().0.download_chunks as usize))
+            }
+            (false, false) => Some(EVEN_CHUNKS),
+        };
+        chunks_of(input.bytes, even)
     }
 
     fn is_of_one_queue(&self, _: TransferPath) -> bool {
@@ -99,7 +107,7 @@ impl Method for HostStaged {
 
     /// At most what the ring holds.
     fn queued(&self, bytes: u64) -> u64 {
-        let chunk = chunk_for(usize::try_from(bytes).unwrap_or(usize::MAX), false);
+        let chunk = even_chunk(usize::try_from(bytes).unwrap_or(usize::MAX), EVEN_CHUNKS);
         bytes.min(chunk.saturating_mul(self.rings.ring_size()) as u64)
     }
 
@@ -163,7 +171,7 @@ impl Method for HostStaged {
         let hold = self.rings.get_or_create(&route.backend, route.lane).hold(request.insists())?;
         let purpose = Purpose { device: route.lane, is_upload, is_staged: true };
         let ready = self.scratch.ready(&*route.backend, purpose, (1, bytes));
-        self.wake_for(request, bytes);
+        self.wake_for(&hold, request, bytes);
         let claimed = Claimed::new(request, Some(pairs))?;
         let is_held_up = claimed.claims.after().iter().any(|fence| !fence.is_complete());
         let Some(taken) = ready.take(is_held_up) else { return Ok(None) };
@@ -204,9 +212,9 @@ impl Method for HostStaged {
 
 impl HostStaged {
     /// Wakes workers for a list that is about to be claimed, which takes about as long.
-    fn wake_for(&self, request: &TransferRequest<'_>, bytes: usize) {
+    fn wake_for(&self, hold: &RingHold, request: &TransferRequest<'_>, bytes: usize) {
         if request.after().iter().all(Fence::is_known_complete) {
-            self.executor.wake(helpers_for(bytes, bytes));
+            self.executor.wake(helpers_for(&hold.tuning, bytes, bytes));
         }
     }
 
@@ -248,7 +256,7 @@ impl HostStaged {
         };
         let hold = self.rings.get_or_create(&route.backend, route.lane).hold(request.insists())?;
         if let Some(pairs) = pairs {
-            self.wake_for(request, bytes_of(pairs));
+            self.wake_for(&hold, request, bytes_of(pairs));
         }
         start_staged(hold, request, pairs, (kind, in_place), backends, route.lane)
     }

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     attempt::NotSubmitted,
     planning::request::PlanInput,
-    staging::{StagedKind, StagingRing, chunks_of, default_workers},
+    staging::{StagedKind, StagingRing, EVEN_CHUNKS, chunks_of, default_workers},
 };
 
 pub(super) struct UnifiedMemory {
@@ -66,7 +66,7 @@ impl Method for UnifiedMemory {
         if input.path.src.device == route.lane && input.path.dst.device == route.lane {
             return 1;
         }
-        chunks_of(input.bytes, false)
+        chunks_of(input.bytes, Some(EVEN_CHUNKS))
     }
 
     fn is_of_one_queue(&self, path: TransferPath) -> bool {

@@ -13,12 +13,13 @@ mod staged_transfer;
 mod stream_copy;
 mod through_device;
 mod timeline;
+mod tuning;
 mod wait_mode;
 
 use std::{sync::OnceLock, thread};
 
 pub(crate) use chunk_copy::StagedKind;
-pub(crate) use chunks::{chunk_for, chunks_of};
+pub(crate) use chunks::{EVEN as EVEN_CHUNKS, chunks_of, even_chunk};
 pub use memory::StagingMemory;
 pub(crate) use parts::helpers_for;
 pub(crate) use pieces::Pieces;
@@ -29,8 +30,9 @@ pub(crate) use rings::StagingRings;
 pub(crate) use staged_transfer::StagedTransfer;
 pub(crate) use through_device::ThroughDevice;
 pub(crate) use timeline::StagedTimeline;
+pub use tuning::StagingTuning;
 
-/// Most workers per transfer: more do not raise a link's rate (measured with 4, 8 and 14 on a PCIe 5 link).
+/// Most workers per transfer, unless a calibration found another number: more do not raise a link's rate (measured with 4, 8 and 14 on a PCIe 5 link).
 const MOST: usize = 8;
 
 /// Returns the number of worker threads of one transfer, unless the system refuses some.

@@ -16,13 +16,10 @@ use transload_core::{Error, ErrorKind, Operation, QueueLease, Result, Timing};
 use transload_executor::yield_now;
 
 use super::{
-    StagedTransfer,
+    StagedTransfer, StagingTuning,
     chunk_copy::{ChunkCopy, LONG, Stores, host_copy, host_pointer},
-    default_workers,
     fresh::fault_in,
     pieces::Piece,
-    ring::CAPACITY,
-    staged_transfer::FEW,
     wait_mode::{WaitMode, room},
 };
 use crate::stats::lost::name_lost_device;
@@ -33,9 +30,9 @@ const PART: usize = 128 << 10;
 const PARTS_AT_ONCE: usize = 16;
 /// How often a thread looks whether others have copied their parts before it waits, which is about as long as a part takes.
 const SPINS: usize = 256;
-/// Bytes that one driver call copies between the staging buffer and the device: so long does the device wait for the first ones of an
-/// upload, or the host for those of a download.
-const SEGMENT: usize = 1 << 20;
+/// Bytes that one driver call copies between the staging buffer and the device, unless a calibration found another number for uploads: so
+/// long does the device wait for the first ones of an upload, or the host for those of a download.
+pub(super) const SEGMENT: usize = 1 << 20;
 
 /// A chunk that threads copy.
 pub(super) struct Parts {
@@ -227,7 +224,7 @@ impl StagedTransfer {
 
     /// Has tasks copy up to `bytes` bytes of parts with the calling thread.
     pub(super) fn spawn_helpers(self: &Arc<Self>, bytes: usize) {
-        let most = helpers_for(self.pieces.bytes(), bytes);
+        let most = helpers_for(&self.tuning, self.pieces.bytes(), bytes);
         // In one step: several chunks may begin at once.
         let missing = most.saturating_sub(self.helpers.fetch_max(most, Ordering::Relaxed));
         if missing == 0 {
@@ -270,11 +267,12 @@ impl ChunkCopy {
     pub(super) async fn upload_parts(&mut self, queue: &QueueLease, waits: WaitMode<'_>) -> Result<()> {
         let bytes = self.range.len();
         let (parts, mut enqueued) = (self.begin_parts(bytes)?, 0);
+        let segment = usize::try_from(self.transfer.tuning.upload_segment).unwrap_or(SEGMENT);
         self.transfer.spawn_helpers(bytes);
         while enqueued < bytes {
             let is_any_left = self.transfer.copy_part();
             let copied = parts.copied()?;
-            if copied == bytes || copied - enqueued >= SEGMENT {
+            if copied == bytes || copied - enqueued >= segment {
                 room(&**queue, waits).await;
                 self.enqueue_upload(queue, enqueued..copied)?;
                 enqueued = copied;
@@ -347,9 +345,8 @@ impl ChunkCopy {
 }
 
 /// Returns how many tasks help a thread that copies `ready` of `bytes` bytes.
-pub(crate) fn helpers_for(bytes: usize, ready: usize) -> usize {
-    let most = if bytes > CAPACITY { default_workers() } else { default_workers().min(FEW) };
-    most.min(ready.div_ceil(PART)).saturating_sub(1)
+pub(crate) fn helpers_for(tuning: &StagingTuning, bytes: usize, ready: usize) -> usize {
+    tuning.threads(bytes).min(ready.div_ceil(PART)).saturating_sub(1)
 }
 
 /// Returns the ranges of a chunk of so many bytes that one driver call each copies from the device.

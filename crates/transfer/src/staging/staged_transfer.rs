@@ -18,9 +18,9 @@ use transload_core::{
 };
 
 use super::{
-    Pieces, RingHold, StagedKind, StagedTimeline, StagingRing, ThroughDevice,
+    Pieces, RingHold, StagedKind, StagedTimeline, StagingRing, StagingTuning, ThroughDevice,
     chunk_copy::ChunkCopy,
-    chunks::{Chunks, chunk_for},
+    chunks::{Chunks, EVEN, even_chunk, upload_chunk},
     default_workers,
     parts::Parts,
     ring::CAPACITY,
@@ -47,6 +47,7 @@ pub(crate) struct StagedTransfer {
     /// Whether several threads copy a chunk.
     pub(super) has_parts: bool,
     pub(super) ring: Arc<StagingRing>,
+    pub(super) tuning: StagingTuning,
     /// `Some` until the end.
     hold: Mutex<Option<RingHold>>,
     pub(super) priority: StreamPriority,
@@ -86,7 +87,13 @@ impl StagedTransfer {
     ) -> Arc<Self> {
         let is_upload = matches!(kind, StagedKind::Upload(_));
         let has_parts = through_device.is_some() || is_upload && pieces.is_faster_in_parts();
-        let chunk = if has_parts { CAPACITY } else { chunk_for(pieces.bytes(), is_upload) };
+        let tuning = hold.tuning;
+        let chunk = match &kind {
+            _ if has_parts => CAPACITY,
+            StagedKind::Upload(_) => upload_chunk(pieces.bytes()),
+            StagedKind::Download(_) => even_chunk(pieces.bytes(), tuning.download_chunks as usize),
+            _ => even_chunk(pieces.bytes(), EVEN),
+        };
         let chunks = Chunks::new(pieces.bytes(), chunk);
         let (buffers_in_use, on_host) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let (parts, helpers) = (Mutex::default(), AtomicUsize::new(0));
@@ -100,6 +107,7 @@ impl StagedTransfer {
             through_device,
             has_parts,
             ring,
+            tuning,
             hold,
             priority,
             backends,
@@ -184,7 +192,12 @@ impl StagedTransfer {
             self.ring.max_per_transfer().saturating_sub(buffers_in_use).min(threads.saturating_sub(on_host))
         } else {
             // The device fills buffers while the host empties others.
-            let most = if is_large { self.ring.max_per_transfer() } else { threads };
+            let most = self.ring.max_per_transfer();
+            let most = match self.kind {
+                _ if !is_large => threads,
+                StagedKind::Download(_) => most.min(self.tuning.download_buffers as usize),
+                _ => most,
+            };
             most.saturating_sub(buffers_in_use)
         };
         self.chunks.left_to_take().min(most)

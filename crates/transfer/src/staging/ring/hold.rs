@@ -4,10 +4,14 @@ use std::{ops::Deref, sync::Arc};
 
 use transload_core::Result;
 
-use super::StagingRing;
+use super::{StagingRing, StagingTuning};
 
 /// Keeps one buffer in the ring, so that the transfer can be staged whenever its dependencies are complete.
-pub(crate) struct RingHold(Arc<StagingRing>);
+pub(crate) struct RingHold {
+    ring: Arc<StagingRing>,
+    /// What the transfer is divided by.
+    pub(crate) tuning: StagingTuning,
+}
 
 impl StagingRing {
     /// Holds a buffer; allocates the first one.
@@ -17,7 +21,7 @@ impl StagingRing {
     pub(crate) fn hold(self: &Arc<Self>, insist: bool) -> Result<RingHold> {
         let mut state = self.state.lock();
         state.holds += 1;
-        let hold = RingHold(Arc::clone(self));
+        let hold = RingHold { ring: Arc::clone(self), tuning: state.tuning().0 };
         let is_ready = state.has_buffer();
         drop(state);
         if !is_ready {
@@ -31,12 +35,12 @@ impl Deref for RingHold {
     type Target = Arc<StagingRing>;
 
     fn deref(&self) -> &Arc<StagingRing> {
-        &self.0
+        &self.ring
     }
 }
 
 impl Drop for RingHold {
     fn drop(&mut self) {
-        self.0.state.lock().holds -= 1;
+        self.ring.state.lock().holds -= 1;
     }
 }

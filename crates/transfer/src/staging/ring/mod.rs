@@ -9,14 +9,14 @@ use std::{collections::VecDeque, sync::Arc};
 
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
-use transload_core::{Backend, DeviceId, Error, Fence, StreamPriority};
+use transload_core::{Backend, CostBasis, DeviceId, Error, Fence, StreamPriority};
 use transload_executor::{BlockingKey, Executor};
 
 pub(super) use buffer::StagingBuffer;
 pub(crate) use hold::RingHold;
 pub(crate) use reservation::Reservation;
 
-use super::{StagedTransfer, chunk_copy::ChunkCopy};
+use super::{StagedTransfer, StagingTuning, chunk_copy::ChunkCopy};
 
 /// Size of a staging buffer in bytes: 4 MiB. Separate copies of that size reach 0.97 of a link's rate.
 pub const STAGING_BUFFER: u64 = 4 << 20;
@@ -59,6 +59,8 @@ struct State {
     holds: usize,
     /// Bytes of staging buffers outside the ring.
     reserved: u64,
+    /// What transfers are divided by, if it is not built in, and its origin.
+    tuning: Option<(StagingTuning, CostBasis)>,
 }
 
 impl StagingRing {
@@ -99,7 +101,20 @@ impl StagingRing {
         self.state.lock().allocated as u64 * STAGING_BUFFER
     }
 
-    pub(super) fn executor(&self) -> &Executor {
+    /// Returns what transfers are divided by, and its origin.
+    pub(crate) fn tuning(&self) -> (StagingTuning, CostBasis) {
+        self.state.lock().tuning()
+    }
+
+    /// Sets what later transfers are divided by. Values of the user are replaced by such only.
+    pub(crate) fn set_tuning(&self, tuning: StagingTuning, basis: CostBasis) {
+        let mut state = self.state.lock();
+        if basis == CostBasis::User || state.tuning().1 != CostBasis::User {
+            state.tuning = Some((tuning, basis));
+        }
+    }
+
+    pub(crate) fn executor(&self) -> &Executor {
         &self.executor
     }
 
@@ -244,6 +259,10 @@ impl StagingRing {
 }
 
 impl State {
+    fn tuning(&self) -> (StagingTuning, CostBasis) {
+        self.tuning.unwrap_or_else(|| (StagingTuning::default(), CostBasis::BuiltIn))
+    }
+
     /// Pairs a free buffer with the next chunk. Moves transfers without chunks to `finished`.
     fn next(&mut self, finished: &mut SmallVec<[Arc<StagedTransfer>; 4]>) -> Option<ChunkCopy> {
         while !self.free.is_empty() {

@@ -1,0 +1,131 @@
+//! Sizes and numbers of threads of staging that depend on a device's link.
+
+use std::{fmt, sync::Arc};
+
+use transload_core::{CostBasis, DeviceId, Error, ErrorKind, Result};
+
+use super::{
+    StagingRing,
+    chunks::EVEN,
+    default_workers,
+    parts::SEGMENT,
+    ring::{CAPACITY, STAGING_BUFFER},
+    staged_transfer::FEW,
+};
+use crate::CrossBackendTransferManager;
+
+/// The shortest valid segment, in bytes.
+const SHORTEST: u64 = 4 << 10;
+/// The most threads, chunks or staging buffers that are valid.
+const MOST: u32 = 1024;
+
+/// How HostStaged divides transfers between the host and a device. The default is built in, measured with an H200. A
+/// [calibration](CrossBackendTransferManager::calibrate) measures what is fastest over each device's link.
+///
+/// ```
+/// use transload_transfer::StagingTuning;
+///
+/// let mut tuning = StagingTuning::default();
+/// tuning.upload_segment = 2 << 20;
+/// # let _ = tuning;
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct StagingTuning {
+    /// Bytes after which an upload calls the driver. The device waits for the first ones, and each call takes time. At most a staging
+    /// buffer.
+    pub upload_segment: u64,
+    /// Most threads that copy a transfer of at most a staging buffer in parts: an upload, or a list of short pieces.
+    pub short_threads: u32,
+    /// Most threads that copy a longer one.
+    pub long_threads: u32,
+    /// Number of equal chunks of a download, each of at most a staging buffer and at least 256 KiB.
+    pub download_chunks: u32,
+    /// Most staging buffers of a download by chunks of 1 MiB and more: the device fills some while the host empties others.
+    pub download_buffers: u32,
+}
+
+impl Default for StagingTuning {
+    fn default() -> Self {
+        let count = |number: usize| u32::try_from(number).unwrap_or(MOST);
+        Self {
+            upload_segment: SEGMENT as u64,
+            short_threads: count(default_workers().min(FEW)),
+            long_threads: count(default_workers()),
+            download_chunks: count(EVEN),
+            // More than a ring gives to one transfer.
+            download_buffers: 16,
+        }
+    }
+}
+
+impl StagingTuning {
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for values that staging cannot use.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Self { upload_segment, short_threads, long_threads, download_chunks, download_buffers } = *self;
+        let invalid = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
+        if !(SHORTEST..=STAGING_BUFFER).contains(&upload_segment) {
+            let text = format!(
+                "upload segments of {upload_segment} bytes; valid are {SHORTEST} to {STAGING_BUFFER}"
+            );
+            return invalid(text);
+        }
+        for (number, what) in [
+            (short_threads, "threads of short transfers"),
+            (long_threads, "threads of long transfers"),
+            (download_chunks, "chunks of downloads"),
+            (download_buffers, "staging buffers of downloads"),
+        ] {
+            if !(1..=MOST).contains(&number) {
+                return invalid(format!("{number} {what}; valid are 1 to {MOST}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the most threads that copy a transfer of so many bytes in parts.
+    pub(super) fn threads(&self, bytes: usize) -> usize {
+        (if bytes > CAPACITY { self.long_threads } else { self.short_threads }) as usize
+    }
+}
+
+impl fmt::Display for StagingTuning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { upload_segment, short_threads, long_threads, download_chunks, download_buffers } = self;
+        write!(
+            f,
+            "uploads by {} KiB and {short_threads} to {long_threads} threads, downloads in {download_chunks} chunks by {download_buffers} buffers",
+            upload_segment >> 10
+        )
+    }
+}
+
+impl CrossBackendTransferManager {
+    /// Returns how HostStaged divides transfers between the host and a device, with the origin of the values.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownDevice`] for a device without a backend, [`ErrorKind::Unsupported`] for the host.
+    pub fn staging_tuning(&self, device: DeviceId) -> Result<(StagingTuning, CostBasis)> {
+        Ok(self.staging_ring(device)?.tuning())
+    }
+
+    /// Sets how HostStaged divides transfers between the host and a device, from the next one on. It stays, whatever is measured.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for values out of range, with those that are valid; those of
+    /// [`staging_tuning`](Self::staging_tuning).
+    pub fn set_staging_tuning(&self, device: DeviceId, tuning: StagingTuning) -> Result<()> {
+        tuning.check()?;
+        self.staging_ring(device)?.set_tuning(tuning, CostBasis::User);
+        Ok(())
+    }
+
+    pub(crate) fn staging_ring(&self, device: DeviceId) -> Result<Arc<StagingRing>> {
+        if device.is_cpu() {
+            return Err(Error::new(ErrorKind::Unsupported, "nothing is staged within the host"));
+        }
+        Ok(self.registry.rings.get_or_create(&self.backend(device)?, device))
+    }
+}
