@@ -98,4 +98,8 @@ fn on_host_access(address: usize, bytes: usize, access: HostAccess) {
         HostAccess::Write => ("host write", AccessKind::Write),
     };
     scheduler::host_access(&mut state, operation, address, bytes, kind);
+    if let Some(gbps) = state.device(device).options.host_copy_gbps {
+        let device = state.device_mut(device);
+        device.now = device.now.saturating_add((bytes as f64 / gbps.max(1e-6)) as u64);
+    }
 }

@@ -91,6 +91,9 @@ properties! {
         host_link(host_gbps: f64) = 55.0;
         /// Sets the speed in GB/s at which kernels access host memory, if it is not that of the host link.
         kernel_host_link(kernel_host_gbps: Option<f64>) = None;
+        /// Sets the speed in GB/s of virtual time of announced host accesses to the device's memory, of all threads together; by default
+        /// they take no time.
+        host_copies(host_copy_gbps: Option<f64>) = None;
         /// Sets the virtual time in nanoseconds of each piece of a batch of copies, in addition to its bytes; 0 by default.
         batch_piece_ns(batch_piece_ns: u64) = 0;
         /// Sets the speed of peer links in GB/s of virtual time; 370 by default.

@@ -197,7 +197,8 @@ impl State {
         self.pools.insert(pool, Pool::new(ordinal, false));
         self.recording |= options.record;
         // Residency depends on host accesses, too.
-        if options.record || options.managed || !options.concurrent_managed {
+        let is_timed = options.host_copy_gbps.is_some();
+        if options.record || options.managed || !options.concurrent_managed || is_timed {
             TRACKS_HOST_ACCESSES.store(true, Ordering::Release);
         }
         self.devices.push(Device {

@@ -77,6 +77,9 @@ driver! {
         if !done {
             return Err(code::NOT_READY);
         }
+        let ended = state.event(event)?.time.unwrap_or(0);
+        let device = state.device_mut(device);
+        device.now = device.now.max(ended);
         scheduler::join_host_clock(&mut state, known.as_deref());
         Ok(())
     }

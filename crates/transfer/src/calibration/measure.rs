@@ -48,12 +48,12 @@ impl From<Error> for Stop {
 pub(super) struct Run<'a> {
     pub(super) manager: &'a CrossBackendTransferManager,
     pub(super) options: &'a CalibrationOptions,
-    calibration: Calibration,
+    pub(super) calibration: Calibration,
     is_cancelled: bool,
     pub(super) done: usize,
     total: usize,
     /// Until when the present pair of devices is measured, by the options' clock.
-    deadline: Duration,
+    pub(super) deadline: Duration,
 }
 
 /// # Errors
@@ -129,6 +129,8 @@ impl Run<'_> {
         let mut left: u32 = all.iter().flat_map(|(a, b)| paths(*a, *b)).map(|_| 1).sum();
         // Before the first buffers: what is free does not count what they leave to the next in an allocator.
         let largest = all.first().map_or(Ok(0), |(a, b)| self.largest([a.device, b.device]));
+        // The curves are those of the values that are used from then on.
+        self.staging(all, largest.clone().unwrap_or_default());
         for (a, b) in all {
             let both = largest.clone().and_then(|largest| self.buffers(*a, *b, largest));
             for (path, turned) in paths(*a, *b).zip([false, true]) {
@@ -198,7 +200,7 @@ impl Run<'_> {
     }
 
     /// Allocates a buffer in each place, of at most `largest` bytes or as many as there is memory for, and writes to the host's.
-    fn buffers(&self, a: Place, b: Place, largest: u64) -> Result<(RawBuffer, RawBuffer)> {
+    pub(super) fn buffers(&self, a: Place, b: Place, largest: u64) -> Result<(RawBuffer, RawBuffer)> {
         // Pinned memory is made by the device that uses it.
         let allocate = |place: Place, other: Place, bytes| -> Result<RawBuffer> {
             let is_pinned = matches!(place.kind, MemoryKind::Pinned | MemoryKind::Mapped);
@@ -307,7 +309,7 @@ impl Run<'_> {
     }
 
     /// Returns the time of `batch` copies, one after another.
-    fn timed(
+    pub(super) fn timed(
         &self,
         src: &RawBuffer,
         dst: &RawBuffer,

@@ -9,6 +9,7 @@ use transload_core::{
 use super::{
     crossing::{Crossing, find},
     lists::ListCalibration,
+    staging::StagingCalibration,
 };
 use crate::CrossBackendTransferManager;
 
@@ -17,7 +18,7 @@ pub(super) const LARGEST: u64 = 1 << 50;
 /// A size beyond all others, in bytes.
 const FAR: u64 = 1 << 60;
 /// Times above this are no measurements of a copy.
-const LONGEST: Duration = Duration::from_secs(1 << 20);
+pub(super) const LONGEST: Duration = Duration::from_secs(1 << 20);
 
 /// What [`CrossBackendTransferManager::calibrate`] measured. With the feature `serde` it can be kept, on the same machine.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -29,6 +30,9 @@ pub struct Calibration {
     pub paths: Vec<PathCalibration>,
     /// The lists that were measured.
     pub lists: Vec<ListCalibration>,
+    /// What staging is divided by over each device's link. A device is missing if the user set its values, if a copy failed, or if none of the
+    /// copies that they are chosen by fits [`CalibrationOptions::largest`](super::CalibrationOptions::largest).
+    pub staging: Vec<StagingCalibration>,
     /// The paths that were not finished. They keep the costs that they had.
     pub unfinished: Vec<Unfinished>,
     /// Time of the calibration.
@@ -131,15 +135,19 @@ impl Calibration {
         self.lists.iter().filter_map(ListCalibration::cost).collect()
     }
 
-    /// Adds the paths, and the lists of paths, of an earlier calibration that this one does not have.
+    /// Adds the paths, the lists of paths, and the devices' values of staging, of an earlier calibration that this one does not have.
     pub fn keep_from(&mut self, earlier: Self) {
         let missing = |old: &ListCalibration| self.lists.iter().all(|new| new.path != old.path);
         let lists: Vec<_> = earlier.lists.into_iter().filter(missing).collect();
         let missing = |old: &PathCalibration| self.paths.iter().all(|new| new.path != old.path);
         let kept: Vec<_> = earlier.paths.into_iter().filter(missing).collect();
-        self.simulated |= earlier.simulated && !(kept.is_empty() && lists.is_empty());
+        let missing = |old: &StagingCalibration| self.staging.iter().all(|new| new.device != old.device);
+        let staging: Vec<_> = earlier.staging.into_iter().filter(missing).collect();
+        let is_kept = !(kept.is_empty() && lists.is_empty() && staging.is_empty());
+        self.simulated |= earlier.simulated && is_kept;
         self.paths.extend(kept);
         self.lists.extend(lists);
+        self.staging.extend(staging);
     }
 
     /// Checks that it can be what a machine was measured to do.
@@ -166,13 +174,19 @@ impl Calibration {
                 }
             }
         }
-        self.lists.iter().try_for_each(ListCalibration::check)
+        self.lists.iter().try_for_each(ListCalibration::check)?;
+        self.staging.iter().try_for_each(StagingCalibration::check)
     }
+}
+
+/// Returns whether it can be the size of a copy, in bytes.
+pub(super) fn is_size(bytes: u64) -> bool {
+    (1..=LARGEST).contains(&bytes)
 }
 
 /// Returns whether it can be the time of a copy.
 pub(super) fn is_time(time: &MeasuredTime) -> bool {
-    (1..=LARGEST).contains(&time.bytes) && (Duration::from_nanos(1)..=LONGEST).contains(&time.median)
+    is_size(time.bytes) && (Duration::from_nanos(1)..=LONGEST).contains(&time.median)
 }
 
 impl PathCalibration {
@@ -207,7 +221,8 @@ impl MethodCurve {
 }
 
 impl CrossBackendTransferManager {
-    /// Uses the costs of a calibration, from now on, with [`CostBasis::Measured`]. Costs set by [`set_costs`](Self::set_costs) stay.
+    /// Uses the costs and the values of staging of a calibration, from now on, with [`CostBasis::Measured`]. Those of the user, set by
+    /// [`set_costs`](Self::set_costs) and [`set_staging_tuning`](Self::set_staging_tuning), stay.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if it can be no measurement, such as one read from a damaged file; nothing changes then.
@@ -215,6 +230,12 @@ impl CrossBackendTransferManager {
         calibration.check()?;
         self.registry.set_costs(calibration.costs(), CostBasis::Measured);
         self.context.costs.set_lists(calibration.list_costs(), CostBasis::Measured);
+        for StagingCalibration { device, tuning, .. } in &calibration.staging {
+            // Without its backend, nothing goes to or from a device.
+            if let Ok(ring) = self.staging_ring(*device) {
+                ring.set_tuning(*tuning, CostBasis::Measured);
+            }
+        }
         Ok(())
     }
 

@@ -20,8 +20,8 @@ use crate::{
     planning::request::PlanInput,
     report_events,
     staging::{
-        Pieces, RepeatedStaging, RingHold, StagedKind, StagedTimeline, StagedTransfer, StagingRings,
-        ThroughDevice, EVEN_CHUNKS, chunks_of, even_chunk, helpers_for,
+        EVEN_CHUNKS, Pieces, RepeatedStaging, RingHold, StagedKind, StagedTimeline, StagedTransfer,
+        StagingRings, ThroughDevice, chunks_of, even_chunk, helpers_for,
     },
     stats::lost::name_lost_device,
 };

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     attempt::NotSubmitted,
     planning::request::PlanInput,
-    staging::{StagedKind, StagingRing, EVEN_CHUNKS, chunks_of, default_workers},
+    staging::{EVEN_CHUNKS, StagedKind, StagingRing, chunks_of, default_workers},
 };
 
 pub(super) struct UnifiedMemory {

@@ -35,7 +35,8 @@ use key::Key;
 pub use store::CalibrationStore;
 pub use transload_transfer::{
     Calibration, CalibrationOptions, CalibrationProgress, Crossing, ListCalibration, MeasuredList,
-    MeasuredTime, MethodCurve, PathCalibration, Unfinished, UnfinishedReason,
+    MeasuredTime, MethodCurve, PathCalibration, StagingCalibration, StagingTime, StagingTuning, Unfinished,
+    UnfinishedReason,
 };
 
 /// What [`Runtime::calibrate`] measured, and where it is kept.

@@ -10,11 +10,11 @@ use std::{
 use transload::{
     DeviceId, MemoryKind, Place, Result, Runtime, TransferMethod,
     backend::{CostBasis, Crossing, TransferOptions, TransferPath},
-    calibration::{Calibrated, CalibrationOptions, CalibrationStore, UnfinishedReason},
+    calibration::{Calibrated, CalibrationOptions, CalibrationStore, StagingTuning, UnfinishedReason},
     cuda::CudaBackendConfig,
 };
 use transload_cuda_sim::{
-    SimDevice,
+    SimDevice, SimDeviceBuilder,
     harness::{self, TestDevice},
 };
 
@@ -30,9 +30,13 @@ struct Machine {
 
 impl Machine {
     fn of(test: TestDevice) -> Self {
+        Self::with_threads(test, 4)
+    }
+
+    fn with_threads(test: TestDevice, threads: usize) -> Self {
         let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
         let store = CalibrationStore::None;
-        let runtime = Runtime::builder().cuda(config).calibration(store).threads(4).discover().unwrap();
+        let runtime = Runtime::builder().cuda(config).calibration(store).threads(threads).discover().unwrap();
         Self { test, runtime }
     }
 
@@ -174,4 +178,75 @@ fn device_lost_in_the_middle_leaves_the_hosts_calibration() {
     for (backend, counts) in machine.runtime.manager().resource_counts() {
         assert!(counts.is_empty(), "{backend}: {counts}");
     }
+}
+
+/// The virtual time of a staged copy between pageable memory and the device with these values: the median of several.
+fn staged_time(machine: &Machine, up: bool, bytes: usize, tuning: StagingTuning) -> Duration {
+    let (manager, device) = (machine.runtime.manager(), DeviceId::Cuda(machine.test.ordinal()));
+    manager.set_staging_tuning(device, tuning).unwrap();
+    let path = machine.path(MemoryKind::Pageable, up);
+    let [src, dst] =
+        [path.src, path.dst].map(|place| manager.allocate(place.device, place.kind, bytes).unwrap());
+    src.write().unwrap_or_else(|_| dst.write().unwrap()).fill(1);
+    if !up {
+        manager.copy(&dst, &src).wait().unwrap();
+    }
+    let sim = machine.sim();
+    let mut times = [(); 7].map(|()| {
+        let begun = sim.now();
+        manager.copy(&src, &dst).method(STAGED).wait().unwrap();
+        sim.now() - begun
+    });
+    times.sort();
+    times[3]
+}
+
+#[test]
+fn staging_is_divided_by_what_each_machine_is_fastest_with() {
+    // Each driver call takes as long as 5 MB of the link.
+    let slow_calls = |sim: SimDeviceBuilder| {
+        sim.host_link(50.0).host_copies(Some(50.0)).latency(Duration::from_micros(100))
+    };
+    // Calls take nothing: the sooner the device begins, the better.
+    let slow_host = |sim: SimDeviceBuilder| {
+        sim.host_link(10.0).host_copies(Some(10.0)).latency(Duration::from_nanos(100))
+    };
+    let (Some(slow_calls), Some(slow_host)) =
+        (harness::device_with(slow_calls), harness::device_with(slow_host))
+    else {
+        return;
+    };
+    let machines = [slow_calls, slow_host].map(|test| Machine::with_threads(test, 1));
+    let found = [&machines[0], &machines[1]].map(|machine| {
+        let options = machine.options().largest(16 << 20).progress(|at| {
+            // Before the first curve.
+            let is_pageable =
+                [at.path.src, at.path.dst].iter().any(|place| place.kind == MemoryKind::Pageable);
+            let is_within = at.path.src == at.path.dst;
+            if is_pageable || is_within { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+        let calibration = machine.calibrate(&options).unwrap().calibration;
+        let device = DeviceId::Cuda(machine.test.ordinal());
+        let [found] = calibration.staging.as_slice() else { panic!("{:?}", calibration.staging) };
+        assert_eq!(found.device, device);
+        let used = machine.runtime.manager().staging_tuning(device).unwrap();
+        assert_eq!(used, (found.tuning, CostBasis::Measured));
+        assert!(found.times.iter().any(|time| time.tuned < time.built_in), "{found:?}");
+        eprintln!("{found:?}");
+        found.tuning
+    });
+    let [of_calls, of_host] = found;
+    let built_in = StagingTuning::default();
+    assert!(of_calls.upload_segment > built_in.upload_segment, "{of_calls}");
+    assert!(of_calls.download_chunks < built_in.download_chunks, "{of_calls}");
+    assert!(of_host.upload_segment < built_in.upload_segment, "{of_host}");
+    assert!(of_host.download_chunks > built_in.download_chunks, "{of_host}");
+    for (machine, own, other) in [(&machines[0], of_calls, of_host), (&machines[1], of_host, of_calls)] {
+        for (up, bytes) in [(true, 3 << 20), (false, 8 << 20)] {
+            let [own, other] = [own, other].map(|tuning| staged_time(machine, up, bytes, tuning));
+            assert!(own < other, "up: {up}: {own:?}, the other machine's {other:?}");
+            eprintln!("up: {up}: {own:?}, the other machine's {other:?}");
+        }
+    }
+    machines.map(Machine::finish);
 }
