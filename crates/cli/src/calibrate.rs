@@ -5,7 +5,7 @@ use std::{ops::ControlFlow, time::Duration};
 use serde_json::{Value, json};
 use transload::calibration::{
     Calibrated, CalibrationOptions, ListCalibration, MeasuredList, MeasuredTime, PathCalibration,
-    UnfinishedReason,
+    StagingCalibration, UnfinishedReason,
 };
 
 use crate::{
@@ -61,6 +61,7 @@ fn human(calibrated: &Calibrated) -> String {
     let calibration = &calibrated.calibration;
     let mut text: String = calibration.paths.iter().map(curves).collect();
     text += &lists(&calibration.lists);
+    text += &calibration.staging.iter().map(staging).collect::<String>();
     for unfinished in &calibration.unfinished {
         let what = if unfinished.lists_only { " (lists)" } else { "" };
         text += &format!("not finished: {}{what}: {}\n", unfinished.path, unfinished.reason);
@@ -119,6 +120,16 @@ fn lists(measured: &[ListCalibration]) -> String {
         return String::new();
     }
     output::table(["LISTS", "WAY", "PIECES", "TIME", "NOISE"], 2, &rows) + "\n"
+}
+
+/// What staging is divided by over a device's link, and what that gains.
+fn staging(found: &StagingCalibration) -> String {
+    let mut text = format!("staging of {}: {}\n", found.device, found.tuning);
+    for time in &found.times {
+        let (bytes, built_in, tuned) = (text::bytes(time.bytes), time.built_in, time.tuned);
+        text += &format!("  {bytes} {}: {tuned:.1?} instead of {built_in:.1?}\n", time.path);
+    }
+    text
 }
 
 fn noise(time: &MeasuredTime) -> String {

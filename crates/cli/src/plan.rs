@@ -1,7 +1,11 @@
 //! `transload plan`: shows how bytes would be moved, and why.
 
 use serde_json::json;
-use transload::{Plan, TransferOptions, backend::Alternative, calibration::Crossing};
+use transload::{
+    Plan, TransferMethod, TransferOptions,
+    backend::{Alternative, CostBasis},
+    calibration::{Crossing, StagingTuning},
+};
 
 use crate::{args, exit::Failure, invocation::Invocation, output, text};
 
@@ -16,15 +20,23 @@ pub(crate) fn run(invocation: &Invocation, wanted: &args::Plan) -> Result<String
         return invocation.render("plan", &json!({ "list": plan }), || format!("{plan}\n"));
     }
     let plan = manager.plan(wanted.from, wanted.to, wanted.size, &options)?;
-    let mut result = json!({ "plan": plan, "predicted_bytes_per_second": rate(&plan) });
+    // That of two devices has built-in values.
+    let is_tuned = plan.method == TransferMethod::HostStaged
+        && (plan.path.src.device.is_cpu() || plan.path.dst.device.is_cpu());
+    let staging = if is_tuned { Some(manager.staging_tuning(plan.lane)?) } else { None };
+    let mut result = json!({
+        "plan": plan,
+        "predicted_bytes_per_second": rate(&plan),
+        "staging": staging.map(|(tuning, basis)| json!({ "tuning": tuning, "basis": basis })),
+    });
     if !wanted.curve {
-        return invocation.render("plan", &result, || human(&plan));
+        return invocation.render("plan", &result, || human(&plan, staging));
     }
     let plans = (4..16).map(|step| manager.plan(wanted.from, wanted.to, 1 << (2 * step), &options));
     let plans = plans.collect::<Result<Vec<_>, _>>()?;
     let crossings = manager.crossings(wanted.from, wanted.to, &options)?;
     result = output::merged([result, json!({ "curve": plans, "crossings": crossings })]);
-    invocation.render("plan", &result, || human(&plan) + "\n" + &curve(&plans, &crossings))
+    invocation.render("plan", &result, || human(&plan, staging) + "\n" + &curve(&plans, &crossings))
 }
 
 /// The method of each size, and where it changes.
@@ -50,7 +62,7 @@ fn rate(plan: &Plan) -> Option<f64> {
     (seconds > 0.0).then(|| plan.bytes as f64 / seconds)
 }
 
-fn human(plan: &Plan) -> String {
+fn human(plan: &Plan, staging: Option<(StagingTuning, CostBasis)>) -> String {
     let (from, to, bytes) = (plan.path.src, plan.path.dst, plan.bytes);
     let simulated = if plan.simulated { " (simulated)" } else { "" };
     let lanes = text::count(plan.lanes.into(), "lane");
@@ -63,6 +75,9 @@ fn human(plan: &Plan) -> String {
         ("predicted", format!("{:.1?}, {rate}", plan.predicted)),
         ("basis", plan.basis.to_string()),
     ];
+    if let Some((tuning, basis)) = staging {
+        facts.push(("staging", format!("{tuning} ({basis})")));
+    }
     for other in &plan.alternatives {
         let method = other.method.name();
         let Alternative { predicted, basis, reason, .. } = other;

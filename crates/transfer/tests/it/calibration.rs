@@ -14,7 +14,8 @@ use transload_core::{
     TransferMethod, TransferPath, TransferReport,
 };
 use transload_transfer::{
-    Calibration, CalibrationOptions, CrossBackendTransferManager, TransferOptions, UnfinishedReason,
+    Calibration, CalibrationOptions, CrossBackendTransferManager, StagingTuning, TransferOptions,
+    UnfinishedReason,
 };
 
 use crate::{MOCK, Mock, is_at_rest, mock::MockBackend};
@@ -23,6 +24,8 @@ const DIRECT: TransferMethod = TransferMethod::DirectCopy;
 const STAGED: TransferMethod = TransferMethod::HostStaged;
 const ZERO: TransferMethod = TransferMethod::ZeroCopy;
 const LARGEST: u64 = 1 << 20;
+/// Enough to choose what uploads are divided by.
+const STAGED_LARGEST: u64 = 4 << 20;
 
 /// Latency in microseconds and rate in GB/s of a method on a path, for copies of a size.
 type Machine = fn(TransferPath, TransferMethod, u64) -> (f64, f64);
@@ -449,9 +452,11 @@ fn options_that_measure_nothing_are_refused() {
 #[test]
 fn calibration_that_can_be_no_measurement_is_refused() {
     let setup = setup(slow_link);
-    let found = setup.calibrate();
+    let found = setup.manager.calibrate(&setup.options().largest(STAGED_LARGEST)).unwrap();
     let other = CrossBackendTransferManager::new();
-    let changes: [fn(&mut Calibration); 6] = [
+    let changes: [fn(&mut Calibration); 8] = [
+        |found| found.staging[0].tuning.upload_segment = 1 << 40,
+        |found| found.staging[0].device = DeviceId::Cpu,
         |found| found.paths[1].methods[0].times[3].median = Duration::ZERO,
         |found| found.paths[1].methods[0].times[3].median = Duration::MAX,
         |found| found.paths[1].methods[0].times[3].bytes = u64::MAX,
@@ -483,10 +488,52 @@ fn unfinished_paths_keep_an_earlier_calibration() {
     assert_eq!(paths(&later), paths(&earlier));
 }
 
+#[test]
+fn values_of_staging_stay_if_a_copy_fails_or_the_user_set_them() {
+    let setup = setup(slow_link);
+    let options = || setup.options().largest(STAGED_LARGEST);
+    let tuning = || setup.manager.staging_tuning(MOCK).unwrap();
+    assert_eq!(tuning(), (StagingTuning::default(), CostBasis::BuiltIn));
+    let mut found = setup.manager.calibrate(&options()).unwrap();
+    // Here each takes as long as the others.
+    assert_eq!((found.staging[0].tuning, found.staging[0].times.len()), (StagingTuning::default(), 0));
+    assert_eq!(tuning(), (StagingTuning::default(), CostBasis::Measured));
+    let measured = &mut found.staging[0].tuning;
+    measured.upload_segment = 3 << 20;
+    let measured = (*measured, CostBasis::Measured);
+    setup.manager.use_calibration(&found).unwrap();
+    assert_eq!(tuning(), measured);
+
+    // At the second value.
+    let (backend, seen) = (Arc::clone(&setup.backend), AtomicU64::new(0));
+    let lose = options().progress(move |at| {
+        if at.path == upload(MemoryKind::Pageable) && seen.fetch_add(1, Ordering::SeqCst) == 1 {
+            backend.lose(MOCK);
+        }
+        ControlFlow::Continue(())
+    });
+    let failed = setup.manager.calibrate(&lose).unwrap();
+    assert_eq!((failed.staging.len(), tuning()), (0, measured));
+    let mut failed = failed;
+    failed.keep_from(found.clone());
+    assert_eq!(failed.staging, found.staging);
+
+    let setup = self::setup(slow_link);
+    let mut own = StagingTuning::default();
+    own.download_buffers = 3;
+    setup.manager.set_staging_tuning(MOCK, own).unwrap();
+    let calibrated = setup.manager.calibrate(&setup.options().largest(STAGED_LARGEST)).unwrap();
+    assert_eq!(calibrated.staging, []);
+    setup.manager.use_calibration(&found).unwrap();
+    assert_eq!(setup.manager.staging_tuning(MOCK).unwrap(), (own, CostBasis::User));
+}
+
 #[cfg(feature = "serde")]
 #[test]
 fn calibration_reads_back() {
-    let found = setup(slow_link).calibrate();
+    let setup = setup(slow_link);
+    let found = setup.manager.calibrate(&setup.options().largest(STAGED_LARGEST)).unwrap();
+    assert_eq!(found.staging.len(), 1);
     // The mock is a third party's device, which cannot be read back.
     let text = serde_json::to_string(&found).unwrap().replace("mock:0", "cuda:0");
     let read: Calibration = serde_json::from_str(&text).unwrap();

@@ -109,7 +109,16 @@ fn damaged_and_foreign_files_are_ignored_and_rebuilt() {
         let path = json!({ "src": "cpu/pinned", "dst": "cuda:0/device" });
         json!([{ "path": path, "way": "copy_kernel", "times": [time] }])
     };
-    let changes: [(&str, Value); 18] = [
+    let staging = |device: &str, segment: u64, threads: u32, seconds: f64| {
+        let tuning = json!({
+            "upload_segment": segment, "short_threads": threads, "long_threads": 8,
+            "download_chunks": 8, "download_buffers": 16,
+        });
+        let path = json!({ "src": "cpu/pageable", "dst": "cuda:0/device" });
+        let time = json!({ "path": path, "bytes": 64, "built_in_seconds": seconds, "tuned_seconds": 1.0 });
+        json!([{ "device": device, "tuning": tuning, "times": [time] }])
+    };
+    let changes: [(&str, Value); 24] = [
         ("/format", json!(1)),
         ("/format", json!("1")),
         ("/key/library", json!("0.0.0")),
@@ -128,6 +137,12 @@ fn damaged_and_foreign_files_are_ignored_and_rebuilt() {
         ("/calibration/lists", lists(1, -1.0)),
         ("/calibration/lists", lists(u64::MAX, 1e300)),
         ("/calibration/lists", lists(1, 1.0)),
+        ("/calibration/staging", json!(null)),
+        ("/calibration/staging", staging("cuda:0", 1 << 20, 0, 1.0)),
+        ("/calibration/staging", staging("cuda:0", 1 << 20, u32::MAX, 1.0)),
+        ("/calibration/staging", staging("cuda:0", 1 << 40, 1, 1.0)),
+        ("/calibration/staging", staging("cuda:0", 0, 1, 1.0)),
+        ("/calibration/staging", staging("cpu", 1 << 20, 1, 1.0)),
     ];
     for (pointer, value) in changes {
         let mut changed = good.clone();
