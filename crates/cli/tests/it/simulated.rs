@@ -53,6 +53,8 @@ fn devices_plan_and_bench_work() {
 
     let text = simulated(&["plan", "cpu:pinned", "cuda:0", "256MiB"]).succeeded();
     assert!(text.contains("cpu/pinned → cuda:0/device") && text.contains("GB/s"), "{text}");
+    let text = simulated(&["plan", "cpu", "cuda:0", "256MiB"]).succeeded();
+    assert!(text.contains("HostStaged") && text.contains("uploads by 1024 KiB"), "{text}");
     let json = simulated(&["plan", "cuda:0", "cpu", "1MiB", "--json"]).json();
     assert_eq!((&json["plan"]["lane"], &json["plan"]["simulated"]), (&"cuda:0".into(), &true.into()));
 

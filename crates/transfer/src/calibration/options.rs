@@ -40,7 +40,7 @@ pub struct CalibrationProgress {
     pub path: TransferPath,
     /// The size that is measured, in bytes: of a list, that of all pieces.
     pub bytes: u64,
-    /// Measured sizes and lists of all paths so far. Sizes around crossing points are not counted.
+    /// Measured sizes and lists of all paths so far. Sizes around crossing points, and those by which staging is tuned, are not counted.
     pub done: usize,
     /// Sizes and lists of all paths: at most, since not every device has lists that are worth measuring.
     pub total: usize,
