@@ -14,18 +14,15 @@ use transload_core::{
     TransferMethod, TransferPath, TransferReport,
 };
 use transload_transfer::{
-    Calibration, CalibrationOptions, CrossBackendTransferManager, StagingTuning, TransferOptions,
-    UnfinishedReason,
+    Calibration, CalibrationOptions, CrossBackendTransferManager, TransferOptions, UnfinishedReason,
 };
 
-use crate::{MOCK, Mock, is_at_rest, mock::MockBackend};
+use crate::{MOCK, Mock, is_at_rest, mock::MockBackend, tuning::STAGED_LARGEST};
 
 const DIRECT: TransferMethod = TransferMethod::DirectCopy;
 const STAGED: TransferMethod = TransferMethod::HostStaged;
 const ZERO: TransferMethod = TransferMethod::ZeroCopy;
 const LARGEST: u64 = 1 << 20;
-/// Enough to choose what uploads are divided by.
-const STAGED_LARGEST: u64 = 4 << 20;
 
 /// Latency in microseconds and rate in GB/s of a method on a path, for copies of a size.
 type Machine = fn(TransferPath, TransferMethod, u64) -> (f64, f64);
@@ -75,9 +72,9 @@ impl Observer for Planted {
     }
 }
 
-struct Setup {
-    manager: CrossBackendTransferManager,
-    backend: Arc<MockBackend>,
+pub(crate) struct Setup {
+    pub(crate) manager: CrossBackendTransferManager,
+    pub(crate) backend: Arc<MockBackend>,
     clock: Arc<AtomicU64>,
 }
 
@@ -91,12 +88,12 @@ fn setup_with(machine: Machine, factor: Factor) -> Setup {
     Setup { manager, backend, clock }
 }
 
-fn setup(machine: Machine) -> Setup {
+pub(crate) fn setup(machine: Machine) -> Setup {
     setup_with(machine, exact)
 }
 
 impl Setup {
-    fn options(&self) -> CalibrationOptions {
+    pub(crate) fn options(&self) -> CalibrationOptions {
         let clock = Arc::clone(&self.clock);
         let now = move || Duration::from_nanos(clock.load(Ordering::SeqCst));
         CalibrationOptions::new().largest(LARGEST).clock(now)
@@ -113,7 +110,7 @@ impl Setup {
     }
 }
 
-fn upload(kind: MemoryKind) -> TransferPath {
+pub(crate) fn upload(kind: MemoryKind) -> TransferPath {
     TransferPath::new(Place::new(DeviceId::Cpu, kind), Place::new(MOCK, MemoryKind::Device))
 }
 
@@ -127,7 +124,7 @@ fn sizes() -> impl Iterator<Item = u64> {
 }
 
 /// The link is the bottleneck: staging uses all of it, and the driver a third.
-fn slow_link(path: TransferPath, method: TransferMethod, _: u64) -> (f64, f64) {
+pub(crate) fn slow_link(path: TransferPath, method: TransferMethod, _: u64) -> (f64, f64) {
     match (path.src.kind == MemoryKind::Pageable || path.dst.kind == MemoryKind::Pageable, method) {
         (true, DIRECT) => (8.0, 0.3),
         (true, _) => (20.0, 1.5),
@@ -486,46 +483,6 @@ fn unfinished_paths_keep_an_earlier_calibration() {
         paths
     };
     assert_eq!(paths(&later), paths(&earlier));
-}
-
-#[test]
-fn values_of_staging_stay_if_a_copy_fails_or_the_user_set_them() {
-    let setup = setup(slow_link);
-    let options = || setup.options().largest(STAGED_LARGEST);
-    let tuning = || setup.manager.staging_tuning(MOCK).unwrap();
-    assert_eq!(tuning(), (StagingTuning::default(), CostBasis::BuiltIn));
-    let mut found = setup.manager.calibrate(&options()).unwrap();
-    // Here each takes as long as the others.
-    assert_eq!((found.staging[0].tuning, found.staging[0].times.len()), (StagingTuning::default(), 0));
-    assert_eq!(tuning(), (StagingTuning::default(), CostBasis::Measured));
-    let measured = &mut found.staging[0].tuning;
-    measured.upload_segment = 3 << 20;
-    let measured = (*measured, CostBasis::Measured);
-    setup.manager.use_calibration(&found).unwrap();
-    assert_eq!(tuning(), measured);
-
-    // At the second value.
-    let (backend, seen) = (Arc::clone(&setup.backend), AtomicU64::new(0));
-    let lose = options().progress(move |at| {
-        if at.path == upload(MemoryKind::Pageable) && seen.fetch_add(1, Ordering::SeqCst) == 1 {
-            backend.lose(MOCK);
-        }
-        ControlFlow::Continue(())
-    });
-    let failed = setup.manager.calibrate(&lose).unwrap();
-    assert_eq!((failed.staging.len(), tuning()), (0, measured));
-    let mut failed = failed;
-    failed.keep_from(found.clone());
-    assert_eq!(failed.staging, found.staging);
-
-    let setup = self::setup(slow_link);
-    let mut own = StagingTuning::default();
-    own.download_buffers = 3;
-    setup.manager.set_staging_tuning(MOCK, own).unwrap();
-    let calibrated = setup.manager.calibrate(&setup.options().largest(STAGED_LARGEST)).unwrap();
-    assert_eq!(calibrated.staging, []);
-    setup.manager.use_calibration(&found).unwrap();
-    assert_eq!(setup.manager.staging_tuning(MOCK).unwrap(), (own, CostBasis::User));
 }
 
 #[cfg(feature = "serde")]

@@ -33,6 +33,7 @@ mod staging;
 mod statistics;
 mod strided;
 mod submitting;
+mod tuning;
 mod turns;
 mod unobserved;
 mod watchdog;

@@ -18,7 +18,7 @@ use parking_lot::{Condvar, Mutex};
 use transload_core::{
     DeviceId, ErrorKind, MemoryKind, RawBuffer, Timing, Transfer, TransferMethod, host_access::HostAccess,
 };
-use transload_transfer::{CrossBackendTransferManager, StagingTuning, TransferOptions};
+use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 use crate::{
     Mock, MockBackend,
@@ -491,44 +491,4 @@ fn poll_copies_nothing() {
         thread::yield_now();
     }
     assert_eq!(ACCESSES.get(), before, "a thread that polled {polls} times copied");
-}
-
-#[test]
-fn any_valid_tuning_copies_every_byte() {
-    within("copies by unusual sizes and numbers of threads", || {
-        let (manager, _backend) = with(Mock::default());
-        let tuning = |segment, threads, chunks, buffers| {
-            let mut tuning = StagingTuning::default();
-            (tuning.upload_segment, tuning.download_chunks, tuning.download_buffers) =
-                (segment, chunks, buffers);
-            (tuning.short_threads, tuning.long_threads) = (threads, threads);
-            tuning
-        };
-        for tuning in
-            [tuning(4096, 1, 1, 1), tuning(4 << 20, 1024, 1024, 1024), tuning((1 << 20) + 1, 3, 7, 2)]
-        {
-            manager.set_staging_tuning(MOCK, tuning).unwrap();
-            for len in [1, (3 << 20) + 5, (9 << 20) + 1] {
-                let (src, there) = pair(&manager, len);
-                let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, len).unwrap();
-                src.write().unwrap().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8);
-                stage(&manager, &src, &there).wait().unwrap();
-                let plan = manager.plan(there.place(), back.place(), len as u64, &staged()).unwrap();
-                let report = manager.copy(&there, &back).options(staged()).wait().unwrap();
-                assert_eq!(report.chunks, plan.chunks, "{tuning}");
-                assert!(*back.read().unwrap() == *src.read().unwrap(), "{len} bytes, {tuning}");
-            }
-        }
-        for wrong in
-            [tuning(4095, 1, 1, 1), tuning(1 << 40, 1, 1, 1), tuning(4096, 0, 1, 1), tuning(4096, 1, 1, 1025)]
-        {
-            let error = manager.set_staging_tuning(MOCK, wrong).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-            assert!(error.to_string().contains("valid are"), "{error}");
-        }
-        for (device, kind) in [(DeviceId::Cpu, ErrorKind::Unsupported), (OTHER, ErrorKind::UnknownDevice)] {
-            assert_eq!(manager.staging_tuning(device).unwrap_err().kind(), kind);
-        }
-        assert!(is_at_rest(&manager));
-    });
 }

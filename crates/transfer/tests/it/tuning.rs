@@ -1,0 +1,104 @@
+//! What staging is divided by: measured values, those of the user, and what stays after a failure.
+
+use std::{
+    ops::ControlFlow,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use transload_core::{CostBasis, DeviceId, ErrorKind, MemoryKind};
+use transload_transfer::StagingTuning;
+
+use crate::{
+    MOCK, Mock,
+    calibration::{self, setup, slow_link, upload},
+    is_at_rest, pair,
+    staging::{OTHER, stage, staged},
+    watchdog::within,
+    with,
+};
+
+/// Enough to choose what uploads are divided by.
+pub(crate) const STAGED_LARGEST: u64 = 4 << 20;
+
+#[test]
+fn values_of_staging_stay_if_a_copy_fails_or_the_user_set_them() {
+    let setup = setup(slow_link);
+    let options = || setup.options().largest(STAGED_LARGEST);
+    let tuning = || setup.manager.staging_tuning(MOCK).unwrap();
+    assert_eq!(tuning(), (StagingTuning::default(), CostBasis::BuiltIn));
+    let mut found = setup.manager.calibrate(&options()).unwrap();
+    // Here each takes as long as the others.
+    assert_eq!((found.staging[0].tuning, found.staging[0].times.len()), (StagingTuning::default(), 0));
+    assert_eq!(tuning(), (StagingTuning::default(), CostBasis::Measured));
+    let measured = &mut found.staging[0].tuning;
+    measured.upload_segment = 3 << 20;
+    let measured = (*measured, CostBasis::Measured);
+    setup.manager.use_calibration(&found).unwrap();
+    assert_eq!(tuning(), measured);
+
+    // At the second value.
+    let (backend, seen) = (Arc::clone(&setup.backend), AtomicU64::new(0));
+    let lose = options().progress(move |at| {
+        if at.path == upload(MemoryKind::Pageable) && seen.fetch_add(1, Ordering::SeqCst) == 1 {
+            backend.lose(MOCK);
+        }
+        ControlFlow::Continue(())
+    });
+    let failed = setup.manager.calibrate(&lose).unwrap();
+    assert_eq!((failed.staging.len(), tuning()), (0, measured));
+    let mut failed = failed;
+    failed.keep_from(found.clone());
+    assert_eq!(failed.staging, found.staging);
+
+    let setup = calibration::setup(slow_link);
+    let mut own = StagingTuning::default();
+    own.download_buffers = 3;
+    setup.manager.set_staging_tuning(MOCK, own).unwrap();
+    let calibrated = setup.manager.calibrate(&setup.options().largest(STAGED_LARGEST)).unwrap();
+    assert_eq!(calibrated.staging, []);
+    setup.manager.use_calibration(&found).unwrap();
+    assert_eq!(setup.manager.staging_tuning(MOCK).unwrap(), (own, CostBasis::User));
+}
+
+#[test]
+fn any_valid_tuning_copies_every_byte() {
+    within("copies by unusual sizes and numbers of threads", || {
+        let (manager, _backend) = with(Mock::default());
+        let tuning = |segment, threads, chunks, buffers| {
+            let mut tuning = StagingTuning::default();
+            (tuning.upload_segment, tuning.download_chunks, tuning.download_buffers) =
+                (segment, chunks, buffers);
+            (tuning.short_threads, tuning.long_threads) = (threads, threads);
+            tuning
+        };
+        for tuning in
+            [tuning(4096, 1, 1, 1), tuning(4 << 20, 1024, 1024, 1024), tuning((1 << 20) + 1, 3, 7, 2)]
+        {
+            manager.set_staging_tuning(MOCK, tuning).unwrap();
+            for len in [1, (3 << 20) + 5, (9 << 20) + 1] {
+                let (src, there) = pair(&manager, len);
+                let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, len).unwrap();
+                src.write().unwrap().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8);
+                stage(&manager, &src, &there).wait().unwrap();
+                let plan = manager.plan(there.place(), back.place(), len as u64, &staged()).unwrap();
+                let report = manager.copy(&there, &back).options(staged()).wait().unwrap();
+                assert_eq!(report.chunks, plan.chunks, "{tuning}");
+                assert!(*back.read().unwrap() == *src.read().unwrap(), "{len} bytes, {tuning}");
+            }
+        }
+        for wrong in
+            [tuning(4095, 1, 1, 1), tuning(1 << 40, 1, 1, 1), tuning(4096, 0, 1, 1), tuning(4096, 1, 1, 1025)]
+        {
+            let error = manager.set_staging_tuning(MOCK, wrong).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.to_string().contains("valid are"), "{error}");
+        }
+        for (device, kind) in [(DeviceId::Cpu, ErrorKind::Unsupported), (OTHER, ErrorKind::UnknownDevice)] {
+            assert_eq!(manager.staging_tuning(device).unwrap_err().kind(), kind);
+        }
+        assert!(is_at_rest(&manager));
+    });
+}
