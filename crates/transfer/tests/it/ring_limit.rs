@@ -60,8 +60,8 @@ fn waiting_thread_copies_what_no_worker_has_begun() {
         let manager = CrossBackendTransferManager::builder().executor(&executor).build();
         manager.register_backend(Mock::default().build()).unwrap();
         let (src, dst) = pair(&manager, 8 * MIB);
-        // Makes staging buffers.
-        stage(&manager, &src, &dst).wait().unwrap();
+        // Makes all staging buffers: one that is made later gets its chunk from the thread that makes it, for a worker.
+        manager.prepare(src.place(), dst.place(), &TransferOptions::new()).unwrap();
         let (begun, is_stuck) = mpsc::channel();
         let (release, released) = mpsc::channel::<()>();
         let stuck = executor.spawn(async move {
