@@ -42,7 +42,7 @@ type Gemm = unsafe extern "C" fn(
 ) -> i32;
 
 /// The library with a handle and three matrices of bf16.
-pub(super) struct Cublas {
+pub(crate) struct Cublas {
     library: Library,
     handle: *mut c_void,
     gemm: Gemm,

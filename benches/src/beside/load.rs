@@ -23,7 +23,7 @@ const THREADS: u32 = 256;
 const COUNT: u64 = 1_300;
 
 /// What the device computes.
-pub(super) enum Load {
+pub(crate) enum Load {
     Cublas(Cublas),
     /// With the number of blocks.
     MultiplyAdd(RawKernel, u32),
@@ -33,7 +33,7 @@ pub(super) enum Load {
 
 impl Load {
     /// Returns the best that there is.
-    pub(super) fn new(fixture: &Fixture<'_>) -> Result<Self> {
+    pub(crate) fn new(fixture: &Fixture<'_>) -> Result<Self> {
         if fixture.is_simulated() {
             return Ok(Self::Spin);
         }
@@ -46,7 +46,7 @@ impl Load {
     }
 
     /// Returns what it is, for people.
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         match self {
             Self::Cublas(cublas) => format!("GEMM of {}", cublas.origin.display()),
             Self::MultiplyAdd(..) => "multiply-adds (no cuBLAS found)".to_owned(),
@@ -70,7 +70,7 @@ impl Load {
     }
 
     /// Runs `work` while the device computes. Returns its result, and the seconds of one kernel of the load meanwhile.
-    pub(super) fn beside<T>(
+    pub(crate) fn beside<T>(
         &self,
         fixture: &Fixture<'_>,
         work: impl FnOnce() -> Result<T>,

@@ -3,7 +3,7 @@
 
 mod copiers;
 mod cublas;
-mod load;
+pub(crate) mod load;
 
 use std::{
     sync::Barrier,

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use transload_core::{ListWay, MemoryKind, RawBuffer, TransferPath};
+use transload_core::{ErrorKind, ListWay, MemoryKind, RawBuffer, TransferPath};
 use transload_transfer::{CalibrationOptions, CrossBackendTransferManager};
 
 use super::{DIFFERENT, MEAN, WORST, buffers, finished, manager};
@@ -26,8 +26,8 @@ const CELL: Duration = Duration::from_millis(25);
 struct Cell {
     path: TransferPath,
     list: (usize, usize),
-    /// Seconds by copy engine and by kernel, and of what is chosen.
-    ways: [f64; 2],
+    /// Seconds by each way; infinite by one that the path does not have.
+    ways: [f64; ListWay::ALL.len()],
     /// The choices by the built-in table and by the calibration, with their times.
     chosen: [(Option<ListWay>, f64); 2],
     predicted: f64,
@@ -39,8 +39,10 @@ impl Cell {
     }
 
     fn counts(&self) -> bool {
-        let [engine, kernel] = self.ways;
-        engine.max(kernel) / engine.min(kernel) > DIFFERENT
+        let mut ways = self.ways;
+        ways.sort_by(f64::total_cmp);
+        let [best, second, _] = ways;
+        second / best > DIFFERENT
     }
 
     fn regret(&self, choice: usize) -> f64 {
@@ -48,12 +50,12 @@ impl Cell {
     }
 
     fn text(&self) -> String {
-        let [engine, kernel] = self.ways.map(|time| time * 1e6);
+        let [engine, through, kernel] = self.ways.map(|time| time * 1e6);
         let (pieces, bytes) = self.list;
         let [_, (way, time)] = self.chosen;
         let way = way.map_or("one by one".to_owned(), |way| way.to_string());
         format!(
-            "{}, {pieces} pieces of {bytes} bytes: {way} takes {:.1} us, engine {engine:.1}, kernel {kernel:.1}",
+            "{}, {pieces} pieces of {bytes} bytes: {way} takes {:.1} us, engine {engine:.1}, through device memory {through:.1}, kernel {kernel:.1}",
             self.path,
             time * 1e6
         )
@@ -169,7 +171,7 @@ fn path_cells(
 }
 
 /// Pieces in the opposite order at the destination, so that none are joined.
-fn pairs(
+pub(super) fn pairs(
     (src, dst): (&RawBuffer, &RawBuffer),
     (count, length): (usize, usize),
 ) -> Result<Vec<(RawBuffer, RawBuffer)>> {
@@ -190,14 +192,17 @@ fn cell(
     let plan = |manager: &CrossBackendTransferManager| manager.plan_many(path.src, path.dst, shape, true);
     let plans = [plan(built_in)?, plan(manager)?];
     // One by one only where that is chosen.
-    let mut variants = vec![Some(ListWay::CopyEngine), Some(ListWay::CopyKernel)];
+    let mut variants: Vec<Option<ListWay>> = ListWay::ALL.map(Some).to_vec();
     if plans.iter().any(|plan| plan.way.is_none()) {
         variants.push(None);
     }
     let run = |way: Option<ListWay>| -> Result<f64> {
         let begun = Instant::now();
         match way {
-            Some(way) => drop(manager.copy_many(&pairs).way(way).wait()?),
+            Some(way) => match manager.copy_many(&pairs).way(way).wait() {
+                Err(failed) if failed.error.kind() == ErrorKind::Unsupported => return Ok(f64::INFINITY),
+                copied => drop(copied?),
+            },
             None => {
                 let copies: Vec<_> = pairs.iter().map(|(src, dst)| manager.copy(src, dst).submit()).collect();
                 copies.into_iter().try_for_each(|copy| copy.wait().map(drop))?;

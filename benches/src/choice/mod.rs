@@ -4,6 +4,7 @@
 //! that are waited for one after another.
 
 mod lists;
+mod loaded;
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,8 @@ use crate::{
 /// Prefix of the rows' ids.
 const GROUP: &str = "choice";
 /// Every part, in order.
-pub(crate) const PARTS: Parts = (GROUP, &[("regret", regret), ("lists", lists::rows)]);
+pub(crate) const PARTS: Parts =
+    (GROUP, &[("regret", regret), ("lists", lists::rows), ("loaded", loaded::rows)]);
 
 const SMALLEST: usize = 256;
 const LARGEST: usize = 1 << 30;

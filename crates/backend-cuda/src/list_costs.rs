@@ -1,4 +1,4 @@
-//! Default costs of lists.
+//! Default costs of lists by copy engines and by kernel, on an idle device.
 //!
 //! Measured on 2026-11-23 on an H200 with PCIe 5 x16, driver 580 (CUDA 13.0), by `transload-bench --only many`, but those within a
 //! device: these are assumed.
@@ -45,9 +45,9 @@ fn costs_of(src: Place, dst: Place, ways: [Micros<'static>; 2]) -> impl Iterator
             })
         });
         let model = ListModel::through(&lists.collect::<Vec<_>>())?;
-        Some(ListCost { path: TransferPath::new(src, dst), way, model })
+        Some(ListCost { path: TransferPath::new(src, dst), way, exclusive: true, model })
     };
-    ListWay::ALL.into_iter().zip(ways).filter_map(cost)
+    [ListWay::CopyEngine, ListWay::CopyKernel].into_iter().zip(ways).filter_map(cost)
 }
 
 /// Returns the default costs of the lists of one device's paths.

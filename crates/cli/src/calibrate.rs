@@ -109,10 +109,11 @@ fn curves(calibrated: &PathCalibration) -> String {
 
 /// The times of lists.
 fn lists(measured: &[ListCalibration]) -> String {
-    let rows = measured.iter().flat_map(|ListCalibration { path, way, times, .. }| {
+    let rows = measured.iter().flat_map(|ListCalibration { path, way, exclusive, times, .. }| {
+        let way = text::way(*way, *exclusive);
         times.iter().map(move |MeasuredList { pieces, time, .. }| {
             let shape = format!("{pieces} × {}", text::bytes(time.bytes));
-            [path.to_string(), way.to_string(), shape, format!("{:.1?}", time.median), noise(time)]
+            [path.to_string(), way.clone(), shape, format!("{:.1?}", time.median), noise(time)]
         })
     });
     let rows: Vec<_> = rows.collect();

@@ -50,10 +50,10 @@ fn human_lists(costs: &[(ListCost, CostBasis)]) -> String {
     if costs.is_empty() {
         return String::new();
     }
-    let row = |(ListCost { path, way, model }, basis): &(ListCost, CostBasis)| {
+    let row = |(ListCost { path, way, exclusive, model }, basis): &(ListCost, CostBasis)| {
         let time = |bytes: u64| format!("{:.1?}", model.predict(1000, 1000 * bytes));
         let (small, middle, large) = (time(4 << 10), time(64 << 10), time(1 << 20));
-        [path.to_string(), way.to_string(), basis.to_string(), small, middle, large]
+        [path.to_string(), text::way(*way, *exclusive), basis.to_string(), small, middle, large]
     };
     let rows: Vec<_> = costs.iter().map(row).collect();
     let sizes = [4 << 10, 64 << 10, 1 << 20].map(|bytes| format!("1000 × {}", text::bytes(bytes)));

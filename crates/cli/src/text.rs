@@ -1,6 +1,6 @@
 //! Parses and formats sizes, rates and places.
 
-use transload::{DeviceId, MemoryKind, Place};
+use transload::{DeviceId, MemoryKind, Place, backend::ListWay};
 
 const UNITS: [(&str, u64); 11] = [
     ("", 1),
@@ -119,3 +119,8 @@ pub(crate) fn rate(bytes_per_second: f64) -> String {
 #[cfg(test)]
 #[path = "../tests/unit/text.rs"]
 mod tests;
+
+/// Returns the way of a list whose times are those on an idle device, or beside kernels.
+pub(crate) fn way(way: ListWay, exclusive: bool) -> String {
+    if exclusive { way.to_string() } else { format!("{way}, beside kernels") }
+}

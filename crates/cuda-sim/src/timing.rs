@@ -19,6 +19,8 @@ pub(crate) enum Engine {
     ToDevice,
     ToHost,
     Peer,
+    /// Of kernels, which occupy all multiprocessors.
+    Kernels,
     Compute,
     None,
 }
@@ -29,12 +31,13 @@ pub(crate) struct Engines {
     to_device: u64,
     to_host: u64,
     peer: u64,
+    kernels: u64,
 }
 
 impl Engines {
     /// Returns the time from which on all are free.
     pub(crate) fn all_free_at(&self) -> u64 {
-        self.to_device.max(self.to_host).max(self.peer)
+        self.to_device.max(self.to_host).max(self.peer).max(self.kernels)
     }
 
     fn free_at(&mut self, engine: Engine) -> Option<&mut u64> {
@@ -42,6 +45,7 @@ impl Engines {
             Engine::ToDevice => Some(&mut self.to_device),
             Engine::ToHost => Some(&mut self.to_host),
             Engine::Peer => Some(&mut self.peer),
+            Engine::Kernels => Some(&mut self.kernels),
             Engine::Compute | Engine::None => None,
         }
     }
@@ -89,7 +93,7 @@ pub(crate) fn cost(
                 let gbps = if local { LOCAL_GBPS } else { host };
                 total = total.saturating_add(time(access.bytes, gbps));
             }
-            (Engine::Compute, total)
+            (Engine::Kernels, total)
         }
         Work::Prefetch { bytes, to, .. } => {
             let host = *to == crate::Residency::Host;

@@ -11,19 +11,23 @@ use crate::{CostModel, TransferPath};
 pub enum ListWay {
     /// Its copy engines.
     CopyEngine,
+    /// Its copy engines, which copy long stretches of the host's memory to or from scratch memory of the device, and a kernel of few
+    /// blocks, which copies between that and the pieces.
+    ThroughDevice,
     /// One launch of a copy kernel, which accesses pinned memory of the host in place.
     CopyKernel,
 }
 
 impl ListWay {
     /// Every way.
-    pub const ALL: [Self; 2] = [Self::CopyEngine, Self::CopyKernel];
+    pub const ALL: [Self; 3] = [Self::CopyEngine, Self::ThroughDevice, Self::CopyKernel];
 }
 
 impl fmt::Display for ListWay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::CopyEngine => "copy engine",
+            Self::ThroughDevice => "through device memory",
             Self::CopyKernel => "copy kernel",
         })
     }
@@ -129,8 +133,16 @@ pub struct ListCost {
     pub path: TransferPath,
     /// What copies the pieces.
     pub way: ListWay,
+    /// Whether the device has no other work. Else kernels compute there meanwhile, and the time includes by how much the list delays them.
+    #[cfg_attr(feature = "serde", serde(default = "exclusive"))]
+    pub exclusive: bool,
     /// Time as a function of the number of pieces and of their length.
     pub model: ListModel,
+}
+
+#[cfg(feature = "serde")]
+fn exclusive() -> bool {
+    true
 }
 
 #[cfg(test)]

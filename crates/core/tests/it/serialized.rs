@@ -144,8 +144,12 @@ fn costs_of_lists_are_points_with_two_numbers_for_each_length() {
         list(0, 8192, 10),
         list(1000, 8192, 210),
     ]);
-    let cost =
-        ListCost { path: TransferPath::new(PINNED, NEAR), way: ListWay::CopyKernel, model: model.unwrap() };
+    let cost = ListCost {
+        path: TransferPath::new(PINNED, NEAR),
+        way: ListWay::CopyKernel,
+        exclusive: true,
+        model: model.unwrap(),
+    };
     let point = |pieces: u64, bytes: u64, seconds: f64| json!({ "pieces": pieces, "bytes": bytes, "seconds": seconds });
     let points =
         [point(1, 4096, 11e-6), point(1000, 4096, 110e-6), point(0, 8192, 10e-6), point(1000, 8192, 210e-6)];

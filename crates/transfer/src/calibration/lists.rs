@@ -12,7 +12,7 @@ const MOST: u64 = 1 << 30;
 /// Most lists of a path by one way: a calibration measures some thirty.
 const MOST_LISTS: usize = 256;
 
-/// Measured times of the lists of a path by one way.
+/// Measured times of the lists of a path by one way, on an idle device or beside kernels that compute there.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -21,6 +21,9 @@ pub struct ListCalibration {
     pub path: TransferPath,
     /// What copied the pieces.
     pub way: ListWay,
+    /// Whether the device had no other work. Else the times include by how much a list delayed the kernels.
+    #[cfg_attr(feature = "serde", serde(default = "exclusive"))]
+    pub exclusive: bool,
     /// Times by ascending length, then number.
     pub times: Vec<MeasuredList>,
 }
@@ -37,6 +40,11 @@ pub struct MeasuredList {
     pub time: MeasuredTime,
 }
 
+#[cfg(feature = "serde")]
+fn exclusive() -> bool {
+    true
+}
+
 impl ListCalibration {
     /// Returns the cost: linear between the measured lists. `None` if they are too few.
     #[must_use]
@@ -46,13 +54,13 @@ impl ListCalibration {
             ListTime { pieces, bytes, time: median }
         };
         let model = ListModel::through(&self.times.iter().map(time).collect::<Vec<_>>())?;
-        Some(ListCost { path: self.path, way: self.way, model })
+        Some(ListCost { path: self.path, way: self.way, exclusive: self.exclusive, model })
     }
 
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if it can be no measurement.
     pub(super) fn check(&self) -> Result<()> {
-        let Self { path, way, times } = self;
+        let Self { path, way, times, .. } = self;
         let is_list = |list: &MeasuredList| {
             let is_short = list.time.bytes.checked_mul(list.pieces).is_some_and(|bytes| bytes <= LARGEST);
             (1..=MOST).contains(&list.pieces) && is_short && is_time(&list.time)

@@ -8,8 +8,8 @@ use transload_core::{
 };
 
 use super::{
-    Calibration, CalibrationOptions, CalibrationProgress, MeasuredTime, MethodCurve, PathCalibration,
-    Unfinished, UnfinishedReason,
+    Calibration, CalibrationOptions, CalibrationProgress, ListCalibration, MeasuredTime, MethodCurve,
+    PathCalibration, Unfinished, UnfinishedReason,
     measure_lists::{self, has_ways, shapes},
     sample::{Sample, are_enough},
     sizes::Sizes,
@@ -31,6 +31,8 @@ const CLOCKED: Duration = Duration::from_micros(2);
 const OF_FREE: u64 = 8;
 /// The same of a device that does not know its memory, in bytes.
 const OF_UNKNOWN: u64 = 256 << 20;
+/// The part of a pair's time that is left to lists: single copies are measured finely until then.
+const FOR_LISTS: f64 = 0.6;
 
 /// Why a measurement ended early.
 pub(super) enum Stop {
@@ -126,6 +128,9 @@ impl Run<'_> {
     /// Measures a pair of devices. Of its memory only two buffers exist at a time.
     fn pair(&mut self, all: &[(Place, Place)]) {
         self.deadline = self.now().saturating_add(self.options.budget);
+        let has_lists = all.iter().flat_map(|(a, b)| paths(*a, *b)).any(has_ways);
+        let for_lists = if has_lists { self.options.budget.mul_f64(FOR_LISTS) } else { Duration::ZERO };
+        let refined = self.deadline.saturating_sub(for_lists);
         let mut left: u32 = all.iter().flat_map(|(a, b)| paths(*a, *b)).map(|_| 1).sum();
         // Before the first buffers: what is free does not count what they leave to the next in an allocator.
         let largest = all.first().map_or(Ok(0), |(a, b)| self.largest([a.device, b.device]));
@@ -135,7 +140,7 @@ impl Run<'_> {
             let both = largest.clone().and_then(|largest| self.buffers(*a, *b, largest));
             for (path, turned) in paths(*a, *b).zip([false, true]) {
                 let now = self.now();
-                let finest = now.saturating_add(self.deadline.saturating_sub(now) / left.max(1));
+                let finest = now.saturating_add(refined.saturating_sub(now) / left.max(1));
                 left = left.saturating_sub(1);
                 let measured = match &both {
                     Err(error) => Err(Stop::Failed(error.clone())),
@@ -149,23 +154,38 @@ impl Run<'_> {
             }
         }
         // Last, with the time that is left: pairs whose lists fail have their costs of single copies.
+        self.lists_of(all, &largest, true);
+        self.lists_of(all, &largest, false);
+    }
+
+    /// Measures the lists of a pair of devices on an idle device, or beside kernels.
+    fn lists_of(&mut self, all: &[(Place, Place)], largest: &Result<u64>, exclusive: bool) {
         for (a, b) in all.iter().rev() {
             let is_measured = |path: &TransferPath| {
-                has_ways(*path) && self.calibration.paths.iter().any(|measured| measured.path == *path)
+                let is_between = path.src.device.is_cpu() != path.dst.device.is_cpu();
+                has_ways(*path)
+                    && (exclusive || is_between)
+                    && self.calibration.paths.iter().any(|measured| measured.path == *path)
             };
             let measured: Vec<_> =
                 paths(*a, *b).zip([false, true]).filter(|(path, _)| is_measured(path)).collect();
             if measured.is_empty() {
                 continue;
             }
-            let largest = largest.clone().map(|largest| largest.min(measure_lists::LARGEST));
-            let both = largest.and_then(|largest| self.buffers(*a, *b, largest));
+            let both = largest.clone().map(|largest| largest.min(measure_lists::LARGEST));
+            let both = both.and_then(|largest| self.buffers(*a, *b, largest));
             for (path, turned) in measured {
-                let done = self.done + shapes(self.options.largest).count();
+                let done = self.done + if exclusive { shapes(self.options.largest).count() } else { 0 };
                 let lists = match &both {
+                    _ if let Some(known) = self.of_pinned(path, exclusive) => Ok(known),
                     Err(error) => Err(Stop::Failed(error.clone())),
-                    Ok((a, b)) if turned => self.lists(path, (b, a)),
-                    Ok(ends) => self.lists(path, (&ends.0, &ends.1)),
+                    Ok((src, dst)) => {
+                        let (src, dst) = if turned { (dst, src) } else { (src, dst) };
+                        match exclusive {
+                            true => self.lists(path, (src, dst)),
+                            false => self.lists_beside(path, (src, dst), b.device),
+                        }
+                    }
                 };
                 match lists {
                     Ok(lists) => {
@@ -176,6 +196,22 @@ impl Run<'_> {
                 }
             }
         }
+    }
+
+    /// Returns the lists of a path of mapped memory, if those of pinned memory were measured: to copies it is the same.
+    fn of_pinned(&self, path: TransferPath, exclusive: bool) -> Option<Vec<ListCalibration>> {
+        let pinned = |place: Place| match place.kind {
+            MemoryKind::Mapped => Place::new(place.device, MemoryKind::Pinned),
+            _ => place,
+        };
+        let of = TransferPath::new(pinned(path.src), pinned(path.dst));
+        let known = self
+            .calibration
+            .lists
+            .iter()
+            .filter(|list| of != path && (list.path, list.exclusive) == (of, exclusive));
+        let known: Vec<_> = known.map(|list| ListCalibration { path, ..list.clone() }).collect();
+        (!known.is_empty()).then_some(known)
     }
 
     fn unfinished(&mut self, path: TransferPath, lists_only: bool, stop: Stop) {
@@ -191,12 +227,17 @@ impl Run<'_> {
     fn largest(&self, devices: [DeviceId; 2]) -> Result<u64> {
         let mut largest = self.options.largest;
         for device in devices {
-            let backend = self.manager.backend(device)?;
-            let total = || backend.devices().iter().find(|info| info.id == device)?.total_memory;
-            let memory = backend.memory_info(device).map(|memory| memory.free).ok().or_else(total);
-            largest = largest.min(memory.map_or(OF_UNKNOWN, |bytes| bytes / OF_FREE));
+            largest = largest.min(self.usable(device)?);
         }
         Ok(largest)
+    }
+
+    /// Returns the most bytes of a buffer in a device's memory, by what is free.
+    pub(super) fn usable(&self, device: DeviceId) -> Result<u64> {
+        let backend = self.manager.backend(device)?;
+        let total = || backend.devices().iter().find(|info| info.id == device)?.total_memory;
+        let memory = backend.memory_info(device).map(|memory| memory.free).ok().or_else(total);
+        Ok(memory.map_or(OF_UNKNOWN, |bytes| bytes / OF_FREE))
     }
 
     /// Allocates a buffer in each place, of at most `largest` bytes or as many as there is memory for, and writes to the host's.

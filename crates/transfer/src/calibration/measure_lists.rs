@@ -37,6 +37,15 @@ pub(super) fn shapes(most: u64) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
+/// Returns a list of `count` pieces, in the opposite order at the destination, so that no pieces are joined.
+pub(super) fn pairs(
+    (src, dst): (&RawBuffer, &RawBuffer),
+    (count, length): (usize, usize),
+) -> Result<Vec<(RawBuffer, RawBuffer)>> {
+    let part = |of: &RawBuffer, at: usize| of.slice(at * length..(at + 1) * length);
+    (0..count).map(|at| Ok((part(src, at)?, part(dst, count - 1 - at)?))).collect()
+}
+
 impl Run<'_> {
     /// Measures all lists of a path, by all ways in turn. None if it has fewer than two ways.
     pub(super) fn lists(
@@ -44,7 +53,7 @@ impl Run<'_> {
         path: TransferPath,
         (src, dst): (&RawBuffer, &RawBuffer),
     ) -> Result<Vec<ListCalibration>, Stop> {
-        let list = |way| ListCalibration { path, way, times: Vec::new() };
+        let list = |way| ListCalibration { path, way, exclusive: true, times: Vec::new() };
         let mut found = ListWay::ALL.map(list).to_vec();
         for (count, length) in shapes(src.len() as u64) {
             self.tell(path, (count * length) as u64);
@@ -65,10 +74,7 @@ impl Run<'_> {
         (count, length): (usize, usize),
         found: &mut Vec<ListCalibration>,
     ) -> Result<(), Stop> {
-        // In the opposite order at the destination, so that no pieces are joined.
-        let part = |of: &RawBuffer, at: usize| of.slice(at * length..(at + 1) * length);
-        let pair = |at: usize| Ok((part(src, at)?, part(dst, count - 1 - at)?));
-        let pairs = (0..count).map(pair).collect::<Result<Vec<_>>>()?;
+        let pairs = pairs((src, dst), (count, length))?;
         let options = TransferOptions::new().timing(Timing::Off);
         let timed = |way| {
             self.clocked(|| {

@@ -2,7 +2,9 @@
 
 mod crossing;
 mod lists;
+mod load;
 mod measure;
+mod measure_beside;
 mod measure_lists;
 mod measure_staging;
 mod options;
@@ -27,8 +29,9 @@ impl CrossBackendTransferManager {
     ///
     /// Each time is that of copies one after another, each waited for, on an idle machine: other work on its devices makes it wrong.
     /// Sizes are steps of 4 from 256 bytes on, and finer where another method may be the fastest. Paths with unified memory are not measured,
-    /// since their times depend on where the pages are. Lists of copies between the host and a device, and within one, are measured by copy engine
-    /// and by kernel, over the number of pieces and their length. Before all that, sizes and numbers of threads of HostStaged are chosen for each
+    /// since their times depend on where the pages are. Lists of copies between the host and a device, and within one, are measured by each
+    /// [way](transload_core::ListWay), over the number of pieces and their length, and those between the host and a device also beside kernels that occupy all of
+    /// the device, for up to an eighth of whose free memory. Before all that, sizes and numbers of threads of HostStaged are chosen for each
     /// device ([`StagingTuning`](crate::StagingTuning)). ZeroCopy is measured,
     /// but chosen as before: a copy kernel that is fast on an idle device waits for the kernels of others. Costs set by
     /// [`set_costs`](Self::set_costs) stay. The copies count in the

@@ -29,6 +29,8 @@ type Pair = (RawBuffer, RawBuffer);
 struct ListOptions {
     /// See [`CopyManyBuilder::exclusive`].
     exclusive: bool,
+    /// Whether it goes through device memory: then by no kernel that accesses the host's.
+    through_device: bool,
     /// See [`CopyManyBuilder::way`].
     way: Option<ListWay>,
 }

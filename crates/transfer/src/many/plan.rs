@@ -6,7 +6,7 @@ use transload_core::{
     CostBasis, Error, ErrorKind, ListWay, Place, RawBuffer, Result, TransferMethod, TransferPath,
 };
 
-use super::ListOptions;
+use super::{ListOptions, through_device::fits};
 use crate::{
     CrossBackendTransferManager, NotChosen, TransferOptions,
     planning::{candidate::Excluded, request::PlanInput},
@@ -82,8 +82,8 @@ impl fmt::Display for ListPlan {
 
 impl CrossBackendTransferManager {
     /// Returns what a list of `pieces` copies of `bytes` each would do, after [`exclusive`](crate::CopyManyBuilder::exclusive) or without it.
-    /// Moves nothing. Of a list whose pieces have several lengths, the average counts. Which lists go through device memory depends on
-    /// how the pieces lie in the host's memory: those are planned as if they did not.
+    /// Moves nothing. Of a list whose pieces have several lengths, the average counts. Lists go through device memory in the plan only where
+    /// that was measured, as if the pieces followed each other in the host's memory.
     ///
     /// # Errors
     /// Those of [`plan`](Self::plan) for one piece; [`ErrorKind::InvalidArgument`] for no pieces.
@@ -101,16 +101,23 @@ impl CrossBackendTransferManager {
         }
         let (path, all) = (TransferPath::new(src, dst), bytes.saturating_mul(pieces));
         let input = PlanInput { path, bytes: all, device_visible: true };
-        let wanted = ListOptions { exclusive, way: None };
         let count = usize::try_from(pieces).unwrap_or(usize::MAX);
         let mut cache = self.registry.route_cache();
         let routes = cache.routes(&self.registry, &path)?;
+        let is_through =
+            fits(&path, all) && routes.lists.is_faster_through_device(exclusive, (pieces, all)) == Some(true);
+        let wanted = ListOptions { exclusive, through_device: is_through, way: None };
+        let column = exclusive || !routes.lists.are_known_beside();
         let choice =
             self.choose_for_many(routes, (&input, count), (&options, wanted), Excluded::default())?;
         let one_by_one = single.predicted.saturating_mul(u32::try_from(pieces).unwrap_or(u32::MAX));
         let mut times = vec![(None, one_by_one, single.basis)];
         times.extend(
-            routes.lists.all().map(|(cost, basis)| (Some(cost.way), cost.model.predict(pieces, all), basis)),
+            routes
+                .lists
+                .all()
+                .filter(|(cost, _)| cost.exclusive == column)
+                .map(|(cost, basis)| (Some(cost.way), cost.model.predict(pieces, all), basis)),
         );
         let (way, method) = match &choice {
             None => (None, single.method),
@@ -122,7 +129,11 @@ impl CrossBackendTransferManager {
             Some(choice) => {
                 let candidate = &routes.candidates[choice.index];
                 let by_kernel = choice.by_kernel || candidate.method.is_in_place();
-                let way = if by_kernel { ListWay::CopyKernel } else { ListWay::CopyEngine };
+                let way = match by_kernel {
+                    true => ListWay::CopyKernel,
+                    false if is_through => ListWay::ThroughDevice,
+                    false => ListWay::CopyEngine,
+                };
                 if times.iter().all(|(known, ..)| *known != Some(way)) {
                     times.push((Some(way), choice.predicted, candidate.info.cost.basis));
                 }
@@ -151,6 +162,6 @@ impl CrossBackendTransferManager {
         let bytes = pairs.iter().map(|(src, _)| src.len() as u64).fold(0, u64::saturating_add);
         let mut cache = self.registry.route_cache();
         let routes = cache.routes(&self.registry, &path);
-        routes.is_ok_and(|routes| routes.lists.is_kernel_faster((pairs.len() as u64, bytes)))
+        routes.is_ok_and(|routes| routes.lists.is_kernel_faster(true, (pairs.len() as u64, bytes)))
     }
 }

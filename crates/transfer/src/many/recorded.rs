@@ -95,7 +95,8 @@ impl RecordedTransfers {
             Work::Anew(group, pairs) => (group, pairs),
         };
         let extras = || Extras { id: TransferId::if_traced(), ..Extras::default() };
-        let (options, wanted) = (&self.options, ListOptions { exclusive: self.by_kernel, way: None });
+        let (options, wanted) =
+            (&self.options, ListOptions { exclusive: self.by_kernel, ..ListOptions::default() });
         if let Some(whole) = self.manager.submit_group(group, pairs, wanted, (options, &extras())) {
             return self.add(whole, Pairs::Group(index), transfer);
         }

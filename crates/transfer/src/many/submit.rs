@@ -15,7 +15,7 @@ use transload_core::{
 use super::{
     CopyManyTransfer, List, ListOptions, Pair,
     groups::{BadPairs, Group, check_apart, grouped},
-    through_device::ordered,
+    through_device::{Rule, ordered},
     transfer::Pairs,
 };
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
     attempt::{Deferral, Extras, NotSubmitted, TaskContext},
     context::ManagerContext,
     manager::is_the_callers,
-    methods::TransferRequest,
+    methods::{TransferRequest, device_scratch::has_kernel},
     planning::{
         candidate::{Candidate, Excluded, THROUGH_DEVICE, bit},
         planner::{Choice, PathRoutes},
@@ -185,11 +185,20 @@ impl CrossBackendTransferManager {
         let (src, dst) = pairs.iter().find(|(src, _)| !src.is_empty())?;
         let timing = options.timing.unwrap_or_default();
         let registry = &*self.registry;
-        let may_go_through_device = wanted.way.is_none() && options.allows(TransferMethod::DirectCopy);
-        let ordered = may_go_through_device.then(|| ordered(pairs, input, wanted.exclusive)).flatten();
-        // Then by no kernel that reads the host's memory.
-        let wanted = ListOptions { exclusive: wanted.exclusive && ordered.is_none(), ..wanted };
         let (mut cache, mut declined) = (registry.route_cache(), 0);
+        let is_wanted = wanted.way == Some(ListWay::ThroughDevice);
+        let may_go_through_device =
+            (wanted.way.is_none() || is_wanted) && options.allows(TransferMethod::DirectCopy);
+        let ordered = may_go_through_device.then(|| {
+            let mut known = || {
+                let lists = &cache.routes(registry, &input.path).ok()?.lists;
+                lists.is_faster_through_device(wanted.exclusive, (*count as u64, input.bytes))
+            };
+            let rule = if is_wanted { Rule::Wanted } else { known().map_or(Rule::BuiltIn, Rule::Faster) };
+            ordered(pairs, input, wanted.exclusive, rule)
+        });
+        let ordered = ordered.flatten();
+        let wanted = ListOptions { through_device: ordered.is_some(), ..wanted };
         loop {
             let chosen = cache.routes(registry, &input.path).and_then(|routes| {
                 let unsuited = extras.queue.map_or(Ok(0), |queue| routes.off_queue(queue.device()))?;
@@ -232,6 +241,10 @@ impl CrossBackendTransferManager {
                 Some(submitted) => {
                     submission.tag |= THROUGH_DEVICE;
                     submitted
+                }
+                None if is_wanted => {
+                    let text = format!("a list {} cannot go through device memory", input.path);
+                    Err(NotSubmitted::Failed(Error::new(ErrorKind::Unsupported, text)))
                 }
                 None => candidate.method.submit_many(&candidate.route, &request, pairs),
             };
@@ -308,7 +321,7 @@ impl CrossBackendTransferManager {
         // What is queued for a copy engine changes no way that is wanted.
         let options = &match wanted.way {
             None => *options,
-            Some(ListWay::CopyEngine) => {
+            Some(ListWay::CopyEngine | ListWay::ThroughDevice) => {
                 options.priority(StreamPriority::Normal).forbid(TransferMethod::ZeroCopy)
             }
             Some(_) => options.priority(StreamPriority::Normal),
@@ -332,7 +345,12 @@ impl CrossBackendTransferManager {
         let may_be_kernel = is_within
             || wanted.exclusive
             || wanted.way == Some(ListWay::CopyKernel)
+            || routes.lists.are_known_beside()
             || transload_core::mutant!("transfer/many-kernel-unasked");
+        let may_be_kernel = may_be_kernel && !wanted.through_device;
+        let exclusive = wanted.exclusive
+            || !routes.lists.are_known_beside()
+            || transload_core::mutant!("transfer/list-beside");
         let kernels = options.allows(TransferMethod::ZeroCopy);
         // A single copy by one is what the caller asked for.
         let is_in_place = |routes: &PathRoutes, choice: &Choice| {
@@ -340,32 +358,38 @@ impl CrossBackendTransferManager {
         };
         let may_be_in_place = may_be_kernel || is_in_place(routes, &single);
         let usual = choose(routes, options).filter(|choice| may_be_in_place || !is_in_place(routes, choice));
-        let has_kernel = |choice: &Choice| {
+        let can_be_kernel = |choice: &Choice| {
             (kernels || is_within)
                 && routes.candidates.get(choice.index).is_some_and(|candidate| candidate.route.has_kernel)
         };
-        let by_kernel = match usual.filter(has_kernel) {
+        let by_kernel = match usual.filter(can_be_kernel) {
             _ if !may_be_kernel => None,
             Some(choice) => Some(Choice { by_kernel: true, ..choice }),
             None if kernels && has_in_place => choose(routes, &options.only(TransferMethod::ZeroCopy)),
             None => None,
         };
         let way = wanted.way.unwrap_or(match by_kernel {
-            Some(_) if routes.lists.is_kernel_faster(list) => ListWay::CopyKernel,
+            _ if wanted.through_device => ListWay::ThroughDevice,
+            Some(_) if routes.lists.is_kernel_faster(exclusive, list) => ListWay::CopyKernel,
             _ => ListWay::CopyEngine,
         });
         let choice = if way == ListWay::CopyKernel { by_kernel } else { usual };
         if wanted.way.is_some() {
-            // The host's threads are neither.
+            let is_between = input.path.src.device.is_cpu() != input.path.dst.device.is_cpu();
+            // The host's threads are none.
             let is_by_device = |choice: &Choice| {
-                routes.candidates.get(choice.index).is_some_and(|candidate| !candidate.route.lane.is_cpu())
+                routes.candidates.get(choice.index).is_some_and(|Candidate { route, .. }| {
+                    let may_go = || is_between && has_kernel(&*route.backend, route.lane);
+                    !route.lane.is_cpu() && (way != ListWay::ThroughDevice || may_go())
+                })
             };
             let choice = choice.filter(is_by_device);
             let text = || format!("no list {} can go by {way}", input.path);
             return choice.map(Some).ok_or_else(|| Error::new(ErrorKind::Unsupported, text()));
         }
         let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
-        let time = |choice: &Choice| routes.lists.predict(way, list).unwrap_or(choice.predicted);
+        // The costs of single copies are those on an idle device.
+        let time = |choice: &Choice| routes.lists.predict(way, true, list).unwrap_or(choice.predicted);
         Ok(choice.filter(|choice| time(choice) <= single.predicted.saturating_mul(pieces)))
     }
 }

@@ -21,6 +21,18 @@ struct Shape {
     stretches: u64,
     /// Whether the device has no other work.
     exclusive: bool,
+    rule: Rule,
+}
+
+/// By what it is decided.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rule {
+    /// It was not measured.
+    BuiltIn,
+    /// Whether it was measured to be faster.
+    Faster(bool),
+    /// The caller wants it.
+    Wanted,
 }
 
 impl Shape {
@@ -40,9 +52,12 @@ impl Shape {
             true => (Self::LEAST_EXCLUSIVE, Self::SHORT_EXCLUSIVE),
             false => (Self::LEAST, Self::SHORT),
         };
-        self.bytes >= least
-            && self.bytes <= short.saturating_mul(self.pieces)
-            && self.stretches.saturating_mul(Self::JOINED) <= self.pieces
+        let is_faster = match self.rule {
+            Rule::BuiltIn => self.bytes >= least && self.bytes <= short.saturating_mul(self.pieces),
+            Rule::Faster(is_faster) => is_faster,
+            Rule::Wanted => return true,
+        };
+        is_faster && self.stretches.saturating_mul(Self::JOINED) <= self.pieces
     }
 }
 
@@ -51,14 +66,19 @@ pub(super) fn ordered<'a>(
     pairs: &'a [Pair],
     PlanInput { path, bytes, .. }: &PlanInput,
     exclusive: bool,
+    rule: Rule,
 ) -> Option<Cow<'a, [Pair]>> {
+    let count = pairs.len() as u64;
     if is_staged(path) {
-        let count = pairs.len() as u64;
-        let is_short = count >= LEAST_STAGED && *bytes <= SHORT_STAGED.saturating_mul(count);
-        return (is_short && *bytes <= CHUNK as u64).then_some(Cow::Borrowed(pairs));
+        let is_faster = match rule {
+            Rule::BuiltIn => count >= LEAST_STAGED && *bytes <= SHORT_STAGED.saturating_mul(count),
+            Rule::Faster(is_faster) => is_faster,
+            Rule::Wanted => true,
+        };
+        return (is_faster && fits(path, *bytes)).then_some(Cow::Borrowed(pairs));
     }
     let side = host_side(path)?;
-    let mut shape = Shape { bytes: *bytes, pieces: pairs.len() as u64, stretches: 1, exclusive };
+    let mut shape = Shape { bytes: *bytes, pieces: count, stretches: 1, exclusive, rule };
     if !shape.goes_through_device() || pairs.iter().any(|pair| pair.0.len() > CHUNK) {
         return None;
     }
@@ -73,6 +93,11 @@ pub(super) fn ordered<'a>(
     sorted.sort_unstable_by_key(|pair| side(pair).host_address());
     shape.stretches = stretches(sorted.iter().map(|pair| side(pair)));
     shape.goes_through_device().then(|| sorted.into_iter().cloned().collect())
+}
+
+/// Returns whether a list may be as long: what is staged goes as one piece.
+pub(super) fn fits(path: &TransferPath, bytes: u64) -> bool {
+    bytes <= CHUNK as u64 || !is_staged(path)
 }
 
 /// Returns whether a list of the path is staged in host memory.

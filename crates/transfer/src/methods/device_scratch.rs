@@ -454,7 +454,7 @@ impl Halves<'_> {
 }
 
 /// Returns whether the device's queues copy within it by a kernel. Loads nothing.
-pub(super) fn has_kernel(backend: &dyn Backend, lane: DeviceId) -> bool {
+pub(crate) fn has_kernel(backend: &dyn Backend, lane: DeviceId) -> bool {
     let own = Place::new(lane, MemoryKind::Device);
     backend.in_place_copier(own, own) == Some(lane)
 }

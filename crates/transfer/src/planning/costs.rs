@@ -137,7 +137,7 @@ impl CostTable {
     pub(crate) fn all_lists(&self) -> Vec<(ListCost, CostBasis)> {
         let known = self.lists.values().flat_map(ListCosts::all);
         let mut list: Vec<_> = known.map(|(cost, basis)| (cost.clone(), basis)).collect();
-        list.sort_by_key(|(cost, _)| (cost.path, cost.way));
+        list.sort_by_key(|(cost, _)| (cost.path, cost.way, !cost.exclusive));
         list
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use transload::{
-    CrossBackendTransferManager, DeviceId, MemoryKind, RawBuffer, TransferMethod,
+    CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, RawBuffer, TransferMethod,
     backend::{CalibrationOptions, CostBasis, ListWay, Place},
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig},
@@ -43,10 +43,10 @@ impl Machine {
         self.manager.allocate_for(device, kind, LIST).unwrap()
     }
 
-    /// Returns whether the kernel is chosen for each shape after `exclusive`, and asserts that no other way is faster.
-    fn kernels(&self, from: MemoryKind, to: MemoryKind) -> Vec<bool> {
+    /// Returns the way that is chosen for each shape after `exclusive`, and asserts that no other is faster.
+    fn ways(&self, from: MemoryKind, to: MemoryKind) -> Vec<Option<ListWay>> {
         let (from, to) = (self.allocate(from), self.allocate(to));
-        let kernel = |(count, length): (usize, usize)| {
+        let way = |(count, length): (usize, usize)| {
             let part = |of: &RawBuffer, at: usize| of.slice(at * length..(at + 1) * length).unwrap();
             let pairs: Vec<Pair> =
                 (0..count).map(|at| (part(&from, at), part(&to, count - 1 - at))).collect();
@@ -56,30 +56,30 @@ impl Machine {
                     let begun = self.sim.now();
                     let copy = self.manager.copy_many(&pairs);
                     let copy = if let Some(way) = way { copy.way(way) } else { copy.exclusive() };
-                    copy.wait().unwrap();
-                    (self.sim.now() - begun).as_secs_f64()
+                    let copied = copy.wait().map_err(|failed| failed.error.kind());
+                    // Within the device there is no host memory of which stretches could be copied.
+                    let has_way = way != Some(ListWay::ThroughDevice) || from.place() != to.place();
+                    assert_eq!(copied.err(), (!has_way).then_some(ErrorKind::Unsupported));
+                    if has_way { (self.sim.now() - begun).as_secs_f64() } else { f64::INFINITY }
                 };
                 (0..3).map(run).fold(f64::INFINITY, f64::min)
             };
-            let [engine, kernel] = ListWay::ALL.map(|way| time(Some(way)));
+            let times = ListWay::ALL.map(|way| (Some(way), time(Some(way))));
             let list = (count as u64, length as u64);
             let plan = self.manager.plan_many(from.place(), to.place(), list, true).unwrap();
-            let chosen = match plan.way {
-                Some(ListWay::CopyEngine) => engine,
-                Some(ListWay::CopyKernel) => kernel,
-                _ => time(None),
-            };
-            assert!(
-                chosen <= 1.1 * engine.min(kernel) + 4e-6,
-                "{count} × {length}: {chosen}, by engine {engine}, by kernel {kernel}: {plan}"
-            );
+            let best = times.iter().map(|(_, time)| *time).fold(f64::INFINITY, f64::min);
+            let planned = times.iter().find(|(way, _)| *way == plan.way);
+            let chosen = planned.map_or_else(|| time(None), |(_, time)| *time);
+            assert!(chosen <= 1.1 * best + 4e-6, "{count} × {length}: {chosen} of {times:?}: {plan}");
             assert_eq!(plan.basis, CostBasis::Measured, "{plan}");
-            plan.way == Some(ListWay::CopyKernel)
+            plan.way
         };
-        SHAPES.map(kernel).to_vec()
+        SHAPES.map(way).to_vec()
     }
 }
 
+const ENGINE: Option<ListWay> = Some(ListWay::CopyEngine);
+const KERNEL: Option<ListWay> = Some(ListWay::CopyKernel);
 const ENDS: [(MemoryKind, MemoryKind); 2] =
     [(MemoryKind::Pinned, MemoryKind::Device), (MemoryKind::Device, MemoryKind::Mapped)];
 
@@ -87,8 +87,8 @@ const ENDS: [(MemoryKind, MemoryKind); 2] =
 fn engines_slow_per_piece_leave_short_pieces_to_the_kernel() {
     let machine = Machine::of(|sim| sim.batch_piece_ns(1700).kernel_host_link(Some(40.0)));
     for (from, to) in ENDS {
-        let kernels = machine.kernels(from, to);
-        assert!(kernels[3] && kernels[4] && !kernels[7], "{kernels:?}");
+        let ways = machine.ways(from, to);
+        assert!(!ways[3..5].contains(&ENGINE) && ways[7] == ENGINE, "{ways:?}");
     }
 }
 
@@ -96,7 +96,7 @@ fn engines_slow_per_piece_leave_short_pieces_to_the_kernel() {
 fn slow_kernel_leaves_all_but_the_least_to_the_engines() {
     let machine = Machine::of(|sim| sim.kernel_host_link(Some(4.0)));
     for (from, to) in ENDS {
-        assert!(machine.kernels(from, to)[2..].iter().all(|kernel| !kernel));
+        assert!(!machine.ways(from, to)[2..].contains(&KERNEL));
     }
 }
 
@@ -104,10 +104,10 @@ fn slow_kernel_leaves_all_but_the_least_to_the_engines() {
 fn links_decide_where_pieces_cost_the_same() {
     // Bytes are all that counts on the slow link, and pieces on the fast one.
     let slow = Machine::of(|sim| sim.host_link(1.0).batch_piece_ns(100));
-    slow.kernels(MemoryKind::Pinned, MemoryKind::Device);
+    slow.ways(MemoryKind::Pinned, MemoryKind::Device);
     let fast = Machine::of(|sim| sim.host_link(500.0).batch_piece_ns(1700).kernel_host_link(Some(40.0)));
-    let kernels = fast.kernels(MemoryKind::Pinned, MemoryKind::Device);
-    assert!(kernels[4] && kernels[5..].iter().all(|kernel| !kernel), "{kernels:?}");
+    let ways = fast.ways(MemoryKind::Pinned, MemoryKind::Device);
+    assert!(ways[4] != ENGINE && !ways[5..].contains(&KERNEL), "{ways:?}");
 }
 
 #[test]
@@ -116,28 +116,50 @@ fn device_local_lists_are_chosen_by_their_time() {
     for (latency, piece, kernel) in [(1, 0, false), (6, 1000, true)] {
         let latency = Duration::from_micros(latency);
         let machine = Machine::of(|sim| sim.latency(latency).batch_piece_ns(piece));
-        assert_eq!(machine.kernels(MemoryKind::Device, MemoryKind::Device)[4], kernel);
+        assert_eq!(machine.ways(MemoryKind::Device, MemoryKind::Device)[4] == KERNEL, kernel);
     }
 }
 
 #[test]
-fn calibrated_kernel_is_not_taken_unless_exclusive() {
-    let machine = Machine::of(|sim| sim.batch_piece_ns(1700));
-    let (from, to) = (machine.allocate(MemoryKind::Pinned), machine.allocate(MemoryKind::Device));
-    let pair = |at: usize| -> Pair {
-        let part = |of: &RawBuffer, at: usize| of.slice(at * 64..(at + 1) * 64).unwrap();
-        (part(&from, at), part(&to, 499 - at))
-    };
-    let pairs: Vec<Pair> = (0..500).map(pair).collect();
-    let copy = || machine.manager.copy_many(&pairs);
-    let method = |report: transload::CopyManyReport| report.groups[0].method;
-    assert_eq!(method(copy().wait().unwrap()), TransferMethod::DirectCopy);
-    assert_eq!(method(copy().exclusive().wait().unwrap()), TransferMethod::ZeroCopy);
-    // A way that a path does not have.
+fn beside_kernels_lists_go_by_what_was_measured_there() {
+    // Alone, the kernel is somewhat faster than the engine, or several times; beside other kernels it delays them by its own time.
+    for (piece, beside) in [(4500, TransferMethod::DirectCopy), (20_000, TransferMethod::ZeroCopy)] {
+        let machine = Machine::of(|sim| sim.batch_piece_ns(piece).kernel_host_link(Some(1.0)));
+        let (near, far) = (machine.allocate(MemoryKind::Pinned), machine.allocate(MemoryKind::Device));
+        // Every second piece of the host's memory, or all: of these, engines copy long stretches.
+        let copied = |step: usize, exclusive: bool| {
+            let part = |of: &RawBuffer, at: usize| of.slice(at * 4096..(at + 1) * 4096).unwrap();
+            let pairs: Vec<Pair> =
+                (0..128).map(|at| (part(&near, step * at), part(&far, 127 - at))).collect();
+            let copy = machine.manager.copy_many(&pairs);
+            let copy = if exclusive { copy.exclusive() } else { copy };
+            let report = copy.wait().unwrap();
+            (report.groups[0].method, report.groups[0].through_device)
+        };
+        assert_eq!(copied(2, true), (TransferMethod::ZeroCopy, false));
+        assert_eq!(copied(2, false), (beside, false));
+        assert_eq!(copied(1, false), (TransferMethod::DirectCopy, true));
+        let list = (128, 4096);
+        let plan = |exclusive| machine.manager.plan_many(near.place(), far.place(), list, exclusive).unwrap();
+        assert!(
+            [true, false].into_iter().all(|exclusive| plan(exclusive).way == Some(ListWay::ThroughDevice))
+        );
+        let beside = machine.manager.list_costs().into_iter().filter(|(cost, _)| !cost.exclusive);
+        let beside: Vec<_> = beside.collect();
+        assert!(!beside.is_empty() && beside.iter().all(|(_, basis)| *basis == CostBasis::Measured));
+    }
+}
+
+#[test]
+fn way_that_a_path_does_not_have_is_refused() {
+    transload_cuda_sim::install().unwrap();
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
     let host = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
-    let here = [1, 2].map(|_| machine.manager.allocate(host.device, host.kind, 64).unwrap());
-    let [first, second] = here;
-    let failed =
-        machine.manager.copy_many(vec![(first, second)]).way(ListWay::CopyKernel).wait().unwrap_err();
-    assert_eq!(failed.error.kind(), transload::ErrorKind::Unsupported, "{failed}");
+    let [first, second] = [1, 2].map(|_| manager.allocate(host.device, host.kind, 64).unwrap());
+    for way in ListWay::ALL {
+        let pairs = vec![(first.clone(), second.clone())];
+        let failed = manager.copy_many(pairs).way(way).wait().unwrap_err();
+        assert_eq!(failed.error.kind(), ErrorKind::Unsupported, "{failed}");
+    }
 }
