@@ -154,7 +154,13 @@ fn costs_of_lists_are_points_with_two_numbers_for_each_length() {
     let points =
         [point(1, 4096, 11e-6), point(1000, 4096, 110e-6), point(0, 8192, 10e-6), point(1000, 8192, 210e-6)];
     let path = json!({ "src": "cpu/pinned", "dst": "cuda:1/device" });
-    round_trip(&cost, json!({ "path": path, "way": "copy_kernel", "model": points }));
+    round_trip(&cost, json!({ "path": path, "way": "copy_kernel", "exclusive": true, "model": points }));
+    let unsaid = json!({ "path": path, "way": "copy_kernel", "model": points });
+    assert_eq!(
+        serde_json::from_value::<ListCost>(unsaid).unwrap(),
+        cost,
+        "of an idle device, if it is not said"
+    );
     // Linear in the number of pieces and their length; longer pieces are several.
     let micros = |pieces: u64, bytes| cost.model.predict(pieces, pieces * bytes).as_nanos().div_ceil(100);
     assert_eq!(
