@@ -19,8 +19,10 @@ pub(crate) enum Engine {
     ToDevice,
     ToHost,
     Peer,
-    /// Of kernels, which occupy all multiprocessors.
-    Kernels,
+    /// The multiprocessors, for a kernel of fewer blocks than there are.
+    SomeMultiprocessors,
+    /// All of them: no other kernel runs.
+    AllMultiprocessors,
     Compute,
     None,
 }
@@ -31,34 +33,40 @@ pub(crate) struct Engines {
     to_device: u64,
     to_host: u64,
     peer: u64,
-    kernels: u64,
+    /// Kernels that occupy all multiprocessors, and others.
+    all_multiprocessors: u64,
+    some_multiprocessors: u64,
 }
 
 impl Engines {
     /// Returns the time from which on all are free.
     pub(crate) fn all_free_at(&self) -> u64 {
-        self.to_device.max(self.to_host).max(self.peer).max(self.kernels)
-    }
-
-    fn free_at(&mut self, engine: Engine) -> Option<&mut u64> {
-        match engine {
-            Engine::ToDevice => Some(&mut self.to_device),
-            Engine::ToHost => Some(&mut self.to_host),
-            Engine::Peer => Some(&mut self.peer),
-            Engine::Kernels => Some(&mut self.kernels),
-            Engine::Compute | Engine::None => None,
-        }
+        self.to_device
+            .max(self.to_host)
+            .max(self.peer)
+            .max(self.all_multiprocessors)
+            .max(self.some_multiprocessors)
     }
 
     /// Schedules an operation that is ready at `ready`. Returns its end time.
     pub(crate) fn reserve(&mut self, engine: Engine, ready: u64, duration: u64) -> u64 {
-        match self.free_at(engine) {
-            Some(free_at) => {
-                *free_at = ready.max(*free_at).saturating_add(duration);
-                *free_at
+        let free_at = match engine {
+            Engine::ToDevice => &mut self.to_device,
+            Engine::ToHost => &mut self.to_host,
+            Engine::Peer => &mut self.peer,
+            Engine::AllMultiprocessors => {
+                self.all_multiprocessors = self.all_multiprocessors.max(self.some_multiprocessors);
+                &mut self.all_multiprocessors
             }
-            None => ready.saturating_add(duration),
-        }
+            Engine::SomeMultiprocessors => {
+                let end = ready.max(self.all_multiprocessors).saturating_add(duration);
+                self.some_multiprocessors = self.some_multiprocessors.max(end);
+                return end;
+            }
+            Engine::Compute | Engine::None => return ready.saturating_add(duration),
+        };
+        *free_at = ready.max(*free_at).saturating_add(duration);
+        *free_at
     }
 }
 
@@ -93,7 +101,12 @@ pub(crate) fn cost(
                 let gbps = if local { LOCAL_GBPS } else { host };
                 total = total.saturating_add(time(access.bytes, gbps));
             }
-            (Engine::Kernels, total)
+            let (x, y, z) = run.launch.grid;
+            let blocks = u64::from(x).saturating_mul(u64::from(y)).saturating_mul(u64::from(z));
+            match blocks < u64::try_from(device.multiprocessors).unwrap_or(0) {
+                true => (Engine::SomeMultiprocessors, total),
+                false => (Engine::AllMultiprocessors, total),
+            }
         }
         Work::Prefetch { bytes, to, .. } => {
             let host = *to == crate::Residency::Host;

@@ -160,7 +160,14 @@ impl Run<'_> {
 
     /// Measures the lists of a pair of devices on an idle device, or beside kernels.
     fn lists_of(&mut self, all: &[(Place, Place)], largest: &Result<u64>, exclusive: bool) {
-        for (a, b) in all.iter().rev() {
+        let mut all = all.to_vec();
+        // Pinned memory stands for mapped memory, and is what lists are mostly of.
+        all.sort_by_key(|(a, _)| match a.kind {
+            MemoryKind::Pinned => 0,
+            MemoryKind::Mapped => 1,
+            _ => 2,
+        });
+        for (a, b) in &all {
             let is_measured = |path: &TransferPath| {
                 let is_between = path.src.device.is_cpu() != path.dst.device.is_cpu();
                 has_ways(*path)

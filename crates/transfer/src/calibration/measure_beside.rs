@@ -20,9 +20,7 @@ const COUNTS: [usize; 3] = [16, 128, 1024];
 /// that takes a kernel of its own waits for those that run.
 const FILLED: u64 = 16;
 /// Kernels that end while lists are copied by one way, at least.
-const KERNELS: u32 = 3;
-/// How often each way has its turn.
-const TURNS: u32 = 2;
+const KERNELS: u32 = 4;
 
 fn shapes(most: u64) -> impl Iterator<Item = (usize, usize)> {
     let most = usize::try_from(most.min(LARGEST)).unwrap_or(usize::MAX);
@@ -34,7 +32,7 @@ fn shapes(most: u64) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// What lists of one way took in all their turns, and the kernels meanwhile.
+/// What lists of one way took, and the kernels meanwhile.
 #[derive(Default)]
 struct Taken {
     lists: Vec<Duration>,
@@ -87,10 +85,8 @@ impl Run<'_> {
             self.tell(path, (count * length) as u64);
             let pairs = pairs((src, dst), (count, length))?;
             let mut taken: Vec<Taken> = found.iter().map(|_| Taken::default()).collect();
-            for _ in 0..TURNS {
-                for (list, taken) in found.iter().zip(&mut taken) {
-                    self.turn(&mut load, (&pairs, list.way), taken)?;
-                }
+            for (list, taken) in found.iter().zip(&mut taken) {
+                self.turn(&mut load, (&pairs, list.way), taken)?;
             }
             for (list, taken) in found.iter_mut().zip(taken) {
                 let time = taken.result(length as u64, kernel);
