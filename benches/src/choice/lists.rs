@@ -70,6 +70,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     }
     let found = calibrated.calibrate(&options)?;
     let mut paths: Vec<TransferPath> = found.lists.iter().map(|list| list.path).collect();
+    paths.sort();
     paths.dedup();
     // To copies it is the same as pinned memory.
     paths.retain(|path| [path.src, path.dst].iter().all(|place| place.kind != MemoryKind::Mapped));
