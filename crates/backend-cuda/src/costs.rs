@@ -26,7 +26,7 @@ const STAGED_DOWN: Curve = [12.3, 20.2, 91.8, 674.9, 3129.0, 5755.4];
 const STAGED_ACROSS: Curve = [16.3, 19.4, 81.5, 574.2, 3195.7, 5890.3];
 /// Into unified memory that is on the host: by the driver's copy, by staging, by host threads and a prefetch.
 const DIRECT_INTO_UNIFIED: Curve = [41.9, 74.5, 229.7, 2724.8, 20_661.2, 37_523.3];
-const STAGED_INTO_UNIFIED: Curve = [49.6, 82.5, 388.1, 2337.8, 18_576.5, 36_390.1];
+const STAGED_INTO_UNIFIED: Curve = [49.6, 82.5, 239.0, 2337.8, 18_576.5, 36_390.1];
 const MOVED_INTO_UNIFIED: Curve = [27.0, 43.3, 227.3, 1719.1, 11_043.6, 19_590.6];
 /// Out of unified memory that is on the device: likewise.
 const DIRECT_OUT_OF_UNIFIED: Curve = [14.4, 20.6, 107.6, 1314.9, 9187.8, 18_228.0];
