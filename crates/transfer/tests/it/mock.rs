@@ -491,7 +491,8 @@ unsafe impl Queue for MockQueue {
     }
 
     fn outstanding(&self) -> u64 {
-        self.timeline.enqueued.load(Ordering::SeqCst) - self.timeline.performed()
+        let performed = self.timeline.performed();
+        self.timeline.enqueued.load(Ordering::SeqCst) - performed
     }
 
     fn released(&self) {
