@@ -1,7 +1,7 @@
 //! Default costs.
 //!
 //! Source: the means of docs/benchmarks/2026-11-23-1xH200-limits.json and -second.json, rows `methods/`: H200 with PCIe 5 x16,
-//! driver 580 (CUDA 13.0); between two devices 2026-11-21-2xH200-memory-and-streams.json. Unified memory began each measurement on the other side. Costs that were not measured say so. A test of
+//! driver 580 (CUDA 13.0); 1 MiB staged into unified memory 2026-11-24-1xH200-limits-fourth.json; between two devices 2026-11-21-2xH200-memory-and-streams.json. Unified memory began each measurement on the other side. Costs that were not measured say so. A test of
 //! the facade compares the choices made by this table with the newest record.
 
 use std::time::Duration;
