@@ -476,9 +476,8 @@ unsafe impl Queue for MockQueue {
         let closed = self.shared.closed.lock().clone().filter(|_| down);
         let after = after.iter().cloned().chain(closed).collect();
         let work = Work { src: address(src), dst: address(dst), len, after, timing };
-        [work.src, work.dst]
-            .into_iter()
-            .for_each(|start| self.shared.uses(self.timeline.device, start..start + len));
+        let uses = |start| self.shared.uses(self.timeline.device, start..start + len);
+        [work.src, work.dst].into_iter().for_each(uses);
         self.shared.enqueued.fetch_add(1, Ordering::SeqCst);
         let mut line = self.timeline.line.lock();
         line.work.push_back(work);
@@ -491,8 +490,8 @@ unsafe impl Queue for MockQueue {
     }
 
     fn outstanding(&self) -> u64 {
-        let performed = self.timeline.performed();
-        self.timeline.enqueued.load(Ordering::SeqCst) - performed
+        // In this order: the first never exceeds what the second reads later.
+        self.timeline.performed().abs_diff(self.timeline.enqueued.load(Ordering::SeqCst))
     }
 
     fn released(&self) {
