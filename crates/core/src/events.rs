@@ -35,6 +35,8 @@ use std::{
 
 use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
 
+use crate::profile::sink::is_any_attached;
+
 /// Target of events of transfers and methods.
 pub const TRANSFER: &str = "transload::transfer";
 /// Target of events of staged transfers and their pinned memory.
@@ -161,14 +163,13 @@ pub const UNIFIED_COPY_FAILED: &str = "unified_copy_failed";
 pub struct TransferId(NonZeroU64);
 
 impl TransferId {
-    /// Returns a new id if a subscriber wants any event; otherwise this costs one relaxed load.
+    /// Returns a new id if a subscriber wants any event, or a [sink](crate::OperationSink) is attached; otherwise this costs two
+    /// relaxed loads.
     #[must_use]
     #[inline]
-    pub fn if_traced() -> Option<Self> {
-        if STATIC_MAX_LEVEL == LevelFilter::OFF || LevelFilter::current() == LevelFilter::OFF {
-            return None;
-        }
-        Self::next()
+    pub fn if_wanted() -> Option<Self> {
+        let is_traced = STATIC_MAX_LEVEL != LevelFilter::OFF && LevelFilter::current() != LevelFilter::OFF;
+        if is_traced || is_any_attached() { Self::next() } else { None }
     }
 
     #[cold]

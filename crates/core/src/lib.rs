@@ -31,6 +31,7 @@ mod host;
 #[doc(hidden)]
 pub mod mutants;
 mod panics;
+mod profile;
 mod queue;
 #[cfg(feature = "serde")]
 pub mod serde_seconds;
@@ -66,6 +67,11 @@ pub use events::TransferId;
 pub use hazard::Access;
 pub use host::{host_access, host_memory::host_memory};
 pub use panics::{catch_panic, panic_text};
+pub use profile::clock::{ClockAnchor, ClockId, DeviceClock, Stamp};
+pub use profile::operation::{OperationInfo, OperationKind};
+pub use profile::scope::TransferScope;
+pub use profile::sink::{OperationRecord, OperationSample, OperationSink, SinkSlot};
+pub use profile::tally::{OperationCount, OperationSampling, QueueTally};
 pub use queue::fence::{Done, Fence, PointSignal, Timeline, TimelineId, next_timeline_id};
 pub use queue::observer::{Observer, TransferEvent};
 pub use queue::room::full_until;

@@ -256,7 +256,7 @@ impl<'a> CopyBuilder<'a> {
         let StridedCopy { src, dst, rows } =
             strided.unwrap_or_else(|| StridedCopy { src: src.clone(), dst: dst.clone(), rows: None });
         let task = TaskSubmission {
-            id: TransferId::if_traced(),
+            id: TransferId::if_wanted(),
             manager: manager.clone(),
             options,
             after,
@@ -275,7 +275,7 @@ fn submit_with(
     options: &TransferOptions,
     CopyExtras { order: BuilderExtras { after, queue }, strided }: &CopyExtras<'_>,
 ) -> Transfer {
-    let (id, queue) = (TransferId::if_traced(), queue.map(|queue| queue as _));
+    let (id, queue) = (TransferId::if_wanted(), queue.map(|queue| queue as _));
     let extras = Extras { id, after, queue, ..Extras::default() };
     match strided {
         None => manager.attempt(src, dst, options, Some(&extras)),

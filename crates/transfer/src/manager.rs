@@ -153,7 +153,7 @@ impl CrossBackendTransferManager {
         }
         match ranges((src, src_offset), (dst, dst_offset), size) {
             Ok((src, dst)) => self.start(&src, &dst, &options),
-            Err(error) => self.refuse(TransferId::if_traced(), error),
+            Err(error) => self.refuse(TransferId::if_wanted(), error),
         }
     }
 
@@ -317,7 +317,7 @@ impl CrossBackendTransferManager {
     /// Submits a transfer; blocks the calling thread where the bytes wait for work that the queue cannot wait for.
     #[inline]
     pub(crate) fn start(&self, src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions) -> Transfer {
-        match TransferId::if_traced() {
+        match TransferId::if_wanted() {
             None => self.attempt(src, dst, options, None),
             id => self.attempt(src, dst, options, Some(&Extras { id, ..Extras::default() })),
         }

@@ -8,8 +8,8 @@ use std::{
 };
 
 use crate::{
-    DeviceId, Error, ErrorKind, Fence, ListCost, MemoryKind, Operation, PathCost, Place, QueueLease,
-    RawBuffer, Recording, Result, StreamPriority, WorkloadType,
+    DeviceId, Error, ErrorKind, Fence, ListCost, MemoryKind, Operation, OperationSampling, OperationSink,
+    PathCost, Place, QueueLease, RawBuffer, Recording, Result, StreamPriority, WorkloadType,
 };
 
 /// The description of a device by its backend.
@@ -289,6 +289,21 @@ pub trait Backend: Any + Send + Sync {
     /// invalidate stream captures.
     fn attach_thread(&self) -> Option<Box<dyn std::any::Any>> {
         None
+    }
+
+    /// Attaches a sink to all devices: operations that their queues, present and future ones, enqueue from now on are counted, and some
+    /// are timed and passed to it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the backend cannot; [`ErrorKind::Busy`] if a device has a sink. Then no device has this one.
+    fn attach_sink(&self, sink: &Arc<dyn OperationSink>, sampling: OperationSampling) -> Result<()> {
+        let _ = (sink, sampling);
+        unsupported(self, "profiling of its operations")
+    }
+
+    /// Detaches this sink from all devices that have it.
+    fn detach_sink(&self, sink: &Arc<dyn OperationSink>) {
+        let _ = sink;
     }
 
     /// Adds a cache to those that release unused memory before an allocation or a registration fails for lack of pinned memory. A

@@ -10,7 +10,7 @@ pub(crate) mod unobserved;
 
 use std::{fmt, ops::Deref, sync::Arc};
 
-use crate::{DeviceId, Error, ErrorKind, Fence, Operation, Place, RawBuffer, Result, Timeline};
+use crate::{DeviceId, Error, ErrorKind, Fence, Operation, Place, RawBuffer, Result, Stamp, Timeline};
 
 /// The priority of a queue's work. On CUDA it affects kernels, not copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -146,6 +146,15 @@ pub unsafe trait Queue: Send + Sync + 'static {
     /// Returns how many operations are enqueued and not known to be complete: those after the point that the timeline has
     /// [reached](Timeline::reached).
     fn outstanding(&self) -> u64;
+
+    /// Records when the queue reaches this place in its order, by its device's clock. Other threads' operations may come between.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind) for a device without a clock, which is the default; `Busy` while the queue is being
+    /// captured; the driver's.
+    fn stamp(&self) -> Result<Stamp> {
+        Err(Error::new(ErrorKind::Unsupported, format!("a queue of {} has no clock", self.device())))
+    }
 
     /// Returns the driver's handle as an integer (a `CUstream`), for interop; `None` if there is none, or if
     /// in the calling thread it would mean another queue (a per-thread default stream of another thread).

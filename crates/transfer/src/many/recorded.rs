@@ -77,7 +77,7 @@ impl RecordedTransfers {
         if self.submitting.is_owned_by_current_thread() {
             let text = "the thread is submitting this recording; its observers cannot replay it";
             let error = Error::new(ErrorKind::Unsupported, text);
-            transfer.add(self.manager.refuse(TransferId::if_traced(), error), Pairs::From(0, 0));
+            transfer.add(self.manager.refuse(TransferId::if_wanted(), error), Pairs::From(0, 0));
             return transfer;
         }
         let is_ordered = self.is_ordered && !transload_core::mutant!("transfer/recorded-replays-in-order");
@@ -94,7 +94,7 @@ impl RecordedTransfers {
             Work::Graph(graph) => return self.add(graph.replay(), Pairs::Group(index), transfer),
             Work::Anew(group, pairs) => (group, pairs),
         };
-        let extras = || Extras { id: TransferId::if_traced(), ..Extras::default() };
+        let extras = || Extras { id: TransferId::if_wanted(), ..Extras::default() };
         let (options, wanted) =
             (&self.options, ListOptions { exclusive: self.by_kernel, ..ListOptions::default() });
         if let Some(whole) = self.manager.submit_group(group, pairs, wanted, (options, &extras())) {

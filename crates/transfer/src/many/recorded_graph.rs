@@ -89,7 +89,7 @@ impl RecordedGraph {
     /// Submits all transfers again, as one operation.
     pub(super) fn replay(&self) -> Transfer {
         let Replays { report, timing, context } = &*self.replays;
-        let id = TransferId::if_traced();
+        let id = TransferId::if_wanted();
         let mut submission = Submission { begun: Some(Instant::now()), ..Submission::default() };
         let lost = self.devices.iter().try_for_each(|devices| context.lost.check(devices.each_ref()));
         let submitted = lost.and_then(|()| {

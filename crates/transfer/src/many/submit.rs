@@ -93,7 +93,7 @@ impl<'a> ManyCopies<'a> {
                 let turns = &checked.turns;
                 TaskContext { turns, may_be_slow, deferral: Cell::default() }
             });
-            let extras = Extras { id: TransferId::if_traced(), task: context.as_ref(), ..*extras };
+            let extras = Extras { id: TransferId::if_wanted(), task: context.as_ref(), ..*extras };
             let pairs = group.pairs(list);
             let transfer = match checked.singles {
                 None => manager.submit_group(group, pairs, self.wanted, (options, &extras)),
@@ -142,7 +142,7 @@ fn refused(
     (indices, error): BadPairs,
 ) -> CopyManyTransfer {
     let mut transfer = CopyManyTransfer::new(&manager.context, count);
-    transfer.add(manager.refuse(TransferId::if_traced(), error), Pairs::Refused(indices));
+    transfer.add(manager.refuse(TransferId::if_wanted(), error), Pairs::Refused(indices));
     transfer
 }
 

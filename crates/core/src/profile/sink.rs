@@ -1,0 +1,193 @@
+//! Where the timed operations of a device's queues go.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use parking_lot::RwLock;
+
+use crate::{
+    DeviceId, Error, ErrorKind, OperationInfo, OperationSampling, QueueTally, Result, Stamp, StreamPriority,
+    TimelineId, TransferId, TransferScope,
+};
+
+/// Number of slots in this process with a sink.
+static ATTACHED: AtomicU32 = AtomicU32::new(0);
+
+/// Returns whether any device of the process has a sink, so that transfers need ids.
+#[inline]
+pub(crate) fn is_any_attached() -> bool {
+    ATTACHED.load(Ordering::Relaxed) > 0
+}
+
+/// A timed operation that was enqueued.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct OperationRecord {
+    /// The queue.
+    pub queue: TimelineId,
+    /// The device that does the work.
+    pub device: DeviceId,
+    /// The queue's priority.
+    pub priority: StreamPriority,
+    /// What it does.
+    pub info: OperationInfo,
+    /// The transfer that it belongs to, if a transfer manager submitted it.
+    pub transfer: Option<TransferId>,
+    /// The host's clock before it was enqueued.
+    pub enqueued: Instant,
+    /// The host's clock when it was enqueued.
+    pub submitted: Instant,
+    /// When the queue reached it, after everything that it had to wait for.
+    pub begin: Stamp,
+    /// When it was complete.
+    pub end: Stamp,
+    /// Counts of the queue, all of whose operations they include.
+    pub tally: Arc<QueueTally>,
+    /// Identifies the attachment of the sink, for [`QueueTally::counts`].
+    pub attachment: u64,
+}
+
+/// Takes the timed operations of a device's queues.
+pub trait OperationSink: Send + Sync + 'static {
+    /// Takes an operation: of a device, when it was enqueued, on that thread; of the host, when it ended. Must be quick, must not
+    /// submit, and must not call the driver.
+    fn operation(&self, record: OperationRecord);
+}
+
+/// The place for a device's sink, which its queues share.
+#[derive(Default)]
+pub struct SinkSlot {
+    /// 0 without a sink, else the number of its attachment in this process.
+    attachment: AtomicU64,
+    all_from_bytes: AtomicU64,
+    one_in: AtomicU32,
+    sink: RwLock<Option<Arc<dyn OperationSink>>>,
+}
+
+impl SinkSlot {
+    /// Attaches a sink: operations that are enqueued from now on are counted, and some are timed and passed to it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if there is one already.
+    pub fn attach(&self, sink: Arc<dyn OperationSink>, sampling: OperationSampling) -> Result<()> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let mut slot = self.sink.write();
+        if slot.is_some() {
+            let text = "the device has a profiler; disable that one first";
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        *slot = Some(sink);
+        self.all_from_bytes.store(sampling.all_from_bytes, Ordering::Relaxed);
+        self.one_in.store(sampling.one_in, Ordering::Relaxed);
+        ATTACHED.fetch_add(1, Ordering::Relaxed);
+        self.attachment.store(NEXT.fetch_add(1, Ordering::Relaxed), Ordering::Release);
+        Ok(())
+    }
+
+    /// Detaches `sink`, if it is the one that is attached. Operations that other threads are enqueueing may still be passed to it.
+    pub fn detach(&self, sink: &Arc<dyn OperationSink>) {
+        let mut slot = self.sink.write();
+        if slot.as_ref().is_some_and(|attached| Arc::ptr_eq(attached, sink)) {
+            self.attachment.store(0, Ordering::Relaxed);
+            ATTACHED.fetch_sub(1, Ordering::Relaxed);
+            *slot = None;
+        }
+    }
+
+    /// Returns whether there is a sink.
+    #[must_use]
+    #[inline]
+    pub fn is_attached(&self) -> bool {
+        self.attachment.load(Ordering::Relaxed) != 0
+    }
+
+    /// Counts an operation that is about to be enqueued. Returns its sample if it is to be timed. `info` is called only if there is a sink.
+    #[inline]
+    pub fn sample(
+        &self,
+        tally: &Arc<QueueTally>,
+        info: impl FnOnce() -> OperationInfo,
+    ) -> Option<OperationSample> {
+        match self.attachment.load(Ordering::Acquire) {
+            0 => None,
+            attachment => self.sample_attached(tally, &info(), attachment),
+        }
+    }
+
+    #[cold]
+    fn sample_attached(
+        &self,
+        tally: &Arc<QueueTally>,
+        info: &OperationInfo,
+        attachment: u64,
+    ) -> Option<OperationSample> {
+        let all_from_bytes = self.all_from_bytes.load(Ordering::Relaxed);
+        let one_in = u64::from(self.one_in.load(Ordering::Relaxed));
+        tally.count(info, attachment, all_from_bytes, one_in).then(|| OperationSample {
+            info: *info,
+            transfer: TransferScope::current(),
+            enqueued: Instant::now(),
+            tally: Arc::clone(tally),
+            attachment,
+        })
+    }
+
+    /// Passes an operation to the sink. Without times, as when they could not be recorded, it stays one that was only counted.
+    pub fn pass(
+        &self,
+        sample: OperationSample,
+        (queue, device, priority): (TimelineId, DeviceId, StreamPriority),
+        times: Option<(Stamp, Stamp)>,
+    ) {
+        let Some((begin, end)) = times else { return };
+        let OperationSample { info, transfer, enqueued, tally, attachment } = sample;
+        let submitted = Instant::now();
+        let record = OperationRecord {
+            queue,
+            device,
+            priority,
+            info,
+            transfer,
+            enqueued,
+            submitted,
+            begin,
+            end,
+            tally,
+            attachment,
+        };
+        let sink = self.sink.read();
+        if let Some(sink) = sink.as_ref().filter(|_| self.attachment.load(Ordering::Relaxed) == attachment) {
+            sink.operation(record);
+        }
+    }
+}
+
+impl fmt::Debug for SinkSlot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SinkSlot").field("is_attached", &self.is_attached()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for SinkSlot {
+    fn drop(&mut self) {
+        if self.is_attached() {
+            ATTACHED.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// An operation that is to be timed, before it is enqueued.
+#[derive(Debug)]
+pub struct OperationSample {
+    info: OperationInfo,
+    transfer: Option<TransferId>,
+    enqueued: Instant,
+    tally: Arc<QueueTally>,
+    attachment: u64,
+}

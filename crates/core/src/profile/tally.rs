@@ -1,0 +1,116 @@
+//! Counts of a queue's operations while a sink is attached, and which of them are timed.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::{OperationInfo, OperationKind};
+
+const KINDS: usize = OperationKind::ALL.len();
+
+/// Which operations a sink is given, with their times. All others are only counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct OperationSampling {
+    /// Operations of at least this many bytes are all timed.
+    pub all_from_bytes: u64,
+    /// Of smaller ones of each queue, one in this many on average, at irregular distances; 0 times none of them.
+    pub one_in: u32,
+}
+
+impl OperationSampling {
+    /// Times every operation. Two events each: about half again as long for a copy of 4 KiB on a GPU.
+    pub const ALL: Self = Self { all_from_bytes: 0, one_in: 1 };
+}
+
+/// All from 4 MiB, one in 64 below.
+impl Default for OperationSampling {
+    fn default() -> Self {
+        Self { all_from_bytes: 4 << 20, one_in: 64 }
+    }
+}
+
+/// Counts of one kind of operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct OperationCount {
+    /// Number of operations.
+    pub operations: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Counts the operations of one queue while a sink is attached to its device. Written mostly by one thread.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct QueueTally {
+    /// The attachment that is counted for; the counts of an earlier one are cleared.
+    attachment: AtomicU64,
+    operations: [AtomicU64; KINDS],
+    bytes: [AtomicU64; KINDS],
+    /// Small operations until the next one that is timed.
+    left: AtomicU64,
+    random: AtomicU64,
+}
+
+impl QueueTally {
+    /// Counts an operation. Returns whether it is timed: the first one of each attachment always is, so that the sink learns of the queue.
+    pub(super) fn count(
+        &self,
+        info: &OperationInfo,
+        attachment: u64,
+        all_from_bytes: u64,
+        one_in: u64,
+    ) -> bool {
+        let is_first = self.attachment.load(Ordering::Relaxed) != attachment;
+        if is_first {
+            self.clear(attachment);
+        }
+        let kind = info.kind as usize;
+        self.operations[kind].fetch_add(1, Ordering::Relaxed);
+        self.bytes[kind].fetch_add(info.bytes, Ordering::Relaxed);
+        if is_first || info.bytes >= all_from_bytes {
+            return true;
+        }
+        if one_in <= 1 {
+            return one_in == 1;
+        }
+        // A lost race samples one operation more or less.
+        let left = self.left.load(Ordering::Relaxed);
+        if left > 0 {
+            self.left.store(left - 1, Ordering::Relaxed);
+            return false;
+        }
+        self.left.store(self.next_random() % (2 * one_in - 1), Ordering::Relaxed);
+        true
+    }
+
+    /// Returns the counts of each kind for an attachment, in the order of [`OperationKind::ALL`]; zeros if it counted for another one last.
+    #[must_use]
+    pub fn counts(&self, attachment: u64) -> [OperationCount; KINDS] {
+        if self.attachment.load(Ordering::Relaxed) != attachment {
+            return Default::default();
+        }
+        std::array::from_fn(|kind| OperationCount {
+            operations: self.operations[kind].load(Ordering::Relaxed),
+            bytes: self.bytes[kind].load(Ordering::Relaxed),
+        })
+    }
+
+    #[cold]
+    fn clear(&self, attachment: u64) {
+        for counter in self.operations.iter().chain(&self.bytes) {
+            counter.store(0, Ordering::Relaxed);
+        }
+        self.left.store(0, Ordering::Relaxed);
+        self.attachment.store(attachment, Ordering::Relaxed);
+    }
+
+    /// Returns the next number of a xorshift generator.
+    fn next_random(&self) -> u64 {
+        let mut number = self.random.load(Ordering::Relaxed) | 1 << 40;
+        number ^= number << 13;
+        number ^= number >> 7;
+        number ^= number << 17;
+        self.random.store(number, Ordering::Relaxed);
+        number
+    }
+}
