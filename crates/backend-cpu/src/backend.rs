@@ -8,9 +8,9 @@ use std::{
 };
 
 use transload_core::{
-    Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage, PathCost, Place,
-    Pod, QueueLease, RawBuffer, Reclaimer, ResourceCounts, Result, SharedBuffer, StreamPriority,
-    WorkloadType, events::report, host_memory,
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage,
+    OperationSampling, OperationSink, PathCost, Place, Pod, QueueLease, RawBuffer, Reclaimer, ResourceCounts,
+    Result, SharedBuffer, StreamPriority, WorkloadType, events::report, host_memory,
 };
 use transload_executor::{DropQueue, Executor};
 
@@ -211,6 +211,14 @@ impl Backend for CpuBackend {
 
     /// Fails with [`ErrorKind::Unsupported`] on a thread of an executor, such as in a waker or an owner's `drop` there: it
     /// would wait for itself.
+    fn attach_sink(&self, sink: &Arc<dyn OperationSink>, sampling: OperationSampling) -> Result<()> {
+        self.queues.sink.attach(Arc::clone(sink), sampling)
+    }
+
+    fn detach_sink(&self, sink: &Arc<dyn OperationSink>) {
+        self.queues.sink.detach(sink);
+    }
+
     fn drain(&self) -> Result<()> {
         if !transload_core::mutant!("cpu/drain-tasks") {
             self.executor.drain()?;

@@ -9,14 +9,14 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::Waker,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 use transload_core::{
-    DeviceId, Error, ErrorKind, Operation, PointSignal, Result, StreamPriority, Timeline, TimelineId, Timing,
-    catch_panic, next_timeline_id,
+    DeviceId, Error, ErrorKind, Fence, Operation, OperationInfo, OperationSample, PointSignal, QueueTally,
+    Result, SinkSlot, Stamp, StreamPriority, Timeline, TimelineId, Timing, catch_panic, next_timeline_id,
 };
 use transload_executor::{Executor, yield_now};
 
@@ -61,6 +61,9 @@ pub(crate) struct OpQueue {
     priority: StreamPriority,
     executor: Executor,
     parallel_from: usize,
+    sink: Arc<SinkSlot>,
+    /// Counts for a profiler.
+    tally: Arc<QueueTally>,
     this: Weak<Self>,
 }
 
@@ -97,7 +100,13 @@ impl Drop for RunPermit {
         while !self.begun
             && let Some(op) = self.queue.pop()
         {
-            drop(RunningOp { queue: &self.queue, point: op.point, outcome: None });
+            drop(RunningOp {
+                queue: &self.queue,
+                point: op.point,
+                timing: op.timing,
+                sample: None,
+                outcome: None,
+            });
             let _panic = catch_panic(|| drop(op));
         }
         self.queue.release();
@@ -108,6 +117,8 @@ impl Drop for RunPermit {
 struct RunningOp<'a> {
     queue: &'a Arc<OpQueue>,
     point: u64,
+    timing: Timing,
+    sample: Option<OperationSample>,
     outcome: Option<Outcome>,
 }
 
@@ -116,10 +127,11 @@ impl Drop for RunningOp<'_> {
         let outcome = self.outcome.take().unwrap_or_else(|| {
             let text =
                 "the operation was abandoned before it moved a byte: its task lost its thread or its waker";
-            Outcome { result: Err(Error::new(ErrorKind::Interrupted, text)), took: None }
+            Outcome { result: Err(Error::new(ErrorKind::Interrupted, text)), times: None }
         });
+        self.queue.pass(self.sample.take(), &outcome);
         let mut state = self.queue.state.lock();
-        self.queue.record(&mut state, self.point, outcome);
+        self.queue.record(&mut state, self.point, self.timing, outcome);
         // Under the lock: a thread between its check and its wait must not miss it.
         self.queue.reached.store(self.point, Ordering::Release);
         state.running = None;
@@ -131,7 +143,12 @@ impl Drop for RunningOp<'_> {
 }
 
 impl OpQueue {
-    pub(crate) fn new(priority: StreamPriority, executor: Executor, parallel_from: usize) -> Arc<Self> {
+    pub(crate) fn new(
+        priority: StreamPriority,
+        executor: Executor,
+        parallel_from: usize,
+        sink: Arc<SinkSlot>,
+    ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             word: AtomicU64::new(0),
@@ -144,6 +161,8 @@ impl OpQueue {
             priority,
             executor,
             parallel_from,
+            sink,
+            tally: Arc::default(),
         })
     }
 
@@ -171,6 +190,7 @@ impl OpQueue {
         self: &Arc<Self>,
         operation: &Operation<'_>,
         timing: Timing,
+        sample: &mut Option<OperationSample>,
     ) -> Option<u64> {
         let idle = self.word.load(Ordering::Relaxed);
         let taken = (idle + POINT) | BUSY;
@@ -180,9 +200,12 @@ impl OpQueue {
         self.word.compare_exchange(idle, taken, Ordering::Acquire, Ordering::Relaxed).ok()?;
         let point = taken / POINT;
         // SAFETY: the caller's promise.
-        let outcome = Outcome::of(timing, || unsafe { copy::perform(operation) });
-        if outcome.result.is_err() || outcome.took.is_some() {
-            self.record(&mut self.state.lock(), point, outcome);
+        let is_timed = timing == Timing::Measured || sample.is_some();
+        // SAFETY: the caller's promise.
+        let outcome = Outcome::of(is_timed, || unsafe { copy::perform(operation) });
+        self.pass(sample.take(), &outcome);
+        if outcome.result.is_err() || timing == Timing::Measured {
+            self.record(&mut self.state.lock(), point, timing, outcome);
         }
         self.reached.store(point, Ordering::Release);
         let returned = taken & !BUSY;
@@ -241,7 +264,36 @@ impl OpQueue {
         Some(op)
     }
 
-    fn record(self: &Arc<Self>, state: &mut State, point: u64, outcome: Outcome) {
+    /// Decides whether a profiler is given the operation.
+    #[inline]
+    pub(crate) fn sample(&self, operation: &Operation<'_>) -> Option<OperationSample> {
+        self.sink.sample(&self.tally, || OperationInfo::of(operation))
+    }
+
+    /// Returns when everything enqueued so far is complete: known to a task, some microseconds later, if the queue is busy.
+    pub(crate) fn stamp(self: &Arc<Self>) -> Stamp {
+        let point = self.enqueued();
+        if self.reached() >= point {
+            return Stamp::of_host(Instant::now());
+        }
+        let (stamp, pending) = Stamp::of_host_later();
+        let end = self.executor.fence(&Fence::new(Arc::clone(self) as Arc<dyn Timeline>, point));
+        let _theirs = self.executor.spawn_detached_of(self.id, self.priority, async move {
+            let _over = end.await;
+            pending.set(Instant::now());
+        });
+        stamp
+    }
+
+    /// Passes an ended operation to the profiler.
+    fn pass(&self, sample: Option<OperationSample>, outcome: &Outcome) {
+        if let Some(sample) = sample {
+            let times = outcome.times.map(|(begin, end)| (Stamp::of_host(begin), Stamp::of_host(end)));
+            self.sink.pass(sample, (self.id, DeviceId::Cpu, self.priority), times);
+        }
+    }
+
+    fn record(self: &Arc<Self>, state: &mut State, point: u64, timing: Timing, outcome: Outcome) {
         if let Err(error) = outcome.result {
             state.unreported.get_or_insert_with(|| error.clone());
             // Two handles of the `CpuQueue`, and one of the caller: no fence is left that could query an earlier point.
@@ -254,7 +306,10 @@ impl OpQueue {
             state.failures.add(point, error);
             self.has_failed.store(true, Ordering::Relaxed);
         }
-        if let Some(took) = outcome.took {
+        if timing == Timing::Measured
+            && let Some((begin, end)) = outcome.times
+        {
+            let took = end.duration_since(begin);
             if state.durations.len() == MAX_KEPT {
                 state.durations.pop_front();
             }
@@ -351,8 +406,10 @@ impl OpQueue {
 async fn run(mut permit: RunPermit) {
     permit.begun = true;
     let queue = &permit.queue;
-    while let Some(op) = queue.pop() {
-        let mut run = RunningOp { queue, point: op.point, outcome: None };
+    while let Some(mut op) = queue.pop() {
+        let is_timed = op.is_timed();
+        let sample = op.sample.take();
+        let mut run = RunningOp { queue, point: op.point, timing: op.timing, sample, outcome: None };
         for fence in op.after.iter().filter(|_| !transload_core::mutant!("cpu/come-after")) {
             // A failed dependency is reported by its own fence; the bytes are idle either way.
             let _over = queue.executor.fence(fence).await;
@@ -360,13 +417,14 @@ async fn run(mut permit: RunPermit) {
         let partition = Partition::new(&op.operation(), queue.executor.threads());
         let is_shared = copy::bytes(&op.operation()) >= queue.parallel_from && partition.pieces() > 1;
         let op = if is_shared {
-            let (parallel, outcome) = ParallelOp::run(op, partition, &queue.executor, queue.priority).await;
+            let (parallel, outcome) =
+                ParallelOp::run((op, is_timed), partition, &queue.executor, queue.priority).await;
             run.outcome = Some(outcome);
             Err(parallel)
         } else {
             // SAFETY: the caller of `Queue::enqueue` promised that there is no conflicting use of the bytes until the
             // point is reached; everything before it is complete.
-            run.outcome = Some(Outcome::of(op.timing, || unsafe { copy::perform(&op.operation()) }));
+            run.outcome = Some(Outcome::of(is_timed, || unsafe { copy::perform(&op.operation()) }));
             Ok(op)
         };
         // The point is reached first, so that memory dropped meanwhile is freed here and not pending free. Its owner may be

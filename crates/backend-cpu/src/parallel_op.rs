@@ -12,7 +12,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{Result, StreamPriority, Timing, catch_panic};
+use transload_core::{Result, StreamPriority, catch_panic};
 use transload_executor::{Executor, yield_now};
 
 use crate::{
@@ -38,13 +38,13 @@ impl ParallelOp {
     /// Runs the operation to its end. The returned handle keeps the buffers alive, as do tasks that start too late to
     /// take a piece.
     pub(crate) async fn run(
-        op: QueuedOp,
+        (op, is_timed): (QueuedOp, bool),
         partition: Partition,
         executor: &Executor,
         priority: StreamPriority,
     ) -> (Arc<Self>, Outcome) {
         let noted = catch_panic(|| copy::note_accesses(&op.operation()));
-        let begun = (op.timing == Timing::Measured).then(Instant::now);
+        let begun = is_timed.then(Instant::now);
         let state = Mutex::new(State { left: partition.pieces(), outcome: noted, waker: None });
         let parallel = Arc::new(Self { op, partition, next: AtomicUsize::new(0), state });
         let helpers =
@@ -61,7 +61,7 @@ impl ParallelOp {
             Poll::Pending
         });
         let result = result.await;
-        (parallel, Outcome { result, took: begun.map(|begun| begun.elapsed()) })
+        (parallel, Outcome { result, times: begun.map(|begun| (begun, Instant::now())) })
     }
 
     /// Takes pieces until none is left.

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use transload_core::{
-    DeviceId, Error, ErrorKind, Fence, Operation, Place, Queue, Result, StreamPriority, Timeline, Timing,
+    DeviceId, Error, ErrorKind, Fence, Operation, Place, Queue, Result, SinkSlot, Stamp, StreamPriority,
+    Timeline, Timing,
 };
 use transload_executor::Executor;
 
@@ -20,8 +21,13 @@ pub(crate) struct CpuQueue {
 }
 
 impl CpuQueue {
-    pub(crate) fn new(priority: StreamPriority, executor: Executor, parallel_from: usize) -> Self {
-        let ops = OpQueue::new(priority, executor, parallel_from);
+    pub(crate) fn new(
+        priority: StreamPriority,
+        executor: Executor,
+        parallel_from: usize,
+        sink: Arc<SinkSlot>,
+    ) -> Self {
+        let ops = OpQueue::new(priority, executor, parallel_from, sink);
         let timeline: Arc<dyn Timeline> = ops.clone();
         Self { ops, timeline }
     }
@@ -66,17 +72,22 @@ unsafe impl Queue for CpuQueue {
         let open = after.iter().filter(|fence| fence.timeline().id() != id && !fence.is_known_complete());
         // Cloned before the operation: failures are kept while a handle may query them.
         let timeline = Arc::clone(&self.timeline);
+        let mut sample = self.ops.sample(operation);
         let point = if copy::bytes(operation) <= MAX_INLINE && open.clone().next().is_none() {
             // SAFETY: the caller's promise.
-            unsafe { self.ops.run_inline(operation, timing) }
+            unsafe { self.ops.run_inline(operation, timing, &mut sample) }
         } else {
             None
         };
         let point = match point {
             Some(point) => point,
-            None => self.ops.push(QueuedOp::new(operation, open.cloned(), timing)?),
+            None => self.ops.push(QueuedOp::new(operation, open.cloned(), (timing, sample))?),
         };
         Ok(Fence::new(timeline, point))
+    }
+
+    fn stamp(&self) -> Result<Stamp> {
+        Ok(self.ops.stamp())
     }
 
     fn outstanding(&self) -> u64 {

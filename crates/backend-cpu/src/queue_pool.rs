@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use transload_core::{Queue, Result, SpinLock, StreamPriority};
+use transload_core::{Queue, Result, SinkSlot, SpinLock, StreamPriority};
 use transload_executor::{Executor, SHARDS, thread_shard};
 
 use crate::queue::CpuQueue;
@@ -19,12 +19,14 @@ pub(crate) struct QueuePool {
     shards: Box<[QueueShard]>,
     executor: Executor,
     parallel_from: usize,
+    /// The place for a profiler's sink.
+    pub(crate) sink: Arc<SinkSlot>,
 }
 
 impl QueuePool {
     pub(crate) fn new(executor: Executor, parallel_from: usize) -> Self {
         let shards = (0..SHARDS).map(|_| QueueShard::default()).collect();
-        Self { shards, executor, parallel_from }
+        Self { shards, executor, parallel_from, sink: Arc::default() }
     }
 
     /// Leases the least busy queue of the priority in the calling thread's shard. The handle is the lease.
@@ -56,7 +58,7 @@ impl QueuePool {
     }
 
     fn make(&self, priority: StreamPriority) -> CpuQueue {
-        CpuQueue::new(priority, self.executor.clone(), self.parallel_from)
+        CpuQueue::new(priority, self.executor.clone(), self.parallel_from, Arc::clone(&self.sink))
     }
 
     pub(crate) fn leases(&self) -> u64 {

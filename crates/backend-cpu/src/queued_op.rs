@@ -1,10 +1,11 @@
 //! A queued operation, which owns handles of its buffers.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use smallvec::SmallVec;
 use transload_core::{
-    Error, ErrorKind, Fence, FloatType, Operation, Pattern, Pitched, RawBuffer, Result, Timing, catch_panic,
+    Error, ErrorKind, Fence, FloatType, Operation, OperationSample, Pattern, Pitched, RawBuffer, Result,
+    Timing, catch_panic,
 };
 
 /// A queued operation. Its handles keep the buffers' memory alive.
@@ -14,6 +15,8 @@ pub(crate) struct QueuedOp {
     pub(crate) after: SmallVec<[Fence; 4]>,
     pub(crate) point: u64,
     pub(crate) timing: Timing,
+    /// For a profiler.
+    pub(crate) sample: Option<OperationSample>,
 }
 
 enum Work {
@@ -29,7 +32,7 @@ impl QueuedOp {
     pub(crate) fn new(
         operation: &Operation<'_>,
         after: impl Iterator<Item = Fence>,
-        timing: Timing,
+        (timing, sample): (Timing, Option<OperationSample>),
     ) -> Result<Self> {
         let work = match *operation {
             Operation::Copy { src, dst } => Work::Copy { src: src.clone(), dst: dst.clone() },
@@ -43,7 +46,12 @@ impl QueuedOp {
             }
             _ => return Err(Error::new(ErrorKind::Unsupported, "a cpu queue can only copy, cast and fill")),
         };
-        Ok(Self { work, after: after.collect(), point: 0, timing })
+        Ok(Self { work, after: after.collect(), point: 0, timing, sample })
+    }
+
+    /// Returns whether its instants are wanted.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.timing == Timing::Measured || self.sample.is_some()
     }
 
     pub(crate) fn operation(&self) -> Operation<'_> {
@@ -57,16 +65,17 @@ impl QueuedOp {
     }
 }
 
-/// Result and duration of an operation.
+/// Result and instants of an operation.
 pub(crate) struct Outcome {
     pub(crate) result: Result<()>,
-    pub(crate) took: Option<Duration>,
+    /// Its begin and end, if they are wanted.
+    pub(crate) times: Option<(Instant, Instant)>,
 }
 
 impl Outcome {
     /// Runs `work`, and measures it if requested. A panic becomes an error.
-    pub(crate) fn of(timing: Timing, work: impl FnOnce() -> Result<()>) -> Self {
-        let begun = (timing == Timing::Measured).then(Instant::now);
+    pub(crate) fn of(is_timed: bool, work: impl FnOnce() -> Result<()>) -> Self {
+        let begun = is_timed.then(Instant::now);
         let result = catch_panic(work).unwrap_or_else(|panic| {
             Err(Error::caused_by(
                 ErrorKind::Interrupted,
@@ -74,6 +83,6 @@ impl Outcome {
                 panic,
             ))
         });
-        Self { result, took: begun.map(|begun| begun.elapsed()) }
+        Self { result, times: begun.map(|begun| (begun, Instant::now())) }
     }
 }

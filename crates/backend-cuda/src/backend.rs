@@ -9,8 +9,9 @@ use std::{
 use parking_lot::Mutex;
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, ListCost, MemoryAdvice, MemoryInfo, MemoryKind,
-    Operation, PathCost, PeerAccess, PinnedCache, Place, Pod, QueueLease, RawBuffer, Recording,
-    ResourceCounts, Result, SharedBuffer, StreamPriority, WorkloadType, events::report, mutant,
+    Operation, OperationSampling, OperationSink, PathCost, PeerAccess, PinnedCache, Place, Pod, QueueLease,
+    RawBuffer, Recording, ResourceCounts, Result, SharedBuffer, StreamPriority, WorkloadType, events::report,
+    mutant,
 };
 use transload_cuda_sys::Driver;
 use transload_memory::{
@@ -329,6 +330,18 @@ impl Backend for CudaBackend {
         operations: &[Operation<'_>],
     ) -> Result<Arc<dyn Recording>> {
         Ok(Arc::new(CudaGraph::record(&self.state(device)?.device, priority, operations)?))
+    }
+
+    fn attach_sink(&self, sink: &Arc<dyn OperationSink>, sampling: OperationSampling) -> Result<()> {
+        let attached = self
+            .states
+            .iter()
+            .try_for_each(|state| state.device.profile().sink().attach(Arc::clone(sink), sampling));
+        attached.inspect_err(|_| self.detach_sink(sink))
+    }
+
+    fn detach_sink(&self, sink: &Arc<dyn OperationSink>) {
+        self.states.iter().for_each(|state| state.device.profile().sink().detach(sink));
     }
 
     fn add_pinned_cache(&self, cache: Weak<dyn PinnedCache>) {

@@ -58,6 +58,7 @@ mod memory;
 mod migrations;
 mod op;
 mod options;
+mod pace;
 mod rng;
 mod scheduler;
 mod state;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use crate::{SimDevice, state};
+use crate::{SimDevice, pace::Pace, state};
 
 /// Driver-wide options for [`install_with`](crate::install_with).
 #[derive(Clone, Debug)]
@@ -117,6 +117,7 @@ properties! {
         corrupt_peer_copies: bool = false;
         latency_ns: u64 = 6_000;
         launch_queue: u64 = 1_024;
+        pace: Option<Pace> = None;
     }
 }
 
@@ -181,6 +182,13 @@ impl SimDeviceBuilder {
     /// Sets the virtual time that every copy takes in addition to its bytes; 6 µs by default.
     pub fn latency(mut self, latency: Duration) -> Self {
         self.latency_ns = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
+        self
+    }
+
+    /// Lets the device's clock run with the host's: it begins at `offset`, gains `drift_ppm` millionths of the time on the host's, and no
+    /// work is complete before its virtual end. By default virtual time passes by itself, as work runs.
+    pub fn paced(mut self, offset: Duration, drift_ppm: i32) -> Self {
+        self.pace = Some(Pace::new(offset, drift_ppm));
         self
     }
 

@@ -81,7 +81,7 @@ pub(crate) fn append(
         }
         _ => {}
     }
-    let enqueued_at = state.device(device).now;
+    let enqueued_at = state.now(device);
     let Some(target) = state.streams.get_mut(&stream) else { return Point { stream, position: 0 } };
     target.enqueued += 1;
     let position = target.enqueued;
@@ -459,10 +459,13 @@ fn complete(state: &mut State, stream: u64, op: &Op, (engine, duration): (timing
     let mut ready = own.time.max(op.enqueued_at).max(waited.unwrap_or(0));
     if matches!(op.work, Work::Word { .. }) {
         // The host wrote it now.
-        ready = ready.max(state.device(device).now);
+        ready = ready.max(state.now(device));
         state.words = state.words.saturating_sub(1);
     }
     let end = state.device_mut(device).engines.reserve(engine, ready, duration);
+    if let Some(pace) = state.device(device).options.pace {
+        pace.wait_until(end);
+    }
     if let Work::Record { event, generation } = op.work
         && let Some(event) = state.events.get_mut(&event)
         && event.generation == generation

@@ -226,6 +226,15 @@ impl State {
         &self.devices[ordinal as usize]
     }
 
+    /// Returns the host's virtual time as the device sees it.
+    pub(crate) fn now(&mut self, ordinal: u32) -> u64 {
+        let device = self.device_mut(ordinal);
+        if let Some(pace) = device.options.pace {
+            device.now = device.now.max(pace.now());
+        }
+        device.now
+    }
+
     pub(crate) fn device_mut(&mut self, ordinal: u32) -> &mut Device {
         &mut self.devices[ordinal as usize]
     }

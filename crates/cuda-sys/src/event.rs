@@ -101,12 +101,20 @@ impl Event {
     /// # Errors
     /// The driver's code: both must have been recorded and be complete.
     pub fn elapsed_since(&self, start: &Self) -> Result<Duration> {
+        let milliseconds = self.milliseconds_since(start)?;
+        Ok(Duration::from_secs_f64(f64::from(milliseconds).max(0.0) / 1e3))
+    }
+
+    /// Like [`elapsed_since`](Self::elapsed_since) as the driver returns it, negative if `start` was later: in steps of 2⁻²³ of the time.
+    ///
+    /// # Errors
+    /// Like `elapsed_since`.
+    pub fn milliseconds_since(&self, start: &Self) -> Result<f32> {
         let _capture = RelaxedCapture::enter()?;
         let mut milliseconds = 0.0_f32;
         // SAFETY: both handles are valid, the out pointer for the call.
         let code = unsafe { ffi::cuEventElapsedTime(&mut milliseconds, start.raw, self.raw) };
-        check("cuEventElapsedTime", code)?;
-        Ok(Duration::from_secs_f64(f64::from(milliseconds).max(0.0) / 1e3))
+        check("cuEventElapsedTime", code).map(|()| milliseconds)
     }
 }
 

@@ -11,7 +11,7 @@ use transload_core::{DeviceId, Error, Fence, MemoryKind, MemoryShortage, Place, 
 use transload_cuda_sys::{Context, Device, observe_drop_errors, record_drop_error};
 use transload_executor::DropQueue;
 
-use crate::{CudaFeature, EndWords, ListPages, UnifiedSupport, error::check_usable, lift};
+use crate::{CudaFeature, DeviceProfile, EndWords, ListPages, UnifiedSupport, error::check_usable, lift};
 
 /// Approximate device memory of a context in bytes (measured on an H200).
 const CONTEXT_BYTES: u64 = 500_000_000;
@@ -30,6 +30,7 @@ struct Shared {
     drops: DropQueue,
     lists: Arc<ListPages>,
     end_words: Arc<EndWords>,
+    profile: Arc<DeviceProfile>,
 }
 
 impl CudaDevice {
@@ -47,6 +48,7 @@ impl CudaDevice {
                 drops: DropQueue::default(),
                 lists: Arc::default(),
                 end_words: Arc::default(),
+                profile: Arc::default(),
             }),
         })
     }
@@ -104,6 +106,12 @@ impl CudaDevice {
     #[must_use]
     pub fn end_words(&self) -> &Arc<EndWords> {
         &self.shared.end_words
+    }
+
+    /// Returns the device's clock and the place for a profiler's sink. Shared by clones.
+    #[must_use]
+    pub fn profile(&self) -> &Arc<DeviceProfile> {
+        &self.shared.profile
     }
 
     /// Returns the queue that drops the owners of adopted memory and streams. Shared by clones.

@@ -39,6 +39,7 @@ mod manager;
 mod migrations;
 mod pinned_limit;
 mod prediction;
+mod profile;
 mod ranges;
 mod resource;
 mod storage;
@@ -59,6 +60,7 @@ pub use prediction::{
     AccessPredictor, AutoPrefetcher, DeclaredAccess, DeviceResidency, PredictedAccess, PredictionLimits,
     PredictionStatistics,
 };
+pub use profile::{DeviceProfile, EventClock};
 pub use resource::{
     CudaResource, HostPages, LimitingResource, MemoryResource, NumaBinding, PinnedResource,
     RegistrationCache, RegistrationStatistics, UploadBuffer, registration_edges,

@@ -9,7 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{DeviceId, Result};
+use parking_lot::Mutex;
+
+use crate::{DeviceId, Error, ErrorKind, Result};
 
 /// Identifies a clock within the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -89,6 +91,14 @@ impl Stamp {
         Self { clock, token }
     }
 
+    /// Creates a stamp of an instant of the host that is not known yet, and what sets it. If that is dropped instead, the instant will
+    /// never be known.
+    #[must_use]
+    pub fn of_host_later() -> (Self, PendingStamp) {
+        let later = Arc::new(HostLater { host: HostClock::get(), instant: Mutex::new(Later::Pending) });
+        (Self { clock: Arc::clone(&later) as _, token: 0 }, PendingStamp { later })
+    }
+
     /// Returns its clock.
     #[must_use]
     pub fn clock(&self) -> &Arc<dyn DeviceClock> {
@@ -113,6 +123,79 @@ impl Drop for Stamp {
 impl fmt::Debug for Stamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stamp").field("clock", &self.clock.id()).field("token", &self.token).finish()
+    }
+}
+
+/// Sets a stamp of the host.
+pub struct PendingStamp {
+    later: Arc<HostLater>,
+}
+
+impl PendingStamp {
+    /// Sets the instant.
+    pub fn set(self, instant: Instant) {
+        *self.later.instant.lock() = Later::Known(instant);
+    }
+}
+
+impl Drop for PendingStamp {
+    fn drop(&mut self) {
+        let mut instant = self.later.instant.lock();
+        if matches!(*instant, Later::Pending) {
+            *instant = Later::Never;
+        }
+    }
+}
+
+impl fmt::Debug for PendingStamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingStamp").finish_non_exhaustive()
+    }
+}
+
+enum Later {
+    Pending,
+    Known(Instant),
+    Never,
+}
+
+/// The host's clock, for one instant that is not known yet.
+struct HostLater {
+    host: Arc<HostClock>,
+    instant: Mutex<Later>,
+}
+
+impl DeviceClock for HostLater {
+    fn id(&self) -> ClockId {
+        self.host.id
+    }
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Cpu
+    }
+
+    fn resolution(&self) -> Duration {
+        self.host.resolution()
+    }
+
+    fn time(&self, _: u64) -> Result<Option<i64>> {
+        match *self.instant.lock() {
+            Later::Pending => Ok(None),
+            Later::Known(instant) => Ok(Some(self.host.nanoseconds(instant))),
+            Later::Never => {
+                Err(Error::new(ErrorKind::Interrupted, "what should have set the instant was dropped"))
+            }
+        }
+    }
+
+    fn release(&self, _: u64) {}
+
+    fn anchor(&self) -> Result<ClockAnchor> {
+        self.host.anchor()
+    }
+
+    fn anchor_interval(&self) -> Option<Duration> {
+        None
     }
 }
 

@@ -14,11 +14,11 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{
-    DeviceId, Error, ErrorKind, Result, StreamPriority, Timeline, TimelineId, events::report,
+    DeviceId, Error, ErrorKind, QueueTally, Result, StreamPriority, Timeline, TimelineId, events::report,
     next_timeline_id,
 };
 use transload_cuda_sys::{AsStream, Context, Driver, DriverError, Event, EventTiming, RawStream, Stream};
-use transload_memory::{CudaDevice, ListPages, lift};
+use transload_memory::{CudaDevice, DeviceProfile, ListPages, lift};
 
 use super::{
     callbacks::Callbacks,
@@ -55,6 +55,7 @@ pub(crate) struct StreamTimeline {
     /// The first error of the stream's work. The context is unusable after it.
     pub(crate) broken: OnceLock<Error>,
     pub(crate) metrics: Counters,
+    pub(crate) profile: Arc<DeviceProfile>,
     pub(crate) id: TimelineId,
     pub(crate) download_end: DownloadEnd,
     pub(crate) priority: StreamPriority,
@@ -67,6 +68,8 @@ pub(crate) struct StreamTimeline {
     pub(crate) kept_words: Mutex<Vec<KeptWord>>,
     /// Whether the stream may wait for host work on the device.
     pub(crate) device_waits: AtomicBool,
+    /// Counts for a profiler.
+    pub(crate) tally: Arc<QueueTally>,
     /// Memory for lists that kernels read.
     pub(crate) lists: Arc<ListPages>,
     /// Whether the driver rejected the kernels; fills then use copies.
@@ -108,6 +111,8 @@ impl StreamTimeline {
             fills_without_kernels: AtomicBool::new(false),
             callbacks: Arc::default(),
             metrics: Counters::default(),
+            profile: Arc::clone(device.profile()),
+            tally: Arc::default(),
             reactor,
             destroy_hooks: DestroyHooks::default(),
             joins: AtomicBool::new(false),

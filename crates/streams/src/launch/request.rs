@@ -1,7 +1,9 @@
 //! Builds and enqueues a launch: parameters and declared memory.
 
 use smallvec::SmallVec;
-use transload_core::{Access, Claims, DeviceId, Error, ErrorKind, Fence, RawBuffer, Result, Timing};
+use transload_core::{
+    Access, Claims, DeviceId, Error, ErrorKind, Fence, OperationInfo, OperationKind, RawBuffer, Result,
+};
 use transload_cuda_sys::AsStream;
 use transload_memory::Role;
 
@@ -178,10 +180,11 @@ impl<'a> Launch<'a> {
         claims.wait_for_foreign_fences(stream);
         let mut parameters: SmallVec<[_; 8]> = self.arguments.pointers();
         let launch = DriverCalls::Kernel(self.kernel.raw(), self.config, &mut parameters);
+        let info = || OperationInfo::of_kind(OperationKind::Kernel);
         // SAFETY: the function is of a loaded module of the stream's context; the parameters outlive the call. By the
         // caller's promise the kernel uses only claimed memory. The claims exclude conflicting uses until the commit, the
         // fence does from then on, and it keeps the memory alive.
-        let fence = claims.inherit(unsafe { stream.enqueue_calls(launch, claims.after(), Timing::Off) }?);
+        let fence = claims.inherit(unsafe { stream.enqueue_calls(launch, claims.after(), info) }?);
         self.kernel.code().record_launch(&fence);
         // SAFETY: the fence completes after the kernel, which runs after `after`; fences removed from that were known to
         // be complete.

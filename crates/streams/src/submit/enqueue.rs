@@ -3,8 +3,8 @@
 use std::{cell::Cell, sync::Arc};
 
 use transload_core::{
-    BatchHalf, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, Place, Queue, RawBuffer, Result,
-    StreamPriority, Timeline, Timing,
+    BatchHalf, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, OperationInfo, Place, Queue,
+    RawBuffer, Result, Stamp, StreamPriority, Timeline, Timing,
 };
 use transload_cuda_sys::{DriverError, try_in_current};
 use transload_memory::lift;
@@ -12,7 +12,10 @@ use transload_memory::lift;
 use super::driver_calls::{
     DriverAddress, DriverCalls, INVALID_VALUE, SMALL, copy, copy_after, copy_once, driver_address, reachable,
 };
-use super::halves::Half;
+use super::{
+    halves::Half,
+    measured::{Measured, half_info},
+};
 use crate::{CudaStream, completion::timeline::StreamTimeline};
 
 // SAFETY: a stream runs its work in order, after the events it waits for; points are issued after the work.
@@ -59,12 +62,11 @@ unsafe impl Queue for CudaStream {
 
     #[inline]
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
-        let sampled = self.own.metrics.is_next_timed();
+        let measured = self.own.measure(timing, || OperationInfo::of(operation));
         if let Operation::Copy { src, dst } = *operation
             && src.len() <= SMALL
             && after.is_empty()
-            && timing == Timing::Off
-            && !sampled
+            && measured.is_nothing()
             && !self.own.events.points.is_shared()
         {
             // SAFETY: the caller's promise.
@@ -72,7 +74,7 @@ unsafe impl Queue for CudaStream {
         }
         self.own.check_not_captured()?;
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue_sampled(DriverCalls::of(operation, self)?, after, (timing, sampled)) }
+        unsafe { self.enqueue_measured(DriverCalls::of(operation, self)?, after, measured) }
     }
 
     unsafe fn enqueue_half(
@@ -82,13 +84,20 @@ unsafe impl Queue for CudaStream {
         scratch: &RawBuffer,
         after: &[Fence],
     ) -> Result<Fence> {
-        let half = Half::new(half, pairs, scratch, self)?;
+        let info = || half_info(half, pairs, scratch);
+        let calls = DriverCalls::BatchHalf(Half::new(half, pairs, scratch, self)?);
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue_calls(DriverCalls::BatchHalf(half), after, Timing::Off) }
+        unsafe { self.enqueue_calls(calls, after, info) }
     }
 
     fn outstanding(&self) -> u64 {
         self.own.outstanding()
+    }
+
+    fn stamp(&self) -> Result<Stamp> {
+        self.own.check_usable()?;
+        self.own.check_not_captured()?;
+        self.own.stamp()
     }
 
     fn raw_handle(&self) -> Option<usize> {
@@ -145,7 +154,7 @@ impl CudaStream {
         }
     }
 
-    /// Enqueues driver calls after the fences, as one operation.
+    /// Enqueues driver calls after the fences, as one operation that `info` describes.
     ///
     /// # Safety
     /// * As for [`Queue::enqueue`], and for [`DriverCalls::make`].
@@ -153,22 +162,22 @@ impl CudaStream {
         &self,
         calls: DriverCalls<'_>,
         after: &[Fence],
-        timing: Timing,
+        info: impl FnOnce() -> OperationInfo,
     ) -> Result<Fence> {
-        let sampled = self.own.metrics.is_next_timed();
+        let measured = self.own.measure(Timing::Off, info);
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue_sampled(calls, after, (timing, sampled)) }
+        unsafe { self.enqueue_measured(calls, after, measured) }
     }
 
-    /// Like [`enqueue_calls`](Self::enqueue_calls); `sampled` says whether metrics time the operation.
+    /// Like [`enqueue_calls`](Self::enqueue_calls), with what is to be measured.
     ///
     /// # Safety
     /// * As for [`enqueue_calls`](Self::enqueue_calls).
-    unsafe fn enqueue_sampled(
+    unsafe fn enqueue_measured(
         &self,
         mut calls: DriverCalls<'_>,
         after: &[Fence],
-        (timing, sampled): (Timing, bool),
+        measured: Measured,
     ) -> Result<Fence> {
         let own = &*self.own;
         own.check_not_captured()?;
@@ -181,16 +190,17 @@ impl CudaStream {
             })?;
             small &= !waited?;
         }
-        let measured = timing == Timing::Measured || sampled;
-        small &= !measured && !own.events.points.is_shared();
+        let Measured { asked_for, counted, sample } = measured;
+        let is_timed = asked_for || counted;
+        small &= !is_timed && !own.events.points.is_shared();
         let mut start = None;
         if !small {
             own.flush_batch().map_err(lift)?;
-            if measured {
-                let asked_for = timing == Timing::Measured;
-                start = Some(own.record_start(asked_for, sampled).map_err(lift)?);
+            if is_timed {
+                start = Some(own.record_start(asked_for, counted).map_err(lift)?);
             }
         }
+        let sample = sample.map(|sample| (sample, own.stamp()));
         let mut in_flight = false;
         // SAFETY: the caller keeps the operation's buffers alive and undisturbed until the fence is over; lengths were
         // checked to agree.
@@ -200,6 +210,9 @@ impl CudaStream {
         match marked {
             Ok(point) => {
                 own.metrics.count(&calls);
+                if let Some((sample, begin)) = sample {
+                    own.pass(sample, begin);
+                }
                 Ok(Fence::new(Arc::clone(&self.timeline), point))
             }
             // Without a fence, nothing would wait for the work enqueued before the error.

@@ -9,4 +9,5 @@ mod halves;
 pub(crate) mod kernels;
 mod lists;
 pub(crate) mod loaded_module;
+mod measured;
 mod split_copy;

@@ -1,0 +1,68 @@
+//! What is measured of an operation, and by whom it is wanted.
+
+use transload_core::{
+    BatchHalf, OperationInfo, OperationKind, OperationSample, RawBuffer, Result, Stamp, Timing,
+    events::report,
+};
+use transload_memory::lift;
+
+use crate::completion::timeline::StreamTimeline;
+
+/// What is measured of an operation.
+#[derive(Debug)]
+pub(crate) struct Measured {
+    /// Whether the submitter wants its duration.
+    pub(crate) asked_for: bool,
+    /// Whether the stream's metrics count its duration.
+    pub(crate) counted: bool,
+    /// For a profiler, which wants both instants.
+    pub(crate) sample: Option<OperationSample>,
+}
+
+impl Measured {
+    #[inline]
+    pub(crate) fn is_nothing(&self) -> bool {
+        !self.asked_for && !self.counted && self.sample.is_none()
+    }
+}
+
+impl StreamTimeline {
+    /// Decides what is measured of the next operation.
+    #[inline]
+    pub(crate) fn measure(&self, timing: Timing, info: impl FnOnce() -> OperationInfo) -> Measured {
+        Measured {
+            asked_for: timing == Timing::Measured,
+            counted: self.metrics.is_next_timed(),
+            sample: self.profile.sink().sample(&self.tally, info),
+        }
+    }
+
+    /// Records when the stream reaches this place.
+    pub(crate) fn stamp(&self) -> Result<Stamp> {
+        let clock = self.profile.clock(self.context())?;
+        clock.stamp(self.stream()).map_err(lift)
+    }
+
+    /// Passes an operation that was just enqueued to the sink, unless its times could not be recorded.
+    #[cold]
+    pub(crate) fn pass(&self, sample: OperationSample, begin: Result<Stamp>) {
+        let times = begin.and_then(|begin| Ok((begin, self.stamp()?)));
+        let times =
+            times.inspect_err(|error| report::call_failed("an operation is not timed", self.device, error));
+        self.profile.sink().pass(sample, (self.id, self.device, self.priority), times.ok());
+    }
+}
+
+/// Describes a half of a batch: within the device.
+pub(super) fn half_info(
+    half: BatchHalf,
+    pairs: &[(RawBuffer, RawBuffer)],
+    scratch: &RawBuffer,
+) -> OperationInfo {
+    let scratch = scratch.place();
+    let path = pairs.first().map(|(src, dst)| match half {
+        BatchHalf::Gather => (src.place(), scratch),
+        BatchHalf::Scatter => (scratch, dst.place()),
+    });
+    OperationInfo { path, ..OperationInfo::of_pairs(OperationKind::CopyKernel, pairs) }
+}
