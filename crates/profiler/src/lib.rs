@@ -7,10 +7,14 @@
 
 mod record;
 mod totals;
+mod trace;
 mod transfer_log;
 
 pub use record::{Outcome, TransferRecord};
 pub use totals::Totals;
+pub use trace::{
+    Argument, CounterId, Flow, Slice, TraceFormat, TraceOptions, TraceSummary, TraceWriter, TrackId, Unit,
+};
 pub use transfer_log::TransferLog;
 
 #[cfg(doctest)]
