@@ -22,7 +22,8 @@ use crate::{Outcome, Totals, TransferRecord};
 /// let host = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
 /// let path = TransferPath::new(host, host);
 /// let report = TransferReport::planned(path, TransferMethod::DirectCopy, DeviceId::Cpu, 4096);
-/// log.transfer(TransferEvent::Submitted(&report));
+/// let begun = std::time::Instant::now();
+/// log.transfer(TransferEvent::Submitted { report: &report, begun, end: None });
 /// log.transfer(TransferEvent::Completed(&report));
 ///
 /// assert_eq!(log.totals().bytes, 4096);
@@ -109,7 +110,7 @@ impl TransferLog {
 impl Observer for TransferLog {
     fn transfer(&self, event: TransferEvent<'_>) {
         match event {
-            TransferEvent::Submitted(_) => self.state.lock().totals.submitted += 1,
+            TransferEvent::Submitted { .. } => self.state.lock().totals.submitted += 1,
             TransferEvent::Completed(report) => self.ended(Outcome::Completed, report),
             TransferEvent::Failed(report, error) => self.ended(Outcome::Failed(error.kind()), report),
             TransferEvent::Abandoned(report) => self.ended(Outcome::Abandoned, report),

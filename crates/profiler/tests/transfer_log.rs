@@ -20,7 +20,11 @@ fn every_end_counts_but_only_completed_bytes() {
     let log = TransferLog::with_capacity(8);
     let error = Error::new(ErrorKind::DeviceLost, "gone");
     for bytes in 1..=3 {
-        log.transfer(TransferEvent::Submitted(&report(bytes)));
+        log.transfer(TransferEvent::Submitted {
+            report: &report(bytes),
+            begun: std::time::Instant::now(),
+            end: None,
+        });
     }
     log.transfer(TransferEvent::Completed(&report(1)));
     log.transfer(TransferEvent::Failed(&report(2), &error));

@@ -184,11 +184,19 @@ impl CrossBackendTransferManager {
         choice: &Choice,
         priority: StreamPriority,
         (end, submission, info): (&Submitted, &Submission, &CandidateInfo),
+        id: Option<TransferId>,
     ) {
         candidate.warm_up(priority, submission);
         // An observer has every submission timed.
-        if submission.begun.is_some() && self.context.observer.is_some() {
-            self.context.tell(TransferEvent::Submitted(&info.report(submission)));
+        if let Some(begun) = submission.begun
+            && self.context.is_observed()
+        {
+            let report = info.report(submission).with_id(id);
+            let end = match end {
+                Submitted::Until(fence) => Some(fence),
+                _ => None,
+            };
+            self.context.tell(TransferEvent::Submitted { report: &report, begun, end });
         }
         if let Submitted::Until(fence) = end
             && submission.bytes >= COUNTED_FROM

@@ -104,6 +104,12 @@ impl Default for ManagerContext {
 }
 
 impl ManagerContext {
+    /// Returns whether events of transfers are wanted.
+    #[inline]
+    pub(crate) fn is_observed(&self) -> bool {
+        self.observer.as_ref().is_some_and(|observer| observer.is_active())
+    }
+
     pub(crate) fn tell(&self, event: TransferEvent<'_>) {
         if let Some(observer) = &self.observer {
             observer.transfer(event);

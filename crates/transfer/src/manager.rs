@@ -9,7 +9,7 @@ use std::{
 use transload_core::{
     Backend, CompletionHandler, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost,
     Place, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Timing, Transfer, TransferId,
-    TransferPath, events::report,
+    TransferPath, TransferScope, events::report,
 };
 use transload_executor::{Executor, Task};
 
@@ -398,14 +398,16 @@ impl CrossBackendTransferManager {
         let request = TransferRequest { src, dst, options, timing, by_kernel, extras };
         let mut submission = candidate.submission(input, choice);
         // Taken before the driver call, which evicts most of L1.
-        let (info, is_observed) = (candidate.share_info(), self.context.observer.is_some());
+        let (info, is_observed) = (candidate.share_info(), self.context.is_observed());
         if timing == Timing::Measured || is_observed {
             if extras.is_none_or(|extras| extras.rows.is_none()) {
                 candidate.note_if_alone(&mut submission, timing);
             }
             submission.begun = Some(Instant::now());
         }
+        let scope = TransferScope::enter(request.id());
         let submitted = candidate.method.submit(&candidate.route, &request);
+        drop(scope);
         if let Some(begun) = submission.begun {
             submission.submitting = begun.elapsed();
         }
@@ -413,7 +415,7 @@ impl CrossBackendTransferManager {
         self.context.unobserved.check_few(&self.context);
         match submitted {
             Ok(end) => {
-                self.accepted(candidate, choice, options.priority, (&end, &submission, &info));
+                self.accepted(candidate, choice, options.priority, (&end, &submission, &info), request.id());
                 Self::handle_of(end, submission, info, request.id())
             }
             Err(NotSubmitted::Deferred(deferral)) => {

@@ -90,6 +90,13 @@ impl TransferReport {
         }
     }
 
+    /// Sets the id.
+    #[must_use]
+    pub fn with_id(mut self, id: Option<TransferId>) -> Self {
+        self.id = id;
+        self
+    }
+
     /// Returns the class of its size.
     #[must_use]
     pub fn size_class(&self) -> SizeClass {

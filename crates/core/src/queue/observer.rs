@@ -1,13 +1,22 @@
 //! Observers of transfers; without one, no event costs anything.
 
-use crate::{Error, TransferReport};
+use std::time::Instant;
+
+use crate::{Error, Fence, TransferReport};
 
 /// An event in the life of a transfer.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum TransferEvent<'a> {
-    /// It was enqueued; the report has no times yet.
-    Submitted(&'a TransferReport),
+    /// It was enqueued.
+    Submitted {
+        /// Its report, which has no times yet but that of the submission.
+        report: &'a TransferReport,
+        /// When its submission began.
+        begun: Instant,
+        /// Its end, unless it is complete already.
+        end: Option<&'a Fence>,
+    },
     /// Its bytes are in place.
     Completed(&'a TransferReport),
     /// It failed; the destination's bytes are undefined.
@@ -21,4 +30,10 @@ pub enum TransferEvent<'a> {
 pub trait Observer: Send + Sync + 'static {
     /// Called for each event of a transfer.
     fn transfer(&self, event: TransferEvent<'_>);
+
+    /// Returns whether it takes events now. While it does not, a submission reads no clock for its sake, and most events are left out.
+    /// Called for each transfer; `true` by default.
+    fn is_active(&self) -> bool {
+        true
+    }
 }

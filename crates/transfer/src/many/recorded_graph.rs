@@ -9,7 +9,7 @@ use std::{
 use transload_core::{
     Backend, CompletionHandler, DeviceId, Error, ErrorKind, Fence, Operation, Recording, Result,
     StreamPriority, Submission, Submitted, Timing, Transfer, TransferEvent, TransferId, TransferMethod,
-    TransferReport, WorkloadType, submit,
+    TransferReport, TransferScope, WorkloadType, submit,
 };
 
 use super::Pair;
@@ -93,6 +93,7 @@ impl RecordedGraph {
         let mut submission = Submission { begun: Some(Instant::now()), ..Submission::default() };
         let lost = self.devices.iter().try_for_each(|devices| context.lost.check(devices.each_ref()));
         let submitted = lost.and_then(|()| {
+            let _scope = TransferScope::enter(id);
             let queue = self.backend.lease_queue(report.lane, self.priority, self.workload)?;
             submit(&*queue, &Operation::Replay { recorded: &*self.recorded }, *timing)
         });
@@ -100,7 +101,10 @@ impl RecordedGraph {
             Ok(fence) => {
                 self.engines.iter().for_each(|(engine, bytes)| engine.add(&fence, *bytes));
                 submission.submitting = submission.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
-                context.tell(TransferEvent::Submitted(&self.replays.report(&submission)));
+                if let Some(begun) = submission.begun {
+                    let report = self.replays.report(&submission).with_id(id);
+                    context.tell(TransferEvent::Submitted { report: &report, begun, end: Some(&fence) });
+                }
                 let (end, replays) = (Submitted::Until(fence), Arc::clone(&self.replays));
                 match id {
                     None => Transfer::submitted(end, submission, replays),
@@ -146,7 +150,8 @@ impl CompletionHandler for Replays {
 
 impl CompletionWithId for Replays {
     fn abandoned_with(&self, id: Option<TransferId>, submission: &Submission, fence: Fence) {
-        self.context.tell(TransferEvent::Abandoned(&self.report(submission)));
+        let report = self.report(submission).with_id(id);
+        self.context.tell(TransferEvent::Abandoned(&report));
         let TransferReport { bytes, lane, .. } = self.report;
         let is_timed = self.timing == Timing::Measured;
         self.context

@@ -9,7 +9,7 @@ use std::{
 
 use transload_core::{
     DeviceId, Error, ErrorKind, ListWay, Result, StreamPriority, Timing, Transfer, TransferId,
-    TransferMethod, Turns,
+    TransferMethod, TransferScope, Turns,
 };
 
 use super::{
@@ -230,9 +230,10 @@ impl CrossBackendTransferManager {
             submission.predicted = Duration::ZERO;
             let info = candidate.share_info();
             self.context.unobserved.check_few(&self.context);
-            if timing == Timing::Measured || self.context.observer.is_some() {
+            if timing == Timing::Measured || self.context.is_observed() {
                 submission.begun = Some(Instant::now());
             }
+            let scope = TransferScope::enter(id);
             let mut through_device = Ok(None);
             if let Some(ordered) = &ordered {
                 through_device = candidate.method.submit_through_device(&candidate.route, &request, ordered);
@@ -248,12 +249,13 @@ impl CrossBackendTransferManager {
                 }
                 None => candidate.method.submit_many(&candidate.route, &request, pairs),
             };
+            drop(scope);
             if let Some(begun) = submission.begun {
                 submission.submitting = begun.elapsed();
             }
             let error = match submitted {
                 Ok(end) => {
-                    self.accepted(candidate, &choice, options.priority, (&end, &submission, &info));
+                    self.accepted(candidate, &choice, options.priority, (&end, &submission, &info), id);
                     return Some(Self::handle_of(end, submission, info, id));
                 }
                 Err(NotSubmitted::Deferred(deferral)) => {

@@ -356,8 +356,9 @@ impl CompletionWithId for CandidateInfo {
     fn abandoned_with(&self, id: Option<TransferId>, submission: &Submission, fence: Fence) {
         let bytes = submission.bytes;
         self.stats.count(bytes, |counts| counts.abandoned += 1);
-        if self.context.observer.is_some() {
-            self.context.tell(TransferEvent::Abandoned(&self.report(submission)));
+        if self.context.is_observed() {
+            let report = self.report(submission).with_id(id);
+            self.context.tell(TransferEvent::Abandoned(&report));
         }
         let (stats, is_timed) = (Some(Arc::clone(&self.stats)), submission.begun.is_some());
         self.context

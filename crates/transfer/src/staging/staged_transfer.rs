@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use transload_core::{
     Backend, DeviceId, Error, ErrorKind, Fence, Operation, QueueLease, RawBuffer, Result, StreamPriority,
-    Timing, TransferId,
+    Timing, TransferId, TransferScope,
 };
 
 use super::{
@@ -337,9 +337,10 @@ impl StagedTransfer {
         }
     }
 
-    /// Prepares the calling thread for calls of the backends.
-    pub(super) fn attach(&self) -> SmallVec<[Option<Box<dyn Any>>; 2]> {
-        self.backends.iter().map(|backend| backend.attach_thread()).collect()
+    /// Prepares the calling thread for calls of the backends, on behalf of the transfer.
+    pub(super) fn attach(&self) -> Attached {
+        let backends = self.backends.iter().map(|backend| backend.attach_thread()).collect();
+        Attached { _backends: backends, _scope: TransferScope::enter(self.id) }
     }
 
     /// Leaves the ring after one of its tasks ended early, with these copies in flight. Dropping the last handle then
@@ -362,4 +363,10 @@ impl Drop for StagedTransfer {
             self.timeline.complete_after(left);
         }
     }
+}
+
+/// A thread that is prepared for calls of the backends.
+pub(super) struct Attached {
+    _backends: SmallVec<[Option<Box<dyn Any>>; 2]>,
+    _scope: Option<TransferScope>,
 }

@@ -145,7 +145,7 @@ struct Submitters(Mutex<Vec<ThreadId>>);
 
 impl Observer for Submitters {
     fn transfer(&self, event: TransferEvent<'_>) {
-        if let TransferEvent::Submitted(_) = event {
+        if let TransferEvent::Submitted { .. } = event {
             self.0.lock().push(thread::current().id());
         }
     }

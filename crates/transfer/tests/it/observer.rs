@@ -14,7 +14,7 @@ struct Heard(Mutex<Vec<(&'static str, u64)>>);
 impl Observer for Heard {
     fn transfer(&self, event: TransferEvent<'_>) {
         let heard = match event {
-            TransferEvent::Submitted(report) => ("submitted", report.bytes),
+            TransferEvent::Submitted { report, .. } => ("submitted", report.bytes),
             TransferEvent::Completed(report) => {
                 assert!(report.elapsed.unwrap() >= report.submitting.unwrap());
                 ("completed", report.bytes)

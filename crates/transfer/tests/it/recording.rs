@@ -56,7 +56,7 @@ struct AtSubmission(Mutex<Option<Action>>);
 
 impl Observer for AtSubmission {
     fn transfer(&self, event: TransferEvent<'_>) {
-        if let TransferEvent::Submitted(_) = event
+        if let TransferEvent::Submitted { .. } = event
             && let Some(action) = { self.0.lock().take() }
         {
             action();
