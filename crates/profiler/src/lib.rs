@@ -1,16 +1,31 @@
-//! Records transfers of any backend, through core's [`Observer`](transload_core::Observer).
+//! What moved, when and how fast: operations and transfers of any backend.
 //!
-//! **Begun:** [`TransferLog`] keeps records of the last transfers and counts all of them. Stream reports, device
-//! timelines, traces and metrics are not implemented yet.
+//! [`StreamProfiler`] counts the operations of streams, times some of them by their device's clock, and reports them by stream, device and
+//! path, as text, for `serde`, and as a trace for Perfetto's viewer. [`TransferLog`] keeps the reports of the last transfers.
 //!
-//! The log measures nothing itself: it keeps each transfer's report. A time that was not measured stays absent.
+//! Nothing is estimated: a time that was not measured is absent, and every report says what was timed and what was lost.
 
+mod busy;
+mod clock_map;
+mod collector;
+mod inbox;
+mod options;
+mod profiler;
 mod record;
+mod report;
+mod statistics;
+mod timeline;
 mod totals;
 mod trace;
 mod transfer_log;
 
+pub use options::ProfilerOptions;
+pub use profiler::{OperationGuard, StreamProfiler};
 pub use record::{Outcome, TransferRecord};
+pub use report::{
+    ClockReport, Direction, DirectionReport, GapReport, KindReport, PathReport, Percentiles, ProfilerReport,
+    StreamReport, TimesReport,
+};
 pub use totals::Totals;
 pub use trace::{
     Argument, CounterId, Flow, Slice, TraceFormat, TraceOptions, TraceSummary, TraceWriter, TrackId, Unit,

@@ -40,6 +40,21 @@ impl OperationKind {
         Self::Replay,
     ];
 
+    /// Returns its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Copy => "copy",
+            Self::CopyBatch => "copy batch",
+            Self::CopyKernel => "copy kernel",
+            Self::Cast => "cast",
+            Self::Fill => "fill",
+            Self::Prefetch => "prefetch",
+            Self::Kernel => "kernel",
+            Self::Replay => "replay",
+        }
+    }
+
     /// Returns whether it moves bytes from one place to another.
     #[must_use]
     pub fn is_transfer(self) -> bool {
@@ -49,16 +64,7 @@ impl OperationKind {
 
 impl fmt::Display for OperationKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Copy => "copy",
-            Self::CopyBatch => "copy batch",
-            Self::CopyKernel => "copy kernel",
-            Self::Cast => "cast",
-            Self::Fill => "fill",
-            Self::Prefetch => "prefetch",
-            Self::Kernel => "kernel",
-            Self::Replay => "replay",
-        })
+        f.write_str(self.name())
     }
 }
 

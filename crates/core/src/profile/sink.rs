@@ -13,7 +13,7 @@ use parking_lot::RwLock;
 
 use crate::{
     DeviceId, Error, ErrorKind, OperationInfo, OperationSampling, QueueTally, Result, Stamp, StreamPriority,
-    TimelineId, TransferId, TransferScope,
+    Timeline, TimelineId, TransferId, TransferScope,
 };
 
 /// Number of slots in this process with a sink.
@@ -35,6 +35,8 @@ pub struct OperationRecord {
     pub device: DeviceId,
     /// The queue's priority.
     pub priority: StreamPriority,
+    /// Whether a software driver does the work.
+    pub simulated: bool,
     /// What it does.
     pub info: OperationInfo,
     /// The transfer that it belongs to, if a transfer manager submitted it.
@@ -142,16 +144,17 @@ impl SinkSlot {
     pub fn pass(
         &self,
         sample: OperationSample,
-        (queue, device, priority): (TimelineId, DeviceId, StreamPriority),
+        queue: (&dyn Timeline, StreamPriority),
         times: Option<(Stamp, Stamp)>,
     ) {
         let Some((begin, end)) = times else { return };
         let OperationSample { info, transfer, enqueued, tally, attachment } = sample;
         let submitted = Instant::now();
         let record = OperationRecord {
-            queue,
-            device,
-            priority,
+            queue: queue.0.id(),
+            device: queue.0.device(),
+            priority: queue.1,
+            simulated: queue.0.is_simulated(),
             info,
             transfer,
             enqueued,

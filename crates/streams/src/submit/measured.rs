@@ -49,7 +49,7 @@ impl StreamTimeline {
         let times = begin.and_then(|begin| Ok((begin, self.stamp()?)));
         let times =
             times.inspect_err(|error| report::call_failed("an operation is not timed", self.device, error));
-        self.profile.sink().pass(sample, (self.id, self.device, self.priority), times.ok());
+        self.profile.sink().pass(sample, (self, self.priority), times.ok());
     }
 }
 

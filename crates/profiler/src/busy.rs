@@ -1,0 +1,113 @@
+//! The union of many spans of time, in bounded memory.
+
+/// Spans kept before the earlier half of them is closed.
+const OPEN: usize = 2048;
+/// Longest gaps kept.
+const GAPS: usize = 8;
+
+/// A time without any span, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gap {
+    pub(crate) begin: i64,
+    pub(crate) length: u64,
+}
+
+/// Spans that may overlap and come a little out of order.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BusyTime {
+    /// Not yet closed.
+    open: Vec<(i64, i64)>,
+    /// The end of the closed ones; earlier parts of later spans are left out.
+    closed_to: Option<i64>,
+    first: Option<i64>,
+    /// Sum of the lengths.
+    sum: u64,
+    union: u64,
+    gaps: Vec<Gap>,
+}
+
+/// What is known of the spans so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct BusySummary {
+    /// From the first begin to the last end.
+    pub(crate) whole: u64,
+    /// Time with at least one span.
+    pub(crate) union: u64,
+    /// Sum of all spans.
+    pub(crate) sum: u64,
+    /// The longest gaps, longest first.
+    pub(crate) gaps: Vec<Gap>,
+}
+
+impl BusyTime {
+    /// Adds a span; its end is not before its begin.
+    pub(crate) fn add(&mut self, begin: i64, end: i64) {
+        let end = end.max(begin);
+        self.sum = self.sum.saturating_add((end - begin).cast_unsigned());
+        if self.open.len() == OPEN {
+            self.close(OPEN / 2);
+        }
+        self.open.push((begin, end));
+    }
+
+    /// Closes so many of the earliest spans.
+    fn close(&mut self, count: usize) {
+        self.open.sort_unstable();
+        for (begin, end) in self.open.drain(..count).collect::<Vec<_>>() {
+            let closed_to = match self.closed_to {
+                None => {
+                    self.first = Some(begin);
+                    begin
+                }
+                Some(closed_to) => closed_to,
+            };
+            if begin > closed_to {
+                self.gaps.push(Gap { begin: closed_to, length: (begin - closed_to).cast_unsigned() });
+                self.gaps.sort_unstable_by_key(|gap| std::cmp::Reverse(gap.length));
+                self.gaps.truncate(GAPS);
+            }
+            let counted = begin.max(closed_to);
+            self.union += (end - counted).max(0).cast_unsigned();
+            self.closed_to = Some(end.max(closed_to));
+        }
+    }
+
+    /// Returns what is known so far.
+    pub(crate) fn summary(&self) -> BusySummary {
+        let mut all = self.clone();
+        all.close(all.open.len());
+        let whole = all.first.zip(all.closed_to).map_or(0, |(first, last)| (last - first).cast_unsigned());
+        BusySummary { whole, union: all.union, sum: all.sum, gaps: all.gaps }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn union_counts_overlaps_once_and_gaps_are_between() {
+        let mut busy = BusyTime::default();
+        for (begin, end) in [(10, 20), (15, 30), (50, 60), (22, 25), (100, 100)] {
+            busy.add(begin, end);
+        }
+        let BusySummary { whole, union, sum, gaps, .. } = busy.summary();
+        assert_eq!((whole, union, sum), (90, 30, 38));
+        assert_eq!(gaps, [Gap { begin: 60, length: 40 }, Gap { begin: 30, length: 20 }]);
+    }
+
+    #[test]
+    fn many_spans_in_nearly_any_order_have_the_union_of_all() {
+        let mut busy = BusyTime::default();
+        let count = 5 * OPEN as i64;
+        // Pairs are swapped: within what is kept open, order does not matter.
+        for index in 0..count {
+            let begin = 100 * (index ^ 1);
+            busy.add(begin, begin + 60);
+        }
+        let summary = busy.summary();
+        assert_eq!(summary.union, 60 * count.cast_unsigned());
+        assert_eq!(summary.whole, 100 * count.cast_unsigned() - 40);
+        assert!(busy.open.len() <= OPEN && summary.gaps.iter().all(|gap| gap.length == 40));
+    }
+}

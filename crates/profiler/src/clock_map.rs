@@ -1,0 +1,152 @@
+//! From a device's clock to the host's: interpolation between anchors.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use transload_core::{ClockAnchor, DeviceClock, Result};
+
+/// Anchors kept; with the usual interval of 2 s, those of the last half minute.
+const KEPT: usize = 16;
+/// Largest difference between the rates of two clocks that both count nanoseconds, in millionths. Oscillators differ by some hundred.
+const LARGEST_DRIFT: f64 = 2_000.0;
+/// Difference between the rates that is reckoned with before it is known, and change of it while it is.
+const DRIFT: f64 = 500e-6;
+const STEADY: f64 = 20e-6;
+/// Shortest time between anchors over which the difference is judged: the anchors' own errors are far below the largest one.
+const JUDGED_FROM_NS: i64 = 50_000_000;
+
+/// An instant on the host's clock, in nanoseconds since the profiler began, and the largest error of the comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HostInstant {
+    pub(crate) at: i64,
+    pub(crate) error: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    device: i64,
+    host: i64,
+    error: u64,
+}
+
+/// A clock and what is known of it.
+pub(crate) struct ClockMap {
+    clock: Arc<dyn DeviceClock>,
+    origin: Instant,
+    points: VecDeque<Point>,
+    read: Instant,
+    /// Whether its rate is not that of the host's clock, as virtual time's.
+    is_unrelated: bool,
+}
+
+impl ClockMap {
+    /// Reads the clock once.
+    pub(crate) fn new(clock: Arc<dyn DeviceClock>, origin: Instant) -> Result<Self> {
+        let anchor = clock.anchor()?;
+        let mut map =
+            Self { clock, origin, points: VecDeque::new(), read: anchor.after, is_unrelated: false };
+        map.add(anchor);
+        Ok(map)
+    }
+
+    pub(crate) fn clock(&self) -> &Arc<dyn DeviceClock> {
+        &self.clock
+    }
+
+    /// Returns whether the clock should be read again.
+    pub(crate) fn is_due(&self) -> bool {
+        self.clock.anchor_interval().is_some_and(|interval| self.read.elapsed() * 2 >= interval)
+    }
+
+    /// Reads the clock again.
+    pub(crate) fn read(&mut self) -> Result<()> {
+        let anchor = self.clock.anchor()?;
+        self.read = anchor.after;
+        self.add(anchor);
+        Ok(())
+    }
+
+    pub(crate) fn add(&mut self, anchor: ClockAnchor) {
+        let (before, after) = (self.since_origin(anchor.before), self.since_origin(anchor.after));
+        let half = (after - before).max(0) / 2;
+        let point = Point { device: anchor.device, host: before + half, error: half.cast_unsigned() };
+        // Neither clock runs backwards.
+        if self.points.back().is_some_and(|last| point.device <= last.device || point.host <= last.host) {
+            return;
+        }
+        if let Some(last) = self.points.back()
+            && point.host - last.host >= JUDGED_FROM_NS
+        {
+            let rate = (point.device - last.device) as f64 / (point.host - last.host) as f64;
+            self.is_unrelated = ((rate - 1.0) * 1e6).abs() > LARGEST_DRIFT;
+        }
+        if self.points.len() == KEPT {
+            self.points.pop_front();
+        }
+        self.points.push_back(point);
+    }
+
+    /// Returns whether the clock counts something else than the host's time.
+    pub(crate) fn is_unrelated(&self) -> bool {
+        self.is_unrelated
+    }
+
+    /// Returns the largest error of the last reading in nanoseconds, with the clock's resolution.
+    pub(crate) fn error(&self) -> u64 {
+        self.points.back().map_or(0, |point| point.error) + self.resolution()
+    }
+
+    /// Returns whether an instant lies before the last reading, so that it is interpolated and not extrapolated.
+    pub(crate) fn covers(&self, device: i64) -> bool {
+        let rate_is_known = self.points.len() > 1;
+        self.clock.anchor_interval().is_none()
+            || rate_is_known && self.points.back().is_some_and(|last| device <= last.device)
+    }
+
+    /// Converts an instant: between two readings by interpolation, else from the nearest one by the rate between the first and the last.
+    pub(crate) fn convert(&self, device: i64) -> HostInstant {
+        let (Some(&first), Some(&last)) = (self.points.front(), self.points.back()) else {
+            return HostInstant { at: device, error: u64::MAX };
+        };
+        let rate =
+            |low: Point, high: Point| (high.host - low.host) as f64 / (high.device - low.device) as f64;
+        let index = self.points.partition_point(|point| point.device <= device);
+        let before = index.checked_sub(1).and_then(|index| self.points.get(index));
+        let (near, rate, error) = match (before, self.points.get(index)) {
+            (Some(&low), Some(&high)) => (low, rate(low, high), low.error.max(high.error)),
+            (outside, _) => {
+                let near = outside.copied().unwrap_or(first);
+                let is_known = last.host - first.host >= JUDGED_FROM_NS;
+                let (rate, uncertain) = if is_known { (rate(first, last), STEADY) } else { (1.0, DRIFT) };
+                let beyond = (device - near.device).unsigned_abs() as f64 * uncertain;
+                (near, rate, near.error + beyond as u64)
+            }
+        };
+        let at = near.host + ((device - near.device) as f64 * rate).round() as i64;
+        HostInstant { at, error: error.saturating_add(self.resolution()) }
+    }
+
+    fn resolution(&self) -> u64 {
+        nanoseconds(self.clock.resolution())
+    }
+
+    fn since_origin(&self, instant: Instant) -> i64 {
+        since(self.origin, instant)
+    }
+}
+
+/// Returns nanoseconds from `origin` to `instant`; negative if that was before.
+pub(crate) fn since(origin: Instant, instant: Instant) -> i64 {
+    let whole = |span: Duration| i64::try_from(span.as_nanos()).unwrap_or(i64::MAX);
+    match instant.checked_duration_since(origin) {
+        Some(span) => whole(span),
+        None => -whole(origin.saturating_duration_since(instant)),
+    }
+}
+
+pub(crate) fn nanoseconds(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}

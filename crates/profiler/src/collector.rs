@@ -1,0 +1,414 @@
+//! Resolves the times of operations, off the threads that submit them, and keeps what reports need.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Instant,
+};
+
+use transload_core::{
+    ClockId, DeviceClock, DeviceId, OperationCount, OperationInfo, OperationKind, OperationRecord,
+    OperationSampling, QueueTally, SizeClass, Stamp, TimelineId, TransferId, TransferMethod, TransferPath,
+    TransferReport,
+};
+
+use crate::{
+    busy::BusyTime,
+    clock_map::{ClockMap, since},
+    inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey, TransferEnd},
+    report::{
+        ClockReport, Direction, DirectionReport, GapReport, KindReport, PathReport, ProfilerReport,
+        StreamReport,
+    },
+    statistics::Times,
+    timeline::{DrawnOperation, TimelineTrace},
+};
+
+/// Streams that are kept apart. Later ones are counted as lost.
+const STREAMS: usize = 4096;
+
+/// An operation between its enqueueing and the time at which its instants are known.
+struct Pending {
+    queue: QueueKey,
+    name: Option<std::borrow::Cow<'static, str>>,
+    info: OperationInfo,
+    transfer: Option<TransferId>,
+    enqueued: Instant,
+    submitted: Instant,
+    thread: u64,
+    begin: Stamp,
+    end: Stamp,
+}
+
+#[derive(Default)]
+struct KindTimes {
+    /// Operations that the user recorded, with or without a time.
+    recorded: OperationCount,
+    timed_bytes: u64,
+    waiting: Times,
+    running: Times,
+}
+
+struct Stream {
+    key: QueueKey,
+    /// The queue's own counts, and for which attachment.
+    tally: Option<(Arc<QueueTally>, u64)>,
+    /// Counts of earlier attachments.
+    before: [OperationCount; OperationKind::ALL.len()],
+    kinds: [KindTimes; OperationKind::ALL.len()],
+    pending: VecDeque<Pending>,
+    unresolved: u64,
+}
+
+impl Stream {
+    fn counts(&self) -> [OperationCount; OperationKind::ALL.len()] {
+        let now =
+            self.tally.as_ref().map(|(tally, attachment)| tally.counts(*attachment)).unwrap_or_default();
+        std::array::from_fn(|kind| {
+            let parts = [self.before[kind], now[kind], self.kinds[kind].recorded];
+            OperationCount {
+                operations: parts.iter().map(|part| part.operations).sum(),
+                bytes: parts.iter().map(|part| part.bytes).sum(),
+            }
+        })
+    }
+
+    /// Takes the counts of a new attachment from now on.
+    fn count_for(&mut self, tally: &Arc<QueueTally>, attachment: u64) {
+        if self.tally.as_ref().is_none_or(|(_, known)| *known != attachment) {
+            if let Some((tally, earlier)) = self.tally.take() {
+                // Zeros if the queue counts for the new one already: what was kept at the last collection stays.
+                for (sum, count) in self.before.iter_mut().zip(tally.counts(earlier)) {
+                    sum.operations += count.operations;
+                    sum.bytes += count.bytes;
+                }
+            }
+            self.tally = Some((Arc::clone(tally), attachment));
+        }
+    }
+}
+
+#[derive(Default)]
+struct PathTimes {
+    sampled_bytes: u64,
+    failed: u64,
+    abandoned: u64,
+    submitting: Times,
+    elapsed: Times,
+    moving: Times,
+}
+
+/// Everything that one thread at a time keeps.
+pub(crate) struct Collector {
+    origin: Instant,
+    capacity: usize,
+    streams: BTreeMap<TimelineId, Stream>,
+    /// Known instants that wait for the next reading of their clock.
+    resolved: VecDeque<(Pending, i64, i64)>,
+    outstanding: usize,
+    clocks: BTreeMap<ClockId, ClockMap>,
+    directions: BTreeMap<(DeviceId, Direction), (u64, BusyTime)>,
+    paths: BTreeMap<(TransferPath, TransferMethod, SizeClass), PathTimes>,
+    pub(crate) trace: Option<TimelineTrace>,
+}
+
+impl Collector {
+    pub(crate) fn new(origin: Instant, capacity: usize) -> Self {
+        Self {
+            origin,
+            capacity,
+            streams: BTreeMap::new(),
+            resolved: VecDeque::new(),
+            outstanding: 0,
+            clocks: BTreeMap::new(),
+            directions: BTreeMap::new(),
+            paths: BTreeMap::new(),
+            trace: None,
+        }
+    }
+
+    /// Takes what is in the inbox, and resolves what is complete. With `read`, all clocks are read, so that all of that is in the reports.
+    pub(crate) fn collect(&mut self, inbox: &Inbox, read: bool) {
+        while let Some(message) = inbox.pop() {
+            self.take(message, inbox);
+        }
+        self.resolve();
+        for map in self.clocks.values_mut() {
+            if read || map.is_due() {
+                // Without a reading, times are extrapolated.
+                let _later = map.read();
+            }
+        }
+        while let Some((_, _, end)) = self.resolved.front() {
+            let end = *end;
+            let Some((pending, ..)) = self.resolved.front() else { return };
+            let map = self.clocks.get(&pending.end.clock().id());
+            if !read && map.is_some_and(|map| !map.covers(end)) {
+                return;
+            }
+            if let Some((pending, begin, end)) = self.resolved.pop_front() {
+                self.count(&pending, begin, end, inbox);
+            }
+        }
+    }
+
+    fn take(&mut self, message: Message, inbox: &Inbox) {
+        match message {
+            Message::Operation(record, thread) => self.add(record, thread, inbox),
+            Message::Named(named, thread) => self.add_named(named, thread, inbox),
+            Message::Submitted { report, begun, thread } => {
+                let begun = since(self.origin, begun);
+                if let Some(trace) = &mut self.trace {
+                    trace.submission(&report, begun, || inbox.thread_name(thread));
+                }
+            }
+            Message::Ended(report, end) => self.ended(&report, end),
+        }
+    }
+
+    fn stream(&mut self, key: QueueKey, inbox: &Inbox) -> Option<&mut Stream> {
+        if self.streams.len() >= STREAMS && !self.streams.contains_key(&key.id) {
+            inbox.lose();
+            return None;
+        }
+        Some(self.streams.entry(key.id).or_insert_with(|| Stream {
+            key,
+            tally: None,
+            before: Default::default(),
+            kinds: Default::default(),
+            pending: VecDeque::new(),
+            unresolved: 0,
+        }))
+    }
+
+    fn add(&mut self, record: OperationRecord, thread: u64, inbox: &Inbox) {
+        let OperationRecord { queue, device, priority, simulated, .. } = record;
+        let queue = QueueKey { id: queue, device, priority, simulated };
+        let is_full = self.outstanding >= self.capacity;
+        let Some(stream) = self.stream(queue, inbox) else { return };
+        stream.count_for(&record.tally, record.attachment);
+        if is_full {
+            inbox.lose();
+            return;
+        }
+        stream.pending.push_back(Pending {
+            queue,
+            name: None,
+            info: record.info,
+            transfer: record.transfer,
+            enqueued: record.enqueued,
+            submitted: record.submitted,
+            thread,
+            begin: record.begin,
+            end: record.end,
+        });
+        self.outstanding += 1;
+    }
+
+    fn add_named(&mut self, named: NamedOperation, thread: u64, inbox: &Inbox) {
+        let NamedOperation { queue, name, info, enqueued, submitted, time } = named;
+        let is_full = self.outstanding >= self.capacity;
+        let Some(stream) = self.stream(queue, inbox) else { return };
+        let kind = &mut stream.kinds[info.kind as usize];
+        kind.recorded.operations += 1;
+        kind.recorded.bytes = kind.recorded.bytes.saturating_add(info.bytes);
+        match time {
+            NamedTime::Counted => {}
+            NamedTime::Given(took) => {
+                kind.running.add(crate::clock_map::nanoseconds(took));
+                kind.timed_bytes = kind.timed_bytes.saturating_add(info.bytes);
+            }
+            NamedTime::Stamped(..) if is_full => inbox.lose(),
+            NamedTime::Stamped(begin, end) => {
+                let name = Some(name);
+                let transfer = None;
+                stream.pending.push_back(Pending {
+                    queue,
+                    name,
+                    info,
+                    transfer,
+                    enqueued,
+                    submitted,
+                    thread,
+                    begin,
+                    end,
+                });
+                self.outstanding += 1;
+            }
+        }
+    }
+
+    /// Finds what is complete: on each stream up to the first operation that is not.
+    fn resolve(&mut self) {
+        for stream in self.streams.values_mut() {
+            while let Some(pending) = stream.pending.front() {
+                let times = pending.end.time().and_then(|end| Ok((end, pending.begin.time()?)));
+                let (begin, end) = match times {
+                    Ok((Some(end), Some(begin))) => (begin, end),
+                    Ok(_) => break,
+                    Err(_) => {
+                        stream.unresolved += 1;
+                        self.outstanding = self.outstanding.saturating_sub(1);
+                        stream.pending.pop_front();
+                        continue;
+                    }
+                };
+                let clock = pending.end.clock();
+                let is_mapped = self.clocks.contains_key(&clock.id())
+                    || ClockMap::new(Arc::clone(clock), self.origin)
+                        .map(|map| self.clocks.insert(clock.id(), map))
+                        .is_ok();
+                if let Some(pending) = stream.pending.pop_front() {
+                    self.outstanding = self.outstanding.saturating_sub(1);
+                    match is_mapped {
+                        true => self.resolved.push_back((pending, begin, end)),
+                        false => stream.unresolved += 1,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes sure that the clock is read before the first instant that it is asked for.
+    pub(crate) fn know_clock(&mut self, clock: &Arc<dyn DeviceClock>) {
+        if !self.clocks.contains_key(&clock.id())
+            && let Ok(map) = ClockMap::new(Arc::clone(clock), self.origin)
+        {
+            self.clocks.insert(clock.id(), map);
+        }
+    }
+
+    fn count(&mut self, pending: &Pending, begin: i64, end: i64, inbox: &Inbox) {
+        let Some(map) = self.clocks.get(&pending.end.clock().id()) else { return };
+        let ran = (end - begin).max(0).cast_unsigned();
+        let Pending { queue, info, .. } = pending;
+        let enqueued = since(self.origin, pending.enqueued);
+        let (start, stop) = (map.convert(begin), map.convert(end));
+        // Its length is that of the device's clock, which may be virtual.
+        let span = (start.at, stop.at.max(start.at));
+        if let Some(stream) = self.streams.get_mut(&queue.id) {
+            let kind = &mut stream.kinds[info.kind as usize];
+            kind.running.add(ran);
+            kind.timed_bytes = kind.timed_bytes.saturating_add(info.bytes);
+            if !map.is_unrelated() {
+                kind.waiting.add((start.at - enqueued).max(0).cast_unsigned());
+            }
+        }
+        let direction = self.directions.entry((queue.device, direction_of(queue.device, info))).or_default();
+        direction.0 = direction.0.saturating_add(info.bytes);
+        direction.1.add(begin, end);
+        if let Some(trace) = &mut self.trace {
+            trace.operation(&DrawnOperation {
+                queue: *queue,
+                name: pending.name.as_deref(),
+                info,
+                transfer: pending.transfer,
+                enqueued,
+                submitted: since(self.origin, pending.submitted),
+                span,
+                error: start.error,
+                thread: &|| inbox.thread_name(pending.thread),
+            });
+        }
+    }
+
+    fn ended(&mut self, report: &TransferReport, end: TransferEnd) {
+        let times = self.paths.entry((report.path, report.method, report.size_class())).or_default();
+        match end {
+            TransferEnd::Failed => times.failed += 1,
+            TransferEnd::Abandoned => times.abandoned += 1,
+            TransferEnd::Completed => {
+                times.sampled_bytes = times.sampled_bytes.saturating_add(report.bytes);
+                let parts = [
+                    (&mut times.submitting, report.submitting),
+                    (&mut times.elapsed, report.elapsed),
+                    (&mut times.moving, report.moving),
+                ];
+                for (times, time) in parts {
+                    time.into_iter().for_each(|time| times.add(crate::clock_map::nanoseconds(time)));
+                }
+            }
+        }
+    }
+
+    pub(crate) fn stream_report(&self, id: TimelineId) -> Option<StreamReport> {
+        self.streams.get(&id).map(report_of)
+    }
+
+    pub(crate) fn report(&self, sampling: OperationSampling, lost: u64) -> ProfilerReport {
+        let streams: Vec<_> = self.streams.values().map(report_of).collect();
+        let all_timed = |device: DeviceId| {
+            streams.iter().filter(|stream| stream.device == device).all(|stream| {
+                stream.kinds.iter().all(|kind| kind.running.count == kind.operations)
+                    && stream.unresolved == 0
+            })
+        };
+        let directions = self.directions.iter().map(|((device, direction), (timed_bytes, busy))| {
+            let busy = busy.summary();
+            let gaps = busy.gaps.iter().map(|gap| GapReport { begin_ns: gap.begin, length_ns: gap.length });
+            DirectionReport {
+                device: *device,
+                direction: *direction,
+                timed_bytes: *timed_bytes,
+                whole_ns: busy.whole,
+                busy_ns: busy.union,
+                total_ns: busy.sum,
+                all_timed: all_timed(*device),
+                gaps: gaps.collect(),
+            }
+        });
+        let directions = directions.collect();
+        let paths = self.paths.iter().map(|(&(path, method, size_class), times)| PathReport {
+            path,
+            method,
+            size_class,
+            sampled: times.elapsed.report().count,
+            sampled_bytes: times.sampled_bytes,
+            failed: times.failed,
+            abandoned: times.abandoned,
+            submitting: times.submitting.report(),
+            elapsed: times.elapsed.report(),
+            moving: times.moving.report(),
+        });
+        let clocks = self.clocks.values().map(|map| ClockReport {
+            device: map.clock().device(),
+            error_ns: map.error(),
+            follows_host: !map.is_unrelated(),
+        });
+        let outstanding = (self.outstanding + self.resolved.len()) as u64;
+        let (paths, clocks) = (paths.collect(), clocks.collect());
+        ProfilerReport { sampling, streams, directions, paths, clocks, lost, outstanding }
+    }
+}
+
+fn report_of(stream: &Stream) -> StreamReport {
+    let kinds = OperationKind::ALL.into_iter().zip(stream.counts()).zip(&stream.kinds);
+    let kinds = kinds.filter(|((_, count), _)| count.operations > 0);
+    let kinds = kinds.map(|((kind, count), times)| KindReport {
+        kind,
+        operations: count.operations,
+        bytes: count.bytes,
+        timed_bytes: times.timed_bytes,
+        waiting: times.waiting.report(),
+        running: times.running.report(),
+    });
+    StreamReport {
+        stream: stream.key.id.to_string(),
+        device: stream.key.device,
+        priority: stream.key.priority,
+        simulated: stream.key.simulated,
+        kinds: kinds.collect(),
+        unresolved: stream.unresolved,
+    }
+}
+
+fn direction_of(device: DeviceId, info: &OperationInfo) -> Direction {
+    match info.path {
+        Some((src, dst)) if info.kind.is_transfer() => match (src.device == device, dst.device == device) {
+            (true, false) => Direction::FromDevice,
+            (false, true) => Direction::ToDevice,
+            _ => Direction::Within,
+        },
+        _ => Direction::Compute,
+    }
+}

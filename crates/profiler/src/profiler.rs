@@ -1,0 +1,374 @@
+//! The profiler: what users call, and its thread.
+
+use std::{
+    borrow::Cow,
+    fmt,
+    io::Write,
+    sync::{Arc, Weak},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use transload_core::{
+    Backend, Error, ErrorKind, Observer, OperationKind, OperationSink, Queue, Result, Stamp, events::report,
+};
+
+use crate::{
+    ProfilerOptions, ProfilerReport, StreamReport, TraceFormat, TraceOptions, TraceSummary,
+    collector::Collector,
+    inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey},
+    timeline::TimelineTrace,
+};
+
+/// Time between two collections while the profiler is enabled.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// Measures what streams do: counts all operations of the attached backends, times some of them on the device, and takes what the user
+/// records. Clones are handles of one profiler. All methods may be called from any thread.
+///
+/// It is disabled at first. While it is, queues pay one relaxed load an operation for it. Its own thread, which starts when it is first
+/// enabled, reads the times: no submission waits for that.
+///
+/// ```
+/// use transload_backend_cpu::CpuBackend;
+/// use transload_core::{
+///     Backend, DeviceId, MemoryKind, Operation, StreamPriority, Timing, WorkloadType, submit,
+/// };
+/// use transload_profiler::{ProfilerOptions, StreamProfiler};
+///
+/// let backend = CpuBackend::new()?;
+/// let profiler = StreamProfiler::new(ProfilerOptions::new());
+/// profiler.attach(&(backend.clone() as _));
+/// profiler.enable()?;
+///
+/// let allocate = || backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, 8 << 20);
+/// let (src, dst) = (allocate()?, allocate()?);
+/// let queue = backend.lease_queue(DeviceId::Cpu, StreamPriority::Normal, WorkloadType::Memory)?;
+/// submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off)?.wait()?;
+///
+/// let report = profiler.get_stream_report(&*queue).unwrap();
+/// assert_eq!((report.operations(), report.kinds[0].bytes), (1, 8 << 20));
+/// println!("{report}");
+/// # Ok::<(), transload_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct StreamProfiler {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    options: ProfilerOptions,
+    inbox: Arc<Inbox>,
+    collector: Mutex<Collector>,
+    /// Backends to be profiled. Also held while they are attached or detached.
+    backends: Mutex<Backends>,
+    thread: Mutex<Option<Collecting>>,
+}
+
+#[derive(Default)]
+struct Backends {
+    known: Vec<Weak<dyn Backend>>,
+    enabled: bool,
+}
+
+/// The profiler's thread.
+struct Collecting {
+    stop: Arc<(Mutex<bool>, Condvar)>,
+    handle: JoinHandle<()>,
+}
+
+impl StreamProfiler {
+    /// Creates a profiler, disabled.
+    #[must_use]
+    pub fn new(options: ProfilerOptions) -> Self {
+        let collector = Mutex::new(Collector::new(Instant::now(), options.capacity));
+        let inbox = Arc::new(Inbox::new(options.capacity, options.sampling));
+        let (backends, thread) = (Mutex::default(), Mutex::default());
+        Self { shared: Arc::new(Shared { options, inbox, collector, backends, thread }) }
+    }
+
+    /// Adds a backend, whose queues are profiled while the profiler is enabled. It is not kept alive.
+    ///
+    /// # Errors
+    /// If the profiler is enabled, those of [`enable`](Self::enable); the backend is not added then.
+    pub fn attach(&self, backend: &Arc<dyn Backend>) -> Result<()> {
+        let mut backends = self.shared.backends.lock();
+        if backends.enabled {
+            backend.attach_sink(&self.sink(), self.shared.options.sampling)?;
+        }
+        backends.known.push(Arc::downgrade(backend));
+        Ok(())
+    }
+
+    /// Returns the observer to make a transfer manager with, for reports and rows of whole transfers.
+    #[must_use]
+    pub fn observer(&self) -> Arc<dyn Observer> {
+        Arc::clone(&self.shared.inbox) as _
+    }
+
+    fn sink(&self) -> Arc<dyn OperationSink> {
+        Arc::clone(&self.shared.inbox) as _
+    }
+
+    /// Counts and samples operations that are enqueued from now on. Does nothing if it is enabled.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if another profiler is enabled for a device of an attached backend; [`ErrorKind::Unsupported`] for a backend that
+    /// cannot be profiled; [`ErrorKind::Interrupted`] if no thread can be started. It stays disabled then.
+    pub fn enable(&self) -> Result<()> {
+        let mut backends = self.shared.backends.lock();
+        if backends.enabled {
+            return Ok(());
+        }
+        self.start_thread()?;
+        backends.known.retain(|backend| backend.strong_count() > 0);
+        let alive: Vec<_> = backends.known.iter().filter_map(Weak::upgrade).collect();
+        for (index, backend) in alive.iter().enumerate() {
+            if let Err(error) = backend.attach_sink(&self.sink(), self.shared.options.sampling) {
+                alive.iter().take(index).for_each(|backend| backend.detach_sink(&self.sink()));
+                return Err(error);
+            }
+        }
+        self.shared.inbox.open(true);
+        backends.enabled = true;
+        Ok(())
+    }
+
+    /// Stops counting and sampling. What was recorded stays; operations that are in flight are still resolved. Does nothing if it is
+    /// disabled.
+    pub fn disable(&self) {
+        self.shared.disable();
+    }
+
+    /// Returns whether it is enabled.
+    #[must_use]
+    pub fn is_enabled(&self) -> bool {
+        self.shared.inbox.is_open()
+    }
+
+    /// Begins an operation of the caller on a queue, such as launches by its raw handle, and stamps the queue. The end is stamped when the
+    /// guard is dropped, or by [`OperationGuard::end`]. If the profiler is disabled, nothing is recorded.
+    ///
+    /// # Errors
+    /// Those of [`Queue::stamp`].
+    pub fn operation<'a>(
+        &self,
+        queue: &'a dyn Queue,
+        name: impl Into<Cow<'static, str>>,
+    ) -> Result<OperationGuard<'a>> {
+        if !self.is_enabled() {
+            return Ok(OperationGuard { profiler: self.clone(), queue, begun: None });
+        }
+        let named = NamedOperation::new(key(queue), name.into(), OperationKind::Kernel, 0);
+        let begin = queue.stamp()?;
+        self.shared.collector.lock().know_clock(begin.clock());
+        Ok(OperationGuard { profiler: self.clone(), queue, begun: Some((named, begin)) })
+    }
+
+    /// Counts an operation of the caller on a queue. Without a duration it has none in reports.
+    pub fn record_operation(
+        &self,
+        queue: &dyn Queue,
+        name: impl Into<Cow<'static, str>>,
+        duration: Option<Duration>,
+    ) {
+        self.record(queue, name.into(), (OperationKind::Kernel, 0), duration);
+    }
+
+    /// Counts a copy of the caller's, of so many bytes, like [`record_operation`](Self::record_operation).
+    pub fn record_memory_transfer(&self, queue: &dyn Queue, bytes: u64, duration: Option<Duration>) {
+        self.record(queue, Cow::Borrowed("copy"), (OperationKind::Copy, bytes), duration);
+    }
+
+    /// Counts a launch of the caller's, like [`record_operation`](Self::record_operation).
+    pub fn record_kernel_launch(
+        &self,
+        queue: &dyn Queue,
+        name: impl Into<Cow<'static, str>>,
+        duration: Option<Duration>,
+    ) {
+        self.record(queue, name.into(), (OperationKind::Kernel, 0), duration);
+    }
+
+    fn record(
+        &self,
+        queue: &dyn Queue,
+        name: Cow<'static, str>,
+        (kind, bytes): (OperationKind, u64),
+        duration: Option<Duration>,
+    ) {
+        if self.is_enabled() {
+            let mut named = NamedOperation::new(key(queue), name, kind, bytes);
+            named.time = duration.map_or(NamedTime::Counted, NamedTime::Given);
+            self.push(named);
+        }
+    }
+
+    fn push(&self, named: NamedOperation) {
+        let inbox = &self.shared.inbox;
+        inbox.push(Message::Named(named, inbox.this_thread()));
+    }
+
+    /// Returns the report of a queue's stream; `None` if it had no operation. Reads the clocks, which takes some ten microseconds a
+    /// device; does not wait for work in flight.
+    #[must_use]
+    pub fn get_stream_report(&self, queue: &dyn Queue) -> Option<StreamReport> {
+        let collector = self.shared.collect(true);
+        collector.stream_report(queue.timeline().id())
+    }
+
+    /// Returns the report of everything since the profiler was made, like [`get_stream_report`](Self::get_stream_report).
+    #[must_use]
+    pub fn get_comprehensive_report(&self) -> ProfilerReport {
+        let collector = self.shared.collect(true);
+        collector.report(self.shared.options.sampling, self.shared.inbox.lost())
+    }
+
+    /// Writes operations whose times become known from now on to a trace. The profiler's thread calls `out`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if a trace is being written; those of [`TraceWriter::new`](crate::TraceWriter::new).
+    pub fn start_trace(
+        &self,
+        out: impl Write + Send + 'static,
+        format: TraceFormat,
+        options: TraceOptions,
+    ) -> Result<()> {
+        let mut collector = self.shared.collector.lock();
+        if collector.trace.is_some() {
+            return Err(Error::new(ErrorKind::Busy, "a trace is being written; finish it first"));
+        }
+        collector.trace = Some(TimelineTrace::new(Box::new(out), format, options)?);
+        Ok(())
+    }
+
+    /// Ends the trace with what is complete by now: synchronise first what should be in it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] without a trace; [`ErrorKind::Io`] if it could not be written, of which the part that was written opens.
+    pub fn finish_trace(&self) -> Result<TraceSummary> {
+        let mut collector = self.shared.collect(true);
+        let none = || Error::new(ErrorKind::InvalidArgument, "no trace was started");
+        collector.trace.take().ok_or_else(none)?.finish()
+    }
+
+    fn start_thread(&self) -> Result<()> {
+        let mut thread = self.shared.thread.lock();
+        if thread.is_some() {
+            return Ok(());
+        }
+        let stop = Arc::new((Mutex::new(false), Condvar::new()));
+        let (shared, stopped) = (Arc::downgrade(&self.shared), Arc::clone(&stop));
+        let handle = thread::Builder::new().name("transload-profiler".to_owned()).spawn(move || {
+            let (is_stopped, changed) = &*stopped;
+            let mut is_stopped = is_stopped.lock();
+            while !*is_stopped {
+                let _either = changed.wait_for(&mut is_stopped, INTERVAL);
+                let Some(shared) = shared.upgrade() else { return };
+                drop(shared.collect(false));
+            }
+        });
+        match handle {
+            Ok(handle) => *thread = Some(Collecting { stop, handle }),
+            Err(error) => {
+                report::thread_refused("the profiler", &error);
+                return Err(Error::caused_by(ErrorKind::Interrupted, "no thread for the profiler", error));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Shared {
+    /// Calls drivers, for which the backends prepare the thread.
+    fn collect(&self, read: bool) -> MutexGuard<'_, Collector> {
+        let alive: Vec<_> = self.backends.lock().known.iter().filter_map(Weak::upgrade).collect();
+        let _attached: Vec<_> = alive.iter().map(|backend| backend.attach_thread()).collect();
+        let mut collector = self.collector.lock();
+        collector.collect(&self.inbox, read);
+        collector
+    }
+
+    fn disable(&self) {
+        let mut backends = self.backends.lock();
+        if backends.enabled {
+            self.inbox.open(false);
+            let sink = Arc::clone(&self.inbox) as Arc<dyn OperationSink>;
+            backends.known.iter().filter_map(Weak::upgrade).for_each(|backend| backend.detach_sink(&sink));
+            backends.enabled = false;
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.disable();
+        if let Some(Collecting { stop, handle }) = self.thread.get_mut().take()
+            // Its last collection may drop the profiler, and ends it.
+            && handle.thread().id() != thread::current().id()
+        {
+            *stop.0.lock() = true;
+            stop.1.notify_all();
+            let _panicked = handle.join();
+        }
+    }
+}
+
+fn key(queue: &dyn Queue) -> QueueKey {
+    let timeline = queue.timeline();
+    QueueKey {
+        id: timeline.id(),
+        device: queue.device(),
+        priority: queue.priority(),
+        simulated: timeline.is_simulated(),
+    }
+}
+
+impl fmt::Debug for StreamProfiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamProfiler").field("enabled", &self.is_enabled()).finish_non_exhaustive()
+    }
+}
+
+/// An operation of the caller's on a queue, from [`StreamProfiler::operation`]. Its drop ends it.
+#[must_use = "its drop ends the operation"]
+pub struct OperationGuard<'a> {
+    profiler: StreamProfiler,
+    queue: &'a dyn Queue,
+    begun: Option<(NamedOperation, Stamp)>,
+}
+
+impl OperationGuard<'_> {
+    /// Ends the operation.
+    ///
+    /// # Errors
+    /// Those of [`Queue::stamp`]. The operation is counted then, without a duration.
+    pub fn end(mut self) -> Result<()> {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let Some((mut named, begin)) = self.begun.take() else { return Ok(()) };
+        let end = self.queue.stamp();
+        let outcome = end.map(|end| {
+            named.submitted = Instant::now();
+            named.time = NamedTime::Stamped(begin, end);
+        });
+        self.profiler.push(named);
+        outcome
+    }
+}
+
+impl Drop for OperationGuard<'_> {
+    fn drop(&mut self) {
+        // It is counted without a duration then.
+        let _untimed = self.finish();
+    }
+}
+
+impl fmt::Debug for OperationGuard<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OperationGuard").field("device", &self.queue.device()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,355 @@
+//! Reports of a profiler, as text and for `serde`.
+
+use std::fmt;
+
+use transload_core::{
+    DeviceId, OperationKind, OperationSampling, SizeClass, StreamPriority, TransferMethod, TransferPath,
+};
+
+/// Percentiles of times, to two significant digits, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Percentiles {
+    /// A tenth is at most this.
+    pub p10_ns: u64,
+    /// Half is at most this.
+    pub p50_ns: u64,
+    /// Nine tenths are at most this.
+    pub p90_ns: u64,
+    /// All but a hundredth is at most this.
+    pub p99_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+}
+
+/// Times that were measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct TimesReport {
+    /// How many.
+    pub count: u64,
+    /// Their sum.
+    pub total_ns: u64,
+    /// Their distribution; `None` without any.
+    pub percentiles: Option<Percentiles>,
+}
+
+/// Operations of one kind on one stream.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct KindReport {
+    /// The kind.
+    pub kind: OperationKind,
+    /// All operations, timed or not.
+    pub operations: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes of the timed ones.
+    pub timed_bytes: u64,
+    /// From the enqueueing to the moment that the stream reached the operation, after all that it waited for. Without times that
+    /// the caller gave, and without those of a clock that is not the host's.
+    pub waiting: TimesReport,
+    /// From then to its end: includes waiting for a copy engine that other streams use.
+    pub running: TimesReport,
+}
+
+impl KindReport {
+    /// Returns the rate of the timed operations while they ran, in bytes per second; `None` without bytes or times.
+    #[must_use]
+    pub fn bytes_per_second(&self) -> Option<f64> {
+        let seconds = self.running.total_ns as f64 / 1e9;
+        (self.timed_bytes > 0 && seconds > 0.0).then(|| self.timed_bytes as f64 / seconds)
+    }
+}
+
+/// The report of one stream.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct StreamReport {
+    /// Number of the stream's timeline in this process.
+    pub stream: String,
+    /// Its device.
+    pub device: DeviceId,
+    /// Its priority.
+    pub priority: StreamPriority,
+    /// Whether the device is simulated by a software driver.
+    pub simulated: bool,
+    /// Each kind of operation that it had.
+    pub kinds: Vec<KindReport>,
+    /// Timed operations whose times were never known, as after the loss of a device.
+    pub unresolved: u64,
+}
+
+impl StreamReport {
+    /// Returns the number of operations.
+    #[must_use]
+    pub fn operations(&self) -> u64 {
+        self.kinds.iter().map(|kind| kind.operations).sum()
+    }
+
+    /// Returns the share of bytes whose operations were timed, of those that have bytes; `None` without any.
+    #[must_use]
+    pub fn timed_share(&self) -> Option<f64> {
+        share(self.kinds.iter().map(|kind| (kind.timed_bytes, kind.bytes)))
+    }
+}
+
+/// A time in which nothing timed ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct GapReport {
+    /// When it began, since the profiler was made.
+    pub begin_ns: i64,
+    /// How long it was.
+    pub length_ns: u64,
+}
+
+/// What a device did in one direction.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct DirectionReport {
+    /// The device.
+    pub device: DeviceId,
+    /// The direction.
+    pub direction: Direction,
+    /// Bytes of the timed operations.
+    pub timed_bytes: u64,
+    /// From the first timed operation's begin to the last one's end.
+    pub whole_ns: u64,
+    /// Time in which at least one of them ran.
+    pub busy_ns: u64,
+    /// Sum of their times. What it exceeds `busy_ns` by, they ran at the same time, or waited for the same engine.
+    pub total_ns: u64,
+    /// Whether every operation of the device's streams was timed. Otherwise a gap may hold one that was not.
+    pub all_timed: bool,
+    /// The longest gaps between them.
+    pub gaps: Vec<GapReport>,
+}
+
+/// Where the bytes of an operation go, seen from its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Direction {
+    /// From another place to the device.
+    ToDevice,
+    /// From the device to another place.
+    FromDevice,
+    /// Within the device, or within the host.
+    Within,
+    /// No copy: kernels, fills, recordings, prefetches.
+    Compute,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ToDevice => "to the device",
+            Self::FromDevice => "from the device",
+            Self::Within => "within",
+            Self::Compute => "compute",
+        })
+    }
+}
+
+/// Transfers of one path, method and class of size.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct PathReport {
+    /// Source and destination.
+    pub path: TransferPath,
+    /// The method.
+    pub method: TransferMethod,
+    /// The class of their sizes.
+    pub size_class: SizeClass,
+    /// Completed transfers that were taken as samples.
+    pub sampled: u64,
+    /// Their bytes.
+    pub sampled_bytes: u64,
+    /// Transfers that failed, all of them.
+    pub failed: u64,
+    /// Transfers whose handles were dropped before their ends were observed, all of them.
+    pub abandoned: u64,
+    /// Host time of the submission.
+    pub submitting: TimesReport,
+    /// From the submission until the submitter observed the end.
+    pub elapsed: TimesReport,
+    /// Times by the device's clock of those that the manager measured.
+    pub moving: TimesReport,
+}
+
+/// A device's clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct ClockReport {
+    /// The device.
+    pub device: DeviceId,
+    /// Largest error of its instants compared with the host's, as last read.
+    pub error_ns: u64,
+    /// Whether it counts the time of the host's clock, though at a slightly different rate. Virtual time of a software driver does
+    /// not: lengths are right then, and places relative to the host mean nothing.
+    pub follows_host: bool,
+}
+
+/// What a profiler knows.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct ProfilerReport {
+    /// Which operations were timed.
+    pub sampling: OperationSampling,
+    /// Streams, by their numbers.
+    pub streams: Vec<StreamReport>,
+    /// Devices and directions.
+    pub directions: Vec<DirectionReport>,
+    /// Sampled transfers of managers that have the profiler as their observer.
+    pub paths: Vec<PathReport>,
+    /// Clocks.
+    pub clocks: Vec<ClockReport>,
+    /// Operations and transfers that are missing here because there was no room for them.
+    pub lost: u64,
+    /// Timed operations that are not complete yet.
+    pub outstanding: u64,
+}
+
+impl ProfilerReport {
+    /// Returns the share of bytes whose operations were timed; `None` without any.
+    #[must_use]
+    pub fn timed_share(&self) -> Option<f64> {
+        let kinds = self.streams.iter().flat_map(|stream| &stream.kinds);
+        share(kinds.map(|kind| (kind.timed_bytes, kind.bytes)))
+    }
+
+    /// Returns whether any stream is one of a software driver.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.streams.iter().any(|stream| stream.simulated)
+    }
+}
+
+fn share(parts: impl Iterator<Item = (u64, u64)>) -> Option<f64> {
+    let (part, whole) = parts.fold((0, 0), |sums, (part, whole)| (sums.0 + part, sums.1 + whole));
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+fn percent(share: Option<f64>) -> impl fmt::Display {
+    fmt::from_fn(move |f| match share {
+        Some(share) => write!(f, "{:.1} %", 100.0 * share),
+        None => f.write_str("none"),
+    })
+}
+
+/// Formats nanoseconds with a unit.
+fn time(nanoseconds: u64) -> impl fmt::Display {
+    fmt::from_fn(move |f| match nanoseconds {
+        0..1_000 => write!(f, "{nanoseconds} ns"),
+        1_000..1_000_000 => write!(f, "{:.1} µs", nanoseconds as f64 / 1e3),
+        1_000_000..1_000_000_000 => write!(f, "{:.2} ms", nanoseconds as f64 / 1e6),
+        _ => write!(f, "{:.3} s", nanoseconds as f64 / 1e9),
+    })
+}
+
+impl fmt::Display for TimesReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.percentiles {
+            None => f.write_str("not timed"),
+            Some(Percentiles { p50_ns, p90_ns, max_ns, .. }) => {
+                write!(f, "median {}, p90 {}, longest {}", time(p50_ns), time(p90_ns), time(max_ns))
+            }
+        }
+    }
+}
+
+impl fmt::Display for StreamReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { stream, device, priority, simulated, kinds, unresolved } = self;
+        let simulated = if *simulated { " (simulated)" } else { "" };
+        write!(f, "stream {stream} of {device}{simulated}, {priority:?}: {} operations", self.operations())?;
+        for kind in kinds {
+            let KindReport { kind: name, operations, bytes, running, waiting, .. } = kind;
+            write!(f, "\n  {name}: {operations}, {bytes} bytes; {} timed", running.count)?;
+            if running.count > 0 {
+                write!(f, "\n    ran {running}")?;
+            }
+            if let Some(rate) = kind.bytes_per_second() {
+                write!(f, "; {:.2} GB/s", rate / 1e9)?;
+            }
+            if waiting.count > 0 {
+                write!(f, "\n    waited {waiting}")?;
+            }
+        }
+        if *unresolved > 0 {
+            write!(f, "\n  {unresolved} timed operations never ended by the device's clock")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for DirectionReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, direction, whole_ns, busy_ns, total_ns, all_timed, gaps, .. } = self;
+        let share = (*whole_ns > 0).then(|| *busy_ns as f64 / *whole_ns as f64);
+        write!(
+            f,
+            "{device}, {direction}: busy {} of {} ({})",
+            time(*busy_ns),
+            time(*whole_ns),
+            percent(share)
+        )?;
+        if total_ns > busy_ns {
+            write!(f, ", {} at the same time", time(total_ns - busy_ns))?;
+        }
+        match gaps.first() {
+            Some(gap) if *all_timed => write!(f, ", longest gap {}", time(gap.length_ns)),
+            Some(_) => f.write_str(", gaps unknown since not all was timed"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for PathReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, method, size_class, sampled, failed, abandoned, elapsed, moving, .. } = self;
+        write!(f, "{path} by {method}, {size_class}: {sampled} sampled")?;
+        for (number, what) in [(failed, "failed"), (abandoned, "abandoned")] {
+            if *number > 0 {
+                write!(f, ", {number} {what}")?;
+            }
+        }
+        if elapsed.count > 0 {
+            write!(f, "\n  elapsed {elapsed}")?;
+        }
+        if moving.count > 0 {
+            write!(f, "\n  moving {moving}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Sections for streams, directions, paths and clocks, and first what was timed.
+impl fmt::Display for ProfilerReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sampling, streams, directions, paths, clocks, lost, outstanding } = self;
+        let OperationSampling { all_from_bytes, one_in } = sampling;
+        write!(f, "timed: all from {all_from_bytes} bytes on, one in {one_in} below; ")?;
+        writeln!(f, "{} of the bytes; {outstanding} outstanding, {lost} lost", percent(self.timed_share()))?;
+        streams.iter().try_for_each(|stream| writeln!(f, "{stream}"))?;
+        directions.iter().try_for_each(|direction| writeln!(f, "{direction}"))?;
+        paths.iter().try_for_each(|path| writeln!(f, "{path}"))?;
+        for ClockReport { device, error_ns, follows_host } in clocks {
+            match follows_host {
+                true => writeln!(f, "clock of {device}: within {} of the host's", time(*error_ns))?,
+                false => writeln!(f, "clock of {device}: virtual time, not the host's")?,
+            }
+        }
+        Ok(())
+    }
+}
