@@ -1,0 +1,154 @@
+//! CUDA's streams. On the software driver their clock runs with the host's, at an offset and a rate of its own.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use transload_backend_cpu::CpuBackend;
+use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
+use transload_core::{
+    Backend, DeviceId, MemoryKind, Operation, OperationKind, Pattern, StreamPriority, Timing, TransferMethod,
+    WorkloadType, submit,
+};
+use transload_cuda_sim::harness::{self, EndCheck};
+use transload_profiler::{Direction, StreamProfiler, TraceFormat, TraceOptions};
+use transload_transfer::CrossBackendTransferManager;
+
+use crate::{Written, timing_all};
+
+/// Offset of the software driver's clock from the host's.
+const OFFSET: Duration = Duration::from_secs(5);
+/// What it gains on the host's, in millionths.
+const DRIFT: i32 = 200;
+
+fn setup() -> (EndCheck, Arc<CudaBackend>, StreamProfiler) {
+    let test = harness::device_with(|device| device.paced(OFFSET, DRIFT));
+    // A real device has a clock of its own.
+    let test = test.unwrap_or_else(harness::device).end_check();
+    let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+    let backend = pollster::block_on(CudaBackend::initialize(config)).unwrap();
+    let profiler = timing_all();
+    profiler.attach(&(Arc::clone(&backend) as _)).unwrap();
+    profiler.enable().unwrap();
+    (test, backend, profiler)
+}
+
+#[test]
+fn directions_of_a_device_are_apart() {
+    let (test, backend, profiler) = setup();
+    let device = DeviceId::Cuda(test.ordinal());
+    let there = backend.allocate(device, MemoryKind::Device, 1 << 20).unwrap();
+    let here = backend.allocate(device, MemoryKind::Pinned, 1 << 20).unwrap();
+    let queue = backend.lease_queue(device, StreamPriority::High, WorkloadType::Memory).unwrap();
+    here.write().unwrap().fill(3);
+    submit(&*queue, &Operation::Copy { src: &here, dst: &there }, Timing::Off).unwrap();
+    submit(&*queue, &Operation::Copy { src: &there, dst: &here }, Timing::Off).unwrap();
+    let fill = Operation::Fill { dst: &there, pattern: Pattern::U8(0) };
+    submit(&*queue, &fill, Timing::Off).unwrap().wait().unwrap();
+    let all = profiler.get_comprehensive_report();
+    let directions: Vec<_> = all.directions.iter().map(|it| (it.direction, it.timed_bytes)).collect();
+    let bytes = 1 << 20;
+    assert_eq!(
+        directions,
+        [(Direction::ToDevice, bytes), (Direction::FromDevice, bytes), (Direction::Compute, bytes)]
+    );
+    let [stream] = &all.streams[..] else { panic!("{all}") };
+    assert_eq!((stream.priority, stream.simulated), (StreamPriority::High, test.is_simulated()));
+    let kinds: Vec<_> = stream.kinds.iter().map(|kind| (kind.kind, kind.running.count)).collect();
+    assert_eq!(kinds, [(OperationKind::Copy, 2), (OperationKind::Fill, 1)]);
+    assert_eq!((stream.unresolved, all.lost, all.outstanding), (0, 0, 0));
+    if test.is_simulated() {
+        // 6 µs and 1 MiB at 55 GB/s each way; instants are multiples of half a microsecond.
+        let copies = &stream.kinds[0].running;
+        assert!(copies.total_ns.abs_diff(2 * 25_065) <= 2 * 1_500, "{stream}");
+    }
+    assert!(all.clocks.iter().all(|clock| clock.follows_host), "{all}");
+}
+
+/// Operations lie between their enqueueing and the moment at which their end was seen, by the host's clock.
+#[test]
+fn device_rows_lie_on_the_clock_of_the_host() {
+    let (test, backend, profiler) = setup();
+    let device = DeviceId::Cuda(test.ordinal());
+    let written = Written::default();
+    let there = backend.allocate(device, MemoryKind::Device, 1 << 20).unwrap();
+    let here = backend.allocate(device, MemoryKind::Pinned, 1 << 20).unwrap();
+    let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    // The trace's times begin with this slice.
+    profiler.start_trace(written.clone(), TraceFormat::Chrome, TraceOptions::new()).unwrap();
+    let origin = Instant::now();
+    let mut seen = Vec::new();
+    while origin.elapsed() < Duration::from_millis(1200) {
+        let before = origin.elapsed();
+        submit(&*queue, &Operation::Copy { src: &here, dst: &there }, Timing::Off).unwrap().wait().unwrap();
+        seen.push((before, origin.elapsed()));
+        let next = origin.elapsed() + Duration::from_millis(10);
+        while origin.elapsed() < next {
+            std::hint::spin_loop();
+        }
+    }
+    profiler.finish_trace().unwrap();
+    let slices: Vec<_> =
+        written.slices().into_iter().filter(|slice| slice["args"]["pieces"].is_number()).collect();
+    assert_eq!(slices.len(), seen.len());
+    // Both have the host's rate, at an unknown distance: that of the first one bounds it.
+    let micros = |slice: &serde_json::Value, field: &str| slice[field].as_f64().unwrap();
+    let bound = |at: usize| {
+        let (before, after) = seen[at];
+        let begin = micros(&slices[at], "ts");
+        let end = begin + micros(&slices[at], "dur");
+        (begin - before.as_secs_f64() * 1e6, end - after.as_secs_f64() * 1e6)
+    };
+    let error = slices.iter().map(|slice| micros(&slice["args"], "clock_error_ns") / 1e3).fold(0.0, f64::max);
+    let lowest = (0..seen.len()).map(|at| bound(at).1).fold(f64::MIN, f64::max);
+    let highest = (0..seen.len()).map(|at| bound(at).0).fold(f64::MAX, f64::min);
+    assert!(lowest <= highest + 2.0 * error, "{lowest} µs > {highest} µs, stated error {error} µs");
+}
+
+#[test]
+fn operations_of_a_transfer_flow_from_its_submission() {
+    let (test, backend, profiler) = setup();
+    let device = DeviceId::Cuda(test.ordinal());
+    let manager = CrossBackendTransferManager::builder().observer(profiler.observer()).build();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    manager.register_backend(Arc::clone(&backend) as _).unwrap();
+    let written = Written::default();
+    profiler.start_trace(written.clone(), TraceFormat::Chrome, TraceOptions::new()).unwrap();
+    let src = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 24 << 20).unwrap();
+    let dst = manager.allocate(device, MemoryKind::Device, 24 << 20).unwrap();
+    src.write().unwrap().fill(9);
+    let report = manager.copy(&src, &dst).method(TransferMethod::HostStaged).wait().unwrap();
+    let id = report.id.unwrap();
+    profiler.finish_trace().unwrap();
+    let text = written.text();
+    let events: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    let flows =
+        |phase: &str| events.iter().filter(|event| event["ph"] == phase && event["id"] == id.get()).count();
+    assert_eq!(flows("s"), 1, "the submission: {text}");
+    assert!(flows("t") > 1, "its chunks: {text}");
+    let all = profiler.get_comprehensive_report();
+    let [path] = &all.paths[..] else { panic!("{all}") };
+    assert_eq!((path.sampled, path.sampled_bytes, path.failed), (1, 24 << 20, 0));
+    let copied: u64 = all.directions.iter().map(|direction| direction.timed_bytes).sum();
+    assert_eq!(copied, 24 << 20, "every chunk once");
+    drop((src, dst));
+    manager.drain().unwrap();
+}
+
+#[test]
+fn stream_dropped_in_flight_is_still_resolved() {
+    let (test, backend, profiler) = setup();
+    let device = DeviceId::Cuda(test.ordinal());
+    let there = backend.allocate(device, MemoryKind::Device, 1 << 20).unwrap();
+    let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    let fence =
+        submit(&*queue, &Operation::Fill { dst: &there, pattern: Pattern::U8(1) }, Timing::Off).unwrap();
+    drop(queue);
+    fence.wait().unwrap();
+    drop((fence, there));
+    backend.drain().unwrap();
+    drop(backend);
+    let all = profiler.get_comprehensive_report();
+    assert_eq!((all.streams[0].operations(), all.streams[0].unresolved, all.outstanding), (1, 0, 0), "{all}");
+}

@@ -1,0 +1,200 @@
+//! Queues of the host.
+
+use std::{sync::Arc, time::Duration};
+
+use transload_backend_cpu::CpuBackend;
+use transload_core::{
+    Backend, DeviceId, ErrorKind, MemoryKind, Operation, OperationKind, OperationSampling, QueueLease,
+    StreamPriority, Timing, WorkloadType, submit,
+};
+use transload_profiler::{
+    Direction, ProfilerOptions, StreamProfiler, StreamReport, TraceFormat, TraceOptions,
+};
+
+use crate::{Written, timing_all};
+
+fn backend() -> Arc<dyn Backend> {
+    CpuBackend::new().unwrap()
+}
+
+fn queue(backend: &Arc<dyn Backend>) -> QueueLease {
+    backend.lease_queue(DeviceId::Cpu, StreamPriority::Normal, WorkloadType::Memory).unwrap()
+}
+
+fn copy(backend: &Arc<dyn Backend>, queue: &QueueLease, bytes: usize) {
+    let allocate = || backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap();
+    let (src, dst) = (allocate(), allocate());
+    submit(&**queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap().wait().unwrap();
+}
+
+fn counts(report: &StreamReport) -> Vec<(OperationKind, u64, u64, u64)> {
+    let kinds = report.kinds.iter();
+    kinds.map(|kind| (kind.kind, kind.operations, kind.bytes, kind.running.count)).collect()
+}
+
+#[test]
+fn disabled_profiler_records_nothing() {
+    let backend = backend();
+    let profiler = timing_all();
+    profiler.attach(&backend).unwrap();
+    let queue = queue(&backend);
+    copy(&backend, &queue, 100);
+    profiler.record_operation(&*queue, "unheard", None);
+    drop(profiler.operation(&*queue, "unheard").unwrap());
+    assert_eq!(profiler.get_stream_report(&*queue), None);
+    profiler.enable().unwrap();
+    copy(&backend, &queue, 200);
+    profiler.disable();
+    copy(&backend, &queue, 300);
+    let report = profiler.get_stream_report(&*queue).unwrap();
+    assert_eq!(counts(&report), [(OperationKind::Copy, 1, 200, 1)]);
+}
+
+#[test]
+fn sampled_profiler_counts_what_it_does_not_time() {
+    let backend = backend();
+    let profiler = StreamProfiler::new(ProfilerOptions::new());
+    profiler.attach(&backend).unwrap();
+    profiler.enable().unwrap();
+    let queue = queue(&backend);
+    for _ in 0..2000 {
+        copy(&backend, &queue, 1000);
+    }
+    copy(&backend, &queue, 4 << 20);
+    let report = profiler.get_stream_report(&*queue).unwrap();
+    let [kind] = &report.kinds[..] else { panic!("{report}") };
+    assert_eq!((kind.operations, kind.bytes), (2001, 2_000_000 + (4 << 20)));
+    let timed = kind.running.count;
+    assert!((10..=80).contains(&timed), "one in 64 of 2000, and the large one: {timed}");
+    assert_eq!(kind.timed_bytes, (timed - 1) * 1000 + (4 << 20));
+    let all = profiler.get_comprehensive_report();
+    assert_eq!((all.lost, all.outstanding), (0, 0));
+    let share = all.timed_share().unwrap();
+    assert!((share - kind.timed_bytes as f64 / kind.bytes as f64).abs() < 1e-9);
+    assert!(all.to_string().starts_with("timed: all from 4194304 bytes on, one in 64 below; "), "{all}");
+}
+
+#[test]
+fn counts_go_on_after_a_pause() {
+    let backend = backend();
+    let profiler = timing_all();
+    profiler.attach(&backend).unwrap();
+    let queue = queue(&backend);
+    for round in 1..=3 {
+        profiler.enable().unwrap();
+        copy(&backend, &queue, 10);
+        profiler.disable();
+        let report = profiler.get_stream_report(&*queue).unwrap();
+        assert_eq!(counts(&report), [(OperationKind::Copy, round, 10 * round, round)]);
+    }
+}
+
+#[test]
+fn records_without_a_duration_have_none() {
+    let backend = backend();
+    let profiler = timing_all();
+    profiler.enable().unwrap();
+    let queue = queue(&backend);
+    profiler.record_operation(&*queue, "step", None);
+    profiler.record_kernel_launch(&*queue, "gemm", Some(Duration::from_micros(5)));
+    profiler.record_memory_transfer(&*queue, 64, None);
+    profiler.record_memory_transfer(&*queue, 100, Some(Duration::from_nanos(50)));
+    let report = profiler.get_stream_report(&*queue).unwrap();
+    let expected = [(OperationKind::Copy, 2, 164, 1), (OperationKind::Kernel, 2, 0, 1)];
+    assert_eq!(counts(&report), expected);
+    assert_eq!(report.kinds[1].running.total_ns, 5000);
+    assert_eq!(report.kinds[0].bytes_per_second(), Some(2e9));
+}
+
+#[test]
+fn guard_times_what_the_queue_did_meanwhile() {
+    let backend = backend();
+    let profiler = timing_all();
+    profiler.attach(&backend).unwrap();
+    profiler.enable().unwrap();
+    let queue = queue(&backend);
+    let guard = profiler.operation(&*queue, "batch").unwrap();
+    for _ in 0..3 {
+        copy(&backend, &queue, 8 << 20);
+    }
+    guard.end().unwrap();
+    let report = profiler.get_stream_report(&*queue).unwrap();
+    let [copies, guarded] = &report.kinds[..] else { panic!("{report}") };
+    assert_eq!((guarded.kind, guarded.running.count), (OperationKind::Kernel, 1));
+    assert!(guarded.running.total_ns >= copies.running.total_ns, "{report}");
+}
+
+#[test]
+fn second_profiler_is_refused_and_the_first_goes_on() {
+    let backend = backend();
+    let (first, second) = (timing_all(), timing_all());
+    for profiler in [&first, &second] {
+        profiler.attach(&backend).unwrap();
+    }
+    first.enable().unwrap();
+    assert_eq!(second.enable().unwrap_err().kind(), ErrorKind::Busy);
+    assert!(!second.is_enabled());
+    let queue = queue(&backend);
+    copy(&backend, &queue, 10);
+    assert_eq!(first.get_stream_report(&*queue).unwrap().operations(), 1);
+    drop(first);
+    second.enable().unwrap();
+    copy(&backend, &queue, 10);
+    assert_eq!(second.get_stream_report(&*queue).unwrap().operations(), 1);
+}
+
+#[test]
+fn full_profiler_counts_what_it_lost() {
+    let backend = backend();
+    let options = ProfilerOptions::new().sampling(OperationSampling::ALL).capacity(64);
+    let profiler = StreamProfiler::new(options);
+    profiler.enable().unwrap();
+    let queue = queue(&backend);
+    // No thread takes them meanwhile only by chance, so there are far more than fit.
+    for _ in 0..100_000 {
+        profiler.record_operation(&*queue, "many", None);
+    }
+    let all = profiler.get_comprehensive_report();
+    let kept = all.streams[0].operations();
+    assert_eq!(kept + all.lost, 100_000);
+    assert!(all.lost > 0 && kept >= 64, "{kept} kept");
+}
+
+#[test]
+fn spans_of_the_host_are_united_by_direction() {
+    let backend = backend();
+    let profiler = timing_all();
+    profiler.attach(&backend).unwrap();
+    profiler.enable().unwrap();
+    let queue = queue(&backend);
+    (0..4).for_each(|_| copy(&backend, &queue, 1 << 20));
+    let all = profiler.get_comprehensive_report();
+    let [direction] = &all.directions[..] else { panic!("{all}") };
+    assert_eq!((direction.device, direction.direction), (DeviceId::Cpu, Direction::Within));
+    assert_eq!((direction.timed_bytes, direction.all_timed), (4 << 20, true));
+    assert_eq!(direction.busy_ns, direction.total_ns, "one queue does one thing at a time");
+    let gaps: u64 = direction.gaps.iter().map(|gap| gap.length_ns).sum();
+    assert_eq!(direction.busy_ns + gaps, direction.whole_ns);
+}
+
+#[test]
+fn trace_has_a_row_for_the_queue() {
+    let backend = backend();
+    let profiler = timing_all();
+    profiler.attach(&backend).unwrap();
+    profiler.enable().unwrap();
+    let written = Written::default();
+    profiler.start_trace(written.clone(), TraceFormat::Chrome, TraceOptions::new()).unwrap();
+    let again = profiler.start_trace(Vec::new(), TraceFormat::Chrome, TraceOptions::new());
+    assert_eq!(again.unwrap_err().kind(), ErrorKind::Busy);
+    let queue = queue(&backend);
+    copy(&backend, &queue, 4096);
+    profiler.record_operation(&*queue, "without a time, not drawn", None);
+    drop(profiler.operation(&*queue, "a \"named\" one").unwrap());
+    let summary = profiler.finish_trace().unwrap();
+    assert_eq!(profiler.finish_trace().unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let mut names: Vec<_> = written.slices().iter().map(|slice| slice["name"].clone()).collect();
+    names.sort_by_key(ToString::to_string);
+    assert_eq!(names, ["a \"named\" one", "copy"]);
+    assert_eq!(summary.slices, 2);
+}
