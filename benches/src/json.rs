@@ -92,6 +92,7 @@ mod tests {
             "rows",
             "rejections",
             "choices",
+            "break_points",
         ] {
             assert!(keys.contains(&key), "{key} is missing of {keys:?}");
         }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 use transload_core::{Error, ErrorKind, MemoryKind, RawBuffer, TransferMethod, TransferPath, TransferReport};
-use transload_transfer::TransferOptions;
+use transload_transfer::{Crossing, TransferOptions};
 
 use crate::{
     case::{self, GUARD, Location},
@@ -27,6 +27,8 @@ pub struct Methods {
     pub rejections: Vec<Rejection>,
     /// Methods chosen automatically.
     pub choices: Vec<Choice>,
+    /// Sizes at which the chosen method changes.
+    pub break_points: Vec<BreakPoint>,
     /// Transfers that failed unexpectedly, as text.
     #[serde(skip)]
     pub failures: Vec<String>,
@@ -54,6 +56,19 @@ pub struct Choice {
     pub bytes: u64,
     /// The method's name.
     pub method: String,
+}
+
+/// The smallest size from which another method is chosen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BreakPoint {
+    /// The path as in a row's id.
+    pub path: String,
+    /// Bytes of the transfer.
+    pub bytes: u64,
+    /// Name of the method below that size.
+    pub from: String,
+    /// Name of the method from that size on.
+    pub to: String,
 }
 
 /// Returns the id of a method's row.
@@ -123,6 +138,18 @@ impl Bench<'_> {
                 let (path, method) = (case.name, report.method.name().to_owned());
                 methods.choices.push(Choice { path, bytes: bytes as u64, method });
             }
+        }
+        let break_point = |crossing: Crossing| BreakPoint {
+            path: grid::name(path),
+            bytes: crossing.bytes,
+            from: crossing.from.name().to_owned(),
+            to: crossing.to.name().to_owned(),
+        };
+        match self.manager.crossings(path.src, path.dst, &TransferOptions::new()) {
+            Ok(crossings) => methods.break_points.extend(crossings.into_iter().map(break_point)),
+            // No method at all: each has a rejection.
+            Err(error) if error.kind() == ErrorKind::Unsupported => {}
+            Err(error) => return Err(error.into()),
         }
         Ok(rows)
     }

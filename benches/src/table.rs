@@ -187,6 +187,7 @@ mod tests {
         let found = Methods {
             rejections: TransferMethod::ALL[1..].iter().copied().map(rejection).collect(),
             choices: vec![choice],
+            break_points: Vec::new(),
             failures: Vec::new(),
         };
         let machine = Machine::here("x".to_owned(), None, None);
