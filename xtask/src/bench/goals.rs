@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use anyhow::{Result, ensure};
 
 use super::{
-    chart::number,
+    format::number,
     results::{ResultRow, Results},
 };
 

@@ -1,9 +1,11 @@
-//! Builds and runs the benchmark, draws its report, and checks its results.
+//! Builds and runs the benchmark, draws its page, and checks its results.
 
-pub(crate) mod chart;
 mod check;
+mod compare;
+pub(crate) mod format;
 mod goals;
-mod report;
+mod page;
+mod paths;
 pub(crate) mod results;
 
 use std::{
@@ -26,16 +28,22 @@ pub(crate) struct Options {
     /// Fewer sizes and repetitions.
     #[arg(long)]
     quick: bool,
-    /// JSON file of the results; by default in the report's folder.
+    /// JSON file of the results; by default in the page's folder.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Folder of the report; by default target/bench.
+    /// Folder of the page, report.html; by default target/bench.
     #[arg(long)]
     out: Option<PathBuf>,
     /// Measure what is promised of speed on a CUDA device, which it needs: prints the goals as one table, and fails where one is missed
     /// twice.
     #[arg(long, conflicts_with_all = ["json", "arguments"])]
     gpu: bool,
+    /// Add the changes since an earlier run to the page: a results file or a record.
+    #[arg(long, value_name = "OLD.json")]
+    compare: Option<PathBuf>,
+    /// Measure nothing: draw the page of a results file or of a record.
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["quick", "json", "gpu", "arguments"])]
+    from: Option<PathBuf>,
     /// Further arguments of the benchmark.
     #[arg(last = true)]
     arguments: Vec<String>,
@@ -47,6 +55,9 @@ impl Options {
         Self { quick: true, ..Self::default() }
     }
 }
+
+/// The benchmark's exit code if a goal was missed.
+const MISSED: u8 = 4;
 
 /// Builds, runs, draws and checks; returns the benchmark's exit code.
 ///
@@ -63,6 +74,15 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
     for folder in [Some(out.as_path()), json.parent()].into_iter().flatten() {
         fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
     }
+    // Read before anything is measured: it may be in the place of the results.
+    let earlier =
+        options.compare.as_ref().map(|file| Results::read_or_record(&here.join(file))).transpose()?;
+    if let Some(file) = &options.from {
+        let results = Results::read_or_record(&here.join(file))?;
+        draw(&results, earlier.as_ref(), &out)?;
+        let is_missed = results.rows.iter().any(goals::is_missed);
+        return Ok(if is_missed { ExitCode::from(MISSED) } else { ExitCode::SUCCESS });
+    }
     let program = build(sh)?;
     let quick = options.quick.then_some("--quick");
     let measure = |json: &Path, arguments: &[&str]| -> Result<ExitStatus> {
@@ -75,14 +95,15 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
         command.status().with_context(|| format!("starting {PROGRAM}"))
     };
     if options.gpu {
-        return gpu(&out, measure);
+        return gpu(&out, earlier.as_ref(), measure);
     }
     let arguments: Vec<&str> = options.arguments.iter().map(String::as_str).collect();
     let status = measure(&json, &arguments)?;
     // A run that missed a goal has results too.
     if json.exists() {
         let results = Results::read(&json)?;
-        draw(&results, &json, &out)?;
+        println!("\nresults: {}", json.display());
+        draw(&results, earlier.as_ref(), &out)?;
         check::check(&results, options.arguments.is_empty())?;
     }
     if !status.success() {
@@ -92,23 +113,30 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
 }
 
-/// Measures what is promised of speed, and prints it.
-fn gpu(out: &Path, measure: impl Fn(&Path, &[&str]) -> Result<ExitStatus>) -> Result<ExitCode> {
-    /// The benchmark's exit code if a goal was missed.
-    const MISSED: i32 = 4;
+/// Measures what is promised of speed, prints it, and draws the page of all runs.
+fn gpu(
+    out: &Path,
+    earlier: Option<&Results>,
+    measure: impl Fn(&Path, &[&str]) -> Result<ExitStatus>,
+) -> Result<ExitCode> {
     let mut rows = Vec::new();
-    let mut runs = 0;
+    let mut runs: Vec<Results> = Vec::new();
     for arguments in goals::RUNS {
         rows.extend(goals::confirmed(|| {
-            runs += 1;
-            let json = out.join(format!("gpu-{runs}.json"));
+            let json = out.join(format!("gpu-{}.json", runs.len() + 1));
             let status = measure(&json, &[&["--hardware"], arguments].concat())?;
-            ensure!(matches!(status.code(), Some(0 | MISSED)), "{PROGRAM} failed: {status}");
+            let code = status.code().and_then(|code| u8::try_from(code).ok());
+            ensure!(matches!(code, Some(0 | MISSED)), "{PROGRAM} failed: {status}");
             let results = Results::read(&json)?;
-            check::check(&results, false).map(|()| results)
+            check::check(&results, false)?;
+            runs.push(results.clone());
+            Ok(results)
         })?);
     }
     print!("\n{}", goals::table(&rows));
+    if let Some(results) = Results::joined(runs, &rows) {
+        draw(&results, earlier, out)?;
+    }
     Ok(if rows.iter().any(goals::is_missed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -121,10 +149,10 @@ fn build(sh: &Shell) -> Result<PathBuf> {
         .with_context(|| format!("package {PACKAGE} built no program {PROGRAM}"))
 }
 
-fn draw(results: &Results, json: &Path, out: &Path) -> Result<()> {
+fn draw(results: &Results, earlier: Option<&Results>, out: &Path) -> Result<()> {
     let page = out.join("report.html");
-    fs::write(&page, report::html(results)).with_context(|| format!("writing {}", page.display()))?;
-    println!("\nresults: {}\nreport:  {}", json.display(), page.display());
+    fs::write(&page, page::html(results, earlier)).with_context(|| format!("writing {}", page.display()))?;
+    println!("page:    {}", page.display());
     if results.simulated {
         println!(
             "Rows marked `simulated` come from the software driver: they say nothing about any hardware."

@@ -5,6 +5,8 @@ use std::{fs, path::Path};
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
+use crate::record::{Record, Row};
+
 /// Version of the file's schema.
 const SCHEMA: u32 = 1;
 
@@ -28,6 +30,9 @@ pub(crate) struct Results {
     /// Methods that were rejected, with the reason.
     #[serde(default)]
     pub(crate) rejections: Vec<Rejection>,
+    /// Sizes from which another method is chosen. Absent from files of earlier versions.
+    #[serde(default)]
+    pub(crate) break_points: Vec<BreakPoint>,
 }
 
 /// The method chosen if all are allowed.
@@ -47,6 +52,16 @@ pub(crate) struct Rejection {
     pub(crate) bytes: u64,
     pub(crate) method: String,
     pub(crate) reason: String,
+}
+
+/// The smallest size from which another method is chosen.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BreakPoint {
+    pub(crate) path: String,
+    pub(crate) bytes: u64,
+    pub(crate) from: String,
+    pub(crate) to: String,
 }
 
 /// One measurement.
@@ -91,10 +106,48 @@ fn parse_lines(text: &str) -> Result<Vec<ResultRow>> {
 }
 
 impl Results {
+    /// Reads a results file or a committed record.
+    pub(crate) fn read_or_record(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        match serde_json::from_str::<Record>(&text) {
+            Ok(record) => Ok(Self::from(record)),
+            Err(no_record) => Self::parse(&text).with_context(|| {
+                format!("{} is neither a results file nor a record ({no_record})", path.display())
+            }),
+        }
+    }
+
     /// Reads and validates a file.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
         Self::parse(&text).with_context(|| format!("{} is not a results file", path.display()))
+    }
+
+    /// Joins runs on one machine. Of a row that several measured the last one counts, with the outcome that `confirmed` gives its goal.
+    pub(crate) fn joined(runs: Vec<Self>, confirmed: &[ResultRow]) -> Option<Self> {
+        let joined = runs.into_iter().reduce(|mut all, run| {
+            all.rows.retain(|row| run.rows.iter().all(|again| again.id != row.id));
+            let is_new = |path: &str, bytes: u64| {
+                !run.choices.iter().any(|again| again.path == path && again.bytes == bytes)
+            };
+            all.choices.retain(|choice| is_new(&choice.path, choice.bytes));
+            all.rejections.retain(|rejection| is_new(&rejection.path, rejection.bytes));
+            all.break_points.retain(|point| run.break_points.iter().all(|again| again.path != point.path));
+            all.rows.extend(run.rows);
+            all.choices.extend(run.choices);
+            all.rejections.extend(run.rejections);
+            all.break_points.extend(run.break_points);
+            all.simulated |= run.simulated;
+            all
+        });
+        joined.map(|mut all| {
+            for row in &mut all.rows {
+                if let Some(known) = confirmed.iter().find(|known| known.id == row.id) {
+                    row.clone_from(known);
+                }
+            }
+            all
+        })
     }
 
     fn parse(text: &str) -> Result<Self> {
@@ -105,6 +158,89 @@ impl Results {
         ensure!(results.simulated == any, "`simulated` is {}, but the rows say {any}", results.simulated);
         Ok(results)
     }
+}
+
+impl From<Record> for Results {
+    /// A record has no bytes, path and method of a row, except in its id; unverified rows are refused when it is made.
+    fn from(record: Record) -> Self {
+        let row = |row: Row| ResultRow {
+            id: row.id,
+            path: String::new(),
+            method: String::new(),
+            bytes: 0,
+            value: row.value,
+            unit: row.unit,
+            p10: row.p10.unwrap_or(row.value),
+            p50: row.p50.unwrap_or(row.value),
+            p90: row.p90.unwrap_or(row.value),
+            reference: row.reference,
+            reference_value: row.reference_value,
+            ratio: row.ratio,
+            goal: row.goal,
+            met: row.met,
+            simulated: row.simulated,
+            verified: true,
+        };
+        Self {
+            schema: SCHEMA,
+            simulated: record.rows.iter().any(|row| row.simulated),
+            hardware: record.hardware,
+            driver: Some(record.driver),
+            cuda: Some(record.cuda),
+            cpu: record.cpu,
+            date: record.date,
+            commit: Some(record.commit),
+            command: record.command,
+            rows: record.rows.into_iter().map(row).collect(),
+            choices: record.choices,
+            rejections: record.rejections,
+            break_points: record.break_points,
+        }
+    }
+}
+
+/// Returns a run on hardware: two methods of two sizes, of which the faster is chosen, and a copy with a met goal.
+#[cfg(test)]
+pub(crate) fn hardware_sample() -> Results {
+    let path = "cpu.pageable-to-cuda:0.device";
+    let mut results = sample();
+    let like = results.rows.remove(0);
+    let row = |id: &str, bytes: u64, value: f64, unit: &str| ResultRow {
+        id: format!("{id}/{bytes}"),
+        bytes,
+        value,
+        unit: unit.to_owned(),
+        p10: value * 0.95,
+        p50: value,
+        p90: value * 1.05,
+        reference: None,
+        reference_value: None,
+        ratio: None,
+        goal: None,
+        met: None,
+        simulated: false,
+        ..like.clone()
+    };
+    let (direct, staged) = (format!("methods/{path}/DirectCopy"), format!("methods/{path}/HostStaged"));
+    results.rows = vec![
+        row(&direct, 4096, 8.0, "us"),
+        row(&staged, 4096, 10.0, "us"),
+        row(&direct, 1 << 20, 12.0, "GB/s"),
+        row(&staged, 1 << 20, 18.0, "GB/s"),
+        ResultRow {
+            reference: Some("raw driver".to_owned()),
+            reference_value: Some(12.0),
+            ratio: Some(1.5),
+            goal: Some("rate >= 1 x reference".to_owned()),
+            met: Some(true),
+            ..row(&format!("{path}/HostStaged"), 1 << 20, 18.0, "GB/s")
+        },
+    ];
+    let choice = |bytes, method: &str| Choice { path: path.to_owned(), bytes, method: method.to_owned() };
+    results.choices = vec![choice(4096, "DirectCopy"), choice(1 << 20, "HostStaged")];
+    results.rejections[0].path = path.to_owned();
+    results.simulated = false;
+    results
 }
 
 #[cfg(test)]
@@ -149,6 +285,7 @@ pub(crate) fn sample() -> Results {
             method: "PeerToPeer".to_owned(),
             reason: "one side is the host".to_owned(),
         }],
+        break_points: Vec::new(),
     }
 }
 
@@ -173,11 +310,38 @@ mod tests {
     #[test]
     fn file_without_choices_is_read() {
         let mut value = serde_json::to_value(sample()).unwrap();
-        for name in ["choices", "rejections"] {
+        for name in ["choices", "rejections", "break_points"] {
             value.as_object_mut().unwrap().remove(name).unwrap();
         }
         let results = Results::parse(&value.to_string()).unwrap();
-        assert!(results.choices.is_empty() && results.rejections.is_empty());
+        assert!(
+            results.choices.is_empty() && results.rejections.is_empty() && results.break_points.is_empty()
+        );
+    }
+
+    #[test]
+    fn joined_runs_keep_the_last_of_a_row_and_confirmed_outcomes() {
+        let (first, mut second) = (hardware_sample(), hardware_sample());
+        second.rows.truncate(1);
+        second.rows[0].value = 7.0;
+        second.choices.truncate(1);
+        let mut confirmed = first.rows.last().unwrap().clone();
+        confirmed.met = Some(false);
+        let joined = Results::joined(vec![first.clone(), second], &[confirmed]).unwrap();
+        assert_eq!((joined.rows.len(), joined.choices.len()), (first.rows.len(), first.choices.len()));
+        assert!(joined.rows.iter().any(|row| row.id == first.rows[0].id && row.value == 7.0));
+        assert_eq!(joined.rows.iter().filter(|row| row.met == Some(false)).count(), 1);
+    }
+
+    #[test]
+    fn record_is_read_as_results() {
+        let record = crate::record::sample();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), serde_json::to_string(&record).unwrap()).unwrap();
+        let results = Results::read_or_record(file.path()).unwrap();
+        assert_eq!((results.rows.len(), results.simulated), (record.rows.len(), true));
+        fs::write(file.path(), "{}").unwrap();
+        assert!(Results::read_or_record(file.path()).unwrap_err().to_string().contains("neither"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Merges results of several runs into one validated record under docs/benchmarks.
 
+mod index;
 pub(crate) mod render;
 mod schema;
 mod test_run;
@@ -100,6 +101,7 @@ fn merge(options: &Options, runs: Vec<Results>, tests: Vec<TestCount>) -> Result
     };
     let choices = of_all_runs(&runs, |run| &run.choices);
     let rejections = of_all_runs(&runs, |run| &run.rejections);
+    let break_points = of_all_runs(&runs, |run| &run.break_points);
     Ok(Record {
         hardware: fact("hardware", &options.hardware, |run| Some(run.hardware.clone()))?,
         driver: fact("driver", &options.driver, |run| run.driver.clone())?,
@@ -111,6 +113,7 @@ fn merge(options: &Options, runs: Vec<Results>, tests: Vec<TestCount>) -> Result
         rows: merge_rows(runs)?,
         choices,
         rejections,
+        break_points,
         tests,
         notes: options.notes.clone(),
     })

@@ -10,12 +10,12 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use xshell::Shell;
 
-use super::{Record, Row};
-use crate::bench::chart::number;
+use super::{Record, Row, index::index};
+use crate::bench::format::number;
 
 const FOLDER: &str = "docs/benchmarks";
 /// The first line of every rendered page. The folder also has pages written by hand.
-const MARK: &str =
+pub(super) const MARK: &str =
     "<!-- Rendered by `cargo xtask render` from the JSON files of this folder. Do not edit. -->\n";
 
 /// Writes the pages and deletes those without a record; with `check`, fails if the committed ones differ.
@@ -88,34 +88,6 @@ fn pages(records: &BTreeMap<String, Record>) -> BTreeMap<String, String> {
     let mut pages: BTreeMap<String, String> = records.iter().map(of_record).collect();
     pages.insert("README.md".to_owned(), index(records));
     pages
-}
-
-/// Returns the index, newest record first.
-fn index(records: &BTreeMap<String, Record>) -> String {
-    let mut out = format!(
-        "{MARK}\n# Results on record\n\n\
-         Absolute figures hold for the machine that a record names. What carries over are the ratios: both sides of a\n\
-         ratio were measured in one run. A row whose name ends in `#2` is a second run of that row. How the rows are\n\
-         measured: [streams](streams.md), [memory](memory.md), [scaling](scaling.md).\n\n"
-    );
-    if records.is_empty() {
-        out.push_str("Nothing is on record yet.\n");
-        return out;
-    }
-    out.push_str("| Record | Hardware | Rows | Goals met | Goals missed | Tests executed |\n|---|---|---:|---:|---:|---:|\n");
-    for (name, record) in records.iter().rev() {
-        let goals = |met| record.rows.iter().filter(|row| row.met == Some(met)).count();
-        let _infallible = writeln!(
-            out,
-            "| [{name}]({name}.md) | {} | {} | {} | {} | {} |",
-            cell(&record.hardware),
-            record.rows.len(),
-            goals(true),
-            goals(false),
-            record.tests.iter().map(|test| test.executed).sum::<u64>(),
-        );
-    }
-    out
 }
 
 /// Returns the page of one record.
@@ -214,7 +186,7 @@ fn row_line(out: &mut String, row: &Row) {
 }
 
 /// Escapes text for a cell of a Markdown table.
-fn cell(text: &str) -> String {
+pub(super) fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('<', "&lt;").replace('\n', " ")
 }
 
@@ -234,12 +206,7 @@ mod tests {
         assert!(text.contains("| cpu.pinned-to-cuda:0.device | 4096: DirectCopy |"), "{text}");
         assert!(text.contains("**no**") && text.contains("- Commit: 0eefb92"));
         let index = &pages["README.md"];
-        assert!(index.contains("| [2026-11-20-h200-copies](2026-11-20-h200-copies.md) |"), "{index}");
-    }
-
-    #[test]
-    fn index_without_records_says_so() {
-        assert!(index(&BTreeMap::new()).contains("Nothing is on record yet."));
+        assert!(index.contains("[2026-11-20-h200-copies](2026-11-20-h200-copies.md)"), "{index}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    bench::results::{Choice, Rejection},
+    bench::results::{BreakPoint, Choice, Rejection},
     date,
 };
 
@@ -28,6 +28,9 @@ pub(crate) struct Record {
     /// Rejected methods with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) rejections: Vec<Rejection>,
+    /// Sizes from which another method is chosen.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) break_points: Vec<BreakPoint>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) tests: Vec<TestCount>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

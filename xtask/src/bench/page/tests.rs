@@ -1,0 +1,172 @@
+//! Promises of the whole page.
+
+use std::{fs, path::Path};
+
+use super::*;
+use crate::bench::results::{BreakPoint, Rejection, ResultRow, hardware_sample, sample};
+
+/// Returns a section by its id.
+fn section<'a>(page: &'a str, id: &str) -> &'a str {
+    let (_, rest) = page.split_once(&format!("<section id=\"{id}\"")).unwrap();
+    rest.split_once("</section>").unwrap().0
+}
+
+/// Returns the page without what is folded.
+fn unfolded(page: &str) -> String {
+    let mut out = String::new();
+    for (index, part) in page.split("<details").enumerate() {
+        out.push_str(if index == 0 { part } else { part.split_once("</details>").unwrap().1 });
+    }
+    out
+}
+
+/// Returns every committed record as results.
+fn records() -> Vec<(String, Results)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks");
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let files = files.filter(|file| file.extension().is_some_and(|extension| extension == "json"));
+    files.map(|file| (file.display().to_string(), Results::read_or_record(&file).unwrap())).collect()
+}
+
+fn assert_sound(name: &str, page: &str) {
+    for outside in ["http", "src=", "url(", "@import", "<script", "<link"] {
+        assert!(!page.contains(outside), "{name} contains {outside}");
+    }
+    assert_eq!(page.matches("href=").count(), page.matches("href=\"#").count(), "{name}");
+    for svg in page.split("<svg").skip(1) {
+        let svg = svg.split_once("</svg>").unwrap().0;
+        assert!(svg.contains("<title") && svg.contains("<desc") && !svg.contains("NaN"), "{name}: {svg}");
+    }
+    for table in page.split("<table").skip(1) {
+        let table = table.split_once("</table>").unwrap().0;
+        assert!(table.contains("<caption>"), "{name}: {table}");
+        let unscoped = table.split("<th").skip(1).filter(|th| !th.starts_with("ead"));
+        assert!(
+            unscoped.clone().all(|th| th.split('>').next().unwrap().contains("scope=")),
+            "{name}: {table}"
+        );
+    }
+    let levels = page.match_indices("<h").filter_map(|(at, _)| page[at + 2..].chars().next()?.to_digit(10));
+    let levels: Vec<u32> = levels.collect();
+    assert!(levels.first() == Some(&1) && levels.windows(2).all(|pair| pair[1] <= pair[0] + 1), "{levels:?}");
+    let mut ids: Vec<&str> = page.split(" id=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    ids.sort_unstable();
+    assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "{name} has an id twice: {ids:?}");
+}
+
+#[test]
+fn verdict_names_a_wrong_choice_and_a_regression() {
+    let (earlier, mut results) = (hardware_sample(), hardware_sample());
+    assert!(section(&html(&results, Some(&earlier)), "verdict").contains("class=\"verdict\""));
+    results.choices[1].method = "DirectCopy".to_owned();
+    let row = results.rows.iter_mut().find(|row| row.id.contains("HostStaged/4096")).unwrap();
+    (row.value, row.p10, row.p90) = (40.0, 39.0, 41.0);
+    let id = row.id.clone();
+    let page = html(&results, Some(&earlier));
+    let verdict = section(&page, "verdict");
+    assert!(verdict.contains("verdict bad"), "{verdict}");
+    assert!(verdict.contains("1 of 2 automatic choices"), "{verdict}");
+    assert!(verdict.contains("by DirectCopy takes 1.50 times as long as by HostStaged"), "{verdict}");
+    assert!(verdict.contains("1 of 5 measurements are worse") && verdict.contains(&id), "{verdict}");
+    assert!(section(&page, "choices").contains("wrong: DirectCopy chosen, HostStaged is"));
+    assert!(section(&page, "changes").contains(&id));
+}
+
+#[test]
+fn missed_goals_come_first_and_make_the_verdict_bad() {
+    let mut results = hardware_sample();
+    let met = results.rows.pop().unwrap();
+    let missed = ResultRow { id: "slow/1".to_owned(), ratio: Some(0.5), met: Some(false), ..met.clone() };
+    results.rows.extend([met.clone(), missed]);
+    let page = html(&results, None);
+    assert!(section(&page, "verdict").contains("1 of 2 goals of speed are missed"));
+    let goals = section(&page, "goals");
+    assert!(goals.find("slow/1").unwrap() < goals.find(&met.id).unwrap(), "{goals}");
+}
+
+#[test]
+fn other_machine_informs_only() {
+    let (mut earlier, results) = (hardware_sample(), hardware_sample());
+    earlier.hardware = "another".to_owned();
+    earlier.rows.iter_mut().filter(|row| row.unit == "us").for_each(|row| row.value /= 3.0);
+    let page = html(&results, Some(&earlier));
+    assert!(section(&page, "verdict").contains("inform only"), "{}", section(&page, "verdict"));
+    assert!(section(&page, "verdict").contains("class=\"verdict\""));
+    assert!(section(&page, "changes").contains("devices: another then"));
+}
+
+#[test]
+fn simulated_run_shows_no_rate_or_time_of_what_is_simulated() {
+    let mut results = sample();
+    let mut time = results.rows[0].clone();
+    (time.id, time.unit, time.value) = ("methods/p/DirectCopy/4096".to_owned(), "us".to_owned(), 123.25);
+    let mut count = time.clone();
+    (count.id, count.unit, count.value) = ("a/count".to_owned(), "allocations/transfer".to_owned(), 2.0);
+    results.rows.extend([time, count]);
+    let page = html(&results, Some(&sample()));
+    for hidden in ["GB/s", "123", "µs", "38.0", "19.0", "<svg"] {
+        assert!(!page.contains(hidden), "{hidden}");
+    }
+    assert!(page.contains("<strong>Simulated. </strong>") && page.contains("2.00\u{a0}allocations/transfer"));
+    assert!(section(&page, "choices").contains("DirectCopy") && page.contains("compared"));
+}
+
+#[test]
+fn simulated_run_shows_rates_of_the_real_host() {
+    let mut results = sample();
+    let mut host = hardware_sample().rows;
+    host.iter_mut().for_each(|row| row.id = row.id.replace("cuda:0.device", "cpu.pinned"));
+    results.rows.extend(host);
+    let page = html(&results, None);
+    assert!(section(&page, "directions").contains("18.0\u{a0}GB/s"));
+    assert!(section(&page, "paths").contains("<svg"));
+}
+
+#[test]
+fn text_of_a_results_file_is_escaped() {
+    let mut results = hardware_sample();
+    let evil = "<script>\"&";
+    for row in &mut results.rows {
+        row.id = row.id.replace("DirectCopy", evil).replace("cpu.pageable", &format!("cpu.{evil}"));
+        row.reference = row.reference.as_ref().map(|_| evil.to_owned());
+        (row.path, row.method) = (evil.to_owned(), evil.to_owned());
+    }
+    for choice in &mut results.choices {
+        (choice.path, choice.method) =
+            (choice.path.replace("cpu.pageable", &format!("cpu.{evil}")), evil.to_owned());
+    }
+    (results.hardware, results.command) = (evil.to_owned(), evil.to_owned());
+    let [path, method, reason] = [evil; 3].map(str::to_owned);
+    results.rejections = vec![Rejection { path, bytes: 1, method, reason }];
+    assert_sound("escaped", &html(&results, Some(&hardware_sample())));
+}
+
+#[test]
+fn break_points_and_rejections_are_in_the_chart_and_in_words() {
+    let mut results = hardware_sample();
+    let [from, to] = ["DirectCopy", "HostStaged"].map(str::to_owned);
+    results.break_points =
+        vec![BreakPoint { path: results.choices[0].path.clone(), bytes: 64 << 10, from, to }];
+    let page = html(&results, None);
+    let paths = section(&page, "paths");
+    assert!(paths.contains("The choice changes at 64 KiB from DirectCopy to HostStaged"), "{paths}");
+    // 10/8 at 4 KiB and 12/18 at 1 MiB: 35 % of the way in the logarithm.
+    assert!(paths.contains("this run's times changes at 28.6 KiB"), "{paths}");
+    assert!(paths.contains(">plan</text>") && paths.contains(">best</text>"));
+    assert!(paths.contains("PeerToPeer at 4 KiB (one side is the host)"));
+}
+
+#[test]
+fn every_record_is_drawn_soundly_and_short() {
+    let records = records();
+    let (_, newest) = records.iter().max_by(|a, b| a.0.cmp(&b.0)).unwrap();
+    for (name, results) in &records {
+        let page = html(results, Some(newest));
+        assert_sound(name, &page);
+        // Each of the 12 pages that it may fill in print holds some 60 lines, or 6 charts.
+        let open = unfolded(&page);
+        let lines = open.matches("<tr").count() + open.matches("<li").count();
+        assert!(lines <= 400, "{name} has {lines} rows and items that are not folded");
+        assert!(open.matches("<svg").count() <= 36, "{name}");
+    }
+}
