@@ -53,6 +53,8 @@ struct Stream {
     key: QueueKey,
     /// The queue's own counts, and for which attachment.
     tally: Option<(Arc<QueueTally>, u64)>,
+    /// These counts at the last collection: the next attachment clears the queue's.
+    seen: [OperationCount; OperationKind::ALL.len()],
     /// Counts of earlier attachments.
     before: [OperationCount; OperationKind::ALL.len()],
     kinds: [KindTimes; OperationKind::ALL.len()],
@@ -62,10 +64,8 @@ struct Stream {
 
 impl Stream {
     fn counts(&self) -> [OperationCount; OperationKind::ALL.len()] {
-        let now =
-            self.tally.as_ref().map(|(tally, attachment)| tally.counts(*attachment)).unwrap_or_default();
         std::array::from_fn(|kind| {
-            let parts = [self.before[kind], now[kind], self.kinds[kind].recorded];
+            let parts = [self.before[kind], self.seen[kind], self.kinds[kind].recorded];
             OperationCount {
                 operations: parts.iter().map(|part| part.operations).sum(),
                 bytes: parts.iter().map(|part| part.bytes).sum(),
@@ -76,14 +76,21 @@ impl Stream {
     /// Takes the counts of a new attachment from now on.
     fn count_for(&mut self, tally: &Arc<QueueTally>, attachment: u64) {
         if self.tally.as_ref().is_none_or(|(_, known)| *known != attachment) {
-            if let Some((tally, earlier)) = self.tally.take() {
-                // Zeros if the queue counts for the new one already: what was kept at the last collection stays.
-                for (sum, count) in self.before.iter_mut().zip(tally.counts(earlier)) {
-                    sum.operations += count.operations;
-                    sum.bytes += count.bytes;
-                }
+            for (sum, count) in self.before.iter_mut().zip(std::mem::take(&mut self.seen)) {
+                sum.operations += count.operations;
+                sum.bytes = sum.bytes.saturating_add(count.bytes);
             }
             self.tally = Some((Arc::clone(tally), attachment));
+        }
+    }
+
+    fn look(&mut self) {
+        if let Some((tally, attachment)) = &self.tally {
+            let counts = tally.counts(*attachment);
+            // Zeros once the queue counts for another attachment.
+            if counts.iter().any(|count| count.operations > 0) {
+                self.seen = counts;
+            }
         }
     }
 }
@@ -132,6 +139,7 @@ impl Collector {
         while let Some(message) = inbox.pop() {
             self.take(message, inbox);
         }
+        self.streams.values_mut().for_each(Stream::look);
         self.resolve();
         for map in self.clocks.values_mut() {
             if read || map.is_due() {
@@ -174,6 +182,7 @@ impl Collector {
         Some(self.streams.entry(key.id).or_insert_with(|| Stream {
             key,
             tally: None,
+            seen: Default::default(),
             before: Default::default(),
             kinds: Default::default(),
             pending: VecDeque::new(),

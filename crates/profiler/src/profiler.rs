@@ -297,6 +297,9 @@ impl Shared {
             let sink = Arc::clone(&self.inbox) as Arc<dyn OperationSink>;
             backends.known.iter().filter_map(Weak::upgrade).for_each(|backend| backend.detach_sink(&sink));
             backends.enabled = false;
+            drop(backends);
+            // The queues' counts of this time, before another attachment clears them.
+            drop(self.collect(false));
         }
     }
 }
