@@ -209,8 +209,6 @@ impl Backend for CpuBackend {
         ledger
     }
 
-    /// Fails with [`ErrorKind::Unsupported`] on a thread of an executor, such as in a waker or an owner's `drop` there: it
-    /// would wait for itself.
     fn attach_sink(&self, sink: &Arc<dyn OperationSink>, sampling: OperationSampling) -> Result<()> {
         self.queues.sink.attach(Arc::clone(sink), sampling)
     }
@@ -219,6 +217,8 @@ impl Backend for CpuBackend {
         self.queues.sink.detach(sink);
     }
 
+    /// Fails with [`ErrorKind::Unsupported`] on a thread of an executor, such as in a waker or an owner's `drop` there: it
+    /// would wait for itself.
     fn drain(&self) -> Result<()> {
         if !transload_core::mutant!("cpu/drain-tasks") {
             self.executor.drain()?;

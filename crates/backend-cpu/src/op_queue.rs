@@ -15,8 +15,9 @@ use std::{
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 use transload_core::{
-    DeviceId, Error, ErrorKind, Fence, Operation, OperationInfo, OperationSample, PointSignal, QueueTally,
-    Result, SinkSlot, Stamp, StreamPriority, Timeline, TimelineId, Timing, catch_panic, next_timeline_id,
+    DeviceId, Error, ErrorKind, Operation, OperationInfo, OperationSample, PendingStamp, PointSignal,
+    QueueTally, Result, SinkSlot, Stamp, StreamPriority, Timeline, TimelineId, Timing, catch_panic,
+    next_timeline_id,
 };
 use transload_executor::{Executor, yield_now};
 
@@ -75,6 +76,8 @@ struct State {
     wakers: Vec<(u64, Waker)>,
     /// For devices that wait for the next point.
     signals: Vec<PointSignal>,
+    /// Stamps of points that are not reached, in order.
+    stamps: VecDeque<(u64, PendingStamp)>,
     /// Whether a task was spawned for the first operation of `ops` and has not begun.
     is_spawned: bool,
     /// The operation that a task runs and that waits for no fence.
@@ -85,6 +88,17 @@ struct State {
     failures: Failures,
     /// The first failure since the last drain.
     unreported: Option<Error>,
+}
+
+impl State {
+    /// Sets the stamps of points up to this one. Under the lock, so that stamps do not decrease.
+    fn set_stamps(&mut self, point: u64) {
+        while self.stamps.front().is_some_and(|(at, _)| *at <= point) {
+            if let Some((_, stamp)) = self.stamps.pop_front() {
+                stamp.set(Instant::now());
+            }
+        }
+    }
 }
 
 /// A task's right to run a queue. Its drop starts the next task, or makes the queue idle.
@@ -132,6 +146,7 @@ impl Drop for RunningOp<'_> {
         self.queue.pass(self.sample.take(), &outcome);
         let mut state = self.queue.state.lock();
         self.queue.record(&mut state, self.point, self.timing, outcome);
+        state.set_stamps(self.point);
         // Under the lock: a thread between its check and its wait must not miss it.
         self.queue.reached.store(self.point, Ordering::Release);
         state.running = None;
@@ -199,7 +214,6 @@ impl OpQueue {
         }
         self.word.compare_exchange(idle, taken, Ordering::Acquire, Ordering::Relaxed).ok()?;
         let point = taken / POINT;
-        // SAFETY: the caller's promise.
         let is_timed = timing == Timing::Measured || sample.is_some();
         // SAFETY: the caller's promise.
         let outcome = Outcome::of(is_timed, || unsafe { copy::perform(operation) });
@@ -270,18 +284,17 @@ impl OpQueue {
         self.sink.sample(&self.tally, || OperationInfo::of(operation))
     }
 
-    /// Returns when everything enqueued so far is complete: known to a task, some microseconds later, if the queue is busy.
-    pub(crate) fn stamp(self: &Arc<Self>) -> Stamp {
+    /// Returns when everything enqueued so far is complete: set by what ends it, before anything later begins.
+    pub(crate) fn stamp(&self) -> Stamp {
+        let mut state = self.state.lock();
         let point = self.enqueued();
-        if self.reached() >= point {
-            return Stamp::of_host(Instant::now());
-        }
         let (stamp, pending) = Stamp::of_host_later();
-        let end = self.executor.fence(&Fence::new(Arc::clone(self) as Arc<dyn Timeline>, point));
-        let _theirs = self.executor.spawn_detached_of(self.id, self.priority, async move {
-            let _over = end.await;
-            pending.set(Instant::now());
-        });
+        state.stamps.push_back((point, pending));
+        if self.reached() < point {
+            self.word.fetch_or(HAS_WAITERS, Ordering::AcqRel);
+        }
+        // Checked after the flag was set: an inline operation that ended before did not see it.
+        state.set_stamps(self.reached());
         stamp
     }
 
@@ -321,8 +334,11 @@ impl OpQueue {
     /// Sends the signals for this point, then wakes the tasks and threads that wait for points up to it. Wakes a few at a
     /// time, with no lock held.
     fn wake_up_to(&self, point: u64) {
+        let mut state = self.state.lock();
+        state.set_stamps(point);
         // All before anything is dropped or woken, which may call a driver.
-        let signals = std::mem::take(&mut self.state.lock().signals);
+        let signals = std::mem::take(&mut state.signals);
+        drop(state);
         signals.iter().for_each(|signal| signal());
         drop(signals);
         loop {

@@ -52,6 +52,7 @@ mod optional;
 mod order;
 mod outcome;
 mod paths;
+mod profiling;
 mod program;
 mod recording;
 mod refusal;
@@ -189,6 +190,10 @@ pub const CHECKS: &[Check] = checks! {
     "fences" "points are reached in order, once, and stay reached" completion::fences;
     "held-fences" "a fence is not complete before its work is" completion::held_fences;
     "durations" "a measured operation's duration is returned once" completion::durations;
+    "stamps" "stamps of a queue do not decrease, and enclose the times of its operations" profiling::stamps;
+    "records" "a sink is passed each operation once, with what it does" profiling::records;
+    "sampling" "a sink's counts include operations that are not timed" profiling::sampling;
+    "sinks" "a device has one sink, which gets nothing of the time before and after" profiling::sinks;
     "wakers" "a waker is woken once, and not before its point is reached" awaiting::wakers;
     "thousand" "a thousand operations can be awaited together" awaiting::thousand;
     "reader-after-writer" "a reader on another queue sees earlier writes" order::reader_after_writer;
