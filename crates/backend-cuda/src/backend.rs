@@ -333,11 +333,14 @@ impl Backend for CudaBackend {
     }
 
     fn attach_sink(&self, sink: &Arc<dyn OperationSink>, sampling: OperationSampling) -> Result<()> {
-        let attached = self
-            .states
-            .iter()
-            .try_for_each(|state| state.device.profile().sink().attach(Arc::clone(sink), sampling));
-        attached.inspect_err(|_| self.detach_sink(sink))
+        let slots = || self.states.iter().map(|state| state.device.profile().sink());
+        for (index, slot) in slots().enumerate() {
+            slot.attach(Arc::clone(sink), sampling).inspect_err(|_| {
+                // The others may have this sink since before.
+                slots().take(index).for_each(|slot| slot.detach(sink));
+            })?;
+        }
+        Ok(())
     }
 
     fn detach_sink(&self, sink: &Arc<dyn OperationSink>) {

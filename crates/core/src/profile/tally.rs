@@ -67,6 +67,10 @@ impl QueueTally {
         let kind = info.kind as usize;
         self.operations[kind].fetch_add(1, Ordering::Relaxed);
         self.bytes[kind].fetch_add(info.bytes, Ordering::Relaxed);
+        if is_first {
+            // The next one as irregularly as later ones: a queue may be short-lived.
+            self.left.store(self.next_distance(one_in), Ordering::Relaxed);
+        }
         if is_first || info.bytes >= all_from_bytes {
             return true;
         }
@@ -79,7 +83,7 @@ impl QueueTally {
             self.left.store(left - 1, Ordering::Relaxed);
             return false;
         }
-        self.left.store(self.next_random() % (2 * one_in - 1), Ordering::Relaxed);
+        self.left.store(self.next_distance(one_in), Ordering::Relaxed);
         true
     }
 
@@ -100,8 +104,15 @@ impl QueueTally {
         for counter in self.operations.iter().chain(&self.bytes) {
             counter.store(0, Ordering::Relaxed);
         }
-        self.left.store(0, Ordering::Relaxed);
+        // Queues differ by their addresses.
+        let seed = (std::ptr::from_ref(self).addr() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.random.store(seed ^ attachment, Ordering::Relaxed);
         self.attachment.store(attachment, Ordering::Relaxed);
+    }
+
+    /// Returns how many small operations are not timed before the next one that is: `one_in - 1` on average.
+    fn next_distance(&self, one_in: u64) -> u64 {
+        self.next_random() % (2 * one_in).saturating_sub(1).max(1)
     }
 
     /// Returns the next number of a xorshift generator.

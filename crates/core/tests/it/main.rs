@@ -26,6 +26,7 @@ mod order;
 mod overtaking;
 mod pair_list;
 mod patterns;
+mod profile;
 mod range_guards;
 mod reclaim;
 mod recorded;

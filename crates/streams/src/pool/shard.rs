@@ -11,8 +11,8 @@ use std::{
 };
 
 use transload_core::{
-    BatchHalf, DeviceId, Fence, Operation, Place, Queue, QueueLease, RawBuffer, Result, StreamPriority,
-    Timeline, Timing,
+    BatchHalf, DeviceId, Fence, Operation, Place, Queue, QueueLease, RawBuffer, Result, Stamp,
+    StreamPriority, Timeline, Timing,
 };
 
 use crate::{CudaStream, thread_number::thread_number};
@@ -124,6 +124,10 @@ unsafe impl Queue for StreamShard {
     ) -> Result<Fence> {
         // SAFETY: the caller's promise.
         unsafe { self.stream.enqueue_half(half, pairs, scratch, after) }
+    }
+
+    fn stamp(&self) -> Result<Stamp> {
+        self.stream.stamp()
     }
 
     fn outstanding(&self) -> u64 {

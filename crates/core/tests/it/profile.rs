@@ -1,0 +1,181 @@
+//! Sinks, which operations they are passed, and stamps of the host.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use transload_core::{
+    DeviceId, ErrorKind, OperationInfo, OperationKind, OperationRecord, OperationSampling, OperationSink,
+    QueueTally, SinkSlot, Stamp, StreamPriority, TransferId, TransferScope, next_timeline_id,
+};
+
+#[derive(Default)]
+struct Counter(AtomicU64);
+
+impl OperationSink for Counter {
+    fn operation(&self, _: OperationRecord) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Counter {
+    fn attached(slot: &SinkSlot, one_in: u32) -> (Arc<Self>, Arc<dyn OperationSink>) {
+        let counter = Arc::new(Self::default());
+        let sink: Arc<dyn OperationSink> = Arc::clone(&counter) as _;
+        slot.attach(Arc::clone(&sink), OperationSampling { all_from_bytes: 1 << 20, one_in }).unwrap();
+        (counter, sink)
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+fn copy(bytes: u64) -> OperationInfo {
+    OperationInfo { bytes, ..OperationInfo::of_kind(OperationKind::Copy) }
+}
+
+/// Enqueues an operation as a queue does; returns whether it was timed.
+fn enqueue(slot: &SinkSlot, tally: &Arc<QueueTally>, bytes: u64) -> bool {
+    let Some(sample) = slot.sample(tally, || copy(bytes)) else { return false };
+    let times = [(); 2].map(|()| Stamp::of_host(Instant::now()));
+    let queue = (next_timeline_id(), DeviceId::Cpu, StreamPriority::Normal);
+    slot.pass(sample, queue, Some(times.into()));
+    true
+}
+
+#[test]
+fn small_operations_are_timed_one_in_many_on_average() {
+    const OPERATIONS: u64 = 200_000;
+    for one_in in [2, 3, 16, 64, 1000] {
+        let (slot, tally) = (SinkSlot::default(), Arc::default());
+        let (counter, _sink) = Counter::attached(&slot, one_in);
+        let (mut last, mut distances) = (None, std::collections::BTreeSet::new());
+        for index in 0..OPERATIONS {
+            if enqueue(&slot, &tally, 1)
+                && let Some(last) = last.replace(index)
+            {
+                distances.insert(index - last);
+            }
+        }
+        let ratio = OPERATIONS as f64 / counter.get() as f64;
+        assert!((0.9..1.1).contains(&(ratio / f64::from(one_in))), "one in {one_in}: one in {ratio}");
+        // Irregular, or operations that alternate could hide.
+        assert!(distances.len() as u32 >= one_in.min(100), "one in {one_in}: distances {distances:?}");
+    }
+}
+
+#[test]
+fn first_operation_is_timed_and_the_next_rarely() {
+    let slot = SinkSlot::default();
+    let (_counter, _sink) = Counter::attached(&slot, 64);
+    let tallies: [Arc<QueueTally>; 100] = std::array::from_fn(|_| Arc::default());
+    let seconds = tallies.iter().filter(|tally| {
+        assert!(enqueue(&slot, tally, 1), "the first of a queue");
+        enqueue(&slot, tally, 1)
+    });
+    assert!(seconds.count() < 50, "short-lived queues are timed as often as others");
+}
+
+#[test]
+fn operations_of_the_threshold_are_all_timed() {
+    for one_in in [0, 64] {
+        let (slot, tally) = (SinkSlot::default(), Arc::default());
+        let (counter, _sink) = Counter::attached(&slot, one_in);
+        assert!((0..100).all(|_| enqueue(&slot, &tally, 1 << 20)));
+        assert_eq!(counter.get(), 100);
+    }
+}
+
+#[test]
+fn later_sink_does_not_see_earlier_counts() {
+    let (slot, tally) = (SinkSlot::default(), Arc::default());
+    let attachment = || slot.sample(&tally, || copy(10)).map(|_| ());
+    let (_counter, sink) = Counter::attached(&slot, 0);
+    assert_eq!(attachment(), Some(()), "the first is timed");
+    assert_eq!(attachment(), None, "and no other");
+    slot.detach(&sink);
+    let (counter, _sink) = Counter::attached(&slot, 0);
+    assert!(enqueue(&slot, &tally, 10), "the first of this sink");
+    assert!(!enqueue(&slot, &tally, 10));
+    assert_eq!(counter.get(), 1);
+    // Attachments have the numbers from 1, of which other tests take some.
+    let seen: Vec<_> =
+        (0..100_000).map(|number| tally.counts(number)[0]).filter(|count| count.operations > 0).collect();
+    assert_eq!(seen.len(), 1);
+    assert_eq!((seen[0].operations, seen[0].bytes), (2, 20));
+}
+
+#[test]
+fn operation_of_an_ended_attachment_is_not_passed() {
+    let (slot, tally) = (SinkSlot::default(), Arc::default());
+    let (first, sink) = Counter::attached(&slot, 1);
+    let sample = slot.sample(&tally, || copy(1)).unwrap();
+    slot.detach(&sink);
+    let (second, _sink) = Counter::attached(&slot, 1);
+    let times = [(); 2].map(|()| Stamp::of_host(Instant::now()));
+    slot.pass(sample, (next_timeline_id(), DeviceId::Cpu, StreamPriority::Normal), Some(times.into()));
+    assert_eq!((first.get(), second.get()), (0, 0));
+}
+
+#[test]
+fn detaching_a_sink_ends_what_it_is_passed() {
+    let (slot, tally) = (SinkSlot::default(), Arc::default());
+    let (counter, sink) = Counter::attached(&slot, 1);
+    let other: Arc<dyn OperationSink> = Arc::new(Counter::default());
+    assert!(
+        slot.attach(Arc::clone(&other), OperationSampling::ALL)
+            .is_err_and(|error| error.kind() == ErrorKind::Busy)
+    );
+    slot.detach(&other);
+    assert!(slot.is_attached() && enqueue(&slot, &tally, 1), "another sink's detaching changes nothing");
+    slot.detach(&sink);
+    assert!(!slot.is_attached() && !enqueue(&slot, &tally, 1));
+    assert_eq!(counter.get(), 1);
+    assert_eq!(Arc::strong_count(&sink), 2, "the slot keeps no handle of it");
+}
+
+#[test]
+fn scopes_nest_and_belong_to_their_thread() {
+    let (slot, _sinks) = {
+        let slot = SinkSlot::default();
+        let sinks = Counter::attached(&slot, 1);
+        (slot, sinks)
+    };
+    assert!(slot.is_attached());
+    let [outer, inner] = [(); 2].map(|()| TransferId::if_wanted().unwrap());
+    assert_eq!(TransferScope::current(), None);
+    {
+        let _outer = TransferScope::enter(Some(outer));
+        {
+            let _inner = TransferScope::enter(Some(inner));
+            assert_eq!(TransferScope::current(), Some(inner));
+            std::thread::scope(|scope| {
+                scope.spawn(|| assert_eq!(TransferScope::current(), None));
+            });
+        }
+        assert!(TransferScope::enter(None).is_none());
+        assert_eq!(TransferScope::current(), Some(outer));
+    }
+    assert_eq!(TransferScope::current(), None);
+}
+
+#[test]
+fn stamps_of_the_host_have_its_clock() {
+    let now = Instant::now();
+    let (one, two) = (Stamp::of_host(now), Stamp::of_host(now + Duration::from_micros(7)));
+    assert_eq!(two.time().unwrap().unwrap() - one.time().unwrap().unwrap(), 7_000);
+    let (later, pending) = Stamp::of_host_later();
+    assert_eq!((later.time().unwrap(), later.clock().id()), (None, one.clock().id()));
+    pending.set(now);
+    assert_eq!(later.time().unwrap(), one.time().unwrap());
+    let (never, pending) = Stamp::of_host_later();
+    drop(pending);
+    assert_eq!(never.time().unwrap_err().kind(), ErrorKind::Interrupted);
+    let anchor = one.clock().anchor().unwrap();
+    assert_eq!(Stamp::of_host(anchor.before).time().unwrap(), Some(anchor.device));
+}
