@@ -21,6 +21,7 @@ mod many_copies;
 mod partial_copies;
 mod pool;
 mod prefetch;
+mod profiling;
 mod registration_dropped;
 #[path = "../it/support/shifted.rs"]
 mod shifted;
