@@ -9,9 +9,11 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, ErrorKind, OperationInfo, OperationKind, OperationRecord, OperationSampling, OperationSink,
-    QueueTally, SinkSlot, Stamp, StreamPriority, TransferId, TransferScope, next_timeline_id,
+    ErrorKind, OperationInfo, OperationKind, OperationRecord, OperationSampling, OperationSink, QueueTally,
+    SinkSlot, Stamp, StreamPriority, TransferId, TransferScope,
 };
+
+use crate::mock::MockQueue;
 
 #[derive(Default)]
 struct Counter(AtomicU64);
@@ -43,8 +45,8 @@ fn copy(bytes: u64) -> OperationInfo {
 fn enqueue(slot: &SinkSlot, tally: &Arc<QueueTally>, bytes: u64) -> bool {
     let Some(sample) = slot.sample(tally, || copy(bytes)) else { return false };
     let times = [(); 2].map(|()| Stamp::of_host(Instant::now()));
-    let queue = (next_timeline_id(), DeviceId::Cpu, StreamPriority::Normal);
-    slot.pass(sample, queue, Some(times.into()));
+    let queue = MockQueue::new();
+    slot.pass(sample, (queue.line(), StreamPriority::Normal), Some(times.into()));
     true
 }
 
@@ -118,7 +120,8 @@ fn operation_of_an_ended_attachment_is_not_passed() {
     slot.detach(&sink);
     let (second, _sink) = Counter::attached(&slot, 1);
     let times = [(); 2].map(|()| Stamp::of_host(Instant::now()));
-    slot.pass(sample, (next_timeline_id(), DeviceId::Cpu, StreamPriority::Normal), Some(times.into()));
+    let queue = MockQueue::new();
+    slot.pass(sample, (queue.line(), StreamPriority::Normal), Some(times.into()));
     assert_eq!((first.get(), second.get()), (0, 0));
 }
 
