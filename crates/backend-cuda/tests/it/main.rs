@@ -8,6 +8,7 @@ mod buffer_cache;
 mod conformance;
 mod lanes;
 mod pinned_limit;
+mod profiling;
 mod register;
 mod serving;
 mod unified;

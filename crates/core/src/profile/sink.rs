@@ -98,7 +98,9 @@ impl SinkSlot {
         if slot.as_ref().is_some_and(|attached| Arc::ptr_eq(attached, sink)) {
             self.attachment.store(0, Ordering::Relaxed);
             ATTACHED.fetch_sub(1, Ordering::Relaxed);
-            *slot = None;
+            if !crate::mutant!("core/sink-detached") {
+                *slot = None;
+            }
         }
     }
 

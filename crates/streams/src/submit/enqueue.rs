@@ -183,6 +183,8 @@ impl CudaStream {
         own.check_not_captured()?;
         let _bound = own.context().enter().map_err(lift)?;
         let mut small = calls.are_small();
+        let is_early = transload_core::mutant!("streams/begin-after-waits") && measured.sample.is_some();
+        let early = is_early.then(|| own.stamp());
         for fence in after {
             let waited = own.wait_for_fence(fence).or_else(|| own.wait_for_host_work(fence));
             let waited = waited.ok_or_else(|| {
@@ -200,7 +202,7 @@ impl CudaStream {
                 start = Some(own.record_start(asked_for, counted).map_err(lift)?);
             }
         }
-        let sample = sample.map(|sample| (sample, own.stamp()));
+        let sample = sample.map(|sample| (sample, early.unwrap_or_else(|| own.stamp())));
         let mut in_flight = false;
         // SAFETY: the caller keeps the operation's buffers alive and undisturbed until the fence is over; lengths were
         // checked to agree.
