@@ -142,6 +142,15 @@ impl SinkSlot {
         })
     }
 
+    /// Takes back the count of an operation that the queue refused after [`sample`](Self::sample).
+    #[cold]
+    pub fn withdraw(&self, tally: &QueueTally, info: impl FnOnce() -> OperationInfo) {
+        match self.attachment.load(Ordering::Acquire) {
+            0 => {}
+            attachment => tally.withdraw(&info(), attachment),
+        }
+    }
+
     /// Passes an operation to the sink. Without times, as when they could not be recorded, it stays one that was only counted.
     pub fn pass(
         &self,

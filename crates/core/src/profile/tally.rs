@@ -87,6 +87,22 @@ impl QueueTally {
         true
     }
 
+    /// Takes back the count of an operation that was refused. If it was the only one, the next one is the first.
+    pub(super) fn withdraw(&self, info: &OperationInfo, attachment: u64) {
+        if self.attachment.load(Ordering::Relaxed) != attachment {
+            return;
+        }
+        let subtract = |counter: &AtomicU64, count: u64| {
+            counter.update(Ordering::Relaxed, Ordering::Relaxed, |before| before.saturating_sub(count));
+        };
+        let kind = info.kind as usize;
+        subtract(&self.operations[kind], 1);
+        subtract(&self.bytes[kind], info.bytes);
+        if self.operations.iter().all(|count| count.load(Ordering::Relaxed) == 0) {
+            self.attachment.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// Returns the counts of each kind for an attachment, in the order of [`OperationKind::ALL`]; zeros if it counted for another one last.
     #[must_use]
     pub fn counts(&self, attachment: u64) -> [OperationCount; KINDS] {

@@ -113,6 +113,21 @@ fn later_sink_does_not_see_earlier_counts() {
 }
 
 #[test]
+fn refused_operation_is_not_counted() {
+    let (slot, tally) = (SinkSlot::default(), Arc::default());
+    let (_counter, _sink) = Counter::attached(&slot, 0);
+    let first = |bytes| slot.sample(&tally, || copy(bytes)).is_some();
+    assert!(first(10));
+    slot.withdraw(&tally, || copy(10));
+    assert!(first(20), "a sink learns of a queue by its first operation that is not refused");
+    assert!(!first(30));
+    slot.withdraw(&tally, || copy(30));
+    assert!(!first(40), "the first one was passed");
+    let counts = (0..100_000).map(|number| tally.counts(number)[0]).find(|count| count.operations > 0);
+    assert_eq!(counts.map(|count| (count.operations, count.bytes)), Some((2, 60)));
+}
+
+#[test]
 fn operation_of_an_ended_attachment_is_not_passed() {
     let (slot, tally) = (SinkSlot::default(), Arc::default());
     let (first, sink) = Counter::attached(&slot, 1);

@@ -62,19 +62,26 @@ unsafe impl Queue for CudaStream {
 
     #[inline]
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
-        let measured = self.own.measure(timing, || OperationInfo::of(operation));
-        if let Operation::Copy { src, dst } = *operation
+        let info = || OperationInfo::of(operation);
+        let measured = self.own.measure(timing, info);
+        let enqueued = if let Operation::Copy { src, dst } = *operation
             && src.len() <= SMALL
             && after.is_empty()
             && measured.is_nothing()
             && !self.own.events.points.is_shared()
         {
             // SAFETY: the caller's promise.
-            return unsafe { self.copy_small(src, dst) };
+            unsafe { self.copy_small(src, dst) }
+        } else {
+            self.own.check_not_captured().and_then(|()| DriverCalls::of(operation, self)).and_then(|calls| {
+                // SAFETY: the caller's promise.
+                unsafe { self.enqueue_measured(calls, after, measured) }
+            })
+        };
+        if enqueued.is_err() {
+            self.own.withdraw(info);
         }
-        self.own.check_not_captured()?;
-        // SAFETY: the caller's promise.
-        unsafe { self.enqueue_measured(DriverCalls::of(operation, self)?, after, measured) }
+        enqueued
     }
 
     unsafe fn enqueue_half(
@@ -162,11 +169,15 @@ impl CudaStream {
         &self,
         calls: DriverCalls<'_>,
         after: &[Fence],
-        info: impl FnOnce() -> OperationInfo,
+        info: impl Fn() -> OperationInfo,
     ) -> Result<Fence> {
-        let measured = self.own.measure(Timing::Off, info);
+        let measured = self.own.measure(Timing::Off, &info);
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue_measured(calls, after, measured) }
+        let enqueued = unsafe { self.enqueue_measured(calls, after, measured) };
+        if enqueued.is_err() {
+            self.own.withdraw(info);
+        }
+        enqueued
     }
 
     /// Like [`enqueue_calls`](Self::enqueue_calls), with what is to be measured.

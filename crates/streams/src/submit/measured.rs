@@ -37,6 +37,12 @@ impl StreamTimeline {
         }
     }
 
+    /// Takes back the count of an operation that was refused.
+    #[cold]
+    pub(crate) fn withdraw(&self, info: impl FnOnce() -> OperationInfo) {
+        self.profile.sink().withdraw(&self.tally, info);
+    }
+
     /// Records when the stream reaches this place.
     pub(crate) fn stamp(&self) -> Result<Stamp> {
         let clock = self.profile.clock(self.context())?;
