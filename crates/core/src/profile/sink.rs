@@ -47,7 +47,7 @@ pub struct OperationRecord {
     pub submitted: Instant,
     /// When the queue reached it, after everything that it had to wait for.
     pub begin: Stamp,
-    /// When it was complete.
+    /// When it was complete; known once its fence is complete.
     pub end: Stamp,
     /// Counts of the queue, all of whose operations they include.
     pub tally: Arc<QueueTally>,

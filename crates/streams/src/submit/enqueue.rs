@@ -218,13 +218,18 @@ impl CudaStream {
         // SAFETY: the caller keeps the operation's buffers alive and undisturbed until the fence is over; lengths were
         // checked to agree.
         let made = unsafe { calls.make(own.raw(), &mut in_flight) };
+        // Before the fence's event, so that the end is known once the fence is complete.
+        let sample = sample.filter(|_| made.is_ok()).map(|(sample, begin)| {
+            let end = own.stamp();
+            (sample, begin.and_then(|begin| Ok((begin, end?))))
+        });
         let marked = made
             .and_then(|()| if small { own.next_small_point() } else { own.record_end(start, calls.name()) });
         match marked {
             Ok(point) => {
                 own.metrics.count(&calls);
-                if let Some((sample, begin)) = sample {
-                    own.pass(sample, begin);
+                if let Some((sample, times)) = sample {
+                    own.pass(sample, times);
                 }
                 Ok(Fence::new(Arc::clone(&self.timeline), point))
             }

@@ -51,8 +51,7 @@ impl StreamTimeline {
 
     /// Passes an operation that was just enqueued to the sink, unless its times could not be recorded.
     #[cold]
-    pub(crate) fn pass(&self, sample: OperationSample, begin: Result<Stamp>) {
-        let times = begin.and_then(|begin| Ok((begin, self.stamp()?)));
+    pub(crate) fn pass(&self, sample: OperationSample, times: Result<(Stamp, Stamp)>) {
         let times =
             times.inspect_err(|error| report::call_failed("an operation is not timed", self.device, error));
         self.profile.sink().pass(sample, (self, self.priority), times.ok());

@@ -247,3 +247,22 @@ fn operations_that_are_not_timed_make_no_more_calls() {
     drop((host, there, stream));
     setup.finish();
 }
+
+#[test]
+fn times_of_an_operation_are_known_once_its_fence_is_complete() {
+    let setup = Setup::new();
+    let stream = CudaStream::new(&setup.device).unwrap();
+    let (host, there) = (setup.pinned(&noise(100_000, 8)), setup.device(100_000));
+    let (recorder, sink) = Recorder::attached(&setup, OperationSampling::ALL);
+    for round in 0..200 {
+        let bytes = [64, 100_000][round % 2];
+        let (src, dst) = (host.slice(..bytes).unwrap(), there.slice(..bytes).unwrap());
+        copy(&stream, &src, &dst).unwrap().wait().unwrap();
+        for record in recorder.take() {
+            assert!(record.end.time().unwrap().is_some(), "round {round}: {:?}", record.info);
+        }
+    }
+    setup.device.profile().sink().detach(&sink);
+    drop((host, there, stream));
+    setup.finish();
+}
