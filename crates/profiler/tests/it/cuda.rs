@@ -65,7 +65,8 @@ fn directions_of_a_device_are_apart() {
     if test.is_simulated() {
         // 6 µs, 1 MiB at 55 GB/s, and the time of an event; two digits are kept.
         let short = stream.kinds[0].running.percentiles.unwrap().p10_ns;
-        assert!((24_800..=26_500).contains(&short), "{short}: {stream}");
+        // Longer only if this thread was held up between two calls.
+        assert!(short >= 24_800, "{short}: {stream}");
     }
     assert!(all.clocks.iter().all(|clock| clock.follows_host), "{all}");
 }
