@@ -13,6 +13,7 @@ mod in_flight;
 mod leasing;
 mod planning;
 mod polling;
+mod profiling;
 mod staging;
 mod urgent;
 
@@ -48,6 +49,7 @@ pub(crate) const PARTS: Parts = (
         ("small downloads", downloading::rows),
         ("planning", planning::rows),
         ("awaiting", awaiting::rows),
+        ("profiling", profiling::rows),
     ],
 );
 

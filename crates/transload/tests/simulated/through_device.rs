@@ -101,7 +101,7 @@ fn each_failing_call(kind: MemoryKind, pieces: (usize, usize)) {
 }
 
 #[test]
-fn staged_list_is_moved_by_few_calls_of_one_thread() {
+fn staged_list_is_moved_by_few_calls_of_one_task() {
     transload_cuda_sim::install().unwrap();
     let sim = SimDevice::builder().record_accesses(true).build();
     let manager = manager(sim).unwrap();
@@ -112,21 +112,19 @@ fn staged_list_is_moved_by_few_calls_of_one_thread() {
     ] {
         // What is set up at first is done.
         manager.copy_many(list).wait().unwrap();
-        let (seen, trace) = (sim.accesses().len(), trace::start());
+        let seen = sim.accesses().len();
         assert!(manager.copy_many(list).wait().unwrap().groups[0].through_device);
-        let (accesses, calls) = (sim.accesses().split_off(seen), trace.calls());
+        let accesses = sim.accesses().split_off(seen);
         let staged =
             |access: &&transload_cuda_sim::AccessRecord| access.operation == engine && access.kind == of_host;
         let staged: Vec<u64> = accesses.iter().filter(staged).map(|access| access.address).collect();
         assert!((1..=4).contains(&staged.len()), "{} copies for less than 4 MiB", staged.len());
-        let mut threads: Vec<_> = calls
-            .iter()
-            .filter(|call| call.name == engine && call.arguments[..2].iter().any(|at| staged.contains(at)))
-            .map(|call| call.thread)
-            .collect();
-        assert_eq!(threads.len(), staged.len());
-        threads.dedup();
-        assert_eq!(threads.len(), 1, "calls of several threads hold each other up");
+        // Parts of one buffer, in their order: by one task, which may go on on another thread, but makes one call at a time.
+        let bytes = staged.last().zip(staged.first()).map(|(last, first)| last - first);
+        assert!(
+            staged.is_sorted() && bytes < Some((1000 * PIECE) as u64),
+            "calls of several tasks: {staged:x?}"
+        );
         let launches = accesses.iter().filter(|access| access.operation == "cuLaunchKernel");
         let mut launches: Vec<_> = launches.map(|access| access.sequence).collect();
         launches.dedup();

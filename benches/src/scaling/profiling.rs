@@ -1,0 +1,293 @@
+//! What profiling costs small copies, and how far instants of the device are off on the host's clock.
+
+use std::{
+    sync::{Arc, atomic::AtomicU32, atomic::Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use transload_backend_cpu::CpuBackend;
+use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
+use transload_core::{ClockAnchor, MemoryKind, OperationSampling, Queue as _, RawBuffer};
+use transload_cuda_sys::{Driver, check, cust::sys::CUstream, ffi};
+use transload_profiler::{ProfilerOptions, StreamProfiler};
+use transload_streams::CudaStream;
+use transload_transfer::CrossBackendTransferManager;
+
+use super::{Library, timed};
+use crate::{
+    comparison::{Comparison, Fixture, Variant},
+    cuda,
+    row::{Goal, Row, Summary},
+};
+
+const BYTES: usize = 4 << 10;
+/// Copies of one run, so that sampled ones are among them.
+const COPIES: usize = 512;
+const PIECES: usize = 1000;
+/// Goals: times with the profiler over those without.
+const SAMPLED: f64 = 1.05;
+const LISTS: f64 = 1.02;
+/// Goal: microseconds between the clocks.
+const CLOCKS: f64 = 2.0;
+
+/// Whether the profiler is enabled in a variant, and what it samples.
+const VARIANTS: [(&str, &str, Option<OperationSampling>); 3] = [
+    ("disabled", "attached, and disabled again", None),
+    (
+        "default",
+        "all from 4 MiB and one in 64 below",
+        Some(OperationSampling { all_from_bytes: 4 << 20, one_in: 64 }),
+    ),
+    ("all", "every operation", Some(OperationSampling::ALL)),
+];
+
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (name, how) in [
+        ("wait", How::Wait),
+        ("submit", How::Submit),
+        ("threads-8/wait", How::Threads),
+        ("copy-many", How::Many),
+    ] {
+        rows.extend(overhead(fixture, name, how)?);
+    }
+    rows.extend(clocks(fixture)?);
+    Ok(rows)
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum How {
+    Wait,
+    Submit,
+    Threads,
+    Many,
+}
+
+/// A manager whose transfers a profiler observes; none in the reference.
+struct Profiled {
+    library: Library,
+    profiler: Option<StreamProfiler>,
+    pairs: Vec<(RawBuffer, RawBuffer)>,
+}
+
+impl Profiled {
+    fn new(fixture: &Fixture<'_>, sampling: Option<OperationSampling>, is_attached: bool) -> Result<Self> {
+        let options = ProfilerOptions::new().sampling(sampling.unwrap_or_default());
+        let profiler = is_attached.then(|| StreamProfiler::new(options));
+        let mut builder = CrossBackendTransferManager::builder().registration(false);
+        if let Some(profiler) = &profiler {
+            builder = builder.observer(profiler.observer());
+        }
+        let manager = builder.build();
+        manager.register_backend(CpuBackend::new()?)?;
+        let config = CudaBackendConfig::default().with_devices(cuda::pair(fixture.device.ordinal())?);
+        manager.register_backend(CudaBackend::open(&config)?)?;
+        let library = Library { manager, device: fixture.device.id(), peer: None };
+        if let Some(profiler) = &profiler {
+            profiler.attach(&library.manager.backend(library.device)?)?;
+            profiler.enable()?;
+            profiler.disable();
+        }
+        let bytes = BYTES * fixture.amount(PIECES);
+        let (src, dst) =
+            (library.allocate(MemoryKind::Pinned, bytes)?, library.allocate(MemoryKind::Device, bytes)?);
+        let part = |of: &RawBuffer, at: usize| of.slice(at * BYTES..(at + 1) * BYTES);
+        let count = bytes / BYTES;
+        let pairs = (0..count).map(|at| Ok((part(&src, at)?, part(&dst, count - 1 - at)?)));
+        let pairs = pairs.collect::<Result<_>>()?;
+        Ok(Self { library, profiler, pairs })
+    }
+
+    /// Returns the nanoseconds of a copy, or of a list. The profiler is enabled meanwhile if `is_enabled`.
+    fn run(&self, how: How, is_enabled: bool) -> Result<f64> {
+        if let Some(profiler) = self.profiler.as_ref().filter(|_| is_enabled) {
+            profiler.enable()?;
+        }
+        let took = self.copy(how);
+        if let Some(profiler) = self.profiler.as_ref().filter(|_| is_enabled) {
+            profiler.disable();
+        }
+        took
+    }
+
+    fn copy(&self, how: How) -> Result<f64> {
+        let (manager, pairs) = (&self.library.manager, &self.pairs);
+        let of_thread = |thread: usize| {
+            let (src, dst) = pairs.get(thread % pairs.len()).context("there are pairs")?;
+            timed(COPIES, || Ok(manager.copy(src, dst).wait().map(drop)?))
+        };
+        match how {
+            How::Wait => of_thread(0),
+            How::Threads => thread::scope(|scope| {
+                let threads: Vec<_> = (0..8).map(|thread| scope.spawn(move || of_thread(thread))).collect();
+                let times = threads
+                    .into_iter()
+                    .map(|thread| thread.join().unwrap_or_else(|_| anyhow::bail!("a thread panicked")));
+                Ok(times.collect::<Result<Vec<_>>>()?.into_iter().sum::<f64>() / 8.0)
+            }),
+            How::Submit => {
+                let (src, dst) = pairs.first().context("there are pairs")?;
+                let mut taken = 0.0;
+                for _ in 0..COPIES / 32 {
+                    let mut copies = Vec::with_capacity(32);
+                    taken += timed(32, || {
+                        copies.push(manager.copy(src, dst).submit());
+                        Ok(())
+                    })?;
+                    copies.into_iter().try_for_each(|copy| copy.wait().map(drop))?;
+                }
+                Ok(taken / (COPIES / 32) as f64)
+            }
+            How::Many => timed(4, || Ok(manager.copy_many(pairs).exclusive().wait().map(drop)?)),
+        }
+    }
+}
+
+fn overhead(fixture: &Fixture<'_>, name: &str, how: How) -> Result<Vec<Row>> {
+    let unprofiled = Profiled::new(fixture, None, false)?;
+    let profiled: Vec<_> = VARIANTS
+        .iter()
+        .map(|(name, what, sampling)| Ok((*name, *what, *sampling, Profiled::new(fixture, *sampling, true)?)))
+        .collect::<Result<_>>()?;
+    let mut variants = vec![Variant::new("off", "no profiler", || unprofiled.run(how, false))];
+    for (name, what, sampling, profiled) in &profiled {
+        let variant =
+            Variant::new(name, &format!("profiler: {what}"), || profiled.run(how, sampling.is_some()));
+        variants.push(match *name {
+            "default" => variant.goal(Goal::RatioAtMost(if how == How::Many { LISTS } else { SAMPLED })),
+            _ => variant,
+        });
+    }
+    let what = match how {
+        How::Many => format!("copy_many of {PIECES} pieces of {BYTES} bytes, pinned up"),
+        _ => format!("a copy of {BYTES} bytes from pinned memory, {name}, mean of {COPIES}"),
+    };
+    let comparison = Comparison {
+        id: format!("profiling/{name}"),
+        what,
+        unit: "ns",
+        bytes: 0,
+        repetitions: fixture.repetitions(60),
+    };
+    let rows = comparison.rows(fixture, variants)?;
+    for profiled in profiled.into_iter().map(|(.., profiled)| profiled).chain([unprofiled]) {
+        let Profiled { library, profiler, pairs } = profiled;
+        drop((pairs, profiler));
+        library.finish()?;
+    }
+    Ok(rows)
+}
+
+/// A stream that waits for a word of the host is stamped, and answers with another word: the instant lies between the two on the host's clock.
+fn clocks(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    if fixture.is_simulated() || !Driver::get()?.has(c"cuStreamWriteValue32_v2") {
+        return Ok(Vec::new());
+    }
+    const STAMPS: usize = 400;
+    let library = Library::new(fixture)?;
+    let stream = CudaStream::new(&fixture.device)?;
+    let words = library.allocate(MemoryKind::Mapped, 2 * size_of::<u32>())?;
+    let gate = Gate::new(&words, stream.handle() as CUstream)?;
+    fixture.bind()?;
+    let clock = Arc::clone(stream.stamp()?.clock());
+    let first = clock.anchor()?;
+    let mut found = Vec::with_capacity(STAMPS);
+    let begun = Instant::now();
+    for number in 1..=STAMPS as u32 {
+        gate.wait(number)?;
+        let stamp = stream.stamp()?;
+        gate.answer(number)?;
+        // Over about as long as between two readings of a profiler.
+        while begun.elapsed() < Duration::from_millis(4) * number {
+            std::hint::spin_loop();
+        }
+        let (opened, answered) = gate.open(number);
+        found.push((stamp, opened, answered));
+    }
+    let last = clock.anchor()?;
+    let (mut off, mut widths) = (Vec::new(), Vec::new());
+    for (stamp, opened, answered) in found {
+        let at = on_host(stamp.time()?.context("the stream has passed the stamp")?, &first, &last);
+        let since = |instant: Instant| (instant - first.before).as_secs_f64() * 1e6;
+        off.push((since(opened) - at).max(at - since(answered)).max(0.0));
+        widths.push(since(answered) - since(opened));
+    }
+    let half = |anchor: &ClockAnchor| (anchor.after - anchor.before).as_secs_f64() * 1e6 / 2.0;
+    let stated = half(&first).max(half(&last)) + clock.resolution().as_secs_f64() * 1e6;
+    let worst = off.iter().copied().fold(0.0, f64::max);
+    let row = |id: &str, what: &str, values| {
+        fixture.row(&format!("profiling/clock/{id}"), what, "stamps and anchors", "us", values)
+    };
+    let rows = vec![
+        row(
+            "off",
+            "by how much instants lie outside what the host saw; the worst of 400",
+            Summary::single(worst),
+        )
+        .with_goal(Some(Goal::AtMost(CLOCKS))),
+        row("stated", "the error that is stated of them", Summary::single(stated))
+            .with_goal(Some(Goal::AtMost(CLOCKS))),
+        row(
+            "seen",
+            "time between opening a stream and its answer: how closely the host can tell",
+            Summary::of(&widths),
+        ),
+    ];
+    fixture.unbind()?;
+    drop((clock, stream, words));
+    library.finish()?;
+    Ok(rows)
+}
+
+/// Converts an instant of the device to microseconds of the host since the first reading began.
+fn on_host(device: i64, first: &ClockAnchor, last: &ClockAnchor) -> f64 {
+    let middle = |anchor: &ClockAnchor| {
+        ((anchor.before - first.before) + (anchor.after - anchor.before) / 2).as_secs_f64() * 1e6
+    };
+    let rate = (middle(last) - middle(first)) / (last.device - first.device) as f64;
+    middle(first) + (device - first.device) as f64 * rate
+}
+
+/// Two words in mapped memory: one that a stream waits for, and one that it answers with.
+struct Gate<'a> {
+    stream: CUstream,
+    device: u64,
+    words: &'a [AtomicU32; 2],
+}
+
+impl<'a> Gate<'a> {
+    fn new(buffer: &'a RawBuffer, stream: CUstream) -> Result<Self> {
+        let host = buffer.host_address().context("mapped memory without a host address")?;
+        let device = buffer.device_address().context("mapped memory without a device address")?;
+        // SAFETY: the buffer has 8 aligned bytes and outlives the borrow; all access to them is atomic.
+        let words = unsafe { host.cast::<[AtomicU32; 2]>().as_ref() };
+        words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        Ok(Self { stream, device, words })
+    }
+
+    fn wait(&self, number: u32) -> Result<()> {
+        // SAFETY: the words live until the stream has passed; 0 waits for this value or a later one.
+        Ok(check("cuStreamWaitValue32", unsafe {
+            ffi::cuStreamWaitValue32_v2(self.stream, self.device, number, 0)
+        })?)
+    }
+
+    fn answer(&self, number: u32) -> Result<()> {
+        // SAFETY: as above.
+        let code = unsafe { ffi::cuStreamWriteValue32_v2(self.stream, self.device + 4, number, 0) };
+        Ok(check("cuStreamWriteValue32", code)?)
+    }
+
+    /// Lets the stream pass. Returns the instants before that and after its answer.
+    fn open(&self, number: u32) -> (Instant, Instant) {
+        let [gate, answer] = self.words;
+        let opened = Instant::now();
+        gate.store(number, Ordering::Release);
+        while answer.load(Ordering::Acquire) != number {
+            std::hint::spin_loop();
+        }
+        (opened, Instant::now())
+    }
+}
