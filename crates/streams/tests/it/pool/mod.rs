@@ -368,6 +368,7 @@ fn pool_grows_under_load_and_trims_to_its_minimum() {
     let pool = AdvancedStreamPool::builder(&setup.device)
         .strategy(AllocationStrategy::LoadBalanced)
         .streams(2..=6)
+        .quiet(Duration::MAX)
         .build()
         .unwrap();
     assert_eq!(pool.bounds(), 2..=6);
