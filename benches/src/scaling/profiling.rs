@@ -23,8 +23,9 @@ use crate::{
 };
 
 const BYTES: usize = 4 << 10;
-/// Copies of one run, so that sampled ones are among them.
-const COPIES: usize = 512;
+/// Copies of one run, so that sampled ones are among them, and several collections of the profiler's thread.
+const COPIES: usize = 4096;
+const LISTS_AT_ONCE: usize = 64;
 const PIECES: usize = 1000;
 /// Goals: times with the profiler over those without.
 const SAMPLED: f64 = 1.05;
@@ -67,6 +68,7 @@ enum How {
 
 /// A manager whose transfers a profiler observes; none in the reference.
 struct Profiled {
+    copies: usize,
     library: Library,
     profiler: Option<StreamProfiler>,
     pairs: Vec<(RawBuffer, RawBuffer)>,
@@ -97,7 +99,7 @@ impl Profiled {
         let count = bytes / BYTES;
         let pairs = (0..count).map(|at| Ok((part(&src, at)?, part(&dst, count - 1 - at)?)));
         let pairs = pairs.collect::<Result<_>>()?;
-        Ok(Self { library, profiler, pairs })
+        Ok(Self { copies: fixture.amount(COPIES), library, profiler, pairs })
     }
 
     /// Returns the nanoseconds of a copy, or of a list. The profiler is enabled meanwhile if `is_enabled`.
@@ -115,8 +117,8 @@ impl Profiled {
     fn copy(&self, how: How) -> Result<f64> {
         let (manager, pairs) = (&self.library.manager, &self.pairs);
         let of_thread = |thread: usize| {
-            let (src, dst) = pairs.get(thread % pairs.len()).context("there are pairs")?;
-            timed(COPIES, || Ok(manager.copy(src, dst).wait().map(drop)?))
+            let (src, dst) = pairs.get(thread % pairs.len().max(1)).context("there are pairs")?;
+            timed(self.copies, || Ok(manager.copy(src, dst).wait().map(drop)?))
         };
         match how {
             How::Wait => of_thread(0),
@@ -130,7 +132,7 @@ impl Profiled {
             How::Submit => {
                 let (src, dst) = pairs.first().context("there are pairs")?;
                 let mut taken = 0.0;
-                for _ in 0..COPIES / 32 {
+                for _ in 0..self.copies.div_ceil(32) {
                     let mut copies = Vec::with_capacity(32);
                     taken += timed(32, || {
                         copies.push(manager.copy(src, dst).submit());
@@ -138,9 +140,11 @@ impl Profiled {
                     })?;
                     copies.into_iter().try_for_each(|copy| copy.wait().map(drop))?;
                 }
-                Ok(taken / (COPIES / 32) as f64)
+                Ok(taken / self.copies.div_ceil(32) as f64)
             }
-            How::Many => timed(4, || Ok(manager.copy_many(pairs).exclusive().wait().map(drop)?)),
+            How::Many => {
+                timed(LISTS_AT_ONCE, || Ok(manager.copy_many(pairs).exclusive().wait().map(drop)?))
+            }
         }
     }
 }
@@ -169,11 +173,11 @@ fn overhead(fixture: &Fixture<'_>, name: &str, how: How) -> Result<Vec<Row>> {
         what,
         unit: "ns",
         bytes: 0,
-        repetitions: fixture.repetitions(60),
+        repetitions: fixture.repetitions(30),
     };
     let rows = comparison.rows(fixture, variants)?;
     for profiled in profiled.into_iter().map(|(.., profiled)| profiled).chain([unprofiled]) {
-        let Profiled { library, profiler, pairs } = profiled;
+        let Profiled { library, profiler, pairs, .. } = profiled;
         drop((pairs, profiler));
         library.finish()?;
     }
