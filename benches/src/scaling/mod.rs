@@ -10,6 +10,7 @@ mod blocked;
 mod downloading;
 mod host;
 mod in_flight;
+mod large;
 mod leasing;
 mod planning;
 mod polling;
@@ -50,6 +51,7 @@ pub(crate) const PARTS: Parts = (
         ("planning", planning::rows),
         ("awaiting", awaiting::rows),
         ("profiling", profiling::rows),
+        ("large copies", large::rows),
     ],
 );
 

@@ -1,0 +1,199 @@
+//! Large copies of pinned memory, one way and both ways at once, next to the driver's own calls; and the processor time of staged ones.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use transload_core::{MemoryKind, RawBuffer, TransferMethod};
+use transload_transfer::TransferOptions;
+
+use super::Library;
+use crate::{
+    address::Address,
+    comparison::{Comparison, Fixture, Variant, Verify},
+    content::Content,
+    memory::Memory,
+    reference::{RawQueue, Reference as _, Staged},
+    row::{Goal, Row},
+};
+
+const SIZES: [usize; 3] = [64 << 20, 256 << 20, 1 << 30];
+const BOTH: usize = 256 << 20;
+/// Goals: rates over those of the driver's calls.
+const ONE_WAY: f64 = 0.99;
+const BOTH_WAYS: f64 = 0.98;
+
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    let library = Library::new(fixture)?;
+    let mut rows = Vec::new();
+    for bytes in SIZES {
+        let bytes = fixture.bytes(bytes);
+        for up in [true, false] {
+            let pair = [Pair::new(&library, MemoryKind::Pinned, up, bytes)?];
+            let name = if up { "up" } else { "down" };
+            rows.extend(pinned(fixture, &library, (&format!("large/{name}/{bytes}"), ONE_WAY), &pair)?);
+        }
+    }
+    let bytes = fixture.bytes(BOTH);
+    let both = [true, false].map(|up| Pair::new(&library, MemoryKind::Pinned, up, bytes));
+    let [up, down] = both;
+    let both = [up?, down?];
+    rows.extend(pinned(fixture, &library, (&format!("both-ways/{bytes}"), BOTH_WAYS), &both)?);
+    drop(both);
+    for up in [true, false] {
+        rows.extend(processor_time(
+            fixture,
+            &library,
+            &Pair::new(&library, MemoryKind::Pageable, up, bytes)?,
+        )?);
+    }
+    library.finish()?;
+    Ok(rows)
+}
+
+/// Copies of all pairs at once; the rate is that of each.
+fn pinned<const N: usize>(
+    fixture: &Fixture<'_>,
+    library: &Library,
+    (id, goal): (&str, f64),
+    pairs: &[Pair; N],
+) -> Result<Vec<Row>> {
+    let queues = pairs.iter().map(|pair| Ok((RawQueue::new(0)?, pair))).collect::<Result<Vec<_>>>()?;
+    let bytes = pairs.first().context("a pair")?.content.len();
+    let rate = |begun: Instant| bytes as f64 / begun.elapsed().as_secs_f64() / 1e9;
+    let all = All(pairs);
+    let variants = vec![
+        Variant::new("raw", "raw driver", || {
+            let begun = Instant::now();
+            queues.iter().try_for_each(|(queue, pair)| pair.enqueue(queue))?;
+            queues.iter().try_for_each(|(queue, _)| queue.finish())?;
+            Ok(rate(begun))
+        })
+        .verified_by(&all),
+        Variant::new("copy", "copy()", || {
+            let begun = Instant::now();
+            let copies = pairs.each_ref().map(|pair| library.manager.copy(&pair.src, &pair.dst).submit());
+            copies.into_iter().try_for_each(|copy| copy.wait().map(drop))?;
+            Ok(rate(begun))
+        })
+        .goal(Goal::RatioAtLeast(goal))
+        .verified_by(&all),
+    ];
+    let comparison = Comparison {
+        id: id.to_owned(),
+        what: format!("pinned memory, {N} copies of {bytes} bytes at once; the rate of each"),
+        unit: "GB/s",
+        bytes: (N * bytes) as u64,
+        repetitions: fixture.repetitions(30),
+    };
+    comparison.rows(fixture, variants)
+}
+
+/// Seconds of all processors for each GB that is staged.
+fn processor_time(fixture: &Fixture<'_>, library: &Library, pair: &Pair) -> Result<Vec<Row>> {
+    let bytes = pair.content.len();
+    let addresses =
+        (Memory::Ours(pair.src.clone()).address()?, Memory::Ours(pair.dst.clone()).address()?, bytes);
+    // SAFETY: the pair outlives it, and the variants take turns.
+    let mut by_hand = unsafe { Staged::new(fixture.context()?, &[addresses]) }?;
+    let options = TransferOptions::new().only(TransferMethod::HostStaged);
+    let for_each_gb = |begun: f64| Ok((process_seconds()? - begun) / (bytes as f64 / 1e9));
+    let variants = vec![
+        Variant::new("by-hand", "threads by hand", || {
+            let begun = process_seconds()?;
+            by_hand.submit()?;
+            by_hand.finish()?;
+            for_each_gb(begun)
+        })
+        .verified_by(pair),
+        Variant::new("staged", "HostStaged", || {
+            let begun = process_seconds()?;
+            library.manager.copy(&pair.src, &pair.dst).options(options).wait()?;
+            for_each_gb(begun)
+        })
+        .verified_by(pair),
+    ];
+    let comparison = Comparison {
+        id: format!("processor-time/{}/{bytes}", if pair.up { "up" } else { "down" }),
+        what: format!("processor time of all threads, pageable memory, {bytes} bytes"),
+        unit: "s/GB",
+        bytes: bytes as u64,
+        repetitions: fixture.repetitions(30),
+    };
+    comparison.rows(fixture, variants)
+}
+
+/// Returns the seconds for which all threads of the process ran.
+#[cfg(target_os = "linux")]
+fn process_seconds() -> Result<f64> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is that of a local value.
+    let code = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    anyhow::ensure!(code == 0, "the system does not tell the process's processor time");
+    Ok(time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn process_seconds() -> Result<f64> {
+    Ok(0.0)
+}
+
+/// Host memory and device memory with random contents in the source.
+struct Pair {
+    up: bool,
+    src: RawBuffer,
+    dst: RawBuffer,
+    content: Vec<u8>,
+}
+
+impl Pair {
+    fn new(library: &Library, kind: MemoryKind, up: bool, bytes: usize) -> Result<Self> {
+        let host = library.allocate(kind, bytes)?;
+        let device = library.allocate(MemoryKind::Device, bytes)?;
+        let (src, dst) = if up { (host, device) } else { (device, host) };
+        let mut content = Content::new(bytes, 0x1A26E + bytes as u64);
+        let start = content.draw();
+        let content = content.part(start, bytes).to_vec();
+        Memory::Ours(src.clone()).write(0, &content)?;
+        Ok(Self { up, src, dst, content })
+    }
+
+    fn enqueue(&self, queue: &RawQueue) -> Result<()> {
+        let (src, dst) =
+            (Memory::Ours(self.src.clone()).address()?, Memory::Ours(self.dst.clone()).address()?);
+        let bytes = self.content.len();
+        // SAFETY: the pair lives on, and the variants take turns.
+        unsafe {
+            match (src, dst) {
+                (Address::Host(src), Address::Device(dst)) => {
+                    queue.copy_up(dst, src.as_ptr().cast_const().cast(), bytes)
+                }
+                (Address::Device(src), Address::Host(dst)) => {
+                    queue.copy_down(dst.as_ptr().cast(), src, bytes)
+                }
+                _ => Ok(()),
+            }
+        }
+    }
+}
+
+impl Verify for Pair {
+    fn poison(&self) -> Result<()> {
+        Memory::Ours(self.dst.clone()).poison()
+    }
+
+    fn check(&self) -> Result<()> {
+        Memory::Ours(self.dst.clone()).compare(0, &self.content)
+    }
+}
+
+struct All<'a, const N: usize>(&'a [Pair; N]);
+
+impl<const N: usize> Verify for All<'_, N> {
+    fn poison(&self) -> Result<()> {
+        self.0.iter().try_for_each(Pair::poison)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.0.iter().try_for_each(Pair::check)
+    }
+}
