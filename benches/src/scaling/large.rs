@@ -1,6 +1,6 @@
 //! Large copies of pinned memory, one way and both ways at once, next to the driver's own calls; and the processor time of staged ones.
 
-use std::time::Instant;
+use std::{cell::RefCell, thread, time::Instant};
 
 use anyhow::{Context as _, Result};
 use transload_core::{MemoryKind, RawBuffer, TransferMethod};
@@ -21,6 +21,11 @@ const BOTH: usize = 256 << 20;
 /// Goals: rates over those of the driver's calls.
 const ONE_WAY: f64 = 0.99;
 const BOTH_WAYS: f64 = 0.98;
+const STAGED: [usize; 4] = [3 << 20, 16 << 20, 48 << 20, 256 << 20];
+/// Goals: rates over those of threads by hand, on so many processors and fewer.
+const MANY_PROCESSORS: usize = 16;
+const ON_MANY_PROCESSORS: f64 = 0.95;
+const ON_FEW_PROCESSORS: f64 = 0.9;
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let library = Library::new(fixture)?;
@@ -39,12 +44,9 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let both = [up?, down?];
     rows.extend(pinned(fixture, &library, (&format!("both-ways/{bytes}"), BOTH_WAYS), &both)?);
     drop(both);
-    for up in [true, false] {
-        rows.extend(processor_time(
-            fixture,
-            &library,
-            &Pair::new(&library, MemoryKind::Pageable, up, bytes)?,
-        )?);
+    for (up, bytes) in [true, false].into_iter().flat_map(|up| STAGED.map(|bytes| (up, bytes))) {
+        let pair = Pair::new(&library, MemoryKind::Pageable, up, fixture.bytes(bytes))?;
+        rows.extend(staged(fixture, &library, &pair)?);
     }
     library.finish()?;
     Ok(rows)
@@ -88,38 +90,56 @@ fn pinned<const N: usize>(
     comparison.rows(fixture, variants)
 }
 
-/// Seconds of all processors for each GB that is staged.
-fn processor_time(fixture: &Fixture<'_>, library: &Library, pair: &Pair) -> Result<Vec<Row>> {
+/// The rate of staging, and the seconds of all processors for each GB, next to threads by hand: on as many processors as the process may use.
+fn staged(fixture: &Fixture<'_>, library: &Library, pair: &Pair) -> Result<Vec<Row>> {
     let bytes = pair.content.len();
     let addresses =
         (Memory::Ours(pair.src.clone()).address()?, Memory::Ours(pair.dst.clone()).address()?, bytes);
     // SAFETY: the pair outlives it, and the variants take turns.
-    let mut by_hand = unsafe { Staged::new(fixture.context()?, &[addresses]) }?;
+    let by_hand = RefCell::new(unsafe { Staged::new(fixture.context()?, &[addresses]) }?);
+    let by_hand = || {
+        let mut by_hand = by_hand.borrow_mut();
+        by_hand.submit()?;
+        by_hand.finish()
+    };
     let options = TransferOptions::new().only(TransferMethod::HostStaged);
-    let for_each_gb = |begun: f64| Ok((process_seconds()? - begun) / (bytes as f64 / 1e9));
-    let variants = vec![
-        Variant::new("by-hand", "threads by hand", || {
-            let begun = process_seconds()?;
-            by_hand.submit()?;
-            by_hand.finish()?;
-            for_each_gb(begun)
-        })
-        .verified_by(pair),
-        Variant::new("staged", "HostStaged", || {
-            let begun = process_seconds()?;
-            library.manager.copy(&pair.src, &pair.dst).options(options).wait()?;
-            for_each_gb(begun)
-        })
-        .verified_by(pair),
-    ];
-    let comparison = Comparison {
-        id: format!("processor-time/{}/{bytes}", if pair.up { "up" } else { "down" }),
-        what: format!("processor time of all threads, pageable memory, {bytes} bytes"),
-        unit: "s/GB",
+    let ours = || Ok(library.manager.copy(&pair.src, &pair.dst).options(options).wait().map(drop)?);
+    let gigabytes = bytes as f64 / 1e9;
+    let rate = |copy: &dyn Fn() -> Result<()>| {
+        let begun = Instant::now();
+        copy().map(|()| gigabytes / begun.elapsed().as_secs_f64())
+    };
+    let work = |copy: &dyn Fn() -> Result<()>| {
+        let begun = process_seconds()?;
+        copy()?;
+        Ok((process_seconds()? - begun) / gigabytes)
+    };
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let least = if processors < MANY_PROCESSORS { ON_FEW_PROCESSORS } else { ON_MANY_PROCESSORS };
+    let comparison = |id: &str, what: &str, unit| Comparison {
+        id: format!("{id}/{}/{bytes}", if pair.up { "up" } else { "down" }),
+        what: format!("{what} of {bytes} bytes of pageable memory on {processors} processors"),
+        unit,
         bytes: bytes as u64,
         repetitions: fixture.repetitions(30),
     };
-    comparison.rows(fixture, variants)
+    let mut rows = comparison("by-hand", "staging", "GB/s").rows(
+        fixture,
+        vec![
+            Variant::new("threads", "threads by hand", || rate(&by_hand)).verified_by(pair),
+            Variant::new("staged", "HostStaged", || rate(&ours))
+                .goal(Goal::RatioAtLeast(least))
+                .verified_by(pair),
+        ],
+    )?;
+    rows.extend(comparison("processor-time", "the processor time of staging", "s/GB").rows(
+        fixture,
+        vec![
+            Variant::new("threads", "threads by hand", || work(&by_hand)).verified_by(pair),
+            Variant::new("staged", "HostStaged", || work(&ours)).verified_by(pair),
+        ],
+    )?);
+    Ok(rows)
 }
 
 /// Returns the seconds for which all threads of the process ran.
