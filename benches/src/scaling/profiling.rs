@@ -239,7 +239,6 @@ fn clocks(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
             Summary::of(&widths),
         ),
     ];
-    fixture.unbind()?;
     drop((clock, stream, words));
     library.finish()?;
     Ok(rows)
