@@ -8,7 +8,9 @@
 mod busy;
 mod clock_map;
 mod collector;
+mod counters;
 mod inbox;
+mod open_transfers;
 mod options;
 mod profiler;
 mod record;
@@ -28,7 +30,8 @@ pub use report::{
 };
 pub use totals::Totals;
 pub use trace::{
-    Argument, CounterId, Flow, Slice, TraceFormat, TraceOptions, TraceSummary, TraceWriter, TrackId, Unit,
+    Argument, CounterId, Flow, Slice, TraceContents, TraceFormat, TraceOptions, TraceSummary, TraceWriter,
+    TrackId, Unit,
 };
 pub use transfer_log::TransferLog;
 

@@ -15,7 +15,7 @@ use transload_core::{
 };
 
 use crate::{
-    ProfilerOptions, ProfilerReport, StreamReport, TraceFormat, TraceOptions, TraceSummary,
+    ProfilerOptions, ProfilerReport, StreamReport, TraceFormat, TraceOptions, TraceSummary, Unit,
     collector::Collector,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey},
     timeline::TimelineTrace,
@@ -23,6 +23,8 @@ use crate::{
 
 /// Time between two collections while the profiler is enabled.
 const INTERVAL: Duration = Duration::from_millis(5);
+/// Shortest time between two readings of gauges.
+const GAUGE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Measures what streams do: counts all operations of the attached backends, times some of them on the device, and takes what the user
 /// records. Clones are handles of one profiler. All methods may be called from any thread.
@@ -63,7 +65,16 @@ struct Shared {
     collector: Mutex<Collector>,
     /// Backends to be profiled. Also held while they are attached or detached.
     backends: Mutex<Backends>,
+    gauges: Mutex<Gauges>,
     thread: Mutex<Option<Collecting>>,
+}
+
+/// What a trace shows besides operations.
+#[derive(Default)]
+struct Gauges {
+    read: Vec<(String, Unit, Box<dyn FnMut() -> Option<f64> + Send>)>,
+    /// While a trace is written: when they were read last.
+    last: Option<Instant>,
 }
 
 #[derive(Default)]
@@ -84,8 +95,8 @@ impl StreamProfiler {
     pub fn new(options: ProfilerOptions) -> Self {
         let collector = Mutex::new(Collector::new(Instant::now(), options.capacity));
         let inbox = Arc::new(Inbox::new(options.capacity, options.sampling));
-        let (backends, thread) = (Mutex::default(), Mutex::default());
-        Self { shared: Arc::new(Shared { options, inbox, collector, backends, thread }) }
+        let (backends, gauges, thread) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { shared: Arc::new(Shared { options, inbox, collector, backends, gauges, thread }) }
     }
 
     /// Adds a backend, whose queues are profiled while the profiler is enabled. It is not kept alive.
@@ -105,6 +116,17 @@ impl StreamProfiler {
     #[must_use]
     pub fn observer(&self) -> Arc<dyn Observer> {
         Arc::clone(&self.shared.inbox) as _
+    }
+
+    /// Adds a value that traces show as a counter, next to the allocated bytes of each attached backend. While a trace is written, the profiler's
+    /// thread calls `read` some fifty times a second, and each report calls it once; `None` if there is no value. It must be quick and must not call the profiler.
+    pub fn add_gauge(
+        &self,
+        name: impl Into<String>,
+        unit: Unit,
+        read: impl FnMut() -> Option<f64> + Send + 'static,
+    ) {
+        self.shared.gauges.lock().read.push((name.into(), unit, Box::new(read)));
     }
 
     fn sink(&self) -> Arc<dyn OperationSink> {
@@ -240,6 +262,9 @@ impl StreamProfiler {
             return Err(Error::new(ErrorKind::Busy, "a trace is being written; finish it first"));
         }
         collector.trace = Some(TimelineTrace::new(Box::new(out), format, options)?);
+        drop(collector);
+        self.shared.gauges.lock().last = Some(Instant::now());
+        drop(self.shared.collect(true));
         Ok(())
     }
 
@@ -250,7 +275,10 @@ impl StreamProfiler {
     pub fn finish_trace(&self) -> Result<TraceSummary> {
         let mut collector = self.shared.collect(true);
         let none = || Error::new(ErrorKind::InvalidArgument, "no trace was started");
-        collector.trace.take().ok_or_else(none)?.finish()
+        let finished = collector.finish_trace(self.shared.inbox.lost()).ok_or_else(none)?;
+        drop(collector);
+        self.shared.gauges.lock().last = None;
+        finished
     }
 
     fn start_thread(&self) -> Result<()> {
@@ -285,9 +313,37 @@ impl Shared {
     fn collect(&self, read: bool) -> MutexGuard<'_, Collector> {
         let alive: Vec<_> = self.backends.lock().known.iter().filter_map(Weak::upgrade).collect();
         let _attached: Vec<_> = alive.iter().map(|backend| backend.attach_thread()).collect();
+        let values = self.read_gauges(&alive, read);
         let mut collector = self.collector.lock();
         collector.collect(&self.inbox, read);
+        for (name, unit, at, value) in values {
+            collector.gauge(&name, unit, at, value);
+        }
         collector
+    }
+
+    /// Reads the gauges and the backends' memory if they are due: user code and backends are called, so not under the collector's lock.
+    fn read_gauges(&self, alive: &[Arc<dyn Backend>], read: bool) -> Vec<(String, Unit, Instant, f64)> {
+        let mut gauges = self.gauges.lock();
+        let now = Instant::now();
+        if gauges.last.is_none_or(|last| !read && now.saturating_duration_since(last) < GAUGE_INTERVAL) {
+            return Vec::new();
+        }
+        gauges.last = Some(now);
+        let mut memory: Vec<(String, Unit, Instant, f64)> = Vec::new();
+        for backend in alive {
+            let (name, bytes) =
+                (format!("allocated by {}", backend.name()), backend.resource_counts().bytes as f64);
+            match memory.iter_mut().find(|(other, ..)| *other == name) {
+                Some((.., sum)) => *sum += bytes,
+                None => memory.push((name, Unit::Bytes, now, bytes)),
+            }
+        }
+        let own = gauges.read.iter_mut();
+        memory
+            .into_iter()
+            .chain(own.filter_map(|(name, unit, read)| Some((name.clone(), *unit, now, read()?))))
+            .collect()
     }
 
     fn disable(&self) {
