@@ -119,6 +119,8 @@ pub(crate) struct Collector {
     resolved: VecDeque<(Pending, i64, i64)>,
     outstanding: usize,
     clocks: BTreeMap<ClockId, ClockMap>,
+    /// Clocks of devices that are gone.
+    former_clocks: Vec<ClockReport>,
     directions: BTreeMap<(DeviceId, Direction), (u64, BusyTime)>,
     paths: BTreeMap<(TransferPath, TransferMethod, SizeClass), PathTimes>,
     transfers: OpenTransfers,
@@ -134,6 +136,7 @@ impl Collector {
             resolved: VecDeque::new(),
             outstanding: 0,
             clocks: BTreeMap::new(),
+            former_clocks: Vec::new(),
             directions: BTreeMap::new(),
             paths: BTreeMap::new(),
             transfers: OpenTransfers::default(),
@@ -150,6 +153,7 @@ impl Collector {
         self.streams.values_mut().for_each(Stream::look);
         self.resolve();
         self.count_resolved(inbox, read);
+        self.release_clocks();
         let ended = self.transfers.ended(now, read);
         let Some(trace) = &mut self.trace else { return };
         ended.iter().for_each(|ended| trace.transfer(ended));
@@ -157,6 +161,16 @@ impl Collector {
         let waiting = pending.chain(self.resolved.iter().map(|(pending, ..)| pending));
         let earliest = waiting.map(|pending| since(self.origin, pending.enqueued)).min();
         trace.advance(earliest.unwrap_or(i64::MAX).min(now - LATE));
+    }
+
+    /// Drops the clocks of devices that are gone: no time of them is to come, and they would keep the devices' contexts.
+    fn release_clocks(&mut self) {
+        let is_gone = |map: &ClockMap| {
+            map.is_last_holder() && !transload_core::mutant!("profiler/clocks-of-devices-that-are-gone")
+        };
+        let gone = self.clocks.extract_if(.., |_, map| is_gone(map)).map(|(_, map)| map.report());
+        self.former_clocks.extend(gone);
+        self.former_clocks.truncate(STREAMS);
     }
 
     fn count_resolved(&mut self, inbox: &Inbox, read: bool) {
@@ -431,11 +445,7 @@ impl Collector {
             elapsed: times.elapsed.report(),
             moving: times.moving.report(),
         });
-        let clocks = self.clocks.values().map(|map| ClockReport {
-            device: map.clock().device(),
-            error_ns: map.error(),
-            follows_host: !map.is_unrelated(),
-        });
+        let clocks = self.former_clocks.iter().cloned().chain(self.clocks.values().map(ClockMap::report));
         let outstanding = self.outstanding();
         let (paths, clocks) = (paths.collect(), clocks.collect());
         ProfilerReport { sampling, streams, directions, paths, clocks, lost, outstanding }

@@ -23,8 +23,6 @@ use crate::{
 
 /// Time between two collections while the profiler is enabled.
 const INTERVAL: Duration = Duration::from_millis(5);
-/// Shortest time between two readings of gauges.
-const GAUGE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Measures what streams do: counts all operations of the attached backends, times some of them on the device, and takes what the user
 /// records. Clones are handles of one profiler. All methods may be called from any thread.
@@ -69,12 +67,14 @@ struct Shared {
     thread: Mutex<Option<Collecting>>,
 }
 
+type ReadGauge = Box<dyn FnMut() -> Option<f64> + Send>;
+
 /// What a trace shows besides operations.
 #[derive(Default)]
 struct Gauges {
-    read: Vec<(String, Unit, Box<dyn FnMut() -> Option<f64> + Send>)>,
-    /// While a trace is written: when they were read last.
-    last: Option<Instant>,
+    read: Vec<(String, Unit, ReadGauge)>,
+    /// Whether a trace is written.
+    are_read: bool,
 }
 
 #[derive(Default)]
@@ -119,7 +119,7 @@ impl StreamProfiler {
     }
 
     /// Adds a value that traces show as a counter, next to the allocated bytes of each attached backend. While a trace is written, the profiler's
-    /// thread calls `read` some fifty times a second, and each report calls it once; `None` if there is no value. It must be quick and must not call the profiler.
+    /// thread calls `read` some two hundred times a second, and each report calls it once; `None` if there is no value. It must be quick and must not call the profiler.
     pub fn add_gauge(
         &self,
         name: impl Into<String>,
@@ -263,7 +263,7 @@ impl StreamProfiler {
         }
         collector.trace = Some(TimelineTrace::new(Box::new(out), format, options)?);
         drop(collector);
-        self.shared.gauges.lock().last = Some(Instant::now());
+        self.shared.gauges.lock().are_read = true;
         drop(self.shared.collect(true));
         Ok(())
     }
@@ -277,7 +277,7 @@ impl StreamProfiler {
         let none = || Error::new(ErrorKind::InvalidArgument, "no trace was started");
         let finished = collector.finish_trace(self.shared.inbox.lost()).ok_or_else(none)?;
         drop(collector);
-        self.shared.gauges.lock().last = None;
+        self.shared.gauges.lock().are_read = false;
         finished
     }
 
@@ -313,7 +313,7 @@ impl Shared {
     fn collect(&self, read: bool) -> MutexGuard<'_, Collector> {
         let alive: Vec<_> = self.backends.lock().known.iter().filter_map(Weak::upgrade).collect();
         let _attached: Vec<_> = alive.iter().map(|backend| backend.attach_thread()).collect();
-        let values = self.read_gauges(&alive, read);
+        let values = self.read_gauges(&alive);
         let mut collector = self.collector.lock();
         collector.collect(&self.inbox, read);
         for (name, unit, at, value) in values {
@@ -322,14 +322,13 @@ impl Shared {
         collector
     }
 
-    /// Reads the gauges and the backends' memory if they are due: user code and backends are called, so not under the collector's lock.
-    fn read_gauges(&self, alive: &[Arc<dyn Backend>], read: bool) -> Vec<(String, Unit, Instant, f64)> {
+    /// Reads the gauges and the backends' memory for a trace: user code and backends are called, so not under the collector's lock.
+    fn read_gauges(&self, alive: &[Arc<dyn Backend>]) -> Vec<(String, Unit, Instant, f64)> {
         let mut gauges = self.gauges.lock();
-        let now = Instant::now();
-        if gauges.last.is_none_or(|last| !read && now.saturating_duration_since(last) < GAUGE_INTERVAL) {
+        if !gauges.are_read {
             return Vec::new();
         }
-        gauges.last = Some(now);
+        let now = Instant::now();
         let mut memory: Vec<(String, Unit, Instant, f64)> = Vec::new();
         for backend in alive {
             let (name, bytes) =
