@@ -13,6 +13,8 @@ mod inbox;
 mod open_transfers;
 mod options;
 mod profiler;
+#[cfg(feature = "prometheus")]
+mod prometheus;
 mod record;
 mod report;
 mod statistics;
@@ -23,6 +25,8 @@ mod transfer_log;
 
 pub use options::ProfilerOptions;
 pub use profiler::{OperationGuard, StreamProfiler};
+#[cfg(feature = "prometheus")]
+pub use prometheus::PrometheusCollector;
 pub use record::{Outcome, TransferRecord};
 pub use report::{
     ClockReport, Direction, DirectionReport, GapReport, KindReport, PathReport, Percentiles, ProfilerReport,

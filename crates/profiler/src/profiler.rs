@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    collections::BTreeMap,
     fmt,
     io::Write,
     sync::{Arc, Weak},
@@ -127,6 +128,12 @@ impl StreamProfiler {
         read: impl FnMut() -> Option<f64> + Send + 'static,
     ) {
         self.shared.gauges.lock().read.push((name.into(), unit, Box::new(read)));
+    }
+
+    /// Returns the allocated bytes of the attached backends, by name.
+    #[cfg(feature = "prometheus")]
+    pub(crate) fn memory(&self) -> BTreeMap<&'static str, u64> {
+        memory(&self.shared.alive())
     }
 
     fn sink(&self) -> Arc<dyn OperationSink> {
@@ -309,9 +316,13 @@ impl StreamProfiler {
 }
 
 impl Shared {
+    fn alive(&self) -> Vec<Arc<dyn Backend>> {
+        self.backends.lock().known.iter().filter_map(Weak::upgrade).collect()
+    }
+
     /// Calls drivers, for which the backends prepare the thread.
     fn collect(&self, read: bool) -> MutexGuard<'_, Collector> {
-        let alive: Vec<_> = self.backends.lock().known.iter().filter_map(Weak::upgrade).collect();
+        let alive = self.alive();
         let _attached: Vec<_> = alive.iter().map(|backend| backend.attach_thread()).collect();
         let values = self.read_gauges(&alive);
         let mut collector = self.collector.lock();
@@ -329,20 +340,11 @@ impl Shared {
             return Vec::new();
         }
         let now = Instant::now();
-        let mut memory: Vec<(String, Unit, Instant, f64)> = Vec::new();
-        for backend in alive {
-            let (name, bytes) =
-                (format!("allocated by {}", backend.name()), backend.resource_counts().bytes as f64);
-            match memory.iter_mut().find(|(other, ..)| *other == name) {
-                Some((.., sum)) => *sum += bytes,
-                None => memory.push((name, Unit::Bytes, now, bytes)),
-            }
-        }
+        let memory = memory(alive).into_iter();
+        let memory =
+            memory.map(|(name, bytes)| (format!("allocated by {name}"), Unit::Bytes, now, bytes as f64));
         let own = gauges.read.iter_mut();
-        memory
-            .into_iter()
-            .chain(own.filter_map(|(name, unit, read)| Some((name.clone(), *unit, now, read()?))))
-            .collect()
+        memory.chain(own.filter_map(|(name, unit, read)| Some((name.clone(), *unit, now, read()?)))).collect()
     }
 
     fn disable(&self) {
@@ -371,6 +373,15 @@ impl Drop for Shared {
             let _panicked = handle.join();
         }
     }
+}
+
+/// Returns the allocated bytes by the backends' names.
+fn memory(backends: &[Arc<dyn Backend>]) -> BTreeMap<&'static str, u64> {
+    let mut memory = BTreeMap::new();
+    for backend in backends {
+        *memory.entry(backend.name()).or_default() += backend.resource_counts().bytes;
+    }
+    memory
 }
 
 fn key(queue: &dyn Queue) -> QueueKey {

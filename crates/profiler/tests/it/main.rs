@@ -9,6 +9,8 @@ mod drawn;
 #[path = "../trace/fields.rs"]
 mod fields;
 mod host;
+#[cfg(feature = "prometheus")]
+mod metrics;
 #[cfg(any(target_os = "linux", windows))]
 #[path = "../trace/packets.rs"]
 #[allow(dead_code, reason = "shared with the tests of traces")]
