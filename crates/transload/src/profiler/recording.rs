@@ -6,6 +6,7 @@ use std::{
     fs::File,
     io::{BufWriter, ErrorKind as IoErrorKind},
     path::{Path, PathBuf},
+    process,
     sync::{Arc, Condvar, Mutex, Once, PoisonError, Weak},
     thread,
     time::Duration,
@@ -28,6 +29,8 @@ static OPEN: Mutex<Vec<Weak<Recording>>> = Mutex::new(Vec::new());
 /// A trace that is being written, until it is dropped or the process ends.
 pub(crate) struct Recording {
     file: PathBuf,
+    /// The process that records: one forked from it has a copy, and the same file.
+    process: u32,
     profiler: Mutex<Option<RuntimeProfiler>>,
 }
 
@@ -47,7 +50,7 @@ impl Recording {
         let profiler = runtime.profile(ProfilerOptions::new().sampling(OperationSampling::ALL))?;
         let (file, out) = create(Path::new(path))?;
         profiler.start_trace(BufWriter::new(out), TraceFormat::Perfetto, TraceOptions::new())?;
-        let recording = Arc::new(Self { file, profiler: Mutex::new(Some(profiler)) });
+        let recording = Arc::new(Self { file, process: process::id(), profiler: Mutex::new(Some(profiler)) });
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|recording| recording.strong_count() > 0);
         open.push(Arc::downgrade(&recording));
@@ -56,10 +59,19 @@ impl Recording {
         Ok(recording)
     }
 
+    fn is_of_this_process(&self) -> bool {
+        self.process == process::id() || transload_core::mutant!("transload/trace-of-a-fork")
+    }
+
     /// Ends the trace with what is complete by now.
     fn end(&self) {
         let profiler = self.profiler.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(profiler) = profiler else { return };
+        if !self.is_of_this_process() {
+            // Its thread and its locks are those of another process.
+            std::mem::forget(profiler);
+            return;
+        }
         match profiler.finish_trace() {
             Ok(written) => report::trace_written(&self.file, &written),
             Err(error) => report::trace_failed(&self.file, &error),
@@ -103,7 +115,8 @@ fn end_at_exit() {
 
 extern "C" fn at_exit() {
     let open = std::mem::take(&mut *OPEN.lock().unwrap_or_else(PoisonError::into_inner));
-    let open: Vec<_> = open.iter().filter_map(Weak::upgrade).collect();
+    let open = open.iter().filter_map(Weak::upgrade);
+    let open: Vec<_> = open.filter(|recording| recording.is_of_this_process()).collect();
     if open.is_empty() {
         return;
     }

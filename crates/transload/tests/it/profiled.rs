@@ -200,6 +200,19 @@ fn child() {
             assert_eq!(one.profile(timing_all()).unwrap_err().kind(), ErrorKind::Busy);
         }
         "kept" => copy(KEPT.get_or_init(host_runtime), 8 << 20),
+        #[cfg(unix)]
+        "forked" => {
+            let rt = KEPT.get_or_init(host_runtime);
+            // SAFETY: the forked process only exits, which runs functions that are registered for that.
+            let forked = unsafe { libc::fork() };
+            if forked == 0 {
+                // SAFETY: as above.
+                unsafe { libc::exit(0) };
+            }
+            // SAFETY: waits for a process of this one.
+            assert_eq!(unsafe { libc::waitpid(forked, std::ptr::null_mut(), 0) }, forked);
+            copy(rt, 8 << 20);
+        }
         "killed" => {
             let rt = host_runtime();
             while fs::exists(env::var_os(TRACE_VARIABLE).unwrap()).unwrap() {
@@ -240,6 +253,18 @@ fn recorded_program_leaves_a_trace_however_it_ends() {
     child.wait().unwrap();
     let contents = contents(&file);
     assert!(contents.slices >= 10 && contents.summary.is_none(), "{contents:?}");
+}
+
+#[cfg(unix)]
+#[test]
+fn forked_process_leaves_the_trace_of_its_parent_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("forked.pftrace");
+    assert!(start("forked", &file).wait().unwrap().success());
+    let trace = packets::read(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(trace.events().filter(|(_, event)| event.kind == 3).count(), 1, "one end");
+    assert!(trace.drawn().len() as u64 >= SLICES);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
 }
 
 #[test]
