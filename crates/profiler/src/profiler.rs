@@ -5,6 +5,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     io::Write,
+    ops::Deref,
     sync::{Arc, Weak},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -55,8 +56,11 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// ```
 #[derive(Clone)]
 pub struct StreamProfiler {
-    shared: Arc<Shared>,
+    shared: Arc<Handle>,
 }
+
+/// What all handles have in common. Dropping it disables the profiler at once, also while its thread collects.
+struct Handle(Arc<Shared>);
 
 struct Shared {
     options: ProfilerOptions,
@@ -97,7 +101,8 @@ impl StreamProfiler {
         let collector = Mutex::new(Collector::new(Instant::now(), options.capacity));
         let inbox = Arc::new(Inbox::new(options.capacity, options.sampling));
         let (backends, gauges, thread) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { shared: Arc::new(Shared { options, inbox, collector, backends, gauges, thread }) }
+        let shared = Shared { options, inbox, collector, backends, gauges, thread };
+        Self { shared: Arc::new(Handle(Arc::new(shared))) }
     }
 
     /// Adds a backend, whose queues are profiled while the profiler is enabled. It is not kept alive.
@@ -294,13 +299,18 @@ impl StreamProfiler {
             return Ok(());
         }
         let stop = Arc::new((Mutex::new(false), Condvar::new()));
-        let (shared, stopped) = (Arc::downgrade(&self.shared), Arc::clone(&stop));
+        let (shared, stopped) = (Arc::clone(&self.shared.0), Arc::clone(&stop));
         let handle = thread::Builder::new().name("transload-profiler".to_owned()).spawn(move || {
             let (is_stopped, changed) = &*stopped;
-            let mut is_stopped = is_stopped.lock();
-            while !*is_stopped {
-                let _either = changed.wait_for(&mut is_stopped, INTERVAL);
-                let Some(shared) = shared.upgrade() else { return };
+            loop {
+                let mut is_stopped = is_stopped.lock();
+                if !*is_stopped {
+                    let _either = changed.wait_for(&mut is_stopped, INTERVAL);
+                }
+                if *is_stopped {
+                    return;
+                }
+                drop(is_stopped);
                 drop(shared.collect(false));
             }
         });
@@ -361,15 +371,22 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Deref for Handle {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+impl Drop for Handle {
     fn drop(&mut self) {
         self.disable();
-        if let Some(Collecting { stop, handle }) = self.thread.get_mut().take()
-            // Its last collection may drop the profiler, and ends it.
-            && handle.thread().id() != thread::current().id()
-        {
-            *stop.0.lock() = true;
-            stop.1.notify_all();
+        let Some(Collecting { stop, handle }) = self.thread.lock().take() else { return };
+        *stop.0.lock() = true;
+        stop.1.notify_all();
+        // A gauge may have the last handle.
+        if handle.thread().id() != thread::current().id() {
             let _panicked = handle.join();
         }
     }
