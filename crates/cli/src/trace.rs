@@ -1,0 +1,137 @@
+//! `transload trace`: runs a program that records traces, and says what is in them.
+
+use std::{
+    env, fs,
+    io::{BufReader, ErrorKind, Write as _},
+    path::{Path, PathBuf},
+    process::{self, ExitCode, ExitStatus},
+};
+
+use serde_json::{Value, json};
+use transload::profiler::{TRACE_VARIABLE, TraceContents};
+
+use crate::{
+    args::{self, Arguments},
+    exit::{Exit, Failure},
+    print,
+};
+
+pub(crate) fn run(arguments: &Arguments, wanted: &args::Trace) -> Result<ExitCode, Failure> {
+    if arguments.is_simulated() || arguments.calibration.is_some() || arguments.costs.is_some() {
+        let text =
+            "`transload trace` has no devices of its own; pass such options to the program, after its name";
+        return Err(Failure::new(Exit::Input, text));
+    }
+    // The program may work in another folder.
+    let output = std::path::absolute(&wanted.output)
+        .map_err(|error| Failure::caused_by(Exit::Io, "the current folder is not known", error))?;
+    make_room(&output)?;
+    let ended = wait_for(&wanted.command, &output)?;
+    let traces = traces(&output);
+    if traces.is_empty() && ended.success() {
+        let program = wanted.command.first().map(|name| name.display().to_string()).unwrap_or_default();
+        let text = format!(
+            "{program} recorded nothing: it discovered no runtime, or was built without the feature `profiler` of transload, or its events (target transload::transfer) say why"
+        );
+        return Err(Failure::new(Exit::Input, text));
+    }
+    if arguments.json && !traces.is_empty() {
+        print(&format!(
+            "{:#}\n",
+            json!({ "command": "trace", "traces": traces.iter().map(json_of).collect::<Vec<_>>() })
+        ))?;
+    }
+    for (file, contents) in traces.iter().filter(|_| !arguments.json) {
+        // Nothing else can be done if printing fails.
+        let _ = writeln!(std::io::stderr(), "transload: {}: {}", file.display(), described(contents));
+    }
+    Ok(code(ended))
+}
+
+/// Returns the files to which a program may have recorded.
+fn files(output: &Path) -> Vec<PathBuf> {
+    let files = (1..=TraceContents::FILES).map(|number| TraceContents::path(output, number));
+    files.filter(|file| fs::symlink_metadata(file).is_ok()).collect()
+}
+
+/// Removes the traces of an earlier run.
+fn make_room(output: &Path) -> Result<(), Failure> {
+    let earlier = files(output);
+    for file in &earlier {
+        let is_trace = fs::symlink_metadata(file)
+            .is_ok_and(|found| found.is_file() && (found.len() == 0 || read(file).is_ok()));
+        if !is_trace {
+            let text = format!("{} is no trace, and is not replaced; name another file", file.display());
+            return Err(Failure::new(Exit::Input, text));
+        }
+    }
+    for file in &earlier {
+        fs::remove_file(file).map_err(|error| {
+            Failure::caused_by(Exit::Io, format!("cannot replace {}", file.display()), error)
+        })?;
+    }
+    // Whether the program could write there.
+    let tried = fs::File::create_new(output).and_then(|_| fs::remove_file(output));
+    tried
+        .map_err(|error| Failure::caused_by(Exit::Input, format!("cannot write {}", output.display()), error))
+}
+
+fn wait_for(command: &[std::ffi::OsString], output: &Path) -> Result<ExitStatus, Failure> {
+    let [program, arguments @ ..] = command else {
+        return Err(Failure::new(Exit::Input, "no command was given"));
+    };
+    let ended = process::Command::new(program).args(arguments).env(TRACE_VARIABLE, output).status();
+    ended.map_err(|error| {
+        let here = match error.kind() {
+            ErrorKind::NotFound if env::current_dir().is_ok_and(|here| here.join(program).is_file()) => {
+                "; write ./ before a program of this folder"
+            }
+            _ => "",
+        };
+        Failure::caused_by(Exit::Input, format!("cannot run {}{here}", program.display()), error)
+    })
+}
+
+/// What the program recorded to a file, or why that cannot be read.
+type Recorded = (PathBuf, Result<TraceContents, Failure>);
+
+fn traces(output: &Path) -> Vec<Recorded> {
+    files(output).into_iter().map(|file| (file.clone(), read(&file))).collect()
+}
+
+fn read(file: &Path) -> Result<TraceContents, Failure> {
+    let open = fs::File::open(file).map_err(|error| Failure::caused_by(Exit::Io, "cannot read it", error))?;
+    TraceContents::read(BufReader::new(open)).map_err(Failure::from)
+}
+
+fn described(contents: &Result<TraceContents, Failure>) -> String {
+    match contents {
+        Ok(TraceContents { summary: Some(summary), .. }) => summary.to_string(),
+        Ok(contents) => {
+            format!("{} slices; the program did not end it, so the last ones may be missing", contents.slices)
+        }
+        Err(failure) => format!("not readable: {failure}"),
+    }
+}
+
+fn json_of((file, contents): &Recorded) -> Value {
+    let file = file.to_string_lossy();
+    match contents {
+        Ok(TraceContents { slices, summary, .. }) => {
+            json!({ "file": file, "slices": slices, "ended": summary.is_some(), "summary": summary })
+        }
+        Err(failure) => json!({ "file": file, "error": failure.to_string() }),
+    }
+}
+
+/// Returns the program's exit code; 128 and the signal's number if one ended it, as shells do.
+fn code(ended: ExitStatus) -> ExitCode {
+    #[cfg(unix)]
+    let signal = std::os::unix::process::ExitStatusExt::signal(&ended);
+    #[cfg(not(unix))]
+    let signal = None::<i32>;
+    let code = ended.code().or(signal.map(|signal| 128 + signal));
+    // Windows has codes that do not fit.
+    let code = code.map_or(u8::MAX, |code| u8::try_from(code).unwrap_or(u8::MAX));
+    ExitCode::from(code)
+}
