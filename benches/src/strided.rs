@@ -104,24 +104,25 @@ fn rows_of(fixture: &Fixture<'_>, kind: MemoryKind, up: bool) -> Result<Vec<Row>
         submit(&stream, &operation, Timing::Off)?.wait()?;
         Ok(())
     };
+    // Of buffers of its own: the first copy of a whole buffer after a list looks at each of the list's ranges.
+    let in_list = Columns::new(fixture, &manager, kind, up)?;
     let mut pairs = Vec::with_capacity(rows);
     for row in 0..rows {
         let (from, to) = (row * PITCH, row * WIDTH);
-        pairs.push((columns.matrix.slice(from..from + WIDTH)?, columns.packed.slice(to..to + WIDTH)?));
+        pairs.push((in_list.matrix.slice(from..from + WIDTH)?, in_list.packed.slice(to..to + WIDTH)?));
     }
     let listed = || {
         manager.copy_many(&pairs).wait()?;
         Ok(())
     };
-    let ours = Variant::new("copy-strided", "copy_strided, wait()", timed(strided));
+    let ours = Variant::new("copy-strided", "copy_strided, wait()", timed(strided)).verified_by(&columns);
     let is_pinned = kind == MemoryKind::Pinned;
     let variants = vec![
-        Variant::new("raw", "cuMemcpy2DAsync", timed(|| columns.raw(&queue, up))),
+        Variant::new("raw", "cuMemcpy2DAsync", timed(|| columns.raw(&queue, up))).verified_by(&columns),
         if is_pinned { ours.goal(Goal::RatioAtMost(1.03)) } else { ours },
-        Variant::new("pitched", "CopyPitched, wait()", timed(by_stream)),
-        Variant::new("copy-many", "copy_many of the rows, wait()", timed(listed)),
+        Variant::new("pitched", "CopyPitched, wait()", timed(by_stream)).verified_by(&columns),
+        Variant::new("copy-many", "copy_many of the rows, wait()", timed(listed)).verified_by(&in_list),
     ];
-    let variants = variants.into_iter().map(|variant| variant.verified_by(&columns)).collect();
     let (kind, direction) = (if is_pinned { "" } else { "pageable-" }, if up { "up" } else { "down" });
     let measured = Comparison {
         id: format!("{kind}{direction}-{rows}/{WIDTH}"),
@@ -133,7 +134,7 @@ fn rows_of(fixture: &Fixture<'_>, kind: MemoryKind, up: bool) -> Result<Vec<Row>
         repetitions: fixture.repetitions(30),
     }
     .rows(fixture, variants)?;
-    drop((pairs, columns));
+    drop((pairs, in_list, columns));
     manager.drain()?;
     Ok(measured)
 }

@@ -171,9 +171,12 @@ impl CudaBackend {
         self.driver.is_simulated()
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn state(&self, device: DeviceId) -> Result<&DeviceState> {
-        self.states.iter().find(|state| state.id == device).ok_or_else(|| self.no_such(device))
+        // Compares ordinals, since comparing any two devices takes longer.
+        let DeviceId::Cuda(ordinal) = device else { return Err(self.no_such(device)) };
+        let found = self.states.iter().find(|state| state.id == DeviceId::Cuda(ordinal));
+        found.ok_or_else(|| self.no_such(device))
     }
 
     #[cold]

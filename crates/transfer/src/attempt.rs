@@ -10,7 +10,6 @@ use transload_core::{
 
 use crate::{
     CrossBackendTransferManager, TransferOptions,
-    manager::is_the_callers,
     planning::{
         candidate::{Candidate, CandidateInfo, bit, is_explored},
         engine_queue::COUNTED_FROM,
@@ -235,4 +234,17 @@ impl CrossBackendTransferManager {
         info.ended(submission, &report, Err(&error));
         Transfer::refused_with(error, id, Arc::clone(&self.context) as _)
     }
+}
+
+/// Returns whether a submission error means that the request was invalid, rather than that the driver failed.
+pub(crate) fn is_the_callers(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::InvalidArgument
+            | ErrorKind::OutOfRange
+            | ErrorKind::Overlap
+            | ErrorKind::UnknownDevice
+            | ErrorKind::Unsupported
+            | ErrorKind::Busy
+    )
 }

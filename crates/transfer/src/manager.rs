@@ -15,19 +15,20 @@ use transload_executor::{Executor, Task};
 
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
-    attempt::{Deferral, Extras, NotSubmitted, would_block},
+    attempt::{Again, Deferral, Extras, NotSubmitted, would_block},
     context::ManagerContext,
     methods::TransferRequest,
     planning::{
         candidate::{Candidate, Excluded},
         engine_queue::COUNTED_FROM,
         planner::Choice,
-        registry::Registry,
+        registry::{Registry, RouteCacheGuard},
         request::{PlanInput, ranges},
     },
     report_events,
     staging::{REGISTERED_FROM, registered_path},
     stats::unobserved::UnobservedTransfer,
+    strided::Rows,
 };
 
 /// Moves bytes between any two buffers of the registered backends.
@@ -334,54 +335,86 @@ impl CrossBackendTransferManager {
     ) -> Transfer {
         let id = || extras.and_then(|extras| extras.id);
         let rows = extras.and_then(|extras| extras.rows);
-        let mut input =
-            match rows.map_or_else(|| PlanInput::of(src, dst), |rows| PlanInput::of_rows(src, dst, rows)) {
-                Ok(input) => input,
-                Err(error) => return self.refuse(id(), error),
-            };
+        let checked = match rows {
+            None => PlanInput::check(src, dst),
+            Some(_) => PlanInput::check_rows(dst),
+        };
+        if let Err(error) = checked {
+            return self.refuse(id(), error);
+        }
+        let bytes = rows.map_or(src.len() as u64, Rows::bytes);
+        let mut input = PlanInput::between(src, dst, bytes);
         if input.bytes >= REGISTERED_FROM && rows.is_none() {
             input.path = registered_path(src, dst, options);
         }
-        let registry = &*self.registry;
-        let (mut cache, mut excluded) = (registry.route_cache(), Excluded::default());
-        loop {
-            let routes = match cache.routes(registry, &input.path) {
-                Ok(routes) => routes,
+        let mut cache = self.registry.route_cache();
+        self.attempt_without(Excluded::default(), &mut cache, ((src, dst), (options, extras)), &input)
+    }
+
+    /// Submits a checked transfer by the best method that is not excluded.
+    #[inline(always)]
+    fn attempt_without(
+        &self,
+        mut excluded: Excluded,
+        cache: &mut RouteCacheGuard<'_>,
+        transfer: Again<'_>,
+        input: &PlanInput,
+    ) -> Transfer {
+        let (_, (options, extras)) = transfer;
+        let id = || extras.and_then(|extras| extras.id);
+        let routes = match cache.routes(&self.registry, &input.path) {
+            Ok(routes) => routes,
+            Err(error) => return self.refuse(id(), error),
+        };
+        if let Some(extras) = extras {
+            excluded.declined |= extras.declined();
+            match extras.queue.map_or(Ok(0), |queue| routes.off_queue(queue.device())) {
+                Ok(unsuited) => excluded.unsuited = unsuited,
                 Err(error) => return self.refuse(id(), error),
-            };
-            if let Some(extras) = extras {
-                excluded.declined |= extras.declined();
-                match extras.queue.map_or(Ok(0), |queue| routes.off_queue(queue.device())) {
-                    Ok(unsuited) => excluded.unsuited = unsuited,
-                    Err(error) => return self.refuse(id(), error),
-                }
-            }
-            let mut choice = match routes.choose(&input, options, &self.context, excluded) {
-                Ok(choice) => choice,
-                Err(error) => return self.with_no_method(error, ((src, dst), (options, extras))),
-            };
-            // First by a constant, which costs small copies less.
-            if input.bytes >= COUNTED_FROM && input.bytes >= routes.explored_from && self.context.explores {
-                choice = routes.explore(choice, &input, options, extras);
-            }
-            let candidate = &mut routes.candidates[choice.index];
-            if let Some(task) = extras.and_then(|extras| extras.task)
-                && !task.may_be_slow
-                && (candidate.is_slow_to_submit(&input, options.priority)
-                    || rows.is_some_and(|rows| rows.are_slow_by(candidate.method())))
-            {
-                task.deferral.set(Some(Deferral::Slow(candidate.route.lane)));
-                return would_block();
-            }
-            match registry.prepare(&input.path, candidate) {
-                Ok(()) => return self.submit(candidate, &choice, (src, dst), &input, (options, extras)),
-                // Try the next best method.
-                Err(methods) => {
-                    report_events::declined(id(), input.path, candidate.method());
-                    excluded.declined |= methods;
-                }
             }
         }
+        if let Err(error) = routes.choose_usual(input, options, &self.context, excluded) {
+            return self.with_no_method(error, transfer);
+        }
+        let mut choice = routes.latest;
+        if options.is_urgent(input.bytes) {
+            choice = routes.choose_urgent(choice, input.bytes);
+        }
+        // First by a constant, which costs small copies less.
+        if input.bytes >= COUNTED_FROM && input.bytes >= routes.explored_from && self.context.explores {
+            choice = routes.explore(choice, input, options, extras);
+        }
+        let candidate = &mut routes.candidates[choice.index];
+        if let Some(extras) = extras
+            && let Some(task) = extras.task
+            && !task.may_be_slow
+            && (candidate.is_slow_to_submit(input, options.priority)
+                || extras.rows.is_some_and(|rows| rows.are_slow_by(candidate.method())))
+        {
+            task.deferral.set(Some(Deferral::Slow(candidate.route.lane)));
+            return would_block();
+        }
+        match self.registry.prepare(&input.path, candidate) {
+            Ok(()) => self.submit(candidate, &choice, transfer, input),
+            Err(methods) => {
+                report_events::declined(id(), input.path, candidate.method());
+                excluded.declined |= methods;
+                self.attempt_next(excluded, cache, transfer, input)
+            }
+        }
+    }
+
+    /// Tries the next best method. A call of its own, since a loop would slow down the first attempt.
+    #[cold]
+    #[inline(never)]
+    fn attempt_next(
+        &self,
+        excluded: Excluded,
+        cache: &mut RouteCacheGuard<'_>,
+        transfer: Again<'_>,
+        input: &PlanInput,
+    ) -> Transfer {
+        self.attempt_without(excluded, cache, transfer, input)
     }
 
     #[inline(always)]
@@ -389,10 +422,10 @@ impl CrossBackendTransferManager {
         &self,
         candidate: &mut Candidate,
         choice: &Choice,
-        (src, dst): (&RawBuffer, &RawBuffer),
+        transfer: Again<'_>,
         input: &PlanInput,
-        (options, extras): (&TransferOptions, Option<&Extras<'_>>),
     ) -> Transfer {
+        let ((src, dst), (options, extras)) = transfer;
         let timing = candidate.timing(input.bytes, options.timing);
         let by_kernel = choice.by_kernel;
         let request = TransferRequest { src, dst, options, timing, by_kernel, extras };
@@ -425,8 +458,7 @@ impl CrossBackendTransferManager {
                 would_block()
             }
             Err(NotSubmitted::Failed(error)) => {
-                let again = ((src, dst), (options, extras));
-                let error = match self.after_failure(error, candidate, &submission, again) {
+                let error = match self.after_failure(error, candidate, &submission, transfer) {
                     Ok(transfer) => return transfer,
                     Err(error) => error,
                 };
@@ -441,19 +473,6 @@ impl CrossBackendTransferManager {
         report_events::refused(id, &error);
         Transfer::refused_with(error, id, Arc::clone(&self.context) as _)
     }
-}
-
-/// Returns whether a submission error means that the request was invalid, rather than that the driver failed.
-pub(crate) fn is_the_callers(kind: ErrorKind) -> bool {
-    matches!(
-        kind,
-        ErrorKind::InvalidArgument
-            | ErrorKind::OutOfRange
-            | ErrorKind::Overlap
-            | ErrorKind::UnknownDevice
-            | ErrorKind::Unsupported
-            | ErrorKind::Busy
-    )
 }
 
 /// Returns whether a backend cannot share a buffer.

@@ -40,6 +40,7 @@ impl SizeClass {
 
     /// Returns the class of `bytes`.
     #[must_use]
+    #[inline]
     pub fn of(bytes: u64) -> Self {
         Self::ALL
             .into_iter()

@@ -212,6 +212,13 @@ impl Hazards {
         Some(copy())
     }
 
+    /// Claims a range, if that needs neither a wait nor earlier fences. Waits for no lock, so the caller may have claimed another range.
+    #[inline]
+    pub(crate) fn claim_if_free(&self, range: &Range<usize>, access: Access) -> Option<Ticket> {
+        let mut table = self.table.try_lock()?;
+        table.is_free(range, access, None).then(|| table.hold(range, access, HoldKind::Pending))
+    }
+
     /// Releases the lock after a change, and wakes waiters.
     #[inline]
     fn close(&self, table: SpinLockGuard<'_, Table>, wake_list: &mut WakeList) {

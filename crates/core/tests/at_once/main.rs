@@ -108,6 +108,21 @@ fn host_copy_during_work_in_flight_is_left_to_a_queue() {
 }
 
 #[test]
+fn refused_host_copy_leaves_its_source_free() {
+    let queue = MockQueue::new();
+    let (src, dst) = (filled(10_000, 1), filled(10_000, 2));
+    queue.write(&dst).unwrap();
+    assert!(!copy(&src, &dst).unwrap(), "over bytes to come");
+    assert!(src.try_write().is_ok(), "nothing uses the source");
+    queue.complete(queue.count());
+    assert!(copy(&src, &dst).unwrap());
+    assert!(copy(&dst.slice(..5000).unwrap(), &dst.slice(5000..).unwrap()).unwrap(), "within one allocation");
+    let copied = content(&dst);
+    assert!(copied[..5000] == content(&src)[..5000] && copied[5000..] == copied[..5000]);
+    assert!(src.try_write().is_ok() && dst.try_write().is_ok());
+}
+
+#[test]
 fn host_copy_during_conflicting_claim_returns_none() {
     let (src, dst) = (filled(128, 1), filled(128, 2));
     let before = content(&dst);

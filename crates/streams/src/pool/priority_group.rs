@@ -122,7 +122,7 @@ impl PriorityGroup {
     }
 
     /// Leases an idle stream, and returns whether to check for streams to retire.
-    #[inline]
+    #[inline(always)]
     fn lease_idle(&self, workload: WorkloadType, choice: Choice<'_>) -> (Option<Arc<StreamShard>>, bool) {
         let allowed = self.allowed(workload);
         let (held, is_shrink_due) = self.places.with(|cache| {

@@ -20,9 +20,8 @@ use super::{
 };
 use crate::{
     CrossBackendTransferManager, TransferOptions,
-    attempt::{Deferral, Extras, NotSubmitted, TaskContext},
+    attempt::{Deferral, Extras, NotSubmitted, TaskContext, is_the_callers},
     context::ManagerContext,
-    manager::is_the_callers,
     methods::{TransferRequest, device_scratch::has_kernel},
     planning::{
         candidate::{Candidate, Excluded, THROUGH_DEVICE, bit},

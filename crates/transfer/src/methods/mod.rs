@@ -5,7 +5,7 @@ use std::{ops::Deref, sync::Arc};
 use transload_core::{
     Access, Backend, Claims, DeviceId, Error, ErrorKind, Fence, Operation, PeerAccess, Queue, QueueLease,
     RawBuffer, RejectReason, Result, Submitted, Timing, TransferId, TransferMethod, TransferPath, Turns,
-    WorkloadType, submit_after, try_submit_after,
+    WorkloadType, submit, submit_after, try_submit_after,
 };
 
 use transload_executor::Executor;
@@ -227,6 +227,27 @@ pub(crate) struct TransferRequest<'a> {
     pub(crate) extras: Option<&'a Extras<'a>>,
 }
 
+impl Extras<'_> {
+    fn enqueue(
+        &self,
+        queue: &dyn Queue,
+        operation: &Operation<'_>,
+        timing: Timing,
+    ) -> Result<Submitted, NotSubmitted> {
+        Ok(Submitted::Until(match self.task {
+            None => submit_after(queue, operation, self.after, timing)?,
+            Some(task) => {
+                if let Operation::CopyBatchInPlace { pairs } = *operation
+                    && task.may_be_slow
+                {
+                    queue.prepare_batch(pairs);
+                }
+                try_submit_after(queue, operation, self.after, timing, task.turns)?
+            }
+        }))
+    }
+}
+
 impl<'a> TransferRequest<'a> {
     pub(crate) fn id(&self) -> Option<TransferId> {
         self.extras.and_then(|extras| extras.id)
@@ -253,23 +274,17 @@ impl<'a> TransferRequest<'a> {
     }
 
     /// Enqueues an operation.
+    #[inline(always)]
     fn enqueue(
         &self,
         queue: &dyn Queue,
         operation: &Operation<'_>,
         timing: Timing,
     ) -> Result<Submitted, NotSubmitted> {
-        Ok(Submitted::Until(match self.turns() {
-            None => submit_after(queue, operation, self.after(), timing)?,
-            Some(turns) => {
-                if let Operation::CopyBatchInPlace { pairs } = *operation
-                    && self.task().is_some_and(|task| task.may_be_slow)
-                {
-                    queue.prepare_batch(pairs);
-                }
-                try_submit_after(queue, operation, self.after(), timing, turns)?
-            }
-        }))
+        match self.extras {
+            None => Ok(Submitted::Until(submit(queue, operation, timing)?)),
+            Some(extras) => extras.enqueue(queue, operation, timing),
+        }
     }
 
     /// What the bytes move after, besides conflicting work.

@@ -7,13 +7,14 @@ use std::{
 
 use transload_core::{
     CompletionHandler, CostBasis, DeviceId, Error, Fence, RejectReason, Rejected, Rejections, Result,
-    SizeClass, StreamPriority, Submission, Timing, TransferEvent, TransferId, TransferMethod, TransferReport,
+    SizeClass, StreamPriority, Submission, Timing, TransferEvent, TransferId, TransferMethod, TransferPath,
+    TransferReport,
 };
 
 use crate::{
     attempt::Extras,
     context::ManagerContext,
-    methods::{Method, Route},
+    methods::{Declined, Method, Route},
     planning::{
         costs::Cost,
         engine_queue::{COUNTED_FROM, EngineQueue},
@@ -32,6 +33,8 @@ pub(crate) type Reasons = [Option<RejectReason>; TransferMethod::ALL.len()];
 pub(crate) struct Candidate {
     pub(crate) info: Arc<CandidateInfo>,
     pub(crate) method: Arc<dyn Method>,
+    /// Whether it is DirectCopy, which needs no preparation and copies in one chunk: its transfers are spared two calls.
+    is_direct: bool,
     pub(crate) route: Route,
     /// What this one noted in `PathStats::warm`.
     warm: u8,
@@ -41,8 +44,8 @@ pub(crate) struct Candidate {
     pub(crate) spent: Duration,
     /// That of the transfers that [explored](TransferReport::explored).
     pub(crate) explored: Duration,
-    /// Transfers of each size class so far, for sampling.
-    asked: [u64; SizeClass::ALL.len()],
+    /// Transfers of each size class before the next one that is measured.
+    unmeasured: [u64; SizeClass::ALL.len()],
     /// References for later transfers, cloned in batches: another thread that drops a transfer takes the cache line
     /// with the reference count, so each clone would fetch it back.
     spare_infos: Vec<Arc<CandidateInfo>>,
@@ -58,8 +61,8 @@ pub(crate) struct CandidateInfo {
     pub(crate) lanes: u32,
     pub(crate) simulated: bool,
     pub(crate) reasons: Reasons,
-    /// `reasons` as a list, for transfers that exclude no further method.
-    pub(crate) rejected: Rejections,
+    /// `reasons` as a list, and its length, for transfers that exclude no further method.
+    pub(crate) rejected: ([Rejected; TransferMethod::ALL.len()], usize),
     pub(crate) context: Arc<ManagerContext>,
     /// See [`Candidate::engine`]. Weak, since the queue keeps fences.
     pub(crate) engine: Weak<EngineQueue>,
@@ -130,6 +133,15 @@ impl Excluded {
         Self { declined, forbidden, unmapped, unsuited }
     }
 
+    /// Returns the rejections of transfers that exclude no further method, and how many.
+    pub(crate) fn usual_rejections(reasons: &Reasons) -> ([Rejected; TransferMethod::ALL.len()], usize) {
+        let known = Self::default().rejections(reasons);
+        let unused = |method| Rejected { method, reason: RejectReason::Forbidden };
+        let mut list = TransferMethod::ALL.map(unused);
+        list.iter_mut().zip(&known).for_each(|(slot, rejected)| *slot = *rejected);
+        (list, known.len())
+    }
+
     pub(crate) fn rejections(self, reasons: &Reasons) -> Rejections {
         let why = |(method, reason): (TransferMethod, &Option<RejectReason>)| {
             let reason = reason.or_else(|| self.reason(method))?;
@@ -146,16 +158,18 @@ impl Candidate {
         route: Route,
         engine: Option<Arc<EngineQueue>>,
     ) -> Self {
+        let is_direct = info.stats.method == TransferMethod::DirectCopy;
         let info = Arc::new(info);
         Self {
             info,
             method,
+            is_direct,
             route,
             warm: 0,
             engine,
             spent: Duration::ZERO,
             explored: Duration::ZERO,
-            asked: Default::default(),
+            unmeasured: Default::default(),
             spare_infos: Vec::new(),
         }
     }
@@ -166,6 +180,12 @@ impl Candidate {
 
     pub(crate) fn predict(&self, bytes: u64) -> Duration {
         self.info.cost.model.predict(bytes)
+    }
+
+    /// See [`Method::prepare`].
+    #[inline]
+    pub(crate) fn prepare(&self, path: &TransferPath) -> Result<(), Declined> {
+        if self.is_direct { Ok(()) } else { self.method.prepare(path, &self.route) }
     }
 
     /// Returns whether submitting a transfer may take the calling thread long: it is the first, or the thread or a driver copies the
@@ -218,7 +238,7 @@ impl Candidate {
             bytes: input.bytes,
             predicted: choice.predicted,
             queued: choice.queued,
-            chunks: self.method.chunks(&self.route, input),
+            chunks: if self.is_direct { 1 } else { self.method.chunks(&self.route, input) },
             tag: choice.excluded.tag(),
             ..Submission::default()
         }
@@ -241,17 +261,31 @@ impl Candidate {
         if let Some(timing) = wanted {
             return timing;
         }
-        let is_taken = self.asked.get_mut(SizeClass::of(bytes).index()).is_some_and(|asked| {
-            *asked += 1;
-            self.info.context.sampling.takes(*asked - 1)
-        });
-        if is_taken { Timing::Measured } else { Timing::Off }
+        match self.unmeasured.get_mut(SizeClass::of(bytes).index()) {
+            Some(0) | None => self.sampled(bytes),
+            Some(left) => {
+                *left -= 1;
+                Timing::Off
+            }
+        }
+    }
+
+    #[cold]
+    fn sampled(&mut self, bytes: u64) -> Timing {
+        let interval = self.info.context.sampling.interval();
+        match self.unmeasured.get_mut(SizeClass::of(bytes).index()).zip(interval) {
+            None => Timing::Off,
+            Some((left, interval)) => {
+                *left = interval - 1;
+                Timing::Measured
+            }
+        }
     }
 
     /// Has the next transfer of about `bytes` measured, whatever came before.
     pub(crate) fn measure_next(&mut self, bytes: u64) {
-        if let Some(asked) = self.asked.get_mut(SizeClass::of(bytes).index()) {
-            *asked = 0;
+        if let Some(left) = self.unmeasured.get_mut(SizeClass::of(bytes).index()) {
+            *left = 0;
         }
     }
 
@@ -320,7 +354,8 @@ impl CompletionHandler for CandidateInfo {
         report.queued = submission.queued;
         report.basis = self.cost.basis;
         report.rejected = match submission.tag {
-            0 => Rejections::from_slice(&self.rejected),
+            // Copied without a call.
+            0 => Rejections::from_buf_and_len(self.rejected.0, self.rejected.1),
             tag => {
                 report.explored = is_explored(submission);
                 report.through_device = tag & ALONE == 0 && tag & THROUGH_DEVICE != 0;

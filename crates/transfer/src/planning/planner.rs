@@ -32,19 +32,21 @@ const EXPLORED_FROM: u64 = 1 << 20;
 /// registered or costs change.
 pub(crate) struct PathRoutes {
     pub(crate) path: TransferPath,
-    pub(crate) candidates: SmallVec<[Candidate; 5]>,
+    pub(crate) candidates: Vec<Candidate>,
     reasons: Reasons,
     /// The candidates that copy in place: a bit for each method's index.
     in_place: u8,
     pub(crate) lists: ListCosts,
-    /// Size of the latest request, and its cheapest method.
-    latest: Option<(u64, Choice)>,
+    /// Size of the latest request, or 0.
+    latest_bytes: u64,
+    /// Its cheapest method.
+    pub(crate) latest: Choice,
     /// The smallest transfer that may explore, in bytes.
     pub(crate) explored_from: u64,
 }
 
 /// How a request will be carried out.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Choice {
     /// Index of the chosen method among the path's candidates.
     pub(crate) index: usize,
@@ -86,22 +88,22 @@ impl PathRoutes {
                 lanes: route.lanes,
                 simulated: route.simulated,
                 reasons,
-                rejected: Excluded::default().rejections(&reasons),
+                rejected: Excluded::usual_rejections(&reasons),
                 context: Arc::clone(context),
                 engine: engine.as_ref().map(Arc::downgrade).unwrap_or_default(),
             };
             Candidate::new(known, Arc::clone(method), route, engine)
         };
         let applicable = routes.into_iter().filter_map(|(method, route)| Some((method, route.ok()?)));
-        let candidates: SmallVec<[_; 5]> =
-            applicable.map(|(method, route)| candidate(method, route)).collect();
+        let candidates: Vec<_> = applicable.map(|(method, route)| candidate(method, route)).collect();
         let in_place = candidates.iter().filter(|candidate| candidate.method.is_in_place());
         let in_place = in_place.fold(0, |methods, candidate| methods | bit(candidate.method()));
         // What was corrected may have to be corrected again.
         let is_corrected = candidates.iter().any(|candidate| candidate.info.cost.basis == CostBasis::Refined);
         let explored_from = if is_corrected { COUNTED_FROM } else { EXPLORED_FROM };
         let lists = costs.lists(path);
-        Self { path, candidates, reasons, in_place, lists, latest: None, explored_from }
+        let (latest_bytes, latest) = (0, Choice::default());
+        Self { path, candidates, reasons, in_place, lists, latest_bytes, latest, explored_from }
     }
 
     /// Chooses the cheapest method that applies, is allowed and has not declined this request; one in place only if no other is left
@@ -111,7 +113,6 @@ impl PathRoutes {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if no method is left, with the reasons; [`ErrorKind::DeviceLost`].
-    #[inline]
     pub(crate) fn choose(
         &mut self,
         input: &PlanInput,
@@ -119,18 +120,24 @@ impl PathRoutes {
         context: &ManagerContext,
         excluded: Excluded,
     ) -> Result<Choice> {
-        let mut choice = self.choose_among(input, options, context, excluded)?;
-        if options.is_urgent(input.bytes)
-            && excluded.unsuited & ON_QUEUE == 0
+        self.choose_usual(input, options, context, excluded)?;
+        let choice = self.latest;
+        Ok(if options.is_urgent(input.bytes) { self.choose_urgent(choice, input.bytes) } else { choice })
+    }
+
+    /// The part of [`choose`](Self::choose) for a transfer of high priority.
+    #[cold]
+    pub(crate) fn choose_urgent(&self, mut choice: Choice, bytes: u64) -> Choice {
+        if choice.excluded.unsuited & ON_QUEUE == 0
             && let Some(candidate) = self.candidates.get(choice.index)
             && let Some(engine) = &candidate.engine
         {
             choice.queued = engine.queued();
             if choice.queued > 0 {
-                self.bypass_engine(&mut choice, candidate, input.bytes);
+                self.bypass_engine(&mut choice, candidate, bytes);
             }
         }
-        Ok(choice)
+        choice
     }
 
     /// Takes the second best method for a transfer that is submitted next, now and then: if it is not much slower, or was not before its
@@ -255,36 +262,37 @@ impl PathRoutes {
             self.candidates.iter().filter(|candidate| candidate.method.single_operation(self.path).is_none());
         let unsuited = not.fold(0, |methods, candidate| methods | bit(candidate.method()));
         let excluded = Excluded { declined, unsuited, ..Excluded::default() };
-        self.choose_among(input, options, context, excluded)
+        self.choose_usual(input, options, context, excluded)?;
+        Ok(self.latest)
     }
 
-    /// Chooses the cheapest candidate that is not excluded, ignoring what is queued.
+    /// Makes the cheapest candidate that is not excluded the latest choice, ignoring what is queued.
     ///
     /// # Errors
     /// Those of `choose`.
     #[inline(always)]
-    fn choose_among(
+    pub(crate) fn choose_usual(
         &mut self,
         input: &PlanInput,
         options: &TransferOptions,
         context: &ManagerContext,
         mut excluded: Excluded,
-    ) -> Result<Choice> {
+    ) -> Result<()> {
         excluded.forbidden = options.forbidden();
         if !input.device_visible && !transload_core::mutant!("transfer/in-place-of-memory-unseen") {
             excluded.unmapped = self.in_place;
         }
-        let choice = match self.latest {
-            Some((bytes, choice)) if (bytes, choice.excluded) == (input.bytes, excluded) => choice,
-            _ => {
-                let choice = self.cheapest(input.bytes, excluded)?;
-                self.latest = Some((input.bytes, choice));
-                choice
-            }
-        };
-        let lane = &self.candidates[choice.index].route.lane;
-        context.lost.check([&self.path.src.device, &self.path.dst.device, lane])?;
-        Ok(choice)
+        if (self.latest_bytes, self.latest.excluded) != (input.bytes, excluded) {
+            self.latest = self.cheapest(input.bytes, excluded)?;
+            self.latest_bytes = input.bytes;
+        }
+        if context.lost.are_any() { self.check_lost(context) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn check_lost(&self, context: &ManagerContext) -> Result<()> {
+        let lane = &self.candidates[self.latest.index].route.lane;
+        context.lost.check([&self.path.src.device, &self.path.dst.device, lane])
     }
 
     #[cold]

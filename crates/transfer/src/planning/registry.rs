@@ -76,6 +76,7 @@ impl RouteCacheGuard<'_> {
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`].
+    #[inline(always)]
     pub(crate) fn routes(&mut self, registry: &Registry, path: &TransferPath) -> Result<&mut PathRoutes> {
         let kept = match self {
             Self::Shared(kept) => &mut **kept,
@@ -189,8 +190,7 @@ impl Registry {
     /// The method's bit, if it cannot be used now.
     #[inline]
     pub(crate) fn prepare(&self, path: &TransferPath, candidate: &Candidate) -> Result<(), u8> {
-        let prepared = candidate.method.prepare(path, &candidate.route);
-        prepared.map_err(|declined| self.decline(*path, candidate.method(), declined))
+        candidate.prepare(path).map_err(|declined| self.decline(*path, candidate.method(), declined))
     }
 
     #[cold]
@@ -301,7 +301,14 @@ impl Registry {
     }
 
     /// Locks the calling thread's shard, or another one if it is locked.
+    #[inline]
     pub(crate) fn route_cache(&self) -> RouteCacheGuard<'_> {
+        let own = self.kept.get(thread_shard()).and_then(|RouteCacheShard(kept)| kept.try_lock());
+        own.map_or_else(|| self.other_route_cache(), RouteCacheGuard::Shared)
+    }
+
+    #[cold]
+    fn other_route_cache(&self) -> RouteCacheGuard<'_> {
         let (before, from) = self.kept.split_at(thread_shard().min(self.kept.len()));
         let free = from.iter().chain(before).find_map(|RouteCacheShard(kept)| kept.try_lock());
         free.map_or_else(|| RouteCacheGuard::Own(Box::default()), RouteCacheGuard::Shared)

@@ -27,27 +27,45 @@ impl PlanInput {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for 0 bytes, unequal lengths or a read-only destination,
     /// [`ErrorKind::Overlap`].
-    #[inline]
     pub(crate) fn of(src: &RawBuffer, dst: &RawBuffer) -> Result<Self> {
+        Self::check(src, dst)?;
+        Ok(Self::between(src, dst, src.len() as u64))
+    }
+
+    /// Checks a copy like [`of`](Self::of).
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub(crate) fn check(src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
         let overlap = src.overlaps(dst) && !transload_core::mutant!("transfer/overlap-refused");
         let writable = dst.is_writable() || transload_core::mutant!("transfer/read-only-refused");
         if src.is_empty() || src.len() != dst.len() || overlap || !writable {
             return Err(refusal(src, dst));
         }
-        Ok(Self::between(src, dst, src.len() as u64))
+        Ok(())
     }
 
     /// A copy of rows of `src` to rows of `dst`. Rows that overlap are found when they are claimed.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a read-only destination.
-    #[cold]
     pub(crate) fn of_rows(src: &RawBuffer, dst: &RawBuffer, rows: &Rows) -> Result<Self> {
-        if dst.is_writable() { Ok(Self::between(src, dst, rows.bytes())) } else { Err(read_only()) }
+        Self::check_rows(dst)?;
+        Ok(Self::between(src, dst, rows.bytes()))
     }
 
+    /// Checks a copy like [`of_rows`](Self::of_rows).
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn check_rows(dst: &RawBuffer) -> Result<()> {
+        if dst.is_writable() { Ok(()) } else { Err(read_only()) }
+    }
+
+    /// What is planned of a copy that was checked.
     #[inline]
-    fn between(src: &RawBuffer, dst: &RawBuffer, bytes: u64) -> Self {
+    pub(crate) fn between(src: &RawBuffer, dst: &RawBuffer, bytes: u64) -> Self {
         let visible =
             |buffer: &RawBuffer| !buffer.place().device.is_cpu() || buffer.device_address().is_some();
         let device_visible = visible(src) && visible(dst);

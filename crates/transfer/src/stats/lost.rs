@@ -68,15 +68,15 @@ impl LostDevices {
         }
     }
 
-    /// # Errors
-    /// [`ErrorKind::DeviceLost`] with the first cause, if one of the devices was lost.
+    /// Returns whether any device is lost.
     #[inline]
-    pub(crate) fn check(&self, devices: [&DeviceId; 3]) -> Result<()> {
-        if self.any.load(Ordering::Acquire) { self.check_each(devices) } else { Ok(()) }
+    pub(crate) fn are_any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
     }
 
-    #[cold]
-    fn check_each(&self, devices: [&DeviceId; 3]) -> Result<()> {
+    /// # Errors
+    /// [`ErrorKind::DeviceLost`] with the first cause, if one of the devices was lost.
+    pub(crate) fn check(&self, devices: [&DeviceId; 3]) -> Result<()> {
         match self.causes.lock().iter().find(|(lost, _)| devices.contains(&lost)) {
             Some((device, cause)) => Err(Error::caused_by(
                 ErrorKind::DeviceLost,

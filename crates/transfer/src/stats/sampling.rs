@@ -19,12 +19,11 @@ pub enum Sampling {
 }
 
 impl Sampling {
-    /// Returns whether the transfer with this number, from 0, is measured.
-    #[must_use]
-    pub fn takes(self, number: u64) -> bool {
+    /// Returns the number of transfers of which the first is measured, at least 1; `None` if none is.
+    pub(crate) fn interval(self) -> Option<u64> {
         match self {
-            Self::Off | Self::Every(0) => false,
-            Self::Every(n) => number.is_multiple_of(u64::from(n)),
+            Self::Off | Self::Every(0) => None,
+            Self::Every(n) => Some(u64::from(n)),
         }
     }
 }
