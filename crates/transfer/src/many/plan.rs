@@ -111,7 +111,8 @@ impl CrossBackendTransferManager {
         let choice =
             self.choose_for_many(routes, (&input, count), (&options, wanted), Excluded::default())?;
         let one_by_one = routes.lists.one_by_one((pieces, all), single.predicted);
-        let mut times = vec![(None, one_by_one, single.basis)];
+        let known = routes.lists.get(ListWay::OneByOne, true).map(|(_, basis)| basis);
+        let mut times = vec![(None, one_by_one, known.unwrap_or(single.basis))];
         times.extend(
             routes
                 .lists
