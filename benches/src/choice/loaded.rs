@@ -3,17 +3,18 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use transload_core::{DeviceId, ErrorKind, ListWay, MemoryKind, Place, RawBuffer, TransferPath};
 use transload_transfer::{CalibrationOptions, CrossBackendTransferManager};
 
-use super::{MEAN, WORST, buffers, finished, lists::pairs, manager};
-use crate::{
-    beside::load::Load,
-    comparison::Fixture,
-    grid,
-    row::{Goal, Row, Summary},
+use super::{
+    buffers,
+    cell::{self, Cell, Time, has_way, told},
+    finished,
+    lists::pairs,
+    manager,
 };
+use crate::{beside::load::Load, comparison::Fixture, row::Row};
 
 const SHAPES: [(usize, usize); 9] = [
     (30, 4 << 10),
@@ -30,34 +31,7 @@ const SHAPES: [(usize, usize); 9] = [
 const LARGEST: usize = 48 << 20;
 /// How long a way copies at a time, and how often.
 const TIME: Duration = Duration::from_millis(25);
-const REPETITIONS: usize = 2;
-
-/// What a list costs: by each way, as the built-in rule chooses, and as the calibration does.
-struct Cell {
-    path: TransferPath,
-    list: (usize, usize),
-    costs: Vec<(String, f64)>,
-}
-
-/// Ways that are not chosen come first.
-const WAYS: usize = ListWay::ALL.len();
-
-impl Cell {
-    fn best(&self) -> f64 {
-        self.costs.iter().map(|(_, cost)| *cost).fold(f64::INFINITY, f64::min)
-    }
-
-    fn regret(&self, choice: usize) -> f64 {
-        self.costs.get(WAYS + choice).map_or(f64::INFINITY, |(_, cost)| cost / self.best())
-    }
-
-    fn text(&self) -> String {
-        let costs: Vec<_> =
-            self.costs.iter().map(|(name, cost)| format!("{name} {:.1}", cost * 1e6)).collect();
-        let (pieces, bytes) = self.list;
-        format!("{}, {pieces} pieces of {bytes} bytes, us: {}", self.path, costs.join(", "))
-    }
-}
+const REPETITIONS: usize = 9;
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let (built_in, calibrated) = (manager(fixture)?, manager(fixture)?);
@@ -85,28 +59,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
         finished(&manager)?;
     }
     ensure!(!cells.is_empty(), "no lists: {:?}", found.unfinished);
-    let mut rows: Vec<Row> = cells
-        .iter()
-        .map(|cell| {
-            let (pieces, bytes) = cell.list;
-            let id = format!("loaded/{}/{pieces}/{bytes}", grid::name(cell.path));
-            let regret = |choice| Summary::single(cell.regret(choice));
-            fixture.row(&id, &cell.text(), "calibrated", "x", regret(1)).against("built-in rule", regret(0))
-        })
-        .collect();
-    let mean = |choice| {
-        let logs = cells.iter().map(|cell| cell.regret(choice).ln()).sum::<f64>();
-        Summary::single((logs / cells.len() as f64).exp())
-    };
-    let worst = |choice| Summary::single(cells.iter().map(|cell| cell.regret(choice)).fold(1.0, f64::max));
-    let what = format!("cost over the best of {} cells", cells.len());
-    for (id, of, goal) in
-        [("loaded/mean", &mean as &dyn Fn(usize) -> Summary, MEAN), ("loaded/worst", &worst, WORST)]
-    {
-        let row = fixture.row(id, &what, "calibrated", "x", of(1)).against("built-in rule", of(0));
-        rows.push(row.with_goal(Some(Goal::AtMost(goal))));
-    }
-    Ok(rows)
+    Ok(cell::rows(fixture, "loaded", cells.iter()))
 }
 
 fn cell(
@@ -118,18 +71,11 @@ fn cell(
 ) -> Result<Cell> {
     let path = TransferPath::new(src.place(), dst.place());
     let pairs = pairs((src, dst), list)?;
-    let mut variants: Vec<(String, &CrossBackendTransferManager, Option<ListWay>)> =
-        ListWay::ALL.into_iter().map(|way| (way.to_string(), calibrated, Some(way))).collect();
     let plan = calibrated.plan_many(path.src, path.dst, (list.0 as u64, list.1 as u64), false)?;
-    variants.push(("built-in rule".to_owned(), built_in, None));
-    let chosen = plan.way.map_or("one by one".to_owned(), |way| way.to_string());
-    let predicted: Vec<_> =
-        plan.alternatives.iter().map(|other| format!("{:?} {:.0?}", other.way, other.predicted)).collect();
-    variants.push((
-        format!("calibrated ({chosen} {:.0?}, {})", plan.predicted, predicted.join(" ")),
-        calibrated,
-        None,
-    ));
+    // Without a way, as it is chosen.
+    let ways: Vec<_> = ListWay::ALL.into_iter().filter(|way| has_way(list.0, *way)).collect();
+    let mut variants: Vec<_> = ways.iter().map(|way| (calibrated, Some(*way))).collect();
+    variants.extend([(built_in, None), (calibrated, None)]);
     let time = if fixture.is_simulated() { Duration::ZERO } else { TIME };
     let mut costs = vec![Vec::new(); variants.len()];
     for repetition in 0..=fixture.repetitions(REPETITIONS).min(REPETITIONS) {
@@ -137,7 +83,7 @@ fn cell(
             std::thread::sleep(time);
             Ok(())
         })?;
-        for ((_, manager, way), costs) in variants.iter().zip(&mut costs) {
+        for ((manager, way), costs) in variants.iter().zip(&mut costs) {
             let run = || -> Result<f64> {
                 let (begun, mut lists) = (Instant::now(), 0);
                 while lists == 0 || begun.elapsed() < time {
@@ -159,7 +105,9 @@ fn cell(
             }
         }
     }
-    let median = |costs: &Vec<f64>| Summary::of(costs).p50;
-    let costs = variants.iter().zip(&costs).map(|((name, ..), costs)| (name.clone(), median(costs)));
-    Ok(Cell { path, list, costs: costs.collect() })
+    let mut costs = costs.iter().map(|costs| Time::of(costs));
+    let ways = ways.into_iter().zip(costs.by_ref()).collect();
+    let mut next = || costs.next().context("a variant");
+    let chosen = [next()?, next()?];
+    Ok(Cell { path, list, ways, chosen, plan: told(&plan) })
 }

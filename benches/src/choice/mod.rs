@@ -3,6 +3,7 @@
 //! A cell counts if its best two methods differ by more than a tenth. Methods take turns within a cell. Times are the host's, of copies
 //! that are waited for one after another.
 
+mod cell;
 mod lists;
 mod loaded;
 

@@ -1,6 +1,7 @@
 //! Virtual time: the duration of operations on the simulated hardware.
 
 use crate::{
+    kernels::occupied_ns,
     memory::{Allocation, Memory},
     op::{Copy, Op, Operand, Work},
     options::SimDeviceBuilder,
@@ -94,7 +95,7 @@ pub(crate) fn cost(
         }
         Work::Fill(fill) => (Engine::Compute, 2_000 + time(fill.width * fill.element, LOCAL_GBPS)),
         Work::Kernel(run) => {
-            let mut total = 3_000_u64;
+            let mut total = occupied_ns(&run.host_kernel, &run.launch).saturating_add(3_000);
             for access in run.accesses(memory) {
                 let local = memory.find(access.address).is_some_and(Allocation::is_device);
                 let host = device.kernel_host_gbps.unwrap_or(device.host_gbps);

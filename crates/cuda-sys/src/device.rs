@@ -10,6 +10,8 @@ use crate::{Driver, DriverError, Result, check, ffi};
 pub mod attribute {
     /// Number of asynchronous copy engines.
     pub const ASYNC_ENGINE_COUNT: u32 = 40;
+    /// Threads that a multiprocessor runs at once, at most.
+    pub const MAX_THREADS_PER_MULTIPROCESSOR: u32 = 39;
     /// Number of multiprocessors.
     pub const MULTIPROCESSOR_COUNT: u32 = 16;
     /// The device shares its memory with the host.

@@ -16,11 +16,13 @@ pub enum ListWay {
     ThroughDevice,
     /// One launch of a copy kernel, which accesses pinned memory of the host in place.
     CopyKernel,
+    /// Nothing that copies a list: each piece is a single copy.
+    OneByOne,
 }
 
 impl ListWay {
     /// Every way.
-    pub const ALL: [Self; 3] = [Self::CopyEngine, Self::ThroughDevice, Self::CopyKernel];
+    pub const ALL: [Self; 4] = [Self::CopyEngine, Self::ThroughDevice, Self::CopyKernel, Self::OneByOne];
 }
 
 impl fmt::Display for ListWay {
@@ -29,6 +31,7 @@ impl fmt::Display for ListWay {
             Self::CopyEngine => "copy engine",
             Self::ThroughDevice => "through device memory",
             Self::CopyKernel => "copy kernel",
+            Self::OneByOne => "one by one",
         })
     }
 }

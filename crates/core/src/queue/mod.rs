@@ -8,7 +8,7 @@ pub(crate) mod source;
 pub(crate) mod transfer;
 pub(crate) mod unobserved;
 
-use std::{fmt, ops::Deref, sync::Arc};
+use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use crate::{DeviceId, Error, ErrorKind, Fence, Operation, Place, RawBuffer, Result, Stamp, Timeline};
 
@@ -135,6 +135,17 @@ pub unsafe trait Queue: Send + Sync + 'static {
         let _ = (half, pairs, scratch, after);
         let text = format!("a queue of {} copies no batch through scratch memory", self.device());
         Err(Error::new(ErrorKind::Unsupported, text))
+    }
+
+    /// Enqueues a kernel that occupies the whole device for `time` and accesses no memory, after everything enqueued before: work next to
+    /// which other work can be measured. Its duration is measured. A part of the device that another kernel holds is occupied as much
+    /// later, and the kernel takes as much longer.
+    ///
+    /// # Errors
+    /// By default [`ErrorKind::Unsupported`](crate::ErrorKind), also if the driver rejects the kernel; the driver's.
+    fn occupy(&self, time: Duration) -> Result<Fence> {
+        let _ = time;
+        Err(Error::new(ErrorKind::Unsupported, format!("a queue of {} has no kernel", self.device())))
     }
 
     /// Returns a fence of everything enqueued so far, by whomever, for callers that must not block in a call

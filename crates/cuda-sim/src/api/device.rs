@@ -53,6 +53,7 @@ fn attribute_of(device: &Device, ordinal: u32, attribute: u32) -> CuResult<i32> 
         11 => i32::MAX,
         13 => 1_980_000,
         16 => options.multiprocessors,
+        39 => 2_048,
         // No kernel timeout; not integrated; can map host memory; default compute mode.
         17 | 18 | 20 => 0,
         19 => 1,

@@ -8,6 +8,7 @@ use std::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use transload_core::{
@@ -124,6 +125,10 @@ unsafe impl Queue for StreamShard {
     ) -> Result<Fence> {
         // SAFETY: the caller's promise.
         unsafe { self.stream.enqueue_half(half, pairs, scratch, after) }
+    }
+
+    fn occupy(&self, time: Duration) -> Result<Fence> {
+        self.stream.occupy(time)
     }
 
     fn stamp(&self) -> Result<Stamp> {

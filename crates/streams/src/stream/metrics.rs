@@ -127,7 +127,7 @@ impl Counters {
             | DriverCalls::CopyBatchInPlace { .. }
             | DriverCalls::BatchHalf(..)
             | DriverCalls::Cast(..) => &self.in_place_copies,
-            DriverCalls::Kernel(..) => &self.kernels,
+            DriverCalls::Kernel(..) | DriverCalls::Occupy(..) => &self.kernels,
             DriverCalls::Fill(_) | DriverCalls::Launch(..) => &self.fills_and_graphs,
             _ => return,
         };

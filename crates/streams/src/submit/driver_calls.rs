@@ -134,6 +134,8 @@ pub(crate) enum DriverCalls<'a> {
     /// Like `CopyBatchInPlace`, with a list that is written: its address and length.
     CopyList(&'a Kernels, (u64, usize)),
     Fill(Fill<'a>),
+    /// A kernel that occupies the device for so many nanoseconds.
+    Occupy(&'a Kernels, u64),
     Prefetch(u64, usize, MemoryLocation, PrefetchTarget),
     Launch(&'a CudaGraph, &'a Stream),
     /// A caller's kernel, of a module that is loaded in the stream's context.
@@ -244,7 +246,8 @@ impl<'a> DriverCalls<'a> {
             | Self::CopyBatchInPlace { .. }
             | Self::BatchHalf(..)
             | Self::Cast(..)
-            | Self::CopyList(..) => true,
+            | Self::CopyList(..)
+            | Self::Occupy(..) => true,
             Self::Fill(fill) => fill.launches_a_kernel(),
             _ => false,
         }
@@ -264,7 +267,7 @@ impl<'a> DriverCalls<'a> {
             Self::Fill(..) => "fill",
             Self::Prefetch(..) => "prefetch",
             Self::Launch(..) => "graph launch",
-            Self::Kernel(..) => "launch",
+            Self::Kernel(..) | Self::Occupy(..) => "launch",
         }
     }
 
@@ -307,6 +310,8 @@ impl<'a> DriverCalls<'a> {
             Self::CopyList(kernels, (list, count)) => unsafe { kernels.launch_list(list, count, stream) },
             // SAFETY: the caller's promise.
             Self::Fill(ref fill) => unsafe { fill.make(stream, in_flight) },
+            // SAFETY: as above.
+            Self::Occupy(kernels, nanoseconds) => unsafe { kernels.occupy(nanoseconds, stream) },
             Self::Prefetch(..) if transload_core::mutant!("streams/prefetch-is-enqueued") => Ok(()),
             Self::Prefetch(address, bytes, _, target) => {
                 // SAFETY: the range is a live managed allocation, or the driver refuses it; the stream is alive.

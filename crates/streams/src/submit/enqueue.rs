@@ -1,10 +1,10 @@
 //! Operations as driver calls on a stream: core's `Queue`.
 
-use std::{cell::Cell, sync::Arc};
+use std::{cell::Cell, sync::Arc, time::Duration};
 
 use transload_core::{
-    BatchHalf, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, OperationInfo, Place, Queue,
-    RawBuffer, Result, Stamp, StreamPriority, Timeline, Timing,
+    BatchHalf, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, OperationInfo, OperationKind, Place,
+    Queue, RawBuffer, Result, Stamp, StreamPriority, Timeline, Timing,
 };
 use transload_cuda_sys::{DriverError, try_in_current};
 use transload_memory::lift;
@@ -95,6 +95,19 @@ unsafe impl Queue for CudaStream {
         let calls = DriverCalls::BatchHalf(Half::new(half, pairs, scratch, self)?);
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_calls(calls, after, info) }
+    }
+
+    fn occupy(&self, time: Duration) -> Result<Fence> {
+        let info = || OperationInfo::of_kind(OperationKind::Kernel);
+        let calls =
+            DriverCalls::Occupy(self.own.kernels()?, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        let measured = self.own.measure(Timing::Measured, info);
+        // SAFETY: the kernel accesses no memory.
+        let enqueued = unsafe { self.enqueue_measured(calls, &[], measured) };
+        if enqueued.is_err() {
+            self.own.withdraw(info);
+        }
+        enqueued
     }
 
     fn outstanding(&self) -> u64 {

@@ -15,18 +15,20 @@ use transload_memory::lift;
 use super::loaded_module::{self, LoadedModule, MAX_THREADS_PER_BLOCK};
 use crate::LaunchConfig;
 
-/// The PTX, ending with NUL. `kernels/copy.cu`, `copy_list.cu`, `fill.cu` and `cast.cu` say how it was created.
+/// The PTX, ending with NUL. `kernels/copy.cu`, `copy_list.cu`, `fill.cu`, `cast.cu` and `occupy.cu` say how it was created.
 const MODULE: &str = concat!(
     include_str!("kernels/copy.ptx"),
     include_str!("kernels/copy_list.ptx"),
     include_str!("kernels/fill.ptx"),
     include_str!("kernels/cast.ptx"),
+    include_str!("kernels/occupy.ptx"),
     "\0"
 );
 const COPY: &CStr = c"transload_copy";
 const COPY_LIST: &CStr = c"transload_copy_list";
 const FILL: &CStr = c"transload_fill";
 const CAST: &CStr = c"transload_cast";
+const OCCUPY: &CStr = c"transload_occupy";
 
 /// Threads per block.
 pub(super) const THREADS: u32 = 256;
@@ -49,7 +51,10 @@ pub(crate) struct Kernels {
     copy_list: CUfunction,
     fill: CUfunction,
     cast: CUfunction,
+    occupy: CUfunction,
     multiprocessors: u32,
+    /// Blocks of [`THREADS`] threads that are on a multiprocessor at once, at most.
+    resident: u32,
 }
 
 // SAFETY: function handles belong to their module, not to a thread.
@@ -97,19 +102,22 @@ impl Kernels {
         }?;
         let load = || {
             let multiprocessors = context.device().attribute(attribute::MULTIPROCESSOR_COUNT)?;
+            let threads = context.device().attribute(attribute::MAX_THREADS_PER_MULTIPROCESSOR)?;
             let _bound = context.enter()?;
             let _capture = RelaxedCapture::enter()?;
-            let [copy, copy_list, fill, cast] = [COPY, COPY_LIST, FILL, CAST].map(|name| {
+            let [copy, copy_list, fill, cast, occupy] = [COPY, COPY_LIST, FILL, CAST, OCCUPY].map(|name| {
                 let function = module.function(name)?;
                 // With lazy loading (CUDA Programming Guide, "Lazy Loading"), the first use loads a kernel and waits for the
                 // whole device. Load now by a query, so that no launch waits for work that it should overtake.
                 // SAFETY: the function was just found in the module.
                 unsafe { loaded_module::attribute(function, MAX_THREADS_PER_BLOCK) }.map(|_| function)
             });
-            Ok((copy?, copy_list?, fill?, cast?, u32::try_from(multiprocessors).unwrap_or(1).max(1)))
+            let [multiprocessors, threads] =
+                [multiprocessors, threads].map(|count| u32::try_from(count).unwrap_or(1).max(1));
+            Ok((copy?, copy_list?, fill?, cast?, occupy?, multiprocessors, (threads / THREADS).max(1)))
         };
-        let (copy, copy_list, fill, cast, multiprocessors) = load().map_err(lift)?;
-        Ok(Self { module, copy, copy_list, fill, cast, multiprocessors })
+        let (copy, copy_list, fill, cast, occupy, multiprocessors, resident) = load().map_err(lift)?;
+        Ok(Self { module, copy, copy_list, fill, cast, occupy, multiprocessors, resident })
     }
 
     /// Enqueues a copy of `bytes` bytes by a kernel.
@@ -245,6 +253,19 @@ impl Kernels {
         // SAFETY: the kernel takes three parameters of 8 bytes and two of 4; the rest is the caller's promise.
         unsafe {
             loaded_module::launch(self.cast, LaunchConfig::linear(blocks, THREADS), &mut parameters, stream)
+        }
+    }
+
+    /// Enqueues a kernel that occupies all multiprocessors for so long: see `kernels/occupy.cu`.
+    ///
+    /// # Safety
+    /// * The stream is of the kernels' context, which is current.
+    pub(super) unsafe fn occupy(&self, nanoseconds: u64, stream: RawStream) -> Result<(), DriverError> {
+        let blocks = self.multiprocessors.saturating_mul(self.resident);
+        let mut parameters: [*mut c_void; 1] = [(&raw const nanoseconds).cast_mut().cast()];
+        // SAFETY: the kernel takes this parameter of 8 bytes, and accesses no memory.
+        unsafe {
+            loaded_module::launch(self.occupy, LaunchConfig::linear(blocks, THREADS), &mut parameters, stream)
         }
     }
 

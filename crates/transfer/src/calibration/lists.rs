@@ -9,7 +9,7 @@ use super::{
 
 /// Lists of more pieces are no measurements.
 const MOST: u64 = 1 << 30;
-/// Most lists of a path by one way: a calibration measures some thirty.
+/// Most lists of a path by one way: a calibration measures some forty.
 const MOST_LISTS: usize = 256;
 
 /// Measured times of the lists of a path by one way, on an idle device or beside kernels that compute there.
@@ -21,7 +21,7 @@ pub struct ListCalibration {
     pub path: TransferPath,
     /// What copied the pieces.
     pub way: ListWay,
-    /// Whether the device had no other work. Else the times include by how much a list delayed the kernels.
+    /// Whether the device had no other work. Else the times are means, and include by how much a list delayed the kernels.
     #[cfg_attr(feature = "serde", serde(default = "exclusive"))]
     pub exclusive: bool,
     /// Times by ascending length, then number.

@@ -1,11 +1,8 @@
-//! Kernels that a calibration has a device run beside lists: each fills memory there, by every thread that the device has.
+//! Kernels that a calibration has a device run beside lists: each occupies all of its multiprocessors.
 
 use std::{collections::VecDeque, sync::Arc, thread, time::Duration};
 
-use transload_core::{
-    Backend, DeviceId, Fence, MemoryKind, Operation, Pattern, QueueLease, RawBuffer, Result, StreamPriority,
-    Timing, WorkloadType,
-};
+use transload_core::{Backend, DeviceId, Fence, QueueLease, Result, StreamPriority, WorkloadType};
 
 use crate::CrossBackendTransferManager;
 
@@ -16,8 +13,8 @@ const IN_FLIGHT: usize = 3;
 pub(super) struct Load {
     backend: Arc<dyn Backend>,
     queue: QueueLease,
-    /// Used by nothing else.
-    buffer: RawBuffer,
+    /// How long each occupies the device.
+    time: Duration,
     in_flight: VecDeque<Fence>,
     /// Kernels that ended.
     pub(super) ended: u32,
@@ -26,19 +23,34 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Each kernel fills so many bytes.
+    /// Each kernel takes `time`.
     ///
     /// # Errors
     /// The backend's; `Unsupported` if its device has no such kernel.
-    pub(super) fn new(manager: &CrossBackendTransferManager, device: DeviceId, bytes: u64) -> Result<Self> {
+    pub(super) fn new(
+        manager: &CrossBackendTransferManager,
+        device: DeviceId,
+        time: Duration,
+    ) -> Result<Self> {
         let backend = manager.backend(device)?;
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX) / 16 * 16;
-        let buffer = manager.allocate_for(device, MemoryKind::Device, bytes)?;
         let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Compute)?;
-        let mut load =
-            Self { backend, queue, buffer, in_flight: VecDeque::new(), ended: 0, taken: Duration::ZERO };
+        let in_flight = VecDeque::new();
+        let mut load = Self { backend, queue, time, in_flight, ended: 0, taken: Duration::ZERO };
         load.feed()?;
         Ok(load)
+    }
+
+    /// Returns the mean time of the next kernels that end.
+    ///
+    /// # Errors
+    /// As [`feed`](Self::feed).
+    pub(super) fn mean(&mut self, kernels: u32) -> Result<Duration> {
+        let (ended, taken) = (self.ended, self.taken);
+        while self.ended - ended < kernels.max(1) {
+            self.feed()?;
+            thread::yield_now();
+        }
+        Ok(self.taken.saturating_sub(taken) / (self.ended - ended))
     }
 
     /// Counts the kernels that ended, and enqueues as many.
@@ -54,24 +66,7 @@ impl Load {
             self.in_flight.pop_front();
         }
         while self.in_flight.len() < IN_FLIGHT {
-            let fill = Operation::Fill { dst: &self.buffer, pattern: Pattern::U128(1) };
-            fill.validate()?;
-            // SAFETY: nothing else uses the buffer, which `drop` keeps until the kernels ended.
-            let kernel = unsafe { self.queue.enqueue(&fill, &[], Timing::Measured) }?;
-            self.in_flight.push_back(kernel);
-        }
-        Ok(())
-    }
-
-    /// Feeds the kernels until `more` of them have ended.
-    ///
-    /// # Errors
-    /// As [`feed`](Self::feed).
-    pub(super) fn run(&mut self, more: u32) -> Result<()> {
-        let until = self.ended.saturating_add(more);
-        while self.ended < until {
-            self.feed()?;
-            thread::yield_now();
+            self.in_flight.push_back(self.queue.occupy(self.time)?);
         }
         Ok(())
     }
@@ -80,7 +75,7 @@ impl Load {
 impl Drop for Load {
     fn drop(&mut self) {
         for kernel in &self.in_flight {
-            // One that failed uses the memory no more.
+            // Else the next measurement would be beside it.
             let _ended = kernel.wait();
         }
     }

@@ -21,9 +21,9 @@ const SMALLEST: u64 = 256;
 /// Ratio of two sizes in a row.
 const STEP: u64 = 4;
 /// The part of a pair's time that one method and size may use.
-const SHARE: u32 = 300;
+const SHARE: u32 = 500;
 /// Copies of less than this are warmed up twice.
-const QUICK: Duration = Duration::from_millis(1);
+pub(super) const QUICK: Duration = Duration::from_millis(1);
 /// Copies of less than this are timed several at once, since reading the clock takes time too. Few are: the next copy by the same
 /// method finds its threads and caches as the last one left them, and is faster than one after another method.
 const CLOCKED: Duration = Duration::from_micros(2);
@@ -31,6 +31,8 @@ const CLOCKED: Duration = Duration::from_micros(2);
 const OF_FREE: u64 = 8;
 /// The same of a device that does not know its memory, in bytes.
 const OF_UNKNOWN: u64 = 256 << 20;
+/// The largest buffers of lists beside kernels, in bytes.
+const BESIDE: u64 = 64 << 20;
 /// The part of a pair's time that is left to lists: single copies are measured finely until then.
 const FOR_LISTS: f64 = 0.6;
 
@@ -75,8 +77,8 @@ pub(super) fn all(
     let devices = manager.devices();
     let pairs = devices.iter().enumerate().flat_map(|(at, a)| devices.iter().skip(at).map(move |b| (a, b)));
     let pairs: Vec<_> = pairs.map(|(a, b)| ends(a, b)).filter(|ends| !ends.is_empty()).collect();
-    let lists = shapes(options.largest).count();
-    let of_path = |path| ladder(options.largest).count() + if has_ways(path) { lists } else { 0 };
+    let lists = |path| shapes(measure_lists::largest(path, options.largest)).count();
+    let of_path = |path| ladder(options.largest).count() + if has_ways(path) { lists(path) } else { 0 };
     let total = pairs.iter().flatten().flat_map(|(a, b)| paths(*a, *b)).map(of_path).sum();
     let begun = (options.clock)();
     let mut run = Run {
@@ -153,9 +155,10 @@ impl Run<'_> {
                 }
             }
         }
-        // Last, with the time that is left: pairs whose lists fail have their costs of single copies.
-        self.lists_of(all, &largest, true);
+        // Last: pairs whose lists fail have their costs of single copies. Those beside kernels, by which most lists go, take about the same
+        // time everywhere, and wake the device; the others are measured as often as the time that is left allows.
         self.lists_of(all, &largest, false);
+        self.lists_of(all, &largest, true);
     }
 
     /// Measures the lists of a pair of devices on an idle device, or beside kernels.
@@ -167,29 +170,37 @@ impl Run<'_> {
             MemoryKind::Mapped => 1,
             _ => 2,
         });
+        let singles: Vec<_> = self.calibration.paths.iter().map(|measured| measured.path).collect();
+        let is_measured = |path: &TransferPath| {
+            let is_between = path.src.device.is_cpu() != path.dst.device.is_cpu();
+            has_ways(*path) && (exclusive || is_between) && singles.contains(path)
+        };
+        let measured_of = |(a, b): &(Place, Place)| -> Vec<_> {
+            paths(*a, *b).zip([false, true]).filter(|(path, _)| is_measured(path)).collect()
+        };
+        let mut left = all.iter().map(|ends| measured_of(ends).len() as u32).sum::<u32>();
         for (a, b) in &all {
-            let is_measured = |path: &TransferPath| {
-                let is_between = path.src.device.is_cpu() != path.dst.device.is_cpu();
-                has_ways(*path)
-                    && (exclusive || is_between)
-                    && self.calibration.paths.iter().any(|measured| measured.path == *path)
-            };
-            let measured: Vec<_> =
-                paths(*a, *b).zip([false, true]).filter(|(path, _)| is_measured(path)).collect();
+            let measured = measured_of(&(*a, *b));
             if measured.is_empty() {
                 continue;
             }
-            let both = largest.clone().map(|largest| largest.min(measure_lists::LARGEST));
-            let both = both.and_then(|largest| self.buffers(*a, *b, largest));
+            let largest_of = |most| match exclusive {
+                true => measure_lists::largest(TransferPath::new(*a, *b), most),
+                false => most.min(BESIDE),
+            };
+            let both = largest.clone().and_then(|largest| self.buffers(*a, *b, largest_of(largest)));
             for (path, turned) in measured {
-                let done = self.done + if exclusive { shapes(self.options.largest).count() } else { 0 };
+                let lists = || shapes(measure_lists::largest(path, self.options.largest)).count();
+                let done = self.done + if exclusive { lists() } else { 0 };
+                let time = self.deadline.saturating_sub(self.now()) / left.max(1);
+                left = left.saturating_sub(1);
                 let lists = match &both {
                     _ if let Some(known) = self.of_pinned(path, exclusive) => Ok(known),
                     Err(error) => Err(Stop::Failed(error.clone())),
                     Ok((src, dst)) => {
                         let (src, dst) = if turned { (dst, src) } else { (src, dst) };
                         match exclusive {
-                            true => self.lists(path, (src, dst)),
+                            true => self.lists(path, (src, dst), time),
                             false => self.lists_beside(path, (src, dst), b.device),
                         }
                     }

@@ -8,32 +8,22 @@ use super::{
     ListCalibration, MeasuredList,
     load::Load,
     measure::{Run, Stop},
-    measure_lists::{LARGEST, pairs},
+    measure_lists::{pairs, shapes_of},
     result::MeasuredTime,
 };
-use crate::TransferOptions;
+use crate::{TransferOptions, methods::CHUNK};
 
 /// Bytes of each piece of the measured lists, and their numbers.
-const LENGTHS: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
-const COUNTS: [usize; 3] = [16, 128, 1024];
-/// Bytes that a kernel fills, as a multiple of the largest copy: 1 ms on an H200, about as long as a large multiplication of matrices. A list
-/// that takes a kernel of its own waits for those that run.
-const FILLED: u64 = 16;
-/// Kernels that end while lists are copied by one way, at least.
+const LENGTHS: [usize; 4] = [2 << 10, 16 << 10, 128 << 10, 1 << 20];
+const COUNTS: [usize; 3] = [8, 128, 2048];
+/// The largest measured list, in bytes: one that is staged is copied at once.
+const LARGEST: usize = CHUNK;
+/// Kernels by which it is found how long one takes.
 const KERNELS: u32 = 4;
-
-fn shapes(most: u64) -> impl Iterator<Item = (usize, usize)> {
-    let most = usize::try_from(most.min(LARGEST)).unwrap_or(usize::MAX);
-    LENGTHS.into_iter().flat_map(move |length| {
-        let mut counts = COUNTS.map(|count| count.min(most / length)).to_vec();
-        counts.dedup();
-        let are_enough = counts.len() > 1;
-        counts.into_iter().filter(move |_| are_enough).map(move |count| (count, length))
-    })
-}
+/// Kernels from which a list takes so long that it does not matter when in a kernel it begins.
+const LONG: u32 = 4;
 
 /// What lists of one way took, and the kernels meanwhile.
-#[derive(Default)]
 struct Taken {
     lists: Vec<Duration>,
     kernels: Duration,
@@ -41,77 +31,80 @@ struct Taken {
 }
 
 impl Taken {
-    /// What three of four lists take at most, and by how much each of them delayed the kernels on average, of which one takes `kernel` alone.
-    /// Some lists find a gap between kernels, others wait for one: kernels that others compute with may leave none.
-    fn result(mut self, bytes: u64, kernel: Duration) -> MeasuredTime {
-        self.lists.sort();
-        let count = u32::try_from(self.lists.len()).unwrap_or(u32::MAX).max(1);
-        let at = |share: usize| self.lists.get(self.lists.len() * share / 8).copied().unwrap_or_default();
-        let delay = self.kernels.saturating_sub(kernel.saturating_mul(self.ended)) / count;
-        let median = at(6).saturating_add(delay).max(Duration::from_nanos(1));
-        MeasuredTime { bytes, median, noise: at(7).saturating_sub(at(5)) / 2, repetitions: count }
+    /// Returns what each list took on average, and by how much it delayed the kernels, of which one takes `kernel` alone.
+    fn result(&self, bytes: u64, kernel: Duration) -> MeasuredTime {
+        let repetitions = u32::try_from(self.lists.len()).unwrap_or(u32::MAX).max(1);
+        let lists = self.lists.iter().sum::<Duration>();
+        let delay = self.kernels.saturating_sub(kernel.saturating_mul(self.ended));
+        let median = (lists.saturating_add(delay) / repetitions).max(Duration::from_nanos(1));
+        let mean = (lists / repetitions).as_secs_f64();
+        let squares = self.lists.iter().map(|time| (time.as_secs_f64() - mean).powi(2)).sum::<f64>();
+        let noise = Duration::from_secs_f64(2.0 * squares.sqrt() / f64::from(repetitions));
+        MeasuredTime { bytes, median, noise, repetitions }
     }
 }
 
 impl Run<'_> {
-    /// Measures lists of a path beside kernels, by the ways that were `measured` without.
+    /// Measures lists of a path beside kernels, by all ways. None if it has fewer than two, or the device has no such kernel.
     pub(super) fn lists_beside(
         &mut self,
         path: TransferPath,
         (src, dst): (&RawBuffer, &RawBuffer),
         device: DeviceId,
     ) -> Result<Vec<ListCalibration>, Stop> {
-        let measured =
-            |way: &ListWay| self.calibration.lists.iter().any(|list| (list.path, list.way) == (path, *way));
-        let ways: Vec<ListWay> = ListWay::ALL.into_iter().filter(measured).collect();
-        if ways.len() < 2 || shapes(src.len() as u64).next().is_none() {
-            return Ok(Vec::new());
-        }
-        let mut load = match Load::new(self.manager, device, self.filled(device)?) {
+        let most = src.len().min(LARGEST) as u64;
+        let mut load = match Load::new(self.manager, device, self.options.kernel) {
             Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(Vec::new()),
             load => load?,
         };
-        load.run(KERNELS)?;
-        let (ended, taken) = (load.ended, load.taken);
-        load.run(2 * KERNELS)?;
-        let kernel = load.taken.saturating_sub(taken) / (load.ended - ended);
+        // The first loads what it needs.
+        load.mean(1)?;
+        let kernel = load.mean(KERNELS)?;
         if kernel.is_zero() {
             // The device measures no durations.
             return Ok(Vec::new());
         }
+        // Pieces one by one go by copy engines: as on an idle device.
+        let ways = ListWay::ALL.into_iter().filter(|way| *way != ListWay::OneByOne);
         let list = |way| ListCalibration { path, way, exclusive: false, times: Vec::new() };
-        let mut found: Vec<_> = ways.into_iter().map(list).collect();
-        for (count, length) in shapes(src.len() as u64) {
+        let mut found: Vec<_> = ways.map(list).collect();
+        for (count, length) in shapes_of(most, &LENGTHS, &COUNTS, 2) {
             self.tell(path, (count * length) as u64);
             let pairs = pairs((src, dst), (count, length))?;
-            let mut taken: Vec<Taken> = found.iter().map(|_| Taken::default()).collect();
-            for (list, taken) in found.iter().zip(&mut taken) {
-                self.turn(&mut load, (&pairs, list.way), taken)?;
+            let mut unsupported = Vec::new();
+            for list in &mut found {
+                match self.turn(&mut load, (&pairs, list.way), kernel) {
+                    Err(Stop::Failed(error)) if error.kind() == ErrorKind::Unsupported => {
+                        unsupported.push(list.way);
+                    }
+                    taken => {
+                        let time = taken?.result(length as u64, kernel);
+                        list.times.push(MeasuredList { pieces: count as u64, time });
+                    }
+                }
             }
-            for (list, taken) in found.iter_mut().zip(taken) {
-                let time = taken.result(length as u64, kernel);
-                list.times.push(MeasuredList { pieces: count as u64, time });
+            if !unsupported.is_empty() {
+                // The bytes of a list that failed cannot be read before they are written again.
+                self.manager.copy(src, dst).wait()?;
+            }
+            found.retain(|list| !unsupported.contains(&list.way));
+            if found.len() < 2 {
+                return Ok(Vec::new());
             }
         }
+        found.retain(|list| !list.times.is_empty());
         Ok(found)
     }
 
-    /// Returns the bytes that a kernel fills.
-    fn filled(&self, device: DeviceId) -> Result<u64, Stop> {
-        Ok(self.usable(device)?.min(self.options.largest.saturating_mul(FILLED)))
-    }
-
-    /// Copies lists one after another until some kernels have ended.
+    /// Copies lists one after another from the end of a kernel until that of another one.
     fn turn(
         &self,
         load: &mut Load,
         (pairs, way): (&[(RawBuffer, RawBuffer)], ListWay),
-        taken: &mut Taken,
-    ) -> Result<(), Stop> {
+        kernel: Duration,
+    ) -> Result<Taken, Stop> {
         let options = TransferOptions::new().timing(Timing::Off);
-        load.run(1)?;
-        let (ended, before) = (load.ended, load.taken);
-        while load.ended - ended < KERNELS {
+        let list = |load: &mut Load| {
             let time = self.clocked(|| {
                 let copies = self.manager.copy_many(pairs).way(way).options(options).submit();
                 while !copies.is_complete() {
@@ -119,12 +112,27 @@ impl Run<'_> {
                     thread::yield_now();
                 }
                 Ok(copies.wait().map(drop)?)
-            })?;
+            });
             load.feed()?;
-            taken.lists.push(time);
+            time
+        };
+        let since = |load: &Load, (ended, before): (u32, Duration), lists| Taken {
+            lists,
+            kernels: load.taken.saturating_sub(before),
+            ended: load.ended - ended,
+        };
+        // Until the kernel has ended that lists of another way delayed. The first of this way waits for a part of a kernel only.
+        let begun = (load.ended, load.taken);
+        while load.ended == begun.0 {
+            let first = list(load)?;
+            if first >= LONG * kernel {
+                return Ok(since(load, begun, vec![first]));
+            }
         }
-        taken.kernels += load.taken.saturating_sub(before);
-        taken.ended += load.ended - ended;
-        Ok(())
+        let (begun, mut lists) = ((load.ended, load.taken), Vec::new());
+        while load.ended == begun.0 {
+            lists.push(list(load)?);
+        }
+        Ok(since(load, begun, lists))
     }
 }

@@ -1,22 +1,26 @@
 //! Measures the lists of a path: by each way, over the number of pieces and their length.
 
+use std::time::Duration;
+
 use transload_core::{ErrorKind, ListWay, MemoryKind, RawBuffer, Result, Timing, TransferPath};
 
 use super::{
     ListCalibration, MeasuredList,
-    measure::{Run, Stop},
-    sample::{Sample, are_enough},
+    measure::{QUICK, Run, Stop},
+    sample::{Sample, are_enough, is_far_ahead},
 };
 use crate::TransferOptions;
 
 /// Bytes of each piece of the measured lists.
-const LENGTHS: [usize; 6] = [512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
-/// Numbers of pieces of the measured lists.
-const COUNTS: [usize; 5] = [2, 4, 16, 128, 1024];
-/// The largest measured list, in bytes.
-pub(super) const LARGEST: u64 = 16 << 20;
-/// The part of a pair's time that one way and list may use: with five repetitions of each, the lists of a GPU fit beside its single
-/// copies.
+const LENGTHS: [usize; 7] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+/// Numbers of pieces of the measured lists. A queue copies up to three one by one.
+const COUNTS: [usize; 7] = [1, 3, 4, 16, 64, 256, 1024];
+/// Lists of more pieces are not measured one by one.
+const MOST_SINGLES: usize = 16;
+/// The largest measured list between the host and a device, in bytes. Beyond it, times grow as the link's rate says; within a device they
+/// do so only beyond its caches.
+const LARGEST: u64 = 16 << 20;
+/// The part of a pair's time that one way and list may use at most.
 const SHARE: u32 = 3000;
 
 /// Returns whether a path's lists can go by more than one way: between the host and a device, and within a device.
@@ -25,15 +29,30 @@ pub(super) fn has_ways(TransferPath { src, dst }: TransferPath) -> bool {
     is_fixed && src.device.is_cpu() != dst.device.is_cpu() || src == dst && !src.device.is_cpu()
 }
 
+/// Returns the bytes of the largest measured list of a path, if there may be copies of at most so many.
+pub(super) fn largest(TransferPath { src, dst }: TransferPath, most: u64) -> u64 {
+    if src.device == dst.device { most } else { most.min(LARGEST) }
+}
+
 /// Returns the number of pieces and the bytes of each of the lists of at most so many bytes.
-pub(super) fn shapes(most: u64) -> impl Iterator<Item = (usize, usize)> {
-    let most = usize::try_from(most.min(LARGEST)).unwrap_or(usize::MAX);
-    LENGTHS.into_iter().flat_map(move |length| {
-        let mut counts = COUNTS.map(|count| count.min(most / length.max(4096))).to_vec();
+pub(super) fn shapes(most: u64) -> impl Iterator<Item = (usize, usize)> + Clone {
+    // Drivers copy few pieces in another way, which tells nothing of more.
+    shapes_of(most, &LENGTHS, &COUNTS, 4)
+}
+
+/// Returns the lists of at most so many bytes, of these lengths and numbers of pieces, for each length `fewest` numbers at least.
+pub(super) fn shapes_of(
+    most: u64,
+    lengths: &'static [usize],
+    counts: &'static [usize],
+    fewest: usize,
+) -> impl Iterator<Item = (usize, usize)> + Clone {
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    lengths.iter().flat_map(move |length| {
+        let mut counts: Vec<_> = counts.iter().map(|count| (*count).min(most / length)).collect();
         counts.dedup();
-        // Beyond the second: drivers copy so few pieces in another way, which tells nothing of more.
-        let are_enough = counts.len() > 2;
-        counts.into_iter().filter(move |_| are_enough).map(move |count| (count, length))
+        let are_enough = counts.len() >= fewest;
+        counts.into_iter().filter(move |_| are_enough).map(move |count| (count, *length))
     })
 }
 
@@ -47,18 +66,23 @@ pub(super) fn pairs(
 }
 
 impl Run<'_> {
-    /// Measures all lists of a path, by all ways in turn. None if it has fewer than two ways.
+    /// Measures all lists of a path, by all ways in turn, within about `time`. None if it has fewer than two ways.
     pub(super) fn lists(
         &mut self,
         path: TransferPath,
         (src, dst): (&RawBuffer, &RawBuffer),
+        time: Duration,
     ) -> Result<Vec<ListCalibration>, Stop> {
+        let shapes = shapes(src.len() as u64);
+        let all = shapes.clone().count() * ListWay::ALL.len();
+        let share = time / u32::try_from(all).unwrap_or(u32::MAX).max(1);
+        let share = share.min(self.options.budget / SHARE);
         let list = |way| ListCalibration { path, way, exclusive: true, times: Vec::new() };
         let mut found = ListWay::ALL.map(list).to_vec();
-        for (count, length) in shapes(src.len() as u64) {
+        for (count, length) in shapes {
             self.tell(path, (count * length) as u64);
-            self.list((src, dst), (count, length), &mut found)?;
-            if found.len() < 2 {
+            self.list((src, dst), (count, length), share, &mut found)?;
+            if found.iter().filter(|list| list.way != ListWay::OneByOne).count() < 2 {
                 return Ok(Vec::new());
             }
             self.done += 1;
@@ -72,6 +96,7 @@ impl Run<'_> {
         &self,
         (src, dst): (&RawBuffer, &RawBuffer),
         (count, length): (usize, usize),
+        share: Duration,
         found: &mut Vec<ListCalibration>,
     ) -> Result<(), Stop> {
         let pairs = pairs((src, dst), (count, length))?;
@@ -83,29 +108,32 @@ impl Run<'_> {
             })
         };
         let mut samples = Vec::new();
-        for list in found.iter() {
+        let is_measured = |way: ListWay| way != ListWay::OneByOne || count <= MOST_SINGLES;
+        for list in found.iter().filter(|list| is_measured(list.way)) {
             // The first warms up the path and the bytes.
-            match timed(list.way).and_then(|_| timed(list.way)) {
+            let once = || timed(list.way);
+            match once().and_then(|time| if time < QUICK { once() } else { Ok(time) }) {
                 Ok(_) => samples.push((list.way, Sample::default())),
                 Err(Stop::Failed(error)) if error.kind() == ErrorKind::Unsupported => {}
                 Err(stop) => return Err(stop),
             }
         }
-        if samples.len() < found.len() {
+        if samples.len() < found.iter().filter(|list| is_measured(list.way)).count() {
             // The bytes of a list that failed cannot be read before they are written again.
             self.clocked(|| self.manager.copy(src, dst).wait().map(drop))?;
         }
-        found.retain(|list| samples.iter().any(|(way, _)| *way == list.way));
+        found.retain(|list| !is_measured(list.way) || samples.iter().any(|(way, _)| *way == list.way));
         if samples.len() < 2 {
             return Ok(());
         }
-        let share = self.options.budget / SHARE;
-        while !are_enough(samples.iter().map(|(_, sample)| sample), share) {
+        while !are_enough(samples.iter().map(|(_, sample)| sample), share)
+            && !is_far_ahead(samples.iter().map(|(_, sample)| sample))
+        {
             for (way, sample) in &mut samples {
                 sample.add(timed(*way)?, 1);
             }
         }
-        for (list, (_, sample)) in found.iter_mut().zip(samples) {
+        for (list, (_, sample)) in found.iter_mut().filter(|list| is_measured(list.way)).zip(samples) {
             list.times.push(MeasuredList { pieces: count as u64, time: sample.result(length as u64) });
         }
         Ok(())

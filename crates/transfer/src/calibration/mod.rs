@@ -31,7 +31,7 @@ impl CrossBackendTransferManager {
     /// Sizes are steps of 4 from 256 bytes on, and finer where another method may be the fastest. Paths with unified memory are not measured,
     /// since their times depend on where the pages are. Lists of copies between the host and a device, and within one, are measured by each
     /// [way](transload_core::ListWay), over the number of pieces and their length, and those between the host and a device also beside kernels that occupy all of
-    /// the device, for up to an eighth of whose free memory. Before all that, sizes and numbers of threads of HostStaged are chosen for each
+    /// the device ([`CalibrationOptions::kernel`]). Before all that, sizes and numbers of threads of HostStaged are chosen for each
     /// device ([`StagingTuning`](crate::StagingTuning)). ZeroCopy is measured,
     /// but chosen as before: a copy kernel that is fast on an idle device waits for the kernels of others. Costs set by
     /// [`set_costs`](Self::set_costs) stay. The copies count in the

@@ -25,6 +25,7 @@ use transload_core::TransferPath;
 pub struct CalibrationOptions {
     pub(super) budget: Duration,
     pub(super) largest: u64,
+    pub(super) kernel: Duration,
     pub(super) progress: Progress,
     pub(super) clock: Clock,
 }
@@ -53,6 +54,7 @@ impl CalibrationOptions {
         Self {
             budget: Duration::from_secs(3),
             largest: 256 << 20,
+            kernel: Duration::from_micros(1500),
             progress: Arc::new(|_| ControlFlow::Continue(())),
             clock: Arc::new(since_start),
         }
@@ -71,6 +73,14 @@ impl CalibrationOptions {
     #[must_use]
     pub fn largest(mut self, bytes: u64) -> Self {
         self.largest = bytes;
+        self
+    }
+
+    /// Sets how long the kernels take beside which lists are measured. A list that needs a kernel of its own waits for those of others, so
+    /// set what is usual in your program. Default: 1.5 ms, as a large multiplication of matrices takes on an H200.
+    #[must_use]
+    pub fn kernel(mut self, time: Duration) -> Self {
+        self.kernel = time;
         self
     }
 
@@ -110,6 +120,7 @@ impl fmt::Debug for CalibrationOptions {
         f.debug_struct("CalibrationOptions")
             .field("budget", &self.budget)
             .field("largest", &self.largest)
+            .field("kernel", &self.kernel)
             .finish_non_exhaustive()
     }
 }

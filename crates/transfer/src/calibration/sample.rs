@@ -13,6 +13,8 @@ const ENOUGH: f64 = 0.02;
 
 /// Ratio of two medians up to which they are measured for longer, and how much longer.
 const CLOSE: (f64, u32) = (1.1, 3);
+/// Ratio from which one is the fastest by far.
+const FAR: f64 = 1.5;
 
 /// Returns whether further measurements of one size are not worth their time, of which there is `share` for each method.
 pub(super) fn are_enough<'a>(samples: impl Iterator<Item = &'a Sample> + Clone, share: Duration) -> bool {
@@ -26,6 +28,15 @@ pub(super) fn are_enough<'a>(samples: impl Iterator<Item = &'a Sample> + Clone, 
     let limit = share.saturating_mul(if is_close { shares.saturating_mul(CLOSE.1) } else { shares });
     samples.clone().map(|sample| sample.spent).sum::<Duration>() >= limit
         || samples.clone().all(Sample::is_precise)
+}
+
+/// Returns whether one of several is the fastest by far, beyond noise.
+pub(super) fn is_far_ahead<'a>(samples: impl Iterator<Item = &'a Sample>) -> bool {
+    let mut all: Vec<_> = samples.collect();
+    all.sort_by_key(|sample| sample.median());
+    matches!(all.as_slice(), [first, second, ..] if all.iter().all(|sample| sample.times.len() >= FEWEST)
+        && (second.median().saturating_sub(second.noise())).as_secs_f64()
+            > FAR * (first.median() + first.noise()).as_secs_f64())
 }
 
 /// Measurements of one method and size.

@@ -110,13 +110,14 @@ impl CrossBackendTransferManager {
         let column = exclusive || !routes.lists.are_known_beside();
         let choice =
             self.choose_for_many(routes, (&input, count), (&options, wanted), Excluded::default())?;
-        let one_by_one = single.predicted.saturating_mul(u32::try_from(pieces).unwrap_or(u32::MAX));
-        let mut times = vec![(None, one_by_one, single.basis)];
+        let one_by_one = routes.lists.one_by_one((pieces, all), single.predicted);
+        let known = routes.lists.get(ListWay::OneByOne, true).map(|(_, basis)| basis);
+        let mut times = vec![(None, one_by_one, known.unwrap_or(single.basis))];
         times.extend(
             routes
                 .lists
                 .all()
-                .filter(|(cost, _)| cost.exclusive == column)
+                .filter(|(cost, _)| cost.exclusive == column && cost.way != ListWay::OneByOne)
                 .map(|(cost, basis)| (Some(cost.way), cost.model.predict(pieces, all), basis)),
         );
         let (way, method) = match &choice {

@@ -316,6 +316,9 @@ impl CrossBackendTransferManager {
         (options, wanted): (&TransferOptions, ListOptions),
         excluded: Excluded,
     ) -> Result<Option<Choice>> {
+        if wanted.way == Some(ListWay::OneByOne) {
+            return Ok(None);
+        }
         let pieces = u64::try_from(count).unwrap_or(u64::MAX).max(1);
         let list = (pieces, input.bytes);
         let average = PlanInput { bytes: (input.bytes / pieces).max(1), ..*input };
@@ -388,10 +391,10 @@ impl CrossBackendTransferManager {
             let text = || format!("no list {} can go by {way}", input.path);
             return choice.map(Some).ok_or_else(|| Error::new(ErrorKind::Unsupported, text()));
         }
-        let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
         // The costs of single copies are those on an idle device.
         let time = |choice: &Choice| routes.lists.predict(way, true, list).unwrap_or(choice.predicted);
-        Ok(choice.filter(|choice| time(choice) <= single.predicted.saturating_mul(pieces)))
+        let one_by_one = routes.lists.one_by_one(list, single.predicted);
+        Ok(choice.filter(|choice| time(choice) <= one_by_one))
     }
 }
 

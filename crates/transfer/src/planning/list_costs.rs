@@ -49,6 +49,12 @@ impl ListCosts {
         self.get(way, exclusive).map(|(cost, _)| cost.model.predict(pieces, bytes))
     }
 
+    /// Returns the predicted time of a list one by one on an idle device, of which a single copy takes `single`.
+    pub(crate) fn one_by_one(&self, list: (u64, u64), single: Duration) -> Duration {
+        let pieces = u32::try_from(list.0).unwrap_or(u32::MAX);
+        self.predict(ListWay::OneByOne, true, list).unwrap_or_else(|| single.saturating_mul(pieces))
+    }
+
     /// Returns whether a copy kernel is predicted to be faster than copy engines. A way without a cost is slower than one with.
     #[inline]
     pub(crate) fn is_kernel_faster(&self, exclusive: bool, list: (u64, u64)) -> bool {

@@ -87,6 +87,22 @@ fn way_of_a_list_is_the_one_predicted_to_be_fastest() {
 }
 
 #[test]
+fn few_pieces_go_one_by_one_if_that_was_measured_to_be_faster() {
+    let (manager, path) = (manager(), upload());
+    let mut found = Calibration::default();
+    found.lists = vec![
+        lists(path, ListWay::CopyEngine, |pieces, bytes| 9000 + pieces * (1000 + bytes / 50)),
+        lists(path, ListWay::OneByOne, |pieces, bytes| pieces * (3000 + bytes / 50)),
+    ];
+    manager.use_calibration(&found).unwrap();
+    for (list, way, nanos) in [((2, 4096), None, 6162), ((400, 4096), Some(ListWay::CopyEngine), 441_400)] {
+        let plan = manager.plan_many(path.src, path.dst, list, false).unwrap();
+        assert_eq!((plan.way, plan.basis), (way, CostBasis::Measured), "{plan}");
+        assert!(plan.predicted.as_nanos().abs_diff(nanos) < 100, "{plan}");
+    }
+}
+
+#[test]
 fn kernel_copies_unified_memory_only_if_exclusive() {
     let (manager, pinned) = (manager(), upload().src);
     let unified = Place::new(MOCK, MemoryKind::Unified);

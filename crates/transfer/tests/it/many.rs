@@ -182,7 +182,7 @@ fn way_that_a_path_lacks_refuses_the_whole_list() {
     let far = manager.allocate(MOCK, MemoryKind::Device, 8).unwrap();
     let up = (host_pool(&manager, 8, 1), far);
     let within = (host_pool(&manager, 8, 1), host_pool(&manager, 8, 0));
-    for way in ListWay::ALL {
+    for way in ListWay::ALL.into_iter().filter(|way| *way != ListWay::OneByOne) {
         let failed = manager.copy_many(vec![within.clone()]).way(way).wait().unwrap_err();
         assert_eq!(failed.error.kind(), ErrorKind::Unsupported, "host threads copy: {failed}");
         let failed = manager.copy_many(vec![up.clone(), within.clone()]).way(way).wait().unwrap_err();

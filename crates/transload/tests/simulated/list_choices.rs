@@ -27,12 +27,14 @@ struct Machine {
 impl Machine {
     fn of(plant: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder) -> Self {
         transload_cuda_sim::install().unwrap();
-        let sim = plant(SimDevice::builder()).build();
+        let sim = plant(SimDevice::builder().total_memory(64 << 20)).build();
         let manager = CrossBackendTransferManager::builder().refinement(false).build();
         manager.register_backend(CpuBackend::new().unwrap()).unwrap();
         let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
         manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
+        // Short kernels, since a poll takes as long as some of them in virtual time.
         let options = CalibrationOptions::new().largest(LARGEST as u64).budget(Duration::from_secs(60));
+        let options = options.kernel(Duration::from_micros(15));
         let found = manager.calibrate(&options.clock(move || sim.now())).unwrap();
         assert_eq!(found.unfinished, []);
         Self { sim, manager }
@@ -51,25 +53,24 @@ impl Machine {
             let pairs: Vec<Pair> =
                 (0..count).map(|at| (part(&from, at), part(&to, count - 1 - at))).collect();
             // Other threads advance the virtual time a little: the least counts.
-            let time = |way: Option<ListWay>| {
+            let time = |way: ListWay| {
                 let run = |_| {
                     let begun = self.sim.now();
-                    let copy = self.manager.copy_many(&pairs);
-                    let copy = if let Some(way) = way { copy.way(way) } else { copy.exclusive() };
-                    let copied = copy.wait().map_err(|failed| failed.error.kind());
+                    let copied = self.manager.copy_many(&pairs).way(way).wait();
                     // Within the device there is no host memory of which stretches could be copied.
-                    let has_way = way != Some(ListWay::ThroughDevice) || from.place() != to.place();
-                    assert_eq!(copied.err(), (!has_way).then_some(ErrorKind::Unsupported));
+                    let has_way = way != ListWay::ThroughDevice || from.place() != to.place();
+                    let refused = copied.map_err(|failed| failed.error.kind()).err();
+                    assert_eq!(refused, (!has_way).then_some(ErrorKind::Unsupported));
                     if has_way { (self.sim.now() - begun).as_secs_f64() } else { f64::INFINITY }
                 };
                 (0..3).map(run).fold(f64::INFINITY, f64::min)
             };
-            let times = ListWay::ALL.map(|way| (Some(way), time(Some(way))));
+            let times = ListWay::ALL.map(|way| (way, time(way)));
             let list = (count as u64, length as u64);
             let plan = self.manager.plan_many(from.place(), to.place(), list, true).unwrap();
             let best = times.iter().map(|(_, time)| *time).fold(f64::INFINITY, f64::min);
-            let planned = times.iter().find(|(way, _)| *way == plan.way);
-            let chosen = planned.map_or_else(|| time(None), |(_, time)| *time);
+            let way = plan.way.unwrap_or(ListWay::OneByOne);
+            let chosen = times.iter().find(|(of, _)| *of == way).unwrap().1;
             assert!(chosen <= 1.1 * best + 4e-6, "{count} × {length}: {chosen} of {times:?}: {plan}");
             assert_eq!(plan.basis, CostBasis::Measured, "{plan}");
             plan.way
@@ -121,6 +122,29 @@ fn device_local_lists_are_chosen_by_their_time() {
 }
 
 #[test]
+fn few_pieces_that_a_queue_copies_one_by_one_have_times_of_their_own() {
+    let machine = Machine::of(|sim| sim.latency(Duration::from_nanos(1900)));
+    let there = Place::new(DeviceId::Cuda(machine.sim.ordinal()), MemoryKind::Device);
+    // Three pieces take the engine three times as long as one, and four as long as one.
+    let way = |pieces| machine.manager.plan_many(there, there, (pieces, 8000), true).unwrap().way;
+    assert_eq!([3, 4].map(way), [KERNEL, ENGINE]);
+}
+
+#[test]
+fn lists_within_a_device_are_measured_beyond_its_caches() {
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().total_memory(1 << 30).build();
+    let manager = CrossBackendTransferManager::builder().refinement(false).build();
+    let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
+    manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
+    let options = CalibrationOptions::new().largest(64 << 20).budget(Duration::from_secs(60));
+    let found = manager.calibrate(&options.clock(move || sim.now())).unwrap();
+    let longest =
+        found.lists.iter().flat_map(|list| &list.times).map(|list| list.pieces * list.time.bytes).max();
+    assert_eq!(longest, Some(64 << 20));
+}
+
+#[test]
 fn beside_kernels_lists_go_by_what_was_measured_there() {
     // Alone, the kernel is somewhat faster than the engine, or several times; beside other kernels it delays them by its own time.
     for (piece, beside) in [(4500, TransferMethod::DirectCopy), (20_000, TransferMethod::ZeroCopy)] {
@@ -157,7 +181,7 @@ fn way_that_a_path_does_not_have_is_refused() {
     manager.register_backend(CpuBackend::new().unwrap()).unwrap();
     let host = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
     let [first, second] = [1, 2].map(|_| manager.allocate(host.device, host.kind, 64).unwrap());
-    for way in ListWay::ALL {
+    for way in ListWay::ALL.into_iter().filter(|way| *way != ListWay::OneByOne) {
         let pairs = vec![(first.clone(), second.clone())];
         let failed = manager.copy_many(pairs).way(way).wait().unwrap_err();
         assert_eq!(failed.error.kind(), ErrorKind::Unsupported, "{failed}");

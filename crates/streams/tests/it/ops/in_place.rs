@@ -1,6 +1,8 @@
 //! Copies by a kernel: correct for every alignment and size between memory that the device can access.
 
-use transload_core::{ErrorKind, Fence, MemoryKind, Operation, Pattern, RawBuffer, Timing, submit};
+use std::time::Duration;
+
+use transload_core::{ErrorKind, Fence, MemoryKind, Operation, Pattern, Queue, RawBuffer, Timing, submit};
 use transload_streams::CudaStream;
 
 use crate::support::setup::{Setup, noise};
@@ -195,14 +197,31 @@ fn streams_of_a_device_share_one_loaded_module() {
 }
 
 #[test]
+fn occupying_kernel_takes_its_time() {
+    let setup = Setup::new();
+    let stream = CudaStream::new(&setup.device).unwrap();
+    let end = stream.occupy(Duration::from_micros(300)).unwrap();
+    end.wait().unwrap();
+    let took = end.timeline().take_duration(end.point()).unwrap().unwrap();
+    // The device's timer advances by up to a microsecond.
+    assert!(took >= Duration::from_micros(295), "{took:?}");
+    drop((end, stream));
+    setup.finish();
+}
+
+#[test]
 fn built_in_kernels_target_an_old_ptx_version() {
     let text = concat!(
         include_str!("../../../src/submit/kernels/copy.ptx"),
         include_str!("../../../src/submit/kernels/copy_list.ptx"),
-        include_str!("../../../src/submit/kernels/fill.ptx")
+        include_str!("../../../src/submit/kernels/fill.ptx"),
+        include_str!("../../../src/submit/kernels/cast.ptx"),
+        include_str!("../../../src/submit/kernels/occupy.ptx")
     );
-    assert_eq!(text.matches(".entry").count(), 3);
-    for entry in ["transload_copy", "transload_copy_list", "transload_fill"] {
+    let entries =
+        ["transload_copy", "transload_copy_list", "transload_fill", "transload_cast", "transload_occupy"];
+    assert_eq!(text.matches(".entry").count(), entries.len());
+    for entry in entries {
         assert!(text.contains(&format!(".visible .entry {entry}(")), "{entry}");
     }
     assert!(text.contains(".version 6.0\n.target sm_50\n"), "old drivers take an old version only");
