@@ -1,7 +1,7 @@
 //! Copies in chunks through pinned host memory, on several threads: for pageable memory, and between devices that are
 //! no peers.
 
-use std::{iter, sync::Arc};
+use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
 use transload_core::{
@@ -303,10 +303,9 @@ impl<'a> Claimed<'a> {
         request: &TransferRequest<'a>,
         pairs: Option<&'a [(RawBuffer, RawBuffer)]>,
     ) -> Result<Self, NotSubmitted> {
-        let all = |pairs: &[(RawBuffer, RawBuffer)]| Pieces::all(pairs.iter().map(|(src, dst)| (src, dst)));
         let (mut claims, pieces) = match pairs {
-            None => (request.claim()?, Pieces::all(iter::once((request.src, request.dst)))?),
-            Some(pairs) => (request.claim_all(pairs)?, all(pairs)?),
+            None => (request.claim()?, Pieces::one(request.src, request.dst)?),
+            Some(pairs) => (request.claim_all(pairs)?, Pieces::all(pairs)),
         };
         claims.wait_also(request.after());
         Ok(Self { claims, pieces, pairs })
