@@ -1,7 +1,7 @@
 //! One size on one path, with separate memory for the library and the reference.
 
 use anyhow::{Context as _, Result, bail};
-use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Transfer, TransferPath};
+use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Transfer, TransferPath, TransferReport};
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 use crate::{
@@ -143,6 +143,26 @@ impl Ends<'_> {
         let src = self.src.slice(src_offset..src_offset + bytes)?;
         let dst = self.dst.slice(dst_offset..dst_offset + bytes)?;
         Ok(self.manager.copy(&src, &dst).options(*options).submit())
+    }
+
+    /// Copies with default options, and blocks until the bytes are in place.
+    ///
+    /// # Errors
+    /// Those of [`copy_with`](Self::copy_with).
+    #[inline]
+    pub fn copy(&self) -> Result<TransferReport, transload_core::Error> {
+        if self.point.is_small() { self.submit().wait() } else { self.copy_with(&TransferOptions::new()) }
+    }
+
+    /// Copies with options, and blocks until the bytes are in place.
+    ///
+    /// # Errors
+    /// If the point exceeds the buffers; the transfer's.
+    pub fn copy_with(&self, options: &TransferOptions) -> Result<TransferReport, transload_core::Error> {
+        let Point { bytes, src_offset, dst_offset } = self.point;
+        let src = self.src.slice(src_offset..src_offset + bytes)?;
+        let dst = self.dst.slice(dst_offset..dst_offset + bytes)?;
+        self.manager.copy(&src, &dst).options(*options).wait()
     }
 }
 

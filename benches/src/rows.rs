@@ -228,7 +228,7 @@ fn our_time(batch: u32) -> impl Fn(&Ends<'_>) -> Result<f64> {
     move |ends| {
         let begun = Instant::now();
         for _ in 0..batch {
-            ends.submit().wait()?;
+            ends.copy()?;
         }
         Ok(begun.elapsed().as_secs_f64() / f64::from(batch))
     }

@@ -77,6 +77,7 @@ fn beside_driver(
         Err(error) => return Err(error.into()),
     }
     let queue = RawQueue::new(0)?;
+    let options = TransferOptions::new().only(TransferMethod::HostStaged);
     let (src, dst) = (Memory::Ours(pair.0.clone()).address()?, Memory::Ours(pair.1.clone()).address()?);
     let rate = |begun: Instant| bytes as f64 / begun.elapsed().as_secs_f64() / 1e9;
     let variants = vec![
@@ -102,7 +103,7 @@ fn beside_driver(
             goal: (bytes >= COUNTS).then_some(Goal::RatioAtLeast(1.0)),
             ..Variant::new("staged", "HostStaged", || {
                 let begun = Instant::now();
-                staged(library, pair).wait()?;
+                library.manager.copy(&pair.0, &pair.1).options(options).wait()?;
                 Ok(rate(begun))
             })
             .verified_by(&pairs)

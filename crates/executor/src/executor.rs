@@ -186,6 +186,14 @@ impl Executor {
         Ok(())
     }
 
+    /// Starts the first worker, if there is none: what is spawned later then needs no other.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`](transload_core::ErrorKind::Io) if the system refuses it.
+    pub fn start_first(&self) -> Result<()> {
+        self.handle.0.start_first()
+    }
+
     /// Wakes up to `count` sleeping workers for tasks that the caller is about to start: they look for tasks for some hundred microseconds.
     pub fn wake(&self, count: usize) {
         self.handle.0.wake(count);

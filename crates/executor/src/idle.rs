@@ -22,18 +22,15 @@ impl Idle {
     /// Announces published work. Returns whether a further thread is needed, since none searches and none sleeps.
     pub(crate) fn notify(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.searching.load(Ordering::Relaxed) == 0 && !self.wake_one()
+        self.searching.load(Ordering::Relaxed) == 0 && self.wake(1) == 0
     }
 
     /// Announces `count` pieces of work at once: wakes one sleeper for each that has no searcher. Returns how many further
     /// threads are useful.
     pub(crate) fn notify_several(&self, count: usize) -> usize {
         fence(Ordering::SeqCst);
-        let mut missing = count.saturating_sub(self.searching.load(Ordering::Relaxed));
-        while missing > 0 && self.wake_one() {
-            missing -= 1;
-        }
-        missing
+        let missing = count.saturating_sub(self.searching.load(Ordering::Relaxed));
+        missing - self.wake(missing)
     }
 
     /// Returns how many workers search.
@@ -50,7 +47,7 @@ impl Idle {
     pub(crate) fn found(&self, more: impl FnOnce() -> bool) -> bool {
         let last = self.searching.fetch_sub(1, Ordering::Relaxed) == 1;
         fence(Ordering::SeqCst);
-        last && more() && !transload_core::mutant!("executor/wake-the-next") && !self.wake_one()
+        last && more() && !transload_core::mutant!("executor/wake-the-next") && self.wake(1) == 0
     }
 
     /// Blocks the calling searcher until there is work. Returns at once if `has_work` says so. The caller searches again
@@ -82,20 +79,19 @@ impl Idle {
         self.woken.notify_all();
     }
 
-    /// Wakes a sleeper; it counts as searching from now on. Returns `false` if all are awake.
-    fn wake_one(&self) -> bool {
+    /// Wakes up to `most` sleepers, which count as searching from now on. Returns how many. Locks once: who is woken takes the lock too,
+    /// and could hold up the caller before each further wake.
+    fn wake(&self, most: usize) -> usize {
         // A worker that is not counted yet checks for work after it is counted.
-        if self.sleeping.load(Ordering::Relaxed) == 0 {
-            return false;
+        if most == 0 || self.sleeping.load(Ordering::Relaxed) == 0 {
+            return 0;
         }
         let mut wakes = self.wakes.lock();
-        if self.sleeping.load(Ordering::Relaxed) == *wakes {
-            return false;
-        }
-        *wakes += 1;
-        self.searching.fetch_add(1, Ordering::Relaxed);
+        let count = most.min(self.sleeping.load(Ordering::Relaxed) - *wakes);
+        *wakes += count;
+        self.searching.fetch_add(count, Ordering::Relaxed);
         drop(wakes);
-        self.woken.notify_one();
-        true
+        (0..count).for_each(|_| self.woken.notify_one());
+        count
     }
 }

@@ -125,15 +125,23 @@ impl Workers {
     /// Appends a task that is ready.
     pub(crate) fn push(self: &Arc<Self>, rank: usize, runnable: Runnable) {
         self.append(rank, runnable);
-        self.announce();
+        if self.left(rank) > 0 {
+            self.announce();
+        }
     }
 
     /// Appends several tasks and wakes as many workers.
     pub(crate) fn push_all(self: &Arc<Self>, rank: usize, runnables: impl IntoIterator<Item = Runnable>) {
         let count = runnables.into_iter().map(|runnable| self.append(rank, runnable)).count();
-        for _ in 0..self.idle.notify_several(count) {
+        for _ in 0..self.idle.notify_several(count.min(self.left(rank))) {
             self.grow();
         }
+    }
+
+    /// Returns how many tasks no worker has taken yet. Who has taken one is no searcher any more: a sleeper would be woken in its place
+    /// for nothing, which holds up the caller.
+    fn left(&self, rank: usize) -> usize {
+        self.ready.get(rank).map_or(0, ConcurrentQueue::len)
     }
 
     /// Wakes sleeping workers for tasks that are about to be appended.

@@ -33,6 +33,8 @@ pub(crate) struct Extras<'a> {
     /// What is copied of the source and the destination, if it is not all.
     pub(crate) rows: Option<&'a Rows>,
     pub(crate) staging: Staging,
+    /// Whether the calling thread waits for the end as soon as it is submitted.
+    pub(crate) waits: bool,
     /// Whether a method that it explored failed, so that the best one takes it.
     pub(crate) has_explored: bool,
 }

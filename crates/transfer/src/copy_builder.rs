@@ -23,6 +23,9 @@ use crate::{
     task_submission::{TaskSubmission, Work, is_pageable},
 };
 
+/// Bytes from which a copy may be staged.
+const MAY_BE_STAGED: usize = 64 << 10;
+
 /// A copy of all of one buffer over all of another, or of [strided](CrossBackendTransferManager::copy_strided) parts, not yet submitted. [`submit`](Self::submit) it, [`wait`](Self::wait) for it, or
 /// `.await` it. To copy a part, slice the buffers.
 ///
@@ -222,7 +225,7 @@ impl<'a> CopyBuilder<'a> {
         let Self { manager, src, dst, options, extras } = self;
         match extras {
             None => manager.start(src, dst, &options),
-            Some(extras) => submit_with(manager, (src, dst), &options, &extras),
+            Some(extras) => submit_with(manager, (src, dst), &options, (&extras, false)),
         }
     }
 
@@ -232,7 +235,13 @@ impl<'a> CopyBuilder<'a> {
     /// As for [`submit`](Self::submit).
     #[inline]
     pub fn wait(self) -> Result<TransferReport> {
-        self.submit().wait()
+        let Self { manager, src, dst, options, extras } = self;
+        if extras.is_none() && src.len() < MAY_BE_STAGED {
+            return manager.start(src, dst, &options).wait();
+        }
+        let none = CopyExtras::default();
+        let extras = (extras.as_deref().unwrap_or(&none), true);
+        submit_with(manager, (src, dst), &options, extras).wait()
     }
 
     /// Like [`submit`](Self::submit) for a task: ready once the transfer is submitted, or refused. Copies whose futures are polled
@@ -273,10 +282,10 @@ fn submit_with(
     manager: &CrossBackendTransferManager,
     (src, dst): (&RawBuffer, &RawBuffer),
     options: &TransferOptions,
-    CopyExtras { order: BuilderExtras { after, queue }, strided }: &CopyExtras<'_>,
+    (CopyExtras { order: BuilderExtras { after, queue }, strided }, waits): (&CopyExtras<'_>, bool),
 ) -> Transfer {
     let (id, queue) = (TransferId::if_wanted(), queue.map(|queue| queue as _));
-    let extras = Extras { id, after, queue, ..Extras::default() };
+    let extras = Extras { id, after, queue, waits, ..Extras::default() };
     match strided {
         None => manager.attempt(src, dst, options, Some(&extras)),
         Some(strided) => {

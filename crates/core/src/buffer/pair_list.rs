@@ -4,7 +4,7 @@ use std::{fmt, mem::ManuallyDrop, ops::Deref, ptr, slice};
 
 use smallvec::SmallVec;
 
-use crate::{Error, ErrorKind, RawBuffer, Result};
+use crate::{Error, ErrorKind, RawBuffer, Result, runs_by_allocation};
 
 /// Pairs of equal parts of a few buffers, which it keeps alive: a slice of pairs, as for
 /// [`Operation::CopyBatch`](crate::Operation::CopyBatch). To make and drop a pair of the same two allocations as the one before takes no
@@ -45,12 +45,7 @@ impl PairList {
         bytes: usize,
         starts: impl IntoIterator<Item = (usize, usize)>,
     ) -> Result<()> {
-        let is_kept = |(last_src, last_dst): &(RawBuffer, RawBuffer)| {
-            last_src.shares_allocation(src) && last_dst.shares_allocation(dst)
-        };
-        if !self.last().is_some_and(is_kept) && !crate::mutant!("core/pair-list-keeps") {
-            self.kept.extend([src.clone(), dst.clone()]);
-        }
+        self.keep(src, dst);
         for (from, to) in starts {
             if !(is_within(src, from, bytes) && is_within(dst, to, bytes)) {
                 return Err(out_of_range((src, from), (dst, to), bytes));
@@ -60,6 +55,30 @@ impl PairList {
             self.pairs.push(ManuallyDrop::new(pair));
         }
         Ok(())
+    }
+
+    /// Adds these pairs, whose lengths need not be equal.
+    pub fn extend_from_slice(&mut self, pairs: &[(RawBuffer, RawBuffer)]) {
+        for run in runs_by_allocation(pairs) {
+            if let Some((src, dst)) = run.first() {
+                self.keep(src, dst);
+            }
+            // SAFETY: as in `add`; each part is all of its buffer.
+            let pair = |(src, dst): &(RawBuffer, RawBuffer)| unsafe {
+                ManuallyDrop::new((uncounted(src, 0, src.len()), uncounted(dst, 0, dst.len())))
+            };
+            self.pairs.extend(run.iter().map(pair));
+        }
+    }
+
+    /// Keeps the allocations of the pairs that come next, unless they are those of the last one.
+    fn keep(&mut self, src: &RawBuffer, dst: &RawBuffer) {
+        let is_kept = |(last_src, last_dst): &(RawBuffer, RawBuffer)| {
+            last_src.shares_allocation(src) && last_dst.shares_allocation(dst)
+        };
+        if !self.last().is_some_and(is_kept) && !crate::mutant!("core/pair-list-keeps") {
+            self.kept.extend([src.clone(), dst.clone()]);
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! A list of pairs keeps its buffers alive, and its parts are slices of them.
 
-use transload_core::{ErrorKind, PairList};
+use transload_core::{ErrorKind, PairList, RawBuffer};
 
 use crate::mock::buffer;
 
@@ -51,5 +51,27 @@ fn list_keeps_its_buffers_and_only_as_long_as_it_lives() {
     drop(other);
     assert!(are_alive(), "the clone of a pair keeps them");
     drop(pair);
+    assert!(weak.iter().all(|buffer| buffer.upgrade().is_none()));
+}
+
+#[test]
+fn added_pairs_are_as_they_were_and_keep_every_allocation() {
+    let buffers: Vec<_> = (0..4).map(|_| buffer(64)).collect();
+    let weak: Vec<_> = buffers.iter().map(RawBuffer::downgrade).collect();
+    let pair = |src: usize, dst: usize, at: usize| {
+        (buffers[src].slice(at..at + 8).unwrap(), buffers[dst].slice(2 * at..2 * at + 8).unwrap())
+    };
+    let pairs = [pair(0, 1, 0), pair(0, 1, 8), pair(2, 1, 16), pair(2, 3, 24)];
+    let mut list = PairList::default();
+    list.extend_from_slice(&pairs[..1]);
+    list.extend_from_slice(&pairs[1..]);
+    let parts = |pairs: &[(RawBuffer, RawBuffer)]| -> Vec<_> {
+        let part = |buffer: &RawBuffer| (buffer.id(), buffer.offset(), buffer.len());
+        pairs.iter().map(|(src, dst)| (part(src), part(dst))).collect()
+    };
+    assert_eq!(parts(&list), parts(&pairs));
+    drop((pairs, buffers));
+    assert!(weak.iter().all(|buffer| buffer.upgrade().is_some()), "the list keeps them");
+    drop(list);
     assert!(weak.iter().all(|buffer| buffer.upgrade().is_none()));
 }

@@ -145,8 +145,14 @@ impl<'a> CopyManyBuilder<'a> {
 
     /// Submits them, on the calling thread. What is wrong with them is told by the [`CopyManyTransfer`], as is how they went.
     pub fn submit(self) -> CopyManyTransfer {
+        self.submit_for(false)
+    }
+
+    /// Submits them. The caller says whether it then waits for their end at once.
+    fn submit_for(self, waits: bool) -> CopyManyTransfer {
         let Self { manager, pairs, options, wanted, extras: BuilderExtras { after, queue } } = self;
-        let extras = Extras { after: &after, queue: queue.map(|queue| queue as _), ..Extras::default() };
+        let extras =
+            Extras { after: &after, queue: queue.map(|queue| queue as _), waits, ..Extras::default() };
         let submitted = ManyCopies::new(pairs, wanted).attempt(manager, (&options, &extras), None);
         // Only tasks are deferred.
         submitted.unwrap_or_else(|_| CopyManyTransfer::refused(&manager.context, would_block()))
@@ -157,7 +163,7 @@ impl<'a> CopyManyBuilder<'a> {
     /// # Errors
     /// As [`CopyManyTransfer::wait`].
     pub fn wait(self) -> Result<CopyManyReport, CopyManyError> {
-        self.submit().wait()
+        self.submit_for(true).wait()
     }
 
     /// Records them, to be submitted together any number of times: see [`CrossBackendTransferManager::record`]. After

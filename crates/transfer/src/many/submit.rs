@@ -92,7 +92,9 @@ impl<'a> ManyCopies<'a> {
                 let turns = &checked.turns;
                 TaskContext { turns, may_be_slow, deferral: Cell::default() }
             });
-            let extras = Extras { id: TransferId::if_wanted(), task: context.as_ref(), ..*extras };
+            // Several are waited for one after the other.
+            let waits = extras.waits && checked.groups.len() == 1 && checked.singles.is_none();
+            let extras = Extras { id: TransferId::if_wanted(), task: context.as_ref(), waits, ..*extras };
             let pairs = group.pairs(list);
             let transfer = match checked.singles {
                 None => manager.submit_group(group, pairs, self.wanted, (options, &extras)),

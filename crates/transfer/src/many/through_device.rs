@@ -71,7 +71,10 @@ pub(super) fn ordered<'a>(
     let count = pairs.len() as u64;
     if is_staged(path) {
         let is_faster = match rule {
-            Rule::BuiltIn => count >= LEAST_STAGED && *bytes <= SHORT_STAGED.saturating_mul(count),
+            // Without other work on the device a kernel that accesses the staging buffers saves the way through its memory.
+            Rule::BuiltIn => {
+                !exclusive && count >= LEAST_STAGED && *bytes <= SHORT_STAGED.saturating_mul(count)
+            }
             Rule::Faster(is_faster) => is_faster,
             Rule::Wanted => true,
         };

@@ -1,7 +1,7 @@
 //! Copies in chunks through pinned host memory, on several threads: for pageable memory, and between devices that are
 //! no peers.
 
-use std::{iter, sync::Arc};
+use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
 use transload_core::{
@@ -211,7 +211,7 @@ impl Method for HostStaged {
 }
 
 impl HostStaged {
-    /// Wakes workers for a list that is about to be claimed, which takes about as long.
+    /// Wakes workers for what is about to be claimed, while that is done.
     fn wake_for(&self, hold: &RingHold, request: &TransferRequest<'_>, bytes: usize) {
         if request.after().iter().all(Fence::is_known_complete) {
             self.executor.wake(helpers_for(&hold.tuning, bytes, bytes));
@@ -255,9 +255,7 @@ impl HostStaged {
             None => StagedKind::Download(lease(&route.backend, route.lane)?),
         };
         let hold = self.rings.get_or_create(&route.backend, route.lane).hold(request.insists())?;
-        if let Some(pairs) = pairs {
-            self.wake_for(&hold, request, bytes_of(pairs));
-        }
+        self.wake_for(&hold, request, pairs.map_or(src.len(), bytes_of));
         start_staged(hold, request, pairs, (kind, in_place), backends, route.lane)
     }
 }
@@ -303,10 +301,9 @@ impl<'a> Claimed<'a> {
         request: &TransferRequest<'a>,
         pairs: Option<&'a [(RawBuffer, RawBuffer)]>,
     ) -> Result<Self, NotSubmitted> {
-        let all = |pairs: &[(RawBuffer, RawBuffer)]| Pieces::all(pairs.iter().map(|(src, dst)| (src, dst)));
         let (mut claims, pieces) = match pairs {
-            None => (request.claim()?, Pieces::all(iter::once((request.src, request.dst)))?),
-            Some(pairs) => (request.claim_all(pairs)?, all(pairs)?),
+            None => (request.claim()?, Pieces::one(request.src, request.dst)?),
+            Some(pairs) => (request.claim_all(pairs)?, Pieces::all(pairs)),
         };
         claims.wait_also(request.after());
         Ok(Self { claims, pieces, pairs })
@@ -334,7 +331,7 @@ impl<'a> Claimed<'a> {
         }
         let end = Arc::new(StagedTimeline::new(lane, request.timing));
         let after = claims.after().iter().chain(also).cloned().collect();
-        let orders = (request.id(), request.options.priority);
+        let orders = (request.id(), request.options.priority, request.waits());
         StagedTransfer::new(pieces, way, backends, after, hold, orders, Arc::clone(&end)).start()?;
         let fence = claims.inherit(Fence::new(end as Arc<dyn Timeline>, 1));
         // SAFETY: the transfer touches the ranges only after its dependencies are complete, and its timeline completes

@@ -287,6 +287,11 @@ impl<'a> TransferRequest<'a> {
         }
     }
 
+    /// Returns whether the calling thread waits for the end as soon as this is submitted.
+    fn waits(&self) -> bool {
+        self.extras.is_some_and(|extras| extras.waits)
+    }
+
     /// What the bytes move after, besides conflicting work.
     fn after(&self) -> &'a [Fence] {
         self.extras.map_or(&[], |extras| extras.after)

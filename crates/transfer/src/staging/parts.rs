@@ -20,12 +20,15 @@ use super::{
     chunk_copy::{ChunkCopy, LONG, Stores, host_copy, host_pointer},
     fresh::fault_in,
     pieces::Piece,
+    ring::CAPACITY,
     wait_mode::{WaitMode, room},
 };
 use crate::stats::lost::name_lost_device;
 
 /// Bytes of a part: some ten microseconds of a thread.
 const PART: usize = 128 << 10;
+/// The same of a [short](is_short) transfer, whose threads would otherwise wait long for the last one.
+const SHORT_PART: usize = 64 << 10;
 /// Parts after which a task lets others run: each time may wake a worker.
 const PARTS_AT_ONCE: usize = 16;
 /// How often a thread looks whether others have copied their parts before it waits, which is about as long as a part takes.
@@ -33,6 +36,9 @@ const SPINS: usize = 256;
 /// Bytes that one driver call copies between the staging buffer and the device, unless a calibration found another number for uploads: so
 /// long does the device wait for the first ones of an upload, or the host for those of a download.
 pub(super) const SEGMENT: usize = 1 << 20;
+/// Segments of a short transfer, for which the device, or the host, would otherwise begin late; and the least bytes of one.
+const SHORT_SEGMENTS: usize = 4;
+const SHORT_SEGMENT: usize = 256 << 10;
 
 /// A chunk that threads copy.
 pub(super) struct Parts {
@@ -40,6 +46,8 @@ pub(super) struct Parts {
     chunk: Range<usize>,
     /// Address of the staging buffer.
     staged: *mut u8,
+    /// Bytes of a part.
+    part: usize,
     state: Mutex<State>,
 }
 
@@ -70,14 +78,14 @@ impl State {
 }
 
 impl Parts {
-    fn new(chunk: Range<usize>, staged: *mut u8, ready: usize) -> Arc<Self> {
+    fn new(chunk: Range<usize>, staged: *mut u8, part: usize, ready: usize) -> Arc<Self> {
         let state = State { ready, next: 0, copying: SmallVec::new(), outcome: Ok(()), waiting: None };
-        Arc::new(Self { chunk, staged, state: Mutex::new(state) })
+        Arc::new(Self { chunk, staged, part, state: Mutex::new(state) })
     }
 
     fn take(self: &Arc<Self>) -> Option<Part> {
         let mut state = self.state.lock();
-        let (start, end) = (state.next, (state.next + PART).min(state.ready));
+        let (start, end) = (state.next, (state.next + self.part).min(state.ready));
         if start >= end {
             return None;
         }
@@ -191,7 +199,7 @@ impl StagedTransfer {
         staged: *mut u8,
         ready: usize,
     ) -> Arc<Parts> {
-        let parts = Parts::new(chunk, staged, ready);
+        let parts = Parts::new(chunk, staged, part_of(self.pieces.bytes()), ready);
         self.parts.lock().push(Arc::clone(&parts));
         parts
     }
@@ -238,8 +246,25 @@ impl StagedTransfer {
                 }
             }
         };
-        // Cannot fail: the transfer was started by a thread of the executor.
+        // Cannot fail: the executor had a thread when the transfer was started.
         let _always = self.ring.executor().spawn_all(self.priority, (0..missing).map(helper));
+    }
+
+    /// Returns the bytes that one driver call copies, at least if more follow.
+    pub(super) fn segment(&self) -> usize {
+        let bytes = self.pieces.bytes();
+        let usual = if self.is_upload() { self.tuning.upload_segment } else { SEGMENT as u64 };
+        let usual = usize::try_from(usual).unwrap_or(SEGMENT);
+        if !is_short(bytes) {
+            return usual;
+        }
+        usual.min((bytes / SHORT_SEGMENTS).next_multiple_of(SHORT_PART).max(SHORT_SEGMENT))
+    }
+
+    /// Returns the ranges of a chunk of so many bytes that one driver call each copies from the device.
+    pub(super) fn segments(&self, bytes: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let segment = self.segment();
+        (0..bytes).step_by(segment).map(move |start| start..(start + segment).min(bytes))
     }
 
     /// Copies a range of a list between its pieces and `staged`, where the range is.
@@ -255,7 +280,7 @@ impl StagedTransfer {
                 host_copy(host_pointer(src, range.start)?, staged, bytes, Stores::Streaming);
             } else {
                 let dst = host_pointer(dst, range.start)?;
-                host_copy(staged, dst, bytes, Stores::into_user(bytes >= LONG && fault_in(dst, bytes)));
+                host_copy(staged, dst, bytes, self.user_stores(bytes >= LONG && fault_in(dst, bytes)));
             }
         }
         Ok(())
@@ -267,7 +292,7 @@ impl ChunkCopy {
     pub(super) async fn upload_parts(&mut self, queue: &QueueLease, waits: WaitMode<'_>) -> Result<()> {
         let bytes = self.range.len();
         let (parts, mut enqueued) = (self.begin_parts(bytes)?, 0);
-        let segment = usize::try_from(self.transfer.tuning.upload_segment).unwrap_or(SEGMENT);
+        let segment = self.transfer.segment();
         self.transfer.spawn_helpers(bytes);
         while enqueued < bytes {
             let is_any_left = self.transfer.copy_part();
@@ -288,13 +313,16 @@ impl ChunkCopy {
         let bytes = self.range.len();
         let parts = self.begin_parts(0)?;
         self.transfer.timeline.mark_written();
-        for (segment, copy) in segments(bytes).zip(self.copies.clone()) {
-            let arrived = waits.fence(&copy).await;
+        for (segment, copies) in self.transfer.segments(bytes).zip(self.segment_ends.clone()) {
+            // The last one: the others are complete then.
+            let Some(copy) = copies.checked_sub(1).and_then(|last| self.copies.get(last)) else { continue };
+            while !copy.is_complete() && self.transfer.copy_part() {}
+            let arrived = waits.fence(copy).await;
             arrived.map_err(|error| name_lost_device(copy.timeline().device(), error))?;
             parts.publish(segment.end);
             self.transfer.spawn_helpers(segment.len());
-            while self.transfer.copy_part() {}
         }
+        while self.transfer.copy_part() {}
         loop {
             match parts.copied()? {
                 copied if copied == bytes => return Ok(()),
@@ -346,12 +374,17 @@ impl ChunkCopy {
 
 /// Returns how many tasks help a thread that copies `ready` of `bytes` bytes.
 pub(crate) fn helpers_for(tuning: &StagingTuning, bytes: usize, ready: usize) -> usize {
-    tuning.threads(bytes).min(ready.div_ceil(PART)).saturating_sub(1)
+    tuning.threads(bytes).min(ready.div_ceil(part_of(bytes))).saturating_sub(1)
 }
 
-/// Returns the ranges of a chunk of so many bytes that one driver call each copies from the device.
-pub(super) fn segments(bytes: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..bytes).step_by(SEGMENT).map(move |start| start..(start + SEGMENT).min(bytes))
+/// Returns whether a transfer of so many bytes fits a staging buffer.
+pub(super) fn is_short(bytes: usize) -> bool {
+    bytes <= CAPACITY
+}
+
+/// Returns the bytes of a part of a transfer of so many bytes.
+fn part_of(bytes: usize) -> usize {
+    if is_short(bytes) { SHORT_PART } else { PART }
 }
 
 #[cfg(test)]
@@ -361,7 +394,7 @@ mod tests {
     use super::*;
 
     fn parts(ready: usize) -> Arc<Parts> {
-        Parts::new(0..4 * PART, ptr::null_mut(), ready)
+        Parts::new(0..4 * PART, ptr::null_mut(), PART, ready)
     }
 
     fn end(part: Option<Part>) -> Range<usize> {

@@ -28,22 +28,27 @@ pub(super) struct Piece<'a> {
 }
 
 impl Pieces {
-    /// All pairs that are not empty.
+    /// One pair.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`](transload_core::ErrorKind) if a destination is shorter than its source.
-    pub(crate) fn all<'a>(
-        list: impl ExactSizeIterator<Item = (&'a RawBuffer, &'a RawBuffer)>,
-    ) -> Result<Self> {
-        let mut pairs = PairList::with_capacity(list.len());
-        for pair in list.filter(|(src, _)| !src.is_empty()) {
-            pairs.add(pair, pair.0.len(), [(0, 0)])?;
+    /// [`ErrorKind::OutOfRange`](transload_core::ErrorKind) if the destination is shorter than the source.
+    pub(crate) fn one(src: &RawBuffer, dst: &RawBuffer) -> Result<Self> {
+        let mut pairs = PairList::with_capacity(1);
+        pairs.add((src, dst), src.len(), [(0, 0)])?;
+        Ok(Self { pairs, ends: SmallVec::from_iter([src.len()]) })
+    }
+
+    /// All pairs of a checked list that are not empty.
+    pub(crate) fn all(list: &[(RawBuffer, RawBuffer)]) -> Self {
+        let (mut pairs, mut ends) =
+            (PairList::with_capacity(list.len()), SmallVec::with_capacity(list.len()));
+        list.split(|(src, _)| src.is_empty()).for_each(|stretch| pairs.extend_from_slice(stretch));
+        let mut end = 0_usize;
+        for (src, _) in pairs.iter() {
+            end = end.saturating_add(src.len());
+            ends.push(end);
         }
-        let end = |sum: &mut usize, (src, _): &(RawBuffer, RawBuffer)| {
-            *sum = sum.saturating_add(src.len());
-            Some(*sum)
-        };
-        Ok(Self { ends: pairs.iter().scan(0, end).collect(), pairs })
+        Self { pairs, ends }
     }
 
     /// Returns the bytes of all.

@@ -22,7 +22,7 @@ use super::{
     chunk_copy::ChunkCopy,
     chunks::{Chunks, EVEN, even_chunk, upload_chunk},
     default_workers,
-    parts::Parts,
+    parts::{Parts, is_short},
     ring::CAPACITY,
     wait_mode::{WaitMode, block_on_thread, room},
 };
@@ -51,6 +51,8 @@ pub(crate) struct StagedTransfer {
     /// `Some` until the end.
     hold: Mutex<Option<RingHold>>,
     pub(super) priority: StreamPriority,
+    /// Whether the thread that submitted it waits for its end at once.
+    is_waited_for: bool,
     /// Backends to attach a thread to before it calls them.
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
     /// Fences to wait for before the first byte moves.
@@ -82,11 +84,16 @@ impl StagedTransfer {
         backends: SmallVec<[Arc<dyn Backend>; 2]>,
         dependencies: SmallVec<[Fence; 8]>,
         hold: RingHold,
-        (id, priority): (Option<TransferId>, StreamPriority),
+        (id, priority, is_waited_for): (Option<TransferId>, StreamPriority, bool),
         timeline: Arc<StagedTimeline>,
     ) -> Arc<Self> {
-        let is_upload = matches!(kind, StagedKind::Upload(_));
-        let has_parts = through_device.is_some() || is_upload && pieces.is_faster_in_parts();
+        let has_parts = match &kind {
+            _ if through_device.is_some() => true,
+            StagedKind::Upload(_) => pieces.is_faster_in_parts(),
+            // The thread that waits sees sooner than tasks what has arrived.
+            StagedKind::Download(_) => is_waited_for && is_short(pieces.bytes()),
+            _ => false,
+        };
         let tuning = hold.tuning;
         let chunk = match &kind {
             _ if has_parts => CAPACITY,
@@ -110,6 +117,7 @@ impl StagedTransfer {
             tuning,
             hold,
             priority,
+            is_waited_for,
             backends,
             dependencies,
             chunks,
@@ -128,11 +136,26 @@ impl StagedTransfer {
         transfer
     }
 
-    /// Spawns the first task.
+    /// Spawns the first task, unless it is left to the thread that waits, which is awake.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] if the system refuses the first thread.
     pub(crate) fn start(self: &Arc<Self>) -> Result<()> {
+        let is_between = matches!(self.kind, StagedKind::Upload(_) | StagedKind::Download(_));
+        let is_ready = self.dependencies.iter().all(Fence::is_known_complete);
+        if self.is_waited_for && is_between && is_ready {
+            self.ring.executor().start_first()?;
+            self.timeline.leave(Arc::clone(self));
+            return Ok(());
+        }
+        self.spawn()
+    }
+
+    /// Spawns the first task.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] if the system refuses the first thread.
+    pub(super) fn spawn(self: &Arc<Self>) -> Result<()> {
         let transfer = Arc::clone(self);
         self.ring.executor().spawn_detached(self.priority, async move {
             if let Some(first) = transfer.begin().await {
@@ -299,8 +322,9 @@ impl StagedTransfer {
         waits.fence(&end).await.map_err(name_lost)
     }
 
-    /// Copies chunks on the calling thread, which waits for the end, while staging buffers are free.
-    pub(super) fn help(self: &Arc<Self>) {
+    /// Copies chunks on the calling thread, which waits for the end, while staging buffers are free. `begins`: the first task was
+    /// left to it.
+    pub(super) fn help(self: &Arc<Self>, begins: bool) {
         let is_begun = self.started_at.get().is_some();
         let arrives = matches!(self.kind, StagedKind::FromUnified(_)) && !is_begun;
         // Do not help a transfer whose dependencies are running: this would recurse through their waits.
@@ -310,18 +334,23 @@ impl StagedTransfer {
         let _counted = (!transload_core::mutant!("transfer/helpers")).then(|| self.ring.executor().helping());
         // Downloads of lists are gathered by the device first.
         let is_gathered = self.is_upload() || self.through_device.is_none();
-        if !is_begun && !is_gathered && !block_on_thread(self.begin_chunks(WaitMode::Thread)) {
+        let may_begin = begins || !is_begun && !is_gathered;
+        if may_begin && !block_on_thread(self.begin_chunks(WaitMode::Thread)) {
             return;
         }
         self.started_at.get_or_init(Instant::now);
+        let mut first = if begins { self.ring.take(self) } else { None };
         if !self.is_upload() {
             // The device begins now, not when a worker has woken. An upload begins by the copy of this thread.
+            first.iter_mut().for_each(|first| first.start(true));
+        }
+        if begins || !self.is_upload() {
             let _none = self.enter_ring(None);
         }
         // Starts the next chunk while the device copies this one.
         let mut started = None;
         loop {
-            let next = self.ring.take(self).map(|mut next| {
+            let next = first.take().or_else(|| self.ring.take(self)).map(|mut next| {
                 next.start(true);
                 self.ring.start_further(self);
                 next

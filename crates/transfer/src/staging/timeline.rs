@@ -46,6 +46,8 @@ struct State {
     duration: Option<Duration>,
     /// Fences that an interrupted transfer's end waits for; `None` once they are complete.
     remaining: Option<SmallVec<[Fence; 8]>>,
+    /// The transfer, if it is left to who polls or waits first.
+    left: Option<Arc<StagedTransfer>>,
 }
 
 impl StagedTimeline {
@@ -76,6 +78,15 @@ impl StagedTimeline {
     /// Sets the transfer, once.
     pub(super) fn set_transfer(&self, transfer: Weak<StagedTransfer>) {
         let _set_once = self.transfer.set(transfer);
+    }
+
+    /// Leaves the transfer to who polls or waits first.
+    pub(super) fn leave(&self, transfer: Arc<StagedTransfer>) {
+        self.state.lock().left = Some(transfer);
+    }
+
+    fn take_left(&self) -> Option<Arc<StagedTransfer>> {
+        self.state.lock().left.take()
     }
 
     /// Keeps the first error.
@@ -183,6 +194,16 @@ impl StagedTimeline {
     }
 }
 
+/// Has a task begin a transfer that was left to a thread that waits.
+fn begin(left: Option<Arc<StagedTransfer>>) {
+    if let Some(transfer) = left.filter(|_| !transload_core::mutant!("transfer/poll-begins"))
+        && let Err(error) = transfer.spawn()
+    {
+        // Dropped here, the transfer ends with this error.
+        transfer.timeline.fail(error);
+    }
+}
+
 /// Returns a fence's timeline if it is a staged transfer's.
 fn as_staged(fence: &Fence) -> Option<&StagedTimeline> {
     fence.timeline().as_any().downcast_ref()
@@ -218,16 +239,19 @@ unsafe impl Timeline for StagedTimeline {
     }
 
     fn poll(&self, _point: u64) -> Result<bool> {
+        begin(self.take_left());
         self.complete_if(Fence::is_complete);
         if self.is_complete() { self.outcome().map(|()| true) } else { Ok(false) }
     }
 
     fn wait(&self, _point: u64) -> Result<()> {
+        let left = self.take_left();
+        let begins = left.is_some();
         if !self.is_complete()
-            && let Some(transfer) = self.transfer.get().and_then(Weak::upgrade)
+            && let Some(transfer) = left.or_else(|| self.transfer.get().and_then(Weak::upgrade))
         {
             // A panic of a backend fails the transfer, not the waiting thread.
-            let _ended_early = catch_panic(move || transfer.help());
+            let _ended_early = catch_panic(move || transfer.help(begins));
         }
         let begun = Instant::now();
         while !self.is_complete() {
@@ -264,7 +288,9 @@ unsafe impl Timeline for StagedTimeline {
         {
             state.wakers.push(new);
         }
+        let left = state.left.take();
         drop(state);
+        begin(left);
         self.complete_if(|fence| {
             let is_complete =
                 catch_panic(|| fence.is_known_complete() || fence.timeline().wake_at(fence.point(), waker));

@@ -34,7 +34,7 @@ const MOST: u32 = 1024;
 #[non_exhaustive]
 pub struct StagingTuning {
     /// Bytes after which an upload calls the driver. The device waits for the first ones, and each call takes time. At most a staging
-    /// buffer.
+    /// buffer; an upload that fits one has a call for each quarter of it, or for 256 KiB.
     pub upload_segment: u64,
     /// Most threads that copy a transfer of at most a staging buffer in parts: an upload, or a list of short pieces.
     pub short_threads: u32,

@@ -36,6 +36,7 @@ mod submitting;
 mod tuning;
 mod turns;
 mod unobserved;
+mod waited;
 mod watchdog;
 
 use std::sync::Arc;

@@ -190,7 +190,7 @@ impl StagingRing {
                     }
                 }
             };
-            // Cannot fail: the transfer was started by a thread of the executor.
+            // Cannot fail: the executor had a thread when the transfer was started.
             let _always = self.executor.spawn_all(priority, (0..count).map(run));
         }
     }
