@@ -7,7 +7,7 @@ use transload_core::{ErrorKind, ListWay, MemoryKind, RawBuffer, Result, Timing, 
 use super::{
     ListCalibration, MeasuredList,
     measure::{QUICK, Run, Stop},
-    sample::{Sample, are_enough, is_far_ahead},
+    sample::{Sample, are_enough, contenders, is_far_ahead},
 };
 use crate::TransferOptions;
 
@@ -126,15 +126,21 @@ impl Run<'_> {
         if samples.len() < 2 {
             return Ok(());
         }
-        while !are_enough(samples.iter().map(|(_, sample)| sample), share)
-            && !is_far_ahead(samples.iter().map(|(_, sample)| sample))
-        {
-            for (way, sample) in &mut samples {
+        loop {
+            // Others would take most of the time.
+            let contenders = contenders(&mut samples);
+            let measured = || contenders.iter().map(|(_, sample)| sample);
+            if are_enough(measured(), share) || is_far_ahead(measured()) {
+                break;
+            }
+            for (way, sample) in contenders {
                 sample.add(timed(*way)?, 1);
             }
         }
-        for (list, (_, sample)) in found.iter_mut().filter(|list| is_measured(list.way)).zip(samples) {
-            list.times.push(MeasuredList { pieces: count as u64, time: sample.result(length as u64) });
+        for list in found {
+            if let Some((_, sample)) = samples.iter().find(|(way, _)| *way == list.way) {
+                list.times.push(MeasuredList { pieces: count as u64, time: sample.result(length as u64) });
+            }
         }
         Ok(())
     }

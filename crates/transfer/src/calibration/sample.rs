@@ -13,6 +13,9 @@ const ENOUGH: f64 = 0.02;
 
 /// Ratio of two medians up to which they are measured for longer, and how much longer.
 const CLOSE: (f64, u32) = (1.1, 3);
+/// Measurements that tell whether one is behind, and how many times as long it takes then.
+const FEW: usize = 2;
+const BEHIND: u32 = 3;
 /// Ratio from which one is the fastest by far.
 const FAR: f64 = 1.5;
 
@@ -30,13 +33,32 @@ pub(super) fn are_enough<'a>(samples: impl Iterator<Item = &'a Sample> + Clone, 
         || samples.clone().all(Sample::is_precise)
 }
 
+/// Sorts samples so that those which may still be the fastest come first, and returns these: a few measurements tell of the others that they
+/// are not.
+pub(super) fn contenders<T>(samples: &mut [(T, Sample)]) -> &mut [(T, Sample)] {
+    let has_few = |sample: &Sample| sample.times.len() < FEW;
+    let best = samples.iter().filter(|(_, sample)| !has_few(sample)).map(|(_, sample)| sample.median()).min();
+    let limit = best.map_or(Duration::MAX, |best| best.saturating_mul(BEHIND));
+    samples.sort_by_key(|(_, sample)| !has_few(sample) && sample.median() > limit);
+    let count = samples.partition_point(|(_, sample)| has_few(sample) || sample.median() <= limit);
+    samples.split_at_mut(count).0
+}
+
 /// Returns whether one of several is the fastest by far, beyond noise.
 pub(super) fn is_far_ahead<'a>(samples: impl Iterator<Item = &'a Sample>) -> bool {
     let mut all: Vec<_> = samples.collect();
     all.sort_by_key(|sample| sample.median());
-    matches!(all.as_slice(), [first, second, ..] if all.iter().all(|sample| sample.times.len() >= FEWEST)
-        && (second.median().saturating_sub(second.noise())).as_secs_f64()
-            > FAR * (first.median() + first.noise()).as_secs_f64())
+    let are_measured = all.iter().all(|sample| sample.times.len() >= FEWEST);
+    let is_ahead_of = |first: &Sample, second: &Sample| {
+        second.median().saturating_sub(second.noise()).as_secs_f64()
+            > FAR * (first.median() + first.noise()).as_secs_f64()
+    };
+    match all.as_slice() {
+        [first, others @ ..] => {
+            are_measured && others.first().is_none_or(|second| is_ahead_of(first, second))
+        }
+        [] => true,
+    }
 }
 
 /// Measurements of one method and size.
@@ -81,5 +103,37 @@ impl Sample {
         // A clock may be coarser than a copy.
         let median = self.median().max(Duration::from_nanos(1));
         MeasuredTime { bytes, median, noise: self.noise(), repetitions }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(times: &[u64]) -> Sample {
+        let mut sample = Sample::default();
+        times.iter().for_each(|time| sample.add(Duration::from_micros(*time), 1));
+        sample
+    }
+
+    #[test]
+    fn slow_ones_are_no_contenders_once_that_is_known() {
+        let mut samples = [
+            ("slow", sample(&[40, 40])),
+            ("fast", sample(&[10, 12])),
+            ("unknown", sample(&[90])),
+            ("close", sample(&[20, 30])),
+        ];
+        let names: Vec<_> = contenders(&mut samples).iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, ["fast", "unknown", "close"]);
+        assert!(samples.iter().any(|(name, _)| *name == "slow"), "it keeps its measurements");
+    }
+
+    #[test]
+    fn last_contender_is_far_ahead_when_it_was_measured() {
+        assert!(!is_far_ahead([&sample(&[10; 4])].into_iter()));
+        assert!(is_far_ahead([&sample(&[10; 5])].into_iter()));
+        assert!(!is_far_ahead([&sample(&[10; 5]), &sample(&[12; 5])].into_iter()));
+        assert!(is_far_ahead([&sample(&[10; 5]), &sample(&[30; 5])].into_iter()));
     }
 }
