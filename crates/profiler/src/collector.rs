@@ -39,8 +39,6 @@ struct Pending {
     info: OperationInfo,
     transfer: Option<TransferId>,
     enqueued: Instant,
-    submitted: Instant,
-    thread: u64,
     begin: Stamp,
     end: Stamp,
 }
@@ -152,7 +150,7 @@ impl Collector {
         }
         self.streams.values_mut().for_each(Stream::look);
         self.resolve();
-        self.count_resolved(inbox, read);
+        self.count_resolved(read);
         self.release_clocks();
         let ended = self.transfers.ended(now, read);
         let Some(trace) = &mut self.trace else { return };
@@ -173,7 +171,7 @@ impl Collector {
         self.former_clocks.truncate(STREAMS);
     }
 
-    fn count_resolved(&mut self, inbox: &Inbox, read: bool) {
+    fn count_resolved(&mut self, read: bool) {
         for map in self.clocks.values_mut() {
             if read || map.is_due() {
                 // Without a reading, times are extrapolated.
@@ -188,7 +186,7 @@ impl Collector {
                 return;
             }
             if let Some((pending, begin, end)) = self.resolved.pop_front() {
-                self.count(&pending, begin, end, inbox);
+                self.count(&pending, begin, end);
             }
         }
     }
@@ -233,6 +231,16 @@ impl Collector {
         let OperationRecord { queue, device, priority, simulated, .. } = record;
         let queue = QueueKey { id: queue, device, priority, simulated };
         let is_full = self.outstanding >= self.capacity;
+        if !is_full && record.transfer.is_none() {
+            let name = record.info.kind.name();
+            self.enqueued(
+                &queue,
+                (name, record.info.bytes),
+                (record.enqueued, record.submitted),
+                thread,
+                inbox,
+            );
+        }
         let Some(stream) = self.stream(queue, inbox) else { return };
         stream.count_for(&record.tally, record.attachment);
         if is_full {
@@ -245,8 +253,6 @@ impl Collector {
             info: record.info,
             transfer: record.transfer,
             enqueued: record.enqueued,
-            submitted: record.submitted,
-            thread,
             begin: record.begin,
             end: record.end,
         });
@@ -256,9 +262,27 @@ impl Collector {
         }
     }
 
+    /// Draws how an operation of a device, which belongs to no transfer, was enqueued.
+    fn enqueued(
+        &mut self,
+        queue: &QueueKey,
+        (name, bytes): (&str, u64),
+        (begin, end): (Instant, Instant),
+        thread: u64,
+        inbox: &Inbox,
+    ) {
+        if let Some(trace) = self.trace.as_mut().filter(|_| !queue.device.is_cpu()) {
+            let span = (since(self.origin, begin), since(self.origin, end));
+            trace.enqueued(name, bytes, span, &inbox.thread_name(thread));
+        }
+    }
+
     fn add_named(&mut self, named: NamedOperation, thread: u64, inbox: &Inbox) {
         let NamedOperation { queue, name, info, enqueued, submitted, time } = named;
         let is_full = self.outstanding >= self.capacity;
+        if !is_full && matches!(time, NamedTime::Stamped(..)) {
+            self.enqueued(&queue, (&name, info.bytes), (enqueued, submitted), thread, inbox);
+        }
         let Some(stream) = self.stream(queue, inbox) else { return };
         let kind = &mut stream.kinds[info.kind as usize];
         kind.recorded.operations += 1;
@@ -273,17 +297,7 @@ impl Collector {
             NamedTime::Stamped(begin, end) => {
                 let name = Some(name);
                 let transfer = None;
-                stream.pending.push_back(Pending {
-                    queue,
-                    name,
-                    info,
-                    transfer,
-                    enqueued,
-                    submitted,
-                    thread,
-                    begin,
-                    end,
-                });
+                stream.pending.push_back(Pending { queue, name, info, transfer, enqueued, begin, end });
                 self.outstanding += 1;
             }
         }
@@ -333,7 +347,7 @@ impl Collector {
         }
     }
 
-    fn count(&mut self, pending: &Pending, begin: i64, end: i64, inbox: &Inbox) {
+    fn count(&mut self, pending: &Pending, begin: i64, end: i64) {
         let Some(map) = self.clocks.get(&pending.end.clock().id()) else { return };
         let ran = (end - begin).max(0).cast_unsigned();
         let Pending { queue, info, .. } = pending;
@@ -361,10 +375,8 @@ impl Collector {
                 info,
                 transfer: pending.transfer,
                 enqueued,
-                submitted: since(self.origin, pending.submitted),
                 span,
                 error: start.error,
-                thread: &|| inbox.thread_name(pending.thread),
             });
         }
     }

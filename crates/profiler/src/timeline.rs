@@ -16,11 +16,9 @@ pub(crate) struct DrawnOperation<'a> {
     pub(crate) info: &'a OperationInfo,
     pub(crate) transfer: Option<TransferId>,
     pub(crate) enqueued: i64,
-    pub(crate) submitted: i64,
     pub(crate) span: (i64, i64),
     /// Largest error of the span's place.
     pub(crate) error: u64,
-    pub(crate) thread: &'a dyn Fn() -> String,
 }
 
 /// A trace that is being written. After a failed write nothing more is written, and [`finish`](Self::finish) returns the error.
@@ -85,14 +83,20 @@ impl TimelineTrace {
         self.writer.slice(track, &slice)
     }
 
-    /// Draws an operation on its stream's row, and, unless a transfer's submission is drawn, its submission.
+    /// Draws on its thread's row how an operation was enqueued, at once: the rows of threads have their slices in order.
+    pub(crate) fn enqueued(&mut self, name: &str, bytes: u64, (begin, end): (i64, i64), thread: &str) {
+        let arguments = [("bytes", Argument::U64(bytes))];
+        let slice = Slice { name, begin: time(begin), end: time(end), flow: None, arguments: &arguments };
+        let _kept = self.thread(thread).and_then(|track| self.writer.slice(track, &slice));
+    }
+
+    /// Draws an operation on its stream's row.
     pub(crate) fn operation(&mut self, operation: &DrawnOperation<'_>) {
         let _kept = self.try_operation(operation);
     }
 
     fn try_operation(&mut self, operation: &DrawnOperation<'_>) -> Result<()> {
-        let DrawnOperation { queue, name, info, transfer, enqueued, submitted, span, error, thread } =
-            operation;
+        let DrawnOperation { queue, name, info, transfer, enqueued, span, error } = operation;
         let track = self.stream(*queue)?;
         self.text.clear();
         match info.path {
@@ -113,12 +117,6 @@ impl TimelineTrace {
         let flow = transfer.map(|id| Flow::Step(id.get()));
         let slice = Slice { name, begin: time(span.0), end: time(span.1), flow, arguments: &arguments };
         self.writer.slice(track, &slice)?;
-        if transfer.is_none() && !queue.device.is_cpu() {
-            let track = self.thread(&thread())?;
-            let (begin, end) = (time(*enqueued), time(*submitted));
-            let arguments = [("bytes", Argument::U64(info.bytes))];
-            self.writer.slice(track, &Slice { name, begin, end, flow: None, arguments: &arguments })?;
-        }
         self.count(operation)
     }
 

@@ -162,6 +162,9 @@ fn check_trace(file: &Path) -> Result<(), String> {
             "{kernels} kernels, {submissions} submissions, {transfers} transfers: {drawn:#?}"
         ));
     }
+    if drawn.iter().any(|slice| slice.row == "main (2)") {
+        return Err(format!("what one thread did one after another is on several rows: {drawn:#?}"));
+    }
     let end = trace.events().find(|(_, event)| event.kind == 3).ok_or("the trace has no end")?.1;
     let missing = end.arguments.iter().filter(|(name, value)| {
         ["slices not drawn", "records lost", "unfinished"].contains(&&name[..]) && value != "0"
