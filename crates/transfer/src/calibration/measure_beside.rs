@@ -126,6 +126,8 @@ impl Run<'_> {
         while load.ended == begun.0 {
             let first = list(load)?;
             if first >= LONG * kernel {
+                // The one that it delayed may not have ended yet.
+                load.mean(1)?;
                 return Ok(since(load, begun, vec![first]));
             }
         }
