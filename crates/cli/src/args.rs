@@ -1,6 +1,6 @@
 //! Command line arguments.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 use transload::{MemoryKind, Place};
@@ -74,6 +74,12 @@ pub(crate) enum Command {
     /// Measure a small grid of copies to and from each device.
     #[command(after_help = exit::HELP)]
     Bench(Bench),
+    /// Run a program that uses Transload, and record what it moves, when and how fast.
+    ///
+    /// The trace opens at https://ui.perfetto.dev; nothing is uploaded. The program must enable the feature `profiler` of transload. Each of
+    /// its runtimes, and of the programs that it starts, records a file: FILE, then FILE with .2, .3 and so on before the extension. What is
+    /// recorded is in the file even if the program is killed. The exit code is the program's, or 2 if it succeeded and recorded nothing.
+    Trace(Trace),
 }
 
 #[derive(Debug, Args)]
@@ -157,6 +163,16 @@ pub(crate) struct Bench {
     /// Use fewer sizes and repetitions.
     #[arg(long)]
     pub(crate) quick: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Trace {
+    /// The file to write. An earlier trace there, and those numbered after it, are replaced; anything else is not.
+    #[arg(long, short, value_name = "FILE", default_value = "transload.pftrace")]
+    pub(crate) output: PathBuf,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
 }
 
 impl Arguments {

@@ -1,5 +1,5 @@
 //! The command `transload`: lists devices, plans transfers, copies files through a device and back, loads models onto
-//! devices, measures, calibrates, and prints the costs that methods are chosen by.
+//! devices, measures, calibrates, prints the costs that methods are chosen by, and records what other programs move.
 //!
 //! One file per subcommand. A subcommand completes its output before any of it is printed, so that stdout stays empty
 //! on failure; progress and errors go to stderr.
@@ -17,6 +17,7 @@ mod output;
 mod plan;
 mod progress;
 mod text;
+mod trace;
 
 use std::{io::Write, process::ExitCode};
 
@@ -38,14 +39,22 @@ pub fn main() -> ExitCode {
             return exit.into();
         }
     };
+    if let Command::Trace(wanted) = &arguments.command {
+        return match trace::run(&arguments, wanted) {
+            Ok(exit) => exit,
+            Err(failure) => fail(&arguments, &failure),
+        };
+    }
     match run(&arguments).and_then(|output| print(&output)) {
         Ok(()) => Exit::Success.into(),
-        Err(failure) => {
-            let simulated = if arguments.is_simulated() { " (simulated)" } else { "" };
-            let _ = writeln!(std::io::stderr(), "transload{simulated}: error: {failure}");
-            failure.exit.into()
-        }
+        Err(failure) => fail(&arguments, &failure),
     }
+}
+
+fn fail(arguments: &Arguments, failure: &Failure) -> ExitCode {
+    let simulated = if arguments.is_simulated() { " (simulated)" } else { "" };
+    let _ = writeln!(std::io::stderr(), "transload{simulated}: error: {failure}");
+    failure.exit.into()
 }
 
 fn run(arguments: &Arguments) -> Result<String, Failure> {
@@ -58,6 +67,7 @@ fn run(arguments: &Arguments) -> Result<String, Failure> {
         Command::Copy(wanted) => copy::run(&invocation, wanted),
         Command::Load(wanted) => load::run(&invocation, wanted),
         Command::Bench(wanted) => bench::run(&invocation, wanted),
+        Command::Trace(_) => Ok(String::new()),
     }
 }
 

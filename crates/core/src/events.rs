@@ -94,6 +94,12 @@ pub const KERNEL_UNAVAILABLE: &str = "kernel_unavailable";
 pub const CALIBRATION_IGNORED: &str = "calibration_ignored";
 /// `WARN`, target [`TRANSFER`]: a calibration is used, but could not be stored for later runtimes. Field `error`.
 pub const CALIBRATION_NOT_STORED: &str = "calibration_not_stored";
+/// `INFO`, target [`TRANSFER`]: a trace that an environment variable asked for was written. Fields `file`, `contents` (what it contains
+/// and lacks).
+pub const TRACE_WRITTEN: &str = "trace_written";
+/// `WARN`, target [`TRANSFER`]: a trace that an environment variable asked for could not be begun, or not be written to its end. Fields
+/// `file`, `error`.
+pub const TRACE_FAILED: &str = "trace_failed";
 /// `ERROR`, target [`TRANSFER`]: transfers of a device are refused from now on. Fields `device`, `error` (the first cause).
 pub const DEVICE_LOST: &str = "device_lost";
 /// `DEBUG`, target of the part that reports it: something that the first use of a path, device or function sets up is done. Fields

@@ -8,6 +8,8 @@ use std::{
 
 use transload_core::{ClockAnchor, DeviceClock, Result};
 
+use crate::ClockReport;
+
 /// Anchors kept; with the usual interval of 2 s, those of the last half minute.
 const KEPT: usize = 16;
 /// Largest difference between the rates of two clocks that both count nanoseconds, in millionths. Oscillators differ by some hundred.
@@ -52,8 +54,17 @@ impl ClockMap {
         Ok(map)
     }
 
-    pub(crate) fn clock(&self) -> &Arc<dyn DeviceClock> {
-        &self.clock
+    /// Returns whether nothing else has the clock of a device: neither its backend nor a stamp.
+    pub(crate) fn is_last_holder(&self) -> bool {
+        !self.clock.device().is_cpu() && Arc::strong_count(&self.clock) == 1
+    }
+
+    pub(crate) fn report(&self) -> ClockReport {
+        ClockReport {
+            device: self.clock.device(),
+            error_ns: self.error(),
+            follows_host: !self.is_unrelated(),
+        }
     }
 
     /// Returns whether the clock should be read again.

@@ -8,14 +8,16 @@ use std::{
 
 use transload_core::{
     ClockId, DeviceClock, DeviceId, OperationCount, OperationInfo, OperationKind, OperationRecord,
-    OperationSampling, QueueTally, SizeClass, Stamp, TimelineId, TransferId, TransferMethod, TransferPath,
-    TransferReport,
+    OperationSampling, QueueTally, Result, SizeClass, Stamp, TimelineId, TransferId, TransferMethod,
+    TransferPath, TransferReport,
 };
 
 use crate::{
+    TraceSummary, Unit,
     busy::BusyTime,
     clock_map::{ClockMap, since},
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey, TransferEnd},
+    open_transfers::OpenTransfers,
     report::{
         ClockReport, Direction, DirectionReport, GapReport, KindReport, PathReport, ProfilerReport,
         StreamReport,
@@ -26,6 +28,9 @@ use crate::{
 
 /// Streams that are kept apart. Later ones are counted as lost.
 const STREAMS: usize = 4096;
+
+/// Nanoseconds by which a record may come later than its operation was enqueued; the counters of a trace wait for it.
+const LATE: i64 = 500_000_000;
 
 /// An operation between its enqueueing and the time at which its instants are known.
 struct Pending {
@@ -114,8 +119,11 @@ pub(crate) struct Collector {
     resolved: VecDeque<(Pending, i64, i64)>,
     outstanding: usize,
     clocks: BTreeMap<ClockId, ClockMap>,
+    /// Clocks of devices that are gone.
+    former_clocks: Vec<ClockReport>,
     directions: BTreeMap<(DeviceId, Direction), (u64, BusyTime)>,
     paths: BTreeMap<(TransferPath, TransferMethod, SizeClass), PathTimes>,
+    transfers: OpenTransfers,
     pub(crate) trace: Option<TimelineTrace>,
 }
 
@@ -128,19 +136,44 @@ impl Collector {
             resolved: VecDeque::new(),
             outstanding: 0,
             clocks: BTreeMap::new(),
+            former_clocks: Vec::new(),
             directions: BTreeMap::new(),
             paths: BTreeMap::new(),
+            transfers: OpenTransfers::default(),
             trace: None,
         }
     }
 
     /// Takes what is in the inbox, and resolves what is complete. With `read`, all clocks are read, so that all of that is in the reports.
     pub(crate) fn collect(&mut self, inbox: &Inbox, read: bool) {
+        let now = since(self.origin, Instant::now());
         while let Some(message) = inbox.pop() {
             self.take(message, inbox);
         }
         self.streams.values_mut().for_each(Stream::look);
         self.resolve();
+        self.count_resolved(inbox, read);
+        self.release_clocks();
+        let ended = self.transfers.ended(now, read);
+        let Some(trace) = &mut self.trace else { return };
+        ended.iter().for_each(|ended| trace.transfer(ended));
+        let pending = self.streams.values().filter_map(|stream| stream.pending.front());
+        let waiting = pending.chain(self.resolved.iter().map(|(pending, ..)| pending));
+        let earliest = waiting.map(|pending| since(self.origin, pending.enqueued)).min();
+        trace.advance(earliest.unwrap_or(i64::MAX).min(now - LATE));
+    }
+
+    /// Drops the clocks of devices that are gone: no time of them is to come, and they would keep the devices' contexts.
+    fn release_clocks(&mut self) {
+        let is_gone = |map: &ClockMap| {
+            map.is_last_holder() && !transload_core::mutant!("profiler/clocks-of-devices-that-are-gone")
+        };
+        let gone = self.clocks.extract_if(.., |_, map| is_gone(map)).map(|(_, map)| map.report());
+        self.former_clocks.extend(gone);
+        self.former_clocks.truncate(STREAMS);
+    }
+
+    fn count_resolved(&mut self, inbox: &Inbox, read: bool) {
         for map in self.clocks.values_mut() {
             if read || map.is_due() {
                 // Without a reading, times are extrapolated.
@@ -164,13 +197,19 @@ impl Collector {
         match message {
             Message::Operation(record, thread) => self.add(record, thread, inbox),
             Message::Named(named, thread) => self.add_named(named, thread, inbox),
-            Message::Submitted { report, begun, thread } => {
+            Message::Submitted { report, begun, end, thread } => {
                 let begun = since(self.origin, begun);
                 if let Some(trace) = &mut self.trace {
                     trace.submission(&report, begun, || inbox.thread_name(thread));
+                    if !self.transfers.submitted(report, begun, end, self.capacity) {
+                        inbox.lose();
+                    }
                 }
             }
-            Message::Ended(report, end) => self.ended(&report, end),
+            Message::Ended(report, end, at) => {
+                self.transfers.observed(report.id, end, since(self.origin, at));
+                self.ended(&report, end);
+            }
         }
     }
 
@@ -212,6 +251,9 @@ impl Collector {
             end: record.end,
         });
         self.outstanding += 1;
+        if self.trace.is_some() {
+            self.transfers.enqueued(record.transfer, self.capacity);
+        }
     }
 
     fn add_named(&mut self, named: NamedOperation, thread: u64, inbox: &Inbox) {
@@ -258,7 +300,8 @@ impl Collector {
                     Err(_) => {
                         stream.unresolved += 1;
                         self.outstanding = self.outstanding.saturating_sub(1);
-                        stream.pending.pop_front();
+                        let pending = stream.pending.pop_front();
+                        self.transfers.operated(pending.and_then(|pending| pending.transfer), None);
                         continue;
                     }
                 };
@@ -271,7 +314,10 @@ impl Collector {
                     self.outstanding = self.outstanding.saturating_sub(1);
                     match is_mapped {
                         true => self.resolved.push_back((pending, begin, end)),
-                        false => stream.unresolved += 1,
+                        false => {
+                            stream.unresolved += 1;
+                            self.transfers.operated(pending.transfer, None);
+                        }
                     }
                 }
             }
@@ -303,7 +349,8 @@ impl Collector {
                 kind.waiting.add((start.at - enqueued).max(0).cast_unsigned());
             }
         }
-        let direction = self.directions.entry((queue.device, direction_of(queue.device, info))).or_default();
+        self.transfers.operated(pending.transfer, Some(span.1).filter(|_| !map.is_unrelated()));
+        let direction = self.directions.entry((queue.device, Direction::of(queue.device, info))).or_default();
         direction.0 = direction.0.saturating_add(info.bytes);
         direction.1.add(begin, end);
         if let Some(trace) = &mut self.trace {
@@ -338,6 +385,25 @@ impl Collector {
                 }
             }
         }
+    }
+
+    pub(crate) fn gauge(&mut self, name: &str, unit: Unit, at: Instant, value: f64) {
+        let at = since(self.origin, at);
+        if let Some(trace) = &mut self.trace {
+            trace.gauge(name, unit, at, value);
+        }
+    }
+
+    /// Returns the number of timed operations whose times are not known.
+    fn outstanding(&self) -> u64 {
+        (self.outstanding + self.resolved.len()) as u64
+    }
+
+    /// Ends the trace, if there is one.
+    pub(crate) fn finish_trace(&mut self, lost: u64) -> Option<Result<TraceSummary>> {
+        let transfers = std::mem::take(&mut self.transfers).count();
+        let unfinished = self.outstanding() + transfers;
+        Some(self.trace.take()?.finish(lost, unfinished))
     }
 
     pub(crate) fn stream_report(&self, id: TimelineId) -> Option<StreamReport> {
@@ -379,12 +445,8 @@ impl Collector {
             elapsed: times.elapsed.report(),
             moving: times.moving.report(),
         });
-        let clocks = self.clocks.values().map(|map| ClockReport {
-            device: map.clock().device(),
-            error_ns: map.error(),
-            follows_host: !map.is_unrelated(),
-        });
-        let outstanding = (self.outstanding + self.resolved.len()) as u64;
+        let clocks = self.former_clocks.iter().cloned().chain(self.clocks.values().map(ClockMap::report));
+        let outstanding = self.outstanding();
         let (paths, clocks) = (paths.collect(), clocks.collect());
         ProfilerReport { sampling, streams, directions, paths, clocks, lost, outstanding }
     }
@@ -408,16 +470,5 @@ fn report_of(stream: &Stream) -> StreamReport {
         simulated: stream.key.simulated,
         kinds: kinds.collect(),
         unresolved: stream.unresolved,
-    }
-}
-
-fn direction_of(device: DeviceId, info: &OperationInfo) -> Direction {
-    match info.path {
-        Some((src, dst)) if info.kind.is_transfer() => match (src.device == device, dst.device == device) {
-            (true, false) => Direction::FromDevice,
-            (false, true) => Direction::ToDevice,
-            _ => Direction::Within,
-        },
-        _ => Direction::Compute,
     }
 }

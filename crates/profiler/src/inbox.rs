@@ -12,8 +12,8 @@ use std::{
 use concurrent_queue::ConcurrentQueue;
 use parking_lot::Mutex;
 use transload_core::{
-    DeviceId, Observer, OperationInfo, OperationKind, OperationRecord, OperationSampling, OperationSink,
-    Stamp, StreamPriority, TimelineId, TransferEvent, TransferReport,
+    DeviceId, Fence, Observer, OperationInfo, OperationKind, OperationRecord, OperationSampling,
+    OperationSink, Stamp, StreamPriority, TimelineId, TransferEvent, TransferReport,
 };
 
 /// A queue, as reports name it.
@@ -60,8 +60,8 @@ pub(crate) enum TransferEnd {
 pub(crate) enum Message {
     Operation(OperationRecord, u64),
     Named(NamedOperation, u64),
-    Submitted { report: TransferReport, begun: Instant, thread: u64 },
-    Ended(TransferReport, TransferEnd),
+    Submitted { report: TransferReport, begun: Instant, end: Option<Fence>, thread: u64 },
+    Ended(TransferReport, TransferEnd, Instant),
 }
 
 /// Messages, oldest first, in memory that is allocated once.
@@ -116,6 +116,10 @@ impl Inbox {
 
     pub(crate) fn thread_name(&self, number: u64) -> String {
         self.threads.lock().get(&number).cloned().unwrap_or_else(|| format!("thread {number}"))
+    }
+
+    fn ended(&self, report: &TransferReport, end: TransferEnd) {
+        self.push(Message::Ended(report.clone(), end, Instant::now()));
     }
 
     /// Returns the calling thread's number, whose name is kept.
@@ -173,19 +177,15 @@ impl Observer for Inbox {
             return;
         }
         match event {
-            TransferEvent::Submitted { report, begun, .. } if is_taken(self.sampling, report.bytes) => {
-                let thread = self.this_thread();
-                self.push(Message::Submitted { report: report.clone(), begun, thread });
+            TransferEvent::Submitted { report, begun, end } if is_taken(self.sampling, report.bytes) => {
+                let (report, end, thread) = (report.clone(), end.cloned(), self.this_thread());
+                self.push(Message::Submitted { report, begun, end, thread });
             }
             TransferEvent::Completed(report) if is_taken(self.sampling, report.bytes) => {
-                self.push(Message::Ended(report.clone(), TransferEnd::Completed));
+                self.ended(report, TransferEnd::Completed);
             }
-            TransferEvent::Failed(report, _) => {
-                self.push(Message::Ended(report.clone(), TransferEnd::Failed));
-            }
-            TransferEvent::Abandoned(report) => {
-                self.push(Message::Ended(report.clone(), TransferEnd::Abandoned));
-            }
+            TransferEvent::Failed(report, _) => self.ended(report, TransferEnd::Failed),
+            TransferEvent::Abandoned(report) => self.ended(report, TransferEnd::Abandoned),
             // Events added later are ignored.
             _ => {}
         }

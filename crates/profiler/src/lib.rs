@@ -8,9 +8,13 @@
 mod busy;
 mod clock_map;
 mod collector;
+mod counters;
 mod inbox;
+mod open_transfers;
 mod options;
 mod profiler;
+#[cfg(feature = "prometheus")]
+mod prometheus;
 mod record;
 mod report;
 mod statistics;
@@ -21,6 +25,8 @@ mod transfer_log;
 
 pub use options::ProfilerOptions;
 pub use profiler::{OperationGuard, StreamProfiler};
+#[cfg(feature = "prometheus")]
+pub use prometheus::PrometheusCollector;
 pub use record::{Outcome, TransferRecord};
 pub use report::{
     ClockReport, Direction, DirectionReport, GapReport, KindReport, PathReport, Percentiles, ProfilerReport,
@@ -28,7 +34,8 @@ pub use report::{
 };
 pub use totals::Totals;
 pub use trace::{
-    Argument, CounterId, Flow, Slice, TraceFormat, TraceOptions, TraceSummary, TraceWriter, TrackId, Unit,
+    Argument, CounterId, Flow, Slice, TraceContents, TraceFormat, TraceOptions, TraceSummary, TraceWriter,
+    TrackId, Unit,
 };
 pub use transfer_log::TransferLog;
 

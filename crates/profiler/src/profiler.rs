@@ -2,8 +2,10 @@
 
 use std::{
     borrow::Cow,
+    collections::BTreeMap,
     fmt,
     io::Write,
+    ops::Deref,
     sync::{Arc, Weak},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -15,7 +17,7 @@ use transload_core::{
 };
 
 use crate::{
-    ProfilerOptions, ProfilerReport, StreamReport, TraceFormat, TraceOptions, TraceSummary,
+    ProfilerOptions, ProfilerReport, StreamReport, TraceFormat, TraceOptions, TraceSummary, Unit,
     collector::Collector,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey},
     timeline::TimelineTrace,
@@ -54,8 +56,11 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// ```
 #[derive(Clone)]
 pub struct StreamProfiler {
-    shared: Arc<Shared>,
+    shared: Arc<Handle>,
 }
+
+/// What all handles have in common. Dropping it disables the profiler at once, also while its thread collects.
+struct Handle(Arc<Shared>);
 
 struct Shared {
     options: ProfilerOptions,
@@ -63,7 +68,18 @@ struct Shared {
     collector: Mutex<Collector>,
     /// Backends to be profiled. Also held while they are attached or detached.
     backends: Mutex<Backends>,
+    gauges: Mutex<Gauges>,
     thread: Mutex<Option<Collecting>>,
+}
+
+type ReadGauge = Box<dyn FnMut() -> Option<f64> + Send>;
+
+/// What a trace shows besides operations.
+#[derive(Default)]
+struct Gauges {
+    read: Vec<(String, Unit, ReadGauge)>,
+    /// Whether a trace is written.
+    are_read: bool,
 }
 
 #[derive(Default)]
@@ -84,8 +100,9 @@ impl StreamProfiler {
     pub fn new(options: ProfilerOptions) -> Self {
         let collector = Mutex::new(Collector::new(Instant::now(), options.capacity));
         let inbox = Arc::new(Inbox::new(options.capacity, options.sampling));
-        let (backends, thread) = (Mutex::default(), Mutex::default());
-        Self { shared: Arc::new(Shared { options, inbox, collector, backends, thread }) }
+        let (backends, gauges, thread) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let shared = Shared { options, inbox, collector, backends, gauges, thread };
+        Self { shared: Arc::new(Handle(Arc::new(shared))) }
     }
 
     /// Adds a backend, whose queues are profiled while the profiler is enabled. It is not kept alive.
@@ -105,6 +122,23 @@ impl StreamProfiler {
     #[must_use]
     pub fn observer(&self) -> Arc<dyn Observer> {
         Arc::clone(&self.shared.inbox) as _
+    }
+
+    /// Adds a value that traces show as a counter, next to the allocated bytes of each attached backend. While a trace is written, the profiler's
+    /// thread calls `read` some two hundred times a second, and each report calls it once; `None` if there is no value. It must be quick and must not call the profiler.
+    pub fn add_gauge(
+        &self,
+        name: impl Into<String>,
+        unit: Unit,
+        read: impl FnMut() -> Option<f64> + Send + 'static,
+    ) {
+        self.shared.gauges.lock().read.push((name.into(), unit, Box::new(read)));
+    }
+
+    /// Returns the allocated bytes of the attached backends, by name.
+    #[cfg(feature = "prometheus")]
+    pub(crate) fn memory(&self) -> BTreeMap<&'static str, u64> {
+        memory(&self.shared.alive())
     }
 
     fn sink(&self) -> Arc<dyn OperationSink> {
@@ -240,6 +274,9 @@ impl StreamProfiler {
             return Err(Error::new(ErrorKind::Busy, "a trace is being written; finish it first"));
         }
         collector.trace = Some(TimelineTrace::new(Box::new(out), format, options)?);
+        drop(collector);
+        self.shared.gauges.lock().are_read = true;
+        drop(self.shared.collect(true));
         Ok(())
     }
 
@@ -250,7 +287,10 @@ impl StreamProfiler {
     pub fn finish_trace(&self) -> Result<TraceSummary> {
         let mut collector = self.shared.collect(true);
         let none = || Error::new(ErrorKind::InvalidArgument, "no trace was started");
-        collector.trace.take().ok_or_else(none)?.finish()
+        let finished = collector.finish_trace(self.shared.inbox.lost()).ok_or_else(none)?;
+        drop(collector);
+        self.shared.gauges.lock().are_read = false;
+        finished
     }
 
     fn start_thread(&self) -> Result<()> {
@@ -259,13 +299,18 @@ impl StreamProfiler {
             return Ok(());
         }
         let stop = Arc::new((Mutex::new(false), Condvar::new()));
-        let (shared, stopped) = (Arc::downgrade(&self.shared), Arc::clone(&stop));
+        let (shared, stopped) = (Arc::clone(&self.shared.0), Arc::clone(&stop));
         let handle = thread::Builder::new().name("transload-profiler".to_owned()).spawn(move || {
             let (is_stopped, changed) = &*stopped;
-            let mut is_stopped = is_stopped.lock();
-            while !*is_stopped {
-                let _either = changed.wait_for(&mut is_stopped, INTERVAL);
-                let Some(shared) = shared.upgrade() else { return };
+            loop {
+                let mut is_stopped = is_stopped.lock();
+                if !*is_stopped {
+                    let _either = changed.wait_for(&mut is_stopped, INTERVAL);
+                }
+                if *is_stopped {
+                    return;
+                }
+                drop(is_stopped);
                 drop(shared.collect(false));
             }
         });
@@ -281,13 +326,35 @@ impl StreamProfiler {
 }
 
 impl Shared {
+    fn alive(&self) -> Vec<Arc<dyn Backend>> {
+        self.backends.lock().known.iter().filter_map(Weak::upgrade).collect()
+    }
+
     /// Calls drivers, for which the backends prepare the thread.
     fn collect(&self, read: bool) -> MutexGuard<'_, Collector> {
-        let alive: Vec<_> = self.backends.lock().known.iter().filter_map(Weak::upgrade).collect();
+        let alive = self.alive();
         let _attached: Vec<_> = alive.iter().map(|backend| backend.attach_thread()).collect();
+        let values = self.read_gauges(&alive);
         let mut collector = self.collector.lock();
         collector.collect(&self.inbox, read);
+        for (name, unit, at, value) in values {
+            collector.gauge(&name, unit, at, value);
+        }
         collector
+    }
+
+    /// Reads the gauges and the backends' memory for a trace: user code and backends are called, so not under the collector's lock.
+    fn read_gauges(&self, alive: &[Arc<dyn Backend>]) -> Vec<(String, Unit, Instant, f64)> {
+        let mut gauges = self.gauges.lock();
+        if !gauges.are_read {
+            return Vec::new();
+        }
+        let now = Instant::now();
+        let memory = memory(alive).into_iter();
+        let memory =
+            memory.map(|(name, bytes)| (format!("allocated by {name}"), Unit::Bytes, now, bytes as f64));
+        let own = gauges.read.iter_mut();
+        memory.chain(own.filter_map(|(name, unit, read)| Some((name.clone(), *unit, now, read()?)))).collect()
     }
 
     fn disable(&self) {
@@ -304,18 +371,34 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Deref for Handle {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+impl Drop for Handle {
     fn drop(&mut self) {
         self.disable();
-        if let Some(Collecting { stop, handle }) = self.thread.get_mut().take()
-            // Its last collection may drop the profiler, and ends it.
-            && handle.thread().id() != thread::current().id()
-        {
-            *stop.0.lock() = true;
-            stop.1.notify_all();
+        let Some(Collecting { stop, handle }) = self.thread.lock().take() else { return };
+        *stop.0.lock() = true;
+        stop.1.notify_all();
+        // A gauge may have the last handle.
+        if handle.thread().id() != thread::current().id() {
             let _panicked = handle.join();
         }
     }
+}
+
+/// Returns the allocated bytes by the backends' names.
+fn memory(backends: &[Arc<dyn Backend>]) -> BTreeMap<&'static str, u64> {
+    let mut memory = BTreeMap::new();
+    for backend in backends {
+        *memory.entry(backend.name()).or_default() += backend.resource_counts().bytes;
+    }
+    memory
 }
 
 fn key(queue: &dyn Queue) -> QueueKey {

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use transload_core::{
-    DeviceId, OperationKind, OperationSampling, SizeClass, StreamPriority, TransferMethod, TransferPath,
+    DeviceId, OperationInfo, OperationKind, OperationSampling, SizeClass, StreamPriority, TransferMethod,
+    TransferPath,
 };
 
 /// Percentiles of times, to two significant digits, in nanoseconds.
@@ -145,6 +146,20 @@ pub enum Direction {
     Within,
     /// No copy: kernels, fills, recordings, prefetches.
     Compute,
+}
+
+impl Direction {
+    pub(crate) fn of(device: DeviceId, info: &OperationInfo) -> Self {
+        match info.path {
+            Some((src, dst)) if info.kind.is_transfer() => match (src.device == device, dst.device == device)
+            {
+                (true, false) => Self::FromDevice,
+                (false, true) => Self::ToDevice,
+                _ => Self::Within,
+            },
+            _ => Self::Compute,
+        }
+    }
 }
 
 impl fmt::Display for Direction {

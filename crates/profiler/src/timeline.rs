@@ -2,10 +2,11 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, io::Write};
 
-use transload_core::{DeviceId, OperationInfo, Result, TimelineId, TransferId, TransferReport};
+use transload_core::{DeviceId, OperationInfo, Result, TimelineId, TransferId, TransferPath, TransferReport};
 
 use crate::{
-    Argument, Flow, Slice, TraceFormat, TraceOptions, TraceSummary, TraceWriter, TrackId, inbox::QueueKey,
+    Argument, Direction, Flow, Slice, TraceFormat, TraceOptions, TraceSummary, TraceWriter, TrackId, Unit,
+    counters::Counters, inbox::QueueKey, open_transfers::EndedTransfer,
 };
 
 /// An operation to be drawn. Times are nanoseconds of the host's clock since the profiler was made.
@@ -29,6 +30,13 @@ pub(crate) struct TimelineTrace {
     threads: BTreeMap<String, TrackId>,
     devices: BTreeMap<DeviceId, TrackId>,
     streams: BTreeMap<TimelineId, TrackId>,
+    /// Rows of whole transfers by path, and their group.
+    transfers: Option<TrackId>,
+    paths: BTreeMap<TransferPath, TrackId>,
+    counters: Counters,
+    /// Indices of the counters of devices.
+    in_flight: BTreeMap<DeviceId, usize>,
+    rates: BTreeMap<(DeviceId, Direction), usize>,
     text: String,
 }
 
@@ -46,6 +54,11 @@ impl TimelineTrace {
             threads: BTreeMap::new(),
             devices: BTreeMap::new(),
             streams: BTreeMap::new(),
+            transfers: None,
+            paths: BTreeMap::new(),
+            counters: Counters::default(),
+            in_flight: BTreeMap::new(),
+            rates: BTreeMap::new(),
             text: String::new(),
         })
     }
@@ -106,7 +119,78 @@ impl TimelineTrace {
             let arguments = [("bytes", Argument::U64(info.bytes))];
             self.writer.slice(track, &Slice { name, begin, end, flow: None, arguments: &arguments })?;
         }
-        Ok(())
+        self.count(operation)
+    }
+
+    /// Counts what a device's operation moves: from its enqueueing to its end as in flight, and while it runs as a rate.
+    fn count(&mut self, operation: &DrawnOperation<'_>) -> Result<()> {
+        let DrawnOperation { queue, info, enqueued, span, .. } = operation;
+        let direction = Direction::of(queue.device, info);
+        if queue.device.is_cpu() || info.bytes == 0 || direction == Direction::Compute {
+            return Ok(());
+        }
+        let group = self.device(*queue)?;
+        let in_flight = match self.in_flight.get(&queue.device) {
+            Some(counter) => *counter,
+            None => {
+                let id =
+                    self.writer.counter(Some(group), "bytes in flight (timed operations)", Unit::Bytes)?;
+                *self.in_flight.entry(queue.device).or_insert(self.counters.add(id))
+            }
+        };
+        let from = span.0.min(*enqueued);
+        self.counters.raise(&mut self.writer, in_flight, (from, span.1), info.bytes)?;
+        let Some(took) = u64::try_from(span.1 - span.0).ok().filter(|took| *took > 0) else { return Ok(()) };
+        let rate = match self.rates.get(&(queue.device, direction)) {
+            Some(counter) => *counter,
+            None => {
+                let name = format!("rate {direction} (timed operations)");
+                let id = self.writer.counter(Some(group), &name, Unit::Other("B/s"))?;
+                *self.rates.entry((queue.device, direction)).or_insert(self.counters.add(id))
+            }
+        };
+        let per_second = u128::from(info.bytes) * 1_000_000_000 / u128::from(took);
+        let per_second = u64::try_from(per_second).unwrap_or(u64::MAX);
+        self.counters.raise(&mut self.writer, rate, *span, per_second)
+    }
+
+    /// Draws a transfer from its submission to its end, on a row of its path.
+    pub(crate) fn transfer(&mut self, ended: &EndedTransfer) {
+        let _kept = self.try_transfer(ended);
+    }
+
+    fn try_transfer(&mut self, ended: &EndedTransfer) -> Result<()> {
+        let EndedTransfer { report, begun, end, seen, is_failed, is_dropped } = ended;
+        let track = match self.paths.get(&report.path) {
+            Some(track) => *track,
+            None => {
+                let group = match self.transfers {
+                    Some(group) => group,
+                    None => *self.transfers.insert(self.writer.track(None, "transfers")?),
+                };
+                let track = self.writer.track(Some(group), &report.path.to_string())?;
+                *self.paths.entry(report.path).or_insert(track)
+            }
+        };
+        let arguments = [
+            ("bytes", Argument::U64(report.bytes)),
+            ("outcome", Argument::Text(if *is_failed { "failed" } else { "completed" })),
+            ("handle", Argument::Text(if *is_dropped { "dropped before the end" } else { "kept" })),
+            ("seen_after_ns", Argument::U64((seen - end).max(0).cast_unsigned())),
+            ("id", Argument::U64(report.id.map_or(0, TransferId::get))),
+        ];
+        let (name, begin, end) = (report.method.name(), time(*begun), time(*end));
+        self.writer.slice(track, &Slice { name, begin, end, flow: None, arguments: &arguments })
+    }
+
+    /// Writes a value that was read.
+    pub(crate) fn gauge(&mut self, name: &str, unit: Unit, at: i64, value: f64) {
+        let _kept = self.counters.gauge(&mut self.writer, (name, unit), at, value);
+    }
+
+    /// Writes counters up to a time before which nothing more is expected, and everything to the output.
+    pub(crate) fn advance(&mut self, to: i64) {
+        let _kept = self.counters.advance(&mut self.writer, to).and_then(|()| self.writer.flush());
     }
 
     fn thread(&mut self, name: &str) -> Result<TrackId> {
@@ -118,24 +202,30 @@ impl TimelineTrace {
         Ok(track)
     }
 
-    fn stream(&mut self, QueueKey { id, device, priority, simulated }: QueueKey) -> Result<TrackId> {
+    fn stream(&mut self, key: QueueKey) -> Result<TrackId> {
+        let QueueKey { id, priority, .. } = key;
         if let Some(track) = self.streams.get(&id) {
             return Ok(*track);
         }
-        let group = match self.devices.get(&device) {
-            Some(group) => *group,
-            None => {
-                let simulated = if simulated { " (simulated)" } else { "" };
-                let group = self.writer.track(None, &format!("{device}{simulated}"))?;
-                *self.devices.entry(device).or_insert(group)
-            }
-        };
+        let group = self.device(key)?;
         let track = self.writer.track(Some(group), &format!("stream {id} ({priority:?})"))?;
         self.streams.insert(id, track);
         Ok(track)
     }
 
-    pub(crate) fn finish(self) -> Result<TraceSummary> {
+    fn device(&mut self, QueueKey { device, simulated, .. }: QueueKey) -> Result<TrackId> {
+        if let Some(group) = self.devices.get(&device) {
+            return Ok(*group);
+        }
+        let simulated = if simulated { " (simulated)" } else { "" };
+        let group = self.writer.track(None, &format!("{device}{simulated}"))?;
+        Ok(*self.devices.entry(device).or_insert(group))
+    }
+
+    /// Ends the trace, of which `lost` records are missing for lack of room, and `unfinished` ones since their end is not known.
+    pub(crate) fn finish(mut self, lost: u64, unfinished: u64) -> Result<TraceSummary> {
+        self.counters.finish(&mut self.writer)?;
+        self.writer.miss(lost, unfinished);
         self.writer.finish()
     }
 }

@@ -31,6 +31,7 @@ pub struct RuntimeBuilder {
     families: Vec<Arc<dyn DeviceFamily>>,
     without: Vec<&'static str>,
     manager: ManagerBuilder,
+    observer: Option<Arc<dyn Observer>>,
     threads: Option<usize>,
     pinned_limit: Option<u64>,
     staging_limit: Option<u64>,
@@ -109,7 +110,7 @@ impl RuntimeBuilder {
 
     /// Sets who is told of every transfer; see [`ManagerBuilder::observer`](crate::backend::ManagerBuilder::observer).
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
-        self.manager = self.manager.observer(observer);
+        self.observer = Some(observer);
         self
     }
 
@@ -169,7 +170,7 @@ impl RuntimeBuilder {
 
     async fn look_for_all(self) -> Result<Runtime> {
         let Self { mut cpu, mut cuda, backends, families, without, mut manager, .. } = self;
-        let Self { threads, pinned_limit, staging_limit, .. } = self;
+        let Self { observer, threads, pinned_limit, staging_limit, .. } = self;
         #[cfg(feature = "calibration")]
         let calibration = self.calibration;
         if let Some(bytes) = staging_limit {
@@ -197,6 +198,13 @@ impl RuntimeBuilder {
                 own
             }
         };
+        #[cfg(feature = "profiler")]
+        let observers = Arc::new(crate::profiler::ObserverSlot::new(observer));
+        #[cfg(feature = "profiler")]
+        let observer = Some(Arc::clone(&observers) as _);
+        if let Some(observer) = observer {
+            manager = manager.observer(observer);
+        }
         let manager = manager.executor(&executor).build();
         for backend in backends {
             check_pinned_limit(&*backend, pinned_limit)?;
@@ -229,6 +237,8 @@ impl RuntimeBuilder {
             absent,
             host,
             executor,
+            #[cfg(feature = "profiler")]
+            observers,
             #[cfg(feature = "calibration")]
             calibration,
         });
@@ -242,6 +252,8 @@ impl RuntimeBuilder {
             // The executor reports a thread that the system refuses; the built-in costs are used then.
             let _ = used.await;
         }
+        #[cfg(feature = "profiler")]
+        runtime.record_if_asked();
         Ok(runtime)
     }
 }
@@ -274,6 +286,7 @@ impl fmt::Debug for RuntimeBuilder {
             .field("families", &self.families.iter().map(|family| family.name()).collect::<Vec<_>>())
             .field("without", &self.without)
             .field("manager", &self.manager)
+            .field("observed", &self.observer.is_some())
             .field("threads", &self.threads)
             .field("pinned_limit", &self.pinned_limit)
             .field("staging_limit", &self.staging_limit)

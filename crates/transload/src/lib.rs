@@ -58,6 +58,8 @@
 //! | `cuda` | CUDA devices, on Linux and Windows: the module `cuda` with streams, launches, graphs and memory resources, `Runtime::cuda`, `RuntimeBuilder::cuda` |
 //! | `dlpack` | the module `dlpack`: memory shared with other tensor libraries |
 //! | `half` | `Float` for the types `f16` and `bf16` of the crate `half`: casts with `Runtime::cast` |
+//! | `profiler` | the module `profiler`, `Runtime::profile`: reports and traces of streams and transfers; the variable `TRANSLOAD_TRACE` |
+//! | `prometheus` | `profiler::PrometheusCollector`: a profiler's counts as metrics of a registry of the crate `prometheus-client` |
 //! | `safetensors` | the module `load`, `Runtime::load`: model files onto devices |
 //! | `serde` | `Serialize` and `Deserialize` of ids, places, plans, costs, reports and statistics; `Serialize` of [`Resources`] and loaded tensors |
 //! | `tokio` | `io::Tokio`: tokio's readers and writers as sources and sinks |
@@ -76,6 +78,8 @@ mod host_buffer;
 pub mod io;
 #[cfg(feature = "safetensors")]
 pub mod load;
+#[cfg(feature = "profiler")]
+pub mod profiler;
 mod resources;
 mod runtime;
 mod staging;

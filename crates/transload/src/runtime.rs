@@ -32,6 +32,9 @@ pub struct Runtime {
 }
 
 struct Inner {
+    /// Dropped first: its trace ends while the devices are there.
+    #[cfg(feature = "profiler")]
+    recording: std::sync::OnceLock<Arc<crate::profiler::Recording>>,
     parts: Parts,
     /// The threads of `parts.executor`, counted apart: draining the manager does not wait for these calls.
     calls: Executor,
@@ -55,6 +58,8 @@ pub(crate) struct Parts {
     pub(crate) absent: Vec<(&'static str, Error)>,
     pub(crate) host: Arc<CpuBackend>,
     pub(crate) executor: Executor,
+    #[cfg(feature = "profiler")]
+    pub(crate) observers: Arc<crate::profiler::ObserverSlot>,
     #[cfg(feature = "calibration")]
     pub(crate) calibration: crate::calibration::CalibrationStore,
 }
@@ -84,8 +89,28 @@ impl Runtime {
 
     pub(crate) fn new(parts: Parts) -> Self {
         let (calls, call_key) = (parts.executor.group(), BlockingKey::new(MAX_CALLS));
-        Self {
-            inner: Arc::new(Inner { calls, call_key, drains: Drains::default(), parts, _events: EmitOnDrop }),
+        let inner = Inner {
+            #[cfg(feature = "profiler")]
+            recording: std::sync::OnceLock::new(),
+            calls,
+            call_key,
+            drains: Drains::default(),
+            parts,
+            _events: EmitOnDrop,
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    #[cfg(feature = "profiler")]
+    pub(crate) fn observers(&self) -> &Arc<crate::profiler::ObserverSlot> {
+        &self.inner.parts.observers
+    }
+
+    /// Starts the recording that the environment asks for.
+    #[cfg(feature = "profiler")]
+    pub(crate) fn record_if_asked(&self) {
+        if let Some(recording) = crate::profiler::Recording::of_environment(self) {
+            let _first = self.inner.recording.set(recording);
         }
     }
 

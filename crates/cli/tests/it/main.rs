@@ -5,11 +5,17 @@ mod bad_input;
 mod binary;
 mod calibrate;
 mod commands;
+#[path = "../../../profiler/tests/trace/fields.rs"]
+mod fields;
 mod load;
+#[path = "../../../profiler/tests/trace/packets.rs"]
+#[allow(dead_code, reason = "shared with the tests of traces")]
+mod packets;
 #[path = "../../../streams/tests/it/support/programs.rs"]
 mod programs;
 #[cfg(all(feature = "sim", any(target_os = "linux", windows)))]
 mod simulated;
+mod trace;
 
 use std::{
     fs,

@@ -163,6 +163,30 @@ pub fn calibration_not_stored(error: &Error) {
     );
 }
 
+/// Reports [`TRACE_WRITTEN`].
+#[cold]
+pub fn trace_written(file: &Path, contents: &dyn Display) {
+    defer(Level::INFO, || {
+        let (file, contents) = (file.to_owned(), contents.to_string());
+        move || {
+            let file = file.display();
+            tracing::info!(name: TRACE_WRITTEN, target: TRANSFER, %file, contents, "ended a trace");
+        }
+    });
+}
+
+/// Reports [`TRACE_FAILED`].
+#[cold]
+pub fn trace_failed(file: &Path, error: &Error) {
+    defer(Level::WARN, || {
+        let (file, error) = (file.to_owned(), error.clone());
+        move || {
+            let file = file.display();
+            tracing::warn!(name: TRACE_FAILED, target: TRANSFER, %file, %error, "no trace, or not all of it");
+        }
+    });
+}
+
 /// Reports [`ALLOCATION_RETRIED`].
 #[cold]
 pub fn allocation_retried(place: Place, bytes: u64, how: &'static str) {

@@ -75,14 +75,15 @@ impl Encoder for Chrome {
 
     fn end(&mut self, row: &Row, at: u64, summary: &TraceSummary, out: &mut Vec<u8>) {
         event(row, "i", &summary.to_string(), at, out);
-        let TraceSummary { slices, slices_not_drawn, texts_cut, bytes } = summary;
+        let TraceSummary { slices, slices_not_drawn, texts_cut, records_lost, unfinished, bytes } = summary;
         write(
             out,
             format_args!(
                 ",\"s\":\"g\",\"args\":{{\"slices\":{slices},\"slices not drawn\":{slices_not_drawn}"
             ),
         );
-        write(out, format_args!(",\"texts cut\":{texts_cut},\"bytes before\":{bytes}}}}}\n]\n"));
+        write(out, format_args!(",\"texts cut\":{texts_cut},\"records lost\":{records_lost}"));
+        write(out, format_args!(",\"unfinished\":{unfinished},\"bytes before\":{bytes}}}}}\n]\n"));
     }
 }
 

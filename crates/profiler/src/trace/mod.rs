@@ -9,10 +9,12 @@ mod messages;
 mod not_drawn;
 mod output;
 mod perfetto;
+mod reader;
 mod row;
 mod text;
 mod types;
 mod writer;
 
+pub use reader::TraceContents;
 pub use types::{Argument, CounterId, Flow, Slice, TraceFormat, TraceOptions, TraceSummary, TrackId, Unit};
 pub use writer::TraceWriter;

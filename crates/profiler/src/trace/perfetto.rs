@@ -12,6 +12,14 @@ use super::{
     types::{Argument, Flow, Slice, TraceSummary, Unit},
 };
 
+/// Names of the summary's values.
+pub(super) const SLICES: &str = "slices";
+pub(super) const NOT_DRAWN: &str = "slices not drawn";
+pub(super) const TEXTS_CUT: &str = "texts cut";
+pub(super) const RECORDS_LOST: &str = "records lost";
+pub(super) const UNFINISHED: &str = "unfinished";
+pub(super) const BYTES: &str = "bytes before";
+
 /// The only sequence; 0 is invalid.
 const SEQUENCE: u32 = 1;
 
@@ -46,10 +54,12 @@ impl Encoder for Perfetto {
 
     fn end(&mut self, row: &Row, at: u64, summary: &TraceSummary, out: &mut Vec<u8>) {
         let arguments = [
-            ("slices", Argument::U64(summary.slices)),
-            ("slices not drawn", Argument::U64(summary.slices_not_drawn)),
-            ("texts cut", Argument::U64(summary.texts_cut)),
-            ("bytes before", Argument::U64(summary.bytes)),
+            (SLICES, Argument::U64(summary.slices)),
+            (NOT_DRAWN, Argument::U64(summary.slices_not_drawn)),
+            (TEXTS_CUT, Argument::U64(summary.texts_cut)),
+            (RECORDS_LOST, Argument::U64(summary.records_lost)),
+            (UNFINISHED, Argument::U64(summary.unfinished)),
+            (BYTES, Argument::U64(summary.bytes)),
         ];
         let slice =
             Slice { name: &summary.to_string(), begin: at, end: at, flow: None, arguments: &arguments };

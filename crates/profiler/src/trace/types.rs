@@ -100,6 +100,7 @@ pub enum Argument<'a> {
 
 /// What a trace contains. [`TraceWriter::finish`](crate::TraceWriter::finish) returns it and writes it into the trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TraceSummary {
     /// Slices that are drawn.
@@ -108,13 +109,18 @@ pub struct TraceSummary {
     pub slices_not_drawn: u64,
     /// Names and texts that were cut, since they exceed 4096 bytes.
     pub texts_cut: u64,
+    /// Operations and transfers that the profiler had no room for.
+    pub records_lost: u64,
+    /// Timed operations and transfers whose end was not known when the trace ended.
+    pub unfinished: u64,
     /// Bytes written. The copy in the trace has the bytes before itself.
     pub bytes: u64,
 }
 
 impl fmt::Display for TraceSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { slices, slices_not_drawn, texts_cut, bytes } = self;
-        write!(f, "{slices} slices, {slices_not_drawn} not drawn, {texts_cut} texts cut, {bytes} bytes")
+        let Self { slices, slices_not_drawn, texts_cut, records_lost, unfinished, bytes } = self;
+        write!(f, "{slices} slices, {slices_not_drawn} not drawn, {texts_cut} texts cut, ")?;
+        write!(f, "{records_lost} records lost, {unfinished} unfinished, {bytes} bytes")
     }
 }

@@ -164,6 +164,25 @@ impl<W: Write> TraceWriter<W> {
         self.output.write(|out| self.encoder.value(row, at, value, out))
     }
 
+    /// Sets what the summary says of operations and transfers that never came.
+    pub(crate) fn miss(&mut self, records_lost: u64, unfinished: u64) {
+        self.summary.records_lost = records_lost;
+        self.summary.unfinished = unfinished;
+    }
+
+    /// Returns whether further slices are only counted.
+    pub(crate) fn is_full(&self) -> bool {
+        self.summary.slices >= self.limit
+    }
+
+    /// Flushes the output: what was written is in the file even if the process is killed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] if this or an earlier write failed.
+    pub fn flush(&mut self) -> Result<()> {
+        self.output.flush()
+    }
+
     /// Ends the trace with its summary, and flushes the output. A trace without this call opens too.
     ///
     /// # Errors

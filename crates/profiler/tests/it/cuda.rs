@@ -22,7 +22,7 @@ const OFFSET: Duration = Duration::from_secs(5);
 /// What it gains on the host's, in millionths.
 const DRIFT: i32 = 200;
 
-fn setup() -> (EndCheck, Arc<CudaBackend>, StreamProfiler) {
+pub(crate) fn setup() -> (EndCheck, Arc<CudaBackend>, StreamProfiler) {
     let test = harness::device_with(|device| device.paced(OFFSET, DRIFT));
     // A real device has a clock of its own.
     let test = test.unwrap_or_else(harness::device).end_check();

@@ -1,6 +1,6 @@
 //! Queues of the host.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, thread, time::Duration};
 
 use transload_backend_cpu::CpuBackend;
 use transload_core::{
@@ -8,7 +8,7 @@ use transload_core::{
     StreamPriority, Timing, WorkloadType, submit,
 };
 use transload_profiler::{
-    Direction, ProfilerOptions, StreamProfiler, StreamReport, TraceFormat, TraceOptions,
+    Direction, ProfilerOptions, StreamProfiler, StreamReport, TraceFormat, TraceOptions, Unit,
 };
 
 use crate::{Written, timing_all};
@@ -137,6 +137,12 @@ fn second_profiler_is_refused_and_the_first_goes_on() {
     let queue = queue(&backend);
     copy(&backend, &queue, 10);
     assert_eq!(first.get_stream_report(&*queue).unwrap().operations(), 1);
+    // At once, also while the first one's thread collects.
+    first.add_gauge("slow", Unit::Count, || {
+        (0..1000).for_each(|_| thread::yield_now());
+        None
+    });
+    first.start_trace(io::sink(), TraceFormat::Chrome, TraceOptions::new()).unwrap();
     drop(first);
     second.enable().unwrap();
     copy(&backend, &queue, 10);

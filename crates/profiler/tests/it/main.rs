@@ -3,7 +3,18 @@
 
 #[cfg(any(target_os = "linux", windows))]
 mod cuda;
+#[cfg(any(target_os = "linux", windows))]
+mod drawn;
+#[cfg(any(target_os = "linux", windows))]
+#[path = "../trace/fields.rs"]
+mod fields;
 mod host;
+#[cfg(feature = "prometheus")]
+mod metrics;
+#[cfg(any(target_os = "linux", windows))]
+#[path = "../trace/packets.rs"]
+#[allow(dead_code, reason = "shared with the tests of traces")]
+mod packets;
 
 use std::{
     io::{self, Write},

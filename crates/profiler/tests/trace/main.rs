@@ -10,6 +10,7 @@ mod fields;
 mod limits;
 mod packets;
 mod published;
+mod reader;
 mod rows;
 mod speed;
 mod texts;

@@ -70,11 +70,11 @@ fn bytes_and_listing() -> (Vec<u8>, String) {
         written(TraceFormat::Perfetto, TraceOptions::new(), |trace| example(trace).unwrap());
     let packets = packets::read(&bytes).unwrap().0;
     let end = &packets[packets.len() - 1];
-    let before = end.event.as_ref().unwrap().arguments[3].1.parse::<u64>().unwrap();
+    let before = end.event.as_ref().unwrap().arguments[5].1.parse::<u64>().unwrap();
     assert!(before < summary.bytes);
     let expected = format!(
-        "{EXPECTED}1 0 event 5000 3 1 '4 slices, 0 not drawn, 0 texts cut, {before} bytes' -1 0 slices=4 slices not \
-         drawn=0 texts cut=0 bytes before={before}\n"
+        "{EXPECTED}1 0 event 5000 3 1 '4 slices, 0 not drawn, 0 texts cut, 0 records lost, 0 unfinished, {before} bytes' -1 0 slices=4 slices not \
+         drawn=0 texts cut=0 records lost=0 unfinished=0 bytes before={before}\n"
     );
     assert_eq!(listing(&packets), expected);
     (bytes, expected)

@@ -4,6 +4,8 @@
 
 #[path = "../../../core/tests/shared/event_log.rs"]
 mod event_log;
+#[path = "../../../streams/tests/it/support/programs.rs"]
+mod programs;
 #[path = "../it/uncalibrated.rs"]
 mod uncalibrated;
 
@@ -28,6 +30,34 @@ fn dropping_the_last_handle_emits_what_was_noticed() {
         drop(runtime);
     });
     find_one(&records, events::DROP_FAILED, events::DRIVER, &["error"]);
+}
+
+/// In a process of its own, which has the variable.
+#[cfg(feature = "profiler")]
+#[test]
+fn trace_of_the_environment_is_reported() {
+    use transload::profiler::TRACE_VARIABLE;
+
+    const CHILD: &str = "TRANSLOAD_TEST_TRACED";
+    let runtime = || crate::uncalibrated::builder().without("cuda").discover().unwrap();
+    if let Some(file) = std::env::var_os(CHILD) {
+        let (records, failing) = (record(|| drop(runtime())), !std::path::Path::new(&file).is_file());
+        let (name, fields) = match failing {
+            false => (events::TRACE_WRITTEN, ["file", "contents"]),
+            true => (events::TRACE_FAILED, ["file", "error"]),
+        };
+        let event = find_one(&records, name, events::TRANSFER, &fields);
+        assert_eq!(event.field("file"), file.to_str());
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for file in [folder.path().join("trace"), folder.path().join("not/there")] {
+        let mut child = programs::this_program();
+        child.args(["trace_of_the_environment_is_reported", "--exact"]).env(TRACE_VARIABLE, &file);
+        let output = child.env(CHILD, &file).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+    assert!(folder.path().join("trace").is_file());
 }
 
 #[cfg(feature = "calibration")]

@@ -3,12 +3,21 @@
 use std::{
     env,
     error::Error,
+    io,
+    path::Path,
     process::{Command, ExitCode},
     thread,
     time::{Duration, Instant},
 };
 
 use transload_cuda_sim::{SimDevice, harness};
+
+#[path = "../../../profiler/tests/trace/fields.rs"]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "shared with the tests of traces")]
+mod fields;
+#[path = "../../../profiler/tests/trace/packets.rs"]
+#[allow(clippy::unwrap_used, clippy::panic, dead_code, reason = "shared with the tests of traces")]
+mod packets;
 
 #[path = "../../examples/02_async_tokio.rs"]
 mod async_tokio;
@@ -89,39 +98,76 @@ fn run(example: Example) -> Outcome {
     }
 }
 
+/// The example that is run once more while it records a trace.
+const TRACED: &str = "06_kv_cache";
+
 /// Runs those whose names contain one of `filters`, or all, and reports in the manner of Rust's test runner.
 fn run_all(filters: &[String]) -> ExitCode {
+    let names = EXAMPLES.iter().map(|(name, _)| (*name, false));
+    let traced = cfg!(feature = "profiler").then_some((TRACED, true));
+    let runs: Vec<_> = names.chain(traced).collect();
     let chosen =
         |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()));
     let (mut passed, mut failed) = (0, 0);
-    for (name, _) in EXAMPLES.iter().filter(|(name, _)| chosen(name)) {
-        let output = env::current_exe().and_then(|program| {
-            let mut command = Command::new(program);
-            command.args(["--run", name]);
-            // No calibration of this machine's user.
-            command.env("XDG_CACHE_HOME", if cfg!(windows) { r"C:\nonexistent" } else { "/nonexistent" });
-            if !harness::is_real() {
-                command.arg("--simulate");
-            }
-            command.output()
-        });
-        let (ok, text) = match &output {
-            Ok(output) => (
-                output.status.success(),
-                [&output.stdout[..], &output.stderr[..]].map(String::from_utf8_lossy).concat(),
-            ),
-            Err(error) => (false, error.to_string()),
-        };
-        println!("test {name} ... {}", if ok { "ok" } else { "FAILED" });
+    for (name, is_traced) in runs.iter().filter(|(name, _)| chosen(name)) {
+        let (ok, text) = run_apart(name, *is_traced).unwrap_or_else(|error| (false, error.to_string()));
+        let traced = if *is_traced { ", traced" } else { "" };
+        println!("test {name}{traced} ... {}", if ok { "ok" } else { "FAILED" });
         if !ok || env::args().any(|argument| argument == "--show-output" || argument == "--nocapture") {
             println!("{text}");
         }
         if ok { passed += 1 } else { failed += 1 }
     }
     let outcome = if failed == 0 { "ok" } else { "FAILED" };
-    let others = EXAMPLES.len() - passed - failed;
+    let others = runs.len() - passed - failed;
     println!(
         "\ntest result: {outcome}. {passed} passed; {failed} failed; 0 ignored; 0 measured; {others} filtered out"
     );
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs one in a process of its own. Returns whether it succeeded, and what it printed.
+fn run_apart(name: &str, is_traced: bool) -> io::Result<(bool, String)> {
+    let mut command = Command::new(env::current_exe()?);
+    command.args(["--run", name]);
+    // No calibration of this machine's user.
+    command.env("XDG_CACHE_HOME", if cfg!(windows) { r"C:\nonexistent" } else { "/nonexistent" });
+    if !harness::is_real() {
+        command.arg("--simulate");
+    }
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("trace.pftrace");
+    if is_traced {
+        command.env("TRANSLOAD_TRACE", &file);
+    }
+    let output = command.output()?;
+    let text = [&output.stdout[..], &output.stderr[..]].map(String::from_utf8_lossy).concat();
+    if is_traced && output.status.success() {
+        return Ok(check_trace(&file).map_or_else(|what| (false, what), |()| (true, text)));
+    }
+    Ok((output.status.success(), text))
+}
+
+/// Checks that a trace is whole, and that what it says of moves and kernels is there.
+fn check_trace(file: &Path) -> Result<(), String> {
+    let bytes = std::fs::read(file).map_err(|error| error.to_string())?;
+    let trace = packets::read(&bytes).ok_or("the trace is cut")?;
+    let drawn = trace.drawn();
+    let named = |name: &str| drawn.iter().filter(|slice| slice.name == name).count();
+    // 60 steps, each a kernel, and more moves than there are sequences.
+    let (kernels, submissions) = (named("kernel"), named("submit"));
+    let transfers = drawn.iter().filter(|slice| slice.row.contains(" → ")).count();
+    if kernels < 60 || submissions < 10 || transfers < submissions {
+        return Err(format!(
+            "{kernels} kernels, {submissions} submissions, {transfers} transfers: {drawn:#?}"
+        ));
+    }
+    let end = trace.events().find(|(_, event)| event.kind == 3).ok_or("the trace has no end")?.1;
+    let missing = end.arguments.iter().filter(|(name, value)| {
+        ["slices not drawn", "records lost", "unfinished"].contains(&&name[..]) && value != "0"
+    });
+    match missing.count() {
+        0 => Ok(()),
+        _ => Err(format!("{:?}", end.arguments)),
+    }
 }

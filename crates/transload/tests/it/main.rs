@@ -21,6 +21,9 @@ mod discover;
 mod drain;
 #[path = "../../../core/tests/shared/gate.rs"]
 mod elsewhere;
+#[cfg(feature = "profiler")]
+#[path = "../../../profiler/tests/trace/fields.rs"]
+mod fields;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #[path = "../../../streams/tests/it/support/gate.rs"]
 #[allow(dead_code, reason = "shared with the tests of streams")]
@@ -37,10 +40,16 @@ mod limits;
 mod load;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod many;
+#[cfg(feature = "profiler")]
+#[path = "../../../profiler/tests/trace/packets.rs"]
+#[allow(dead_code, reason = "shared with the tests of traces")]
+mod packets;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod pinned;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod polled;
+#[cfg(feature = "profiler")]
+mod profiled;
 #[path = "../../../streams/tests/it/support/programs.rs"]
 mod programs;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]

@@ -1,0 +1,97 @@
+//! `transload trace`: runs a program, and says what it recorded.
+
+use std::{fs, path::Path};
+
+use crate::{Ran, packets, transload};
+
+/// The program itself, as one that uses Transload.
+const THIS: &str = env!("CARGO_BIN_EXE_transload");
+
+fn trace(output: &Path, command: &[&str]) -> Ran {
+    transload(&[&["trace", "--output", output.to_str().unwrap(), "--"], command].concat())
+}
+
+fn slices(file: &Path) -> Vec<packets::Drawn> {
+    packets::read(&fs::read(file).unwrap()).unwrap().drawn()
+}
+
+#[cfg(all(feature = "sim", any(target_os = "linux", windows)))]
+#[test]
+fn program_is_recorded_and_its_output_and_code_are_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, output) = (crate::file(&folder, 5_000_000), folder.path().join("t.pftrace"));
+    for _again in 0..2 {
+        let ran = trace(&output, &[THIS, "copy", &file, "--to", "cuda:0", "--simulate", "--chunk=1MiB"]);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        assert!(ran.stdout.contains("all 5000000 bytes came back equal"), "{}", ran.stdout);
+        let read = packets::read(&fs::read(&output).unwrap()).unwrap();
+        let drawn = read.drawn();
+        let said = format!(
+            "{}: {} slices, 0 not drawn, 0 texts cut, 0 records lost, 0 unfinished, ",
+            output.display(),
+            drawn.len()
+        );
+        assert!(ran.stderr.contains(&said), "`{said}` is not said in: {}", ran.stderr);
+        let of_row = |begin: &str| drawn.iter().filter(|slice| slice.row.starts_with(begin)).count();
+        // Five chunks each way: on the device's streams, and as transfers.
+        assert_eq!(of_row("stream "), 10, "{drawn:?}");
+        assert_eq!(read.points("rate to the device (timed operations)").last().unwrap().1, 0.0);
+        assert!(
+            !read.points("pinned host memory").is_empty() && !read.points("allocated by cuda").is_empty()
+        );
+    }
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 2, "an earlier trace is replaced");
+}
+
+#[cfg(unix)]
+#[test]
+fn every_process_has_a_file_and_the_code_is_the_commands() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("t.pftrace");
+    let script = format!("'{THIS}' devices; '{THIS}' plan cpu cpu 1MiB; cd /; '{THIS}' devices; exit 7");
+    let ran = trace(&output, &["sh", "-c", &script]);
+    assert_eq!(ran.code, Some(7), "{}", ran.stderr);
+    for name in ["t.pftrace: ", "t.2.pftrace: ", "t.3.pftrace: "] {
+        assert!(ran.stderr.contains(name), "{}", ran.stderr);
+    }
+    assert!(slices(&folder.path().join("t.3.pftrace")).is_empty());
+    // A later run with fewer leaves none of these.
+    let ran = transload(&[
+        "trace",
+        "--json",
+        "--output",
+        output.to_str().unwrap(),
+        "--",
+        "sh",
+        "-c",
+        &format!("'{THIS}' devices >&2; kill -9 $$"),
+    ]);
+    assert_eq!(ran.code, Some(128 + 9), "{}", ran.stderr);
+    let json: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(json["traces"].as_array().unwrap().len(), 1);
+    assert_eq!((&json["traces"][0]["slices"], &json["traces"][0]["ended"]), (&0.into(), &true.into()));
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+}
+
+#[cfg(unix)]
+#[test]
+fn program_that_records_nothing_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("t.pftrace");
+    trace(&output, &["true"]).failed(2, &["true recorded nothing", "feature `profiler`"]);
+    trace(&output, &["sh", "-c", "exit 3"]).failed(3, &[]);
+    trace(&output, &["/nonexistent/program", "--help"]).failed(2, &["cannot run /nonexistent/program"]);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+}
+
+#[test]
+fn only_traces_are_replaced_and_options_of_devices_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("precious");
+    fs::write(&output, "mine").unwrap();
+    trace(&output, &[THIS, "devices"]).failed(2, &["precious is no trace", "name another file"]);
+    assert_eq!(fs::read(&output).unwrap(), b"mine");
+    trace(&folder.path().join("not/there"), &[THIS, "devices"]).failed(2, &["cannot write"]);
+    transload(&["trace"]).failed(2, &["COMMAND"]);
+    transload(&["--costs", "a.json", "trace", "--", THIS, "devices"]).failed(2, &["to the program"]);
+}

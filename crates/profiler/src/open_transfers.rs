@@ -1,0 +1,154 @@
+//! Transfers from their submission to their end, also those whose handles were dropped.
+
+use std::collections::BTreeMap;
+
+use transload_core::{Fence, TransferId, TransferReport};
+
+use crate::inbox::TransferEnd;
+
+/// Driver queries of one collection; the oldest transfers come first.
+const QUERIES: usize = 256;
+/// Collections after which operations of a transfer that was not taken are forgotten.
+const FORGOTTEN_AFTER: u32 = 200;
+
+/// A transfer that ended. Times are nanoseconds since the profiler was made.
+pub(crate) struct EndedTransfer {
+    pub(crate) report: TransferReport,
+    pub(crate) begun: i64,
+    pub(crate) end: i64,
+    /// When the end was seen.
+    pub(crate) seen: i64,
+    pub(crate) is_failed: bool,
+    /// Whether its handle was dropped before.
+    pub(crate) is_dropped: bool,
+}
+
+#[derive(Default)]
+struct OpenTransfer {
+    submitted: Option<(TransferReport, i64, Option<Fence>)>,
+    /// Operations whose times are not known yet.
+    operations: u32,
+    /// The last known end of an operation.
+    operated: Option<i64>,
+    /// When it was last seen incomplete.
+    incomplete: i64,
+    /// When it was first seen complete.
+    complete: Option<i64>,
+    is_failed: bool,
+    is_dropped: bool,
+    /// Collections since it was complete, or without a submission.
+    idle: u32,
+}
+
+#[derive(Default)]
+pub(crate) struct OpenTransfers {
+    /// The oldest first.
+    open: BTreeMap<u64, OpenTransfer>,
+}
+
+impl OpenTransfers {
+    /// Returns how many were submitted and have not ended.
+    pub(crate) fn count(&self) -> u64 {
+        self.open.values().filter(|open| open.submitted.is_some()).count() as u64
+    }
+
+    /// Takes a submission; `false` if there are `most` transfers already.
+    pub(crate) fn submitted(
+        &mut self,
+        report: TransferReport,
+        begun: i64,
+        end: Option<Fence>,
+        most: usize,
+    ) -> bool {
+        let Some(id) = report.id else { return true };
+        if self.open.len() >= most && !self.open.contains_key(&id.get()) {
+            return false;
+        }
+        let open = self.open.entry(id.get()).or_default();
+        let took = report.submitting.map_or(0, |took| i64::try_from(took.as_nanos()).unwrap_or(i64::MAX));
+        let enqueued = begun.saturating_add(took);
+        (open.incomplete, open.idle) = (enqueued, 0);
+        if end.is_none() {
+            open.complete = Some(enqueued);
+        }
+        open.submitted = Some((report, begun, end));
+        true
+    }
+
+    /// Takes an operation of a transfer, which may come before the submission.
+    pub(crate) fn enqueued(&mut self, id: Option<TransferId>, most: usize) {
+        let Some(id) = id else { return };
+        if self.open.len() < most || self.open.contains_key(&id.get()) {
+            let open = self.open.entry(id.get()).or_default();
+            (open.operations, open.idle) = (open.operations + 1, 0);
+        }
+    }
+
+    /// Takes the end of an operation, if it is known.
+    pub(crate) fn operated(&mut self, id: Option<TransferId>, end: Option<i64>) {
+        if let Some(open) = id.and_then(|id| self.open.get_mut(&id.get())) {
+            open.operations = open.operations.saturating_sub(1);
+            open.operated = open.operated.max(end);
+        }
+    }
+
+    /// Takes what the transfer's submitter saw.
+    pub(crate) fn observed(&mut self, id: Option<TransferId>, end: TransferEnd, at: i64) {
+        let Some(open) = id.and_then(|id| self.open.get_mut(&id.get())) else { return };
+        match end {
+            TransferEnd::Abandoned => open.is_dropped = true,
+            TransferEnd::Completed | TransferEnd::Failed => {
+                open.is_failed = end == TransferEnd::Failed;
+                open.complete.get_or_insert(at);
+            }
+        }
+    }
+
+    /// Returns those that ended and have no outstanding operation. One collection later than they were seen complete, since the records of their
+    /// operations may come a little later; at once if it is the `last`.
+    pub(crate) fn ended(&mut self, now: i64, last: bool) -> Vec<EndedTransfer> {
+        let mut queries = if last { usize::MAX } else { QUERIES };
+        self.open.values_mut().for_each(|open| open.look(now, &mut queries));
+        let is_over = |open: &OpenTransfer| match (&open.submitted, open.complete) {
+            (Some(_), Some(_)) => open.operations == 0 && (last || open.idle > 1),
+            (Some(_), None) => false,
+            (None, _) => open.operations == 0 && open.idle > FORGOTTEN_AFTER,
+        };
+        self.open.extract_if(.., |_, open| is_over(open)).filter_map(|(_, open)| open.end()).collect()
+    }
+}
+
+impl OpenTransfer {
+    fn look(&mut self, now: i64, queries: &mut usize) {
+        self.idle = self.idle.saturating_add(1);
+        let (Some((_, _, Some(fence))), None) = (&self.submitted, self.complete) else { return };
+        if !fence.is_known_complete() {
+            if *queries == 0 {
+                return;
+            }
+            *queries -= 1;
+        }
+        match fence.timeline().poll(fence.point()) {
+            Ok(false) => {
+                self.incomplete = self.incomplete.max(now);
+                self.idle = 0;
+                return;
+            }
+            Ok(true) => {}
+            Err(_) => self.is_failed = true,
+        }
+        if !transload_core::mutant!("profiler/dropped-handles") {
+            (self.complete, self.idle) = (Some(now), 1);
+        }
+    }
+
+    /// Its end is that of its last operation, unless it was seen incomplete after that, or some operation was not timed: then when it was seen
+    /// complete.
+    fn end(self) -> Option<EndedTransfer> {
+        let Self { submitted, operated, incomplete, complete, is_failed, is_dropped, .. } = self;
+        let ((report, begun, _), seen) = submitted.zip(complete)?;
+        let seen = seen.max(begun);
+        let end = operated.filter(|end| (incomplete..=seen).contains(end)).unwrap_or(seen);
+        Some(EndedTransfer { report, begun, end: end.max(begun), seen, is_failed, is_dropped })
+    }
+}

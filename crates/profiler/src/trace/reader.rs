@@ -1,0 +1,138 @@
+//! Reads back what a Perfetto trace of this library contains.
+
+use std::{
+    io::{BufRead, Read as _},
+    path::{Path, PathBuf},
+};
+
+use prost::Message as _;
+use transload_core::{Error, ErrorKind, Result};
+
+use super::{
+    messages::{AnnotationValue, DebugAnnotation, EventType, TracePacket, TrackEvent},
+    perfetto::{BYTES, NOT_DRAWN, RECORDS_LOST, SLICES, TEXTS_CUT, UNFINISHED},
+    types::TraceSummary,
+};
+
+/// The key of a packet: field 1, with a length.
+const PACKET: u8 = 1 << 3 | 2;
+/// Longest packet: names and texts are cut, so that it takes some 40 KiB.
+const LONGEST: u64 = 1 << 20;
+
+/// What a Perfetto trace of this library contains, also one whose writer was killed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TraceContents {
+    /// Slices in it.
+    pub slices: u64,
+    /// What its writer said at the end; `None` if it did not end the trace.
+    pub summary: Option<TraceSummary>,
+}
+
+impl TraceContents {
+    /// Returns the path of the `number`-th trace of a program that was asked to record to `path`: with the number before its extension from the
+    /// second on.
+    #[must_use]
+    pub fn path(path: &Path, number: u32) -> PathBuf {
+        if number <= 1 {
+            return path.to_owned();
+        }
+        let mut name = path.file_stem().unwrap_or_default().to_owned();
+        name.push(format!(".{number}"));
+        if let Some(extension) = path.extension() {
+            name.push(".");
+            name.push(extension);
+        }
+        path.with_file_name(name)
+    }
+
+    /// Reads a trace to its end, or to a packet that is cut.
+    ///
+    /// ```
+    /// use transload_profiler::{Slice, TraceContents, TraceFormat, TraceOptions, TraceWriter};
+    ///
+    /// let mut file = Vec::new();
+    /// let mut trace = TraceWriter::new(&mut file, TraceFormat::Perfetto, TraceOptions::new())?;
+    /// let track = trace.track(None, "host")?;
+    /// trace.slice(track, &Slice { name: "submit", begin: 0, end: 5, flow: None, arguments: &[] })?;
+    /// let written = trace.finish()?;
+    /// let read = TraceContents::read(&file[..])?;
+    /// assert_eq!((read.slices, read.summary.map(|it| it.slices)), (1, Some(written.slices)));
+    /// # Ok::<(), transload_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] if reading fails, [`ErrorKind::InvalidArgument`] if it is no Perfetto trace of this library.
+    pub fn read(mut from: impl BufRead) -> Result<Self> {
+        let (mut contents, mut packet) = (Self::default(), Vec::new());
+        let mut is_first = true;
+        while next(&mut from, &mut packet)? {
+            let read = TracePacket::decode(&packet[..]).map_err(|error| {
+                Error::caused_by(ErrorKind::InvalidArgument, "no trace of this library", error)
+            })?;
+            if std::mem::take(&mut is_first) && read.sequence_flags.is_none() {
+                return Err(foreign());
+            }
+            match read.track_event {
+                Some(event) if event.r#type == Some(EventType::SliceBegin.into()) => contents.slices += 1,
+                Some(event) if event.r#type == Some(EventType::Instant.into()) => {
+                    contents.summary = Some(summary(&event));
+                }
+                _ => {}
+            }
+        }
+        if is_first { Err(foreign()) } else { Ok(contents) }
+    }
+}
+
+fn foreign() -> Error {
+    Error::new(ErrorKind::InvalidArgument, "no Perfetto trace of this library")
+}
+
+/// Reads a packet. `false` at the end, or if it is cut.
+fn next(from: &mut impl BufRead, packet: &mut Vec<u8>) -> Result<bool> {
+    let failed = |error| Error::caused_by(ErrorKind::Io, "reading the trace failed", error);
+    let mut byte = || {
+        let first = from.fill_buf().map_err(failed)?.first().copied();
+        from.consume(usize::from(first.is_some()));
+        Ok(first)
+    };
+    match byte()? {
+        None => return Ok(false),
+        Some(PACKET) => {}
+        Some(_) => return Err(foreign()),
+    }
+    let (mut length, mut shift) = (0, 0);
+    loop {
+        let Some(byte) = byte()? else { return Ok(false) };
+        length |= u64::from(byte & 0x7F) << shift;
+        shift += 7;
+        if length > LONGEST || shift > 21 {
+            return Err(foreign());
+        }
+        if byte < 0x80 {
+            break;
+        }
+    }
+    packet.clear();
+    let read = from.take(length).read_to_end(packet).map_err(failed)?;
+    Ok(read as u64 == length)
+}
+
+fn summary(event: &TrackEvent) -> TraceSummary {
+    let number = |name: &str| {
+        let of_name = |annotation: &&DebugAnnotation| annotation.name.as_deref() == Some(name);
+        match event.debug_annotations.iter().find(of_name).and_then(|it| it.value.as_ref()) {
+            Some(AnnotationValue::Unsigned(value)) => *value,
+            _ => 0,
+        }
+    };
+    TraceSummary {
+        slices: number(SLICES),
+        slices_not_drawn: number(NOT_DRAWN),
+        texts_cut: number(TEXTS_CUT),
+        records_lost: number(RECORDS_LOST),
+        unfinished: number(UNFINISHED),
+        bytes: number(BYTES),
+    }
+}

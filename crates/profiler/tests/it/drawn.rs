@@ -1,0 +1,136 @@
+//! Counters and whole transfers in traces, read back.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use transload_backend_cpu::CpuBackend;
+use transload_core::{
+    Backend, DeviceId, MemoryKind, Operation, RawBuffer, StreamPriority, Timing, TransferMethod,
+    TransferPath, WorkloadType, submit,
+};
+use transload_profiler::{StreamProfiler, TraceFormat, TraceOptions, Unit};
+use transload_transfer::CrossBackendTransferManager;
+
+use crate::{
+    Written,
+    cuda::setup,
+    packets::{self, Trace},
+};
+
+/// Ends a trace in which nothing is missing.
+fn read(profiler: &StreamProfiler, written: &Written) -> Trace {
+    let summary = profiler.finish_trace().unwrap();
+    assert_eq!((summary.records_lost, summary.unfinished), (0, 0), "{summary}");
+    packets::read(&written.0.lock()).unwrap()
+}
+
+/// Returns the sum of value times seconds.
+fn integral(points: &[(u64, f64)]) -> f64 {
+    points.windows(2).map(|pair| pair[0].1 * (pair[1].0 - pair[0].0) as f64 / 1e9).sum()
+}
+
+#[test]
+fn counters_of_a_device_are_those_of_its_operations() {
+    let (test, backend, profiler) = setup();
+    let device = DeviceId::Cuda(test.ordinal());
+    let written = Written::default();
+    profiler.start_trace(written.clone(), TraceFormat::Perfetto, TraceOptions::new()).unwrap();
+    let (large, small) = (64_u64 << 20, 1_u64 << 20);
+    let allocate = |kind, bytes: u64| backend.allocate(device, kind, bytes as usize).unwrap();
+    let (from, to) = (allocate(MemoryKind::Pinned, large), allocate(MemoryKind::Device, large));
+    let (here, there) = (allocate(MemoryKind::Pinned, small), allocate(MemoryKind::Device, small));
+    let lease = || backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    // Of two streams, so that their ends come in any order.
+    let (one, two) = (lease(), lease());
+    let first = submit(&*one, &Operation::Copy { src: &from, dst: &to }, Timing::Off).unwrap();
+    let second = submit(&*two, &Operation::Copy { src: &here, dst: &there }, Timing::Off).unwrap();
+    let third = submit(&*two, &Operation::Copy { src: &there, dst: &here }, Timing::Off).unwrap();
+    [first, second, third].iter().for_each(|fence| fence.wait().unwrap());
+    let trace = read(&profiler, &written);
+
+    let in_flight = trace.points("bytes in flight (timed operations)");
+    assert!(in_flight.is_sorted_by_key(|(at, _)| *at), "{in_flight:?}");
+    let most = in_flight.iter().fold(0.0, |most: f64, (_, value)| most.max(*value));
+    assert!(most >= large as f64 && most <= (large + 2 * small) as f64, "{in_flight:?}");
+    assert_eq!(in_flight.last().unwrap().1, 0.0);
+
+    for (direction, bytes) in [("to the device", large + small), ("from the device", small)] {
+        let points = trace.points(&format!("rate {direction} (timed operations)"));
+        let moved = integral(&points);
+        // The rates are whole numbers, and so are the nanoseconds.
+        assert!((moved - bytes as f64).abs() < 4.0, "{direction}: {moved} of {bytes}, {points:?}");
+        assert_eq!(points.last().unwrap().1, 0.0);
+        if test.is_simulated() {
+            // 55 GB/s of virtual time each; two copies may overlap, since spans include waiting for the engine.
+            assert!(points.iter().all(|(_, rate)| *rate <= 2.0 * 55e9 * 1.001), "{points:?}");
+        }
+    }
+    let spans = trace.drawn().into_iter().filter(|slice| slice.row.starts_with("stream "));
+    let spans: u64 = spans.filter(|slice| slice.name == "copy").map(|slice| slice.end - slice.begin).sum();
+    assert!(integral(&in_flight) >= spans as f64 / 1e9 * small as f64, "from their enqueueing on");
+}
+
+#[test]
+fn memory_and_gauges_are_counters() {
+    let (test, backend, profiler) = setup();
+    let written = Written::default();
+    let value = Arc::new(AtomicU64::new(3));
+    let read_value = Arc::clone(&value);
+    profiler.add_gauge("mine", Unit::Other("°C"), move || match read_value.load(Ordering::Relaxed) {
+        0 => None,
+        value => Some(value as f64 / 2.0),
+    });
+    let before = backend.resource_counts().bytes;
+    profiler.start_trace(written.clone(), TraceFormat::Perfetto, TraceOptions::new()).unwrap();
+    let held = backend.allocate(DeviceId::Cuda(test.ordinal()), MemoryKind::Device, 8 << 20).unwrap();
+    let while_held = backend.resource_counts().bytes;
+    for next in [0, 4, 4] {
+        value.store(next, Ordering::Relaxed);
+        drop(profiler.get_comprehensive_report());
+    }
+    drop(held);
+    backend.drain().unwrap();
+    let after = backend.resource_counts().bytes;
+    let trace = read(&profiler, &written);
+    let memory: Vec<_> =
+        trace.points("allocated by cuda").into_iter().map(|(_, bytes)| bytes as u64).collect();
+    assert_eq!((memory.first(), memory.last()), (Some(&before), Some(&after)));
+    assert!(memory.contains(&while_held), "{memory:?}");
+    assert!(while_held >= before + (8 << 20));
+    let mine: Vec<_> = trace.points("mine").into_iter().map(|(_, value)| value).collect();
+    assert_eq!(mine, [1.5, 2.0], "once while it does not change");
+}
+
+#[test]
+fn transfer_without_a_handle_is_drawn_with_its_end() {
+    let (test, backend, profiler) = setup();
+    let device = DeviceId::Cuda(test.ordinal());
+    let manager = CrossBackendTransferManager::builder().observer(profiler.observer()).build();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    manager.register_backend(Arc::clone(&backend) as _).unwrap();
+    let written = Written::default();
+    profiler.start_trace(written.clone(), TraceFormat::Perfetto, TraceOptions::new()).unwrap();
+    let allocate = |device, kind| manager.allocate(device, kind, 24 << 20).unwrap();
+    let (pinned, pageable) =
+        (allocate(device, MemoryKind::Pinned), allocate(DeviceId::Cpu, MemoryKind::Pageable));
+    let there = allocate(device, MemoryKind::Device);
+    pinned.write().unwrap().fill(1);
+    pageable.write().unwrap().fill(2);
+    drop(manager.copy(&pinned, &there).submit());
+    drop(manager.copy(&pageable, &there).method(TransferMethod::HostStaged).submit());
+    manager.drain().unwrap();
+    manager.copy(&there, &pinned).wait().unwrap();
+    let trace = read(&profiler, &written);
+    let names = |src: &RawBuffer, dst: &RawBuffer| {
+        let path = TransferPath { src: src.place(), dst: dst.place() }.to_string();
+        let drawn = trace.drawn().into_iter().filter(|slice| slice.row == path);
+        drawn.map(|slice| (slice.name, slice.end > slice.begin)).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&pinned, &there), [("DirectCopy".to_owned(), true)]);
+    assert_eq!(names(&pageable, &there), [("HostStaged".to_owned(), true)]);
+    assert_eq!(names(&there, &pinned), [("DirectCopy".to_owned(), true)]);
+    let outcomes = trace.events().flat_map(|(_, event)| &event.arguments).filter(|it| it.0 == "outcome");
+    assert!(outcomes.map(|it| &it.1[..]).eq(["completed"; 3]));
+}

@@ -1,0 +1,137 @@
+//! The trace that an environment variable asks for.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs::File,
+    io::{BufWriter, ErrorKind as IoErrorKind},
+    path::{Path, PathBuf},
+    process,
+    sync::{Arc, Condvar, Mutex, Once, PoisonError, Weak},
+    thread,
+    time::Duration,
+};
+
+use transload_core::{Error, ErrorKind, OperationSampling, Result, events::report};
+use transload_profiler::{ProfilerOptions, TraceContents, TraceFormat, TraceOptions};
+
+use super::{RuntimeProfiler, TRACE_VARIABLE};
+use crate::Runtime;
+
+/// Files of one name.
+const FILES: u32 = 64;
+/// Longest time for which the end of the process waits for the end of its traces.
+const AT_EXIT: Duration = Duration::from_secs(5);
+
+/// Recordings that have not ended.
+static OPEN: Mutex<Vec<Weak<Recording>>> = Mutex::new(Vec::new());
+
+/// A trace that is being written, until it is dropped or the process ends.
+pub(crate) struct Recording {
+    file: PathBuf,
+    /// The process that records: one forked from it has a copy, and the same file.
+    process: u32,
+    profiler: Mutex<Option<RuntimeProfiler>>,
+}
+
+impl Recording {
+    /// Starts the recording of a runtime if the environment asks for it. A failure is reported as an event.
+    pub(crate) fn of_environment(runtime: &Runtime) -> Option<Arc<Self>> {
+        let path = env::var_os(TRACE_VARIABLE).filter(|path| !path.is_empty())?;
+        let started = Self::start(runtime, &path);
+        if let Err(error) = &started {
+            report::trace_failed(Path::new(&path), error);
+            report::emit_deferred();
+        }
+        started.ok()
+    }
+
+    fn start(runtime: &Runtime, path: &OsString) -> Result<Arc<Self>> {
+        let profiler = runtime.profile(ProfilerOptions::new().sampling(OperationSampling::ALL))?;
+        let (file, out) = create(Path::new(path))?;
+        profiler.start_trace(BufWriter::new(out), TraceFormat::Perfetto, TraceOptions::new())?;
+        let recording = Arc::new(Self { file, process: process::id(), profiler: Mutex::new(Some(profiler)) });
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|recording| recording.strong_count() > 0);
+        open.push(Arc::downgrade(&recording));
+        drop(open);
+        end_at_exit();
+        Ok(recording)
+    }
+
+    fn is_of_this_process(&self) -> bool {
+        self.process == process::id() || transload_core::mutant!("transload/trace-of-a-fork")
+    }
+
+    /// Ends the trace with what is complete by now.
+    fn end(&self) {
+        let profiler = self.profiler.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(profiler) = profiler else { return };
+        if !self.is_of_this_process() {
+            // Its thread and its locks are those of another process.
+            std::mem::forget(profiler);
+            return;
+        }
+        match profiler.finish_trace() {
+            Ok(written) => report::trace_written(&self.file, &written),
+            Err(error) => report::trace_failed(&self.file, &error),
+        }
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Creates the file, or the first of the names after it that is free.
+fn create(path: &Path) -> Result<(PathBuf, File)> {
+    let failed = |path: &Path, error| {
+        let text = format!("{TRACE_VARIABLE}: cannot create {}", path.display());
+        Error::caused_by(ErrorKind::Io, text, error)
+    };
+    for number in 1..=FILES {
+        let path = TraceContents::path(path, number);
+        match File::create_new(&path) {
+            Ok(file) => return Ok((path, file)),
+            Err(error) if error.kind() == IoErrorKind::AlreadyExists && !path.is_dir() => {}
+            Err(error) => return Err(failed(&path, error)),
+        }
+    }
+    let text = format!("{TRACE_VARIABLE}: {} and {} more exist; remove some", path.display(), FILES - 1);
+    Err(Error::new(ErrorKind::InvalidArgument, text))
+}
+
+/// Has the process end the recordings whose runtimes live until its end, such as those in statics. Called after drivers were loaded, so that they
+/// end later.
+fn end_at_exit() {
+    static REGISTERED: Once = Once::new();
+    REGISTERED.call_once(|| {
+        // SAFETY: `at_exit` is a function of this library, unwinds never, and needs no values of the exiting thread.
+        let _ignored = unsafe { libc::atexit(at_exit) };
+    });
+}
+
+extern "C" fn at_exit() {
+    let open = std::mem::take(&mut *OPEN.lock().unwrap_or_else(PoisonError::into_inner));
+    let open = open.iter().filter_map(Weak::upgrade);
+    let open: Vec<_> = open.filter(|recording| recording.is_of_this_process()).collect();
+    if open.is_empty() {
+        return;
+    }
+    // On another thread: values of this one were dropped already, and what hangs must not keep the process from ending.
+    let ended = Arc::new((Mutex::new(false), Condvar::new()));
+    let ending = Arc::clone(&ended);
+    let started = thread::Builder::new().name("transload-trace".to_owned()).spawn(move || {
+        open.iter().for_each(|recording| recording.end());
+        // Their runtimes stay: nothing of theirs is dropped while the process ends.
+        std::mem::forget(open);
+        *ending.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        ending.1.notify_all();
+    });
+    if started.is_ok() {
+        let is_ended = ended.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let _either = ended.1.wait_timeout_while(is_ended, AT_EXIT, |is_ended| !*is_ended);
+    }
+}
