@@ -27,7 +27,7 @@ pub(crate) fn run(arguments: &Arguments, wanted: &args::Trace) -> Result<ExitCod
         .map_err(|error| Failure::caused_by(Exit::Io, "the current folder is not known", error))?;
     make_room(&output)?;
     let ended = wait_for(&wanted.command, &output)?;
-    let traces = traces(&output)?;
+    let traces = traces(&output);
     if traces.is_empty() && ended.success() {
         let program = wanted.command.first().map(|name| name.display().to_string()).unwrap_or_default();
         let text = format!(
@@ -48,21 +48,27 @@ pub(crate) fn run(arguments: &Arguments, wanted: &args::Trace) -> Result<ExitCod
     Ok(code(ended))
 }
 
+/// Returns the files to which a program may have recorded.
+fn files(output: &Path) -> Vec<PathBuf> {
+    let files = (1..=TraceContents::FILES).map(|number| TraceContents::path(output, number));
+    files.filter(|file| fs::symlink_metadata(file).is_ok()).collect()
+}
+
 /// Removes the traces of an earlier run.
 fn make_room(output: &Path) -> Result<(), Failure> {
-    let mut file = output.to_owned();
-    let mut number = 1;
-    while let Ok(found) = fs::symlink_metadata(&file) {
-        let is_trace = found.is_file() && (found.len() == 0 || read(&file).is_ok());
+    let earlier = files(output);
+    for file in &earlier {
+        let is_trace = fs::symlink_metadata(file)
+            .is_ok_and(|found| found.is_file() && (found.len() == 0 || read(file).is_ok()));
         if !is_trace {
             let text = format!("{} is no trace, and is not replaced; name another file", file.display());
             return Err(Failure::new(Exit::Input, text));
         }
-        fs::remove_file(&file).map_err(|error| {
+    }
+    for file in &earlier {
+        fs::remove_file(file).map_err(|error| {
             Failure::caused_by(Exit::Io, format!("cannot replace {}", file.display()), error)
         })?;
-        number += 1;
-        file = TraceContents::path(output, number);
     }
     // Whether the program could write there.
     let tried = fs::File::create_new(output).and_then(|_| fs::remove_file(output));
@@ -86,31 +92,36 @@ fn wait_for(command: &[std::ffi::OsString], output: &Path) -> Result<ExitStatus,
     })
 }
 
-/// Returns what the program recorded.
-fn traces(output: &Path) -> Result<Vec<(PathBuf, TraceContents)>, Failure> {
-    let files = (1..).map(|number| TraceContents::path(output, number)).take_while(|file| file.exists());
-    files.map(|file| read(&file).map(|contents| (file, contents))).collect()
+/// What the program recorded to a file, or why that cannot be read.
+type Recorded = (PathBuf, Result<TraceContents, Failure>);
+
+fn traces(output: &Path) -> Vec<Recorded> {
+    files(output).into_iter().map(|file| (file.clone(), read(&file))).collect()
 }
 
 fn read(file: &Path) -> Result<TraceContents, Failure> {
-    let open = fs::File::open(file);
-    let open =
-        open.map_err(|error| Failure::caused_by(Exit::Io, format!("cannot read {}", file.display()), error))?;
-    TraceContents::read(BufReader::new(open))
-        .map_err(|error| Failure::from(error).during(format!("{} is damaged", file.display())))
+    let open = fs::File::open(file).map_err(|error| Failure::caused_by(Exit::Io, "cannot read it", error))?;
+    TraceContents::read(BufReader::new(open)).map_err(Failure::from)
 }
 
-fn described(contents: &TraceContents) -> String {
-    match &contents.summary {
-        Some(summary) => summary.to_string(),
-        None => {
+fn described(contents: &Result<TraceContents, Failure>) -> String {
+    match contents {
+        Ok(TraceContents { summary: Some(summary), .. }) => summary.to_string(),
+        Ok(contents) => {
             format!("{} slices; the program did not end it, so the last ones may be missing", contents.slices)
         }
+        Err(failure) => format!("not readable: {failure}"),
     }
 }
 
-fn json_of((file, contents): &(PathBuf, TraceContents)) -> Value {
-    json!({ "file": file, "slices": contents.slices, "ended": contents.summary.is_some(), "summary": contents.summary })
+fn json_of((file, contents): &Recorded) -> Value {
+    let file = file.to_string_lossy();
+    match contents {
+        Ok(TraceContents { slices, summary, .. }) => {
+            json!({ "file": file, "slices": slices, "ended": summary.is_some(), "summary": summary })
+        }
+        Err(failure) => json!({ "file": file, "error": failure.to_string() }),
+    }
 }
 
 /// Returns the program's exit code; 128 and the signal's number if one ended it, as shells do.

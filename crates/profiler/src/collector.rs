@@ -339,8 +339,9 @@ impl Collector {
         let Pending { queue, info, .. } = pending;
         let enqueued = since(self.origin, pending.enqueued);
         let (start, stop) = (map.convert(begin), map.convert(end));
-        // Its length is that of the device's clock, which may be virtual.
-        let span = (start.at, stop.at.max(start.at));
+        // Virtual time has lengths of its own.
+        let end = if map.is_unrelated() { start.at.saturating_add(end - begin) } else { stop.at };
+        let span = (start.at, end.max(start.at));
         if let Some(stream) = self.streams.get_mut(&queue.id) {
             let kind = &mut stream.kinds[info.kind as usize];
             kind.running.add(ran);

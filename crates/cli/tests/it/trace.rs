@@ -82,6 +82,8 @@ fn program_that_records_nothing_is_an_error() {
     trace(&output, &["sh", "-c", "exit 3"]).failed(3, &[]);
     trace(&output, &["/nonexistent/program", "--help"]).failed(2, &["cannot run /nonexistent/program"]);
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+    let garbage = "echo garbage > \"$TRANSLOAD_TRACE\"; exit 4";
+    trace(&output, &["sh", "-c", garbage]).failed(4, &["t.pftrace: not readable: no Perfetto trace"]);
 }
 
 #[test]
@@ -91,6 +93,13 @@ fn only_traces_are_replaced_and_options_of_devices_refused() {
     fs::write(&output, "mine").unwrap();
     trace(&output, &[THIS, "devices"]).failed(2, &["precious is no trace", "name another file"]);
     assert_eq!(fs::read(&output).unwrap(), b"mine");
+    // Nor is an earlier trace removed before.
+    let numbered = folder.path().join("other.2.pftrace");
+    fs::write(&numbered, "mine").unwrap();
+    let other = folder.path().join("other.pftrace");
+    fs::write(&other, "").unwrap();
+    trace(&other, &[THIS, "devices"]).failed(2, &["other.2.pftrace is no trace"]);
+    assert!(fs::read(&other).unwrap().is_empty());
     trace(&folder.path().join("not/there"), &[THIS, "devices"]).failed(2, &["cannot write"]);
     transload(&["trace"]).failed(2, &["COMMAND"]);
     transload(&["--costs", "a.json", "trace", "--", THIS, "devices"]).failed(2, &["to the program"]);

@@ -30,6 +30,9 @@ pub struct TraceContents {
 }
 
 impl TraceContents {
+    /// Most traces of one program, or one run of several, with [paths](Self::path) numbered from 1 on.
+    pub const FILES: u32 = 64;
+
     /// Returns the path of the `number`-th trace of a program that was asked to record to `path`: with the number before its extension from the
     /// second on.
     #[must_use]

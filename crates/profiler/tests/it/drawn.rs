@@ -6,10 +6,12 @@ use std::sync::{
 };
 
 use transload_backend_cpu::CpuBackend;
+use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{
     Backend, DeviceId, MemoryKind, Operation, RawBuffer, StreamPriority, Timing, TransferMethod,
     TransferPath, WorkloadType, submit,
 };
+use transload_cuda_sim::harness;
 use transload_profiler::{StreamProfiler, TraceFormat, TraceOptions, Unit};
 use transload_transfer::CrossBackendTransferManager;
 
@@ -17,6 +19,7 @@ use crate::{
     Written,
     cuda::setup,
     packets::{self, Trace},
+    timing_all,
 };
 
 /// Ends a trace in which nothing is missing.
@@ -70,6 +73,41 @@ fn counters_of_a_device_are_those_of_its_operations() {
     let spans = trace.drawn().into_iter().filter(|slice| slice.row.starts_with("stream "));
     let spans: u64 = spans.filter(|slice| slice.name == "copy").map(|slice| slice.end - slice.begin).sum();
     assert!(integral(&in_flight) >= spans as f64 / 1e9 * small as f64, "from their enqueueing on");
+}
+
+/// On the software driver's own time, whose lengths do not depend on this machine.
+#[test]
+fn lengths_and_rates_in_virtual_time_are_exact() {
+    let Some(test) = harness::device_with(|device| device) else { return };
+    let test = test.end_check();
+    let device = DeviceId::Cuda(test.ordinal());
+    let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+    let backend = CudaBackend::open(&config).unwrap();
+    let (profiler, written) = (timing_all(), Written::default());
+    profiler.attach(&(Arc::clone(&backend) as _)).unwrap();
+    profiler.enable().unwrap();
+    let allocate = |kind| backend.allocate(device, kind, 64 << 20).unwrap();
+    let (from, to) = (allocate(MemoryKind::Pinned), allocate(MemoryKind::Device));
+    let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    let copy =
+        || submit(&*queue, &Operation::Copy { src: &from, dst: &to }, Timing::Off).unwrap().wait().unwrap();
+    // Until it is known that the clock is not the host's.
+    copy();
+    while profiler.get_comprehensive_report().clocks.iter().all(|clock| clock.follows_host) {
+        copy();
+    }
+    profiler.start_trace(written.clone(), TraceFormat::Perfetto, TraceOptions::new()).unwrap();
+    copy();
+    let trace = read(&profiler, &written);
+    let spans: Vec<_> = trace.drawn().into_iter().filter(|slice| slice.row.starts_with("stream ")).collect();
+    let [span] = &spans[..] else { panic!("{spans:?}") };
+    // 6 µs, 64 MiB at 55 GB/s, and the time of an event.
+    let took = span.end - span.begin;
+    assert!((1_226_000..1_232_000).contains(&took), "{took}");
+    let rate = trace.points("rate to the device (timed operations)");
+    let expected = (64_u128 << 20) * 1_000_000_000 / u128::from(took);
+    assert_eq!(rate.iter().map(|(_, value)| *value).collect::<Vec<_>>(), [expected as f64, 0.0]);
+    assert_eq!(rate[1].0 - rate[0].0, took);
 }
 
 #[test]

@@ -18,8 +18,6 @@ use transload_profiler::{ProfilerOptions, TraceContents, TraceFormat, TraceOptio
 use super::{RuntimeProfiler, TRACE_VARIABLE};
 use crate::Runtime;
 
-/// Files of one name.
-const FILES: u32 = 64;
 /// Longest time for which the end of the process waits for the end of its traces.
 const AT_EXIT: Duration = Duration::from_secs(5);
 
@@ -91,7 +89,7 @@ fn create(path: &Path) -> Result<(PathBuf, File)> {
         let text = format!("{TRACE_VARIABLE}: cannot create {}", path.display());
         Error::caused_by(ErrorKind::Io, text, error)
     };
-    for number in 1..=FILES {
+    for number in 1..=TraceContents::FILES {
         let path = TraceContents::path(path, number);
         match File::create_new(&path) {
             Ok(file) => return Ok((path, file)),
@@ -99,7 +97,11 @@ fn create(path: &Path) -> Result<(PathBuf, File)> {
             Err(error) => return Err(failed(&path, error)),
         }
     }
-    let text = format!("{TRACE_VARIABLE}: {} and {} more exist; remove some", path.display(), FILES - 1);
+    let text = format!(
+        "{TRACE_VARIABLE}: {} and {} more exist; remove some",
+        path.display(),
+        TraceContents::FILES - 1
+    );
     Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
