@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak, atomic::AtomicU64};
 use parking_lot::Mutex;
 use transload_core::{
     DeviceId, Error, Observer, RefusalHandler, Result, TimelineId, TransferEvent, TransferId, TransferReport,
+    catch_panic,
 };
 use transload_executor::{BlockingKey, Executor};
 
@@ -112,7 +113,8 @@ impl ManagerContext {
 
     pub(crate) fn tell(&self, event: TransferEvent<'_>) {
         if let Some(observer) = &self.observer {
-            observer.transfer(event);
+            // It is user code, and the transfer goes on.
+            let _panic = catch_panic(|| observer.transfer(event));
         }
     }
 
