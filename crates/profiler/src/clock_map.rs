@@ -6,14 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use transload_core::{ClockAnchor, DeviceClock, Result};
+use transload_core::{ClockAnchor, ClockId, DeviceClock, DeviceId, Result};
 
 use crate::ClockReport;
 
 /// Anchors kept; with the usual interval of 2 s, those of the last half minute.
 const KEPT: usize = 16;
-/// Largest difference between the rates of two clocks that both count nanoseconds, in millionths. Oscillators differ by some hundred.
-const LARGEST_DRIFT: f64 = 2_000.0;
+/// Largest difference between the rates of two clocks that both count nanoseconds. Oscillators differ by some hundred millionths.
+const LARGEST_DRIFT: f64 = 2_000e-6;
 /// Difference between the rates that is reckoned with before it is known, and change of it while it is.
 const DRIFT: f64 = 500e-6;
 const STEADY: f64 = 20e-6;
@@ -54,6 +54,14 @@ impl ClockMap {
         Ok(map)
     }
 
+    pub(crate) fn id(&self) -> ClockId {
+        self.clock.id()
+    }
+
+    pub(crate) fn device(&self) -> DeviceId {
+        self.clock.device()
+    }
+
     /// Returns whether nothing else has the clock of a device: neither its backend nor a stamp.
     pub(crate) fn is_last_holder(&self) -> bool {
         !self.clock.device().is_cpu() && Arc::strong_count(&self.clock) == 1
@@ -91,8 +99,9 @@ impl ClockMap {
         if let Some(last) = self.points.back()
             && point.host - last.host >= JUDGED_FROM_NS
         {
-            let rate = (point.device - last.device) as f64 / (point.host - last.host) as f64;
-            self.is_unrelated = ((rate - 1.0) * 1e6).abs() > LARGEST_DRIFT;
+            let (device, host) = (point.device.saturating_sub(last.device), point.host - last.host);
+            let most = host as f64 * LARGEST_DRIFT + (last.error + point.error) as f64;
+            self.is_unrelated = device.abs_diff(host) as f64 > most;
         }
         if self.points.len() == KEPT {
             self.points.pop_front();
@@ -160,4 +169,31 @@ pub(crate) fn since(origin: Instant, instant: Instant) -> i64 {
 
 pub(crate) fn nanoseconds(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use transload_core::Stamp;
+
+    use super::*;
+
+    #[test]
+    fn inexact_readings_do_not_make_a_clock_unrelated() {
+        let origin = Instant::now();
+        let clock = Arc::clone(Stamp::of_host(origin).clock());
+        let at = |milliseconds| origin + Duration::from_millis(milliseconds);
+        let reading = |device: i64, before, after| ClockAnchor {
+            device: device * 1_000_000,
+            before: at(before),
+            after: at(after),
+        };
+        let mut map = ClockMap::new(clock, origin).unwrap();
+        let begin = 1_000_000;
+        map.add(reading(begin, begin as u64, begin as u64));
+        // It was read at the begin of 20 ms in which a busy device held it up: a tenth more than the middle says.
+        map.add(reading(begin + 100, 1_000_100, 1_000_120));
+        assert!(!map.is_unrelated());
+        map.add(reading(begin + 400, 1_000_200, 1_000_200));
+        assert!(map.is_unrelated(), "it counts something else");
+    }
 }
