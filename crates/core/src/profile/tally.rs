@@ -1,10 +1,9 @@
 //! Counts of a queue's operations while a sink is attached, and which of them are timed.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
-
-use parking_lot::Mutex;
-
-use crate::{OperationInfo, OperationKind};
+use crate::{
+    OperationInfo, OperationKind,
+    sync::{AtomicU64, Mutex, Ordering, fence},
+};
 
 const KINDS: usize = OperationKind::ALL.len();
 
