@@ -253,7 +253,15 @@ impl RuntimeBuilder {
             let _ = used.await;
         }
         #[cfg(feature = "profiler")]
-        runtime.record_if_asked();
+        if let Some(path) = crate::profiler::trace_variable() {
+            let recorded = runtime.clone();
+            let started = runtime.call(move || {
+                recorded.record(&path);
+                Ok(())
+            });
+            // The executor reports a thread that the system refuses; nothing is recorded then.
+            let _ = started.await;
+        }
         Ok(runtime)
     }
 }

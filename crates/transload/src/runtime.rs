@@ -106,10 +106,10 @@ impl Runtime {
         &self.inner.parts.observers
     }
 
-    /// Starts the recording that the environment asks for.
+    /// Starts to record a trace until the last handle is dropped. A failure is reported as an event.
     #[cfg(feature = "profiler")]
-    pub(crate) fn record_if_asked(&self) {
-        if let Some(recording) = crate::profiler::Recording::of_environment(self) {
+    pub(crate) fn record(&self, path: &std::path::Path) {
+        if let Some(recording) = crate::profiler::Recording::of_runtime(self, path) {
             let _first = self.inner.recording.set(recording);
         }
     }

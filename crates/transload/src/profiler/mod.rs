@@ -14,7 +14,10 @@ use std::{
 use transload_core::{Backend, Observer, Result};
 pub use transload_profiler::*;
 
-pub(crate) use self::{recording::Recording, slot::ObserverSlot};
+pub(crate) use self::{
+    recording::{Recording, trace_variable},
+    slot::ObserverSlot,
+};
 use crate::{Runtime, families};
 
 /// The environment variable that has every runtime of a process record a trace, from its discovery until its last handle is dropped or the process

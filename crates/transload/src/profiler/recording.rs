@@ -2,7 +2,6 @@
 
 use std::{
     env,
-    ffi::OsString,
     fs::File,
     io::{BufWriter, ErrorKind as IoErrorKind},
     path::{Path, PathBuf},
@@ -24,6 +23,11 @@ const AT_EXIT: Duration = Duration::from_secs(5);
 /// Recordings that have not ended.
 static OPEN: Mutex<Vec<Weak<Recording>>> = Mutex::new(Vec::new());
 
+/// Returns where the environment asks for traces.
+pub(crate) fn trace_variable() -> Option<PathBuf> {
+    env::var_os(TRACE_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
 /// A trace that is being written, until it is dropped or the process ends.
 pub(crate) struct Recording {
     file: PathBuf,
@@ -33,20 +37,19 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    /// Starts the recording of a runtime if the environment asks for it. A failure is reported as an event.
-    pub(crate) fn of_environment(runtime: &Runtime) -> Option<Arc<Self>> {
-        let path = env::var_os(TRACE_VARIABLE).filter(|path| !path.is_empty())?;
-        let started = Self::start(runtime, &path);
+    /// Starts the recording of a runtime. A failure is reported as an event.
+    pub(crate) fn of_runtime(runtime: &Runtime, path: &Path) -> Option<Arc<Self>> {
+        let started = Self::start(runtime, path);
         if let Err(error) = &started {
-            report::trace_failed(Path::new(&path), error);
+            report::trace_failed(path, error);
             report::emit_deferred();
         }
         started.ok()
     }
 
-    fn start(runtime: &Runtime, path: &OsString) -> Result<Arc<Self>> {
+    fn start(runtime: &Runtime, path: &Path) -> Result<Arc<Self>> {
         let profiler = runtime.profile(ProfilerOptions::new().sampling(OperationSampling::ALL))?;
-        let (file, out) = create(Path::new(path))?;
+        let (file, out) = create(path)?;
         profiler.start_trace(BufWriter::new(out), TraceFormat::Perfetto, TraceOptions::new())?;
         let recording = Arc::new(Self { file, process: process::id(), profiler: Mutex::new(Some(profiler)) });
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
