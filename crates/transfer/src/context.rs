@@ -5,7 +5,6 @@ use std::sync::{Arc, Weak, atomic::AtomicU64};
 use parking_lot::Mutex;
 use transload_core::{
     DeviceId, Error, Observer, RefusalHandler, Result, TimelineId, TransferEvent, TransferId, TransferReport,
-    catch_panic,
 };
 use transload_executor::{BlockingKey, Executor};
 
@@ -113,8 +112,7 @@ impl ManagerContext {
 
     pub(crate) fn tell(&self, event: TransferEvent<'_>) {
         if let Some(observer) = &self.observer {
-            // It is user code, and the transfer goes on.
-            let _panic = catch_panic(|| observer.transfer(event));
+            observer.transfer(event);
         }
     }
 

@@ -26,7 +26,7 @@ pub enum TransferEvent<'a> {
 }
 
 /// Receives events of transfers, on the thread that submits the transfer or observes its end. Must be quick
-/// and must not submit. A panic of it is ignored; the transfer goes on.
+/// and must not submit.
 pub trait Observer: Send + Sync + 'static {
     /// Called for each event of a transfer.
     fn transfer(&self, event: TransferEvent<'_>);
