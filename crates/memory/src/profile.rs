@@ -124,14 +124,18 @@ impl EventClock {
         self.events.lock().all.get(index as usize).map(Arc::clone)
     }
 
-    /// Returns the time of a complete event: from the newest base before it, since the distance is then the shortest.
+    /// Returns the time of a complete event: from the nearest base, since the driver's steps grow with the distance. After an idle time
+    /// that may be the one just after it.
     fn time_of(&self, event: &Event) -> Result<i64, DriverError> {
-        let bases = self.bases.read();
-        let mut time = 0;
-        for base in bases.iter().rev() {
+        let is_any_base = transload_core::mutant!("memory/nearest-base");
+        let (mut shortest, mut time) = (f64::INFINITY, 0);
+        for base in self.bases.read().iter().rev() {
             let milliseconds = f64::from(event.milliseconds_since(&base.event)?);
-            time = base.at + (milliseconds * 1e6).round() as i64;
-            if milliseconds >= 0.0 && !transload_core::mutant!("memory/nearest-base") {
+            if milliseconds.abs() < shortest || is_any_base {
+                (shortest, time) = (milliseconds.abs(), base.at + (milliseconds * 1e6).round() as i64);
+            }
+            // Earlier ones are farther.
+            if milliseconds >= 0.0 && !is_any_base {
                 break;
             }
         }

@@ -17,8 +17,9 @@ pub(crate) struct Gap {
 pub(crate) struct BusyTime {
     /// Not yet closed.
     open: Vec<(i64, i64)>,
-    /// The end of the closed ones; earlier parts of later spans are left out.
-    closed_to: Option<i64>,
+    /// The last stretch of the closed ones without a gap. A later span that begins before it may have filled gaps.
+    stretch: Option<(i64, i64)>,
+    is_cut: bool,
     first: Option<i64>,
     /// Sum of the lengths.
     sum: u64,
@@ -31,8 +32,10 @@ pub(crate) struct BusyTime {
 pub(crate) struct BusySummary {
     /// From the first begin to the last end.
     pub(crate) whole: u64,
-    /// Time with at least one span.
+    /// Time with at least one span; a lower bound if it is cut.
     pub(crate) union: u64,
+    /// Whether a span came too late, so that the gaps are not known.
+    pub(crate) is_cut: bool,
     /// Sum of all spans.
     pub(crate) sum: u64,
     /// The longest gaps, longest first.
@@ -54,21 +57,17 @@ impl BusyTime {
     fn close(&mut self, count: usize) {
         self.open.sort_unstable();
         for (begin, end) in self.open.drain(..count).collect::<Vec<_>>() {
-            let closed_to = match self.closed_to {
-                None => {
-                    self.first = Some(begin);
-                    begin
-                }
-                Some(closed_to) => closed_to,
-            };
+            let (from, closed_to) = self.stretch.unwrap_or((begin, begin));
+            self.first = Some(self.first.map_or(begin, |first| first.min(begin)));
+            self.is_cut |= begin < from;
             if begin > closed_to {
                 self.gaps.push(Gap { begin: closed_to, length: (begin - closed_to).cast_unsigned() });
                 self.gaps.sort_unstable_by_key(|gap| std::cmp::Reverse(gap.length));
                 self.gaps.truncate(GAPS);
             }
-            let counted = begin.max(closed_to);
-            self.union += (end - counted).max(0).cast_unsigned();
-            self.closed_to = Some(end.max(closed_to));
+            let union = self.union.saturating_add((end - begin.max(closed_to)).max(0).cast_unsigned());
+            self.union = union.max((end - begin).cast_unsigned());
+            self.stretch = Some((if begin > closed_to { begin } else { from }, end.max(closed_to)));
         }
     }
 
@@ -76,8 +75,9 @@ impl BusyTime {
     pub(crate) fn summary(&self) -> BusySummary {
         let mut all = self.clone();
         all.close(all.open.len());
-        let whole = all.first.zip(all.closed_to).map_or(0, |(first, last)| (last - first).cast_unsigned());
-        BusySummary { whole, union: all.union, sum: all.sum, gaps: all.gaps }
+        let whole = all.first.zip(all.stretch).map_or(0, |(first, (_, last))| (last - first).cast_unsigned());
+        let gaps = if all.is_cut { Vec::new() } else { all.gaps };
+        BusySummary { whole, union: all.union, is_cut: all.is_cut, sum: all.sum, gaps }
     }
 }
 
@@ -109,5 +109,18 @@ mod tests {
         assert_eq!(summary.union, 60 * count.cast_unsigned());
         assert_eq!(summary.whole, 100 * count.cast_unsigned() - 40);
         assert!(busy.open.len() <= OPEN && summary.gaps.iter().all(|gap| gap.length == 40));
+    }
+
+    #[test]
+    fn span_that_covers_closed_ones_is_not_left_out() {
+        let mut busy = BusyTime::default();
+        let count = 5 * OPEN as i64;
+        (0..count).for_each(|index| busy.add(100 * index, 100 * index + 60));
+        busy.add(100 * count - 150, 100 * count);
+        assert!(!busy.summary().is_cut, "what it covers is open");
+        busy.add(-10, 100 * count);
+        let BusySummary { whole, union, is_cut, gaps, .. } = busy.summary();
+        assert!(is_cut && gaps.is_empty(), "{gaps:?}");
+        assert_eq!((whole, union), (100 * count.cast_unsigned() + 10, 100 * count.cast_unsigned() + 10));
     }
 }

@@ -6,14 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use transload_core::{ClockAnchor, DeviceClock, Result};
+use transload_core::{ClockAnchor, ClockId, DeviceClock, DeviceId, Result};
 
 use crate::ClockReport;
 
 /// Anchors kept; with the usual interval of 2 s, those of the last half minute.
 const KEPT: usize = 16;
-/// Largest difference between the rates of two clocks that both count nanoseconds, in millionths. Oscillators differ by some hundred.
-const LARGEST_DRIFT: f64 = 2_000.0;
+/// Largest difference between the rates of two clocks that both count nanoseconds. Oscillators differ by some hundred millionths.
+const LARGEST_DRIFT: f64 = 2_000e-6;
 /// Difference between the rates that is reckoned with before it is known, and change of it while it is.
 const DRIFT: f64 = 500e-6;
 const STEADY: f64 = 20e-6;
@@ -40,6 +40,8 @@ pub(crate) struct ClockMap {
     origin: Instant,
     points: VecDeque<Point>,
     read: Instant,
+    /// The reading from which its rate is judged next.
+    judged: Option<Point>,
     /// Whether its rate is not that of the host's clock, as virtual time's.
     is_unrelated: bool,
 }
@@ -48,10 +50,18 @@ impl ClockMap {
     /// Reads the clock once.
     pub(crate) fn new(clock: Arc<dyn DeviceClock>, origin: Instant) -> Result<Self> {
         let anchor = clock.anchor()?;
-        let mut map =
-            Self { clock, origin, points: VecDeque::new(), read: anchor.after, is_unrelated: false };
+        let (points, read) = (VecDeque::new(), anchor.after);
+        let mut map = Self { clock, origin, points, read, judged: None, is_unrelated: false };
         map.add(anchor);
         Ok(map)
+    }
+
+    pub(crate) fn id(&self) -> ClockId {
+        self.clock.id()
+    }
+
+    pub(crate) fn device(&self) -> DeviceId {
+        self.clock.device()
     }
 
     /// Returns whether nothing else has the clock of a device: neither its backend nor a stamp.
@@ -88,11 +98,13 @@ impl ClockMap {
         if self.points.back().is_some_and(|last| point.device <= last.device || point.host <= last.host) {
             return;
         }
-        if let Some(last) = self.points.back()
-            && point.host - last.host >= JUDGED_FROM_NS
-        {
-            let rate = (point.device - last.device) as f64 / (point.host - last.host) as f64;
-            self.is_unrelated = ((rate - 1.0) * 1e6).abs() > LARGEST_DRIFT;
+        // However often it is read.
+        let from = *self.judged.get_or_insert(point);
+        if point.host - from.host >= JUDGED_FROM_NS {
+            let (device, host) = (point.device.saturating_sub(from.device), point.host - from.host);
+            let most = host as f64 * LARGEST_DRIFT + (from.error + point.error) as f64;
+            self.is_unrelated = device.abs_diff(host) as f64 > most;
+            self.judged = Some(point);
         }
         if self.points.len() == KEPT {
             self.points.pop_front();
@@ -160,4 +172,46 @@ pub(crate) fn since(origin: Instant, instant: Instant) -> i64 {
 
 pub(crate) fn nanoseconds(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use transload_core::Stamp;
+
+    use super::*;
+
+    #[test]
+    fn inexact_readings_do_not_make_a_clock_unrelated() {
+        let origin = Instant::now();
+        let clock = Arc::clone(Stamp::of_host(origin).clock());
+        let at = |milliseconds| origin + Duration::from_millis(milliseconds);
+        let reading = |device: i64, before, after| ClockAnchor {
+            device: device * 1_000_000,
+            before: at(before),
+            after: at(after),
+        };
+        let mut map = ClockMap::new(clock, origin).unwrap();
+        let begin = 1_000_000;
+        map.add(reading(begin, begin as u64, begin as u64));
+        // It was read at the begin of 20 ms in which a busy device held it up: a tenth more than the middle says.
+        map.add(reading(begin + 100, 1_000_100, 1_000_120));
+        assert!(!map.is_unrelated());
+        map.add(reading(begin + 400, 1_000_200, 1_000_200));
+        assert!(map.is_unrelated(), "it counts something else");
+    }
+
+    #[test]
+    fn rate_is_judged_however_often_the_clock_is_read() {
+        let begin = Instant::now();
+        let reading = |milliseconds: u64| ClockAnchor {
+            device: 2 * (milliseconds * 1_000_000) as i64,
+            before: begin + Duration::from_millis(milliseconds),
+            after: begin + Duration::from_millis(milliseconds),
+        };
+        let mut map = ClockMap::new(Stamp::of_host(begin).clock().clone(), begin).unwrap();
+        map.points.clear();
+        map.judged = None;
+        (1..=200).step_by(5).for_each(|at| map.add(reading(at)));
+        assert!(map.is_unrelated());
+    }
 }

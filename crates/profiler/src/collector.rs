@@ -7,17 +7,17 @@ use std::{
 };
 
 use transload_core::{
-    ClockId, DeviceClock, DeviceId, OperationCount, OperationInfo, OperationKind, OperationRecord,
-    OperationSampling, QueueTally, Result, SizeClass, Stamp, TimelineId, TransferId, TransferMethod,
-    TransferPath, TransferReport,
+    ClockId, DeviceId, OperationCount, OperationKind, OperationRecord, OperationSampling, QueueTally, Result,
+    SizeClass, Stamp, TimelineId, TransferMethod, TransferPath, TransferReport,
 };
 
 use crate::{
     TraceSummary, Unit,
     busy::BusyTime,
-    clock_map::{ClockMap, since},
+    clock_map::since,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey, TransferEnd},
     open_transfers::OpenTransfers,
+    pending::{Enqueued, KnownClock, Pending, Resolved},
     report::{
         ClockReport, Direction, DirectionReport, GapReport, KindReport, PathReport, ProfilerReport,
         StreamReport,
@@ -31,17 +31,6 @@ const STREAMS: usize = 4096;
 
 /// Nanoseconds by which a record may come later than its operation was enqueued; the counters of a trace wait for it.
 const LATE: i64 = 500_000_000;
-
-/// An operation between its enqueueing and the time at which its instants are known.
-struct Pending {
-    queue: QueueKey,
-    name: Option<std::borrow::Cow<'static, str>>,
-    info: OperationInfo,
-    transfer: Option<TransferId>,
-    enqueued: Instant,
-    begin: Stamp,
-    end: Stamp,
-}
 
 #[derive(Default)]
 struct KindTimes {
@@ -70,8 +59,8 @@ impl Stream {
         std::array::from_fn(|kind| {
             let parts = [self.before[kind], self.seen[kind], self.kinds[kind].recorded];
             OperationCount {
-                operations: parts.iter().map(|part| part.operations).sum(),
-                bytes: parts.iter().map(|part| part.bytes).sum(),
+                operations: parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.operations)),
+                bytes: parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.bytes)),
             }
         })
     }
@@ -80,7 +69,7 @@ impl Stream {
     fn count_for(&mut self, tally: &Arc<QueueTally>, attachment: u64) {
         if self.tally.as_ref().is_none_or(|(_, known)| *known != attachment) {
             for (sum, count) in self.before.iter_mut().zip(std::mem::take(&mut self.seen)) {
-                sum.operations += count.operations;
+                sum.operations = sum.operations.saturating_add(count.operations);
                 sum.bytes = sum.bytes.saturating_add(count.bytes);
             }
             self.tally = Some((Arc::clone(tally), attachment));
@@ -113,10 +102,9 @@ pub(crate) struct Collector {
     origin: Instant,
     capacity: usize,
     streams: BTreeMap<TimelineId, Stream>,
-    /// Known instants that wait for the next reading of their clock.
-    resolved: VecDeque<(Pending, i64, i64)>,
+    /// Timed operations that are not counted yet.
     outstanding: usize,
-    clocks: BTreeMap<ClockId, ClockMap>,
+    clocks: BTreeMap<ClockId, KnownClock>,
     /// Clocks of devices that are gone.
     former_clocks: Vec<ClockReport>,
     directions: BTreeMap<(DeviceId, Direction), (u64, BusyTime)>,
@@ -131,7 +119,6 @@ impl Collector {
             origin,
             capacity,
             streams: BTreeMap::new(),
-            resolved: VecDeque::new(),
             outstanding: 0,
             clocks: BTreeMap::new(),
             former_clocks: Vec::new(),
@@ -156,39 +143,30 @@ impl Collector {
         let Some(trace) = &mut self.trace else { return };
         ended.iter().for_each(|ended| trace.transfer(ended));
         let pending = self.streams.values().filter_map(|stream| stream.pending.front());
-        let waiting = pending.chain(self.resolved.iter().map(|(pending, ..)| pending));
-        let earliest = waiting.map(|pending| since(self.origin, pending.enqueued)).min();
+        let resolved = self.clocks.values().flat_map(|known| &known.resolved);
+        let waiting = pending.map(|one| &one.operation).chain(resolved.map(|one| &one.operation));
+        let earliest = waiting.map(|operation| since(self.origin, operation.enqueued)).min();
         trace.advance(earliest.unwrap_or(i64::MAX).min(now - LATE));
     }
 
     /// Drops the clocks of devices that are gone: no time of them is to come, and they would keep the devices' contexts.
     fn release_clocks(&mut self) {
-        let is_gone = |map: &ClockMap| {
-            map.is_last_holder() && !transload_core::mutant!("profiler/clocks-of-devices-that-are-gone")
+        let is_gone = |known: &KnownClock| {
+            known.map.is_last_holder()
+                && known.resolved.is_empty()
+                && !transload_core::mutant!("profiler/clocks-of-devices-that-are-gone")
         };
-        let gone = self.clocks.extract_if(.., |_, map| is_gone(map)).map(|(_, map)| map.report());
+        let gone = self.clocks.extract_if(.., |_, known| is_gone(known)).map(|(_, known)| known.map.report());
         self.former_clocks.extend(gone);
         self.former_clocks.truncate(STREAMS);
     }
 
     fn count_resolved(&mut self, read: bool) {
-        for map in self.clocks.values_mut() {
-            if read || map.is_due() {
-                // Without a reading, times are extrapolated.
-                let _later = map.read();
-            }
-        }
-        while let Some((_, _, end)) = self.resolved.front() {
-            let end = *end;
-            let Some((pending, ..)) = self.resolved.front() else { return };
-            let map = self.clocks.get(&pending.end.clock().id());
-            if !read && map.is_some_and(|map| !map.covers(end)) {
-                return;
-            }
-            if let Some((pending, begin, end)) = self.resolved.pop_front() {
-                self.count(&pending, begin, end);
-            }
-        }
+        let is_crowded = self.outstanding >= self.capacity / 2;
+        let mut ready = Vec::new();
+        self.clocks.values_mut().for_each(|known| known.take_ready(read, is_crowded, &mut ready));
+        self.outstanding = self.outstanding.saturating_sub(ready.len());
+        ready.iter().for_each(|(clock, resolved)| self.count(*clock, resolved));
     }
 
     fn take(&mut self, message: Message, inbox: &Inbox) {
@@ -241,24 +219,19 @@ impl Collector {
                 inbox,
             );
         }
+        self.know_clock(&record.begin);
         let Some(stream) = self.stream(queue, inbox) else { return };
         stream.count_for(&record.tally, record.attachment);
         if is_full {
             inbox.lose();
             return;
         }
-        stream.pending.push_back(Pending {
-            queue,
-            name: None,
-            info: record.info,
-            transfer: record.transfer,
-            enqueued: record.enqueued,
-            begin: record.begin,
-            end: record.end,
-        });
+        let OperationRecord { info, transfer, enqueued, begin, end, .. } = record;
+        let operation = Enqueued { queue, name: None, info, transfer, enqueued };
+        stream.pending.push_back(Pending { operation, begin, end });
         self.outstanding += 1;
         if self.trace.is_some() {
-            self.transfers.enqueued(record.transfer, self.capacity);
+            self.transfers.enqueued(transfer, self.capacity);
         }
     }
 
@@ -280,8 +253,11 @@ impl Collector {
     fn add_named(&mut self, named: NamedOperation, thread: u64, inbox: &Inbox) {
         let NamedOperation { queue, name, info, enqueued, submitted, time } = named;
         let is_full = self.outstanding >= self.capacity;
-        if !is_full && matches!(time, NamedTime::Stamped(..)) {
-            self.enqueued(&queue, (&name, info.bytes), (enqueued, submitted), thread, inbox);
+        if let NamedTime::Stamped(begin, _) = &time {
+            self.know_clock(begin);
+            if !is_full {
+                self.enqueued(&queue, (&name, info.bytes), (enqueued, submitted), thread, inbox);
+            }
         }
         let Some(stream) = self.stream(queue, inbox) else { return };
         let kind = &mut stream.kinds[info.kind as usize];
@@ -297,7 +273,8 @@ impl Collector {
             NamedTime::Stamped(begin, end) => {
                 let name = Some(name);
                 let transfer = None;
-                stream.pending.push_back(Pending { queue, name, info, transfer, enqueued, begin, end });
+                let operation = Enqueued { queue, name, info, transfer, enqueued };
+                stream.pending.push_back(Pending { operation, begin, end });
                 self.outstanding += 1;
             }
         }
@@ -307,55 +284,42 @@ impl Collector {
     fn resolve(&mut self) {
         for stream in self.streams.values_mut() {
             while let Some(pending) = stream.pending.front() {
-                let times = pending.end.time().and_then(|end| Ok((end, pending.begin.time()?)));
-                let (begin, end) = match times {
-                    Ok((Some(end), Some(begin))) => (begin, end),
-                    Ok(_) => break,
-                    Err(_) => {
+                let times = pending.end.time().and_then(|end| Ok(pending.begin.time()?.zip(end)));
+                if matches!(times, Ok(None)) {
+                    break;
+                }
+                let Some(Pending { operation, end: stamp, .. }) = stream.pending.pop_front() else { break };
+                let known = KnownClock::of(&mut self.clocks, stamp.clock(), self.origin);
+                match (times, known) {
+                    (Ok(Some((begin, end))), Some(known)) => {
+                        known.resolved.push_back(Resolved { operation, begin, end });
+                    }
+                    _ => {
                         stream.unresolved += 1;
                         self.outstanding = self.outstanding.saturating_sub(1);
-                        let pending = stream.pending.pop_front();
-                        self.transfers.operated(pending.and_then(|pending| pending.transfer), None);
-                        continue;
-                    }
-                };
-                let clock = pending.end.clock();
-                let is_mapped = self.clocks.contains_key(&clock.id())
-                    || ClockMap::new(Arc::clone(clock), self.origin)
-                        .map(|map| self.clocks.insert(clock.id(), map))
-                        .is_ok();
-                if let Some(pending) = stream.pending.pop_front() {
-                    self.outstanding = self.outstanding.saturating_sub(1);
-                    match is_mapped {
-                        true => self.resolved.push_back((pending, begin, end)),
-                        false => {
-                            stream.unresolved += 1;
-                            self.transfers.operated(pending.transfer, None);
-                        }
+                        self.transfers.operated(operation.transfer, None);
                     }
                 }
             }
         }
     }
 
-    /// Makes sure that the clock is read before the first instant that it is asked for.
-    pub(crate) fn know_clock(&mut self, clock: &Arc<dyn DeviceClock>) {
-        if !self.clocks.contains_key(&clock.id())
-            && let Ok(map) = ClockMap::new(Arc::clone(clock), self.origin)
-        {
-            self.clocks.insert(clock.id(), map);
-        }
+    /// Has the clock read before the first instant that it is asked for.
+    fn know_clock(&mut self, stamp: &Stamp) {
+        let _unknown = KnownClock::of(&mut self.clocks, stamp.clock(), self.origin);
     }
 
-    fn count(&mut self, pending: &Pending, begin: i64, end: i64) {
-        let Some(map) = self.clocks.get(&pending.end.clock().id()) else { return };
+    fn count(&mut self, clock: ClockId, resolved: &Resolved) {
+        let Some(KnownClock { map, .. }) = self.clocks.get(&clock) else { return };
+        let Resolved { operation, begin, end } = resolved;
+        let (begin, end) = (*begin, *end);
         let ran = (end - begin).max(0).cast_unsigned();
-        let Pending { queue, info, .. } = pending;
-        let enqueued = since(self.origin, pending.enqueued);
+        let Enqueued { queue, info, .. } = operation;
+        let enqueued = since(self.origin, operation.enqueued);
         let (start, stop) = (map.convert(begin), map.convert(end));
         // Virtual time has lengths of its own.
-        let end = if map.is_unrelated() { start.at.saturating_add(end - begin) } else { stop.at };
-        let span = (start.at, end.max(start.at));
+        let stop = if map.is_unrelated() { start.at.saturating_add(end - begin) } else { stop.at };
+        let span = (start.at, stop.max(start.at));
         if let Some(stream) = self.streams.get_mut(&queue.id) {
             let kind = &mut stream.kinds[info.kind as usize];
             kind.running.add(ran);
@@ -364,16 +328,16 @@ impl Collector {
                 kind.waiting.add((start.at - enqueued).max(0).cast_unsigned());
             }
         }
-        self.transfers.operated(pending.transfer, Some(span.1).filter(|_| !map.is_unrelated()));
+        self.transfers.operated(operation.transfer, Some(span.1).filter(|_| !map.is_unrelated()));
         let direction = self.directions.entry((queue.device, Direction::of(queue.device, info))).or_default();
         direction.0 = direction.0.saturating_add(info.bytes);
         direction.1.add(begin, end);
         if let Some(trace) = &mut self.trace {
             trace.operation(&DrawnOperation {
                 queue: *queue,
-                name: pending.name.as_deref(),
+                name: operation.name.as_deref(),
                 info,
-                transfer: pending.transfer,
+                transfer: operation.transfer,
                 enqueued,
                 span,
                 error: start.error,
@@ -407,9 +371,14 @@ impl Collector {
         }
     }
 
+    /// Returns whether anything is expected without new messages, or a trace is being written.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.outstanding > 0 || self.trace.is_some()
+    }
+
     /// Returns the number of timed operations whose times are not known.
     fn outstanding(&self) -> u64 {
-        (self.outstanding + self.resolved.len()) as u64
+        self.outstanding as u64
     }
 
     /// Ends the trace, if there is one.
@@ -433,7 +402,12 @@ impl Collector {
         };
         let directions = self.directions.iter().map(|((device, direction), (timed_bytes, busy))| {
             let busy = busy.summary();
-            let gaps = busy.gaps.iter().map(|gap| GapReport { begin_ns: gap.begin, length_ns: gap.length });
+            let clock = self.clocks.values().find(|known| known.map.device() == *device);
+            let map = clock.map(|known| &known.map).filter(|map| !map.is_unrelated());
+            let gaps = busy.gaps.iter().map(|gap| GapReport {
+                begin_ns: map.map_or(gap.begin, |map| map.convert(gap.begin).at),
+                length_ns: gap.length,
+            });
             DirectionReport {
                 device: *device,
                 direction: *direction,
@@ -442,6 +416,7 @@ impl Collector {
                 busy_ns: busy.union,
                 total_ns: busy.sum,
                 all_timed: all_timed(*device),
+                is_cut: busy.is_cut,
                 gaps: gaps.collect(),
             }
         });
@@ -458,7 +433,8 @@ impl Collector {
             elapsed: times.elapsed.report(),
             moving: times.moving.report(),
         });
-        let clocks = self.former_clocks.iter().cloned().chain(self.clocks.values().map(ClockMap::report));
+        let clocks =
+            self.former_clocks.iter().cloned().chain(self.clocks.values().map(|known| known.map.report()));
         let outstanding = self.outstanding();
         let (paths, clocks) = (paths.collect(), clocks.collect());
         ProfilerReport { sampling, streams, directions, paths, clocks, lost, outstanding }

@@ -64,8 +64,13 @@ pub(crate) enum Message {
     Ended(TransferReport, TransferEnd, Instant),
 }
 
+/// Names of threads that are kept; of more, those of the earliest are forgotten.
+const THREADS: usize = 4096;
+
 /// Messages, oldest first, in memory that is allocated once.
 pub(crate) struct Inbox {
+    /// Differs from that of all others, also of earlier ones.
+    number: u64,
     messages: ConcurrentQueue<Message>,
     /// Whether anything is taken.
     is_open: AtomicBool,
@@ -77,7 +82,9 @@ pub(crate) struct Inbox {
 
 impl Inbox {
     pub(crate) fn new(capacity: usize, sampling: OperationSampling) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             sampling,
             messages: ConcurrentQueue::bounded(capacity),
             is_open: AtomicBool::new(false),
@@ -96,8 +103,14 @@ impl Inbox {
     }
 
     pub(crate) fn push(&self, message: Message) {
-        if self.messages.push(message).is_err() {
-            self.lost.fetch_add(1, Ordering::Relaxed);
+        if let Err(full) = self.messages.push(message) {
+            self.lose();
+            // The collector may not know of the queue, and small operations do not tell it.
+            if let Message::Operation(record, _) = full.into_inner()
+                && self.sampling.one_in == 0
+            {
+                record.tally.time_next();
+            }
         }
     }
 
@@ -126,17 +139,21 @@ impl Inbox {
     pub(crate) fn this_thread(&self) -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         thread_local! {
-            static NUMBER: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
+            /// The thread's number, and that of the last inbox that was told its name.
+            static NUMBER: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
         }
         let (mut number, told) = NUMBER.get();
-        let this = std::ptr::from_ref(self).addr();
-        if told != this {
+        if told != self.number {
             if number == 0 {
                 number = NEXT.fetch_add(1, Ordering::Relaxed);
             }
             let name = thread::current().name().map_or_else(|| format!("thread {number}"), str::to_owned);
-            self.threads.lock().insert(number, name);
-            NUMBER.set((number, this));
+            let mut threads = self.threads.lock();
+            threads.insert(number, name);
+            if threads.len() > THREADS {
+                threads.pop_first();
+            }
+            NUMBER.set((number, self.number));
         }
         number
     }
@@ -145,7 +162,7 @@ impl Inbox {
 /// Returns whether the calling thread's next transfer of so many bytes is taken.
 fn is_taken(sampling: OperationSampling, bytes: u64) -> bool {
     thread_local! {
-        static LEFT: Cell<u32> = const { Cell::new(0) };
+        static LEFT: Cell<u64> = const { Cell::new(0) };
         static RANDOM: Cell<u64> = const { Cell::new(1 << 40) };
     }
     if bytes >= sampling.all_from_bytes || sampling.one_in <= 1 {
@@ -160,7 +177,7 @@ fn is_taken(sampling: OperationSampling, bytes: u64) -> bool {
     random ^= random >> 7;
     random ^= random << 17;
     RANDOM.set(random);
-    LEFT.set((random % u64::from(2 * sampling.one_in - 1)) as u32);
+    LEFT.set(random % (2 * u64::from(sampling.one_in) - 1));
     true
 }
 
@@ -201,5 +218,60 @@ impl NamedOperation {
         let now = Instant::now();
         let info = OperationInfo { bytes, ..OperationInfo::of_kind(kind) };
         Self { queue, name, info, enqueued: now, submitted: now, time: NamedTime::Counted }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use transload_backend_cpu::CpuBackend;
+    use transload_core::{Backend, MemoryKind, Operation, Timing, WorkloadType, submit};
+
+    use super::*;
+
+    #[test]
+    fn each_inbox_is_told_the_names_of_threads() {
+        // Later ones may have the address of an earlier one.
+        let body = || {
+            for _ in 0..100 {
+                let inbox = Box::new(Inbox::new(64, OperationSampling::ALL));
+                assert_eq!(inbox.thread_name(inbox.this_thread()), "named");
+            }
+        };
+        thread::scope(|scope| {
+            thread::Builder::new().name("named".to_owned()).spawn_scoped(scope, body).unwrap();
+        });
+    }
+
+    #[test]
+    fn sampling_has_no_limit() {
+        let sampling = OperationSampling { all_from_bytes: u64::MAX, one_in: u32::MAX };
+        assert!((0..100).filter(|_| is_taken(sampling, 1)).count() <= 1);
+    }
+
+    #[test]
+    fn queue_whose_first_operation_was_lost_is_known_by_the_next() {
+        let sampling = OperationSampling { all_from_bytes: u64::MAX, one_in: 0 };
+        let inbox = Arc::new(Inbox::new(1, sampling));
+        let backend: Arc<dyn Backend> = CpuBackend::new().unwrap();
+        backend.attach_sink(&(Arc::clone(&inbox) as _), sampling).unwrap();
+        let allocate = || backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, 64).unwrap();
+        let (src, dst) = (allocate(), allocate());
+        let lease =
+            || backend.lease_queue(DeviceId::Cpu, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+        let (one, two) = (lease(), lease());
+        let copy = |queue: &transload_core::QueueLease| {
+            submit(&**queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap().wait().unwrap();
+        };
+        copy(&one);
+        copy(&two);
+        assert_eq!((inbox.lost(), inbox.pop().is_some()), (1, true), "the second has no room");
+        copy(&one);
+        assert!(inbox.pop().is_none(), "its first was passed");
+        copy(&two);
+        assert!(inbox.pop().is_some());
+        copy(&two);
+        assert!(inbox.pop().is_none());
     }
 }

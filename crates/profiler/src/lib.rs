@@ -12,6 +12,7 @@ mod counters;
 mod inbox;
 mod open_transfers;
 mod options;
+mod pending;
 mod profiler;
 #[cfg(feature = "prometheus")]
 mod prometheus;

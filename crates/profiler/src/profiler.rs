@@ -90,8 +90,18 @@ struct Backends {
 
 /// The profiler's thread.
 struct Collecting {
-    stop: Arc<(Mutex<bool>, Condvar)>,
+    signal: Arc<(Mutex<Signal>, Condvar)>,
     handle: JoinHandle<()>,
+}
+
+/// What the profiler's thread does next.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Signal {
+    /// Collects after an interval.
+    Collect,
+    /// Waits until there may be something to collect.
+    Wait,
+    Stop,
 }
 
 impl StreamProfiler {
@@ -166,6 +176,7 @@ impl StreamProfiler {
         }
         self.shared.inbox.open(true);
         backends.enabled = true;
+        self.shared.signal(Signal::Collect);
         Ok(())
     }
 
@@ -196,7 +207,6 @@ impl StreamProfiler {
         }
         let named = NamedOperation::new(key(queue), name.into(), OperationKind::Kernel, 0);
         let begin = queue.stamp()?;
-        self.shared.collector.lock().know_clock(begin.clock());
         Ok(OperationGuard { profiler: self.clone(), queue, begun: Some((named, begin)) })
     }
 
@@ -242,6 +252,10 @@ impl StreamProfiler {
     fn push(&self, named: NamedOperation) {
         let inbox = &self.shared.inbox;
         inbox.push(Message::Named(named, inbox.this_thread()));
+        if !self.is_enabled() {
+            // It was begun before.
+            self.shared.signal(Signal::Collect);
+        }
     }
 
     /// Returns the report of a queue's stream; `None` if it had no operation. Reads the clocks, which takes some ten microseconds a
@@ -259,7 +273,8 @@ impl StreamProfiler {
         collector.report(self.shared.options.sampling, self.shared.inbox.lost())
     }
 
-    /// Writes operations whose times become known from now on to a trace. The profiler's thread calls `out`.
+    /// Writes operations whose times become known from now on to a trace. `out` is called by the profiler's thread, and by calls that return
+    /// a report, disable the profiler or end the trace. These wait for each other, so `out` must not call the profiler; no submission waits for it.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if a trace is being written; those of [`TraceWriter::new`](crate::TraceWriter::new).
@@ -277,6 +292,7 @@ impl StreamProfiler {
         drop(collector);
         self.shared.gauges.lock().are_read = true;
         drop(self.shared.collect(true));
+        self.shared.signal(Signal::Collect);
         Ok(())
     }
 
@@ -298,24 +314,35 @@ impl StreamProfiler {
         if thread.is_some() {
             return Ok(());
         }
-        let stop = Arc::new((Mutex::new(false), Condvar::new()));
-        let (shared, stopped) = (Arc::clone(&self.shared.0), Arc::clone(&stop));
+        let signal = Arc::new((Mutex::new(Signal::Collect), Condvar::new()));
+        let (shared, theirs) = (Arc::clone(&self.shared.0), Arc::clone(&signal));
         let handle = thread::Builder::new().name("transload-profiler".to_owned()).spawn(move || {
-            let (is_stopped, changed) = &*stopped;
+            let (signal, changed) = &*theirs;
             loop {
-                let mut is_stopped = is_stopped.lock();
-                if !*is_stopped {
-                    let _either = changed.wait_for(&mut is_stopped, INTERVAL);
+                let mut next = signal.lock();
+                if *next == Signal::Collect {
+                    let _either = changed.wait_for(&mut next, INTERVAL);
                 }
-                if *is_stopped {
+                while *next == Signal::Wait {
+                    changed.wait(&mut next);
+                }
+                if *next == Signal::Stop {
                     return;
                 }
-                drop(is_stopped);
-                drop(shared.collect(false));
+                // Whatever is enabled from here on sets it again.
+                *next = Signal::Wait;
+                drop(next);
+                let is_waiting = shared.collect(false).is_waiting();
+                if is_waiting || shared.inbox.is_open() {
+                    let mut next = signal.lock();
+                    if *next == Signal::Wait {
+                        *next = Signal::Collect;
+                    }
+                }
             }
         });
         match handle {
-            Ok(handle) => *thread = Some(Collecting { stop, handle }),
+            Ok(handle) => *thread = Some(Collecting { signal, handle }),
             Err(error) => {
                 report::thread_refused("the profiler", &error);
                 return Err(Error::caused_by(ErrorKind::Interrupted, "no thread for the profiler", error));
@@ -326,6 +353,13 @@ impl StreamProfiler {
 }
 
 impl Shared {
+    fn signal(&self, next: Signal) {
+        if let Some(Collecting { signal, .. }) = &*self.thread.lock() {
+            *signal.0.lock() = next;
+            signal.1.notify_all();
+        }
+    }
+
     fn alive(&self) -> Vec<Arc<dyn Backend>> {
         self.backends.lock().known.iter().filter_map(Weak::upgrade).collect()
     }
@@ -382,9 +416,8 @@ impl Deref for Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.disable();
-        let Some(Collecting { stop, handle }) = self.thread.lock().take() else { return };
-        *stop.0.lock() = true;
-        stop.1.notify_all();
+        self.signal(Signal::Stop);
+        let Some(Collecting { handle, .. }) = self.thread.lock().take() else { return };
         // A gauge may have the last handle.
         if handle.thread().id() != thread::current().id() {
             let _panicked = handle.join();

@@ -89,7 +89,7 @@ impl StreamReport {
     /// Returns the number of operations.
     #[must_use]
     pub fn operations(&self) -> u64 {
-        self.kinds.iter().map(|kind| kind.operations).sum()
+        self.kinds.iter().fold(0, |sum, kind| sum.saturating_add(kind.operations))
     }
 
     /// Returns the share of bytes whose operations were timed, of those that have bytes; `None` without any.
@@ -104,7 +104,7 @@ impl StreamReport {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct GapReport {
-    /// When it began, since the profiler was made.
+    /// When it began, since the profiler was made; by the device's clock if that is virtual, or if the device is gone.
     pub begin_ns: i64,
     /// How long it was.
     pub length_ns: u64,
@@ -123,12 +123,14 @@ pub struct DirectionReport {
     pub timed_bytes: u64,
     /// From the first timed operation's begin to the last one's end.
     pub whole_ns: u64,
-    /// Time in which at least one of them ran.
+    /// Time in which at least one of them ran; a lower bound if [`is_cut`](Self::is_cut).
     pub busy_ns: u64,
     /// Sum of their times. What it exceeds `busy_ns` by, they ran at the same time, or waited for the same engine.
     pub total_ns: u64,
     /// Whether every operation of the device's streams was timed. Otherwise a gap may hold one that was not.
     pub all_timed: bool,
+    /// Whether an operation ended later than over a thousand that began after it. The gaps are not known then.
+    pub is_cut: bool,
     /// The longest gaps between them.
     pub gaps: Vec<GapReport>,
 }
@@ -251,7 +253,9 @@ impl ProfilerReport {
 }
 
 fn share(parts: impl Iterator<Item = (u64, u64)>) -> Option<f64> {
-    let (part, whole) = parts.fold((0, 0), |sums, (part, whole)| (sums.0 + part, sums.1 + whole));
+    let (part, whole) = parts.fold((0_u64, 0_u64), |(part, whole), (more, of)| {
+        (part.saturating_add(more), whole.saturating_add(of))
+    });
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
@@ -310,19 +314,21 @@ impl fmt::Display for StreamReport {
 
 impl fmt::Display for DirectionReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, direction, whole_ns, busy_ns, total_ns, all_timed, gaps, .. } = self;
+        let Self { device, direction, whole_ns, busy_ns, total_ns, all_timed, is_cut, gaps, .. } = self;
         let share = (*whole_ns > 0).then(|| *busy_ns as f64 / *whole_ns as f64);
         write!(
             f,
-            "{device}, {direction}: busy {} of {} ({})",
+            "{device}, {direction}: busy {}{} of {} ({})",
+            if *is_cut { "at least " } else { "" },
             time(*busy_ns),
             time(*whole_ns),
             percent(share)
         )?;
-        if total_ns > busy_ns {
+        if total_ns > busy_ns && !is_cut {
             write!(f, ", {} at the same time", time(total_ns - busy_ns))?;
         }
         match gaps.first() {
+            _ if *is_cut => f.write_str(", gaps unknown since an operation ended long after later ones"),
             Some(gap) if *all_timed => write!(f, ", longest gap {}", time(gap.length_ns)),
             Some(_) => f.write_str(", gaps unknown since not all was timed"),
             None => Ok(()),

@@ -13,6 +13,7 @@ mod gate;
 mod host_end;
 mod lifetime;
 mod order;
+mod profiling;
 mod views;
 mod waiting;
 

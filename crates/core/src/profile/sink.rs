@@ -13,7 +13,7 @@ use parking_lot::RwLock;
 
 use crate::{
     DeviceId, Error, ErrorKind, OperationInfo, OperationSampling, QueueTally, Result, Stamp, StreamPriority,
-    Timeline, TimelineId, TransferId, TransferScope,
+    Timeline, TimelineId, TransferId, TransferScope, catch_panic,
 };
 
 /// Number of slots in this process with a sink.
@@ -58,7 +58,7 @@ pub struct OperationRecord {
 /// Takes the timed operations of a device's queues.
 pub trait OperationSink: Send + Sync + 'static {
     /// Takes an operation: of a device, when it was enqueued, on that thread; of the host, when it ended. Must be quick, must not
-    /// submit, and must not call the driver.
+    /// submit, and must not call the driver. A panic of it is ignored; the operation goes on.
     fn operation(&self, record: OperationRecord);
 }
 
@@ -158,8 +158,11 @@ impl SinkSlot {
         queue: (&dyn Timeline, StreamPriority),
         times: Option<(Stamp, Stamp)>,
     ) {
-        let Some((begin, end)) = times else { return };
         let OperationSample { info, transfer, enqueued, tally, attachment } = sample;
+        let Some((begin, end)) = times else {
+            tally.time_next();
+            return;
+        };
         let submitted = Instant::now();
         let record = OperationRecord {
             queue: queue.0.id(),
@@ -177,7 +180,12 @@ impl SinkSlot {
         };
         let sink = self.sink.read();
         if let Some(sink) = sink.as_ref().filter(|_| self.attachment.load(Ordering::Relaxed) == attachment) {
-            sink.operation(record);
+            // A sink is user code, and the work is in flight: without its fence nothing would wait for it.
+            let pass = || sink.operation(record);
+            match crate::mutant!("core/sink-panics") {
+                true => pass(),
+                false => catch_panic(pass).unwrap_or_default(),
+            }
         }
     }
 }
@@ -193,6 +201,8 @@ impl Drop for SinkSlot {
         if self.is_attached() {
             ATTACHED.fetch_sub(1, Ordering::Relaxed);
         }
+        let sink = self.sink.get_mut().take();
+        let _panic = catch_panic(|| drop(sink));
     }
 }
 

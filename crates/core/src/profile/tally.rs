@@ -1,8 +1,9 @@
 //! Counts of a queue's operations while a sink is attached, and which of them are timed.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use crate::{OperationInfo, OperationKind};
+use crate::{
+    OperationInfo, OperationKind,
+    sync::{AtomicU64, Mutex, Ordering, fence},
+};
 
 const KINDS: usize = OperationKind::ALL.len();
 
@@ -42,8 +43,9 @@ pub struct OperationCount {
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct QueueTally {
-    /// The attachment that is counted for; the counts of an earlier one are cleared.
+    /// The attachment that is counted for, of which later ones have larger numbers; 0 while the counts of an earlier one are cleared.
     attachment: AtomicU64,
+    clearing: Mutex<()>,
     operations: [AtomicU64; KINDS],
     bytes: [AtomicU64; KINDS],
     /// Small operations until the next one that is timed.
@@ -60,31 +62,28 @@ impl QueueTally {
         all_from_bytes: u64,
         one_in: u64,
     ) -> bool {
-        let is_first = self.attachment.load(Ordering::Relaxed) != attachment;
-        if is_first {
-            self.clear(attachment);
+        let is_first = self.attachment.load(Ordering::Acquire) != attachment;
+        if is_first && !self.count_for(attachment, one_in) {
+            // Either again, or for a sink that is no longer attached.
+            return self.attachment.load(Ordering::Acquire) == attachment
+                && self.count(info, attachment, all_from_bytes, one_in);
         }
         let kind = info.kind as usize;
         self.operations[kind].fetch_add(1, Ordering::Relaxed);
         self.bytes[kind].fetch_add(info.bytes, Ordering::Relaxed);
-        if is_first {
-            // The next one as irregularly as later ones: a queue may be short-lived.
-            self.left.store(self.next_distance(one_in), Ordering::Relaxed);
-        }
         if is_first || info.bytes >= all_from_bytes {
             return true;
         }
-        if one_in <= 1 {
-            return one_in == 1;
-        }
         // A lost race samples one operation more or less.
         let left = self.left.load(Ordering::Relaxed);
-        if left > 0 {
-            self.left.store(left - 1, Ordering::Relaxed);
-            return false;
-        }
-        self.left.store(self.next_distance(one_in), Ordering::Relaxed);
-        true
+        let next = left.checked_sub(1).unwrap_or_else(|| self.next_distance(one_in));
+        self.left.store(next, Ordering::Relaxed);
+        left == 0
+    }
+
+    /// Has the next operation timed, since the sink was not given one that should have been, perhaps the first.
+    pub fn time_next(&self) {
+        self.left.store(0, Ordering::Relaxed);
     }
 
     /// Takes back the count of an operation that was refused. If it was the only one, the next one is the first.
@@ -99,36 +98,53 @@ impl QueueTally {
         subtract(&self.operations[kind], 1);
         subtract(&self.bytes[kind], info.bytes);
         if self.operations.iter().all(|count| count.load(Ordering::Relaxed) == 0) {
-            self.attachment.store(0, Ordering::Relaxed);
+            self.time_next();
         }
     }
 
     /// Returns the counts of each kind for an attachment, in the order of [`OperationKind::ALL`]; zeros if it counted for another one last.
     #[must_use]
     pub fn counts(&self, attachment: u64) -> [OperationCount; KINDS] {
-        if self.attachment.load(Ordering::Relaxed) != attachment {
+        if self.attachment.load(Ordering::Acquire) != attachment {
             return Default::default();
         }
-        std::array::from_fn(|kind| OperationCount {
+        let counts = std::array::from_fn(|kind| OperationCount {
             operations: self.operations[kind].load(Ordering::Relaxed),
             bytes: self.bytes[kind].load(Ordering::Relaxed),
-        })
+        });
+        // With the fence of `count_for`: counts that were cleared meanwhile are not returned.
+        fence(Ordering::Acquire);
+        match self.attachment.load(Ordering::Relaxed) == attachment {
+            true => counts,
+            false => Default::default(),
+        }
     }
 
+    /// Begins to count for an attachment. Returns `false` if another thread did, or if it counts for a later one.
     #[cold]
-    fn clear(&self, attachment: u64) {
+    fn count_for(&self, attachment: u64, one_in: u64) -> bool {
+        let _clearing = self.clearing.lock();
+        if self.attachment.load(Ordering::Relaxed) >= attachment {
+            return false;
+        }
+        self.attachment.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
         if !crate::mutant!("core/tally-cleared") {
             self.operations.iter().chain(&self.bytes).for_each(|counter| counter.store(0, Ordering::Relaxed));
         }
         // Queues differ by their addresses.
         let seed = (std::ptr::from_ref(self).addr() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         self.random.store(seed ^ attachment, Ordering::Relaxed);
-        self.attachment.store(attachment, Ordering::Relaxed);
+        // The next one as irregularly as later ones: a queue may be short-lived.
+        self.left.store(self.next_distance(one_in), Ordering::Relaxed);
+        // A thread that reads it counts after the clearing.
+        self.attachment.store(attachment, Ordering::Release);
+        true
     }
 
-    /// Returns how many small operations are not timed before the next one that is: `one_in - 1` on average.
+    /// Returns how many small operations are not timed before the next one that is: `one_in - 1` on average, and all if it is 0.
     fn next_distance(&self, one_in: u64) -> u64 {
-        self.next_random() % (2 * one_in).saturating_sub(1).max(1)
+        (2 * one_in).checked_sub(1).map_or(u64::MAX, |range| self.next_random() % range)
     }
 
     /// Returns the next number of a xorshift generator.

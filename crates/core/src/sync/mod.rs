@@ -4,7 +4,7 @@ pub(crate) mod spin_lock;
 
 pub(crate) use std::{
     hint::spin_loop,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
     thread::yield_now,
 };
 

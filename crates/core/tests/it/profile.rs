@@ -5,6 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -155,6 +156,42 @@ fn detaching_a_sink_ends_what_it_is_passed() {
     assert!(!slot.is_attached() && !enqueue(&slot, &tally, 1));
     assert_eq!(counter.get(), 1);
     assert_eq!(Arc::strong_count(&sink), 2, "the slot keeps no handle of it");
+}
+
+/// Panics at each operation and when it is dropped.
+struct Panicking;
+
+impl OperationSink for Panicking {
+    fn operation(&self, _: OperationRecord) {
+        panic!("a sink's panic");
+    }
+}
+
+impl Drop for Panicking {
+    fn drop(&mut self) {
+        assert!(thread::panicking(), "the panic of a sink's drop");
+    }
+}
+
+#[test]
+fn panic_of_a_sink_ends_in_the_slot() {
+    let (slot, tally) = (SinkSlot::default(), Arc::default());
+    slot.attach(Arc::new(Panicking), OperationSampling::ALL).unwrap();
+    assert!(enqueue(&slot, &tally, 1) && enqueue(&slot, &tally, 1));
+    // Not attached while it is dropped.
+    drop(slot);
+}
+
+#[test]
+fn first_operation_that_could_not_be_timed_is_followed_by_one() {
+    let (slot, tally) = (SinkSlot::default(), Arc::default());
+    let (counter, _sink) = Counter::attached(&slot, 0);
+    let queue = MockQueue::new();
+    let sample = slot.sample(&tally, || copy(1)).unwrap();
+    slot.pass(sample, (queue.line(), StreamPriority::Normal), None);
+    assert!(enqueue(&slot, &tally, 1), "the sink has not learnt of the queue");
+    assert!(!enqueue(&slot, &tally, 1));
+    assert_eq!(counter.get(), 1);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Every interleaving of a buffer's table, its lock, and waiting for another's claim, that loom finds with two
-//! preemptions. The files under test are included as they are, with loom's primitives for std's.
+//! Every interleaving of a buffer's table, its lock, waiting for another's claim, and a queue's counts, that loom finds with
+//! two preemptions. The files under test are included as they are, with loom's primitives for std's.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail their tests")]
 #![allow(dead_code, unused_imports, reason = "not all of what is included is used")]
 #![allow(unreachable_pub, reason = "public where it is not included")]
@@ -14,7 +14,8 @@ use loom::{
     thread,
 };
 use transload_core::{
-    BufferId, DeviceId, Error, ErrorKind, Place, Result, TransferPath, catch_panic, mutant,
+    BufferId, DeviceId, Error, ErrorKind, OperationInfo, OperationKind, Place, Result, TransferPath,
+    catch_panic, mutant,
 };
 
 use crate::{
@@ -26,6 +27,7 @@ use crate::{
 
 mod raw_buffer;
 mod sync;
+mod tallies;
 
 #[path = "../../src/queue/fence.rs"]
 mod fence;
@@ -33,6 +35,8 @@ mod fence;
 mod hazard;
 #[path = "../../src/queue/source.rs"]
 mod source;
+#[path = "../../src/profile/tally.rs"]
+mod tally;
 
 /// The folders of the crate, as the included files name them.
 mod queue {

@@ -2,7 +2,7 @@
 
 pub(crate) use loom::{
     cell::UnsafeCell,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, Ordering, fence},
     thread::yield_now,
 };
 
@@ -39,5 +39,27 @@ impl Condvar {
 
     pub(crate) fn notify_all(&self) {
         self.0.notify_all();
+    }
+}
+
+/// Like std's, with the methods that are used.
+#[derive(Debug, Default)]
+pub(crate) struct AtomicU64(loom::sync::atomic::AtomicU64);
+
+impl AtomicU64 {
+    pub(crate) fn load(&self, order: Ordering) -> u64 {
+        self.0.load(order)
+    }
+
+    pub(crate) fn store(&self, value: u64, order: Ordering) {
+        self.0.store(value, order);
+    }
+
+    pub(crate) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_add(value, order)
+    }
+
+    pub(crate) fn update(&self, set: Ordering, fetch: Ordering, update: impl Fn(u64) -> u64) -> u64 {
+        self.0.fetch_update(set, fetch, |before| Some(update(before))).unwrap()
     }
 }

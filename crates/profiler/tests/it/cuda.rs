@@ -2,17 +2,18 @@
 
 use std::{
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
 use transload_backend_cpu::CpuBackend;
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{
-    Backend, DeviceId, MemoryKind, Operation, OperationKind, Pattern, StreamPriority, Timing, TransferMethod,
-    WorkloadType, submit,
+    Backend, DeviceId, MemoryKind, Operation, OperationKind, OperationSampling, Pattern, StreamPriority,
+    Timing, TransferMethod, WorkloadType, submit,
 };
 use transload_cuda_sim::harness::{self, EndCheck};
-use transload_profiler::{Direction, StreamProfiler, TraceFormat, TraceOptions};
+use transload_profiler::{Direction, ProfilerOptions, StreamProfiler, TraceFormat, TraceOptions};
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::{Written, timing_all};
@@ -157,4 +158,61 @@ fn stream_dropped_in_flight_is_still_resolved() {
     drop(backend);
     let all = profiler.get_comprehensive_report();
     assert_eq!((all.streams[0].operations(), all.streams[0].unresolved, all.outstanding), (1, 0, 0), "{all}");
+}
+
+#[test]
+fn many_timed_copies_use_few_events() {
+    const COPIES: u64 = 5_000;
+    let test = harness::device().end_check();
+    let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+    let backend = pollster::block_on(CudaBackend::initialize(config)).unwrap();
+    let options = ProfilerOptions::new().sampling(OperationSampling::ALL).capacity(64);
+    let profiler = StreamProfiler::new(options);
+    profiler.attach(&(Arc::clone(&backend) as _)).unwrap();
+    profiler.enable().unwrap();
+    let device = DeviceId::Cuda(test.ordinal());
+    let there = backend.allocate(device, MemoryKind::Device, 64).unwrap();
+    let here = backend.allocate(device, MemoryKind::Pinned, 64).unwrap();
+    let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    for _ in 0..COPIES {
+        submit(&*queue, &Operation::Copy { src: &here, dst: &there }, Timing::Off).unwrap().wait().unwrap();
+    }
+    if let Some(sim) = test.sim() {
+        let events = sim.live_objects().events;
+        assert!(events <= 500, "{events} events");
+    }
+    let all = profiler.get_comprehensive_report();
+    let [stream] = &all.streams[..] else { panic!("{all}") };
+    assert_eq!((stream.operations(), all.outstanding), (COPIES, 0));
+    assert_eq!(stream.kinds[0].running.count + all.lost, COPIES, "{all}");
+}
+
+#[test]
+fn disabled_profiler_makes_no_driver_calls() {
+    let (test, backend, profiler) = setup();
+    let Some(sim) = test.sim() else { return };
+    let device = DeviceId::Cuda(test.ordinal());
+    let there = backend.allocate(device, MemoryKind::Device, 64).unwrap();
+    let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    let fill = || {
+        let fill = Operation::Fill { dst: &there, pattern: Pattern::U8(1) };
+        submit(&*queue, &fill, Timing::Off).unwrap().wait().unwrap();
+    };
+    fill();
+    profiler.disable();
+    // Enabled, it reads the clock each second. At first it may be collecting what was in flight.
+    let is_quiet = || {
+        let before = sim.calls();
+        thread::sleep(Duration::from_millis(1_500));
+        sim.calls() == before
+    };
+    assert!((0..4).any(|_| is_quiet()), "the profiler's thread goes on");
+    profiler.enable().unwrap();
+    fill();
+    let before = sim.calls();
+    while sim.calls() == before {
+        // The thread was woken, and reads the clock.
+        thread::yield_now();
+    }
+    assert_eq!(profiler.get_stream_report(&*queue).unwrap().operations(), 2);
 }

@@ -1,10 +1,19 @@
 //! Queues of the host.
 
-use std::{io, sync::Arc, thread, time::Duration};
+use std::{
+    io::{self, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
 
 use transload_backend_cpu::CpuBackend;
 use transload_core::{
-    Backend, DeviceId, ErrorKind, MemoryKind, Operation, OperationKind, OperationSampling, QueueLease,
+    Backend, DeviceId, ErrorKind, MemoryKind, Operation, OperationKind, OperationSampling, QueueLease, Stamp,
     StreamPriority, Timing, WorkloadType, submit,
 };
 use transload_profiler::{
@@ -184,6 +193,32 @@ fn spans_of_the_host_are_united_by_direction() {
 }
 
 #[test]
+fn gap_begins_with_the_end_of_an_operation_by_the_hosts_clock() {
+    let backend = backend();
+    // The host's clock counts from before the profiler was made.
+    let begun = Instant::now();
+    drop(Stamp::of_host(begun));
+    while begun.elapsed() < Duration::from_millis(100) {
+        std::hint::spin_loop();
+    }
+    let made = Instant::now();
+    let profiler = timing_all();
+    let latest_origin = made.elapsed();
+    profiler.attach(&backend).unwrap();
+    profiler.enable().unwrap();
+    let queue = queue(&backend);
+    let before = made.elapsed();
+    copy(&backend, &queue, 100);
+    let after = made.elapsed();
+    copy(&backend, &queue, 100);
+    let all = profiler.get_comprehensive_report();
+    let [direction] = &all.directions[..] else { panic!("{all}") };
+    let [gap] = &direction.gaps[..] else { panic!("{all}") };
+    let begin = Duration::from_nanos(gap.begin_ns.try_into().unwrap());
+    assert!(before - latest_origin <= begin && begin <= after, "{begin:?}, after {before:?} to {after:?}");
+}
+
+#[test]
 fn trace_has_a_row_for_the_queue() {
     let backend = backend();
     let profiler = timing_all();
@@ -203,4 +238,49 @@ fn trace_has_a_row_for_the_queue() {
     names.sort_by_key(ToString::to_string);
     assert_eq!(names, ["a \"named\" one", "copy"]);
     assert_eq!(summary.slices, 2);
+}
+
+/// The file of a trace, whose writing is held up from a moment on.
+struct Slow {
+    is_held: Arc<AtomicBool>,
+    entered: mpsc::Sender<()>,
+    go_on: mpsc::Receiver<()>,
+    has_waited: Arc<AtomicBool>,
+}
+
+impl Write for Slow {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.is_held.swap(false, Ordering::Relaxed) {
+            self.entered.send(()).unwrap();
+            // Not for ever, so that the test fails and does not hang.
+            let outcome = self.go_on.recv_timeout(Duration::from_secs(60));
+            self.has_waited.store(outcome.is_err(), Ordering::Relaxed);
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn slow_trace_does_not_hold_up_who_records_an_operation() {
+    let backend = backend();
+    let profiler = timing_all();
+    profiler.attach(&backend).unwrap();
+    profiler.enable().unwrap();
+    let queue = queue(&backend);
+    let [is_held, has_waited] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let ((entered, has_entered), (release, go_on)) = (mpsc::channel(), mpsc::channel());
+    let out = Slow { is_held: Arc::clone(&is_held), entered, go_on, has_waited: Arc::clone(&has_waited) };
+    profiler.start_trace(out, TraceFormat::Chrome, TraceOptions::new()).unwrap();
+    is_held.store(true, Ordering::Relaxed);
+    while has_entered.try_recv().is_err() {
+        profiler.operation(&*queue, "written").unwrap().end().unwrap();
+    }
+    profiler.operation(&*queue, "meanwhile").unwrap().end().unwrap();
+    assert!(!has_waited.load(Ordering::Relaxed), "an operation waited for the trace");
+    release.send(()).unwrap();
+    profiler.finish_trace().unwrap();
 }

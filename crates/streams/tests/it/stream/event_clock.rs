@@ -146,3 +146,26 @@ fn times_over_many_bases_are_exact() {
     drop((stamps, origin, host, there, stream));
     setup.finish();
 }
+
+#[test]
+fn time_after_an_idle_hour_is_exact() {
+    const LATENCY: i64 = 10_123;
+    /// At a millisecond a byte, they take an hour, of which the driver's steps are 0.25 ms.
+    const HOUR: usize = 3_600_000;
+    let slow = |builder: SimDeviceBuilder| builder.host_link(1e-6).latency(Duration::from_nanos(10_123));
+    let Some(test) = harness::device_with(slow) else { return };
+    let setup = Setup::on(test);
+    let stream = CudaStream::new(&setup.device).unwrap();
+    let (host, there, other) = (setup.pinned(&noise(HOUR, 8)), setup.device(HOUR), setup.device(64));
+    drop(stream.stamp().unwrap());
+    copy(&stream, &host, &there).unwrap().wait().unwrap();
+    let begin = stream.stamp().unwrap();
+    copy(&stream, &there.slice(..64).unwrap(), &other).unwrap();
+    let end = stream.stamp().unwrap();
+    stream.synchronize().unwrap();
+    begin.clock().anchor().unwrap();
+    let took = known(&end) - known(&begin);
+    assert!((took - LATENCY).abs() <= 1_000, "{took} ns");
+    drop((begin, end, host, there, other, stream));
+    setup.finish();
+}

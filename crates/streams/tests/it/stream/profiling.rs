@@ -248,6 +248,34 @@ fn operations_that_are_not_timed_make_no_more_calls() {
     setup.finish();
 }
 
+/// Panics at each operation.
+struct Panicking;
+
+impl OperationSink for Panicking {
+    fn operation(&self, _: OperationRecord) {
+        panic!("a sink's panic");
+    }
+}
+
+#[test]
+fn panic_of_a_sink_does_not_end_the_operations_claims() {
+    let setup = Setup::new();
+    let stream = CudaStream::new(&setup.device).unwrap();
+    let bytes = noise(1 << 20, 9);
+    let (host, there, back) = (setup.pinned(&bytes), setup.device(1 << 20), setup.pinned(&[0; 1 << 20]));
+    let sink: Arc<dyn OperationSink> = Arc::new(Panicking);
+    setup.device.profile().sink().attach(Arc::clone(&sink), OperationSampling::ALL).unwrap();
+    let first = copy(&stream, &host, &there).unwrap();
+    // Later uses wait for it.
+    let second = copy(&CudaStream::new(&setup.device).unwrap(), &there, &back).unwrap();
+    second.wait().unwrap();
+    assert!(first.is_complete());
+    assert!(*back.read().unwrap() == bytes[..], "the bytes have arrived");
+    setup.device.profile().sink().detach(&sink);
+    drop((first, second, host, there, back, stream));
+    setup.finish();
+}
+
 #[test]
 fn times_of_an_operation_are_known_once_its_fence_is_complete() {
     let setup = Setup::new();
