@@ -162,11 +162,11 @@ fn beside_kernels_lists_go_by_what_was_measured_there() {
             let report = copy.wait().unwrap();
             (report.groups[0].method, report.groups[0].through_device)
         };
-        assert_eq!(copied(2, true), (TransferMethod::ZeroCopy, false));
-        assert_eq!(copied(2, false), (beside, false));
-        assert_eq!(copied(1, false), (TransferMethod::DirectCopy, true));
         let list = (128, 4096);
         let plan = |exclusive| machine.manager.plan_many(near.place(), far.place(), list, exclusive).unwrap();
+        assert_eq!(copied(2, true), (TransferMethod::ZeroCopy, false), "{}", plan(true));
+        assert_eq!(copied(2, false), (beside, false), "{}", plan(false));
+        assert_eq!(copied(1, false), (TransferMethod::DirectCopy, true));
         assert!(
             [true, false].into_iter().all(|exclusive| plan(exclusive).way == Some(ListWay::ThroughDevice))
         );
