@@ -32,9 +32,9 @@ impl Machine {
         manager.register_backend(CpuBackend::new().unwrap()).unwrap();
         let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
         manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
-        // Short kernels, since a poll takes as long as some of them in virtual time.
+        // Short kernels: a poll takes as long as some of them in virtual time, before copies go on.
         let options = CalibrationOptions::new().largest(LARGEST as u64).budget(Duration::from_secs(60));
-        let options = options.kernel(Duration::from_micros(15));
+        let options = options.kernel(Duration::from_micros(5));
         let found = manager.calibrate(&options.clock(move || sim.now())).unwrap();
         assert_eq!(found.unfinished, []);
         Self { sim, manager }
