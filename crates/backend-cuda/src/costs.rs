@@ -1,7 +1,7 @@
 //! Default costs.
 //!
 //! Source: the means of docs/benchmarks/2026-11-23-1xH200-limits.json and -second.json, rows `methods/`: H200 with PCIe 5 x16,
-//! driver 580 (CUDA 13.0); 1 MiB staged into unified memory 2026-11-24-1xH200-limits-fourth.json; between two devices 2026-11-21-2xH200-memory-and-streams.json. Unified memory began each measurement on the other side. Costs that were not measured say so. A test of
+//! driver 580 (CUDA 13.0); 1 MiB staged into unified memory 2026-11-24-1xH200-limits-fourth.json; 1 MiB copied and moved into it, and copied within a device, the mean of those and 2026-11-26-1xH200-limits-fifth.json; between two devices 2026-11-21-2xH200-memory-and-streams.json. Unified memory began each measurement on the other side. Costs that were not measured say so. A test of
 //! the facade compares the choices made by this table with the newest record.
 
 use std::time::Duration;
@@ -25,15 +25,15 @@ const STAGED_DOWN: Curve = [12.3, 20.2, 91.8, 674.9, 3129.0, 5755.4];
 /// Between two devices that are no peers, by staging buffers.
 const STAGED_ACROSS: Curve = [16.3, 19.4, 81.5, 574.2, 3195.7, 5890.3];
 /// Into unified memory that is on the host: by the driver's copy, by staging, by host threads and a prefetch.
-const DIRECT_INTO_UNIFIED: Curve = [41.9, 74.5, 229.7, 2724.8, 20_661.2, 37_523.3];
-const STAGED_INTO_UNIFIED: Curve = [49.6, 82.5, 239.0, 2337.8, 18_576.5, 36_390.1];
-const MOVED_INTO_UNIFIED: Curve = [27.0, 43.3, 227.3, 1719.1, 11_043.6, 19_590.6];
+const DIRECT_INTO_UNIFIED: Curve = [41.9, 74.5, 257.6, 2724.8, 20_661.2, 37_523.3];
+const STAGED_INTO_UNIFIED: Curve = [49.6, 82.5, 239.2, 2337.8, 18_576.5, 36_390.1];
+const MOVED_INTO_UNIFIED: Curve = [27.0, 43.3, 242.1, 1719.1, 11_043.6, 19_590.6];
 /// Out of unified memory that is on the device: likewise.
 const DIRECT_OUT_OF_UNIFIED: Curve = [14.4, 20.6, 107.6, 1314.9, 9187.8, 18_228.0];
 const STAGED_OUT_OF_UNIFIED: Curve = [16.6, 24.9, 103.0, 676.3, 3013.0, 5784.4];
 const MOVED_OUT_OF_UNIFIED: Curve = [31.5, 44.1, 175.7, 1934.4, 12_249.5, 27_666.7];
 /// Between unified memory that is on the host and device memory: the mean of both directions.
-const DIRECT_WITHIN: Curve = [43.3, 72.9, 143.4, 1771.5, 12_322.8, 23_475.0];
+const DIRECT_WITHIN: Curve = [43.3, 72.9, 183.8, 1771.5, 12_322.8, 23_475.0];
 const MOVED_WITHIN: Curve = [26.2, 30.3, 59.6, 377.0, 2765.4, 5530.6];
 
 fn curve(path: TransferPath, method: TransferMethod, micros: Curve) -> Option<PathCost> {

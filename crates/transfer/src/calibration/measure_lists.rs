@@ -74,7 +74,8 @@ impl Run<'_> {
         time: Duration,
     ) -> Result<Vec<ListCalibration>, Stop> {
         let shapes = shapes(src.len() as u64);
-        let all = shapes.clone().count() * ListWay::ALL.len();
+        // Ways that are close are measured for three shares, and some are left early.
+        let all = 2 * shapes.clone().count() * ListWay::ALL.len();
         let share = time / u32::try_from(all).unwrap_or(u32::MAX).max(1);
         let share = share.min(self.options.budget / SHARE);
         let list = |way| ListCalibration { path, way, exclusive: true, times: Vec::new() };
