@@ -14,7 +14,7 @@ use std::{
 use transload::{
     ErrorKind, Runtime,
     backend::{Observer, OperationSampling, TransferEvent},
-    profiler::{ProfilerOptions, ProfilerReport, TRACE_VARIABLE, TraceContents, TraceFormat, TraceOptions},
+    profiler::{ProfilerOptions, ProfilerReport, TRACE_VARIABLE, TraceContents},
 };
 
 use crate::{packets, programs::this_program, uncalibrated};
@@ -58,7 +58,10 @@ fn one_call_profiles_host_and_transfers() {
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #[test]
 fn one_call_profiles_every_device() {
-    use transload::cuda::CudaBackendConfig;
+    use transload::{
+        cuda::CudaBackendConfig,
+        profiler::{TraceFormat, TraceOptions},
+    };
     use transload_cuda_sim::harness;
 
     let tests = [harness::device(), harness::device()].map(|test| test.end_check());
