@@ -35,8 +35,6 @@ use std::{
 
 use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
 
-use crate::profile::sink::is_any_attached;
-
 /// Target of events of transfers and methods.
 pub const TRANSFER: &str = "transload::transfer";
 /// Target of events of staged transfers and their pinned memory.
@@ -165,34 +163,44 @@ pub const UNIFIED_COPY_FAILED: &str = "unified_copy_failed";
 
 /// Identifies a transfer in events and reports. Unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TransferId(NonZeroU64);
 
 impl TransferId {
-    /// Returns a new id if a subscriber wants any event, or a [sink](crate::OperationSink) is attached; otherwise this costs two
-    /// relaxed loads.
+    /// Returns a new id if an [observer wants](crate::Observer::wants) the transfer, or a subscriber any event; otherwise this costs one
+    /// relaxed load.
     #[must_use]
     #[inline]
-    pub fn if_wanted() -> Option<Self> {
+    pub fn if_wanted(is_observed: bool) -> Option<Self> {
         let is_traced = STATIC_MAX_LEVEL != LevelFilter::OFF && LevelFilter::current() != LevelFilter::OFF;
-        if is_traced || is_any_attached() { Self::next() } else { None }
+        if is_traced || is_observed { Self::next(is_observed) } else { None }
     }
 
     #[cold]
-    fn next() -> Option<Self> {
+    fn next(is_observed: bool) -> Option<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        NonZeroU64::new(NEXT.fetch_add(1, Ordering::Relaxed)).map(Self)
+        Self::of_parts(NEXT.fetch_add(1, Ordering::Relaxed), is_observed)
+    }
+
+    /// The lowest bit says whether the transfer is observed, so that an `Option` has the size of a pointer.
+    pub(crate) fn of_parts(number: u64, is_observed: bool) -> Option<Self> {
+        NonZeroU64::new(number << 1 | u64::from(is_observed)).map(Self)
     }
 
     /// Returns the number, as events have it.
     #[must_use]
     pub fn get(self) -> u64 {
-        self.0.get()
+        self.0.get() >> 1
+    }
+
+    /// Returns whether an [observer](crate::Observer) takes the transfer's events.
+    #[must_use]
+    pub fn is_observed(self) -> bool {
+        self.0.get() & 1 == 1
     }
 }
 
 impl fmt::Display for TransferId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.get().fmt(f)
     }
 }

@@ -194,13 +194,11 @@ impl Observer for Inbox {
             return;
         }
         match event {
-            TransferEvent::Submitted { report, begun, end } if is_taken(self.sampling, report.bytes) => {
+            TransferEvent::Submitted { report, begun, end } => {
                 let (report, end, thread) = (report.clone(), end.cloned(), self.this_thread());
                 self.push(Message::Submitted { report, begun, end, thread });
             }
-            TransferEvent::Completed(report) if is_taken(self.sampling, report.bytes) => {
-                self.ended(report, TransferEnd::Completed);
-            }
+            TransferEvent::Completed(report) => self.ended(report, TransferEnd::Completed),
             TransferEvent::Failed(report, _) => self.ended(report, TransferEnd::Failed),
             TransferEvent::Abandoned(report) => self.ended(report, TransferEnd::Abandoned),
             // Events added later are ignored.
@@ -208,8 +206,8 @@ impl Observer for Inbox {
         }
     }
 
-    fn is_active(&self) -> bool {
-        self.is_open()
+    fn wants(&self, bytes: u64) -> bool {
+        self.is_open() && is_taken(self.sampling, bytes)
     }
 }
 

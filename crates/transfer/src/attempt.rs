@@ -10,6 +10,7 @@ use transload_core::{
 
 use crate::{
     CrossBackendTransferManager, TransferOptions,
+    context::is_observed,
     planning::{
         candidate::{Candidate, CandidateInfo, bit, is_explored},
         engine_queue::COUNTED_FROM,
@@ -188,9 +189,8 @@ impl CrossBackendTransferManager {
         id: Option<TransferId>,
     ) {
         candidate.warm_up(priority, submission);
-        // An observer has every submission timed.
         if let Some(begun) = submission.begun
-            && self.context.is_observed()
+            && is_observed(id)
         {
             let report = info.report(submission).with_id(id);
             let end = match end {

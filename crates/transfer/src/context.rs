@@ -104,10 +104,10 @@ impl Default for ManagerContext {
 }
 
 impl ManagerContext {
-    /// Returns whether events of transfers are wanted.
+    /// Returns an id for the calling thread's next transfer, of so many bytes, if anybody wants its events.
     #[inline]
-    pub(crate) fn is_observed(&self) -> bool {
-        self.observer.as_ref().is_some_and(|observer| observer.is_active())
+    pub(crate) fn transfer_id(&self, bytes: u64) -> Option<TransferId> {
+        TransferId::if_wanted(self.observer.as_ref().is_some_and(|observer| observer.wants(bytes)))
     }
 
     pub(crate) fn tell(&self, event: TransferEvent<'_>) {
@@ -119,7 +119,8 @@ impl ManagerContext {
     /// Reports the end of a transfer that was waited for.
     pub(crate) fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
         match outcome {
-            Ok(()) => self.tell(TransferEvent::Completed(report)),
+            Ok(()) if is_observed(report.id) => self.tell(TransferEvent::Completed(report)),
+            Ok(()) => {}
             Err(error) => {
                 report_events::failed(report, error);
                 self.lost.note(report.lane, error);
@@ -133,4 +134,10 @@ impl RefusalHandler for ManagerContext {
     fn refusal_dropped(&self, id: Option<TransferId>, error: &Error) {
         self.unreported.note(id, error);
     }
+}
+
+/// Returns whether the observer takes the events of the transfer with this id.
+#[inline]
+pub(crate) fn is_observed(id: Option<TransferId>) -> bool {
+    id.is_some_and(TransferId::is_observed)
 }

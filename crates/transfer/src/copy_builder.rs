@@ -9,8 +9,8 @@ use std::{
 };
 
 use transload_core::{
-    Fence, Queue, RawBuffer, Result, StreamPriority, Timing, Transfer, TransferId, TransferMethod,
-    TransferReport, Turns, WorkloadType,
+    Fence, Queue, RawBuffer, Result, StreamPriority, Timing, Transfer, TransferMethod, TransferReport, Turns,
+    WorkloadType,
 };
 
 use crate::{
@@ -264,8 +264,9 @@ impl<'a> CopyBuilder<'a> {
         });
         let StridedCopy { src, dst, rows } =
             strided.unwrap_or_else(|| StridedCopy { src: src.clone(), dst: dst.clone(), rows: None });
+        let bytes = rows.as_ref().map_or(src.len() as u64, Rows::bytes);
         let task = TaskSubmission {
-            id: TransferId::if_wanted(),
+            id: manager.context.transfer_id(bytes),
             manager: manager.clone(),
             options,
             after,
@@ -284,7 +285,9 @@ fn submit_with(
     options: &TransferOptions,
     (CopyExtras { order: BuilderExtras { after, queue }, strided }, waits): (&CopyExtras<'_>, bool),
 ) -> Transfer {
-    let (id, queue) = (TransferId::if_wanted(), queue.map(|queue| queue as _));
+    let rows = strided.as_ref().and_then(|strided| strided.rows.as_ref());
+    let id = manager.context.transfer_id(rows.map_or(src.len() as u64, Rows::bytes));
+    let queue = queue.map(|queue| queue as _);
     let extras = Extras { id, after, queue, waits, ..Extras::default() };
     match strided {
         None => manager.attempt(src, dst, options, Some(&extras)),

@@ -16,7 +16,7 @@ use transload_executor::{Executor, Task};
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
     attempt::{Again, Deferral, Extras, NotSubmitted, would_block},
-    context::ManagerContext,
+    context::{ManagerContext, is_observed},
     methods::TransferRequest,
     planning::{
         candidate::{Candidate, Excluded},
@@ -154,7 +154,7 @@ impl CrossBackendTransferManager {
         }
         match ranges((src, src_offset), (dst, dst_offset), size) {
             Ok((src, dst)) => self.start(&src, &dst, &options),
-            Err(error) => self.refuse(TransferId::if_wanted(), error),
+            Err(error) => self.refuse(self.context.transfer_id(size as u64), error),
         }
     }
 
@@ -318,7 +318,7 @@ impl CrossBackendTransferManager {
     /// Submits a transfer; blocks the calling thread where the bytes wait for work that the queue cannot wait for.
     #[inline]
     pub(crate) fn start(&self, src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions) -> Transfer {
-        match TransferId::if_wanted() {
+        match self.context.transfer_id(src.len() as u64) {
             None => self.attempt(src, dst, options, None),
             id => self.attempt(src, dst, options, Some(&Extras { id, ..Extras::default() })),
         }
@@ -431,8 +431,8 @@ impl CrossBackendTransferManager {
         let request = TransferRequest { src, dst, options, timing, by_kernel, extras };
         let mut submission = candidate.submission(input, choice);
         // Taken before the driver call, which evicts most of L1.
-        let (info, is_observed) = (candidate.share_info(), self.context.is_observed());
-        if timing == Timing::Measured || is_observed {
+        let info = candidate.share_info();
+        if timing == Timing::Measured || is_observed(request.id()) {
             if extras.is_none_or(|extras| extras.rows.is_none()) {
                 candidate.note_if_alone(&mut submission, timing);
             }

@@ -233,9 +233,9 @@ pub(super) fn records(context: &TestContext<'_>) -> CheckResult {
     for _ in 0..STEPS {
         let (queue, pair) = (rng.below(queues.len()), rng.below(pairs.len()));
         let (queue, pair) = (&queues[queue], &mut pairs[pair]);
-        // An id is given, since a sink is attached.
-        let transfer = if rng.chance(2) { TransferId::if_wanted() } else { None };
-        let outer = TransferScope::enter(TransferId::if_wanted().filter(|_| rng.chance(2)));
+        let id = |wanted: bool| if wanted { TransferId::if_wanted(true) } else { None };
+        let transfer = id(rng.chance(2));
+        let outer = TransferScope::enter(id(rng.chance(2)));
         let unscoped = TransferScope::current();
         let info = {
             let _scope = TransferScope::enter(transfer);

@@ -9,7 +9,7 @@ use crate::{CostBasis, DeviceId, Rejections, SizeClass, TransferId, TransferMeth
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TransferReport {
-    /// Its id in [events](crate::events), if a `tracing` subscriber was installed when it was submitted.
+    /// Its id in [events](crate::events), if an observer wanted the transfer, or a `tracing` subscriber was installed, when it was submitted.
     pub id: Option<TransferId>,
     /// Source and destination.
     pub path: TransferPath,

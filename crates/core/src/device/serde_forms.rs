@@ -1,8 +1,8 @@
-//! Serialized forms that a derive does not give: texts of devices and places, points of cost models.
+//! Serialized forms that a derive does not give: texts of devices and places, numbers of transfers, points of cost models.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::{CostModel, DeviceId, MemoryKind, Place};
+use crate::{CostModel, DeviceId, MemoryKind, Place, TransferId};
 
 impl Serialize for DeviceId {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -33,6 +33,19 @@ impl<'de> Deserialize<'de> for Place {
             let expected = "a device and a kind of memory, such as cpu/pinned or cuda:0/device";
             de::Error::custom(format!("`{text}` is not a place; expected {expected}"))
         })
+    }
+}
+
+impl Serialize for TransferId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.get())
+    }
+}
+
+impl<'de> Deserialize<'de> for TransferId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let id = Self::of_parts(u64::deserialize(deserializer)?, false);
+        id.ok_or_else(|| de::Error::custom("0 is no transfer; numbers begin at 1"))
     }
 }
 

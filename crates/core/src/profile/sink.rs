@@ -16,15 +16,6 @@ use crate::{
     Timeline, TimelineId, TransferId, TransferScope, catch_panic,
 };
 
-/// Number of slots in this process with a sink.
-static ATTACHED: AtomicU32 = AtomicU32::new(0);
-
-/// Returns whether any device of the process has a sink, so that transfers need ids.
-#[inline]
-pub(crate) fn is_any_attached() -> bool {
-    ATTACHED.load(Ordering::Relaxed) > 0
-}
-
 /// A timed operation that was enqueued.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -39,7 +30,7 @@ pub struct OperationRecord {
     pub simulated: bool,
     /// What it does.
     pub info: OperationInfo,
-    /// The transfer that it belongs to, if a transfer manager submitted it.
+    /// The transfer that it belongs to, if that has an id.
     pub transfer: Option<TransferId>,
     /// The host's clock before it was enqueued.
     pub enqueued: Instant,
@@ -87,7 +78,6 @@ impl SinkSlot {
         *slot = Some(sink);
         self.all_from_bytes.store(sampling.all_from_bytes, Ordering::Relaxed);
         self.one_in.store(sampling.one_in, Ordering::Relaxed);
-        ATTACHED.fetch_add(1, Ordering::Relaxed);
         self.attachment.store(NEXT.fetch_add(1, Ordering::Relaxed), Ordering::Release);
         Ok(())
     }
@@ -97,7 +87,6 @@ impl SinkSlot {
         let mut slot = self.sink.write();
         if slot.as_ref().is_some_and(|attached| Arc::ptr_eq(attached, sink)) {
             self.attachment.store(0, Ordering::Relaxed);
-            ATTACHED.fetch_sub(1, Ordering::Relaxed);
             if !crate::mutant!("core/sink-detached") {
                 *slot = None;
             }
@@ -131,11 +120,16 @@ impl SinkSlot {
         info: &OperationInfo,
         attachment: u64,
     ) -> Option<OperationSample> {
-        let all_from_bytes = self.all_from_bytes.load(Ordering::Relaxed);
+        let transfer = TransferScope::current();
+        // All of a transfer that an observer takes.
+        let all_from_bytes = match transfer.is_some_and(TransferId::is_observed) {
+            true => 0,
+            false => self.all_from_bytes.load(Ordering::Relaxed),
+        };
         let one_in = u64::from(self.one_in.load(Ordering::Relaxed));
         tally.count(info, attachment, all_from_bytes, one_in).then(|| OperationSample {
             info: *info,
-            transfer: TransferScope::current(),
+            transfer,
             enqueued: Instant::now(),
             tally: Arc::clone(tally),
             attachment,
@@ -198,9 +192,6 @@ impl fmt::Debug for SinkSlot {
 
 impl Drop for SinkSlot {
     fn drop(&mut self) {
-        if self.is_attached() {
-            ATTACHED.fetch_sub(1, Ordering::Relaxed);
-        }
         let sink = self.sink.get_mut().take();
         let _panic = catch_panic(|| drop(sink));
     }

@@ -31,9 +31,11 @@ pub trait Observer: Send + Sync + 'static {
     /// Called for each event of a transfer.
     fn transfer(&self, event: TransferEvent<'_>);
 
-    /// Returns whether it takes events now. While it does not, a submission reads no clock for its sake, and most events are left out.
-    /// Called for each transfer; `true` by default.
-    fn is_active(&self) -> bool {
+    /// Returns whether it takes the events of the calling thread's next transfer, of so many bytes. Asked once, before anything of it is
+    /// submitted. A transfer that it takes has an [id](TransferReport::id) and times. Of others it is told failures only, and nothing is
+    /// done for its sake. `true` by default.
+    fn wants(&self, bytes: u64) -> bool {
+        let _ = bytes;
         true
     }
 }

@@ -196,13 +196,7 @@ fn first_operation_that_could_not_be_timed_is_followed_by_one() {
 
 #[test]
 fn scopes_nest_and_belong_to_their_thread() {
-    let (slot, _sinks) = {
-        let slot = SinkSlot::default();
-        let sinks = Counter::attached(&slot, 1);
-        (slot, sinks)
-    };
-    assert!(slot.is_attached());
-    let [outer, inner] = [(); 2].map(|()| TransferId::if_wanted().unwrap());
+    let [outer, inner] = [(); 2].map(|()| TransferId::if_wanted(true).unwrap());
     assert_eq!(TransferScope::current(), None);
     {
         let _outer = TransferScope::enter(Some(outer));

@@ -8,11 +8,11 @@ use std::sync::{
 use transload_backend_cpu::CpuBackend;
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{
-    Backend, DeviceId, MemoryKind, Operation, RawBuffer, StreamPriority, Timing, TransferMethod,
-    TransferPath, WorkloadType, submit,
+    Backend, DeviceId, MemoryKind, Operation, OperationSampling, RawBuffer, StreamPriority, Timing,
+    TransferMethod, TransferPath, WorkloadType, submit,
 };
 use transload_cuda_sim::harness;
-use transload_profiler::{StreamProfiler, TraceFormat, TraceOptions, Unit};
+use transload_profiler::{ProfilerOptions, StreamProfiler, TraceFormat, TraceOptions, Unit};
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::{
@@ -171,4 +171,39 @@ fn transfer_without_a_handle_is_drawn_with_its_end() {
     assert_eq!(names(&there, &pinned), [("DirectCopy".to_owned(), true)]);
     let outcomes = trace.events().flat_map(|(_, event)| &event.arguments).filter(|it| it.0 == "outcome");
     assert!(outcomes.map(|it| &it.1[..]).eq(["completed"; 3]));
+}
+
+#[test]
+fn all_operations_of_a_transfer_that_is_taken_are_timed() {
+    let test = harness::device().end_check();
+    let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+    let backend = pollster::block_on(CudaBackend::initialize(config)).unwrap();
+    let bytes = 24 << 20;
+    // The transfer is large, its chunks are not.
+    let sampling = OperationSampling { all_from_bytes: bytes as u64, one_in: 0 };
+    let profiler = StreamProfiler::new(ProfilerOptions::new().sampling(sampling));
+    profiler.attach(&(Arc::clone(&backend) as _)).unwrap();
+    profiler.enable().unwrap();
+    let manager = CrossBackendTransferManager::builder().observer(profiler.observer()).build();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    manager.register_backend(Arc::clone(&backend) as _).unwrap();
+    let device = DeviceId::Cuda(test.ordinal());
+    let allocate = |device, kind| manager.allocate(device, kind, bytes).unwrap();
+    let (there, pageable) =
+        (allocate(device, MemoryKind::Device), allocate(DeviceId::Cpu, MemoryKind::Pageable));
+    pageable.write().unwrap().fill(2);
+    let copy = |bytes| {
+        let (src, dst) = (pageable.slice(..bytes).unwrap(), there.slice(..bytes).unwrap());
+        let report = manager.copy(&src, &dst).method(TransferMethod::HostStaged).wait().unwrap();
+        let streams = profiler.get_comprehensive_report().streams;
+        let timed: u64 = streams.iter().flat_map(|stream| &stream.kinds).map(|kind| kind.running.count).sum();
+        (report, timed)
+    };
+    // The first of each stream is timed.
+    let (small, before) = copy(bytes / 2);
+    assert_eq!(small.id, None);
+    let (large, after) = copy(bytes);
+    assert!(large.id.is_some() && large.chunks > 1, "{large}");
+    assert!(after - before >= u64::from(large.chunks), "{before}, {after}, {large}");
+    assert_eq!(copy(bytes / 2).1, after);
 }

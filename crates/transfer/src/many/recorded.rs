@@ -4,8 +4,8 @@ use std::{fmt, ops::ControlFlow, sync::Arc};
 
 use parking_lot::ReentrantMutex;
 use transload_core::{
-    DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result, Transfer, TransferId, TransferMethod,
-    TransferPath, TransferReport, TransferState, runs_by_allocation,
+    DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result, Transfer, TransferMethod, TransferPath,
+    TransferReport, TransferState, runs_by_allocation,
 };
 
 use super::{
@@ -77,7 +77,7 @@ impl RecordedTransfers {
         if self.submitting.is_owned_by_current_thread() {
             let text = "the thread is submitting this recording; its observers cannot replay it";
             let error = Error::new(ErrorKind::Unsupported, text);
-            transfer.add(self.manager.refuse(TransferId::if_wanted(), error), Pairs::From(0, 0));
+            transfer.add(self.manager.refuse(self.manager.context.transfer_id(0), error), Pairs::From(0, 0));
             return transfer;
         }
         let is_ordered = self.is_ordered && !transload_core::mutant!("transfer/recorded-replays-in-order");
@@ -94,14 +94,16 @@ impl RecordedTransfers {
             Work::Graph(graph) => return self.add(graph.replay(), Pairs::Group(index), transfer),
             Work::Anew(group, pairs) => (group, pairs),
         };
-        let extras = || Extras { id: TransferId::if_wanted(), ..Extras::default() };
+        let extras = |bytes| Extras { id: self.manager.context.transfer_id(bytes), ..Extras::default() };
         let (options, wanted) =
             (&self.options, ListOptions { exclusive: self.by_kernel, ..ListOptions::default() });
-        if let Some(whole) = self.manager.submit_group(group, pairs, wanted, (options, &extras())) {
+        if let Some(whole) =
+            self.manager.submit_group(group, pairs, wanted, (options, &extras(group.input.bytes)))
+        {
             return self.add(whole, Pairs::Group(index), transfer);
         }
         pairs.iter().enumerate().try_for_each(|(pair, (src, dst))| {
-            let one = self.manager.attempt(src, dst, options, Some(&extras()));
+            let one = self.manager.attempt(src, dst, options, Some(&extras(src.len() as u64)));
             self.add(one, Pairs::One(index, pair), transfer)
         })
     }

@@ -15,7 +15,7 @@ use transload_core::{
 use super::Pair;
 use crate::{
     CrossBackendTransferManager, TransferOptions,
-    context::ManagerContext,
+    context::{ManagerContext, is_observed},
     methods::SingleOperation,
     planning::{engine_queue::EngineQueue, request::PlanInput},
     report_events::{self, CompletionWithId, Traced},
@@ -89,7 +89,7 @@ impl RecordedGraph {
     /// Submits all transfers again, as one operation.
     pub(super) fn replay(&self) -> Transfer {
         let Replays { report, timing, context } = &*self.replays;
-        let id = TransferId::if_wanted();
+        let id = context.transfer_id(report.bytes);
         let mut submission = Submission { begun: Some(Instant::now()), ..Submission::default() };
         let lost = self.devices.iter().try_for_each(|devices| context.lost.check(devices.each_ref()));
         let submitted = lost.and_then(|()| {
@@ -101,7 +101,9 @@ impl RecordedGraph {
             Ok(fence) => {
                 self.engines.iter().for_each(|(engine, bytes)| engine.add(&fence, *bytes));
                 submission.submitting = submission.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
-                if let Some(begun) = submission.begun {
+                if let Some(begun) = submission.begun
+                    && is_observed(id)
+                {
                     let report = self.replays.report(&submission).with_id(id);
                     context.tell(TransferEvent::Submitted { report: &report, begun, end: Some(&fence) });
                 }
@@ -150,8 +152,9 @@ impl CompletionHandler for Replays {
 
 impl CompletionWithId for Replays {
     fn abandoned_with(&self, id: Option<TransferId>, submission: &Submission, fence: Fence) {
-        let report = self.report(submission).with_id(id);
-        self.context.tell(TransferEvent::Abandoned(&report));
+        if is_observed(id) {
+            self.context.tell(TransferEvent::Abandoned(&self.report(submission).with_id(id)));
+        }
         let TransferReport { bytes, lane, .. } = self.report;
         let is_timed = self.timing == Timing::Measured;
         self.context

@@ -8,8 +8,8 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, Error, ErrorKind, ListWay, Result, StreamPriority, Timing, Transfer, TransferId,
-    TransferMethod, TransferScope, Turns,
+    DeviceId, Error, ErrorKind, ListWay, Result, StreamPriority, Timing, Transfer, TransferMethod,
+    TransferScope, Turns,
 };
 
 use super::{
@@ -21,7 +21,7 @@ use super::{
 use crate::{
     CrossBackendTransferManager, TransferOptions,
     attempt::{Deferral, Extras, NotSubmitted, TaskContext, is_the_callers},
-    context::ManagerContext,
+    context::{ManagerContext, is_observed},
     methods::{TransferRequest, device_scratch::has_kernel},
     planning::{
         candidate::{Candidate, Excluded, THROUGH_DEVICE, bit},
@@ -88,14 +88,19 @@ impl<'a> ManyCopies<'a> {
             },
         };
         while let Some(group) = checked.groups.get(checked.next) {
+            let pairs = group.pairs(list);
             let context = may_be_slow.map(|may_be_slow| {
                 let turns = &checked.turns;
                 TaskContext { turns, may_be_slow, deferral: Cell::default() }
             });
             // Several are waited for one after the other.
             let waits = extras.waits && checked.groups.len() == 1 && checked.singles.is_none();
-            let extras = Extras { id: TransferId::if_wanted(), task: context.as_ref(), waits, ..*extras };
-            let pairs = group.pairs(list);
+            let bytes = match checked.singles {
+                None => group.input.bytes,
+                Some(pair) => pairs.get(pair).map_or(0, |(src, _)| src.len() as u64),
+            };
+            let extras =
+                Extras { id: manager.context.transfer_id(bytes), task: context.as_ref(), waits, ..*extras };
             let transfer = match checked.singles {
                 None => manager.submit_group(group, pairs, self.wanted, (options, &extras)),
                 Some(pair) => match pairs.get(pair) {
@@ -143,7 +148,7 @@ fn refused(
     (indices, error): BadPairs,
 ) -> CopyManyTransfer {
     let mut transfer = CopyManyTransfer::new(&manager.context, count);
-    transfer.add(manager.refuse(TransferId::if_wanted(), error), Pairs::Refused(indices));
+    transfer.add(manager.refuse(manager.context.transfer_id(0), error), Pairs::Refused(indices));
     transfer
 }
 
@@ -231,7 +236,7 @@ impl CrossBackendTransferManager {
             submission.predicted = Duration::ZERO;
             let info = candidate.share_info();
             self.context.unobserved.check_few(&self.context);
-            if timing == Timing::Measured || self.context.is_observed() {
+            if timing == Timing::Measured || is_observed(id) {
                 submission.begun = Some(Instant::now());
             }
             let scope = TransferScope::enter(id);

@@ -13,7 +13,7 @@ use transload_core::{
 
 use crate::{
     attempt::Extras,
-    context::ManagerContext,
+    context::{ManagerContext, is_observed},
     methods::{Declined, Method, Route},
     planning::{
         costs::Cost,
@@ -391,7 +391,7 @@ impl CompletionWithId for CandidateInfo {
     fn abandoned_with(&self, id: Option<TransferId>, submission: &Submission, fence: Fence) {
         let bytes = submission.bytes;
         self.stats.count(bytes, |counts| counts.abandoned += 1);
-        if self.context.is_observed() {
+        if is_observed(id) {
             let report = self.report(submission).with_id(id);
             self.context.tell(TransferEvent::Abandoned(&report));
         }

@@ -64,3 +64,39 @@ fn observer_gets_submission_before_end() {
         ]
     );
 }
+
+/// Wants transfers of at least 3 bytes.
+#[derive(Default)]
+struct Large(Heard);
+
+impl Observer for Large {
+    fn transfer(&self, event: TransferEvent<'_>) {
+        if let TransferEvent::Submitted { report, .. } | TransferEvent::Completed(report) = event {
+            assert!(report.id.is_some() && report.submitting.is_some(), "{report:?}");
+        }
+        self.0.transfer(event);
+    }
+
+    fn wants(&self, bytes: u64) -> bool {
+        bytes >= 3
+    }
+}
+
+#[test]
+fn observer_is_told_of_the_transfers_that_it_wants_and_of_failures() {
+    let heard = Arc::new(Large::default());
+    let backend = Mock::default().build();
+    let manager = CrossBackendTransferManager::builder().observer(Arc::clone(&heard) as _).build();
+    manager.register_backend(Arc::clone(&backend) as _).unwrap();
+    let (src, dst) = pair(&manager, 64);
+    let of = |size| manager.transfer_buffer(&src, &dst, 0, 0, size);
+
+    assert_eq!(of(2).wait().unwrap().id, None);
+    assert!(of(3).wait().unwrap().id.is_some());
+    drop(of(1));
+    manager.drain().unwrap();
+    backend.fail_next(ErrorKind::Device);
+    of(2).wait().unwrap_err();
+    manager.drain().unwrap();
+    assert_eq!(*heard.0.0.lock(), [("submitted", 3), ("completed", 3), ("failed", 2)]);
+}

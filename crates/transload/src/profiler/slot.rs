@@ -61,8 +61,9 @@ impl Observer for ObserverSlot {
         self.with_profiler(|profiler| profiler.transfer(event));
     }
 
-    fn is_active(&self) -> bool {
-        self.own.as_ref().is_some_and(|own| own.is_active())
-            || self.with_profiler(|profiler| profiler.is_active()) == Some(true)
+    /// Both are told of what either wants.
+    fn wants(&self, bytes: u64) -> bool {
+        let own = self.own.as_ref().is_some_and(|own| own.wants(bytes));
+        self.with_profiler(|profiler| profiler.wants(bytes)) == Some(true) || own
     }
 }
