@@ -192,6 +192,12 @@ pub fn device() -> TestDevice {
     }
 }
 
+/// Returns a device with the given properties; on a real driver, the machine's first device, with its own.
+#[must_use]
+pub fn device_like(properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder) -> TestDevice {
+    if is_real() { device() } else { simulated(properties) }
+}
+
 /// Returns a device with properties that only the software driver can have. On a real driver, prints that the test is
 /// skipped and returns `None`.
 #[must_use]

@@ -24,9 +24,8 @@ const OFFSET: Duration = Duration::from_secs(5);
 const DRIFT: i32 = 200;
 
 pub(crate) fn setup() -> (EndCheck, Arc<CudaBackend>, StreamProfiler) {
-    let test = harness::device_with(|device| device.paced(OFFSET, DRIFT));
     // A real device has a clock of its own.
-    let test = test.unwrap_or_else(harness::device).end_check();
+    let test = harness::device_like(|device| device.paced(OFFSET, DRIFT)).end_check();
     let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
     let backend = pollster::block_on(CudaBackend::initialize(config)).unwrap();
     let profiler = timing_all();

@@ -9,6 +9,7 @@ mod capture;
 mod contexts;
 mod coordinator;
 mod downloads;
+mod event_clock;
 mod fills;
 #[path = "../it/support/gate.rs"]
 #[allow(dead_code, reason = "shared with the tests of one device")]
