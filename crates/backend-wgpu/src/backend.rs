@@ -7,7 +7,7 @@ use transload_core::{
     RawBuffer, ResourceCounts, Result, StreamPriority, WorkloadType, events::report,
 };
 
-use crate::{costs, device::DeviceState, queue::WgpuQueue, vulkan::open_all};
+use crate::{WgpuBackendConfig, costs, device::DeviceState, queue::WgpuQueue, vulkan::open_all};
 
 /// The Vulkan devices that wgpu finds. Usable from any thread.
 pub struct WgpuBackend {
@@ -21,8 +21,8 @@ impl WgpuBackend {
     /// # Errors
     /// [`ErrorKind::NoDriver`] without a Vulkan loader, and [`ErrorKind::NoDevice`] without an adapter that can be used: both say what
     /// to install. The driver's.
-    pub fn open() -> Result<Arc<Self>> {
-        let opened = open_all()?;
+    pub fn open(config: &WgpuBackendConfig) -> Result<Arc<Self>> {
+        let opened = open_all(config)?;
         let states =
             opened.into_iter().map(|(vulkan, info)| DeviceState::new(vulkan, info)).collect::<Result<_>>()?;
         Ok(Arc::new(Self { states }))

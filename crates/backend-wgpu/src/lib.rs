@@ -1,6 +1,8 @@
 //! [`transload_core`]'s traits over the Vulkan devices that [`wgpu`] finds.
+#![cfg(any(target_os = "linux", windows))]
 
 mod backend;
+mod config;
 mod copy;
 mod costs;
 mod device;
@@ -11,3 +13,4 @@ mod vulkan;
 mod wakers;
 
 pub use backend::WgpuBackend;
+pub use config::WgpuBackendConfig;

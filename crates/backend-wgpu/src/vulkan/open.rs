@@ -7,6 +7,7 @@ use transload_core::{DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Result}
 use wgpu::hal;
 
 use super::Vulkan;
+use crate::WgpuBackendConfig;
 
 /// What to install.
 const ADVICE: &str = "install a Vulkan driver for the GPU (on Debian and Ubuntu, Mesa's are in mesa-vulkan-drivers, which also has \
@@ -18,7 +19,7 @@ const ADVICE: &str = "install a Vulkan driver for the GPU (on Debian and Ubuntu,
 /// # Errors
 /// [`ErrorKind::NoDriver`] if there is no Vulkan loader; [`ErrorKind::NoDevice`] without an adapter, or with the reasons why none can
 /// be used.
-pub(crate) fn open_all() -> Result<Vec<(Arc<Vulkan>, DeviceInfo)>> {
+pub(crate) fn open_all(config: &WgpuBackendConfig) -> Result<Vec<(Arc<Vulkan>, DeviceInfo)>> {
     // SAFETY: loading the system's Vulkan loader runs its initialisers, which are trusted like those of any driver.
     if let Err(error) = unsafe { ash::Entry::load() } {
         return Err(Error::caused_by(
@@ -41,10 +42,17 @@ pub(crate) fn open_all() -> Result<Vec<(Arc<Vulkan>, DeviceInfo)>> {
     let mut opened = Vec::new();
     let mut reasons = Vec::new();
     for adapter in adapters {
+        let info = adapter.get_info();
+        if info.device_type == wgpu::DeviceType::Cpu && !config.software_adapters {
+            let text =
+                "it runs on the processor, and is used with `WgpuBackendConfig::with_software_adapters` only";
+            reasons.push(format!("{}: {text}", info.name));
+            continue;
+        }
         let ordinal = u32::try_from(opened.len()).unwrap_or(u32::MAX);
         match open(&adapter, DeviceId::Wgpu(ordinal)) {
             Ok(device) => opened.push(device),
-            Err(error) => reasons.push(format!("{}: {error}", adapter.get_info().name)),
+            Err(error) => reasons.push(format!("{}: {error}", info.name)),
         }
     }
     if opened.is_empty() {
