@@ -28,6 +28,11 @@ impl WgpuBackend {
         Ok(Arc::new(Self { states }))
     }
 
+    #[cfg(test)]
+    pub(crate) fn states(&self) -> &[Arc<DeviceState>] {
+        &self.states
+    }
+
     fn state(&self, device: DeviceId) -> Result<&Arc<DeviceState>> {
         self.states.iter().find(|state| state.id() == device).ok_or_else(|| {
             let valid: Vec<_> = self.states.iter().map(|state| state.id().to_string()).collect();

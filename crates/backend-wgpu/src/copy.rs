@@ -358,3 +358,7 @@ fn fill(dst: BufferHandle, offset: u64, bytes: u64, pattern: Pattern) -> Command
     }
     commands
 }
+
+#[cfg(test)]
+#[path = "../tests/unit/fill.rs"]
+mod tests;

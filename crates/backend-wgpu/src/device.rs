@@ -128,3 +128,7 @@ impl DeviceState {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "../tests/unit/lost.rs"]
+mod tests;
