@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 #![cfg(any(target_os = "linux", windows))]
 
-use std::{sync::Arc, time::Instant};
+use std::{env, process::Command, sync::Arc, time::Instant};
+
+use ash::vk;
 
 use transload_backend_cpu::CpuBackend;
 use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig};
@@ -58,5 +60,68 @@ fn every_adapter_keeps_every_promise_of_a_backend() {
         let skipped: Vec<_> =
             outcome.not_applicable().map(|(name, _)| name).filter(|name| *name != "memory-info").collect();
         assert_eq!(skipped, NOT_OFFERED);
+    }
+}
+
+/// Names the layer for the loader, and makes the child plant a fault.
+const LAYERS: &str = "VK_INSTANCE_LAYERS";
+
+/// Runs the test above in a child under Khronos' validation layer, which also checks barriers. Only counts if the layer reports the
+/// planted fault.
+#[test]
+fn validation_layer_reports_only_the_planted_fault() {
+    if env::var_os(LAYERS).is_some() {
+        return plant_fault();
+    }
+    let synchronization = "VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT";
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["--test-threads", "1", "--nocapture"])
+        .envs([(LAYERS, "VK_LAYER_KHRONOS_validation"), ("VK_LAYER_ENABLES", synchronization)])
+        .output()
+        .unwrap();
+    let text =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && text.contains("2 passed"), "{text}");
+    let mut reported: Vec<_> = text
+        .lines()
+        .filter(|line| line.contains("Validation Error") || line.contains("SYNC-HAZARD"))
+        .collect();
+    let all = reported.len();
+    reported.retain(|line| !line.contains(PLANTED));
+    if all == reported.len() {
+        return println!(
+            "skipped: the validation layer is missing; on Debian install vulkan-validationlayers"
+        );
+    }
+    assert!(reported.is_empty(), "{}", reported.join("\n"));
+}
+
+/// What the layer says of a buffer of 0 bytes.
+const PLANTED: &str = "VUID-VkBufferCreateInfo-size-00912";
+
+/// Creates such a buffer on the first device.
+fn plant_fault() {
+    let Ok(entry) = (
+        // SAFETY: as for the backend, which loads it too.
+        unsafe { ash::Entry::load() }
+    ) else {
+        return;
+    };
+    // SAFETY: the calls are valid except for the planted one, which no driver is known to mind; all that is made is destroyed.
+    unsafe {
+        let Ok(instance) = entry.create_instance(&vk::InstanceCreateInfo::default(), None) else { return };
+        if let Some(physical) =
+            instance.enumerate_physical_devices().ok().and_then(|all| all.first().copied())
+        {
+            let queues = [vk::DeviceQueueCreateInfo::default().queue_priorities(&[1.0])];
+            let info = vk::DeviceCreateInfo::default().queue_create_infos(&queues);
+            let device = instance.create_device(physical, &info, None).unwrap();
+            let info = vk::BufferCreateInfo::default().usage(vk::BufferUsageFlags::TRANSFER_SRC);
+            if let Ok(buffer) = device.create_buffer(&info, None) {
+                device.destroy_buffer(buffer, None);
+            }
+            device.destroy_device(None);
+        }
+        instance.destroy_instance(None);
     }
 }
