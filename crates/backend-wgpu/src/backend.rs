@@ -1,6 +1,9 @@
 //! The wgpu backend.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+};
 
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, PathCost, Place, QueueLease,
@@ -33,7 +36,7 @@ impl WgpuBackend {
         &self.states
     }
 
-    fn state(&self, device: DeviceId) -> Result<&Arc<DeviceState>> {
+    pub(crate) fn state(&self, device: DeviceId) -> Result<&Arc<DeviceState>> {
         self.states.iter().find(|state| state.id() == device).ok_or_else(|| {
             let valid: Vec<_> = self.states.iter().map(|state| state.id().to_string()).collect();
             let text = format!("the wgpu backend has no device {device}; valid are {}", valid.join(", "));
@@ -70,6 +73,7 @@ impl Backend for WgpuBackend {
     ) -> Result<QueueLease> {
         let state = self.state(device)?;
         state.queue.check_usable()?;
+        state.leases.fetch_add(1, Ordering::Relaxed);
         Ok(QueueLease::new(Arc::new(WgpuQueue::new(state, priority))))
     }
 

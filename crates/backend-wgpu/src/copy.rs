@@ -248,7 +248,7 @@ impl Packer<'_> {
             Ok(point) => point,
             Err(error) => {
                 if let Some(Chunk { buffer, .. }) = chunk {
-                    self.device.staging.put(0, buffer);
+                    self.device.staging.put(&self.device.queue, 0, buffer);
                 }
                 return Err(error);
             }
@@ -259,7 +259,7 @@ impl Packer<'_> {
         match chunk {
             None => Ok(()),
             Some(chunk) if chunk.downloads.is_empty() => {
-                self.device.staging.put(point, chunk.buffer);
+                self.device.staging.put(&self.device.queue, point, chunk.buffer);
                 Ok(())
             }
             Some(chunk) => {
@@ -282,7 +282,7 @@ impl Packer<'_> {
                 unsafe { copy_bytes(address.add(at), to, bytes) };
             }
         }
-        self.device.staging.put(point, buffer);
+        self.device.staging.put(&self.device.queue, point, buffer);
         outcome
     }
 

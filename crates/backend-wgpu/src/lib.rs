@@ -6,6 +6,7 @@ mod config;
 mod copy;
 mod costs;
 mod device;
+mod interop;
 mod queue;
 mod staging;
 mod storage;
@@ -14,3 +15,4 @@ mod wakers;
 
 pub use backend::WgpuBackend;
 pub use config::WgpuBackendConfig;
+pub use wgpu;

@@ -14,10 +14,22 @@ pub(crate) struct WgpuQueue {
 }
 
 impl WgpuQueue {
+    /// Creates a queue, which is not counted as leased.
     pub(crate) fn new(device: &Arc<DeviceState>, priority: StreamPriority) -> Self {
-        device.leases.fetch_add(1, Ordering::Relaxed);
         let timeline: Arc<dyn Timeline> = Arc::clone(&device.queue) as _;
         Self { device: Arc::clone(device), timeline, priority }
+    }
+
+    /// Submits wgpu's command buffers.
+    ///
+    /// # Errors
+    /// Those of [`Submissions::submit_wgpu`](crate::vulkan::Submissions::submit_wgpu).
+    pub(crate) fn submit_wgpu(
+        &self,
+        commands: impl IntoIterator<Item = wgpu::CommandBuffer>,
+    ) -> Result<Fence> {
+        let point = self.device.queue.submit_wgpu(commands)?;
+        Ok(Fence::new(Arc::clone(&self.timeline), point))
     }
 }
 

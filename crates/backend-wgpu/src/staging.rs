@@ -1,4 +1,5 @@
-//! Pinned buffers through which a queue copies host memory that is not its device's: at most 16 MiB for each device.
+//! Pinned buffers through which a queue copies host memory that is not its device's: 16 MiB for each device, and at most two more for
+//! each thread that copies just then.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -48,12 +49,17 @@ impl StagingPool {
         }
     }
 
-    /// Returns a buffer that the device uses until a point.
-    pub(crate) fn put(&self, point: u64, buffer: WgpuStorage) {
+    /// Returns a buffer that the device uses until a point. Frees the oldest if there are more than are kept, as there are if many
+    /// threads had taken some.
+    pub(crate) fn put(&self, queue: &Submissions, point: u64, buffer: WgpuStorage) {
         let mut buffers = self.buffers.lock();
         // Usually the last.
         let at = buffers.iter().rposition(|(other, _)| *other <= point).map_or(0, |before| before + 1);
         buffers.insert(at, (point, buffer));
+        let is_spare = |(point, _): &mut (u64, WgpuStorage)| *point <= queue.reached();
+        let spare = if buffers.len() > MOST { buffers.pop_front_if(is_spare) } else { None };
+        drop(buffers);
+        drop(spare);
     }
 
     /// Frees the buffers that the device does not use.

@@ -16,6 +16,8 @@ const GRANULE: u64 = 16;
 pub(crate) struct Memory {
     vulkan: Arc<Vulkan>,
     buffer: vk::Buffer,
+    /// Bytes of the buffer.
+    size: u64,
     memory: vk::DeviceMemory,
     address: Option<NonNull<u8>>,
 }
@@ -59,8 +61,13 @@ impl Memory {
         let buffer = unsafe { vulkan.raw.create_buffer(&info, None) }
             .map_err(|result| refused("vkCreateBuffer", result))?;
         // From here on, a drop destroys what was made.
-        let mut made =
-            Self { vulkan: Arc::clone(vulkan), buffer, memory: vk::DeviceMemory::null(), address: None };
+        let mut made = Self {
+            vulkan: Arc::clone(vulkan),
+            buffer,
+            size,
+            memory: vk::DeviceMemory::null(),
+            address: None,
+        };
         // SAFETY: the buffer is one of this device.
         let needs = unsafe { vulkan.raw.get_buffer_memory_requirements(buffer) };
         let mut outcome = Err(vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
@@ -87,6 +94,11 @@ impl Memory {
 
     pub(crate) fn buffer(&self) -> vk::Buffer {
         self.buffer
+    }
+
+    /// Returns its bytes, rounded up.
+    pub(crate) fn size(&self) -> u64 {
+        self.size
     }
 
     /// Returns its address for the host: of pinned memory always.

@@ -1,9 +1,12 @@
 //! The Vulkan device beneath a wgpu device. This folder makes all calls of Vulkan.
 
+mod handles;
 mod memory;
 mod open;
 mod submissions;
 mod timeline;
+
+use std::sync::{Arc, atomic::AtomicBool};
 
 use ash::vk;
 use transload_core::{DeviceId, Error, ErrorKind};
@@ -29,11 +32,12 @@ pub(crate) struct Vulkan {
     is_host: bool,
     /// Whether the driver tells how much memory is free.
     has_budget: bool,
-    /// Nothing is submitted by it: other code that submits on the same Vulkan queue would need our lock. Kept since wgpu's device
-    /// needs it.
-    _wgpu_queue: wgpu::Queue,
+    /// Whether wgpu lost the device.
+    wgpu_lost: Arc<AtomicBool>,
+    /// The same Vulkan queue, which is used under the same lock, and therefore never handed out.
+    wgpu_queue: wgpu::Queue,
     /// Dropped after everything above.
-    _wgpu_device: wgpu::Device,
+    wgpu_device: wgpu::Device,
 }
 
 /// Returns the error of a call of Vulkan.

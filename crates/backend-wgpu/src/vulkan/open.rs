@@ -6,7 +6,7 @@ use ash::vk;
 use transload_core::{DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Result};
 use wgpu::hal;
 
-use super::Vulkan;
+use super::{Vulkan, handles::lost_flag};
 use crate::WgpuBackendConfig;
 
 /// What to install.
@@ -137,8 +137,9 @@ fn open(adapter: &wgpu::Adapter, id: DeviceId) -> Result<(Arc<Vulkan>, DeviceInf
         largest_allocation: largest_allocation.min(adapter.limits().max_buffer_size),
         is_host: matches!(info.device_type, wgpu::DeviceType::Cpu | wgpu::DeviceType::IntegratedGpu),
         has_budget,
-        _wgpu_queue: wgpu_queue,
-        _wgpu_device: wgpu_device,
+        wgpu_lost: lost_flag(&wgpu_device),
+        wgpu_queue,
+        wgpu_device,
     };
     let mut found = DeviceInfo::new(id, info.name);
     found.total_memory = vulkan.total_memory();
@@ -149,13 +150,14 @@ fn open(adapter: &wgpu::Adapter, id: DeviceId) -> Result<(Arc<Vulkan>, DeviceInf
     Ok((Arc::new(vulkan), found))
 }
 
-/// Opens a device with all limits and the features of the adapter that are safe. wgpu's errors and the loss of the device reach events
-/// instead of its default handlers, which panic.
+/// Opens a device with the adapter's limits, and those of its features that WebGPU has. wgpu's errors become events: its default
+/// handler panics.
 fn request(adapter: &wgpu::Adapter, id: DeviceId) -> Result<(wgpu::Device, wgpu::Queue)> {
     let name = id.to_string();
     let descriptor = wgpu::DeviceDescriptor {
         label: Some(&name),
         required_limits: adapter.limits(),
+        required_features: adapter.features() & wgpu::Features::all_webgpu_mask(),
         ..wgpu::DeviceDescriptor::default()
     };
     let opened = pollster::block_on(adapter.request_device(&descriptor));
@@ -165,7 +167,5 @@ fn request(adapter: &wgpu::Adapter, id: DeviceId) -> Result<(wgpu::Device, wgpu:
         let error = Error::caused_by(ErrorKind::Device, "wgpu reported an error", error);
         transload_core::events::report::call_failed("its handles are invalid", id, &error);
     }));
-    // What uses the device learns of its loss by its own calls. Without a callback wgpu only logs it.
-    device.set_device_lost_callback(|_, _| {});
     Ok((device, queue))
 }

@@ -49,11 +49,11 @@ pub(crate) type Commands = SmallVec<[Command; 2]>;
 /// The queue, and its timeline.
 pub(crate) struct Submissions {
     pub(crate) vulkan: Arc<Vulkan>,
-    semaphore: vk::Semaphore,
+    pub(super) semaphore: vk::Semaphore,
     pool: vk::CommandPool,
     scratch: Memory,
-    state: Mutex<State>,
-    enqueued: AtomicU64,
+    pub(super) state: Mutex<State>,
+    pub(super) enqueued: AtomicU64,
     /// The last point known to be reached; all of them after a loss.
     reached: AtomicU64,
     /// What was reached when the device was lost, and why.
@@ -64,7 +64,7 @@ pub(crate) struct Submissions {
 }
 
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     /// Command buffers by the point until which they are in use.
     in_flight: VecDeque<(u64, vk::CommandBuffer)>,
     free: Vec<vk::CommandBuffer>,
@@ -202,7 +202,7 @@ impl Submissions {
             .command_buffers(&buffers)
             .signal_semaphores(&semaphores)
             .push_next(&mut values);
-        // SAFETY: the queue is used under the lock only, and nothing is ever submitted by wgpu's handle. The value is larger than all
+        // SAFETY: the queue is used under the lock only, and wgpu's handle of it is, too. The value is larger than all
         // before. Signalling also waits for what was submitted before.
         unsafe { raw.queue_submit(self.vulkan.queue, &[submit], vk::Fence::null()) }
             .map_err(failed("vkQueueSubmit"))
@@ -312,7 +312,7 @@ impl Submissions {
 
     /// Marks the device as lost: all points are reached, with this error. Whatever call failed, the device is not used again, so that
     /// what could not be waited for is not mistaken for complete.
-    fn lose(&self, _queue: &State, error: Error) {
+    pub(super) fn lose(&self, _queue: &State, error: Error) {
         let kept = self.lost.get_or_init(|| {
             // SAFETY: the queue is used under the lock only. Returns in finite time, also for a lost device.
             let _lost = unsafe { self.vulkan.raw.device_wait_idle() };

@@ -4,6 +4,7 @@
 
 mod adapters;
 mod copies;
+mod shaders;
 mod waiting;
 
 use std::sync::Arc;
