@@ -1,6 +1,18 @@
-//! The future wgpu backend. **Not implemented:** this crate has no code, and no device `wgpu:N` is ever found.
-//!
-//! Planned: the traits of `transload-core` over `wgpu` (Vulkan, DX12, Metal on macOS), with `Queue::write_buffer` as
-//! DirectCopy, a staging buffer and a copy as HostStaged, and mappable memory of an integrated GPU as ZeroCopy.
-//!
-//! Until then a transfer from or to a `wgpu:N` or `metal:N` is refused, since no registered backend has the device.
+//! [`transload_core`]'s traits over the Vulkan devices that [`wgpu`] finds.
+#![cfg(any(target_os = "linux", windows))]
+
+mod backend;
+mod config;
+mod copy;
+mod costs;
+mod device;
+mod interop;
+mod queue;
+mod staging;
+mod storage;
+mod vulkan;
+mod wakers;
+
+pub use backend::WgpuBackend;
+pub use config::WgpuBackendConfig;
+pub use wgpu;

@@ -53,6 +53,13 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Looks for Vulkan devices too, as wgpu's adapters `wgpu:0` and so on. Without this call none are looked for, since a CUDA device
+    /// is usually one of them, and would be there twice. Feature `wgpu`, on Linux and Windows.
+    #[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
+    pub fn wgpu(self, settings: transload_backend_wgpu::WgpuBackendConfig) -> Self {
+        self.family(Arc::new(crate::families::WgpuFamily(settings)))
+    }
+
     /// Adds a backend that exists. A family of which it has a device is not looked for. The devices of a `CudaBackend` are also those of
     /// `Runtime::cuda`.
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {

@@ -128,4 +128,22 @@ mod cuda {
     }
 }
 
+/// The family of Vulkan devices.
+#[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
+pub(crate) struct WgpuFamily(pub(crate) transload_backend_wgpu::WgpuBackendConfig);
+
+#[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
+#[async_trait]
+impl DeviceFamily for WgpuFamily {
+    fn name(&self) -> &'static str {
+        "wgpu"
+    }
+
+    async fn discover(&self, executor: &Executor) -> Result<Arc<dyn Backend>> {
+        let config = self.0.clone();
+        let open = move || transload_backend_wgpu::WgpuBackend::open(&config);
+        Ok(executor.spawn_blocking(&transload_executor::BlockingKey::new(1), open).await?? as _)
+    }
+}
+
 pub(crate) use cuda::{Config as CudaConfig, limit_pinned, pinned};

@@ -63,6 +63,7 @@
 //! | `safetensors` | the module `load`, `Runtime::load`: model files onto devices |
 //! | `serde` | `Serialize` and `Deserialize` of ids, places, plans, costs, reports and statistics; `Serialize` of [`Resources`] and loaded tensors |
 //! | `tokio` | `io::Tokio`: tokio's readers and writers as sources and sinks |
+//! | `wgpu` | Vulkan devices, on Linux and Windows: the module `wgpu`, `RuntimeBuilder::wgpu` |
 
 mod array;
 mod builder;
@@ -135,6 +136,12 @@ pub mod cuda {
     pub use transload_core::{Access, Operation, Pattern};
     pub use transload_memory as memory;
     pub use transload_streams::{self as streams, CudaGraph, CudaKernel, CudaModule, LaunchConfig};
+}
+
+/// Feature `wgpu`, on Linux and Windows: Vulkan devices.
+#[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
+pub mod wgpu {
+    pub use transload_backend_wgpu::*;
 }
 
 #[cfg(doctest)]

@@ -69,5 +69,7 @@ mod uncalibrated;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod unified;
 mod views;
+#[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
+mod wgpu;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod zero_copy;

@@ -1,0 +1,112 @@
+//! The wgpu backend.
+
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+};
+
+use transload_core::{
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, PathCost, Place, QueueLease,
+    RawBuffer, ResourceCounts, Result, StreamPriority, WorkloadType, events::report,
+};
+
+use crate::{WgpuBackendConfig, costs, device::DeviceState, queue::WgpuQueue, vulkan::open_all};
+
+/// The Vulkan devices that wgpu finds. Usable from any thread.
+pub struct WgpuBackend {
+    states: Vec<Arc<DeviceState>>,
+}
+
+impl WgpuBackend {
+    /// Loads Vulkan, and opens a device on each adapter. Takes some ten milliseconds. The order of the devices is the same in every
+    /// process: discrete GPUs first, then by UUID.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoDriver`] without a Vulkan loader, and [`ErrorKind::NoDevice`] without an adapter that can be used: both say what
+    /// to install. The driver's.
+    pub fn open(config: &WgpuBackendConfig) -> Result<Arc<Self>> {
+        let opened = open_all(config)?;
+        let states =
+            opened.into_iter().map(|(vulkan, info)| DeviceState::new(vulkan, info)).collect::<Result<_>>()?;
+        Ok(Arc::new(Self { states }))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn states(&self) -> &[Arc<DeviceState>] {
+        &self.states
+    }
+
+    pub(crate) fn state(&self, device: DeviceId) -> Result<&Arc<DeviceState>> {
+        self.states.iter().find(|state| state.id() == device).ok_or_else(|| {
+            let valid: Vec<_> = self.states.iter().map(|state| state.id().to_string()).collect();
+            let text = format!("the wgpu backend has no device {device}; valid are {}", valid.join(", "));
+            Error::new(ErrorKind::UnknownDevice, text)
+        })
+    }
+}
+
+impl Backend for WgpuBackend {
+    fn name(&self) -> &'static str {
+        "wgpu"
+    }
+
+    fn devices(&self) -> Vec<DeviceInfo> {
+        self.states.iter().map(|state| state.info.clone()).collect()
+    }
+
+    /// Allocates memory, whose content is undefined. Each allocation is one of the driver, of which most allow some thousand.
+    fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        self.state(device)?.allocate(kind, bytes)
+    }
+
+    /// Returns the driver's budget for this process; [`ErrorKind::Unsupported`] if it has none.
+    fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
+        self.state(device)?.queue.vulkan.memory_info()
+    }
+
+    /// Leases the device's only queue: priorities have no effect.
+    fn lease_queue(
+        &self,
+        device: DeviceId,
+        priority: StreamPriority,
+        _workload: WorkloadType,
+    ) -> Result<QueueLease> {
+        let state = self.state(device)?;
+        state.queue.check_usable()?;
+        state.leases.fetch_add(1, Ordering::Relaxed);
+        Ok(QueueLease::new(Arc::new(WgpuQueue::new(state, priority))))
+    }
+
+    fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
+        self.states.iter().find(|state| state.can_copy(src, dst)).map(|state| state.id())
+    }
+
+    fn default_costs(&self) -> Vec<PathCost> {
+        self.states.iter().flat_map(|state| costs::of(state)).collect()
+    }
+
+    fn resource_counts(&self) -> ResourceCounts {
+        let mut counts = ResourceCounts::default();
+        self.states.iter().for_each(|state| state.add_to(&mut counts));
+        counts
+    }
+
+    fn drain(&self) -> Result<()> {
+        let mut outcome = Ok(());
+        // All, also after an error.
+        for state in &self.states {
+            outcome = outcome.and(state.drain());
+        }
+        report::emit_deferred();
+        outcome
+    }
+}
+
+impl fmt::Debug for WgpuBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WgpuBackend")
+            .field("devices", &self.states.iter().map(|state| state.id()).collect::<Vec<_>>())
+            .field("counts", &self.resource_counts())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,364 @@
+//! Turns operations into commands. Host memory that is not the device's is copied through staging buffers during the call, as CUDA's
+//! driver copies pageable memory.
+
+use std::ptr::{self, NonNull};
+
+use transload_core::{
+    Error, ErrorKind, Operation, Pattern, RawBuffer, Result,
+    host_access::{self, HostAccess},
+    mutant,
+};
+
+use crate::{
+    device::DeviceState,
+    staging::CAPACITY,
+    storage::WgpuStorage,
+    vulkan::{BufferHandle, Command, Commands, Region, Regions, SCRATCH},
+};
+
+/// Most regions of one submission, which bounds the memory that it takes.
+const MOST_REGIONS: usize = 1 << 16;
+
+/// One side of a copy.
+#[derive(Clone, Copy)]
+enum Side {
+    /// Memory of the device, device or pinned, and the offset of the first byte.
+    Own(BufferHandle, u64),
+    /// Other host memory.
+    Host(NonNull<u8>),
+}
+
+impl Side {
+    fn of(device: &DeviceState, buffer: &RawBuffer) -> Result<Self> {
+        if let Some(handle) = own_handle(device, buffer) {
+            return Ok(Self::Own(handle, buffer.offset() as u64));
+        }
+        match buffer.host_address() {
+            Some(address) if buffer.place().device.is_cpu() => Ok(Self::Host(address)),
+            _ => {
+                let text = format!("a queue of {} does not reach {} memory", device.id(), buffer.place());
+                Err(Error::new(ErrorKind::Unsupported, text))
+            }
+        }
+    }
+}
+
+/// Returns the Vulkan buffer of memory of the device.
+fn own_handle(device: &DeviceState, buffer: &RawBuffer) -> Option<BufferHandle> {
+    let memory = buffer.storage()?.as_any().downcast_ref::<WgpuStorage>()?.memory();
+    memory.is_of(&device.queue.vulkan).then(|| memory.buffer())
+}
+
+/// Performs an operation on the device's queue. Returns its point. Host memory of others was read or written when it returns.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] for an operation that the queue cannot do; the driver's. Nothing touches the buffers then.
+///
+/// # Safety
+/// * Those of [`Queue::enqueue`](transload_core::Queue::enqueue); everything that comes before is complete or on the same queue.
+pub(crate) unsafe fn perform(device: &DeviceState, operation: &Operation<'_>) -> Result<u64> {
+    let mut packer =
+        Packer { device, commands: Commands::new(), regions: 0, chunk: None, pending: None, last: None };
+    // SAFETY: the caller's promise.
+    let outcome = unsafe { packer.pack(operation).and_then(|()| packer.finish()) };
+    if outcome.is_err()
+        && let Some(point) = packer.last
+    {
+        device.queue.block_until(point);
+    }
+    outcome
+}
+
+/// A staging buffer that is being filled.
+struct Chunk {
+    buffer: WgpuStorage,
+    address: NonNull<u8>,
+    used: usize,
+    /// Host memory to copy to when the device has written the buffer: address, offset in the buffer, bytes.
+    downloads: Vec<(NonNull<u8>, usize, usize)>,
+}
+
+/// Collects the copies of an operation, and submits them when a staging buffer is full. They are independent of each other.
+struct Packer<'a> {
+    device: &'a DeviceState,
+    commands: Commands,
+    regions: usize,
+    chunk: Option<Chunk>,
+    /// A submitted chunk with downloads, which the next one overlaps.
+    pending: Option<(u64, Chunk)>,
+    last: Option<u64>,
+}
+
+impl Packer<'_> {
+    /// # Safety
+    /// * Those of [`perform`].
+    unsafe fn pack(&mut self, operation: &Operation<'_>) -> Result<()> {
+        match *operation {
+            Operation::Copy { src, dst } => {
+                let sides = self.sides(src, dst)?;
+                // SAFETY: the caller's promise.
+                unsafe { self.add(sides, (0, 0), src.len()) }
+            }
+            Operation::CopyBatch { pairs } => {
+                // All first: after an error nothing was done.
+                let sides =
+                    pairs.iter().map(|(src, dst)| self.sides(src, dst)).collect::<Result<Vec<_>>>()?;
+                // SAFETY: the caller's promise.
+                sides
+                    .into_iter()
+                    .zip(pairs)
+                    .try_for_each(|(sides, (src, _))| unsafe { self.add(sides, (0, 0), src.len()) })
+            }
+            Operation::CopyPitched { src, dst, rows } => {
+                let sides = self.sides(src, dst)?;
+                for plane in 0..rows.planes {
+                    for row in 0..rows.height {
+                        let at = (
+                            plane * rows.src_plane + row * rows.src_pitch,
+                            plane * rows.dst_plane + row * rows.dst_pitch,
+                        );
+                        // SAFETY: the caller's promise; the validated rows are within the buffers.
+                        unsafe { self.add(sides, at, rows.width)? };
+                    }
+                }
+                Ok(())
+            }
+            Operation::Fill { dst, pattern } => match own_handle(self.device, dst) {
+                Some(handle) => {
+                    self.commands = fill(handle, dst.offset() as u64, dst.len() as u64, pattern);
+                    Ok(())
+                }
+                None => Err(self.unsupported(&format!("fill {} memory", dst.place()))),
+            },
+            _ => Err(self.unsupported("do this operation; it copies and fills")),
+        }
+    }
+
+    fn unsupported(&self, what: &str) -> Error {
+        Error::new(ErrorKind::Unsupported, format!("a queue of {} does not {what}", self.device.id()))
+    }
+
+    fn sides(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<(Side, Side)> {
+        if !self.device.can_copy(src.place(), dst.place()) {
+            return Err(self.unsupported(&format!("copy {} to {}", src.place(), dst.place())));
+        }
+        Ok((Side::of(self.device, src)?, Side::of(self.device, dst)?))
+    }
+
+    /// Adds the copy of `bytes` at these offsets.
+    ///
+    /// # Safety
+    /// * Those of [`perform`]; the ranges are within the buffers.
+    unsafe fn add(
+        &mut self,
+        sides: (Side, Side),
+        (mut from, mut to): (usize, usize),
+        mut bytes: usize,
+    ) -> Result<()> {
+        if let (Side::Own(src, src_offset), Side::Own(dst, dst_offset)) = sides {
+            return match bytes {
+                0 => Ok(()),
+                // SAFETY: the caller's promise.
+                _ => unsafe {
+                    self.copy((src, src_offset + from as u64), (dst, dst_offset + to as u64), bytes)
+                },
+            };
+        }
+        while bytes > 0 {
+            if self.chunk.as_ref().is_some_and(|chunk| chunk.used == CAPACITY) {
+                // SAFETY: the caller's promise.
+                unsafe { self.submit()? };
+            }
+            let Chunk { buffer, address, used, downloads } = match &mut self.chunk {
+                Some(chunk) => chunk,
+                empty => empty.insert(self.device.take_staging()?),
+            };
+            let (at, part) = (*used, bytes.min(CAPACITY - *used));
+            *used += part;
+            let staging = (buffer.memory().buffer(), at as u64);
+            match sides {
+                (Side::Host(src), Side::Own(dst, offset)) => {
+                    // SAFETY: the caller keeps the source alive and unchanged; the buffer is as long, and not in use.
+                    unsafe { copy_bytes(src.add(from), address.add(at), part) };
+                    // SAFETY: the caller's promise.
+                    unsafe { self.copy(staging, (dst, offset + to as u64), part)? };
+                }
+                (Side::Own(src, offset), Side::Host(dst)) => {
+                    // SAFETY: the range is within the destination.
+                    downloads.push((unsafe { dst.add(to) }, at, part));
+                    // SAFETY: the caller's promise.
+                    unsafe { self.copy((src, offset + from as u64), staging, part)? };
+                }
+                _ => return Err(self.unsupported("copy within the host; use a queue of cpu")),
+            }
+            (from, to, bytes) = (from + part, to + part, bytes - part);
+        }
+        Ok(())
+    }
+
+    /// Adds a region, to the last one if it continues that.
+    ///
+    /// # Safety
+    /// * Those of [`add`](Self::add).
+    unsafe fn copy(
+        &mut self,
+        from: (BufferHandle, u64),
+        to: (BufferHandle, u64),
+        bytes: usize,
+    ) -> Result<()> {
+        if self.regions == MOST_REGIONS && self.chunk.is_none() {
+            // SAFETY: the caller's promise.
+            unsafe { self.submit()? };
+        }
+        let region = Region { src_offset: from.1, dst_offset: to.1, size: bytes as u64 };
+        let regions = match self.commands.last_mut() {
+            Some(Command::Copy { src, dst, regions }) if (*src, *dst) == (from.0, to.0) => regions,
+            _ => {
+                self.commands.push(Command::Copy { src: from.0, dst: to.0, regions: Regions::new() });
+                match self.commands.last_mut() {
+                    Some(Command::Copy { regions, .. }) => regions,
+                    _ => return Ok(()),
+                }
+            }
+        };
+        match regions.last_mut() {
+            Some(last)
+                if last.src_offset + last.size == region.src_offset
+                    && last.dst_offset + last.size == region.dst_offset =>
+            {
+                last.size += region.size;
+            }
+            _ => {
+                regions.push(region);
+                self.regions += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Submits what was collected. Copies the chunk before it to its destinations.
+    ///
+    /// # Safety
+    /// * Those of [`perform`].
+    unsafe fn submit(&mut self) -> Result<()> {
+        // SAFETY: the caller's promise; a staging buffer is kept until its point.
+        let submitted = unsafe { self.device.queue.submit(&self.commands) };
+        let chunk = self.chunk.take();
+        let point = match submitted {
+            Ok(point) => point,
+            Err(error) => {
+                if let Some(Chunk { buffer, .. }) = chunk {
+                    self.device.staging.put(&self.device.queue, 0, buffer);
+                }
+                return Err(error);
+            }
+        };
+        self.last = Some(point);
+        self.commands.clear();
+        self.regions = 0;
+        match chunk {
+            None => Ok(()),
+            Some(chunk) if chunk.downloads.is_empty() => {
+                self.device.staging.put(&self.device.queue, point, chunk.buffer);
+                Ok(())
+            }
+            Some(chunk) => {
+                let before = self.pending.replace((point, chunk));
+                before.map_or(Ok(()), |before| self.download(before))
+            }
+        }
+    }
+
+    /// Copies a chunk to its destinations.
+    fn download(&self, (point, chunk): (u64, Chunk)) -> Result<()> {
+        let Chunk { buffer, address, downloads, .. } = chunk;
+        if !mutant!("wgpu/download-waits") {
+            self.device.queue.block_until(point);
+        }
+        let outcome = self.device.queue.outcome(point);
+        if outcome.is_ok() {
+            for (to, at, bytes) in downloads {
+                // SAFETY: the destination is claimed by the operation in progress and as long; the device has written the buffer.
+                unsafe { copy_bytes(address.add(at), to, bytes) };
+            }
+        }
+        self.device.staging.put(&self.device.queue, point, buffer);
+        outcome
+    }
+
+    /// Submits the rest, and returns the operation's point.
+    ///
+    /// # Safety
+    /// * Those of [`perform`].
+    unsafe fn finish(&mut self) -> Result<u64> {
+        if !self.commands.is_empty() || self.last.is_none() {
+            // SAFETY: the caller's promise.
+            unsafe { self.submit()? };
+        }
+        if let Some(pending) = self.pending.take() {
+            self.download(pending)?;
+        }
+        Ok(self.last.unwrap_or(0))
+    }
+}
+
+impl DeviceState {
+    fn take_staging(&self) -> Result<Chunk> {
+        let buffer = self.staging.take(&self.queue, &self.counters)?;
+        let unmapped =
+            || Error::new(ErrorKind::Device, format!("{}: pinned memory is not mapped", self.id()));
+        let address = buffer.memory().address().ok_or_else(unmapped)?;
+        Ok(Chunk { buffer, address, used: 0, downloads: Vec::new() })
+    }
+}
+
+/// Copies between host memory and a staging buffer.
+///
+/// # Safety
+/// * Both ranges are valid, do not overlap, and are used by no other thread or device meanwhile.
+unsafe fn copy_bytes(src: NonNull<u8>, dst: NonNull<u8>, bytes: usize) {
+    host_access::note(src.as_ptr().addr(), bytes, HostAccess::Read);
+    host_access::note(dst.as_ptr().addr(), bytes, HostAccess::Write);
+    // SAFETY: the caller's promise.
+    unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), bytes) };
+}
+
+/// Returns the commands that fill a range. Vulkan fills whole words only; the rest is copied from scratch memory.
+fn fill(dst: BufferHandle, offset: u64, bytes: u64, pattern: Pattern) -> Commands {
+    let repeated = pattern.repeated();
+    let [a, b, c, d, ..] = repeated;
+    let (end, mut commands) = (offset + bytes, Commands::new());
+    let (first, last) = (offset.next_multiple_of(4), end / 4 * 4);
+    let region = |from: u64, to: u64, size: u64| Region { src_offset: from, dst_offset: to, size };
+    if pattern.width() <= 4 && first < last {
+        // The pattern begins anew at each word, since the offset is a multiple of its width.
+        let word = u32::from_ne_bytes([a, b, c, d]);
+        commands.push(Command::FillWords { dst, offset: first, bytes: last - first, word });
+        let edges = [region(0, offset, first - offset), region(0, last, end - last)];
+        let regions: Regions = edges.into_iter().filter(|edge| edge.size > 0).collect();
+        if !regions.is_empty() {
+            commands.push(Command::WriteScratch { bytes: repeated.to_vec() });
+            commands.push(Command::Barrier);
+            commands.push(Command::CopyScratch { dst, regions });
+        }
+    } else if bytes > 0 {
+        let mut done = bytes.min(SCRATCH as u64);
+        let written = done.next_multiple_of(16) as usize;
+        commands
+            .push(Command::WriteScratch { bytes: repeated.iter().copied().cycle().take(written).collect() });
+        commands.push(Command::Barrier);
+        commands.push(Command::CopyScratch { dst, regions: [region(0, offset, done)].into_iter().collect() });
+        while done < bytes {
+            let part = done.min(bytes - done);
+            commands.push(Command::Barrier);
+            let regions = [region(offset, offset + done, part)].into_iter().collect();
+            commands.push(Command::Copy { src: dst, dst, regions });
+            done += part;
+        }
+    }
+    commands
+}
+
+#[cfg(test)]
+#[path = "../tests/unit/fill.rs"]
+mod tests;

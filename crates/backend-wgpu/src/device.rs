@@ -1,0 +1,134 @@
+//! One device: its queue, its memory and its counts.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use transload_core::{
+    DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Place, RawBuffer, Reclaimer, ResourceCounts, Result,
+    events::report,
+};
+
+use crate::{
+    staging::StagingPool,
+    storage::{Counters, WgpuStorage},
+    vulkan::{Submissions, Vulkan},
+};
+
+/// The kinds of host memory that a queue copies.
+pub(crate) const HOST_KINDS: [MemoryKind; 3] = [MemoryKind::Pageable, MemoryKind::Pinned, MemoryKind::Mapped];
+
+pub(crate) struct DeviceState {
+    pub(crate) info: DeviceInfo,
+    pub(crate) queue: Arc<Submissions>,
+    pub(crate) staging: StagingPool,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) leases: AtomicU64,
+    reclaimer: Arc<Reclaimer>,
+    /// Whether a drain has returned the loss of the device.
+    loss_reported: AtomicBool,
+}
+
+impl DeviceState {
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn new(vulkan: Arc<Vulkan>, info: DeviceInfo) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            info,
+            queue: Submissions::new(vulkan)?,
+            staging: StagingPool::default(),
+            counters: Arc::default(),
+            leases: AtomicU64::new(0),
+            reclaimer: Arc::default(),
+            loss_reported: AtomicBool::new(false),
+        }))
+    }
+
+    pub(crate) fn id(&self) -> DeviceId {
+        self.info.id
+    }
+
+    /// Returns whether a queue copies between two places: within the device, or between it and the host.
+    pub(crate) fn can_copy(&self, src: Place, dst: Place) -> bool {
+        let is_here = |place: Place| place == Place::new(self.id(), MemoryKind::Device);
+        let is_host = |place: Place| {
+            place.device.is_cpu()
+                && HOST_KINDS.contains(&place.kind)
+                && self.info.kinds.contains(&MemoryKind::Pinned)
+        };
+        match (is_here(src), is_here(dst)) {
+            (true, true) => true,
+            (true, false) => is_host(dst),
+            (false, true) => is_host(src),
+            (false, false) => false,
+        }
+    }
+
+    /// Allocates a buffer. If memory is short, frees what is only kept, waits for dropped memory in flight, and tries again.
+    pub(crate) fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        self.queue.check_usable()?;
+        if !self.info.kinds.contains(&kind) {
+            let kinds: Vec<_> = self.info.kinds.iter().map(ToString::to_string).collect();
+            let text = format!("{} has no {kind} memory; it has {}", self.id(), kinds.join(" and "));
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        if bytes == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument, "requested 0 bytes; at least 1 is valid"));
+        }
+        self.reclaimer.sweep();
+        let allocate = || WgpuStorage::allocate(&self.queue.vulkan, kind, bytes, &self.counters);
+        let storage = match allocate() {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory && self.reclaim() => {
+                allocate().inspect(|_| {
+                    let place = if kind == MemoryKind::Device { self.id() } else { DeviceId::Cpu };
+                    report::allocation_retried(
+                        Place::new(place, kind),
+                        bytes as u64,
+                        "dropped buffers were freed",
+                    );
+                })?
+            }
+            other => other?,
+        };
+        report::emit_deferred();
+        Ok(RawBuffer::new(Box::new(storage), &self.reclaimer))
+    }
+
+    /// Frees memory that is only kept or pending free. Returns whether any was.
+    fn reclaim(&self) -> bool {
+        let before = self.counters.bytes.load(Ordering::Relaxed);
+        self.staging.release(&self.queue);
+        let _of_others = self.reclaimer.drain_where(|fence| fence.timeline().device() == self.id());
+        self.counters.bytes.load(Ordering::Relaxed) < before
+    }
+
+    /// Adds the counts of what is alive.
+    pub(crate) fn add_to(&self, counts: &mut ResourceCounts) {
+        counts.allocations += self.counters.allocations.load(Ordering::Acquire);
+        counts.bytes += self.counters.bytes.load(Ordering::Acquire);
+        counts.cached_bytes += self.staging.bytes();
+        counts.pending_free += self.reclaimer.len() as u64;
+        counts.leases += self.leases.load(Ordering::Relaxed);
+    }
+
+    /// Waits for all work, then frees what is kept. The loss of the device is returned once.
+    pub(crate) fn drain(&self) -> Result<()> {
+        let point = self.queue.enqueued();
+        self.queue.block_until(point);
+        self.staging.release(&self.queue);
+        let outcome = self.queue.check_usable().and(self.reclaimer.drain());
+        // Also after a loss.
+        let freed = self.reclaimer.drain();
+        match outcome.and(freed) {
+            Err(error) if error.kind() == ErrorKind::DeviceLost => {
+                if self.loss_reported.swap(true, Ordering::Relaxed) { Ok(()) } else { Err(error) }
+            }
+            other => other,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "../tests/unit/lost.rs"]
+mod tests;

@@ -1,0 +1,79 @@
+//! Pinned buffers through which a queue copies host memory that is not its device's: 16 MiB for each device, and at most two more for
+//! each thread that copies just then.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use parking_lot::Mutex;
+use transload_core::{MemoryKind, Result, mutant};
+
+use crate::{
+    storage::{Counters, WgpuStorage},
+    vulkan::Submissions,
+};
+
+/// Bytes of a buffer.
+pub(crate) const CAPACITY: usize = 1 << 20;
+/// Most buffers that are kept.
+const MOST: usize = 16;
+
+/// The buffers that no thread has taken, each with the point until which the device uses it.
+#[derive(Default)]
+pub(crate) struct StagingPool {
+    buffers: Mutex<VecDeque<(u64, WgpuStorage)>>,
+}
+
+impl StagingPool {
+    /// Takes a buffer that the device does not use. Waits for one only if as many as are kept are in flight.
+    ///
+    /// # Errors
+    /// Those of an allocation.
+    pub(crate) fn take(&self, queue: &Submissions, counters: &Arc<Counters>) -> Result<WgpuStorage> {
+        loop {
+            let mut buffers = self.buffers.lock();
+            let is_idle = |point: u64| queue.reached() >= point || mutant!("wgpu/staging-in-flight");
+            let oldest = buffers.front().map(|(point, _)| *point);
+            if oldest.is_some_and(|point| !is_idle(point)) {
+                queue.refresh();
+            }
+            if oldest.is_some_and(is_idle)
+                && let Some((_, buffer)) = buffers.pop_front()
+            {
+                return Ok(buffer);
+            }
+            let is_full = buffers.len() >= MOST;
+            drop(buffers);
+            match oldest {
+                Some(point) if is_full => queue.block_until(point),
+                _ => return WgpuStorage::allocate(&queue.vulkan, MemoryKind::Pinned, CAPACITY, counters),
+            }
+        }
+    }
+
+    /// Returns a buffer that the device uses until a point. Frees the oldest if there are more than are kept, as there are if many
+    /// threads had taken some.
+    pub(crate) fn put(&self, queue: &Submissions, point: u64, buffer: WgpuStorage) {
+        let mut buffers = self.buffers.lock();
+        // Usually the last.
+        let at = buffers.iter().rposition(|(other, _)| *other <= point).map_or(0, |before| before + 1);
+        buffers.insert(at, (point, buffer));
+        let is_spare = |(point, _): &mut (u64, WgpuStorage)| *point <= queue.reached();
+        let spare = if buffers.len() > MOST { buffers.pop_front_if(is_spare) } else { None };
+        drop(buffers);
+        drop(spare);
+    }
+
+    /// Frees the buffers that the device does not use.
+    pub(crate) fn release(&self, queue: &Submissions) {
+        let reached = queue.refresh();
+        let mut buffers = self.buffers.lock();
+        let used = buffers.partition_point(|(point, _)| *point <= reached);
+        let idle: Vec<_> = buffers.drain(..used).collect();
+        drop(buffers);
+        drop(idle);
+    }
+
+    /// Returns the bytes of the buffers.
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.buffers.lock().len() * CAPACITY) as u64
+    }
+}

@@ -1,0 +1,77 @@
+//! Storage of this backend's buffers, which counts live memory.
+
+use std::{
+    any::Any,
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use transload_core::{DeviceId, MemoryKind, Place, Result, Storage};
+
+use crate::vulkan::{Memory, Vulkan};
+
+/// Live allocations of one device.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) allocations: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+}
+
+/// Memory of a device, or pinned memory, counted until it is freed.
+pub(crate) struct WgpuStorage {
+    memory: Memory,
+    kind: MemoryKind,
+    len: usize,
+    counters: Arc<Counters>,
+}
+
+impl WgpuStorage {
+    /// # Errors
+    /// Those of [`Memory::allocate`].
+    pub(crate) fn allocate(
+        vulkan: &Arc<Vulkan>,
+        kind: MemoryKind,
+        len: usize,
+        counters: &Arc<Counters>,
+    ) -> Result<Self> {
+        let memory = Memory::allocate(vulkan, kind, len)?;
+        counters.allocations.fetch_add(1, Ordering::Relaxed);
+        counters.bytes.fetch_add(len as u64, Ordering::Relaxed);
+        Ok(Self { memory, kind, len, counters: Arc::clone(counters) })
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+}
+
+// SAFETY: pinned memory stays mapped at one address, aligned to at least 64 bytes, until it is freed, which a drop does. Nothing
+// changes afterwards.
+unsafe impl Storage for WgpuStorage {
+    fn place(&self) -> Place {
+        let owner = if self.kind == MemoryKind::Device { self.memory.device() } else { DeviceId::Cpu };
+        Place::new(owner, self.kind)
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        self.memory.address()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for WgpuStorage {
+    fn drop(&mut self) {
+        self.counters.bytes.fetch_sub(self.len as u64, Ordering::Relaxed);
+        self.counters.allocations.fetch_sub(1, Ordering::Release);
+    }
+}

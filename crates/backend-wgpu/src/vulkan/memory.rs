@@ -1,0 +1,213 @@
+//! Allocations: a Vulkan buffer with memory of its own, which is mapped for good if it is the host's.
+
+use std::{ptr::NonNull, sync::Arc};
+
+use ash::vk::{self, MemoryPropertyFlags as Flags};
+use transload_core::{
+    DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage, Place, Result, host_memory,
+};
+
+use super::{Vulkan, error_of};
+
+/// Lengths are rounded up to this: a wgpu binding needs a multiple of 4.
+const GRANULE: u64 = 16;
+
+/// A buffer with its memory. Freed on drop, which does not wait.
+pub(crate) struct Memory {
+    vulkan: Arc<Vulkan>,
+    buffer: vk::Buffer,
+    /// Bytes of the buffer.
+    size: u64,
+    memory: vk::DeviceMemory,
+    address: Option<NonNull<u8>>,
+}
+
+// SAFETY: handles and the address of mapped memory, which any thread may use.
+unsafe impl Send for Memory {}
+// SAFETY: a shared reference gives access only to the fields' values.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Allocates device memory, or pinned memory, which is mapped.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfMemory`] with the numbers; [`ErrorKind::Unsupported`] for another kind, or if the device has no such memory;
+    /// the driver's.
+    pub(crate) fn allocate(vulkan: &Arc<Vulkan>, kind: MemoryKind, bytes: usize) -> Result<Self> {
+        let types = vulkan.types_of(kind);
+        if types.is_empty() {
+            let text =
+                format!("{} has no {kind} memory; it has device memory, and most have pinned", vulkan.id);
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        let short = |cause| vulkan.out_of_memory(kind, bytes, cause);
+        let size = (bytes as u64).checked_next_multiple_of(GRANULE).ok_or_else(|| short(None))?;
+        let heap = types.iter().map(|index| vulkan.heap_size(*index)).max().unwrap_or(0);
+        let takes_host = kind != MemoryKind::Device || vulkan.is_host;
+        let host_free = host_memory().ok().filter(|_| takes_host).map(|host| host.free);
+        if size > heap.min(vulkan.largest_allocation) || host_free.is_some_and(|free| size > free) {
+            return Err(short(None));
+        }
+        let usage = vk::BufferUsageFlags::TRANSFER_SRC
+            | vk::BufferUsageFlags::TRANSFER_DST
+            | vk::BufferUsageFlags::STORAGE_BUFFER;
+        let info =
+            vk::BufferCreateInfo::default().size(size).usage(usage).sharing_mode(vk::SharingMode::EXCLUSIVE);
+        let refused = |what: &str, result: vk::Result| match error_of(vulkan.id, what, result) {
+            error if error.kind() == ErrorKind::OutOfMemory => short(Some(result)),
+            error => error,
+        };
+        // SAFETY: the device is valid, and the size is not 0: at least one byte is allocated.
+        let buffer = unsafe { vulkan.raw.create_buffer(&info, None) }
+            .map_err(|result| refused("vkCreateBuffer", result))?;
+        // From here on, a drop destroys what was made.
+        let mut made = Self {
+            vulkan: Arc::clone(vulkan),
+            buffer,
+            size,
+            memory: vk::DeviceMemory::null(),
+            address: None,
+        };
+        // SAFETY: the buffer is one of this device.
+        let needs = unsafe { vulkan.raw.get_buffer_memory_requirements(buffer) };
+        let mut outcome = Err(vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
+        for index in types.into_iter().filter(|index| needs.memory_type_bits & (1 << index) != 0) {
+            let info = vk::MemoryAllocateInfo::default().allocation_size(needs.size).memory_type_index(index);
+            // SAFETY: the type is one of this device's.
+            outcome = unsafe { vulkan.raw.allocate_memory(&info, None) };
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        made.memory = outcome.map_err(|result| refused("vkAllocateMemory", result))?;
+        // SAFETY: both are new, of this device, and the memory has the type and the size that the buffer needs.
+        unsafe { vulkan.raw.bind_buffer_memory(buffer, made.memory, 0) }
+            .map_err(|result| refused("vkBindBufferMemory", result))?;
+        if kind != MemoryKind::Device {
+            // SAFETY: the memory is new, thus not mapped, and its type is visible to the host.
+            let address =
+                unsafe { vulkan.raw.map_memory(made.memory, 0, vk::WHOLE_SIZE, vk::MemoryMapFlags::empty()) };
+            made.address = NonNull::new(address.map_err(|result| refused("vkMapMemory", result))?.cast());
+        }
+        Ok(made)
+    }
+
+    pub(crate) fn buffer(&self) -> vk::Buffer {
+        self.buffer
+    }
+
+    /// Returns its bytes, rounded up.
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Returns its address for the host: of pinned memory always.
+    pub(crate) fn address(&self) -> Option<NonNull<u8>> {
+        self.address
+    }
+
+    /// Returns whether it is memory of this device.
+    pub(crate) fn is_of(&self, vulkan: &Arc<Vulkan>) -> bool {
+        Arc::ptr_eq(&self.vulkan, vulkan)
+    }
+
+    pub(crate) fn device(&self) -> DeviceId {
+        self.vulkan.id
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: both are of this device, or null, and destroyed once, here. The owner promises that no work uses them. Freeing
+        // unmaps.
+        unsafe {
+            self.vulkan.raw.destroy_buffer(self.buffer, None);
+            self.vulkan.raw.free_memory(self.memory, None);
+        }
+    }
+}
+
+impl Vulkan {
+    /// Returns whether it has memory of a kind.
+    pub(crate) fn has(&self, kind: MemoryKind) -> bool {
+        !self.types_of(kind).is_empty()
+    }
+
+    /// Returns the types of memory that are of a kind, best first. Pinned memory is coherent, cached if possible (reading other memory
+    /// is slow), and never a device's own memory that the host happens to see.
+    fn types_of(&self, kind: MemoryKind) -> Vec<u32> {
+        let (needed, refused, preferred) = match kind {
+            MemoryKind::Device => {
+                (Flags::DEVICE_LOCAL, Flags::PROTECTED | Flags::LAZILY_ALLOCATED, Flags::empty())
+            }
+            MemoryKind::Pinned => {
+                let refused = if self.is_host { Flags::empty() } else { Flags::DEVICE_LOCAL };
+                (Flags::HOST_VISIBLE | Flags::HOST_COHERENT, refused | Flags::PROTECTED, Flags::HOST_CACHED)
+            }
+            _ => return Vec::new(),
+        };
+        let fits = |flags: Flags| flags.contains(needed) && !flags.intersects(refused);
+        let all = self.memory.memory_types_as_slice();
+        let mut found: Vec<_> = (0..).zip(all).filter(|(_, one)| fits(one.property_flags)).collect();
+        // Stable: drivers list the faster type first.
+        found.sort_by_key(|(_, one)| !one.property_flags.contains(preferred));
+        found.into_iter().map(|(index, _)| index).collect()
+    }
+
+    fn heap_of(&self, memory_type: u32) -> usize {
+        let types = self.memory.memory_types_as_slice();
+        types.get(memory_type as usize).map_or(0, |one| one.heap_index as usize)
+    }
+
+    fn heap_size(&self, memory_type: u32) -> u64 {
+        let heaps = self.memory.memory_heaps_as_slice();
+        heaps.get(self.heap_of(memory_type)).map_or(0, |heap| heap.size)
+    }
+
+    /// Returns the bytes of the heap from which device memory is allocated.
+    pub(crate) fn total_memory(&self) -> Option<u64> {
+        self.types_of(MemoryKind::Device).first().map(|index| self.heap_size(*index))
+    }
+
+    /// Returns free and total bytes of device memory.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the driver does not tell.
+    pub(crate) fn memory_info(&self) -> Result<MemoryInfo> {
+        let index = self.types_of(MemoryKind::Device).first().copied();
+        let (Some(index), true) = (index, self.has_budget) else {
+            let text = format!("{}: its driver does not tell how much memory is free", self.id);
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        };
+        let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+        let mut properties = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
+        // SAFETY: the device is valid, and has the extension of the structure.
+        unsafe { self.instance.get_physical_device_memory_properties2(self.physical, &mut properties) };
+        let heap = self.heap_of(index);
+        let of = |values: &[u64]| values.get(heap).copied().unwrap_or(0);
+        let (most, used) = (of(&budget.heap_budget), of(&budget.heap_usage));
+        let total = self.heap_size(index);
+        Ok(MemoryInfo { free: most.saturating_sub(used).min(total), total })
+    }
+
+    fn out_of_memory(&self, kind: MemoryKind, bytes: usize, cause: Option<vk::Result>) -> Error {
+        let (device, numbers) = match kind {
+            MemoryKind::Device => (self.id, self.memory_info().ok()),
+            _ => (DeviceId::Cpu, host_memory().ok()),
+        };
+        let shortage = MemoryShortage {
+            requested: bytes as u64,
+            free: numbers.map(|memory| memory.free),
+            total: numbers.map(|memory| memory.total).or_else(|| self.total_memory()),
+        };
+        let error = Error::out_of_memory(Place::new(device, kind), shortage);
+        let text = match cause {
+            Some(result) => format!("the driver of {} answered {result}", self.id),
+            None if bytes as u64 > self.largest_allocation => {
+                format!("{} allocates at most {} bytes at once", self.id, self.largest_allocation)
+            }
+            None => return error,
+        };
+        Error::caused_by(ErrorKind::OutOfMemory, text, error)
+    }
+}

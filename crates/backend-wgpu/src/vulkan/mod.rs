@@ -1,0 +1,53 @@
+//! The Vulkan device beneath a wgpu device. This folder makes all calls of Vulkan.
+
+mod handles;
+mod memory;
+mod open;
+mod submissions;
+mod timeline;
+
+use std::sync::{Arc, atomic::AtomicBool};
+
+use ash::vk;
+use transload_core::{DeviceId, Error, ErrorKind};
+
+pub(crate) use ash::vk::Buffer as BufferHandle;
+pub(crate) use memory::Memory;
+pub(crate) use open::open_all;
+pub(crate) use submissions::{Command, Commands, Region, Regions, SCRATCH, Submissions};
+
+/// A device of ours: the Vulkan handles that wgpu opened, and wgpu's own handles, which keep them valid.
+pub(crate) struct Vulkan {
+    pub(crate) id: DeviceId,
+    raw: ash::Device,
+    instance: ash::Instance,
+    physical: vk::PhysicalDevice,
+    /// Used under the lock of [`Submissions`] only.
+    queue: vk::Queue,
+    family: u32,
+    memory: vk::PhysicalDeviceMemoryProperties,
+    /// Most bytes of an allocation.
+    pub(crate) largest_allocation: u64,
+    /// Whether its memory is the host's.
+    is_host: bool,
+    /// Whether the driver tells how much memory is free.
+    has_budget: bool,
+    /// Whether wgpu lost the device.
+    wgpu_lost: Arc<AtomicBool>,
+    /// The same Vulkan queue, which is used under the same lock, and therefore never handed out.
+    wgpu_queue: wgpu::Queue,
+    /// Dropped after everything above.
+    wgpu_device: wgpu::Device,
+}
+
+/// Returns the error of a call of Vulkan.
+fn error_of(device: DeviceId, what: &str, result: vk::Result) -> Error {
+    let kind = match result {
+        vk::Result::ERROR_DEVICE_LOST => ErrorKind::DeviceLost,
+        vk::Result::ERROR_OUT_OF_HOST_MEMORY
+        | vk::Result::ERROR_OUT_OF_DEVICE_MEMORY
+        | vk::Result::ERROR_TOO_MANY_OBJECTS => ErrorKind::OutOfMemory,
+        _ => ErrorKind::Device,
+    };
+    Error::caused_by(kind, format!("{device}: {what} failed"), result)
+}

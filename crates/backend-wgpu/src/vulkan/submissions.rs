@@ -1,0 +1,362 @@
+//! The one Vulkan queue of a device: what is submitted runs in order, and each submission signals the next value of a timeline
+//! semaphore, which is its point.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use ash::vk;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use transload_core::{
+    DeviceId, Error, ErrorKind, MemoryKind, Result, TimelineId, events::report, mutant, next_timeline_id,
+};
+
+use super::{Memory, Vulkan, error_of};
+use crate::wakers::Wakers;
+
+/// Bytes of the device's own memory in which patterns are written before they are copied; at most what one command writes.
+pub(crate) const SCRATCH: usize = 4096;
+/// Most regions of one command: drivers check each.
+const MOST_REGIONS: usize = 4096;
+
+/// A range to copy from one buffer to another, with the offsets in both.
+pub(crate) type Region = vk::BufferCopy;
+
+/// Regions of one copy. Usually there is one.
+pub(crate) type Regions = SmallVec<[Region; 2]>;
+
+/// What a submission does. Commands run in any order, except at a barrier.
+pub(crate) enum Command {
+    /// Copies regions, none of which overlap.
+    Copy { src: vk::Buffer, dst: vk::Buffer, regions: Regions },
+    /// Fills with a word; offset and length are multiples of 4.
+    FillWords { dst: vk::Buffer, offset: u64, bytes: u64, word: u32 },
+    /// Writes 4 to [`SCRATCH`] bytes, a multiple of 4, to the scratch memory.
+    WriteScratch { bytes: Vec<u8> },
+    /// Copies regions of the scratch memory.
+    CopyScratch { dst: vk::Buffer, regions: Regions },
+    /// Has later commands wait for earlier ones.
+    Barrier,
+}
+
+pub(crate) type Commands = SmallVec<[Command; 2]>;
+
+/// The queue, and its timeline.
+pub(crate) struct Submissions {
+    pub(crate) vulkan: Arc<Vulkan>,
+    pub(super) semaphore: vk::Semaphore,
+    pool: vk::CommandPool,
+    scratch: Memory,
+    pub(super) state: Mutex<State>,
+    pub(super) enqueued: AtomicU64,
+    /// The last point known to be reached; all of them after a loss.
+    reached: AtomicU64,
+    /// What was reached when the device was lost, and why.
+    lost: OnceLock<(u64, Error)>,
+    pub(super) id: TimelineId,
+    pub(super) wakers: Arc<Wakers>,
+    pub(super) this: Weak<Self>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// Command buffers by the point until which they are in use.
+    in_flight: VecDeque<(u64, vk::CommandBuffer)>,
+    free: Vec<vk::CommandBuffer>,
+}
+
+impl Submissions {
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn new(vulkan: Arc<Vulkan>) -> Result<Arc<Self>> {
+        let scratch = Memory::allocate(&vulkan, MemoryKind::Device, SCRATCH)?;
+        let mut kind = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
+        let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
+        // SAFETY: the device is valid, and wgpu enables timeline semaphores where they exist, as in every Vulkan 1.2.
+        let semaphore = unsafe { vulkan.raw.create_semaphore(&info, None) }
+            .map_err(|result| error_of(vulkan.id, "vkCreateSemaphore", result))?;
+        let info = vk::CommandPoolCreateInfo::default()
+            .queue_family_index(vulkan.family)
+            .flags(vk::CommandPoolCreateFlags::TRANSIENT | vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER);
+        // SAFETY: the family is that of the device's queue.
+        let pool = unsafe { vulkan.raw.create_command_pool(&info, None) }.map_err(|result| {
+            // SAFETY: the semaphore is new, and nothing uses it.
+            unsafe { vulkan.raw.destroy_semaphore(semaphore, None) };
+            error_of(vulkan.id, "vkCreateCommandPool", result)
+        })?;
+        Ok(Arc::new_cyclic(|this| Self {
+            vulkan,
+            semaphore,
+            pool,
+            scratch,
+            state: Mutex::default(),
+            enqueued: AtomicU64::new(0),
+            reached: AtomicU64::new(0),
+            lost: OnceLock::new(),
+            id: next_timeline_id(),
+            wakers: Arc::default(),
+            this: Weak::clone(this),
+        }))
+    }
+
+    /// Submits commands, after everything submitted before. Returns their point. Takes no time on the device into account: neither
+    /// waits nor polls.
+    ///
+    /// # Errors
+    /// The driver's; the loss of the device. Nothing was submitted then.
+    ///
+    /// # Safety
+    /// * The buffers of all commands are this device's, and stay alive until the point is reached.
+    /// * All regions are within their memory and not empty, and no other use of their bytes conflicts until the point is reached.
+    pub(crate) unsafe fn submit(&self, commands: &[Command]) -> Result<u64> {
+        self.check_usable()?;
+        let mut state = self.state.lock();
+        let commands_of = self.command_buffer(&mut state)?;
+        let point = self.enqueued.load(Ordering::Relaxed) + 1;
+        // SAFETY: the buffer is free; the caller's promise.
+        match unsafe { self.record_and_submit(commands_of, commands, point) } {
+            Ok(()) => {
+                state.in_flight.push_back((point, commands_of));
+                self.enqueued.store(point, Ordering::Release);
+                Ok(point)
+            }
+            Err(error) => {
+                state.free.push(commands_of);
+                if error.kind() == ErrorKind::DeviceLost {
+                    self.lose(&state, error.clone());
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes a command buffer that is not in use, or allocates one.
+    fn command_buffer(&self, state: &mut State) -> Result<vk::CommandBuffer> {
+        let is_free =
+            |state: &State| state.in_flight.front().is_some_and(|(point, _)| *point <= self.reached());
+        if state.free.is_empty() && !is_free(state) && !state.in_flight.is_empty() {
+            self.refresh_locked(state);
+        }
+        while is_free(state) {
+            state.free.extend(state.in_flight.pop_front().map(|(_, buffer)| buffer));
+        }
+        if let Some(buffer) = state.free.pop() {
+            return Ok(buffer);
+        }
+        let info = vk::CommandBufferAllocateInfo::default()
+            .command_pool(self.pool)
+            .level(vk::CommandBufferLevel::PRIMARY)
+            .command_buffer_count(1);
+        // SAFETY: the pool is this device's, and is used under the lock only.
+        let made = unsafe { self.vulkan.raw.allocate_command_buffers(&info) };
+        let made = made.map_err(|result| error_of(self.vulkan.id, "vkAllocateCommandBuffers", result))?;
+        made.first()
+            .copied()
+            .ok_or_else(|| error_of(self.vulkan.id, "vkAllocateCommandBuffers", vk::Result::ERROR_UNKNOWN))
+    }
+
+    /// # Safety
+    /// * Those of [`submit`](Self::submit), under the lock; the command buffer is not in use.
+    unsafe fn record_and_submit(
+        &self,
+        buffer: vk::CommandBuffer,
+        commands: &[Command],
+        point: u64,
+    ) -> Result<()> {
+        let raw = &self.vulkan.raw;
+        let failed = |what: &'static str| move |result| error_of(self.vulkan.id, what, result);
+        let begin = vk::CommandBufferBeginInfo::default().flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
+        // SAFETY: the command buffer is not in use, its pool is used under the lock only, and beginning resets it. What is recorded
+        // is valid by the caller's promise.
+        unsafe {
+            raw.begin_command_buffer(buffer, &begin).map_err(failed("vkBeginCommandBuffer"))?;
+            // After everything submitted before, kernels included.
+            self.barrier(
+                buffer,
+                (vk::PipelineStageFlags::ALL_COMMANDS, vk::AccessFlags::MEMORY_WRITE),
+                (
+                    vk::PipelineStageFlags::TRANSFER,
+                    vk::AccessFlags::TRANSFER_READ | vk::AccessFlags::TRANSFER_WRITE,
+                ),
+            );
+            commands.iter().for_each(|command| self.record(buffer, command));
+            // Before everything submitted later, and before the host reads.
+            self.barrier(
+                buffer,
+                (vk::PipelineStageFlags::TRANSFER, vk::AccessFlags::TRANSFER_WRITE),
+                (
+                    vk::PipelineStageFlags::ALL_COMMANDS | vk::PipelineStageFlags::HOST,
+                    vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE | vk::AccessFlags::HOST_READ,
+                ),
+            );
+            raw.end_command_buffer(buffer).map_err(failed("vkEndCommandBuffer"))?;
+        }
+        let (buffers, semaphores, points) = ([buffer], [self.semaphore], [point]);
+        let mut values = vk::TimelineSemaphoreSubmitInfo::default().signal_semaphore_values(&points);
+        let submit = vk::SubmitInfo::default()
+            .command_buffers(&buffers)
+            .signal_semaphores(&semaphores)
+            .push_next(&mut values);
+        // SAFETY: the queue is used under the lock only, and wgpu's handle of it is, too. The value is larger than all
+        // before. Signalling also waits for what was submitted before.
+        unsafe { raw.queue_submit(self.vulkan.queue, &[submit], vk::Fence::null()) }
+            .map_err(failed("vkQueueSubmit"))
+    }
+
+    /// # Safety
+    /// * Those of [`submit`](Self::submit); the command buffer is being recorded.
+    unsafe fn record(&self, buffer: vk::CommandBuffer, command: &Command) {
+        let raw = &self.vulkan.raw;
+        let copy = |src: vk::Buffer, dst: vk::Buffer, regions: &[Region]| {
+            for regions in regions.chunks(MOST_REGIONS) {
+                // SAFETY: the caller's promise.
+                unsafe { raw.cmd_copy_buffer(buffer, src, dst, regions) };
+            }
+        };
+        match command {
+            Command::Copy { src, dst, regions } => copy(*src, *dst, regions),
+            Command::CopyScratch { dst, regions } => copy(self.scratch.buffer(), *dst, regions),
+            Command::FillWords { dst, offset, bytes, word } => {
+                // SAFETY: the caller's promise.
+                unsafe { raw.cmd_fill_buffer(buffer, *dst, *offset, *bytes, *word) };
+            }
+            Command::WriteScratch { bytes } => {
+                // SAFETY: the scratch memory is this device's and has as many bytes; earlier users of it come before, since each
+                // submission begins and ends with a barrier.
+                unsafe { raw.cmd_update_buffer(buffer, self.scratch.buffer(), 0, bytes) };
+            }
+            Command::Barrier => {
+                let transfer = vk::PipelineStageFlags::TRANSFER;
+                let (read, write) = (vk::AccessFlags::TRANSFER_READ, vk::AccessFlags::TRANSFER_WRITE);
+                // SAFETY: the command buffer is being recorded.
+                unsafe { self.barrier(buffer, (transfer, write), (transfer, read | write)) };
+            }
+        }
+    }
+
+    /// # Safety
+    /// * The command buffer is being recorded.
+    unsafe fn barrier(
+        &self,
+        buffer: vk::CommandBuffer,
+        (src, written): (vk::PipelineStageFlags, vk::AccessFlags),
+        (dst, used): (vk::PipelineStageFlags, vk::AccessFlags),
+    ) {
+        let memory = [vk::MemoryBarrier::default().src_access_mask(written).dst_access_mask(used)];
+        let none = vk::DependencyFlags::empty();
+        // SAFETY: the caller's promise.
+        unsafe { self.vulkan.raw.cmd_pipeline_barrier(buffer, src, dst, none, &memory, &[], &[]) };
+    }
+
+    pub(crate) fn device(&self) -> DeviceId {
+        self.vulkan.id
+    }
+
+    pub(crate) fn enqueued(&self) -> u64 {
+        self.enqueued.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn reached(&self) -> u64 {
+        self.reached.load(Ordering::Acquire)
+    }
+
+    /// Reads the semaphore. Returns the last point that is reached.
+    pub(crate) fn refresh(&self) -> u64 {
+        // SAFETY: the semaphore is alive, and of the timeline kind.
+        match unsafe { self.vulkan.raw.get_semaphore_counter_value(self.semaphore) } {
+            Ok(value) => self.reach(value),
+            Err(result) => {
+                let error = error_of(self.vulkan.id, "vkGetSemaphoreCounterValue", result);
+                self.lose(&self.state.lock(), error);
+            }
+        }
+        self.reached()
+    }
+
+    fn refresh_locked(&self, state: &State) {
+        // SAFETY: as above.
+        match unsafe { self.vulkan.raw.get_semaphore_counter_value(self.semaphore) } {
+            Ok(value) => self.reach(value),
+            Err(result) => {
+                self.lose(state, error_of(self.vulkan.id, "vkGetSemaphoreCounterValue", result));
+            }
+        }
+    }
+
+    /// A lost device may show any value.
+    fn reach(&self, value: u64) {
+        self.reached.fetch_max(value.min(self.enqueued()), Ordering::AcqRel);
+    }
+
+    /// Blocks until a point that was submitted is reached, or the device is lost.
+    pub(crate) fn block_until(&self, point: u64) {
+        if self.reached() >= point || mutant!("wgpu/wait") {
+            return;
+        }
+        let (semaphores, values) = ([self.semaphore], [point]);
+        let wait = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
+        // SAFETY: the semaphore is alive, and of the timeline kind.
+        match unsafe { self.vulkan.raw.wait_semaphores(&wait, u64::MAX) } {
+            Ok(()) => self.reach(point),
+            Err(result) => {
+                let error = error_of(self.vulkan.id, "vkWaitSemaphores", result);
+                self.lose(&self.state.lock(), error);
+            }
+        }
+    }
+
+    /// Marks the device as lost: all points are reached, with this error. Whatever call failed, the device is not used again, so that
+    /// what could not be waited for is not mistaken for complete.
+    pub(super) fn lose(&self, _queue: &State, error: Error) {
+        let kept = self.lost.get_or_init(|| {
+            // SAFETY: the queue is used under the lock only. Returns in finite time, also for a lost device.
+            let _lost = unsafe { self.vulkan.raw.device_wait_idle() };
+            let text = format!("{} is lost; open its backend again to use it", self.vulkan.id);
+            let error = Error::caused_by(ErrorKind::DeviceLost, text, error);
+            report::context_lost(self.vulkan.id, &error);
+            (self.reached(), error)
+        });
+        let _first = kept;
+        self.reached.fetch_max(u64::MAX, Ordering::AcqRel);
+        self.wakers.notify();
+    }
+
+    /// Marks the device as lost, as if a call had failed so.
+    #[cfg(test)]
+    pub(crate) fn lose_for_test(&self) {
+        let error = error_of(self.vulkan.id, "a call", vk::Result::ERROR_DEVICE_LOST);
+        self.lose(&self.state.lock(), error);
+    }
+
+    /// Returns the error of a point that is reached.
+    pub(crate) fn outcome(&self, point: u64) -> Result<()> {
+        match self.lost.get() {
+            Some((good, error)) if point > *good => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// # Errors
+    /// The loss of the device.
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        self.lost.get().map_or(Ok(()), |(_, error)| Err(error.clone()))
+    }
+}
+
+impl Drop for Submissions {
+    fn drop(&mut self) {
+        self.wakers.close();
+        // Nothing is in flight unless an operation without buffers, or whose memory was leaked, is.
+        self.block_until(self.enqueued());
+        // SAFETY: all submissions are complete. A drop is exclusive.
+        unsafe {
+            self.vulkan.raw.destroy_command_pool(self.pool, None);
+            self.vulkan.raw.destroy_semaphore(self.semaphore, None);
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Discovery: what is there, and the error where nothing is.
+
+use std::{env, process::Command};
+
+use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig};
+use transload_core::{Backend, DeviceId, ErrorKind, MemoryKind};
+
+use crate::setup;
+
+/// Set in the child.
+const CHILD: &str = "TRANSLOAD_TEST_CHILD";
+
+#[test]
+fn without_an_adapter_the_error_says_what_to_install() {
+    if env::var_os(CHILD).is_none() {
+        // The loader reads these when it is first used.
+        let output = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "adapters::without_an_adapter_the_error_says_what_to_install", "--nocapture"])
+            .envs([
+                ("VK_DRIVER_FILES", "/nonexistent.json"),
+                ("VK_ICD_FILENAMES", "/nonexistent.json"),
+                (CHILD, "1"),
+            ])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    let error = WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice), "{error:?}");
+    for word in ["install", "mesa-vulkan-drivers", "libvulkan1"] {
+        assert!(error.to_string().contains(word), "{error}");
+    }
+}
+
+#[test]
+fn software_adapters_are_used_on_request_only() {
+    let Some(setup) = setup() else { return };
+    let all = setup.backend.devices();
+    match WgpuBackend::open(&WgpuBackendConfig::default()) {
+        Ok(backend) => assert!(backend.devices().len() <= all.len()),
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::NoDevice);
+            assert!(error.to_string().contains("with_software_adapters"), "{error}");
+            assert!(all.iter().all(|info| error.to_string().contains(&info.name)), "{error}");
+        }
+    }
+}
+
+#[test]
+fn devices_are_numbered_in_the_same_order_each_time() {
+    let Some(setup) = setup() else { return };
+    let again = WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()).unwrap();
+    assert_eq!(setup.backend.devices(), again.devices());
+    for (ordinal, info) in (0..).zip(again.devices()) {
+        assert_eq!(info.id, DeviceId::Wgpu(ordinal));
+        assert!(
+            info.total_memory.is_some_and(|bytes| bytes > 0) && info.driver.starts_with("Vulkan"),
+            "{info:?}"
+        );
+        assert!(info.kinds.contains(&MemoryKind::Device), "{info:?}");
+    }
+}

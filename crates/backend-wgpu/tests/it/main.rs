@@ -1,0 +1,69 @@
+//! The backend on every Vulkan adapter of the machine: what the conformance suite of core does not cover.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+#![cfg(any(target_os = "linux", windows))]
+
+mod adapters;
+mod copies;
+mod shaders;
+mod waiting;
+
+use std::sync::Arc;
+
+use transload_backend_cpu::CpuBackend;
+use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig};
+use transload_core::{
+    Backend, DeviceId, ErrorKind, Fence, MemoryKind, Operation, QueueLease, RawBuffer, StreamPriority,
+    Timing, WorkloadType, submit,
+};
+
+const MIB: usize = 1 << 20;
+
+/// A device, and the host.
+struct Setup {
+    backend: Arc<WgpuBackend>,
+    host: Arc<CpuBackend>,
+    device: DeviceId,
+}
+
+/// Returns the last device, which is a software adapter if there is one; none, with a printed reason, if there is no adapter.
+fn setup() -> Option<Setup> {
+    let backend = match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
+        Ok(backend) => backend,
+        Err(error) if matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) => {
+            println!("skipped: {error}");
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let device = backend.devices().pop().unwrap().id;
+    Some(Setup { backend, host: CpuBackend::new().unwrap(), device })
+}
+
+impl Setup {
+    fn allocate(&self, kind: MemoryKind, bytes: usize) -> RawBuffer {
+        match kind {
+            MemoryKind::Pageable => self.host.allocate(DeviceId::Cpu, kind, bytes).unwrap(),
+            _ => self.backend.allocate(self.device, kind, bytes).unwrap(),
+        }
+    }
+
+    /// Host memory of a kind, every byte of which is the same.
+    fn filled(&self, kind: MemoryKind, bytes: usize, byte: u8) -> RawBuffer {
+        let buffer = self.allocate(kind, bytes);
+        buffer.write().unwrap().fill(byte);
+        buffer
+    }
+
+    fn queue(&self) -> QueueLease {
+        self.backend.lease_queue(self.device, StreamPriority::Normal, WorkloadType::Memory).unwrap()
+    }
+
+    fn assert_empty(&self) {
+        self.backend.drain().unwrap();
+        assert!(self.backend.resource_counts().is_empty(), "{}", self.backend.resource_counts());
+    }
+}
+
+fn copy(queue: &QueueLease, src: &RawBuffer, dst: &RawBuffer) -> Fence {
+    submit(&**queue, &Operation::Copy { src, dst }, Timing::Off).unwrap()
+}

@@ -1,0 +1,110 @@
+//! wgpu's own work on buffers of this backend, in order with copies.
+
+use transload_backend_wgpu::wgpu;
+use transload_core::{Access, Backend, ErrorKind, MemoryKind, RawBuffer};
+
+use crate::{MIB, Setup, copy, setup};
+
+const DOUBLE: &str = "
+    @group(0) @binding(0) var<storage, read_write> numbers: array<u32>;
+    @compute @workgroup_size(64)
+    fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+        for (var i = id.x; i < arrayLength(&numbers); i += groups.x * 64u) { numbers[i] = numbers[i] * 2u; }
+    }";
+
+fn pipeline(device: &wgpu::Device) -> wgpu::ComputePipeline {
+    let source = wgpu::ShaderSource::Wgsl(DOUBLE.into());
+    let module = device.create_shader_module(wgpu::ShaderModuleDescriptor { label: None, source });
+    device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+        label: None,
+        layout: None,
+        module: &module,
+        entry_point: None,
+        compilation_options: wgpu::PipelineCompilationOptions::default(),
+        cache: None,
+    })
+}
+
+/// Commands that double each number of the buffer.
+fn double(setup: &Setup, pipeline: &wgpu::ComputePipeline, numbers: &RawBuffer) -> wgpu::CommandBuffer {
+    let device = setup.backend.device(setup.device).unwrap();
+    let handle = setup.backend.buffer(numbers).unwrap();
+    let bindings = device.create_bind_group(&wgpu::BindGroupDescriptor {
+        label: None,
+        layout: &pipeline.get_bind_group_layout(0),
+        entries: &[wgpu::BindGroupEntry { binding: 0, resource: handle.as_entire_binding() }],
+    });
+    let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+    pass.set_pipeline(pipeline);
+    pass.set_bind_group(0, &bindings, &[]);
+    pass.dispatch_workgroups(256, 1, 1);
+    drop(pass);
+    encoder.finish()
+}
+
+#[test]
+fn shaders_run_in_order_with_copies() {
+    let Some(setup) = setup() else { return };
+    let (queue, pipeline) = (setup.queue(), pipeline(setup.backend.device(setup.device).unwrap()));
+    let bytes = 4 * MIB;
+    let (src, back) =
+        (setup.filled(MemoryKind::Pinned, bytes, 0), setup.filled(MemoryKind::Pinned, bytes, 0));
+    src.write().unwrap().chunks_mut(4).zip(1_u32..).for_each(|(to, n)| to.copy_from_slice(&n.to_ne_bytes()));
+    let (one, two) = (setup.allocate(MemoryKind::Device, bytes), setup.allocate(MemoryKind::Device, bytes));
+    for _ in 0..3 {
+        // Copy, double, copy, double, copy: each needs what the one before wrote, and nobody waits in between.
+        copy(&queue, &src, &one);
+        let commands = double(&setup, &pipeline, &one);
+        setup.backend.submit(setup.device, [commands], &mut [(&one, Access::Write)]).unwrap();
+        copy(&queue, &one, &two);
+        let commands = double(&setup, &pipeline, &two);
+        let doubled = setup.backend.submit(setup.device, [commands], &mut [(&two, Access::Write)]).unwrap();
+        copy(&queue, &two, &back);
+        for (found, n) in back.read().unwrap().chunks(4).zip(1_u32..) {
+            assert_eq!(found, (n * 4).to_ne_bytes());
+        }
+        assert!(doubled.is_complete());
+    }
+    drop((src, back, one, two, queue, pipeline));
+    // wgpu drops what its last submission used.
+    setup.backend.device(setup.device).unwrap().poll(wgpu::PollType::wait_indefinitely()).unwrap();
+    setup.assert_empty();
+}
+
+#[test]
+fn commands_that_wgpu_refuses_are_an_error_and_later_ones_run() {
+    let Some(setup) = setup() else { return };
+    let (queue, device) = (setup.queue(), setup.backend.device(setup.device).unwrap());
+    let pipeline = pipeline(device);
+    let numbers = setup.allocate(MemoryKind::Device, 64);
+    copy(&queue, &setup.filled(MemoryKind::Pinned, 64, 1), &numbers);
+    // A copy out of bounds.
+    let handle = setup.backend.buffer(&numbers).unwrap();
+    let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    encoder.copy_buffer_to_buffer(&handle, 0, &handle, 32, 4096);
+    let refused = setup.backend.submit(setup.device, [encoder.finish()], &mut [(&numbers, Access::Write)]);
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let commands = double(&setup, &pipeline, &numbers);
+    setup.backend.submit(setup.device, [commands], &mut [(&numbers, Access::Write)]).unwrap();
+    let back = setup.filled(MemoryKind::Pageable, 64, 0);
+    copy(&queue, &numbers, &back).wait().unwrap();
+    assert_eq!(*back.read().unwrap(), [2; 64]);
+}
+
+#[test]
+fn only_device_memory_has_a_handle_which_keeps_it_alive() {
+    let Some(setup) = setup() else { return };
+    for kind in [MemoryKind::Pinned, MemoryKind::Pageable] {
+        let refused = setup.backend.buffer(&setup.filled(kind, 64, 0)).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+    }
+    let handle = setup.backend.buffer(&setup.allocate(MemoryKind::Device, 101)).unwrap();
+    assert_eq!(handle.size(), 112);
+    setup.backend.drain().unwrap();
+    assert_eq!(setup.backend.resource_counts().bytes, 101);
+    let (backend, host) = (setup.backend, setup.host);
+    drop((backend, host));
+    // The last handle of the device.
+    drop(handle);
+}

@@ -1,0 +1,43 @@
+//! The loss of a device: typed errors, and nothing leaks.
+
+use std::sync::Arc;
+
+use transload_core::{
+    Backend, ErrorKind, MemoryKind, Operation, StreamPriority, Timing, WorkloadType, submit,
+};
+
+use crate::{WgpuBackend, WgpuBackendConfig};
+
+#[test]
+fn lost_device_fails_what_uses_it_and_leaks_nothing() {
+    let backend = match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
+        Ok(backend) => backend,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let state = Arc::clone(&backend.states()[0]);
+    let device = state.id();
+    let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    let allocate = |kind| backend.allocate(device, kind, 8 << 20);
+    let (src, dst) = (allocate(MemoryKind::Pinned).unwrap(), allocate(MemoryKind::Device).unwrap());
+    let copy = || submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off);
+    let good = copy().unwrap();
+    good.wait().unwrap();
+    let bad = copy().unwrap();
+    let awaited = bad.done();
+
+    state.queue.lose_for_test();
+    good.wait().unwrap();
+    let lost = |error: transload_core::Error| error.kind() == ErrorKind::DeviceLost;
+    assert!(lost(bad.wait().unwrap_err()) && bad.is_known_complete());
+    assert!(lost(pollster::block_on(awaited).unwrap_err()));
+    assert!(lost(copy().unwrap_err()) && lost(allocate(MemoryKind::Device).unwrap_err()));
+    let leased = backend.lease_queue(device, StreamPriority::High, WorkloadType::Memory);
+    assert!(lost(leased.err().unwrap()));
+    // Twice, as each call that fails marks it.
+    state.queue.lose_for_test();
+
+    drop((src, dst, queue));
+    assert!(lost(backend.drain().unwrap_err()), "the loss is returned");
+    backend.drain().unwrap();
+    assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
+}

@@ -1,0 +1,163 @@
+//! Vulkan devices through the facade: on every adapter that wgpu finds, such as Mesa's lavapipe.
+
+use transload::{
+    Array, DeviceId, ErrorKind, MemoryKind, Place, Runtime, TransferMethod, TransferOptions,
+    backend::CostBasis, wgpu::WgpuBackendConfig,
+};
+
+const MIB: usize = 1 << 20;
+
+/// Returns a runtime, and its Vulkan devices; none, with a printed reason, where no adapter is.
+fn runtime() -> Option<(Runtime, Vec<DeviceId>)> {
+    let config = WgpuBackendConfig::default().with_software_adapters();
+    let rt = crate::uncalibrated::builder().exploration(false).wgpu(config).discover().unwrap();
+    if let Some((_, reason)) = rt.absent().iter().find(|(family, _)| *family == "wgpu") {
+        assert!(matches!(reason.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice), "{reason:?}");
+        assert!(reason.to_string().contains("install"), "{reason}");
+        println!("skipped: {reason}");
+        return None;
+    }
+    let found = rt.devices().into_iter().map(|info| info.id).filter(|id| id.family() == "wgpu").collect();
+    Some((rt, found))
+}
+
+fn assert_drained(rt: &Runtime) {
+    rt.drain().unwrap();
+    for (backend, counts) in rt.manager().resource_counts() {
+        assert!(counts.is_empty(), "{backend}: {counts}");
+    }
+}
+
+/// Random content of host memory of a kind.
+fn filled(rt: &Runtime, kind: MemoryKind, content: &[u8]) -> Array<u8> {
+    let array = rt.alloc(DeviceId::Cpu, kind, content.len()).unwrap();
+    array.write().unwrap().copy_from_slice(content);
+    array
+}
+
+fn noise(bytes: usize) -> Vec<u8> {
+    transload_cuda_sim::harness::noise(bytes, bytes as u64)
+}
+
+#[test]
+fn odd_sizes_and_offsets_arrive_and_touch_nothing_else() {
+    let Some((rt, devices)) = runtime() else { return };
+    for device in devices {
+        for kind in [MemoryKind::Pageable, MemoryKind::Pinned] {
+            for size in [1, 4097, 262_145, 5 * MIB + 3] {
+                let content = noise(size + 64);
+                let source = filled(&rt, kind, &content);
+                let there = rt.alloc::<u8>(device, MemoryKind::Device, size + 64).unwrap();
+                let back = filled(&rt, kind, &vec![0xEE; size + 64]);
+                rt.copy(&back, &there).wait().unwrap();
+                let up =
+                    rt.copy(&source.slice(13..13 + size).unwrap(), &there.slice(7..7 + size).unwrap()).wait();
+                let whole = rt.download(&there).wait().unwrap();
+                assert!(whole[7..7 + size] == content[13..13 + size], "{size} bytes");
+                assert!(
+                    whole[..7].iter().chain(&whole[7 + size..]).all(|byte| *byte == 0xEE),
+                    "{size} bytes"
+                );
+                let down =
+                    rt.copy(&there.slice(7..7 + size).unwrap(), &back.slice(29..29 + size).unwrap()).wait();
+                let seen = back.read().unwrap();
+                assert!(seen[29..29 + size] == content[13..13 + size], "{size} bytes");
+                assert!(
+                    seen[..29].iter().chain(&seen[29 + size..]).all(|byte| *byte == 0xEE),
+                    "{size} bytes"
+                );
+                // The built-in costs of the two cross at about 130 KB.
+                let staged = kind == MemoryKind::Pageable && size > MIB / 4;
+                let expected = if staged { TransferMethod::HostStaged } else { TransferMethod::DirectCopy };
+                for report in [up.unwrap(), down.unwrap()] {
+                    assert_eq!((report.method, report.lane), (expected, device), "{report:#}");
+                }
+            }
+        }
+    }
+    assert_drained(&rt);
+}
+
+#[test]
+fn plan_names_the_method_and_why_others_are_rejected() {
+    let Some((rt, devices)) = runtime() else { return };
+    let (host, there) =
+        (Place::new(DeviceId::Cpu, MemoryKind::Pinned), Place::new(devices[0], MemoryKind::Device));
+    let plan = rt.plan(host, there, 1 << 20).unwrap();
+    assert_eq!((plan.method, plan.basis), (TransferMethod::DirectCopy, CostBasis::BuiltIn));
+    let text = format!("{plan:#}");
+    for rejected in ["HostStaged", "UnifiedMemory", "PeerToPeer", "ZeroCopy"] {
+        assert!(text.contains(rejected), "{text}");
+    }
+    let zero_copy = TransferOptions::new().only(TransferMethod::ZeroCopy);
+    let refused = rt.manager().plan(host, there, 1 << 20, &zero_copy).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn both_methods_move_pageable_memory_both_ways() {
+    let Some((rt, devices)) = runtime() else { return };
+    let content = noise(3 * MIB + 1);
+    for device in devices {
+        let there = rt.alloc::<u8>(device, MemoryKind::Device, content.len()).unwrap();
+        for method in [TransferMethod::DirectCopy, TransferMethod::HostStaged] {
+            let source = filled(&rt, MemoryKind::Pageable, &content);
+            let back = filled(&rt, MemoryKind::Pageable, &vec![0; content.len()]);
+            let only = || TransferOptions::new().only(method);
+            let up = rt.copy(&source, &there).options(only()).wait().unwrap();
+            // Awaited: by a task, whose thread is not kept.
+            let down = pollster::block_on(rt.copy(&there, &back).options(only()).into_future()).unwrap();
+            assert_eq!((up.method, down.method), (method, method));
+            assert!(*back.read().unwrap() == content[..], "{method}");
+        }
+    }
+    assert_drained(&rt);
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn cuda_and_wgpu_exchange_bytes_through_the_host() {
+    use transload::cuda::{CudaBackend, CudaBackendConfig};
+
+    let test = transload_cuda_sim::harness::device();
+    let cuda = DeviceId::Cuda(test.ordinal());
+    let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+    let rt = crate::uncalibrated::builder()
+        .backend(CudaBackend::open(&config).unwrap())
+        .wgpu(WgpuBackendConfig::default().with_software_adapters())
+        .discover()
+        .unwrap();
+    if let Some((_, reason)) = rt.absent().first() {
+        return println!("skipped: {reason}");
+    }
+    let wgpu = DeviceId::Wgpu(0);
+    for size in [3, 70_001, 9 * MIB + 5] {
+        let content = noise(size);
+        let source = rt.host(content.clone()).unwrap();
+        let (one, two, three) = (
+            rt.alloc::<u8>(cuda, MemoryKind::Device, size).unwrap(),
+            rt.alloc::<u8>(wgpu, MemoryKind::Device, size).unwrap(),
+            rt.alloc::<u8>(cuda, MemoryKind::Device, size).unwrap(),
+        );
+        // All are submitted before any is complete: the buffers order them across the two drivers.
+        let reports =
+            [rt.copy(&source, &one).submit(), rt.copy(&one, &two).submit(), rt.copy(&two, &three).submit()]
+                .map(|transfer| transfer.wait().unwrap());
+        assert_eq!(reports[1].method, TransferMethod::HostStaged, "{:#}", reports[1]);
+        assert_eq!(reports[2].method, TransferMethod::HostStaged, "{:#}", reports[2]);
+        assert!(*rt.download(&three).wait().unwrap() == content[..], "{size} bytes");
+        // Pinned memory that the other driver made is host memory like any other.
+        let pinned = rt.manager().allocate_for(cuda, MemoryKind::Pinned, size).unwrap();
+        let pinned = rt.array::<u8>(pinned).unwrap();
+        rt.copy(&two, &pinned).wait().unwrap();
+        rt.copy(&pinned, &three).wait().unwrap();
+        let theirs =
+            rt.array::<u8>(rt.manager().allocate_for(wgpu, MemoryKind::Pinned, size).unwrap()).unwrap();
+        rt.copy(&three, &theirs).wait().unwrap();
+        assert!(*theirs.read().unwrap() == content[..], "{size} bytes");
+    }
+    assert_drained(&rt);
+    drop(rt);
+    test.assert_no_live_objects();
+    test.assert_no_races();
+}
