@@ -5,6 +5,8 @@ mod backend;
 mod config;
 mod copy;
 mod costs;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 mod interop;
 mod queue;
@@ -15,4 +17,6 @@ mod wakers;
 
 pub use backend::WgpuBackend;
 pub use config::WgpuBackendConfig;
+#[cfg(feature = "cuda")]
+pub use cuda::{CudaInterop, SharedMemory};
 pub use wgpu;

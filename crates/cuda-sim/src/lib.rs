@@ -71,7 +71,7 @@ pub use host_kernel::{HostKernel, IllegalAddress, KernelAccess, KernelMemory, La
 pub use install::{NAME, install, install_with};
 pub use live_objects::LiveObjects;
 pub use migrations::Migrations;
-pub use options::{DriverOptions, SimDeviceBuilder};
+pub use options::{DriverOptions, OpenMemory, SimDeviceBuilder};
 pub use transload_cuda_sys::InstallError;
 
 /// Returns the default seed of devices: the variable `TRANSLOAD_SIM_SEED`, else a constant. Print it if a test fails.

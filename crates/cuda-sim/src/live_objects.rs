@@ -30,6 +30,8 @@ pub struct LiveObjects {
     pub graphs: usize,
     /// Executable graphs.
     pub graph_execs: usize,
+    /// Imported memory of other APIs.
+    pub external: usize,
 }
 
 impl LiveObjects {
@@ -59,6 +61,7 @@ impl fmt::Display for LiveObjects {
             (self.modules, "modules"),
             (self.graphs, "graphs"),
             (self.graph_execs, "executable graphs"),
+            (self.external, "imports of memory"),
         ];
         for (count, what) in entries {
             if count != 0 {

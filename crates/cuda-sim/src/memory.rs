@@ -131,7 +131,7 @@ pub(crate) struct Allocation {
     pub(crate) context: u64,
     pub(crate) kind: Kind,
     pub(crate) life: Life,
-    /// `None` for registered memory, which belongs to the caller.
+    /// `None` for registered memory, which belongs to the caller, and for imported memory.
     pub(crate) backing: Option<Backing>,
     /// The bytes' address in the host's address space.
     start: NonNull<u8>,
@@ -213,6 +213,11 @@ impl Memory {
         let base = base.unwrap_or(start.as_ptr().addr() as u64);
         self.enter(base, start, Some(backing), entry);
         base
+    }
+
+    /// Adds memory of another API at `base`.
+    pub(crate) fn insert_external(&mut self, base: u64, start: NonNull<u8>, entry: Entry) {
+        self.enter(base, start, None, entry);
     }
 
     /// Adds memory that belongs to the caller.

@@ -1,6 +1,6 @@
 //! Properties of simulated devices and of the software driver.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, ptr::NonNull, time::Duration};
 
 use crate::{SimDevice, pace::Pace, state};
 
@@ -102,6 +102,8 @@ properties! {
         seed(seed: u64) = crate::seed();
         /// Sets whether accesses are recorded and checked for races; off by default, as it costs time and memory.
         record_accesses(record: bool) = false;
+        /// Sets the device's UUID; by default it is made of a constant and the ordinal.
+        uuid(uuid: Option<[u8; 16]>) = None;
         /// Sets how long a driver call waits for a host function that another thread runs; 60 s by default. Then a
         /// deadlock is assumed: a report goes to standard error and [`SimDevice::deadlocks`], and the device fails with
         /// code 702.
@@ -118,10 +120,23 @@ properties! {
         latency_ns: u64 = 6_000;
         launch_queue: u64 = 1_024;
         pace: Option<Pace> = None;
+        external_memory: Option<OpenMemory> = None;
     }
 }
 
+/// Returns the address of `bytes` bytes of memory of another API, which a file descriptor names, and closes that; `None` if it cannot.
+pub type OpenMemory = fn(fd: i32, bytes: u64) -> Option<NonNull<u8>>;
+
 impl SimDeviceBuilder {
+    /// Sets how memory of another API is imported; by default it cannot be.
+    ///
+    /// # Safety
+    /// * The function returns memory that stays for the rest of the process.
+    pub unsafe fn external_memory(mut self, open: OpenMemory) -> Self {
+        self.external_memory = Some(open);
+        self
+    }
+
     /// Sets the device name; it is prefixed with `Simulated` unless it contains that word.
     pub fn name(mut self, name: &str) -> Self {
         self.name = if name.contains("Simulated") { name.to_owned() } else { format!("Simulated {name}") };

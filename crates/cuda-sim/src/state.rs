@@ -14,6 +14,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::{
     access::AccessLog,
     address_space::AddressSpace,
+    api::external::External,
     clock::Clock,
     code::{self, CuResult},
     faults::Faults,
@@ -57,6 +58,7 @@ pub(crate) struct State {
     pub(crate) functions: BTreeMap<u64, Function>,
     pub(crate) graphs: Graphs,
     pub(crate) memory: Memory,
+    pub(crate) external: BTreeMap<u64, External>,
     pub(crate) sequence: u64,
     /// Whether any device records accesses.
     pub(crate) recording: bool,
@@ -416,6 +418,7 @@ impl State {
                 .values()
                 .filter(|module| self.contexts.get(&module.context).is_some_and(|at| at.device == device))
                 .count(),
+            external: self.external.values().filter(|external| external.device == device).count(),
             ..LiveObjects::default()
         };
         (live.graphs, live.graph_execs) = self.graphs.count(device);

@@ -3,8 +3,8 @@
 use std::{ffi::c_void, ptr::NonNull};
 
 use crate::api::{
-    batch, context, copy, device, event, fill, graph, host_memory, managed, memory, module, pointer, pool,
-    stream,
+    batch, context, copy, device, event, external, fill, graph, host_memory, managed, memory, module,
+    pointer, pool, stream,
 };
 
 /// Returns the functions of all modules.
@@ -15,6 +15,7 @@ fn symbols() -> impl Iterator<Item = &'static (&'static str, *const ())> {
         copy::SYMBOLS,
         device::SYMBOLS,
         event::SYMBOLS,
+        external::SYMBOLS,
         fill::SYMBOLS,
         graph::SYMBOLS,
         host_memory::SYMBOLS,

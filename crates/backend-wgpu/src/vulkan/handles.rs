@@ -52,10 +52,10 @@ impl Submissions {
         // SAFETY: nothing is destroyed. The semaphore outlives all submissions: a drop waits for the last point.
         let lower = || unsafe { queue.as_hal::<hal::api::Vulkan>() };
         if let Some(lower) = lower() {
-            lower.add_signal_semaphore(self.semaphore, Some(point));
+            lower.add_signal_semaphore(self.semaphore.raw, Some(point));
         }
         let submitted = catch_panic(|| queue.submit(buffers));
-        let is_left = lower().is_none_or(|lower| lower.remove_signal_semaphore(self.semaphore));
+        let is_left = lower().is_none_or(|lower| lower.remove_signal_semaphore(self.semaphore.raw));
         if submitted.is_err() || self.vulkan.wgpu_lost.load(Ordering::Acquire) {
             let cause = submitted.err();
             let error = error_of(self.vulkan.id, "wgpu's submit", ash::vk::Result::ERROR_DEVICE_LOST);

@@ -9,16 +9,19 @@ use transload_core::{
 
 use super::{Vulkan, error_of};
 
+/// The kind of handles by which other APIs import memory.
+const OPAQUE: vk::ExternalMemoryHandleTypeFlags = vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD;
+
 /// Lengths are rounded up to this: a wgpu binding needs a multiple of 4.
 const GRANULE: u64 = 16;
 
 /// A buffer with its memory. Freed on drop, which does not wait.
 pub(crate) struct Memory {
-    vulkan: Arc<Vulkan>,
+    pub(super) vulkan: Arc<Vulkan>,
     buffer: vk::Buffer,
     /// Bytes of the buffer.
     size: u64,
-    memory: vk::DeviceMemory,
+    pub(super) memory: vk::DeviceMemory,
     address: Option<NonNull<u8>>,
 }
 
@@ -34,6 +37,16 @@ impl Memory {
     /// [`ErrorKind::OutOfMemory`] with the numbers; [`ErrorKind::Unsupported`] for another kind, or if the device has no such memory;
     /// the driver's.
     pub(crate) fn allocate(vulkan: &Arc<Vulkan>, kind: MemoryKind, bytes: usize) -> Result<Self> {
+        Self::allocate_for(vulkan, kind, bytes, false)
+    }
+
+    /// Like [`allocate`](Self::allocate). Other APIs can import the memory if `is_exported`.
+    pub(super) fn allocate_for(
+        vulkan: &Arc<Vulkan>,
+        kind: MemoryKind,
+        bytes: usize,
+        is_exported: bool,
+    ) -> Result<Self> {
         let types = vulkan.types_of(kind);
         if types.is_empty() {
             let text =
@@ -53,6 +66,8 @@ impl Memory {
             | vk::BufferUsageFlags::STORAGE_BUFFER;
         let info =
             vk::BufferCreateInfo::default().size(size).usage(usage).sharing_mode(vk::SharingMode::EXCLUSIVE);
+        let mut exported = vk::ExternalMemoryBufferCreateInfo::default().handle_types(OPAQUE);
+        let info = if is_exported { info.push_next(&mut exported) } else { info };
         let refused = |what: &str, result: vk::Result| match error_of(vulkan.id, what, result) {
             error if error.kind() == ErrorKind::OutOfMemory => short(Some(result)),
             error => error,
@@ -73,6 +88,13 @@ impl Memory {
         let mut outcome = Err(vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
         for index in types.into_iter().filter(|index| needs.memory_type_bits & (1 << index) != 0) {
             let info = vk::MemoryAllocateInfo::default().allocation_size(needs.size).memory_type_index(index);
+            let mut exported = vk::ExportMemoryAllocateInfo::default().handle_types(OPAQUE);
+            let mut dedicated = vk::MemoryDedicatedAllocateInfo::default().buffer(buffer);
+            // Some drivers export no other memory.
+            let info = match is_exported {
+                true => info.push_next(&mut exported).push_next(&mut dedicated),
+                false => info,
+            };
             // SAFETY: the type is one of this device's.
             outcome = unsafe { vulkan.raw.allocate_memory(&info, None) };
             if outcome.is_ok() {

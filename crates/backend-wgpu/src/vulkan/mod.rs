@@ -1,8 +1,11 @@
 //! The Vulkan device beneath a wgpu device. This folder makes all calls of Vulkan.
 
+#[cfg(feature = "cuda")]
+mod export;
 mod handles;
 mod memory;
 mod open;
+mod semaphore;
 mod submissions;
 mod timeline;
 
@@ -12,8 +15,11 @@ use ash::vk;
 use transload_core::{DeviceId, Error, ErrorKind};
 
 pub(crate) use ash::vk::Buffer as BufferHandle;
+#[cfg(feature = "cuda")]
+pub(crate) use export::Descriptor;
 pub(crate) use memory::Memory;
 pub(crate) use open::open_all;
+pub(crate) use semaphore::Semaphore;
 pub(crate) use submissions::{Command, Commands, Region, Regions, SCRATCH, Submissions};
 
 /// A device of ours: the Vulkan handles that wgpu opened, and wgpu's own handles, which keep them valid.
@@ -32,6 +38,8 @@ pub(crate) struct Vulkan {
     is_host: bool,
     /// Whether the driver tells how much memory is free.
     has_budget: bool,
+    /// Whether other APIs can import its timeline semaphores.
+    pub(crate) exports_semaphores: bool,
     /// Whether wgpu lost the device.
     wgpu_lost: Arc<AtomicBool>,
     /// The same Vulkan queue, which is used under the same lock, and therefore never handed out.

@@ -1,6 +1,6 @@
 //! Finds the adapters, and opens a device on each.
 
-use std::sync::Arc;
+use std::{ffi::CStr, sync::Arc};
 
 use ash::vk;
 use transload_core::{DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Result};
@@ -118,8 +118,10 @@ fn open(adapter: &wgpu::Adapter, id: DeviceId) -> Result<(Arc<Vulkan>, DeviceInf
     }
     let physical = lower.raw_physical_device();
     let instance = lower.shared_instance().raw_instance().clone();
+    let semaphores = ash::khr::external_semaphore_fd::NAME;
+    let exports_semaphores = lower.physical_device_capabilities().supports_extension(semaphores);
     drop(lower);
-    let (wgpu_device, wgpu_queue) = request(adapter, id)?;
+    let (wgpu_device, wgpu_queue) = request(adapter, id, exports_semaphores.then_some(semaphores))?;
     // SAFETY: nothing is destroyed; the copied handles are used while `wgpu_device` lives, which `Vulkan` keeps.
     let lower = unsafe { wgpu_device.as_hal::<hal::api::Vulkan>() }.ok_or_else(not_vulkan)?;
     let (raw, queue, family) = (lower.raw_device().clone(), lower.raw_queue(), lower.queue_family_index());
@@ -135,6 +137,7 @@ fn open(adapter: &wgpu::Adapter, id: DeviceId) -> Result<(Arc<Vulkan>, DeviceInf
         family,
         memory,
         largest_allocation: largest_allocation.min(adapter.limits().max_buffer_size),
+        exports_semaphores,
         is_host: matches!(info.device_type, wgpu::DeviceType::Cpu | wgpu::DeviceType::IntegratedGpu),
         has_budget,
         wgpu_lost: lost_flag(&wgpu_device),
@@ -150,19 +153,36 @@ fn open(adapter: &wgpu::Adapter, id: DeviceId) -> Result<(Arc<Vulkan>, DeviceInf
     Ok((Arc::new(vulkan), found))
 }
 
-/// Opens a device with the adapter's limits, and those of its features that WebGPU has. wgpu's errors become events: its default
-/// handler panics.
-fn request(adapter: &wgpu::Adapter, id: DeviceId) -> Result<(wgpu::Device, wgpu::Queue)> {
+/// Opens a device with the adapter's limits, those of its features that WebGPU has, and what exports memory and semaphores. wgpu's errors
+/// become events: its default handler panics.
+fn request(
+    adapter: &wgpu::Adapter,
+    id: DeviceId,
+    extension: Option<&'static CStr>,
+) -> Result<(wgpu::Device, wgpu::Queue)> {
     let name = id.to_string();
+    let features = wgpu::Features::all_webgpu_mask() | wgpu::Features::VULKAN_EXTERNAL_MEMORY_FD;
     let descriptor = wgpu::DeviceDescriptor {
         label: Some(&name),
         required_limits: adapter.limits(),
-        required_features: adapter.features() & wgpu::Features::all_webgpu_mask(),
+        required_features: adapter.features() & features,
         ..wgpu::DeviceDescriptor::default()
     };
-    let opened = pollster::block_on(adapter.request_device(&descriptor));
-    let (device, queue) =
-        opened.map_err(|error| Error::caused_by(ErrorKind::Device, "its device cannot be opened", error))?;
+    let cannot = "its device cannot be opened";
+    let opened = {
+        // SAFETY: nothing is destroyed.
+        let lower = unsafe { adapter.as_hal::<hal::api::Vulkan>() };
+        let lower = lower.ok_or_else(|| Error::new(ErrorKind::Unsupported, cannot))?;
+        let callback: Box<hal::vulkan::CreateDeviceCallback<'_>> =
+            Box::new(|arguments| arguments.extensions.extend(extension));
+        let wgpu::DeviceDescriptor { required_features, required_limits, memory_hints, .. } = &descriptor;
+        // SAFETY: the adapter supports the extension, and nothing is removed.
+        unsafe { lower.open_with_callback(*required_features, required_limits, memory_hints, Some(callback)) }
+    };
+    let opened = opened.map_err(|error| Error::caused_by(ErrorKind::Device, cannot, error))?;
+    // SAFETY: it was opened by this adapter, with the descriptor's features.
+    let opened = unsafe { adapter.create_device_from_hal(opened, &descriptor) };
+    let (device, queue) = opened.map_err(|error| Error::caused_by(ErrorKind::Device, cannot, error))?;
     device.on_uncaptured_error(Arc::new(move |error| {
         let error = Error::caused_by(ErrorKind::Device, "wgpu reported an error", error);
         transload_core::events::report::call_failed("its handles are invalid", id, &error);

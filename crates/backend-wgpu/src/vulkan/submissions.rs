@@ -16,7 +16,7 @@ use transload_core::{
     DeviceId, Error, ErrorKind, MemoryKind, Result, TimelineId, events::report, mutant, next_timeline_id,
 };
 
-use super::{Memory, Vulkan, error_of};
+use super::{Memory, Semaphore, Vulkan, error_of};
 use crate::wakers::Wakers;
 
 /// Bytes of the device's own memory in which patterns are written before they are copied; at most what one command writes.
@@ -42,14 +42,20 @@ pub(crate) enum Command {
     CopyScratch { dst: vk::Buffer, regions: Regions },
     /// Has later commands wait for earlier ones.
     Barrier,
+    /// Hands an exported buffer over from one family of queues to another; other APIs are one.
+    #[cfg(feature = "cuda")]
+    HandOver { buffer: vk::Buffer, from: u32, to: u32 },
 }
+
+/// A value of a semaphore to wait for.
+pub(crate) type After<'a> = Option<(&'a Semaphore, u64)>;
 
 pub(crate) type Commands = SmallVec<[Command; 2]>;
 
 /// The queue, and its timeline.
 pub(crate) struct Submissions {
     pub(crate) vulkan: Arc<Vulkan>,
-    pub(super) semaphore: vk::Semaphore,
+    pub(super) semaphore: Semaphore,
     pool: vk::CommandPool,
     scratch: Memory,
     pub(super) state: Mutex<State>,
@@ -75,20 +81,13 @@ impl Submissions {
     /// The driver's.
     pub(crate) fn new(vulkan: Arc<Vulkan>) -> Result<Arc<Self>> {
         let scratch = Memory::allocate(&vulkan, MemoryKind::Device, SCRATCH)?;
-        let mut kind = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
-        let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
-        // SAFETY: the device is valid, and wgpu enables timeline semaphores where they exist, as in every Vulkan 1.2.
-        let semaphore = unsafe { vulkan.raw.create_semaphore(&info, None) }
-            .map_err(|result| error_of(vulkan.id, "vkCreateSemaphore", result))?;
+        let semaphore = Semaphore::new(&vulkan)?;
         let info = vk::CommandPoolCreateInfo::default()
             .queue_family_index(vulkan.family)
             .flags(vk::CommandPoolCreateFlags::TRANSIENT | vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER);
         // SAFETY: the family is that of the device's queue.
-        let pool = unsafe { vulkan.raw.create_command_pool(&info, None) }.map_err(|result| {
-            // SAFETY: the semaphore is new, and nothing uses it.
-            unsafe { vulkan.raw.destroy_semaphore(semaphore, None) };
-            error_of(vulkan.id, "vkCreateCommandPool", result)
-        })?;
+        let pool = unsafe { vulkan.raw.create_command_pool(&info, None) }
+            .map_err(|result| error_of(vulkan.id, "vkCreateCommandPool", result))?;
         Ok(Arc::new_cyclic(|this| Self {
             vulkan,
             semaphore,
@@ -114,12 +113,24 @@ impl Submissions {
     /// * The buffers of all commands are this device's, and stay alive until the point is reached.
     /// * All regions are within their memory and not empty, and no other use of their bytes conflicts until the point is reached.
     pub(crate) unsafe fn submit(&self, commands: &[Command]) -> Result<u64> {
+        // SAFETY: the caller's promise.
+        unsafe { self.submit_after(commands, None) }
+    }
+
+    /// Like [`submit`](Self::submit), but also after another API has signalled a value of a semaphore.
+    ///
+    /// # Errors
+    /// As for `submit`.
+    ///
+    /// # Safety
+    /// * Those of `submit`. The semaphore is this device's, lives until the point is reached, and gets the value.
+    pub(crate) unsafe fn submit_after(&self, commands: &[Command], after: After<'_>) -> Result<u64> {
         self.check_usable()?;
         let mut state = self.state.lock();
         let commands_of = self.command_buffer(&mut state)?;
         let point = self.enqueued.load(Ordering::Relaxed) + 1;
         // SAFETY: the buffer is free; the caller's promise.
-        match unsafe { self.record_and_submit(commands_of, commands, point) } {
+        match unsafe { self.record_and_submit(commands_of, (commands, after), point) } {
             Ok(()) => {
                 state.in_flight.push_back((point, commands_of));
                 self.enqueued.store(point, Ordering::Release);
@@ -165,7 +176,7 @@ impl Submissions {
     unsafe fn record_and_submit(
         &self,
         buffer: vk::CommandBuffer,
-        commands: &[Command],
+        (commands, after): (&[Command], After<'_>),
         point: u64,
     ) -> Result<()> {
         let raw = &self.vulkan.raw;
@@ -196,9 +207,16 @@ impl Submissions {
             );
             raw.end_command_buffer(buffer).map_err(failed("vkEndCommandBuffer"))?;
         }
-        let (buffers, semaphores, points) = ([buffer], [self.semaphore], [point]);
-        let mut values = vk::TimelineSemaphoreSubmitInfo::default().signal_semaphore_values(&points);
+        let (buffers, semaphores, points) = ([buffer], [self.semaphore.raw], [point]);
+        let (awaited, awaited_values): (SmallVec<[_; 1]>, SmallVec<[_; 1]>) =
+            after.iter().map(|(semaphore, value)| (semaphore.raw, *value)).unzip();
+        let stages: SmallVec<[_; 1]> = after.iter().map(|_| vk::PipelineStageFlags::ALL_COMMANDS).collect();
+        let mut values = vk::TimelineSemaphoreSubmitInfo::default()
+            .wait_semaphore_values(&awaited_values)
+            .signal_semaphore_values(&points);
         let submit = vk::SubmitInfo::default()
+            .wait_semaphores(&awaited)
+            .wait_dst_stage_mask(&stages)
             .command_buffers(&buffers)
             .signal_semaphores(&semaphores)
             .push_next(&mut values);
@@ -236,6 +254,11 @@ impl Submissions {
                 // SAFETY: the command buffer is being recorded.
                 unsafe { self.barrier(buffer, (transfer, write), (transfer, read | write)) };
             }
+            #[cfg(feature = "cuda")]
+            Command::HandOver { buffer: of, from, to } => {
+                // SAFETY: the caller's promise.
+                unsafe { self.hand_over(buffer, *of, (*from, *to)) };
+            }
         }
     }
 
@@ -268,7 +291,7 @@ impl Submissions {
     /// Reads the semaphore. Returns the last point that is reached.
     pub(crate) fn refresh(&self) -> u64 {
         // SAFETY: the semaphore is alive, and of the timeline kind.
-        match unsafe { self.vulkan.raw.get_semaphore_counter_value(self.semaphore) } {
+        match unsafe { self.vulkan.raw.get_semaphore_counter_value(self.semaphore.raw) } {
             Ok(value) => self.reach(value),
             Err(result) => {
                 let error = error_of(self.vulkan.id, "vkGetSemaphoreCounterValue", result);
@@ -280,7 +303,7 @@ impl Submissions {
 
     fn refresh_locked(&self, state: &State) {
         // SAFETY: as above.
-        match unsafe { self.vulkan.raw.get_semaphore_counter_value(self.semaphore) } {
+        match unsafe { self.vulkan.raw.get_semaphore_counter_value(self.semaphore.raw) } {
             Ok(value) => self.reach(value),
             Err(result) => {
                 self.lose(state, error_of(self.vulkan.id, "vkGetSemaphoreCounterValue", result));
@@ -298,7 +321,7 @@ impl Submissions {
         if self.reached() >= point || mutant!("wgpu/wait") {
             return;
         }
-        let (semaphores, values) = ([self.semaphore], [point]);
+        let (semaphores, values) = ([self.semaphore.raw], [point]);
         let wait = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
         // SAFETY: the semaphore is alive, and of the timeline kind.
         match unsafe { self.vulkan.raw.wait_semaphores(&wait, u64::MAX) } {
@@ -354,9 +377,6 @@ impl Drop for Submissions {
         // Nothing is in flight unless an operation without buffers, or whose memory was leaked, is.
         self.block_until(self.enqueued());
         // SAFETY: all submissions are complete. A drop is exclusive.
-        unsafe {
-            self.vulkan.raw.destroy_command_pool(self.pool, None);
-            self.vulkan.raw.destroy_semaphore(self.semaphore, None);
-        }
+        unsafe { self.vulkan.raw.destroy_command_pool(self.pool, None) };
     }
 }

@@ -4,6 +4,8 @@
 
 mod adapters;
 mod copies;
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+mod cuda;
 mod shaders;
 mod waiting;
 

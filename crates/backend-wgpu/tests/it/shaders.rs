@@ -12,7 +12,7 @@ const DOUBLE: &str = "
         for (var i = id.x; i < arrayLength(&numbers); i += groups.x * 64u) { numbers[i] = numbers[i] * 2u; }
     }";
 
-fn pipeline(device: &wgpu::Device) -> wgpu::ComputePipeline {
+pub(crate) fn pipeline(device: &wgpu::Device) -> wgpu::ComputePipeline {
     let source = wgpu::ShaderSource::Wgsl(DOUBLE.into());
     let module = device.create_shader_module(wgpu::ShaderModuleDescriptor { label: None, source });
     device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
@@ -27,8 +27,15 @@ fn pipeline(device: &wgpu::Device) -> wgpu::ComputePipeline {
 
 /// Commands that double each number of the buffer.
 fn double(setup: &Setup, pipeline: &wgpu::ComputePipeline, numbers: &RawBuffer) -> wgpu::CommandBuffer {
-    let device = setup.backend.device(setup.device).unwrap();
     let handle = setup.backend.buffer(numbers).unwrap();
+    doubling(setup.backend.device(setup.device).unwrap(), pipeline, &handle)
+}
+
+pub(crate) fn doubling(
+    device: &wgpu::Device,
+    pipeline: &wgpu::ComputePipeline,
+    handle: &wgpu::Buffer,
+) -> wgpu::CommandBuffer {
     let bindings = device.create_bind_group(&wgpu::BindGroupDescriptor {
         label: None,
         layout: &pipeline.get_bind_group_layout(0),

@@ -29,12 +29,12 @@ fn put_text(to: Pointer<u8>, length: i32, text: &str) -> CuResult {
     to.set_at(bytes.len(), 0)
 }
 
-/// Stores a UUID made of a constant and the ordinal: the same in every process, like a real device's.
+/// Stores the UUID that was set, or one made of a constant and the ordinal: the same in every process, like a real device's.
 fn put_uuid(name: &str, uuid: Pointer<[u8; 16]>, device: i32) -> CuResult {
-    let (_state, device) = on_device(name, device)?;
+    let (state, device) = on_device(name, device)?;
     let mut bytes = *b"SIMULATED-00\0\0\0\0";
     bytes[12..].copy_from_slice(&device.to_be_bytes());
-    uuid.set(bytes)
+    uuid.set(state.device(device).options.uuid.unwrap_or(bytes))
 }
 
 /// Returns a `CUdevice_attribute`.

@@ -1,5 +1,7 @@
 //! Device memory.
 
+use std::ptr::NonNull;
+
 use super::{Pointer, context::wait_to_free, on_current};
 use crate::{
     code::{self, CuResult},
@@ -23,6 +25,16 @@ pub(crate) fn insert_device_allocation(state: &mut State, entry: Entry) -> CuRes
     let base =
         device.space.take(entry.bytes as u64, |from| memory.next_taken(from)).ok_or(code::OUT_OF_MEMORY)?;
     Ok(memory.insert(Some(base), backing, entry))
+}
+
+/// Gives memory of another API an address on the device.
+pub(crate) fn insert_external(state: &mut State, start: NonNull<u8>, entry: Entry) -> CuResult<u64> {
+    let State { devices, memory, .. } = state;
+    let device = devices.get_mut(entry.device as usize).ok_or(code::INVALID_DEVICE)?;
+    let taken = device.space.take(entry.bytes as u64, |from| memory.next_taken(from));
+    let base = taken.ok_or(code::OUT_OF_MEMORY)?;
+    memory.insert_external(base, start, entry);
+    Ok(base)
 }
 
 driver! {

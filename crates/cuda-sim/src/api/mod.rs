@@ -22,6 +22,7 @@ pub(crate) mod copy;
 pub(crate) mod cupti;
 pub(crate) mod device;
 pub(crate) mod event;
+pub(crate) mod external;
 pub(crate) mod fill;
 pub(crate) mod graph;
 pub(crate) mod host_memory;

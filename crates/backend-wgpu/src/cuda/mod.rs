@@ -1,0 +1,261 @@
+//! One GPU under two APIs: memory that CUDA and Vulkan share, and submissions in order with CUDA's work.
+//!
+//! This folder relies on these facts, besides what both APIs document for each call:
+//! * Memory exported by Vulkan as an opaque file descriptor and imported by CUDA is the same memory; its content survives the hand-over
+//!   between them if Vulkan releases it to, and acquires it from, the external family of queues.
+//! * A timeline semaphore exported by Vulkan counts for both: a wait of one API for a value ends once the other has signalled it, and what
+//!   the other's work wrote before is visible after.
+//! * An import that succeeds takes the descriptor; one that fails leaves it to the caller.
+
+mod imported;
+
+use std::{any::Any, fmt, sync::Arc};
+
+use parking_lot::Mutex;
+use transload_core::{
+    Access, Claims, DeviceId, Error, ErrorKind, Fence, Queue as _, RawBuffer, Result, StreamPriority, mutant,
+};
+use transload_memory::{CudaDevice, CudaMemoryManager, lift};
+use transload_streams::CudaStream;
+
+use self::imported::{ImportedMemory, ImportedSemaphore};
+use crate::{
+    WgpuBackend,
+    device::DeviceState,
+    queue::WgpuQueue,
+    vulkan::{Memory, Semaphore},
+};
+
+/// `CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED`.
+const TIMELINE_SEMAPHORES: u32 = 114;
+
+/// A GPU that CUDA and Vulkan both use. Usable from any thread.
+///
+/// What [`allocate`](Self::allocate) returns is memory of the CUDA device for everything of CUDA, and a buffer of wgpu for shaders:
+/// nothing is copied between them. [`submit`](Self::submit) orders command buffers with all other work on the memory: on the device, if
+/// the driver shares timeline semaphores, and otherwise by waiting on the host.
+pub struct CudaInterop {
+    device: Arc<DeviceState>,
+    memory: Arc<CudaMemoryManager>,
+    order: Option<Mutex<Order>>,
+}
+
+/// Memory that CUDA and Vulkan share.
+pub struct SharedMemory {
+    buffer: RawBuffer,
+    memory: Arc<Memory>,
+    device: Arc<DeviceState>,
+}
+
+/// What the device waits by. A stream of its own is between the others and the Vulkan queue: it waits for their fences and signals a
+/// semaphore before a submission, and waits for the queue's semaphore after it, so that its fence is the submission's.
+struct Order {
+    /// Dropped first: the stream waits for the semaphores.
+    stream: CudaStream,
+    before: ImportedSemaphore,
+    before_in_vulkan: Arc<Semaphore>,
+    /// The last value of `before`.
+    value: u64,
+    after: ImportedSemaphore,
+}
+
+impl CudaInterop {
+    /// Opens a device of a wgpu backend and a CUDA device, which must be the same GPU, for use together.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::InvalidArgument`] if the devices' UUIDs differ; [`ErrorKind::Unsupported`] if Vulkan
+    /// exports no memory; the drivers'.
+    pub fn new(backend: &WgpuBackend, device: DeviceId, memory: &Arc<CudaMemoryManager>) -> Result<Self> {
+        let (state, cuda) = (backend.state(device)?, memory.device());
+        let uuid = cuda.driver().uuid().map_err(lift)?;
+        if state.info.uuid != Some(uuid) {
+            let text = format!("{device} and {} are not one GPU: their UUIDs differ", cuda.id());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let is_ordered = state.queue.vulkan.exports_semaphores
+            && cuda.driver().attribute(TIMELINE_SEMAPHORES).is_ok_and(|is_supported| is_supported == 1);
+        let order = if is_ordered { Some(Mutex::new(Order::new(state, cuda)?)) } else { None };
+        Ok(Self { device: Arc::clone(state), memory: Arc::clone(memory), order })
+    }
+
+    /// Returns whether a submission waits for CUDA's work on the device, and that for it. Otherwise the submitting thread waits.
+    #[must_use]
+    pub fn waits_on_device(&self) -> bool {
+        self.order.is_some()
+    }
+
+    /// Allocates memory that both use. Its content is undefined.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for 0 bytes; [`ErrorKind::OutOfMemory`]; [`ErrorKind::Unsupported`] if one of the drivers shares no
+    /// memory; the drivers'.
+    pub fn allocate(&self, bytes: usize) -> Result<SharedMemory> {
+        self.device.queue.check_usable()?;
+        if bytes == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument, "requested 0 bytes; at least 1 is valid"));
+        }
+        let memory = Arc::new(Memory::allocate_to_export(&self.device.queue.vulkan, bytes)?);
+        let imported = ImportedMemory::new(self.memory.device(), &memory)?;
+        // SAFETY: the memory is imported until its owner is dropped, nothing uses it yet, and all work on it is ordered by the buffer:
+        // shaders' work by `submit`. The host cannot address it.
+        let buffer = unsafe { self.memory.adopt(imported.address(), bytes, imported) }?;
+        Ok(SharedMemory { buffer, memory, device: Arc::clone(&self.device) })
+    }
+
+    /// Submits command buffers of [`WgpuBackend::device`]'s encoders, after all conflicting work on the memory in `shared` and `others`,
+    /// by whichever API, and before all that is submitted later.
+    ///
+    /// Each memory that the commands use is named, with its use: without two conflicting uses of common bytes. `others` is memory of the
+    /// wgpu backend. Only work on these is ordered with the commands.
+    ///
+    /// # Errors
+    /// Those of [`WgpuBackend::submit`]. Nothing was submitted then, or it is complete.
+    pub fn submit(
+        &self,
+        commands: impl IntoIterator<Item = wgpu::CommandBuffer>,
+        shared: &[(&SharedMemory, Access)],
+        others: &[(&RawBuffer, Access)],
+    ) -> Result<Fence> {
+        if shared.iter().any(|(memory, _)| !Arc::ptr_eq(&memory.device, &self.device)) {
+            let text = format!("the memory is shared with another device than {}", self.device.id());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let mut uses: Vec<_> = shared.iter().map(|(memory, access)| (&memory.buffer, *access)).collect();
+        uses.extend_from_slice(others);
+        let mut claims = Claims::updating(&mut uses)?;
+        let queue = WgpuQueue::new(&self.device, StreamPriority::Normal);
+        let memories = || shared.iter().map(|(memory, _)| &*memory.memory);
+        let Some(order) = &self.order else {
+            if !mutant!("wgpu/waits-for-cuda") {
+                claims.wait_for_foreign_fences(&queue);
+            }
+            let fence = claims.inherit(self.submit_between(commands, memories, None, &queue)?);
+            if !mutant!("wgpu/cuda-waits") {
+                // SAFETY: the point is reached after the commands and everything before them on the queue. Other fences were waited for.
+                unsafe { claims.commit(&fence) };
+            }
+            return Ok(fence);
+        };
+        let mut order = order.lock();
+        let foreign: Vec<Fence> =
+            claims.after().iter().filter(|fence| !queue.can_wait_for(fence)).cloned().collect();
+        let after = order.after(&foreign)?;
+        let after = after.filter(|_| !mutant!("wgpu/waits-for-cuda"));
+        let point = self.submit_between(commands, memories, after, &queue)?;
+        let fence = order.fence_of(&point).inspect_err(|_| _ = point.wait())?;
+        let fence = claims.inherit(fence);
+        // SAFETY: the stream's fence is complete after the submission's point, and after everything before it on the stream, which are
+        // the fences that the submission waits for.
+        unsafe { claims.commit(&fence) };
+        Ok(fence)
+    }
+
+    /// Submits between taking the memory over from CUDA and handing it back.
+    fn submit_between<'a, M: Iterator<Item = &'a Memory>>(
+        &self,
+        commands: impl IntoIterator<Item = wgpu::CommandBuffer>,
+        memories: impl Fn() -> M,
+        after: Option<(Arc<Semaphore>, u64)>,
+        queue: &WgpuQueue,
+    ) -> Result<Fence> {
+        let submissions = &self.device.queue;
+        let after = after.as_ref().map(|(semaphore, value)| (&**semaphore, *value));
+        // SAFETY: the memory is claimed, and stays alive until the claims are committed, or until the queue is idle after an error. CUDA
+        // signals the value after its own work on the memory.
+        unsafe { submissions.acquire(memories(), after) }?;
+        let submitted = queue.submit_wgpu(commands);
+        // SAFETY: as above.
+        let released = unsafe { submissions.release(memories()) };
+        match submitted.and(released) {
+            Ok(point) => Ok(Fence::new(Arc::clone(queue.timeline()), point)),
+            Err(error) => {
+                submissions.block_until(submissions.enqueued());
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Order {
+    fn new(state: &Arc<DeviceState>, cuda: &CudaDevice) -> Result<Self> {
+        let before_in_vulkan = Arc::new(Semaphore::new(&state.queue.vulkan)?);
+        Ok(Self {
+            stream: CudaStream::new(cuda)?,
+            before: ImportedSemaphore::new(cuda, before_in_vulkan.export()?, before_in_vulkan.clone())?,
+            before_in_vulkan,
+            value: 0,
+            after: ImportedSemaphore::new(cuda, state.queue.semaphore().export()?, state.queue.clone())?,
+        })
+    }
+
+    /// Returns what a submission waits for, so that it comes after the fences.
+    fn after(&mut self, fences: &[Fence]) -> Result<Option<(Arc<Semaphore>, u64)>> {
+        if fences.iter().all(Fence::is_complete) {
+            return Ok(None);
+        }
+        self.stream.wait_fences(fences)?;
+        self.before.signal(&self.stream, self.value + 1)?;
+        self.value += 1;
+        Ok(Some((Arc::clone(&self.before_in_vulkan), self.value)))
+    }
+
+    /// Returns a fence of the stream that is complete after a submission.
+    fn fence_of(&self, submitted: &Fence) -> Result<Fence> {
+        if !mutant!("wgpu/cuda-waits") {
+            self.after.wait(&self.stream, submitted.point())?;
+        }
+        self.stream.fence()
+    }
+}
+
+impl Drop for CudaInterop {
+    fn drop(&mut self) {
+        if self.order.is_some() {
+            // Nor does anything of the queue.
+            self.device.queue.block_until(self.device.queue.enqueued());
+        }
+    }
+}
+
+impl Drop for Order {
+    fn drop(&mut self) {
+        // Nothing on the device waits for a semaphore that is destroyed.
+        let _lost = self.stream.synchronize();
+    }
+}
+
+impl SharedMemory {
+    /// Returns the memory for everything of CUDA: device memory of the CUDA device.
+    #[must_use]
+    pub fn raw(&self) -> &RawBuffer {
+        &self.buffer
+    }
+
+    /// Returns wgpu's handle of the whole memory, for bind groups. Its size is rounded up to a multiple of 16. The memory lives as long as
+    /// the handle.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfRange`] beyond what wgpu allows.
+    pub fn wgpu(&self) -> Result<wgpu::Buffer> {
+        self.device.queue.vulkan.wgpu_buffer(&self.memory, self.buffer.clone())
+    }
+}
+
+impl fmt::Debug for CudaInterop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaInterop")
+            .field("wgpu", &self.device.id())
+            .field("cuda", &self.memory.device().id())
+            .field("waits_on_device", &self.waits_on_device())
+            .finish()
+    }
+}
+
+impl fmt::Debug for SharedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedMemory").field("buffer", &self.buffer).finish_non_exhaustive()
+    }
+}
+
+/// What an import keeps alive.
+type Kept = Arc<dyn Any + Send + Sync>;

@@ -1,0 +1,38 @@
+//! Timeline semaphores, which other APIs can import where the device can export them.
+
+use std::sync::Arc;
+
+use ash::vk;
+use transload_core::Result;
+
+use super::{Vulkan, error_of};
+
+/// A timeline semaphore. Nothing uses it when it is dropped: its owner waits before.
+pub(crate) struct Semaphore {
+    pub(super) vulkan: Arc<Vulkan>,
+    pub(super) raw: vk::Semaphore,
+}
+
+impl Semaphore {
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn new(vulkan: &Arc<Vulkan>) -> Result<Self> {
+        let mut kind = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
+        let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
+        let handles = vk::ExternalSemaphoreHandleTypeFlags::OPAQUE_FD;
+        let mut export = vk::ExportSemaphoreCreateInfo::default().handle_types(handles);
+        let info = if vulkan.exports_semaphores { info.push_next(&mut export) } else { info };
+        // SAFETY: the device is valid, wgpu enables timeline semaphores where they exist, as in every Vulkan 1.2, and the extension is
+        // enabled if its structure is given.
+        let raw = unsafe { vulkan.raw.create_semaphore(&info, None) }
+            .map_err(|result| error_of(vulkan.id, "vkCreateSemaphore", result))?;
+        Ok(Self { vulkan: Arc::clone(vulkan), raw })
+    }
+}
+
+impl Drop for Semaphore {
+    fn drop(&mut self) {
+        // SAFETY: nothing uses it, by the owner's promise; it is destroyed once, here.
+        unsafe { self.vulkan.raw.destroy_semaphore(self.raw, None) };
+    }
+}
