@@ -152,7 +152,14 @@ pub(super) fn read(path: &Path, key: &Key) -> Result<Option<Calibration>> {
 }
 
 /// A lock on a place of calibrations, until it is dropped.
-pub(super) struct Locked(#[expect(dead_code, reason = "closing it ends the lock")] File);
+pub(super) struct Locked(File);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // Closing the file is not enough while a process that another thread starts has a copy of it. If this fails, closing is left.
+        let _closed = self.0.unlock();
+    }
+}
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();

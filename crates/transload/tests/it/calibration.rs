@@ -249,8 +249,57 @@ fn calibration_of_another_process_is_busy() {
     assert_eq!(error.kind(), ErrorKind::Busy);
     assert!(error.to_string().contains("another process"), "{error}");
     assert_eq!(basis(&rt), CostBasis::BuiltIn, "nothing was measured");
-    drop(lock);
+    // Closing it is not enough while another test starts a program.
+    lock.unlock().unwrap();
     calibrate(&rt).stored.unwrap();
+}
+
+/// A process that does nothing, with copies of the files that were open when it began. Killed on drop.
+#[cfg(target_os = "linux")]
+struct Forked(i32);
+
+#[cfg(target_os = "linux")]
+impl Forked {
+    fn start() -> Self {
+        // SAFETY: the child calls only functions that may be called after a fork.
+        match unsafe { libc::fork() } {
+            0 => loop {
+                // SAFETY: as above. It also ends with its parent.
+                unsafe {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                    libc::pause();
+                }
+            },
+            child => Self(child),
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Forked {
+    fn drop(&mut self) {
+        // SAFETY: the child is this process's, and not yet waited for.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// As a process that is being started, until its program runs.
+#[cfg(target_os = "linux")]
+#[test]
+fn lock_ends_although_a_forked_process_has_a_copy_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let child = std::sync::OnceLock::new();
+    let options = quick().progress(move |_| {
+        child.get_or_init(Forked::start);
+        ControlFlow::Continue(())
+    });
+    let rt = over(&folder.path().join("calibration.json"));
+    let _alone = alone();
+    rt.calibrate(&options).unwrap().stored.unwrap();
+    rt.calibrate(&quick()).unwrap().stored.unwrap();
 }
 
 #[test]
