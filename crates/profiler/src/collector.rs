@@ -1,18 +1,18 @@
 //! Resolves the times of operations, off the threads that submit them, and keeps what reports need.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
     time::Instant,
 };
 
 use transload_core::{
-    ClockId, DeviceId, OperationCount, OperationKind, OperationRecord, OperationSampling, QueueTally, Result,
-    SizeClass, Stamp, TimelineId, TransferMethod, TransferPath, TransferReport,
+    ClockId, DeviceId, KnownCosts, OperationCount, OperationKind, OperationRecord, OperationSampling,
+    QueueTally, Result, SizeClass, Stamp, TimelineId, TransferMethod, TransferPath, TransferReport,
 };
 
 use crate::{
-    TraceSummary, Unit,
+    Advice, TraceSummary, Unit, advice,
     busy::BusyTime,
     clock_map::since,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey, TransferEnd},
@@ -23,8 +23,12 @@ use crate::{
         StreamReport,
     },
     statistics::Times,
+    timed_transfers::{Ran, TimedTotals, TimedTransfers},
     timeline::{DrawnOperation, TimelineTrace},
 };
+
+/// Path, method and class of size, by which transfers are told apart.
+pub(crate) type PathKey = (TransferPath, TransferMethod, SizeClass);
 
 /// Streams that are kept apart. Later ones are counted as lost.
 const STREAMS: usize = 4096;
@@ -108,7 +112,8 @@ pub(crate) struct Collector {
     /// Clocks of devices that are gone.
     former_clocks: Vec<ClockReport>,
     directions: BTreeMap<(DeviceId, Direction), (u64, BusyTime)>,
-    paths: BTreeMap<(TransferPath, TransferMethod, SizeClass), PathTimes>,
+    paths: BTreeMap<PathKey, PathTimes>,
+    timed: TimedTransfers,
     transfers: OpenTransfers,
     pub(crate) trace: Option<TimelineTrace>,
 }
@@ -124,6 +129,7 @@ impl Collector {
             former_clocks: Vec::new(),
             directions: BTreeMap::new(),
             paths: BTreeMap::new(),
+            timed: TimedTransfers::default(),
             transfers: OpenTransfers::default(),
             trace: None,
         }
@@ -175,6 +181,13 @@ impl Collector {
             Message::Named(named, thread) => self.add_named(named, thread, inbox),
             Message::Submitted { report, begun, end, thread } => {
                 let begun = since(self.origin, begun);
+                if let Some(id) = report.id {
+                    // Of transfers of which some are not heard, nothing tells whether they follow each other.
+                    if inbox.takes_all() {
+                        self.timed.runs.submitted(id, report.path, report.bytes, thread);
+                    }
+                    self.timed.submitted(id, &report);
+                }
                 if let Some(trace) = &mut self.trace {
                     trace.submission(&report, begun, || inbox.thread_name(thread));
                     if !self.transfers.submitted(report, begun, end, self.capacity) {
@@ -184,6 +197,7 @@ impl Collector {
             }
             Message::Ended(report, end, at) => {
                 self.transfers.observed(report.id, end, since(self.origin, at));
+                report.id.into_iter().for_each(|id| self.timed.runs.ended(id));
                 self.ended(&report, end);
             }
         }
@@ -329,6 +343,9 @@ impl Collector {
             }
         }
         self.transfers.operated(operation.transfer, Some(span.1).filter(|_| !map.is_unrelated()));
+        if let Some(id) = operation.transfer.filter(|_| info.kind.is_transfer()) {
+            self.timed.operated(id, info.bytes, Ran { clock, begin, end });
+        }
         let direction = self.directions.entry((queue.device, Direction::of(queue.device, info))).or_default();
         direction.0 = direction.0.saturating_add(info.bytes);
         direction.1.add(begin, end);
@@ -382,17 +399,27 @@ impl Collector {
     }
 
     /// Ends the trace, if there is one.
-    pub(crate) fn finish_trace(&mut self, lost: u64) -> Option<Result<TraceSummary>> {
+    pub(crate) fn finish_trace(&mut self, lost: u64, costs: &KnownCosts) -> Option<Result<TraceSummary>> {
         let transfers = std::mem::take(&mut self.transfers).count();
         let unfinished = self.outstanding() + transfers;
-        Some(self.trace.take()?.finish(lost, unfinished))
+        let advice = self.advice(costs);
+        Some(self.trace.take()?.finish(lost, unfinished, &advice))
+    }
+
+    fn advice(&self, costs: &KnownCosts) -> Vec<Advice> {
+        advice::advise(&self.timed, costs)
     }
 
     pub(crate) fn stream_report(&self, id: TimelineId) -> Option<StreamReport> {
         self.streams.get(&id).map(report_of)
     }
 
-    pub(crate) fn report(&self, sampling: OperationSampling, lost: u64) -> ProfilerReport {
+    pub(crate) fn report(
+        &self,
+        sampling: OperationSampling,
+        lost: u64,
+        costs: &KnownCosts,
+    ) -> ProfilerReport {
         let streams: Vec<_> = self.streams.values().map(report_of).collect();
         let all_timed = |device: DeviceId| {
             streams.iter().filter(|stream| stream.device == device).all(|stream| {
@@ -421,23 +448,33 @@ impl Collector {
             }
         });
         let directions = directions.collect();
-        let paths = self.paths.iter().map(|(&(path, method, size_class), times)| PathReport {
-            path,
-            method,
-            size_class,
-            sampled: times.elapsed.report().count,
-            sampled_bytes: times.sampled_bytes,
-            failed: times.failed,
-            abandoned: times.abandoned,
-            submitting: times.submitting.report(),
-            elapsed: times.elapsed.report(),
-            moving: times.moving.report(),
+        let (no_times, none_timed) = (PathTimes::default(), TimedTotals::default());
+        let keys: BTreeSet<_> = self.paths.keys().chain(self.timed.totals.keys()).collect();
+        let paths = keys.into_iter().map(|key @ &(path, method, size_class)| {
+            let times = self.paths.get(key).unwrap_or(&no_times);
+            let timed = self.timed.totals.get(key).unwrap_or(&none_timed);
+            PathReport {
+                path,
+                method,
+                size_class,
+                sampled: times.elapsed.report().count,
+                sampled_bytes: times.sampled_bytes,
+                failed: times.failed,
+                abandoned: times.abandoned,
+                submitting: times.submitting.report(),
+                elapsed: times.elapsed.report(),
+                moving: times.moving.report(),
+                timed: timed.transfers,
+                timed_bytes: timed.bytes,
+                busy_ns: timed.busy.summary().union,
+            }
         });
         let clocks =
             self.former_clocks.iter().cloned().chain(self.clocks.values().map(|known| known.map.report()));
         let outstanding = self.outstanding();
         let (paths, clocks) = (paths.collect(), clocks.collect());
-        ProfilerReport { sampling, streams, directions, paths, clocks, lost, outstanding }
+        let advice = self.advice(costs);
+        ProfilerReport { sampling, streams, directions, paths, clocks, lost, outstanding, advice }
     }
 }
 

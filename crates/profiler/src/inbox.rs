@@ -102,6 +102,11 @@ impl Inbox {
         self.is_open.load(Ordering::Relaxed)
     }
 
+    /// Returns whether every transfer is taken.
+    pub(crate) fn takes_all(&self) -> bool {
+        self.sampling.all_from_bytes == 0 || self.sampling.one_in == 1
+    }
+
     pub(crate) fn push(&self, message: Message) {
         if let Err(full) = self.messages.push(message) {
             self.lose();

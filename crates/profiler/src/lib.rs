@@ -5,6 +5,7 @@
 //!
 //! Nothing is estimated: a time that was not measured is absent, and every report says what was timed and what was lost.
 
+mod advice;
 mod busy;
 mod clock_map;
 mod collector;
@@ -18,12 +19,15 @@ mod profiler;
 mod prometheus;
 mod record;
 mod report;
+mod runs;
 mod statistics;
+mod timed_transfers;
 mod timeline;
 mod totals;
 mod trace;
 mod transfer_log;
 
+pub use advice::{Advice, AdviceBasis, AdviceKind};
 pub use options::ProfilerOptions;
 pub use profiler::{OperationGuard, StreamProfiler};
 #[cfg(feature = "prometheus")]

@@ -13,7 +13,8 @@ use std::{
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use transload_core::{
-    Backend, Error, ErrorKind, Observer, OperationKind, OperationSink, Queue, Result, Stamp, events::report,
+    Backend, Error, ErrorKind, KnownCosts, Observer, OperationKind, OperationSink, Queue, Result, Stamp,
+    events::report,
 };
 
 use crate::{
@@ -69,10 +70,20 @@ struct Shared {
     /// Backends to be profiled. Also held while they are attached or detached.
     backends: Mutex<Backends>,
     gauges: Mutex<Gauges>,
+    costs: Mutex<Costs>,
     thread: Mutex<Option<Collecting>>,
 }
 
 type ReadGauge = Box<dyn FnMut() -> Option<f64> + Send>;
+
+type ReadCosts = Box<dyn FnMut() -> Option<KnownCosts> + Send>;
+
+/// Costs that advice rests on.
+#[derive(Default)]
+struct Costs {
+    read: Option<ReadCosts>,
+    last: KnownCosts,
+}
 
 /// What a trace shows besides operations.
 #[derive(Default)]
@@ -111,7 +122,7 @@ impl StreamProfiler {
         let collector = Mutex::new(Collector::new(Instant::now(), options.capacity));
         let inbox = Arc::new(Inbox::new(options.capacity, options.sampling));
         let (backends, gauges, thread) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let shared = Shared { options, inbox, collector, backends, gauges, thread };
+        let shared = Shared { options, inbox, collector, backends, gauges, costs: Mutex::default(), thread };
         Self { shared: Arc::new(Handle(Arc::new(shared))) }
     }
 
@@ -143,6 +154,12 @@ impl StreamProfiler {
         read: impl FnMut() -> Option<f64> + Send + 'static,
     ) {
         self.shared.gauges.lock().read.push((name.into(), unit, Box::new(read)));
+    }
+
+    /// Sets where the costs come from that [advice](ProfilerReport::advice) rests on, such as `CrossBackendTransferManager::costs_reader`. Without
+    /// it, advice rests on what was timed alone. Each report calls `read` once, which must not call the profiler; after `None`, what it returned last is used.
+    pub fn set_costs(&self, read: impl FnMut() -> Option<KnownCosts> + Send + 'static) {
+        self.shared.costs.lock().read = Some(Box::new(read));
     }
 
     /// Returns the allocated bytes of the attached backends, by name.
@@ -269,8 +286,9 @@ impl StreamProfiler {
     /// Returns the report of everything since the profiler was made, like [`get_stream_report`](Self::get_stream_report).
     #[must_use]
     pub fn get_comprehensive_report(&self) -> ProfilerReport {
+        let costs = self.shared.read_costs();
         let collector = self.shared.collect(true);
-        collector.report(self.shared.options.sampling, self.shared.inbox.lost())
+        collector.report(self.shared.options.sampling, self.shared.inbox.lost(), &costs)
     }
 
     /// Writes operations whose times become known from now on to a trace. `out` is called by the profiler's thread, and by calls that return
@@ -301,9 +319,10 @@ impl StreamProfiler {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] without a trace; [`ErrorKind::Io`] if it could not be written, of which the part that was written opens.
     pub fn finish_trace(&self) -> Result<TraceSummary> {
+        let costs = self.shared.read_costs();
         let mut collector = self.shared.collect(true);
         let none = || Error::new(ErrorKind::InvalidArgument, "no trace was started");
-        let finished = collector.finish_trace(self.shared.inbox.lost()).ok_or_else(none)?;
+        let finished = collector.finish_trace(self.shared.inbox.lost(), &costs).ok_or_else(none)?;
         drop(collector);
         self.shared.gauges.lock().are_read = false;
         finished
@@ -389,6 +408,15 @@ impl Shared {
             memory.map(|(name, bytes)| (format!("allocated by {name}"), Unit::Bytes, now, bytes as f64));
         let own = gauges.read.iter_mut();
         memory.chain(own.filter_map(|(name, unit, read)| Some((name.clone(), *unit, now, read()?)))).collect()
+    }
+
+    /// Reads the costs, by user code, so not under the collector's lock.
+    fn read_costs(&self) -> KnownCosts {
+        let mut costs = self.costs.lock();
+        if let Some(now) = costs.read.as_mut().and_then(|read| read()) {
+            costs.last = now;
+        }
+        costs.last.clone()
     }
 
     fn disable(&self) {

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 #[cfg(any(target_os = "linux", windows))]
+mod advice;
+#[cfg(any(target_os = "linux", windows))]
 mod cuda;
 #[cfg(any(target_os = "linux", windows))]
 mod drawn;
