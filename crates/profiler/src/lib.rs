@@ -11,7 +11,10 @@ mod clock_map;
 mod collector;
 mod counters;
 mod inbox;
+#[cfg(feature = "nvtx")]
+mod nvtx;
 mod open_transfers;
+mod operation_guard;
 mod options;
 mod pending;
 mod profiler;
@@ -28,8 +31,9 @@ mod trace;
 mod transfer_log;
 
 pub use advice::{Advice, AdviceBasis, AdviceKind};
+pub use operation_guard::OperationGuard;
 pub use options::ProfilerOptions;
-pub use profiler::{OperationGuard, StreamProfiler};
+pub use profiler::StreamProfiler;
 #[cfg(feature = "prometheus")]
 pub use prometheus::PrometheusCollector;
 pub use record::{Outcome, TransferRecord};

@@ -13,12 +13,15 @@ use std::{
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use transload_core::{
-    Backend, Error, ErrorKind, KnownCosts, Observer, OperationKind, OperationSink, Queue, Result, Stamp,
+    Backend, Error, ErrorKind, KnownCosts, Observer, OperationKind, OperationSink, Queue, Result,
     events::report,
 };
 
+#[cfg(feature = "nvtx")]
+use crate::nvtx;
 use crate::{
-    ProfilerOptions, ProfilerReport, StreamReport, TraceFormat, TraceOptions, TraceSummary, Unit,
+    OperationGuard, ProfilerOptions, ProfilerReport, StreamReport, TraceFormat, TraceOptions, TraceSummary,
+    Unit,
     collector::Collector,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey},
     timeline::TimelineTrace,
@@ -209,6 +212,21 @@ impl StreamProfiler {
         self.shared.inbox.is_open()
     }
 
+    /// Passes ranges to the tool whose library the variable `NVTX_INJECTION64_PATH` names, such as Nsight Systems: one for each operation of
+    /// the caller, until its guard is dropped, and one for each transfer of managers that have the profiler as their observer, from its submission
+    /// until its end is seen or its handle is dropped. So it is as long as the profiler is enabled; disabling it ends the ranges of transfers. Returns `false`
+    /// if there is no tool. The library is loaded once in a process, and stays.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the library cannot be loaded, refuses, or takes no ranges.
+    #[cfg(feature = "nvtx")]
+    pub fn enable_nvtx(&self) -> Result<bool> {
+        let Some(tool) = nvtx::Tool::load()? else { return Ok(false) };
+        let backends = self.shared.backends.lock();
+        self.shared.inbox.set_ranges(nvtx::Ranges::new(tool), backends.enabled);
+        Ok(true)
+    }
+
     /// Begins an operation of the caller on a queue, such as launches by its raw handle, and stamps the queue. The end is stamped when the
     /// guard is dropped, or by [`OperationGuard::end`]. If the profiler is disabled, nothing is recorded.
     ///
@@ -219,12 +237,24 @@ impl StreamProfiler {
         queue: &'a dyn Queue,
         name: impl Into<Cow<'static, str>>,
     ) -> Result<OperationGuard<'a>> {
-        if !self.is_enabled() {
-            return Ok(OperationGuard { profiler: self.clone(), queue, begun: None });
+        let mut guard = OperationGuard {
+            profiler: self.clone(),
+            queue,
+            begun: None,
+            #[cfg(feature = "nvtx")]
+            range: None,
+        };
+        if self.is_enabled() {
+            let named = NamedOperation::new(key(queue), name.into(), OperationKind::Kernel, 0);
+            let begin = queue.stamp()?;
+            #[cfg(feature = "nvtx")]
+            {
+                guard.range =
+                    self.shared.inbox.ranges().map(|it| nvtx::Range::start(it.tool, &named.name, 0));
+            }
+            guard.begun = Some((named, begin));
         }
-        let named = NamedOperation::new(key(queue), name.into(), OperationKind::Kernel, 0);
-        let begin = queue.stamp()?;
-        Ok(OperationGuard { profiler: self.clone(), queue, begun: Some((named, begin)) })
+        Ok(guard)
     }
 
     /// Counts an operation of the caller on a queue. Without a duration it has none in reports.
@@ -266,7 +296,7 @@ impl StreamProfiler {
         }
     }
 
-    fn push(&self, named: NamedOperation) {
+    pub(crate) fn push(&self, named: NamedOperation) {
         let inbox = &self.shared.inbox;
         inbox.push(Message::Named(named, inbox.this_thread()));
         if !self.is_enabled() {
@@ -475,47 +505,5 @@ fn key(queue: &dyn Queue) -> QueueKey {
 impl fmt::Debug for StreamProfiler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StreamProfiler").field("enabled", &self.is_enabled()).finish_non_exhaustive()
-    }
-}
-
-/// An operation of the caller's on a queue, from [`StreamProfiler::operation`]. Its drop ends it.
-#[must_use = "its drop ends the operation"]
-pub struct OperationGuard<'a> {
-    profiler: StreamProfiler,
-    queue: &'a dyn Queue,
-    begun: Option<(NamedOperation, Stamp)>,
-}
-
-impl OperationGuard<'_> {
-    /// Ends the operation.
-    ///
-    /// # Errors
-    /// Those of [`Queue::stamp`]. The operation is counted then, without a duration.
-    pub fn end(mut self) -> Result<()> {
-        self.finish()
-    }
-
-    fn finish(&mut self) -> Result<()> {
-        let Some((mut named, begin)) = self.begun.take() else { return Ok(()) };
-        let end = self.queue.stamp();
-        let outcome = end.map(|end| {
-            named.submitted = Instant::now();
-            named.time = NamedTime::Stamped(begin, end);
-        });
-        self.profiler.push(named);
-        outcome
-    }
-}
-
-impl Drop for OperationGuard<'_> {
-    fn drop(&mut self) {
-        // It is counted without a duration then.
-        let _untimed = self.finish();
-    }
-}
-
-impl fmt::Debug for OperationGuard<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OperationGuard").field("device", &self.queue.device()).finish_non_exhaustive()
     }
 }

@@ -57,7 +57,9 @@ fn advice_of_a_program_is_printed() {
     let ran = trace(&output, &copy("--pageable"));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let said = ran.stderr.lines().find(|line| line.starts_with("  advice: ")).unwrap_or(&ran.stderr);
-    for part in ["cpu/pageable", "; with the host's side pinned they would take", "by costs that the user set"] {
+    for part in
+        ["cpu/pageable", "; with the host's side pinned they would take", "by costs that the user set"]
+    {
         assert!(said.contains(part), "`{part}` is not said in: {said}");
     }
     let arguments = [&["--json", "trace", "--output", output.to_str().unwrap(), "--"], &copy("--pinned")[..]];
