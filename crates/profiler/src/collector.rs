@@ -12,7 +12,7 @@ use transload_core::{
 };
 
 use crate::{
-    Advice, TraceSummary, Unit, advice,
+    Advice, TraceSummary, Unit, adviser,
     busy::BusyTime,
     clock_map::since,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey, TransferEnd},
@@ -407,7 +407,7 @@ impl Collector {
     }
 
     fn advice(&self, costs: &KnownCosts) -> Vec<Advice> {
-        advice::advise(&self.timed, costs)
+        adviser::advise(&self.timed, costs)
     }
 
     pub(crate) fn stream_report(&self, id: TimelineId) -> Option<StreamReport> {

@@ -6,9 +6,11 @@
 //! Nothing is estimated: a time that was not measured is absent, and every report says what was timed and what was lost.
 
 mod advice;
+mod adviser;
 mod busy;
 mod clock_map;
 mod collector;
+mod costs;
 mod counters;
 mod inbox;
 #[cfg(feature = "nvtx")]

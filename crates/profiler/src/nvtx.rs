@@ -79,7 +79,7 @@ struct EventAttributes {
     message: *const c_char,
 }
 
-unsafe extern "system" fn get_export_table(id: u32) -> *const c_void {
+extern "system" fn get_export_table(id: u32) -> *const c_void {
     match id {
         1 => (&raw const CALLBACKS).cast(),
         3 => (&raw const VERSION_INFO).cast(),
@@ -88,6 +88,9 @@ unsafe extern "system" fn get_export_table(id: u32) -> *const c_void {
 }
 
 /// Tells the tool where the places of a module are.
+///
+/// # Safety
+/// `table` and `size` are null or may be written.
 unsafe extern "system" fn get_module(
     module: c_uint,
     table: *mut *mut *mut *mut c_void,
@@ -110,7 +113,7 @@ unsafe extern "system" fn get_module(
     1
 }
 
-unsafe extern "system" fn set_tool_version(_: u32) {}
+extern "system" fn set_tool_version(_: u32) {}
 
 /// A tool whose library was loaded. It is never unloaded: the tool may have threads and functions of its own.
 #[derive(Clone, Copy)]

@@ -23,6 +23,7 @@ use crate::{
     OperationGuard, ProfilerOptions, ProfilerReport, StreamReport, TraceFormat, TraceOptions, TraceSummary,
     Unit,
     collector::Collector,
+    costs::Costs,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey},
     timeline::TimelineTrace,
 };
@@ -73,20 +74,11 @@ struct Shared {
     /// Backends to be profiled. Also held while they are attached or detached.
     backends: Mutex<Backends>,
     gauges: Mutex<Gauges>,
-    costs: Mutex<Costs>,
+    costs: Costs,
     thread: Mutex<Option<Collecting>>,
 }
 
 type ReadGauge = Box<dyn FnMut() -> Option<f64> + Send>;
-
-type ReadCosts = Box<dyn FnMut() -> Option<KnownCosts> + Send>;
-
-/// Costs that advice rests on.
-#[derive(Default)]
-struct Costs {
-    read: Option<ReadCosts>,
-    last: KnownCosts,
-}
 
 /// What a trace shows besides operations.
 #[derive(Default)]
@@ -125,7 +117,7 @@ impl StreamProfiler {
         let collector = Mutex::new(Collector::new(Instant::now(), options.capacity));
         let inbox = Arc::new(Inbox::new(options.capacity, options.sampling));
         let (backends, gauges, thread) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let shared = Shared { options, inbox, collector, backends, gauges, costs: Mutex::default(), thread };
+        let shared = Shared { options, inbox, collector, backends, gauges, costs: Costs::default(), thread };
         Self { shared: Arc::new(Handle(Arc::new(shared))) }
     }
 
@@ -162,7 +154,7 @@ impl StreamProfiler {
     /// Sets where the costs come from that [advice](ProfilerReport::advice) rests on, such as `CrossBackendTransferManager::costs_reader`. Without
     /// it, advice rests on what was timed alone. Each report calls `read` once, which must not call the profiler; after `None`, what it returned last is used.
     pub fn set_costs(&self, read: impl FnMut() -> Option<KnownCosts> + Send + 'static) {
-        self.shared.costs.lock().read = Some(Box::new(read));
+        self.shared.costs.set(read);
     }
 
     /// Returns the allocated bytes of the attached backends, by name.
@@ -316,7 +308,7 @@ impl StreamProfiler {
     /// Returns the report of everything since the profiler was made, like [`get_stream_report`](Self::get_stream_report).
     #[must_use]
     pub fn get_comprehensive_report(&self) -> ProfilerReport {
-        let costs = self.shared.read_costs();
+        let costs = self.shared.costs.read();
         let collector = self.shared.collect(true);
         collector.report(self.shared.options.sampling, self.shared.inbox.lost(), &costs)
     }
@@ -349,7 +341,7 @@ impl StreamProfiler {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] without a trace; [`ErrorKind::Io`] if it could not be written, of which the part that was written opens.
     pub fn finish_trace(&self) -> Result<TraceSummary> {
-        let costs = self.shared.read_costs();
+        let costs = self.shared.costs.read();
         let mut collector = self.shared.collect(true);
         let none = || Error::new(ErrorKind::InvalidArgument, "no trace was started");
         let finished = collector.finish_trace(self.shared.inbox.lost(), &costs).ok_or_else(none)?;
@@ -438,15 +430,6 @@ impl Shared {
             memory.map(|(name, bytes)| (format!("allocated by {name}"), Unit::Bytes, now, bytes as f64));
         let own = gauges.read.iter_mut();
         memory.chain(own.filter_map(|(name, unit, read)| Some((name.clone(), *unit, now, read()?)))).collect()
-    }
-
-    /// Reads the costs, by user code, so not under the collector's lock.
-    fn read_costs(&self) -> KnownCosts {
-        let mut costs = self.costs.lock();
-        if let Some(now) = costs.read.as_mut().and_then(|read| read()) {
-            costs.last = now;
-        }
-        costs.last.clone()
     }
 
     fn disable(&self) {

@@ -190,22 +190,6 @@ fn cost_of_a_busy_machine_advises_no_other_method() {
 }
 
 #[test]
-fn paths_that_share_an_engine_at_once_have_no_saving() {
-    let Some(run) = Profiled::new(|device| device) else { return };
-    let dst = [run.device(16 << 20), run.device(16 << 20)];
-    let src = [run.host(MemoryKind::Pinned, 16 << 20), run.host(MemoryKind::Pageable, 16 << 20)];
-    for _ in 0..4 {
-        // The span of the second one includes the time in which the engine serves the first.
-        let copies = [0, 1].map(|at| run.manager.copy(&src[at], &dst[at]).method(DIRECT).submit());
-        copies.into_iter().for_each(|copy| _ = copy.wait().unwrap());
-    }
-    let report = run.report();
-    let spans: u64 = report.paths.iter().map(|path| path.busy_ns).sum();
-    let all = report.directions.iter().map(|direction| direction.busy_ns).max().unwrap();
-    assert!(spans as f64 > all as f64 * 1.05 && report.advice.is_empty(), "{report}");
-}
-
-#[test]
 fn small_transfers_in_a_row_are_advised_to_be_a_list() {
     let is_lists = |kind| matches!(kind, AdviceKind::UseLists { .. });
     let Some(followed) = Profiled::new(|device| device) else { return };
