@@ -276,7 +276,7 @@ mod tests {
             report.predicted = Duration::from_micros(1);
             let id = TransferId::if_wanted().unwrap();
             // Its operation may be known first.
-            timed.operated(id, 1000, Ran { clock, begin, end });
+            timed.operated(id, (1000, 1), Ran { clock, begin, end });
             timed.submitted(id, &report);
         }
         advise(&timed, &KnownCosts::default())

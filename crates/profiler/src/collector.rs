@@ -344,7 +344,7 @@ impl Collector {
         }
         self.transfers.operated(operation.transfer, Some(span.1).filter(|_| !map.is_unrelated()));
         if let Some(id) = operation.transfer.filter(|_| info.kind.is_transfer()) {
-            self.timed.operated(id, info.bytes, Ran { clock, begin, end });
+            self.timed.operated(id, (info.bytes, info.pieces), Ran { clock, begin, end });
         }
         let direction = self.directions.entry((queue.device, Direction::of(queue.device, info))).or_default();
         direction.0 = direction.0.saturating_add(info.bytes);

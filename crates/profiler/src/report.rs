@@ -205,7 +205,7 @@ pub struct PathReport {
     pub elapsed: TimesReport,
     /// Times by the device's clock of those that the manager measured.
     pub moving: TimesReport,
-    /// Transfers of which every operation was timed.
+    /// Transfers in one piece of which every operation was timed.
     pub timed: u64,
     /// Their bytes.
     pub timed_bytes: u64,

@@ -1,4 +1,4 @@
-//! Transfers of which every operation was timed.
+//! Transfers in one piece of which every operation was timed.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ struct Open {
     submitted: Option<Submitted>,
     bytes: u64,
     ran: Option<Ran>,
-    /// Whether its operations have several clocks.
+    /// Whether its operations have several clocks, or several pieces, whose rate is theirs.
     is_split: bool,
 }
 
@@ -89,11 +89,11 @@ impl TimedTransfers {
     }
 
     /// Takes an operation of a transfer.
-    pub(crate) fn operated(&mut self, id: TransferId, bytes: u64, ran: Ran) {
+    pub(crate) fn operated(&mut self, id: TransferId, (bytes, pieces): (u64, u32), ran: Ran) {
         let open = self.open(id);
         open.bytes = open.bytes.saturating_add(bytes);
         let joined = open.ran.map_or(Some(ran), |before| before.joined(ran));
-        open.is_split |= joined.is_none();
+        open.is_split |= joined.is_none() || pieces > 1;
         open.ran = joined.or(open.ran);
         self.count(id);
     }

@@ -195,7 +195,8 @@ fn small_transfers_in_a_row_are_advised_to_be_a_list() {
     let Some(followed) = Profiled::new(|device| device) else { return };
     followed.manager.copy_many(followed.pieces()).wait().unwrap();
     let report = followed.report();
-    let list = busy(&report, DIRECT);
+    let list = report.directions.iter().map(|direction| direction.busy_ns).sum();
+    assert_eq!((report.paths[0].sampled, report.paths[0].timed), (1, 0), "a list is told apart: {report}");
     assert!(list > 0 && !report.advice.iter().any(|advice| is_lists(advice.kind)), "{report}");
 
     let known = |run: &Profiled| {
