@@ -1,10 +1,10 @@
 //! Finds advice in transfers that were timed, and in costs that are known.
 
-use std::{cmp::Reverse, time::Duration};
+use std::{cmp::Reverse, collections::BTreeMap, time::Duration};
 
 use transload_core::{
-    CostBasis, CostModel, DeviceId, KnownCosts, ListCost, ListWay, MemoryKind, PathCost, TransferMethod,
-    TransferPath,
+    CostBasis, CostModel, DeviceId, KnownCosts, ListCost, ListWay, MemoryKind, OperationCount, PathCost,
+    TransferMethod, TransferPath,
 };
 
 use crate::{
@@ -29,15 +29,43 @@ struct Case<'a> {
     took_ns: u64,
 }
 
+/// The copies of a device, of any kind and direction.
+#[derive(Default)]
+pub(crate) struct Copies {
+    all: OperationCount,
+    timed: OperationCount,
+}
+
+impl Copies {
+    /// Adds operations, of which some were timed.
+    pub(crate) fn add(&mut self, all: OperationCount, (operations, bytes): (u64, u64)) {
+        for (sum, more) in [(&mut self.all, all), (&mut self.timed, OperationCount { operations, bytes })] {
+            sum.operations = sum.operations.saturating_add(more.operations);
+            sum.bytes = sum.bytes.saturating_add(more.bytes);
+        }
+    }
+
+    /// Returns whether those that were not timed hardly matter: a span may include waiting for them.
+    fn are_known(&self) -> bool {
+        self.timed.bytes as f64 >= self.all.bytes as f64 * (1.0 - LEAST)
+            && self.timed.operations >= self.all.operations / 2
+    }
+}
+
 struct Adviser<'a> {
     timed: &'a TimedTransfers,
+    copies: &'a BTreeMap<DeviceId, Copies>,
     costs: &'a KnownCosts,
     cases: Vec<Case<'a>>,
     all_bytes: u64,
 }
 
 /// Returns what the timed transfers tell, what saves most first.
-pub(crate) fn advise(timed: &TimedTransfers, costs: &KnownCosts) -> Vec<Advice> {
+pub(crate) fn advise(
+    timed: &TimedTransfers,
+    copies: &BTreeMap<DeviceId, Copies>,
+    costs: &KnownCosts,
+) -> Vec<Advice> {
     let mut cases = Vec::new();
     for (key, totals) in &timed.totals {
         let summary = totals.busy.summary();
@@ -46,7 +74,7 @@ pub(crate) fn advise(timed: &TimedTransfers, costs: &KnownCosts) -> Vec<Advice> 
         }
     }
     let all_bytes = cases.iter().fold(0_u64, |sum, case| sum.saturating_add(case.totals.bytes));
-    let adviser = Adviser { timed, costs, cases, all_bytes };
+    let adviser = Adviser { timed, copies, costs, cases, all_bytes };
     let mut advice: Vec<Advice> = Vec::new();
     for one in adviser.cases.iter().flat_map(|case| adviser.savings(case)) {
         match advice.iter_mut().find(|known| known.is_like(&one)) {
@@ -73,9 +101,10 @@ impl Adviser<'_> {
     }
 
     /// Returns how long transfers of a direction lasted in all, if their times tell the rates of each path: spans of one include waiting for
-    /// an engine that another uses.
+    /// an engine that another one uses.
     fn alone(&self, lane: DeviceId, path: TransferPath) -> Option<u64> {
         let direction = Direction::of_path(lane, path);
+        self.copies.get(&lane).filter(|copies| copies.are_known())?;
         let all = self.timed.lanes.get(&(lane, direction))?.summary();
         let is_of_lane = |case: &&Case<'_>| {
             case.totals.lane() == Some(lane) && Direction::of_path(lane, case.key.0) == direction
@@ -254,19 +283,14 @@ fn transfers_like(case: &Case<'_>, other: &Case<'_>) -> Option<(u64, AdviceBasis
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use transload_core::{ClockId, OperationSampling, Place, SinkSlot, TransferId, TransferReport};
+    use transload_core::{ClockId, Place, TransferId, TransferReport};
 
     use super::*;
-    use crate::{inbox::Inbox, timed_transfers::Ran};
+    use crate::timed_transfers::Ran;
 
     /// Returns the advice on a transfer of pageable memory that took from 0 to 400 ns, and one of pinned memory that began at `begin` and took
     /// 100 ns.
     fn advice(begin: i64) -> Vec<Advice> {
-        // Transfers have ids while there is a sink.
-        let (slot, all) = (SinkSlot::default(), OperationSampling::ALL);
-        slot.attach(Arc::new(Inbox::new(1, all)), all).unwrap();
         let (gpu, clock) = (DeviceId::Other("gpu", 0), ClockId::next());
         let mut timed = TimedTransfers::default();
         for (kind, begin, end) in [(MemoryKind::Pageable, 0, 400), (MemoryKind::Pinned, begin, begin + 100)] {
@@ -274,12 +298,13 @@ mod tests {
                 TransferPath::new(Place::new(DeviceId::Cpu, kind), Place::new(gpu, MemoryKind::Device));
             let mut report = TransferReport::planned(path, TransferMethod::DirectCopy, gpu, 1000);
             report.predicted = Duration::from_micros(1);
-            let id = TransferId::if_wanted().unwrap();
+            let id = TransferId::if_wanted(true).unwrap();
             // Its operation may be known first.
             timed.operated(id, (1000, 1), Ran { clock, begin, end });
             timed.submitted(id, &report);
         }
-        advise(&timed, &KnownCosts::default())
+        let copies = BTreeMap::from([(gpu, Copies::default())]);
+        advise(&timed, &copies, &KnownCosts::default())
     }
 
     #[test]

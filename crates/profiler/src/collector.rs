@@ -1,28 +1,26 @@
 //! Resolves the times of operations, off the threads that submit them, and keeps what reports need.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::Arc,
+    collections::{BTreeMap, BTreeSet},
     time::Instant,
 };
 
 use transload_core::{
-    ClockId, DeviceId, KnownCosts, OperationCount, OperationKind, OperationRecord, OperationSampling,
-    QueueTally, Result, SizeClass, Stamp, TimelineId, TransferMethod, TransferPath, TransferReport,
+    ClockId, DeviceId, KnownCosts, OperationRecord, OperationSampling, Result, SizeClass, Stamp, TimelineId,
+    TransferMethod, TransferPath, TransferReport,
 };
 
 use crate::{
-    Advice, TraceSummary, Unit, adviser,
+    Advice, TraceSummary, Unit,
+    adviser::{self, Copies},
     busy::BusyTime,
     clock_map::since,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey, TransferEnd},
     open_transfers::OpenTransfers,
     pending::{Enqueued, KnownClock, Pending, Resolved},
-    report::{
-        ClockReport, Direction, DirectionReport, GapReport, KindReport, PathReport, ProfilerReport,
-        StreamReport,
-    },
+    report::{ClockReport, Direction, DirectionReport, GapReport, PathReport, ProfilerReport, StreamReport},
     statistics::Times,
+    stream::Stream,
     timed_transfers::{Ran, TimedTotals, TimedTransfers},
     timeline::{DrawnOperation, TimelineTrace},
 };
@@ -35,61 +33,6 @@ const STREAMS: usize = 4096;
 
 /// Nanoseconds by which a record may come later than its operation was enqueued; the counters of a trace wait for it.
 const LATE: i64 = 500_000_000;
-
-#[derive(Default)]
-struct KindTimes {
-    /// Operations that the user recorded, with or without a time.
-    recorded: OperationCount,
-    timed_bytes: u64,
-    waiting: Times,
-    running: Times,
-}
-
-struct Stream {
-    key: QueueKey,
-    /// The queue's own counts, and for which attachment.
-    tally: Option<(Arc<QueueTally>, u64)>,
-    /// These counts at the last collection: the next attachment clears the queue's.
-    seen: [OperationCount; OperationKind::ALL.len()],
-    /// Counts of earlier attachments.
-    before: [OperationCount; OperationKind::ALL.len()],
-    kinds: [KindTimes; OperationKind::ALL.len()],
-    pending: VecDeque<Pending>,
-    unresolved: u64,
-}
-
-impl Stream {
-    fn counts(&self) -> [OperationCount; OperationKind::ALL.len()] {
-        std::array::from_fn(|kind| {
-            let parts = [self.before[kind], self.seen[kind], self.kinds[kind].recorded];
-            OperationCount {
-                operations: parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.operations)),
-                bytes: parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.bytes)),
-            }
-        })
-    }
-
-    /// Takes the counts of a new attachment from now on.
-    fn count_for(&mut self, tally: &Arc<QueueTally>, attachment: u64) {
-        if self.tally.as_ref().is_none_or(|(_, known)| *known != attachment) {
-            for (sum, count) in self.before.iter_mut().zip(std::mem::take(&mut self.seen)) {
-                sum.operations = sum.operations.saturating_add(count.operations);
-                sum.bytes = sum.bytes.saturating_add(count.bytes);
-            }
-            self.tally = Some((Arc::clone(tally), attachment));
-        }
-    }
-
-    fn look(&mut self) {
-        if let Some((tally, attachment)) = &self.tally {
-            let counts = tally.counts(*attachment);
-            // Zeros once the queue counts for another attachment.
-            if counts.iter().any(|count| count.operations > 0) {
-                self.seen = counts;
-            }
-        }
-    }
-}
 
 #[derive(Default)]
 struct PathTimes {
@@ -208,15 +151,7 @@ impl Collector {
             inbox.lose();
             return None;
         }
-        Some(self.streams.entry(key.id).or_insert_with(|| Stream {
-            key,
-            tally: None,
-            seen: Default::default(),
-            before: Default::default(),
-            kinds: Default::default(),
-            pending: VecDeque::new(),
-            unresolved: 0,
-        }))
+        Some(self.streams.entry(key.id).or_insert_with(|| Stream::new(key)))
     }
 
     fn add(&mut self, record: OperationRecord, thread: u64, inbox: &Inbox) {
@@ -407,11 +342,18 @@ impl Collector {
     }
 
     fn advice(&self, costs: &KnownCosts) -> Vec<Advice> {
-        adviser::advise(&self.timed, costs)
+        let mut copies = BTreeMap::<_, Copies>::new();
+        for stream in self.streams.values() {
+            for (_, count, times) in stream.kinds().filter(|(kind, ..)| kind.is_transfer()) {
+                let copies = copies.entry(stream.key.device).or_default();
+                copies.add(count, (times.running.report().count, times.timed_bytes));
+            }
+        }
+        adviser::advise(&self.timed, &copies, costs)
     }
 
     pub(crate) fn stream_report(&self, id: TimelineId) -> Option<StreamReport> {
-        self.streams.get(&id).map(report_of)
+        self.streams.get(&id).map(Stream::report)
     }
 
     pub(crate) fn report(
@@ -420,7 +362,7 @@ impl Collector {
         lost: u64,
         costs: &KnownCosts,
     ) -> ProfilerReport {
-        let streams: Vec<_> = self.streams.values().map(report_of).collect();
+        let streams: Vec<_> = self.streams.values().map(Stream::report).collect();
         let all_timed = |device: DeviceId| {
             streams.iter().filter(|stream| stream.device == device).all(|stream| {
                 stream.kinds.iter().all(|kind| kind.running.count == kind.operations)
@@ -475,26 +417,5 @@ impl Collector {
         let (paths, clocks) = (paths.collect(), clocks.collect());
         let advice = self.advice(costs);
         ProfilerReport { sampling, streams, directions, paths, clocks, lost, outstanding, advice }
-    }
-}
-
-fn report_of(stream: &Stream) -> StreamReport {
-    let kinds = OperationKind::ALL.into_iter().zip(stream.counts()).zip(&stream.kinds);
-    let kinds = kinds.filter(|((_, count), _)| count.operations > 0);
-    let kinds = kinds.map(|((kind, count), times)| KindReport {
-        kind,
-        operations: count.operations,
-        bytes: count.bytes,
-        timed_bytes: times.timed_bytes,
-        waiting: times.waiting.report(),
-        running: times.running.report(),
-    });
-    StreamReport {
-        stream: stream.key.id.to_string(),
-        device: stream.key.device,
-        priority: stream.key.priority,
-        simulated: stream.key.simulated,
-        kinds: kinds.collect(),
-        unresolved: stream.unresolved,
     }
 }

@@ -26,6 +26,7 @@ mod record;
 mod report;
 mod runs;
 mod statistics;
+mod stream;
 mod timed_transfers;
 mod timeline;
 mod totals;

@@ -205,8 +205,8 @@ impl StreamProfiler {
     }
 
     /// Passes ranges to the tool whose library the variable `NVTX_INJECTION64_PATH` names, such as Nsight Systems: one for each operation of
-    /// the caller, until its guard is dropped, and one for each transfer of managers that have the profiler as their observer, from its submission
-    /// until its end is seen or its handle is dropped. So it is as long as the profiler is enabled; disabling it ends the ranges of transfers. Returns `false`
+    /// the caller, until its guard is dropped, and one for each transfer that the sampling takes, of managers that have the profiler as their observer,
+    /// from its submission until its end is seen or its handle is dropped. So it is as long as the profiler is enabled; disabling it ends the ranges of transfers. Returns `false`
     /// if there is no tool. The library is loaded once in a process, and stays.
     ///
     /// # Errors

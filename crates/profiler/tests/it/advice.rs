@@ -6,14 +6,14 @@ use std::{sync::Arc, time::Duration};
 use transload_backend_cpu::CpuBackend;
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{
-    CostBasis, CostModel, DeviceId, KnownCosts, ListCost, ListModel, ListTime, ListWay, MemoryKind, PathCost,
-    Place, RawBuffer, TransferMethod, TransferPath,
+    CostBasis, CostModel, DeviceId, KnownCosts, ListCost, ListModel, ListTime, ListWay, MemoryKind,
+    OperationSampling, PathCost, Place, RawBuffer, TransferMethod, TransferPath,
 };
 use transload_cuda_sim::{
     SimDeviceBuilder,
     harness::{self, EndCheck},
 };
-use transload_profiler::{Advice, AdviceBasis, AdviceKind, ProfilerReport, StreamProfiler};
+use transload_profiler::{Advice, AdviceBasis, AdviceKind, ProfilerOptions, ProfilerReport, StreamProfiler};
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::timing_all;
@@ -32,10 +32,16 @@ struct Profiled {
 impl Profiled {
     /// `None` on a real driver, whose time is not virtual.
     fn new(properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder) -> Option<Self> {
+        Self::with(timing_all(), properties)
+    }
+
+    fn with(
+        profiler: StreamProfiler,
+        properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder,
+    ) -> Option<Self> {
         let test = harness::device_with(properties)?.end_check();
         let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
         let backend = CudaBackend::open(&config).unwrap();
-        let profiler = timing_all();
         profiler.attach(&(Arc::clone(&backend) as _)).unwrap();
         profiler.enable().unwrap();
         let manager = CrossBackendTransferManager::builder().observer(profiler.observer()).build();
@@ -140,6 +146,20 @@ fn pageable_memory_is_advised_to_be_pinned() {
     let report = followed.report();
     assert!(report.advice.is_empty(), "{report}");
     [measured, by_costs].iter().for_each(|advice| assert_kept(advice, busy(&report, DIRECT)));
+}
+
+#[test]
+fn many_copies_without_times_leave_no_saving() {
+    let sampling = OperationSampling { all_from_bytes: 4 << 20, one_in: 0 };
+    let profiler = StreamProfiler::new(ProfilerOptions::new().sampling(sampling));
+    let Some(run) = Profiled::with(profiler, |device| device) else { return };
+    run.upload(MemoryKind::Pageable, DIRECT, 8);
+    run.upload(MemoryKind::Pinned, DIRECT, 2);
+    only(&run.report(), pins);
+    // A span may include waiting for them.
+    run.pieces().iter().for_each(|(src, dst)| _ = run.manager.copy(src, dst).wait().unwrap());
+    let report = run.report();
+    assert!(report.advice.is_empty() && report.timed_share() > Some(0.99), "{report}");
 }
 
 #[test]
