@@ -44,6 +44,9 @@ pub(crate) fn run(arguments: &Arguments, wanted: &args::Trace) -> Result<ExitCod
     for (file, contents) in traces.iter().filter(|_| !arguments.json) {
         // Nothing else can be done if printing fails.
         let _ = writeln!(std::io::stderr(), "transload: {}: {}", file.display(), described(contents));
+        for advice in contents.iter().flat_map(|contents| &contents.advice) {
+            let _ = writeln!(std::io::stderr(), "  advice: {advice}");
+        }
     }
     Ok(code(ended))
 }
@@ -117,8 +120,9 @@ fn described(contents: &Result<TraceContents, Failure>) -> String {
 fn json_of((file, contents): &Recorded) -> Value {
     let file = file.to_string_lossy();
     match contents {
-        Ok(TraceContents { slices, summary, .. }) => {
-            json!({ "file": file, "slices": slices, "ended": summary.is_some(), "summary": summary })
+        Ok(TraceContents { slices, summary, advice, .. }) => {
+            let ended = summary.is_some();
+            json!({ "file": file, "slices": slices, "ended": ended, "summary": summary, "advice": advice })
         }
         Err(failure) => json!({ "file": file, "error": failure.to_string() }),
     }

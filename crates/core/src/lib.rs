@@ -57,7 +57,7 @@ pub use device::backend::{
 };
 pub use device::cost::{CostBasis, CostModel, PathCost};
 pub use device::device_id::{DeviceId, ParseDeviceError};
-pub use device::list_cost::{ListCost, ListModel, ListTime, ListWay};
+pub use device::list_cost::{KnownCosts, ListCost, ListModel, ListTime, ListWay};
 pub use device::method::{RejectReason, Rejected, Rejections, TransferMethod};
 pub use device::place::{MemoryKind, Place, TransferPath};
 pub use device::report::{QueuedBefore, TransferReport};

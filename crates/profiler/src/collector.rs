@@ -1,91 +1,38 @@
 //! Resolves the times of operations, off the threads that submit them, and keeps what reports need.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::Arc,
+    collections::{BTreeMap, BTreeSet},
     time::Instant,
 };
 
 use transload_core::{
-    ClockId, DeviceId, OperationCount, OperationKind, OperationRecord, OperationSampling, QueueTally, Result,
-    SizeClass, Stamp, TimelineId, TransferMethod, TransferPath, TransferReport,
+    ClockId, DeviceId, KnownCosts, OperationRecord, OperationSampling, Result, SizeClass, Stamp, TimelineId,
+    TransferMethod, TransferPath, TransferReport,
 };
 
 use crate::{
-    TraceSummary, Unit,
+    Advice, TraceSummary, Unit,
+    adviser::{self, Copies},
     busy::BusyTime,
     clock_map::since,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey, TransferEnd},
     open_transfers::OpenTransfers,
     pending::{Enqueued, KnownClock, Pending, Resolved},
-    report::{
-        ClockReport, Direction, DirectionReport, GapReport, KindReport, PathReport, ProfilerReport,
-        StreamReport,
-    },
+    report::{ClockReport, Direction, DirectionReport, GapReport, PathReport, ProfilerReport, StreamReport},
     statistics::Times,
+    stream::Stream,
+    timed_transfers::{Ran, TimedTotals, TimedTransfers},
     timeline::{DrawnOperation, TimelineTrace},
 };
+
+/// Path, method and class of size, by which transfers are told apart.
+pub(crate) type PathKey = (TransferPath, TransferMethod, SizeClass);
 
 /// Streams that are kept apart. Later ones are counted as lost.
 const STREAMS: usize = 4096;
 
 /// Nanoseconds by which a record may come later than its operation was enqueued; the counters of a trace wait for it.
 const LATE: i64 = 500_000_000;
-
-#[derive(Default)]
-struct KindTimes {
-    /// Operations that the user recorded, with or without a time.
-    recorded: OperationCount,
-    timed_bytes: u64,
-    waiting: Times,
-    running: Times,
-}
-
-struct Stream {
-    key: QueueKey,
-    /// The queue's own counts, and for which attachment.
-    tally: Option<(Arc<QueueTally>, u64)>,
-    /// These counts at the last collection: the next attachment clears the queue's.
-    seen: [OperationCount; OperationKind::ALL.len()],
-    /// Counts of earlier attachments.
-    before: [OperationCount; OperationKind::ALL.len()],
-    kinds: [KindTimes; OperationKind::ALL.len()],
-    pending: VecDeque<Pending>,
-    unresolved: u64,
-}
-
-impl Stream {
-    fn counts(&self) -> [OperationCount; OperationKind::ALL.len()] {
-        std::array::from_fn(|kind| {
-            let parts = [self.before[kind], self.seen[kind], self.kinds[kind].recorded];
-            OperationCount {
-                operations: parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.operations)),
-                bytes: parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.bytes)),
-            }
-        })
-    }
-
-    /// Takes the counts of a new attachment from now on.
-    fn count_for(&mut self, tally: &Arc<QueueTally>, attachment: u64) {
-        if self.tally.as_ref().is_none_or(|(_, known)| *known != attachment) {
-            for (sum, count) in self.before.iter_mut().zip(std::mem::take(&mut self.seen)) {
-                sum.operations = sum.operations.saturating_add(count.operations);
-                sum.bytes = sum.bytes.saturating_add(count.bytes);
-            }
-            self.tally = Some((Arc::clone(tally), attachment));
-        }
-    }
-
-    fn look(&mut self) {
-        if let Some((tally, attachment)) = &self.tally {
-            let counts = tally.counts(*attachment);
-            // Zeros once the queue counts for another attachment.
-            if counts.iter().any(|count| count.operations > 0) {
-                self.seen = counts;
-            }
-        }
-    }
-}
 
 #[derive(Default)]
 struct PathTimes {
@@ -108,7 +55,8 @@ pub(crate) struct Collector {
     /// Clocks of devices that are gone.
     former_clocks: Vec<ClockReport>,
     directions: BTreeMap<(DeviceId, Direction), (u64, BusyTime)>,
-    paths: BTreeMap<(TransferPath, TransferMethod, SizeClass), PathTimes>,
+    paths: BTreeMap<PathKey, PathTimes>,
+    timed: TimedTransfers,
     transfers: OpenTransfers,
     pub(crate) trace: Option<TimelineTrace>,
 }
@@ -124,6 +72,7 @@ impl Collector {
             former_clocks: Vec::new(),
             directions: BTreeMap::new(),
             paths: BTreeMap::new(),
+            timed: TimedTransfers::default(),
             transfers: OpenTransfers::default(),
             trace: None,
         }
@@ -175,6 +124,13 @@ impl Collector {
             Message::Named(named, thread) => self.add_named(named, thread, inbox),
             Message::Submitted { report, begun, end, thread } => {
                 let begun = since(self.origin, begun);
+                if let Some(id) = report.id {
+                    // Of transfers of which some are not heard, nothing tells whether they follow each other.
+                    if inbox.takes_all() {
+                        self.timed.runs.submitted(id, report.path, report.bytes, thread);
+                    }
+                    self.timed.submitted(id, &report);
+                }
                 if let Some(trace) = &mut self.trace {
                     trace.submission(&report, begun, || inbox.thread_name(thread));
                     if !self.transfers.submitted(report, begun, end, self.capacity) {
@@ -184,6 +140,7 @@ impl Collector {
             }
             Message::Ended(report, end, at) => {
                 self.transfers.observed(report.id, end, since(self.origin, at));
+                report.id.into_iter().for_each(|id| self.timed.runs.ended(id));
                 self.ended(&report, end);
             }
         }
@@ -194,15 +151,7 @@ impl Collector {
             inbox.lose();
             return None;
         }
-        Some(self.streams.entry(key.id).or_insert_with(|| Stream {
-            key,
-            tally: None,
-            seen: Default::default(),
-            before: Default::default(),
-            kinds: Default::default(),
-            pending: VecDeque::new(),
-            unresolved: 0,
-        }))
+        Some(self.streams.entry(key.id).or_insert_with(|| Stream::new(key)))
     }
 
     fn add(&mut self, record: OperationRecord, thread: u64, inbox: &Inbox) {
@@ -329,6 +278,9 @@ impl Collector {
             }
         }
         self.transfers.operated(operation.transfer, Some(span.1).filter(|_| !map.is_unrelated()));
+        if let Some(id) = operation.transfer.filter(|_| info.kind.is_transfer()) {
+            self.timed.operated(id, (info.bytes, info.pieces), Ran { clock, begin, end });
+        }
         let direction = self.directions.entry((queue.device, Direction::of(queue.device, info))).or_default();
         direction.0 = direction.0.saturating_add(info.bytes);
         direction.1.add(begin, end);
@@ -382,18 +334,35 @@ impl Collector {
     }
 
     /// Ends the trace, if there is one.
-    pub(crate) fn finish_trace(&mut self, lost: u64) -> Option<Result<TraceSummary>> {
+    pub(crate) fn finish_trace(&mut self, lost: u64, costs: &KnownCosts) -> Option<Result<TraceSummary>> {
         let transfers = std::mem::take(&mut self.transfers).count();
         let unfinished = self.outstanding() + transfers;
-        Some(self.trace.take()?.finish(lost, unfinished))
+        let advice = self.advice(costs);
+        Some(self.trace.take()?.finish(lost, unfinished, &advice))
+    }
+
+    fn advice(&self, costs: &KnownCosts) -> Vec<Advice> {
+        let mut copies = BTreeMap::<_, Copies>::new();
+        for stream in self.streams.values() {
+            for (_, count, times) in stream.kinds().filter(|(kind, ..)| kind.is_transfer()) {
+                let copies = copies.entry(stream.key.device).or_default();
+                copies.add(count, (times.running.report().count, times.timed_bytes));
+            }
+        }
+        adviser::advise(&self.timed, &copies, costs)
     }
 
     pub(crate) fn stream_report(&self, id: TimelineId) -> Option<StreamReport> {
-        self.streams.get(&id).map(report_of)
+        self.streams.get(&id).map(Stream::report)
     }
 
-    pub(crate) fn report(&self, sampling: OperationSampling, lost: u64) -> ProfilerReport {
-        let streams: Vec<_> = self.streams.values().map(report_of).collect();
+    pub(crate) fn report(
+        &self,
+        sampling: OperationSampling,
+        lost: u64,
+        costs: &KnownCosts,
+    ) -> ProfilerReport {
+        let streams: Vec<_> = self.streams.values().map(Stream::report).collect();
         let all_timed = |device: DeviceId| {
             streams.iter().filter(|stream| stream.device == device).all(|stream| {
                 stream.kinds.iter().all(|kind| kind.running.count == kind.operations)
@@ -421,43 +390,32 @@ impl Collector {
             }
         });
         let directions = directions.collect();
-        let paths = self.paths.iter().map(|(&(path, method, size_class), times)| PathReport {
-            path,
-            method,
-            size_class,
-            sampled: times.elapsed.report().count,
-            sampled_bytes: times.sampled_bytes,
-            failed: times.failed,
-            abandoned: times.abandoned,
-            submitting: times.submitting.report(),
-            elapsed: times.elapsed.report(),
-            moving: times.moving.report(),
+        let (no_times, none_timed) = (PathTimes::default(), TimedTotals::default());
+        let keys: BTreeSet<_> = self.paths.keys().chain(self.timed.totals.keys()).collect();
+        let paths = keys.into_iter().map(|key @ &(path, method, size_class)| {
+            let times = self.paths.get(key).unwrap_or(&no_times);
+            let timed = self.timed.totals.get(key).unwrap_or(&none_timed);
+            PathReport {
+                path,
+                method,
+                size_class,
+                sampled: times.elapsed.report().count,
+                sampled_bytes: times.sampled_bytes,
+                failed: times.failed,
+                abandoned: times.abandoned,
+                submitting: times.submitting.report(),
+                elapsed: times.elapsed.report(),
+                moving: times.moving.report(),
+                timed: timed.transfers,
+                timed_bytes: timed.bytes,
+                busy_ns: timed.busy.summary().union,
+            }
         });
         let clocks =
             self.former_clocks.iter().cloned().chain(self.clocks.values().map(|known| known.map.report()));
         let outstanding = self.outstanding();
         let (paths, clocks) = (paths.collect(), clocks.collect());
-        ProfilerReport { sampling, streams, directions, paths, clocks, lost, outstanding }
-    }
-}
-
-fn report_of(stream: &Stream) -> StreamReport {
-    let kinds = OperationKind::ALL.into_iter().zip(stream.counts()).zip(&stream.kinds);
-    let kinds = kinds.filter(|((_, count), _)| count.operations > 0);
-    let kinds = kinds.map(|((kind, count), times)| KindReport {
-        kind,
-        operations: count.operations,
-        bytes: count.bytes,
-        timed_bytes: times.timed_bytes,
-        waiting: times.waiting.report(),
-        running: times.running.report(),
-    });
-    StreamReport {
-        stream: stream.key.id.to_string(),
-        device: stream.key.device,
-        priority: stream.key.priority,
-        simulated: stream.key.simulated,
-        kinds: kinds.collect(),
-        unresolved: stream.unresolved,
+        let advice = self.advice(costs);
+        ProfilerReport { sampling, streams, directions, paths, clocks, lost, outstanding, advice }
     }
 }

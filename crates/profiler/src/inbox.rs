@@ -78,6 +78,8 @@ pub(crate) struct Inbox {
     sampling: OperationSampling,
     /// Names of the threads that left a message.
     threads: Mutex<BTreeMap<u64, String>>,
+    #[cfg(feature = "nvtx")]
+    ranges: std::sync::OnceLock<crate::nvtx::Ranges>,
 }
 
 impl Inbox {
@@ -90,16 +92,37 @@ impl Inbox {
             is_open: AtomicBool::new(false),
             lost: AtomicU64::new(0),
             threads: Mutex::default(),
+            #[cfg(feature = "nvtx")]
+            ranges: std::sync::OnceLock::new(),
         }
     }
 
     pub(crate) fn open(&self, is_open: bool) {
         self.is_open.store(is_open, Ordering::Relaxed);
+        #[cfg(feature = "nvtx")]
+        self.ranges().into_iter().for_each(|ranges| ranges.set_open(is_open));
+    }
+
+    /// Has ranges of transfers passed to a tool. Those of the first call stay.
+    #[cfg(feature = "nvtx")]
+    pub(crate) fn set_ranges(&self, ranges: crate::nvtx::Ranges, is_open: bool) {
+        self.ranges.get_or_init(|| ranges).set_open(is_open);
+    }
+
+    #[cfg(feature = "nvtx")]
+    #[inline]
+    pub(crate) fn ranges(&self) -> Option<&crate::nvtx::Ranges> {
+        self.ranges.get()
     }
 
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether every transfer is taken.
+    pub(crate) fn takes_all(&self) -> bool {
+        self.sampling.all_from_bytes == 0 || self.sampling.one_in == 1
     }
 
     pub(crate) fn push(&self, message: Message) {
@@ -192,6 +215,16 @@ impl Observer for Inbox {
     fn transfer(&self, event: TransferEvent<'_>) {
         if !self.is_open() {
             return;
+        }
+        #[cfg(feature = "nvtx")]
+        if let Some(ranges) = self.ranges() {
+            match event {
+                TransferEvent::Submitted { report, .. } => ranges.submitted(report),
+                TransferEvent::Completed(report)
+                | TransferEvent::Failed(report, _)
+                | TransferEvent::Abandoned(report) => ranges.ended(report),
+                _ => {}
+            }
         }
         match event {
             TransferEvent::Submitted { report, begun, end } => {

@@ -5,12 +5,18 @@
 //!
 //! Nothing is estimated: a time that was not measured is absent, and every report says what was timed and what was lost.
 
+mod advice;
+mod adviser;
 mod busy;
 mod clock_map;
 mod collector;
+mod costs;
 mod counters;
 mod inbox;
+#[cfg(feature = "nvtx")]
+mod nvtx;
 mod open_transfers;
+mod operation_guard;
 mod options;
 mod pending;
 mod profiler;
@@ -18,14 +24,19 @@ mod profiler;
 mod prometheus;
 mod record;
 mod report;
+mod runs;
 mod statistics;
+mod stream;
+mod timed_transfers;
 mod timeline;
 mod totals;
 mod trace;
 mod transfer_log;
 
+pub use advice::{Advice, AdviceBasis, AdviceKind};
+pub use operation_guard::OperationGuard;
 pub use options::ProfilerOptions;
-pub use profiler::{OperationGuard, StreamProfiler};
+pub use profiler::StreamProfiler;
 #[cfg(feature = "prometheus")]
 pub use prometheus::PrometheusCollector;
 pub use record::{Outcome, TransferRecord};

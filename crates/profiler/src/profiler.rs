@@ -13,12 +13,17 @@ use std::{
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use transload_core::{
-    Backend, Error, ErrorKind, Observer, OperationKind, OperationSink, Queue, Result, Stamp, events::report,
+    Backend, Error, ErrorKind, KnownCosts, Observer, OperationKind, OperationSink, Queue, Result,
+    events::report,
 };
 
+#[cfg(feature = "nvtx")]
+use crate::nvtx;
 use crate::{
-    ProfilerOptions, ProfilerReport, StreamReport, TraceFormat, TraceOptions, TraceSummary, Unit,
+    OperationGuard, ProfilerOptions, ProfilerReport, StreamReport, TraceFormat, TraceOptions, TraceSummary,
+    Unit,
     collector::Collector,
+    costs::Costs,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey},
     timeline::TimelineTrace,
 };
@@ -69,6 +74,7 @@ struct Shared {
     /// Backends to be profiled. Also held while they are attached or detached.
     backends: Mutex<Backends>,
     gauges: Mutex<Gauges>,
+    costs: Costs,
     thread: Mutex<Option<Collecting>>,
 }
 
@@ -111,7 +117,7 @@ impl StreamProfiler {
         let collector = Mutex::new(Collector::new(Instant::now(), options.capacity));
         let inbox = Arc::new(Inbox::new(options.capacity, options.sampling));
         let (backends, gauges, thread) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let shared = Shared { options, inbox, collector, backends, gauges, thread };
+        let shared = Shared { options, inbox, collector, backends, gauges, costs: Costs::default(), thread };
         Self { shared: Arc::new(Handle(Arc::new(shared))) }
     }
 
@@ -143,6 +149,12 @@ impl StreamProfiler {
         read: impl FnMut() -> Option<f64> + Send + 'static,
     ) {
         self.shared.gauges.lock().read.push((name.into(), unit, Box::new(read)));
+    }
+
+    /// Sets where the costs come from that [advice](ProfilerReport::advice) rests on, such as `CrossBackendTransferManager::costs_reader`. Without
+    /// it, advice rests on what was timed alone. Each report calls `read` once, which must not call the profiler; after `None`, what it returned last is used.
+    pub fn set_costs(&self, read: impl FnMut() -> Option<KnownCosts> + Send + 'static) {
+        self.shared.costs.set(read);
     }
 
     /// Returns the allocated bytes of the attached backends, by name.
@@ -192,6 +204,21 @@ impl StreamProfiler {
         self.shared.inbox.is_open()
     }
 
+    /// Passes ranges to the tool whose library the variable `NVTX_INJECTION64_PATH` names, such as Nsight Systems: one for each operation of
+    /// the caller, until its guard is dropped, and one for each transfer that the sampling takes, of managers that have the profiler as their observer,
+    /// from its submission until its end is seen or its handle is dropped. So it is as long as the profiler is enabled; disabling it ends the ranges of transfers. Returns `false`
+    /// if there is no tool. The library is loaded once in a process, and stays.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the library cannot be loaded, refuses, or takes no ranges.
+    #[cfg(feature = "nvtx")]
+    pub fn enable_nvtx(&self) -> Result<bool> {
+        let Some(tool) = nvtx::Tool::load()? else { return Ok(false) };
+        let backends = self.shared.backends.lock();
+        self.shared.inbox.set_ranges(nvtx::Ranges::new(tool), backends.enabled);
+        Ok(true)
+    }
+
     /// Begins an operation of the caller on a queue, such as launches by its raw handle, and stamps the queue. The end is stamped when the
     /// guard is dropped, or by [`OperationGuard::end`]. If the profiler is disabled, nothing is recorded.
     ///
@@ -202,12 +229,24 @@ impl StreamProfiler {
         queue: &'a dyn Queue,
         name: impl Into<Cow<'static, str>>,
     ) -> Result<OperationGuard<'a>> {
-        if !self.is_enabled() {
-            return Ok(OperationGuard { profiler: self.clone(), queue, begun: None });
+        let mut guard = OperationGuard {
+            profiler: self.clone(),
+            queue,
+            begun: None,
+            #[cfg(feature = "nvtx")]
+            range: None,
+        };
+        if self.is_enabled() {
+            let named = NamedOperation::new(key(queue), name.into(), OperationKind::Kernel, 0);
+            let begin = queue.stamp()?;
+            #[cfg(feature = "nvtx")]
+            {
+                guard.range =
+                    self.shared.inbox.ranges().map(|it| nvtx::Range::start(it.tool, &named.name, 0));
+            }
+            guard.begun = Some((named, begin));
         }
-        let named = NamedOperation::new(key(queue), name.into(), OperationKind::Kernel, 0);
-        let begin = queue.stamp()?;
-        Ok(OperationGuard { profiler: self.clone(), queue, begun: Some((named, begin)) })
+        Ok(guard)
     }
 
     /// Counts an operation of the caller on a queue. Without a duration it has none in reports.
@@ -249,7 +288,7 @@ impl StreamProfiler {
         }
     }
 
-    fn push(&self, named: NamedOperation) {
+    pub(crate) fn push(&self, named: NamedOperation) {
         let inbox = &self.shared.inbox;
         inbox.push(Message::Named(named, inbox.this_thread()));
         if !self.is_enabled() {
@@ -269,8 +308,9 @@ impl StreamProfiler {
     /// Returns the report of everything since the profiler was made, like [`get_stream_report`](Self::get_stream_report).
     #[must_use]
     pub fn get_comprehensive_report(&self) -> ProfilerReport {
+        let costs = self.shared.costs.read();
         let collector = self.shared.collect(true);
-        collector.report(self.shared.options.sampling, self.shared.inbox.lost())
+        collector.report(self.shared.options.sampling, self.shared.inbox.lost(), &costs)
     }
 
     /// Writes operations whose times become known from now on to a trace. `out` is called by the profiler's thread, and by calls that return
@@ -301,9 +341,10 @@ impl StreamProfiler {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] without a trace; [`ErrorKind::Io`] if it could not be written, of which the part that was written opens.
     pub fn finish_trace(&self) -> Result<TraceSummary> {
+        let costs = self.shared.costs.read();
         let mut collector = self.shared.collect(true);
         let none = || Error::new(ErrorKind::InvalidArgument, "no trace was started");
-        let finished = collector.finish_trace(self.shared.inbox.lost()).ok_or_else(none)?;
+        let finished = collector.finish_trace(self.shared.inbox.lost(), &costs).ok_or_else(none)?;
         drop(collector);
         self.shared.gauges.lock().are_read = false;
         finished
@@ -447,47 +488,5 @@ fn key(queue: &dyn Queue) -> QueueKey {
 impl fmt::Debug for StreamProfiler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StreamProfiler").field("enabled", &self.is_enabled()).finish_non_exhaustive()
-    }
-}
-
-/// An operation of the caller's on a queue, from [`StreamProfiler::operation`]. Its drop ends it.
-#[must_use = "its drop ends the operation"]
-pub struct OperationGuard<'a> {
-    profiler: StreamProfiler,
-    queue: &'a dyn Queue,
-    begun: Option<(NamedOperation, Stamp)>,
-}
-
-impl OperationGuard<'_> {
-    /// Ends the operation.
-    ///
-    /// # Errors
-    /// Those of [`Queue::stamp`]. The operation is counted then, without a duration.
-    pub fn end(mut self) -> Result<()> {
-        self.finish()
-    }
-
-    fn finish(&mut self) -> Result<()> {
-        let Some((mut named, begin)) = self.begun.take() else { return Ok(()) };
-        let end = self.queue.stamp();
-        let outcome = end.map(|end| {
-            named.submitted = Instant::now();
-            named.time = NamedTime::Stamped(begin, end);
-        });
-        self.profiler.push(named);
-        outcome
-    }
-}
-
-impl Drop for OperationGuard<'_> {
-    fn drop(&mut self) {
-        // It is counted without a duration then.
-        let _untimed = self.finish();
-    }
-}
-
-impl fmt::Debug for OperationGuard<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OperationGuard").field("device", &self.queue.device()).finish_non_exhaustive()
     }
 }

@@ -7,6 +7,8 @@ use transload_core::{
     TransferPath,
 };
 
+use crate::Advice;
+
 /// Percentiles of times, to two significant digits, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -153,13 +155,16 @@ pub enum Direction {
 impl Direction {
     pub(crate) fn of(device: DeviceId, info: &OperationInfo) -> Self {
         match info.path {
-            Some((src, dst)) if info.kind.is_transfer() => match (src.device == device, dst.device == device)
-            {
-                (true, false) => Self::FromDevice,
-                (false, true) => Self::ToDevice,
-                _ => Self::Within,
-            },
+            Some((src, dst)) if info.kind.is_transfer() => Self::of_path(device, TransferPath::new(src, dst)),
             _ => Self::Compute,
+        }
+    }
+
+    pub(crate) fn of_path(device: DeviceId, TransferPath { src, dst }: TransferPath) -> Self {
+        match (src.device == device, dst.device == device) {
+            (true, false) => Self::FromDevice,
+            (false, true) => Self::ToDevice,
+            _ => Self::Within,
         }
     }
 }
@@ -200,6 +205,20 @@ pub struct PathReport {
     pub elapsed: TimesReport,
     /// Times by the device's clock of those that the manager measured.
     pub moving: TimesReport,
+    /// Transfers in one piece of which every operation was timed.
+    pub timed: u64,
+    /// Their bytes.
+    pub timed_bytes: u64,
+    /// Time in which at least one of them ran, from its first operation's begin to its last one's end.
+    pub busy_ns: u64,
+}
+
+impl PathReport {
+    /// Returns the rate of the timed transfers while at least one of them ran, in bytes per second; `None` without any.
+    #[must_use]
+    pub fn bytes_per_second(&self) -> Option<f64> {
+        (self.busy_ns > 0).then(|| self.timed_bytes as f64 / (self.busy_ns as f64 / 1e9))
+    }
 }
 
 /// A device's clock.
@@ -235,6 +254,8 @@ pub struct ProfilerReport {
     pub lost: u64,
     /// Timed operations that are not complete yet.
     pub outstanding: u64,
+    /// What would take less time, what saves most first.
+    pub advice: Vec<Advice>,
 }
 
 impl ProfilerReport {
@@ -259,7 +280,7 @@ fn share(parts: impl Iterator<Item = (u64, u64)>) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-fn percent(share: Option<f64>) -> impl fmt::Display {
+pub(crate) fn percent(share: Option<f64>) -> impl fmt::Display {
     fmt::from_fn(move |f| match share {
         Some(share) => write!(f, "{:.1} %", 100.0 * share),
         None => f.write_str("none"),
@@ -267,7 +288,7 @@ fn percent(share: Option<f64>) -> impl fmt::Display {
 }
 
 /// Formats nanoseconds with a unit.
-fn time(nanoseconds: u64) -> impl fmt::Display {
+pub(crate) fn time(nanoseconds: u64) -> impl fmt::Display {
     fmt::from_fn(move |f| match nanoseconds {
         0..1_000 => write!(f, "{nanoseconds} ns"),
         1_000..1_000_000 => write!(f, "{:.1} µs", nanoseconds as f64 / 1e3),
@@ -338,7 +359,7 @@ impl fmt::Display for DirectionReport {
 
 impl fmt::Display for PathReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { path, method, size_class, sampled, failed, abandoned, elapsed, moving, .. } = self;
+        let Self { path, method, size_class, sampled, failed, abandoned, elapsed, moving, timed, .. } = self;
         write!(f, "{path} by {method}, {size_class}: {sampled} sampled")?;
         for (number, what) in [(failed, "failed"), (abandoned, "abandoned")] {
             if *number > 0 {
@@ -351,14 +372,17 @@ impl fmt::Display for PathReport {
         if moving.count > 0 {
             write!(f, "\n  moving {moving}")?;
         }
+        if let Some(rate) = self.bytes_per_second() {
+            write!(f, "\n  {timed} timed: {:.2} GB/s", rate / 1e9)?;
+        }
         Ok(())
     }
 }
 
-/// Sections for streams, directions, paths and clocks, and first what was timed.
+/// Sections for streams, directions, paths, clocks and advice, and first what was timed.
 impl fmt::Display for ProfilerReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { sampling, streams, directions, paths, clocks, lost, outstanding } = self;
+        let Self { sampling, streams, directions, paths, clocks, lost, outstanding, advice } = self;
         let OperationSampling { all_from_bytes, one_in } = sampling;
         write!(f, "timed: all from {all_from_bytes} bytes on, one in {one_in} below; ")?;
         writeln!(f, "{} of the bytes; {outstanding} outstanding, {lost} lost", percent(self.timed_share()))?;
@@ -371,6 +395,6 @@ impl fmt::Display for ProfilerReport {
                 false => writeln!(f, "clock of {device}: virtual time, not the host's")?,
             }
         }
-        Ok(())
+        advice.iter().try_for_each(|advice| writeln!(f, "advice: {advice}"))
     }
 }

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, fmt::Write as _, io::Write};
 use transload_core::{DeviceId, OperationInfo, Result, TimelineId, TransferId, TransferPath, TransferReport};
 
 use crate::{
-    Argument, Direction, Flow, Slice, TraceFormat, TraceOptions, TraceSummary, TraceWriter, TrackId, Unit,
-    counters::Counters, inbox::QueueKey, open_transfers::EndedTransfer,
+    Advice, Argument, Direction, Flow, Slice, TraceFormat, TraceOptions, TraceSummary, TraceWriter, TrackId,
+    Unit, counters::Counters, inbox::QueueKey, open_transfers::EndedTransfer,
 };
 
 /// An operation to be drawn. Times are nanoseconds of the host's clock since the profiler was made.
@@ -221,9 +221,10 @@ impl TimelineTrace {
     }
 
     /// Ends the trace, of which `lost` records are missing for lack of room, and `unfinished` ones since their end is not known.
-    pub(crate) fn finish(mut self, lost: u64, unfinished: u64) -> Result<TraceSummary> {
+    pub(crate) fn finish(mut self, lost: u64, unfinished: u64, advice: &[Advice]) -> Result<TraceSummary> {
         self.counters.finish(&mut self.writer)?;
         self.writer.miss(lost, unfinished);
+        self.writer.advise(advice.iter().map(ToString::to_string));
         self.writer.finish()
     }
 }

@@ -58,7 +58,8 @@
 //! | `cuda` | CUDA devices, on Linux and Windows: the module `cuda` with streams, launches, graphs and memory resources, `Runtime::cuda`, `RuntimeBuilder::cuda` |
 //! | `dlpack` | the module `dlpack`: memory shared with other tensor libraries |
 //! | `half` | `Float` for the types `f16` and `bf16` of the crate `half`: casts with `Runtime::cast` |
-//! | `profiler` | the module `profiler`, `Runtime::profile`: reports and traces of streams and transfers; the variable `TRANSLOAD_TRACE` |
+//! | `nvtx` | `enable_nvtx` of profilers: ranges for tools such as Nsight Systems |
+//! | `profiler` | the module `profiler`, `Runtime::profile`: reports, advice and traces of streams and transfers; the variable `TRANSLOAD_TRACE` |
 //! | `prometheus` | `profiler::PrometheusCollector`: a profiler's counts as metrics of a registry of the crate `prometheus-client` |
 //! | `safetensors` | the module `load`, `Runtime::load`: model files onto devices |
 //! | `serde` | `Serialize` and `Deserialize` of ids, places, plans, costs, reports and statistics; `Serialize` of [`Resources`] and loaded tensors |

@@ -45,6 +45,30 @@ fn program_is_recorded_and_its_output_and_code_are_its_own() {
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 2, "an earlier trace is replaced");
 }
 
+#[cfg(all(feature = "sim", any(all(target_os = "linux", target_arch = "x86_64"), windows)))]
+#[test]
+fn advice_of_a_program_is_printed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, output) = (crate::file(&folder, 5_000_000), folder.path().join("t.pftrace"));
+    let costs = folder.path().join("costs.json");
+    fs::write(&costs, transload(&["costs", "--json", "--simulate"]).stdout).unwrap();
+    let costs = costs.to_str().unwrap();
+    let copy = |kind| [THIS, "copy", &file, "--to", "cuda:0", "--simulate", kind, "--costs", costs];
+    let ran = trace(&output, &copy("--pageable"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let said = ran.stderr.lines().find(|line| line.starts_with("  advice: ")).unwrap_or(&ran.stderr);
+    for part in
+        ["cpu/pageable", "; with the host's side pinned they would take", "by costs that the user set"]
+    {
+        assert!(said.contains(part), "`{part}` is not said in: {said}");
+    }
+    let arguments = [&["--json", "trace", "--output", output.to_str().unwrap(), "--"], &copy("--pinned")[..]];
+    let ran = transload(&arguments.concat());
+    let json = &ran.stdout[ran.stdout.find("{\n").unwrap()..];
+    let json: serde_json::Value = serde_json::from_str(json).unwrap();
+    assert_eq!(json["traces"][0]["advice"], serde_json::json!([]), "{json}");
+}
+
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #[test]
 fn every_process_has_a_file_and_the_code_is_the_commands() {

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use crate::{CostModel, TransferPath};
+use crate::{CostBasis, CostModel, PathCost, TransferPath};
 
 /// What on a device copies the pieces of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -141,6 +141,15 @@ pub struct ListCost {
     pub exclusive: bool,
     /// Time as a function of the number of pieces and of their length.
     pub model: ListModel,
+}
+
+/// Costs that methods and ways of lists are chosen by, each with its origin.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KnownCosts {
+    /// Of methods on paths.
+    pub paths: Vec<(PathCost, CostBasis)>,
+    /// Of lists of copies.
+    pub lists: Vec<(ListCost, CostBasis)>,
 }
 
 #[cfg(feature = "serde")]

@@ -77,7 +77,7 @@ pub struct OperationInfo {
     pub path: Option<(Place, Place)>,
     /// Bytes written, or migrated; 0 if unknown, as for kernels and recordings.
     pub bytes: u64,
-    /// Number of pieces.
+    /// Number of pieces, or of rows.
     pub pieces: u32,
 }
 
@@ -105,8 +105,10 @@ impl OperationInfo {
                 one(OperationKind::Copy, Some((src.place(), dst.place())), src.len())
             }
             Operation::CopyPitched { src, dst, rows } => {
-                let bytes = rows.width.saturating_mul(rows.height).saturating_mul(rows.planes);
-                one(OperationKind::Copy, Some((src.place(), dst.place())), bytes)
+                let pieces = rows.height.saturating_mul(rows.planes);
+                let bytes = rows.width.saturating_mul(pieces);
+                let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
+                Self { pieces, ..one(OperationKind::Copy, Some((src.place(), dst.place())), bytes) }
             }
             Operation::CopyBatch { pairs } => Self::of_pairs(OperationKind::CopyBatch, pairs),
             Operation::CopyInPlace { src, dst } => {

@@ -19,6 +19,7 @@ pub(super) const TEXTS_CUT: &str = "texts cut";
 pub(super) const RECORDS_LOST: &str = "records lost";
 pub(super) const UNFINISHED: &str = "unfinished";
 pub(super) const BYTES: &str = "bytes before";
+pub(super) const ADVICE: &str = "advice";
 
 /// The only sequence; 0 is invalid.
 const SEQUENCE: u32 = 1;
@@ -52,7 +53,7 @@ impl Encoder for Perfetto {
         self.encode_plain(row, EventType::Counter, at, Some(value), out);
     }
 
-    fn end(&mut self, row: &Row, at: u64, summary: &TraceSummary, out: &mut Vec<u8>) {
+    fn end(&mut self, row: &Row, at: u64, summary: &TraceSummary, advice: &str, out: &mut Vec<u8>) {
         let arguments = [
             (SLICES, Argument::U64(summary.slices)),
             (NOT_DRAWN, Argument::U64(summary.slices_not_drawn)),
@@ -60,9 +61,10 @@ impl Encoder for Perfetto {
             (RECORDS_LOST, Argument::U64(summary.records_lost)),
             (UNFINISHED, Argument::U64(summary.unfinished)),
             (BYTES, Argument::U64(summary.bytes)),
+            (ADVICE, Argument::Text(advice)),
         ];
-        let slice =
-            Slice { name: &summary.to_string(), begin: at, end: at, flow: None, arguments: &arguments };
+        let arguments = &arguments[..arguments.len() - usize::from(advice.is_empty())];
+        let slice = Slice { name: &summary.to_string(), begin: at, end: at, flow: None, arguments };
         self.encode_named(row, EventType::Instant, &slice, out);
     }
 }

@@ -10,7 +10,7 @@ use transload_core::{Error, ErrorKind, Result};
 
 use super::{
     messages::{AnnotationValue, DebugAnnotation, EventType, TracePacket, TrackEvent},
-    perfetto::{BYTES, NOT_DRAWN, RECORDS_LOST, SLICES, TEXTS_CUT, UNFINISHED},
+    perfetto::{ADVICE, BYTES, NOT_DRAWN, RECORDS_LOST, SLICES, TEXTS_CUT, UNFINISHED},
     types::TraceSummary,
 };
 
@@ -20,13 +20,15 @@ const PACKET: u8 = 1 << 3 | 2;
 const LONGEST: u64 = 1 << 20;
 
 /// What a Perfetto trace of this library contains, also one whose writer was killed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TraceContents {
     /// Slices in it.
     pub slices: u64,
     /// What its writer said at the end; `None` if it did not end the trace.
     pub summary: Option<TraceSummary>,
+    /// What its writer advised at the end, in words: see [`Advice`](crate::Advice).
+    pub advice: Vec<String>,
 }
 
 impl TraceContents {
@@ -80,6 +82,7 @@ impl TraceContents {
                 Some(event) if event.r#type == Some(EventType::SliceBegin.into()) => contents.slices += 1,
                 Some(event) if event.r#type == Some(EventType::Instant.into()) => {
                     contents.summary = Some(summary(&event));
+                    contents.advice = advice(&event);
                 }
                 _ => {}
             }
@@ -122,13 +125,22 @@ fn next(from: &mut impl BufRead, packet: &mut Vec<u8>) -> Result<bool> {
     Ok(read as u64 == length)
 }
 
+fn value<'a>(event: &'a TrackEvent, name: &str) -> Option<&'a AnnotationValue> {
+    let of_name = |annotation: &&DebugAnnotation| annotation.name.as_deref() == Some(name);
+    event.debug_annotations.iter().find(of_name)?.value.as_ref()
+}
+
+fn advice(event: &TrackEvent) -> Vec<String> {
+    match value(event, ADVICE) {
+        Some(AnnotationValue::Text(lines)) => lines.lines().map(str::to_owned).collect(),
+        _ => Vec::new(),
+    }
+}
+
 fn summary(event: &TrackEvent) -> TraceSummary {
-    let number = |name: &str| {
-        let of_name = |annotation: &&DebugAnnotation| annotation.name.as_deref() == Some(name);
-        match event.debug_annotations.iter().find(of_name).and_then(|it| it.value.as_ref()) {
-            Some(AnnotationValue::Unsigned(value)) => *value,
-            _ => 0,
-        }
+    let number = |name: &str| match value(event, name) {
+        Some(AnnotationValue::Unsigned(value)) => *value,
+        _ => 0,
     };
     TraceSummary {
         slices: number(SLICES),

@@ -67,6 +67,8 @@ pub struct TraceWriter<W> {
     tracks: Vec<Track>,
     limit: u64,
     summary: TraceSummary,
+    /// Lines of advice.
+    advice: String,
     /// The latest time of a slice or value.
     last: u64,
 }
@@ -92,7 +94,16 @@ impl<W: Write> TraceWriter<W> {
         let mut output = Output::new(out);
         output.write(|out| encoder.begin(&row, out))?;
         let (rows, tracks, limit) = (vec![row], Vec::new(), options.slices);
-        Ok(Self { encoder, output, rows, tracks, limit, summary: TraceSummary::default(), last: 0 })
+        Ok(Self {
+            encoder,
+            output,
+            rows,
+            tracks,
+            limit,
+            summary: TraceSummary::default(),
+            advice: String::new(),
+            last: 0,
+        })
     }
 
     /// Adds a track, at the outermost level or in a group, which is any other track.
@@ -170,6 +181,13 @@ impl<W: Write> TraceWriter<W> {
         self.summary.unfinished = unfinished;
     }
 
+    /// Sets the advice at the end of the trace.
+    pub(crate) fn advise(&mut self, advice: impl Iterator<Item = String>) {
+        /// Pieces of advice, so that a reader takes the packet.
+        const MOST: usize = 32;
+        self.advice = advice.take(MOST).collect::<Vec<_>>().join("\n");
+    }
+
     /// Returns whether further slices are only counted.
     pub(crate) fn is_full(&self) -> bool {
         self.summary.slices >= self.limit
@@ -195,7 +213,8 @@ impl<W: Write> TraceWriter<W> {
             }
         }
         self.summary.bytes = self.output.bytes();
-        self.output.write(|out| self.encoder.end(&self.rows[0], self.last, &self.summary, out))?;
+        self.output
+            .write(|out| self.encoder.end(&self.rows[0], self.last, &self.summary, &self.advice, out))?;
         self.output.flush()?;
         Ok(TraceSummary { bytes: self.output.bytes(), ..self.summary })
     }

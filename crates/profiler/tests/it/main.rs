@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 #[cfg(any(target_os = "linux", windows))]
+mod advice;
+#[cfg(any(target_os = "linux", windows))]
 mod cuda;
 #[cfg(any(target_os = "linux", windows))]
 mod drawn;
@@ -11,6 +13,9 @@ mod fields;
 mod host;
 #[cfg(feature = "prometheus")]
 mod metrics;
+// A library that is compiled for this machine.
+#[cfg(all(feature = "nvtx", target_os = "linux", target_arch = "x86_64"))]
+mod nvtx;
 #[cfg(any(target_os = "linux", windows))]
 #[path = "../trace/packets.rs"]
 #[allow(dead_code, reason = "shared with the tests of traces")]

@@ -1,9 +1,10 @@
 //! What a calibration found.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use transload_core::{
-    CostBasis, CostModel, Error, ErrorKind, ListCost, PathCost, Result, TransferMethod, TransferPath,
+    CostBasis, CostModel, Error, ErrorKind, KnownCosts, ListCost, PathCost, Result, TransferMethod,
+    TransferPath,
 };
 
 use super::{
@@ -250,6 +251,16 @@ impl CrossBackendTransferManager {
     #[must_use]
     pub fn list_costs(&self) -> Vec<(ListCost, CostBasis)> {
         self.context.costs.table().all_lists()
+    }
+
+    /// Returns a function that returns [`costs`](Self::costs) and [`list_costs`](Self::list_costs) as they are then, such as for a profiler's
+    /// advice. It keeps neither the manager nor a backend alive: `None` once all handles of the manager were dropped.
+    pub fn costs_reader(&self) -> impl Fn() -> Option<KnownCosts> + Send + use<> {
+        let context = Arc::downgrade(&self.context);
+        move || {
+            let table = context.upgrade()?.costs.table();
+            Some(KnownCosts { paths: table.list(), lists: table.all_lists() })
+        }
     }
 
     /// Sets costs of lists, which stay, whatever is measured, like those of [`set_costs`](Self::set_costs).

@@ -66,6 +66,7 @@ impl Runtime {
         if !pins.is_empty() {
             attached.add_gauge("pinned host memory", Unit::Bytes, move || pinned_bytes(&pins));
         }
+        attached.set_costs(self.manager().costs_reader());
         attached.enable()?;
         Ok(attached)
     }

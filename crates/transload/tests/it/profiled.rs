@@ -98,6 +98,38 @@ fn one_call_profiles_every_device() {
     assert_eq!(profiler.get_comprehensive_report().outstanding, 0);
 }
 
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+#[test]
+fn advice_rests_on_the_costs_of_the_runtime() {
+    use transload::{
+        MemoryKind, TransferMethod,
+        backend::{CostBasis, CostModel, PathCost, TransferPath},
+        cuda::CudaBackendConfig,
+        profiler::AdviceBasis,
+    };
+    use transload_cuda_sim::harness;
+
+    let Some(test) = harness::device_with(|device| device) else { return };
+    let test = test.end_check();
+    let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+    let rt = uncalibrated::builder().cuda(config).discover().unwrap();
+    let profiler = rt.profile(timing_all()).unwrap();
+    let there = rt.cuda(test.ordinal()).unwrap().alloc::<u8>(16 << 20).unwrap();
+    let here = rt.zeros::<u8>(16 << 20).unwrap();
+    let mut path = TransferPath::new(here.raw().place(), there.raw().place());
+    path.src.kind = MemoryKind::Pinned;
+    let (method, model) = (TransferMethod::DirectCopy, CostModel::linear(std::time::Duration::ZERO, 55e9));
+    rt.copy(&here, &there).method(method).wait().unwrap();
+    assert!(profiler.get_comprehensive_report().advice.is_empty(), "those of a built-in table are none");
+    rt.manager().set_costs(vec![PathCost { path, method, model }]);
+    let report = profiler.get_comprehensive_report();
+    let bases: Vec<_> = report.advice.iter().map(|advice| advice.basis).collect();
+    assert_eq!(bases, [Some(AdviceBasis::Costs(CostBasis::User))], "{report}");
+    // Those that were known last.
+    drop((here, there, rt));
+    assert_eq!(profiler.get_comprehensive_report().advice, report.advice);
+}
+
 #[test]
 fn second_profile_is_busy_until_the_first_is_dropped() {
     let rt = host_runtime();

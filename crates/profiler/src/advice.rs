@@ -1,0 +1,159 @@
+//! Advice: what would take less time, and what tells that.
+
+use std::fmt;
+
+use transload_core::{CostBasis, TransferMethod, TransferPath};
+
+use crate::report::{percent, time};
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum AdviceKind {
+    /// Keep the host's side in pinned memory.
+    PinHostMemory,
+    /// Let another method be chosen.
+    UseMethod(TransferMethod),
+    /// Copy as lists what is copied one by one.
+    UseLists {
+        /// How many lists.
+        lists: u64,
+    },
+    /// Calibrate: transfers take longer than the built-in table says, these the most.
+    Calibrate {
+        /// What the table predicted, in nanoseconds.
+        predicted_ns: u64,
+    },
+}
+
+/// What the time of an alternative is known from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum AdviceBasis {
+    /// So many timed transfers of this profile that did it.
+    Transfers(u64),
+    /// Costs of this origin.
+    Costs(CostBasis),
+}
+
+/// What would have saved how much of the time of some timed transfers.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Advice {
+    /// What to do.
+    pub kind: AdviceKind,
+    /// Path of the transfers.
+    pub path: TransferPath,
+    /// The method that moved them; `None` if it does not matter.
+    pub method: Option<TransferMethod>,
+    /// How many.
+    pub transfers: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Their share of the bytes of all timed transfers.
+    pub share: f64,
+    /// Time in which at least one of them ran, by their device's clock.
+    pub took_ns: u64,
+    /// From the first to the last timed transfer in their direction, by that clock.
+    pub whole_ns: u64,
+    /// What they would have taken less; `None` if nothing tells.
+    pub saving_ns: Option<u64>,
+    /// What tells it.
+    pub basis: Option<AdviceBasis>,
+    /// Whether a software driver moved them.
+    pub simulated: bool,
+}
+
+impl Advice {
+    /// Returns the saving in each second of [`whole_ns`](Self::whole_ns), in seconds.
+    #[must_use]
+    pub fn saving_per_second(&self) -> Option<f64> {
+        let saving = self.saving_ns.filter(|_| self.whole_ns > 0)?;
+        Some(saving as f64 / self.whole_ns as f64)
+    }
+}
+
+/// A number with its noun, in the plural unless it is 1.
+fn counted(number: u64, noun: &str) -> impl fmt::Display {
+    fmt::from_fn(move |f| write!(f, "{number} {noun}{}", if number == 1 { "" } else { "s" }))
+}
+
+impl fmt::Display for AdviceBasis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Transfers(count) => write!(f, "by {} that did so", counted(*count, "timed transfer")),
+            Self::Costs(CostBasis::User) => f.write_str("by costs that the user set"),
+            Self::Costs(CostBasis::Refined) => f.write_str("by costs corrected by transfers"),
+            Self::Costs(_) => f.write_str("by costs measured here"),
+        }
+    }
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, transfers, bytes, took_ns, basis, .. } = self;
+        let share = percent(Some(self.share));
+        write!(f, "{share} of the timed bytes, {} {path}", counted(*transfers, "transfer"))?;
+        if let Some(method) = self.method {
+            write!(f, " by {method}")?;
+        }
+        write!(f, ", took {}", time(*took_ns))?;
+        if *took_ns > 0 {
+            write!(f, " ({:.1} GB/s)", *bytes as f64 / *took_ns as f64)?;
+        }
+        match self.kind {
+            AdviceKind::PinHostMemory => f.write_str("; with the host's side pinned")?,
+            AdviceKind::UseMethod(method) => write!(f, "; by {method}")?,
+            AdviceKind::UseLists { lists } => {
+                let lists = counted(lists, "list");
+                write!(f, ", submitted in a row; as {lists}, if none needs another,")?;
+            }
+            AdviceKind::Calibrate { predicted_ns } => {
+                write!(f, ", and the built-in table predicted {}: calibrate", time(predicted_ns))?;
+            }
+        }
+        match (self.saving_ns, self.saving_per_second()) {
+            (Some(saving), Some(share)) => {
+                write!(f, " they would take {} less", time(saving))?;
+                write!(f, ", {} of each second in that direction", time((share * 1e9) as u64))?;
+            }
+            _ => f.write_str("; what that saves is not known")?,
+        }
+        if let Some(basis) = basis {
+            write!(f, ", {basis}")?;
+        }
+        f.write_str(if self.simulated { " (simulated)" } else { "" })
+    }
+}
+
+impl Advice {
+    /// Returns whether another one says the same of other transfers.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        let is_same = |a, b| match (a, b) {
+            (Some(AdviceBasis::Transfers(_)), Some(AdviceBasis::Transfers(_))) => true,
+            (a, b) => a == b,
+        };
+        (self.kind, self.path, self.method) == (other.kind, other.path, other.method)
+            && is_same(self.basis, other.basis)
+    }
+
+    /// Adds these.
+    pub(crate) fn add(&mut self, other: &Self) {
+        let sums = [
+            (&mut self.transfers, other.transfers),
+            (&mut self.bytes, other.bytes),
+            (&mut self.took_ns, other.took_ns),
+        ];
+        sums.into_iter().for_each(|(sum, more)| *sum = sum.saturating_add(more));
+        self.share += other.share;
+        self.saving_ns = self.saving_ns.zip(other.saving_ns).map(|(sum, more)| sum.saturating_add(more));
+        if let (Some(AdviceBasis::Transfers(sum)), Some(AdviceBasis::Transfers(more))) =
+            (&mut self.basis, other.basis)
+        {
+            *sum = sum.saturating_add(more);
+        }
+    }
+}

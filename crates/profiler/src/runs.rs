@@ -1,0 +1,133 @@
+//! Runs: small transfers of one path that a thread submitted one after another without seeing the end of any, so that they could have been
+//! one list.
+
+use std::collections::BTreeMap;
+
+use transload_core::{TransferId, TransferPath};
+
+use crate::{busy::BusyTime, timed_transfers::Ran};
+
+/// The largest transfer of a run, in bytes.
+const PIECE: u64 = 64 << 10;
+/// Runs and their transfers that are kept; of more, the oldest are forgotten.
+const OPEN: usize = 4096;
+
+struct Run {
+    path: TransferPath,
+    transfers: u64,
+    bytes: u64,
+    /// How many were timed, and when they ran.
+    timed: u64,
+    ran: Option<Ran>,
+    /// Whether later transfers begin another one.
+    is_closed: bool,
+}
+
+struct Member {
+    run: u64,
+    is_ended: bool,
+    is_timed: bool,
+}
+
+/// The runs of a path of which every transfer was timed.
+#[derive(Clone, Default)]
+pub(crate) struct RunTotals {
+    pub(crate) runs: u64,
+    pub(crate) transfers: u64,
+    pub(crate) bytes: u64,
+    /// From the begin of each run to its end.
+    pub(crate) busy: BusyTime,
+}
+
+#[derive(Default)]
+pub(crate) struct Runs {
+    runs: BTreeMap<u64, Run>,
+    /// The last run of each thread.
+    of_threads: BTreeMap<u64, u64>,
+    members: BTreeMap<TransferId, Member>,
+    last: u64,
+    pub(crate) totals: BTreeMap<TransferPath, RunTotals>,
+}
+
+impl Runs {
+    /// Takes each transfer that a thread submits.
+    pub(crate) fn submitted(&mut self, id: TransferId, path: TransferPath, bytes: u64, thread: u64) {
+        let last = self.of_threads.get(&thread).copied();
+        let continued = last.and_then(|last| {
+            let run = self.runs.get_mut(&last)?;
+            run.is_closed |= run.path != path || bytes > PIECE;
+            (!run.is_closed).then_some(run)
+        });
+        match continued {
+            Some(run) => (run.transfers, run.bytes) = (run.transfers + 1, run.bytes.saturating_add(bytes)),
+            None => {
+                last.into_iter().for_each(|last| self.settle(last));
+                self.of_threads.remove(&thread);
+                if bytes > PIECE {
+                    return;
+                }
+                self.last += 1;
+                let run = Run { path, transfers: 1, bytes, timed: 0, ran: None, is_closed: false };
+                self.runs.insert(self.last, run);
+                self.of_threads.insert(thread, self.last);
+            }
+        }
+        if let Some(run) = self.of_threads.get(&thread).copied() {
+            self.members.insert(id, Member { run, is_ended: false, is_timed: false });
+        }
+        for _ in OPEN..self.members.len() {
+            self.members.pop_first();
+        }
+        for _ in OPEN..self.runs.len() {
+            self.runs.pop_first();
+        }
+        for _ in OPEN..self.of_threads.len() {
+            self.of_threads.pop_first();
+        }
+    }
+
+    /// Takes the end of a transfer, also of its handle: what is submitted from then on may need it.
+    pub(crate) fn ended(&mut self, id: TransferId) {
+        self.change(id, |member, run| (member.is_ended, run.is_closed) = (true, true));
+    }
+
+    /// Takes when a transfer ran.
+    pub(crate) fn timed(&mut self, id: TransferId, ran: Ran) {
+        self.change(id, |member, run| {
+            member.is_timed = true;
+            // One of several clocks has no length.
+            let joined = run.ran.map_or(Some(ran), |before| before.joined(ran));
+            run.timed += u64::from(joined.is_some());
+            run.ran = joined.or(run.ran);
+        });
+    }
+
+    fn change(&mut self, id: TransferId, change: impl FnOnce(&mut Member, &mut Run)) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        let number = member.run;
+        if let Some(run) = self.runs.get_mut(&number) {
+            change(member, run);
+        }
+        if member.is_ended && member.is_timed {
+            self.members.remove(&id);
+        }
+        self.settle(number);
+    }
+
+    /// Counts a run that is complete.
+    fn settle(&mut self, number: u64) {
+        let is_complete = |run: &Run| run.is_closed && run.timed == run.transfers;
+        if !self.runs.get(&number).is_some_and(is_complete) {
+            return;
+        }
+        if let Some(Run { path, transfers: transfers @ 2.., bytes, ran: Some(ran), .. }) =
+            self.runs.remove(&number)
+        {
+            let totals = self.totals.entry(path).or_default();
+            totals.runs += 1;
+            totals.transfers += transfers;
+            totals.bytes = totals.bytes.saturating_add(bytes);
+            totals.busy.add(ran.begin, ran.end);
+        }
+    }
+}

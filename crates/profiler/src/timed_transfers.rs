@@ -1,0 +1,141 @@
+//! Transfers in one piece of which every operation was timed.
+
+use std::collections::BTreeMap;
+
+use transload_core::{ClockId, CostBasis, DeviceId, TransferId, TransferReport};
+
+use crate::{Direction, busy::BusyTime, collector::PathKey, runs::Runs};
+
+/// Transfers that are kept until all of their operations are known; of more, the oldest are forgotten.
+const OPEN: usize = 4096;
+
+/// When something ran, by one clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ran {
+    pub(crate) clock: ClockId,
+    pub(crate) begin: i64,
+    pub(crate) end: i64,
+}
+
+impl Ran {
+    /// Returns the span over both; `None` if they have different clocks.
+    pub(crate) fn joined(self, other: Self) -> Option<Self> {
+        let (begin, end) = (self.begin.min(other.begin), self.end.max(other.end));
+        (self.clock == other.clock).then_some(Self { begin, end, ..self })
+    }
+}
+
+#[derive(Default)]
+struct Open {
+    submitted: Option<Submitted>,
+    bytes: u64,
+    ran: Option<Ran>,
+    /// Whether its operations have several clocks, or several pieces, whose rate is theirs.
+    is_split: bool,
+}
+
+struct Submitted {
+    key: PathKey,
+    lane: DeviceId,
+    bytes: u64,
+    predicted_ns: u64,
+    is_usual: bool,
+    is_simulated: bool,
+    basis: CostBasis,
+}
+
+/// The timed transfers of one path, method and class of size. All have one clock.
+#[derive(Clone, Default)]
+pub(crate) struct TimedTotals {
+    clock: Option<(ClockId, DeviceId)>,
+    pub(crate) is_simulated: bool,
+    pub(crate) transfers: u64,
+    pub(crate) bytes: u64,
+    /// Those whose method was chosen for another reason than its predicted time on an idle device.
+    pub(crate) unusual: u64,
+    /// Those of which the built-in table predicted the time.
+    pub(crate) built_in: u64,
+    pub(crate) predicted_ns: u64,
+    pub(crate) busy: BusyTime,
+}
+
+#[derive(Default)]
+pub(crate) struct TimedTransfers {
+    /// The oldest first.
+    open: BTreeMap<TransferId, Open>,
+    pub(crate) runs: Runs,
+    pub(crate) totals: BTreeMap<PathKey, TimedTotals>,
+    /// Time in which any of them ran, by the device that did the work.
+    pub(crate) lanes: BTreeMap<(DeviceId, Direction), BusyTime>,
+}
+
+impl TimedTransfers {
+    /// Takes a submission, which may come after its operations.
+    pub(crate) fn submitted(&mut self, id: TransferId, report: &TransferReport) {
+        let submitted = Submitted {
+            key: (report.path, report.method, report.size_class()),
+            lane: report.lane,
+            bytes: report.bytes,
+            predicted_ns: crate::clock_map::nanoseconds(report.predicted),
+            is_usual: !report.explored && report.queued == 0,
+            is_simulated: report.simulated,
+            basis: report.basis,
+        };
+        // Its bytes move twice.
+        if !report.through_device {
+            self.open(id).submitted = Some(submitted);
+            self.count(id);
+        }
+    }
+
+    /// Takes an operation of a transfer.
+    pub(crate) fn operated(&mut self, id: TransferId, (bytes, pieces): (u64, u32), ran: Ran) {
+        let open = self.open(id);
+        open.bytes = open.bytes.saturating_add(bytes);
+        let joined = open.ran.map_or(Some(ran), |before| before.joined(ran));
+        open.is_split |= joined.is_none() || pieces > 1;
+        open.ran = joined.or(open.ran);
+        self.count(id);
+    }
+
+    fn open(&mut self, id: TransferId) -> &mut Open {
+        if self.open.len() >= OPEN && !self.open.contains_key(&id) {
+            self.open.pop_first();
+        }
+        self.open.entry(id).or_default()
+    }
+
+    /// Counts a transfer once all of its bytes were moved by timed operations. One that moves them twice, or by several clocks, is left out.
+    fn count(&mut self, id: TransferId) {
+        let is_known = |open: &Open| open.submitted.as_ref().is_some_and(|it| open.bytes >= it.bytes);
+        if !self.open.get(&id).is_some_and(is_known) {
+            return;
+        }
+        let Some(Open { submitted: Some(submitted), bytes, ran: Some(ran), is_split: false }) =
+            self.open.remove(&id)
+        else {
+            return;
+        };
+        let Submitted { key, lane, predicted_ns, is_usual, is_simulated, basis, .. } = submitted;
+        let totals = self.totals.entry(key).or_default();
+        if bytes != submitted.bytes || *totals.clock.get_or_insert((ran.clock, lane)) != (ran.clock, lane) {
+            return;
+        }
+        totals.transfers += 1;
+        totals.bytes = totals.bytes.saturating_add(bytes);
+        totals.unusual += u64::from(!is_usual);
+        totals.built_in += u64::from(basis == CostBasis::BuiltIn);
+        totals.is_simulated |= is_simulated;
+        totals.predicted_ns = totals.predicted_ns.saturating_add(predicted_ns);
+        totals.busy.add(ran.begin, ran.end);
+        self.lanes.entry((lane, Direction::of_path(lane, key.0))).or_default().add(ran.begin, ran.end);
+        self.runs.timed(id, ran);
+    }
+}
+
+impl TimedTotals {
+    /// Returns the device that did the work.
+    pub(crate) fn lane(&self) -> Option<DeviceId> {
+        self.clock.map(|(_, lane)| lane)
+    }
+}
