@@ -36,7 +36,7 @@ fn main() -> Result<()> {
     submit(&*queue, &Operation::Copy { src: weights.raw(), dst: &there }, Timing::Off)?;
     let commands = rectify(backend.device(info.id)?, &backend.buffer(&there)?);
     // Runs after the upload and before the download, since all three name the buffer. Nothing waits in between.
-    backend.submit(info.id, [commands], &mut [(&there, Access::Write)])?;
+    backend.submit(info.id, [commands], &[(&there, Access::Write)])?;
     submit(&*queue, &Operation::Copy { src: &there, dst: result.raw() }, Timing::Off)?.wait()?;
 
     let result = result.read()?;

@@ -20,16 +20,9 @@ impl WgpuQueue {
         Self { device: Arc::clone(device), timeline, priority }
     }
 
-    /// Submits wgpu's command buffers.
-    ///
-    /// # Errors
-    /// Those of [`Submissions::submit_wgpu`](crate::vulkan::Submissions::submit_wgpu).
-    pub(crate) fn submit_wgpu(
-        &self,
-        commands: impl IntoIterator<Item = wgpu::CommandBuffer>,
-    ) -> Result<Fence> {
-        let point = self.device.queue.submit_wgpu(commands)?;
-        Ok(Fence::new(Arc::clone(&self.timeline), point))
+    /// Returns the fence of a point.
+    pub(crate) fn fence(&self, point: u64) -> Fence {
+        Fence::new(Arc::clone(&self.timeline), point)
     }
 }
 
@@ -64,7 +57,7 @@ unsafe impl Queue for WgpuQueue {
         }
         // SAFETY: the caller's promise. What comes before is on this queue, or complete.
         let point = unsafe { copy::perform(&self.device, operation) }?;
-        Ok(Fence::new(Arc::clone(&self.timeline), point))
+        Ok(self.fence(point))
     }
 
     fn outstanding(&self) -> u64 {

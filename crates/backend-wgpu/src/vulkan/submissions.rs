@@ -7,10 +7,11 @@ use std::{
         Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
+    thread::{self, ThreadId},
 };
 
 use ash::vk;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use transload_core::{
     DeviceId, Error, ErrorKind, MemoryKind, Result, TimelineId, events::report, mutant, next_timeline_id,
@@ -56,6 +57,8 @@ pub(crate) struct Submissions {
     pub(super) enqueued: AtomicU64,
     /// The last point known to be reached; all of them after a loss.
     reached: AtomicU64,
+    /// The thread on which wgpu submits, under the lock. It may call callbacks of its user there.
+    pub(super) wgpu_thread: Mutex<Option<ThreadId>>,
     /// What was reached when the device was lost, and why.
     lost: OnceLock<(u64, Error)>,
     pub(super) id: TimelineId,
@@ -97,6 +100,7 @@ impl Submissions {
             state: Mutex::default(),
             enqueued: AtomicU64::new(0),
             reached: AtomicU64::new(0),
+            wgpu_thread: Mutex::default(),
             lost: OnceLock::new(),
             id: next_timeline_id(),
             wakers: Arc::default(),
@@ -114,8 +118,7 @@ impl Submissions {
     /// * The buffers of all commands are this device's, and stay alive until the point is reached.
     /// * All regions are within their memory and not empty, and no other use of their bytes conflicts until the point is reached.
     pub(crate) unsafe fn submit(&self, commands: &[Command]) -> Result<u64> {
-        self.check_usable()?;
-        let mut state = self.state.lock();
+        let mut state = self.lock()?;
         let commands_of = self.command_buffer(&mut state)?;
         let point = self.enqueued.load(Ordering::Relaxed) + 1;
         // SAFETY: the buffer is free; the caller's promise.
@@ -133,6 +136,37 @@ impl Submissions {
                 Err(error)
             }
         }
+    }
+
+    /// Has the point be reached after everything submitted before.
+    pub(super) fn submit_nothing(&self, state: &mut State, point: u64) -> Result<()> {
+        let buffer = self.command_buffer(state)?;
+        // SAFETY: the buffer is free, and there are no commands.
+        let submitted = unsafe { self.record_and_submit(buffer, &[], point) };
+        match submitted {
+            Ok(()) => state.in_flight.push_back((point, buffer)),
+            Err(_) => state.free.push(buffer),
+        }
+        submitted
+    }
+
+    /// Locks the queue for a submission.
+    ///
+    /// # Errors
+    /// The loss of the device; [`ErrorKind::Busy`] if a callback of wgpu calls, on the thread that has the lock.
+    pub(super) fn lock(&self) -> Result<MutexGuard<'_, State>> {
+        self.check_usable()?;
+        if let Some(state) = self.state.try_lock() {
+            return Ok(state);
+        }
+        if *self.wgpu_thread.lock() == Some(thread::current().id()) {
+            let text = format!(
+                "{}: a callback of wgpu ran while wgpu submits; leave the work to another thread",
+                self.vulkan.id
+            );
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        Ok(self.state.lock())
     }
 
     /// Takes a command buffer that is not in use, or allocates one.
