@@ -25,6 +25,7 @@
 #![cfg(any(target_os = "linux", windows))]
 
 mod backend;
+mod clock;
 mod config;
 mod copy;
 mod costs;

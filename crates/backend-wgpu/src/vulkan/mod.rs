@@ -5,6 +5,7 @@ mod memory;
 mod open;
 mod submissions;
 mod timeline;
+mod timestamps;
 
 use std::sync::{Arc, atomic::AtomicBool};
 
@@ -15,6 +16,7 @@ pub(crate) use ash::vk::Buffer as BufferHandle;
 pub(crate) use memory::Memory;
 pub(crate) use open::open_all;
 pub(crate) use submissions::{Command, Commands, Region, Regions, SCRATCH, Submissions};
+pub(crate) use timestamps::Interval;
 
 /// A device of ours: the Vulkan handles that wgpu opened, and wgpu's own handles, which keep them valid.
 pub(crate) struct Vulkan {
@@ -32,6 +34,8 @@ pub(crate) struct Vulkan {
     is_host: bool,
     /// Whether the driver tells how much memory is free.
     has_budget: bool,
+    /// The unit of the queue's timestamps, if they have 64 bits.
+    pub(crate) nanoseconds_per_tick: Option<f64>,
     /// Whether wgpu lost the device.
     wgpu_lost: Arc<AtomicBool>,
     /// The same Vulkan queue, which is used under the same lock, and therefore never handed out.

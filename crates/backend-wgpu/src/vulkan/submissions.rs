@@ -17,7 +17,7 @@ use transload_core::{
     DeviceId, Error, ErrorKind, MemoryKind, Result, TimelineId, events::report, mutant, next_timeline_id,
 };
 
-use super::{Memory, Vulkan, error_of};
+use super::{Memory, Vulkan, error_of, timestamps::Timestamps};
 use crate::wakers::Wakers;
 
 /// Bytes of the device's own memory in which patterns are written before they are copied; at most what one command writes.
@@ -43,6 +43,8 @@ pub(crate) enum Command {
     CopyScratch { dst: vk::Buffer, regions: Regions },
     /// Has later commands wait for earlier ones.
     Barrier,
+    /// Writes the time at which all earlier commands are complete.
+    Timestamp { pool: vk::QueryPool, query: u32 },
 }
 
 pub(crate) type Commands = SmallVec<[Command; 2]>;
@@ -53,6 +55,7 @@ pub(crate) struct Submissions {
     pub(super) semaphore: vk::Semaphore,
     pool: vk::CommandPool,
     scratch: Memory,
+    pub(super) timestamps: Timestamps,
     pub(super) state: Mutex<State>,
     pub(super) enqueued: AtomicU64,
     /// The last point known to be reached; all of them after a loss.
@@ -97,6 +100,7 @@ impl Submissions {
             semaphore,
             pool,
             scratch,
+            timestamps: Timestamps::default(),
             state: Mutex::default(),
             enqueued: AtomicU64::new(0),
             reached: AtomicU64::new(0),
@@ -264,6 +268,13 @@ impl Submissions {
                 // submission begins and ends with a barrier.
                 unsafe { raw.cmd_update_buffer(buffer, self.scratch.buffer(), 0, bytes) };
             }
+            Command::Timestamp { pool, query } => {
+                // SAFETY: the command buffer is being recorded; the pool is this device's and has the query.
+                unsafe {
+                    raw.cmd_reset_query_pool(buffer, *pool, *query, 1);
+                    raw.cmd_write_timestamp(buffer, vk::PipelineStageFlags::BOTTOM_OF_PIPE, *pool, *query);
+                }
+            }
             Command::Barrier => {
                 let transfer = vk::PipelineStageFlags::TRANSFER;
                 let (read, write) = (vk::AccessFlags::TRANSFER_READ, vk::AccessFlags::TRANSFER_WRITE);
@@ -389,6 +400,7 @@ impl Drop for Submissions {
         self.block_until(self.enqueued());
         // SAFETY: all submissions are complete. A drop is exclusive.
         unsafe {
+            self.destroy_timestamps();
             self.vulkan.raw.destroy_command_pool(self.pool, None);
             self.vulkan.raw.destroy_semaphore(self.semaphore, None);
         }

@@ -161,3 +161,26 @@ fn cuda_and_wgpu_exchange_bytes_through_the_host() {
     test.assert_no_live_objects();
     test.assert_no_races();
 }
+
+#[cfg(feature = "profiler")]
+#[test]
+fn profile_times_work_of_a_vulkan_device() {
+    use transload::{backend::OperationSampling, profiler::ProfilerOptions};
+
+    let Some((rt, devices)) = runtime() else { return };
+    let profiler = match rt.profile(ProfilerOptions::new().sampling(OperationSampling::ALL)) {
+        Ok(profiler) => profiler,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            return println!("skipped: {error}");
+        }
+    };
+    let there = rt.alloc::<u8>(devices[0], MemoryKind::Device, 5 * MIB).unwrap();
+    let pinned = filled(&rt, MemoryKind::Pinned, &noise(5 * MIB));
+    for _ in 0..3 {
+        rt.copy(&pinned, &there).wait().unwrap();
+    }
+    let report = profiler.get_comprehensive_report();
+    let timed: u64 = report.directions.iter().map(|direction| direction.timed_bytes).sum();
+    assert_eq!(timed, 15 * MIB as u64, "{report}");
+}
