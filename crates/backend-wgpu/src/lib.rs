@@ -16,7 +16,11 @@
 //!
 //! # Errors
 //! Without a loader or an adapter, [`WgpuBackend::open`] says what to install. A lost device is `DeviceLost` from then on; open another
-//! backend to use it again. Errors of wgpu's own handles become events (`transload_core::events`), not panics.
+//! backend to use it again.
+//!
+//! Where wgpu would panic: errors that no scope captures become events (`transload_core::events`) instead; wgpu is not polled by
+//! this crate, which a lost device answers with a panic; a panic of its submission is caught, and counts as the loss of the device. A program that calls
+//! `poll` on the handed out device has to mind that itself.
 //!
 //! # Threads
 //! Every item may be used from any thread. One thread for each device waits for its work, and only while a task awaits it.
