@@ -5,7 +5,11 @@ use std::{process::ExitCode, sync::LazyLock, time::Instant};
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
-use crate::{bench, codegen, cross, doc, downstream, mutants, package, record, test, tidy};
+use crate::{
+    bench, codegen, cross, doc, downstream, mutants, package, record,
+    test::{self, FEATURES},
+    tidy,
+};
 
 /// Runs every check, then the tests, and returns their exit code.
 pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
@@ -17,7 +21,9 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
     step("tidy");
     tidy::check(sh)?;
     step("clippy, every target, warnings denied");
-    cmd!(sh, "cargo clippy --workspace --all-targets --locked -- -D warnings").quiet().run()?;
+    cmd!(sh, "cargo clippy --workspace --features {FEATURES} --all-targets --locked -- -D warnings")
+        .quiet()
+        .run()?;
     step("documentation, warnings and dead links denied");
     doc::run(sh)?;
     step("packages of the crates that are meant for others");
@@ -40,7 +46,9 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
     }
     step("microbenchmarks, each run once");
     // With the profile and features of the tests, which need the same crates: built in seconds.
-    cmd!(sh, "cargo test --quiet --locked --workspace --bench criterion").quiet().run()?;
+    cmd!(sh, "cargo test --quiet --locked --workspace --features {FEATURES} --bench criterion")
+        .quiet()
+        .run()?;
     step("tests and doctests");
     test::run(sh, &[])
 }

@@ -5,13 +5,16 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, Result};
 use xshell::Shell;
 
+/// Features of the facade that no program of the workspace enables, and whose tests run all the same.
+pub(crate) const FEATURES: &str = "transload/wgpu";
+
 /// Runs unit tests, integration tests and doctests; returns the runner's exit code.
 pub(crate) fn run(sh: &Shell, arguments: &[String]) -> Result<ExitCode> {
     let names_packages =
         arguments.iter().any(|argument| argument.starts_with("-p") || argument.starts_with("--package"));
     let status = Command::new("cargo")
         .args(["test", "--locked"])
-        .args((!names_packages).then_some("--workspace"))
+        .args((!names_packages).then_some(["--workspace", "--features", FEATURES]).into_iter().flatten())
         .args(arguments)
         .current_dir(sh.current_dir())
         .status()

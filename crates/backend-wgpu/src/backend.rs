@@ -6,8 +6,9 @@ use std::{
 };
 
 use transload_core::{
-    Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, PathCost, Place, QueueLease,
-    RawBuffer, ResourceCounts, Result, StreamPriority, WorkloadType, events::report,
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, OperationSampling,
+    OperationSink, PathCost, Place, QueueLease, RawBuffer, ResourceCounts, Result, StreamPriority,
+    WorkloadType, events::report,
 };
 
 use crate::{WgpuBackendConfig, costs, device::DeviceState, queue::WgpuQueue, vulkan::open_all};
@@ -89,6 +90,24 @@ impl Backend for WgpuBackend {
         let mut counts = ResourceCounts::default();
         self.states.iter().for_each(|state| state.add_to(&mut counts));
         counts
+    }
+
+    /// [`ErrorKind::Unsupported`] if a device's timestamps wrap around.
+    fn attach_sink(&self, sink: &Arc<dyn OperationSink>, sampling: OperationSampling) -> Result<()> {
+        if let Some(state) = self.states.iter().find(|state| !state.queue.has_timestamps()) {
+            return Err(state.queue.no_timestamps());
+        }
+        for (index, state) in self.states.iter().enumerate() {
+            state.sink.attach(Arc::clone(sink), sampling).inspect_err(|_| {
+                // The others may have this sink since before.
+                self.states.iter().take(index).for_each(|state| state.sink.detach(sink));
+            })?;
+        }
+        Ok(())
+    }
+
+    fn detach_sink(&self, sink: &Arc<dyn OperationSink>) {
+        self.states.iter().for_each(|state| state.sink.detach(sink));
     }
 
     fn drain(&self) -> Result<()> {

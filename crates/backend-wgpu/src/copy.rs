@@ -13,7 +13,7 @@ use crate::{
     device::DeviceState,
     staging::CAPACITY,
     storage::WgpuStorage,
-    vulkan::{BufferHandle, Command, Commands, Region, Regions, SCRATCH},
+    vulkan::{BufferHandle, Command, Commands, Interval, Region, Regions, SCRATCH},
 };
 
 /// Most regions of one submission, which bounds the memory that it takes.
@@ -49,16 +49,27 @@ fn own_handle(device: &DeviceState, buffer: &RawBuffer) -> Option<BufferHandle> 
     memory.is_of(&device.queue.vulkan).then(|| memory.buffer())
 }
 
-/// Performs an operation on the device's queue. Returns its point. Host memory of others was read or written when it returns.
+/// Performs an operation on the device's queue, and has its begin and end written into each of these slots. Returns its point. Host memory of others was read or written when it returns.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] for an operation that the queue cannot do; the driver's. Nothing touches the buffers then.
 ///
 /// # Safety
 /// * Those of [`Queue::enqueue`](transload_core::Queue::enqueue); everything that comes before is complete or on the same queue.
-pub(crate) unsafe fn perform(device: &DeviceState, operation: &Operation<'_>) -> Result<u64> {
-    let mut packer =
-        Packer { device, commands: Commands::new(), regions: 0, chunk: None, pending: None, last: None };
+pub(crate) unsafe fn perform(
+    device: &DeviceState,
+    operation: &Operation<'_>,
+    measured: &[Interval],
+) -> Result<u64> {
+    let mut packer = Packer {
+        device,
+        measured,
+        commands: Commands::new(),
+        regions: 0,
+        chunk: None,
+        pending: None,
+        last: None,
+    };
     // SAFETY: the caller's promise.
     let outcome = unsafe { packer.pack(operation).and_then(|()| packer.finish()) };
     if outcome.is_err()
@@ -81,6 +92,8 @@ struct Chunk {
 /// Collects the copies of an operation, and submits them when a staging buffer is full. They are independent of each other.
 struct Packer<'a> {
     device: &'a DeviceState,
+    /// Where to write when the operation begins and ends.
+    measured: &'a [Interval],
     commands: Commands,
     regions: usize,
     chunk: Option<Chunk>,
@@ -241,6 +254,10 @@ impl Packer<'_> {
     /// # Safety
     /// * Those of [`perform`].
     unsafe fn submit(&mut self) -> Result<()> {
+        if self.last.is_none() {
+            let begins = self.measured.iter().filter_map(|(begin, _)| self.device.queue.timestamp(*begin));
+            self.commands.insert_many(0, begins);
+        }
         // SAFETY: the caller's promise; a staging buffer is kept until its point.
         let submitted = unsafe { self.device.queue.submit(&self.commands) };
         let chunk = self.chunk.take();
@@ -291,7 +308,10 @@ impl Packer<'_> {
     /// # Safety
     /// * Those of [`perform`].
     unsafe fn finish(&mut self) -> Result<u64> {
-        if !self.commands.is_empty() || self.last.is_none() {
+        let is_measured = !self.measured.is_empty();
+        if !self.commands.is_empty() || self.last.is_none() || is_measured {
+            self.commands
+                .extend(self.measured.iter().filter_map(|(_, end)| self.device.queue.timestamp(*end)));
             // SAFETY: the caller's promise.
             unsafe { self.submit()? };
         }

@@ -6,11 +6,12 @@ use std::sync::{
 };
 
 use transload_core::{
-    DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Place, RawBuffer, Reclaimer, ResourceCounts, Result,
-    events::report,
+    DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Place, QueueTally, RawBuffer, Reclaimer,
+    ResourceCounts, Result, SinkSlot, events::report,
 };
 
 use crate::{
+    clock::WgpuClock,
     staging::StagingPool,
     storage::{Counters, WgpuStorage},
     vulkan::{Submissions, Vulkan},
@@ -25,6 +26,10 @@ pub(crate) struct DeviceState {
     pub(crate) staging: StagingPool,
     pub(crate) counters: Arc<Counters>,
     pub(crate) leases: AtomicU64,
+    pub(crate) clock: Arc<WgpuClock>,
+    /// The place for a profiler's sink, and the counts of the queue for it.
+    pub(crate) sink: SinkSlot,
+    pub(crate) tally: Arc<QueueTally>,
     reclaimer: Arc<Reclaimer>,
     /// Whether a drain has returned the loss of the device.
     loss_reported: AtomicBool,
@@ -34,9 +39,13 @@ impl DeviceState {
     /// # Errors
     /// The driver's.
     pub(crate) fn new(vulkan: Arc<Vulkan>, info: DeviceInfo) -> Result<Arc<Self>> {
+        let queue = Submissions::new(vulkan)?;
         Ok(Arc::new(Self {
             info,
-            queue: Submissions::new(vulkan)?,
+            clock: Arc::new(WgpuClock::new(&queue)),
+            queue,
+            sink: SinkSlot::default(),
+            tally: Arc::default(),
             staging: StagingPool::default(),
             counters: Arc::default(),
             leases: AtomicU64::new(0),

@@ -2,6 +2,7 @@
 
 use transload_core::{
     Access, Claims, DeviceId, Error, ErrorKind, Fence, MemoryKind, RawBuffer, Result, StreamPriority,
+    merge_uses,
 };
 
 use crate::{WgpuBackend, queue::WgpuQueue, storage::WgpuStorage};
@@ -49,8 +50,10 @@ impl WgpuBackend {
     /// submitted it, and before all that is submitted later. Does not wait for them. Blocks the calling thread while earlier work of
     /// another backend is not complete, and on some drivers while an earlier submission of wgpu runs.
     ///
-    /// `uses` names each buffer that the commands use, read or written, without two conflicting uses of common bytes. The commands
-    /// are ordered with other work on these alone: on another buffer they run at some time.
+    /// `uses` names each buffer that the commands use, read or written. The commands are ordered with other work on these alone: on another
+    /// buffer they run at some time.
+    ///
+    /// wgpu calls callbacks of finished work (`map_async`) meanwhile. A callback that uses this backend gets [`ErrorKind::Busy`].
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::Busy`] if a host view is open on a range; [`ErrorKind::SourceFailed`] if bytes to be
@@ -60,14 +63,23 @@ impl WgpuBackend {
         &self,
         device: DeviceId,
         commands: impl IntoIterator<Item = wgpu::CommandBuffer>,
-        uses: &mut [(&RawBuffer, Access)],
+        uses: &[(&RawBuffer, Access)],
     ) -> Result<Fence> {
-        let queue = WgpuQueue::new(self.state(device)?, StreamPriority::Normal);
-        let mut claims = Claims::updating(uses)?;
+        let state = self.state(device)?;
+        let queue = WgpuQueue::new(state, StreamPriority::Normal);
+        let uses = merge_uses(uses);
+        let mut uses: Vec<_> = uses.iter().map(|(buffer, access)| (buffer, *access)).collect();
+        let mut claims = Claims::updating(&mut uses)?;
         claims.wait_for_foreign_fences(&queue);
-        let fence = claims.inherit(queue.submit_wgpu(commands)?);
-        // SAFETY: the point is reached after the commands, and after everything before them on the queue. Other fences were waited for.
-        unsafe { claims.commit(&fence) };
-        Ok(fence)
+        let mut submitted = None;
+        state.queue.submit_wgpu(commands, None, |point| {
+            let fence = queue.fence(point);
+            submitted = Some(claims.inherit(fence.clone()));
+            // SAFETY: the point is reached after the commands, and after everything before them on the queue. Other fences were
+            // waited for.
+            unsafe { claims.commit(&fence) };
+        })?;
+        let interrupted = || Error::new(ErrorKind::Interrupted, "the submission has no point");
+        submitted.ok_or_else(interrupted)
     }
 }

@@ -2,9 +2,13 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use transload_core::{DeviceId, Fence, Operation, Place, Queue, Result, StreamPriority, Timeline, Timing};
+use smallvec::SmallVec;
+use transload_core::{
+    DeviceId, Fence, Operation, OperationInfo, Place, Queue, Result, Stamp, StreamPriority, Timeline, Timing,
+    mutant,
+};
 
-use crate::{copy, device::DeviceState};
+use crate::{copy, device::DeviceState, vulkan::Interval};
 
 /// A lease of the device's queue. All leases share one Vulkan queue and its timeline, so the priority has no effect.
 pub(crate) struct WgpuQueue {
@@ -20,16 +24,13 @@ impl WgpuQueue {
         Self { device: Arc::clone(device), timeline, priority }
     }
 
-    /// Submits wgpu's command buffers.
-    ///
-    /// # Errors
-    /// Those of [`Submissions::submit_wgpu`](crate::vulkan::Submissions::submit_wgpu).
-    pub(crate) fn submit_wgpu(
-        &self,
-        commands: impl IntoIterator<Item = wgpu::CommandBuffer>,
-    ) -> Result<Fence> {
-        let point = self.device.queue.submit_wgpu(commands)?;
-        Ok(Fence::new(Arc::clone(&self.timeline), point))
+    fn stamp_of(&self, slot: u32) -> Stamp {
+        Stamp::new(Arc::clone(&self.device.clock) as _, slot.into())
+    }
+
+    /// Returns the fence of a point.
+    pub(crate) fn fence(&self, point: u64) -> Fence {
+        Fence::new(Arc::clone(&self.timeline), point)
     }
 }
 
@@ -56,15 +57,40 @@ unsafe impl Queue for WgpuQueue {
         fence.timeline().id() == self.timeline.id()
     }
 
-    unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], _: Timing) -> Result<Fence> {
-        self.device.queue.check_usable()?;
-        for fence in after.iter().filter(|fence| !self.can_wait_for(fence)) {
+    unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
+        let DeviceState { queue, sink, tally, .. } = &*self.device;
+        queue.check_usable()?;
+        for fence in after.iter().filter(|fence| !self.can_wait_for(fence) && !mutant!("wgpu/come-after")) {
             // Failed work reports its own error; either way it is complete.
             let _over = fence.wait();
         }
+        let info = || OperationInfo::of(operation);
+        let sample = sink.sample(tally, info);
+        // Without timestamps nothing is measured, and the sink only counts.
+        let kept = if timing == Timing::Measured { queue.reserve_interval().ok() } else { None };
+        let passed = sample.as_ref().and_then(|_| queue.reserve_interval().ok());
+        let measured: SmallVec<[Interval; 2]> = kept.into_iter().chain(passed).collect();
         // SAFETY: the caller's promise. What comes before is on this queue, or complete.
-        let point = unsafe { copy::perform(&self.device, operation) }?;
-        Ok(Fence::new(Arc::clone(&self.timeline), point))
+        let point = unsafe { copy::perform(&self.device, operation, &measured) }.inspect_err(|_| {
+            measured.iter().for_each(|interval| queue.release_interval(*interval));
+            sink.withdraw(tally, info);
+        })?;
+        for (begin, end) in &measured {
+            queue.set_timestamp_point(*begin, point);
+            queue.set_timestamp_point(*end, point);
+        }
+        if let Some(interval) = kept {
+            queue.keep_duration(point, interval);
+        }
+        if let Some(sample) = sample {
+            let times = passed.map(|(begin, end)| (self.stamp_of(begin), self.stamp_of(end)));
+            sink.pass(sample, (&*self.timeline, self.priority), times);
+        }
+        Ok(self.fence(point))
+    }
+
+    fn stamp(&self) -> Result<Stamp> {
+        self.device.clock.submit().map(|(slot, _)| self.stamp_of(slot))
     }
 
     fn outstanding(&self) -> u64 {

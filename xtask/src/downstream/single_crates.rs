@@ -1,4 +1,5 @@
-//! Builds and runs a project for each published crate that depends on it and those that its interface needs.
+//! Builds and runs a project for each published crate that depends on it and those that its interface needs. Not for the wgpu backend:
+//! wgpu would take longer to build than all others.
 
 use std::path::Path;
 

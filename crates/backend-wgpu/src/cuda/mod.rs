@@ -9,11 +9,12 @@
 
 mod imported;
 
-use std::{any::Any, fmt, sync::Arc};
+use std::{any::Any, fmt, iter, sync::Arc};
 
 use parking_lot::Mutex;
 use transload_core::{
-    Access, Claims, DeviceId, Error, ErrorKind, Fence, Queue as _, RawBuffer, Result, StreamPriority, mutant,
+    Access, Claims, DeviceId, Error, ErrorKind, Fence, Queue as _, RawBuffer, Result, StreamPriority,
+    merge_uses, mutant,
 };
 use transload_memory::{CudaDevice, CudaMemoryManager, lift};
 use transload_streams::CudaStream;
@@ -105,11 +106,11 @@ impl CudaInterop {
     /// Submits command buffers of [`WgpuBackend::device`]'s encoders, after all conflicting work on the memory in `shared` and `others`,
     /// by whichever API, and before all that is submitted later.
     ///
-    /// Each memory that the commands use is named, with its use: without two conflicting uses of common bytes. `others` is memory of the
-    /// wgpu backend. Only work on these is ordered with the commands.
+    /// Each memory that the commands use is named, with its use. `others` is memory of the wgpu backend. Only work on these is ordered with
+    /// the commands. Callbacks of wgpu are called as by [`WgpuBackend::submit`].
     ///
     /// # Errors
-    /// Those of [`WgpuBackend::submit`]. Nothing was submitted then, or it is complete.
+    /// Those of [`WgpuBackend::submit`].
     pub fn submit(
         &self,
         commands: impl IntoIterator<Item = wgpu::CommandBuffer>,
@@ -120,59 +121,47 @@ impl CudaInterop {
             let text = format!("the memory is shared with another device than {}", self.device.id());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let mut uses: Vec<_> = shared.iter().map(|(memory, access)| (&memory.buffer, *access)).collect();
-        uses.extend_from_slice(others);
+        let uses: Vec<_> = shared.iter().map(|(memory, access)| (&memory.buffer, *access)).collect();
+        let uses = merge_uses(&[&uses, others].concat());
+        let mut uses: Vec<_> = uses.iter().map(|(buffer, access)| (buffer, *access)).collect();
         let mut claims = Claims::updating(&mut uses)?;
         let queue = WgpuQueue::new(&self.device, StreamPriority::Normal);
-        let memories = || shared.iter().map(|(memory, _)| &*memory.memory);
-        let Some(order) = &self.order else {
-            if !mutant!("wgpu/waits-for-cuda") {
-                claims.wait_for_foreign_fences(&queue);
+        let mut memories: Vec<_> = shared.iter().map(|(memory, _)| &*memory.memory).collect();
+        memories.sort_unstable_by_key(|memory| std::ptr::from_ref(*memory));
+        memories.dedup_by_key(|memory| std::ptr::from_ref(*memory));
+        let mut order = self.order.as_ref().map(Mutex::lock);
+        let after = match &mut order {
+            Some(order) => {
+                let is_foreign = |fence: &&Fence| !queue.can_wait_for(fence);
+                let foreign: Vec<Fence> = claims.after().iter().filter(is_foreign).cloned().collect();
+                order.after(&foreign)?.filter(|_| !mutant!("wgpu/waits-for-cuda"))
             }
-            let fence = claims.inherit(self.submit_between(commands, memories, None, &queue)?);
+            None if mutant!("wgpu/waits-for-cuda") => None,
+            None => {
+                claims.wait_for_foreign_fences(&queue);
+                None
+            }
+        };
+        let after = after.as_ref().map(|(semaphore, value)| (&**semaphore, *value));
+        // SAFETY: the memory is claimed, and stays alive until the commands are complete.
+        let [take, give] = unsafe { self.device.queue.vulkan.hand_over(&memories) };
+        let commands = iter::once(take).chain(commands).chain(iter::once(give));
+        let mut submitted = None;
+        self.device.queue.submit_wgpu(commands, after, |point| {
+            let own = queue.fence(point);
+            // Without the stream's fence, the host waits for the queue's.
+            let fence = order.as_ref().and_then(|order| order.fence_of(&own).ok()).unwrap_or(own);
+            submitted = Some(claims.inherit(fence.clone()));
             if !mutant!("wgpu/cuda-waits") {
-                // SAFETY: the point is reached after the commands and everything before them on the queue. Other fences were waited for.
+                // SAFETY: the queue's point is reached after the commands, and after everything before them on the queue, and the stream's
+                // after that and the fences that the commands wait for.
                 unsafe { claims.commit(&fence) };
             }
-            return Ok(fence);
-        };
-        let mut order = order.lock();
-        let foreign: Vec<Fence> =
-            claims.after().iter().filter(|fence| !queue.can_wait_for(fence)).cloned().collect();
-        let after = order.after(&foreign)?;
-        let after = after.filter(|_| !mutant!("wgpu/waits-for-cuda"));
-        let point = self.submit_between(commands, memories, after, &queue)?;
-        let fence = order.fence_of(&point).inspect_err(|_| _ = point.wait())?;
-        let fence = claims.inherit(fence);
-        // SAFETY: the stream's fence is complete after the submission's point, and after everything before it on the stream, which are
-        // the fences that the submission waits for.
-        unsafe { claims.commit(&fence) };
-        Ok(fence)
-    }
-
-    /// Submits between taking the memory over from CUDA and handing it back.
-    fn submit_between<'a, M: Iterator<Item = &'a Memory>>(
-        &self,
-        commands: impl IntoIterator<Item = wgpu::CommandBuffer>,
-        memories: impl Fn() -> M,
-        after: Option<(Arc<Semaphore>, u64)>,
-        queue: &WgpuQueue,
-    ) -> Result<Fence> {
-        let submissions = &self.device.queue;
-        let after = after.as_ref().map(|(semaphore, value)| (&**semaphore, *value));
-        // SAFETY: the memory is claimed, and stays alive until the claims are committed, or until the queue is idle after an error. CUDA
-        // signals the value after its own work on the memory.
-        unsafe { submissions.acquire(memories(), after) }?;
-        let submitted = queue.submit_wgpu(commands);
-        // SAFETY: as above.
-        let released = unsafe { submissions.release(memories()) };
-        match submitted.and(released) {
-            Ok(point) => Ok(Fence::new(Arc::clone(queue.timeline()), point)),
-            Err(error) => {
-                submissions.block_until(submissions.enqueued());
-                Err(error)
-            }
-        }
+            // Before callbacks of wgpu's user.
+            drop(order);
+        })?;
+        let interrupted = || Error::new(ErrorKind::Interrupted, "the submission has no point");
+        submitted.ok_or_else(interrupted)
     }
 }
 
@@ -201,9 +190,7 @@ impl Order {
 
     /// Returns a fence of the stream that is complete after a submission.
     fn fence_of(&self, submitted: &Fence) -> Result<Fence> {
-        if !mutant!("wgpu/cuda-waits") {
-            self.after.wait(&self.stream, submitted.point())?;
-        }
+        self.after.wait(&self.stream, submitted.point())?;
         self.stream.fence()
     }
 }

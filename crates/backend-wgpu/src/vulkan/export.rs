@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use ash::{khr, vk};
 use transload_core::{Error, ErrorKind, Result};
+use wgpu::hal;
 
-use super::{Command, Memory, Semaphore, Submissions, Vulkan, error_of, submissions::After};
+use super::{Memory, Semaphore, Submissions, Vulkan, error_of};
 
 /// A file descriptor that nobody has closed, for the API that imports it.
 pub(crate) struct Descriptor(pub(crate) i32);
@@ -71,57 +72,43 @@ impl Submissions {
     pub(crate) fn semaphore(&self) -> &Semaphore {
         &self.semaphore
     }
+}
 
-    /// Takes exported buffers over from the other API, after that has signalled a value of a semaphore.
-    ///
-    /// # Errors
-    /// Those of [`submit`](Self::submit).
+impl Vulkan {
+    /// Returns commands that take exported buffers over from the other API, before commands that use them, and others that hand them back.
     ///
     /// # Safety
-    /// * The buffers are this device's, exported, and stay alive until the point is reached.
-    /// * The semaphore is, too; it gets the value, once the other API does not use them any more.
-    pub(crate) unsafe fn acquire<'a>(
-        &self,
-        buffers: impl Iterator<Item = &'a Memory>,
-        after: After<'_>,
-    ) -> Result<u64> {
-        let (from, to) = (vk::QUEUE_FAMILY_EXTERNAL, self.vulkan.family);
-        let commands: Vec<_> =
-            buffers.map(|memory| Command::HandOver { buffer: memory.buffer(), from, to }).collect();
-        // SAFETY: the caller's promise; ownership of a whole buffer has no region.
-        unsafe { self.submit_after(&commands, after) }
-    }
-
-    /// Hands exported buffers over to the other API, which may use them once the point is reached.
-    ///
-    /// # Errors
-    /// Those of [`submit`](Self::submit).
-    ///
-    /// # Safety
-    /// * The buffers were [acquired](Self::acquire), and stay alive until the point is reached.
-    pub(crate) unsafe fn release<'a>(&self, buffers: impl Iterator<Item = &'a Memory>) -> Result<u64> {
-        let (from, to) = (self.vulkan.family, vk::QUEUE_FAMILY_EXTERNAL);
-        let commands: Vec<_> =
-            buffers.map(|memory| Command::HandOver { buffer: memory.buffer(), from, to }).collect();
-        // SAFETY: the caller's promise.
-        unsafe { self.submit_after(&commands, None) }
-    }
-
-    /// # Safety
-    /// * The command buffer is being recorded; `of` is a buffer of this device that was made to be exported.
-    pub(super) unsafe fn hand_over(&self, buffer: vk::CommandBuffer, of: vk::Buffer, (from, to): (u32, u32)) {
+    /// * The buffers are this device's, exported, each named once, and stay alive until the commands are complete.
+    /// * Both are submitted together; nothing else uses the buffers from the first to the last of them.
+    pub(crate) unsafe fn hand_over(&self, buffers: &[&Memory]) -> [wgpu::CommandBuffer; 2] {
         let (none, all) =
             (vk::AccessFlags::empty(), vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE);
-        let (before, later) = if from == vk::QUEUE_FAMILY_EXTERNAL { (none, all) } else { (all, none) };
-        let barrier = [vk::BufferMemoryBarrier::default()
-            .src_access_mask(before)
-            .dst_access_mask(later)
-            .src_queue_family_index(from)
-            .dst_queue_family_index(to)
-            .buffer(of)
-            .size(vk::WHOLE_SIZE)];
-        let (stages, flags) = (vk::PipelineStageFlags::ALL_COMMANDS, vk::DependencyFlags::empty());
-        // SAFETY: the caller's promise.
-        unsafe { self.vulkan.raw.cmd_pipeline_barrier(buffer, stages, stages, flags, &[], &barrier, &[]) };
+        let (other, own) = (vk::QUEUE_FAMILY_EXTERNAL, self.family);
+        [((other, none), (own, all)), ((own, all), (other, none))].map(|((from, before), (to, later))| {
+            let barrier = |memory: &&Memory| {
+                vk::BufferMemoryBarrier::default()
+                    .src_access_mask(before)
+                    .dst_access_mask(later)
+                    .src_queue_family_index(from)
+                    .dst_queue_family_index(to)
+                    .buffer(memory.buffer())
+                    .size(vk::WHOLE_SIZE)
+            };
+            let barriers: Vec<_> = buffers.iter().map(barrier).collect();
+            let mut encoder =
+                self.wgpu_device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+            let record = |encoder: Option<&mut hal::vulkan::CommandEncoder>| {
+                let Some(encoder) = encoder else { return };
+                let (stages, flags) = (vk::PipelineStageFlags::ALL_COMMANDS, vk::DependencyFlags::empty());
+                // SAFETY: wgpu has begun to record the commands, and records nothing else; the buffers are this device's.
+                unsafe {
+                    let commands = encoder.raw_handle();
+                    self.raw.cmd_pipeline_barrier(commands, stages, stages, flags, &[], &barriers, &[]);
+                }
+            };
+            // SAFETY: nothing is destroyed or ended.
+            unsafe { encoder.as_hal_mut::<hal::api::Vulkan, _, _>(record) };
+            encoder.finish()
+        })
     }
 }

@@ -1,11 +1,18 @@
 //! wgpu's own handles over this device: buffers, and submissions of command buffers in the order of our queue.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
 
+use ash::vk;
 use transload_core::{Error, ErrorKind, RawBuffer, Result, catch_panic};
 use wgpu::hal;
 
-use super::{Memory, Submissions, Vulkan, error_of};
+use super::{Memory, Submissions, Vulkan, error_of, submissions::After};
 
 impl Vulkan {
     pub(crate) fn wgpu_device(&self) -> &wgpu::Device {
@@ -40,41 +47,65 @@ impl Vulkan {
 }
 
 impl Submissions {
-    /// Submits wgpu's command buffers, after everything submitted before. Returns their point.
+    /// Submits wgpu's command buffers, after everything submitted before. Calls `commit` with their point first: wgpu calls callbacks
+    /// of its user, which may need what the caller has claimed. `after` is awaited by the device; its semaphore is this device's, and
+    /// lives until the point is reached.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if wgpu refuses them, which it reports as an event; the loss of the device.
-    pub(crate) fn submit_wgpu(&self, buffers: impl IntoIterator<Item = wgpu::CommandBuffer>) -> Result<u64> {
-        self.check_usable()?;
+    /// Those of [`lock`](Self::lock), before `commit`; after it [`ErrorKind::InvalidArgument`] if wgpu refuses them, which it reports as an
+    /// event, or the loss of the device. The point is reached then, too.
+    pub(crate) fn submit_wgpu(
+        &self,
+        buffers: impl IntoIterator<Item = wgpu::CommandBuffer>,
+        after: After<'_>,
+        commit: impl FnOnce(u64),
+    ) -> Result<()> {
         let queue = &self.vulkan.wgpu_queue;
-        let state = self.state.lock();
-        let point = self.enqueued.load(Ordering::Relaxed) + 1;
         // SAFETY: nothing is destroyed. The semaphore outlives all submissions: a drop waits for the last point.
         let lower = || unsafe { queue.as_hal::<hal::api::Vulkan>() };
+        let mut state = self.lock()?;
+        *self.wgpu_thread.lock() = Some(thread::current().id());
+        let point = self.enqueued.load(Ordering::Relaxed) + 1;
+        // Before the submission: a fence of the point may be waited for as soon as it is committed.
+        self.enqueued.store(point, Ordering::Release);
+        commit(point);
         if let Some(lower) = lower() {
             lower.add_signal_semaphore(self.semaphore.raw, Some(point));
+            if let Some((semaphore, value)) = after {
+                lower.add_wait_semaphore(semaphore.raw, Some(value), vk::PipelineStageFlags::ALL_COMMANDS);
+            }
         }
         let submitted = catch_panic(|| queue.submit(buffers));
-        let is_left = lower().is_none_or(|lower| lower.remove_signal_semaphore(self.semaphore.raw));
-        if submitted.is_err() || self.vulkan.wgpu_lost.load(Ordering::Acquire) {
-            let cause = submitted.err();
-            let error = error_of(self.vulkan.id, "wgpu's submit", ash::vk::Result::ERROR_DEVICE_LOST);
-            self.lose(&state, cause.unwrap_or(error));
-            return self.check_usable().map(|()| point);
+        let is_refused = lower().is_none_or(|lower| lower.remove_signal_semaphore(self.semaphore.raw));
+        if let (Some(lower), Some((semaphore, _))) = (lower(), after) {
+            lower.remove_wait_semaphore(semaphore.raw);
         }
-        if is_left {
+        let outcome = if submitted.is_err() || self.vulkan.wgpu_lost.load(Ordering::Acquire) {
+            let result = vk::Result::ERROR_DEVICE_LOST;
+            Err(submitted.err().unwrap_or_else(|| error_of(self.vulkan.id, "wgpu's submit", result)))
+        } else if is_refused {
+            self.submit_nothing(&mut state, point)
+        } else {
+            Ok(())
+        };
+        if let Err(error) = outcome {
+            self.lose(&state, error);
+        }
+        *self.wgpu_thread.lock() = None;
+        drop(state);
+        self.check_usable()?;
+        if is_refused {
             let text =
                 format!("wgpu refused the command buffers for {}; an event has its reason", self.vulkan.id);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        self.enqueued.store(point, Ordering::Release);
-        Ok(point)
+        Ok(())
     }
 }
 
 /// A flag that wgpu's loss of a device sets, but not the destruction that its user asked for.
-pub(super) fn lost_flag(device: &wgpu::Device) -> Arc<std::sync::atomic::AtomicBool> {
-    let flag = Arc::<std::sync::atomic::AtomicBool>::default();
+pub(super) fn lost_flag(device: &wgpu::Device) -> Arc<AtomicBool> {
+    let flag = Arc::<AtomicBool>::default();
     let theirs = Arc::clone(&flag);
     device.set_device_lost_callback(move |reason, _| {
         if reason != wgpu::DeviceLostReason::Destroyed {

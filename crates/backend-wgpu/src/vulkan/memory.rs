@@ -159,15 +159,19 @@ impl Vulkan {
     /// is slow), and never a device's own memory that the host happens to see.
     fn types_of(&self, kind: MemoryKind) -> Vec<u32> {
         let (needed, refused, preferred) = match kind {
-            MemoryKind::Device => {
-                (Flags::DEVICE_LOCAL, Flags::PROTECTED | Flags::LAZILY_ALLOCATED, Flags::empty())
-            }
+            MemoryKind::Device => (Flags::DEVICE_LOCAL, Flags::LAZILY_ALLOCATED, Flags::empty()),
             MemoryKind::Pinned => {
                 let refused = if self.is_host { Flags::empty() } else { Flags::DEVICE_LOCAL };
-                (Flags::HOST_VISIBLE | Flags::HOST_COHERENT, refused | Flags::PROTECTED, Flags::HOST_CACHED)
+                (Flags::HOST_VISIBLE | Flags::HOST_COHERENT, refused, Flags::HOST_CACHED)
             }
             _ => return Vec::new(),
         };
+        // These need features of the device that are not enabled.
+        let refused = refused
+            | Flags::PROTECTED
+            | Flags::DEVICE_COHERENT_AMD
+            | Flags::DEVICE_UNCACHED_AMD
+            | Flags::RDMA_CAPABLE_NV;
         let fits = |flags: Flags| flags.contains(needed) && !flags.intersects(refused);
         let all = self.memory.memory_types_as_slice();
         let mut found: Vec<_> = (0..).zip(all).filter(|(_, one)| fits(one.property_flags)).collect();

@@ -8,6 +8,7 @@ mod open;
 mod semaphore;
 mod submissions;
 mod timeline;
+mod timestamps;
 
 use std::sync::{Arc, atomic::AtomicBool};
 
@@ -21,6 +22,7 @@ pub(crate) use memory::Memory;
 pub(crate) use open::open_all;
 pub(crate) use semaphore::Semaphore;
 pub(crate) use submissions::{Command, Commands, Region, Regions, SCRATCH, Submissions};
+pub(crate) use timestamps::Interval;
 
 /// A device of ours: the Vulkan handles that wgpu opened, and wgpu's own handles, which keep them valid.
 pub(crate) struct Vulkan {
@@ -40,6 +42,8 @@ pub(crate) struct Vulkan {
     has_budget: bool,
     /// Whether other APIs can import its timeline semaphores.
     pub(crate) exports_semaphores: bool,
+    /// The unit of the queue's timestamps, if they have 64 bits.
+    pub(crate) nanoseconds_per_tick: Option<f64>,
     /// Whether wgpu lost the device.
     wgpu_lost: Arc<AtomicBool>,
     /// The same Vulkan queue, which is used under the same lock, and therefore never handed out.

@@ -78,6 +78,7 @@ struct Properties {
     uuid: [u8; 16],
     largest_allocation: u64,
     has_budget: bool,
+    nanoseconds_per_tick: f64,
 }
 
 fn properties(adapter: &hal::vulkan::Adapter) -> Properties {
@@ -85,7 +86,13 @@ fn properties(adapter: &hal::vulkan::Adapter) -> Properties {
     let core = adapter.physical_device_capabilities().properties();
     let api = core.api_version.min(instance.instance_api_version());
     if api < vk::API_VERSION_1_2 {
-        return Properties { api, uuid: [0; 16], largest_allocation: 0, has_budget: false };
+        return Properties {
+            api,
+            uuid: [0; 16],
+            largest_allocation: 0,
+            has_budget: false,
+            nanoseconds_per_tick: 0.0,
+        };
     }
     let mut id = vk::PhysicalDeviceIDProperties::default();
     let mut third = vk::PhysicalDeviceMaintenance3Properties::default();
@@ -97,6 +104,7 @@ fn properties(adapter: &hal::vulkan::Adapter) -> Properties {
         uuid: id.device_uuid,
         largest_allocation: third.max_memory_allocation_size,
         has_budget: adapter.physical_device_capabilities().supports_extension(ash::ext::memory_budget::NAME),
+        nanoseconds_per_tick: f64::from(core.limits.timestamp_period),
     }
 }
 
@@ -110,7 +118,7 @@ fn open(adapter: &wgpu::Adapter, id: DeviceId) -> Result<(Arc<Vulkan>, DeviceInf
     let not_vulkan = || Error::new(ErrorKind::Unsupported, "wgpu shows it as an adapter of another API");
     // SAFETY: nothing is destroyed.
     let lower = unsafe { adapter.as_hal::<hal::api::Vulkan>() }.ok_or_else(not_vulkan)?;
-    let Properties { api, uuid, largest_allocation, has_budget } = properties(&lower);
+    let Properties { api, uuid, largest_allocation, has_budget, nanoseconds_per_tick } = properties(&lower);
     if api < vk::API_VERSION_1_2 {
         let (major, minor) = (vk::api_version_major(api), vk::api_version_minor(api));
         let text = format!("it has Vulkan {major}.{minor}; timeline semaphores need 1.2");
@@ -128,6 +136,9 @@ fn open(adapter: &wgpu::Adapter, id: DeviceId) -> Result<(Arc<Vulkan>, DeviceInf
     drop(lower);
     // SAFETY: the physical device is one of the instance, which the device keeps.
     let memory = unsafe { instance.get_physical_device_memory_properties(physical) };
+    // SAFETY: likewise.
+    let families = unsafe { instance.get_physical_device_queue_family_properties(physical) };
+    let has_clock = families.get(family as usize).is_some_and(|family| family.timestamp_valid_bits == 64);
     let vulkan = Vulkan {
         id,
         raw,
@@ -140,6 +151,7 @@ fn open(adapter: &wgpu::Adapter, id: DeviceId) -> Result<(Arc<Vulkan>, DeviceInf
         exports_semaphores,
         is_host: matches!(info.device_type, wgpu::DeviceType::Cpu | wgpu::DeviceType::IntegratedGpu),
         has_budget,
+        nanoseconds_per_tick: has_clock.then_some(nanoseconds_per_tick),
         wgpu_lost: lost_flag(&wgpu_device),
         wgpu_queue,
         wgpu_device,

@@ -7,16 +7,17 @@ use std::{
         Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
+    thread::{self, ThreadId},
 };
 
 use ash::vk;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use transload_core::{
     DeviceId, Error, ErrorKind, MemoryKind, Result, TimelineId, events::report, mutant, next_timeline_id,
 };
 
-use super::{Memory, Semaphore, Vulkan, error_of};
+use super::{Memory, Semaphore, Vulkan, error_of, timestamps::Timestamps};
 use crate::wakers::Wakers;
 
 /// Bytes of the device's own memory in which patterns are written before they are copied; at most what one command writes.
@@ -42,9 +43,8 @@ pub(crate) enum Command {
     CopyScratch { dst: vk::Buffer, regions: Regions },
     /// Has later commands wait for earlier ones.
     Barrier,
-    /// Hands an exported buffer over from one family of queues to another; other APIs are one.
-    #[cfg(feature = "cuda")]
-    HandOver { buffer: vk::Buffer, from: u32, to: u32 },
+    /// Writes the time at which all earlier commands are complete.
+    Timestamp { pool: vk::QueryPool, query: u32 },
 }
 
 /// A value of a semaphore to wait for.
@@ -58,10 +58,13 @@ pub(crate) struct Submissions {
     pub(super) semaphore: Semaphore,
     pool: vk::CommandPool,
     scratch: Memory,
+    pub(super) timestamps: Timestamps,
     pub(super) state: Mutex<State>,
     pub(super) enqueued: AtomicU64,
     /// The last point known to be reached; all of them after a loss.
     reached: AtomicU64,
+    /// The thread on which wgpu submits, under the lock. It may call callbacks of its user there.
+    pub(super) wgpu_thread: Mutex<Option<ThreadId>>,
     /// What was reached when the device was lost, and why.
     lost: OnceLock<(u64, Error)>,
     pub(super) id: TimelineId,
@@ -93,9 +96,11 @@ impl Submissions {
             semaphore,
             pool,
             scratch,
+            timestamps: Timestamps::default(),
             state: Mutex::default(),
             enqueued: AtomicU64::new(0),
             reached: AtomicU64::new(0),
+            wgpu_thread: Mutex::default(),
             lost: OnceLock::new(),
             id: next_timeline_id(),
             wakers: Arc::default(),
@@ -113,24 +118,11 @@ impl Submissions {
     /// * The buffers of all commands are this device's, and stay alive until the point is reached.
     /// * All regions are within their memory and not empty, and no other use of their bytes conflicts until the point is reached.
     pub(crate) unsafe fn submit(&self, commands: &[Command]) -> Result<u64> {
-        // SAFETY: the caller's promise.
-        unsafe { self.submit_after(commands, None) }
-    }
-
-    /// Like [`submit`](Self::submit), but also after another API has signalled a value of a semaphore.
-    ///
-    /// # Errors
-    /// As for `submit`.
-    ///
-    /// # Safety
-    /// * Those of `submit`. The semaphore is this device's, lives until the point is reached, and gets the value.
-    pub(crate) unsafe fn submit_after(&self, commands: &[Command], after: After<'_>) -> Result<u64> {
-        self.check_usable()?;
-        let mut state = self.state.lock();
+        let mut state = self.lock()?;
         let commands_of = self.command_buffer(&mut state)?;
         let point = self.enqueued.load(Ordering::Relaxed) + 1;
         // SAFETY: the buffer is free; the caller's promise.
-        match unsafe { self.record_and_submit(commands_of, (commands, after), point) } {
+        match unsafe { self.record_and_submit(commands_of, commands, point) } {
             Ok(()) => {
                 state.in_flight.push_back((point, commands_of));
                 self.enqueued.store(point, Ordering::Release);
@@ -144,6 +136,37 @@ impl Submissions {
                 Err(error)
             }
         }
+    }
+
+    /// Has the point be reached after everything submitted before.
+    pub(super) fn submit_nothing(&self, state: &mut State, point: u64) -> Result<()> {
+        let buffer = self.command_buffer(state)?;
+        // SAFETY: the buffer is free, and there are no commands.
+        let submitted = unsafe { self.record_and_submit(buffer, &[], point) };
+        match submitted {
+            Ok(()) => state.in_flight.push_back((point, buffer)),
+            Err(_) => state.free.push(buffer),
+        }
+        submitted
+    }
+
+    /// Locks the queue for a submission.
+    ///
+    /// # Errors
+    /// The loss of the device; [`ErrorKind::Busy`] if a callback of wgpu calls, on the thread that has the lock.
+    pub(super) fn lock(&self) -> Result<MutexGuard<'_, State>> {
+        self.check_usable()?;
+        if let Some(state) = self.state.try_lock() {
+            return Ok(state);
+        }
+        if *self.wgpu_thread.lock() == Some(thread::current().id()) {
+            let text = format!(
+                "{}: a callback of wgpu ran while wgpu submits; leave the work to another thread",
+                self.vulkan.id
+            );
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        Ok(self.state.lock())
     }
 
     /// Takes a command buffer that is not in use, or allocates one.
@@ -176,7 +199,7 @@ impl Submissions {
     unsafe fn record_and_submit(
         &self,
         buffer: vk::CommandBuffer,
-        (commands, after): (&[Command], After<'_>),
+        commands: &[Command],
         point: u64,
     ) -> Result<()> {
         let raw = &self.vulkan.raw;
@@ -208,15 +231,8 @@ impl Submissions {
             raw.end_command_buffer(buffer).map_err(failed("vkEndCommandBuffer"))?;
         }
         let (buffers, semaphores, points) = ([buffer], [self.semaphore.raw], [point]);
-        let (awaited, awaited_values): (SmallVec<[_; 1]>, SmallVec<[_; 1]>) =
-            after.iter().map(|(semaphore, value)| (semaphore.raw, *value)).unzip();
-        let stages: SmallVec<[_; 1]> = after.iter().map(|_| vk::PipelineStageFlags::ALL_COMMANDS).collect();
-        let mut values = vk::TimelineSemaphoreSubmitInfo::default()
-            .wait_semaphore_values(&awaited_values)
-            .signal_semaphore_values(&points);
+        let mut values = vk::TimelineSemaphoreSubmitInfo::default().signal_semaphore_values(&points);
         let submit = vk::SubmitInfo::default()
-            .wait_semaphores(&awaited)
-            .wait_dst_stage_mask(&stages)
             .command_buffers(&buffers)
             .signal_semaphores(&semaphores)
             .push_next(&mut values);
@@ -248,16 +264,18 @@ impl Submissions {
                 // submission begins and ends with a barrier.
                 unsafe { raw.cmd_update_buffer(buffer, self.scratch.buffer(), 0, bytes) };
             }
+            Command::Timestamp { pool, query } => {
+                // SAFETY: the command buffer is being recorded; the pool is this device's and has the query.
+                unsafe {
+                    raw.cmd_reset_query_pool(buffer, *pool, *query, 1);
+                    raw.cmd_write_timestamp(buffer, vk::PipelineStageFlags::BOTTOM_OF_PIPE, *pool, *query);
+                }
+            }
             Command::Barrier => {
                 let transfer = vk::PipelineStageFlags::TRANSFER;
                 let (read, write) = (vk::AccessFlags::TRANSFER_READ, vk::AccessFlags::TRANSFER_WRITE);
                 // SAFETY: the command buffer is being recorded.
                 unsafe { self.barrier(buffer, (transfer, write), (transfer, read | write)) };
-            }
-            #[cfg(feature = "cuda")]
-            Command::HandOver { buffer: of, from, to } => {
-                // SAFETY: the caller's promise.
-                unsafe { self.hand_over(buffer, *of, (*from, *to)) };
             }
         }
     }
@@ -377,6 +395,9 @@ impl Drop for Submissions {
         // Nothing is in flight unless an operation without buffers, or whose memory was leaked, is.
         self.block_until(self.enqueued());
         // SAFETY: all submissions are complete. A drop is exclusive.
-        unsafe { self.vulkan.raw.destroy_command_pool(self.pool, None) };
+        unsafe {
+            self.destroy_timestamps();
+            self.vulkan.raw.destroy_command_pool(self.pool, None);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The timeline of a device's queue.
 
-use std::{any::Any, task::Waker};
+use std::{any::Any, task::Waker, time::Duration};
 
 use transload_core::{DeviceId, Error, ErrorKind, Result, Timeline, TimelineId};
 
@@ -49,6 +49,10 @@ unsafe impl Timeline for Submissions {
             return true;
         }
         false
+    }
+
+    fn take_duration(&self, point: u64) -> Result<Option<Duration>> {
+        Self::take_duration(self, point)
     }
 
     fn as_any(&self) -> &dyn Any {

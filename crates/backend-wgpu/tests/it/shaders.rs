@@ -1,7 +1,9 @@
 //! wgpu's own work on buffers of this backend, in order with copies.
 
+use std::sync::mpsc;
+
 use transload_backend_wgpu::wgpu;
-use transload_core::{Access, Backend, ErrorKind, MemoryKind, RawBuffer};
+use transload_core::{Access, Backend, ErrorKind, MemoryKind, Operation, RawBuffer, Timing, submit};
 
 use crate::{MIB, Setup, copy, setup};
 
@@ -63,10 +65,10 @@ fn shaders_run_in_order_with_copies() {
         // Copy, double, copy, double, copy: each needs what the one before wrote, and nobody waits in between.
         copy(&queue, &src, &one);
         let commands = double(&setup, &pipeline, &one);
-        setup.backend.submit(setup.device, [commands], &mut [(&one, Access::Write)]).unwrap();
+        setup.backend.submit(setup.device, [commands], &[(&one, Access::Write)]).unwrap();
         copy(&queue, &one, &two);
         let commands = double(&setup, &pipeline, &two);
-        let doubled = setup.backend.submit(setup.device, [commands], &mut [(&two, Access::Write)]).unwrap();
+        let doubled = setup.backend.submit(setup.device, [commands], &[(&two, Access::Write)]).unwrap();
         copy(&queue, &two, &back);
         for (found, n) in back.read().unwrap().chunks(4).zip(1_u32..) {
             assert_eq!(found, (n * 4).to_ne_bytes());
@@ -90,10 +92,10 @@ fn commands_that_wgpu_refuses_are_an_error_and_later_ones_run() {
     let handle = setup.backend.buffer(&numbers).unwrap();
     let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
     encoder.copy_buffer_to_buffer(&handle, 0, &handle, 32, 4096);
-    let refused = setup.backend.submit(setup.device, [encoder.finish()], &mut [(&numbers, Access::Write)]);
+    let refused = setup.backend.submit(setup.device, [encoder.finish()], &[(&numbers, Access::Write)]);
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidArgument);
     let commands = double(&setup, &pipeline, &numbers);
-    setup.backend.submit(setup.device, [commands], &mut [(&numbers, Access::Write)]).unwrap();
+    setup.backend.submit(setup.device, [commands], &[(&numbers, Access::Write)]).unwrap();
     let back = setup.filled(MemoryKind::Pageable, 64, 0);
     copy(&queue, &numbers, &back).wait().unwrap();
     assert_eq!(*back.read().unwrap(), [2; 64]);
@@ -114,4 +116,49 @@ fn only_device_memory_has_a_handle_which_keeps_it_alive() {
     drop((backend, host));
     // The last handle of the device.
     drop(handle);
+}
+
+/// wgpu calls it while it submits, under the queue's lock.
+#[test]
+fn callback_of_wgpu_that_submits_is_refused_and_does_not_hang() {
+    let Some(setup) = setup() else { return };
+    let (queue, device) = (setup.queue(), setup.backend.device(setup.device).unwrap());
+    let (src, dst) = (setup.filled(MemoryKind::Pinned, 64, 1), setup.allocate(MemoryKind::Device, 64));
+    let used = dst.clone();
+    let mapped = device.create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: 64,
+        usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+        mapped_at_creation: false,
+    });
+    let (sender, outcome) = mpsc::channel();
+    mapped.map_async(wgpu::MapMode::Read, .., move |_| {
+        let copied = submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off);
+        sender.send(copied.map(drop)).unwrap();
+    });
+    let encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    setup
+        .backend
+        .submit(setup.device, [encoder.finish()], &[(&used, Access::Write)])
+        .unwrap()
+        .wait()
+        .unwrap();
+    assert_eq!(outcome.try_recv().unwrap().unwrap_err().kind(), ErrorKind::Busy);
+}
+
+#[test]
+fn overlapping_uses_of_one_submission_are_merged() {
+    let Some(setup) = setup() else { return };
+    let numbers = setup.allocate(MemoryKind::Device, 64);
+    let uses = [
+        (&numbers, Access::Read),
+        (&numbers.slice(8..16).unwrap(), Access::Write),
+        (&numbers, Access::Write),
+    ];
+    let encoder = setup
+        .backend
+        .device(setup.device)
+        .unwrap()
+        .create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    setup.backend.submit(setup.device, [encoder.finish()], &uses).unwrap().wait().unwrap();
 }

@@ -1,6 +1,17 @@
 //! Waiting for work, by threads and by tasks.
 
-use transload_core::{Backend, MemoryKind};
+use std::{
+    any::Any,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Waker,
+};
+
+use transload_core::{
+    Backend, DeviceId, Fence, MemoryKind, Operation, Result, Timeline, TimelineId, Timing, next_timeline_id,
+};
 
 use crate::{MIB, copy, setup};
 
@@ -54,4 +65,53 @@ fn point_that_was_never_enqueued_is_an_error() {
     assert!(timeline.wait(timeline.reached() + 1000).is_err());
     assert_eq!(timeline.poll(timeline.reached() + 1000).ok(), Some(false));
     setup.backend.drain().unwrap();
+}
+
+/// Work of nobody, which is complete when it is waited for.
+struct Waited(TimelineId, AtomicBool);
+
+// SAFETY: there is no work that could touch memory.
+unsafe impl Timeline for Waited {
+    fn id(&self) -> TimelineId {
+        self.0
+    }
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Other("nobody", 0)
+    }
+
+    fn reached(&self) -> u64 {
+        u64::from(self.1.load(Ordering::Relaxed))
+    }
+
+    fn poll(&self, point: u64) -> Result<bool> {
+        Ok(self.reached() >= point)
+    }
+
+    fn wait(&self, _: u64) -> Result<()> {
+        self.1.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn wake_at(&self, point: u64, _: &Waker) -> bool {
+        self.reached() >= point
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+#[test]
+fn fences_of_others_are_waited_for_before_the_copy() {
+    let Some(setup) = setup() else { return };
+    let queue = setup.queue();
+    let (src, dst) = (setup.filled(MemoryKind::Pageable, 100, 5), setup.allocate(MemoryKind::Device, 100));
+    let others = Arc::new(Waited(next_timeline_id(), AtomicBool::new(false)));
+    let after = [Fence::new(Arc::clone(&others) as _, 1)];
+    // SAFETY: a valid copy, between buffers that nothing else uses and that outlive it.
+    let fence = unsafe { queue.enqueue(&Operation::copy(&src, &dst), &after, Timing::Off) }.unwrap();
+    // First: a test that fails drops the buffers.
+    fence.wait().unwrap();
+    assert_eq!(others.reached(), 1, "not waited for");
 }

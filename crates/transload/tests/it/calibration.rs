@@ -31,7 +31,7 @@ fn basis(runtime: &Runtime) -> CostBasis {
 }
 
 /// A process calibrates once at a time: so do its tests.
-fn alone() -> MutexGuard<'static, ()> {
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }

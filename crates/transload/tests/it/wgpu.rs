@@ -10,7 +10,9 @@ const MIB: usize = 1 << 20;
 /// Returns a runtime, and its Vulkan devices; none, with a printed reason, where no adapter is.
 fn runtime() -> Option<(Runtime, Vec<DeviceId>)> {
     let config = WgpuBackendConfig::default().with_software_adapters();
-    let rt = crate::uncalibrated::builder().exploration(false).wgpu(config).discover().unwrap();
+    // Looking for CUDA would load the machine's driver, before other tests of the process install theirs.
+    let builder = crate::uncalibrated::builder().without("cuda").exploration(false);
+    let rt = builder.wgpu(config).discover().unwrap();
     if let Some((_, reason)) = rt.absent().iter().find(|(family, _)| *family == "wgpu") {
         assert!(matches!(reason.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice), "{reason:?}");
         assert!(reason.to_string().contains("install"), "{reason}");
@@ -160,4 +162,46 @@ fn cuda_and_wgpu_exchange_bytes_through_the_host() {
     drop(rt);
     test.assert_no_live_objects();
     test.assert_no_races();
+}
+
+#[cfg(feature = "profiler")]
+#[test]
+fn profile_times_work_of_a_vulkan_device() {
+    use transload::{backend::OperationSampling, profiler::ProfilerOptions};
+
+    let Some((rt, devices)) = runtime() else { return };
+    let profiler = match rt.profile(ProfilerOptions::new().sampling(OperationSampling::ALL)) {
+        Ok(profiler) => profiler,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            return println!("skipped: {error}");
+        }
+    };
+    let there = rt.alloc::<u8>(devices[0], MemoryKind::Device, 5 * MIB).unwrap();
+    let pinned = filled(&rt, MemoryKind::Pinned, &noise(5 * MIB));
+    for _ in 0..3 {
+        rt.copy(&pinned, &there).wait().unwrap();
+    }
+    let report = profiler.get_comprehensive_report();
+    let timed: u64 = report.directions.iter().map(|direction| direction.timed_bytes).sum();
+    assert_eq!(timed, 15 * MIB as u64, "{report}");
+}
+
+#[cfg(feature = "calibration")]
+#[test]
+fn calibration_measures_paths_of_a_vulkan_device() {
+    use transload::calibration::CalibrationOptions;
+
+    let Some((rt, devices)) = runtime() else { return };
+    let _alone = crate::calibration::alone();
+    let options = CalibrationOptions::new().largest(64 << 10).budget(std::time::Duration::from_secs(60));
+    let found = rt.calibrate(&options).unwrap();
+    assert!(found.calibration.unfinished.is_empty(), "{:?}", found.calibration.unfinished);
+    let there = Place::new(devices[0], MemoryKind::Device);
+    for kind in [MemoryKind::Pageable, MemoryKind::Pinned] {
+        let host = Place::new(DeviceId::Cpu, kind);
+        for (src, dst) in [(host, there), (there, host)] {
+            assert_eq!(rt.plan(src, dst, 4096).unwrap().basis, CostBasis::Measured, "{src} to {dst}");
+        }
+    }
 }

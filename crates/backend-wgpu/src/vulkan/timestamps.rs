@@ -1,0 +1,178 @@
+//! Timestamps of the device, which submissions write into slots of query pools.
+
+use std::{collections::VecDeque, time::Duration};
+
+use ash::vk;
+use parking_lot::Mutex;
+use transload_core::{Error, ErrorKind, Result};
+
+use super::{Command, Submissions, error_of};
+
+/// Slots of a query pool.
+const POOL: u32 = 128;
+/// Most durations that are kept. The oldest are dropped first.
+const MAX_KEPT: usize = 1024;
+
+/// A begin and an end.
+pub(crate) type Interval = (u32, u32);
+
+#[derive(Default)]
+pub(super) struct Timestamps {
+    slots: Mutex<Slots>,
+    /// Of measured operations that nobody has asked for.
+    durations: Mutex<VecDeque<(u64, Interval)>>,
+}
+
+#[derive(Default)]
+struct Slots {
+    pools: Vec<vk::QueryPool>,
+    free: Vec<u32>,
+    /// The point from which on each slot can be read; none before it is submitted.
+    points: Vec<Option<u64>>,
+}
+
+impl Submissions {
+    /// Returns whether the queue has timestamps of 64 bits, which never wrap around.
+    pub(crate) fn has_timestamps(&self) -> bool {
+        self.vulkan.nanoseconds_per_tick.is_some()
+    }
+
+    pub(crate) fn no_timestamps(&self) -> Error {
+        let text =
+            format!("{}: its queue has no timestamps of 64 bits, by which work is measured", self.vulkan.id);
+        Error::new(ErrorKind::Unsupported, text)
+    }
+
+    /// Takes a slot.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the queue [has none](Self::has_timestamps); the driver's.
+    pub(crate) fn reserve_timestamp(&self) -> Result<u32> {
+        if !self.has_timestamps() {
+            return Err(self.no_timestamps());
+        }
+        let mut slots = self.timestamps.slots.lock();
+        if let Some(slot) = slots.free.pop() {
+            return Ok(slot);
+        }
+        let info = vk::QueryPoolCreateInfo::default().query_type(vk::QueryType::TIMESTAMP).query_count(POOL);
+        // SAFETY: the device is valid.
+        let pool = unsafe { self.vulkan.raw.create_query_pool(&info, None) }
+            .map_err(|result| error_of(self.vulkan.id, "vkCreateQueryPool", result))?;
+        let first = slots.pools.len() as u32 * POOL;
+        slots.pools.push(pool);
+        slots.points.extend([None; POOL as usize]);
+        slots.free.extend(first + 1..first + POOL);
+        Ok(first)
+    }
+
+    /// Takes a slot for a begin and one for an end.
+    ///
+    /// # Errors
+    /// Those of [`reserve_timestamp`](Self::reserve_timestamp).
+    pub(crate) fn reserve_interval(&self) -> Result<Interval> {
+        let begin = self.reserve_timestamp()?;
+        let end = self.reserve_timestamp().inspect_err(|_| self.release_timestamp(begin))?;
+        Ok((begin, end))
+    }
+
+    /// Returns a slot, once. A submission in flight may still write it: that of its next user comes later.
+    pub(crate) fn release_timestamp(&self, slot: u32) {
+        let mut slots = self.timestamps.slots.lock();
+        if let Some(point) = slots.points.get_mut(slot as usize) {
+            *point = None;
+            slots.free.push(slot);
+        }
+    }
+
+    /// Returns the command that writes a slot when everything before it is complete.
+    pub(crate) fn timestamp(&self, slot: u32) -> Option<Command> {
+        let slots = self.timestamps.slots.lock();
+        slots
+            .pools
+            .get((slot / POOL) as usize)
+            .map(|pool| Command::Timestamp { pool: *pool, query: slot % POOL })
+    }
+
+    /// Says that a slot is written before a point is reached.
+    pub(crate) fn set_timestamp_point(&self, slot: u32, point: u64) {
+        if let Some(known) = self.timestamps.slots.lock().points.get_mut(slot as usize) {
+            *known = Some(point);
+        }
+    }
+
+    /// Returns a slot's instant in nanoseconds, or `None` if its point is not reached.
+    ///
+    /// # Errors
+    /// The loss of the device; the driver's.
+    pub(crate) fn read_timestamp(&self, slot: u32) -> Result<Option<i64>> {
+        let slots = self.timestamps.slots.lock();
+        let point = slots.points.get(slot as usize).copied().flatten();
+        let pool = slots.pools.get((slot / POOL) as usize).copied();
+        drop(slots);
+        let (Some(point), Some(pool)) = (point, pool) else { return Ok(None) };
+        if self.reached() < point && self.refresh() < point {
+            return Ok(None);
+        }
+        self.outcome(point)?;
+        let mut ticks = [0_u64];
+        // SAFETY: the pool is this device's, and the slot was written: its point is reached.
+        unsafe {
+            self.vulkan.raw.get_query_pool_results(
+                pool,
+                slot % POOL,
+                &mut ticks,
+                vk::QueryResultFlags::TYPE_64,
+            )
+        }
+        .map_err(|result| error_of(self.vulkan.id, "vkGetQueryPoolResults", result))?;
+        let [ticks] = ticks;
+        Ok(self.vulkan.nanoseconds_per_tick.map(|period| (ticks as f64 * period) as i64))
+    }
+
+    /// Keeps the duration of the operation at a point, until it is taken.
+    pub(crate) fn keep_duration(&self, point: u64, interval: Interval) {
+        let mut durations = self.timestamps.durations.lock();
+        durations.push_back((point, interval));
+        let oldest = if durations.len() > MAX_KEPT { durations.pop_front() } else { None };
+        drop(durations);
+        if let Some((_, interval)) = oldest {
+            self.release_interval(interval);
+        }
+    }
+
+    /// Returns the duration of the operation at a point, once.
+    ///
+    /// # Errors
+    /// Those of [`read_timestamp`](Self::read_timestamp).
+    pub(crate) fn take_duration(&self, point: u64) -> Result<Option<Duration>> {
+        let mut durations = self.timestamps.durations.lock();
+        let index = durations.iter().position(|(at, _)| *at == point);
+        let kept = index.and_then(|index| durations.remove(index));
+        drop(durations);
+        let Some((_, interval)) = kept else { return Ok(None) };
+        let instants =
+            self.read_timestamp(interval.0).and_then(|begin| Ok((begin, self.read_timestamp(interval.1)?)));
+        self.release_interval(interval);
+        let (begin, end) = instants?;
+        Ok(begin
+            .zip(end)
+            .map(|(begin, end)| Duration::from_nanos(end.saturating_sub(begin).max(0).cast_unsigned())))
+    }
+
+    pub(crate) fn release_interval(&self, (begin, end): Interval) {
+        self.release_timestamp(begin);
+        self.release_timestamp(end);
+    }
+
+    /// Destroys the pools.
+    ///
+    /// # Safety
+    /// * All submissions are complete, and nothing uses the timestamps any more.
+    pub(super) unsafe fn destroy_timestamps(&self) {
+        for pool in self.timestamps.slots.lock().pools.drain(..) {
+            // SAFETY: the caller's promise.
+            unsafe { self.vulkan.raw.destroy_query_pool(pool, None) };
+        }
+    }
+}
