@@ -34,7 +34,31 @@ const TIMELINE_SEMAPHORES: u32 = 114;
 ///
 /// What [`allocate`](Self::allocate) returns is memory of the CUDA device for everything of CUDA, and a buffer of wgpu for shaders:
 /// nothing is copied between them. [`submit`](Self::submit) orders command buffers with all other work on the memory: on the device, if
-/// the driver shares timeline semaphores, and otherwise by waiting on the host.
+/// the driver shares timeline semaphores, and otherwise by waiting on the host. If Vulkan loses the device, what CUDA has enqueued after
+/// a submission may wait for ever.
+///
+/// ```no_run
+/// use std::sync::Arc;
+///
+/// use transload_backend_wgpu::{CudaInterop, WgpuBackend, WgpuBackendConfig, wgpu};
+/// use transload_core::{Access, Backend};
+/// use transload_memory::{CudaDevice, CudaMemoryManager};
+///
+/// fn main() -> transload_core::Result<()> {
+///     let vulkan = WgpuBackend::open(&WgpuBackendConfig::default())?;
+///     // With a `CudaBackend`, its manager: `backend.memory(0)?`.
+///     let cuda = Arc::new(CudaMemoryManager::new(&CudaDevice::new(0)?)?);
+///     let uuid = cuda.device().driver().uuid().ok();
+///     let Some(same) = vulkan.devices().into_iter().find(|info| info.uuid == uuid) else { return Ok(()) };
+///
+///     let both = CudaInterop::new(&vulkan, same.id, &cuda)?;
+///     let shared = both.allocate(1 << 20)?;
+///     // `shared.raw()` is copied and used by streams and kernels, `shared.wgpu()?` bound by shaders.
+///     let mut encoder = vulkan.device(same.id)?.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+///     encoder.clear_buffer(&shared.wgpu()?, 0, None);
+///     both.submit([encoder.finish()], &[(&shared, Access::Write)], &[])?.wait()
+/// }
+/// ```
 pub struct CudaInterop {
     device: Arc<DeviceState>,
     memory: Arc<CudaMemoryManager>,
