@@ -5,7 +5,7 @@ use std::{process::ExitCode, sync::LazyLock, time::Instant};
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
-use crate::{bench, codegen, cross, doc, downstream, mutants, package, record, test, tidy};
+use crate::{bench, codegen, cross, doc, downstream, golden, mutants, package, record, test, tidy};
 
 /// Runs every check, then the tests, and returns their exit code.
 pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
@@ -37,6 +37,10 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
         step("instructions of a small copy and of warm allocations, limited");
         let program = ["--package", "transload-benches", "--bin", "transload-instructions"];
         cmd!(sh, "cargo run --quiet --release --locked {program...}").quiet().run()?;
+    }
+    if cfg!(target_os = "linux") {
+        step("driver calls, allocations, choices and virtual times, compared with a file");
+        golden::run(sh, false)?;
     }
     step("microbenchmarks, each run once");
     // With the profile and features of the tests, which need the same crates: built in seconds.

@@ -9,6 +9,7 @@ mod cross;
 mod date;
 mod doc;
 mod downstream;
+mod golden;
 mod mutants;
 mod package;
 mod record;
@@ -37,6 +38,12 @@ enum Command {
     },
     /// Measure copies of increasing size against raw driver calls; prints a table, writes JSON and an HTML report. Needs no GPU.
     Bench(bench::Options),
+    /// Compare driver calls, allocations, choices and virtual times on the software driver with benches/golden.txt.
+    Golden {
+        /// Rewrite the file.
+        #[arg(long)]
+        update: bool,
+    },
     /// Render the documentation with warnings denied; fails on dead links.
     Doc,
     /// Build and run small downstream projects outside the tree, with each linker, as programs and as C libraries.
@@ -88,6 +95,7 @@ fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Test { arguments } => return test::run(&sh, &arguments),
         Command::Bench(options) => return bench::run(&sh, &options),
+        Command::Golden { update } => golden::run(&sh, update)?,
         Command::Doc => doc::run(&sh)?,
         Command::Downstream => downstream::run(&sh)?,
         Command::Package => package::run(&sh)?,
