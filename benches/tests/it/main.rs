@@ -2,4 +2,5 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
+mod against;
 mod golden;
