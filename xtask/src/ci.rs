@@ -40,7 +40,7 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
     }
     if cfg!(target_os = "linux") {
         step("driver calls, allocations, choices and virtual times, compared with a file");
-        golden::run(sh, false)?;
+        golden::run(sh, &golden::Options::for_every_change())?;
     }
     step("microbenchmarks, each run once");
     // With the profile and features of the tests, which need the same crates: built in seconds.
