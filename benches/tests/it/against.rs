@@ -1,14 +1,18 @@
 //! `transload-bench --against` alternates two programs and fails where the new one is worse.
 
-use std::{fs, process::Command};
+use std::{fs, path::Path, process::Command};
+
+use serde_json::Value;
+
+use crate::schema::faults;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_transload-bench");
 /// The program's exit code if a row is worse.
 const WORSE: i32 = 5;
 
 /// Compares counted allocations of the program with those of itself, and returns the exit code, the table, and both files.
-fn compared(name: &str, more: &[&str]) -> (Option<i32>, String, serde_json::Value, String) {
-    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+fn compared(name: &str, more: &[&str]) -> (Option<i32>, String, Value, String) {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _absent = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
     let (json, summary) = (folder.join("against.json"), folder.join("summary.md"));
@@ -33,6 +37,20 @@ fn program_against_itself_is_clean_and_keeps_every_sample() {
         assert_eq!((samples, &row["verdict"]), ([7, 7], &"same".into()), "{row}");
     }
     assert!(summary.contains("worse by 1 % or more: 0 of 2 rows"), "{summary}");
+    assert_eq!(faults("comparison", &json), Vec::<String>::new());
+}
+
+#[test]
+fn results_of_one_process_have_the_published_schema() {
+    let json = Path::new(env!("CARGO_TARGET_TMPDIR")).join("results.json");
+    let mut program = Command::new(PROGRAM);
+    program.args(["--only", "cpu", "--quick", "--repetitions", "2", "--json"]).arg(&json);
+    assert!(program.output().unwrap().status.code().is_some_and(|code| [0, 4].contains(&code)));
+    let mut results: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    assert_eq!(faults("results", &results), Vec::<String>::new());
+    results["rows"][0]["samples"] = Value::from(1);
+    results.as_object_mut().unwrap().remove("commit");
+    assert_eq!(faults("results", &results).len(), 2, "what is unknown and what is missing");
 }
 
 #[test]

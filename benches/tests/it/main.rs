@@ -4,3 +4,4 @@
 
 mod against;
 mod golden;
+mod schema;
