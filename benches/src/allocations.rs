@@ -13,6 +13,7 @@ static COUNT: AtomicU64 = AtomicU64::new(0);
 static EXPLAIN: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
+    static COUNT_OF_THREAD: Cell<u64> = const { Cell::new(0) };
     /// Set while printing a backtrace, which allocates too.
     static EXPLAINING: Cell<bool> = const { Cell::new(false) };
 }
@@ -21,7 +22,7 @@ thread_local! {
 #[derive(Debug)]
 pub struct Counting;
 
-/// Counts allocations and reallocations of all threads while `work` runs.
+/// Counts allocations and reallocations of all threads while `work` runs, except those of the software driver itself.
 ///
 /// # Errors
 /// If `work` fails.
@@ -31,6 +32,15 @@ pub fn count<E>(work: impl FnOnce() -> Result<(), E>) -> Result<u64, E> {
     let outcome = work();
     COUNTING.store(false, Ordering::SeqCst);
     outcome.map(|()| COUNT.load(Ordering::SeqCst))
+}
+
+/// Like [`count`], but only of the calling thread.
+///
+/// # Errors
+/// If `work` fails.
+pub fn count_of_thread<E>(work: impl FnOnce() -> Result<(), E>) -> Result<u64, E> {
+    let before = COUNT_OF_THREAD.get();
+    count(work).map(|_all| COUNT_OF_THREAD.get() - before)
 }
 
 /// Returns whether [`Counting`] is the global allocator. Otherwise a count of 0 means nothing.
@@ -57,10 +67,15 @@ fn note() {
 
 #[cold]
 fn note_counted() {
+    #[cfg(any(target_os = "linux", windows))]
+    if transload_cuda_sim::is_in_call() {
+        return;
+    }
     if EXPLAINING.try_with(Cell::get).unwrap_or(true) {
         return;
     }
     COUNT.fetch_add(1, Ordering::Relaxed);
+    COUNT_OF_THREAD.set(COUNT_OF_THREAD.get() + 1);
     let left = EXPLAIN.try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
     if left.is_ok() {
         let _gone_with_its_thread = EXPLAINING.try_with(|explaining| {

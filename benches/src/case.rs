@@ -9,6 +9,7 @@ use crate::{
     content::Content,
     grid::Point,
     memory::{Memory, Pages},
+    planted,
     reference::{Memcpy, Reference},
 };
 
@@ -130,6 +131,7 @@ impl Ends<'_> {
     /// Submits a transfer with default options.
     #[inline]
     pub fn submit(&self) -> Transfer {
+        planted::submission();
         let Point { bytes, src_offset, dst_offset } = self.point;
         self.manager.transfer_buffer(&self.src, &self.dst, src_offset, dst_offset, bytes)
     }
@@ -162,7 +164,8 @@ impl Ends<'_> {
         let Point { bytes, src_offset, dst_offset } = self.point;
         let src = self.src.slice(src_offset..src_offset + bytes)?;
         let dst = self.dst.slice(dst_offset..dst_offset + bytes)?;
-        self.manager.copy(&src, &dst).options(*options).wait()
+        planted::submission();
+        planted::copy(|| self.manager.copy(&src, &dst).options(*options).wait())
     }
 }
 

@@ -8,6 +8,7 @@
 //! Without a GPU, the CUDA rows come from the software driver. They are marked `simulated` and have no goals.
 
 pub mod address;
+pub mod against;
 pub mod allocations;
 #[cfg(any(target_os = "linux", windows))]
 pub mod beside;
@@ -39,6 +40,7 @@ pub mod memory;
 pub mod method_baselines;
 pub mod methods;
 pub mod options;
+pub mod planted;
 #[cfg(any(target_os = "linux", windows))]
 pub mod prediction;
 pub mod progress;

@@ -4,13 +4,19 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser as _;
-use transload_benches::{allocations::Counting, exit, options::Options, suite, table};
+use transload_benches::{against, allocations::Counting, exit, options::Options, planted, suite, table};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
+    if let Some(old) = &options.against {
+        return against::run(&options, old);
+    }
+    if let Some(fault) = &options.planted {
+        planted::plant(fault.parse().map_err(anyhow::Error::msg)?);
+    }
     let device = match device(&options)? {
         #[cfg(any(target_os = "linux", windows))]
         Found::Device(ordinal) => Some(ordinal),

@@ -46,7 +46,8 @@ pub struct Options {
     /// Run only these groups.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub only: Vec<Group>,
-    /// Of the groups streams, memory, scaling, choice, many, beside, strided, cast and load, run only parts whose name contains one of these texts.
+    /// Run only the parts of groups whose name contains one of these texts. Parts of the groups cpu and cuda are PATH/BYTES, submit/PATH,
+    /// allocations/PATH, methods/PATH, completion, threads and baselines.
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     pub parts: Vec<String>,
     /// Use the software driver; its rows are marked `simulated`.
@@ -64,6 +65,25 @@ pub struct Options {
     /// Print the backtraces of at most this many counted allocations.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub explain_allocations: u32,
+    /// Compare with an earlier program: it and this one run in turns with the other options, and what changed is printed. A bundle of
+    /// `cargo xtask bundle`, or a `transload-bench`.
+    #[arg(long, value_name = "BUNDLE")]
+    pub against: Option<PathBuf>,
+    /// Processes of each program, at least. The more rows, the more are needed: 9 for 20 rows, 11 for 100.
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(7..=30), requires = "against")]
+    pub processes: u32,
+    /// Compare only rows whose id contains one of these texts. The fewer rows, the fewer processes.
+    #[arg(long, value_name = "TEXT", value_delimiter = ',', requires = "against")]
+    pub rows: Vec<String>,
+    /// The smallest change that counts, in percent.
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, requires = "against")]
+    pub least_change: f64,
+    /// Append what changed to this file as Markdown.
+    #[arg(long, value_name = "PATH", requires = "against")]
+    pub summary: Option<PathBuf>,
+    /// Make this program worse, to test that a comparison finds it: `300ns` a submission, `3%` of each copy, or an `allocation`.
+    #[arg(long, value_name = "FAULT", hide = true)]
+    pub planted: Option<String>,
 }
 
 impl Options {

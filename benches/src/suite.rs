@@ -11,7 +11,7 @@ use crate::{
     grid::{self, Point},
     json::Results,
     machine::Machine,
-    methods::Methods,
+    methods::{self, Methods},
     options::{Group, Options},
     progress::Progress,
     row::Row,
@@ -67,7 +67,9 @@ fn cuda(
     };
     if options.wants(Group::Cuda) {
         measure(&mut bench, &grid::cuda_paths(session.device()), progress, rows)?;
-        rows.extend(bench.method_baselines(&session, begin)?);
+        if options.wants_part("baselines") {
+            rows.extend(bench.method_baselines(&session, begin)?);
+        }
         let paths = grid::method_paths(session.device(), session.peer());
         all_methods(&mut bench, &paths, progress, rows, methods)?;
     }
@@ -112,7 +114,7 @@ fn measure(
     progress: &Progress,
     rows: &mut Vec<Row>,
 ) -> Result<()> {
-    let points = grid::points(bench.options);
+    let (points, options) = (grid::points(bench.options), bench.options);
     let small = Point::aligned(4096);
     let up = paths.first().copied().unwrap_or(TransferPath::new(
         Place::new(DeviceId::Cpu, MemoryKind::Pageable),
@@ -121,20 +123,30 @@ fn measure(
     progress.expect((paths.len() * (points.len() + 1) + 3) as u64);
     for path in paths {
         for point in &points {
+            if !options.wants_part(&format!("{}/{}", grid::name(*path), grid::size(*point))) {
+                continue;
+            }
             progress.next(&format!("{path}, {} bytes", point.bytes));
             let more = bench.grid(*path, *point).with_context(|| format!("{path}, {} bytes", point.bytes))?;
             rows.extend(more);
         }
     }
+    let wants =
+        |part: &str, path: &TransferPath| options.wants_part(&format!("{part}/{}", grid::name(*path)));
     progress.next("submission");
-    for path in paths.iter().filter(|path| path.src.kind != MemoryKind::Mapped) {
+    let is_submitted = |path: &&TransferPath| path.src.kind != MemoryKind::Mapped && wants("submit", path);
+    for path in paths.iter().filter(is_submitted) {
         rows.extend(bench.submitting(*path, small)?);
     }
     progress.next("completion");
-    rows.extend(bench.completing(up, small)?);
+    if options.wants_part("completion") {
+        rows.extend(bench.completing(up, small)?);
+    }
     progress.next("threads");
-    rows.extend(bench.threads(up, small)?);
-    for path in paths {
+    if options.wants_part("threads") {
+        rows.extend(bench.threads(up, small)?);
+    }
+    for path in paths.iter().filter(|path| wants("allocations", path)) {
         progress.next(&format!("{path}, allocations"));
         rows.extend(bench.allocating(*path, small)?);
     }
@@ -149,8 +161,12 @@ fn all_methods(
     rows: &mut Vec<Row>,
     methods: &mut Methods,
 ) -> Result<()> {
+    let options = bench.options;
     progress.expect(paths.len() as u64);
     for path in paths {
+        if !options.wants_part(&format!("{}{}", methods::GROUP, grid::name(*path))) {
+            continue;
+        }
         progress.next(&format!("{path}, every method"));
         rows.extend(bench.methods(*path, methods).with_context(|| format!("{path}, every method"))?);
     }

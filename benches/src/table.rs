@@ -38,7 +38,11 @@ pub fn text(results: &Results) -> String {
     out
 }
 
-fn aligned<const N: usize>(out: &mut String, lines: &[[String; N]], is_number: impl Fn(usize) -> bool) {
+pub(crate) fn aligned<const N: usize>(
+    out: &mut String,
+    lines: &[[String; N]],
+    is_number: impl Fn(usize) -> bool,
+) {
     let widths: [usize; N] = std::array::from_fn(|column| {
         lines.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
     });
@@ -137,7 +141,7 @@ fn summary(rows: &[Row]) -> String {
 }
 
 /// Formats three significant digits, at most three decimals.
-fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 || value == 0.0 => format!("{value:.0}"),
         size if size >= 10.0 => format!("{value:.1}"),

@@ -6,7 +6,7 @@ use anyhow::Result;
 use xshell::{Shell, cmd};
 
 use crate::{
-    bench, codegen, cross, doc, downstream, mutants, package, record,
+    bench, codegen, cross, doc, downstream, golden, mutants, package, record,
     test::{self, FEATURES},
     tidy,
 };
@@ -43,6 +43,10 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
         step("instructions of a small copy and of warm allocations, limited");
         let program = ["--package", "transload-benches", "--bin", "transload-instructions"];
         cmd!(sh, "cargo run --quiet --release --locked {program...}").quiet().run()?;
+    }
+    if cfg!(target_os = "linux") {
+        step("driver calls, allocations, choices and virtual times, compared with a file");
+        golden::run(sh, &golden::Options::for_every_change())?;
     }
     step("microbenchmarks, each run once");
     // With the profile and features of the tests, which need the same crates: built in seconds.

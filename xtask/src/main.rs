@@ -9,9 +9,11 @@ mod cross;
 mod date;
 mod doc;
 mod downstream;
+mod golden;
 mod mutants;
 mod package;
 mod record;
+mod summary;
 mod test;
 mod tidy;
 
@@ -37,6 +39,8 @@ enum Command {
     },
     /// Measure copies of increasing size against raw driver calls; prints a table, writes JSON and an HTML report. Needs no GPU.
     Bench(bench::Options),
+    /// Compare driver calls, allocations, choices and virtual times on the software driver with benches/golden.txt.
+    Golden(golden::Options),
     /// Render the documentation with warnings denied; fails on dead links.
     Doc,
     /// Build and run small downstream projects outside the tree, with each linker, as programs and as C libraries.
@@ -88,6 +92,7 @@ fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Test { arguments } => return test::run(&sh, &arguments),
         Command::Bench(options) => return bench::run(&sh, &options),
+        Command::Golden(options) => golden::run(&sh, &options)?,
         Command::Doc => doc::run(&sh)?,
         Command::Downstream => downstream::run(&sh)?,
         Command::Package => package::run(&sh)?,

@@ -42,6 +42,7 @@ mod address_space;
 mod advice;
 #[allow(non_snake_case, reason = "the driver's names")]
 mod api;
+mod call_counts;
 mod clock;
 mod code;
 mod device;
@@ -66,6 +67,7 @@ mod symbols;
 mod timing;
 
 pub use access::{AccessKind, AccessRecord, Actor, Race};
+pub use call_counts::{CallCounts, count_calls, is_in_call};
 pub use device::{Residency, SimDevice};
 pub use host_kernel::{HostKernel, IllegalAddress, KernelAccess, KernelMemory, Launch, register_host_kernel};
 pub use install::{NAME, install, install_with};

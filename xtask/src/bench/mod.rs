@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, ensure};
 use xshell::Shell;
 
 use self::results::Results;
-use crate::artifacts;
+use crate::{artifacts, summary};
 
 const PACKAGE: &str = "transload-benches";
 const PROGRAM: &str = "transload-bench";
@@ -44,6 +44,9 @@ pub(crate) struct Options {
     /// Measure nothing: draw the page of a results file or of a record.
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["quick", "json", "gpu", "arguments"])]
     from: Option<PathBuf>,
+    /// Append the verdict, and the changes, to this file as Markdown.
+    #[arg(long, value_name = "PATH")]
+    summary: Option<PathBuf>,
     /// Further arguments of the benchmark.
     #[arg(last = true)]
     arguments: Vec<String>,
@@ -77,9 +80,15 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
     // Read before anything is measured: it may be in the place of the results.
     let earlier =
         options.compare.as_ref().map(|file| Results::read_or_record(&here.join(file))).transpose()?;
+    let draw = |results: &Results| {
+        if let Some(path) = &options.summary {
+            summary::append(&here.join(path), &page::summary(results, earlier.as_ref()))?;
+        }
+        draw(results, earlier.as_ref(), &out)
+    };
     if let Some(file) = &options.from {
         let results = Results::read_or_record(&here.join(file))?;
-        draw(&results, earlier.as_ref(), &out)?;
+        draw(&results)?;
         let is_missed = results.rows.iter().any(goals::is_missed);
         return Ok(if is_missed { ExitCode::from(MISSED) } else { ExitCode::SUCCESS });
     }
@@ -95,7 +104,7 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
         command.status().with_context(|| format!("starting {PROGRAM}"))
     };
     if options.gpu {
-        return gpu(&out, earlier.as_ref(), measure);
+        return gpu(&out, draw, measure);
     }
     let arguments: Vec<&str> = options.arguments.iter().map(String::as_str).collect();
     let status = measure(&json, &arguments)?;
@@ -103,7 +112,7 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
     if json.exists() {
         let results = Results::read(&json)?;
         println!("\nresults: {}", json.display());
-        draw(&results, earlier.as_ref(), &out)?;
+        draw(&results)?;
         check::check(&results, options.arguments.is_empty())?;
     }
     if !status.success() {
@@ -116,7 +125,7 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
 /// Measures what is promised of speed, prints it, and draws the page of all runs.
 fn gpu(
     out: &Path,
-    earlier: Option<&Results>,
+    draw: impl Fn(&Results) -> Result<()>,
     measure: impl Fn(&Path, &[&str]) -> Result<ExitStatus>,
 ) -> Result<ExitCode> {
     let mut rows = Vec::new();
@@ -135,7 +144,7 @@ fn gpu(
     }
     print!("\n{}", goals::table(&rows));
     if let Some(results) = Results::joined(runs, &rows) {
-        draw(&results, earlier, out)?;
+        draw(&results)?;
     }
     Ok(if rows.iter().any(goals::is_missed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -160,9 +160,27 @@ pub(super) fn check_file_name(path: &Path) -> Result<()> {
 }
 
 #[cfg(test)]
+#[path = "../../../benches/tests/it/schema.rs"]
+mod published;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::record::sample;
+
+    #[test]
+    fn committed_records_have_the_published_schema() {
+        let none = Vec::<String>::new();
+        assert_eq!(published::faults("record", &serde_json::to_value(sample()).unwrap()), none);
+        let results = serde_json::to_value(crate::bench::results::sample()).unwrap();
+        assert_eq!(published::faults("results", &results), none);
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks");
+        let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        for file in files.filter(|file| file.extension().is_some_and(|extension| extension == "json")) {
+            let record = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+            assert_eq!(published::faults("record", &record), none, "{}", file.display());
+        }
+    }
 
     #[test]
     fn invalid_record_names_the_fault() {

@@ -6,8 +6,8 @@ macro_rules! driver {
     ($( $(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block )*) => {
         $( $(#[$attribute])*
         pub(crate) extern "C" fn $name($($argument: $type),*) -> u32 {
-            #[allow(dead_code, reason = "few bodies have no use for it")]
             const NAME: &str = stringify!($name);
+            let _call = $crate::call_counts::Call::begin(NAME);
             let body = || -> $crate::code::CuResult { $body };
             body().err().unwrap_or($crate::code::SUCCESS)
         } )*
@@ -44,6 +44,7 @@ use std::{
 
 use crate::{
     access::Actor,
+    call_counts::Call,
     clock::{ActorId, Clock},
     code::{self, CuResult},
     memory::{Entry, Kind, Life},
@@ -130,6 +131,7 @@ pub(crate) fn running_callback() -> Option<Running> {
 /// Calls a host function. The lock must not be held.
 pub(crate) fn call_host(HostCall { function, data }: HostCall, running: Running) {
     let before = RUNNING.replace(Some(running));
+    let _call = Call::leave();
     // SAFETY: the caller of `cuLaunchHostFunc` promises that the function can be called once with this data, from any
     // thread.
     unsafe { function(std::ptr::with_exposed_provenance_mut(data)) };

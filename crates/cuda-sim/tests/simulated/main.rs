@@ -3,6 +3,7 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 mod batches;
+mod calls;
 mod capture;
 mod clock;
 mod early;

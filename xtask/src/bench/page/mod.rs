@@ -31,10 +31,28 @@ struct Page<'a> {
     comparison: Option<Comparison>,
 }
 
+impl<'a> Page<'a> {
+    fn new(results: &'a Results, earlier: Option<&Results>) -> Self {
+        let comparison = earlier.map(|earlier| compare(results, earlier));
+        Self { results, paths: paths::of(results), comparison }
+    }
+}
+
+/// Returns the verdict, missed goals, and what changed since an earlier run if given, for a file of Markdown, which may contain such
+/// elements.
+pub(crate) fn summary(results: &Results, earlier: Option<&Results>) -> String {
+    let page = Page::new(results, earlier);
+    let text = html! {
+        h2 { "Benchmark" } (verdict::section(&page)) (facts(results))
+        @if !goals::missed(results).is_empty() { h3 { "Goals" } (goals::section(&page)) }
+        @if earlier.is_some() { h3 { "Changes" } (changes::section(&page)) }
+    };
+    text.into_string() + "\n"
+}
+
 /// Returns the page, with the changes since an earlier run if given.
 pub(crate) fn html(results: &Results, earlier: Option<&Results>) -> String {
-    let comparison = earlier.map(|earlier| compare(results, earlier));
-    let page = Page { results, paths: paths::of(results), comparison };
+    let page = Page::new(results, earlier);
     let sections = [
         ("verdict", "Verdict", verdict::section(&page)),
         ("directions", "Directions", directions::section(&page)),

@@ -55,6 +55,30 @@ fn assert_sound(name: &str, page: &str) {
 }
 
 #[test]
+fn summary_has_the_verdict_and_what_changed_as_one_block_of_markdown() {
+    let (earlier, mut results) = (hardware_sample(), hardware_sample());
+    assert!(!summary(&results, None).contains("<h3>"));
+    for row in results.rows.iter_mut().filter(|row| row.met.is_some()) {
+        (row.value, row.p10, row.p90, row.ratio, row.met) = (9.0, 9.0, 9.0, Some(0.75), Some(false));
+    }
+    results.hardware = "another machine".to_owned();
+    let text = summary(&results, Some(&earlier));
+    for part in [
+        "1 of 1 goals of speed are missed",
+        "1 of 5 measurements are worse",
+        "Other machine.",
+        "<h3>Goals</h3>",
+        "<h3>Changes</h3>",
+    ] {
+        assert!(text.contains(part), "{part} is missing of {text}");
+    }
+    // A blank line would end the elements and begin Markdown.
+    assert!(text.starts_with("<h2>") && text.trim_end().lines().count() == 1, "{text}");
+    results.simulated = true;
+    assert!(summary(&results, None).contains("This run is simulated."));
+}
+
+#[test]
 fn verdict_names_a_wrong_choice_and_a_regression() {
     let (earlier, mut results) = (hardware_sample(), hardware_sample());
     assert!(section(&html(&results, Some(&earlier)), "verdict").contains("class=\"verdict\""));

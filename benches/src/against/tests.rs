@@ -1,0 +1,148 @@
+//! Synthetic runs with planted changes, noise of a process, drift of the machine and slow processes.
+//!
+//! The noise is that of an H200: two processes of one call differed by up to 0.2 % at 16 MiB, and by 2 % at 4 KiB
+//! (docs/benchmarks/2026-11-21-1xH200-five-methods.json).
+
+use clap::Parser as _;
+
+use super::*;
+
+const ROWS: usize = 20;
+const SEEDS: u64 = 10;
+/// Standard deviations between processes of one program, as shares: of the rate at 16 MiB, and of short times.
+const NOISE: [f64; 2] = [0.003, 0.015];
+/// Nanoseconds of a submission.
+const SUBMISSION: f64 = 3_300.0;
+
+/// A number from 0 to 1, the same in every run of a seed.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// About normal, with the deviation 1.
+    fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.next()).sum::<f64>() - 6.0
+    }
+}
+
+fn options(more: &[&str]) -> Options {
+    Options::parse_from([&["transload-bench", "--against", "old"], more].concat())
+}
+
+/// Returns a run whose first row is a rate, and the others times. `change` is what the program makes of a time in ns.
+fn synthetic(random: &mut Random, drift: f64, change: impl Fn(usize, f64) -> f64) -> Run {
+    // One process in twenty is slow altogether.
+    let slow = if random.next() < 0.05 { 1.02 } else { 1.0 };
+    let rows = (0..ROWS).map(|index| {
+        let noise = NOISE[usize::from(index > 0)];
+        let time = change(index, SUBMISSION * index.max(1) as f64);
+        let time = time * (1.0 + noise * random.normal()) * slow * drift;
+        let (unit, value) = if index == 0 { ("GB/s", 1e6 / time) } else { ("ns", time) };
+        Sample { id: format!("row/{index}"), unit: unit.to_owned(), value, goal: None }
+    });
+    Run {
+        simulated: false,
+        hardware: "a device".to_owned(),
+        driver: None,
+        cuda: None,
+        cpu: "a processor".to_owned(),
+        date: "2026-11-27".to_owned(),
+        rows: rows.collect(),
+    }
+}
+
+/// Compares two programs of which the new one makes `change` of the time of each row.
+fn compared(seed: u64, change: impl Fn(usize, f64) -> f64) -> Comparison {
+    let (options, mut random, mut turn) = (options(&[]), Random(seed), 0.0);
+    let measure = |is_new| {
+        turn += 1.0;
+        // The machine gets 1 % slower meanwhile.
+        let drift = 1.0 + 0.0007 * turn;
+        Ok(synthetic(&mut random, drift, |index, time| if is_new { change(index, time) } else { time }))
+    };
+    let [old, new] = in_turns(&options, measure).unwrap();
+    compare(&options, ["old", "new"].map(str::to_owned), &old, &new).unwrap()
+}
+
+fn ids(comparison: &Comparison, verdict: Verdict) -> Vec<&str> {
+    comparison.rows.iter().filter(|row| row.verdict == verdict).map(|row| row.id.as_str()).collect()
+}
+
+#[test]
+fn one_program_against_itself_is_clean() {
+    let is_clean =
+        |seed: &u64| compared(*seed, |_, time| time).rows.iter().all(|row| row.verdict == Verdict::Same);
+    assert_eq!((0..SEEDS).filter(is_clean).count() as u64, SEEDS);
+}
+
+#[test]
+fn planted_share_and_planted_nanoseconds_are_found_alone() {
+    // 3 % of a rate, and 300 ns of a submission.
+    let planted = |index, time| match index {
+        0 => time * 1.03,
+        1 => time + 300.0,
+        _ => time,
+    };
+    let are_found = |seed: &u64| {
+        let comparison = compared(*seed, planted);
+        let mut worse = ids(&comparison, Verdict::Worse);
+        worse.sort_unstable();
+        worse == ["row/0", "row/1"] && ids(&comparison, Verdict::Better).is_empty()
+    };
+    assert_eq!((0..SEEDS).filter(are_found).count() as u64, SEEDS);
+}
+
+#[test]
+fn improvement_is_no_regression() {
+    let comparison = compared(3, |index, time| if index == 0 { time * 0.9 } else { time });
+    assert_eq!(
+        (ids(&comparison, Verdict::Better), ids(&comparison, Verdict::Worse)),
+        (vec!["row/0"], vec![])
+    );
+    let ratio = comparison.rows[0].ratio.unwrap()[0];
+    assert!((1.08..1.14).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn programs_run_in_turns_and_more_often_for_more_rows() {
+    let mut order = Vec::new();
+    let runs = in_turns(&options(&[]), |is_new| {
+        order.push(is_new);
+        let mut run = synthetic(&mut Random(1), 1.0, |_, time| time);
+        run.rows = (0..3_000).map(|index| Sample { id: index.to_string(), ..run.rows[0].clone() }).collect();
+        Ok(run)
+    });
+    assert_eq!(order[..8], [false, true, true, false, false, true, true, false]);
+    assert_eq!(runs.unwrap().map(|runs| runs.len()), [14, 14]);
+}
+
+#[test]
+fn rows_of_one_program_are_named_and_rows_of_the_driver_are_left_out() {
+    let run = |ids: &[&str]| {
+        let mut run = synthetic(&mut Random(1), 1.0, |_, time| time);
+        run.rows = ids.iter().map(|id| Sample { id: (*id).to_owned(), ..run.rows[0].clone() }).collect();
+        run
+    };
+    let [old, new] = [["a", "b", "reference/a/1", "a/raw-list"], ["a", "c", "reference/a/1", "a#2"]];
+    let names = || ["old", "new"].map(str::to_owned);
+    let found = compare(&options(&[]), names(), &[run(&old)], &[run(&new)]).unwrap();
+    assert_eq!(
+        (found.gone.clone(), found.added.clone(), found.rows.len()),
+        (vec!["b".to_owned()], vec!["c".to_owned()], 1)
+    );
+    assert!(found.text().contains("in the new program alone: 1 rows: c"), "{}", found.text());
+    assert!(compare(&options(&["--rows", "x"]), names(), &[run(&old)], &[run(&new)]).is_err());
+}
+
+#[test]
+fn markdown_has_the_verdict_and_the_changed_rows() {
+    let text = compared(5, |index, time| if index == 7 { time * 2.0 } else { time }).markdown();
+    assert!(text.contains("**worse by 1 % or more: 1 of 20 rows; better: 0**"), "{text}");
+    let row = text.lines().find(|line| line.starts_with("| worse | row/7 | ")).unwrap();
+    assert_eq!(row.matches(" | ").count(), 7, "{row}");
+    assert!(!text.contains("row/8"), "{text}");
+}

@@ -1,0 +1,7 @@
+//! The programs of this package, run as their users run them.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![allow(clippy::unwrap_used)]
+
+mod against;
+mod golden;
+mod schema;
