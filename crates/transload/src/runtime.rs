@@ -212,6 +212,15 @@ impl Runtime {
         Error::new(ErrorKind::UnknownDevice, text)
     }
 
+    /// Returns why a place's device is not there, if that is the error.
+    fn with_absence(&self, places: [Place; 2], error: Error) -> Error {
+        let is_absent = |place: &Place| !self.devices().iter().any(|info| info.id == place.device);
+        match places.into_iter().find(is_absent) {
+            Some(place) if error.kind() == ErrorKind::UnknownDevice => self.explain(place.device),
+            _ => error,
+        }
+    }
+
     /// Takes a vector over as an array, without a copy. An empty one gives an empty array.
     ///
     /// # Errors
@@ -336,7 +345,8 @@ impl Runtime {
     /// # Errors
     /// As for [`CrossBackendTransferManager::plan`].
     pub fn plan(&self, src: Place, dst: Place, bytes: u64) -> Result<Plan> {
-        self.manager().plan(src, dst, bytes, &TransferOptions::new())
+        let plan = self.manager().plan(src, dst, bytes, &TransferOptions::new());
+        plan.map_err(|error| self.with_absence([src, dst], error))
     }
 
     /// Returns the statistics of the transfers so far: by path, method and size class, without empty classes.
@@ -361,7 +371,8 @@ impl Runtime {
     /// # Errors
     /// As for [`CrossBackendTransferManager::prepare`].
     pub fn prepare(&self, src: Place, dst: Place) -> Result<()> {
-        self.manager().prepare(src, dst, &TransferOptions::new())
+        let prepared = self.manager().prepare(src, dst, &TransferOptions::new());
+        prepared.map_err(|error| self.with_absence([src, dst], error))
     }
 
     /// Like [`prepare`](Self::prepare), on another thread, from the first poll on. Dropped after that, it is done nevertheless.

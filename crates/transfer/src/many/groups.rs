@@ -77,7 +77,7 @@ pub(super) fn grouped(list: &[Pair]) -> Result<Vec<Group>, BadPairs> {
     for run in runs_by_allocation(list) {
         let Some(first) = run.first() else { continue };
         if !first.1.is_writable() || run.iter().any(|(src, dst)| src.len() != dst.len()) {
-            return Err(first_bad_pair(list));
+            return Err(bad_pairs(list));
         }
         whole.add(run);
         is_one &= path_of(first) == whole.input.path;
@@ -108,13 +108,17 @@ pub(super) fn grouped(list: &[Pair]) -> Result<Vec<Group>, BadPairs> {
 }
 
 #[cold]
-fn first_bad_pair(list: &[Pair]) -> BadPairs {
-    let is_bad = |(src, dst): &Pair| src.len() != dst.len() || !dst.is_writable();
-    let index = list.iter().position(is_bad).unwrap_or_default();
+fn bad_pairs(list: &[Pair]) -> BadPairs {
+    let is_bad = |(_, (src, dst)): &(usize, &Pair)| src.len() != dst.len() || !dst.is_writable();
+    let bad: SmallVec<[usize; 2]> = list.iter().enumerate().filter(is_bad).map(|(index, _)| index).collect();
+    let (index, count) = (bad.first().copied().unwrap_or_default(), list.len());
     let checked = list.get(index).map_or(Ok(()), |(src, dst)| Operation::Copy { src, dst }.validate());
     let cause = checked.err().unwrap_or_else(|| Error::new(ErrorKind::InvalidArgument, "not a valid copy"));
-    let text = format!("pair {index} of {} is invalid, nothing was copied", list.len());
-    (smallvec![index], Error::caused_by(cause.kind(), text, cause))
+    let text = match bad.len() {
+        0 | 1 => format!("pair {index} of {count} is invalid, nothing was copied"),
+        all => format!("{all} of {count} pairs are invalid, nothing was copied; the first is pair {index}"),
+    };
+    (bad, Error::caused_by(cause.kind(), text, cause))
 }
 
 /// A range of the list that is not empty.

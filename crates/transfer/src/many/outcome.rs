@@ -21,7 +21,7 @@ pub struct CopyManyReport {
     pub groups: Vec<TransferReport>,
 }
 
-/// Prints the number of pairs, bytes, time and rate. The alternate form (`{:#}`) adds a line for each group.
+/// Prints the number of pairs, bytes, time and rate, and whether a software driver copied any. The alternate form (`{:#}`) adds a line for each group.
 impl fmt::Display for CopyManyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pairs, bytes, elapsed, groups } = self;
@@ -29,6 +29,9 @@ impl fmt::Display for CopyManyReport {
         let rate = *bytes as f64 / elapsed.as_secs_f64() / 1e9;
         if rate.is_finite() && rate >= 0.01 {
             write!(f, ", {rate:.2} GB/s")?;
+        }
+        if groups.iter().any(|group| group.simulated) {
+            f.write_str(" (simulated)")?;
         }
         if f.alternate() {
             groups.iter().try_for_each(|group| write!(f, "\n  {} pairs: {group}", group.chunks))?;
@@ -46,13 +49,22 @@ pub struct CopyManyError {
     /// Indices of the pairs that were not copied, or of which that is not known, ascending: all of a group that failed as one. Of a
     /// list that was refused as a whole, those that are invalid; nothing was copied then.
     pub pairs: Vec<usize>,
+    /// Whether the list was refused as a whole, of which the error names the pairs.
+    pub(super) is_refused: bool,
+}
+
+impl CopyManyError {
+    /// Returns the pairs that the error does not name itself.
+    fn unnamed(&self) -> &[usize] {
+        if self.is_refused { &[] } else { &self.pairs }
+    }
 }
 
 impl fmt::Display for CopyManyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.pairs.as_slice() {
-            [first, .., last] => {
-                write!(f, "{} pairs from {first} to {last} failed: {}", self.pairs.len(), self.error)
+        match self.unnamed() {
+            all @ [first, .., last] => {
+                write!(f, "{} pairs from {first} to {last} failed: {}", all.len(), self.error)
             }
             [one] => write!(f, "pair {one} failed: {}", self.error),
             [] => self.error.fmt(f),
@@ -68,7 +80,7 @@ impl std::error::Error for CopyManyError {
 
 impl From<CopyManyError> for Error {
     fn from(failed: CopyManyError) -> Self {
-        let text = match failed.pairs.as_slice() {
+        let text = match failed.unnamed() {
             [first, .., last] => format!("{} pairs from {first} to {last} failed", failed.pairs.len()),
             [one] => format!("pair {one} failed"),
             [] => return failed.error,

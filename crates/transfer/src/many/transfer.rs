@@ -139,7 +139,11 @@ impl CopyManyTransfer {
 
     #[cold]
     fn failed(&mut self, of: &Pairs, error: Error) {
-        let failed = self.failed.get_or_insert_with(|| CopyManyError { error, pairs: Vec::new() });
+        let failed = self.failed.get_or_insert_with(|| CopyManyError {
+            error,
+            pairs: Vec::new(),
+            is_refused: matches!(of, Pairs::Refused(_)),
+        });
         let indices = |group: &usize| self.groups.get(*group).and_then(|group| group.indices.as_deref());
         match of {
             Pairs::One(group, pair) => {

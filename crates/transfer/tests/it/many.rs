@@ -134,6 +134,11 @@ fn wrong_list_is_refused_by_index_and_copies_nothing() {
         let (src, dst) = good[at].clone();
         let short = wrong((src.slice(..7).unwrap(), dst.clone()));
         is_refused(&manager, &short, ErrorKind::InvalidArgument, &[at]);
+        let mut two = short;
+        two[0].0 = read_only(7);
+        is_refused(&manager, &two, ErrorKind::InvalidArgument, &[0, at]);
+        let text = manager.copy_many(&two).wait().unwrap_err().to_string();
+        assert!(text.starts_with("2 of ") && text.contains("the first is pair 0"), "{text}");
         is_refused(&manager, &wrong((src.clone(), read_only(8))), ErrorKind::InvalidArgument, &[at]);
         is_refused(&manager, &wrong((src.clone(), src.clone())), ErrorKind::Overlap, &[at]);
         is_refused(&manager, &wrong((src.clone(), good[0].1.clone())), ErrorKind::Overlap, &[0, at]);

@@ -25,7 +25,7 @@ use crate::{Runtime, families};
 ///
 /// A file that exists is not replaced: the trace goes to the first free one of `NAME.2.EXT` to `NAME.64.EXT`, so that several runtimes and
 /// processes do not disturb each other. All operations are timed, up to a million slices. A file that cannot be written is an event
-/// ([`TRACE_FAILED`](crate::backend::events::TRACE_FAILED)), and nothing else fails. Unset or empty, nothing is recorded.
+/// ([`TRACE_FAILED`](crate::backend::events::TRACE_FAILED)) and a line on the standard error stream, and nothing else fails. Unset or empty, nothing is recorded.
 pub const TRACE_VARIABLE: &str = "TRANSLOAD_TRACE";
 
 /// The profiler of a runtime, by [`Runtime::profile`]: a [`StreamProfiler`] that knows all its devices and transfers. Dropping it ends the

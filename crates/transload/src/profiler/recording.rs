@@ -3,7 +3,7 @@
 use std::{
     env,
     fs::File,
-    io::{BufWriter, ErrorKind as IoErrorKind},
+    io::{self, BufWriter, ErrorKind as IoErrorKind, Write as _},
     path::{Path, PathBuf},
     process,
     sync::{Arc, Condvar, Mutex, Once, PoisonError, Weak},
@@ -37,12 +37,14 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    /// Starts the recording of a runtime. A failure is reported as an event.
+    /// Starts the recording of a runtime. A failure is reported as an event, and on the standard error stream.
     pub(crate) fn of_runtime(runtime: &Runtime, path: &Path) -> Option<Arc<Self>> {
         let started = Self::start(runtime, path);
         if let Err(error) = &started {
             report::trace_failed(path, error);
             report::emit_deferred();
+            // Who set the variable may not see events.
+            let _unseen = writeln!(io::stderr(), "transload: {TRACE_VARIABLE}: not recorded: {error}");
         }
         started.ok()
     }

@@ -8,6 +8,8 @@ use std::sync::{
 use parking_lot::RwLock;
 use transload_core::{Error, ErrorKind, Observer, Result, TransferEvent};
 
+use super::trace_variable;
+
 /// Passes events on. Without a profiler it costs one relaxed load.
 #[derive(Default)]
 pub(crate) struct ObserverSlot {
@@ -25,7 +27,10 @@ impl ObserverSlot {
     pub(crate) fn attach(&self, observer: Arc<dyn Observer>) -> Result<()> {
         let mut profiler = self.profiler.write();
         if profiler.is_some() {
-            let text = "the runtime is profiled; drop that profiler first, or unset TRANSLOAD_TRACE";
+            let text = match trace_variable() {
+                Some(_) => "TRANSLOAD_TRACE has the runtime recorded; unset it to profile from the program",
+                None => "the runtime is profiled; drop that profiler first",
+            };
             return Err(Error::new(ErrorKind::Busy, text));
         }
         *profiler = Some(observer);

@@ -56,6 +56,9 @@ fn trace_of_the_environment_is_reported() {
         child.args(["trace_of_the_environment_is_reported", "--exact"]).env(TRACE_VARIABLE, &file);
         let output = child.env(CHILD, &file).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        let told = String::from_utf8_lossy(&output.stderr);
+        let failed = !file.is_file();
+        assert_eq!(told.contains("TRANSLOAD_TRACE: not recorded"), failed, "{told}");
     }
     assert!(folder.path().join("trace").is_file());
 }

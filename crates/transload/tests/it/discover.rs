@@ -75,6 +75,12 @@ fn host_only() {
 
     let refused = runtime.allocate(DeviceId::Cuda(0), MemoryKind::Device, 1).unwrap_err();
     assert_eq!(refused.to_string(), error.to_string());
+    let place = |device| transload::Place::new(device, MemoryKind::Device);
+    let (host, there) =
+        (transload::Place::new(DeviceId::Cpu, MemoryKind::Pageable), place(DeviceId::Cuda(0)));
+    for refused in [runtime.plan(host, there, 1).map(drop), runtime.prepare(there, host)] {
+        assert_eq!(refused.unwrap_err().to_string(), error.to_string());
+    }
     round_trip(&runtime, DeviceId::Cpu, MemoryKind::Pageable);
     assert_drained(&runtime);
 }
