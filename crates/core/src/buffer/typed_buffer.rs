@@ -74,10 +74,10 @@ pub trait Buffer<T: Pod>: Send + Sync {
 pub fn bytes_of_elements<T>(len: usize) -> Result<usize> {
     let size = size_of::<T>();
     size.checked_mul(len).filter(|bytes| *bytes > 0).ok_or_else(|| {
-        let text = format!(
-            "invalid size: {len} elements of {size} bytes; expected 1 to {} bytes in total",
-            usize::MAX
-        );
+        let text = match usize::MAX.checked_div(size) {
+            None => "elements without a size have no memory; expected a type of at least 1 byte".to_owned(),
+            Some(most) => format!("{len} elements of {size} bytes; expected 1 to {most} elements"),
+        };
         Error::new(ErrorKind::InvalidArgument, text)
     })
 }

@@ -88,6 +88,10 @@ fn refusal(src: &RawBuffer, dst: &RawBuffer) -> Error {
         return nothing();
     }
     if src.overlaps(dst) {
+        if src.offset() == dst.offset() {
+            let text = format!("source and destination are the same {} bytes of one allocation", src.len());
+            return Error::new(ErrorKind::Overlap, text);
+        }
         let text = format!(
             "{size} bytes from {} and from {} of one allocation overlap; choose offsets at least {size} apart",
             src.offset(),

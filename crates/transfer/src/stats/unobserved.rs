@@ -225,14 +225,16 @@ impl UnreportedFailure {
     }
 
     /// # Errors
-    /// The first one since the last call. Its text says how many there were if there were more.
+    /// The first one since the last call, with their number if there were more.
     pub(crate) fn take(&self) -> Result<()> {
         let first = self.0.lock().take();
         match first {
             None => Ok(()),
-            Some((error, 0)) => Err(error),
             Some((error, more)) => {
-                let text = format!("the first of {} failures that no caller was told", more + 1);
+                let text = match more {
+                    0 => "an earlier failure that no caller was told".to_owned(),
+                    _ => format!("the first of {} earlier failures that no caller was told", more + 1),
+                };
                 Err(Error::caused_by(error.kind(), text, error))
             }
         }
@@ -263,7 +265,7 @@ mod tests {
         let error = kept.take().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy);
         let text = error.to_string();
-        assert!(text.contains("first of 3 failures") && text.contains("a Busy"), "{text}");
+        assert!(text.contains("first of 3 earlier failures") && text.contains("a Busy"), "{text}");
         kept.take().unwrap();
     }
 
