@@ -90,8 +90,8 @@ fn overlap_within_one_allocation_is_refused() {
     refuses(ErrorKind::Overlap, &["at least 60 apart"], |manager, src, _| {
         manager.transfer_buffer(src, src, 0, 40, 60)
     });
-    refuses(ErrorKind::Overlap, &["overlap"], |manager, src, _| manager.copy(src, src).submit());
-    refuses(ErrorKind::Overlap, &["overlap"], |manager, src, _| {
+    refuses(ErrorKind::Overlap, &["the same 100 bytes"], |manager, src, _| manager.copy(src, src).submit());
+    refuses(ErrorKind::Overlap, &["the same 10 bytes"], |manager, src, _| {
         manager.transfer_buffer(&src.slice(10..60).unwrap(), &src.slice(40..).unwrap(), 40, 10, 10)
     });
 }
