@@ -99,13 +99,14 @@ pub use strided_view::StridedView;
 /// `#[derive(bytemuck::Pod)]`; `half::f16` and `bf16` are with the feature `bytemuck` of the crate `half`.
 pub use transload_core::Pod;
 pub use transload_core::{
-    Buffer, DeviceId, DeviceInfo, Error, ErrorKind, Fence, FloatType, MemoryKind, Place, RawBuffer,
+    Buffer, DeviceId, DeviceInfo, Error, ErrorKind, Fence, FloatType, ListWay, MemoryKind, Place, RawBuffer,
     ReadGuard, Result, StreamPriority, Timing, Transfer, TransferMethod, TransferReport, TransferState,
     WorkloadType, WriteGuard,
 };
 pub use transload_transfer::{
     CastBuilder, CastReport, CastTransfer, CopyBuilder, CopyManyBuilder, CopyManyError, CopyManyReport,
-    CopyManyTransfer, CrossBackendTransferManager, Plan, Sampling, StridedLayout, TransferOptions,
+    CopyManyTransfer, CrossBackendTransferManager, Plan, RecordedTransfers, Sampling, StridedLayout,
+    TransferOptions,
 };
 
 /// What authors of backends need: all of `transload-core`, `transload-transfer` and `transload-executor`.

@@ -279,7 +279,8 @@ impl Runtime {
     /// ```
     ///
     /// Any [`Buffer`] will do, such as unified memory. Bytes without a type are copied by
-    /// [`CrossBackendTransferManager::copy`].
+    /// [`CrossBackendTransferManager::copy`]. Arrays without elements are refused, with [`ErrorKind::InvalidArgument`];
+    /// [`copy_many`](Self::copy_many) takes them.
     #[inline]
     pub fn copy<'a, T: Pod>(&'a self, src: &'a impl Buffer<T>, dst: &'a impl Buffer<T>) -> CopyBuilder<'a> {
         self.manager().copy(src.raw(), dst.raw())
