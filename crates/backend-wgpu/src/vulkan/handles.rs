@@ -56,7 +56,7 @@ impl Submissions {
     /// event, or the loss of the device. The point is reached then, too.
     pub(crate) fn submit_wgpu(
         &self,
-        buffers: impl IntoIterator<Item = wgpu::CommandBuffer>,
+        buffers: Vec<wgpu::CommandBuffer>,
         after: After<'_>,
         commit: impl FnOnce(u64),
     ) -> Result<()> {

@@ -159,14 +159,26 @@ impl Submissions {
         if let Some(state) = self.state.try_lock() {
             return Ok(state);
         }
-        if *self.wgpu_thread.lock() == Some(thread::current().id()) {
+        self.refuse_callback()?;
+        Ok(self.state.lock())
+    }
+
+    /// Returns whether the calling thread is in wgpu's submission, under the lock.
+    fn is_in_wgpu(&self) -> bool {
+        *self.wgpu_thread.lock() == Some(thread::current().id())
+    }
+
+    /// # Errors
+    /// [`ErrorKind::Busy`] if a callback of wgpu calls, on the thread that has the lock.
+    pub(crate) fn refuse_callback(&self) -> Result<()> {
+        if self.is_in_wgpu() {
             let text = format!(
                 "{}: a callback of wgpu ran while wgpu submits; leave the work to another thread",
                 self.vulkan.id
             );
             return Err(Error::new(ErrorKind::Busy, text));
         }
-        Ok(self.state.lock())
+        Ok(())
     }
 
     /// Takes a command buffer that is not in use, or allocates one.
