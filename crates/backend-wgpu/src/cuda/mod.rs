@@ -198,10 +198,10 @@ impl Order {
         let before_in_vulkan = Arc::new(Semaphore::new(&state.queue.vulkan)?);
         Ok(Self {
             stream: CudaStream::new(cuda)?,
-            before: ImportedSemaphore::new(cuda, before_in_vulkan.export()?, before_in_vulkan.clone())?,
+            before: ImportedSemaphore::new(cuda, &before_in_vulkan, before_in_vulkan.clone())?,
             before_in_vulkan,
             value: 0,
-            after: ImportedSemaphore::new(cuda, state.queue.semaphore().export()?, state.queue.clone())?,
+            after: ImportedSemaphore::new(cuda, state.queue.semaphore(), state.queue.clone())?,
         })
     }
 
