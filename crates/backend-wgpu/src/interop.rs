@@ -66,6 +66,9 @@ impl WgpuBackend {
         uses: &[(&RawBuffer, Access)],
     ) -> Result<Fence> {
         let state = self.state(device)?;
+        // User code, before anything is claimed or locked.
+        let commands = commands.into_iter().collect();
+        state.queue.refuse_callback()?;
         let queue = WgpuQueue::new(state, StreamPriority::Normal);
         let uses = merge_uses(uses);
         let mut uses: Vec<_> = uses.iter().map(|(buffer, access)| (buffer, *access)).collect();

@@ -16,7 +16,7 @@ use transload_memory::{CudaDevice, lift};
 use transload_streams::CudaStream;
 
 use super::Kept;
-use crate::vulkan::{Descriptor, Memory};
+use crate::vulkan::{Descriptor, Memory, Semaphore};
 
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 const NOT_SUPPORTED: Option<u32> = Some(801);
@@ -116,8 +116,9 @@ unsafe impl Send for ImportedSemaphore {}
 unsafe impl Sync for ImportedSemaphore {}
 
 impl ImportedSemaphore {
-    pub(super) fn new(device: &CudaDevice, descriptor: Descriptor, vulkan: Kept) -> Result<Self> {
+    pub(super) fn new(device: &CudaDevice, semaphore: &Semaphore, vulkan: Kept) -> Result<Self> {
         let _bound = device.context()?.enter().map_err(lift)?;
+        let descriptor = semaphore.export()?;
         let description = CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC {
             type_: KIND,
             handle: sys::CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC_st__bindgen_ty_1 { fd: descriptor.0 },

@@ -145,6 +145,10 @@ impl CudaInterop {
             let text = format!("the memory is shared with another device than {}", self.device.id());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
+        // User code, before anything is claimed or locked.
+        let commands: Vec<_> = commands.into_iter().collect();
+        // Its locks would not be those of the thread that waits for this one.
+        self.device.queue.refuse_callback()?;
         let uses: Vec<_> = shared.iter().map(|(memory, access)| (&memory.buffer, *access)).collect();
         let uses = merge_uses(&[&uses, others].concat());
         let mut uses: Vec<_> = uses.iter().map(|(buffer, access)| (buffer, *access)).collect();
@@ -169,7 +173,7 @@ impl CudaInterop {
         let after = after.as_ref().map(|(semaphore, value)| (&**semaphore, *value));
         // SAFETY: the memory is claimed, and stays alive until the commands are complete.
         let [take, give] = unsafe { self.device.queue.vulkan.hand_over(&memories) };
-        let commands = iter::once(take).chain(commands).chain(iter::once(give));
+        let commands = iter::once(take).chain(commands).chain(iter::once(give)).collect();
         let mut submitted = None;
         self.device.queue.submit_wgpu(commands, after, |point| {
             let own = queue.fence(point);
@@ -194,10 +198,10 @@ impl Order {
         let before_in_vulkan = Arc::new(Semaphore::new(&state.queue.vulkan)?);
         Ok(Self {
             stream: CudaStream::new(cuda)?,
-            before: ImportedSemaphore::new(cuda, before_in_vulkan.export()?, before_in_vulkan.clone())?,
+            before: ImportedSemaphore::new(cuda, &before_in_vulkan, before_in_vulkan.clone())?,
             before_in_vulkan,
             value: 0,
-            after: ImportedSemaphore::new(cuda, state.queue.semaphore().export()?, state.queue.clone())?,
+            after: ImportedSemaphore::new(cuda, state.queue.semaphore(), state.queue.clone())?,
         })
     }
 

@@ -56,7 +56,7 @@ impl Submissions {
     /// event, or the loss of the device. The point is reached then, too.
     pub(crate) fn submit_wgpu(
         &self,
-        buffers: impl IntoIterator<Item = wgpu::CommandBuffer>,
+        buffers: Vec<wgpu::CommandBuffer>,
         after: After<'_>,
         commit: impl FnOnce(u64),
     ) -> Result<()> {
@@ -84,12 +84,12 @@ impl Submissions {
             let result = vk::Result::ERROR_DEVICE_LOST;
             Err(submitted.err().unwrap_or_else(|| error_of(self.vulkan.id, "wgpu's submit", result)))
         } else if is_refused {
-            self.submit_nothing(&mut state, point)
+            self.check_usable().and_then(|()| self.submit_nothing(&mut state, point))
         } else {
             Ok(())
         };
         if let Err(error) = outcome {
-            self.lose(&state, error);
+            self.lose(error);
         }
         *self.wgpu_thread.lock() = None;
         drop(state);

@@ -127,7 +127,8 @@ fn open(adapter: &wgpu::Adapter, id: DeviceId) -> Result<(Arc<Vulkan>, DeviceInf
     let physical = lower.raw_physical_device();
     let instance = lower.shared_instance().raw_instance().clone();
     let semaphores = ash::khr::external_semaphore_fd::NAME;
-    let exports_semaphores = lower.physical_device_capabilities().supports_extension(semaphores);
+    let exports_semaphores = lower.physical_device_capabilities().supports_extension(semaphores)
+        && exports_timelines(&instance, physical);
     drop(lower);
     let (wgpu_device, wgpu_queue) = request(adapter, id, exports_semaphores.then_some(semaphores))?;
     // SAFETY: nothing is destroyed; the copied handles are used while `wgpu_device` lives, which `Vulkan` keeps.
@@ -163,6 +164,17 @@ fn open(adapter: &wgpu::Adapter, id: DeviceId) -> Result<(Arc<Vulkan>, DeviceInf
     found.kinds =
         [MemoryKind::Device, MemoryKind::Pinned].into_iter().filter(|kind| vulkan.has(*kind)).collect();
     Ok((Arc::new(vulkan), found))
+}
+
+/// Returns whether the device exports timeline semaphores. Some export others only, or as other handles only.
+fn exports_timelines(instance: &ash::Instance, physical: vk::PhysicalDevice) -> bool {
+    let mut kind = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
+    let handle = vk::ExternalSemaphoreHandleTypeFlags::OPAQUE_FD;
+    let info = vk::PhysicalDeviceExternalSemaphoreInfo::default().handle_type(handle).push_next(&mut kind);
+    let mut found = vk::ExternalSemaphoreProperties::default();
+    // SAFETY: the physical device is one of the instance, with Vulkan 1.2, which has the call and both structures.
+    unsafe { instance.get_physical_device_external_semaphore_properties(physical, &info, &mut found) };
+    found.external_semaphore_features.contains(vk::ExternalSemaphoreFeatureFlags::EXPORTABLE)
 }
 
 /// Opens a device with the adapter's limits, those of its features that WebGPU has, and what exports memory and semaphores. wgpu's errors

@@ -131,7 +131,7 @@ impl Submissions {
             Err(error) => {
                 state.free.push(commands_of);
                 if error.kind() == ErrorKind::DeviceLost {
-                    self.lose(&state, error.clone());
+                    self.lose(error.clone());
                 }
                 Err(error)
             }
@@ -159,14 +159,26 @@ impl Submissions {
         if let Some(state) = self.state.try_lock() {
             return Ok(state);
         }
-        if *self.wgpu_thread.lock() == Some(thread::current().id()) {
+        self.refuse_callback()?;
+        Ok(self.state.lock())
+    }
+
+    /// Returns whether the calling thread is in wgpu's submission, under the lock.
+    fn is_in_wgpu(&self) -> bool {
+        *self.wgpu_thread.lock() == Some(thread::current().id())
+    }
+
+    /// # Errors
+    /// [`ErrorKind::Busy`] if a callback of wgpu calls, on the thread that has the lock.
+    pub(crate) fn refuse_callback(&self) -> Result<()> {
+        if self.is_in_wgpu() {
             let text = format!(
                 "{}: a callback of wgpu ran while wgpu submits; leave the work to another thread",
                 self.vulkan.id
             );
             return Err(Error::new(ErrorKind::Busy, text));
         }
-        Ok(self.state.lock())
+        Ok(())
     }
 
     /// Takes a command buffer that is not in use, or allocates one.
@@ -174,7 +186,7 @@ impl Submissions {
         let is_free =
             |state: &State| state.in_flight.front().is_some_and(|(point, _)| *point <= self.reached());
         if state.free.is_empty() && !is_free(state) && !state.in_flight.is_empty() {
-            self.refresh_locked(state);
+            self.refresh_locked();
         }
         while is_free(state) {
             state.free.extend(state.in_flight.pop_front().map(|(_, buffer)| buffer));
@@ -312,20 +324,17 @@ impl Submissions {
         match unsafe { self.vulkan.raw.get_semaphore_counter_value(self.semaphore.raw) } {
             Ok(value) => self.reach(value),
             Err(result) => {
-                let error = error_of(self.vulkan.id, "vkGetSemaphoreCounterValue", result);
-                self.lose(&self.state.lock(), error);
+                self.lock_and_lose(error_of(self.vulkan.id, "vkGetSemaphoreCounterValue", result));
             }
         }
         self.reached()
     }
 
-    fn refresh_locked(&self, state: &State) {
+    fn refresh_locked(&self) {
         // SAFETY: as above.
         match unsafe { self.vulkan.raw.get_semaphore_counter_value(self.semaphore.raw) } {
             Ok(value) => self.reach(value),
-            Err(result) => {
-                self.lose(state, error_of(self.vulkan.id, "vkGetSemaphoreCounterValue", result));
-            }
+            Err(result) => self.lose(error_of(self.vulkan.id, "vkGetSemaphoreCounterValue", result)),
         }
     }
 
@@ -344,17 +353,20 @@ impl Submissions {
         // SAFETY: the semaphore is alive, and of the timeline kind.
         match unsafe { self.vulkan.raw.wait_semaphores(&wait, u64::MAX) } {
             Ok(()) => self.reach(point),
-            Err(result) => {
-                let error = error_of(self.vulkan.id, "vkWaitSemaphores", result);
-                self.lose(&self.state.lock(), error);
-            }
+            Err(result) => self.lock_and_lose(error_of(self.vulkan.id, "vkWaitSemaphores", result)),
         }
     }
 
+    /// Locks the queue, unless a callback of wgpu calls, which has the lock, and [loses](Self::lose) the device.
+    fn lock_and_lose(&self, error: Error) {
+        let _state = (!self.is_in_wgpu()).then(|| self.state.lock());
+        self.lose(error);
+    }
+
     /// Marks the device as lost: all points are reached, with this error. Whatever call failed, the device is not used again, so that
-    /// what could not be waited for is not mistaken for complete.
-    pub(super) fn lose(&self, _queue: &State, error: Error) {
-        let kept = self.lost.get_or_init(|| {
+    /// what could not be waited for is not mistaken for complete. Called under the lock.
+    pub(super) fn lose(&self, error: Error) {
+        self.lost.get_or_init(|| {
             // SAFETY: the queue is used under the lock only. Returns in finite time, also for a lost device.
             let _lost = unsafe { self.vulkan.raw.device_wait_idle() };
             let text = format!("{} is lost; open its backend again to use it", self.vulkan.id);
@@ -362,7 +374,16 @@ impl Submissions {
             report::context_lost(self.vulkan.id, &error);
             (self.reached(), error)
         });
-        let _first = kept;
+        // A device that works may have a point that was not submitted: ends the waits for it, also those of streams of CUDA. The error is
+        // known by now, and nothing is in flight that signals.
+        let info = vk::SemaphoreSignalInfo::default().semaphore(self.semaphore.raw).value(self.enqueued());
+        // SAFETY: the semaphore is alive, and of the timeline kind; its value grows.
+        unsafe {
+            let value = self.vulkan.raw.get_semaphore_counter_value(self.semaphore.raw);
+            if value.is_ok_and(|value| value < self.enqueued()) && !mutant!("wgpu/loss-ends-waits") {
+                let _lost = self.vulkan.raw.signal_semaphore(&info);
+            }
+        }
         self.reached.fetch_max(u64::MAX, Ordering::AcqRel);
         self.wakers.notify();
     }
@@ -371,7 +392,7 @@ impl Submissions {
     #[cfg(test)]
     pub(crate) fn lose_for_test(&self) {
         let error = error_of(self.vulkan.id, "a call", vk::Result::ERROR_DEVICE_LOST);
-        self.lose(&self.state.lock(), error);
+        self.lock_and_lose(error);
     }
 
     /// Returns the error of a point that is reached.
@@ -401,3 +422,7 @@ impl Drop for Submissions {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/unsubmitted.rs"]
+mod tests;

@@ -31,6 +31,12 @@ struct Slots {
     points: Vec<Option<u64>>,
 }
 
+/// Returns ticks of a period in nanoseconds. Some devices count from 1970: as a floating-point number these would be multiples of 256.
+fn nanoseconds(ticks: u64, period: f64) -> i64 {
+    let fixed = (period * f64::from(1_u32 << 31)) as u128;
+    i64::try_from((u128::from(ticks) * fixed) >> 31).unwrap_or(i64::MAX)
+}
+
 impl Submissions {
     /// Returns whether the queue has timestamps of 64 bits, which never wrap around.
     pub(crate) fn has_timestamps(&self) -> bool {
@@ -127,7 +133,7 @@ impl Submissions {
         }
         .map_err(|result| error_of(self.vulkan.id, "vkGetQueryPoolResults", result))?;
         let [ticks] = ticks;
-        Ok(self.vulkan.nanoseconds_per_tick.map(|period| (ticks as f64 * period) as i64))
+        Ok(self.vulkan.nanoseconds_per_tick.map(|period| nanoseconds(ticks, period)))
     }
 
     /// Keeps the duration of the operation at a point, until it is taken.
@@ -174,5 +180,18 @@ impl Submissions {
             // SAFETY: the caller's promise.
             unsafe { self.vulkan.raw.destroy_query_pool(pool, None) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::nanoseconds;
+
+    #[test]
+    fn late_timestamps_keep_their_nanoseconds() {
+        let now = 1_790_000_000_000_000_000;
+        assert_eq!(nanoseconds(now + 1, 1.0) - nanoseconds(now, 1.0), 1);
+        assert_eq!(nanoseconds(3 << 40, 10.0), 30 << 40);
+        assert_eq!(nanoseconds(1 << 30, 0.5), 1 << 29);
     }
 }

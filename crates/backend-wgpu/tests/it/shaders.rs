@@ -162,3 +162,20 @@ fn overlapping_uses_of_one_submission_are_merged() {
         .create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
     setup.backend.submit(setup.device, [encoder.finish()], &uses).unwrap().wait().unwrap();
 }
+
+#[test]
+fn iterator_of_commands_may_submit_and_panic() {
+    let Some(setup) = setup() else { return };
+    let (queue, device) = (setup.queue(), setup.backend.device(setup.device).unwrap());
+    let (src, dst) = (setup.filled(MemoryKind::Pinned, 64, 1), setup.allocate(MemoryKind::Device, 64));
+    let commands = || {
+        copy(&queue, &src, &dst).wait().unwrap();
+        device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default()).finish()
+    };
+    let uses = [(&dst, Access::Write)];
+    setup.backend.submit(setup.device, std::iter::once_with(commands), &uses).unwrap().wait().unwrap();
+    let panics = std::iter::once_with(|| panic!("by the user"));
+    let panicked = std::panic::AssertUnwindSafe(|| setup.backend.submit(setup.device, panics, &uses));
+    assert!(std::panic::catch_unwind(panicked).is_err());
+    copy(&queue, &src, &dst).wait().unwrap();
+}

@@ -1,0 +1,27 @@
+//! A point that was published, and whose submission failed.
+
+use transload_core::ErrorKind;
+
+use super::*;
+use crate::{WgpuBackend, WgpuBackendConfig};
+
+#[test]
+fn loss_ends_waits_for_points_that_were_not_submitted() {
+    let backend = match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
+        Ok(backend) => backend,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let Some(state) = backend.states().last() else { return };
+    let queue = &*state.queue;
+    // As a submission does that wgpu then loses, on this thread.
+    let locked = queue.state.lock();
+    *queue.wgpu_thread.lock() = Some(thread::current().id());
+    let point = queue.enqueued.fetch_add(1, Ordering::AcqRel) + 1;
+    queue.lose_for_test();
+    *queue.wgpu_thread.lock() = None;
+    drop(locked);
+    // SAFETY: the semaphore is alive.
+    let value = unsafe { queue.vulkan.raw.get_semaphore_counter_value(queue.semaphore.raw) };
+    assert!(value.is_ok_and(|value| value >= point), "a thread or a stream would wait for ever");
+    assert!(queue.outcome(point).is_err_and(|error| error.kind() == ErrorKind::DeviceLost));
+}
