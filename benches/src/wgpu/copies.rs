@@ -71,7 +71,7 @@ fn download(adapter: &Adapter<'_>, bytes: usize) -> Result<Vec<Row>> {
     let checked =
         |buffer: &RawBuffer| Checked { adapter, target: Target::Host(buffer.clone()), expected: content };
     let (theirs, own) = (checked(&to), checked(&dst));
-    let read = || plain.read_by(&staging, &from, &mut *to.write()?);
+    let read = || plain.read_by(&staging, &from, &mut to.write()?);
     let mut variants =
         vec![Variant::new("map-read", "wgpu, one mapped buffer", rate(bytes, read)).verified_by(&theirs)];
     variants.extend(ours(adapter, &src, &dst).into_iter().map(|variant| variant.verified_by(&own)));

@@ -3,6 +3,9 @@
 
 mod checked;
 mod copies;
+#[cfg(all(test, target_os = "linux"))]
+#[path = "../../../crates/backend-wgpu/tests/it/exported.rs"]
+mod exported;
 mod pinned;
 mod plain;
 mod raw;
@@ -189,8 +192,8 @@ fn with_goal(variant: Variant<'_>, goal: Option<Goal>) -> Variant<'_> {
 }
 
 /// Returns what runs once and returns GB/s.
-fn rate(bytes: usize, mut run: impl FnMut() -> Result<()>) -> impl FnMut() -> Result<f64> {
-    let mut timed = microseconds(move || run());
+fn rate(bytes: usize, run: impl FnMut() -> Result<()>) -> impl FnMut() -> Result<f64> {
+    let mut timed = microseconds(run);
     move || Ok(bytes as f64 / timed()?.max(1e-3) / 1e3)
 }
 
@@ -211,8 +214,24 @@ mod tests {
 
     use super::*;
 
+    /// Lets CUDA's software driver play the software adapter, which is the last device.
+    #[cfg(target_os = "linux")]
+    fn play_cuda() {
+        use transload_core::Backend as _;
+
+        transload_cuda_sim::install().unwrap();
+        let config = WgpuBackendConfig::default().with_software_adapters();
+        let Ok(backend) = WgpuBackend::open(&config) else { return };
+        let uuid = backend.devices().last().and_then(|info| info.uuid);
+        let builder = transload_cuda_sim::SimDevice::builder().uuid(uuid);
+        // SAFETY: mappings stay.
+        let _played = unsafe { builder.external_memory(exported::open) }.build();
+    }
+
     #[test]
     fn every_part_runs_on_a_software_adapter() {
+        #[cfg(target_os = "linux")]
+        play_cuda();
         let words = ["transload-bench", "--quick", "--repetitions", "2", "--software-adapters"];
         let options = Options::parse_from(words);
         let manager = CrossBackendTransferManager::builder().registration(false).build();
@@ -224,6 +243,10 @@ mod tests {
         }
         assert_eq!(measured.failures, Vec::<String>::new());
         assert_eq!(begun.get(), PARTS.len() * measured.devices.len());
+        #[cfg(target_os = "linux")]
+        if measured.devices.iter().any(|name| name.contains("software adapter")) {
+            assert!(measured.rows.iter().any(|row| row.simulated), "memory is shared with CUDA");
+        }
         let ids: BTreeSet<&str> = measured.rows.iter().map(|row| row.id.as_str()).collect();
         assert_eq!(ids.len(), measured.rows.len(), "ids are unique");
         for row in &measured.rows {

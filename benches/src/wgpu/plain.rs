@@ -105,7 +105,7 @@ impl Plain {
         staging.map_async(wgpu::MapMode::Read, .., move |outcome| drop(sender.send(outcome)));
         self.wait(copied)?;
         mapped.recv()??;
-        to.copy_from_slice(&*staging.get_mapped_range(..)?);
+        to.copy_from_slice(&staging.get_mapped_range(..)?);
         staging.unmap();
         Ok(())
     }

@@ -2,14 +2,14 @@
 
 use std::{cell::Cell, sync::Arc};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use transload_backend_wgpu::{CudaInterop, SharedMemory, wgpu};
-use transload_core::{Access, ErrorKind, MemoryKind, Operation, RawBuffer, Timing, submit};
+use transload_core::{Access, Error, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Timing, submit};
 use transload_cuda_sys::Driver;
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::CudaStream;
 
-use super::{Adapter, MIB, microseconds, rate, with_goal};
+use super::{Adapter, MIB, microseconds, rate};
 use crate::{
     comparison::{Variant, Verify},
     cuda,
@@ -45,25 +45,20 @@ struct Both<'a> {
 }
 
 pub(super) fn rows(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
+    let is_unsupported = |error: &anyhow::Error| {
+        error.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::Unsupported)
+    };
     let both = match Both::open(adapter) {
-        Ok(Some(both)) => both,
-        Ok(None) => {
-            eprintln!("no rows of shared memory: no CUDA device is {}", adapter.name());
-            return Ok(Vec::new());
-        }
-        Err(error) => {
-            let cause = error.downcast_ref::<transload_core::Error>();
-            ensure!(cause.is_some_and(|cause| cause.kind() == ErrorKind::Unsupported), "{error:#}");
+        Err(error) if is_unsupported(&error) => {
             eprintln!("no rows of shared memory on {}: {error:#}", adapter.name());
             return Ok(Vec::new());
         }
+        opened => opened?,
     };
     let mut rows = both.copying()?;
     rows.extend(both.handing_over()?);
     rows.extend(both.host_time()?);
-    both.stream.synchronize()?;
-    let device = adapter.backend.device(adapter.info.id)?;
-    let memory = Arc::clone(&both.memory);
+    let (device, memory) = (adapter.backend.device(adapter.info.id)?, Arc::clone(&both.memory));
     drop(both);
     // wgpu drops what its last submission used.
     device.poll(wgpu::PollType::wait_indefinitely())?;
@@ -74,18 +69,22 @@ pub(super) fn rows(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
 }
 
 impl<'a> Both<'a> {
-    /// Returns `None` if CUDA does not show the device.
-    fn open(adapter: &'a Adapter<'a>) -> Result<Option<Self>> {
-        if cuda::absence().is_some() {
-            return Ok(None);
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if CUDA does not show the device, or the drivers share no memory; the drivers'.
+    fn open(adapter: &'a Adapter<'a>) -> Result<Self> {
+        if let Some(reason) = cuda::absence() {
+            bail!(Error::new(ErrorKind::Unsupported, reason));
         }
-        let is_simulated = Driver::get()?.is_simulated();
-        let uuid = adapter.info.uuid;
+        let (driver, uuid) = (Driver::get()?, adapter.info.uuid);
         let is_same = |device: &CudaDevice| uuid.is_some() && device.driver().uuid().ok() == uuid;
-        let found = (0..Driver::get()?.device_count()?).filter_map(|n| CudaDevice::new(n).ok()).find(is_same);
-        let Some(device) = found else { return Ok(None) };
+        let found = (0..driver.device_count()?).filter_map(|n| CudaDevice::new(n).ok()).find(is_same);
+        let Some(device) = found else {
+            bail!(Error::new(ErrorKind::Unsupported, "no CUDA device has its UUID"));
+        };
         let memory = Arc::new(CudaMemoryManager::new(&device)?);
         let interop = CudaInterop::new(adapter.backend, adapter.info.id, &memory)?;
+        // Whether the driver imports memory.
+        drop(interop.allocate(HANDED)?);
         let vulkan = adapter.backend.device(adapter.info.id)?;
         let source = wgpu::ShaderSource::Wgsl(SHADER.into());
         let module = vulkan.create_shader_module(wgpu::ShaderModuleDescriptor { label: None, source });
@@ -98,10 +97,11 @@ impl<'a> Both<'a> {
             cache: None,
         });
         let stream = CudaStream::new(&device)?;
-        Ok(Some(Self { adapter, memory, stream, interop, pipeline, is_simulated }))
+        let is_simulated = driver.is_simulated();
+        Ok(Self { adapter, memory, stream, interop, pipeline, is_simulated })
     }
 
-    fn copy(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<transload_core::Fence> {
+    fn copy(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<Fence> {
         Ok(submit(&self.stream, &Operation::Copy { src, dst }, Timing::Off)?)
     }
 
@@ -112,7 +112,7 @@ impl<'a> Both<'a> {
     }
 
     /// Runs the shader on shared memory, in order with CUDA's work on it.
-    fn shader(&self, shared: &SharedMemory, handle: &wgpu::Buffer) -> Result<transload_core::Fence> {
+    fn shader(&self, shared: &SharedMemory, handle: &wgpu::Buffer) -> Result<Fence> {
         let device = self.adapter.backend.device(self.adapter.info.id)?;
         let bindings = device.create_bind_group(&wgpu::BindGroupDescriptor {
             label: None,
@@ -159,7 +159,7 @@ impl<'a> Both<'a> {
             vec![
                 Variant::new("local", "CUDA's copy within its own memory", once(&here, &there))
                     .verified_by(&theirs),
-                with_goal(ours, Some(Goal::RatioAtLeast(OF_LOCAL))).verified_by(&own),
+                ours.goal(Goal::RatioAtLeast(OF_LOCAL)).verified_by(&own),
             ],
         )
     }
@@ -238,7 +238,7 @@ impl<'a> Both<'a> {
             ("us", 0),
             vec![
                 Variant::new("all", "until all is done", microseconds(run)),
-                with_goal(Variant::new("host", who, host), Some(Goal::RatioAtMost(HOST_SHARE))),
+                Variant::new("host", who, host).goal(Goal::RatioAtMost(HOST_SHARE)),
             ],
         )
     }
