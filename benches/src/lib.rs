@@ -58,6 +58,8 @@ pub mod strided;
 pub mod suite;
 pub mod table;
 pub mod threads;
+#[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
+mod wgpu;
 
 /// The examples of the README and of the pages in `docs`, compiled by `cargo test --doc`.
 #[cfg(all(doctest, any(target_os = "linux", windows)))]

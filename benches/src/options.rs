@@ -31,6 +31,9 @@ pub enum Group {
     Cast,
     /// Files to devices, and downloads into fresh memory; on Linux.
     Load,
+    /// Vulkan devices, next to plain wgpu.
+    #[cfg(feature = "wgpu")]
+    Wgpu,
 }
 
 /// Measures copies on the paths of the host and of one or two devices against hand-written ones, and verifies every byte.
@@ -53,7 +56,11 @@ pub struct Options {
     /// Use the software driver; its rows are marked `simulated`.
     #[arg(long)]
     pub simulate: bool,
-    /// Fail if there is no CUDA device, instead of using the software driver.
+    /// Also measure Vulkan adapters that run on the host's processor; the ids of their rows say `software`.
+    #[cfg(feature = "wgpu")]
+    #[arg(long)]
+    pub software_adapters: bool,
+    /// Fail if there is no CUDA device, instead of using the software driver; and if there is none of Vulkan for the group wgpu.
     #[arg(long, conflicts_with = "simulate")]
     pub hardware: bool,
     /// Repetitions of every measurement, instead of a number that depends on the size. Use at least 30.
@@ -102,7 +109,11 @@ impl Options {
     /// Returns whether a selected group needs a CUDA device.
     #[must_use]
     pub fn wants_device(&self) -> bool {
-        let without = [Group::Cpu];
+        let without = [
+            Group::Cpu,
+            #[cfg(feature = "wgpu")]
+            Group::Wgpu,
+        ];
         Group::value_variants().iter().any(|group| !without.contains(group) && self.wants(*group))
     }
 }

@@ -39,6 +39,21 @@ pub fn run(options: &Options, device: Option<u32>) -> Result<Results> {
         all_methods(&mut bench, &grid::cpu_paths(), &progress, &mut rows, &mut methods)?;
         check_nothing_allocated(&manager)?;
     }
+    #[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
+    if options.wants(Group::Wgpu) {
+        let manager = CrossBackendTransferManager::builder().registration(false).build();
+        let begin = |what: &str| {
+            progress.expect(1);
+            progress.next(what);
+        };
+        let measured = crate::wgpu::rows(options, &manager, begin)?;
+        rows.extend(measured.rows);
+        methods.failures.extend(measured.failures);
+        check_nothing_allocated(&manager)?;
+        if device.is_none() && !measured.devices.is_empty() {
+            description = (measured.devices.join("; "), crate::machine::kernel_driver(), None);
+        }
+    }
     eprintln!("measured in {:.1} s", progress.finish());
     let (hardware, driver, cuda) = description;
     Ok(Results::new(Machine::here(hardware, driver, cuda), rows, methods))

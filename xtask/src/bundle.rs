@@ -20,6 +20,9 @@ use crate::{
 const PROGRAMS: [(&str, &str); 2] =
     [("transload-cli", "transload"), ("transload-benches", "transload-bench")];
 
+/// What the benchmark measures only if it was built so.
+const FEATURES: [&str; 2] = ["--features", "transload-benches/wgpu"];
+
 /// The package through which tests use a device, real or simulated. The tests of every package that depends on it are
 /// bundled, and its own.
 const SIMULATOR: &str = "transload-cuda-sim";
@@ -126,10 +129,12 @@ fn built(sh: &Shell, tested: &[String], has_probe: bool) -> Result<Vec<Artifact>
     let programs: BTreeSet<&str> = PROGRAMS.iter().map(|(package, _)| *package).collect();
     eprintln!("building tests (profile dist)");
     let mut arguments = vec!["test", "--no-run", "--profile", "dist"];
+    arguments.extend(FEATURES);
     arguments.extend(packages(tested.iter().map(String::as_str).chain(programs.iter().copied())));
     let mut all = artifacts::build(sh, &arguments)?;
     eprintln!("building programs (profile dist)");
     let mut arguments = vec!["build", "--profile", "dist", "--bins"];
+    arguments.extend(FEATURES);
     arguments.extend(packages(programs.into_iter()));
     all.extend(artifacts::build(sh, &arguments)?);
     if has_probe {

@@ -5,8 +5,8 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, Result};
 use xshell::Shell;
 
-/// Features of the facade that no program of the workspace enables, and whose tests run all the same.
-pub(crate) const FEATURES: &str = "transload/wgpu";
+/// Features that no program of the workspace enables, and whose tests run all the same.
+pub(crate) const FEATURES: &str = "transload/wgpu,transload-benches/wgpu";
 
 /// Runs unit tests, integration tests and doctests; returns the runner's exit code.
 pub(crate) fn run(sh: &Shell, arguments: &[String]) -> Result<ExitCode> {

@@ -79,32 +79,39 @@ impl Comparison {
         is_simulated: bool,
         variants: Vec<Variant<'_>>,
     ) -> Result<Vec<Row>> {
-        let mut variants = variants;
-        let values = in_turns(&mut variants, self.repetitions)?;
-        let mut summaries = values.iter().map(|values| Summary::of(values));
-        let reference = summaries.next().unwrap_or_default();
-        let mut verified = Vec::with_capacity(variants.len());
-        for variant in &mut variants {
-            verified.push(verify(variant)?);
-        }
-        let reference_verified = verified.first().copied().unwrap_or(false);
-        let name = variants.first().map(|variant| variant.method.clone()).unwrap_or_default();
-        let rows = variants.iter().zip(summaries_behind(summaries)).zip(verified);
-        Ok(rows
-            .filter_map(|((variant, summary), verified)| {
-                let id = format!("{group}/{}/{}", self.id, variant.name);
-                let what = format!("{group}: {}", self.what);
-                let row = Row::new(id, what, &variant.method, self.bytes, self.unit, summary?);
-                let row = row.against(&name, reference);
-                Some(row.obtained(is_simulated, verified && reference_verified).with_goal(variant.goal))
-            })
-            .collect())
+        self.rows_over_best(1, group, is_simulated, variants)
     }
-}
 
-/// Puts `None` in the place of the reference's summary.
-fn summaries_behind(summaries: impl Iterator<Item = Summary>) -> impl Iterator<Item = Option<Summary>> {
-    std::iter::once(None).chain(summaries.map(Some))
+    /// Like [`rows_of`](Self::rows_of), with the fastest of the first variants as the reference.
+    pub(crate) fn rows_over_best(
+        &self,
+        forms: usize,
+        group: &str,
+        is_simulated: bool,
+        mut variants: Vec<Variant<'_>>,
+    ) -> Result<Vec<Row>> {
+        let values = in_turns(&mut variants, self.repetitions)?;
+        let mut measured = Vec::with_capacity(variants.len());
+        for (mut variant, values) in variants.into_iter().zip(values) {
+            let verified = verify(&mut variant)?;
+            measured.push((variant, Summary::of(&values), verified));
+        }
+        // A rate is the better the higher it is.
+        let sign = if self.unit.ends_with("/s") { -1.0 } else { 1.0 };
+        let rank = |(_, (_, summary, _)): &(usize, &(_, Summary, _))| sign * summary.p50;
+        let best = measured.iter().enumerate().take(forms).min_by(|a, b| rank(a).total_cmp(&rank(b)));
+        let Some(best) = best.map(|(index, _)| index) else { return Ok(Vec::new()) };
+        let (reference, reference_summary, reference_verified) = measured.remove(best);
+        let row = |(variant, summary, verified): (Variant<'_>, Summary, bool)| {
+            let id = format!("{group}/{}/{}", self.id, variant.name);
+            let what = format!("{group}: {}", self.what);
+            Row::new(id, what, &variant.method, self.bytes, self.unit, summary)
+                .against(&reference.method, reference_summary)
+                .obtained(is_simulated, verified && reference_verified)
+                .with_goal(variant.goal)
+        };
+        Ok(measured.into_iter().map(row).collect())
+    }
 }
 
 /// Measures each variant in the order of [`turns`] and returns its values.
@@ -183,6 +190,18 @@ mod tests {
                     "{variants} variants, behind {variant}: {others:?}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn fastest_form_is_the_reference() {
+        for (unit, best, others) in [("us", "a", ["b", "c"]), ("GB/s", "b", ["a", "c"])] {
+            let comparison = Comparison { id: "x".into(), what: "y".into(), unit, bytes: 0, repetitions: 2 };
+            let variant = |name: &'static str, value: f64| Variant::new(name, name, move || Ok(value));
+            let variants = vec![variant("a", 1.0), variant("b", 2.0), variant("c", 3.0)];
+            let rows = comparison.rows_over_best(2, "z", false, variants).unwrap();
+            assert_eq!(rows.iter().map(|row| row.method.as_str()).collect::<Vec<_>>(), others);
+            assert!(rows.iter().all(|row| row.reference.as_deref() == Some(best)));
         }
     }
 

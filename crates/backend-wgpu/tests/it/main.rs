@@ -6,6 +6,8 @@ mod adapters;
 mod copies;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod cuda;
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+mod exported;
 mod shaders;
 mod waiting;
 

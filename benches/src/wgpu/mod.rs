@@ -1,0 +1,262 @@
+//! Rows of Vulkan devices: copies between the host and a device, small ones and lists next to plain wgpu on the same device, and next to
+//! Vulkan by hand; and memory that CUDA and Vulkan share.
+
+mod checked;
+mod copies;
+#[cfg(all(test, target_os = "linux"))]
+#[path = "../../../crates/backend-wgpu/tests/it/exported.rs"]
+mod exported;
+mod pinned;
+mod plain;
+mod raw;
+#[cfg(target_os = "linux")]
+mod shared;
+mod small;
+
+use std::{sync::Arc, time::Instant};
+
+use anyhow::{Context as _, Result};
+use transload_backend_cpu::CpuBackend;
+use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig};
+use transload_core::{DeviceId, DeviceInfo, ErrorKind, MemoryKind, RawBuffer};
+use transload_transfer::CrossBackendTransferManager;
+
+use self::plain::Plain;
+use crate::{
+    comparison::{Comparison, Variant},
+    content::Content,
+    memory::Memory,
+    options::Options,
+    row::{Goal, Row},
+};
+
+/// Prefix of the rows' ids.
+const GROUP: &str = "wgpu";
+const MIB: usize = 1 << 20;
+
+/// Name and function of a part.
+type Part = (&'static str, fn(&Adapter<'_>) -> Result<Vec<Row>>);
+
+/// Every part, in order.
+const PARTS: &[Part] = &[
+    ("pageable-up", copies::uploads),
+    ("pageable-down", copies::downloads),
+    ("pinned", pinned::rows),
+    ("small", small::one),
+    ("pieces", small::pieces),
+    #[cfg(target_os = "linux")]
+    ("shared", shared::rows),
+];
+
+/// A device of the backend, and the same one under plain wgpu.
+struct Adapter<'a> {
+    options: &'a Options,
+    backend: &'a Arc<WgpuBackend>,
+    manager: &'a CrossBackendTransferManager,
+    info: DeviceInfo,
+    plain: Plain,
+}
+
+/// What was measured.
+pub(crate) struct Measured {
+    pub(crate) rows: Vec<Row>,
+    /// The devices, for people.
+    pub(crate) devices: Vec<String>,
+    pub(crate) failures: Vec<String>,
+}
+
+/// Measures all parts on each Vulkan device. Without one it prints why. A part that fails loses its rows only.
+///
+/// # Errors
+/// If a device cannot be opened; without a device if the options demand hardware.
+pub(crate) fn rows(
+    options: &Options,
+    manager: &CrossBackendTransferManager,
+    begin: impl Fn(&str),
+) -> Result<Measured> {
+    let mut measured = Measured { rows: Vec::new(), devices: Vec::new(), failures: Vec::new() };
+    let config = WgpuBackendConfig::default();
+    let config = if options.software_adapters { config.with_software_adapters() } else { config };
+    let backend = match WgpuBackend::open(&config) {
+        Err(error)
+            if matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) && !options.hardware =>
+        {
+            eprintln!("no rows of Vulkan devices: {error}");
+            return Ok(measured);
+        }
+        opened => opened?,
+    };
+    manager.register_backend(CpuBackend::new()?)?;
+    manager.register_backend(Arc::clone(&backend) as _)?;
+    for info in transload_core::Backend::devices(&*backend) {
+        let plain = Plain::open(&info).with_context(|| format!("plain wgpu on {}", info.id))?;
+        let adapter = Adapter { options, backend: &backend, manager, info, plain };
+        measured.devices.push(format!("{}, {}", adapter.name(), adapter.info.driver));
+        for (name, part) in PARTS.iter().filter(|(name, _)| options.wants_part(name)) {
+            begin(&format!("{GROUP}, {name}, {}", adapter.info.id));
+            match part(&adapter) {
+                Ok(more) => measured.rows.extend(more),
+                Err(error) => {
+                    measured.failures.push(format!("{GROUP}, {name}, {}: {error:#}", adapter.info.id));
+                }
+            }
+        }
+    }
+    Ok(measured)
+}
+
+impl Adapter<'_> {
+    /// Returns the device's name, which says whether the processor plays it.
+    fn name(&self) -> String {
+        let what = if self.plain.is_software { " (a software adapter, no GPU)" } else { "" };
+        format!("{} {}{what}", self.info.id, self.info.name)
+    }
+
+    /// Returns one of two values, for a GPU or for a software adapter.
+    fn either<T>(&self, gpu: T, software: T) -> T {
+        if self.plain.is_software { software } else { gpu }
+    }
+
+    fn repetitions(&self, good: usize) -> usize {
+        self.options.repetitions.map_or(good, |given| given as usize)
+    }
+
+    /// Returns the sizes of large copies: all, only those of which several fit into the device's memory, or one that takes no time.
+    fn sizes(&self) -> Vec<usize> {
+        if self.options.quick {
+            return vec![4 * MIB];
+        }
+        let sizes: &[usize] = self.either(&[16, 64, 256, 1024], &[16, 64]);
+        let eighth = self.info.total_memory.map_or(u64::MAX, |bytes| bytes / 8);
+        let most = self.plain.device.limits().max_buffer_size.min(eighth);
+        sizes.iter().map(|mebibytes| mebibytes * MIB).filter(|bytes| *bytes as u64 <= most).collect()
+    }
+
+    /// Returns the size of a copy that is measured at one size only.
+    fn large(&self) -> usize {
+        self.sizes().into_iter().filter(|bytes| *bytes <= 256 * MIB).max().unwrap_or(MIB)
+    }
+
+    /// Allocates pageable memory, memory of the device, or host memory for it.
+    fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        let device = if kind == MemoryKind::Pageable { DeviceId::Cpu } else { self.info.id };
+        Ok(self.manager.allocate_for(device, kind, bytes)?)
+    }
+
+    /// Allocates host memory with contents.
+    fn filled(&self, kind: MemoryKind, content: &[u8]) -> Result<RawBuffer> {
+        let buffer = self.allocate(kind, content.len())?;
+        Memory::Ours(buffer.clone()).write(0, content)?;
+        Ok(buffer)
+    }
+
+    fn copy(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
+        self.manager.copy(src, dst).wait()?;
+        Ok(())
+    }
+
+    /// Returns random bytes.
+    fn random(&self, bytes: usize) -> Vec<u8> {
+        let mut content = Content::new(bytes, self.options.seed);
+        let start = content.draw();
+        content.part(start, bytes).to_vec()
+    }
+
+    /// Compares variants, with the fastest of the first `forms` as the reference.
+    fn compare(
+        &self,
+        (id, what): (&str, &str),
+        (unit, bytes): (&'static str, usize),
+        repetitions: usize,
+        forms: usize,
+        variants: Vec<Variant<'_>>,
+    ) -> Result<Vec<Row>> {
+        let ordinal = self.info.id.ordinal();
+        Comparison {
+            id: format!("{ordinal}{}/{id}", self.either("", "-software")),
+            what: format!("{}: {what}", self.name()),
+            unit,
+            bytes: bytes as u64,
+            repetitions: self.repetitions(repetitions),
+        }
+        .rows_over_best(forms, GROUP, false, variants)
+    }
+}
+
+/// Sets a goal, if there is one.
+fn with_goal(variant: Variant<'_>, goal: Option<Goal>) -> Variant<'_> {
+    match goal {
+        Some(goal) => variant.goal(goal),
+        None => variant,
+    }
+}
+
+/// Returns what runs once and returns GB/s.
+fn rate(bytes: usize, run: impl FnMut() -> Result<()>) -> impl FnMut() -> Result<f64> {
+    let mut timed = microseconds(run);
+    move || Ok(bytes as f64 / timed()?.max(1e-3) / 1e3)
+}
+
+/// Returns what runs once and returns µs.
+fn microseconds(mut run: impl FnMut() -> Result<()>) -> impl FnMut() -> Result<f64> {
+    move || {
+        let begun = Instant::now();
+        run()?;
+        Ok(begun.elapsed().as_secs_f64() * 1e6)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::Cell, collections::BTreeSet};
+
+    use clap::Parser as _;
+
+    use super::*;
+
+    /// Lets CUDA's software driver play the software adapter, which is the last device.
+    #[cfg(target_os = "linux")]
+    fn play_cuda() {
+        use transload_core::Backend as _;
+
+        transload_cuda_sim::install().unwrap();
+        let config = WgpuBackendConfig::default().with_software_adapters();
+        let Ok(backend) = WgpuBackend::open(&config) else { return };
+        let uuid = backend.devices().last().and_then(|info| info.uuid);
+        let builder = transload_cuda_sim::SimDevice::builder().uuid(uuid);
+        // SAFETY: mappings stay.
+        let _played = unsafe { builder.external_memory(exported::open) }.build();
+    }
+
+    #[test]
+    fn every_part_runs_on_a_software_adapter() {
+        #[cfg(target_os = "linux")]
+        play_cuda();
+        let words = ["transload-bench", "--quick", "--repetitions", "2", "--software-adapters"];
+        let options = Options::parse_from(words);
+        let manager = CrossBackendTransferManager::builder().registration(false).build();
+        let begun = Cell::new(0);
+        let measured = rows(&options, &manager, |_| begun.set(begun.get() + 1)).unwrap();
+        if measured.devices.is_empty() {
+            println!("skipped: no Vulkan adapter");
+            return;
+        }
+        assert_eq!(measured.failures, Vec::<String>::new());
+        assert_eq!(begun.get(), PARTS.len() * measured.devices.len());
+        #[cfg(target_os = "linux")]
+        if measured.devices.iter().any(|name| name.contains("software adapter")) {
+            assert!(measured.rows.iter().any(|row| row.simulated), "memory is shared with CUDA");
+        }
+        let ids: BTreeSet<&str> = measured.rows.iter().map(|row| row.id.as_str()).collect();
+        assert_eq!(ids.len(), measured.rows.len(), "ids are unique");
+        for row in &measured.rows {
+            assert!(row.id.is_ascii() && row.id.starts_with("wgpu/"), "{}", row.id);
+            assert_eq!(row.id.contains("-software/"), row.path.contains("software adapter"), "{}", row.id);
+            assert!(row.verified || row.bytes == 0, "{} moved bytes that were not verified", row.id);
+        }
+        manager.drain().unwrap();
+        for (name, counts) in manager.resource_counts() {
+            assert!(counts.is_empty(), "still allocated in the {name} backend: {counts}");
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Memory that CUDA and Vulkan share on one GPU: CUDA's copies within it, and handing it over to a shader and back.
+
+use std::{cell::Cell, sync::Arc};
+
+use anyhow::{Result, bail, ensure};
+use transload_backend_wgpu::{CudaInterop, SharedMemory, wgpu};
+use transload_core::{Access, Error, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Timing, submit};
+use transload_cuda_sys::Driver;
+use transload_memory::{CudaDevice, CudaMemoryManager};
+use transload_streams::CudaStream;
+
+use super::{Adapter, MIB, microseconds, rate};
+use crate::{
+    comparison::{Variant, Verify},
+    cuda,
+    memory::Memory,
+    row::{Goal, Row},
+};
+
+/// Goal: the rate of a copy within shared memory over that of a copy within CUDA's.
+const OF_LOCAL: f64 = 0.95;
+/// Goal: what the host spends on a hand-over that waits for copies on the device, over the time of these.
+const HOST_SHARE: f64 = 0.5;
+/// Bytes that are handed over.
+const HANDED: usize = 4 << 10;
+/// Hand-overs before the host waits.
+const TIMES: usize = 32;
+/// Copies that a hand-over has to wait for.
+const COPIES: usize = 16;
+/// Few instructions: what is measured is the hand-over.
+const SHADER: &str = "
+    @group(0) @binding(0) var<storage, read_write> numbers: array<u32>;
+    @compute @workgroup_size(64) fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+        if id.x < arrayLength(&numbers) { numbers[id.x] = numbers[id.x] + 1u; }
+    }";
+
+/// One GPU under both APIs.
+struct Both<'a> {
+    adapter: &'a Adapter<'a>,
+    memory: Arc<CudaMemoryManager>,
+    stream: CudaStream,
+    interop: CudaInterop,
+    pipeline: wgpu::ComputePipeline,
+    is_simulated: bool,
+}
+
+pub(super) fn rows(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
+    let is_unsupported = |error: &anyhow::Error| {
+        error.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::Unsupported)
+    };
+    let both = match Both::open(adapter) {
+        Err(error) if is_unsupported(&error) => {
+            eprintln!("no rows of shared memory on {}: {error:#}", adapter.name());
+            return Ok(Vec::new());
+        }
+        opened => opened?,
+    };
+    let mut rows = both.copying()?;
+    rows.extend(both.handing_over()?);
+    rows.extend(both.host_time()?);
+    let (device, memory) = (adapter.backend.device(adapter.info.id)?, Arc::clone(&both.memory));
+    drop(both);
+    // wgpu drops what its last submission used.
+    device.poll(wgpu::PollType::wait_indefinitely())?;
+    memory.drain()?;
+    let counts = memory.resource_counts();
+    ensure!(counts.is_empty(), "still allocated: {counts}");
+    Ok(rows)
+}
+
+impl<'a> Both<'a> {
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if CUDA does not show the device, or the drivers share no memory; the drivers'.
+    fn open(adapter: &'a Adapter<'a>) -> Result<Self> {
+        if let Some(reason) = cuda::absence() {
+            bail!(Error::new(ErrorKind::Unsupported, reason));
+        }
+        let (driver, uuid) = (Driver::get()?, adapter.info.uuid);
+        let is_same = |device: &CudaDevice| uuid.is_some() && device.driver().uuid().ok() == uuid;
+        let found = (0..driver.device_count()?).filter_map(|n| CudaDevice::new(n).ok()).find(is_same);
+        let Some(device) = found else {
+            bail!(Error::new(ErrorKind::Unsupported, "no CUDA device has its UUID"));
+        };
+        let memory = Arc::new(CudaMemoryManager::new(&device)?);
+        let interop = CudaInterop::new(adapter.backend, adapter.info.id, &memory)?;
+        // Whether the driver imports memory.
+        drop(interop.allocate(HANDED)?);
+        let vulkan = adapter.backend.device(adapter.info.id)?;
+        let source = wgpu::ShaderSource::Wgsl(SHADER.into());
+        let module = vulkan.create_shader_module(wgpu::ShaderModuleDescriptor { label: None, source });
+        let pipeline = vulkan.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: None,
+            layout: None,
+            module: &module,
+            entry_point: None,
+            compilation_options: wgpu::PipelineCompilationOptions::default(),
+            cache: None,
+        });
+        let stream = CudaStream::new(&device)?;
+        let is_simulated = driver.is_simulated();
+        Ok(Self { adapter, memory, stream, interop, pipeline, is_simulated })
+    }
+
+    fn copy(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<Fence> {
+        Ok(submit(&self.stream, &Operation::Copy { src, dst }, Timing::Off)?)
+    }
+
+    fn pinned(&self, content: &[u8]) -> Result<RawBuffer> {
+        let buffer = self.memory.allocate(MemoryKind::Pinned, content.len())?;
+        Memory::Ours(buffer.clone()).write(0, content)?;
+        Ok(buffer)
+    }
+
+    /// Runs the shader on shared memory, in order with CUDA's work on it.
+    fn shader(&self, shared: &SharedMemory, handle: &wgpu::Buffer) -> Result<Fence> {
+        let device = self.adapter.backend.device(self.adapter.info.id)?;
+        let bindings = device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: None,
+            layout: &self.pipeline.get_bind_group_layout(0),
+            entries: &[wgpu::BindGroupEntry { binding: 0, resource: handle.as_entire_binding() }],
+        });
+        let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+        pass.set_pipeline(&self.pipeline);
+        pass.set_bind_group(0, &bindings, &[]);
+        pass.dispatch_workgroups((HANDED / 4).div_ceil(64) as u32, 1, 1);
+        drop(pass);
+        Ok(self.interop.submit([encoder.finish()], &[(shared, Access::Write)], &[])?)
+    }
+
+    fn compare(
+        &self,
+        id: (&str, &str),
+        unit: (&'static str, usize),
+        of: Vec<Variant<'_>>,
+    ) -> Result<Vec<Row>> {
+        let rows = self.adapter.compare(id, unit, 30, 1, of)?;
+        // Without goals, if CUDA's part is played.
+        Ok(rows.into_iter().map(|row| row.clone().obtained(self.is_simulated, row.verified)).collect())
+    }
+
+    /// A copy within shared memory next to one within CUDA's.
+    fn copying(&self) -> Result<Vec<Row>> {
+        let bytes = self.adapter.large();
+        let content = self.adapter.random(bytes);
+        let src = self.pinned(&content)?;
+        let shared = [self.interop.allocate(bytes)?, self.interop.allocate(bytes)?];
+        let local = || self.memory.allocate(MemoryKind::Device, bytes);
+        let (here, there) = (local()?, local()?);
+        let [from, to] = shared.each_ref().map(SharedMemory::raw);
+        self.copy(&src, &here)?;
+        self.copy(&src, from)?;
+        let once = |src, dst| rate(bytes, move || Ok(self.copy(src, dst)?.wait()?));
+        let (theirs, own) = (Arrived(&there, &content), Arrived(to, &content));
+        let ours = Variant::new("shared", "CUDA's copy within shared memory", once(from, to));
+        self.compare(
+            (&format!("cuda-copy/{bytes}"), "a copy by CUDA within memory that Vulkan shares"),
+            ("GB/s", bytes),
+            vec![
+                Variant::new("local", "CUDA's copy within its own memory", once(&here, &there))
+                    .verified_by(&theirs),
+                ours.goal(Goal::RatioAtLeast(OF_LOCAL)).verified_by(&own),
+            ],
+        )
+    }
+
+    /// Hand-overs to a shader and back, each of which waits for the one before on the device, next to a host that waits for each.
+    fn handing_over(&self) -> Result<Vec<Row>> {
+        let shared = self.interop.allocate(HANDED)?;
+        let (handle, start) = (shared.wgpu()?, self.pinned(&[0; HANDED])?);
+        let back = self.memory.allocate(MemoryKind::Device, HANDED)?;
+        let run = |waits: bool| {
+            let (shared, handle, start, back) = (&shared, &handle, &start, &back);
+            move || {
+                self.copy(start, shared.raw())?;
+                for _ in 0..TIMES {
+                    let (there, here) = (self.shader(shared, handle)?, self.copy(shared.raw(), back)?);
+                    if waits {
+                        there.wait()?;
+                        here.wait()?;
+                    }
+                }
+                Ok(self.stream.synchronize()?)
+            }
+        };
+        let each = |waits: bool| {
+            let mut timed = microseconds(run(waits));
+            move || Ok(timed()? / TIMES as f64)
+        };
+        let expected: Vec<u8> = (TIMES as u32).to_ne_bytes().repeat(HANDED / 4);
+        let arrived = Arrived(&back, &expected);
+        let who =
+            if self.interop.waits_on_device() { "the device waits" } else { "the submitting thread waits" };
+        self.compare(
+            (&format!("hand-over/{HANDED}"), "memory handed over to a shader and back to CUDA, each time"),
+            ("us", HANDED),
+            vec![
+                Variant::new("waiting", "the host waits for each", each(true)).verified_by(&arrived),
+                Variant::new("in-order", who, each(false)).verified_by(&arrived),
+            ],
+        )
+    }
+
+    /// What the host spends on a hand-over that comes after long copies, next to the time until all is done.
+    fn host_time(&self) -> Result<Vec<Row>> {
+        let bytes = self.adapter.large().max(MIB);
+        let shared = self.interop.allocate(HANDED)?;
+        let (handle, start) = (shared.wgpu()?, self.pinned(&[0; HANDED])?);
+        let (a, b) = (
+            self.memory.allocate(MemoryKind::Device, bytes)?,
+            self.memory.allocate(MemoryKind::Device, bytes)?,
+        );
+        self.copy(&self.pinned(&vec![0; bytes])?, &a)?.wait()?;
+        let spent = Cell::new(0.0);
+        let run = || {
+            for _ in 0..COPIES {
+                self.copy(&a, &b)?;
+            }
+            self.copy(&start, shared.raw())?;
+            let mut submitting = microseconds(|| self.shader(&shared, &handle).map(drop));
+            spent.set(submitting()?);
+            Ok(self.stream.synchronize()?)
+        };
+        let host = || {
+            microseconds(run)()?;
+            Ok(spent.get())
+        };
+        let who = if self.interop.waits_on_device() {
+            "submit(), the device waits"
+        } else {
+            "submit(), the host waits"
+        };
+        self.compare(
+            (
+                &format!("hand-over-behind/{COPIES}x{bytes}"),
+                "the host's time for a hand-over after copies by CUDA",
+            ),
+            ("us", 0),
+            vec![
+                Variant::new("all", "until all is done", microseconds(run)),
+                Variant::new("host", who, host).goal(Goal::RatioAtMost(HOST_SHARE)),
+            ],
+        )
+    }
+}
+
+/// Memory of CUDA, and what it has to hold.
+struct Arrived<'a>(&'a RawBuffer, &'a [u8]);
+
+impl Verify for Arrived<'_> {
+    fn poison(&self) -> Result<()> {
+        Memory::Ours(self.0.clone()).poison()
+    }
+
+    fn check(&self) -> Result<()> {
+        Memory::Ours(self.0.clone()).compare(0, self.1)
+    }
+}

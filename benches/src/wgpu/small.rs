@@ -1,0 +1,88 @@
+//! Copies of 4 KiB that are waited for, one and many at once, next to plain wgpu.
+
+use anyhow::{Context as _, Result};
+use transload_core::{Backend as _, MemoryKind, Operation, StreamPriority, Timing, WorkloadType, submit};
+
+use super::{
+    Adapter,
+    checked::{Checked, Target},
+    microseconds,
+};
+use crate::{
+    comparison::Variant,
+    row::{Goal, Row},
+};
+
+const BYTES: usize = 4 << 10;
+const PIECES: usize = 1_000;
+/// A prime, which the number of pieces is no multiple of: one piece of the device's memory is so many after the one before.
+const STEP: usize = 7_919;
+/// Goals: the time over plain wgpu's.
+const ONE: f64 = 0.2;
+const MANY: f64 = 1.1;
+
+/// One copy.
+pub(super) fn one(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
+    let (plain, content) = (&adapter.plain, &adapter.random(BYTES));
+    let (src, dst) =
+        (&adapter.filled(MemoryKind::Pinned, content)?, &adapter.allocate(MemoryKind::Device, BYTES)?);
+    let (staging, to) = (plain.staging(content)?, plain.storage(BYTES));
+    let queue = adapter.backend.lease_queue(adapter.info.id, StreamPriority::Normal, WorkloadType::Memory)?;
+    let by_queue = || Ok(submit(&*queue, &Operation::Copy { src, dst }, Timing::Off)?.wait()?);
+    let checked = |target| Checked { adapter, target, expected: content };
+    let (theirs, own) = (checked(Target::Plain(to.clone())), checked(Target::Ours(dst.clone())));
+    let variants = vec![
+        Variant::new(
+            "plain",
+            "wgpu: one copy encoded, submitted and polled",
+            microseconds(|| plain.copy(&staging, &to)),
+        )
+        .verified_by(&theirs),
+        Variant::new("copy", "copy().wait()", microseconds(|| adapter.copy(src, dst)))
+            .goal(Goal::RatioAtMost(ONE))
+            .verified_by(&own),
+        Variant::new("queue", "submit() to a queue, wait()", microseconds(by_queue)).verified_by(&own),
+    ];
+    let repetitions = if adapter.options.quick { 100 } else { 1000 };
+    let what = "pinned memory to the device, submitted and waited for";
+    adapter.compare((&format!("up/{BYTES}"), what), ("us", BYTES), repetitions, 1, variants)
+}
+
+/// A list of copies.
+pub(super) fn pieces(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
+    let (plain, total) = (&adapter.plain, PIECES * BYTES);
+    let content = &adapter.random(total);
+    let (src, dst) =
+        (adapter.filled(MemoryKind::Pinned, content)?, adapter.allocate(MemoryKind::Device, total)?);
+    let (staging, to) = (plain.staging(content)?, plain.storage(total));
+    let offsets: Vec<_> = (0..PIECES).map(|piece| (piece * BYTES, piece * STEP % PIECES * BYTES)).collect();
+    let (mut expected, mut pairs) = (vec![0; total], Vec::new());
+    for (from, into) in &offsets {
+        pairs.push((src.slice(*from..from + BYTES)?, dst.slice(*into..into + BYTES)?));
+        let piece = content.get(*from..from + BYTES).context("a piece beyond the contents")?;
+        expected.get_mut(*into..into + BYTES).context("a piece beyond the contents")?.copy_from_slice(piece);
+    }
+    let by_wgpu = || {
+        plain.wait(plain.submit(|encoder| {
+            for (from, into) in &offsets {
+                encoder.copy_buffer_to_buffer(&staging, *from as u64, &to, *into as u64, BYTES as u64);
+            }
+        }))
+    };
+    let ours = || {
+        adapter.manager.copy_many(&pairs).wait()?;
+        Ok(())
+    };
+    let checked = |target| Checked { adapter, target, expected: &expected };
+    let (theirs, own) = (checked(Target::Plain(to.clone())), checked(Target::Ours(dst)));
+    let variants = vec![
+        Variant::new("plain", "wgpu: one encoder with all copies", microseconds(by_wgpu))
+            .verified_by(&theirs),
+        Variant::new("copy-many", "copy_many().wait()", microseconds(ours))
+            .goal(Goal::RatioAtMost(MANY))
+            .verified_by(&own),
+    ];
+    let what = format!("{PIECES} pieces of {BYTES} bytes of pinned memory to the device, scattered there");
+    let id = format!("pieces-{PIECES}/{BYTES}");
+    adapter.compare((&id, &what), ("us", total), 60, 1, variants)
+}
