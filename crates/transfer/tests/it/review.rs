@@ -95,7 +95,11 @@ fn drained_by_another(waits: bool) {
         *result.lock() = Some(drained.join().unwrap());
     }));
     let copy = manager.copy(&src, &dst).options(staged());
-    if waits { copy.wait().unwrap() } else { copy.submit().wait().unwrap() };
+    if waits {
+        copy.wait().unwrap()
+    } else {
+        copy.submit().wait().unwrap()
+    };
     assert!(bytes(&dst) == vec![7; LENGTH]);
     assert_eq!(*seen.lock(), Some(true), "drain returned before a submitted copy had begun");
 }
@@ -129,7 +133,8 @@ fn observed_id_equals_itself_when_read_back() {
     let (_observer, manager) = observed();
     let (src, dst) = pair(&manager, 64);
     let id = manager.copy(&src, &dst).wait().unwrap().id.unwrap();
-    let back: transload_core::TransferId = serde_json::from_str(&serde_json::to_string(&id).unwrap()).unwrap();
+    let back: transload_core::TransferId =
+        serde_json::from_str(&serde_json::to_string(&id).unwrap()).unwrap();
     assert_eq!((back.get(), back), (id.get(), id));
 }
 
