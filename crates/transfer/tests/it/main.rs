@@ -26,6 +26,7 @@ mod recording;
 mod refinement;
 mod refusal;
 mod registration;
+mod review;
 mod ring_limit;
 #[cfg(feature = "serde")]
 mod serialized;

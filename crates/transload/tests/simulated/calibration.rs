@@ -246,3 +246,45 @@ fn staging_is_divided_by_what_each_machine_is_fastest_with() {
         machine.finish();
     }
 }
+
+/// Review: kernels that lists are measured beside run although the calibration was cancelled, or its time is spent.
+#[test]
+fn cancelled_calibration_runs_no_more_kernels() {
+    const KERNEL: Duration = Duration::from_millis(50);
+    let Some(test) = harness::device_with(|sim| sim.host_link(50.0)) else { return };
+    let machine = Machine::of(test);
+    let (seen, cancelled) = (Mutex::new(Vec::new()), std::sync::Arc::new(Mutex::new(None)));
+    let (sim, at) = (machine.sim(), std::sync::Arc::clone(&cancelled));
+    let progress = move |progress: transload::calibration::CalibrationProgress| {
+        let mut seen = seen.lock().unwrap();
+        if !seen.contains(&progress.path) {
+            seen.push(progress.path);
+        }
+        // Some paths are measured by then, and no list.
+        if seen.len() < 4 {
+            return ControlFlow::Continue(());
+        }
+        at.lock().unwrap().get_or_insert_with(|| sim.now());
+        ControlFlow::Break(())
+    };
+    let options = machine.options().largest(64 << 10).kernel(KERNEL).progress(progress);
+    machine.calibrate(&options).unwrap();
+    let cancelled = cancelled.lock().unwrap().unwrap();
+    let more = machine.sim().now() - cancelled;
+    assert!(more < KERNEL, "{more:?} of virtual time after the calibration was cancelled");
+    machine.finish();
+}
+
+/// Review: as above, for the budget.
+#[test]
+fn long_kernels_do_not_exceed_the_budget_many_times() {
+    const BUDGET: Duration = Duration::from_millis(20);
+    let Some(test) = harness::device_with(|sim| sim.host_link(50.0)) else { return };
+    let machine = Machine::of(test);
+    let kernel = Duration::from_millis(50);
+    let begun = machine.sim().now();
+    machine.calibrate(&machine.options().largest(64 << 10).budget(BUDGET).kernel(kernel)).unwrap();
+    let took = machine.sim().now() - begun;
+    assert!(took < 4 * (BUDGET + kernel), "{took:?} with a budget of {BUDGET:?}");
+    machine.finish();
+}
