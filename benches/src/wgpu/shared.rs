@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use anyhow::{Result, bail, ensure};
 use transload_backend_wgpu::{CudaInterop, SharedMemory, wgpu};
 use transload_core::{Access, Error, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Timing, submit};
-use transload_cuda_sys::Driver;
+use transload_cuda_sys::{Device, Driver};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::CudaStream;
 
@@ -75,11 +75,12 @@ impl<'a> Both<'a> {
             bail!(Error::new(ErrorKind::Unsupported, reason));
         }
         let (driver, uuid) = (Driver::get()?, adapter.info.uuid);
-        let is_same = |device: &CudaDevice| uuid.is_some() && device.driver().uuid().ok() == uuid;
-        let found = (0..driver.device_count()?).filter_map(|n| CudaDevice::new(n).ok()).find(is_same);
-        let Some(device) = found else {
+        let is_same =
+            |n: &u32| uuid.is_some() && Device::new(*n).and_then(|device| device.uuid()).ok() == uuid;
+        let Some(ordinal) = (0..driver.device_count()?).find(is_same) else {
             bail!(Error::new(ErrorKind::Unsupported, "no CUDA device has its UUID"));
         };
+        let device = CudaDevice::new(ordinal)?;
         let memory = Arc::new(CudaMemoryManager::new(&device)?);
         let interop = CudaInterop::new(adapter.backend, adapter.info.id, &memory)?;
         // Whether the driver imports memory.
