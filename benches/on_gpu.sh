@@ -13,6 +13,7 @@
 #   STEPS="bench" BENCH_ARGUMENTS="--only many"        many pieces at once, twice
 #   STEPS="bench" BENCH_ARGUMENTS="--only beside"      blocks up and down while the device computes, twice (TRANSLOAD_CUBLAS names cuBLAS)
 #   STEPS="bench" BENCH_ARGUMENTS="--only load"        files to devices and fresh memory, twice
+#   STEPS="bench" BENCH_ARGUMENTS="--only wgpu"        Vulkan devices, twice (VK_ICD_FILENAMES names the driver's file, if the loader finds none)
 #   STEPS="soak" ROUNDS=10 SOAK_ROUNDS=250             random tests; 250 rounds of the last are a million operations
 #   STEPS="sanitizer"
 #
@@ -20,7 +21,7 @@
 set -u -o pipefail
 
 if [ $# -ne 2 ] || [ ! -d "$1" ]; then
-  sed -n '2,20p' "$0" >&2
+  sed -n '2,21p' "$0" >&2
   exit 64
 fi
 here=$(cd "$(dirname "$0")" && pwd)

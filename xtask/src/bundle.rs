@@ -20,6 +20,9 @@ use crate::{
 const PROGRAMS: [(&str, &str); 2] =
     [("transload-cli", "transload"), ("transload-benches", "transload-bench")];
 
+/// A program that uses the software driver only.
+const LEFT_OUT: &str = "transload-golden";
+
 /// What the benchmark measures only if it was built so.
 const FEATURES: [&str; 2] = ["--features", "transload-benches/wgpu"];
 
@@ -184,7 +187,8 @@ fn bundled_name(artifact: &Artifact, tested: &[String]) -> Option<String> {
     if package == PROBE && kind == "cdylib" && !is_test {
         return path.file_name().map(|name| name.to_string_lossy().into_owned());
     }
-    let is_program = PROGRAMS.iter().any(|(of, _)| of == package) && kind == "bin" && !is_test;
+    let is_program =
+        PROGRAMS.iter().any(|(of, _)| of == package) && kind == "bin" && !is_test && target != LEFT_OUT;
     if is_program {
         return Some(with_extension(target, path));
     }
@@ -268,6 +272,7 @@ mod tests {
         let (mut built, tested) = complete();
         built.push(artifact("transload-cli", "transload", "bin", false));
         built.push(artifact("transload-cli", "it", "test", true));
+        built.push(artifact("transload-benches", LEFT_OUT, "bin", false));
         let names: Vec<String> = select(built, &tested).unwrap().into_iter().map(|file| file.name).collect();
         assert!(names.contains(&"transload".to_owned()));
         assert!(names.contains(&"transload-cuda-sim--it".to_owned()));

@@ -17,23 +17,7 @@ use crate::{
 /// Goals: the rate over that of the best form of plain wgpu, on a GPU and on a software adapter.
 const OVER_PLAIN: [f64; 2] = [4.0, 1.0];
 
-pub(super) fn uploads(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    for bytes in adapter.sizes() {
-        rows.extend(upload(adapter, bytes)?);
-    }
-    Ok(rows)
-}
-
-pub(super) fn downloads(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    for bytes in adapter.sizes() {
-        rows.extend(download(adapter, bytes)?);
-    }
-    Ok(rows)
-}
-
-fn upload(adapter: &Adapter<'_>, bytes: usize) -> Result<Vec<Row>> {
+pub(super) fn upload(adapter: &Adapter<'_>, bytes: usize) -> Result<Vec<Row>> {
     let (plain, content) = (&adapter.plain, &adapter.random(bytes));
     let (src, dst) =
         (adapter.filled(MemoryKind::Pageable, content)?, adapter.allocate(MemoryKind::Device, bytes)?);
@@ -60,7 +44,7 @@ fn upload(adapter: &Adapter<'_>, bytes: usize) -> Result<Vec<Row>> {
     compare(adapter, what, bytes, forms, variants)
 }
 
-fn download(adapter: &Adapter<'_>, bytes: usize) -> Result<Vec<Row>> {
+pub(super) fn download(adapter: &Adapter<'_>, bytes: usize) -> Result<Vec<Row>> {
     let (plain, content) = (&adapter.plain, &adapter.random(bytes));
     let (src, dst) =
         (adapter.allocate(MemoryKind::Device, bytes)?, adapter.allocate(MemoryKind::Pageable, bytes)?);

@@ -27,7 +27,7 @@ use crate::{
     content::Content,
     memory::Memory,
     options::Options,
-    row::{Goal, Row},
+    row::Row,
 };
 
 /// Prefix of the rows' ids.
@@ -39,8 +39,8 @@ type Part = (&'static str, fn(&Adapter<'_>) -> Result<Vec<Row>>);
 
 /// Every part, in order.
 const PARTS: &[Part] = &[
-    ("pageable-up", copies::uploads),
-    ("pageable-down", copies::downloads),
+    ("pageable-up", |adapter| adapter.of_sizes(copies::upload)),
+    ("pageable-down", |adapter| adapter.of_sizes(copies::download)),
     ("pinned", pinned::rows),
     ("small", small::one),
     ("pieces", small::pieces),
@@ -51,7 +51,7 @@ const PARTS: &[Part] = &[
 /// A device of the backend, and the same one under plain wgpu.
 struct Adapter<'a> {
     options: &'a Options,
-    backend: &'a Arc<WgpuBackend>,
+    backend: &'a WgpuBackend,
     manager: &'a CrossBackendTransferManager,
     info: DeviceInfo,
     plain: Plain,
@@ -132,6 +132,11 @@ impl Adapter<'_> {
         sizes.iter().map(|mebibytes| mebibytes * MIB).filter(|bytes| *bytes as u64 <= most).collect()
     }
 
+    fn of_sizes(&self, rows: fn(&Self, usize) -> Result<Vec<Row>>) -> Result<Vec<Row>> {
+        let each = self.sizes().into_iter().map(|bytes| rows(self, bytes)).collect::<Result<Vec<_>>>();
+        Ok(each?.concat())
+    }
+
     /// Returns the size of a copy that is measured at one size only.
     fn large(&self) -> usize {
         self.sizes().into_iter().filter(|bytes| *bytes <= 256 * MIB).max().unwrap_or(MIB)
@@ -183,14 +188,6 @@ impl Adapter<'_> {
     }
 }
 
-/// Sets a goal, if there is one.
-fn with_goal(variant: Variant<'_>, goal: Option<Goal>) -> Variant<'_> {
-    match goal {
-        Some(goal) => variant.goal(goal),
-        None => variant,
-    }
-}
-
 /// Returns what runs once and returns GB/s.
 fn rate(bytes: usize, run: impl FnMut() -> Result<()>) -> impl FnMut() -> Result<f64> {
     let mut timed = microseconds(run);
@@ -223,7 +220,7 @@ mod tests {
         let config = WgpuBackendConfig::default().with_software_adapters();
         let Ok(backend) = WgpuBackend::open(&config) else { return };
         let uuid = backend.devices().last().and_then(|info| info.uuid);
-        let builder = transload_cuda_sim::SimDevice::builder().uuid(uuid);
+        let builder = transload_cuda_sim::SimDevice::builder().total_memory(4 << 30).uuid(uuid);
         // SAFETY: mappings stay.
         let _played = unsafe { builder.external_memory(exported::open) }.build();
     }

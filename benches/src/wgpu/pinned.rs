@@ -10,7 +10,6 @@ use super::{
     checked::{Checked, Target},
     microseconds, rate,
     raw::RawCopies,
-    with_goal,
 };
 use crate::{
     comparison::{Variant, Verify},
@@ -55,7 +54,7 @@ fn beside_raw(adapter: &Adapter<'_>, up: bool) -> Result<Vec<Row>> {
         Variant::new("raw", "vkCmdCopyBuffer, mapped memory, a fence", rate(bytes, by_hand)).verified_by(raw),
         Variant::new("pinned", "copy().wait(), pinned memory", rate(bytes, ours(pinned)))
             .verified_by(&of_pinned),
-        with_goal(from_pageable, goal).verified_by(&of_pageable),
+        Variant { goal, ..from_pageable }.verified_by(&of_pageable),
     ];
     let (id, what) = if up {
         ("raw-up", "host memory to the device, next to Vulkan by hand")
@@ -81,7 +80,7 @@ fn beside_memcpy(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
         Variant::new("pinned-up", "copy().wait(), pinned memory", microseconds(|| adapter.copy(src, device)));
     let variants = vec![
         Variant::new("memcpy", "memcpy, 1 thread", microseconds(|| memcpy.submit())).verified_by(&theirs),
-        with_goal(ours, goal).verified_by(&own),
+        Variant { goal, ..ours }.verified_by(&own),
     ];
     let what = "pinned memory to the device, next to memcpy of the same bytes";
     adapter.compare((&format!("memcpy/{bytes}"), what), ("us", bytes), 30, 1, variants)

@@ -27,7 +27,7 @@ pub(super) struct RawCopies<'a> {
 }
 
 impl<'a> RawCopies<'a> {
-    /// What was made is not destroyed if a call fails: the process ends then.
+    /// If a call fails, what was made before it stays until the process ends.
     pub(super) fn new(plain: &'a Plain, bytes: usize) -> Result<Self> {
         // SAFETY: nothing of wgpu is destroyed.
         let lower =
