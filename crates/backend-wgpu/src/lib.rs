@@ -47,6 +47,7 @@ pub use backend::WgpuBackend;
 pub use config::WgpuBackendConfig;
 #[cfg(feature = "cuda")]
 pub use cuda::{CudaInterop, SharedMemory};
+#[doc(no_inline)]
 pub use wgpu;
 
 #[cfg(doctest)]

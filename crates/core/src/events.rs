@@ -28,9 +28,11 @@ pub mod report;
 pub(crate) use deferred::is_wanted;
 
 use std::{
+    cmp::Ordering,
     fmt,
+    hash::{Hash, Hasher},
     num::NonZeroU64,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{self, AtomicU64},
 };
 
 use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
@@ -162,7 +164,8 @@ pub const HINT_DECLINED: &str = "hint_declined";
 pub const UNIFIED_COPY_FAILED: &str = "unified_copy_failed";
 
 /// Identifies a transfer in events and reports. Unique in the process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+// The lowest bit says whether the transfer is observed, so that an `Option` has the size of a pointer.
+#[derive(Clone, Copy)]
 pub struct TransferId(NonZeroU64);
 
 impl TransferId {
@@ -178,12 +181,12 @@ impl TransferId {
     #[cold]
     fn next(is_observed: bool) -> Option<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self::of_parts(NEXT.fetch_add(1, Ordering::Relaxed), is_observed)
+        Self::of_parts(NEXT.fetch_add(1, atomic::Ordering::Relaxed), is_observed)
     }
 
-    /// The lowest bit says whether the transfer is observed, so that an `Option` has the size of a pointer.
     pub(crate) fn of_parts(number: u64, is_observed: bool) -> Option<Self> {
-        NonZeroU64::new(number << 1 | u64::from(is_observed)).map(Self)
+        let doubled = number.checked_mul(2)?;
+        NonZeroU64::new(doubled).map(|id| Self(id | u64::from(is_observed)))
     }
 
     /// Returns the number, as events have it.
@@ -196,6 +199,39 @@ impl TransferId {
     #[must_use]
     pub fn is_observed(self) -> bool {
         self.0.get() & 1 == 1
+    }
+}
+
+/// By number: whether it is observed is no part of an id.
+impl PartialEq for TransferId {
+    fn eq(&self, other: &Self) -> bool {
+        self.get() == other.get()
+    }
+}
+
+impl Eq for TransferId {}
+
+impl PartialOrd for TransferId {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for TransferId {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.get().cmp(&other.get())
+    }
+}
+
+impl Hash for TransferId {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.get().hash(state);
+    }
+}
+
+impl fmt::Debug for TransferId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("TransferId").field(&self.get()).finish()
     }
 }
 

@@ -34,7 +34,8 @@ pub(crate) struct Extras<'a> {
     /// What is copied of the source and the destination, if it is not all.
     pub(crate) rows: Option<&'a Rows>,
     pub(crate) staging: Staging,
-    /// Whether the calling thread waits for the end as soon as it is submitted.
+    /// Whether the calling thread waits for the end as soon as it is submitted. Not with an id: between the two nobody else's code may
+    /// run, since what is left to the wait does not begin before it.
     pub(crate) waits: bool,
     /// Whether a method that it explored failed, so that the best one takes it.
     pub(crate) has_explored: bool,

@@ -444,8 +444,10 @@ impl CrossBackendTransferManager {
         if let Some(begun) = submission.begun {
             submission.submitting = begun.elapsed();
         }
-        // While the device works.
-        self.context.unobserved.check_few(&self.context);
+        // While the device works. It may tell an observer.
+        if extras.is_none_or(|extras| !extras.waits) {
+            self.context.unobserved.check_few(&self.context);
+        }
         match submitted {
             Ok(end) => {
                 self.accepted(candidate, choice, options.priority, (&end, &submission, &info), request.id());

@@ -143,7 +143,12 @@ pub mod cuda {
 /// Feature `wgpu`, on Linux and Windows: Vulkan devices.
 #[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
 pub mod wgpu {
-    pub use transload_backend_wgpu::*;
+    /// The crate itself, for shaders.
+    #[doc(no_inline)]
+    pub use transload_backend_wgpu::wgpu;
+    #[cfg(feature = "cuda")]
+    pub use transload_backend_wgpu::{CudaInterop, SharedMemory};
+    pub use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig};
 }
 
 #[cfg(doctest)]

@@ -30,6 +30,9 @@ struct Taken {
     ended: u32,
 }
 
+/// Least number of kernels that the time of a pair has room for.
+const KERNELS_A_BUDGET: u32 = 64;
+
 impl Taken {
     /// Returns what each list took on average, and by how much it delayed the kernels, of which one takes `kernel` alone.
     fn result(&self, bytes: u64, kernel: Duration) -> MeasuredTime {
@@ -52,8 +55,11 @@ impl Run<'_> {
         (src, dst): (&RawBuffer, &RawBuffer),
         device: DeviceId,
     ) -> Result<Vec<ListCalibration>, Stop> {
+        // Not a kernel more once it is cancelled, or the time is spent.
+        self.clocked(|| Ok(()))?;
         let most = src.len().min(LARGEST) as u64;
-        let mut load = match Load::new(self.manager, device, self.options.kernel) {
+        let kernel = self.options.kernel.min(self.options.budget / KERNELS_A_BUDGET);
+        let mut load = match Load::new(self.manager, device, kernel) {
             Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(Vec::new()),
             load => load?,
         };

@@ -77,7 +77,8 @@ impl CalibrationOptions {
     }
 
     /// Sets how long the kernels take beside which lists are measured. A list that needs a kernel of its own waits for those of others, so
-    /// set what is usual in your program. Default: 1.5 ms, as a large multiplication of matrices takes on an H200.
+    /// set what is usual in your program; of the [budget](Self::budget) of a pair at most a 64th. Default: 1.5 ms, as a large multiplication of
+    /// matrices takes on an H200.
     #[must_use]
     pub fn kernel(mut self, time: Duration) -> Self {
         self.kernel = time;

@@ -8,8 +8,8 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, Error, ErrorKind, ListWay, Result, StreamPriority, Timing, Transfer, TransferMethod,
-    TransferScope, Turns,
+    DeviceId, Error, ErrorKind, ListWay, Result, StreamPriority, Timing, Transfer, TransferId,
+    TransferMethod, TransferScope, Turns,
 };
 
 use super::{
@@ -51,6 +51,8 @@ struct Checked {
     /// How many of its pairs were submitted one by one; `None` if it is not known yet that they are.
     singles: Option<usize>,
     turns: Turns,
+    /// That of what is submitted next, once it was asked for.
+    id: Option<Option<TransferId>>,
     transfer: CopyManyTransfer,
 }
 
@@ -99,8 +101,9 @@ impl<'a> ManyCopies<'a> {
                 None => group.input.bytes,
                 Some(pair) => pairs.get(pair).map_or(0, |(src, _)| src.len() as u64),
             };
-            let extras =
-                Extras { id: manager.context.transfer_id(bytes), task: context.as_ref(), waits, ..*extras };
+            // Not again where a task tries again.
+            let id = *checked.id.get_or_insert_with(|| manager.context.transfer_id(bytes));
+            let extras = Extras { id, task: context.as_ref(), waits: waits && id.is_none(), ..*extras };
             let transfer = match checked.singles {
                 None => manager.submit_group(group, pairs, self.wanted, (options, &extras)),
                 Some(pair) => match pairs.get(pair) {
@@ -120,7 +123,7 @@ impl<'a> ManyCopies<'a> {
                 {
                     return Ok(refused(manager, list.len(), bad));
                 }
-                checked.singles = Some(0);
+                (checked.singles, checked.id) = (Some(0), None);
                 continue;
             }
             let of = match checked.singles {
@@ -134,7 +137,7 @@ impl<'a> ManyCopies<'a> {
             if let Some(transfer) = transfer {
                 checked.transfer.add(transfer, of);
             }
-            checked.turns = Turns::default();
+            (checked.turns, checked.id) = (Turns::default(), None);
         }
         let none_left = CopyManyTransfer::new(&manager.context, 0);
         Ok(mem::replace(&mut checked.transfer, none_left))
@@ -173,7 +176,7 @@ impl Checked {
             }
             transfer.add_group(indices.map(Arc::from));
         }
-        Ok(Self { groups, next: 0, singles: None, turns: Turns::default(), transfer })
+        Ok(Self { groups, next: 0, singles: None, turns: Turns::default(), id: None, transfer })
     }
 }
 

@@ -77,6 +77,9 @@ impl LostDevices {
     /// # Errors
     /// [`ErrorKind::DeviceLost`] with the first cause, if one of the devices was lost.
     pub(crate) fn check(&self, devices: [&DeviceId; 3]) -> Result<()> {
+        if !self.are_any() {
+            return Ok(());
+        }
         match self.causes.lock().iter().find(|(lost, _)| devices.contains(&lost)) {
             Some((device, cause)) => Err(Error::caused_by(
                 ErrorKind::DeviceLost,

@@ -18,6 +18,7 @@ mod many;
 mod mock;
 mod mock_memory;
 mod movement;
+mod observed;
 mod observer;
 mod parts;
 mod property;
@@ -26,7 +27,6 @@ mod recording;
 mod refinement;
 mod refusal;
 mod registration;
-mod review;
 mod ring_limit;
 #[cfg(feature = "serde")]
 mod serialized;

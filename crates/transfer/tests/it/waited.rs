@@ -1,15 +1,11 @@
 //! Copies whose thread waits for them at once, to which the first step of a staged one is left.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     thread,
 };
 
-use transload_core::{ErrorKind, Fence, Observer, TransferEvent};
-use transload_transfer::CrossBackendTransferManager;
+use transload_core::ErrorKind;
 
 use crate::{
     Mock, is_at_rest,
@@ -82,47 +78,33 @@ fn waited_copy_after_work_in_flight_waits_for_it() {
     });
 }
 
-/// Looks for the end of each copy before the thread that submits does.
-#[derive(Default)]
-struct Impatient {
-    seen: AtomicU32,
-    waits: bool,
-}
-
-impl Impatient {
-    fn look(&self, end: &Fence) {
-        if self.waits {
-            end.wait().unwrap();
-        }
-        while !end.is_complete() {
-            thread::yield_now();
-        }
-        self.seen.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-impl Observer for Impatient {
-    fn transfer(&self, event: TransferEvent<'_>) {
-        if let TransferEvent::Submitted { end: Some(end), .. } = event {
-            self.look(end);
-        }
-    }
-}
-
+/// The copy of a `wait` begins within it, unless another thread looks for its end before.
 #[test]
 fn copy_left_to_its_waiter_begins_for_who_looks_first() {
-    within("copies whose end another looks for first", || {
+    within("copies whose end another looks for", || {
         for waits in [false, true] {
-            let observer = Arc::new(Impatient { waits, ..Impatient::default() });
-            let manager = CrossBackendTransferManager::builder().observer(Arc::clone(&observer) as _).build();
-            manager.register_backend(Mock::default().build() as _).unwrap();
+            let (manager, _backend) = with(Mock::default());
             let (src, dst) = pair(&manager, 3 * MIB);
-            for value in [1, 2, 3] {
-                set_bytes(&src, value);
-                manager.copy(&src, &dst).options(staged()).wait().unwrap();
-                assert!(bytes(&dst) == vec![value; 3 * MIB]);
-            }
-            assert_eq!(observer.seen.load(Ordering::Relaxed), 3);
+            let is_over = AtomicBool::new(false);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        for end in dst.in_flight().unwrap_or_default() {
+                            if waits {
+                                end.wait().unwrap();
+                            } else {
+                                std::hint::black_box(end.is_complete());
+                            }
+                        }
+                    }
+                });
+                for value in 1..100 {
+                    set_bytes(&src, value);
+                    manager.copy(&src, &dst).options(staged()).wait().unwrap();
+                }
+                is_over.store(true, Ordering::Relaxed);
+            });
+            assert!(bytes(&dst) == vec![99; 3 * MIB]);
         }
     });
 }

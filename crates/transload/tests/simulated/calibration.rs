@@ -247,7 +247,6 @@ fn staging_is_divided_by_what_each_machine_is_fastest_with() {
     }
 }
 
-/// Review: kernels that lists are measured beside run although the calibration was cancelled, or its time is spent.
 #[test]
 fn cancelled_calibration_runs_no_more_kernels() {
     const KERNEL: Duration = Duration::from_millis(50);
@@ -275,7 +274,6 @@ fn cancelled_calibration_runs_no_more_kernels() {
     machine.finish();
 }
 
-/// Review: as above, for the budget.
 #[test]
 fn long_kernels_do_not_exceed_the_budget_many_times() {
     const BUDGET: Duration = Duration::from_millis(20);

@@ -1,4 +1,4 @@
-//! Failing tests of the review.
+//! Observers that panic, drain or count while a transfer is submitted; ids of observed transfers.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
