@@ -2,6 +2,7 @@
 
 #[cfg(feature = "cuda")]
 mod export;
+mod gate;
 mod handles;
 mod memory;
 mod open;

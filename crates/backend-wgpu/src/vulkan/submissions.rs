@@ -368,7 +368,7 @@ impl Submissions {
     pub(super) fn lose(&self, error: Error) {
         self.lost.get_or_init(|| {
             // SAFETY: the queue is used under the lock only. Returns in finite time, also for a lost device.
-            let _lost = unsafe { self.vulkan.raw.device_wait_idle() };
+            let _lost = unsafe { self.vulkan.raw.queue_wait_idle(self.vulkan.queue) };
             let text = format!("{} is lost; open its backend again to use it", self.vulkan.id);
             let error = Error::caused_by(ErrorKind::DeviceLost, text, error);
             report::context_lost(self.vulkan.id, &error);
