@@ -53,7 +53,8 @@ impl WgpuBackend {
     /// `uses` names each buffer that the commands use, read or written. The commands are ordered with other work on these alone: on another
     /// buffer they run at some time.
     ///
-    /// wgpu calls callbacks of finished work (`map_async`) meanwhile. A callback that uses this backend gets [`ErrorKind::Busy`].
+    /// wgpu calls callbacks of finished work (`map_async`) meanwhile. A callback that submits gets [`ErrorKind::Busy`], and one that uses
+    /// a buffer may wait for ever for a thread that waits for this submission: leave what uses this library to another thread.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::Busy`] if a host view is open on a range; [`ErrorKind::SourceFailed`] if bytes to be

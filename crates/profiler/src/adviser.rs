@@ -283,7 +283,7 @@ fn transfers_like(case: &Case<'_>, other: &Case<'_>) -> Option<(u64, AdviceBasis
 
 #[cfg(test)]
 mod tests {
-    use transload_core::{ClockId, Place, TransferId, TransferReport};
+    use transload_core::{ClockId, ListModel, ListTime, Place, TransferId, TransferReport};
 
     use super::*;
     use crate::timed_transfers::Ran;
@@ -312,5 +312,30 @@ mod tests {
         let [advice_apart] = &advice(1000)[..] else { panic!() };
         assert_eq!((advice_apart.saving_ns, advice_apart.whole_ns), (Some(300), 1100));
         assert!(advice(100).is_empty(), "the spans include waiting for each other");
+    }
+
+    #[test]
+    fn pauses_of_the_program_between_transfers_are_no_saving_of_a_list() {
+        let (gpu, clock) = (DeviceId::Other("gpu", 0), ClockId::next());
+        let at = |device, kind| Place::new(device, kind);
+        let path = TransferPath::new(at(DeviceId::Cpu, MemoryKind::Pinned), at(gpu, MemoryKind::Device));
+        let mut timed = TimedTransfers::default();
+        let ids: Vec<_> = (0..8).map(|_| TransferId::if_wanted(true).unwrap()).collect();
+        for (id, begin) in ids.iter().zip((0_i64..).step_by(1_000_000_000)) {
+            // Each takes 2 µs on the host, and as much on the device, once in a second.
+            let mut report = TransferReport::planned(path, TransferMethod::DirectCopy, gpu, 1000);
+            report.submitting = Some(Duration::from_micros(2));
+            timed.runs.submitted(*id, &report, 1);
+            timed.submitted(*id, &report);
+            timed.operated(*id, (1000, 1), Ran { clock, begin, end: begin + 2000 });
+        }
+        ids.iter().for_each(|id| timed.runs.ended(*id));
+        let time = |pieces| ListTime { pieces, bytes: 1000, time: Duration::from_micros(4 + pieces) };
+        let model = ListModel::through(&[time(4), time(8)]).unwrap();
+        let list = ListCost { path, way: ListWay::CopyEngine, exclusive: false, model };
+        let costs = KnownCosts { paths: Vec::new(), lists: vec![(list, CostBasis::Measured)] };
+        let copies = BTreeMap::from([(gpu, Copies::default())]);
+        let advice = advise(&timed, &copies, &costs);
+        assert!(advice.iter().all(|advice| advice.took_ns <= 32_000), "8 times 4 µs: {advice:?}");
     }
 }

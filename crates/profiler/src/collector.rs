@@ -127,7 +127,7 @@ impl Collector {
                 if let Some(id) = report.id {
                     // Of transfers of which some are not heard, nothing tells whether they follow each other.
                     if inbox.takes_all() {
-                        self.timed.runs.submitted(id, report.path, report.bytes, thread);
+                        self.timed.runs.submitted(id, &report, thread);
                     }
                     self.timed.submitted(id, &report);
                 }

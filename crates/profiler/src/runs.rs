@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use transload_core::{TransferId, TransferPath};
+use transload_core::{TransferId, TransferPath, TransferReport};
 
-use crate::{busy::BusyTime, timed_transfers::Ran};
+use crate::{busy::BusyTime, clock_map::nanoseconds, timed_transfers::Ran};
 
 /// The largest transfer of a run, in bytes.
 const PIECE: u64 = 64 << 10;
@@ -19,6 +19,8 @@ struct Run {
     /// How many were timed, and when they ran.
     timed: u64,
     ran: Option<Ran>,
+    /// How long they were submitted and ran, each after the other: the rest of its time is the program's.
+    most_ns: u64,
     /// Whether later transfers begin another one.
     is_closed: bool,
 }
@@ -35,7 +37,7 @@ pub(crate) struct RunTotals {
     pub(crate) runs: u64,
     pub(crate) transfers: u64,
     pub(crate) bytes: u64,
-    /// From the begin of each run to its end.
+    /// From the begin of each run to its end, without what the program did between its transfers.
     pub(crate) busy: BusyTime,
 }
 
@@ -51,7 +53,8 @@ pub(crate) struct Runs {
 
 impl Runs {
     /// Takes each transfer that a thread submits.
-    pub(crate) fn submitted(&mut self, id: TransferId, path: TransferPath, bytes: u64, thread: u64) {
+    pub(crate) fn submitted(&mut self, id: TransferId, report: &TransferReport, thread: u64) {
+        let (path, bytes) = (report.path, report.bytes);
         let last = self.of_threads.get(&thread).copied();
         let continued = last.and_then(|last| {
             let run = self.runs.get_mut(&last)?;
@@ -59,7 +62,10 @@ impl Runs {
             (!run.is_closed).then_some(run)
         });
         match continued {
-            Some(run) => (run.transfers, run.bytes) = (run.transfers + 1, run.bytes.saturating_add(bytes)),
+            Some(run) => {
+                (run.transfers, run.bytes) = (run.transfers + 1, run.bytes.saturating_add(bytes));
+                run.most_ns = run.most_ns.saturating_add(report.submitting.map_or(0, nanoseconds));
+            }
             None => {
                 last.into_iter().for_each(|last| self.settle(last));
                 self.of_threads.remove(&thread);
@@ -67,7 +73,8 @@ impl Runs {
                     return;
                 }
                 self.last += 1;
-                let run = Run { path, transfers: 1, bytes, timed: 0, ran: None, is_closed: false };
+                let run =
+                    Run { path, transfers: 1, bytes, timed: 0, ran: None, most_ns: 0, is_closed: false };
                 self.runs.insert(self.last, run);
                 self.of_threads.insert(thread, self.last);
             }
@@ -99,6 +106,7 @@ impl Runs {
             let joined = run.ran.map_or(Some(ran), |before| before.joined(ran));
             run.timed += u64::from(joined.is_some());
             run.ran = joined.or(run.ran);
+            run.most_ns = run.most_ns.saturating_add((ran.end - ran.begin).max(0).cast_unsigned());
         });
     }
 
@@ -120,14 +128,14 @@ impl Runs {
         if !self.runs.get(&number).is_some_and(is_complete) {
             return;
         }
-        if let Some(Run { path, transfers: transfers @ 2.., bytes, ran: Some(ran), .. }) =
+        if let Some(Run { path, transfers: transfers @ 2.., bytes, ran: Some(ran), most_ns, .. }) =
             self.runs.remove(&number)
         {
             let totals = self.totals.entry(path).or_default();
             totals.runs += 1;
             totals.transfers += transfers;
             totals.bytes = totals.bytes.saturating_add(bytes);
-            totals.busy.add(ran.begin, ran.end);
+            totals.busy.add(ran.begin, ran.end.min(ran.begin.saturating_add_unsigned(most_ns)));
         }
     }
 }

@@ -177,8 +177,15 @@ impl CudaInterop {
         let mut submitted = None;
         self.device.queue.submit_wgpu(commands, after, |point| {
             let own = queue.fence(point);
-            // Without the stream's fence, the host waits for the queue's.
-            let fence = order.as_ref().and_then(|order| order.fence_of(&own).ok()).unwrap_or(own);
+            let fence = match order.as_ref().map(|order| order.fence_of(&own)) {
+                Some(Ok(fence)) => fence,
+                None => own,
+                Some(Err(_)) => {
+                    // The queue's fence is not after CUDA's work if wgpu refuses the commands.
+                    claims.wait_for_foreign_fences(&queue);
+                    own
+                }
+            };
             submitted = Some(claims.inherit(fence.clone()));
             if !mutant!("wgpu/cuda-waits") {
                 // SAFETY: the queue's point is reached after the commands, and after everything before them on the queue, and the stream's

@@ -12,7 +12,7 @@ use ash::vk;
 use transload_core::{Error, ErrorKind, RawBuffer, Result, catch_panic};
 use wgpu::hal;
 
-use super::{Memory, Submissions, Vulkan, error_of, submissions::After};
+use super::{Memory, Submissions, Vulkan, error_of, gate, submissions::After};
 
 impl Vulkan {
     pub(crate) fn wgpu_device(&self) -> &wgpu::Device {
@@ -61,32 +61,25 @@ impl Submissions {
         commit: impl FnOnce(u64),
     ) -> Result<()> {
         let queue = &self.vulkan.wgpu_queue;
-        // SAFETY: nothing is destroyed. The semaphore outlives all submissions: a drop waits for the last point.
-        let lower = || unsafe { queue.as_hal::<hal::api::Vulkan>() };
         let mut state = self.lock()?;
         *self.wgpu_thread.lock() = Some(thread::current().id());
         let point = self.enqueued.load(Ordering::Relaxed) + 1;
         // Before the submission: a fence of the point may be waited for as soon as it is committed.
         self.enqueued.store(point, Ordering::Release);
         commit(point);
-        if let Some(lower) = lower() {
-            lower.add_signal_semaphore(self.semaphore.raw, Some(point));
-            if let Some((semaphore, value)) = after {
-                lower.add_wait_semaphore(semaphore.raw, Some(value), vk::PipelineStageFlags::ALL_COMMANDS);
-            }
-        }
+        // The semaphores outlive all submissions: a drop waits for the last point.
+        let after = after.map(|(semaphore, value)| (semaphore.raw, value));
+        gate::stage(self.vulkan.queue, after, (self.semaphore.raw, point));
         let submitted = catch_panic(|| queue.submit(buffers));
-        let is_refused = lower().is_none_or(|lower| lower.remove_signal_semaphore(self.semaphore.raw));
-        if let (Some(lower), Some((semaphore, _))) = (lower(), after) {
-            lower.remove_wait_semaphore(semaphore.raw);
-        }
+        let passed = gate::unstage();
+        let is_refused = passed.is_none();
         let outcome = if submitted.is_err() || self.vulkan.wgpu_lost.load(Ordering::Acquire) {
             let result = vk::Result::ERROR_DEVICE_LOST;
             Err(submitted.err().unwrap_or_else(|| error_of(self.vulkan.id, "wgpu's submit", result)))
-        } else if is_refused {
-            self.check_usable().and_then(|()| self.submit_nothing(&mut state, point))
+        } else if let Some(result) = passed {
+            result.result().map_err(|result| error_of(self.vulkan.id, "vkQueueSubmit", result))
         } else {
-            Ok(())
+            self.check_usable().and_then(|()| self.submit_nothing(&mut state, point))
         };
         if let Err(error) = outcome {
             self.lose(error);

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "cuda")]
 mod export;
+mod gate;
 mod handles;
 mod memory;
 mod open;
@@ -30,7 +31,7 @@ pub(crate) struct Vulkan {
     raw: ash::Device,
     instance: ash::Instance,
     physical: vk::PhysicalDevice,
-    /// Used under the lock of [`Submissions`] only.
+    /// Submissions go through its [gate].
     queue: vk::Queue,
     family: u32,
     memory: vk::PhysicalDeviceMemoryProperties,
@@ -46,7 +47,7 @@ pub(crate) struct Vulkan {
     pub(crate) nanoseconds_per_tick: Option<f64>,
     /// Whether wgpu lost the device.
     wgpu_lost: Arc<AtomicBool>,
-    /// The same Vulkan queue, which is used under the same lock, and therefore never handed out.
+    /// The same Vulkan queue, of which only [`Submissions`] knows the order: never handed out.
     wgpu_queue: wgpu::Queue,
     /// Dropped after everything above.
     wgpu_device: wgpu::Device,

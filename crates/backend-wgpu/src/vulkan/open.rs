@@ -6,12 +6,15 @@ use ash::vk;
 use transload_core::{DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Result};
 use wgpu::hal;
 
-use super::{Vulkan, handles::lost_flag};
+use super::{Vulkan, error_of, gate, handles::lost_flag};
 use crate::WgpuBackendConfig;
 
 /// What to install.
 const ADVICE: &str = "install a Vulkan driver for the GPU (on Debian and Ubuntu, Mesa's are in mesa-vulkan-drivers, which also has \
      one that needs no GPU, and the loader is in libvulkan1)";
+
+/// The family of queues that wgpu uses.
+const FAMILY: u32 = 0;
 
 /// Opens a device on each adapter, in an order that is the same in every process: discrete GPUs first, then by UUID. Adapters that cannot
 /// be used are left out.
@@ -197,11 +200,36 @@ fn request(
         // SAFETY: nothing is destroyed.
         let lower = unsafe { adapter.as_hal::<hal::api::Vulkan>() };
         let lower = lower.ok_or_else(|| Error::new(ErrorKind::Unsupported, cannot))?;
-        let callback: Box<hal::vulkan::CreateDeviceCallback<'_>> =
-            Box::new(|arguments| arguments.extensions.extend(extension));
         let wgpu::DeviceDescriptor { required_features, required_limits, memory_hints, .. } = &descriptor;
-        // SAFETY: the adapter supports the extension, and nothing is removed.
-        unsafe { lower.open_with_callback(*required_features, required_limits, memory_hints, Some(callback)) }
+        // As wgpu opens it.
+        let mut extensions = lower.required_device_extensions(*required_features);
+        extensions.extend(extension);
+        let mut enabled = lower.physical_device_features(&extensions, *required_features);
+        let queues =
+            [vk::DeviceQueueCreateInfo::default().queue_family_index(FAMILY).queue_priorities(&[1.0])];
+        let names: Vec<_> = extensions.iter().map(|name| name.as_ptr()).collect();
+        let info =
+            vk::DeviceCreateInfo::default().queue_create_infos(&queues).enabled_extension_names(&names);
+        let info = enabled.add_to_device_create(info);
+        let (instance, physical) = (lower.shared_instance().raw_instance(), lower.raw_physical_device());
+        // SAFETY: the adapter supports the extensions and features.
+        let raw = unsafe { instance.create_device(physical, &info, None) };
+        let raw = raw.map_err(|result| error_of(id, "vkCreateDevice", result))?;
+        // SAFETY: the device is new, and has the queue.
+        let raw = unsafe { gate::guard(&raw, FAMILY) };
+        // SAFETY: it was made with these extensions and features, and one queue. wgpu destroys it.
+        unsafe {
+            lower.device_from_raw(
+                raw,
+                None,
+                &extensions,
+                *required_features,
+                required_limits,
+                memory_hints,
+                FAMILY,
+                0,
+            )
+        }
     };
     let opened = opened.map_err(|error| Error::caused_by(ErrorKind::Device, cannot, error))?;
     // SAFETY: it was opened by this adapter, with the descriptor's features.

@@ -248,7 +248,7 @@ impl Submissions {
             .command_buffers(&buffers)
             .signal_semaphores(&semaphores)
             .push_next(&mut values);
-        // SAFETY: the queue is used under the lock only, and wgpu's handle of it is, too. The value is larger than all
+        // SAFETY: submissions go through the queue's gate, wgpu's too. The value is larger than all
         // before. Signalling also waits for what was submitted before.
         unsafe { raw.queue_submit(self.vulkan.queue, &[submit], vk::Fence::null()) }
             .map_err(failed("vkQueueSubmit"))
@@ -367,8 +367,8 @@ impl Submissions {
     /// what could not be waited for is not mistaken for complete. Called under the lock.
     pub(super) fn lose(&self, error: Error) {
         self.lost.get_or_init(|| {
-            // SAFETY: the queue is used under the lock only. Returns in finite time, also for a lost device.
-            let _lost = unsafe { self.vulkan.raw.device_wait_idle() };
+            // SAFETY: submissions go through the queue's gate. Returns in finite time, also for a lost device.
+            let _lost = unsafe { self.vulkan.raw.queue_wait_idle(self.vulkan.queue) };
             let text = format!("{} is lost; open its backend again to use it", self.vulkan.id);
             let error = Error::caused_by(ErrorKind::DeviceLost, text, error);
             report::context_lost(self.vulkan.id, &error);

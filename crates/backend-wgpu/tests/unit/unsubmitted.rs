@@ -2,7 +2,7 @@
 
 use transload_core::ErrorKind;
 
-use super::*;
+use super::{super::gate, *};
 use crate::{WgpuBackend, WgpuBackendConfig};
 
 #[test]
@@ -24,4 +24,24 @@ fn loss_ends_waits_for_points_that_were_not_submitted() {
     let value = unsafe { queue.vulkan.raw.get_semaphore_counter_value(queue.semaphore.raw) };
     assert!(value.is_ok_and(|value| value >= point), "a thread or a stream would wait for ever");
     assert!(queue.outcome(point).is_err_and(|error| error.kind() == ErrorKind::DeviceLost));
+}
+
+#[test]
+fn other_threads_take_no_semaphore_that_is_staged() {
+    let backend = match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
+        Ok(backend) => backend,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let Some(state) = backend.states().last() else { return };
+    let queue = &*state.queue;
+    gate::stage(queue.vulkan.queue, None, (queue.semaphore.raw, 1 << 40));
+    let submit = || {
+        // SAFETY: there are no commands.
+        queue.block_until(unsafe { queue.submit(&[]) }.unwrap());
+    };
+    thread::scope(|scope| scope.spawn(submit).join().unwrap());
+    assert!(gate::unstage().is_none());
+    // SAFETY: the semaphore is alive.
+    let value = unsafe { queue.vulkan.raw.get_semaphore_counter_value(queue.semaphore.raw) };
+    assert!(value.is_ok_and(|value| value < 1 << 40));
 }

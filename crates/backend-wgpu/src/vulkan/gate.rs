@@ -1,0 +1,119 @@
+//! One lock around all of a queue's submissions. wgpu submits outside of our calls, too: if a buffer that it mapped at creation is mapped
+//! again. Such a submission must neither run at once with ours, nor take the semaphores that another one stages.
+
+use std::{
+    cell::Cell,
+    collections::BTreeMap,
+    slice,
+    sync::{Arc, LazyLock},
+};
+
+use ash::vk;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+/// The driver's functions, and the lock of a queue.
+struct Gate {
+    submit: vk::PFN_vkQueueSubmit,
+    wait: vk::PFN_vkQueueWaitIdle,
+    lock: Mutex<()>,
+}
+
+/// By queue. Those of destroyed devices stay until a new queue has the same handle.
+static GATES: LazyLock<Mutex<BTreeMap<vk::Queue, Arc<Gate>>>> = LazyLock::new(Mutex::default);
+
+/// What the calling thread's next submission waits for, and signals.
+#[derive(Clone, Copy)]
+struct Staged {
+    queue: vk::Queue,
+    after: Option<(vk::Semaphore, u64)>,
+    signal: (vk::Semaphore, u64),
+    /// What the driver said, once it was submitted.
+    result: Option<vk::Result>,
+}
+
+thread_local! {
+    static STAGED: Cell<Option<Staged>> = const { Cell::new(None) };
+}
+
+/// Has the calling thread's next submission to a queue wait for the value of a timeline semaphore, and signal one.
+pub(super) fn stage(queue: vk::Queue, after: Option<(vk::Semaphore, u64)>, signal: (vk::Semaphore, u64)) {
+    STAGED.set(Some(Staged { queue, after, signal, result: None }));
+}
+
+/// Returns the driver's result if the thread has submitted since, and `None` if nothing was submitted.
+pub(super) fn unstage() -> Option<vk::Result> {
+    STAGED.take().and_then(|staged| staged.result)
+}
+
+/// Returns the device with submissions through the lock of its queue, the first one of a family.
+///
+/// # Safety
+/// * The device has the queue, and nothing uses it yet.
+pub(super) unsafe fn guard(device: &ash::Device, family: u32) -> ash::Device {
+    let mut functions = device.fp_v1_0().clone();
+    // SAFETY: the caller's promise.
+    let queue = unsafe { device.get_device_queue(family, 0) };
+    let (submit, wait) = (functions.queue_submit, functions.queue_wait_idle);
+    GATES.lock().insert(queue, Arc::new(Gate { submit, wait, lock: Mutex::default() }));
+    (functions.queue_submit, functions.queue_wait_idle) = (submit_locked, wait_locked);
+    let (one, two, three) = (device.fp_v1_1().clone(), device.fp_v1_2().clone(), device.fp_v1_3().clone());
+    ash::Device::from_parts_1_3(device.handle(), functions, one, two, three)
+}
+
+fn gate_of(queue: vk::Queue) -> Option<Arc<Gate>> {
+    GATES.lock().get(&queue).map(Arc::clone)
+}
+
+/// # Safety
+/// * Those of `vkQueueWaitIdle`, but other threads may use the queue.
+unsafe extern "system" fn wait_locked(queue: vk::Queue) -> vk::Result {
+    let Some(gate) = gate_of(queue) else { return vk::Result::ERROR_UNKNOWN };
+    let _lock = gate.lock.lock();
+    // SAFETY: the caller's promises are those of the driver's function.
+    unsafe { (gate.wait)(queue) }
+}
+
+/// # Safety
+/// * Those of `vkQueueSubmit`, but other threads may use the queue.
+unsafe extern "system" fn submit_locked(
+    queue: vk::Queue,
+    count: u32,
+    infos: *const vk::SubmitInfo<'_>,
+    fence: vk::Fence,
+) -> vk::Result {
+    let Some(gate) = gate_of(queue) else { return vk::Result::ERROR_UNKNOWN };
+    let _lock = gate.lock.lock();
+    let staged = STAGED.get().filter(|staged| staged.queue == queue && staged.result.is_none());
+    let Some(staged) = staged else {
+        // SAFETY: the caller's promises are those of the driver's function.
+        return unsafe { (gate.submit)(queue, count, infos, fence) };
+    };
+    let (waited, stages) =
+        (staged.after.map(|(semaphore, _)| semaphore), [vk::PipelineStageFlags::ALL_COMMANDS]);
+    let (waited, least) = (waited.as_slice(), staged.after.map(|(_, value)| value));
+    let (signalled, value) = ([staged.signal.0], [staged.signal.1]);
+    let mut values = [(); 2].map(|()| vk::TimelineSemaphoreSubmitInfo::default());
+    let [before, after] = &mut values;
+    *before = before.wait_semaphore_values(least.as_slice());
+    *after = after.signal_semaphore_values(&value);
+    // A wait counts for all that comes later in the queue, and a signal for all that came before.
+    let first = vk::SubmitInfo::default()
+        .wait_semaphores(waited)
+        .wait_dst_stage_mask(&stages[..waited.len()])
+        .push_next(before);
+    let last = vk::SubmitInfo::default().signal_semaphores(&signalled).push_next(after);
+    let mut all: SmallVec<[vk::SubmitInfo<'_>; 3]> = SmallVec::new();
+    if staged.after.is_some() {
+        all.push(first);
+    }
+    if count > 0 {
+        // SAFETY: the caller passes so many.
+        all.extend_from_slice(unsafe { slice::from_raw_parts(infos, count as usize) });
+    }
+    all.push(last);
+    // SAFETY: the caller's promises, and those of whoever staged the semaphores.
+    let result = unsafe { (gate.submit)(queue, all.len() as u32, all.as_ptr(), fence) };
+    STAGED.set(Some(Staged { result: Some(result), ..staged }));
+    result
+}
