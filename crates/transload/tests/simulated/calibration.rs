@@ -267,7 +267,7 @@ fn cancelled_calibration_runs_no_more_kernels() {
         ControlFlow::Break(())
     };
     let options = machine.options().largest(64 << 10).kernel(KERNEL).progress(progress);
-    machine.calibrate(&options).unwrap();
+    drop(machine.calibrate(&options).unwrap());
     let cancelled = cancelled.lock().unwrap().unwrap();
     let more = machine.sim().now() - cancelled;
     assert!(more < KERNEL, "{more:?} of virtual time after the calibration was cancelled");
@@ -281,7 +281,7 @@ fn long_kernels_do_not_exceed_the_budget_many_times() {
     let machine = Machine::of(test);
     let kernel = Duration::from_millis(50);
     let begun = machine.sim().now();
-    machine.calibrate(&machine.options().largest(64 << 10).budget(BUDGET).kernel(kernel)).unwrap();
+    drop(machine.calibrate(&machine.options().largest(64 << 10).budget(BUDGET).kernel(kernel)).unwrap());
     let took = machine.sim().now() - begun;
     assert!(took < 4 * (BUDGET + kernel), "{took:?} with a budget of {BUDGET:?}");
     machine.finish();
