@@ -184,7 +184,20 @@ impl Packer<'_> {
             }
             let Chunk { buffer, address, used, downloads } = match &mut self.chunk {
                 Some(chunk) => chunk,
-                empty => empty.insert(self.device.take_staging()?),
+                empty => {
+                    let taken = match (self.device.take_staging(), self.pending.take()) {
+                        // Its own buffer is as good, once it is read.
+                        (Err(_), Some(pending)) => {
+                            self.device.download(pending)?;
+                            self.device.take_staging()?
+                        }
+                        (taken, pending) => {
+                            self.pending = pending;
+                            taken?
+                        }
+                    };
+                    empty.insert(taken)
+                }
             };
             let (at, part) = (*used, bytes.min(CAPACITY - *used));
             *used += part;
@@ -267,6 +280,10 @@ impl Packer<'_> {
                 if let Some(Chunk { buffer, .. }) = chunk {
                     self.device.staging.put(&self.device.queue, 0, buffer);
                 }
+                if self.last.is_some() {
+                    // Some bytes have changed, and no others will.
+                    self.device.queue.lock_and_lose(error.clone());
+                }
                 return Err(error);
             }
         };
@@ -281,26 +298,9 @@ impl Packer<'_> {
             }
             Some(chunk) => {
                 let before = self.pending.replace((point, chunk));
-                before.map_or(Ok(()), |before| self.download(before))
+                before.map_or(Ok(()), |before| self.device.download(before))
             }
         }
-    }
-
-    /// Copies a chunk to its destinations.
-    fn download(&self, (point, chunk): (u64, Chunk)) -> Result<()> {
-        let Chunk { buffer, address, downloads, .. } = chunk;
-        if !mutant!("wgpu/download-waits") {
-            self.device.queue.block_until(point);
-        }
-        let outcome = self.device.queue.outcome(point);
-        if outcome.is_ok() {
-            for (to, at, bytes) in downloads {
-                // SAFETY: the destination is claimed by the operation in progress and as long; the device has written the buffer.
-                unsafe { copy_bytes(address.add(at), to, bytes) };
-            }
-        }
-        self.device.staging.put(&self.device.queue, point, buffer);
-        outcome
     }
 
     /// Submits the rest, and returns the operation's point.
@@ -316,13 +316,30 @@ impl Packer<'_> {
             unsafe { self.submit()? };
         }
         if let Some(pending) = self.pending.take() {
-            self.download(pending)?;
+            self.device.download(pending)?;
         }
         Ok(self.last.unwrap_or(0))
     }
 }
 
 impl DeviceState {
+    /// Copies a chunk to its destinations.
+    fn download(&self, (point, chunk): (u64, Chunk)) -> Result<()> {
+        let Chunk { buffer, address, downloads, .. } = chunk;
+        if !mutant!("wgpu/download-waits") {
+            self.queue.block_until(point);
+        }
+        let outcome = self.queue.outcome(point);
+        if outcome.is_ok() {
+            for (to, at, bytes) in downloads {
+                // SAFETY: the destination is claimed by the operation in progress and as long; the device has written the buffer.
+                unsafe { copy_bytes(address.add(at), to, bytes) };
+            }
+        }
+        self.staging.put(&self.queue, point, buffer);
+        outcome
+    }
+
     fn take_staging(&self) -> Result<Chunk> {
         let buffer = self.staging.take(&self.queue, &self.counters)?;
         let unmapped =

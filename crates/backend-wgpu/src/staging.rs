@@ -4,7 +4,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use parking_lot::Mutex;
-use transload_core::{MemoryKind, Result, mutant};
+use transload_core::{ErrorKind, MemoryKind, Result, mutant};
 
 use crate::{
     storage::{Counters, WgpuStorage},
@@ -20,10 +20,13 @@ const MOST: usize = 16;
 #[derive(Default)]
 pub(crate) struct StagingPool {
     buffers: Mutex<VecDeque<(u64, WgpuStorage)>>,
+    /// Whether memory is short.
+    #[cfg(test)]
+    pub(crate) is_refused: std::sync::atomic::AtomicBool,
 }
 
 impl StagingPool {
-    /// Takes a buffer that the device does not use. Waits for one only if as many as are kept are in flight.
+    /// Takes a buffer that the device does not use. Waits for one only if as many as are kept are in flight, or memory is short.
     ///
     /// # Errors
     /// Those of an allocation.
@@ -44,9 +47,22 @@ impl StagingPool {
             drop(buffers);
             match oldest {
                 Some(point) if is_full => queue.block_until(point),
-                _ => return WgpuStorage::allocate(&queue.vulkan, MemoryKind::Pinned, CAPACITY, counters),
+                _ => match (self.allocate(queue, counters), oldest) {
+                    (Err(error), Some(point)) if error.kind() == ErrorKind::OutOfMemory => {
+                        queue.block_until(point);
+                    }
+                    (allocated, _) => return allocated,
+                },
             }
         }
+    }
+
+    fn allocate(&self, queue: &Submissions, counters: &Arc<Counters>) -> Result<WgpuStorage> {
+        #[cfg(test)]
+        if self.is_refused.load(std::sync::atomic::Ordering::Relaxed) {
+            return Err(transload_core::Error::new(ErrorKind::OutOfMemory, "planted"));
+        }
+        WgpuStorage::allocate(&queue.vulkan, MemoryKind::Pinned, CAPACITY, counters)
     }
 
     /// Returns a buffer that the device uses until a point. Frees the oldest if there are more than are kept, as there are if many
@@ -77,3 +93,7 @@ impl StagingPool {
         (self.buffers.lock().len() * CAPACITY) as u64
     }
 }
+
+#[cfg(test)]
+#[path = "../tests/unit/short_of_memory.rs"]
+mod tests;

@@ -73,7 +73,7 @@ pub(crate) fn advise(
             cases.push(Case { key: *key, totals, took_ns: summary.union });
         }
     }
-    let all_bytes = cases.iter().fold(0_u64, |sum, case| sum.saturating_add(case.totals.bytes));
+    let all_bytes = timed.totals.values().fold(0_u64, |sum, totals| sum.saturating_add(totals.bytes));
     let adviser = Adviser { timed, copies, costs, cases, all_bytes };
     let mut advice: Vec<Advice> = Vec::new();
     for one in adviser.cases.iter().flat_map(|case| adviser.savings(case)) {

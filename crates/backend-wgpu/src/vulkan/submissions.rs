@@ -358,7 +358,7 @@ impl Submissions {
     }
 
     /// Locks the queue, unless a callback of wgpu calls, which has the lock, and [loses](Self::lose) the device.
-    fn lock_and_lose(&self, error: Error) {
+    pub(crate) fn lock_and_lose(&self, error: Error) {
         let _state = (!self.is_in_wgpu()).then(|| self.state.lock());
         self.lose(error);
     }

@@ -1,0 +1,38 @@
+//! Copies through staging buffers when no memory is left for a second one.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use transload_backend_cpu::CpuBackend;
+use transload_core::{
+    Backend, DeviceId, MemoryKind, Operation, RawBuffer, StreamPriority, Timing, WorkloadType, submit,
+};
+
+use super::CAPACITY;
+use crate::{WgpuBackend, WgpuBackendConfig};
+
+#[test]
+fn one_staging_buffer_is_enough_for_any_copy() {
+    let backend = match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
+        Ok(backend) => backend,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let (host, state) = (CpuBackend::new().unwrap(), Arc::clone(&backend.states()[0]));
+    let queue = backend.lease_queue(state.id(), StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    let bytes = 5 * CAPACITY + 7;
+    let on_host = || host.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap();
+    let (src, back) = (on_host(), on_host());
+    let there = backend.allocate(state.id(), MemoryKind::Device, bytes).unwrap();
+    let copy = |src: &RawBuffer, dst: &RawBuffer| {
+        submit(&*queue, &Operation::Copy { src, dst }, Timing::Off).unwrap().wait().unwrap();
+    };
+    // The one buffer.
+    copy(&src.slice(..1).unwrap(), &there.slice(..1).unwrap());
+    state.staging.is_refused.store(true, Ordering::Relaxed);
+    for value in [1, 2] {
+        src.write().unwrap().fill(value);
+        copy(&src, &there);
+        copy(&there, &back);
+        assert!(back.read().unwrap().iter().all(|byte| *byte == value));
+    }
+    assert_eq!(state.staging.bytes(), CAPACITY as u64);
+}
