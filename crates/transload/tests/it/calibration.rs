@@ -250,7 +250,8 @@ fn calibration_of_another_process_is_busy() {
     assert!(error.to_string().contains("another process"), "{error}");
     assert_eq!(basis(&rt), CostBasis::BuiltIn, "nothing was measured");
     // Closing it is not enough while another test starts a program.
-    lock.unlock().unwrap();
+    let _closing = lock.unlock();
+    drop(lock);
     calibrate(&rt).stored.unwrap();
 }
 
