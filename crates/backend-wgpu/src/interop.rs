@@ -46,8 +46,8 @@ impl WgpuBackend {
         }
     }
 
-    /// Submits command buffers of [`device`](Self::device)'s encoders, after all conflicting work on the buffers in `uses`, whoever
-    /// submitted it, and before all that is submitted later. Does not wait for them. Blocks the calling thread while earlier work of
+    /// Submits command buffers of [`device`](Self::device)'s encoders, after all conflicting work on the buffers in `uses`, of this and of
+    /// other queues, and before all that is submitted later. Does not wait for them. Blocks the calling thread while earlier work of
     /// another backend is not complete, and on some drivers while an earlier submission of wgpu runs.
     ///
     /// `uses` names each buffer that the commands use, read or written. The commands are ordered with other work on these alone: on another

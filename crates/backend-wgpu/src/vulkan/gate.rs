@@ -112,7 +112,7 @@ unsafe extern "system" fn submit_locked(
         all.extend_from_slice(unsafe { slice::from_raw_parts(infos, count as usize) });
     }
     all.push(last);
-    // SAFETY: the caller's promises, and those of whoever staged the semaphores.
+    // SAFETY: the caller's promises, and those of the thread that staged the semaphores.
     let result = unsafe { (gate.submit)(queue, all.len() as u32, all.as_ptr(), fence) };
     STAGED.set(Some(Staged { result: Some(result), ..staged }));
     result
