@@ -154,7 +154,7 @@ impl CrossBackendTransferManager {
         }
         match ranges((src, src_offset), (dst, dst_offset), size) {
             Ok((src, dst)) => self.start(&src, &dst, &options),
-            Err(error) => self.refuse(self.context.transfer_id(size as u64), error),
+            Err(error) => self.refuse(TransferId::if_wanted(false), error),
         }
     }
 

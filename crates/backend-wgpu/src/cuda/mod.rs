@@ -103,7 +103,7 @@ impl CudaInterop {
         Ok(Self { device: Arc::clone(state), memory: Arc::clone(memory), order })
     }
 
-    /// Returns whether a submission waits for CUDA's work on the device, and that for it. Otherwise the submitting thread waits.
+    /// Returns whether a submission waits for CUDA's work on the device, and that for it. Otherwise the submitting threads wait.
     #[must_use]
     pub fn waits_on_device(&self) -> bool {
         self.order.is_some()
@@ -128,7 +128,8 @@ impl CudaInterop {
     }
 
     /// Submits command buffers of [`WgpuBackend::device`]'s encoders, after all conflicting work on the memory in `shared` and `others`,
-    /// by whichever API, and before all that is submitted later.
+    /// of either API, and before all that is submitted later. Does not wait for the commands. If it [waits on the device](Self::waits_on_device)
+    /// it blocks for work of other backends only, such as copies within the host; otherwise also until CUDA's conflicting work is complete.
     ///
     /// Each memory that the commands use is named, with its use. `others` is memory of the wgpu backend. Only work on these is ordered with
     /// the commands. Callbacks of wgpu are called as by [`WgpuBackend::submit`].

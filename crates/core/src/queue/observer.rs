@@ -31,9 +31,9 @@ pub trait Observer: Send + Sync + 'static {
     /// Called for each event of a transfer.
     fn transfer(&self, event: TransferEvent<'_>);
 
-    /// Returns whether it takes the events of the calling thread's next transfer, of so many bytes. Asked once, before anything of it is
-    /// submitted. A transfer that it takes has an [id](TransferReport::id) and times. Of others it is told failures only, and nothing is
-    /// done for its sake. `true` by default.
+    /// Returns whether it takes the events of the next transfer, of so many bytes. Asked once, on the submitting thread and before anything of
+    /// it is submitted; of a list that turns out to be copied pair by pair, again for each pair. A transfer that it takes has an
+    /// [id](TransferReport::id) and times. Of others it is told failures only, and nothing is done for its sake. `true` by default.
     fn wants(&self, bytes: u64) -> bool {
         let _ = bytes;
         true

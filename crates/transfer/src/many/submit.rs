@@ -151,7 +151,7 @@ fn refused(
     (indices, error): BadPairs,
 ) -> CopyManyTransfer {
     let mut transfer = CopyManyTransfer::new(&manager.context, count);
-    transfer.add(manager.refuse(manager.context.transfer_id(0), error), Pairs::Refused(indices));
+    transfer.add(manager.refuse(TransferId::if_wanted(false), error), Pairs::Refused(indices));
     transfer
 }
 
