@@ -33,9 +33,10 @@ const SIMULATOR: &str = "transload-cuda-sim";
 /// Packages without a device whose threads should be tested on many processors.
 const THREADED: [&str; 2] = ["transload-backend-cpu", "transload-executor"];
 
-/// Test targets that run on hardware: `it` on one device, `peers` on two, `capture` and `migrations` in processes of their
+/// Test targets that run on hardware: `it` and `conformance` on one device, `peers` on two, `capture` and `migrations` in processes of their
 /// own, `soak` for any duration, `examples` those of the documentation. Other targets simulate the driver.
-const HARDWARE_TESTS: [&str; 6] = ["it", "peers", "capture", "migrations", "soak", "examples"];
+const HARDWARE_TESTS: [&str; 7] =
+    ["it", "conformance", "peers", "capture", "migrations", "soak", "examples"];
 
 /// A C library that other programs load, to test that their own CUDA keeps working.
 const PROBE: &str = "transload-probe";

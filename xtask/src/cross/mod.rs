@@ -27,9 +27,9 @@ pub(crate) struct Options {
     arguments: Vec<String>,
 }
 
-/// Packages whose tests run under emulators for every change: core, the driver shims and their users, a program and a C
-/// library. The tests of `streams` alone take as long as all of these.
-const FOR_EVERY_CHANGE: [&str; 6] = ["core", "cuda-sim", "cuda-sys", "memory", "cli", "probe"];
+/// Packages whose tests run under emulators for every change: core, the driver shims, a program and a C
+/// library. Those of all the others take longer than the rest of CI.
+const FOR_EVERY_CHANGE: [&str; 4] = ["core", "cuda-sys", "cli", "probe"];
 
 impl Options {
     /// For every change: the tests that depend most on the platform, and one of the two Windows targets, which hardly differ here.
