@@ -131,16 +131,11 @@ fn built(sh: &Shell, tested: &[String], has_probe: bool) -> Result<Vec<Artifact>
     }
     // One call for all packages, so that cargo unifies their features as for the whole workspace.
     let programs: BTreeSet<&str> = PROGRAMS.iter().map(|(package, _)| *package).collect();
-    eprintln!("building tests (profile dist)");
-    let mut arguments = vec!["test", "--no-run", "--profile", "dist"];
+    eprintln!("building tests and programs (profile dist)");
+    let mut arguments = vec!["build", "--profile", "dist", "--tests", "--bins"];
     arguments.extend(FEATURES);
-    arguments.extend(packages(tested.iter().map(String::as_str).chain(programs.iter().copied())));
+    arguments.extend(packages(tested.iter().map(String::as_str).chain(programs)));
     let mut all = artifacts::build(sh, &arguments)?;
-    eprintln!("building programs (profile dist)");
-    let mut arguments = vec!["build", "--profile", "dist", "--bins"];
-    arguments.extend(FEATURES);
-    arguments.extend(packages(programs.into_iter()));
-    all.extend(artifacts::build(sh, &arguments)?);
     if has_probe {
         eprintln!("building the probe (profile dist)");
         all.extend(artifacts::build(sh, &["build", "--profile", "dist", "--package", PROBE])?);

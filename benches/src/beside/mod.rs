@@ -6,6 +6,7 @@ mod cublas;
 pub(crate) mod load;
 
 use std::{
+    mem,
     sync::Barrier,
     thread,
     time::{Duration, Instant},
@@ -42,9 +43,9 @@ pub(crate) const PARTS: Parts = (
 
 /// Bytes of a list; there are two for each direction.
 const LIST: usize = 128 << 20;
-/// How long each way copies.
-const TIME: Duration = Duration::from_millis(60);
-const REPETITIONS: usize = 4;
+/// How long each way copies, and the load runs alone before and after it: the longer a device computes, the slower it may become.
+const TIME: Duration = Duration::from_millis(50);
+const REPETITIONS: usize = 6;
 /// Length from which blocks are not staged on the device.
 const LONG: usize = 1 << 20;
 
@@ -96,18 +97,28 @@ fn rows_of(fixture: &Fixture<'_>, bytes: usize, goals: Goals) -> Result<Vec<Row>
     let mut ways = ways(fixture, &manager, &lists, bytes)?;
     let time = if fixture.is_simulated() { Duration::ZERO } else { TIME };
     let moved = (2 * count * bytes) as f64;
-    for repetition in 0..=fixture.repetitions(REPETITIONS).min(REPETITIONS) {
-        let ((), alone) = load.beside(fixture, || {
-            thread::sleep(time / 2);
+    let alone = || -> Result<f64> {
+        let ((), took) = load.beside(fixture, || {
+            thread::sleep(time);
             Ok(())
         })?;
+        Ok(took)
+    };
+    for repetition in 0..=fixture.repetitions(REPETITIONS).min(REPETITIONS) {
+        let mut before = alone()?;
         for way in &mut ways {
             let (rate, took) = load.beside(fixture, || both(fixture, &mut way.copiers, moved, time))?;
-            let idle = both(fixture, &mut way.copiers, moved, time)?;
+            let after = alone()?;
+            let expected = f64::midpoint(mem::replace(&mut before, after), after);
             if repetition > 0 {
                 way.rates[0].push(rate);
+                way.slowdowns.push(if expected > 0.0 { took / expected } else { 1.0 });
+            }
+        }
+        for way in &mut ways {
+            let idle = both(fixture, &mut way.copiers, moved, time)?;
+            if repetition > 0 {
                 way.rates[1].push(idle);
-                way.slowdowns.push(if alone > 0.0 { took / alone } else { 1.0 });
             }
         }
     }
