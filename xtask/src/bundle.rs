@@ -35,8 +35,7 @@ const THREADED: [&str; 2] = ["transload-backend-cpu", "transload-executor"];
 
 /// Test targets that run on hardware: `it` and `conformance` on one device, `peers` on two, `capture` and `migrations` in processes of their
 /// own, `soak` for any duration, `examples` those of the documentation. Other targets simulate the driver.
-const HARDWARE_TESTS: [&str; 7] =
-    ["it", "conformance", "peers", "capture", "migrations", "soak", "examples"];
+const HARDWARE_TESTS: [&str; 7] = ["it", "conformance", "peers", "capture", "migrations", "soak", "examples"];
 
 /// A C library that other programs load, to test that their own CUDA keeps working.
 const PROBE: &str = "transload-probe";

@@ -8,6 +8,8 @@ mod copies;
 mod exported;
 mod pinned;
 mod plain;
+#[cfg(target_os = "linux")]
+mod probe;
 mod raw;
 #[cfg(target_os = "linux")]
 mod shared;
@@ -46,6 +48,8 @@ const PARTS: &[Part] = &[
     ("pieces", small::pieces),
     #[cfg(target_os = "linux")]
     ("shared", shared::rows),
+    #[cfg(target_os = "linux")]
+    ("probe", probe::rows),
 ];
 
 /// A device of the backend, and the same one under plain wgpu.

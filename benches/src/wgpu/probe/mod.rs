@@ -1,0 +1,182 @@
+//! What a Vulkan device offers without this library: copies by the universal queue and by queues that only copy, in one submission and
+//! in several, and memory handed over to CUDA and back.
+
+mod cuda;
+mod device;
+
+use std::cell::RefCell;
+
+use anyhow::{Result, ensure};
+
+use self::device::{Buffer, Device, Recorded, Timeline};
+use super::{Adapter, MIB, microseconds, rate};
+use crate::{
+    comparison::{Variant, Verify},
+    memory::POISON,
+    row::Row,
+};
+
+/// Bytes of a copy that is submitted and waited for.
+const SMALL: usize = 4 << 10;
+
+/// The rows of a GPU. A software adapter has one queue.
+pub(super) fn rows(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
+    let device = match adapter.info.uuid {
+        Some(uuid) if !adapter.plain.is_software => Device::open(uuid)?,
+        _ => None,
+    };
+    let Some(device) = device else { return Ok(Vec::new()) };
+    let bytes = adapter.large();
+    let mut rows = one_way(adapter, &device, bytes, true)?;
+    rows.extend(one_way(adapter, &device, bytes, false)?);
+    rows.extend(both_ways(adapter, &device, bytes)?);
+    rows.extend(small(adapter, &device)?);
+    rows.extend(cuda::rows(adapter, &device)?);
+    Ok(rows)
+}
+
+/// Copies by each family, by submissions of several sizes.
+fn one_way(adapter: &Adapter<'_>, device: &Device, bytes: usize, up: bool) -> Result<Vec<Row>> {
+    let content = adapter.random(bytes);
+    let ends = Ends::new(device, &content)?;
+    let (host, there) = (&*ends.host.borrow(), &ends.device);
+    let pair = if up { (host, there) } else { (there, host) };
+    let timeline = device.timeline()?;
+    let mut recorded = Vec::new();
+    for (queue, family) in ["universal", "transfer"].into_iter().enumerate() {
+        for part in [bytes, 4 * MIB, MIB] {
+            let name = if part == bytes { family.to_owned() } else { format!("{family}-{}", part / MIB) };
+            let method = format!("{family} queue, submissions of {} MiB", part / MIB);
+            recorded.push((name, method, device.copies(queue, pair, part)?));
+        }
+    }
+    let check = Copied { ends: &ends, up };
+    let run = |copies: &Recorded<'_>| timeline.wait(copies.submit_all(&timeline)?, true);
+    let variants = recorded.iter().map(|(name, method, copies)| {
+        Variant::new(name, method, rate(bytes, || run(copies))).verified_by(&check)
+    });
+    let (id, what) =
+        if up { ("up", "host memory to the device") } else { ("down", "the device to the host") };
+    adapter.compare(
+        (&format!("probe/{id}/{bytes}"), &format!("{what}, Vulkan by hand")),
+        ("GB/s", bytes),
+        30,
+        1,
+        variants.collect(),
+    )
+}
+
+/// One copy each way at once: by one queue, by one of each family, and by two that only copy.
+fn both_ways(adapter: &Adapter<'_>, device: &Device, bytes: usize) -> Result<Vec<Row>> {
+    let content = adapter.random(bytes);
+    let (first, second) = (Ends::new(device, &content)?, Ends::new(device, &content)?);
+    let ((from, up), (to, down)) =
+        ((&*first.host.borrow(), &first.device), (&*second.host.borrow(), &second.device));
+    let timelines = [device.timeline()?, device.timeline()?];
+    let last = device.queues.len() - 1;
+    let mut recorded = Vec::new();
+    for (name, queues) in [("universal", [0, 0]), ("universal-and-transfer", [1, 0]), ("transfer", [1, last])]
+    {
+        let [up_queue, down_queue] = queues;
+        let copies =
+            [device.copies(up_queue, (from, up), bytes)?, device.copies(down_queue, (down, to), bytes)?];
+        recorded.push((name, copies));
+    }
+    let run = |copies: &[Recorded<'_>; 2]| -> Result<()> {
+        let [one, other] = &timelines;
+        let (of_one, of_other) = (copies[0].submit_all(one)?, copies[1].submit_all(other)?);
+        one.wait(of_one, true)?;
+        other.wait(of_other, true)
+    };
+    let check = Copied { ends: &first, up: true };
+    let variants = recorded.iter().map(|(name, copies)| {
+        Variant::new(name, "one copy each way at once", rate(2 * bytes, || run(copies))).verified_by(&check)
+    });
+    let id = format!("probe/both/{bytes}");
+    let what = "both ways at once, Vulkan by hand, up and down together";
+    adapter.compare((&id, what), ("GB/s", bytes), 30, 1, variants.collect())
+}
+
+/// One short copy, waited for.
+fn small(adapter: &Adapter<'_>, device: &Device) -> Result<Vec<Row>> {
+    let content = adapter.random(SMALL);
+    let ends = Ends::new(device, &content)?;
+    let (host, there) = (&*ends.host.borrow(), &ends.device);
+    let timeline = device.timeline()?;
+    let mut recorded = Vec::new();
+    for (queue, family) in ["universal", "transfer"].into_iter().enumerate() {
+        for (name, is_asleep) in [("", true), ("-polled", false)] {
+            let copies = device.copies(queue, (host, there), SMALL)?;
+            recorded.push((format!("{family}{name}"), is_asleep, copies));
+        }
+    }
+    let check = Copied { ends: &ends, up: true };
+    let run =
+        |is_asleep: bool, copies: &Recorded<'_>| timeline.wait(copies.submit_all(&timeline)?, is_asleep);
+    let variants = recorded.iter().map(|(name, is_asleep, copies)| {
+        let timed = microseconds(|| run(*is_asleep, copies));
+        Variant::new(name, "submitted and waited for", timed).verified_by(&check)
+    });
+    let id = format!("probe/up/{SMALL}");
+    let what = "host memory to the device, Vulkan by hand";
+    adapter.compare((&id, what), ("us", SMALL), 300, 1, variants.collect())
+}
+
+/// Memory of the host and of the device, and what one has to hold.
+struct Ends<'a> {
+    host: RefCell<Buffer<'a>>,
+    device: Buffer<'a>,
+    spare: RefCell<Buffer<'a>>,
+    content: &'a [u8],
+    of: &'a Device,
+}
+
+impl<'a> Ends<'a> {
+    /// Both hold the contents.
+    fn new(of: &'a Device, content: &'a [u8]) -> Result<Self> {
+        let bytes = content.len();
+        let ends = Self {
+            host: RefCell::new(of.allocate(bytes, true)?),
+            device: of.allocate(bytes, false)?,
+            spare: RefCell::new(of.allocate(bytes, true)?),
+            content,
+            of,
+        };
+        ends.host.borrow_mut().host().copy_from_slice(content);
+        ends.copy(&ends.host.borrow(), &ends.device)?;
+        Ok(ends)
+    }
+
+    fn copy(&self, src: &Buffer<'_>, dst: &Buffer<'_>) -> Result<()> {
+        let (timeline, copies) = (self.of.timeline()?, self.of.copies(0, (src, dst), self.content.len())?);
+        timeline.wait(copies.submit_all(&timeline)?, true)
+    }
+}
+
+/// What copies of one direction have to bring about.
+struct Copied<'a, 'b> {
+    ends: &'a Ends<'b>,
+    up: bool,
+}
+
+impl Verify for Copied<'_, '_> {
+    fn poison(&self) -> Result<()> {
+        let ends = self.ends;
+        ends.spare.borrow_mut().host().fill(POISON);
+        if self.up {
+            return ends.copy(&ends.spare.borrow(), &ends.device);
+        }
+        ends.copy(&ends.spare.borrow(), &ends.device)?;
+        ends.copy(&ends.device, &ends.host.borrow())?;
+        ends.spare.borrow_mut().host().copy_from_slice(ends.content);
+        ends.copy(&ends.spare.borrow(), &ends.device)
+    }
+
+    fn check(&self) -> Result<()> {
+        let ends = self.ends;
+        let from = if self.up { &ends.device } else { &*ends.host.borrow() };
+        ends.copy(from, &ends.spare.borrow())?;
+        ensure!(ends.spare.borrow_mut().host() == ends.content, "the bytes of Vulkan's copy differ");
+        Ok(())
+    }
+}
