@@ -92,7 +92,11 @@ fn shaders_and_streams_use_one_memory_in_order() {
     let both = shared.interop.allocate(bytes).unwrap();
     assert_eq!(both.raw().place().device, shared.memory.device().id());
     let handle = both.wgpu().unwrap();
+    let long = [MemoryKind::Pinned, MemoryKind::Device].map(|kind| shared.memory.allocate(kind, 32 * MIB));
+    let [long_src, long_dst] = long.map(Result::unwrap);
     for _ in 0..3 {
+        // So that CUDA's copy has not begun when the shader is submitted.
+        (0..4).for_each(|_| shared.copy(&long_src, &long_dst));
         // Nobody waits in between.
         let trace = trace::start();
         shared.copy(&src, both.raw());
@@ -114,7 +118,7 @@ fn shaders_and_streams_use_one_memory_in_order() {
     }
     shared.copy(both.raw(), &back);
     assert_eq!(back.read().unwrap()[..4], 32_u32.to_ne_bytes());
-    drop((src, back, both, handle));
+    drop((src, back, both, handle, long_src, long_dst));
     shared.finish();
 }
 
