@@ -1,5 +1,6 @@
 //! Compares this program with an earlier one: both run in turns, several processes each, and the values of a row in the processes
-//! are the two samples. Copies within a process are not independent of each other, processes are.
+//! are the two samples. Copies within a process are not independent of each other, processes are: in some, every call of the driver
+//! takes 1 µs more, which the reference of the row in the same process shows.
 
 mod report;
 mod statistics;
@@ -37,6 +38,8 @@ struct Sample {
     id: String,
     unit: String,
     value: f64,
+    /// The reference's, in the same process.
+    reference_value: Option<f64>,
     goal: Option<String>,
 }
 
@@ -70,6 +73,8 @@ struct ComparedRow {
     /// The value in each process.
     old: Vec<f64>,
     new: Vec<f64>,
+    /// Whether what the references differ by between processes was taken off before they were compared.
+    adjusted: bool,
     /// New over old with its interval at 95 %; absent where a value is 0.
     ratio: Option<[f64; 3]>,
     /// Probabilities of what was found if the new program is not worse, or not better, by the least change, corrected for the number
@@ -205,15 +210,18 @@ fn compare(
 ) -> Result<Comparison> {
     let (before, after) = (values(old, options), values(new, options));
     let first = new.first().context("nothing was measured")?;
-    let names = |of: &BTreeMap<&str, (&Sample, Vec<f64>)>| {
-        of.keys().map(|id| (*id).to_owned()).collect::<BTreeSet<_>>()
-    };
+    let names =
+        |of: &BTreeMap<&str, Values<'_>>| of.keys().map(|id| (*id).to_owned()).collect::<BTreeSet<_>>();
     let (all_before, all_after) = (names(&before), names(&after));
     let least = options.least_change / 100.0;
     let mut rows = Vec::new();
     for (id, (row, new)) in &after {
         let Some((_, old)) = before.get(id) else { continue };
         let more_is_better = is_more_better(row);
+        let measured = [old, new].map(|values| values.iter().map(|(value, _)| *value).collect::<Vec<_>>());
+        let adjusted = statistics::without_reference([old, new]);
+        let is_adjusted = adjusted.is_some();
+        let [old, new] = &adjusted.unwrap_or_else(|| measured.clone());
         // As if the other one were worse by the least change.
         let beyond =
             |values: &[f64], factor: f64| values.iter().map(|value| value * factor).collect::<Vec<_>>();
@@ -222,13 +230,16 @@ fn compare(
             let other = beyond(other, factor);
             if more_is_better { statistics::exceeds(&other, one) } else { statistics::exceeds(one, &other) }
         });
+        let ratio = statistics::ratio(new, old);
+        let [old, new] = measured;
         rows.push(ComparedRow {
             id: (*id).to_owned(),
             unit: row.unit.clone(),
             more_is_better,
-            ratio: statistics::ratio(new, old),
-            old: old.clone(),
-            new: new.clone(),
+            adjusted: is_adjusted,
+            ratio,
+            old,
+            new,
             p_worse: worse,
             p_better: better,
             verdict: Verdict::Same,
@@ -265,11 +276,14 @@ fn compare(
     })
 }
 
+/// A row, and its value and its reference's in each process.
+type Values<'a> = (&'a Sample, Vec<(f64, Option<f64>)>);
+
 /// Returns the values of each row that every run has.
-fn values<'a>(runs: &'a [Run], options: &Options) -> BTreeMap<&'a str, (&'a Sample, Vec<f64>)> {
-    let mut found: BTreeMap<&str, (&Sample, Vec<f64>)> = BTreeMap::new();
+fn values<'a>(runs: &'a [Run], options: &Options) -> BTreeMap<&'a str, Values<'a>> {
+    let mut found: BTreeMap<&str, Values<'_>> = BTreeMap::new();
     for row in runs.iter().flat_map(|run| &run.rows).filter(|row| is_compared(row, options)) {
-        found.entry(&row.id).or_insert_with(|| (row, Vec::new())).1.push(row.value);
+        found.entry(&row.id).or_insert_with(|| (row, Vec::new())).1.push((row.value, row.reference_value));
     }
     found.retain(|_, (_, values)| values.len() == runs.len());
     found

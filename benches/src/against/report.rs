@@ -55,7 +55,7 @@ impl Comparison {
         let processes = self.rows.first().map_or(0, |row| row.old.len());
         let mut out = format!(
             "old: {}\nnew: {}\n{}; {}; {}\n{processes} processes of each program in turns; medians of the processes; ratio new to old with its \
-             interval at 95 %; p is corrected for {} rows, and a row counts as changed at {ALPHA} or less\n",
+             interval at 95 %, without what differs in a process as its reference does; p is corrected for {} rows, and a row counts as changed at {ALPHA} or less\n",
             self.old,
             self.new,
             self.hardware,

@@ -42,6 +42,27 @@ fn distribution(ranks: &[usize], drawn: usize) -> Vec<f64> {
     of_sums.into_iter().map(|ways| ways / all).collect()
 }
 
+/// Takes off what the references differ by between processes, where the values of all processes are closer together without it. `None`
+/// where they are not, or a process has no reference. Does not regard which sample a value is of.
+pub(super) fn without_reference(samples: [&[(f64, Option<f64>)]; 2]) -> Option<[Vec<f64>; 2]> {
+    let all = samples.concat();
+    let references: Vec<f64> = all.iter().map(|(_, reference)| *reference).collect::<Option<_>>()?;
+    let usual = median(references);
+    let adjust = |(value, reference): &(f64, Option<f64>)| value - reference.unwrap_or(usual) + usual;
+    let spread = |values: Vec<f64>| {
+        let middle = median(values.clone());
+        median(values.into_iter().map(|value| (value - middle).abs()).collect())
+    };
+    let measured = spread(all.iter().map(|(value, _)| *value).collect());
+    let is_closer = spread(all.iter().map(adjust).collect()) < measured;
+    is_closer.then(|| samples.map(|sample| sample.iter().map(adjust).collect()))
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
 /// Corrects probabilities for their number, by Holm's method: of all rows that do not differ, the probability that any is at most
 /// this.
 pub(super) fn corrected(found: &[f64]) -> Vec<f64> {

@@ -42,7 +42,7 @@ fn synthetic(random: &mut Random, drift: f64, change: impl Fn(usize, f64) -> f64
         let time = change(index, SUBMISSION * index.max(1) as f64);
         let time = time * (1.0 + noise * random.normal()) * slow * drift;
         let (unit, value) = if index == 0 { ("GB/s", 1e6 / time) } else { ("ns", time) };
-        Sample { id: format!("row/{index}"), unit: unit.to_owned(), value, goal: None }
+        Sample { id: format!("row/{index}"), unit: unit.to_owned(), value, reference_value: None, goal: None }
     });
     Run {
         simulated: false,
@@ -94,6 +94,29 @@ fn planted_share_and_planted_nanoseconds_are_found_alone() {
         worse == ["row/0", "row/1"] && ids(&comparison, Verdict::Better).is_empty()
     };
     assert_eq!((0..SEEDS).filter(are_found).count() as u64, SEEDS);
+}
+
+#[test]
+fn change_smaller_than_what_processes_differ_by_is_found_beside_its_reference() {
+    // In one process in two, each call takes 1 µs more, as on an H200 (docs/benchmarks/README.md).
+    let found = |seed: u64, planted: f64| {
+        let (options, mut random) = (options(&[]), Random(seed));
+        let measure = |is_new| {
+            let mode = if random.next() < 0.5 { 1_000.0 } else { 0.0 };
+            let mut run = synthetic(&mut random, 1.0, |_, time| time);
+            let change = if is_new { planted } else { 0.0 };
+            for row in run.rows.iter_mut().skip(1) {
+                row.value = row.value / 10.0 + mode + change;
+                row.reference_value = Some(1_600.0 + mode);
+            }
+            Ok(run)
+        };
+        let [old, new] = in_turns(&options, measure).unwrap();
+        let comparison = compare(&options, ["old", "new"].map(str::to_owned), &old, &new).unwrap();
+        ids(&comparison, Verdict::Worse).contains(&"row/10")
+    };
+    assert_eq!((0..SEEDS).filter(|seed| found(*seed, 300.0)).count() as u64, SEEDS);
+    assert_eq!((0..SEEDS).filter(|seed| found(*seed, 0.0)).count(), 0);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Memory of Vulkan's that CUDA copies from, handed over by timeline semaphores on the device, or by a host that waits.
 
-use std::{mem, ptr};
+use std::{cell::Cell, mem, ptr};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use transload_cuda_sys::{
@@ -25,6 +25,14 @@ const TIMES: usize = 32;
 /// The memory is one buffer's.
 const DEDICATED: u32 = 1;
 
+/// Who has one API come after the other.
+#[derive(Clone, Copy)]
+enum Waiting {
+    Host,
+    Device,
+    Bridge { before: bool, after: bool },
+}
+
 /// A hand-over to each family and back. Each time Vulkan fills the memory and CUDA copies it.
 pub(super) fn rows(adapter: &Adapter<'_>, device: &Device) -> Result<Vec<Row>> {
     let uuid = adapter.info.uuid.context("a device without a UUID")?;
@@ -46,19 +54,34 @@ pub(super) fn rows(adapter: &Adapter<'_>, device: &Device) -> Result<Vec<Row>> {
         })?;
         recorded.push((family, fills));
     }
-    let hands = std::cell::Cell::new(0_u64);
-    let run = |fills: &super::Recorded<'_>, waits: bool| -> Result<()> {
+    let hands = Cell::new(0_u64);
+    let bridge = CudaStream::new(&cuda)?;
+    let run = |fills: &super::Recorded<'_>, order: Waiting| -> Result<()> {
         for index in 0..TIMES {
             let value = hands.get() + 1;
             hands.set(value);
-            if waits {
-                stream.synchronize()?;
-                let filled = fills.submit(index, None, &after)?;
-                after.wait(filled, true)?;
-            } else {
-                shared.signal(&stream, value)?;
-                let filled = fills.submit(index, Some((&before, value)), &after)?;
-                shared.wait(&stream, filled)?;
+            match order {
+                Waiting::Host => {
+                    stream.synchronize()?;
+                    let filled = fills.submit(index, None, &after)?;
+                    after.wait(filled, true)?;
+                }
+                Waiting::Device => {
+                    shared.signal(&stream, value)?;
+                    let filled = fills.submit(index, Some((&before, value)), &after)?;
+                    shared.wait(&stream, filled)?;
+                }
+                Waiting::Bridge { before: by_bridge, after: after_bridge } => {
+                    if by_bridge {
+                        bridge.wait_fences(&[stream.fence()?])?;
+                    }
+                    shared.signal(if by_bridge { &bridge } else { &stream }, value)?;
+                    let filled = fills.submit(index, Some((&before, value)), &after)?;
+                    shared.wait(if after_bridge { &bridge } else { &stream }, filled)?;
+                    if after_bridge {
+                        stream.wait_fences(&[bridge.fence()?])?;
+                    }
+                }
             }
             shared.copy(&stream)?;
         }
@@ -66,12 +89,28 @@ pub(super) fn rows(adapter: &Adapter<'_>, device: &Device) -> Result<Vec<Row>> {
         ensure!(shared.copied()? == TIMES as u32 - 1, "CUDA copied before Vulkan had filled");
         Ok(())
     };
-    let mut variants = Vec::new();
+    let (run, mut variants) = (&run, Vec::new());
     for (family, fills) in &recorded {
-        for (name, method, waits) in
-            [("waiting", "the host waits", true), ("in-order", "the device waits", false)]
-        {
-            let mut timed = microseconds(move || run(fills, waits));
+        for (name, method, order) in [
+            ("waiting", "the host waits", Waiting::Host),
+            ("in-order", "the device waits", Waiting::Device),
+            (
+                "by-a-stream",
+                "a stream of CUDA between the other and Vulkan waits",
+                Waiting::Bridge { before: true, after: true },
+            ),
+            (
+                "by-a-stream-before",
+                "a stream of CUDA between the other and Vulkan waits",
+                Waiting::Bridge { before: true, after: false },
+            ),
+            (
+                "by-a-stream-after",
+                "a stream of CUDA between the other and Vulkan waits",
+                Waiting::Bridge { before: false, after: true },
+            ),
+        ] {
+            let mut timed = microseconds(move || run(fills, order));
             let id = format!("{family}-{name}");
             variants.push(Variant::new(&id, method, move || Ok(timed()? / TIMES as f64)));
         }

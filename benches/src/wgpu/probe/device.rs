@@ -136,12 +136,12 @@ impl Device {
         Ok(Buffer { device: self, raw, memory, address, bytes, size: needs.size })
     }
 
-    /// Records copies of parts, each in commands of its own, for one queue.
+    /// Records copies of parts, each in commands of its own, for one queue; after everything before on it if `in_order`.
     pub(super) fn copies(
         &self,
         queue: usize,
         (src, dst): (&Buffer<'_>, &Buffer<'_>),
-        part: usize,
+        (part, in_order): (usize, bool),
     ) -> Result<Recorded<'_>> {
         let starts: Vec<_> = (0..src.bytes).step_by(part).collect();
         self.record(queue, starts.len(), |commands, index| {
@@ -151,8 +151,18 @@ impl Device {
                 dst_offset: start as u64,
                 size: part.min(src.bytes - start) as u64,
             };
+            let barrier = vk::MemoryBarrier::default()
+                .src_access_mask(vk::AccessFlags::MEMORY_WRITE)
+                .dst_access_mask(vk::AccessFlags::TRANSFER_READ | vk::AccessFlags::TRANSFER_WRITE);
+            let (before, after) = (vk::PipelineStageFlags::ALL_COMMANDS, vk::PipelineStageFlags::TRANSFER);
+            let flags = vk::DependencyFlags::empty();
             // SAFETY: both buffers are the device's and have the region.
-            unsafe { self.raw.cmd_copy_buffer(commands, src.raw, dst.raw, &[region]) };
+            unsafe {
+                if in_order {
+                    self.raw.cmd_pipeline_barrier(commands, before, after, flags, &[barrier], &[], &[]);
+                }
+                self.raw.cmd_copy_buffer(commands, src.raw, dst.raw, &[region]);
+            }
         })
     }
 

@@ -4,7 +4,7 @@
 mod cuda;
 mod device;
 
-use std::cell::RefCell;
+use std::{cell::RefCell, time::Instant};
 
 use anyhow::{Result, ensure};
 
@@ -18,6 +18,8 @@ use crate::{
 
 /// Bytes of a copy that is submitted and waited for.
 const SMALL: usize = 4 << 10;
+/// Calls of which the mean is one value.
+const CALLS: usize = 32;
 
 /// The rows of a GPU. A software adapter has one queue.
 pub(super) fn rows(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
@@ -31,8 +33,34 @@ pub(super) fn rows(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
     rows.extend(one_way(adapter, &device, bytes, false)?);
     rows.extend(both_ways(adapter, &device, bytes)?);
     rows.extend(small(adapter, &device)?);
+    rows.extend(calls(adapter, &device)?);
     rows.extend(cuda::rows(adapter, &device)?);
     Ok(rows)
+}
+
+/// The host's time for a submission of a short copy, and for reading a timeline semaphore.
+fn calls(adapter: &Adapter<'_>, device: &Device) -> Result<Vec<Row>> {
+    let content = adapter.random(SMALL);
+    let ends = Ends::new(device, &content)?;
+    let (host, there) = (&*ends.host.borrow(), &ends.device);
+    let (timeline, copies) = (device.timeline()?, device.copies(0, (host, there), (SMALL / CALLS, false))?);
+    let submit = || {
+        let begun = Instant::now();
+        let last = copies.submit_all(&timeline)?;
+        let took = begun.elapsed();
+        timeline.wait(last, true)?;
+        Ok(took.as_secs_f64() * 1e6 / CALLS as f64)
+    };
+    let read = || {
+        let begun = Instant::now();
+        (0..CALLS).try_for_each(|_| timeline.wait(0, false))?;
+        Ok(begun.elapsed().as_secs_f64() * 1e6 / CALLS as f64)
+    };
+    let variants = vec![
+        Variant::new("submit", "vkQueueSubmit", submit),
+        Variant::new("counter", "vkGetSemaphoreCounterValue", read),
+    ];
+    adapter.compare(("probe/host", "the host's time for a call"), ("us", 0), 100, 1, variants)
 }
 
 /// Copies by each family, by submissions of several sizes.
@@ -44,10 +72,12 @@ fn one_way(adapter: &Adapter<'_>, device: &Device, bytes: usize, up: bool) -> Re
     let timeline = device.timeline()?;
     let mut recorded = Vec::new();
     for (queue, family) in ["universal", "transfer"].into_iter().enumerate() {
-        for part in [bytes, 4 * MIB, MIB] {
-            let name = if part == bytes { family.to_owned() } else { format!("{family}-{}", part / MIB) };
+        for (part, in_order) in [(bytes, false), (4 * MIB, false), (4 * MIB, true), (MIB, false)] {
+            let order = if in_order { "-in-order" } else { "" };
+            let name =
+                if part == bytes { family.to_owned() } else { format!("{family}-{}{order}", part / MIB) };
             let method = format!("{family} queue, submissions of {} MiB", part / MIB);
-            recorded.push((name, method, device.copies(queue, pair, part)?));
+            recorded.push((name, method, device.copies(queue, pair, (part, in_order))?));
         }
     }
     let check = Copied { ends: &ends, up };
@@ -78,8 +108,10 @@ fn both_ways(adapter: &Adapter<'_>, device: &Device, bytes: usize) -> Result<Vec
     for (name, queues) in [("universal", [0, 0]), ("universal-and-transfer", [1, 0]), ("transfer", [1, last])]
     {
         let [up_queue, down_queue] = queues;
-        let copies =
-            [device.copies(up_queue, (from, up), bytes)?, device.copies(down_queue, (down, to), bytes)?];
+        let copies = [
+            device.copies(up_queue, (from, up), (bytes, false))?,
+            device.copies(down_queue, (down, to), (bytes, false))?,
+        ];
         recorded.push((name, copies));
     }
     let run = |copies: &[Recorded<'_>; 2]| -> Result<()> {
@@ -106,7 +138,7 @@ fn small(adapter: &Adapter<'_>, device: &Device) -> Result<Vec<Row>> {
     let mut recorded = Vec::new();
     for (queue, family) in ["universal", "transfer"].into_iter().enumerate() {
         for (name, is_asleep) in [("", true), ("-polled", false)] {
-            let copies = device.copies(queue, (host, there), SMALL)?;
+            let copies = device.copies(queue, (host, there), (SMALL, false))?;
             recorded.push((format!("{family}{name}"), is_asleep, copies));
         }
     }
@@ -148,7 +180,8 @@ impl<'a> Ends<'a> {
     }
 
     fn copy(&self, src: &Buffer<'_>, dst: &Buffer<'_>) -> Result<()> {
-        let (timeline, copies) = (self.of.timeline()?, self.of.copies(0, (src, dst), self.content.len())?);
+        let (timeline, copies) =
+            (self.of.timeline()?, self.of.copies(0, (src, dst), (self.content.len(), false))?);
         timeline.wait(copies.submit_all(&timeline)?, true)
     }
 }

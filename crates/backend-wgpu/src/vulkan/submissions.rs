@@ -3,11 +3,13 @@
 
 use std::{
     collections::VecDeque,
+    hint,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
     thread::{self, ThreadId},
+    time::{Duration, Instant},
 };
 
 use ash::vk;
@@ -22,6 +24,8 @@ use crate::wakers::Wakers;
 
 /// Bytes of the device's own memory in which patterns are written before they are copied; at most what one command writes.
 pub(crate) const SCRATCH: usize = 4096;
+/// How long a thread that waits looks whether the device is done before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
 /// Most regions of one command: drivers check each.
 const MOST_REGIONS: usize = 4096;
 
@@ -347,6 +351,15 @@ impl Submissions {
     pub(crate) fn block_until(&self, point: u64) {
         if self.reached() >= point || mutant!("wgpu/wait") {
             return;
+        }
+        // The end of a short copy, which a sleeping thread would see later: 4 KiB take 16 µs instead of 30 by hand on an H200. Not where
+        // the processor is needed by the device.
+        let begun = Instant::now();
+        while !self.vulkan.is_host && begun.elapsed() < SPIN {
+            if self.refresh() >= point {
+                return;
+            }
+            hint::spin_loop();
         }
         let (semaphores, values) = ([self.semaphore.raw], [point]);
         let wait = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);

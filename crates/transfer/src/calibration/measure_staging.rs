@@ -102,8 +102,8 @@ impl Run<'_> {
         // Failures are told by the path's own measurements.
         let Ok(buffers) = self.buffers(host, device, largest.min(LARGEST)) else { return };
         let restored = Restored(Arc::clone(&ring), before);
-        let mut found =
-            StagingCalibration { device: device.device, tuning: StagingTuning::default(), times: Vec::new() };
+        let tuning = StagingTuning::of(device.device);
+        let mut found = StagingCalibration { device: device.device, tuning, times: Vec::new() };
         // What a method lacks is found by its first copy.
         let _ = self.manager.prepare(host, device, &TransferOptions::new());
         let (deadline, mut is_measured) = (self.deadline, false);

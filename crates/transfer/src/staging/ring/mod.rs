@@ -61,6 +61,8 @@ struct State {
     reserved: u64,
     /// What transfers are divided by, if it is not built in, and its origin.
     tuning: Option<(StagingTuning, CostBasis)>,
+    /// Built in for the device.
+    built_in: StagingTuning,
 }
 
 impl StagingRing {
@@ -70,13 +72,15 @@ impl StagingRing {
         most: usize,
         limit: Option<u64>,
     ) -> Self {
+        let built_in =
+            source.as_ref().map_or_else(StagingTuning::default, |(_, device)| StagingTuning::of(*device));
         Self {
             source,
             executor: executor.clone(),
             most: most.max(1),
             limit,
             pinning: BlockingKey::new(most.div_ceil(2)),
-            state: Mutex::default(),
+            state: Mutex::new(State { built_in, ..State::default() }),
             allocated: Condvar::new(),
         }
     }
@@ -260,7 +264,7 @@ impl StagingRing {
 
 impl State {
     fn tuning(&self) -> (StagingTuning, CostBasis) {
-        self.tuning.unwrap_or_else(|| (StagingTuning::default(), CostBasis::BuiltIn))
+        self.tuning.unwrap_or((self.built_in, CostBasis::BuiltIn))
     }
 
     /// Pairs a free buffer with the next chunk. Moves transfers without chunks to `finished`.
