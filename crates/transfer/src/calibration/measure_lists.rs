@@ -1,6 +1,6 @@
 //! Measures the lists of a path: by each way, over the number of pieces and their length.
 
-use std::time::Duration;
+use std::{cmp::Reverse, collections::VecDeque, time::Duration};
 
 use transload_core::{ErrorKind, ListWay, MemoryKind, RawBuffer, Result, Timing, TransferPath};
 
@@ -20,6 +20,8 @@ const MOST_SINGLES: usize = 16;
 /// The largest measured list between the host and a device, in bytes. Beyond it, times grow as the link's rate says; within a device they
 /// do so only beyond its caches.
 const LARGEST: u64 = 16 << 20;
+/// Lengths at which lists are measured whatever the time: the first costs what a piece does, the last what a byte does.
+const FEWEST_LENGTHS: usize = 2;
 /// The part of a pair's time that one way and list may use at most.
 const SHARE: u32 = 3000;
 
@@ -56,6 +58,20 @@ pub(super) fn shapes_of(
     })
 }
 
+/// Returns the first and the last, then those in the middle between two that were returned.
+fn spread<T: Copy>(all: &[T]) -> Vec<T> {
+    let last = all.len().saturating_sub(1);
+    let mut order: Vec<_> = [0, last].into_iter().take(all.len()).collect();
+    let mut gaps = VecDeque::from([(0, last)]);
+    while let Some((low, high)) = gaps.pop_front().filter(|(low, high)| high - low > 1) {
+        let middle = low.midpoint(high);
+        order.push(middle);
+        gaps.extend([(middle, high), (low, middle)]);
+        gaps.make_contiguous().sort_by_key(|(low, high)| Reverse(high - low));
+    }
+    order.into_iter().filter_map(|index| all.get(index).copied()).collect()
+}
+
 /// Returns a list of `count` pieces, in the opposite order at the destination, so that no pieces are joined.
 pub(super) fn pairs(
     (src, dst): (&RawBuffer, &RawBuffer),
@@ -66,30 +82,66 @@ pub(super) fn pairs(
 }
 
 impl Run<'_> {
-    /// Measures all lists of a path, by all ways in turn, within about `time`. None if it has fewer than two ways.
+    /// Measures the lists of a path, by all ways in turn, within about `time`: at as many lengths as there is time for, from both ends to
+    /// the middles. None if it has fewer than two ways.
     pub(super) fn lists(
         &mut self,
         path: TransferPath,
         (src, dst): (&RawBuffer, &RawBuffer),
         time: Duration,
     ) -> Result<Vec<ListCalibration>, Stop> {
-        let shapes = shapes(src.len() as u64);
-        // Ways that are close are measured for three shares, and some are left early.
-        let all = 2 * shapes.clone().count() * ListWay::ALL.len();
-        let share = time / u32::try_from(all).unwrap_or(u32::MAX).max(1);
-        let share = share.min(self.options.budget / SHARE);
+        let end = self.now().saturating_add(time).min(self.deadline);
+        let shapes: Vec<_> = shapes(src.len() as u64).collect();
+        let of_lengths: Vec<_> = shapes.chunk_by(|(_, a), (_, b)| a == b).collect();
+        let mut left = shapes.len();
         let list = |way| ListCalibration { path, way, exclusive: true, times: Vec::new() };
         let mut found = ListWay::ALL.map(list).to_vec();
-        for (count, length) in shapes {
-            self.tell(path, (count * length) as u64);
-            self.list((src, dst), (count, length), share, &mut found)?;
+        for (index, of_length) in spread(&of_lengths).into_iter().enumerate() {
+            let is_enough =
+                index >= FEWEST_LENGTHS && !transload_core::mutant!("transfer/lists-of-all-lengths");
+            if is_enough && self.now() >= end {
+                break;
+            }
+            let before = found.clone();
+            match self.of_length((src, dst), of_length, (end, left), &mut found) {
+                Err(Stop::Budget) if is_enough => {
+                    found = before;
+                    break;
+                }
+                measured => measured?,
+            }
+            left -= of_length.len();
             if found.iter().filter(|list| list.way != ListWay::OneByOne).count() < 2 {
                 return Ok(Vec::new());
             }
-            self.done += 1;
         }
         found.retain(|list| !list.times.is_empty());
+        found.iter_mut().for_each(|list| list.times.sort_by_key(|list| (list.time.bytes, list.pieces)));
         Ok(found)
+    }
+
+    /// Measures the lists of one length, with their share of the time until `end`, of which `left` lists are to be measured.
+    fn of_length(
+        &mut self,
+        (src, dst): (&RawBuffer, &RawBuffer),
+        shapes: &[(usize, usize)],
+        (end, mut left): (Duration, usize),
+        found: &mut Vec<ListCalibration>,
+    ) -> Result<(), Stop> {
+        let path = TransferPath::new(src.place(), dst.place());
+        for &(count, length) in shapes {
+            // Ways that are close are measured for three shares, and some are left early.
+            let all = u32::try_from(2 * left * ListWay::ALL.len()).unwrap_or(u32::MAX).max(1);
+            let share = (end.saturating_sub(self.now()) / all).min(self.options.budget / SHARE);
+            left = left.saturating_sub(1);
+            self.tell(path, (count * length) as u64);
+            self.list((src, dst), (count, length), share, found)?;
+            self.done += 1;
+            if found.iter().filter(|list| list.way != ListWay::OneByOne).count() < 2 {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Measures a list by each way in turn. Removes those that cannot be used.
@@ -144,5 +196,22 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_come_first_then_the_middles_of_the_widest_gaps() {
+        assert_eq!(spread(&[0; 0]), []);
+        assert_eq!(spread(&[7]), [7]);
+        assert_eq!(spread(&[0, 1]), [0, 1]);
+        assert_eq!(spread(&[0, 1, 2, 3, 4, 5]), [0, 5, 2, 3, 1, 4]);
+        let all: Vec<_> = (0..100).collect();
+        let mut found = spread(&all);
+        found.sort_unstable();
+        assert_eq!(found, all);
     }
 }

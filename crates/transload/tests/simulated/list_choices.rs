@@ -147,6 +147,30 @@ fn lists_within_a_device_are_measured_beyond_its_caches() {
 }
 
 #[test]
+fn lists_for_which_little_time_is_left_are_measured_at_fewer_lengths() {
+    transload_cuda_sim::install().unwrap();
+    let lengths_within = |budget: Duration| {
+        let sim = SimDevice::builder().total_memory(1 << 30).build();
+        let manager = CrossBackendTransferManager::builder().refinement(false).build();
+        let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
+        manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
+        let options = CalibrationOptions::new().largest(16 << 20).budget(budget);
+        let found = manager.calibrate(&options.clock(move || sim.now())).unwrap();
+        let mut lengths: Vec<_> =
+            found.lists.iter().take(1).flat_map(|list| &list.times).map(|list| list.time.bytes).collect();
+        lengths.dedup();
+        assert_eq!(found.unfinished.is_empty(), !lengths.is_empty());
+        lengths
+    };
+    let all = lengths_within(Duration::from_secs(60));
+    assert!(all.len() > 3 && all.is_sorted(), "{all:?}");
+    let budgets = (0..30).map(|step| Duration::from_millis(2).mul_f64(1.25_f64.powi(step)));
+    let found = budgets.map(lengths_within).find(|found| !found.is_empty()).unwrap();
+    assert_eq!((found.first(), found.last()), (all.first(), all.last()));
+    assert!(found.len() < all.len(), "{found:?}");
+}
+
+#[test]
 fn beside_kernels_lists_go_by_what_was_measured_there() {
     // Alone, the kernel is somewhat faster than the engine, or several times; beside other kernels it delays them by its own time.
     for (piece, beside) in [(4500, TransferMethod::DirectCopy), (20_000, TransferMethod::ZeroCopy)] {
