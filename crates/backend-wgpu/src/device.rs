@@ -14,7 +14,7 @@ use crate::{
     clock::WgpuClock,
     staging::StagingPool,
     storage::{Counters, WgpuStorage},
-    vulkan::{Submissions, Vulkan},
+    vulkan::{Memory, Submissions, Vulkan},
 };
 
 /// The kinds of host memory that a queue copies.
@@ -101,6 +101,14 @@ impl DeviceState {
             other => other?,
         };
         report::emit_deferred();
+        Ok(RawBuffer::new(Box::new(storage), &self.reclaimer))
+    }
+
+    /// Takes a buffer of wgpu.
+    pub(crate) fn adopt(&self, buffer: &wgpu::Buffer) -> Result<RawBuffer> {
+        let memory = Memory::adopt(&self.queue.vulkan, buffer)?;
+        let bytes = usize::try_from(memory.size()).unwrap_or(usize::MAX);
+        let storage = WgpuStorage::new(memory, MemoryKind::Device, bytes, &self.counters);
         Ok(RawBuffer::new(Box::new(storage), &self.reclaimer))
     }
 

@@ -88,10 +88,17 @@ impl CudaInterop {
     /// Opens a device of a wgpu backend and a CUDA device, which must be the same GPU, for use together.
     ///
     /// # Errors
-    /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::InvalidArgument`] if the devices' UUIDs differ; [`ErrorKind::Unsupported`] if Vulkan
-    /// exports no memory; the drivers'.
+    /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::InvalidArgument`] if the devices' UUIDs differ; [`ErrorKind::Unsupported`] for a
+    /// [foreign device](crate::WgpuBackendConfig::with_foreign_device); the drivers'.
     pub fn new(backend: &WgpuBackend, device: DeviceId, memory: &Arc<CudaMemoryManager>) -> Result<Self> {
         let (state, cuda) = (backend.state(device)?, memory.device());
+        if !state.queue.vulkan.is_locked {
+            let text = format!(
+                "{device} was made by others, and its queue has no lock for CUDA's semaphores; a device of \
+                 `create_shared_device` has"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
         let uuid = cuda.driver().uuid().map_err(lift)?;
         if state.info.uuid != Some(uuid) {
             let text = format!("{device} and {} are not one GPU: their UUIDs differ", cuda.id());

@@ -4,7 +4,7 @@
 use std::{
     cell::Cell,
     collections::BTreeMap,
-    slice,
+    ptr, slice,
     sync::{Arc, LazyLock},
 };
 
@@ -59,6 +59,12 @@ pub(super) unsafe fn guard(device: &ash::Device, family: u32) -> ash::Device {
     (functions.queue_submit, functions.queue_wait_idle) = (submit_locked, wait_locked);
     let (one, two, three) = (device.fp_v1_1().clone(), device.fp_v1_2().clone(), device.fp_v1_3().clone());
     ash::Device::from_parts_1_3(device.handle(), functions, one, two, three)
+}
+
+/// Returns whether the device's submissions go through the lock: also wgpu's, if it is wgpu's device.
+pub(super) fn is_guarded(device: &ash::Device) -> bool {
+    // No other function has this address: the device is one of `guard`.
+    ptr::fn_addr_eq(device.fp_v1_0().queue_submit, submit_locked as vk::PFN_vkQueueSubmit)
 }
 
 fn gate_of(queue: vk::Queue) -> Option<Arc<Gate>> {
