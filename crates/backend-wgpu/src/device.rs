@@ -85,6 +85,7 @@ impl DeviceState {
         if bytes == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "requested 0 bytes; at least 1 is valid"));
         }
+        self.info.check_allocation(bytes as u64)?;
         self.reclaimer.sweep();
         let allocate = || WgpuStorage::allocate(&self.queue.vulkan, kind, bytes, &self.counters);
         let storage = match allocate() {

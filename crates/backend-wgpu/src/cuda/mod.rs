@@ -119,13 +119,15 @@ impl CudaInterop {
     /// Allocates memory that both use. Its content is undefined.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for 0 bytes; [`ErrorKind::OutOfMemory`]; [`ErrorKind::Unsupported`] if one of the drivers shares no
+    /// [`ErrorKind::InvalidArgument`] for 0 bytes; [`ErrorKind::OutOfRange`] beyond the largest allocation of the wgpu device;
+    /// [`ErrorKind::OutOfMemory`]; [`ErrorKind::Unsupported`] if one of the drivers shares no
     /// memory; the drivers'.
     pub fn allocate(&self, bytes: usize) -> Result<SharedMemory> {
         self.device.queue.check_usable()?;
         if bytes == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "requested 0 bytes; at least 1 is valid"));
         }
+        self.device.info.check_allocation(bytes as u64)?;
         let memory = Arc::new(Memory::allocate_to_export(&self.device.queue.vulkan, bytes)?);
         let imported = ImportedMemory::new(self.memory.device(), &memory)?;
         // SAFETY: the memory is imported until its owner is dropped, nothing uses it yet, and all work on it is ordered by the buffer:

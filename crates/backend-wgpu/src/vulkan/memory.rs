@@ -25,7 +25,7 @@ pub(super) const USAGE: vk::BufferUsageFlags = vk::BufferUsageFlags::from_raw(
 );
 
 /// Lengths are rounded up to this: a wgpu binding needs a multiple of 4.
-const GRANULE: u64 = 16;
+pub(super) const GRANULE: u64 = 16;
 
 /// A buffer with its memory. Freed on drop, which does not wait.
 pub(crate) struct Memory {
@@ -72,7 +72,7 @@ impl Memory {
         let heap = types.iter().map(|index| vulkan.heap_size(*index)).max().unwrap_or(0);
         let takes_host = kind != MemoryKind::Device || vulkan.is_host;
         let host_free = host_memory().ok().filter(|_| takes_host).map(|host| host.free);
-        if size > heap.min(vulkan.largest_allocation) || host_free.is_some_and(|free| size > free) {
+        if size > heap || host_free.is_some_and(|free| size > free) {
             return Err(short(None));
         }
         let info =
@@ -263,13 +263,12 @@ impl Vulkan {
             total: numbers.map(|memory| memory.total).or_else(|| self.total_memory()),
         };
         let error = Error::out_of_memory(Place::new(device, kind), shortage);
-        let text = match cause {
-            Some(result) => format!("the driver of {} answered {result}", self.id),
-            None if bytes as u64 > self.largest_allocation => {
-                format!("{} allocates at most {} bytes at once", self.id, self.largest_allocation)
+        match cause {
+            Some(result) => {
+                let text = format!("the driver of {} answered {result}", self.id);
+                Error::caused_by(ErrorKind::OutOfMemory, text, error)
             }
-            None => return error,
-        };
-        Error::caused_by(ErrorKind::OutOfMemory, text, error)
+            None => error,
+        }
     }
 }

@@ -44,8 +44,6 @@ pub(crate) struct Vulkan {
     pub(crate) is_locked: bool,
     family: u32,
     memory: vk::PhysicalDeviceMemoryProperties,
-    /// Most bytes of an allocation.
-    pub(crate) largest_allocation: u64,
     /// Whether its memory is the host's.
     is_host: bool,
     /// Whether the driver tells how much memory is free.

@@ -10,6 +10,7 @@ use super::{
     create::{create, not_vulkan},
     gate,
     handles::lost_flag,
+    memory::GRANULE,
 };
 use crate::{WgpuBackendConfig, config::AdoptedDevice, device::DeviceState};
 
@@ -181,7 +182,6 @@ fn make(
         queue,
         family,
         memory,
-        largest_allocation: properties.largest_allocation.min(wgpu_device.limits().max_buffer_size),
         exports_semaphores,
         is_host: matches!(info.device_type, wgpu::DeviceType::Cpu | wgpu::DeviceType::IntegratedGpu),
         has_budget: properties.has_budget,
@@ -192,6 +192,8 @@ fn make(
         wgpu_device,
     };
     let mut found = DeviceInfo::new(id, info.name);
+    let largest = properties.largest_allocation.min(vulkan.wgpu_device.limits().max_buffer_size);
+    found.largest_allocation = Some(largest / GRANULE * GRANULE);
     found.total_memory = vulkan.total_memory();
     found.uuid = Some(properties.uuid).filter(|uuid| *uuid != [0; 16]);
     found.driver = format!("Vulkan ({} {})", info.driver, info.driver_info);
