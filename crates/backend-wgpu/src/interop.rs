@@ -131,8 +131,9 @@ impl WgpuBackend {
     /// and `COPY_DST`, that can be mapped, or whose size is no multiple of 4; [`ErrorKind::Busy`] in a callback of wgpu; the driver's.
     ///
     /// # Safety
-    /// * The buffer was made by the device, and is not destroyed by [`wgpu::Buffer::destroy`] before the returned buffer and its slices are
-    ///   dropped and all work on them is complete.
+    /// * The buffer was made by the device.
+    /// * While work on the returned buffer or its slices is in flight, the buffer is not destroyed: neither by [`wgpu::Buffer::destroy`], nor
+    ///   by [`wgpu::Device::destroy`], nor by wgpu because it gave the device up for lack of memory.
     pub unsafe fn adopt_buffer(&self, device: DeviceId, buffer: &wgpu::Buffer) -> Result<RawBuffer> {
         use wgpu::BufferUsages as Usages;
 

@@ -151,6 +151,15 @@ impl Memory {
         self.buffer
     }
 
+    /// Returns whether wgpu has destroyed the buffer, which it does also if it loses the device.
+    pub(crate) fn is_destroyed(&self) -> bool {
+        let is_alive = |buffer: &wgpu::Buffer| {
+            // SAFETY: nothing is destroyed.
+            unsafe { buffer.as_hal::<hal::api::Vulkan>() }.is_some()
+        };
+        self.adopted.as_ref().is_some_and(|buffer| !is_alive(buffer))
+    }
+
     /// Returns its bytes, rounded up.
     pub(crate) fn size(&self) -> u64 {
         self.size

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use transload_backend_cpu::CpuBackend;
 use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig, create_shared_device, wgpu};
-use transload_core::{Access, Backend, ErrorKind, MemoryKind, RawBuffer};
+use transload_core::{Access, Backend, ErrorKind, MemoryKind, Operation, RawBuffer, Timing, submit};
 
 use crate::{
     MIB, Setup, copy,
@@ -214,6 +214,21 @@ fn devices_and_buffers_that_cannot_be_adopted_are_refused() {
         let refused = unsafe { setup.backend.adopt_buffer(setup.device, &destroyed) }.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
         setup.assert_empty();
+    }
+}
+
+#[test]
+fn buffer_that_was_destroyed_since_is_refused() {
+    for framework in frameworks() {
+        let setup = framework.adopted();
+        let buffer = framework.buffer(64);
+        let there = setup.adopt(&buffer);
+        buffer.destroy();
+        let src = setup.filled(MemoryKind::Pinned, 64, 1);
+        for (src, dst) in [(&src, &there), (&there, &src)] {
+            let refused = submit(&*setup.queue(), &Operation::Copy { src, dst }, Timing::Off).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+        }
     }
 }
 

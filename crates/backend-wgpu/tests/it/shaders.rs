@@ -5,7 +5,11 @@ use std::sync::mpsc;
 use transload_backend_wgpu::wgpu;
 use transload_core::{Access, Backend, ErrorKind, MemoryKind, Operation, RawBuffer, Timing, submit};
 
-use crate::{MIB, Setup, copy, setup};
+use crate::{
+    MIB, Setup, copy,
+    framework::{Framework, frameworks},
+    setup,
+};
 
 const DOUBLE: &str = "
     @group(0) @binding(0) var<storage, read_write> numbers: array<u32>;
@@ -54,7 +58,15 @@ pub(crate) fn doubling(
 
 #[test]
 fn shaders_run_in_order_with_copies() {
-    let Some(setup) = setup() else { return };
+    setup().into_iter().for_each(run_in_order);
+}
+
+#[test]
+fn shaders_run_in_order_on_adopted_devices() {
+    frameworks().iter().map(Framework::adopted).for_each(run_in_order);
+}
+
+fn run_in_order(setup: Setup) {
     let (queue, pipeline) = (setup.queue(), pipeline(setup.backend.device(setup.device).unwrap()));
     let bytes = 4 * MIB;
     let (src, back) =
