@@ -2,7 +2,7 @@
 
 use std::{error::Error as StdError, ffi::CStr};
 
-use ash::vk;
+use ash::{google, khr, vk};
 use transload_core::{Error, ErrorKind, Result};
 use wgpu::hal;
 
@@ -10,6 +10,10 @@ use super::{Properties, error_of, gate};
 
 /// The family of queues that wgpu uses.
 const FAMILY: u32 = 0;
+
+/// What surfaces need, and what needs that.
+const SURFACES: [&CStr; 3] =
+    [khr::swapchain::NAME, khr::swapchain_mutable_format::NAME, google::display_timing::NAME];
 
 /// Opens a device for a framework, which this library may use at the same time: see
 /// [`WgpuBackendConfig::with_device`](crate::WgpuBackendConfig::with_device). It is as wgpu opens it by this descriptor, except that:
@@ -42,7 +46,7 @@ pub fn create_shared_device(
     if let Some((limit, wanted, most)) = exceeded {
         return invalid(format!("has {most} as the limit `{limit}`, not {wanted}"));
     }
-    create(adapter, descriptor, &[ash::khr::swapchain::NAME]).map_err(|error| {
+    create(adapter, descriptor, &SURFACES).map_err(|error| {
         Error::caused_by(error.kind(), format!("{name}: its device cannot be opened"), error)
     })
 }
@@ -71,7 +75,7 @@ pub(super) fn create(
         let wgpu::DeviceDescriptor { required_features, required_limits, memory_hints, .. } = &descriptor;
         // As wgpu opens it.
         let mut extensions = lower.required_device_extensions(*required_features);
-        extensions.extend(properties.exports_semaphores.then_some(ash::khr::external_semaphore_fd::NAME));
+        extensions.extend(properties.exports_semaphores.then_some(khr::external_semaphore_fd::NAME));
         let mut enabled = lower.physical_device_features(&extensions, *required_features);
         let queues =
             [vk::DeviceQueueCreateInfo::default().queue_family_index(FAMILY).queue_priorities(&[1.0])];

@@ -13,6 +13,8 @@ pub(crate) struct Framework {
 pub(crate) fn adapter() -> Option<wgpu::Adapter> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::VULKAN;
+    // Otherwise wgpu takes what a layer reports.
+    descriptor.flags = wgpu::InstanceFlags::VALIDATION_INDIRECT_CALL;
     let instance = wgpu::Instance::new(descriptor);
     let mut adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::VULKAN));
     adapters.sort_by_key(|adapter| adapter.get_info().device_type == wgpu::DeviceType::Cpu);
