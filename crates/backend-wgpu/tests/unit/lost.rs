@@ -10,10 +10,27 @@ use crate::{WgpuBackend, WgpuBackendConfig};
 
 #[test]
 fn lost_device_fails_what_uses_it_and_leaks_nothing() {
-    let backend = match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
-        Ok(backend) => backend,
-        Err(error) => return println!("skipped: {error}"),
-    };
+    match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
+        Ok(backend) => lose(&backend),
+        Err(error) => println!("skipped: {error}"),
+    }
+}
+
+#[test]
+fn lost_foreign_device_fails_what_uses_it_and_leaks_nothing() {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::VULKAN;
+    let instance = wgpu::Instance::new(descriptor);
+    let adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::VULKAN));
+    let Some(adapter) = adapters.first() else { return println!("skipped: no Vulkan adapter") };
+    let opened = adapter.request_device(&wgpu::DeviceDescriptor::default());
+    let (device, queue) = pollster::block_on(opened).unwrap();
+    // SAFETY: no surface is configured for it, and wgpu's queue is used as such only.
+    let config = unsafe { WgpuBackendConfig::default().with_foreign_device(device, queue) };
+    lose(&WgpuBackend::open(&config).unwrap());
+}
+
+fn lose(backend: &WgpuBackend) {
     let state = Arc::clone(&backend.states()[0]);
     let device = state.id();
     let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
