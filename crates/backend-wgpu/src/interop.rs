@@ -124,7 +124,8 @@ impl WgpuBackend {
     /// they are, and the framework goes on to use it: see [`fence`](Self::fence). Kept until the returned buffer and all work on it are
     /// dropped and complete.
     ///
-    /// Its bytes are read once by the device, since wgpu would zero later what it has not seen written.
+    /// Its bytes are read once by the device, since wgpu would zero later what it has not seen written. Keep the returned buffer: a second
+    /// one of the same memory does not wait for work on the first.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::InvalidArgument`] for a buffer that is destroyed or mapped, without the usages `COPY_SRC`

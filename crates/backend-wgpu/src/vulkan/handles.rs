@@ -80,15 +80,17 @@ impl Submissions {
         let submitted = catch_panic(|| {
             let errors = device.push_error_scope(wgpu::ErrorFilter::Validation);
             queue.submit(buffers);
-            pollster::block_on(errors.pop())
+            // wgpu drops the commands silently if it has given the device up. The gate sees that.
+            let is_lost = !is_locked && !accepts_commands(device);
+            (pollster::block_on(errors.pop()), is_lost)
         });
         let passed = gate::unstage();
-        let (reason, panicked) = match submitted {
-            Ok(reason) => (reason, None),
-            Err(panicked) => (None, Some(panicked)),
+        let (reason, is_lost, panicked) = match submitted {
+            Ok((reason, is_lost)) => (reason, is_lost, None),
+            Err(panicked) => (None, true, Some(panicked)),
         };
         let is_refused = if is_locked { passed.is_none() } else { reason.is_some() };
-        let outcome = if panicked.is_some() || self.vulkan.wgpu_lost.load(Ordering::Acquire) {
+        let outcome = if is_lost || self.vulkan.wgpu_lost.load(Ordering::Acquire) {
             let result = vk::Result::ERROR_DEVICE_LOST;
             Err(panicked.unwrap_or_else(|| error_of(self.vulkan.id, "wgpu's submit", result)))
         } else if let Some(result) = passed {
@@ -114,6 +116,13 @@ impl Submissions {
             None => Ok(()),
         }
     }
+}
+
+/// Returns whether wgpu records commands for a device, which it does not after it has lost it.
+fn accepts_commands(device: &wgpu::Device) -> bool {
+    let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    // SAFETY: nothing is done with it.
+    unsafe { encoder.as_hal_mut::<hal::api::Vulkan, _, _>(|lower| lower.is_some()) }
 }
 
 /// A flag that wgpu's loss of a device sets, but not the destruction that its user asked for.

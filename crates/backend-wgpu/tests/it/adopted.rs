@@ -232,6 +232,23 @@ fn buffer_that_was_destroyed_since_is_refused() {
     }
 }
 
+/// wgpu says nothing of commands that it drops because it has given the device up.
+#[test]
+fn commands_for_a_device_that_wgpu_gave_up_are_an_error() {
+    for framework in frameworks() {
+        let setup = framework.adopted();
+        let there = setup.allocate(MemoryKind::Device, 64);
+        let handle = setup.backend.buffer(&there).unwrap();
+        let commands = [doubling(&framework.device, &pipeline(&framework.device), &handle)];
+        framework.device.destroy();
+        let refused = setup.backend.submit(setup.device, commands, &[(&there, Access::Write)]).unwrap_err();
+        assert!(matches!(refused.kind(), ErrorKind::InvalidArgument | ErrorKind::DeviceLost), "{refused:?}");
+        drop((there, handle));
+        drop(setup.backend.drain());
+        assert!(setup.backend.resource_counts().is_empty(), "{}", setup.backend.resource_counts());
+    }
+}
+
 #[test]
 fn two_backends_adopt_one_device() {
     for framework in frameworks() {
