@@ -71,11 +71,10 @@ impl Submissions {
         self.enqueued.store(point, Ordering::Release);
         commit(point);
         let (device, is_locked) = (&self.vulkan.wgpu_device, self.vulkan.is_locked);
-        if is_locked {
-            // The semaphores outlive all submissions: a drop waits for the last point.
-            let after = after.map(|(semaphore, value)| (semaphore.raw, value));
-            gate::stage(self.vulkan.queue, after, (self.semaphore.raw, point));
-        }
+        // The semaphores outlive all submissions: a drop waits for the last point.
+        let after = after.map(|(semaphore, value)| (semaphore.raw, value));
+        // Not seen by the queue of a foreign device.
+        let before = gate::stage(self.vulkan.queue, after, (self.semaphore.raw, point));
         // A framework's handler of errors may panic.
         let submitted = catch_panic(|| {
             let errors = device.push_error_scope(wgpu::ErrorFilter::Validation);
@@ -84,7 +83,7 @@ impl Submissions {
             let is_lost = !is_locked && !accepts_commands(device);
             (pollster::block_on(errors.pop()), is_lost)
         });
-        let passed = gate::unstage();
+        let passed = gate::unstage(before);
         let (reason, is_lost, panicked) = match submitted {
             Ok((reason, is_lost)) => (reason, is_lost, None),
             Err(panicked) => (None, true, Some(panicked)),

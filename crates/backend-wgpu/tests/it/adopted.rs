@@ -99,9 +99,9 @@ fn fence_is_complete_after_what_the_framework_submitted() {
     for framework in frameworks() {
         let setup = framework.adopted();
         let pipeline = pipeline(&framework.device);
-        let buffer = framework.buffer(64 * MIB);
+        let buffer = framework.buffer(16 * MIB);
         for _ in 0..3 {
-            let commands = [(); 8].map(|()| doubling(&framework.device, &pipeline, &buffer));
+            let commands = [(); 2].map(|()| doubling(&framework.device, &pipeline, &buffer));
             framework.queue.submit(commands);
             setup.backend.fence(setup.device, &[]).unwrap().wait().unwrap();
             assert!(framework.device.poll(wgpu::PollType::Poll).unwrap().is_queue_empty());
