@@ -24,7 +24,7 @@ const PROGRAMS: [(&str, &str); 2] =
 const LEFT_OUT: &str = "transload-golden";
 
 /// What the benchmark measures only if it was built so.
-const FEATURES: [&str; 2] = ["--features", "transload-benches/wgpu"];
+const FEATURES: [&str; 2] = ["--features", "transload-benches/wgpu,transload-cli/wgpu"];
 
 /// The package through which tests use a device, real or simulated. The tests of every package that depends on it are
 /// bundled, and its own.

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use xshell::Shell;
 
 /// Features that no program of the workspace enables, and whose tests run all the same.
-pub(crate) const FEATURES: &str = "transload/wgpu,transload-benches/wgpu";
+pub(crate) const FEATURES: &str = "transload/wgpu,transload-benches/wgpu,transload-cli/wgpu";
 
 /// Runs unit tests, integration tests and doctests; returns the runner's exit code.
 pub(crate) fn run(sh: &Shell, arguments: &[String]) -> Result<ExitCode> {

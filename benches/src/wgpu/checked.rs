@@ -4,20 +4,21 @@ use anyhow::{Result, ensure};
 use transload_backend_wgpu::wgpu;
 use transload_core::{MemoryKind, RawBuffer};
 
-use super::Adapter;
+use super::{Adapter, plain::Plain};
 use crate::{
     comparison::Verify,
     memory::{Memory, POISON},
 };
 
 /// Where the bytes arrive.
+#[derive(Clone)]
 pub(super) enum Target {
     /// Memory of the host.
     Host(RawBuffer),
     /// Device memory of the backend.
     Ours(RawBuffer),
-    /// A buffer of plain wgpu.
-    Plain(wgpu::Buffer),
+    /// A buffer of wgpu's device.
+    Plain(Plain, wgpu::Buffer),
 }
 
 /// A destination, and what it has to hold.
@@ -35,7 +36,7 @@ impl Verify for Checked<'_> {
             Target::Ours(buffer) => {
                 adapter.copy(&adapter.filled(MemoryKind::Pageable, &vec![POISON; bytes])?, buffer)
             }
-            Target::Plain(buffer) => adapter.plain.write(buffer, &vec![POISON; bytes]),
+            Target::Plain(plain, buffer) => plain.write(buffer, &vec![POISON; bytes]),
         }
     }
 
@@ -44,8 +45,8 @@ impl Verify for Checked<'_> {
         match &self.target {
             Target::Host(buffer) => return Memory::Ours(buffer.clone()).compare(0, self.expected),
             Target::Ours(buffer) => self.adapter.copy(buffer, &back)?,
-            Target::Plain(buffer) => {
-                let found = self.adapter.plain.download(buffer, self.expected.len())?;
+            Target::Plain(plain, buffer) => {
+                let found = plain.download(buffer, self.expected.len())?;
                 ensure!(found == self.expected, "the bytes of wgpu's buffer differ");
                 return Ok(());
             }

@@ -23,7 +23,8 @@ pub(super) fn upload(adapter: &Adapter<'_>, bytes: usize) -> Result<Vec<Row>> {
         (adapter.filled(MemoryKind::Pageable, content)?, adapter.allocate(MemoryKind::Device, bytes)?);
     let (to, staging) = (&plain.storage(bytes), &plain.staging(content)?);
     let checked = |target| Checked { adapter, target, expected: content };
-    let (theirs, own) = (checked(Target::Plain(to.clone())), checked(Target::Ours(dst.clone())));
+    let (theirs, own) =
+        (checked(Target::Plain(plain.clone(), to.clone())), checked(Target::Ours(dst.clone())));
     let mut variants = vec![
         Variant::new("write-buffer", "wgpu's write_buffer", rate(bytes, || plain.write(to, content))),
         Variant::new(

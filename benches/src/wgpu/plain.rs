@@ -4,10 +4,14 @@ use std::sync::mpsc;
 
 use anyhow::{Context as _, Result};
 use ash::vk;
-use transload_backend_wgpu::wgpu::{self, BufferUsages as Usages, hal};
+use transload_backend_wgpu::{
+    create_shared_device,
+    wgpu::{self, BufferUsages as Usages, hal},
+};
 use transload_core::DeviceInfo;
 
 /// A device and its queue.
+#[derive(Clone)]
 pub(super) struct Plain {
     pub(super) device: wgpu::Device,
     pub(super) queue: wgpu::Queue,
@@ -18,6 +22,18 @@ pub(super) struct Plain {
 impl Plain {
     /// Opens the device that the backend describes so, with the adapter's limits.
     pub(super) fn open(info: &DeviceInfo) -> Result<Self> {
+        Self::open_by(info, |adapter, descriptor| Ok(pollster::block_on(adapter.request_device(descriptor))?))
+    }
+
+    /// Opens it as a framework does that shares it with the library.
+    pub(super) fn open_to_share(info: &DeviceInfo) -> Result<Self> {
+        Self::open_by(info, |adapter, descriptor| Ok(create_shared_device(adapter, descriptor)?))
+    }
+
+    fn open_by(
+        info: &DeviceInfo,
+        open: impl FnOnce(&wgpu::Adapter, &wgpu::DeviceDescriptor<'_>) -> Result<(wgpu::Device, wgpu::Queue)>,
+    ) -> Result<Self> {
         let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
         descriptor.backends = wgpu::Backends::VULKAN;
         // wgpu's default in release builds, and the backend's.
@@ -28,10 +44,9 @@ impl Plain {
             adapter.get_info().name == info.name && (info.uuid.is_none() || uuid(adapter) == info.uuid)
         };
         let adapter = adapters.into_iter().find(is_same).context("wgpu does not show it")?;
-        let (device, queue) = pollster::block_on(adapter.request_device(&wgpu::DeviceDescriptor {
-            required_limits: adapter.limits(),
-            ..wgpu::DeviceDescriptor::default()
-        }))?;
+        let descriptor =
+            wgpu::DeviceDescriptor { required_limits: adapter.limits(), ..wgpu::DeviceDescriptor::default() };
+        let (device, queue) = open(&adapter, &descriptor)?;
         let is_software = adapter.get_info().device_type == wgpu::DeviceType::Cpu;
         Ok(Self { device, queue, is_software })
     }

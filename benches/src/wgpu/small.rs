@@ -1,15 +1,22 @@
 //! Copies of 4 KiB that are waited for, one and many at once, next to plain wgpu.
 
+use std::sync::Arc;
+
 use anyhow::{Context as _, Result};
-use transload_core::{Backend as _, MemoryKind, Operation, StreamPriority, Timing, WorkloadType, submit};
+use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig};
+use transload_core::{
+    Backend as _, MemoryKind, Operation, QueueLease, RawBuffer, StreamPriority, Timing, WorkloadType, submit,
+};
 
 use super::{
     Adapter,
     checked::{Checked, Target},
     microseconds,
+    plain::Plain,
 };
 use crate::{
     comparison::Variant,
+    memory::Memory,
     row::{Goal, Row},
 };
 
@@ -19,7 +26,37 @@ const PIECES: usize = 1_000;
 const STEP: usize = 7_919;
 /// Goals: the time over plain wgpu's.
 const ONE: f64 = 0.2;
+const ADOPTED: f64 = 1.1;
 const MANY: f64 = 1.1;
+
+/// A framework's device and a buffer of it, adopted.
+struct Adopted {
+    src: RawBuffer,
+    dst: RawBuffer,
+    queue: QueueLease,
+    /// Where its bytes arrive.
+    theirs: Target,
+    _backend: Arc<WgpuBackend>,
+}
+
+impl Adopted {
+    fn new(plain: &Plain, config: &WgpuBackendConfig, content: &[u8]) -> Result<Self> {
+        let backend = WgpuBackend::open(config)?;
+        let id = backend.devices().first().context("a device was adopted")?.id;
+        let src = backend.allocate(id, MemoryKind::Pinned, content.len())?;
+        Memory::Ours(src.clone()).write(0, content)?;
+        let to = plain.storage(content.len());
+        // SAFETY: it is a buffer of the device, and not destroyed.
+        let dst = unsafe { backend.adopt_buffer(id, &to) }?;
+        let queue = backend.lease_queue(id, StreamPriority::Normal, WorkloadType::Memory)?;
+        Ok(Self { src, dst, queue, theirs: Target::Plain(plain.clone(), to), _backend: backend })
+    }
+
+    fn copy(&self) -> Result<()> {
+        let operation = Operation::Copy { src: &self.src, dst: &self.dst };
+        Ok(submit(&*self.queue, &operation, Timing::Off)?.wait()?)
+    }
+}
 
 /// One copy.
 pub(super) fn one(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
@@ -30,7 +67,19 @@ pub(super) fn one(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
     let queue = adapter.backend.lease_queue(adapter.info.id, StreamPriority::Normal, WorkloadType::Memory)?;
     let by_queue = || Ok(submit(&*queue, &Operation::Copy { src, dst }, Timing::Off)?.wait()?);
     let checked = |target| Checked { adapter, target, expected: content };
-    let (theirs, own) = (checked(Target::Plain(to.clone())), checked(Target::Ours(dst.clone())));
+    let (theirs, own) =
+        (checked(Target::Plain(plain.clone(), to.clone())), checked(Target::Ours(dst.clone())));
+    let shared = Plain::open_to_share(&adapter.info)?;
+    let config = WgpuBackendConfig::default();
+    let shared = Adopted::new(
+        &shared,
+        &config.clone().with_device(shared.device.clone(), shared.queue.clone()),
+        content,
+    )?;
+    // SAFETY: no surface is configured for it, and its queue is wgpu's.
+    let config = unsafe { config.with_foreign_device(plain.device.clone(), plain.queue.clone()) };
+    let foreign = Adopted::new(plain, &config, content)?;
+    let (by_shared, by_foreign) = (checked(shared.theirs.clone()), checked(foreign.theirs.clone()));
     let variants = vec![
         Variant::new(
             "plain",
@@ -42,6 +91,20 @@ pub(super) fn one(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
             .goal(Goal::RatioAtMost(ONE))
             .verified_by(&own),
         Variant::new("queue", "submit() to a queue, wait()", microseconds(by_queue)).verified_by(&own),
+        Variant::new(
+            "shared-device",
+            "the same, to a framework's buffer on its shared device",
+            microseconds(|| shared.copy()),
+        )
+        .goal(Goal::RatioAtMost(ADOPTED))
+        .verified_by(&by_shared),
+        Variant::new(
+            "foreign-device",
+            "the same, on a foreign device, that of `plain`",
+            microseconds(|| foreign.copy()),
+        )
+        .goal(Goal::RatioAtMost(ADOPTED))
+        .verified_by(&by_foreign),
     ];
     let repetitions = if adapter.options.quick { 100 } else { 1000 };
     let what = "pinned memory to the device, submitted and waited for";
@@ -74,7 +137,7 @@ pub(super) fn pieces(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
         Ok(())
     };
     let checked = |target| Checked { adapter, target, expected: &expected };
-    let (theirs, own) = (checked(Target::Plain(to.clone())), checked(Target::Ours(dst)));
+    let (theirs, own) = (checked(Target::Plain(plain.clone(), to.clone())), checked(Target::Ours(dst)));
     let variants = vec![
         Variant::new("plain", "wgpu: one encoder with all copies", microseconds(by_wgpu))
             .verified_by(&theirs),

@@ -20,16 +20,16 @@ pub struct WgpuBackend {
 
 impl WgpuBackend {
     /// Loads Vulkan, and opens a device on each adapter. Takes some ten milliseconds. The order of the devices is the same in every
-    /// process: discrete GPUs first, then by UUID.
+    /// process: discrete GPUs first, then by UUID. An adapter that cannot be used is left out, and the reason is an event.
+    ///
+    /// With devices of a framework in the configuration, uses these only.
     ///
     /// # Errors
     /// [`ErrorKind::NoDriver`] without a Vulkan loader, and [`ErrorKind::NoDevice`] without an adapter that can be used: both say what
-    /// to install. The driver's.
+    /// to install. For a device of a framework that cannot be used, [`ErrorKind::Unsupported`], [`ErrorKind::InvalidArgument`] or the
+    /// driver's.
     pub fn open(config: &WgpuBackendConfig) -> Result<Arc<Self>> {
-        let opened = open_all(config)?;
-        let states =
-            opened.into_iter().map(|(vulkan, info)| DeviceState::new(vulkan, info)).collect::<Result<_>>()?;
-        Ok(Arc::new(Self { states }))
+        open_all(config).map(|states| Arc::new(Self { states }))
     }
 
     #[cfg(test)]

@@ -7,6 +7,16 @@ pub struct WgpuBackendConfig {
     /// Whether adapters that run on the host's processor are used, such as Mesa's llvmpipe; see
     /// [`with_software_adapters`](Self::with_software_adapters).
     pub software_adapters: bool,
+    pub(crate) adopted: Vec<AdoptedDevice>,
+}
+
+/// A device that a framework made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AdoptedDevice {
+    pub(crate) device: wgpu::Device,
+    pub(crate) queue: wgpu::Queue,
+    /// Whether the queue may have no lock of ours.
+    pub(crate) is_foreign: bool,
 }
 
 impl WgpuBackendConfig {
@@ -15,6 +25,30 @@ impl WgpuBackendConfig {
     #[must_use]
     pub fn with_software_adapters(mut self) -> Self {
         self.software_adapters = true;
+        self
+    }
+
+    /// Uses this device of a framework, which [`create_shared_device`](crate::create_shared_device) made, and other devices given so, in
+    /// the place of those that are found: as `wgpu:0` and so on, in this order. Both are kept until the backend and all its handles are
+    /// dropped. The device's handlers of errors and of its loss stay the framework's.
+    ///
+    /// The framework goes on to submit to the queue, from any thread. Copies are in order with that by the order of the calls alone; see
+    /// [`WgpuBackend::fence`](crate::WgpuBackend::fence).
+    #[must_use]
+    pub fn with_device(mut self, device: wgpu::Device, queue: wgpu::Queue) -> Self {
+        self.adopted.push(AdoptedDevice { device, queue, is_foreign: false });
+        self
+    }
+
+    /// Like [`with_device`](Self::with_device), but takes any device of wgpu on Vulkan. If `create_shared_device` did not make it, each
+    /// submission costs what one of wgpu does, and `CudaInterop` refuses it.
+    ///
+    /// # Safety
+    /// * While the backend or a handle of it lives, no surface that is configured for the device is presented, and nothing but wgpu uses
+    ///   the Vulkan queue beneath it.
+    #[must_use]
+    pub unsafe fn with_foreign_device(mut self, device: wgpu::Device, queue: wgpu::Queue) -> Self {
+        self.adopted.push(AdoptedDevice { device, queue, is_foreign: true });
         self
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     device::DeviceState,
     staging::CAPACITY,
     storage::WgpuStorage,
-    vulkan::{BufferHandle, Command, Commands, Interval, Region, Regions, SCRATCH},
+    vulkan::{BufferHandle, Command, Commands, Interval, Memory, Region, Regions, SCRATCH},
 };
 
 /// Most regions of one submission, which bounds the memory that it takes.
@@ -30,7 +30,7 @@ enum Side {
 
 impl Side {
     fn of(device: &DeviceState, buffer: &RawBuffer) -> Result<Self> {
-        if let Some(handle) = own_handle(device, buffer) {
+        if let Some(handle) = own_handle(device, buffer)? {
             return Ok(Self::Own(handle, buffer.offset() as u64));
         }
         match buffer.host_address() {
@@ -44,9 +44,17 @@ impl Side {
 }
 
 /// Returns the Vulkan buffer of memory of the device.
-fn own_handle(device: &DeviceState, buffer: &RawBuffer) -> Option<BufferHandle> {
-    let memory = buffer.storage()?.as_any().downcast_ref::<WgpuStorage>()?.memory();
-    memory.is_of(&device.queue.vulkan).then(|| memory.buffer())
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] if it was a framework's, and is destroyed.
+fn own_handle(device: &DeviceState, buffer: &RawBuffer) -> Result<Option<BufferHandle>> {
+    let storage = buffer.storage().and_then(|storage| storage.as_any().downcast_ref::<WgpuStorage>());
+    let memory = storage.map(WgpuStorage::memory).filter(|memory| memory.is_of(&device.queue.vulkan));
+    if memory.is_some_and(Memory::is_destroyed) {
+        let text = format!("{}: wgpu has destroyed the adopted buffer", device.id());
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    Ok(memory.map(Memory::buffer))
 }
 
 /// Performs an operation on the device's queue, and has its begin and end written into each of these slots. Returns its point. Host memory of others was read or written when it returns.
@@ -136,7 +144,7 @@ impl Packer<'_> {
                 }
                 Ok(())
             }
-            Operation::Fill { dst, pattern } => match own_handle(self.device, dst) {
+            Operation::Fill { dst, pattern } => match own_handle(self.device, dst)? {
                 Some(handle) => {
                     self.commands = fill(handle, dst.offset() as u64, dst.len() as u64, pattern);
                     Ok(())

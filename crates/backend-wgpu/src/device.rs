@@ -14,7 +14,7 @@ use crate::{
     clock::WgpuClock,
     staging::StagingPool,
     storage::{Counters, WgpuStorage},
-    vulkan::{Submissions, Vulkan},
+    vulkan::{Memory, Submissions, Vulkan},
 };
 
 /// The kinds of host memory that a queue copies.
@@ -85,6 +85,7 @@ impl DeviceState {
         if bytes == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "requested 0 bytes; at least 1 is valid"));
         }
+        self.info.check_allocation(bytes as u64)?;
         self.reclaimer.sweep();
         let allocate = || WgpuStorage::allocate(&self.queue.vulkan, kind, bytes, &self.counters);
         let storage = match allocate() {
@@ -101,6 +102,14 @@ impl DeviceState {
             other => other?,
         };
         report::emit_deferred();
+        Ok(RawBuffer::new(Box::new(storage), &self.reclaimer))
+    }
+
+    /// Takes a buffer of wgpu.
+    pub(crate) fn adopt(&self, buffer: &wgpu::Buffer) -> Result<RawBuffer> {
+        let memory = Memory::adopt(&self.queue.vulkan, buffer)?;
+        let bytes = usize::try_from(memory.size()).unwrap_or(usize::MAX);
+        let storage = WgpuStorage::new(memory, MemoryKind::Device, bytes, &self.counters);
         Ok(RawBuffer::new(Box::new(storage), &self.reclaimer))
     }
 

@@ -2,17 +2,20 @@
 
 use transload_core::{
     Access, Claims, DeviceId, Error, ErrorKind, Fence, MemoryKind, RawBuffer, Result, StreamPriority,
-    merge_uses,
+    merge_uses, mutant,
 };
 
 use crate::{WgpuBackend, queue::WgpuQueue, storage::WgpuStorage};
+
+/// Most bytes that are read at once.
+const READ: u64 = 4 << 20;
 
 impl WgpuBackend {
     /// Returns wgpu's device, to make shaders, pipelines, bind groups and command encoders with. It has the adapter's limits, and those
     /// of its features that WebGPU has.
     ///
-    /// wgpu's queue is not handed out: other code that submits would break the order of this backend's queue. Use
-    /// [`submit`](Self::submit).
+    /// wgpu's queue is not handed out: use [`submit`](Self::submit). A framework that needs it makes the device by
+    /// [`create_shared_device`](crate::create_shared_device).
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`].
@@ -58,7 +61,7 @@ impl WgpuBackend {
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::Busy`] if a host view is open on a range; [`ErrorKind::SourceFailed`] if bytes to be
-    /// read may be damaged; [`ErrorKind::InvalidArgument`] if wgpu refuses the command buffers, which reports why as an event;
+    /// read may be damaged; [`ErrorKind::InvalidArgument`] with wgpu's reason if it refuses the command buffers;
     /// [`ErrorKind::DeviceLost`]. Nothing was submitted then.
     pub fn submit(
         &self,
@@ -66,9 +69,33 @@ impl WgpuBackend {
         commands: impl IntoIterator<Item = wgpu::CommandBuffer>,
         uses: &[(&RawBuffer, Access)],
     ) -> Result<Fence> {
-        let state = self.state(device)?;
         // User code, before anything is claimed or locked.
         let commands = commands.into_iter().collect();
+        self.submit_claimed(device, Some(commands), uses)
+    }
+
+    /// Returns a fence of everything that was submitted to the device's queue until now, also by the framework whose
+    /// [device](crate::WgpuBackendConfig::with_device) it is. Later work on the buffers in `uses` comes after it, on any queue.
+    ///
+    /// A framework that submits commands itself calls it afterwards, with the buffers that they use: copies of other queues would not wait
+    /// for them, nor those in chunks or by way of the host, and the host would not learn when they are complete. Before, it waits for the
+    /// transfers that the commands depend on. [`submit`](Self::submit) does both. For buffers that `CudaInterop` shares, its `submit` is
+    /// the only way.
+    ///
+    /// # Errors
+    /// Those of [`submit`](Self::submit) but for command buffers.
+    pub fn fence(&self, device: DeviceId, uses: &[(&RawBuffer, Access)]) -> Result<Fence> {
+        self.submit_claimed(device, None, uses)
+    }
+
+    /// Submits command buffers, or a point only.
+    fn submit_claimed(
+        &self,
+        device: DeviceId,
+        commands: Option<Vec<wgpu::CommandBuffer>>,
+        uses: &[(&RawBuffer, Access)],
+    ) -> Result<Fence> {
+        let state = self.state(device)?;
         state.queue.refuse_callback()?;
         let queue = WgpuQueue::new(state, StreamPriority::Normal);
         let uses = merge_uses(uses);
@@ -76,14 +103,75 @@ impl WgpuBackend {
         let mut claims = Claims::updating(&mut uses)?;
         claims.wait_for_foreign_fences(&queue);
         let mut submitted = None;
-        state.queue.submit_wgpu(commands, None, |point| {
+        let commit = |point| {
             let fence = queue.fence(point);
             submitted = Some(claims.inherit(fence.clone()));
             // SAFETY: the point is reached after the commands, and after everything before them on the queue. Other fences were
             // waited for.
             unsafe { claims.commit(&fence) };
-        })?;
+        };
+        match commands {
+            Some(commands) => state.queue.submit_wgpu(commands, None, commit)?,
+            None if mutant!("wgpu/fence-of-queue") => commit(state.queue.enqueued()),
+            // SAFETY: there are no commands.
+            None => commit(unsafe { state.queue.submit(&[]) }?),
+        }
         let interrupted = || Error::new(ErrorKind::Interrupted, "the submission has no point");
         submitted.ok_or_else(interrupted)
     }
+
+    /// Takes a buffer of the framework's [device](crate::WgpuBackendConfig::with_device), as device memory. It and its contents stay what
+    /// they are, and the framework goes on to use it: see [`fence`](Self::fence). Kept until the returned buffer and all work on it are
+    /// dropped and complete.
+    ///
+    /// Its bytes are read once by the device, since wgpu would zero later what it has not seen written. Keep the returned buffer: a second
+    /// one of the same memory does not wait for work on the first.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::InvalidArgument`] for a buffer that is destroyed or mapped, without the usages `COPY_SRC`
+    /// and `COPY_DST`, that can be mapped, or whose size is no multiple of 4; [`ErrorKind::Busy`] in a callback of wgpu; the driver's.
+    ///
+    /// # Safety
+    /// * The buffer was made by the device.
+    /// * While work on the returned buffer or its slices is in flight, the buffer is not destroyed: neither by [`wgpu::Buffer::destroy`], nor
+    ///   by [`wgpu::Device::destroy`], nor by wgpu because it gave the device up for lack of memory.
+    pub unsafe fn adopt_buffer(&self, device: DeviceId, buffer: &wgpu::Buffer) -> Result<RawBuffer> {
+        use wgpu::BufferUsages as Usages;
+
+        let state = self.state(device)?;
+        let (usage, bytes) = (buffer.usage(), buffer.size());
+        if !usage.contains(Usages::COPY_SRC | Usages::COPY_DST)
+            || usage.intersects(Usages::MAP_READ | Usages::MAP_WRITE)
+            || !bytes.is_multiple_of(4)
+            || bytes == 0
+        {
+            let text = format!(
+                "a buffer of {bytes} bytes with usages {usage:?} cannot be adopted; expected COPY_SRC and COPY_DST, none that maps it, \
+                 and a multiple of 4 bytes"
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let storage = state.adopt(buffer)?;
+        state.queue.refuse_callback()?;
+        if !mutant!("wgpu/adopted-is-read") {
+            state.queue.submit_wgpu(vec![read(self.device(device)?, buffer)], None, drop)?;
+        }
+        Ok(storage)
+    }
+}
+
+/// Returns commands that read a buffer.
+fn read(device: &wgpu::Device, buffer: &wgpu::Buffer) -> wgpu::CommandBuffer {
+    let part = buffer.size().min(READ);
+    let to = device.create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: part,
+        usage: wgpu::BufferUsages::COPY_DST,
+        mapped_at_creation: false,
+    });
+    let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    for offset in (0..buffer.size()).step_by(READ as usize) {
+        encoder.copy_buffer_to_buffer(buffer, offset, &to, 0, part.min(buffer.size() - offset));
+    }
+    encoder.finish()
 }

@@ -7,7 +7,8 @@
 //!
 //! Each device has one Vulkan queue under one lock, since wgpu opens no more, and many adapters have no other. So all leased queues of a
 //! device are one line, whose timeline is a Vulkan timeline semaphore; a priority has no effect. wgpu's queue is the same one: it is not
-//! handed out, but [`WgpuBackend::submit`] submits to it.
+//! handed out, but [`WgpuBackend::submit`] submits to it. A framework that needs it makes the device by [`create_shared_device`], and gives
+//! both to [`WgpuBackendConfig::with_device`].
 //!
 //! # Host memory
 //! [`MemoryKind::Pinned`](transload_core::MemoryKind::Pinned) memory of the backend is mapped for good, and copied by the device
@@ -47,6 +48,7 @@ pub use backend::WgpuBackend;
 pub use config::WgpuBackendConfig;
 #[cfg(feature = "cuda")]
 pub use cuda::{CudaInterop, SharedMemory};
+pub use vulkan::create_shared_device;
 #[doc(no_inline)]
 pub use wgpu;
 

@@ -37,10 +37,13 @@ impl WgpuStorage {
         len: usize,
         counters: &Arc<Counters>,
     ) -> Result<Self> {
-        let memory = Memory::allocate(vulkan, kind, len)?;
+        Ok(Self::new(Memory::allocate(vulkan, kind, len)?, kind, len, counters))
+    }
+
+    pub(crate) fn new(memory: Memory, kind: MemoryKind, len: usize, counters: &Arc<Counters>) -> Self {
         counters.allocations.fetch_add(1, Ordering::Relaxed);
         counters.bytes.fetch_add(len as u64, Ordering::Relaxed);
-        Ok(Self { memory, kind, len, counters: Arc::clone(counters) })
+        Self { memory, kind, len, counters: Arc::clone(counters) }
     }
 
     pub(crate) fn memory(&self) -> &Memory {

@@ -24,9 +24,31 @@ pub(crate) struct Arguments {
     /// them only.
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) costs: Option<PathBuf>,
+    /// Look for Vulkan devices too, as wgpu:0 and so on. A GPU that is a CUDA device is there twice then. With `software`, also for
+    /// adapters that run on the processor.
+    #[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
+    #[arg(
+        long,
+        global = true,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "gpu",
+        value_name = "ADAPTERS"
+    )]
+    pub(crate) vulkan: Option<VulkanAdapters>,
     #[cfg(feature = "sim")]
     #[command(flatten)]
     pub(crate) simulation: Simulation,
+}
+
+/// The adapters to look for.
+#[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum VulkanAdapters {
+    /// GPUs.
+    Gpu,
+    /// GPUs and software adapters.
+    Software,
 }
 
 /// Replaces the system's CUDA driver by a simulation.

@@ -52,14 +52,21 @@ fn human(runtime: &Runtime, devices: &[Device]) -> String {
         ]
     });
     let rows: Vec<_> = rows.collect();
-    let mut text = output::table(["DEVICE", "NAME", "MEMORY", "FREE", "KINDS", "DRIVER"], 6, &rows);
+    let mut listed = output::table(["DEVICE", "NAME", "MEMORY", "FREE", "KINDS", "DRIVER"], 6, &rows);
     for Device { info, memory_error, .. } in devices {
         if let Some(error) = memory_error {
-            text += &format!("{}: free memory is not known: {error}\n", info.id);
+            listed += &format!("{}: free memory is not known: {error}\n", info.id);
+        }
+    }
+    for Device { info, .. } in devices {
+        if let Some(limit) =
+            info.largest_allocation.filter(|limit| info.total_memory.is_none_or(|all| *limit < all))
+        {
+            listed += &format!("{}: at most {} in one allocation\n", info.id, text::bytes(limit));
         }
     }
     for (family, reason) in runtime.absent() {
-        text += &format!("\nno {family}: {reason}\n");
+        listed += &format!("\nno {family}: {reason}\n");
     }
-    text
+    listed
 }

@@ -5,10 +5,19 @@ use std::{fs, io::Read as _, path::Path};
 use serde::Serialize;
 use transload::{DeviceId, DeviceInfo, Runtime, backend::CostBasis, calibration::CalibrationStore};
 
+#[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
+use crate::args::VulkanAdapters;
 use crate::{
     args::{Arguments, Command},
     costs,
     exit::{Exit, Failure},
+};
+
+/// How Vulkan devices are found.
+const VULKAN: &str = if cfg!(feature = "wgpu") {
+    "Vulkan devices are looked for with --vulkan only"
+} else {
+    "Vulkan devices need a transload that is built with its feature `wgpu`, and --vulkan"
 };
 
 /// The runtime, and whether to print JSON.
@@ -24,6 +33,14 @@ impl Invocation {
         install(&arguments.simulation)?;
         // What is measured repeatedly is pageable memory.
         let mut builder = Runtime::builder().registration(false);
+        #[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
+        if let Some(adapters) = arguments.vulkan {
+            let config = transload::wgpu::WgpuBackendConfig::default();
+            builder = builder.wgpu(match adapters {
+                VulkanAdapters::Gpu => config,
+                VulkanAdapters::Software => config.with_software_adapters(),
+            });
+        }
         if let Some(file) = &arguments.calibration {
             if matches!(arguments.command, Command::Calibrate(_)) {
                 check_replaceable(file)?;
@@ -54,7 +71,14 @@ impl Invocation {
 
     /// Returns a device; if it is absent, the reason and the exit code.
     pub(crate) fn device(&self, id: DeviceId) -> Result<DeviceInfo, Failure> {
-        self.runtime.device(id).map_err(|error| Failure { exit: Exit::Device, error: error.into() })
+        self.runtime.device(id).map_err(|error| {
+            let failure = Failure { exit: Exit::Device, error: error.into() };
+            let was_sought = self.runtime.absent().iter().any(|(family, _)| *family == id.family());
+            match id {
+                DeviceId::Wgpu(_) if !was_sought => failure.during(VULKAN),
+                _ => failure,
+            }
+        })
     }
 
     /// Waits until nothing of a command is in flight, also after a failure. Returns the first error.

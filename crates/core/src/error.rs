@@ -13,7 +13,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum ErrorKind {
     /// An argument that is never valid, such as a size of 0.
     InvalidArgument,
-    /// An offset or a size that exceeds the buffer, or whose sum overflows.
+    /// An offset or a size that exceeds the buffer, or whose sum overflows; a size that exceeds the
+    /// [largest allocation](crate::DeviceInfo::largest_allocation).
     OutOfRange,
     /// Source and destination overlap within one allocation.
     Overlap,

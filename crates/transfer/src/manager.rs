@@ -163,11 +163,11 @@ impl CrossBackendTransferManager {
     /// # Errors
     /// Those of a transfer that do not depend on the buffers: [`ErrorKind::InvalidArgument`] for 0 bytes,
     /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`] if no method is left or no registered device offers a
-    /// kind of memory, [`ErrorKind::DeviceLost`].
+    /// kind of memory, [`ErrorKind::OutOfRange`] if no allocation of a device has so many bytes, [`ErrorKind::DeviceLost`].
     pub fn plan(&self, src: Place, dst: Place, bytes: u64, options: &TransferOptions) -> Result<Plan> {
         let input = PlanInput::new(TransferPath::new(src, dst), bytes)?;
         // Unlike a buffer, a plan may name memory that no device offers.
-        [src, dst].into_iter().try_for_each(|place| self.registry.check_offered(place))?;
+        [src, dst].into_iter().try_for_each(|place| self.registry.check_offered(place, bytes))?;
         self.plan_on(&input, options, None)
     }
 

@@ -54,7 +54,7 @@ impl RuntimeBuilder {
     }
 
     /// Looks for Vulkan devices too, as wgpu's adapters `wgpu:0` and so on. Without this call none are looked for, since a CUDA device
-    /// is usually one of them, and would be there twice. Feature `wgpu`, on Linux and Windows.
+    /// is usually one of them, and would be there twice. With devices of a framework in the settings, uses these. Feature `wgpu`, on Linux and Windows.
     #[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
     pub fn wgpu(self, settings: transload_backend_wgpu::WgpuBackendConfig) -> Self {
         self.family(Arc::new(crate::families::WgpuFamily(settings)))

@@ -148,7 +148,7 @@ pub mod wgpu {
     pub use transload_backend_wgpu::wgpu;
     #[cfg(feature = "cuda")]
     pub use transload_backend_wgpu::{CudaInterop, SharedMemory};
-    pub use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig};
+    pub use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig, create_shared_device};
 }
 
 #[cfg(doctest)]

@@ -41,6 +41,7 @@ pub(crate) enum Fault {
     CopiesTheFirstRowOnly,
     AllocatesZeroBytes,
     ListsPinnedMemory,
+    IgnoresItsLimit,
     ServesUnknownDevices,
     NamesNoNumbers,
     HasCostsForNothing,
@@ -104,6 +105,9 @@ impl Backend for Faulty {
         let mut devices = self.inner.devices();
         if self.fault == Fault::ListsPinnedMemory {
             devices[0].kinds.push(MemoryKind::Pinned);
+        }
+        if self.fault == Fault::IgnoresItsLimit {
+            devices[0].largest_allocation = Some(1 << 20);
         }
         devices
     }

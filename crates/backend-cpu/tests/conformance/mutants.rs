@@ -78,6 +78,7 @@ fn faults_in_counting_are_found() {
 fn faults_in_answers_are_found() {
     is_found(Fault::AllocatesZeroBytes, &["zero-bytes"]);
     is_found(Fault::ListsPinnedMemory, &["kinds"]);
+    is_found(Fault::IgnoresItsLimit, &["one-pebibyte"]);
     is_found(Fault::ServesUnknownDevices, &["unknown-device"]);
     is_found(Fault::NamesNoNumbers, &["one-pebibyte"]);
     is_found(Fault::HasCostsForNothing, &["costs"]);

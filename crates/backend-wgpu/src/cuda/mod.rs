@@ -88,10 +88,17 @@ impl CudaInterop {
     /// Opens a device of a wgpu backend and a CUDA device, which must be the same GPU, for use together.
     ///
     /// # Errors
-    /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::InvalidArgument`] if the devices' UUIDs differ; [`ErrorKind::Unsupported`] if Vulkan
-    /// exports no memory; the drivers'.
+    /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::InvalidArgument`] if the devices' UUIDs differ; [`ErrorKind::Unsupported`] for a
+    /// [foreign device](crate::WgpuBackendConfig::with_foreign_device); the drivers'.
     pub fn new(backend: &WgpuBackend, device: DeviceId, memory: &Arc<CudaMemoryManager>) -> Result<Self> {
         let (state, cuda) = (backend.state(device)?, memory.device());
+        if !state.queue.vulkan.is_locked {
+            let text = format!(
+                "{device} was made by others, and its queue has no lock for CUDA's semaphores; a device of \
+                 `create_shared_device` has"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
         let uuid = cuda.driver().uuid().map_err(lift)?;
         if state.info.uuid != Some(uuid) {
             let text = format!("{device} and {} are not one GPU: their UUIDs differ", cuda.id());
@@ -112,13 +119,15 @@ impl CudaInterop {
     /// Allocates memory that both use. Its content is undefined.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for 0 bytes; [`ErrorKind::OutOfMemory`]; [`ErrorKind::Unsupported`] if one of the drivers shares no
+    /// [`ErrorKind::InvalidArgument`] for 0 bytes; [`ErrorKind::OutOfRange`] beyond the largest allocation of the wgpu device;
+    /// [`ErrorKind::OutOfMemory`]; [`ErrorKind::Unsupported`] if one of the drivers shares no
     /// memory; the drivers'.
     pub fn allocate(&self, bytes: usize) -> Result<SharedMemory> {
         self.device.queue.check_usable()?;
         if bytes == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "requested 0 bytes; at least 1 is valid"));
         }
+        self.device.info.check_allocation(bytes as u64)?;
         let memory = Arc::new(Memory::allocate_to_export(&self.device.queue.vulkan, bytes)?);
         let imported = ImportedMemory::new(self.memory.device(), &memory)?;
         // SAFETY: the memory is imported until its owner is dropped, nothing uses it yet, and all work on it is ordered by the buffer:

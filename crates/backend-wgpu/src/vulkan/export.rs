@@ -6,14 +6,32 @@ use ash::{khr, vk};
 use transload_core::{Error, ErrorKind, Result};
 use wgpu::hal;
 
-use super::{Memory, Semaphore, Submissions, Vulkan, error_of};
+use super::{
+    Memory, Semaphore, Submissions, Vulkan, error_of,
+    memory::{OPAQUE, USAGE},
+};
 
 /// A file descriptor that nobody has closed, for the API that imports it.
 pub(crate) struct Descriptor(pub(crate) i32);
 
 impl Vulkan {
+    /// Returns whether buffers can be exported. Some drivers export images only.
+    fn exports_memory(&self) -> bool {
+        let info = vk::PhysicalDeviceExternalBufferInfo::default().usage(USAGE).handle_type(OPAQUE);
+        let mut found = vk::ExternalBufferProperties::default();
+        // SAFETY: the physical device is one of the instance, with Vulkan 1.2, which has the call and both structures.
+        unsafe {
+            self.instance.get_physical_device_external_buffer_properties(self.physical, &info, &mut found);
+        }
+        let found = found.external_memory_properties.external_memory_features;
+        self.wgpu_device.features().contains(wgpu::Features::VULKAN_EXTERNAL_MEMORY_FD)
+            && found.contains(vk::ExternalMemoryFeatureFlags::EXPORTABLE)
+    }
+
     fn cannot_export(&self, what: &str, extension: &std::ffi::CStr) -> Error {
-        let text = format!("{} exports no {what}: its driver lacks {}", self.id, extension.to_string_lossy());
+        let name = extension.to_string_lossy();
+        let text =
+            format!("{} exports no {what}: its driver lacks {name}, or has it for other uses", self.id);
         Error::new(ErrorKind::Unsupported, text)
     }
 }
@@ -24,7 +42,7 @@ impl Memory {
     /// # Errors
     /// As for [`allocate`](Self::allocate); [`ErrorKind::Unsupported`] if the device cannot export memory.
     pub(crate) fn allocate_to_export(vulkan: &Arc<Vulkan>, bytes: usize) -> Result<Self> {
-        if !vulkan.wgpu_device().features().contains(wgpu::Features::VULKAN_EXTERNAL_MEMORY_FD) {
+        if !vulkan.exports_memory() {
             return Err(vulkan.cannot_export("memory", khr::external_memory_fd::NAME));
         }
         Self::allocate_for(vulkan, transload_core::MemoryKind::Device, bytes, true)

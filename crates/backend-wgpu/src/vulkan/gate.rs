@@ -4,7 +4,7 @@
 use std::{
     cell::Cell,
     collections::BTreeMap,
-    slice,
+    ptr, slice,
     sync::{Arc, LazyLock},
 };
 
@@ -24,7 +24,7 @@ static GATES: LazyLock<Mutex<BTreeMap<vk::Queue, Arc<Gate>>>> = LazyLock::new(Mu
 
 /// What the calling thread's next submission waits for, and signals.
 #[derive(Clone, Copy)]
-struct Staged {
+pub(super) struct Staged {
     queue: vk::Queue,
     after: Option<(vk::Semaphore, u64)>,
     signal: (vk::Semaphore, u64),
@@ -36,14 +36,19 @@ thread_local! {
     static STAGED: Cell<Option<Staged>> = const { Cell::new(None) };
 }
 
-/// Has the calling thread's next submission to a queue wait for the value of a timeline semaphore, and signal one.
-pub(super) fn stage(queue: vk::Queue, after: Option<(vk::Semaphore, u64)>, signal: (vk::Semaphore, u64)) {
-    STAGED.set(Some(Staged { queue, after, signal, result: None }));
+/// Has the calling thread's next submission to a queue wait for the value of a timeline semaphore, and signal one. Returns what a
+/// submission has staged that calls this one by a callback, for [`unstage`].
+pub(super) fn stage(
+    queue: vk::Queue,
+    after: Option<(vk::Semaphore, u64)>,
+    signal: (vk::Semaphore, u64),
+) -> Option<Staged> {
+    STAGED.replace(Some(Staged { queue, after, signal, result: None }))
 }
 
 /// Returns the driver's result if the thread has submitted since, and `None` if nothing was submitted.
-pub(super) fn unstage() -> Option<vk::Result> {
-    STAGED.take().and_then(|staged| staged.result)
+pub(super) fn unstage(before: Option<Staged>) -> Option<vk::Result> {
+    STAGED.replace(before).and_then(|staged| staged.result)
 }
 
 /// Returns the device with submissions through the lock of its queue, the first one of a family.
@@ -59,6 +64,12 @@ pub(super) unsafe fn guard(device: &ash::Device, family: u32) -> ash::Device {
     (functions.queue_submit, functions.queue_wait_idle) = (submit_locked, wait_locked);
     let (one, two, three) = (device.fp_v1_1().clone(), device.fp_v1_2().clone(), device.fp_v1_3().clone());
     ash::Device::from_parts_1_3(device.handle(), functions, one, two, three)
+}
+
+/// Returns whether the device's submissions go through the lock: also wgpu's, if it is wgpu's device.
+pub(super) fn is_guarded(device: &ash::Device) -> bool {
+    // No other function has this address: the device is one of `guard`.
+    ptr::fn_addr_eq(device.fp_v1_0().queue_submit, submit_locked as vk::PFN_vkQueueSubmit)
 }
 
 fn gate_of(queue: vk::Queue) -> Option<Arc<Gate>> {

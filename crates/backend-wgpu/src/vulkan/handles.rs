@@ -9,7 +9,7 @@ use std::{
 };
 
 use ash::vk;
-use transload_core::{Error, ErrorKind, RawBuffer, Result, catch_panic};
+use transload_core::{Error, ErrorKind, RawBuffer, Result, catch_panic, events::report};
 use wgpu::hal;
 
 use super::{Memory, Submissions, Vulkan, error_of, gate, submissions::After};
@@ -24,6 +24,9 @@ impl Vulkan {
     /// # Errors
     /// [`ErrorKind::OutOfRange`] if wgpu allows no such buffer.
     pub(crate) fn wgpu_buffer(&self, memory: &Memory, owner: RawBuffer) -> Result<wgpu::Buffer> {
+        if let Some(buffer) = &memory.adopted {
+            return Ok(buffer.clone());
+        }
         let size = memory.size();
         let most = self.wgpu_device.limits().max_buffer_size;
         if size > most {
@@ -52,8 +55,8 @@ impl Submissions {
     /// lives until the point is reached.
     ///
     /// # Errors
-    /// Those of [`lock`](Self::lock), before `commit`; after it [`ErrorKind::InvalidArgument`] if wgpu refuses them, which it reports as an
-    /// event, or the loss of the device. The point is reached then, too.
+    /// Those of [`lock`](Self::lock), before `commit`; after it [`ErrorKind::InvalidArgument`] with wgpu's reason if it refuses them, or
+    /// the loss of the device. The point is reached then, too.
     pub(crate) fn submit_wgpu(
         &self,
         buffers: Vec<wgpu::CommandBuffer>,
@@ -67,33 +70,58 @@ impl Submissions {
         // Before the submission: a fence of the point may be waited for as soon as it is committed.
         self.enqueued.store(point, Ordering::Release);
         commit(point);
+        let (device, is_locked) = (&self.vulkan.wgpu_device, self.vulkan.is_locked);
         // The semaphores outlive all submissions: a drop waits for the last point.
         let after = after.map(|(semaphore, value)| (semaphore.raw, value));
-        gate::stage(self.vulkan.queue, after, (self.semaphore.raw, point));
-        let submitted = catch_panic(|| queue.submit(buffers));
-        let passed = gate::unstage();
-        let is_refused = passed.is_none();
-        let outcome = if submitted.is_err() || self.vulkan.wgpu_lost.load(Ordering::Acquire) {
+        // Not seen by the queue of a foreign device.
+        let before = gate::stage(self.vulkan.queue, after, (self.semaphore.raw, point));
+        // A framework's handler of errors may panic.
+        let submitted = catch_panic(|| {
+            let errors = device.push_error_scope(wgpu::ErrorFilter::Validation);
+            queue.submit(buffers);
+            // wgpu drops the commands silently if it has given the device up. The gate sees that.
+            let is_lost = !is_locked && !accepts_commands(device);
+            (pollster::block_on(errors.pop()), is_lost)
+        });
+        let passed = gate::unstage(before);
+        let (reason, is_lost, panicked) = match submitted {
+            Ok((reason, is_lost)) => (reason, is_lost, None),
+            Err(panicked) => (None, true, Some(panicked)),
+        };
+        let is_refused = if is_locked { passed.is_none() } else { reason.is_some() };
+        let outcome = if is_lost || self.vulkan.wgpu_lost.load(Ordering::Acquire) {
             let result = vk::Result::ERROR_DEVICE_LOST;
-            Err(submitted.err().unwrap_or_else(|| error_of(self.vulkan.id, "wgpu's submit", result)))
+            Err(panicked.unwrap_or_else(|| error_of(self.vulkan.id, "wgpu's submit", result)))
         } else if let Some(result) = passed {
             result.result().map_err(|result| error_of(self.vulkan.id, "vkQueueSubmit", result))
         } else {
             self.check_usable().and_then(|()| self.submit_nothing(&mut state, point))
         };
-        if let Err(error) = outcome {
-            self.lose(error);
+        match outcome {
+            Ok(()) => self.submitted.store(point, Ordering::Release),
+            Err(error) => self.lose(error),
         }
         *self.wgpu_thread.lock() = None;
         drop(state);
         self.check_usable()?;
-        if is_refused {
-            let text =
-                format!("wgpu refused the command buffers for {}; an event has its reason", self.vulkan.id);
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        let text = || format!("wgpu refused the command buffers for {}", self.vulkan.id);
+        match reason {
+            Some(reason) if is_refused => Err(Error::caused_by(ErrorKind::InvalidArgument, text(), reason)),
+            None if is_refused => Err(Error::new(ErrorKind::InvalidArgument, text())),
+            Some(reason) => {
+                report::call_failed("a callback during a submission made an error", self.vulkan.id, &reason);
+                Ok(())
+            }
+            None => Ok(()),
         }
-        Ok(())
     }
+}
+
+/// Returns whether wgpu records commands for a device, which it does not after it has lost it.
+fn accepts_commands(device: &wgpu::Device) -> bool {
+    let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    // SAFETY: nothing is done with it.
+    unsafe { encoder.as_hal_mut::<hal::api::Vulkan, _, _>(|lower| lower.is_some()) }
 }
 
 /// A flag that wgpu's loss of a device sets, but not the destruction that its user asked for.

@@ -1,19 +1,31 @@
 //! Allocations: a Vulkan buffer with memory of its own, which is mapped for good if it is the host's.
 
-use std::{ptr::NonNull, sync::Arc};
+use std::{
+    ptr::NonNull,
+    sync::{Arc, atomic::Ordering},
+};
 
 use ash::vk::{self, MemoryPropertyFlags as Flags};
 use transload_core::{
     DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage, Place, Result, host_memory,
 };
 
+use wgpu::hal;
+
 use super::{Vulkan, error_of};
 
 /// The kind of handles by which other APIs import memory.
-const OPAQUE: vk::ExternalMemoryHandleTypeFlags = vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD;
+pub(super) const OPAQUE: vk::ExternalMemoryHandleTypeFlags = vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD;
+
+/// What buffers are used for. `|` is no constant function of the flags.
+pub(super) const USAGE: vk::BufferUsageFlags = vk::BufferUsageFlags::from_raw(
+    vk::BufferUsageFlags::TRANSFER_SRC.as_raw()
+        | vk::BufferUsageFlags::TRANSFER_DST.as_raw()
+        | vk::BufferUsageFlags::STORAGE_BUFFER.as_raw(),
+);
 
 /// Lengths are rounded up to this: a wgpu binding needs a multiple of 4.
-const GRANULE: u64 = 16;
+pub(super) const GRANULE: u64 = 16;
 
 /// A buffer with its memory. Freed on drop, which does not wait.
 pub(crate) struct Memory {
@@ -23,6 +35,8 @@ pub(crate) struct Memory {
     size: u64,
     pub(super) memory: vk::DeviceMemory,
     address: Option<NonNull<u8>>,
+    /// What the buffer and its memory belong to, if they are of a framework.
+    pub(super) adopted: Option<wgpu::Buffer>,
 }
 
 // SAFETY: handles and the address of mapped memory, which any thread may use.
@@ -58,14 +72,11 @@ impl Memory {
         let heap = types.iter().map(|index| vulkan.heap_size(*index)).max().unwrap_or(0);
         let takes_host = kind != MemoryKind::Device || vulkan.is_host;
         let host_free = host_memory().ok().filter(|_| takes_host).map(|host| host.free);
-        if size > heap.min(vulkan.largest_allocation) || host_free.is_some_and(|free| size > free) {
+        if size > heap || host_free.is_some_and(|free| size > free) {
             return Err(short(None));
         }
-        let usage = vk::BufferUsageFlags::TRANSFER_SRC
-            | vk::BufferUsageFlags::TRANSFER_DST
-            | vk::BufferUsageFlags::STORAGE_BUFFER;
         let info =
-            vk::BufferCreateInfo::default().size(size).usage(usage).sharing_mode(vk::SharingMode::EXCLUSIVE);
+            vk::BufferCreateInfo::default().size(size).usage(USAGE).sharing_mode(vk::SharingMode::EXCLUSIVE);
         let mut exported = vk::ExternalMemoryBufferCreateInfo::default().handle_types(OPAQUE);
         let info = if is_exported { info.push_next(&mut exported) } else { info };
         let refused = |what: &str, result: vk::Result| match error_of(vulkan.id, what, result) {
@@ -82,6 +93,7 @@ impl Memory {
             size,
             memory: vk::DeviceMemory::null(),
             address: None,
+            adopted: None,
         };
         // SAFETY: the buffer is one of this device.
         let needs = unsafe { vulkan.raw.get_buffer_memory_requirements(buffer) };
@@ -114,8 +126,38 @@ impl Memory {
         Ok(made)
     }
 
+    /// Takes a buffer of wgpu's device, which it keeps.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if it was destroyed, or is not Vulkan's.
+    pub(crate) fn adopt(vulkan: &Arc<Vulkan>, buffer: &wgpu::Buffer) -> Result<Self> {
+        // SAFETY: nothing is destroyed.
+        let lower = unsafe { buffer.as_hal::<hal::api::Vulkan>() };
+        let destroyed =
+            || Error::new(ErrorKind::InvalidArgument, "the buffer is destroyed, or not of Vulkan");
+        // SAFETY: the handle is used while the buffer is kept.
+        let handle = unsafe { lower.ok_or_else(destroyed)?.raw_handle() };
+        Ok(Self {
+            vulkan: Arc::clone(vulkan),
+            buffer: handle,
+            size: buffer.size(),
+            memory: vk::DeviceMemory::null(),
+            address: None,
+            adopted: Some(buffer.clone()),
+        })
+    }
+
     pub(crate) fn buffer(&self) -> vk::Buffer {
         self.buffer
+    }
+
+    /// Returns whether wgpu has destroyed the buffer, which it does also if it loses the device.
+    pub(crate) fn is_destroyed(&self) -> bool {
+        let is_alive = |buffer: &wgpu::Buffer| {
+            // SAFETY: nothing is destroyed.
+            unsafe { buffer.as_hal::<hal::api::Vulkan>() }.is_some()
+        };
+        self.adopted.as_ref().is_some_and(|buffer| !is_alive(buffer))
     }
 
     /// Returns its bytes, rounded up.
@@ -140,6 +182,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if self.adopted.is_some() || self.vulkan.may_run.load(Ordering::Acquire) {
+            return;
+        }
         // SAFETY: both are of this device, or null, and destroyed once, here. The owner promises that no work uses them. Freeing
         // unmaps.
         unsafe {
@@ -227,13 +272,12 @@ impl Vulkan {
             total: numbers.map(|memory| memory.total).or_else(|| self.total_memory()),
         };
         let error = Error::out_of_memory(Place::new(device, kind), shortage);
-        let text = match cause {
-            Some(result) => format!("the driver of {} answered {result}", self.id),
-            None if bytes as u64 > self.largest_allocation => {
-                format!("{} allocates at most {} bytes at once", self.id, self.largest_allocation)
+        match cause {
+            Some(result) => {
+                let text = format!("the driver of {} answered {result}", self.id);
+                Error::caused_by(ErrorKind::OutOfMemory, text, error)
             }
-            None => return error,
-        };
-        Error::caused_by(ErrorKind::OutOfMemory, text, error)
+            None => error,
+        }
     }
 }

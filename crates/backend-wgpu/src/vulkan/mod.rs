@@ -1,42 +1,49 @@
 //! The Vulkan device beneath a wgpu device. This folder makes all calls of Vulkan.
 
+mod create;
 #[cfg(feature = "cuda")]
 mod export;
 mod gate;
 mod handles;
 mod memory;
 mod open;
+mod properties;
+mod record;
 mod semaphore;
 mod submissions;
 mod timeline;
 mod timestamps;
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::{
+    fmt,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use ash::vk;
 use transload_core::{DeviceId, Error, ErrorKind};
 
 pub(crate) use ash::vk::Buffer as BufferHandle;
+pub use create::create_shared_device;
 #[cfg(feature = "cuda")]
 pub(crate) use export::Descriptor;
 pub(crate) use memory::Memory;
 pub(crate) use open::open_all;
+use properties::Properties;
 pub(crate) use semaphore::Semaphore;
 pub(crate) use submissions::{Command, Commands, Region, Regions, SCRATCH, Submissions};
 pub(crate) use timestamps::Interval;
 
-/// A device of ours: the Vulkan handles that wgpu opened, and wgpu's own handles, which keep them valid.
+/// A device: the Vulkan handles that wgpu opened, and wgpu's own handles, which keep them valid.
 pub(crate) struct Vulkan {
     pub(crate) id: DeviceId,
     raw: ash::Device,
     instance: ash::Instance,
     physical: vk::PhysicalDevice,
-    /// Submissions go through its [gate].
     queue: vk::Queue,
+    /// Whether all submissions to the queue go through its [gate]. Otherwise they are left to wgpu.
+    pub(crate) is_locked: bool,
     family: u32,
     memory: vk::PhysicalDeviceMemoryProperties,
-    /// Most bytes of an allocation.
-    pub(crate) largest_allocation: u64,
     /// Whether its memory is the host's.
     is_host: bool,
     /// Whether the driver tells how much memory is free.
@@ -45,16 +52,18 @@ pub(crate) struct Vulkan {
     pub(crate) exports_semaphores: bool,
     /// The unit of the queue's timestamps, if they have 64 bits.
     pub(crate) nanoseconds_per_tick: Option<f64>,
-    /// Whether wgpu lost the device.
+    /// Whether wgpu lost the device. Not known of devices of others.
     wgpu_lost: Arc<AtomicBool>,
-    /// The same Vulkan queue, of which only [`Submissions`] knows the order: never handed out.
+    /// Whether work may run that cannot be waited for: nothing is freed then.
+    may_run: AtomicBool,
+    /// The same Vulkan queue. Of our own device only [`Submissions`] knows the order: it is not handed out.
     wgpu_queue: wgpu::Queue,
     /// Dropped after everything above.
     wgpu_device: wgpu::Device,
 }
 
 /// Returns the error of a call of Vulkan.
-fn error_of(device: DeviceId, what: &str, result: vk::Result) -> Error {
+fn error_of(device: impl fmt::Display, what: &str, result: vk::Result) -> Error {
     let kind = match result {
         vk::Result::ERROR_DEVICE_LOST => ErrorKind::DeviceLost,
         vk::Result::ERROR_OUT_OF_HOST_MEMORY

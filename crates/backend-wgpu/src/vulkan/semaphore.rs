@@ -1,6 +1,6 @@
 //! Timeline semaphores, which other APIs can import where the device can export them.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use ash::vk;
 use transload_core::Result;
@@ -32,6 +32,9 @@ impl Semaphore {
 
 impl Drop for Semaphore {
     fn drop(&mut self) {
+        if self.vulkan.may_run.load(Ordering::Acquire) {
+            return;
+        }
         // SAFETY: nothing uses it, by the owner's promise; it is destroyed once, here.
         unsafe { self.vulkan.raw.destroy_semaphore(self.raw, None) };
     }

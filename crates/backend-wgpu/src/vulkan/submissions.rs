@@ -19,15 +19,13 @@ use transload_core::{
     DeviceId, Error, ErrorKind, MemoryKind, Result, TimelineId, events::report, mutant, next_timeline_id,
 };
 
-use super::{Memory, Semaphore, Vulkan, error_of, timestamps::Timestamps};
+use super::{Memory, Semaphore, Vulkan, error_of, record::Recorder, timestamps::Timestamps};
 use crate::wakers::Wakers;
 
 /// Bytes of the device's own memory in which patterns are written before they are copied; at most what one command writes.
 pub(crate) const SCRATCH: usize = 4096;
 /// How long a thread that waits looks whether the device is done before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
-/// Most regions of one command: drivers check each.
-const MOST_REGIONS: usize = 4096;
 
 /// A range to copy from one buffer to another, with the offsets in both.
 pub(crate) type Region = vk::BufferCopy;
@@ -60,11 +58,13 @@ pub(crate) type Commands = SmallVec<[Command; 2]>;
 pub(crate) struct Submissions {
     pub(crate) vulkan: Arc<Vulkan>,
     pub(super) semaphore: Semaphore,
-    pool: vk::CommandPool,
-    scratch: Memory,
+    pub(super) pool: vk::CommandPool,
+    pub(super) scratch: Memory,
     pub(super) timestamps: Timestamps,
     pub(super) state: Mutex<State>,
     pub(super) enqueued: AtomicU64,
+    /// The last point that the driver has accepted: before that of a submission of wgpu in progress.
+    pub(super) submitted: AtomicU64,
     /// The last point known to be reached; all of them after a loss.
     reached: AtomicU64,
     /// The thread on which wgpu submits, under the lock. It may call callbacks of its user there.
@@ -74,13 +74,16 @@ pub(crate) struct Submissions {
     pub(super) id: TimelineId,
     pub(super) wakers: Arc<Wakers>,
     pub(super) this: Weak<Self>,
+    /// Whether waiting for everything fails.
+    #[cfg(test)]
+    pub(crate) hides_idle: std::sync::atomic::AtomicBool,
 }
 
 #[derive(Default)]
 pub(super) struct State {
-    /// Command buffers by the point until which they are in use.
-    in_flight: VecDeque<(u64, vk::CommandBuffer)>,
-    free: Vec<vk::CommandBuffer>,
+    /// Recorders by the point until which they are in use.
+    in_flight: VecDeque<(u64, Recorder)>,
+    free: Vec<Recorder>,
 }
 
 impl Submissions {
@@ -103,12 +106,15 @@ impl Submissions {
             timestamps: Timestamps::default(),
             state: Mutex::default(),
             enqueued: AtomicU64::new(0),
+            submitted: AtomicU64::new(0),
             reached: AtomicU64::new(0),
             wgpu_thread: Mutex::default(),
             lost: OnceLock::new(),
             id: next_timeline_id(),
             wakers: Arc::default(),
             this: Weak::clone(this),
+            #[cfg(test)]
+            hides_idle: std::sync::atomic::AtomicBool::new(false),
         }))
     }
 
@@ -123,17 +129,18 @@ impl Submissions {
     /// * All regions are within their memory and not empty, and no other use of their bytes conflicts until the point is reached.
     pub(crate) unsafe fn submit(&self, commands: &[Command]) -> Result<u64> {
         let mut state = self.lock()?;
-        let commands_of = self.command_buffer(&mut state)?;
+        let mut recorder = self.recorder(&mut state)?;
         let point = self.enqueued.load(Ordering::Relaxed) + 1;
-        // SAFETY: the buffer is free; the caller's promise.
-        match unsafe { self.record_and_submit(commands_of, commands, point) } {
+        // SAFETY: the recorder is free; the caller's promise.
+        match unsafe { self.record_and_submit(&mut recorder, commands, point) } {
             Ok(()) => {
-                state.in_flight.push_back((point, commands_of));
+                state.in_flight.push_back((point, recorder));
+                self.submitted.store(point, Ordering::Release);
                 self.enqueued.store(point, Ordering::Release);
                 Ok(point)
             }
             Err(error) => {
-                state.free.push(commands_of);
+                state.free.push(recorder);
                 if error.kind() == ErrorKind::DeviceLost {
                     self.lose(error.clone());
                 }
@@ -144,12 +151,12 @@ impl Submissions {
 
     /// Has the point be reached after everything submitted before.
     pub(super) fn submit_nothing(&self, state: &mut State, point: u64) -> Result<()> {
-        let buffer = self.command_buffer(state)?;
-        // SAFETY: the buffer is free, and there are no commands.
-        let submitted = unsafe { self.record_and_submit(buffer, &[], point) };
+        let mut recorder = self.recorder(state)?;
+        // SAFETY: the recorder is free, and there are no commands.
+        let submitted = unsafe { self.record_and_submit(&mut recorder, &[], point) };
         match submitted {
-            Ok(()) => state.in_flight.push_back((point, buffer)),
-            Err(_) => state.free.push(buffer),
+            Ok(()) => state.in_flight.push_back((point, recorder)),
+            Err(_) => state.free.push(recorder),
         }
         submitted
     }
@@ -185,129 +192,17 @@ impl Submissions {
         Ok(())
     }
 
-    /// Takes a command buffer that is not in use, or allocates one.
-    fn command_buffer(&self, state: &mut State) -> Result<vk::CommandBuffer> {
+    /// Takes a recorder that is not in use, or makes one.
+    fn recorder(&self, state: &mut State) -> Result<Recorder> {
         let is_free =
             |state: &State| state.in_flight.front().is_some_and(|(point, _)| *point <= self.reached());
         if state.free.is_empty() && !is_free(state) && !state.in_flight.is_empty() {
             self.refresh_locked();
         }
         while is_free(state) {
-            state.free.extend(state.in_flight.pop_front().map(|(_, buffer)| buffer));
+            state.free.extend(state.in_flight.pop_front().map(|(_, recorder)| recorder));
         }
-        if let Some(buffer) = state.free.pop() {
-            return Ok(buffer);
-        }
-        let info = vk::CommandBufferAllocateInfo::default()
-            .command_pool(self.pool)
-            .level(vk::CommandBufferLevel::PRIMARY)
-            .command_buffer_count(1);
-        // SAFETY: the pool is this device's, and is used under the lock only.
-        let made = unsafe { self.vulkan.raw.allocate_command_buffers(&info) };
-        let made = made.map_err(|result| error_of(self.vulkan.id, "vkAllocateCommandBuffers", result))?;
-        made.first()
-            .copied()
-            .ok_or_else(|| error_of(self.vulkan.id, "vkAllocateCommandBuffers", vk::Result::ERROR_UNKNOWN))
-    }
-
-    /// # Safety
-    /// * Those of [`submit`](Self::submit), under the lock; the command buffer is not in use.
-    unsafe fn record_and_submit(
-        &self,
-        buffer: vk::CommandBuffer,
-        commands: &[Command],
-        point: u64,
-    ) -> Result<()> {
-        let raw = &self.vulkan.raw;
-        let failed = |what: &'static str| move |result| error_of(self.vulkan.id, what, result);
-        let begin = vk::CommandBufferBeginInfo::default().flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
-        // SAFETY: the command buffer is not in use, its pool is used under the lock only, and beginning resets it. What is recorded
-        // is valid by the caller's promise.
-        unsafe {
-            raw.begin_command_buffer(buffer, &begin).map_err(failed("vkBeginCommandBuffer"))?;
-            // After everything submitted before, kernels included.
-            self.barrier(
-                buffer,
-                (vk::PipelineStageFlags::ALL_COMMANDS, vk::AccessFlags::MEMORY_WRITE),
-                (
-                    vk::PipelineStageFlags::TRANSFER,
-                    vk::AccessFlags::TRANSFER_READ | vk::AccessFlags::TRANSFER_WRITE,
-                ),
-            );
-            commands.iter().for_each(|command| self.record(buffer, command));
-            // Before everything submitted later, and before the host reads.
-            self.barrier(
-                buffer,
-                (vk::PipelineStageFlags::TRANSFER, vk::AccessFlags::TRANSFER_WRITE),
-                (
-                    vk::PipelineStageFlags::ALL_COMMANDS | vk::PipelineStageFlags::HOST,
-                    vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE | vk::AccessFlags::HOST_READ,
-                ),
-            );
-            raw.end_command_buffer(buffer).map_err(failed("vkEndCommandBuffer"))?;
-        }
-        let (buffers, semaphores, points) = ([buffer], [self.semaphore.raw], [point]);
-        let mut values = vk::TimelineSemaphoreSubmitInfo::default().signal_semaphore_values(&points);
-        let submit = vk::SubmitInfo::default()
-            .command_buffers(&buffers)
-            .signal_semaphores(&semaphores)
-            .push_next(&mut values);
-        // SAFETY: submissions go through the queue's gate, wgpu's too. The value is larger than all
-        // before. Signalling also waits for what was submitted before.
-        unsafe { raw.queue_submit(self.vulkan.queue, &[submit], vk::Fence::null()) }
-            .map_err(failed("vkQueueSubmit"))
-    }
-
-    /// # Safety
-    /// * Those of [`submit`](Self::submit); the command buffer is being recorded.
-    unsafe fn record(&self, buffer: vk::CommandBuffer, command: &Command) {
-        let raw = &self.vulkan.raw;
-        let copy = |src: vk::Buffer, dst: vk::Buffer, regions: &[Region]| {
-            for regions in regions.chunks(MOST_REGIONS) {
-                // SAFETY: the caller's promise.
-                unsafe { raw.cmd_copy_buffer(buffer, src, dst, regions) };
-            }
-        };
-        match command {
-            Command::Copy { src, dst, regions } => copy(*src, *dst, regions),
-            Command::CopyScratch { dst, regions } => copy(self.scratch.buffer(), *dst, regions),
-            Command::FillWords { dst, offset, bytes, word } => {
-                // SAFETY: the caller's promise.
-                unsafe { raw.cmd_fill_buffer(buffer, *dst, *offset, *bytes, *word) };
-            }
-            Command::WriteScratch { bytes } => {
-                // SAFETY: the scratch memory is this device's and has as many bytes; earlier users of it come before, since each
-                // submission begins and ends with a barrier.
-                unsafe { raw.cmd_update_buffer(buffer, self.scratch.buffer(), 0, bytes) };
-            }
-            Command::Timestamp { pool, query } => {
-                // SAFETY: the command buffer is being recorded; the pool is this device's and has the query.
-                unsafe {
-                    raw.cmd_reset_query_pool(buffer, *pool, *query, 1);
-                    raw.cmd_write_timestamp(buffer, vk::PipelineStageFlags::BOTTOM_OF_PIPE, *pool, *query);
-                }
-            }
-            Command::Barrier => {
-                let transfer = vk::PipelineStageFlags::TRANSFER;
-                let (read, write) = (vk::AccessFlags::TRANSFER_READ, vk::AccessFlags::TRANSFER_WRITE);
-                // SAFETY: the command buffer is being recorded.
-                unsafe { self.barrier(buffer, (transfer, write), (transfer, read | write)) };
-            }
-        }
-    }
-
-    /// # Safety
-    /// * The command buffer is being recorded.
-    unsafe fn barrier(
-        &self,
-        buffer: vk::CommandBuffer,
-        (src, written): (vk::PipelineStageFlags, vk::AccessFlags),
-        (dst, used): (vk::PipelineStageFlags, vk::AccessFlags),
-    ) {
-        let memory = [vk::MemoryBarrier::default().src_access_mask(written).dst_access_mask(used)];
-        let none = vk::DependencyFlags::empty();
-        // SAFETY: the caller's promise.
-        unsafe { self.vulkan.raw.cmd_pipeline_barrier(buffer, src, dst, none, &memory, &[], &[]) };
+        state.free.pop().map_or_else(|| self.new_recorder(), Ok)
     }
 
     pub(crate) fn device(&self) -> DeviceId {
@@ -380,8 +275,11 @@ impl Submissions {
     /// what could not be waited for is not mistaken for complete. Called under the lock.
     pub(super) fn lose(&self, error: Error) {
         self.lost.get_or_init(|| {
-            // SAFETY: submissions go through the queue's gate. Returns in finite time, also for a lost device.
-            let _lost = unsafe { self.vulkan.raw.queue_wait_idle(self.vulkan.queue) };
+            if !self.is_idle() && !mutant!("wgpu/may-run") {
+                self.vulkan.may_run.store(true, Ordering::Release);
+                // The device stays, too.
+                std::mem::forget(Arc::clone(&self.vulkan));
+            }
             let text = format!("{} is lost; open its backend again to use it", self.vulkan.id);
             let error = Error::caused_by(ErrorKind::DeviceLost, text, error);
             report::context_lost(self.vulkan.id, &error);
@@ -399,6 +297,23 @@ impl Submissions {
         }
         self.reached.fetch_max(u64::MAX, Ordering::AcqRel);
         self.wakers.notify();
+    }
+
+    /// Waits until nothing is in flight. Returns `false` if that cannot be known. Returns in finite time, also for a lost device.
+    fn is_idle(&self) -> bool {
+        #[cfg(test)]
+        if self.hides_idle.load(Ordering::Relaxed) {
+            return false;
+        }
+        let is_over = |result| matches!(result, Ok(()) | Err(vk::Result::ERROR_DEVICE_LOST));
+        // SAFETY: submissions go through the queue's gate.
+        let idle = || is_over(unsafe { self.vulkan.raw.queue_wait_idle(self.vulkan.queue) });
+        let (semaphores, values) = ([self.semaphore.raw], [self.submitted.load(Ordering::Acquire)]);
+        let wait = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
+        // The queue of others has no lock for it.
+        self.vulkan.is_locked && idle()
+            // SAFETY: the semaphore is alive, and of the timeline kind.
+            || is_over(unsafe { self.vulkan.raw.wait_semaphores(&wait, u64::MAX) })
     }
 
     /// Marks the device as lost, as if a call had failed so.
@@ -428,6 +343,12 @@ impl Drop for Submissions {
         self.wakers.close();
         // Nothing is in flight unless an operation without buffers, or whose memory was leaked, is.
         self.block_until(self.enqueued());
+        if self.vulkan.may_run.load(Ordering::Acquire) {
+            std::mem::forget(std::mem::take(self.state.get_mut()));
+            return;
+        }
+        // Before their pools and the device.
+        drop(std::mem::take(self.state.get_mut()));
         // SAFETY: all submissions are complete. A drop is exclusive.
         unsafe {
             self.destroy_timestamps();

@@ -39,7 +39,8 @@ unsafe impl Timeline for Submissions {
     }
 
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {
-        if Self::reached(self) >= point || self.refresh() >= point {
+        // Waiting says that a point was never enqueued, and no thread would see it reached.
+        if Self::reached(self) >= point || point > self.enqueued() || self.refresh() >= point {
             return true;
         }
         let Some(this) = self.this.upgrade() else { return false };

@@ -4,6 +4,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 #![cfg(any(target_os = "linux", windows))]
 
+#[path = "../it/framework.rs"]
+mod framework;
+
 use std::{
     env,
     process::Command,
@@ -20,9 +23,12 @@ use ash::vk;
 use transload_backend_cpu::CpuBackend;
 use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig, wgpu};
 use transload_core::{
-    Backend, ErrorKind, StreamPriority, WorkloadType,
+    Access, Backend, ErrorKind, MemoryKind, Operation, StreamPriority, Timing, WorkloadType,
     conformance::{self, Subject, Verdict},
+    submit,
 };
+
+use self::framework::Framework;
 
 /// Checks of what this backend does not offer.
 const NOT_OFFERED: [&str; 7] =
@@ -40,9 +46,20 @@ fn every_adapter_keeps_every_promise_of_a_backend() {
         }
         Err(error) => panic!("{error}"),
     };
+    check_all(&backend);
+}
+
+#[test]
+fn adopted_devices_keep_every_promise_of_a_backend() {
+    for framework in framework::frameworks() {
+        check_all(&WgpuBackend::open(&framework.config).unwrap());
+    }
+}
+
+fn check_all(backend: &Arc<WgpuBackend>) {
     for device in backend.devices() {
         println!("{} is {} with {}", device.id, device.name, device.driver);
-        let subject = Subject::new(Arc::clone(&backend) as _, device.id, CpuBackend::new().unwrap());
+        let subject = Subject::new(Arc::clone(backend) as _, device.id, CpuBackend::new().unwrap());
         let mut begun = Instant::now();
         let outcome = conformance::run_all(&subject, |check, result| {
             let verdict = match result {
@@ -93,10 +110,39 @@ fn buffers_mapped_at_creation_are_mapped_while_another_thread_submits() {
     });
 }
 
+/// The layer reports two threads that use the queue at once, also what uses memory that is freed.
+#[test]
+fn framework_submits_while_another_thread_copies() {
+    for Framework { device, queue, config } in framework::frameworks() {
+        let backend = WgpuBackend::open(&config).unwrap();
+        let id = backend.devices()[0].id;
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    let encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+                    queue.submit([encoder.finish()]);
+                }
+                is_over.store(true, Ordering::Relaxed);
+            });
+            let lease = backend.lease_queue(id, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+            while !is_over.load(Ordering::Relaxed) {
+                let allocate = |kind| backend.allocate(id, kind, 100).unwrap();
+                let (src, dst) = (allocate(MemoryKind::Pinned), allocate(MemoryKind::Device));
+                let copied = submit(&*lease, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap();
+                backend.fence(id, &[(&dst, Access::Write)]).unwrap().wait().unwrap();
+                copied.wait().unwrap();
+            }
+        });
+        backend.drain().unwrap();
+        assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
+    }
+}
+
 /// Names the layer for the loader, and makes the child plant a fault.
 const LAYERS: &str = "VK_INSTANCE_LAYERS";
 
-/// Runs the test above in a child under Khronos' validation layer, which also checks barriers. Only counts if the layer reports the
+/// Runs the tests above in a child under Khronos' validation layer, which also checks barriers. Only counts if the layer reports the
 /// planted fault.
 #[test]
 fn validation_layer_reports_only_the_planted_fault() {
@@ -111,7 +157,7 @@ fn validation_layer_reports_only_the_planted_fault() {
         .unwrap();
     let text =
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && text.contains("3 passed"), "{text}");
+    assert!(output.status.success() && text.contains("5 passed"), "{text}");
     let mut reported: Vec<_> = text
         .lines()
         .filter(|line| line.contains("Validation Error") || line.contains("SYNC-HAZARD"))

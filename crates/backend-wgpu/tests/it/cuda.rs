@@ -13,6 +13,7 @@ use transload_streams::CudaStream;
 use crate::{
     MIB, Setup,
     exported::open,
+    framework::frameworks,
     setup,
     shaders::{doubling, pipeline},
 };
@@ -28,7 +29,10 @@ struct Shared {
 }
 
 fn shared() -> Option<Shared> {
-    let mut setup = setup()?;
+    shared_on(setup()?)
+}
+
+fn shared_on(mut setup: Setup) -> Option<Shared> {
     let devices = setup.backend.devices();
     let uuid = devices.last().and_then(|info| info.uuid);
     // SAFETY: mappings stay.
@@ -85,7 +89,30 @@ impl Shared {
 
 #[test]
 fn shaders_and_streams_use_one_memory_in_order() {
-    let Some(shared) = shared() else { return };
+    shared().into_iter().for_each(use_in_order);
+}
+
+#[test]
+fn device_of_a_framework_shares_memory_with_cuda() {
+    let mut frameworks = frameworks();
+    if frameworks.is_empty() {
+        return;
+    }
+    shared_on(frameworks.remove(0).adopted()).into_iter().for_each(use_in_order);
+}
+
+#[test]
+fn foreign_device_shares_no_memory_with_cuda() {
+    let Some(framework) = frameworks().pop() else { return };
+    let setup = framework.adopted();
+    let cuda = CudaDevice::new(harness::device().ordinal()).unwrap();
+    let memory = Arc::new(CudaMemoryManager::new(&cuda).unwrap());
+    let refused = CudaInterop::new(&setup.backend, setup.device, &memory).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    assert!(refused.to_string().contains("create_shared_device"), "{refused}");
+}
+
+fn use_in_order(shared: Shared) {
     let bytes = 4 * MIB;
     let (src, back) = (shared.pinned(bytes), shared.pinned(bytes));
     src.write().unwrap().chunks_mut(4).zip(1_u32..).for_each(|(to, n)| to.copy_from_slice(&n.to_ne_bytes()));
@@ -146,7 +173,7 @@ fn bad_use_is_refused_and_loses_nothing() {
     let Some(shared) = shared() else { return };
     assert_eq!(shared.interop.allocate(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
     let huge = shared.interop.allocate(1 << 50).unwrap_err();
-    assert_eq!(huge.kind(), ErrorKind::OutOfMemory, "{huge}");
+    assert_eq!(huge.kind(), ErrorKind::OutOfRange, "{huge}");
     let both = shared.interop.allocate(64).unwrap();
     let src = shared.pinned(64);
     src.write().unwrap().fill(1);

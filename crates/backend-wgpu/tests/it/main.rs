@@ -3,11 +3,13 @@
 #![cfg(any(target_os = "linux", windows))]
 
 mod adapters;
+mod adopted;
 mod copies;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod cuda;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod exported;
+mod framework;
 mod shaders;
 mod waiting;
 

@@ -5,7 +5,11 @@ use std::sync::mpsc;
 use transload_backend_wgpu::wgpu;
 use transload_core::{Access, Backend, ErrorKind, MemoryKind, Operation, RawBuffer, Timing, submit};
 
-use crate::{MIB, Setup, copy, setup};
+use crate::{
+    MIB, Setup, copy,
+    framework::{Framework, frameworks},
+    setup,
+};
 
 const DOUBLE: &str = "
     @group(0) @binding(0) var<storage, read_write> numbers: array<u32>;
@@ -54,7 +58,15 @@ pub(crate) fn doubling(
 
 #[test]
 fn shaders_run_in_order_with_copies() {
-    let Some(setup) = setup() else { return };
+    setup().into_iter().for_each(run_in_order);
+}
+
+#[test]
+fn shaders_run_in_order_on_adopted_devices() {
+    frameworks().iter().map(Framework::adopted).for_each(run_in_order);
+}
+
+fn run_in_order(setup: Setup) {
     let (queue, pipeline) = (setup.queue(), pipeline(setup.backend.device(setup.device).unwrap()));
     let bytes = 4 * MIB;
     let (src, back) =
@@ -144,6 +156,31 @@ fn callback_of_wgpu_that_submits_is_refused_and_does_not_hang() {
         .wait()
         .unwrap();
     assert_eq!(outcome.try_recv().unwrap().unwrap_err().kind(), ErrorKind::Busy);
+}
+
+/// What it submits there does not disturb the submission that it interrupts.
+#[test]
+fn callback_of_wgpu_submits_to_another_device() {
+    let (Some(setup), Some(other)) = (setup(), setup()) else { return };
+    let device = setup.backend.device(setup.device).unwrap();
+    let used = setup.allocate(MemoryKind::Device, 64);
+    let mapped = device.create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: 64,
+        usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+        mapped_at_creation: false,
+    });
+    let (sender, outcome) = mpsc::channel();
+    mapped.map_async(wgpu::MapMode::Read, .., move |_| {
+        let theirs = other.backend.device(other.device).unwrap();
+        let encoder = theirs.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        let submitted = other.backend.submit(other.device, [encoder.finish()], &[]);
+        sender.send(submitted.and_then(|fence| fence.wait())).unwrap();
+    });
+    let encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    let submitted = setup.backend.submit(setup.device, [encoder.finish()], &[(&used, Access::Write)]);
+    submitted.unwrap().wait().unwrap();
+    outcome.try_recv().unwrap().unwrap();
 }
 
 #[test]

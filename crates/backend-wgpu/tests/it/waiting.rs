@@ -10,7 +10,8 @@ use std::{
 };
 
 use transload_core::{
-    Backend, DeviceId, Fence, MemoryKind, Operation, Result, Timeline, TimelineId, Timing, next_timeline_id,
+    Backend, DeviceId, ErrorKind, Fence, MemoryKind, Operation, Result, Timeline, TimelineId, Timing,
+    next_timeline_id,
 };
 
 use crate::{MIB, copy, setup};
@@ -62,7 +63,9 @@ fn work_goes_on_after_its_backend_was_dropped() {
 fn point_that_was_never_enqueued_is_an_error() {
     let Some(setup) = setup() else { return };
     let timeline = setup.queue().timeline().clone();
-    assert!(timeline.wait(timeline.reached() + 1000).is_err());
+    let never = Fence::new(timeline.clone(), timeline.reached() + 1000);
+    assert_eq!(never.wait().unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(pollster::block_on(never.done()).unwrap_err().kind(), ErrorKind::InvalidArgument);
     assert_eq!(timeline.poll(timeline.reached() + 1000).ok(), Some(false));
     setup.backend.drain().unwrap();
 }

@@ -1,6 +1,6 @@
 //! The loss of a device: typed errors, and nothing leaks.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use transload_core::{
     Backend, ErrorKind, MemoryKind, Operation, StreamPriority, Timing, WorkloadType, submit,
@@ -10,10 +10,27 @@ use crate::{WgpuBackend, WgpuBackendConfig};
 
 #[test]
 fn lost_device_fails_what_uses_it_and_leaks_nothing() {
-    let backend = match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
-        Ok(backend) => backend,
-        Err(error) => return println!("skipped: {error}"),
-    };
+    match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
+        Ok(backend) => lose(&backend),
+        Err(error) => println!("skipped: {error}"),
+    }
+}
+
+#[test]
+fn lost_foreign_device_fails_what_uses_it_and_leaks_nothing() {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::VULKAN;
+    let instance = wgpu::Instance::new(descriptor);
+    let adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::VULKAN));
+    let Some(adapter) = adapters.first() else { return println!("skipped: no Vulkan adapter") };
+    let opened = adapter.request_device(&wgpu::DeviceDescriptor::default());
+    let (device, queue) = pollster::block_on(opened).unwrap();
+    // SAFETY: no surface is configured for it, and wgpu's queue is used as such only.
+    let config = unsafe { WgpuBackendConfig::default().with_foreign_device(device, queue) };
+    lose(&WgpuBackend::open(&config).unwrap());
+}
+
+fn lose(backend: &WgpuBackend) {
     let state = Arc::clone(&backend.states()[0]);
     let device = state.id();
     let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
@@ -40,4 +57,26 @@ fn lost_device_fails_what_uses_it_and_leaks_nothing() {
     assert!(lost(backend.drain().unwrap_err()), "the loss is returned");
     backend.drain().unwrap();
     assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
+}
+
+#[test]
+fn lost_device_that_may_run_on_keeps_its_memory() {
+    let backend = match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
+        Ok(backend) => backend,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let state = Arc::clone(&backend.states()[0]);
+    let vulkan = Arc::downgrade(&state.queue.vulkan);
+    let pinned = backend.allocate(state.id(), MemoryKind::Pinned, 8 << 20).unwrap();
+    pinned.write().unwrap().fill(7);
+    let address = pinned.host_address().unwrap();
+    state.queue.hides_idle.store(true, Ordering::Relaxed);
+    state.queue.lose_for_test();
+    drop((pinned, state));
+    assert_eq!(backend.drain().unwrap_err().kind(), ErrorKind::DeviceLost);
+    assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
+    drop(backend);
+    assert!(vulkan.strong_count() > 0, "the device is destroyed");
+    // SAFETY: the memory stays for the rest of the process.
+    assert_eq!(unsafe { address.read_volatile() }, 7);
 }

@@ -34,13 +34,13 @@ fn other_threads_take_no_semaphore_that_is_staged() {
     };
     let Some(state) = backend.states().last() else { return };
     let queue = &*state.queue;
-    gate::stage(queue.vulkan.queue, None, (queue.semaphore.raw, 1 << 40));
+    let before = gate::stage(queue.vulkan.queue, None, (queue.semaphore.raw, 1 << 40));
     let submit = || {
         // SAFETY: there are no commands.
         queue.block_until(unsafe { queue.submit(&[]) }.unwrap());
     };
     thread::scope(|scope| scope.spawn(submit).join().unwrap());
-    assert!(gate::unstage().is_none());
+    assert!(gate::unstage(before).is_none());
     // SAFETY: the semaphore is alive.
     let value = unsafe { queue.vulkan.raw.get_semaphore_counter_value(queue.semaphore.raw) };
     assert!(value.is_ok_and(|value| value < 1 << 40));

@@ -16,6 +16,8 @@ mod programs;
 #[cfg(all(feature = "sim", any(target_os = "linux", windows)))]
 mod simulated;
 mod trace;
+#[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
+mod vulkan;
 
 use std::{
     fs,

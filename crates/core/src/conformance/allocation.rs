@@ -97,8 +97,24 @@ pub(super) fn zero_bytes(context: &TestContext<'_>) -> CheckResult {
 }
 
 pub(super) fn one_pebibyte(context: &TestContext<'_>) -> CheckResult {
-    for kind in context::info(context.subject)?.kinds {
+    let info = context::info(context.subject)?;
+    for kind in info.kinds {
         let before = context.subject.resource_counts()?;
+        if let Some(limit) = info.largest_allocation {
+            let beyond = usize::try_from(limit).unwrap_or(usize::MAX).saturating_add(1);
+            let error = match context.backend().allocate(context.subject.device, kind, beyond) {
+                Ok(_) => fail!("{beyond} bytes of {kind} memory were given, beyond the largest allocation"),
+                Err(error) => error,
+            };
+            let is_limit =
+                error.kind() == ErrorKind::OutOfRange && error.to_string().contains(&limit.to_string());
+            ensure!(is_limit, "one byte beyond the largest allocation of {limit}: {error:?}");
+            let after = context.subject.resource_counts()?;
+            ensure!(after == before, "what was refused is counted: {}", after[0]);
+            if beyond <= PEBIBYTE {
+                continue;
+            }
+        }
         let error = match context.backend().allocate(context.subject.device, kind, PEBIBYTE) {
             Ok(_) => fail!("1 PiB of {kind} memory was given"),
             Err(error) => error,

@@ -168,7 +168,7 @@ pub const CHECKS: &[Check] = checks! {
     "kinds" "exactly the listed kinds of memory can be allocated, and have that kind" allocation::kinds;
     "sizes" "allocations of 1 byte and more hold all their bytes and do not overlap" allocation::sizes;
     "zero-bytes" "0 bytes are an invalid argument" allocation::zero_bytes;
-    "one-pebibyte" "1 PiB is out of memory, with numbers, and has no other effect" allocation::one_pebibyte;
+    "one-pebibyte" "1 PiB is out of memory, with numbers, or beyond the largest allocation, and has no other effect" allocation::one_pebibyte;
     "unknown-device" "a missing device is an unknown device" allocation::unknown_device;
     "memory-info" "free memory is at most total memory" allocation::memory_info;
     "copier" "the copier of a path is a device whose queues can copy it" paths::copier;

@@ -24,6 +24,9 @@ pub struct DeviceInfo {
     /// Total bytes of memory, if known.
     #[cfg_attr(feature = "serde", serde(rename = "total_bytes"))]
     pub total_memory: Option<u64>,
+    /// Most bytes of one allocation, of any kind, if the driver has such a limit.
+    #[cfg_attr(feature = "serde", serde(rename = "largest_allocation_bytes", default))]
+    pub largest_allocation: Option<u64>,
     /// The kinds of memory that [`Backend::allocate`] offers for it.
     pub kinds: Vec<MemoryKind>,
     /// Whether the host may use the device's unified memory while the device works.
@@ -45,11 +48,26 @@ impl DeviceInfo {
             id,
             name: name.into(),
             total_memory: None,
+            largest_allocation: None,
             kinds: Vec::new(),
             concurrent_managed_access: false,
             uuid: None,
             driver: String::new(),
             simulated: false,
+        }
+    }
+
+    /// Checks that a size is within the [largest allocation](Self::largest_allocation).
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfRange`] with the limit.
+    pub fn check_allocation(&self, bytes: u64) -> Result<()> {
+        match self.largest_allocation {
+            Some(limit) if bytes > limit => {
+                let text = format!("{} allocates at most {limit} bytes at once, not {bytes}", self.id);
+                Err(Error::new(ErrorKind::OutOfRange, text))
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -179,7 +197,8 @@ pub trait Backend: Any + Send + Sync {
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`] for a kind it does not have,
-    /// [`ErrorKind::InvalidArgument`] for 0 bytes, [`ErrorKind::OutOfMemory`].
+    /// [`ErrorKind::InvalidArgument`] for 0 bytes, [`ErrorKind::OutOfRange`] beyond the device's
+    /// [largest allocation](DeviceInfo::largest_allocation), [`ErrorKind::OutOfMemory`].
     fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer>;
 
     /// Returns free and total bytes of a device's memory.

@@ -183,12 +183,14 @@ fn costs_of_lists_are_points_with_two_numbers_for_each_length() {
 fn descriptions_and_counts_read_back() {
     let mut info = DeviceInfo::new(DeviceId::Cuda(0), "GPU");
     info.total_memory = Some(1 << 40);
+    info.largest_allocation = Some(1 << 32);
     info.kinds = vec![MemoryKind::Device, MemoryKind::Unified];
     info.uuid = Some([0x0f; 16]);
     let form = json!({
         "id": "cuda:0",
         "name": "GPU",
         "total_bytes": 1_u64 << 40,
+        "largest_allocation_bytes": 1_u64 << 32,
         "kinds": ["device", "unified"],
         "concurrent_managed_access": false,
         "uuid": "0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f",

@@ -265,16 +265,17 @@ impl Registry {
         find_registered(self.backends(), device).map(|registered| &registered.backend)
     }
 
-    /// Checks that a device offers memory of the place's kind. A device that lists no kinds passes.
+    /// Checks that a device offers memory of the place's kind, and so many bytes in one allocation. A device that lists no kinds
+    /// passes.
     ///
     /// # Errors
-    /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`].
-    pub(crate) fn check_offered(&self, place: Place) -> Result<()> {
+    /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`], [`ErrorKind::OutOfRange`].
+    pub(crate) fn check_offered(&self, place: Place, bytes: u64) -> Result<()> {
         let backends = self.backends();
-        let own = find_registered(backends, place.device)?;
-        let of_device = own
-            .device(place.device)
-            .is_some_and(|device| device.kinds.is_empty() || device.kinds.contains(&place.kind));
+        let own = find_registered(backends, place.device)?.device(place.device);
+        own.map_or(Ok(()), |device| device.check_allocation(bytes))?;
+        let of_device =
+            own.is_some_and(|device| device.kinds.is_empty() || device.kinds.contains(&place.kind));
         // Other devices allocate host memory too.
         let of_another = place.device.is_cpu()
             && matches!(place.kind, MemoryKind::Pinned | MemoryKind::Mapped)

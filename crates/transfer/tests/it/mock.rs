@@ -51,6 +51,7 @@ pub(crate) struct Mock {
     /// Whether it copies in place wherever it copies.
     pub(crate) in_place: bool,
     pub(crate) total_of_unknown_free: Option<u64>,
+    pub(crate) largest_allocation: Option<u64>,
 }
 
 impl Default for Mock {
@@ -68,6 +69,7 @@ impl Default for Mock {
             shares: false,
             in_place: false,
             total_of_unknown_free: None,
+            largest_allocation: None,
         }
     }
 }
@@ -80,6 +82,7 @@ impl Mock {
             info.kinds = kinds;
             info.simulated = self.simulated;
             info.total_memory = self.total_of_unknown_free;
+            info.largest_allocation = self.largest_allocation;
             info.concurrent_managed_access = self.concurrent_managed_access;
             info
         };
@@ -117,8 +120,7 @@ impl MockBackend {
         self.shared.refusals.lock().push_back(kind);
     }
 
-    /// After `succeed` more pinned allocations the next `fail` ones fail, each once `meet` threads are in one, or after
-    /// 2 ms.
+    /// After `succeed` more pinned allocations the next `fail` ones fail, each once `meet` threads are in one, or after 2 ms.
     pub(crate) fn fail_pinned(&self, succeed: u64, fail: u64, meet: u64) {
         let mut pinned = self.shared.pinned.lock();
         (pinned.succeed, pinned.fail, pinned.meet) = (succeed, fail, meet);
@@ -178,8 +180,8 @@ impl MockBackend {
     }
 
     fn knows(&self, device: DeviceId) -> Result<()> {
-        let known = self.devices.iter().any(|info| info.id == device);
-        known.then_some(()).ok_or_else(|| Error::new(ErrorKind::UnknownDevice, "not a device of the mock"))
+        let unknown = || Error::new(ErrorKind::UnknownDevice, "not a device of the mock");
+        self.devices.iter().find(|info| info.id == device).map(drop).ok_or_else(unknown)
     }
 }
 
@@ -206,8 +208,8 @@ impl Backend for MockBackend {
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
         self.knows(device)?;
         let is_known = self.devices.iter().all(|info| info.total_memory.is_none());
-        let memory = MemoryInfo { free: 1 << 30, total: 1 << 30 };
-        is_known.then_some(memory).ok_or_else(|| Error::new(ErrorKind::Unsupported, "planted"))
+        let unknown = || Error::new(ErrorKind::Unsupported, "planted");
+        is_known.then_some(MemoryInfo { free: 1 << 30, total: 1 << 30 }).ok_or_else(unknown)
     }
 
     fn lease_queue(
@@ -242,11 +244,11 @@ impl Backend for MockBackend {
     }
 
     fn resource_counts(&self) -> ResourceCounts {
-        let mut ledger = ResourceCounts::default();
-        ledger.allocations = self.shared.allocations.load(Ordering::SeqCst);
-        ledger.pending_free = self.reclaimer.len() as u64;
-        ledger.leases = self.shared.leases.load(Ordering::SeqCst);
-        ledger
+        let (mut counts, shared) = (ResourceCounts::default(), &self.shared);
+        counts.allocations = shared.allocations.load(Ordering::SeqCst);
+        counts.pending_free = self.reclaimer.len() as u64;
+        counts.leases = shared.leases.load(Ordering::SeqCst);
+        counts
     }
 
     fn drain(&self) -> Result<()> {
@@ -274,8 +276,8 @@ impl Backend for MockBackend {
     }
 
     fn prepare_in_place(&self, _: DeviceId) -> Result<()> {
-        let refusal = self.shared.refusals.lock().pop_front();
-        refusal.map_or(Ok(()), |kind| Err(Error::new(kind, "planted refusal")))
+        let refuse = |kind| Err(Error::new(kind, "planted refusal"));
+        self.shared.refusals.lock().pop_front().map_or(Ok(()), refuse)
     }
 }
 
@@ -310,14 +312,12 @@ impl MockQueue {
             durations: Mutex::default(),
             shared: Arc::clone(shared),
         });
-        let erased = Arc::clone(&timeline) as Arc<dyn Timeline>;
-        Arc::new(Self { timeline, erased, shared: Arc::clone(shared) })
+        Arc::new(Self { erased: Arc::clone(&timeline) as _, timeline, shared: Arc::clone(shared) })
     }
 }
 
 impl MockTimeline {
-    /// Runs operations on the calling thread, or waits for a thread that does. Holds no lock meanwhile: an operation
-    /// may wait for one of another queue.
+    /// Runs operations on the calling thread, or waits for a thread that does. Under no lock: one may wait for another queue's.
     fn perform_until(&self, point: u64) {
         let mut line = self.line.lock();
         while self.performed() < point {

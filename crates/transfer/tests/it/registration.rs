@@ -107,3 +107,16 @@ fn memory_not_offered_error_names_offered_kinds() {
         assert!(text.contains("offers pinned memory") && text.contains("cpu (pageable)"), "{text}");
     }
 }
+
+#[test]
+fn plan_beyond_the_largest_allocation_names_the_limit() {
+    let (manager, _) = with(Mock { largest_allocation: Some(4096), ..Mock::default() });
+    let (host, device) =
+        (Place::new(DeviceId::Cpu, MemoryKind::Pageable), Place::new(MOCK, MemoryKind::Device));
+    manager.plan(host, device, 4096, &TransferOptions::new()).unwrap();
+    for (src, dst) in [(host, device), (device, host)] {
+        let error = manager.plan(src, dst, 4097, &TransferOptions::new()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfRange);
+        assert!(error.to_string().contains("4096"), "{error}");
+    }
+}

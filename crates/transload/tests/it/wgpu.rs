@@ -116,6 +116,30 @@ fn both_methods_move_pageable_memory_both_ways() {
     assert_drained(&rt);
 }
 
+#[test]
+fn runtime_copies_on_the_device_of_a_framework() {
+    use transload::wgpu::{create_shared_device, wgpu};
+
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::VULKAN;
+    let instance = wgpu::Instance::new(descriptor);
+    let adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::VULKAN));
+    let Some(adapter) = adapters.first() else { return println!("skipped: no Vulkan adapter") };
+    let (device, queue) = create_shared_device(adapter, &wgpu::DeviceDescriptor::default()).unwrap();
+    let config = WgpuBackendConfig::default().with_device(device, queue.clone());
+    let rt = crate::uncalibrated::builder().without("cuda").wgpu(config).discover().unwrap();
+    let content = noise(9 * MIB + 1);
+    let there = rt.alloc::<u8>(DeviceId::Wgpu(0), MemoryKind::Device, content.len()).unwrap();
+    for method in [TransferMethod::DirectCopy, TransferMethod::HostStaged] {
+        let options = TransferOptions::new().only(method);
+        rt.copy(&filled(&rt, MemoryKind::Pageable, &content), &there).options(options).wait().unwrap();
+        queue.submit([]);
+        assert!(*rt.download(&there).wait().unwrap() == content[..], "{method}");
+    }
+    drop(there);
+    assert_drained(&rt);
+}
+
 #[cfg(feature = "cuda")]
 #[test]
 fn cuda_and_wgpu_exchange_bytes_through_the_host() {

@@ -1,0 +1,115 @@
+//! Makes devices of wgpu whose queue is used under a lock of ours.
+
+use std::{error::Error as StdError, ffi::CStr};
+
+use ash::{google, khr, vk};
+use transload_core::{Error, ErrorKind, Result};
+use wgpu::hal;
+
+use super::{Properties, error_of, gate};
+
+/// The family of queues that wgpu uses.
+const FAMILY: u32 = 0;
+
+/// What surfaces need, and what needs that.
+const SURFACES: [&CStr; 3] =
+    [khr::swapchain::NAME, khr::swapchain_mutable_format::NAME, google::display_timing::NAME];
+
+/// Opens a device for a framework, which this library may use at the same time: see
+/// [`WgpuBackendConfig::with_device`](crate::WgpuBackendConfig::with_device). It is as wgpu opens it by this descriptor, except that:
+///
+/// - the queue is locked during each submission, the library's copies beneath wgpu included. So both submit from any thread, in the
+///   order of the calls;
+/// - where the driver has them, memory and semaphores can be exported, for `CudaInterop`;
+/// - surfaces cannot be used with it, as wgpu's `present` would use the queue without the lock: `configure` ends the program.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] for an adapter of another API than Vulkan, or of one before 1.2; [`ErrorKind::InvalidArgument`] for
+/// features and limits that the adapter does not have; the driver's.
+pub fn create_shared_device(
+    adapter: &wgpu::Adapter,
+    descriptor: &wgpu::DeviceDescriptor<'_>,
+) -> Result<(wgpu::Device, wgpu::Queue)> {
+    let name = adapter.get_info().name;
+    let invalid = |what: String| Err(Error::new(ErrorKind::InvalidArgument, format!("{name} {what}")));
+    let wanted = descriptor.required_features;
+    if !adapter.features().contains(wanted) {
+        return invalid(format!("has not the features {}", wanted - adapter.features()));
+    }
+    let experimental = wanted & wgpu::Features::all_experimental_mask();
+    if !experimental.is_empty() && !descriptor.experimental_features.is_enabled() {
+        return invalid(format!("has these as experimental features only: {experimental}"));
+    }
+    let mut exceeded = None;
+    let mut fail = |limit, wanted, most| exceeded = Some((limit, wanted, most));
+    descriptor.required_limits.check_limits_with_fail_fn(&adapter.limits(), true, &mut fail);
+    if let Some((limit, wanted, most)) = exceeded {
+        return invalid(format!("has {most} as the limit `{limit}`, not {wanted}"));
+    }
+    create(adapter, descriptor, &SURFACES).map_err(|error| {
+        Error::caused_by(error.kind(), format!("{name}: its device cannot be opened"), error)
+    })
+}
+
+/// Opens a device, also with what exports memory and semaphores, and without the extensions in `left_out`. The adapter has the features
+/// and the limits.
+///
+/// # Errors
+/// Those of [`create_shared_device`] but for features and limits.
+pub(super) fn create(
+    adapter: &wgpu::Adapter,
+    descriptor: &wgpu::DeviceDescriptor<'_>,
+    left_out: &[&CStr],
+) -> Result<(wgpu::Device, wgpu::Queue)> {
+    let exports = adapter.features() & wgpu::Features::VULKAN_EXTERNAL_MEMORY_FD;
+    let descriptor = wgpu::DeviceDescriptor {
+        required_features: descriptor.required_features | exports,
+        ..descriptor.clone()
+    };
+    let failed = |error| Error::caused_by(ErrorKind::Device, "wgpu cannot open its device", error);
+    let opened = {
+        // SAFETY: nothing is destroyed.
+        let lower = unsafe { adapter.as_hal::<hal::api::Vulkan>() }.ok_or_else(not_vulkan)?;
+        let (instance, physical) = (lower.shared_instance(), lower.raw_physical_device());
+        let properties = Properties::of(instance, physical)?;
+        let wgpu::DeviceDescriptor { required_features, required_limits, memory_hints, .. } = &descriptor;
+        // As wgpu opens it.
+        let mut extensions = lower.required_device_extensions(*required_features);
+        extensions.extend(properties.exports_semaphores.then_some(khr::external_semaphore_fd::NAME));
+        let mut enabled = lower.physical_device_features(&extensions, *required_features);
+        let queues =
+            [vk::DeviceQueueCreateInfo::default().queue_family_index(FAMILY).queue_priorities(&[1.0])];
+        let names = extensions.iter().filter(|name| !left_out.contains(name));
+        let names: Vec<_> = names.map(|name| name.as_ptr()).collect();
+        let info =
+            vk::DeviceCreateInfo::default().queue_create_infos(&queues).enabled_extension_names(&names);
+        let info = enabled.add_to_device_create(info);
+        // SAFETY: the adapter supports the extensions and features.
+        let raw = unsafe { instance.raw_instance().create_device(physical, &info, None) };
+        let raw = raw.map_err(|result| error_of(adapter.get_info().name, "vkCreateDevice", result))?;
+        // SAFETY: the device is new, and has the queue.
+        let raw = unsafe { gate::guard(&raw, FAMILY) };
+        // SAFETY: it was made with these features, one queue, and these extensions except for those left out, whose functions are not
+        // loaded then. wgpu destroys it.
+        unsafe {
+            lower.device_from_raw(
+                raw,
+                None,
+                &extensions,
+                *required_features,
+                required_limits,
+                memory_hints,
+                FAMILY,
+                0,
+            )
+        }
+    };
+    let opened = opened.map_err(|error| failed(Box::<dyn StdError + Send + Sync>::from(error)))?;
+    // SAFETY: it was opened by this adapter, with the descriptor's features.
+    let opened = unsafe { adapter.create_device_from_hal(opened, &descriptor) };
+    opened.map_err(|error| failed(error.into()))
+}
+
+pub(super) fn not_vulkan() -> Error {
+    Error::new(ErrorKind::Unsupported, "it is not one of Vulkan, but of another API")
+}

@@ -1,0 +1,191 @@
+//! Records commands, and submits them: by Vulkan where the queue has a lock of ours, and else by wgpu's lower level, whose submissions may
+//! run on several threads at once.
+
+use ash::vk;
+use transload_core::Result;
+use wgpu::hal::{self, CommandEncoder as _, Device as _, Queue as _, api};
+
+use super::{Command, Region, Submissions, create::not_vulkan, error_of};
+
+/// Most regions of one command: drivers check each.
+const MOST_REGIONS: usize = 4096;
+
+/// What records one submission at a time, on a thread that has the lock of the submissions.
+pub(super) enum Recorder {
+    /// A command buffer of the pool.
+    Own(vk::CommandBuffer),
+    /// For wgpu's lower level, with what was recorded last.
+    Lower(Box<hal::vulkan::CommandEncoder>, Option<hal::vulkan::CommandBuffer>),
+}
+
+impl Submissions {
+    pub(super) fn new_recorder(&self) -> Result<Recorder> {
+        let vulkan = &self.vulkan;
+        if !vulkan.is_locked {
+            // SAFETY: nothing is destroyed.
+            let lower = unsafe {
+                (vulkan.wgpu_device.as_hal::<api::Vulkan>(), vulkan.wgpu_queue.as_hal::<api::Vulkan>())
+            };
+            let (Some(device), Some(queue)) = lower else { return Err(not_vulkan()) };
+            let description = hal::CommandEncoderDescriptor { label: None, queue: &*queue };
+            // SAFETY: both are of one device.
+            let made = unsafe { device.create_command_encoder(&description) };
+            let made = made.map_err(|error| self.refused("vkCreateCommandPool", &error))?;
+            return Ok(Recorder::Lower(Box::new(made), None));
+        }
+        let info = vk::CommandBufferAllocateInfo::default()
+            .command_pool(self.pool)
+            .level(vk::CommandBufferLevel::PRIMARY)
+            .command_buffer_count(1);
+        // SAFETY: the pool is this device's, and is used under the lock only.
+        let made = unsafe { vulkan.raw.allocate_command_buffers(&info) };
+        let failed = |result| error_of(vulkan.id, "vkAllocateCommandBuffers", result);
+        let made = made.map_err(failed)?;
+        made.first().copied().map(Recorder::Own).ok_or_else(|| failed(vk::Result::ERROR_UNKNOWN))
+    }
+
+    /// Returns the error of a call of wgpu's lower level.
+    fn refused(&self, what: &str, error: &hal::DeviceError) -> transload_core::Error {
+        let result = match error {
+            hal::DeviceError::OutOfMemory => vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,
+            hal::DeviceError::Lost => vk::Result::ERROR_DEVICE_LOST,
+            hal::DeviceError::Unexpected => vk::Result::ERROR_UNKNOWN,
+        };
+        error_of(self.vulkan.id, what, result)
+    }
+
+    /// # Safety
+    /// * Those of [`submit`](Self::submit), under the lock; the recorder is not in use.
+    pub(super) unsafe fn record_and_submit(
+        &self,
+        recorder: &mut Recorder,
+        commands: &[Command],
+        point: u64,
+    ) -> Result<()> {
+        let raw = &self.vulkan.raw;
+        let failed = |what: &'static str| move |result| error_of(self.vulkan.id, what, result);
+        let buffer = match recorder {
+            Recorder::Own(buffer) => *buffer,
+            Recorder::Lower(encoder, finished) => {
+                // SAFETY: what it recorded before is complete, and it records nothing now; the caller's promise.
+                let recorded = unsafe {
+                    encoder.reset_all(finished.take().into_iter());
+                    encoder.begin_encoding(None).map(|()| {
+                        self.record_all(encoder.raw_handle(), commands);
+                        encoder.end_encoding()
+                    })
+                };
+                let recorded = recorded.and_then(|ended| ended);
+                let recorded = recorded.map_err(|error| self.refused("recording of commands", &error))?;
+                let buffer: &_ = finished.insert(recorded);
+                let fence = hal::vulkan::Fence::TimelineSemaphore(self.semaphore.raw);
+                // SAFETY: nothing is destroyed.
+                let queue =
+                    unsafe { self.vulkan.wgpu_queue.as_hal::<api::Vulkan>() }.ok_or_else(not_vulkan)?;
+                // SAFETY: the command buffer is of this device, and it and its buffers stay until the point is reached. Any thread may
+                // submit, with a fence of its own: this one is ours, and its value is larger than all before.
+                let submitted = unsafe { queue.submit(&[buffer], &[], (&fence, point)) };
+                return submitted.map_err(|error| self.refused("vkQueueSubmit", &error));
+            }
+        };
+        let begin = vk::CommandBufferBeginInfo::default().flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
+        // SAFETY: the command buffer is not in use, its pool is used under the lock only, and beginning resets it. What is recorded
+        // is valid by the caller's promise.
+        unsafe {
+            raw.begin_command_buffer(buffer, &begin).map_err(failed("vkBeginCommandBuffer"))?;
+            self.record_all(buffer, commands);
+            raw.end_command_buffer(buffer).map_err(failed("vkEndCommandBuffer"))?;
+        }
+        let (buffers, semaphores, points) = ([buffer], [self.semaphore.raw], [point]);
+        let mut values = vk::TimelineSemaphoreSubmitInfo::default().signal_semaphore_values(&points);
+        let submit = vk::SubmitInfo::default()
+            .command_buffers(&buffers)
+            .signal_semaphores(&semaphores)
+            .push_next(&mut values);
+        // SAFETY: submissions go through the queue's gate, wgpu's too. The value is larger than all
+        // before. Signalling also waits for what was submitted before.
+        unsafe { raw.queue_submit(self.vulkan.queue, &[submit], vk::Fence::null()) }
+            .map_err(failed("vkQueueSubmit"))
+    }
+
+    /// Records commands, after everything submitted before and before everything submitted later.
+    ///
+    /// # Safety
+    /// * Those of [`submit`](Self::submit); the command buffer is being recorded.
+    unsafe fn record_all(&self, buffer: vk::CommandBuffer, commands: &[Command]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            // After everything submitted before, kernels included.
+            self.barrier(
+                buffer,
+                (vk::PipelineStageFlags::ALL_COMMANDS, vk::AccessFlags::MEMORY_WRITE),
+                (
+                    vk::PipelineStageFlags::TRANSFER,
+                    vk::AccessFlags::TRANSFER_READ | vk::AccessFlags::TRANSFER_WRITE,
+                ),
+            );
+            commands.iter().for_each(|command| self.record(buffer, command));
+            // Before everything submitted later, and before the host reads.
+            self.barrier(
+                buffer,
+                (vk::PipelineStageFlags::TRANSFER, vk::AccessFlags::TRANSFER_WRITE),
+                (
+                    vk::PipelineStageFlags::ALL_COMMANDS | vk::PipelineStageFlags::HOST,
+                    vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE | vk::AccessFlags::HOST_READ,
+                ),
+            );
+        }
+    }
+
+    /// # Safety
+    /// * Those of [`submit`](Self::submit); the command buffer is being recorded.
+    unsafe fn record(&self, buffer: vk::CommandBuffer, command: &Command) {
+        let raw = &self.vulkan.raw;
+        let copy = |src: vk::Buffer, dst: vk::Buffer, regions: &[Region]| {
+            for regions in regions.chunks(MOST_REGIONS) {
+                // SAFETY: the caller's promise.
+                unsafe { raw.cmd_copy_buffer(buffer, src, dst, regions) };
+            }
+        };
+        match command {
+            Command::Copy { src, dst, regions } => copy(*src, *dst, regions),
+            Command::CopyScratch { dst, regions } => copy(self.scratch.buffer(), *dst, regions),
+            Command::FillWords { dst, offset, bytes, word } => {
+                // SAFETY: the caller's promise.
+                unsafe { raw.cmd_fill_buffer(buffer, *dst, *offset, *bytes, *word) };
+            }
+            Command::WriteScratch { bytes } => {
+                // SAFETY: the scratch memory is this device's and has as many bytes; earlier users of it come before, since each
+                // submission begins and ends with a barrier.
+                unsafe { raw.cmd_update_buffer(buffer, self.scratch.buffer(), 0, bytes) };
+            }
+            Command::Timestamp { pool, query } => {
+                // SAFETY: the command buffer is being recorded; the pool is this device's and has the query.
+                unsafe {
+                    raw.cmd_reset_query_pool(buffer, *pool, *query, 1);
+                    raw.cmd_write_timestamp(buffer, vk::PipelineStageFlags::BOTTOM_OF_PIPE, *pool, *query);
+                }
+            }
+            Command::Barrier => {
+                let transfer = vk::PipelineStageFlags::TRANSFER;
+                let (read, write) = (vk::AccessFlags::TRANSFER_READ, vk::AccessFlags::TRANSFER_WRITE);
+                // SAFETY: the command buffer is being recorded.
+                unsafe { self.barrier(buffer, (transfer, write), (transfer, read | write)) };
+            }
+        }
+    }
+
+    /// # Safety
+    /// * The command buffer is being recorded.
+    unsafe fn barrier(
+        &self,
+        buffer: vk::CommandBuffer,
+        (src, written): (vk::PipelineStageFlags, vk::AccessFlags),
+        (dst, used): (vk::PipelineStageFlags, vk::AccessFlags),
+    ) {
+        let memory = [vk::MemoryBarrier::default().src_access_mask(written).dst_access_mask(used)];
+        let none = vk::DependencyFlags::empty();
+        // SAFETY: the caller's promise.
+        unsafe { self.vulkan.raw.cmd_pipeline_barrier(buffer, src, dst, none, &memory, &[], &[]) };
+    }
+}

@@ -1,0 +1,265 @@
+//! Devices and buffers of a framework, which goes on to submit by itself.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use transload_backend_cpu::CpuBackend;
+use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig, create_shared_device, wgpu};
+use transload_core::{Access, Backend, ErrorKind, MemoryKind, Operation, RawBuffer, Timing, submit};
+
+use crate::{
+    MIB, Setup, copy,
+    framework::{Framework, adapter, frameworks},
+    shaders::{doubling, pipeline},
+};
+
+const USAGE: wgpu::BufferUsages =
+    wgpu::BufferUsages::STORAGE.union(wgpu::BufferUsages::COPY_SRC).union(wgpu::BufferUsages::COPY_DST);
+
+impl Framework {
+    pub(crate) fn adopted(&self) -> Setup {
+        let backend = WgpuBackend::open(&self.config).unwrap();
+        let device = backend.devices()[0].id;
+        Setup { backend, host: CpuBackend::new().unwrap(), device }
+    }
+
+    fn buffer(&self, bytes: usize) -> wgpu::Buffer {
+        self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: bytes as u64,
+            usage: USAGE,
+            mapped_at_creation: false,
+        })
+    }
+}
+
+impl Setup {
+    /// Adopts a buffer of the framework.
+    fn adopt(&self, buffer: &wgpu::Buffer) -> RawBuffer {
+        // SAFETY: it is of the device, and not destroyed.
+        unsafe { self.backend.adopt_buffer(self.device, buffer) }.unwrap()
+    }
+
+    fn numbers(&self, bytes: usize) -> RawBuffer {
+        let pinned = self.filled(MemoryKind::Pinned, bytes, 0);
+        let write = |to: &mut [u8]| {
+            to.chunks_mut(4).zip(1_u32..).for_each(|(to, n)| to.copy_from_slice(&n.to_ne_bytes()));
+        };
+        write(&mut pinned.write().unwrap());
+        pinned
+    }
+}
+
+/// Checks that each number is that many times its place.
+fn assert_times(found: &RawBuffer, times: u32) {
+    for (found, n) in found.read().unwrap().chunks(4).zip(1_u32..) {
+        assert_eq!(found, (n * times).to_ne_bytes());
+    }
+}
+
+/// wgpu would zero memory that it has not seen written.
+#[test]
+fn fresh_buffer_of_a_framework_keeps_what_is_copied_to_it() {
+    for framework in frameworks() {
+        let setup = framework.adopted();
+        let (queue, pipeline) = (setup.queue(), pipeline(&framework.device));
+        let buffer = framework.buffer(4 * MIB + 4);
+        let there = setup.adopt(&buffer);
+        let (src, back) = (setup.numbers(there.len()), setup.filled(MemoryKind::Pinned, there.len(), 0));
+        for times in [2, 2] {
+            copy(&queue, &src, &there);
+            framework.queue.submit([doubling(&framework.device, &pipeline, &buffer)]);
+            setup.backend.fence(setup.device, &[(&there, Access::Write)]).unwrap();
+            copy(&queue, &there, &back);
+            assert_times(&back, times);
+        }
+        drop((src, back, there, queue));
+        setup.assert_empty();
+    }
+}
+
+#[test]
+fn contents_of_a_framework_are_read_and_written_in_place() {
+    for framework in frameworks() {
+        let setup = framework.adopted();
+        let buffer = framework.buffer(64);
+        framework.queue.write_buffer(&buffer, 0, &[7; 64]);
+        framework.queue.submit([]);
+        let there = setup.adopt(&buffer);
+        let back = setup.filled(MemoryKind::Pageable, 64, 0);
+        copy(&setup.queue(), &setup.filled(MemoryKind::Pageable, 5, 9), &there.slice(3..8).unwrap());
+        copy(&setup.queue(), &there, &back).wait().unwrap();
+        let back = back.read().unwrap();
+        assert_eq!((&back[..3], &back[3..8], &back[8..]), (&[7; 3][..], &[9; 5][..], &[7; 56][..]));
+        assert_eq!(setup.backend.buffer(&there).unwrap(), buffer);
+    }
+}
+
+#[test]
+fn fence_is_complete_after_what_the_framework_submitted() {
+    for framework in frameworks() {
+        let setup = framework.adopted();
+        let pipeline = pipeline(&framework.device);
+        let buffer = framework.buffer(16 * MIB);
+        for _ in 0..3 {
+            let commands = [(); 2].map(|()| doubling(&framework.device, &pipeline, &buffer));
+            framework.queue.submit(commands);
+            setup.backend.fence(setup.device, &[]).unwrap().wait().unwrap();
+            assert!(framework.device.poll(wgpu::PollType::Poll).unwrap().is_queue_empty());
+        }
+    }
+}
+
+#[test]
+fn framework_submits_while_other_threads_copy() {
+    for framework in frameworks() {
+        let setup = framework.adopted();
+        let (pipeline, buffer) = (pipeline(&framework.device), framework.buffer(4096));
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for byte in 0..50 {
+                    let queue = setup.queue();
+                    let there = setup.allocate(MemoryKind::Device, 1000);
+                    copy(&queue, &setup.filled(MemoryKind::Pinned, 1000, byte), &there);
+                    let back = setup.filled(MemoryKind::Pageable, 1000, 0);
+                    copy(&queue, &there, &back);
+                    assert!(back.read().unwrap().iter().all(|found| *found == byte));
+                }
+                is_over.store(true, Ordering::Relaxed);
+            });
+            while !is_over.load(Ordering::Relaxed) {
+                framework.queue.submit([doubling(&framework.device, &pipeline, &buffer)]);
+                framework.device.poll(wgpu::PollType::wait_indefinitely()).unwrap();
+            }
+        });
+        setup.assert_empty();
+    }
+}
+
+/// The default handler of a framework's device panics.
+#[test]
+fn refused_commands_of_an_adopted_device_are_an_error() {
+    for framework in frameworks() {
+        let setup = framework.adopted();
+        let there = setup.allocate(MemoryKind::Device, 64);
+        let handle = setup.backend.buffer(&there).unwrap();
+        let errors = framework.device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let mut encoder = framework.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        encoder.copy_buffer_to_buffer(&handle, 0, &handle, 32, 4096);
+        let commands = encoder.finish();
+        drop(errors);
+        let refused = setup.backend.submit(setup.device, [commands], &[(&there, Access::Write)]).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+        let commands = [doubling(&framework.device, &pipeline(&framework.device), &handle)];
+        let submitted = setup.backend.submit(setup.device, commands, &[(&there, Access::Write)]);
+        submitted.unwrap().wait().unwrap();
+    }
+}
+
+#[test]
+fn copies_outlive_the_handles_of_the_framework() {
+    for framework in frameworks() {
+        let setup = framework.adopted();
+        let buffer = framework.buffer(16 * MIB);
+        let there = setup.adopt(&buffer);
+        drop((framework, buffer));
+        let queue = setup.queue();
+        let back = setup.filled(MemoryKind::Pinned, there.len(), 0);
+        copy(&queue, &setup.filled(MemoryKind::Pinned, there.len(), 3), &there);
+        copy(&queue, &there, &back);
+        drop((queue, there, setup));
+        assert!(back.read().unwrap().iter().all(|byte| *byte == 3));
+    }
+}
+
+#[test]
+fn devices_and_buffers_that_cannot_be_adopted_are_refused() {
+    let Some(adapter) = adapter() else { return };
+    let descriptor = wgpu::DeviceDescriptor::default();
+    let (plain, plain_queue) = pollster::block_on(adapter.request_device(&descriptor)).unwrap();
+    let (shared, queue) = create_shared_device(&adapter, &descriptor).unwrap();
+    let open = |config: WgpuBackendConfig| WgpuBackend::open(&config).unwrap_err();
+    let refused = open(WgpuBackendConfig::default().with_device(plain, plain_queue.clone()));
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    assert!(refused.to_string().contains("create_shared_device"), "{refused}");
+    let refused = open(WgpuBackendConfig::default().with_device(shared, plain_queue));
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+    drop(queue);
+
+    let mut greedy = wgpu::DeviceDescriptor::default();
+    greedy.required_limits.max_bind_groups = u32::MAX;
+    let refused = create_shared_device(&adapter, &greedy).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    assert!(refused.to_string().contains("max_bind_groups"), "{refused}");
+    let missing = wgpu::Features::all() - adapter.features();
+    let greedy = wgpu::DeviceDescriptor { required_features: missing, ..wgpu::DeviceDescriptor::default() };
+    let refused = create_shared_device(&adapter, &greedy).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+
+    for framework in frameworks() {
+        let setup = framework.adopted();
+        let map = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
+        for (usage, size, mapped_at_creation) in
+            [(map, 64, false), (wgpu::BufferUsages::STORAGE, 64, false), (USAGE, 6, false), (USAGE, 64, true)]
+        {
+            let descriptor = wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation };
+            let buffer = framework.device.create_buffer(&descriptor);
+            // SAFETY: it is of the device, and not destroyed.
+            let refused = unsafe { setup.backend.adopt_buffer(setup.device, &buffer) }.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+        }
+        let destroyed = framework.buffer(64);
+        destroyed.destroy();
+        // SAFETY: nothing is done with it.
+        let refused = unsafe { setup.backend.adopt_buffer(setup.device, &destroyed) }.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+        setup.assert_empty();
+    }
+}
+
+#[test]
+fn buffer_that_was_destroyed_since_is_refused() {
+    for framework in frameworks() {
+        let setup = framework.adopted();
+        let buffer = framework.buffer(64);
+        let there = setup.adopt(&buffer);
+        buffer.destroy();
+        let src = setup.filled(MemoryKind::Pinned, 64, 1);
+        for (src, dst) in [(&src, &there), (&there, &src)] {
+            let refused = submit(&*setup.queue(), &Operation::Copy { src, dst }, Timing::Off).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+        }
+    }
+}
+
+/// wgpu says nothing of commands that it drops because it has given the device up.
+#[test]
+fn commands_for_a_device_that_wgpu_gave_up_are_an_error() {
+    for framework in frameworks() {
+        let setup = framework.adopted();
+        let there = setup.allocate(MemoryKind::Device, 64);
+        let handle = setup.backend.buffer(&there).unwrap();
+        let commands = [doubling(&framework.device, &pipeline(&framework.device), &handle)];
+        framework.device.destroy();
+        let refused = setup.backend.submit(setup.device, commands, &[(&there, Access::Write)]).unwrap_err();
+        assert!(matches!(refused.kind(), ErrorKind::InvalidArgument | ErrorKind::DeviceLost), "{refused:?}");
+        drop((there, handle));
+        drop(setup.backend.drain());
+        assert!(setup.backend.resource_counts().is_empty(), "{}", setup.backend.resource_counts());
+    }
+}
+
+#[test]
+fn two_backends_adopt_one_device() {
+    for framework in frameworks() {
+        let (one, two) = (framework.adopted(), framework.adopted());
+        let there = one.allocate(MemoryKind::Device, 100);
+        copy(&one.queue(), &one.filled(MemoryKind::Pinned, 100, 5), &there);
+        let refused = two.backend.buffer(&there).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+        let back = two.filled(MemoryKind::Pinned, 100, 0);
+        copy(&two.queue(), &back, &two.allocate(MemoryKind::Device, 100)).wait().unwrap();
+        copy(&one.queue(), &there, &back).wait().unwrap();
+        assert_eq!(*back.read().unwrap(), [5; 100]);
+    }
+}
