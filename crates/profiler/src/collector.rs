@@ -6,8 +6,8 @@ use std::{
 };
 
 use transload_core::{
-    ClockId, DeviceId, KnownCosts, OperationRecord, OperationSampling, Result, SizeClass, Stamp, TimelineId,
-    TransferMethod, TransferPath, TransferReport,
+    ClockId, DeviceId, EngineRecording, KnownCosts, OperationRecord, OperationSampling, Result, SizeClass,
+    Stamp, TimelineId, TransferMethod, TransferPath, TransferReport,
 };
 
 use crate::{
@@ -15,6 +15,7 @@ use crate::{
     adviser::{self, Copies},
     busy::BusyTime,
     clock_map::since,
+    engines::Engines,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey, TransferEnd},
     open_transfers::OpenTransfers,
     pending::{Enqueued, KnownClock, Pending, Resolved},
@@ -58,6 +59,7 @@ pub(crate) struct Collector {
     paths: BTreeMap<PathKey, PathTimes>,
     timed: TimedTransfers,
     transfers: OpenTransfers,
+    engines: Engines,
     pub(crate) trace: Option<TimelineTrace>,
 }
 
@@ -74,6 +76,7 @@ impl Collector {
             paths: BTreeMap::new(),
             timed: TimedTransfers::default(),
             transfers: OpenTransfers::default(),
+            engines: Engines::default(),
             trace: None,
         }
     }
@@ -87,6 +90,10 @@ impl Collector {
         self.streams.values_mut().for_each(Stream::look);
         self.resolve();
         self.count_resolved(read);
+        for operation in self.engines.collect(read, self.trace.as_mut()) {
+            let stream = self.streams.get_mut(&operation.stream);
+            stream.into_iter().for_each(|it| operation.add_to(&mut it.kinds[operation.kind as usize]));
+        }
         self.release_clocks();
         let ended = self.transfers.ended(now, read);
         let Some(trace) = &mut self.trace else { return };
@@ -175,9 +182,12 @@ impl Collector {
             inbox.lose();
             return;
         }
-        let OperationRecord { info, transfer, enqueued, begin, end, .. } = record;
-        let operation = Enqueued { queue, name: None, info, transfer, enqueued };
-        stream.pending.push_back(Pending { operation, begin, end });
+        let OperationRecord { info, transfer, id, enqueued, begin, end, .. } = record;
+        let operation = Enqueued { queue, name: None, info, transfer, id, enqueued };
+        self.engines.enqueued(id, &operation, self.capacity);
+        if let Some(stream) = self.streams.get_mut(&queue.id) {
+            stream.pending.push_back(Pending { operation, begin, end });
+        }
         self.outstanding += 1;
         if self.trace.is_some() {
             self.transfers.enqueued(transfer, self.capacity);
@@ -221,8 +231,8 @@ impl Collector {
             NamedTime::Stamped(..) if is_full => inbox.lose(),
             NamedTime::Stamped(begin, end) => {
                 let name = Some(name);
-                let transfer = None;
-                let operation = Enqueued { queue, name, info, transfer, enqueued };
+                let (transfer, id) = (None, None);
+                let operation = Enqueued { queue, name, info, transfer, id, enqueued };
                 stream.pending.push_back(Pending { operation, begin, end });
                 self.outstanding += 1;
             }
@@ -239,6 +249,8 @@ impl Collector {
                 }
                 let Some(Pending { operation, end: stamp, .. }) = stream.pending.pop_front() else { break };
                 let known = KnownClock::of(&mut self.clocks, stamp.clock(), self.origin);
+                let ran = times.as_ref().ok().and_then(|it| *it).map(|(begin, end)| end - begin);
+                self.engines.ended(operation.id, ran.map(|ran| ran.max(0).cast_unsigned()));
                 match (times, known) {
                     (Ok(Some((begin, end))), Some(known)) => {
                         known.resolved.push_back(Resolved { operation, begin, end });
@@ -321,6 +333,24 @@ impl Collector {
         if let Some(trace) = &mut self.trace {
             trace.gauge(name, unit, at, value);
         }
+    }
+
+    /// Has records of engines requested from now on.
+    pub(crate) fn record_engines(
+        &mut self,
+        recording: Box<dyn EngineRecording>,
+        simulated: bool,
+    ) -> Result<()> {
+        self.engines.add(recording, simulated, self.origin)
+    }
+
+    pub(crate) fn records_engines(&self) -> bool {
+        self.engines.is_recording()
+    }
+
+    /// Ends what [`record_engines`](Self::record_engines) began. The recordings are to be dropped without the collector's lock.
+    pub(crate) fn stop_engines(&mut self) -> Vec<Box<dyn EngineRecording>> {
+        self.engines.stop()
     }
 
     /// Returns whether anything is expected without new messages, or a trace is being written.
@@ -416,6 +446,18 @@ impl Collector {
         let outstanding = self.outstanding();
         let (paths, clocks) = (paths.collect(), clocks.collect());
         let advice = self.advice(costs);
-        ProfilerReport { sampling, streams, directions, paths, clocks, lost, outstanding, advice }
+        let (engines, engine_records_lost) = (self.engines.reports(), self.engines.lost());
+        ProfilerReport {
+            sampling,
+            streams,
+            directions,
+            engines,
+            paths,
+            clocks,
+            lost,
+            engine_records_lost,
+            outstanding,
+            advice,
+        }
     }
 }

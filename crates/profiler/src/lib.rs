@@ -9,9 +9,11 @@ mod advice;
 mod adviser;
 mod busy;
 mod clock_map;
+mod collecting;
 mod collector;
 mod costs;
 mod counters;
+mod engines;
 mod inbox;
 #[cfg(feature = "nvtx")]
 mod nvtx;
@@ -41,8 +43,8 @@ pub use profiler::StreamProfiler;
 pub use prometheus::PrometheusCollector;
 pub use record::{Outcome, TransferRecord};
 pub use report::{
-    ClockReport, Direction, DirectionReport, GapReport, KindReport, PathReport, Percentiles, ProfilerReport,
-    StreamReport, TimesReport,
+    ClockReport, Direction, DirectionReport, EngineReport, GapReport, KindReport, PathReport, Percentiles,
+    ProfilerReport, StreamReport, TimesReport,
 };
 pub use totals::Totals;
 pub use trace::{

@@ -7,14 +7,12 @@ use std::{
     io::Write,
     ops::Deref,
     sync::{Arc, Weak},
-    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 use transload_core::{
     Backend, Error, ErrorKind, KnownCosts, Observer, OperationKind, OperationSink, Queue, Result,
-    events::report,
 };
 
 #[cfg(feature = "nvtx")]
@@ -22,14 +20,12 @@ use crate::nvtx;
 use crate::{
     OperationGuard, ProfilerOptions, ProfilerReport, StreamReport, TraceFormat, TraceOptions, TraceSummary,
     Unit,
+    collecting::{Collecting, Signal},
     collector::Collector,
     costs::Costs,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey},
     timeline::TimelineTrace,
 };
-
-/// Time between two collections while the profiler is enabled.
-const INTERVAL: Duration = Duration::from_millis(5);
 
 /// Measures what streams do: counts all operations of the attached backends, times some of them on the device, and takes what the user
 /// records. Clones are handles of one profiler. All methods may be called from any thread.
@@ -92,22 +88,6 @@ struct Gauges {
 struct Backends {
     known: Vec<Weak<dyn Backend>>,
     enabled: bool,
-}
-
-/// The profiler's thread.
-struct Collecting {
-    signal: Arc<(Mutex<Signal>, Condvar)>,
-    handle: JoinHandle<()>,
-}
-
-/// What the profiler's thread does next.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Signal {
-    /// Collects after an interval.
-    Collect,
-    /// Waits until there may be something to collect.
-    Wait,
-    Stop,
 }
 
 impl StreamProfiler {
@@ -202,6 +182,40 @@ impl StreamProfiler {
     #[must_use]
     pub fn is_enabled(&self) -> bool {
         self.shared.inbox.is_open()
+    }
+
+    /// Records what the engines of the attached backends' devices do, by their drivers' own records, until the profiler is disabled: exact spans next to those of
+    /// events, which include waiting for an engine, by copy engine or multiprocessors. The work of the whole process is recorded. Reports and traces have it from now
+    /// on. For CUDA this takes NVIDIA's CUPTI, and makes each driver call slower.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if it is recorded already; [`ErrorKind::InvalidArgument`] if the profiler is disabled; [`ErrorKind::Unsupported`] if no attached backend can, with
+    /// each one's cause: CUPTI is not found, of an unknown version, or used by another tool.
+    pub fn record_engines(&self) -> Result<()> {
+        let backends = self.shared.backends.lock();
+        if !backends.enabled {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "enable the profiler before engines are recorded",
+            ));
+        }
+        if self.shared.collector.lock().records_engines() {
+            return Err(Error::new(ErrorKind::Busy, "engines are recorded already"));
+        }
+        let mut refused = String::new();
+        for backend in backends.known.iter().filter_map(Weak::upgrade) {
+            let simulated = backend.devices().iter().any(|device| device.simulated);
+            let recording = backend.record_engines();
+            let added = recording.and_then(|it| self.shared.collector.lock().record_engines(it, simulated));
+            if let Err(error) = added {
+                refused.push_str(&format!("; {}: {error}", backend.name()));
+            }
+        }
+        if self.shared.collector.lock().records_engines() {
+            return Ok(());
+        }
+        let text = format!("no attached backend records engines{refused}");
+        Err(Error::new(ErrorKind::Unsupported, text))
     }
 
     /// Passes ranges to the tool whose library the variable `NVTX_INJECTION64_PATH` names, such as Nsight Systems: one for each operation of
@@ -352,42 +366,11 @@ impl StreamProfiler {
 
     fn start_thread(&self) -> Result<()> {
         let mut thread = self.shared.thread.lock();
-        if thread.is_some() {
-            return Ok(());
-        }
-        let signal = Arc::new((Mutex::new(Signal::Collect), Condvar::new()));
-        let (shared, theirs) = (Arc::clone(&self.shared.0), Arc::clone(&signal));
-        let handle = thread::Builder::new().name("transload-profiler".to_owned()).spawn(move || {
-            let (signal, changed) = &*theirs;
-            loop {
-                let mut next = signal.lock();
-                if *next == Signal::Collect {
-                    let _either = changed.wait_for(&mut next, INTERVAL);
-                }
-                while *next == Signal::Wait {
-                    changed.wait(&mut next);
-                }
-                if *next == Signal::Stop {
-                    return;
-                }
-                // Whatever is enabled from here on sets it again.
-                *next = Signal::Wait;
-                drop(next);
-                let is_waiting = shared.collect(false).is_waiting();
-                if is_waiting || shared.inbox.is_open() {
-                    let mut next = signal.lock();
-                    if *next == Signal::Wait {
-                        *next = Signal::Collect;
-                    }
-                }
-            }
-        });
-        match handle {
-            Ok(handle) => *thread = Some(Collecting { signal, handle }),
-            Err(error) => {
-                report::thread_refused("the profiler", &error);
-                return Err(Error::caused_by(ErrorKind::Interrupted, "no thread for the profiler", error));
-            }
+        if thread.is_none() {
+            let shared = Arc::clone(&self.shared.0);
+            *thread = Some(Collecting::start(move || {
+                shared.collect(false).is_waiting() || shared.inbox.is_open()
+            })?);
         }
         Ok(())
     }
@@ -395,10 +378,7 @@ impl StreamProfiler {
 
 impl Shared {
     fn signal(&self, next: Signal) {
-        if let Some(Collecting { signal, .. }) = &*self.thread.lock() {
-            *signal.0.lock() = next;
-            signal.1.notify_all();
-        }
+        self.thread.lock().iter().for_each(|thread| thread.signal(next));
     }
 
     fn alive(&self) -> Vec<Arc<dyn Backend>> {
@@ -441,7 +421,11 @@ impl Shared {
             backends.enabled = false;
             drop(backends);
             // The queues' counts of this time, before another attachment clears them.
-            drop(self.collect(false));
+            let records_engines = self.collector.lock().records_engines();
+            let mut collector = self.collect(records_engines);
+            let stopped = collector.stop_engines();
+            drop(collector);
+            drop(stopped);
         }
     }
 }
@@ -458,11 +442,8 @@ impl Drop for Handle {
     fn drop(&mut self) {
         self.disable();
         self.signal(Signal::Stop);
-        let Some(Collecting { handle, .. }) = self.thread.lock().take() else { return };
-        // A gauge may have the last handle.
-        if handle.thread().id() != thread::current().id() {
-            let _panicked = handle.join();
-        }
+        let thread = self.thread.lock().take();
+        thread.into_iter().for_each(Collecting::join);
     }
 }
 

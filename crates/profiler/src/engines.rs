@@ -1,0 +1,279 @@
+//! What engines did, by a driver's own records, and to which timed operations it belongs.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    mem,
+    time::{Duration, Instant},
+};
+
+use transload_core::{
+    DeviceId, Engine, EngineRecord, EngineRecording, EngineTask, EngineWork, OperationId, Result, TransferId,
+};
+
+use crate::{
+    busy::BusyTime,
+    clock_map::ClockMap,
+    pending::Enqueued,
+    report::{Direction, EngineReport, GapReport},
+    stream::KindTimes,
+    timeline::{DrawnWork, TimelineTrace},
+};
+
+/// Time between two requests for records, each of which takes milliseconds.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// Requests after which work that no call is known for belongs to nobody here, and an operation has no records.
+const PATIENCE: u64 = 3;
+/// Calls whose operations are kept.
+const CALLS: usize = 1 << 16;
+/// What an event span may differ by from the exact one to agree with it, and in hundredths of that.
+const AGREEMENT: (u64, u64) = (2_000, 100);
+
+struct Recorded {
+    recording: Box<dyn EngineRecording>,
+    simulated: bool,
+    map: ClockMap,
+}
+
+/// A timed operation whose records are not complete.
+struct Timed {
+    /// Of which stream and kind, for what is accounted.
+    operation: TimedOperation,
+    /// Length of its event span, and how many requests had been made when it was known.
+    ran: Option<(u64, u64)>,
+    /// From the first begin to the last end of its work.
+    exact: Option<(i64, i64)>,
+}
+
+#[derive(Clone, Copy)]
+struct TimedOperation {
+    stream: transload_core::TimelineId,
+    kind: transload_core::OperationKind,
+    transfer: Option<TransferId>,
+}
+
+#[derive(Default)]
+struct EngineTotals {
+    spans: u64,
+    bytes: u64,
+    busy: BusyTime,
+}
+
+/// An operation whose exact span is known.
+pub(crate) struct ExactOperation {
+    pub(crate) stream: transload_core::TimelineId,
+    pub(crate) kind: transload_core::OperationKind,
+    exact: u64,
+    ran: u64,
+}
+
+impl ExactOperation {
+    /// Adds it to the times of its stream's kind.
+    pub(crate) fn add_to(&self, kind: &mut KindTimes) {
+        kind.exact.add(self.exact);
+        let (absolute, hundredths) = AGREEMENT;
+        kind.agreeing += u64::from(self.ran.abs_diff(self.exact) <= absolute + self.exact / hundredths);
+    }
+}
+
+/// Recordings of backends, and what is known by them.
+#[derive(Default)]
+pub(crate) struct Engines {
+    recordings: Vec<Recorded>,
+    /// Operations by driver call.
+    calls: BTreeMap<u64, OperationId>,
+    timed: BTreeMap<OperationId, Timed>,
+    /// Work whose operation is not known, with the number of requests made before it came.
+    waiting: VecDeque<(u64, usize, EngineWork)>,
+    totals: BTreeMap<(DeviceId, Direction, Option<Engine>), EngineTotals>,
+    requests: u64,
+    last: Option<Instant>,
+    lost: u64,
+    /// The clock of a recording that ended.
+    former: Option<ClockMap>,
+}
+
+impl Engines {
+    /// Begins to request the records of a recording, of devices that are simulated or not.
+    pub(crate) fn add(
+        &mut self,
+        recording: Box<dyn EngineRecording>,
+        simulated: bool,
+        origin: Instant,
+    ) -> Result<()> {
+        let map = ClockMap::new(recording.clock().clone(), origin)?;
+        self.recordings.push(Recorded { recording, simulated, map });
+        Ok(())
+    }
+
+    pub(crate) fn is_recording(&self) -> bool {
+        !self.recordings.is_empty()
+    }
+
+    /// Ends all recordings. What is known stays.
+    pub(crate) fn stop(&mut self) -> Vec<Box<dyn EngineRecording>> {
+        self.timed.clear();
+        self.waiting.clear();
+        let stopped =
+            mem::take(&mut self.recordings).into_iter().map(|Recorded { recording, map, .. }| {
+                self.former = Some(map);
+                recording
+            });
+        stopped.collect()
+    }
+
+    /// Takes a timed operation that was enqueued. Of more than `capacity`, those without records are forgotten.
+    pub(crate) fn enqueued(&mut self, id: Option<OperationId>, operation: &Enqueued, capacity: usize) {
+        let Some(id) = id.filter(|_| self.is_recording()) else { return };
+        if self.timed.len() >= capacity {
+            self.timed.pop_first();
+        }
+        let Enqueued { queue, info, transfer, .. } = operation;
+        let operation = TimedOperation { stream: queue.id, kind: info.kind, transfer: *transfer };
+        self.timed.insert(id, Timed { operation, ran: None, exact: None });
+    }
+
+    /// Takes how long an operation ran by its stamps; `None` if that will not be known.
+    pub(crate) fn ended(&mut self, id: Option<OperationId>, ran: Option<u64>) {
+        let Some(id) = id else { return };
+        match ran {
+            None => _ = self.timed.remove(&id),
+            Some(ran) => {
+                let requests = self.requests;
+                self.timed.get_mut(&id).into_iter().for_each(|timed| timed.ran = Some((ran, requests)));
+            }
+        }
+    }
+
+    /// Requests records if that is due, or with `now` in any case. Returns the operations whose exact spans are known since.
+    pub(crate) fn collect(
+        &mut self,
+        now: bool,
+        mut trace: Option<&mut TimelineTrace>,
+    ) -> Vec<ExactOperation> {
+        let is_due = self.last.is_none_or(|last| last.elapsed() >= INTERVAL);
+        if self.recordings.is_empty() || !(now || is_due) {
+            return Vec::new();
+        }
+        self.last = Some(Instant::now());
+        self.requests += 1;
+        let mut records = Vec::new();
+        for (index, recorded) in self.recordings.iter_mut().enumerate() {
+            // Of a library that fails there are none.
+            let lost = recorded.recording.take(&mut records).unwrap_or_default();
+            self.lost = self.lost.saturating_add(lost);
+            // After its records, all of which it covers.
+            let _unread = recorded.map.read();
+            for record in records.drain(..) {
+                match record {
+                    EngineRecord::Called { call, operation } => {
+                        self.calls.insert(call, operation);
+                        if self.calls.len() > CALLS {
+                            self.calls.pop_first();
+                        }
+                    }
+                    EngineRecord::Worked(work) => {
+                        let totals = self.totals.entry((work.device, direction(work.task), work.engine));
+                        totals.or_default().add(&work);
+                        self.waiting.push_back((self.requests, index, work));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        self.match_work(&mut trace);
+        self.take_exact()
+    }
+
+    /// Gives work to its operations. Work of others is drawn once no call of it is to come.
+    fn match_work(&mut self, trace: &mut Option<&mut TimelineTrace>) {
+        for (since, recording, work) in mem::take(&mut self.waiting) {
+            let id = self.calls.get(&work.call);
+            let timed = id.and_then(|id| self.timed.get_mut(id));
+            if timed.is_none() && self.requests - since < PATIENCE {
+                self.waiting.push_back((since, recording, work));
+                continue;
+            }
+            let transfer = timed.as_ref().and_then(|timed| timed.operation.transfer);
+            if let Some(timed) = timed {
+                let (begin, end) = timed.exact.unwrap_or((work.begin, work.end));
+                timed.exact = Some((begin.min(work.begin), end.max(work.end)));
+            }
+            if let (Some(trace), Some(Recorded { simulated, map, .. })) =
+                (trace.as_mut(), self.recordings.get(recording))
+            {
+                let (begin, end) = (map.convert(work.begin), map.convert(work.end));
+                let (span, error) = ((begin.at, end.at.max(begin.at)), begin.error);
+                trace.work(&DrawnWork {
+                    work: &work,
+                    direction: direction(work.task),
+                    transfer,
+                    simulated: *simulated,
+                    span,
+                    error,
+                });
+            }
+        }
+    }
+
+    /// Takes the operations of which a request was made since their ends were known, with their exact spans.
+    fn take_exact(&mut self) -> Vec<ExactOperation> {
+        let mut known = Vec::new();
+        let requests = self.requests;
+        self.timed.retain(|_, timed| {
+            let Timed { operation: TimedOperation { stream, kind, .. }, ran, exact } = *timed;
+            let Some((ran, since)) = ran.filter(|(_, since)| *since < requests) else { return true };
+            if let Some((begin, end)) = exact {
+                let exact = (end - begin).max(0).cast_unsigned();
+                known.push(ExactOperation { stream, kind, exact, ran });
+            }
+            exact.is_none() && requests - since < PATIENCE
+        });
+        known
+    }
+
+    /// Returns the records that are missing for lack of room, or since they were not complete.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    pub(crate) fn reports(&self) -> Vec<EngineReport> {
+        let map = self.recordings.first().map(|it| &it.map).or(self.former.as_ref());
+        let reports = self.totals.iter().map(|((device, direction, engine), totals)| {
+            let busy = totals.busy.summary();
+            let gaps = busy.gaps.iter().map(|gap| GapReport {
+                begin_ns: map.map_or(gap.begin, |map| map.convert(gap.begin).at),
+                length_ns: gap.length,
+            });
+            EngineReport {
+                device: *device,
+                direction: *direction,
+                engine: *engine,
+                spans: totals.spans,
+                bytes: totals.bytes,
+                whole_ns: busy.whole,
+                busy_ns: busy.union,
+                total_ns: busy.sum,
+                is_cut: busy.is_cut,
+                gaps: gaps.collect(),
+            }
+        });
+        reports.collect()
+    }
+}
+
+impl EngineTotals {
+    fn add(&mut self, work: &EngineWork) {
+        self.spans += 1;
+        self.bytes = self.bytes.saturating_add(work.bytes);
+        self.busy.add(work.begin, work.end);
+    }
+}
+
+fn direction(task: EngineTask) -> Direction {
+    match task {
+        EngineTask::CopyToDevice => Direction::ToDevice,
+        EngineTask::CopyFromDevice => Direction::FromDevice,
+        EngineTask::CopyWithin => Direction::Within,
+        _ => Direction::Compute,
+    }
+}
