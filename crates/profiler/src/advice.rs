@@ -20,6 +20,12 @@ pub enum AdviceKind {
         /// How many lists.
         lists: u64,
     },
+    /// Enqueue copies on queues of their own: they were queued behind other work while their copy engine was idle. Told with
+    /// [records of engines](crate::StreamProfiler::record_engines) only.
+    UseIdleLink {
+        /// How long it was idle while any of them was queued, in nanoseconds.
+        idle_ns: u64,
+    },
     /// Calibrate: transfers take longer than the built-in table says, these the most.
     Calibrate {
         /// What the table predicted, in nanoseconds.
@@ -36,6 +42,8 @@ pub enum AdviceBasis {
     Transfers(u64),
     /// Costs of this origin.
     Costs(CostBasis),
+    /// Records of engines.
+    Engines,
 }
 
 /// What would have saved how much of the time of some timed transfers.
@@ -88,6 +96,7 @@ impl fmt::Display for AdviceBasis {
             Self::Costs(CostBasis::User) => f.write_str("by costs that the user set"),
             Self::Costs(CostBasis::Refined) => f.write_str("by costs corrected by transfers"),
             Self::Costs(_) => f.write_str("by costs measured here"),
+            Self::Engines => f.write_str("by records of the engines"),
         }
     }
 }
@@ -110,6 +119,10 @@ impl fmt::Display for Advice {
             AdviceKind::UseLists { lists } => {
                 let lists = counted(lists, "list");
                 write!(f, ", submitted in a row; as {lists}, if none needs another,")?;
+            }
+            AdviceKind::UseIdleLink { idle_ns } => {
+                write!(f, ", and their copy engine was idle for {} while they were queued", time(idle_ns))?;
+                f.write_str("; on queues of their own, if they need none of the work before them,")?;
             }
             AdviceKind::Calibrate { predicted_ns } => {
                 write!(f, ", and the built-in table predicted {}: calibrate", time(predicted_ns))?;

@@ -182,9 +182,9 @@ impl Collector {
             inbox.lose();
             return;
         }
-        let OperationRecord { info, transfer, id, enqueued, begin, end, .. } = record;
+        let OperationRecord { info, transfer, id, enqueued, submitted, begin, end, .. } = record;
         let operation = Enqueued { queue, name: None, info, transfer, id, enqueued };
-        self.engines.enqueued(id, &operation, self.capacity);
+        self.engines.enqueued(id, &operation, submitted, self.capacity);
         if let Some(stream) = self.streams.get_mut(&queue.id) {
             stream.pending.push_back(Pending { operation, begin, end });
         }
@@ -379,7 +379,7 @@ impl Collector {
                 copies.add(count, (times.running.report().count, times.timed_bytes));
             }
         }
-        adviser::advise(&self.timed, &copies, costs)
+        adviser::advise(&self.timed, &copies, costs, &self.engines.links)
     }
 
     pub(crate) fn stream_report(&self, id: TimelineId) -> Option<StreamReport> {

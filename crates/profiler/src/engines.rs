@@ -7,12 +7,15 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, Engine, EngineRecord, EngineRecording, EngineTask, EngineWork, OperationId, Result, TransferId,
+    DeviceId, Engine, EngineRecord, EngineRecording, EngineTask, EngineWork, OperationId, OperationInfo,
+    OperationKind, Result, TimelineId, TransferId, TransferPath,
 };
 
 use crate::{
     busy::BusyTime,
-    clock_map::ClockMap,
+    clock_map::{ClockMap, since as since_origin},
+    idle_links::IdleLinks,
+    inbox::QueueKey,
     pending::Enqueued,
     report::{Direction, EngineReport, GapReport},
     stream::KindTimes,
@@ -40,15 +43,26 @@ struct Timed {
     operation: TimedOperation,
     /// Length of its event span, and how many requests had been made when it was known.
     ran: Option<(u64, u64)>,
-    /// From the first begin to the last end of its work.
-    exact: Option<(i64, i64)>,
+    exact: Option<Exact>,
+}
+
+/// What is known of an operation's work.
+#[derive(Clone, Copy)]
+struct Exact {
+    /// From the first begin to the last end.
+    span: (i64, i64),
+    /// Of which recording.
+    recording: usize,
+    /// Whether all of it is a copy engine's.
+    is_copied: bool,
 }
 
 #[derive(Clone, Copy)]
 struct TimedOperation {
-    stream: transload_core::TimelineId,
-    kind: transload_core::OperationKind,
+    queue: QueueKey,
+    info: OperationInfo,
     transfer: Option<TransferId>,
+    submitted: Instant,
 }
 
 #[derive(Default)]
@@ -60,8 +74,8 @@ struct EngineTotals {
 
 /// An operation whose exact span is known.
 pub(crate) struct ExactOperation {
-    pub(crate) stream: transload_core::TimelineId,
-    pub(crate) kind: transload_core::OperationKind,
+    pub(crate) stream: TimelineId,
+    pub(crate) kind: OperationKind,
     exact: u64,
     ran: u64,
 }
@@ -90,6 +104,8 @@ pub(crate) struct Engines {
     lost: u64,
     /// The clock of a recording that ended.
     former: Option<ClockMap>,
+    pub(crate) links: IdleLinks,
+    origin: Option<Instant>,
 }
 
 impl Engines {
@@ -101,6 +117,7 @@ impl Engines {
         origin: Instant,
     ) -> Result<()> {
         let map = ClockMap::new(recording.clock().clone(), origin)?;
+        self.origin = Some(origin);
         self.recordings.push(Recorded { recording, simulated, map });
         Ok(())
     }
@@ -121,14 +138,21 @@ impl Engines {
         stopped.collect()
     }
 
-    /// Takes a timed operation that was enqueued. Of more than `capacity`, those without records are forgotten.
-    pub(crate) fn enqueued(&mut self, id: Option<OperationId>, operation: &Enqueued, capacity: usize) {
+    /// Takes a timed operation that was enqueued by `submitted`. Of more than `capacity`, those without records are forgotten.
+    pub(crate) fn enqueued(
+        &mut self,
+        id: Option<OperationId>,
+        operation: &Enqueued,
+        submitted: Instant,
+        capacity: usize,
+    ) {
         let Some(id) = id.filter(|_| self.is_recording()) else { return };
         if self.timed.len() >= capacity {
             self.timed.pop_first();
         }
         let Enqueued { queue, info, transfer, .. } = operation;
-        let operation = TimedOperation { stream: queue.id, kind: info.kind, transfer: *transfer };
+        let (queue, info, transfer) = (*queue, *info, *transfer);
+        let operation = TimedOperation { queue, info, transfer, submitted };
         self.timed.insert(id, Timed { operation, ran: None, exact: None });
     }
 
@@ -172,8 +196,13 @@ impl Engines {
                         }
                     }
                     EngineRecord::Worked(work) => {
-                        let totals = self.totals.entry((work.device, direction(work.task), work.engine));
-                        totals.or_default().add(&work);
+                        let direction = direction(work.task);
+                        self.totals.entry((work.device, direction, work.engine)).or_default().add(&work);
+                        if work.engine == Some(Engine::Copy) {
+                            let map = &recorded.map;
+                            let span = (map.convert(work.begin).at, map.convert(work.end).at);
+                            self.links.used(work.device, direction, span);
+                        }
                         self.waiting.push_back((self.requests, index, work));
                     }
                     _ => {}
@@ -195,22 +224,19 @@ impl Engines {
             }
             let transfer = timed.as_ref().and_then(|timed| timed.operation.transfer);
             if let Some(timed) = timed {
-                let (begin, end) = timed.exact.unwrap_or((work.begin, work.end));
-                timed.exact = Some((begin.min(work.begin), end.max(work.end)));
+                let is_copied = work.engine == Some(Engine::Copy);
+                let known =
+                    timed.exact.get_or_insert(Exact { span: (work.begin, work.end), recording, is_copied });
+                known.span = (known.span.0.min(work.begin), known.span.1.max(work.end));
+                known.is_copied &= is_copied;
             }
-            if let (Some(trace), Some(Recorded { simulated, map, .. })) =
-                (trace.as_mut(), self.recordings.get(recording))
-            {
-                let (begin, end) = (map.convert(work.begin), map.convert(work.end));
-                let (span, error) = ((begin.at, end.at.max(begin.at)), begin.error);
-                trace.work(&DrawnWork {
-                    work: &work,
-                    direction: direction(work.task),
-                    transfer,
-                    simulated: *simulated,
-                    span,
-                    error,
-                });
+            let Some(Recorded { simulated, map, .. }) = self.recordings.get(recording) else { continue };
+            let (begin, end) = (map.convert(work.begin), map.convert(work.end));
+            let (span, error) = ((begin.at, end.at.max(begin.at)), begin.error);
+            let direction = direction(work.task);
+            if let Some(trace) = trace.as_mut() {
+                let (work, simulated) = (&work, *simulated);
+                trace.work(&DrawnWork { work, direction, transfer, simulated, span, error });
             }
         }
     }
@@ -218,15 +244,23 @@ impl Engines {
     /// Takes the operations of which a request was made since their ends were known, with their exact spans.
     fn take_exact(&mut self) -> Vec<ExactOperation> {
         let mut known = Vec::new();
-        let requests = self.requests;
-        self.timed.retain(|_, timed| {
-            let Timed { operation: TimedOperation { stream, kind, .. }, ran, exact } = *timed;
-            let Some((ran, since)) = ran.filter(|(_, since)| *since < requests) else { return true };
-            if let Some((begin, end)) = exact {
-                let exact = (end - begin).max(0).cast_unsigned();
-                known.push(ExactOperation { stream, kind, exact, ran });
+        let Self { timed, recordings, links, requests, origin, .. } = self;
+        timed.retain(|_, timed| {
+            let Timed { operation: TimedOperation { queue, info, submitted, .. }, ran, exact } = *timed;
+            let Some((ran, since)) = ran.filter(|(_, since)| *since < *requests) else { return true };
+            let Some(Exact { span: (begin, end), recording, is_copied }) = exact else {
+                return *requests - since < PATIENCE;
+            };
+            let exact = (end - begin).max(0).cast_unsigned();
+            known.push(ExactOperation { stream: queue.id, kind: info.kind, exact, ran });
+            if let (true, Some((src, dst)), Some(recorded), Some(origin)) =
+                (is_copied, info.path, recordings.get(recording), *origin)
+            {
+                let span = (recorded.map.convert(begin).at, recorded.map.convert(end).at);
+                let copied = (TransferPath::new(src, dst), info.bytes);
+                links.copied((queue.device, queue.simulated), copied, since_origin(origin, submitted), span);
             }
-            exact.is_none() && requests - since < PATIENCE
+            false
         });
         known
     }

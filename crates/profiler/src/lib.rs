@@ -14,6 +14,7 @@ mod collector;
 mod costs;
 mod counters;
 mod engines;
+mod idle_links;
 mod inbox;
 #[cfg(feature = "nvtx")]
 mod nvtx;
