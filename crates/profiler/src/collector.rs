@@ -368,6 +368,7 @@ impl Collector {
         let transfers = std::mem::take(&mut self.transfers).count();
         let unfinished = self.outstanding() + transfers;
         let advice = self.advice(costs);
+        let lost = lost.saturating_add(self.engines.lost());
         Some(self.trace.take()?.finish(lost, unfinished, &advice))
     }
 
