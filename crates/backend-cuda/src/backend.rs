@@ -351,6 +351,10 @@ impl Backend for CudaBackend {
         self.states.iter().for_each(|state| state.device.profile().sink().detach(sink));
     }
 
+    fn idle_pinned_bytes(&self) -> u64 {
+        self.cached_pinned_bytes()
+    }
+
     fn record_engines(&self) -> Result<Box<dyn EngineRecording>> {
         let devices = self.states.iter().map(|state| state.device.ordinal());
         Ok(Box::new(ActivityRecording::start(devices)?))

@@ -16,6 +16,7 @@ use crate::{
     busy::BusyTime,
     clock_map::since,
     engines::Engines,
+    idle_pinned::IdlePinned,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey, TransferEnd},
     open_transfers::OpenTransfers,
     pending::{Enqueued, KnownClock, Pending, Resolved},
@@ -60,6 +61,7 @@ pub(crate) struct Collector {
     timed: TimedTransfers,
     transfers: OpenTransfers,
     engines: Engines,
+    pub(crate) idle_pinned: IdlePinned,
     pub(crate) trace: Option<TimelineTrace>,
 }
 
@@ -77,6 +79,7 @@ impl Collector {
             timed: TimedTransfers::default(),
             transfers: OpenTransfers::default(),
             engines: Engines::default(),
+            idle_pinned: IdlePinned::default(),
             trace: None,
         }
     }
@@ -380,7 +383,9 @@ impl Collector {
                 copies.add(count, (times.running.report().count, times.timed_bytes));
             }
         }
-        adviser::advise(&self.timed, &copies, costs, &self.engines.links)
+        let mut advice = adviser::advise(&self.timed, &copies, costs, &self.engines.links);
+        advice.extend(self.idle_pinned.advice());
+        advice
     }
 
     pub(crate) fn stream_report(&self, id: TimelineId) -> Option<StreamReport> {

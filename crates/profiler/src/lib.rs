@@ -15,6 +15,7 @@ mod costs;
 mod counters;
 mod engines;
 mod idle_links;
+mod idle_pinned;
 mod inbox;
 #[cfg(feature = "nvtx")]
 mod nvtx;

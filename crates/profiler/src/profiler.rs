@@ -204,7 +204,7 @@ impl StreamProfiler {
         }
         let mut refused = String::new();
         for backend in backends.known.iter().filter_map(Weak::upgrade) {
-            let simulated = backend.devices().iter().any(|device| device.simulated);
+            let simulated = is_simulated(&*backend);
             let recording = backend.record_engines();
             let added = recording.and_then(|it| self.shared.collector.lock().record_engines(it, simulated));
             if let Err(error) = added {
@@ -390,7 +390,15 @@ impl Shared {
         let alive = self.alive();
         let _attached: Vec<_> = alive.iter().map(|backend| backend.attach_thread()).collect();
         let values = self.read_gauges(&alive);
+        let is_due = self.inbox.is_open() && (read || self.collector.lock().idle_pinned.is_due());
+        let idle: Vec<_> = alive
+            .iter()
+            .filter(|_| is_due)
+            .map(|backend| (backend.name(), backend.idle_pinned_bytes(), is_simulated(&**backend)))
+            .collect();
         let mut collector = self.collector.lock();
+        idle.into_iter()
+            .for_each(|(name, bytes, simulated)| collector.idle_pinned.add(name, bytes, simulated));
         collector.collect(&self.inbox, read);
         for (name, unit, at, value) in values {
             collector.gauge(&name, unit, at, value);
@@ -445,6 +453,10 @@ impl Drop for Handle {
         let thread = self.thread.lock().take();
         thread.into_iter().for_each(Collecting::join);
     }
+}
+
+fn is_simulated(backend: &dyn Backend) -> bool {
+    backend.devices().iter().any(|device| device.simulated)
 }
 
 /// Returns the allocated bytes by the backends' names.

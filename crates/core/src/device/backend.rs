@@ -314,6 +314,11 @@ pub trait Backend: Any + Send + Sync {
         unsupported(self, "records of engines")
     }
 
+    /// Returns the bytes of pinned memory that nothing uses, and that are kept for later allocations.
+    fn idle_pinned_bytes(&self) -> u64 {
+        0
+    }
+
     /// Adds a cache to those that release unused memory before an allocation or a registration fails for lack of pinned memory. A
     /// backend that limits pinned memory overrides this; by default caches are not asked.
     fn add_pinned_cache(&self, cache: Weak<dyn PinnedCache>) {

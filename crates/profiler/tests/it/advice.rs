@@ -345,3 +345,47 @@ fn link_idle_while_copies_are_queued_is_told() {
     // Queued behind each other, they use the link all the time.
     assert!(attempts(false, true).any(|(advice, _)| advice.is_none()));
 }
+
+#[test]
+fn pinned_memory_that_is_kept_and_not_used_is_told() {
+    let is_kept = |kind| kind == AdviceKind::ReleasePinned;
+    let Some(test) = harness::device_with(|device| device) else { return };
+    let test = test.end_check();
+    let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+    let backend = CudaBackend::open(&config).unwrap();
+    let device = DeviceId::Cuda(test.ordinal());
+    let pinned = |bytes| backend.allocate(device, MemoryKind::Pinned, bytes).unwrap();
+    let profiled = || {
+        let profiler = timing_all();
+        profiler.attach(&(Arc::clone(&backend) as _)).unwrap();
+        profiler.enable().unwrap();
+        profiler
+    };
+    let (kept, used) = (pinned(32 << 20), pinned(64 << 20));
+    let profiler = profiled();
+    let read = || profiler.get_comprehensive_report();
+    assert!(!read().advice.iter().any(|advice| is_kept(advice.kind)), "all is in use");
+    drop((kept, used));
+    assert!(!read().advice.iter().any(|advice| is_kept(advice.kind)), "not at the reading before");
+    drop(profiler);
+
+    let profiler = profiled();
+    let read = || profiler.get_comprehensive_report();
+    let again = pinned(64 << 20);
+    read();
+    drop(again);
+    let advice = only(&read(), is_kept);
+    // Of the other 64 MiB, some was used at a reading.
+    assert_eq!((advice.bytes, advice.saving_ns, advice.path), (32 << 20, None, None), "{advice}");
+    let text = advice.to_string();
+    assert!(text.starts_with("32 MiB of pinned memory were kept for reuse and in no use for "), "{text}");
+    drop(profiler);
+
+    // Followed: as many bytes are free.
+    let pinned = || backend.pinned().bytes();
+    let before = pinned();
+    backend.drain().unwrap();
+    assert!(before - pinned() >= advice.bytes);
+    let profiler = profiled();
+    (0..3).for_each(|_| assert!(profiler.get_comprehensive_report().advice.is_empty()));
+}
