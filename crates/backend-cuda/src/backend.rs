@@ -356,8 +356,7 @@ impl Backend for CudaBackend {
     }
 
     fn record_engines(&self) -> Result<Box<dyn EngineRecording>> {
-        let devices = self.states.iter().map(|state| state.device.ordinal());
-        Ok(Box::new(ActivityRecording::start(devices)?))
+        Ok(Box::new(ActivityRecording::start(self.states.iter().map(|state| &state.device))?))
     }
 
     fn add_pinned_cache(&self, cache: Weak<dyn PinnedCache>) {

@@ -12,6 +12,7 @@ use crate::{
     api::cupti,
     op::{Op, Work},
     options::SimDeviceBuilder,
+    state::Device,
     timing::Engine,
 };
 
@@ -73,7 +74,7 @@ pub(crate) struct Worked {
 
 impl Activity {
     /// Describes an operation that an engine worked on from and to times of the device's clock; `None` if it is none of CUPTI's.
-    pub(crate) fn of(
+    fn of(
         op: &Op,
         engine: Engine,
         (device, stream): (u32, u32),
@@ -150,6 +151,19 @@ impl Activity {
     }
 }
 
+/// Records what an operation did on a device, from and to times of the device's clock.
+pub(crate) fn record(owner: &Device, op: &Op, engine: Engine, place: (u32, u32), (begin, end): (u64, u64)) {
+    if matches!(op.work, Work::Prefetch { .. } | Work::Kernel(_)) {
+        cupti::time_migrations(|| [begin, end].map(|at| host_time(at, &owner.options)).into());
+    }
+    if op.call > 0
+        && owner.faults.sticky.is_none()
+        && let Some(activity) = Activity::of(op, engine, place, (begin, end), &owner.options)
+    {
+        cupti::record_activity(activity);
+    }
+}
+
 /// Returns the number of a new call.
 pub(crate) fn next_call() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);
@@ -176,7 +190,7 @@ pub(crate) fn now() -> u64 {
 }
 
 /// Converts a time of a device's clock, as CUPTI does. Virtual time begins with the process.
-fn host_time(at: u64, options: &SimDeviceBuilder) -> u64 {
+pub(crate) fn host_time(at: u64, options: &SimDeviceBuilder) -> u64 {
     let (instant, time) = base();
     match options.pace {
         None => time.saturating_add(at),

@@ -18,7 +18,7 @@ use parking_lot::MutexGuard;
 
 use crate::{
     access::{AccessKind, AccessRecord, Actor, ClockedAccess},
-    activities::Activity,
+    activities,
     api::{self, cupti},
     clock::Clock,
     code,
@@ -478,14 +478,13 @@ fn complete(state: &mut State, stream: u64, op: &Op, (engine, duration): (timing
     {
         event.time = Some(end);
     }
-    let owner = state.device(device);
-    if op.call > 0
-        && owner.faults.sticky.is_none()
-        && let Some(activity) =
-            Activity::of(op, engine, (device, number), (end.saturating_sub(duration), end), &owner.options)
-    {
-        cupti::record_activity(activity);
-    }
+    activities::record(
+        state.device(device),
+        op,
+        engine,
+        (device, number),
+        (end.saturating_sub(duration), end),
+    );
     state.record_executed(device, number, op.name);
     if let Some(own) = state.streams.get_mut(&stream) {
         own.busy = false;

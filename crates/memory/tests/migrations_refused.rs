@@ -114,7 +114,7 @@ fn counters_of_another_tool_are_refused() {
     let error = MigrationTracker::start(&device).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("another user of CUPTI"), "{error}");
-    let error = ActivityRecording::start([test.ordinal()]).unwrap_err();
+    let error = ActivityRecording::start([&device]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("another user of CUPTI"), "{error}");
     assert!(OperationCalls::begin().is_none(), "nothing is recorded");
@@ -147,8 +147,12 @@ fn recordings_and_trackers_share_the_subscription() {
         (records, lost)
     };
     let (tracker, recording) =
-        (MigrationTracker::start(&device).unwrap(), ActivityRecording::start([test.ordinal()]).unwrap());
-    let other = ActivityRecording::start([test.ordinal() + 1]).unwrap();
+        (MigrationTracker::start(&device).unwrap(), ActivityRecording::start([&device]).unwrap());
+    let others_test = harness::device_with(|builder| builder.pre_pascal()).unwrap();
+    let others_device = CudaDevice::new(others_test.ordinal()).unwrap();
+    let other = ActivityRecording::start([&others_device]).unwrap();
+    assert_eq!(other.records_migrations().unwrap_err().kind(), ErrorKind::Unsupported);
+    recording.records_migrations().unwrap();
     let calls = OperationCalls::begin().unwrap();
     let id = calls.id();
     fill();
@@ -165,7 +169,18 @@ fn recordings_and_trackers_share_the_subscription() {
     });
     let work: Vec<_> = work.collect();
     assert_eq!((work.len(), operation, lost), (2, Some((work[0], id)), 0), "{records:?}");
-    let is_work = |record: &EngineRecord| matches!(record, EngineRecord::Worked(_));
+    prefetch_on(&device, &stream, &buffer, Some(device.ordinal()));
+    let (records, _) = taken(&recording);
+    let moved = records.iter().filter_map(|record| match record {
+        EngineRecord::Migrated(moved) if moved.end > moved.begin => {
+            Some((moved.device, moved.to_device, moved.bytes))
+        }
+        _ => None,
+    });
+    let page = (device.id(), true, 64 << 10);
+    assert_eq!(moved.collect::<Vec<_>>(), vec![page; 32], "{records:?}");
+    let is_work =
+        |record: &EngineRecord| matches!(record, EngineRecord::Worked(_) | EngineRecord::Migrated(_));
     assert!(!taken(&other).0.iter().any(is_work), "another device's");
     harness::limit_migration_records(Some(1));
     (0..3).for_each(|_| fill());
@@ -178,10 +193,11 @@ fn recordings_and_trackers_share_the_subscription() {
     prefetch_on(&device, &stream, &buffer, None);
     prefetch_on(&device, &stream, &buffer, Some(device.ordinal()));
     assert!(tracker.total().unwrap().bytes_to_device > 0, "the tracker goes on");
-    drop((tracker, buffer, stream));
+    drop((tracker, buffer, stream, others_device));
     memory.drain().unwrap();
     drop((memory, device));
     test.assert_no_live_objects();
+    others_test.assert_no_live_objects();
 }
 
 /// Number of record buffers that CUPTI requested.

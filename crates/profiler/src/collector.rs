@@ -60,7 +60,7 @@ pub(crate) struct Collector {
     paths: BTreeMap<PathKey, PathTimes>,
     timed: TimedTransfers,
     transfers: OpenTransfers,
-    engines: Engines,
+    pub(crate) engines: Engines,
     pub(crate) idle_pinned: IdlePinned,
     pub(crate) trace: Option<TimelineTrace>,
 }
@@ -458,6 +458,8 @@ impl Collector {
             streams,
             directions,
             engines,
+            migrations: self.engines.migrations.reports(),
+            without_migrations: self.engines.without_migrations.clone(),
             paths,
             clocks,
             lost,

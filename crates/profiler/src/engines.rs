@@ -16,10 +16,11 @@ use crate::{
     clock_map::{ClockMap, since as since_origin},
     idle_links::IdleLinks,
     inbox::QueueKey,
+    migrations::Migrations,
     pending::Enqueued,
     report::{Direction, EngineReport, GapReport},
     stream::KindTimes,
-    timeline::{DrawnWork, TimelineTrace},
+    timeline::{DrawnMigration, DrawnWork, TimelineTrace},
 };
 
 /// Time between two requests for records, each of which takes milliseconds.
@@ -105,6 +106,9 @@ pub(crate) struct Engines {
     /// The clock of a recording that ended.
     former: Option<ClockMap>,
     pub(crate) links: IdleLinks,
+    pub(crate) migrations: Migrations,
+    /// Why migrations are not recorded.
+    pub(crate) without_migrations: Option<String>,
     origin: Option<Instant>,
 }
 
@@ -118,6 +122,7 @@ impl Engines {
     ) -> Result<()> {
         let map = ClockMap::new(recording.clock().clone(), origin)?;
         self.origin = Some(origin);
+        self.without_migrations = recording.records_migrations().err().map(|error| error.to_string());
         self.recordings.push(Recorded { recording, simulated, map });
         Ok(())
     }
@@ -205,6 +210,18 @@ impl Engines {
                         }
                         self.waiting.push_back((self.requests, index, work));
                     }
+                    EngineRecord::Migrated(migration) => {
+                        let (map, simulated) = (&recorded.map, recorded.simulated);
+                        let (begin, end) = (map.convert(migration.begin), map.convert(migration.end));
+                        let (span, error) = ((begin.at, end.at.max(begin.at)), begin.error);
+                        self.migrations.migrated(&migration, span);
+                        if let Some(trace) = trace.as_mut() {
+                            let buffer = self.migrations.name_of(migration.address);
+                            let migration = &migration;
+                            trace.migration(&DrawnMigration { migration, buffer, simulated, span, error });
+                        }
+                    }
+                    EngineRecord::Faulted(faults) => self.migrations.faulted(&faults),
                     _ => {}
                 }
             }

@@ -14,9 +14,11 @@ mod collector;
 mod costs;
 mod counters;
 mod engines;
+mod gauges;
 mod idle_links;
 mod idle_pinned;
 mod inbox;
+mod migrations;
 #[cfg(feature = "nvtx")]
 mod nvtx;
 mod open_transfers;
@@ -38,6 +40,7 @@ mod trace;
 mod transfer_log;
 
 pub use advice::{Advice, AdviceBasis, AdviceKind};
+pub use migrations::MigrationReport;
 pub use operation_guard::OperationGuard;
 pub use options::ProfilerOptions;
 pub use profiler::StreamProfiler;

@@ -12,7 +12,8 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard};
 use transload_core::{
-    Backend, Error, ErrorKind, KnownCosts, Observer, OperationKind, OperationSink, Queue, Result,
+    Backend, Error, ErrorKind, KnownCosts, MemoryKind, Observer, OperationKind, OperationSink, Queue,
+    RawBuffer, Result,
 };
 
 #[cfg(feature = "nvtx")]
@@ -23,6 +24,7 @@ use crate::{
     collecting::{Collecting, Signal},
     collector::Collector,
     costs::Costs,
+    gauges::{self, Gauges},
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey},
     timeline::TimelineTrace,
 };
@@ -74,16 +76,6 @@ struct Shared {
     thread: Mutex<Option<Collecting>>,
 }
 
-type ReadGauge = Box<dyn FnMut() -> Option<f64> + Send>;
-
-/// What a trace shows besides operations.
-#[derive(Default)]
-struct Gauges {
-    read: Vec<(String, Unit, ReadGauge)>,
-    /// Whether a trace is written.
-    are_read: bool,
-}
-
 #[derive(Default)]
 struct Backends {
     known: Vec<Weak<dyn Backend>>,
@@ -128,7 +120,7 @@ impl StreamProfiler {
         unit: Unit,
         read: impl FnMut() -> Option<f64> + Send + 'static,
     ) {
-        self.shared.gauges.lock().read.push((name.into(), unit, Box::new(read)));
+        self.shared.gauges.lock().add(name.into(), unit, Box::new(read));
     }
 
     /// Sets where the costs come from that [advice](ProfilerReport::advice) rests on, such as `CrossBackendTransferManager::costs_reader`. Without
@@ -140,7 +132,7 @@ impl StreamProfiler {
     /// Returns the allocated bytes of the attached backends, by name.
     #[cfg(feature = "prometheus")]
     pub(crate) fn memory(&self) -> BTreeMap<&'static str, u64> {
-        memory(&self.shared.alive())
+        gauges::memory(&self.shared.alive())
     }
 
     fn sink(&self) -> Arc<dyn OperationSink> {
@@ -216,6 +208,24 @@ impl StreamProfiler {
         }
         let text = format!("no attached backend records engines{refused}");
         Err(Error::new(ErrorKind::Unsupported, text))
+    }
+
+    /// Has reports and traces tell later migrations and page faults of a buffer of unified memory apart, by a name. The buffer is not kept alive: what is
+    /// allocated at its place later has its name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for other memory, or if 4,096 buffers have names.
+    pub fn name_buffer(&self, buffer: &RawBuffer, name: impl Into<String>) -> Result<()> {
+        let is_unified = buffer.place().kind == MemoryKind::Unified;
+        let Some(address) = buffer.device_address().filter(|_| is_unified) else {
+            let text = format!("{} memory does not migrate; only unified memory does", buffer.place());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        };
+        let range = address..address.saturating_add(buffer.len() as u64);
+        match self.shared.collector.lock().engines.migrations.name(name.into(), range) {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::InvalidArgument, "too many buffers have names")),
+        }
     }
 
     /// Passes ranges to the tool whose library the variable `NVTX_INJECTION64_PATH` names, such as Nsight Systems: one for each operation of
@@ -389,7 +399,7 @@ impl Shared {
     fn collect(&self, read: bool) -> MutexGuard<'_, Collector> {
         let alive = self.alive();
         let _attached: Vec<_> = alive.iter().map(|backend| backend.attach_thread()).collect();
-        let values = self.read_gauges(&alive);
+        let values = self.gauges.lock().read(&alive);
         let is_due = self.inbox.is_open() && (read || self.collector.lock().idle_pinned.is_due());
         let idle: Vec<_> = alive
             .iter()
@@ -404,20 +414,6 @@ impl Shared {
             collector.gauge(&name, unit, at, value);
         }
         collector
-    }
-
-    /// Reads the gauges and the backends' memory for a trace: user code and backends are called, so not under the collector's lock.
-    fn read_gauges(&self, alive: &[Arc<dyn Backend>]) -> Vec<(String, Unit, Instant, f64)> {
-        let mut gauges = self.gauges.lock();
-        if !gauges.are_read {
-            return Vec::new();
-        }
-        let now = Instant::now();
-        let memory = memory(alive).into_iter();
-        let memory =
-            memory.map(|(name, bytes)| (format!("allocated by {name}"), Unit::Bytes, now, bytes as f64));
-        let own = gauges.read.iter_mut();
-        memory.chain(own.filter_map(|(name, unit, read)| Some((name.clone(), *unit, now, read()?)))).collect()
     }
 
     fn disable(&self) {
@@ -457,15 +453,6 @@ impl Drop for Handle {
 
 fn is_simulated(backend: &dyn Backend) -> bool {
     backend.devices().iter().any(|device| device.simulated)
-}
-
-/// Returns the allocated bytes by the backends' names.
-fn memory(backends: &[Arc<dyn Backend>]) -> BTreeMap<&'static str, u64> {
-    let mut memory = BTreeMap::new();
-    for backend in backends {
-        *memory.entry(backend.name()).or_default() += backend.resource_counts().bytes;
-    }
-    memory
 }
 
 fn key(queue: &dyn Queue) -> QueueKey {

@@ -7,7 +7,7 @@ use transload_core::{
     TransferMethod, TransferPath,
 };
 
-use crate::Advice;
+use crate::{Advice, MigrationReport};
 
 /// Percentiles of times, to two significant digits, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -280,6 +280,10 @@ pub struct ProfilerReport {
     pub directions: Vec<DirectionReport>,
     /// What their engines did, if that was recorded.
     pub engines: Vec<EngineReport>,
+    /// Migrations of unified memory, if these were recorded with the engines.
+    pub migrations: Vec<MigrationReport>,
+    /// Why they were not; `None` if they were, or engines were never recorded.
+    pub without_migrations: Option<String>,
     /// Sampled transfers of managers that have the profiler as their observer.
     pub paths: Vec<PathReport>,
     /// Clocks.
@@ -453,6 +457,10 @@ impl fmt::Display for ProfilerReport {
         streams.iter().try_for_each(|stream| writeln!(f, "{stream}"))?;
         directions.iter().try_for_each(|direction| writeln!(f, "{direction}"))?;
         engines.iter().try_for_each(|engine| writeln!(f, "{engine}"))?;
+        self.migrations.iter().try_for_each(|migrations| writeln!(f, "{migrations}"))?;
+        if let Some(reason) = &self.without_migrations {
+            writeln!(f, "no migrations were recorded: {reason}")?;
+        }
         if self.engine_records_lost > 0 {
             writeln!(
                 f,

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, fmt::Write as _, io::Write};
 
 use transload_core::{
-    DeviceId, Engine, EngineTask, EngineWork, OperationInfo, Result, TimelineId, TransferId, TransferPath,
-    TransferReport,
+    DeviceId, Engine, EngineTask, EngineWork, Migration, OperationInfo, Result, TimelineId, TransferId,
+    TransferPath, TransferReport,
 };
 
 use crate::{
@@ -34,6 +34,15 @@ pub(crate) struct DrawnWork<'a> {
     pub(crate) error: u64,
 }
 
+/// A migration to be drawn. Times are like an operation's.
+pub(crate) struct DrawnMigration<'a> {
+    pub(crate) migration: &'a Migration,
+    pub(crate) buffer: Option<&'a str>,
+    pub(crate) simulated: bool,
+    pub(crate) span: (i64, i64),
+    pub(crate) error: u64,
+}
+
 /// A trace that is being written. After a failed write nothing more is written, and [`finish`](Self::finish) returns the error.
 pub(crate) struct TimelineTrace {
     writer: TraceWriter<Box<dyn Write + Send>>,
@@ -42,6 +51,7 @@ pub(crate) struct TimelineTrace {
     devices: BTreeMap<DeviceId, TrackId>,
     streams: BTreeMap<TimelineId, TrackId>,
     engines: BTreeMap<(DeviceId, Direction, Option<Engine>), TrackId>,
+    migrations: BTreeMap<(DeviceId, Direction), TrackId>,
     /// Rows of whole transfers by path, and their group.
     transfers: Option<TrackId>,
     paths: BTreeMap<TransferPath, TrackId>,
@@ -67,6 +77,7 @@ impl TimelineTrace {
             devices: BTreeMap::new(),
             streams: BTreeMap::new(),
             engines: BTreeMap::new(),
+            migrations: BTreeMap::new(),
             transfers: None,
             paths: BTreeMap::new(),
             counters: Counters::default(),
@@ -165,6 +176,33 @@ impl TimelineTrace {
         let flow = transfer.map(|id| Flow::Step(id.get()));
         let slice = Slice { name, begin: time(span.0), end: time(span.1), flow, arguments: &arguments };
         self.writer.slice(track, &slice)
+    }
+
+    /// Draws a migration of unified memory on the row of its direction.
+    pub(crate) fn migration(&mut self, drawn: &DrawnMigration<'_>) {
+        let _kept = self.try_migration(drawn);
+    }
+
+    fn try_migration(&mut self, drawn: &DrawnMigration<'_>) -> Result<()> {
+        let DrawnMigration { migration, buffer, simulated, span, error } = drawn;
+        let direction = if migration.to_device { Direction::ToDevice } else { Direction::FromDevice };
+        let key = (migration.device, direction);
+        let track = match self.migrations.get(&key) {
+            Some(track) => *track,
+            None => {
+                let group = self.device(migration.device, *simulated)?;
+                let track = self.writer.track(Some(group), &format!("migrations {direction}"))?;
+                *self.migrations.entry(key).or_insert(track)
+            }
+        };
+        let arguments = [
+            ("bytes", Argument::U64(migration.bytes)),
+            ("cause", Argument::Text(if migration.by_fault { "page fault" } else { "not by a known fault" })),
+            ("address", Argument::U64(migration.address)),
+            ("clock_error_ns", Argument::U64(*error)),
+        ];
+        let (name, begin, end) = (buffer.unwrap_or("migration"), time(span.0), time(span.1));
+        self.writer.slice(track, &Slice { name, begin, end, flow: None, arguments: &arguments })
     }
 
     /// Counts what a device's operation moves: from its enqueueing to its end as in flight, and while it runs as a rate.

@@ -82,12 +82,46 @@ pub struct EngineWork {
     pub end: i64,
 }
 
+/// Bytes of unified memory that moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Migration {
+    /// The device, to or from which they moved.
+    pub device: DeviceId,
+    /// Whether to it.
+    pub to_device: bool,
+    /// Whether a page fault caused it; of those to the host not known.
+    pub by_fault: bool,
+    /// Where they are.
+    pub address: u64,
+    /// How many.
+    pub bytes: u64,
+    /// The begin, in nanoseconds of the recording's clock.
+    pub begin: i64,
+    /// The end.
+    pub end: i64,
+}
+
+/// Page faults of unified memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageFaults {
+    /// The device that faulted; `None` for the host.
+    pub device: Option<DeviceId>,
+    /// An address of their page.
+    pub address: u64,
+    /// How many of the host, or groups of the device.
+    pub count: u64,
+}
+
 /// A record of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EngineRecord {
     /// An engine worked, for any user of the device in this process.
     Worked(EngineWork),
+    /// Unified memory moved.
+    Migrated(Migration),
+    /// Accesses of unified memory had to wait for it.
+    Faulted(PageFaults),
     /// A call of the driver was made for an operation that was passed to a sink. May come before or after the work, and for calls without any.
     Called {
         /// The call.
@@ -101,6 +135,12 @@ pub enum EngineRecord {
 pub trait EngineRecording: Send + Sync {
     /// Returns the clock of the records: that of the process, whatever the device.
     fn clock(&self) -> &Arc<dyn DeviceClock>;
+
+    /// Returns whether migrations and page faults of unified memory are recorded.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) with the cause, if not.
+    fn records_migrations(&self) -> Result<()>;
 
     /// Appends the records of complete work that are not taken yet, and returns how many were lost since the last call. May take milliseconds.
     ///

@@ -148,6 +148,8 @@ struct Cupti {
     /// Bits by number of the kind.
     enabled: u64,
     records: Vec<Record>,
+    /// Migrations of the operation that runs, whose times are not known.
+    untimed: Vec<Migration>,
     dropped: usize,
     refusal: Option<u32>,
     silent: bool,
@@ -160,6 +162,7 @@ static CUPTI: Mutex<Cupti> = Mutex::new(Cupti {
     counters: [false; 5],
     enabled: 0,
     records: Vec::new(),
+    untimed: Vec::new(),
     dropped: 0,
     refusal: None,
     silent: false,
@@ -206,7 +209,7 @@ pub(crate) fn record_migration(address: u64, device: u32, delta: Migrations) {
         if !cupti.counters[counter] {
             continue;
         }
-        cupti.push(Record::Migration(Migration {
+        cupti.untimed.push(Migration {
             kind: KIND,
             counter: counter as u32,
             value,
@@ -220,7 +223,19 @@ pub(crate) fn record_migration(address: u64, device: u32, delta: Migrations) {
             flags: if gpu_faults + cpu_faults > 0 { CAUSE_COHERENCE } else { CAUSE_USER },
             pad: 0,
             processors: [0; 5],
-        }));
+        });
+    }
+}
+
+/// Gives the migrations since the last call their times, on the clock of the records. Called under the driver's lock, under which they were recorded.
+pub(crate) fn time_migrations(times: impl FnOnce() -> (u64, u64)) {
+    let mut cupti = CUPTI.lock();
+    if cupti.untimed.is_empty() {
+        return;
+    }
+    let (start, end) = times();
+    for migration in std::mem::take(&mut cupti.untimed) {
+        cupti.push(Record::Migration(Migration { start, end, ..migration }));
     }
 }
 

@@ -338,7 +338,10 @@ impl Cupti {
             // SAFETY: the record was just found to lie within the valid bytes.
             let counter = unsafe { record.read_unaligned() };
             match event(&counter) {
-                Some(event) => each(AnyRecord::Migration(Record { address: counter.address, event })),
+                Some(event) => {
+                    let times = (counter.start, counter.end);
+                    each(AnyRecord::Migration(Record { address: counter.address, event, times }));
+                }
                 None => unknown += 1,
             }
         }

@@ -8,12 +8,18 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{
-    ClockAnchor, ClockId, DeviceClock, DeviceId, EngineRecord, EngineRecording, Error, ErrorKind, Result,
+    ClockAnchor, ClockId, DeviceClock, DeviceId, EngineRecord, EngineRecording, Error, ErrorKind, Migration,
+    PageFaults, Result,
 };
 
 use super::{
+    library::Source,
     operation_calls::RECORDINGS,
     session::{self, Listener},
+};
+use crate::{
+    CudaDevice, MigrationTracker,
+    migrations::{Event, Record},
 };
 
 /// Records that are kept until they are taken; further ones are counted as lost.
@@ -28,13 +34,14 @@ pub(crate) struct Activities {
 
 impl Activities {
     pub(super) fn add(&self, record: EngineRecord) {
-        let is_ours = match record {
-            EngineRecord::Worked(work) => {
-                matches!(work.device, DeviceId::Cuda(ordinal) if self.devices.contains(&ordinal))
-            }
-            _ => true,
+        let device = match record {
+            EngineRecord::Worked(work) => Some(work.device),
+            EngineRecord::Migrated(migration) => Some(migration.device),
+            EngineRecord::Faulted(faults) => faults.device,
+            _ => None,
         };
-        if is_ours {
+        let is_ours = |device| matches!(device, DeviceId::Cuda(ordinal) if self.devices.contains(&ordinal));
+        if device.is_none_or(is_ours) {
             let (records, lost) = &mut *self.received.lock();
             match records.len() < MOST {
                 true => records.push(record),
@@ -49,11 +56,31 @@ impl Activities {
     }
 }
 
+impl From<&Record> for EngineRecord {
+    fn from(record: &Record) -> Self {
+        let Record { address, event, times: (begin, end) } = *record;
+        let migrated = |ordinal, to_device, by_fault, bytes| {
+            let (device, begin, end) = (DeviceId::Cuda(ordinal), begin.cast_signed(), end.cast_signed());
+            Self::Migrated(Migration { device, to_device, by_fault, address, bytes, begin, end })
+        };
+        let faulted = |device, count| Self::Faulted(PageFaults { device, address, count });
+        match event {
+            Event::ToDevice { device, bytes, by_faults } => migrated(device, true, by_faults, bytes),
+            Event::ToHost { device, bytes } => migrated(device, false, false, bytes),
+            Event::GpuFault { device, groups } => faulted(Some(DeviceId::Cuda(device)), groups),
+            Event::CpuFault => faulted(None, 1),
+        }
+    }
+}
+
 /// Copies, fills and kernels of devices, as CUPTI records them: exact spans, by which engine, and for which operation. All of this process's work on the devices is
 /// recorded, whoever enqueued it. Ends when it is dropped.
+///
+/// Migrations and page faults of unified memory are recorded too, if CUPTI was loaded before the process's first CUDA context, as by a recording of no device.
 pub struct ActivityRecording {
     activities: Arc<Activities>,
     clock: Arc<dyn DeviceClock>,
+    migrations: Result<()>,
 }
 
 impl ActivityRecording {
@@ -61,18 +88,33 @@ impl ActivityRecording {
     ///
     /// # Errors
     /// `Unsupported` if CUPTI is not found, has an unknown version, or is used by another tool; with the cause.
-    pub fn start(devices: impl IntoIterator<Item = u32>) -> Result<Self> {
-        let received = Mutex::default();
-        let activities = Arc::new(Activities { devices: devices.into_iter().collect(), received });
-        session::add_listener(Listener::Activities(Arc::clone(&activities)))?;
+    pub fn start<'a>(devices: impl IntoIterator<Item = &'a CudaDevice>) -> Result<Self> {
+        let devices: Vec<_> = devices.into_iter().collect();
+        session::use_source(Source::Activities)?;
+        // What a tracker's test of the counters moves is recorded for nobody.
+        let tested: Result<Vec<_>> = devices.iter().map(|device| MigrationTracker::start(device)).collect();
+        let migrations = tested.and_then(|tested| {
+            let used = session::use_source(Source::Migrations);
+            drop(tested);
+            used
+        });
+        // None of these comes later.
+        let _delivered = session::flush();
+        let (devices, received) = (devices.iter().map(|device| device.ordinal()).collect(), Mutex::default());
+        let activities = Arc::new(Activities { devices, received });
+        session::push_listener(Listener::Activities(Arc::clone(&activities)));
         RECORDINGS.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { activities, clock: Arc::new(CuptiClock { id: ClockId::next() }) })
+        Ok(Self { activities, clock: Arc::new(CuptiClock { id: ClockId::next() }), migrations })
     }
 }
 
 impl EngineRecording for ActivityRecording {
     fn clock(&self) -> &Arc<dyn DeviceClock> {
         &self.clock
+    }
+
+    fn records_migrations(&self) -> Result<()> {
+        self.migrations.clone()
     }
 
     fn take(&self, records: &mut Vec<EngineRecord>) -> Result<u64> {
@@ -87,6 +129,9 @@ impl Drop for ActivityRecording {
     fn drop(&mut self) {
         RECORDINGS.fetch_sub(1, Ordering::Relaxed);
         session::remove_listener(&Listener::Activities(Arc::clone(&self.activities)));
+        if self.migrations.is_ok() {
+            session::end_source(Source::Migrations);
+        }
     }
 }
 

@@ -45,6 +45,7 @@ impl Listener {
         match (self, record) {
             (Self::Migrations(regions), AnyRecord::Migration(record)) => regions.lock().add(*record),
             (Self::Activities(activities), AnyRecord::Activity(record)) => activities.add(*record),
+            (Self::Activities(activities), AnyRecord::Migration(record)) => activities.add(record.into()),
             _ => {}
         }
     }
@@ -83,14 +84,28 @@ static LENT: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 /// The library, for the callbacks.
 static CUPTI: OnceLock<&'static Cupti> = OnceLock::new();
 
-/// Adds a listener, which receives only records of later events.
+/// Adds a listener of a source, which receives only records of later events.
 ///
 /// # Errors
 /// `Unsupported` with the cause.
 pub(crate) fn add_listener(listener: Listener) -> Result<()> {
+    use_source(listener.source())?;
+    push_listener(listener);
+    Ok(())
+}
+
+/// Adds a listener of a source that is [used](use_source).
+pub(super) fn push_listener(listener: Listener) {
+    LISTENERS.lock().push(listener);
+}
+
+/// Has a source recorded until [`end_source`]. Earlier records were delivered.
+///
+/// # Errors
+/// `Unsupported` with the cause.
+pub(super) fn use_source(source: Source) -> Result<()> {
     let cupti = Cupti::get()?;
     let cupti = *CUPTI.get_or_init(|| cupti);
-    let source = listener.source();
     let mut running = RUNNING.lock();
     if running.users == [0; 2] {
         let subscriber = cupti.subscribe()?;
@@ -110,11 +125,9 @@ pub(crate) fn add_listener(listener: Listener) -> Result<()> {
         return Err(error);
     }
     running.users[source as usize] += 1;
-    // Deliver earlier records to the listeners before this one.
     let flushed = cupti.flush(true);
-    LISTENERS.lock().push(listener.clone());
     drop(running);
-    flushed.inspect_err(|_| remove_listener(&listener))
+    flushed.inspect_err(|_| end_source(source))
 }
 
 impl Running {
@@ -141,8 +154,12 @@ pub(crate) fn record_verified(device: u32) {
 /// Removes a listener. The last one of a source stops it.
 pub(crate) fn remove_listener(listener: &Listener) {
     LISTENERS.lock().retain(|other| !other.is(listener));
+    end_source(listener.source());
+}
+
+/// Ends what [`use_source`] began.
+pub(super) fn end_source(source: Source) {
     let Some(cupti) = CUPTI.get() else { return };
-    let source = listener.source();
     let mut running = RUNNING.lock();
     let users = &mut running.users[source as usize];
     *users = users.saturating_sub(1);

@@ -14,6 +14,7 @@ const PAGE: u64 = 4096;
 pub(crate) struct Record {
     pub(crate) address: u64,
     pub(crate) event: Event,
+    pub(crate) times: (u64, u64),
 }
 
 /// A recorded event, with its device if it has one.

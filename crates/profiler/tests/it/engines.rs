@@ -113,6 +113,44 @@ fn untimed_work_is_recorded_and_is_no_operations() {
     assert_eq!(after.engines, report.engines, "nothing is recorded any more");
 }
 
+/// Migrations have the virtual times of prefetches, and stand next to the buffers that have names.
+#[test]
+fn migrations_stand_next_to_their_buffers() {
+    let Some(run) = Recorded::new(OperationSampling::ALL) else { return };
+    let allocate = || {
+        let buffer = run.backend.allocate(run.device, MemoryKind::Unified, 1 << 20).unwrap();
+        buffer.write().unwrap().fill(1);
+        buffer
+    };
+    let (weights, other) = (allocate(), allocate());
+    run.profiler.name_buffer(&weights, "weights").unwrap();
+    let refused = run.profiler.name_buffer(&run.pair(64).0, "pinned").unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    let queue = run.queue();
+    let prefetch = |buffer: &RawBuffer, to| {
+        let prefetch = Operation::Prefetch { buffer, to };
+        submit(&*queue, &prefetch, Timing::Off).unwrap().wait().unwrap();
+    };
+    prefetch(&weights, run.device);
+    prefetch(&other, run.device);
+    prefetch(&weights, DeviceId::Cpu);
+    prefetch(&weights, run.device);
+    assert_eq!(weights.read().unwrap()[0], 1, "page faults of the host");
+    let report = run.profiler.get_comprehensive_report();
+    assert_eq!(report.without_migrations, None, "{report}");
+    let of = |device, name: Option<&str>| {
+        let mut reports = report.migrations.iter();
+        reports.find(|it| it.device == device && it.buffer.as_deref() == name).unwrap()
+    };
+    let (all, named) = (of(run.device, None), of(run.device, Some("weights")));
+    assert_eq!((all.bytes_to_device, named.bytes_to_device), (3 << 20, 2 << 20), "{report}");
+    assert!(named.bytes_to_host >= 1 << 20 && named.to_device_by_faults == 0, "{report}");
+    // Each prefetch takes as long as a copy; those of the host's page fault are not timed.
+    assert_eq!((all.busy_ns, named.busy_ns), (4 * MIB_NS, 3 * MIB_NS), "{report}");
+    assert!(of(DeviceId::Cpu, Some("weights")).faults > 0, "{report}");
+    assert!(report.to_string().contains("migrations of \"weights\" and cuda:"), "{report}");
+}
+
 #[test]
 fn recording_is_refused_with_the_causes() {
     let profiler = timing_all();

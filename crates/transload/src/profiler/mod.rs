@@ -15,7 +15,7 @@ use transload_core::{Backend, Observer, Result};
 pub use transload_profiler::*;
 
 pub(crate) use self::{
-    recording::{Recording, trace_variable},
+    recording::{Recording, are_engines_wanted, trace_variable},
     slot::ObserverSlot,
 };
 use crate::{Runtime, families};

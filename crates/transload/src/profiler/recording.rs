@@ -28,6 +28,11 @@ pub(crate) fn trace_variable() -> Option<PathBuf> {
     env::var_os(TRACE_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
+/// Returns whether the environment asks for records of engines.
+pub(crate) fn are_engines_wanted() -> bool {
+    env::var_os(TRACE_ENGINES_VARIABLE).is_some_and(|wanted| !wanted.is_empty())
+}
+
 /// A trace that is being written, until it is dropped or the process ends.
 pub(crate) struct Recording {
     file: PathBuf,
@@ -52,7 +57,7 @@ impl Recording {
     fn start(runtime: &Runtime, path: &Path) -> Result<Arc<Self>> {
         let profiler = runtime.profile(ProfilerOptions::new().sampling(OperationSampling::ALL))?;
         let (file, out) = create(path)?;
-        if env::var_os(TRACE_ENGINES_VARIABLE).is_some_and(|wanted| !wanted.is_empty())
+        if are_engines_wanted()
             && let Err(error) = profiler.record_engines()
         {
             let _unseen =
