@@ -25,9 +25,10 @@ use crate::{
 
 /// Time between two requests for records, each of which takes milliseconds.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Requests after which work that no call is known for belongs to nobody here, and an operation has no records.
+/// Requests, and time, after which work that no call is known for belongs to nobody here, and an operation has no records.
 const PATIENCE: u64 = 3;
-/// Calls whose operations are kept.
+const PATIENCE_TIME: Duration = Duration::from_secs(1);
+/// Calls whose operations are kept, and work that waits for its call.
 const CALLS: usize = 1 << 16;
 /// What an event span may differ by from the exact one to agree with it, and in hundredths of that.
 const AGREEMENT: (u64, u64) = (2_000, 100);
@@ -42,9 +43,16 @@ struct Recorded {
 struct Timed {
     /// Of which stream and kind, for what is accounted.
     operation: TimedOperation,
-    /// Length of its event span, and how many requests had been made when it was known.
-    ran: Option<(u64, u64)>,
+    /// Length of its event span, and since when it is known.
+    ran: Option<(u64, Since)>,
     exact: Option<Exact>,
+}
+
+/// A moment, and how many requests had been made.
+#[derive(Clone, Copy)]
+struct Since {
+    requests: u64,
+    at: Instant,
 }
 
 /// What is known of an operation's work.
@@ -90,6 +98,22 @@ impl ExactOperation {
     }
 }
 
+/// How long records are waited for.
+#[derive(Clone, Copy)]
+struct Patience(Duration);
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self(PATIENCE_TIME)
+    }
+}
+
+impl Since {
+    fn is_over(&self, requests: u64, patience: Patience) -> bool {
+        requests - self.requests >= PATIENCE && self.at.elapsed() >= patience.0
+    }
+}
+
 /// Recordings of backends, and what is known by them.
 #[derive(Default)]
 pub(crate) struct Engines {
@@ -97,10 +121,11 @@ pub(crate) struct Engines {
     /// Operations by driver call.
     calls: BTreeMap<u64, OperationId>,
     timed: BTreeMap<OperationId, Timed>,
-    /// Work whose operation is not known, with the number of requests made before it came.
-    waiting: VecDeque<(u64, usize, EngineWork)>,
+    /// Work whose operation is not known, with its recording.
+    waiting: VecDeque<(Since, usize, EngineWork)>,
     totals: BTreeMap<(DeviceId, Direction, Option<Engine>), EngineTotals>,
     requests: u64,
+    patience: Patience,
     last: Option<Instant>,
     lost: u64,
     /// The clock of a recording that ended.
@@ -125,6 +150,10 @@ impl Engines {
         self.without_migrations = recording.records_migrations().err().map(|error| error.to_string());
         self.recordings.push(Recorded { recording, simulated, map });
         Ok(())
+    }
+
+    fn now(&self) -> Since {
+        Since { requests: self.requests, at: Instant::now() }
     }
 
     pub(crate) fn is_recording(&self) -> bool {
@@ -167,8 +196,8 @@ impl Engines {
         match ran {
             None => _ = self.timed.remove(&id),
             Some(ran) => {
-                let requests = self.requests;
-                self.timed.get_mut(&id).into_iter().for_each(|timed| timed.ran = Some((ran, requests)));
+                let since = self.now();
+                self.timed.get_mut(&id).into_iter().for_each(|timed| timed.ran = Some((ran, since)));
             }
         }
     }
@@ -185,7 +214,7 @@ impl Engines {
         }
         self.last = Some(Instant::now());
         self.requests += 1;
-        let mut records = Vec::new();
+        let (mut records, since) = (Vec::new(), self.now());
         for (index, recorded) in self.recordings.iter_mut().enumerate() {
             // Of a library that fails there are none.
             let lost = recorded.recording.take(&mut records).unwrap_or_default();
@@ -208,7 +237,7 @@ impl Engines {
                             let span = (map.convert(work.begin).at, map.convert(work.end).at);
                             self.links.used(work.device, direction, span);
                         }
-                        self.waiting.push_back((self.requests, index, work));
+                        self.waiting.push_back((since, index, work));
                     }
                     EngineRecord::Migrated(migration) => {
                         let (map, simulated) = (&recorded.map, recorded.simulated);
@@ -235,7 +264,8 @@ impl Engines {
         for (since, recording, work) in mem::take(&mut self.waiting) {
             let id = self.calls.get(&work.call);
             let timed = id.and_then(|id| self.timed.get_mut(id));
-            if timed.is_none() && self.requests - since < PATIENCE {
+            let is_crowded = self.waiting.len() >= CALLS;
+            if timed.is_none() && !is_crowded && !since.is_over(self.requests, self.patience) {
                 self.waiting.push_back((since, recording, work));
                 continue;
             }
@@ -261,12 +291,14 @@ impl Engines {
     /// Takes the operations of which a request was made since their ends were known, with their exact spans.
     fn take_exact(&mut self) -> Vec<ExactOperation> {
         let mut known = Vec::new();
-        let Self { timed, recordings, links, requests, origin, .. } = self;
+        let Self { timed, recordings, links, requests, patience, origin, .. } = self;
         timed.retain(|_, timed| {
             let Timed { operation: TimedOperation { queue, info, submitted, .. }, ran, exact } = *timed;
-            let Some((ran, since)) = ran.filter(|(_, since)| *since < *requests) else { return true };
+            let Some((ran, since)) = ran.filter(|(_, since)| since.requests < *requests) else {
+                return true;
+            };
             let Some(Exact { span: (begin, end), recording, is_copied }) = exact else {
-                return *requests - since < PATIENCE;
+                return !since.is_over(*requests, *patience);
             };
             let exact = (end - begin).max(0).cast_unsigned();
             known.push(ExactOperation { stream: queue.id, kind: info.kind, exact, ran });
@@ -326,5 +358,125 @@ fn direction(task: EngineTask) -> Direction {
         EngineTask::CopyFromDevice => Direction::FromDevice,
         EngineTask::CopyWithin => Direction::Within,
         _ => Direction::Compute,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+    use transload_core::{
+        DeviceClock, Error, ErrorKind, MemoryKind, OperationKind, Place, Stamp, StreamPriority,
+        next_timeline_id,
+    };
+
+    use super::*;
+
+    type Batches = Arc<Mutex<VecDeque<Result<(Vec<EngineRecord>, u64)>>>>;
+
+    /// Delivers a batch at each request.
+    struct Fake {
+        clock: Arc<dyn DeviceClock>,
+        batches: Batches,
+    }
+
+    impl EngineRecording for Fake {
+        fn clock(&self) -> &Arc<dyn DeviceClock> {
+            &self.clock
+        }
+
+        fn records_migrations(&self) -> Result<()> {
+            Ok(())
+        }
+
+        fn take(&self, records: &mut Vec<EngineRecord>) -> Result<u64> {
+            let Some(batch) = self.batches.lock().pop_front() else { return Ok(0) };
+            let (batch, lost) = batch?;
+            records.extend(batch);
+            Ok(lost)
+        }
+    }
+
+    const DEVICE: DeviceId = DeviceId::Other("gpu", 0);
+
+    fn engines() -> (Engines, Batches) {
+        let (patience, batches) = (Patience(Duration::ZERO), Batches::default());
+        let mut engines = Engines { patience, ..Engines::default() };
+        let clock = Arc::clone(Stamp::of_host(Instant::now()).clock());
+        engines.add(Box::new(Fake { clock, batches: Arc::clone(&batches) }), false, Instant::now()).unwrap();
+        (engines, batches)
+    }
+
+    fn work(call: u64, (begin, end): (i64, i64)) -> EngineRecord {
+        let (task, engine) = (EngineTask::CopyToDevice, Some(Engine::Copy));
+        EngineRecord::Worked(EngineWork { call, device: DEVICE, task, engine, bytes: 10, begin, end })
+    }
+
+    fn called(call: u64, operation: OperationId) -> EngineRecord {
+        EngineRecord::Called { call, operation }
+    }
+
+    /// A timed copy that was enqueued, and ran for so long if it ended.
+    fn copied(engines: &mut Engines, ran: Option<u64>) -> OperationId {
+        let (id, priority) = (next_timeline_id(), StreamPriority::Normal);
+        let queue = QueueKey { id, device: DEVICE, priority, simulated: false };
+        let path = (Place::new(DeviceId::Cpu, MemoryKind::Pinned), Place::new(DEVICE, MemoryKind::Device));
+        let info =
+            OperationInfo { path: Some(path), bytes: 10, ..OperationInfo::of_kind(OperationKind::Copy) };
+        let (operation, now) = (OperationId::next(), Instant::now());
+        let (name, transfer, id) = (None, None, Some(operation));
+        engines.enqueued(id, &Enqueued { queue, name, info, transfer, id, enqueued: now }, now, 64);
+        if ran.is_some() {
+            engines.ended(id, ran);
+        }
+        operation
+    }
+
+    /// Returns the exact and the events' lengths that one more request tells.
+    fn collect(engines: &mut Engines) -> Vec<(u64, u64)> {
+        engines.collect(true, None).iter().map(|it| (it.exact, it.ran)).collect()
+    }
+
+    #[test]
+    fn records_are_matched_in_any_order() {
+        let (mut engines, batches) = engines();
+        let (one, two) = (copied(&mut engines, None), copied(&mut engines, Some(700)));
+        let batch = |records: Vec<EngineRecord>| batches.lock().push_back(Ok((records, 0)));
+        // Work before its call; two pieces of work; and calls without work.
+        batch(vec![work(1, (100, 200)), called(3, two), called(4, one)]);
+        batch(vec![called(1, one), work(3, (1000, 1300))]);
+        batch(vec![called(2, one), work(2, (250, 600))]);
+        assert_eq!(collect(&mut engines), []);
+        assert_eq!(collect(&mut engines), [(300, 700)]);
+        assert_eq!(collect(&mut engines), [], "its end is not known by its stamps");
+        engines.ended(Some(one), Some(510));
+        assert_eq!(collect(&mut engines), [(500, 510)]);
+        let [report] = &engines.reports()[..] else { panic!() };
+        assert_eq!((report.spans, report.bytes, report.busy_ns, report.whole_ns), (3, 30, 750, 1200));
+        assert!(engines.timed.is_empty() && engines.waiting.is_empty());
+    }
+
+    #[test]
+    fn operation_without_records_and_work_of_others_are_not_kept() {
+        let (mut engines, batches) = engines();
+        let (unrecorded, failed) = (copied(&mut engines, Some(5)), copied(&mut engines, None));
+        engines.ended(Some(failed), None);
+        batches.lock().push_back(Ok((vec![work(9, (1, 2)), work(8, (3, 4))], 7)));
+        batches.lock().push_back(Err(Error::new(ErrorKind::Unsupported, "the library failed")));
+        (0..=PATIENCE).for_each(|_| assert_eq!(collect(&mut engines), []));
+        assert!(engines.timed.is_empty() && engines.waiting.is_empty());
+        assert_eq!((engines.lost(), engines.reports()[0].spans), (7, 2));
+        // What comes too late is an engine's, and no operation's.
+        batches.lock().push_back(Ok((vec![called(5, unrecorded), work(5, (10, 20))], 0)));
+        (0..=PATIENCE).for_each(|_| assert_eq!(collect(&mut engines), []));
+        assert_eq!(engines.reports()[0].spans, 3);
+        (0..100).for_each(|_| _ = copied(&mut engines, None));
+        assert_eq!(engines.timed.len(), 64, "bounded");
+        assert_eq!(engines.stop().len(), 1);
+        assert!(!engines.is_recording() && engines.timed.is_empty());
+        copied(&mut engines, Some(5));
+        assert!(engines.timed.is_empty(), "nothing is recorded");
+        assert_eq!((collect(&mut engines), engines.reports()[0].spans), (vec![], 3));
     }
 }

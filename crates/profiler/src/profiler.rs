@@ -2,7 +2,6 @@
 
 use std::{
     borrow::Cow,
-    collections::BTreeMap,
     fmt,
     io::Write,
     ops::Deref,
@@ -24,7 +23,7 @@ use crate::{
     collecting::{Collecting, Signal},
     collector::Collector,
     costs::Costs,
-    gauges::{self, Gauges},
+    gauges::Gauges,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey},
     timeline::TimelineTrace,
 };
@@ -131,8 +130,8 @@ impl StreamProfiler {
 
     /// Returns the allocated bytes of the attached backends, by name.
     #[cfg(feature = "prometheus")]
-    pub(crate) fn memory(&self) -> BTreeMap<&'static str, u64> {
-        gauges::memory(&self.shared.alive())
+    pub(crate) fn memory(&self) -> std::collections::BTreeMap<&'static str, u64> {
+        crate::gauges::memory(&self.shared.alive())
     }
 
     fn sink(&self) -> Arc<dyn OperationSink> {

@@ -125,7 +125,7 @@ pub(super) fn use_source(source: Source) -> Result<()> {
         return Err(error);
     }
     running.users[source as usize] += 1;
-    let flushed = cupti.flush(true);
+    let flushed = flush();
     drop(running);
     flushed.inspect_err(|_| end_source(source))
 }
@@ -169,7 +169,7 @@ pub(super) fn end_source(source: Source) {
     if source == Source::Migrations {
         running.verified.clear();
     }
-    let stopped = cupti.stop(source).and(cupti.flush(true));
+    let stopped = cupti.stop(source).and(flush());
     if let Err(error) = stopped.and(running.unsubscribe_if_unused(cupti)) {
         report::drop_failed(&error);
     }
@@ -180,7 +180,15 @@ pub(super) fn end_source(source: Source) {
 /// # Errors
 /// `Unsupported` with the library's error.
 pub(crate) fn flush() -> Result<()> {
-    CUPTI.get().map_or(Ok(()), |cupti| cupti.flush(true))
+    flush_by(true)
+}
+
+/// Also waits for what another thread is delivering.
+fn flush_by(forced: bool) -> Result<()> {
+    static FLUSHING: Mutex<()> = Mutex::new(());
+    let Some(cupti) = CUPTI.get() else { return Ok(()) };
+    let _one_at_a_time = FLUSHING.lock();
+    cupti.flush(forced)
 }
 
 /// Delivers the records of completed work, except those in one buffer with records of work in flight.
@@ -188,7 +196,7 @@ pub(crate) fn flush() -> Result<()> {
 /// # Errors
 /// `Unsupported` with the library's error.
 pub(super) fn flush_complete() -> Result<()> {
-    CUPTI.get().map_or(Ok(()), |cupti| cupti.flush(false))
+    flush_by(false)
 }
 
 /// Returns the time of the records' clock, in nanoseconds.
