@@ -96,6 +96,40 @@ fn exact_span_excludes_waiting_for_the_engine() {
     assert_eq!((engine.busy_ns, engine.total_ns), (exact, exact), "one engine: {report}");
 }
 
+/// A graph is one operation, of which each node has a record, and so is a batch, of several calls.
+#[test]
+fn exact_span_of_a_replay_covers_its_nodes() {
+    let Some(run) = Recorded::new(OperationSampling::ALL) else { return };
+    let (queue, pair) = (run.queue(), run.pair(1 << 20));
+    let (copy, fill) = (
+        Operation::Copy { src: &pair.0, dst: &pair.1 },
+        Operation::Fill { dst: &pair.1, pattern: Pattern::U8(0) },
+    );
+    let recording = run.backend.record(run.device, StreamPriority::Normal, &[copy, fill]).unwrap();
+    submit(&*queue, &Operation::Replay { recorded: &*recording }, Timing::Off).unwrap().wait().unwrap();
+    let half = |of: &RawBuffer, at: usize| of.slice(at << 19..(at + 1) << 19).unwrap();
+    let pairs = [0, 1].map(|at| (half(&pair.0, at), half(&pair.1, 1 - at)));
+    submit(&*queue, &Operation::CopyBatch { pairs: &pairs }, Timing::Off).unwrap().wait().unwrap();
+    let report = run.profiler.get_comprehensive_report();
+    let kind = |wanted| {
+        let mut kinds = report.streams.iter().flat_map(|stream| &stream.kinds);
+        kinds.find(|kind| kind.kind == wanted).unwrap()
+    };
+    let (replay, batch) = (kind(OperationKind::Replay), kind(OperationKind::CopyBatch));
+    // The fill takes 2 µs, and 2 TB/s.
+    let fill = 2_000 + 524;
+    assert_eq!((replay.exact.count, replay.agreeing), (1, 1), "{report}");
+    assert!((MIB_NS + fill..MIB_NS + fill + 2_000).contains(&replay.exact.total_ns), "{report}");
+    // Two calls, each of 6 µs and half of the bytes.
+    assert_eq!(
+        (batch.exact.count, batch.exact.total_ns.abs_diff(MIB_NS + 6_000) <= 2),
+        (1, true),
+        "{report}"
+    );
+    let spans: Vec<_> = report.engines.iter().map(|it| (it.direction, it.spans, it.bytes)).collect();
+    assert_eq!(spans, [(Direction::ToDevice, 3, 2 << 20), (Direction::Compute, 1, 1 << 20)], "{report}");
+}
+
 /// Work that is not timed is an engine's all the same, and no operation's.
 #[test]
 fn untimed_work_is_recorded_and_is_no_operations() {
