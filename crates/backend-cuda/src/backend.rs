@@ -8,14 +8,15 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{
-    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, ListCost, MemoryAdvice, MemoryInfo, MemoryKind,
-    Operation, OperationSampling, OperationSink, PathCost, PeerAccess, PinnedCache, Place, Pod, QueueLease,
-    RawBuffer, Recording, ResourceCounts, Result, SharedBuffer, StreamPriority, WorkloadType, events::report,
-    mutant,
+    Backend, DeviceId, DeviceInfo, EngineRecording, Error, ErrorKind, Fence, ListCost, MemoryAdvice,
+    MemoryInfo, MemoryKind, Operation, OperationSampling, OperationSink, PathCost, PeerAccess, PinnedCache,
+    Place, Pod, QueueLease, RawBuffer, Recording, ResourceCounts, Result, SharedBuffer, StreamPriority,
+    WorkloadType, events::report, mutant,
 };
 use transload_cuda_sys::Driver;
 use transload_memory::{
-    CudaDevice, CudaFeature, CudaMemoryManager, PinnedLimit, RegistrationCache, advise, lift,
+    ActivityRecording, CudaDevice, CudaFeature, CudaMemoryManager, PinnedLimit, RegistrationCache, advise,
+    lift,
 };
 use transload_streams::{AdvancedStreamPool, CudaGraph, StreamLease, StreamOrderedAllocator};
 
@@ -348,6 +349,14 @@ impl Backend for CudaBackend {
 
     fn detach_sink(&self, sink: &Arc<dyn OperationSink>) {
         self.states.iter().for_each(|state| state.device.profile().sink().detach(sink));
+    }
+
+    fn idle_pinned_bytes(&self) -> u64 {
+        self.cached_pinned_bytes()
+    }
+
+    fn record_engines(&self) -> Result<Box<dyn EngineRecording>> {
+        Ok(Box::new(ActivityRecording::start(self.states.iter().map(|state| &state.device))?))
     }
 
     fn add_pinned_cache(&self, cache: Weak<dyn PinnedCache>) {

@@ -192,6 +192,9 @@ pub(crate) struct Trace {
     /// The file to write. An earlier trace there, and those numbered after it, are replaced; anything else is not.
     #[arg(long, short, value_name = "FILE", default_value = "transload.pftrace")]
     pub(crate) output: PathBuf,
+    /// Also record the exact spans of copy engines and kernels, which takes NVIDIA's CUPTI and slows driver calls.
+    #[arg(long)]
+    pub(crate) engines: bool,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use transload::profiler::{TRACE_VARIABLE, TraceContents};
+use transload::profiler::{TRACE_ENGINES_VARIABLE, TRACE_VARIABLE, TraceContents};
 
 use crate::{
     args::{self, Arguments},
@@ -26,7 +26,7 @@ pub(crate) fn run(arguments: &Arguments, wanted: &args::Trace) -> Result<ExitCod
     let output = std::path::absolute(&wanted.output)
         .map_err(|error| Failure::caused_by(Exit::Io, "the current folder is not known", error))?;
     make_room(&output)?;
-    let ended = wait_for(&wanted.command, &output)?;
+    let ended = wait_for(wanted, &output)?;
     let traces = traces(&output);
     if traces.is_empty() && ended.success() {
         let program = wanted.command.first().map(|name| name.display().to_string()).unwrap_or_default();
@@ -79,12 +79,16 @@ fn make_room(output: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::caused_by(Exit::Input, format!("cannot write {}", output.display()), error))
 }
 
-fn wait_for(command: &[std::ffi::OsString], output: &Path) -> Result<ExitStatus, Failure> {
-    let [program, arguments @ ..] = command else {
+fn wait_for(wanted: &args::Trace, output: &Path) -> Result<ExitStatus, Failure> {
+    let [program, arguments @ ..] = &wanted.command[..] else {
         return Err(Failure::new(Exit::Input, "no command was given"));
     };
-    let ended = process::Command::new(program).args(arguments).env(TRACE_VARIABLE, output).status();
-    ended.map_err(|error| {
+    let mut command = process::Command::new(program);
+    command.args(arguments).env(TRACE_VARIABLE, output);
+    if wanted.engines {
+        command.env(TRACE_ENGINES_VARIABLE, "1");
+    }
+    command.status().map_err(|error| {
         let here = match error.kind() {
             ErrorKind::NotFound if env::current_dir().is_ok_and(|here| here.join(program).is_file()) => {
                 "; write ./ before a program of this folder"

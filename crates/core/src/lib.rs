@@ -68,6 +68,9 @@ pub use hazard::Access;
 pub use host::{host_access, host_memory::host_memory};
 pub use panics::{catch_panic, panic_text};
 pub use profile::clock::{ClockAnchor, ClockId, DeviceClock, PendingStamp, Stamp};
+pub use profile::engine::{
+    Engine, EngineRecord, EngineRecording, EngineTask, EngineWork, Migration, OperationId, PageFaults,
+};
 pub use profile::operation::{OperationInfo, OperationKind};
 pub use profile::scope::TransferScope;
 pub use profile::sink::{OperationRecord, OperationSample, OperationSink, SinkSlot};

@@ -10,7 +10,7 @@ use transload_core::host_access::{self, HostAccess};
 use transload_cuda_sys::{InstallError, SymbolSource};
 
 use crate::{
-    access::AccessKind, api::cupti, device::Residency, kernels, memory::Kind, migrations::Cause,
+    access::AccessKind, activities, api::cupti, device::Residency, kernels, memory::Kind, migrations::Cause,
     options::DriverOptions, scheduler, state, symbols,
 };
 
@@ -87,6 +87,11 @@ fn on_host_access(address: usize, bytes: usize, access: HostAccess) {
     } else {
         false
     };
+    if managed {
+        let at = state.now(device);
+        let at = activities::host_time(at, &state.device(device).options);
+        cupti::time_migrations(|| (at, at));
+    }
     if managed && !state.device(device).options.concurrent_managed {
         let busy = state.streams.values().any(|stream| stream.device == device && !stream.queue.is_empty());
         if busy {

@@ -38,6 +38,7 @@
 #![cfg(any(target_os = "linux", windows))]
 
 mod access;
+mod activities;
 mod address_space;
 mod advice;
 #[allow(non_snake_case, reason = "the driver's names")]

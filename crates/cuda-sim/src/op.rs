@@ -31,6 +31,10 @@ pub(crate) struct Op {
     pub(crate) work: Work,
     /// Engine and duration; set when the first piece runs.
     pub(crate) cost: Option<(Engine, u64)>,
+    /// The call's number in CUPTI's records; 0 if nothing is recorded.
+    pub(crate) call: u32,
+    /// Bytes and number of the copies, before they ran.
+    pub(crate) copied: (u64, u64),
 }
 
 /// The kind of an operation, with its parameters.

@@ -23,6 +23,12 @@ impl Pace {
         self.offset_ns.saturating_add(passed as u64)
     }
 
+    /// Returns the host's instant at which the device's time is `at`.
+    pub(crate) fn host_instant(&self, at: u64) -> Instant {
+        let passed = at.saturating_sub(self.offset_ns) as f64 / self.rate;
+        self.origin + Duration::from_nanos(passed as u64)
+    }
+
     /// Blocks until the device's time is `end`.
     pub(crate) fn wait_until(&self, end: u64) {
         /// Waits up to this are spun, since a sleep takes longer.

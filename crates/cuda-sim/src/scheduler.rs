@@ -18,7 +18,8 @@ use parking_lot::MutexGuard;
 
 use crate::{
     access::{AccessKind, AccessRecord, Actor, ClockedAccess},
-    api,
+    activities,
+    api::{self, cupti},
     clock::Clock,
     code,
     execute::{self, Progress},
@@ -85,7 +86,12 @@ pub(crate) fn append(
     let Some(target) = state.streams.get_mut(&stream) else { return Point { stream, position: 0 } };
     target.enqueued += 1;
     let position = target.enqueued;
-    target.queue.push_back(Op { name, position, after, enqueued_at, clock, work, cost: None });
+    let copied = match &work {
+        Work::Copies(copies) => (copies.iter().map(|copy| copy.bytes() as u64).sum(), copies.len() as u64),
+        _ => (0, 0),
+    };
+    let (call, cost) = (cupti::record_call(), None);
+    target.queue.push_back(Op { name, position, after, enqueued_at, clock, work, cost, call, copied });
     Point { stream, position }
 }
 
@@ -472,6 +478,13 @@ fn complete(state: &mut State, stream: u64, op: &Op, (engine, duration): (timing
     {
         event.time = Some(end);
     }
+    activities::record(
+        state.device(device),
+        op,
+        engine,
+        (device, number),
+        (end.saturating_sub(duration), end),
+    );
     state.record_executed(device, number, op.name);
     if let Some(own) = state.streams.get_mut(&stream) {
         own.busy = false;

@@ -31,6 +31,7 @@
 #![cfg(any(target_os = "linux", windows))]
 
 mod allocation_counts;
+mod cupti;
 mod device;
 mod error;
 mod feature;
@@ -46,6 +47,7 @@ mod storage;
 mod sync;
 mod unified;
 
+pub use cupti::{ActivityRecording, OperationCalls};
 pub use device::CudaDevice;
 pub use error::{lift, record_loss};
 pub use feature::{CudaFeature, UnifiedSupport};

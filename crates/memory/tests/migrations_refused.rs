@@ -12,10 +12,10 @@ use std::{
     },
 };
 
-use transload_core::{ErrorKind, MemoryKind, RawBuffer};
+use transload_core::{EngineRecord, EngineRecording as _, ErrorKind, MemoryKind, RawBuffer};
 use transload_cuda_sim::harness;
 use transload_cuda_sys::{AsStream as _, Driver, Stream, StreamOptions, check, ffi};
-use transload_memory::{CudaDevice, CudaMemoryManager, MigrationTracker};
+use transload_memory::{ActivityRecording, CudaDevice, CudaMemoryManager, MigrationTracker, OperationCalls};
 
 /// Tests of this file take turns: the counters are the process's.
 fn turn() -> MutexGuard<'static, ()> {
@@ -114,10 +114,90 @@ fn counters_of_another_tool_are_refused() {
     let error = MigrationTracker::start(&device).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("another user of CUPTI"), "{error}");
+    let error = ActivityRecording::start([&device]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("another user of CUPTI"), "{error}");
+    assert!(OperationCalls::begin().is_none(), "nothing is recorded");
     assert_eq!(unsubscribe(other), 0, "the refused start took nothing from it");
     drop(MigrationTracker::start(&device).unwrap());
     drop(device);
     test.assert_no_live_objects();
+}
+
+/// Trackers and recordings share the subscription; each ends its own records only.
+#[test]
+fn recordings_and_trackers_share_the_subscription() {
+    let _turn = turn();
+    let test = harness::device_with(|builder| builder).unwrap();
+    let device = CudaDevice::new(test.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let stream = Stream::new(device.context().unwrap(), StreamOptions::default()).unwrap();
+    let buffer = memory.allocate(MemoryKind::Unified, 2 << 20).unwrap();
+    buffer.write().unwrap().fill(1);
+    let fill = || {
+        let _bound = device.context().unwrap().enter().unwrap();
+        let (address, raw) = (buffer.device_address().unwrap(), stream.as_raw());
+        // SAFETY: the range is managed memory without another user, and the stream is waited for.
+        check("fill", unsafe { ffi::cuMemsetD8Async(address, 1, 4096, raw) }).unwrap();
+        stream.synchronize().unwrap();
+    };
+    let taken = |recording: &ActivityRecording| {
+        let mut records = Vec::new();
+        let lost = recording.take(&mut records).unwrap();
+        (records, lost)
+    };
+    let (tracker, recording) =
+        (MigrationTracker::start(&device).unwrap(), ActivityRecording::start([&device]).unwrap());
+    let others_test = harness::device_with(|builder| builder.pre_pascal()).unwrap();
+    let others_device = CudaDevice::new(others_test.ordinal()).unwrap();
+    let other = ActivityRecording::start([&others_device]).unwrap();
+    assert_eq!(other.records_migrations().unwrap_err().kind(), ErrorKind::Unsupported);
+    recording.records_migrations().unwrap();
+    let calls = OperationCalls::begin().unwrap();
+    let id = calls.id();
+    fill();
+    drop(calls);
+    fill();
+    let (records, lost) = taken(&recording);
+    let operation = records.iter().find_map(|record| match record {
+        EngineRecord::Called { call, operation } => Some((*call, *operation)),
+        _ => None,
+    });
+    let work = records.iter().filter_map(|record| match record {
+        EngineRecord::Worked(work) => Some(work.call),
+        _ => None,
+    });
+    let work: Vec<_> = work.collect();
+    assert_eq!((work.len(), operation, lost), (2, Some((work[0], id)), 0), "{records:?}");
+    prefetch_on(&device, &stream, &buffer, Some(device.ordinal()));
+    let (records, _) = taken(&recording);
+    let moved = records.iter().filter_map(|record| match record {
+        EngineRecord::Migrated(moved) if moved.end > moved.begin => {
+            Some((moved.device, moved.to_device, moved.bytes))
+        }
+        _ => None,
+    });
+    let page = (device.id(), true, 64 << 10);
+    assert_eq!(moved.collect::<Vec<_>>(), vec![page; 32], "{records:?}");
+    let is_work =
+        |record: &EngineRecord| matches!(record, EngineRecord::Worked(_) | EngineRecord::Migrated(_));
+    assert!(!taken(&other).0.iter().any(is_work), "another device's");
+    harness::limit_migration_records(Some(1));
+    (0..3).for_each(|_| fill());
+    let (records, lost) = taken(&recording);
+    harness::limit_migration_records(None);
+    assert!(lost > 0 && records.len() <= 1, "{lost} lost, {records:?}");
+    drop((recording, other));
+    assert!(OperationCalls::begin().is_none(), "nothing is recorded any more");
+    tracker.reset().unwrap();
+    prefetch_on(&device, &stream, &buffer, None);
+    prefetch_on(&device, &stream, &buffer, Some(device.ordinal()));
+    assert!(tracker.total().unwrap().bytes_to_device > 0, "the tracker goes on");
+    drop((tracker, buffer, stream, others_device));
+    memory.drain().unwrap();
+    drop((memory, device));
+    test.assert_no_live_objects();
+    others_test.assert_no_live_objects();
 }
 
 /// Number of record buffers that CUPTI requested.

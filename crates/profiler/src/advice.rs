@@ -20,6 +20,14 @@ pub enum AdviceKind {
         /// How many lists.
         lists: u64,
     },
+    /// Enqueue copies on queues of their own: they were queued behind other work while their copy engine was idle. Told with
+    /// [records of engines](crate::StreamProfiler::record_engines) only.
+    UseIdleLink {
+        /// How long it was idle while any of them was queued, in nanoseconds.
+        idle_ns: u64,
+    },
+    /// Release pinned memory that is kept for later allocations, by draining the backend or by a limit: it was in no use at any reading.
+    ReleasePinned,
     /// Calibrate: transfers take longer than the built-in table says, these the most.
     Calibrate {
         /// What the table predicted, in nanoseconds.
@@ -36,6 +44,10 @@ pub enum AdviceBasis {
     Transfers(u64),
     /// Costs of this origin.
     Costs(CostBasis),
+    /// Records of engines.
+    Engines,
+    /// So many readings of the backend's memory.
+    Readings(u64),
 }
 
 /// What would have saved how much of the time of some timed transfers.
@@ -45,19 +57,19 @@ pub enum AdviceBasis {
 pub struct Advice {
     /// What to do.
     pub kind: AdviceKind,
-    /// Path of the transfers.
-    pub path: TransferPath,
+    /// Path of the transfers; `None` for advice on memory.
+    pub path: Option<TransferPath>,
     /// The method that moved them; `None` if it does not matter.
     pub method: Option<TransferMethod>,
     /// How many.
     pub transfers: u64,
-    /// Their bytes.
+    /// Their bytes, or those of the memory.
     pub bytes: u64,
     /// Their share of the bytes of all timed transfers.
     pub share: f64,
     /// Time in which at least one of them ran, by their device's clock.
     pub took_ns: u64,
-    /// From the first to the last timed transfer in their direction, by that clock.
+    /// From the first to the last timed transfer in their direction, by that clock; for memory, from the first to the last reading.
     pub whole_ns: u64,
     /// What they would have taken less; `None` if nothing tells.
     pub saving_ns: Option<u64>,
@@ -88,6 +100,8 @@ impl fmt::Display for AdviceBasis {
             Self::Costs(CostBasis::User) => f.write_str("by costs that the user set"),
             Self::Costs(CostBasis::Refined) => f.write_str("by costs corrected by transfers"),
             Self::Costs(_) => f.write_str("by costs measured here"),
+            Self::Engines => f.write_str("by records of the engines"),
+            Self::Readings(count) => write!(f, "by {}", counted(*count, "reading")),
         }
     }
 }
@@ -95,6 +109,13 @@ impl fmt::Display for AdviceBasis {
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { path, transfers, bytes, took_ns, basis, .. } = self;
+        let simulated = if self.simulated { " (simulated)" } else { "" };
+        let Some(path) = path else {
+            write!(f, "{} MiB of pinned memory were kept for reuse and in no use for ", bytes >> 20)?;
+            write!(f, "{}; draining the runtime or a limit frees them", time(self.whole_ns))?;
+            basis.iter().try_for_each(|basis| write!(f, ", {basis}"))?;
+            return f.write_str(simulated);
+        };
         let share = percent(Some(self.share));
         write!(f, "{share} of the timed bytes, {} {path}", counted(*transfers, "transfer"))?;
         if let Some(method) = self.method {
@@ -105,11 +126,16 @@ impl fmt::Display for Advice {
             write!(f, " ({:.1} GB/s)", *bytes as f64 / *took_ns as f64)?;
         }
         match self.kind {
+            AdviceKind::ReleasePinned => {}
             AdviceKind::PinHostMemory => f.write_str("; with the host's side pinned")?,
             AdviceKind::UseMethod(method) => write!(f, "; by {method}")?,
             AdviceKind::UseLists { lists } => {
                 let lists = counted(lists, "list");
                 write!(f, ", submitted in a row; as {lists}, if none needs another,")?;
+            }
+            AdviceKind::UseIdleLink { idle_ns } => {
+                write!(f, ", and their copy engine was idle for {} while they were queued", time(idle_ns))?;
+                f.write_str("; on queues of their own, if they need none of the work before them,")?;
             }
             AdviceKind::Calibrate { predicted_ns } => {
                 write!(f, ", and the built-in table predicted {}: calibrate", time(predicted_ns))?;
@@ -125,7 +151,7 @@ impl fmt::Display for Advice {
         if let Some(basis) = basis {
             write!(f, ", {basis}")?;
         }
-        f.write_str(if self.simulated { " (simulated)" } else { "" })
+        f.write_str(simulated)
     }
 }
 

@@ -10,6 +10,7 @@ use transload_core::{
 use crate::{
     Advice, AdviceBasis, AdviceKind, Direction,
     collector::PathKey,
+    idle_links::{IdleLink, IdleLinks},
     runs::RunTotals,
     timed_transfers::{TimedTotals, TimedTransfers},
 };
@@ -65,6 +66,7 @@ pub(crate) fn advise(
     timed: &TimedTransfers,
     copies: &BTreeMap<DeviceId, Copies>,
     costs: &KnownCosts,
+    links: &IdleLinks,
 ) -> Vec<Advice> {
     let mut cases = Vec::new();
     for (key, totals) in &timed.totals {
@@ -83,6 +85,7 @@ pub(crate) fn advise(
         }
     }
     advice.extend(timed.runs.totals.iter().filter_map(|(path, totals)| adviser.lists(*path, totals)));
+    advice.extend(links.idle().map(|link| idle_link(&link, all_bytes)));
     let is_worth = |advice: &Advice| {
         let saving = advice.saving_ns.unwrap_or(0) as f64;
         saving >= LEAST * advice.took_ns as f64 && saving >= LEAST_OF_ALL * advice.whole_ns as f64
@@ -255,7 +258,7 @@ impl Adviser<'_> {
         let Case { key: (path, method, _), totals, took_ns } = *case;
         Advice {
             kind,
-            path,
+            path: Some(path),
             method: Some(method),
             transfers: totals.transfers,
             bytes: totals.bytes,
@@ -266,6 +269,24 @@ impl Adviser<'_> {
             basis: None,
             simulated: totals.is_simulated,
         }
+    }
+}
+
+/// Returns what copies would save on queues of their own: they run while their link is idle, as far as it was idle for long enough.
+fn idle_link(link: &IdleLink<'_>, all_bytes: u64) -> Advice {
+    let IdleLink { path, queued, idle_ns, whole_ns } = *link;
+    Advice {
+        kind: AdviceKind::UseIdleLink { idle_ns },
+        path: Some(path),
+        method: None,
+        transfers: queued.copies,
+        bytes: queued.bytes,
+        share: (queued.bytes as f64 / all_bytes.max(queued.bytes) as f64).min(1.0),
+        took_ns: queued.took_ns,
+        whole_ns,
+        saving_ns: Some(idle_ns.min(queued.took_ns)),
+        basis: Some(AdviceBasis::Engines),
+        simulated: queued.is_simulated,
     }
 }
 
@@ -304,7 +325,7 @@ mod tests {
             timed.submitted(id, &report);
         }
         let copies = BTreeMap::from([(gpu, Copies::default())]);
-        advise(&timed, &copies, &KnownCosts::default())
+        advise(&timed, &copies, &KnownCosts::default(), &IdleLinks::default())
     }
 
     #[test]
@@ -335,7 +356,7 @@ mod tests {
         let list = ListCost { path, way: ListWay::CopyEngine, exclusive: false, model };
         let costs = KnownCosts { paths: Vec::new(), lists: vec![(list, CostBasis::Measured)] };
         let copies = BTreeMap::from([(gpu, Copies::default())]);
-        let advice = advise(&timed, &copies, &costs);
+        let advice = advise(&timed, &copies, &costs, &IdleLinks::default());
         assert!(advice.iter().all(|advice| advice.took_ns <= 32_000), "8 times 4 µs: {advice:?}");
     }
 }

@@ -6,8 +6,8 @@ use std::{
 };
 
 use transload_core::{
-    ClockId, DeviceId, KnownCosts, OperationRecord, OperationSampling, Result, SizeClass, Stamp, TimelineId,
-    TransferMethod, TransferPath, TransferReport,
+    ClockId, DeviceId, EngineRecording, KnownCosts, OperationRecord, OperationSampling, Result, SizeClass,
+    Stamp, TimelineId, TransferMethod, TransferPath, TransferReport,
 };
 
 use crate::{
@@ -15,6 +15,8 @@ use crate::{
     adviser::{self, Copies},
     busy::BusyTime,
     clock_map::since,
+    engines::Engines,
+    idle_pinned::IdlePinned,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey, TransferEnd},
     open_transfers::OpenTransfers,
     pending::{Enqueued, KnownClock, Pending, Resolved},
@@ -58,6 +60,8 @@ pub(crate) struct Collector {
     paths: BTreeMap<PathKey, PathTimes>,
     timed: TimedTransfers,
     transfers: OpenTransfers,
+    pub(crate) engines: Engines,
+    pub(crate) idle_pinned: IdlePinned,
     pub(crate) trace: Option<TimelineTrace>,
 }
 
@@ -74,6 +78,8 @@ impl Collector {
             paths: BTreeMap::new(),
             timed: TimedTransfers::default(),
             transfers: OpenTransfers::default(),
+            engines: Engines::default(),
+            idle_pinned: IdlePinned::default(),
             trace: None,
         }
     }
@@ -87,6 +93,10 @@ impl Collector {
         self.streams.values_mut().for_each(Stream::look);
         self.resolve();
         self.count_resolved(read);
+        for operation in self.engines.collect(read, self.trace.as_mut()) {
+            let stream = self.streams.get_mut(&operation.stream);
+            stream.into_iter().for_each(|it| operation.add_to(&mut it.kinds[operation.kind as usize]));
+        }
         self.release_clocks();
         let ended = self.transfers.ended(now, read);
         let Some(trace) = &mut self.trace else { return };
@@ -175,9 +185,12 @@ impl Collector {
             inbox.lose();
             return;
         }
-        let OperationRecord { info, transfer, enqueued, begin, end, .. } = record;
-        let operation = Enqueued { queue, name: None, info, transfer, enqueued };
-        stream.pending.push_back(Pending { operation, begin, end });
+        let OperationRecord { info, transfer, id, enqueued, submitted, begin, end, .. } = record;
+        let operation = Enqueued { queue, name: None, info, transfer, id, enqueued };
+        self.engines.enqueued(id, &operation, submitted, self.capacity);
+        if let Some(stream) = self.streams.get_mut(&queue.id) {
+            stream.pending.push_back(Pending { operation, begin, end });
+        }
         self.outstanding += 1;
         if self.trace.is_some() {
             self.transfers.enqueued(transfer, self.capacity);
@@ -221,8 +234,8 @@ impl Collector {
             NamedTime::Stamped(..) if is_full => inbox.lose(),
             NamedTime::Stamped(begin, end) => {
                 let name = Some(name);
-                let transfer = None;
-                let operation = Enqueued { queue, name, info, transfer, enqueued };
+                let (transfer, id) = (None, None);
+                let operation = Enqueued { queue, name, info, transfer, id, enqueued };
                 stream.pending.push_back(Pending { operation, begin, end });
                 self.outstanding += 1;
             }
@@ -239,6 +252,8 @@ impl Collector {
                 }
                 let Some(Pending { operation, end: stamp, .. }) = stream.pending.pop_front() else { break };
                 let known = KnownClock::of(&mut self.clocks, stamp.clock(), self.origin);
+                let ran = times.as_ref().ok().and_then(|it| *it).map(|(begin, end)| end - begin);
+                self.engines.ended(operation.id, ran.map(|ran| ran.max(0).cast_unsigned()));
                 match (times, known) {
                     (Ok(Some((begin, end))), Some(known)) => {
                         known.resolved.push_back(Resolved { operation, begin, end });
@@ -323,6 +338,24 @@ impl Collector {
         }
     }
 
+    /// Has records of engines requested from now on.
+    pub(crate) fn record_engines(
+        &mut self,
+        recording: Box<dyn EngineRecording>,
+        simulated: bool,
+    ) -> Result<()> {
+        self.engines.add(recording, simulated, self.origin)
+    }
+
+    pub(crate) fn records_engines(&self) -> bool {
+        self.engines.is_recording()
+    }
+
+    /// Ends what [`record_engines`](Self::record_engines) began. The recordings are to be dropped without the collector's lock.
+    pub(crate) fn stop_engines(&mut self) -> Vec<Box<dyn EngineRecording>> {
+        self.engines.stop()
+    }
+
     /// Returns whether anything is expected without new messages, or a trace is being written.
     pub(crate) fn is_waiting(&self) -> bool {
         self.outstanding > 0 || self.trace.is_some()
@@ -338,6 +371,7 @@ impl Collector {
         let transfers = std::mem::take(&mut self.transfers).count();
         let unfinished = self.outstanding() + transfers;
         let advice = self.advice(costs);
+        let lost = lost.saturating_add(self.engines.lost());
         Some(self.trace.take()?.finish(lost, unfinished, &advice))
     }
 
@@ -349,7 +383,9 @@ impl Collector {
                 copies.add(count, (times.running.report().count, times.timed_bytes));
             }
         }
-        adviser::advise(&self.timed, &copies, costs)
+        let mut advice = adviser::advise(&self.timed, &copies, costs, &self.engines.links);
+        advice.extend(self.idle_pinned.advice());
+        advice
     }
 
     pub(crate) fn stream_report(&self, id: TimelineId) -> Option<StreamReport> {
@@ -416,6 +452,20 @@ impl Collector {
         let outstanding = self.outstanding();
         let (paths, clocks) = (paths.collect(), clocks.collect());
         let advice = self.advice(costs);
-        ProfilerReport { sampling, streams, directions, paths, clocks, lost, outstanding, advice }
+        let (engines, engine_records_lost) = (self.engines.reports(), self.engines.lost());
+        ProfilerReport {
+            sampling,
+            streams,
+            directions,
+            engines,
+            migrations: self.engines.migrations.reports(),
+            without_migrations: self.engines.without_migrations.clone(),
+            paths,
+            clocks,
+            lost,
+            engine_records_lost,
+            outstanding,
+            advice,
+        }
     }
 }

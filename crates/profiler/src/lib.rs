@@ -9,10 +9,16 @@ mod advice;
 mod adviser;
 mod busy;
 mod clock_map;
+mod collecting;
 mod collector;
 mod costs;
 mod counters;
+mod engines;
+mod gauges;
+mod idle_links;
+mod idle_pinned;
 mod inbox;
+mod migrations;
 #[cfg(feature = "nvtx")]
 mod nvtx;
 mod open_transfers;
@@ -34,6 +40,7 @@ mod trace;
 mod transfer_log;
 
 pub use advice::{Advice, AdviceBasis, AdviceKind};
+pub use migrations::MigrationReport;
 pub use operation_guard::OperationGuard;
 pub use options::ProfilerOptions;
 pub use profiler::StreamProfiler;
@@ -41,8 +48,8 @@ pub use profiler::StreamProfiler;
 pub use prometheus::PrometheusCollector;
 pub use record::{Outcome, TransferRecord};
 pub use report::{
-    ClockReport, Direction, DirectionReport, GapReport, KindReport, PathReport, Percentiles, ProfilerReport,
-    StreamReport, TimesReport,
+    ClockReport, Direction, DirectionReport, EngineReport, GapReport, KindReport, PathReport, Percentiles,
+    ProfilerReport, StreamReport, TimesReport,
 };
 pub use totals::Totals;
 pub use trace::{

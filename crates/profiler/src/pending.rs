@@ -7,7 +7,7 @@ use std::{
     time::Instant,
 };
 
-use transload_core::{ClockId, DeviceClock, OperationInfo, Stamp, TransferId};
+use transload_core::{ClockId, DeviceClock, OperationId, OperationInfo, Stamp, TransferId};
 
 use crate::{clock_map::ClockMap, inbox::QueueKey};
 
@@ -16,6 +16,8 @@ pub(crate) struct Enqueued {
     pub(crate) name: Option<Cow<'static, str>>,
     pub(crate) info: OperationInfo,
     pub(crate) transfer: Option<TransferId>,
+    /// Its id in records of engines.
+    pub(crate) id: Option<OperationId>,
     pub(crate) enqueued: Instant,
 }
 

@@ -2,19 +2,17 @@
 
 use std::{
     borrow::Cow,
-    collections::BTreeMap,
     fmt,
     io::Write,
     ops::Deref,
     sync::{Arc, Weak},
-    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 use transload_core::{
-    Backend, Error, ErrorKind, KnownCosts, Observer, OperationKind, OperationSink, Queue, Result,
-    events::report,
+    Backend, Error, ErrorKind, KnownCosts, MemoryKind, Observer, OperationKind, OperationSink, Queue,
+    RawBuffer, Result,
 };
 
 #[cfg(feature = "nvtx")]
@@ -22,14 +20,13 @@ use crate::nvtx;
 use crate::{
     OperationGuard, ProfilerOptions, ProfilerReport, StreamReport, TraceFormat, TraceOptions, TraceSummary,
     Unit,
+    collecting::{Collecting, Signal},
     collector::Collector,
     costs::Costs,
+    gauges::Gauges,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey},
     timeline::TimelineTrace,
 };
-
-/// Time between two collections while the profiler is enabled.
-const INTERVAL: Duration = Duration::from_millis(5);
 
 /// Measures what streams do: counts all operations of the attached backends, times some of them on the device, and takes what the user
 /// records. Clones are handles of one profiler. All methods may be called from any thread.
@@ -78,36 +75,10 @@ struct Shared {
     thread: Mutex<Option<Collecting>>,
 }
 
-type ReadGauge = Box<dyn FnMut() -> Option<f64> + Send>;
-
-/// What a trace shows besides operations.
-#[derive(Default)]
-struct Gauges {
-    read: Vec<(String, Unit, ReadGauge)>,
-    /// Whether a trace is written.
-    are_read: bool,
-}
-
 #[derive(Default)]
 struct Backends {
     known: Vec<Weak<dyn Backend>>,
     enabled: bool,
-}
-
-/// The profiler's thread.
-struct Collecting {
-    signal: Arc<(Mutex<Signal>, Condvar)>,
-    handle: JoinHandle<()>,
-}
-
-/// What the profiler's thread does next.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Signal {
-    /// Collects after an interval.
-    Collect,
-    /// Waits until there may be something to collect.
-    Wait,
-    Stop,
 }
 
 impl StreamProfiler {
@@ -148,7 +119,7 @@ impl StreamProfiler {
         unit: Unit,
         read: impl FnMut() -> Option<f64> + Send + 'static,
     ) {
-        self.shared.gauges.lock().read.push((name.into(), unit, Box::new(read)));
+        self.shared.gauges.lock().add(name.into(), unit, Box::new(read));
     }
 
     /// Sets where the costs come from that [advice](ProfilerReport::advice) rests on, such as `CrossBackendTransferManager::costs_reader`. Without
@@ -159,8 +130,8 @@ impl StreamProfiler {
 
     /// Returns the allocated bytes of the attached backends, by name.
     #[cfg(feature = "prometheus")]
-    pub(crate) fn memory(&self) -> BTreeMap<&'static str, u64> {
-        memory(&self.shared.alive())
+    pub(crate) fn memory(&self) -> std::collections::BTreeMap<&'static str, u64> {
+        crate::gauges::memory(&self.shared.alive())
     }
 
     fn sink(&self) -> Arc<dyn OperationSink> {
@@ -202,6 +173,58 @@ impl StreamProfiler {
     #[must_use]
     pub fn is_enabled(&self) -> bool {
         self.shared.inbox.is_open()
+    }
+
+    /// Records what the engines of the attached backends' devices do, by their drivers' own records, until the profiler is disabled: exact spans next to those of
+    /// events, which include waiting for an engine, by copy engine or multiprocessors. The work of the whole process is recorded. Reports and traces have it from now
+    /// on. For CUDA this takes NVIDIA's CUPTI, and makes each driver call slower.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if it is recorded already; [`ErrorKind::InvalidArgument`] if the profiler is disabled; [`ErrorKind::Unsupported`] if no attached backend can, with
+    /// each one's cause: CUPTI is not found, of an unknown version, or used by another tool.
+    pub fn record_engines(&self) -> Result<()> {
+        let backends = self.shared.backends.lock();
+        if !backends.enabled {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "enable the profiler before engines are recorded",
+            ));
+        }
+        if self.shared.collector.lock().records_engines() {
+            return Err(Error::new(ErrorKind::Busy, "engines are recorded already"));
+        }
+        let mut refused = String::new();
+        for backend in backends.known.iter().filter_map(Weak::upgrade) {
+            let simulated = is_simulated(&*backend);
+            let recording = backend.record_engines();
+            let added = recording.and_then(|it| self.shared.collector.lock().record_engines(it, simulated));
+            if let Err(error) = added {
+                refused.push_str(&format!("; {}: {error}", backend.name()));
+            }
+        }
+        if self.shared.collector.lock().records_engines() {
+            return Ok(());
+        }
+        let text = format!("no attached backend records engines{refused}");
+        Err(Error::new(ErrorKind::Unsupported, text))
+    }
+
+    /// Has reports and traces tell later migrations and page faults of a buffer of unified memory apart, by a name. The buffer is not kept alive: what is
+    /// allocated at its place later has its name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for other memory, or if 4,096 buffers have names.
+    pub fn name_buffer(&self, buffer: &RawBuffer, name: impl Into<String>) -> Result<()> {
+        let is_unified = buffer.place().kind == MemoryKind::Unified;
+        let Some(address) = buffer.device_address().filter(|_| is_unified) else {
+            let text = format!("{} memory does not migrate; only unified memory does", buffer.place());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        };
+        let range = address..address.saturating_add(buffer.len() as u64);
+        match self.shared.collector.lock().engines.migrations.name(name.into(), range) {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::InvalidArgument, "too many buffers have names")),
+        }
     }
 
     /// Passes ranges to the tool whose library the variable `NVTX_INJECTION64_PATH` names, such as Nsight Systems: one for each operation of
@@ -352,42 +375,11 @@ impl StreamProfiler {
 
     fn start_thread(&self) -> Result<()> {
         let mut thread = self.shared.thread.lock();
-        if thread.is_some() {
-            return Ok(());
-        }
-        let signal = Arc::new((Mutex::new(Signal::Collect), Condvar::new()));
-        let (shared, theirs) = (Arc::clone(&self.shared.0), Arc::clone(&signal));
-        let handle = thread::Builder::new().name("transload-profiler".to_owned()).spawn(move || {
-            let (signal, changed) = &*theirs;
-            loop {
-                let mut next = signal.lock();
-                if *next == Signal::Collect {
-                    let _either = changed.wait_for(&mut next, INTERVAL);
-                }
-                while *next == Signal::Wait {
-                    changed.wait(&mut next);
-                }
-                if *next == Signal::Stop {
-                    return;
-                }
-                // Whatever is enabled from here on sets it again.
-                *next = Signal::Wait;
-                drop(next);
-                let is_waiting = shared.collect(false).is_waiting();
-                if is_waiting || shared.inbox.is_open() {
-                    let mut next = signal.lock();
-                    if *next == Signal::Wait {
-                        *next = Signal::Collect;
-                    }
-                }
-            }
-        });
-        match handle {
-            Ok(handle) => *thread = Some(Collecting { signal, handle }),
-            Err(error) => {
-                report::thread_refused("the profiler", &error);
-                return Err(Error::caused_by(ErrorKind::Interrupted, "no thread for the profiler", error));
-            }
+        if thread.is_none() {
+            let shared = Arc::clone(&self.shared.0);
+            *thread = Some(Collecting::start(move || {
+                shared.collect(false).is_waiting() || shared.inbox.is_open()
+            })?);
         }
         Ok(())
     }
@@ -395,10 +387,7 @@ impl StreamProfiler {
 
 impl Shared {
     fn signal(&self, next: Signal) {
-        if let Some(Collecting { signal, .. }) = &*self.thread.lock() {
-            *signal.0.lock() = next;
-            signal.1.notify_all();
-        }
+        self.thread.lock().iter().for_each(|thread| thread.signal(next));
     }
 
     fn alive(&self) -> Vec<Arc<dyn Backend>> {
@@ -409,27 +398,21 @@ impl Shared {
     fn collect(&self, read: bool) -> MutexGuard<'_, Collector> {
         let alive = self.alive();
         let _attached: Vec<_> = alive.iter().map(|backend| backend.attach_thread()).collect();
-        let values = self.read_gauges(&alive);
+        let values = self.gauges.lock().read(&alive);
+        let is_due = self.inbox.is_open() && (read || self.collector.lock().idle_pinned.is_due());
+        let idle: Vec<_> = alive
+            .iter()
+            .filter(|_| is_due)
+            .map(|backend| (backend.name(), backend.idle_pinned_bytes(), is_simulated(&**backend)))
+            .collect();
         let mut collector = self.collector.lock();
+        idle.into_iter()
+            .for_each(|(name, bytes, simulated)| collector.idle_pinned.add(name, bytes, simulated));
         collector.collect(&self.inbox, read);
         for (name, unit, at, value) in values {
             collector.gauge(&name, unit, at, value);
         }
         collector
-    }
-
-    /// Reads the gauges and the backends' memory for a trace: user code and backends are called, so not under the collector's lock.
-    fn read_gauges(&self, alive: &[Arc<dyn Backend>]) -> Vec<(String, Unit, Instant, f64)> {
-        let mut gauges = self.gauges.lock();
-        if !gauges.are_read {
-            return Vec::new();
-        }
-        let now = Instant::now();
-        let memory = memory(alive).into_iter();
-        let memory =
-            memory.map(|(name, bytes)| (format!("allocated by {name}"), Unit::Bytes, now, bytes as f64));
-        let own = gauges.read.iter_mut();
-        memory.chain(own.filter_map(|(name, unit, read)| Some((name.clone(), *unit, now, read()?)))).collect()
     }
 
     fn disable(&self) {
@@ -441,7 +424,11 @@ impl Shared {
             backends.enabled = false;
             drop(backends);
             // The queues' counts of this time, before another attachment clears them.
-            drop(self.collect(false));
+            let records_engines = self.collector.lock().records_engines();
+            let mut collector = self.collect(records_engines);
+            let stopped = collector.stop_engines();
+            drop(collector);
+            drop(stopped);
         }
     }
 }
@@ -458,21 +445,13 @@ impl Drop for Handle {
     fn drop(&mut self) {
         self.disable();
         self.signal(Signal::Stop);
-        let Some(Collecting { handle, .. }) = self.thread.lock().take() else { return };
-        // A gauge may have the last handle.
-        if handle.thread().id() != thread::current().id() {
-            let _panicked = handle.join();
-        }
+        let thread = self.thread.lock().take();
+        thread.into_iter().for_each(Collecting::join);
     }
 }
 
-/// Returns the allocated bytes by the backends' names.
-fn memory(backends: &[Arc<dyn Backend>]) -> BTreeMap<&'static str, u64> {
-    let mut memory = BTreeMap::new();
-    for backend in backends {
-        *memory.entry(backend.name()).or_default() += backend.resource_counts().bytes;
-    }
-    memory
+fn is_simulated(backend: &dyn Backend) -> bool {
+    backend.devices().iter().any(|device| device.simulated)
 }
 
 fn key(queue: &dyn Queue) -> QueueKey {

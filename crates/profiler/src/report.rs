@@ -3,11 +3,11 @@
 use std::fmt;
 
 use transload_core::{
-    DeviceId, OperationInfo, OperationKind, OperationSampling, SizeClass, StreamPriority, TransferMethod,
-    TransferPath,
+    DeviceId, Engine, OperationInfo, OperationKind, OperationSampling, SizeClass, StreamPriority,
+    TransferMethod, TransferPath,
 };
 
-use crate::Advice;
+use crate::{Advice, MigrationReport};
 
 /// Percentiles of times, to two significant digits, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +57,11 @@ pub struct KindReport {
     pub waiting: TimesReport,
     /// From then to its end: includes waiting for a copy engine that other streams use.
     pub running: TimesReport,
+    /// Of the timed ones with [records of engines](crate::StreamProfiler::record_engines), from the first begin to the last end of the engines' work,
+    /// which excludes waiting for an engine.
+    pub exact: TimesReport,
+    /// How many of these ran, by `running`'s clock, as long as that, within 2 µs and 1 %.
+    pub agreeing: u64,
 }
 
 impl KindReport {
@@ -134,6 +139,33 @@ pub struct DirectionReport {
     /// Whether an operation ended later than over a thousand that began after it. The gaps are not known then.
     pub is_cut: bool,
     /// The longest gaps between them.
+    pub gaps: Vec<GapReport>,
+}
+
+/// What engines of a device did in one direction, by the driver's records of this process's work: timed or not, of the library or of others.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct EngineReport {
+    /// The device.
+    pub device: DeviceId,
+    /// The direction.
+    pub direction: Direction,
+    /// The engines; `None` if the driver does not say.
+    pub engine: Option<Engine>,
+    /// Records.
+    pub spans: u64,
+    /// Bytes of copies and fills.
+    pub bytes: u64,
+    /// From the first begin to the last end.
+    pub whole_ns: u64,
+    /// Time in which at least one of them ran; a lower bound if [`is_cut`](Self::is_cut).
+    pub busy_ns: u64,
+    /// Sum of their times.
+    pub total_ns: u64,
+    /// Whether a record came much later than its work ended. The gaps are not known then.
+    pub is_cut: bool,
+    /// The longest times between them, in which the engines did nothing in this direction for this process.
     pub gaps: Vec<GapReport>,
 }
 
@@ -246,12 +278,20 @@ pub struct ProfilerReport {
     pub streams: Vec<StreamReport>,
     /// Devices and directions.
     pub directions: Vec<DirectionReport>,
+    /// What their engines did, if that was recorded.
+    pub engines: Vec<EngineReport>,
+    /// Migrations of unified memory, if these were recorded with the engines.
+    pub migrations: Vec<MigrationReport>,
+    /// Why they were not; `None` if they were, or engines were never recorded.
+    pub without_migrations: Option<String>,
     /// Sampled transfers of managers that have the profiler as their observer.
     pub paths: Vec<PathReport>,
     /// Clocks.
     pub clocks: Vec<ClockReport>,
     /// Operations and transfers that are missing here because there was no room for them.
     pub lost: u64,
+    /// Records of engines that had no room, or were not complete.
+    pub engine_records_lost: u64,
     /// Timed operations that are not complete yet.
     pub outstanding: u64,
     /// What would take less time, what saves most first.
@@ -325,6 +365,10 @@ impl fmt::Display for StreamReport {
             if waiting.count > 0 {
                 write!(f, "\n    waited {waiting}")?;
             }
+            if kind.exact.count > 0 {
+                let share = percent(Some(kind.agreeing as f64 / kind.exact.count as f64));
+                write!(f, "\n    engines worked {}; {share} of {} agree", kind.exact, kind.exact.count)?;
+            }
         }
         if *unresolved > 0 {
             write!(f, "\n  {unresolved} timed operations never ended by the device's clock")?;
@@ -357,6 +401,29 @@ impl fmt::Display for DirectionReport {
     }
 }
 
+impl fmt::Display for EngineReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, direction, engine, spans, whole_ns, busy_ns, is_cut, gaps, .. } = self;
+        let engine = engine_name(*engine);
+        let share = (*whole_ns > 0).then(|| *busy_ns as f64 / *whole_ns as f64);
+        let least = if *is_cut { "at least " } else { "" };
+        write!(f, "{device}, {direction}, {engine}: {spans} records, busy {least}{}", time(*busy_ns))?;
+        write!(f, " of {} ({})", time(*whole_ns), percent(share))?;
+        match gaps.first() {
+            Some(gap) => write!(f, ", longest gap {}", time(gap.length_ns)),
+            None => Ok(()),
+        }
+    }
+}
+
+pub(crate) fn engine_name(engine: Option<Engine>) -> &'static str {
+    match engine {
+        Some(Engine::Copy) => "copy engine",
+        Some(Engine::Compute) => "multiprocessors",
+        _ => "unknown engine",
+    }
+}
+
 impl fmt::Display for PathReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { path, method, size_class, sampled, failed, abandoned, elapsed, moving, timed, .. } = self;
@@ -379,15 +446,28 @@ impl fmt::Display for PathReport {
     }
 }
 
-/// Sections for streams, directions, paths, clocks and advice, and first what was timed.
+/// Sections for streams, directions, engines, paths, clocks and advice, and first what was timed.
 impl fmt::Display for ProfilerReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { sampling, streams, directions, paths, clocks, lost, outstanding, advice } = self;
+        let Self { sampling, streams, directions, engines, paths, clocks, lost, outstanding, advice, .. } =
+            self;
         let OperationSampling { all_from_bytes, one_in } = sampling;
         write!(f, "timed: all from {all_from_bytes} bytes on, one in {one_in} below; ")?;
         writeln!(f, "{} of the bytes; {outstanding} outstanding, {lost} lost", percent(self.timed_share()))?;
         streams.iter().try_for_each(|stream| writeln!(f, "{stream}"))?;
         directions.iter().try_for_each(|direction| writeln!(f, "{direction}"))?;
+        engines.iter().try_for_each(|engine| writeln!(f, "{engine}"))?;
+        self.migrations.iter().try_for_each(|migrations| writeln!(f, "{migrations}"))?;
+        if let Some(reason) = &self.without_migrations {
+            writeln!(f, "no migrations were recorded: {reason}")?;
+        }
+        if self.engine_records_lost > 0 {
+            writeln!(
+                f,
+                "{} records of engines lost: their busy times are lower bounds",
+                self.engine_records_lost
+            )?;
+        }
         paths.iter().try_for_each(|path| writeln!(f, "{path}"))?;
         for ClockReport { device, error_ns, follows_host } in clocks {
             match follows_host {

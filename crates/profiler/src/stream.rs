@@ -19,6 +19,9 @@ pub(crate) struct KindTimes {
     pub(crate) timed_bytes: u64,
     pub(crate) waiting: Times,
     pub(crate) running: Times,
+    /// Exact spans, and how many of the event spans agree with them.
+    pub(crate) exact: Times,
+    pub(crate) agreeing: u64,
 }
 
 pub(crate) struct Stream {
@@ -94,6 +97,8 @@ impl Stream {
             timed_bytes: times.timed_bytes,
             waiting: times.waiting.report(),
             running: times.running.report(),
+            exact: times.exact.report(),
+            agreeing: times.agreeing,
         });
         StreamReport {
             stream: self.key.id.to_string(),

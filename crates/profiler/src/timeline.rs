@@ -2,11 +2,14 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, io::Write};
 
-use transload_core::{DeviceId, OperationInfo, Result, TimelineId, TransferId, TransferPath, TransferReport};
+use transload_core::{
+    DeviceId, Engine, EngineTask, EngineWork, Migration, OperationInfo, Result, TimelineId, TransferId,
+    TransferPath, TransferReport,
+};
 
 use crate::{
     Advice, Argument, Direction, Flow, Slice, TraceFormat, TraceOptions, TraceSummary, TraceWriter, TrackId,
-    Unit, counters::Counters, inbox::QueueKey, open_transfers::EndedTransfer,
+    Unit, counters::Counters, inbox::QueueKey, open_transfers::EndedTransfer, report::engine_name,
 };
 
 /// An operation to be drawn. Times are nanoseconds of the host's clock since the profiler was made.
@@ -21,6 +24,25 @@ pub(crate) struct DrawnOperation<'a> {
     pub(crate) error: u64,
 }
 
+/// Work of an engine to be drawn. Times are like an operation's.
+pub(crate) struct DrawnWork<'a> {
+    pub(crate) work: &'a EngineWork,
+    pub(crate) direction: Direction,
+    pub(crate) transfer: Option<TransferId>,
+    pub(crate) simulated: bool,
+    pub(crate) span: (i64, i64),
+    pub(crate) error: u64,
+}
+
+/// A migration to be drawn. Times are like an operation's.
+pub(crate) struct DrawnMigration<'a> {
+    pub(crate) migration: &'a Migration,
+    pub(crate) buffer: Option<&'a str>,
+    pub(crate) simulated: bool,
+    pub(crate) span: (i64, i64),
+    pub(crate) error: u64,
+}
+
 /// A trace that is being written. After a failed write nothing more is written, and [`finish`](Self::finish) returns the error.
 pub(crate) struct TimelineTrace {
     writer: TraceWriter<Box<dyn Write + Send>>,
@@ -28,6 +50,8 @@ pub(crate) struct TimelineTrace {
     threads: BTreeMap<String, TrackId>,
     devices: BTreeMap<DeviceId, TrackId>,
     streams: BTreeMap<TimelineId, TrackId>,
+    engines: BTreeMap<(DeviceId, Direction, Option<Engine>), TrackId>,
+    migrations: BTreeMap<(DeviceId, Direction), TrackId>,
     /// Rows of whole transfers by path, and their group.
     transfers: Option<TrackId>,
     paths: BTreeMap<TransferPath, TrackId>,
@@ -52,6 +76,8 @@ impl TimelineTrace {
             threads: BTreeMap::new(),
             devices: BTreeMap::new(),
             streams: BTreeMap::new(),
+            engines: BTreeMap::new(),
+            migrations: BTreeMap::new(),
             transfers: None,
             paths: BTreeMap::new(),
             counters: Counters::default(),
@@ -120,6 +146,65 @@ impl TimelineTrace {
         self.count(operation)
     }
 
+    /// Draws work of an engine on the row of its direction.
+    pub(crate) fn work(&mut self, drawn: &DrawnWork<'_>) {
+        let _kept = self.try_work(drawn);
+    }
+
+    fn try_work(&mut self, drawn: &DrawnWork<'_>) -> Result<()> {
+        let DrawnWork { work, direction, transfer, simulated, span, error } = drawn;
+        let key = (work.device, *direction, work.engine);
+        let track = match self.engines.get(&key) {
+            Some(track) => *track,
+            None => {
+                let group = self.device(work.device, *simulated)?;
+                let name = format!("{}, {direction} (exact)", engine_name(work.engine));
+                let track = self.writer.track(Some(group), &name)?;
+                *self.engines.entry(key).or_insert(track)
+            }
+        };
+        let arguments = [
+            ("bytes", Argument::U64(work.bytes)),
+            ("exact_ns", Argument::U64((work.end - work.begin).max(0).cast_unsigned())),
+            ("clock_error_ns", Argument::U64(*error)),
+        ];
+        let name = match work.task {
+            EngineTask::Fill => "fill",
+            EngineTask::Kernel => "kernel",
+            _ => "copy",
+        };
+        let flow = transfer.map(|id| Flow::Step(id.get()));
+        let slice = Slice { name, begin: time(span.0), end: time(span.1), flow, arguments: &arguments };
+        self.writer.slice(track, &slice)
+    }
+
+    /// Draws a migration of unified memory on the row of its direction.
+    pub(crate) fn migration(&mut self, drawn: &DrawnMigration<'_>) {
+        let _kept = self.try_migration(drawn);
+    }
+
+    fn try_migration(&mut self, drawn: &DrawnMigration<'_>) -> Result<()> {
+        let DrawnMigration { migration, buffer, simulated, span, error } = drawn;
+        let direction = if migration.to_device { Direction::ToDevice } else { Direction::FromDevice };
+        let key = (migration.device, direction);
+        let track = match self.migrations.get(&key) {
+            Some(track) => *track,
+            None => {
+                let group = self.device(migration.device, *simulated)?;
+                let track = self.writer.track(Some(group), &format!("migrations {direction}"))?;
+                *self.migrations.entry(key).or_insert(track)
+            }
+        };
+        let arguments = [
+            ("bytes", Argument::U64(migration.bytes)),
+            ("cause", Argument::Text(if migration.by_fault { "page fault" } else { "not by a known fault" })),
+            ("address", Argument::U64(migration.address)),
+            ("clock_error_ns", Argument::U64(*error)),
+        ];
+        let (name, begin, end) = (buffer.unwrap_or("migration"), time(span.0), time(span.1));
+        self.writer.slice(track, &Slice { name, begin, end, flow: None, arguments: &arguments })
+    }
+
     /// Counts what a device's operation moves: from its enqueueing to its end as in flight, and while it runs as a rate.
     fn count(&mut self, operation: &DrawnOperation<'_>) -> Result<()> {
         let DrawnOperation { queue, info, enqueued, span, .. } = operation;
@@ -127,7 +212,7 @@ impl TimelineTrace {
         if queue.device.is_cpu() || info.bytes == 0 || direction == Direction::Compute {
             return Ok(());
         }
-        let group = self.device(*queue)?;
+        let group = self.device(queue.device, queue.simulated)?;
         let in_flight = match self.in_flight.get(&queue.device) {
             Some(counter) => *counter,
             None => {
@@ -205,13 +290,13 @@ impl TimelineTrace {
         if let Some(track) = self.streams.get(&id) {
             return Ok(*track);
         }
-        let group = self.device(key)?;
+        let group = self.device(key.device, key.simulated)?;
         let track = self.writer.track(Some(group), &format!("stream {id} ({priority:?})"))?;
         self.streams.insert(id, track);
         Ok(track)
     }
 
-    fn device(&mut self, QueueKey { device, simulated, .. }: QueueKey) -> Result<TrackId> {
+    fn device(&mut self, device: DeviceId, simulated: bool) -> Result<TrackId> {
         if let Some(group) = self.devices.get(&device) {
             return Ok(*group);
         }

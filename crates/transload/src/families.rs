@@ -83,7 +83,13 @@ mod cuda {
 
     pub(crate) async fn open(config: &Config, executor: &Executor) -> Result<Arc<dyn Backend>> {
         let config = config.clone();
-        let open = move || CudaBackend::open(&config);
+        let open = move || {
+            // CUPTI knows migrations of contexts only if it was loaded before the first one. What fails here fails again, and is told, when engines are recorded.
+            #[cfg(feature = "profiler")]
+            let _early =
+                crate::profiler::are_engines_wanted().then(|| transload_memory::ActivityRecording::start([]));
+            CudaBackend::open(&config)
+        };
         Ok(executor.spawn_blocking(&BlockingKey::new(1), open).await?? as _)
     }
 

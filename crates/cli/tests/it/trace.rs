@@ -22,8 +22,10 @@ fn slices(file: &Path) -> Vec<crate::packets::Drawn> {
 fn program_is_recorded_and_its_output_and_code_are_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let (file, output) = (crate::file(&folder, 5_000_000), folder.path().join("t.pftrace"));
-    for _again in 0..2 {
-        let ran = trace(&output, &[THIS, "copy", &file, "--to", "cuda:0", "--simulate", "--chunk=1MiB"]);
+    let command = [THIS, "copy", &file, "--to", "cuda:0", "--simulate", "--chunk=1MiB"];
+    for engines in [&[][..], &["--engines"]] {
+        let begin = ["trace", "--output", output.to_str().unwrap()];
+        let ran = transload(&[&begin, engines, &["--"], &command].concat());
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
         assert!(ran.stdout.contains("all 5000000 bytes came back equal"), "{}", ran.stdout);
         let read = crate::packets::read(&fs::read(&output).unwrap()).unwrap();
@@ -37,6 +39,9 @@ fn program_is_recorded_and_its_output_and_code_are_its_own() {
         let of_row = |begin: &str| drawn.iter().filter(|slice| slice.row.starts_with(begin)).count();
         // Five chunks each way: on the device's streams, and as transfers.
         assert_eq!(of_row("stream "), 10, "{drawn:?}");
+        let exact =
+            ["copy engine, to the device (exact)", "copy engine, from the device (exact)"].map(of_row);
+        assert_eq!(exact, [if engines.is_empty() { 0 } else { 5 }; 2], "{drawn:?}");
         assert_eq!(read.points("rate to the device (timed operations)").last().unwrap().1, 0.0);
         assert!(
             !read.points("pinned host memory").is_empty() && !read.points("allocated by cuda").is_empty()

@@ -8,8 +8,8 @@ use std::{
 };
 
 use crate::{
-    DeviceId, Error, ErrorKind, Fence, ListCost, MemoryKind, Operation, OperationSampling, OperationSink,
-    PathCost, Place, QueueLease, RawBuffer, Recording, Result, StreamPriority, WorkloadType,
+    DeviceId, EngineRecording, Error, ErrorKind, Fence, ListCost, MemoryKind, Operation, OperationSampling,
+    OperationSink, PathCost, Place, QueueLease, RawBuffer, Recording, Result, StreamPriority, WorkloadType,
 };
 
 /// The description of a device by its backend.
@@ -323,6 +323,19 @@ pub trait Backend: Any + Send + Sync {
     /// Detaches this sink from all devices that have it.
     fn detach_sink(&self, sink: &Arc<dyn OperationSink>) {
         let _ = sink;
+    }
+
+    /// Begins to record what the engines of all devices do, by the driver's own records; until the result is dropped.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the backend cannot, with the cause.
+    fn record_engines(&self) -> Result<Box<dyn EngineRecording>> {
+        unsupported(self, "records of engines")
+    }
+
+    /// Returns the bytes of pinned memory that nothing uses, and that are kept for later allocations.
+    fn idle_pinned_bytes(&self) -> u64 {
+        0
     }
 
     /// Adds a cache to those that release unused memory before an allocation or a registration fails for lack of pinned memory. A

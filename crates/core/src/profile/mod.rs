@@ -4,6 +4,7 @@
 //! example. Without one an operation costs one relaxed load more.
 
 pub(crate) mod clock;
+pub(crate) mod engine;
 pub(crate) mod operation;
 pub(crate) mod scope;
 pub(crate) mod sink;

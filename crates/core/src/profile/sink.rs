@@ -12,8 +12,8 @@ use std::{
 use parking_lot::RwLock;
 
 use crate::{
-    DeviceId, Error, ErrorKind, OperationInfo, OperationSampling, QueueTally, Result, Stamp, StreamPriority,
-    Timeline, TimelineId, TransferId, TransferScope, catch_panic,
+    DeviceId, Error, ErrorKind, OperationId, OperationInfo, OperationSampling, QueueTally, Result, Stamp,
+    StreamPriority, Timeline, TimelineId, TransferId, TransferScope, catch_panic,
 };
 
 /// A timed operation that was enqueued.
@@ -32,6 +32,8 @@ pub struct OperationRecord {
     pub info: OperationInfo,
     /// The transfer that it belongs to, if that has an id.
     pub transfer: Option<TransferId>,
+    /// Its id in [records of engines](crate::EngineRecording), if these are recorded.
+    pub id: Option<OperationId>,
     /// The host's clock before it was enqueued.
     pub enqueued: Instant,
     /// The host's clock when it was enqueued.
@@ -130,6 +132,7 @@ impl SinkSlot {
         tally.count(info, attachment, all_from_bytes, one_in).then(|| OperationSample {
             info: *info,
             transfer,
+            id: None,
             enqueued: Instant::now(),
             tally: Arc::clone(tally),
             attachment,
@@ -152,7 +155,7 @@ impl SinkSlot {
         queue: (&dyn Timeline, StreamPriority),
         times: Option<(Stamp, Stamp)>,
     ) {
-        let OperationSample { info, transfer, enqueued, tally, attachment } = sample;
+        let OperationSample { info, transfer, id, enqueued, tally, attachment } = sample;
         let Some((begin, end)) = times else {
             tally.time_next();
             return;
@@ -165,6 +168,7 @@ impl SinkSlot {
             simulated: queue.0.is_simulated(),
             info,
             transfer,
+            id,
             enqueued,
             submitted,
             begin,
@@ -202,7 +206,15 @@ impl Drop for SinkSlot {
 pub struct OperationSample {
     info: OperationInfo,
     transfer: Option<TransferId>,
+    id: Option<OperationId>,
     enqueued: Instant,
     tally: Arc<QueueTally>,
     attachment: u64,
+}
+
+impl OperationSample {
+    /// Sets the id by which records of engines know the operation.
+    pub fn set_id(&mut self, id: OperationId) {
+        self.id = Some(id);
+    }
 }

@@ -1,24 +1,33 @@
-//! The part of CUPTI that records migrations and page faults of managed memory.
+//! The part of CUPTI that records migrations and page faults of managed memory, and what engines did.
 
 use std::{
+    cell::RefCell,
     ffi::{CStr, c_char, c_void},
     ptr::NonNull,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use parking_lot::Mutex;
 
 use super::Pointer;
-use crate::{code::CuResult, memory::PAGE, migrations::Migrations, symbols::in_table};
+use crate::{
+    activities::{self, Activity},
+    code::CuResult,
+    memory::PAGE,
+    migrations::Migrations,
+    symbols::in_table,
+};
 
 const SUCCESS: u32 = 0;
 const INVALID_PARAMETER: u32 = 1;
 const INVALID_OPERATION: u32 = 7;
 const MAX_LIMIT_REACHED: u32 = 12;
 const INVALID_KIND: u32 = 21;
+const QUEUE_EMPTY: u32 = 16;
 const MULTIPLE_SUBSCRIBERS: u32 = 39;
 
 /// `CUPTI_ACTIVITY_KIND_UNIFIED_MEMORY_COUNTER`.
-const KIND: u32 = 25;
+pub(crate) const KIND: u32 = 25;
 const VERSION: u32 = 130_001;
 /// The id that an H200's driver reports for the host.
 const HOST: u32 = 0;
@@ -28,7 +37,7 @@ const MAX_RECORDS: usize = 1 << 20;
 /// `CUpti_ActivityUnifiedMemoryCounter3`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-struct Record {
+pub(crate) struct Migration {
     kind: u32,
     counter: u32,
     value: u64,
@@ -54,6 +63,81 @@ pub(crate) struct Config {
     enable: u32,
 }
 
+/// A record of any kind.
+#[derive(Clone, Copy, Debug)]
+enum Record {
+    Migration(Migration),
+    Activity(Activity),
+}
+
+impl Record {
+    /// Returns the record as the library delivers it.
+    fn bytes(&self) -> Vec<u8> {
+        match self {
+            // SAFETY: the struct has no padding.
+            Self::Migration(record) => unsafe {
+                std::slice::from_raw_parts(std::ptr::from_ref(record).cast::<u8>(), size_of::<Migration>())
+            }
+            .to_vec(),
+            Self::Activity(activity) => activity.bytes(),
+        }
+    }
+}
+
+thread_local! {
+    /// External ids of the thread's calls, with their kinds; the last of a kind counts.
+    static EXTERNAL: RefCell<Vec<(u32, u64)>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Cupti {
+    fn is_enabled(&self, kind: u32) -> bool {
+        self.enabled >> kind & 1 == 1
+    }
+
+    fn push(&mut self, record: Record) {
+        match self.records.len() < self.max_records {
+            true => self.records.push(record),
+            false => self.dropped += 1,
+        }
+    }
+}
+
+/// Whether anything but migrations is enabled.
+static RECORDS_ACTIVITIES: AtomicBool = AtomicBool::new(false);
+
+/// Numbers a call that enqueues work, and records that it was made; 0 if nothing is recorded.
+pub(crate) fn record_call() -> u32 {
+    if !RECORDS_ACTIVITIES.load(Ordering::Relaxed) {
+        return 0;
+    }
+    let mut cupti = CUPTI.lock();
+    if cupti.silent {
+        return 0;
+    }
+    let call = activities::next_call();
+    if cupti.is_enabled(activities::DRIVER) {
+        if cupti.is_enabled(activities::CORRELATION) {
+            let mut external = EXTERNAL.with_borrow(Clone::clone);
+            external.reverse();
+            external.sort_by_key(|(kind, _)| *kind);
+            external.dedup_by_key(|(kind, _)| *kind);
+            for (kind, id) in external {
+                cupti.push(Record::Activity(Activity::Correlation { kind, id, call }));
+            }
+        }
+        cupti.push(Record::Activity(Activity::Driver { call }));
+    }
+    call
+}
+
+/// Records work that ended.
+pub(crate) fn record_activity(activity: Activity) {
+    let mut cupti = CUPTI.lock();
+    if cupti.is_enabled(activity.kind()) && !cupti.silent {
+        cupti.push(Record::Activity(activity));
+    }
+}
+
 type Requested = extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
 type Completed = extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
 
@@ -61,8 +145,11 @@ struct Cupti {
     subscribed: bool,
     callbacks: Option<(Requested, Completed)>,
     counters: [bool; 5],
-    enabled: bool,
+    /// Bits by number of the kind.
+    enabled: u64,
     records: Vec<Record>,
+    /// Migrations of the operation that runs, whose times are not known.
+    untimed: Vec<Migration>,
     dropped: usize,
     refusal: Option<u32>,
     silent: bool,
@@ -73,8 +160,9 @@ static CUPTI: Mutex<Cupti> = Mutex::new(Cupti {
     subscribed: false,
     callbacks: None,
     counters: [false; 5],
-    enabled: false,
+    enabled: 0,
     records: Vec::new(),
+    untimed: Vec::new(),
     dropped: 0,
     refusal: None,
     silent: false,
@@ -107,7 +195,7 @@ const CAUSE_COHERENCE: u32 = 2;
 /// Records migrations and faults of the page at `address`, between the host and the device.
 pub(crate) fn record_migration(address: u64, device: u32, delta: Migrations) {
     let mut cupti = CUPTI.lock();
-    if !cupti.enabled || cupti.silent {
+    if !cupti.is_enabled(KIND) || cupti.silent {
         return;
     }
     let Migrations { to_device, to_host, gpu_faults, cpu_faults } = delta;
@@ -121,11 +209,7 @@ pub(crate) fn record_migration(address: u64, device: u32, delta: Migrations) {
         if !cupti.counters[counter] {
             continue;
         }
-        if cupti.records.len() >= cupti.max_records {
-            cupti.dropped += 1;
-            continue;
-        }
-        cupti.records.push(Record {
+        cupti.untimed.push(Migration {
             kind: KIND,
             counter: counter as u32,
             value,
@@ -143,16 +227,31 @@ pub(crate) fn record_migration(address: u64, device: u32, delta: Migrations) {
     }
 }
 
+/// Gives the migrations since the last call their times, on the clock of the records. Called under the driver's lock, under which they were recorded.
+pub(crate) fn time_migrations(times: impl FnOnce() -> (u64, u64)) {
+    let mut cupti = CUPTI.lock();
+    if cupti.untimed.is_empty() {
+        return;
+    }
+    let (start, end) = times();
+    for migration in std::mem::take(&mut cupti.untimed) {
+        cupti.push(Record::Migration(Migration { start, end, ..migration }));
+    }
+}
+
 /// Returns the CUPTI function exported under a name.
 pub(crate) fn find(name: &CStr) -> Option<NonNull<c_void>> {
     in_table(SYMBOLS.iter(), name.to_str().ok()?)
 }
 
 fn switch(kind: u32, on: bool) -> CuResult {
-    if kind != KIND {
+    if kind != KIND && !activities::KINDS.contains(&kind) {
         return Err(INVALID_KIND);
     }
-    CUPTI.lock().enabled = on;
+    let mut cupti = CUPTI.lock();
+    let without = cupti.enabled & !(1 << kind);
+    cupti.enabled = without | u64::from(on) << kind;
+    RECORDS_ACTIVITIES.store(cupti.enabled & !(1 << KIND) != 0, Ordering::Relaxed);
     Ok(())
 }
 
@@ -224,19 +323,26 @@ driver! {
             (std::mem::take(&mut cupti.records), cupti.callbacks)
         };
         let Some((requested, completed)) = callbacks else { return Err(INVALID_OPERATION) };
+        let records: Vec<_> = records.iter().map(Record::bytes).collect();
         let mut left = &records[..];
         while !left.is_empty() {
             let (mut buffer, mut size, mut most) = (std::ptr::null_mut(), 0, 0);
             requested(&mut buffer, &mut size, &mut most);
-            let fit = left.len().min(size / size_of::<Record>());
+            let mut filled = 0;
+            let fits = |record: &&Vec<u8>| {
+                filled += record.len();
+                filled <= size
+            };
+            let fit = left.iter().take_while(fits).count();
             if buffer.is_null() || fit == 0 {
                 CUPTI.lock().dropped += left.len();
                 return Ok(());
             }
             let (now, later) = left.split_at(fit);
+            let bytes = now.concat();
             // SAFETY: the caller's buffer has room for `size` bytes; bytes need no alignment.
-            unsafe { std::ptr::copy_nonoverlapping(now.as_ptr().cast::<u8>(), buffer, size_of_val(now)) };
-            completed(std::ptr::null_mut(), 0, buffer, size, size_of_val(now));
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer, bytes.len()) };
+            completed(std::ptr::null_mut(), 0, buffer, size, bytes.len());
             left = later;
         }
         Ok(())
@@ -244,11 +350,35 @@ driver! {
 
     fn cuptiActivityGetNextRecord(buffer: *mut u8, valid: usize, record: Pointer<*mut u8>) {
         let Ok(before) = record.get() else { return Err(INVALID_PARAMETER) };
-        let at = if before.is_null() { 0 } else { before.addr() - buffer.addr() + size_of::<Record>() };
-        if at + size_of::<Record>() > valid {
+        let at = if before.is_null() {
+            0
+        } else {
+            // SAFETY: the record before begins with its kind.
+            let kind = unsafe { before.cast::<u32>().read_unaligned() };
+            before.addr() - buffer.addr() + activities::size_of_kind(kind)
+        };
+        if at + size_of::<u32>() > valid {
             return Err(MAX_LIMIT_REACHED);
         }
         record.set(buffer.wrapping_add(at))
+    }
+
+    fn cuptiGetTimestamp(time: Pointer<u64>) {
+        time.set(activities::now())
+    }
+
+    fn cuptiActivityPushExternalCorrelationId(kind: u32, id: u64) {
+        EXTERNAL.with_borrow_mut(|ids| ids.push((kind, id)));
+        Ok(())
+    }
+
+    fn cuptiActivityPopExternalCorrelationId(kind: u32, id: Pointer<u64>) {
+        let popped = EXTERNAL.with_borrow_mut(|ids| {
+            let last = ids.iter().rposition(|(of, _)| *of == kind)?;
+            Some(ids.remove(last).1)
+        });
+        let popped = popped.ok_or(QUEUE_EMPTY)?;
+        if id.is_null() { Ok(()) } else { id.set(popped) }
     }
 
     fn cuptiActivityGetNumDroppedRecords(_context: *mut c_void, _stream: u32, dropped: Pointer<usize>) {

@@ -4,11 +4,10 @@
 //! the library or its counters, starting a tracker fails.
 
 mod counts;
-mod cupti;
 mod regions;
 mod self_test;
-mod session;
 mod tracker;
 
 pub use counts::MigrationCounts;
+pub(crate) use regions::{Event, Record, Regions};
 pub use tracker::MigrationTracker;

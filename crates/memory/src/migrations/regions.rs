@@ -11,14 +11,15 @@ const PAGE: u64 = 4096;
 
 /// One record of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Record {
-    pub(super) address: u64,
-    pub(super) event: Event,
+pub(crate) struct Record {
+    pub(crate) address: u64,
+    pub(crate) event: Event,
+    pub(crate) times: (u64, u64),
 }
 
 /// A recorded event, with its device if it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Event {
+pub(crate) enum Event {
     ToDevice { device: u32, bytes: u64, by_faults: bool },
     ToHost { device: u32, bytes: u64 },
     GpuFault { device: u32, groups: u64 },
@@ -27,7 +28,7 @@ pub(super) enum Event {
 
 /// Counts since the last reset.
 #[derive(Debug)]
-pub(super) struct Regions {
+pub(crate) struct Regions {
     device: u32,
     total: MigrationCounts,
     /// By start address and length.
@@ -39,19 +40,19 @@ pub(super) struct Regions {
 }
 
 impl Regions {
-    pub(super) fn of(device: u32) -> Self {
+    pub(crate) fn of(device: u32) -> Self {
         Self { device, total: MigrationCounts::default(), found: BTreeMap::new(), longest: 0, unplaced: 0 }
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         *self = Self::of(self.device);
     }
 
-    pub(super) fn add_lost(&mut self, records: u64) {
+    pub(crate) fn add_lost(&mut self, records: u64) {
         self.total.lost = self.total.lost.saturating_add(records);
     }
 
-    pub(super) fn add(&mut self, record: Record) {
+    pub(crate) fn add(&mut self, record: Record) {
         let mut happened = MigrationCounts::default();
         let page = record.address & !(PAGE - 1);
         let (device, address, bytes) = match record.event {
@@ -91,13 +92,13 @@ impl Regions {
         }
     }
 
-    pub(super) fn total(&self) -> MigrationCounts {
+    pub(crate) fn total(&self) -> MigrationCounts {
         self.total
     }
 
     /// Returns the counts of the range. A migration that extends beyond it counts with the bytes inside; a fault counts
     /// for every range that contains a byte of its page.
-    pub(super) fn within(&self, range: &Range<u64>) -> MigrationCounts {
+    pub(crate) fn within(&self, range: &Range<u64>) -> MigrationCounts {
         let mut sum = MigrationCounts { lost: self.total.lost, ..MigrationCounts::default() };
         sum.lost = sum.lost.saturating_add(self.unplaced);
         let first = range.start.saturating_sub(self.longest);

@@ -6,8 +6,8 @@
 use transload_core::{MemoryKind, Result};
 use transload_cuda_sys::{AsStream, Stream, StreamOptions};
 
-use super::{
-    cupti::unavailable,
+use crate::cupti::{
+    library::unavailable,
     session::{self, SharedRegions},
 };
 use crate::{CudaDevice, CudaFeature, CudaMemoryManager, MemoryLocation, PrefetchTarget, lift};

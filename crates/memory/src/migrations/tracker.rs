@@ -5,13 +5,11 @@ use std::{fmt, sync::Arc};
 use parking_lot::Mutex;
 use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result};
 
-use super::{
-    MigrationCounts,
-    regions::Regions,
-    self_test,
-    session::{self, SharedRegions},
+use super::{MigrationCounts, regions::Regions, self_test};
+use crate::{
+    CudaDevice,
+    cupti::session::{self, Listener, SharedRegions},
 };
-use crate::CudaDevice;
 
 /// Counts migrations of unified memory between the host and one device, and the page faults of both, from its start
 /// until it is dropped.
@@ -63,7 +61,7 @@ impl MigrationTracker {
     pub fn start(device: &CudaDevice) -> Result<Self> {
         let regions = Arc::new(Mutex::new(Regions::of(device.ordinal())));
         // Before the context is created: the library only knows contexts whose creation it saw.
-        session::add_listener(&regions)?;
+        session::add_listener(Listener::Migrations(Arc::clone(&regions)))?;
         let tracker = Self { device: device.id(), regions };
         if !session::is_verified(device.ordinal()) {
             self_test::run(device, &tracker.regions)?;
@@ -118,7 +116,7 @@ impl MigrationTracker {
 
 impl Drop for MigrationTracker {
     fn drop(&mut self) {
-        session::remove_listener(&self.regions);
+        session::remove_listener(&Listener::Migrations(Arc::clone(&self.regions)));
     }
 }
 

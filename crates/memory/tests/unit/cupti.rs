@@ -6,8 +6,8 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use super::{Counter, Cupti, KIND, event};
-use crate::migrations::regions::Event;
+use super::{AnyRecord, Counter, Cupti, KIND, event};
+use crate::migrations::{Event, Record};
 
 /// The library's version.
 static VERSION: AtomicU32 = AtomicU32::new(0);
@@ -53,6 +53,13 @@ fn library() -> Result<Cupti, String> {
         NonNull::new(function.cast_mut().cast::<c_void>())
     };
     Cupti::resolve(find, "a library of the test's".to_owned())
+}
+
+fn migration(record: &AnyRecord) -> Option<Event> {
+    match record {
+        AnyRecord::Migration(Record { event, .. }) => Some(*event),
+        AnyRecord::Activity(_) => None,
+    }
 }
 
 fn counter(kind: u32, counter: u32) -> Counter {
@@ -123,7 +130,7 @@ fn unknown_records_are_counted_and_other_kinds_ignored() {
     let read = |valid| {
         let mut found = Vec::new();
         // SAFETY: the records have at least this many bytes.
-        let unknown = unsafe { library.read(buffer, valid, |record| found.push(record.event)) };
+        let unknown = unsafe { library.read(buffer, valid, |record| found.extend(migration(&record))) };
         (unknown, found)
     };
     let back = Event::ToHost { device: 7, bytes: 0 };

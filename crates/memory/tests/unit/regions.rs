@@ -3,7 +3,7 @@
 use super::*;
 
 fn moved(address: u64, bytes: u64) -> Record {
-    Record { address, event: Event::ToDevice { device: 0, bytes, by_faults: false } }
+    Record { address, event: Event::ToDevice { device: 0, bytes, by_faults: false }, times: (0, 0) }
 }
 
 #[test]
@@ -25,7 +25,7 @@ fn faulted_and_prefetched_bytes_are_told_apart() {
     regions.add(moved(0, 500));
     assert!(regions.within(&(0..500)).is_without_faults());
     let event = Event::ToDevice { device: 0, bytes: 500, by_faults: true };
-    regions.add(Record { address: 0, event });
+    regions.add(Record { address: 0, event, times: (0, 0) });
     let counts = regions.within(&(400..500));
     assert_eq!((counts.to_device, counts.to_device_by_faults), (2, 1));
     assert!(!counts.is_without_faults());
@@ -35,10 +35,10 @@ fn faulted_and_prefetched_bytes_are_told_apart() {
 fn other_devices_records_are_ignored_and_host_faults_count() {
     let mut regions = Regions::of(1);
     regions.add(moved(0, 500));
-    regions.add(Record { address: 7, event: Event::GpuFault { device: 0, groups: 3 } });
+    regions.add(Record { address: 7, event: Event::GpuFault { device: 0, groups: 3 }, times: (0, 0) });
     assert_eq!(regions.total(), MigrationCounts::default());
-    regions.add(Record { address: 7, event: Event::GpuFault { device: 1, groups: 3 } });
-    regions.add(Record { address: 7, event: Event::CpuFault });
+    regions.add(Record { address: 7, event: Event::GpuFault { device: 1, groups: 3 }, times: (0, 0) });
+    regions.add(Record { address: 7, event: Event::CpuFault, times: (0, 0) });
     let counts = regions.within(&(7..8));
     assert_eq!((counts.gpu_fault_groups, counts.cpu_faults), (3, 1));
     assert!(!counts.is_without_faults());

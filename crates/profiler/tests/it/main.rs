@@ -8,6 +8,8 @@ mod cuda;
 #[cfg(any(target_os = "linux", windows))]
 mod drawn;
 #[cfg(any(target_os = "linux", windows))]
+mod engines;
+#[cfg(any(target_os = "linux", windows))]
 #[path = "../trace/fields.rs"]
 mod fields;
 mod host;

@@ -7,7 +7,7 @@ use transload_core::{
     Queue, RawBuffer, Result, Stamp, StreamPriority, Timeline, Timing,
 };
 use transload_cuda_sys::{DriverError, try_in_current};
-use transload_memory::lift;
+use transload_memory::{OperationCalls, lift};
 
 use super::driver_calls::{
     DriverAddress, DriverCalls, INVALID_VALUE, SMALL, copy, copy_after, copy_once, driver_address, reachable,
@@ -226,13 +226,19 @@ impl CudaStream {
                 start = Some(own.record_start(asked_for, counted).map_err(lift)?);
             }
         }
-        let sample = sample.map(|sample| (sample, early.unwrap_or_else(|| own.stamp())));
+        let sample = sample.map(|mut sample| {
+            let begin = early.unwrap_or_else(|| own.stamp());
+            let recorded = OperationCalls::begin();
+            recorded.iter().for_each(|recorded| sample.set_id(recorded.id()));
+            (sample, begin, recorded)
+        });
         let mut in_flight = false;
         // SAFETY: the caller keeps the operation's buffers alive and undisturbed until the fence is over; lengths were
         // checked to agree.
         let made = unsafe { calls.make(own.raw(), &mut in_flight) };
         // Before the fence's event, so that the end is known once the fence is complete.
-        let sample = sample.filter(|_| made.is_ok()).map(|(sample, begin)| {
+        let sample = sample.filter(|_| made.is_ok()).map(|(sample, begin, recorded)| {
+            drop(recorded);
             let end = own.stamp();
             (sample, begin.and_then(|begin| Ok((begin, end?))))
         });

@@ -15,7 +15,7 @@ use transload_core::{Backend, Observer, Result};
 pub use transload_profiler::*;
 
 pub(crate) use self::{
-    recording::{Recording, trace_variable},
+    recording::{Recording, are_engines_wanted, trace_variable},
     slot::ObserverSlot,
 };
 use crate::{Runtime, families};
@@ -27,6 +27,10 @@ use crate::{Runtime, families};
 /// processes do not disturb each other. All operations are timed, up to a million slices. A file that cannot be written is an event
 /// ([`TRACE_FAILED`](crate::backend::events::TRACE_FAILED)) and a line on the standard error stream, and nothing else fails. Unset or empty, nothing is recorded.
 pub const TRACE_VARIABLE: &str = "TRANSLOAD_TRACE";
+
+/// If this variable is set next to [`TRACE_VARIABLE`], a trace has the exact spans of engines too ([`StreamProfiler::record_engines`]): `transload trace --engines`
+/// sets it. If they cannot be recorded, the trace goes without, and a line on the standard error stream says why.
+pub const TRACE_ENGINES_VARIABLE: &str = "TRANSLOAD_TRACE_ENGINES";
 
 /// The profiler of a runtime, by [`Runtime::profile`]: a [`StreamProfiler`] that knows all its devices and transfers. Dropping it ends the
 /// profiling; it may outlive the runtime.

@@ -14,7 +14,7 @@ use std::{
 use transload_core::{Error, ErrorKind, OperationSampling, Result, events::report};
 use transload_profiler::{ProfilerOptions, TraceContents, TraceFormat, TraceOptions};
 
-use super::{RuntimeProfiler, TRACE_VARIABLE};
+use super::{RuntimeProfiler, TRACE_ENGINES_VARIABLE, TRACE_VARIABLE};
 use crate::Runtime;
 
 /// Longest time for which the end of the process waits for the end of its traces.
@@ -26,6 +26,11 @@ static OPEN: Mutex<Vec<Weak<Recording>>> = Mutex::new(Vec::new());
 /// Returns where the environment asks for traces.
 pub(crate) fn trace_variable() -> Option<PathBuf> {
     env::var_os(TRACE_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// Returns whether the environment asks for records of engines.
+pub(crate) fn are_engines_wanted() -> bool {
+    env::var_os(TRACE_ENGINES_VARIABLE).is_some_and(|wanted| !wanted.is_empty())
 }
 
 /// A trace that is being written, until it is dropped or the process ends.
@@ -52,6 +57,12 @@ impl Recording {
     fn start(runtime: &Runtime, path: &Path) -> Result<Arc<Self>> {
         let profiler = runtime.profile(ProfilerOptions::new().sampling(OperationSampling::ALL))?;
         let (file, out) = create(path)?;
+        if are_engines_wanted()
+            && let Err(error) = profiler.record_engines()
+        {
+            let _unseen =
+                writeln!(io::stderr(), "transload: {TRACE_ENGINES_VARIABLE}: not recorded: {error}");
+        }
         profiler.start_trace(BufWriter::new(out), TraceFormat::Perfetto, TraceOptions::new())?;
         let recording = Arc::new(Self { file, process: process::id(), profiler: Mutex::new(Some(profiler)) });
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -12,11 +12,14 @@ use std::{
     sync::OnceLock,
 };
 
-use transload_core::{Error, ErrorKind, Result};
+use transload_core::{EngineRecord, Error, ErrorKind, Result};
 use transload_cuda_sys::{Driver, Library};
 
-use super::regions::{Event, Record};
-use crate::lift;
+use super::activity::{self, Activity};
+use crate::{
+    lift,
+    migrations::{Event, Record},
+};
 
 /// Environment variable with the path of the library; empty counts as not set.
 const PATH_VARIABLE: &str = "TRANSLOAD_CUPTI";
@@ -65,6 +68,8 @@ macro_rules! functions {
         /// The library's functions, with the signatures of the headers; they return 0 or an error code.
         pub(super) struct Cupti {
             $( $field: unsafe extern "C" fn($($argument),*) -> u32, )*
+            /// `cuptiActivityEnableDriverApi`, of newer versions.
+            enable_call: Option<unsafe extern "C" fn(u32, u8) -> u32>,
             origin: String,
         }
 
@@ -79,7 +84,11 @@ macro_rules! functions {
                         std::mem::transmute::<NonNull<c_void>, unsafe extern "C" fn($($argument),*) -> u32>(address)
                     };
                 )*
-                Ok(Self { $( $field, )* origin })
+                let enable_call = find(c"cuptiActivityEnableDriverApi").map(|address| {
+                    // SAFETY: as above.
+                    unsafe { std::mem::transmute::<NonNull<c_void>, unsafe extern "C" fn(u32, u8) -> u32>(address) }
+                });
+                Ok(Self { $( $field, )* enable_call, origin })
             }
         }
     };
@@ -97,15 +106,34 @@ functions! {
     flush = c"cuptiActivityFlushAll": fn(u32);
     next = c"cuptiActivityGetNextRecord": fn(*mut u8, usize, *mut *mut Counter);
     dropped = c"cuptiActivityGetNumDroppedRecords": fn(*mut c_void, u32, *mut usize);
+    timestamp = c"cuptiGetTimestamp": fn(*mut u64);
+    push = c"cuptiActivityPushExternalCorrelationId": fn(u32, u64);
+    pop = c"cuptiActivityPopExternalCorrelationId": fn(u32, *mut u64);
 }
 
 /// The process's single subscription to the library.
 #[derive(Debug)]
 pub(super) struct Subscriber(usize);
 
-/// Returns an error that says why the counters are unavailable.
-pub(super) fn unavailable(reason: impl AsRef<str>) -> Error {
-    let text = format!("migration counters are unavailable: {}", reason.as_ref());
+/// What the library records, and for which listeners.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Migrations and page faults of unified memory.
+    Migrations,
+    /// Copies, fills and kernels.
+    Activities,
+}
+
+/// A record of one of these.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum AnyRecord {
+    Migration(Record),
+    Activity(EngineRecord),
+}
+
+/// Returns an error that says why CUPTI's records are unavailable.
+pub(crate) fn unavailable(reason: impl AsRef<str>) -> Error {
+    let text = format!("CUPTI's records are unavailable: {}", reason.as_ref());
     Error::new(ErrorKind::Unsupported, text)
 }
 
@@ -195,17 +223,53 @@ impl Cupti {
         self.check("cuptiActivityRegisterCallbacks", code)
     }
 
-    /// Starts the counters of migrations and faults, for all devices.
-    pub(super) fn start(&self) -> Result<()> {
-        self.configure(1)?;
-        // SAFETY: the call accepts any number.
-        self.check("cuptiActivityEnable", unsafe { (self.enable)(KIND) })
+    /// Starts the records of a source, for all devices. On an error, [`stop`](Self::stop) it.
+    ///
+    /// # Errors
+    /// `Unsupported` with the cause.
+    pub(super) fn start(&self, source: Source) -> Result<()> {
+        match source {
+            Source::Migrations => {
+                self.configure(1)?;
+                self.enable(KIND)
+            }
+            Source::Activities => {
+                let mut version = 0;
+                // SAFETY: the out pointer is valid for the call.
+                self.check("cuptiGetVersion", unsafe { (self.version)(&mut version) })?;
+                if version < activity::OLDEST {
+                    let text = format!(
+                        "{} has version {version}; those of CUDA 11.7 and later name engines",
+                        self.origin
+                    );
+                    return Err(unavailable(text));
+                }
+                activity::KINDS.into_iter().try_for_each(|kind| self.enable(kind))?;
+                for call in activity::UNRECORDED_CALLS {
+                    // SAFETY: the call accepts any number. If it is refused, there are more records.
+                    let _refused = self.enable_call.map(|enable| unsafe { enable(call, 0) });
+                }
+                Ok(())
+            }
+        }
     }
 
-    pub(super) fn stop(&self) -> Result<()> {
+    /// Stops them, and returns the first error.
+    pub(super) fn stop(&self, source: Source) -> Result<()> {
+        match source {
+            Source::Migrations => self.disable(KIND).and(self.configure(0)),
+            Source::Activities => activity::KINDS.map(|kind| self.disable(kind)).into_iter().collect(),
+        }
+    }
+
+    fn enable(&self, kind: u32) -> Result<()> {
         // SAFETY: the call accepts any number.
-        let disabled = self.check("cuptiActivityDisable", unsafe { (self.disable)(KIND) });
-        disabled.and(self.configure(0))
+        self.check("cuptiActivityEnable", unsafe { (self.enable)(kind) })
+    }
+
+    fn disable(&self, kind: u32) -> Result<()> {
+        // SAFETY: the call accepts any number.
+        self.check("cuptiActivityDisable", unsafe { (self.disable)(kind) })
     }
 
     fn configure(&self, enable: u32) -> Result<()> {
@@ -218,17 +282,37 @@ impl Cupti {
         self.check("cuptiActivityConfigureUnifiedMemoryCounter", code)
     }
 
-    /// Delivers all records of completed work to `completed` before returning.
-    pub(super) fn flush(&self) -> Result<()> {
+    /// Delivers records to `completed` before returning: all of completed work with `forced`, which includes those of work in flight, as incomplete
+    /// ones; else those of buffers without any.
+    pub(super) fn flush(&self, forced: bool) -> Result<()> {
         // SAFETY: the callbacks were registered.
-        self.check("cuptiActivityFlushAll", unsafe { (self.flush)(FLUSH_FORCED) })
+        self.check("cuptiActivityFlushAll", unsafe { (self.flush)(if forced { FLUSH_FORCED } else { 0 }) })
+    }
+
+    /// Returns the time of the records' clock, in nanoseconds.
+    pub(super) fn timestamp(&self) -> Result<u64> {
+        let mut time = 0;
+        // SAFETY: the out pointer is valid for the call.
+        self.check("cuptiGetTimestamp", unsafe { (self.timestamp)(&mut time) }).map(|()| time)
+    }
+
+    /// Has later driver calls of the calling thread recorded as those of an operation. Returns whether they are.
+    pub(super) fn push_operation(&self, id: u64) -> bool {
+        // SAFETY: the call accepts any number.
+        unsafe { (self.push)(activity::OURS, id) == 0 }
+    }
+
+    /// Ends what [`push_operation`](Self::push_operation) began last on the calling thread.
+    pub(super) fn pop_operation(&self) {
+        // SAFETY: the library accepts a null pointer if the id is not wanted.
+        let _ = unsafe { (self.pop)(activity::OURS, ptr::null_mut()) };
     }
 
     /// Reads a buffer's records and returns how many were not understood.
     ///
     /// # Safety
     /// * The library completed the buffer with this many valid bytes.
-    pub(super) unsafe fn read(&self, buffer: *mut u8, valid: usize, mut each: impl FnMut(Record)) -> u64 {
+    pub(super) unsafe fn read(&self, buffer: *mut u8, valid: usize, mut each: impl FnMut(AnyRecord)) -> u64 {
         let mut record: *mut Counter = ptr::null_mut();
         let mut unknown = 0;
         // SAFETY: the caller's promise; the record is null or the one before.
@@ -237,9 +321,15 @@ impl Cupti {
             if start.checked_add(size_of::<u32>()).is_none_or(|end| end > valid) {
                 return unknown + 1;
             }
-            // SAFETY: each record begins with its kind, which was just found to lie within the valid bytes.
-            if unsafe { record.cast::<u32>().read_unaligned() } != KIND {
-                // Another user enabled that kind: it may be shorter, and is not ours.
+            // SAFETY: the library wrote this many bytes from the buffer's start, within which the record begins.
+            let bytes = unsafe { std::slice::from_raw_parts(record.cast::<u8>(), valid - start) };
+            if bytes.first_chunk().map(|kind| u32::from_ne_bytes(*kind)) != Some(KIND) {
+                match activity::read(bytes) {
+                    Activity::Known(record) => each(AnyRecord::Activity(record)),
+                    Activity::Incomplete => unknown += 1,
+                    // Another user enabled that kind.
+                    Activity::Foreign => {}
+                }
                 continue;
             }
             if start.checked_add(size_of::<Counter>()).is_none_or(|end| end > valid) {
@@ -248,7 +338,10 @@ impl Cupti {
             // SAFETY: the record was just found to lie within the valid bytes.
             let counter = unsafe { record.read_unaligned() };
             match event(&counter) {
-                Some(event) => each(Record { address: counter.address, event }),
+                Some(event) => {
+                    let times = (counter.start, counter.end);
+                    each(AnyRecord::Migration(Record { address: counter.address, event, times }));
+                }
                 None => unknown += 1,
             }
         }

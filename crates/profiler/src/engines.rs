@@ -1,0 +1,482 @@
+//! What engines did, by a driver's own records, and to which timed operations it belongs.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    mem,
+    time::{Duration, Instant},
+};
+
+use transload_core::{
+    DeviceId, Engine, EngineRecord, EngineRecording, EngineTask, EngineWork, OperationId, OperationInfo,
+    OperationKind, Result, TimelineId, TransferId, TransferPath,
+};
+
+use crate::{
+    busy::BusyTime,
+    clock_map::{ClockMap, since as since_origin},
+    idle_links::IdleLinks,
+    inbox::QueueKey,
+    migrations::Migrations,
+    pending::Enqueued,
+    report::{Direction, EngineReport, GapReport},
+    stream::KindTimes,
+    timeline::{DrawnMigration, DrawnWork, TimelineTrace},
+};
+
+/// Time between two requests for records, each of which takes milliseconds.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// Requests, and time, after which work that no call is known for belongs to nobody here, and an operation has no records.
+const PATIENCE: u64 = 3;
+const PATIENCE_TIME: Duration = Duration::from_secs(1);
+/// Calls whose operations are kept, and work that waits for its call.
+const CALLS: usize = 1 << 16;
+/// What an event span may differ by from the exact one to agree with it, and in hundredths of that.
+const AGREEMENT: (u64, u64) = (2_000, 100);
+
+struct Recorded {
+    recording: Box<dyn EngineRecording>,
+    simulated: bool,
+    map: ClockMap,
+}
+
+/// A timed operation whose records are not complete.
+struct Timed {
+    /// Of which stream and kind, for what is accounted.
+    operation: TimedOperation,
+    /// Length of its event span, and since when it is known.
+    ran: Option<(u64, Since)>,
+    exact: Option<Exact>,
+}
+
+/// A moment, and how many requests had been made.
+#[derive(Clone, Copy)]
+struct Since {
+    requests: u64,
+    at: Instant,
+}
+
+/// What is known of an operation's work.
+#[derive(Clone, Copy)]
+struct Exact {
+    /// From the first begin to the last end.
+    span: (i64, i64),
+    /// Of which recording.
+    recording: usize,
+    /// Whether all of it is a copy engine's.
+    is_copied: bool,
+}
+
+#[derive(Clone, Copy)]
+struct TimedOperation {
+    queue: QueueKey,
+    info: OperationInfo,
+    transfer: Option<TransferId>,
+    submitted: Instant,
+}
+
+#[derive(Default)]
+struct EngineTotals {
+    spans: u64,
+    bytes: u64,
+    busy: BusyTime,
+}
+
+/// An operation whose exact span is known.
+pub(crate) struct ExactOperation {
+    pub(crate) stream: TimelineId,
+    pub(crate) kind: OperationKind,
+    exact: u64,
+    ran: u64,
+}
+
+impl ExactOperation {
+    /// Adds it to the times of its stream's kind.
+    pub(crate) fn add_to(&self, kind: &mut KindTimes) {
+        kind.exact.add(self.exact);
+        let (absolute, hundredths) = AGREEMENT;
+        kind.agreeing += u64::from(self.ran.abs_diff(self.exact) <= absolute + self.exact / hundredths);
+    }
+}
+
+/// How long records are waited for.
+#[derive(Clone, Copy)]
+struct Patience(Duration);
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self(PATIENCE_TIME)
+    }
+}
+
+impl Since {
+    fn is_over(&self, requests: u64, patience: Patience) -> bool {
+        requests - self.requests >= PATIENCE && self.at.elapsed() >= patience.0
+    }
+}
+
+/// Recordings of backends, and what is known by them.
+#[derive(Default)]
+pub(crate) struct Engines {
+    recordings: Vec<Recorded>,
+    /// Operations by driver call.
+    calls: BTreeMap<u64, OperationId>,
+    timed: BTreeMap<OperationId, Timed>,
+    /// Work whose operation is not known, with its recording.
+    waiting: VecDeque<(Since, usize, EngineWork)>,
+    totals: BTreeMap<(DeviceId, Direction, Option<Engine>), EngineTotals>,
+    requests: u64,
+    patience: Patience,
+    last: Option<Instant>,
+    lost: u64,
+    /// The clock of a recording that ended.
+    former: Option<ClockMap>,
+    pub(crate) links: IdleLinks,
+    pub(crate) migrations: Migrations,
+    /// Why migrations are not recorded.
+    pub(crate) without_migrations: Option<String>,
+    origin: Option<Instant>,
+}
+
+impl Engines {
+    /// Begins to request the records of a recording, of devices that are simulated or not.
+    pub(crate) fn add(
+        &mut self,
+        recording: Box<dyn EngineRecording>,
+        simulated: bool,
+        origin: Instant,
+    ) -> Result<()> {
+        let map = ClockMap::new(recording.clock().clone(), origin)?;
+        self.origin = Some(origin);
+        self.without_migrations = recording.records_migrations().err().map(|error| error.to_string());
+        self.recordings.push(Recorded { recording, simulated, map });
+        Ok(())
+    }
+
+    fn now(&self) -> Since {
+        Since { requests: self.requests, at: Instant::now() }
+    }
+
+    pub(crate) fn is_recording(&self) -> bool {
+        !self.recordings.is_empty()
+    }
+
+    /// Ends all recordings. What is known stays.
+    pub(crate) fn stop(&mut self) -> Vec<Box<dyn EngineRecording>> {
+        self.timed.clear();
+        self.waiting.clear();
+        let stopped =
+            mem::take(&mut self.recordings).into_iter().map(|Recorded { recording, map, .. }| {
+                self.former = Some(map);
+                recording
+            });
+        stopped.collect()
+    }
+
+    /// Takes a timed operation that was enqueued by `submitted`. Of more than `capacity`, those without records are forgotten.
+    pub(crate) fn enqueued(
+        &mut self,
+        id: Option<OperationId>,
+        operation: &Enqueued,
+        submitted: Instant,
+        capacity: usize,
+    ) {
+        let Some(id) = id.filter(|_| self.is_recording()) else { return };
+        if self.timed.len() >= capacity {
+            self.timed.pop_first();
+        }
+        let Enqueued { queue, info, transfer, .. } = operation;
+        let (queue, info, transfer) = (*queue, *info, *transfer);
+        let operation = TimedOperation { queue, info, transfer, submitted };
+        self.timed.insert(id, Timed { operation, ran: None, exact: None });
+    }
+
+    /// Takes how long an operation ran by its stamps; `None` if that will not be known.
+    pub(crate) fn ended(&mut self, id: Option<OperationId>, ran: Option<u64>) {
+        let Some(id) = id else { return };
+        match ran {
+            None => _ = self.timed.remove(&id),
+            Some(ran) => {
+                let since = self.now();
+                self.timed.get_mut(&id).into_iter().for_each(|timed| timed.ran = Some((ran, since)));
+            }
+        }
+    }
+
+    /// Requests records if that is due, or with `now` in any case. Returns the operations whose exact spans are known since.
+    pub(crate) fn collect(
+        &mut self,
+        now: bool,
+        mut trace: Option<&mut TimelineTrace>,
+    ) -> Vec<ExactOperation> {
+        let is_due = self.last.is_none_or(|last| last.elapsed() >= INTERVAL);
+        if self.recordings.is_empty() || !(now || is_due) {
+            return Vec::new();
+        }
+        self.last = Some(Instant::now());
+        self.requests += 1;
+        let (mut records, since) = (Vec::new(), self.now());
+        for (index, recorded) in self.recordings.iter_mut().enumerate() {
+            // Of a library that fails there are none.
+            let lost = recorded.recording.take(&mut records).unwrap_or_default();
+            self.lost = self.lost.saturating_add(lost);
+            // After its records, all of which it covers.
+            let _unread = recorded.map.read();
+            for record in records.drain(..) {
+                match record {
+                    EngineRecord::Called { call, operation } => {
+                        self.calls.insert(call, operation);
+                        if self.calls.len() > CALLS {
+                            self.calls.pop_first();
+                        }
+                    }
+                    EngineRecord::Worked(work) => {
+                        let direction = direction(work.task);
+                        self.totals.entry((work.device, direction, work.engine)).or_default().add(&work);
+                        if work.engine == Some(Engine::Copy) {
+                            let map = &recorded.map;
+                            let span = (map.convert(work.begin).at, map.convert(work.end).at);
+                            self.links.used(work.device, direction, span);
+                        }
+                        self.waiting.push_back((since, index, work));
+                    }
+                    EngineRecord::Migrated(migration) => {
+                        let (map, simulated) = (&recorded.map, recorded.simulated);
+                        let (begin, end) = (map.convert(migration.begin), map.convert(migration.end));
+                        let (span, error) = ((begin.at, end.at.max(begin.at)), begin.error);
+                        self.migrations.migrated(&migration, span);
+                        if let Some(trace) = trace.as_mut() {
+                            let buffer = self.migrations.name_of(migration.address);
+                            let migration = &migration;
+                            trace.migration(&DrawnMigration { migration, buffer, simulated, span, error });
+                        }
+                    }
+                    EngineRecord::Faulted(faults) => self.migrations.faulted(&faults),
+                    _ => {}
+                }
+            }
+        }
+        self.match_work(&mut trace);
+        self.take_exact()
+    }
+
+    /// Gives work to its operations. Work of others is drawn once no call of it is to come.
+    fn match_work(&mut self, trace: &mut Option<&mut TimelineTrace>) {
+        for (since, recording, work) in mem::take(&mut self.waiting) {
+            let id = self.calls.get(&work.call);
+            let timed = id.and_then(|id| self.timed.get_mut(id));
+            let is_crowded = self.waiting.len() >= CALLS;
+            if timed.is_none() && !is_crowded && !since.is_over(self.requests, self.patience) {
+                self.waiting.push_back((since, recording, work));
+                continue;
+            }
+            let transfer = timed.as_ref().and_then(|timed| timed.operation.transfer);
+            if let Some(timed) = timed {
+                let is_copied = work.engine == Some(Engine::Copy);
+                let known =
+                    timed.exact.get_or_insert(Exact { span: (work.begin, work.end), recording, is_copied });
+                known.span = (known.span.0.min(work.begin), known.span.1.max(work.end));
+                known.is_copied &= is_copied;
+            }
+            let Some(Recorded { simulated, map, .. }) = self.recordings.get(recording) else { continue };
+            let (begin, end) = (map.convert(work.begin), map.convert(work.end));
+            let (span, error) = ((begin.at, end.at.max(begin.at)), begin.error);
+            let direction = direction(work.task);
+            if let Some(trace) = trace.as_mut() {
+                let (work, simulated) = (&work, *simulated);
+                trace.work(&DrawnWork { work, direction, transfer, simulated, span, error });
+            }
+        }
+    }
+
+    /// Takes the operations of which a request was made since their ends were known, with their exact spans.
+    fn take_exact(&mut self) -> Vec<ExactOperation> {
+        let mut known = Vec::new();
+        let Self { timed, recordings, links, requests, patience, origin, .. } = self;
+        timed.retain(|_, timed| {
+            let Timed { operation: TimedOperation { queue, info, submitted, .. }, ran, exact } = *timed;
+            let Some((ran, since)) = ran.filter(|(_, since)| since.requests < *requests) else {
+                return true;
+            };
+            let Some(Exact { span: (begin, end), recording, is_copied }) = exact else {
+                return !since.is_over(*requests, *patience);
+            };
+            let exact = (end - begin).max(0).cast_unsigned();
+            known.push(ExactOperation { stream: queue.id, kind: info.kind, exact, ran });
+            if let (true, Some((src, dst)), Some(recorded), Some(origin)) =
+                (is_copied, info.path, recordings.get(recording), *origin)
+            {
+                let span = (recorded.map.convert(begin).at, recorded.map.convert(end).at);
+                let copied = (TransferPath::new(src, dst), info.bytes);
+                links.copied((queue.device, queue.simulated), copied, since_origin(origin, submitted), span);
+            }
+            false
+        });
+        known
+    }
+
+    /// Returns the records that are missing for lack of room, or since they were not complete.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    pub(crate) fn reports(&self) -> Vec<EngineReport> {
+        let map = self.recordings.first().map(|it| &it.map).or(self.former.as_ref());
+        let reports = self.totals.iter().map(|((device, direction, engine), totals)| {
+            let busy = totals.busy.summary();
+            let gaps = busy.gaps.iter().map(|gap| GapReport {
+                begin_ns: map.map_or(gap.begin, |map| map.convert(gap.begin).at),
+                length_ns: gap.length,
+            });
+            EngineReport {
+                device: *device,
+                direction: *direction,
+                engine: *engine,
+                spans: totals.spans,
+                bytes: totals.bytes,
+                whole_ns: busy.whole,
+                busy_ns: busy.union,
+                total_ns: busy.sum,
+                is_cut: busy.is_cut,
+                gaps: gaps.collect(),
+            }
+        });
+        reports.collect()
+    }
+}
+
+impl EngineTotals {
+    fn add(&mut self, work: &EngineWork) {
+        self.spans += 1;
+        self.bytes = self.bytes.saturating_add(work.bytes);
+        self.busy.add(work.begin, work.end);
+    }
+}
+
+fn direction(task: EngineTask) -> Direction {
+    match task {
+        EngineTask::CopyToDevice => Direction::ToDevice,
+        EngineTask::CopyFromDevice => Direction::FromDevice,
+        EngineTask::CopyWithin => Direction::Within,
+        _ => Direction::Compute,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+    use transload_core::{
+        DeviceClock, Error, ErrorKind, MemoryKind, OperationKind, Place, Stamp, StreamPriority,
+        next_timeline_id,
+    };
+
+    use super::*;
+
+    type Batches = Arc<Mutex<VecDeque<Result<(Vec<EngineRecord>, u64)>>>>;
+
+    /// Delivers a batch at each request.
+    struct Fake {
+        clock: Arc<dyn DeviceClock>,
+        batches: Batches,
+    }
+
+    impl EngineRecording for Fake {
+        fn clock(&self) -> &Arc<dyn DeviceClock> {
+            &self.clock
+        }
+
+        fn records_migrations(&self) -> Result<()> {
+            Ok(())
+        }
+
+        fn take(&self, records: &mut Vec<EngineRecord>) -> Result<u64> {
+            let Some(batch) = self.batches.lock().pop_front() else { return Ok(0) };
+            let (batch, lost) = batch?;
+            records.extend(batch);
+            Ok(lost)
+        }
+    }
+
+    const DEVICE: DeviceId = DeviceId::Other("gpu", 0);
+
+    fn engines() -> (Engines, Batches) {
+        let (patience, batches) = (Patience(Duration::ZERO), Batches::default());
+        let mut engines = Engines { patience, ..Engines::default() };
+        let clock = Arc::clone(Stamp::of_host(Instant::now()).clock());
+        engines.add(Box::new(Fake { clock, batches: Arc::clone(&batches) }), false, Instant::now()).unwrap();
+        (engines, batches)
+    }
+
+    fn work(call: u64, (begin, end): (i64, i64)) -> EngineRecord {
+        let (task, engine) = (EngineTask::CopyToDevice, Some(Engine::Copy));
+        EngineRecord::Worked(EngineWork { call, device: DEVICE, task, engine, bytes: 10, begin, end })
+    }
+
+    fn called(call: u64, operation: OperationId) -> EngineRecord {
+        EngineRecord::Called { call, operation }
+    }
+
+    /// A timed copy that was enqueued, and ran for so long if it ended.
+    fn copied(engines: &mut Engines, ran: Option<u64>) -> OperationId {
+        let (id, priority) = (next_timeline_id(), StreamPriority::Normal);
+        let queue = QueueKey { id, device: DEVICE, priority, simulated: false };
+        let path = (Place::new(DeviceId::Cpu, MemoryKind::Pinned), Place::new(DEVICE, MemoryKind::Device));
+        let info =
+            OperationInfo { path: Some(path), bytes: 10, ..OperationInfo::of_kind(OperationKind::Copy) };
+        let (operation, now) = (OperationId::next(), Instant::now());
+        let (name, transfer, id) = (None, None, Some(operation));
+        engines.enqueued(id, &Enqueued { queue, name, info, transfer, id, enqueued: now }, now, 64);
+        if ran.is_some() {
+            engines.ended(id, ran);
+        }
+        operation
+    }
+
+    /// Returns the exact and the events' lengths that one more request tells.
+    fn collect(engines: &mut Engines) -> Vec<(u64, u64)> {
+        engines.collect(true, None).iter().map(|it| (it.exact, it.ran)).collect()
+    }
+
+    #[test]
+    fn records_are_matched_in_any_order() {
+        let (mut engines, batches) = engines();
+        let (one, two) = (copied(&mut engines, None), copied(&mut engines, Some(700)));
+        let batch = |records: Vec<EngineRecord>| batches.lock().push_back(Ok((records, 0)));
+        // Work before its call; two pieces of work; and calls without work.
+        batch(vec![work(1, (100, 200)), called(3, two), called(4, one)]);
+        batch(vec![called(1, one), work(3, (1000, 1300))]);
+        batch(vec![called(2, one), work(2, (250, 600))]);
+        assert_eq!(collect(&mut engines), []);
+        assert_eq!(collect(&mut engines), [(300, 700)]);
+        assert_eq!(collect(&mut engines), [], "its end is not known by its stamps");
+        engines.ended(Some(one), Some(510));
+        assert_eq!(collect(&mut engines), [(500, 510)]);
+        let [report] = &engines.reports()[..] else { panic!() };
+        assert_eq!((report.spans, report.bytes, report.busy_ns, report.whole_ns), (3, 30, 750, 1200));
+        assert!(engines.timed.is_empty() && engines.waiting.is_empty());
+    }
+
+    #[test]
+    fn operation_without_records_and_work_of_others_are_not_kept() {
+        let (mut engines, batches) = engines();
+        let (unrecorded, failed) = (copied(&mut engines, Some(5)), copied(&mut engines, None));
+        engines.ended(Some(failed), None);
+        batches.lock().push_back(Ok((vec![work(9, (1, 2)), work(8, (3, 4))], 7)));
+        batches.lock().push_back(Err(Error::new(ErrorKind::Unsupported, "the library failed")));
+        (0..=PATIENCE).for_each(|_| assert_eq!(collect(&mut engines), []));
+        assert!(engines.timed.is_empty() && engines.waiting.is_empty());
+        assert_eq!((engines.lost(), engines.reports()[0].spans), (7, 2));
+        // What comes too late is an engine's, and no operation's.
+        batches.lock().push_back(Ok((vec![called(5, unrecorded), work(5, (10, 20))], 0)));
+        (0..=PATIENCE).for_each(|_| assert_eq!(collect(&mut engines), []));
+        assert_eq!(engines.reports()[0].spans, 3);
+        (0..100).for_each(|_| _ = copied(&mut engines, None));
+        assert_eq!(engines.timed.len(), 64, "bounded");
+        assert_eq!(engines.stop().len(), 1);
+        assert!(!engines.is_recording() && engines.timed.is_empty());
+        copied(&mut engines, Some(5));
+        assert!(engines.timed.is_empty(), "nothing is recorded");
+        assert_eq!((collect(&mut engines), engines.reports()[0].spans), (vec![], 3));
+    }
+}
