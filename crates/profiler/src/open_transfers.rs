@@ -67,7 +67,8 @@ impl OpenTransfers {
         let open = self.open.entry(id.get()).or_default();
         let took = report.submitting.map_or(0, |took| i64::try_from(took.as_nanos()).unwrap_or(i64::MAX));
         let enqueued = begun.saturating_add(took);
-        (open.incomplete, open.idle) = (enqueued, 0);
+        // A short one may be complete before the call that submits it returns.
+        (open.incomplete, open.idle) = (begun, 0);
         if end.is_none() {
             open.complete = Some(enqueued);
         }
@@ -150,5 +151,38 @@ impl OpenTransfer {
         let seen = seen.max(begun);
         let end = operated.filter(|end| (incomplete..=seen).contains(end)).unwrap_or(seen);
         Some(EndedTransfer { report, begun, end: end.max(begun), seen, is_failed, is_dropped })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use transload_core::{
+        DeviceId, MemoryKind, Place, TransferId, TransferMethod, TransferPath, TransferReport,
+    };
+
+    use super::*;
+
+    /// Returns the end of a transfer that was submitted from 100 to 400 ns, whose operation ended at `operated`, and which was seen
+    /// complete at 900.
+    fn end_of(operated: i64) -> i64 {
+        let host = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+        let path = TransferPath::new(host, host);
+        let mut report = TransferReport::planned(path, TransferMethod::DirectCopy, DeviceId::Cpu, 1);
+        (report.id, report.submitting) = (TransferId::if_wanted(true), Some(Duration::from_nanos(300)));
+        let (id, mut open) = (report.id, OpenTransfers::default());
+        open.enqueued(id, 8);
+        assert!(open.submitted(report, 100, None, 8));
+        open.operated(id, Some(operated));
+        open.open.values_mut().for_each(|open| open.complete = Some(900));
+        open.ended(1000, true).pop().unwrap_or_else(|| unreachable!("it ended")).end
+    }
+
+    #[test]
+    fn transfer_ends_with_its_last_operation_also_within_its_submission() {
+        assert_eq!([150, 500].map(end_of), [150, 500]);
+        // Clocks are off.
+        assert_eq!([50, 1500].map(end_of), [900, 900]);
     }
 }
