@@ -8,8 +8,8 @@ import html
 import sys
 from collections import defaultdict
 
-WIDTH, LEFT, ROW, HEAD = 1000, 190, 18, 26
-COLOURS = {"launch": "#4f7cac", "kernel": "#4f7cac", "copy": "#c8553d", "fill": "#8f8f8f", "wait": "#b8a13a"}
+WIDTH, LEFT, ROW, HEAD = 1000, 240, 18, 26
+COLOURS = {"kernel": "#4f7cac", "copy": "#c8553d", "fill": "#8f8f8f"}
 STYLE = (
     "text{font:11px sans-serif;fill:#222}.a{stroke:#ccc}.b{fill:#fff}"
     "@media(prefers-color-scheme:dark){text{fill:#ddd}.a{stroke:#444}.b{fill:#181818}}"

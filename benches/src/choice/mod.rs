@@ -71,7 +71,7 @@ impl Cell {
     }
 }
 
-fn manager(fixture: &Fixture<'_>) -> Result<CrossBackendTransferManager> {
+pub(crate) fn manager(fixture: &Fixture<'_>) -> Result<CrossBackendTransferManager> {
     let ordinals = cuda::pair(fixture.device.ordinal())?;
     // The measured copies would correct what they are compared with.
     let manager = CrossBackendTransferManager::builder().refinement(false).registration(false).build();
@@ -132,7 +132,7 @@ fn regret(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
 }
 
 /// Fails if memory is still allocated.
-fn finished(manager: &CrossBackendTransferManager) -> Result<()> {
+pub(crate) fn finished(manager: &CrossBackendTransferManager) -> Result<()> {
     manager.drain()?;
     for (name, counts) in manager.resource_counts() {
         ensure!(counts.is_empty(), "still allocated in the {name} backend: {counts}");

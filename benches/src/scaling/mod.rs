@@ -4,6 +4,7 @@
 //! Each is compared with raw calls or the same work alone, in one run. The host's rows need no device, so they are never
 //! simulated.
 
+mod advising;
 mod allocating;
 mod awaiting;
 mod blocked;
@@ -51,6 +52,7 @@ pub(crate) const PARTS: Parts = (
         ("planning", planning::rows),
         ("awaiting", awaiting::rows),
         ("profiling", profiling::rows),
+        ("advice", advising::rows),
         ("large copies", large::rows),
     ],
 );

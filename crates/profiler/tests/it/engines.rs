@@ -333,7 +333,9 @@ fn copies_go_on_after_engines_were_recorded() {
     profiler.disable();
     time("afterwards");
     let report = profiler.get_comprehensive_report();
-    assert_eq!(report.engines[0].spans, u64::from(copies), "{report}");
+    // A driver lets some short copies of pinned memory to a kernel.
+    let spans = report.engines.iter().map(|engine| engine.spans).sum::<u64>();
+    assert_eq!(spans, u64::from(copies), "{report}");
 }
 
 /// Copies and fills of a stream, and the sums of their spans.

@@ -80,6 +80,10 @@ fn child() {
 
 #[test]
 fn ranges_are_balanced_however_transfers_end() {
+    if harness::is_real() {
+        println!("skipped: needs the software driver");
+        return;
+    }
     let folder = env::temp_dir().join(format!("transload-nvtx-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let (library, log) = (folder.join("libinjection.so"), folder.join("log"));

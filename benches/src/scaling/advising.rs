@@ -1,0 +1,150 @@
+//! Advice of the profiler, followed: how far the time that is saved is from what was promised.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use transload_backend_cpu::CpuBackend;
+use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
+use transload_core::{Backend, MemoryKind, OperationSampling, RawBuffer, TransferMethod};
+use transload_profiler::{Advice, AdviceKind, ProfilerOptions, ProfilerReport, StreamProfiler};
+use transload_transfer::{CalibrationOptions, CrossBackendTransferManager};
+
+use super::Library;
+use crate::{
+    choice,
+    comparison::Fixture,
+    memory::Memory,
+    row::{Goal, Row, Summary},
+};
+
+/// Goal: saved over promised, or the inverse.
+const KEPT: f64 = 1.25;
+/// Runs as before the advice, and as it says, in turns: one of a pair is one value.
+const RUNS: usize = 10;
+/// Bytes of a long copy, how many there are in a run, and how many others tell of the alternative.
+const LONG: usize = 16 << 20;
+const COPIES: usize = 8;
+const OTHERS: usize = 4;
+/// Bytes and number of small copies in a row.
+const SMALL: usize = 4 << 10;
+const PIECES: usize = 256;
+
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    Ok(vec![pinned(fixture)?, lists(fixture)?])
+}
+
+/// A manager with all its transfers timed.
+struct Profiled {
+    library: Library,
+    profiler: StreamProfiler,
+}
+
+impl Profiled {
+    fn new(fixture: &Fixture<'_>, calibrated: Option<&CrossBackendTransferManager>) -> Result<Self> {
+        let profiler = StreamProfiler::new(ProfilerOptions::new().sampling(OperationSampling::ALL));
+        let builder = CrossBackendTransferManager::builder().registration(false).refinement(false);
+        let manager = builder.observer(profiler.observer()).build();
+        manager.register_backend(CpuBackend::new()?)?;
+        let config = CudaBackendConfig::default().with_devices([fixture.device.ordinal()]);
+        let backend = CudaBackend::open(&config)?;
+        manager.register_backend(Arc::clone(&backend) as _)?;
+        let backend: Arc<dyn Backend> = backend;
+        profiler.attach(&backend)?;
+        if let Some(calibrated) = calibrated {
+            profiler.set_costs(calibrated.costs_reader());
+        }
+        profiler.enable()?;
+        Ok(Self { library: Library { manager, device: fixture.device.id(), peer: None }, profiler })
+    }
+
+    fn pinned_or_not(&self, kind: MemoryKind, bytes: usize) -> Result<[RawBuffer; 2]> {
+        let src = self.library.allocate(kind, bytes)?;
+        Memory::Ours(src.clone()).poison()?;
+        Ok([src, self.library.allocate(MemoryKind::Device, bytes)?])
+    }
+
+    fn copy(&self, [src, dst]: &[RawBuffer; 2], times: usize) -> Result<()> {
+        let direct = TransferMethod::DirectCopy;
+        (0..times)
+            .try_for_each(|_| Ok(self.library.manager.copy(src, dst).method(direct).wait().map(drop)?))
+    }
+
+    fn finish(self) -> Result<ProfilerReport> {
+        self.library.manager.drain()?;
+        let report = self.profiler.get_comprehensive_report();
+        drop(self.profiler);
+        self.library.finish()?;
+        Ok(report)
+    }
+}
+
+/// Returns the nanoseconds that advice of a kind promised, and those that it took until then.
+fn promised(report: &ProfilerReport, is_kind: impl Fn(AdviceKind) -> bool) -> Result<(f64, f64)> {
+    let of = |advice: &&Advice| is_kind(advice.kind) && advice.saving_ns.is_some();
+    let advice = report.advice.iter().find(of).with_context(|| format!("no advice: {report}"))?;
+    Ok((advice.saving_ns.unwrap_or_default() as f64, advice.took_ns as f64))
+}
+
+/// The time in which the links of a report's device were busy.
+fn busy(report: &ProfilerReport) -> f64 {
+    report.directions.iter().map(|direction| direction.busy_ns as f64).sum()
+}
+
+/// Pageable memory, which is to be pinned.
+fn pinned(fixture: &Fixture<'_>) -> Result<Row> {
+    let bytes = fixture.bytes(LONG);
+    let mut found = Vec::new();
+    for _ in 0..fixture.repetitions(RUNS).min(RUNS) {
+        let before = Profiled::new(fixture, None)?;
+        before.copy(&before.pinned_or_not(MemoryKind::Pageable, bytes)?, COPIES)?;
+        before.copy(&before.pinned_or_not(MemoryKind::Pinned, bytes)?, OTHERS)?;
+        let (saving, took) = promised(&before.finish()?, |kind| kind == AdviceKind::PinHostMemory)?;
+        let after = Profiled::new(fixture, None)?;
+        after.copy(&after.pinned_or_not(MemoryKind::Pinned, bytes)?, COPIES)?;
+        found.push((took - busy(&after.finish()?)) / saving);
+    }
+    Ok(row(fixture, "pin", &format!("{COPIES} copies of {bytes} bytes of pageable memory, pinned"), &found))
+}
+
+/// Small copies in a row, which are to be lists.
+fn lists(fixture: &Fixture<'_>) -> Result<Row> {
+    let calibrated = choice::manager(fixture)?;
+    let mut options = CalibrationOptions::new();
+    if fixture.is_simulated() {
+        options = options.largest(64 << 10);
+    }
+    let _unfinished = calibrated.calibrate(&options)?;
+    let pairs = |run: &Profiled| -> Result<Vec<(RawBuffer, RawBuffer)>> {
+        let [src, dst] = run.pinned_or_not(MemoryKind::Pinned, PIECES * SMALL)?;
+        let part = |of: &RawBuffer, at: usize| of.slice(at * SMALL..(at + 1) * SMALL);
+        (0..PIECES).map(|at| Ok((part(&src, at)?, part(&dst, PIECES - 1 - at)?))).collect()
+    };
+    let mut found = Vec::new();
+    for _ in 0..fixture.repetitions(RUNS).min(RUNS) {
+        let before = Profiled::new(fixture, Some(&calibrated))?;
+        let pieces = pairs(&before)?;
+        let copies: Vec<_> =
+            pieces.iter().map(|(src, dst)| before.library.manager.copy(src, dst).submit()).collect();
+        copies.into_iter().try_for_each(|copy| copy.wait().map(drop))?;
+        drop(pieces);
+        let is_lists = |kind| matches!(kind, AdviceKind::UseLists { .. });
+        let (saving, took) = promised(&before.finish()?, is_lists)?;
+        let after = Profiled::new(fixture, None)?;
+        let pieces = pairs(&after)?;
+        after.library.manager.copy_many(&pieces).wait()?;
+        drop(pieces);
+        found.push((took - busy(&after.finish()?)) / saving);
+    }
+    choice::finished(&calibrated)?;
+    let what = format!("{PIECES} copies of {SMALL} bytes submitted in a row, as a list");
+    Ok(row(fixture, "lists", &what, &found))
+}
+
+/// Each value is how much was saved of what was promised.
+fn row(fixture: &Fixture<'_>, id: &str, what: &str, found: &[f64]) -> Row {
+    let off: Vec<_> = found.iter().map(|kept| kept.max(1.0 / kept.max(1e-3))).collect();
+    let what = format!("advice followed: {what}; saved over promised, or the inverse");
+    fixture
+        .row(&format!("advice/{id}"), &what, "advice of the profiler", "x", Summary::of(&off))
+        .with_goal(Some(Goal::AtMost(KEPT)))
+}
