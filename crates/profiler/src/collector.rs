@@ -463,6 +463,7 @@ impl Collector {
             paths,
             clocks,
             lost,
+            engine_clock_error_ns: self.engines.clock_error(),
             engine_records_lost,
             outstanding,
             advice,

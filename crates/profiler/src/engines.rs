@@ -216,8 +216,8 @@ impl Engines {
         self.requests += 1;
         let (mut records, since) = (Vec::new(), self.now());
         for (index, recorded) in self.recordings.iter_mut().enumerate() {
-            // Of a library that fails there are none.
-            let lost = recorded.recording.take(&mut records).unwrap_or_default();
+            // A library that fails has lost some.
+            let lost = recorded.recording.take(&mut records).unwrap_or(1);
             self.lost = self.lost.saturating_add(lost);
             // After its records, all of which it covers.
             let _unread = recorded.map.read();
@@ -317,6 +317,11 @@ impl Engines {
     /// Returns the records that are missing for lack of room, or since they were not complete.
     pub(crate) fn lost(&self) -> u64 {
         self.lost
+    }
+
+    /// Returns the largest error of comparing the records' clock with the host's, as last read.
+    pub(crate) fn clock_error(&self) -> Option<u64> {
+        self.recordings.iter().map(|it| it.map.error()).max()
     }
 
     pub(crate) fn reports(&self) -> Vec<EngineReport> {
@@ -466,7 +471,7 @@ mod tests {
         batches.lock().push_back(Err(Error::new(ErrorKind::Unsupported, "the library failed")));
         (0..=PATIENCE).for_each(|_| assert_eq!(collect(&mut engines), []));
         assert!(engines.timed.is_empty() && engines.waiting.is_empty());
-        assert_eq!((engines.lost(), engines.reports()[0].spans), (7, 2));
+        assert_eq!((engines.lost(), engines.reports()[0].spans), (8, 2));
         // What comes too late is an engine's, and no operation's.
         batches.lock().push_back(Ok((vec![called(5, unrecorded), work(5, (10, 20))], 0)));
         (0..=PATIENCE).for_each(|_| assert_eq!(collect(&mut engines), []));
