@@ -143,7 +143,7 @@ fn recordings_and_trackers_share_the_subscription() {
     };
     let taken = |recording: &ActivityRecording| {
         let mut records = Vec::new();
-        let lost = recording.take(&mut records).unwrap();
+        let lost = recording.take(&mut records, false).unwrap();
         (records, lost)
     };
     let (tracker, recording) =

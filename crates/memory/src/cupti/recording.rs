@@ -99,7 +99,7 @@ impl ActivityRecording {
             used
         });
         // None of these comes later.
-        let _delivered = session::flush();
+        let _delivered = session::flush(true);
         let (devices, received) = (devices.iter().map(|device| device.ordinal()).collect(), Mutex::default());
         let activities = Arc::new(Activities { devices, received });
         session::push_listener(Listener::Activities(Arc::clone(&activities)));
@@ -117,8 +117,8 @@ impl EngineRecording for ActivityRecording {
         self.migrations.clone()
     }
 
-    fn take(&self, records: &mut Vec<EngineRecord>) -> Result<u64> {
-        session::flush_complete()?;
+    fn take(&self, records: &mut Vec<EngineRecord>, all: bool) -> Result<u64> {
+        session::flush(all)?;
         let (received, lost) = std::mem::take(&mut *self.activities.received.lock());
         records.extend(received);
         Ok(lost)
