@@ -302,7 +302,7 @@ impl OpQueue {
     fn pass(&self, sample: Option<OperationSample>, outcome: &Outcome) {
         if let Some(sample) = sample {
             let times = outcome.times.map(|(begin, end)| (Stamp::of_host(begin), Stamp::of_host(end)));
-            self.sink.pass(sample, (self, self.priority), times);
+            self.sink.pass(sample, (self, self.priority), None, times);
         }
     }
 

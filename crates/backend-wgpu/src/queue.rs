@@ -84,7 +84,7 @@ unsafe impl Queue for WgpuQueue {
         }
         if let Some(sample) = sample {
             let times = passed.map(|(begin, end)| (self.stamp_of(begin), self.stamp_of(end)));
-            sink.pass(sample, (&*self.timeline, self.priority), times);
+            sink.pass(sample, (&*self.timeline, self.priority), None, times);
         }
         Ok(self.fence(point))
     }

@@ -117,7 +117,8 @@ fn counters_of_another_tool_are_refused() {
     let error = ActivityRecording::start([&device]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("another user of CUPTI"), "{error}");
-    assert!(OperationCalls::begin().is_none(), "nothing is recorded");
+    OperationCalls::begin();
+    assert_eq!(OperationCalls::end(), None, "nothing is recorded");
     assert_eq!(unsubscribe(other), 0, "the refused start took nothing from it");
     drop(MigrationTracker::start(&device).unwrap());
     drop(device);
@@ -143,7 +144,7 @@ fn recordings_and_trackers_share_the_subscription() {
     };
     let taken = |recording: &ActivityRecording| {
         let mut records = Vec::new();
-        let lost = recording.take(&mut records).unwrap();
+        let lost = recording.take(&mut records, false).unwrap();
         (records, lost)
     };
     let (tracker, recording) =
@@ -153,10 +154,10 @@ fn recordings_and_trackers_share_the_subscription() {
     let other = ActivityRecording::start([&others_device]).unwrap();
     assert_eq!(other.records_migrations().unwrap_err().kind(), ErrorKind::Unsupported);
     recording.records_migrations().unwrap();
-    let calls = OperationCalls::begin().unwrap();
-    let id = calls.id();
+    OperationCalls::begin();
     fill();
-    drop(calls);
+    let id = OperationCalls::end().unwrap();
+    assert_eq!((OperationCalls::take(), OperationCalls::take()), (Some(id), None));
     fill();
     let (records, lost) = taken(&recording);
     let operation = records.iter().find_map(|record| match record {
@@ -188,7 +189,8 @@ fn recordings_and_trackers_share_the_subscription() {
     harness::limit_migration_records(None);
     assert!(lost > 0 && records.len() <= 1, "{lost} lost, {records:?}");
     drop((recording, other));
-    assert!(OperationCalls::begin().is_none(), "nothing is recorded any more");
+    OperationCalls::begin();
+    assert_eq!(OperationCalls::end(), None, "nothing is recorded any more");
     tracker.reset().unwrap();
     prefetch_on(&device, &stream, &buffer, None);
     prefetch_on(&device, &stream, &buffer, Some(device.ordinal()));

@@ -15,7 +15,7 @@ use crate::{
     adviser::{self, Copies},
     busy::BusyTime,
     clock_map::since,
-    engines::Engines,
+    engines::{Engines, Request},
     idle_pinned::IdlePinned,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey, TransferEnd},
     open_transfers::OpenTransfers,
@@ -93,10 +93,7 @@ impl Collector {
         self.streams.values_mut().for_each(Stream::look);
         self.resolve();
         self.count_resolved(read);
-        for operation in self.engines.collect(read, self.trace.as_mut()) {
-            let stream = self.streams.get_mut(&operation.stream);
-            stream.into_iter().for_each(|it| operation.add_to(&mut it.kinds[operation.kind as usize]));
-        }
+        self.request_records(if read { Request::Now } else { Request::IfDue });
         self.release_clocks();
         let ended = self.transfers.ended(now, read);
         let Some(trace) = &mut self.trace else { return };
@@ -353,7 +350,15 @@ impl Collector {
 
     /// Ends what [`record_engines`](Self::record_engines) began. The recordings are to be dropped without the collector's lock.
     pub(crate) fn stop_engines(&mut self) -> Vec<Box<dyn EngineRecording>> {
+        self.request_records(Request::Last);
         self.engines.stop()
+    }
+
+    fn request_records(&mut self, request: Request) {
+        for operation in self.engines.collect(request, self.trace.as_mut()) {
+            let stream = self.streams.get_mut(&operation.stream);
+            stream.into_iter().for_each(|it| operation.add_to(&mut it.kinds[operation.kind as usize]));
+        }
     }
 
     /// Returns whether anything is expected without new messages, or a trace is being written.
@@ -370,6 +375,9 @@ impl Collector {
     pub(crate) fn finish_trace(&mut self, lost: u64, costs: &KnownCosts) -> Option<Result<TraceSummary>> {
         let transfers = std::mem::take(&mut self.transfers).count();
         let unfinished = self.outstanding() + transfers;
+        if self.trace.is_some() {
+            self.request_records(Request::Last);
+        }
         let advice = self.advice(costs);
         let lost = lost.saturating_add(self.engines.lost());
         Some(self.trace.take()?.finish(lost, unfinished, &advice))
@@ -463,6 +471,7 @@ impl Collector {
             paths,
             clocks,
             lost,
+            engine_clock_error_ns: self.engines.clock_error(),
             engine_records_lost,
             outstanding,
             advice,

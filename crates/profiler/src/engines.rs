@@ -27,7 +27,7 @@ use crate::{
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Requests, and time, after which work that no call is known for belongs to nobody here, and an operation has no records.
 const PATIENCE: u64 = 3;
-const PATIENCE_TIME: Duration = Duration::from_secs(1);
+const PATIENCE_TIME: Duration = Duration::from_secs(10);
 /// Calls whose operations are kept, and work that waits for its call.
 const CALLS: usize = 1 << 16;
 /// What an event span may differ by from the exact one to agree with it, and in hundredths of that.
@@ -79,6 +79,15 @@ struct EngineTotals {
     spans: u64,
     bytes: u64,
     busy: BusyTime,
+}
+
+/// When records are requested.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Request {
+    IfDue,
+    Now,
+    /// At once, and all: no more are waited for.
+    Last,
 }
 
 /// An operation whose exact span is known.
@@ -202,22 +211,22 @@ impl Engines {
         }
     }
 
-    /// Requests records if that is due, or with `now` in any case. Returns the operations whose exact spans are known since.
+    /// Requests records if that is due, or at once. Returns the operations whose exact spans are known since.
     pub(crate) fn collect(
         &mut self,
-        now: bool,
+        request: Request,
         mut trace: Option<&mut TimelineTrace>,
     ) -> Vec<ExactOperation> {
         let is_due = self.last.is_none_or(|last| last.elapsed() >= INTERVAL);
-        if self.recordings.is_empty() || !(now || is_due) {
+        if self.recordings.is_empty() || !(request != Request::IfDue || is_due) {
             return Vec::new();
         }
         self.last = Some(Instant::now());
         self.requests += 1;
         let (mut records, since) = (Vec::new(), self.now());
         for (index, recorded) in self.recordings.iter_mut().enumerate() {
-            // Of a library that fails there are none.
-            let lost = recorded.recording.take(&mut records).unwrap_or_default();
+            // A library that fails has lost some.
+            let lost = recorded.recording.take(&mut records, request == Request::Last).unwrap_or(1);
             self.lost = self.lost.saturating_add(lost);
             // After its records, all of which it covers.
             let _unread = recorded.map.read();
@@ -255,17 +264,17 @@ impl Engines {
                 }
             }
         }
-        self.match_work(&mut trace);
+        self.match_work(&mut trace, request == Request::Last);
         self.take_exact()
     }
 
     /// Gives work to its operations. Work of others is drawn once no call of it is to come.
-    fn match_work(&mut self, trace: &mut Option<&mut TimelineTrace>) {
+    fn match_work(&mut self, trace: &mut Option<&mut TimelineTrace>, all: bool) {
         for (since, recording, work) in mem::take(&mut self.waiting) {
             let id = self.calls.get(&work.call);
             let timed = id.and_then(|id| self.timed.get_mut(id));
-            let is_crowded = self.waiting.len() >= CALLS;
-            if timed.is_none() && !is_crowded && !since.is_over(self.requests, self.patience) {
+            let is_kept = !all && self.waiting.len() < CALLS;
+            if timed.is_none() && is_kept && !since.is_over(self.requests, self.patience) {
                 self.waiting.push_back((since, recording, work));
                 continue;
             }
@@ -288,15 +297,13 @@ impl Engines {
         }
     }
 
-    /// Takes the operations of which a request was made since their ends were known, with their exact spans.
+    /// Takes the operations whose ends were known before this request, with their exact spans.
     fn take_exact(&mut self) -> Vec<ExactOperation> {
         let mut known = Vec::new();
         let Self { timed, recordings, links, requests, patience, origin, .. } = self;
         timed.retain(|_, timed| {
             let Timed { operation: TimedOperation { queue, info, submitted, .. }, ran, exact } = *timed;
-            let Some((ran, since)) = ran.filter(|(_, since)| since.requests < *requests) else {
-                return true;
-            };
+            let Some((ran, since)) = ran else { return true };
             let Some(Exact { span: (begin, end), recording, is_copied }) = exact else {
                 return !since.is_over(*requests, *patience);
             };
@@ -317,6 +324,11 @@ impl Engines {
     /// Returns the records that are missing for lack of room, or since they were not complete.
     pub(crate) fn lost(&self) -> u64 {
         self.lost
+    }
+
+    /// Returns the largest error of comparing the records' clock with the host's, as last read.
+    pub(crate) fn clock_error(&self) -> Option<u64> {
+        self.recordings.iter().map(|it| it.map.error()).max()
     }
 
     pub(crate) fn reports(&self) -> Vec<EngineReport> {
@@ -390,7 +402,7 @@ mod tests {
             Ok(())
         }
 
-        fn take(&self, records: &mut Vec<EngineRecord>) -> Result<u64> {
+        fn take(&self, records: &mut Vec<EngineRecord>, _: bool) -> Result<u64> {
             let Some(batch) = self.batches.lock().pop_front() else { return Ok(0) };
             let (batch, lost) = batch?;
             records.extend(batch);
@@ -435,7 +447,7 @@ mod tests {
 
     /// Returns the exact and the events' lengths that one more request tells.
     fn collect(engines: &mut Engines) -> Vec<(u64, u64)> {
-        engines.collect(true, None).iter().map(|it| (it.exact, it.ran)).collect()
+        engines.collect(Request::Now, None).iter().map(|it| (it.exact, it.ran)).collect()
     }
 
     #[test]
@@ -466,7 +478,7 @@ mod tests {
         batches.lock().push_back(Err(Error::new(ErrorKind::Unsupported, "the library failed")));
         (0..=PATIENCE).for_each(|_| assert_eq!(collect(&mut engines), []));
         assert!(engines.timed.is_empty() && engines.waiting.is_empty());
-        assert_eq!((engines.lost(), engines.reports()[0].spans), (7, 2));
+        assert_eq!((engines.lost(), engines.reports()[0].spans), (8, 2));
         // What comes too late is an engine's, and no operation's.
         batches.lock().push_back(Ok((vec![called(5, unrecorded), work(5, (10, 20))], 0)));
         (0..=PATIENCE).for_each(|_| assert_eq!(collect(&mut engines), []));

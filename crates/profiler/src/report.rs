@@ -290,6 +290,9 @@ pub struct ProfilerReport {
     pub clocks: Vec<ClockReport>,
     /// Operations and transfers that are missing here because there was no room for them.
     pub lost: u64,
+    /// Largest error of the places of records of engines on the host's clock, as last read, without that of the driver's own conversion, which is not known; `None` while none
+    /// are recorded. Their lengths do not have it.
+    pub engine_clock_error_ns: Option<u64>,
     /// Records of engines that had no room, or were not complete.
     pub engine_records_lost: u64,
     /// Timed operations that are not complete yet.
@@ -460,6 +463,9 @@ impl fmt::Display for ProfilerReport {
         self.migrations.iter().try_for_each(|migrations| writeln!(f, "{migrations}"))?;
         if let Some(reason) = &self.without_migrations {
             writeln!(f, "no migrations were recorded: {reason}")?;
+        }
+        if let Some(error) = self.engine_clock_error_ns {
+            writeln!(f, "clock of the records of engines: within {} of the host's", time(error))?;
         }
         if self.engine_records_lost > 0 {
             writeln!(

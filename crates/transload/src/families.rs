@@ -86,8 +86,8 @@ mod cuda {
         let open = move || {
             // CUPTI knows migrations of contexts only if it was loaded before the first one. What fails here fails again, and is told, when engines are recorded.
             #[cfg(feature = "profiler")]
-            let _early =
-                crate::profiler::are_engines_wanted().then(|| transload_memory::ActivityRecording::start([]));
+            let _early = crate::profiler::recording::are_engines_wanted()
+                .then(|| transload_memory::ActivityRecording::start([]));
             CudaBackend::open(&config)
         };
         Ok(executor.spawn_blocking(&BlockingKey::new(1), open).await?? as _)

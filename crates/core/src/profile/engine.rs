@@ -142,9 +142,10 @@ pub trait EngineRecording: Send + Sync {
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) with the cause, if not.
     fn records_migrations(&self) -> Result<()>;
 
-    /// Appends the records of complete work that are not taken yet, and returns how many were lost since the last call. May take milliseconds.
+    /// Appends the records of complete work that are not taken yet, and returns how many were lost since the last call. May take milliseconds. A driver may keep some back
+    /// while other work is in flight; with `all` it does not, and records of work in flight are lost.
     ///
     /// # Errors
     /// The driver's.
-    fn take(&self, records: &mut Vec<EngineRecord>) -> Result<u64>;
+    fn take(&self, records: &mut Vec<EngineRecord>, all: bool) -> Result<u64>;
 }

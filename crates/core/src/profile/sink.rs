@@ -132,7 +132,6 @@ impl SinkSlot {
         tally.count(info, attachment, all_from_bytes, one_in).then(|| OperationSample {
             info: *info,
             transfer,
-            id: None,
             enqueued: Instant::now(),
             tally: Arc::clone(tally),
             attachment,
@@ -148,14 +147,15 @@ impl SinkSlot {
         }
     }
 
-    /// Passes an operation to the sink. Without times, as when they could not be recorded, it stays one that was only counted.
+    /// Passes an operation to the sink, with its id in records of engines if it has one. Without times, as when they could not be recorded, it stays one that was only counted.
     pub fn pass(
         &self,
         sample: OperationSample,
         queue: (&dyn Timeline, StreamPriority),
+        id: Option<OperationId>,
         times: Option<(Stamp, Stamp)>,
     ) {
-        let OperationSample { info, transfer, id, enqueued, tally, attachment } = sample;
+        let OperationSample { info, transfer, enqueued, tally, attachment } = sample;
         let Some((begin, end)) = times else {
             tally.time_next();
             return;
@@ -206,15 +206,7 @@ impl Drop for SinkSlot {
 pub struct OperationSample {
     info: OperationInfo,
     transfer: Option<TransferId>,
-    id: Option<OperationId>,
     enqueued: Instant,
     tally: Arc<QueueTally>,
     attachment: u64,
-}
-
-impl OperationSample {
-    /// Sets the id by which records of engines know the operation.
-    pub fn set_id(&mut self, id: OperationId) {
-        self.id = Some(id);
-    }
 }

@@ -47,7 +47,7 @@ fn enqueue(slot: &SinkSlot, tally: &Arc<QueueTally>, bytes: u64) -> bool {
     let Some(sample) = slot.sample(tally, || copy(bytes)) else { return false };
     let times = [(); 2].map(|()| Stamp::of_host(Instant::now()));
     let queue = MockQueue::new();
-    slot.pass(sample, (queue.line(), StreamPriority::Normal), Some(times.into()));
+    slot.pass(sample, (queue.line(), StreamPriority::Normal), None, Some(times.into()));
     true
 }
 
@@ -137,7 +137,7 @@ fn operation_of_an_ended_attachment_is_not_passed() {
     let (second, _sink) = Counter::attached(&slot, 1);
     let times = [(); 2].map(|()| Stamp::of_host(Instant::now()));
     let queue = MockQueue::new();
-    slot.pass(sample, (queue.line(), StreamPriority::Normal), Some(times.into()));
+    slot.pass(sample, (queue.line(), StreamPriority::Normal), None, Some(times.into()));
     assert_eq!((first.get(), second.get()), (0, 0));
 }
 
@@ -188,7 +188,7 @@ fn first_operation_that_could_not_be_timed_is_followed_by_one() {
     let (counter, _sink) = Counter::attached(&slot, 0);
     let queue = MockQueue::new();
     let sample = slot.sample(&tally, || copy(1)).unwrap();
-    slot.pass(sample, (queue.line(), StreamPriority::Normal), None);
+    slot.pass(sample, (queue.line(), StreamPriority::Normal), None, None);
     assert!(enqueue(&slot, &tally, 1), "the sink has not learnt of the queue");
     assert!(!enqueue(&slot, &tally, 1));
     assert_eq!(counter.get(), 1);

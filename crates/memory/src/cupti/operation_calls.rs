@@ -1,6 +1,9 @@
 //! Which driver calls belong to which operation.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{
+    cell::Cell,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use transload_core::OperationId;
 
@@ -9,39 +12,40 @@ use super::session;
 /// Number of recordings of activities.
 pub(super) static RECORDINGS: AtomicUsize = AtomicUsize::new(0);
 
-/// While it lives, driver calls of the calling thread belong to an operation in the records of CUPTI. Must be dropped on its thread.
-#[derive(Debug)]
-pub struct OperationCalls {
-    id: OperationId,
-    _of_this_thread: std::marker::PhantomData<*const ()>,
+thread_local! {
+    /// The thread's operation whose calls are made, or were made last.
+    static CURRENT: Cell<Option<OperationId>> = const { Cell::new(None) };
 }
+
+/// Marks driver calls of the calling thread as those of an operation in the records of CUPTI. Kept by the thread, so that an operation that is not timed carries
+/// nothing for it.
+#[derive(Debug)]
+pub enum OperationCalls {}
 
 impl OperationCalls {
-    /// Begins the calls of an operation that gets a new id; `None` if no activities are recorded.
-    #[must_use]
-    pub fn begin() -> Option<Self> {
-        if RECORDINGS.load(Ordering::Relaxed) == 0 {
-            return None;
-        }
-        let id = OperationId::next();
-        session::library()?
-            .push_operation(id.get())
-            .then_some(Self { id, _of_this_thread: std::marker::PhantomData })
+    /// Begins the calls of an operation, which gets an id if activities are recorded.
+    #[cold]
+    pub fn begin() {
+        let id = (RECORDINGS.load(Ordering::Relaxed) > 0).then(OperationId::next);
+        let is_begun =
+            |id: &OperationId| session::library().is_some_and(|cupti| cupti.push_operation(id.get()));
+        CURRENT.set(id.filter(is_begun));
     }
 
-    /// Returns the operation's id.
-    #[must_use]
-    pub fn id(&self) -> OperationId {
-        self.id
-    }
-}
-
-impl Drop for OperationCalls {
-    fn drop(&mut self) {
-        if let Some(cupti) = session::library()
-            && !transload_core::mutant!("memory/operation-calls-end")
-        {
-            cupti.pop_operation();
+    /// Ends the calls that [`begin`](Self::begin) began last, and returns the id.
+    #[cold]
+    pub fn end() -> Option<OperationId> {
+        let id = CURRENT.get()?;
+        if !transload_core::mutant!("memory/operation-calls-end") {
+            session::library()?.pop_operation();
         }
+        Some(id)
+    }
+
+    /// Returns the id of the operation whose calls were ended last, once.
+    #[must_use]
+    #[cold]
+    pub fn take() -> Option<OperationId> {
+        CURRENT.take()
     }
 }

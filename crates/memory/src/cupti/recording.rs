@@ -29,6 +29,8 @@ const MOST: usize = 1 << 18;
 #[derive(Debug)]
 pub(crate) struct Activities {
     devices: Vec<u32>,
+    /// Whether migrations are of use: a tracker may have them recorded, of contexts that CUPTI does not know all of.
+    takes_migrations: bool,
     received: Mutex<(Vec<EngineRecord>, u64)>,
 }
 
@@ -36,6 +38,7 @@ impl Activities {
     pub(super) fn add(&self, record: EngineRecord) {
         let device = match record {
             EngineRecord::Worked(work) => Some(work.device),
+            EngineRecord::Migrated(_) | EngineRecord::Faulted(_) if !self.takes_migrations => return,
             EngineRecord::Migrated(migration) => Some(migration.device),
             EngineRecord::Faulted(faults) => faults.device,
             _ => None,
@@ -99,9 +102,10 @@ impl ActivityRecording {
             used
         });
         // None of these comes later.
-        let _delivered = session::flush();
+        let _delivered = session::flush(true);
         let (devices, received) = (devices.iter().map(|device| device.ordinal()).collect(), Mutex::default());
-        let activities = Arc::new(Activities { devices, received });
+        let takes_migrations = migrations.is_ok();
+        let activities = Arc::new(Activities { devices, takes_migrations, received });
         session::push_listener(Listener::Activities(Arc::clone(&activities)));
         RECORDINGS.fetch_add(1, Ordering::Relaxed);
         Ok(Self { activities, clock: Arc::new(CuptiClock { id: ClockId::next() }), migrations })
@@ -117,8 +121,8 @@ impl EngineRecording for ActivityRecording {
         self.migrations.clone()
     }
 
-    fn take(&self, records: &mut Vec<EngineRecord>) -> Result<u64> {
-        session::flush_complete()?;
+    fn take(&self, records: &mut Vec<EngineRecord>, all: bool) -> Result<u64> {
+        session::flush(all)?;
         let (received, lost) = std::mem::take(&mut *self.activities.received.lock());
         records.extend(received);
         Ok(lost)

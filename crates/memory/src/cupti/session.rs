@@ -58,10 +58,11 @@ impl Listener {
     }
 }
 
-/// Layout of a record buffer, for about ten thousand records. The library requires alignment to 8.
-const BUFFER: Layout = match Layout::from_size_align(1 << 20, 8) {
+/// Layout of a record buffer, for some hundred records: one with a record of work in flight is delivered once it is full, or when it has none. The library requires
+/// alignment to 8.
+const BUFFER: Layout = match Layout::from_size_align(64 << 10, 8) {
     Ok(layout) => layout,
-    Err(_) => panic!("1 MiB aligned to 8 is a layout"),
+    Err(_) => panic!("64 KiB aligned to 8 is a layout"),
 };
 
 #[derive(Debug)]
@@ -125,7 +126,7 @@ pub(super) fn use_source(source: Source) -> Result<()> {
         return Err(error);
     }
     running.users[source as usize] += 1;
-    let flushed = flush();
+    let flushed = flush(true);
     drop(running);
     flushed.inspect_err(|_| end_source(source))
 }
@@ -169,34 +170,22 @@ pub(super) fn end_source(source: Source) {
     if source == Source::Migrations {
         running.verified.clear();
     }
-    let stopped = cupti.stop(source).and(flush());
+    let stopped = cupti.stop(source).and(flush(true));
     if let Err(error) = stopped.and(running.unsubscribe_if_unused(cupti)) {
         report::drop_failed(&error);
     }
 }
 
-/// Delivers the records of all completed work.
+/// Delivers the records of completed work; without `all`, except those in a buffer with records of work in flight, which are lost otherwise. Also waits for what another
+/// thread is delivering.
 ///
 /// # Errors
 /// `Unsupported` with the library's error.
-pub(crate) fn flush() -> Result<()> {
-    flush_by(true)
-}
-
-/// Also waits for what another thread is delivering.
-fn flush_by(forced: bool) -> Result<()> {
+pub(crate) fn flush(all: bool) -> Result<()> {
     static FLUSHING: Mutex<()> = Mutex::new(());
     let Some(cupti) = CUPTI.get() else { return Ok(()) };
     let _one_at_a_time = FLUSHING.lock();
-    cupti.flush(forced)
-}
-
-/// Delivers the records of completed work, except those in one buffer with records of work in flight.
-///
-/// # Errors
-/// `Unsupported` with the library's error.
-pub(super) fn flush_complete() -> Result<()> {
-    flush_by(false)
+    cupti.flush(all)
 }
 
 /// Returns the time of the records' clock, in nanoseconds.

@@ -38,7 +38,7 @@ pub(super) fn run(device: &CudaDevice, regions: &SharedRegions) -> Result<()> {
         stream.synchronize()
     };
     send().map_err(lift)?;
-    session::flush()?;
+    session::flush(true)?;
     let counted = regions.lock().within(&(address..address + BYTES as u64));
     drop(page);
     memory.drain()?;

@@ -89,7 +89,7 @@ impl MigrationTracker {
             let text = format!("{place} memory does not migrate; only unified memory does");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         };
-        session::flush()?;
+        session::flush(true)?;
         let end = address.saturating_add(buffer.len() as u64);
         Ok(self.regions.lock().within(&(address..end)))
     }
@@ -99,7 +99,7 @@ impl MigrationTracker {
     /// # Errors
     /// As for [`counts`](Self::counts).
     pub fn total(&self) -> Result<MigrationCounts> {
-        session::flush()?;
+        session::flush(true)?;
         Ok(self.regions.lock().total())
     }
 
@@ -108,7 +108,7 @@ impl MigrationTracker {
     /// # Errors
     /// As for [`counts`](Self::counts).
     pub fn reset(&self) -> Result<()> {
-        session::flush()?;
+        session::flush(true)?;
         self.regions.lock().clear();
         Ok(())
     }

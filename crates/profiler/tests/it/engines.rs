@@ -135,12 +135,17 @@ fn exact_span_of_a_replay_covers_its_nodes() {
 fn untimed_work_is_recorded_and_is_no_operations() {
     let Some(run) = Recorded::new(OperationSampling { all_from_bytes: 1 << 20, one_in: 0 }) else { return };
     let (queue, large, small) = (run.queue(), run.pair(1 << 20), run.pair(4096));
+    let written = Written::default();
+    run.profiler.start_trace(written.clone(), TraceFormat::Chrome, TraceOptions::new()).unwrap();
     copy(&*queue, &large).wait().unwrap();
     (0..10).for_each(|_| copy(&*queue, &small).wait().unwrap());
     let report = run.profiler.get_comprehensive_report();
     let kind = &report.streams[0].kinds[0];
     assert_eq!((kind.operations, kind.exact.count, kind.exact.total_ns), (11, 1, MIB_NS), "{report}");
     assert_eq!((report.engines[0].spans, report.engines[0].bytes), (11, (1 << 20) + 40_960), "{report}");
+    run.profiler.finish_trace().unwrap();
+    let exact = written.slices().iter().filter(|slice| slice["args"]["exact_ns"].is_number()).count();
+    assert_eq!(exact, 11, "{}", written.text());
     run.profiler.disable();
     copy(&*queue, &large).wait().unwrap();
     let after = run.profiler.get_comprehensive_report();

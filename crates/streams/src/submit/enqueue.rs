@@ -226,21 +226,22 @@ impl CudaStream {
                 start = Some(own.record_start(asked_for, counted).map_err(lift)?);
             }
         }
-        let sample = sample.map(|mut sample| {
+        let sample = sample.map(|sample| {
             let begin = early.unwrap_or_else(|| own.stamp());
-            let recorded = OperationCalls::begin();
-            recorded.iter().for_each(|recorded| sample.set_id(recorded.id()));
-            (sample, begin, recorded)
+            OperationCalls::begin();
+            (sample, begin)
         });
         let mut in_flight = false;
         // SAFETY: the caller keeps the operation's buffers alive and undisturbed until the fence is over; lengths were
         // checked to agree.
         let made = unsafe { calls.make(own.raw(), &mut in_flight) };
         // Before the fence's event, so that the end is known once the fence is complete.
-        let sample = sample.filter(|_| made.is_ok()).map(|(sample, begin, recorded)| {
-            drop(recorded);
-            let end = own.stamp();
-            (sample, begin.and_then(|begin| Ok((begin, end?))))
+        let sample = sample.and_then(|(sample, begin)| {
+            OperationCalls::end();
+            made.is_ok().then(|| {
+                let end = own.stamp();
+                (sample, begin.and_then(|begin| Ok((begin, end?))))
+            })
         });
         let marked = made
             .and_then(|()| if small { own.next_small_point() } else { own.record_end(start, calls.name()) });

@@ -4,7 +4,7 @@ use transload_core::{
     BatchHalf, OperationInfo, OperationKind, OperationSample, RawBuffer, Result, Stamp, Timing,
     events::report,
 };
-use transload_memory::lift;
+use transload_memory::{OperationCalls, lift};
 
 use crate::completion::timeline::StreamTimeline;
 
@@ -54,7 +54,7 @@ impl StreamTimeline {
     pub(crate) fn pass(&self, sample: OperationSample, times: Result<(Stamp, Stamp)>) {
         let times =
             times.inspect_err(|error| report::call_failed("an operation is not timed", self.device, error));
-        self.profile.sink().pass(sample, (self, self.priority), times.ok());
+        self.profile.sink().pass(sample, (self, self.priority), OperationCalls::take(), times.ok());
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! [`Runtime::profile`] profiles a runtime. To record a program without changing it, see [`TRACE_VARIABLE`].
 
-mod recording;
+pub(crate) mod recording;
 mod slot;
 
 use std::{
@@ -15,7 +15,7 @@ use transload_core::{Backend, Observer, Result};
 pub use transload_profiler::*;
 
 pub(crate) use self::{
-    recording::{Recording, are_engines_wanted, trace_variable},
+    recording::{Recording, trace_variable},
     slot::ObserverSlot,
 };
 use crate::{Runtime, families};
