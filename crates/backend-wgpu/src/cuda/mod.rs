@@ -73,7 +73,7 @@ pub struct SharedMemory {
     device: Arc<DeviceState>,
 }
 
-/// What the device waits by. The last stream whose work a submission waits for signals a semaphore. Streams wait for the submission by the
+/// What the device waits by. The stream whose work a submission waits for signals a semaphore. Streams wait for the submission by the
 /// queue's semaphore.
 struct Order {
     before: Vec<Before>,

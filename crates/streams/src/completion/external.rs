@@ -79,10 +79,12 @@ impl ExternalSemaphore {
     }
 
     /// Has the stream of the fence signal a value after the fence's work, and returns whether it does: not if the fence is not that of the
-    /// last operation of its stream, or not of a stream of the device which the calling thread can use, and nobody else by its handle.
+    /// last operation of its stream, or not of a stream of the device which the calling thread can use; nor if other code has the stream's
+    /// handle or the stream waited for other code's event, since that work may wait for the host to act.
     ///
-    /// What another thread enqueues meanwhile may come before the signal. That other work waits for nothing that comes after the signal,
-    /// as nobody has a fence of that yet.
+    /// What another thread enqueues meanwhile may come before the signal, and so may waits for fences and what was enqueued by
+    /// [`with_raw_handle`](transload_core::Queue::with_raw_handle). None of these waits for what comes after the signal, as nobody has a
+    /// fence of that yet.
     ///
     /// # Errors
     /// The driver's.
@@ -92,7 +94,8 @@ impl ExternalSemaphore {
         };
         let points = &stream.events.points;
         let is_last = points.issued() == fence.point() || mutant!("streams/signal-after-last");
-        if !is_last || points.is_shared() || !self.serves(stream) || stream.check_not_captured().is_err() {
+        let has_others_work = points.is_shared() || stream.joins.load(Ordering::Relaxed);
+        if !is_last || has_others_work || !self.serves(stream) || stream.check_not_captured().is_err() {
             return Ok(false);
         }
         // Waiters of the open batch must not wait for later work.

@@ -188,9 +188,13 @@ fn signal_comes_after_the_last_operation_of_a_stream() {
         let (both, semaphore) = Both::new();
         let (src, dst) = (both.setup.pinned(&noise(BYTES, 1)), both.setup.device(BYTES));
         let copy = || submit(&both.stream, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap();
-        let gate = Gate::before(&both.setup.device, &[&both.stream]);
+        let held = CudaStream::new(&both.setup.device).unwrap();
+        let gate = Gate::before(&both.setup.device, &[&held]);
+        let unblocked = held.fence().unwrap();
+        both.stream.wait_fences(std::slice::from_ref(&unblocked)).unwrap();
         let [first, last] = [copy(), copy()];
         assert!(!semaphore.signal_after(&first, 1).unwrap(), "work after the fence would be waited for");
+        assert!(!semaphore.signal_after(&unblocked, 1).unwrap(), "its stream waited for another's event");
         assert!(semaphore.signal_after(&last, 1).unwrap());
         assert!(stays_pending(&last));
         assert_eq!(both.word(), 0);
@@ -200,7 +204,7 @@ fn signal_comes_after_the_last_operation_of_a_stream() {
         // Others may enqueue what nobody knows of.
         let _given_out = both.stream.as_raw();
         assert!(!semaphore.signal_after(&copy(), 2).unwrap());
-        drop((src, dst, first, last, semaphore));
+        drop((src, dst, first, last, held, unblocked, semaphore));
         both.finish();
     });
 }
