@@ -30,6 +30,7 @@ pub use allocator::{
     AllocatorBuilder, AllocatorStatistics, BlockRef, CallbackId, FreeError, ReuseCounts, SizeClassStatistics,
     StreamBlock, StreamOrderedAllocator,
 };
+pub use completion::external::{ExternalSemaphore, ExternalTimeline, SemaphoreCalls};
 pub use coordinator::{
     Barrier, Dependency, DependencyCycle, DependencyPlan, ExecutedCallbacks, MultiStreamCoordinator,
     TaskError, TaskStage,

@@ -4,7 +4,7 @@ use std::{mem, sync::Arc};
 
 use transload_core::{Error, ErrorKind, Result};
 use transload_cuda_sys::{
-    AsStream as _, check,
+    DriverError, RawStream, check,
     cust::sys::{
         self, CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_HANDLE_DESC,
         CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS,
@@ -13,7 +13,7 @@ use transload_cuda_sys::{
     ffi, record_drop_error,
 };
 use transload_memory::{CudaDevice, lift};
-use transload_streams::CudaStream;
+use transload_streams::SemaphoreCalls;
 
 use super::Kept;
 use crate::vulkan::{Descriptor, Memory, Semaphore};
@@ -134,28 +134,26 @@ impl ImportedSemaphore {
         }
         Ok(Self { device: device.clone(), raw, _vulkan: vulkan })
     }
+}
 
-    /// Has the stream set the semaphore to a larger value, after everything enqueued before.
-    pub(super) fn signal(&self, stream: &CudaStream, value: u64) -> Result<()> {
-        let _bound = stream.context().enter().map_err(lift)?;
-        // SAFETY: all fields are integers or unions of such.
-        let mut parameters: CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS = unsafe { mem::zeroed() };
-        parameters.params.fence.value = value;
-        // SAFETY: the semaphore and the stream are valid; there is one of each.
-        let code =
-            unsafe { ffi::cuSignalExternalSemaphoresAsync(&self.raw, &parameters, 1, stream.as_raw()) };
-        check("cuSignalExternalSemaphoresAsync", code).map_err(lift)
-    }
-
-    /// Has later work of the stream wait until the semaphore has a value.
-    pub(super) fn wait(&self, stream: &CudaStream, value: u64) -> Result<()> {
-        let _bound = stream.context().enter().map_err(lift)?;
+// SAFETY: both APIs count the same semaphore, and the driver documents the order.
+unsafe impl SemaphoreCalls for ImportedSemaphore {
+    fn wait(&self, stream: RawStream, value: u64) -> Result<(), DriverError> {
         // SAFETY: all fields are integers or unions of such.
         let mut parameters: CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS = unsafe { mem::zeroed() };
         parameters.params.fence.value = value;
         // SAFETY: the semaphore and the stream are valid; there is one of each.
-        let code = unsafe { ffi::cuWaitExternalSemaphoresAsync(&self.raw, &parameters, 1, stream.as_raw()) };
-        check("cuWaitExternalSemaphoresAsync", code).map_err(lift)
+        let code = unsafe { ffi::cuWaitExternalSemaphoresAsync(&self.raw, &parameters, 1, stream) };
+        check("cuWaitExternalSemaphoresAsync", code)
+    }
+
+    fn signal(&self, stream: RawStream, value: u64) -> Result<(), DriverError> {
+        // SAFETY: all fields are integers or unions of such.
+        let mut parameters: CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS = unsafe { mem::zeroed() };
+        parameters.params.fence.value = value;
+        // SAFETY: the semaphore and the stream are valid; there is one of each.
+        let code = unsafe { ffi::cuSignalExternalSemaphoresAsync(&self.raw, &parameters, 1, stream) };
+        check("cuSignalExternalSemaphoresAsync", code)
     }
 }
 

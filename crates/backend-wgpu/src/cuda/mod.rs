@@ -5,6 +5,7 @@
 //!   between them if Vulkan releases it to, and acquires it from, the external family of queues.
 //! * A timeline semaphore exported by Vulkan counts for both: a wait of one API for a value ends once the other has signalled it, and what
 //!   the other's work wrote before is visible after.
+//! * CUDA's waits and signals of a semaphore are in the order of the stream on which they are enqueued, whoever made the stream.
 //! * An import that succeeds takes the descriptor; one that fails leaves it to the caller.
 
 mod imported;
@@ -14,10 +15,10 @@ use std::{any::Any, fmt, iter, sync::Arc};
 use parking_lot::Mutex;
 use transload_core::{
     Access, Claims, DeviceId, Error, ErrorKind, Fence, Queue as _, RawBuffer, Result, StreamPriority,
-    merge_uses, mutant,
+    Timeline, TimelineId, merge_uses, mutant,
 };
 use transload_memory::{CudaDevice, CudaMemoryManager, lift};
-use transload_streams::CudaStream;
+use transload_streams::{CudaStream, ExternalSemaphore, ExternalTimeline};
 
 use self::imported::{ImportedMemory, ImportedSemaphore};
 use crate::{
@@ -72,16 +73,26 @@ pub struct SharedMemory {
     device: Arc<DeviceState>,
 }
 
-/// What the device waits by. A stream of its own is between the others and the Vulkan queue: it waits for their fences and signals a
-/// semaphore before a submission, and waits for the queue's semaphore after it, so that its fence is the submission's.
+/// What the device waits by. The stream whose work a submission waits for signals a semaphore. Streams wait for the submission by the
+/// queue's semaphore.
 struct Order {
-    /// Dropped first: the stream waits for the semaphores.
+    before: Vec<Before>,
+    after: Arc<ExternalTimeline>,
+    /// Signals where no stream of the others can: it waits for their fences. The GPU then takes several times as long, since it switches
+    /// between the APIs only at the end of a time slice.
     stream: CudaStream,
-    before: ImportedSemaphore,
-    before_in_vulkan: Arc<Semaphore>,
-    /// The last value of `before`.
+    cuda: CudaDevice,
+}
+
+/// A semaphore that one stream signals at a time, so that its values grow.
+struct Before {
+    by: TimelineId,
+    semaphore: ExternalSemaphore,
+    vulkan: Arc<Semaphore>,
+    /// The last value that was signalled.
     value: u64,
-    after: ImportedSemaphore,
+    /// The point of the submission that waits for it; `u64::MAX` until that is known.
+    point: u64,
 }
 
 impl CudaInterop {
@@ -168,11 +179,11 @@ impl CudaInterop {
         memories.sort_unstable_by_key(|memory| std::ptr::from_ref(*memory));
         memories.dedup_by_key(|memory| std::ptr::from_ref(*memory));
         let mut order = self.order.as_ref().map(Mutex::lock);
-        let after = match &mut order {
+        let before = match &mut order {
             Some(order) => {
-                let is_foreign = |fence: &&Fence| !queue.can_wait_for(fence);
+                let is_foreign = |fence: &&Fence| !queue.can_wait_for(fence) && !order.is_own(fence);
                 let foreign: Vec<Fence> = claims.after().iter().filter(is_foreign).cloned().collect();
-                order.after(&foreign)?.filter(|_| !mutant!("wgpu/waits-for-cuda"))
+                order.signal_after(&self.device, &foreign)?
             }
             None if mutant!("wgpu/waits-for-cuda") => None,
             None => {
@@ -180,26 +191,24 @@ impl CudaInterop {
                 None
             }
         };
+        let after = order.as_ref().zip(before.as_ref()).and_then(|(order, (index, _))| {
+            let Before { vulkan, value, .. } = order.before.get(*index)?;
+            Some((Arc::clone(vulkan), *value)).filter(|_| !mutant!("wgpu/waits-for-cuda"))
+        });
         let after = after.as_ref().map(|(semaphore, value)| (&**semaphore, *value));
         // SAFETY: the memory is claimed, and stays alive until the commands are complete.
         let [take, give] = unsafe { self.device.queue.vulkan.hand_over(&memories) };
         let commands = iter::once(take).chain(commands).chain(iter::once(give)).collect();
         let mut submitted = None;
         self.device.queue.submit_wgpu(commands, after, |point| {
-            let own = queue.fence(point);
-            let fence = match order.as_ref().map(|order| order.fence_of(&own)) {
-                Some(Ok(fence)) => fence,
-                None => own,
-                Some(Err(_)) => {
-                    // The queue's fence is not after CUDA's work if wgpu refuses the commands.
-                    claims.wait_for_foreign_fences(&queue);
-                    own
-                }
+            let fence = match &mut order {
+                Some(order) => order.fence(point, before),
+                None => queue.fence(point),
             };
             submitted = Some(claims.inherit(fence.clone()));
             if !mutant!("wgpu/cuda-waits") {
-                // SAFETY: the queue's point is reached after the commands, and after everything before them on the queue, and the stream's
-                // after that and the fences that the commands wait for.
+                // SAFETY: the queue's point is reached after the commands, and after everything before them on the queue, and the fences that
+                // the commands wait for.
                 unsafe { claims.commit(&fence) };
             }
             // Before callbacks of wgpu's user.
@@ -212,31 +221,74 @@ impl CudaInterop {
 
 impl Order {
     fn new(state: &Arc<DeviceState>, cuda: &CudaDevice) -> Result<Self> {
-        let before_in_vulkan = Arc::new(Semaphore::new(&state.queue.vulkan)?);
-        Ok(Self {
-            stream: CudaStream::new(cuda)?,
-            before: ImportedSemaphore::new(cuda, &before_in_vulkan, before_in_vulkan.clone())?,
-            before_in_vulkan,
-            value: 0,
-            after: ImportedSemaphore::new(cuda, state.queue.semaphore(), state.queue.clone())?,
-        })
+        let after = ImportedSemaphore::new(cuda, state.queue.semaphore(), state.queue.clone())?;
+        let (queue, after) =
+            (Arc::clone(&state.queue) as Arc<dyn Timeline>, ExternalSemaphore::new(cuda, after));
+        // SAFETY: the semaphore's value is the point that the queue has reached, and a lost queue has reached all.
+        let after = unsafe { ExternalTimeline::new(queue, after) };
+        Ok(Self { before: Vec::new(), after, stream: CudaStream::new(cuda)?, cuda: cuda.clone() })
     }
 
-    /// Returns what a submission waits for, so that it comes after the fences.
-    fn after(&mut self, fences: &[Fence]) -> Result<Option<(Arc<Semaphore>, u64)>> {
-        if fences.iter().all(Fence::is_complete) {
+    /// Returns whether the fence is that of a submission, which Vulkan's queue is in order with.
+    fn is_own(&self, fence: &Fence) -> bool {
+        fence.timeline().id() == self.after.id()
+    }
+
+    /// Has a semaphore signalled after the fences. Returns its index, and the fence after which it is, unless all are complete.
+    fn signal_after(&mut self, device: &DeviceState, fences: &[Fence]) -> Result<Option<(usize, Fence)>> {
+        let mut open: Vec<_> = fences.iter().filter(|fence| !fence.is_complete()).cloned().collect();
+        open.sort_unstable_by_key(Fence::point);
+        let Some(last) = open.last() else { return Ok(None) };
+        if open.iter().all(|fence| fence.timeline().id() == last.timeline().id())
+            && let Some(index) = self.signal_by(device, last)?
+        {
+            return Ok(Some((index, last.clone())));
+        }
+        self.stream.wait_fences(&open)?;
+        let last = self.stream.fence()?;
+        let index = self.signal_by(device, &last)?;
+        let failed = || Error::new(ErrorKind::Interrupted, "the stream signals no semaphore");
+        Ok(Some((index.ok_or_else(failed)?, last)))
+    }
+
+    /// Has the stream of a fence signal a semaphore, if it can.
+    fn signal_by(&mut self, device: &DeviceState, fence: &Fence) -> Result<Option<usize>> {
+        let by = fence.timeline().id();
+        let is_same = |before: &Before| before.by == by;
+        let free = || {
+            let reached = device.queue.refresh();
+            self.before.iter().position(|before| before.point <= reached)
+        };
+        let index = match self.before.iter().position(is_same).or_else(free) {
+            Some(index) => index,
+            None => {
+                self.before.push(Before::new(device, &self.cuda, by)?);
+                self.before.len() - 1
+            }
+        };
+        let Some(before) = self.before.get_mut(index) else { return Ok(None) };
+        if !before.semaphore.signal_after(fence, before.value + 1)? {
             return Ok(None);
         }
-        self.stream.wait_fences(fences)?;
-        self.before.signal(&self.stream, self.value + 1)?;
-        self.value += 1;
-        Ok(Some((Arc::clone(&self.before_in_vulkan), self.value)))
+        (before.by, before.value, before.point) = (by, before.value + 1, u64::MAX);
+        Ok(Some(index))
     }
 
-    /// Returns a fence of the stream that is complete after a submission.
-    fn fence_of(&self, submitted: &Fence) -> Result<Fence> {
-        self.after.wait(&self.stream, submitted.point())?;
-        self.stream.fence()
+    /// Returns the fence of a submission that waits for a semaphore.
+    fn fence(&mut self, point: u64, before: Option<(usize, Fence)>) -> Fence {
+        let (index, after) = before.unzip();
+        if let Some(before) = index.and_then(|index| self.before.get_mut(index)) {
+            before.point = point;
+        }
+        self.after.fence(point, after)
+    }
+}
+
+impl Before {
+    fn new(device: &DeviceState, cuda: &CudaDevice, by: TimelineId) -> Result<Self> {
+        let vulkan = Arc::new(Semaphore::new(&device.queue.vulkan)?);
+        let imported = ImportedSemaphore::new(cuda, &vulkan, vulkan.clone())?;
+        Ok(Self { by, semaphore: ExternalSemaphore::new(cuda, imported), vulkan, value: 0, point: 0 })
     }
 }
 
@@ -246,13 +298,6 @@ impl Drop for CudaInterop {
             // Nor does anything of the queue.
             self.device.queue.block_until(self.device.queue.enqueued());
         }
-    }
-}
-
-impl Drop for Order {
-    fn drop(&mut self) {
-        // Nothing on the device waits for a semaphore that is destroyed.
-        let _lost = self.stream.synchronize();
     }
 }
 

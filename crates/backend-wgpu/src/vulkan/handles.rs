@@ -95,7 +95,7 @@ impl Submissions {
         } else if let Some(result) = passed {
             result.result().map_err(|result| error_of(self.vulkan.id, "vkQueueSubmit", result))
         } else {
-            self.check_usable().and_then(|()| self.submit_nothing(&mut state, point))
+            self.check_usable().and_then(|()| self.submit_nothing(&mut state, point, after))
         };
         match outcome {
             Ok(()) => self.submitted.store(point, Ordering::Release),

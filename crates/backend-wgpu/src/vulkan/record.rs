@@ -56,11 +56,13 @@ impl Submissions {
 
     /// # Safety
     /// * Those of [`submit`](Self::submit), under the lock; the recorder is not in use.
+    /// * `after` is a value of a timeline semaphore of this device, which is not foreign.
     pub(super) unsafe fn record_and_submit(
         &self,
         recorder: &mut Recorder,
         commands: &[Command],
         point: u64,
+        after: Option<(vk::Semaphore, u64)>,
     ) -> Result<()> {
         let raw = &self.vulkan.raw;
         let failed = |what: &'static str| move |result| error_of(self.vulkan.id, what, result);
@@ -97,9 +99,15 @@ impl Submissions {
             raw.end_command_buffer(buffer).map_err(failed("vkEndCommandBuffer"))?;
         }
         let (buffers, semaphores, points) = ([buffer], [self.semaphore.raw], [point]);
-        let mut values = vk::TimelineSemaphoreSubmitInfo::default().signal_semaphore_values(&points);
+        let (waits, waited): (Vec<_>, Vec<_>) = after.into_iter().unzip();
+        let mut values = vk::TimelineSemaphoreSubmitInfo::default()
+            .wait_semaphore_values(&waited)
+            .signal_semaphore_values(&points);
+        let stages = [vk::PipelineStageFlags::ALL_COMMANDS];
         let submit = vk::SubmitInfo::default()
             .command_buffers(&buffers)
+            .wait_semaphores(&waits)
+            .wait_dst_stage_mask(stages.get(..waits.len()).unwrap_or_default())
             .signal_semaphores(&semaphores)
             .push_next(&mut values);
         // SAFETY: submissions go through the queue's gate, wgpu's too. The value is larger than all

@@ -132,7 +132,7 @@ impl Submissions {
         let mut recorder = self.recorder(&mut state)?;
         let point = self.enqueued.load(Ordering::Relaxed) + 1;
         // SAFETY: the recorder is free; the caller's promise.
-        match unsafe { self.record_and_submit(&mut recorder, commands, point) } {
+        match unsafe { self.record_and_submit(&mut recorder, commands, point, None) } {
             Ok(()) => {
                 state.in_flight.push_back((point, recorder));
                 self.submitted.store(point, Ordering::Release);
@@ -149,11 +149,16 @@ impl Submissions {
         }
     }
 
-    /// Has the point be reached after everything submitted before.
-    pub(super) fn submit_nothing(&self, state: &mut State, point: u64) -> Result<()> {
+    /// Has the point be reached after everything submitted before, and a value of a semaphore.
+    pub(super) fn submit_nothing(
+        &self,
+        state: &mut State,
+        point: u64,
+        after: Option<(vk::Semaphore, u64)>,
+    ) -> Result<()> {
         let mut recorder = self.recorder(state)?;
         // SAFETY: the recorder is free, and there are no commands.
-        let submitted = unsafe { self.record_and_submit(&mut recorder, &[], point) };
+        let submitted = unsafe { self.record_and_submit(&mut recorder, &[], point, after) };
         match submitted {
             Ok(()) => state.in_flight.push_back((point, recorder)),
             Err(_) => state.free.push(recorder),

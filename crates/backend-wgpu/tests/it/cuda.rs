@@ -133,6 +133,11 @@ fn use_in_order(shared: Shared) {
         let calls = trace.calls_of_this_thread();
         let copies = calls.iter().filter(|call| call.name.starts_with("cuMemcpy"));
         assert_eq!(copies.count(), 2, "the shader's memory is CUDA's: {calls:?}");
+        let has_bridge = calls.iter().any(|call| call.name == "cuStreamWaitEvent");
+        assert!(
+            !(has_bridge && shared.interop.waits_on_device()),
+            "another stream waits in between: {calls:?}"
+        );
         for (found, n) in back.read().unwrap().chunks(4).zip(1_u32..) {
             assert_eq!(found, (n * 4).to_ne_bytes());
         }
@@ -146,6 +151,38 @@ fn use_in_order(shared: Shared) {
     shared.copy(both.raw(), &back);
     assert_eq!(back.read().unwrap()[..4], 32_u32.to_ne_bytes());
     drop((src, back, both, handle, long_src, long_dst));
+    shared.finish();
+}
+
+#[test]
+fn commands_come_after_and_before_several_streams() {
+    let Some(shared) = shared() else { return };
+    let (src, back) = (shared.pinned(2 * MIB), shared.pinned(2 * MIB));
+    src.write().unwrap().fill(1);
+    let both = shared.interop.allocate(2 * MIB).unwrap();
+    let handle = both.wgpu().unwrap();
+    let long = [MemoryKind::Pinned, MemoryKind::Device].map(|kind| shared.memory.allocate(kind, 32 * MIB));
+    let [long_src, long_dst] = long.map(Result::unwrap);
+    let other = CudaStream::new(shared.memory.device()).unwrap();
+    let copy = |stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer| {
+        drop(submit(stream, &Operation::Copy { src, dst }, Timing::Off).unwrap());
+    };
+    for _ in 0..3 {
+        // Each stream writes a half, long after the call. Then each reads the half that the other wrote.
+        let [lower, upper] = [0..MIB, MIB..2 * MIB];
+        for (stream, half) in [(&shared.stream, &lower), (&other, &upper)] {
+            (0..4).for_each(|_| copy(stream, &long_src, &long_dst));
+            copy(stream, &src.slice(half.clone()).unwrap(), &both.raw().slice(half.clone()).unwrap());
+        }
+        let commands = [(); 2].map(|()| shared.double(&handle));
+        drop(shared.interop.submit(commands, &[(&both, Access::Write)], &[]).unwrap());
+        for (stream, half) in [(&shared.stream, &upper), (&other, &lower)] {
+            copy(stream, &both.raw().slice(half.clone()).unwrap(), &back.slice(half.clone()).unwrap());
+        }
+        // One number per four bytes, 0x01010101, doubled twice.
+        assert!(back.read().unwrap().iter().all(|byte| *byte == 4));
+    }
+    drop((src, back, both, handle, long_src, long_dst, other));
     shared.finish();
 }
 

@@ -5,6 +5,7 @@ pub(crate) mod callbacks;
 pub(crate) mod capture_state;
 pub(crate) mod end_word;
 pub(crate) mod error_recovery;
+pub(crate) mod external;
 pub(crate) mod pending_events;
 pub(crate) mod points;
 pub(crate) mod reactor;

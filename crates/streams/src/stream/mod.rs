@@ -282,7 +282,7 @@ impl CudaStream {
         own.check_not_captured()?;
         let _bound = own.context().enter().map_err(lift)?;
         for fence in fences {
-            match own.wait_for_fence(fence) {
+            match own.wait_for_fence(fence).or_else(|| own.wait_for_external(fence)) {
                 Some(waited) => _ = waited?,
                 None => _ = fence.wait(), // Its transfer reports the error.
             }

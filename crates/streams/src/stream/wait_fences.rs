@@ -23,6 +23,8 @@ impl CudaStream {
             }
         } else if let Some(end) = timeline.downcast_ref::<StreamEnd>() {
             end.event().map_or(Ok(()), |event| self.own.stream().wait_event(event).map_err(lift))
+        } else if let Some(waited) = self.own.wait_for_external(fence) {
+            waited.map(drop)
         } else {
             // Work of another backend. Its own transfer reports errors.
             let _over = fence.wait();

@@ -45,7 +45,7 @@ unsafe impl Queue for CudaStream {
     }
 
     fn can_wait_for(&self, fence: &Fence) -> bool {
-        fence.timeline().as_any().is::<StreamTimeline>() || self.own.can_wait_for_host_work(fence)
+        fence.timeline().as_any().is::<StreamTimeline>() || self.own.can_wait_for_others(fence)
     }
 
     fn prepare_waits(&self) {
@@ -210,7 +210,7 @@ impl CudaStream {
         let is_early = transload_core::mutant!("streams/begin-after-waits") && measured.sample.is_some();
         let early = is_early.then(|| own.stamp());
         for fence in after {
-            let waited = own.wait_for_fence(fence).or_else(|| own.wait_for_host_work(fence));
+            let waited = own.wait_for_fence(fence).or_else(|| own.wait_for_others(fence));
             let waited = waited.ok_or_else(|| {
                 Error::new(ErrorKind::Unsupported, "a stream cannot wait for this kind of fence")
             })?;

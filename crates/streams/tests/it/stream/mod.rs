@@ -8,6 +8,7 @@ pub(crate) mod capture;
 mod completion;
 mod contexts;
 mod event_clock;
+mod external;
 mod foreign;
 mod handles;
 mod metrics;
