@@ -45,20 +45,20 @@ mod counting {
     const WARM_UP: usize = 1000;
     /// Calls that are counted, of which the median is the result: 1 of 64 copies is timed, which takes more.
     const COUNTED: usize = 33;
-    /// Instructions that a copy may take on x86-64: 3 % more than counted last with Rust 1.95, 940 by the builder and by
-    /// `transfer_buffer`; 1,181 before the first attempt of a transfer was made without a loop. Some 64 are `memcpy` of the C library, in
+    /// Instructions that a copy may take on x86-64: 3 % more than counted last with Rust 1.95: 974 by the builder, 964 by
+    /// `transfer_buffer`. With the same code in other units of code generation it was 948 and 938; 1,181 before the first attempt of a transfer was made without a loop. Some 64 are `memcpy` of the C library, in
     /// three calls: another processor or version may take a few more or less.
-    const COPY_LIMIT: i64 = 968;
+    const COPY_LIMIT: i64 = 1_003;
     /// Bytes of a copy that claims its ranges.
     const CLAIMED: usize = 4096 + 64;
-    /// Instructions that such a copy may take on x86-64 over `memmove` alone. 3 % more than counted last: 1,237;
+    /// Instructions that such a copy may take on x86-64 over `memmove` alone. 3 % more than counted last: 1,269;
     /// 1,389 with `Claims`.
-    const CLAIMED_LIMIT: i64 = 1_274;
+    const CLAIMED_LIMIT: i64 = 1_307;
     /// Instructions that the manager may add on x86-64 to core's submission of a copy from pinned to device memory: plan, lease and
     /// dispatch. 3 % more than counted last: 768; 1,019 with the loop.
     const SUBMIT_LIMIT: i64 = 791;
-    /// The same of the end: report and statistics. 3 % more than counted last: 290.
-    const END_LIMIT: i64 = 298;
+    /// The same of the end: report and statistics. 3 % more than counted last: 310; 284 in other units of code generation.
+    const END_LIMIT: i64 = 319;
     /// The same of the submission of a copy of rows. 3 % more than counted last on two processors: 2,424 and 2,436.
     const ROWS_LIMIT: i64 = 2_509;
     /// Instructions that an allocation and its drop may take on x86-64, with Rust 1.95: 3 % more than counted last, 657 of device memory
@@ -69,18 +69,18 @@ mod counting {
     /// Batches that are submitted before the first one that is counted, and those that are counted.
     const BATCHES: (usize, usize) = (3, 1);
     /// Instructions that a pair of a batch in place may take on x86-64, from the call to its return. The pieces fill both pools, in
-    /// another order in the one. 3 % more than counted last: 232.
-    const DENSE_LIMIT: i64 = 239;
+    /// another order in the one. 3 % more than counted last: 240.
+    const DENSE_LIMIT: i64 = 247;
     /// The same with as many unused bytes between the pieces: each is a range of its own for the ledger, which has other work in flight
     /// on the pools. Counted last: 1,267.
     const APART_LIMIT: i64 = 1_305;
     /// Other pieces each time, of pools with four times as many, as a paged cache has them. Counted last: 2,256; 3,158 before lists were
     /// committed in one pass.
     const CHANGING_LIMIT: i64 = 2_324;
-    /// The same pieces by the manager, for a device without other work. 3 % more than counted last: 281.
-    const MANY_LIMIT: i64 = 289;
-    /// The same by their indices, with the making of the pairs. 3 % more than counted last: 353.
-    const BLOCKS_LIMIT: i64 = 363;
+    /// The same pieces by the manager, for a device without other work. 3 % more than counted last: 285.
+    const MANY_LIMIT: i64 = 294;
+    /// The same by their indices, with the making of the pairs. 3 % more than counted last: 355.
+    const BLOCKS_LIMIT: i64 = 366;
     /// Each case with its limit, the case whose count is taken off, and how many parts of a call share the rest.
     const CASES: [(&str, i64, &str, usize); 13] = [
         ("transfer_buffer", COPY_LIMIT, "nothing", 1),
