@@ -36,7 +36,7 @@ trap 'rm -rf "$work" "$data"' EXIT
 : >"$work/steps"
 deadline=$(($(date +%s) + ${BUDGET_S:-1200}))
 failed=0
-# Tests travel packed.
+# All but the benchmark travels packed.
 if compgen -G "$bundle/*.gz" >/dev/null; then
   mkdir "$work/bundle"
   for file in "$bundle"/*; do

@@ -1,4 +1,4 @@
-//! Collects stripped programs and packed tests in a folder that runs on a machine without Rust.
+//! Collects stripped programs and tests, packed, in a folder that runs on a machine without Rust.
 
 use std::{
     collections::BTreeSet,
@@ -22,6 +22,9 @@ const PROGRAMS: [(&str, &str); 2] =
 
 /// A program that uses the software driver only.
 const LEFT_OUT: &str = "transload-golden";
+
+/// The only program that is not packed, so that `transload-bench --against` can run it.
+const COMPARED: &str = "transload-bench";
 
 /// What the benchmark measures only if it was built so.
 const FEATURES: [&str; 2] = ["--features", "transload-benches/wgpu,transload-cli/wgpu"];
@@ -207,7 +210,7 @@ fn copy(sh: &Shell, files: Vec<File>, folder: &Path) -> Result<Vec<File>> {
             let to = folder.join(&file.name);
             let mut bytes = fs::copy(&file.from, &to)
                 .with_context(|| format!("copying {} to {}", file.from.display(), to.display()))?;
-            if file.kind == "test" {
+            if file.target != COMPARED {
                 cmd!(sh, "gzip -9 --no-name --force {to}").quiet().run()?;
                 bytes = fs::metadata(folder.join(format!("{}.gz", file.name)))?.len();
             }
