@@ -1,6 +1,6 @@
 //! Finds the adapters, and opens a device on each, or takes those that its user made.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::sync::{Arc, OnceLock, atomic::AtomicBool};
 
 use transload_core::{DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Result, events::report};
 use wgpu::hal;
@@ -26,6 +26,8 @@ const ADVICE: &str = "install a Vulkan driver for the GPU (on Debian and Ubuntu,
 /// be used; those of [`adopt`].
 pub(crate) fn open_all(config: &WgpuBackendConfig) -> Result<Vec<Arc<DeviceState>>> {
     if !config.adopted.is_empty() {
+        // Its framework may destroy its own instance while threads of this library live on.
+        let _kept = instance();
         return (0..).zip(&config.adopted).map(|(n, given)| adopt(given, DeviceId::Wgpu(n))).collect();
     }
     // SAFETY: loading the system's Vulkan loader runs its initialisers, which are trusted like those of any driver.
@@ -36,12 +38,7 @@ pub(crate) fn open_all(config: &WgpuBackendConfig) -> Result<Vec<Arc<DeviceState
             error,
         ));
     }
-    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
-    descriptor.backends = wgpu::Backends::VULKAN;
-    // Neither layers nor labels, whatever the profile. Indirect arguments are checked, since safe code could pass any.
-    descriptor.flags = wgpu::InstanceFlags::VALIDATION_INDIRECT_CALL;
-    let instance = wgpu::Instance::new(descriptor);
-    let mut adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::VULKAN));
+    let mut adapters = pollster::block_on(instance().enumerate_adapters(wgpu::Backends::VULKAN));
     if adapters.is_empty() {
         let text = format!("the Vulkan loader shows no adapter; {ADVICE}");
         return Err(Error::new(ErrorKind::NoDevice, text));
@@ -83,6 +80,19 @@ fn open_each<A, T>(
         }
     }
     (opened, reasons)
+}
+
+/// Returns the instance of the process, which is never destroyed: the last one that is unloads the drivers, and a thread that called one
+/// crashes if it ends after that, since the driver's destructors of thread-local values are gone (gfx-rs/wgpu, issue 246).
+fn instance() -> &'static wgpu::Instance {
+    static INSTANCE: OnceLock<wgpu::Instance> = OnceLock::new();
+    INSTANCE.get_or_init(|| {
+        let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+        descriptor.backends = wgpu::Backends::VULKAN;
+        // Neither layers nor labels, whatever the profile. Indirect arguments are checked, since safe code could pass any.
+        descriptor.flags = wgpu::InstanceFlags::VALIDATION_INDIRECT_CALL;
+        wgpu::Instance::new(descriptor)
+    })
 }
 
 fn rank(adapter: &wgpu::Adapter) -> u8 {

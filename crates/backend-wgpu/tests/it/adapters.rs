@@ -62,3 +62,28 @@ fn devices_are_numbered_in_the_same_order_each_time() {
         assert!(info.kinds.contains(&MemoryKind::Device), "{info:?}");
     }
 }
+
+/// Threads that called a driver may end after the backend is dropped.
+#[cfg(target_os = "linux")]
+#[test]
+fn drivers_stay_loaded_after_the_last_backend() {
+    const THIS: &str = "adapters::drivers_stay_loaded_after_the_last_backend";
+    if env::var_os(CHILD).is_none() {
+        // No other test has an instance there.
+        let mut child = Command::new(env::current_exe().unwrap());
+        let output = child.args(["--exact", THIS, "--nocapture"]).env(CHILD, "1").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    let loaded = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let libraries = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+        let drivers = libraries.filter(|path| path.contains("vulkan") || path.contains("nvidia"));
+        drivers.map(str::to_owned).collect::<std::collections::BTreeSet<_>>()
+    };
+    let Some(setup) = setup() else { return };
+    let before = loaded();
+    drop(setup);
+    assert!(!before.is_empty() && before.is_subset(&loaded()), "{before:?}");
+}
