@@ -5,7 +5,7 @@
 //!   between them if Vulkan releases it to, and acquires it from, the external family of queues.
 //! * A timeline semaphore exported by Vulkan counts for both: a wait of one API for a value ends once the other has signalled it, and what
 //!   the other's work wrote before is visible after.
-//! * CUDA's waits and signals of a semaphore are in the order of the stream on which they are enqueued, whoever made the stream.
+//! * CUDA's waits and signals of a semaphore are in the order of the stream on which they are enqueued, also if the library did not make it.
 //! * An import that succeeds takes the descriptor; one that fails leaves it to the caller.
 
 mod imported;

@@ -77,7 +77,7 @@ impl From<&Record> for EngineRecord {
 }
 
 /// Copies, fills and kernels of devices, as CUPTI records them: exact spans, by which engine, and for which operation. All of this process's work on the devices is
-/// recorded, whoever enqueued it. Ends when it is dropped.
+/// recorded, also that of other libraries. Ends when it is dropped.
 ///
 /// Migrations and page faults of unified memory are recorded too, if CUPTI was loaded before the process's first CUDA context, as by a recording of no device.
 pub struct ActivityRecording {
