@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Result, ensure};
 use transload_backend_cpu::CpuBackend;
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{Backend, MemoryKind, OperationSampling, RawBuffer, TransferMethod};
@@ -31,9 +31,9 @@ const PIECES: usize = 256;
 
 /// On the software driver, whose times depend on the threads of this machine, there may be no advice, and then no row.
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
-    let rows =
-        [pinned(fixture), lists(fixture)].into_iter().filter(|row| !fixture.is_simulated() || row.is_ok());
-    rows.collect()
+    let rows = [pinned(fixture)?, lists(fixture)?];
+    ensure!(fixture.is_simulated() || rows.iter().all(Option::is_some), "the profiler advised nothing");
+    Ok(rows.into_iter().flatten().collect())
 }
 
 /// A manager with all its transfers timed.
@@ -81,11 +81,10 @@ impl Profiled {
     }
 }
 
-/// Returns the nanoseconds that advice of a kind promised, and those that it took until then.
-fn promised(report: &ProfilerReport, is_kind: impl Fn(AdviceKind) -> bool) -> Result<(f64, f64)> {
-    let of = |advice: &&Advice| is_kind(advice.kind) && advice.saving_ns.is_some();
-    let advice = report.advice.iter().find(of).with_context(|| format!("no advice: {report}"))?;
-    Ok((advice.saving_ns.unwrap_or_default() as f64, advice.took_ns as f64))
+/// Returns the nanoseconds that advice of a kind promised, and those that it took until then, if there is such advice.
+fn promised(report: &ProfilerReport, is_kind: impl Fn(AdviceKind) -> bool) -> Option<(f64, f64)> {
+    let of = |advice: &Advice| Some((advice.saving_ns? as f64, advice.took_ns as f64));
+    report.advice.iter().filter(|advice| is_kind(advice.kind)).find_map(of)
 }
 
 /// The time in which the links of a report's device were busy.
@@ -94,23 +93,25 @@ fn busy(report: &ProfilerReport) -> f64 {
 }
 
 /// Pageable memory, which is to be pinned.
-fn pinned(fixture: &Fixture<'_>) -> Result<Row> {
+fn pinned(fixture: &Fixture<'_>) -> Result<Option<Row>> {
     let bytes = fixture.bytes(LONG);
     let mut found = Vec::new();
     for _ in 0..fixture.repetitions(RUNS).min(RUNS) {
         let before = Profiled::new(fixture, None)?;
         before.copy(&before.pinned_or_not(MemoryKind::Pageable, bytes)?, COPIES)?;
         before.copy(&before.pinned_or_not(MemoryKind::Pinned, bytes)?, OTHERS)?;
-        let (saving, took) = promised(&before.finish()?, |kind| kind == AdviceKind::PinHostMemory)?;
+        let pins = |kind| kind == AdviceKind::PinHostMemory;
+        let Some((saving, took)) = promised(&before.finish()?, pins) else { return Ok(None) };
         let after = Profiled::new(fixture, None)?;
         after.copy(&after.pinned_or_not(MemoryKind::Pinned, bytes)?, COPIES)?;
         found.push((took - busy(&after.finish()?)) / saving);
     }
-    Ok(row(fixture, "pin", &format!("{COPIES} copies of {bytes} bytes of pageable memory, pinned"), &found))
+    let what = format!("{COPIES} copies of {bytes} bytes of pageable memory, pinned");
+    Ok(Some(row(fixture, "pin", &what, &found)))
 }
 
 /// Small copies in a row, which are to be lists.
-fn lists(fixture: &Fixture<'_>) -> Result<Row> {
+fn lists(fixture: &Fixture<'_>) -> Result<Option<Row>> {
     let calibrated = choice::manager(fixture)?;
     let mut options = CalibrationOptions::new();
     if fixture.is_simulated() {
@@ -131,7 +132,7 @@ fn lists(fixture: &Fixture<'_>) -> Result<Row> {
         copies.into_iter().try_for_each(|copy| copy.wait().map(drop))?;
         drop(pieces);
         let is_lists = |kind| matches!(kind, AdviceKind::UseLists { .. });
-        let (saving, took) = promised(&before.finish()?, is_lists)?;
+        let Some((saving, took)) = promised(&before.finish()?, is_lists) else { return Ok(None) };
         let after = Profiled::new(fixture, None)?;
         let pieces = pairs(&after)?;
         after.library.manager.copy_many(&pieces).wait()?;
@@ -140,7 +141,7 @@ fn lists(fixture: &Fixture<'_>) -> Result<Row> {
     }
     choice::finished(&calibrated)?;
     let what = format!("{PIECES} copies of {SMALL} bytes submitted in a row, as a list");
-    Ok(row(fixture, "lists", &what, &found))
+    Ok(Some(row(fixture, "lists", &what, &found)))
 }
 
 /// Each value is how much was saved of what was promised.
