@@ -55,8 +55,27 @@ pub(super) fn build(sh: &Shell, arguments: &[&str]) -> Result<Vec<Artifact>> {
     Ok(tests)
 }
 
-/// Runs a test program in its package's folder, as cargo does, and prints its output if it failed.
+/// How often a program runs at most. Wine 8.0 does not start a program of a test once in some hundred times.
+const RUNS: usize = 3;
+
+/// Wine's error where a new process ended before it ran. Windows has it nowhere in the starting of programs.
+const NOT_STARTED: &str = "Os { code: 1359,";
+
+/// Runs a test program in its package's folder, as cargo does, and prints its output if it failed. Runs it again where the
+/// emulator failed instead.
 pub(super) fn run(emulator: &Emulator, test: &Artifact) -> Result<Counts> {
+    for _ in 1..RUNS {
+        let (counts, text) = run_once(emulator, test)?;
+        if counts.failed == 0 || !text.contains(NOT_STARTED) {
+            return Ok(counts);
+        }
+        println!("cross: {}--{}: Wine did not start a program, so it runs again", test.package, test.target);
+    }
+    Ok(run_once(emulator, test)?.0)
+}
+
+/// Returns the counts and what the program printed.
+fn run_once(emulator: &Emulator, test: &Artifact) -> Result<(Counts, String)> {
     let mut command = Command::new("timeout");
     command.arg(SECONDS).arg(&emulator.runner).arg(&test.path).arg("--show-output");
     // Not pipes: background processes of Wine that the program starts keep them open after its end.
@@ -78,7 +97,7 @@ pub(super) fn run(emulator: &Emulator, test: &Artifact) -> Result<Counts> {
         fs::read(path).with_context(|| format!("reading the output of {}", test.path.display()))
     };
     let (output, errors) = (read(&paths[0])?, read(&paths[1])?);
-    let text = String::from_utf8_lossy(&output);
+    let text = String::from_utf8_lossy(&output).into_owned();
     let mut counts = count(&text);
     if !status.success() {
         counts.failed = counts.failed.max(1);
@@ -86,7 +105,7 @@ pub(super) fn run(emulator: &Emulator, test: &Artifact) -> Result<Counts> {
         println!("{status}");
     }
     println!("cross: {}--{}: {counts}", test.package, test.target);
-    Ok(counts)
+    Ok((counts, text))
 }
 
 /// Counts results from the harness's summary and the lines of skipped tests. A program without the harness counts as one
