@@ -7,6 +7,9 @@ pub struct WgpuBackendConfig {
     /// Whether adapters that run on the host's processor are used, such as Mesa's llvmpipe; see
     /// [`with_software_adapters`](Self::with_software_adapters).
     pub software_adapters: bool,
+    /// The APIs to try; see [`with_apis`](Self::with_apis). `None` is all.
+    pub apis: Option<wgpu::Backends>,
+    pub(crate) is_portable: bool,
     pub(crate) adopted: Vec<AdoptedDevice>,
 }
 
@@ -25,6 +28,22 @@ impl WgpuBackendConfig {
     #[must_use]
     pub fn with_software_adapters(mut self) -> Self {
         self.software_adapters = true;
+        self
+    }
+
+    /// Tries these APIs only. By default all that the platform has are tried: Vulkan, then DX12 on Windows and OpenGL on Linux, and Metal on
+    /// macOS. The first one of which an adapter can be used is used, alone, so that no GPU is there twice.
+    #[must_use]
+    pub fn with_apis(mut self, apis: wgpu::Backends) -> Self {
+        self.apis = Some(apis);
+        self
+    }
+
+    /// Uses Vulkan as the other APIs are used: for tests of that where only Vulkan is.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_portable_vulkan(mut self) -> Self {
+        self.is_portable = true;
         self
     }
 

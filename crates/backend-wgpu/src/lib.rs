@@ -27,27 +27,39 @@
 //! Every item may be used from any thread. One thread for each device waits for its work, and only while a task awaits it.
 //!
 //! On macOS this crate is empty.
-#![cfg(any(target_os = "linux", windows))]
+#![cfg(any(target_os = "linux", target_os = "macos", windows))]
 
+mod api;
 mod backend;
+#[cfg(any(target_os = "linux", windows))]
 mod clock;
 mod config;
+#[cfg(any(target_os = "linux", windows))]
 mod copy;
+#[cfg(any(target_os = "linux", windows))]
 mod costs;
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda;
+#[cfg(any(target_os = "linux", windows))]
 mod device;
 mod interop;
+mod open;
+mod portable;
+#[cfg(any(target_os = "linux", windows))]
 mod queue;
+#[cfg(any(target_os = "linux", windows))]
 mod staging;
+#[cfg(any(target_os = "linux", windows))]
 mod storage;
+#[cfg(any(target_os = "linux", windows))]
 mod vulkan;
 mod wakers;
 
 pub use backend::WgpuBackend;
 pub use config::WgpuBackendConfig;
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 pub use cuda::{CudaInterop, SharedMemory};
+#[cfg(any(target_os = "linux", windows))]
 pub use vulkan::create_shared_device;
 #[doc(no_inline)]
 pub use wgpu;

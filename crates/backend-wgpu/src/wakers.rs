@@ -3,9 +3,21 @@
 use std::{sync::Arc, task::Waker, thread};
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{catch_panic, events::report, mutant};
+use transload_core::{DeviceId, catch_panic, events::report, mutant};
 
-use crate::vulkan::Submissions;
+/// The line of a device's submissions.
+pub(crate) trait Line: Send + Sync {
+    fn device(&self) -> DeviceId;
+
+    /// Returns the last point known to be reached.
+    fn reached(&self) -> u64;
+
+    /// Queries the driver. Returns the last point that is reached.
+    fn refresh(&self) -> u64;
+
+    /// Blocks until a point that was enqueued is reached, or the device is lost.
+    fn block_until(&self, point: u64);
+}
 
 /// The tasks that wait, and the thread that wakes them.
 #[derive(Default)]
@@ -19,14 +31,14 @@ pub(crate) struct Wakers {
 struct State {
     tasks: Vec<(u64, Waker)>,
     /// Kept alive while tasks wait, and only then: its drop ends the thread.
-    queue: Option<Arc<Submissions>>,
+    queue: Option<Arc<dyn Line>>,
     has_thread: bool,
     is_closed: bool,
 }
 
 impl Wakers {
     /// Adds a task. Returns `false` if no thread can be started.
-    pub(crate) fn add(self: &Arc<Self>, queue: Arc<Submissions>, point: u64, waker: &Waker) -> bool {
+    pub(crate) fn add(self: &Arc<Self>, queue: Arc<dyn Line>, point: u64, waker: &Waker) -> bool {
         // A waker is user code: clone and drop it outside the lock.
         let waker = waker.clone();
         let mut state = self.state.lock();
@@ -79,7 +91,7 @@ impl Wakers {
     }
 
     /// Waits until a task waits. Returns the earliest point, or `None` at the end.
-    fn next(&self) -> Option<(Arc<Submissions>, u64)> {
+    fn next(&self) -> Option<(Arc<dyn Line>, u64)> {
         let mut state = self.state.lock();
         loop {
             let earliest = state.tasks.iter().map(|(point, _)| *point).min();

@@ -1,6 +1,7 @@
 //! The Vulkan device beneath a wgpu device. This folder makes all calls of Vulkan.
 
 mod create;
+mod device;
 #[cfg(feature = "cuda")]
 mod export;
 mod gate;
@@ -27,7 +28,7 @@ pub use create::create_shared_device;
 #[cfg(feature = "cuda")]
 pub(crate) use export::Descriptor;
 pub(crate) use memory::Memory;
-pub(crate) use open::open_all;
+pub(crate) use open::{adopt, find_loader, open, uuid};
 use properties::Properties;
 pub(crate) use semaphore::Semaphore;
 pub(crate) use submissions::{Command, Commands, Region, Regions, SCRATCH, Submissions};

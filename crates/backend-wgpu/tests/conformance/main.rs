@@ -36,17 +36,31 @@ const NOT_OFFERED: [&str; 7] =
 /// Checks of what some drivers do not offer: how much memory is free, timestamps of 64 bits.
 const BY_DRIVER: [&str; 6] = ["memory-info", "durations", "stamps", "records", "sampling", "sinks"];
 
-#[test]
-fn every_adapter_keeps_every_promise_of_a_backend() {
-    let backend = match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
-        Ok(backend) => backend,
+/// Checks the devices of an API, or prints why there is none.
+fn check_devices(config: WgpuBackendConfig) {
+    match WgpuBackend::open(&config.with_software_adapters()) {
+        Ok(backend) => check_all(&backend),
         Err(error) if matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) => {
             println!("skipped: {error}");
-            return;
         }
         Err(error) => panic!("{error}"),
-    };
-    check_all(&backend);
+    }
+}
+
+#[test]
+fn every_adapter_keeps_every_promise_of_a_backend() {
+    check_devices(WgpuBackendConfig::default());
+}
+
+#[test]
+fn every_adapter_by_wgpu_alone_keeps_every_promise_of_a_backend() {
+    check_devices(WgpuBackendConfig::default().with_portable_vulkan());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn every_adapter_of_opengl_keeps_every_promise_of_a_backend() {
+    check_devices(WgpuBackendConfig::default().with_apis(wgpu::Backends::GL));
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn lost_foreign_device_fails_what_uses_it_and_leaks_nothing() {
 }
 
 fn lose(backend: &WgpuBackend) {
-    let state = Arc::clone(&backend.states()[0]);
+    let state = backend.states().remove(0);
     let device = state.id();
     let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
     let allocate = |kind| backend.allocate(device, kind, 8 << 20);
@@ -65,7 +65,7 @@ fn lost_device_that_may_run_on_keeps_its_memory() {
         Ok(backend) => backend,
         Err(error) => return println!("skipped: {error}"),
     };
-    let state = Arc::clone(&backend.states()[0]);
+    let state = backend.states().remove(0);
     let vulkan = Arc::downgrade(&state.queue.vulkan);
     let pinned = backend.allocate(state.id(), MemoryKind::Pinned, 8 << 20).unwrap();
     pinned.write().unwrap().fill(7);

@@ -16,7 +16,7 @@ fn one_staging_buffer_is_enough_for_any_copy() {
         Ok(backend) => backend,
         Err(error) => return println!("skipped: {error}"),
     };
-    let (host, state) = (CpuBackend::new().unwrap(), Arc::clone(&backend.states()[0]));
+    let (host, state) = (CpuBackend::new().unwrap(), backend.states().remove(0));
     let queue = backend.lease_queue(state.id(), StreamPriority::Normal, WorkloadType::Memory).unwrap();
     let bytes = 5 * CAPACITY + 7;
     let on_host = || host.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap();

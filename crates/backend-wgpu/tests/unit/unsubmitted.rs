@@ -11,7 +11,7 @@ fn loss_ends_waits_for_points_that_were_not_submitted() {
         Ok(backend) => backend,
         Err(error) => return println!("skipped: {error}"),
     };
-    let Some(state) = backend.states().last() else { return };
+    let Some(state) = backend.states().pop() else { return };
     let queue = &*state.queue;
     // As a submission does that wgpu then loses, on this thread.
     let locked = queue.state.lock();
@@ -32,7 +32,7 @@ fn other_threads_take_no_semaphore_that_is_staged() {
         Ok(backend) => backend,
         Err(error) => return println!("skipped: {error}"),
     };
-    let Some(state) = backend.states().last() else { return };
+    let Some(state) = backend.states().pop() else { return };
     let queue = &*state.queue;
     let before = gate::stage(queue.vulkan.queue, None, (queue.semaphore.raw, 1 << 40));
     let submit = || {
