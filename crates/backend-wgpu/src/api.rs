@@ -10,6 +10,9 @@ use transload_core::{
     StreamPriority,
 };
 
+/// Most bytes that are read at once.
+const READ: u64 = 4 << 20;
+
 /// Command buffers to submit; with none, only what comes before is waited for.
 pub(crate) type Submitted = Option<Vec<wgpu::CommandBuffer>>;
 
@@ -66,4 +69,20 @@ pub(crate) trait ApiDevice: Any + Send + Sync {
     /// # Errors
     /// wgpu's; the loss of the device. The point is reached then, too.
     fn submit(&self, commands: Submitted, commit: Box<dyn FnOnce(u64) + '_>) -> Result<()>;
+}
+
+/// Returns commands that read so many bytes of a buffer, a multiple of 4.
+pub(crate) fn read(device: &wgpu::Device, buffer: &wgpu::Buffer, bytes: u64) -> wgpu::CommandBuffer {
+    let part = bytes.min(READ);
+    let to = device.create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: part,
+        usage: wgpu::BufferUsages::COPY_DST,
+        mapped_at_creation: false,
+    });
+    let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    for offset in (0..bytes).step_by(READ as usize) {
+        encoder.copy_buffer_to_buffer(buffer, offset, &to, 0, part.min(bytes - offset));
+    }
+    encoder.finish()
 }

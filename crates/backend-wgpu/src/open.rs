@@ -22,7 +22,10 @@ const APIS: &[(Backends, &str)] = &[
     #[cfg(windows)]
     (Backends::DX12, "install a driver for the GPU"),
     #[cfg(target_os = "linux")]
-    (Backends::GL, "install a driver with OpenGL ES 3.1 and EGL (on Debian and Ubuntu, libegl1 and libgl1-mesa-dri)"),
+    (
+        Backends::GL,
+        "install a driver with OpenGL ES 3.1 and EGL (on Debian and Ubuntu, libegl1 and libgl1-mesa-dri)",
+    ),
 ];
 
 /// Takes the devices of the configuration, in their order. Without any, opens a device on each adapter of the first API that has one,
@@ -143,22 +146,21 @@ fn adopt(config: &WgpuBackendConfig, given: &AdoptedDevice, id: DeviceId) -> Res
     })
 }
 
-/// Returns the instance of the process for an API, which is never destroyed: the last one that is unloads the drivers, and a thread that
+/// Returns the instance for an API. One of the process is never destroyed: the last one that is unloads the drivers, and a thread that
 /// called one crashes if it ends after that, since the driver's destructors of thread-local values are gone (gfx-rs/wgpu, issue 246).
-fn instance(api: Backends) -> &'static wgpu::Instance {
+fn instance(api: Backends) -> wgpu::Instance {
     static VULKAN: OnceLock<wgpu::Instance> = OnceLock::new();
-    static OTHERS: OnceLock<wgpu::Instance> = OnceLock::new();
-    let (instance, backends) = match api {
-        Backends::VULKAN => (&VULKAN, api),
-        _ => (&OTHERS, Backends::all() - Backends::VULKAN),
-    };
-    instance.get_or_init(|| {
+    static OTHER: OnceLock<wgpu::Instance> = OnceLock::new();
+    let new = || {
         let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
-        descriptor.backends = backends;
+        descriptor.backends = api;
         // Neither layers nor labels, whatever the profile. Indirect arguments are checked, since safe code could pass any.
         descriptor.flags = wgpu::InstanceFlags::VALIDATION_INDIRECT_CALL;
         wgpu::Instance::new(descriptor)
-    })
+    };
+    let kept = if api == Backends::VULKAN { &VULKAN } else { &OTHER }.get_or_init(new);
+    // An instance of OpenGL has one context, and wgpu panics where two threads use it by two adapters.
+    if api == Backends::GL { new() } else { kept.clone() }
 }
 
 /// Returns what adapters are sorted by.

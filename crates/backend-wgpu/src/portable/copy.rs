@@ -375,6 +375,7 @@ impl DeviceState {
 /// second. The last word of a buffer may be longer than the buffer.
 fn words(dst: &PortableStorage, begin: u64, bytes: u64) -> (u64, u64) {
     let end = begin + bytes;
-    let last = if end == transload_core::Storage::len(dst) as u64 { end.next_multiple_of(4) } else { end / 4 * 4 };
+    let last =
+        if end == transload_core::Storage::len(dst) as u64 { end.next_multiple_of(4) } else { end / 4 * 4 };
     (begin.next_multiple_of(4), last)
 }

@@ -188,7 +188,12 @@ impl Jobs {
     }
 
     /// Has `encoder` do what was added. The scratch memory is free after it.
-    fn encode(&mut self, kernel: &Kernel, queue: &Submissions, encoder: &mut wgpu::CommandEncoder) -> Result<()> {
+    fn encode(
+        &mut self,
+        kernel: &Kernel,
+        queue: &Submissions,
+        encoder: &mut wgpu::CommandEncoder,
+    ) -> Result<()> {
         let Self { table, groups, .. } = self;
         queue.captured(|| {
             let layout = kernel.pipeline.get_bind_group_layout(0);

@@ -21,8 +21,8 @@ use std::{
 };
 
 use transload_core::{
-    CostModel, DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage, PathCost, Place,
-    Queue, RawBuffer, Reclaimer, ResourceCounts, Result, SinkSlot, StreamPriority, TransferMethod,
+    CostModel, DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage, PathCost,
+    Place, Queue, RawBuffer, Reclaimer, ResourceCounts, Result, SinkSlot, StreamPriority, TransferMethod,
     TransferPath, events::report, host_memory,
 };
 
@@ -35,15 +35,14 @@ use self::{
     staging::StagingPool,
     storage::{Counters, PortableStorage},
 };
-use crate::api::{ApiDevice, Submitted};
+use crate::api::{ApiDevice, Submitted, read};
 
 /// The kinds of host memory that a queue copies.
 const HOST_KINDS: [MemoryKind; 3] = [MemoryKind::Pageable, MemoryKind::Pinned, MemoryKind::Mapped];
 
 /// What buffers are used for.
-const USAGE: wgpu::BufferUsages = wgpu::BufferUsages::STORAGE
-    .union(wgpu::BufferUsages::COPY_SRC)
-    .union(wgpu::BufferUsages::COPY_DST);
+const USAGE: wgpu::BufferUsages =
+    wgpu::BufferUsages::STORAGE.union(wgpu::BufferUsages::COPY_SRC).union(wgpu::BufferUsages::COPY_DST);
 
 /// A device: its queue, its memory and its counts.
 pub(crate) struct DeviceState {
@@ -54,6 +53,8 @@ pub(crate) struct DeviceState {
     counters: Arc<Counters>,
     leases: AtomicU64,
     reclaimer: Arc<Reclaimer>,
+    /// Whether wgpu does not see that memory is short. OpenGL's copies from and to such a buffer do nothing.
+    hides_shortage: bool,
     /// Whether its memory is the host's.
     is_host: bool,
     /// Whether a drain has returned the loss of the device.
@@ -101,8 +102,10 @@ impl DeviceState {
         if free.is_some_and(|free| size > free) {
             return Err(self.out_of_memory(bytes, free));
         }
-        let descriptor = wgpu::BufferDescriptor { label: None, size, usage: USAGE, mapped_at_creation: false };
+        let descriptor =
+            wgpu::BufferDescriptor { label: None, size, usage: USAGE, mapped_at_creation: false };
         let made = self.queue.captured(|| self.queue.device.create_buffer(&descriptor));
+        self.queue.check_alive()?;
         let buffer = made.map_err(|error| match error.kind() {
             ErrorKind::OutOfMemory => {
                 let text = format!("wgpu has no memory on {}: {error}", self.id());
@@ -110,7 +113,31 @@ impl DeviceState {
             }
             _ => error,
         })?;
-        Ok(PortableStorage::new(buffer, bytes, &self.counters))
+        let storage = PortableStorage::new(buffer, bytes, &self.counters);
+        if self.hides_shortage && !self.holds_bytes(&storage.buffer)? {
+            return Err(self.out_of_memory(bytes, free));
+        }
+        Ok(storage)
+    }
+
+    /// Returns whether the last word of a buffer holds what is written to it.
+    fn holds_bytes(&self, buffer: &wgpu::Buffer) -> Result<bool> {
+        const WORD: [u8; 4] = *b"here";
+        let (queue, last) = (&self.queue, buffer.size() - 4);
+        queue.refuse_callback()?;
+        let mut download = self.staging.download(queue, &self.counters)?;
+        let commands = queue.captured(|| {
+            let mut encoder = queue.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+            encoder.copy_buffer_to_buffer(buffer, last, download.buffer(), 0, 4);
+            encoder.finish()
+        })?;
+        let mut point = 0;
+        queue.submit(vec![commands], |queue| queue.write_buffer(buffer, last, &WORD), |at| point = at)?;
+        download.map_after(point);
+        let mut holds = false;
+        download.read(queue, |view| holds = view.get(..4) == Some(&WORD))?;
+        self.staging.put_download(download);
+        Ok(holds)
     }
 
     fn out_of_memory(&self, bytes: usize, free: Option<u64>) -> Error {
@@ -146,12 +173,12 @@ impl ApiDevice for DeviceState {
         self.info.check_allocation(bytes as u64)?;
         self.reclaimer.sweep();
         let storage = match self.try_allocate(bytes) {
-            Err(error) if error.kind() == ErrorKind::OutOfMemory && self.reclaim() => self
-                .try_allocate(bytes)
-                .inspect(|_| {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory && self.reclaim() => {
+                self.try_allocate(bytes).inspect(|_| {
                     let place = Place::new(self.id(), MemoryKind::Device);
                     report::allocation_retried(place, bytes as u64, "dropped buffers were freed");
-                })?,
+                })?
+            }
             other => other?,
         };
         report::emit_deferred();
@@ -228,6 +255,10 @@ impl ApiDevice for DeviceState {
 
     fn adopt(&self, buffer: &wgpu::Buffer) -> Result<RawBuffer> {
         let bytes = usize::try_from(buffer.size()).unwrap_or(usize::MAX);
+        self.refuse_callback()?;
+        // wgpu refuses one that is destroyed or mapped.
+        let commands = self.queue.captured(|| read(&self.queue.device, buffer, 4))?;
+        self.queue.submit(vec![commands], |_| (), drop)?;
         let storage = PortableStorage::new(buffer.clone(), bytes, &self.counters);
         Ok(RawBuffer::new(Box::new(storage), &self.reclaimer))
     }

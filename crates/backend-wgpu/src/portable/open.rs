@@ -1,15 +1,17 @@
 //! Opens a device on an adapter, or takes one that its user made.
 
-use std::sync::{Arc, OnceLock, atomic::{AtomicBool, AtomicU64}};
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, AtomicU64},
+};
 
 use transload_core::{DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Result};
 
-use super::{
-    DeviceState, Submissions,
-    staging::StagingPool,
-    storage::Counters,
+use super::{DeviceState, Submissions, staging::StagingPool, storage::Counters};
+use crate::{
+    config::AdoptedDevice,
+    open::{descriptor, report_errors},
 };
-use crate::{config::AdoptedDevice, open::{descriptor, report_errors}};
 
 /// Opens a device of ours.
 ///
@@ -39,10 +41,7 @@ pub(crate) fn open(adapter: &wgpu::Adapter, id: DeviceId) -> Result<Arc<DeviceSt
 /// [`ErrorKind::DeviceLost`] if it is lost.
 pub(crate) fn adopt(given: &AdoptedDevice, id: DeviceId) -> Result<Arc<DeviceState>> {
     let state = make(id, given.device.clone(), given.queue.clone());
-    if !state.queue.is_alive() {
-        return Err(Error::new(ErrorKind::DeviceLost, "it is lost, or was destroyed"));
-    }
-    Ok(state)
+    state.queue.check_alive().map(|()| state)
 }
 
 fn make(id: DeviceId, device: wgpu::Device, queue: wgpu::Queue) -> Arc<DeviceState> {
@@ -60,6 +59,7 @@ fn make(id: DeviceId, device: wgpu::Device, queue: wgpu::Queue) -> Arc<DeviceSta
         counters: Arc::new(counters),
         leases: AtomicU64::new(0),
         reclaimer: Arc::default(),
+        hides_shortage: info.backend == wgpu::Backend::Gl,
         is_host: matches!(info.device_type, wgpu::DeviceType::Cpu | wgpu::DeviceType::IntegratedGpu),
         loss_reported: AtomicBool::new(false),
     })

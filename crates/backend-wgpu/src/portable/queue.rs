@@ -49,7 +49,8 @@ unsafe impl Queue for PortableQueue {
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], _timing: Timing) -> Result<Fence> {
         self.device.queue.check_usable()?;
         self.device.queue.refuse_callback()?;
-        for fence in after.iter().filter(|fence| !self.can_wait_for(fence) && !mutant!("wgpu/portable-after")) {
+        for fence in after.iter().filter(|fence| !self.can_wait_for(fence) && !mutant!("wgpu/portable-after"))
+        {
             // Failed work reports its own error; either way it is complete.
             let _over = fence.wait();
         }

@@ -4,7 +4,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use parking_lot::Mutex;
-use transload_core::{Error, ErrorKind, Result, mutant};
+use transload_core::{Error, ErrorKind, Result};
 use wgpu::{BufferUsages, BufferView, BufferViewMut, MapMode};
 
 use super::{
@@ -52,13 +52,14 @@ impl Staging {
     ) -> Result<T> {
         queue.block_until(self.point);
         queue.outcome(self.point)?;
-        view(&self.storage.buffer)
-            .or_else(|_| {
-                // wgpu maps it in the first poll that comes after the submission's end and the call of `map_async`.
-                queue.refresh();
-                view(&self.storage.buffer)
+        view(&self.storage.buffer).or_else(|_| {
+            // wgpu maps it in the first poll that comes after the submission's end and the call of `map_async`.
+            queue.refresh();
+            queue.check_alive()?;
+            view(&self.storage.buffer).map_err(|error| {
+                Error::caused_by(ErrorKind::Device, format!("{}: a buffer is not mapped", queue.id), error)
             })
-            .map_err(|error| Error::caused_by(ErrorKind::Device, format!("{}: no mapped buffer", queue.id), error))
+        })
     }
 }
 
@@ -126,14 +127,13 @@ impl StagingPool {
     /// # Errors
     /// Those of an allocation; the loss of the device.
     pub(super) fn upload(&self, queue: &Submissions, counters: &Arc<Counters>) -> Result<Upload> {
+        let oldest = self.uploads.lock().front().map(|oldest| oldest.point);
+        if oldest.is_some_and(|point| point > queue.reached()) {
+            queue.refresh();
+        }
         let mut uploads = self.uploads.lock();
-        let is_reached = |one: &mut Staging| {
-            one.point <= queue.reached() || one.point <= queue.refresh() || mutant!("wgpu/portable-staging")
-        };
-        let taken = match uploads.len() {
-            MOST.. => uploads.pop_front(),
-            _ => uploads.pop_front_if(is_reached),
-        };
+        let is_full = uploads.len() >= MOST;
+        let taken = uploads.pop_front_if(|oldest| is_full || oldest.point <= queue.reached());
         drop(uploads);
         let write = |buffer: &wgpu::Buffer| buffer.get_mapped_range_mut(..);
         let staging = match taken {
@@ -166,7 +166,9 @@ impl StagingPool {
         let kept = self.downloads.lock().pop();
         match kept {
             Some(kept) => Ok(kept),
-            None => Staging::new(queue, counters, BufferUsages::MAP_READ | BufferUsages::COPY_DST).map(Download),
+            None => {
+                Staging::new(queue, counters, BufferUsages::MAP_READ | BufferUsages::COPY_DST).map(Download)
+            }
         }
     }
 

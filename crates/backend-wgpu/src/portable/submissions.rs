@@ -78,8 +78,8 @@ impl Submissions {
             write(&self.queue);
             self.queue.submit(buffers)
         });
-        // wgpu ignores a submission silently if it has given the device up.
-        if self.is_alive() || mutant!("wgpu/portable-loss") {
+        // A submission to a lost device is ignored silently.
+        if self.check_alive().is_ok() {
             let reached = Arc::clone(&self.reached);
             let call = catch_panic(|| {
                 self.queue.on_submitted_work_done(move || {
@@ -96,8 +96,6 @@ impl Submissions {
             if let Err(panicked) = call {
                 self.lose(panicked);
             }
-        } else {
-            self.lose(Error::new(ErrorKind::DeviceLost, "wgpu has given it up, or it was destroyed"));
         }
         *self.submitting.lock() = None;
         drop(in_flight);
@@ -126,8 +124,10 @@ impl Submissions {
     /// [`ErrorKind::Busy`] if a callback of wgpu calls, on the thread that has the lock.
     pub(crate) fn refuse_callback(&self) -> Result<()> {
         if *self.submitting.lock() == Some(thread::current().id()) {
-            let text =
-                format!("{}: a callback of wgpu ran while wgpu submits; leave the work to another thread", self.id);
+            let text = format!(
+                "{}: a callback of wgpu ran while wgpu submits; leave the work to another thread",
+                self.id
+            );
             return Err(Error::new(ErrorKind::Busy, text));
         }
         Ok(())
@@ -137,8 +137,17 @@ impl Submissions {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] with wgpu's reason if it refuses what it is given; [`ErrorKind::OutOfMemory`];
-    /// [`ErrorKind::Device`]. A panic counts as the loss of the device.
+    /// [`ErrorKind::Device`]; the loss of the device, as which a panic counts.
     pub(crate) fn captured<T>(&self, call: impl FnOnce() -> T) -> Result<T> {
+        let outcome = self.in_scopes(call);
+        if outcome.is_err() {
+            // A lost device's objects are invalid.
+            self.check_alive()?;
+        }
+        outcome
+    }
+
+    fn in_scopes<T>(&self, call: impl FnOnce() -> T) -> Result<T> {
         let outcome = catch_panic(|| {
             // Dropped in the reverse order, also by a panic.
             let internal = self.device.push_error_scope(ErrorFilter::Internal);
@@ -159,15 +168,21 @@ impl Submissions {
         Err(Error::caused_by(kind, format!("wgpu refused a call for {}", self.id), error))
     }
 
-    /// Returns whether wgpu reports an error of the device, which it does not of one that it has lost.
-    pub(crate) fn is_alive(&self) -> bool {
+    /// Checks that wgpu has not given the device up. Then it says nothing, also not of a call that is wrong for any device.
+    ///
+    /// # Errors
+    /// The loss of the device.
+    pub(crate) fn check_alive(&self) -> Result<()> {
         let nothing = wgpu::BufferDescriptor {
             label: None,
             size: 4,
             usage: wgpu::BufferUsages::empty(),
             mapped_at_creation: false,
         };
-        self.captured(|| self.device.create_buffer(&nothing)).is_err() && self.lost.get().is_none()
+        if self.in_scopes(|| self.device.create_buffer(&nothing)).is_ok() && !mutant!("wgpu/portable-loss") {
+            self.lose(Error::new(ErrorKind::DeviceLost, "wgpu has given it up, or it was destroyed"));
+        }
+        self.check_usable()
     }
 
     pub(crate) fn enqueued(&self) -> u64 {

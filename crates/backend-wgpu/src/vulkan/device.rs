@@ -8,16 +8,12 @@ use transload_core::{
 };
 
 use crate::{
-    WgpuBackend,
-    api::{ApiDevice, Submitted},
+    api::{ApiDevice, Submitted, read},
     costs,
     device::DeviceState,
     queue::WgpuQueue,
     storage::WgpuStorage,
 };
-
-/// Most bytes that are read at once.
-const READ: u64 = 4 << 20;
 
 impl ApiDevice for DeviceState {
     fn info(&self) -> &DeviceInfo {
@@ -76,7 +72,7 @@ impl ApiDevice for DeviceState {
         let storage = Self::adopt(self, buffer)?;
         self.refuse_callback()?;
         if !mutant!("wgpu/adopted-is-read") {
-            self.queue.submit_wgpu(vec![read(self.wgpu_device(), buffer)], None, drop)?;
+            self.queue.submit_wgpu(vec![read(self.wgpu_device(), buffer, buffer.size())], None, drop)?;
         }
         Ok(storage)
     }
@@ -96,42 +92,16 @@ impl ApiDevice for DeviceState {
     }
 }
 
-impl WgpuBackend {
-    /// Returns the Vulkan devices.
-    #[cfg(test)]
+#[cfg(test)]
+impl crate::WgpuBackend {
     pub(crate) fn states(&self) -> Vec<Arc<DeviceState>> {
         self.devices.iter().filter_map(as_vulkan).collect()
     }
-
-    /// # Errors
-    /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::Unsupported`] if it is not used through Vulkan.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn state(&self, device: DeviceId) -> Result<Arc<DeviceState>> {
-        as_vulkan(self.device_of(device)?).ok_or_else(|| {
-            let text = format!("{device} is not a device of Vulkan, but of another API");
-            Error::new(ErrorKind::Unsupported, text)
-        })
-    }
 }
 
+/// Returns a device of this kind as such.
 #[cfg(any(test, feature = "cuda"))]
-fn as_vulkan(device: &Arc<dyn ApiDevice>) -> Option<Arc<DeviceState>> {
+pub(crate) fn as_vulkan(device: &Arc<dyn ApiDevice>) -> Option<Arc<DeviceState>> {
     let device: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(device) as _;
     device.downcast().ok()
-}
-
-/// Returns commands that read a buffer.
-fn read(device: &wgpu::Device, buffer: &wgpu::Buffer) -> wgpu::CommandBuffer {
-    let part = buffer.size().min(READ);
-    let to = device.create_buffer(&wgpu::BufferDescriptor {
-        label: None,
-        size: part,
-        usage: wgpu::BufferUsages::COPY_DST,
-        mapped_at_creation: false,
-    });
-    let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-    for offset in (0..buffer.size()).step_by(READ as usize) {
-        encoder.copy_buffer_to_buffer(buffer, offset, &to, 0, part.min(buffer.size() - offset));
-    }
-    encoder.finish()
 }

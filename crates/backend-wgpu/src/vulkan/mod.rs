@@ -26,6 +26,8 @@ use transload_core::{DeviceId, Error, ErrorKind};
 pub(crate) use ash::vk::Buffer as BufferHandle;
 pub use create::create_shared_device;
 #[cfg(feature = "cuda")]
+pub(crate) use device::as_vulkan;
+#[cfg(feature = "cuda")]
 pub(crate) use export::Descriptor;
 pub(crate) use memory::Memory;
 pub(crate) use open::{adopt, find_loader, open, uuid};

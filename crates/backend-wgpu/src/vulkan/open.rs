@@ -12,7 +12,11 @@ use super::{
     handles::lost_flag,
     memory::GRANULE,
 };
-use crate::{config::AdoptedDevice, device::DeviceState, open::{descriptor, report_errors}};
+use crate::{
+    config::AdoptedDevice,
+    device::DeviceState,
+    open::{descriptor, report_errors},
+};
 
 /// Loads Vulkan, which says more than wgpu if it cannot.
 ///
@@ -21,7 +25,9 @@ use crate::{config::AdoptedDevice, device::DeviceState, open::{descriptor, repor
 pub(crate) fn find_loader() -> Result<()> {
     // SAFETY: loading the system's Vulkan loader runs its initialisers, which are trusted like those of any driver.
     let entry = unsafe { ash::Entry::load() };
-    entry.map(drop).map_err(|error| Error::caused_by(ErrorKind::NoDriver, "no Vulkan loader was found", error))
+    entry
+        .map(drop)
+        .map_err(|error| Error::caused_by(ErrorKind::NoDriver, "no Vulkan loader was found", error))
 }
 
 /// Returns an adapter's UUID, or zeros.

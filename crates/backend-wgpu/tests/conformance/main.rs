@@ -54,12 +54,19 @@ fn every_adapter_keeps_every_promise_of_a_backend() {
 
 #[test]
 fn every_adapter_by_wgpu_alone_keeps_every_promise_of_a_backend() {
+    if env::var_os(LAYERS).is_some() {
+        // All calls of Vulkan are wgpu's.
+        return;
+    }
     check_devices(WgpuBackendConfig::default().with_portable_vulkan());
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 fn every_adapter_of_opengl_keeps_every_promise_of_a_backend() {
+    if env::var_os(LAYERS).is_some() {
+        return;
+    }
     check_devices(WgpuBackendConfig::default().with_apis(wgpu::Backends::GL));
 }
 
@@ -171,7 +178,10 @@ fn validation_layer_reports_only_the_planted_fault() {
         .unwrap();
     let text =
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && text.contains("5 passed"), "{text}");
+    assert!(
+        output.status.success() && text.contains("passed; 0 failed") && !text.contains("running 0 tests"),
+        "{text}"
+    );
     let mut reported: Vec<_> = text
         .lines()
         .filter(|line| line.contains("Validation Error") || line.contains("SYNC-HAZARD"))

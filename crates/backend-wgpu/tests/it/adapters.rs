@@ -2,7 +2,7 @@
 
 use std::{env, process::Command};
 
-use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig};
+use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig, wgpu};
 use transload_core::{Backend, DeviceId, ErrorKind, MemoryKind};
 
 use crate::setup;
@@ -27,11 +27,28 @@ fn without_an_adapter_the_error_says_what_to_install() {
         assert!(output.status.success() && text.contains("1 passed"), "{text}");
         return;
     }
-    let error = WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()).unwrap_err();
+    let config = WgpuBackendConfig::default().with_software_adapters();
+    let error = WgpuBackend::open(&config.clone().with_apis(wgpu::Backends::VULKAN)).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice), "{error:?}");
     for word in ["install", "mesa-vulkan-drivers", "libvulkan1"] {
         assert!(error.to_string().contains(word), "{error}");
     }
+    // Another API is used then.
+    match WgpuBackend::open(&config) {
+        Ok(backend) => assert!(!backend.devices()[0].driver.starts_with("Vulkan"), "{backend:?}"),
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::NoDevice, "{error}");
+            assert!(error.to_string().contains("libvulkan1; "), "{error}");
+        }
+    }
+}
+
+#[test]
+fn apis_of_other_platforms_are_an_error() {
+    let config = WgpuBackendConfig::default().with_apis(wgpu::Backends::BROWSER_WEBGPU);
+    let error = WgpuBackend::open(&config).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.to_string().contains("VULKAN"), "{error}");
 }
 
 #[test]

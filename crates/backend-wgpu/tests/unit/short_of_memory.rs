@@ -1,6 +1,6 @@
 //! Copies through staging buffers when no memory is left for a second one.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::atomic::Ordering;
 
 use transload_backend_cpu::CpuBackend;
 use transload_core::{
