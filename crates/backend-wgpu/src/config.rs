@@ -47,8 +47,8 @@ impl WgpuBackendConfig {
         self
     }
 
-    /// Uses this device of a framework, which [`create_shared_device`](crate::create_shared_device) made, and other devices given so, in
-    /// the place of those that are found: as `wgpu:0` and so on, in this order. Both are kept until the backend and all its handles are
+    /// Uses this device of a framework, which `create_shared_device` made if it is one of Vulkan, and other devices given so, in
+    /// the place of those that are found: as `wgpu:0` (`metal:0` on macOS) and so on, in this order. Both are kept until the backend and all its handles are
     /// dropped. The device's handlers of errors and of its loss stay the framework's.
     ///
     /// The framework goes on to submit to the queue, from any thread. Copies are in order with that by the order of the calls alone; see
@@ -59,7 +59,7 @@ impl WgpuBackendConfig {
         self
     }
 
-    /// Like [`with_device`](Self::with_device), but takes any device of wgpu on Vulkan. If `create_shared_device` did not make it, each
+    /// Like [`with_device`](Self::with_device), but takes any device of Vulkan. If `create_shared_device` did not make it, each
     /// submission costs what one of wgpu does, and `CudaInterop` refuses it.
     ///
     /// # Safety

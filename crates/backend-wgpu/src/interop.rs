@@ -14,7 +14,7 @@ impl WgpuBackend {
     /// of its features that WebGPU has.
     ///
     /// wgpu's queue is not handed out: use [`submit`](Self::submit). A framework that needs it makes the device by
-    /// [`create_shared_device`](crate::create_shared_device).
+    /// `create_shared_device`.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`].
@@ -23,7 +23,7 @@ impl WgpuBackend {
     }
 
     /// Returns wgpu's handle of the whole allocation of a buffer of device memory, for bind groups: a slice is bound by its
-    /// [offset](RawBuffer::offset). Its size is rounded up to a multiple of 16. The memory lives as long as the handle.
+    /// [offset](RawBuffer::offset). Its size is rounded up: to a multiple of 16 on Vulkan, else of 4. The memory lives as long as the handle.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for memory that is not device memory of this backend; [`ErrorKind::OutOfRange`] beyond what wgpu
@@ -113,8 +113,9 @@ impl WgpuBackend {
     /// they are, and the framework goes on to use it: see [`fence`](Self::fence). Kept until the returned buffer and all work on it are
     /// dropped and complete.
     ///
-    /// Its bytes are read once by the device, since wgpu would zero later what it has not seen written. Keep the returned buffer: a second
-    /// one of the same memory does not wait for work on the first.
+    /// The device reads it once: on Vulkan all bytes, since wgpu would zero later what it has not seen written. Keep the returned buffer: a
+    /// second one of the same memory does not wait for work on the first. Without the usage `STORAGE`, other APIs than Vulkan copy whole
+    /// words only, and do not fill.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::InvalidArgument`] for a buffer that is destroyed or mapped, without the usages `COPY_SRC`

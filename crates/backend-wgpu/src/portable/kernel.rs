@@ -20,7 +20,7 @@ const JOB: u64 = 32;
 const PIECE: u64 = 16 << 10;
 /// Most jobs of a fill, and most bytes of each.
 const FILLS: u64 = 4096;
-const MOST_FILLED: u64 = 16 << 20;
+const MOST_FILLED: u64 = 8 << 20;
 
 /// The shader, and the scratch memory of a device.
 pub(super) struct Kernel {
