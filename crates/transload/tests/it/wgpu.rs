@@ -234,9 +234,8 @@ fn calibration_measures_paths_of_a_vulkan_device() {
 #[cfg(target_os = "linux")]
 #[test]
 fn devices_of_opengl_copy_any_memory_of_the_host_directly() {
-    let config = WgpuBackendConfig::default()
-        .with_software_adapters()
-        .with_apis(transload::wgpu::wgpu::Backends::GL);
+    let config =
+        WgpuBackendConfig::default().with_software_adapters().with_apis(transload::wgpu::wgpu::Backends::GL);
     let rt = crate::uncalibrated::builder().without("cuda").wgpu(config).discover().unwrap();
     let Ok(info) = rt.device(DeviceId::Wgpu(0)) else {
         return println!("skipped: {}", rt.explain(DeviceId::Wgpu(0)));
