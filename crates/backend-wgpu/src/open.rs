@@ -9,21 +9,23 @@ use wgpu::Backends;
 use crate::vulkan;
 use crate::{WgpuBackendConfig, api::ApiDevice, config::AdoptedDevice, portable};
 
-/// The APIs that wgpu has here, best first, with what to install.
-const APIS: &[(Backends, &str)] = &[
+/// The APIs that wgpu has here, best first, with their names and what to install.
+const APIS: &[(Backends, &str, &str)] = &[
     #[cfg(any(target_os = "linux", windows))]
     (
         Backends::VULKAN,
+        "Vulkan",
         "install a Vulkan driver for the GPU (on Debian and Ubuntu, Mesa's are in mesa-vulkan-drivers, which also has one that needs \
          no GPU, and the loader is in libvulkan1)",
     ),
     #[cfg(target_os = "macos")]
-    (Backends::METAL, "each Mac since 2012 has Metal"),
+    (Backends::METAL, "Metal", "each Mac since 2012 has Metal"),
     #[cfg(windows)]
-    (Backends::DX12, "install a driver for the GPU"),
+    (Backends::DX12, "DX12", "install a driver for the GPU"),
     #[cfg(target_os = "linux")]
     (
         Backends::GL,
+        "OpenGL",
         "install a driver with OpenGL ES 3.1 and EGL (on Debian and Ubuntu, libegl1 and libgl1-mesa-dri)",
     ),
 ];
@@ -40,8 +42,8 @@ pub(crate) fn open_all(config: &WgpuBackendConfig) -> Result<Vec<Arc<dyn ApiDevi
     }
     let wanted = config.apis.unwrap_or(Backends::all());
     let mut errors = Vec::new();
-    for (api, advice) in APIS.iter().filter(|(api, _)| wanted.contains(*api)) {
-        match open_adapters(config, *api, advice) {
+    for (api, name, advice) in APIS.iter().filter(|(api, ..)| wanted.contains(*api)) {
+        match open_adapters(config, *api, name, advice) {
             Ok(devices) => return Ok(devices),
             Err(error) => errors.push(error),
         }
@@ -49,8 +51,8 @@ pub(crate) fn open_all(config: &WgpuBackendConfig) -> Result<Vec<Arc<dyn ApiDevi
     match &*errors {
         [only] => Err(only.clone()),
         [] => {
-            let valid = APIS.iter().fold(Backends::empty(), |all, (api, _)| all | *api);
-            let text = format!("{wanted:?} are no APIs of this platform; it has {valid:?}");
+            let valid: Vec<_> = APIS.iter().map(|(_, name, _)| *name).collect();
+            let text = format!("{wanted:?} is no API of this platform, which has {}", valid.join(" and "));
             Err(Error::new(ErrorKind::InvalidArgument, text))
         }
         all => {
@@ -61,8 +63,12 @@ pub(crate) fn open_all(config: &WgpuBackendConfig) -> Result<Vec<Arc<dyn ApiDevi
 }
 
 /// Opens a device on each adapter of an API.
-fn open_adapters(config: &WgpuBackendConfig, api: Backends, advice: &str) -> Result<Vec<Arc<dyn ApiDevice>>> {
-    let name = api.iter_names().next().map_or("no", |(name, _)| name);
+fn open_adapters(
+    config: &WgpuBackendConfig,
+    api: Backends,
+    name: &str,
+    advice: &str,
+) -> Result<Vec<Arc<dyn ApiDevice>>> {
     let advise = |error: Error| Error::new(error.kind(), format!("{error}; {advice}"));
     #[cfg(any(target_os = "linux", windows))]
     if api == Backends::VULKAN {

@@ -48,7 +48,8 @@ fn make(id: DeviceId, device: wgpu::Device, queue: wgpu::Queue) -> Arc<DeviceSta
     let (info, limits) = (device.adapter_info(), device.limits());
     let mut found = DeviceInfo::new(id, info.name);
     found.largest_allocation = Some(limits.max_buffer_size / 4 * 4);
-    found.driver = format!("{:?} ({} {})", info.backend, info.driver, info.driver_info);
+    let version = format!("{} {}", info.driver, info.driver_info);
+    found.driver = format!("{} ({})", name_of(info.backend), version.trim());
     found.kinds = vec![MemoryKind::Device];
     let counters = Counters { device: id, allocations: AtomicU64::new(0), bytes: AtomicU64::new(0) };
     Arc::new(DeviceState {
@@ -63,4 +64,14 @@ fn make(id: DeviceId, device: wgpu::Device, queue: wgpu::Queue) -> Arc<DeviceSta
         is_host: matches!(info.device_type, wgpu::DeviceType::Cpu | wgpu::DeviceType::IntegratedGpu),
         loss_reported: AtomicBool::new(false),
     })
+}
+
+fn name_of(api: wgpu::Backend) -> &'static str {
+    match api {
+        wgpu::Backend::Vulkan => "Vulkan",
+        wgpu::Backend::Metal => "Metal",
+        wgpu::Backend::Dx12 => "DX12",
+        wgpu::Backend::Gl => "OpenGL",
+        other => other.to_str(),
+    }
 }
