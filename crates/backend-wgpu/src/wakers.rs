@@ -3,21 +3,7 @@
 use std::{sync::Arc, task::Waker, thread};
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{DeviceId, catch_panic, events::report, mutant};
-
-/// The line of a device's submissions.
-pub(crate) trait Line: Send + Sync {
-    fn device(&self) -> DeviceId;
-
-    /// Returns the last point known to be reached.
-    fn reached(&self) -> u64;
-
-    /// Queries the driver. Returns the last point that is reached.
-    fn refresh(&self) -> u64;
-
-    /// Blocks until a point that was enqueued is reached, or the device is lost.
-    fn block_until(&self, point: u64);
-}
+use transload_core::{Timeline, catch_panic, events::report, mutant};
 
 /// The tasks that wait, and the thread that wakes them.
 #[derive(Default)]
@@ -31,14 +17,14 @@ pub(crate) struct Wakers {
 struct State {
     tasks: Vec<(u64, Waker)>,
     /// Kept alive while tasks wait, and only then: its drop ends the thread.
-    queue: Option<Arc<dyn Line>>,
+    queue: Option<Arc<dyn Timeline>>,
     has_thread: bool,
     is_closed: bool,
 }
 
 impl Wakers {
     /// Adds a task. Returns `false` if no thread can be started.
-    pub(crate) fn add(self: &Arc<Self>, queue: Arc<dyn Line>, point: u64, waker: &Waker) -> bool {
+    pub(crate) fn add(self: &Arc<Self>, queue: Arc<dyn Timeline>, point: u64, waker: &Waker) -> bool {
         // A waker is user code: clone and drop it outside the lock.
         let waker = waker.clone();
         let mut state = self.state.lock();
@@ -80,7 +66,8 @@ impl Wakers {
         while let Some((queue, point)) = self.next() {
             // The next point and not the task's, since another task may wait for an earlier one meanwhile. It was submitted: a later
             // one was.
-            queue.block_until((queue.refresh().saturating_add(1)).min(point));
+            let _known = queue.poll(point);
+            let _outcome = queue.wait(queue.reached().saturating_add(1).min(point));
             let due = self.take_due(queue.reached());
             drop(queue);
             for waker in due.into_iter().filter(|_| !mutant!("wgpu/wake")) {
@@ -91,7 +78,7 @@ impl Wakers {
     }
 
     /// Waits until a task waits. Returns the earliest point, or `None` at the end.
-    fn next(&self) -> Option<(Arc<dyn Line>, u64)> {
+    fn next(&self) -> Option<(Arc<dyn Timeline>, u64)> {
         let mut state = self.state.lock();
         loop {
             let earliest = state.tasks.iter().map(|(point, _)| *point).min();

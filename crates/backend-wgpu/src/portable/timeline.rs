@@ -5,7 +5,6 @@ use std::{any::Any, task::Waker};
 use transload_core::{DeviceId, Error, ErrorKind, Result, Timeline, TimelineId};
 
 use super::Submissions;
-use crate::wakers::Line;
 
 // SAFETY: a point is reached once wgpu says that its submission is complete, and with it all before, or once the device is lost, of
 // which nothing touches memory that is not wgpu's; identifiers are unique.
@@ -55,23 +54,5 @@ unsafe impl Timeline for Submissions {
 
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-impl Line for Submissions {
-    fn device(&self) -> DeviceId {
-        self.id
-    }
-
-    fn reached(&self) -> u64 {
-        Self::reached(self)
-    }
-
-    fn refresh(&self) -> u64 {
-        Self::refresh(self)
-    }
-
-    fn block_until(&self, point: u64) {
-        Self::block_until(self, point);
     }
 }

@@ -5,7 +5,6 @@ use std::{any::Any, task::Waker, time::Duration};
 use transload_core::{DeviceId, Error, ErrorKind, Result, Timeline, TimelineId};
 
 use super::Submissions;
-use crate::wakers::Line;
 
 // SAFETY: a point is reached once the semaphore has its value, which it gets after the work of that submission and of all before, or
 // once the lost device is idle; identifiers are unique.
@@ -59,23 +58,5 @@ unsafe impl Timeline for Submissions {
 
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-impl Line for Submissions {
-    fn device(&self) -> DeviceId {
-        self.vulkan.id
-    }
-
-    fn reached(&self) -> u64 {
-        Self::reached(self)
-    }
-
-    fn refresh(&self) -> u64 {
-        Self::refresh(self)
-    }
-
-    fn block_until(&self, point: u64) {
-        Self::block_until(self, point);
     }
 }

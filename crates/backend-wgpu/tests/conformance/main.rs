@@ -52,13 +52,15 @@ fn every_adapter_by_wgpu_alone_keeps_every_promise_of_a_backend() {
     check_devices(WgpuBackendConfig::default().with_portable_vulkan());
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 #[test]
-fn every_adapter_of_opengl_keeps_every_promise_of_a_backend() {
-    if std::env::var_os(LAYERS).is_some() {
-        return;
+fn every_adapter_of_opengl_or_dx12_keeps_every_promise_of_a_backend() {
+    use transload_backend_wgpu::wgpu::Backends;
+
+    if std::env::var_os(LAYERS).is_none() {
+        let other = if cfg!(windows) { Backends::DX12 } else { Backends::GL };
+        check_devices(WgpuBackendConfig::default().with_apis(other));
     }
-    check_devices(WgpuBackendConfig::default().with_apis(transload_backend_wgpu::wgpu::Backends::GL));
 }
 
 fn check_all(backend: &Arc<WgpuBackend>) {
