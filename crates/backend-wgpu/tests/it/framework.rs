@@ -15,7 +15,7 @@ pub(crate) fn tested() -> (WgpuBackendConfig, wgpu::Backends) {
     match env::var(DEVICES) {
         Ok(devices) if devices == PORTABLE[0] => (config.with_apis(wgpu::Backends::GL), wgpu::Backends::GL),
         Ok(devices) if devices == PORTABLE[1] => (config.with_portable_vulkan(), wgpu::Backends::VULKAN),
-        _ => (config, wgpu::Backends::VULKAN),
+        _ => (config.with_apis(wgpu::Backends::VULKAN), wgpu::Backends::VULKAN),
     }
 }
 

@@ -10,7 +10,9 @@ use crate::{WgpuBackend, WgpuBackendConfig};
 
 #[test]
 fn lost_device_fails_what_uses_it_and_leaks_nothing() {
-    match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
+    match WgpuBackend::open(
+        &WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN),
+    ) {
         Ok(backend) => lose(&backend),
         Err(error) => println!("skipped: {error}"),
     }
@@ -61,7 +63,9 @@ fn lose(backend: &WgpuBackend) {
 
 #[test]
 fn lost_device_that_may_run_on_keeps_its_memory() {
-    let backend = match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
+    let backend = match WgpuBackend::open(
+        &WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN),
+    ) {
         Ok(backend) => backend,
         Err(error) => return println!("skipped: {error}"),
     };

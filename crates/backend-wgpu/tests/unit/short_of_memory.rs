@@ -12,7 +12,9 @@ use crate::{WgpuBackend, WgpuBackendConfig};
 
 #[test]
 fn one_staging_buffer_is_enough_for_any_copy() {
-    let backend = match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
+    let backend = match WgpuBackend::open(
+        &WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN),
+    ) {
         Ok(backend) => backend,
         Err(error) => return println!("skipped: {error}"),
     };

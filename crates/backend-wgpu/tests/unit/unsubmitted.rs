@@ -7,7 +7,9 @@ use crate::{WgpuBackend, WgpuBackendConfig};
 
 #[test]
 fn loss_ends_waits_for_points_that_were_not_submitted() {
-    let backend = match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
+    let backend = match WgpuBackend::open(
+        &WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN),
+    ) {
         Ok(backend) => backend,
         Err(error) => return println!("skipped: {error}"),
     };
@@ -28,7 +30,9 @@ fn loss_ends_waits_for_points_that_were_not_submitted() {
 
 #[test]
 fn other_threads_take_no_semaphore_that_is_staged() {
-    let backend = match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
+    let backend = match WgpuBackend::open(
+        &WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN),
+    ) {
         Ok(backend) => backend,
         Err(error) => return println!("skipped: {error}"),
     };

@@ -6,10 +6,11 @@ use transload::{
 };
 
 const MIB: usize = 1 << 20;
+const VULKAN: transload::wgpu::wgpu::Backends = transload::wgpu::wgpu::Backends::VULKAN;
 
 /// Returns a runtime, and its Vulkan devices; none, with a printed reason, where no adapter is.
 fn runtime() -> Option<(Runtime, Vec<DeviceId>)> {
-    let config = WgpuBackendConfig::default().with_software_adapters();
+    let config = WgpuBackendConfig::default().with_software_adapters().with_apis(VULKAN);
     // Looking for CUDA would load the machine's driver, before other tests of the process install theirs.
     let builder = crate::uncalibrated::builder().without("cuda").exploration(false);
     let rt = builder.wgpu(config).discover().unwrap();
@@ -150,7 +151,7 @@ fn cuda_and_wgpu_exchange_bytes_through_the_host() {
     let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
     let rt = crate::uncalibrated::builder()
         .backend(CudaBackend::open(&config).unwrap())
-        .wgpu(WgpuBackendConfig::default().with_software_adapters())
+        .wgpu(WgpuBackendConfig::default().with_software_adapters().with_apis(VULKAN))
         .discover()
         .unwrap();
     if let Some((_, reason)) = rt.absent().first() {
