@@ -51,6 +51,7 @@ const PARTS: &[Part] = &[
     ("pinned", pinned::rows),
     ("small", small::one),
     ("pieces", small::pieces),
+    ("allocate", small::allocating),
     #[cfg(target_os = "linux")]
     ("shared", shared::rows),
     #[cfg(target_os = "linux")]

@@ -28,6 +28,7 @@ const STEP: usize = 7_919;
 const ONE: f64 = 0.5;
 const ADOPTED: f64 = 1.1;
 const MANY: f64 = 1.1;
+const ALLOCATE: f64 = 1.5;
 
 /// A framework's device and a buffer of it, adopted.
 struct Adopted {
@@ -109,6 +110,26 @@ pub(super) fn one(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
     let repetitions = if adapter.options.quick { 100 } else { 1000 };
     let what = "pinned memory to the device, submitted and waited for";
     adapter.compare((&format!("up/{BYTES}"), what), ("us", BYTES), repetitions, 1, variants)
+}
+
+/// An allocation of device memory, and its drop.
+pub(super) fn allocating(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
+    let plain = &adapter.plain;
+    let by_wgpu = || {
+        drop(plain.storage(BYTES));
+        Ok(())
+    };
+    let ours = || {
+        drop(adapter.allocate(MemoryKind::Device, BYTES)?);
+        Ok(())
+    };
+    let variants = vec![
+        Variant::new("plain", "wgpu: create_buffer()", microseconds(by_wgpu)),
+        Variant::new("allocate", "allocate()", microseconds(ours)).goal(Goal::RatioAtMost(ALLOCATE)),
+    ];
+    let repetitions = if adapter.options.quick { 100 } else { 1000 };
+    let what = "device memory allocated and dropped";
+    adapter.compare((&format!("allocate/{BYTES}"), what), ("us", BYTES), repetitions, 1, variants)
 }
 
 /// A list of copies.

@@ -52,7 +52,8 @@ impl Backend for WgpuBackend {
         self.devices.iter().map(|device| device.info().clone()).collect()
     }
 
-    /// Allocates memory, whose content is undefined. Each allocation is one of the driver, of which most allow some thousand.
+    /// Allocates memory, whose content is undefined. On Vulkan up to 16 MiB are a part of a block that others share, since drivers allow
+    /// some thousand allocations; more is one of the driver.
     fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         self.device_of(device)?.allocate(kind, bytes)
     }

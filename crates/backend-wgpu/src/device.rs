@@ -115,17 +115,22 @@ impl DeviceState {
 
     /// Frees memory that is only kept or pending free. Returns whether any was.
     fn reclaim(&self) -> bool {
-        let before = self.counters.bytes.load(Ordering::Relaxed);
+        let blocks = &self.queue.vulkan.blocks;
+        let bytes = || self.counters.bytes.load(Ordering::Relaxed) + blocks.unused();
+        let before = bytes();
         self.staging.release(&self.queue);
         let _of_others = self.reclaimer.drain_where(|fence| fence.timeline().device() == self.id());
-        self.counters.bytes.load(Ordering::Relaxed) < before
+        blocks.trim();
+        bytes() < before
     }
 
     /// Adds the counts of what is alive.
     pub(crate) fn add_to(&self, counts: &mut ResourceCounts) {
         counts.allocations += self.counters.allocations.load(Ordering::Acquire);
         counts.bytes += self.counters.bytes.load(Ordering::Acquire);
-        counts.cached_bytes += self.staging.bytes();
+        let unused = self.queue.vulkan.blocks.unused();
+        counts.bytes += unused;
+        counts.cached_bytes += self.staging.bytes() + unused;
         counts.pending_free += self.reclaimer.len() as u64;
         counts.leases += self.leases.load(Ordering::Relaxed);
     }
@@ -138,6 +143,7 @@ impl DeviceState {
         let outcome = self.queue.check_usable().and(self.reclaimer.drain());
         // Also after a loss.
         let freed = self.reclaimer.drain();
+        self.queue.vulkan.blocks.trim();
         match outcome.and(freed) {
             Err(error) if error.kind() == ErrorKind::DeviceLost => {
                 if self.loss_reported.swap(true, Ordering::Relaxed) { Ok(()) } else { Err(error) }

@@ -22,21 +22,27 @@ pub(crate) struct Options {
     /// A target to leave out.
     #[arg(long)]
     without: Option<String>,
+    #[arg(skip)]
+    for_every_change: bool,
     /// Further arguments for `cargo test`, such as `--package transload-core`.
     #[arg(last = true)]
     arguments: Vec<String>,
 }
 
-/// Packages whose tests run under emulators for every change: core, the driver shims, a program and a C
-/// library. Those of all the others take longer than the rest of CI.
-const FOR_EVERY_CHANGE: [&str; 4] = ["core", "cuda-sys", "cli", "probe"];
-
 impl Options {
     /// For every change: the tests that depend most on the platform, and one of the two Windows targets, which hardly differ here.
     pub(crate) fn for_every_change() -> Self {
-        let arguments = FOR_EVERY_CHANGE.iter().map(|name| format!("--package=transload-{name}")).collect();
         let without = Some("x86_64-pc-windows-msvc".to_owned());
-        Self { platform: None, check: false, without, arguments }
+        Self { platform: None, check: false, without, for_every_change: true, arguments: Vec::new() }
+    }
+
+    /// Returns the arguments for `cargo test` on a platform.
+    fn arguments(&self, platform: Platform) -> Vec<String> {
+        let package = |name: &&str| format!("--package=transload-{name}");
+        match self.for_every_change {
+            true => platform.for_every_change().iter().map(package).collect(),
+            false => self.arguments.clone(),
+        }
     }
 }
 
@@ -51,6 +57,15 @@ pub(crate) enum Platform {
 }
 
 impl Platform {
+    /// Packages whose tests run under the emulator for every change: core and the driver shims, and where paths and processes differ,
+    /// the program. Those of all the others take longer than the rest of CI.
+    fn for_every_change(self) -> &'static [&'static str] {
+        match self {
+            Self::Windows => &["core", "cuda-sys", "cli"],
+            Self::Aarch64 | Self::Macos => &["core", "cuda-sys"],
+        }
+    }
+
     fn targets(self) -> &'static [&'static str] {
         match self {
             Self::Aarch64 => &["aarch64-unknown-linux-gnu"],
@@ -100,7 +115,9 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
             let has_compiler = !matches!(checked, Outcome::Skipped(_));
             outcomes.push((*target, checked));
             if has_compiler && !options.check {
-                outcomes.extend(test(sh, target, &options.arguments)?.map(|outcome| (*target, outcome)));
+                outcomes.extend(
+                    test(sh, target, &options.arguments(*platform))?.map(|outcome| (*target, outcome)),
+                );
             }
         }
     }

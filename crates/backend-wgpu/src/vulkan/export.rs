@@ -8,7 +8,7 @@ use wgpu::hal;
 
 use super::{
     Memory, Semaphore, Submissions, Vulkan, error_of,
-    memory::{OPAQUE, USAGE},
+    memory::{OPAQUE, Source, USAGE},
 };
 
 /// A file descriptor that nobody has closed, for the API that imports it.
@@ -45,7 +45,7 @@ impl Memory {
         if !vulkan.exports_memory() {
             return Err(vulkan.cannot_export("memory", khr::external_memory_fd::NAME));
         }
-        Self::allocate_for(vulkan, transload_core::MemoryKind::Device, bytes, true)
+        Self::allocate_from(vulkan, transload_core::MemoryKind::Device, bytes, Source::Exported)
     }
 
     /// Returns what names the memory, which is one buffer's, and its bytes.

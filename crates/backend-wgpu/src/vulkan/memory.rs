@@ -1,4 +1,4 @@
-//! Allocations: a Vulkan buffer with memory of its own, which is mapped for good if it is the host's.
+//! Allocations: a Vulkan buffer and its memory, which is mapped for good if it is the host's.
 
 use std::{
     ptr::NonNull,
@@ -6,13 +6,14 @@ use std::{
 };
 
 use ash::vk::{self, MemoryPropertyFlags as Flags};
+use gpu_allocator::vulkan::Allocation;
 use transload_core::{
     DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage, Place, Result, host_memory,
 };
 
 use wgpu::hal;
 
-use super::{Vulkan, error_of};
+use super::{Vulkan, blocks, error_of};
 
 /// The kind of handles by which other APIs import memory.
 pub(super) const OPAQUE: vk::ExternalMemoryHandleTypeFlags = vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD;
@@ -27,13 +28,26 @@ pub(super) const USAGE: vk::BufferUsageFlags = vk::BufferUsageFlags::from_raw(
 /// Lengths are rounded up to this: a wgpu binding needs a multiple of 4.
 pub(super) const GRANULE: u64 = 16;
 
+/// What memory a buffer gets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// A part of a block if it is small, else its own.
+    Shared,
+    /// Its own.
+    Own,
+    /// Its own, which other APIs can import.
+    Exported,
+}
+
 /// A buffer with its memory. Freed on drop, which does not wait.
 pub(crate) struct Memory {
     pub(super) vulkan: Arc<Vulkan>,
     buffer: vk::Buffer,
     /// Bytes of the buffer.
     size: u64,
+    /// Memory of its own; null if it is part of a block, or of a framework.
     pub(super) memory: vk::DeviceMemory,
+    part: Option<Allocation>,
     address: Option<NonNull<u8>>,
     /// What the buffer and its memory belong to, if they are of a framework.
     pub(super) adopted: Option<wgpu::Buffer>,
@@ -51,16 +65,17 @@ impl Memory {
     /// [`ErrorKind::OutOfMemory`] with the numbers; [`ErrorKind::Unsupported`] for another kind, or if the device has no such memory;
     /// the driver's.
     pub(crate) fn allocate(vulkan: &Arc<Vulkan>, kind: MemoryKind, bytes: usize) -> Result<Self> {
-        Self::allocate_for(vulkan, kind, bytes, false)
+        Self::allocate_from(vulkan, kind, bytes, Source::Shared)
     }
 
-    /// Like [`allocate`](Self::allocate). Other APIs can import the memory if `is_exported`.
-    pub(super) fn allocate_for(
+    /// Like [`allocate`](Self::allocate).
+    pub(super) fn allocate_from(
         vulkan: &Arc<Vulkan>,
         kind: MemoryKind,
         bytes: usize,
-        is_exported: bool,
+        source: Source,
     ) -> Result<Self> {
+        let is_exported = source == Source::Exported;
         let types = vulkan.types_of(kind);
         if types.is_empty() {
             let text =
@@ -70,8 +85,9 @@ impl Memory {
         let short = |cause| vulkan.out_of_memory(kind, bytes, cause);
         let size = (bytes as u64).checked_next_multiple_of(GRANULE).ok_or_else(|| short(None))?;
         let heap = types.iter().map(|index| vulkan.heap_size(*index)).max().unwrap_or(0);
-        let takes_host = kind != MemoryKind::Device || vulkan.is_host;
-        let host_free = host_memory().ok().filter(|_| takes_host).map(|host| host.free);
+        // Linux would give more than there is. It is not asked for little, since that takes longer than the rest.
+        let takes_host = (kind != MemoryKind::Device || vulkan.is_host) && size > blocks::MOST;
+        let host_free = takes_host.then(host_memory).and_then(Result::ok).map(|host| host.free);
         if size > heap || host_free.is_some_and(|free| size > free) {
             return Err(short(None));
         }
@@ -92,13 +108,28 @@ impl Memory {
             buffer,
             size,
             memory: vk::DeviceMemory::null(),
+            part: None,
             address: None,
             adopted: None,
         };
         // SAFETY: the buffer is one of this device.
         let needs = unsafe { vulkan.raw.get_buffer_memory_requirements(buffer) };
+        let types: Vec<_> =
+            types.into_iter().filter(|index| needs.memory_type_bits & (1 << index) != 0).collect();
+        if needs.size <= blocks::MOST && source == Source::Shared {
+            made.part = types.iter().find_map(|index| vulkan.blocks.allocate(&needs, *index));
+        }
+        if let Some(part) = &made.part {
+            // SAFETY: both are new and of this device; the part has the type, the size and the alignment that the buffer needs.
+            unsafe { vulkan.raw.bind_buffer_memory(buffer, part.memory(), part.offset()) }
+                .map_err(|result| refused("vkBindBufferMemory", result))?;
+            if kind != MemoryKind::Device {
+                made.address = part.mapped_ptr().map(NonNull::cast);
+            }
+            return Ok(made);
+        }
         let mut outcome = Err(vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
-        for index in types.into_iter().filter(|index| needs.memory_type_bits & (1 << index) != 0) {
+        for index in types {
             let info = vk::MemoryAllocateInfo::default().allocation_size(needs.size).memory_type_index(index);
             let mut exported = vk::ExportMemoryAllocateInfo::default().handle_types(OPAQUE);
             let mut dedicated = vk::MemoryDedicatedAllocateInfo::default().buffer(buffer);
@@ -142,6 +173,7 @@ impl Memory {
             buffer: handle,
             size: buffer.size(),
             memory: vk::DeviceMemory::null(),
+            part: None,
             address: None,
             adopted: Some(buffer.clone()),
         })
@@ -190,6 +222,9 @@ impl Drop for Memory {
         unsafe {
             self.vulkan.raw.destroy_buffer(self.buffer, None);
             self.vulkan.raw.free_memory(self.memory, None);
+            if let Some(part) = self.part.take() {
+                self.vulkan.blocks.free(part);
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The Vulkan device beneath a wgpu device. This folder makes all calls of Vulkan.
 
+mod blocks;
 mod create;
 mod device;
 #[cfg(feature = "cuda")]
@@ -24,6 +25,7 @@ use ash::vk;
 use transload_core::{DeviceId, Error, ErrorKind};
 
 pub(crate) use ash::vk::Buffer as BufferHandle;
+use blocks::Blocks;
 pub use create::create_shared_device;
 #[cfg(feature = "cuda")]
 pub(crate) use device::as_vulkan;
@@ -47,6 +49,8 @@ pub(crate) struct Vulkan {
     pub(crate) is_locked: bool,
     family: u32,
     memory: vk::PhysicalDeviceMemoryProperties,
+    /// Memory that small allocations share.
+    pub(crate) blocks: Blocks,
     /// Whether its memory is the host's.
     is_host: bool,
     /// Whether the driver tells how much memory is free.

@@ -7,6 +7,7 @@ use wgpu::hal;
 
 use super::{
     Properties, Vulkan,
+    blocks::Blocks,
     create::{create, not_vulkan},
     gate,
     handles::lost_flag,
@@ -96,6 +97,7 @@ fn make(
     let has_clock = families.get(family as usize).is_some_and(|family| family.timestamp_valid_bits == 64);
     let vulkan = Vulkan {
         id,
+        blocks: Blocks::new(&instance, &raw, physical),
         is_locked: gate::is_guarded(&raw),
         raw,
         instance,

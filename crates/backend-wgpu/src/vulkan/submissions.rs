@@ -19,7 +19,7 @@ use transload_core::{
     DeviceId, Error, ErrorKind, MemoryKind, Result, TimelineId, events::report, mutant, next_timeline_id,
 };
 
-use super::{Memory, Semaphore, Vulkan, error_of, record::Recorder, timestamps::Timestamps};
+use super::{Memory, Semaphore, Vulkan, error_of, memory::Source, record::Recorder, timestamps::Timestamps};
 use crate::wakers::Wakers;
 
 /// Bytes of the device's own memory in which patterns are written before they are copied; at most what one command writes.
@@ -90,7 +90,7 @@ impl Submissions {
     /// # Errors
     /// The driver's.
     pub(crate) fn new(vulkan: Arc<Vulkan>) -> Result<Arc<Self>> {
-        let scratch = Memory::allocate(&vulkan, MemoryKind::Device, SCRATCH)?;
+        let scratch = Memory::allocate_from(&vulkan, MemoryKind::Device, SCRATCH, Source::Own)?;
         let semaphore = Semaphore::new(&vulkan)?;
         let info = vk::CommandPoolCreateInfo::default()
             .queue_family_index(vulkan.family)

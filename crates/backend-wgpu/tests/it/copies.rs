@@ -87,6 +87,7 @@ fn many_threads_share_the_staging_buffers() {
         }
     });
     let kept = setup.backend.resource_counts().cached_bytes;
-    assert!(kept <= 40 * MIB as u64, "{kept} bytes");
+    // Those that are kept, and the rests of a block of device and one of pinned memory.
+    assert!(kept <= (40 + 2 * 64) * MIB as u64, "{kept} bytes");
     setup.assert_empty();
 }

@@ -123,13 +123,10 @@ impl SinkSlot {
         attachment: u64,
     ) -> Option<OperationSample> {
         let transfer = TransferScope::current();
-        // All of a transfer that an observer takes.
-        let all_from_bytes = match transfer.is_some_and(TransferId::is_observed) {
-            true => 0,
-            false => self.all_from_bytes.load(Ordering::Relaxed),
-        };
         let one_in = u64::from(self.one_in.load(Ordering::Relaxed));
-        tally.count(info, attachment, all_from_bytes, one_in).then(|| OperationSample {
+        let sampling = (self.all_from_bytes.load(Ordering::Relaxed), one_in);
+        let is_observed = transfer.is_some_and(TransferId::is_observed);
+        tally.count(info, attachment, sampling, is_observed).then(|| OperationSample {
             info: *info,
             transfer,
             enqueued: Instant::now(),

@@ -54,19 +54,21 @@ pub struct QueueTally {
 }
 
 impl QueueTally {
-    /// Counts an operation. Returns whether it is timed: the first one of each attachment always is, so that the sink learns of the queue.
+    /// Counts an operation. Returns whether it is timed: the first one of each attachment always is, so that the sink learns of the queue,
+    /// and all of transfers that are observed.
     pub(super) fn count(
         &self,
         info: &OperationInfo,
         attachment: u64,
-        all_from_bytes: u64,
-        one_in: u64,
+        sampling: (u64, u64),
+        is_observed: bool,
     ) -> bool {
+        let (all_from_bytes, one_in) = sampling;
         let is_first = self.attachment.load(Ordering::Acquire) != attachment;
         if is_first && !self.count_for(attachment, one_in) {
             // Either again, or for a sink that is no longer attached.
             return self.attachment.load(Ordering::Acquire) == attachment
-                && self.count(info, attachment, all_from_bytes, one_in);
+                && self.count(info, attachment, sampling, is_observed);
         }
         let kind = info.kind as usize;
         self.operations[kind].fetch_add(1, Ordering::Relaxed);
@@ -75,6 +77,12 @@ impl QueueTally {
             return true;
         }
         // A lost race samples one operation more or less.
+        if is_observed {
+            // It counts as one of those, of which the next is due only if no observed one comes before.
+            let next = self.next_distance(one_in).saturating_add(2 * one_in);
+            self.left.store(next, Ordering::Relaxed);
+            return true;
+        }
         let left = self.left.load(Ordering::Relaxed);
         let next = left.checked_sub(1).unwrap_or_else(|| self.next_distance(one_in));
         self.left.store(next, Ordering::Relaxed);

@@ -72,6 +72,22 @@ fn small_operations_are_timed_one_in_many_on_average() {
     }
 }
 
+/// Otherwise twice as many as asked for were timed: those of transfers that are observed, and as many others.
+#[test]
+fn operations_of_observed_transfers_count_as_those_that_are_timed() {
+    const OPERATIONS: u64 = 100_000;
+    let (slot, tally) = (SinkSlot::default(), Arc::default());
+    let (counter, _sink) = Counter::attached(&slot, 64);
+    for index in 0..OPERATIONS {
+        // As irregular as the transfers of which an observer takes one in 64: 1 to 127 apart.
+        let is_observed = index % 64 == (index / 64).wrapping_mul(0x9E37_79B9) >> 7 & 63;
+        let _scope = is_observed.then(|| TransferScope::enter(TransferId::if_wanted(true)));
+        assert!(enqueue(&slot, &tally, 1) || !is_observed, "all of an observed transfer are");
+    }
+    let one_in = OPERATIONS as f64 / counter.get() as f64;
+    assert!((55.0..65.0).contains(&one_in), "one in {one_in}");
+}
+
 #[test]
 fn first_operation_is_timed_and_the_next_rarely() {
     let slot = SinkSlot::default();

@@ -1,0 +1,113 @@
+//! Small allocations share blocks of memory: drivers allow some thousand allocations, and each takes them many microseconds.
+
+use ash::vk;
+use gpu_allocator::{
+    AllocationSizes, MemoryLocation,
+    vulkan::{Allocation, AllocationCreateDesc, AllocationScheme, Allocator, AllocatorCreateDesc},
+};
+use parking_lot::Mutex;
+
+/// Larger allocations have memory of their own.
+pub(super) const MOST: u64 = 16 << 20;
+/// Bytes of the first block of device and of pinned memory. Each next one is twice as large, up to [`LARGEST`].
+const FIRST: (u64, u64) = (16 << 20, 4 << 20);
+const LARGEST: u64 = 64 << 20;
+/// Alignment that pinned memory promises, and more than buffers need.
+const ALIGNMENT: u64 = 256;
+
+/// The blocks of a device.
+pub(crate) struct Blocks {
+    device: AllocatorCreateDesc,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Made by the first allocation. Its drop frees the blocks.
+    allocator: Option<Allocator>,
+    allocations: u64,
+    bytes: u64,
+}
+
+impl Blocks {
+    pub(super) fn new(instance: &ash::Instance, device: &ash::Device, physical: vk::PhysicalDevice) -> Self {
+        let (of_device, of_host) = FIRST;
+        let sizes = AllocationSizes::new(of_device, of_host)
+            .with_max_device_memblock_size(LARGEST)
+            .with_max_host_memblock_size(LARGEST);
+        let mut debug_settings = gpu_allocator::AllocatorDebugSettings::default();
+        debug_settings.log_leaks_on_shutdown = false;
+        let device = AllocatorCreateDesc {
+            instance: instance.clone(),
+            device: device.clone(),
+            physical_device: physical,
+            debug_settings,
+            buffer_device_address: false,
+            allocation_sizes: sizes,
+        };
+        Self { device, state: Mutex::default() }
+    }
+
+    /// Allocates memory of this type. `None` if there is none: memory of its own may still be had, or its error is the driver's.
+    pub(super) fn allocate(&self, needs: &vk::MemoryRequirements, memory_type: u32) -> Option<Allocation> {
+        let requirements = vk::MemoryRequirements {
+            size: needs.size,
+            alignment: needs.alignment.max(ALIGNMENT),
+            memory_type_bits: 1 << memory_type,
+        };
+        let description = AllocationCreateDesc {
+            name: "transload",
+            requirements,
+            // Of any properties: the type is chosen already.
+            location: MemoryLocation::Unknown,
+            linear: true,
+            allocation_scheme: AllocationScheme::GpuAllocatorManaged,
+        };
+        let mut state = self.state.lock();
+        if state.allocator.is_none() {
+            state.allocator = Allocator::new(&self.device).ok();
+        }
+        let allocation = state.allocator.as_mut()?.allocate(&description).ok()?;
+        state.allocations += 1;
+        state.bytes += allocation.size();
+        Some(allocation)
+    }
+
+    /// Frees an allocation.
+    ///
+    /// # Safety
+    /// * No work uses it, and no buffer of it is used again.
+    pub(super) unsafe fn free(&self, allocation: Allocation) {
+        let mut state = self.state.lock();
+        state.allocations -= 1;
+        state.bytes -= allocation.size();
+        // It is one of this allocator: else it stays allocated.
+        let _freed = state.allocator.as_mut().map(|allocator| allocator.free(allocation));
+    }
+
+    /// Frees the last blocks, which are kept, if nothing is allocated.
+    pub(crate) fn trim(&self) {
+        let mut state = self.state.lock();
+        if state.allocations == 0 {
+            state.allocator = None;
+        }
+    }
+
+    /// Returns the bytes of the blocks that are in no use.
+    pub(crate) fn unused(&self) -> u64 {
+        let state = self.state.lock();
+        state.allocator.as_ref().map_or(0, |allocator| allocator.capacity().saturating_sub(state.bytes))
+    }
+}
+
+#[cfg(test)]
+impl Blocks {
+    fn driver_allocations(&self) -> usize {
+        let state = self.state.lock();
+        state.allocator.as_ref().map_or(0, |allocator| allocator.generate_report().blocks.len())
+    }
+}
+
+#[cfg(test)]
+#[path = "../../tests/unit/blocks.rs"]
+mod tests;

@@ -1,0 +1,47 @@
+//! More buffers than drivers allow allocations.
+
+use transload_core::{Backend, MemoryKind};
+
+use crate::{WgpuBackend, WgpuBackendConfig};
+
+/// NVIDIA's driver allows 4,096 allocations.
+#[test]
+fn small_buffers_share_allocations_of_the_driver() {
+    const BUFFERS: usize = 5000;
+    const BYTES: usize = 1000;
+    let backend = match WgpuBackend::open(
+        &WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN),
+    ) {
+        Ok(backend) => backend,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let state = backend.states().remove(0);
+    let blocks = &state.queue.vulkan.blocks;
+    for kind in [MemoryKind::Device, MemoryKind::Pinned] {
+        let allocate = |_| backend.allocate(state.id(), kind, BYTES).unwrap();
+        let mut buffers: Vec<_> = (0..BUFFERS).map(allocate).collect();
+        let allocations = blocks.driver_allocations();
+        assert!((1..8).contains(&allocations), "{kind}: {allocations} for {BUFFERS} buffers");
+        // Every other one, so that none of the blocks is free.
+        let mut index = 0;
+        buffers.retain(|_| (index += 1, index % 2 == 0).1);
+        buffers.extend((0..BUFFERS / 2).map(allocate));
+        assert_eq!(blocks.driver_allocations(), allocations, "{kind}: freed parts are used again");
+        if kind == MemoryKind::Pinned {
+            let value = |index: usize| (index % 251) as u8;
+            for (index, buffer) in buffers.iter().enumerate() {
+                buffer.write().unwrap().fill(value(index));
+            }
+            for (index, buffer) in buffers.iter().enumerate() {
+                assert!(buffer.read().unwrap().iter().all(|byte| *byte == value(index)), "{index}");
+            }
+        }
+        let counts = backend.resource_counts();
+        assert_eq!(counts.allocations, BUFFERS as u64);
+        assert_eq!(counts.bytes - counts.cached_bytes, (BUFFERS * BYTES) as u64);
+        drop(buffers);
+        backend.drain().unwrap();
+        assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
+        assert_eq!(blocks.driver_allocations(), 0);
+    }
+}
