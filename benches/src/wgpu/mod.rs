@@ -22,7 +22,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use transload_backend_cpu::CpuBackend;
-use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig};
+use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig, wgpu};
 use transload_core::{DeviceId, DeviceInfo, ErrorKind, MemoryKind, RawBuffer};
 use transload_transfer::CrossBackendTransferManager;
 
@@ -85,7 +85,7 @@ pub(crate) fn rows(
     begin: impl Fn(&str),
 ) -> Result<Measured> {
     let mut measured = Measured { rows: Vec::new(), devices: Vec::new(), failures: Vec::new() };
-    let config = WgpuBackendConfig::default();
+    let config = WgpuBackendConfig::default().with_apis(wgpu::Backends::VULKAN);
     let config = if options.software_adapters { config.with_software_adapters() } else { config };
     let backend = match WgpuBackend::open(&config) {
         Err(error)
@@ -233,7 +233,7 @@ mod tests {
         use transload_core::Backend as _;
 
         transload_cuda_sim::install().unwrap();
-        let config = WgpuBackendConfig::default().with_software_adapters();
+        let config = WgpuBackendConfig::default().with_apis(wgpu::Backends::VULKAN).with_software_adapters();
         let Ok(backend) = WgpuBackend::open(&config) else { return };
         let uuid = backend.devices().last().and_then(|info| info.uuid);
         let builder = transload_cuda_sim::SimDevice::builder().total_memory(4 << 30).uuid(uuid);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig};
+use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig, wgpu};
 use transload_core::{
     Backend as _, MemoryKind, Operation, QueueLease, RawBuffer, StreamPriority, Timing, WorkloadType, submit,
 };
@@ -71,7 +71,7 @@ pub(super) fn one(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
     let (theirs, own) =
         (checked(Target::Plain(plain.clone(), to.clone())), checked(Target::Ours(dst.clone())));
     let shared = Plain::open_to_share(&adapter.info)?;
-    let config = WgpuBackendConfig::default();
+    let config = WgpuBackendConfig::default().with_apis(wgpu::Backends::VULKAN);
     let shared = Adopted::new(
         &shared,
         &config.clone().with_device(shared.device.clone(), shared.queue.clone()),

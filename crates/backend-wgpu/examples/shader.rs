@@ -1,8 +1,8 @@
-//! Uploads weights, runs a WGSL shader on them, and downloads the result, on the first Vulkan adapter.
+//! Uploads weights, runs a WGSL shader on them, and downloads the result, on the first adapter.
 //!
 //!     cargo run -p transload-backend-wgpu --example shader
 
-#[cfg(any(target_os = "linux", windows))]
+#[cfg(any(target_os = "linux", target_os = "macos", windows))]
 mod shader {
     use transload_backend_cpu::{CpuBackend, CpuBuffer};
     use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig, wgpu};
@@ -24,7 +24,7 @@ mod shader {
         let backend = match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
             Ok(backend) => backend,
             Err(reason) => {
-                println!("no Vulkan here: {reason}");
+                println!("no device here: {reason}");
                 return Ok(());
             }
         };
@@ -75,10 +75,10 @@ mod shader {
     }
 }
 
-#[cfg(any(target_os = "linux", windows))]
+#[cfg(any(target_os = "linux", target_os = "macos", windows))]
 fn main() -> transload_core::Result<()> {
     shader::run()
 }
 
-#[cfg(not(any(target_os = "linux", windows)))]
+#[cfg(not(any(target_os = "linux", target_os = "macos", windows)))]
 fn main() {}

@@ -11,35 +11,32 @@ use transload_core::{
     WorkloadType, events::report,
 };
 
-use crate::{WgpuBackendConfig, costs, device::DeviceState, queue::WgpuQueue, vulkan::open_all};
+use crate::{WgpuBackendConfig, api::ApiDevice, open::open_all};
 
-/// The Vulkan devices that wgpu finds. Usable from any thread.
+/// The devices that wgpu finds. Usable from any thread.
 pub struct WgpuBackend {
-    states: Vec<Arc<DeviceState>>,
+    pub(crate) devices: Vec<Arc<dyn ApiDevice>>,
 }
 
 impl WgpuBackend {
-    /// Loads Vulkan, and opens a device on each adapter. Takes some ten milliseconds. The order of the devices is the same in every
-    /// process: discrete GPUs first, then by UUID. An adapter that cannot be used is left out, and the reason is an event.
+    /// Opens a device on each adapter of one API: of Vulkan if that has any that can be used, and otherwise of Metal, DX12 or OpenGL,
+    /// whichever the platform has; see [`WgpuBackendConfig::with_apis`]. So no GPU is there twice. Takes some ten milliseconds. The order
+    /// of the devices is the same in every process: discrete GPUs first, then by UUID, or by bus and name. An adapter that cannot be used
+    /// is left out, and the reason is an event.
     ///
     /// With devices of a framework in the configuration, uses these only.
     ///
     /// # Errors
-    /// [`ErrorKind::NoDriver`] without a Vulkan loader, and [`ErrorKind::NoDevice`] without an adapter that can be used: both say what
-    /// to install. For a device of a framework that cannot be used, [`ErrorKind::Unsupported`], [`ErrorKind::InvalidArgument`] or the
+    /// [`ErrorKind::NoDriver`] without a Vulkan loader, if no other API is tried, and [`ErrorKind::NoDevice`] without an adapter that can
+    /// be used: both say what to install. For a device of a framework that cannot be used, [`ErrorKind::Unsupported`], [`ErrorKind::InvalidArgument`] or the
     /// driver's.
     pub fn open(config: &WgpuBackendConfig) -> Result<Arc<Self>> {
-        open_all(config).map(|states| Arc::new(Self { states }))
+        open_all(config).map(|devices| Arc::new(Self { devices }))
     }
 
-    #[cfg(test)]
-    pub(crate) fn states(&self) -> &[Arc<DeviceState>] {
-        &self.states
-    }
-
-    pub(crate) fn state(&self, device: DeviceId) -> Result<&Arc<DeviceState>> {
-        self.states.iter().find(|state| state.id() == device).ok_or_else(|| {
-            let valid: Vec<_> = self.states.iter().map(|state| state.id().to_string()).collect();
+    pub(crate) fn device_of(&self, device: DeviceId) -> Result<&Arc<dyn ApiDevice>> {
+        self.devices.iter().find(|one| one.info().id == device).ok_or_else(|| {
+            let valid: Vec<_> = self.devices.iter().map(|one| one.info().id.to_string()).collect();
             let text = format!("the wgpu backend has no device {device}; valid are {}", valid.join(", "));
             Error::new(ErrorKind::UnknownDevice, text)
         })
@@ -52,18 +49,18 @@ impl Backend for WgpuBackend {
     }
 
     fn devices(&self) -> Vec<DeviceInfo> {
-        self.states.iter().map(|state| state.info.clone()).collect()
+        self.devices.iter().map(|device| device.info().clone()).collect()
     }
 
-    /// Allocates memory, whose content is undefined. Up to 16 MiB are a part of a block that others share, since drivers allow some
-    /// thousand allocations; more is one of the driver.
+    /// Allocates memory, whose content is undefined. On Vulkan up to 16 MiB are a part of a block that others share, since drivers allow
+    /// some thousand allocations; more is one of the driver.
     fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
-        self.state(device)?.allocate(kind, bytes)
+        self.device_of(device)?.allocate(kind, bytes)
     }
 
     /// Returns the driver's budget for this process; [`ErrorKind::Unsupported`] if it has none.
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
-        self.state(device)?.queue.vulkan.memory_info()
+        self.device_of(device)?.memory_info()
     }
 
     /// Leases the device's only queue: priorities have no effect.
@@ -73,49 +70,47 @@ impl Backend for WgpuBackend {
         priority: StreamPriority,
         _workload: WorkloadType,
     ) -> Result<QueueLease> {
-        let state = self.state(device)?;
-        state.queue.check_usable()?;
-        state.leases.fetch_add(1, Ordering::Relaxed);
-        Ok(QueueLease::new(Arc::new(WgpuQueue::new(state, priority))))
+        let device = self.device_of(device)?;
+        let queue = Arc::clone(device).queue(priority)?;
+        device.leases().fetch_add(1, Ordering::Relaxed);
+        Ok(QueueLease::new(queue))
     }
 
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
-        self.states.iter().find(|state| state.can_copy(src, dst)).map(|state| state.id())
+        self.devices.iter().find(|device| device.can_copy(src, dst)).map(|device| device.info().id)
     }
 
     fn default_costs(&self) -> Vec<PathCost> {
-        self.states.iter().flat_map(|state| costs::of(state)).collect()
+        self.devices.iter().flat_map(|device| device.default_costs()).collect()
     }
 
     fn resource_counts(&self) -> ResourceCounts {
         let mut counts = ResourceCounts::default();
-        self.states.iter().for_each(|state| state.add_to(&mut counts));
+        self.devices.iter().for_each(|device| device.add_to(&mut counts));
         counts
     }
 
-    /// [`ErrorKind::Unsupported`] if a device's timestamps wrap around.
+    /// [`ErrorKind::Unsupported`] if a device's timestamps wrap around, or are not used since it is not Vulkan's.
     fn attach_sink(&self, sink: &Arc<dyn OperationSink>, sampling: OperationSampling) -> Result<()> {
-        if let Some(state) = self.states.iter().find(|state| !state.queue.has_timestamps()) {
-            return Err(state.queue.no_timestamps());
-        }
-        for (index, state) in self.states.iter().enumerate() {
-            state.sink.attach(Arc::clone(sink), sampling).inspect_err(|_| {
+        let slots = self.devices.iter().map(|device| device.sink()).collect::<Result<Vec<_>>>()?;
+        for (index, slot) in slots.iter().enumerate() {
+            slot.attach(Arc::clone(sink), sampling).inspect_err(|_| {
                 // The others may have this sink since before.
-                self.states.iter().take(index).for_each(|state| state.sink.detach(sink));
+                slots.iter().take(index).for_each(|slot| slot.detach(sink));
             })?;
         }
         Ok(())
     }
 
     fn detach_sink(&self, sink: &Arc<dyn OperationSink>) {
-        self.states.iter().for_each(|state| state.sink.detach(sink));
+        self.devices.iter().filter_map(|device| device.sink().ok()).for_each(|slot| slot.detach(sink));
     }
 
     fn drain(&self) -> Result<()> {
         let mut outcome = Ok(());
         // All, also after an error.
-        for state in &self.states {
-            outcome = outcome.and(state.drain());
+        for device in &self.devices {
+            outcome = outcome.and(device.drain());
         }
         report::emit_deferred();
         outcome
@@ -125,7 +120,7 @@ impl Backend for WgpuBackend {
 impl fmt::Debug for WgpuBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WgpuBackend")
-            .field("devices", &self.states.iter().map(|state| state.id()).collect::<Vec<_>>())
+            .field("devices", &self.devices.iter().map(|device| device.info().id).collect::<Vec<_>>())
             .field("counts", &self.resource_counts())
             .finish_non_exhaustive()
     }

@@ -7,6 +7,9 @@ pub struct WgpuBackendConfig {
     /// Whether adapters that run on the host's processor are used, such as Mesa's llvmpipe; see
     /// [`with_software_adapters`](Self::with_software_adapters).
     pub software_adapters: bool,
+    /// The APIs to try; see [`with_apis`](Self::with_apis). `None` is all.
+    pub apis: Option<wgpu::Backends>,
+    pub(crate) is_portable: bool,
     pub(crate) adopted: Vec<AdoptedDevice>,
 }
 
@@ -28,8 +31,24 @@ impl WgpuBackendConfig {
         self
     }
 
-    /// Uses this device of a framework, which [`create_shared_device`](crate::create_shared_device) made, and other devices given so, in
-    /// the place of those that are found: as `wgpu:0` and so on, in this order. Both are kept until the backend and all its handles are
+    /// Tries these APIs only. By default all that the platform has are tried: Vulkan, then DX12 on Windows and OpenGL on Linux, and Metal on
+    /// macOS. The first one of which an adapter can be used is used, alone, so that no GPU is there twice.
+    #[must_use]
+    pub fn with_apis(mut self, apis: wgpu::Backends) -> Self {
+        self.apis = Some(apis);
+        self
+    }
+
+    /// Uses Vulkan as the other APIs are used: for tests of that where only Vulkan is.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_portable_vulkan(mut self) -> Self {
+        self.is_portable = true;
+        self
+    }
+
+    /// Uses this device of a framework, which `create_shared_device` made if it is one of Vulkan, and other devices given so, in
+    /// the place of those that are found: as `wgpu:0` (`metal:0` on macOS) and so on, in this order. Both are kept until the backend and all its handles are
     /// dropped. The device's handlers of errors and of its loss stay the framework's.
     ///
     /// The framework goes on to submit to the queue, from any thread. Copies are in order with that by the order of the calls alone; see
@@ -40,7 +59,7 @@ impl WgpuBackendConfig {
         self
     }
 
-    /// Like [`with_device`](Self::with_device), but takes any device of wgpu on Vulkan. If `create_shared_device` did not make it, each
+    /// Like [`with_device`](Self::with_device), but takes any device of Vulkan. If `create_shared_device` did not make it, each
     /// submission costs what one of wgpu does, and `CudaInterop` refuses it.
     ///
     /// # Safety

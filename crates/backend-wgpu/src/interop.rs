@@ -1,45 +1,39 @@
 //! wgpu's handles, for programs that run shaders on the buffers of this backend.
 
+use std::sync::Arc;
+
 use transload_core::{
     Access, Claims, DeviceId, Error, ErrorKind, Fence, MemoryKind, RawBuffer, Result, StreamPriority,
-    merge_uses, mutant,
+    merge_uses,
 };
 
-use crate::{WgpuBackend, queue::WgpuQueue, storage::WgpuStorage};
-
-/// Most bytes that are read at once.
-const READ: u64 = 4 << 20;
+use crate::WgpuBackend;
 
 impl WgpuBackend {
     /// Returns wgpu's device, to make shaders, pipelines, bind groups and command encoders with. It has the adapter's limits, and those
     /// of its features that WebGPU has.
     ///
     /// wgpu's queue is not handed out: use [`submit`](Self::submit). A framework that needs it makes the device by
-    /// [`create_shared_device`](crate::create_shared_device).
+    /// `create_shared_device`.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`].
     pub fn device(&self, device: DeviceId) -> Result<&wgpu::Device> {
-        Ok(self.state(device)?.queue.vulkan.wgpu_device())
+        Ok(self.device_of(device)?.wgpu_device())
     }
 
     /// Returns wgpu's handle of the whole allocation of a buffer of device memory, for bind groups: a slice is bound by its
-    /// [offset](RawBuffer::offset). Its size is rounded up to a multiple of 16. The memory lives as long as the handle.
+    /// [offset](RawBuffer::offset). Its size is rounded up: to a multiple of 16 on Vulkan, else of 4. The memory lives as long as the handle.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for memory that is not device memory of this backend; [`ErrorKind::OutOfRange`] beyond what wgpu
     /// allows.
     pub fn buffer(&self, buffer: &RawBuffer) -> Result<wgpu::Buffer> {
-        let storage = buffer.storage().and_then(|storage| storage.as_any().downcast_ref::<WgpuStorage>());
-        let state = self.state(buffer.place().device).ok();
-        match storage.zip(state) {
-            Some((storage, state))
-                if buffer.place().kind == MemoryKind::Device
-                    && storage.memory().is_of(&state.queue.vulkan) =>
-            {
-                state.queue.vulkan.wgpu_buffer(storage.memory(), buffer.clone())
-            }
-            _ => {
+        let device = self.device_of(buffer.place().device).ok();
+        let handle = device.and_then(|device| device.wgpu_buffer(buffer));
+        match handle.filter(|_| buffer.place().kind == MemoryKind::Device) {
+            Some(handle) => handle,
+            None => {
                 let text = format!(
                     "{} memory has no handle of wgpu here; device memory of this backend has",
                     buffer.place()
@@ -95,27 +89,22 @@ impl WgpuBackend {
         commands: Option<Vec<wgpu::CommandBuffer>>,
         uses: &[(&RawBuffer, Access)],
     ) -> Result<Fence> {
-        let state = self.state(device)?;
-        state.queue.refuse_callback()?;
-        let queue = WgpuQueue::new(state, StreamPriority::Normal);
+        let device = self.device_of(device)?;
+        device.refuse_callback()?;
+        let queue = Arc::clone(device).queue(StreamPriority::Normal)?;
         let uses = merge_uses(uses);
         let mut uses: Vec<_> = uses.iter().map(|(buffer, access)| (buffer, *access)).collect();
         let mut claims = Claims::updating(&mut uses)?;
-        claims.wait_for_foreign_fences(&queue);
+        claims.wait_for_foreign_fences(&*queue);
         let mut submitted = None;
         let commit = |point| {
-            let fence = queue.fence(point);
+            let fence = Fence::new(Arc::clone(queue.timeline()), point);
             submitted = Some(claims.inherit(fence.clone()));
             // SAFETY: the point is reached after the commands, and after everything before them on the queue. Other fences were
             // waited for.
             unsafe { claims.commit(&fence) };
         };
-        match commands {
-            Some(commands) => state.queue.submit_wgpu(commands, None, commit)?,
-            None if mutant!("wgpu/fence-of-queue") => commit(state.queue.enqueued()),
-            // SAFETY: there are no commands.
-            None => commit(unsafe { state.queue.submit(&[]) }?),
-        }
+        device.submit(commands, Box::new(commit))?;
         let interrupted = || Error::new(ErrorKind::Interrupted, "the submission has no point");
         submitted.ok_or_else(interrupted)
     }
@@ -124,8 +113,9 @@ impl WgpuBackend {
     /// they are, and the framework goes on to use it: see [`fence`](Self::fence). Kept until the returned buffer and all work on it are
     /// dropped and complete.
     ///
-    /// Its bytes are read once by the device, since wgpu would zero later what it has not seen written. Keep the returned buffer: a second
-    /// one of the same memory does not wait for work on the first.
+    /// The device reads it once: on Vulkan all bytes, since wgpu would zero later what it has not seen written. Keep the returned buffer: a
+    /// second one of the same memory does not wait for work on the first. Without the usage `STORAGE`, other APIs than Vulkan copy whole
+    /// words only, and do not fill.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::InvalidArgument`] for a buffer that is destroyed or mapped, without the usages `COPY_SRC`
@@ -138,7 +128,7 @@ impl WgpuBackend {
     pub unsafe fn adopt_buffer(&self, device: DeviceId, buffer: &wgpu::Buffer) -> Result<RawBuffer> {
         use wgpu::BufferUsages as Usages;
 
-        let state = self.state(device)?;
+        let device = self.device_of(device)?;
         let (usage, bytes) = (buffer.usage(), buffer.size());
         if !usage.contains(Usages::COPY_SRC | Usages::COPY_DST)
             || usage.intersects(Usages::MAP_READ | Usages::MAP_WRITE)
@@ -151,27 +141,6 @@ impl WgpuBackend {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let storage = state.adopt(buffer)?;
-        state.queue.refuse_callback()?;
-        if !mutant!("wgpu/adopted-is-read") {
-            state.queue.submit_wgpu(vec![read(self.device(device)?, buffer)], None, drop)?;
-        }
-        Ok(storage)
+        device.adopt(buffer)
     }
-}
-
-/// Returns commands that read a buffer.
-fn read(device: &wgpu::Device, buffer: &wgpu::Buffer) -> wgpu::CommandBuffer {
-    let part = buffer.size().min(READ);
-    let to = device.create_buffer(&wgpu::BufferDescriptor {
-        label: None,
-        size: part,
-        usage: wgpu::BufferUsages::COPY_DST,
-        mapped_at_creation: false,
-    });
-    let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-    for offset in (0..buffer.size()).step_by(READ as usize) {
-        encoder.copy_buffer_to_buffer(buffer, offset, &to, 0, part.min(buffer.size() - offset));
-    }
-    encoder.finish()
 }

@@ -1,6 +1,6 @@
-//! [`transload_core`]'s traits over the Vulkan devices that [`wgpu`] finds.
+//! [`transload_core`]'s traits over the devices that [`wgpu`] finds: of Vulkan, and where that has none of DX12 or OpenGL; on macOS of Metal.
 //!
-//! # Beneath wgpu
+//! # Vulkan, beneath wgpu
 //! Devices are opened by wgpu, but copies are raw Vulkan submissions on the same queue. wgpu's own copies are of multiples of four
 //! bytes, never within one buffer, and each of its submissions costs tens of microseconds on some drivers. Beneath it, bytes next to a copy are
 //! not touched, whatever its offset and length.
@@ -10,44 +10,63 @@
 //! handed out, but [`WgpuBackend::submit`] submits to it. A framework that needs it makes the device by [`create_shared_device`], and gives
 //! both to [`WgpuBackendConfig::with_device`].
 //!
+//! # Other APIs, by wgpu
+//! Devices of OpenGL, DX12 and Metal are used by wgpu's own interface alone. wgpu copies whole words of 4 bytes between two buffers; a shader
+//! does what that cannot: fills, copies within a buffer, and the bytes of a word that belong to a range. It reads the others and writes them
+//! back, which nothing else does meanwhile, since the device has one queue, and no memory that the host addresses. Only
+//! [`MemoryKind::Device`](transload_core::MemoryKind::Device) is allocated, in multiples of 4 bytes. A copy from or to the host blocks the
+//! submitting thread, as below. Work is not timed, so that a profiler is refused.
+//!
 //! # Host memory
-//! [`MemoryKind::Pinned`](transload_core::MemoryKind::Pinned) memory of the backend is mapped for good, and copied by the device
+//! On Vulkan, [`MemoryKind::Pinned`](transload_core::MemoryKind::Pinned) memory of the backend is mapped for good, and copied by the device
 //! while the caller goes on. Any other host memory, pinned memory of other backends included, is copied through staging buffers while the operation is
 //! submitted, as CUDA's driver does with pageable memory: HostStaged of `transload-transfer` is the faster way for large copies.
 //!
 //! # Errors
-//! Without a loader or an adapter, [`WgpuBackend::open`] says what to install. A lost device is `DeviceLost` from then on; open another
+//! Without an adapter, [`WgpuBackend::open`] says what to install. A lost device is `DeviceLost` from then on; open another
 //! backend to use it again.
 //!
-//! Where wgpu would panic: errors that no scope captures become events (`transload_core::events`) instead; wgpu is not polled by
-//! this crate, which a lost device answers with a panic; a panic of its submission is caught, and counts as the loss of the device. A program that calls
+//! Where wgpu would panic: errors that no scope captures become events (`transload_core::events`) instead; a lost device that is polled, as
+//! those of other APIs than Vulkan are, or submitted to, panics, which is caught, and counts as the loss of the device. A program that calls
 //! `poll` on the handed out device has to mind that itself.
 //!
 //! # Threads
 //! Every item may be used from any thread. One thread for each device waits for its work, and only while a task awaits it.
 //!
-//! On macOS this crate is empty.
-#![cfg(any(target_os = "linux", windows))]
+//! On other platforms than Linux, Windows and macOS this crate is empty.
+#![cfg(any(target_os = "linux", target_os = "macos", windows))]
 
+mod api;
 mod backend;
+#[cfg(any(target_os = "linux", windows))]
 mod clock;
 mod config;
+#[cfg(any(target_os = "linux", windows))]
 mod copy;
+#[cfg(any(target_os = "linux", windows))]
 mod costs;
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda;
+#[cfg(any(target_os = "linux", windows))]
 mod device;
 mod interop;
+mod open;
+mod portable;
+#[cfg(any(target_os = "linux", windows))]
 mod queue;
+#[cfg(any(target_os = "linux", windows))]
 mod staging;
+#[cfg(any(target_os = "linux", windows))]
 mod storage;
+#[cfg(any(target_os = "linux", windows))]
 mod vulkan;
 mod wakers;
 
 pub use backend::WgpuBackend;
 pub use config::WgpuBackendConfig;
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 pub use cuda::{CudaInterop, SharedMemory};
+#[cfg(any(target_os = "linux", windows))]
 pub use vulkan::create_shared_device;
 #[doc(no_inline)]
 pub use wgpu;

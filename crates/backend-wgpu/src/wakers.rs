@@ -3,9 +3,7 @@
 use std::{sync::Arc, task::Waker, thread};
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{catch_panic, events::report, mutant};
-
-use crate::vulkan::Submissions;
+use transload_core::{Timeline, catch_panic, events::report, mutant};
 
 /// The tasks that wait, and the thread that wakes them.
 #[derive(Default)]
@@ -19,14 +17,14 @@ pub(crate) struct Wakers {
 struct State {
     tasks: Vec<(u64, Waker)>,
     /// Kept alive while tasks wait, and only then: its drop ends the thread.
-    queue: Option<Arc<Submissions>>,
+    queue: Option<Arc<dyn Timeline>>,
     has_thread: bool,
     is_closed: bool,
 }
 
 impl Wakers {
     /// Adds a task. Returns `false` if no thread can be started.
-    pub(crate) fn add(self: &Arc<Self>, queue: Arc<Submissions>, point: u64, waker: &Waker) -> bool {
+    pub(crate) fn add(self: &Arc<Self>, queue: Arc<dyn Timeline>, point: u64, waker: &Waker) -> bool {
         // A waker is user code: clone and drop it outside the lock.
         let waker = waker.clone();
         let mut state = self.state.lock();
@@ -68,7 +66,8 @@ impl Wakers {
         while let Some((queue, point)) = self.next() {
             // The next point and not the task's, since another task may wait for an earlier one meanwhile. It was submitted: a later
             // one was.
-            queue.block_until((queue.refresh().saturating_add(1)).min(point));
+            let _known = queue.poll(point);
+            let _outcome = queue.wait(queue.reached().saturating_add(1).min(point));
             let due = self.take_due(queue.reached());
             drop(queue);
             for waker in due.into_iter().filter(|_| !mutant!("wgpu/wake")) {
@@ -79,7 +78,7 @@ impl Wakers {
     }
 
     /// Waits until a task waits. Returns the earliest point, or `None` at the end.
-    fn next(&self) -> Option<(Arc<Submissions>, u64)> {
+    fn next(&self) -> Option<(Arc<dyn Timeline>, u64)> {
         let mut state = self.state.lock();
         loop {
             let earliest = state.tasks.iter().map(|(point, _)| *point).min();

@@ -24,9 +24,9 @@ pub(crate) struct Arguments {
     /// them only.
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) costs: Option<PathBuf>,
-    /// Look for Vulkan devices too, as wgpu:0 and so on. A GPU that is a CUDA device is there twice then. With `software`, also for
-    /// adapters that run on the processor.
-    #[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
+    /// Look for wgpu's devices too: those of Vulkan as wgpu:0 and so on, or without any those of DX12 or OpenGL; on a Mac metal:0 and so
+    /// on. A GPU that is a CUDA device is there twice then. With `software`, also for adapters that run on the processor.
+    #[cfg(all(feature = "wgpu", any(target_os = "linux", target_os = "macos", windows)))]
     #[arg(
         long,
         global = true,
@@ -35,16 +35,16 @@ pub(crate) struct Arguments {
         default_missing_value = "gpu",
         value_name = "ADAPTERS"
     )]
-    pub(crate) vulkan: Option<VulkanAdapters>,
+    pub(crate) wgpu: Option<WgpuAdapters>,
     #[cfg(feature = "sim")]
     #[command(flatten)]
     pub(crate) simulation: Simulation,
 }
 
 /// The adapters to look for.
-#[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
+#[cfg(all(feature = "wgpu", any(target_os = "linux", target_os = "macos", windows)))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum VulkanAdapters {
+pub(crate) enum WgpuAdapters {
     /// GPUs.
     Gpu,
     /// GPUs and software adapters.

@@ -5,19 +5,19 @@ use std::{fs, io::Read as _, path::Path};
 use serde::Serialize;
 use transload::{DeviceId, DeviceInfo, Runtime, backend::CostBasis, calibration::CalibrationStore};
 
-#[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
-use crate::args::VulkanAdapters;
+#[cfg(all(feature = "wgpu", any(target_os = "linux", target_os = "macos", windows)))]
+use crate::args::WgpuAdapters;
 use crate::{
     args::{Arguments, Command},
     costs,
     exit::{Exit, Failure},
 };
 
-/// How Vulkan devices are found.
-const VULKAN: &str = if cfg!(feature = "wgpu") {
-    "Vulkan devices are looked for with --vulkan only"
+/// How wgpu's devices are found.
+const WGPU: &str = if cfg!(feature = "wgpu") {
+    "wgpu's devices are looked for with --wgpu only"
 } else {
-    "Vulkan devices need a transload that is built with its feature `wgpu`, and --vulkan"
+    "wgpu's devices need a transload that is built with its feature `wgpu`, and --wgpu"
 };
 
 /// The runtime, and whether to print JSON.
@@ -33,12 +33,12 @@ impl Invocation {
         install(&arguments.simulation)?;
         // What is measured repeatedly is pageable memory.
         let mut builder = Runtime::builder().registration(false);
-        #[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
-        if let Some(adapters) = arguments.vulkan {
+        #[cfg(all(feature = "wgpu", any(target_os = "linux", target_os = "macos", windows)))]
+        if let Some(adapters) = arguments.wgpu {
             let config = transload::wgpu::WgpuBackendConfig::default();
             builder = builder.wgpu(match adapters {
-                VulkanAdapters::Gpu => config,
-                VulkanAdapters::Software => config.with_software_adapters(),
+                WgpuAdapters::Gpu => config,
+                WgpuAdapters::Software => config.with_software_adapters(),
             });
         }
         if let Some(file) = &arguments.calibration {
@@ -75,7 +75,7 @@ impl Invocation {
             let failure = Failure { exit: Exit::Device, error: error.into() };
             let was_sought = self.runtime.absent().iter().any(|(family, _)| *family == id.family());
             match id {
-                DeviceId::Wgpu(_) if !was_sought => failure.during(VULKAN),
+                DeviceId::Wgpu(_) | DeviceId::Metal(_) if !was_sought => failure.during(WGPU),
                 _ => failure,
             }
         })

@@ -134,15 +134,16 @@ mod cuda {
     }
 }
 
-/// The family of Vulkan devices.
-#[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
+/// The family of wgpu's devices.
+#[cfg(all(feature = "wgpu", any(target_os = "linux", target_os = "macos", windows)))]
 pub(crate) struct WgpuFamily(pub(crate) transload_backend_wgpu::WgpuBackendConfig);
 
-#[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
+#[cfg(all(feature = "wgpu", any(target_os = "linux", target_os = "macos", windows)))]
 #[async_trait]
 impl DeviceFamily for WgpuFamily {
     fn name(&self) -> &'static str {
-        "wgpu"
+        // All of a platform are of one.
+        if cfg!(target_os = "macos") { "metal" } else { "wgpu" }
     }
 
     async fn discover(&self, executor: &Executor) -> Result<Arc<dyn Backend>> {

@@ -64,7 +64,7 @@
 //! | `safetensors` | the module `load`, `Runtime::load`: model files onto devices |
 //! | `serde` | `Serialize` and `Deserialize` of ids, places, plans, costs, reports and statistics; `Serialize` of [`Resources`] and loaded tensors |
 //! | `tokio` | `io::Tokio`: tokio's readers and writers as sources and sinks |
-//! | `wgpu` | Vulkan devices, on Linux and Windows: the module `wgpu`, `RuntimeBuilder::wgpu` |
+//! | `wgpu` | devices of Vulkan, DX12 and OpenGL, on macOS of Metal: the module `wgpu`, `RuntimeBuilder::wgpu` |
 
 mod array;
 mod builder;
@@ -140,15 +140,17 @@ pub mod cuda {
     pub use transload_streams::{self as streams, CudaGraph, CudaKernel, CudaModule, LaunchConfig};
 }
 
-/// Feature `wgpu`, on Linux and Windows: Vulkan devices.
-#[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
+/// Feature `wgpu`, on Linux, Windows and macOS: devices of Vulkan, DX12, OpenGL and Metal.
+#[cfg(all(feature = "wgpu", any(target_os = "linux", target_os = "macos", windows)))]
 pub mod wgpu {
+    #[cfg(any(target_os = "linux", windows))]
+    pub use transload_backend_wgpu::create_shared_device;
     /// The crate itself, for shaders.
     #[doc(no_inline)]
     pub use transload_backend_wgpu::wgpu;
-    #[cfg(feature = "cuda")]
+    #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
     pub use transload_backend_wgpu::{CudaInterop, SharedMemory};
-    pub use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig, create_shared_device};
+    pub use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig};
 }
 
 #[cfg(doctest)]

@@ -25,7 +25,7 @@ use crate::{
     WgpuBackend,
     device::DeviceState,
     queue::WgpuQueue,
-    vulkan::{Memory, Semaphore},
+    vulkan::{Memory, Semaphore, as_vulkan},
 };
 
 /// `CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED`.
@@ -102,7 +102,11 @@ impl CudaInterop {
     /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::InvalidArgument`] if the devices' UUIDs differ; [`ErrorKind::Unsupported`] for a
     /// [foreign device](crate::WgpuBackendConfig::with_foreign_device); the drivers'.
     pub fn new(backend: &WgpuBackend, device: DeviceId, memory: &Arc<CudaMemoryManager>) -> Result<Self> {
-        let (state, cuda) = (backend.state(device)?, memory.device());
+        let cuda = memory.device();
+        let Some(state) = as_vulkan(backend.device_of(device)?) else {
+            let text = format!("{device} is not a device of Vulkan");
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        };
         if !state.queue.vulkan.is_locked {
             let text = format!(
                 "{device} was made by others, and its queue has no lock for CUDA's semaphores; a device of \
@@ -117,8 +121,8 @@ impl CudaInterop {
         }
         let is_ordered = state.queue.vulkan.exports_semaphores
             && cuda.driver().attribute(TIMELINE_SEMAPHORES).is_ok_and(|is_supported| is_supported == 1);
-        let order = if is_ordered { Some(Mutex::new(Order::new(state, cuda)?)) } else { None };
-        Ok(Self { device: Arc::clone(state), memory: Arc::clone(memory), order })
+        let order = if is_ordered { Some(Mutex::new(Order::new(&state, cuda)?)) } else { None };
+        Ok(Self { device: state, memory: Arc::clone(memory), order })
     }
 
     /// Returns whether a submission waits for CUDA's work on the device, and that for it. Otherwise the submitting threads wait.

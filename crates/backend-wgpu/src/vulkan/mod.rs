@@ -2,6 +2,7 @@
 
 mod blocks;
 mod create;
+mod device;
 #[cfg(feature = "cuda")]
 mod export;
 mod gate;
@@ -27,9 +28,11 @@ pub(crate) use ash::vk::Buffer as BufferHandle;
 use blocks::Blocks;
 pub use create::create_shared_device;
 #[cfg(feature = "cuda")]
+pub(crate) use device::as_vulkan;
+#[cfg(feature = "cuda")]
 pub(crate) use export::Descriptor;
 pub(crate) use memory::Memory;
-pub(crate) use open::open_all;
+pub(crate) use open::{adopt, find_loader, open, uuid};
 use properties::Properties;
 pub(crate) use semaphore::Semaphore;
 pub(crate) use submissions::{Command, Commands, Region, Regions, SCRATCH, Submissions};

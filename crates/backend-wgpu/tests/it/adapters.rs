@@ -2,10 +2,10 @@
 
 use std::{env, process::Command};
 
-use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig};
+use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig, wgpu};
 use transload_core::{Backend, DeviceId, ErrorKind, MemoryKind};
 
-use crate::setup;
+use crate::{framework::tested, setup};
 
 /// Set in the child.
 const CHILD: &str = "TRANSLOAD_TEST_CHILD";
@@ -27,18 +27,35 @@ fn without_an_adapter_the_error_says_what_to_install() {
         assert!(output.status.success() && text.contains("1 passed"), "{text}");
         return;
     }
-    let error = WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()).unwrap_err();
+    let config = WgpuBackendConfig::default().with_software_adapters();
+    let error = WgpuBackend::open(&config.clone().with_apis(wgpu::Backends::VULKAN)).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice), "{error:?}");
     for word in ["install", "mesa-vulkan-drivers", "libvulkan1"] {
         assert!(error.to_string().contains(word), "{error}");
     }
+    // Another API is used then.
+    match WgpuBackend::open(&config) {
+        Ok(backend) => assert!(!backend.devices()[0].driver.starts_with("Vulkan"), "{backend:?}"),
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::NoDevice, "{error}");
+            assert!(error.to_string().contains("libvulkan1; "), "{error}");
+        }
+    }
+}
+
+#[test]
+fn apis_of_other_platforms_are_an_error() {
+    let config = WgpuBackendConfig::default().with_apis(wgpu::Backends::BROWSER_WEBGPU);
+    let error = WgpuBackend::open(&config).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.to_string().contains("has Vulkan and "), "{error}");
 }
 
 #[test]
 fn software_adapters_are_used_on_request_only() {
     let Some(setup) = setup() else { return };
     let all = setup.backend.devices();
-    match WgpuBackend::open(&WgpuBackendConfig::default()) {
+    match WgpuBackend::open(&WgpuBackendConfig::default().with_apis(wgpu::Backends::VULKAN)) {
         Ok(backend) => assert!(backend.devices().len() <= all.len()),
         Err(error) => {
             assert_eq!(error.kind(), ErrorKind::NoDevice);
@@ -51,7 +68,7 @@ fn software_adapters_are_used_on_request_only() {
 #[test]
 fn devices_are_numbered_in_the_same_order_each_time() {
     let Some(setup) = setup() else { return };
-    let again = WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()).unwrap();
+    let again = WgpuBackend::open(&tested().0).unwrap();
     assert_eq!(setup.backend.devices(), again.devices());
     for (ordinal, info) in (0..).zip(again.devices()) {
         assert_eq!(info.id, DeviceId::Wgpu(ordinal));

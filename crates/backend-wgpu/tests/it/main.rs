@@ -1,4 +1,5 @@
-//! The backend on every Vulkan adapter of the machine: what the conformance suite of core does not cover.
+//! The backend on every Vulkan adapter of the machine, and by wgpu's own interface on those and OpenGL's: what the conformance suite of
+//! core does not cover.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 #![cfg(any(target_os = "linux", windows))]
 
@@ -10,13 +11,14 @@ mod cuda;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod exported;
 mod framework;
+mod portable;
 mod shaders;
 mod waiting;
 
 use std::sync::Arc;
 
 use transload_backend_cpu::CpuBackend;
-use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig};
+use transload_backend_wgpu::WgpuBackend;
 use transload_core::{
     Backend, DeviceId, ErrorKind, Fence, MemoryKind, Operation, QueueLease, RawBuffer, StreamPriority,
     Timing, WorkloadType, submit,
@@ -33,7 +35,7 @@ struct Setup {
 
 /// Returns the last device, which is a software adapter if there is one; none, with a printed reason, if there is no adapter.
 fn setup() -> Option<Setup> {
-    let backend = match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
+    let backend = match WgpuBackend::open(&framework::tested().0) {
         Ok(backend) => backend,
         Err(error) if matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) => {
             println!("skipped: {error}");
@@ -47,8 +49,11 @@ fn setup() -> Option<Setup> {
 
 impl Setup {
     fn allocate(&self, kind: MemoryKind, bytes: usize) -> RawBuffer {
+        let kinds = &self.backend.devices()[0].kinds;
         match kind {
             MemoryKind::Pageable => self.host.allocate(DeviceId::Cpu, kind, bytes).unwrap(),
+            // Those that are used by wgpu's own interface have none.
+            MemoryKind::Pinned if !kinds.contains(&kind) => self.allocate(MemoryKind::Pageable, bytes),
             _ => self.backend.allocate(self.device, kind, bytes).unwrap(),
         }
     }

@@ -7,11 +7,13 @@ use crate::{WgpuBackend, WgpuBackendConfig};
 
 #[test]
 fn loss_ends_waits_for_points_that_were_not_submitted() {
-    let backend = match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
+    let backend = match WgpuBackend::open(
+        &WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN),
+    ) {
         Ok(backend) => backend,
         Err(error) => return println!("skipped: {error}"),
     };
-    let Some(state) = backend.states().last() else { return };
+    let Some(state) = backend.states().pop() else { return };
     let queue = &*state.queue;
     // As a submission does that wgpu then loses, on this thread.
     let locked = queue.state.lock();
@@ -28,11 +30,13 @@ fn loss_ends_waits_for_points_that_were_not_submitted() {
 
 #[test]
 fn other_threads_take_no_semaphore_that_is_staged() {
-    let backend = match WgpuBackend::open(&WgpuBackendConfig::default().with_software_adapters()) {
+    let backend = match WgpuBackend::open(
+        &WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN),
+    ) {
         Ok(backend) => backend,
         Err(error) => return println!("skipped: {error}"),
     };
-    let Some(state) = backend.states().last() else { return };
+    let Some(state) = backend.states().pop() else { return };
     let queue = &*state.queue;
     let before = gate::stage(queue.vulkan.queue, None, (queue.semaphore.raw, 1 << 40));
     let submit = || {

@@ -17,7 +17,7 @@ mod programs;
 mod simulated;
 mod trace;
 #[cfg(all(feature = "wgpu", any(target_os = "linux", windows)))]
-mod vulkan;
+mod wgpu;
 
 use std::{
     fs,

@@ -6,10 +6,11 @@ use transload::{
 };
 
 const MIB: usize = 1 << 20;
+const VULKAN: transload::wgpu::wgpu::Backends = transload::wgpu::wgpu::Backends::VULKAN;
 
 /// Returns a runtime, and its Vulkan devices; none, with a printed reason, where no adapter is.
 fn runtime() -> Option<(Runtime, Vec<DeviceId>)> {
-    let config = WgpuBackendConfig::default().with_software_adapters();
+    let config = WgpuBackendConfig::default().with_software_adapters().with_apis(VULKAN);
     // Looking for CUDA would load the machine's driver, before other tests of the process install theirs.
     let builder = crate::uncalibrated::builder().without("cuda").exploration(false);
     let rt = builder.wgpu(config).discover().unwrap();
@@ -150,7 +151,7 @@ fn cuda_and_wgpu_exchange_bytes_through_the_host() {
     let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
     let rt = crate::uncalibrated::builder()
         .backend(CudaBackend::open(&config).unwrap())
-        .wgpu(WgpuBackendConfig::default().with_software_adapters())
+        .wgpu(WgpuBackendConfig::default().with_software_adapters().with_apis(VULKAN))
         .discover()
         .unwrap();
     if let Some((_, reason)) = rt.absent().first() {
@@ -228,4 +229,30 @@ fn calibration_measures_paths_of_a_vulkan_device() {
             assert_eq!(rt.plan(src, dst, 4096).unwrap().basis, CostBasis::Measured, "{src} to {dst}");
         }
     }
+}
+
+/// They are used by wgpu's own interface, and have no pinned memory.
+#[cfg(target_os = "linux")]
+#[test]
+fn devices_of_opengl_copy_any_memory_of_the_host_directly() {
+    let config =
+        WgpuBackendConfig::default().with_software_adapters().with_apis(transload::wgpu::wgpu::Backends::GL);
+    let rt = crate::uncalibrated::builder().without("cuda").wgpu(config).discover().unwrap();
+    let Ok(info) = rt.device(DeviceId::Wgpu(0)) else {
+        return println!("skipped: {}", rt.explain(DeviceId::Wgpu(0)));
+    };
+    assert_eq!(info.kinds, [MemoryKind::Device]);
+    let content = noise(5 * MIB + 3);
+    let source = filled(&rt, MemoryKind::Pageable, &content);
+    let there = rt.alloc::<u8>(info.id, MemoryKind::Device, content.len() + 64).unwrap();
+    let back = filled(&rt, MemoryKind::Pageable, &vec![0; content.len()]);
+    let range = there.slice(7..7 + content.len()).unwrap();
+    let up = rt.copy(&source, &range).wait().unwrap();
+    let down = rt.copy(&range, &back).wait().unwrap();
+    assert!(*back.read().unwrap() == content[..]);
+    for report in [up, down] {
+        assert_eq!((report.method, report.lane), (TransferMethod::DirectCopy, info.id), "{report:#}");
+    }
+    drop((source, there, back, range));
+    assert_drained(&rt);
 }

@@ -1,0 +1,88 @@
+//! What the backend asks of its devices: those of Vulkan, which it uses beneath wgpu, and those of other APIs.
+
+use std::{
+    any::Any,
+    sync::{Arc, atomic::AtomicU64},
+};
+
+use transload_core::{
+    DeviceInfo, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer, ResourceCounts, Result, SinkSlot,
+    StreamPriority,
+};
+
+/// Most bytes that are read at once.
+const READ: u64 = 4 << 20;
+
+/// Command buffers to submit; with none, only what comes before is waited for.
+pub(crate) type Submitted = Option<Vec<wgpu::CommandBuffer>>;
+
+/// A device over one API.
+pub(crate) trait ApiDevice: Any + Send + Sync {
+    fn info(&self) -> &DeviceInfo;
+
+    /// Allocates a buffer. If memory is short, frees what is only kept, waits for dropped memory in flight, and tries again.
+    fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer>;
+
+    fn memory_info(&self) -> Result<MemoryInfo>;
+
+    /// Returns whether a queue copies between two places.
+    fn can_copy(&self, src: Place, dst: Place) -> bool;
+
+    /// Returns the device's queue, which is not counted as leased.
+    ///
+    /// # Errors
+    /// The loss of the device.
+    fn queue(self: Arc<Self>, priority: StreamPriority) -> Result<Arc<dyn Queue>>;
+
+    /// Returns the number of leased queues.
+    fn leases(&self) -> &AtomicU64;
+
+    fn default_costs(&self) -> Vec<PathCost>;
+
+    /// Adds the counts of what is alive.
+    fn add_to(&self, counts: &mut ResourceCounts);
+
+    /// Returns the place for a profiler's sink.
+    ///
+    /// # Errors
+    /// `Unsupported` if its work cannot be measured.
+    fn sink(&self) -> Result<&SinkSlot>;
+
+    /// Waits for all work, then frees what is kept. The loss of the device is returned once.
+    fn drain(&self) -> Result<()>;
+
+    fn wgpu_device(&self) -> &wgpu::Device;
+
+    /// Returns wgpu's handle of memory of this device; `None` of other memory.
+    fn wgpu_buffer(&self, buffer: &RawBuffer) -> Option<Result<wgpu::Buffer>>;
+
+    /// Takes a buffer of a framework, which can be copied.
+    fn adopt(&self, buffer: &wgpu::Buffer) -> Result<RawBuffer>;
+
+    /// # Errors
+    /// `Busy` in a callback of wgpu, while wgpu submits.
+    fn refuse_callback(&self) -> Result<()>;
+
+    /// Submits command buffers, after everything submitted before. Calls `commit` with their point, once, as soon as they can no longer
+    /// be refused by this crate: wgpu calls callbacks of its user, which may need what the caller has claimed.
+    ///
+    /// # Errors
+    /// wgpu's; the loss of the device. The point is reached then, too.
+    fn submit(&self, commands: Submitted, commit: Box<dyn FnOnce(u64) + '_>) -> Result<()>;
+}
+
+/// Returns commands that read so many bytes of a buffer, a multiple of 4.
+pub(crate) fn read(device: &wgpu::Device, buffer: &wgpu::Buffer, bytes: u64) -> wgpu::CommandBuffer {
+    let part = bytes.min(READ);
+    let to = device.create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: part,
+        usage: wgpu::BufferUsages::COPY_DST,
+        mapped_at_creation: false,
+    });
+    let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    for offset in (0..bytes).step_by(READ as usize) {
+        encoder.copy_buffer_to_buffer(buffer, offset, &to, 0, part.min(bytes - offset));
+    }
+    encoder.finish()
+}

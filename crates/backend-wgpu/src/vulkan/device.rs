@@ -1,0 +1,107 @@
+//! A Vulkan device, as the backend uses it.
+
+use std::sync::{Arc, atomic::AtomicU64};
+
+use transload_core::{
+    DeviceInfo, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer, ResourceCounts, Result, SinkSlot,
+    StreamPriority, mutant,
+};
+
+use crate::{
+    api::{ApiDevice, Submitted, read},
+    costs,
+    device::DeviceState,
+    queue::WgpuQueue,
+    storage::WgpuStorage,
+};
+
+impl ApiDevice for DeviceState {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        Self::allocate(self, kind, bytes)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.queue.vulkan.memory_info()
+    }
+
+    fn can_copy(&self, src: Place, dst: Place) -> bool {
+        Self::can_copy(self, src, dst)
+    }
+
+    fn queue(self: Arc<Self>, priority: StreamPriority) -> Result<Arc<dyn Queue>> {
+        self.queue.check_usable()?;
+        Ok(Arc::new(WgpuQueue::new(&self, priority)))
+    }
+
+    fn leases(&self) -> &AtomicU64 {
+        &self.leases
+    }
+
+    fn default_costs(&self) -> Vec<PathCost> {
+        costs::of(self)
+    }
+
+    fn add_to(&self, counts: &mut ResourceCounts) {
+        Self::add_to(self, counts);
+    }
+
+    fn sink(&self) -> Result<&SinkSlot> {
+        if self.queue.has_timestamps() { Ok(&self.sink) } else { Err(self.queue.no_timestamps()) }
+    }
+
+    fn drain(&self) -> Result<()> {
+        Self::drain(self)
+    }
+
+    fn wgpu_device(&self) -> &wgpu::Device {
+        self.queue.vulkan.wgpu_device()
+    }
+
+    fn wgpu_buffer(&self, buffer: &RawBuffer) -> Option<Result<wgpu::Buffer>> {
+        let storage = buffer.storage()?.as_any().downcast_ref::<WgpuStorage>()?;
+        let memory = Some(storage.memory()).filter(|memory| memory.is_of(&self.queue.vulkan))?;
+        Some(self.queue.vulkan.wgpu_buffer(memory, buffer.clone()))
+    }
+
+    /// wgpu does not see what is written beneath it, and would zero it later: has wgpu read the buffer's bytes once.
+    fn adopt(&self, buffer: &wgpu::Buffer) -> Result<RawBuffer> {
+        let storage = Self::adopt(self, buffer)?;
+        self.refuse_callback()?;
+        if !mutant!("wgpu/adopted-is-read") {
+            self.queue.submit_wgpu(vec![read(self.wgpu_device(), buffer, buffer.size())], None, drop)?;
+        }
+        Ok(storage)
+    }
+
+    fn refuse_callback(&self) -> Result<()> {
+        self.queue.refuse_callback()
+    }
+
+    fn submit(&self, commands: Submitted, commit: Box<dyn FnOnce(u64) + '_>) -> Result<()> {
+        match commands {
+            Some(commands) => self.queue.submit_wgpu(commands, None, commit)?,
+            None if mutant!("wgpu/fence-of-queue") => commit(self.queue.enqueued()),
+            // SAFETY: there are no commands.
+            None => commit(unsafe { self.queue.submit(&[]) }?),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+impl crate::WgpuBackend {
+    pub(crate) fn states(&self) -> Vec<Arc<DeviceState>> {
+        self.devices.iter().filter_map(as_vulkan).collect()
+    }
+}
+
+/// Returns a device of this kind as such.
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) fn as_vulkan(device: &Arc<dyn ApiDevice>) -> Option<Arc<DeviceState>> {
+    let device: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(device) as _;
+    device.downcast().ok()
+}
