@@ -82,6 +82,12 @@ impl Backend for WgpuBackend {
         self.states.iter().find(|state| state.can_copy(src, dst)).map(|state| state.id())
     }
 
+    /// Returns the host for a device whose memory is the host's: its threads copy.
+    fn in_place_copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
+        let is_mapped = |state: &Arc<DeviceState>| state.is_mapped_between(src, dst);
+        self.states.iter().any(is_mapped).then_some(DeviceId::Cpu)
+    }
+
     fn default_costs(&self) -> Vec<PathCost> {
         self.states.iter().flat_map(|state| costs::of(state)).collect()
     }

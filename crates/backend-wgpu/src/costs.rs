@@ -25,6 +25,10 @@ pub(crate) fn of(state: &DeviceState) -> Vec<PathCost> {
             } else {
                 costs.push(cost(src, dst, TransferMethod::DirectCopy, 10, 20.0));
             }
+            if state.is_mapped_between(src, dst) {
+                // As within the host, which the other methods have to do, too.
+                costs.push(cost(src, dst, TransferMethod::ZeroCopy, 1, 40.0));
+            }
         }
     }
     costs

@@ -74,12 +74,21 @@ impl DeviceState {
         }
     }
 
+    /// Returns whether the host's threads copy between two places, at least one of which is its memory: the device's if it is mapped.
+    pub(crate) fn is_mapped_between(&self, src: Place, dst: Place) -> bool {
+        self.queue.vulkan.maps_device && self.can_copy(src, dst)
+    }
+
     /// Allocates a buffer. If memory is short, frees what is only kept, waits for dropped memory in flight, and tries again.
     pub(crate) fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         self.queue.check_usable()?;
         if !self.info.kinds.contains(&kind) {
             let kinds: Vec<_> = self.info.kinds.iter().map(ToString::to_string).collect();
-            let text = format!("{} has no {kind} memory; it has {}", self.id(), kinds.join(" and "));
+            let why = match kind {
+                MemoryKind::Mapped => ", since its own memory is not the host's, or not cached by it",
+                _ => "",
+            };
+            let text = format!("{} has no {kind} memory{why}; it has {}", self.id(), kinds.join(" and "));
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         if bytes == 0 {

@@ -23,25 +23,25 @@ impl WgpuBackend {
         Ok(self.state(device)?.queue.vulkan.wgpu_device())
     }
 
-    /// Returns wgpu's handle of the whole allocation of a buffer of device memory, for bind groups: a slice is bound by its
+    /// Returns wgpu's handle of the whole allocation of a buffer of device or mapped memory, for bind groups: a slice is bound by its
     /// [offset](RawBuffer::offset). Its size is rounded up to a multiple of 16. The memory lives as long as the handle.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for memory that is not device memory of this backend; [`ErrorKind::OutOfRange`] beyond what wgpu
+    /// [`ErrorKind::Unsupported`] for memory that is not device or mapped memory of this backend; [`ErrorKind::OutOfRange`] beyond what wgpu
     /// allows.
     pub fn buffer(&self, buffer: &RawBuffer) -> Result<wgpu::Buffer> {
         let storage = buffer.storage().and_then(|storage| storage.as_any().downcast_ref::<WgpuStorage>());
-        let state = self.state(buffer.place().device).ok();
+        let state = storage.and_then(|storage| self.state(storage.memory().device()).ok());
         match storage.zip(state) {
             Some((storage, state))
-                if buffer.place().kind == MemoryKind::Device
+                if matches!(buffer.place().kind, MemoryKind::Device | MemoryKind::Mapped)
                     && storage.memory().is_of(&state.queue.vulkan) =>
             {
                 state.queue.vulkan.wgpu_buffer(storage.memory(), buffer.clone())
             }
             _ => {
                 let text = format!(
-                    "{} memory has no handle of wgpu here; device memory of this backend has",
+                    "{} memory has no handle of wgpu here; device and mapped memory of this backend has",
                     buffer.place()
                 );
                 Err(Error::new(ErrorKind::Unsupported, text))

@@ -10,6 +10,7 @@ mod cuda;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod exported;
 mod framework;
+mod mapped;
 mod shaders;
 mod waiting;
 
