@@ -84,11 +84,15 @@ fn ours<'a>(adapter: &'a Adapter<'_>, src: &'a RawBuffer, dst: &'a RawBuffer) ->
             }),
         )
     };
-    vec![
+    let mut variants = vec![
         auto.goal(Goal::RatioAtLeast(adapter.either(gpu, software))),
         by("staged", TransferMethod::HostStaged),
         by("direct", TransferMethod::DirectCopy),
-    ]
+    ];
+    if adapter.is_mapped() {
+        variants.push(by("zero-copy", TransferMethod::ZeroCopy));
+    }
+    variants
 }
 
 fn compare(

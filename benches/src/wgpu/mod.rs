@@ -127,6 +127,11 @@ impl Adapter<'_> {
         if self.plain.is_software { software } else { gpu }
     }
 
+    /// Returns whether the device's memory is the host's, and mapped for it.
+    fn is_mapped(&self) -> bool {
+        self.info.kinds.contains(&MemoryKind::Mapped)
+    }
+
     fn repetitions(&self, good: usize) -> usize {
         self.options.repetitions.map_or(good, |given| given as usize)
     }

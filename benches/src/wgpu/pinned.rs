@@ -20,7 +20,7 @@ use crate::{
 
 /// Goal: a pageable copy over Vulkan's copy of pinned memory, on a GPU.
 const OF_RAW: f64 = 0.9;
-/// Goal: an upload of pinned memory over memcpy, on a software adapter.
+/// Goal: an upload of pinned memory, and a copy to memory that the device has mapped, over memcpy, on a software adapter.
 const OVER_MEMCPY: f64 = 1.2;
 
 pub(super) fn rows(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
@@ -78,10 +78,20 @@ fn beside_memcpy(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
     let goal = adapter.either(None, Some(Goal::RatioAtMost(OVER_MEMCPY)));
     let ours =
         Variant::new("pinned-up", "copy().wait(), pinned memory", microseconds(|| adapter.copy(src, device)));
-    let variants = vec![
+    let mapped = if adapter.is_mapped() { Some(adapter.allocate(MemoryKind::Mapped, bytes)?) } else { None };
+    let of_mapped = mapped.clone().map(|mapped| checked(Target::Host(mapped)));
+    let mut variants = vec![
         Variant::new("memcpy", "memcpy, 1 thread", microseconds(|| memcpy.submit())).verified_by(&theirs),
         Variant { goal, ..ours }.verified_by(&own),
     ];
+    if let (Some(mapped), Some(checked)) = (&mapped, &of_mapped) {
+        let ours = Variant::new(
+            "mapped",
+            "copy().wait(), pinned to mapped memory",
+            microseconds(|| adapter.copy(src, mapped)),
+        );
+        variants.push(Variant { goal, ..ours }.verified_by(checked));
+    }
     let what = "pinned memory to the device, next to memcpy of the same bytes";
     adapter.compare((&format!("memcpy/{bytes}"), what), ("us", bytes), 30, 1, variants)
 }

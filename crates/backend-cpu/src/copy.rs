@@ -77,6 +77,10 @@ pub(crate) fn check(operation: &Operation<'_>) -> Result<()> {
         | Operation::CopyPitched { src, dst, .. }
         | Operation::Cast { src, dst, .. } => both(src, dst),
         Operation::CopyBatch { pairs } => pairs.iter().try_for_each(|(src, dst)| both(src, dst)),
+        Operation::CopyInPlace { src, dst } => mapped(src).and_then(|()| mapped(dst)),
+        Operation::CopyBatchInPlace { pairs } => {
+            pairs.iter().try_for_each(|(src, dst)| mapped(src).and_then(|()| mapped(dst)))
+        }
         Operation::Fill { dst, .. } => reachable(dst),
         Operation::Prefetch { buffer, .. } | Operation::PrefetchToNode { buffer, .. } => {
             Err(unsupported(format!(
@@ -103,6 +107,20 @@ fn reachable(buffer: &RawBuffer) -> Result<()> {
     )))
 }
 
+/// Checks memory that is copied in place.
+fn mapped(buffer: &RawBuffer) -> Result<()> {
+    address(buffer).map(drop)
+}
+
+/// Returns a checked operation as the workers run it: they copy all memory in place.
+pub(crate) fn plain<'a>(operation: &Operation<'a>) -> Operation<'a> {
+    match *operation {
+        Operation::CopyInPlace { src, dst } => Operation::Copy { src, dst },
+        Operation::CopyBatchInPlace { pairs } => Operation::CopyBatch { pairs },
+        operation => operation,
+    }
+}
+
 fn unsupported(text: String) -> Error {
     Error::new(ErrorKind::Unsupported, text)
 }
@@ -110,7 +128,7 @@ fn unsupported(text: String) -> Error {
 /// Reports the operation's accesses to the host access hook, on the thread that begins them.
 pub(crate) fn note_accesses(operation: &Operation<'_>) {
     let note = |buffer: &RawBuffer, access| {
-        if let Some(address) = buffer.host_address() {
+        if let Some(address) = buffer.mapped_address() {
             host_access::note(address.as_ptr().addr(), buffer.len(), access);
         }
     };
@@ -177,7 +195,7 @@ pub(crate) unsafe fn perform_units(operation: &Operation<'_>, range: Range<usize
 }
 
 fn address(buffer: &RawBuffer) -> Result<*mut u8> {
-    match buffer.host_address() {
+    match buffer.mapped_address() {
         Some(address) => Ok(address.as_ptr()),
         None => Err(unsupported(format!("the host cannot address {} memory", buffer.place()))),
     }

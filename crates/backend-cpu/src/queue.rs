@@ -61,6 +61,7 @@ unsafe impl Queue for CpuQueue {
 
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
         copy::check(operation)?;
+        let operation = &copy::plain(operation);
         if let Operation::Copy { src, dst } = operation
             && src.len() != dst.len()
         {

@@ -28,6 +28,12 @@ pub(crate) trait ApiDevice: Any + Send + Sync {
     /// Returns whether a queue copies between two places.
     fn can_copy(&self, src: Place, dst: Place) -> bool;
 
+    /// Returns whether the host's threads copy between two places, at least one of which is its memory: the device's if it is mapped.
+    fn is_mapped_between(&self, src: Place, dst: Place) -> bool {
+        let _ = (src, dst);
+        false
+    }
+
     /// Returns the device's queue, which is not counted as leased.
     ///
     /// # Errors

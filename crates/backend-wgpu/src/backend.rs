@@ -80,6 +80,11 @@ impl Backend for WgpuBackend {
         self.devices.iter().find(|device| device.can_copy(src, dst)).map(|device| device.info().id)
     }
 
+    /// Returns the host for a device whose memory is the host's: its threads copy.
+    fn in_place_copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
+        self.devices.iter().any(|device| device.is_mapped_between(src, dst)).then_some(DeviceId::Cpu)
+    }
+
     fn default_costs(&self) -> Vec<PathCost> {
         self.devices.iter().flat_map(|device| device.default_costs()).collect()
     }

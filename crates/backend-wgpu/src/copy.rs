@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 use transload_core::{
     Error, ErrorKind, Operation, Pattern, RawBuffer, Result,
     host_access::{self, HostAccess},
-    mutant,
+    mutant, runs_by_allocation,
 };
 
 use crate::{
@@ -29,7 +29,15 @@ enum Side {
 }
 
 impl Side {
-    fn of(device: &DeviceState, buffer: &RawBuffer) -> Result<Self> {
+    /// Returns that of another view of the same allocation.
+    fn of(self, buffer: &RawBuffer) -> Self {
+        match self {
+            Self::Own(handle, _) => Self::Own(handle, buffer.offset() as u64),
+            Self::Host(address) => Self::Host(buffer.host_address().unwrap_or(address)),
+        }
+    }
+
+    fn new(device: &DeviceState, buffer: &RawBuffer) -> Result<Self> {
         if let Some(handle) = own_handle(device, buffer)? {
             return Ok(Self::Own(handle, buffer.offset() as u64));
         }
@@ -121,14 +129,16 @@ impl Packer<'_> {
                 unsafe { self.add(sides, (0, 0), src.len()) }
             }
             Operation::CopyBatch { pairs } => {
+                let runs = || runs_by_allocation(pairs).filter_map(|run| Some((run, run.first()?)));
                 // All first: after an error nothing was done.
-                let sides =
-                    pairs.iter().map(|(src, dst)| self.sides(src, dst)).collect::<Result<Vec<_>>>()?;
-                // SAFETY: the caller's promise.
-                sides
-                    .into_iter()
-                    .zip(pairs)
-                    .try_for_each(|(sides, (src, _))| unsafe { self.add(sides, (0, 0), src.len()) })
+                let sides = runs().map(|(_, (src, dst))| self.sides(src, dst)).collect::<Result<Vec<_>>>()?;
+                for ((run, _), (from, to)) in runs().zip(sides) {
+                    for (src, dst) in run {
+                        // SAFETY: the caller's promise.
+                        unsafe { self.add((from.of(src), to.of(dst)), (0, 0), src.len())? };
+                    }
+                }
+                Ok(())
             }
             Operation::CopyPitched { src, dst, rows } => {
                 let sides = self.sides(src, dst)?;
@@ -163,7 +173,7 @@ impl Packer<'_> {
         if !self.device.can_copy(src.place(), dst.place()) {
             return Err(self.unsupported(&format!("copy {} to {}", src.place(), dst.place())));
         }
-        Ok((Side::of(self.device, src)?, Side::of(self.device, dst)?))
+        Ok((Side::new(self.device, src)?, Side::new(self.device, dst)?))
     }
 
     /// Adds the copy of `bytes` at these offsets.

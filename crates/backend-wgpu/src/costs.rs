@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use transload_core::{CostModel, DeviceId, MemoryKind, PathCost, Place, TransferMethod, TransferPath};
 
-use crate::device::{DeviceState, HOST_KINDS};
+use crate::{
+    api::ApiDevice,
+    device::{DeviceState, HOST_KINDS},
+};
 
 /// Returns the default costs of one device's paths.
 pub(crate) fn of(state: &DeviceState) -> Vec<PathCost> {
@@ -24,6 +27,10 @@ pub(crate) fn of(state: &DeviceState) -> Vec<PathCost> {
                 costs.push(cost(src, dst, TransferMethod::HostStaged, 30, 20.0));
             } else {
                 costs.push(cost(src, dst, TransferMethod::DirectCopy, 10, 20.0));
+            }
+            if state.is_mapped_between(src, dst) {
+                // As within the host, which the other methods have to do, too.
+                costs.push(cost(src, dst, TransferMethod::ZeroCopy, 1, 40.0));
             }
         }
     }

@@ -79,7 +79,11 @@ impl DeviceState {
         self.queue.check_usable()?;
         if !self.info.kinds.contains(&kind) {
             let kinds: Vec<_> = self.info.kinds.iter().map(ToString::to_string).collect();
-            let text = format!("{} has no {kind} memory; it has {}", self.id(), kinds.join(" and "));
+            let why = match kind {
+                MemoryKind::Mapped => ", since its own memory is not the host's, or not cached by it",
+                _ => "",
+            };
+            let text = format!("{} has no {kind} memory{why}; it has {}", self.id(), kinds.join(" and "));
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         if bytes == 0 {

@@ -22,20 +22,20 @@ impl WgpuBackend {
         Ok(self.device_of(device)?.wgpu_device())
     }
 
-    /// Returns wgpu's handle of the whole allocation of a buffer of device memory, for bind groups: a slice is bound by its
+    /// Returns wgpu's handle of the whole allocation of a buffer of device or mapped memory, for bind groups: a slice is bound by its
     /// [offset](RawBuffer::offset). Its size is rounded up: to a multiple of 16 on Vulkan, else of 4. The memory lives as long as the handle.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for memory that is not device memory of this backend; [`ErrorKind::OutOfRange`] beyond what wgpu
+    /// [`ErrorKind::Unsupported`] for memory that is not device or mapped memory of this backend; [`ErrorKind::OutOfRange`] beyond what wgpu
     /// allows.
     pub fn buffer(&self, buffer: &RawBuffer) -> Result<wgpu::Buffer> {
-        let device = self.device_of(buffer.place().device).ok();
-        let handle = device.and_then(|device| device.wgpu_buffer(buffer));
-        match handle.filter(|_| buffer.place().kind == MemoryKind::Device) {
+        let has_handle = matches!(buffer.place().kind, MemoryKind::Device | MemoryKind::Mapped);
+        let mut devices = self.devices.iter().filter(|_| has_handle);
+        match devices.find_map(|device| device.wgpu_buffer(buffer)) {
             Some(handle) => handle,
             None => {
                 let text = format!(
-                    "{} memory has no handle of wgpu here; device memory of this backend has",
+                    "{} memory has no handle of wgpu here; device and mapped memory of this backend has",
                     buffer.place()
                 );
                 Err(Error::new(ErrorKind::Unsupported, text))

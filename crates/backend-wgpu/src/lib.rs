@@ -22,6 +22,12 @@
 //! while the caller goes on. Any other host memory, pinned memory of other backends included, is copied through staging buffers while the operation is
 //! submitted, as CUDA's driver does with pageable memory: HostStaged of `transload-transfer` is the faster way for large copies.
 //!
+//! # Mapped memory
+//! Where a device's memory is the host's own and cached by it, as on integrated GPUs and software adapters, there is
+//! [`MemoryKind::Mapped`](transload_core::MemoryKind::Mapped) memory: host views and shaders use one allocation. Device memory is mapped
+//! too, so that the cpu backend's queues copy it [in place](transload_core::Operation::CopyInPlace), but has no host views. Other devices
+//! refuse mapped memory, also those of which the host sees a part.
+//!
 //! # Errors
 //! Without an adapter, [`WgpuBackend::open`] says what to install. A lost device is `DeviceLost` from then on; open another
 //! backend to use it again.

@@ -20,7 +20,7 @@ pub(crate) struct Counters {
     pub(crate) bytes: AtomicU64,
 }
 
-/// Memory of a device, or pinned memory, counted until it is freed.
+/// Memory of a device, or host memory for it, counted until it is freed.
 pub(crate) struct WgpuStorage {
     memory: Memory,
     kind: MemoryKind,
@@ -51,7 +51,7 @@ impl WgpuStorage {
     }
 }
 
-// SAFETY: pinned memory stays mapped at one address, aligned to at least 64 bytes, until it is freed, which a drop does. Nothing
+// SAFETY: what is mapped stays so at one address, aligned to at least 64 bytes, until it is freed, which a drop does. Nothing
 // changes afterwards.
 unsafe impl Storage for WgpuStorage {
     fn place(&self) -> Place {
@@ -64,6 +64,10 @@ unsafe impl Storage for WgpuStorage {
     }
 
     fn host_address(&self) -> Option<NonNull<u8>> {
+        self.memory.address().filter(|_| self.kind.is_host_visible())
+    }
+
+    fn mapped_address(&self) -> Option<NonNull<u8>> {
         self.memory.address()
     }
 

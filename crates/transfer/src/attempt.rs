@@ -39,6 +39,8 @@ pub(crate) struct Extras<'a> {
     pub(crate) waits: bool,
     /// Whether a method that it explored failed, so that the best one takes it.
     pub(crate) has_explored: bool,
+    /// Whether a buffer is not mapped for ZeroCopy, although memory of its place usually is.
+    pub(crate) is_unmapped: bool,
 }
 
 /// Whether a transfer may be staged, if pinned memory was short.
@@ -55,7 +57,8 @@ pub(crate) enum Staging {
 impl Extras<'_> {
     /// Returns the methods that declined the transfer: a bit for each method's index.
     pub(crate) fn declined(&self) -> u8 {
-        if self.staging == Staging::Declined { bit(TransferMethod::HostStaged) } else { 0 }
+        let staged = if self.staging == Staging::Declined { bit(TransferMethod::HostStaged) } else { 0 };
+        if self.is_unmapped { staged | bit(TransferMethod::ZeroCopy) } else { staged }
     }
 }
 
@@ -118,8 +121,8 @@ pub(crate) fn would_block() -> Transfer {
 pub(crate) type Again<'a> = ((&'a RawBuffer, &'a RawBuffer), (&'a TransferOptions, Option<&'a Extras<'a>>));
 
 impl CrossBackendTransferManager {
-    /// Goes on after an error for which nothing was submitted: by another method, if pinned memory was too short to stage, or if the method
-    /// was only tried. Refuses what is the caller's error.
+    /// Goes on after an error for which nothing was submitted: by another method, if pinned memory was too short to stage, a buffer is not
+    /// mapped, or the method was only tried. Refuses what is the caller's error.
     ///
     /// # Errors
     /// The error to return otherwise. It counts as a failure of the path.
@@ -135,11 +138,22 @@ impl CrossBackendTransferManager {
         {
             return Ok(self.after_exploration(candidate, again));
         }
+        let (method, path) = (candidate.method(), candidate.info.stats.path);
+        if method == TransferMethod::ZeroCopy
+            && candidate.route.lane.is_cpu()
+            && error.kind() == ErrorKind::Unsupported
+            && !transload_core::mutant!("transfer/unmapped-buffer-declines")
+        {
+            // Such as a buffer that a framework made.
+            let ((src, dst), (options, extras)) = again;
+            let extras = Extras { is_unmapped: true, ..extras.copied().unwrap_or_default() };
+            report_events::declined(extras.id, path, method);
+            return Ok(self.attempt(src, dst, options, Some(&extras)));
+        }
         if is_the_callers(error.kind()) {
             return Ok(self.refuse(again.1.1.and_then(|extras| extras.id), error));
         }
         let staging = again.1.1.map_or(Staging::Usual, |extras| extras.staging);
-        let (method, path) = (candidate.method(), candidate.info.stats.path);
         let is_shortage = method == TransferMethod::HostStaged && error.kind() == ErrorKind::OutOfMemory;
         if !is_shortage || transload_core::mutant!("transfer/shortage-declines") {
             return Err(error);

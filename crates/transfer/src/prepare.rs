@@ -35,7 +35,11 @@ impl CrossBackendTransferManager {
             let staged =
                 [TransferMethod::HostStaged, TransferMethod::UnifiedMemory].contains(&candidate.method());
             let lease = if staged { Backend::lease_reserved_queue } else { Backend::lease_queue };
-            let usual = if method.is_in_place() { WorkloadType::Compute } else { WorkloadType::Memory };
+            let usual = if candidate.method() == TransferMethod::ZeroCopy {
+                WorkloadType::Compute
+            } else {
+                WorkloadType::Memory
+            };
             let (priority, workload) = (options.priority, options.workload.unwrap_or(usual));
             let route = &candidate.route;
             if route.has_kernel && priority == StreamPriority::High {

@@ -32,6 +32,10 @@ impl ApiDevice for DeviceState {
         Self::can_copy(self, src, dst)
     }
 
+    fn is_mapped_between(&self, src: Place, dst: Place) -> bool {
+        self.queue.vulkan.maps_device && self.can_copy(src, dst)
+    }
+
     fn queue(self: Arc<Self>, priority: StreamPriority) -> Result<Arc<dyn Queue>> {
         self.queue.check_usable()?;
         Ok(Arc::new(WgpuQueue::new(&self, priority)))

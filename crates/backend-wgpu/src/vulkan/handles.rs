@@ -49,6 +49,28 @@ impl Vulkan {
     }
 }
 
+impl Vulkan {
+    /// Returns commands after which the host sees what those before them wrote to mapped memory. The end of a submission alone does not say so.
+    fn show_to_host(&self) -> wgpu::CommandBuffer {
+        let mut encoder = self.wgpu_device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        let record = |encoder: Option<&mut hal::vulkan::CommandEncoder>| {
+            let Some(encoder) = encoder else { return };
+            let written = vk::MemoryBarrier::default()
+                .src_access_mask(vk::AccessFlags::MEMORY_WRITE)
+                .dst_access_mask(vk::AccessFlags::HOST_READ | vk::AccessFlags::HOST_WRITE);
+            let (all, host) = (vk::PipelineStageFlags::ALL_COMMANDS, vk::PipelineStageFlags::HOST);
+            // SAFETY: wgpu has begun to record the commands, and records nothing else.
+            unsafe {
+                let (commands, none) = (encoder.raw_handle(), vk::DependencyFlags::empty());
+                self.raw.cmd_pipeline_barrier(commands, all, host, none, &[written], &[], &[]);
+            }
+        };
+        // SAFETY: nothing is destroyed or ended.
+        unsafe { encoder.as_hal_mut::<hal::api::Vulkan, _, _>(record) };
+        encoder.finish()
+    }
+}
+
 impl Submissions {
     /// Submits wgpu's command buffers, after everything submitted before. Calls `commit` with their point first: wgpu calls callbacks
     /// of its user, which may need what the caller has claimed. `after` is awaited by the device; its semaphore is this device's, and
@@ -59,11 +81,14 @@ impl Submissions {
     /// the loss of the device. The point is reached then, too.
     pub(crate) fn submit_wgpu(
         &self,
-        buffers: Vec<wgpu::CommandBuffer>,
+        mut buffers: Vec<wgpu::CommandBuffer>,
         after: After<'_>,
         commit: impl FnOnce(u64),
     ) -> Result<()> {
         let queue = &self.vulkan.wgpu_queue;
+        if self.vulkan.maps_device && self.vulkan.is_locked {
+            buffers.push(self.vulkan.show_to_host());
+        }
         let mut state = self.lock()?;
         *self.wgpu_thread.lock() = Some(thread::current().id());
         let point = self.enqueued.load(Ordering::Relaxed) + 1;

@@ -1,4 +1,4 @@
-//! Allocations: a Vulkan buffer and its memory, which is mapped for good if it is the host's.
+//! Allocations: a Vulkan buffer and its memory, which is mapped for good if it is the host's, a device's on the host included.
 
 use std::{
     ptr::NonNull,
@@ -23,6 +23,14 @@ pub(super) const USAGE: vk::BufferUsageFlags = vk::BufferUsageFlags::from_raw(
     vk::BufferUsageFlags::TRANSFER_SRC.as_raw()
         | vk::BufferUsageFlags::TRANSFER_DST.as_raw()
         | vk::BufferUsageFlags::STORAGE_BUFFER.as_raw(),
+);
+
+/// What memory is that both the host and a device call their own. Without its caches the host reads slowly.
+const MAPPED: Flags = Flags::from_raw(
+    Flags::DEVICE_LOCAL.as_raw()
+        | Flags::HOST_VISIBLE.as_raw()
+        | Flags::HOST_COHERENT.as_raw()
+        | Flags::HOST_CACHED.as_raw(),
 );
 
 /// Lengths are rounded up to this: a wgpu binding needs a multiple of 4.
@@ -59,7 +67,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Allocates device memory, or pinned memory, which is mapped.
+    /// Allocates device memory, or memory of the host, which is mapped. Device memory is mapped, too, if it is the host's.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfMemory`] with the numbers; [`ErrorKind::Unsupported`] for another kind, or if the device has no such memory;
@@ -123,7 +131,7 @@ impl Memory {
             // SAFETY: both are new and of this device; the part has the type, the size and the alignment that the buffer needs.
             unsafe { vulkan.raw.bind_buffer_memory(buffer, part.memory(), part.offset()) }
                 .map_err(|result| refused("vkBindBufferMemory", result))?;
-            if kind != MemoryKind::Device {
+            if kind != MemoryKind::Device || vulkan.maps_device {
                 made.address = part.mapped_ptr().map(NonNull::cast);
             }
             return Ok(made);
@@ -148,7 +156,7 @@ impl Memory {
         // SAFETY: both are new, of this device, and the memory has the type and the size that the buffer needs.
         unsafe { vulkan.raw.bind_buffer_memory(buffer, made.memory, 0) }
             .map_err(|result| refused("vkBindBufferMemory", result))?;
-        if kind != MemoryKind::Device {
+        if kind != MemoryKind::Device || vulkan.maps_device {
             // SAFETY: the memory is new, thus not mapped, and its type is visible to the host.
             let address =
                 unsafe { vulkan.raw.map_memory(made.memory, 0, vk::WHOLE_SIZE, vk::MemoryMapFlags::empty()) };
@@ -197,7 +205,7 @@ impl Memory {
         self.size
     }
 
-    /// Returns its address for the host: of pinned memory always.
+    /// Returns its address for the host: of its own memory always, except that of a framework.
     pub(crate) fn address(&self) -> Option<NonNull<u8>> {
         self.address
     }
@@ -229,6 +237,17 @@ impl Drop for Memory {
     }
 }
 
+/// Returns whether all memory of a device, which is the host's, can be mapped as memory of both: the largest of the device's heaps has such
+/// a type. Others have a small one, for what the device reads as the host writes it.
+pub(super) fn can_map_device(memory: &vk::PhysicalDeviceMemoryProperties) -> bool {
+    let heap = |one: &vk::MemoryType| memory.memory_heaps_as_slice().get(one.heap_index as usize);
+    let largest = |needed: Flags| {
+        let fitting = memory.memory_types_as_slice().iter().filter(|one| one.property_flags.contains(needed));
+        fitting.filter_map(heap).map(|heap| heap.size).max()
+    };
+    largest(MAPPED).is_some() && largest(MAPPED) == largest(Flags::DEVICE_LOCAL)
+}
+
 impl Vulkan {
     /// Returns whether it has memory of a kind.
     pub(crate) fn has(&self, kind: MemoryKind) -> bool {
@@ -239,6 +258,9 @@ impl Vulkan {
     /// is slow), and never a device's own memory that the host happens to see.
     fn types_of(&self, kind: MemoryKind) -> Vec<u32> {
         let (needed, refused, preferred) = match kind {
+            MemoryKind::Device | MemoryKind::Mapped if self.maps_device => {
+                (MAPPED, Flags::empty(), Flags::empty())
+            }
             MemoryKind::Device => (Flags::DEVICE_LOCAL, Flags::LAZILY_ALLOCATED, Flags::empty()),
             MemoryKind::Pinned => {
                 let refused = if self.is_host { Flags::empty() } else { Flags::DEVICE_LOCAL };
@@ -316,3 +338,7 @@ impl Vulkan {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/can_map.rs"]
+mod tests;

@@ -53,6 +53,8 @@ pub(crate) struct Vulkan {
     pub(crate) blocks: Blocks,
     /// Whether its memory is the host's.
     is_host: bool,
+    /// Whether all its memory is mapped for the host.
+    pub(crate) maps_device: bool,
     /// Whether the driver tells how much memory is free.
     has_budget: bool,
     /// Whether other APIs can import its timeline semaphores.

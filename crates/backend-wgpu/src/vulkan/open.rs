@@ -11,7 +11,7 @@ use super::{
     create::{create, not_vulkan},
     gate,
     handles::lost_flag,
-    memory::GRANULE,
+    memory::{GRANULE, can_map_device},
 };
 use crate::{
     config::AdoptedDevice,
@@ -95,6 +95,7 @@ fn make(
     // SAFETY: likewise.
     let families = unsafe { instance.get_physical_device_queue_family_properties(physical) };
     let has_clock = families.get(family as usize).is_some_and(|family| family.timestamp_valid_bits == 64);
+    let is_host = matches!(info.device_type, wgpu::DeviceType::Cpu | wgpu::DeviceType::IntegratedGpu);
     let vulkan = Vulkan {
         id,
         blocks: Blocks::new(&instance, &raw, physical),
@@ -106,7 +107,8 @@ fn make(
         family,
         memory,
         exports_semaphores,
-        is_host: matches!(info.device_type, wgpu::DeviceType::Cpu | wgpu::DeviceType::IntegratedGpu),
+        is_host,
+        maps_device: is_host && can_map_device(&memory),
         has_budget: properties.has_budget,
         nanoseconds_per_tick: has_clock.then_some(properties.nanoseconds_per_tick),
         wgpu_lost,
@@ -120,7 +122,7 @@ fn make(
     found.total_memory = vulkan.total_memory();
     found.uuid = Some(properties.uuid).filter(|uuid| *uuid != [0; 16]);
     found.driver = format!("Vulkan ({} {})", info.driver, info.driver_info);
-    found.kinds =
-        [MemoryKind::Device, MemoryKind::Pinned].into_iter().filter(|kind| vulkan.has(*kind)).collect();
+    let kinds = [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Mapped];
+    found.kinds = kinds.into_iter().filter(|kind| vulkan.has(*kind)).collect();
     DeviceState::new(Arc::new(vulkan), found)
 }

@@ -11,6 +11,7 @@ mod cuda;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod exported;
 mod framework;
+mod mapped;
 mod portable;
 mod shaders;
 mod waiting;

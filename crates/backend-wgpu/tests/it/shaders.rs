@@ -32,7 +32,11 @@ pub(crate) fn pipeline(device: &wgpu::Device) -> wgpu::ComputePipeline {
 }
 
 /// Commands that double each number of the buffer.
-fn double(setup: &Setup, pipeline: &wgpu::ComputePipeline, numbers: &RawBuffer) -> wgpu::CommandBuffer {
+pub(crate) fn double(
+    setup: &Setup,
+    pipeline: &wgpu::ComputePipeline,
+    numbers: &RawBuffer,
+) -> wgpu::CommandBuffer {
     let handle = setup.backend.buffer(numbers).unwrap();
     doubling(setup.backend.device(setup.device).unwrap(), pipeline, &handle)
 }
@@ -114,7 +118,7 @@ fn commands_that_wgpu_refuses_are_an_error_and_later_ones_run() {
 }
 
 #[test]
-fn only_device_memory_has_a_handle_which_keeps_it_alive() {
+fn memory_of_the_device_has_a_handle_which_keeps_it_alive() {
     let Some(setup) = setup() else { return };
     for kind in [MemoryKind::Pinned, MemoryKind::Pageable] {
         let refused = setup.backend.buffer(&setup.filled(kind, 64, 0)).unwrap_err();

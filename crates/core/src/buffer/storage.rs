@@ -2,7 +2,7 @@
 
 use std::{any::Any, ptr::NonNull};
 
-use crate::{Fence, Place, RegistrationSlot};
+use crate::{Fence, Place, RawBuffer, RegistrationSlot};
 
 /// Memory of one kind on one device; freed on drop.
 ///
@@ -35,6 +35,13 @@ pub unsafe trait Storage: Send + Sync + 'static {
     /// Returns its address for the host, if the host can address it.
     fn host_address(&self) -> Option<NonNull<u8>>;
 
+    /// Returns the address by which queues of the host [copy in place](crate::Operation::CopyInPlace): of memory that is a device's,
+    /// and that the host can address too, with no host views. It keeps the promises of [`host_address`](Self::host_address), which it is
+    /// by default.
+    fn mapped_address(&self) -> Option<NonNull<u8>> {
+        self.host_address()
+    }
+
     /// Returns its address for the device, if the device can address it; `None` by default.
     fn device_address(&self) -> Option<u64> {
         None
@@ -63,4 +70,18 @@ pub unsafe trait Storage: Send + Sync + 'static {
 
     /// Returns `self`, for the backend's own queues.
     fn as_any(&self) -> &dyn Any;
+}
+
+impl RawBuffer {
+    /// Returns the address by which queues of the host [copy it in place](crate::Operation::CopyInPlace): its
+    /// [address for the host](Self::host_address), or that of a device's memory that the host can address too.
+    #[must_use]
+    pub fn mapped_address(&self) -> Option<NonNull<u8>> {
+        let of_device = || {
+            let address = self.storage()?.mapped_address()?;
+            // SAFETY: a slice's offset lies within the allocation, or at its end.
+            Some(unsafe { address.add(self.offset()) })
+        };
+        self.host_address().or_else(of_device)
+    }
 }

@@ -68,7 +68,8 @@ pub(super) fn in_place(context: &TestContext<'_>) -> CheckResult {
                 }
                 Err(error) => return Err(error.into()),
             }
-            let queue = context.backend().lease_queue(copier, StreamPriority::High, WorkloadType::Memory)?;
+            let backend = if copier.is_cpu() { &*context.subject.host } else { context.backend() };
+            let queue = backend.lease_queue(copier, StreamPriority::High, WorkloadType::Memory)?;
             for bytes in SIZES.into_iter().map(|bytes| context.size(bytes)) {
                 one_copy(context, &mut rng, (from, to), bytes, |src, dst| {
                     let done = submit_and_wait(&queue, &Operation::CopyInPlace { src, dst })?;

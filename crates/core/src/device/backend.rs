@@ -255,7 +255,8 @@ pub trait Backend: Any + Send + Sync {
 
     /// Returns the device whose queues do [`Operation::CopyInPlace`](crate::Operation::CopyInPlace) from
     /// `src` to `dst`, if any. Host memory must have a [device address](RawBuffer::device_address); other
-    /// buffers are refused.
+    /// buffers are refused. If the backend's device memory is the host's own, it may be [`DeviceId::Cpu`]: the
+    /// queues of the cpu backend, for buffers with a [mapped address](RawBuffer::mapped_address).
     fn in_place_copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
         let _ = (src, dst);
         None

@@ -80,7 +80,8 @@ pub enum Operation<'a> {
         dst: &'a RawBuffer,
     },
     /// Copies by a kernel that reads or writes host memory in place: no copy engine takes part, so queued
-    /// copies do not delay it. Both have the same length.
+    /// copies do not delay it. Both have the same length. On a queue of the host, by its threads, for buffers with
+    /// a [mapped address](RawBuffer::mapped_address).
     CopyInPlace {
         /// Source.
         src: &'a RawBuffer,

@@ -129,7 +129,7 @@ impl CrossBackendTransferManager {
             }
             Some(choice) => {
                 let candidate = &routes.candidates[choice.index];
-                let by_kernel = choice.by_kernel || candidate.method.is_in_place();
+                let by_kernel = choice.by_kernel || candidate.is_in_place();
                 let way = match by_kernel {
                     true => ListWay::CopyKernel,
                     false if is_through => ListWay::ThroughDevice,

@@ -348,7 +348,7 @@ impl CrossBackendTransferManager {
         let not = routes.candidates.iter().filter(takes);
         let unsuited = not.fold(excluded.unsuited, |methods, candidate| methods | bit(candidate.method()));
         let excluded = Excluded { unsuited, ..excluded };
-        let has_in_place = routes.candidates.iter().any(|candidate| candidate.method.is_in_place());
+        let has_in_place = routes.candidates.iter().any(|candidate| candidate.is_in_place());
         let choose = |routes: &mut PathRoutes, options: &TransferOptions| {
             let choice = routes.choose(input, options, &self.context, excluded).ok()?;
             // Reports list why methods do not apply to the path at all.
@@ -368,7 +368,7 @@ impl CrossBackendTransferManager {
         let kernels = options.allows(TransferMethod::ZeroCopy);
         // A single copy by one is what the caller asked for.
         let is_in_place = |routes: &PathRoutes, choice: &Choice| {
-            routes.candidates.get(choice.index).is_some_and(|candidate| candidate.method.is_in_place())
+            routes.candidates.get(choice.index).is_some_and(|candidate| candidate.is_in_place())
         };
         let may_be_in_place = may_be_kernel || is_in_place(routes, &single);
         let usual = choose(routes, options).filter(|choice| may_be_in_place || !is_in_place(routes, choice));

@@ -18,7 +18,7 @@ use super::{
 };
 
 /// Up to how many bytes a task's thread copies from host to host itself: some 10 µs.
-const COPIED_IN_PASSING: u64 = 64 << 10;
+pub(super) const COPIED_IN_PASSING: u64 = 64 << 10;
 
 #[derive(Debug)]
 pub(super) struct DirectCopy {

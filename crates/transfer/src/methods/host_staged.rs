@@ -79,7 +79,8 @@ impl Method for HostStaged {
             }
         }
         let staged = if src.device.is_cpu() { (pinned, dst) } else { (src, pinned) };
-        route.has_kernel = topology.in_place_copier(TransferPath::new(staged.0, staged.1)).is_some();
+        let kernel = topology.in_place_copier(TransferPath::new(staged.0, staged.1));
+        route.has_kernel = kernel.is_some_and(|kernel| kernel.lane == lane);
         if !src.device.is_cpu() && !dst.device.is_cpu() {
             route.has_kernel = false;
             route.second =

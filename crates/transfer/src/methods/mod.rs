@@ -77,11 +77,6 @@ pub(crate) trait Method: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Returns whether the device accesses the host's memory in place, without a copy engine.
-    fn is_in_place(&self) -> bool {
-        false
-    }
-
     /// Returns the most bytes of a transfer that are in a copy engine's queue at once.
     fn queued(&self, bytes: u64) -> u64 {
         bytes

@@ -1,12 +1,16 @@
-//! A copy kernel that accesses the host's memory in place. It uses no copy engine, so queued copies do not delay it.
+//! A copy kernel that accesses the host's memory in place; where a device's memory is the host's own, the host's threads, which access
+//! the device's in place. Neither uses a copy engine, so queued copies do not delay it.
 
 use transload_core::{
     ErrorKind, Operation, RawBuffer, RejectReason, Result, TransferMethod, TransferPath, WorkloadType,
 };
 
-use crate::attempt::NotSubmitted;
+use crate::{attempt::NotSubmitted, planning::request::PlanInput};
 
-use super::{Declined, Method, Route, SingleOperation, Submitted, Topology, TransferRequest};
+use super::{
+    Declined, Method, Route, SingleOperation, Submitted, Topology, TransferRequest,
+    direct_copy::COPIED_IN_PASSING,
+};
 
 #[derive(Debug)]
 pub(super) struct ZeroCopy;
@@ -14,10 +18,6 @@ pub(super) struct ZeroCopy;
 impl Method for ZeroCopy {
     fn method(&self) -> TransferMethod {
         TransferMethod::ZeroCopy
-    }
-
-    fn is_in_place(&self) -> bool {
-        true
     }
 
     fn queued(&self, _: u64) -> u64 {
@@ -42,6 +42,11 @@ impl Method for ZeroCopy {
             }
             _ => Ok(()),
         }
+    }
+
+    /// The host's queue copies on the calling thread, as for DirectCopy.
+    fn copies_during_call(&self, route: &Route, input: &PlanInput) -> bool {
+        route.lane.is_cpu() && input.bytes > COPIED_IN_PASSING
     }
 
     fn single_operation(&self, _: TransferPath) -> Option<SingleOperation> {

@@ -113,8 +113,11 @@ impl Excluded {
     fn reason(self, method: TransferMethod) -> Option<RejectReason> {
         let on_queue = self.unsuited & ON_QUEUE != 0;
         let unsuited = if on_queue { RejectReason::NotOnQueue } else { RejectReason::NotRecordable };
-        let is_peer = method == TransferMethod::PeerToPeer;
-        let declined = if is_peer { RejectReason::PeerUnverified } else { RejectReason::NoStagingMemory };
+        let declined = match method {
+            TransferMethod::PeerToPeer => RejectReason::PeerUnverified,
+            TransferMethod::ZeroCopy => RejectReason::NotMapped,
+            _ => RejectReason::NoStagingMemory,
+        };
         let reasons = [
             (self.declined, declined),
             (self.forbidden, RejectReason::Forbidden),
@@ -176,6 +179,12 @@ impl Candidate {
 
     pub(crate) fn method(&self) -> TransferMethod {
         self.info.stats.method
+    }
+
+    /// Returns whether a device's kernel accesses the host's memory in place, without a copy engine. It waits for other kernels. The
+    /// host's threads, which copy in place where a device's memory is the host's, do not.
+    pub(crate) fn is_in_place(&self) -> bool {
+        self.method() == TransferMethod::ZeroCopy && !self.route.lane.is_cpu()
     }
 
     pub(crate) fn predict(&self, bytes: u64) -> Duration {

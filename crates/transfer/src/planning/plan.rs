@@ -73,7 +73,7 @@ impl fmt::Display for NotChosen {
 
 impl Alternative {
     pub(crate) fn new(candidate: &Candidate, predicted: Duration, chosen: Duration) -> Self {
-        let reason = match candidate.method.is_in_place() {
+        let reason = match candidate.is_in_place() {
             _ if predicted >= chosen => NotChosen::Slower,
             true => NotChosen::WaitsForKernels,
             false => NotChosen::WaitsForEngine,

@@ -96,7 +96,7 @@ impl PathRoutes {
         };
         let applicable = routes.into_iter().filter_map(|(method, route)| Some((method, route.ok()?)));
         let candidates: Vec<_> = applicable.map(|(method, route)| candidate(method, route)).collect();
-        let in_place = candidates.iter().filter(|candidate| candidate.method.is_in_place());
+        let in_place = candidates.iter().filter(|candidate| candidate.is_in_place());
         let in_place = in_place.fold(0, |methods, candidate| methods | bit(candidate.method()));
         // What was corrected may have to be corrected again.
         let is_corrected = candidates.iter().any(|candidate| candidate.info.cost.basis == CostBasis::Refined);
@@ -230,7 +230,7 @@ impl PathRoutes {
         let excluded = choice.excluded.all();
         let kernels = choice.excluded.forbidden & bit(TransferMethod::ZeroCopy) == 0;
         let is_in_place =
-            |candidate: &Candidate| candidate.method.is_in_place() || (candidate.route.has_kernel && kernels);
+            |candidate: &Candidate| candidate.is_in_place() || (candidate.route.has_kernel && kernels);
         let in_place = self.candidates.iter().enumerate().filter(|(_, candidate)| is_in_place(candidate));
         let allowed = in_place.filter(|(_, candidate)| excluded & bit(candidate.method()) == 0);
         let Some((index, candidate)) = allowed.min_by_key(|(_, candidate)| candidate.predict(bytes)) else {
@@ -304,7 +304,7 @@ impl PathRoutes {
         // A copy kernel waits for other kernels, which no cost shows: by its time alone only the user prefers it.
         let is_last = |index: usize| {
             self.candidates.get(index).is_some_and(|candidate| {
-                candidate.method.is_in_place() && candidate.info.cost.basis != CostBasis::User
+                candidate.is_in_place() && candidate.info.cost.basis != CostBasis::User
             }) && !transload_core::mutant!("transfer/kernel-by-its-time-alone")
         };
         let fastest = predicted.min_by_key(|(index, predicted)| (is_last(*index), *predicted));

@@ -295,7 +295,7 @@ fn failed_chunk_is_reported_with_the_id() {
 #[test]
 fn unavailable_kernel_is_reported_with_the_error() {
     let records = record(|| {
-        let (manager, backend) = manager(Mock { in_place: true, ..Mock::default() });
+        let (manager, backend) = manager(Mock { in_place: Some(MOCK), ..Mock::default() });
         let (src, dst) = pair(&manager, 1000);
         backend.refuse_next(ErrorKind::Unsupported);
         let urgent = TransferOptions::new().only(TransferMethod::HostStaged).priority(StreamPriority::High);

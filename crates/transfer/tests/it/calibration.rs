@@ -82,7 +82,7 @@ fn setup_with(machine: Machine, factor: Factor) -> Setup {
     let clock = Arc::new(AtomicU64::new(0));
     let copies = Mutex::new((0, DIRECT));
     let planted = Planted { clock: Arc::clone(&clock), machine, factor, copies };
-    let backend = Mock { in_place: true, ..Mock::default() }.build();
+    let backend = Mock { in_place: Some(MOCK), ..Mock::default() }.build();
     let manager = CrossBackendTransferManager::builder().observer(Arc::new(planted)).build();
     manager.register_backend(Arc::clone(&backend) as _).unwrap();
     Setup { manager, backend, clock }

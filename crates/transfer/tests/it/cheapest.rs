@@ -1,14 +1,15 @@
 //! The fastest predicted method is chosen, and an urgent transfer bypasses a copy engine's queue.
 
-use std::time::Duration;
+use std::{future::IntoFuture, time::Duration};
 
+use transload_backend_cpu::CpuBackend;
 use transload_core::{
     CostBasis, CostModel, DeviceId, MemoryKind, PathCost, Place, RejectReason, Rejected, StreamPriority,
     TransferMethod, TransferPath,
 };
 use transload_transfer::{CrossBackendTransferManager, Plan, TransferOptions};
 
-use crate::{MOCK, Mock, with};
+use crate::{MOCK, Mock, is_at_rest, with};
 
 const DIRECT: TransferMethod = TransferMethod::DirectCopy;
 const STAGED: TransferMethod = TransferMethod::HostStaged;
@@ -19,7 +20,7 @@ fn upload(kind: MemoryKind) -> TransferPath {
 }
 
 fn manager(path: TransferPath, costs: &[(TransferMethod, CostModel)]) -> CrossBackendTransferManager {
-    let (manager, _) = with(Mock { in_place: true, ..Mock::default() });
+    let (manager, _) = with(Mock { in_place: Some(MOCK), ..Mock::default() });
     let cost = |(method, model): &(_, CostModel)| PathCost { path, method: *method, model: model.clone() };
     manager.set_costs(costs.iter().map(cost).collect());
     manager
@@ -138,4 +139,33 @@ fn urgent_transfer_of_unmapped_memory_uses_engine() {
     assert_eq!((report.method, report.queued), (DIRECT, 4 << 20));
     assert!(report.rejected.contains(&unseen), "{report:?}");
     queued.wait().unwrap();
+}
+
+/// As if a framework had made it, unlike other memory of the device.
+#[test]
+fn memory_that_the_host_cannot_address_goes_by_next_best() {
+    let path = upload(MemoryKind::Pageable);
+    let devices = vec![(MOCK, vec![MemoryKind::Device])];
+    let (manager, backend) = with(Mock { devices, in_place: Some(DeviceId::Cpu), ..Mock::default() });
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    let [fast, slow] = [1, 9].map(|micros| CostModel::linear(Duration::from_micros(micros), 1e9));
+    manager.set_costs(
+        [(ZERO, fast), (DIRECT, slow)].map(|(method, model)| PathCost { path, method, model }).into(),
+    );
+    let plan = manager.plan(path.src, path.dst, 100, &TransferOptions::new()).unwrap();
+    assert_eq!((plan.method, plan.lane), (ZERO, DeviceId::Cpu));
+    let src = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 100).unwrap();
+    let dst = manager.allocate(MOCK, MemoryKind::Device, 100).unwrap();
+    let unmapped = Rejected { method: ZERO, reason: RejectReason::NotMapped };
+    for report in
+        [manager.copy(&src, &dst).wait(), pollster::block_on(manager.copy(&src, &dst).into_future())]
+    {
+        let report = report.unwrap();
+        assert_eq!((report.method, report.lane), (DIRECT, MOCK));
+        assert!(report.rejected.contains(&unmapped), "{report:?}");
+    }
+    let only = manager.copy(&src, &dst).method(ZERO).wait().unwrap_err();
+    assert!(only.to_string().contains(&RejectReason::NotMapped.to_string()), "{only}");
+    drop((src, dst, backend));
+    assert!(is_at_rest(&manager));
 }

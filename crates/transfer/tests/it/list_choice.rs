@@ -14,7 +14,7 @@ fn upload() -> TransferPath {
 /// With a device that has copy engines and a kernel.
 fn manager() -> CrossBackendTransferManager {
     let manager = CrossBackendTransferManager::new();
-    manager.register_backend(Mock { in_place: true, ..Mock::default() }.build() as _).unwrap();
+    manager.register_backend(Mock { in_place: Some(MOCK), ..Mock::default() }.build() as _).unwrap();
     manager
 }
 

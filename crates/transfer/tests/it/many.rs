@@ -419,7 +419,7 @@ fn million_pairs_are_prepared_by_another_thread() {
 fn scratch_memory_is_allocated_again_after_panics() {
     const SIZE: usize = 16 << 10;
     const COUNT: usize = 100;
-    let (manager, backend) = with(Mock { in_place: true, ..Mock::default() });
+    let (manager, backend) = with(Mock { in_place: Some(MOCK), ..Mock::default() });
     let host = manager.allocate_for(MOCK, MemoryKind::Pinned, SIZE * COUNT).unwrap();
     let there = manager.allocate(MOCK, MemoryKind::Device, SIZE * COUNT).unwrap();
     let part = |of: &RawBuffer, at: usize| of.slice(at * SIZE..(at + 1) * SIZE).unwrap();

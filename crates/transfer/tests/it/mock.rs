@@ -29,7 +29,7 @@ pub(crate) struct MockBackend {
     copies: fn(Place, Place) -> bool,
     peers: bool,
     shares: bool,
-    in_place: bool,
+    in_place: Option<DeviceId>,
     pub(crate) shared: Arc<Shared>,
     reclaimer: Arc<Reclaimer>,
     queues: Vec<Arc<MockQueue>>,
@@ -48,8 +48,8 @@ pub(crate) struct Mock {
     pub(crate) concurrent_managed_access: bool,
     /// Whether it shares by a copy that it does not wait for.
     pub(crate) shares: bool,
-    /// Whether it copies in place wherever it copies.
-    pub(crate) in_place: bool,
+    /// The device that copies in place, wherever it copies.
+    pub(crate) in_place: Option<DeviceId>,
     pub(crate) total_of_unknown_free: Option<u64>,
     pub(crate) largest_allocation: Option<u64>,
 }
@@ -67,7 +67,7 @@ impl Default for Mock {
             simulated: false,
             concurrent_managed_access: false,
             shares: false,
-            in_place: false,
+            in_place: None,
             total_of_unknown_free: None,
             largest_allocation: None,
         }
@@ -236,7 +236,7 @@ impl Backend for MockBackend {
     }
 
     fn in_place_copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
-        self.copier(src, dst).filter(|_| self.in_place)
+        self.copier(src, dst).and(self.in_place)
     }
 
     fn default_costs(&self) -> Vec<PathCost> {

@@ -1,8 +1,10 @@
 //! Vulkan devices through the facade: on every adapter that wgpu finds, such as Mesa's lavapipe.
 
+use std::future::IntoFuture;
+
 use transload::{
-    Array, DeviceId, ErrorKind, MemoryKind, Place, Runtime, TransferMethod, TransferOptions,
-    backend::CostBasis, wgpu::WgpuBackendConfig,
+    Array, DeviceId, ErrorKind, MemoryKind, Place, RawBuffer, Runtime, StridedLayout, TransferMethod,
+    TransferOptions, backend::CostBasis, wgpu::WgpuBackendConfig,
 };
 
 const MIB: usize = 1 << 20;
@@ -22,6 +24,11 @@ fn runtime() -> Option<(Runtime, Vec<DeviceId>)> {
     }
     let found = rt.devices().into_iter().map(|info| info.id).filter(|id| id.family() == "wgpu").collect();
     Some((rt, found))
+}
+
+/// Returns whether the device's memory is the host's, as that of software adapters.
+fn is_mapped(rt: &Runtime, device: DeviceId) -> bool {
+    rt.devices().iter().any(|info| info.id == device && info.kinds.contains(&MemoryKind::Mapped))
 }
 
 fn assert_drained(rt: &Runtime) {
@@ -71,9 +78,13 @@ fn odd_sizes_and_offsets_arrive_and_touch_nothing_else() {
                 );
                 // The built-in costs of the two cross at about 130 KB.
                 let staged = kind == MemoryKind::Pageable && size > MIB / 4;
-                let expected = if staged { TransferMethod::HostStaged } else { TransferMethod::DirectCopy };
+                let expected = match staged {
+                    _ if is_mapped(&rt, device) => (TransferMethod::ZeroCopy, DeviceId::Cpu),
+                    true => (TransferMethod::HostStaged, device),
+                    false => (TransferMethod::DirectCopy, device),
+                };
                 for report in [up.unwrap(), down.unwrap()] {
-                    assert_eq!((report.method, report.lane), (expected, device), "{report:#}");
+                    assert_eq!((report.method, report.lane), expected, "{report:#}");
                 }
             }
         }
@@ -86,24 +97,32 @@ fn plan_names_the_method_and_why_others_are_rejected() {
     let Some((rt, devices)) = runtime() else { return };
     let (host, there) =
         (Place::new(DeviceId::Cpu, MemoryKind::Pinned), Place::new(devices[0], MemoryKind::Device));
+    let is_mapped = is_mapped(&rt, devices[0]);
+    let best = if is_mapped { TransferMethod::ZeroCopy } else { TransferMethod::DirectCopy };
     let plan = rt.plan(host, there, 1 << 20).unwrap();
-    assert_eq!((plan.method, plan.basis), (TransferMethod::DirectCopy, CostBasis::BuiltIn));
+    assert_eq!((plan.method, plan.basis), (best, CostBasis::BuiltIn));
     let text = format!("{plan:#}");
-    for rejected in ["HostStaged", "UnifiedMemory", "PeerToPeer", "ZeroCopy"] {
-        assert!(text.contains(rejected), "{text}");
+    for other in ["HostStaged", "UnifiedMemory", "PeerToPeer", "ZeroCopy"] {
+        assert!(text.contains(other), "{text}");
     }
     let zero_copy = TransferOptions::new().only(TransferMethod::ZeroCopy);
-    let refused = rt.manager().plan(host, there, 1 << 20, &zero_copy).unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    match rt.manager().plan(host, there, 1 << 20, &zero_copy) {
+        Ok(plan) => assert!(is_mapped && plan.lane.is_cpu(), "{plan:#}"),
+        Err(refused) => {
+            assert!(!is_mapped && refused.kind() == ErrorKind::Unsupported, "{refused}");
+            assert!(refused.to_string().contains("not mapped"), "{refused}");
+        }
+    }
 }
 
 #[test]
-fn both_methods_move_pageable_memory_both_ways() {
+fn every_method_moves_pageable_memory_both_ways() {
     let Some((rt, devices)) = runtime() else { return };
     let content = noise(3 * MIB + 1);
     for device in devices {
         let there = rt.alloc::<u8>(device, MemoryKind::Device, content.len()).unwrap();
-        for method in [TransferMethod::DirectCopy, TransferMethod::HostStaged] {
+        let zero_copy = is_mapped(&rt, device).then_some(TransferMethod::ZeroCopy);
+        for method in [TransferMethod::DirectCopy, TransferMethod::HostStaged].into_iter().chain(zero_copy) {
             let source = filled(&rt, MemoryKind::Pageable, &content);
             let back = filled(&rt, MemoryKind::Pageable, &vec![0; content.len()]);
             let only = || TransferOptions::new().only(method);
@@ -114,6 +133,79 @@ fn both_methods_move_pageable_memory_both_ways() {
             assert!(*back.read().unwrap() == content[..], "{method}");
         }
     }
+    assert_drained(&rt);
+}
+
+#[test]
+fn lists_and_views_go_in_place_where_memory_is_mapped() {
+    let Some((rt, devices)) = runtime() else { return };
+    const COUNT: usize = 300;
+    for device in devices.into_iter().filter(|device| is_mapped(&rt, *device)) {
+        let content = noise(COUNT * 4096);
+        let source = filled(&rt, MemoryKind::Pageable, &content);
+        let there = rt.alloc::<u8>(device, MemoryKind::Device, content.len()).unwrap();
+        let back = filled(&rt, MemoryKind::Pageable, &vec![0; content.len()]);
+        let page = |of: &Array<u8>, n: usize| of.raw().slice(n * 4096..(n + 1) * 4096).unwrap();
+        let pairs = |from: &Array<u8>, to: &Array<u8>, by: usize| -> Vec<_> {
+            (0..COUNT).map(|n| (page(from, n), page(to, n * by % COUNT))).collect()
+        };
+        // 7 * 43 is 1 more than the count.
+        let up = rt.manager().copy_many(pairs(&source, &there, 7)).wait().unwrap();
+        assert_eq!(up.bytes, content.len() as u64);
+        rt.manager().copy_many(pairs(&there, &back, 43)).wait().unwrap();
+        assert!(*back.read().unwrap() == content[..]);
+
+        let rows = |stride| StridedLayout::new(100).repeat(1000, stride);
+        let only = TransferOptions::new().only(TransferMethod::ZeroCopy);
+        let copy = rt.manager().copy_strided((source.raw(), &rows(1000)), (there.raw(), &rows(200)));
+        copy.unwrap().options(only).wait().unwrap();
+        let found = rt.download(&there).wait().unwrap();
+        for (row, bytes) in found.chunks(200).take(1000).enumerate() {
+            assert!(bytes[..100] == content[row * 1000..row * 1000 + 100], "row {row}");
+        }
+        // Dropped while they run.
+        drop(rt.copy(&source, &there).submit());
+        drop(rt.copy(&there, &back).submit());
+        drop((source, there, back));
+    }
+    assert_drained(&rt);
+}
+
+/// Its memory is wgpu's, and not mapped.
+#[test]
+fn adopted_buffer_goes_by_another_method_than_zero_copy() {
+    use transload::wgpu::{WgpuBackend, create_shared_device, wgpu};
+
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::VULKAN;
+    let instance = wgpu::Instance::new(descriptor);
+    let adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::VULKAN));
+    let Some(adapter) = adapters.last() else { return println!("skipped: no Vulkan adapter") };
+    let (device, queue) = create_shared_device(adapter, &wgpu::DeviceDescriptor::default()).unwrap();
+    let usage = wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+    let buffer = wgpu::BufferDescriptor { label: None, size: 4 << 20, usage, mapped_at_creation: false };
+    let theirs = device.create_buffer(&buffer);
+    let backend = WgpuBackend::open(&WgpuBackendConfig::default().with_device(device, queue)).unwrap();
+    // SAFETY: the buffer is the device's, and is not destroyed.
+    let there = unsafe { backend.adopt_buffer(DeviceId::Wgpu(0), &theirs) }.unwrap();
+    let rt = crate::uncalibrated::builder().without("cuda").backend(backend).discover().unwrap();
+    let content = noise(there.len());
+    let source = filled(&rt, MemoryKind::Pageable, &content);
+    let page = |of: &RawBuffer, n: usize| of.slice(n * 4096..(n + 1) * 4096).unwrap();
+    let pairs: Vec<_> = (0..8).map(|n| (page(source.raw(), n), page(&there, n))).collect();
+    let is_mapped = is_mapped(&rt, DeviceId::Wgpu(0));
+    let up = rt.manager().copy(source.raw(), &there).wait().unwrap();
+    assert_ne!(up.method, TransferMethod::ZeroCopy);
+    assert!(up.rejected.iter().any(|one| one.method == TransferMethod::ZeroCopy), "{up:#}");
+    rt.manager().copy_many(pairs).wait().unwrap();
+    let back = filled(&rt, MemoryKind::Pageable, &vec![0; content.len()]);
+    let awaited = rt.manager().copy(&there, back.raw()).into_future();
+    assert_ne!(pollster::block_on(awaited).unwrap().method, TransferMethod::ZeroCopy);
+    assert!(*back.read().unwrap() == content[..]);
+    let only = rt.manager().copy(source.raw(), &there).method(TransferMethod::ZeroCopy).wait().unwrap_err();
+    assert_eq!(only.kind(), ErrorKind::Unsupported, "{only}");
+    assert!(only.to_string().contains("not mapped") || !is_mapped, "{only}");
+    drop((source, back, there));
     assert_drained(&rt);
 }
 
