@@ -68,6 +68,8 @@ mod pages {
     struct Adopt;
     #[doc = include_str!("../../docs/choosing.md")]
     struct Choosing;
+    #[doc = include_str!("../../docs/copies.md")]
+    struct Copies;
     #[doc = include_str!("../../docs/kernels.md")]
     struct Kernels;
     #[doc = include_str!("../../docs/lost-device.md")]
