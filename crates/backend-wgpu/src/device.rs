@@ -118,21 +118,22 @@ impl DeviceState {
     }
 
     /// Frees memory that is only kept or pending free. Returns whether any was.
-    fn reclaim(&self) -> bool {
+    pub(crate) fn reclaim(&self) -> bool {
         let blocks = &self.queue.vulkan.blocks;
-        let bytes = || self.counters.bytes.load(Ordering::Relaxed) + blocks.unused();
+        let bytes = || (self.counters.bytes.load(Ordering::Relaxed), blocks.bytes().0);
         let before = bytes();
         self.staging.release(&self.queue);
         let _of_others = self.reclaimer.drain_where(|fence| fence.timeline().device() == self.id());
         blocks.trim();
-        bytes() < before
+        let after = bytes();
+        after.0 < before.0 || after.1 < before.1
     }
 
     /// Adds the counts of what is alive.
     pub(crate) fn add_to(&self, counts: &mut ResourceCounts) {
         counts.allocations += self.counters.allocations.load(Ordering::Acquire);
         counts.bytes += self.counters.bytes.load(Ordering::Acquire);
-        let unused = self.queue.vulkan.blocks.unused();
+        let unused = self.queue.vulkan.blocks.bytes().1;
         counts.bytes += unused;
         counts.cached_bytes += self.staging.bytes() + unused;
         counts.pending_free += self.reclaimer.len() as u64;

@@ -39,6 +39,10 @@
 //! # Threads
 //! Every item may be used from any thread. One thread for each device waits for its work, and only while a task awaits it.
 //!
+//! Devices of other APIs than Vulkan are polled by any call that copies, allocates, waits or asks whether work is complete. wgpu calls
+//! callbacks of its user (`map_async`) in there: one that uses a buffer which its thread is just copying waits for ever, and one that panics
+//! loses the device. Leave what uses this library to another thread.
+//!
 //! On other platforms than Linux, Windows and macOS this crate is empty.
 #![cfg(any(target_os = "linux", target_os = "macos", windows))]
 

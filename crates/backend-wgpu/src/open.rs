@@ -44,7 +44,12 @@ pub(crate) fn open_all(config: &WgpuBackendConfig) -> Result<Vec<Arc<dyn ApiDevi
     let mut errors = Vec::new();
     for (api, name, advice) in APIS.iter().filter(|(api, ..)| wanted.contains(*api)) {
         match open_adapters(config, *api, name, advice) {
-            Ok(devices) => return Ok(devices),
+            Ok(devices) => {
+                for error in errors {
+                    report::call_failed("an API of wgpu is left out", None, &error);
+                }
+                return Ok(devices);
+            }
             Err(error) => errors.push(error),
         }
     }

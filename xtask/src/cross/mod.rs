@@ -131,8 +131,8 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
     }
 }
 
-/// Runs clippy, which checks everything that needs no linker. Of the wgpu backend, whose build takes a minute, only the library, where it
-/// uses other APIs than here.
+/// Runs clippy, which checks everything that needs no linker. Of the wgpu backend, whose build takes a minute, and
+/// what the facade and the program have for it, only the libraries, where they use other APIs than here.
 fn check(sh: &Shell, target: &'static str) -> Outcome {
     if let Err(reason) = prepare(sh, target) {
         return Outcome::Skipped(format!("{reason:#}"));
@@ -142,9 +142,11 @@ fn check(sh: &Shell, target: &'static str) -> Outcome {
         sh,
         "cargo clippy --workspace --exclude transload-backend-wgpu --all-targets --locked --target {target} -- -D warnings"
     );
+    let packages =
+        ["transload-backend-wgpu", "transload", "transload-cli"].map(|name| format!("--package={name}"));
     let wgpu = cmd!(
         sh,
-        "cargo clippy --package transload-backend-wgpu --lib --locked --target {target} -- -D warnings"
+        "cargo clippy {packages...} --features transload/wgpu,transload-cli/wgpu --lib --locked --target {target} -- -D warnings"
     );
     let checked = clippy.quiet().run().and_then(|()| match target.contains("linux") {
         true => Ok(()),

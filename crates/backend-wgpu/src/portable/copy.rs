@@ -82,13 +82,17 @@ impl<'a> Packer<'a> {
         match *operation {
             Operation::Copy { src, dst } => {
                 let sides = self.sides(src, dst)?;
+                self.check_kernel(sides, src.len())?;
                 // SAFETY: the caller's promise.
                 unsafe { self.add(sides, (0, 0), src.len()) }
             }
             Operation::CopyBatch { pairs } => {
                 // All first: after an error nothing was done.
-                let sides =
-                    pairs.iter().map(|(src, dst)| self.sides(src, dst)).collect::<Result<Vec<_>>>()?;
+                let sides = pairs.iter().map(|(src, dst)| {
+                    let sides = self.sides(src, dst)?;
+                    self.check_kernel(sides, src.len()).map(|()| sides)
+                });
+                let sides = sides.collect::<Result<Vec<_>>>()?;
                 // SAFETY: the caller's promise.
                 sides
                     .into_iter()
@@ -97,6 +101,17 @@ impl<'a> Packer<'a> {
             }
             Operation::CopyPitched { src, dst, rows } => {
                 let sides = self.sides(src, dst)?;
+                let is_aligned = |pitch: usize, plane: usize| {
+                    (rows.height < 2 || pitch.is_multiple_of(4))
+                        && (rows.planes < 2 || plane.is_multiple_of(4))
+                };
+                let are_alike = is_aligned(rows.dst_pitch, rows.dst_plane)
+                    && (matches!(sides.0, Side::Host(_)) || is_aligned(rows.src_pitch, rows.src_plane));
+                match sides.1 {
+                    // Some row begins within a word.
+                    Side::Device(dst, _) if !are_alike => self.device.kernel(dst).map(drop)?,
+                    _ => self.check_kernel(sides, rows.width)?,
+                }
                 for plane in 0..rows.planes {
                     for row in 0..rows.height {
                         let at = (
@@ -131,6 +146,21 @@ impl<'a> Packer<'a> {
             _ => Err(self.unsupported(&format!("reach this {} memory, of another device", buffer.place()))),
         };
         Ok((side(src)?, side(dst)?))
+    }
+
+    /// Makes the kernel ready if a copy needs it, so that nothing is submitted if it is not to be had.
+    fn check_kernel(&self, (src, dst): (Side<'_>, Side<'_>), bytes: usize) -> Result<()> {
+        let Side::Device(dst, to) = dst else { return Ok(()) };
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (first, last) = words(dst, to, bytes as u64);
+        let has_edges = first != to || last < to + bytes as u64;
+        let is_rewritten = match src {
+            Side::Device(src, from) => src.buffer == dst.buffer || from % 4 != to % 4,
+            Side::Host(_) => false,
+        };
+        if has_edges || is_rewritten { self.device.kernel(dst).map(drop) } else { Ok(()) }
     }
 
     fn fill(&mut self, storage: &PortableStorage, dst: &RawBuffer, pattern: Pattern) -> Result<()> {

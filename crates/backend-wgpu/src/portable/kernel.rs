@@ -22,7 +22,7 @@ const PIECE: u64 = 16 << 10;
 const FILLS: u64 = 4096;
 const MOST_FILLED: u64 = 8 << 20;
 
-/// The shader, and the scratch memory of a device.
+/// The shader, and the scratch memory of a device: made by the first operation that needs them, kept as long as the device, and not counted.
 pub(super) struct Kernel {
     pipeline: wgpu::ComputePipeline,
     scratch: wgpu::Buffer,

@@ -7,15 +7,19 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread::{self, ThreadId},
+    time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, ReentrantMutex};
 use transload_core::{
     DeviceId, Error, ErrorKind, Result, TimelineId, catch_panic, events::report, mutant, next_timeline_id,
 };
 use wgpu::{ErrorFilter, PollError, PollType};
 
 use crate::wakers::Wakers;
+
+/// How long a thread keeps the context of OpenGL from others.
+const SERIAL: Duration = Duration::from_millis(20);
 
 /// Points whose submissions are not known to be complete.
 type InFlight = VecDeque<(u64, wgpu::SubmissionIndex)>;
@@ -30,8 +34,11 @@ pub(crate) struct Submissions {
     enqueued: AtomicU64,
     /// The last point known to be reached; all of them after a loss.
     reached: Arc<AtomicU64>,
-    /// The thread on which wgpu submits, under the lock. It may call callbacks of its user there.
-    submitting: Mutex<Option<ThreadId>>,
+    /// The thread that submits, under the lock, and whether wgpu has taken the commands. The fence's tasks are woken there before that, and
+    /// callbacks of wgpu's user called after it.
+    submitting: Mutex<Option<(ThreadId, bool)>>,
+    /// Held in each wait on OpenGL, where wgpu panics if it does not get the context for some seconds. A callback may wait, too.
+    serial: Option<ReentrantMutex<()>>,
     /// What was reached when the device was lost, and why.
     lost: OnceLock<(u64, Error)>,
     pub(super) timeline: TimelineId,
@@ -43,16 +50,17 @@ impl Submissions {
     pub(crate) fn new(id: DeviceId, device: wgpu::Device, queue: wgpu::Queue) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             id,
-            device,
             queue,
             in_flight: Mutex::default(),
             enqueued: AtomicU64::new(0),
             reached: Arc::default(),
             submitting: Mutex::default(),
+            serial: (device.adapter_info().backend == wgpu::Backend::Gl).then(ReentrantMutex::default),
             lost: OnceLock::new(),
             timeline: next_timeline_id(),
             wakers: Arc::default(),
             this: Weak::clone(this),
+            device,
         })
     }
 
@@ -69,13 +77,15 @@ impl Submissions {
         commit: impl FnOnce(u64),
     ) -> Result<()> {
         let mut in_flight = self.lock()?;
-        *self.submitting.lock() = Some(thread::current().id());
+        let this_thread = thread::current().id();
+        *self.submitting.lock() = Some((this_thread, false));
         let point = self.enqueued.load(Ordering::Relaxed) + 1;
         // Before the submission: a fence of the point may be waited for as soon as it is committed.
         self.enqueued.store(point, Ordering::Release);
         commit(point);
         let submitted = self.captured(|| {
             write(&self.queue);
+            *self.submitting.lock() = Some((this_thread, true));
             self.queue.submit(buffers)
         });
         // A submission to a lost device is ignored silently.
@@ -123,7 +133,7 @@ impl Submissions {
     /// # Errors
     /// [`ErrorKind::Busy`] if a callback of wgpu calls, on the thread that has the lock.
     pub(crate) fn refuse_callback(&self) -> Result<()> {
-        if *self.submitting.lock() == Some(thread::current().id()) {
+        if self.submitting.lock().is_some_and(|(thread, _)| thread == thread::current().id()) {
             let text = format!(
                 "{}: a callback of wgpu ran while wgpu submits; leave the work to another thread",
                 self.id
@@ -131,6 +141,11 @@ impl Submissions {
             return Err(Error::new(ErrorKind::Busy, text));
         }
         Ok(())
+    }
+
+    /// Returns whether the calling thread submits, and wgpu has not taken the commands yet.
+    pub(super) fn is_about_to_submit(&self) -> bool {
+        *self.submitting.lock() == Some((thread::current().id(), false))
     }
 
     /// Calls wgpu, and returns the first error that it reports.
@@ -206,7 +221,8 @@ impl Submissions {
     pub(crate) fn block_until(&self, point: u64) {
         while self.reached() < point && !mutant!("wgpu/portable-wait") {
             let (at, submission_index) = self.submission_of(point);
-            if self.wait_in_wgpu(PollType::Wait { submission_index, timeout: None }) {
+            let timeout = self.serial.as_ref().map(|_| SERIAL);
+            if self.wait_in_wgpu(PollType::Wait { submission_index, timeout }) {
                 self.reached.fetch_max(at, Ordering::AcqRel);
             }
         }
@@ -226,10 +242,11 @@ impl Submissions {
 
     /// Waits in wgpu, or checks what is complete. Returns `false` if the wait ended early.
     fn wait_in_wgpu(&self, wait: PollType) -> bool {
+        let _serial = self.serial.as_ref().map(ReentrantMutex::lock);
         // wgpu panics if it finds the device lost.
         match catch_panic(|| self.device.poll(wait)) {
             Ok(Ok(_)) => return true,
-            // OpenGL waits for some seconds at most.
+            // The caller goes on.
             Ok(Err(PollError::Timeout)) => {}
             Ok(Err(error)) => self.lose(Error::caused_by(ErrorKind::Device, "wgpu's poll", error)),
             Err(panicked) => self.lose(panicked),

@@ -34,6 +34,11 @@ unsafe impl Timeline for Submissions {
             let text = format!("point {point} was never enqueued; the last one is {enqueued}");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
+        if point == enqueued && self.is_about_to_submit() {
+            let text =
+                "a task waits within the call that submits what it waits for; leave that to another thread";
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
         self.block_until(point);
         self.outcome(point)
     }

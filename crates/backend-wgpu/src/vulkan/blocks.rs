@@ -93,10 +93,11 @@ impl Blocks {
         }
     }
 
-    /// Returns the bytes of the blocks that are in no use.
-    pub(crate) fn unused(&self) -> u64 {
+    /// Returns the bytes of the blocks, and how many of them are in no use.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
         let state = self.state.lock();
-        state.allocator.as_ref().map_or(0, |allocator| allocator.capacity().saturating_sub(state.bytes))
+        let all = state.allocator.as_ref().map_or(0, Allocator::capacity);
+        (all, all.saturating_sub(state.bytes))
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::{env, process::Command};
 
+use transload_backend_wgpu::wgpu;
 use transload_core::{
     Backend, Error, ErrorKind, MemoryKind, Operation, Pattern, Pitched, RawBuffer, Timing, submit,
 };
 
 use crate::{
     MIB, Setup, copy,
-    framework::{DEVICES, PORTABLE},
+    framework::{DEVICES, PORTABLE, frameworks},
     setup,
 };
 
@@ -168,6 +169,42 @@ fn rows_and_lists_that_share_words_are_written_exactly() {
     submit(&*queue, &Operation::Fill { dst: &packed, pattern: Pattern::U8(0xEE) }, Timing::Off).unwrap();
     submit(&*queue, &Operation::CopyBatch { pairs: &pairs }, Timing::Off).unwrap();
     assert_holds(&setup, &packed, &expected, 1);
+}
+
+/// What it needs is known before anything is submitted.
+#[test]
+fn buffer_without_shaders_is_refused_and_the_device_goes_on() {
+    if env::var_os(DEVICES).is_none() {
+        return;
+    }
+    for framework in frameworks() {
+        let setup = framework.adopted();
+        let plain = framework.device.create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: 3 * MIB as u64,
+            usage: wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        // SAFETY: it is a buffer of the device, and not destroyed.
+        let there = unsafe { setup.backend.adopt_buffer(setup.device, &plain) }.unwrap();
+        let (queue, src) = (setup.queue(), setup.filled(MemoryKind::Pageable, 2 * MIB, 7));
+        let refused = |operation: &Operation<'_>| {
+            let error = submit(&*queue, operation, Timing::Off).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+        };
+        let odd = 2 * MIB - 1;
+        let (from, to) = (src.slice(..odd).unwrap(), there.slice(4..4 + odd).unwrap());
+        refused(&Operation::Copy { src: &from, dst: &to });
+        let even = (src.slice(..MIB).unwrap(), there.slice(..MIB).unwrap());
+        let pairs = [even.clone(), (from.slice(..3).unwrap(), to.slice(MIB..MIB + 3).unwrap())];
+        refused(&Operation::CopyBatch { pairs: &pairs });
+        let rows = Pitched::new(MIB, 2, MIB, MIB + 1);
+        refused(&Operation::CopyPitched { src: &src, dst: &there, rows });
+        copy(&queue, &even.0, &even.1).wait().unwrap();
+        let back = setup.filled(MemoryKind::Pageable, MIB, 0);
+        copy(&queue, &even.1, &back).wait().unwrap();
+        assert!(back.read().unwrap().iter().all(|byte| *byte == 7));
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! More buffers than drivers allow allocations.
 
-use transload_core::{Backend, MemoryKind};
+use transload_core::{Backend, MemoryKind, Operation, Pattern, StreamPriority, Timing, WorkloadType, submit};
 
 use crate::{WgpuBackend, WgpuBackendConfig};
 
@@ -44,4 +44,22 @@ fn small_buffers_share_allocations_of_the_driver() {
         assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
         assert_eq!(blocks.driver_allocations(), 0);
     }
+}
+
+#[test]
+fn freed_part_of_a_block_counts_as_reclaimed() {
+    let config = WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN);
+    let backend = match WgpuBackend::open(&config) {
+        Ok(backend) => backend,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let state = backend.states().remove(0);
+    let allocate = || backend.allocate(state.id(), MemoryKind::Device, 1 << 20).unwrap();
+    let (_kept, dropped) = (allocate(), allocate());
+    let queue = backend.lease_queue(state.id(), StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    submit(&*queue, &Operation::Fill { dst: &dropped, pattern: Pattern::U8(1) }, Timing::Off).unwrap();
+    drop(dropped);
+    // Perhaps the device was done with it already: then there is nothing to reclaim.
+    let was_pending = backend.resource_counts().pending_free > 0;
+    assert_eq!(state.reclaim(), was_pending);
 }

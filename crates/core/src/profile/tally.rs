@@ -13,7 +13,8 @@ const KINDS: usize = OperationKind::ALL.len();
 pub struct OperationSampling {
     /// Operations of at least this many bytes are all timed.
     pub all_from_bytes: u64,
-    /// Of smaller ones of each queue, one in this many on average, at irregular distances; 0 times none of them.
+    /// Of smaller ones of each queue and kind, one in this many on average, at irregular distances; 0 times none of them. Operations of
+    /// transfers that an observer takes, which are all timed, count among them.
     pub one_in: u32,
 }
 
@@ -48,8 +49,8 @@ pub struct QueueTally {
     clearing: Mutex<()>,
     operations: [AtomicU64; KINDS],
     bytes: [AtomicU64; KINDS],
-    /// Small operations until the next one that is timed.
-    left: AtomicU64,
+    /// Small operations of each kind until the next one that is timed.
+    left: [AtomicU64; KINDS],
     random: AtomicU64,
 }
 
@@ -77,21 +78,21 @@ impl QueueTally {
             return true;
         }
         // A lost race samples one operation more or less.
-        if is_observed {
-            // It counts as one of those, of which the next is due only if no observed one comes before.
-            let next = self.next_distance(one_in).saturating_add(2 * one_in);
-            self.left.store(next, Ordering::Relaxed);
-            return true;
-        }
-        let left = self.left.load(Ordering::Relaxed);
-        let next = left.checked_sub(1).unwrap_or_else(|| self.next_distance(one_in));
-        self.left.store(next, Ordering::Relaxed);
-        left == 0
+        let next = &self.left[kind];
+        let left = next.load(Ordering::Relaxed);
+        let distance = match left.checked_sub(1) {
+            // It counts as one of those that are due, of which the next is due only if no observed one comes before.
+            _ if is_observed => self.next_distance(one_in).saturating_add(2 * one_in),
+            Some(fewer) => fewer,
+            None => self.next_distance(one_in),
+        };
+        next.store(distance, Ordering::Relaxed);
+        left == 0 || is_observed
     }
 
-    /// Has the next operation timed, since the sink was not given one that should have been, perhaps the first.
+    /// Has the next operation of each kind timed, since the sink was not given one that should have been, perhaps the first.
     pub fn time_next(&self) {
-        self.left.store(0, Ordering::Relaxed);
+        self.left.iter().for_each(|left| left.store(0, Ordering::Relaxed));
     }
 
     /// Takes back the count of an operation that was refused. If it was the only one, the next one is the first.
@@ -143,8 +144,8 @@ impl QueueTally {
         // Queues differ by their addresses.
         let seed = (std::ptr::from_ref(self).addr() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         self.random.store(seed ^ attachment, Ordering::Relaxed);
-        // The next one as irregularly as later ones: a queue may be short-lived.
-        self.left.store(self.next_distance(one_in), Ordering::Relaxed);
+        // The next ones as irregularly as later ones: a queue may be short-lived.
+        self.left.iter().for_each(|left| left.store(self.next_distance(one_in), Ordering::Relaxed));
         // A thread that reads it counts after the clearing.
         self.attachment.store(attachment, Ordering::Release);
         true

@@ -88,6 +88,27 @@ fn operations_of_observed_transfers_count_as_those_that_are_timed() {
     assert!((55.0..65.0).contains(&one_in), "one in {one_in}");
 }
 
+/// Or kernels among transfers would hardly be timed.
+#[test]
+fn observed_transfers_do_not_count_for_other_kinds() {
+    let (slot, tally) = (SinkSlot::default(), Arc::default());
+    let (_counter, _sink) = Counter::attached(&slot, 64);
+    let kernel = || OperationInfo { bytes: 1, ..OperationInfo::of_kind(OperationKind::Kernel) };
+    let (mut kernels, mut timed) = (0, 0);
+    for index in 0..100_000_u64 {
+        let is_observed = index % 64 == (index / 64).wrapping_mul(0x9E37_79B9) >> 7 & 63;
+        let scope = is_observed.then(|| TransferScope::enter(TransferId::if_wanted(true)));
+        enqueue(&slot, &tally, 1);
+        drop(scope);
+        if index % 3 == 0 {
+            kernels += 1;
+            timed += u64::from(slot.sample(&tally, kernel).is_some());
+        }
+    }
+    let one_in = f64::from(kernels) / timed as f64;
+    assert!((55.0..75.0).contains(&one_in), "one in {one_in}");
+}
+
 #[test]
 fn first_operation_is_timed_and_the_next_rarely() {
     let slot = SinkSlot::default();

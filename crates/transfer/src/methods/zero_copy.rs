@@ -2,7 +2,7 @@
 //! the device's in place. Neither uses a copy engine, so queued copies do not delay it.
 
 use transload_core::{
-    ErrorKind, Operation, RawBuffer, RejectReason, Result, TransferMethod, TransferPath, WorkloadType,
+    Error, ErrorKind, Operation, RawBuffer, RejectReason, Result, TransferMethod, TransferPath, WorkloadType,
 };
 
 use crate::{attempt::NotSubmitted, planning::request::PlanInput};
@@ -56,6 +56,12 @@ impl Method for ZeroCopy {
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {
         if let Some(rows) = request.rows() {
             return self.submit_many(route, request, &rows.pairs(request.src, request.dst)?);
+        }
+        let are_mapped = request.src.mapped_address().is_some() && request.dst.mapped_address().is_some();
+        if route.lane.is_cpu() && !are_mapped {
+            // Before anything is claimed.
+            let text = "a buffer is not mapped, such as one that a framework made";
+            return Err(Error::new(ErrorKind::Unsupported, text).into());
         }
         // On a queue of kernels it neither waits for copies nor delays them.
         let queue = request.queue(&*route.backend, route.lane, WorkloadType::Compute)?;
