@@ -57,8 +57,8 @@ impl Method for ZeroCopy {
         if let Some(rows) = request.rows() {
             return self.submit_many(route, request, &rows.pairs(request.src, request.dst)?);
         }
-        let are_mapped = request.src.mapped_address().is_some() && request.dst.mapped_address().is_some();
-        if route.lane.is_cpu() && !are_mapped {
+        let is_mapped = |buffer: &RawBuffer| buffer.mapped_address().is_some();
+        if route.lane.is_cpu() && !(is_mapped(request.src) && is_mapped(request.dst)) {
             // Before anything is claimed.
             let text = "a buffer is not mapped, such as one that a framework made";
             return Err(Error::new(ErrorKind::Unsupported, text).into());
