@@ -40,6 +40,17 @@ pub(crate) trait ApiDevice: Any + Send + Sync {
     /// The loss of the device.
     fn queue(self: Arc<Self>, priority: StreamPriority) -> Result<Arc<dyn Queue>>;
 
+    /// Returns a queue for transfers in parts, beside which others go on.
+    ///
+    /// # Errors
+    /// The loss of the device.
+    fn reserved_queue(self: Arc<Self>, priority: StreamPriority) -> Result<Arc<dyn Queue>> {
+        self.queue(priority)
+    }
+    /// Returns how many of these differ.
+    fn reserved_queues(&self) -> usize {
+        1
+    }
     /// Returns the number of leased queues.
     fn leases(&self) -> &AtomicU64;
 

@@ -63,7 +63,7 @@ impl Backend for WgpuBackend {
         self.device_of(device)?.memory_info()
     }
 
-    /// Leases the device's only queue: priorities have no effect.
+    /// Leases wgpu's queue: priorities have no effect.
     fn lease_queue(
         &self,
         device: DeviceId,
@@ -74,6 +74,24 @@ impl Backend for WgpuBackend {
         let queue = Arc::clone(device).queue(priority)?;
         device.leases().fetch_add(1, Ordering::Relaxed);
         Ok(QueueLease::new(queue))
+    }
+
+    /// On a Vulkan device of this backend, leases a queue that only copies, the next one each time, which copies beside shaders; of other
+    /// devices wgpu's.
+    fn lease_reserved_queue(
+        &self,
+        device: DeviceId,
+        priority: StreamPriority,
+        _workload: WorkloadType,
+    ) -> Result<QueueLease> {
+        let device = self.device_of(device)?;
+        let queue = Arc::clone(device).reserved_queue(priority)?;
+        device.leases().fetch_add(1, Ordering::Relaxed);
+        Ok(QueueLease::new(queue))
+    }
+
+    fn reserved_queues(&self, device: DeviceId) -> usize {
+        self.device_of(device).map_or(1, |device| device.reserved_queues())
     }
 
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {

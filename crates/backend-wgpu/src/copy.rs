@@ -1,7 +1,10 @@
 //! Turns operations into commands. Host memory that is not the device's is copied through staging buffers during the call, as CUDA's
 //! driver copies pageable memory.
 
-use std::ptr::{self, NonNull};
+use std::{
+    ptr::{self, NonNull},
+    sync::Arc,
+};
 
 use transload_core::{
     Error, ErrorKind, Operation, Pattern, RawBuffer, Result,
@@ -10,9 +13,9 @@ use transload_core::{
 };
 
 use crate::{
-    device::DeviceState,
+    device::{DeviceState, Line},
     staging::CAPACITY,
-    storage::WgpuStorage,
+    storage::{Counters, WgpuStorage},
     vulkan::{BufferHandle, Command, Commands, Interval, Memory, Region, Regions, SCRATCH},
 };
 
@@ -65,7 +68,7 @@ fn own_handle(device: &DeviceState, buffer: &RawBuffer) -> Result<Option<BufferH
     Ok(memory.map(Memory::buffer))
 }
 
-/// Performs an operation on the device's queue, and has its begin and end written into each of these slots. Returns its point. Host memory of others was read or written when it returns.
+/// Performs an operation on a queue of the device, and has its begin and end written into each of these slots. Returns its point. Host memory of others was read or written when it returns.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] for an operation that the queue cannot do; the driver's. Nothing touches the buffers then.
@@ -74,11 +77,13 @@ fn own_handle(device: &DeviceState, buffer: &RawBuffer) -> Result<Option<BufferH
 /// * Those of [`Queue::enqueue`](transload_core::Queue::enqueue); everything that comes before is complete or on the same queue.
 pub(crate) unsafe fn perform(
     device: &DeviceState,
+    line: &Line,
     operation: &Operation<'_>,
     measured: &[Interval],
 ) -> Result<u64> {
     let mut packer = Packer {
         device,
+        line,
         measured,
         commands: Commands::new(),
         regions: 0,
@@ -86,14 +91,41 @@ pub(crate) unsafe fn perform(
         pending: None,
         last: None,
     };
-    // SAFETY: the caller's promise.
-    let outcome = unsafe { packer.pack(operation).and_then(|()| packer.finish()) };
+    let outcome = if ptr::eq(line, &*device.wgpu)
+        || !operation.uses().into_iter().any(|(buffer, _)| is_adopted(buffer))
+    {
+        // SAFETY: the caller's promise.
+        unsafe { packer.pack(operation).and_then(|()| packer.finish()) }
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { perform_by_wgpu(device, line, operation).and_then(|()| packer.finish()) }
+    };
     if outcome.is_err()
         && let Some(point) = packer.last
     {
-        device.queue.block_until(point);
+        line.queue.block_until(point);
     }
     outcome
+}
+
+/// Performs an operation on wgpu's queue, to which the families of adopted buffers belong, between what comes before and after on another one.
+///
+/// # Errors
+/// Those of [`perform`].
+///
+/// # Safety
+/// * Those of [`perform`].
+unsafe fn perform_by_wgpu(device: &DeviceState, line: &Line, operation: &Operation<'_>) -> Result<()> {
+    line.queue.block_until(line.queue.enqueued());
+    // SAFETY: the caller's promise; what comes before is complete.
+    let point = unsafe { perform(device, &device.wgpu, operation, &[]) }?;
+    device.queue.block_until(point);
+    device.queue.outcome(point)
+}
+
+fn is_adopted(buffer: &RawBuffer) -> bool {
+    let storage = buffer.storage().and_then(|storage| storage.as_any().downcast_ref::<WgpuStorage>());
+    storage.is_some_and(|storage| storage.memory().is_adopted())
 }
 
 /// A staging buffer that is being filled.
@@ -108,6 +140,7 @@ struct Chunk {
 /// Collects the copies of an operation, and submits them when a staging buffer is full. They are independent of each other.
 struct Packer<'a> {
     device: &'a DeviceState,
+    line: &'a Line,
     /// Where to write when the operation begins and ends.
     measured: &'a [Interval],
     commands: Commands,
@@ -203,11 +236,11 @@ impl Packer<'_> {
             let Chunk { buffer, address, used, downloads } = match &mut self.chunk {
                 Some(chunk) => chunk,
                 empty => {
-                    let taken = match (self.device.take_staging(), self.pending.take()) {
+                    let taken = match (self.line.take_staging(&self.device.counters), self.pending.take()) {
                         // Its own buffer is as good, once it is read.
                         (Err(_), Some(pending)) => {
-                            self.device.download(pending)?;
-                            self.device.take_staging()?
+                            self.line.download(pending)?;
+                            self.line.take_staging(&self.device.counters)?
                         }
                         (taken, pending) => {
                             self.pending = pending;
@@ -286,21 +319,21 @@ impl Packer<'_> {
     /// * Those of [`perform`].
     unsafe fn submit(&mut self) -> Result<()> {
         if self.last.is_none() {
-            let begins = self.measured.iter().filter_map(|(begin, _)| self.device.queue.timestamp(*begin));
+            let begins = self.measured.iter().filter_map(|(begin, _)| self.line.queue.timestamp(*begin));
             self.commands.insert_many(0, begins);
         }
         // SAFETY: the caller's promise; a staging buffer is kept until its point.
-        let submitted = unsafe { self.device.queue.submit(&self.commands) };
+        let submitted = unsafe { self.line.queue.submit(&self.commands) };
         let chunk = self.chunk.take();
         let point = match submitted {
             Ok(point) => point,
             Err(error) => {
                 if let Some(Chunk { buffer, .. }) = chunk {
-                    self.device.staging.put(&self.device.queue, 0, buffer);
+                    self.line.staging.put(&self.line.queue, 0, buffer);
                 }
                 if self.last.is_some() {
                     // Some bytes have changed, and no others will.
-                    self.device.queue.lock_and_lose(error.clone());
+                    self.line.queue.lock_and_lose(error.clone());
                 }
                 return Err(error);
             }
@@ -311,12 +344,12 @@ impl Packer<'_> {
         match chunk {
             None => Ok(()),
             Some(chunk) if chunk.downloads.is_empty() => {
-                self.device.staging.put(&self.device.queue, point, chunk.buffer);
+                self.line.staging.put(&self.line.queue, point, chunk.buffer);
                 Ok(())
             }
             Some(chunk) => {
                 let before = self.pending.replace((point, chunk));
-                before.map_or(Ok(()), |before| self.device.download(before))
+                before.map_or(Ok(()), |before| self.line.download(before))
             }
         }
     }
@@ -328,19 +361,18 @@ impl Packer<'_> {
     unsafe fn finish(&mut self) -> Result<u64> {
         let is_measured = !self.measured.is_empty();
         if !self.commands.is_empty() || self.last.is_none() || is_measured {
-            self.commands
-                .extend(self.measured.iter().filter_map(|(_, end)| self.device.queue.timestamp(*end)));
+            self.commands.extend(self.measured.iter().filter_map(|(_, end)| self.line.queue.timestamp(*end)));
             // SAFETY: the caller's promise.
             unsafe { self.submit()? };
         }
         if let Some(pending) = self.pending.take() {
-            self.device.download(pending)?;
+            self.line.download(pending)?;
         }
         Ok(self.last.unwrap_or(0))
     }
 }
 
-impl DeviceState {
+impl Line {
     /// Copies a chunk to its destinations.
     fn download(&self, (point, chunk): (u64, Chunk)) -> Result<()> {
         let Chunk { buffer, address, downloads, .. } = chunk;
@@ -358,10 +390,10 @@ impl DeviceState {
         outcome
     }
 
-    fn take_staging(&self) -> Result<Chunk> {
-        let buffer = self.staging.take(&self.queue, &self.counters)?;
-        let unmapped =
-            || Error::new(ErrorKind::Device, format!("{}: pinned memory is not mapped", self.id()));
+    fn take_staging(&self, counters: &Arc<Counters>) -> Result<Chunk> {
+        let buffer = self.staging.take(&self.queue, counters)?;
+        let device = self.queue.device();
+        let unmapped = || Error::new(ErrorKind::Device, format!("{device}: pinned memory is not mapped"));
         let address = buffer.memory().address().ok_or_else(unmapped)?;
         Ok(Chunk { buffer, address, used: 0, downloads: Vec::new() })
     }

@@ -1,8 +1,11 @@
-//! One device: its queue, its memory and its counts.
+//! One device: its queues, its memory and its counts.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::{
+    iter,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
 };
 
 use transload_core::{
@@ -14,22 +17,41 @@ use crate::{
     clock::WgpuClock,
     staging::StagingPool,
     storage::{Counters, WgpuStorage},
-    vulkan::{Memory, Submissions, Vulkan},
+    vulkan::{Memory, Submissions, Vulkan, Waits},
 };
 
 /// The kinds of host memory that a queue copies.
 pub(crate) const HOST_KINDS: [MemoryKind; 3] = [MemoryKind::Pageable, MemoryKind::Pinned, MemoryKind::Mapped];
 
-pub(crate) struct DeviceState {
-    pub(crate) info: DeviceInfo,
+/// A queue, with what its operations use.
+pub(crate) struct Line {
     pub(crate) queue: Arc<Submissions>,
     pub(crate) staging: StagingPool,
+    pub(crate) clock: Arc<WgpuClock>,
+    /// The counts of the queue for a profiler's sink.
+    pub(crate) tally: Arc<QueueTally>,
+}
+
+impl Line {
+    fn new(queue: Arc<Submissions>) -> Arc<Self> {
+        let clock = Arc::new(WgpuClock::new(&queue));
+        Arc::new(Self { queue, staging: StagingPool::default(), clock, tally: Arc::default() })
+    }
+}
+
+pub(crate) struct DeviceState {
+    pub(crate) info: DeviceInfo,
+    /// That of `wgpu`.
+    pub(crate) queue: Arc<Submissions>,
+    pub(crate) wgpu: Arc<Line>,
+    /// What copies beside it.
+    pub(crate) copiers: Vec<Arc<Line>>,
+    /// Number of copiers that were leased.
+    leased: AtomicUsize,
     pub(crate) counters: Arc<Counters>,
     pub(crate) leases: AtomicU64,
-    pub(crate) clock: Arc<WgpuClock>,
-    /// The place for a profiler's sink, and the counts of the queue for it.
+    /// The place for a profiler's sink.
     pub(crate) sink: SinkSlot,
-    pub(crate) tally: Arc<QueueTally>,
     reclaimer: Arc<Reclaimer>,
     /// Whether a drain has returned the loss of the device.
     loss_reported: AtomicBool,
@@ -39,14 +61,16 @@ impl DeviceState {
     /// # Errors
     /// The driver's.
     pub(crate) fn new(vulkan: Arc<Vulkan>, info: DeviceInfo) -> Result<Arc<Self>> {
-        let queue = Submissions::new(vulkan)?;
+        let copier = |queue| Submissions::new(Arc::clone(&vulkan), queue).map(Line::new);
+        let copiers = vulkan.copy_queues.iter().copied().map(copier).collect::<Result<_>>()?;
+        let queue = Submissions::of_wgpu(&vulkan)?;
         Ok(Arc::new(Self {
             info,
-            clock: Arc::new(WgpuClock::new(&queue)),
+            wgpu: Line::new(Arc::clone(&queue)),
             queue,
+            copiers,
+            leased: AtomicUsize::new(0),
             sink: SinkSlot::default(),
-            tally: Arc::default(),
-            staging: StagingPool::default(),
             counters: Arc::default(),
             leases: AtomicU64::new(0),
             reclaimer: Arc::default(),
@@ -56,6 +80,23 @@ impl DeviceState {
 
     pub(crate) fn id(&self) -> DeviceId {
         self.info.id
+    }
+
+    /// Returns all queues.
+    fn lines(&self) -> impl Iterator<Item = &Arc<Line>> {
+        iter::once(&self.wgpu).chain(&self.copiers)
+    }
+
+    /// Returns the queue that the next lease for transfers in parts gets.
+    pub(crate) fn next_copier(&self) -> &Arc<Line> {
+        let next = self.leased.fetch_add(1, Ordering::Relaxed) % self.copiers.len().max(1);
+        self.copiers.get(next).unwrap_or(&self.wgpu)
+    }
+
+    /// Returns what wgpu's commands wait for, to see what the copiers have written: it is complete, as transfers are that the commands
+    /// come after.
+    pub(crate) fn copied(&self) -> Waits {
+        self.copiers.iter().filter_map(|line| line.queue.known()).collect()
     }
 
     /// Returns whether a queue copies between two places: within the device, or between it and the host.
@@ -122,7 +163,7 @@ impl DeviceState {
         let blocks = &self.queue.vulkan.blocks;
         let bytes = || (self.counters.bytes.load(Ordering::Relaxed), blocks.bytes().0);
         let before = bytes();
-        self.staging.release(&self.queue);
+        self.lines().for_each(|line| line.staging.release(&line.queue));
         let _of_others = self.reclaimer.drain_where(|fence| fence.timeline().device() == self.id());
         blocks.trim();
         let after = bytes();
@@ -135,16 +176,17 @@ impl DeviceState {
         counts.bytes += self.counters.bytes.load(Ordering::Acquire);
         let unused = self.queue.vulkan.blocks.bytes().1;
         counts.bytes += unused;
-        counts.cached_bytes += self.staging.bytes() + unused;
+        counts.cached_bytes += self.lines().map(|line| line.staging.bytes()).sum::<u64>() + unused;
         counts.pending_free += self.reclaimer.len() as u64;
         counts.leases += self.leases.load(Ordering::Relaxed);
     }
 
     /// Waits for all work, then frees what is kept. The loss of the device is returned once.
     pub(crate) fn drain(&self) -> Result<()> {
-        let point = self.queue.enqueued();
-        self.queue.block_until(point);
-        self.staging.release(&self.queue);
+        for line in self.lines() {
+            line.queue.block_until(line.queue.enqueued());
+            line.staging.release(&line.queue);
+        }
         let outcome = self.queue.check_usable().and(self.reclaimer.drain());
         // Also after a loss.
         let freed = self.reclaimer.drain();

@@ -8,24 +8,29 @@ use transload_core::{
     mutant,
 };
 
-use crate::{copy, device::DeviceState, vulkan::Interval};
+use crate::{
+    copy,
+    device::{DeviceState, Line},
+    vulkan::Interval,
+};
 
-/// A lease of the device's queue. All leases share one Vulkan queue and its timeline, so the priority has no effect.
+/// A lease of one of the device's queues. All leases of one share its timeline, so the priority has no effect.
 pub(crate) struct WgpuQueue {
     device: Arc<DeviceState>,
+    line: Arc<Line>,
     timeline: Arc<dyn Timeline>,
     priority: StreamPriority,
 }
 
 impl WgpuQueue {
     /// Creates a queue, which is not counted as leased.
-    pub(crate) fn new(device: &Arc<DeviceState>, priority: StreamPriority) -> Self {
-        let timeline: Arc<dyn Timeline> = Arc::clone(&device.queue) as _;
-        Self { device: Arc::clone(device), timeline, priority }
+    pub(crate) fn new(device: &Arc<DeviceState>, line: &Arc<Line>, priority: StreamPriority) -> Self {
+        let timeline: Arc<dyn Timeline> = Arc::clone(&line.queue) as _;
+        Self { device: Arc::clone(device), line: Arc::clone(line), timeline, priority }
     }
 
     fn stamp_of(&self, slot: u32) -> Stamp {
-        Stamp::new(Arc::clone(&self.device.clock) as _, slot.into())
+        Stamp::new(Arc::clone(&self.line.clock) as _, slot.into())
     }
 
     /// Returns the fence of a point.
@@ -58,7 +63,7 @@ unsafe impl Queue for WgpuQueue {
     }
 
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
-        let DeviceState { queue, sink, tally, .. } = &*self.device;
+        let (sink, Line { queue, tally, .. }) = (&self.device.sink, &*self.line);
         queue.check_usable()?;
         for fence in after.iter().filter(|fence| !self.can_wait_for(fence) && !mutant!("wgpu/come-after")) {
             // Failed work reports its own error; either way it is complete.
@@ -71,10 +76,11 @@ unsafe impl Queue for WgpuQueue {
         let passed = sample.as_ref().and_then(|_| queue.reserve_interval().ok());
         let measured: SmallVec<[Interval; 2]> = kept.into_iter().chain(passed).collect();
         // SAFETY: the caller's promise. What comes before is on this queue, or complete.
-        let point = unsafe { copy::perform(&self.device, operation, &measured) }.inspect_err(|_| {
-            measured.iter().for_each(|interval| queue.release_interval(*interval));
-            sink.withdraw(tally, info);
-        })?;
+        let point =
+            unsafe { copy::perform(&self.device, &self.line, operation, &measured) }.inspect_err(|_| {
+                measured.iter().for_each(|interval| queue.release_interval(*interval));
+                sink.withdraw(tally, info);
+            })?;
         for (begin, end) in &measured {
             queue.set_timestamp_point(*begin, point);
             queue.set_timestamp_point(*end, point);
@@ -90,13 +96,13 @@ unsafe impl Queue for WgpuQueue {
     }
 
     fn stamp(&self) -> Result<Stamp> {
-        self.device.clock.submit().map(|(slot, _)| self.stamp_of(slot))
+        self.line.clock.submit().map(|(slot, _)| self.stamp_of(slot))
     }
 
     fn outstanding(&self) -> u64 {
         // In this order, so that the difference is never negative.
-        let reached = self.device.queue.reached();
-        self.device.queue.enqueued().saturating_sub(reached)
+        let reached = self.line.queue.reached();
+        self.line.queue.enqueued().saturating_sub(reached)
     }
 
     fn released(&self) {

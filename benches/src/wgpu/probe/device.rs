@@ -140,10 +140,21 @@ impl Device {
     pub(super) fn copies(
         &self,
         queue: usize,
-        (src, dst): (&Buffer<'_>, &Buffer<'_>),
+        ends: (&Buffer<'_>, &Buffer<'_>),
         (part, in_order): (usize, bool),
     ) -> Result<Recorded<'_>> {
-        let starts: Vec<_> = (0..src.bytes).step_by(part).collect();
+        let starts: Vec<_> = (0..ends.0.bytes).step_by(part).collect();
+        self.copies_at(queue, ends, &starts, (part, in_order))
+    }
+
+    /// The same for the parts that begin there only.
+    pub(super) fn copies_at(
+        &self,
+        queue: usize,
+        (src, dst): (&Buffer<'_>, &Buffer<'_>),
+        starts: &[usize],
+        (part, in_order): (usize, bool),
+    ) -> Result<Recorded<'_>> {
         self.record(queue, starts.len(), |commands, index| {
             let start = starts.get(index).copied().unwrap_or(0);
             let region = vk::BufferCopy {
@@ -163,6 +174,27 @@ impl Device {
                 }
                 self.raw.cmd_copy_buffer(commands, src.raw, dst.raw, &[region]);
             }
+        })
+    }
+
+    /// Records one command that copies all by pieces, for one queue.
+    pub(super) fn pieces(
+        &self,
+        queue: usize,
+        (src, dst): (&Buffer<'_>, &Buffer<'_>),
+        bytes: usize,
+    ) -> Result<Recorded<'_>> {
+        let count = src.bytes / bytes;
+        let regions: Vec<_> = (0..count)
+            .map(|index| vk::BufferCopy {
+                src_offset: (index * bytes) as u64,
+                dst_offset: (index * bytes) as u64,
+                size: bytes as u64,
+            })
+            .collect();
+        self.record(queue, 1, |commands, _| {
+            // SAFETY: both buffers are the device's and have the regions, which do not overlap.
+            unsafe { self.raw.cmd_copy_buffer(commands, src.raw, dst.raw, &regions) }
         })
     }
 
@@ -231,6 +263,10 @@ pub(super) struct Buffer<'a> {
 }
 
 impl Buffer<'_> {
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Returns the host's memory, which no work uses meanwhile; of the device, nothing.
     pub(super) fn host(&mut self) -> &mut [u8] {
         match self.address {

@@ -18,6 +18,8 @@ use crate::{
 
 /// Bytes of a copy that is submitted and waited for.
 const SMALL: usize = 4 << 10;
+/// Pieces of a list.
+const PIECES: usize = 1_000;
 /// Calls of which the mean is one value.
 const CALLS: usize = 32;
 
@@ -33,6 +35,8 @@ pub(super) fn rows(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
     rows.extend(one_way(adapter, &device, bytes, false)?);
     rows.extend(both_ways(adapter, &device, bytes)?);
     rows.extend(small(adapter, &device)?);
+    rows.extend(pieces(adapter, &device)?);
+    rows.extend(in_turn(adapter, &device)?);
     rows.extend(calls(adapter, &device)?);
     rows.extend(cuda::rows(adapter, &device)?);
     Ok(rows)
@@ -80,11 +84,17 @@ fn one_way(adapter: &Adapter<'_>, device: &Device, bytes: usize, up: bool) -> Re
             recorded.push((name, method, device.copies(queue, pair, (part, in_order))?));
         }
     }
+    let alternating = Alternating::new(device, pair, 4 * MIB)?;
     let check = Copied { ends: &ends, up };
     let run = |copies: &Recorded<'_>| timeline.wait(copies.submit_all(&timeline)?, true);
-    let variants = recorded.iter().map(|(name, method, copies)| {
-        Variant::new(name, method, rate(bytes, || run(copies))).verified_by(&check)
-    });
+    let mut variants: Vec<_> = recorded
+        .iter()
+        .map(|(name, method, copies)| {
+            Variant::new(name, method, rate(bytes, || run(copies))).verified_by(&check)
+        })
+        .collect();
+    let (name, method) = ("transfer-4-alternating", "two transfer queues, submissions of 4 MiB in turn");
+    variants.push(Variant::new(name, method, rate(bytes, || alternating.run())).verified_by(&check));
     let (id, what) =
         if up { ("up", "host memory to the device") } else { ("down", "the device to the host") };
     adapter.compare(
@@ -92,8 +102,91 @@ fn one_way(adapter: &Adapter<'_>, device: &Device, bytes: usize, up: bool) -> Re
         ("GB/s", bytes),
         30,
         1,
-        variants.collect(),
+        variants,
     )
+}
+
+/// Copies of parts by the queues that only copy, in turn.
+struct Alternating<'a> {
+    queues: Vec<(Recorded<'a>, Timeline<'a>)>,
+    parts: usize,
+}
+
+impl<'a> Alternating<'a> {
+    fn new(device: &'a Device, ends: (&Buffer<'_>, &Buffer<'_>), part: usize) -> Result<Self> {
+        let parts: Vec<_> = (0..ends.0.bytes()).step_by(part).collect();
+        let count = device.queues.len() - 1;
+        let mut queues = Vec::new();
+        for queue in 0..count {
+            let starts: Vec<_> = parts.iter().copied().skip(queue).step_by(count).collect();
+            queues.push((device.copies_at(queue + 1, ends, &starts, (part, false))?, device.timeline()?));
+        }
+        Ok(Self { queues, parts: parts.len() })
+    }
+
+    fn run(&self) -> Result<()> {
+        let mut ends = vec![0; self.queues.len()];
+        for part in 0..self.parts {
+            let queue = part % self.queues.len();
+            if let (Some((copies, timeline)), Some(end)) = (self.queues.get(queue), ends.get_mut(queue)) {
+                *end = copies.submit(part / self.queues.len(), None, timeline)?;
+            }
+        }
+        self.queues.iter().zip(ends).try_for_each(|((_, timeline), end)| timeline.wait(end, true))
+    }
+}
+
+/// A list of short pieces by each family, in one command.
+fn pieces(adapter: &Adapter<'_>, device: &Device) -> Result<Vec<Row>> {
+    let content = adapter.random(PIECES * SMALL);
+    let ends = Ends::new(device, &content)?;
+    let (host, there) = (&*ends.host.borrow(), &ends.device);
+    let timeline = device.timeline()?;
+    let mut recorded = Vec::new();
+    for (queue, family) in ["universal", "transfer"].into_iter().enumerate() {
+        recorded.push((family, device.pieces(queue, (host, there), SMALL)?));
+    }
+    let check = Copied { ends: &ends, up: true };
+    let variants = recorded.iter().map(|(name, copies)| {
+        let timed = microseconds(|| timeline.wait(copies.submit_all(&timeline)?, true));
+        Variant::new(name, "one command with all copies", timed).verified_by(&check)
+    });
+    let id = format!("probe/pieces-{PIECES}/{SMALL}");
+    let what = "pieces of host memory to the device, Vulkan by hand";
+    adapter.compare((&id, what), ("us", PIECES * SMALL), 100, 1, variants.collect())
+}
+
+/// Short copies, each after the one before: all by the universal queue, and by it and another one in turn, which wait for each other.
+fn in_turn(adapter: &Adapter<'_>, device: &Device) -> Result<Vec<Row>> {
+    let content = adapter.random(SMALL);
+    let ends = Ends::new(device, &content)?;
+    let (host, there) = (&*ends.host.borrow(), &ends.device);
+    let timeline = device.timeline()?;
+    let check = Copied { ends: &ends, up: true };
+    let many = [0, 1].map(|queue| {
+        (0..CALLS).map(|_| device.copies(queue, (host, there), (SMALL, true))).collect::<Result<Vec<_>>>()
+    });
+    let [universal, transfer] = many;
+    let (universal, transfer) = (universal?, transfer?);
+    let chain = |is_alternating: bool| {
+        let mut last = None;
+        for index in 0..CALLS {
+            let before = last.map(|last| (&timeline, last));
+            let of = if is_alternating && index % 2 == 1 { &transfer } else { &universal };
+            if let Some(copies) = of.get(index) {
+                last = Some(copies.submit(0, before, &timeline)?);
+            }
+        }
+        timeline.wait(last.unwrap_or(0), true)
+    };
+    let variants = vec![
+        Variant::new("universal", "all by the universal queue", microseconds(|| chain(false)))
+            .verified_by(&check),
+        Variant::new("both", "by it and a queue that only copies in turn", microseconds(|| chain(true)))
+            .verified_by(&check),
+    ];
+    let what = "32 copies of 4 KiB, each waits for the one before, Vulkan by hand";
+    adapter.compare((&format!("probe/in-turn/{SMALL}"), what), ("us", CALLS * SMALL), 100, 1, variants)
 }
 
 /// One copy each way at once: by one queue, by one of each family, and by two that only copy.

@@ -178,7 +178,7 @@ impl CudaInterop {
         let uses = merge_uses(&[&uses, others].concat());
         let mut uses: Vec<_> = uses.iter().map(|(buffer, access)| (buffer, *access)).collect();
         let mut claims = Claims::updating(&mut uses)?;
-        let queue = WgpuQueue::new(&self.device, StreamPriority::Normal);
+        let queue = WgpuQueue::new(&self.device, &self.device.wgpu, StreamPriority::Normal);
         let mut memories: Vec<_> = shared.iter().map(|(memory, _)| &*memory.memory).collect();
         memories.sort_unstable_by_key(|memory| std::ptr::from_ref(*memory));
         memories.dedup_by_key(|memory| std::ptr::from_ref(*memory));
@@ -195,11 +195,12 @@ impl CudaInterop {
                 None
             }
         };
-        let after = order.as_ref().zip(before.as_ref()).and_then(|(order, (index, _))| {
+        let mut after = self.device.copied();
+        // The semaphores outlive all submissions: a drop waits for the last point.
+        after.extend(order.as_ref().zip(before.as_ref()).and_then(|(order, (index, _))| {
             let Before { vulkan, value, .. } = order.before.get(*index)?;
-            Some((Arc::clone(vulkan), *value)).filter(|_| !mutant!("wgpu/waits-for-cuda"))
-        });
-        let after = after.as_ref().map(|(semaphore, value)| (&**semaphore, *value));
+            Some(vulkan.at(*value)).filter(|_| !mutant!("wgpu/waits-for-cuda"))
+        }));
         // SAFETY: the memory is claimed, and stays alive until the commands are complete.
         let [take, give] = unsafe { self.device.queue.vulkan.hand_over(&memories) };
         let commands = iter::once(take).chain(commands).chain(iter::once(give)).collect();

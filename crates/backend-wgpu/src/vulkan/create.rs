@@ -1,6 +1,6 @@
 //! Makes devices of wgpu whose queue is used under a lock of ours.
 
-use std::{error::Error as StdError, ffi::CStr};
+use std::{error::Error as StdError, ffi::CStr, iter};
 
 use ash::{google, khr, vk};
 use transload_core::{Error, ErrorKind, Result};
@@ -46,13 +46,30 @@ pub fn create_shared_device(
     if let Some((limit, wanted, most)) = exceeded {
         return invalid(format!("has {most} as the limit `{limit}`, not {wanted}"));
     }
-    create(adapter, descriptor, &SURFACES).map_err(|error| {
+    // Buffers of wgpu are those of its family's queues.
+    let opened = create(adapter, descriptor, &SURFACES, &[]);
+    opened.map_err(|error| {
         Error::caused_by(error.kind(), format!("{name}: its device cannot be opened"), error)
     })
 }
 
+/// Returns the queues of a family that does nothing but copy, at most two, each with the family and its index there.
+pub(super) fn copy_queues(adapter: &wgpu::Adapter) -> Result<Vec<(u32, u32)>> {
+    // SAFETY: nothing is destroyed.
+    let lower = unsafe { adapter.as_hal::<hal::api::Vulkan>() }.ok_or_else(not_vulkan)?;
+    let (instance, physical) = (lower.shared_instance().raw_instance(), lower.raw_physical_device());
+    // SAFETY: the physical device is one of the instance.
+    let families = unsafe { instance.get_physical_device_queue_family_properties(physical) };
+    let also = vk::QueueFlags::SPARSE_BINDING | vk::QueueFlags::PROTECTED;
+    let mut families = (0_u32..).zip(families).filter(|(_, family)| {
+        family.queue_flags & !also == vk::QueueFlags::TRANSFER && family.timestamp_valid_bits == 64
+    });
+    let found = families.next().into_iter();
+    Ok(found.flat_map(|(index, family)| (0..family.queue_count.min(2)).map(move |n| (index, n))).collect())
+}
+
 /// Opens a device, also with what exports memory and semaphores, and without the extensions in `left_out`. The adapter has the features
-/// and the limits.
+/// and the limits, and these queues of one family besides wgpu's.
 ///
 /// # Errors
 /// Those of [`create_shared_device`] but for features and limits.
@@ -60,6 +77,7 @@ pub(super) fn create(
     adapter: &wgpu::Adapter,
     descriptor: &wgpu::DeviceDescriptor<'_>,
     left_out: &[&CStr],
+    copies: &[(u32, u32)],
 ) -> Result<(wgpu::Device, wgpu::Queue)> {
     let exports = adapter.features() & wgpu::Features::VULKAN_EXTERNAL_MEMORY_FD;
     let descriptor = wgpu::DeviceDescriptor {
@@ -77,8 +95,12 @@ pub(super) fn create(
         let mut extensions = lower.required_device_extensions(*required_features);
         extensions.extend(properties.exports_semaphores.then_some(khr::external_semaphore_fd::NAME));
         let mut enabled = lower.physical_device_features(&extensions, *required_features);
-        let queues =
-            [vk::DeviceQueueCreateInfo::default().queue_family_index(FAMILY).queue_priorities(&[1.0])];
+        let of_family = |(family, _): (u32, u32)| {
+            let priorities: &[f32] = if family == FAMILY { &[1.0] } else { &[1.0; 2][..copies.len().min(2)] };
+            vk::DeviceQueueCreateInfo::default().queue_family_index(family).queue_priorities(priorities)
+        };
+        let wgpus = (FAMILY, 0);
+        let queues: Vec<_> = iter::once(wgpus).chain(copies.first().copied()).map(of_family).collect();
         let names = extensions.iter().filter(|name| !left_out.contains(name));
         let names: Vec<_> = names.map(|name| name.as_ptr()).collect();
         let info =
@@ -87,9 +109,9 @@ pub(super) fn create(
         // SAFETY: the adapter supports the extensions and features.
         let raw = unsafe { instance.raw_instance().create_device(physical, &info, None) };
         let raw = raw.map_err(|result| error_of(adapter.get_info().name, "vkCreateDevice", result))?;
-        // SAFETY: the device is new, and has the queue.
-        let raw = unsafe { gate::guard(&raw, FAMILY) };
-        // SAFETY: it was made with these features, one queue, and these extensions except for those left out, whose functions are not
+        // SAFETY: the device is new, and has the queues.
+        let raw = unsafe { gate::guard(&raw, iter::once(wgpus).chain(copies.iter().copied())) };
+        // SAFETY: it was made with these features, wgpu's queue, and these extensions except for those left out, whose functions are not
         // loaded then. wgpu destroys it.
         unsafe {
             lower.device_from_raw(

@@ -13,6 +13,7 @@ use crate::{
     device::DeviceState,
     queue::WgpuQueue,
     storage::WgpuStorage,
+    vulkan::Waits,
 };
 
 impl ApiDevice for DeviceState {
@@ -38,7 +39,16 @@ impl ApiDevice for DeviceState {
 
     fn queue(self: Arc<Self>, priority: StreamPriority) -> Result<Arc<dyn Queue>> {
         self.queue.check_usable()?;
-        Ok(Arc::new(WgpuQueue::new(&self, priority)))
+        Ok(Arc::new(WgpuQueue::new(&self, &self.wgpu, priority)))
+    }
+
+    fn reserved_queue(self: Arc<Self>, priority: StreamPriority) -> Result<Arc<dyn Queue>> {
+        self.queue.check_usable()?;
+        Ok(Arc::new(WgpuQueue::new(&self, self.next_copier(), priority)))
+    }
+
+    fn reserved_queues(&self) -> usize {
+        self.copiers.len().max(1)
     }
 
     fn leases(&self) -> &AtomicU64 {
@@ -76,7 +86,11 @@ impl ApiDevice for DeviceState {
         let storage = Self::adopt(self, buffer)?;
         self.refuse_callback()?;
         if !mutant!("wgpu/adopted-is-read") {
-            self.queue.submit_wgpu(vec![read(self.wgpu_device(), buffer, buffer.size())], None, drop)?;
+            self.queue.submit_wgpu(
+                vec![read(self.wgpu_device(), buffer, buffer.size())],
+                Waits::new(),
+                drop,
+            )?;
         }
         Ok(storage)
     }
@@ -87,7 +101,7 @@ impl ApiDevice for DeviceState {
 
     fn submit(&self, commands: Submitted, commit: Box<dyn FnOnce(u64) + '_>) -> Result<()> {
         match commands {
-            Some(commands) => self.queue.submit_wgpu(commands, None, commit)?,
+            Some(commands) => self.queue.submit_wgpu(commands, self.copied(), commit)?,
             None if mutant!("wgpu/fence-of-queue") => commit(self.queue.enqueued()),
             // SAFETY: there are no commands.
             None => commit(unsafe { self.queue.submit(&[]) }?),

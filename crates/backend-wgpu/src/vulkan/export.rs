@@ -101,7 +101,7 @@ impl Vulkan {
     pub(crate) unsafe fn hand_over(&self, buffers: &[&Memory]) -> [wgpu::CommandBuffer; 2] {
         let (none, all) =
             (vk::AccessFlags::empty(), vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE);
-        let (other, own) = (vk::QUEUE_FAMILY_EXTERNAL, self.family);
+        let (other, own) = (vk::QUEUE_FAMILY_EXTERNAL, self.queue.family);
         [((other, none), (own, all)), ((own, all), (other, none))].map(|((from, before), (to, later))| {
             let barrier = |memory: &&Memory| {
                 vk::BufferMemoryBarrier::default()

@@ -2,7 +2,7 @@
 //! again. Such a submission must neither run at once with ours, nor take the semaphores that another one stages.
 
 use std::{
-    cell::Cell,
+    cell::RefCell,
     collections::BTreeMap,
     ptr, slice,
     sync::{Arc, LazyLock},
@@ -22,27 +22,25 @@ struct Gate {
 /// By queue. Those of destroyed devices stay until a new queue has the same handle.
 static GATES: LazyLock<Mutex<BTreeMap<vk::Queue, Arc<Gate>>>> = LazyLock::new(Mutex::default);
 
+/// Semaphores with the values to wait for: one of CUDA's streams, and those of the copy queues.
+pub(crate) type Waits = SmallVec<[(vk::Semaphore, u64); 3]>;
+
 /// What the calling thread's next submission waits for, and signals.
-#[derive(Clone, Copy)]
 pub(super) struct Staged {
     queue: vk::Queue,
-    after: Option<(vk::Semaphore, u64)>,
+    after: Waits,
     signal: (vk::Semaphore, u64),
     /// What the driver said, once it was submitted.
     result: Option<vk::Result>,
 }
 
 thread_local! {
-    static STAGED: Cell<Option<Staged>> = const { Cell::new(None) };
+    static STAGED: RefCell<Option<Staged>> = const { RefCell::new(None) };
 }
 
-/// Has the calling thread's next submission to a queue wait for the value of a timeline semaphore, and signal one. Returns what a
+/// Has the calling thread's next submission to a queue wait for the values of timeline semaphores, and signal one. Returns what a
 /// submission has staged that calls this one by a callback, for [`unstage`].
-pub(super) fn stage(
-    queue: vk::Queue,
-    after: Option<(vk::Semaphore, u64)>,
-    signal: (vk::Semaphore, u64),
-) -> Option<Staged> {
+pub(super) fn stage(queue: vk::Queue, after: Waits, signal: (vk::Semaphore, u64)) -> Option<Staged> {
     STAGED.replace(Some(Staged { queue, after, signal, result: None }))
 }
 
@@ -51,16 +49,21 @@ pub(super) fn unstage(before: Option<Staged>) -> Option<vk::Result> {
     STAGED.replace(before).and_then(|staged| staged.result)
 }
 
-/// Returns the device with submissions through the lock of its queue, the first one of a family.
+/// Returns the device with submissions through the locks of its queues, each of a family with its index there.
 ///
 /// # Safety
-/// * The device has the queue, and nothing uses it yet.
-pub(super) unsafe fn guard(device: &ash::Device, family: u32) -> ash::Device {
+/// * The device has the queues, and nothing uses them yet.
+pub(super) unsafe fn guard(
+    device: &ash::Device,
+    queues: impl IntoIterator<Item = (u32, u32)>,
+) -> ash::Device {
     let mut functions = device.fp_v1_0().clone();
-    // SAFETY: the caller's promise.
-    let queue = unsafe { device.get_device_queue(family, 0) };
     let (submit, wait) = (functions.queue_submit, functions.queue_wait_idle);
-    GATES.lock().insert(queue, Arc::new(Gate { submit, wait, lock: Mutex::default() }));
+    for (family, index) in queues {
+        // SAFETY: the caller's promise.
+        let queue = unsafe { device.get_device_queue(family, index) };
+        GATES.lock().insert(queue, Arc::new(Gate { submit, wait, lock: Mutex::default() }));
+    }
     (functions.queue_submit, functions.queue_wait_idle) = (submit_locked, wait_locked);
     let (one, two, three) = (device.fp_v1_1().clone(), device.fp_v1_2().clone(), device.fp_v1_3().clone());
     ash::Device::from_parts_1_3(device.handle(), functions, one, two, three)
@@ -95,27 +98,27 @@ unsafe extern "system" fn submit_locked(
 ) -> vk::Result {
     let Some(gate) = gate_of(queue) else { return vk::Result::ERROR_UNKNOWN };
     let _lock = gate.lock.lock();
-    let staged = STAGED.get().filter(|staged| staged.queue == queue && staged.result.is_none());
-    let Some(staged) = staged else {
+    let staged = STAGED.with_borrow(|staged| {
+        let staged = staged.as_ref().filter(|staged| staged.queue == queue && staged.result.is_none());
+        staged.map(|staged| (staged.after.clone(), staged.signal))
+    });
+    let Some((after, signal)) = staged else {
         // SAFETY: the caller's promises are those of the driver's function.
         return unsafe { (gate.submit)(queue, count, infos, fence) };
     };
-    let (waited, stages) =
-        (staged.after.map(|(semaphore, _)| semaphore), [vk::PipelineStageFlags::ALL_COMMANDS]);
-    let (waited, least) = (waited.as_slice(), staged.after.map(|(_, value)| value));
-    let (signalled, value) = ([staged.signal.0], [staged.signal.1]);
+    let (waited, least): (SmallVec<[_; 3]>, SmallVec<[_; 3]>) = after.into_iter().unzip();
+    let stages: SmallVec<[_; 3]> = waited.iter().map(|_| vk::PipelineStageFlags::ALL_COMMANDS).collect();
+    let (signalled, value) = ([signal.0], [signal.1]);
     let mut values = [(); 2].map(|()| vk::TimelineSemaphoreSubmitInfo::default());
     let [before, after] = &mut values;
-    *before = before.wait_semaphore_values(least.as_slice());
+    *before = before.wait_semaphore_values(&least);
     *after = after.signal_semaphore_values(&value);
     // A wait counts for all that comes later in the queue, and a signal for all that came before.
-    let first = vk::SubmitInfo::default()
-        .wait_semaphores(waited)
-        .wait_dst_stage_mask(&stages[..waited.len()])
-        .push_next(before);
+    let first =
+        vk::SubmitInfo::default().wait_semaphores(&waited).wait_dst_stage_mask(&stages).push_next(before);
     let last = vk::SubmitInfo::default().signal_semaphores(&signalled).push_next(after);
     let mut all: SmallVec<[vk::SubmitInfo<'_>; 3]> = SmallVec::new();
-    if staged.after.is_some() {
+    if !waited.is_empty() {
         all.push(first);
     }
     if count > 0 {
@@ -125,6 +128,10 @@ unsafe extern "system" fn submit_locked(
     all.push(last);
     // SAFETY: the caller's promises, and those of the thread that staged the semaphores.
     let result = unsafe { (gate.submit)(queue, all.len() as u32, all.as_ptr(), fence) };
-    STAGED.set(Some(Staged { result: Some(result), ..staged }));
+    STAGED.with_borrow_mut(|staged| {
+        if let Some(staged) = staged {
+            staged.result = Some(result);
+        }
+    });
     result
 }

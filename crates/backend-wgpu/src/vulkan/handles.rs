@@ -12,7 +12,10 @@ use ash::vk;
 use transload_core::{Error, ErrorKind, RawBuffer, Result, catch_panic, events::report};
 use wgpu::hal;
 
-use super::{Memory, Submissions, Vulkan, error_of, gate, submissions::After};
+use super::{
+    Memory, Submissions, Vulkan, error_of,
+    gate::{self, Waits},
+};
 
 impl Vulkan {
     pub(crate) fn wgpu_device(&self) -> &wgpu::Device {
@@ -73,8 +76,8 @@ impl Vulkan {
 
 impl Submissions {
     /// Submits wgpu's command buffers, after everything submitted before. Calls `commit` with their point first: wgpu calls callbacks
-    /// of its user, which may need what the caller has claimed. `after` is awaited by the device; its semaphore is this device's, and
-    /// lives until the point is reached.
+    /// of its user, which may need what the caller has claimed. The device waits for `after`, whose semaphores are this device's and live
+    /// until the point is reached.
     ///
     /// # Errors
     /// Those of [`lock`](Self::lock), before `commit`; after it [`ErrorKind::InvalidArgument`] with wgpu's reason if it refuses them, or
@@ -82,7 +85,7 @@ impl Submissions {
     pub(crate) fn submit_wgpu(
         &self,
         mut buffers: Vec<wgpu::CommandBuffer>,
-        after: After<'_>,
+        after: Waits,
         commit: impl FnOnce(u64),
     ) -> Result<()> {
         let queue = &self.vulkan.wgpu_queue;
@@ -96,10 +99,8 @@ impl Submissions {
         self.enqueued.store(point, Ordering::Release);
         commit(point);
         let (device, is_locked) = (&self.vulkan.wgpu_device, self.vulkan.is_locked);
-        // The semaphores outlive all submissions: a drop waits for the last point.
-        let after = after.map(|(semaphore, value)| (semaphore.raw, value));
         // Not seen by the queue of a foreign device.
-        let before = gate::stage(self.vulkan.queue, after, (self.semaphore.raw, point));
+        let before = gate::stage(self.queue.raw, after.clone(), (self.semaphore.raw, point));
         // A framework's handler of errors may panic.
         let submitted = catch_panic(|| {
             let errors = device.push_error_scope(wgpu::ErrorFilter::Validation);
@@ -120,7 +121,7 @@ impl Submissions {
         } else if let Some(result) = passed {
             result.result().map_err(|result| error_of(self.vulkan.id, "vkQueueSubmit", result))
         } else {
-            self.check_usable().and_then(|()| self.submit_nothing(&mut state, point, after))
+            self.check_usable().and_then(|()| self.submit_nothing(&mut state, point, &after))
         };
         match outcome {
             Ok(()) => self.submitted.store(point, Ordering::Release),

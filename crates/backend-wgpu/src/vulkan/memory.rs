@@ -99,8 +99,12 @@ impl Memory {
         if size > heap || host_free.is_some_and(|free| size > free) {
             return Err(short(None));
         }
-        let info =
-            vk::BufferCreateInfo::default().size(size).usage(USAGE).sharing_mode(vk::SharingMode::EXCLUSIVE);
+        let families = vulkan.families();
+        let mut info = vk::BufferCreateInfo::default().size(size).usage(USAGE);
+        // What is exported goes to another API and back by a transfer between families, and is not copied by other queues.
+        if families.len() > 1 && !is_exported {
+            info = info.sharing_mode(vk::SharingMode::CONCURRENT).queue_family_indices(&families);
+        }
         let mut exported = vk::ExternalMemoryBufferCreateInfo::default().handle_types(OPAQUE);
         let info = if is_exported { info.push_next(&mut exported) } else { info };
         let refused = |what: &str, result: vk::Result| match error_of(vulkan.id, what, result) {
@@ -185,6 +189,11 @@ impl Memory {
             address: None,
             adopted: Some(buffer.clone()),
         })
+    }
+
+    /// Whether it is of a framework. Only queues of wgpu's family may use it then.
+    pub(crate) fn is_adopted(&self) -> bool {
+        self.adopted.is_some()
     }
 
     pub(crate) fn buffer(&self) -> vk::Buffer {

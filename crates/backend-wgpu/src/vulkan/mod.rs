@@ -18,10 +18,11 @@ mod timestamps;
 
 use std::{
     fmt,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
 };
 
 use ash::vk;
+use smallvec::{SmallVec, smallvec};
 use transload_core::{DeviceId, Error, ErrorKind};
 
 pub(crate) use ash::vk::Buffer as BufferHandle;
@@ -31,6 +32,7 @@ pub use create::create_shared_device;
 pub(crate) use device::as_vulkan;
 #[cfg(feature = "cuda")]
 pub(crate) use export::Descriptor;
+pub(crate) use gate::Waits;
 pub(crate) use memory::Memory;
 pub(crate) use open::{adopt, find_loader, open, uuid};
 use properties::Properties;
@@ -38,16 +40,25 @@ pub(crate) use semaphore::Semaphore;
 pub(crate) use submissions::{Command, Commands, Region, Regions, SCRATCH, Submissions};
 pub(crate) use timestamps::Interval;
 
+/// A queue with its family.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct VulkanQueue {
+    raw: vk::Queue,
+    family: u32,
+}
+
 /// A device: the Vulkan handles that wgpu opened, and wgpu's own handles, which keep them valid.
 pub(crate) struct Vulkan {
     pub(crate) id: DeviceId,
     raw: ash::Device,
     instance: ash::Instance,
     physical: vk::PhysicalDevice,
-    queue: vk::Queue,
-    /// Whether all submissions to the queue go through its [gate]. Otherwise they are left to wgpu.
+    /// wgpu's queue.
+    queue: VulkanQueue,
+    /// What copies beside it: queues of a family that does nothing else, or, without such a family, wgpu's. None on a device of others.
+    pub(crate) copy_queues: Vec<VulkanQueue>,
+    /// Whether all submissions to wgpu's queue go through its [gate]. Otherwise they are left to wgpu.
     pub(crate) is_locked: bool,
-    family: u32,
     memory: vk::PhysicalDeviceMemoryProperties,
     /// Memory that small allocations share.
     pub(crate) blocks: Blocks,
@@ -63,12 +74,24 @@ pub(crate) struct Vulkan {
     pub(crate) nanoseconds_per_tick: Option<f64>,
     /// Whether wgpu lost the device. Not known of devices of others.
     wgpu_lost: Arc<AtomicBool>,
+    /// Why the device was lost, by any of its queues.
+    lost: OnceLock<Error>,
     /// Whether work may run that cannot be waited for: nothing is freed then.
     may_run: AtomicBool,
     /// The same Vulkan queue. Of our own device only [`Submissions`] knows the order: it is not handed out.
     wgpu_queue: wgpu::Queue,
     /// Dropped after everything above.
     wgpu_device: wgpu::Device,
+}
+
+impl Vulkan {
+    /// Returns the families of all queues.
+    fn families(&self) -> SmallVec<[u32; 2]> {
+        let mut families: SmallVec<[u32; 2]> = smallvec![self.queue.family];
+        families.extend(self.copy_queues.iter().map(|queue| queue.family));
+        families.dedup();
+        families
+    }
 }
 
 /// Returns the error of a call of Vulkan.

@@ -1,14 +1,14 @@
 //! Opens a device on an adapter, or takes one that its user made.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::sync::{Arc, OnceLock, atomic::AtomicBool};
 
 use transload_core::{DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Result};
 use wgpu::hal;
 
 use super::{
-    Properties, Vulkan,
+    Properties, Vulkan, VulkanQueue,
     blocks::Blocks,
-    create::{create, not_vulkan},
+    create::{copy_queues, create, not_vulkan},
     gate,
     handles::lost_flag,
     memory::{GRANULE, can_map_device},
@@ -42,10 +42,11 @@ pub(crate) fn uuid(adapter: &wgpu::Adapter) -> [u8; 16] {
 /// Opens a device of ours, with the adapter's limits and those of its features that WebGPU has. wgpu's errors become events: its default
 /// handler panics.
 pub(crate) fn open(adapter: &wgpu::Adapter, id: DeviceId) -> Result<Arc<DeviceState>> {
-    let (device, queue) = create(adapter, &descriptor(adapter), &[])?;
+    let copies = copy_queues(adapter)?;
+    let (device, queue) = create(adapter, &descriptor(adapter), &[], &copies)?;
     report_errors(&device, id);
     let lost = lost_flag(&device);
-    make(id, device, queue, lost)
+    make(id, device, queue, lost, Some(&copies))
 }
 
 /// Takes a device of a framework. Its handlers stay in place.
@@ -69,15 +70,19 @@ pub(crate) fn adopt(given: &AdoptedDevice, id: DeviceId) -> Result<Arc<DeviceSta
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
     drop((lower, lower_queue));
-    make(id, device.clone(), queue.clone(), Arc::<AtomicBool>::default())
+    make(id, device.clone(), queue.clone(), Arc::<AtomicBool>::default(), None)
 }
 
-/// Makes the state of a device of wgpu.
+/// How many queues a transfer is spread over: while one begins the next copy, which takes it some 10 µs on an H200, the other copies.
+const COPY_QUEUES: usize = 2;
+
+/// Makes the state of a device of wgpu. Of one of ours, with the queues for copies that it was opened with.
 fn make(
     id: DeviceId,
     wgpu_device: wgpu::Device,
     wgpu_queue: wgpu::Queue,
     wgpu_lost: Arc<AtomicBool>,
+    copies: Option<&[(u32, u32)]>,
 ) -> Result<Arc<DeviceState>> {
     let info = wgpu_device.adapter_info();
     // SAFETY: nothing is destroyed; the copied handles are used while `wgpu_device` lives, which `Vulkan` keeps.
@@ -85,7 +90,8 @@ fn make(
     let physical = lower.raw_physical_device();
     let properties = Properties::of(lower.shared_instance(), physical)?;
     let instance = lower.shared_instance().raw_instance().clone();
-    let (raw, queue, family) = (lower.raw_device().clone(), lower.raw_queue(), lower.queue_family_index());
+    let raw = lower.raw_device().clone();
+    let queue = VulkanQueue { raw: lower.raw_queue(), family: lower.queue_family_index() };
     let exports_semaphores =
         lower.enabled_device_extensions().contains(&ash::khr::external_semaphore_fd::NAME)
             && properties.exports_semaphores;
@@ -94,7 +100,20 @@ fn make(
     let memory = unsafe { instance.get_physical_device_memory_properties(physical) };
     // SAFETY: likewise.
     let families = unsafe { instance.get_physical_device_queue_family_properties(physical) };
-    let has_clock = families.get(family as usize).is_some_and(|family| family.timestamp_valid_bits == 64);
+    let has_clock =
+        families.get(queue.family as usize).is_some_and(|family| family.timestamp_valid_bits == 64);
+    let copy_queues = match copies {
+        None => Vec::new(),
+        Some([]) => vec![queue; COPY_QUEUES],
+        Some(copies) => {
+            // SAFETY: the device was opened with them.
+            let get = |family, index| unsafe { raw.get_device_queue(family, index) };
+            let all = copies
+                .iter()
+                .map(|(family, index)| VulkanQueue { raw: get(*family, *index), family: *family });
+            all.collect()
+        }
+    };
     let is_host = matches!(info.device_type, wgpu::DeviceType::Cpu | wgpu::DeviceType::IntegratedGpu);
     let vulkan = Vulkan {
         id,
@@ -104,7 +123,7 @@ fn make(
         instance,
         physical,
         queue,
-        family,
+        copy_queues,
         memory,
         exports_semaphores,
         is_host,
@@ -112,6 +131,7 @@ fn make(
         has_budget: properties.has_budget,
         nanoseconds_per_tick: has_clock.then_some(properties.nanoseconds_per_tick),
         wgpu_lost,
+        lost: OnceLock::new(),
         may_run: AtomicBool::new(false),
         wgpu_queue,
         wgpu_device,

@@ -2,6 +2,7 @@
 //! run on several threads at once.
 
 use ash::vk;
+use smallvec::SmallVec;
 use transload_core::Result;
 use wgpu::hal::{self, CommandEncoder as _, Device as _, Queue as _, api};
 
@@ -56,13 +57,13 @@ impl Submissions {
 
     /// # Safety
     /// * Those of [`submit`](Self::submit), under the lock; the recorder is not in use.
-    /// * `after` is a value of a timeline semaphore of this device, which is not foreign.
+    /// * `after` are values of timeline semaphores of this device, which is not foreign.
     pub(super) unsafe fn record_and_submit(
         &self,
         recorder: &mut Recorder,
         commands: &[Command],
         point: u64,
-        after: Option<(vk::Semaphore, u64)>,
+        after: &[(vk::Semaphore, u64)],
     ) -> Result<()> {
         let raw = &self.vulkan.raw;
         let failed = |what: &'static str| move |result| error_of(self.vulkan.id, what, result);
@@ -99,20 +100,20 @@ impl Submissions {
             raw.end_command_buffer(buffer).map_err(failed("vkEndCommandBuffer"))?;
         }
         let (buffers, semaphores, points) = ([buffer], [self.semaphore.raw], [point]);
-        let (waits, waited): (Vec<_>, Vec<_>) = after.into_iter().unzip();
+        let (waits, waited): (SmallVec<[_; 3]>, SmallVec<[_; 3]>) = after.iter().copied().unzip();
         let mut values = vk::TimelineSemaphoreSubmitInfo::default()
             .wait_semaphore_values(&waited)
             .signal_semaphore_values(&points);
-        let stages = [vk::PipelineStageFlags::ALL_COMMANDS];
+        let stages: SmallVec<[_; 3]> = waits.iter().map(|_| vk::PipelineStageFlags::ALL_COMMANDS).collect();
         let submit = vk::SubmitInfo::default()
             .command_buffers(&buffers)
             .wait_semaphores(&waits)
-            .wait_dst_stage_mask(stages.get(..waits.len()).unwrap_or_default())
+            .wait_dst_stage_mask(&stages)
             .signal_semaphores(&semaphores)
             .push_next(&mut values);
         // SAFETY: submissions go through the queue's gate, wgpu's too. The value is larger than all
         // before. Signalling also waits for what was submitted before.
-        unsafe { raw.queue_submit(self.vulkan.queue, &[submit], vk::Fence::null()) }
+        unsafe { raw.queue_submit(self.queue.raw, &[submit], vk::Fence::null()) }
             .map_err(failed("vkQueueSubmit"))
     }
 

@@ -30,6 +30,14 @@ impl Semaphore {
     }
 }
 
+#[cfg(feature = "cuda")]
+impl Semaphore {
+    /// Returns a value of it, for a submission to wait for.
+    pub(crate) fn at(&self, value: u64) -> (vk::Semaphore, u64) {
+        (self.raw, value)
+    }
+}
+
 impl Drop for Semaphore {
     fn drop(&mut self) {
         if self.vulkan.may_run.load(Ordering::Acquire) {

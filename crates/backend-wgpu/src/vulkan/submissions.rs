@@ -1,5 +1,5 @@
-//! The one Vulkan queue of a device: what is submitted runs in order, and each submission signals the next value of a timeline
-//! semaphore, which is its point.
+//! A Vulkan queue: what is submitted runs in order, and each submission signals the next value of a timeline semaphore, which is its
+//! point.
 
 use std::{
     collections::VecDeque,
@@ -19,7 +19,10 @@ use transload_core::{
     DeviceId, Error, ErrorKind, MemoryKind, Result, TimelineId, events::report, mutant, next_timeline_id,
 };
 
-use super::{Memory, Semaphore, Vulkan, error_of, memory::Source, record::Recorder, timestamps::Timestamps};
+use super::{
+    Memory, Semaphore, Vulkan, VulkanQueue, error_of, memory::Source, record::Recorder,
+    timestamps::Timestamps,
+};
 use crate::wakers::Wakers;
 
 /// Bytes of the device's own memory in which patterns are written before they are copied; at most what one command writes.
@@ -49,14 +52,12 @@ pub(crate) enum Command {
     Timestamp { pool: vk::QueryPool, query: u32 },
 }
 
-/// A value of a semaphore to wait for.
-pub(crate) type After<'a> = Option<(&'a Semaphore, u64)>;
-
 pub(crate) type Commands = SmallVec<[Command; 2]>;
 
 /// The queue, and its timeline.
 pub(crate) struct Submissions {
     pub(crate) vulkan: Arc<Vulkan>,
+    pub(super) queue: VulkanQueue,
     pub(super) semaphore: Semaphore,
     pub(super) pool: vk::CommandPool,
     pub(super) scratch: Memory,
@@ -89,17 +90,30 @@ pub(super) struct State {
 impl Submissions {
     /// # Errors
     /// The driver's.
-    pub(crate) fn new(vulkan: Arc<Vulkan>) -> Result<Arc<Self>> {
+    /// Of wgpu's queue.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn of_wgpu(vulkan: &Arc<Vulkan>) -> Result<Arc<Self>> {
+        Self::new(Arc::clone(vulkan), vulkan.queue)
+    }
+
+    /// Of one of the device's queues.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn new(vulkan: Arc<Vulkan>, queue: VulkanQueue) -> Result<Arc<Self>> {
         let scratch = Memory::allocate_from(&vulkan, MemoryKind::Device, SCRATCH, Source::Own)?;
         let semaphore = Semaphore::new(&vulkan)?;
         let info = vk::CommandPoolCreateInfo::default()
-            .queue_family_index(vulkan.family)
+            .queue_family_index(queue.family)
             .flags(vk::CommandPoolCreateFlags::TRANSIENT | vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER);
         // SAFETY: the family is that of the device's queue.
         let pool = unsafe { vulkan.raw.create_command_pool(&info, None) }
             .map_err(|result| error_of(vulkan.id, "vkCreateCommandPool", result))?;
         Ok(Arc::new_cyclic(|this| Self {
             vulkan,
+            queue,
             semaphore,
             pool,
             scratch,
@@ -132,7 +146,7 @@ impl Submissions {
         let mut recorder = self.recorder(&mut state)?;
         let point = self.enqueued.load(Ordering::Relaxed) + 1;
         // SAFETY: the recorder is free; the caller's promise.
-        match unsafe { self.record_and_submit(&mut recorder, commands, point, None) } {
+        match unsafe { self.record_and_submit(&mut recorder, commands, point, &[]) } {
             Ok(()) => {
                 state.in_flight.push_back((point, recorder));
                 self.submitted.store(point, Ordering::Release);
@@ -154,7 +168,7 @@ impl Submissions {
         &self,
         state: &mut State,
         point: u64,
-        after: Option<(vk::Semaphore, u64)>,
+        after: &[(vk::Semaphore, u64)],
     ) -> Result<()> {
         let mut recorder = self.recorder(state)?;
         // SAFETY: the recorder is free, and there are no commands.
@@ -285,10 +299,13 @@ impl Submissions {
                 // The device stays, too.
                 std::mem::forget(Arc::clone(&self.vulkan));
             }
-            let text = format!("{} is lost; open its backend again to use it", self.vulkan.id);
-            let error = Error::caused_by(ErrorKind::DeviceLost, text, error);
-            report::context_lost(self.vulkan.id, &error);
-            (self.reached(), error)
+            let first = || {
+                let text = format!("{} is lost; open its backend again to use it", self.vulkan.id);
+                let error = Error::caused_by(ErrorKind::DeviceLost, text, error);
+                report::context_lost(self.vulkan.id, &error);
+                error
+            };
+            (self.reached(), self.vulkan.lost.get_or_init(first).clone())
         });
         // A device that works may have a point that was not submitted: ends the waits for it, also those of streams of CUDA. The error is
         // known by now, and nothing is in flight that signals.
@@ -312,7 +329,7 @@ impl Submissions {
         }
         let is_over = |result| matches!(result, Ok(()) | Err(vk::Result::ERROR_DEVICE_LOST));
         // SAFETY: submissions go through the queue's gate.
-        let idle = || is_over(unsafe { self.vulkan.raw.queue_wait_idle(self.vulkan.queue) });
+        let idle = || is_over(unsafe { self.vulkan.raw.queue_wait_idle(self.queue.raw) });
         let (semaphores, values) = ([self.semaphore.raw], [self.submitted.load(Ordering::Acquire)]);
         let wait = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
         // The queue of others has no lock for it.
@@ -337,9 +354,16 @@ impl Submissions {
     }
 
     /// # Errors
-    /// The loss of the device.
+    /// The loss of the device, also by another queue.
     pub(crate) fn check_usable(&self) -> Result<()> {
-        self.lost.get().map_or(Ok(()), |(_, error)| Err(error.clone()))
+        self.vulkan.lost.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Returns the last point that is known to be reached, for submissions to other queues to wait for, which see its writes then. `None`
+    /// before the first one, and after a loss.
+    pub(crate) fn known(&self) -> Option<(vk::Semaphore, u64)> {
+        let reached = self.reached();
+        (reached > 0 && reached <= self.enqueued()).then_some((self.semaphore.raw, reached))
     }
 }
 

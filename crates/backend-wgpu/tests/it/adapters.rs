@@ -38,7 +38,7 @@ fn without_an_adapter_the_error_says_what_to_install() {
         Ok(backend) => assert!(!backend.devices()[0].driver.starts_with("Vulkan"), "{backend:?}"),
         Err(error) => {
             assert_eq!(error.kind(), ErrorKind::NoDevice, "{error}");
-            assert!(error.to_string().contains("libvulkan1; "), "{error}");
+            assert!(error.to_string().contains("libvulkan1); "), "{error}");
         }
     }
 }

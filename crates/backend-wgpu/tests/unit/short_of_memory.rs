@@ -29,12 +29,12 @@ fn one_staging_buffer_is_enough_for_any_copy() {
     };
     // The one buffer.
     copy(&src.slice(..1).unwrap(), &there.slice(..1).unwrap());
-    state.staging.is_refused.store(true, Ordering::Relaxed);
+    state.wgpu.staging.is_refused.store(true, Ordering::Relaxed);
     for value in [1, 2] {
         src.write().unwrap().fill(value);
         copy(&src, &there);
         copy(&there, &back);
         assert!(back.read().unwrap().iter().all(|byte| *byte == value));
     }
-    assert_eq!(state.staging.bytes(), CAPACITY as u64);
+    assert_eq!(state.wgpu.staging.bytes(), CAPACITY as u64);
 }

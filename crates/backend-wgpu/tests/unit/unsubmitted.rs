@@ -38,7 +38,7 @@ fn other_threads_take_no_semaphore_that_is_staged() {
     };
     let Some(state) = backend.states().pop() else { return };
     let queue = &*state.queue;
-    let before = gate::stage(queue.vulkan.queue, None, (queue.semaphore.raw, 1 << 40));
+    let before = gate::stage(queue.queue.raw, gate::Waits::new(), (queue.semaphore.raw, 1 << 40));
     let submit = || {
         // SAFETY: there are no commands.
         queue.block_until(unsafe { queue.submit(&[]) }.unwrap());

@@ -233,6 +233,13 @@ pub trait Backend: Any + Send + Sync {
         self.lease_queue(device, priority, workload)
     }
 
+    /// Returns over how many [reserved queues](Self::lease_reserved_queue) a transfer in parts is spread: more than one where a queue
+    /// pauses between operations, and leases return different queues in turn.
+    fn reserved_queues(&self, device: DeviceId) -> usize {
+        let _ = device;
+        1
+    }
+
     /// Like [`lease_queue`](Self::lease_queue), or [`lease_reserved_queue`](Self::lease_reserved_queue) if `reserved`, for a task,
     /// whose thread must not be kept: takes some microseconds, and returns `None` if a queue should be created first, for which the
     /// caller leases one on a thread that may be blocked. By default the lease of the other two methods.

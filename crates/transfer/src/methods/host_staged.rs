@@ -20,7 +20,7 @@ use crate::{
     planning::request::PlanInput,
     report_events,
     staging::{
-        EVEN_CHUNKS, Pieces, RepeatedStaging, RingHold, StagedKind, StagedTimeline, StagedTransfer,
+        EVEN_CHUNKS, Pieces, Queues, RepeatedStaging, RingHold, StagedKind, StagedTimeline, StagedTransfer,
         StagingRings, ThroughDevice, chunks_of, even_chunk, helpers_for,
     },
     stats::lost::name_lost_device,
@@ -165,7 +165,8 @@ impl Method for HostStaged {
         }
         let is_upload = request.src.place().device.is_cpu();
         let queue = request.lease_for_workers(&*route.backend, route.lane, WorkloadType::Memory)?;
-        let kind = if is_upload { StagedKind::Upload(queue) } else { StagedKind::Download(queue) };
+        let queues = queue.into();
+        let kind = if is_upload { StagedKind::Upload(queues) } else { StagedKind::Download(queues) };
         // Beside other kernels it waits for a place.
         let queue =
             route.backend.lease_reserved_queue(route.lane, StreamPriority::High, WorkloadType::Compute)?;
@@ -252,8 +253,17 @@ impl HostStaged {
                 backends.push(Arc::clone(other));
                 kind
             }
-            None if src.place().device.is_cpu() => StagedKind::Upload(lease(&route.backend, route.lane)?),
-            None => StagedKind::Download(lease(&route.backend, route.lane)?),
+            None => {
+                let others =
+                    (1..route.backend.reserved_queues(route.lane)).map(|_| lease(&route.backend, route.lane));
+                let queues =
+                    Queues::new(lease(&route.backend, route.lane)?, others.collect::<Result<_, _>>()?);
+                if src.place().device.is_cpu() {
+                    StagedKind::Upload(queues)
+                } else {
+                    StagedKind::Download(queues)
+                }
+            }
         };
         let hold = self.rings.get_or_create(&route.backend, route.lane).hold(request.insists())?;
         self.wake_for(&hold, request, pairs.map_or(src.len(), bytes_of));

@@ -20,6 +20,7 @@ use super::{
     fresh::{copy_to_cleared, fault_in},
     parts::{Parts, is_short},
     pieces::Piece,
+    queues::Queues,
     ring::{CAPACITY, StagingBuffer},
     stream_copy::stream_copy,
     wait_mode::{WaitMode, block_on_thread, has_room, room},
@@ -36,9 +37,9 @@ pub(super) const LONG: usize = 64 << 10;
 #[derive(Debug)]
 pub(crate) enum StagedKind {
     /// From host memory, through staging buffers, to a device.
-    Upload(QueueLease),
+    Upload(Queues),
     /// From a device, through staging buffers, to host memory.
-    Download(QueueLease),
+    Download(Queues),
     /// From one device, through staging buffers, to another.
     DeviceToDevice(QueueLease, QueueLease),
     /// From host memory into unified memory, which is then moved to its device.
@@ -120,14 +121,20 @@ impl ChunkCopy {
         }
         let transfer = Arc::clone(&self.transfer);
         let started = catch_panic(|| match &transfer.kind {
-            StagedKind::Upload(queue) if with_host && has_room(&**queue) => {
-                block_on_thread(self.upload(queue, WaitMode::Thread)).map(Some)
+            StagedKind::Upload(queues) if with_host && has_room(&**self.queue(queues, 0)) => {
+                block_on_thread(self.upload(queues, WaitMode::Thread)).map(Some)
             }
             // That of a list takes long: the thread that starts all chunks leaves it to their tasks.
-            StagedKind::Download(queue) | StagedKind::DeviceToDevice(queue, _)
-                if has_room(&**queue) && (with_host || transfer.is_contiguous()) =>
+            StagedKind::Download(_) | StagedKind::DeviceToDevice(..)
+                if !with_host && !transfer.is_contiguous() =>
             {
-                self.download(queue).map(Some)
+                Ok(None)
+            }
+            StagedKind::Download(queues) if has_room(&**self.queue(queues, 0)) => {
+                self.download(queues).map(Some)
+            }
+            StagedKind::DeviceToDevice(queue, _) if has_room(&**queue) => {
+                self.enqueue_download(queue, 0..self.range.len()).map(Some)
             }
             _ => Ok(None),
         });
@@ -183,20 +190,20 @@ impl ChunkCopy {
         let transfer = Arc::clone(&self.transfer);
         let is_started = self.started.take().transpose()?.is_some();
         match &transfer.kind {
-            StagedKind::Upload(queue) => {
+            StagedKind::Upload(queues) => {
                 if !is_started {
-                    room(&**queue, waits).await;
-                    let enqueued = self.upload(queue, waits).await;
+                    room(&**self.queue(queues, 0), waits).await;
+                    let enqueued = self.upload(queues, waits).await;
                     self.leave_host();
                     enqueued?;
                     transfer.ring.start_further(&transfer);
                 }
                 Ok(())
             }
-            StagedKind::Download(queue) => {
+            StagedKind::Download(queues) => {
                 if !is_started {
-                    room(&**queue, waits).await;
-                    self.download(queue)?;
+                    room(&**self.queue(queues, 0), waits).await;
+                    self.download(queues)?;
                 }
                 if transfer.has_parts {
                     return self.scatter_parts(waits).await;
@@ -217,7 +224,7 @@ impl ChunkCopy {
             StagedKind::DeviceToDevice(from, to) => {
                 if !is_started {
                     room(&**from, waits).await;
-                    self.download(from)?;
+                    self.enqueue_download(from, 0..self.range.len())?;
                 }
                 room(&**to, waits).await;
                 if !self.copies.iter().all(|copied| to.can_wait_for(copied)) {
@@ -273,9 +280,9 @@ impl ChunkCopy {
     }
 
     /// Copies the chunk into the staging buffer, and enqueues the copy to the device.
-    async fn upload(&mut self, queue: &QueueLease, waits: WaitMode<'_>) -> Result<()> {
+    async fn upload(&mut self, queues: &Queues, waits: WaitMode<'_>) -> Result<()> {
         if self.transfer.has_parts {
-            return self.upload_parts(queue, waits).await;
+            return self.upload_parts(queues, waits).await;
         }
         let (_, address) = self.staged()?;
         let stores = if self.transfer.chunks.size() == CAPACITY { Stores::Cached } else { Stores::Streaming };
@@ -284,16 +291,23 @@ impl ChunkCopy {
             let staged = unsafe { address.add(piece.at) };
             host_copy(host_pointer(piece.src, piece.range.start)?, staged, piece.range.len(), stores);
         }
-        self.enqueue_upload(queue, 0..self.range.len())
+        self.enqueue_upload(self.queue(queues, 0), 0..self.range.len())
+    }
+
+    /// Returns the queue of a copy that begins there in the chunk.
+    pub(super) fn queue<'a>(&self, queues: &'a Queues, at: usize) -> &'a QueueLease {
+        let transfer = &self.transfer;
+        let length = if transfer.has_parts { transfer.segment() } else { transfer.chunks.size() };
+        queues.of((self.range.start + at) / length.max(1))
     }
 
     /// Enqueues the copy from the device into the staging buffer.
-    fn download(&mut self, queue: &QueueLease) -> Result<()> {
+    fn download(&mut self, queues: &Queues) -> Result<()> {
         if !self.transfer.has_parts {
-            return self.enqueue_download(queue, 0..self.range.len());
+            return self.enqueue_download(self.queue(queues, 0), 0..self.range.len());
         }
         self.transfer.segments(self.range.len()).try_for_each(|segment| {
-            self.enqueue_download(queue, segment)?;
+            self.enqueue_download(self.queue(queues, segment.start), segment)?;
             self.segment_ends.push(self.copies.len());
             Ok(())
         })

@@ -20,6 +20,7 @@ use super::{
     chunk_copy::{ChunkCopy, LONG, Stores, host_copy, host_pointer},
     fresh::fault_in,
     pieces::Piece,
+    queues::Queues,
     ring::CAPACITY,
     wait_mode::{WaitMode, room},
 };
@@ -289,7 +290,7 @@ impl StagedTransfer {
 
 impl ChunkCopy {
     /// Copies the chunk into the staging buffer with other threads, and enqueues each segment when it is there.
-    pub(super) async fn upload_parts(&mut self, queue: &QueueLease, waits: WaitMode<'_>) -> Result<()> {
+    pub(super) async fn upload_parts(&mut self, queues: &Queues, waits: WaitMode<'_>) -> Result<()> {
         let bytes = self.range.len();
         let (parts, mut enqueued) = (self.begin_parts(bytes)?, 0);
         let segment = self.transfer.segment();
@@ -298,6 +299,7 @@ impl ChunkCopy {
             let is_any_left = self.transfer.copy_part();
             let copied = parts.copied()?;
             if copied == bytes || copied - enqueued >= segment {
+                let queue = self.queue(queues, enqueued);
                 room(&**queue, waits).await;
                 self.enqueue_upload(queue, enqueued..copied)?;
                 enqueued = copied;

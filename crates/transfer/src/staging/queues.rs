@@ -1,0 +1,31 @@
+//! The queues of a transfer between the host and a device.
+
+use smallvec::SmallVec;
+use transload_core::QueueLease;
+
+/// At least one queue. With more, copies go to them in turn, and none waits for one before: each is of other bytes.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    first: QueueLease,
+    others: SmallVec<[QueueLease; 1]>,
+}
+
+impl Queues {
+    pub(crate) fn new(first: QueueLease, others: SmallVec<[QueueLease; 1]>) -> Self {
+        Self { first, others }
+    }
+
+    /// Returns the queue of the copy with this number.
+    pub(super) fn of(&self, copy: usize) -> &QueueLease {
+        match copy % (1 + self.others.len()) {
+            0 => &self.first,
+            other => self.others.get(other - 1).unwrap_or(&self.first),
+        }
+    }
+}
+
+impl From<QueueLease> for Queues {
+    fn from(queue: QueueLease) -> Self {
+        Self::new(queue, SmallVec::new())
+    }
+}
