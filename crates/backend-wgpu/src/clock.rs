@@ -12,34 +12,51 @@ use crate::vulkan::{Commands, Submissions};
 /// How long a device's clock and the host's may go without a comparison: they differ by some hundred millionths.
 const ANCHOR_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The timestamps of a queue, as a clock.
+/// The timestamps of a device's queues, which read one clock. A stamp's token is the queue's index and its slot there.
 pub(crate) struct WgpuClock {
     id: ClockId,
+    /// wgpu's, and the others in the device's order.
     queue: Arc<Submissions>,
+    others: Vec<Arc<Submissions>>,
 }
 
 impl WgpuClock {
-    pub(crate) fn new(queue: &Arc<Submissions>) -> Self {
-        Self { id: ClockId::next(), queue: Arc::clone(queue) }
+    pub(crate) fn new(queue: &Arc<Submissions>, others: Vec<Arc<Submissions>>) -> Self {
+        Self { id: ClockId::next(), queue: Arc::clone(queue), others }
     }
 
-    /// Submits a timestamp, and returns its slot and point.
+    /// Returns the token of a queue's slot.
+    pub(crate) fn token(index: usize, slot: u32) -> u64 {
+        (index as u64) << 32 | u64::from(slot)
+    }
+
+    /// Returns the queue and the slot of a token.
+    fn of(&self, token: u64) -> Option<(&Submissions, u32)> {
+        let index = usize::try_from(token >> 32).ok()?;
+        let queue = match index.checked_sub(1) {
+            None => &self.queue,
+            Some(other) => self.others.get(other)?,
+        };
+        Some((queue, token as u32))
+    }
+
+    /// Submits a timestamp to a queue, and returns its slot and point.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for a queue without timestamps; the driver's.
-    pub(crate) fn submit(&self) -> Result<(u32, u64)> {
-        let slot = self.queue.reserve_timestamp()?;
-        let command: Commands = self.queue.timestamp(slot).into_iter().collect();
+    pub(crate) fn submit(queue: &Submissions) -> Result<(u32, u64)> {
+        let slot = queue.reserve_timestamp()?;
+        let command: Commands = queue.timestamp(slot).into_iter().collect();
         // SAFETY: the command uses no buffer.
-        let point = unsafe { self.queue.submit(&command) };
-        let point = point.inspect_err(|_| self.queue.release_timestamp(slot))?;
-        self.queue.set_timestamp_point(slot, point);
+        let point = unsafe { queue.submit(&command) };
+        let point = point.inspect_err(|_| queue.release_timestamp(slot))?;
+        queue.set_timestamp_point(slot, point);
         Ok((slot, point))
     }
 
     fn read(&self) -> Result<ClockAnchor> {
         let before = Instant::now();
-        let (slot, point) = self.submit()?;
+        let (slot, point) = Self::submit(&self.queue)?;
         self.queue.block_until(point);
         let after = Instant::now();
         let device = self.queue.read_timestamp(slot);
@@ -65,16 +82,16 @@ impl DeviceClock for WgpuClock {
     }
 
     fn time(&self, token: u64) -> Result<Option<i64>> {
-        u32::try_from(token).map_or(Ok(None), |slot| self.queue.read_timestamp(slot))
+        self.of(token).map_or(Ok(None), |(queue, slot)| queue.read_timestamp(slot))
     }
 
     fn release(&self, token: u64) {
-        if let Ok(slot) = u32::try_from(token) {
-            self.queue.release_timestamp(slot);
+        if let Some((queue, slot)) = self.of(token) {
+            queue.release_timestamp(slot);
         }
     }
 
-    /// Waits for everything in the queue.
+    /// Waits for everything in wgpu's queue.
     fn anchor(&self) -> Result<ClockAnchor> {
         let mut narrowest = self.read()?;
         for _ in 0..2 {

@@ -16,7 +16,10 @@ use crate::{
     device::{DeviceState, Line},
     staging::CAPACITY,
     storage::{Counters, WgpuStorage},
-    vulkan::{BufferHandle, Command, Commands, Interval, Memory, Region, Regions, SCRATCH},
+    vulkan::{
+        ALIGNMENT, BufferHandle, Command, Commands, ENTRY, Interval, LISTS, List, Memory, Region, Regions,
+        SCRATCH, entries, fits,
+    },
 };
 
 /// Most regions of one submission, which bounds the memory that it takes.
@@ -26,9 +29,22 @@ const MOST_REGIONS: usize = 1 << 16;
 #[derive(Clone, Copy)]
 enum Side {
     /// Memory of the device, device or pinned, and the offset of the first byte.
-    Own(BufferHandle, u64),
+    Own(Own, u64),
     /// Other host memory.
     Host(NonNull<u8>),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Own {
+    buffer: BufferHandle,
+    /// Whether a shader can copy pieces of it.
+    is_bindable: bool,
+}
+
+impl Own {
+    fn new(memory: &Memory) -> Self {
+        Self { buffer: memory.buffer(), is_bindable: memory.is_bindable() }
+    }
 }
 
 impl Side {
@@ -41,8 +57,8 @@ impl Side {
     }
 
     fn new(device: &DeviceState, buffer: &RawBuffer) -> Result<Self> {
-        if let Some(handle) = own_handle(device, buffer)? {
-            return Ok(Self::Own(handle, buffer.offset() as u64));
+        if let Some(own) = own_memory(device, buffer)? {
+            return Ok(Self::Own(own, buffer.offset() as u64));
         }
         match buffer.host_address() {
             Some(address) if buffer.place().device.is_cpu() => Ok(Self::Host(address)),
@@ -58,14 +74,14 @@ impl Side {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if it was a framework's, and is destroyed.
-fn own_handle(device: &DeviceState, buffer: &RawBuffer) -> Result<Option<BufferHandle>> {
+fn own_memory(device: &DeviceState, buffer: &RawBuffer) -> Result<Option<Own>> {
     let storage = buffer.storage().and_then(|storage| storage.as_any().downcast_ref::<WgpuStorage>());
     let memory = storage.map(WgpuStorage::memory).filter(|memory| memory.is_of(&device.queue.vulkan));
     if memory.is_some_and(Memory::is_destroyed) {
         let text = format!("{}: wgpu has destroyed the adopted buffer", device.id());
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
-    Ok(memory.map(Memory::buffer))
+    Ok(memory.map(Own::new))
 }
 
 /// Performs an operation on a queue of the device, and has its begin and end written into each of these slots. Returns its point. Host memory of others was read or written when it returns.
@@ -187,9 +203,9 @@ impl Packer<'_> {
                 }
                 Ok(())
             }
-            Operation::Fill { dst, pattern } => match own_handle(self.device, dst)? {
-                Some(handle) => {
-                    self.commands = fill(handle, dst.offset() as u64, dst.len() as u64, pattern);
+            Operation::Fill { dst, pattern } => match own_memory(self.device, dst)? {
+                Some(own) => {
+                    self.commands = fill(own.buffer, dst.offset() as u64, dst.len() as u64, pattern);
                     Ok(())
                 }
                 None => Err(self.unsupported(&format!("fill {} memory", dst.place()))),
@@ -252,7 +268,7 @@ impl Packer<'_> {
             };
             let (at, part) = (*used, bytes.min(CAPACITY - *used));
             *used += part;
-            let staging = (buffer.memory().buffer(), at as u64);
+            let staging = (Own::new(buffer.memory()), at as u64);
             match sides {
                 (Side::Host(src), Side::Own(dst, offset)) => {
                     // SAFETY: the caller keeps the source alive and unchanged; the buffer is as long, and not in use.
@@ -277,21 +293,23 @@ impl Packer<'_> {
     ///
     /// # Safety
     /// * Those of [`add`](Self::add).
-    unsafe fn copy(
-        &mut self,
-        from: (BufferHandle, u64),
-        to: (BufferHandle, u64),
-        bytes: usize,
-    ) -> Result<()> {
+    unsafe fn copy(&mut self, from: (Own, u64), to: (Own, u64), bytes: usize) -> Result<()> {
         if self.regions == MOST_REGIONS && self.chunk.is_none() {
             // SAFETY: the caller's promise.
             unsafe { self.submit()? };
         }
         let region = Region { src_offset: from.1, dst_offset: to.1, size: bytes as u64 };
         let regions = match self.commands.last_mut() {
-            Some(Command::Copy { src, dst, regions }) if (*src, *dst) == (from.0, to.0) => regions,
+            Some(Command::Copy { src, dst, regions, .. }) if (*src, *dst) == (from.0.buffer, to.0.buffer) => {
+                regions
+            }
             _ => {
-                self.commands.push(Command::Copy { src: from.0, dst: to.0, regions: Regions::new() });
+                self.commands.push(Command::Copy {
+                    src: from.0.buffer,
+                    dst: to.0.buffer,
+                    regions: Regions::new(),
+                    is_bindable: from.0.is_bindable && to.0.is_bindable && from.0 != to.0,
+                });
                 match self.commands.last_mut() {
                     Some(Command::Copy { regions, .. }) => regions,
                     _ => return Ok(()),
@@ -313,6 +331,34 @@ impl Packer<'_> {
         Ok(())
     }
 
+    /// Has a shader copy the lists of short pieces. Returns the buffer in which their tables are, if there are any.
+    fn leave_to_shader(&mut self) -> Option<WgpuStorage> {
+        let is_list = |command: &Command| matches!(command, Command::Copy { regions, is_bindable: true, .. } if fits(regions));
+        if !self.commands.iter().any(is_list) || !self.line.queue.copies_lists() {
+            return None;
+        }
+        // Without memory for a table the lists are copied as they are.
+        let Chunk { buffer: table, address, .. } = self.line.take_staging(&self.device.counters).ok()?;
+        let (mut used, mut lists) = (0, 0);
+        for command in self.commands.iter_mut().filter(|command| is_list(command)) {
+            let Command::Copy { src, dst, regions, .. } = command else { continue };
+            let end = used + regions.len() * ENTRY;
+            if lists == LISTS || end > CAPACITY {
+                break;
+            }
+            for (index, entry) in entries(regions).enumerate() {
+                // SAFETY: the table's end is within the buffer, which no one uses, and whose address is that of whole pages.
+                unsafe { address.add(used).cast::<[u32; 4]>().add(index).write(entry) };
+            }
+            let (src, dst) = (*src, *dst);
+            let count = regions.len() as u32 - u32::from(mutant!("wgpu/list-is-whole"));
+            let table = (table.memory().buffer(), used as u64);
+            *command = Command::CopyList(List { src, dst, table, count });
+            (used, lists) = (end.next_multiple_of(ALIGNMENT), lists + 1);
+        }
+        Some(table)
+    }
+
     /// Submits what was collected. Copies the chunk before it to its destinations.
     ///
     /// # Safety
@@ -322,8 +368,13 @@ impl Packer<'_> {
             let begins = self.measured.iter().filter_map(|(begin, _)| self.line.queue.timestamp(*begin));
             self.commands.insert_many(0, begins);
         }
+        let table = self.leave_to_shader();
         // SAFETY: the caller's promise; a staging buffer is kept until its point.
         let submitted = unsafe { self.line.queue.submit(&self.commands) };
+        if let Some(table) = table {
+            let until = submitted.as_ref().copied().unwrap_or(0);
+            self.line.staging.put(&self.line.queue, until, table);
+        }
         let chunk = self.chunk.take();
         let point = match submitted {
             Ok(point) => point,
@@ -439,7 +490,7 @@ fn fill(dst: BufferHandle, offset: u64, bytes: u64, pattern: Pattern) -> Command
             let part = done.min(bytes - done);
             commands.push(Command::Barrier);
             let regions = [region(offset, offset + done, part)].into_iter().collect();
-            commands.push(Command::Copy { src: dst, dst, regions });
+            commands.push(Command::Copy { src: dst, dst, regions, is_bindable: false });
             done += part;
         }
     }

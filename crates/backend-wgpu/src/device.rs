@@ -26,16 +26,17 @@ pub(crate) const HOST_KINDS: [MemoryKind; 3] = [MemoryKind::Pageable, MemoryKind
 /// A queue, with what its operations use.
 pub(crate) struct Line {
     pub(crate) queue: Arc<Submissions>,
+    /// Among the device's queues.
+    pub(crate) index: usize,
     pub(crate) staging: StagingPool,
-    pub(crate) clock: Arc<WgpuClock>,
     /// The counts of the queue for a profiler's sink.
     pub(crate) tally: Arc<QueueTally>,
 }
 
 impl Line {
-    fn new(queue: Arc<Submissions>) -> Arc<Self> {
-        let clock = Arc::new(WgpuClock::new(&queue));
-        Arc::new(Self { queue, staging: StagingPool::default(), clock, tally: Arc::default() })
+    fn new(index: usize, queue: &Arc<Submissions>) -> Arc<Self> {
+        let (queue, staging) = (Arc::clone(queue), StagingPool::default());
+        Arc::new(Self { queue, index, staging, tally: Arc::default() })
     }
 }
 
@@ -46,6 +47,7 @@ pub(crate) struct DeviceState {
     pub(crate) wgpu: Arc<Line>,
     /// What copies beside it.
     pub(crate) copiers: Vec<Arc<Line>>,
+    pub(crate) clock: Arc<WgpuClock>,
     /// Number of copiers that were leased.
     leased: AtomicUsize,
     pub(crate) counters: Arc<Counters>,
@@ -61,14 +63,15 @@ impl DeviceState {
     /// # Errors
     /// The driver's.
     pub(crate) fn new(vulkan: Arc<Vulkan>, info: DeviceInfo) -> Result<Arc<Self>> {
-        let copier = |queue| Submissions::new(Arc::clone(&vulkan), queue).map(Line::new);
-        let copiers = vulkan.copy_queues.iter().copied().map(copier).collect::<Result<_>>()?;
+        let copier = |queue| Submissions::new(Arc::clone(&vulkan), queue);
+        let copiers: Vec<_> = vulkan.copy_queues.iter().copied().map(copier).collect::<Result<_>>()?;
         let queue = Submissions::of_wgpu(&vulkan)?;
         Ok(Arc::new(Self {
             info,
-            wgpu: Line::new(Arc::clone(&queue)),
+            wgpu: Line::new(0, &queue),
+            copiers: (1..).zip(&copiers).map(|(index, queue)| Line::new(index, queue)).collect(),
+            clock: Arc::new(WgpuClock::new(&queue, copiers)),
             queue,
-            copiers,
             leased: AtomicUsize::new(0),
             sink: SinkSlot::default(),
             counters: Arc::default(),

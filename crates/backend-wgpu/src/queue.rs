@@ -9,6 +9,7 @@ use transload_core::{
 };
 
 use crate::{
+    clock::WgpuClock,
     copy,
     device::{DeviceState, Line},
     vulkan::Interval,
@@ -30,7 +31,7 @@ impl WgpuQueue {
     }
 
     fn stamp_of(&self, slot: u32) -> Stamp {
-        Stamp::new(Arc::clone(&self.line.clock) as _, slot.into())
+        Stamp::new(Arc::clone(&self.device.clock) as _, WgpuClock::token(self.line.index, slot))
     }
 
     /// Returns the fence of a point.
@@ -96,7 +97,7 @@ unsafe impl Queue for WgpuQueue {
     }
 
     fn stamp(&self) -> Result<Stamp> {
-        self.line.clock.submit().map(|(slot, _)| self.stamp_of(slot))
+        WgpuClock::submit(&self.line.queue).map(|(slot, _)| self.stamp_of(slot))
     }
 
     fn outstanding(&self) -> u64 {

@@ -196,6 +196,11 @@ impl Memory {
         self.adopted.is_some()
     }
 
+    /// Whether a shader can copy pieces of it.
+    pub(crate) fn is_bindable(&self) -> bool {
+        self.adopted.is_none() && self.size <= self.vulkan.largest_bound
+    }
+
     pub(crate) fn buffer(&self) -> vk::Buffer {
         self.buffer
     }

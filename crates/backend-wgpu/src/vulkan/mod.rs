@@ -9,6 +9,7 @@ mod gate;
 mod handles;
 mod memory;
 mod open;
+mod pieces;
 mod properties;
 mod record;
 mod semaphore;
@@ -35,6 +36,7 @@ pub(crate) use export::Descriptor;
 pub(crate) use gate::Waits;
 pub(crate) use memory::Memory;
 pub(crate) use open::{adopt, find_loader, open, uuid};
+pub(crate) use pieces::{ALIGNMENT, ENTRY, LISTS, List, entries, fits};
 use properties::Properties;
 pub(crate) use semaphore::Semaphore;
 pub(crate) use submissions::{Command, Commands, Region, Regions, SCRATCH, Submissions};
@@ -70,6 +72,8 @@ pub(crate) struct Vulkan {
     has_budget: bool,
     /// Whether other APIs can import its timeline semaphores.
     pub(crate) exports_semaphores: bool,
+    /// The largest buffer whose lists of pieces a shader copies.
+    largest_bound: u64,
     /// The unit of the queue's timestamps, if they have 64 bits.
     pub(crate) nanoseconds_per_tick: Option<f64>,
     /// Whether wgpu lost the device. Not known of devices of others.

@@ -129,6 +129,7 @@ fn make(
         is_host,
         maps_device: is_host && can_map_device(&memory),
         has_budget: properties.has_budget,
+        largest_bound: properties.largest_bound,
         nanoseconds_per_tick: has_clock.then_some(properties.nanoseconds_per_tick),
         wgpu_lost,
         lost: OnceLock::new(),

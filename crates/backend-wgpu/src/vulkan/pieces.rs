@@ -45,9 +45,7 @@ pub(crate) fn fits(regions: &[Region]) -> bool {
 pub(crate) fn entries(regions: &[Region]) -> impl Iterator<Item = [u32; 4]> {
     // Offsets are below 16 GiB.
     let word = |bytes: u64| (bytes / 4) as u32;
-    regions.iter().map(move |region| {
-        [word(region.src_offset), word(region.dst_offset), word(region.size), 0]
-    })
+    regions.iter().map(move |region| [word(region.src_offset), word(region.dst_offset), word(region.size), 0])
 }
 
 /// The shader with what it is bound by.
@@ -112,8 +110,7 @@ impl PieceShader {
         let size = vk::DescriptorPoolSize::default()
             .ty(vk::DescriptorType::STORAGE_BUFFER)
             .descriptor_count(LISTS * BINDINGS);
-        let info =
-            vk::DescriptorPoolCreateInfo::default().max_sets(LISTS).pool_sizes(slice::from_ref(&size));
+        let info = vk::DescriptorPoolCreateInfo::default().max_sets(LISTS).pool_sizes(slice::from_ref(&size));
         // SAFETY: the device is valid.
         unsafe { self.vulkan.raw.create_descriptor_pool(&info, None) }
             .map_err(|result| error_of(self.vulkan.id, "vkCreateDescriptorPool", result))

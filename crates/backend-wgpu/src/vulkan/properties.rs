@@ -13,6 +13,8 @@ pub(super) struct Properties {
     /// Whether timeline semaphores can be exported. Some drivers export others only, or as other handles only.
     pub(super) exports_semaphores: bool,
     pub(super) nanoseconds_per_tick: f64,
+    /// Most bytes that a shader has bound as one buffer.
+    pub(super) largest_bound: u64,
 }
 
 impl Properties {
@@ -45,6 +47,7 @@ impl Properties {
             exports_semaphores: has(khr::external_semaphore_fd::NAME)
                 && exports_timelines(instance, physical),
             nanoseconds_per_tick: f64::from(core.limits.timestamp_period),
+            largest_bound: core.limits.max_storage_buffer_range.into(),
         })
     }
 }

@@ -13,8 +13,8 @@ const MOST_REGIONS: usize = 4096;
 
 /// What records one submission at a time, on a thread that has the lock of the submissions.
 pub(super) enum Recorder {
-    /// A command buffer of the pool.
-    Own(vk::CommandBuffer),
+    /// A command buffer of the pool, and the place for the bindings of its lists: null before the first one.
+    Own(vk::CommandBuffer, vk::DescriptorPool),
     /// For wgpu's lower level, with what was recorded last.
     Lower(Box<hal::vulkan::CommandEncoder>, Option<hal::vulkan::CommandBuffer>),
 }
@@ -42,7 +42,8 @@ impl Submissions {
         let made = unsafe { vulkan.raw.allocate_command_buffers(&info) };
         let failed = |result| error_of(vulkan.id, "vkAllocateCommandBuffers", result);
         let made = made.map_err(failed)?;
-        made.first().copied().map(Recorder::Own).ok_or_else(|| failed(vk::Result::ERROR_UNKNOWN))
+        let own = |commands| Recorder::Own(commands, vk::DescriptorPool::null());
+        made.first().copied().map(own).ok_or_else(|| failed(vk::Result::ERROR_UNKNOWN))
     }
 
     /// Returns the error of a call of wgpu's lower level.
@@ -67,14 +68,17 @@ impl Submissions {
     ) -> Result<()> {
         let raw = &self.vulkan.raw;
         let failed = |what: &'static str| move |result| error_of(self.vulkan.id, what, result);
-        let buffer = match recorder {
-            Recorder::Own(buffer) => *buffer,
+        let (buffer, sets) = match recorder {
+            Recorder::Own(buffer, pool) => {
+                // SAFETY: the recorder is not in use.
+                (*buffer, unsafe { self.bind_lists(pool, commands) }?)
+            }
             Recorder::Lower(encoder, finished) => {
                 // SAFETY: what it recorded before is complete, and it records nothing now; the caller's promise.
                 let recorded = unsafe {
                     encoder.reset_all(finished.take().into_iter());
                     encoder.begin_encoding(None).map(|()| {
-                        self.record_all(encoder.raw_handle(), commands);
+                        self.record_all(encoder.raw_handle(), commands, &[]);
                         encoder.end_encoding()
                     })
                 };
@@ -96,7 +100,7 @@ impl Submissions {
         // is valid by the caller's promise.
         unsafe {
             raw.begin_command_buffer(buffer, &begin).map_err(failed("vkBeginCommandBuffer"))?;
-            self.record_all(buffer, commands);
+            self.record_all(buffer, commands, &sets);
             raw.end_command_buffer(buffer).map_err(failed("vkEndCommandBuffer"))?;
         }
         let (buffers, semaphores, points) = ([buffer], [self.semaphore.raw], [point]);
@@ -117,27 +121,76 @@ impl Submissions {
             .map_err(failed("vkQueueSubmit"))
     }
 
+    /// Returns the bindings of the lists, in a pool that is made if there is none.
+    ///
+    /// # Safety
+    /// * Those of [`submit`](Self::submit); no submission in flight uses the pool.
+    unsafe fn bind_lists(
+        &self,
+        pool: &mut vk::DescriptorPool,
+        commands: &[Command],
+    ) -> Result<SmallVec<[vk::DescriptorSet; 2]>> {
+        let lists = commands.iter().filter_map(|command| match command {
+            Command::CopyList(list) => Some(list),
+            _ => None,
+        });
+        let mut sets = SmallVec::new();
+        for (index, list) in lists.enumerate() {
+            let Some(shader) = self.shader() else { break };
+            if *pool == vk::DescriptorPool::null() {
+                *pool = shader.new_pool()?;
+            } else if index == 0 {
+                let none = vk::DescriptorPoolResetFlags::empty();
+                // SAFETY: the caller's promise.
+                let reset = unsafe { self.vulkan.raw.reset_descriptor_pool(*pool, none) };
+                reset.map_err(|result| error_of(self.vulkan.id, "vkResetDescriptorPool", result))?;
+            }
+            // SAFETY: the caller's promise.
+            sets.push(unsafe { shader.bind(*pool, list) }?);
+        }
+        Ok(sets)
+    }
+
+    /// Destroys a recorder that is not in use, but for what its pool of commands does.
+    pub(super) fn destroy(&self, recorder: Recorder) {
+        if let Recorder::Own(_, pool) = recorder {
+            // SAFETY: no submission in flight uses it.
+            unsafe { self.vulkan.raw.destroy_descriptor_pool(pool, None) };
+        }
+    }
+
     /// Records commands, after everything submitted before and before everything submitted later.
     ///
     /// # Safety
-    /// * Those of [`submit`](Self::submit); the command buffer is being recorded.
-    unsafe fn record_all(&self, buffer: vk::CommandBuffer, commands: &[Command]) {
+    /// * Those of [`submit`](Self::submit); the command buffer is being recorded, and `sets` are those of the lists.
+    unsafe fn record_all(&self, buffer: vk::CommandBuffer, commands: &[Command], sets: &[vk::DescriptorSet]) {
+        use vk::{AccessFlags as Access, PipelineStageFlags as Stage};
+        // A queue that only copies has no shaders.
+        let (shader, read, written) = match sets {
+            [] => (Stage::empty(), Access::empty(), Access::empty()),
+            _ => (Stage::COMPUTE_SHADER, Access::SHADER_READ | Access::SHADER_WRITE, Access::SHADER_WRITE),
+        };
+        let mut sets = sets.iter();
         // SAFETY: the caller's promise.
         unsafe {
             // After everything submitted before, kernels included.
             self.barrier(
                 buffer,
                 (vk::PipelineStageFlags::ALL_COMMANDS, vk::AccessFlags::MEMORY_WRITE),
-                (
-                    vk::PipelineStageFlags::TRANSFER,
-                    vk::AccessFlags::TRANSFER_READ | vk::AccessFlags::TRANSFER_WRITE,
-                ),
+                (Stage::TRANSFER | shader, Access::TRANSFER_READ | Access::TRANSFER_WRITE | read),
             );
-            commands.iter().for_each(|command| self.record(buffer, command));
+            for command in commands {
+                match (command, self.pieces.get()) {
+                    (Command::CopyList(list), Some(Some(shader))) => {
+                        sets.next().into_iter().for_each(|set| shader.record(buffer, *set, list));
+                    }
+                    _ => self.record(buffer, command),
+                }
+            }
             // Before everything submitted later, and before the host reads.
             self.barrier(
                 buffer,
-                (vk::PipelineStageFlags::TRANSFER, vk::AccessFlags::TRANSFER_WRITE),
+                (Stage::TRANSFER | shader, Access::TRANSFER_WRITE | written),
                 (
                     vk::PipelineStageFlags::ALL_COMMANDS | vk::PipelineStageFlags::HOST,
                     vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE | vk::AccessFlags::HOST_READ,
@@ -157,7 +210,9 @@ impl Submissions {
             }
         };
         match command {
-            Command::Copy { src, dst, regions } => copy(*src, *dst, regions),
+            Command::Copy { src, dst, regions, .. } => copy(*src, *dst, regions),
+            // Recorded with its bindings.
+            Command::CopyList(_) => {}
             Command::CopyScratch { dst, regions } => copy(self.scratch.buffer(), *dst, regions),
             Command::FillWords { dst, offset, bytes, word } => {
                 // SAFETY: the caller's promise.

@@ -20,8 +20,8 @@ use transload_core::{
 };
 
 use super::{
-    Memory, Semaphore, Vulkan, VulkanQueue, error_of, memory::Source, record::Recorder,
-    timestamps::Timestamps,
+    List, Memory, Semaphore, Vulkan, VulkanQueue, error_of, memory::Source, pieces::PieceShader,
+    record::Recorder, timestamps::Timestamps,
 };
 use crate::wakers::Wakers;
 
@@ -38,8 +38,10 @@ pub(crate) type Regions = SmallVec<[Region; 2]>;
 
 /// What a submission does. Commands run in any order, except at a barrier.
 pub(crate) enum Command {
-    /// Copies regions, none of which overlap.
-    Copy { src: vk::Buffer, dst: vk::Buffer, regions: Regions },
+    /// Copies regions, none of which overlap. With `is_bindable` a shader may do it instead.
+    Copy { src: vk::Buffer, dst: vk::Buffer, regions: Regions, is_bindable: bool },
+    /// Copies the pieces of a list, none of which overlap, by a shader.
+    CopyList(List),
     /// Fills with a word; offset and length are multiples of 4.
     FillWords { dst: vk::Buffer, offset: u64, bytes: u64, word: u32 },
     /// Writes 4 to [`SCRATCH`] bytes, a multiple of 4, to the scratch memory.
@@ -62,6 +64,8 @@ pub(crate) struct Submissions {
     pub(super) pool: vk::CommandPool,
     pub(super) scratch: Memory,
     pub(super) timestamps: Timestamps,
+    /// Made by the first list; `None` if it cannot be made.
+    pub(super) pieces: OnceLock<Option<PieceShader>>,
     pub(super) state: Mutex<State>,
     pub(super) enqueued: AtomicU64,
     /// The last point that the driver has accepted: before that of a submission of wgpu in progress.
@@ -118,6 +122,7 @@ impl Submissions {
             pool,
             scratch,
             timestamps: Timestamps::default(),
+            pieces: OnceLock::new(),
             state: Mutex::default(),
             enqueued: AtomicU64::new(0),
             submitted: AtomicU64::new(0),
@@ -222,6 +227,26 @@ impl Submissions {
             state.free.extend(state.in_flight.pop_front().map(|(_, recorder)| recorder));
         }
         state.free.pop().map_or_else(|| self.new_recorder(), Ok)
+    }
+
+    /// Returns the shader that copies lists, on wgpu's queue of a GPU.
+    pub(super) fn shader(&self) -> Option<&PieceShader> {
+        if !self.vulkan.is_locked || self.queue != self.vulkan.queue {
+            return None;
+        }
+        let make = || {
+            let made = PieceShader::new(&self.vulkan);
+            made.inspect_err(|error| {
+                report::call_failed("lists are copied without a shader", self.vulkan.id, error)
+            })
+            .ok()
+        };
+        self.pieces.get_or_init(make).as_ref()
+    }
+
+    /// Returns whether a shader copies lists of pieces.
+    pub(crate) fn copies_lists(&self) -> bool {
+        self.shader().is_some()
     }
 
     pub(crate) fn device(&self) -> DeviceId {
@@ -374,10 +399,14 @@ impl Drop for Submissions {
         self.block_until(self.enqueued());
         if self.vulkan.may_run.load(Ordering::Acquire) {
             std::mem::forget(std::mem::take(self.state.get_mut()));
+            std::mem::forget(self.pieces.take());
             return;
         }
         // Before their pools and the device.
-        drop(std::mem::take(self.state.get_mut()));
+        let State { in_flight, free } = std::mem::take(self.state.get_mut());
+        for recorder in in_flight.into_iter().map(|(_, recorder)| recorder).chain(free) {
+            self.destroy(recorder);
+        }
         // SAFETY: all submissions are complete. A drop is exclusive.
         unsafe {
             self.destroy_timestamps();

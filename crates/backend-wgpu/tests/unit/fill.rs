@@ -33,6 +33,7 @@ fn run(memory: &mut [u8], offset: usize, bytes: usize, pattern: Pattern) -> usiz
                     memory.copy_within(from..from + size, region.dst_offset as usize);
                 }
             }
+            Command::CopyList(_) => unreachable!("a fill copies no list"),
             Command::Barrier | Command::Timestamp { .. } => {}
         }
     }

@@ -125,9 +125,12 @@ impl<'a> TestContext<'a> {
     /// Leases several queues, as different as possible.
     pub(super) fn queues(&self) -> Result<Vec<QueueLease>, Failure> {
         let of = [StreamPriority::Normal, StreamPriority::High, StreamPriority::Normal, StreamPriority::Low];
-        let lease =
-            |priority| self.subject.backend.lease_queue(self.subject.device, priority, WorkloadType::Memory);
-        Ok(of.into_iter().map(lease).collect::<CoreResult<Vec<_>>>()?)
+        let Subject { backend, device, .. } = self.subject;
+        let lease = |priority| backend.lease_queue(*device, priority, WorkloadType::Memory);
+        let reserved =
+            |_| backend.lease_reserved_queue(*device, StreamPriority::Normal, WorkloadType::Memory);
+        let queues = of.into_iter().map(lease).chain((0..backend.reserved_queues(*device)).map(reserved));
+        Ok(queues.collect::<CoreResult<Vec<_>>>()?)
     }
 
     /// Returns a queue and host memory for copies to and from a place.

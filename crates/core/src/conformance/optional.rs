@@ -78,7 +78,7 @@ pub(super) fn in_place(context: &TestContext<'_>) -> CheckResult {
                 })?;
             }
             for (count, most) in [(1, 70_000), (300, 700), (9, context.size(1_500_000))] {
-                one_batch(context, &mut rng, (from, to), (count, most), |pairs| {
+                one_batch(context, &mut rng, (from, to), (count, most, 1), |pairs| {
                     Ok(submit_and_wait(&queue, &Operation::CopyBatchInPlace { pairs })?.is_some())
                 })
                 .and_then(|done| {

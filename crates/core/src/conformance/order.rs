@@ -29,7 +29,7 @@ pub(super) fn reader_after_writer(context: &TestContext<'_>) -> CheckResult {
         let bytes = context.size(LARGE);
         let (whole, end) = (context.allocate(host, bytes)?, context.allocate(host, 1000.min(bytes))?);
         let [middle, other] = [context.allocate(there, bytes)?, context.allocate(there, bytes)?];
-        for round in 0..4 {
+        for round in 0..queues.len() {
             let content = rng.bytes(bytes);
             let src = context.buffer_of(host, &content)?;
             context.put(&whole, &vec![0; bytes])?;
@@ -58,7 +58,7 @@ pub(super) fn writer_after_reader(context: &TestContext<'_>) -> CheckResult {
         let (old, new) = (rng.bytes(bytes), rng.bytes(1000.min(bytes)));
         let middle = context.allocate(there, bytes)?;
         let late = context.buffer_of(host, &new)?;
-        for round in 0..4 {
+        for round in 0..queues.len() {
             context.put(&middle, &old)?;
             let [first, second] = [context.allocate(host, bytes)?, context.allocate(host, bytes)?];
             let [one, two, three] = [0, 1, 2].map(|next| &queues[(round + next) % queues.len()]);

@@ -46,8 +46,10 @@ pub(super) fn batches(context: &TestContext<'_>) -> CheckResult {
     let mut rng = context.rng("batches");
     let mut any = false;
     for (from, to) in context.paths() {
-        for (count, most) in [(1, 500), (7, 3000), (100, 999), (3, context.size(2_200_000))] {
-            any |= one_batch(context, &mut rng, (from, to), (count, most), |pairs| {
+        for (count, most, unit) in
+            [(1, 500, 1), (7, 3000, 1), (100, 999, 1), (100, 999, 4), (3, context.size(2_200_000), 1)]
+        {
+            any |= one_batch(context, &mut rng, (from, to), (count, most, unit), |pairs| {
                 Ok(submit_and_wait(&queue, &Operation::CopyBatch { pairs })?.is_some())
             })?;
         }
@@ -55,19 +57,19 @@ pub(super) fn batches(context: &TestContext<'_>) -> CheckResult {
     Ok(Verdict::passed_if(any, "the queues copy no batches"))
 }
 
-/// One batch of `count` pairs of up to `most` bytes, and the bytes around them. `copy` returns whether the queue
-/// supports it.
+/// One batch of `count` pairs of up to `most` bytes, and the bytes around them, all multiples of `unit`. `copy` returns whether the
+/// queue supports it.
 pub(super) fn one_batch(
     context: &TestContext<'_>,
     rng: &mut TestRng,
     (from, to): (TestMemory, TestMemory),
-    (count, most): (usize, usize),
+    (count, most, unit): (usize, usize, usize),
     copy: impl FnOnce(&[(RawBuffer, RawBuffer)]) -> Result<bool, Failure>,
 ) -> Result<bool, Failure> {
-    let sizes: Vec<usize> = (0..count).map(|_| rng.between(1, most)).collect();
+    let sizes: Vec<usize> = (0..count).map(|_| rng.between(1, most / unit) * unit).collect();
     let total: usize = sizes.iter().sum();
     let there = rng.bytes(total);
-    let mut here = rng.bytes(total + count);
+    let mut here = rng.bytes(total + count * unit);
     let (src, dst) = (context.buffer_of(from, &there)?, context.buffer_of(to, &here)?);
     let mut pairs: Vec<(RawBuffer, RawBuffer)> = Vec::new();
     let mut done = here.clone();
@@ -78,7 +80,7 @@ pub(super) fn one_batch(
         read -= if is_reverse { bytes } else { 0 };
         pairs.push((src.slice(read..read + bytes)?, dst.slice(write..write + bytes)?));
         done[write..write + bytes].copy_from_slice(&there[read..read + bytes]);
-        write += bytes + if is_reverse { 1 } else { rng.below(2) };
+        write += bytes + unit * if is_reverse { 1 } else { rng.below(2) };
         read += if is_reverse { 0 } else { bytes };
     }
     let is_copied = copy(&pairs)?;
