@@ -140,11 +140,12 @@ print(json.dumps({
     "skip_reasons": skipped, "failures": sorted(set(re.findall(r"^test (\S+) \.\.\. FAILED$", text, re.M))),
 }))
 P
-    # What did not run shows nothing, unless more devices would have been needed than there are, or the software driver.
+    # What did not run shows nothing, unless more devices would have been needed than there are, the software driver, or an adapter of
+    # OpenGL beside Vulkan.
     said=$(tail -n 1 "$work/tests" | python3 -c '
 import json, re, sys
 t, devices = json.loads(sys.stdin.read()), int(sys.argv[1])
-needs = lambda reason: re.match(r"needs (?:(\d+) devices|the software driver$)", reason)
+needs = lambda reason: re.match(r"needs (?:(\d+) devices|the software driver$)|.*no adapter of OpenGL can be used", reason)
 is_excused = lambda needed: needed and (needed[1] is None or int(needed[1]) > devices)
 excused = [reason for reason in t["skip_reasons"] if is_excused(needs(reason))]
 faults = []

@@ -5,15 +5,17 @@
 //! bytes, never within one buffer, and each of its submissions costs tens of microseconds on some drivers. Beneath it, bytes next to a copy are
 //! not touched, whatever its offset and length.
 //!
-//! Each device has one Vulkan queue under one lock, since wgpu opens no more, and many adapters have no other. So all leased queues of a
-//! device are one line, whose timeline is a Vulkan timeline semaphore; a priority has no effect. wgpu's queue is the same one: it is not
-//! handed out, but [`WgpuBackend::submit`] submits to it. A framework that needs it makes the device by [`create_shared_device`], and gives
-//! both to [`WgpuBackendConfig::with_device`].
+//! All leased queues of a device are one Vulkan queue, whose timeline is a Vulkan timeline semaphore; a priority has no effect. wgpu's
+//! queue is the same one: it is not handed out, but [`WgpuBackend::submit`] submits to it. A framework that needs it makes the device by
+//! [`create_shared_device`], and gives both to [`WgpuBackendConfig::with_device`]. Reserved queues, by which large transfers are staged, are
+//! two others on devices that the backend opens, where the adapter has a family that only copies: they go on beside shaders.
+//!
+//! Lists of short pieces of whole words are copied by a shader, other pieces by copy commands.
 //!
 //! # Other APIs, by wgpu
 //! Devices of OpenGL, DX12 and Metal are used by wgpu's own interface alone. wgpu copies whole words of 4 bytes between two buffers; a shader
 //! does what that cannot: fills, copies within a buffer, and the bytes of a word that belong to a range. It reads the others and writes them
-//! back, which nothing else does meanwhile, since the device has one queue, and no memory that the host addresses. Only
+//! back, which nothing else does meanwhile, since such a device has one queue, and no memory that the host addresses. Only
 //! [`MemoryKind::Device`](transload_core::MemoryKind::Device) is allocated, in multiples of 4 bytes. A copy from or to the host blocks the
 //! submitting thread, as below. Work is not timed, so that a profiler is refused.
 //!
@@ -37,7 +39,7 @@
 //! `poll` on the handed out device has to mind that itself.
 //!
 //! # Threads
-//! Every item may be used from any thread. One thread for each device waits for its work, and only while a task awaits it.
+//! Every item may be used from any thread. One thread for each queue waits for its work, and only while a task awaits it.
 //!
 //! Devices of other APIs than Vulkan are polled by any call that copies, allocates, waits or asks whether work is complete. wgpu calls
 //! callbacks of its user (`map_async`) in there: one that uses a buffer which its thread is just copying waits for ever, and one that panics

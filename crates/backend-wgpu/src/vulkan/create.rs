@@ -53,11 +53,24 @@ pub fn create_shared_device(
     })
 }
 
-/// Returns the queues of a family that does nothing but copy, at most two, each with the family and its index there.
+/// Returns the queues of a family that does nothing but copy, at most two, each with the family and its index there. None if the host
+/// cannot reset their timestamps, which such a family cannot.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] for an adapter of another API than Vulkan, or before 1.2.
 pub(super) fn copy_queues(adapter: &wgpu::Adapter) -> Result<Vec<(u32, u32)>> {
     // SAFETY: nothing is destroyed.
     let lower = unsafe { adapter.as_hal::<hal::api::Vulkan>() }.ok_or_else(not_vulkan)?;
-    let (instance, physical) = (lower.shared_instance().raw_instance(), lower.raw_physical_device());
+    let (instance, physical) = (lower.shared_instance(), lower.raw_physical_device());
+    Properties::of(instance, physical)?;
+    let instance = instance.raw_instance();
+    let mut resets = vk::PhysicalDeviceHostQueryResetFeatures::default();
+    let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut resets);
+    // SAFETY: the physical device is one of the instance, and the structure is of Vulkan 1.2, which the device has.
+    unsafe { instance.get_physical_device_features2(physical, &mut features) };
+    if resets.host_query_reset == vk::FALSE {
+        return Ok(Vec::new());
+    }
     // SAFETY: the physical device is one of the instance.
     let families = unsafe { instance.get_physical_device_queue_family_properties(physical) };
     let also = vk::QueueFlags::SPARSE_BINDING | vk::QueueFlags::PROTECTED;
@@ -106,6 +119,8 @@ pub(super) fn create(
         let info =
             vk::DeviceCreateInfo::default().queue_create_infos(&queues).enabled_extension_names(&names);
         let info = enabled.add_to_device_create(info);
+        let mut resets = vk::PhysicalDeviceHostQueryResetFeatures::default().host_query_reset(true);
+        let info = if copies.is_empty() { info } else { info.push_next(&mut resets) };
         // SAFETY: the adapter supports the extensions and features.
         let raw = unsafe { instance.raw_instance().create_device(physical, &info, None) };
         let raw = raw.map_err(|result| error_of(adapter.get_info().name, "vkCreateDevice", result))?;

@@ -226,7 +226,9 @@ impl Submissions {
             Command::Timestamp { pool, query } => {
                 // SAFETY: the command buffer is being recorded; the pool is this device's and has the query.
                 unsafe {
-                    raw.cmd_reset_query_pool(buffer, *pool, *query, 1);
+                    if !self.resets_on_host() {
+                        raw.cmd_reset_query_pool(buffer, *pool, *query, 1);
+                    }
                     raw.cmd_write_timestamp(buffer, vk::PipelineStageFlags::BOTTOM_OF_PIPE, *pool, *query);
                 }
             }

@@ -29,6 +29,17 @@ struct Slots {
     free: Vec<u32>,
     /// The point from which on each slot can be read; none before it is submitted.
     points: Vec<Option<u64>>,
+    /// The last point at which a submission writes each slot, also one that nobody reads.
+    written: Vec<u64>,
+}
+
+impl Slots {
+    /// Takes a free slot that no submission writes any more.
+    fn take(&mut self, reached: u64) -> Option<u32> {
+        let is_written = |slot: &u32| self.written.get(*slot as usize).is_none_or(|point| *point <= reached);
+        let index = self.free.iter().rposition(is_written)?;
+        Some(self.free.swap_remove(index))
+    }
 }
 
 /// Returns ticks of a period in nanoseconds. Some devices count from 1970: as a floating-point number these would be multiples of 256.
@@ -57,8 +68,11 @@ impl Submissions {
         if !self.has_timestamps() {
             return Err(self.no_timestamps());
         }
+        // Commands reset a slot in the queue's order.
+        let reached = if self.resets_on_host() { self.refresh() } else { u64::MAX };
         let mut slots = self.timestamps.slots.lock();
-        if let Some(slot) = slots.free.pop() {
+        if let Some(slot) = slots.take(reached) {
+            self.reset_on_host(&slots, slot);
             return Ok(slot);
         }
         let info = vk::QueryPoolCreateInfo::default().query_type(vk::QueryType::TIMESTAMP).query_count(POOL);
@@ -68,8 +82,23 @@ impl Submissions {
         let first = slots.pools.len() as u32 * POOL;
         slots.pools.push(pool);
         slots.points.extend([None; POOL as usize]);
+        slots.written.extend([0; POOL as usize]);
         slots.free.extend(first + 1..first + POOL);
+        self.reset_on_host(&slots, first);
         Ok(first)
+    }
+
+    /// Returns whether the host resets slots, since the queue only copies.
+    pub(super) fn resets_on_host(&self) -> bool {
+        self.queue.family != self.vulkan.queue.family
+    }
+
+    /// Resets a slot that no submission in flight writes, unless commands do.
+    fn reset_on_host(&self, slots: &Slots, slot: u32) {
+        if let Some(pool) = slots.pools.get((slot / POOL) as usize).filter(|_| self.resets_on_host()) {
+            // SAFETY: the pool is this device's, which has the feature if it has such queues.
+            unsafe { self.vulkan.raw.reset_query_pool(*pool, slot % POOL, 1) };
+        }
     }
 
     /// Takes a slot for a begin and one for an end.
@@ -102,8 +131,12 @@ impl Submissions {
 
     /// Says that a slot is written before a point is reached.
     pub(crate) fn set_timestamp_point(&self, slot: u32, point: u64) {
-        if let Some(known) = self.timestamps.slots.lock().points.get_mut(slot as usize) {
+        let mut slots = self.timestamps.slots.lock();
+        if let Some(known) = slots.points.get_mut(slot as usize) {
             *known = Some(point);
+        }
+        if let Some(written) = slots.written.get_mut(slot as usize) {
+            *written = point;
         }
     }
 
@@ -185,7 +218,7 @@ impl Submissions {
 
 #[cfg(test)]
 mod tests {
-    use super::nanoseconds;
+    use super::{Slots, nanoseconds};
 
     #[test]
     fn late_timestamps_keep_their_nanoseconds() {
@@ -193,5 +226,11 @@ mod tests {
         assert_eq!(nanoseconds(now + 1, 1.0) - nanoseconds(now, 1.0), 1);
         assert_eq!(nanoseconds(3 << 40, 10.0), 30 << 40);
         assert_eq!(nanoseconds(1 << 30, 0.5), 1 << 29);
+    }
+
+    #[test]
+    fn slot_is_not_taken_while_a_submission_may_write_it() {
+        let mut slots = Slots { free: vec![0, 1], written: vec![5, 0], ..Slots::default() };
+        assert_eq!((slots.take(4), slots.take(4), slots.take(5)), (Some(1), None, Some(0)));
     }
 }
