@@ -29,3 +29,25 @@ impl From<QueueLease> for Queues {
         Self::new(queue, SmallVec::new())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use transload_backend_cpu::CpuBackend;
+    use transload_core::{Backend, DeviceId, QueueLease, StreamPriority, WorkloadType};
+
+    use super::Queues;
+
+    #[test]
+    fn copies_go_to_the_queues_in_turn() {
+        let backend = CpuBackend::new().unwrap();
+        let lease =
+            || backend.lease_queue(DeviceId::Cpu, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+        let id = |queue: &QueueLease| queue.timeline().id();
+        let (first, second) = (lease(), lease());
+        let ids = [id(&first), id(&second)];
+        assert_ne!(ids[0], ids[1]);
+        let queues = Queues::new(first, [second].into_iter().collect());
+        let used: Vec<_> = (0..4).map(|copy| id(queues.of(copy))).collect();
+        assert_eq!(used, [ids[0], ids[1], ids[0], ids[1]]);
+    }
+}
