@@ -259,7 +259,11 @@ impl Engines {
                             trace.migration(&DrawnMigration { migration, buffer, simulated, span, error });
                         }
                     }
-                    EngineRecord::Faulted(faults) => self.migrations.faulted(&faults),
+                    EngineRecord::Faulted(faults) => {
+                        let convert = |at| recorded.map.convert(at).at;
+                        let served = faults.served.map(|(begin, end)| (convert(begin), convert(end)));
+                        self.migrations.faulted(&faults, served, recorded.simulated);
+                    }
                     _ => {}
                 }
             }
