@@ -241,7 +241,7 @@ impl Engines {
                     EngineRecord::Worked(work) => {
                         let direction = direction(work.task);
                         self.totals.entry((work.device, direction, work.engine)).or_default().add(&work);
-                        if work.engine == Some(Engine::Copy) {
+                        if work.engine == Some(Engine::Copy) && !recorded.map.is_unrelated() {
                             let map = &recorded.map;
                             let span = (map.convert(work.begin).at, map.convert(work.end).at);
                             self.links.used(work.device, direction, span);
