@@ -19,6 +19,8 @@ const DRIFT: f64 = 500e-6;
 const STEADY: f64 = 20e-6;
 /// Shortest time between anchors over which the difference is judged: the anchors' own errors are far below the largest one.
 const JUDGED_FROM_NS: i64 = 50_000_000;
+/// How far back a clock is set at least: readings of one that is not set may differ by less.
+const SET_BACK_NS: u64 = 100_000;
 
 /// An instant on the host's clock, in nanoseconds since the profiler began, and the largest error of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +101,8 @@ impl ClockMap {
         if let Some(last) = self.points.back() {
             // A clock runs backwards only if it is set, as the host's time of day may be.
             let back = last.device.saturating_sub(point.device);
-            self.was_set |= back > 0 && back.cast_unsigned() > self.resolution() + last.error + point.error;
+            let least = SET_BACK_NS + last.error + point.error;
+            self.was_set |= u64::try_from(back).is_ok_and(|back| back > least);
             if point.device <= last.device || point.host <= last.host {
                 return;
             }

@@ -76,7 +76,8 @@ fn directions_of_a_device_are_apart() {
 #[test]
 fn device_rows_lie_on_the_clock_of_the_host() {
     let first = harness::device_like(|device| device.paced(OFFSET, DRIFT)).end_check();
-    let second = harness::device_with(|device| device.paced(3 * OFFSET, -DRIFT)).map(|test| test.end_check());
+    let other = || harness::device_like(|device| device.paced(3 * OFFSET, -DRIFT)).end_check();
+    let second = (!harness::is_real()).then(other);
     let ordinals: Vec<u32> =
         [first.ordinal()].into_iter().chain(second.as_ref().map(|it| it.ordinal())).collect();
     let config = CudaBackendConfig::default().with_devices(ordinals.iter().copied());
