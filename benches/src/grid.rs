@@ -45,17 +45,16 @@ pub fn points(options: &Options) -> Vec<Point> {
     sizes.map(Point::aligned).chain([odd]).collect()
 }
 
-/// Returns one size for each size class.
+/// Returns the sizes at which every method is tried: each power of two from 256 B to 256 MiB, or few of them.
 #[must_use]
-pub fn classes(options: &Options) -> Vec<usize> {
-    const FULL: [usize; 6] = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 128 * MIB, 256 * MIB];
+pub fn method_sizes(options: &Options) -> Vec<usize> {
     const BRIEF: [usize; 4] = [4 * KIB, 64 * KIB, MIB, 4 * MIB];
-    if options.quick { BRIEF.to_vec() } else { FULL.to_vec() }
+    if options.quick { BRIEF.to_vec() } else { (8..=28).map(|power| 1 << power).collect() }
 }
 
-/// Returns the repetitions of each method at a size of `classes`.
+/// Returns the repetitions of each method at a size of `method_sizes`.
 #[must_use]
-pub fn class_repetitions(options: &Options, bytes: usize) -> usize {
+pub fn method_repetitions(options: &Options, bytes: usize) -> usize {
     if let Some(given) = options.repetitions {
         return given as usize;
     }
@@ -161,6 +160,13 @@ mod tests {
         ids.sort();
         ids.dedup();
         assert_eq!((ids.len(), count), (56, 56));
+    }
+
+    #[test]
+    fn methods_are_tried_at_each_power_of_two() {
+        let sizes = method_sizes(&Options::parse_from(["transload-bench"]));
+        assert_eq!((sizes.first(), sizes.last()), (Some(&256), Some(&(256 * MIB))));
+        assert!(sizes.windows(2).all(|pair| pair[1] == 2 * pair[0]));
     }
 
     #[test]

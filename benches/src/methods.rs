@@ -1,4 +1,4 @@
-//! Every method on every path and size class: its speed or the reason of its rejection, and the automatic choice.
+//! Every method on every path, at sizes of one grid: its speed or the reason of its rejection, and the automatic choice.
 
 use std::time::Instant;
 
@@ -94,7 +94,7 @@ impl Bench<'_> {
     /// # Errors
     /// If the library or the driver fails, except by rejecting a method.
     pub fn methods(&mut self, path: TransferPath, methods: &mut Methods) -> Result<Vec<Row>> {
-        let sizes = grid::classes(self.options);
+        let sizes = grid::method_sizes(self.options);
         let largest = sizes.iter().copied().max().unwrap_or_default();
         let allocate = |place, bytes| case::allocate(self.manager, self.testbed, place, bytes);
         let both =
@@ -180,7 +180,7 @@ impl Bench<'_> {
     fn measured(&mut self, case: &MethodCase, method: TransferMethod) -> Result<Row> {
         let MethodCase { path, bytes, .. } = *case;
         let options = TransferOptions::new().only(method);
-        let (point, repetitions) = (Point::aligned(bytes), grid::class_repetitions(self.options, bytes));
+        let (point, repetitions) = (Point::aligned(bytes), grid::method_repetitions(self.options, bytes));
         let batch = if has_unified(path) { 1 } else { self.batch(point) };
         let start = self.content.draw();
         let expected = self.content.part(start, bytes);

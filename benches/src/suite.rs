@@ -24,7 +24,7 @@ use crate::{
 /// If the library or the driver fails, or anything is still allocated at the end.
 pub fn run(options: &Options, device: Option<u32>) -> Result<Results> {
     let (mut rows, mut methods) = (Vec::new(), Methods::default());
-    let longest = grid::classes(options).into_iter().fold(grid::largest(options), usize::max);
+    let longest = grid::method_sizes(options).into_iter().fold(grid::largest(options), usize::max);
     let mut content = Content::new(longest, options.seed);
     let progress = Progress::new(0);
     let mut description = ("no CUDA device was used".to_owned(), None, None);

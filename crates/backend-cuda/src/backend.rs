@@ -8,10 +8,10 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{
-    Backend, DeviceId, DeviceInfo, EngineRecording, Error, ErrorKind, Fence, ListCost, MemoryAdvice,
-    MemoryInfo, MemoryKind, Operation, OperationSampling, OperationSink, PathCost, PeerAccess, PinnedCache,
-    Place, Pod, QueueLease, RawBuffer, Recording, ResourceCounts, Result, SharedBuffer, StreamPriority,
-    WorkloadType, events::report, mutant,
+    Backend, DeviceId, DeviceInfo, EngineRecording, Error, ErrorKind, Fence, HeldPinned, ListCost,
+    MemoryAdvice, MemoryInfo, MemoryKind, Operation, OperationSampling, OperationSink, PathCost, PeerAccess,
+    PinnedCache, Place, Pod, QueueLease, RawBuffer, Recording, ResourceCounts, Result, SharedBuffer,
+    StreamPriority, WorkloadType, events::report, mutant,
 };
 use transload_cuda_sys::Driver;
 use transload_memory::{
@@ -20,7 +20,10 @@ use transload_memory::{
 };
 use transload_streams::{AdvancedStreamPool, CudaGraph, StreamLease, StreamOrderedAllocator};
 
-use crate::{CudaBackendConfig, CudaBuffer, costs, device::DeviceState, list_costs, peers::Peers, share};
+use crate::{
+    CudaBackendConfig, CudaBuffer, costs, device::DeviceState, held_buffers::HeldBuffers, list_costs,
+    peers::Peers, share,
+};
 
 /// The devices of the CUDA driver. Usable from any thread.
 pub struct CudaBackend {
@@ -30,6 +33,7 @@ pub struct CudaBackend {
     pinned: Arc<PinnedLimit>,
     /// Caches of pinned memory outside the backend.
     pinned_caches: Mutex<Vec<Weak<dyn PinnedCache>>>,
+    held_pinned: HeldBuffers,
 }
 
 impl CudaBackend {
@@ -70,6 +74,7 @@ impl CudaBackend {
             peers: Peers::default(),
             pinned,
             pinned_caches: Mutex::default(),
+            held_pinned: HeldBuffers::default(),
         }))
     }
 
@@ -194,7 +199,12 @@ impl CudaBackend {
             // Before what is kept gives way for nothing.
             self.pinned.check(bytes)?;
         }
-        self.retry_pinned(kind, state.allocate_new(kind, bytes), || state.allocate_new(kind, bytes))
+        let allocated =
+            self.retry_pinned(kind, state.allocate_new(kind, bytes), || state.allocate_new(kind, bytes));
+        if is_host_pinned(kind) {
+            allocated.iter().for_each(|buffer| self.held_pinned.add(buffer));
+        }
+        allocated
     }
 
     /// Calls `again` if pinned memory was short and some could be freed.
@@ -216,6 +226,7 @@ impl CudaBackend {
     /// Frees pinned memory that is only kept, by any device or elsewhere; returns how many bytes.
     #[cold]
     fn trim_pinned(&self) -> u64 {
+        self.held_pinned.settle();
         // Copied first: releasing calls back, to free the buffers.
         let caches = self.pinned_caches.lock().clone();
         let elsewhere = caches.iter().filter_map(Weak::upgrade).map(|cache| cache.release_unused());
@@ -352,7 +363,13 @@ impl Backend for CudaBackend {
     }
 
     fn idle_pinned_bytes(&self) -> u64 {
-        self.cached_pinned_bytes()
+        let caches = self.pinned_caches.lock().clone();
+        let elsewhere = caches.iter().filter_map(Weak::upgrade).map(|cache| cache.unused_bytes());
+        self.cached_pinned_bytes() + elsewhere.sum::<u64>()
+    }
+
+    fn held_pinned(&self) -> Vec<HeldPinned> {
+        self.held_pinned.read()
     }
 
     fn record_engines(&self) -> Result<Box<dyn EngineRecording>> {
@@ -417,6 +434,7 @@ impl Backend for CudaBackend {
     }
 
     fn resource_counts(&self) -> ResourceCounts {
+        self.held_pinned.settle();
         let mut sum = ResourceCounts::default();
         for state in &self.states {
             sum.leases += (state.pool.leases() + state.reserved.leases()) as u64;
@@ -437,6 +455,7 @@ impl Backend for CudaBackend {
     }
 
     fn drain(&self) -> Result<()> {
+        self.held_pinned.settle();
         let mut outcome = Ok(());
         // Drain every device, even after an error.
         for state in &self.states {

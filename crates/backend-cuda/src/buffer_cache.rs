@@ -13,7 +13,7 @@ use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 /// Largest cached request, in bytes. Larger buffers take far longer to fill than to allocate.
 const MAX_DEVICE_BYTES: usize = 256 << 20;
-const MAX_PINNED_BYTES: usize = 64 << 20;
+pub(crate) const MAX_PINNED_BYTES: usize = 64 << 20;
 
 /// Largest device segment, in bytes, that is split. Splitting larger ones for small buffers would fragment them. Pinned
 /// memory is scarce, so any segment is split.

@@ -32,6 +32,7 @@ mod config;
 mod costs;
 mod device;
 mod event_streams;
+mod held_buffers;
 mod list_costs;
 mod peers;
 mod share;

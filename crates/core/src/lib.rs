@@ -46,14 +46,16 @@ pub use buffer::host_view::{HostView, HostViewMut};
 pub use buffer::loan::Loan;
 pub use buffer::pair_list::PairList;
 pub use buffer::range_guard::{PendingConflict, RangeGuard, TryLockResult};
-pub use buffer::raw_buffer::{RawBuffer, WeakBuffer, range_within};
+pub use buffer::raw_buffer::{RawBuffer, range_within};
 pub use buffer::reclaim::Reclaimer;
 pub use buffer::registration_slot::{KeptRegistration, RegistrationSlot};
 pub use buffer::spare_buffer::{Recycler, SpareBuffer};
 pub use buffer::storage::Storage;
 pub use buffer::typed_buffer::{Buffer, bytes_of_elements, check_same_len, slice_elements};
+pub use buffer::weak_buffer::WeakBuffer;
 pub use device::backend::{
-    Backend, DeviceInfo, MemoryAdvice, MemoryInfo, PeerAccess, PinnedCache, ResourceCounts, SharedBuffer,
+    Backend, DeviceInfo, HeldPinned, MemoryAdvice, MemoryInfo, PeerAccess, PinnedCache, ResourceCounts,
+    SharedBuffer,
 };
 pub use device::cost::{CostBasis, CostModel, PathCost};
 pub use device::device_id::{DeviceId, ParseDeviceError};

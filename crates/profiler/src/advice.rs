@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use transload_core::{CostBasis, TransferMethod, TransferPath};
+use transload_core::{CostBasis, DeviceId, TransferMethod, TransferPath};
 
 use crate::report::{percent, time};
 
@@ -28,6 +28,19 @@ pub enum AdviceKind {
     },
     /// Release pinned memory that is kept for later allocations, by draining the backend or by a limit: it was in no use at any reading.
     ReleasePinned,
+    /// Free buffers of pinned memory that the caller holds: no operation, view or loan used them at any reading.
+    FreePinned {
+        /// How many.
+        buffers: u64,
+    },
+    /// Prefetch unified memory before a device uses it: its accesses waited for page faults. Told with
+    /// [records of engines](crate::StreamProfiler::record_engines) only.
+    Prefetch {
+        /// The device.
+        device: DeviceId,
+        /// How many groups of page faults.
+        groups: u64,
+    },
     /// Calibrate: transfers take longer than the built-in table says, these the most.
     Calibrate {
         /// What the table predicted, in nanoseconds.
@@ -57,6 +70,9 @@ pub enum AdviceBasis {
 pub struct Advice {
     /// What to do.
     pub kind: AdviceKind,
+    /// The name of the buffer of [`Prefetch`](AdviceKind::Prefetch), if it has one.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub buffer: Option<String>,
     /// Path of the transfers; `None` for advice on memory.
     pub path: Option<TransferPath>,
     /// The method that moved them; `None` if it does not matter.
@@ -67,9 +83,9 @@ pub struct Advice {
     pub bytes: u64,
     /// Their share of the bytes of all timed transfers.
     pub share: f64,
-    /// Time in which at least one of them ran, by their device's clock.
+    /// Time in which at least one of them ran, by their device's clock, or a group of page faults was served.
     pub took_ns: u64,
-    /// From the first to the last timed transfer in their direction, by that clock; for memory, from the first to the last reading.
+    /// From the first to the last timed transfer in their direction, by that clock; for memory, from the first to the last reading or page fault.
     pub whole_ns: u64,
     /// What they would have taken less; `None` if nothing tells.
     pub saving_ns: Option<u64>,
@@ -111,8 +127,7 @@ impl fmt::Display for Advice {
         let Self { path, transfers, bytes, took_ns, basis, .. } = self;
         let simulated = if self.simulated { " (simulated)" } else { "" };
         let Some(path) = path else {
-            write!(f, "{} MiB of pinned memory were kept for reuse and in no use for ", bytes >> 20)?;
-            write!(f, "{}; draining the runtime or a limit frees them", time(self.whole_ns))?;
+            self.of_memory(f)?;
             basis.iter().try_for_each(|basis| write!(f, ", {basis}"))?;
             return f.write_str(simulated);
         };
@@ -126,7 +141,7 @@ impl fmt::Display for Advice {
             write!(f, " ({:.1} GB/s)", *bytes as f64 / *took_ns as f64)?;
         }
         match self.kind {
-            AdviceKind::ReleasePinned => {}
+            AdviceKind::ReleasePinned | AdviceKind::FreePinned { .. } | AdviceKind::Prefetch { .. } => {}
             AdviceKind::PinHostMemory => f.write_str("; with the host's side pinned")?,
             AdviceKind::UseMethod(method) => write!(f, "; by {method}")?,
             AdviceKind::UseLists { lists } => {
@@ -156,6 +171,38 @@ impl fmt::Display for Advice {
 }
 
 impl Advice {
+    /// Writes advice on memory.
+    fn of_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (mib, unused) = (self.bytes >> 20, time(self.whole_ns));
+        match self.kind {
+            AdviceKind::Prefetch { device, groups } => {
+                write!(f, "accesses of {device} to ")?;
+                match &self.buffer {
+                    Some(name) => write!(f, "{name:?}")?,
+                    None => f.write_str("unified memory")?,
+                }
+                let groups = counted(groups, "group");
+                write!(f, " waited {} for {groups} of page faults, of {mib} MiB; ", time(self.took_ns))?;
+                match self.saving_ns {
+                    Some(saving) => write!(f, "prefetched before, they would take {} less", time(saving)),
+                    None => f.write_str("prefetch it before; what that saves is not known"),
+                }
+            }
+            AdviceKind::FreePinned { buffers } => {
+                let buffers = counted(buffers, "buffer");
+                write!(
+                    f,
+                    "{mib} MiB of pinned memory were held in {buffers}, and no operation or view used them for "
+                )?;
+                write!(f, "{unused}; free them, or use pageable memory")
+            }
+            _ => {
+                write!(f, "{mib} MiB of pinned memory were kept for reuse and in no use for {unused}")?;
+                f.write_str("; draining the runtime or a limit frees them")
+            }
+        }
+    }
+
     /// Returns whether another one says the same of other transfers.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         let is_same = |a, b| match (a, b) {

@@ -258,6 +258,7 @@ impl Adviser<'_> {
         let Case { key: (path, method, _), totals, took_ns } = *case;
         Advice {
             kind,
+            buffer: None,
             path: Some(path),
             method: Some(method),
             transfers: totals.transfers,
@@ -277,6 +278,7 @@ fn idle_link(link: &IdleLink<'_>, all_bytes: u64) -> Advice {
     let IdleLink { path, queued, idle_ns, whole_ns } = *link;
     Advice {
         kind: AdviceKind::UseIdleLink { idle_ns },
+        buffer: None,
         path: Some(path),
         method: None,
         transfers: queued.copies,

@@ -19,6 +19,8 @@ const DRIFT: f64 = 500e-6;
 const STEADY: f64 = 20e-6;
 /// Shortest time between anchors over which the difference is judged: the anchors' own errors are far below the largest one.
 const JUDGED_FROM_NS: i64 = 50_000_000;
+/// How far back a clock is set at least: readings of one that is not set may differ by less.
+const SET_BACK_NS: u64 = 100_000;
 
 /// An instant on the host's clock, in nanoseconds since the profiler began, and the largest error of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +46,8 @@ pub(crate) struct ClockMap {
     judged: Option<Point>,
     /// Whether its rate is not that of the host's clock, as virtual time's.
     is_unrelated: bool,
+    /// Whether it was set while it was read, so that its instants cannot be told apart.
+    was_set: bool,
 }
 
 impl ClockMap {
@@ -51,7 +55,7 @@ impl ClockMap {
     pub(crate) fn new(clock: Arc<dyn DeviceClock>, origin: Instant) -> Result<Self> {
         let anchor = clock.anchor()?;
         let (points, read) = (VecDeque::new(), anchor.after);
-        let mut map = Self { clock, origin, points, read, judged: None, is_unrelated: false };
+        let mut map = Self { clock, origin, points, read, judged: None, is_unrelated: false, was_set: false };
         map.add(anchor);
         Ok(map)
     }
@@ -94,9 +98,14 @@ impl ClockMap {
         let (before, after) = (self.since_origin(anchor.before), self.since_origin(anchor.after));
         let half = (after - before).max(0) / 2;
         let point = Point { device: anchor.device, host: before + half, error: half.cast_unsigned() };
-        // Neither clock runs backwards.
-        if self.points.back().is_some_and(|last| point.device <= last.device || point.host <= last.host) {
-            return;
+        if let Some(last) = self.points.back() {
+            // A clock runs backwards only if it is set, as the host's time of day may be.
+            let back = last.device.saturating_sub(point.device);
+            let least = SET_BACK_NS + last.error + point.error;
+            self.was_set |= u64::try_from(back).is_ok_and(|back| back > least);
+            if point.device <= last.device || point.host <= last.host {
+                return;
+            }
         }
         // However often it is read.
         let from = *self.judged.get_or_insert(point);
@@ -104,6 +113,8 @@ impl ClockMap {
             let (device, host) = (point.device.saturating_sub(from.device), point.host - from.host);
             let most = host as f64 * LARGEST_DRIFT + (from.error + point.error) as f64;
             self.is_unrelated = device.abs_diff(host) as f64 > most;
+            // One of the host has no rate of its own.
+            self.was_set |= self.is_unrelated && self.clock.device().is_cpu();
             self.judged = Some(point);
         }
         if self.points.len() == KEPT {
@@ -114,12 +125,13 @@ impl ClockMap {
 
     /// Returns whether the clock counts something else than the host's time.
     pub(crate) fn is_unrelated(&self) -> bool {
-        self.is_unrelated
+        self.is_unrelated || self.was_set
     }
 
     /// Returns the largest error of the last reading in nanoseconds, with the clock's resolution.
     pub(crate) fn error(&self) -> u64 {
-        self.points.back().map_or(0, |point| point.error) + self.resolution()
+        let error = self.points.back().map_or(0, |point| point.error) + self.resolution();
+        if self.was_set { u64::MAX } else { error }
     }
 
     /// Returns whether an instant lies before the last reading, so that it is interpolated and not extrapolated.
@@ -149,7 +161,8 @@ impl ClockMap {
             }
         };
         let at = near.host + ((device - near.device) as f64 * rate).round() as i64;
-        HostInstant { at, error: error.saturating_add(self.resolution()) }
+        let error = if self.was_set { u64::MAX } else { error.saturating_add(self.resolution()) };
+        HostInstant { at, error }
     }
 
     fn resolution(&self) -> u64 {
@@ -198,6 +211,31 @@ mod tests {
         assert!(!map.is_unrelated());
         map.add(reading(begin + 400, 1_000_200, 1_000_200));
         assert!(map.is_unrelated(), "it counts something else");
+    }
+
+    #[test]
+    fn clock_that_is_set_back_or_forward_states_no_bounded_error_from_then_on() {
+        let origin = Instant::now();
+        let clock = Arc::clone(Stamp::of_host(origin).clock());
+        let second = 1_000_000_000;
+        let reading = |device: i64, host| ClockAnchor {
+            device: device * second,
+            before: origin + Duration::from_secs(host),
+            after: origin + Duration::from_secs(host),
+        };
+        for set in [-3600, 3600] {
+            let mut map = ClockMap::new(Arc::clone(&clock), origin).unwrap();
+            // Far from what it says by itself.
+            map.points.clear();
+            map.judged = None;
+            [100_000, 100_002, 100_004].into_iter().for_each(|at| map.add(reading(at, at.cast_unsigned())));
+            assert!(!map.is_unrelated() && map.error() < 2000 && map.convert(100_001 * second).error < 2000);
+            map.add(reading(100_006 + set, 100_006));
+            assert!(map.is_unrelated() && map.error() == u64::MAX, "set by {set} s");
+            map.add(reading(100_008 + set, 100_008));
+            // It may be from before.
+            assert!(map.is_unrelated() && map.convert((100_007 + set) * second).error == u64::MAX);
+        }
     }
 
     #[test]

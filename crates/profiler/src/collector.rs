@@ -392,6 +392,7 @@ impl Collector {
             }
         }
         let mut advice = adviser::advise(&self.timed, &copies, costs, &self.engines.links);
+        advice.extend(self.engines.migrations.advice());
         advice.extend(self.idle_pinned.advice());
         advice
     }

@@ -241,7 +241,7 @@ impl Engines {
                     EngineRecord::Worked(work) => {
                         let direction = direction(work.task);
                         self.totals.entry((work.device, direction, work.engine)).or_default().add(&work);
-                        if work.engine == Some(Engine::Copy) {
+                        if work.engine == Some(Engine::Copy) && !recorded.map.is_unrelated() {
                             let map = &recorded.map;
                             let span = (map.convert(work.begin).at, map.convert(work.end).at);
                             self.links.used(work.device, direction, span);
@@ -259,7 +259,11 @@ impl Engines {
                             trace.migration(&DrawnMigration { migration, buffer, simulated, span, error });
                         }
                     }
-                    EngineRecord::Faulted(faults) => self.migrations.faulted(&faults),
+                    EngineRecord::Faulted(faults) => {
+                        let convert = |at| recorded.map.convert(at).at;
+                        let served = faults.served.map(|(begin, end)| (convert(begin), convert(end)));
+                        self.migrations.faulted(&faults, served, recorded.simulated);
+                    }
                     _ => {}
                 }
             }

@@ -1,9 +1,11 @@
-//! Pinned memory that is kept and that nothing used at any reading.
+//! Pinned memory that nothing used while the profiler was enabled: kept for reuse, and held by the caller.
 
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
+
+use transload_core::{Backend, BufferId, HeldPinned};
 
 use crate::{Advice, AdviceBasis, AdviceKind, clock_map::nanoseconds};
 
@@ -11,6 +13,8 @@ use crate::{Advice, AdviceBasis, AdviceKind, clock_map::nanoseconds};
 const LEAST: u64 = 16 << 20;
 /// Time between two readings, besides those of reports.
 const INTERVAL: Duration = Duration::from_millis(100);
+/// Fewer readings do not tell that memory is not used.
+const READINGS: u64 = 10;
 
 struct Idle {
     first: Instant,
@@ -18,43 +22,99 @@ struct Idle {
     readings: u64,
     /// The least at any reading.
     bytes: u64,
+    uses: u64,
+}
+
+impl Idle {
+    fn new(uses: u64) -> Self {
+        let now = Instant::now();
+        Self { first: now, last: now, readings: 0, bytes: u64::MAX, uses }
+    }
+
+    fn add(&mut self, bytes: u64) {
+        self.last = Instant::now();
+        self.readings += 1;
+        self.bytes = self.bytes.min(bytes);
+    }
+}
+
+/// One reading of a backend's memory.
+pub(crate) struct Reading {
+    backend: &'static str,
     is_simulated: bool,
+    kept: u64,
+    held: Vec<HeldPinned>,
+}
+
+impl Reading {
+    pub(crate) fn of(backend: &dyn Backend, is_simulated: bool) -> Self {
+        let (kept, held) = (backend.idle_pinned_bytes(), backend.held_pinned());
+        Self { backend: backend.name(), is_simulated, kept, held }
+    }
+}
+
+struct OfBackend {
+    is_simulated: bool,
+    kept: Idle,
+    /// Those that are alive.
+    held: BTreeMap<BufferId, Idle>,
 }
 
 /// Readings of backends, by name, while the profiler is enabled.
 #[derive(Default)]
-pub(crate) struct IdlePinned(BTreeMap<&'static str, Idle>);
+pub(crate) struct IdlePinned(BTreeMap<&'static str, OfBackend>);
 
 impl IdlePinned {
     /// Returns whether a reading is due.
     pub(crate) fn is_due(&self) -> bool {
-        self.0.values().all(|idle| idle.last.elapsed() >= INTERVAL)
+        self.0.values().all(|of| of.kept.last.elapsed() >= INTERVAL)
     }
 
-    /// Takes how many bytes a backend keeps in no use.
-    pub(crate) fn add(&mut self, backend: &'static str, bytes: u64, is_simulated: bool) {
-        let now = Instant::now();
-        let new = || Idle { first: now, last: now, readings: 0, bytes, is_simulated };
-        let idle = self.0.entry(backend).or_insert_with(new);
-        idle.last = now;
-        idle.readings += 1;
-        idle.bytes = idle.bytes.min(bytes);
+    pub(crate) fn add(&mut self, reading: Reading) {
+        let Reading { backend, is_simulated, kept, held } = reading;
+        let new = || OfBackend { is_simulated, kept: Idle::new(0), held: BTreeMap::new() };
+        let of = self.0.entry(backend).or_insert_with(new);
+        of.kept.add(kept);
+        of.held.retain(|buffer, _| held.iter().any(|it| it.buffer == *buffer));
+        for HeldPinned { buffer, bytes, uses, is_in_use } in held {
+            let idle = of.held.entry(buffer).or_insert_with(|| Idle::new(uses));
+            let is_used = is_in_use || uses != idle.uses;
+            idle.add(if is_used && !transload_core::mutant!("profiler/held-and-used") { 0 } else { bytes });
+        }
     }
 
     pub(crate) fn advice(&self) -> impl Iterator<Item = Advice> {
-        let is_told = |idle: &&Idle| idle.bytes >= LEAST && idle.readings > 1;
-        self.0.values().filter(is_told).map(|idle| Advice {
-            kind: AdviceKind::ReleasePinned,
-            path: None,
-            method: None,
-            transfers: 0,
-            bytes: idle.bytes,
-            share: 0.0,
-            took_ns: 0,
-            whole_ns: nanoseconds(idle.last.saturating_duration_since(idle.first)),
-            saving_ns: None,
-            basis: Some(AdviceBasis::Readings(idle.readings)),
-            simulated: idle.is_simulated,
+        self.0.values().flat_map(|of| {
+            let kept = advice([&of.kept].into_iter(), of.is_simulated, |_| AdviceKind::ReleasePinned);
+            let held =
+                advice(of.held.values(), of.is_simulated, |buffers| AdviceKind::FreePinned { buffers });
+            [kept, held].into_iter().flatten()
         })
     }
+}
+
+fn advice<'a>(
+    idle: impl Iterator<Item = &'a Idle>,
+    simulated: bool,
+    kind: impl FnOnce(u64) -> AdviceKind,
+) -> Option<Advice> {
+    let idle: Vec<&Idle> = idle.filter(|idle| idle.readings >= READINGS && idle.bytes > 0).collect();
+    let bytes = idle.iter().fold(0_u64, |sum, idle| sum.saturating_add(idle.bytes));
+    // What is true of all.
+    let times = idle.iter().map(|idle| (idle.last.saturating_duration_since(idle.first), idle.readings));
+    let (whole, readings) = times.reduce(|a, b| (a.0.min(b.0), a.1.min(b.1)))?;
+    (bytes >= LEAST).then(|| Advice {
+        kind: kind(idle.len() as u64),
+        buffer: None,
+        path: None,
+        method: None,
+        transfers: 0,
+        bytes,
+        share: 0.0,
+        took_ns: 0,
+        whole_ns: nanoseconds(whole),
+        saving_ns: None,
+        basis: Some(AdviceBasis::Readings(readings)),
+        simulated,
+    })
 }

@@ -4,10 +4,14 @@ use std::{collections::BTreeMap, fmt, ops::Range};
 
 use transload_core::{DeviceId, Migration, PageFaults};
 
-use crate::{busy::BusyTime, report::time};
+use crate::{Advice, AdviceBasis, AdviceKind, busy::BusyTime, report::time};
 
 /// Buffers that are told apart.
 const NAMED: usize = 4096;
+/// Fewer bytes by faults are not told, and fewer prefetched ones tell no rate.
+const LEAST: u64 = 16 << 20;
+/// The smallest saving that is told, as a share of the time that faults took.
+const LEAST_SAVING: f64 = 0.05;
 
 /// Migrations and page faults between the host and one device, of a buffer or of all memory. The driver decides how much one covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,8 +32,12 @@ pub struct MigrationReport {
     pub to_host: u64,
     /// Their bytes.
     pub bytes_to_host: u64,
+    /// Bytes of those.
+    pub bytes_by_faults: u64,
     /// Page faults of the host, or groups of them of the device.
     pub faults: u64,
+    /// Time in which at least one group of the device was served, for which its accesses waited. Of the host not known.
+    pub faulted_ns: u64,
     /// Time in which at least one migration was under way.
     pub busy_ns: u64,
 }
@@ -49,13 +57,22 @@ impl fmt::Display for MigrationReport {
             " and {device}: {to_device} ({bytes_to_device} bytes) to the device, {to_device_by_faults} of them by faults"
         )?;
         write!(f, ", {} ({} bytes) to the host", self.to_host, self.bytes_to_host)?;
-        write!(f, ", {} groups of page faults; busy {}", self.faults, time(self.busy_ns))
+        write!(f, ", {} groups of page faults, which took {}", self.faults, time(self.faulted_ns))?;
+        write!(f, "; busy {}", time(self.busy_ns))
     }
+}
+
+fn is_told(report: &MigrationReport) -> bool {
+    report.bytes_by_faults >= LEAST && report.faulted_ns > 0
 }
 
 struct Totals {
     report: MigrationReport,
     busy: BusyTime,
+    /// Migrations to the device that no fault caused.
+    prefetched: BusyTime,
+    faulted: BusyTime,
+    is_simulated: bool,
 }
 
 impl Totals {
@@ -66,12 +83,15 @@ impl Totals {
             to_device: 0,
             bytes_to_device: 0,
             to_device_by_faults: 0,
+            bytes_by_faults: 0,
             to_host: 0,
             bytes_to_host: 0,
             faults: 0,
+            faulted_ns: 0,
             busy_ns: 0,
         };
-        Self { report, busy: BusyTime::default() }
+        let (busy, prefetched, faulted) = Default::default();
+        Self { report, busy, prefetched, faulted, is_simulated: false }
     }
 }
 
@@ -110,15 +130,27 @@ impl Migrations {
             };
             *count += 1;
             *sum = sum.saturating_add(bytes);
-            report.to_device_by_faults += u64::from(to_device && by_fault);
             totals.busy.add(span.0, span.1);
+            if to_device && by_fault {
+                report.to_device_by_faults += 1;
+                report.bytes_by_faults = report.bytes_by_faults.saturating_add(bytes);
+            } else if to_device {
+                totals.prefetched.add(span.0, span.1);
+            }
         });
     }
 
-    pub(crate) fn faulted(&mut self, faults: &PageFaults) {
-        let PageFaults { device, address, count } = *faults;
+    /// Takes page faults that were served in a span, if it is known.
+    pub(crate) fn faulted(&mut self, faults: &PageFaults, served: Option<(i64, i64)>, simulated: bool) {
+        let PageFaults { device, address, count, .. } = *faults;
         let range = address..address.saturating_add(1);
-        self.each(device.unwrap_or(DeviceId::Cpu), range, |totals, _| totals.report.faults += count);
+        self.each(device.unwrap_or(DeviceId::Cpu), range, |totals, _| {
+            totals.report.faults += count;
+            totals.is_simulated = simulated;
+            if let Some((begin, end)) = served {
+                totals.faulted.add(begin, end);
+            }
+        });
     }
 
     /// Calls `add` for all memory, and for each named buffer that has some of the range, with the number of its bytes.
@@ -136,11 +168,116 @@ impl Migrations {
     }
 
     pub(crate) fn reports(&self) -> Vec<MigrationReport> {
-        let reports = self.totals.iter().map(|((_, index), Totals { report, busy })| {
+        let reports = self.totals.iter().map(|((_, index), Totals { report, busy, faulted, .. })| {
             let named = index.and_then(|index| self.named.get(index));
             let buffer = named.map(|(name, _)| name.clone());
-            MigrationReport { buffer, busy_ns: busy.summary().union, ..report.clone() }
+            let (busy_ns, faulted_ns) = (busy.summary().union, faulted.summary().union);
+            MigrationReport { buffer, busy_ns, faulted_ns, ..report.clone() }
         });
         reports.collect()
+    }
+
+    /// Returns which buffers should be prefetched: the named ones, and all memory of a device of which none has a name.
+    pub(crate) fn advice(&self) -> impl Iterator<Item = Advice> {
+        let reports: Vec<_> = self.reports().into_iter().filter(is_told).collect();
+        let is_named = |device| reports.iter().any(|it| it.device == device && it.buffer.is_some());
+        let told = reports.iter().filter(|it| it.buffer.is_some() || !is_named(it.device));
+        told.filter_map(|report| self.prefetch(report)).collect::<Vec<_>>().into_iter()
+    }
+
+    fn prefetch(&self, report: &MigrationReport) -> Option<Advice> {
+        let MigrationReport { device, bytes_by_faults, faults, faulted_ns, .. } = *report;
+        let all = self.totals.get(&(device, None))?;
+        // What migrated without a fault tells how long a prefetch takes.
+        let (rate, prefetched) =
+            (all.prefetched.summary(), all.report.bytes_to_device - all.report.bytes_by_faults);
+        let would_take = (prefetched >= LEAST && rate.union > 0)
+            .then(|| rate.union as f64 * (bytes_by_faults as f64 / prefetched as f64));
+        let saving_ns = would_take.map(|time| faulted_ns.saturating_sub(time as u64));
+        let is_worth = saving_ns.is_none_or(|saving| saving as f64 >= LEAST_SAVING * faulted_ns as f64);
+        is_worth.then(|| Advice {
+            kind: AdviceKind::Prefetch { device, groups: faults },
+            buffer: report.buffer.clone(),
+            path: None,
+            method: None,
+            transfers: 0,
+            bytes: bytes_by_faults,
+            share: 0.0,
+            took_ns: faulted_ns,
+            whole_ns: all.faulted.summary().whole,
+            saving_ns,
+            basis: Some(AdviceBasis::Engines),
+            simulated: all.is_simulated,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GPU: DeviceId = DeviceId::Cuda(0);
+    const MIB: u64 = 1 << 20;
+
+    /// Adds a migration to the device that takes so long for each MiB.
+    fn migrate(to: &mut Migrations, address: u64, mib: u64, by_fault: bool, (begin, of_one): (i64, i64)) {
+        let (bytes, end) = (mib * MIB, begin + of_one * mib as i64);
+        let migration = Migration { device: GPU, to_device: true, by_fault, address, bytes, begin, end };
+        to.migrated(&migration, (begin, end));
+    }
+
+    fn fault(to: &mut Migrations, device: Option<DeviceId>, address: u64, served: Option<(i64, i64)>) {
+        to.faulted(&PageFaults { device, address, count: 1, served }, served, true);
+    }
+
+    #[test]
+    fn buffers_whose_accesses_waited_for_page_faults_are_advised_to_be_prefetched() {
+        let mut found = Migrations::default();
+        assert!(found.name("weights".to_owned(), 0..64 * MIB));
+        assert_eq!(found.advice().count(), 0);
+        migrate(&mut found, 0, 32, true, (1000, 100));
+        fault(&mut found, Some(GPU), 0, Some((1000, 4000)));
+        fault(&mut found, Some(GPU), 8 * MIB, Some((3000, 5000)));
+        fault(&mut found, None, 0, None);
+        let [unknown] = &found.advice().collect::<Vec<_>>()[..] else {
+            panic!("all memory has the same cause")
+        };
+        assert_eq!((unknown.bytes, unknown.took_ns, unknown.saving_ns), (32 * MIB, 4000, None));
+        assert_eq!(
+            unknown.to_string(),
+            "accesses of cuda:0 to \"weights\" waited 4.0 µs for 2 groups of page faults, of 32 MiB; \
+             prefetch it before; what that saves is not known, by records of the engines (simulated)"
+        );
+        // At the rate of a prefetch, of another buffer, 32 MiB would take 1,600 ns.
+        migrate(&mut found, 64 * MIB, 64, false, (10_000, 50));
+        let [known] = &found.advice().collect::<Vec<_>>()[..] else { panic!() };
+        assert_eq!(known.saving_ns, Some(2400));
+        assert!(known.to_string().contains("prefetched before, they would take 2.4 µs less"), "{known}");
+        let of = |device, name: Option<&str>| {
+            found
+                .reports()
+                .into_iter()
+                .find(|it| it.device == device && it.buffer.as_deref() == name)
+                .unwrap()
+        };
+        let (all, host) = (of(GPU, None), of(DeviceId::Cpu, Some("weights")));
+        assert_eq!((all.faults, all.faulted_ns, all.bytes_by_faults), (2, 4000, 32 * MIB));
+        assert_eq!((host.faults, host.faulted_ns), (1, 0), "not known");
+    }
+
+    #[test]
+    fn faults_that_a_prefetch_would_not_beat_or_of_few_bytes_have_no_advice() {
+        let mut found = Migrations::default();
+        migrate(&mut found, 0, 8, true, (1000, 100));
+        fault(&mut found, Some(GPU), 0, Some((1000, 9000)));
+        assert_eq!(found.advice().count(), 0, "8 MiB");
+        let mut found = Migrations::default();
+        migrate(&mut found, 0, 32, false, (0, 100));
+        migrate(&mut found, 32 * MIB, 32, true, (5000, 100));
+        fault(&mut found, Some(GPU), 32 * MIB, Some((5000, 8200)));
+        assert_eq!(found.advice().count(), 0, "as fast as the prefetch");
+        let mut prefetched = Migrations::default();
+        migrate(&mut prefetched, 0, 64, false, (0, 100));
+        assert_eq!(prefetched.advice().count(), 0);
     }
 }

@@ -24,6 +24,7 @@ use crate::{
     collector::Collector,
     costs::Costs,
     gauges::Gauges,
+    idle_pinned::Reading,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey},
     timeline::TimelineTrace,
 };
@@ -157,6 +158,8 @@ impl StreamProfiler {
                 return Err(error);
             }
         }
+        // From now on their caches tell what was not used.
+        alive.iter().for_each(|backend| _ = backend.idle_pinned_bytes());
         self.shared.inbox.open(true);
         backends.enabled = true;
         self.shared.signal(Signal::Collect);
@@ -403,11 +406,10 @@ impl Shared {
         let idle: Vec<_> = alive
             .iter()
             .filter(|_| is_due)
-            .map(|backend| (backend.name(), backend.idle_pinned_bytes(), is_simulated(&**backend)))
+            .map(|backend| Reading::of(&**backend, is_simulated(&**backend)))
             .collect();
         let mut collector = self.collector.lock();
-        idle.into_iter()
-            .for_each(|(name, bytes, simulated)| collector.idle_pinned.add(name, bytes, simulated));
+        idle.into_iter().for_each(|reading| collector.idle_pinned.add(reading));
         collector.collect(&self.inbox, read);
         for (name, unit, at, value) in values {
             collector.gauge(&name, unit, at, value);

@@ -260,7 +260,7 @@ impl PathReport {
 pub struct ClockReport {
     /// The device.
     pub device: DeviceId,
-    /// Largest error of its instants compared with the host's, as last read.
+    /// Largest error of its instants compared with the host's, as last read; the largest number if it was set meanwhile.
     pub error_ns: u64,
     /// Whether it counts the time of the host's clock, though at a slightly different rate. Virtual time of a software driver does
     /// not: lengths are right then, and places relative to the host mean nothing.
@@ -291,7 +291,7 @@ pub struct ProfilerReport {
     /// Operations and transfers that are missing here because there was no room for them.
     pub lost: u64,
     /// Largest error of the places of records of engines on the host's clock, as last read, without that of the driver's own conversion, which is not known; `None` while none
-    /// are recorded. Their lengths do not have it.
+    /// are recorded, and the largest number if that clock was set meanwhile. Their lengths do not have it.
     pub engine_clock_error_ns: Option<u64>,
     /// Records of engines that had no room, or were not complete.
     pub engine_records_lost: u64,
@@ -465,7 +465,12 @@ impl fmt::Display for ProfilerReport {
             writeln!(f, "no migrations were recorded: {reason}")?;
         }
         if let Some(error) = self.engine_clock_error_ns {
-            writeln!(f, "clock of the records of engines: within {} of the host's", time(error))?;
+            match error {
+                u64::MAX => f.write_str(
+                    "clock of the records of engines: it was set, so their places mean nothing\n",
+                )?,
+                _ => writeln!(f, "clock of the records of engines: within {} of the host's", time(error))?,
+            }
         }
         if self.engine_records_lost > 0 {
             writeln!(
@@ -478,6 +483,7 @@ impl fmt::Display for ProfilerReport {
         for ClockReport { device, error_ns, follows_host } in clocks {
             match follows_host {
                 true => writeln!(f, "clock of {device}: within {} of the host's", time(*error_ns))?,
+                false if *error_ns == u64::MAX => writeln!(f, "clock of {device}: it was set")?,
                 false => writeln!(f, "clock of {device}: virtual time, not the host's")?,
             }
         }

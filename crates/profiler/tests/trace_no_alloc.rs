@@ -1,16 +1,23 @@
-//! Once warm, a slice or a value of a trace allocates nothing. A binary of its own, for its allocator.
+//! Once warm, a slice or a value of a trace allocates nothing, nor does an event of a profiler. A binary of its own, for its allocator.
 #![allow(clippy::unwrap_used)]
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
+    sync::atomic::{AtomicIsize, Ordering},
 };
 
+use transload_backend_cpu::CpuBackend;
+use transload_core::{Backend as _, DeviceId, OperationSampling, StreamPriority, WorkloadType};
 use transload_profiler::{
-    Argument, CounterId, Flow, Slice, TraceFormat, TraceOptions, TraceWriter, TrackId, Unit,
+    Argument, CounterId, Flow, ProfilerOptions, Slice, StreamProfiler, TraceFormat, TraceOptions,
+    TraceWriter, TrackId, Unit,
 };
 
 struct Counting;
+
+/// Of all threads.
+static LIVE: AtomicIsize = AtomicIsize::new(0);
 
 thread_local! {
     /// Of this thread: the test harness allocates on its own.
@@ -23,12 +30,14 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
         BYTES.set(BYTES.get() + layout.size() as isize);
+        LIVE.fetch_add(layout.size() as isize, Ordering::Relaxed);
         // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
         BYTES.set(BYTES.get() - layout.size() as isize);
+        LIVE.fetch_sub(layout.size() as isize, Ordering::Relaxed);
         // SAFETY: the caller's promise.
         unsafe { System.dealloc(address, layout) }
     }
@@ -69,4 +78,24 @@ fn warm_slices_and_values_allocate_nothing() {
         rounds(100_000);
         assert_eq!((ALLOCATIONS.get(), BYTES.get()), before, "{format:?}, limit {limit}");
     }
+}
+
+#[test]
+fn millions_of_events_allocate_nothing_where_they_happen_and_all_count() {
+    const EVENTS: u64 = 2_000_000;
+    let backend = CpuBackend::new().unwrap();
+    let profiler = StreamProfiler::new(ProfilerOptions::new().sampling(OperationSampling::ALL));
+    profiler.attach(&(backend.clone() as _)).unwrap();
+    profiler.enable().unwrap();
+    let queue = backend.lease_queue(DeviceId::Cpu, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    let record = |count| (0..count).for_each(|_| profiler.record_operation(&*queue, "step", None));
+    record(100_000);
+    drop(profiler.get_comprehensive_report());
+    let (allocations, live) = (ALLOCATIONS.get(), LIVE.load(Ordering::Relaxed));
+    record(EVENTS - 100_000);
+    assert_eq!(ALLOCATIONS.get(), allocations);
+    let grown = LIVE.load(Ordering::Relaxed) - live;
+    assert!(grown < 64 << 20, "{grown} bytes more");
+    let all = profiler.get_comprehensive_report();
+    assert_eq!(all.streams[0].operations() + all.lost, EVENTS);
 }

@@ -15,3 +15,4 @@ pub(crate) mod spare_buffer;
 pub(crate) mod storage;
 pub(crate) mod typed_buffer;
 pub(crate) mod use_epoch;
+pub(crate) mod weak_buffer;

@@ -5,12 +5,12 @@ use std::{
     mem::ManuallyDrop,
     ops::{Bound, Range, RangeBounds},
     ptr::NonNull,
-    sync::{Arc, Weak},
+    sync::Arc,
 };
 
 use crate::{
     Access, BufferId, DeviceId, Error, ErrorKind, Fence, HostView, HostViewMut, MemoryKind, Place, Reclaimer,
-    Recycler, Result, SpareBuffer, Storage, buffer::use_epoch::UseEpoch, hazard::Hazards,
+    Recycler, Result, SpareBuffer, Storage, WeakBuffer, buffer::use_epoch::UseEpoch, hazard::Hazards,
 };
 
 /// Bytes in some memory. Clones and slices share the allocation, which is freed when the last of them was
@@ -339,6 +339,12 @@ impl RawBuffer {
         self.hazards().uses()
     }
 
+    /// Returns whether an operation that is not known to be complete, a host view or a loan uses some of the allocation.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        self.hazards().are_in_use()
+    }
+
     /// Returns the number of user changes of unified memory, counting a use by `device` now. If equal to the
     /// value at its last use, neither the host nor another device used or prefetched the allocation since,
     /// except outside this library. Host views and loans count as uses by the host or an unknown user, both
@@ -470,26 +476,6 @@ pub fn range_within(range: &impl RangeBounds<usize>, len: usize, unit: &str) -> 
     let text =
         format!("{unit} {from}..{to} are not within this buffer of {len} {unit}; use a range in 0..{len}");
     Err(Error::new(ErrorKind::OutOfRange, text))
-}
-
-/// A weak handle of an allocation; see [`RawBuffer::downgrade`].
-#[derive(Clone)]
-pub struct WeakBuffer {
-    allocation: Weak<Allocation>,
-}
-
-impl WeakBuffer {
-    /// Returns a view of the whole allocation, if it is still alive.
-    #[must_use]
-    pub fn upgrade(&self) -> Option<RawBuffer> {
-        self.allocation.upgrade().map(RawBuffer::whole)
-    }
-}
-
-impl fmt::Debug for WeakBuffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.allocation.strong_count() == 0 { "WeakBuffer(gone)" } else { "WeakBuffer" })
-    }
 }
 
 impl fmt::Debug for RawBuffer {

@@ -8,8 +8,9 @@ use std::{
 };
 
 use crate::{
-    DeviceId, EngineRecording, Error, ErrorKind, Fence, ListCost, MemoryKind, Operation, OperationSampling,
-    OperationSink, PathCost, Place, QueueLease, RawBuffer, Recording, Result, StreamPriority, WorkloadType,
+    BufferId, DeviceId, EngineRecording, Error, ErrorKind, Fence, ListCost, MemoryKind, Operation,
+    OperationSampling, OperationSink, PathCost, Place, QueueLease, RawBuffer, Recording, Result,
+    StreamPriority, WorkloadType,
 };
 
 /// The description of a device by its backend.
@@ -182,6 +183,22 @@ fn unsupported<T>(backend: &(impl Backend + ?Sized), what: &str) -> Result<T> {
 pub trait PinnedCache: Send + Sync {
     /// Frees the memory that nothing uses now. Returns how many bytes. Does not wait for work in flight.
     fn release_unused(&self) -> u64;
+
+    /// Returns how many bytes nothing used since the last call.
+    fn unused_bytes(&self) -> u64;
+}
+
+/// A buffer of pinned memory, and how often it was used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldPinned {
+    /// The buffer's id.
+    pub buffer: BufferId,
+    /// Its bytes.
+    pub bytes: u64,
+    /// How often operations and host views used it so far.
+    pub uses: u64,
+    /// Whether an operation, a view or a loan uses it now.
+    pub is_in_use: bool,
 }
 
 /// A family of devices. All methods may be called from any thread.
@@ -341,9 +358,15 @@ pub trait Backend: Any + Send + Sync {
         unsupported(self, "records of engines")
     }
 
-    /// Returns the bytes of pinned memory that nothing uses, and that are kept for later allocations.
+    /// Returns the bytes of pinned memory that nothing uses, and that are kept for later allocations; of the [caches](Self::add_pinned_cache) those
+    /// that nothing used since the last call.
     fn idle_pinned_bytes(&self) -> u64 {
         0
+    }
+
+    /// Returns the large buffers of pinned memory that the backend allocated and that are alive, as far as it knows them.
+    fn held_pinned(&self) -> Vec<HeldPinned> {
+        Vec::new()
     }
 
     /// Adds a cache to those that release unused memory before an allocation or a registration fails for lack of pinned memory. A

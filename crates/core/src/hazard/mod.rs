@@ -380,6 +380,13 @@ impl Hazards {
         self.table.lock().claims
     }
 
+    /// Returns whether an operation that is not known to be complete, a view or a loan uses some of it.
+    pub(crate) fn are_in_use(&self) -> bool {
+        // In two steps: fences are cloned under the lock, and dropped without it.
+        let is_held = !self.table.lock().held.is_empty();
+        is_held || !self.outstanding().is_empty()
+    }
+
     /// Returns the number of claims and views for writing so far.
     pub(crate) fn writes(&self) -> u64 {
         self.table.lock().writes

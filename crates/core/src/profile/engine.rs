@@ -110,6 +110,8 @@ pub struct PageFaults {
     pub address: u64,
     /// How many of the host, or groups of the device.
     pub count: u64,
+    /// Of a device: from when a group is served until its accesses go on, in nanoseconds of the recording's clock. Of the host not known.
+    pub served: Option<(i64, i64)>,
 }
 
 /// A record of a driver.

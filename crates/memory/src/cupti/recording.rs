@@ -66,7 +66,11 @@ impl From<&Record> for EngineRecord {
             let (device, begin, end) = (DeviceId::Cuda(ordinal), begin.cast_signed(), end.cast_signed());
             Self::Migrated(Migration { device, to_device, by_fault, address, bytes, begin, end })
         };
-        let faulted = |device, count| Self::Faulted(PageFaults { device, address, count });
+        // A driver that does not time them leaves zeros.
+        let served = (begin > 0 && end >= begin).then(|| (begin.cast_signed(), end.cast_signed()));
+        let faulted = |device: Option<DeviceId>, count| {
+            Self::Faulted(PageFaults { device, address, count, served: device.and(served) })
+        };
         match event {
             Event::ToDevice { device, bytes, by_faults } => migrated(device, true, by_faults, bytes),
             Event::ToHost { device, bytes } => migrated(device, false, false, bytes),

@@ -1,14 +1,14 @@
 //! Advice, in scenarios that have it and that have not, and followed: what is saved on the software driver's virtual time is what was
 //! promised.
 
-use std::{sync::Arc, time::Duration};
+use std::{sync::Arc, thread, time::Duration};
 
 use transload_backend_cpu::CpuBackend;
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{
-    Backend, CostBasis, CostModel, DeviceId, KnownCosts, ListCost, ListModel, ListTime, ListWay, MemoryKind,
-    Operation, OperationSampling, PathCost, Place, RawBuffer, Result, StreamPriority, Timing, TransferMethod,
-    TransferPath, WorkloadType, submit,
+    Access, Backend, CostBasis, CostModel, DeviceId, KnownCosts, ListCost, ListModel, ListTime, ListWay,
+    MemoryKind, Operation, OperationSampling, PathCost, Place, RawBuffer, Result, StreamPriority, Timing,
+    TransferMethod, TransferPath, WorkloadType, submit,
 };
 use transload_cuda_sim::{
     SimDeviceBuilder,
@@ -348,35 +348,48 @@ fn link_idle_while_copies_are_queued_is_told() {
     assert!(attempts(false, true).any(|(advice, _)| advice.is_none()));
 }
 
+/// A backend of one device of the software driver.
+fn backend() -> Option<(EndCheck, Arc<CudaBackend>, DeviceId)> {
+    let test = harness::device_with(|device| device)?.end_check();
+    let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+    let (backend, device) = (CudaBackend::open(&config).unwrap(), DeviceId::Cuda(test.ordinal()));
+    Some((test, backend, device))
+}
+
+fn profiled(backend: &Arc<CudaBackend>) -> StreamProfiler {
+    let profiler = timing_all();
+    profiler.attach(&(Arc::clone(backend) as _)).unwrap();
+    profiler.enable().unwrap();
+    profiler
+}
+
+/// As many readings as advice on pinned memory needs.
+fn read(profiler: &StreamProfiler) -> ProfilerReport {
+    (0..9).for_each(|_| _ = profiler.get_comprehensive_report());
+    profiler.get_comprehensive_report()
+}
+
+fn has(report: &ProfilerReport, is_kind: impl Fn(AdviceKind) -> bool) -> bool {
+    report.advice.iter().any(|advice| is_kind(advice.kind))
+}
+
 #[test]
 fn pinned_memory_that_is_kept_and_not_used_is_told() {
     let is_kept = |kind| kind == AdviceKind::ReleasePinned;
-    let Some(test) = harness::device_with(|device| device) else { return };
-    let test = test.end_check();
-    let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
-    let backend = CudaBackend::open(&config).unwrap();
-    let device = DeviceId::Cuda(test.ordinal());
+    let Some((_test, backend, device)) = backend() else { return };
     let pinned = |bytes| backend.allocate(device, MemoryKind::Pinned, bytes).unwrap();
-    let profiled = || {
-        let profiler = timing_all();
-        profiler.attach(&(Arc::clone(&backend) as _)).unwrap();
-        profiler.enable().unwrap();
-        profiler
-    };
     let (kept, used) = (pinned(32 << 20), pinned(64 << 20));
-    let profiler = profiled();
-    let read = || profiler.get_comprehensive_report();
-    assert!(!read().advice.iter().any(|advice| is_kept(advice.kind)), "all is in use");
+    let profiler = profiled(&backend);
+    assert!(!has(&read(&profiler), is_kept), "all is in use");
     drop((kept, used));
-    assert!(!read().advice.iter().any(|advice| is_kept(advice.kind)), "not at the reading before");
+    assert!(!has(&read(&profiler), is_kept), "not at the readings before");
     drop(profiler);
 
-    let profiler = profiled();
-    let read = || profiler.get_comprehensive_report();
+    let profiler = profiled(&backend);
     let again = pinned(64 << 20);
-    read();
+    read(&profiler);
     drop(again);
-    let advice = only(&read(), is_kept);
+    let advice = only(&read(&profiler), is_kept);
     // Of the other 64 MiB, some was used at a reading.
     assert_eq!((advice.bytes, advice.saving_ns, advice.path), (32 << 20, None, None), "{advice}");
     let text = advice.to_string();
@@ -388,6 +401,75 @@ fn pinned_memory_that_is_kept_and_not_used_is_told() {
     let before = pinned();
     backend.drain().unwrap();
     assert!(before - pinned() >= advice.bytes);
-    let profiler = profiled();
-    (0..3).for_each(|_| assert!(profiler.get_comprehensive_report().advice.is_empty()));
+    assert!(read(&profiled(&backend)).advice.is_empty());
+}
+
+#[test]
+fn pinned_buffers_that_are_held_and_never_used_are_told() {
+    let is_held = |kind| matches!(kind, AdviceKind::FreePinned { .. });
+    let Some((_test, backend, device)) = backend() else { return };
+    // Longer ones are not cached.
+    let host = || backend.allocate(device, MemoryKind::Pinned, 96 << 20).unwrap();
+    let (unused, used, viewed, lent) = (host(), host(), host(), host());
+    let dst = backend.allocate(device, MemoryKind::Device, 1 << 20).unwrap();
+    let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    let copy = || {
+        let piece = used.slice(..1 << 20).unwrap();
+        submit(&*queue, &Operation::Copy { src: &piece, dst: &dst }, Timing::Off).unwrap().wait().unwrap();
+    };
+    let loan = lent.lend(Access::Write).unwrap();
+    copy();
+    let profiler = profiled(&backend);
+    (0..5).for_each(|_| _ = profiler.get_comprehensive_report());
+    assert!(!profiler.get_comprehensive_report().advice.iter().any(|it| is_held(it.kind)), "too early");
+    copy();
+    drop(viewed.read().unwrap());
+    let advice = only(&read(&profiler), is_held);
+    assert_eq!((advice.kind, advice.bytes), (AdviceKind::FreePinned { buffers: 1 }, 96 << 20), "{advice}");
+    let text = advice.to_string();
+    assert!(
+        text.starts_with("96 MiB of pinned memory were held in 1 buffer, and no operation or view"),
+        "{text}"
+    );
+    drop(loan);
+    // Used once, it is not told, however long that is ago.
+    only(&read(&profiler), is_held);
+
+    // Followed: as many bytes are free.
+    let before = backend.pinned().bytes();
+    drop(unused);
+    backend.drain().unwrap();
+    assert!(before - backend.pinned().bytes() >= advice.bytes);
+    assert!(!has(&read(&profiler), is_held));
+    drop(profiler);
+    let advice = only(&read(&profiled(&backend)), is_held);
+    assert_eq!(advice.bytes, 3 * (96 << 20), "the others were used before only: {advice}");
+    drop((used, viewed, lent, dst, queue));
+    backend.drain().unwrap();
+}
+
+#[test]
+fn free_staging_buffers_are_idle_if_none_was_taken_since() {
+    let Some((_test, backend, device)) = backend() else { return };
+    // One buffer of 4 MiB.
+    let manager = CrossBackendTransferManager::builder().staging_limit(0).build();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    manager.register_backend(Arc::clone(&backend) as _).unwrap();
+    let src = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 8 << 20).unwrap();
+    let dst = manager.allocate(device, MemoryKind::Device, 8 << 20).unwrap();
+    src.write().unwrap().fill(7);
+    let mut readings = Vec::new();
+    for _ in 0..3 {
+        manager.copy(&src, &dst).method(STAGED).wait().unwrap();
+        readings.push(backend.idle_pinned_bytes());
+        // The thread that copied last may not have returned it.
+        while backend.idle_pinned_bytes() == 0 {
+            thread::yield_now();
+        }
+        readings.push(backend.idle_pinned_bytes());
+    }
+    assert_eq!(readings, [0, 4 << 20, 0, 4 << 20, 0, 4 << 20]);
+    drop((src, dst));
+    manager.drain().unwrap();
+    assert_eq!(backend.idle_pinned_bytes(), 0);
 }

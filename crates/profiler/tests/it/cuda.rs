@@ -71,44 +71,92 @@ fn directions_of_a_device_are_apart() {
     assert!(all.clocks.iter().all(|clock| clock.follows_host), "{all}");
 }
 
-/// Operations lie between their enqueueing and the moment at which their end was seen, by the host's clock.
+/// Operations lie between their enqueueing and the moment at which their end was seen, by the host's clock, on each device: the software driver's two have clocks of
+/// their own.
 #[test]
 fn device_rows_lie_on_the_clock_of_the_host() {
-    let (test, backend, profiler) = setup();
-    let device = DeviceId::Cuda(test.ordinal());
+    let first = harness::device_like(|device| device.paced(OFFSET, DRIFT)).end_check();
+    let other = || harness::device_like(|device| device.paced(3 * OFFSET, -DRIFT)).end_check();
+    let second = (!harness::is_real()).then(other);
+    let ordinals: Vec<u32> =
+        [first.ordinal()].into_iter().chain(second.as_ref().map(|it| it.ordinal())).collect();
+    let config = CudaBackendConfig::default().with_devices(ordinals.iter().copied());
+    let backend = pollster::block_on(CudaBackend::initialize(config)).unwrap();
+    let profiler = timing_all();
+    profiler.attach(&(Arc::clone(&backend) as _)).unwrap();
+    profiler.enable().unwrap();
     let written = Written::default();
-    let there = backend.allocate(device, MemoryKind::Device, 1 << 20).unwrap();
-    let here = backend.allocate(device, MemoryKind::Pinned, 1 << 20).unwrap();
-    let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    // The devices' copies differ in size.
+    let setup = |(index, ordinal): (usize, &u32)| {
+        let (device, bytes) = (DeviceId::Cuda(*ordinal), (index + 1) << 20);
+        let there = backend.allocate(device, MemoryKind::Device, bytes).unwrap();
+        let here = backend.allocate(device, MemoryKind::Pinned, bytes).unwrap();
+        (backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap(), here, there)
+    };
+    let queues: Vec<_> = ordinals.iter().enumerate().map(setup).collect();
     // The trace's times begin with this slice.
     profiler.start_trace(written.clone(), TraceFormat::Chrome, TraceOptions::new()).unwrap();
     let origin = Instant::now();
-    let mut seen = Vec::new();
+    let mut seen = vec![Vec::new(); queues.len()];
     while origin.elapsed() < Duration::from_millis(1200) {
-        let before = origin.elapsed();
-        submit(&*queue, &Operation::Copy { src: &here, dst: &there }, Timing::Off).unwrap().wait().unwrap();
-        seen.push((before, origin.elapsed()));
+        for ((queue, here, there), seen) in queues.iter().zip(&mut seen) {
+            let before = origin.elapsed();
+            submit(&**queue, &Operation::Copy { src: here, dst: there }, Timing::Off)
+                .unwrap()
+                .wait()
+                .unwrap();
+            seen.push((before, origin.elapsed()));
+        }
         let next = origin.elapsed() + Duration::from_millis(10);
         while origin.elapsed() < next {
             std::hint::spin_loop();
         }
     }
     profiler.finish_trace().unwrap();
-    let slices: Vec<_> =
-        written.slices().into_iter().filter(|slice| slice["args"]["pieces"].is_number()).collect();
-    assert_eq!(slices.len(), seen.len());
-    // Both have the host's rate, at an unknown distance: that of the first one bounds it.
+    // All have the host's rate, at one unknown distance: that of the first one bounds it.
     let micros = |slice: &serde_json::Value, field: &str| slice[field].as_f64().unwrap();
-    let bound = |at: usize| {
-        let (before, after) = seen[at];
-        let begin = micros(&slices[at], "ts");
-        let end = begin + micros(&slices[at], "dur");
-        (begin - before.as_secs_f64() * 1e6, end - after.as_secs_f64() * 1e6)
-    };
-    let error = slices.iter().map(|slice| micros(&slice["args"], "clock_error_ns") / 1e3).fold(0.0, f64::max);
-    let lowest = (0..seen.len()).map(|at| bound(at).1).fold(f64::MIN, f64::max);
-    let highest = (0..seen.len()).map(|at| bound(at).0).fold(f64::MAX, f64::min);
+    let (mut lowest, mut highest, mut error) = (f64::MIN, f64::MAX, 0.0_f64);
+    for (index, seen) in seen.iter().enumerate() {
+        let is_of_device = |slice: &serde_json::Value| {
+            slice["args"]["pieces"].is_number() && slice["args"]["bytes"] == (index + 1) << 20
+        };
+        let slices: Vec<_> = written.slices().into_iter().filter(is_of_device).collect();
+        assert_eq!(slices.len(), seen.len());
+        for (slice, (before, after)) in slices.iter().zip(seen) {
+            let begin = micros(slice, "ts");
+            lowest = lowest.max(begin + micros(slice, "dur") - after.as_secs_f64() * 1e6);
+            highest = highest.min(begin - before.as_secs_f64() * 1e6);
+            error = error.max(micros(&slice["args"], "clock_error_ns") / 1e3);
+        }
+    }
     assert!(lowest <= highest + 2.0 * error, "{lowest} µs > {highest} µs, stated error {error} µs");
+}
+
+#[test]
+fn device_that_is_lost_leaves_counts_and_no_times() {
+    // What a lost device had stays: no check at the end.
+    let Some(test) = harness::device_with(|device| device.paced(OFFSET, DRIFT)) else { return };
+    let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+    let (backend, profiler) = (pollster::block_on(CudaBackend::initialize(config)).unwrap(), timing_all());
+    profiler.attach(&(Arc::clone(&backend) as _)).unwrap();
+    profiler.enable().unwrap();
+    let device = DeviceId::Cuda(test.ordinal());
+    let there = backend.allocate(device, MemoryKind::Device, 1 << 20).unwrap();
+    let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    let fill = || submit(&*queue, &Operation::Fill { dst: &there, pattern: Pattern::U8(1) }, Timing::Off);
+    fill().unwrap().wait().unwrap();
+    assert_eq!(profiler.get_stream_report(&*queue).unwrap().kinds[0].running.count, 1);
+    let in_flight = fill().unwrap();
+    // An access that is not allowed.
+    test.sim().unwrap().poison(700);
+    in_flight.wait().unwrap_err();
+    fill().unwrap_err();
+    let all = profiler.get_comprehensive_report();
+    let [stream] = &all.streams[..] else { panic!("{all}") };
+    assert_eq!((stream.operations(), all.outstanding), (2, 0), "{all}");
+    assert_eq!(stream.kinds[0].running.count + stream.unresolved, 2, "{all}");
+    profiler.disable();
+    assert!(profiler.enable().is_ok() && profiler.is_enabled());
 }
 
 #[test]

@@ -158,6 +158,24 @@ fn second_profiler_is_refused_and_the_first_goes_on() {
     assert_eq!(second.get_stream_report(&*queue).unwrap().operations(), 1);
 }
 
+#[cfg(feature = "serde")]
+#[test]
+fn reports_are_read_back_from_json() {
+    let backend = backend();
+    let profiler = timing_all();
+    profiler.attach(&backend).unwrap();
+    profiler.enable().unwrap();
+    let queue = queue(&backend);
+    copy(&backend, &queue, 4 << 20);
+    profiler.record_operation(&*queue, "a \"name\"", Some(Duration::from_micros(3)));
+    let (all, stream) = (profiler.get_comprehensive_report(), profiler.get_stream_report(&*queue).unwrap());
+    let text = serde_json::to_string(&all).unwrap();
+    let again: transload_profiler::ProfilerReport = serde_json::from_str(&text).unwrap();
+    assert_eq!(again, all);
+    let again: StreamReport = serde_json::from_str(&serde_json::to_string(&stream).unwrap()).unwrap();
+    assert_eq!(again, stream);
+}
+
 #[test]
 fn full_profiler_counts_what_it_lost() {
     let backend = backend();

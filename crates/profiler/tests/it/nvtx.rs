@@ -1,4 +1,7 @@
 //! Ranges as a tool is told them: by a library of our own, in another process.
+//!
+//! To see those of a real tool, run the tests' program under Nsight Compute, which then profiles one kernel of two:
+//! `TRANSLOAD_TEST_DRIVER=real TRANSLOAD_TEST_NVTX=kernel ncu --nvtx --nvtx-include transload@inside PROGRAM nvtx::child --exact --nocapture`.
 
 use std::{
     env, fs,
@@ -9,7 +12,9 @@ use std::{
 
 use transload_backend_cpu::CpuBackend;
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
-use transload_core::{Backend, DeviceId, ErrorKind, MemoryKind, StreamPriority, WorkloadType};
+use transload_core::{
+    Backend, DeviceId, ErrorKind, MemoryKind, StreamPriority, TransferMethod, WorkloadType,
+};
 use transload_cuda_sim::harness;
 use transload_transfer::CrossBackendTransferManager;
 
@@ -40,12 +45,12 @@ fn assert_passed(ran: &Output) {
 fn child() {
     let Ok(mode) = env::var(CHILD) else { return };
     let profiler = timing_all();
-    if mode != "ranges" {
+    if !["ranges", "kernel"].contains(&&*mode) {
         let error = profiler.enable_nvtx().unwrap_err();
         assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains(&mode), "{error}");
         return;
     }
-    let Some(test) = harness::device_with(|device| device) else { return };
+    let test = harness::device_like(|device| device);
     let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
     let backend = CudaBackend::open(&config).unwrap();
     profiler.attach(&(Arc::clone(&backend) as _)).unwrap();
@@ -57,6 +62,17 @@ fn child() {
     let dst = manager.allocate(device, MemoryKind::Device, 1 << 20).unwrap();
     src.write().unwrap().fill(1);
     let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    if mode == "kernel" {
+        println!("{LIBRARY}={:?}", env::var_os(LIBRARY));
+        assert!(profiler.enable_nvtx().unwrap(), "{LIBRARY} names no tool");
+        profiler.enable().unwrap();
+        let by_kernel = || manager.copy(&src, &dst).method(TransferMethod::ZeroCopy).wait().unwrap();
+        by_kernel();
+        let inside = profiler.operation(&*queue, "inside").unwrap();
+        println!("A kernel ran in no range. In the range transload@inside: {}", by_kernel());
+        inside.end().unwrap();
+        return;
+    }
 
     assert!(profiler.enable_nvtx().unwrap());
     assert!(profiler.enable_nvtx().unwrap(), "again");
@@ -113,6 +129,21 @@ fn ranges_are_balanced_however_transfers_end() {
         "end 5".to_owned(),
     ];
     let log = fs::read_to_string(&log).unwrap();
+    assert_eq!(log.lines().collect::<Vec<_>>(), expected);
+
+    let log_of_kernel = folder.join("kernel");
+    assert_passed(&start("kernel", &library, Some(&log_of_kernel)));
+    let kernel = "ZeroCopy cpu/pinned to cuda:0/device, 1048576";
+    let expected = [
+        "domain transload".to_owned(),
+        format!("start 1 {kernel}"),
+        "end 1".to_owned(),
+        "start 2 inside, 0".to_owned(),
+        format!("start 3 {kernel}"),
+        "end 3".to_owned(),
+        "end 2".to_owned(),
+    ];
+    let log = fs::read_to_string(&log_of_kernel).unwrap();
     assert_eq!(log.lines().collect::<Vec<_>>(), expected);
     assert_passed(&start("refused to be initialised", &library, None));
     assert_passed(&start("cannot be loaded", &folder.join("missing.so"), None));

@@ -17,6 +17,8 @@ const BOTTOM: f64 = 26.0;
 /// Width of a label of a size.
 const LABEL: f64 = 52.0;
 const RADIUS: f64 = 6.5;
+/// Letters of a method, about: the lines between them say where it goes on.
+const LETTERS: usize = 10;
 const DASHES: [&str; 3] = ["7 4", "2 3", "7 3 2 3"];
 
 /// What is drawn over size.
@@ -214,7 +216,7 @@ impl Area {
     fn marks<'a>(&self, of: &'a Path) -> Vec<Mark<'a>> {
         let mut marks: Vec<Mark<'_>> = Vec::new();
         for (method, curve) in &of.methods {
-            for timing in curve {
+            for timing in curve.iter().step_by(curve.len().div_ceil(LETTERS)) {
                 let (x, y) = (self.x(timing.bytes), self.y(timing.bytes, timing.median));
                 let is_free = |x: f64| {
                     let is_far =

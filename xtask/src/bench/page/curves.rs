@@ -1,6 +1,6 @@
 //! Bandwidth and time over size of each path, with break points and rejections.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use maud::{Markup, html};
 
@@ -52,12 +52,14 @@ fn legend(of: &Path) -> Markup {
 fn facts(of: &Path) -> Markup {
     // One line for each reason: its methods, and the sizes if not all.
     let mut reasons: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    let most = of.rejections.values().map(Vec::len).max().unwrap_or_default().max(of.choices.len());
+    let tried: BTreeSet<u64> = of
+        .choices
+        .iter()
+        .map(|choice| choice.bytes)
+        .chain(of.rejections.values().flatten().copied())
+        .collect();
     for ((method, reason), sizes) in &of.rejections {
-        let sizes = match sizes.len() {
-            count if count == most => String::new(),
-            _ => format!(" at {}", sizes.iter().map(|bytes| size(*bytes)).collect::<Vec<_>>().join(", ")),
-        };
+        let sizes = intervals(sizes, &tried).map_or_else(String::new, |sizes| format!(" at {sizes}"));
         reasons.entry(reason).or_default().push(format!("{method}{sizes}"));
     }
     html! {
@@ -86,6 +88,27 @@ fn facts(of: &Path) -> Markup {
             }
         }
     }
+}
+
+/// Returns some of the sizes at which methods were tried as intervals; `None` if they are all.
+fn intervals(sizes: &[u64], tried: &BTreeSet<u64>) -> Option<String> {
+    let mut intervals: Vec<(u64, u64)> = Vec::new();
+    let mut is_open = false;
+    for bytes in tried {
+        let is_in = sizes.contains(bytes);
+        match intervals.last_mut() {
+            Some(last) if is_in && is_open => last.1 = *bytes,
+            _ if is_in => intervals.push((*bytes, *bytes)),
+            _ => {}
+        }
+        is_open = is_in;
+    }
+    let text = |(low, high): &(u64, u64)| match low == high {
+        true => size(*low),
+        false => format!("{} to {}", size(*low), size(*high)),
+    };
+    let is_all = tried.iter().all(|bytes| sizes.contains(bytes));
+    (!is_all).then(|| intervals.iter().map(text).collect::<Vec<_>>().join(", "))
 }
 
 fn chosen(of: &Path) -> String {

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use super::*;
-use crate::bench::results::{BreakPoint, Rejection, ResultRow, hardware_sample, sample};
+use crate::bench::results::{BreakPoint, Choice, Rejection, ResultRow, hardware_sample, sample};
 
 /// Returns a section by its id.
 fn section<'a>(page: &'a str, id: &str) -> &'a str {
@@ -178,6 +178,27 @@ fn break_points_and_rejections_are_in_the_chart_and_in_words() {
     assert!(paths.contains("this run's times changes at 28.6 KiB"), "{paths}");
     assert!(paths.contains(">plan</text>") && paths.contains(">best</text>"));
     assert!(paths.contains("PeerToPeer at 4 KiB (one side is the host)"));
+}
+
+#[test]
+fn run_of_every_power_of_two_is_drawn_with_few_letters_and_intervals() {
+    let mut results = hardware_sample();
+    let (like, choice, rejection) =
+        (results.rows[0].clone(), results.choices[0].clone(), results.rejections[0].clone());
+    let sizes = || (8..=28).map(|power| 1_u64 << power);
+    let id = |bytes| format!("methods/{}/DirectCopy/{bytes}", choice.path);
+    results.rows = sizes().map(|bytes| ResultRow { id: id(bytes), bytes, ..like.clone() }).collect();
+    results.choices = sizes().map(|bytes| Choice { bytes, ..choice.clone() }).collect();
+    let rejected = sizes().filter(|bytes| *bytes <= 1024 || *bytes == 1 << 20);
+    results.rejections = rejected.map(|bytes| Rejection { bytes, ..rejection.clone() }).collect();
+    let page = html(&results, None);
+    assert_sound("dense", &page);
+    let paths = section(&page, "paths");
+    assert!(paths.contains("PeerToPeer at 256 B to 1 KiB, 1 MiB (one side is the host)"), "{paths}");
+    let [rate, _time] = paths.split("<svg").skip(1).collect::<Vec<_>>()[..] else { panic!("{paths}") };
+    assert_eq!(rate.matches("class=\"mark\"").count(), 7);
+    let line = rate.split_once("class=\"line m-d\" points=\"").unwrap().1.split_once('"').unwrap().0;
+    assert_eq!(line.split(' ').count(), 21, "each size is a point of the line");
 }
 
 #[test]

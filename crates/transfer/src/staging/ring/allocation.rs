@@ -164,6 +164,12 @@ impl PinnedCache for StagingRing {
         }
         self.release() as u64 * STAGING_BUFFER
     }
+
+    fn unused_bytes(&self) -> u64 {
+        let mut state = self.state.lock();
+        let free = state.free.len();
+        std::mem::replace(&mut state.least_free, free).min(free) as u64 * STAGING_BUFFER
+    }
 }
 
 impl State {

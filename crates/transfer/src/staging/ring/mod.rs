@@ -41,6 +41,8 @@ pub(crate) struct StagingRing {
 #[derive(Default)]
 struct State {
     free: Vec<StagingBuffer>,
+    /// The least number of free buffers since the last reading.
+    least_free: usize,
     /// Buffers that exist or are being allocated.
     allocated: usize,
     allocating: usize,
@@ -223,7 +225,7 @@ impl StagingRing {
             return None;
         }
         let range = transfer.chunks.take()?;
-        Some(ChunkCopy::new(Arc::clone(transfer), range, state.free.pop()?))
+        Some(ChunkCopy::new(Arc::clone(transfer), range, state.pop_free()?))
     }
 
     /// Removes a transfer that has no more chunks to copy.
@@ -267,6 +269,13 @@ impl State {
         self.tuning.unwrap_or((self.built_in, CostBasis::BuiltIn))
     }
 
+    /// Takes the buffer that was used last.
+    fn pop_free(&mut self) -> Option<StagingBuffer> {
+        let buffer = self.free.pop();
+        self.least_free = self.least_free.min(self.free.len());
+        buffer
+    }
+
     /// Pairs a free buffer with the next chunk. Moves transfers without chunks to `finished`.
     fn next(&mut self, finished: &mut SmallVec<[Arc<StagedTransfer>; 4]>) -> Option<ChunkCopy> {
         while !self.free.is_empty() {
@@ -280,7 +289,7 @@ impl State {
                 finished.push(transfer);
                 continue;
             };
-            let buffer = self.free.pop()?;
+            let buffer = self.pop_free()?;
             if !transfer.chunks.are_taken() {
                 // Round-robin.
                 let first = transload_core::mutant!("transfer/turns");
