@@ -16,6 +16,7 @@ use transload_executor::{DropQueue, Executor};
 
 use crate::{
     CpuBackendBuilder, costs, device,
+    op_queue::Thresholds,
     pages::Pages,
     queue::MAX_INLINE,
     queue_pool::QueuePool,
@@ -50,10 +51,10 @@ impl CpuBackend {
         CpuBackendBuilder::default()
     }
 
-    pub(crate) fn with(executor: Executor, parallel_from: usize) -> Self {
+    pub(crate) fn with(executor: Executor, thresholds: Thresholds) -> Self {
         Self {
             info: device::info(),
-            queues: QueuePool::new(executor.clone(), parallel_from),
+            queues: QueuePool::new(executor.clone(), thresholds),
             drops: DropQueue::new(executor.clone()),
             executor,
             counters: Arc::default(),

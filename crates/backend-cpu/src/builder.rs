@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use transload_core::Result;
-use transload_executor::Executor;
+use transload_executor::{Executor, last_level_cache};
 
-use crate::CpuBackend;
+use crate::{CpuBackend, op_queue::Thresholds};
 
 const DEFAULT_PARALLEL_FROM: usize = 4 << 20;
 
@@ -22,12 +22,16 @@ const DEFAULT_PARALLEL_FROM: usize = 4 << 20;
 pub struct CpuBackendBuilder {
     workers: Option<usize>,
     executor: Option<Executor>,
-    parallel_from: usize,
+    thresholds: Thresholds,
 }
 
 impl Default for CpuBackendBuilder {
     fn default() -> Self {
-        Self { workers: None, executor: None, parallel_from: DEFAULT_PARALLEL_FROM }
+        // Of what is shorter, a reader of the copy finds much in the cache. With a cache of 16 MiB a copy was faster with streaming
+        // stores from 8 MiB on, a copy and one read of it from 11 MiB on; 16 MiB and more were copied in half the time.
+        let stream_from = last_level_cache().map_or(usize::MAX, |cache| cache / 4 * 3);
+        let thresholds = Thresholds { parallel_from: DEFAULT_PARALLEL_FROM, stream_from };
+        Self { workers: None, executor: None, thresholds }
     }
 }
 
@@ -47,7 +51,15 @@ impl CpuBackendBuilder {
 
     /// Sets the size in bytes from which several workers share one operation. Default: 4 MiB. `usize::MAX` disables it.
     pub fn parallel_from(mut self, bytes: usize) -> Self {
-        self.parallel_from = bytes;
+        self.thresholds.parallel_from = bytes;
+        self
+    }
+
+    /// Sets the size in bytes from which copies use streaming stores, which bypass the caches. Default: three quarters of the
+    /// last-level cache, if the system says its size. `usize::MAX` disables it. Copies that the submitting thread makes itself
+    /// never use them.
+    pub fn stream_from(mut self, bytes: usize) -> Self {
+        self.thresholds.stream_from = bytes;
         self
     }
 
@@ -62,6 +74,6 @@ impl CpuBackendBuilder {
             (None, Some(executor)) => executor,
             (None, None) => Executor::shared(),
         };
-        Ok(Arc::new(CpuBackend::with(executor, self.parallel_from)))
+        Ok(Arc::new(CpuBackend::with(executor, self.thresholds)))
     }
 }

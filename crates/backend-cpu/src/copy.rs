@@ -6,6 +6,7 @@ use transload_core::{
     Error, ErrorKind, FloatType, Operation, Pattern, Pitched, RawBuffer, Result,
     host_access::{self, HostAccess},
 };
+use transload_executor::stream_copy;
 
 use crate::costs;
 
@@ -45,6 +46,21 @@ impl Partition {
     pub(crate) fn piece(self, index: usize) -> Option<Range<usize>> {
         let start = index.checked_mul(self.step).filter(|start| *start < self.units)?;
         Some(start..self.units.min(start.saturating_add(self.step)))
+    }
+}
+
+/// How copies store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stores {
+    Cached,
+    /// Past the caches: else each cache line of a large destination would be read first.
+    Streaming,
+}
+
+impl Stores {
+    /// `stream_from` is the size in bytes, of the whole operation, from which it streams.
+    pub(crate) fn of(operation: &Operation<'_>, stream_from: usize) -> Self {
+        if bytes(operation) >= stream_from { Self::Streaming } else { Self::Cached }
     }
 }
 
@@ -154,10 +170,10 @@ pub(crate) fn note_accesses(operation: &Operation<'_>) {
 ///
 /// # Safety
 /// Those of [`perform_units`].
-pub(crate) unsafe fn perform(operation: &Operation<'_>) -> Result<()> {
+pub(crate) unsafe fn perform(operation: &Operation<'_>, stores: Stores) -> Result<()> {
     note_accesses(operation);
     // SAFETY: the caller's promise.
-    unsafe { perform_units(operation, 0..units(operation)) }
+    unsafe { perform_units(operation, 0..units(operation), stores) }
 }
 
 /// Runs a range of the operation's units.
@@ -165,19 +181,25 @@ pub(crate) unsafe fn perform(operation: &Operation<'_>) -> Result<()> {
 /// # Safety
 /// * The operation must be valid and within its buffers, without conflicting uses of these units.
 /// * `range` must lie within the operation's units.
-pub(crate) unsafe fn perform_units(operation: &Operation<'_>, range: Range<usize>) -> Result<()> {
+pub(crate) unsafe fn perform_units(
+    operation: &Operation<'_>,
+    range: Range<usize>,
+    stores: Stores,
+) -> Result<()> {
     match *operation {
         Operation::Copy { src, dst } => {
             // SAFETY: both have all of the operation's bytes, and the range lies within them.
-            unsafe { move_bytes(src, range.start, dst, range.start, range.len()) }
+            unsafe { move_bytes((src, range.start), (dst, range.start), range.len(), stores) }
         }
         Operation::CopyPitched { src, dst, rows } => {
             // SAFETY: a valid operation's rows lie within both buffers.
-            range.into_iter().try_for_each(|row| unsafe { move_row(src, dst, rows, row) })
+            range.into_iter().try_for_each(|row| unsafe { move_row(src, dst, rows, row, stores) })
         }
         Operation::CopyBatch { pairs } => {
-            // SAFETY: the two of a pair have one length.
-            let pair = |(src, dst): &(RawBuffer, RawBuffer)| unsafe { move_bytes(src, 0, dst, 0, dst.len()) };
+            let pair = |(src, dst): &(RawBuffer, RawBuffer)| {
+                // SAFETY: the two of a pair have one length.
+                unsafe { move_bytes((src, 0), (dst, 0), dst.len(), stores) }
+            };
             pairs.get(range).unwrap_or_default().iter().try_for_each(pair)
         }
         Operation::Cast { src, from, dst, to } => {
@@ -203,20 +225,36 @@ fn address(buffer: &RawBuffer) -> Result<*mut u8> {
 
 /// # Safety
 /// The rows must lie within both buffers, and `row` must be one of them.
-unsafe fn move_row(src: &RawBuffer, dst: &RawBuffer, rows: Pitched, row: usize) -> Result<()> {
+unsafe fn move_row(
+    src: &RawBuffer,
+    dst: &RawBuffer,
+    rows: Pitched,
+    row: usize,
+    stores: Stores,
+) -> Result<()> {
     let (plane, row) = (row / rows.height, row % rows.height);
     let (from, to) =
         (plane * rows.src_plane + row * rows.src_pitch, plane * rows.dst_plane + row * rows.dst_pitch);
     // SAFETY: by the caller's promise the rows are within the buffers' lengths, so the offsets do not overflow either.
-    unsafe { move_bytes(src, from, dst, to, rows.width) }
+    unsafe { move_bytes((src, from), (dst, to), rows.width, stores) }
 }
 
 /// # Safety
 /// `len` bytes from each offset must lie within its buffer, without conflicting uses.
-unsafe fn move_bytes(src: &RawBuffer, from: usize, dst: &RawBuffer, to: usize, len: usize) -> Result<()> {
-    let (src, dst) = (address(src)?, address(dst)?);
-    // SAFETY: as promised. `copy` and not `copy_nonoverlapping`: two buffers may wrap the same foreign bytes.
-    unsafe { ptr::copy(src.add(from), dst.add(to), len) };
+unsafe fn move_bytes(
+    (src, from): (&RawBuffer, usize),
+    (dst, to): (&RawBuffer, usize),
+    len: usize,
+    stores: Stores,
+) -> Result<()> {
+    // SAFETY: as promised.
+    let (src, dst) = unsafe { (address(src)?.add(from), address(dst)?.add(to)) };
+    match stores {
+        // SAFETY: as promised, and they do not overlap.
+        Stores::Streaming if src.addr().abs_diff(dst.addr()) >= len => unsafe { stream_copy(src, dst, len) },
+        // SAFETY: as promised. `copy` and not `copy_nonoverlapping`: two buffers may wrap the same foreign bytes.
+        _ => unsafe { ptr::copy(src, dst, len) },
+    }
     Ok(())
 }
 

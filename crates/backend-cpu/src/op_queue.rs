@@ -22,7 +22,7 @@ use transload_core::{
 use transload_executor::{Executor, yield_now};
 
 use crate::{
-    copy::{self, Partition},
+    copy::{self, Partition, Stores},
     failures::Failures,
     parallel_op::ParallelOp,
     queued_op::{Outcome, QueuedOp},
@@ -44,6 +44,15 @@ const HAS_WAITERS: u64 = 2;
 /// Unit of the last enqueued point, above the flags.
 const POINT: u64 = 4;
 
+/// Sizes in bytes from which an operation that a task runs is run differently.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Thresholds {
+    /// By several workers.
+    pub(crate) parallel_from: usize,
+    /// With streaming stores, if it copies.
+    pub(crate) stream_from: usize,
+}
+
 /// An ordered queue. Aligned to cache lines, since a queue is mostly used by one thread.
 #[repr(align(128))]
 pub(crate) struct OpQueue {
@@ -61,7 +70,7 @@ pub(crate) struct OpQueue {
     id: TimelineId,
     priority: StreamPriority,
     executor: Executor,
-    parallel_from: usize,
+    thresholds: Thresholds,
     sink: Arc<SinkSlot>,
     /// Counts for a profiler.
     tally: Arc<QueueTally>,
@@ -161,7 +170,7 @@ impl OpQueue {
     pub(crate) fn new(
         priority: StreamPriority,
         executor: Executor,
-        parallel_from: usize,
+        thresholds: Thresholds,
         sink: Arc<SinkSlot>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
@@ -175,7 +184,7 @@ impl OpQueue {
             id: next_timeline_id(),
             priority,
             executor,
-            parallel_from,
+            thresholds,
             sink,
             tally: Arc::default(),
         })
@@ -216,7 +225,7 @@ impl OpQueue {
         let point = taken / POINT;
         let is_timed = timing == Timing::Measured || sample.is_some();
         // SAFETY: the caller's promise.
-        let outcome = Outcome::of(is_timed, || unsafe { copy::perform(operation) });
+        let outcome = Outcome::of(is_timed, || unsafe { copy::perform(operation, Stores::Cached) });
         self.pass(sample.take(), &outcome);
         if outcome.result.is_err() || timing == Timing::Measured {
             self.record(&mut self.state.lock(), point, timing, outcome);
@@ -430,17 +439,19 @@ async fn run(mut permit: RunPermit) {
             // A failed dependency is reported by its own fence; the bytes are idle either way.
             let _over = queue.executor.fence(fence).await;
         }
+        let stores = Stores::of(&op.operation(), queue.thresholds.stream_from);
         let partition = Partition::new(&op.operation(), queue.executor.threads());
-        let is_shared = copy::bytes(&op.operation()) >= queue.parallel_from && partition.pieces() > 1;
+        let is_shared =
+            copy::bytes(&op.operation()) >= queue.thresholds.parallel_from && partition.pieces() > 1;
         let op = if is_shared {
             let (parallel, outcome) =
-                ParallelOp::run((op, is_timed), partition, &queue.executor, queue.priority).await;
+                ParallelOp::run((op, is_timed), (partition, stores), &queue.executor, queue.priority).await;
             run.outcome = Some(outcome);
             Err(parallel)
         } else {
             // SAFETY: the caller of `Queue::enqueue` promised that there is no conflicting use of the bytes until the
             // point is reached; everything before it is complete.
-            run.outcome = Some(Outcome::of(is_timed, || unsafe { copy::perform(&op.operation()) }));
+            run.outcome = Some(Outcome::of(is_timed, || unsafe { copy::perform(&op.operation(), stores) }));
             Ok(op)
         };
         // The point is reached first, so that memory dropped meanwhile is freed here and not pending free. Its owner may be

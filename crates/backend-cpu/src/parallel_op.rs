@@ -16,7 +16,7 @@ use transload_core::{Result, StreamPriority, catch_panic};
 use transload_executor::{Executor, yield_now};
 
 use crate::{
-    copy::{self, Partition},
+    copy::{self, Partition, Stores},
     queued_op::{Outcome, QueuedOp},
 };
 
@@ -24,6 +24,7 @@ use crate::{
 pub(crate) struct ParallelOp {
     op: QueuedOp,
     partition: Partition,
+    stores: Stores,
     next: AtomicUsize,
     state: Mutex<State>,
 }
@@ -39,14 +40,14 @@ impl ParallelOp {
     /// take a piece.
     pub(crate) async fn run(
         (op, is_timed): (QueuedOp, bool),
-        partition: Partition,
+        (partition, stores): (Partition, Stores),
         executor: &Executor,
         priority: StreamPriority,
     ) -> (Arc<Self>, Outcome) {
         let noted = catch_panic(|| copy::note_accesses(&op.operation()));
         let begun = is_timed.then(Instant::now);
         let state = Mutex::new(State { left: partition.pieces(), outcome: noted, waker: None });
-        let parallel = Arc::new(Self { op, partition, next: AtomicUsize::new(0), state });
+        let parallel = Arc::new(Self { op, partition, stores, next: AtomicUsize::new(0), state });
         let helpers =
             (1..executor.threads().min(partition.pieces())).map(|_| Arc::clone(&parallel).take_part());
         // On an error, which the executor reports, this task does all pieces.
@@ -69,7 +70,7 @@ impl ParallelOp {
         while let Some(piece) = self.next_piece() {
             // SAFETY: the caller of `Queue::enqueue` promised that there is no conflicting use of the bytes until the
             // point is reached, which is after the last piece; each piece is taken once, and pieces do not overlap.
-            let work = || unsafe { copy::perform_units(&self.op.operation(), piece) };
+            let work = || unsafe { copy::perform_units(&self.op.operation(), piece, self.stores) };
             self.ended(catch_panic(work).flatten());
             yield_now().await;
         }

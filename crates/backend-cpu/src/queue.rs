@@ -8,7 +8,11 @@ use transload_core::{
 };
 use transload_executor::Executor;
 
-use crate::{copy, costs, op_queue::OpQueue, queued_op::QueuedOp};
+use crate::{
+    copy, costs,
+    op_queue::{OpQueue, Thresholds},
+    queued_op::QueuedOp,
+};
 
 /// Largest operation, in bytes, that runs inline on an idle queue. Waking a worker took up to 250 µs (measured on a
 /// virtual machine with 16 processors), in which one core copies about as much.
@@ -24,10 +28,10 @@ impl CpuQueue {
     pub(crate) fn new(
         priority: StreamPriority,
         executor: Executor,
-        parallel_from: usize,
+        thresholds: Thresholds,
         sink: Arc<SinkSlot>,
     ) -> Self {
-        let ops = OpQueue::new(priority, executor, parallel_from, sink);
+        let ops = OpQueue::new(priority, executor, thresholds, sink);
         let timeline: Arc<dyn Timeline> = ops.clone();
         Self { ops, timeline }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use transload_core::{Queue, Result, SinkSlot, SpinLock, StreamPriority};
 use transload_executor::{Executor, SHARDS, thread_shard};
 
-use crate::queue::CpuQueue;
+use crate::{op_queue::Thresholds, queue::CpuQueue};
 
 /// Most queues of one priority per shard. More than one, since a queue may wait for another backend's work.
 const MOST: usize = 4;
@@ -18,15 +18,15 @@ struct QueueShard(SpinLock<Vec<Arc<CpuQueue>>>);
 pub(crate) struct QueuePool {
     shards: Box<[QueueShard]>,
     executor: Executor,
-    parallel_from: usize,
+    thresholds: Thresholds,
     /// The place for a profiler's sink.
     pub(crate) sink: Arc<SinkSlot>,
 }
 
 impl QueuePool {
-    pub(crate) fn new(executor: Executor, parallel_from: usize) -> Self {
+    pub(crate) fn new(executor: Executor, thresholds: Thresholds) -> Self {
         let shards = (0..SHARDS).map(|_| QueueShard::default()).collect();
-        Self { shards, executor, parallel_from, sink: Arc::default() }
+        Self { shards, executor, thresholds, sink: Arc::default() }
     }
 
     /// Leases the least busy queue of the priority in the calling thread's shard. The handle is the lease.
@@ -58,7 +58,7 @@ impl QueuePool {
     }
 
     fn make(&self, priority: StreamPriority) -> CpuQueue {
-        CpuQueue::new(priority, self.executor.clone(), self.parallel_from, Arc::clone(&self.sink))
+        CpuQueue::new(priority, self.executor.clone(), self.thresholds, Arc::clone(&self.sink))
     }
 
     pub(crate) fn leases(&self) -> u64 {

@@ -10,6 +10,9 @@
 //!   [`BlockingKey`] permits. A long call that waits for others has [a thread of its own](Executor::spawn_thread).
 //!   A [`DropQueue`] drops other code's values there, such as the owners of adopted memory.
 //!
+//! What such threads need of the processor is here, too: [`stream_copy`] copies past its caches, and [`last_level_cache`] is the size
+//! of the last.
+//!
 //! # Invariants
 //! - A worker never blocks on work of this executor, on a fence or on a blocking call. What must wait registers a waker and
 //!   returns the thread.
@@ -38,7 +41,9 @@ mod fences;
 mod group;
 mod guarded;
 mod idle;
+mod last_level_cache;
 mod shard;
+mod stream_copy;
 mod sync;
 mod task;
 mod thread_starter;
@@ -51,7 +56,9 @@ pub use drop_queue::DropQueue;
 pub use executor::Executor;
 pub use external_storage::{ExternalMemory, ExternalStorage};
 pub use group::Helping;
+pub use last_level_cache::last_level_cache;
 pub use shard::{SHARDS, thread_shard};
+pub use stream_copy::stream_copy;
 pub use task::{Completer, Task};
 pub use yielding::yield_now;
 

@@ -1,17 +1,21 @@
-//! What the first transfer of a path has to set up, done beforehand.
+//! What the first transfers of a path have to set up, done beforehand.
 
 use std::time::Instant;
 
 use transload_core::{
-    Backend, Place, Result, StreamPriority, Submission, TransferMethod, TransferPath, WorkloadType,
+    Backend, DeviceId, Place, QueueLease, Result, StreamPriority, Submission, TransferMethod, TransferPath,
+    WorkloadType,
 };
 
 use crate::{CrossBackendTransferManager, TransferOptions, report_events};
 
+/// Most queues that a method's transfers use at once on a device, by default.
+const MOST_QUEUES: usize = 8;
+
 impl CrossBackendTransferManager {
-    /// Prepares every method that `options` allow for transfers from `src` to `dst`: creates contexts and queues, loads
-    /// kernels, enables and verifies peers, starts threads, pins staging buffers (up to 64 MiB). The first call blocks for up to
-    /// some hundred milliseconds. Optional: without it the first transfer does this.
+    /// Prepares every method that `options` allow for transfers from `src` to `dst`: creates contexts and the queues of up to
+    /// eight transfers in flight, loads kernels, enables and verifies peers, starts threads, pins staging buffers (up to 64 MiB). The
+    /// first call blocks for up to some hundred milliseconds. Optional: without it the first transfers do this.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`](transload_core::ErrorKind::UnknownDevice);
@@ -35,21 +39,25 @@ impl CrossBackendTransferManager {
             let staged =
                 [TransferMethod::HostStaged, TransferMethod::UnifiedMemory].contains(&candidate.method());
             let lease = if staged { Backend::lease_reserved_queue } else { Backend::lease_queue };
-            let usual = if candidate.method() == TransferMethod::ZeroCopy {
-                WorkloadType::Compute
+            // Kernels copy what is urgent and small, seldom several at once.
+            let (usual, most) = if candidate.method() == TransferMethod::ZeroCopy {
+                (WorkloadType::Compute, 1)
             } else {
-                WorkloadType::Memory
+                (WorkloadType::Memory, MOST_QUEUES)
             };
             let (priority, workload) = (options.priority, options.workload.unwrap_or(usual));
+            let create = |backend: &dyn Backend, device: DeviceId| {
+                create_queues(most, || lease(backend, device, priority, workload))
+            };
             let route = &candidate.route;
             if route.has_kernel && priority == StreamPriority::High {
                 // Without the kernel the copy engine does it.
                 let prepared = route.backend.prepare_in_place(route.lane);
                 prepared.unwrap_or_else(|error| report_events::kernel_unavailable(route.lane, &error));
             }
-            lease(&*route.backend, route.lane, priority, workload)?.prepare_waits();
+            create(&*route.backend, route.lane)?;
             if let Some((backend, device)) = &route.second {
-                lease(&**backend, *device, priority, workload)?.prepare_waits();
+                create(&**backend, *device)?;
             }
             let submission =
                 Submission { begun: Some(begun), submitting: begun.elapsed(), ..Submission::default() };
@@ -57,4 +65,18 @@ impl CrossBackendTransferManager {
         }
         Ok(())
     }
+}
+
+/// Has a backend create the queues that it leases while others are leased: until it leases one twice, or `most` are.
+fn create_queues(most: usize, lease: impl Fn() -> Result<QueueLease>) -> Result<()> {
+    let mut leased: Vec<QueueLease> = Vec::new();
+    while leased.len() < most {
+        let queue = lease()?;
+        queue.prepare_waits();
+        if leased.iter().any(|other| other.timeline().id() == queue.timeline().id()) {
+            break;
+        }
+        leased.push(queue);
+    }
+    Ok(())
 }

@@ -366,8 +366,8 @@ impl Runtime {
         self.manager().get_transfer_stats()
     }
 
-    /// Does now what the first transfer from `src` to `dst` would do first, such as making contexts and queues and pinning staging
-    /// buffers. Blocks meanwhile, up to some hundred milliseconds.
+    /// Does now what the first transfers from `src` to `dst` would do first, such as making contexts, pinning staging buffers, and making
+    /// queues for up to eight in flight at once. Blocks meanwhile, up to some hundred milliseconds.
     ///
     /// # Errors
     /// As for [`CrossBackendTransferManager::prepare`].

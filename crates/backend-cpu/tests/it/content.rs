@@ -33,19 +33,21 @@ fn run(backend: &CpuBackend, operation: &Operation<'_>) {
 }
 
 fn copies(backend: &CpuBackend) {
-    for bytes in SIZES {
-        for (from, to) in [(0, 0), (1, 0), (0, 3), (13, 7)] {
-            let content = noise(bytes as u64, bytes + 16);
-            let before = noise(99, bytes + 16);
-            let (src, dst) = (backend.wrap_vec(content.clone()), backend.wrap_vec(before.clone()));
-            let (from_slice, to_slice) =
-                (src.slice(from..from + bytes).unwrap(), dst.slice(to..to + bytes).unwrap());
-            run(backend, &Operation::Copy { src: &from_slice, dst: &to_slice });
-            let mut expected = before;
-            expected[to..to + bytes].copy_from_slice(&content[from..from + bytes]);
-            assert!(*dst.read().unwrap() == expected[..], "{bytes} bytes from {from} to {to}");
-            assert!(*src.read().unwrap() == content[..]);
-        }
+    SIZES.into_iter().for_each(|bytes| copies_of(backend, bytes));
+}
+
+fn copies_of(backend: &CpuBackend, bytes: usize) {
+    for (from, to) in [(0, 0), (1, 0), (0, 3), (13, 7)] {
+        let content = noise(bytes as u64, bytes + 16);
+        let before = noise(99, bytes + 16);
+        let (src, dst) = (backend.wrap_vec(content.clone()), backend.wrap_vec(before.clone()));
+        let (from_slice, to_slice) =
+            (src.slice(from..from + bytes).unwrap(), dst.slice(to..to + bytes).unwrap());
+        run(backend, &Operation::Copy { src: &from_slice, dst: &to_slice });
+        let mut expected = before;
+        expected[to..to + bytes].copy_from_slice(&content[from..from + bytes]);
+        assert!(*dst.read().unwrap() == expected[..], "{bytes} bytes from {from} to {to}");
+        assert!(*src.read().unwrap() == content[..]);
     }
 }
 
@@ -122,6 +124,46 @@ fn every_operation_shared_by_several_workers_equals_memcpy() {
     fills(&backend);
     rows(&backend);
     batches(&backend);
+}
+
+#[test]
+fn every_operation_with_streaming_stores_equals_memcpy() {
+    for (workers, parallel_from) in [(1, usize::MAX), (4, 1 << 20)] {
+        let builder = CpuBackend::builder().workers(workers).parallel_from(parallel_from);
+        let backend = builder.stream_from(1).build().unwrap();
+        copies(&backend);
+        rows(&backend);
+        batches(&backend);
+    }
+}
+
+#[test]
+fn copies_of_about_the_size_that_streams_equal_memcpy() {
+    let from = (3 << 20) + 1;
+    let backend = CpuBackend::builder().workers(2).stream_from(from).build().unwrap();
+    for bytes in [from - 1, from, from + 1] {
+        copies_of(&backend, bytes);
+    }
+}
+
+#[test]
+fn streaming_copy_between_buffers_of_common_bytes_equals_memmove() {
+    let backend = CpuBackend::builder().workers(1).parallel_from(usize::MAX).stream_from(1).build().unwrap();
+    for (from, to) in [(0, 1), (1, 0), (0, 4096), (4096, 0)] {
+        let mut memory = noise(8, (3 << 20) + 4096);
+        let mut expected = memory.clone();
+        expected.copy_within(from..from + (3 << 20), to);
+        let wrap = |at: usize, memory: &mut Vec<u8>| {
+            let address = std::ptr::NonNull::new(memory.as_mut_ptr()).unwrap();
+            // SAFETY: within the vector, which outlives both buffers; nothing else uses it meanwhile.
+            unsafe { backend.wrap_raw((), address.add(at), 3 << 20) }
+        };
+        let (src, dst) = (wrap(from, &mut memory), wrap(to, &mut memory));
+        run(&backend, &Operation::Copy { src: &src, dst: &dst });
+        drop((src, dst));
+        backend.drain().unwrap();
+        assert!(memory == expected, "{from} → {to}");
+    }
 }
 
 #[test]

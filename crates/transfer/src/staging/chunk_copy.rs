@@ -13,7 +13,7 @@ use transload_core::{
     catch_panic,
     host_access::{self, HostAccess},
 };
-use transload_executor::yield_now;
+use transload_executor::{stream_copy, yield_now};
 
 use super::{
     StagedTransfer,
@@ -22,7 +22,6 @@ use super::{
     pieces::Piece,
     queues::Queues,
     ring::{CAPACITY, StagingBuffer},
-    stream_copy::stream_copy,
     wait_mode::{WaitMode, block_on_thread, has_room, room},
 };
 use crate::{

@@ -11,7 +11,6 @@ mod repeated;
 mod ring;
 mod rings;
 mod staged_transfer;
-mod stream_copy;
 mod through_device;
 mod timeline;
 mod tuning;

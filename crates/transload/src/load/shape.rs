@@ -1,13 +1,8 @@
 //! How much a load reads at once: slots that together stay in the processor's last-level cache, if it is large enough.
 
-use std::{
-    fs,
-    sync::{
-        OnceLock,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
-};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use transload_executor::last_level_cache;
 
 /// Built-in table, measured on H200 machines with 16 and 32 cores and a cache of 300 MiB: bytes of a slot for at least so many
 /// readers. Fewer readers need smaller slots, or the link is idle while they read.
@@ -55,46 +50,6 @@ fn slot(readers: usize, loads: usize, cache: Option<usize>) -> usize {
     let slots = readers.max(1).saturating_mul(SLOTS_PER_READER).saturating_mul(loads.max(1));
     let share = cache.map_or(most, |cache| cache / 2 / slots).max(LEAST_SLOT);
     most.min(1 << share.ilog2())
-}
-
-/// Returns the bytes of last-level cache that the usable processors have, if the system says so.
-fn last_level_cache() -> Option<usize> {
-    static CACHE: OnceLock<Option<usize>> = OnceLock::new();
-    *CACHE.get_or_init(|| {
-        let usable = thread::available_parallelism().map_or(1, usize::from);
-        cache_of(|file| fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/{file}")).ok(), usable)
-    })
-}
-
-/// Reads the description of the first processor's last cache. `usable` processors have as many of these as they fill.
-fn cache_of(read: impl Fn(&str) -> Option<String>, usable: usize) -> Option<usize> {
-    const MOST_CACHES: usize = 16;
-    let level = |index: &usize| read(&format!("index{index}/level"))?.trim().parse::<u32>().ok();
-    let last = (0..MOST_CACHES).take_while(|index| level(index).is_some()).max_by_key(level)?;
-    let size = bytes(read(&format!("index{last}/size"))?.trim())?;
-    let sharing = read(&format!("index{last}/shared_cpu_list")).and_then(|list| processors(list.trim()));
-    size.checked_mul(usable.div_ceil(sharing.unwrap_or(usable).max(1)))
-}
-
-/// Parses a size like `32768K`.
-fn bytes(text: &str) -> Option<usize> {
-    let digits = text.trim_end_matches(|unit: char| !unit.is_ascii_digit());
-    let unit = match text.get(digits.len()..)? {
-        "" => 1,
-        "K" => 1 << 10,
-        "M" => 1 << 20,
-        _ => return None,
-    };
-    digits.parse::<usize>().ok()?.checked_mul(unit).filter(|size| *size > 0)
-}
-
-/// Counts the processors of a list like `0-7,16`.
-fn processors(list: &str) -> Option<usize> {
-    list.split(',').try_fold(0_usize, |sum, range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
-        sum.checked_add(last.checked_sub(first)?.checked_add(1)?)
-    })
 }
 
 #[cfg(test)]

@@ -308,3 +308,26 @@ fn prepared_path_creates_no_context_and_loads_no_kernel() {
     drop((trace, src, there, held, with));
     home.finish();
 }
+
+/// Transfers in flight at once have a stream each, up to the pool's limit.
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+#[test]
+fn submissions_on_a_prepared_path_create_no_stream() {
+    for is_prepared in [false, true] {
+        let home = Home::cuda(MemoryKind::Pinned);
+        let allocate = |place| home.allocate(place, 1 << 20);
+        let pairs: Vec<_> = (0..16).map(|_| (allocate(home.near), allocate(home.far))).collect();
+        if is_prepared {
+            let (src, dst) = &pairs[0];
+            home.manager.prepare(src.place(), dst.place(), &TransferOptions::new()).unwrap();
+        }
+        let trace = transload_cuda_sys::trace::start();
+        let transfers: Vec<_> = pairs.iter().map(|(src, dst)| home.manager.copy(src, dst).submit()).collect();
+        let calls = trace.calls_of_this_thread();
+        let made = calls.iter().filter(|call| call.name.starts_with("cuStreamCreate")).count();
+        assert_eq!(made == 0, is_prepared, "{made} streams were created");
+        transfers.into_iter().for_each(|transfer| drop(transfer.wait().unwrap()));
+        drop((trace, pairs));
+        home.finish();
+    }
+}
