@@ -141,7 +141,7 @@ impl Adapter<'_> {
         if self.options.quick {
             return vec![4 * MIB];
         }
-        let sizes: &[usize] = self.either(&[16, 64, 256, 1024], &[16, 64]);
+        let sizes: &[usize] = self.either(&[16, 64, 256, 1024], &[16, 64, 256]);
         let eighth = self.info.total_memory.map_or(u64::MAX, |bytes| bytes / 8);
         let most = self.plain.device.limits().max_buffer_size.min(eighth);
         sizes.iter().map(|mebibytes| mebibytes * MIB).filter(|bytes| *bytes as u64 <= most).collect()
