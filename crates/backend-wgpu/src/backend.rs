@@ -77,13 +77,16 @@ impl Backend for WgpuBackend {
     }
 
     /// On a Vulkan device of this backend, leases a queue that only copies, the next one each time, which copies beside shaders; of other
-    /// devices wgpu's.
+    /// devices, and for computing, which lists of short pieces are copied by, wgpu's.
     fn lease_reserved_queue(
         &self,
         device: DeviceId,
         priority: StreamPriority,
-        _workload: WorkloadType,
+        workload: WorkloadType,
     ) -> Result<QueueLease> {
+        if workload == WorkloadType::Compute {
+            return self.lease_queue(device, priority, workload);
+        }
         let device = self.device_of(device)?;
         let queue = Arc::clone(device).reserved_queue(priority)?;
         device.leases().fetch_add(1, Ordering::Relaxed);

@@ -12,7 +12,8 @@ use crate::vulkan::{Commands, Submissions};
 /// How long a device's clock and the host's may go without a comparison: they differ by some hundred millionths.
 const ANCHOR_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The timestamps of a device's queues, which read one clock. A stamp's token is the queue's index and its slot there.
+/// The timestamps of a device's queues, which read one clock on the drivers that were tried (NVIDIA's, Mesa's lavapipe); the
+/// specification does not promise it. A stamp's token is the queue's index and its slot there.
 pub(crate) struct WgpuClock {
     id: ClockId,
     /// wgpu's, and the others in the device's order.

@@ -17,13 +17,13 @@ use crate::{
     staging::CAPACITY,
     storage::{Counters, WgpuStorage},
     vulkan::{
-        ALIGNMENT, BufferHandle, Command, Commands, ENTRY, Interval, LISTS, List, Memory, Region, Regions,
-        SCRATCH, entries, fits,
+        ALIGNMENT, BufferHandle, Command, Commands, ENTRY, Interval, LISTS, List, MOST_PIECES, Memory,
+        Region, Regions, SCRATCH, entries, fits,
     },
 };
 
 /// Most regions of one submission, which bounds the memory that it takes.
-const MOST_REGIONS: usize = 1 << 16;
+const MOST_REGIONS: usize = MOST_PIECES;
 
 /// One side of a copy.
 #[derive(Clone, Copy)]
@@ -114,7 +114,10 @@ pub(crate) unsafe fn perform(
         unsafe { packer.pack(operation).and_then(|()| packer.finish()) }
     } else {
         // SAFETY: the caller's promise.
-        unsafe { perform_by_wgpu(device, line, operation).and_then(|()| packer.finish()) }
+        unsafe {
+            let begun = if measured.is_empty() { Ok(()) } else { packer.submit() };
+            begun.and_then(|()| perform_by_wgpu(device, line, operation)).and_then(|()| packer.finish())
+        }
     };
     if outcome.is_err()
         && let Some(point) = packer.last
@@ -337,8 +340,9 @@ impl Packer<'_> {
         if !self.commands.iter().any(is_list) || !self.line.queue.copies_lists() {
             return None;
         }
-        // Without memory for a table the lists are copied as they are.
-        let Chunk { buffer: table, address, .. } = self.line.take_staging(&self.device.counters).ok()?;
+        // Without a buffer for tables the lists are copied as they are.
+        let table = self.line.staging.try_take(&self.line.queue, &self.device.counters)?;
+        let address = table.memory().address()?;
         let (mut used, mut lists) = (0, 0);
         for command in self.commands.iter_mut().filter(|command| is_list(command)) {
             let Command::Copy { src, dst, regions, .. } = command else { continue };

@@ -63,7 +63,7 @@ impl DeviceState {
     /// # Errors
     /// The driver's.
     pub(crate) fn new(vulkan: Arc<Vulkan>, info: DeviceInfo) -> Result<Arc<Self>> {
-        let copier = |queue| Submissions::new(Arc::clone(&vulkan), queue);
+        let copier = |queue| Submissions::of_copies(&vulkan, queue);
         let copiers: Vec<_> = vulkan.copy_queues.iter().copied().map(copier).collect::<Result<_>>()?;
         let queue = Submissions::of_wgpu(&vulkan)?;
         Ok(Arc::new(Self {
@@ -199,6 +199,15 @@ impl DeviceState {
                 if self.loss_reported.swap(true, Ordering::Relaxed) { Ok(()) } else { Err(error) }
             }
             other => other,
+        }
+    }
+}
+
+impl Drop for DeviceState {
+    /// Waits: what is in flight uses the staging buffers, and wgpu's queue the semaphores of the others.
+    fn drop(&mut self) {
+        for line in self.lines() {
+            line.queue.block_until(line.queue.enqueued());
         }
     }
 }

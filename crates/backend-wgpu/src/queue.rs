@@ -96,6 +96,11 @@ unsafe impl Queue for WgpuQueue {
         Ok(self.fence(point))
     }
 
+    /// Makes the shader of lists.
+    fn prepare_waits(&self) {
+        let _is_made = self.line.queue.copies_lists();
+    }
+
     fn stamp(&self) -> Result<Stamp> {
         WgpuClock::submit(&self.line.queue).map(|(slot, _)| self.stamp_of(slot))
     }

@@ -57,6 +57,19 @@ impl StagingPool {
         }
     }
 
+    /// Takes a buffer that the device does not use, without waiting. `None` if as many as are kept are in flight, or memory is short.
+    pub(crate) fn try_take(&self, queue: &Submissions, counters: &Arc<Counters>) -> Option<WgpuStorage> {
+        let mut buffers = self.buffers.lock();
+        let is_idle =
+            |(point, _): &mut (u64, WgpuStorage)| queue.reached() >= *point || queue.refresh() >= *point;
+        if let Some((_, buffer)) = buffers.pop_front_if(is_idle) {
+            return Some(buffer);
+        }
+        let is_full = buffers.len() >= MOST;
+        drop(buffers);
+        if is_full { None } else { self.allocate(queue, counters).ok() }
+    }
+
     fn allocate(&self, queue: &Submissions, counters: &Arc<Counters>) -> Result<WgpuStorage> {
         #[cfg(test)]
         if self.is_refused.load(std::sync::atomic::Ordering::Relaxed) {

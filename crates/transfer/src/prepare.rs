@@ -71,7 +71,12 @@ impl CrossBackendTransferManager {
 fn create_queues(most: usize, lease: impl Fn() -> Result<QueueLease>) -> Result<()> {
     let mut leased: Vec<QueueLease> = Vec::new();
     while leased.len() < most {
-        let queue = lease()?;
+        let queue = match lease() {
+            Err(error) if leased.is_empty() => return Err(error),
+            // Those that there are will do.
+            Err(_) => break,
+            Ok(queue) => queue,
+        };
         queue.prepare_waits();
         if leased.iter().any(|other| other.timeline().id() == queue.timeline().id()) {
             break;

@@ -93,7 +93,7 @@ impl Submissions {
             buffers.push(self.vulkan.show_to_host());
         }
         let mut state = self.lock()?;
-        *self.wgpu_thread.lock() = Some(thread::current().id());
+        *self.vulkan.wgpu_thread.lock() = Some(thread::current().id());
         let point = self.enqueued.load(Ordering::Relaxed) + 1;
         // Before the submission: a fence of the point may be waited for as soon as it is committed.
         self.enqueued.store(point, Ordering::Release);
@@ -127,9 +127,10 @@ impl Submissions {
             Ok(()) => self.submitted.store(point, Ordering::Release),
             Err(error) => self.lose(error),
         }
-        *self.wgpu_thread.lock() = None;
+        *self.vulkan.wgpu_thread.lock() = None;
         drop(state);
-        self.check_usable()?;
+        // Not the loss by another queue: these commands run.
+        self.outcome(point)?;
         let text = || format!("wgpu refused the command buffers for {}", self.vulkan.id);
         match reason {
             Some(reason) if is_refused => Err(Error::caused_by(ErrorKind::InvalidArgument, text(), reason)),

@@ -20,9 +20,11 @@ mod timestamps;
 use std::{
     fmt,
     sync::{Arc, OnceLock, atomic::AtomicBool},
+    thread::ThreadId,
 };
 
 use ash::vk;
+use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 use transload_core::{DeviceId, Error, ErrorKind};
 
@@ -36,7 +38,7 @@ pub(crate) use export::Descriptor;
 pub(crate) use gate::Waits;
 pub(crate) use memory::Memory;
 pub(crate) use open::{adopt, find_loader, open, uuid};
-pub(crate) use pieces::{ALIGNMENT, ENTRY, LISTS, List, entries, fits};
+pub(crate) use pieces::{ALIGNMENT, ENTRY, LISTS, List, MOST_PIECES, entries, fits};
 use properties::Properties;
 pub(crate) use semaphore::Semaphore;
 pub(crate) use submissions::{Command, Commands, Region, Regions, SCRATCH, Submissions};
@@ -78,6 +80,8 @@ pub(crate) struct Vulkan {
     pub(crate) nanoseconds_per_tick: Option<f64>,
     /// Whether wgpu lost the device. Not known of devices of others.
     wgpu_lost: Arc<AtomicBool>,
+    /// The thread on which wgpu submits, under the lock of its queue. It may call callbacks of its user there.
+    wgpu_thread: Mutex<Option<ThreadId>>,
     /// Why the device was lost, by any of its queues.
     lost: OnceLock<Error>,
     /// Whether work may run that cannot be waited for: nothing is freed then.

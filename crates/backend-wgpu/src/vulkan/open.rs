@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, OnceLock, atomic::AtomicBool};
 
+use parking_lot::Mutex;
 use transload_core::{DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Result};
 use wgpu::hal;
 
@@ -132,6 +133,7 @@ fn make(
         largest_bound: properties.largest_bound,
         nanoseconds_per_tick: has_clock.then_some(properties.nanoseconds_per_tick),
         wgpu_lost,
+        wgpu_thread: Mutex::default(),
         lost: OnceLock::new(),
         may_run: AtomicBool::new(false),
         wgpu_queue,

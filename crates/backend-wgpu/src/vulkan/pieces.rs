@@ -16,11 +16,19 @@ pub(crate) const ALIGNMENT: usize = 256;
 const LONGEST: u64 = 64 << 10;
 /// The fewest pieces for which the shader is faster than copy commands.
 const FEWEST: usize = 8;
-/// Most pieces of one dispatch.
-const MOST: usize = u16::MAX as usize;
+/// Most pieces of one list.
+pub(crate) const MOST_PIECES: usize = u16::MAX as usize;
 /// Most lists of one submission.
 pub(crate) const LISTS: u32 = 16;
 const BINDINGS: u32 = 3;
+/// Threads of a workgroup.
+const THREADS: u32 = 256;
+
+/// Returns whether a device has so large workgroups: not all have.
+pub(super) fn runs_pieces(limits: &vk::PhysicalDeviceLimits) -> bool {
+    let [width, ..] = limits.max_compute_work_group_size;
+    limits.max_compute_work_group_invocations.min(width) >= THREADS
+}
 
 /// A list of pieces in a table.
 #[derive(Clone, Copy)]
@@ -38,7 +46,7 @@ pub(crate) fn fits(regions: &[Region]) -> bool {
         let Region { src_offset, dst_offset, size } = *region;
         size <= LONGEST && [src_offset, dst_offset, size].iter().all(|number| number.is_multiple_of(4))
     };
-    (FEWEST..=MOST).contains(&regions.len()) && regions.iter().all(fits)
+    (FEWEST..=MOST_PIECES).contains(&regions.len()) && regions.iter().all(fits)
 }
 
 /// Returns the entries of a table, in words of 32 bits, for [pieces that fit](fits) of buffers that the shader [can bind](Vulkan::binds).

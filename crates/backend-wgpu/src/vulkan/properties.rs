@@ -6,6 +6,8 @@ use ash::{khr, vk};
 use transload_core::{Error, ErrorKind, Result};
 use wgpu::hal::vulkan::InstanceShared;
 
+use super::pieces::runs_pieces;
+
 pub(super) struct Properties {
     pub(super) uuid: [u8; 16],
     pub(super) largest_allocation: u64,
@@ -13,7 +15,7 @@ pub(super) struct Properties {
     /// Whether timeline semaphores can be exported. Some drivers export others only, or as other handles only.
     pub(super) exports_semaphores: bool,
     pub(super) nanoseconds_per_tick: f64,
-    /// Most bytes that a shader has bound as one buffer.
+    /// Most bytes that a shader has bound as one buffer; 0 where the shader of lists cannot run.
     pub(super) largest_bound: u64,
 }
 
@@ -47,7 +49,11 @@ impl Properties {
             exports_semaphores: has(khr::external_semaphore_fd::NAME)
                 && exports_timelines(instance, physical),
             nanoseconds_per_tick: f64::from(core.limits.timestamp_period),
-            largest_bound: core.limits.max_storage_buffer_range.into(),
+            largest_bound: if runs_pieces(&core.limits) {
+                core.limits.max_storage_buffer_range.into()
+            } else {
+                0
+            },
         })
     }
 }

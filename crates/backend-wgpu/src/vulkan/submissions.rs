@@ -8,7 +8,7 @@ use std::{
         Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
-    thread::{self, ThreadId},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -72,8 +72,8 @@ pub(crate) struct Submissions {
     pub(super) submitted: AtomicU64,
     /// The last point known to be reached; all of them after a loss.
     reached: AtomicU64,
-    /// The thread on which wgpu submits, under the lock. It may call callbacks of its user there.
-    pub(super) wgpu_thread: Mutex<Option<ThreadId>>,
+    /// Whether wgpu submits by it, too.
+    is_of_wgpu: bool,
     /// What was reached when the device was lost, and why.
     lost: OnceLock<(u64, Error)>,
     pub(super) id: TimelineId,
@@ -99,14 +99,18 @@ impl Submissions {
     /// # Errors
     /// The driver's.
     pub(crate) fn of_wgpu(vulkan: &Arc<Vulkan>) -> Result<Arc<Self>> {
-        Self::new(Arc::clone(vulkan), vulkan.queue)
+        Self::make(Arc::clone(vulkan), vulkan.queue, true)
     }
 
-    /// Of one of the device's queues.
+    /// Of a queue that copies beside it.
     ///
     /// # Errors
     /// The driver's.
-    pub(crate) fn new(vulkan: Arc<Vulkan>, queue: VulkanQueue) -> Result<Arc<Self>> {
+    pub(crate) fn of_copies(vulkan: &Arc<Vulkan>, queue: VulkanQueue) -> Result<Arc<Self>> {
+        Self::make(Arc::clone(vulkan), queue, false)
+    }
+
+    fn make(vulkan: Arc<Vulkan>, queue: VulkanQueue, is_of_wgpu: bool) -> Result<Arc<Self>> {
         let scratch = Memory::allocate_from(&vulkan, MemoryKind::Device, SCRATCH, Source::Own)?;
         let semaphore = Semaphore::new(&vulkan)?;
         let info = vk::CommandPoolCreateInfo::default()
@@ -127,7 +131,7 @@ impl Submissions {
             enqueued: AtomicU64::new(0),
             submitted: AtomicU64::new(0),
             reached: AtomicU64::new(0),
-            wgpu_thread: Mutex::default(),
+            is_of_wgpu,
             lost: OnceLock::new(),
             id: next_timeline_id(),
             wakers: Arc::default(),
@@ -191,16 +195,19 @@ impl Submissions {
     /// The loss of the device; [`ErrorKind::Busy`] if a callback of wgpu calls, on the thread that has the lock.
     pub(super) fn lock(&self) -> Result<MutexGuard<'_, State>> {
         self.check_usable()?;
-        if let Some(state) = self.state.try_lock() {
+        if !self.is_of_wgpu {
+            // It has a lock of its own, but perhaps the same Vulkan queue.
+            self.refuse_callback()?;
+        } else if let Some(state) = self.state.try_lock() {
             return Ok(state);
         }
         self.refuse_callback()?;
         Ok(self.state.lock())
     }
 
-    /// Returns whether the calling thread is in wgpu's submission, under the lock.
+    /// Returns whether the calling thread is in wgpu's submission, under the lock of wgpu's queue.
     fn is_in_wgpu(&self) -> bool {
-        *self.wgpu_thread.lock() == Some(thread::current().id())
+        *self.vulkan.wgpu_thread.lock() == Some(thread::current().id())
     }
 
     /// # Errors
@@ -229,9 +236,9 @@ impl Submissions {
         state.free.pop().map_or_else(|| self.new_recorder(), Ok)
     }
 
-    /// Returns the shader that copies lists, on wgpu's queue of a GPU.
+    /// Returns the shader that copies lists, on wgpu's queue.
     pub(super) fn shader(&self) -> Option<&PieceShader> {
-        if !self.vulkan.is_locked || self.queue != self.vulkan.queue {
+        if !self.vulkan.is_locked || !self.is_of_wgpu {
             return None;
         }
         let make = || {
@@ -265,7 +272,7 @@ impl Submissions {
     pub(crate) fn refresh(&self) -> u64 {
         // SAFETY: the semaphore is alive, and of the timeline kind.
         match unsafe { self.vulkan.raw.get_semaphore_counter_value(self.semaphore.raw) } {
-            Ok(value) => self.reach(value),
+            Ok(value) => self.reach_unlocked(value),
             Err(result) => {
                 self.lock_and_lose(error_of(self.vulkan.id, "vkGetSemaphoreCounterValue", result));
             }
@@ -273,10 +280,20 @@ impl Submissions {
         self.reached()
     }
 
+    /// Marks the points up to a value of the semaphore as reached, unless another queue has lost the device: then it may show any value.
+    fn reach_unlocked(&self, value: u64) {
+        match self.vulkan.lost.get().filter(|_| !mutant!("wgpu/loss-of-another")) {
+            Some(error) if self.lost.get().is_none() => self.lock_and_lose(error.clone()),
+            _ => self.reach(value),
+        }
+    }
+
     fn refresh_locked(&self) {
         // SAFETY: as above.
         match unsafe { self.vulkan.raw.get_semaphore_counter_value(self.semaphore.raw) } {
-            Ok(value) => self.reach(value),
+            // Otherwise the caller, who has the lock, finds the device lost.
+            Ok(value) if self.vulkan.lost.get().is_none() => self.reach(value),
+            Ok(_) => {}
             Err(result) => self.lose(error_of(self.vulkan.id, "vkGetSemaphoreCounterValue", result)),
         }
     }
@@ -304,14 +321,15 @@ impl Submissions {
         let wait = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
         // SAFETY: the semaphore is alive, and of the timeline kind.
         match unsafe { self.vulkan.raw.wait_semaphores(&wait, u64::MAX) } {
-            Ok(()) => self.reach(point),
+            Ok(()) => self.reach_unlocked(point),
             Err(result) => self.lock_and_lose(error_of(self.vulkan.id, "vkWaitSemaphores", result)),
         }
     }
 
     /// Locks the queue, unless a callback of wgpu calls, which has the lock, and [loses](Self::lose) the device.
     pub(crate) fn lock_and_lose(&self, error: Error) {
-        let _state = (!self.is_in_wgpu()).then(|| self.state.lock());
+        let has_lock = self.is_of_wgpu && self.is_in_wgpu();
+        let _state = (!has_lock).then(|| self.state.lock());
         self.lose(error);
     }
 

@@ -4,11 +4,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use transload_backend_cpu::CpuBackend;
 use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig, create_shared_device, wgpu};
-use transload_core::{Access, Backend, ErrorKind, MemoryKind, Operation, RawBuffer, Timing, submit};
+use transload_core::{
+    Access, Backend, ErrorKind, MemoryKind, Operation, RawBuffer, StreamPriority, Timing, WorkloadType,
+    submit,
+};
 
 use crate::{
     MIB, Setup, copy,
     framework::{Framework, adapter, frameworks, tested},
+    setup,
     shaders::{doubling, pipeline},
 };
 
@@ -169,6 +173,31 @@ fn copies_outlive_the_handles_of_the_framework() {
         copy(&queue, &there, &back);
         drop((queue, there, setup));
         assert!(back.read().unwrap().iter().all(|byte| *byte == 3));
+    }
+}
+
+/// A buffer that wgpu made is of the family of wgpu's queue.
+#[test]
+fn adopted_buffers_are_copied_by_reserved_queues() {
+    let Some(setup) = setup() else { return };
+    let (backend, device, bytes) = (&setup.backend, setup.device, 4 * MIB);
+    let theirs = backend.device(device).unwrap().create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: bytes as u64,
+        usage: USAGE,
+        mapped_at_creation: false,
+    });
+    // SAFETY: it is a buffer of the device, and not destroyed.
+    let there = unsafe { backend.adopt_buffer(device, &theirs) }.unwrap();
+    let lease =
+        || backend.lease_reserved_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    let queues = [lease(), lease()];
+    for byte in 1..=4 {
+        let back = setup.filled(MemoryKind::Pageable, bytes, 0);
+        copy(&queues[0], &setup.filled(MemoryKind::Pageable, bytes, byte), &there);
+        let measured = submit(&*queues[1], &Operation::Copy { src: &there, dst: &back }, Timing::Measured);
+        measured.unwrap().wait().unwrap();
+        assert!(back.read().unwrap().iter().all(|read| *read == byte));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use transload_core::{
-    Backend, ErrorKind, MemoryKind, Operation, StreamPriority, Timing, WorkloadType, submit,
+    Backend, ErrorKind, MemoryKind, Operation, StreamPriority, Timeline as _, Timing, WorkloadType, submit,
 };
 
 use crate::{WgpuBackend, WgpuBackendConfig};
@@ -59,6 +59,29 @@ fn lose(backend: &WgpuBackend) {
     assert!(lost(backend.drain().unwrap_err()), "the loss is returned");
     backend.drain().unwrap();
     assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
+}
+
+#[test]
+fn points_of_other_queues_are_errors_after_a_loss() {
+    let backend = match WgpuBackend::open(
+        &WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN),
+    ) {
+        Ok(backend) => backend,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let state = backend.states().remove(0);
+    let [first, second] = &state.copiers[..] else { panic!("two queues copy beside wgpu's") };
+    // SAFETY: there are no commands.
+    let submit = || unsafe { second.queue.submit(&[]) }.unwrap();
+    let good = submit();
+    second.queue.block_until(good);
+    let bad = submit();
+    first.queue.lose_for_test();
+    let is_lost = |outcome: transload_core::Result<()>| {
+        outcome.is_err_and(|error| error.kind() == ErrorKind::DeviceLost)
+    };
+    assert!(is_lost(second.queue.wait(bad)) && second.queue.wait(good).is_ok());
+    assert!(is_lost(state.queue.check_usable()));
 }
 
 #[test]

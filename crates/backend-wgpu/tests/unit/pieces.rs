@@ -1,6 +1,7 @@
 //! Which lists a shader copies.
 
-use super::{FEWEST, LONGEST, Region, entries, fits, spirv};
+use super::{FEWEST, LONGEST, MOST_PIECES, Region, entries, fits, spirv};
+use crate::{WgpuBackend, WgpuBackendConfig};
 
 fn regions(count: usize, size: u64) -> Vec<Region> {
     let region = |index: u64| Region { src_offset: index * size, dst_offset: (index + 1) * size, size };
@@ -13,8 +14,21 @@ fn shader_is_valid() {
 }
 
 #[test]
+fn wgpus_queue_has_the_shader_and_queues_that_only_copy_have_not() {
+    let config = WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN);
+    let backend = match WgpuBackend::open(&config) {
+        Ok(backend) => backend,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let state = backend.states().remove(0);
+    assert!(state.queue.copies_lists());
+    assert!(!state.copiers.iter().any(|line| line.queue.copies_lists()));
+}
+
+#[test]
 fn short_lists_long_pieces_and_odd_bytes_are_left_to_copy_commands() {
     assert!(fits(&regions(FEWEST, 4)) && fits(&regions(FEWEST, LONGEST)));
+    assert!(fits(&regions(MOST_PIECES, 4)) && !fits(&regions(MOST_PIECES + 1, 4)));
     assert!(!fits(&regions(FEWEST - 1, 4)) && !fits(&regions(FEWEST, LONGEST + 4)));
     for odd in [(1, 0, 0), (0, 2, 0), (0, 0, 3)] {
         let mut regions = regions(FEWEST, 64);

@@ -17,10 +17,10 @@ fn loss_ends_waits_for_points_that_were_not_submitted() {
     let queue = &*state.queue;
     // As a submission does that wgpu then loses, on this thread.
     let locked = queue.state.lock();
-    *queue.wgpu_thread.lock() = Some(thread::current().id());
+    *queue.vulkan.wgpu_thread.lock() = Some(thread::current().id());
     let point = queue.enqueued.fetch_add(1, Ordering::AcqRel) + 1;
     queue.lose_for_test();
-    *queue.wgpu_thread.lock() = None;
+    *queue.vulkan.wgpu_thread.lock() = None;
     drop(locked);
     // SAFETY: the semaphore is alive.
     let value = unsafe { queue.vulkan.raw.get_semaphore_counter_value(queue.semaphore.raw) };

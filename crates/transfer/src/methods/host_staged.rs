@@ -212,6 +212,9 @@ impl Method for HostStaged {
     }
 }
 
+/// Average bytes of a list's pieces up to which a shader is faster, where several queues only copy.
+const SHORT_PIECE: usize = 64 << 10;
+
 impl HostStaged {
     /// Wakes workers for what is about to be claimed, while that is done.
     fn wake_for(&self, hold: &RingHold, request: &TransferRequest<'_>, bytes: usize) {
@@ -237,7 +240,11 @@ impl HostStaged {
                     false
                 }
             };
-        let workload = if in_place { WorkloadType::Compute } else { WorkloadType::Memory };
+        // A queue that only copies takes as long for a short piece as for a long one.
+        let is_list = pairs.is_some_and(|pairs| bytes_of(pairs) <= SHORT_PIECE.saturating_mul(pairs.len()));
+        let queues = if is_list { 1 } else { route.backend.reserved_queues(route.lane) };
+        let by_shader = is_list && route.backend.reserved_queues(route.lane) > 1;
+        let workload = if in_place || by_shader { WorkloadType::Compute } else { WorkloadType::Memory };
         let lease =
             |backend: &Arc<dyn Backend>, device| request.lease_for_workers(&**backend, device, workload);
         let mut backends = smallvec![Arc::clone(&route.backend)];
@@ -254,8 +261,7 @@ impl HostStaged {
                 kind
             }
             None => {
-                let others =
-                    (1..route.backend.reserved_queues(route.lane)).map(|_| lease(&route.backend, route.lane));
+                let others = (1..queues).map(|_| lease(&route.backend, route.lane));
                 let queues =
                     Queues::new(lease(&route.backend, route.lane)?, others.collect::<Result<_, _>>()?);
                 if src.place().device.is_cpu() {

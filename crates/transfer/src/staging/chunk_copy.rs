@@ -120,7 +120,7 @@ impl ChunkCopy {
         }
         let transfer = Arc::clone(&self.transfer);
         let started = catch_panic(|| match &transfer.kind {
-            StagedKind::Upload(queues) if with_host && has_room(&**self.queue(queues, 0)) => {
+            StagedKind::Upload(queues) if with_host && queues.have_room() => {
                 block_on_thread(self.upload(queues, WaitMode::Thread)).map(Some)
             }
             // That of a list takes long: the thread that starts all chunks leaves it to their tasks.
@@ -129,9 +129,7 @@ impl ChunkCopy {
             {
                 Ok(None)
             }
-            StagedKind::Download(queues) if has_room(&**self.queue(queues, 0)) => {
-                self.download(queues).map(Some)
-            }
+            StagedKind::Download(queues) if queues.have_room() => self.download(queues).map(Some),
             StagedKind::DeviceToDevice(queue, _) if has_room(&**queue) => {
                 self.enqueue_download(queue, 0..self.range.len()).map(Some)
             }
@@ -191,7 +189,7 @@ impl ChunkCopy {
         match &transfer.kind {
             StagedKind::Upload(queues) => {
                 if !is_started {
-                    room(&**self.queue(queues, 0), waits).await;
+                    queues.room(waits).await;
                     let enqueued = self.upload(queues, waits).await;
                     self.leave_host();
                     enqueued?;
@@ -201,7 +199,7 @@ impl ChunkCopy {
             }
             StagedKind::Download(queues) => {
                 if !is_started {
-                    room(&**self.queue(queues, 0), waits).await;
+                    queues.room(waits).await;
                     self.download(queues)?;
                 }
                 if transfer.has_parts {
@@ -290,23 +288,16 @@ impl ChunkCopy {
             let staged = unsafe { address.add(piece.at) };
             host_copy(host_pointer(piece.src, piece.range.start)?, staged, piece.range.len(), stores);
         }
-        self.enqueue_upload(self.queue(queues, 0), 0..self.range.len())
-    }
-
-    /// Returns the queue of a copy that begins there in the chunk.
-    pub(super) fn queue<'a>(&self, queues: &'a Queues, at: usize) -> &'a QueueLease {
-        let transfer = &self.transfer;
-        let length = if transfer.has_parts { transfer.segment() } else { transfer.chunks.size() };
-        queues.of((self.range.start + at) / length.max(1))
+        self.enqueue_upload(queues.next(), 0..self.range.len())
     }
 
     /// Enqueues the copy from the device into the staging buffer.
     fn download(&mut self, queues: &Queues) -> Result<()> {
         if !self.transfer.has_parts {
-            return self.enqueue_download(self.queue(queues, 0), 0..self.range.len());
+            return self.enqueue_download(queues.next(), 0..self.range.len());
         }
         self.transfer.segments(self.range.len()).try_for_each(|segment| {
-            self.enqueue_download(self.queue(queues, segment.start), segment)?;
+            self.enqueue_download(queues.next(), segment)?;
             self.segment_ends.push(self.copies.len());
             Ok(())
         })
@@ -353,7 +344,9 @@ impl ChunkCopy {
             }
             (_, false) => Operation::CopyBatch { pairs },
         };
-        let after = if self.transfer.is_upload() { 0 } else { self.copies.len() };
+        // Only a second hop comes after the first.
+        let is_hop = matches!(self.transfer.kind, StagedKind::DeviceToDevice(..));
+        let after = if is_hop { self.copies.len() } else { 0 };
         match self.enqueue_after(after, queue, &operation) {
             // Its queues take no batches.
             Err(error) if error.kind() == ErrorKind::Unsupported && pairs.len() > 1 => {

@@ -299,7 +299,7 @@ impl ChunkCopy {
             let is_any_left = self.transfer.copy_part();
             let copied = parts.copied()?;
             if copied == bytes || copied - enqueued >= segment {
-                let queue = self.queue(queues, enqueued);
+                let queue = queues.next();
                 room(&**queue, waits).await;
                 self.enqueue_upload(queue, enqueued..copied)?;
                 enqueued = copied;
