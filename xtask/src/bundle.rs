@@ -20,8 +20,8 @@ use crate::{
 const PROGRAMS: [(&str, &str); 2] =
     [("transload-cli", "transload"), ("transload-benches", "transload-bench")];
 
-/// A program that uses the software driver only.
-const LEFT_OUT: &str = "transload-golden";
+/// Programs that use the software driver only.
+const LEFT_OUT: [&str; 2] = ["transload-golden", "transload-instructions"];
 
 /// The only program that is not packed, so that `transload-bench --against` can run it.
 const COMPARED: &str = "transload-bench";
@@ -185,8 +185,10 @@ fn bundled_name(artifact: &Artifact, tested: &[String]) -> Option<String> {
     if package == PROBE && kind == "cdylib" && !is_test {
         return path.file_name().map(|name| name.to_string_lossy().into_owned());
     }
-    let is_program =
-        PROGRAMS.iter().any(|(of, _)| of == package) && kind == "bin" && !is_test && target != LEFT_OUT;
+    let is_program = PROGRAMS.iter().any(|(of, _)| of == package)
+        && kind == "bin"
+        && !is_test
+        && !LEFT_OUT.contains(&target.as_str());
     if is_program {
         return Some(with_extension(target, path));
     }
@@ -270,7 +272,7 @@ mod tests {
         let (mut built, tested) = complete();
         built.push(artifact("transload-cli", "transload", "bin", false));
         built.push(artifact("transload-cli", "it", "test", true));
-        built.push(artifact("transload-benches", LEFT_OUT, "bin", false));
+        built.extend(LEFT_OUT.map(|name| artifact("transload-benches", name, "bin", false)));
         let names: Vec<String> = select(built, &tested).unwrap().into_iter().map(|file| file.name).collect();
         assert!(names.contains(&"transload".to_owned()));
         assert!(names.contains(&"transload-cuda-sim--it".to_owned()));
