@@ -50,26 +50,12 @@
 
 mod api;
 mod backend;
-#[cfg(any(target_os = "linux", windows))]
-mod clock;
 mod config;
-#[cfg(any(target_os = "linux", windows))]
-mod copy;
-#[cfg(any(target_os = "linux", windows))]
-mod costs;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda;
-#[cfg(any(target_os = "linux", windows))]
-mod device;
 mod interop;
 mod open;
 mod portable;
-#[cfg(any(target_os = "linux", windows))]
-mod queue;
-#[cfg(any(target_os = "linux", windows))]
-mod staging;
-#[cfg(any(target_os = "linux", windows))]
-mod storage;
 #[cfg(any(target_os = "linux", windows))]
 mod vulkan;
 mod wakers;

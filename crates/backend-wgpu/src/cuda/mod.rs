@@ -23,8 +23,7 @@ use transload_streams::{CudaStream, ExternalSemaphore, ExternalTimeline};
 use self::imported::{ImportedMemory, ImportedSemaphore};
 use crate::{
     WgpuBackend,
-    device::DeviceState,
-    queue::WgpuQueue,
+    vulkan::{DeviceState, WgpuQueue},
     vulkan::{Memory, Semaphore, as_vulkan},
 };
 

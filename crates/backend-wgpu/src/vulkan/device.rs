@@ -7,14 +7,8 @@ use transload_core::{
     StreamPriority, mutant,
 };
 
-use crate::{
-    api::{ApiDevice, Submitted, read},
-    costs,
-    device::DeviceState,
-    queue::WgpuQueue,
-    storage::WgpuStorage,
-    vulkan::Waits,
-};
+use super::{DeviceState, Waits, costs, queue::WgpuQueue, storage::WgpuStorage};
+use crate::api::{ApiDevice, Submitted, read};
 
 impl ApiDevice for DeviceState {
     fn info(&self) -> &DeviceInfo {

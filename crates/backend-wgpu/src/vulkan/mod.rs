@@ -1,18 +1,26 @@
-//! The Vulkan device beneath a wgpu device. This folder makes all calls of Vulkan.
+//! Devices of Vulkan, beneath wgpu. This folder makes all calls of Vulkan.
 
 mod blocks;
+mod clock;
+mod copy;
+mod costs;
 mod create;
 mod device;
 #[cfg(feature = "cuda")]
 mod export;
+mod fill;
 mod gate;
 mod handles;
 mod memory;
 mod open;
 mod pieces;
 mod properties;
+mod queue;
 mod record;
 mod semaphore;
+mod staging;
+mod state;
+mod storage;
 mod submissions;
 mod timeline;
 mod timestamps;
@@ -38,11 +46,12 @@ pub(crate) use export::Descriptor;
 pub(crate) use gate::Waits;
 pub(crate) use memory::Memory;
 pub(crate) use open::{adopt, find_loader, open, uuid};
-pub(crate) use pieces::{ALIGNMENT, ENTRY, LISTS, List, MOST_PIECES, entries, fits};
 use properties::Properties;
+#[cfg(feature = "cuda")]
+pub(crate) use queue::WgpuQueue;
 pub(crate) use semaphore::Semaphore;
-pub(crate) use submissions::{Command, Commands, Region, Regions, SCRATCH, Submissions};
-pub(crate) use timestamps::Interval;
+pub(crate) use state::DeviceState;
+pub(crate) use submissions::Submissions;
 
 /// A queue with its family.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -16,8 +16,8 @@ use super::{
 };
 use crate::{
     config::AdoptedDevice,
-    device::DeviceState,
     open::{descriptor, report_errors},
+    vulkan::state::DeviceState,
 };
 
 /// Loads Vulkan, which says more than wgpu if it cannot.

@@ -6,7 +6,7 @@ use ash::vk;
 use transload_core::{Error, ErrorKind, Result};
 use wgpu::naga;
 
-use super::{Region, Vulkan, error_of};
+use super::{Vulkan, error_of, submissions::Region};
 
 /// Bytes of a piece in a table.
 pub(crate) const ENTRY: usize = 16;

@@ -6,7 +6,12 @@ use smallvec::SmallVec;
 use transload_core::Result;
 use wgpu::hal::{self, CommandEncoder as _, Device as _, Queue as _, api};
 
-use super::{Command, Region, Submissions, create::not_vulkan, error_of};
+use super::{
+    Submissions,
+    create::not_vulkan,
+    error_of,
+    submissions::{Command, Region},
+};
 
 /// Most regions of one command: drivers check each.
 const MOST_REGIONS: usize = 4096;

@@ -20,8 +20,11 @@ use transload_core::{
 };
 
 use super::{
-    List, Memory, Semaphore, Vulkan, VulkanQueue, error_of, memory::Source, pieces::PieceShader,
-    record::Recorder, timestamps::Timestamps,
+    Memory, Semaphore, Vulkan, VulkanQueue, error_of,
+    memory::Source,
+    pieces::{List, PieceShader},
+    record::Recorder,
+    timestamps::Timestamps,
 };
 use crate::wakers::Wakers;
 

@@ -6,7 +6,7 @@ use ash::vk;
 use parking_lot::Mutex;
 use transload_core::{Error, ErrorKind, Result};
 
-use super::{Command, Submissions, error_of};
+use super::{Submissions, error_of, submissions::Command};
 
 /// Slots of a query pool.
 const POOL: u32 = 128;

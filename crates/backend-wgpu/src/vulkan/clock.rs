@@ -7,7 +7,7 @@ use std::{
 
 use transload_core::{ClockAnchor, ClockId, DeviceClock, DeviceId, Error, ErrorKind, Result};
 
-use crate::vulkan::{Commands, Submissions};
+use super::{Submissions, submissions::Commands};
 
 /// How long a device's clock and the host's may go without a comparison: they differ by some hundred millionths.
 const ANCHOR_INTERVAL: Duration = Duration::from_secs(1);

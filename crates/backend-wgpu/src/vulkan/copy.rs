@@ -7,19 +7,20 @@ use std::{
 };
 
 use transload_core::{
-    Error, ErrorKind, Operation, Pattern, RawBuffer, Result,
+    Error, ErrorKind, Operation, RawBuffer, Result,
     host_access::{self, HostAccess},
     mutant, runs_by_allocation,
 };
 
-use crate::{
-    device::{DeviceState, Line},
+use super::{
+    BufferHandle, Memory,
+    fill::fill,
+    pieces::{ALIGNMENT, ENTRY, LISTS, List, MOST_PIECES, entries, fits},
     staging::CAPACITY,
+    state::{DeviceState, Line},
     storage::{Counters, WgpuStorage},
-    vulkan::{
-        ALIGNMENT, BufferHandle, Command, Commands, ENTRY, Interval, LISTS, List, MOST_PIECES, Memory,
-        Region, Regions, SCRATCH, entries, fits,
-    },
+    submissions::{Command, Commands, Region, Regions},
+    timestamps::Interval,
 };
 
 /// Most regions of one submission, which bounds the memory that it takes.
@@ -464,43 +465,3 @@ unsafe fn copy_bytes(src: NonNull<u8>, dst: NonNull<u8>, bytes: usize) {
     // SAFETY: the caller's promise.
     unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), bytes) };
 }
-
-/// Returns the commands that fill a range. Vulkan fills whole words only; the rest is copied from scratch memory.
-fn fill(dst: BufferHandle, offset: u64, bytes: u64, pattern: Pattern) -> Commands {
-    let repeated = pattern.repeated();
-    let [a, b, c, d, ..] = repeated;
-    let (end, mut commands) = (offset + bytes, Commands::new());
-    let (first, last) = (offset.next_multiple_of(4), end / 4 * 4);
-    let region = |from: u64, to: u64, size: u64| Region { src_offset: from, dst_offset: to, size };
-    if pattern.width() <= 4 && first < last {
-        // The pattern begins anew at each word, since the offset is a multiple of its width.
-        let word = u32::from_ne_bytes([a, b, c, d]);
-        commands.push(Command::FillWords { dst, offset: first, bytes: last - first, word });
-        let edges = [region(0, offset, first - offset), region(0, last, end - last)];
-        let regions: Regions = edges.into_iter().filter(|edge| edge.size > 0).collect();
-        if !regions.is_empty() {
-            commands.push(Command::WriteScratch { bytes: repeated.to_vec() });
-            commands.push(Command::Barrier);
-            commands.push(Command::CopyScratch { dst, regions });
-        }
-    } else if bytes > 0 {
-        let mut done = bytes.min(SCRATCH as u64);
-        let written = done.next_multiple_of(16) as usize;
-        commands
-            .push(Command::WriteScratch { bytes: repeated.iter().copied().cycle().take(written).collect() });
-        commands.push(Command::Barrier);
-        commands.push(Command::CopyScratch { dst, regions: [region(0, offset, done)].into_iter().collect() });
-        while done < bytes {
-            let part = done.min(bytes - done);
-            commands.push(Command::Barrier);
-            let regions = [region(offset, offset + done, part)].into_iter().collect();
-            commands.push(Command::Copy { src: dst, dst, regions, is_bindable: false });
-            done += part;
-        }
-    }
-    commands
-}
-
-#[cfg(test)]
-#[path = "../tests/unit/fill.rs"]
-mod tests;

@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use transload_core::{CostModel, DeviceId, MemoryKind, PathCost, Place, TransferMethod, TransferPath};
 
-use crate::{
-    api::ApiDevice,
-    device::{DeviceState, HOST_KINDS},
-};
+use super::state::{DeviceState, HOST_KINDS};
+use crate::api::ApiDevice;
 
 /// Returns the default costs of one device's paths.
 pub(crate) fn of(state: &DeviceState) -> Vec<PathCost> {

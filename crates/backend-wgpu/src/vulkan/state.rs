@@ -13,11 +13,11 @@ use transload_core::{
     ResourceCounts, Result, SinkSlot, events::report,
 };
 
-use crate::{
+use super::{
+    Memory, Submissions, Vulkan, Waits,
     clock::WgpuClock,
     staging::StagingPool,
     storage::{Counters, WgpuStorage},
-    vulkan::{Memory, Submissions, Vulkan, Waits},
 };
 
 /// The kinds of host memory that a queue copies.
@@ -213,5 +213,5 @@ impl Drop for DeviceState {
 }
 
 #[cfg(test)]
-#[path = "../tests/unit/lost.rs"]
+#[path = "../../tests/unit/lost.rs"]
 mod tests;

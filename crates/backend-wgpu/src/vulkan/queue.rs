@@ -8,11 +8,11 @@ use transload_core::{
     mutant,
 };
 
-use crate::{
+use super::{
     clock::WgpuClock,
     copy,
-    device::{DeviceState, Line},
-    vulkan::Interval,
+    state::{DeviceState, Line},
+    timestamps::Interval,
 };
 
 /// A lease of one of the device's queues. All leases of one share its timeline, so the priority has no effect.

@@ -6,9 +6,9 @@ use std::{collections::VecDeque, sync::Arc};
 use parking_lot::Mutex;
 use transload_core::{ErrorKind, MemoryKind, Result, mutant};
 
-use crate::{
+use super::{
+    Submissions,
     storage::{Counters, WgpuStorage},
-    vulkan::Submissions,
 };
 
 /// Bytes of a buffer.
@@ -108,5 +108,5 @@ impl StagingPool {
 }
 
 #[cfg(test)]
-#[path = "../tests/unit/short_of_memory.rs"]
+#[path = "../../tests/unit/short_of_memory.rs"]
 mod tests;

@@ -11,7 +11,7 @@ use std::{
 
 use transload_core::{DeviceId, MemoryKind, Place, Result, Storage};
 
-use crate::vulkan::{Memory, Vulkan};
+use super::{Memory, Vulkan};
 
 /// Live allocations of one device.
 #[derive(Debug, Default)]
