@@ -30,6 +30,7 @@ pub(crate) struct MockBackend {
     peers: bool,
     shares: bool,
     in_place: Option<DeviceId>,
+    reserved_queues: usize,
     pub(crate) shared: Arc<Shared>,
     reclaimer: Arc<Reclaimer>,
     queues: Vec<Arc<MockQueue>>,
@@ -50,6 +51,8 @@ pub(crate) struct Mock {
     pub(crate) shares: bool,
     /// The device that copies in place, wherever it copies.
     pub(crate) in_place: Option<DeviceId>,
+    /// Queues over which a staged transfer is spread.
+    pub(crate) reserved_queues: usize,
     pub(crate) total_of_unknown_free: Option<u64>,
     pub(crate) largest_allocation: Option<u64>,
 }
@@ -68,6 +71,7 @@ impl Default for Mock {
             concurrent_managed_access: false,
             shares: false,
             in_place: None,
+            reserved_queues: 1,
             total_of_unknown_free: None,
             largest_allocation: None,
         }
@@ -98,6 +102,7 @@ impl Mock {
             peers: self.peers,
             shares: self.shares,
             in_place: self.in_place,
+            reserved_queues: self.reserved_queues,
             shared,
             reclaimer: Arc::new(Reclaimer::new()),
             queues,
@@ -228,6 +233,10 @@ impl Backend for MockBackend {
             return Err(Error::new(ErrorKind::UnknownDevice, "a device without queues"));
         };
         Ok(QueueLease::new(Arc::clone(least) as Arc<dyn Queue>))
+    }
+
+    fn reserved_queues(&self, _: DeviceId) -> usize {
+        self.reserved_queues
     }
 
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
@@ -472,6 +481,9 @@ unsafe impl Queue for MockQueue {
             Some(memory) => memory.address() as usize + buffer.offset(),
             None => buffer.host_address().unwrap().as_ptr() as usize,
         };
+        self.shared.used.lock().push(self.timeline.id);
+        let is_other = |fence: &&Fence| fence.timeline().id() != self.timeline.id;
+        self.shared.after_others.fetch_add(after.iter().filter(is_other).count() as u64, Ordering::SeqCst);
         let down = src.place().device == self.timeline.device && dst.place().device.is_cpu();
         let closed = self.shared.closed.lock().clone().filter(|_| down);
         let after = after.iter().cloned().chain(closed).collect();

@@ -15,8 +15,8 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 use transload_core::{
-    DeviceId, ErrorKind, Fence, MemoryKind, Place, RawBuffer, Reclaimer, Storage, StreamPriority, Timing,
-    WorkloadType,
+    DeviceId, ErrorKind, Fence, MemoryKind, Place, RawBuffer, Reclaimer, Storage, StreamPriority, TimelineId,
+    Timing, WorkloadType,
 };
 
 use crate::mock::MockBackend;
@@ -50,6 +50,10 @@ pub(crate) struct Shared {
     /// What copies from a device to the host wait for.
     pub(crate) closed: Mutex<Option<Fence>>,
     pub(crate) enqueued: AtomicU64,
+    /// The queue of each operation.
+    pub(crate) used: Mutex<Vec<TimelineId>>,
+    /// Fences of other queues that operations were enqueued after.
+    pub(crate) after_others: AtomicU64,
     /// Calls of `wake_at` on a queue's timeline.
     pub(crate) wakers_registered: AtomicU64,
     pub(crate) pinned: Mutex<Pinned>,

@@ -12,7 +12,7 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{ErrorKind, StreamPriority};
+use transload_core::{DeviceId, ErrorKind, MemoryKind, StreamPriority};
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::{
@@ -59,6 +59,31 @@ fn upload_is_copied_by_several_threads_in_few_calls() {
             assert!((1..=calls).contains(&made), "{made} calls for {length} bytes");
             assert!(bytes(&dst) == vec![1; length]);
             drop((src, dst));
+            assert!(is_at_rest(&manager));
+        }
+    });
+}
+
+/// Each way by parts of one staging buffer, and by chunks.
+#[test]
+fn copies_of_a_transfer_go_to_all_reserved_queues_and_wait_for_none() {
+    within("transfers by two queues", || {
+        for length in [3 * MIB, 21 * MIB + 5] {
+            let (manager, backend) = with(Mock { reserved_queues: 2, ..Mock::default() });
+            let (src, dst) = pair(&manager, length);
+            let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, length).unwrap();
+            for (src, dst) in [(&src, &dst), (&dst, &back)] {
+                backend.shared.used.lock().clear();
+                manager.copy(src, dst).options(staged()).wait().unwrap();
+                let used = std::mem::take(&mut *backend.shared.used.lock());
+                let queues: HashSet<_> = used.iter().collect();
+                let of_first = used.iter().filter(|queue| **queue == used[0]).count();
+                assert_eq!(queues.len(), 2, "{used:?}");
+                assert!(of_first.abs_diff(used.len() - of_first) <= 1, "{used:?}");
+            }
+            assert!(bytes(&back) == vec![1; length]);
+            assert_eq!(backend.shared.after_others.load(Ordering::SeqCst), 0);
+            drop((src, dst, back));
             assert!(is_at_rest(&manager));
         }
     });
