@@ -8,6 +8,8 @@ mod mock;
 #[allow(dead_code, reason = "as above")]
 #[path = "it/mock_memory.rs"]
 mod mock_memory;
+#[path = "it/mock_queue.rs"]
+mod mock_queue;
 #[path = "../../executor/tests/shared/no_threads.rs"]
 mod no_threads;
 #[path = "it/watchdog.rs"]

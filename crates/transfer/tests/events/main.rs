@@ -12,6 +12,8 @@ mod mock;
 #[allow(dead_code)]
 #[path = "../it/mock_memory.rs"]
 mod mock_memory;
+#[path = "../it/mock_queue.rs"]
+mod mock_queue;
 #[path = "../it/watchdog.rs"]
 mod watchdog;
 

@@ -17,6 +17,7 @@ mod list_choice;
 mod many;
 mod mock;
 mod mock_memory;
+mod mock_queue;
 mod movement;
 mod observed;
 mod observer;
