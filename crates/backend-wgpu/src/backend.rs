@@ -7,7 +7,7 @@ use std::{
 
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, OperationSampling,
-    OperationSink, PathCost, Place, QueueLease, RawBuffer, ResourceCounts, Result, StreamPriority,
+    OperationSink, PathCost, Place, Queue, QueueLease, RawBuffer, ResourceCounts, Result, StreamPriority,
     WorkloadType, events::report,
 };
 
@@ -43,6 +43,19 @@ impl WgpuBackend {
     }
 }
 
+impl WgpuBackend {
+    fn lease(
+        &self,
+        device: DeviceId,
+        queue: impl FnOnce(Arc<dyn ApiDevice>) -> Result<Arc<dyn Queue>>,
+    ) -> Result<QueueLease> {
+        let device = self.device_of(device)?;
+        let queue = queue(Arc::clone(device))?;
+        device.leases().fetch_add(1, Ordering::Relaxed);
+        Ok(QueueLease::new(queue))
+    }
+}
+
 impl Backend for WgpuBackend {
     fn name(&self) -> &'static str {
         "wgpu"
@@ -70,10 +83,7 @@ impl Backend for WgpuBackend {
         priority: StreamPriority,
         _workload: WorkloadType,
     ) -> Result<QueueLease> {
-        let device = self.device_of(device)?;
-        let queue = Arc::clone(device).queue(priority)?;
-        device.leases().fetch_add(1, Ordering::Relaxed);
-        Ok(QueueLease::new(queue))
+        self.lease(device, |device| device.queue(priority))
     }
 
     /// On a Vulkan device of this backend, leases a queue that only copies, the next one each time, which copies beside shaders; of other
@@ -84,13 +94,10 @@ impl Backend for WgpuBackend {
         priority: StreamPriority,
         workload: WorkloadType,
     ) -> Result<QueueLease> {
-        if workload == WorkloadType::Compute {
-            return self.lease_queue(device, priority, workload);
+        match workload {
+            WorkloadType::Compute => self.lease_queue(device, priority, workload),
+            _ => self.lease(device, |device| device.reserved_queue(priority)),
         }
-        let device = self.device_of(device)?;
-        let queue = Arc::clone(device).reserved_queue(priority)?;
-        device.leases().fetch_add(1, Ordering::Relaxed);
-        Ok(QueueLease::new(queue))
     }
 
     fn reserved_queues(&self, device: DeviceId) -> usize {
