@@ -47,10 +47,12 @@ pub(crate) trait ApiDevice: Any + Send + Sync {
     fn reserved_queue(self: Arc<Self>, priority: StreamPriority) -> Result<Arc<dyn Queue>> {
         self.queue(priority)
     }
+
     /// Returns how many of these differ.
     fn reserved_queues(&self) -> usize {
         1
     }
+
     /// Returns the number of leased queues.
     fn leases(&self) -> &AtomicU64;
 

@@ -41,9 +41,7 @@ impl WgpuBackend {
             Error::new(ErrorKind::UnknownDevice, text)
         })
     }
-}
 
-impl WgpuBackend {
     fn lease(
         &self,
         device: DeviceId,

@@ -190,7 +190,7 @@ impl Migrations {
         let all = self.totals.get(&(device, None))?;
         // What migrated without a fault tells how long a prefetch takes.
         let (rate, prefetched) =
-            (all.prefetched.summary(), all.report.bytes_to_device - all.report.bytes_by_faults);
+            (all.prefetched.summary(), all.report.bytes_to_device.saturating_sub(all.report.bytes_by_faults));
         let would_take = (prefetched >= LEAST && rate.union > 0)
             .then(|| rate.union as f64 * (bytes_by_faults as f64 / prefetched as f64));
         let saving_ns = would_take.map(|time| faulted_ns.saturating_sub(time as u64));

@@ -23,8 +23,7 @@ use transload_streams::{CudaStream, ExternalSemaphore, ExternalTimeline};
 use self::imported::{ImportedMemory, ImportedSemaphore};
 use crate::{
     WgpuBackend,
-    vulkan::{DeviceState, WgpuQueue},
-    vulkan::{Memory, Semaphore, as_vulkan},
+    vulkan::{DeviceState, Memory, Semaphore, WgpuQueue, as_vulkan},
 };
 
 /// `CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED`.

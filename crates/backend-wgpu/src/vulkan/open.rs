@@ -7,7 +7,7 @@ use transload_core::{DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Result}
 use wgpu::hal;
 
 use super::{
-    Properties, Vulkan, VulkanQueue,
+    DeviceState, Properties, Vulkan, VulkanQueue,
     blocks::Blocks,
     create::{copy_queues, create, not_vulkan},
     gate,
@@ -17,7 +17,6 @@ use super::{
 use crate::{
     config::AdoptedDevice,
     open::{descriptor, report_errors},
-    vulkan::state::DeviceState,
 };
 
 /// Loads Vulkan, which says more than wgpu if it cannot.
