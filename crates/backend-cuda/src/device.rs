@@ -217,7 +217,7 @@ impl DeviceState {
             // Last, since memory pending free may use registrations.
             outcome = outcome.and(self.cache.drain()).and(trimmed.map(|_| ())).and(memory.drain());
             if let Some(registrations) = self.registrations.get() {
-                outcome = outcome.and(registrations.trim().map(|_| ())).and(drops.drain());
+                outcome = outcome.and(registrations.drain().map(|_| ())).and(drops.drain());
             }
         }
         // The last handle of an adopted stream may have been there.

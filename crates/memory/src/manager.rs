@@ -233,10 +233,8 @@ impl CudaMemoryManager {
     /// # Errors
     /// The driver's.
     pub fn release_cached(&self) -> Result<()> {
-        /// The device may be waiting for the calling thread.
-        const LIMIT: Duration = Duration::from_secs(2);
         self.release_cached_within(
-            (!transload_core::mutant!("memory/shortage-wait-is-bounded")).then_some(LIMIT),
+            (!transload_core::mutant!("memory/shortage-wait-is-bounded")).then_some(WAIT_FOR_FREES),
         )
     }
 
@@ -313,6 +311,9 @@ impl CudaMemoryManager {
         outcome.and(self.release_cached())
     }
 }
+
+/// Longest wait for frees where memory is short: the device may be waiting for the calling thread.
+pub(crate) const WAIT_FOR_FREES: Duration = Duration::from_secs(2);
 
 /// Returns whether the fence belongs to device work rather than to another backend's host work.
 pub(crate) fn is_device_fence(fence: &Fence) -> bool {

@@ -163,15 +163,7 @@ fn no_registration_ends_while_frees_are_deferred() {
     let check = test.end_check();
     let memory = Arc::new(CudaMemoryManager::new(&CudaDevice::new(test.ordinal()).unwrap()).unwrap());
     let context = Context::primary(Device::new(test.ordinal()).unwrap()).unwrap();
-    const BYTES: usize = 1 << 20;
     let cache = Arc::new(RegistrationCache::new(&memory, BYTES as u64).unwrap());
-    let plain = || {
-        let storage = HeapBytes(vec![0_u8; BYTES].into_boxed_slice());
-        let address = std::ptr::NonNull::from(&*storage.0).cast();
-        // SAFETY: the box owns the bytes, which have no other user.
-        let bytes = unsafe { HostBytes::new(storage, address, BYTES, MemoryKind::Pageable, true) };
-        RawBuffer::new(Box::new(bytes), &Arc::new(Reclaimer::new()))
-    };
     let (first, second) = (plain(), plain());
     drop(cache.register(&first).unwrap());
     let deferral = FreeDeferral::begin();
@@ -195,6 +187,45 @@ fn no_registration_ends_while_frees_are_deferred() {
     memory.drain().unwrap();
     drop((memory, context));
     drop(check);
+}
+
+#[test]
+fn idle_registrations_end_after_the_last_deferral() {
+    let _alone = alone();
+    let test = harness::device();
+    let check = test.end_check();
+    let memory = Arc::new(CudaMemoryManager::new(&CudaDevice::new(test.ordinal()).unwrap()).unwrap());
+    let cache = Arc::new(RegistrationCache::new(&memory, 2 * BYTES as u64).unwrap());
+    let buffers = [plain(), plain()];
+    for call in [RegistrationCache::drain, RegistrationCache::trim] {
+        buffers.iter().for_each(|buffer| drop(cache.register(buffer).unwrap()));
+        let in_use = cache.register(&buffers[1]).unwrap();
+        let (deferral, theirs) = (FreeDeferral::begin(), Arc::clone(&cache));
+        let ended = aside(move || call(&theirs));
+        assert!(ended.recv_timeout(Duration::from_millis(100)).is_err(), "a deferral is left");
+        // Meanwhile no registration is busy, so its users do not wait for a deferral that may wait for them.
+        assert_eq!(cache.forget(&buffers[0]).unwrap_err().kind(), ErrorKind::Busy);
+        drop(cache.register(&buffers[0]).unwrap());
+        drop(deferral);
+        assert_eq!(ended.recv_timeout(LIMIT).expect("no deferral is left").unwrap(), BYTES as u64);
+        assert_eq!(cache.statistics().registrations, 1);
+        drop(in_use);
+        assert_eq!(call(&cache).unwrap(), BYTES as u64);
+    }
+    drop((cache, buffers));
+    memory.drain().unwrap();
+    drop(memory);
+    drop(check);
+}
+
+const BYTES: usize = 1 << 20;
+
+fn plain() -> RawBuffer {
+    let storage = HeapBytes(vec![0_u8; BYTES].into_boxed_slice());
+    let address = std::ptr::NonNull::from(&*storage.0).cast();
+    // SAFETY: the box owns the bytes, which have no other user.
+    let bytes = unsafe { HostBytes::new(storage, address, BYTES, MemoryKind::Pageable, true) };
+    RawBuffer::new(Box::new(bytes), &Arc::new(Reclaimer::new()))
 }
 
 /// The bytes of a buffer on the heap.

@@ -1,5 +1,7 @@
 //! Defers frees that synchronise with the device while a stream waits for the host.
 
+use std::time::Duration;
+
 use parking_lot::{Condvar, Mutex};
 
 /// Defers frees that synchronise with the device: pinned, mapped and unified memory, registrations with the pageable memory that they
@@ -86,11 +88,16 @@ impl Running {
         Self(())
     }
 
-    /// Returns `None` while frees are deferred.
-    pub(crate) fn try_begin() -> Option<Self> {
+    /// Blocks while frees are deferred, for at most this time, and returns `None` after it.
+    pub(crate) fn begin_within(limit: Duration) -> Option<Self> {
         let mut frees = FREES.lock();
-        if frees.deferrals > 0 && !transload_core::mutant!("memory/registrations-are-deferred") {
-            return None;
+        if !transload_core::mutant!("memory/registrations-are-deferred") {
+            frees.waiting += 1;
+            CHANGED.wait_while_for(&mut frees, |frees| frees.deferrals > 0, limit);
+            frees.waiting -= 1;
+            if frees.deferrals > 0 {
+                return None;
+            }
         }
         frees.running += 1;
         Some(Self(()))

@@ -4,6 +4,7 @@ use std::{
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::Arc,
+    time::Duration,
 };
 
 use transload_core::{events::report, panic_text};
@@ -42,16 +43,19 @@ impl<'a> EntryGuard<'a> {
     }
 
     /// Ends the registration. Returns `None` and keeps it if work is in flight on it or frees are deferred.
-    pub(super) fn end(mut self) -> Result<Option<Ended>, DriverError> {
+    pub(super) fn end(self) -> Result<Option<Ended>, DriverError> {
+        Running::begin_within(Duration::ZERO).map_or(Ok(None), |running| self.end_while(&running))
+    }
+
+    /// Ends the registration while no free is deferred. Returns `None` and keeps it if work is in flight on it.
+    pub(super) fn end_while(mut self, _running: &Running) -> Result<Option<Ended>, DriverError> {
         let is_in_flight = self.registration.as_ref().is_some_and(|registration| registration.is_in_flight());
         if is_in_flight && !transload_core::mutant!("memory/registration-at-work") {
             return Ok(None);
         }
-        let Some(running) = Running::try_begin() else { return Ok(None) };
         // Removed from the table even if the driver refuses.
         let Some(registration) = self.registration.take() else { return Ok(None) };
         let owner = registration.end()?;
-        drop(running);
         self.cache.state.lock().evicted += 1;
         Ok(Some(Ended { _registration: registration, _owner: owner }))
     }

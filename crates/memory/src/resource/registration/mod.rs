@@ -15,7 +15,7 @@ mod table;
 #[path = "../../../tests/unit/registration_table.rs"]
 mod table_tests;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use parking_lot::{Condvar, Mutex};
 use transload_core::{Access, Error, ErrorKind, MemoryKind, RawBuffer, Result, events::report};
@@ -28,7 +28,9 @@ use self::{
     table::{Plan, Request, Table},
 };
 use super::host_registration::{HostRegistration, READ_ONLY};
-use crate::{CudaFeature, CudaMemoryManager, lift, pinned_limit::Pinned};
+use crate::{
+    CudaFeature, CudaMemoryManager, lift, manager::WAIT_FOR_FREES, pinned_limit::Pinned, storage::Running,
+};
 
 /// Registers host memory and caches the registrations, up to a limit in bytes, evicting the least recently used. Memory
 /// without a buffer gets one from [`HostBytes`](transload_core::HostBytes).
@@ -142,18 +144,42 @@ impl RegistrationCache {
         outcome
     }
 
-    /// Ends every registration that is not in use, and returns their total bytes.
+    /// Ends every registration that is not in use, and returns their total bytes. Waits for frees as
+    /// [`CudaMemoryManager::allocate`](crate::CudaMemoryManager::allocate) does.
     ///
     /// # Errors
     /// The driver's first error; the others are ended regardless.
     pub fn trim(&self) -> Result<u64> {
+        self.end_idle(|| Running::begin_within(WAIT_FOR_FREES))
+    }
+
+    /// Like [`trim`](Self::trim), but waits until no [`FreeDeferral`](crate::FreeDeferral) exists.
+    ///
+    /// # Errors
+    /// As for `trim`.
+    pub fn drain(&self) -> Result<u64> {
+        self.end_idle(|| {
+            if transload_core::mutant!("memory/drain-waits-for-registrations") {
+                Running::begin_within(Duration::ZERO)
+            } else {
+                Some(Running::begin())
+            }
+        })
+    }
+
+    fn end_idle(&self, begin: impl FnOnce() -> Option<Running>) -> Result<u64> {
         // Parked buffers hold registrations.
         self.manager.alloc_context().reclaimer.sweep();
+        if !self.state.lock().table.has_idle() {
+            return Ok(0);
+        }
+        // Before entries become busy, since a thread that defers frees may wait for one.
+        let Some(running) = begin() else { return Ok(0) };
         let taken = self.state.lock().table.take_idle();
         let (mut bytes, mut outcome, mut drop_later) = (0, Ok(()), DropLater::default());
         for evicted in EntryGuard::all(self, taken) {
             let len = (evicted.range.end - evicted.range.start) as u64;
-            match evicted.end() {
+            match evicted.end_while(&running) {
                 Ok(Some(ended)) => {
                     bytes += len;
                     drop_later.push(ended);
@@ -162,6 +188,7 @@ impl RegistrationCache {
                 Err(error) => outcome = outcome.and(Err(lift(error))),
             }
         }
+        drop(running);
         drop(drop_later);
         report::emit_deferred();
         outcome.map(|()| bytes)

@@ -153,6 +153,11 @@ impl<P> Table<P> {
         Ok(touching.into_iter().filter_map(|(start, _)| self.take(start)).collect())
     }
 
+    /// Returns whether a registration is idle.
+    pub(crate) fn has_idle(&mut self) -> bool {
+        self.idle(&[]).next().is_some()
+    }
+
     /// Marks all idle registrations busy and returns them.
     pub(crate) fn take_idle(&mut self) -> Vec<Evicted<P>> {
         let idle: Vec<usize> = self.idle(&[]).map(|(_, start, _)| start).collect();
