@@ -45,16 +45,19 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
         members.push_str(&format!("{unpacked:?}, "));
         patches.push_str(&format!("{name} = {{ path = {unpacked:?} }}\n"));
     }
-    let manifest =
-        format!("[workspace]\nresolver = \"3\"\nmembers = [{members}]\n\n[patch.crates-io]\n{patches}");
+    // The profile of the workspace and its target folder, so that what other crates give is not built again.
+    let ours = fs::read_to_string(sh.current_dir().join("Cargo.toml"))?.replace("\r\n", "\n");
+    let profile = ours.find("\n[profile.dev]").zip(ours.find("\n[profile.release]"));
+    let profile = profile.and_then(|(from, to)| ours.get(from..to)).context("Cargo.toml has no profile")?;
+    let manifest = format!(
+        "[workspace]\nresolver = \"3\"\nmembers = [{members}]\n\n[patch.crates-io]\n{patches}{profile}"
+    );
     fs::write(folder.join("Cargo.toml"), manifest)?;
     fs::copy(sh.current_dir().join("Cargo.lock"), folder.join("Cargo.lock"))?;
-    let build = target.join("package").join("build");
     let _in_folder = sh.push_dir(&folder);
-    let _warnings = sh.push_env("RUSTFLAGS", "-D warnings");
-    cmd!(sh, "cargo check --quiet --workspace --lib --bins --examples --all-features --target-dir {build}")
-        .quiet()
-        .run()?;
+    // Clippy, since it takes its flags for these crates only.
+    let what = ["--workspace", "--lib", "--bins", "--examples", "--all-features"];
+    cmd!(sh, "cargo clippy --quiet {what...} --target-dir {target} -- -D warnings").quiet().run()?;
     println!("package: {} crates are ready to publish: {}", names.len(), names.join(", "));
     Ok(())
 }

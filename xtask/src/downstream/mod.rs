@@ -29,6 +29,7 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
     let base = project_folder(&root)?;
     // Kept between runs, so that only the projects themselves are rebuilt.
     let target = root.join("target").join("outside").join("target");
+    let _fast = sh.push_env("CARGO_PROFILE_DEV_DEBUG", "false");
     let linkers = linkers(sh)?;
     let loader = loader(sh, &base)?;
     for project in PROJECTS {
