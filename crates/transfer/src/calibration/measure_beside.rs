@@ -18,6 +18,8 @@ const LENGTHS: [usize; 4] = [2 << 10, 16 << 10, 128 << 10, 1 << 20];
 const COUNTS: [usize; 3] = [8, 128, 2048];
 /// The largest measured list, in bytes: one that is staged is copied at once.
 const LARGEST: usize = CHUNK;
+/// How often each way is measured, in turn with the others. The shortest counts, since what else happens on the machine only adds.
+const TURNS: usize = 2;
 /// Kernels by which it is found how long one takes.
 const KERNELS: u32 = 4;
 /// Kernels from which a list takes so long that it does not matter when in a kernel it begins.
@@ -77,25 +79,31 @@ impl Run<'_> {
         for (count, length) in shapes_of(most, &LENGTHS, &COUNTS, 2) {
             self.tell(path, (count * length) as u64);
             let pairs = pairs((src, dst), (count, length))?;
-            let mut unsupported = Vec::new();
-            for list in &mut found {
-                match self.turn(&mut load, (&pairs, list.way), kernel) {
-                    Err(Stop::Failed(error)) if error.kind() == ErrorKind::Unsupported => {
-                        unsupported.push(list.way);
-                    }
-                    taken => {
-                        let time = taken?.result(length as u64, kernel);
-                        list.times.push(MeasuredList { pieces: count as u64, time });
+            for turn in 0..TURNS {
+                let mut unsupported = Vec::new();
+                for list in &mut found {
+                    match self.turn(&mut load, (&pairs, list.way), kernel) {
+                        Err(Stop::Failed(error)) if error.kind() == ErrorKind::Unsupported => {
+                            unsupported.push(list.way);
+                        }
+                        taken => {
+                            let time = taken?.result(length as u64, kernel);
+                            match list.times.last_mut().filter(|_| turn > 0) {
+                                Some(first) if first.time.median <= time.median => {}
+                                Some(first) => first.time = time,
+                                None => list.times.push(MeasuredList { pieces: count as u64, time }),
+                            }
+                        }
                     }
                 }
-            }
-            if !unsupported.is_empty() {
-                // The bytes of a list that failed cannot be read before they are written again.
-                self.manager.copy(src, dst).wait()?;
-            }
-            found.retain(|list| !unsupported.contains(&list.way));
-            if found.len() < 2 {
-                return Ok(Vec::new());
+                if !unsupported.is_empty() {
+                    // The bytes of a list that failed cannot be read before they are written again.
+                    self.manager.copy(src, dst).wait()?;
+                }
+                found.retain(|list| !unsupported.contains(&list.way));
+                if found.len() < 2 {
+                    return Ok(Vec::new());
+                }
             }
         }
         found.retain(|list| !list.times.is_empty());
