@@ -37,6 +37,8 @@ use std::{
 
 use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
 
+use crate::Wanted;
+
 /// Target of events of transfers and methods.
 pub const TRANSFER: &str = "transload::transfer";
 /// Target of events of staged transfers and their pinned memory.
@@ -164,7 +166,7 @@ pub const HINT_DECLINED: &str = "hint_declined";
 pub const UNIFIED_COPY_FAILED: &str = "unified_copy_failed";
 
 /// Identifies a transfer in events and reports. Unique in the process.
-// The lowest bit says whether the transfer is observed, so that an `Option` has the size of a pointer.
+// The lowest bits say what is wanted of the transfer, so that an `Option` has the size of a pointer.
 #[derive(Clone, Copy)]
 pub struct TransferId(NonZeroU64);
 
@@ -173,32 +175,38 @@ impl TransferId {
     /// relaxed load.
     #[must_use]
     #[inline]
-    pub fn if_wanted(is_observed: bool) -> Option<Self> {
+    pub fn if_wanted(wanted: Wanted) -> Option<Self> {
         let is_traced = STATIC_MAX_LEVEL != LevelFilter::OFF && LevelFilter::current() != LevelFilter::OFF;
-        if is_traced || is_observed { Self::next(is_observed) } else { None }
+        if is_traced || wanted != Wanted::Failure { Self::next(wanted) } else { None }
     }
 
     #[cold]
-    fn next(is_observed: bool) -> Option<Self> {
+    fn next(wanted: Wanted) -> Option<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self::of_parts(NEXT.fetch_add(1, atomic::Ordering::Relaxed), is_observed)
+        Self::of_parts(NEXT.fetch_add(1, atomic::Ordering::Relaxed), wanted)
     }
 
-    pub(crate) fn of_parts(number: u64, is_observed: bool) -> Option<Self> {
-        let doubled = number.checked_mul(2)?;
-        NonZeroU64::new(doubled).map(|id| Self(id | u64::from(is_observed)))
+    pub(crate) fn of_parts(number: u64, wanted: Wanted) -> Option<Self> {
+        let shifted = number.checked_mul(4)?;
+        NonZeroU64::new(shifted).map(|id| Self(id | wanted as u64))
     }
 
     /// Returns the number, as events have it.
     #[must_use]
     pub fn get(self) -> u64 {
-        self.0.get() >> 1
+        self.0.get() >> 2
     }
 
     /// Returns whether an [observer](crate::Observer) takes the transfer's events.
     #[must_use]
     pub fn is_observed(self) -> bool {
-        self.0.get() & 1 == 1
+        self.0.get() & 3 >= Wanted::Events as u64
+    }
+
+    /// Returns whether a [sink](crate::OperationSink) is given all of the transfer's operations with their times.
+    #[must_use]
+    pub fn is_timed(self) -> bool {
+        self.0.get() & 3 == Wanted::Times as u64
     }
 }
 

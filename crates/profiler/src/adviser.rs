@@ -3,14 +3,14 @@
 use std::{cmp::Reverse, collections::BTreeMap, time::Duration};
 
 use transload_core::{
-    CostBasis, CostModel, DeviceId, KnownCosts, ListCost, ListWay, MemoryKind, OperationCount, PathCost,
-    TransferMethod, TransferPath,
+    ClockId, CostBasis, CostModel, DeviceId, KnownCosts, ListCost, ListWay, MemoryKind, OperationCount,
+    PathCost, TransferMethod, TransferPath,
 };
 
 use crate::{
     Advice, AdviceBasis, AdviceKind, Direction,
     collector::PathKey,
-    idle_links::{IdleLink, IdleLinks},
+    idle_links::IdleLink,
     runs::RunTotals,
     timed_transfers::{TimedTotals, TimedTransfers},
 };
@@ -39,8 +39,8 @@ pub(crate) struct Copies {
 
 impl Copies {
     /// Adds operations, of which some were timed.
-    pub(crate) fn add(&mut self, all: OperationCount, (operations, bytes): (u64, u64)) {
-        for (sum, more) in [(&mut self.all, all), (&mut self.timed, OperationCount { operations, bytes })] {
+    pub(crate) fn add(&mut self, all: OperationCount, timed: OperationCount) {
+        for (sum, more) in [(&mut self.all, all), (&mut self.timed, timed)] {
             sum.operations = sum.operations.saturating_add(more.operations);
             sum.bytes = sum.bytes.saturating_add(more.bytes);
         }
@@ -62,11 +62,11 @@ struct Adviser<'a> {
 }
 
 /// Returns what the timed transfers tell, what saves most first.
-pub(crate) fn advise(
-    timed: &TimedTransfers,
-    copies: &BTreeMap<DeviceId, Copies>,
-    costs: &KnownCosts,
-    links: &IdleLinks,
+pub(crate) fn advise<'a>(
+    timed: &'a TimedTransfers,
+    copies: &'a BTreeMap<DeviceId, Copies>,
+    costs: &'a KnownCosts,
+    idle_links: impl Iterator<Item = IdleLink<'a>>,
 ) -> Vec<Advice> {
     let mut cases = Vec::new();
     for (key, totals) in &timed.totals {
@@ -85,7 +85,7 @@ pub(crate) fn advise(
         }
     }
     advice.extend(timed.runs.totals.iter().filter_map(|(path, totals)| adviser.lists(*path, totals)));
-    advice.extend(links.idle().map(|link| idle_link(&link, all_bytes)));
+    advice.extend(idle_links.map(|link| idle_link(&link, all_bytes)));
     let is_worth = |advice: &Advice| {
         let saving = advice.saving_ns.unwrap_or(0) as f64;
         saving >= LEAST * advice.took_ns as f64 && saving >= LEAST_OF_ALL * advice.whole_ns as f64
@@ -105,12 +105,13 @@ impl Adviser<'_> {
 
     /// Returns how long transfers of a direction lasted in all, if their times tell the rates of each path: spans of one include waiting for
     /// an engine that another one uses.
-    fn alone(&self, lane: DeviceId, path: TransferPath) -> Option<u64> {
-        let direction = Direction::of_path(lane, path);
-        self.copies.get(&lane).filter(|copies| copies.are_known())?;
-        let all = self.timed.lanes.get(&(lane, direction))?.summary();
+    fn alone(&self, lane: (ClockId, DeviceId), path: TransferPath) -> Option<u64> {
+        let (clock, device) = lane;
+        let direction = Direction::of_path(device, path);
+        self.copies.get(&device).filter(|copies| copies.are_known())?;
+        let all = self.timed.lanes.get(&(clock, device, direction))?.summary();
         let is_of_lane = |case: &&Case<'_>| {
-            case.totals.lane() == Some(lane) && Direction::of_path(lane, case.key.0) == direction
+            case.totals.lane() == Some(lane) && Direction::of_path(device, case.key.0) == direction
         };
         let times = self.cases.iter().filter(is_of_lane).map(|case| case.took_ns);
         let sum = times.fold(0_u64, u64::saturating_add);
@@ -175,7 +176,7 @@ impl Adviser<'_> {
     }
 
     fn lists(&self, path: TransferPath, totals: &RunTotals) -> Option<Advice> {
-        let RunTotals { runs, transfers, bytes, busy } = totals;
+        let RunTotals { runs, transfers, bytes, busy, .. } = totals;
         let (pieces, took_ns) = (transfers / runs, busy.summary().union);
         let like = self.cases.iter().find(|case| case.key.0 == path)?;
         let whole = self.alone(like.totals.lane()?, path)?;
@@ -306,7 +307,7 @@ fn transfers_like(case: &Case<'_>, other: &Case<'_>) -> Option<(u64, AdviceBasis
 
 #[cfg(test)]
 mod tests {
-    use transload_core::{ClockId, ListModel, ListTime, Place, TransferId, TransferReport};
+    use transload_core::{ListModel, ListTime, Place, TransferId, TransferReport, Wanted};
 
     use super::*;
     use crate::timed_transfers::Ran;
@@ -321,13 +322,13 @@ mod tests {
                 TransferPath::new(Place::new(DeviceId::Cpu, kind), Place::new(gpu, MemoryKind::Device));
             let mut report = TransferReport::planned(path, TransferMethod::DirectCopy, gpu, 1000);
             report.predicted = Duration::from_micros(1);
-            let id = TransferId::if_wanted(true).unwrap();
+            let id = TransferId::if_wanted(Wanted::Times).unwrap();
             // Its operation may be known first.
             timed.operated(id, (1000, 1), Ran { clock, begin, end });
             timed.submitted(id, &report);
         }
         let copies = BTreeMap::from([(gpu, Copies::default())]);
-        advise(&timed, &copies, &KnownCosts::default(), &IdleLinks::default())
+        advise(&timed, &copies, &KnownCosts::default(), [].into_iter())
     }
 
     #[test]
@@ -343,7 +344,7 @@ mod tests {
         let at = |device, kind| Place::new(device, kind);
         let path = TransferPath::new(at(DeviceId::Cpu, MemoryKind::Pinned), at(gpu, MemoryKind::Device));
         let mut timed = TimedTransfers::default();
-        let ids: Vec<_> = (0..8).map(|_| TransferId::if_wanted(true).unwrap()).collect();
+        let ids: Vec<_> = (0..8).map(|_| TransferId::if_wanted(Wanted::Times).unwrap()).collect();
         for (id, begin) in ids.iter().zip((0_i64..).step_by(1_000_000_000)) {
             // Each takes 2 µs on the host, and as much on the device, once in a second.
             let mut report = TransferReport::planned(path, TransferMethod::DirectCopy, gpu, 1000);
@@ -358,7 +359,7 @@ mod tests {
         let list = ListCost { path, way: ListWay::CopyEngine, exclusive: false, model };
         let costs = KnownCosts { paths: Vec::new(), lists: vec![(list, CostBasis::Measured)] };
         let copies = BTreeMap::from([(gpu, Copies::default())]);
-        let advice = advise(&timed, &copies, &costs, &IdleLinks::default());
+        let advice = advise(&timed, &copies, &costs, [].into_iter());
         assert!(advice.iter().all(|advice| advice.took_ns <= 32_000), "8 times 4 µs: {advice:?}");
     }
 }

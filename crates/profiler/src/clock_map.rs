@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use transload_core::{ClockAnchor, ClockId, DeviceClock, DeviceId, Result};
+use transload_core::{ClockAnchor, ClockId, DeviceClock, Result};
 
 use crate::ClockReport;
 
@@ -62,10 +62,6 @@ impl ClockMap {
 
     pub(crate) fn id(&self) -> ClockId {
         self.clock.id()
-    }
-
-    pub(crate) fn device(&self) -> DeviceId {
-        self.clock.device()
     }
 
     /// Returns whether nothing else has the clock of a device: neither its backend nor a stamp.

@@ -23,6 +23,7 @@ use crate::{
     report::{ClockReport, Direction, DirectionReport, GapReport, PathReport, ProfilerReport, StreamReport},
     statistics::Times,
     stream::Stream,
+    streams::Streams,
     timed_transfers::{Ran, TimedTotals, TimedTransfers},
     timeline::{DrawnOperation, TimelineTrace},
 };
@@ -30,8 +31,8 @@ use crate::{
 /// Path, method and class of size, by which transfers are told apart.
 pub(crate) type PathKey = (TransferPath, TransferMethod, SizeClass);
 
-/// Streams that are kept apart. Later ones are counted as lost.
-const STREAMS: usize = 4096;
+/// Clocks of devices that are gone whose reports are kept.
+const CLOCKS: usize = 4096;
 
 /// Nanoseconds by which a record may come later than its operation was enqueued; the counters of a trace wait for it.
 const LATE: i64 = 500_000_000;
@@ -50,15 +51,18 @@ struct PathTimes {
 pub(crate) struct Collector {
     origin: Instant,
     capacity: usize,
-    streams: BTreeMap<TimelineId, Stream>,
+    streams: Streams,
     /// Timed operations that are not counted yet.
     outstanding: usize,
     clocks: BTreeMap<ClockId, KnownClock>,
     /// Clocks of devices that are gone.
     former_clocks: Vec<ClockReport>,
-    directions: BTreeMap<(DeviceId, Direction), (u64, BusyTime)>,
+    /// Two backends of one device have two clocks.
+    directions: BTreeMap<(DeviceId, Direction, ClockId), (u64, BusyTime)>,
     paths: BTreeMap<PathKey, PathTimes>,
     timed: TimedTransfers,
+    /// Whether it was enabled again, so that operations of the time between are not known.
+    was_paused: bool,
     transfers: OpenTransfers,
     pub(crate) engines: Engines,
     pub(crate) idle_pinned: IdlePinned,
@@ -70,18 +74,25 @@ impl Collector {
         Self {
             origin,
             capacity,
-            streams: BTreeMap::new(),
+            streams: Streams::default(),
             outstanding: 0,
             clocks: BTreeMap::new(),
             former_clocks: Vec::new(),
             directions: BTreeMap::new(),
             paths: BTreeMap::new(),
             timed: TimedTransfers::default(),
+            was_paused: false,
             transfers: OpenTransfers::default(),
             engines: Engines::default(),
             idle_pinned: IdlePinned::default(),
             trace: None,
         }
+    }
+
+    /// From now on operations are counted. Those before are not known, if any were known before them.
+    pub(crate) fn resume(&mut self) {
+        self.was_paused |=
+            !self.directions.is_empty() && !transload_core::mutant!("profiler/pauses-are-told");
     }
 
     /// Takes what is in the inbox, and resolves what is complete. With `read`, all clocks are read, so that all of that is in the reports.
@@ -90,15 +101,16 @@ impl Collector {
         while let Some(message) = inbox.pop() {
             self.take(message, inbox);
         }
-        self.streams.values_mut().for_each(Stream::look);
+        self.streams.apart_mut().for_each(Stream::look);
         self.resolve();
         self.count_resolved(read);
         self.request_records(if read { Request::Now } else { Request::IfDue });
         self.release_clocks();
-        let ended = self.transfers.ended(now, read);
+        let origin = self.origin;
+        let ended = self.transfers.ended(|| since(origin, Instant::now()), read);
         let Some(trace) = &mut self.trace else { return };
         ended.iter().for_each(|ended| trace.transfer(ended));
-        let pending = self.streams.values().filter_map(|stream| stream.pending.front());
+        let pending = self.streams.apart().filter_map(|stream| stream.pending.front());
         let resolved = self.clocks.values().flat_map(|known| &known.resolved);
         let waiting = pending.map(|one| &one.operation).chain(resolved.map(|one| &one.operation));
         let earliest = waiting.map(|operation| since(self.origin, operation.enqueued)).min();
@@ -114,7 +126,7 @@ impl Collector {
         };
         let gone = self.clocks.extract_if(.., |_, known| is_gone(known)).map(|(_, known)| known.map.report());
         self.former_clocks.extend(gone);
-        self.former_clocks.truncate(STREAMS);
+        self.former_clocks.truncate(CLOCKS);
     }
 
     fn count_resolved(&mut self, read: bool) {
@@ -153,14 +165,6 @@ impl Collector {
         }
     }
 
-    fn stream(&mut self, key: QueueKey, inbox: &Inbox) -> Option<&mut Stream> {
-        if self.streams.len() >= STREAMS && !self.streams.contains_key(&key.id) {
-            inbox.lose();
-            return None;
-        }
-        Some(self.streams.entry(key.id).or_insert_with(|| Stream::new(key)))
-    }
-
     fn add(&mut self, record: OperationRecord, thread: u64, inbox: &Inbox) {
         let OperationRecord { queue, device, priority, simulated, .. } = record;
         let queue = QueueKey { id: queue, device, priority, simulated };
@@ -176,7 +180,7 @@ impl Collector {
             );
         }
         self.know_clock(&record.begin);
-        let Some(stream) = self.stream(queue, inbox) else { return };
+        let Some(stream) = self.streams.entry(queue, inbox) else { return };
         stream.count_for(&record.tally, record.attachment);
         if is_full {
             inbox.lose();
@@ -185,7 +189,7 @@ impl Collector {
         let OperationRecord { info, transfer, id, enqueued, submitted, begin, end, .. } = record;
         let operation = Enqueued { queue, name: None, info, transfer, id, enqueued };
         self.engines.enqueued(id, &operation, submitted, self.capacity);
-        if let Some(stream) = self.streams.get_mut(&queue.id) {
+        if let Some(stream) = self.streams.of(&queue) {
             stream.pending.push_back(Pending { operation, begin, end });
         }
         self.outstanding += 1;
@@ -218,7 +222,7 @@ impl Collector {
                 self.enqueued(&queue, (&name, info.bytes), (enqueued, submitted), thread, inbox);
             }
         }
-        let Some(stream) = self.stream(queue, inbox) else { return };
+        let Some(stream) = self.streams.entry(queue, inbox) else { return };
         let kind = &mut stream.kinds[info.kind as usize];
         kind.recorded.operations += 1;
         kind.recorded.bytes = kind.recorded.bytes.saturating_add(info.bytes);
@@ -226,6 +230,8 @@ impl Collector {
             NamedTime::Counted => {}
             NamedTime::Given(took) => {
                 kind.running.add(crate::clock_map::nanoseconds(took));
+                kind.given.operations += 1;
+                kind.given.bytes = kind.given.bytes.saturating_add(info.bytes);
                 kind.timed_bytes = kind.timed_bytes.saturating_add(info.bytes);
             }
             NamedTime::Stamped(..) if is_full => inbox.lose(),
@@ -241,7 +247,7 @@ impl Collector {
 
     /// Finds what is complete: on each stream up to the first operation that is not.
     fn resolve(&mut self) {
-        for stream in self.streams.values_mut() {
+        for stream in self.streams.apart_mut() {
             while let Some(pending) = stream.pending.front() {
                 let times = pending.end.time().and_then(|end| Ok(pending.begin.time()?.zip(end)));
                 if matches!(times, Ok(None)) {
@@ -278,22 +284,24 @@ impl Collector {
         let Enqueued { queue, info, .. } = operation;
         let enqueued = since(self.origin, operation.enqueued);
         let (start, stop) = (map.convert(begin), map.convert(end));
+        let is_unrelated = map.is_unrelated();
         // Virtual time has lengths of its own.
-        let stop = if map.is_unrelated() { start.at.saturating_add(end - begin) } else { stop.at };
+        let stop = if is_unrelated { start.at.saturating_add(end - begin) } else { stop.at };
         let span = (start.at, stop.max(start.at));
-        if let Some(stream) = self.streams.get_mut(&queue.id) {
+        if let Some(stream) = self.streams.of(queue) {
             let kind = &mut stream.kinds[info.kind as usize];
             kind.running.add(ran);
             kind.timed_bytes = kind.timed_bytes.saturating_add(info.bytes);
-            if !map.is_unrelated() {
+            if !is_unrelated {
                 kind.waiting.add((start.at - enqueued).max(0).cast_unsigned());
             }
         }
-        self.transfers.operated(operation.transfer, Some(span.1).filter(|_| !map.is_unrelated()));
+        self.transfers.operated(operation.transfer, Some(span.1).filter(|_| !is_unrelated));
         if let Some(id) = operation.transfer.filter(|_| info.kind.is_transfer()) {
             self.timed.operated(id, (info.bytes, info.pieces), Ran { clock, begin, end });
         }
-        let direction = self.directions.entry((queue.device, Direction::of(queue.device, info))).or_default();
+        let key = (queue.device, Direction::of(queue.device, info), clock);
+        let direction = self.directions.entry(key).or_default();
         direction.0 = direction.0.saturating_add(info.bytes);
         direction.1.add(begin, end);
         if let Some(trace) = &mut self.trace {
@@ -356,7 +364,7 @@ impl Collector {
 
     fn request_records(&mut self, request: Request) {
         for operation in self.engines.collect(request, self.trace.as_mut()) {
-            let stream = self.streams.get_mut(&operation.stream);
+            let stream = self.streams.of(&operation.queue);
             stream.into_iter().for_each(|it| operation.add_to(&mut it.kinds[operation.kind as usize]));
         }
     }
@@ -385,20 +393,20 @@ impl Collector {
 
     fn advice(&self, costs: &KnownCosts) -> Vec<Advice> {
         let mut copies = BTreeMap::<_, Copies>::new();
-        for stream in self.streams.values() {
+        for stream in self.streams.all() {
             for (_, count, times) in stream.kinds().filter(|(kind, ..)| kind.is_transfer()) {
                 let copies = copies.entry(stream.key.device).or_default();
-                copies.add(count, (times.running.report().count, times.timed_bytes));
+                copies.add(count, times.timed());
             }
         }
-        let mut advice = adviser::advise(&self.timed, &copies, costs, &self.engines.links);
+        let mut advice = adviser::advise(&self.timed, &copies, costs, self.engines.idle_links());
         advice.extend(self.engines.migrations.advice());
         advice.extend(self.idle_pinned.advice());
         advice
     }
 
     pub(crate) fn stream_report(&self, id: TimelineId) -> Option<StreamReport> {
-        self.streams.get(&id).map(Stream::report)
+        self.streams.get(id).map(Stream::report)
     }
 
     pub(crate) fn report(
@@ -407,17 +415,15 @@ impl Collector {
         lost: u64,
         costs: &KnownCosts,
     ) -> ProfilerReport {
-        let streams: Vec<_> = self.streams.values().map(Stream::report).collect();
+        let streams: Vec<_> = self.streams.all().map(Stream::report).collect();
+        // Of a queue of which nothing was taken, nothing is known.
+        let all_known = lost == 0 && !self.was_paused;
         let all_timed = |device: DeviceId| {
-            streams.iter().filter(|stream| stream.device == device).all(|stream| {
-                stream.kinds.iter().all(|kind| kind.running.count == kind.operations)
-                    && stream.unresolved == 0
-            })
+            all_known && self.streams.all().filter(|it| it.key.device == device).all(Stream::is_all_timed)
         };
-        let directions = self.directions.iter().map(|((device, direction), (timed_bytes, busy))| {
+        let directions = self.directions.iter().map(|((device, direction, clock), (timed_bytes, busy))| {
             let busy = busy.summary();
-            let clock = self.clocks.values().find(|known| known.map.device() == *device);
-            let map = clock.map(|known| &known.map).filter(|map| !map.is_unrelated());
+            let map = self.clocks.get(clock).map(|known| &known.map).filter(|map| !map.is_unrelated());
             let gaps = busy.gaps.iter().map(|gap| GapReport {
                 begin_ns: map.map_or(gap.begin, |map| map.convert(gap.begin).at),
                 length_ns: gap.length,

@@ -8,13 +8,13 @@ use std::{
 
 use transload_core::{
     DeviceId, Engine, EngineRecord, EngineRecording, EngineTask, EngineWork, OperationId, OperationInfo,
-    OperationKind, Result, TimelineId, TransferId, TransferPath,
+    OperationKind, Result, TransferId, TransferPath,
 };
 
 use crate::{
     busy::BusyTime,
     clock_map::{ClockMap, since as since_origin},
-    idle_links::IdleLinks,
+    idle_links::{IdleLink, IdleLinks},
     inbox::QueueKey,
     migrations::Migrations,
     pending::Enqueued,
@@ -22,6 +22,10 @@ use crate::{
     stream::KindTimes,
     timeline::{DrawnMigration, DrawnWork, TimelineTrace},
 };
+
+#[cfg(test)]
+#[path = "../tests/unit/engines.rs"]
+mod tests;
 
 /// Time between two requests for records, each of which takes milliseconds.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -64,6 +68,8 @@ struct Exact {
     recording: usize,
     /// Whether all of it is a copy engine's.
     is_copied: bool,
+    /// The request that told the last of it.
+    request: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -92,7 +98,7 @@ pub(crate) enum Request {
 
 /// An operation whose exact span is known.
 pub(crate) struct ExactOperation {
-    pub(crate) stream: TimelineId,
+    pub(crate) queue: QueueKey,
     pub(crate) kind: OperationKind,
     exact: u64,
     ran: u64,
@@ -139,7 +145,9 @@ pub(crate) struct Engines {
     lost: u64,
     /// The clock of a recording that ended.
     former: Option<ClockMap>,
-    pub(crate) links: IdleLinks,
+    /// Whether a recording began after another one had ended, so that what was done between is not known.
+    was_paused: bool,
+    links: IdleLinks,
     pub(crate) migrations: Migrations,
     /// Why migrations are not recorded.
     pub(crate) without_migrations: Option<String>,
@@ -156,6 +164,7 @@ impl Engines {
     ) -> Result<()> {
         let map = ClockMap::new(recording.clock().clone(), origin)?;
         self.origin = Some(origin);
+        self.was_paused |= self.former.is_some();
         self.without_migrations = recording.records_migrations().err().map(|error| error.to_string());
         self.recordings.push(Recorded { recording, simulated, map });
         Ok(())
@@ -221,6 +230,19 @@ impl Engines {
         if self.recordings.is_empty() || !(request != Request::IfDue || is_due) {
             return Vec::new();
         }
+        let mut known = self.collect_once(request, trace.as_deref_mut());
+        if request == Request::Now {
+            // What the first one told last is settled by the second.
+            known.extend(self.collect_once(request, trace));
+        }
+        known
+    }
+
+    fn collect_once(
+        &mut self,
+        request: Request,
+        mut trace: Option<&mut TimelineTrace>,
+    ) -> Vec<ExactOperation> {
         self.last = Some(Instant::now());
         self.requests += 1;
         let (mut records, since) = (Vec::new(), self.now());
@@ -268,8 +290,9 @@ impl Engines {
                 }
             }
         }
-        self.match_work(&mut trace, request == Request::Last);
-        self.take_exact()
+        let is_last = request == Request::Last;
+        self.match_work(&mut trace, is_last);
+        self.take_exact(is_last)
     }
 
     /// Gives work to its operations. Work of others is drawn once no call of it is to come.
@@ -285,10 +308,11 @@ impl Engines {
             let transfer = timed.as_ref().and_then(|timed| timed.operation.transfer);
             if let Some(timed) = timed {
                 let is_copied = work.engine == Some(Engine::Copy);
-                let known =
-                    timed.exact.get_or_insert(Exact { span: (work.begin, work.end), recording, is_copied });
+                let (span, request) = ((work.begin, work.end), self.requests);
+                let known = timed.exact.get_or_insert(Exact { span, recording, is_copied, request });
                 known.span = (known.span.0.min(work.begin), known.span.1.max(work.end));
                 known.is_copied &= is_copied;
+                known.request = request;
             }
             let Some(Recorded { simulated, map, .. }) = self.recordings.get(recording) else { continue };
             let (begin, end) = (map.convert(work.begin), map.convert(work.end));
@@ -301,18 +325,23 @@ impl Engines {
         }
     }
 
-    /// Takes the operations whose ends were known before this request, with their exact spans.
-    fn take_exact(&mut self) -> Vec<ExactOperation> {
+    /// Takes the operations whose ends are known, with their exact spans. One request after that of their last records, since more may be in a
+    /// buffer that the library still fills; at once if it is the `last`.
+    fn take_exact(&mut self, is_last: bool) -> Vec<ExactOperation> {
         let mut known = Vec::new();
         let Self { timed, recordings, links, requests, patience, origin, .. } = self;
         timed.retain(|_, timed| {
             let Timed { operation: TimedOperation { queue, info, submitted, .. }, ran, exact } = *timed;
             let Some((ran, since)) = ran else { return true };
-            let Some(Exact { span: (begin, end), recording, is_copied }) = exact else {
+            let Some(Exact { span: (begin, end), recording, is_copied, request }) = exact else {
                 return !since.is_over(*requests, *patience);
             };
+            let is_settled = *requests > request || transload_core::mutant!("profiler/records-are-settled");
+            if !is_settled && !is_last {
+                return true;
+            }
             let exact = (end - begin).max(0).cast_unsigned();
-            known.push(ExactOperation { stream: queue.id, kind: info.kind, exact, ran });
+            known.push(ExactOperation { queue, kind: info.kind, exact, ran });
             if let (true, Some((src, dst)), Some(recorded), Some(origin)) =
                 (is_copied, info.path, recordings.get(recording), *origin)
             {
@@ -335,11 +364,21 @@ impl Engines {
         self.recordings.iter().map(|it| it.map.error()).max()
     }
 
+    /// Returns whether nothing is missing from the first record to the last, so that times without one are known.
+    fn is_whole(&self) -> bool {
+        !self.was_paused && self.lost == 0 || transload_core::mutant!("profiler/engine-gaps-are-known")
+    }
+
+    /// Returns the idle links, if they are known.
+    pub(crate) fn idle_links(&self) -> impl Iterator<Item = IdleLink<'_>> {
+        self.links.idle().filter(|_| self.is_whole())
+    }
+
     pub(crate) fn reports(&self) -> Vec<EngineReport> {
         let map = self.recordings.first().map(|it| &it.map).or(self.former.as_ref());
         let reports = self.totals.iter().map(|((device, direction, engine), totals)| {
             let busy = totals.busy.summary();
-            let gaps = busy.gaps.iter().map(|gap| GapReport {
+            let gaps = busy.gaps.iter().filter(|_| self.is_whole()).map(|gap| GapReport {
                 begin_ns: map.map_or(gap.begin, |map| map.convert(gap.begin).at),
                 length_ns: gap.length,
             });
@@ -374,125 +413,5 @@ fn direction(task: EngineTask) -> Direction {
         EngineTask::CopyFromDevice => Direction::FromDevice,
         EngineTask::CopyWithin => Direction::Within,
         _ => Direction::Compute,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use parking_lot::Mutex;
-    use transload_core::{
-        DeviceClock, Error, ErrorKind, MemoryKind, OperationKind, Place, Stamp, StreamPriority,
-        next_timeline_id,
-    };
-
-    use super::*;
-
-    type Batches = Arc<Mutex<VecDeque<Result<(Vec<EngineRecord>, u64)>>>>;
-
-    /// Delivers a batch at each request.
-    struct Fake {
-        clock: Arc<dyn DeviceClock>,
-        batches: Batches,
-    }
-
-    impl EngineRecording for Fake {
-        fn clock(&self) -> &Arc<dyn DeviceClock> {
-            &self.clock
-        }
-
-        fn records_migrations(&self) -> Result<()> {
-            Ok(())
-        }
-
-        fn take(&self, records: &mut Vec<EngineRecord>, _: bool) -> Result<u64> {
-            let Some(batch) = self.batches.lock().pop_front() else { return Ok(0) };
-            let (batch, lost) = batch?;
-            records.extend(batch);
-            Ok(lost)
-        }
-    }
-
-    const DEVICE: DeviceId = DeviceId::Other("gpu", 0);
-
-    fn engines() -> (Engines, Batches) {
-        let (patience, batches) = (Patience(Duration::ZERO), Batches::default());
-        let mut engines = Engines { patience, ..Engines::default() };
-        let clock = Arc::clone(Stamp::of_host(Instant::now()).clock());
-        engines.add(Box::new(Fake { clock, batches: Arc::clone(&batches) }), false, Instant::now()).unwrap();
-        (engines, batches)
-    }
-
-    fn work(call: u64, (begin, end): (i64, i64)) -> EngineRecord {
-        let (task, engine) = (EngineTask::CopyToDevice, Some(Engine::Copy));
-        EngineRecord::Worked(EngineWork { call, device: DEVICE, task, engine, bytes: 10, begin, end })
-    }
-
-    fn called(call: u64, operation: OperationId) -> EngineRecord {
-        EngineRecord::Called { call, operation }
-    }
-
-    /// A timed copy that was enqueued, and ran for so long if it ended.
-    fn copied(engines: &mut Engines, ran: Option<u64>) -> OperationId {
-        let (id, priority) = (next_timeline_id(), StreamPriority::Normal);
-        let queue = QueueKey { id, device: DEVICE, priority, simulated: false };
-        let path = (Place::new(DeviceId::Cpu, MemoryKind::Pinned), Place::new(DEVICE, MemoryKind::Device));
-        let info =
-            OperationInfo { path: Some(path), bytes: 10, ..OperationInfo::of_kind(OperationKind::Copy) };
-        let (operation, now) = (OperationId::next(), Instant::now());
-        let (name, transfer, id) = (None, None, Some(operation));
-        engines.enqueued(id, &Enqueued { queue, name, info, transfer, id, enqueued: now }, now, 64);
-        if ran.is_some() {
-            engines.ended(id, ran);
-        }
-        operation
-    }
-
-    /// Returns the exact and the events' lengths that one more request tells.
-    fn collect(engines: &mut Engines) -> Vec<(u64, u64)> {
-        engines.collect(Request::Now, None).iter().map(|it| (it.exact, it.ran)).collect()
-    }
-
-    #[test]
-    fn records_are_matched_in_any_order() {
-        let (mut engines, batches) = engines();
-        let (one, two) = (copied(&mut engines, None), copied(&mut engines, Some(700)));
-        let batch = |records: Vec<EngineRecord>| batches.lock().push_back(Ok((records, 0)));
-        // Work before its call; two pieces of work; and calls without work.
-        batch(vec![work(1, (100, 200)), called(3, two), called(4, one)]);
-        batch(vec![called(1, one), work(3, (1000, 1300))]);
-        batch(vec![called(2, one), work(2, (250, 600))]);
-        assert_eq!(collect(&mut engines), []);
-        assert_eq!(collect(&mut engines), [(300, 700)]);
-        assert_eq!(collect(&mut engines), [], "its end is not known by its stamps");
-        engines.ended(Some(one), Some(510));
-        assert_eq!(collect(&mut engines), [(500, 510)]);
-        let [report] = &engines.reports()[..] else { panic!() };
-        assert_eq!((report.spans, report.bytes, report.busy_ns, report.whole_ns), (3, 30, 750, 1200));
-        assert!(engines.timed.is_empty() && engines.waiting.is_empty());
-    }
-
-    #[test]
-    fn operation_without_records_and_work_of_others_are_not_kept() {
-        let (mut engines, batches) = engines();
-        let (unrecorded, failed) = (copied(&mut engines, Some(5)), copied(&mut engines, None));
-        engines.ended(Some(failed), None);
-        batches.lock().push_back(Ok((vec![work(9, (1, 2)), work(8, (3, 4))], 7)));
-        batches.lock().push_back(Err(Error::new(ErrorKind::Unsupported, "the library failed")));
-        (0..=PATIENCE).for_each(|_| assert_eq!(collect(&mut engines), []));
-        assert!(engines.timed.is_empty() && engines.waiting.is_empty());
-        assert_eq!((engines.lost(), engines.reports()[0].spans), (8, 2));
-        // What comes too late is an engine's, and no operation's.
-        batches.lock().push_back(Ok((vec![called(5, unrecorded), work(5, (10, 20))], 0)));
-        (0..=PATIENCE).for_each(|_| assert_eq!(collect(&mut engines), []));
-        assert_eq!(engines.reports()[0].spans, 3);
-        (0..100).for_each(|_| _ = copied(&mut engines, None));
-        assert_eq!(engines.timed.len(), 64, "bounded");
-        assert_eq!(engines.stop().len(), 1);
-        assert!(!engines.is_recording() && engines.timed.is_empty());
-        copied(&mut engines, Some(5));
-        assert!(engines.timed.is_empty(), "nothing is recorded");
-        assert_eq!((collect(&mut engines), engines.reports()[0].spans), (vec![], 3));
     }
 }

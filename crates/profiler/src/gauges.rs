@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
-use transload_core::Backend;
+use transload_core::{Backend, catch_panic};
 
 use crate::Unit;
 
@@ -29,8 +29,15 @@ impl Gauges {
         let memory = memory(alive).into_iter();
         let memory =
             memory.map(|(name, bytes)| (format!("allocated by {name}"), Unit::Bytes, now, bytes as f64));
-        let own = self.own.iter_mut();
-        memory.chain(own.filter_map(|(name, unit, read)| Some((name.clone(), *unit, now, read()?)))).collect()
+        let mut values: Vec<_> = memory.collect();
+        // One that panics is not read again.
+        self.own.retain_mut(|(name, unit, read)| {
+            let value = catch_panic(read);
+            let is_kept = value.is_ok();
+            values.extend(value.ok().flatten().map(|value| (name.clone(), *unit, now, value)));
+            is_kept
+        });
+        values
     }
 }
 

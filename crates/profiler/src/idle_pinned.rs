@@ -74,7 +74,12 @@ impl IdlePinned {
         let Reading { backend, is_simulated, kept, held } = reading;
         let new = || OfBackend { is_simulated, kept: Idle::new(0), held: BTreeMap::new() };
         let of = self.0.entry(backend).or_insert_with(new);
-        of.kept.add(kept);
+        if kept == 0 && of.kept.readings == 0 {
+            // Nothing is kept before the first use.
+            of.kept = Idle::new(0);
+        } else {
+            of.kept.add(kept);
+        }
         of.held.retain(|buffer, _| held.iter().any(|it| it.buffer == *buffer));
         for HeldPinned { buffer, bytes, uses, is_in_use } in held {
             let idle = of.held.entry(buffer).or_insert_with(|| Idle::new(uses));

@@ -13,7 +13,7 @@ use concurrent_queue::ConcurrentQueue;
 use parking_lot::Mutex;
 use transload_core::{
     DeviceId, Fence, Observer, OperationInfo, OperationKind, OperationRecord, OperationSampling,
-    OperationSink, Stamp, StreamPriority, TimelineId, TransferEvent, TransferReport,
+    OperationSink, Stamp, StreamPriority, TimelineId, TransferEvent, TransferId, TransferReport, Wanted,
 };
 
 /// A queue, as reports name it.
@@ -182,26 +182,34 @@ impl Inbox {
     }
 }
 
-/// Returns whether the calling thread's next transfer of so many bytes is taken.
-fn is_taken(sampling: OperationSampling, bytes: u64) -> bool {
+/// Returns whether the calling thread's next transfer of so many bytes is taken. Threads begin at different distances, by their `number`.
+fn is_taken(sampling: OperationSampling, bytes: u64, number: impl FnOnce() -> u64) -> bool {
     thread_local! {
         static LEFT: Cell<u64> = const { Cell::new(0) };
-        static RANDOM: Cell<u64> = const { Cell::new(1 << 40) };
+        /// 0 at first.
+        static RANDOM: Cell<u64> = const { Cell::new(0) };
     }
     if bytes >= sampling.all_from_bytes || sampling.one_in <= 1 {
         return bytes >= sampling.all_from_bytes || sampling.one_in == 1;
     }
-    if let Some(left) = LEFT.get().checked_sub(1) {
-        LEFT.set(left);
-        return false;
+    let draw = |mut random: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        RANDOM.set(random);
+        LEFT.set(random % (2 * u64::from(sampling.one_in) - 1));
+    };
+    if RANDOM.get() == 0 {
+        draw(number().wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     }
-    let mut random = RANDOM.get();
-    random ^= random << 13;
-    random ^= random >> 7;
-    random ^= random << 17;
-    RANDOM.set(random);
-    LEFT.set(random % (2 * u64::from(sampling.one_in) - 1));
-    true
+    match LEFT.get().checked_sub(1) {
+        Some(left) => LEFT.set(left),
+        None => {
+            draw(RANDOM.get());
+            return true;
+        }
+    }
+    false
 }
 
 impl OperationSink for Inbox {
@@ -213,7 +221,14 @@ impl OperationSink for Inbox {
 
 impl Observer for Inbox {
     fn transfer(&self, event: TransferEvent<'_>) {
-        if !self.is_open() {
+        let is_taken = match event {
+            TransferEvent::Submitted { report, .. }
+            | TransferEvent::Completed(report)
+            | TransferEvent::Abandoned(report) => report.id.is_some_and(TransferId::is_timed),
+            // All of them count.
+            _ => true,
+        };
+        if !self.is_open() || !is_taken && !transload_core::mutant!("profiler/takes-its-own") {
             return;
         }
         #[cfg(feature = "nvtx")]
@@ -239,8 +254,11 @@ impl Observer for Inbox {
         }
     }
 
-    fn wants(&self, bytes: u64) -> bool {
-        self.is_open() && is_taken(self.sampling, bytes)
+    fn wants(&self, bytes: u64) -> Wanted {
+        match self.is_open() && is_taken(self.sampling, bytes, || self.this_thread()) {
+            true => Wanted::Times,
+            false => Wanted::Failure,
+        }
     }
 }
 
@@ -278,7 +296,7 @@ mod tests {
     #[test]
     fn sampling_has_no_limit() {
         let sampling = OperationSampling { all_from_bytes: u64::MAX, one_in: u32::MAX };
-        assert!((0..100).filter(|_| is_taken(sampling, 1)).count() <= 1);
+        assert!((0..100).filter(|_| is_taken(sampling, 1, || 1)).count() <= 1);
     }
 
     #[test]

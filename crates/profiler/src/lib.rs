@@ -33,6 +33,7 @@ mod report;
 mod runs;
 mod statistics;
 mod stream;
+mod streams;
 mod timed_transfers;
 mod timeline;
 mod totals;

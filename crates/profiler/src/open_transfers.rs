@@ -107,9 +107,9 @@ impl OpenTransfers {
 
     /// Returns those that ended and have no outstanding operation. One collection later than they were seen complete, since the records of their
     /// operations may come a little later; at once if it is the `last`.
-    pub(crate) fn ended(&mut self, now: i64, last: bool) -> Vec<EndedTransfer> {
+    pub(crate) fn ended(&mut self, now: impl Fn() -> i64, last: bool) -> Vec<EndedTransfer> {
         let mut queries = if last { usize::MAX } else { QUERIES };
-        self.open.values_mut().for_each(|open| open.look(now, &mut queries));
+        self.open.values_mut().for_each(|open| open.look(&now, &mut queries));
         let is_over = |open: &OpenTransfer| match (&open.submitted, open.complete) {
             (Some(_), Some(_)) => open.operations == 0 && (last || open.idle > 1),
             (Some(_), None) => false,
@@ -120,7 +120,7 @@ impl OpenTransfers {
 }
 
 impl OpenTransfer {
-    fn look(&mut self, now: i64, queries: &mut usize) {
+    fn look(&mut self, now: impl Fn() -> i64, queries: &mut usize) {
         self.idle = self.idle.saturating_add(1);
         let (Some((_, _, Some(fence))), None) = (&self.submitted, self.complete) else { return };
         if !fence.is_known_complete() {
@@ -129,9 +129,11 @@ impl OpenTransfer {
             }
             *queries -= 1;
         }
+        // It ends after this if it is found incomplete, and has ended before `now` if it is found complete.
+        let before = now();
         match fence.timeline().poll(fence.point()) {
             Ok(false) => {
-                self.incomplete = self.incomplete.max(now);
+                self.incomplete = self.incomplete.max(before);
                 self.idle = 0;
                 return;
             }
@@ -139,7 +141,7 @@ impl OpenTransfer {
             Err(_) => self.is_failed = true,
         }
         if !transload_core::mutant!("profiler/dropped-handles") {
-            (self.complete, self.idle) = (Some(now), 1);
+            (self.complete, self.idle) = (Some(now()), 1);
         }
     }
 
@@ -156,27 +158,53 @@ impl OpenTransfer {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::Arc, time::Duration};
 
+    use transload_backend_cpu::CpuBackend;
     use transload_core::{
-        DeviceId, MemoryKind, Place, TransferId, TransferMethod, TransferPath, TransferReport,
+        Backend, DeviceId, MemoryKind, Place, StreamPriority, TransferId, TransferMethod, TransferPath,
+        TransferReport, Wanted, WorkloadType,
     };
 
     use super::*;
 
-    /// Returns the end of a transfer that was submitted from 100 to 400 ns, whose operation ended at `operated`, and which was seen
-    /// complete at 900.
-    fn end_of(operated: i64) -> i64 {
+    fn report() -> TransferReport {
         let host = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
         let path = TransferPath::new(host, host);
         let mut report = TransferReport::planned(path, TransferMethod::DirectCopy, DeviceId::Cpu, 1);
-        (report.id, report.submitting) = (TransferId::if_wanted(true), Some(Duration::from_nanos(300)));
+        (report.id, report.submitting) =
+            (TransferId::if_wanted(Wanted::Times), Some(Duration::from_nanos(300)));
+        report
+    }
+
+    #[test]
+    fn transfer_that_ends_during_a_collection_ends_with_its_last_operation() {
+        let (report, mut open) = (report(), OpenTransfers::default());
+        let backend = CpuBackend::new().unwrap();
+        let queue = backend.lease_queue(DeviceId::Cpu, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+        let complete = Fence::new(Arc::clone(queue.timeline()), 0);
+        let id = report.id;
+        open.enqueued(id, 8);
+        assert!(open.submitted(report, 100, Some(complete), 8));
+        // The clock goes on between the begin of a collection, at 120, and the look at the fence.
+        let times = std::cell::Cell::new(120);
+        let mut collected = open.ended(|| times.replace(times.get() + 300), false);
+        assert!(collected.is_empty());
+        open.operated(id, Some(300));
+        collected = open.ended(|| 1000, true);
+        assert_eq!(collected.pop().map(|ended| (ended.end, ended.seen)), Some((300, 420)));
+    }
+
+    /// Returns the end of a transfer that was submitted from 100 to 400 ns, whose operation ended at `operated`, and which was seen
+    /// complete at 900.
+    fn end_of(operated: i64) -> i64 {
+        let report = report();
         let (id, mut open) = (report.id, OpenTransfers::default());
         open.enqueued(id, 8);
         assert!(open.submitted(report, 100, None, 8));
         open.operated(id, Some(operated));
         open.open.values_mut().for_each(|open| open.complete = Some(900));
-        open.ended(1000, true).pop().unwrap_or_else(|| unreachable!("it ended")).end
+        open.ended(|| 1000, true).pop().unwrap_or_else(|| unreachable!("it ended")).end
     }
 
     #[test]

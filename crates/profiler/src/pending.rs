@@ -80,8 +80,8 @@ mod tests {
     };
 
     use transload_core::{
-        ClockAnchor, DeviceId, Error, ErrorKind, OperationKind, OperationSampling, Result, StreamPriority,
-        TimelineId, next_timeline_id,
+        ClockAnchor, DeviceId, Error, ErrorKind, KnownCosts, OperationKind, OperationSampling, Result,
+        StreamPriority, TimelineId, next_timeline_id,
     };
 
     use super::*;
@@ -158,10 +158,14 @@ mod tests {
         }
 
         fn operation(&self, clock: &Arc<Clock>, at: u64) -> TimelineId {
+            self.span(clock, (at, at))
+        }
+
+        fn span(&self, clock: &Arc<Clock>, (begin, end): (u64, u64)) -> TimelineId {
             let (id, priority) = (next_timeline_id(), StreamPriority::Normal);
             let queue = QueueKey { id, device: clock.device(), priority, simulated: false };
             let mut named = NamedOperation::new(queue, "one".into(), OperationKind::Kernel, 0);
-            let [begin, end] = [(); 2].map(|()| Stamp::new(Arc::clone(clock) as _, at));
+            let [begin, end] = [begin, end].map(|at| Stamp::new(Arc::clone(clock) as _, at));
             named.time = NamedTime::Stamped(begin, end);
             self.inbox.push(Message::Named(named, 1));
             id
@@ -184,6 +188,18 @@ mod tests {
         profiled.timed(other);
         assert_eq!(profiled.timed(other), 1, "its clock is read by each collection");
         assert_eq!(profiled.timed(waits), 0);
+    }
+
+    #[test]
+    fn times_of_two_clocks_of_a_device_are_not_mixed() {
+        let mut profiled = Profiled::new();
+        // Two backends, one after the other: each clock counts from its own beginning.
+        let clocks = [(); 2].map(|()| Clock::new(Duration::ZERO));
+        clocks.iter().for_each(|clock| _ = profiled.span(clock, (0, 1000)));
+        profiled.collector.collect(&profiled.inbox, true);
+        let report = profiled.collector.report(OperationSampling::ALL, 0, &KnownCosts::default());
+        let busy = report.directions.iter().map(|it| (it.busy_ns, it.total_ns));
+        assert_eq!(busy.collect::<Vec<_>>(), [(1000, 1000); 2]);
     }
 
     #[test]

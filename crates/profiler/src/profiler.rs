@@ -142,7 +142,7 @@ impl StreamProfiler {
     /// Counts and samples operations that are enqueued from now on. Does nothing if it is enabled.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] if another profiler is enabled for a device of an attached backend; [`ErrorKind::Unsupported`] for a backend that
+    /// [`ErrorKind::Busy`] if another profiler is enabled for an attached backend; [`ErrorKind::Unsupported`] for a backend that
     /// cannot be profiled; [`ErrorKind::Interrupted`] if no thread can be started. It stays disabled then.
     pub fn enable(&self) -> Result<()> {
         let mut backends = self.shared.backends.lock();
@@ -160,6 +160,7 @@ impl StreamProfiler {
         }
         // From now on their caches tell what was not used.
         alive.iter().for_each(|backend| _ = backend.idle_pinned_bytes());
+        self.shared.collector.lock().resume();
         self.shared.inbox.open(true);
         backends.enabled = true;
         self.shared.signal(Signal::Collect);
@@ -355,8 +356,8 @@ impl StreamProfiler {
             return Err(Error::new(ErrorKind::Busy, "a trace is being written; finish it first"));
         }
         collector.trace = Some(TimelineTrace::new(Box::new(out), format, options)?);
-        drop(collector);
         self.shared.gauges.lock().are_read = true;
+        drop(collector);
         drop(self.shared.collect(true));
         self.shared.signal(Signal::Collect);
         Ok(())
@@ -371,7 +372,6 @@ impl StreamProfiler {
         let mut collector = self.shared.collect(true);
         let none = || Error::new(ErrorKind::InvalidArgument, "no trace was started");
         let finished = collector.finish_trace(self.shared.inbox.lost(), &costs).ok_or_else(none)?;
-        drop(collector);
         self.shared.gauges.lock().are_read = false;
         finished
     }
@@ -399,9 +399,12 @@ impl Shared {
 
     /// Calls drivers, for which the backends prepare the thread.
     fn collect(&self, read: bool) -> MutexGuard<'_, Collector> {
-        let alive = self.alive();
+        self.collect_of(&self.alive(), read)
+    }
+
+    fn collect_of(&self, alive: &[Arc<dyn Backend>], read: bool) -> MutexGuard<'_, Collector> {
         let _attached: Vec<_> = alive.iter().map(|backend| backend.attach_thread()).collect();
-        let values = self.gauges.lock().read(&alive);
+        let values = self.gauges.lock().read(alive);
         let is_due = self.inbox.is_open() && (read || self.collector.lock().idle_pinned.is_due());
         let idle: Vec<_> = alive
             .iter()
@@ -422,14 +425,16 @@ impl Shared {
         if backends.enabled {
             self.inbox.open(false);
             let sink = Arc::clone(&self.inbox) as Arc<dyn OperationSink>;
-            backends.known.iter().filter_map(Weak::upgrade).for_each(|backend| backend.detach_sink(&sink));
+            let alive: Vec<_> = backends.known.iter().filter_map(Weak::upgrade).collect();
+            // The queues' counts, before another profiler's attachment may clear them, and what came until this one's end.
+            drop(self.collect_of(&alive, false));
+            alive.iter().for_each(|backend| backend.detach_sink(&sink));
             backends.enabled = false;
-            drop(backends);
-            // The queues' counts of this time, before another attachment clears them.
             let records_engines = self.collector.lock().records_engines();
-            let mut collector = self.collect(records_engines);
+            let mut collector = self.collect_of(&alive, records_engines);
             let stopped = collector.stop_engines();
             drop(collector);
+            drop(backends);
             drop(stopped);
         }
     }

@@ -14,7 +14,7 @@ use crate::StreamProfiler;
 /// Metrics of a profiler, to be registered with a registry of the crate `prometheus-client`. Nothing is registered by itself.
 ///
 /// Each scrape makes a [report](StreamProfiler::get_comprehensive_report). Metrics begin with `transload_`. Counts of operations are complete;
-/// times and busy times are those of timed operations, and transfers those that were sampled, unless they failed or their handles were dropped.
+/// times and busy times are those of timed operations, and transfers those that were sampled, and all that failed.
 ///
 /// ```
 /// use prometheus_client::{encoding::text, registry::Registry};
@@ -106,8 +106,11 @@ impl Collector for PrometheusCollector {
         family(encoder, about, COUNTER, paths().map(|(labels, it)| (labels, it.sampled as f64)))?;
         let about = ("transload_failed_transfers", "Transfers that failed", None);
         family(encoder, about, COUNTER, paths().map(|(labels, it)| (labels, it.failed as f64)))?;
-        let about =
-            ("transload_dropped_transfers", "Transfers whose handles were dropped before their end", None);
+        let about = (
+            "transload_dropped_transfers",
+            "Sampled transfers whose handles were dropped before their end",
+            None,
+        );
         family(encoder, about, COUNTER, paths().map(|(labels, it)| (labels, it.abandoned as f64)))?;
 
         let about = ("transload_allocated", "Bytes that a backend has allocated", Some(Unit::Bytes));

@@ -78,7 +78,7 @@ impl KindReport {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct StreamReport {
-    /// Number of the stream's timeline in this process.
+    /// Number of the stream's timeline in this process; `former` for all of a device and priority that are gone, once there are many.
     pub stream: String,
     /// Its device.
     pub device: DeviceId,
@@ -134,7 +134,8 @@ pub struct DirectionReport {
     pub busy_ns: u64,
     /// Sum of their times. What it exceeds `busy_ns` by, they ran at the same time, or waited for the same engine.
     pub total_ns: u64,
-    /// Whether every operation of the device's streams was timed. Otherwise a gap may hold one that was not.
+    /// Whether it is known of every operation of the device's streams since the first when it ran: none was lost, or not timed, or enqueued while the
+    /// profiler was disabled. Otherwise a gap may hold one that is not known.
     pub all_timed: bool,
     /// Whether an operation ended later than over a thousand that began after it. The gaps are not known then.
     pub is_cut: bool,
@@ -165,7 +166,8 @@ pub struct EngineReport {
     pub total_ns: u64,
     /// Whether a record came much later than its work ended. The gaps are not known then.
     pub is_cut: bool,
-    /// The longest times between them, in which the engines did nothing in this direction for this process.
+    /// The longest times between them, in which the engines did nothing in this direction for this process. None if records were lost, or if nothing was
+    /// recorded for a while in between.
     pub gaps: Vec<GapReport>,
 }
 
@@ -229,7 +231,7 @@ pub struct PathReport {
     pub sampled_bytes: u64,
     /// Transfers that failed, all of them.
     pub failed: u64,
-    /// Transfers whose handles were dropped before their ends were observed, all of them.
+    /// Transfers that were taken as samples and whose handles were dropped before their ends were observed.
     pub abandoned: u64,
     /// Host time of the submission.
     pub submitting: TimesReport,
@@ -276,7 +278,7 @@ pub struct ProfilerReport {
     pub sampling: OperationSampling,
     /// Streams, by their numbers.
     pub streams: Vec<StreamReport>,
-    /// Devices and directions.
+    /// Devices and directions. A device that two backends opened has two of each, since each backend has a clock of its own.
     pub directions: Vec<DirectionReport>,
     /// What their engines did, if that was recorded.
     pub engines: Vec<EngineReport>,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use transload_core::{TransferId, TransferPath, TransferReport};
+use transload_core::{ClockId, TransferId, TransferPath, TransferReport};
 
 use crate::{busy::BusyTime, clock_map::nanoseconds, timed_transfers::Ran};
 
@@ -31,9 +31,10 @@ struct Member {
     is_timed: bool,
 }
 
-/// The runs of a path of which every transfer was timed.
+/// The runs of a path of which every transfer was timed. All have one clock.
 #[derive(Clone, Default)]
 pub(crate) struct RunTotals {
+    clock: Option<ClockId>,
     pub(crate) runs: u64,
     pub(crate) transfers: u64,
     pub(crate) bytes: u64,
@@ -132,6 +133,9 @@ impl Runs {
             self.runs.remove(&number)
         {
             let totals = self.totals.entry(path).or_default();
+            if *totals.clock.get_or_insert(ran.clock) != ran.clock {
+                return;
+            }
             totals.runs += 1;
             totals.transfers += transfers;
             totals.bytes = totals.bytes.saturating_add(bytes);

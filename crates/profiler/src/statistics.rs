@@ -4,29 +4,44 @@ use hdrhistogram::Histogram;
 
 use crate::report::{Percentiles, TimesReport};
 
+/// Significant digits.
+const DIGITS: u8 = 2;
+
 /// Times in nanoseconds, kept to two significant digits.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Times {
     sum: u64,
-    /// `None` if the library refused to make one, which it does only for digits out of its range.
+    /// `None` without any; most kinds of operations of most streams have none.
     histogram: Option<Histogram<u64>>,
-}
-
-impl Default for Times {
-    fn default() -> Self {
-        /// Significant digits.
-        const DIGITS: u8 = 2;
-        Self { sum: 0, histogram: Histogram::new(DIGITS).ok() }
-    }
 }
 
 impl Times {
     pub(crate) fn add(&mut self, nanoseconds: u64) {
         self.sum = self.sum.saturating_add(nanoseconds);
-        if let Some(histogram) = &mut self.histogram {
+        if let Some(histogram) = self.histogram() {
             // It grows, so no value is out of its range.
             let _in_range = histogram.record(nanoseconds);
         }
+    }
+
+    /// Adds the times of another one.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.sum = self.sum.saturating_add(other.sum);
+        if let (Some(theirs), Some(ours)) = (&other.histogram, self.histogram()) {
+            let _in_range = ours.add(theirs);
+        }
+    }
+
+    /// `None` if the library refuses to make one, which it does only for digits out of its range.
+    fn histogram(&mut self) -> Option<&mut Histogram<u64>> {
+        if self.histogram.is_none() {
+            self.histogram = Histogram::new(DIGITS).ok();
+        }
+        self.histogram.as_mut()
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.histogram.as_ref().map_or(0, Histogram::len)
     }
 
     pub(crate) fn report(&self) -> TimesReport {
@@ -41,10 +56,6 @@ impl Times {
                     max_ns: histogram.max(),
                 }
             });
-        TimesReport {
-            count: self.histogram.as_ref().map_or(0, Histogram::len),
-            total_ns: self.sum,
-            percentiles,
-        }
+        TimesReport { count: self.count(), total_ns: self.sum, percentiles }
     }
 }

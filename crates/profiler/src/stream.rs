@@ -17,6 +17,8 @@ pub(crate) struct KindTimes {
     /// Operations that the user recorded, with or without a time.
     pub(crate) recorded: OperationCount,
     pub(crate) timed_bytes: u64,
+    /// Those of which the user gave a time, which does not say when.
+    pub(crate) given: OperationCount,
     pub(crate) waiting: Times,
     pub(crate) running: Times,
     /// Exact spans, and how many of the event spans agree with them.
@@ -24,8 +26,31 @@ pub(crate) struct KindTimes {
     pub(crate) agreeing: u64,
 }
 
+impl KindTimes {
+    /// Adds the times of another one, and not what the user recorded.
+    fn merge(&mut self, other: &Self) {
+        self.timed_bytes = self.timed_bytes.saturating_add(other.timed_bytes);
+        self.given.operations = self.given.operations.saturating_add(other.given.operations);
+        self.given.bytes = self.given.bytes.saturating_add(other.given.bytes);
+        self.waiting.merge(&other.waiting);
+        self.running.merge(&other.running);
+        self.exact.merge(&other.exact);
+        self.agreeing = self.agreeing.saturating_add(other.agreeing);
+    }
+
+    /// Returns those of which it is known when they ran.
+    pub(crate) fn timed(&self) -> OperationCount {
+        OperationCount {
+            operations: self.running.count().saturating_sub(self.given.operations),
+            bytes: self.timed_bytes.saturating_sub(self.given.bytes),
+        }
+    }
+}
+
 pub(crate) struct Stream {
     pub(crate) key: QueueKey,
+    /// Whether it stands for all streams of its device and priority that are gone.
+    is_joined: bool,
     /// The queue's own counts, and for which attachment.
     tally: Option<(Arc<QueueTally>, u64)>,
     /// These counts at the last collection: the next attachment clears the queue's.
@@ -41,6 +66,7 @@ impl Stream {
     pub(crate) fn new(key: QueueKey) -> Self {
         Self {
             key,
+            is_joined: false,
             tally: None,
             seen: Default::default(),
             before: Default::default(),
@@ -48,6 +74,11 @@ impl Stream {
             pending: VecDeque::new(),
             unresolved: 0,
         }
+    }
+
+    /// Creates one that stands for all streams of a device and priority that are gone.
+    pub(crate) fn joined(key: QueueKey) -> Self {
+        Self { is_joined: true, ..Self::new(key) }
     }
 
     fn counts(&self) -> [OperationCount; OperationKind::ALL.len()] {
@@ -82,11 +113,35 @@ impl Stream {
         }
     }
 
+    /// Returns whether no operation of it is to come: its queue is gone.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.tally.as_ref().is_some_and(|(tally, _)| Arc::strong_count(tally) == 1) && self.pending.is_empty()
+    }
+
+    /// Adds the counts and times of another stream.
+    pub(crate) fn merge(&mut self, mut other: Self) {
+        other.look();
+        for (sum, count) in self.before.iter_mut().zip(other.counts()) {
+            sum.operations = sum.operations.saturating_add(count.operations);
+            sum.bytes = sum.bytes.saturating_add(count.bytes);
+        }
+        for (sum, kind) in self.kinds.iter_mut().zip(&other.kinds) {
+            sum.merge(kind);
+        }
+        self.unresolved = self.unresolved.saturating_add(other.unresolved);
+    }
+
     /// Returns the kinds of operations that it had, with their counts and times.
     pub(crate) fn kinds(&self) -> impl Iterator<Item = (OperationKind, OperationCount, &KindTimes)> {
         let kinds = OperationKind::ALL.into_iter().zip(self.counts()).zip(&self.kinds);
         let kinds = kinds.filter(|((_, count), _)| count.operations > 0);
         kinds.map(|((kind, count), times)| (kind, count, times))
+    }
+
+    /// Returns whether it is known of each operation when it ran.
+    pub(crate) fn is_all_timed(&self) -> bool {
+        self.unresolved == 0
+            && self.kinds().all(|(_, count, times)| times.timed().operations == count.operations)
     }
 
     pub(crate) fn report(&self) -> StreamReport {
@@ -101,7 +156,7 @@ impl Stream {
             agreeing: times.agreeing,
         });
         StreamReport {
-            stream: self.key.id.to_string(),
+            stream: if self.is_joined { "former".to_owned() } else { self.key.id.to_string() },
             device: self.key.device,
             priority: self.key.priority,
             simulated: self.key.simulated,

@@ -65,8 +65,8 @@ pub(crate) struct TimedTransfers {
     open: BTreeMap<TransferId, Open>,
     pub(crate) runs: Runs,
     pub(crate) totals: BTreeMap<PathKey, TimedTotals>,
-    /// Time in which any of them ran, by the device that did the work.
-    pub(crate) lanes: BTreeMap<(DeviceId, Direction), BusyTime>,
+    /// Time in which any of them ran, by the device that did the work, and its clock.
+    pub(crate) lanes: BTreeMap<(ClockId, DeviceId, Direction), BusyTime>,
 }
 
 impl TimedTransfers {
@@ -128,14 +128,15 @@ impl TimedTransfers {
         totals.is_simulated |= is_simulated;
         totals.predicted_ns = totals.predicted_ns.saturating_add(predicted_ns);
         totals.busy.add(ran.begin, ran.end);
-        self.lanes.entry((lane, Direction::of_path(lane, key.0))).or_default().add(ran.begin, ran.end);
+        let of_lane = (ran.clock, lane, Direction::of_path(lane, key.0));
+        self.lanes.entry(of_lane).or_default().add(ran.begin, ran.end);
         self.runs.timed(id, ran);
     }
 }
 
 impl TimedTotals {
-    /// Returns the device that did the work.
-    pub(crate) fn lane(&self) -> Option<DeviceId> {
-        self.clock.map(|(_, lane)| lane)
+    /// Returns the device that did the work, and its clock.
+    pub(crate) fn lane(&self) -> Option<(ClockId, DeviceId)> {
+        self.clock
     }
 }

@@ -12,6 +12,9 @@ use crate::{
     Unit, counters::Counters, inbox::QueueKey, open_transfers::EndedTransfer, report::engine_name,
 };
 
+/// Threads and streams that have rows of their own; those of all others have one together.
+const ROWS: usize = 1024;
+
 /// An operation to be drawn. Times are nanoseconds of the host's clock since the profiler was made.
 pub(crate) struct DrawnOperation<'a> {
     pub(crate) queue: QueueKey,
@@ -48,8 +51,10 @@ pub(crate) struct TimelineTrace {
     writer: TraceWriter<Box<dyn Write + Send>>,
     host: TrackId,
     threads: BTreeMap<String, TrackId>,
+    other_threads: Option<TrackId>,
     devices: BTreeMap<DeviceId, TrackId>,
     streams: BTreeMap<TimelineId, TrackId>,
+    other_streams: BTreeMap<DeviceId, TrackId>,
     engines: BTreeMap<(DeviceId, Direction, Option<Engine>), TrackId>,
     migrations: BTreeMap<(DeviceId, Direction), TrackId>,
     /// Rows of whole transfers by path, and their group.
@@ -74,8 +79,10 @@ impl TimelineTrace {
             writer,
             host,
             threads: BTreeMap::new(),
+            other_threads: None,
             devices: BTreeMap::new(),
             streams: BTreeMap::new(),
+            other_streams: BTreeMap::new(),
             engines: BTreeMap::new(),
             migrations: BTreeMap::new(),
             transfers: None,
@@ -280,6 +287,15 @@ impl TimelineTrace {
         if let Some(track) = self.threads.get(name) {
             return Ok(*track);
         }
+        // Threads without a name have names of their own, and so has each of a thread pool.
+        let is_one_of_many =
+            self.threads.len() >= ROWS && !transload_core::mutant!("profiler/rows-are-limited");
+        if is_one_of_many {
+            return match self.other_threads {
+                Some(track) => Ok(track),
+                None => Ok(*self.other_threads.insert(self.writer.track(Some(self.host), "other threads")?)),
+            };
+        }
         let track = self.writer.track(Some(self.host), name)?;
         self.threads.insert(name.to_owned(), track);
         Ok(track)
@@ -291,6 +307,13 @@ impl TimelineTrace {
             return Ok(*track);
         }
         let group = self.device(key.device, key.simulated)?;
+        if self.streams.len() >= ROWS {
+            if let Some(track) = self.other_streams.get(&key.device) {
+                return Ok(*track);
+            }
+            let track = self.writer.track(Some(group), "other streams")?;
+            return Ok(*self.other_streams.entry(key.device).or_insert(track));
+        }
         let track = self.writer.track(Some(group), &format!("stream {id} ({priority:?})"))?;
         self.streams.insert(id, track);
         Ok(track)
@@ -317,4 +340,22 @@ impl TimelineTrace {
 /// Times before the profiler are drawn at its beginning.
 fn time(nanoseconds: i64) -> u64 {
     nanoseconds.max(0).cast_unsigned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_beyond_many_have_one_row_together() {
+        let options = TraceOptions::new();
+        let mut trace = TimelineTrace::new(Box::new(Vec::new()), TraceFormat::Perfetto, options).unwrap();
+        let threads = 2 * ROWS as u64;
+        for number in 0..threads {
+            let at = number as i64 * 100;
+            trace.enqueued("copy", 1, (at, at + 50), &format!("thread {number}"));
+        }
+        assert_eq!(trace.threads.len(), ROWS);
+        assert_eq!(trace.finish(0, 0, &[]).unwrap().slices, threads);
+    }
 }

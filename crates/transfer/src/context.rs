@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak, atomic::AtomicU64};
 use parking_lot::Mutex;
 use transload_core::{
     DeviceId, Error, Observer, RefusalHandler, Result, TimelineId, TransferEvent, TransferId, TransferReport,
+    Wanted,
 };
 use transload_executor::{BlockingKey, Executor};
 
@@ -107,7 +108,9 @@ impl ManagerContext {
     /// Returns an id for the calling thread's next transfer, of so many bytes, if anybody wants its events.
     #[inline]
     pub(crate) fn transfer_id(&self, bytes: u64) -> Option<TransferId> {
-        TransferId::if_wanted(self.observer.as_ref().is_some_and(|observer| observer.wants(bytes)))
+        TransferId::if_wanted(
+            self.observer.as_ref().map_or(Wanted::Failure, |observer| observer.wants(bytes)),
+        )
     }
 
     pub(crate) fn tell(&self, event: TransferEvent<'_>) {

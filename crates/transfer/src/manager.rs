@@ -9,7 +9,7 @@ use std::{
 use transload_core::{
     Backend, CompletionHandler, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost,
     Place, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Timing, Transfer, TransferId,
-    TransferPath, TransferScope, events::report,
+    TransferPath, TransferScope, Wanted, events::report,
 };
 use transload_executor::{Executor, Task};
 
@@ -154,7 +154,7 @@ impl CrossBackendTransferManager {
         }
         match ranges((src, src_offset), (dst, dst_offset), size) {
             Ok((src, dst)) => self.start(&src, &dst, &options),
-            Err(error) => self.refuse(TransferId::if_wanted(false), error),
+            Err(error) => self.refuse(TransferId::if_wanted(Wanted::Failure), error),
         }
     }
 

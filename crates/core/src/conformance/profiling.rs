@@ -13,7 +13,7 @@ use super::{
 use crate::{
     ClockAnchor, DeviceClock, ErrorKind, Operation, OperationInfo, OperationKind, OperationRecord,
     OperationSampling, OperationSink, Pattern, QueueLease, RawBuffer, Stamp, StreamPriority, TimelineId,
-    Timing, TransferId, TransferScope, submit,
+    Timing, TransferId, TransferScope, Wanted, submit,
 };
 
 /// Keeps what it is given.
@@ -233,7 +233,7 @@ pub(super) fn records(context: &TestContext<'_>) -> CheckResult {
     for _ in 0..STEPS {
         let (queue, pair) = (rng.below(queues.len()), rng.below(pairs.len()));
         let (queue, pair) = (&queues[queue], &mut pairs[pair]);
-        let id = |wanted: bool| if wanted { TransferId::if_wanted(true) } else { None };
+        let id = |wanted: bool| if wanted { TransferId::if_wanted(Wanted::Times) } else { None };
         let transfer = id(rng.chance(2));
         let outer = TransferScope::enter(id(rng.chance(2)));
         let unscoped = TransferScope::current();

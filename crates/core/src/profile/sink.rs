@@ -125,8 +125,8 @@ impl SinkSlot {
         let transfer = TransferScope::current();
         let one_in = u64::from(self.one_in.load(Ordering::Relaxed));
         let sampling = (self.all_from_bytes.load(Ordering::Relaxed), one_in);
-        let is_observed = transfer.is_some_and(TransferId::is_observed);
-        tally.count(info, attachment, sampling, is_observed).then(|| OperationSample {
+        let is_wanted = transfer.is_some_and(TransferId::is_timed);
+        tally.count(info, attachment, sampling, is_wanted).then(|| OperationSample {
             info: *info,
             transfer,
             enqueued: Instant::now(),

@@ -14,7 +14,7 @@ pub struct OperationSampling {
     /// Operations of at least this many bytes are all timed.
     pub all_from_bytes: u64,
     /// Of smaller ones of each queue and kind, one in this many on average, at irregular distances; 0 times none of them. Operations of
-    /// transfers that an observer takes, which are all timed, count among them.
+    /// transfers of which an observer wants the times count among them.
     pub one_in: u32,
 }
 
@@ -56,20 +56,20 @@ pub struct QueueTally {
 
 impl QueueTally {
     /// Counts an operation. Returns whether it is timed: the first one of each attachment always is, so that the sink learns of the queue,
-    /// and all of transfers that are observed.
+    /// and all of transfers whose times are wanted.
     pub(super) fn count(
         &self,
         info: &OperationInfo,
         attachment: u64,
         sampling: (u64, u64),
-        is_observed: bool,
+        is_wanted: bool,
     ) -> bool {
         let (all_from_bytes, one_in) = sampling;
         let is_first = self.attachment.load(Ordering::Acquire) != attachment;
         if is_first && !self.count_for(attachment, one_in) {
             // Either again, or for a sink that is no longer attached.
             return self.attachment.load(Ordering::Acquire) == attachment
-                && self.count(info, attachment, sampling, is_observed);
+                && self.count(info, attachment, sampling, is_wanted);
         }
         let kind = info.kind as usize;
         self.operations[kind].fetch_add(1, Ordering::Relaxed);
@@ -81,13 +81,13 @@ impl QueueTally {
         let next = &self.left[kind];
         let left = next.load(Ordering::Relaxed);
         let distance = match left.checked_sub(1) {
-            // It counts as one of those that are due, of which the next is due only if no observed one comes before.
-            _ if is_observed => self.next_distance(one_in).saturating_add(2 * one_in),
+            // It counts as one of those that are due, of which the next is due only if no wanted one comes before.
+            _ if is_wanted => self.next_distance(one_in).saturating_add(2 * one_in),
             Some(fewer) => fewer,
             None => self.next_distance(one_in),
         };
         next.store(distance, Ordering::Relaxed);
-        left == 0 || is_observed
+        left == 0 || is_wanted
     }
 
     /// Has the next operation of each kind timed, since the sink was not given one that should have been, perhaps the first.

@@ -25,17 +25,28 @@ pub enum TransferEvent<'a> {
     Abandoned(&'a TransferReport),
 }
 
+/// What an observer wants of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Wanted {
+    /// Only that it failed, if it does.
+    Failure,
+    /// Its events.
+    Events,
+    /// Its events, and that a [sink](crate::OperationSink) is given all of its operations with their times.
+    Times,
+}
+
 /// Receives events of transfers, on the thread that submits the transfer or observes its end. Must be quick
 /// and must not submit.
 pub trait Observer: Send + Sync + 'static {
     /// Called for each event of a transfer.
     fn transfer(&self, event: TransferEvent<'_>);
 
-    /// Returns whether it takes the events of the next transfer, of so many bytes. Asked once, on the submitting thread and before anything of
-    /// it is submitted; of a list that turns out to be copied pair by pair, again for each pair. A transfer that it takes has an
-    /// [id](TransferReport::id) and times. Of others it is told failures only, and nothing is done for its sake. `true` by default.
-    fn wants(&self, bytes: u64) -> bool {
+    /// Returns what it wants of the next transfer, of so many bytes. Asked once, on the submitting thread and before anything of
+    /// it is submitted; of a list that turns out to be copied pair by pair, again for each pair. One of which it wants the events
+    /// has an [id](TransferReport::id) and times. For others nothing is done for its sake. [`Wanted::Events`] by default.
+    fn wants(&self, bytes: u64) -> Wanted {
         let _ = bytes;
-        true
+        Wanted::Events
     }
 }

@@ -11,7 +11,7 @@ use std::{
 
 use transload_core::{
     ErrorKind, OperationInfo, OperationKind, OperationRecord, OperationSampling, OperationSink, QueueTally,
-    SinkSlot, Stamp, StreamPriority, TransferId, TransferScope,
+    SinkSlot, Stamp, StreamPriority, TransferId, TransferScope, Wanted,
 };
 
 use crate::mock::MockQueue;
@@ -81,7 +81,7 @@ fn operations_of_observed_transfers_count_as_those_that_are_timed() {
     for index in 0..OPERATIONS {
         // As irregular as the transfers of which an observer takes one in 64: 1 to 127 apart.
         let is_observed = index % 64 == (index / 64).wrapping_mul(0x9E37_79B9) >> 7 & 63;
-        let _scope = is_observed.then(|| TransferScope::enter(TransferId::if_wanted(true)));
+        let _scope = is_observed.then(|| TransferScope::enter(TransferId::if_wanted(Wanted::Times)));
         assert!(enqueue(&slot, &tally, 1) || !is_observed, "all of an observed transfer are");
     }
     let one_in = OPERATIONS as f64 / counter.get() as f64;
@@ -97,7 +97,7 @@ fn observed_transfers_do_not_count_for_other_kinds() {
     let (mut kernels, mut timed) = (0, 0);
     for index in 0..100_000_u64 {
         let is_observed = index % 64 == (index / 64).wrapping_mul(0x9E37_79B9) >> 7 & 63;
-        let scope = is_observed.then(|| TransferScope::enter(TransferId::if_wanted(true)));
+        let scope = is_observed.then(|| TransferScope::enter(TransferId::if_wanted(Wanted::Times)));
         enqueue(&slot, &tally, 1);
         drop(scope);
         if index % 3 == 0 {
@@ -233,7 +233,7 @@ fn first_operation_that_could_not_be_timed_is_followed_by_one() {
 
 #[test]
 fn scopes_nest_and_belong_to_their_thread() {
-    let [outer, inner] = [(); 2].map(|()| TransferId::if_wanted(true).unwrap());
+    let [outer, inner] = [(); 2].map(|()| TransferId::if_wanted(Wanted::Times).unwrap());
     assert_eq!(TransferScope::current(), None);
     {
         let _outer = TransferScope::enter(Some(outer));

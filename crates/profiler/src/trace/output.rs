@@ -1,8 +1,8 @@
 //! Writes packets whole, and nothing more after a failure.
 
-use std::io::Write;
+use std::io::{self, Write};
 
-use transload_core::{Error, ErrorKind, Result};
+use transload_core::{Error, ErrorKind, Result, catch_panic};
 
 pub(super) struct Output<W> {
     out: W,
@@ -30,7 +30,7 @@ impl<W: Write> Output<W> {
         self.check()?;
         self.packets.clear();
         encode(&mut self.packets);
-        let written = self.out.write_all(&self.packets);
+        let written = catch_panic(|| self.out.write_all(&self.packets));
         self.note(written)?;
         self.bytes += self.packets.len() as u64;
         Ok(())
@@ -38,12 +38,13 @@ impl<W: Write> Output<W> {
 
     pub(super) fn flush(&mut self) -> Result<()> {
         self.check()?;
-        let flushed = self.out.flush();
+        let flushed = catch_panic(|| self.out.flush());
         self.note(flushed)
     }
 
-    fn note(&mut self, result: std::io::Result<()>) -> Result<()> {
-        result.map_err(|error| {
+    /// An output that panicked is one that failed.
+    fn note(&mut self, result: Result<io::Result<()>>) -> Result<()> {
+        result.unwrap_or_else(|panic| Err(io::Error::other(panic))).map_err(|error| {
             let message = format!("writing the trace failed after {} bytes", self.bytes);
             let error = Error::caused_by(ErrorKind::Io, message, error);
             self.failed = Some(error.clone());

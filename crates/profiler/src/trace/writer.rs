@@ -1,6 +1,6 @@
 //! The writer: places slices on rows, and counts those that are not drawn.
 
-use std::{borrow::Cow, io::Write};
+use std::{borrow::Cow, collections::BTreeSet, io::Write};
 
 use transload_core::{Error, ErrorKind, Result};
 
@@ -64,6 +64,8 @@ pub struct TraceWriter<W> {
     encoder: Box<dyn Encoder>,
     output: Output<W>,
     rows: Vec<Row>,
+    /// Roots and paths of the counters.
+    counters: BTreeSet<(u64, String)>,
     tracks: Vec<Track>,
     limit: u64,
     summary: TraceSummary,
@@ -98,6 +100,7 @@ impl<W: Write> TraceWriter<W> {
             encoder,
             output,
             rows,
+            counters: BTreeSet::new(),
             tracks,
             limit,
             summary: TraceSummary::default(),
@@ -185,7 +188,8 @@ impl<W: Write> TraceWriter<W> {
     pub(crate) fn advise(&mut self, advice: impl Iterator<Item = String>) {
         /// Pieces of advice, so that a reader takes the packet.
         const MOST: usize = 32;
-        self.advice = advice.take(MOST).collect::<Vec<_>>().join("\n");
+        let lines = advice.take(MOST).map(|line| text::cut(&line).into_owned());
+        self.advice = lines.collect::<Vec<_>>().join("\n");
     }
 
     /// Returns whether further slices are only counted.
@@ -303,10 +307,9 @@ impl<W: Write> TraceWriter<W> {
         let path = if unit.is_some() {
             let mut names =
                 (1..).map(|count| if count == 1 { path.clone() } else { format!("{path} ({count})") });
-            let free = |path: &String| {
-                !self.rows.iter().any(|row| row.unit.is_some() && row.root == root && row.path == *path)
-            };
-            names.find(free).unwrap_or_default()
+            let path = names.find(|path| !self.counters.contains(&(root, path.clone()))).unwrap_or_default();
+            self.counters.insert((root, path.clone()));
+            path
         } else {
             path
         };

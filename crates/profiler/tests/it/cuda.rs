@@ -13,7 +13,10 @@ use transload_core::{
     Timing, TransferMethod, WorkloadType, submit,
 };
 use transload_cuda_sim::harness::{self, EndCheck};
-use transload_profiler::{Direction, ProfilerOptions, StreamProfiler, TraceFormat, TraceOptions};
+use transload_profiler::{
+    Direction, ProfilerOptions, StreamProfiler, StreamReport, TraceFormat, TraceOptions,
+};
+use transload_streams::CudaStream;
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::{Written, timing_all};
@@ -32,6 +35,31 @@ pub(crate) fn setup() -> (EndCheck, Arc<CudaBackend>, StreamProfiler) {
     profiler.attach(&(Arc::clone(&backend) as _)).unwrap();
     profiler.enable().unwrap();
     (test, backend, profiler)
+}
+
+#[test]
+fn streams_that_are_gone_are_joined_and_none_of_their_operations_is_lost() {
+    const STREAMS: u64 = 600;
+    let (test, backend, profiler) = setup();
+    let device = backend.device(test.ordinal()).unwrap();
+    let there = backend.allocate(DeviceId::Cuda(test.ordinal()), MemoryKind::Device, 1000).unwrap();
+    for number in 0..STREAMS {
+        let stream = CudaStream::new(device).unwrap();
+        let fill = Operation::Fill { dst: &there, pattern: Pattern::U8(number as u8) };
+        submit(&stream, &fill, Timing::Off).unwrap().wait().unwrap();
+        drop(stream);
+        if number % 50 == 0 {
+            drop(profiler.get_comprehensive_report());
+        }
+    }
+    let report = profiler.get_comprehensive_report();
+    let sum = report.streams.iter().map(StreamReport::operations).sum::<u64>();
+    let timed = report.streams.iter().flat_map(|stream| &stream.kinds).map(|kind| kind.running.count);
+    assert_eq!((sum, timed.sum::<u64>(), report.lost), (STREAMS, STREAMS, 0));
+    assert!(report.streams.len() <= 257 && report.directions[0].all_timed, "{}", report.streams.len());
+    assert_eq!(report.streams.last().unwrap().stream, "former");
+    drop((profiler, there, backend));
+    test.assert_no_live_objects();
 }
 
 #[test]

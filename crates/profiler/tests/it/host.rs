@@ -4,7 +4,7 @@ use std::{
     io::{self, Write},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
     thread,
@@ -14,7 +14,7 @@ use std::{
 use transload_backend_cpu::CpuBackend;
 use transload_core::{
     Backend, DeviceId, ErrorKind, MemoryKind, Operation, OperationKind, OperationSampling, QueueLease, Stamp,
-    StreamPriority, Timing, WorkloadType, submit,
+    StreamPriority, Timing, Wanted, WorkloadType, submit,
 };
 use transload_profiler::{
     Direction, ProfilerOptions, StreamProfiler, StreamReport, TraceFormat, TraceOptions, Unit,
@@ -57,6 +57,31 @@ fn disabled_profiler_records_nothing() {
     copy(&backend, &queue, 300);
     let report = profiler.get_stream_report(&*queue).unwrap();
     assert_eq!(counts(&report), [(OperationKind::Copy, 1, 200, 1)]);
+}
+
+#[test]
+fn gaps_are_not_known_once_it_was_disabled_or_was_told_a_duration() {
+    let backend = backend();
+    let all_timed = |between: &dyn Fn(&StreamProfiler, &QueueLease)| {
+        let profiler = timing_all();
+        profiler.attach(&backend).unwrap();
+        profiler.enable().unwrap();
+        let queue = queue(&backend);
+        copy(&backend, &queue, 1000);
+        between(&profiler, &queue);
+        copy(&backend, &queue, 1000);
+        let [direction] = &profiler.get_comprehensive_report().directions[..] else { panic!() };
+        assert_eq!((direction.timed_bytes, direction.gaps.len()), (2000, 1), "{direction}");
+        direction.all_timed
+    };
+    assert!(all_timed(&|_, _| {}));
+    assert!(!all_timed(&|profiler, queue| {
+        profiler.disable();
+        copy(&backend, queue, 1000);
+        profiler.enable().unwrap();
+    }));
+    let took = Some(Duration::from_millis(1));
+    assert!(!all_timed(&|profiler, queue| profiler.record_memory_transfer(&**queue, 1000, took)));
 }
 
 #[test]
@@ -301,4 +326,62 @@ fn slow_trace_does_not_hold_up_who_records_an_operation() {
     assert!(!has_waited.load(Ordering::Relaxed), "an operation waited for the trace");
     release.send(()).unwrap();
     profiler.finish_trace().unwrap();
+}
+
+/// The file of a trace that panics from a moment on.
+struct Panicking(Arc<AtomicBool>);
+
+impl Write for Panicking {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        assert!(!self.0.load(Ordering::Relaxed), "planted");
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn panic_of_a_gauge_or_a_trace_ends_that_one_only() {
+    let backend = backend();
+    let profiler = timing_all();
+    profiler.attach(&backend).unwrap();
+    profiler.enable().unwrap();
+    let queue = queue(&backend);
+    let calls = Arc::new(AtomicU64::new(0));
+    let theirs = Arc::clone(&calls);
+    profiler.add_gauge("panics", Unit::Count, move || {
+        theirs.fetch_add(1, Ordering::Relaxed);
+        panic!("planted")
+    });
+    let panics = Arc::new(AtomicBool::new(false));
+    let out = Panicking(Arc::clone(&panics));
+    profiler.start_trace(out, TraceFormat::Perfetto, TraceOptions::new()).unwrap();
+    copy(&backend, &queue, 1000);
+    drop(profiler.get_comprehensive_report());
+    panics.store(true, Ordering::Relaxed);
+    copy(&backend, &queue, 1000);
+    let report = profiler.get_stream_report(&*queue).unwrap();
+    assert_eq!(counts(&report), [(OperationKind::Copy, 2, 2000, 2)]);
+    assert_eq!(profiler.finish_trace().unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
+    // The profiler's thread still writes.
+    let written = Written::default();
+    profiler.start_trace(written.clone(), TraceFormat::Chrome, TraceOptions::new()).unwrap();
+    copy(&backend, &queue, 1000);
+    while !written.text().contains("copy") {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn sampling_of_transfers_begins_anywhere_in_each_thread() {
+    let profiler = StreamProfiler::new(ProfilerOptions::new());
+    profiler.enable().unwrap();
+    let observer = profiler.observer();
+    let is_taken = || thread::scope(|scope| scope.spawn(|| observer.wants(1)).join().unwrap());
+    let taken = (0..640).filter(|_| is_taken() == Wanted::Times).count();
+    assert!((1..=40).contains(&taken), "10 of 640 threads are expected to begin with one: {taken}");
+    assert_eq!(observer.wants(4 << 20), Wanted::Times);
 }

@@ -8,7 +8,9 @@ use std::{
     pin::Pin,
 };
 
-use transload_core::{Fence, FloatType, RawBuffer, Result, StreamPriority, Timing, TransferId, submit_after};
+use transload_core::{
+    Fence, FloatType, RawBuffer, Result, StreamPriority, Timing, TransferId, Wanted, submit_after,
+};
 
 use crate::{CrossBackendTransferManager, TransferOptions};
 use job::Job;
@@ -111,7 +113,9 @@ impl CastBuilder<'_> {
         let mut transfer = CastTransfer::new(&manager.context, &request);
         let mut job = match Job::new(manager, &request) {
             Ok(job) => job,
-            Err(error) => return transfer.refused(manager.refuse(TransferId::if_wanted(false), error)),
+            Err(error) => {
+                return transfer.refused(manager.refuse(TransferId::if_wanted(Wanted::Failure), error));
+            }
         };
         for index in 0..job.steps() {
             let submitted = job.step(&request, index).and_then(|step| match step.casts {
@@ -151,7 +155,7 @@ async fn submit_for_task(manager: CrossBackendTransferManager, request: CastRequ
     };
     let mut job = match made.await.flatten() {
         Ok(job) => job,
-        Err(error) => return transfer.refused(manager.refuse(TransferId::if_wanted(false), error)),
+        Err(error) => return transfer.refused(manager.refuse(TransferId::if_wanted(Wanted::Failure), error)),
     };
     for index in 0..job.steps() {
         let submitted = match job.step(&request, index) {

@@ -5,7 +5,7 @@ use std::{fmt, ops::ControlFlow, sync::Arc};
 use parking_lot::ReentrantMutex;
 use transload_core::{
     DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result, Transfer, TransferId, TransferMethod,
-    TransferPath, TransferReport, TransferState, runs_by_allocation,
+    TransferPath, TransferReport, TransferState, Wanted, runs_by_allocation,
 };
 
 use super::{
@@ -77,7 +77,8 @@ impl RecordedTransfers {
         if self.submitting.is_owned_by_current_thread() {
             let text = "the thread is submitting this recording; its observers cannot replay it";
             let error = Error::new(ErrorKind::Unsupported, text);
-            transfer.add(self.manager.refuse(TransferId::if_wanted(false), error), Pairs::From(0, 0));
+            transfer
+                .add(self.manager.refuse(TransferId::if_wanted(Wanted::Failure), error), Pairs::From(0, 0));
             return transfer;
         }
         let is_ordered = self.is_ordered && !transload_core::mutant!("transfer/recorded-replays-in-order");

@@ -9,7 +9,7 @@ use std::{
 
 use transload_core::{
     DeviceId, Error, ErrorKind, ListWay, Result, StreamPriority, Timing, Transfer, TransferId,
-    TransferMethod, TransferScope, Turns,
+    TransferMethod, TransferScope, Turns, Wanted,
 };
 
 use super::{
@@ -151,7 +151,7 @@ fn refused(
     (indices, error): BadPairs,
 ) -> CopyManyTransfer {
     let mut transfer = CopyManyTransfer::new(&manager.context, count);
-    transfer.add(manager.refuse(TransferId::if_wanted(false), error), Pairs::Refused(indices));
+    transfer.add(manager.refuse(TransferId::if_wanted(Wanted::Failure), error), Pairs::Refused(indices));
     transfer
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{Observer, TransferEvent};
+use transload_core::{Observer, TransferEvent, Wanted};
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::{
@@ -42,9 +42,9 @@ impl Observer for OnSubmitted {
         }
     }
 
-    fn wants(&self, _: u64) -> bool {
+    fn wants(&self, _: u64) -> Wanted {
         self.wants.fetch_add(1, Ordering::Relaxed);
-        true
+        Wanted::Events
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use transload_core::{ErrorKind, Observer, TransferEvent};
+use transload_core::{ErrorKind, Observer, TransferEvent, Wanted};
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::{Mock, pair};
@@ -77,8 +77,8 @@ impl Observer for Large {
         self.0.transfer(event);
     }
 
-    fn wants(&self, bytes: u64) -> bool {
-        bytes >= 3
+    fn wants(&self, bytes: u64) -> Wanted {
+        if bytes >= 3 { Wanted::Events } else { Wanted::Failure }
     }
 }
 

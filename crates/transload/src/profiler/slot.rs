@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use parking_lot::RwLock;
-use transload_core::{Error, ErrorKind, Observer, Result, TransferEvent};
+use transload_core::{Error, ErrorKind, Observer, Result, TransferEvent, Wanted};
 
 use super::trace_variable;
 
@@ -66,9 +66,9 @@ impl Observer for ObserverSlot {
         self.with_profiler(|profiler| profiler.transfer(event));
     }
 
-    /// Both are told of what either wants.
-    fn wants(&self, bytes: u64) -> bool {
-        let own = self.own.as_ref().is_some_and(|own| own.wants(bytes));
-        self.with_profiler(|profiler| profiler.wants(bytes)) == Some(true) || own
+    /// Both are told of what either wants; a profiler leaves aside what it does not.
+    fn wants(&self, bytes: u64) -> Wanted {
+        let own = self.own.as_ref().map_or(Wanted::Failure, |own| own.wants(bytes));
+        self.with_profiler(|profiler| profiler.wants(bytes)).map_or(own, |theirs| theirs.max(own))
     }
 }

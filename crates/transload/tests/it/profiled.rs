@@ -184,6 +184,24 @@ fn observer_of_the_caller_is_told_with_and_without_a_profiler() {
 }
 
 #[test]
+fn observer_of_the_caller_leaves_the_sampling_of_a_profiler_as_it_is() {
+    struct Nothing;
+    impl Observer for Nothing {
+        fn transfer(&self, _: TransferEvent<'_>) {}
+    }
+    let builder = uncalibrated::builder().without("cuda").observer(Arc::new(Nothing));
+    let rt = builder.discover().unwrap();
+    let profiler = rt.profile(ProfilerOptions::new()).unwrap();
+    for _ in 0..1000 {
+        copy(&rt, 4096);
+    }
+    let report = profiler.get_comprehensive_report();
+    let sampled = report.paths.iter().map(|path| path.sampled).sum::<u64>();
+    let timed = report.streams.iter().flat_map(|it| &it.kinds).map(|it| it.running.count).sum::<u64>();
+    assert!((1..100).contains(&sampled) && timed < 200, "one in 64 of 1,000: {sampled}, {timed}");
+}
+
+#[test]
 fn profiler_is_toggled_and_replaced_while_copies_run() {
     let (rt, stop, copies) = (host_runtime(), AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {

@@ -1,0 +1,144 @@
+//! Records of engines and the operations that they belong to.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use transload_core::{
+    DeviceClock, Error, ErrorKind, MemoryKind, OperationKind, Place, Stamp, StreamPriority, next_timeline_id,
+};
+
+use super::*;
+
+type Batches = Arc<Mutex<VecDeque<Result<(Vec<EngineRecord>, u64)>>>>;
+
+/// Delivers a batch at each request.
+struct Fake {
+    clock: Arc<dyn DeviceClock>,
+    batches: Batches,
+}
+
+impl EngineRecording for Fake {
+    fn clock(&self) -> &Arc<dyn DeviceClock> {
+        &self.clock
+    }
+
+    fn records_migrations(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn take(&self, records: &mut Vec<EngineRecord>, _: bool) -> Result<u64> {
+        let Some(batch) = self.batches.lock().pop_front() else { return Ok(0) };
+        let (batch, lost) = batch?;
+        records.extend(batch);
+        Ok(lost)
+    }
+}
+
+const DEVICE: DeviceId = DeviceId::Other("gpu", 0);
+
+fn engines() -> (Engines, Batches) {
+    let (patience, batches) = (Patience(Duration::ZERO), Batches::default());
+    let mut engines = Engines { patience, ..Engines::default() };
+    let clock = Arc::clone(Stamp::of_host(Instant::now()).clock());
+    engines.add(Box::new(Fake { clock, batches: Arc::clone(&batches) }), false, Instant::now()).unwrap();
+    (engines, batches)
+}
+
+fn work(call: u64, (begin, end): (i64, i64)) -> EngineRecord {
+    let (task, engine) = (EngineTask::CopyToDevice, Some(Engine::Copy));
+    EngineRecord::Worked(EngineWork { call, device: DEVICE, task, engine, bytes: 10, begin, end })
+}
+
+fn called(call: u64, operation: OperationId) -> EngineRecord {
+    EngineRecord::Called { call, operation }
+}
+
+/// A timed copy that was enqueued, and ran for so long if it ended.
+fn copied(engines: &mut Engines, ran: Option<u64>) -> OperationId {
+    let (id, priority) = (next_timeline_id(), StreamPriority::Normal);
+    let queue = QueueKey { id, device: DEVICE, priority, simulated: false };
+    let path = (Place::new(DeviceId::Cpu, MemoryKind::Pinned), Place::new(DEVICE, MemoryKind::Device));
+    let info = OperationInfo { path: Some(path), bytes: 10, ..OperationInfo::of_kind(OperationKind::Copy) };
+    let (operation, now) = (OperationId::next(), Instant::now());
+    let (name, transfer, id) = (None, None, Some(operation));
+    engines.enqueued(id, &Enqueued { queue, name, info, transfer, id, enqueued: now }, now, 64);
+    if ran.is_some() {
+        engines.ended(id, ran);
+    }
+    operation
+}
+
+/// Returns the exact and the events' lengths that one more request tells.
+fn collect(engines: &mut Engines) -> Vec<(u64, u64)> {
+    engines.collect_once(Request::IfDue, None).iter().map(|it| (it.exact, it.ran)).collect()
+}
+
+#[test]
+fn records_are_matched_in_any_order() {
+    let (mut engines, batches) = engines();
+    let (one, two) = (copied(&mut engines, None), copied(&mut engines, Some(700)));
+    let batch = |records: Vec<EngineRecord>| batches.lock().push_back(Ok((records, 0)));
+    // Work before its call; two pieces of work; and calls without work.
+    batch(vec![work(1, (100, 200)), called(3, two), called(4, one)]);
+    batch(vec![called(1, one), work(3, (1000, 1300))]);
+    batch(vec![called(2, one), work(2, (250, 600))]);
+    assert_eq!(collect(&mut engines), []);
+    assert_eq!(collect(&mut engines), [], "more of it may come");
+    assert_eq!(collect(&mut engines), [(300, 700)]);
+    assert_eq!(collect(&mut engines), [], "its end is not known by its stamps");
+    engines.ended(Some(one), Some(510));
+    assert_eq!(collect(&mut engines), [(500, 510)]);
+    let [report] = &engines.reports()[..] else { panic!() };
+    assert_eq!((report.spans, report.bytes, report.busy_ns, report.whole_ns), (3, 30, 750, 1200));
+    assert!(engines.timed.is_empty() && engines.waiting.is_empty());
+}
+
+#[test]
+fn operation_without_records_and_work_of_others_are_not_kept() {
+    let (mut engines, batches) = engines();
+    let (unrecorded, failed) = (copied(&mut engines, Some(5)), copied(&mut engines, None));
+    engines.ended(Some(failed), None);
+    batches.lock().push_back(Ok((vec![work(9, (1, 2)), work(8, (3, 4))], 7)));
+    batches.lock().push_back(Err(Error::new(ErrorKind::Unsupported, "the library failed")));
+    (0..=PATIENCE).for_each(|_| assert_eq!(collect(&mut engines), []));
+    assert!(engines.timed.is_empty() && engines.waiting.is_empty());
+    assert_eq!((engines.lost(), engines.reports()[0].spans), (8, 2));
+    // What comes too late is an engine's, and no operation's.
+    batches.lock().push_back(Ok((vec![called(5, unrecorded), work(5, (10, 20))], 0)));
+    (0..=PATIENCE).for_each(|_| assert_eq!(collect(&mut engines), []));
+    assert_eq!(engines.reports()[0].spans, 3);
+    (0..100).for_each(|_| _ = copied(&mut engines, None));
+    assert_eq!(engines.timed.len(), 64, "bounded");
+    assert_eq!(engines.stop().len(), 1);
+    assert!(!engines.is_recording() && engines.timed.is_empty());
+    copied(&mut engines, Some(5));
+    assert!(engines.timed.is_empty(), "nothing is recorded");
+    assert_eq!((collect(&mut engines), engines.reports()[0].spans), (vec![], 3));
+}
+
+#[test]
+fn records_of_an_operation_that_come_in_two_batches_are_one_span() {
+    let (mut engines, batches) = engines();
+    let list = copied(&mut engines, Some(510));
+    batches.lock().push_back(Ok((vec![called(1, list), work(1, (100, 200))], 0)));
+    batches.lock().push_back(Ok((vec![work(1, (250, 600))], 0)));
+    assert_eq!((collect(&mut engines), collect(&mut engines)), (vec![], vec![]));
+    assert_eq!(collect(&mut engines), [(500, 510)]);
+}
+
+#[test]
+fn gaps_are_not_known_once_records_are_lost_or_recording_paused() {
+    let gaps = |engines: &Engines| engines.reports()[0].gaps.len();
+    for lost in [0, 7] {
+        let (mut engines, batches) = engines();
+        batches.lock().push_back(Ok((vec![work(1, (0, 100)), work(2, (500, 600))], lost)));
+        collect(&mut engines);
+        assert_eq!(gaps(&engines), usize::from(lost == 0));
+        assert_eq!(engines.idle_links().count(), 0);
+        drop(engines.stop());
+        assert_eq!(gaps(&engines), usize::from(lost == 0));
+        let clock = Arc::clone(Stamp::of_host(Instant::now()).clock());
+        engines.add(Box::new(Fake { clock, batches }), false, Instant::now()).unwrap();
+        assert_eq!(gaps(&engines), 0, "nobody knows what was done between");
+    }
+}
