@@ -30,17 +30,18 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// For every change: the tests that depend most on the platform, and one of the two Windows targets, which hardly differ here.
+    /// For every change: the tests that depend most on the platform; no check for Linux on aarch64, all of whose code is also that of Linux here or of
+    /// macOS on aarch64; and one of the two Windows targets, which hardly differ here.
     pub(crate) fn for_every_change() -> Self {
         let without = Some("x86_64-pc-windows-msvc".to_owned());
         Self { platform: None, check: false, without, for_every_change: true, arguments: Vec::new() }
     }
 
-    /// Returns the arguments for `cargo test` on a platform.
-    fn arguments(&self, platform: Platform) -> Vec<String> {
+    /// Returns the arguments for `cargo test`.
+    fn arguments(&self) -> Vec<String> {
         let package = |name: &&str| format!("--package=transload-{name}");
         match self.for_every_change {
-            true => platform.for_every_change().iter().map(package).collect(),
+            true => Platform::FOR_EVERY_CHANGE.iter().map(package).collect(),
             false => self.arguments.clone(),
         }
     }
@@ -57,14 +58,8 @@ pub(crate) enum Platform {
 }
 
 impl Platform {
-    /// Packages whose tests run under the emulator for every change: core and the driver shims, and where paths and processes differ,
-    /// the program. Those of all the others take longer than the rest of CI.
-    fn for_every_change(self) -> &'static [&'static str] {
-        match self {
-            Self::Windows => &["core", "cuda-sys", "cli"],
-            Self::Aarch64 | Self::Macos => &["core", "cuda-sys"],
-        }
-    }
+    /// Packages whose tests run under the emulator for every change: those of all the others take longer than the rest of CI.
+    const FOR_EVERY_CHANGE: [&str; 2] = ["core", "cuda-sys"];
 
     fn targets(self) -> &'static [&'static str] {
         match self {
@@ -78,15 +73,21 @@ impl Platform {
 /// The result of one step.
 enum Outcome {
     Checked,
+    /// Its tests only.
+    Unchecked,
     Skipped(String),
     Failed(String),
-    Ran { version: String, counts: programs::Counts },
+    Ran {
+        version: String,
+        counts: programs::Counts,
+    },
 }
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Checked => f.write_str("checked"),
+            Self::Unchecked => f.write_str("not checked: its code is also that of targets that are"),
             Self::Skipped(reason) => write!(f, "skipped: {reason}"),
             Self::Failed(what) => write!(f, "FAILED: {what}"),
             Self::Ran { version, counts } => {
@@ -111,13 +112,12 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
     for platform in platforms {
         let is_wanted = |target: &&&str| options.without.as_deref() != Some(**target);
         for target in platform.targets().iter().filter(is_wanted) {
-            let checked = check(sh, target);
+            let is_checked = *platform != Platform::Aarch64 || !options.for_every_change;
+            let checked = check(sh, target, is_checked);
             let has_compiler = !matches!(checked, Outcome::Skipped(_));
             outcomes.push((*target, checked));
             if has_compiler && !options.check {
-                outcomes.extend(
-                    test(sh, target, &options.arguments(*platform))?.map(|outcome| (*target, outcome)),
-                );
+                outcomes.extend(test(sh, target, options)?.map(|outcome| (*target, outcome)));
             }
         }
     }
@@ -133,9 +133,12 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
 
 /// Runs clippy, which checks everything that needs no linker. Of the wgpu backend, whose build takes a minute, and
 /// what the facade and the program have for it, only the libraries, where they use other APIs than here.
-fn check(sh: &Shell, target: &'static str) -> Outcome {
+fn check(sh: &Shell, target: &'static str, is_checked: bool) -> Outcome {
     if let Err(reason) = prepare(sh, target) {
         return Outcome::Skipped(format!("{reason:#}"));
+    }
+    if !is_checked {
+        return Outcome::Unchecked;
     }
     println!("cross: {target}: clippy, every target, warnings denied");
     let clippy = cmd!(
@@ -170,7 +173,8 @@ fn prepare(sh: &Shell, target: &str) -> Result<()> {
 }
 
 /// Runs every test program; `None` if no emulator exists for the platform. Doctests run on the machine's own platform only.
-fn test(sh: &Shell, target: &'static str, arguments: &[String]) -> Result<Option<Outcome>> {
+fn test(sh: &Shell, target: &'static str, options: &Options) -> Result<Option<Outcome>> {
+    let arguments = options.arguments();
     let emulator = match emulator::find(sh, target) {
         Ok(emulator::Found::Nothing) => return Ok(None),
         Ok(emulator::Found::Missing(what)) => return Ok(Some(Outcome::Skipped(what))),
@@ -199,7 +203,7 @@ fn test(sh: &Shell, target: &'static str, arguments: &[String]) -> Result<Option
             _ => total += programs::run(&emulator, test)?,
         }
     }
-    if target.contains("windows") {
+    if target.contains("windows") && !options.for_every_change {
         match exports::check(sh, target) {
             Ok(()) => println!("cross: {target}: a C library neither exports nor needs the driver's symbols"),
             Err(error) => return Ok(Some(Outcome::Failed(format!("a C library: {error:#}")))),
