@@ -91,8 +91,7 @@ impl Collector {
 
     /// From now on operations are counted. Those before are not known, if any were known before them.
     pub(crate) fn resume(&mut self) {
-        self.was_paused |=
-            !self.directions.is_empty() && !transload_core::mutant!("profiler/pauses-are-told");
+        self.was_paused |= !self.streams.is_empty() && !transload_core::mutant!("profiler/pauses-are-told");
     }
 
     /// Takes what is in the inbox, and resolves what is complete. With `read`, all clocks are read, so that all of that is in the reports.
