@@ -32,7 +32,7 @@ const ROOM: usize = 64;
 pub(crate) struct Reactor {
     queue: ReactorQueue<Weak<dyn Watched>>,
     thread: OnceLock<Thread>,
-    /// Locked while its thread may hold handles of streams. Under it no code of users is called.
+    /// Locked while its thread may hold handles of streams. Under it no code of users is called but destructors of wakers that nobody woke.
     polling: Mutex<()>,
 }
 
@@ -57,9 +57,12 @@ impl Reactor {
             .map(|()| reactor)
     }
 
-    /// Waits until the reactor holds no stream that had no other handle before this call. Such a stream would be dropped later.
+    /// Waits until the reactor holds no stream that had no other handle before this call. Such a stream would be dropped later. Does not wait on the
+    /// reactor's thread, where the last handle of a stream may drop wakers, code of users.
     pub(crate) fn wait_for_handles() {
-        if let Some(reactor) = REACTOR.get() {
+        let is_other =
+            |reactor: &&Self| reactor.thread.get().is_none_or(|own| own.id() != thread::current().id());
+        if let Some(reactor) = REACTOR.get().filter(is_other) {
             drop(reactor.polling.lock());
         }
     }

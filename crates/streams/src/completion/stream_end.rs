@@ -31,7 +31,7 @@ pub(crate) struct StreamEnd {
     device: DeviceId,
     /// Recorded after the work. Unset if that was complete, or waited for because recording failed.
     event: OnceLock<Event>,
-    /// The stream, if it was being captured at its end: the event is recorded once the capture is over.
+    /// The stream, if its end could not be recorded: the event is recorded once a capture is over, or the driver takes it.
     captured: Option<Arc<StreamHandle>>,
     complete: AtomicBool,
     waiters: Waiters,
@@ -76,10 +76,13 @@ fn record_end(stream: &Stream, may_wait: bool) -> Option<EndState> {
 impl StreamEnd {
     /// Records the end of all work on `stream`.
     pub(crate) fn of(id: TimelineId, stream: &Arc<StreamHandle>) -> Arc<Self> {
-        let mut backoff = Backoff::default();
+        /// Tries to record it. A driver that refuses more often is asked again when somebody asks for the end.
+        const TRIES: u32 = 8;
+        let (mut backoff, mut tries) = (Backoff::default(), 0);
         loop {
+            tries += 1;
             let state = record_end(stream, true);
-            if state.is_some() || is_captured(stream) {
+            if state.is_some() || is_captured(stream) || tries >= TRIES {
                 let captured = state.is_none().then(|| Arc::clone(stream));
                 let end = Self::new(id, stream, captured);
                 end.set(state);

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use parking_lot::Mutex;
-use transload_core::{Error, ErrorKind, Fence, Result, events::report, panic_text};
+use transload_core::{Error, ErrorKind, Fence, Result, events::report, mutant, panic_text};
 
 use super::{MultiStreamCoordinator, unknown};
 use crate::CudaStream;
@@ -77,9 +77,20 @@ impl MultiStreamCoordinator {
             included.map(|entry| (entry.number, entry.fence.clone())).collect()
         };
         let mut executed = ExecutedCallbacks::default();
+        // Streams whose later callbacks wait for one whose work was not complete, though it may be by now.
+        let mut held = Vec::new();
         for (number, fence) in candidates {
+            let stream = fence.timeline().id();
+            if held.contains(&stream) {
+                continue;
+            }
             let outcome = match fence.timeline().poll(fence.point()) {
-                Ok(false) => continue,
+                Ok(false) => {
+                    if !mutant!("streams/callbacks-in-order") {
+                        held.push(stream);
+                    }
+                    continue;
+                }
                 Ok(true) => Ok(()),
                 Err(error) => Err(error),
             };

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use transload_core::{Error, ErrorKind, Fence, Result, Timeline, TimelineId};
+use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, Timeline, TimelineId};
 
 use super::{MultiStreamCoordinator, is_idle, plan::Wait, unknown};
 use crate::{CudaStream, completion::timeline::StreamTimeline};
@@ -77,7 +77,8 @@ impl MultiStreamCoordinator {
                 return Ok(Dependency::Implied);
             }
         }
-        self.begin(waiter.id(), timeline.id())?.enqueue(waiter, on, fence)
+        self.begin((waiter.id(), waiter.device()), (timeline.id(), timeline.device()))?
+            .enqueue(waiter, on, fence)
     }
 
     /// Returns the unexpired edges, each as the waiter and the stream that it waits for. Calls the driver.
@@ -105,7 +106,7 @@ impl MultiStreamCoordinator {
     pub(super) fn declare(&self, waiter: &CudaStream, on: &CudaStream) -> Result<Declared<'_>> {
         self.require(waiter)?;
         self.require(on)?;
-        let edge = self.begin(waiter.id(), on.id())?;
+        let edge = self.begin((waiter.id(), waiter.device()), (on.id(), on.device()))?;
         if !transload_core::mutant!("streams/waiter-is-this-threads") {
             waiter.own.check_usable()?;
         }
@@ -113,13 +114,19 @@ impl MultiStreamCoordinator {
     }
 
     /// Adds the edge before its wait is enqueued: of two threads that would close a cycle together, one is refused.
-    fn begin(&self, waiter: TimelineId, on: TimelineId) -> Result<Declared<'_>> {
+    fn begin(&self, first: (TimelineId, DeviceId), second: (TimelineId, DeviceId)) -> Result<Declared<'_>> {
+        let (waiter, on) = (first.0, second.0);
         loop {
             let mut registry = self.registry.lock();
+            // One may have been unregistered since it was looked for.
+            let missing = [first, second].into_iter().find(|(stream, _)| !registry.plan.has_stream(*stream));
+            if let Some((stream, device)) = missing {
+                return Err(unknown(stream, device));
+            }
             registry.plan.expire_known(waiter);
             let Some(cycle) = registry.plan.cycle_through(waiter, on) else {
-                registry.plan.begin(waiter, on);
-                return Ok(Declared { coordinator: self, waiter, on });
+                let number = registry.plan.begin(waiter, on);
+                return Ok(Declared { coordinator: self, waiter, on, number });
             };
             let waits = registry.plan.waits_along(&cycle);
             drop(registry);
@@ -148,6 +155,7 @@ pub(super) struct Declared<'a> {
     coordinator: &'a MultiStreamCoordinator,
     waiter: TimelineId,
     on: TimelineId,
+    number: u64,
 }
 
 impl Declared<'_> {
@@ -162,13 +170,13 @@ impl Declared<'_> {
     fn enqueue(self, waiter: &CudaStream, on: &StreamTimeline, fence: &Fence) -> Result<Dependency> {
         waiter.own.wait_for(on, fence.point())?;
         let since = waiter.own.last_point();
-        self.coordinator.registry.lock().plan.enter(self.waiter, fence, since);
+        self.coordinator.registry.lock().plan.enter((self.waiter, self.number), fence, since);
         Ok(Dependency::Enqueued)
     }
 }
 
 impl Drop for Declared<'_> {
     fn drop(&mut self) {
-        self.coordinator.registry.lock().plan.end(self.waiter, self.on);
+        self.coordinator.registry.lock().plan.end((self.waiter, self.number), self.on);
     }
 }

@@ -16,6 +16,8 @@ struct Edge {
     since: u64,
     /// Number of calls that are enqueueing a wait.
     pending: usize,
+    /// Differs from that of every other edge, also of an earlier one between the same streams.
+    number: u64,
 }
 
 /// A waiter and the fence that it waits for.
@@ -28,6 +30,7 @@ pub(super) type Wait = (TimelineId, Fence);
 #[derive(Default)]
 pub(super) struct Plan {
     graph: GraphMap<TimelineId, Edge, Directed>,
+    edges: u64,
 }
 
 /// Returns the shortest cycle that an edge from `waiter` to `on` closes or would close.
@@ -95,20 +98,27 @@ impl Plan {
         is_cyclic_directed(&self.graph)
     }
 
-    /// Adds an edge before its wait is enqueued, so that no other thread closes a cycle with it meanwhile.
-    pub(super) fn begin(&mut self, waiter: TimelineId, on: TimelineId) {
+    /// Adds an edge before its wait is enqueued, so that no other thread closes a cycle with it meanwhile. Returns its number. Both streams are in
+    /// the plan.
+    pub(super) fn begin(&mut self, waiter: TimelineId, on: TimelineId) -> u64 {
         if let Some(edge) = self.graph.edge_weight_mut(waiter, on) {
             edge.pending += 1;
-        } else {
-            self.graph.add_edge(waiter, on, Edge { pending: 1, ..Edge::default() });
+            return edge.number;
         }
+        self.edges += 1;
+        self.graph.add_edge(waiter, on, Edge { pending: 1, number: self.edges, ..Edge::default() });
+        self.edges
+    }
+
+    /// Returns the edge that [`begin`](Self::begin) gave this number, unless a stream of it was unregistered meanwhile.
+    fn begun(&mut self, waiter: TimelineId, on: TimelineId, number: u64) -> Option<&mut Edge> {
+        self.graph.edge_weight_mut(waiter, on).filter(|edge| edge.number == number)
     }
 
     /// Records an enqueued wait: points of the waiter above `since` come after `fence`. Call it before
     /// [`end`](Self::end).
-    pub(super) fn enter(&mut self, waiter: TimelineId, fence: &Fence, since: u64) {
-        // A stream that was unregistered meanwhile has no edges.
-        let Some(edge) = self.graph.edge_weight_mut(waiter, fence.timeline().id()) else { return };
+    pub(super) fn enter(&mut self, (waiter, number): (TimelineId, u64), fence: &Fence, since: u64) {
+        let Some(edge) = self.begun(waiter, fence.timeline().id(), number) else { return };
         if edge.fence.as_ref().is_none_or(|known| known.point() < fence.point()) {
             edge.fence = Some(fence.clone());
             edge.since = since;
@@ -116,8 +126,8 @@ impl Plan {
     }
 
     /// Ends [`begin`](Self::begin). Removes an edge without a wait.
-    pub(super) fn end(&mut self, waiter: TimelineId, on: TimelineId) {
-        let Some(edge) = self.graph.edge_weight_mut(waiter, on) else { return };
+    pub(super) fn end(&mut self, (waiter, number): (TimelineId, u64), on: TimelineId) {
+        let Some(edge) = self.begun(waiter, on, number) else { return };
         edge.pending = edge.pending.saturating_sub(1);
         if edge.pending == 0 && edge.fence.is_none() {
             self.graph.remove_edge(waiter, on);

@@ -235,9 +235,8 @@ impl PriorityGroup {
     /// Retires idle streams above the minimum; returns how many.
     pub(crate) fn trim(&self) -> usize {
         self.retire(usize::MAX, |stream| {
-            let (outstanding, timeline) = (stream.outstanding(), stream.timeline());
             // A failed stream does no work any more.
-            outstanding == 0 || timeline.poll(timeline.reached().saturating_add(outstanding)).unwrap_or(true)
+            stream.outstanding() == 0 || stream.timeline().poll(stream.own.last_point()).unwrap_or(true)
         })
     }
 

@@ -52,7 +52,16 @@ impl AdvancedStreamPool {
         loop {
             let fences = match self.find()? {
                 Found::Lease(lease) => return Ok(Some(lease)),
-                Found::Room(priority) => return self.lease(priority, WorkloadType::Mixed).map(Some),
+                Found::Room(priority) => {
+                    let lease = self.lease(priority, WorkloadType::Mixed)?;
+                    // A shared one, if no stream could be created or another thread took the last place.
+                    match state(&lease)? {
+                        State::Idle => return Ok(Some(lease)),
+                        _ if transload_core::mutant!("streams/ready-is-idle") => return Ok(Some(lease)),
+                        State::Busy(fence) => fence.into_iter().collect(),
+                        State::Broken(error) => return Err(error),
+                    }
+                }
                 Found::Busy(fences) => fences,
             };
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -119,7 +128,7 @@ fn state(stream: &CudaStream) -> Result<State> {
     }
     let outstanding = stream.outstanding();
     if outstanding > 0 {
-        let point = stream.timeline().reached().saturating_add(outstanding);
+        let point = stream.own.last_point();
         match stream.timeline().poll(point) {
             Ok(false) => return Ok(State::Busy(Some(Fence::new(Arc::clone(stream.timeline()), point)))),
             Ok(true) => {}

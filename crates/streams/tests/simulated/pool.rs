@@ -6,7 +6,9 @@ use transload_core::{ErrorKind, MemoryKind, Pattern, Queue, StreamPriority, Work
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{AdvancedStreamPool, AllocationStrategy, WorkloadSplit};
 
-use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing};
+use crate::{
+    ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder, gate::Gate, with_each_call_failing, within,
+};
 
 #[test]
 fn leases_and_waits_report_a_lost_device() {
@@ -34,6 +36,24 @@ fn leases_and_waits_report_a_lost_device() {
         assert_eq!(pool.leases(), 0);
         let _errors_of_a_lost_device = pool.trim();
     }
+}
+
+#[test]
+fn wait_for_a_ready_stream_returns_no_busy_one_if_none_can_be_created() {
+    within(|| {
+        let sim = builder().checked();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let pool = AdvancedStreamPool::new_with_strategy(&device, 2, AllocationStrategy::RoundRobin).unwrap();
+        let busy = pool.lease(StreamPriority::Normal, WorkloadType::Memory).unwrap();
+        let gate = Gate::before(&device, &[&busy]);
+        for _ in 0..2 {
+            sim.fail_call(Some("cuStreamCreateWithPriority"), 1, UNKNOWN);
+            assert!(pool.wait_for_any_ready(Duration::from_millis(1)).unwrap().is_none());
+        }
+        gate.open();
+        busy.synchronize().unwrap();
+        assert!(pool.wait_for_any_ready(Duration::ZERO).unwrap().is_some());
+    });
 }
 
 #[test]

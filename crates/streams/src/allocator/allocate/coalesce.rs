@@ -57,6 +57,8 @@ struct Candidate {
     segment: u32,
     /// Whether it needs no waits beyond its own fences.
     is_ready: bool,
+    /// Whether that is so for any stream: the work on it is complete.
+    is_complete: bool,
 }
 
 /// Memory removed from an arena.
@@ -66,6 +68,7 @@ struct TakenPart {
     piece: Piece,
     until: Vec<Fence>,
     is_ready: bool,
+    is_complete: bool,
     /// The end of the arena's stream, if it was destroyed.
     end: Option<Fence>,
 }
@@ -137,9 +140,12 @@ impl Shared {
         let mut found: Option<Found> = None;
         let mut orders = Vec::new();
         let mut behind = Vec::new();
+        // Whether this stream waited for work on it before, which no other stream did.
+        let mut is_after = false;
         for part in &parts {
             behind.extend(part.until.iter().cloned());
             let is_own = (part.index, part.generation) == (own, generation);
+            is_after |= !is_own && part.is_ready && !part.is_complete;
             if !is_own && !part.is_ready {
                 let other =
                     streams.get(part.index as usize).and_then(Option::as_ref).map(|(stream, _)| stream);
@@ -156,7 +162,7 @@ impl Shared {
             match &mut found {
                 None => {
                     let piece = Piece { order, ..part.piece };
-                    found = Some(Found { piece, generation, behind: Vec::new() });
+                    found = Some(Found { piece, generation, behind: Vec::new(), is_after: false });
                 }
                 Some(found) => {
                     found.piece.size += part.piece.size;
@@ -171,7 +177,7 @@ impl Shared {
             _ => |served| &mut served.gathered,
         };
         drop(parts);
-        let taken = self.insert_and_allocate(stream, Found { behind, ..found }, params, count)?;
+        let taken = self.insert_and_allocate(stream, Found { behind, is_after, ..found }, params, count)?;
         if !params.buffer {
             let mut own = self.arena_for(stream)?;
             orders.into_iter().for_each(|ordered| own.state.note_order(ordered));
@@ -307,7 +313,8 @@ fn candidates(locked: &mut [Locked<'_>], search: &Search<'_>) -> Vec<Candidate> 
         // A stream that was added later or is being destroyed gives no fence: use only its completed memory.
         let stream = search.streams.get(at).and_then(Option::as_ref);
         let stream = stream.filter(|(stream, _)| serves(state, stream));
-        let (mut freed, mut point) = completed(state, stream.map(|(stream, _)| stream));
+        let complete = completed(state, stream.map(|(stream, _)| stream));
+        let (mut freed, mut point) = complete;
         if let Some(known) = search.ordered.iter().find(|known| known.generation == state.generation) {
             (freed, point) = (freed.max(known.freed), point.max(known.point));
         }
@@ -318,6 +325,7 @@ fn candidates(locked: &mut [Locked<'_>], search: &Search<'_>) -> Vec<Candidate> 
                 Owner::Stream(_) => stream.is_some_and(|(_, can_be_waited_for)| *can_be_waited_for),
             };
         let is_ready = |order: Order| is_own || (order.freed <= freed && order.point <= point);
+        let is_complete = |order: Order| order.freed <= complete.0 && order.point <= complete.1;
         let may_be_taken = |node: u32, block: &Node| match block.state {
             State::Free => true,
             State::PendingFree if search.reach > Reach::Complete => {
@@ -329,9 +337,9 @@ fn candidates(locked: &mut [Locked<'_>], search: &Search<'_>) -> Vec<Candidate> 
         };
         for (node, block) in state.blocks.iter().filter(|(node, block)| may_be_taken(*node, block)) {
             let Node { address, size, segment, order, .. } = *block;
-            let is_ready = is_ready(order);
+            let (is_ready, is_complete) = (is_ready(order), is_complete(order));
             if is_ready || can_wait {
-                candidates.push(Candidate { at, node, address, size, segment, is_ready });
+                candidates.push(Candidate { at, node, address, size, segment, is_ready, is_complete });
             }
         }
     }
@@ -380,6 +388,7 @@ fn extract_parts(locked: &mut [Locked<'_>], run: &[Candidate], bytes: u64) -> Ve
             piece,
             until,
             is_ready: candidate.is_ready,
+            is_complete: candidate.is_complete,
             end,
         });
     }

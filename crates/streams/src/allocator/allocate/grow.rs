@@ -195,7 +195,7 @@ impl Shared {
         }
         let number = self.segments.lock().add(segment);
         let piece = Piece { address, size, segment: number, small, order: Order::default() };
-        let found = Found { piece, generation: 0, behind: Vec::new() };
+        let found = Found { piece, generation: 0, behind: Vec::new(), is_after: false };
         self.insert_and_allocate(stream, found, params, |served| &mut served.new_segment).map(Some)
     }
 

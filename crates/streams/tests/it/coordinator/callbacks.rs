@@ -48,6 +48,32 @@ fn callbacks_run_in_order_on_the_calling_thread() {
 }
 
 #[test]
+fn callbacks_of_a_stream_run_in_order_though_its_work_ends_meanwhile() {
+    let setup = Setup::new();
+    let [held, free] = streams(&setup);
+    let coordinator = raw::over([&held, &free]);
+    let gate = Gate::closed(&setup.device);
+    gate.hold([&held]);
+    let ran = Arc::new(Mutex::new(Vec::new()));
+    let note = |name: &'static str| {
+        let ran = Arc::clone(&ran);
+        move |_: transload_core::Result<()>| ran.lock().unwrap().push(name)
+    };
+    coordinator.add_completion_callback(&held, note("first")).unwrap();
+    let theirs = held.clone();
+    let open = move |_: transload_core::Result<()>| {
+        gate.open();
+        theirs.synchronize().unwrap();
+    };
+    coordinator.add_completion_callback(&free, open).unwrap();
+    coordinator.add_completion_callback(&held, note("second")).unwrap();
+    free.synchronize().unwrap();
+    assert_eq!(coordinator.execute_all_callbacks().ran, 1, "the first waits, so the second does");
+    assert_eq!(coordinator.execute_all_callbacks().ran, 2);
+    assert_eq!(*ran.lock().unwrap(), ["first", "second"]);
+}
+
+#[test]
 fn callbacks_of_one_stream_run_without_the_others() {
     let setup = Setup::new();
     let [one, two] = streams(&setup);

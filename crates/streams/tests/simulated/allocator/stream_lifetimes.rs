@@ -72,6 +72,34 @@ fn stream_end_reaches_every_allocator_that_used_it() {
 }
 
 #[test]
+fn memory_of_an_ended_stream_is_not_passed_on_without_a_wait() {
+    within(|| {
+        let sim = builder().record_accesses(true).checked();
+        let (device, memory) = fixture(&sim);
+        let allocator = allocator(&memory);
+        let [ended, after, other] = [(); 3].map(|()| CudaStream::new(&device).unwrap());
+        let gate = Gate::before(&device, &[&ended]);
+        let block = allocator.allocate_for_stream(&ended, MIB).unwrap();
+        fill(&ended, block);
+        allocator.free_on(block, &ended).unwrap();
+        // From here on this stream is ordered after the work of the other one, which ends.
+        let first = allocator.allocate_for_stream(&after, 512).unwrap();
+        drop(ended);
+        // All that the ended stream had is this one's now.
+        let second = allocator.allocate_for_stream(&after, 512).unwrap();
+        let third = allocator.allocate_for_stream(&other, 4096).unwrap();
+        for (stream, block) in [(&after, first), (&after, second), (&other, third)] {
+            fill(stream, block);
+        }
+        gate.open();
+        [&after, &other].into_iter().for_each(|stream| stream.synchronize().unwrap());
+        for (stream, block) in [(&after, first), (&after, second), (&other, third)] {
+            allocator.free_on(block, stream).unwrap();
+        }
+    });
+}
+
+#[test]
 fn memory_of_a_reused_arena_is_not_coalesced_without_a_wait() {
     within(|| {
         for nth in 1..6 {
