@@ -257,6 +257,11 @@ impl OpQueue {
         point
     }
 
+    /// Starts the executor's first worker, if it has none.
+    pub(crate) fn start_first(&self) -> Result<()> {
+        self.executor.start_first()
+    }
+
     /// Spawns a task that runs the queue. The caller has set [`BUSY`].
     fn start(self: &Arc<Self>) {
         let permit = RunPermit { queue: Arc::clone(self), begun: false };

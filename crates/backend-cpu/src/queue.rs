@@ -75,6 +75,10 @@ unsafe impl Queue for CpuQueue {
         // Earlier operations of this queue come first anyway.
         let id = self.timeline.id();
         let open = after.iter().filter(|fence| fence.timeline().id() != id && !fence.is_known_complete());
+        if open.clone().next().is_some() && !transload_core::mutant!("cpu/waits-need-a-thread") {
+            // Without a worker the operation would be given up at once, and its point reached before what it follows.
+            self.ops.start_first()?;
+        }
         // Cloned before the operation: failures are kept while a handle may query them.
         let timeline = Arc::clone(&self.timeline);
         let mut sample = self.ops.sample(operation);

@@ -271,13 +271,14 @@ impl Executor {
     }
 
     /// Returns a future of the fence's completion, for tasks of this executor: its idle workers poll the fence, then sleep
-    /// until the timeline wakes them. Other futures' executors may poll it as well. It blocks no thread and may be dropped
-    /// at any time.
+    /// until the timeline wakes them. Other futures' executors may poll it as well. It blocks no thread, keeps the executor's threads, and
+    /// may be dropped at any time.
     ///
     /// # Errors
-    /// By the future: the error of the fence's work, or of its device.
+    /// By the future: the error of the fence's work, or of its device; [`ErrorKind::Io`](transload_core::ErrorKind::Io) if no worker could be started
+    /// that polls, and the work goes on.
     pub fn fence(&self, fence: &Fence) -> impl Future<Output = Result<()>> + Send + Unpin + use<> {
-        fences::complete(Arc::clone(&self.handle.0), fence.clone())
+        fences::complete(Arc::clone(&self.handle.0), Arc::clone(&self.handle), fence.clone())
     }
 
     /// Counts the calling thread as live work until the guard is dropped. For a thread that does part of a task's work while

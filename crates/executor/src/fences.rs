@@ -263,12 +263,14 @@ impl Drop for TimelineCall<'_> {
     }
 }
 
-/// Completes when the fence does; see [`Executor::fence`](crate::Executor::fence).
-pub(crate) fn complete(
+/// Completes when the fence does; see [`Executor::fence`](crate::Executor::fence). `handle` keeps the workers from ending.
+pub(crate) fn complete<H: Send + Unpin>(
     workers: Arc<Workers>,
+    handle: H,
     fence: Fence,
 ) -> impl Future<Output = Result<()>> + Send + Unpin {
     poll_fn(move |context| {
+        let _until_dropped = &handle;
         let timeline = fence.timeline();
         if !fence.is_known_complete() {
             // Host timelines call their waker themselves; there is no driver to poll.
@@ -277,6 +279,7 @@ pub(crate) fn complete(
                 return Poll::Pending;
             }
             if !is_hosts {
+                workers.start_first()?;
                 // The worker that is woken now finds a point that completes from here on.
                 if workers.fences.add(&fence, context.waker().clone()) {
                     workers.announce();

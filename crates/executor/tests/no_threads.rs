@@ -1,12 +1,21 @@
 //! Work for which the system refuses a thread. A program of its own, since the limit applies to the process.
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail their tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 #[path = "shared/no_threads.rs"]
 mod no_threads;
 
-use std::sync::mpsc;
+#[path = "it/gate.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod gate;
 
+use std::{
+    pin::Pin,
+    sync::mpsc,
+    task::{Context, Poll, Waker},
+};
+
+use gate::Gate;
 use no_threads::NoThreads;
 use transload_core::{ErrorKind, StreamPriority};
 use transload_executor::{BlockingKey, Executor};
@@ -21,6 +30,12 @@ fn failed_thread_start_is_an_error_without_a_hang() {
     let refused = executor.spawn_detached(StreamPriority::Normal, async {}).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Io, "{refused}");
     executor.drain().unwrap();
+    let mut wait = executor.fence(&Gate::new().fence(1));
+    let polled = Pin::new(&mut wait).poll(&mut Context::from_waker(Waker::noop()));
+    assert!(
+        matches!(polled, Poll::Ready(Err(error)) if error.kind() == ErrorKind::Io),
+        "nobody would poll it"
+    );
     drop(none);
     assert_eq!(executor.spawn(async { 1 }).wait().unwrap(), 1);
 

@@ -5,6 +5,7 @@ use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{
     Backend, DeviceId, ErrorKind, MemoryKind, Operation, StreamPriority, Timing, WorkloadType, submit,
 };
+use transload_memory::CudaMemoryManager;
 
 const MIB: usize = 1 << 20;
 
@@ -56,6 +57,8 @@ fn lists_of_batches_give_way() {
     let config =
         CudaBackendConfig::default().with_devices([test.ordinal()]).with_pinned_limit(8 * MIB as u64);
     let (cuda, cpu) = (CudaBackend::open(&config).unwrap(), CpuBackend::new().unwrap());
+    // A manager of the user's, without a limit.
+    drop(CudaMemoryManager::new(cuda.device(test.ordinal()).unwrap()).unwrap());
     let device = DeviceId::Cuda(test.ordinal());
     let used = || cuda.pinned().bytes();
     let mapped = cuda.allocate(device, MemoryKind::Mapped, 4 * MIB).unwrap();
@@ -84,4 +87,22 @@ fn lists_of_batches_give_way() {
     cuda.drain().unwrap();
     assert_eq!(used(), 0);
     assert!(cuda.resource_counts().is_empty() && cpu.resource_counts().is_empty());
+}
+
+#[test]
+fn registration_beyond_its_own_limit_takes_nothing_from_others() {
+    let test = transload_cuda_sim::harness::device().end_check();
+    let config =
+        CudaBackendConfig::default().with_devices([test.ordinal()]).with_registration_limit(MIB as u64);
+    let (cuda, cpu) = (CudaBackend::open(&config).unwrap(), CpuBackend::new().unwrap());
+    drop(cuda.allocate(DeviceId::Cuda(test.ordinal()), MemoryKind::Pinned, 4 * MIB).unwrap());
+    let ordinary = cpu.wrap_vec(vec![0_u8; 4 * MIB]);
+    drop(cuda.register(&ordinary.slice(..MIB / 2).unwrap()).unwrap());
+    let kept = cuda.cached_pinned_bytes();
+    let refused = cuda.register(&ordinary.slice(MIB..3 * MIB).unwrap()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "{refused}");
+    assert_eq!((kept > 0, cuda.cached_pinned_bytes()), (true, kept));
+    assert_eq!(cuda.registrations().unwrap().statistics().registrations, 1);
+    drop(ordinary);
+    cuda.drain().unwrap();
 }

@@ -36,6 +36,19 @@ fn awaited_fence_occupies_no_worker() {
 }
 
 #[test]
+fn awaited_fence_keeps_the_executor_of_a_dropped_handle() {
+    within_limit(String::new, || {
+        let (executor, gate) = (executor(1), Gate::new());
+        let wait = executor.fence(&gate.fence(1));
+        drop(executor);
+        let waiting = thread::spawn(|| pollster::block_on(wait));
+        until("the fence is polled", || gate.polls.load(Ordering::SeqCst) > 0);
+        gate.reach(1);
+        waiting.join().unwrap().unwrap();
+    });
+}
+
+#[test]
 fn idle_worker_polls_before_it_sleeps() {
     within_limit(String::new, || {
         let executor = executor(2);

@@ -194,6 +194,12 @@ impl RegistrationCache {
         outcome.map(|()| bytes)
     }
 
+    /// Returns the most bytes that are registered.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.state.lock().table.limit()
+    }
+
     /// Returns the current counters.
     #[must_use]
     pub fn statistics(&self) -> RegistrationStatistics {
