@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     Access, DeviceId, RawBuffer, Result,
-    hazard::{Attempt, Ticket, WakeList, in_flight},
+    hazard::{Attempt, Opening, Ticket, WakeList, in_flight},
     host::host_access::{self, HostAccess},
     submit::unblocked::{Turns, Unblocked},
 };
@@ -39,10 +39,10 @@ unsafe impl Send for OpenView<'_> {}
 unsafe impl Sync for OpenView<'_> {}
 
 impl<'a> OpenView<'a> {
-    fn new(buffer: &'a RawBuffer, access: Access, wait: bool) -> Result<Self> {
+    fn new(buffer: &'a RawBuffer, access: Access, opening: Opening, wait: bool) -> Result<Self> {
         let turns = Turns::default();
         loop {
-            let obstacle = match Self::attempt(buffer, access, wait.then_some(&turns))? {
+            let obstacle = match Self::attempt(buffer, access, opening, wait.then_some(&turns))? {
                 Ok(open) => return Ok(open),
                 Err(obstacle) => obstacle,
             };
@@ -59,7 +59,7 @@ impl<'a> OpenView<'a> {
     async fn open_when_free(buffer: &'a RawBuffer, access: Access) -> Result<Self> {
         let turns = Turns::default();
         loop {
-            match Self::attempt(buffer, access, Some(&turns))? {
+            match Self::attempt(buffer, access, Opening::View, Some(&turns))? {
                 Ok(open) => return Ok(open),
                 Err(obstacle) => {
                     let until = obstacle.until().to_vec();
@@ -74,11 +74,12 @@ impl<'a> OpenView<'a> {
     fn attempt(
         buffer: &'a RawBuffer,
         access: Access,
+        opening: Opening,
         turns: Option<&Turns>,
     ) -> Result<Result<Self, Unblocked>> {
         let address = buffer.view_address(access)?;
         let (range, turn) = (buffer.range(), turns.and_then(|turns| turns.of(buffer)));
-        Ok(match buffer.hazards().try_open_view(&range, access, turn)? {
+        Ok(match buffer.hazards().try_open(&range, access, turn, opening)? {
             Attempt::Held(ticket) => Ok(Self::opened(buffer, access, address, ticket)),
             Attempt::Blocked(before) => Err(Unblocked::before(buffer, range, access, before, turns)),
         })
@@ -107,13 +108,13 @@ impl Drop for OpenView<'_> {
 
 impl<'a> HostView<'a> {
     pub(crate) fn open(buffer: &'a RawBuffer, wait: bool) -> Result<Self> {
-        OpenView::new(buffer, Access::Read, wait).map(|open| Self { open })
+        OpenView::new(buffer, Access::Read, Opening::View, wait).map(|open| Self { open })
     }
 }
 
 impl<'a> HostViewMut<'a> {
-    pub(crate) fn open(buffer: &'a RawBuffer, wait: bool) -> Result<Self> {
-        OpenView::new(buffer, Access::Write, wait).map(|open| Self { open })
+    pub(crate) fn open(buffer: &'a RawBuffer, opening: Opening, wait: bool) -> Result<Self> {
+        OpenView::new(buffer, Access::Write, opening, wait).map(|open| Self { open })
     }
 }
 

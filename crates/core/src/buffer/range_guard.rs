@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{
     Access, DeviceId, Fence, RawBuffer, Result,
-    hazard::{Attempt, Claimed, Retained, Ticket, WakeList, in_flight},
+    hazard::{Attempt, Claimed, Opening, Retained, Ticket, WakeList, in_flight},
     submit::unblocked::{Turns, Unblocked},
 };
 
@@ -42,10 +42,11 @@ impl RawBuffer {
     /// driver, so it may be called under a lock.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) if a conflicting host view, loan or range guard is open.
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) if a conflicting host view, loan or range guard is open,
+    /// [`SourceFailed`](crate::ErrorKind::SourceFailed) if bytes may be damaged.
     pub fn try_lock_range(&self, access: Access) -> Result<TryLockResult> {
         let range = self.range();
-        Ok(match self.hazards().try_lock_range(&range, access)? {
+        Ok(match self.hazards().try_open(&range, access, None, Opening::Guard)? {
             Attempt::Held(ticket) => {
                 self.record_use_by(DeviceId::Cpu);
                 TryLockResult::Locked(RangeGuard { buffer: self.clone(), ticket: Some(ticket) })

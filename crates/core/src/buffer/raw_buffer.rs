@@ -10,7 +10,9 @@ use std::{
 
 use crate::{
     Access, BufferId, DeviceId, Error, ErrorKind, Fence, HostView, HostViewMut, MemoryKind, Place, Reclaimer,
-    Recycler, Result, SpareBuffer, Storage, WeakBuffer, buffer::use_epoch::UseEpoch, hazard::Hazards,
+    Recycler, Result, SpareBuffer, Storage, WeakBuffer,
+    buffer::use_epoch::UseEpoch,
+    hazard::{Hazards, Opening},
 };
 
 /// Bytes in some memory. Clones and slices share the allocation, which is freed when the last of them was
@@ -275,7 +277,7 @@ impl RawBuffer {
     /// Like [`read`](Self::read); [`ErrorKind::Busy`] for any open view; [`ErrorKind::InvalidArgument`] for
     /// memory that is not writable.
     pub fn write(&self) -> Result<HostViewMut<'_>> {
-        HostViewMut::open(self, true)
+        HostViewMut::open(self, Opening::View, true)
     }
 
     /// Like [`write`](Self::write), but returns [`ErrorKind::Busy`] instead of waiting.
@@ -283,21 +285,16 @@ impl RawBuffer {
     /// # Errors
     /// Like `write`.
     pub fn try_write(&self) -> Result<HostViewMut<'_>> {
-        HostViewMut::open(self, false)
+        HostViewMut::open(self, Opening::View, false)
     }
 
     /// Like [`write`](Self::write), but for callers that replace every byte: damage by earlier failed work is
-    /// no error, and is [assumed](Self::assume_written) to be repaired.
+    /// no error, and is [assumed](Self::assume_written) to be repaired once the view is open.
     ///
     /// # Errors
     /// Like `write`, except [`ErrorKind::SourceFailed`].
     pub fn overwrite(&self) -> Result<HostViewMut<'_>> {
-        loop {
-            match self.write() {
-                Err(error) if error.kind() == ErrorKind::SourceFailed => self.assume_written(..)?,
-                opened => return opened,
-            }
-        }
+        HostViewMut::open(self, Opening::Overwrite, true)
     }
 
     /// Declares the bytes of a range valid although an operation that wrote them failed: they were written

@@ -46,6 +46,7 @@ pub(crate) use table::Ticket;
 use table::{Blocked, FoundWrites, STEPS_PER_LOCK, Scan, Table};
 pub(crate) use turns::TurnId;
 use uses::Removed;
+pub(crate) use views::Opening;
 pub(crate) use wake_list::{WakeList, wake};
 
 /// Groups of more ranges are held as one list.

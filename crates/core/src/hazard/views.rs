@@ -14,37 +14,32 @@ use crate::{Access, Fence, Result, Timeline};
 /// How many fences that their timelines do not report as complete are removed in one call.
 const MAX_FORGOTTEN: usize = 16;
 
+/// What a range is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Opening {
+    /// A host view.
+    View,
+    /// A view of a caller that replaces every byte: damage is no error, and counts as repaired once the view is open.
+    Overwrite,
+    /// A guard for a caller that holds a lock: no fence is dropped, which might be the last handle of its stream.
+    Guard,
+}
+
 impl Hazards {
-    /// Opens a host view if nothing blocks it; otherwise returns what does. Neither waits nor queries a
+    /// Opens a host view or a range guard if nothing blocks it; otherwise returns what does. Neither waits nor queries a
     /// driver.
     ///
     /// # Errors
-    /// [`Busy`](crate::ErrorKind::Busy) if a conflicting view or loan is open.
-    pub(crate) fn try_open_view(
+    /// [`Busy`](crate::ErrorKind::Busy) if a conflicting view or loan is open,
+    /// [`SourceFailed`](crate::ErrorKind::SourceFailed) if bytes may be damaged.
+    pub(crate) fn try_open(
         &self,
         range: &Range<usize>,
         access: Access,
         turn: Option<TurnId>,
+        opening: Opening,
     ) -> Result<Attempt<Ticket>> {
-        self.try_open(range, access, turn, true)
-    }
-
-    /// Like [`try_open_view`](Self::try_open_view), but drops no fence, which might be the last handle of its
-    /// stream: for callers that hold a lock.
-    ///
-    /// # Errors
-    /// Like `try_open_view`.
-    pub(crate) fn try_lock_range(&self, range: &Range<usize>, access: Access) -> Result<Attempt<Ticket>> {
-        self.try_open(range, access, None, false)
-    }
-
-    fn try_open(
-        &self,
-        range: &Range<usize>,
-        access: Access,
-        turn: Option<TurnId>,
-        prunes: bool,
-    ) -> Result<Attempt<Ticket>> {
+        let (prunes, overwrites) = (opening != Opening::Guard, opening == Opening::Overwrite);
         loop {
             let (mut after, mut found) = (Dependencies::default(), FoundWrites::default());
             // Declared before the lock, so dropped after it.
@@ -84,7 +79,7 @@ impl Hazards {
                 // The next use sweeps the rest of the range.
                 let _rest = table.prune(range, &mut removed, |origins, used| origins.is_removable(used));
             }
-            let opens = after.is_empty() && found.writes.is_empty() && found.mark.is_none();
+            let opens = after.is_empty() && found.writes.is_empty() && (found.mark.is_none() || overwrites);
             table.held.release(range, access, HoldKind::Pending);
             let view = opens.then(|| table.hold(range, access, HoldKind::View));
             let mut wake_list = WakeList::default();
@@ -93,9 +88,12 @@ impl Hazards {
                 self.record_outcomes(&removed.unresolved);
             }
             if let Some(view) = view {
+                if found.mark.is_some() && !crate::mutant!("core/overwrite-repairs") {
+                    self.assume_written(range);
+                }
                 return Ok(Attempt::Held(view));
             }
-            if let Some(mark) = found.mark {
+            if let Some(mark) = found.mark.filter(|_| !overwrites) {
                 mark.wait()?;
             }
             if !after.is_empty() {

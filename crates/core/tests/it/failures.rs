@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     pin::pin,
-    sync::Arc,
+    sync::{Arc, mpsc},
     task::{Context, Waker},
 };
 
@@ -242,6 +242,30 @@ fn successful_write_ends_mark_failed_write_replaces_it() {
     host.write(&part(&dst, 32..64)).unwrap();
     host.fail(2, "disk still on fire");
     assert_source_failed(part(&dst, 32..64).read().map(drop), "disk still on fire");
+    drop(dst.overwrite().unwrap());
+    drop(dst.read().unwrap());
+}
+
+#[test]
+fn overwrite_keeps_marks_until_it_holds_the_bytes() {
+    let (host, stream, dst) = (MockQueue::failing(), Arc::new(MockQueue::new()), buffer(64));
+    let damaged = part(&dst, 0..32);
+    host.write(&damaged).unwrap();
+    host.fail(1, "disk on fire");
+    assert_source_failed(damaged.read().map(drop), "disk on fire");
+    stream.write(&part(&dst, 32..64)).unwrap();
+    // While the overwrite waits for the second half, others use both.
+    let (seen, others) = mpsc::channel();
+    let (line, first, second) = (Arc::clone(&stream), damaged.clone(), part(&dst, 32..64));
+    *stream.line().on_wait.lock() = Some(Box::new(move || {
+        line.complete(1);
+        seen.send((first.read().map(drop), second.lend(Access::Read))).unwrap();
+    }));
+    assert_eq!(dst.overwrite().unwrap_err().kind(), ErrorKind::Busy);
+    let (read, loan) = others.recv().unwrap();
+    assert_source_failed(read, "disk on fire");
+    drop(loan.unwrap());
+    assert_source_failed(damaged.read().map(drop), "disk on fire");
     drop(dst.overwrite().unwrap());
     drop(dst.read().unwrap());
 }

@@ -117,6 +117,8 @@ pub(crate) struct MockQueue {
     pub(crate) silently_over: Arc<AtomicBool>,
 }
 
+pub(crate) type OnWait = Box<dyn FnOnce() + Send>;
+
 pub(crate) struct MockLine {
     id: TimelineId,
     reached: AtomicU64,
@@ -126,6 +128,8 @@ pub(crate) struct MockLine {
     can_fail: bool,
     /// Number of polls.
     pub(crate) polls: AtomicU64,
+    /// Called once, by the next thread that waits, before it does.
+    pub(crate) on_wait: Mutex<Option<OnWait>>,
     silently_over: Arc<AtomicBool>,
 }
 
@@ -162,6 +166,7 @@ impl MockQueue {
             changed: Condvar::new(),
             can_fail,
             polls: AtomicU64::new(0),
+            on_wait: Mutex::default(),
             silently_over: Arc::clone(&silently_over),
         });
         let timeline: Arc<dyn Timeline> = line.clone();
@@ -317,6 +322,10 @@ unsafe impl Timeline for MockLine {
     }
 
     fn wait(&self, point: u64) -> Result<()> {
+        let on_wait = self.on_wait.lock().take();
+        if let Some(on_wait) = on_wait {
+            on_wait();
+        }
         let mut state = self.state.lock();
         while self.reached() < point {
             self.changed.wait(&mut state);

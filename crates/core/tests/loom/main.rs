@@ -19,7 +19,7 @@ use transload_core::{
 };
 
 use crate::{
-    hazard::{Access, Attempt, Blocker, ClaimRequest, Claimed, Hazards, Retained, WakeList},
+    hazard::{Access, Attempt, Blocker, ClaimRequest, Claimed, Hazards, Opening, Retained, WakeList},
     queue::fence::{Fence, Timeline, TimelineId, next_timeline_id},
     raw_buffer::RawBuffer,
     sync::spin_lock::SpinLock,
@@ -210,7 +210,7 @@ fn lists_conflict_by_range() {
         };
         let gap = table.claim(3..4);
         table.hazards.withdraw_all(&gap, &mut WakeList::default());
-        let view = table.hazards.try_open_view(&(4..5), Access::Write, None).unwrap();
+        let view = table.hazards.try_open(&(4..5), Access::Write, None, Opening::View).unwrap();
         if let Attempt::Held(ticket) = view {
             assert!(!table.enqueueing.swap(true, Ordering::Relaxed), "the list is claimed");
             table.enqueueing.store(false, Ordering::Relaxed);
@@ -243,7 +243,7 @@ fn view_opens_only_after_claim_is_withdrawn() {
             })
         };
         loop {
-            match table.hazards.try_open_view(&range, Access::Write, None).unwrap() {
+            match table.hazards.try_open(&range, Access::Write, None, Opening::View).unwrap() {
                 Attempt::Held(ticket) => {
                     assert!(!table.enqueueing.swap(true, Ordering::Relaxed), "a claim is held");
                     table.enqueueing.store(false, Ordering::Relaxed);
@@ -298,7 +298,7 @@ fn short_copy_skips_claims_only_without_known_uses() {
         assert_eq!((a.counts(), b.counts()), ((3, 1), (3, 2)));
         let done = Fence::new(std::sync::Arc::new(Line(next_timeline_id())), 0);
         for (of, access) in [(&a, Access::Write), (&b, Access::Read), (&b, Access::Write)] {
-            let view = of.hazards.try_open_view(&range, access, None).unwrap();
+            let view = of.hazards.try_open(&range, access, None, Opening::View).unwrap();
             let Attempt::Held(view) = view else { unreachable!("nothing is in flight") };
             assert!(!a.copy_to(&b), "a view is open");
             of.hazards.withdraw(&range, view, &mut WakeList::default());
@@ -339,7 +339,7 @@ fn use_count_grows_with_each_use() {
                 assert!(after.0 > before.0 && after.1 > before.1, "{before:?} and {after:?}");
             })
         };
-        let opens = table.hazards.try_open_view(&(0..2 * SEGMENTS), Access::Write, None).unwrap();
+        let opens = table.hazards.try_open(&(0..2 * SEGMENTS), Access::Write, None, Opening::View).unwrap();
         assert!(matches!(opens, Attempt::Blocked(Blocker::Fences(_))));
         other.join().unwrap();
     });

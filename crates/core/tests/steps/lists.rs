@@ -34,7 +34,7 @@ fn lists_are_released_in_a_few_steps_and_apart_from_each_other() {
     let (nothing, _) = table.claim((0..n).map(|at| at..at), Access::Write);
     table.hazards.withdraw_all(&nothing, &mut WakeList::default());
     let is_free = |range: &Range<usize>| {
-        let view = table.hazards.try_open_view(range, Access::Write, None);
+        let view = table.hazards.try_open(range, Access::Write, None, Opening::View);
         let Ok(Attempt::Held(view)) = view else { return false };
         table.hazards.withdraw(range, view, &mut WakeList::default());
         true
@@ -54,7 +54,7 @@ fn lists_are_released_in_a_few_steps_and_apart_from_each_other() {
 fn list_that_is_blocked_holds_what_is_before_that() {
     let (table, n) = (Table::new(), 1_000);
     for blocked in [0, 1, 999] {
-        let view = table.hazards.try_open_view(&piece(2 * blocked), Access::Read, None);
+        let view = table.hazards.try_open(&piece(2 * blocked), Access::Read, None, Opening::View);
         let Ok(Attempt::Held(view)) = view else { unreachable!("nothing is held") };
         let claimed = |index| Claimed {
             buffer: &table.buffer,

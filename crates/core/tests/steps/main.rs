@@ -26,7 +26,7 @@ use transload_core::{
 };
 
 use crate::{
-    hazard::{Access, Attempt, ClaimRequest, Claimed, Hazards, Retained, Ticket, WakeList, counted},
+    hazard::{Access, Attempt, ClaimRequest, Claimed, Hazards, Opening, Retained, Ticket, WakeList, counted},
     queue::fence::{Fence, Timeline, TimelineId, next_timeline_id},
     raw_buffer::RawBuffer,
 };
@@ -301,18 +301,21 @@ fn thousands_of_loans_and_views_cost_a_claim_nothing() {
     };
     let loans: Vec<_> = (0..3_000).map(loan).collect();
     for index in 3_000..6_000 {
-        let view = table.hazards.try_open_view(&piece(index), Access::Write, None);
+        let view = table.hazards.try_open(&piece(index), Access::Write, None, Opening::View);
         assert!(matches!(view, Ok(Attempt::Held(_))));
     }
     let before = counted();
     table.write([piece(6_000)], &Line::new(), 1);
     assert!(counted() - before <= 16, "{} steps", counted() - before);
     for index in [1_500, 4_500] {
-        assert!(table.hazards.try_open_view(&piece(index), Access::Read, None).is_err());
+        assert!(table.hazards.try_open(&piece(index), Access::Read, None, Opening::View).is_err());
     }
     loans.iter().for_each(|(range, loan)| table.hazards.withdraw(range, *loan, &mut WakeList::default()));
     let lent = 0..3_000 * PIECE;
-    assert!(matches!(table.hazards.try_open_view(&lent, Access::Write, None), Ok(Attempt::Held(_))));
+    assert!(matches!(
+        table.hazards.try_open(&lent, Access::Write, None, Opening::View),
+        Ok(Attempt::Held(_))
+    ));
 }
 
 #[test]
@@ -344,16 +347,19 @@ fn claim_over_many_held_ranges_is_linear() {
     for held in [1_000, 8_000] {
         let table = Table::new();
         for index in 0..held {
-            let view = table.hazards.try_open_view(&piece(2 * index), Access::Read, None);
+            let view = table.hazards.try_open(&piece(2 * index), Access::Read, None, Opening::View);
             assert!(matches!(view, Ok(Attempt::Held(_))));
         }
         let (whole, before) = (0..2 * held * PIECE, counted());
-        assert!(matches!(table.hazards.try_open_view(&whole, Access::Read, None), Ok(Attempt::Held(_))));
+        assert!(matches!(
+            table.hazards.try_open(&whole, Access::Read, None, Opening::View),
+            Ok(Attempt::Held(_))
+        ));
         let took = counted() - before;
         assert!(took <= 12 * held as u64, "{took} steps over {held} views");
         // The first conflicting view decides for all.
         let before = counted();
-        assert!(table.hazards.try_open_view(&whole, Access::Write, None).is_err());
+        assert!(table.hazards.try_open(&whole, Access::Write, None, Opening::View).is_err());
         assert!(counted() - before <= 16, "{} steps to be refused", counted() - before);
     }
 }
