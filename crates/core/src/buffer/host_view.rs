@@ -90,9 +90,11 @@ impl<'a> OpenView<'a> {
             Access::Read => HostAccess::Read,
             Access::Write => HostAccess::Write,
         };
+        // Closed also if the hook panics.
+        let open = Self { buffer, address, ticket };
         host_access::note(address.as_ptr().addr(), buffer.len(), announced);
         buffer.record_use_by(DeviceId::Cpu);
-        Self { buffer, address, ticket }
+        open
     }
 }
 

@@ -123,7 +123,7 @@ impl RawBuffer {
     }
 
     /// Like [`new_after`](Self::new_after), but when the last handle is dropped, `recycler` receives the
-    /// whole allocation.
+    /// whole allocation; if two threads drop the last two handles at once, the memory may be freed instead.
     #[must_use]
     pub fn new_recycled(
         storage: Box<dyn Storage>,

@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 
 use smallvec::SmallVec;
 
-use crate::{Error, Fence, Result, Storage};
+use crate::{Error, Fence, Result, Storage, catch_panic};
 
 /// The fences that an allocation pending free waits for. Up to eight are stored inline.
 type Until = SmallVec<[Fence; 8]>;
@@ -52,6 +52,14 @@ impl PendingFree {
     }
 }
 
+/// Frees memory. A panic of its owner's destructor must not free others, which may be in use.
+fn free(storage: Box<dyn Storage>) {
+    match crate::mutant!("core/panic-frees-no-others") {
+        true => drop(storage),
+        false => _ = catch_panic(|| drop(storage)),
+    }
+}
+
 impl Reclaimer {
     /// Creates an empty reclaimer.
     #[must_use]
@@ -89,7 +97,7 @@ impl Reclaimer {
         let mut batch = Batch::take(self, &mut self.list.lock());
         let over: Vec<_> = batch.pending.extract_if(.., |entry| entry.is_complete()).collect();
         let freed = over.len();
-        drop(over);
+        over.into_iter().for_each(|entry| free(entry.storage));
         freed
     }
 
@@ -113,7 +121,7 @@ impl Reclaimer {
             for fence in &entry.until {
                 outcome = outcome.and(fence.wait());
             }
-            drop(entry.storage);
+            free(entry.storage);
         }
         outcome
     }
@@ -155,7 +163,7 @@ impl Reclaimer {
                 for fence in &entry.until {
                     outcome = outcome.and(fence.wait());
                 }
-                drop(entry.storage);
+                free(entry.storage);
             }
         }
     }

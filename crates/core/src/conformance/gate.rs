@@ -91,7 +91,9 @@ impl Gate {
 
 impl GateTimeline {
     fn open(&self) {
-        for HeldOperation { after, copy } in std::mem::take(&mut *self.held.lock()) {
+        // Locked until their points are reached, so that none that comes meanwhile is.
+        let mut held = self.held.lock();
+        for HeldOperation { after, copy } in held.drain(..) {
             for fence in after {
                 let _at_rest_either_way = fence.wait();
             }
@@ -106,6 +108,7 @@ impl GateTimeline {
         self.reached.store(state.enqueued, Ordering::Release);
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
+        drop(held);
         self.opened.notify_all();
         wakers.into_iter().for_each(crate::hazard::wake);
     }
@@ -159,11 +162,13 @@ unsafe impl Queue for Gate {
             }),
             _ => None,
         };
-        self.inner.held.lock().push(HeldOperation { after: after.to_vec(), copy });
+        let mut held = self.inner.held.lock();
+        held.push(HeldOperation { after: after.to_vec(), copy });
         let mut state = self.inner.state.lock();
         state.enqueued += 1;
         let (point, is_open) = (state.enqueued, state.is_open);
         drop(state);
+        drop(held);
         if is_open {
             self.inner.open();
         }

@@ -195,6 +195,11 @@ impl<'a> Claims<'a> {
                 {
                     last.range.end = last.range.end.max(range.end);
                 }
+                // It would part uses that touch, and what follows relies on ranges without common bytes.
+                Some(last)
+                    if range.is_empty()
+                        && last.buffer.id() == buffer.id()
+                        && !crate::mutant!("core/empty-uses-part-none") => {}
                 _ => self.held.push(Claimed { buffer, range, access: *access, ticket: None }),
             }
         }
@@ -484,10 +489,12 @@ fn same_buffer(one: &Claimed<'_>, other: &Claimed<'_>) -> bool {
 }
 
 /// Returns whether any work before `fence` is on another device. If the fence's device is lost, all its
-/// fences count as complete, but that work goes on. Fences that can fail on their own belong to the host,
+/// fences count as complete, but that work goes on. Timelines whose work can fail on its own belong to the host,
 /// which cannot be lost.
 #[inline]
 pub(crate) fn follows_other_device(after: &[Fence], fence: &Fence) -> bool {
     let device = |fence: &Fence| fence.timeline().device();
-    !after.is_empty() && !fence.can_fail() && after.iter().any(|one| device(one) != device(fence))
+    let is_of_host =
+        fence.timeline().can_fail() || crate::mutant!("core/inherited-failures") && fence.can_fail();
+    !after.is_empty() && !is_of_host && after.iter().any(|one| device(one) != device(fence))
 }

@@ -156,7 +156,8 @@ fn copy_if_unused<T>(src: &RawBuffer, dst: &RawBuffer, copy: impl FnOnce() -> T)
 }
 
 /// Like [`submit`](crate::submit), but for tasks: waits by wakers, under any executor, where `submit` blocks.
-/// Completes when the operation is enqueued. If the future is dropped before, nothing was enqueued.
+/// Completes when the operation is enqueued. If the future is dropped before, nothing was enqueued. A waiter that others have often overtaken goes
+/// first: unlike a thread, a task lets it do so for as long as that one's work takes, which must not depend on what the task does next.
 ///
 /// # Errors
 /// Those of `submit`.

@@ -1,7 +1,7 @@
 //! A batch is refused exactly if one of its destinations overlaps another of its ranges.
 
 use proptest::prelude::*;
-use transload_core::{ErrorKind, Operation, RawBuffer, Timing, submit};
+use transload_core::{ErrorKind, Operation, RawBuffer, Timing, Turns, submit, try_submit};
 
 use crate::mock::{MockQueue, buffer};
 
@@ -100,4 +100,27 @@ fn batch_over_an_open_view_is_busy() {
         queue.complete(fence.point());
         assert!(piece(&to, index).try_write().is_ok());
     }
+}
+
+#[test]
+fn pair_without_bytes_within_another_hides_no_use() {
+    let (queue, one) = (MockQueue::new(), buffer(1000));
+    let pair = |src: std::ops::Range<usize>, dst: std::ops::Range<usize>| {
+        (one.slice(src).unwrap(), one.slice(dst).unwrap())
+    };
+    let pairs =
+        [pair(0..100, 200..300), pair(50..50, 50..50), pair(60..70, 310..320), pair(400..410, 420..430)];
+    let batch = Operation::CopyBatch { pairs: &pairs };
+    try_submit(&queue, &batch, Timing::Off, &Turns::default()).unwrap();
+    let is_busy = |range: std::ops::Range<usize>| {
+        one.slice(range).unwrap().try_write().is_err_and(|error| error.kind() == ErrorKind::Busy)
+    };
+    assert!(one.slice(425..426).unwrap().try_read().is_err(), "it is written");
+    for begin in (0..1000).step_by(10) {
+        let range = begin..begin + 10;
+        let touched = [0..100, 200..300, 310..320, 400..410, 420..430];
+        let expected = touched.iter().any(|used| used.start < range.end && range.start < used.end);
+        assert_eq!(is_busy(range), expected, "{begin}");
+    }
+    queue.complete(1);
 }

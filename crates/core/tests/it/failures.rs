@@ -90,6 +90,23 @@ fn readers_of_other_bytes_and_overwrites_report_nothing() {
     drop(whole.read().unwrap());
 }
 
+#[test]
+fn write_that_inherits_a_failure_keeps_the_reads_of_other_devices() {
+    let (host, worker, gpu) =
+        (MockQueue::failing(), MockQueue::new(), MockQueue::on(DeviceId::Other("gpu", 0)));
+    let (pinned, there, read, elsewhere) = (buffer(64), buffer(64), buffer(64), buffer(64));
+    worker.copy(&read, &elsewhere).unwrap();
+    host.write(&pinned).unwrap();
+    gpu.copy(&pinned, &there).unwrap();
+    gpu.copy(&there, &read).unwrap();
+    // Its device is lost: all of it counts as complete, and the worker goes on.
+    gpu.complete(2);
+    assert_eq!(read.try_write().map(drop).unwrap_err().kind(), ErrorKind::Busy);
+    worker.complete(1);
+    host.complete(1);
+    drop(read.try_write().unwrap());
+}
+
 /// Reads and writes a range, as a kernel may.
 #[derive(Debug)]
 struct Increment([(RawBuffer, Access); 1]);

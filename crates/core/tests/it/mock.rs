@@ -126,6 +126,7 @@ pub(crate) struct MockLine {
     changed: Condvar,
     /// Whether its work can fail by itself.
     can_fail: bool,
+    device: DeviceId,
     /// Number of polls.
     pub(crate) polls: AtomicU64,
     /// Called once, by the next thread that waits, before it does.
@@ -149,15 +150,20 @@ struct Failure {
 
 impl MockQueue {
     pub(crate) fn new() -> Self {
-        Self::that_can_fail(false)
+        Self::made(false, DEVICE)
     }
 
     /// A queue whose work fails by itself, as that of host threads does.
     pub(crate) fn failing() -> Self {
-        Self::that_can_fail(true)
+        Self::made(true, DEVICE)
     }
 
-    fn that_can_fail(can_fail: bool) -> Self {
+    /// A queue of a device.
+    pub(crate) fn on(device: DeviceId) -> Self {
+        Self::made(false, device)
+    }
+
+    fn made(can_fail: bool, device: DeviceId) -> Self {
         let silently_over = Arc::new(AtomicBool::new(false));
         let line = Arc::new(MockLine {
             id: next_timeline_id(),
@@ -165,6 +171,7 @@ impl MockQueue {
             state: Mutex::default(),
             changed: Condvar::new(),
             can_fail,
+            device,
             polls: AtomicU64::new(0),
             on_wait: Mutex::default(),
             silently_over: Arc::clone(&silently_over),
@@ -249,7 +256,7 @@ pub(crate) fn key(fence: &Fence) -> (TimelineId, u64) {
 // SAFETY: what it says of its work is what the test wants: no memory is used behind its back.
 unsafe impl Queue for MockQueue {
     fn device(&self) -> DeviceId {
-        DEVICE
+        self.line.device
     }
 
     fn priority(&self) -> StreamPriority {
@@ -306,7 +313,7 @@ unsafe impl Timeline for MockLine {
     }
 
     fn device(&self) -> DeviceId {
-        DEVICE
+        self.device
     }
 
     fn reached(&self) -> u64 {

@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    ptr::NonNull,
     sync::{
         Arc, Barrier,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -13,8 +14,8 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, Fence, MemoryKind, Operation, Place, Queue, RawBuffer, Reclaimer, Result, StreamPriority,
-    Timeline, TimelineId, Timing, next_timeline_id, submit,
+    DeviceId, Fence, HostBytes, MemoryKind, Operation, Place, Queue, RawBuffer, Reclaimer, Result,
+    StreamPriority, Timeline, TimelineId, Timing, next_timeline_id, submit,
 };
 
 use crate::mock::{DEVICE, MockQueue, memory};
@@ -275,4 +276,39 @@ fn weak_handle_keeps_nothing_alive_and_upgrades_to_whole() {
     queue.complete(1);
     reclaimer.sweep();
     assert!(is(&freed));
+}
+
+/// Memory whose destructor panics.
+struct Panicking(Box<[u8]>);
+
+impl Drop for Panicking {
+    fn drop(&mut self) {
+        panic!("planted");
+    }
+}
+
+#[test]
+fn panic_of_an_owners_destructor_frees_no_memory_in_use() {
+    let reclaimer = Arc::new(Reclaimer::new());
+    let [one, two] = [(); 2].map(|()| MockQueue::new());
+    let (used, freed) = pair(&reclaimer);
+    two.write(&used).unwrap();
+    for _ in 0..2 {
+        let bytes = Panicking(vec![0; 64].into_boxed_slice());
+        let address = NonNull::from(&*bytes.0).cast();
+        // SAFETY: the box owns the bytes, which have no other user.
+        let storage = unsafe { HostBytes::new(bytes, address, 64, MemoryKind::Pageable, true) };
+        let panics = RawBuffer::new(Box::new(storage), &reclaimer);
+        one.write(&panics).unwrap();
+    }
+    drop(used);
+    one.complete(2);
+    assert_eq!(reclaimer.sweep(), 2);
+    drop(reclaimer);
+    assert!(!is(&freed), "its writer still runs");
+    two.complete(1);
+    // Orphans are swept by any other one.
+    while !is(&freed) {
+        Reclaimer::new().sweep();
+    }
 }

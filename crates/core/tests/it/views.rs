@@ -94,6 +94,8 @@ fn inaccessible_memory_has_no_view() {
 
 static WATCHED: Mutex<Vec<(usize, usize, HostAccess)>> = Mutex::new(Vec::new());
 static ADDRESS: AtomicUsize = AtomicUsize::new(0);
+/// The address at which the hook panics once.
+static PANICS_AT: AtomicUsize = AtomicUsize::new(0);
 
 #[test]
 fn views_and_host_copies_report_to_the_hook() {
@@ -106,12 +108,20 @@ fn views_and_host_copies_report_to_the_hook() {
         if (ours..ours + 1000).contains(&at) {
             WATCHED.lock().unwrap().push((at - ours, bytes, access));
         }
+        let planted = PANICS_AT.compare_exchange(at, 0, Ordering::SeqCst, Ordering::SeqCst);
+        assert!(planted.is_err(), "planted");
     });
     drop(b.slice(10..30).unwrap().read().unwrap());
     drop(b.write().unwrap());
     let other = host_buffer(MemoryKind::Pageable, 8);
     assert!(copy_on_host(&b.slice(..8).unwrap(), &other, Timing::Off).unwrap().is_some());
     assert!(copy_on_host(&other, &b.slice(8..16).unwrap(), Timing::Off).unwrap().is_some());
+    // One that panics leaves no view open.
+    let fresh = host_buffer(MemoryKind::Pageable, 8);
+    PANICS_AT.store(fresh.host_address().unwrap().as_ptr().addr(), Ordering::SeqCst);
+    let opened = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(fresh.write())));
+    assert!(opened.is_err());
+    drop(fresh.try_write().unwrap());
     let (read, write) = (HostAccess::Read, HostAccess::Write);
     assert_eq!(*WATCHED.lock().unwrap(), [(10, 20, read), (0, 1000, write), (0, 8, read), (8, 8, write)]);
 }
