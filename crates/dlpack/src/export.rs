@@ -101,9 +101,11 @@ impl<'a> Export<'a> {
     /// Creates a tensor of DLPack 1.x. Waits for earlier work on the buffer if the host must.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] if a conflicting host view or loan is open; [`ErrorKind::OutOfRange`] for a shape that
-    /// exceeds the buffer; [`ErrorKind::InvalidArgument`] for an invalid shape, or elements that are not aligned;
-    /// [`ErrorKind::Unsupported`] for memory or a device that DLPack cannot describe. Nothing is lent then.
+    /// [`ErrorKind::Busy`] if a conflicting host view or loan is open; [`ErrorKind::SourceFailed`] if an operation that
+    /// wrote some of the bytes failed, also if the consumer would replace them ([`RawBuffer::assume_written`] permits
+    /// that); [`ErrorKind::OutOfRange`] for a shape that exceeds the buffer; [`ErrorKind::InvalidArgument`] for an invalid
+    /// shape, or elements that are not aligned; [`ErrorKind::Unsupported`] for memory or a device that DLPack cannot
+    /// describe. Nothing is lent then.
     pub fn versioned(self) -> Result<ManagedTensor<DLManagedTensorVersioned>> {
         self.make()
     }
@@ -149,16 +151,17 @@ impl<'a> Export<'a> {
         let loan = self.buffer.lend(access)?;
         let (return_mode, fences) = match self.order {
             Order::Host => {
-                loan.wait_for_earlier_work();
+                loan.wait_for_earlier_work()?;
                 (ReturnMode::Immediate, Vec::new())
             }
             #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
             Order::Streams(consumer, back) => {
                 if device::is_host_device(device) {
-                    loan.wait_for_earlier_work();
+                    loan.wait_for_earlier_work()?;
                     (ReturnMode::AfterStream(back), Vec::new())
                 } else {
                     consumer.wait_fences(loan.after())?;
+                    loan.check_sources()?;
                     (ReturnMode::AfterStream(back), loan.after().to_vec())
                 }
             }

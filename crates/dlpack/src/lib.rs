@@ -6,7 +6,8 @@
 //!
 //! # Who may use the memory when
 //! * *Before*: our work in flight at the export completes before the consumer starts: the host waits for it, or the
-//!   consumer's stream does (`Export::for_stream`, `Export::for_consumer`).
+//!   consumer's stream does (`Export::for_stream`, `Export::for_consumer`). If it failed, the export is refused. A failure of work that
+//!   only the stream waits for is returned by the next use of the buffer, after the loan.
 //! * *Meanwhile*: an exported buffer is lent ([`Loan`](transload_core::Loan)) until the deleter is called. Operations and host
 //!   views on it return `Busy`; during a read-only export, ours may read. The memory outlives the buffer's handles.
 //! * *After*: with a consumer stream, the loan ends after everything enqueued on it when the deleter is called, without

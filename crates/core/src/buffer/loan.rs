@@ -23,11 +23,15 @@ impl RawBuffer {
     /// With [`Access::Write`] the loan is exclusive, even if the memory is not [writable](Self::is_writable).
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) if a conflicting host view or loan is open.
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) if a conflicting host view or loan is open;
+    /// [`SourceFailed`](crate::ErrorKind::SourceFailed) if bytes may be damaged, also for writing, like
+    /// [`write`](Self::write): a borrower that replaces them all needs [`assume_written`](Self::assume_written).
     pub fn lend(&self, access: Access) -> Result<Loan> {
         let (ticket, after) = Claims::acquire(&mut [(self, access)])?.into_loan();
         self.record_unknown_use();
-        Ok(Loan { buffer: self.clone(), ticket, after })
+        let loan = Loan { buffer: self.clone(), ticket, after };
+        loan.check_sources()?;
+        Ok(loan)
     }
 }
 
@@ -39,17 +43,33 @@ impl Loan {
     }
 
     /// Returns the fences of earlier conflicting work: the borrower must wait for them before it uses the
-    /// memory.
+    /// memory, and then [check the sources](Self::check_sources).
     #[must_use]
     pub fn after(&self) -> &[Fence] {
         &self.after
     }
 
-    /// Blocks until the work before the loan is complete. Its errors are reported by its own transfers.
-    pub fn wait_for_earlier_work(&self) {
+    /// Blocks until the work before the loan is complete.
+    ///
+    /// # Errors
+    /// Like [`check_sources`](Self::check_sources). Other errors are reported by the work's own transfers.
+    pub fn wait_for_earlier_work(&self) -> Result<()> {
         for fence in self.after.iter() {
             let _reported_by_the_transfer = fence.wait();
         }
+        self.check_sources()
+    }
+
+    /// Checks whether work before the loan that wrote the bytes is known to have failed. Does not wait: call it when
+    /// that work is complete, also if a device waited for it.
+    ///
+    /// # Errors
+    /// [`SourceFailed`](crate::ErrorKind::SourceFailed) if it did, so that bytes may be damaged.
+    pub fn check_sources(&self) -> Result<()> {
+        if crate::mutant!("core/loan-refuses-damage") {
+            return Ok(());
+        }
+        self.buffer.hazards().check_sources(&self.buffer.range())
     }
 
     /// Ends the loan with the borrower's work still in flight: later uses of the bytes wait for the fences, and

@@ -46,6 +46,27 @@ impl Hazards {
         Ok(())
     }
 
+    /// Checks whether a write of the range, or one whose bytes it read, is known to have failed. Does not wait.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SourceFailed`].
+    pub(crate) fn check_sources(&self, range: &Range<usize>) -> Result<()> {
+        loop {
+            let mut found = FoundWrites::default();
+            self.find(range, &mut found);
+            if let Some(mark) = found.mark {
+                mark.wait()?;
+            }
+            let (complete, open): (Vec<_>, Vec<_>) =
+                found.writes.into_iter().partition(|write| write.fence.is_complete());
+            if complete.is_empty() {
+                return open.iter().try_for_each(|write| write.fence.outcome_of_sources());
+            }
+            // The uses that these covered count again if they wrote nothing.
+            self.record_outcomes(&complete);
+        }
+    }
+
     /// Finds the fallible writes that a reader of a range depends on.
     fn find(&self, range: &Range<usize>, found: &mut FoundWrites) {
         self.in_steps(range.start, |table, from, _| {

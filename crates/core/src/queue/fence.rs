@@ -196,8 +196,9 @@ impl Fence {
         }
     }
 
+    /// Returns the first known failure of a source. Does not wait.
     #[inline]
-    fn outcome_of_sources(&self) -> Result<()> {
+    pub(crate) fn outcome_of_sources(&self) -> Result<()> {
         self.sources.as_ref().map_or(Ok(()), |sources| sources.outcome())
     }
 

@@ -4,7 +4,10 @@ use std::{sync::Arc, thread};
 
 use transload_core::{Access, ErrorKind, MemoryKind, Reclaimer};
 
-use crate::mock::{MockQueue, buffer, key, memory};
+use crate::{
+    failures::{assert_source_failed, damaged},
+    mock::{MockQueue, buffer, key, memory},
+};
 
 #[test]
 fn loan_for_writing_excludes_conflicts_on_its_range_only() {
@@ -54,7 +57,7 @@ fn loan_returns_earlier_work_and_keeps_it() {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| loan.wait_for_earlier_work());
         first.complete(1);
-        waiting.join().unwrap();
+        waiting.join().unwrap().unwrap();
     });
     let again = first.write(&buffer(8)).unwrap();
     drop(loan);
@@ -130,4 +133,41 @@ fn concurrent_lends_and_submissions_never_hang() {
         }
     });
     shared.try_write().unwrap().fill(1);
+}
+
+#[test]
+fn loan_of_damaged_bytes_is_refused_until_assumed_written() {
+    for access in [Access::Read, Access::Write] {
+        // The first loan notices the failure, the second one meets the mark.
+        let (_, lent) = damaged();
+        for _ in 0..2 {
+            assert_source_failed(lent.lend(access), "disk on fire");
+        }
+        lent.assume_written(..).unwrap();
+        drop(lent.lend(access).unwrap());
+    }
+}
+
+#[test]
+fn loan_tells_the_failure_of_work_that_was_in_flight() {
+    for access in [Access::Read, Access::Write] {
+        let (host, stream) = (Arc::new(MockQueue::failing()), MockQueue::new());
+        let [written, read, copied] = [(); 3].map(|()| buffer(64));
+        [&written, &read].into_iter().for_each(|dst| drop(host.write(dst).unwrap()));
+        stream.copy(&read, &copied).unwrap();
+        let loans = [&written, &copied].map(|lent| lent.lend(access).unwrap());
+        let failing = Arc::clone(&host);
+        *host.line().on_wait.lock() = Some(Box::new(move || {
+            failing.fail(1, "disk on fire");
+            failing.fail(2, "disk on fire");
+        }));
+        assert_source_failed(loans[0].wait_for_earlier_work(), "disk on fire");
+        // The copy is not complete yet, but what it read is damaged.
+        assert_source_failed(loans[1].check_sources(), "disk on fire");
+        drop(loans);
+        stream.complete(1);
+        [&written, &copied]
+            .into_iter()
+            .for_each(|lent| assert_source_failed(lent.lend(access), "disk on fire"));
+    }
 }

@@ -46,7 +46,7 @@ impl UploadBuffer {
         let end = offset.saturating_add(bytes.len());
         let range = self.source.slice(offset..end)?;
         let loan = range.lend(Access::Write)?;
-        loan.wait_for_earlier_work();
+        loan.wait_for_earlier_work()?;
         let Some(to) = loan.buffer().host_address() else {
             return Err(Error::new(ErrorKind::Unsupported, "write-combined memory without an address"));
         };

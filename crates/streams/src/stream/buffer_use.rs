@@ -35,6 +35,8 @@ impl CudaStream {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if a conflicting host view, use or loan is open, and while this stream is being captured;
+    /// [`ErrorKind::SourceFailed`] if an operation that wrote some of the bytes failed, also for writing: a caller that replaces them
+    /// all needs [`RawBuffer::assume_written`];
     /// [`ErrorKind::InvalidArgument`] for writing to memory that is not writable, and for a per-thread default stream, since only its
     /// thread could end the use without blocking; the driver's.
     pub fn use_buffer(&self, buffer: &RawBuffer, access: Access) -> Result<StreamUse> {
@@ -82,6 +84,9 @@ impl CudaStream {
     fn begin_use(&self, loan: Loan) -> Result<StreamUse> {
         if !transload_core::mutant!("streams/use-after-earlier-work") {
             self.wait_fences(loan.after())?;
+        }
+        if !transload_core::mutant!("streams/use-tells-failure") {
+            loan.check_sources()?;
         }
         Ok(StreamUse { loan: Some(loan), stream: self.clone() })
     }
@@ -175,9 +180,12 @@ impl StreamUse {
     /// Ends the use after everything enqueued on the stream so far.
     ///
     /// # Errors
-    /// As for [`CudaStream::end_loan`].
+    /// As for [`CudaStream::end_loan`]; [`ErrorKind::SourceFailed`] if work that the stream waits for is known to have failed by now, so
+    /// that the work of the use read bytes that may be damaged. A later failure is returned by the next use of the buffer.
     pub fn end(mut self) -> Result<()> {
-        self.loan.take().map_or(Ok(()), |loan| self.stream.end_loan(loan))
+        let Some(loan) = self.loan.take() else { return Ok(()) };
+        let outcome = loan.check_sources();
+        self.stream.end_loan(loan).and(outcome)
     }
 }
 

@@ -6,7 +6,7 @@ use transload::{
     CrossBackendTransferManager, DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Transfer, TransferMethod,
     TransferOptions,
     cpu::CpuBackend,
-    cuda::{CudaBackend, CudaBackendConfig},
+    cuda::{Access, CudaBackend, CudaBackendConfig},
 };
 use transload_cuda_sim::{SimDevice, harness::Checked};
 use transload_memory::CudaDevice;
@@ -177,5 +177,49 @@ fn launch_after_failed_staged_upload_fails() {
         }
         drop((stream, kernel, module, device));
         setup.ends([host, x, y, back]);
+    });
+}
+
+#[test]
+fn loans_after_failed_staged_upload_fail() {
+    within("uses by other code of what an upload should have written", || {
+        let setup = Setup::new();
+        let (host, there) = (setup.host(0), setup.there());
+        let device = CudaDevice::new(setup.sim.ordinal()).unwrap();
+        let stream = CudaStream::new(&device).unwrap();
+        setup.staged(&host, &there).wait().unwrap();
+        for access in [Access::Read, Access::Write] {
+            // While the upload is in flight, the use waits for it.
+            let gate = Gate::before(&host);
+            setup.sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 2, UNKNOWN);
+            let up = setup.staged(&host, &there);
+            let uses = there.uses();
+            let used = thread::scope(|scope| {
+                scope.spawn(|| {
+                    while there.uses() == uses {
+                        thread::yield_now();
+                    }
+                    gate.open();
+                });
+                stream.use_buffer(&there, access).map(drop)
+            });
+            assert_source_failed(&used.unwrap_err());
+            assert_eq!(up.wait().unwrap_err().kind(), ErrorKind::Device);
+            assert_source_failed(&stream.use_buffer(&there, access).unwrap_err());
+            let later = pollster::block_on(stream.use_buffer_async(&there, access));
+            assert_source_failed(&later.unwrap_err());
+            #[cfg(feature = "dlpack")]
+            for read_only in [true, false] {
+                let export = transload::dlpack::Export::of::<u8>(&there).for_stream(&stream);
+                let export = if read_only { export.read_only() } else { export };
+                assert_source_failed(&export.versioned().unwrap_err());
+            }
+            // For callers that replace all of it.
+            there.assume_written(..).unwrap();
+            stream.use_buffer(&there, access).unwrap().end().unwrap();
+            setup.staged(&host, &there).wait().unwrap();
+        }
+        drop((stream, device));
+        setup.ends([host, there]);
     });
 }

@@ -99,7 +99,7 @@ impl RegistrationCache {
     ///
     /// # Errors
     /// `InvalidArgument` for 0 bytes, and for memory registered by another user; `Busy` as above, and if a view of the
-    /// buffer is open; `OutOfMemory` with the numbers if the limit is reached; `Unsupported` for device memory, and if
+    /// buffer is open; `SourceFailed` like [`RawBuffer::lend`]; `OutOfMemory` with the numbers if the limit is reached; `Unsupported` for device memory, and if
     /// driver or device cannot register this memory; the driver's.
     pub fn register(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
         let access = if buffer.is_writable() { Access::Write } else { Access::Read };
@@ -228,7 +228,7 @@ impl RegistrationCache {
         let request = Request { range: addresses(address, buffer.len())?, writable: buffer.is_writable() };
         let loan = buffer.lend(access)?;
         if !transload_core::mutant!("memory/register-waits-for-work") {
-            loan.wait_for_earlier_work();
+            loan.wait_for_earlier_work()?;
         }
         let registration = self.find_or_register(request, buffer)?;
         let storage =
