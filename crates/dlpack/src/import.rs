@@ -142,7 +142,7 @@ impl Importer {
                 let text = format!("expected elements of {expected:?}, got {dtype:?}");
                 return Err(Error::new(ErrorKind::InvalidArgument, text));
             }
-            if bytes > 0 && !address.is_multiple_of(align) {
+            if !address.is_multiple_of(align) {
                 let text =
                     format!("the tensor begins at {address:#x}, which is not aligned to {align} bytes");
                 return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -196,7 +196,7 @@ impl Importer {
     }
 }
 
-/// Describes host memory. The address of an empty tensor is never used.
+/// Describes host memory.
 pub(crate) fn host_memory(kind: MemoryKind, address: usize, bytes: usize) -> ExternalMemory {
     let host = NonNull::new(std::ptr::with_exposed_provenance_mut(address)).unwrap_or(NonNull::dangling());
     ExternalMemory {

@@ -76,8 +76,7 @@ pub(crate) fn dense(tensor: &TensorRef<'_>, flags: Flags) -> Result<(usize, Vec<
             ),
         ));
     }
-    let row_major = tensor.is_compact().map_err(invalid)?;
-    if !whole && !row_major {
+    if !whole && tensor.num_elements() != 0 && !is_row_major(shape, &strides)? {
         let text = format!("elements of {bits} bits must be row-major, got strides {strides:?}");
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
@@ -102,13 +101,22 @@ fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
     })
 }
 
-/// Returns the address of the first element. Null is valid only for an empty tensor.
+/// Returns whether the elements are contiguous in the order of the dimensions. The stride of a dimension of length 1 has no meaning.
+fn is_row_major(shape: &[i64], strides: &[i64]) -> Result<bool> {
+    let mut steps = compact(shape)?.into_iter().zip(strides).zip(shape);
+    Ok(steps.all(|((compact, stride), length)| *length == 1 || *stride == compact))
+}
+
+/// The address of tensors without bytes, which may have any, mostly null: aligned for every type.
+const NO_BYTES: usize = 4096;
+
+/// Returns the address of the first element.
 pub(crate) fn address(data: *const c_void, offset: u64, bytes: usize) -> Result<usize> {
+    if bytes == 0 {
+        return Ok(NO_BYTES);
+    }
     // The buffer's pointer will be made from this address.
     let base = data.expose_provenance();
-    if bytes == 0 {
-        return Ok(base);
-    }
     if data.is_null() {
         let text = format!("a tensor of {bytes} bytes has a null pointer for its data");
         return Err(Error::new(ErrorKind::InvalidArgument, text));

@@ -2,6 +2,7 @@
 
 use std::ptr;
 
+use transload_backend_cpu::CpuBuffer;
 use transload_core::{DeviceId, ErrorKind, MemoryKind, Place};
 use transload_dlpack::{
     DLDataType, DLDevice, DLDeviceType, DLManagedTensorVersioned, DLPackVersion, Flags, Importer,
@@ -47,7 +48,7 @@ fn both_forms_import_any_dense_layout() {
     let importer = Importer::new();
     let said = || Said::floats(start.cast(), 4);
     let said_at = |byte_offset| Said { byte_offset, ..said() };
-    let cases: [(&str, Said, usize, usize); 9] = [
+    let cases: [(&str, Said, usize, usize); 10] = [
         ("offset", said_at(64), 64, 16),
         ("transposed", said().shaped(&[3, 2], Some(&[1, 3])), 0, 24),
         ("no strides", said().shaped(&[3, 2], None), 0, 24),
@@ -60,6 +61,12 @@ fn both_forms_import_any_dense_layout() {
             usize::MAX,
             0,
         ),
+        (
+            "no element, misaligned",
+            Said { data: start.wrapping_add(1).cast(), ..said().shaped(&[0], None) },
+            0,
+            0,
+        ),
         ("no element, any stride", said().shaped(&[2, 0], Some(&[77, 9])), 0, 0),
         ("misaligned, by bytes", said_at(1), 1, 16),
     ];
@@ -69,6 +76,8 @@ fn both_forms_import_any_dense_layout() {
             assert_eq!(buffer.read().unwrap().len(), bytes, "{what}");
             if bytes > 0 {
                 assert_eq!(buffer.host_address().unwrap().as_ptr(), start.wrapping_add(offset), "{what}");
+            } else {
+                assert!(CpuBuffer::<f64>::from_raw(buffer.clone()).expect(what).read().unwrap().is_empty());
             }
         };
         let (raw, deleted) = said.clone().versioned();
@@ -97,6 +106,13 @@ fn subbyte_elements_and_lanes_count_correctly() {
     assert_eq!(of(four, &[5], None, Flags::empty()), Ok(3));
     assert_eq!(of(four, &[5], None, padded), Ok(5));
     assert_eq!(of(four, &[2, 3], Some(&[1, 2]), Flags::empty()), Err(ErrorKind::Unsupported));
+    assert_eq!(
+        of(four, &[1, 6], Some(&[77, 1]), Flags::empty()),
+        Ok(3),
+        "a dimension of length 1 has any stride"
+    );
+    assert_eq!(of(four, &[4, 1], Some(&[1, 77]), padded), Ok(4));
+    assert_eq!(of(four, &[2, 0], Some(&[77, 9]), Flags::empty()), Ok(0));
     assert_eq!(of(DLDataType::new(DLDataType::F32.code, 32, 4), &[3], None, Flags::empty()), Ok(48));
     assert_eq!(of(DLDataType::BOOL, &[3], None, Flags::empty()), Ok(3));
 }
