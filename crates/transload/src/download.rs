@@ -10,8 +10,7 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, HostBytes, MemoryKind, Pod, RawBuffer, Reclaimer, Result, TransferReport, bytes_of_elements,
-    check_same_len,
+    DeviceId, HostBytes, MemoryKind, Pod, RawBuffer, Reclaimer, Result, TransferReport, check_same_len,
 };
 use transload_executor::{Completer, Task, block_on};
 
@@ -158,13 +157,7 @@ impl<T, D> fmt::Debug for Download<T, D> {
 
 impl<T: Pod + Send> HostBuffer<T> {
     fn allocate(runtime: &Runtime, len: usize) -> Result<Self> {
-        Self::from_array(match len {
-            0 => runtime.host(Vec::new())?,
-            len => {
-                let bytes = bytes_of_elements::<T>(len)?;
-                runtime.array(runtime.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes)?)?
-            }
-        })
+        Self::from_array(runtime.alloc(DeviceId::Cpu, MemoryKind::Pageable, len)?)
     }
 }
 

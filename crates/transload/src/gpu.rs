@@ -52,10 +52,10 @@ impl CudaGpu {
         &self.device
     }
 
-    /// Allocates `len` elements in the device's memory. Their content is undefined.
+    /// Allocates `len` elements in the device's memory. Their content is undefined. An array without elements keeps the memory of one.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a size of 0 bytes or one that overflows; [`ErrorKind::OutOfMemory`] with the bytes
+    /// [`ErrorKind::InvalidArgument`] if `T` has no size or the size in bytes overflows; [`ErrorKind::OutOfMemory`] with the bytes
     /// requested, free and in all; the driver's.
     pub fn alloc<T: Pod>(&self, len: usize) -> Result<Array<T>> {
         self.alloc_as(MemoryKind::Device, len)
@@ -64,7 +64,7 @@ impl CudaGpu {
     /// Allocates `bytes` of the device's memory. Their content is undefined.
     ///
     /// # Errors
-    /// As for [`alloc`](Self::alloc).
+    /// [`ErrorKind::InvalidArgument`] for 0 bytes; those of [`alloc`](Self::alloc).
     pub fn alloc_bytes(&self, bytes: usize) -> Result<RawBuffer> {
         self.backend.allocate(self.id(), MemoryKind::Device, bytes)
     }
@@ -89,7 +89,8 @@ impl CudaGpu {
     }
 
     fn alloc_as<T: Pod>(&self, kind: MemoryKind, len: usize) -> Result<Array<T>> {
-        self.array(self.backend.allocate(self.id(), kind, bytes_of_elements::<T>(len)?)?)
+        // No memory has 0 bytes.
+        self.array(self.backend.allocate(self.id(), kind, bytes_of_elements::<T>(len.max(1))?)?)?.slice(..len)
     }
 
     fn array<T: Pod>(&self, raw: RawBuffer) -> Result<Array<T>> {

@@ -236,16 +236,18 @@ impl Runtime {
     /// As for [`alloc`](Self::alloc).
     pub fn zeros<T: Pod>(&self, len: usize) -> Result<Array<T>> {
         let host = &self.inner.parts.host;
-        let raw = host.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes_of_elements::<T>(len)?)?;
-        Array::new(raw, Arc::clone(host) as _)
+        let bytes = bytes_of_elements::<T>(len.max(1))?;
+        Array::new(host.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes)?, Arc::clone(host) as _)?
+            .slice(..len)
     }
 
-    /// Allocates `len` elements in a kind of memory. Their content is undefined.
+    /// Allocates `len` elements in a kind of memory. Their content is undefined. An array without elements keeps the memory of one.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a size of 0 bytes or one that overflows; those of [`allocate`](Self::allocate).
+    /// [`ErrorKind::InvalidArgument`] if `T` has no size or the size in bytes overflows; those of [`allocate`](Self::allocate).
     pub fn alloc<T: Pod>(&self, device: DeviceId, kind: MemoryKind, len: usize) -> Result<Array<T>> {
-        self.array(self.allocate(device, kind, bytes_of_elements::<T>(len)?)?)
+        // No memory has 0 bytes.
+        self.array(self.allocate(device, kind, bytes_of_elements::<T>(len.max(1))?)?)?.slice(..len)
     }
 
     /// Returns a buffer's bytes as elements, without a copy: of another library's tensor, of a part of a model.

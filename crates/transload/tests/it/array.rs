@@ -59,9 +59,33 @@ fn wrong_length_alignment_or_size_is_refused() {
     let refused = |from: usize, to: usize| bytes.slice(from..to).unwrap().cast::<u32>().unwrap_err().kind();
     assert_eq!((refused(0, 6), refused(1, 9)), (ErrorKind::InvalidArgument, ErrorKind::InvalidArgument));
     assert_eq!(bytes.cast::<()>().unwrap_err().kind(), ErrorKind::InvalidArgument);
-    assert_eq!(rt.zeros::<u8>(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(rt.zeros::<()>(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
     assert_eq!(rt.zeros::<u64>(usize::MAX).unwrap_err().kind(), ErrorKind::InvalidArgument);
-    assert!(rt.host(Vec::<f64>::new()).unwrap().read().unwrap().is_empty());
+}
+
+#[test]
+fn arrays_without_elements_are_made_by_every_way() {
+    let rt = host_only();
+    let mut empty = vec![
+        rt.host(Vec::<f64>::new()).unwrap(),
+        rt.zeros(0).unwrap(),
+        rt.alloc(DeviceId::Cpu, MemoryKind::Pageable, 0).unwrap(),
+        rt.zeros(3).unwrap().slice(3..).unwrap(),
+    ];
+    #[cfg(feature = "dlpack")]
+    {
+        let tensor = transload::dlpack::Export::of::<f64>(empty[0].raw()).shape(&[0]).versioned().unwrap();
+        let imported = transload::dlpack::Importer::new().import_as::<f64, _>(tensor).unwrap();
+        empty.push(rt.array(imported.into_buffer()).unwrap());
+    }
+    for array in &mut empty {
+        assert_eq!((array.is_empty(), array.len()), (true, 0));
+        array.fill(1.0).unwrap();
+        array.copy_from_host(&[]).unwrap();
+        assert!(array.read().unwrap().is_empty() && array.write().unwrap().is_empty());
+        assert!(array.cast::<u8>().unwrap().is_empty());
+        assert!(rt.download(array).wait().unwrap().is_empty());
+    }
 }
 
 #[test]

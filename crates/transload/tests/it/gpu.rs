@@ -58,6 +58,16 @@ fn device_arrays_are_filled_and_copied_by_a_queue() {
 }
 
 #[test]
+fn device_arrays_without_elements_are_made_by_every_way() {
+    with_gpu(|rt, gpu| {
+        let made = [gpu.alloc::<f32>(0), gpu.zeros(0), gpu.pinned(0), gpu.upload(&[])];
+        for array in made.map(Result::unwrap) {
+            assert!(array.is_empty() && rt.download(&array).wait().unwrap().is_empty());
+        }
+    });
+}
+
+#[test]
 fn array_works_without_its_runtime() {
     let test = harness::device().end_check();
     let config = transload::cuda::CudaBackendConfig::default().with_devices([test.ordinal()]);
