@@ -60,6 +60,7 @@ use std::{
 };
 
 use transload_core::{ErrorKind, Result, events::report::allocation_retried};
+use transload_executor::block_on;
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::Runtime;
@@ -131,8 +132,7 @@ impl Drop for CancelOnDrop {
 }
 
 /// Loads all tensors of a safetensors file. Blocks until all bytes are in place and, if requested, were read back and
-/// verified. The file is read by blocking calls on the manager's executor; the calling thread must not be one of its
-/// workers.
+/// verified. The file is read by blocking calls on the manager's executor.
 ///
 /// Nothing is allocated on the device until the whole header is validated against the file's length. After an error,
 /// all memory is freed and nothing is in flight.
@@ -141,12 +141,14 @@ impl Drop for CancelOnDrop {
 /// [`ErrorKind::InvalidArgument`] for a path that is not a regular, valid safetensors file, with the cause, and for
 /// invalid options; [`ErrorKind::Io`] if reading fails or the file changes meanwhile; [`ErrorKind::OutOfMemory`] with
 /// the requested and free bytes; [`ErrorKind::Corrupted`] if bytes that were read back differ;
-/// [`ErrorKind::UnknownDevice`]; errors of the backend.
+/// [`ErrorKind::UnknownDevice`]; [`ErrorKind::Unsupported`] on a worker of an executor of this library, which must not block
+/// ([`load_async`] does not); errors of the backend.
 pub fn load(
     manager: &CrossBackendTransferManager,
     path: impl AsRef<Path>,
     options: &LoadOptions,
 ) -> Result<LoadedModel> {
+    block_on(ready(()))?;
     let begun = Instant::now();
     options.check()?;
     let backend = manager.backend(options.place.device)?;

@@ -201,6 +201,19 @@ fn file_overwritten_before_verification_is_reported_as_changed() {
 }
 
 #[test]
+fn load_on_a_worker_is_refused_before_it_begins() {
+    let manager = host_manager();
+    let disk = OnDisk::new(&Model::of_sizes(&[300_000]).file());
+    let (tell, told) = std::sync::mpsc::channel();
+    let options = LoadOptions::new(HOST).chunk(1000).progress(move |so_far| tell.send(so_far.bytes).unwrap());
+    let (theirs, path) = (manager.clone(), disk.path());
+    let loaded = manager.executor().spawn(async move { load(&theirs, path, &options).map(drop) }).wait();
+    assert_eq!(loaded.unwrap().unwrap_err().kind(), ErrorKind::Unsupported);
+    assert!(told.try_recv().is_err(), "nothing was read");
+    assert_empty(&manager);
+}
+
+#[test]
 fn invalid_options_are_refused_with_valid_ones() {
     let manager = host_manager();
     let disk = OnDisk::new(&Model::of_sizes(&[10]).file());
