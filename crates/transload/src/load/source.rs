@@ -1,5 +1,7 @@
 //! A regular file that threads read at any offset, checked for changes.
 
+#[cfg(unix)]
+use std::os::unix::fs::MetadataExt as _;
 use std::{
     fs::{self, File},
     io,
@@ -20,16 +22,33 @@ pub(super) struct Source {
     furthest: AtomicU64,
 }
 
-/// Length and modification time, to detect changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Length and times, to detect changes.
+#[derive(Clone, Copy, Debug)]
 struct Stamp {
     len: u64,
     modified: Option<SystemTime>,
+    /// Time of the last change of the file or its attributes, which cannot be set, in seconds and nanoseconds, and the number of links.
+    #[cfg(unix)]
+    changed: (i64, i64, u64),
 }
 
 impl Stamp {
     fn of(metadata: &fs::Metadata) -> Self {
-        Self { len: metadata.len(), modified: metadata.modified().ok() }
+        Self {
+            len: metadata.len(),
+            modified: metadata.modified().ok(),
+            #[cfg(unix)]
+            changed: (metadata.ctime(), metadata.ctime_nsec(), metadata.nlink()),
+        }
+    }
+
+    fn is_same_as(&self, other: &Self) -> bool {
+        // A link added or removed, as by a file that replaces this one, changes the time, and no byte.
+        #[cfg(unix)]
+        let is_same = self.changed == other.changed || self.changed.2 != other.changed.2;
+        #[cfg(not(unix))]
+        let is_same = true;
+        is_same && self.len == other.len && self.modified == other.modified
     }
 }
 
@@ -103,7 +122,7 @@ impl Source {
             Error::caused_by(ErrorKind::Io, format!("reading the length of {} failed", self.name), error)
         })?;
         let now = Stamp::of(&metadata);
-        if now == self.stamp {
+        if now.is_same_as(&self.stamp) {
             return Ok(());
         }
         let text = format!(

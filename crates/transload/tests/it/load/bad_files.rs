@@ -1,6 +1,9 @@
 //! Invalid files and options: the kind of error, a message with the cause, and nothing kept.
 
-use std::fs;
+use std::{
+    fs,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use transload::{
     ErrorKind,
@@ -180,6 +183,41 @@ fn file_changed_during_read_is_an_error_and_frees_all() {
         assert!(error.to_string().contains(said), "{error}");
         assert_empty(&manager);
     }
+}
+
+/// Like `cp -p` of another model over it.
+#[cfg(unix)]
+#[test]
+fn file_rewritten_with_its_old_time_is_reported_removed_is_not() {
+    use std::os::unix::fs::MetadataExt;
+
+    let manager = host_manager();
+    let model = Model::of_sizes(&[300_000]);
+    let disk = OnDisk::new(&model.file());
+    let (path, size) = (disk.path(), model.file().len());
+    let first = AtomicBool::new(true);
+    let options = LoadOptions::new(HOST).chunk(1000).readers(1).progress(move |_| {
+        if first.swap(false, Ordering::Relaxed) {
+            let before = fs::metadata(&path).unwrap();
+            fs::write(&path, vec![0xAA; size]).unwrap();
+            let file = fs::File::options().write(true).open(&path).unwrap();
+            let changed = |now: fs::Metadata| (now.ctime(), now.ctime_nsec());
+            // The clock of the file system may be coarse.
+            while changed(file.metadata().unwrap()) == changed(before.clone()) {
+                file.set_modified(before.modified().unwrap()).unwrap();
+            }
+            file.set_modified(before.modified().unwrap()).unwrap();
+        }
+    });
+    let error = load(&manager, disk.path(), &options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+    assert!(error.to_string().contains("changed while it was read"), "{error}");
+    // A file that is replaced as a whole keeps its bytes for those who have it open.
+    let path = disk.path();
+    fs::write(&path, model.file()).unwrap();
+    let options = LoadOptions::new(HOST).chunk(1000).progress(move |_| drop(fs::remove_file(&path)));
+    drop(load(&manager, disk.path(), &options).unwrap());
+    assert_empty(&manager);
 }
 
 #[test]
