@@ -7,9 +7,9 @@
 //! device offers that: the next chunk is read while earlier ones are on their way. A slow source or sink holds up the device,
 //! never the other way round. Host memory is read and written in place, except by [`Blocking`].
 //!
-//! Streams block no thread, and run in any async runtime. Dropping one cancels the stream: no further byte of the memory is read
-//! or written, and its buffers are freed when the chunks in flight are complete. A call of a [`Blocking`] value that has begun goes
-//! on, with a staging buffer.
+//! Streams block no thread, and run in any async runtime. Dropping one cancels the stream: no further chunk is begun. Those in
+//! flight still arrive; later work on the memory waits for them, and the stream's buffers are freed when they are complete. A call
+//! of a [`Blocking`] value that has begun goes on, with a staging buffer.
 //!
 //! ```
 //! use transload::{DeviceId, MemoryKind, Runtime, io::Blocking};
