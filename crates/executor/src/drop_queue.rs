@@ -133,7 +133,9 @@ impl DropQueue {
             let ready = state.ready.len();
             drop(state);
             for _ in 0..ready {
-                shared.start_one().wait()?;
+                if let Err(error) = shared.start_one().wait() {
+                    return outcome.and(Err(error));
+                }
             }
             if let (0, Some(held)) = (ready, held) {
                 return outcome.and(Err(held));

@@ -175,3 +175,22 @@ fn work_held_by_the_user_is_reported_and_checked_again() {
         queue.drain().unwrap();
     });
 }
+
+#[test]
+fn drain_keeps_the_first_error_when_a_drop_cannot_begin() {
+    within_limit(String::new, || {
+        let queue = DropQueue::new(executor(1));
+        let gate = Gate::new();
+        gate.held.store(true, Ordering::SeqCst);
+        let fence = gate.fence(1);
+        queue.push(counted().0, vec![fence.clone()]);
+        assert_eq!(queue.drain().unwrap_err().kind(), ErrorKind::Busy);
+        // The drain waits for work that has failed, and then the thread for the drop panics.
+        gate.held.store(false, Ordering::SeqCst);
+        gate.fail(1);
+        gate.reach(1);
+        assert!(fence.is_complete());
+        *gate.panics.lock() = ("reached", 1);
+        assert_eq!(queue.drain().unwrap_err().kind(), ErrorKind::Device);
+    });
+}
