@@ -136,9 +136,12 @@ impl Calibration {
         self.lists.iter().filter_map(ListCalibration::cost).collect()
     }
 
-    /// Adds the paths, the lists of paths, and the devices' values of staging, of an earlier calibration that this one does not have.
+    /// Adds the paths, the lists of paths on idle devices and those beside kernels, and the devices' values of staging, of an earlier
+    /// calibration that this one does not have.
     pub fn keep_from(&mut self, earlier: Self) {
-        let missing = |old: &ListCalibration| self.lists.iter().all(|new| new.path != old.path);
+        // Lists beside kernels may be measured while there is no time left for those on an idle device.
+        let of = |list: &ListCalibration| (list.path, list.exclusive);
+        let missing = |old: &ListCalibration| self.lists.iter().all(|new| of(new) != of(old));
         let lists: Vec<_> = earlier.lists.into_iter().filter(missing).collect();
         let missing = |old: &PathCalibration| self.paths.iter().all(|new| new.path != old.path);
         let kept: Vec<_> = earlier.paths.into_iter().filter(missing).collect();

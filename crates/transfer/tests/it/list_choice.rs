@@ -163,3 +163,20 @@ fn unmeasured_lists_keep_an_earlier_calibration() {
     again.keep_from(earlier);
     assert_eq!(again.lists, new.lists);
 }
+
+#[test]
+fn lists_beside_kernels_do_not_replace_those_on_an_idle_device() {
+    let engine = |exclusive| {
+        let mut list = lists(upload(), ListWay::CopyEngine, |pieces, _| pieces);
+        list.exclusive = exclusive;
+        list
+    };
+    let (mut earlier, mut later) = (Calibration::default(), Calibration::default());
+    earlier.lists = vec![engine(true), engine(false)];
+    // The time was spent before lists on an idle device.
+    later.lists = vec![engine(false)];
+    later.lists[0].times[0].time.median *= 2;
+    let new = later.lists[0].clone();
+    later.keep_from(earlier);
+    assert_eq!(later.lists, [new, engine(true)]);
+}
