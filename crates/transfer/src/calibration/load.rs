@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc, thread, time::Duration};
 
 use transload_core::{Backend, DeviceId, Fence, QueueLease, Result, StreamPriority, WorkloadType};
 
-use crate::CrossBackendTransferManager;
+use super::measure::{Run, Stop};
 
 /// Kernels in flight: while one runs, the next wait.
 const IN_FLIGHT: usize = 3;
@@ -27,12 +27,8 @@ impl Load {
     ///
     /// # Errors
     /// The backend's; `Unsupported` if its device has no such kernel.
-    pub(super) fn new(
-        manager: &CrossBackendTransferManager,
-        device: DeviceId,
-        time: Duration,
-    ) -> Result<Self> {
-        let backend = manager.backend(device)?;
+    pub(super) fn new(run: &Run<'_>, device: DeviceId, time: Duration) -> Result<Self> {
+        let backend = run.manager.backend(device)?;
         let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Compute)?;
         let in_flight = VecDeque::new();
         let mut load = Self { backend, queue, time, in_flight, ended: 0, taken: Duration::ZERO };
@@ -43,14 +39,23 @@ impl Load {
     /// Returns the mean time of the next kernels that end.
     ///
     /// # Errors
-    /// As [`feed`](Self::feed).
-    pub(super) fn mean(&mut self, kernels: u32) -> Result<Duration> {
+    /// As [`poll`](Self::poll).
+    pub(super) fn mean(&mut self, run: &Run<'_>, kernels: u32) -> Result<Duration, Stop> {
         let (ended, taken) = (self.ended, self.taken);
         while self.ended - ended < kernels.max(1) {
-            self.feed()?;
-            thread::yield_now();
+            self.poll(run)?;
         }
         Ok(self.taken.saturating_sub(taken) / (self.ended - ended))
+    }
+
+    /// Feeds the device once, for a thread that waits for something.
+    ///
+    /// # Errors
+    /// As [`feed`](Self::feed); that the time is spent: work of others may hold the device for ever.
+    pub(super) fn poll(&mut self, run: &Run<'_>) -> Result<(), Stop> {
+        self.feed()?;
+        thread::yield_now();
+        if transload_core::mutant!("transfer/budget-ends-waits") { Ok(()) } else { run.check() }
     }
 
     /// Counts the kernels that ended, and enqueues as many.
@@ -70,13 +75,12 @@ impl Load {
         }
         Ok(())
     }
-}
 
-impl Drop for Load {
-    fn drop(&mut self) {
-        for kernel in &self.in_flight {
-            // Else the next measurement would be beside it.
-            let _ended = kernel.wait();
+    /// Waits for the kernels in flight: else the next measurement would be beside them. If the time is spent, they are left alone. They
+    /// access no memory.
+    pub(super) fn end(self, run: &Run<'_>) {
+        while run.check().is_ok() && !self.in_flight.iter().all(Fence::is_complete) {
+            thread::yield_now();
         }
     }
 }

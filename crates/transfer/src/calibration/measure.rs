@@ -384,14 +384,18 @@ impl Run<'_> {
 
     /// Returns the time of some work, if there is time for it.
     pub(super) fn clocked(&self, work: impl FnOnce() -> Result<()>) -> Result<Duration, Stop> {
+        self.check()?;
+        let begun = self.now();
+        work()?;
+        Ok(self.now().saturating_sub(begun))
+    }
+
+    /// # Errors
+    /// Why no more is measured.
+    pub(super) fn check(&self) -> Result<(), Stop> {
         if self.is_cancelled {
             return Err(Stop::Cancelled);
         }
-        let begun = self.now();
-        if begun >= self.deadline {
-            return Err(Stop::Budget);
-        }
-        work()?;
-        Ok(self.now().saturating_sub(begun))
+        if self.now() < self.deadline { Ok(()) } else { Err(Stop::Budget) }
     }
 }
