@@ -218,6 +218,17 @@ fn wanted_kernel_that_cannot_be_loaded_refuses_the_whole_list() {
 }
 
 #[test]
+fn blocks_of_more_pairs_than_memory_are_refused() {
+    const BLOCKS: usize = 1 << 22;
+    let manager = on_host();
+    // One pool for all layers.
+    let pools = vec![host_pool(&manager, BLOCKS, 0); 1 << 21];
+    let indices: Vec<usize> = (0..BLOCKS).collect();
+    let refused = manager.copy_blocks((&pools, &indices), (&pools, &indices), 1).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "{refused}");
+}
+
+#[test]
 fn failed_pair_is_named_and_others_are_in_place() {
     let (manager, backend) = with(Mock::default());
     let method = TransferOptions::new().only(TransferMethod::DirectCopy);
