@@ -310,13 +310,19 @@ impl DeviceScratch {
         claims.wait_also(request.after());
         let open: SmallVec<[Fence; 4]> =
             claims.after().iter().filter(|fence| !fence.is_complete()).cloned().collect();
-        let first = if is_upload { &queues.engine } else { &queues.kernel };
-        if !open.iter().all(|fence| first.can_wait_for(fence)) {
-            return Ok(None);
-        }
         if !open.is_empty() {
             // Independent lists must not wait for the same work.
             queues = Queues::lease(route, request)?;
+            let first = if is_upload { &queues.engine } else { &queues.kernel };
+            // Else this thread would wait for the host's work.
+            if open.iter().any(|fence| fence.timeline().device().is_cpu())
+                && !transload_core::mutant!("transfer/list-prepares-waits")
+            {
+                first.prepare_waits();
+            }
+            if !open.iter().all(|fence| first.can_wait_for(fence)) {
+                return Ok(None);
+            }
         }
         let Some(taken) = buffers.take(!open.is_empty()) else { return Ok(None) };
         let mut halves = Halves { queues: &queues, is_upload, engine_end: None, kernel_end: None };
