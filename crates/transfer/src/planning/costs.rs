@@ -42,6 +42,14 @@ impl Cost {
             self.uncorrected.as_ref().filter(|_| !transload_core::mutant!("transfer/corrections-last"));
         before.map_or(predicted, |before| before.predict(bytes).min(predicted))
     }
+
+    /// Returns the time that the next try counts as, and its part of the predicted time: see [`Observations::charge`].
+    pub(crate) fn charge(&self, bytes: u64) -> (Duration, f64) {
+        let predicted = self.model.predict(bytes);
+        let least = self.least(bytes).as_secs_f64() / predicted.as_secs_f64();
+        let charge = self.observations.charge(bytes, least);
+        (if charge < 1.0 { predicted.mul_f64(charge) } else { predicted }, charge)
+    }
 }
 
 /// The costs of a manager. Transfers read those that their cached routes have.
