@@ -2,12 +2,31 @@
 
 use std::{collections::VecDeque, sync::Arc, thread, time::Duration};
 
-use transload_core::{Backend, DeviceId, Fence, QueueLease, Result, StreamPriority, WorkloadType};
+use transload_core::{Backend, DeviceId, ErrorKind, Fence, QueueLease, Result, StreamPriority, WorkloadType};
 
 use super::measure::{Run, Stop};
 
 /// Kernels in flight: while one runs, the next wait.
 const IN_FLIGHT: usize = 3;
+
+/// Waits until a kernel has run on a device: copies that need one would wait, too, for a kernel of others that never ends. Devices
+/// without such kernels are not waited for.
+///
+/// # Errors
+/// That the time is spent; the backend's.
+pub(super) fn await_idle(run: &Run<'_>, device: DeviceId) -> Result<(), Stop> {
+    run.check()?;
+    if transload_core::mutant!("transfer/calibrates-idle-devices") {
+        return Ok(());
+    }
+    let mut load = match Load::new(run, device, Duration::from_micros(1)) {
+        Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(()),
+        load => load?,
+    };
+    load.mean(run, 1)?;
+    load.end(run);
+    Ok(())
+}
 
 /// Kernels one after another, as long as someone feeds them.
 pub(super) struct Load {

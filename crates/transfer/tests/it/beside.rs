@@ -14,7 +14,7 @@ use std::{
 use transload_core::{
     DeviceId, Fence, MemoryKind, Place, Result, Timeline, TimelineId, TransferPath, next_timeline_id,
 };
-use transload_transfer::{CalibrationOptions, CalibrationProgress, UnfinishedReason};
+use transload_transfer::{CalibrationOptions, CalibrationProgress, Unfinished, UnfinishedReason};
 
 use crate::{MOCK, Mock, gate::Gate, is_at_rest, watchdog::within, with};
 
@@ -32,16 +32,19 @@ fn options(
 }
 
 #[test]
-fn kernels_that_do_not_begin_end_with_the_budget() {
-    within("kernels on a device that is held", || {
+fn device_that_is_held_is_not_measured() {
+    within("calibration of a device that is held", || {
         let (manager, backend) = with(Mock::default());
         let gate = Gate::new();
         backend.occupy_until(gate.fence());
         let found = manager.calibrate(&options(|_| ControlFlow::Continue(()))).unwrap();
-        assert_eq!((found.paths.len(), found.lists.len()), (8, 0));
-        let is_of_lists = found.unfinished.iter().all(|unfinished| unfinished.lists_only);
-        assert!(is_of_lists && found.unfinished.len() >= 6, "{:?}", found.unfinished);
-        assert!(found.unfinished.iter().all(|unfinished| unfinished.reason == UnfinishedReason::Budget));
+        let host = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+        let measured: Vec<_> = found.paths.iter().map(|measured| measured.path).collect();
+        assert_eq!(measured, [TransferPath::new(host, host)]);
+        // Three kinds of host memory both ways, and within the device.
+        assert_eq!(found.unfinished.len(), 7);
+        let is_spent = |it: &Unfinished| !it.lists_only && matches!(it.reason, UnfinishedReason::Budget);
+        assert!(found.unfinished.iter().all(is_spent), "{:?}", found.unfinished);
         // It holds nothing of the device.
         assert!(is_at_rest(&manager));
     });
