@@ -35,7 +35,7 @@ impl CrossBackendTransferManager {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for different numbers of layers or of indices, and blocks of 0 bytes; [`ErrorKind::OutOfRange`] for
     /// a block that a pool does not have; [`ErrorKind::Overlap`] for a destination block that is given twice. Both name the index and
-    /// its position.
+    /// its position. [`ErrorKind::OutOfMemory`] if the host has no memory for the pairs of all layers.
     pub fn copy_blocks(
         &self,
         source: (&[RawBuffer], &[usize]),
@@ -70,7 +70,7 @@ fn pairs_of(source: Blocks<'_>, destination: Blocks<'_>, bytes: usize) -> Result
     check_within("source", source, bytes)?;
     check_within("destination", destination, bytes)?;
     check_unique(to)?;
-    let mut pairs = PairList::with_capacity(sources.len().saturating_mul(from.len()));
+    let mut pairs = PairList::try_with_capacity(sources.len().saturating_mul(from.len()))?;
     for pools in sources.iter().zip(destinations) {
         pairs.add(pools, bytes, from.iter().zip(to).map(|(from, to)| (from * bytes, to * bytes)))?;
     }
@@ -91,21 +91,46 @@ fn check_within(side: &str, (pools, indices): Blocks<'_>, bytes: usize) -> Resul
     Err(Error::new(ErrorKind::OutOfRange, text))
 }
 
-/// Checks that no block is written twice, by a bitmap.
+/// Checks that no block is written twice.
 fn check_unique(to: &[usize]) -> Result<()> {
-    let words = to.iter().max().map_or(0, |last| last / 64 + 1);
-    let mut seen = vec![0_u64; words];
-    let is_seen = |index: &usize| {
-        seen.get_mut(index / 64).is_some_and(|word| {
-            let bit = 1 << (index % 64);
-            mem::replace(word, *word | bit) & bit != 0
-        })
-    };
-    let Some(position) = to.iter().position(is_seen) else { return Ok(()) };
+    let Some(position) = first_repeated(to) else { return Ok(()) };
     let index = to.get(position).copied().unwrap_or_default();
     let first = to.iter().position(|other| *other == index).unwrap_or_default();
     let text = format!(
         "destination block {index} is given twice, at positions {first} and {position}; give each block once"
     );
     Err(Error::new(ErrorKind::Overlap, text))
+}
+
+/// Returns the first position whose index came before: by a bitmap, or by sorting where that would be much longer than the indices.
+fn first_repeated(indices: &[usize]) -> Option<usize> {
+    let words = indices.iter().max().map_or(0, |last| last / 64 + 1);
+    if words > 2 * indices.len() + 64 {
+        let mut sorted: Vec<_> = indices.iter().copied().zip(0_usize..).collect();
+        sorted.sort_unstable();
+        let pairs = sorted.iter().zip(sorted.iter().skip(1));
+        return pairs.filter(|(one, next)| one.0 == next.0).map(|(_, next)| next.1).min();
+    }
+    let mut seen = vec![0_u64; words];
+    indices.iter().position(|index| {
+        seen.get_mut(index / 64).is_some_and(|word| {
+            let bit = 1 << (index % 64);
+            mem::replace(word, *word | bit) & bit != 0
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_repeated_index_is_found_however_far_apart_they_are() {
+        for far in [7, 64, 1 << 20, usize::MAX] {
+            assert_eq!(first_repeated(&[3, far, 5, 0]), None);
+            assert_eq!(first_repeated(&[3, far, 5, 0, far, 5]), Some(4), "{far}");
+            assert_eq!(first_repeated(&[3, 5, far, 5, far]), Some(3), "{far}");
+        }
+        assert_eq!(first_repeated(&[]), None);
+    }
 }

@@ -8,7 +8,7 @@ mod uncalibrated;
 
 use transload::{
     DeviceId, ErrorKind, FloatType, MemoryKind, StreamPriority, TransferMethod, TransferOptions,
-    backend::RejectReason,
+    backend::{ListWay, RejectReason},
 };
 use transload_cuda_sim::{DriverOptions, SimDevice, install_with};
 
@@ -28,6 +28,15 @@ fn without_kernels_urgent_transfers_use_copy_engine() {
     assert_eq!(report.method, TransferMethod::DirectCopy);
     let ours = report.rejected.iter().find(|rejected| rejected.method == TransferMethod::ZeroCopy);
     assert_eq!(ours.unwrap().reason, RejectReason::NoKernel);
+
+    let within = manager.allocate_for(device, MemoryKind::Device, 64).unwrap();
+    let pageable = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 64).unwrap();
+    for src in [within, pageable, mapped.clone()] {
+        let list = || manager.copy_many(vec![(src.clone(), there.clone())]);
+        let failed = list().way(ListWay::CopyKernel).wait().unwrap_err();
+        assert_eq!(failed.error.kind(), ErrorKind::Unsupported, "{failed}");
+        list().way(ListWay::CopyEngine).wait().unwrap();
+    }
 
     let error = manager.cast((&mapped, FloatType::F16), (&there, FloatType::Bf16)).wait().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);

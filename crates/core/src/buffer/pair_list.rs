@@ -35,6 +35,20 @@ impl PairList {
         Self { pairs: SmallVec::with_capacity(pairs), kept: SmallVec::new() }
     }
 
+    /// Like [`with_capacity`](Self::with_capacity), but the host may lack the memory.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfMemory`].
+    pub fn try_with_capacity(pairs: usize) -> Result<Self> {
+        let mut list = Self::default();
+        let short = |_| {
+            let text = format!("the host has no memory for a list of {pairs} pairs; copy fewer at once");
+            Error::new(ErrorKind::OutOfMemory, text)
+        };
+        list.pairs.try_reserve_exact(pairs).map_err(short)?;
+        Ok(list)
+    }
+
     /// Adds pairs of parts of a source and a destination: `bytes` bytes from each pair of first bytes on.
     ///
     /// # Errors

@@ -20,6 +20,14 @@ fn pairs_are_slices_of_their_buffers() {
 }
 
 #[test]
+fn list_beyond_all_memory_is_out_of_memory() {
+    for pairs in [usize::MAX, usize::MAX / 64] {
+        assert_eq!(PairList::try_with_capacity(pairs).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    }
+    assert!(PairList::try_with_capacity(2).unwrap().is_empty());
+}
+
+#[test]
 fn part_beyond_its_buffer_is_out_of_range() {
     let (from, to) = (buffer(64), buffer(32));
     let mut list = PairList::default();

@@ -2,12 +2,31 @@
 
 use std::{collections::VecDeque, sync::Arc, thread, time::Duration};
 
-use transload_core::{Backend, DeviceId, Fence, QueueLease, Result, StreamPriority, WorkloadType};
+use transload_core::{Backend, DeviceId, ErrorKind, Fence, QueueLease, Result, StreamPriority, WorkloadType};
 
-use crate::CrossBackendTransferManager;
+use super::measure::{Run, Stop};
 
 /// Kernels in flight: while one runs, the next wait.
 const IN_FLIGHT: usize = 3;
+
+/// Waits until a kernel has run on a device: copies that need one would wait, too, for a kernel of others that never ends. Devices
+/// without such kernels are not waited for.
+///
+/// # Errors
+/// That the time is spent; the backend's.
+pub(super) fn await_idle(run: &Run<'_>, device: DeviceId) -> Result<(), Stop> {
+    run.check()?;
+    if transload_core::mutant!("transfer/calibrates-idle-devices") {
+        return Ok(());
+    }
+    let mut load = match Load::new(run, device, Duration::from_micros(1)) {
+        Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(()),
+        load => load?,
+    };
+    load.mean(run, 1)?;
+    load.end(run);
+    Ok(())
+}
 
 /// Kernels one after another, as long as someone feeds them.
 pub(super) struct Load {
@@ -27,12 +46,8 @@ impl Load {
     ///
     /// # Errors
     /// The backend's; `Unsupported` if its device has no such kernel.
-    pub(super) fn new(
-        manager: &CrossBackendTransferManager,
-        device: DeviceId,
-        time: Duration,
-    ) -> Result<Self> {
-        let backend = manager.backend(device)?;
+    pub(super) fn new(run: &Run<'_>, device: DeviceId, time: Duration) -> Result<Self> {
+        let backend = run.manager.backend(device)?;
         let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Compute)?;
         let in_flight = VecDeque::new();
         let mut load = Self { backend, queue, time, in_flight, ended: 0, taken: Duration::ZERO };
@@ -43,14 +58,23 @@ impl Load {
     /// Returns the mean time of the next kernels that end.
     ///
     /// # Errors
-    /// As [`feed`](Self::feed).
-    pub(super) fn mean(&mut self, kernels: u32) -> Result<Duration> {
+    /// As [`poll`](Self::poll).
+    pub(super) fn mean(&mut self, run: &Run<'_>, kernels: u32) -> Result<Duration, Stop> {
         let (ended, taken) = (self.ended, self.taken);
         while self.ended - ended < kernels.max(1) {
-            self.feed()?;
-            thread::yield_now();
+            self.poll(run)?;
         }
         Ok(self.taken.saturating_sub(taken) / (self.ended - ended))
+    }
+
+    /// Feeds the device once, for a thread that waits for something.
+    ///
+    /// # Errors
+    /// As [`feed`](Self::feed); that the time is spent: work of others may hold the device for ever.
+    pub(super) fn poll(&mut self, run: &Run<'_>) -> Result<(), Stop> {
+        self.feed()?;
+        thread::yield_now();
+        if transload_core::mutant!("transfer/budget-ends-waits") { Ok(()) } else { run.check() }
     }
 
     /// Counts the kernels that ended, and enqueues as many.
@@ -70,13 +94,12 @@ impl Load {
         }
         Ok(())
     }
-}
 
-impl Drop for Load {
-    fn drop(&mut self) {
-        for kernel in &self.in_flight {
-            // Else the next measurement would be beside it.
-            let _ended = kernel.wait();
+    /// Waits for the kernels in flight: else the next measurement would be beside them. If the time is spent, they are left alone. They
+    /// access no memory.
+    pub(super) fn end(self, run: &Run<'_>) {
+        while run.check().is_ok() && !self.in_flight.iter().all(Fence::is_complete) {
+            thread::yield_now();
         }
     }
 }

@@ -10,6 +10,7 @@ use transload_core::{
 use super::{
     Calibration, CalibrationOptions, CalibrationProgress, ListCalibration, MeasuredTime, MethodCurve,
     PathCalibration, Unfinished, UnfinishedReason,
+    load::await_idle,
     measure_lists::{self, has_ways, shapes},
     sample::{Sample, are_enough},
     sizes::Sizes,
@@ -130,6 +131,11 @@ impl Run<'_> {
     /// Measures a pair of devices. Of its memory only two buffers exist at a time.
     fn pair(&mut self, all: &[(Place, Place)]) {
         self.deadline = self.now().saturating_add(self.options.budget);
+        let devices = all.first().into_iter().flat_map(|(a, b)| [a.device, b.device]);
+        if let Err(stop) = devices.filter(|device| !device.is_cpu()).try_for_each(|it| await_idle(self, it)) {
+            let paths = all.iter().flat_map(|(a, b)| paths(*a, *b));
+            return paths.for_each(|path| self.unfinished(path, false, &stop));
+        }
         let has_lists = all.iter().flat_map(|(a, b)| paths(*a, *b)).any(has_ways);
         let for_lists = if has_lists { self.options.budget.mul_f64(FOR_LISTS) } else { Duration::ZERO };
         let refined = self.deadline.saturating_sub(for_lists);
@@ -151,7 +157,7 @@ impl Run<'_> {
                 };
                 match measured {
                     Ok(methods) => self.calibration.paths.push(PathCalibration { path, methods }),
-                    Err(stop) => self.unfinished(path, false, stop),
+                    Err(stop) => self.unfinished(path, false, &stop),
                 }
             }
         }
@@ -210,7 +216,7 @@ impl Run<'_> {
                         self.calibration.lists.extend(lists);
                         self.done = done;
                     }
-                    Err(stop) => self.unfinished(path, true, stop),
+                    Err(stop) => self.unfinished(path, true, &stop),
                 }
             }
         }
@@ -232,7 +238,7 @@ impl Run<'_> {
         (!known.is_empty()).then_some(known)
     }
 
-    fn unfinished(&mut self, path: TransferPath, lists_only: bool, stop: Stop) {
+    fn unfinished(&mut self, path: TransferPath, lists_only: bool, stop: &Stop) {
         let reason = match stop {
             Stop::Budget => UnfinishedReason::Budget,
             Stop::Cancelled => UnfinishedReason::Cancelled,
@@ -384,14 +390,18 @@ impl Run<'_> {
 
     /// Returns the time of some work, if there is time for it.
     pub(super) fn clocked(&self, work: impl FnOnce() -> Result<()>) -> Result<Duration, Stop> {
+        self.check()?;
+        let begun = self.now();
+        work()?;
+        Ok(self.now().saturating_sub(begun))
+    }
+
+    /// # Errors
+    /// Why no more is measured.
+    pub(super) fn check(&self) -> Result<(), Stop> {
         if self.is_cancelled {
             return Err(Stop::Cancelled);
         }
-        let begun = self.now();
-        if begun >= self.deadline {
-            return Err(Stop::Budget);
-        }
-        work()?;
-        Ok(self.now().saturating_sub(begun))
+        if self.now() < self.deadline { Ok(()) } else { Err(Stop::Budget) }
     }
 }

@@ -1,8 +1,8 @@
 //! Measures lists beside kernels that compute on the device: how long they take, and how long they delay the kernels.
 
-use std::{thread, time::Duration};
+use std::time::Duration;
 
-use transload_core::{DeviceId, ErrorKind, ListWay, RawBuffer, Timing, TransferPath};
+use transload_core::{DeviceId, Error, ErrorKind, ListWay, RawBuffer, Timing, TransferPath};
 
 use super::{
     ListCalibration, MeasuredList,
@@ -58,16 +58,27 @@ impl Run<'_> {
         device: DeviceId,
     ) -> Result<Vec<ListCalibration>, Stop> {
         // Not a kernel more once it is cancelled, or the time is spent.
-        self.clocked(|| Ok(()))?;
-        let most = src.len().min(LARGEST) as u64;
+        self.check()?;
         let kernel = self.options.kernel.min(self.options.budget / KERNELS_A_BUDGET);
-        let mut load = match Load::new(self.manager, device, kernel) {
+        let mut load = match Load::new(self, device, kernel) {
             Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(Vec::new()),
             load => load?,
         };
+        let found = self.lists_beside_load(path, (src, dst), &mut load);
+        load.end(self);
+        found
+    }
+
+    fn lists_beside_load(
+        &mut self,
+        path: TransferPath,
+        (src, dst): (&RawBuffer, &RawBuffer),
+        load: &mut Load,
+    ) -> Result<Vec<ListCalibration>, Stop> {
+        let most = src.len().min(LARGEST) as u64;
         // The first loads what it needs.
-        load.mean(1)?;
-        let kernel = load.mean(KERNELS)?;
+        load.mean(self, 1)?;
+        let kernel = load.mean(self, KERNELS)?;
         if kernel.is_zero() {
             // The device measures no durations.
             return Ok(Vec::new());
@@ -82,7 +93,7 @@ impl Run<'_> {
             for turn in 0..TURNS {
                 let mut unsupported = Vec::new();
                 for list in &mut found {
-                    match self.turn(&mut load, (&pairs, list.way), kernel) {
+                    match self.turn(load, (&pairs, list.way), kernel) {
                         Err(Stop::Failed(error)) if error.kind() == ErrorKind::Unsupported => {
                             unsupported.push(list.way);
                         }
@@ -119,16 +130,16 @@ impl Run<'_> {
     ) -> Result<Taken, Stop> {
         let options = TransferOptions::new().timing(Timing::Off);
         let list = |load: &mut Load| {
-            let time = self.clocked(|| {
-                let copies = self.manager.copy_many(pairs).way(way).options(options).submit();
-                while !copies.is_complete() {
-                    load.feed()?;
-                    thread::yield_now();
-                }
-                Ok(copies.wait().map(drop)?)
-            });
+            self.check()?;
+            let begun = self.now();
+            let copies = self.manager.copy_many(pairs).way(way).options(options).submit();
+            while !copies.is_complete() {
+                load.poll(self)?;
+            }
+            copies.wait().map_err(Error::from)?;
+            let time = self.now().saturating_sub(begun);
             load.feed()?;
-            time
+            Ok::<_, Stop>(time)
         };
         let since = |load: &Load, (ended, before): (u32, Duration), lists| Taken {
             lists,
@@ -141,7 +152,7 @@ impl Run<'_> {
             let first = list(load)?;
             if first >= LONG * kernel {
                 // The one that it delayed may not have ended yet.
-                load.mean(1)?;
+                load.mean(self, 1)?;
                 return Ok(since(load, begun, vec![first]));
             }
         }

@@ -136,9 +136,10 @@ impl Calibration {
         self.lists.iter().filter_map(ListCalibration::cost).collect()
     }
 
-    /// Adds the paths, the lists of paths, and the devices' values of staging, of an earlier calibration that this one does not have.
+    /// Adds the paths, the lists of paths on idle devices and those beside kernels, and the devices' values of staging, of an earlier
+    /// calibration that this one does not have.
     pub fn keep_from(&mut self, earlier: Self) {
-        let missing = |old: &ListCalibration| self.lists.iter().all(|new| new.path != old.path);
+        let missing = |old: &ListCalibration| !self.has_lists(old.path, old.exclusive);
         let lists: Vec<_> = earlier.lists.into_iter().filter(missing).collect();
         let missing = |old: &PathCalibration| self.paths.iter().all(|new| new.path != old.path);
         let kept: Vec<_> = earlier.paths.into_iter().filter(missing).collect();
@@ -149,6 +150,14 @@ impl Calibration {
         self.paths.extend(kept);
         self.lists.extend(lists);
         self.staging.extend(staging);
+    }
+
+    /// Returns whether it has all lists of a path on an idle device, or beside kernels. Those beside kernels may be measured while there is no
+    /// time left for the others.
+    fn has_lists(&self, path: TransferPath, exclusive: bool) -> bool {
+        let is_finished = self.paths.iter().any(|measured| measured.path == path)
+            && self.unfinished.iter().all(|unfinished| unfinished.path != path);
+        is_finished || self.lists.iter().any(|list| (list.path, list.exclusive) == (path, exclusive))
     }
 
     /// Checks that it can be what a machine was measured to do.
@@ -223,14 +232,16 @@ impl MethodCurve {
 
 impl CrossBackendTransferManager {
     /// Uses the costs and the values of staging of a calibration, from now on, with [`CostBasis::Measured`]. Those of the user, set by
-    /// [`set_costs`](Self::set_costs) and [`set_staging_tuning`](Self::set_staging_tuning), stay.
+    /// [`set_costs`](Self::set_costs) and [`set_staging_tuning`](Self::set_staging_tuning), stay. Of the paths that it has, what was measured
+    /// before and is not in it is no longer used: such a method, or way of lists, could not be used any more.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if it can be no measurement, such as one read from a damaged file; nothing changes then.
     pub fn use_calibration(&self, calibration: &Calibration) -> Result<()> {
         calibration.check()?;
         self.registry.set_costs(calibration.costs(), CostBasis::Measured);
-        self.context.costs.set_lists(calibration.list_costs(), CostBasis::Measured);
+        let are_replaced = |path, exclusive| calibration.has_lists(path, exclusive);
+        self.context.costs.set_measured_lists(calibration.list_costs(), are_replaced);
         for StagingCalibration { device, tuning, .. } in &calibration.staging {
             // Without its backend, nothing goes to or from a device.
             if let Ok(ring) = self.staging_ring(*device) {

@@ -231,6 +231,9 @@ impl CrossBackendTransferManager {
                 declined |= methods;
                 continue;
             }
+            if let Err(error) = load_kernel(candidate, &choice, wanted.way) {
+                return Some(self.refuse(id, error));
+            }
             let by_kernel = choice.by_kernel;
             let request = TransferRequest { src, dst, options, timing, by_kernel, extras: Some(extras) };
             let mut submission = candidate.submission(input, &choice);
@@ -306,9 +309,10 @@ impl CrossBackendTransferManager {
             let unsuited = queue.map_or(Ok(0), |queue| routes.off_queue(queue))?;
             let excluded = Excluded { declined, unsuited, ..Excluded::default() };
             let choice = self.choose_for_many(routes, (input, *count), (options, wanted), excluded)?;
-            let candidate = choice.and_then(|choice| routes.candidates.get(choice.index));
-            match candidate.map_or(Ok(()), |candidate| self.registry.prepare(&input.path, candidate)) {
-                Ok(()) => return Ok(()),
+            let Some(choice) = choice else { return Ok(()) };
+            let Some(candidate) = routes.candidates.get(choice.index) else { return Ok(()) };
+            match self.registry.prepare(&input.path, candidate) {
+                Ok(()) => return load_kernel(candidate, &choice, wanted.way),
                 Err(methods) => declined |= methods,
             }
         }
@@ -406,6 +410,22 @@ impl CrossBackendTransferManager {
         let one_by_one = routes.lists.one_by_one(list, single.predicted);
         Ok(choice.filter(|choice| time(choice) <= one_by_one))
     }
+}
+
+/// Loads the kernel of a way that is wanted: copy engines would do what it is to do.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] if the driver rejects it; [`ErrorKind::DeviceLost`].
+fn load_kernel(candidate: &Candidate, choice: &Choice, wanted: Option<ListWay>) -> Result<()> {
+    let needs_kernel = choice.by_kernel || wanted == Some(ListWay::ThroughDevice);
+    if wanted.is_none() || !needs_kernel || transload_core::mutant!("transfer/wanted-kernel-is-loaded") {
+        return Ok(());
+    }
+    let lane = candidate.route.lane;
+    candidate.route.backend.prepare_in_place(lane).map_err(|error| match error.kind() {
+        ErrorKind::DeviceLost => error,
+        _ => Error::caused_by(ErrorKind::Unsupported, format!("{lane} cannot load the copy kernel"), error),
+    })
 }
 
 /// The list of a task.

@@ -302,7 +302,7 @@ impl DeviceScratch {
                 .collect();
             require_complete(&full, |_| false)?;
         }
-        let chunks = chunks_of(pairs);
+        let chunks = chunks_of(pairs.iter().map(|(src, _)| src.len()));
         let count = chunks.len();
         let longest = chunks.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
         let buffers = Ready::new(Arc::clone(&from), (&*route.backend, route.lane), (count, longest));
@@ -310,13 +310,19 @@ impl DeviceScratch {
         claims.wait_also(request.after());
         let open: SmallVec<[Fence; 4]> =
             claims.after().iter().filter(|fence| !fence.is_complete()).cloned().collect();
-        let first = if is_upload { &queues.engine } else { &queues.kernel };
-        if !open.iter().all(|fence| first.can_wait_for(fence)) {
-            return Ok(None);
-        }
         if !open.is_empty() {
             // Independent lists must not wait for the same work.
             queues = Queues::lease(route, request)?;
+            let first = if is_upload { &queues.engine } else { &queues.kernel };
+            // Else this thread would wait for the host's work.
+            if open.iter().any(|fence| fence.timeline().device().is_cpu())
+                && !transload_core::mutant!("transfer/list-prepares-waits")
+            {
+                first.prepare_waits();
+            }
+            if !open.iter().all(|fence| first.can_wait_for(fence)) {
+                return Ok(None);
+            }
         }
         let Some(taken) = buffers.take(!open.is_empty()) else { return Ok(None) };
         let mut halves = Halves { queues: &queues, is_upload, engine_end: None, kernel_end: None };
@@ -459,19 +465,31 @@ pub(crate) fn has_kernel(backend: &dyn Backend, lane: DeviceId) -> bool {
     backend.in_place_copier(own, own) == Some(lane)
 }
 
-/// Cuts a list into as few chunks as possible, of about equal lengths. Returns the indices of each one's pairs, and its bytes.
-fn chunks_of(pairs: &[(RawBuffer, RawBuffer)]) -> Vec<(Range<usize>, usize)> {
-    let total = pairs.iter().map(|(src, _)| src.len()).fold(0, usize::saturating_add);
+/// Cuts a list of pairs of these lengths into as few chunks as possible, of about equal lengths. Returns the indices of each one's pairs,
+/// and its bytes.
+fn chunks_of(lengths: impl ExactSizeIterator<Item = usize> + Clone) -> Vec<(Range<usize>, usize)> {
+    let (count, total) = (lengths.len(), lengths.clone().fold(0, usize::saturating_add));
     let enough = total.div_ceil(total.div_ceil(CHUNK).max(1));
     let mut chunks = Vec::new();
     let (mut first, mut bytes) = (0, 0);
-    for (index, (src, _)) in pairs.iter().enumerate() {
-        if bytes > 0 && (bytes >= enough || bytes + src.len() > MOST) {
+    // Those of 0 bytes begin no chunk.
+    for (index, length) in lengths.enumerate().filter(|(_, length)| *length > 0) {
+        if bytes > 0 && (bytes >= enough || bytes + length > MOST) {
             chunks.push((first..index, bytes));
             (first, bytes) = (index, 0);
         }
-        bytes += src.len();
+        bytes += length;
     }
-    chunks.push((first..pairs.len(), bytes));
+    chunks.push((first..count, bytes));
     chunks
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn no_chunk_is_empty() {
+        let lengths = [0, super::CHUNK, 0, super::CHUNK, 0, 0];
+        let expected = [(0..3, super::CHUNK), (3..6, super::CHUNK)];
+        assert_eq!(super::chunks_of(lengths.into_iter()), expected);
+    }
 }

@@ -42,7 +42,7 @@ pub(crate) struct Candidate {
     pub(crate) engine: Option<Arc<EngineQueue>>,
     /// Predicted time of the transfers so far from [`COUNTED_FROM`] on.
     pub(crate) spent: Duration,
-    /// That of the transfers that [explored](TransferReport::explored).
+    /// What the transfers that [explored](TransferReport::explored) count as.
     pub(crate) explored: Duration,
     /// Transfers of each size class before the next one that is measured.
     unmeasured: [u64; SizeClass::ALL.len()],
@@ -311,7 +311,10 @@ impl Candidate {
     pub(crate) fn queue(&mut self, fence: &Fence, submission: &Submission) {
         self.spent = self.spent.saturating_add(submission.predicted);
         if is_explored(submission) {
-            self.explored = self.explored.saturating_add(submission.predicted);
+            let cost = &self.info.cost;
+            let (time, charge) = cost.charge(submission.bytes);
+            cost.observations.note_try(submission.bytes, charge);
+            self.explored = self.explored.saturating_add(time);
         }
         if let Some(engine) = &self.engine
             && !transload_core::mutant!("transfer/engine-queue-counts-nothing")

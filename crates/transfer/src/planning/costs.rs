@@ -42,6 +42,14 @@ impl Cost {
             self.uncorrected.as_ref().filter(|_| !transload_core::mutant!("transfer/corrections-last"));
         before.map_or(predicted, |before| before.predict(bytes).min(predicted))
     }
+
+    /// Returns the time that the next try counts as, and its part of the predicted time: see [`Observations::charge`].
+    pub(crate) fn charge(&self, bytes: u64) -> (Duration, f64) {
+        let predicted = self.model.predict(bytes);
+        let least = self.least(bytes).as_secs_f64() / predicted.as_secs_f64();
+        let charge = self.observations.charge(bytes, least);
+        (if charge < 1.0 { predicted.mul_f64(charge) } else { predicted }, charge)
+    }
 }
 
 /// The costs of a manager. Transfers read those that their cached routes have.
@@ -72,6 +80,21 @@ impl Costs {
     pub(crate) fn set(&self, costs: Vec<PathCost>, basis: CostBasis) {
         Arc::make_mut(&mut *self.table.write()).set(costs, basis);
         self.changed();
+    }
+
+    /// Adds the costs of lists that were measured, and removes other measured ones of the paths whose lists on an idle device, or beside
+    /// kernels, they replace.
+    pub(crate) fn set_measured_lists(
+        &self,
+        costs: Vec<ListCost>,
+        are_replaced: impl Fn(TransferPath, bool) -> bool,
+    ) {
+        let mut table = self.table.write();
+        for (path, lists) in &mut Arc::make_mut(&mut *table).lists {
+            lists.forget_measured(|exclusive| are_replaced(*path, exclusive));
+        }
+        drop(table);
+        self.set_lists(costs, CostBasis::Measured);
     }
 
     /// Adds the costs of lists, except where one of a better basis is known.
@@ -109,8 +132,15 @@ pub(crate) struct CostTable {
 }
 
 impl CostTable {
-    /// Adds costs, except where one of a better basis is known. Of two defaults the first stays, of others the last.
+    /// Adds costs, except where one of a better basis is known. Of two defaults the first stays, of others the last. Measured ones replace
+    /// all that was measured or corrected of their paths: a method that they lack could not be used.
     pub(crate) fn set(&mut self, costs: Vec<PathCost>, basis: CostBasis) {
+        if basis == CostBasis::Measured {
+            self.costs.retain(|(path, _), known| {
+                let is_of_user_or_built_in = [CostBasis::User, CostBasis::BuiltIn].contains(&known.basis);
+                is_of_user_or_built_in || costs.iter().all(|cost| cost.path != *path)
+            });
+        }
         for PathCost { path, method, model } in costs {
             let keeps = self.costs.get(&(path, method)).is_some_and(|old| {
                 old.basis > basis || (old.basis == CostBasis::BuiltIn && basis == CostBasis::BuiltIn)
@@ -206,6 +236,27 @@ mod tests {
         assert_eq!(micros(&table), (3, CostBasis::User));
         table.set(cost(6), CostBasis::User);
         assert_eq!(micros(&table), (6, CostBasis::User));
+    }
+
+    #[test]
+    fn measured_costs_of_a_path_replace_all_that_was_measured() {
+        let path = cost(1)[0].path;
+        let mut table = CostTable::default();
+        let other = |method, micros| PathCost { method, ..cost(micros).remove(0) };
+        let all = TransferMethod::ALL.map(|method| other(method, 2));
+        table.set(vec![all[1].clone()], CostBasis::BuiltIn);
+        table.set([&all[0], &all[2], &all[3]].map(PathCost::clone).to_vec(), CostBasis::Measured);
+        table.set(vec![all[3].clone()], CostBasis::User);
+        let seen = table.get(path, all[2].method);
+        assert!(table.refine((path, all[2].method), &seen, (1 << 20, 3.0)));
+        table.set(cost(5), CostBasis::Measured);
+        let known = table.list().into_iter().map(|(cost, basis)| (cost.method, basis));
+        let expected = [
+            (all[0].method, CostBasis::Measured),
+            (all[1].method, CostBasis::BuiltIn),
+            (all[3].method, CostBasis::User),
+        ];
+        assert!(known.eq(expected), "{:?}", table.list());
     }
 
     #[test]

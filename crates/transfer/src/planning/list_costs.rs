@@ -20,6 +20,14 @@ impl ListCosts {
         }
     }
 
+    /// Removes the measured costs on an idle device, or beside kernels, for which this is `true`.
+    pub(crate) fn forget_measured(&mut self, of: impl Fn(bool) -> bool) {
+        let replaced = self.0.iter_mut().zip([false, true]).filter(|(_, exclusive)| of(*exclusive));
+        for slot in replaced.flat_map(|(costs, _)| costs) {
+            slot.take_if(|(_, basis)| *basis == CostBasis::Measured);
+        }
+    }
+
     /// Returns the cost of a way on an idle device, or beside kernels that compute.
     pub(crate) fn get(&self, way: ListWay, exclusive: bool) -> Option<(&ListCost, CostBasis)> {
         let (cost, basis) = self.0[usize::from(exclusive)].get(way as usize)?.as_ref()?;

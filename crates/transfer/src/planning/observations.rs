@@ -25,6 +25,8 @@ pub(crate) struct Observations(SpinLock<[Window; RANGES]>);
 struct Window {
     ratios: [f64; MANY],
     count: usize,
+    /// What the next try counts as, over its prediction, unless that was less before corrections.
+    charge: f64,
 }
 
 impl Observations {
@@ -36,6 +38,9 @@ impl Observations {
         let window = windows.get_mut(range)?;
         *window.ratios.get_mut(window.count)? = ratio;
         window.count += 1;
+        if ratio < 1.0 / DRIFT {
+            window.charge = ratio;
+        }
         if window.count < MANY {
             return None;
         }
@@ -43,6 +48,25 @@ impl Observations {
         window.ratios.sort_unstable_by(f64::total_cmp);
         let median = *window.ratios.get(MANY / 2)?;
         (!(1.0 / DRIFT..=DRIFT).contains(&median)).then_some(median)
+    }
+
+    /// Returns what the next try of a method counts as, over its prediction: `least` at first, then twice as much with each, or as the last
+    /// one took if that was much less. So a correction by what was over soon is found to be wrong soon, and others cost little.
+    pub(crate) fn charge(&self, bytes: u64, least: f64) -> f64 {
+        let charge = |range: usize| Some(self.0.try_lock()?.get(range)?.charge);
+        let known = range_of(bytes).filter(|_| !transload_core::mutant!("transfer/tries-count-as-before"));
+        known.and_then(charge).map_or(1.0, |charge| charge.max(least).min(1.0))
+    }
+
+    /// Notes that a method is tried, which counts as so much.
+    pub(crate) fn note_try(&self, bytes: u64, charge: f64) {
+        if let Some(range) = range_of(bytes)
+            && let Some(mut windows) = self.0.try_lock()
+            && let Some(window) = windows.get_mut(range)
+            && !transload_core::mutant!("transfer/tries-become-dear")
+        {
+            window.charge = 2.0 * charge;
+        }
     }
 }
 

@@ -178,8 +178,9 @@ impl PathRoutes {
         let (spent, explored) = (sum(|candidate| candidate.spent), sum(|candidate| candidate.explored));
         let candidate = &mut self.candidates[index];
         let predicted = candidate.predict(bytes);
+        let (charge, _) = candidate.info.cost.charge(bytes);
         let is_rare = (!predicted.is_zero()
-            && explored.saturating_add(predicted).saturating_mul(EXPLORED_SHARE) <= spent)
+            && explored.saturating_add(charge).saturating_mul(EXPLORED_SHARE) <= spent)
             || transload_core::mutant!("transfer/explores-one-percent");
         if is_rare
             && 2 * least <= 3 * choice.predicted

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use transload_core::{CostBasis, DeviceId, ErrorKind, ListWay, MemoryKind, Place, TransferPath};
-use transload_transfer::{Calibration, CrossBackendTransferManager, ListCalibration};
+use transload_transfer::{Calibration, CalibrationOptions, CrossBackendTransferManager, ListCalibration};
 
 use crate::{MOCK, Mock};
 
@@ -162,4 +162,51 @@ fn unmeasured_lists_keep_an_earlier_calibration() {
     let new = again.clone();
     again.keep_from(earlier);
     assert_eq!(again.lists, new.lists);
+}
+
+#[test]
+fn lists_beside_kernels_do_not_replace_those_on_an_idle_device() {
+    let engine = |exclusive| {
+        let mut list = lists(upload(), ListWay::CopyEngine, |pieces, _| pieces);
+        list.exclusive = exclusive;
+        list
+    };
+    let (mut earlier, mut later) = (Calibration::default(), Calibration::default());
+    earlier.lists = vec![engine(true), engine(false)];
+    // The time was spent before lists on an idle device.
+    later.lists = vec![engine(false)];
+    later.lists[0].times[0].time.median *= 2;
+    let new = later.lists[0].clone();
+    later.keep_from(earlier);
+    assert_eq!(later.lists, [new, engine(true)]);
+}
+
+#[test]
+fn way_that_a_later_calibration_lacks_has_no_cost() {
+    let (manager, path) = (manager(), upload());
+    let of = |way, exclusive| {
+        let mut list = lists(path, way, |pieces, _| pieces);
+        list.exclusive = exclusive;
+        list
+    };
+    let ways = |manager: &CrossBackendTransferManager| -> Vec<_> {
+        manager.list_costs().iter().map(|(cost, _)| (cost.way, cost.exclusive)).collect()
+    };
+    let (engine, kernel) = (ListWay::CopyEngine, ListWay::CopyKernel);
+    let mut earlier = manager.calibrate(&CalibrationOptions::new().largest(1 << 10)).unwrap();
+    earlier.lists = vec![of(engine, true), of(kernel, true), of(engine, false), of(kernel, false)];
+    manager.use_calibration(&earlier).unwrap();
+    assert_eq!(ways(&manager).len(), 4);
+    // The kernel cannot be loaded any more.
+    let mut later = Calibration::default();
+    later.lists = vec![of(engine, false)];
+    manager.use_calibration(&later).unwrap();
+    assert_eq!(ways(&manager), [(engine, true), (engine, false), (kernel, true)]);
+    // Of one way alone no lists are measured.
+    later.lists.clear();
+    later.paths = earlier.paths.clone();
+    later.keep_from(earlier);
+    assert_eq!(later.lists, []);
+    manager.use_calibration(&later).unwrap();
+    assert_eq!(ways(&manager), []);
 }

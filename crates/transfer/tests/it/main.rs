@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bad_use;
+mod beside;
 mod calibration;
 mod cheapest;
 mod choice;

@@ -199,6 +199,36 @@ fn way_that_a_path_lacks_refuses_the_whole_list() {
 }
 
 #[test]
+fn wanted_kernel_that_cannot_be_loaded_refuses_the_whole_list() {
+    let (manager, backend) = with(Mock { in_place: Some(MOCK), ..Mock::default() });
+    let pairs = mixed(&manager, 6);
+    let pageable: Vec<Pair> = pairs.iter().step_by(3).cloned().collect();
+    for list in [&pageable, &pairs] {
+        for (planted, told) in
+            [(ErrorKind::Device, ErrorKind::Unsupported), (ErrorKind::DeviceLost, ErrorKind::DeviceLost)]
+        {
+            backend.refuse_next(planted);
+            let failed = manager.copy_many(list).way(ListWay::CopyKernel).wait().unwrap_err();
+            assert_eq!(failed.error.kind(), told, "{failed}");
+            assert!(failed.to_string().contains("planted refusal"), "{failed}");
+        }
+    }
+    assert!(are_untouched(&pairs));
+    assert_eq!(backend.enqueued(), 0);
+}
+
+#[test]
+fn blocks_of_more_pairs_than_memory_are_refused() {
+    const BLOCKS: usize = 1 << 22;
+    let manager = on_host();
+    // One pool for all layers.
+    let pools = vec![host_pool(&manager, BLOCKS, 0); 1 << 21];
+    let indices: Vec<usize> = (0..BLOCKS).collect();
+    let refused = manager.copy_blocks((&pools, &indices), (&pools, &indices), 1).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "{refused}");
+}
+
+#[test]
 fn failed_pair_is_named_and_others_are_in_place() {
     let (manager, backend) = with(Mock::default());
     let method = TransferOptions::new().only(TransferMethod::DirectCopy);

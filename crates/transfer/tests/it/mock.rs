@@ -166,6 +166,11 @@ impl MockBackend {
         *self.shared.closed.lock() = Some(until);
     }
 
+    /// From now on kernels that occupy a device end with a fence.
+    pub(crate) fn occupy_until(&self, end: Fence) {
+        *self.shared.kernel.lock() = Some(end);
+    }
+
     pub(crate) fn enqueued(&self) -> u64 {
         self.shared.enqueued.load(Ordering::SeqCst)
     }

@@ -49,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) lost: Mutex<Vec<DeviceId>>,
     /// What copies from a device to the host wait for.
     pub(crate) closed: Mutex<Option<Fence>>,
+    /// Kernels that occupy a device, if it has one.
+    pub(crate) kernel: Mutex<Option<Fence>>,
     pub(crate) enqueued: AtomicU64,
     /// The queue of each operation.
     pub(crate) used: Mutex<Vec<TimelineId>>,

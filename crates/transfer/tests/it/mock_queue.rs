@@ -230,6 +230,11 @@ unsafe impl Queue for MockQueue {
         Ok(Fence::new(Arc::clone(&self.erased), point))
     }
 
+    fn occupy(&self, _: Duration) -> Result<Fence> {
+        let none = || Error::new(ErrorKind::Unsupported, "the mock has no kernel");
+        self.shared.kernel.lock().clone().ok_or_else(none)
+    }
+
     fn outstanding(&self) -> u64 {
         // In this order: the first never exceeds what the second reads later.
         self.timeline.performed().abs_diff(self.timeline.enqueued.load(Ordering::SeqCst))

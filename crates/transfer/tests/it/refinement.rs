@@ -289,3 +289,34 @@ fn wrong_correction_of_a_method_is_corrected_again() {
         assert!((0..40).any(heals), "{bytes}: {} s", setup.predicted(DIRECT, bytes));
     }
 }
+
+/// Corrects the driver's copies upward a hundred times, without any other measurement.
+fn disturbed() -> Setup {
+    let setup = setup(exploring().sampling(Sampling::Every(u32::MAX)), mock());
+    setup.prepare();
+    setup.link_takes(1000);
+    let (src, dst) = pair(&setup.manager, MIB);
+    (0..9).for_each(|_| _ = setup.manager.copy(&src, &dst).timing(Timing::Measured).wait().unwrap());
+    assert_eq!((setup.predicted(DIRECT, MIB), setup.plan(MIB).method), (1000, STAGED));
+    setup
+}
+
+#[test]
+fn large_correction_by_what_is_over_does_not_last() {
+    let setup = disturbed();
+    setup.link_takes(10);
+    // 1 % of the time of 600 is that of nine tries as they were before, and are again.
+    setup.copies(700, &pair(&setup.manager, MIB));
+    assert_eq!((setup.predicted(DIRECT, MIB), setup.plan(MIB).method), (10, DIRECT));
+}
+
+#[test]
+fn large_correction_that_holds_is_tried_ever_more_seldom() {
+    let setup = disturbed();
+    let reports = explored(&setup, 1000, MIB, TransferOptions::new());
+    let tries: Vec<i32> = (1..).zip(&reports).filter(|(_, report)| report.explored).map(|it| it.0).collect();
+    // They count as 10, 20, 40 and 80 s, of 15 s for each transfer and 1000 s for each try.
+    assert_eq!(tries.len(), 4, "{tries:?}");
+    let gaps: Vec<i32> = tries.iter().zip(&tries[1..]).map(|(one, next)| next - one).collect();
+    assert!(gaps[1] > 2 * gaps[0] && gaps[2] > 2 * gaps[1], "{gaps:?}");
+}

@@ -8,9 +8,11 @@ use std::{
 
 use transload::{
     CrossBackendTransferManager, DeviceId, MemoryKind, RawBuffer,
+    backend::ListWay,
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig, CudaDevice, CudaStream},
 };
+use transload_core::Queue as _;
 use transload_cuda_sim::harness;
 use transload_cuda_sys::{Stream, trace};
 use transload_executor::Executor;
@@ -72,6 +74,51 @@ fn copy_waits_for_host_copy_on_the_device() {
 #[test]
 fn copy_after_the_fence_of_a_host_copy_waits_on_the_device() {
     after_host_copies(&Setup::new(), true);
+}
+
+#[test]
+fn list_through_device_memory_waits_for_host_copy_on_the_device() {
+    const PIECE: usize = 4096;
+    // A pool whose streams never waited for host work, in a context where one of another pool can, or not.
+    let waits = |is_prepared: bool| {
+        let setup = Setup::new();
+        if !Stream::can_wait_words() {
+            println!("skipped: the driver has no waits for words");
+            return true;
+        }
+        let device = CudaDevice::new(setup.test.ordinal()).unwrap();
+        let other = CudaStream::new(&device).unwrap();
+        if is_prepared {
+            other.prepare_waits();
+        }
+        let [pinned, there] =
+            [MemoryKind::Pinned, MemoryKind::Device].map(|kind| setup.allocate(kind, LARGE));
+        let part = |of: &RawBuffer, at: usize| of.slice(at * PIECE..(at + 1) * PIECE).unwrap();
+        let count = LARGE / PIECE;
+        let pairs: Vec<_> = (0..count).map(|at| (part(&pinned, at), part(&there, at * 7 % count))).collect();
+        let list = || setup.manager.copy_many(&pairs).way(ListWay::ThroughDevice);
+        // It keeps its queues.
+        list().wait().unwrap();
+        let source = setup.filled(MemoryKind::Pageable, &noise(LARGE, 1));
+        let host = setup.manager.copy(&source, &pinned).submit();
+        let mut copied = None;
+        let waits = waits_on_device(|| copied = Some(list().submit()));
+        host.wait().unwrap();
+        // While other tests free memory, its queue cannot wait.
+        let copied = copied.unwrap().wait();
+        assert!(copied.is_ok() || !waits);
+        if waits {
+            let back = content(&setup, &there);
+            let expected = noise(LARGE, 1);
+            let is_back =
+                |at: usize| back[at * 7 % count * PIECE..][..PIECE] == expected[at * PIECE..][..PIECE];
+            assert!((0..count).all(is_back));
+        }
+        waits
+    };
+    for is_prepared in [true, false] {
+        assert!((0..100).any(|_| waits(is_prepared)), "{is_prepared}");
+    }
 }
 
 /// The caller's stream was never used by a call that may block.
