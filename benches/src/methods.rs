@@ -29,8 +29,7 @@ pub struct Methods {
     pub choices: Vec<Choice>,
     /// Sizes at which the chosen method changes.
     pub break_points: Vec<BreakPoint>,
-    /// Transfers that failed unexpectedly, as text.
-    #[serde(skip)]
+    /// Parts and transfers that failed, as text.
     pub failures: Vec<String>,
 }
 

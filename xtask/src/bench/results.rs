@@ -33,6 +33,9 @@ pub(crate) struct Results {
     /// Sizes from which another method is chosen. Absent from files of earlier versions.
     #[serde(default)]
     pub(crate) break_points: Vec<BreakPoint>,
+    /// Parts and transfers that failed, whose rows are missing. Absent from files of earlier versions.
+    #[serde(default)]
+    pub(crate) failures: Vec<String>,
 }
 
 /// The method chosen if all are allowed.
@@ -137,6 +140,7 @@ impl Results {
             all.choices.extend(run.choices);
             all.rejections.extend(run.rejections);
             all.break_points.extend(run.break_points);
+            all.failures.extend(run.failures);
             all.simulated |= run.simulated;
             all
         });
@@ -148,6 +152,13 @@ impl Results {
             }
             all
         })
+    }
+
+    /// Returns what failed, and the rows whose bytes were not compared or were wrong.
+    pub(crate) fn failed(&self) -> Vec<String> {
+        let unverified = self.rows.iter().filter(|row| row.bytes > 0 && !row.verified);
+        let unverified = unverified.map(|row| format!("{}: its bytes were wrong or not compared", row.id));
+        self.failures.iter().cloned().chain(unverified).collect()
     }
 
     fn parse(text: &str) -> Result<Self> {
@@ -195,6 +206,7 @@ impl From<Record> for Results {
             choices: record.choices,
             rejections: record.rejections,
             break_points: record.break_points,
+            failures: Vec::new(),
         }
     }
 }
@@ -286,6 +298,7 @@ pub(crate) fn sample() -> Results {
             reason: "one side is the host".to_owned(),
         }],
         break_points: Vec::new(),
+        failures: Vec::new(),
     }
 }
 
@@ -310,7 +323,7 @@ mod tests {
     #[test]
     fn file_without_choices_is_read() {
         let mut value = serde_json::to_value(sample()).unwrap();
-        for name in ["choices", "rejections", "break_points"] {
+        for name in ["choices", "rejections", "break_points", "failures"] {
             value.as_object_mut().unwrap().remove(name).unwrap();
         }
         let results = Results::parse(&value.to_string()).unwrap();

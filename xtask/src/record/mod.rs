@@ -99,6 +99,9 @@ fn merge(options: &Options, runs: Vec<Results>, tests: Vec<TestCount>) -> Result
         ensure!(said.len() <= 1, "the files disagree on `{name}` ({said:?}): give --{name}");
         said.pop_first().with_context(|| format!("no file contains `{name}`: give --{name}"))
     };
+    for run in &runs {
+        ensure!(run.failures.is_empty(), "a file lacks what failed: {}", run.failures.join("; "));
+    }
     let choices = of_all_runs(&runs, |run| &run.choices);
     let rejections = of_all_runs(&runs, |run| &run.rejections);
     let break_points = of_all_runs(&runs, |run| &run.break_points);
@@ -217,6 +220,14 @@ mod tests {
         let mut run = crate::bench::results::sample();
         run.rows[0].verified = false;
         assert!(merge_rows(vec![run]).unwrap_err().to_string().contains("not verified"));
+    }
+
+    #[test]
+    fn run_of_which_a_part_failed_is_refused() {
+        let mut run = crate::bench::results::sample();
+        run.failures.push("many, up: out of memory".to_owned());
+        let error = merge(&options(), vec![run], Vec::new()).unwrap_err().to_string();
+        assert!(error.contains("many, up: out of memory"), "{error}");
     }
 
     #[test]
