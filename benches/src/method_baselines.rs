@@ -159,9 +159,12 @@ impl Bench<'_> {
         };
         let id = format!("{group}/{}/{method}/{}", grid::name(path), grid::size(point));
         let text = format!("{path}, {method} beside {}", baseline.name());
-        let row = Row::new(id, text, method.name(), point.bytes as u64, unit, both.ours)
-            .against(baseline.name(), both.reference)
-            .obtained(self.testbed.is_simulated(), both.verified);
+        let row = Row::new(id, text, method.name(), point.bytes as u64, unit, both.ours);
+        let row = match baseline {
+            Baseline::DirectCopy => row.against_library(baseline.name(), both.reference),
+            _ => row.against(baseline.name(), both.reference),
+        };
+        let row = row.obtained(self.testbed.is_simulated(), both.verified);
         Ok(Some(row.with_goal(baseline.goal(point.bytes))))
     }
 }

@@ -27,6 +27,9 @@ pub struct Row {
     pub reference: Option<String>,
     /// The reference's median.
     pub reference_value: Option<f64>,
+    /// Whether the reference is the library itself, which a change of it may slow down too. Absent if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub own_reference: bool,
     /// `value` over `reference_value`.
     pub ratio: Option<f64>,
     /// Goal with its direction.
@@ -132,6 +135,7 @@ impl Row {
             p90: values.p90,
             reference: None,
             reference_value: None,
+            own_reference: false,
             ratio: None,
             goal: None,
             met: None,
@@ -147,6 +151,12 @@ impl Row {
         self.reference_value = Some(values.p50);
         self.ratio = (values.p50 > 0.0).then(|| self.value / values.p50);
         self
+    }
+
+    /// Like [`against`](Self::against), with a reference that is the library itself.
+    #[must_use]
+    pub fn against_library(self, name: &str, values: Summary) -> Self {
+        Self { own_reference: true, ..self.against(name, values) }
     }
 
     /// Sets whether it was simulated and whether bytes were compared.

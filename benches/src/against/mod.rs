@@ -33,13 +33,17 @@ struct Run {
     rows: Vec<Sample>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 struct Sample {
     id: String,
     unit: String,
     value: f64,
     /// The reference's, in the same process.
     reference_value: Option<f64>,
+    reference: Option<String>,
+    /// Whether the reference is the library itself. Earlier programs do not tell.
+    #[serde(default)]
+    own_reference: bool,
     goal: Option<String>,
 }
 
@@ -183,9 +187,10 @@ fn in_turns(options: &Options, mut measure: impl FnMut(bool) -> Result<Run>) -> 
             progress.next(&format!("process {} of {processes}, {of} program", runs.len() + 1));
             runs.push(measure(is_new)?);
         }
-        let rows = old
-            .first()
-            .map_or(0, |run: &Run| run.rows.iter().filter(|row| is_compared(row, options)).count());
+        // Those of the present program, which tells whose a reference is.
+        let rows = new.first().into_iter().flat_map(|run: &Run| &run.rows);
+        let rows = rows.filter(|row| is_compared(row, options)).map(|row| 1 + usize::from(row.own_reference));
+        let rows: usize = rows.sum();
         while statistics::with_one_astray(processes) * rows as f64 > ALPHA {
             processes += 1;
         }
@@ -208,10 +213,11 @@ fn compare(
     old: &[Run],
     new: &[Run],
 ) -> Result<Comparison> {
-    let (before, after) = (values(old, options), values(new, options));
+    let all = old.iter().chain(new).flat_map(|run| &run.rows);
+    let own: BTreeSet<&str> = all.filter(|row| row.own_reference).map(|row| row.id.as_str()).collect();
+    let (before, after) = (values(old, options, &own), values(new, options, &own));
     let first = new.first().context("nothing was measured")?;
-    let names =
-        |of: &BTreeMap<&str, Values<'_>>| of.keys().map(|id| (*id).to_owned()).collect::<BTreeSet<_>>();
+    let names = |of: &BTreeMap<String, Values<'_>>| of.keys().cloned().collect::<BTreeSet<_>>();
     let (all_before, all_after) = (names(&before), names(&after));
     let least = options.least_change / 100.0;
     let mut rows = Vec::new();
@@ -233,7 +239,7 @@ fn compare(
         let ratio = statistics::ratio(new, old);
         let [old, new] = measured;
         rows.push(ComparedRow {
-            id: (*id).to_owned(),
+            id: id.clone(),
             unit: row.unit.clone(),
             more_is_better,
             adjusted: is_adjusted,
@@ -279,11 +285,21 @@ fn compare(
 /// A row, and its value and its reference's in each process.
 type Values<'a> = (&'a Sample, Vec<(f64, Option<f64>)>);
 
-/// Returns the values of each row that every run has.
-fn values<'a>(runs: &'a [Run], options: &Options) -> BTreeMap<&'a str, Values<'a>> {
-    let mut found: BTreeMap<&str, Values<'_>> = BTreeMap::new();
+/// Returns the values of each row that every run has. A change that slows down a row and its reference must not be taken for the
+/// process's: a reference that is the library itself is no measure of the process, but compared as a row of its own.
+fn values<'a>(
+    runs: &'a [Run],
+    options: &Options,
+    own_references: &BTreeSet<&str>,
+) -> BTreeMap<String, Values<'a>> {
+    let mut found: BTreeMap<String, Values<'_>> = BTreeMap::new();
+    let mut add = |id, row, value| found.entry(id).or_insert_with(|| (row, Vec::new())).1.push(value);
     for row in runs.iter().flat_map(|run| &run.rows).filter(|row| is_compared(row, options)) {
-        found.entry(&row.id).or_insert_with(|| (row, Vec::new())).1.push((row.value, row.reference_value));
+        let is_own = own_references.contains(row.id.as_str());
+        add(row.id.clone(), row, (row.value, row.reference_value.filter(|_| !is_own)));
+        if let (true, Some(reference), Some(value)) = (is_own, &row.reference, row.reference_value) {
+            add(format!("{}: {reference}", row.id), row, (value, None));
+        }
     }
     found.retain(|_, (_, values)| values.len() == runs.len());
     found

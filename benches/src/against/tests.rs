@@ -42,7 +42,7 @@ fn synthetic(random: &mut Random, drift: f64, change: impl Fn(usize, f64) -> f64
         let time = change(index, SUBMISSION * index.max(1) as f64);
         let time = time * (1.0 + noise * random.normal()) * slow * drift;
         let (unit, value) = if index == 0 { ("GB/s", 1e6 / time) } else { ("ns", time) };
-        Sample { id: format!("row/{index}"), unit: unit.to_owned(), value, reference_value: None, goal: None }
+        Sample { id: format!("row/{index}"), unit: unit.to_owned(), value, ..Sample::default() }
     });
     Run {
         simulated: false,
@@ -117,6 +117,37 @@ fn change_smaller_than_what_processes_differ_by_is_found_beside_its_reference() 
     };
     assert_eq!((0..SEEDS).filter(|seed| found(*seed, 300.0)).count() as u64, SEEDS);
     assert_eq!((0..SEEDS).filter(|seed| found(*seed, 0.0)).count(), 0);
+}
+
+/// Compares a row of 100 and its reference of 50 with what they are now, in seven processes each with noise of 1.
+fn beside_reference(own_reference: bool, now: (f64, f64)) -> Comparison {
+    let of = |(value, reference): (f64, f64)| -> Vec<Run> {
+        let run = |process: i32| {
+            let mut run = synthetic(&mut Random(1), 1.0, |_, time| time);
+            let noise = f64::from(process % 3 - 1);
+            let (id, unit) = ("urgent/pinned/beside-low".to_owned(), "us".to_owned());
+            let (reference, reference_value) = (Some("idle".to_owned()), Some(reference + noise));
+            let value = value + noise;
+            run.rows =
+                vec![Sample { id, unit, value, reference_value, reference, own_reference, goal: None }];
+            run
+        };
+        (0..7).map(run).collect()
+    };
+    compare(&options(&[]), ["old", "new"].map(str::to_owned), &of((100.0, 50.0)), &of(now)).unwrap()
+}
+
+#[test]
+fn library_that_slows_down_a_row_and_its_own_reference_is_worse() {
+    let (row, reference) = ("urgent/pinned/beside-low", "urgent/pinned/beside-low: idle");
+    let both = beside_reference(true, (130.0, 80.0));
+    let mut worse = ids(&both, Verdict::Worse);
+    worse.sort_unstable();
+    assert_eq!(worse, [row, reference]);
+    assert!(both.rows.iter().all(|row| !row.adjusted));
+    assert_eq!(ids(&beside_reference(true, (100.0, 80.0)), Verdict::Worse), [reference]);
+    // What a reference of the driver differs by is the process's.
+    assert_eq!(ids(&beside_reference(false, (130.0, 80.0)), Verdict::Worse), Vec::<&str>::new());
 }
 
 #[test]

@@ -82,7 +82,9 @@ impl Cell {
         let (pieces, bytes) = self.list;
         let id = format!("{part}/{}/{pieces}/{bytes}", grid::name(self.path));
         let regret = |choice| Summary::single(self.regret(choice));
-        fixture.row(&id, &self.text(), "calibrated", "x", regret(1)).against("built-in table", regret(0))
+        fixture
+            .row(&id, &self.text(), "calibrated", "x", regret(1))
+            .against_library("built-in table", regret(0))
     }
 }
 
@@ -100,7 +102,7 @@ pub(super) fn rows<'a>(
     let what = format!("{} cells of {}", counted.len(), cells.count());
     for (id, of, goal) in [("mean", &mean as &dyn Fn(usize) -> Summary, MEAN), ("worst", &worst, WORST)] {
         let row = fixture.row(&format!("{part}/{id}"), &what, "calibrated", "x", of(1));
-        rows.push(row.against("built-in table", of(0)).with_goal(Some(Goal::AtMost(goal))));
+        rows.push(row.against_library("built-in table", of(0)).with_goal(Some(Goal::AtMost(goal))));
     }
     rows
 }

@@ -124,7 +124,7 @@ fn regret(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     rows.push(
         fixture
             .row("regret/mean", &what, "calibrated", "x", mean(1))
-            .against("built-in table", mean(0))
+            .against_library("built-in table", mean(0))
             .with_goal(Some(Goal::AtMost(MEAN))),
     );
     rows.push(worst(fixture, "regret/worst", &counted).with_goal(Some(Goal::AtMost(WORST))));
@@ -160,7 +160,7 @@ fn worst(fixture: &Fixture<'_>, id: &str, cells: &[&Cell]) -> Row {
     let what = worst.map_or_else(|| "no cell counts".to_owned(), |cell| cell.text());
     fixture
         .row(id, &what, "calibrated", "x", Summary::single(of(1)))
-        .against("built-in table", Summary::single(of(0)))
+        .against_library("built-in table", Summary::single(of(0)))
 }
 
 /// The time of a wrong choice next to that of the best method.
@@ -173,7 +173,7 @@ fn wrong(fixture: &Fixture<'_>, cell: &Cell) -> Row {
     let id = format!("wrong/{}/{}/{chosen}", grid::name(cell.path), cell.bytes);
     fixture
         .row(&id, &cell.text(), chosen.name(), "us", micros(time(chosen).unwrap_or(f64::INFINITY)))
-        .against(best.name(), micros(fastest))
+        .against_library(best.name(), micros(fastest))
 }
 
 /// Allocates both ends of a path.

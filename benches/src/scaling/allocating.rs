@@ -107,7 +107,8 @@ fn with_copy(fixture: &Fixture<'_>, library: &Library, kind: MemoryKind) -> Resu
             // Every copy uses it. A drain would free the memory, and the next round would not start warm.
             other.wait_idle()?;
             Ok(took)
-        }),
+        })
+        .by_library(),
         Variant::new("fresh", "allocate, copy, drop", || {
             let begun = Instant::now();
             for _ in 0..COPIES {
@@ -203,5 +204,5 @@ fn against_one_thread<'a, W: FnMut() -> Result<()> + 'a>(
         Ok(Summary { p10: value(p10), p50: value(p50), p90: value(p90) })
     };
     let (one, all) = (each(1)?, each(THREADS)?);
-    Ok(fixture.row(id, what, method, "ns", all).against("the same, 1 thread", one))
+    Ok(fixture.row(id, what, method, "ns", all).against_library("the same, 1 thread", one))
 }

@@ -70,7 +70,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     drop((download, uploads));
     library.finish()?;
     Ok(vec![
-        row.against("the same uploads alone", Summary::of(&alone))
+        row.against_library("the same uploads alone", Summary::of(&alone))
             .obtained(fixture.is_simulated(), verified)
             .with_goal(Some(Goal::RatioAtLeast(LEAST))),
     ])

@@ -216,7 +216,7 @@ fn eight_threads(
         let id = format!("{GROUP}/host/{CROWDED}/threads-{THREADS}/{name}");
         let what = format!("{GROUP}: copies of {CROWDED} bytes by {THREADS} threads on buffers of their own");
         Row::new(id, what, method, CROWDED as u64, "copies/s", *all)
-            .against("the same, 1 thread", *one)
+            .against_library("the same, 1 thread", *one)
             .obtained(false, verified)
             .with_goal(goal)
     });

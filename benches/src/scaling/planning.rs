@@ -40,7 +40,8 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
                 let took = nanoseconds(begun);
                 fence.wait()?;
                 Ok(took)
-            }),
+            })
+            .by_library(),
             Variant::new("manager", "copy().submit()", || {
                 let begun = Instant::now();
                 let transfer = library.manager.copy(&src, &dst).submit();
@@ -58,7 +59,8 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
                 let begun = Instant::now();
                 submit(&stream, &operation, Timing::Off)?.wait()?;
                 Ok(nanoseconds(begun))
-            }),
+            })
+            .by_library(),
             Variant::new("manager", "copy().wait()", || {
                 let begun = Instant::now();
                 library.manager.copy(&src, &dst).wait()?;

@@ -155,7 +155,7 @@ fn overhead(fixture: &Fixture<'_>, name: &str, how: How) -> Result<Vec<Row>> {
         .iter()
         .map(|(name, what, sampling)| Ok((*name, *what, *sampling, Profiled::new(fixture, *sampling, true)?)))
         .collect::<Result<_>>()?;
-    let mut variants = vec![Variant::new("off", "no profiler", || unprofiled.run(how, false))];
+    let mut variants = vec![Variant::new("off", "no profiler", || unprofiled.run(how, false)).by_library()];
     for (name, what, sampling, profiled) in &profiled {
         let variant =
             Variant::new(name, &format!("profiler: {what}"), || profiled.run(how, sampling.is_some()));

@@ -131,7 +131,9 @@ fn together(fixture: &Fixture<'_>, library: &Library, direction: Direction) -> R
         Ok(all as f64 / begun.elapsed().as_secs_f64() / 1e9)
     };
     let variants = vec![
-        Variant::new("one", "HostStaged, one transfer of all bytes", || run(&one)).verified_by(&one),
+        Variant::new("one", "HostStaged, one transfer of all bytes", || run(&one))
+            .by_library()
+            .verified_by(&one),
         Variant::new("eight", "HostStaged, eight transfers at once", || run(&eight))
             .goal(Goal::RatioAtLeast(LEAST))
             .verified_by(&eight),

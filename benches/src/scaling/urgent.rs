@@ -76,6 +76,7 @@ fn of_kind(
             urgent()?;
             urgent()
         })
+        .by_library()
         .verified_by(&end),
         Variant::new("beside-low", "High beside 4 GiB of Low", || {
             urgent()?;

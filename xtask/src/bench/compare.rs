@@ -1,6 +1,6 @@
 //! Differences between two runs on one machine, or on two.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     format::is_rate,
@@ -42,9 +42,15 @@ pub(crate) struct Change {
 
 /// Compares a run with an earlier one.
 pub(crate) fn compare(results: &Results, earlier: &Results) -> Comparison {
-    let before: BTreeMap<&str, &ResultRow> = earlier.rows.iter().map(|row| (row.id.as_str(), row)).collect();
+    let all = results.rows.iter().chain(&earlier.rows);
+    let own: BTreeSet<&str> = all.filter(|row| row.own_reference).map(|row| row.id.as_str()).collect();
+    let rows = |of: &Results| -> Vec<ResultRow> {
+        of.rows.iter().filter(|row| is_ours(row)).flat_map(|row| with_reference(row, &own)).collect()
+    };
+    let (now, then) = (rows(results), rows(earlier));
+    let before: BTreeMap<&str, &ResultRow> = then.iter().map(|row| (row.id.as_str(), row)).collect();
     let (mut worse, mut better, mut factors) = (Vec::new(), Vec::new(), BTreeMap::new());
-    for row in results.rows.iter().filter(|row| is_ours(row)) {
+    for row in &now {
         let Some(old) = before.get(row.id.as_str()).filter(|old| !old.simulated && old.unit == row.unit)
         else {
             continue;
@@ -100,6 +106,21 @@ fn is_ours(row: &ResultRow) -> bool {
         && !row.id.contains("/wrong/")
         && !row.id.starts_with("reference/")
         && !row.id.split('/').any(|part| part.starts_with("raw") || part.ends_with("memcpy"))
+}
+
+/// Returns a row, and if its reference is the library itself, that one as a row of its own: its change is not the machine's.
+fn with_reference(row: &ResultRow, own: &BTreeSet<&str>) -> Vec<ResultRow> {
+    let mut row = row.clone();
+    let mut rows = Vec::new();
+    if own.contains(row.id.as_str()) {
+        row.ratio = None;
+        if let (Some(reference), Some(value)) = (&row.reference, row.reference_value) {
+            let id = format!("{}: {reference}", row.id);
+            rows.push(ResultRow { id, value, p10: value, p50: value, p90: value, ..row.clone() });
+        }
+    }
+    rows.insert(0, row);
+    rows
 }
 
 /// Returns whether more of a row's value is better.
@@ -175,6 +196,26 @@ mod tests {
         assert!(compare(&new, &old).worse.is_empty());
         new.rows[0].ratio = Some(0.75);
         assert_eq!(compare(&new, &old).worse.len(), 1);
+    }
+
+    #[test]
+    fn change_of_the_librarys_own_reference_is_none_of_the_machine() {
+        let (mut old, mut new) = (hardware_sample(), hardware_sample());
+        old.rows.retain(|row| row.ratio.is_some());
+        new.rows.retain(|row| row.ratio.is_some());
+        let row = &mut new.rows[0];
+        row.own_reference = true;
+        for value in [&mut row.value, &mut row.p10, &mut row.p90] {
+            *value /= 2.0;
+        }
+        row.reference_value = row.reference_value.map(|value| value / 2.0);
+        let worse = compare(&new, &old).worse;
+        let id = &new.rows[0].id;
+        assert_eq!(worse.len(), 2, "{worse:?}");
+        assert!(
+            worse.iter().any(|it| it.id == *id)
+                && worse.iter().any(|it| it.id == format!("{id}: raw driver"))
+        );
     }
 
     #[test]

@@ -81,6 +81,9 @@ pub(crate) struct ResultRow {
     pub(crate) p90: f64,
     pub(crate) reference: Option<String>,
     pub(crate) reference_value: Option<f64>,
+    /// Whether the reference is the library itself. Absent from files of earlier versions.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) own_reference: bool,
     pub(crate) ratio: Option<f64>,
     pub(crate) goal: Option<String>,
     pub(crate) met: Option<bool>,
@@ -186,6 +189,7 @@ impl From<Record> for Results {
             p90: row.p90.unwrap_or(row.value),
             reference: row.reference,
             reference_value: row.reference_value,
+            own_reference: row.own_reference,
             ratio: row.ratio,
             goal: row.goal,
             met: row.met,
@@ -227,6 +231,7 @@ pub(crate) fn hardware_sample() -> Results {
         p90: value * 1.05,
         reference: None,
         reference_value: None,
+        own_reference: false,
         ratio: None,
         goal: None,
         met: None,
@@ -269,6 +274,7 @@ pub(crate) fn sample() -> Results {
         p90: value * 2.0,
         reference: Some("raw".to_owned()),
         reference_value: Some(value * 2.0),
+        own_reference: false,
         ratio: Some(0.5),
         goal: Some("≥ 0.97".to_owned()),
         met: Some(false),

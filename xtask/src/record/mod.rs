@@ -150,10 +150,25 @@ fn checked(row: ResultRow) -> Result<ResultRow> {
 }
 
 fn record_row(row: ResultRow, run: usize) -> Row {
-    let ResultRow { id, value, unit, reference, reference_value, ratio, goal, met, simulated, .. } = row;
+    let ResultRow { id, value, unit, reference, reference_value, own_reference, .. } = row;
+    let ResultRow { ratio, goal, met, simulated, .. } = row;
     let id = if run == 1 { id } else { format!("{id}#{run}") };
     let (p10, p50, p90) = (Some(row.p10), Some(row.p50), Some(row.p90));
-    Row { id, value, unit, reference, reference_value, ratio, goal, met, p10, p50, p90, simulated }
+    Row {
+        id,
+        value,
+        unit,
+        reference,
+        reference_value,
+        own_reference,
+        ratio,
+        goal,
+        met,
+        p10,
+        p50,
+        p90,
+        simulated,
+    }
 }
 
 #[cfg(test)]

@@ -46,6 +46,9 @@ pub(crate) struct Row {
     pub(crate) unit: String,
     pub(crate) reference: Option<String>,
     pub(crate) reference_value: Option<f64>,
+    /// Whether the reference is the library itself.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) own_reference: bool,
     pub(crate) ratio: Option<f64>,
     pub(crate) goal: Option<String>,
     pub(crate) met: Option<bool>,

@@ -19,7 +19,8 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
         p {
             "Compared with the run of " (comparison.earlier) ". A measurement counts as changed if its median differs by more than 5 % \
              and lies outside the other run's p10–p90 range; one measured only once, by more than 20 %. Where a reference was measured \
-             in both runs, the ratio to it must have changed as much: else the machine did."
+             in both runs, the ratio to it must have changed as much: else the machine did. A reference that is the library itself is a measurement \
+             of its own."
         }
         @if let Some(other) = &comparison.other_machine {
             p.simulated { strong { "Other machine. " } "The differences inform only (" (other) ")." }
