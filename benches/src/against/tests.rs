@@ -189,7 +189,31 @@ fn rows_of_one_program_are_named_and_rows_of_the_driver_are_left_out() {
         (vec!["b".to_owned()], vec!["c".to_owned()], 1)
     );
     assert!(found.text().contains("in the new program alone: 1 rows: c"), "{}", found.text());
+    assert!(found.is_worse() && found.text().contains("better: 0; missing: 1"), "{}", found.text());
     assert!(compare(&options(&["--rows", "x"]), names(), &[run(&old)], &[run(&new)]).is_err());
+}
+
+#[test]
+fn row_is_compared_whatever_method_was_chosen_and_missing_from_one_process_is_missing() {
+    let run = |rows: &[(&str, f64)]| {
+        let mut run = synthetic(&mut Random(1), 1.0, |_, time| time);
+        let row =
+            |(id, value): &(&str, f64)| Sample { id: (*id).to_owned(), value: *value, ..run.rows[1].clone() };
+        run.rows = rows.iter().map(row).collect();
+        run
+    };
+    let path = "cpu.pageable-to-cuda:0.device";
+    let [then, now] = ["DirectCopy", "HostStaged"].map(|method| format!("submit/{path}/{method}/4096"));
+    let asked = format!("methods/{path}/DirectCopy/4096");
+    let wrong = format!("choice/wrong/{path}/4096/HostStaged");
+    let old: Vec<Run> = (0..7).map(|_| run(&[(&then, 1.0), (&asked, 1.0), (&wrong, 1.0)])).collect();
+    let mut new: Vec<Run> = (0..7).map(|_| run(&[(&now, 2.0), (&asked, 1.0)])).collect();
+    let names = || ["old", "new"].map(str::to_owned);
+    let found = compare(&options(&[]), names(), &old, &new).unwrap();
+    assert_eq!((ids(&found, Verdict::Worse), found.gone.clone()), (vec![now.as_str()], vec![]));
+    assert!(found.text().contains(&format!("with another method chosen: 1 rows: {now} ({then} then)")));
+    new[3].rows.pop();
+    assert_eq!(compare(&options(&[]), names(), &old, &new).unwrap().gone, [asked]);
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub(crate) struct Comparison {
     pub(crate) better: Vec<Change>,
     /// Path, bytes, the earlier method and the present one.
     pub(crate) choices: Vec<(String, u64, String, String)>,
+    /// Rows that were measured on hardware then, and are missing now.
+    pub(crate) gone: Vec<String>,
     factors: BTreeMap<String, f64>,
 }
 
@@ -48,11 +50,12 @@ pub(crate) fn compare(results: &Results, earlier: &Results) -> Comparison {
         of.rows.iter().filter(|row| is_ours(row)).flat_map(|row| with_reference(row, &own)).collect()
     };
     let (now, then) = (rows(results), rows(earlier));
-    let before: BTreeMap<&str, &ResultRow> = then.iter().map(|row| (row.id.as_str(), row)).collect();
+    let before: BTreeMap<String, &ResultRow> = then.iter().map(|row| (key(&row.id), row)).collect();
+    let after: BTreeSet<String> = now.iter().map(|row| key(&row.id)).collect();
+    let gone = then.iter().filter(|row| !may_be_absent(&row.id) && !after.contains(&key(&row.id)));
     let (mut worse, mut better, mut factors) = (Vec::new(), Vec::new(), BTreeMap::new());
     for row in &now {
-        let Some(old) = before.get(row.id.as_str()).filter(|old| !old.simulated && old.unit == row.unit)
-        else {
+        let Some(old) = before.get(&key(&row.id)).filter(|old| !old.simulated && old.unit == row.unit) else {
             continue;
         };
         let factor = factor(row, old.value);
@@ -80,6 +83,7 @@ pub(crate) fn compare(results: &Results, earlier: &Results) -> Comparison {
         worse,
         better,
         choices: choices.collect(),
+        gone: gone.map(|row| row.id.clone()).collect(),
         factors,
     }
 }
@@ -121,6 +125,30 @@ fn with_reference(row: &ResultRow, own: &BTreeSet<&str>) -> Vec<ResultRow> {
     }
     rows.insert(0, row);
     rows
+}
+
+/// Returns what a row measures: its id, without the method where that was chosen automatically, `GROUP/PATH/METHOD/SIZE`. The other groups
+/// name the method that was asked for.
+fn key(id: &str) -> String {
+    let mut parts: Vec<&str> = id.split('/').collect();
+    let path = parts.iter().position(|part| part.contains("-to-")).unwrap_or(parts.len());
+    let is_chosen = match parts.get(..path) {
+        Some([]) => true,
+        Some([group]) => {
+            ["device-clock", "submit", "wait", "await", "unbound", "allocations", "threads-8"].contains(group)
+        }
+        Some(groups) => groups == ["allocations", "await"],
+        None => false,
+    };
+    if is_chosen && parts.len() == path + 3 {
+        parts.remove(path + 1);
+    }
+    parts.join("/")
+}
+
+/// Returns whether a row is there only if a choice turned out wrong, or matters: cells of single paths, and where methods change.
+fn may_be_absent(id: &str) -> bool {
+    id.starts_with("choice/") && id.contains("-to-")
 }
 
 /// Returns whether more of a row's value is better.
@@ -216,6 +244,22 @@ mod tests {
             worse.iter().any(|it| it.id == *id)
                 && worse.iter().any(|it| it.id == format!("{id}: raw driver"))
         );
+    }
+
+    #[test]
+    fn row_is_compared_whatever_method_was_chosen_and_missing_ones_are_listed() {
+        let (old, mut new) = (hardware_sample(), hardware_sample());
+        let asked = new.rows.remove(0).id;
+        let row = new.rows.last_mut().unwrap();
+        row.id = row.id.replace("HostStaged", "DirectCopy");
+        for value in [&mut row.value, &mut row.p10, &mut row.p90] {
+            *value /= 2.0;
+        }
+        row.ratio = Some(0.75);
+        let id = row.id.clone();
+        let found = compare(&new, &old);
+        assert_eq!(found.worse.iter().map(|change| &change.id).collect::<Vec<_>>(), [&id]);
+        assert_eq!(found.gone, [asked]);
     }
 
     #[test]

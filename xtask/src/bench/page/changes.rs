@@ -28,6 +28,12 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
         @for (name, changes) in [("worse", &comparison.worse), ("better", &comparison.better)] {
             (list(name, changes))
         }
+        @if !comparison.gone.is_empty() {
+            details {
+                summary { (comparison.gone.len()) " measurements of that run are not in this one" }
+                ul { @for id in &comparison.gone { li { code { (id) } } } }
+            }
+        }
         @if !comparison.choices.is_empty() {
             h3 { "Choices that differ" }
             ul {

@@ -109,23 +109,24 @@ fn choices(page: &Page<'_>, wrong: &[(&Path, &Choice)]) -> Markup {
 fn changes(page: &Page<'_>) -> Markup {
     let Some(comparison) = &page.comparison else { return html! {} };
     html! {
-        @if comparison.other_machine.is_some() {
-            "The earlier run was on another machine: its differences inform only. "
-        }
-        "Since the run of " (comparison.earlier) ", "
-        @if comparison.compared == 0 {
-            "no row can be compared."
-        } @else {
-            strong { (comparison.worse.len()) " of " (comparison.compared) " measurements are worse" }
-            " and " (comparison.better.len()) " better"
-            @if let Some(worst) = comparison.worse.first() {
-                "; the largest loss is " code { (worst.id) } ", " (quantity(worst.before, &worst.unit)) " → "
-                (quantity(worst.after, &worst.unit))
-            }
-            "."
-        }
-        @if !comparison.choices.is_empty() {
-            " " (comparison.choices.len()) @if comparison.choices.len() == 1 { " choice differs." } @else { " choices differ." }
-        }
-    }
+           @if comparison.other_machine.is_some() {
+               "The earlier run was on another machine: its differences inform only. "
+           }
+           "Since the run of " (comparison.earlier) ", "
+           @if comparison.compared == 0 {
+               "no row can be compared."
+           } @else {
+               strong { (comparison.worse.len()) " of " (comparison.compared) " measurements are worse" }
+               " and " (comparison.better.len()) " better"
+               @if let Some(worst) = comparison.worse.first() {
+                   "; the largest loss is " code { (worst.id) } ", " (quantity(worst.before, &worst.unit)) " → "
+                   (quantity(worst.after, &worst.unit))
+               }
+               "."
+           }
+    @if !comparison.gone.is_empty() { " " (comparison.gone.len()) " of that run are missing." }
+           @if !comparison.choices.is_empty() {
+               " " (comparison.choices.len()) @if comparison.choices.len() == 1 { " choice differs." } @else { " choices differ." }
+           }
+       }
 }
