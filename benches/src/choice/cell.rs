@@ -1,5 +1,6 @@
 //! What a list costs by each way, and as it is chosen.
 
+use anyhow::{Result, ensure};
 use transload_core::{ListWay, TransferPath};
 use transload_transfer::ListPlan;
 
@@ -93,8 +94,9 @@ pub(super) fn rows<'a>(
     fixture: &Fixture<'_>,
     part: &str,
     cells: impl Iterator<Item = &'a Cell> + Clone,
-) -> Vec<Row> {
+) -> Result<Vec<Row>> {
     let counted: Vec<&Cell> = cells.clone().filter(|cell| cell.counts()).collect();
+    ensure!(fixture.is_simulated() || !counted.is_empty(), "none of {} cells counts", cells.count());
     let wrong = counted.iter().filter(|cell| cell.regret(1) > MEAN);
     let mut rows: Vec<Row> = wrong.map(|cell| cell.row(fixture, part)).collect();
     let mean = |choice| Summary::single(geometric(counted.iter().map(|cell| cell.regret(choice))));
@@ -104,7 +106,7 @@ pub(super) fn rows<'a>(
         let row = fixture.row(&format!("{part}/{id}"), &what, "calibrated", "x", of(1));
         rows.push(row.against_library("built-in table", of(0)).with_goal(Some(Goal::AtMost(goal))));
     }
-    rows
+    Ok(rows)
 }
 
 /// Returns whether lists of so many pieces are measured by a way: many pieces one by one take for ever.

@@ -10,7 +10,7 @@ use transload_transfer::{CalibrationOptions, CrossBackendTransferManager};
 use super::{
     buffers,
     cell::{self, Cell, Time, geometric, has_way, told},
-    finished, manager,
+    finished, manager, unfinished,
 };
 use crate::{
     comparison::Fixture,
@@ -48,7 +48,8 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     }
     // Else the means would be those of nothing, and every goal met.
     ensure!(!cells.is_empty(), "the calibration measured no lists: {:?}", found.unfinished);
-    let mut rows = cell::rows(fixture, "lists", cells.iter().map(|(cell, _)| cell));
+    let mut rows = cell::rows(fixture, "lists", cells.iter().map(|(cell, _)| cell))?;
+    rows.push(unfinished(fixture, "lists/unfinished", &found));
     // How far predictions are from the times, either way.
     let errors = cells.iter().map(|(cell, predicted)| {
         let [_, time] = cell.chosen;

@@ -12,7 +12,7 @@ use super::{
     cell::{self, Cell, Time, has_way, told},
     finished,
     lists::pairs,
-    manager,
+    manager, unfinished,
 };
 use crate::{beside::load::Load, comparison::Fixture, row::Row};
 
@@ -59,7 +59,9 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
         finished(&manager)?;
     }
     ensure!(!cells.is_empty(), "no lists: {:?}", found.unfinished);
-    Ok(cell::rows(fixture, "loaded", cells.iter()))
+    let mut rows = cell::rows(fixture, "loaded", cells.iter())?;
+    rows.push(unfinished(fixture, "loaded/unfinished", &found));
+    Ok(rows)
 }
 
 fn cell(
