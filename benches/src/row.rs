@@ -98,11 +98,11 @@ impl Summary {
     pub fn of(values: &[f64]) -> Self {
         let mut values = values.to_vec();
         values.sort_by(f64::total_cmp);
-        let at = |share: f64| {
-            let last = values.len().saturating_sub(1);
-            values.get((share * last as f64).round() as usize).copied().unwrap_or(0.0)
-        };
-        Self { p10: at(0.1), p50: at(0.5), p90: at(0.9) }
+        let last = values.len().saturating_sub(1);
+        let at = |index: usize| values.get(index).copied().unwrap_or(0.0);
+        let share = |share: f64| at((share * last as f64).round() as usize);
+        // Of an even number, the mean of the middle two.
+        Self { p10: share(0.1), p50: f64::midpoint(at(last / 2), at(last.div_ceil(2))), p90: share(0.9) }
     }
 
     /// Summarises one value.
@@ -191,6 +191,7 @@ mod tests {
         let values: Vec<f64> = (0..=100).rev().map(f64::from).collect();
         assert_eq!(Summary::of(&values), Summary { p10: 10.0, p50: 50.0, p90: 90.0 });
         assert_eq!(Summary::of(&[]), Summary::default());
+        assert_eq!(Summary::of(&[6.0, 1.0, 5.0, 2.0, 4.0, 3.0]).p50, 3.5);
         assert_eq!(Summary::of(&[3.0]), Summary::single(3.0));
     }
 

@@ -104,7 +104,7 @@ fn rows_of(fixture: &Fixture<'_>, bytes: usize, goals: Goals) -> Result<Vec<Row>
         })?;
         Ok(took)
     };
-    for repetition in 0..=fixture.repetitions(REPETITIONS).min(REPETITIONS) {
+    for repetition in 0..=fixture.few_repetitions(REPETITIONS) {
         let mut before = alone()?;
         for way in &mut ways {
             let (rate, took) = load.beside(fixture, || both(fixture, &mut way.copiers, moved, time))?;

@@ -80,7 +80,7 @@ fn cell(
     variants.extend([(built_in, None), (calibrated, None)]);
     let time = if fixture.is_simulated() { Duration::ZERO } else { TIME };
     let mut costs = vec![Vec::new(); variants.len()];
-    for repetition in 0..=fixture.repetitions(REPETITIONS).min(REPETITIONS) {
+    for repetition in 0..=fixture.few_repetitions(REPETITIONS) {
         let ((), alone) = load.beside(fixture, || {
             std::thread::sleep(time);
             Ok(())
