@@ -62,6 +62,7 @@ impl Drop for InMemory {
 
 /// What our loads left on the devices.
 struct Loaded<'a> {
+    fixture: &'a Fixture<'a>,
     file: &'a InMemory,
     runtime: Runtime,
     models: RefCell<Vec<LoadedModel>>,
@@ -88,7 +89,15 @@ impl Loaded<'_> {
 }
 
 impl Verify for Loaded<'_> {
+    /// The next model may get the memory of the last one.
     fn poison(&self) -> Result<()> {
+        for tensor in self.models.borrow().iter().flat_map(LoadedModel::tensors) {
+            let array = tensor.array::<u8>()?;
+            array.raw().wait_idle()?;
+            let _bound = self.fixture.context_of(array.raw().place().device)?.enter()?;
+            Memory::Ours(array.raw().clone()).poison()?;
+        }
+        self.models.borrow_mut().clear();
         Ok(())
     }
 
@@ -148,7 +157,7 @@ pub(super) fn two(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
 fn to(fixture: &Fixture<'_>, devices: &[DeviceId], (name, least): (&str, f64)) -> Result<Vec<Row>> {
     let file = InMemory::new(fixture.bytes(BYTES))?;
     let bytes = file.content.len();
-    let ours = Loaded { file: &file, runtime: runtime(fixture)?, models: RefCell::default() };
+    let ours = Loaded { fixture, file: &file, runtime: runtime(fixture)?, models: RefCell::default() };
     let mut memory = Vec::new();
     for device in devices {
         let _bound = fixture.context_of(*device)?.enter()?;

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     comparison::{Comparison, Fixture, Variant, Verify},
     content::Content,
-    memory::Memory,
+    memory::{Memory, POISON},
     row::{Goal, Row},
 };
 
@@ -81,11 +81,11 @@ unsafe impl transload::backend::Destination<u8> for Fresh {}
 /// The last bytes that arrived.
 struct Arrived<'a> {
     content: &'a [u8],
-    last: RefCell<Option<Box<dyn Deref<Target = [u8]>>>>,
+    last: RefCell<Option<Box<dyn DerefMut<Target = [u8]>>>>,
 }
 
 impl Arrived<'_> {
-    fn put(&self, bytes: impl Deref<Target = [u8]> + 'static) {
+    fn put(&self, bytes: impl DerefMut<Target = [u8]> + 'static) {
         *self.last.borrow_mut() = Some(Box::new(bytes));
     }
 
@@ -95,7 +95,11 @@ impl Arrived<'_> {
 }
 
 impl Verify for Arrived<'_> {
+    /// The next bytes may get this memory.
     fn poison(&self) -> Result<()> {
+        if let Some(last) = &mut *self.last.borrow_mut() {
+            last.fill(POISON);
+        }
         self.forget();
         Ok(())
     }
