@@ -95,7 +95,7 @@ impl Cell {
 /// Returns the rows of a part: its cells that count and are not chosen for the best, the geometric mean of all that count, and the worst.
 pub(super) fn rows<'a>(
     fixture: &Fixture<'_>,
-    part: &str,
+    (part, device, has_goals): (&str, &str, bool),
     cells: impl Iterator<Item = &'a Cell> + Clone,
 ) -> Result<Vec<Row>> {
     let counted: Vec<&Cell> = cells.clone().filter(|cell| cell.counts()).collect();
@@ -104,10 +104,12 @@ pub(super) fn rows<'a>(
     let mut rows: Vec<Row> = wrong.map(|cell| cell.row(fixture, part)).collect();
     let mean = |choice| Summary::single(geometric(counted.iter().map(|cell| cell.regret(choice))));
     let worst = |choice| Summary::single(counted.iter().map(|cell| cell.regret(choice)).fold(1.0, f64::max));
-    let what = format!("{} cells of {}", counted.len(), cells.count());
+    let what = format!("{} cells of {}, {device}", counted.len(), cells.count());
     for (id, of, goal) in [("mean", &mean as &dyn Fn(usize) -> Summary, MEAN), ("worst", &worst, WORST)] {
         let row = fixture.row(&format!("{part}/{id}"), &what, "calibrated", "x", of(1));
-        rows.push(row.against_library("built-in table", of(0)).with_goal(Some(Goal::AtMost(goal))));
+        rows.push(
+            row.against_library("built-in table", of(0)).with_goal(has_goals.then_some(Goal::AtMost(goal))),
+        );
     }
     Ok(rows)
 }

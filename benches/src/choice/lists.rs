@@ -50,7 +50,8 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     }
     // Else the means would be those of nothing, and every goal met.
     ensure!(!cells.is_empty(), "the calibration measured no lists: {:?}", found.unfinished);
-    let mut rows = cell::rows(fixture, "lists", cells.iter().map(|(cell, _)| cell))?;
+    let mut rows =
+        cell::rows(fixture, ("lists", "an idle device", true), cells.iter().map(|(cell, _)| cell))?;
     rows.push(unfinished(fixture, "lists/unfinished", &found));
     // How far predictions are from the times, either way.
     let errors = cells.iter().map(|(cell, predicted)| {

@@ -53,12 +53,13 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
             }
         }
     }
+    let (is_gemm, beside) = (load.is_gemm(), format!("beside {}", load.name()));
     drop(load);
     for manager in [built_in, calibrated] {
         finished(&manager)?;
     }
     ensure!(!cells.is_empty(), "no lists: {:?}", found.unfinished);
-    let mut rows = cell::rows(fixture, "loaded", cells.iter())?;
+    let mut rows = cell::rows(fixture, ("loaded", &beside, is_gemm), cells.iter())?;
     rows.push(unfinished(fixture, "loaded/unfinished", &found));
     Ok(rows)
 }

@@ -175,12 +175,12 @@ impl Results {
 }
 
 impl From<Record> for Results {
-    /// A record has no bytes, path and method of a row, except in its id; unverified rows are refused when it is made.
+    /// A record has no bytes of a row, and no path and method of one of an earlier version, except in its id; unverified rows are refused when it is made.
     fn from(record: Record) -> Self {
         let row = |row: Row| ResultRow {
             id: row.id,
-            path: String::new(),
-            method: String::new(),
+            path: row.path,
+            method: row.method,
             bytes: 0,
             value: row.value,
             unit: row.unit,

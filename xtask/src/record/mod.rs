@@ -150,12 +150,14 @@ fn checked(row: ResultRow) -> Result<ResultRow> {
 }
 
 fn record_row(row: ResultRow, run: usize) -> Row {
-    let ResultRow { id, value, unit, reference, reference_value, own_reference, .. } = row;
-    let ResultRow { ratio, goal, met, simulated, .. } = row;
+    let ResultRow { id, path, method, value, unit, reference, reference_value, own_reference, .. } = row;
+    let ResultRow { ratio, goal, met, p10, p50, p90, simulated, .. } = row;
     let id = if run == 1 { id } else { format!("{id}#{run}") };
-    let (p10, p50, p90) = (Some(row.p10), Some(row.p50), Some(row.p90));
+    let (p10, p50, p90) = (Some(p10), Some(p50), Some(p90));
     Row {
         id,
+        path,
+        method,
         value,
         unit,
         reference,
@@ -208,6 +210,8 @@ mod tests {
         let text = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), record);
         assert!(text.contains("\"simulated\":true"));
+        // What a row was measured beside is in its path.
+        assert_eq!(record.rows[0].path, crate::bench::results::sample().rows[0].path);
     }
 
     #[test]
