@@ -171,12 +171,13 @@ impl Row {
         self
     }
 
-    /// Sets a goal, unless the row is simulated: it says nothing about hardware.
+    /// Adds a goal, unless the row is simulated: it says nothing about hardware. If there are several, all must be met.
     #[must_use]
     pub fn with_goal(mut self, goal: Option<Goal>) -> Self {
         if let Some(goal) = goal.filter(|_| !self.simulated) {
-            self.met = Some(goal.is_met(&self));
-            self.goal = Some(goal.text(self.unit));
+            self.met = Some(self.met != Some(false) && goal.is_met(&self));
+            let text = goal.text(self.unit);
+            self.goal = Some(self.goal.map_or(text.clone(), |first| format!("{first} and {text}")));
         }
         self
     }
@@ -208,6 +209,19 @@ mod tests {
         assert_eq!(row().with_goal(Some(Goal::AtMost(6.0))).met, Some(true));
         assert_eq!(row().with_goal(Some(Goal::AtMostOver(1.0))).met, Some(true));
         assert_eq!(row().with_goal(Some(Goal::AtMostOver(0.9))).met, Some(false));
+    }
+
+    #[test]
+    fn several_goals_must_all_be_met() {
+        let [ratio, value] = [Goal::RatioAtMost(1.3), Goal::AtMost(5.0)].map(Some);
+        for (first, second) in [(ratio, value), (value, ratio)] {
+            assert_eq!(row().with_goal(first).with_goal(second).met, Some(false));
+        }
+        let both = row().with_goal(ratio).with_goal(Some(Goal::AtMost(6.0)));
+        assert_eq!(
+            (both.goal.as_deref(), both.met),
+            (Some("time <= 1.3 x reference and <= 6 us"), Some(true))
+        );
     }
 
     #[test]

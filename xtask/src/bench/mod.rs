@@ -35,8 +35,8 @@ pub(crate) struct Options {
     #[arg(long)]
     out: Option<PathBuf>,
     /// Measure what is promised of speed on a CUDA device, which it needs: prints the goals as one table, and fails where one is missed
-    /// twice.
-    #[arg(long, conflicts_with_all = ["json", "arguments"])]
+    /// twice or has no row.
+    #[arg(long, conflicts_with_all = ["json", "quick", "arguments"])]
     gpu: bool,
     /// Add the changes since an earlier run to the page: a results file or a record.
     #[arg(long, value_name = "OLD.json")]
@@ -152,11 +152,13 @@ fn gpu(
             Ok(results)
         })?);
     }
-    print!("\n{}", goals::table(&rows));
-    if let Some(results) = Results::joined(runs, &rows) {
-        draw(&results)?;
-    }
-    Ok(if rows.iter().any(goals::is_missed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let Some(mut results) = Results::joined(runs, &rows) else { return Ok(ExitCode::FAILURE) };
+    let absent = goals::absent(&rows, &results.hardware);
+    print!("\n{}", goals::table(&rows, &absent));
+    results.failures.extend(absent.iter().map(|id| format!("no row has the goal of {id}")));
+    draw(&results)?;
+    let is_missed = !absent.is_empty() || rows.iter().any(goals::is_missed);
+    Ok(if is_missed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn build(sh: &Shell) -> Result<PathBuf> {
