@@ -135,10 +135,10 @@ fn rows_of(
     );
     let ours = Variant::new("cast", "cast, wait()", timed(ours)).verified_by(&arrived);
     let reference = if is_pinned { "cuMemcpyAsync, no cast" } else { "copy, no cast" };
-    let mut variants = vec![
-        Variant::new("copy", reference, timed(raw)).verified_by(&copied),
-        if is_pinned { ours.goal(Goal::RatioAtMost(1.05)) } else { ours },
-    ];
+    let copy = Variant::new("copy", reference, timed(raw));
+    let copy = if is_pinned { copy } else { copy.by_library() };
+    let mut variants =
+        vec![copy.verified_by(&copied), if is_pinned { ours.goal(Goal::RatioAtMost(1.05)) } else { ours }];
     if is_pinned {
         let two = Variant::new("two-steps", "one copy and one kernel on a stream", timed(two_steps));
         variants.push(two.verified_by(&arrived));

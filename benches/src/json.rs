@@ -93,6 +93,7 @@ mod tests {
             "rejections",
             "choices",
             "break_points",
+            "failures",
         ] {
             assert!(keys.contains(&key), "{key} is missing of {keys:?}");
         }

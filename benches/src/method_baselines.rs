@@ -145,11 +145,14 @@ impl Bench<'_> {
             reference.finish()?;
             Ok(begun.elapsed().as_secs_f64())
         };
-        let repetitions = match point.bytes {
-            0..=1_048_576 => grid::repetitions(self.options, point.bytes),
-            1_048_577..=16_777_216 => grid::repetitions(self.options, point.bytes).min(60),
-            bytes => grid::repetitions(self.options, bytes).min(30),
+        let most = match point.bytes {
+            0..=1_048_576 => usize::MAX,
+            1_048_577..=16_777_216 => 60,
+            _ => 30,
         };
+        let repetitions = grid::repetitions(self.options, point.bytes);
+        let repetitions =
+            if self.options.repetitions.is_some() { repetitions } else { repetitions.min(most) };
         let times = in_turns(&mut case, self.content, repetitions, by_library, reference)?;
         let bytes = point.bytes as f64;
         let (unit, both) = if point.is_small() || baseline == Baseline::Prefetch {
@@ -159,9 +162,12 @@ impl Bench<'_> {
         };
         let id = format!("{group}/{}/{method}/{}", grid::name(path), grid::size(point));
         let text = format!("{path}, {method} beside {}", baseline.name());
-        let row = Row::new(id, text, method.name(), point.bytes as u64, unit, both.ours)
-            .against(baseline.name(), both.reference)
-            .obtained(self.testbed.is_simulated(), both.verified);
+        let row = Row::new(id, text, method.name(), point.bytes as u64, unit, both.ours);
+        let row = match baseline {
+            Baseline::DirectCopy => row.against_library(baseline.name(), both.reference),
+            _ => row.against(baseline.name(), both.reference),
+        };
+        let row = row.obtained(self.testbed.is_simulated(), both.verified);
         Ok(Some(row.with_goal(baseline.goal(point.bytes))))
     }
 }

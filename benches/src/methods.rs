@@ -29,8 +29,7 @@ pub struct Methods {
     pub choices: Vec<Choice>,
     /// Sizes at which the chosen method changes.
     pub break_points: Vec<BreakPoint>,
-    /// Transfers that failed unexpectedly, as text.
-    #[serde(skip)]
+    /// Parts and transfers that failed, as text.
     pub failures: Vec<String>,
 }
 
@@ -120,8 +119,11 @@ impl Bench<'_> {
                 dst: dst.slice(..bytes)?,
                 guarded: dst.slice(..bytes + GUARD)?,
             };
+            let mut is_rejected_by_all = true;
             for method in TransferMethod::ALL {
-                match self.try_method(&case, method)? {
+                let attempt = self.try_method(&case, method)?;
+                is_rejected_by_all &= matches!(attempt, Attempt::Rejected(_));
+                match attempt {
                     Attempt::Measured(row) => rows.push(*row),
                     Attempt::Rejected(reason) => {
                         methods.rejections.push(reject(&case.name, method, bytes, reason));
@@ -134,9 +136,16 @@ impl Bench<'_> {
                     }
                 }
             }
-            if let Ok(report) = self.send(&case, &TransferOptions::new())?.1 {
-                let (path, method) = (case.name, report.method.name().to_owned());
-                methods.choices.push(Choice { path, bytes: bytes as u64, method });
+            let (path, bytes) = (case.name.clone(), bytes as u64);
+            match self.send(&case, &TransferOptions::new())?.1 {
+                Ok(report) => {
+                    methods.choices.push(Choice { path, bytes, method: report.method.name().to_owned() });
+                }
+                // Each has a rejection.
+                Err(error) if error.kind() == ErrorKind::Unsupported && is_rejected_by_all => {}
+                Err(error) => {
+                    methods.failures.push(format!("{}: {error}", id(&path, "automatic choice", bytes)));
+                }
             }
         }
         let break_point = |crossing: Crossing| BreakPoint {

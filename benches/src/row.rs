@@ -27,6 +27,9 @@ pub struct Row {
     pub reference: Option<String>,
     /// The reference's median.
     pub reference_value: Option<f64>,
+    /// Whether the reference is the library itself, which a change of it may slow down too. Absent if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub own_reference: bool,
     /// `value` over `reference_value`.
     pub ratio: Option<f64>,
     /// Goal with its direction.
@@ -95,11 +98,11 @@ impl Summary {
     pub fn of(values: &[f64]) -> Self {
         let mut values = values.to_vec();
         values.sort_by(f64::total_cmp);
-        let at = |share: f64| {
-            let last = values.len().saturating_sub(1);
-            values.get((share * last as f64).round() as usize).copied().unwrap_or(0.0)
-        };
-        Self { p10: at(0.1), p50: at(0.5), p90: at(0.9) }
+        let last = values.len().saturating_sub(1);
+        let at = |index: usize| values.get(index).copied().unwrap_or(0.0);
+        let share = |share: f64| at((share * last as f64).round() as usize);
+        // Of an even number, the mean of the middle two.
+        Self { p10: share(0.1), p50: f64::midpoint(at(last / 2), at(last.div_ceil(2))), p90: share(0.9) }
     }
 
     /// Summarises one value.
@@ -132,6 +135,7 @@ impl Row {
             p90: values.p90,
             reference: None,
             reference_value: None,
+            own_reference: false,
             ratio: None,
             goal: None,
             met: None,
@@ -149,6 +153,12 @@ impl Row {
         self
     }
 
+    /// Like [`against`](Self::against), with a reference that is the library itself.
+    #[must_use]
+    pub fn against_library(self, name: &str, values: Summary) -> Self {
+        Self { own_reference: true, ..self.against(name, values) }
+    }
+
     /// Sets whether it was simulated and whether bytes were compared.
     #[must_use]
     pub fn obtained(mut self, simulated: bool, verified: bool) -> Self {
@@ -161,12 +171,13 @@ impl Row {
         self
     }
 
-    /// Sets a goal, unless the row is simulated: it says nothing about hardware.
+    /// Adds a goal, unless the row is simulated: it says nothing about hardware. If there are several, all must be met.
     #[must_use]
     pub fn with_goal(mut self, goal: Option<Goal>) -> Self {
         if let Some(goal) = goal.filter(|_| !self.simulated) {
-            self.met = Some(goal.is_met(&self));
-            self.goal = Some(goal.text(self.unit));
+            self.met = Some(self.met != Some(false) && goal.is_met(&self));
+            let text = goal.text(self.unit);
+            self.goal = Some(self.goal.map_or(text.clone(), |first| format!("{first} and {text}")));
         }
         self
     }
@@ -181,6 +192,7 @@ mod tests {
         let values: Vec<f64> = (0..=100).rev().map(f64::from).collect();
         assert_eq!(Summary::of(&values), Summary { p10: 10.0, p50: 50.0, p90: 90.0 });
         assert_eq!(Summary::of(&[]), Summary::default());
+        assert_eq!(Summary::of(&[6.0, 1.0, 5.0, 2.0, 4.0, 3.0]).p50, 3.5);
         assert_eq!(Summary::of(&[3.0]), Summary::single(3.0));
     }
 
@@ -197,6 +209,19 @@ mod tests {
         assert_eq!(row().with_goal(Some(Goal::AtMost(6.0))).met, Some(true));
         assert_eq!(row().with_goal(Some(Goal::AtMostOver(1.0))).met, Some(true));
         assert_eq!(row().with_goal(Some(Goal::AtMostOver(0.9))).met, Some(false));
+    }
+
+    #[test]
+    fn several_goals_must_all_be_met() {
+        let [ratio, value] = [Goal::RatioAtMost(1.3), Goal::AtMost(5.0)].map(Some);
+        for (first, second) in [(ratio, value), (value, ratio)] {
+            assert_eq!(row().with_goal(first).with_goal(second).met, Some(false));
+        }
+        let both = row().with_goal(ratio).with_goal(Some(Goal::AtMost(6.0)));
+        assert_eq!(
+            (both.goal.as_deref(), both.met),
+            (Some("time <= 1.3 x reference and <= 6 us"), Some(true))
+        );
     }
 
     #[test]

@@ -33,13 +33,17 @@ struct Run {
     rows: Vec<Sample>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 struct Sample {
     id: String,
     unit: String,
     value: f64,
     /// The reference's, in the same process.
     reference_value: Option<f64>,
+    reference: Option<String>,
+    /// Whether the reference is the library itself. Earlier programs do not tell.
+    #[serde(default)]
+    own_reference: bool,
     goal: Option<String>,
 }
 
@@ -58,7 +62,7 @@ pub struct Comparison {
     new: String,
     /// The smallest change that counts, as a share.
     least_change: f64,
-    /// Rows of one program alone.
+    /// Rows of one program alone, or not of each of its processes.
     gone: Vec<String>,
     added: Vec<String>,
     rows: Vec<ComparedRow>,
@@ -68,6 +72,9 @@ pub struct Comparison {
 #[derive(Clone, Debug, Serialize)]
 struct ComparedRow {
     id: String,
+    /// The old program's id, if it chose another method.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    old_id: Option<String>,
     unit: String,
     more_is_better: bool,
     /// The value in each process.
@@ -90,6 +97,13 @@ enum Verdict {
     Worse,
     Better,
     Same,
+}
+
+impl Comparison {
+    /// Returns whether a row is worse, or missing: what is not measured is not the same.
+    fn is_worse(&self) -> bool {
+        !self.gone.is_empty() || self.rows.iter().any(|row| row.verdict == Verdict::Worse)
+    }
 }
 
 /// Runs both programs, prints what changed, and writes the files that the options name.
@@ -120,8 +134,7 @@ pub fn run(options: &Options, old: &Path) -> Result<ExitCode> {
     if let Some(path) = &options.summary {
         report::append(path, &comparison.markdown())?;
     }
-    let is_worse = comparison.rows.iter().any(|row| row.verdict == Verdict::Worse);
-    Ok(if is_worse { ExitCode::from(exit::WORSE) } else { ExitCode::SUCCESS })
+    Ok(if comparison.is_worse() { ExitCode::from(exit::WORSE) } else { ExitCode::SUCCESS })
 }
 
 /// Returns the program of a bundle, or the file itself.
@@ -183,9 +196,10 @@ fn in_turns(options: &Options, mut measure: impl FnMut(bool) -> Result<Run>) -> 
             progress.next(&format!("process {} of {processes}, {of} program", runs.len() + 1));
             runs.push(measure(is_new)?);
         }
-        let rows = old
-            .first()
-            .map_or(0, |run: &Run| run.rows.iter().filter(|row| is_compared(row, options)).count());
+        // Those of the present program, which tells whose a reference is.
+        let rows = new.first().into_iter().flat_map(|run: &Run| &run.rows);
+        let rows = rows.filter(|row| is_compared(row, options)).map(|row| 1 + usize::from(row.own_reference));
+        let rows: usize = rows.sum();
         while statistics::with_one_astray(processes) * rows as f64 > ALPHA {
             processes += 1;
         }
@@ -208,18 +222,27 @@ fn compare(
     old: &[Run],
     new: &[Run],
 ) -> Result<Comparison> {
-    let (before, after) = (values(old, options), values(new, options));
+    let all = old.iter().chain(new).flat_map(|run| &run.rows);
+    let own: BTreeSet<&str> = all.filter(|row| row.own_reference).map(|row| row.id.as_str()).collect();
+    let (before, after) = (values(old, options, &own), values(new, options, &own));
     let first = new.first().context("nothing was measured")?;
-    let names =
-        |of: &BTreeMap<&str, Values<'_>>| of.keys().map(|id| (*id).to_owned()).collect::<BTreeSet<_>>();
-    let (all_before, all_after) = (names(&before), names(&after));
+    let is_gone = |(key, of): &(&String, &Values<'_>)| {
+        !may_be_absent(&of.id) && after.get(*key).is_none_or(|of| of.samples.len() < new.len())
+    };
+    let gone: BTreeMap<&String, &Values<'_>> = before.iter().filter(is_gone).collect();
+    let was_complete = |key: &String| before.get(key).is_some_and(|of| of.samples.len() == old.len());
+    let is_added = |(key, _): &(&String, &Values<'_>)| !gone.contains_key(*key) && !was_complete(key);
+    let added: Vec<_> = after.iter().filter(is_added).map(|(_, of)| of.id.clone()).collect();
+    let gone: Vec<_> = gone.into_values().map(|of| of.id.clone()).collect();
     let least = options.least_change / 100.0;
     let mut rows = Vec::new();
-    for (id, (row, new)) in &after {
-        let Some((_, old)) = before.get(id) else { continue };
+    let complete = after.iter().filter(|(_, of)| of.samples.len() == new.len());
+    for (key, Values { id, row, samples: new }) in complete {
+        let Some(then) = before.get(key).filter(|of| of.samples.len() == old.len()) else { continue };
+        let old = &then.samples;
         let more_is_better = is_more_better(row);
         let measured = [old, new].map(|values| values.iter().map(|(value, _)| *value).collect::<Vec<_>>());
-        let adjusted = statistics::without_reference([old, new]);
+        let adjusted = statistics::without_reference([old.as_slice(), new]);
         let is_adjusted = adjusted.is_some();
         let [old, new] = &adjusted.unwrap_or_else(|| measured.clone());
         // As if the other one were worse by the least change.
@@ -233,7 +256,8 @@ fn compare(
         let ratio = statistics::ratio(new, old);
         let [old, new] = measured;
         rows.push(ComparedRow {
-            id: (*id).to_owned(),
+            id: id.clone(),
+            old_id: Some(then.id.clone()).filter(|then| then != id),
             unit: row.unit.clone(),
             more_is_better,
             adjusted: is_adjusted,
@@ -270,23 +294,63 @@ fn compare(
         old: old_name,
         new: new_name,
         least_change: least,
-        gone: all_before.difference(&all_after).cloned().collect(),
-        added: all_after.difference(&all_before).cloned().collect(),
+        gone,
+        added,
         rows,
     })
 }
 
-/// A row, and its value and its reference's in each process.
-type Values<'a> = (&'a Sample, Vec<(f64, Option<f64>)>);
+/// A row with its id, and its value and its reference's in each process that has it.
+struct Values<'a> {
+    id: String,
+    row: &'a Sample,
+    samples: Vec<(f64, Option<f64>)>,
+}
 
-/// Returns the values of each row that every run has.
-fn values<'a>(runs: &'a [Run], options: &Options) -> BTreeMap<&'a str, Values<'a>> {
-    let mut found: BTreeMap<&str, Values<'_>> = BTreeMap::new();
+/// Returns the values of each row, by what it measures. A change that slows down a row and its reference must not be taken for the
+/// process's: a reference that is the library itself is no measure of the process, but compared as a row of its own.
+fn values<'a>(
+    runs: &'a [Run],
+    options: &Options,
+    own_references: &BTreeSet<&str>,
+) -> BTreeMap<String, Values<'a>> {
+    let mut found: BTreeMap<String, Values<'_>> = BTreeMap::new();
+    let mut add = |id: String, row, value| {
+        let key = key(&id);
+        found.entry(key).or_insert_with(|| Values { id, row, samples: Vec::new() }).samples.push(value);
+    };
     for row in runs.iter().flat_map(|run| &run.rows).filter(|row| is_compared(row, options)) {
-        found.entry(&row.id).or_insert_with(|| (row, Vec::new())).1.push((row.value, row.reference_value));
+        let is_own = own_references.contains(row.id.as_str());
+        add(row.id.clone(), row, (row.value, row.reference_value.filter(|_| !is_own)));
+        if let (true, Some(reference), Some(value)) = (is_own, &row.reference, row.reference_value) {
+            add(format!("{}: {reference}", row.id), row, (value, None));
+        }
     }
-    found.retain(|_, (_, values)| values.len() == runs.len());
     found
+}
+
+/// Returns what a row measures: its id, without the method where that was chosen automatically, `GROUP/PATH/METHOD/SIZE`. The other groups
+/// name the method that was asked for.
+fn key(id: &str) -> String {
+    let mut parts: Vec<&str> = id.split('/').collect();
+    let path = parts.iter().position(|part| part.contains("-to-")).unwrap_or(parts.len());
+    let is_chosen = match parts.get(..path) {
+        Some([]) => true,
+        Some([group]) => {
+            ["device-clock", "submit", "wait", "await", "unbound", "allocations", "threads-8"].contains(group)
+        }
+        Some(groups) => groups == ["allocations", "await"],
+        None => false,
+    };
+    if is_chosen && parts.len() == path + 3 {
+        parts.remove(path + 1);
+    }
+    parts.join("/")
+}
+
+/// Returns whether a row is there only if a choice turned out wrong, or matters: cells of single paths, and where methods change.
+fn may_be_absent(id: &str) -> bool {
+    id.starts_with("choice/") && id.contains("-to-")
 }
 
 fn is_more_better(row: &Sample) -> bool {

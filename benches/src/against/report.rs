@@ -42,13 +42,17 @@ impl Comparison {
 
     fn verdict(&self) -> String {
         let count = |verdict| self.rows.iter().filter(|row| row.verdict == verdict).count();
+        let missing = match self.gone.len() {
+            0 => String::new(),
+            gone => format!("; missing: {gone}"),
+        };
         format!(
             "worse by {} % or more: {} of {} rows; better: {}",
             100.0 * self.least_change,
             count(Verdict::Worse),
             self.rows.len(),
             count(Verdict::Better)
-        )
+        ) + &missing
     }
 
     fn about(&self) -> String {
@@ -68,15 +72,18 @@ impl Comparison {
                 "Rows of the software driver are among them: their times say nothing about any hardware.\n",
             );
         }
-        for (program, ids) in [("old", &self.gone), ("new", &self.added)] {
+        let otherwise =
+            |row: &ComparedRow| row.old_id.as_ref().map(|then| format!("{} ({then} then)", row.id));
+        let otherwise: Vec<String> = self.rows.iter().filter_map(otherwise).collect();
+        for (what, ids) in [
+            ("in the old program alone", &self.gone),
+            ("in the new program alone", &self.added),
+            ("with another method chosen", &otherwise),
+        ] {
             if !ids.is_empty() {
                 let more = if ids.len() > NAMED { ", …" } else { "" };
                 let named: Vec<&str> = ids.iter().take(NAMED).map(String::as_str).collect();
-                out.push_str(&format!(
-                    "in the {program} program alone: {} rows: {}{more}\n",
-                    ids.len(),
-                    named.join(", ")
-                ));
+                out.push_str(&format!("{what}: {} rows: {}{more}\n", ids.len(), named.join(", ")));
             }
         }
         out

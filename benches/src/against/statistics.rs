@@ -3,6 +3,8 @@
 //! The test is that of Mann and Whitney. It assumes no distribution: of all ways to deal the values to the two samples, it counts
 //! those that are at least as extreme, with equal values at their mean rank.
 
+use crate::row::Summary;
+
 /// Returns the probability, if the two samples are of one distribution, that `more` exceeds `less` as much as it does.
 pub(super) fn exceeds(more: &[f64], less: &[f64]) -> f64 {
     let all = || more.iter().chain(less);
@@ -47,20 +49,19 @@ fn distribution(ranks: &[usize], drawn: usize) -> Vec<f64> {
 pub(super) fn without_reference(samples: [&[(f64, Option<f64>)]; 2]) -> Option<[Vec<f64>; 2]> {
     let all = samples.concat();
     let references: Vec<f64> = all.iter().map(|(_, reference)| *reference).collect::<Option<_>>()?;
-    let usual = median(references);
+    let usual = median(&references);
     let adjust = |(value, reference): &(f64, Option<f64>)| value - reference.unwrap_or(usual) + usual;
     let spread = |values: Vec<f64>| {
-        let middle = median(values.clone());
-        median(values.into_iter().map(|value| (value - middle).abs()).collect())
+        let middle = median(&values);
+        median(&values.into_iter().map(|value| (value - middle).abs()).collect::<Vec<_>>())
     };
     let measured = spread(all.iter().map(|(value, _)| *value).collect());
     let is_closer = spread(all.iter().map(adjust).collect()) < measured;
     is_closer.then(|| samples.map(|sample| sample.iter().map(adjust).collect()))
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
+fn median(values: &[f64]) -> f64 {
+    Summary::of(values).p50
 }
 
 /// Corrects probabilities for their number, by Holm's method: of all rows that do not differ, the probability that any is at most

@@ -42,7 +42,7 @@ fn synthetic(random: &mut Random, drift: f64, change: impl Fn(usize, f64) -> f64
         let time = change(index, SUBMISSION * index.max(1) as f64);
         let time = time * (1.0 + noise * random.normal()) * slow * drift;
         let (unit, value) = if index == 0 { ("GB/s", 1e6 / time) } else { ("ns", time) };
-        Sample { id: format!("row/{index}"), unit: unit.to_owned(), value, reference_value: None, goal: None }
+        Sample { id: format!("row/{index}"), unit: unit.to_owned(), value, ..Sample::default() }
     });
     Run {
         simulated: false,
@@ -119,6 +119,37 @@ fn change_smaller_than_what_processes_differ_by_is_found_beside_its_reference() 
     assert_eq!((0..SEEDS).filter(|seed| found(*seed, 0.0)).count(), 0);
 }
 
+/// Compares a row of 100 and its reference of 50 with what they are now, in seven processes each with noise of 1.
+fn beside_reference(own_reference: bool, now: (f64, f64)) -> Comparison {
+    let of = |(value, reference): (f64, f64)| -> Vec<Run> {
+        let run = |process: i32| {
+            let mut run = synthetic(&mut Random(1), 1.0, |_, time| time);
+            let noise = f64::from(process % 3 - 1);
+            let (id, unit) = ("urgent/pinned/beside-low".to_owned(), "us".to_owned());
+            let (reference, reference_value) = (Some("idle".to_owned()), Some(reference + noise));
+            let value = value + noise;
+            run.rows =
+                vec![Sample { id, unit, value, reference_value, reference, own_reference, goal: None }];
+            run
+        };
+        (0..7).map(run).collect()
+    };
+    compare(&options(&[]), ["old", "new"].map(str::to_owned), &of((100.0, 50.0)), &of(now)).unwrap()
+}
+
+#[test]
+fn library_that_slows_down_a_row_and_its_own_reference_is_worse() {
+    let (row, reference) = ("urgent/pinned/beside-low", "urgent/pinned/beside-low: idle");
+    let both = beside_reference(true, (130.0, 80.0));
+    let mut worse = ids(&both, Verdict::Worse);
+    worse.sort_unstable();
+    assert_eq!(worse, [row, reference]);
+    assert!(both.rows.iter().all(|row| !row.adjusted));
+    assert_eq!(ids(&beside_reference(true, (100.0, 80.0)), Verdict::Worse), [reference]);
+    // What a reference of the driver differs by is the process's.
+    assert_eq!(ids(&beside_reference(false, (130.0, 80.0)), Verdict::Worse), Vec::<&str>::new());
+}
+
 #[test]
 fn improvement_is_no_regression() {
     let comparison = compared(3, |index, time| if index == 0 { time * 0.9 } else { time });
@@ -158,7 +189,31 @@ fn rows_of_one_program_are_named_and_rows_of_the_driver_are_left_out() {
         (vec!["b".to_owned()], vec!["c".to_owned()], 1)
     );
     assert!(found.text().contains("in the new program alone: 1 rows: c"), "{}", found.text());
+    assert!(found.is_worse() && found.text().contains("better: 0; missing: 1"), "{}", found.text());
     assert!(compare(&options(&["--rows", "x"]), names(), &[run(&old)], &[run(&new)]).is_err());
+}
+
+#[test]
+fn row_is_compared_whatever_method_was_chosen_and_missing_from_one_process_is_missing() {
+    let run = |rows: &[(&str, f64)]| {
+        let mut run = synthetic(&mut Random(1), 1.0, |_, time| time);
+        let row =
+            |(id, value): &(&str, f64)| Sample { id: (*id).to_owned(), value: *value, ..run.rows[1].clone() };
+        run.rows = rows.iter().map(row).collect();
+        run
+    };
+    let path = "cpu.pageable-to-cuda:0.device";
+    let [then, now] = ["DirectCopy", "HostStaged"].map(|method| format!("submit/{path}/{method}/4096"));
+    let asked = format!("methods/{path}/DirectCopy/4096");
+    let wrong = format!("choice/wrong/{path}/4096/HostStaged");
+    let old: Vec<Run> = (0..7).map(|_| run(&[(&then, 1.0), (&asked, 1.0), (&wrong, 1.0)])).collect();
+    let mut new: Vec<Run> = (0..7).map(|_| run(&[(&now, 2.0), (&asked, 1.0)])).collect();
+    let names = || ["old", "new"].map(str::to_owned);
+    let found = compare(&options(&[]), names(), &old, &new).unwrap();
+    assert_eq!((ids(&found, Verdict::Worse), found.gone.clone()), (vec![now.as_str()], vec![]));
+    assert!(found.text().contains(&format!("with another method chosen: 1 rows: {now} ({then} then)")));
+    new[3].rows.pop();
+    assert_eq!(compare(&options(&[]), names(), &old, &new).unwrap().gone, [asked]);
 }
 
 #[test]

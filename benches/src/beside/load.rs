@@ -54,6 +54,11 @@ impl Load {
         }
     }
 
+    /// Returns whether it uses caches and memory as matrix multiplications do: only then the goals beside such a loop hold.
+    pub(crate) fn is_gemm(&self) -> bool {
+        matches!(self, Self::Cublas(_))
+    }
+
     fn enqueue(&self, fixture: &Fixture<'_>, queue: &RawQueue) -> Result<()> {
         match self {
             Self::Cublas(cublas) => cublas.multiply(queue),

@@ -104,7 +104,7 @@ fn rows_of(fixture: &Fixture<'_>, bytes: usize, goals: Goals) -> Result<Vec<Row>
         })?;
         Ok(took)
     };
-    for repetition in 0..=fixture.repetitions(REPETITIONS).min(REPETITIONS) {
+    for repetition in 0..=fixture.few_repetitions(REPETITIONS) {
         let mut before = alone()?;
         for way in &mut ways {
             let (rate, took) = load.beside(fixture, || both(fixture, &mut way.copiers, moved, time))?;
@@ -127,7 +127,7 @@ fn rows_of(fixture: &Fixture<'_>, bytes: usize, goals: Goals) -> Result<Vec<Row>
         lists.iter().flatten().try_for_each(Verify::poison)?;
         both(fixture, &mut way.copiers, moved, Duration::ZERO)?;
         let verified = lists.iter().flatten().all(|list| is_verified(list.check()));
-        rows.extend(rows_of_way(fixture, way, (bytes, verified), &goals, &load.name()));
+        rows.extend(rows_of_way(fixture, way, (bytes, verified), &goals, &load));
     }
     drop(ways);
     drop(load);
@@ -222,12 +222,13 @@ fn rows_of_way(
     way: &Way<'_>,
     (bytes, verified): (usize, bool),
     goals: &Goals,
-    load: &str,
+    load: &Load,
 ) -> Vec<Row> {
     let (is_simulated, group) = (fixture.is_simulated(), fixture.group);
     let what = |where_: &str| format!("{group}: blocks of {bytes} bytes up and down at once, {where_}");
-    let beside = format!("beside {load}");
     let [busy_goal, idle_goal] = way.goals;
+    let (busy_goal, load) = (busy_goal && load.is_gemm(), load.name());
+    let beside = format!("beside {load}");
     let rate = |id: &str, where_: &str, values: &[f64], goal: Option<f64>| {
         let id = format!("{group}/{bytes}/{id}/{}", way.name);
         Row::new(id, what(where_), &way.method, bytes as u64, "GB/s", Summary::of(values))

@@ -1,5 +1,6 @@
 //! What a list costs by each way, and as it is chosen.
 
+use anyhow::{Result, ensure};
 use transload_core::{ListWay, TransferPath};
 use transload_transfer::ListPlan;
 
@@ -26,7 +27,10 @@ impl Time {
         let at = |index: usize| at(index).unwrap_or(f64::INFINITY);
         let noise = (at(middle + reach) - at(middle.saturating_sub(reach))) / 2.0;
         // By a way that the path does not have, all are infinite.
-        Self { median: at(middle), noise: if noise.is_finite() { noise } else { 0.0 } }
+        Self {
+            median: if times.is_empty() { f64::INFINITY } else { Summary::of(&times).p50 },
+            noise: if noise.is_finite() { noise } else { 0.0 },
+        }
     }
 
     /// Returns whether it is more than a tenth longer than another, beyond the noise of both.
@@ -82,27 +86,32 @@ impl Cell {
         let (pieces, bytes) = self.list;
         let id = format!("{part}/{}/{pieces}/{bytes}", grid::name(self.path));
         let regret = |choice| Summary::single(self.regret(choice));
-        fixture.row(&id, &self.text(), "calibrated", "x", regret(1)).against("built-in table", regret(0))
+        fixture
+            .row(&id, &self.text(), "calibrated", "x", regret(1))
+            .against_library("built-in table", regret(0))
     }
 }
 
 /// Returns the rows of a part: its cells that count and are not chosen for the best, the geometric mean of all that count, and the worst.
 pub(super) fn rows<'a>(
     fixture: &Fixture<'_>,
-    part: &str,
+    (part, device, has_goals): (&str, &str, bool),
     cells: impl Iterator<Item = &'a Cell> + Clone,
-) -> Vec<Row> {
+) -> Result<Vec<Row>> {
     let counted: Vec<&Cell> = cells.clone().filter(|cell| cell.counts()).collect();
+    ensure!(fixture.is_simulated() || !counted.is_empty(), "none of {} cells counts", cells.count());
     let wrong = counted.iter().filter(|cell| cell.regret(1) > MEAN);
     let mut rows: Vec<Row> = wrong.map(|cell| cell.row(fixture, part)).collect();
     let mean = |choice| Summary::single(geometric(counted.iter().map(|cell| cell.regret(choice))));
     let worst = |choice| Summary::single(counted.iter().map(|cell| cell.regret(choice)).fold(1.0, f64::max));
-    let what = format!("{} cells of {}", counted.len(), cells.count());
+    let what = format!("{} cells of {}, {device}", counted.len(), cells.count());
     for (id, of, goal) in [("mean", &mean as &dyn Fn(usize) -> Summary, MEAN), ("worst", &worst, WORST)] {
         let row = fixture.row(&format!("{part}/{id}"), &what, "calibrated", "x", of(1));
-        rows.push(row.against("built-in table", of(0)).with_goal(Some(Goal::AtMost(goal))));
+        rows.push(
+            row.against_library("built-in table", of(0)).with_goal(has_goals.then_some(Goal::AtMost(goal))),
+        );
     }
-    rows
+    Ok(rows)
 }
 
 /// Returns whether lists of so many pieces are measured by a way: many pieces one by one take for ever.
@@ -157,7 +166,7 @@ mod tests {
     fn noise_is_that_of_the_median() {
         let times: Vec<f64> = (0..100).map(f64::from).collect();
         let time = Time::of(&times);
-        assert_eq!((time.median, time.noise), (50.0, 10.0));
+        assert_eq!((time.median, time.noise), (49.5, 10.0));
         assert_eq!(Time::of(&[f64::INFINITY; 9]).noise, 0.0);
     }
 }

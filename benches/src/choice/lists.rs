@@ -10,7 +10,7 @@ use transload_transfer::{CalibrationOptions, CrossBackendTransferManager};
 use super::{
     buffers,
     cell::{self, Cell, Time, geometric, has_way, told},
-    finished, manager,
+    finished, manager, unfinished,
 };
 use crate::{
     comparison::Fixture,
@@ -23,6 +23,8 @@ const COUNTS: [usize; 9] = [1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000];
 const LENGTHS: [usize; 8] = [512, 2 << 10, 8 << 10, 24 << 10, 48 << 10, 128 << 10, 512 << 10, 2 << 20];
 /// The largest list, in bytes.
 const LARGEST: usize = 64 << 20;
+/// The longest list of each length up to this size is compared by every way, and the longest of all as it is chosen.
+pub(super) const COMPARED: usize = 8 << 20;
 /// Fewest repetitions of each way, and the time of a cell beyond these.
 const REPETITIONS: usize = 31;
 const CELL: Duration = Duration::from_millis(50);
@@ -48,7 +50,9 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     }
     // Else the means would be those of nothing, and every goal met.
     ensure!(!cells.is_empty(), "the calibration measured no lists: {:?}", found.unfinished);
-    let mut rows = cell::rows(fixture, "lists", cells.iter().map(|(cell, _)| cell));
+    let mut rows =
+        cell::rows(fixture, ("lists", "an idle device", true), cells.iter().map(|(cell, _)| cell))?;
+    rows.push(unfinished(fixture, "lists/unfinished", &found));
     // How far predictions are from the times, either way.
     let errors = cells.iter().map(|(cell, predicted)| {
         let [_, time] = cell.chosen;
@@ -71,49 +75,78 @@ fn path_cells(
     path: TransferPath,
 ) -> Result<Vec<(Cell, f64)>> {
     let largest = fixture.bytes(LARGEST);
-    let (src, dst) = buffers(manager, path, largest)?;
-    let mut random = Content::new(largest, 0x11575);
-    let start = random.draw();
-    let content = random.part(start, largest);
-    Memory::Ours(src.clone()).write(0, content)?;
+    let ends = Ends::new(manager, path, largest)?;
     let mut cells = Vec::new();
     for length in LENGTHS {
-        let counts = COUNTS.into_iter().filter(|count| count * length <= largest);
-        for count in counts {
-            cells.push(cell(fixture, (built_in, manager), (&src, &dst), (count, length))?);
-            // The last is checked: each piece is where its opposite was.
-            if count * length * 4 > largest || Some(&count) == COUNTS.last() {
-                let pieces = content.get(..count * length).context("as long as the buffers")?;
-                let expected: Vec<u8> = pieces.chunks(length).rev().flatten().copied().collect();
-                Memory::Ours(dst.clone()).poison()?;
-                manager.copy_many(pairs((&src, &dst), (count, length))?).exclusive().wait()?;
-                let wrong = || format!("WRONG BYTES: {path}, {count} pieces of {length} bytes");
-                Memory::Ours(dst.clone()).compare(0, &expected).with_context(wrong)?;
+        let counts = || COUNTS.into_iter().filter(|count| count * length <= largest);
+        let compared = counts().rfind(|count| count * length <= COMPARED);
+        for count in counts() {
+            let is_compared = Some(count) == compared;
+            cells.push(cell(fixture, (built_in, manager), &ends, (count, length), is_compared)?);
+            if Some(count) == counts().next_back() {
+                let pairs = ends.pairs((count, length))?;
+                let what = format!("{path}, {count} pieces of {length} bytes");
+                ends.check((count, length), &what, || {
+                    Ok(manager.copy_many(&pairs).exclusive().wait().map(drop)?)
+                })?;
             }
         }
     }
     Ok(cells)
 }
 
-/// Pieces in the opposite order at the destination, so that none are joined.
-pub(super) fn pairs(
-    (src, dst): (&RawBuffer, &RawBuffer),
-    (count, length): (usize, usize),
-) -> Result<Vec<(RawBuffer, RawBuffer)>> {
-    let part = |of: &RawBuffer, at: usize| of.slice(at * length..(at + 1) * length);
-    let pairs = (0..count).map(|at| Ok((part(src, at)?, part(dst, count - 1 - at)?)));
-    pairs.collect()
+/// Both ends of lists, with random bytes at the source.
+pub(super) struct Ends {
+    pub(super) src: RawBuffer,
+    pub(super) dst: RawBuffer,
+    content: Vec<u8>,
+}
+
+impl Ends {
+    pub(super) fn new(
+        manager: &CrossBackendTransferManager,
+        path: TransferPath,
+        largest: usize,
+    ) -> Result<Self> {
+        let (src, dst) = buffers(manager, path, largest)?;
+        let content = Content::new(largest, 0x11575).part(0, largest).to_vec();
+        Memory::Ours(src.clone()).write(0, &content)?;
+        Ok(Self { src, dst, content })
+    }
+
+    /// Pieces in the opposite order at the destination, so that none are joined.
+    pub(super) fn pairs(&self, (count, length): (usize, usize)) -> Result<Vec<(RawBuffer, RawBuffer)>> {
+        let part = |of: &RawBuffer, at: usize| of.slice(at * length..(at + 1) * length);
+        let pairs = (0..count).map(|at| Ok((part(&self.src, at)?, part(&self.dst, count - 1 - at)?)));
+        pairs.collect()
+    }
+
+    /// Copies a list to a poisoned destination and compares every byte: each piece is where its opposite was.
+    pub(super) fn check(
+        &self,
+        (count, length): (usize, usize),
+        what: &str,
+        copy: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let pieces = self.content.get(..count * length).context("as long as the buffers")?;
+        let expected: Vec<u8> = pieces.chunks(length).rev().flatten().copied().collect();
+        let dst = Memory::Ours(self.dst.slice(..count * length)?);
+        dst.poison()?;
+        copy()?;
+        dst.compare(0, &expected).with_context(|| format!("WRONG BYTES: {what}"))
+    }
 }
 
 /// Returns a cell, and the predicted seconds of the way that is chosen.
 fn cell(
     fixture: &Fixture<'_>,
     (built_in, manager): (&CrossBackendTransferManager, &CrossBackendTransferManager),
-    (src, dst): (&RawBuffer, &RawBuffer),
+    ends: &Ends,
     list: (usize, usize),
+    is_compared: bool,
 ) -> Result<(Cell, f64)> {
-    let pairs = pairs((src, dst), list)?;
-    let path = TransferPath::new(src.place(), dst.place());
+    let pairs = ends.pairs(list)?;
+    let path = TransferPath::new(ends.src.place(), ends.dst.place());
     let shape = (list.0 as u64, list.1 as u64);
     let plan = |manager: &CrossBackendTransferManager| manager.plan_many(path.src, path.dst, shape, true);
     let plans = [plan(built_in)?, plan(manager)?];
@@ -139,6 +172,10 @@ fn cell(
         for (way, times) in variants.iter().zip(&mut times) {
             times.push(run(*way)?);
         }
+    }
+    let has_path = |times: &&Vec<f64>| times.first().is_some_and(|time| time.is_finite());
+    for (way, _) in variants.iter().zip(&times).filter(|(_, times)| is_compared && has_path(times)) {
+        ends.check(list, &format!("{path}, {list:?} by {way}"), || run(*way).map(drop))?;
     }
     let ways: Vec<_> = variants.into_iter().zip(times.iter().map(|times| Time::of(times))).collect();
     let time = |way: ListWay| {

@@ -4,15 +4,14 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use transload_core::{DeviceId, ErrorKind, ListWay, MemoryKind, Place, RawBuffer, TransferPath};
+use transload_core::{DeviceId, ErrorKind, ListWay, MemoryKind, Place, TransferPath};
 use transload_transfer::{CalibrationOptions, CrossBackendTransferManager};
 
 use super::{
-    buffers,
     cell::{self, Cell, Time, has_way, told},
     finished,
-    lists::pairs,
-    manager,
+    lists::{COMPARED, Ends},
+    manager, unfinished,
 };
 use crate::{beside::load::Load, comparison::Fixture, row::Row};
 
@@ -48,37 +47,48 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
         let host = Place::new(DeviceId::Cpu, kind);
         for path in [TransferPath::new(host, there), TransferPath::new(there, host)] {
             let largest = fixture.bytes(LARGEST);
-            let (src, dst) = buffers(&calibrated, path, largest)?;
+            let ends = Ends::new(&calibrated, path, largest)?;
             for list in SHAPES.into_iter().filter(|(count, bytes)| count * bytes <= largest) {
-                cells.push(cell(fixture, &load, (&built_in, &calibrated), (&src, &dst), list)?);
+                cells.push(cell(fixture, &load, (&built_in, &calibrated), &ends, list)?);
             }
         }
     }
+    let (is_gemm, beside) = (load.is_gemm(), format!("beside {}", load.name()));
     drop(load);
     for manager in [built_in, calibrated] {
         finished(&manager)?;
     }
     ensure!(!cells.is_empty(), "no lists: {:?}", found.unfinished);
-    Ok(cell::rows(fixture, "loaded", cells.iter()))
+    let mut rows = cell::rows(fixture, ("loaded", &beside, is_gemm), cells.iter())?;
+    rows.push(unfinished(fixture, "loaded/unfinished", &found));
+    Ok(rows)
 }
 
 fn cell(
     fixture: &Fixture<'_>,
     load: &Load,
     (built_in, calibrated): (&CrossBackendTransferManager, &CrossBackendTransferManager),
-    (src, dst): (&RawBuffer, &RawBuffer),
+    ends: &Ends,
     list: (usize, usize),
 ) -> Result<Cell> {
-    let path = TransferPath::new(src.place(), dst.place());
-    let pairs = pairs((src, dst), list)?;
+    let path = TransferPath::new(ends.src.place(), ends.dst.place());
+    let pairs = ends.pairs(list)?;
     let plan = calibrated.plan_many(path.src, path.dst, (list.0 as u64, list.1 as u64), false)?;
     // Without a way, as it is chosen.
     let ways: Vec<_> = ListWay::ALL.into_iter().filter(|way| has_way(list.0, *way)).collect();
     let mut variants: Vec<_> = ways.iter().map(|way| (calibrated, Some(*way))).collect();
     variants.extend([(built_in, None), (calibrated, None)]);
     let time = if fixture.is_simulated() { Duration::ZERO } else { TIME };
+    // Returns whether the path has the way.
+    let copy = |manager: &CrossBackendTransferManager, way: Option<ListWay>| {
+        let copy = manager.copy_many(&pairs);
+        match if let Some(way) = way { copy.way(way) } else { copy }.wait() {
+            Err(failed) if failed.error.kind() == ErrorKind::Unsupported => Ok(false),
+            copied => Ok(copied.map(|_report| true)?),
+        }
+    };
     let mut costs = vec![Vec::new(); variants.len()];
-    for repetition in 0..=fixture.repetitions(REPETITIONS).min(REPETITIONS) {
+    for repetition in 0..=fixture.few_repetitions(REPETITIONS) {
         let ((), alone) = load.beside(fixture, || {
             std::thread::sleep(time);
             Ok(())
@@ -87,12 +97,8 @@ fn cell(
             let run = || -> Result<f64> {
                 let (begun, mut lists) = (Instant::now(), 0);
                 while lists == 0 || begun.elapsed() < time {
-                    let copy = manager.copy_many(&pairs);
-                    match if let Some(way) = way { copy.way(*way) } else { copy }.wait() {
-                        Err(failed) if failed.error.kind() == ErrorKind::Unsupported => {
-                            return Ok(f64::INFINITY);
-                        }
-                        copied => drop(copied?),
+                    if !copy(manager, *way)? {
+                        return Ok(f64::INFINITY);
                     }
                     lists += 1;
                 }
@@ -103,6 +109,13 @@ fn cell(
             if repetition > 0 {
                 costs.push(list * (1.0 + delayed));
             }
+        }
+    }
+    for ((manager, way), costs) in variants.iter().zip(&costs) {
+        let is_short = list.0 * list.1 <= COMPARED || way.is_none();
+        if is_short && costs.first().is_some_and(|cost| cost.is_finite()) {
+            let what = format!("{path}, {list:?} by {way:?}, not exclusive");
+            ends.check(list, &what, || copy(manager, *way).map(drop))?;
         }
     }
     let mut costs = costs.iter().map(|costs| Time::of(costs));

@@ -1,6 +1,6 @@
 //! Rows of what choices cost: after a calibration, the time of the chosen method over that of the best, for each path and size.
 //!
-//! A cell counts if its best two methods differ by more than a tenth. Methods take turns within a cell. Times are the host's, of copies
+//! A cell counts if its best two methods differ by more than a tenth, or the chosen one from the best. Methods take turns within a cell. Times are the host's, of copies
 //! that are waited for one after another.
 
 mod cell;
@@ -13,7 +13,9 @@ use anyhow::{Context as _, Result, ensure};
 use transload_backend_cpu::CpuBackend;
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, TransferMethod, TransferPath};
-use transload_transfer::{CalibrationOptions, CrossBackendTransferManager, PathCalibration, TransferOptions};
+use transload_transfer::{
+    Calibration, CalibrationOptions, CrossBackendTransferManager, PathCalibration, TransferOptions,
+};
 
 use crate::{
     comparison::{Fixture, Parts},
@@ -52,8 +54,10 @@ struct Cell {
 }
 
 impl Cell {
+    /// Returns whether the choice matters: the best two methods differ, or the calibration's choice is not the best.
     fn counts(&self) -> bool {
         matches!(self.times.as_slice(), [(_, best), (_, second), ..] if second / best > DIFFERENT)
+            || self.regret(1) > DIFFERENT
     }
 
     /// Returns the time of a choice over the best.
@@ -90,14 +94,9 @@ fn regret(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     }
     let found = calibrated.calibrate(&options)?;
     let time = Summary::single(found.elapsed.as_secs_f64());
-    let unfinished: Vec<_> =
-        found.unfinished.iter().map(|it| format!("{}: {}", it.path, it.reason)).collect();
-    let count = Summary::single(unfinished.len() as f64);
     let mut rows = vec![
         fixture.row("calibration", "all pairs of devices", "calibrate", "s", time),
-        fixture
-            .row("unfinished", &unfinished.join("; "), "calibrate", "paths", count)
-            .with_goal(Some(Goal::AtMost(0.0))),
+        unfinished(fixture, "unfinished", &found),
     ];
     let mut content = Content::new(largest, 0xC401CE);
     let start = content.draw();
@@ -111,6 +110,8 @@ fn regret(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
         finished(&manager)?;
     }
     let counted: Vec<&Cell> = cells.iter().filter(|cell| cell.counts()).collect();
+    // Else the means would be those of nothing, and every goal met.
+    ensure!(fixture.is_simulated() || !counted.is_empty(), "none of {} cells counts", cells.len());
     for path in found.paths.iter().map(|path| path.path) {
         let of_path: Vec<&Cell> = counted.iter().copied().filter(|cell| cell.path == path).collect();
         if !of_path.is_empty() {
@@ -124,11 +125,19 @@ fn regret(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     rows.push(
         fixture
             .row("regret/mean", &what, "calibrated", "x", mean(1))
-            .against("built-in table", mean(0))
+            .against_library("built-in table", mean(0))
             .with_goal(Some(Goal::AtMost(MEAN))),
     );
     rows.push(worst(fixture, "regret/worst", &counted).with_goal(Some(Goal::AtMost(WORST))));
     Ok(rows)
+}
+
+/// The paths of which a calibration has no costs: they have no cells.
+fn unfinished(fixture: &Fixture<'_>, id: &str, found: &Calibration) -> Row {
+    let unfinished = found.unfinished.iter().map(|it| format!("{}: {}", it.path, it.reason));
+    let unfinished: Vec<_> = unfinished.collect();
+    let count = Summary::single(unfinished.len() as f64);
+    fixture.row(id, &unfinished.join("; "), "calibrate", "paths", count).with_goal(Some(Goal::AtMost(0.0)))
 }
 
 /// Fails if memory is still allocated.
@@ -160,7 +169,7 @@ fn worst(fixture: &Fixture<'_>, id: &str, cells: &[&Cell]) -> Row {
     let what = worst.map_or_else(|| "no cell counts".to_owned(), |cell| cell.text());
     fixture
         .row(id, &what, "calibrated", "x", Summary::single(of(1)))
-        .against("built-in table", Summary::single(of(0)))
+        .against_library("built-in table", Summary::single(of(0)))
 }
 
 /// The time of a wrong choice next to that of the best method.
@@ -173,7 +182,7 @@ fn wrong(fixture: &Fixture<'_>, cell: &Cell) -> Row {
     let id = format!("wrong/{}/{}/{chosen}", grid::name(cell.path), cell.bytes);
     fixture
         .row(&id, &cell.text(), chosen.name(), "us", micros(time(chosen).unwrap_or(f64::INFINITY)))
-        .against(best.name(), micros(fastest))
+        .against_library(best.name(), micros(fastest))
 }
 
 /// Allocates both ends of a path.
@@ -203,6 +212,9 @@ fn path_cells(
     let methods = calibrated.methods.iter().map(|curve| curve.method);
     // An idle device does not show what a copy kernel costs, so it is not chosen by its time.
     let methods: Vec<_> = methods.filter(|method| *method != TransferMethod::ZeroCopy).collect();
+    let choice = |manager: &CrossBackendTransferManager, bytes: usize| -> Result<TransferMethod> {
+        Ok(manager.plan(path.src, path.dst, bytes as u64, &TransferOptions::new())?.method)
+    };
     let sizes =
         std::iter::successors(Some(SMALLEST), |size| Some(size * 2)).flat_map(|size| [size, size / 2 * 3]);
     let mut cells = Vec::new();
@@ -213,6 +225,10 @@ fn path_cells(
             manager.copy(&src, &dst).method(method).wait()?;
             Ok(begun.elapsed().as_secs_f64())
         };
+        let chosen = [choice(built_in, bytes)?, choice(manager, bytes)?];
+        // What the calibration chooses is measured, whatever it is.
+        let mut methods = methods.clone();
+        methods.extend(Some(chosen[1]).filter(|chosen| !methods.contains(chosen)));
         let mut times = vec![Vec::new(); methods.len()];
         for method in &methods {
             copy(*method)?;
@@ -238,10 +254,7 @@ fn path_cells(
         let mut times: Vec<_> =
             methods.iter().zip(&times).map(|(method, times)| (*method, Summary::of(times).p50)).collect();
         times.sort_by(|a, b| a.1.total_cmp(&b.1));
-        let choice = |manager: &CrossBackendTransferManager| -> Result<TransferMethod> {
-            Ok(manager.plan(path.src, path.dst, bytes as u64, &TransferOptions::new())?.method)
-        };
-        cells.push(Cell { path, bytes, times, chosen: [choice(built_in)?, choice(manager)?] });
+        cells.push(Cell { path, bytes, times, chosen });
     }
     Ok(cells)
 }
@@ -270,5 +283,12 @@ mod tests {
             ..cell
         };
         assert!(!close.counts());
+        let times = [(TransferMethod::HostStaged, 10.0), (TransferMethod::ZeroCopy, 10.5)];
+        let third_chosen =
+            Cell { times: times.into_iter().chain([(TransferMethod::DirectCopy, 40.0)]).collect(), ..close };
+        assert!(!third_chosen.counts(), "HostStaged is chosen");
+        let third_chosen = Cell { chosen: [TransferMethod::DirectCopy; 2], ..third_chosen };
+        assert!(third_chosen.counts());
+        assert_eq!(third_chosen.regret(1), 4.0);
     }
 }

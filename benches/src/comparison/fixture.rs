@@ -87,6 +87,15 @@ impl<'a> Fixture<'a> {
         }
     }
 
+    /// Like [`repetitions`](Self::repetitions), but of what takes long: more than the given ones only if an option asks for them.
+    pub(crate) fn few_repetitions(&self, good: usize) -> usize {
+        if self.options.repetitions.is_some() {
+            self.repetitions(good)
+        } else {
+            self.repetitions(good).min(good)
+        }
+    }
+
     /// Returns a count, given that of hardware; smaller on the software driver.
     pub(crate) fn amount(&self, good: usize) -> usize {
         if self.is_simulated() { good.div_ceil(16).max(2) } else { good }

@@ -26,6 +26,8 @@ pub(crate) struct Variant<'a> {
     /// Description of the method.
     pub(crate) method: String,
     pub(crate) goal: Option<Goal>,
+    /// Whether it runs the library, which is told of references.
+    pub(crate) is_library: bool,
     /// Runs it once and returns a value in the comparison's unit.
     pub(crate) run: Box<dyn FnMut() -> Result<f64> + 'a>,
     /// Verifies the result, if it moves bytes.
@@ -38,6 +40,7 @@ impl<'a> Variant<'a> {
             name: name.to_owned(),
             method: method.to_owned(),
             goal: None,
+            is_library: false,
             run: Box::new(run),
             verifier: None,
         }
@@ -45,6 +48,12 @@ impl<'a> Variant<'a> {
 
     pub(crate) fn goal(mut self, goal: Goal) -> Self {
         self.goal = Some(goal);
+        self
+    }
+
+    /// Says that the library does it: a change of it may slow down the reference, too.
+    pub(crate) fn by_library(mut self) -> Self {
+        self.is_library = true;
         self
     }
 
@@ -105,10 +114,12 @@ impl Comparison {
         let row = |(variant, summary, verified): (Variant<'_>, Summary, bool)| {
             let id = format!("{group}/{}/{}", self.id, variant.name);
             let what = format!("{group}: {}", self.what);
-            Row::new(id, what, &variant.method, self.bytes, self.unit, summary)
-                .against(&reference.method, reference_summary)
-                .obtained(is_simulated, verified && reference_verified)
-                .with_goal(variant.goal)
+            let row = Row::new(id, what, &variant.method, self.bytes, self.unit, summary);
+            let row = match reference.is_library {
+                true => row.against_library(&reference.method, reference_summary),
+                false => row.against(&reference.method, reference_summary),
+            };
+            row.obtained(is_simulated, verified && reference_verified).with_goal(variant.goal)
         };
         Ok(measured.into_iter().map(row).collect())
     }

@@ -42,9 +42,9 @@ pub(crate) fn rows(
     Ok(rows)
 }
 
-/// Runs a group on the software driver: every part has rows, with unique ids and without goals.
+/// Runs a group on the software driver: every part has rows, with unique ids and without goals. Returns them.
 #[cfg(test)]
-pub(crate) fn tested_on_the_software_driver((group, parts): Parts) {
+pub(crate) fn tested_on_the_software_driver((group, parts): Parts) -> Vec<Row> {
     use std::{cell::Cell, collections::BTreeSet};
 
     use clap::Parser as _;
@@ -64,4 +64,5 @@ pub(crate) fn tested_on_the_software_driver((group, parts): Parts) {
         assert!(row.verified || row.bytes == 0, "{} moved bytes that were not verified", row.id);
         assert!(!row.id.contains("cudarc"), "cudarc cannot use the software driver");
     }
+    rows
 }

@@ -17,12 +17,14 @@ use super::{
 use crate::{
     comparison::{Comparison, Fixture, Variant, Verify},
     content::Content,
-    memory::Memory,
+    memory::{Memory, POISON},
     row::{Goal, Row},
 };
 
 const MIB: usize = 1 << 20;
-const SIZES: [usize; 2] = [16 * MIB, 256 * MIB];
+/// With the goals in GB/s into memory of the library, and into the caller's.
+const SIZES: [(usize, [Option<f64>; 2]); 2] =
+    [(16 * MIB, [Some(25.0), None]), (256 * MIB, [Some(36.0), Some(18.0)])];
 
 /// A mapping of its own.
 struct Fresh {
@@ -81,11 +83,11 @@ unsafe impl transload::backend::Destination<u8> for Fresh {}
 /// The last bytes that arrived.
 struct Arrived<'a> {
     content: &'a [u8],
-    last: RefCell<Option<Box<dyn Deref<Target = [u8]>>>>,
+    last: RefCell<Option<Box<dyn DerefMut<Target = [u8]>>>>,
 }
 
 impl Arrived<'_> {
-    fn put(&self, bytes: impl Deref<Target = [u8]> + 'static) {
+    fn put(&self, bytes: impl DerefMut<Target = [u8]> + 'static) {
         *self.last.borrow_mut() = Some(Box::new(bytes));
     }
 
@@ -95,7 +97,11 @@ impl Arrived<'_> {
 }
 
 impl Verify for Arrived<'_> {
+    /// The next bytes may get this memory.
     fn poison(&self) -> Result<()> {
+        if let Some(last) = &mut *self.last.borrow_mut() {
+            last.fill(POISON);
+        }
         self.forget();
         Ok(())
     }
@@ -108,13 +114,17 @@ impl Verify for Arrived<'_> {
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for bytes in SIZES {
-        rows.extend(of_size(fixture, fixture.bytes(bytes))?);
+    for (bytes, goals) in SIZES {
+        rows.extend(of_size(fixture, fixture.bytes(bytes), goals.map(|goal| goal.map(Goal::AtLeast)))?);
     }
     Ok(rows)
 }
 
-fn of_size(fixture: &Fixture<'_>, bytes: usize) -> Result<Vec<Row>> {
+fn of_size(
+    fixture: &Fixture<'_>,
+    bytes: usize,
+    [into_ours, into_callers]: [Option<Goal>; 2],
+) -> Result<Vec<Row>> {
     let runtime = runtime(fixture)?;
     let source = runtime.alloc::<u8>(DeviceId::Cuda(fixture.device.ordinal()), MemoryKind::Device, bytes)?;
     let content = Content::new(bytes, 0xF4E5);
@@ -159,7 +169,8 @@ fn of_size(fixture: &Fixture<'_>, bytes: usize) -> Result<Vec<Row>> {
         .goal(Goal::RatioAtLeast(0.95))
         .verified_by(&arrived),
     ];
-    let mut rows = comparison("ours", "memory of the library").rows(fixture, ours)?;
+    let ours = comparison("ours", "memory of the library").rows(fixture, ours)?;
+    let mut rows: Vec<_> = ours.into_iter().map(|row| row.with_goal(into_ours)).collect();
     let callers = vec![
         Variant::new("raw", &raw("ordinary"), || by_hand(false)).verified_by(&arrived),
         Variant::new("download-into", "Runtime::download_into", || {
@@ -173,7 +184,8 @@ fn of_size(fixture: &Fixture<'_>, bytes: usize) -> Result<Vec<Row>> {
         .goal(Goal::RatioAtLeast(0.95))
         .verified_by(&arrived),
     ];
-    rows.extend(comparison("callers", "the caller's ordinary pages").rows(fixture, callers)?);
+    let callers = comparison("callers", "the caller's ordinary pages").rows(fixture, callers)?;
+    rows.extend(callers.into_iter().map(|row| row.with_goal(into_callers)));
     arrived.forget();
     drop(source);
     finish(&runtime)?;

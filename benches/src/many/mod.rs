@@ -30,19 +30,23 @@ pub(crate) const PARTS: Parts = (
     ],
 );
 
-/// Number and length in bytes of the pieces, and the goal in ms for `copy_many` up on a device without other work.
-type Shape = (usize, usize, Option<f64>);
+/// Number and length in bytes of the pieces, and the goals in ms for `copy_many` up and down on a device without other work.
+type Shape = (usize, usize, [Option<f64>; 2]);
 
 const SHAPES: [Shape; 5] = [
-    (1_000, 4 << 10, Some(0.13)),
-    (10_000, 4 << 10, Some(1.1)),
-    (4_096, 32 << 10, None),
-    (1_000, 64 << 10, None),
-    (300, 1 << 20, None),
+    (1_000, 4 << 10, [Some(0.13), None]),
+    (10_000, 4 << 10, [Some(1.1), None]),
+    // 50 GB/s.
+    (4_096, 32 << 10, [Some(2.684), Some(2.684)]),
+    (1_000, 64 << 10, [None, None]),
+    (300, 1 << 20, [None, None]),
 ];
 
-const PAGEABLE: [Shape; 3] =
-    [(1_000, 4 << 10, Some(0.3)), (1_000, 64 << 10, Some(2.0)), (300, 1 << 20, Some(6.6))];
+const PAGEABLE: [Shape; 3] = [
+    (1_000, 4 << 10, [Some(0.3), None]),
+    (1_000, 64 << 10, [Some(2.0), None]),
+    (300, 1 << 20, [Some(6.6), None]),
+];
 
 /// The rows of one shape.
 type Rows =
@@ -51,7 +55,8 @@ type Rows =
 fn rows_of(fixture: &Fixture<'_>, of: Rows, shapes: &[Shape], up: bool) -> Result<Vec<Row>> {
     let manager = manager(fixture)?;
     let mut rows = Vec::new();
-    for (count, bytes, goal) in shapes {
+    for (count, bytes, [goal_up, goal_down]) in shapes {
+        let goal = if up { goal_up } else { goal_down };
         rows.extend(of(fixture, &manager, (fixture.amount(*count), *bytes), up, *goal)?);
     }
     manager.drain()?;

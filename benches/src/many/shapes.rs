@@ -65,14 +65,18 @@ pub(super) fn rows(
         blocks(manager, &pieces, bytes)?.wait()?;
         Ok(())
     };
-    variants.push(Variant::new("blocks", "copy_blocks, exclusive(), wait()", timed(by_index)));
+    let of_blocks = blocks_goal((count, bytes)).filter(|_| up);
+    variants.push(with_goal(
+        Variant::new("blocks", "copy_blocks, exclusive(), wait()", timed(by_index)),
+        of_blocks,
+    ));
     variants.push(with_goal(
         Variant::new(
             "blocks-recorded",
             "copy_blocks, exclusive(), record(): replay().wait()",
             timed(replayed),
         ),
-        recorded_goal((count, bytes)).filter(|_| up),
+        of_blocks,
     ));
     variants.push(Variant::new("copy-many", "copy_many, wait()", timed(|| many(manager, &pieces, false))));
     if let Some(recorded) = &by_engines {
@@ -89,10 +93,8 @@ pub(super) fn rows(
         ]);
     }
     let exclusive = || many(manager, &pieces, true);
-    variants.push(with_goal(
-        Variant::new("exclusive", "copy_many, exclusive(), wait()", timed(exclusive)),
-        goal.filter(|_| up),
-    ));
+    variants
+        .push(with_goal(Variant::new("exclusive", "copy_many, exclusive(), wait()", timed(exclusive)), goal));
     let variants = variants.into_iter().map(|variant| variant.verified_by(&pieces)).collect();
     comparison(fixture, "", (count, bytes), up).rows(fixture, variants)
 }
@@ -100,8 +102,8 @@ pub(super) fn rows(
 /// Most pieces of which copies by engines are recorded.
 const RECORDED: usize = 1_000;
 
-/// Returns the goal in ms for a list that is written once.
-fn recorded_goal(shape: (usize, usize)) -> Option<f64> {
+/// Returns the goal in ms for `copy_blocks`, recorded or not.
+fn blocks_goal(shape: (usize, usize)) -> Option<f64> {
     match shape {
         (1_000, 4_096) => Some(0.11),
         (10_000, 4_096) => Some(0.95),
@@ -130,10 +132,7 @@ pub(super) fn pageable_rows(
         Variant::new("raw-gather", "threads and raw kernels over lists", timed(|| gather.run())),
         Variant::new("copies", "copies, all submitted, then waited for", timed(one_by_one)),
         Variant::new("copy-many", "copy_many, wait()", timed(|| many(manager, &pieces, false))),
-        with_goal(
-            Variant::new("exclusive", "copy_many, exclusive(), wait()", timed(exclusive)),
-            goal.filter(|_| up),
-        ),
+        with_goal(Variant::new("exclusive", "copy_many, exclusive(), wait()", timed(exclusive)), goal),
     ];
     let variants = variants.into_iter().map(|variant| variant.verified_by(&pieces)).collect();
     comparison(fixture, "pageable-", (count, bytes), up).rows(fixture, variants)

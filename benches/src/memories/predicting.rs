@@ -53,7 +53,8 @@ fn workload(fixture: &Fixture<'_>, pattern: AccessPattern) -> Result<Vec<Row>> {
         let run = Variant::new(variant.name(), method, move || {
             let (took, _predicted) = workload.run(variant)?;
             Ok(took.as_secs_f64() * 1e6)
-        });
+        })
+        .by_library();
         match variant {
             prediction::PrefetchMode::Automatic => run.goal(Goal::RatioAtMost(MOST)),
             _ => run,

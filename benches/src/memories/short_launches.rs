@@ -50,7 +50,7 @@ fn short(fixture: &Fixture<'_>, order: LaunchOrder, ranges: usize) -> Result<Vec
                 // Every run adds up its own result and fails where that is wrong.
                 let run = move || Ok(program.run(*variant)?.as_secs_f64() * 1e9 / launches as f64);
                 let goal = (*variant == promises).then_some(Goal::RatioAtMost(MOST));
-                Variant { goal, ..Variant::new(variant.name(), method(*variant), run) }
+                Variant { goal, ..Variant::new(variant.name(), method(*variant), run).by_library() }
             });
         rows.extend(comparison(id).rows(fixture, compared.collect())?);
     }

@@ -96,7 +96,7 @@ fn busy(report: &ProfilerReport) -> f64 {
 fn pinned(fixture: &Fixture<'_>) -> Result<Option<Row>> {
     let bytes = fixture.bytes(LONG);
     let mut found = Vec::new();
-    for _ in 0..fixture.repetitions(RUNS).min(RUNS) {
+    for _ in 0..fixture.few_repetitions(RUNS) {
         let before = Profiled::new(fixture, None)?;
         before.copy(&before.pinned_or_not(MemoryKind::Pageable, bytes)?, COPIES)?;
         before.copy(&before.pinned_or_not(MemoryKind::Pinned, bytes)?, OTHERS)?;
@@ -124,7 +124,7 @@ fn lists(fixture: &Fixture<'_>) -> Result<Option<Row>> {
         (0..PIECES).map(|at| Ok((part(&src, at)?, part(&dst, PIECES - 1 - at)?))).collect()
     };
     let mut found = Vec::new();
-    for _ in 0..fixture.repetitions(RUNS).min(RUNS) {
+    for _ in 0..fixture.few_repetitions(RUNS) {
         let before = Profiled::new(fixture, Some(&calibrated))?;
         let pieces = pairs(&before)?;
         let copies: Vec<_> =

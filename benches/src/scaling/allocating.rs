@@ -1,6 +1,7 @@
 //! Allocating and dropping warm buffers of the backend: in one thread, with a copy in between, and in eight threads.
 
 use std::{
+    cell::{Cell, RefCell},
     hint::black_box,
     sync::{Arc, Mutex, PoisonError},
     time::Instant,
@@ -12,9 +13,11 @@ use transload_core::{MemoryKind, RawBuffer};
 use super::{Library, each, timed};
 use crate::{
     comparison::{
-        Comparison, Fixture, Variant,
+        Comparison, Fixture, Variant, Verify,
         concurrent::{Round, run_concurrently},
     },
+    content::Content,
+    memory::Memory,
     raw_memory::RawMemory,
     reference::{RawPool, RawQueue},
     row::{Goal, Row, Summary},
@@ -87,18 +90,21 @@ fn with_copy(fixture: &Fixture<'_>, library: &Library, kind: MemoryKind) -> Resu
     let up = kind == MemoryKind::Device;
     let other = library.allocate(if up { MemoryKind::Pinned } else { MemoryKind::Device }, COPIED)?;
     let kept = library.allocate(kind, COPIED)?;
-    if let Ok(mut view) = other.write() {
-        view.fill(1);
-    }
-    if let Ok(mut view) = kept.write() {
-        view.fill(1);
-    }
     let submit = |buffer: &RawBuffer| match up {
         true => library.manager.copy(&other, buffer).submit(),
         false => library.manager.copy(buffer, &other).submit(),
     };
+    let copied = Copied {
+        up,
+        other: &other,
+        last: RefCell::new(kept.clone()),
+        is_checked: Cell::new(false),
+        content: Content::new(COPIED, 0xF4E5).part(0, COPIED).to_vec(),
+    };
+    Memory::Ours(if up { other.clone() } else { kept.clone() }).write(0, &copied.content)?;
     let variants = vec![
         Variant::new("kept", "a copy with a kept buffer", || {
+            copied.prepare(&kept)?;
             let begun = Instant::now();
             for _ in 0..COPIES {
                 drop(submit(&kept));
@@ -107,11 +113,14 @@ fn with_copy(fixture: &Fixture<'_>, library: &Library, kind: MemoryKind) -> Resu
             // Every copy uses it. A drain would free the memory, and the next round would not start warm.
             other.wait_idle()?;
             Ok(took)
-        }),
+        })
+        .by_library()
+        .verified_by(&copied),
         Variant::new("fresh", "allocate, copy, drop", || {
             let begun = Instant::now();
             for _ in 0..COPIES {
                 let buffer = library.allocate(kind, COPIED)?;
+                copied.prepare(&buffer)?;
                 drop(submit(&buffer));
                 drop(buffer);
             }
@@ -119,7 +128,8 @@ fn with_copy(fixture: &Fixture<'_>, library: &Library, kind: MemoryKind) -> Resu
             other.wait_idle()?;
             Ok(took)
         })
-        .goal(Goal::AtMostOver(MOST)),
+        .goal(Goal::AtMostOver(MOST))
+        .verified_by(&copied),
     ];
     let comparison = Comparison {
         id: format!("allocate-and-drop/{kind}/{COPIED}/with-copy"),
@@ -127,10 +137,53 @@ fn with_copy(fixture: &Fixture<'_>, library: &Library, kind: MemoryKind) -> Resu
             "enqueuing a copy of {COPIED} bytes with a warm buffer of {kind} memory, {COPIES} in a row"
         ),
         unit: "ns",
-        bytes: 0,
+        bytes: COPIED as u64,
         repetitions: fixture.repetitions(100),
     };
     comparison.rows(fixture, variants)
+}
+
+/// What the copies with warm buffers move. A run after `poison` is not timed: its buffers are written first, and the last is kept.
+struct Copied<'a> {
+    /// Whether the warm buffer is the destination.
+    up: bool,
+    other: &'a RawBuffer,
+    last: RefCell<RawBuffer>,
+    is_checked: Cell<bool>,
+    content: Vec<u8>,
+}
+
+impl Copied<'_> {
+    /// Called with the warm buffer before it is used.
+    fn prepare(&self, buffer: &RawBuffer) -> Result<()> {
+        if !self.is_checked.get() {
+            return Ok(());
+        }
+        // The memory may be that of an earlier buffer, whose copy used the other one, too.
+        self.other.wait_idle()?;
+        let memory = Memory::Ours(buffer.clone());
+        if self.up {
+            memory.poison()?
+        } else {
+            memory.write(0, &self.content)?
+        }
+        *self.last.borrow_mut() = buffer.clone();
+        Ok(())
+    }
+}
+
+impl Verify for Copied<'_> {
+    fn poison(&self) -> Result<()> {
+        self.is_checked.set(true);
+        let other = Memory::Ours(self.other.clone());
+        if self.up { other.write(0, &self.content) } else { other.poison() }
+    }
+
+    fn check(&self) -> Result<()> {
+        self.is_checked.set(false);
+        let last = self.last.borrow();
+        Memory::Ours(if self.up { last.clone() } else { self.other.clone() }).compare(0, &self.content)
+    }
 }
 
 /// The time of an allocation and drop for each of eight threads.
@@ -203,5 +256,5 @@ fn against_one_thread<'a, W: FnMut() -> Result<()> + 'a>(
         Ok(Summary { p10: value(p10), p50: value(p50), p90: value(p90) })
     };
     let (one, all) = (each(1)?, each(THREADS)?);
-    Ok(fixture.row(id, what, method, "ns", all).against("the same, 1 thread", one))
+    Ok(fixture.row(id, what, method, "ns", all).against_library("the same, 1 thread", one))
 }

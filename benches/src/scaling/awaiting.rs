@@ -118,7 +118,9 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     rows.extend(comparison(0).rows(fixture, variants)?);
     for copy in &copies {
         let variants = vec![
-            Variant::new("submit", "submit() of the same copy", || copy.submit()).verified_by(copy),
+            Variant::new("submit", "submit() of the same copy", || copy.submit())
+                .by_library()
+                .verified_by(copy),
             Variant::new(copy.name, copy.what, || copy.run()).goal(Goal::AtMost(MOST)).verified_by(copy),
         ];
         rows.extend(comparison(copy.src.len() as u64).rows(fixture, variants)?);

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use transload_core::{Access, TransferMethod};
 use transload_streams::{CudaModule, CudaStream, LaunchConfig};
 use transload_transfer::TransferOptions;
@@ -18,8 +18,9 @@ use crate::{
 const BYTES: usize = 16 << 20;
 /// Duration of the kernel; 0 on the software driver.
 const NANOSECONDS: u64 = 5_000_000_000;
-/// Goal: rate relative to the same uploads alone.
+/// Goals: rate relative to the same uploads alone, of the median and of the slowest.
 const LEAST: f64 = 0.95;
+const LEAST_OF_SLOWEST: f64 = 0.5;
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let library = Library::new(fixture)?;
@@ -52,26 +53,30 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     unsafe { launch.enqueue(&stream) }?;
     let waiting = library.manager.copy(late, to).options(staged).submit();
     let beside = rates();
+    // An upload that waits for it is one of many: the median would not show it.
+    let is_blocked = !waiting.is_complete();
     waiting.wait()?;
     let beside = beside?;
+    ensure!(is_blocked || fixture.is_simulated(), "the download was over before the uploads beside it");
     let verified = [&download, &uploads].into_iter().all(|pairs| is_verified(pairs.check()));
     let where_to = if library.peer.is_some() { "another device" } else { "the same device" };
-    let row = Row::new(
-        format!("{}/staged/beside-blocked-download/{bytes}", fixture.group),
-        format!(
-            "{}: staged uploads of {bytes} bytes to {where_to} while a staged download waits for a kernel of 5 s",
+    let row = |id: &str, which: &str, of: fn(&[f64]) -> Summary, least| {
+        let id = format!("{}/staged/beside-blocked-download/{bytes}{id}", fixture.group);
+        let what = format!(
+            "{}: {which} of staged uploads of {bytes} bytes to {where_to} while a staged download waits for a kernel of 5 s",
             fixture.group
-        ),
-        "HostStaged",
-        bytes as u64,
-        "GB/s",
-        Summary::of(&beside),
-    );
+        );
+        Row::new(id, what, "HostStaged", bytes as u64, "GB/s", of(&beside))
+            .against_library("the same uploads alone", of(&alone))
+            .obtained(fixture.is_simulated(), verified)
+            .with_goal(Some(Goal::RatioAtLeast(least)))
+    };
+    let slowest = |rates: &[f64]| Summary::single(rates.iter().copied().fold(f64::INFINITY, f64::min));
+    let rows = vec![
+        row("", "the median", Summary::of, LEAST),
+        row("/slowest", "the slowest", slowest, LEAST_OF_SLOWEST),
+    ];
     drop((download, uploads));
     library.finish()?;
-    Ok(vec![
-        row.against("the same uploads alone", Summary::of(&alone))
-            .obtained(fixture.is_simulated(), verified)
-            .with_goal(Some(Goal::RatioAtLeast(LEAST))),
-    ])
+    Ok(rows)
 }

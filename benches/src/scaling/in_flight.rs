@@ -48,7 +48,7 @@ fn against_fewest(fixture: &Fixture<'_>, row: &Row, fewest: &Row) -> Row {
     let summary = |row: &Row| Summary { p10: row.p10, p50: row.p50, p90: row.p90 };
     let (id, path) = (format!("{}/beside-fewest", row.id), row.path.clone());
     Row::new(id, path, &row.method, row.bytes, row.unit, summary(row))
-        .against("the same with the fewest in flight", summary(fewest))
+        .against_library("the same with the fewest in flight", summary(fewest))
         .obtained(fixture.is_simulated(), row.verified && fewest.verified)
         .with_goal(Some(Goal::RatioAtMost(SAME)))
 }

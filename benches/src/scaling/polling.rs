@@ -43,7 +43,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     };
     let [quiet, asked] = &pools;
     let variants = vec![
-        Variant::new("unpolled", "copies on a lease", || run(quiet, false)).verified_by(&pairs),
+        Variant::new("unpolled", "copies on a lease", || run(quiet, false)).by_library().verified_by(&pairs),
         Variant::new("polled", "copies on a lease, has_ready_streams() before each", || run(asked, true))
             .goal(Goal::RatioAtMost(MOST))
             .verified_by(&pairs),

@@ -17,8 +17,10 @@ use transload_transfer::CrossBackendTransferManager;
 
 use super::{Library, timed};
 use crate::{
-    comparison::{Comparison, Fixture, Variant},
+    comparison::{Comparison, Fixture, Variant, Verify},
+    content::Content,
     cuda,
+    memory::Memory,
     row::{Goal, Row, Summary},
 };
 
@@ -27,6 +29,7 @@ const BYTES: usize = 4 << 10;
 const COPIES: usize = 4096;
 const LISTS_AT_ONCE: usize = 64;
 const PIECES: usize = 1000;
+const THREADS: usize = 8;
 /// Goals: times with the profiler over those without.
 const SAMPLED: f64 = 1.05;
 const LISTS: f64 = 1.02;
@@ -72,6 +75,7 @@ struct Profiled {
     library: Library,
     profiler: Option<StreamProfiler>,
     pairs: Vec<(RawBuffer, RawBuffer)>,
+    content: Vec<u8>,
 }
 
 impl Profiled {
@@ -95,11 +99,13 @@ impl Profiled {
         let bytes = BYTES * fixture.amount(PIECES);
         let (src, dst) =
             (library.allocate(MemoryKind::Pinned, bytes)?, library.allocate(MemoryKind::Device, bytes)?);
+        let content = Content::new(bytes, 0x9F0F).part(0, bytes).to_vec();
+        Memory::Ours(src.clone()).write(0, &content)?;
         let part = |of: &RawBuffer, at: usize| of.slice(at * BYTES..(at + 1) * BYTES);
         let count = bytes / BYTES;
         let pairs = (0..count).map(|at| Ok((part(&src, at)?, part(&dst, count - 1 - at)?)));
         let pairs = pairs.collect::<Result<_>>()?;
-        Ok(Self { copies: fixture.amount(COPIES), library, profiler, pairs })
+        Ok(Self { copies: fixture.amount(COPIES), library, profiler, pairs, content })
     }
 
     /// Returns the nanoseconds of a copy, or of a list. The profiler is enabled meanwhile if `is_enabled`.
@@ -123,11 +129,12 @@ impl Profiled {
         match how {
             How::Wait => of_thread(0),
             How::Threads => thread::scope(|scope| {
-                let threads: Vec<_> = (0..8).map(|thread| scope.spawn(move || of_thread(thread))).collect();
+                let threads: Vec<_> =
+                    (0..THREADS).map(|thread| scope.spawn(move || of_thread(thread))).collect();
                 let times = threads
                     .into_iter()
                     .map(|thread| thread.join().unwrap_or_else(|_| anyhow::bail!("a thread panicked")));
-                Ok(times.collect::<Result<Vec<_>>>()?.into_iter().sum::<f64>() / 8.0)
+                Ok(times.collect::<Result<Vec<_>>>()?.into_iter().sum::<f64>() / THREADS as f64)
             }),
             How::Submit => {
                 let (src, dst) = pairs.first().context("there are pairs")?;
@@ -149,16 +156,44 @@ impl Profiled {
     }
 }
 
+/// The destinations that are copied to.
+struct Copied<'a>(&'a Profiled, How);
+
+impl Copied<'_> {
+    fn pairs(&self) -> usize {
+        match self.1 {
+            How::Wait | How::Submit => 1,
+            How::Threads => THREADS,
+            How::Many => self.0.pairs.len(),
+        }
+    }
+}
+
+impl Verify for Copied<'_> {
+    fn poison(&self) -> Result<()> {
+        let mut pairs = self.0.pairs.iter().take(self.pairs());
+        pairs.try_for_each(|(_, dst)| Memory::Ours(dst.clone()).poison())
+    }
+
+    fn check(&self) -> Result<()> {
+        let mut copied = self.0.pairs.iter().zip(self.0.content.chunks(BYTES)).take(self.pairs());
+        copied.try_for_each(|((_, dst), content)| Memory::Ours(dst.clone()).compare(0, content))
+    }
+}
+
 fn overhead(fixture: &Fixture<'_>, name: &str, how: How) -> Result<Vec<Row>> {
     let unprofiled = Profiled::new(fixture, None, false)?;
     let profiled: Vec<_> = VARIANTS
         .iter()
         .map(|(name, what, sampling)| Ok((*name, *what, *sampling, Profiled::new(fixture, *sampling, true)?)))
         .collect::<Result<_>>()?;
-    let mut variants = vec![Variant::new("off", "no profiler", || unprofiled.run(how, false))];
-    for (name, what, sampling, profiled) in &profiled {
-        let variant =
-            Variant::new(name, &format!("profiler: {what}"), || profiled.run(how, sampling.is_some()));
+    let copied = Copied(&unprofiled, how);
+    let all_copied: Vec<_> = profiled.iter().map(|(.., profiled)| Copied(profiled, how)).collect();
+    let off = Variant::new("off", "no profiler", || unprofiled.run(how, false));
+    let mut variants = vec![off.by_library().verified_by(&copied)];
+    for ((name, what, sampling, profiled), copied) in profiled.iter().zip(&all_copied) {
+        let run = || profiled.run(how, sampling.is_some());
+        let variant = Variant::new(name, &format!("profiler: {what}"), run).verified_by(copied);
         variants.push(match *name {
             "default" => variant.goal(Goal::RatioAtMost(if how == How::Many { LISTS } else { SAMPLED })),
             _ => variant,
@@ -172,7 +207,7 @@ fn overhead(fixture: &Fixture<'_>, name: &str, how: How) -> Result<Vec<Row>> {
         id: format!("profiling/{name}"),
         what,
         unit: "ns",
-        bytes: 0,
+        bytes: (BYTES * if how == How::Many { unprofiled.pairs.len() } else { 1 }) as u64,
         repetitions: fixture.repetitions(30),
     };
     let rows = comparison.rows(fixture, variants)?;

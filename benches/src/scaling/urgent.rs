@@ -76,6 +76,7 @@ fn of_kind(
             urgent()?;
             urgent()
         })
+        .by_library()
         .verified_by(&end),
         Variant::new("beside-low", "High beside 4 GiB of Low", || {
             urgent()?;
@@ -255,20 +256,20 @@ impl Copy {
     }
 }
 
-/// Source and destination of the urgent transfer.
-struct End {
-    src: RawBuffer,
-    dst: RawBuffer,
+/// Source and destination of one transfer to the device.
+pub(super) struct End {
+    pub(super) src: RawBuffer,
+    pub(super) dst: RawBuffer,
     content: Vec<u8>,
 }
 
 impl End {
-    fn new(library: &Library, kind: MemoryKind, bytes: usize) -> Result<Self> {
+    pub(super) fn new(library: &Library, kind: MemoryKind, bytes: usize) -> Result<Self> {
         let (src, dst) = (library.allocate(kind, bytes)?, library.allocate(MemoryKind::Device, bytes)?);
         let mut content = Content::new(bytes, 0x0431);
         let start = content.draw();
         let content = content.part(start, bytes).to_vec();
-        Memory::Ours(src.clone()).write(0, &content).context("the urgent transfer's source")?;
+        Memory::Ours(src.clone()).write(0, &content).context("the source")?;
         Ok(Self { src, dst, content })
     }
 }

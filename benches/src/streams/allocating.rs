@@ -172,7 +172,7 @@ fn eight_threads(fixture: &Fixture<'_>, bytes: usize, many: usize) -> Result<Vec
             let id = format!("allocate/{bytes}/threads-{THREADS}/{name}{suffix}");
             fixture.row(&id, &what, method, "pairs/s", *all)
         };
-        rows.push(row("").against("the same, 1 thread", *one).with_goal(goal));
+        rows.push(row("").against_library("the same, 1 thread", *one).with_goal(goal));
         if name != "raw" {
             rows.push(row("/beside-raw").against("raw driver, 8 threads", raw));
         }

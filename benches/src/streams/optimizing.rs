@@ -81,7 +81,7 @@ fn judged(fixture: &Fixture<'_>, load: &Load, own: &Answer, other: &Answer) -> R
     let [with_other, with_own] = &pools;
     let named = |answer: &Answer, whose: &str| format!("{}, {whose}", answer.strategy);
     let variants = vec![
-        Variant::new("other", &named(other, "the other load's answer"), || run(with_other)),
+        Variant::new("other", &named(other, "the other load's answer"), || run(with_other)).by_library(),
         Variant::new("own", &named(own, "its own answer"), || run(with_own)).goal(Goal::RatioAtMost(1.0)),
     ];
     let comparison = Comparison {

@@ -158,6 +158,7 @@ impl<'a> Both<'a> {
             ("GB/s", bytes),
             vec![
                 Variant::new("local", "CUDA's copy within its own memory", once(&here, &there))
+                    .by_library()
                     .verified_by(&theirs),
                 ours.goal(Goal::RatioAtLeast(OF_LOCAL)).verified_by(&own),
             ],
@@ -201,7 +202,9 @@ impl<'a> Both<'a> {
             (&format!("hand-over/{HANDED}"), "memory handed over to a shader and back to CUDA, each time"),
             ("us", HANDED),
             vec![
-                Variant::new("waiting", "submit(), wait() each time", each(true)).verified_by(&arrived),
+                Variant::new("waiting", "submit(), wait() each time", each(true))
+                    .by_library()
+                    .verified_by(&arrived),
                 Variant::new("in-order", &format!("submit(), {who}"), each(false)).verified_by(&arrived),
             ],
         )?;
@@ -211,7 +214,8 @@ impl<'a> Both<'a> {
             (&format!("hand-over-host/{TIMES}"), "the host's time for hand-overs after long copies by CUDA"),
             ("us", 0),
             vec![
-                Variant::new("all", "until all is done", microseconds(move || run(copies, false).map(drop))),
+                Variant::new("all", "until all is done", microseconds(move || run(copies, false).map(drop)))
+                    .by_library(),
                 host.goal(Goal::RatioAtMost(HOST_SHARE)),
             ],
         )?);

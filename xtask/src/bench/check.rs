@@ -48,6 +48,12 @@ pub(crate) fn check(results: &Results, is_whole: bool) -> Result<()> {
             ));
         }
     }
+    // Where a method works, so does automatic choice.
+    let points: BTreeSet<_> = ids.iter().filter_map(|id| point(id)).collect();
+    let chosen: BTreeSet<_> = results.choices.iter().map(|it| (it.path.as_str(), it.bytes)).collect();
+    wrong.extend(points.difference(&chosen).map(|(path, bytes)| {
+        format!("no method was chosen for {bytes} bytes {path}, for which methods have rows")
+    }));
     for rejection in &results.rejections {
         let id = format!("{METHODS}{}/{}/{}", rejection.path, rejection.method, rejection.bytes);
         if rejection.reason.is_empty() || ids.contains(id.as_str()) {
@@ -58,6 +64,12 @@ pub(crate) fn check(results: &Results, is_whole: bool) -> Result<()> {
         return Ok(());
     }
     bail!("{} faults in the results:\n  {}", wrong.len(), wrong.join("\n  "))
+}
+
+/// Returns path and bytes of a row of one method.
+fn point(id: &str) -> Option<(&str, u64)> {
+    let (path, rest) = id.strip_prefix(METHODS)?.split_once('/')?;
+    Some((path, rest.split_once('/')?.1.parse().ok()?))
 }
 
 fn check_row(results: &Results, row: &ResultRow, wrong: &mut Vec<String>) {
@@ -110,6 +122,15 @@ mod tests {
         assert!(found(|results| results.choices.push(choice)).contains("has no row"));
         let rejection = Rejection { path, bytes: 1, method, reason: String::new() };
         assert!(found(|results| results.rejections.push(rejection)).contains("without a reason"));
+    }
+
+    #[test]
+    fn method_that_was_measured_without_a_choice_is_reported() {
+        let mut results = crate::bench::results::hardware_sample();
+        check(&results, false).unwrap();
+        results.choices.retain(|choice| choice.bytes > 4096);
+        let error = check(&results, false).unwrap_err().to_string();
+        assert!(error.contains("no method was chosen for 4096 bytes cpu.pageable"), "{error}");
     }
 
     #[test]

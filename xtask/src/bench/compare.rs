@@ -1,6 +1,6 @@
 //! Differences between two runs on one machine, or on two.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     format::is_rate,
@@ -26,6 +26,8 @@ pub(crate) struct Comparison {
     pub(crate) better: Vec<Change>,
     /// Path, bytes, the earlier method and the present one.
     pub(crate) choices: Vec<(String, u64, String, String)>,
+    /// Rows that were measured on hardware then, and are missing now.
+    pub(crate) gone: Vec<String>,
     factors: BTreeMap<String, f64>,
 }
 
@@ -42,11 +44,18 @@ pub(crate) struct Change {
 
 /// Compares a run with an earlier one.
 pub(crate) fn compare(results: &Results, earlier: &Results) -> Comparison {
-    let before: BTreeMap<&str, &ResultRow> = earlier.rows.iter().map(|row| (row.id.as_str(), row)).collect();
+    let all = results.rows.iter().chain(&earlier.rows);
+    let own: BTreeSet<&str> = all.filter(|row| row.own_reference).map(|row| row.id.as_str()).collect();
+    let rows = |of: &Results| -> Vec<ResultRow> {
+        of.rows.iter().filter(|row| is_ours(row)).flat_map(|row| with_reference(row, &own)).collect()
+    };
+    let (now, then) = (rows(results), rows(earlier));
+    let before: BTreeMap<String, &ResultRow> = then.iter().map(|row| (key(&row.id), row)).collect();
+    let after: BTreeSet<String> = now.iter().map(|row| key(&row.id)).collect();
+    let gone = then.iter().filter(|row| !may_be_absent(&row.id) && !after.contains(&key(&row.id)));
     let (mut worse, mut better, mut factors) = (Vec::new(), Vec::new(), BTreeMap::new());
-    for row in results.rows.iter().filter(|row| is_ours(row)) {
-        let Some(old) = before.get(row.id.as_str()).filter(|old| !old.simulated && old.unit == row.unit)
-        else {
+    for row in &now {
+        let Some(old) = before.get(&key(&row.id)).filter(|old| !old.simulated && old.unit == row.unit) else {
             continue;
         };
         let factor = factor(row, old.value);
@@ -74,6 +83,7 @@ pub(crate) fn compare(results: &Results, earlier: &Results) -> Comparison {
         worse,
         better,
         choices: choices.collect(),
+        gone: gone.map(|row| row.id.clone()).collect(),
         factors,
     }
 }
@@ -100,6 +110,45 @@ fn is_ours(row: &ResultRow) -> bool {
         && !row.id.contains("/wrong/")
         && !row.id.starts_with("reference/")
         && !row.id.split('/').any(|part| part.starts_with("raw") || part.ends_with("memcpy"))
+}
+
+/// Returns a row, and if its reference is the library itself, that one as a row of its own: its change is not the machine's.
+fn with_reference(row: &ResultRow, own: &BTreeSet<&str>) -> Vec<ResultRow> {
+    let mut row = row.clone();
+    let mut rows = Vec::new();
+    if own.contains(row.id.as_str()) {
+        row.ratio = None;
+        if let (Some(reference), Some(value)) = (&row.reference, row.reference_value) {
+            let id = format!("{}: {reference}", row.id);
+            rows.push(ResultRow { id, value, p10: value, p50: value, p90: value, ..row.clone() });
+        }
+    }
+    rows.insert(0, row);
+    rows
+}
+
+/// Returns what a row measures: its id, without the method where that was chosen automatically, `GROUP/PATH/METHOD/SIZE`. The other groups
+/// name the method that was asked for.
+fn key(id: &str) -> String {
+    let mut parts: Vec<&str> = id.split('/').collect();
+    let path = parts.iter().position(|part| part.contains("-to-")).unwrap_or(parts.len());
+    let is_chosen = match parts.get(..path) {
+        Some([]) => true,
+        Some([group]) => {
+            ["device-clock", "submit", "wait", "await", "unbound", "allocations", "threads-8"].contains(group)
+        }
+        Some(groups) => groups == ["allocations", "await"],
+        None => false,
+    };
+    if is_chosen && parts.len() == path + 3 {
+        parts.remove(path + 1);
+    }
+    parts.join("/")
+}
+
+/// Returns whether a row is there only if a choice turned out wrong, or matters: cells of single paths, and where methods change.
+fn may_be_absent(id: &str) -> bool {
+    id.starts_with("choice/") && id.contains("-to-")
 }
 
 /// Returns whether more of a row's value is better.
@@ -175,6 +224,42 @@ mod tests {
         assert!(compare(&new, &old).worse.is_empty());
         new.rows[0].ratio = Some(0.75);
         assert_eq!(compare(&new, &old).worse.len(), 1);
+    }
+
+    #[test]
+    fn change_of_the_librarys_own_reference_is_none_of_the_machine() {
+        let (mut old, mut new) = (hardware_sample(), hardware_sample());
+        old.rows.retain(|row| row.ratio.is_some());
+        new.rows.retain(|row| row.ratio.is_some());
+        let row = &mut new.rows[0];
+        row.own_reference = true;
+        for value in [&mut row.value, &mut row.p10, &mut row.p90] {
+            *value /= 2.0;
+        }
+        row.reference_value = row.reference_value.map(|value| value / 2.0);
+        let worse = compare(&new, &old).worse;
+        let id = &new.rows[0].id;
+        assert_eq!(worse.len(), 2, "{worse:?}");
+        assert!(
+            worse.iter().any(|it| it.id == *id)
+                && worse.iter().any(|it| it.id == format!("{id}: raw driver"))
+        );
+    }
+
+    #[test]
+    fn row_is_compared_whatever_method_was_chosen_and_missing_ones_are_listed() {
+        let (old, mut new) = (hardware_sample(), hardware_sample());
+        let asked = new.rows.remove(0).id;
+        let row = new.rows.last_mut().unwrap();
+        row.id = row.id.replace("HostStaged", "DirectCopy");
+        for value in [&mut row.value, &mut row.p10, &mut row.p90] {
+            *value /= 2.0;
+        }
+        row.ratio = Some(0.75);
+        let id = row.id.clone();
+        let found = compare(&new, &old);
+        assert_eq!(found.worse.iter().map(|change| &change.id).collect::<Vec<_>>(), [&id]);
+        assert_eq!(found.gone, [asked]);
     }
 
     #[test]

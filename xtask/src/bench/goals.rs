@@ -17,8 +17,96 @@ pub(super) const RUNS: [&[&str]; 7] = [
     &["--only", "beside"],
     &["--only", "load"],
     &["--only", "strided"],
-    &["--only", "scaling", "--parts", "urgent,downloads,planning,staged transfers,profiling,large copies"],
+    &[
+        "--only",
+        "scaling",
+        "--parts",
+        "host to host,urgent,downloads,planning,staged transfers,profiling,large copies",
+    ],
 ];
+
+/// What the ids of rows begin with that must have goals: one without a row is missed.
+const EXPECTED: [&str; 71] = [
+    "wait/cpu.pinned-to-cuda:0.device/",
+    "await/cpu.pinned-to-cuda:0.device/",
+    "allocations/cpu.pinned-to-cuda:0.device/",
+    "choice/unfinished",
+    "choice/regret/mean",
+    "choice/regret/worst",
+    "choice/lists/mean",
+    "choice/lists/worst",
+    "choice/loaded/mean",
+    "choice/loaded/worst",
+    "many/up-1000/4096/exclusive",
+    "many/up-1000/4096/blocks",
+    "many/up-10000/4096/exclusive",
+    "many/up-10000/4096/blocks",
+    "many/up-4096/32768/exclusive",
+    "many/down-4096/32768/exclusive",
+    "many/pageable-up-1000/4096/exclusive",
+    "many/pageable-up-1000/65536/exclusive",
+    "many/pageable-up-300/1048576/exclusive",
+    "many/state-dict/up/",
+    "many/state-dict/down/",
+    "beside/4096/busy/copy-blocks",
+    "beside/4096/slowdown/copy-blocks",
+    "beside/4096/idle/exclusive",
+    "beside/24576/busy/copy-blocks",
+    "beside/24576/slowdown/copy-blocks",
+    "beside/24576/idle/exclusive",
+    "beside/131072/busy/copy-blocks",
+    "beside/131072/slowdown/copy-blocks",
+    "beside/131072/idle/exclusive",
+    "beside/2097152/busy/copy-blocks",
+    "beside/2097152/slowdown/copy-blocks",
+    "beside/2097152/idle/exclusive",
+    "load/one/first/load",
+    "load/one/later/load",
+    TWO_DEVICES,
+    "load/fresh/ours/16777216/",
+    "load/fresh/ours/268435456/",
+    "load/fresh/callers/268435456/",
+    "strided/up-4096/4096/",
+    "strided/down-4096/4096/",
+    "scaling/large/up/67108864/",
+    "scaling/large/down/67108864/",
+    "scaling/large/up/268435456/",
+    "scaling/large/down/268435456/",
+    "scaling/large/up/1073741824/",
+    "scaling/large/down/1073741824/",
+    "scaling/both-ways/268435456/",
+    "scaling/by-hand/up/50331648/",
+    "scaling/by-hand/down/50331648/",
+    "scaling/by-hand/up/268435456/",
+    "scaling/by-hand/down/268435456/",
+    "scaling/staged/up/1048576/",
+    "scaling/staged/up/3145728/",
+    "scaling/download/4096/wait",
+    "scaling/planning/submit/",
+    "scaling/urgent/pinned/1048576/beside-low",
+    "scaling/urgent/pinned/1048576/beside-compute",
+    "scaling/urgent/mapped/1048576/beside-low",
+    "scaling/urgent/mapped/1048576/beside-compute",
+    "scaling/host/64/wait",
+    "scaling/host/4096/wait",
+    "scaling/host/65536/wait",
+    "scaling/host/1048576/wait",
+    "scaling/host/4194304/wait",
+    "scaling/host/16777216/wait",
+    "scaling/host/67108864/wait",
+    "scaling/host/268435456/wait",
+    "scaling/host/1073741824/wait",
+    "scaling/profiling/wait/default",
+    "scaling/profiling/copy-many/default",
+];
+const TWO_DEVICES: &str = "load/two/later/load";
+
+/// Returns what is promised and has no goal among the rows of runs on such hardware.
+pub(super) fn absent(rows: &[ResultRow], hardware: &str) -> Vec<&'static str> {
+    let has_two = !hardware.starts_with("1 x ");
+    let has_goal = |id: &str| rows.iter().any(|row| row.met.is_some() && row.id.starts_with(id));
+    EXPECTED.into_iter().filter(|id| (has_two || *id != TWO_DEVICES) && !has_goal(id)).collect()
+}
 
 /// Returns the rows with goals. If one was missed, it measures again, and what is measured twice and not missed twice counts as met.
 ///
@@ -40,7 +128,7 @@ pub(super) fn confirmed(mut measure: impl FnMut() -> Result<Results>) -> Result<
             Some(!(is_missed(row) && first.iter().any(|before| before.id == row.id && is_missed(before))));
     }
     let is_gone = |row: &ResultRow| second.iter().all(|again| again.id != row.id);
-    let gone: Vec<_> = first.into_iter().filter(|row| is_missed(row) && is_gone(row)).collect();
+    let gone: Vec<_> = first.into_iter().filter(is_gone).collect();
     second.extend(gone);
     Ok(second)
 }
@@ -49,8 +137,8 @@ pub(super) fn is_missed(row: &ResultRow) -> bool {
     row.met == Some(false)
 }
 
-/// Returns a line for each row and one that counts them.
-pub(super) fn table(rows: &[ResultRow]) -> String {
+/// Returns a line for each row, one for each promise without a row, and one that counts them.
+pub(super) fn table(rows: &[ResultRow], absent: &[&str]) -> String {
     let mut out = String::new();
     let width = rows.iter().map(|row| row.id.len()).max().unwrap_or(0);
     for row in rows {
@@ -67,8 +155,11 @@ pub(super) fn table(rows: &[ResultRow]) -> String {
             row.goal.as_deref().unwrap_or_default(),
         );
     }
+    for id in absent {
+        let _infallible = writeln!(out, "{id:width$}  MISSED: no row has this goal");
+    }
     let met = rows.iter().filter(|row| !is_missed(row)).count();
-    let _infallible = writeln!(out, "{met} of {} goals met", rows.len());
+    let _infallible = writeln!(out, "{met} of {} goals met", rows.len() + absent.len());
     out
 }
 
@@ -96,21 +187,43 @@ mod tests {
         let mut runs = [of_hardware(&[false, false, true]), of_hardware(&[true, false, false])].into_iter();
         let rows = confirmed(|| Ok(runs.next().unwrap())).unwrap();
         assert_eq!(rows.iter().map(is_missed).collect::<Vec<_>>(), [false, true, false]);
-        let table = table(&rows);
-        assert!(table.contains("MISSED") && table.contains("2 of 3 goals met"), "{table}");
+        let table = table(&rows, &["load/one"]);
+        assert!(table.contains("MISSED") && table.contains("2 of 4 goals met"), "{table}");
+        assert!(table.contains("load/one  MISSED: no row"), "{table}");
     }
 
     #[test]
-    fn row_missed_first_and_absent_then_stays_missed() {
-        let mut runs = [of_hardware(&[true, true, false]), of_hardware(&[true, true])].into_iter();
+    fn row_absent_from_the_second_run_stays_as_it_was() {
+        let mut runs = [of_hardware(&[true, true, false, true]), of_hardware(&[true, true])].into_iter();
         let rows = confirmed(|| Ok(runs.next().unwrap())).unwrap();
-        assert_eq!(rows.iter().map(is_missed).collect::<Vec<_>>(), [false, false, true]);
+        assert_eq!(rows.iter().map(is_missed).collect::<Vec<_>>(), [false, false, true, false]);
     }
 
     #[test]
     fn run_that_misses_nothing_is_not_repeated() {
         let mut runs = [of_hardware(&[true, true])].into_iter();
         assert!(!confirmed(|| Ok(runs.next().unwrap())).unwrap().iter().any(is_missed));
+    }
+
+    #[test]
+    fn promise_without_a_row_is_missed_and_every_one_is_of_a_row_on_record() {
+        let rows: Vec<ResultRow> = EXPECTED
+            .iter()
+            .filter(|id| **id != TWO_DEVICES && **id != "choice/regret/mean")
+            .map(|id| ResultRow { id: format!("{id}x"), met: Some(true), ..sample().rows[0].clone() })
+            .collect();
+        assert_eq!(absent(&rows, "1 x NVIDIA H200"), ["choice/regret/mean"]);
+        assert_eq!(absent(&rows, "2 x NVIDIA H200"), ["choice/regret/mean", TWO_DEVICES]);
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks");
+        let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let records = files.filter(|file| file.extension().is_some_and(|extension| extension == "json"));
+        let ids: Vec<String> = records
+            .flat_map(|file| Results::read_or_record(&file).unwrap().rows.into_iter().map(|row| row.id))
+            .collect();
+        // No record is of two devices since that row is measured.
+        for expected in EXPECTED.into_iter().filter(|id| *id != TWO_DEVICES) {
+            assert!(ids.iter().any(|id| id.starts_with(expected)), "{expected} is no row");
+        }
     }
 
     #[test]

@@ -35,8 +35,8 @@ pub(crate) struct Options {
     #[arg(long)]
     out: Option<PathBuf>,
     /// Measure what is promised of speed on a CUDA device, which it needs: prints the goals as one table, and fails where one is missed
-    /// twice.
-    #[arg(long, conflicts_with_all = ["json", "arguments"])]
+    /// twice or has no row.
+    #[arg(long, conflicts_with_all = ["json", "quick", "arguments"])]
     gpu: bool,
     /// Add the changes since an earlier run to the page: a results file or a record.
     #[arg(long, value_name = "OLD.json")]
@@ -89,8 +89,7 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
     if let Some(file) = &options.from {
         let results = Results::read_or_record(&here.join(file))?;
         draw(&results)?;
-        let is_missed = results.rows.iter().any(goals::is_missed);
-        return Ok(if is_missed { ExitCode::from(MISSED) } else { ExitCode::SUCCESS });
+        return Ok(outcome(&results));
     }
     let program = build(sh)?;
     let quick = options.quick.then_some("--quick");
@@ -122,6 +121,17 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
 }
 
+/// Returns the exit code that tells what a results file has: something that failed, or a missed goal.
+fn outcome(results: &Results) -> ExitCode {
+    let failed = results.failed();
+    failed.iter().for_each(|failure| eprintln!("FAILED: {failure}"));
+    if !failed.is_empty() {
+        return ExitCode::FAILURE;
+    }
+    let is_missed = results.rows.iter().any(goals::is_missed);
+    if is_missed { ExitCode::from(MISSED) } else { ExitCode::SUCCESS }
+}
+
 /// Measures what is promised of speed, prints it, and draws the page of all runs.
 fn gpu(
     out: &Path,
@@ -142,11 +152,13 @@ fn gpu(
             Ok(results)
         })?);
     }
-    print!("\n{}", goals::table(&rows));
-    if let Some(results) = Results::joined(runs, &rows) {
-        draw(&results)?;
-    }
-    Ok(if rows.iter().any(goals::is_missed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let Some(mut results) = Results::joined(runs, &rows) else { return Ok(ExitCode::FAILURE) };
+    let absent = goals::absent(&rows, &results.hardware);
+    print!("\n{}", goals::table(&rows, &absent));
+    results.failures.extend(absent.iter().map(|id| format!("no row has the goal of {id}")));
+    draw(&results)?;
+    let is_missed = !absent.is_empty() || rows.iter().any(goals::is_missed);
+    Ok(if is_missed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn build(sh: &Shell) -> Result<PathBuf> {
@@ -168,4 +180,22 @@ fn draw(results: &Results, earlier: Option<&Results>, out: &Path) -> Result<()> 
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_with_a_failure_or_a_missed_goal_has_an_exit_code() {
+        let of = |change: fn(&mut Results)| {
+            let mut results = results::hardware_sample();
+            change(&mut results);
+            outcome(&results)
+        };
+        assert_eq!(of(|_| ()), ExitCode::SUCCESS);
+        assert_eq!(of(|results| results.rows[0].met = Some(false)), ExitCode::from(MISSED));
+        assert_eq!(of(|results| results.failures.push("many, up: lost".to_owned())), ExitCode::FAILURE);
+        assert_eq!(of(|results| results.rows[0].verified = false), ExitCode::FAILURE);
+    }
 }

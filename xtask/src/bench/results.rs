@@ -33,6 +33,9 @@ pub(crate) struct Results {
     /// Sizes from which another method is chosen. Absent from files of earlier versions.
     #[serde(default)]
     pub(crate) break_points: Vec<BreakPoint>,
+    /// Parts and transfers that failed, whose rows are missing. Absent from files of earlier versions.
+    #[serde(default)]
+    pub(crate) failures: Vec<String>,
 }
 
 /// The method chosen if all are allowed.
@@ -78,6 +81,9 @@ pub(crate) struct ResultRow {
     pub(crate) p90: f64,
     pub(crate) reference: Option<String>,
     pub(crate) reference_value: Option<f64>,
+    /// Whether the reference is the library itself. Absent from files of earlier versions.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) own_reference: bool,
     pub(crate) ratio: Option<f64>,
     pub(crate) goal: Option<String>,
     pub(crate) met: Option<bool>,
@@ -137,6 +143,7 @@ impl Results {
             all.choices.extend(run.choices);
             all.rejections.extend(run.rejections);
             all.break_points.extend(run.break_points);
+            all.failures.extend(run.failures);
             all.simulated |= run.simulated;
             all
         });
@@ -150,6 +157,13 @@ impl Results {
         })
     }
 
+    /// Returns what failed, and the rows whose bytes were not compared or were wrong.
+    pub(crate) fn failed(&self) -> Vec<String> {
+        let unverified = self.rows.iter().filter(|row| row.bytes > 0 && !row.verified);
+        let unverified = unverified.map(|row| format!("{}: its bytes were wrong or not compared", row.id));
+        self.failures.iter().cloned().chain(unverified).collect()
+    }
+
     fn parse(text: &str) -> Result<Self> {
         let results: Self = serde_json::from_str(text)?;
         ensure!(results.schema == SCHEMA, "schema {} is not {SCHEMA}", results.schema);
@@ -161,12 +175,12 @@ impl Results {
 }
 
 impl From<Record> for Results {
-    /// A record has no bytes, path and method of a row, except in its id; unverified rows are refused when it is made.
+    /// A record has no bytes of a row, and no path and method of one of an earlier version, except in its id; unverified rows are refused when it is made.
     fn from(record: Record) -> Self {
         let row = |row: Row| ResultRow {
             id: row.id,
-            path: String::new(),
-            method: String::new(),
+            path: row.path,
+            method: row.method,
             bytes: 0,
             value: row.value,
             unit: row.unit,
@@ -175,6 +189,7 @@ impl From<Record> for Results {
             p90: row.p90.unwrap_or(row.value),
             reference: row.reference,
             reference_value: row.reference_value,
+            own_reference: row.own_reference,
             ratio: row.ratio,
             goal: row.goal,
             met: row.met,
@@ -195,6 +210,7 @@ impl From<Record> for Results {
             choices: record.choices,
             rejections: record.rejections,
             break_points: record.break_points,
+            failures: Vec::new(),
         }
     }
 }
@@ -215,6 +231,7 @@ pub(crate) fn hardware_sample() -> Results {
         p90: value * 1.05,
         reference: None,
         reference_value: None,
+        own_reference: false,
         ratio: None,
         goal: None,
         met: None,
@@ -257,6 +274,7 @@ pub(crate) fn sample() -> Results {
         p90: value * 2.0,
         reference: Some("raw".to_owned()),
         reference_value: Some(value * 2.0),
+        own_reference: false,
         ratio: Some(0.5),
         goal: Some("≥ 0.97".to_owned()),
         met: Some(false),
@@ -286,6 +304,7 @@ pub(crate) fn sample() -> Results {
             reason: "one side is the host".to_owned(),
         }],
         break_points: Vec::new(),
+        failures: Vec::new(),
     }
 }
 
@@ -310,7 +329,7 @@ mod tests {
     #[test]
     fn file_without_choices_is_read() {
         let mut value = serde_json::to_value(sample()).unwrap();
-        for name in ["choices", "rejections", "break_points"] {
+        for name in ["choices", "rejections", "break_points", "failures"] {
             value.as_object_mut().unwrap().remove(name).unwrap();
         }
         let results = Results::parse(&value.to_string()).unwrap();

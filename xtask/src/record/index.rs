@@ -33,7 +33,8 @@ pub(super) fn index(records: &BTreeMap<String, Record>) -> String {
             None => themes.push((theme(name), vec![(name, record)])),
         }
     }
-    for (theme, records) in themes {
+    for (theme, mut records) in themes {
+        records.sort_by(|(a, _), (b, _)| recency(b).cmp(&recency(a)));
         let _infallible = writeln!(out, "\n## {}\n", heading(theme));
         if let Some(((name, record), earlier)) = records.split_first() {
             newest(&mut out, name, record);
@@ -44,6 +45,13 @@ pub(super) fn index(records: &BTreeMap<String, Record>) -> String {
         }
     }
     out
+}
+
+/// Returns what is the greater the newer a record is: its date, then its ordinal.
+fn recency(name: &str) -> (&str, usize) {
+    let last = name.rsplit('-').next();
+    let ordinal = ORDINALS.iter().position(|ordinal| Some(*ordinal) == last).map_or(0, |place| place + 1);
+    (name.get(..10).unwrap_or_default(), ordinal)
 }
 
 /// Returns the theme in `DATE-HARDWARE-THEME-ORDINAL`.
@@ -131,6 +139,20 @@ mod tests {
         assert!(index.contains("Earlier: [2026-11-20-h200-copies](2026-11-20-h200-copies.md)."), "{index}");
         assert!(index.find("## Copies").unwrap() < index.find("## Streams").unwrap());
         assert!(index.contains("**0 of 2 goals met, 2 missed.**") && index.contains("| **no** |"), "{index}");
+    }
+
+    #[test]
+    fn newest_of_a_day_is_that_with_the_last_ordinal() {
+        let records = [
+            "2026-11-27-1xH200-limits-sixth",
+            "2026-11-27-1xH100-limits-seventh",
+            "2026-11-27-2xH200-limits",
+            "2026-11-26-2xH200-limits-ninth",
+        ];
+        let index = index(&records.map(|name| (name.to_owned(), sample())).into());
+        let at = |name: &str| index.find(&format!("[{name}]")).unwrap();
+        let [sixth, seventh, first, before] = records.map(at);
+        assert!(seventh < sixth && sixth < first && first < before, "{index}");
     }
 
     #[test]

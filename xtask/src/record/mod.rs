@@ -99,6 +99,9 @@ fn merge(options: &Options, runs: Vec<Results>, tests: Vec<TestCount>) -> Result
         ensure!(said.len() <= 1, "the files disagree on `{name}` ({said:?}): give --{name}");
         said.pop_first().with_context(|| format!("no file contains `{name}`: give --{name}"))
     };
+    for run in &runs {
+        ensure!(run.failures.is_empty(), "a file lacks what failed: {}", run.failures.join("; "));
+    }
     let choices = of_all_runs(&runs, |run| &run.choices);
     let rejections = of_all_runs(&runs, |run| &run.rejections);
     let break_points = of_all_runs(&runs, |run| &run.break_points);
@@ -147,10 +150,27 @@ fn checked(row: ResultRow) -> Result<ResultRow> {
 }
 
 fn record_row(row: ResultRow, run: usize) -> Row {
-    let ResultRow { id, value, unit, reference, reference_value, ratio, goal, met, simulated, .. } = row;
+    let ResultRow { id, path, method, value, unit, reference, reference_value, own_reference, .. } = row;
+    let ResultRow { ratio, goal, met, p10, p50, p90, simulated, .. } = row;
     let id = if run == 1 { id } else { format!("{id}#{run}") };
-    let (p10, p50, p90) = (Some(row.p10), Some(row.p50), Some(row.p90));
-    Row { id, value, unit, reference, reference_value, ratio, goal, met, p10, p50, p90, simulated }
+    let (p10, p50, p90) = (Some(p10), Some(p50), Some(p90));
+    Row {
+        id,
+        path,
+        method,
+        value,
+        unit,
+        reference,
+        reference_value,
+        own_reference,
+        ratio,
+        goal,
+        met,
+        p10,
+        p50,
+        p90,
+        simulated,
+    }
 }
 
 #[cfg(test)]
@@ -190,6 +210,8 @@ mod tests {
         let text = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), record);
         assert!(text.contains("\"simulated\":true"));
+        // What a row was measured beside is in its path.
+        assert_eq!(record.rows[0].path, crate::bench::results::sample().rows[0].path);
     }
 
     #[test]
@@ -217,6 +239,14 @@ mod tests {
         let mut run = crate::bench::results::sample();
         run.rows[0].verified = false;
         assert!(merge_rows(vec![run]).unwrap_err().to_string().contains("not verified"));
+    }
+
+    #[test]
+    fn run_of_which_a_part_failed_is_refused() {
+        let mut run = crate::bench::results::sample();
+        run.failures.push("many, up: out of memory".to_owned());
+        let error = merge(&options(), vec![run], Vec::new()).unwrap_err().to_string();
+        assert!(error.contains("many, up: out of memory"), "{error}");
     }
 
     #[test]

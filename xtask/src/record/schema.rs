@@ -42,10 +42,18 @@ pub(crate) struct Record {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Row {
     pub(crate) id: String,
+    /// Source and destination, or the group, and the method, for people.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) path: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) method: String,
     pub(crate) value: f64,
     pub(crate) unit: String,
     pub(crate) reference: Option<String>,
     pub(crate) reference_value: Option<f64>,
+    /// Whether the reference is the library itself.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) own_reference: bool,
     pub(crate) ratio: Option<f64>,
     pub(crate) goal: Option<String>,
     pub(crate) met: Option<bool>,

@@ -19,13 +19,20 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
         p {
             "Compared with the run of " (comparison.earlier) ". A measurement counts as changed if its median differs by more than 5 % \
              and lies outside the other run's p10–p90 range; one measured only once, by more than 20 %. Where a reference was measured \
-             in both runs, the ratio to it must have changed as much: else the machine did."
+             in both runs, the ratio to it must have changed as much: else the machine did. A reference that is the library itself is a measurement \
+             of its own."
         }
         @if let Some(other) = &comparison.other_machine {
             p.simulated { strong { "Other machine. " } "The differences inform only (" (other) ")." }
         }
         @for (name, changes) in [("worse", &comparison.worse), ("better", &comparison.better)] {
             (list(name, changes))
+        }
+        @if !comparison.gone.is_empty() {
+            details {
+                summary { (comparison.gone.len()) " measurements of that run are not in this one" }
+                ul { @for id in &comparison.gone { li { code { (id) } } } }
+            }
         }
         @if !comparison.choices.is_empty() {
             h3 { "Choices that differ" }

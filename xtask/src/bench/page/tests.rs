@@ -97,6 +97,21 @@ fn verdict_names_a_wrong_choice_and_a_regression() {
 }
 
 #[test]
+fn failed_part_and_unverified_bytes_are_named_first() {
+    let mut results = hardware_sample();
+    results.failures.push("many, up:\n\nout of <memory>".to_owned());
+    (results.rows[0].bytes, results.rows[0].verified) = (4096, false);
+    let verdict = section(&html(&results, None), "verdict").to_owned();
+    let said = format!(
+        "2 parts failed</strong>: many, up: out of &lt;memory&gt;; {}: its bytes",
+        results.rows[0].id
+    );
+    assert!(verdict.contains("verdict bad\"><strong>") && verdict.contains(&said), "{verdict}");
+    let text = summary(&results, None);
+    assert!(text.contains("2 parts failed") && text.trim_end().lines().count() == 1, "{text}");
+}
+
+#[test]
 fn missed_goals_come_first_and_make_the_verdict_bad() {
     let mut results = hardware_sample();
     let met = results.rows.pop().unwrap();

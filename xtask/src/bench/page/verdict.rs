@@ -11,16 +11,34 @@ use crate::bench::{
     paths::{Choice, Path},
 };
 
-/// Wrong choices that are described, the worst first.
+/// Failures, and wrong choices, that are described, the worst first.
 const NAMED: usize = 2;
 
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let wrong = wrong(page);
     let is_worse =
         page.comparison.as_ref().is_some_and(|it| it.other_machine.is_none() && !it.worse.is_empty());
-    let is_bad = !missed(page.results).is_empty() || !wrong.is_empty() || is_worse;
+    let failed = page.results.failed();
+    let is_bad = !failed.is_empty() || !missed(page.results).is_empty() || !wrong.is_empty() || is_worse;
     html! {
-        p.verdict.bad[is_bad] { @if page.results.simulated { "This run is simulated. " } (goals(page)) " " (choices(page, &wrong)) " " (changes(page)) }
+        p.verdict.bad[is_bad] {
+            (failures(&failed))
+            @if page.results.simulated { "This run is simulated. " } (goals(page)) " " (choices(page, &wrong)) " " (changes(page))
+        }
+    }
+}
+
+/// Errors may have several lines, which would end the block of Markdown that the summary is.
+fn failures(failed: &[String]) -> Markup {
+    let one_line = |text: &String| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let named: Vec<_> = failed.iter().take(NAMED).map(one_line).collect();
+    html! {
+        @if !failed.is_empty() {
+            strong { (failed.len()) @if failed.len() == 1 { " part failed" } @else { " parts failed" } }
+            ": " (named.join("; "))
+            @if failed.len() > NAMED { "; and " (failed.len() - NAMED) " more" }
+            ". "
+        }
     }
 }
 
@@ -91,23 +109,24 @@ fn choices(page: &Page<'_>, wrong: &[(&Path, &Choice)]) -> Markup {
 fn changes(page: &Page<'_>) -> Markup {
     let Some(comparison) = &page.comparison else { return html! {} };
     html! {
-        @if comparison.other_machine.is_some() {
-            "The earlier run was on another machine: its differences inform only. "
-        }
-        "Since the run of " (comparison.earlier) ", "
-        @if comparison.compared == 0 {
-            "no row can be compared."
-        } @else {
-            strong { (comparison.worse.len()) " of " (comparison.compared) " measurements are worse" }
-            " and " (comparison.better.len()) " better"
-            @if let Some(worst) = comparison.worse.first() {
-                "; the largest loss is " code { (worst.id) } ", " (quantity(worst.before, &worst.unit)) " → "
-                (quantity(worst.after, &worst.unit))
-            }
-            "."
-        }
-        @if !comparison.choices.is_empty() {
-            " " (comparison.choices.len()) @if comparison.choices.len() == 1 { " choice differs." } @else { " choices differ." }
-        }
-    }
+           @if comparison.other_machine.is_some() {
+               "The earlier run was on another machine: its differences inform only. "
+           }
+           "Since the run of " (comparison.earlier) ", "
+           @if comparison.compared == 0 {
+               "no row can be compared."
+           } @else {
+               strong { (comparison.worse.len()) " of " (comparison.compared) " measurements are worse" }
+               " and " (comparison.better.len()) " better"
+               @if let Some(worst) = comparison.worse.first() {
+                   "; the largest loss is " code { (worst.id) } ", " (quantity(worst.before, &worst.unit)) " → "
+                   (quantity(worst.after, &worst.unit))
+               }
+               "."
+           }
+    @if !comparison.gone.is_empty() { " " (comparison.gone.len()) " of that run are missing." }
+           @if !comparison.choices.is_empty() {
+               " " (comparison.choices.len()) @if comparison.choices.len() == 1 { " choice differs." } @else { " choices differ." }
+           }
+       }
 }
