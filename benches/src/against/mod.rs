@@ -316,7 +316,8 @@ fn values<'a>(
 ) -> BTreeMap<String, Values<'a>> {
     let mut found: BTreeMap<String, Values<'_>> = BTreeMap::new();
     let mut add = |id: String, row, value| {
-        let key = key(&id);
+        let key =
+            key(id.split(": ").next().unwrap_or(&id)) + if id.contains(": ") { ": reference" } else { "" };
         found.entry(key).or_insert_with(|| Values { id, row, samples: Vec::new() }).samples.push(value);
     };
     for row in runs.iter().flat_map(|run| &run.rows).filter(|row| is_compared(row, options)) {
@@ -348,9 +349,10 @@ fn key(id: &str) -> String {
     parts.join("/")
 }
 
-/// Returns whether a row is there only if a choice turned out wrong, or matters: cells of single paths, and where methods change.
+/// Returns whether a row is there only if a choice turned out wrong, or matters: cells of single paths, and where methods change; or only if all
+/// threads of the process sleep.
 fn may_be_absent(id: &str) -> bool {
-    id.starts_with("choice/") && id.contains("-to-")
+    id.starts_with("choice/") && id.contains("-to-") || id.split('/').any(|part| part == "processor-time")
 }
 
 fn is_more_better(row: &Sample) -> bool {

@@ -385,15 +385,15 @@ impl Backend for CudaBackend {
     /// Registers through the first device, for all devices: see [`RegistrationCache::register`].
     fn register(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
         let registrations = self.registrations()?;
-        // Before what is kept gives way for nothing.
-        self.pinned.check(buffer.len())?;
         let outcome = registrations.register(buffer);
-        // What the cache's own limit refuses, it refuses again.
-        let is_of_cache = |error: &Error| {
-            error.memory_shortage().is_some_and(|shortage| shortage.total == Some(registrations.limit()))
-        };
-        if outcome.as_ref().is_err_and(is_of_cache) && !mutant!("backend-cuda/registrations-alone") {
-            return outcome;
+        // What is kept would give way for nothing.
+        let fits = buffer.len() as u64 <= registrations.limit() && self.pinned.check(buffer.len()).is_ok();
+        if !fits && !mutant!("backend-cuda/registrations-alone") {
+            let explain = |error| match is_pinned_shortage(&error, MemoryKind::Pinned) {
+                true => self.pinned.explain(error),
+                false => error,
+            };
+            return outcome.map_err(explain);
         }
         self.retry_pinned(MemoryKind::Pinned, outcome, || registrations.register(buffer))
     }

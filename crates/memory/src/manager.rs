@@ -68,7 +68,11 @@ impl CudaMemoryManager {
     /// # Errors
     /// The driver's.
     pub fn new(device: &CudaDevice) -> Result<Self> {
-        Self::new_with_pinned_limit(device, &PinnedLimit::new(u64::MAX))
+        let limit = PinnedLimit::new(u64::MAX);
+        if transload_core::mutant!("memory/lists-within-the-limit") {
+            device.lists().set_limit(&limit);
+        }
+        Self::within(device, &limit)
     }
 
     /// Like [`new`](Self::new), with a limit on the host memory that it pins, which other managers may share.
@@ -76,7 +80,12 @@ impl CudaMemoryManager {
     /// # Errors
     /// The driver's.
     pub fn new_with_pinned_limit(device: &CudaDevice, limit: &Arc<PinnedLimit>) -> Result<Self> {
+        // The first one that is given counts lists of batches.
         device.lists().set_limit(limit);
+        Self::within(device, limit)
+    }
+
+    fn within(device: &CudaDevice, limit: &Arc<PinnedLimit>) -> Result<Self> {
         Ok(Self {
             device: device.clone(),
             context: device.context()?.clone(),

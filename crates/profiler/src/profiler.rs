@@ -399,12 +399,19 @@ impl Shared {
 
     /// Calls drivers, for which the backends prepare the thread.
     fn collect(&self, read: bool) -> MutexGuard<'_, Collector> {
-        self.collect_of(&self.alive(), read)
+        let alive = self.alive();
+        let _attached: Vec<_> = alive.iter().map(|backend| backend.attach_thread()).collect();
+        let values = self.gauges.lock().read(&alive);
+        let mut collector = self.collect_of(&alive, read);
+        for (name, unit, at, value) in values {
+            collector.gauge(&name, unit, at, value);
+        }
+        collector
     }
 
+    /// Calls no code of the caller but the output of a trace.
     fn collect_of(&self, alive: &[Arc<dyn Backend>], read: bool) -> MutexGuard<'_, Collector> {
         let _attached: Vec<_> = alive.iter().map(|backend| backend.attach_thread()).collect();
-        let values = self.gauges.lock().read(alive);
         let is_due = self.inbox.is_open() && (read || self.collector.lock().idle_pinned.is_due());
         let idle: Vec<_> = alive
             .iter()
@@ -414,9 +421,6 @@ impl Shared {
         let mut collector = self.collector.lock();
         idle.into_iter().for_each(|reading| collector.idle_pinned.add(reading));
         collector.collect(&self.inbox, read);
-        for (name, unit, at, value) in values {
-            collector.gauge(&name, unit, at, value);
-        }
         collector
     }
 

@@ -115,7 +115,8 @@ impl Stream {
 
     /// Returns whether no operation of it is to come: its queue is gone.
     pub(crate) fn is_gone(&self) -> bool {
-        self.tally.as_ref().is_some_and(|(tally, _)| Arc::strong_count(tally) == 1) && self.pending.is_empty()
+        // One that only the caller recorded may go on, as a new one.
+        self.tally.as_ref().is_none_or(|(tally, _)| Arc::strong_count(tally) == 1) && self.pending.is_empty()
     }
 
     /// Adds the counts and times of another stream.

@@ -54,6 +54,10 @@ impl Loan {
     /// # Errors
     /// Like [`check_sources`](Self::check_sources). Other errors are reported by the work's own transfers.
     pub fn wait_for_earlier_work(&self) -> Result<()> {
+        if self.after.is_empty() {
+            // Checked when it was lent.
+            return Ok(());
+        }
         for fence in self.after.iter() {
             let _reported_by_the_transfer = fence.wait();
         }

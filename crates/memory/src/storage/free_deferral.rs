@@ -11,8 +11,8 @@ use parking_lot::{Condvar, Mutex};
 /// dropped by any thread can deadlock the program: the free waits for the stream, other driver calls may wait for the
 /// free, and the thread that should release the stream may be making such a call.
 ///
-/// Applies to all devices of the process. Meanwhile [`CudaMemoryManager::drain`](crate::CudaMemoryManager::drain)
-/// blocks, and an allocation that is short of memory fails, if they need deferred memory. Usable from any thread.
+/// Applies to all devices of the process. Meanwhile [`CudaMemoryManager::drain`](crate::CudaMemoryManager::drain) and
+/// [`RegistrationCache::drain`](crate::RegistrationCache::drain) block, and with them the drain of a backend, and an allocation that is short of memory fails, if they need deferred memory. Usable from any thread.
 #[derive(Debug)]
 #[must_use = "frees are deferred until this is dropped"]
 pub struct FreeDeferral(());

@@ -67,11 +67,7 @@ impl FixedList {
 }
 
 impl ListPages {
-    /// Sets the limit that they count within: the first one that is a limit.
     pub(crate) fn set_limit(&self, limit: &Arc<PinnedLimit>) {
-        if limit.limit() == u64::MAX && !transload_core::mutant!("memory/lists-within-the-limit") {
-            return;
-        }
         let _first = self.limit.get_or_init(|| Arc::clone(limit));
     }
 

@@ -36,7 +36,7 @@ impl AdvancedStreamPool {
     /// # Errors
     /// The streams' error, if all have failed; the driver's.
     pub fn has_ready_streams(&self) -> Result<bool> {
-        self.find().map(|found| !matches!(found, Found::Busy(_)))
+        self.find(true).map(|found| !matches!(found, Found::Busy(_)))
     }
 
     /// Leases a stream without work in flight, of any priority. Blocks until there is one, and returns `None` if the
@@ -50,18 +50,21 @@ impl AdvancedStreamPool {
         let deadline = timeout.into().and_then(|timeout| Instant::now().checked_add(timeout));
         let waker = this_thread();
         loop {
-            let fences = match self.find()? {
-                Found::Lease(lease) => return Ok(Some(lease)),
-                Found::Room(priority) => {
-                    let lease = self.lease(priority, WorkloadType::Mixed)?;
-                    // A shared one, if no stream could be created or another thread took the last place.
-                    match state(&lease)? {
-                        State::Idle => return Ok(Some(lease)),
-                        _ if transload_core::mutant!("streams/ready-is-idle") => return Ok(Some(lease)),
-                        State::Busy(fence) => fence.into_iter().collect(),
-                        State::Broken(error) => return Err(error),
-                    }
+            let mut found = self.find(true)?;
+            if let Found::Room(priority) = found {
+                let lease = self.lease(priority, WorkloadType::Mixed)?;
+                let is_idle = matches!(state(&lease)?, State::Idle);
+                if is_idle || transload_core::mutant!("streams/ready-is-idle") {
+                    return Ok(Some(lease));
                 }
+                // A shared one, since no stream could be created or another thread took the last place.
+                drop(lease);
+                found = self.find(false)?;
+            }
+            let fences = match found {
+                Found::Lease(lease) => return Ok(Some(lease)),
+                // All were retired meanwhile.
+                Found::Room(_) => continue,
                 Found::Busy(fences) => fences,
             };
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -77,8 +80,8 @@ impl AdvancedStreamPool {
         }
     }
 
-    /// Unleased idle streams first, then a new one, then leased idle ones.
-    fn find(&self) -> Result<Found> {
+    /// Unleased idle streams first, then a new one if one `may_be_created`, then leased idle ones.
+    fn find(&self, may_be_created: bool) -> Result<Found> {
         let mut fences = Vec::new();
         let (mut broken, mut streams) = (None, 0_usize);
         for free in [true, false] {
@@ -109,7 +112,7 @@ impl AdvancedStreamPool {
                 }
             }
             // A failed device creates no streams.
-            if let Some(room) = room.filter(|_| broken.is_none()) {
+            if let Some(room) = room.filter(|_| broken.is_none() && may_be_created) {
                 return Ok(room);
             }
         }

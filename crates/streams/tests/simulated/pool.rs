@@ -43,16 +43,20 @@ fn wait_for_a_ready_stream_returns_no_busy_one_if_none_can_be_created() {
     within(|| {
         let sim = builder().checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
-        let pool = AdvancedStreamPool::new_with_strategy(&device, 2, AllocationStrategy::RoundRobin).unwrap();
-        let busy = pool.lease(StreamPriority::Normal, WorkloadType::Memory).unwrap();
-        let gate = Gate::before(&device, &[&busy]);
+        let pool = AdvancedStreamPool::new_with_strategy(&device, 3, AllocationStrategy::RoundRobin).unwrap();
+        let lease = || pool.lease(StreamPriority::Normal, WorkloadType::Memory).unwrap();
+        let (one, two) = (lease(), lease());
+        let [first, second] = [&one, &two].map(|stream| Gate::before(&device, &[stream]));
         for _ in 0..2 {
             sim.fail_call(Some("cuStreamCreateWithPriority"), 1, UNKNOWN);
-            assert!(pool.wait_for_any_ready(Duration::from_millis(1)).unwrap().is_none());
+            assert!(pool.wait_for_any_ready(Duration::ZERO).unwrap().is_none());
         }
-        gate.open();
-        busy.synchronize().unwrap();
-        assert!(pool.wait_for_any_ready(Duration::ZERO).unwrap().is_some());
+        // Whichever becomes idle first, and though a lease has it.
+        second.open();
+        two.synchronize().unwrap();
+        sim.fail_call(Some("cuStreamCreateWithPriority"), 1, UNKNOWN);
+        assert_eq!(pool.wait_for_any_ready(None).unwrap().map(|ready| ready.id()), Some(two.id()));
+        first.open();
     });
 }
 

@@ -207,7 +207,7 @@ impl Run<'_> {
                         let (src, dst) = if turned { (dst, src) } else { (src, dst) };
                         match exclusive {
                             true => self.lists(path, (src, dst), time),
-                            false => self.lists_beside(path, (src, dst), b.device),
+                            false => self.lists_beside(path, (src, dst), (b.device, time)),
                         }
                     }
                 };

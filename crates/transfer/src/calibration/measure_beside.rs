@@ -18,7 +18,7 @@ const LENGTHS: [usize; 4] = [2 << 10, 16 << 10, 128 << 10, 1 << 20];
 const COUNTS: [usize; 3] = [8, 128, 2048];
 /// The largest measured list, in bytes: one that is staged is copied at once.
 const LARGEST: usize = CHUNK;
-/// How often each way is measured, in turn with the others. The shortest counts, since what else happens on the machine only adds.
+/// How often each way is measured, in turn with the others, while a quarter of the path's time is not spent. The shortest counts, since what else happens on the machine only adds.
 const TURNS: usize = 2;
 /// Kernels by which it is found how long one takes.
 const KERNELS: u32 = 4;
@@ -55,7 +55,7 @@ impl Run<'_> {
         &mut self,
         path: TransferPath,
         (src, dst): (&RawBuffer, &RawBuffer),
-        device: DeviceId,
+        (device, time): (DeviceId, Duration),
     ) -> Result<Vec<ListCalibration>, Stop> {
         // Not a kernel more once it is cancelled, or the time is spent.
         self.check()?;
@@ -64,7 +64,7 @@ impl Run<'_> {
             Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(Vec::new()),
             load => load?,
         };
-        let found = self.lists_beside_load(path, (src, dst), &mut load);
+        let found = self.lists_beside_load(path, (src, dst), &mut load, time);
         load.end(self);
         found
     }
@@ -74,6 +74,7 @@ impl Run<'_> {
         path: TransferPath,
         (src, dst): (&RawBuffer, &RawBuffer),
         load: &mut Load,
+        time: Duration,
     ) -> Result<Vec<ListCalibration>, Stop> {
         let most = src.len().min(LARGEST) as u64;
         // The first loads what it needs.
@@ -87,10 +88,15 @@ impl Run<'_> {
         let ways = ListWay::ALL.into_iter().filter(|way| *way != ListWay::OneByOne);
         let list = |way| ListCalibration { path, way, exclusive: false, times: Vec::new() };
         let mut found: Vec<_> = ways.map(list).collect();
+        let begun = self.now();
         for (count, length) in shapes_of(most, &LENGTHS, &COUNTS, 2) {
             self.tell(path, (count * length) as u64);
             let pairs = pairs((src, dst), (count, length))?;
             for turn in 0..TURNS {
+                // The lists on an idle device come later, and need time too.
+                if turn > 0 && self.now().saturating_sub(begun) > time / 4 {
+                    break;
+                }
                 let mut unsupported = Vec::new();
                 for list in &mut found {
                     match self.turn(load, (&pairs, list.way), kernel) {

@@ -128,6 +128,8 @@ impl Costs {
 #[derive(Clone, Default)]
 pub(crate) struct CostTable {
     costs: HashMap<(TransferPath, TransferMethod), Cost>,
+    /// The backends' defaults, for methods of which a later calibration has no cost.
+    built_in: HashMap<(TransferPath, TransferMethod), CostModel>,
     lists: HashMap<TransferPath, ListCosts>,
 }
 
@@ -136,12 +138,21 @@ impl CostTable {
     /// all that was measured or corrected of their paths: a method that they lack could not be used.
     pub(crate) fn set(&mut self, costs: Vec<PathCost>, basis: CostBasis) {
         if basis == CostBasis::Measured {
-            self.costs.retain(|(path, _), known| {
+            let is_replaced = |(path, _): &(TransferPath, TransferMethod), known: &mut Cost| {
                 let is_of_user_or_built_in = [CostBasis::User, CostBasis::BuiltIn].contains(&known.basis);
-                is_of_user_or_built_in || costs.iter().all(|cost| cost.path != *path)
-            });
+                !is_of_user_or_built_in && costs.iter().any(|cost| cost.path == *path)
+            };
+            let replaced: Vec<_> = self.costs.extract_if(is_replaced).map(|(key, _)| key).collect();
+            for key in replaced {
+                if let Some(model) = self.built_in.get(&key) {
+                    self.costs.insert(key, Cost::new(model.clone(), CostBasis::BuiltIn));
+                }
+            }
         }
         for PathCost { path, method, model } in costs {
+            if basis == CostBasis::BuiltIn {
+                self.built_in.entry((path, method)).or_insert_with(|| model.clone());
+            }
             let keeps = self.costs.get(&(path, method)).is_some_and(|old| {
                 old.basis > basis || (old.basis == CostBasis::BuiltIn && basis == CostBasis::BuiltIn)
             });
@@ -244,7 +255,7 @@ mod tests {
         let mut table = CostTable::default();
         let other = |method, micros| PathCost { method, ..cost(micros).remove(0) };
         let all = TransferMethod::ALL.map(|method| other(method, 2));
-        table.set(vec![all[1].clone()], CostBasis::BuiltIn);
+        table.set(vec![all[1].clone(), other(all[2].method, 7)], CostBasis::BuiltIn);
         table.set([&all[0], &all[2], &all[3]].map(PathCost::clone).to_vec(), CostBasis::Measured);
         table.set(vec![all[3].clone()], CostBasis::User);
         let seen = table.get(path, all[2].method);
@@ -254,9 +265,11 @@ mod tests {
         let expected = [
             (all[0].method, CostBasis::Measured),
             (all[1].method, CostBasis::BuiltIn),
+            (all[2].method, CostBasis::BuiltIn),
             (all[3].method, CostBasis::User),
         ];
         assert!(known.eq(expected), "{:?}", table.list());
+        assert_eq!(table.get(path, all[2].method).model.predict(0).as_micros(), 7, "the backend's");
     }
 
     #[test]

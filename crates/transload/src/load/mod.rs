@@ -139,7 +139,8 @@ impl Drop for CancelOnDrop {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for a path that is not a regular, valid safetensors file, with the cause, and for
-/// invalid options; [`ErrorKind::Io`] if reading fails or the file changes meanwhile; [`ErrorKind::OutOfMemory`] with
+/// invalid options; [`ErrorKind::Io`] if reading fails or the file changes meanwhile, by its length, its modification time, and on Unix the time of its last change, which also
+/// moves if the file is renamed or its attributes change (a rewrite in which its number of links changes too is not seen); [`ErrorKind::OutOfMemory`] with
 /// the requested and free bytes; [`ErrorKind::Corrupted`] if bytes that were read back differ;
 /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::Unsupported`] on a worker of an executor of this library, which must not block
 /// ([`load_async`] does not); errors of the backend.

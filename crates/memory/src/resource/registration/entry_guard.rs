@@ -42,23 +42,28 @@ impl<'a> EntryGuard<'a> {
         Self { cache, range: request.range.clone(), writable: request.writable, registration: None }
     }
 
-    /// Ends the registration. Returns `None` and keeps it if work is in flight on it or frees are deferred.
-    pub(super) fn end(self) -> Result<Option<Ended>, DriverError> {
-        Running::begin_within(Duration::ZERO).map_or(Ok(None), |running| self.end_while(&running))
-    }
-
-    /// Ends the registration while no free is deferred. Returns `None` and keeps it if work is in flight on it.
-    pub(super) fn end_while(mut self, _running: &Running) -> Result<Option<Ended>, DriverError> {
+    /// Ends the registration, unless work is in flight on it or frees are deferred.
+    pub(super) fn end(mut self) -> Result<End, DriverError> {
         let is_in_flight = self.registration.as_ref().is_some_and(|registration| registration.is_in_flight());
         if is_in_flight && !transload_core::mutant!("memory/registration-at-work") {
-            return Ok(None);
+            return Ok(End::InUse);
         }
+        let Some(running) = Running::begin_within(Duration::ZERO) else { return Ok(End::Deferred) };
         // Removed from the table even if the driver refuses.
-        let Some(registration) = self.registration.take() else { return Ok(None) };
+        let Some(registration) = self.registration.take() else { return Ok(End::InUse) };
         let owner = registration.end()?;
+        drop(running);
         self.cache.state.lock().evicted += 1;
-        Ok(Some(Ended { _registration: registration, _owner: owner }))
+        Ok(End::Ended(Ended { _registration: registration, _owner: owner }))
     }
+}
+
+/// What became of a registration that should end.
+pub(super) enum End {
+    Ended(Ended),
+    InUse,
+    /// It stays, since frees are deferred.
+    Deferred,
 }
 
 impl Drop for EntryGuard<'_> {

@@ -21,7 +21,7 @@ use parking_lot::{Condvar, Mutex};
 use transload_core::{Access, Error, ErrorKind, MemoryKind, RawBuffer, Result, events::report};
 
 use self::{
-    entry_guard::{DropLater, EntryGuard},
+    entry_guard::{DropLater, End, EntryGuard},
     errors::{addresses, in_use, limit_exceeded, refused},
     range::Registration,
     storage::RegisteredStorage,
@@ -131,11 +131,11 @@ impl RegistrationCache {
         for evicted in EntryGuard::all(self, taken) {
             let range = evicted.range.clone();
             let ended = match evicted.end() {
-                Ok(Some(ended)) => {
+                Ok(End::Ended(ended)) => {
                     drop_later.push(ended);
                     Ok(())
                 }
-                Ok(None) => Err(in_use(&range)),
+                Ok(End::InUse | End::Deferred) => Err(in_use(&range)),
                 Err(error) => Err(lift(error)),
             };
             outcome = outcome.and(ended);
@@ -150,7 +150,7 @@ impl RegistrationCache {
     /// # Errors
     /// The driver's first error; the others are ended regardless.
     pub fn trim(&self) -> Result<u64> {
-        self.end_idle(|| Running::begin_within(WAIT_FOR_FREES))
+        self.end_idle(Some(WAIT_FOR_FREES))
     }
 
     /// Like [`trim`](Self::trim), but waits until no [`FreeDeferral`](crate::FreeDeferral) exists.
@@ -158,37 +158,42 @@ impl RegistrationCache {
     /// # Errors
     /// As for `trim`.
     pub fn drain(&self) -> Result<u64> {
-        self.end_idle(|| {
-            if transload_core::mutant!("memory/drain-waits-for-registrations") {
-                Running::begin_within(Duration::ZERO)
-            } else {
-                Some(Running::begin())
-            }
-        })
+        self.end_idle(
+            transload_core::mutant!("memory/drain-waits-for-registrations").then_some(Duration::ZERO),
+        )
     }
 
-    fn end_idle(&self, begin: impl FnOnce() -> Option<Running>) -> Result<u64> {
+    /// Waits for deferrals to end at most so long, for ever without a limit.
+    fn end_idle(&self, limit: Option<Duration>) -> Result<u64> {
         // Parked buffers hold registrations.
         self.manager.alloc_context().reclaimer.sweep();
-        if !self.state.lock().table.has_idle() {
-            return Ok(0);
-        }
-        // Before entries become busy, since a thread that defers frees may wait for one.
-        let Some(running) = begin() else { return Ok(0) };
-        let taken = self.state.lock().table.take_idle();
         let (mut bytes, mut outcome, mut drop_later) = (0, Ok(()), DropLater::default());
-        for evicted in EntryGuard::all(self, taken) {
-            let len = (evicted.range.end - evicted.range.start) as u64;
-            match evicted.end_while(&running) {
-                Ok(Some(ended)) => {
-                    bytes += len;
-                    drop_later.push(ended);
+        while self.state.lock().table.has_idle() {
+            // Before entries become busy, since a thread that defers frees may wait for one.
+            let may_end = match limit {
+                Some(limit) => Running::begin_within(limit),
+                None => Some(Running::begin()),
+            };
+            drop(may_end);
+            let taken = self.state.lock().table.take_idle();
+            let mut are_deferred = false;
+            for evicted in EntryGuard::all(self, taken) {
+                let len = (evicted.range.end - evicted.range.start) as u64;
+                match evicted.end() {
+                    Ok(End::Ended(ended)) => {
+                        bytes += len;
+                        drop_later.push(ended);
+                    }
+                    Ok(End::InUse) => {}
+                    Ok(End::Deferred) => are_deferred = true,
+                    Err(error) => outcome = outcome.and(Err(lift(error))),
                 }
-                Ok(None) => {}
-                Err(error) => outcome = outcome.and(Err(lift(error))),
+            }
+            // Another deferral may have begun meanwhile.
+            if !are_deferred || limit.is_some() {
+                break;
             }
         }
-        drop(running);
         drop(drop_later);
         report::emit_deferred();
         outcome.map(|()| bytes)
@@ -286,8 +291,8 @@ impl RegistrationCache {
             for evicted in others {
                 let start = evicted.range.start;
                 match evicted.end().map_err(lift)? {
-                    Some(ended) => drop_later.push(ended),
-                    None => in_use_starts.push(start),
+                    End::Ended(ended) => drop_later.push(ended),
+                    End::InUse | End::Deferred => in_use_starts.push(start),
                 }
             }
             for evicted in joined {
@@ -295,8 +300,8 @@ impl RegistrationCache {
                 let theirs =
                     evicted.registration.iter().flat_map(|old| old.owners().to_vec()).collect::<Vec<_>>();
                 match evicted.end().map_err(lift)? {
-                    Some(ended) => drop_later.push(ended),
-                    None => {
+                    End::Ended(ended) => drop_later.push(ended),
+                    End::InUse | End::Deferred => {
                         in_use_starts.push(range.start);
                         continue;
                     }

@@ -189,7 +189,7 @@ fn file_changed_during_read_is_an_error_and_frees_all() {
 #[cfg(unix)]
 #[test]
 fn file_rewritten_with_its_old_time_is_reported_removed_is_not() {
-    use std::os::unix::fs::MetadataExt;
+    use std::{io::Write as _, os::unix::fs::MetadataExt};
 
     let manager = host_manager();
     let model = Model::of_sizes(&[300_000]);
@@ -199,8 +199,9 @@ fn file_rewritten_with_its_old_time_is_reported_removed_is_not() {
     let options = LoadOptions::new(HOST).chunk(1000).readers(1).progress(move |_| {
         if first.swap(false, Ordering::Relaxed) {
             let before = fs::metadata(&path).unwrap();
-            fs::write(&path, vec![0xAA; size]).unwrap();
-            let file = fs::File::options().write(true).open(&path).unwrap();
+            // In place: a reader must not find it shorter.
+            let mut file = fs::File::options().write(true).open(&path).unwrap();
+            file.write_all(&vec![0xAA; size]).unwrap();
             let changed = |now: fs::Metadata| (now.ctime(), now.ctime_nsec());
             // The clock of the file system may be coarse.
             while changed(file.metadata().unwrap()) == changed(before.clone()) {
