@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use transload_core::{MemoryKind, RawBuffer, TransferMethod};
 use transload_transfer::TransferOptions;
 
@@ -174,7 +174,7 @@ fn process_seconds() -> Result<f64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is that of a local value.
     let code = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
-    ensure!(code == 0, "the system does not tell the process's processor time");
+    anyhow::ensure!(code == 0, "the system does not tell the process's processor time");
     Ok(time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
 }
 
