@@ -1,9 +1,6 @@
 //! Invalid files and options: the kind of error, a message with the cause, and nothing kept.
 
-use std::{
-    fs,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::fs;
 
 use transload::{
     ErrorKind,
@@ -189,7 +186,11 @@ fn file_changed_during_read_is_an_error_and_frees_all() {
 #[cfg(unix)]
 #[test]
 fn file_rewritten_with_its_old_time_is_reported_removed_is_not() {
-    use std::{io::Write as _, os::unix::fs::MetadataExt};
+    use std::{
+        io::Write as _,
+        os::unix::fs::MetadataExt,
+        sync::atomic::{AtomicBool, Ordering},
+    };
 
     let manager = host_manager();
     let model = Model::of_sizes(&[300_000]);
