@@ -183,7 +183,7 @@ impl Inbox {
 }
 
 /// Returns whether the calling thread's next transfer of so many bytes is taken. Threads begin at different distances, by their `number`.
-fn is_taken(sampling: OperationSampling, bytes: u64, number: impl FnOnce() -> u64) -> bool {
+fn is_taken(sampling: OperationSampling, bytes: u64, number: &dyn Fn() -> u64) -> bool {
     thread_local! {
         static LEFT: Cell<u64> = const { Cell::new(0) };
         /// 0 at first.
@@ -199,17 +199,14 @@ fn is_taken(sampling: OperationSampling, bytes: u64, number: impl FnOnce() -> u6
         RANDOM.set(random);
         LEFT.set(random % (2 * u64::from(sampling.one_in) - 1));
     };
-    if RANDOM.get() == 0 {
-        draw(number().wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    if let Some(left) = LEFT.get().checked_sub(1) {
+        LEFT.set(left);
+        return false;
     }
-    match LEFT.get().checked_sub(1) {
-        Some(left) => LEFT.set(left),
-        None => {
-            draw(RANDOM.get());
-            return true;
-        }
-    }
-    false
+    let is_first = RANDOM.get() == 0;
+    draw(if is_first { number().wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1 } else { RANDOM.get() });
+    // Of the first distance, as much is over as of any other.
+    !is_first || is_taken(sampling, bytes, number)
 }
 
 impl OperationSink for Inbox {
@@ -255,7 +252,7 @@ impl Observer for Inbox {
     }
 
     fn wants(&self, bytes: u64) -> Wanted {
-        match self.is_open() && is_taken(self.sampling, bytes, || self.this_thread()) {
+        match self.is_open() && is_taken(self.sampling, bytes, &|| self.this_thread()) {
             true => Wanted::Times,
             false => Wanted::Failure,
         }
@@ -296,7 +293,7 @@ mod tests {
     #[test]
     fn sampling_has_no_limit() {
         let sampling = OperationSampling { all_from_bytes: u64::MAX, one_in: u32::MAX };
-        assert!((0..100).filter(|_| is_taken(sampling, 1, || 1)).count() <= 1);
+        assert!((0..100).filter(|_| is_taken(sampling, 1, &|| 1)).count() <= 1);
     }
 
     #[test]

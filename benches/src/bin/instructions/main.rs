@@ -84,8 +84,8 @@ mod counting {
     const BLOCKS_LIMIT: i64 = 366;
     /// Instructions that a profiler may add on x86-64 to a submission by the manager once it is disabled: less than 3 ns. Counted last: 12.
     const DISABLED_LIMIT: i64 = 20;
-    /// The same while it is enabled; the median submission is one that it does not sample. 3 % more than counted last: 345.
-    const UNSAMPLED_LIMIT: i64 = 355;
+    /// The same while it is enabled; the median submission is one that it does not sample. 3 % more than counted last: 361.
+    const UNSAMPLED_LIMIT: i64 = 372;
     /// Each case with its limit, the case whose count is taken off, and how many parts of a call share the rest.
     const CASES: [(&str, i64, &str, usize); 15] = [
         ("transfer_buffer", COPY_LIMIT, "nothing", 1),
