@@ -48,6 +48,7 @@ pub mod progress;
 pub mod raw_memory;
 pub mod reference;
 pub mod row;
+mod row_key;
 pub mod rows;
 #[cfg(any(target_os = "linux", windows))]
 pub mod scaling;

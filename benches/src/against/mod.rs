@@ -16,7 +16,12 @@ use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum as _;
 use serde::{Deserialize, Serialize};
 
-use crate::{exit, options::Options, progress::Progress};
+use crate::{
+    exit,
+    options::Options,
+    progress::Progress,
+    row_key::{key, may_be_absent},
+};
 
 /// Probability that a comparison of programs that do not differ finds a row that does.
 const ALPHA: f64 = 0.05;
@@ -316,8 +321,7 @@ fn values<'a>(
 ) -> BTreeMap<String, Values<'a>> {
     let mut found: BTreeMap<String, Values<'_>> = BTreeMap::new();
     let mut add = |id: String, row, value| {
-        let key =
-            key(id.split(": ").next().unwrap_or(&id)) + if id.contains(": ") { ": reference" } else { "" };
+        let key = key(&id);
         found.entry(key).or_insert_with(|| Values { id, row, samples: Vec::new() }).samples.push(value);
     };
     for row in runs.iter().flat_map(|run| &run.rows).filter(|row| is_compared(row, options)) {
@@ -328,31 +332,6 @@ fn values<'a>(
         }
     }
     found
-}
-
-/// Returns what a row measures: its id, without the method where that was chosen automatically, `GROUP/PATH/METHOD/SIZE`. The other groups
-/// name the method that was asked for.
-fn key(id: &str) -> String {
-    let mut parts: Vec<&str> = id.split('/').collect();
-    let path = parts.iter().position(|part| part.contains("-to-")).unwrap_or(parts.len());
-    let is_chosen = match parts.get(..path) {
-        Some([]) => true,
-        Some([group]) => {
-            ["device-clock", "submit", "wait", "await", "unbound", "allocations", "threads-8"].contains(group)
-        }
-        Some(groups) => groups == ["allocations", "await"],
-        None => false,
-    };
-    if is_chosen && parts.len() == path + 3 {
-        parts.remove(path + 1);
-    }
-    parts.join("/")
-}
-
-/// Returns whether a row is there only if a choice turned out wrong, or matters: cells of single paths, and where methods change; or only if all
-/// threads of the process sleep.
-fn may_be_absent(id: &str) -> bool {
-    id.starts_with("choice/") && id.contains("-to-") || id.split('/').any(|part| part == "processor-time")
 }
 
 fn is_more_better(row: &Sample) -> bool {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     format::is_rate,
     results::{ResultRow, Results},
+    row_key::{key, may_be_absent},
 };
 
 /// A row differs if its median changed by more than this, and is outside the other run's p10–p90 range.
@@ -68,8 +69,8 @@ pub(crate) fn compare(results: &Results, earlier: &Results) -> Comparison {
     }
     worse.sort_by(|a: &Change, b: &Change| a.factor.total_cmp(&b.factor));
     // What became 0 has no factor: it comes last.
-    let key = |change: &Change| if change.factor.is_finite() { change.factor } else { 0.0 };
-    better.sort_by(|a: &Change, b: &Change| key(b).total_cmp(&key(a)));
+    let size = |change: &Change| if change.factor.is_finite() { change.factor } else { 0.0 };
+    better.sort_by(|a: &Change, b: &Change| size(b).total_cmp(&size(a)));
     let choices = results.choices.iter().filter_map(|choice| {
         let same = |old: &&super::results::Choice| old.path == choice.path && old.bytes == choice.bytes;
         let old = earlier.choices.iter().find(same).filter(|old| old.method != choice.method)?;
@@ -125,30 +126,6 @@ fn with_reference(row: &ResultRow, own: &BTreeSet<&str>) -> Vec<ResultRow> {
     }
     rows.insert(0, row);
     rows
-}
-
-/// Returns what a row measures: its id, without the method where that was chosen automatically, `GROUP/PATH/METHOD/SIZE`. The other groups
-/// name the method that was asked for.
-fn key(id: &str) -> String {
-    let mut parts: Vec<&str> = id.split('/').collect();
-    let path = parts.iter().position(|part| part.contains("-to-")).unwrap_or(parts.len());
-    let is_chosen = match parts.get(..path) {
-        Some([]) => true,
-        Some([group]) => {
-            ["device-clock", "submit", "wait", "await", "unbound", "allocations", "threads-8"].contains(group)
-        }
-        Some(groups) => groups == ["allocations", "await"],
-        None => false,
-    };
-    if is_chosen && parts.len() == path + 3 {
-        parts.remove(path + 1);
-    }
-    parts.join("/")
-}
-
-/// Returns whether a row is there only if a choice turned out wrong, or matters: cells of single paths, and where methods change.
-fn may_be_absent(id: &str) -> bool {
-    id.starts_with("choice/") && id.contains("-to-")
 }
 
 /// Returns whether more of a row's value is better.

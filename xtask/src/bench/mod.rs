@@ -7,6 +7,8 @@ mod goals;
 mod page;
 mod paths;
 pub(crate) mod results;
+#[path = "../../../benches/src/row_key.rs"]
+mod row_key;
 
 use std::{
     fs,
