@@ -12,10 +12,10 @@ use super::{
     PathCalibration, Unfinished, UnfinishedReason,
     load::await_idle,
     measure_lists::{self, has_ways, shapes},
-    sample::{Sample, are_enough},
+    sample::{Sample, are_enough, contenders},
     sizes::Sizes,
 };
-use crate::{CrossBackendTransferManager, TransferOptions};
+use crate::{CrossBackendTransferManager, Plan, TransferOptions};
 
 /// The smallest measured size, in bytes.
 const SMALLEST: u64 = 256;
@@ -25,6 +25,8 @@ const STEP: u64 = 4;
 const SHARE: u32 = 500;
 /// Copies of less than this are warmed up twice.
 pub(super) const QUICK: Duration = Duration::from_millis(1);
+/// A method that takes this long, and far longer than another, is measured a few times only.
+const SLOW: Duration = Duration::from_millis(5);
 /// Copies of less than this are timed several at once, since reading the clock takes time too. Few are: the next copy by the same
 /// method finds its threads and caches as the last one left them, and is faster than one after another method.
 const CLOCKED: Duration = Duration::from_micros(2);
@@ -145,6 +147,10 @@ impl Run<'_> {
         // The curves are those of the values that are used from then on.
         self.staging(all, largest.clone().unwrap_or_default());
         for (a, b) in all {
+            if self.reuse_mapped(*a, *b) {
+                left = left.saturating_sub(2);
+                continue;
+            }
             let both = largest.clone().and_then(|largest| self.buffers(*a, *b, largest));
             for (path, turned) in paths(*a, *b).zip([false, true]) {
                 let now = self.now();
@@ -165,6 +171,26 @@ impl Run<'_> {
         // time everywhere, and wake the device; the others are measured as often as the time that is left allows.
         self.lists_of(all, &largest, false);
         self.lists_of(all, &largest, true);
+    }
+
+    /// Takes the curves of mapped memory for both paths of pinned memory, if the same methods may be used: to copies it is the same.
+    fn reuse_mapped(&mut self, a: Place, b: Place) -> bool {
+        let mapped = |place: Place| match place.kind {
+            MemoryKind::Pinned => Place::new(place.device, MemoryKind::Mapped),
+            _ => place,
+        };
+        let known = |path: TransferPath| {
+            let of = TransferPath::new(mapped(path.src), mapped(path.dst));
+            let known = self.calibration.paths.iter().find(|known| of != path && known.path == of)?;
+            let (methods, measured) = (self.methods(path).ok()?, self.methods(of).ok()?);
+            let is_same = methods.iter().all(|method| measured.contains(method));
+            is_same.then(|| PathCalibration { path, methods: known.methods.clone() })
+        };
+        let found: Option<Vec<_>> = paths(a, b).map(known).collect();
+        let is_known = found.is_some();
+        self.done += found.iter().flatten().count() * ladder(self.options.largest).count();
+        self.calibration.paths.extend(found.into_iter().flatten());
+        is_known
     }
 
     /// Measures the lists of a pair of devices on an idle device, or beside kernels.
@@ -288,6 +314,16 @@ impl Run<'_> {
         Err(Error::new(ErrorKind::OutOfMemory, text))
     }
 
+    fn plan(&self, path: TransferPath) -> Result<Plan> {
+        self.manager.plan(path.src, path.dst, SMALLEST, &TransferOptions::new())
+    }
+
+    /// Returns the methods that may be used on a path.
+    fn methods(&self, path: TransferPath) -> Result<Vec<TransferMethod>> {
+        let plan = self.plan(path)?;
+        Ok(plan.alternatives.iter().map(|other| other.method).chain([plan.method]).collect())
+    }
+
     /// Measures all sizes of a path, and those around crossing points until `finest`.
     fn path(
         &mut self,
@@ -298,10 +334,8 @@ impl Run<'_> {
     ) -> Result<Vec<MethodCurve>, Stop> {
         // What a method lacks is found, and told, by its first copy.
         let _ = self.manager.prepare(path.src, path.dst, &TransferOptions::new());
-        let plan = self.manager.plan(path.src, path.dst, SMALLEST, &TransferOptions::new())?;
-        self.calibration.simulated |= plan.simulated;
-        let mut methods = vec![plan.method];
-        methods.extend(plan.alternatives.iter().map(|other| other.method));
+        self.calibration.simulated |= self.plan(path)?.simulated;
+        let mut methods = self.methods(path)?;
         let mut sizes = Sizes::default();
         for bytes in ladder(src.len() as u64) {
             sizes.add(bytes, self.size((src, dst), &mut methods, bytes)?);
@@ -343,27 +377,33 @@ impl Run<'_> {
                 Ok(time) => {
                     let batch = CLOCKED.as_nanos() / time.as_nanos().max(1);
                     let batch = u32::try_from(batch).unwrap_or(u32::MAX).clamp(1, 64);
-                    samples.push((method, batch, Sample::default()));
+                    samples.push(((method, batch), Sample::default()));
                 }
                 Err(Stop::Failed(error)) if error.kind() == ErrorKind::Unsupported => {}
                 Err(stop) => return Err(stop),
             }
         }
-        methods.retain(|method| samples.iter().any(|(of, ..)| of == method));
+        methods.retain(|method| samples.iter().any(|((of, _), _)| of == method));
         if methods.is_empty() {
             let text = format!("no method of {path} could be used");
             return Err(Stop::Failed(Error::new(ErrorKind::Unsupported, text)));
         }
         let share = self.options.budget / SHARE;
-        while !are_enough(samples.iter().map(|(.., sample)| sample), share) {
-            for (method, batch, sample) in &mut samples {
+        loop {
+            // Others would take most of the time, if they take long.
+            let are_quick = samples.iter().all(|(_, sample)| sample.median() < SLOW);
+            let measured = if are_quick { samples.as_mut_slice() } else { contenders(&mut samples) };
+            if are_enough(measured.iter().map(|(_, sample)| sample), share) {
+                break;
+            }
+            for ((method, batch), sample) in measured {
                 if transload_core::mutant!("transfer/calibrates-in-turns") && sample.is_precise() {
                     continue;
                 }
                 sample.add(self.timed(&src, &dst, *method, *batch)?, *batch);
             }
         }
-        Ok(samples.into_iter().map(|(method, _, sample)| (method, sample.result(bytes))).collect())
+        Ok(samples.into_iter().map(|((method, _), sample)| (method, sample.result(bytes))).collect())
     }
 
     /// Calls the callback, before a measurement.

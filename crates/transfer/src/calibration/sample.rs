@@ -84,7 +84,7 @@ impl Sample {
         count >= MOST || count >= FEWEST && self.noise().as_secs_f64() <= ENOUGH * self.median().as_secs_f64()
     }
 
-    fn median(&self) -> Duration {
+    pub(super) fn median(&self) -> Duration {
         self.times.get(self.times.len() / 2).copied().unwrap_or_default()
     }
 
