@@ -21,7 +21,7 @@ use super::{
     parts::{Parts, is_short},
     pieces::Piece,
     queues::Queues,
-    ring::{CAPACITY, StagingBuffer},
+    ring::StagingBuffer,
     wait_mode::{WaitMode, block_on_thread, has_room, room},
 };
 use crate::{
@@ -121,7 +121,7 @@ impl ChunkCopy {
         let transfer = Arc::clone(&self.transfer);
         let started = catch_panic(|| match &transfer.kind {
             StagedKind::Upload(queues) if with_host && queues.have_room() => {
-                block_on_thread(self.upload(queues, WaitMode::Thread)).map(Some)
+                block_on_thread(self.upload_parts(queues, WaitMode::Thread)).map(Some)
             }
             // That of a list takes long: the thread that starts all chunks leaves it to their tasks.
             StagedKind::Download(_) | StagedKind::DeviceToDevice(..)
@@ -190,7 +190,7 @@ impl ChunkCopy {
             StagedKind::Upload(queues) => {
                 if !is_started {
                     queues.room(waits).await;
-                    let enqueued = self.upload(queues, waits).await;
+                    let enqueued = self.upload_parts(queues, waits).await;
                     self.leave_host();
                     enqueued?;
                     transfer.ring.start_further(&transfer);
@@ -274,21 +274,6 @@ impl ChunkCopy {
             Ok((range.len() >= LONG || range.len() == self.range.len()) && fault_in(dst, range.len()))
         };
         pieces.map(absent).collect()
-    }
-
-    /// Copies the chunk into the staging buffer, and enqueues the copy to the device.
-    async fn upload(&mut self, queues: &Queues, waits: WaitMode<'_>) -> Result<()> {
-        if self.transfer.has_parts {
-            return self.upload_parts(queues, waits).await;
-        }
-        let (_, address) = self.staged()?;
-        let stores = if self.transfer.chunks.size() == CAPACITY { Stores::Cached } else { Stores::Streaming };
-        for piece in self.transfer.pieces.within(&self.range) {
-            // SAFETY: the piece lies within the staging buffer.
-            let staged = unsafe { address.add(piece.at) };
-            host_copy(host_pointer(piece.src, piece.range.start)?, staged, piece.range.len(), stores);
-        }
-        self.enqueue_upload(queues.next(), 0..self.range.len())
     }
 
     /// Enqueues the copy from the device into the staging buffer.
@@ -394,8 +379,8 @@ pub(super) fn host_pointer(buffer: &RawBuffer, offset: usize) -> Result<*mut u8>
 pub(super) enum Stores {
     /// Past the caches.
     Streaming,
-    /// Into the caches: an upload of whole chunks, so long that it uses the ring's buffers again while they are there, is 4 to 24 %
-    /// faster by this on an H200; a short download, whose reader finds it there, 13 to 15 %.
+    /// Into the caches: for a long upload, see [`StagingTuning::upload_cached_from`](super::StagingTuning); and for a short download, whose
+    /// reader finds it there, which is 13 to 15 % faster on an H200.
     Cached,
     /// Into pages that [`fault_in`] has just cleared.
     ToCleared,

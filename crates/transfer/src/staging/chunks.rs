@@ -9,18 +9,9 @@ use super::ring::CAPACITY;
 
 /// The smallest chunk, in bytes, that is worth a task switch.
 const SMALLEST: usize = 256 << 10;
-/// An uploaded list of n chunks has chunks of n times this many bytes: 1 MiB for 16 MiB.
-const UPLOAD_SCALE: u64 = 64 << 10;
 /// Chunks of other transfers that are not too short or long for it, unless a calibration found another number for downloads. On an H200,
 /// eight concurrent downloads of 16 MiB reach 42 GB/s with chunks of 2 MiB, 31 with 1 MiB.
 pub(crate) const EVEN: usize = 8;
-
-/// Returns the size in bytes of chunks of an upload that one thread copies each. Until the first one is in its buffer the device waits,
-/// and each chunk costs time of its own: a size that grows with the square root of the transfer's balances the two.
-pub(crate) fn upload_chunk(bytes: usize) -> usize {
-    let size = (bytes as u64).saturating_mul(UPLOAD_SCALE).isqrt();
-    bounded(usize::try_from(size).unwrap_or(usize::MAX))
-}
 
 /// Returns the size in bytes of `count` equal chunks. For transfers that the device begins at once, so that chunks can be larger.
 pub(crate) fn even_chunk(bytes: usize, count: usize) -> usize {
@@ -129,12 +120,7 @@ mod tests {
     #[test]
     fn chunk_size_grows_with_the_transfer_within_its_bounds() {
         let even = |bytes| even_chunk(bytes, EVEN);
-        for chunk in [upload_chunk, even] {
-            assert_eq!(chunk(1), SMALLEST);
-            assert_eq!(chunk(1 << 30), CAPACITY);
-            assert_eq!(chunk(usize::MAX), CAPACITY);
-        }
-        assert_eq!([1 << 20, 16 << 20, 64 << 20].map(upload_chunk), [1 << 18, 1 << 20, 2 << 20]);
+        assert_eq!([1, 1 << 30, usize::MAX].map(even), [SMALLEST, CAPACITY, CAPACITY]);
         assert_eq!([1 << 20, 16 << 20, 64 << 20].map(even), [1 << 18, 2 << 20, 4 << 20]);
     }
 }

@@ -30,6 +30,8 @@ use crate::stats::lost::name_lost_device;
 const PART: usize = 128 << 10;
 /// The same of a [short](is_short) transfer, whose threads would otherwise wait long for the last one.
 const SHORT_PART: usize = 64 << 10;
+/// The same of an upload into the caches: a core that writes more of a staging buffer in a row takes fewer lines from others.
+const CACHED_PART: usize = 256 << 10;
 /// Parts after which a task lets others run: each time may wake a worker.
 const PARTS_AT_ONCE: usize = 16;
 /// How often a thread looks whether others have copied their parts before it waits, which is about as long as a part takes.
@@ -200,7 +202,8 @@ impl StagedTransfer {
         staged: *mut u8,
         ready: usize,
     ) -> Arc<Parts> {
-        let parts = Parts::new(chunk, staged, part_of(self.pieces.bytes()), ready);
+        let part = if self.is_cached() { CACHED_PART } else { part_of(self.pieces.bytes()) };
+        let parts = Parts::new(chunk, staged, part, ready);
         self.parts.lock().push(Arc::clone(&parts));
         parts
     }
@@ -251,11 +254,19 @@ impl StagedTransfer {
         let _always = self.ring.executor().spawn_all(self.priority, (0..missing).map(helper));
     }
 
+    /// Returns whether an upload is so long that it is stored into the caches.
+    fn is_cached(&self) -> bool {
+        self.is_upload() && self.pieces.bytes() as u64 >= self.tuning.upload_cached_from
+    }
+
     /// Returns the bytes that one driver call copies, at least if more follow.
     pub(super) fn segment(&self) -> usize {
         let bytes = self.pieces.bytes();
         let usual = if self.is_upload() { self.tuning.upload_segment } else { SEGMENT as u64 };
         let usual = usize::try_from(usual).unwrap_or(SEGMENT);
+        if self.is_cached() {
+            return CAPACITY;
+        }
         if !is_short(bytes) {
             return usual;
         }
@@ -278,7 +289,8 @@ impl StagedTransfer {
             let staged = unsafe { staged.add(at) };
             let bytes = range.len();
             if self.is_upload() {
-                host_copy(host_pointer(src, range.start)?, staged, bytes, Stores::Streaming);
+                let stores = if self.is_cached() { Stores::Cached } else { Stores::Streaming };
+                host_copy(host_pointer(src, range.start)?, staged, bytes, stores);
             } else {
                 let dst = host_pointer(dst, range.start)?;
                 host_copy(staged, dst, bytes, self.user_stores(bytes >= LONG && fault_in(dst, bytes)));

@@ -5,10 +5,6 @@ use std::ops::Range;
 use smallvec::SmallVec;
 use transload_core::{PairList, RawBuffer, Result};
 
-/// Average length in bytes up to which chunks of an uploaded list are faster in parts: on an H200, 1,000 pieces of 64 KiB take 1.8 to 2.0 ms
-/// instead of 1.8 to 2.05, but 300 of 1 MiB take 8.3 instead of 7.2.
-const SHORT: usize = 128 << 10;
-
 /// Sources and destinations of equal lengths, none empty.
 #[derive(Debug)]
 pub(crate) struct Pieces {
@@ -63,11 +59,6 @@ impl Pieces {
     /// Returns the pair if there is only one.
     pub(super) fn single(&self) -> Option<&(RawBuffer, RawBuffer)> {
         self.pairs.first().filter(|_| self.pairs.len() == 1)
-    }
-
-    /// Returns whether an upload's chunks are best copied in parts: of one pair, or of pieces of [`SHORT`] bytes at most on average.
-    pub(super) fn is_faster_in_parts(&self) -> bool {
-        self.pairs.len() == 1 || self.bytes() <= SHORT.saturating_mul(self.pairs.len())
     }
 
     /// Returns what lies in a chunk, in order.

@@ -20,7 +20,7 @@ use transload_core::{
 use super::{
     Pieces, RingHold, StagedKind, StagedTimeline, StagingRing, StagingTuning, ThroughDevice,
     chunk_copy::ChunkCopy,
-    chunks::{Chunks, EVEN, even_chunk, upload_chunk},
+    chunks::{Chunks, EVEN, even_chunk},
     default_workers,
     parts::{Parts, is_short},
     ring::CAPACITY,
@@ -89,7 +89,7 @@ impl StagedTransfer {
     ) -> Arc<Self> {
         let has_parts = match &kind {
             _ if through_device.is_some() => true,
-            StagedKind::Upload(_) => pieces.is_faster_in_parts(),
+            StagedKind::Upload(_) => true,
             // The thread that waits sees sooner than tasks what has arrived.
             StagedKind::Download(_) => is_waited_for && is_short(pieces.bytes()),
             _ => false,
@@ -97,7 +97,6 @@ impl StagedTransfer {
         let tuning = hold.tuning;
         let chunk = match &kind {
             _ if has_parts => CAPACITY,
-            StagedKind::Upload(_) => upload_chunk(pieces.bytes()),
             StagedKind::Download(_) => even_chunk(pieces.bytes(), tuning.download_chunks as usize),
             _ => even_chunk(pieces.bytes(), EVEN),
         };
@@ -209,10 +208,8 @@ impl StagedTransfer {
         let is_large = self.chunks.size() >= LARGE;
         let threads = if is_large { default_workers() } else { default_workers().min(FEW) };
         let most = if self.is_upload() {
-            // With more threads each is slower, as they share the memory's rate: the device would wait longer for the first chunk.
             let on_host = self.on_host.load(Ordering::Relaxed);
-            let threads = if self.has_parts { PARTED } else { threads };
-            self.ring.max_per_transfer().saturating_sub(buffers_in_use).min(threads.saturating_sub(on_host))
+            self.ring.max_per_transfer().saturating_sub(buffers_in_use).min(PARTED.saturating_sub(on_host))
         } else {
             // The device fills buffers while the host empties others.
             let most = self.ring.max_per_transfer();

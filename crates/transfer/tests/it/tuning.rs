@@ -74,9 +74,13 @@ fn any_valid_tuning_copies_every_byte() {
             (tuning.short_threads, tuning.long_threads) = (threads, threads);
             tuning
         };
-        for tuning in
-            [tuning(4096, 1, 1, 1), tuning(4 << 20, 1024, 1024, 1024), tuning((1 << 20) + 1, 3, 7, 2)]
-        {
+        let tunings =
+            [tuning(4096, 1, 1, 1), tuning(4 << 20, 1024, 1024, 1024), tuning((1 << 20) + 1, 3, 7, 2)];
+        let into_caches = tunings.map(|mut tuning| {
+            tuning.upload_cached_from = 4 << 20;
+            tuning
+        });
+        for tuning in tunings.into_iter().chain(into_caches) {
             manager.set_staging_tuning(MOCK, tuning).unwrap();
             for len in [1, (3 << 20) + 5, (9 << 20) + 1] {
                 let (src, there) = pair(&manager, len);
