@@ -12,7 +12,7 @@ import torch
 from pytorch_rows import any_row, asked_repetitions, run
 
 KIB, MIB = 1 << 10, 1 << 20
-SIZES = [4 * KIB, MIB, 16 * MIB, 256 * MIB]
+SIZES = [4 * KIB, MIB, 16 * MIB, 48 * MIB, 256 * MIB]
 
 
 def measure(copy, repetitions):

@@ -1,6 +1,9 @@
 //! Staged transfers of pageable memory of every size, and eight at once compared with one of the total size.
 
-use std::time::Instant;
+use std::{
+    ptr, thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use transload_core::{ErrorKind, MemoryKind, RawBuffer, Transfer, TransferMethod};
@@ -25,6 +28,11 @@ const TOGETHER: usize = 8;
 const EACH: usize = 16 * MIB;
 /// Goal: rate of several at once relative to one transfer of all bytes.
 const LEAST: f64 = 0.95;
+/// Goal: microseconds above a memcpy and a raw copy from pinned memory.
+const OVER_MEMCPY: f64 = 1.0;
+const PAUSE: Duration = Duration::from_millis(1);
+/// Goal: the rate in GB/s after the pause.
+const AFTER_PAUSE: f64 = 13.0;
 
 /// From the host to the device, or back.
 #[derive(Clone, Copy, PartialEq)]
@@ -53,6 +61,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
         }
         rows.extend(together(fixture, &library, direction)?);
     }
+    rows.extend(short(fixture, &library)?);
     library.finish()?;
     Ok(rows)
 }
@@ -117,7 +126,14 @@ fn beside_driver(
         repetitions: fixture.repetitions(if bytes > 16 * MIB { 30 } else { 80 }),
     };
     let rows = comparison.rows(fixture, variants)?;
-    Ok(rows.into_iter().map(|row| row.with_goal(least(direction, bytes))).collect())
+    let goal = |row: &Row| least(direction, bytes).filter(|_| row.id.ends_with("/staged"));
+    Ok(rows
+        .into_iter()
+        .map(|row| {
+            let goal = goal(&row);
+            row.with_goal(goal)
+        })
+        .collect())
 }
 
 /// Returns the goal in GB/s.
@@ -127,6 +143,86 @@ fn least(direction: Direction, bytes: usize) -> Option<Goal> {
         (Direction::Up, bytes) if bytes == 3 * MIB => Some(Goal::AtLeast(30.0)),
         _ => None,
     }
+}
+
+/// Short uploads of pageable memory by whatever is chosen: next to a copy by hand into pinned memory that is there, and after a pause, in
+/// which threads fall asleep and caches are lost.
+fn short(fixture: &Fixture<'_>, library: &Library) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for bytes in [4 * KIB, 64 * KIB] {
+        rows.extend(beside_memcpy(fixture, library, bytes)?);
+    }
+    rows.extend(after_pause(fixture, library)?);
+    Ok(rows)
+}
+
+fn beside_memcpy(fixture: &Fixture<'_>, library: &Library, bytes: usize) -> Result<Vec<Row>> {
+    let pairs = Pairs::new(library, Direction::Up, 1, bytes)?;
+    let (src, dst) = pairs.list.first().context("no pair")?;
+    let pinned = library.allocate(MemoryKind::Pinned, bytes)?;
+    let queue = RawQueue::new(0)?;
+    let from = src.host_address().context("pageable memory without an address")?;
+    let by = pinned.host_address().context("pinned memory without a host address")?;
+    let to = dst.device_address().context("device memory without an address")?;
+    let micros = |begun: Instant| begun.elapsed().as_secs_f64() * 1e6;
+    let variants = vec![
+        Variant::new("memcpy-and-raw", "memcpy by one thread, raw driver from pinned memory", || {
+            let begun = Instant::now();
+            // SAFETY: all three buffers live on with so many bytes, no other thread uses them, and the queue has finished its last copy.
+            unsafe {
+                ptr::copy_nonoverlapping(from.as_ptr(), by.as_ptr(), bytes);
+                queue.copy_up(to, by.as_ptr().cast_const().cast(), bytes)?;
+            }
+            queue.finish()?;
+            Ok(micros(begun))
+        })
+        .verified_by(&pairs),
+        Variant::new("copy", "copy().wait()", || {
+            let begun = Instant::now();
+            library.manager.copy(src, dst).wait()?;
+            Ok(micros(begun))
+        })
+        .goal(Goal::AtMostOver(OVER_MEMCPY))
+        .verified_by(&pairs),
+    ];
+    let comparison = Comparison {
+        id: format!("short/{bytes}"),
+        what: format!("an upload of {bytes} bytes of pageable memory and its completion"),
+        unit: "us",
+        bytes: bytes as u64,
+        repetitions: fixture.repetitions(300),
+    };
+    comparison.rows(fixture, variants)
+}
+
+fn after_pause(fixture: &Fixture<'_>, library: &Library) -> Result<Vec<Row>> {
+    let pairs = Pairs::new(library, Direction::Up, 1, MIB)?;
+    let (src, dst) = pairs.list.first().context("no pair")?;
+    let rate = |pause: Duration| {
+        thread::sleep(pause);
+        let begun = Instant::now();
+        library.manager.copy(src, dst).wait()?;
+        Ok(MIB as f64 / begun.elapsed().as_secs_f64() / 1e9)
+    };
+    let variants = vec![
+        Variant::new("back-to-back", "copy().wait() after another", || {
+            rate(Duration::ZERO)?;
+            rate(Duration::ZERO)
+        })
+        .by_library()
+        .verified_by(&pairs),
+        Variant::new("idle", "copy().wait() after a pause of 1 ms", || rate(PAUSE))
+            .goal(Goal::AtLeast(AFTER_PAUSE))
+            .verified_by(&pairs),
+    ];
+    let comparison = Comparison {
+        id: format!("after-pause/{MIB}"),
+        what: format!("an upload of {MIB} bytes of pageable memory"),
+        unit: "GB/s",
+        bytes: MIB as u64,
+        repetitions: fixture.repetitions(100),
+    };
+    comparison.rows(fixture, variants)
 }
 
 fn together(fixture: &Fixture<'_>, library: &Library, direction: Direction) -> Result<Vec<Row>> {

@@ -26,7 +26,7 @@ pub(super) const RUNS: [&[&str]; 7] = [
 ];
 
 /// Ids of rows that must have goals, or what they begin with, up to a `/`: one without a row is missed.
-const EXPECTED: [&str; 71] = [
+const EXPECTED: [&str; 73] = [
     "wait/cpu.pinned-to-cuda:0.device/",
     "await/cpu.pinned-to-cuda:0.device/",
     "allocations/cpu.pinned-to-cuda:0.device/",
@@ -81,6 +81,8 @@ const EXPECTED: [&str; 71] = [
     "scaling/by-hand/down/268435456/",
     "scaling/staged/up/1048576/",
     "scaling/staged/up/3145728/",
+    "scaling/short/65536/",
+    "scaling/after-pause/1048576/",
     "scaling/download/4096/wait",
     "scaling/planning/submit/",
     "scaling/urgent/pinned/1048576/beside-low",
