@@ -206,7 +206,7 @@ impl Runtime {
             return Error::new(ErrorKind::UnknownDevice, text);
         }
         let text = format!(
-            "there is no device {device}: this version of transload has no {} backend; there are {there}",
+            "there is no device {device}: this runtime has no {} backend; there are {there}",
             device.family()
         );
         Error::new(ErrorKind::UnknownDevice, text)
