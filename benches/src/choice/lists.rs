@@ -28,6 +28,9 @@ pub(super) const COMPARED: usize = 8 << 20;
 /// Fewest repetitions of each way, and the time of a cell beyond these.
 const REPETITIONS: usize = 31;
 const CELL: Duration = Duration::from_millis(50);
+/// Repetitions after which a way is left that takes so many times as long as the best, and was not chosen.
+const FEW: usize = 2;
+const BEHIND: f64 = 3.0;
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let (built_in, calibrated) = (manager(fixture)?, manager(fixture)?);
@@ -166,11 +169,22 @@ fn cell(
         run(*way)?;
     }
     let (fewest, begun) = (fixture.repetitions(REPETITIONS), Instant::now());
-    while times.iter().any(|times: &Vec<f64>| times.len() < fewest)
-        || begun.elapsed() < CELL && times.iter().any(|times| times.len() < 10 * fewest)
-    {
+    while times.iter().any(|times: &Vec<f64>| times.len() < FEW) {
         for (way, times) in variants.iter().zip(&mut times) {
             times.push(run(*way)?);
+        }
+    }
+    // The others would slow down what comes after them.
+    let least = |times: &Vec<f64>| times.iter().copied().fold(f64::INFINITY, f64::min);
+    let best = times.iter().map(least).fold(f64::INFINITY, f64::min);
+    let is_behind = |way: ListWay, times: &Vec<f64>| least(times) > BEHIND * best && !chosen.contains(&way);
+    let (mut measured, _): (Vec<_>, Vec<_>) =
+        variants.iter().zip(&mut times).partition(|(way, times)| !is_behind(**way, times));
+    while measured.iter().any(|(_, times)| times.len() < fewest)
+        || begun.elapsed() < CELL && measured.iter().any(|(_, times)| times.len() < 10 * fewest)
+    {
+        for (way, times) in &mut measured {
+            times.push(run(**way)?);
         }
     }
     let has_path = |times: &&Vec<f64>| times.first().is_some_and(|time| time.is_finite());

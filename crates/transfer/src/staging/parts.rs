@@ -202,7 +202,7 @@ impl StagedTransfer {
         staged: *mut u8,
         ready: usize,
     ) -> Arc<Parts> {
-        let part = if self.is_cached() { CACHED_PART } else { part_of(self.pieces.bytes()) };
+        let part = if self.is_into_caches() { CACHED_PART } else { part_of(self.pieces.bytes()) };
         let parts = Parts::new(chunk, staged, part, ready);
         self.parts.lock().push(Arc::clone(&parts));
         parts
@@ -255,7 +255,7 @@ impl StagedTransfer {
     }
 
     /// Returns whether an upload is so long that it is stored into the caches.
-    fn is_cached(&self) -> bool {
+    pub(super) fn is_into_caches(&self) -> bool {
         self.is_upload() && self.pieces.bytes() as u64 >= self.tuning.upload_cached_from
     }
 
@@ -264,7 +264,7 @@ impl StagedTransfer {
         let bytes = self.pieces.bytes();
         let usual = if self.is_upload() { self.tuning.upload_segment } else { SEGMENT as u64 };
         let usual = usize::try_from(usual).unwrap_or(SEGMENT);
-        if self.is_cached() {
+        if self.is_into_caches() {
             return CAPACITY;
         }
         if !is_short(bytes) {
@@ -289,7 +289,7 @@ impl StagedTransfer {
             let staged = unsafe { staged.add(at) };
             let bytes = range.len();
             if self.is_upload() {
-                let stores = if self.is_cached() { Stores::Cached } else { Stores::Streaming };
+                let stores = if self.is_into_caches() { Stores::Cached } else { Stores::Streaming };
                 host_copy(host_pointer(src, range.start)?, staged, bytes, stores);
             } else {
                 let dst = host_pointer(dst, range.start)?;
