@@ -16,7 +16,7 @@ const LENGTHS: [usize; 7] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 
 /// Numbers of pieces of the measured lists. A queue copies up to three one by one.
 const COUNTS: [usize; 7] = [1, 3, 4, 16, 64, 256, 1024];
 /// Lists of more pieces are not measured one by one.
-const MOST_SINGLES: usize = 16;
+pub(crate) const MOST_SINGLES: usize = 16;
 /// The largest measured list between the host and a device, in bytes. Beyond it, times grow as the link's rate says; within a device they
 /// do so only beyond its caches.
 const LARGEST: u64 = 16 << 20;

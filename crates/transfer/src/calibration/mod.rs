@@ -15,6 +15,7 @@ mod staging;
 
 pub use crossing::Crossing;
 pub use lists::{ListCalibration, MeasuredList};
+pub(crate) use measure_lists::MOST_SINGLES;
 pub use options::{CalibrationOptions, CalibrationProgress};
 pub use result::{Calibration, MeasuredTime, MethodCurve, PathCalibration, Unfinished, UnfinishedReason};
 pub use staging::{StagingCalibration, StagingTime};

@@ -4,6 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use transload_core::{CostBasis, ListCost, ListWay};
 
+use crate::calibration::MOST_SINGLES;
+
 /// The costs of a path's lists, by way: beside kernels that compute, and on an idle device.
 #[derive(Clone, Default)]
 pub(crate) struct ListCosts([[Option<Known>; ListWay::ALL.len()]; 2]);
@@ -61,6 +63,12 @@ impl ListCosts {
     pub(crate) fn one_by_one(&self, list: (u64, u64), single: Duration) -> Duration {
         let pieces = u32::try_from(list.0).unwrap_or(u32::MAX);
         self.predict(ListWay::OneByOne, true, list).unwrap_or_else(|| single.saturating_mul(pieces))
+    }
+
+    /// Returns whether a list has more pieces than were measured one by one: it makes the same copies by fewer calls.
+    pub(crate) fn is_beyond_singles(&self, pieces: u64) -> bool {
+        let is_measured = |(_, basis)| basis == CostBasis::Measured;
+        pieces > MOST_SINGLES as u64 && self.get(ListWay::OneByOne, true).is_some_and(is_measured)
     }
 
     /// Returns whether a copy kernel is predicted to be faster than copy engines. A way without a cost is slower than one with.

@@ -39,6 +39,22 @@ fn lists(path: TransferPath, way: ListWay, nanos: fn(u64, u64) -> u64) -> ListCa
 }
 
 #[test]
+fn no_list_of_more_pieces_than_were_measured_one_by_one_goes_so() {
+    let (manager, path) = (manager(), upload());
+    let mut found = Calibration::default();
+    // As if beside something that delayed the list.
+    found.lists = vec![
+        lists(path, ListWay::CopyEngine, |pieces, bytes| pieces * (2000 + bytes / 40)),
+        lists(path, ListWay::OneByOne, |pieces, bytes| pieces * (1000 + bytes / 50)),
+    ];
+    manager.use_calibration(&found).unwrap();
+    for (pieces, way) in [(16, None), (17, Some(ListWay::CopyEngine))] {
+        let plan = manager.plan_many(path.src, path.dst, (pieces, 4096), true).unwrap();
+        assert_eq!(plan.way, way, "{plan}");
+    }
+}
+
+#[test]
 fn way_of_a_list_is_the_one_predicted_to_be_fastest() {
     let (manager, path) = (manager(), upload());
     let mut found = Calibration::default();
