@@ -18,8 +18,13 @@ const LENGTHS: [usize; 4] = [2 << 10, 16 << 10, 128 << 10, 1 << 20];
 const COUNTS: [usize; 3] = [8, 128, 2048];
 /// The largest measured list, in bytes: one that is staged is copied at once.
 const LARGEST: usize = CHUNK;
-/// How often each way is measured, in turn with the others, while a quarter of the path's time is not spent. The shortest counts, since what else happens on the machine only adds.
+/// How often each way is measured, in turn with the others, while a quarter of the path's time is not spent, and where the first time is
+/// [doubtful](is_doubtful). The shortest counts, since what else happens on the machine only adds.
 const TURNS: usize = 2;
+/// How many times as long as one copy of all bytes a list by copy engines takes at most, if it has [`MANY_BYTES`] at least: they wait for no
+/// kernel.
+const OVER_SINGLE: u32 = 3;
+const MANY_BYTES: u64 = 1 << 20;
 /// Kernels by which it is found how long one takes.
 const KERNELS: u32 = 4;
 /// Kernels from which a list takes so long that it does not matter when in a kernel it begins.
@@ -92,9 +97,11 @@ impl Run<'_> {
         for (count, length) in shapes_of(most, &LENGTHS, &COUNTS, 2) {
             self.tell(path, (count * length) as u64);
             let pairs = pairs((src, dst), (count, length))?;
+            let single = self.single_copy(path, (count * length) as u64);
             for turn in 0..TURNS {
                 // The lists on an idle device come later, and need time too.
-                if turn > 0 && self.now().saturating_sub(begun) > time / 4 {
+                let is_late = self.now().saturating_sub(begun) > time / 4;
+                if turn > 0 && is_late && !found.iter().any(|list| is_doubtful(list, single)) {
                     break;
                 }
                 let mut unsupported = Vec::new();
@@ -125,6 +132,13 @@ impl Run<'_> {
         }
         found.retain(|list| !list.times.is_empty());
         Ok(found)
+    }
+
+    /// Returns the bytes and the shortest time of the smallest measured copy of at least so many bytes.
+    fn single_copy(&self, path: TransferPath, bytes: u64) -> Option<(u64, Duration)> {
+        let measured = self.calibration.paths.iter().find(|measured| measured.path == path)?;
+        let times = measured.methods.iter().flat_map(|curve| &curve.times);
+        times.filter(|time| time.bytes >= bytes).map(|time| (time.bytes, time.median)).min()
     }
 
     /// Copies lists one after another from the end of a kernel until that of another one.
@@ -167,5 +181,47 @@ impl Run<'_> {
             lists.push(list(load)?);
         }
         Ok(since(load, begun, lists))
+    }
+}
+
+/// Returns whether something else than the kernels may have delayed the last list by copy engines.
+fn is_doubtful(list: &ListCalibration, single: Option<(u64, Duration)>) -> bool {
+    let last = list.times.last().filter(|_| list.way == ListWay::CopyEngine);
+    last.zip(single).is_some_and(|(last, (bytes, time))| {
+        bytes >= MANY_BYTES && last.time.median > time.saturating_mul(OVER_SINGLE)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use transload_core::{MemoryKind, Place};
+
+    use super::*;
+
+    #[test]
+    fn long_list_by_copy_engines_is_doubtful_where_one_copy_takes_far_less() {
+        let place = |device, kind| Place::new(device, kind);
+        let path = TransferPath::new(
+            place(DeviceId::Cpu, MemoryKind::Pageable),
+            place(DeviceId::Cuda(0), MemoryKind::Device),
+        );
+        let list = |way, micros| {
+            let time = MeasuredTime {
+                bytes: 1 << 20,
+                median: Duration::from_micros(micros),
+                noise: Duration::ZERO,
+                repetitions: 1,
+            };
+            ListCalibration { path, way, exclusive: false, times: vec![MeasuredList { pieces: 8, time }] }
+        };
+        let single = |bytes, micros| Some((bytes, Duration::from_micros(micros)));
+        let (engine, many, few) = (ListWay::CopyEngine, 8 << 20, 16 << 10);
+        assert!(is_doubtful(&list(engine, 4_800), single(many, 350)));
+        assert!(!is_doubtful(&list(engine, 580), single(many, 350)));
+        // A kernel waits for those that run, and many short pieces take longer than one copy.
+        assert!(!is_doubtful(&list(ListWay::CopyKernel, 4_800), single(many, 350)));
+        assert!(!is_doubtful(&list(engine, 4_800), single(few, 10)));
+        assert!(!is_doubtful(&list(engine, 4_800), None));
+        assert!(!is_doubtful(&ListCalibration { times: Vec::new(), ..list(engine, 1) }, single(many, 350)));
     }
 }
