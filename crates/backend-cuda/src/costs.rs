@@ -1,8 +1,9 @@
 //! Default costs.
 //!
-//! Source: the means of docs/benchmarks/2026-11-23-1xH200-limits.json and -second.json, rows `methods/`: H200 with PCIe 5 x16,
-//! driver 580 (CUDA 13.0); 1 MiB staged into unified memory 2026-11-24-1xH200-limits-fourth.json; 1 MiB copied and moved into it, and copied within a device, the mean of those and 2026-11-26-1xH200-limits-fifth.json; between two devices 2026-11-21-2xH200-memory-and-streams.json. Unified memory began each measurement on the other side. Costs that were not measured say so. A test of
-//! the facade compares the choices made by this table with the newest record.
+//! Source: docs/benchmarks/2026-11-27-1xH200-limits-eighth.json, rows `methods/`: H200 with PCIe 5 x16, driver 580 (CUDA 13.0). 64 KiB of
+//! pageable memory by the driver, and 4 MiB moved into unified memory, are means with earlier records; between two devices
+//! 2026-11-21-2xH200-memory-and-streams.json, 256 KiB and 4 MiB interpolated. Unified memory began each measurement on the other side. Costs that
+//! were not measured say so. A test of the facade compares the choices made by this table with the newest record.
 
 use std::time::Duration;
 
@@ -12,29 +13,29 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
 /// The measured sizes, in bytes.
-const SIZES: [u64; 6] = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 128 * MIB, 256 * MIB];
+const SIZES: [u64; 8] = [4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 128 * MIB, 256 * MIB];
 /// Time of a method at each size, in microseconds.
 type Curve = [f64; SIZES.len()];
 
 /// The driver's own copy from pageable memory, and to it.
-const PAGEABLE_UP: Curve = [7.4, 16.1, 81.8, 954.3, 7683.6, 22_894.4];
-const PAGEABLE_DOWN: Curve = [9.3, 16.6, 107.4, 1144.8, 8926.4, 18_118.7];
+const PAGEABLE_UP: Curve = [8.5, 16.1, 30.9, 89.1, 362.0, 1294.1, 12_068.5, 27_143.8];
+const PAGEABLE_DOWN: Curve = [8.5, 15.9, 34.7, 109.9, 322.2, 1166.8, 9537.7, 18_017.9];
 /// The same by staging buffers.
-const STAGED_UP: Curve = [12.2, 18.5, 71.9, 472.3, 3022.6, 5936.9];
-const STAGED_DOWN: Curve = [12.3, 20.2, 91.8, 674.9, 3129.0, 5755.4];
+const STAGED_UP: Curve = [18.1, 18.3, 27.0, 50.4, 129.5, 435.8, 2900.9, 5483.1];
+const STAGED_DOWN: Curve = [13.0, 15.9, 35.3, 83.1, 213.4, 607.2, 3026.4, 5650.9];
 /// Between two devices that are no peers, by staging buffers.
-const STAGED_ACROSS: Curve = [16.3, 19.4, 81.5, 574.2, 3195.7, 5890.3];
+const STAGED_ACROSS: Curve = [16.3, 19.4, 31.8, 81.5, 180.0, 574.2, 3195.7, 5890.3];
 /// Into unified memory that is on the host: by the driver's copy, by staging, by host threads and a prefetch.
-const DIRECT_INTO_UNIFIED: Curve = [41.9, 74.5, 257.6, 2724.8, 20_661.2, 37_523.3];
-const STAGED_INTO_UNIFIED: Curve = [49.6, 82.5, 239.2, 2337.8, 18_576.5, 36_390.1];
-const MOVED_INTO_UNIFIED: Curve = [27.0, 43.3, 242.1, 1719.1, 11_043.6, 19_590.6];
+const DIRECT_INTO_UNIFIED: Curve = [57.0, 96.5, 125.9, 249.4, 792.9, 3533.8, 24_606.3, 48_033.2];
+const STAGED_INTO_UNIFIED: Curve = [64.1, 98.7, 129.0, 260.1, 601.6, 2232.5, 20_840.5, 41_415.6];
+const MOVED_INTO_UNIFIED: Curve = [40.3, 57.8, 94.3, 226.3, 604.0, 1721.8, 11_805.2, 21_777.1];
 /// Out of unified memory that is on the device: likewise.
-const DIRECT_OUT_OF_UNIFIED: Curve = [14.4, 20.6, 107.6, 1314.9, 9187.8, 18_228.0];
-const STAGED_OUT_OF_UNIFIED: Curve = [16.6, 24.9, 103.0, 676.3, 3013.0, 5784.4];
-const MOVED_OUT_OF_UNIFIED: Curve = [31.5, 44.1, 175.7, 1934.4, 12_249.5, 27_666.7];
+const DIRECT_OUT_OF_UNIFIED: Curve = [15.0, 21.8, 43.9, 112.3, 369.4, 1555.9, 11_488.5, 19_937.2];
+const STAGED_OUT_OF_UNIFIED: Curve = [20.1, 21.4, 33.4, 68.9, 147.7, 641.6, 3154.3, 5767.6];
+const MOVED_OUT_OF_UNIFIED: Curve = [40.7, 50.8, 80.6, 211.6, 680.0, 2165.3, 16_480.8, 32_854.0];
 /// Between unified memory that is on the host and device memory: the mean of both directions.
-const DIRECT_WITHIN: Curve = [43.3, 72.9, 183.8, 1771.5, 12_322.8, 23_475.0];
-const MOVED_WITHIN: Curve = [26.2, 30.3, 59.6, 377.0, 2765.4, 5530.6];
+const DIRECT_WITHIN: Curve = [60.5, 99.1, 136.1, 191.4, 521.6, 1722.4, 8967.6, 18_267.6];
+const MOVED_WITHIN: Curve = [28.4, 34.7, 34.7, 66.4, 127.0, 382.0, 2759.0, 5496.6];
 
 fn curve(path: TransferPath, method: TransferMethod, micros: Curve) -> Option<PathCost> {
     let points = SIZES.into_iter().zip(micros.map(|micros| Duration::from_secs_f64(micros / 1e6)));

@@ -21,10 +21,10 @@ const LARGEST: usize = CHUNK;
 /// How often each way is measured, in turn with the others, while a quarter of the path's time is not spent, and where the first time is
 /// [doubtful](is_doubtful). The shortest counts, since what else happens on the machine only adds.
 const TURNS: usize = 2;
-/// How many times as long as one copy of all bytes a list by copy engines takes at most, if it has [`MANY_BYTES`] at least: they wait for no
-/// kernel.
+/// How many times as long as one copy of all bytes a list by copy engines takes at most, if its pieces have so many bytes at least: they wait
+/// for no kernel.
 const OVER_SINGLE: u32 = 3;
-const MANY_BYTES: u64 = 1 << 20;
+const LONG_PIECE: usize = 128 << 10;
 /// Kernels by which it is found how long one takes.
 const KERNELS: u32 = 4;
 /// Kernels from which a list takes so long that it does not matter when in a kernel it begins.
@@ -97,7 +97,8 @@ impl Run<'_> {
         for (count, length) in shapes_of(most, &LENGTHS, &COUNTS, 2) {
             self.tell(path, (count * length) as u64);
             let pairs = pairs((src, dst), (count, length))?;
-            let single = self.single_copy(path, (count * length) as u64);
+            let single =
+                (length >= LONG_PIECE).then(|| self.single_copy(path, (count * length) as u64)).flatten();
             for turn in 0..TURNS {
                 // The lists on an idle device come later, and need time too.
                 let is_late = self.now().saturating_sub(begun) > time / 4;
@@ -110,6 +111,8 @@ impl Run<'_> {
                         Err(Stop::Failed(error)) if error.kind() == ErrorKind::Unsupported => {
                             unsupported.push(list.way);
                         }
+                        // The path is finished.
+                        Err(Stop::Budget) if turn > 0 => break,
                         taken => {
                             let time = taken?.result(length as u64, kernel);
                             match list.times.last_mut().filter(|_| turn > 0) {
@@ -134,11 +137,12 @@ impl Run<'_> {
         Ok(found)
     }
 
-    /// Returns the bytes and the shortest time of the smallest measured copy of at least so many bytes.
-    fn single_copy(&self, path: TransferPath, bytes: u64) -> Option<(u64, Duration)> {
+    /// Returns the shortest time of the smallest measured copy of at least so many bytes.
+    fn single_copy(&self, path: TransferPath, bytes: u64) -> Option<Duration> {
         let measured = self.calibration.paths.iter().find(|measured| measured.path == path)?;
         let times = measured.methods.iter().flat_map(|curve| &curve.times);
-        times.filter(|time| time.bytes >= bytes).map(|time| (time.bytes, time.median)).min()
+        let fitting = times.filter(|time| time.bytes >= bytes).map(|time| (time.bytes, time.median));
+        fitting.min().map(|(_, time)| time)
     }
 
     /// Copies lists one after another from the end of a kernel until that of another one.
@@ -184,12 +188,10 @@ impl Run<'_> {
     }
 }
 
-/// Returns whether something else than the kernels may have delayed the last list by copy engines.
-fn is_doubtful(list: &ListCalibration, single: Option<(u64, Duration)>) -> bool {
+/// Returns whether something else than the kernels may have delayed the last list, of which one copy of all bytes takes `single`.
+fn is_doubtful(list: &ListCalibration, single: Option<Duration>) -> bool {
     let last = list.times.last().filter(|_| list.way == ListWay::CopyEngine);
-    last.zip(single).is_some_and(|(last, (bytes, time))| {
-        bytes >= MANY_BYTES && last.time.median > time.saturating_mul(OVER_SINGLE)
-    })
+    last.zip(single).is_some_and(|(last, single)| last.time.median > single.saturating_mul(OVER_SINGLE))
 }
 
 #[cfg(test)]
@@ -214,14 +216,12 @@ mod tests {
             };
             ListCalibration { path, way, exclusive: false, times: vec![MeasuredList { pieces: 8, time }] }
         };
-        let single = |bytes, micros| Some((bytes, Duration::from_micros(micros)));
-        let (engine, many, few) = (ListWay::CopyEngine, 8 << 20, 16 << 10);
-        assert!(is_doubtful(&list(engine, 4_800), single(many, 350)));
-        assert!(!is_doubtful(&list(engine, 580), single(many, 350)));
-        // A kernel waits for those that run, and many short pieces take longer than one copy.
-        assert!(!is_doubtful(&list(ListWay::CopyKernel, 4_800), single(many, 350)));
-        assert!(!is_doubtful(&list(engine, 4_800), single(few, 10)));
-        assert!(!is_doubtful(&list(engine, 4_800), None));
-        assert!(!is_doubtful(&ListCalibration { times: Vec::new(), ..list(engine, 1) }, single(many, 350)));
+        let single = Some(Duration::from_micros(350));
+        assert!(is_doubtful(&list(ListWay::CopyEngine, 4_800), single));
+        assert!(!is_doubtful(&list(ListWay::CopyEngine, 580), single));
+        // A kernel waits for those that run.
+        assert!(!is_doubtful(&list(ListWay::CopyKernel, 4_800), single));
+        assert!(!is_doubtful(&list(ListWay::CopyEngine, 4_800), None));
+        assert!(!is_doubtful(&ListCalibration { times: Vec::new(), ..list(ListWay::CopyEngine, 1) }, single));
     }
 }

@@ -37,10 +37,11 @@ pub(super) fn are_enough<'a>(samples: impl Iterator<Item = &'a Sample> + Clone, 
 /// are not.
 pub(super) fn contenders<T>(samples: &mut [(T, Sample)]) -> &mut [(T, Sample)] {
     let has_few = |sample: &Sample| sample.times.len() < FEW;
-    let best = samples.iter().filter(|(_, sample)| !has_few(sample)).map(|(_, sample)| sample.median()).min();
+    // By the shortest times: one of few may be long for another reason.
+    let best = samples.iter().filter(|(_, sample)| !has_few(sample)).map(|(_, sample)| sample.least()).min();
     let limit = best.map_or(Duration::MAX, |best| best.saturating_mul(BEHIND));
-    samples.sort_by_key(|(_, sample)| !has_few(sample) && sample.median() > limit);
-    let count = samples.partition_point(|(_, sample)| has_few(sample) || sample.median() <= limit);
+    samples.sort_by_key(|(_, sample)| !has_few(sample) && sample.least() > limit);
+    let count = samples.partition_point(|(_, sample)| has_few(sample) || sample.least() <= limit);
     samples.split_at_mut(count).0
 }
 
@@ -84,7 +85,12 @@ impl Sample {
         count >= MOST || count >= FEWEST && self.noise().as_secs_f64() <= ENOUGH * self.median().as_secs_f64()
     }
 
-    pub(super) fn median(&self) -> Duration {
+    /// Returns the shortest time.
+    pub(super) fn least(&self) -> Duration {
+        self.times.first().copied().unwrap_or_default()
+    }
+
+    fn median(&self) -> Duration {
         self.times.get(self.times.len() / 2).copied().unwrap_or_default()
     }
 

@@ -408,7 +408,8 @@ impl CrossBackendTransferManager {
         // The costs of single copies are those on an idle device.
         let time = |choice: &Choice| routes.lists.predict(way, true, list).unwrap_or(choice.predicted);
         let one_by_one = routes.lists.one_by_one(list, single.predicted);
-        Ok(choice.filter(|choice| routes.lists.is_beyond_singles(pieces) || time(choice) <= one_by_one))
+        let is_list = way == ListWay::CopyEngine && routes.lists.is_beyond_singles(pieces);
+        Ok(choice.filter(|choice| is_list || time(choice) <= one_by_one))
     }
 }
 

@@ -65,10 +65,13 @@ impl ListCosts {
         self.predict(ListWay::OneByOne, true, list).unwrap_or_else(|| single.saturating_mul(pieces))
     }
 
-    /// Returns whether a list has more pieces than were measured one by one: it makes the same copies by fewer calls.
+    /// Returns whether a list has more pieces than were measured one by one, so that copy engines are faster: they make the same copies by fewer
+    /// calls. Not if the user set what that takes.
     pub(crate) fn is_beyond_singles(&self, pieces: u64) -> bool {
-        let is_measured = |(_, basis)| basis == CostBasis::Measured;
-        pieces > MOST_SINGLES as u64 && self.get(ListWay::OneByOne, true).is_some_and(is_measured)
+        let is_of = |way, of| self.get(way, true).is_some_and(|(_, basis)| basis == of);
+        pieces > MOST_SINGLES as u64
+            && is_of(ListWay::OneByOne, CostBasis::Measured)
+            && !is_of(ListWay::CopyEngine, CostBasis::User)
     }
 
     /// Returns whether a copy kernel is predicted to be faster than copy engines. A way without a cost is slower than one with.

@@ -178,7 +178,9 @@ impl Helper {
     /// Copies some parts. Returns whether there may be more.
     fn copy(&self) -> bool {
         let Some(transfer) = self.0.upgrade() else { return false };
-        (0..PARTS_AT_ONCE).all(|_| transfer.copy_part())
+        let parts =
+            if transfer.is_into_caches() { PARTS_AT_ONCE * PART / CACHED_PART } else { PARTS_AT_ONCE };
+        (0..parts).all(|_| transfer.copy_part())
     }
 }
 

@@ -3,9 +3,10 @@
 use std::{fmt, sync::Arc};
 
 use transload_core::{CostBasis, DeviceId, Error, ErrorKind, Result};
+use transload_executor::last_level_cache;
 
 use super::{
-    StagingRing,
+    MOST as MOST_WORKERS, StagingRing,
     chunks::EVEN,
     default_workers,
     parts::SEGMENT,
@@ -30,13 +31,14 @@ const MOST: u32 = 1024;
 /// # let _ = tuning;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct StagingTuning {
     /// Bytes from which an upload is stored into the processor's caches instead of past them, and calls the driver for each staging buffer.
     /// The device reads slowly what a core has just written and still holds; once it lags by some staging buffers, it finds them in the
     /// shared cache, and main memory is spared: 256 MiB go up at 45 instead of 40 GB/s, 1 GiB at 50 instead of 41, but 16 MiB at 28 instead
-    /// of 37 (an H200, 8 threads). Not measured by a calibration, for which such copies take too long.
+    /// of 37 (an H200, 8 threads). Not measured by a calibration, for which such copies take too long: by default 128 MiB, or 256 over Vulkan,
+    /// and never where the last-level cache or the number of processors is small, or not known.
     pub upload_cached_from: u64,
     /// Bytes after which an upload calls the driver. The device waits for the first ones, and each call takes time. At most a staging
     /// buffer; an upload that fits one has a call for each quarter of it, or for 256 KiB.
@@ -55,7 +57,7 @@ impl Default for StagingTuning {
     fn default() -> Self {
         let count = |number: usize| u32::try_from(number).unwrap_or(MOST);
         Self {
-            upload_cached_from: 128 << 20,
+            upload_cached_from: if can_lag() { 128 << 20 } else { u64::MAX },
             upload_segment: SEGMENT as u64,
             short_threads: count(default_workers().min(FEW)),
             long_threads: count(default_workers()),
@@ -64,6 +66,12 @@ impl Default for StagingTuning {
             download_buffers: 16,
         }
     }
+}
+
+/// Returns whether a device can lag by several staging buffers that are all in the last-level cache.
+fn can_lag() -> bool {
+    const BUFFERS: usize = 16;
+    default_workers() == MOST_WORKERS && last_level_cache().is_some_and(|bytes| bytes >= BUFFERS * CAPACITY)
 }
 
 impl StagingTuning {
@@ -75,7 +83,7 @@ impl StagingTuning {
             // submissions of 4 MiB, with 30 in such of 1 MiB (an H200, by hand).
             tuning.upload_segment = STAGING_BUFFER;
             // Up to this many the longer calls gain as much: 192 MiB go up at 44 GB/s either way, 1 GiB at 46 to 49 instead of 39.
-            tuning.upload_cached_from = 256 << 20;
+            tuning.upload_cached_from = tuning.upload_cached_from.max(256 << 20);
         }
         tuning
     }
@@ -121,12 +129,11 @@ impl fmt::Display for StagingTuning {
             download_chunks,
             download_buffers,
         } = self;
-        write!(
-            f,
-            "uploads by {} KiB and {short_threads} to {long_threads} threads, from {} MiB on into the caches, downloads in {download_chunks} chunks by {download_buffers} buffers",
-            upload_segment >> 10,
-            upload_cached_from >> 20
-        )
+        write!(f, "uploads by {} KiB and {short_threads} to {long_threads} threads, ", upload_segment >> 10)?;
+        if *upload_cached_from < u64::MAX {
+            write!(f, "from {} MiB on into the caches, ", upload_cached_from >> 20)?;
+        }
+        write!(f, "downloads in {download_chunks} chunks by {download_buffers} buffers")
     }
 }
 

@@ -71,3 +71,15 @@ fn method_that_takes_far_longer_than_another_is_measured_a_few_times() {
     assert!(of(DIRECT).times.iter().all(|time| time.repetitions < 5), "{calibrated:?}");
     assert!(of(STAGED).times.iter().all(|time| time.repetitions >= 5), "{calibrated:?}");
 }
+
+/// Every seventh copy is held up for long.
+fn with_hiccups(number: usize, _: TransferMethod, _: TransferMethod) -> f64 {
+    if number % 7 == 0 { 2_000.0 } else { 1.0 }
+}
+
+#[test]
+fn method_that_is_held_up_once_is_measured_on() {
+    let found = setup_with(slow_link, with_hiccups).calibrate();
+    let mut curves = found.paths.iter().flat_map(|path| &path.methods).flat_map(|curve| &curve.times);
+    assert!(curves.all(|time| time.repetitions >= 5), "{:?}", found.paths);
+}

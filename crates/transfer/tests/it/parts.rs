@@ -13,10 +13,10 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 use transload_core::{DeviceId, ErrorKind, MemoryKind, StreamPriority};
-use transload_transfer::CrossBackendTransferManager;
+use transload_transfer::{CrossBackendTransferManager, StagingTuning};
 
 use crate::{
-    Mock, hook, is_at_rest,
+    MOCK, Mock, hook, is_at_rest,
     mock::{bytes, set_bytes},
     pair,
     staging::{stage, staged},
@@ -60,6 +60,26 @@ fn upload_is_copied_by_several_threads_in_few_calls() {
             assert!(bytes(&dst) == vec![1; length]);
             drop((src, dst));
             assert!(is_at_rest(&manager));
+        }
+    });
+}
+
+#[test]
+fn upload_into_the_caches_calls_the_driver_for_each_staging_buffer() {
+    within("uploads into the caches", || {
+        for (from, calls) in [(4 * MIB as u64, 3), (10 * MIB as u64, 10)] {
+            let (manager, backend) = with(Mock::default());
+            let mut tuning = StagingTuning::default();
+            (tuning.upload_cached_from, tuning.upload_segment) = (from, MIB as u64);
+            manager.set_staging_tuning(MOCK, tuning).unwrap();
+            let (src, dst) = pair(&manager, 9 * MIB + 5);
+            stage(&manager, &src, &dst).wait().unwrap();
+            let made = backend.enqueued();
+            assert!(
+                (calls / 2 + 1..=calls).contains(&made),
+                "{made} calls, into the caches from {from} bytes"
+            );
+            assert!(bytes(&dst) == vec![1; 9 * MIB + 5]);
         }
     });
 }
