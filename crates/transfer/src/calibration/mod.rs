@@ -30,7 +30,7 @@ impl CrossBackendTransferManager {
     ///
     /// Each time is that of copies one after another, each waited for, on an idle machine: other work on its devices makes it wrong.
     /// Sizes are steps of 4 from 256 bytes on, and finer where another method may be the fastest. Paths with unified memory are not measured,
-    /// since their times depend on where the pages are. Lists of copies between the host and a device, and within one, are measured by each
+    /// since their times depend on where the pages are, and those with pinned memory have the times of mapped memory, where the same methods may be used. Lists of copies between the host and a device, and within one, are measured by each
     /// [way](transload_core::ListWay), over the number of pieces and their length, and those between the host and a device also beside kernels that occupy all of
     /// the device ([`CalibrationOptions::kernel`]). Before all that, sizes and numbers of threads of HostStaged are chosen for each
     /// device ([`StagingTuning`](crate::StagingTuning)). ZeroCopy is measured,
