@@ -173,6 +173,10 @@ impl Bench<'_> {
                 report = transfer()?;
             }
         }
+        ensure!(
+            !report.explored,
+            "{MOST_TRIES} transfers on {path} tried another method than the chosen one"
+        );
         ensure!(report.path == path, "a transfer on {path} reports {}", report.path);
         ensure!(report.bytes == point.bytes as u64, "{} bytes were reported", report.bytes);
         let simulated = self.testbed.is_simulated();

@@ -101,8 +101,9 @@ impl Run<'_> {
                 (length >= LONG_PIECE).then(|| self.single_copy(path, (count * length) as u64)).flatten();
             for turn in 0..TURNS {
                 // The lists on an idle device come later, and need time too.
-                let is_late = self.now().saturating_sub(begun) > time / 4;
-                if turn > 0 && is_late && !found.iter().any(|list| is_doubtful(list, single)) {
+                let spent = self.now().saturating_sub(begun);
+                let is_doubtful = spent <= time / 2 && found.iter().any(|list| is_doubtful(list, single));
+                if turn > 0 && spent > time / 4 && !is_doubtful {
                     break;
                 }
                 let mut unsupported = Vec::new();
@@ -111,7 +112,7 @@ impl Run<'_> {
                         Err(Stop::Failed(error)) if error.kind() == ErrorKind::Unsupported => {
                             unsupported.push(list.way);
                         }
-                        // The path is finished.
+                        // All ways were measured; if lists are left, they end the path.
                         Err(Stop::Budget) if turn > 0 => break,
                         taken => {
                             let time = taken?.result(length as u64, kernel);
@@ -123,7 +124,7 @@ impl Run<'_> {
                         }
                     }
                 }
-                if !unsupported.is_empty() {
+                if !unsupported.is_empty() && self.check().is_ok() {
                     // The bytes of a list that failed cannot be read before they are written again.
                     self.manager.copy(src, dst).wait()?;
                 }

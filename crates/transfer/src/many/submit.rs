@@ -408,8 +408,8 @@ impl CrossBackendTransferManager {
         // The costs of single copies are those on an idle device.
         let time = |choice: &Choice| routes.lists.predict(way, true, list).unwrap_or(choice.predicted);
         let one_by_one = routes.lists.one_by_one(list, single.predicted);
-        let is_list = way == ListWay::CopyEngine && routes.lists.is_beyond_singles(pieces);
-        Ok(choice.filter(|choice| is_list || time(choice) <= one_by_one))
+        let is_beyond_singles = routes.lists.is_beyond_singles(pieces);
+        Ok(choice.filter(|choice| time(choice) <= one_by_one).or(usual.filter(|_| is_beyond_singles)))
     }
 }
 

@@ -131,7 +131,7 @@ impl fmt::Display for StagingTuning {
         } = self;
         write!(f, "uploads by {} KiB and {short_threads} to {long_threads} threads, ", upload_segment >> 10)?;
         if *upload_cached_from < u64::MAX {
-            write!(f, "from {} MiB on into the caches, ", upload_cached_from >> 20)?;
+            write!(f, "from {} KiB on into the caches, ", upload_cached_from >> 10)?;
         }
         write!(f, "downloads in {download_chunks} chunks by {download_buffers} buffers")
     }

@@ -48,10 +48,15 @@ fn no_list_of_more_pieces_than_were_measured_one_by_one_goes_so() {
         lists(path, ListWay::OneByOne, |pieces, bytes| pieces * (1000 + bytes / 50)),
     ];
     manager.use_calibration(&found).unwrap();
-    for (pieces, way) in [(16, None), (17, Some(ListWay::CopyEngine))] {
-        let plan = manager.plan_many(path.src, path.dst, (pieces, 4096), true).unwrap();
-        assert_eq!(plan.way, way, "{plan}");
-    }
+    let way = |pieces| manager.plan_many(path.src, path.dst, (pieces, 4096), true).unwrap().way;
+    assert_eq!([16, 17].map(way), [None, Some(ListWay::CopyEngine)]);
+    // Not by a kernel that is slower than one by one either.
+    found.lists.push(lists(path, ListWay::CopyKernel, |pieces, bytes| pieces * (1500 + bytes / 45)));
+    manager.use_calibration(&found).unwrap();
+    assert_eq!([16, 17].map(way), [None, Some(ListWay::CopyEngine)]);
+    // What the user knows of copy engines counts.
+    manager.set_list_costs(vec![found.lists[0].cost().unwrap()]);
+    assert_eq!([16, 17].map(way), [None, None]);
 }
 
 #[test]
