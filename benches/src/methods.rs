@@ -145,6 +145,10 @@ impl Bench<'_> {
                 }
             }
             match answer {
+                Ok(report) if report.explored => {
+                    let text = format!("{MOST_TRIES} transfers tried another method than the chosen one");
+                    methods.failures.push(format!("{}: {text}", id(&path, "automatic choice", bytes)));
+                }
                 Ok(report) => {
                     methods.choices.push(Choice { path, bytes, method: report.method.name().to_owned() });
                 }

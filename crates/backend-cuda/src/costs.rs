@@ -32,7 +32,7 @@ const MOVED_INTO_UNIFIED: Curve = [40.3, 57.8, 94.3, 226.3, 604.0, 1721.8, 11_80
 /// Out of unified memory that is on the device: likewise.
 const DIRECT_OUT_OF_UNIFIED: Curve = [15.0, 21.8, 43.9, 112.3, 369.4, 1555.9, 11_488.5, 19_937.2];
 const STAGED_OUT_OF_UNIFIED: Curve = [20.1, 21.4, 33.4, 68.9, 147.7, 641.6, 3154.3, 5767.6];
-const MOVED_OUT_OF_UNIFIED: Curve = [40.7, 50.8, 80.6, 211.6, 680.0, 2165.3, 16_480.8, 32_854.0];
+const MOVED_OUT_OF_UNIFIED: Curve = [40.7, 50.8, 80.6, 211.6, 680.0, 2165.3, 16_480.8, 32_855.0];
 /// Between unified memory that is on the host and device memory: the mean of both directions.
 const DIRECT_WITHIN: Curve = [55.7, 92.6, 115.2, 163.8, 555.0, 1820.2, 10_982.3, 21_500.8];
 const MOVED_WITHIN: Curve = [26.4, 31.0, 33.7, 63.3, 127.3, 380.3, 2752.1, 5478.9];
