@@ -13,6 +13,7 @@ use transload_executor::Executor;
 use super::{
     CHUNK, Method, Route, Submitted, Topology, TransferRequest,
     device_scratch::{DeviceScratch, Purpose, has_kernel},
+    short_upload,
 };
 use crate::{
     attempt::{Deferral, NotSubmitted},
@@ -247,6 +248,17 @@ impl HostStaged {
         let workload = if in_place || by_shader { WorkloadType::Compute } else { WorkloadType::Memory };
         let lease =
             |backend: &Arc<dyn Backend>, device| request.lease_for_workers(&**backend, device, workload);
+        let mut claims = None;
+        if pairs.is_none()
+            && let Some(lent) = short_upload::lend(&self.rings, route, request)
+        {
+            let queue = lease(&route.backend, route.lane)?;
+            let claimed = request.claim()?;
+            if short_upload::is_ready(&*queue, request, &claimed) {
+                return Ok(short_upload::submit(lent, &*queue, request, claimed)?);
+            }
+            claims = Some(claimed);
+        }
         let mut backends = smallvec![Arc::clone(&route.backend)];
         let kind = match &route.second {
             Some((other, device)) => {
@@ -273,7 +285,12 @@ impl HostStaged {
         };
         let hold = self.rings.get_or_create(&route.backend, route.lane).hold(request.insists())?;
         self.wake_for(&hold, request, pairs.map_or(src.len(), bytes_of));
-        start_staged(hold, request, pairs, (kind, in_place), backends, route.lane)
+        let claimed = match claims {
+            Some(claims) => Claimed::pair(request, claims)?,
+            None => Claimed::new(request, pairs)?,
+        };
+        let end = claimed.start(hold, request, (kind, in_place, None), backends, (route.lane, &[]))?;
+        Ok(Submitted::Until(end))
     }
 }
 
@@ -287,7 +304,7 @@ pub(super) fn start_threads(executor: &Executor) -> Result<()> {
     if task.is_finished() { task.wait() } else { Ok(()) }
 }
 
-/// Claims the buffers of the request's pair, or of these instead, commits the transfer's fence, and starts it.
+/// Claims the buffers of the request's pair, commits the transfer's fence, and starts it.
 ///
 /// # Errors
 /// [`ErrorKind::Busy`](transload_core::ErrorKind::Busy) if a host view is open on a range; the conflict;
@@ -295,13 +312,12 @@ pub(super) fn start_threads(executor: &Executor) -> Result<()> {
 pub(super) fn start_staged(
     hold: RingHold,
     request: &TransferRequest<'_>,
-    pairs: Option<&[(RawBuffer, RawBuffer)]>,
-    (kind, in_place): (StagedKind, bool),
+    kind: StagedKind,
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
     lane: DeviceId,
 ) -> Result<Submitted, NotSubmitted> {
-    let kind = (kind, in_place, None);
-    let end = Claimed::new(request, pairs)?.start(hold, request, kind, backends, (lane, &[]))?;
+    let end =
+        Claimed::new(request, None)?.start(hold, request, (kind, false, None), backends, (lane, &[]))?;
     Ok(Submitted::Until(end))
 }
 
@@ -318,12 +334,16 @@ impl<'a> Claimed<'a> {
         request: &TransferRequest<'a>,
         pairs: Option<&'a [(RawBuffer, RawBuffer)]>,
     ) -> Result<Self, NotSubmitted> {
-        let (mut claims, pieces) = match pairs {
-            None => (request.claim()?, Pieces::one(request.src, request.dst)?),
-            Some(pairs) => (request.claim_all(pairs)?, Pieces::all(pairs)),
-        };
+        let Some(list) = pairs else { return Ok(Self::pair(request, request.claim()?)?) };
+        let mut claims = request.claim_all(list)?;
         claims.wait_also(request.after());
-        Ok(Self { claims, pieces, pairs })
+        Ok(Self { claims, pieces: Pieces::all(list), pairs })
+    }
+
+    /// The request's pair, with its claims.
+    fn pair(request: &TransferRequest<'a>, mut claims: Claims<'a>) -> Result<Self> {
+        claims.wait_also(request.after());
+        Ok(Self { claims, pieces: Pieces::one(request.src, request.dst)?, pairs: None })
     }
 
     /// Starts the transfer, after these fences too, and commits its fence.

@@ -26,6 +26,7 @@ pub(crate) mod direct_copy;
 mod host_staged;
 mod peer_check;
 mod peer_to_peer;
+mod short_upload;
 mod unified_memory;
 mod zero_copy;
 

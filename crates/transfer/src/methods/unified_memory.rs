@@ -99,7 +99,7 @@ impl Method for UnifiedMemory {
             }
         };
         let backends = smallvec![Arc::clone(&route.backend)];
-        start_staged(self.ring.hold(false)?, request, None, (kind, false), backends, route.lane)
+        start_staged(self.ring.hold(false)?, request, kind, backends, route.lane)
     }
 
     fn start(&self, _: &Route) -> Result<()> {

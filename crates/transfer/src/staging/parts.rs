@@ -29,7 +29,7 @@ use crate::stats::lost::name_lost_device;
 /// Bytes of a part: some ten microseconds of a thread.
 const PART: usize = 128 << 10;
 /// The same of a [short](is_short) transfer, whose threads would otherwise wait long for the last one.
-const SHORT_PART: usize = 64 << 10;
+pub(crate) const SHORT_PART: usize = 64 << 10;
 /// The same of an upload into the caches: a core that writes more of a staging buffer in a row takes fewer lines from others.
 const CACHED_PART: usize = 256 << 10;
 /// Parts after which a task lets others run: each time may wake a worker.

@@ -33,6 +33,7 @@ mod registration;
 mod ring_limit;
 #[cfg(feature = "serde")]
 mod serialized;
+mod short_uploads;
 mod staging;
 mod statistics;
 mod strided;

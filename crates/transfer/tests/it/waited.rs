@@ -17,8 +17,8 @@ use crate::{
 };
 
 const MIB: usize = 1 << 20;
-/// Of one and of several staging buffers.
-const LENGTHS: [usize; 3] = [100_000, 3 * MIB + 5, 9 * MIB];
+/// Of one part, of one and of several staging buffers.
+const LENGTHS: [usize; 4] = [60_000, 100_000, 3 * MIB + 5, 9 * MIB];
 
 #[test]
 fn waited_copies_both_ways_are_in_place() {

@@ -3,6 +3,7 @@
 mod allocation;
 mod buffer;
 mod hold;
+mod lend;
 mod reservation;
 
 use std::{collections::VecDeque, sync::Arc};
@@ -14,6 +15,7 @@ use transload_executor::{BlockingKey, Executor};
 
 pub(super) use buffer::StagingBuffer;
 pub(crate) use hold::RingHold;
+pub(crate) use lend::LentBuffer;
 pub(crate) use reservation::Reservation;
 
 use super::{StagedTransfer, StagingTuning, chunk_copy::ChunkCopy};
@@ -41,6 +43,8 @@ pub(crate) struct StagingRing {
 #[derive(Default)]
 struct State {
     free: Vec<StagingBuffer>,
+    /// Buffers that are free again once a fence is complete.
+    lent: Vec<(StagingBuffer, Fence)>,
     /// The least number of free buffers since the last reading.
     least_free: usize,
     /// Buffers that exist or are being allocated.
@@ -137,6 +141,7 @@ impl StagingRing {
         transfer: &Arc<StagedTransfer>,
         mine: Option<StreamPriority>,
     ) -> Option<ChunkCopy> {
+        self.take_back_complete();
         self.dispatch(mine, |state| {
             // A helping thread may have taken all chunks; then nothing would remove the transfer again.
             if !transfer.chunks.are_taken() {
@@ -207,7 +212,8 @@ impl StagingRing {
         let _none = if copies.is_empty() {
             self.return_buffer(buffer, None)
         } else {
-            buffer.free_after(copies);
+            buffer.keep_until(copies);
+            drop(buffer);
             self.dispatch(None, |state| state.allocated -= 1)
         };
     }
@@ -221,6 +227,7 @@ impl StagingRing {
         {
             return ready.remove(at);
         }
+        state.take_back();
         if state.free.is_empty() {
             return None;
         }
@@ -247,11 +254,12 @@ impl StagingRing {
         let mut finished = SmallVec::<[Arc<StagedTransfer>; 4]>::new();
         let mut state = self.state.lock();
         change(&mut state);
+        state.take_back();
         while let Some(next) = state.next(&mut finished) {
             copies.push(next);
         }
         let most = self.most_now(&state);
-        let (to_allocate, what) = state.reserve_allocations(most);
+        let (to_allocate, what) = state.reserve_allocations(most, 0);
         drop(state);
         (0..to_allocate).for_each(|_| self.spawn_allocation(what));
         copies.iter_mut().for_each(|next| next.start(false));
