@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Bytes from which a copy may be staged.
-const MAY_BE_STAGED: usize = 16 << 10;
+const MAY_BE_STAGED: usize = 32 << 10;
 
 /// A copy of all of one buffer over all of another, or of [strided](CrossBackendTransferManager::copy_strided) parts, not yet submitted. [`submit`](Self::submit) it, [`wait`](Self::wait) for it, or
 /// `.await` it. To copy a part, slice the buffers.

@@ -21,7 +21,7 @@ use super::{
     parts::{Parts, is_short},
     pieces::Piece,
     queues::Queues,
-    ring::StagingBuffer,
+    ring::{CAPACITY, StagingBuffer},
     wait_mode::{WaitMode, block_on_thread, has_room, room},
 };
 use crate::{
@@ -208,6 +208,13 @@ impl ChunkCopy {
                 // While the device copies.
                 let cleared = self.fault_in()?;
                 self.wait_for_copies(waits).await?;
+                // One thread takes longer for so long a chunk than the device for all that are left.
+                if transfer.chunks.size() == CAPACITY
+                    && transfer.chunks.are_taken()
+                    && !cleared.contains(&true)
+                {
+                    return self.scatter_arrived().await;
+                }
                 let (_, address) = self.staged()?;
                 transfer.timeline.mark_written();
                 for (piece, cleared) in transfer.pieces.within(&self.range).zip(cleared) {

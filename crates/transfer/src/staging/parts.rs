@@ -51,6 +51,8 @@ pub(super) struct Parts {
     staged: *mut u8,
     /// Bytes of a part.
     part: usize,
+    /// Whether the pages of the host's side are there.
+    is_faulted_in: bool,
     state: Mutex<State>,
 }
 
@@ -81,9 +83,14 @@ impl State {
 }
 
 impl Parts {
-    fn new(chunk: Range<usize>, staged: *mut u8, part: usize, ready: usize) -> Arc<Self> {
+    fn new(
+        chunk: Range<usize>,
+        staged: *mut u8,
+        part: usize,
+        (ready, is_faulted_in): (usize, bool),
+    ) -> Arc<Self> {
         let state = State { ready, next: 0, copying: SmallVec::new(), outcome: Ok(()), waiting: None };
-        Arc::new(Self { chunk, staged, part, state: Mutex::new(state) })
+        Arc::new(Self { chunk, staged, part, is_faulted_in, state: Mutex::new(state) })
     }
 
     fn take(self: &Arc<Self>) -> Option<Part> {
@@ -193,7 +200,7 @@ impl Drop for Helper {
 }
 
 impl StagedTransfer {
-    /// Makes a chunk one whose parts any thread may copy, so far up to `ready`.
+    /// Makes a chunk one whose parts any thread may copy, so far up to a number of bytes; with whether the pages of the host's side are there.
     ///
     /// # Safety
     /// * `staged` is the address of the staging buffer of `chunk`, which stays the chunk's until [`end_parts`](Self::end_parts) returns
@@ -202,10 +209,10 @@ impl StagedTransfer {
         &self,
         chunk: Range<usize>,
         staged: *mut u8,
-        ready: usize,
+        begun: (usize, bool),
     ) -> Arc<Parts> {
         let part = if self.is_into_caches() { CACHED_PART } else { part_of(self.pieces.bytes()) };
-        let parts = Parts::new(chunk, staged, part, ready);
+        let parts = Parts::new(chunk, staged, part, begun);
         self.parts.lock().push(Arc::clone(&parts));
         parts
     }
@@ -232,7 +239,7 @@ impl StagedTransfer {
         let first = part.of.chunk.start;
         // SAFETY: the part lies within the staging buffer.
         let staged = unsafe { part.of.staged.add(start) };
-        part.outcome = Some(self.copy_on_host(&(first + start..first + end), staged));
+        part.outcome = Some(self.copy_on_host(&(first + start..first + end), staged, part.of.is_faulted_in));
         true
     }
 
@@ -285,7 +292,7 @@ impl StagedTransfer {
     ///
     /// # Errors
     /// `Unsupported` if the host's side has no address.
-    pub(super) fn copy_on_host(&self, range: &Range<usize>, staged: *mut u8) -> Result<()> {
+    fn copy_on_host(&self, range: &Range<usize>, staged: *mut u8, is_faulted_in: bool) -> Result<()> {
         for Piece { src, dst, range, at } in self.pieces.within(range) {
             // SAFETY: the piece lies within the range.
             let staged = unsafe { staged.add(at) };
@@ -295,7 +302,8 @@ impl StagedTransfer {
                 host_copy(host_pointer(src, range.start)?, staged, bytes, stores);
             } else {
                 let dst = host_pointer(dst, range.start)?;
-                host_copy(staged, dst, bytes, self.user_stores(bytes >= LONG && fault_in(dst, bytes)));
+                let was_absent = !is_faulted_in && bytes >= LONG && fault_in(dst, bytes);
+                host_copy(staged, dst, bytes, self.user_stores(was_absent));
             }
         }
         Ok(())
@@ -306,7 +314,7 @@ impl ChunkCopy {
     /// Copies the chunk into the staging buffer with other threads, and enqueues each segment when it is there.
     pub(super) async fn upload_parts(&mut self, queues: &Queues, waits: WaitMode<'_>) -> Result<()> {
         let bytes = self.range.len();
-        let (parts, mut enqueued) = (self.begin_parts(bytes)?, 0);
+        let (parts, mut enqueued) = (self.begin_parts(bytes, false)?, 0);
         let segment = self.transfer.segment();
         self.transfer.spawn_helpers(bytes);
         while enqueued < bytes {
@@ -327,7 +335,7 @@ impl ChunkCopy {
     /// Copies each segment out of the staging buffer with other threads, when it has arrived there.
     pub(super) async fn scatter_parts(&mut self, waits: WaitMode<'_>) -> Result<()> {
         let bytes = self.range.len();
-        let parts = self.begin_parts(0)?;
+        let parts = self.begin_parts(0, false)?;
         self.transfer.timeline.mark_written();
         for (segment, copies) in self.transfer.segments(bytes).zip(self.segment_ends.clone()) {
             // The last one: the others are complete then.
@@ -338,20 +346,35 @@ impl ChunkCopy {
             parts.publish(segment.end);
             self.transfer.spawn_helpers(segment.len());
         }
+        self.copy_left(&parts).await
+    }
+
+    /// Copies a chunk that is in the staging buffer, and whose pages are there, with other threads.
+    pub(super) async fn scatter_arrived(&mut self) -> Result<()> {
+        let bytes = self.range.len();
+        let parts = self.begin_parts(bytes, true)?;
+        self.transfer.timeline.mark_written();
+        self.transfer.spawn_helpers(bytes);
+        self.copy_left(&parts).await
+    }
+
+    /// Copies the parts that are left, and waits for those of other threads.
+    async fn copy_left(&mut self, parts: &Parts) -> Result<()> {
         while self.transfer.copy_part() {}
         loop {
             match parts.copied()? {
-                copied if copied == bytes => return Ok(()),
+                copied if copied == self.range.len() => return Ok(()),
                 copied => parts.more_than(copied).await,
             }
         }
     }
 
-    /// Lets any thread copy parts of the chunk's first `ready` bytes.
-    fn begin_parts(&mut self, ready: usize) -> Result<Arc<Parts>> {
+    /// Lets any thread copy parts of the chunk's first `ready` bytes. `is_faulted_in`: the pages of the host's side are there.
+    fn begin_parts(&mut self, ready: usize, is_faulted_in: bool) -> Result<Arc<Parts>> {
         let (_, address) = self.staged()?;
+        let begun = (ready, is_faulted_in);
         // SAFETY: the chunk has the buffer until it is finished or dropped, and ends its parts before either.
-        let parts = unsafe { self.transfer.begin_parts(self.range.clone(), address, ready) };
+        let parts = unsafe { self.transfer.begin_parts(self.range.clone(), address, begun) };
         Ok(Arc::clone(self.parts.insert(parts)))
     }
 
@@ -410,7 +433,7 @@ mod tests {
     use super::*;
 
     fn parts(ready: usize) -> Arc<Parts> {
-        Parts::new(0..4 * PART, ptr::null_mut(), PART, ready)
+        Parts::new(0..4 * PART, ptr::null_mut(), PART, (ready, false))
     }
 
     fn end(part: Option<Part>) -> Range<usize> {

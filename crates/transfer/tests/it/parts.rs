@@ -12,8 +12,8 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{DeviceId, ErrorKind, MemoryKind, StreamPriority};
-use transload_transfer::{CrossBackendTransferManager, StagingTuning};
+use transload_core::{DeviceId, ErrorKind, MemoryKind, StreamPriority, host_access::HostAccess};
+use transload_transfer::{CrossBackendTransferManager, StagingTuning, TransferOptions};
 
 use crate::{
     MOCK, Mock, hook, is_at_rest,
@@ -67,20 +67,45 @@ fn upload_is_copied_by_several_threads_in_few_calls() {
 #[test]
 fn upload_into_the_caches_calls_the_driver_for_each_staging_buffer() {
     within("uploads into the caches", || {
-        for (from, calls) in [(4 * MIB as u64, 3), (10 * MIB as u64, 10)] {
-            let (manager, backend) = with(Mock::default());
-            let mut tuning = StagingTuning::default();
-            (tuning.upload_cached_from, tuning.upload_segment) = (from, MIB as u64);
-            manager.set_staging_tuning(MOCK, tuning).unwrap();
-            let (src, dst) = pair(&manager, 9 * MIB + 5);
-            stage(&manager, &src, &dst).wait().unwrap();
-            let made = backend.enqueued();
-            assert!(
-                (calls / 2 + 1..=calls).contains(&made),
-                "{made} calls, into the caches from {from} bytes"
-            );
-            assert!(bytes(&dst) == vec![1; 9 * MIB + 5]);
-        }
+        let (manager, backend) = with(Mock::default());
+        let mut tuning = StagingTuning::default();
+        (tuning.upload_cached_from, tuning.upload_segment) = (4 * MIB as u64, MIB as u64);
+        manager.set_staging_tuning(MOCK, tuning).unwrap();
+        let (src, dst) = pair(&manager, 9 * MIB + 5);
+        stage(&manager, &src, &dst).wait().unwrap();
+        assert_eq!(backend.enqueued(), 3);
+        assert!(bytes(&dst) == vec![1; 9 * MIB + 5]);
+    });
+}
+
+/// The copy of one chunk of a long download, of which the others are over, by one thread or by all.
+#[test]
+fn last_chunks_of_a_long_download_are_copied_by_several_threads() {
+    if thread::available_parallelism().map_or(1, usize::from) == 1 {
+        println!("skipped: there is one processor, so one thread copies");
+        return;
+    }
+    within("the end of a download", || {
+        let (manager, _backend) = with(Mock::default());
+        let (dst, src) = pair(&manager, 33 * MIB);
+        manager.prepare(src.place(), dst.place(), &TransferOptions::new()).unwrap();
+        set_bytes(&src, 2);
+        // Of the last chunk.
+        let tail = dst.slice(32 * MIB + 1..).unwrap();
+        let threads = Arc::new((Mutex::new(HashSet::new()), Condvar::new()));
+        let watch = hook::watch_for(HostAccess::Write, &tail, {
+            let threads = Arc::clone(&threads);
+            move |_| {
+                let mut seen = threads.0.lock();
+                seen.insert(thread::current().id());
+                threads.1.notify_all();
+                threads.1.wait_while_for(&mut seen, |seen| seen.len() < 2, LONG);
+            }
+        });
+        pollster::block_on(stage(&manager, &src, &dst)).unwrap();
+        drop(watch);
+        assert!(threads.0.lock().len() > 1, "one thread copied the last chunk");
+        assert!(bytes(&dst) == vec![2; 33 * MIB]);
     });
 }
 
@@ -98,7 +123,8 @@ fn copies_of_a_transfer_go_to_all_reserved_queues_and_wait_for_none() {
                 let used = std::mem::take(&mut *backend.shared.used.lock());
                 let queues: HashSet<_> = used.iter().collect();
                 let of_first = used.iter().filter(|queue| **queue == used[0]).count();
-                assert_eq!(queues.len(), 2, "{used:?}");
+                // A thread that is held up finds several segments of an upload copied.
+                assert_eq!(queues.len(), used.len().min(2), "{used:?}");
                 assert!(of_first.abs_diff(used.len() - of_first) <= 1, "{used:?}");
             }
             assert!(bytes(&back) == vec![1; length]);
