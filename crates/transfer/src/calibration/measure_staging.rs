@@ -55,13 +55,13 @@ const VALUES: [&[Value]; 2] = [
     ],
     &[
         Value {
-            copies: &[8 * MIB, 32 * MIB],
-            choices: &[4, 8, 16, 32],
+            copies: &[3 * MIB, 12 * MIB],
+            choices: &[256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20],
             are_threads: false,
-            set: |tuning, chunks| tuning.download_chunks = chunks,
+            set: |tuning, bytes| tuning.download_segment = bytes.into(),
         },
         Value {
-            copies: &[8 * MIB, 32 * MIB],
+            copies: &[32 * MIB],
             choices: &[4, 8, 16],
             are_threads: false,
             set: |tuning, buffers| tuning.download_buffers = buffers,

@@ -91,16 +91,9 @@ impl Method for HostStaged {
         Ok(route)
     }
 
-    fn chunks(&self, route: &Route, input: &PlanInput) -> u32 {
-        let even = match (input.path.src.device.is_cpu(), input.path.dst.device.is_cpu()) {
-            (true, _) => None,
-            (false, true) => {
-                let ring = self.rings.get(route.lane);
-                Some(ring.map_or(EVEN_CHUNKS, |ring| ring.tuning().0.download_chunks as usize))
-            }
-            (false, false) => Some(EVEN_CHUNKS),
-        };
-        chunks_of(input.bytes, even)
+    fn chunks(&self, _: &Route, input: &PlanInput) -> u32 {
+        let is_between_devices = !input.path.src.device.is_cpu() && !input.path.dst.device.is_cpu();
+        chunks_of(input.bytes, is_between_devices.then_some(EVEN_CHUNKS))
     }
 
     fn is_of_one_queue(&self, _: TransferPath) -> bool {

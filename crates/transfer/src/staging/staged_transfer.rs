@@ -22,7 +22,7 @@ use super::{
     chunk_copy::ChunkCopy,
     chunks::{Chunks, EVEN, even_chunk},
     default_workers,
-    parts::{Parts, is_short},
+    parts::{Parts, is_in_parts},
     ring::CAPACITY,
     wait_mode::{WaitMode, block_on_thread, room},
 };
@@ -93,14 +93,12 @@ impl StagedTransfer {
         let has_parts = match &kind {
             _ if through_device.is_some() => true,
             StagedKind::Upload(_) => true,
-            // The thread that waits sees sooner than tasks what has arrived.
-            StagedKind::Download(_) => is_waited_for && is_short(pieces.bytes()),
+            StagedKind::Download(_) => is_in_parts(pieces.bytes()),
             _ => false,
         };
         let tuning = hold.tuning;
         let chunk = match &kind {
-            _ if has_parts => CAPACITY,
-            StagedKind::Download(_) => even_chunk(pieces.bytes(), tuning.download_chunks as usize),
+            StagedKind::Upload(_) | StagedKind::Download(_) => CAPACITY,
             _ => even_chunk(pieces.bytes(), EVEN),
         };
         let chunks = Chunks::new(pieces.bytes(), chunk);

@@ -78,34 +78,34 @@ fn upload_into_the_caches_calls_the_driver_for_each_staging_buffer() {
     });
 }
 
-/// The copy of one chunk of a long download, of which the others are over, by one thread or by all.
 #[test]
-fn last_chunks_of_a_long_download_are_copied_by_several_threads() {
+fn chunks_of_a_download_are_copied_by_several_threads_and_the_last_ones_of_a_long_one() {
     if thread::available_parallelism().map_or(1, usize::from) == 1 {
         println!("skipped: there is one processor, so one thread copies");
         return;
     }
-    within("the end of a download", || {
-        let (manager, _backend) = with(Mock::default());
-        let (dst, src) = pair(&manager, 33 * MIB);
-        manager.prepare(src.place(), dst.place(), &TransferOptions::new()).unwrap();
-        set_bytes(&src, 2);
-        // Of the last chunk.
-        let tail = dst.slice(32 * MIB + 1..).unwrap();
-        let threads = Arc::new((Mutex::new(HashSet::new()), Condvar::new()));
-        let watch = hook::watch_for(HostAccess::Write, &tail, {
-            let threads = Arc::clone(&threads);
-            move |_| {
-                let mut seen = threads.0.lock();
-                seen.insert(thread::current().id());
-                threads.1.notify_all();
-                threads.1.wait_while_for(&mut seen, |seen| seen.len() < 2, LONG);
-            }
-        });
-        pollster::block_on(stage(&manager, &src, &dst)).unwrap();
-        drop(watch);
-        assert!(threads.0.lock().len() > 1, "one thread copied the last chunk");
-        assert!(bytes(&dst) == vec![2; 33 * MIB]);
+    within("downloads in parts", || {
+        // A chunk without its first byte, with which a copy by one thread begins.
+        for (length, chunk) in [(9 * MIB, 1..4 * MIB), (33 * MIB, 32 * MIB + 1..33 * MIB)] {
+            let (manager, _backend) = with(Mock::default());
+            let (dst, src) = pair(&manager, length);
+            manager.prepare(src.place(), dst.place(), &TransferOptions::new()).unwrap();
+            set_bytes(&src, 2);
+            let threads = Arc::new((Mutex::new(HashSet::new()), Condvar::new()));
+            let watch = hook::watch_for(HostAccess::Write, &dst.slice(chunk).unwrap(), {
+                let threads = Arc::clone(&threads);
+                move |_| {
+                    let mut seen = threads.0.lock();
+                    seen.insert(thread::current().id());
+                    threads.1.notify_all();
+                    threads.1.wait_while_for(&mut seen, |seen| seen.len() < 2, LONG);
+                }
+            });
+            pollster::block_on(stage(&manager, &src, &dst)).unwrap();
+            drop(watch);
+            assert!(threads.0.lock().len() > 1, "one thread copied a chunk of {length} bytes");
+            assert!(bytes(&dst) == vec![2; length]);
+        }
     });
 }
 

@@ -67,22 +67,25 @@ fn values_of_staging_stay_if_a_copy_fails_or_the_user_set_them() {
 fn any_valid_tuning_copies_every_byte() {
     within("copies by unusual sizes and numbers of threads", || {
         let (manager, _backend) = with(Mock::default());
-        let tuning = |segment, threads, chunks, buffers| {
+        let tuning = |segment, threads, download, buffers| {
             let mut tuning = StagingTuning::default();
-            (tuning.upload_segment, tuning.download_chunks, tuning.download_buffers) =
-                (segment, chunks, buffers);
+            (tuning.upload_segment, tuning.download_segment, tuning.download_buffers) =
+                (segment, download, buffers);
             (tuning.short_threads, tuning.long_threads) = (threads, threads);
             tuning
         };
-        let tunings =
-            [tuning(4096, 1, 1, 1), tuning(4 << 20, 1024, 1024, 1024), tuning((1 << 20) + 1, 3, 7, 2)];
+        let tunings = [
+            tuning(4096, 1, 4 << 20, 1),
+            tuning(4 << 20, 1024, 4096, 1024),
+            tuning((1 << 20) + 1, 3, 99_999, 2),
+        ];
         let into_caches = tunings.map(|mut tuning| {
             tuning.upload_cached_from = 4 << 20;
             tuning
         });
         for tuning in tunings.into_iter().chain(into_caches) {
             manager.set_staging_tuning(MOCK, tuning).unwrap();
-            for len in [1, (3 << 20) + 5, (9 << 20) + 1] {
+            for len in [1, (3 << 20) + 5, (9 << 20) + 1, (33 << 20) + 1] {
                 let (src, there) = pair(&manager, len);
                 let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, len).unwrap();
                 src.write().unwrap().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8);

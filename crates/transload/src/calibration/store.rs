@@ -13,7 +13,7 @@ use transload_core::{DeviceId, Error, ErrorKind, Result, TransferPath};
 use super::{Calibration, key::Key, named};
 
 /// Version of the format.
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
 /// The largest file that is read, in bytes.
 const LARGEST: u64 = 8 << 20;
 

@@ -236,8 +236,8 @@ fn staging_is_divided_by_what_each_machine_is_fastest_with() {
     });
     let [of_calls, of_host] = found;
     let built_in = StagingTuning::default();
-    assert!(of_calls.download_chunks < built_in.download_chunks, "{of_calls}");
-    assert!(of_host.download_chunks > built_in.download_chunks, "{of_host}");
+    assert!(of_calls.download_segment > built_in.download_segment, "{of_calls}");
+    assert!(of_host.download_segment < built_in.download_segment, "{of_host}");
     let [calls, host] = &machines;
     // Uploads of this length have a call for each quarter on both.
     for (machine, own, other) in [(calls, of_calls, of_host), (host, of_host, of_calls)] {
