@@ -34,8 +34,7 @@ pub(crate) struct Extras<'a> {
     /// What is copied of the source and the destination, if it is not all.
     pub(crate) rows: Option<&'a Rows>,
     pub(crate) staging: Staging,
-    /// Whether the calling thread waits for the end as soon as it is submitted. Not with an id: between the two nobody else's code may
-    /// run, since what is left to the wait does not begin before it.
+    /// Whether the calling thread waits for the end as soon as it is submitted.
     pub(crate) waits: bool,
     /// Whether a method that it explored failed, so that the best one takes it.
     pub(crate) has_explored: bool,
@@ -55,6 +54,12 @@ pub(crate) enum Staging {
 }
 
 impl Extras<'_> {
+    /// Returns whether the first step may be left to the wait of the calling thread. Not with an id: between submission and wait nobody
+    /// else's code may run, since what is left to the wait does not begin before it.
+    pub(crate) fn begins_by_waiting(&self) -> bool {
+        self.waits && self.id.is_none()
+    }
+
     /// Returns the methods that declined the transfer: a bit for each method's index.
     pub(crate) fn declined(&self) -> u8 {
         let staged = if self.staging == Staging::Declined { bit(TransferMethod::HostStaged) } else { 0 };

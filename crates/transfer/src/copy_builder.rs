@@ -288,7 +288,7 @@ fn submit_with(
     let rows = strided.as_ref().and_then(|strided| strided.rows.as_ref());
     let id = manager.context.transfer_id(rows.map_or(src.len() as u64, Rows::bytes));
     let queue = queue.map(|queue| queue as _);
-    let extras = Extras { id, after, queue, waits: waits && id.is_none(), ..Extras::default() };
+    let extras = Extras { id, after, queue, waits, ..Extras::default() };
     match strided {
         None => manager.attempt(src, dst, options, Some(&extras)),
         Some(strided) => {

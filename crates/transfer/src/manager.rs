@@ -445,7 +445,7 @@ impl CrossBackendTransferManager {
             submission.submitting = begun.elapsed();
         }
         // While the device works. It may tell an observer.
-        if extras.is_none_or(|extras| !extras.waits) {
+        if extras.is_none_or(|extras| !extras.begins_by_waiting()) {
             self.context.unobserved.check_few(&self.context);
         }
         match submitted {

@@ -55,7 +55,7 @@ const VALUES: [&[Value]; 2] = [
     ],
     &[
         Value {
-            copies: &[3 * MIB, 12 * MIB],
+            copies: &[6 * MIB, 24 * MIB],
             choices: &[256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20],
             are_threads: false,
             set: |tuning, bytes| tuning.download_segment = bytes.into(),

@@ -103,7 +103,7 @@ impl<'a> ManyCopies<'a> {
             };
             // Not again where a task tries again.
             let id = *checked.id.get_or_insert_with(|| manager.context.transfer_id(bytes));
-            let extras = Extras { id, task: context.as_ref(), waits: waits && id.is_none(), ..*extras };
+            let extras = Extras { id, task: context.as_ref(), waits, ..*extras };
             let transfer = match checked.singles {
                 None => manager.submit_group(group, pairs, self.wanted, (options, &extras)),
                 Some(pair) => match pairs.get(pair) {

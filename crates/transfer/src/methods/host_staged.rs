@@ -13,7 +13,6 @@ use transload_executor::Executor;
 use super::{
     CHUNK, Method, Route, Submitted, Topology, TransferRequest,
     device_scratch::{DeviceScratch, Purpose, has_kernel},
-    short_upload,
 };
 use crate::{
     attempt::{Deferral, NotSubmitted},
@@ -21,8 +20,8 @@ use crate::{
     planning::request::PlanInput,
     report_events,
     staging::{
-        EVEN_CHUNKS, Pieces, Queues, RepeatedStaging, RingHold, StagedKind, StagedTimeline, StagedTransfer,
-        StagingRings, ThroughDevice, chunks_of, even_chunk, helpers_for,
+        EVEN_CHUNKS, Pieces, Queues, RepeatedStaging, RingHold, ShortUpload, StagedKind, StagedTimeline,
+        StagedTransfer, StagingRings, ThroughDevice, chunks_of, even_chunk, helpers_for,
     },
     stats::lost::name_lost_device,
 };
@@ -241,16 +240,18 @@ impl HostStaged {
         let workload = if in_place || by_shader { WorkloadType::Compute } else { WorkloadType::Memory };
         let lease =
             |backend: &Arc<dyn Backend>, device| request.lease_for_workers(&**backend, device, workload);
-        let mut claims = None;
-        if pairs.is_none()
-            && let Some(lent) = short_upload::lend(&self.rings, route, request)
-        {
-            let queue = lease(&route.backend, route.lane)?;
-            let claimed = request.claim()?;
-            if short_upload::is_ready(&*queue, request, &claimed) {
-                return Ok(short_upload::submit(lent, &*queue, request, claimed)?);
+        let may_be_short = src.place().device.is_cpu() && route.second.is_none() && !in_place;
+        if pairs.is_none() && may_be_short && request.waits() && ShortUpload::fits(src.len()) {
+            let (queue, claims) = (lease(&route.backend, route.lane)?, request.claim()?);
+            let ring = self.rings.get(route.lane);
+            if let Some(upload) = ShortUpload::new(ring, &*queue, &claims, request.after()) {
+                return Ok(upload.run(
+                    &*queue,
+                    (src, request.dst),
+                    claims,
+                    (request.id(), request.timing),
+                )?);
             }
-            claims = Some(claimed);
         }
         let mut backends = smallvec![Arc::clone(&route.backend)];
         let kind = match &route.second {
@@ -278,11 +279,8 @@ impl HostStaged {
         };
         let hold = self.rings.get_or_create(&route.backend, route.lane).hold(request.insists())?;
         self.wake_for(&hold, request, pairs.map_or(src.len(), bytes_of));
-        let claimed = match claims {
-            Some(claims) => Claimed::pair(request, claims)?,
-            None => Claimed::new(request, pairs)?,
-        };
-        let end = claimed.start(hold, request, (kind, in_place, None), backends, (route.lane, &[]))?;
+        let kind = (kind, in_place, None);
+        let end = Claimed::new(request, pairs)?.start(hold, request, kind, backends, (route.lane, &[]))?;
         Ok(Submitted::Until(end))
     }
 }
@@ -327,16 +325,12 @@ impl<'a> Claimed<'a> {
         request: &TransferRequest<'a>,
         pairs: Option<&'a [(RawBuffer, RawBuffer)]>,
     ) -> Result<Self, NotSubmitted> {
-        let Some(list) = pairs else { return Ok(Self::pair(request, request.claim()?)?) };
-        let mut claims = request.claim_all(list)?;
+        let (mut claims, pieces) = match pairs {
+            None => (request.claim()?, Pieces::one(request.src, request.dst)?),
+            Some(pairs) => (request.claim_all(pairs)?, Pieces::all(pairs)),
+        };
         claims.wait_also(request.after());
-        Ok(Self { claims, pieces: Pieces::all(list), pairs })
-    }
-
-    /// The request's pair, with its claims.
-    fn pair(request: &TransferRequest<'a>, mut claims: Claims<'a>) -> Result<Self> {
-        claims.wait_also(request.after());
-        Ok(Self { claims, pieces: Pieces::one(request.src, request.dst)?, pairs: None })
+        Ok(Self { claims, pieces, pairs })
     }
 
     /// Starts the transfer, after these fences too, and commits its fence.
@@ -361,7 +355,7 @@ impl<'a> Claimed<'a> {
         }
         let end = Arc::new(StagedTimeline::new(lane, request.timing));
         let after = claims.after().iter().chain(also).cloned().collect();
-        let orders = (request.id(), request.options.priority, request.waits());
+        let orders = (request.id(), request.options.priority, request.begins_by_waiting());
         StagedTransfer::new(pieces, way, backends, after, hold, orders, Arc::clone(&end)).start()?;
         let fence = claims.inherit(Fence::new(end as Arc<dyn Timeline>, 1));
         // SAFETY: the transfer touches the ranges only after its dependencies are complete, and its timeline completes

@@ -26,7 +26,6 @@ pub(crate) mod direct_copy;
 mod host_staged;
 mod peer_check;
 mod peer_to_peer;
-mod short_upload;
 mod unified_memory;
 mod zero_copy;
 
@@ -286,6 +285,11 @@ impl<'a> TransferRequest<'a> {
     /// Returns whether the calling thread waits for the end as soon as this is submitted.
     fn waits(&self) -> bool {
         self.extras.is_some_and(|extras| extras.waits)
+    }
+
+    /// Returns whether the first step may be left to the calling thread's wait.
+    fn begins_by_waiting(&self) -> bool {
+        self.extras.is_some_and(Extras::begins_by_waiting)
     }
 
     /// What the bytes move after, besides conflicting work.

@@ -373,7 +373,7 @@ impl Drop for ChunkCopy {
     }
 }
 
-pub(crate) fn host_pointer(buffer: &RawBuffer, offset: usize) -> Result<*mut u8> {
+pub(super) fn host_pointer(buffer: &RawBuffer, offset: usize) -> Result<*mut u8> {
     match buffer.host_address() {
         // SAFETY: the offset is the beginning of a chunk, which lies within the buffer.
         Some(address) => Ok(unsafe { address.add(offset) }.as_ptr()),
@@ -383,7 +383,7 @@ pub(crate) fn host_pointer(buffer: &RawBuffer, offset: usize) -> Result<*mut u8>
 
 /// How the host stores what it copies.
 #[derive(Clone, Copy)]
-pub(crate) enum Stores {
+pub(super) enum Stores {
     /// Past the caches.
     Streaming,
     /// Into the caches: for a long upload, see [`StagingTuning::upload_cached_from`](super::StagingTuning); and for a short download, whose
@@ -407,7 +407,7 @@ impl StagedTransfer {
 }
 
 /// Copies on the host, between a buffer and a staging buffer or between the two buffers.
-pub(crate) fn host_copy(src: *mut u8, dst: *mut u8, bytes: usize, stores: Stores) {
+pub(super) fn host_copy(src: *mut u8, dst: *mut u8, bytes: usize, stores: Stores) {
     host_access::note(src.addr(), bytes, HostAccess::Read);
     host_access::note(dst.addr(), bytes, HostAccess::Write);
     // SAFETY: each side is a staging buffer that the caller holds, or a chunk that was claimed for the transfer and taken by

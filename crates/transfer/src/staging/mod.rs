@@ -10,6 +10,7 @@ mod queues;
 mod repeated;
 mod ring;
 mod rings;
+mod short_upload;
 mod staged_transfer;
 mod through_device;
 mod timeline;
@@ -18,21 +19,21 @@ mod wait_mode;
 
 use std::{sync::OnceLock, thread};
 
-pub(crate) use chunk_copy::{StagedKind, Stores, host_copy, host_pointer};
+pub(crate) use chunk_copy::StagedKind;
 pub(crate) use chunks::{EVEN as EVEN_CHUNKS, chunks_of, even_chunk};
 pub use memory::StagingMemory;
-pub(crate) use parts::{SHORT_PART, helpers_for};
+pub(crate) use parts::helpers_for;
 pub(crate) use pieces::Pieces;
 pub(crate) use queues::Queues;
 pub(crate) use repeated::{REGISTERED_FROM, RepeatedStaging, registered_path};
 pub use ring::STAGING_BUFFER;
-pub(crate) use ring::{LentBuffer, RingHold, StagingRing};
+pub(crate) use ring::{RingHold, StagingRing};
 pub(crate) use rings::StagingRings;
+pub(crate) use short_upload::ShortUpload;
 pub(crate) use staged_transfer::StagedTransfer;
 pub(crate) use through_device::ThroughDevice;
 pub(crate) use timeline::StagedTimeline;
 pub use tuning::StagingTuning;
-pub(crate) use wait_mode::has_room;
 
 /// Most workers per transfer, unless a calibration found another number: more do not raise a link's rate (measured with 4, 8 and 14 on a PCIe 5 link).
 const MOST: usize = 8;

@@ -29,7 +29,7 @@ use crate::stats::lost::name_lost_device;
 /// Bytes of a part: some ten microseconds of a thread.
 const PART: usize = 128 << 10;
 /// The same of a [short](is_short) transfer, whose threads would otherwise wait long for the last one.
-pub(crate) const SHORT_PART: usize = 64 << 10;
+pub(super) const SHORT_PART: usize = 64 << 10;
 /// The same of an upload into the caches: a core that writes more of a staging buffer in a row takes fewer lines from others.
 const CACHED_PART: usize = 256 << 10;
 /// Bytes from which a download is [in chunks](is_in_parts).
@@ -281,7 +281,8 @@ impl StagedTransfer {
         if !is_short(bytes) {
             return usual;
         }
-        usual.min((bytes / SHORT_SEGMENTS).next_multiple_of(SHORT_PART).max(SHORT_SEGMENT))
+        let most = if is_upload { usual } else { SEGMENT };
+        most.min((bytes / SHORT_SEGMENTS).next_multiple_of(SHORT_PART).max(SHORT_SEGMENT))
     }
 
     /// Returns the ranges of a chunk of so many bytes that one driver call each copies from the device.

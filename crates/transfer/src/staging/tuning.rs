@@ -45,7 +45,8 @@ pub struct StagingTuning {
     pub short_threads: u32,
     /// Most threads that copy a longer one.
     pub long_threads: u32,
-    /// The same of a download of less than 32 MiB, whose host waits for the first ones; a longer one has a call for each staging buffer.
+    /// The same of a download that does not fit a staging buffer and is shorter than 32 MiB, whose host waits for the first ones. A longer one
+    /// has a call for each staging buffer.
     pub download_segment: u64,
     /// Most staging buffers of a download by chunks of 1 MiB and more: the device fills some while the host empties others.
     pub download_buffers: u32,

@@ -37,7 +37,7 @@ impl WaitMode<'_> {
 }
 
 /// Returns whether a queue has room for another operation.
-pub(crate) fn has_room(queue: &dyn Queue) -> bool {
+pub(super) fn has_room(queue: &dyn Queue) -> bool {
     full_until(queue).is_none() || transload_core::mutant!("transfer/unbounded-queue")
 }
 

@@ -1,88 +1,76 @@
-//! Uploads that fit one part of a staging buffer: the thread that submits copies, and the queue's fence is the end.
+//! Uploads that fit one part of a staging buffer, by a thread that waits for them.
 
-use transload_core::{MemoryKind, Transfer};
-use transload_transfer::{CrossBackendTransferManager, TransferOptions};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use transload_core::{ErrorKind, MemoryKind, Timing};
+use transload_transfer::TransferOptions;
 
 use crate::{
-    MOCK, Mock, is_at_rest,
+    MOCK, Mock, hook, is_at_rest,
     mock::{bytes, set_bytes},
     pair,
-    staging::stage,
+    staging::{stage, staged},
     watchdog::within,
     with,
 };
 
 const BYTES: usize = 64 << 10;
 
-/// Returns whether a transfer's end is that of a queue, which fails with its device only.
-fn is_short(transfer: &Transfer) -> bool {
-    !transfer.fence().unwrap().timeline().can_fail()
-}
-
 #[test]
-fn staging_buffers_are_kept_until_the_copies_out_of_them_end() {
-    within("uploads in flight", || {
-        let (manager, _backend) = with(Mock::default());
-        let (first, dst) = pair(&manager, BYTES);
-        manager.prepare(first.place(), dst.place(), &TransferOptions::new()).unwrap();
-        for _ in 0..3 {
-            let pairs: Vec<_> = (0..100).map(|_| pair(&manager, BYTES)).collect();
-            let mut transfers = Vec::new();
-            for (number, (src, dst)) in (0..).zip(&pairs) {
-                set_bytes(src, number);
-                transfers.push(stage(&manager, src, dst));
+fn thread_that_waits_copies_a_short_upload_itself() {
+    within("short uploads", || {
+        let (manager, backend) = with(Mock::default());
+        let (src, dst) = pair(&manager, BYTES);
+        manager.prepare(src.place(), dst.place(), &TransferOptions::new()).unwrap();
+        let me = thread::current().id();
+        let copies = Arc::new(AtomicUsize::new(0));
+        let _watch = hook::watch(&src, {
+            let copies = Arc::clone(&copies);
+            move |_| {
+                assert_eq!(thread::current().id(), me);
+                copies.fetch_add(1, Ordering::Relaxed);
             }
-            assert!(is_short(&transfers[0]), "a first upload");
-            assert!(!transfers.iter().all(is_short), "a buffer is left to other transfers");
-            let (later, there) = pair(&manager, 9 << 20);
-            stage(&manager, &later, &there).wait().unwrap();
-            for transfer in transfers {
-                transfer.wait().unwrap();
-            }
-            for (number, (_, dst)) in (0..).zip(&pairs) {
-                assert!(bytes(dst) == vec![number; BYTES], "{number}");
-            }
+        });
+        for (value, timing) in (0..40).zip([Timing::Off, Timing::Measured].into_iter().cycle()) {
+            set_bytes(&src, value);
+            copies.store(0, Ordering::Relaxed);
+            let before = backend.enqueued();
+            let report = manager.copy(&src, &dst).options(staged().timing(timing)).wait().unwrap();
+            assert_eq!((copies.load(Ordering::Relaxed), backend.enqueued() - before), (1, 1));
+            assert_eq!((report.chunks, report.moving.is_some()), (1, timing == Timing::Measured));
+            assert!(bytes(&dst) == vec![value; BYTES]);
         }
-        drop((first, dst));
+        drop((src, dst));
         assert!(is_at_rest(&manager));
         assert_eq!(manager.staging_bytes(), 0);
     });
 }
 
 #[test]
-fn second_buffer_is_made_for_a_process_that_has_only_short_uploads() {
-    within("short uploads without preparation", || {
-        let (manager, _backend) = with(Mock::default());
+fn failed_short_upload_returns_its_buffer_and_marks_the_destination() {
+    within("short uploads that fail", || {
+        let (manager, backend) = with(Mock::default());
         let (src, dst) = pair(&manager, BYTES);
-        let upload = || {
-            let transfer = stage(&manager, &src, &dst);
-            let was_short = is_short(&transfer);
-            transfer.wait().unwrap();
-            was_short
-        };
-        assert!(!upload(), "the first one allocates");
-        while !upload() {}
-    });
-}
-
-#[test]
-fn only_buffer_is_not_lent_and_longer_or_other_copies_are_staged() {
-    within("uploads through one buffer, and others", || {
-        let manager = CrossBackendTransferManager::builder().staging_limit(0).build();
-        manager.register_backend(Mock::default().build()).unwrap();
-        let (src, dst) = pair(&manager, BYTES);
-        for _ in 0..3 {
-            let transfer = stage(&manager, &src, &dst);
-            assert!(!is_short(&transfer));
-            transfer.wait().unwrap();
-        }
-        let (manager, _backend) = with(Mock::default());
-        let (src, dst) = pair(&manager, BYTES + 1);
         manager.prepare(src.place(), dst.place(), &TransferOptions::new()).unwrap();
-        assert!(!is_short(&stage(&manager, &src, &dst)));
-        let (src, dst) = (dst.slice(..BYTES).unwrap(), src.slice(..BYTES).unwrap());
-        assert!(!is_short(&stage(&manager, &src, &dst)), "a download");
-        manager.drain().unwrap();
+        let upload = || manager.copy(&src, &dst).options(staged()).wait();
+        for _ in 0..100 {
+            backend.refuse_next(ErrorKind::Device);
+            assert_eq!(upload().unwrap_err().kind(), ErrorKind::Device);
+            backend.fail_next(ErrorKind::Device);
+            assert_eq!(upload().unwrap_err().kind(), ErrorKind::Device);
+        }
+        dst.assume_written(..).unwrap();
+        upload().unwrap();
+        assert!(bytes(&dst) == vec![1; BYTES]);
+        drop((src, dst));
+        assert!(is_at_rest(&manager));
+        assert_eq!(manager.staging_bytes(), 0);
     });
 }
 
@@ -95,9 +83,7 @@ fn upload_of_bytes_in_use_waits_for_them() {
         manager.prepare(host.place(), there.place(), &TransferOptions::new()).unwrap();
         set_bytes(&there, 7);
         let down = stage(&manager, &there, &host);
-        let up = stage(&manager, &host, &back);
-        assert!(!is_short(&up));
-        up.wait().unwrap();
+        manager.copy(&host, &back).options(staged()).wait().unwrap();
         down.wait().unwrap();
         assert!(bytes(&back) == vec![7; BYTES]);
     });

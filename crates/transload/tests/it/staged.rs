@@ -46,8 +46,11 @@ fn automatic_choice_stages_large_pageable_memory_in_chunks() {
     assert_eq!(bytes, content.len() as u64);
     let most = content.len().div_ceil(MIB) as u64;
     assert!((u64::from(up.chunks)..=most).contains(&calls), "{calls} pinned copies, {up:?}");
-    let all = (u64::from(down.chunks), content.len() as u64);
-    assert_eq!(mine("cuMemcpyDtoHAsync_v2", 1), all, "one pinned copy for each chunk");
+    // A download of this length is copied in parts too.
+    let (calls, bytes) = mine("cuMemcpyDtoHAsync_v2", 1);
+    assert_eq!(bytes, content.len() as u64);
+    let most = content.len().div_ceil(MIB / 2) as u64;
+    assert!((u64::from(down.chunks)..=most).contains(&calls), "{calls} pinned copies, {down:?}");
     drop(trace);
     assert!(*back.read().unwrap() == content[..]);
 }

@@ -69,7 +69,6 @@ impl StagingRing {
     /// The backend's. Unless `insist`, some transfers after a shortage get its error without a further try.
     /// [`ErrorKind::OutOfMemory`] within an allocation that leaves no room for another.
     pub(super) fn allocate_first(self: &Arc<Self>, insist: bool) -> Result<()> {
-        self.take_back_complete();
         let mut state = self.state.lock();
         while !state.has_buffer() && state.allocating > 0 && !is_nested() {
             self.allocated.wait(&mut state);
@@ -138,7 +137,6 @@ impl StagingRing {
     /// Frees the unused buffers, but the last one only if no transfer needs it. Returns how many.
     pub(crate) fn release(&self) -> usize {
         let mut state = self.state.lock();
-        state.take_back();
         let keep = usize::from(state.holds > 0);
         let freed = state.take_free(keep, usize::MAX);
         drop(state);
@@ -169,7 +167,6 @@ impl PinnedCache for StagingRing {
 
     fn unused_bytes(&self) -> u64 {
         let mut state = self.state.lock();
-        state.take_back();
         let free = state.free.len();
         std::mem::replace(&mut state.least_free, free).min(free) as u64 * STAGING_BUFFER
     }
@@ -177,7 +174,7 @@ impl PinnedCache for StagingRing {
 
 impl State {
     pub(super) fn has_buffer(&self) -> bool {
-        self.in_circulation() > 0
+        self.allocated > self.allocating
     }
 
     /// Counts buffers as being allocated. Returns what they are.
@@ -190,24 +187,26 @@ impl State {
 
     /// Returns how many free buffers can be taken out if one is left.
     pub(super) fn removable(&self) -> usize {
-        self.free.len().min(self.in_circulation().saturating_sub(1))
+        let existing = self.allocated - self.allocating;
+        self.free.len().min(existing.saturating_sub(1))
     }
 
     /// Takes up to `most` free buffers out of the ring, which has `keep` left, for the caller to drop outside the lock.
     pub(super) fn take_free(&mut self, keep: usize, most: usize) -> Vec<StagingBuffer> {
-        let count = self.free.len().min(self.in_circulation().saturating_sub(keep)).min(most);
+        let existing = self.allocated - self.allocating;
+        let count = self.free.len().min(existing.saturating_sub(keep)).min(most);
         self.allocated -= count;
         self.free.split_off(self.free.len() - count)
     }
 
-    /// Returns how many buffers of what to allocate, and counts them as being allocated. `wanted` are those that no transfer in the ring
-    /// wants.
-    pub(super) fn reserve_allocations(&mut self, most: usize, mut wanted: usize) -> (usize, Allocating) {
+    /// Returns how many buffers of what to allocate, and counts them as being allocated.
+    pub(super) fn reserve_allocations(&mut self, most: usize) -> (usize, Allocating) {
         let room = most.saturating_sub(self.allocated);
         if room == 0 || (self.backoff > 0 && self.allocated > 0) {
             self.backoff = self.backoff.saturating_sub(1);
             return (0, Allocating::Another);
         }
+        let mut wanted = 0;
         for transfer in self.transfers.iter().flatten() {
             wanted += transfer.buffers_wanted();
             if wanted >= room + self.allocating {

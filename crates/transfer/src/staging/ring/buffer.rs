@@ -29,9 +29,9 @@ impl StagingBuffer {
         }
     }
 
-    /// Keeps the memory until all these copies are complete, even if the buffer is dropped. They may complete in any order if a device is
+    /// Frees the memory once all copies that use it are complete. They may complete in any order if a device is
     /// lost, so each is recorded as a read, which replaces no other.
-    pub(super) fn keep_until(&self, copies: &[Fence]) {
+    pub(super) fn free_after(self, copies: &[Fence]) {
         let Some((buffer, _)) = &self.memory else { return };
         for copy in copies {
             match Claims::acquire(&mut [(buffer, Access::Read)]) {

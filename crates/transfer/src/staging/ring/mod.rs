@@ -3,7 +3,6 @@
 mod allocation;
 mod buffer;
 mod hold;
-mod lend;
 mod reservation;
 
 use std::{collections::VecDeque, sync::Arc};
@@ -15,7 +14,6 @@ use transload_executor::{BlockingKey, Executor};
 
 pub(super) use buffer::StagingBuffer;
 pub(crate) use hold::RingHold;
-pub(crate) use lend::LentBuffer;
 pub(crate) use reservation::Reservation;
 
 use super::{StagedTransfer, StagingTuning, chunk_copy::ChunkCopy};
@@ -43,8 +41,6 @@ pub(crate) struct StagingRing {
 #[derive(Default)]
 struct State {
     free: Vec<StagingBuffer>,
-    /// Buffers that are free again once a fence is complete.
-    lent: Vec<(StagingBuffer, Fence)>,
     /// The least number of free buffers since the last reading.
     least_free: usize,
     /// Buffers that exist or are being allocated.
@@ -141,7 +137,6 @@ impl StagingRing {
         transfer: &Arc<StagedTransfer>,
         mine: Option<StreamPriority>,
     ) -> Option<ChunkCopy> {
-        self.take_back_complete();
         self.dispatch(mine, |state| {
             // A helping thread may have taken all chunks; then nothing would remove the transfer again.
             if !transfer.chunks.are_taken() {
@@ -212,8 +207,7 @@ impl StagingRing {
         let _none = if copies.is_empty() {
             self.return_buffer(buffer, None)
         } else {
-            buffer.keep_until(copies);
-            drop(buffer);
+            buffer.free_after(copies);
             self.dispatch(None, |state| state.allocated -= 1)
         };
     }
@@ -227,12 +221,16 @@ impl StagingRing {
         {
             return ready.remove(at);
         }
-        state.take_back();
         if state.free.is_empty() {
             return None;
         }
         let range = transfer.chunks.take()?;
         Some(ChunkCopy::new(Arc::clone(transfer), range, state.pop_free()?))
+    }
+
+    /// Takes a free buffer for the calling thread, which returns it soon.
+    pub(super) fn take_free_buffer(&self) -> Option<StagingBuffer> {
+        self.state.lock().pop_free()
     }
 
     /// Removes a transfer that has no more chunks to copy.
@@ -254,12 +252,11 @@ impl StagingRing {
         let mut finished = SmallVec::<[Arc<StagedTransfer>; 4]>::new();
         let mut state = self.state.lock();
         change(&mut state);
-        state.take_back();
         while let Some(next) = state.next(&mut finished) {
             copies.push(next);
         }
         let most = self.most_now(&state);
-        let (to_allocate, what) = state.reserve_allocations(most, 0);
+        let (to_allocate, what) = state.reserve_allocations(most);
         drop(state);
         (0..to_allocate).for_each(|_| self.spawn_allocation(what));
         copies.iter_mut().for_each(|next| next.start(false));
