@@ -13,8 +13,10 @@ use super::{
 };
 use crate::CrossBackendTransferManager;
 
-/// The shortest valid segment, in bytes.
+/// The shortest valid segment of an upload, in bytes.
 const SHORTEST: u64 = 4 << 10;
+/// The same of a download, for whose segments of a staging buffer a queue has room at once.
+const SHORTEST_DOWNLOAD: u64 = 64 << 10;
 /// The most threads or staging buffers that are valid.
 const MOST: u32 = 1024;
 
@@ -95,10 +97,12 @@ impl StagingTuning {
         let Self { upload_segment, download_segment, short_threads, long_threads, download_buffers, .. } =
             *self;
         let invalid = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
-        for (segment, what) in [(upload_segment, "upload"), (download_segment, "download")] {
-            if !(SHORTEST..=STAGING_BUFFER).contains(&segment) {
+        for (segment, shortest, what) in
+            [(upload_segment, SHORTEST, "upload"), (download_segment, SHORTEST_DOWNLOAD, "download")]
+        {
+            if !(shortest..=STAGING_BUFFER).contains(&segment) {
                 let text =
-                    format!("{what} segments of {segment} bytes; valid are {SHORTEST} to {STAGING_BUFFER}");
+                    format!("{what} segments of {segment} bytes; valid are {shortest} to {STAGING_BUFFER}");
                 return invalid(text);
             }
         }

@@ -76,7 +76,7 @@ fn any_valid_tuning_copies_every_byte() {
         };
         let tunings = [
             tuning(4096, 1, 4 << 20, 1),
-            tuning(4 << 20, 1024, 4096, 1024),
+            tuning(4 << 20, 1024, 64 << 10, 1024),
             tuning((1 << 20) + 1, 3, 99_999, 2),
         ];
         let into_caches = tunings.map(|mut tuning| {

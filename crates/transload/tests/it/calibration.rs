@@ -112,7 +112,7 @@ fn damaged_and_foreign_files_are_ignored_and_rebuilt() {
     let staging = |device: &str, segment: u64, threads: u32, seconds: f64| {
         let tuning = json!({
             "upload_cached_from": 1, "upload_segment": segment, "short_threads": threads, "long_threads": 8,
-            "download_segment": 8192, "download_buffers": 16,
+            "download_segment": 65536, "download_buffers": 16,
         });
         let path = json!({ "src": "cpu/pageable", "dst": "cuda:0/device" });
         let time = json!({ "path": path, "bytes": 64, "built_in_seconds": seconds, "tuned_seconds": 1.0 });
