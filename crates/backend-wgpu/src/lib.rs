@@ -10,7 +10,8 @@
 //! [`create_shared_device`], and gives both to [`WgpuBackendConfig::with_device`]. Reserved queues, by which large transfers are staged, are
 //! two others on devices that the backend opens, where the adapter has a family that only copies: they go on beside shaders.
 //!
-//! Lists of short pieces of whole words are copied by a shader, other pieces by copy commands.
+//! Lists of short pieces of whole words are copied by a shader, other pieces by copy commands. Short uploads to an idle queue are stored by
+//! the submitting thread, where the host sees all memory of the device (resizable BAR), if this backend opened it.
 //!
 //! # Other APIs, by wgpu
 //! Devices of OpenGL, DX12 and Metal are used by wgpu's own interface alone. wgpu copies whole words of 4 bytes between two buffers; a shader
@@ -56,6 +57,9 @@ mod cuda;
 mod interop;
 mod open;
 mod portable;
+#[cfg(all(test, any(target_os = "linux", windows)))]
+#[path = "../tests/unit/setup.rs"]
+mod setup;
 #[cfg(any(target_os = "linux", windows))]
 mod vulkan;
 mod wakers;
