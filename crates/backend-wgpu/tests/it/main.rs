@@ -11,6 +11,7 @@ mod cuda;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod exported;
 mod framework;
+mod layer;
 mod managed;
 mod mapped;
 mod portable;

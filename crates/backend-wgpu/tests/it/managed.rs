@@ -8,8 +8,11 @@ use std::{
 };
 
 use transload_backend_cpu::CpuBackend;
-use transload_backend_wgpu::WgpuBackend;
-use transload_core::{Backend, DeviceId, ErrorKind, MemoryKind, RawBuffer, TransferMethod};
+use transload_backend_wgpu::{WgpuBackend, wgpu};
+use transload_core::{
+    Backend, DeviceId, ErrorKind, MemoryKind, OperationRecord, OperationSampling, OperationSink, RawBuffer,
+    TransferMethod,
+};
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::{MIB, framework::frameworks, setup};
@@ -93,4 +96,46 @@ fn staged_copies_whose_futures_are_dropped_leave_nothing() {
     }
     drop((there, back));
     assert_drained(&manager);
+}
+
+/// Those of OpenGL are not timed.
+#[cfg(target_os = "linux")]
+#[test]
+fn devices_without_timestamps_do_not_keep_others_from_being_profiled() {
+    struct Ignored;
+    impl OperationSink for Ignored {
+        fn operation(&self, _: OperationRecord) {}
+    }
+
+    let mut frameworks = frameworks();
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::GL;
+    let adapters = pollster::block_on(wgpu::Instance::new(descriptor).enumerate_adapters(wgpu::Backends::GL));
+    let opened = adapters.first().map(|adapter| {
+        let limits = adapter.limits();
+        let descriptor =
+            wgpu::DeviceDescriptor { required_limits: limits, ..wgpu::DeviceDescriptor::default() };
+        pollster::block_on(adapter.request_device(&descriptor))
+    });
+    let (false, Some(Ok((device, queue)))) = (frameworks.is_empty(), opened) else {
+        return println!("skipped: no adapters of both Vulkan and OpenGL");
+    };
+    let config = frameworks.remove(0).config.with_device(device, queue);
+    let backend = WgpuBackend::open(&config).unwrap();
+    let sink: Arc<dyn OperationSink> = Arc::new(Ignored);
+    let attached = backend.attach_sink(&sink, OperationSampling::ALL);
+    let left_out: Vec<_> = backend.unprofiled_devices().into_iter().map(|(device, _)| device).collect();
+    match left_out[..] {
+        // Vulkan's has no timestamps of 64 bits here, or is used by wgpu's own interface.
+        [DeviceId::Wgpu(0), DeviceId::Wgpu(1)] => {
+            assert_eq!(attached.unwrap_err().kind(), ErrorKind::Unsupported);
+        }
+        _ => {
+            attached.unwrap();
+            assert_eq!(left_out, [DeviceId::Wgpu(1)]);
+            let again = backend.attach_sink(&sink, OperationSampling::ALL).unwrap_err();
+            assert_eq!(again.kind(), ErrorKind::Busy);
+        }
+    }
+    backend.detach_sink(&sink);
 }

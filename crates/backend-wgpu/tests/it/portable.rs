@@ -19,7 +19,17 @@ fn run_for(devices: &str) {
         return;
     }
     let output = Command::new(env::current_exe().unwrap())
-        .args(["--nocapture", "--skip", "adapters::", "--skip", "cuda::", "--skip", "exported::"])
+        .args([
+            "--nocapture",
+            "--skip",
+            "adapters::",
+            "--skip",
+            "cuda::",
+            "--skip",
+            "exported::",
+            "--skip",
+            "layer::",
+        ])
         .env(DEVICES, devices)
         .output()
         .unwrap();
