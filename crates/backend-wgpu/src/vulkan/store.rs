@@ -1,6 +1,9 @@
 //! Short uploads to an idle queue, which the host stores where it sees the device's memory: a submission takes many microseconds.
 
-use std::{ptr::NonNull, sync::atomic::Ordering};
+use std::{
+    ptr::NonNull,
+    sync::atomic::{Ordering, fence},
+};
 
 use transload_core::{MemoryKind, Operation, Place, Result, mutant};
 
@@ -64,6 +67,8 @@ impl Submissions {
             return Ok(None);
         }
         run();
+        // Ordinary stores may overtake those to a GPU's memory, which are combined, and another thread may submit next.
+        fence(Ordering::SeqCst);
         // No submission signals it, and none waits for it: the semaphore has the value of the next one then.
         let point = last + 1;
         self.enqueued.store(point, Ordering::Release);
