@@ -16,6 +16,8 @@ use crate::{
 
 /// Goals: the rate over that of the best form of plain wgpu, on a GPU and on a software adapter.
 const OVER_PLAIN: [f64; 2] = [4.0, 1.0];
+/// Up to here all forms and methods are measured; of more bytes what is fast, since the rest takes most of the time.
+const ALL: usize = 64 * MIB;
 
 pub(super) fn upload(adapter: &Adapter<'_>, bytes: usize) -> Result<Vec<Row>> {
     let (plain, content) = (&adapter.plain, &adapter.random(bytes));
@@ -32,12 +34,14 @@ pub(super) fn upload(adapter: &Adapter<'_>, bytes: usize) -> Result<Vec<Row>> {
             "wgpu, one mapped staging buffer",
             rate(bytes, || plain.write_by(staging, to, content)),
         ),
-        Variant::new(
+    ];
+    if bytes <= ALL {
+        variants.push(Variant::new(
             "mapped-at-creation",
             "wgpu, new staging buffers",
             rate(bytes, || plain.copy(&plain.staging(content)?, to)),
-        ),
-    ];
+        ));
+    }
     let forms = variants.len();
     variants = variants.into_iter().map(|variant| variant.verified_by(&theirs)).collect();
     variants.extend(ours(adapter, &src, &dst).into_iter().map(|variant| variant.verified_by(&own)));
@@ -63,7 +67,7 @@ pub(super) fn download(adapter: &Adapter<'_>, bytes: usize) -> Result<Vec<Row>> 
     compare(adapter, ("pageable-down", "the device to pageable memory"), bytes, 1, variants)
 }
 
-/// Returns the chosen method, which has the goal, and every one that applies.
+/// Returns the chosen method, which has the goal, and up to [`ALL`] bytes every one that applies.
 fn ours<'a>(adapter: &'a Adapter<'_>, src: &'a RawBuffer, dst: &'a RawBuffer) -> Vec<Variant<'a>> {
     let [gpu, software] = OVER_PLAIN;
     let bytes = src.len();
@@ -84,11 +88,12 @@ fn ours<'a>(adapter: &'a Adapter<'_>, src: &'a RawBuffer, dst: &'a RawBuffer) ->
             }),
         )
     };
-    let mut variants = vec![
-        auto.goal(Goal::RatioAtLeast(adapter.either(gpu, software))),
-        by("staged", TransferMethod::HostStaged),
-        by("direct", TransferMethod::DirectCopy),
-    ];
+    let mut variants = vec![auto.goal(Goal::RatioAtLeast(adapter.either(gpu, software)))];
+    if bytes > ALL {
+        return variants;
+    }
+    variants.push(by("staged", TransferMethod::HostStaged));
+    variants.push(by("direct", TransferMethod::DirectCopy));
     if adapter.is_mapped() {
         variants.push(by("zero-copy", TransferMethod::ZeroCopy));
     }
@@ -102,6 +107,6 @@ fn compare(
     forms: usize,
     variants: Vec<Variant<'_>>,
 ) -> Result<Vec<Row>> {
-    let repetitions = if bytes > 256 * MIB { 10 } else { 30 };
+    let repetitions = Adapter::times(bytes);
     adapter.compare((&format!("{id}/{bytes}"), what), ("GB/s", bytes), repetitions, forms, variants)
 }

@@ -24,14 +24,13 @@ const OF_RAW: f64 = 0.9;
 const OVER_MEMCPY: f64 = 1.2;
 
 pub(super) fn rows(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
-    let mut rows = beside_raw(adapter, true)?;
-    rows.extend(beside_raw(adapter, false)?);
+    let mut rows = adapter.of_sizes(|adapter, bytes| beside_raw(adapter, bytes, true))?;
+    rows.extend(adapter.of_sizes(|adapter, bytes| beside_raw(adapter, bytes, false))?);
     rows.extend(beside_memcpy(adapter)?);
     Ok(rows)
 }
 
-fn beside_raw(adapter: &Adapter<'_>, up: bool) -> Result<Vec<Row>> {
-    let bytes = adapter.large();
+fn beside_raw(adapter: &Adapter<'_>, bytes: usize, up: bool) -> Result<Vec<Row>> {
     let content = &adapter.random(bytes);
     let raw = &RawVerified { copies: RefCell::new(RawCopies::new(&adapter.plain, bytes)?), content, up };
     raw.start()?;
@@ -61,7 +60,8 @@ fn beside_raw(adapter: &Adapter<'_>, up: bool) -> Result<Vec<Row>> {
     } else {
         ("raw-down", "the device to host memory, next to Vulkan by hand")
     };
-    adapter.compare((&format!("{id}/{bytes}"), what), ("GB/s", bytes), 30, 1, variants)
+    let times = Adapter::times(bytes);
+    adapter.compare((&format!("{id}/{bytes}"), what), ("GB/s", bytes), times, 1, variants)
 }
 
 fn beside_memcpy(adapter: &Adapter<'_>) -> Result<Vec<Row>> {

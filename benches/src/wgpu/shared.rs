@@ -9,7 +9,11 @@ use transload_cuda_sys::{Device, Driver};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::CudaStream;
 
-use super::{Adapter, microseconds, rate};
+use super::{
+    Adapter, microseconds,
+    probe::{self, HandOver},
+    rate,
+};
 use crate::{
     comparison::{Variant, Verify},
     cuda,
@@ -19,6 +23,8 @@ use crate::{
 
 /// Goal: the rate of a copy within shared memory over that of a copy within CUDA's.
 const OF_LOCAL: f64 = 0.95;
+/// Goal: the time of a hand-over and back over that by hand.
+const BY_HAND: f64 = 1.2;
 /// Goal: what the host spends on hand-overs that come after long copies, over the time until all is done.
 const HOST_SHARE: f64 = 0.5;
 /// Bytes that are handed over.
@@ -198,16 +204,25 @@ impl<'a> Both<'a> {
         let expected: Vec<u8> = (TIMES as u32).to_ne_bytes().repeat(HANDED / 4);
         let arrived = Arrived(self, &back, &expected);
         let who = if self.interop.waits_on_device() { "the device waits" } else { "the host waits" };
-        let mut rows = self.compare(
-            (&format!("hand-over/{HANDED}"), "memory handed over to a shader and back to CUDA, each time"),
-            ("us", HANDED),
-            vec![
-                Variant::new("waiting", "submit(), wait() each time", each(true))
-                    .by_library()
-                    .verified_by(&arrived),
-                Variant::new("in-order", &format!("submit(), {who}"), each(false)).verified_by(&arrived),
-            ],
-        )?;
+        let device = probe::open(self.adapter)?;
+        let hands = match &device {
+            Some(device) => HandOver::new(self.adapter, device)?,
+            None => None,
+        };
+        let waiting = Variant::new("waiting", "submit(), wait() each time", each(true)).verified_by(&arrived);
+        let in_order =
+            Variant::new("in-order", &format!("submit(), {who}"), each(false)).verified_by(&arrived);
+        let variants = match &hands {
+            None => vec![waiting.by_library(), in_order],
+            Some(hands) => {
+                let mut timed = microseconds(|| hands.in_order());
+                let each = move || Ok(timed()? / TIMES as f64);
+                let by_hand = Variant::new("by-hand", "both APIs by hand, the device waits", each);
+                vec![by_hand.verified_by(hands), waiting, in_order.goal(Goal::RatioAtMost(BY_HAND))]
+            }
+        };
+        let what = "memory handed over to a shader and back to CUDA, each time";
+        let mut rows = self.compare((&format!("hand-over/{HANDED}"), what), ("us", HANDED), variants)?;
         let copies = if self.is_simulated { 2 } else { COPIES };
         let host = Variant::new("host", &format!("submit(), {who}"), move || run(copies, false));
         rows.extend(self.compare(

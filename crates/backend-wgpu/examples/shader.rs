@@ -76,7 +76,7 @@ mod shader {
 }
 
 #[cfg(any(target_os = "linux", target_os = "macos", windows))]
-fn main() -> transload_core::Result<()> {
+pub(crate) fn main() -> transload_core::Result<()> {
     shader::run()
 }
 

@@ -121,9 +121,12 @@ impl Backend for WgpuBackend {
         counts
     }
 
-    /// [`ErrorKind::Unsupported`] if a device's timestamps wrap around, or are not used since it is not Vulkan's.
+    /// [`ErrorKind::Unsupported`] if no device has timestamps that do not wrap around, which are used on Vulkan only.
     fn attach_sink(&self, sink: &Arc<dyn OperationSink>, sampling: OperationSampling) -> Result<()> {
-        let slots = self.devices.iter().map(|device| device.sink()).collect::<Result<Vec<_>>>()?;
+        let slots: Vec<_> = self.devices.iter().filter_map(|device| device.sink().ok()).collect();
+        if let (true, Some(device)) = (slots.is_empty(), self.devices.first()) {
+            return device.sink().map(drop);
+        }
         for (index, slot) in slots.iter().enumerate() {
             slot.attach(Arc::clone(sink), sampling).inspect_err(|_| {
                 // The others may have this sink since before.
@@ -131,6 +134,11 @@ impl Backend for WgpuBackend {
             })?;
         }
         Ok(())
+    }
+
+    fn unprofiled_devices(&self) -> Vec<(DeviceId, Error)> {
+        let of = |device: &Arc<dyn ApiDevice>| Some((device.info().id, device.sink().err()?));
+        self.devices.iter().filter_map(of).collect()
     }
 
     fn detach_sink(&self, sink: &Arc<dyn OperationSink>) {

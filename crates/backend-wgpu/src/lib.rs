@@ -10,7 +10,8 @@
 //! [`create_shared_device`], and gives both to [`WgpuBackendConfig::with_device`]. Reserved queues, by which large transfers are staged, are
 //! two others on devices that the backend opens, where the adapter has a family that only copies: they go on beside shaders.
 //!
-//! Lists of short pieces of whole words are copied by a shader, other pieces by copy commands.
+//! Lists of short pieces of whole words are copied by a shader, other pieces by copy commands. Short uploads to an idle queue are stored by
+//! the submitting thread, where the host sees all memory of the device (resizable BAR), if this backend opened it.
 //!
 //! # Other APIs, by wgpu
 //! Devices of OpenGL, DX12 and Metal are used by wgpu's own interface alone. wgpu copies whole words of 4 bytes between two buffers; a shader
@@ -34,9 +35,14 @@
 //! Without an adapter, [`WgpuBackend::open`] says what to install. A lost device is `DeviceLost` from then on; open another
 //! backend to use it again.
 //!
-//! Where wgpu would panic: errors that no scope captures become events (`transload_core::events`) instead; a lost device that is polled, as
-//! those of other APIs than Vulkan are, or submitted to, panics, which is caught, and counts as the loss of the device. A program that calls
-//! `poll` on the handed out device has to mind that itself.
+//! Where wgpu would panic:
+//! * Errors that no scope captures: they become events (`transload_core::events`) instead.
+//! * A lost device that is polled, as those of other APIs than Vulkan are, or submitted to: the panic is caught, and counts as the loss of
+//!   the device. A program that calls `poll` on the handed out device has to mind that itself.
+//! * A wait with a timeout while another thread polls: only devices of OpenGL are waited for so, by one thread at a time. If a program polls
+//!   such a device itself meanwhile, the panic is caught, and the device lost.
+//! * Error scopes, which belong to a thread, and end in the reverse order: this crate's begin and end within a call, also if that panics. A
+//!   callback of wgpu that is called meanwhile has to end those that it begins.
 //!
 //! # Threads
 //! Every item may be used from any thread. One thread for each queue waits for its work, and only while a task awaits it.
@@ -56,6 +62,9 @@ mod cuda;
 mod interop;
 mod open;
 mod portable;
+#[cfg(all(test, any(target_os = "linux", windows)))]
+#[path = "../tests/unit/setup.rs"]
+mod setup;
 #[cfg(any(target_os = "linux", windows))]
 mod vulkan;
 mod wakers;

@@ -176,7 +176,15 @@ fn instance(api: Backends) -> wgpu::Instance {
 
 /// Returns what adapters are sorted by.
 fn order(adapter: &wgpu::Adapter) -> impl Ord + use<> {
-    let info = adapter.get_info();
+    #[cfg(any(target_os = "linux", windows))]
+    let uuid = vulkan::uuid(adapter);
+    #[cfg(target_os = "macos")]
+    let uuid = [0_u8; 16];
+    rank(adapter.get_info(), uuid)
+}
+
+/// Returns what adapters of this description and UUID, if any, are sorted by.
+fn rank(info: wgpu::AdapterInfo, uuid: [u8; 16]) -> (u8, [u8; 16], String, String) {
     let rank = match info.device_type {
         wgpu::DeviceType::DiscreteGpu => 0,
         wgpu::DeviceType::IntegratedGpu => 1,
@@ -184,10 +192,6 @@ fn order(adapter: &wgpu::Adapter) -> impl Ord + use<> {
         wgpu::DeviceType::Other => 3,
         wgpu::DeviceType::Cpu => 4,
     };
-    #[cfg(any(target_os = "linux", windows))]
-    let uuid = vulkan::uuid(adapter);
-    #[cfg(target_os = "macos")]
-    let uuid = [0_u8; 16];
     (rank, uuid, info.device_pci_bus_id, info.name)
 }
 
@@ -222,5 +226,43 @@ mod tests {
         let named = |name: &str, ordinal| (name.to_owned(), super::device_id(ordinal));
         assert_eq!(opened, [named("one", 0), named("two", 1)]);
         assert_eq!(reasons.len(), 1);
+    }
+
+    #[test]
+    fn adapters_are_in_one_order_however_they_are_found() {
+        use wgpu::DeviceType::{Cpu, DiscreteGpu, IntegratedGpu};
+
+        let adapter = |device_type, uuid: u8, bus: &str, name: &str| {
+            let mut info = wgpu::AdapterInfo::new(device_type, wgpu::Backend::Vulkan);
+            (info.device_pci_bus_id, info.name) = (bus.to_owned(), name.to_owned());
+            (info, [uuid; 16])
+        };
+        // By kind, then by UUID, and without one by bus and name.
+        let sorted = [
+            adapter(DiscreteGpu, 0, "0000:01:00.0", "one of two"),
+            adapter(DiscreteGpu, 0, "0000:02:00.0", "one of two"),
+            adapter(DiscreteGpu, 3, "0000:09:00.0", "named"),
+            adapter(DiscreteGpu, 7, "0000:03:00.0", "named"),
+            adapter(IntegratedGpu, 1, "", "a"),
+            adapter(Cpu, 0, "", "llvmpipe"),
+            adapter(Cpu, 0, "", "swiftshader"),
+        ];
+        let names = |all: &[(wgpu::AdapterInfo, [u8; 16])]| {
+            let name = |(info, uuid): &(wgpu::AdapterInfo, [u8; 16])| {
+                (info.device_pci_bus_id.clone(), info.name.clone(), uuid[0])
+            };
+            all.iter().map(name).collect::<Vec<_>>()
+        };
+        for turn in 0..sorted.len() {
+            for is_reversed in [false, true] {
+                let mut found = sorted.clone();
+                found.rotate_left(turn);
+                if is_reversed {
+                    found.reverse();
+                }
+                found.sort_by_cached_key(|(info, uuid)| super::rank(info.clone(), *uuid));
+                assert_eq!(names(&found), names(&sorted));
+            }
+        }
     }
 }

@@ -476,6 +476,7 @@ impl Collector {
             without_migrations: self.engines.without_migrations.clone(),
             paths,
             clocks,
+            unavailable: Vec::new(),
             lost,
             engine_clock_error_ns: self.engines.clock_error(),
             engine_records_lost,

@@ -39,6 +39,7 @@ mod timeline;
 mod totals;
 mod trace;
 mod transfer_log;
+mod unavailable;
 
 pub use advice::{Advice, AdviceBasis, AdviceKind};
 pub use migrations::MigrationReport;
@@ -58,6 +59,7 @@ pub use trace::{
     TrackId, Unit,
 };
 pub use transfer_log::TransferLog;
+pub use unavailable::UnavailableDevice;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

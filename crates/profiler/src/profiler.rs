@@ -27,6 +27,7 @@ use crate::{
     idle_pinned::Reading,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey},
     timeline::TimelineTrace,
+    unavailable::{self, UnavailableDevice},
 };
 
 /// Measures what streams do: counts all operations of the attached backends, times some of them on the device, and takes what the user
@@ -79,6 +80,8 @@ struct Shared {
 #[derive(Default)]
 struct Backends {
     known: Vec<Weak<dyn Backend>>,
+    /// Their devices that are not profiled.
+    unavailable: Vec<UnavailableDevice>,
     enabled: bool,
 }
 
@@ -100,7 +103,8 @@ impl StreamProfiler {
     pub fn attach(&self, backend: &Arc<dyn Backend>) -> Result<()> {
         let mut backends = self.shared.backends.lock();
         if backends.enabled {
-            backend.attach_sink(&self.sink(), self.shared.options.sampling)?;
+            let left_out = unavailable::attach(backend, &self.sink(), self.shared.options.sampling)?;
+            backends.unavailable.extend(left_out);
         }
         backends.known.push(Arc::downgrade(backend));
         Ok(())
@@ -142,8 +146,9 @@ impl StreamProfiler {
     /// Counts and samples operations that are enqueued from now on. Does nothing if it is enabled.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] if another profiler is enabled for an attached backend; [`ErrorKind::Unsupported`] for a backend that
-    /// cannot be profiled; [`ErrorKind::Interrupted`] if no thread can be started. It stays disabled then.
+    /// [`ErrorKind::Busy`] if another profiler is enabled for an attached backend; [`ErrorKind::Unsupported`] if no device of the backends
+    /// can be profiled; [`ErrorKind::Interrupted`] if no thread can be started. It stays disabled then. A device that cannot be profiled
+    /// next to others is [unavailable](ProfilerReport::unavailable).
     pub fn enable(&self) -> Result<()> {
         let mut backends = self.shared.backends.lock();
         if backends.enabled {
@@ -152,12 +157,11 @@ impl StreamProfiler {
         self.start_thread()?;
         backends.known.retain(|backend| backend.strong_count() > 0);
         let alive: Vec<_> = backends.known.iter().filter_map(Weak::upgrade).collect();
-        for (index, backend) in alive.iter().enumerate() {
-            if let Err(error) = backend.attach_sink(&self.sink(), self.shared.options.sampling) {
-                alive.iter().take(index).for_each(|backend| backend.detach_sink(&self.sink()));
-                return Err(error);
-            }
-        }
+        let attach = |backend| unavailable::attach(backend, &self.sink(), self.shared.options.sampling);
+        let attached = alive.iter().map(attach).collect::<Result<Vec<_>>>().map(|all| all.concat());
+        backends.unavailable = attached
+            .and_then(|left_out| unavailable::check(&alive, &left_out).map(|()| left_out))
+            .inspect_err(|_| alive.iter().for_each(|backend| backend.detach_sink(&self.sink())))?;
         // From now on their caches tell what was not used.
         alive.iter().for_each(|backend| _ = backend.idle_pinned_bytes());
         self.shared.collector.lock().resume();
@@ -336,8 +340,10 @@ impl StreamProfiler {
     #[must_use]
     pub fn get_comprehensive_report(&self) -> ProfilerReport {
         let costs = self.shared.costs.read();
+        let unavailable = self.shared.backends.lock().unavailable.clone();
         let collector = self.shared.collect(true);
-        collector.report(self.shared.options.sampling, self.shared.inbox.lost(), &costs)
+        let report = collector.report(self.shared.options.sampling, self.shared.inbox.lost(), &costs);
+        ProfilerReport { unavailable, ..report }
     }
 
     /// Writes operations whose times become known from now on to a trace. `out` is called by the profiler's thread, and by calls that return

@@ -7,7 +7,7 @@ use transload_core::{
     TransferMethod, TransferPath,
 };
 
-use crate::{Advice, MigrationReport};
+use crate::{Advice, MigrationReport, UnavailableDevice};
 
 /// Percentiles of times, to two significant digits, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -290,6 +290,9 @@ pub struct ProfilerReport {
     pub paths: Vec<PathReport>,
     /// Clocks.
     pub clocks: Vec<ClockReport>,
+    /// Devices of the attached backends that are not profiled.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub unavailable: Vec<UnavailableDevice>,
     /// Operations and transfers that are missing here because there was no room for them.
     pub lost: u64,
     /// Largest error of the places of records of engines on the host's clock, as last read, without that of the driver's own conversion, which is not known; `None` while none
@@ -489,6 +492,7 @@ impl fmt::Display for ProfilerReport {
                 false => writeln!(f, "clock of {device}: virtual time, not the host's")?,
             }
         }
+        self.unavailable.iter().try_for_each(|device| writeln!(f, "{device}"))?;
         advice.iter().try_for_each(|advice| writeln!(f, "advice: {advice}"))
     }
 }

@@ -1,9 +1,11 @@
-//! 08 A tiny tensor framework whose whole backend is Transload: allocate, move, compute on the CPU and on CUDA.
+//! 08 A tiny tensor framework whose whole backend is Transload: allocate, move, compute on the CPU, on CUDA, and with the feature `wgpu` by a
+//! shader of Vulkan.
 //!
-//! `cargo run -p transload --features cuda --example 08_tiny_framework`; append `-- --simulate` to try it without a GPU.
+//! `cargo run -p transload --features cuda,wgpu --example 08_tiny_framework`; append `-- --simulate` to try it without a GPU.
 #![cfg_attr(not(any(target_os = "linux", windows)), no_main)]
 #![cfg(any(target_os = "linux", windows))]
 
+mod shader;
 mod simulate;
 
 use std::sync::Arc;
@@ -13,11 +15,12 @@ use transload::{
     cuda::{CudaKernel, CudaStream, LaunchConfig},
 };
 
-/// What the framework keeps for its lifetime: the runtime, and a stream and a kernel of its own on the GPU.
+/// What the framework keeps for its lifetime: the runtime, a stream and a kernel of its own on the GPU, and a shader.
 struct Backend {
     rt: Runtime,
     stream: CudaStream,
     relu: CudaKernel,
+    shader: Option<shader::Shader>,
 }
 
 struct Tensor {
@@ -26,10 +29,12 @@ struct Tensor {
 }
 
 impl Backend {
-    fn new(rt: Runtime) -> Result<Arc<Self>> {
+    fn new() -> Result<Arc<Self>> {
+        let (shader, builder) = (shader::Shader::open(), Runtime::builder());
+        let rt = shader.iter().fold(builder, |builder, shader| shader.register(builder)).discover()?;
         let gpu = rt.cuda(0)?;
         let relu = gpu.kernel(include_str!("kernels/kernels.ptx"), "relu")?;
-        Ok(Arc::new(Self { stream: gpu.stream()?, relu, rt }))
+        Ok(Arc::new(Self { stream: gpu.stream()?, relu, shader, rt }))
     }
 
     fn tensor(self: &Arc<Self>, elements: Vec<f32>) -> Result<Tensor> {
@@ -52,8 +57,12 @@ impl Tensor {
     }
 
     fn relu(&self) -> Result<Self> {
-        let result = self.empty_like(self.elements.device())?;
-        if self.elements.device().is_cpu() {
+        let device = self.elements.device();
+        let result = self.empty_like(device)?;
+        let shader = self.backend.shader.as_ref().filter(|shader| shader.device() == device);
+        if let Some(shader) = shader {
+            shader.relu(self.elements.raw(), result.elements.raw())?;
+        } else if device.is_cpu() {
             let x = self.elements.read()?;
             result.elements.write()?.iter_mut().zip(&*x).for_each(|(y, x)| *y = x.max(0.0));
         } else {
@@ -72,15 +81,15 @@ impl Tensor {
 
 pub(crate) fn main() -> Result<()> {
     simulate::if_asked();
-    let backend = Backend::new(Runtime::discover()?)?;
+    let backend = Backend::new()?;
     let x = backend.tensor((0..10_000).map(|i| i as f32 - 5000.0).collect())?;
-    let mut results = Vec::new();
-    for device in [DeviceId::Cpu, DeviceId::Cuda(0)] {
+    let third = backend.shader.iter().map(shader::Shader::device);
+    let devices: Vec<_> = [DeviceId::Cpu, DeviceId::Cuda(0)].into_iter().chain(third).collect();
+    for device in &devices {
         // The same program on each device. A kernel runs while the host goes on; `to_vec` waits for it.
-        results.push(x.to_device(device)?.relu()?.to_vec()?);
+        let result = x.to_device(*device)?.relu()?.to_vec()?;
+        assert!(result.iter().zip(0..).all(|(found, i)| *found == (i as f32 - 5000.0).max(0.0)));
     }
-    assert_eq!(results[0], results[1]);
-    assert_eq!((results[1][0], results[1][9_999]), (0.0, 4999.0));
-    println!("cpu and cuda:0 computed the same {} elements", results[0].len());
+    println!("{devices:?} computed the same 10000 elements");
     backend.rt.drain()
 }

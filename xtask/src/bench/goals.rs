@@ -10,8 +10,9 @@ use super::{
 };
 
 /// The benchmark's arguments for each run. One that misses a goal is repeated.
-pub(super) const RUNS: [&[&str]; 7] = [
+pub(super) const RUNS: [&[&str]; 8] = [
     &["--only", "cuda"],
+    &["--only", "wgpu"],
     &["--only", "choice"],
     &["--only", "many"],
     &["--only", "beside"],
@@ -26,10 +27,28 @@ pub(super) const RUNS: [&[&str]; 7] = [
 ];
 
 /// Ids of rows that must have goals, or what they begin with, up to a `/`: one without a row is missed.
-const EXPECTED: [&str; 73] = [
+const EXPECTED: [&str; 91] = [
     "wait/cpu.pinned-to-cuda:0.device/",
     "await/cpu.pinned-to-cuda:0.device/",
     "allocations/cpu.pinned-to-cuda:0.device/",
+    "wgpu/0/pageable-up/16777216/auto",
+    "wgpu/0/pageable-up/67108864/auto",
+    "wgpu/0/pageable-up/268435456/auto",
+    "wgpu/0/pageable-up/1073741824/auto",
+    "wgpu/0/pageable-down/16777216/auto",
+    "wgpu/0/pageable-down/67108864/auto",
+    "wgpu/0/pageable-down/268435456/auto",
+    "wgpu/0/pageable-down/1073741824/auto",
+    "wgpu/0/raw-up/",
+    "wgpu/0/raw-down/",
+    "wgpu/0/up/4096/copy",
+    "wgpu/0/up/4096/shared-device",
+    "wgpu/0/up/4096/foreign-device",
+    "wgpu/0/pieces-1000/4096/copy-many",
+    "wgpu/0/allocate/4096/allocate",
+    "wgpu/0/cuda-copy/268435456/shared",
+    "wgpu/0/hand-over/4096/in-order",
+    "wgpu/0/hand-over-host/32/host",
     "choice/unfinished",
     "choice/regret/mean",
     "choice/regret/worst",

@@ -36,7 +36,7 @@ pub(crate) struct Options {
     /// Folder of the page, report.html; by default target/bench.
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Measure what is promised of speed on a CUDA device, which it needs: prints the goals as one table, and fails where one is missed
+    /// Measure what is promised of speed on a CUDA device, which it needs, with its driver of Vulkan: prints the goals as one table, and fails where one is missed
     /// twice or has no row.
     #[arg(long, conflicts_with_all = ["json", "quick", "arguments"])]
     gpu: bool,
@@ -93,7 +93,7 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
         draw(&results)?;
         return Ok(outcome(&results));
     }
-    let program = build(sh)?;
+    let program = build(sh, options.gpu)?;
     let quick = options.quick.then_some("--quick");
     let measure = |json: &Path, arguments: &[&str]| -> Result<ExitStatus> {
         // Results of an earlier run must not be mistaken for this one's.
@@ -165,9 +165,13 @@ fn gpu(
     Ok(if is_missed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn build(sh: &Shell) -> Result<PathBuf> {
+fn build(sh: &Shell, with_vulkan: bool) -> Result<PathBuf> {
     eprintln!("building {PROGRAM} (release)");
-    artifacts::build(sh, &["build", "--release", "--package", PACKAGE, "--bin", PROGRAM])?
+    let mut arguments = vec!["build", "--release", "--package", PACKAGE, "--bin", PROGRAM];
+    if with_vulkan {
+        arguments.extend(["--features", "transload-benches/wgpu"]);
+    }
+    artifacts::build(sh, &arguments)?
         .into_iter()
         .find(|artifact| artifact.target == PROGRAM)
         .map(|artifact| artifact.path)

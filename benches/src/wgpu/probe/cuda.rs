@@ -15,8 +15,11 @@ use transload_cuda_sys::{
 use transload_memory::CudaDevice;
 use transload_streams::CudaStream;
 
-use super::{Adapter, Device, Timeline, microseconds};
-use crate::{comparison::Variant, row::Row};
+use super::{Adapter, Buffer, Device, Recorded, Timeline, microseconds};
+use crate::{
+    comparison::{Variant, Verify},
+    row::Row,
+};
 
 /// Bytes that are handed over.
 const HANDED: usize = 4 << 10;
@@ -35,95 +38,121 @@ enum Waiting {
 
 /// A hand-over to each family and back. Each time Vulkan fills the memory and CUDA copies it.
 pub(super) fn rows(adapter: &Adapter<'_>, device: &Device) -> Result<Vec<Row>> {
-    let uuid = adapter.info.uuid.context("a device without a UUID")?;
-    let is_same = |n: &u32| {
-        transload_cuda_sys::Device::new(*n).and_then(|device| device.uuid()).is_ok_and(|found| found == uuid)
-    };
-    let Some(ordinal) = (0..Driver::get()?.device_count()?).find(is_same) else { return Ok(Vec::new()) };
-    let cuda = CudaDevice::new(ordinal)?;
-    let stream = CudaStream::new(&cuda)?;
-    let _bound = cuda.context()?.enter()?;
-    let buffer = device.allocate(HANDED, false)?;
-    let (before, after) = (device.timeline()?, device.timeline()?);
-    let shared = Shared::import(&stream, buffer.descriptor()?, buffer.size, [&before, &after])?;
-    let mut recorded = Vec::new();
-    for (queue, family) in ["universal", "transfer"].into_iter().enumerate() {
-        let fills = device.record(queue, TIMES, |commands, index| {
-            // SAFETY: the buffer is the device's and has the bytes.
-            unsafe { device.raw.cmd_fill_buffer(commands, buffer.raw, 0, HANDED as u64, index as u32) };
-        })?;
-        recorded.push((family, fills));
+    let Some(hands) = &HandOver::new(adapter, device)? else { return Ok(Vec::new()) };
+    let by_a_stream = "a stream of CUDA between the other and Vulkan waits";
+    let mut variants = Vec::new();
+    for (family, fills) in &hands.fills {
+        for (name, method, order) in [
+            ("waiting", "the host waits", Waiting::Host),
+            ("in-order", "the device waits", Waiting::Device),
+            ("by-a-stream", by_a_stream, Waiting::Bridge { before: true, after: true }),
+            ("by-a-stream-before", by_a_stream, Waiting::Bridge { before: true, after: false }),
+            ("by-a-stream-after", by_a_stream, Waiting::Bridge { before: false, after: true }),
+        ] {
+            let mut timed = microseconds(move || hands.run(fills, order));
+            let id = format!("{family}-{name}");
+            variants.push(Variant::new(&id, method, move || Ok(timed()? / TIMES as f64)));
+        }
     }
-    let hands = Cell::new(0_u64);
-    let bridge = CudaStream::new(&cuda)?;
-    let run = |fills: &super::Recorded<'_>, order: Waiting| -> Result<()> {
+    let what = "memory handed over to Vulkan and back to CUDA by hand, each time";
+    adapter.compare((&format!("probe/hand-over/{HANDED}"), what), ("us", 0), 30, 1, variants)
+}
+
+/// Memory that Vulkan fills and CUDA copies, in turns.
+pub(in crate::wgpu) struct HandOver<'a> {
+    /// The fills by each family.
+    fills: Vec<(&'static str, Recorded<'a>)>,
+    shared: Shared,
+    before: Timeline<'a>,
+    after: Timeline<'a>,
+    _buffer: Buffer<'a>,
+    stream: CudaStream,
+    bridge: CudaStream,
+    hands: Cell<u64>,
+}
+
+impl<'a> HandOver<'a> {
+    /// Returns `None` if CUDA does not show the device.
+    pub(in crate::wgpu) fn new(adapter: &Adapter<'_>, device: &'a Device) -> Result<Option<Self>> {
+        let uuid = adapter.info.uuid.context("a device without a UUID")?;
+        let is_same = |n: &u32| {
+            let found = transload_cuda_sys::Device::new(*n).and_then(|device| device.uuid());
+            found.is_ok_and(|found| found == uuid)
+        };
+        let Some(ordinal) = (0..Driver::get()?.device_count()?).find(is_same) else { return Ok(None) };
+        let cuda = CudaDevice::new(ordinal)?;
+        let (stream, bridge) = (CudaStream::new(&cuda)?, CudaStream::new(&cuda)?);
+        let buffer = device.allocate(HANDED, false)?;
+        let (before, after) = (device.timeline()?, device.timeline()?);
+        let shared = Shared::import(&cuda, buffer.descriptor()?, buffer.size, [&before, &after])?;
+        let mut fills = Vec::new();
+        for (queue, family) in ["universal", "transfer"].into_iter().enumerate() {
+            let recorded = device.record(queue, TIMES, |commands, index| {
+                // SAFETY: the buffer is the device's and has the bytes.
+                unsafe { device.raw.cmd_fill_buffer(commands, buffer.raw, 0, HANDED as u64, index as u32) };
+            })?;
+            fills.push((family, recorded));
+        }
+        let hands = Cell::new(0);
+        Ok(Some(Self { fills, shared, before, after, _buffer: buffer, stream, bridge, hands }))
+    }
+
+    /// Hands over to wgpu's family [`TIMES`] times, with waits by the device.
+    pub(in crate::wgpu) fn in_order(&self) -> Result<()> {
+        let (_, fills) = self.fills.first().context("no fills")?;
+        self.run(fills, Waiting::Device)
+    }
+
+    fn run(&self, fills: &Recorded<'_>, order: Waiting) -> Result<()> {
+        let Self { shared, before, after, stream, bridge, hands, .. } = self;
+        let _bound = shared.cuda.context()?.enter()?;
         for index in 0..TIMES {
             let value = hands.get() + 1;
             hands.set(value);
             match order {
                 Waiting::Host => {
                     stream.synchronize()?;
-                    let filled = fills.submit(index, None, &after)?;
+                    let filled = fills.submit(index, None, after)?;
                     after.wait(filled, true)?;
                 }
                 Waiting::Device => {
-                    shared.signal(&stream, value)?;
-                    let filled = fills.submit(index, Some((&before, value)), &after)?;
-                    shared.wait(&stream, filled)?;
+                    shared.signal(stream, value)?;
+                    let filled = fills.submit(index, Some((before, value)), after)?;
+                    shared.wait(stream, filled)?;
                 }
                 Waiting::Bridge { before: by_bridge, after: after_bridge } => {
                     if by_bridge {
                         bridge.wait_fences(&[stream.fence()?])?;
                     }
-                    shared.signal(if by_bridge { &bridge } else { &stream }, value)?;
-                    let filled = fills.submit(index, Some((&before, value)), &after)?;
-                    shared.wait(if after_bridge { &bridge } else { &stream }, filled)?;
+                    shared.signal(if by_bridge { bridge } else { stream }, value)?;
+                    let filled = fills.submit(index, Some((before, value)), after)?;
+                    shared.wait(if after_bridge { bridge } else { stream }, filled)?;
                     if after_bridge {
                         stream.wait_fences(&[bridge.fence()?])?;
                     }
                 }
             }
-            shared.copy(&stream)?;
+            shared.copy(stream)?;
         }
         stream.synchronize()?;
-        ensure!(shared.copied()? == TIMES as u32 - 1, "CUDA copied before Vulkan had filled");
-        Ok(())
-    };
-    let (run, mut variants) = (&run, Vec::new());
-    for (family, fills) in &recorded {
-        for (name, method, order) in [
-            ("waiting", "the host waits", Waiting::Host),
-            ("in-order", "the device waits", Waiting::Device),
-            (
-                "by-a-stream",
-                "a stream of CUDA between the other and Vulkan waits",
-                Waiting::Bridge { before: true, after: true },
-            ),
-            (
-                "by-a-stream-before",
-                "a stream of CUDA between the other and Vulkan waits",
-                Waiting::Bridge { before: true, after: false },
-            ),
-            (
-                "by-a-stream-after",
-                "a stream of CUDA between the other and Vulkan waits",
-                Waiting::Bridge { before: false, after: true },
-            ),
-        ] {
-            let mut timed = microseconds(move || run(fills, order));
-            let id = format!("{family}-{name}");
-            variants.push(Variant::new(&id, method, move || Ok(timed()? / TIMES as f64)));
-        }
+        self.check()
     }
-    let what = "memory handed over to Vulkan and back to CUDA by hand, each time";
-    let rows = adapter.compare((&format!("probe/hand-over/{HANDED}"), what), ("us", 0), 30, 1, variants);
-    drop(recorded);
-    stream.synchronize()?;
-    rows
 }
 
-/// The memory and the semaphores in CUDA, and where CUDA copies to. A context is current while it lives.
+impl Verify for HandOver<'_> {
+    fn poison(&self) -> Result<()> {
+        self.shared.write(u32::MAX)
+    }
+
+    fn check(&self) -> Result<()> {
+        ensure!(self.shared.copied()? == TIMES as u32 - 1, "CUDA copied before Vulkan had filled");
+        Ok(())
+    }
+}
+
+/// The memory and the semaphores in CUDA, and where CUDA copies to.
 struct Shared {
+    cuda: CudaDevice,
     memory: CUexternalMemory,
     address: u64,
     to: u64,
@@ -133,7 +162,8 @@ struct Shared {
 
 impl Shared {
     /// If a call fails, what was made before it stays until the process ends.
-    fn import(stream: &CudaStream, memory: i32, size: u64, semaphores: [&Timeline<'_>; 2]) -> Result<Self> {
+    fn import(cuda: &CudaDevice, memory: i32, size: u64, semaphores: [&Timeline<'_>; 2]) -> Result<Self> {
+        let _bound = cuda.context()?.enter()?;
         let description = CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
             type_: sys::CUexternalMemoryHandleType_enum::CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD,
             handle: sys::CUDA_EXTERNAL_MEMORY_HANDLE_DESC_st__bindgen_ty_1 { fd: memory },
@@ -167,8 +197,7 @@ impl Shared {
             found.push(raw);
         }
         let [before, after] = found[..] else { bail!("two semaphores") };
-        stream.synchronize()?;
-        Ok(Self { memory, address, to, before, after })
+        Ok(Self { cuda: cuda.clone(), memory, address, to, before, after })
     }
 
     fn signal(&self, stream: &CudaStream, value: u64) -> Result<()> {
@@ -199,18 +228,33 @@ impl Shared {
 
     /// Returns the last word that was copied. Nothing uses the memory.
     fn copied(&self) -> Result<u32> {
+        let _bound = self.cuda.context()?.enter()?;
         let mut word = 0_u32;
         // SAFETY: the last four bytes of the memory, which no work uses.
-        let code = unsafe {
-            ffi::cuMemcpyDtoH_v2((&raw mut word).cast(), self.to + HANDED as u64 - 4, size_of::<u32>())
-        };
+        let code = unsafe { ffi::cuMemcpyDtoH_v2((&raw mut word).cast(), self.last(), size_of::<u32>()) };
         check("cuMemcpyDtoH_v2", code)?;
         Ok(word)
+    }
+
+    /// Writes that word.
+    fn write(&self, word: u32) -> Result<()> {
+        let _bound = self.cuda.context()?.enter()?;
+        // SAFETY: as above.
+        let code = unsafe { ffi::cuMemcpyHtoD_v2(self.last(), (&raw const word).cast(), size_of::<u32>()) };
+        Ok(check("cuMemcpyHtoD_v2", code)?)
+    }
+
+    fn last(&self) -> u64 {
+        self.to + HANDED as u64 - size_of::<u32>() as u64
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        let Ok(_bound) = self.cuda.context().map_err(drop).and_then(|context| context.enter().map_err(drop))
+        else {
+            return;
+        };
         // SAFETY: nothing uses them any more, and a context is current. Errors cannot be handled in a drop.
         unsafe {
             ffi::cuMemFree_v2(self.to);

@@ -14,7 +14,7 @@ const SEMAPHORE: vk::ExternalSemaphoreHandleTypeFlags = vk::ExternalSemaphoreHan
 const EXTENSIONS: [&CStr; 2] = [khr::external_memory_fd::NAME, khr::external_semaphore_fd::NAME];
 
 /// Destroyed after everything that borrows it.
-pub(super) struct Device {
+pub(in crate::wgpu) struct Device {
     _entry: Entry,
     instance: Instance,
     pub(super) raw: ash::Device,

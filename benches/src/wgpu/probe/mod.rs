@@ -8,6 +8,7 @@ use std::{cell::RefCell, time::Instant};
 
 use anyhow::{Result, ensure};
 
+pub(super) use self::cuda::HandOver;
 use self::device::{Buffer, Device, Recorded, Timeline};
 use super::{Adapter, MIB, microseconds, rate};
 use crate::{
@@ -23,13 +24,17 @@ const PIECES: usize = 1_000;
 /// Calls of which the mean is one value.
 const CALLS: usize = 32;
 
-/// The rows of a GPU. A software adapter has one queue.
+/// Opens a GPU. A software adapter has one queue.
+pub(super) fn open(adapter: &Adapter<'_>) -> Result<Option<Device>> {
+    match adapter.info.uuid {
+        Some(uuid) if !adapter.plain.is_software => Device::open(uuid),
+        _ => Ok(None),
+    }
+}
+
+/// The rows of a GPU.
 pub(super) fn rows(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
-    let device = match adapter.info.uuid {
-        Some(uuid) if !adapter.plain.is_software => Device::open(uuid)?,
-        _ => None,
-    };
-    let Some(device) = device else { return Ok(Vec::new()) };
+    let Some(device) = open(adapter)? else { return Ok(Vec::new()) };
     let bytes = adapter.large();
     let mut rows = one_way(adapter, &device, bytes, true)?;
     rows.extend(one_way(adapter, &device, bytes, false)?);

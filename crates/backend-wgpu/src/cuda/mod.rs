@@ -227,7 +227,7 @@ impl Order {
         let after = ImportedSemaphore::new(cuda, state.queue.semaphore(), state.queue.clone())?;
         let (queue, after) =
             (Arc::clone(&state.queue) as Arc<dyn Timeline>, ExternalSemaphore::new(cuda, after));
-        // SAFETY: the semaphore's value is the point that the queue has reached, and a lost queue has reached all.
+        // SAFETY: the semaphore's value is the last submission's point that the queue has reached, and a lost queue has reached all.
         let after = unsafe { ExternalTimeline::new(queue, after) };
         Ok(Self { before: Vec::new(), after, stream: CudaStream::new(cuda)?, cuda: cuda.clone() })
     }

@@ -19,6 +19,7 @@ use super::{
     staging::CAPACITY,
     state::{DeviceState, Line},
     storage::{Counters, WgpuStorage},
+    store::store,
     submissions::{Command, Commands, Region, Regions},
     timestamps::Interval,
 };
@@ -98,6 +99,12 @@ pub(crate) unsafe fn perform(
     operation: &Operation<'_>,
     measured: &[Interval],
 ) -> Result<u64> {
+    if measured.is_empty() {
+        // SAFETY: the caller's promise.
+        if let Some(point) = unsafe { store(device, line, operation) }? {
+            return Ok(point);
+        }
+    }
     let mut packer = Packer {
         device,
         line,
@@ -455,11 +462,11 @@ impl Line {
     }
 }
 
-/// Copies between host memory and a staging buffer.
+/// Copies between host memory and memory of the device that the host sees.
 ///
 /// # Safety
 /// * Both ranges are valid, do not overlap, and are used by no other thread or device meanwhile.
-unsafe fn copy_bytes(src: NonNull<u8>, dst: NonNull<u8>, bytes: usize) {
+pub(super) unsafe fn copy_bytes(src: NonNull<u8>, dst: NonNull<u8>, bytes: usize) {
     host_access::note(src.as_ptr().addr(), bytes, HostAccess::Read);
     host_access::note(dst.as_ptr().addr(), bytes, HostAccess::Write);
     // SAFETY: the caller's promise.

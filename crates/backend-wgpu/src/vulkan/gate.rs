@@ -58,6 +58,8 @@ pub(super) unsafe fn guard(
     queues: impl IntoIterator<Item = (u32, u32)>,
 ) -> ash::Device {
     let mut functions = device.fp_v1_0().clone();
+    #[cfg(test)]
+    super::faults::plant(device.handle(), &mut functions);
     let (submit, wait) = (functions.queue_submit, functions.queue_wait_idle);
     for (family, index) in queues {
         // SAFETY: the caller's promise.
@@ -98,6 +100,10 @@ unsafe extern "system" fn submit_locked(
 ) -> vk::Result {
     let Some(gate) = gate_of(queue) else { return vk::Result::ERROR_UNKNOWN };
     let _lock = gate.lock.lock();
+    #[cfg(test)]
+    if super::faults::loses(queue) {
+        return vk::Result::ERROR_DEVICE_LOST;
+    }
     let staged = STAGED.with_borrow(|staged| {
         let staged = staged.as_ref().filter(|staged| staged.queue == queue && staged.result.is_none());
         staged.map(|staged| (staged.after.clone(), staged.signal))

@@ -89,7 +89,7 @@ impl Submissions {
         commit: impl FnOnce(u64),
     ) -> Result<()> {
         let queue = &self.vulkan.wgpu_queue;
-        if self.vulkan.maps_device && self.vulkan.is_locked {
+        if (self.vulkan.maps_device || self.vulkan.stores()) && self.vulkan.is_locked {
             buffers.push(self.vulkan.show_to_host());
         }
         let mut state = self.lock()?;

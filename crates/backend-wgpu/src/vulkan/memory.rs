@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use ash::vk::{self, MemoryPropertyFlags as Flags};
+use ash::vk;
 use gpu_allocator::vulkan::Allocation;
 use transload_core::{
     DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage, Place, Result, host_memory,
@@ -13,7 +13,7 @@ use transload_core::{
 
 use wgpu::hal;
 
-use super::{Vulkan, blocks, error_of};
+use super::{Vulkan, blocks, error_of, types::types_of};
 
 /// The kind of handles by which other APIs import memory.
 pub(super) const OPAQUE: vk::ExternalMemoryHandleTypeFlags = vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD;
@@ -23,14 +23,6 @@ pub(super) const USAGE: vk::BufferUsageFlags = vk::BufferUsageFlags::from_raw(
     vk::BufferUsageFlags::TRANSFER_SRC.as_raw()
         | vk::BufferUsageFlags::TRANSFER_DST.as_raw()
         | vk::BufferUsageFlags::STORAGE_BUFFER.as_raw(),
-);
-
-/// What memory is that both the host and a device call their own. Without its caches the host reads slowly.
-const MAPPED: Flags = Flags::from_raw(
-    Flags::DEVICE_LOCAL.as_raw()
-        | Flags::HOST_VISIBLE.as_raw()
-        | Flags::HOST_COHERENT.as_raw()
-        | Flags::HOST_CACHED.as_raw(),
 );
 
 /// Lengths are rounded up to this: a wgpu binding needs a multiple of 4.
@@ -129,15 +121,14 @@ impl Memory {
         let types: Vec<_> =
             types.into_iter().filter(|index| needs.memory_type_bits & (1 << index) != 0).collect();
         if needs.size <= blocks::MOST && source == Source::Shared {
-            made.part = types.iter().find_map(|index| vulkan.blocks.allocate(&needs, *index));
+            let stored = types.iter().filter(|index| vulkan.stored_types & (1 << **index) != 0);
+            made.part = stored.chain(&types).find_map(|index| vulkan.blocks.allocate(&needs, *index));
         }
         if let Some(part) = &made.part {
             // SAFETY: both are new and of this device; the part has the type, the size and the alignment that the buffer needs.
             unsafe { vulkan.raw.bind_buffer_memory(buffer, part.memory(), part.offset()) }
                 .map_err(|result| refused("vkBindBufferMemory", result))?;
-            if kind != MemoryKind::Device || vulkan.maps_device {
-                made.address = part.mapped_ptr().map(NonNull::cast);
-            }
+            made.address = part.mapped_ptr().map(NonNull::cast);
             return Ok(made);
         }
         let mut outcome = Err(vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
@@ -219,7 +210,7 @@ impl Memory {
         self.size
     }
 
-    /// Returns its address for the host: of its own memory always, except that of a framework.
+    /// Returns its address for the host: of host memory always, of device memory where it is mapped, or is a part of a block that is.
     pub(crate) fn address(&self) -> Option<NonNull<u8>> {
         self.address
     }
@@ -251,49 +242,19 @@ impl Drop for Memory {
     }
 }
 
-/// Returns whether all memory of a device, which is the host's, can be mapped as memory of both: the largest of the device's heaps has such
-/// a type. Others have a small one, for what the device reads as the host writes it.
-pub(super) fn can_map_device(memory: &vk::PhysicalDeviceMemoryProperties) -> bool {
-    let heap = |one: &vk::MemoryType| memory.memory_heaps_as_slice().get(one.heap_index as usize);
-    let largest = |needed: Flags| {
-        let fitting = memory.memory_types_as_slice().iter().filter(|one| one.property_flags.contains(needed));
-        fitting.filter_map(heap).map(|heap| heap.size).max()
-    };
-    largest(MAPPED).is_some() && largest(MAPPED) == largest(Flags::DEVICE_LOCAL)
-}
-
 impl Vulkan {
+    /// Returns whether the host stores short uploads.
+    pub(crate) fn stores(&self) -> bool {
+        self.stored_types != 0
+    }
+
     /// Returns whether it has memory of a kind.
     pub(crate) fn has(&self, kind: MemoryKind) -> bool {
         !self.types_of(kind).is_empty()
     }
 
-    /// Returns the types of memory that are of a kind, best first. Pinned memory is coherent, cached if possible (reading other memory
-    /// is slow), and never a device's own memory that the host happens to see.
     fn types_of(&self, kind: MemoryKind) -> Vec<u32> {
-        let (needed, refused, preferred) = match kind {
-            MemoryKind::Device | MemoryKind::Mapped if self.maps_device => {
-                (MAPPED, Flags::empty(), Flags::empty())
-            }
-            MemoryKind::Device => (Flags::DEVICE_LOCAL, Flags::LAZILY_ALLOCATED, Flags::empty()),
-            MemoryKind::Pinned => {
-                let refused = if self.is_host { Flags::empty() } else { Flags::DEVICE_LOCAL };
-                (Flags::HOST_VISIBLE | Flags::HOST_COHERENT, refused, Flags::HOST_CACHED)
-            }
-            _ => return Vec::new(),
-        };
-        // These need features of the device that are not enabled.
-        let refused = refused
-            | Flags::PROTECTED
-            | Flags::DEVICE_COHERENT_AMD
-            | Flags::DEVICE_UNCACHED_AMD
-            | Flags::RDMA_CAPABLE_NV;
-        let fits = |flags: Flags| flags.contains(needed) && !flags.intersects(refused);
-        let all = self.memory.memory_types_as_slice();
-        let mut found: Vec<_> = (0..).zip(all).filter(|(_, one)| fits(one.property_flags)).collect();
-        // Stable: drivers list the faster type first.
-        found.sort_by_key(|(_, one)| !one.property_flags.contains(preferred));
-        found.into_iter().map(|(index, _)| index).collect()
+        types_of(&self.memory, kind, (self.is_host, self.maps_device))
     }
 
     fn heap_of(&self, memory_type: u32) -> usize {
@@ -354,5 +315,5 @@ impl Vulkan {
 }
 
 #[cfg(test)]
-#[path = "../../tests/unit/can_map.rs"]
+#[path = "../../tests/unit/unmapped.rs"]
 mod tests;

@@ -8,6 +8,9 @@ mod create;
 mod device;
 #[cfg(feature = "cuda")]
 mod export;
+#[cfg(test)]
+#[path = "../../tests/unit/faults.rs"]
+mod faults;
 mod fill;
 mod gate;
 mod handles;
@@ -21,9 +24,11 @@ mod semaphore;
 mod staging;
 mod state;
 mod storage;
+mod store;
 mod submissions;
 mod timeline;
 mod timestamps;
+mod types;
 
 use std::{
     fmt,
@@ -79,6 +84,8 @@ pub(crate) struct Vulkan {
     is_host: bool,
     /// Whether all its memory is mapped for the host.
     pub(crate) maps_device: bool,
+    /// The types of its memory to which the host stores short uploads, a bit each: none of a device of others.
+    stored_types: u32,
     /// Whether the driver tells how much memory is free.
     has_budget: bool,
     /// Whether other APIs can import its timeline semaphores.

@@ -12,7 +12,8 @@ use super::{
     create::{copy_queues, create, not_vulkan},
     gate,
     handles::lost_flag,
-    memory::{GRANULE, can_map_device},
+    memory::GRANULE,
+    types::{can_map_device, visible_types},
 };
 use crate::{
     config::AdoptedDevice,
@@ -128,6 +129,8 @@ fn make(
         exports_semaphores,
         is_host,
         maps_device: is_host && can_map_device(&memory),
+        // What others submit to their device is not known.
+        stored_types: if copies.is_some() { visible_types(&memory) } else { 0 },
         has_budget: properties.has_budget,
         largest_bound: properties.largest_bound,
         nanoseconds_per_tick: has_clock.then_some(properties.nanoseconds_per_tick),

@@ -192,13 +192,16 @@ impl Submissions {
                     _ => self.record(buffer, command),
                 }
             }
-            // Before everything submitted later, and before the host reads.
+            // Before everything submitted later, and before the host reads or stores.
             self.barrier(
                 buffer,
                 (Stage::TRANSFER | shader, Access::TRANSFER_WRITE | written),
                 (
                     vk::PipelineStageFlags::ALL_COMMANDS | vk::PipelineStageFlags::HOST,
-                    vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE | vk::AccessFlags::HOST_READ,
+                    vk::AccessFlags::MEMORY_READ
+                        | vk::AccessFlags::MEMORY_WRITE
+                        | vk::AccessFlags::HOST_READ
+                        | vk::AccessFlags::HOST_WRITE,
                 ),
             );
         }

@@ -68,7 +68,7 @@ unsafe impl Storage for WgpuStorage {
     }
 
     fn mapped_address(&self) -> Option<NonNull<u8>> {
-        self.memory.address()
+        self.memory.address().filter(|_| self.kind.is_host_visible() || self.memory.vulkan.maps_device)
     }
 
     fn as_any(&self) -> &dyn Any {

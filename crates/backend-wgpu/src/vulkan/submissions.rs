@@ -1,5 +1,5 @@
 //! A Vulkan queue: what is submitted runs in order, and each submission signals the next value of a timeline semaphore, which is its
-//! point.
+//! point. What the host [stores](super::store) instead has a point that nothing signals.
 
 use std::{
     collections::VecDeque,
@@ -295,7 +295,8 @@ impl Submissions {
         }
     }
 
-    fn refresh_locked(&self) {
+    /// Like [`refresh`](Self::refresh), under the lock.
+    pub(super) fn refresh_locked(&self) {
         // SAFETY: as above.
         match unsafe { self.vulkan.raw.get_semaphore_counter_value(self.semaphore.raw) } {
             // Otherwise the caller, who has the lock, finds the device lost.
@@ -306,7 +307,7 @@ impl Submissions {
     }
 
     /// A lost device may show any value.
-    fn reach(&self, value: u64) {
+    pub(super) fn reach(&self, value: u64) {
         self.reached.fetch_max(value.min(self.enqueued()), Ordering::AcqRel);
     }
 
@@ -416,8 +417,10 @@ impl Submissions {
     /// Returns the last point that is known to be reached, for submissions to other queues to wait for, which see its writes then. `None`
     /// before the first one, and after a loss.
     pub(crate) fn known(&self) -> Option<(vk::Semaphore, u64)> {
-        let reached = self.reached();
-        (reached > 0 && reached <= self.enqueued()).then_some((self.semaphore.raw, reached))
+        let (reached, submitted) = (self.reached(), self.submitted.load(Ordering::Acquire));
+        // What the host has stored since is not signalled, and seen without a wait.
+        let value = reached.min(submitted);
+        (value > 0 && reached <= self.enqueued()).then_some((self.semaphore.raw, value))
     }
 }
 

@@ -6,8 +6,8 @@ use transload_core::{DeviceId, Error, ErrorKind, Result, Timeline, TimelineId};
 
 use super::Submissions;
 
-// SAFETY: a point is reached once the semaphore has its value, which it gets after the work of that submission and of all before, or
-// once the lost device is idle; identifiers are unique.
+// SAFETY: a point is reached once the semaphore has its value, which it gets after the work of that submission and of all before, once the
+// host has stored an upload after all before, or once the lost device is idle; identifiers are unique.
 unsafe impl Timeline for Submissions {
     fn id(&self) -> TimelineId {
         self.id

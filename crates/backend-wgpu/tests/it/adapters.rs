@@ -5,10 +5,13 @@ use std::{env, process::Command};
 use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig, wgpu};
 use transload_core::{Backend, DeviceId, ErrorKind, MemoryKind};
 
-use crate::{framework::tested, setup};
+use crate::{
+    framework::{adapter, tested},
+    setup,
+};
 
 /// Set in the child.
-const CHILD: &str = "TRANSLOAD_TEST_CHILD";
+pub(crate) const CHILD: &str = "TRANSLOAD_TEST_CHILD";
 
 #[test]
 fn without_an_adapter_the_error_says_what_to_install() {
@@ -78,6 +81,21 @@ fn devices_are_numbered_in_the_same_order_each_time() {
         );
         assert!(info.kinds.contains(&MemoryKind::Device), "{info:?}");
     }
+}
+
+/// wgpu's defaults are 256 MiB a buffer, and eight of them in a shader.
+#[test]
+fn devices_have_the_limits_of_their_adapters() {
+    let (Some(setup), Some(adapter)) = (setup(), adapter()) else { return };
+    let device = setup.backend.device(setup.device).unwrap();
+    if device.adapter_info().name != adapter.get_info().name {
+        return println!("skipped: two adapters come last");
+    }
+    assert_eq!(device.limits(), adapter.limits());
+    assert!(device.features().contains(adapter.features() & wgpu::Features::all_webgpu_mask()));
+    let info = setup.backend.devices().pop().unwrap();
+    let most = info.largest_allocation.unwrap();
+    assert!(most <= adapter.limits().max_buffer_size && most > wgpu::Limits::default().max_buffer_size);
 }
 
 /// Threads that called a driver may end after the backend is dropped.

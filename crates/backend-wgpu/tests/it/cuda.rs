@@ -12,6 +12,7 @@ use transload_streams::CudaStream;
 
 use crate::{
     MIB, Setup,
+    adapters::CHILD,
     exported::open,
     framework::frameworks,
     setup,
@@ -258,4 +259,40 @@ fn driver_that_imports_nothing_is_unsupported() {
     assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
     drop(interop);
     setup.assert_empty();
+}
+
+/// Each import gets a descriptor of its own. One that succeeds takes it, and one that fails leaves it to the caller.
+#[test]
+fn descriptors_are_closed_once_also_if_an_import_fails() {
+    const THIS: &str = "cuda::descriptors_are_closed_once_also_if_an_import_fails";
+    if std::env::var_os(CHILD).is_none() {
+        // No other test opens any there.
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = child.args(["--exact", THIS, "--nocapture"]).env(CHILD, "1").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    if harness::is_real() {
+        return println!("skipped: needs the software driver");
+    }
+    let Some(Shared { setup, memory, interop, .. }) = shared() else { return };
+    let uuid = memory.device().driver().uuid().ok();
+    // SAFETY: nothing is imported.
+    let refusing = harness::device_like(|builder| unsafe { builder.uuid(uuid).external_memory(|_, _| None) });
+    let refusing = CudaMemoryManager::new(&CudaDevice::new(refusing.ordinal()).unwrap()).unwrap();
+    let refusing = CudaInterop::new(&setup.backend, setup.device, &Arc::new(refusing)).unwrap();
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    // The first uses open what stays.
+    for round in 0..3 {
+        let before = descriptors();
+        for _ in 0..8 {
+            drop(refusing.allocate(MIB).unwrap_err());
+            let both = [interop.allocate(MIB).unwrap(), interop.allocate(MIB).unwrap()];
+            drop(both);
+            memory.drain().unwrap();
+        }
+        setup.backend.drain().unwrap();
+        assert!(round == 0 || descriptors() == before, "{} descriptors became {}", before, descriptors());
+    }
 }

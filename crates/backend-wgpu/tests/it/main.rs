@@ -11,6 +11,8 @@ mod cuda;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod exported;
 mod framework;
+mod layer;
+mod managed;
 mod mapped;
 mod portable;
 mod shaders;
@@ -39,7 +41,7 @@ fn setup() -> Option<Setup> {
     let backend = match WgpuBackend::open(&framework::tested().0) {
         Ok(backend) => backend,
         Err(error) if matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) => {
-            println!("skipped: {error}");
+            framework::skip(error);
             return None;
         }
         Err(error) => panic!("{error}"),

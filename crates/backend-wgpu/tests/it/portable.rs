@@ -9,7 +9,7 @@ use transload_core::{
 
 use crate::{
     MIB, Setup, copy,
-    framework::{DEVICES, PORTABLE, frameworks},
+    framework::{DEVICES, Framework, PORTABLE, adapter, frameworks, tested},
     setup,
 };
 
@@ -19,7 +19,17 @@ fn run_for(devices: &str) {
         return;
     }
     let output = Command::new(env::current_exe().unwrap())
-        .args(["--nocapture", "--skip", "adapters::", "--skip", "cuda::", "--skip", "exported::"])
+        .args([
+            "--nocapture",
+            "--skip",
+            "adapters::",
+            "--skip",
+            "cuda::",
+            "--skip",
+            "exported::",
+            "--skip",
+            "layer::",
+        ])
         .env(DEVICES, devices)
         .output()
         .unwrap();
@@ -127,8 +137,23 @@ fn assert_holds(setup: &Setup, there: &RawBuffer, expected: &[u8], round: u32) {
 /// More than the memory through which they pass at once.
 #[test]
 fn long_ranges_of_odd_bytes_are_written_exactly() {
+    setup().iter().for_each(write_long_ranges);
+}
+
+/// The shader writes them by windows.
+#[test]
+fn ranges_beyond_the_largest_binding_are_written_exactly() {
+    let Some(adapter) = adapter().filter(|_| env::var_os(DEVICES).is_some()) else { return };
+    let mut descriptor =
+        wgpu::DeviceDescriptor { required_limits: adapter.limits(), ..wgpu::DeviceDescriptor::default() };
+    descriptor.required_limits.max_storage_buffer_binding_size = 5 * MIB as u64;
+    let Ok((device, queue)) = pollster::block_on(adapter.request_device(&descriptor)) else { return };
+    let config = tested().0.with_device(device.clone(), queue.clone());
+    write_long_ranges(&Framework { device, queue, config }.adopted());
+}
+
+fn write_long_ranges(setup: &Setup) {
     const LEN: usize = 11 * MIB + 7;
-    let Some(setup) = setup() else { return };
     let queue = setup.queue();
     let (one, two) = (setup.allocate(MemoryKind::Device, LEN + 5), setup.allocate(MemoryKind::Device, LEN));
     let src = setup.filled(MemoryKind::Pageable, LEN, 0);
@@ -136,13 +161,13 @@ fn long_ranges_of_odd_bytes_are_written_exactly() {
     let odd = one.slice(5..5 + LEN).unwrap();
     copy(&queue, &src, &odd);
     copy(&queue, &odd, &two);
-    assert_holds(&setup, &two, &src.read().unwrap(), 0);
+    assert_holds(setup, &two, &src.read().unwrap(), 0);
     let wide = 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10_u128;
     let dst = two.slice(16..11 * MIB).unwrap();
     submit(&*queue, &Operation::Fill { dst: &dst, pattern: Pattern::U128(wide) }, Timing::Off).unwrap();
     let mut expected = src.read().unwrap().to_vec();
     expected[16..11 * MIB].chunks_mut(16).for_each(|to| to.copy_from_slice(&wide.to_ne_bytes()));
-    assert_holds(&setup, &two, &expected, 1);
+    assert_holds(setup, &two, &expected, 1);
 }
 
 /// Rows of 3 bytes side by side: each word has bytes of two rows.

@@ -31,6 +31,16 @@ pub(crate) fn pipeline(device: &wgpu::Device) -> wgpu::ComputePipeline {
     })
 }
 
+#[path = "../../examples/shader.rs"]
+mod example;
+
+#[test]
+fn example_uploads_runs_a_shader_and_downloads() {
+    if setup().is_some() {
+        example::main().unwrap();
+    }
+}
+
 /// Commands that double each number of the buffer.
 pub(crate) fn double(
     setup: &Setup,

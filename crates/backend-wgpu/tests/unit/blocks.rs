@@ -2,19 +2,14 @@
 
 use transload_core::{Backend, MemoryKind, Operation, Pattern, StreamPriority, Timing, WorkloadType, submit};
 
-use crate::{WgpuBackend, WgpuBackendConfig};
+use crate::setup;
 
 /// NVIDIA's driver allows 4,096 allocations.
 #[test]
 fn small_buffers_share_allocations_of_the_driver() {
     const BUFFERS: usize = 5000;
     const BYTES: usize = 1000;
-    let backend = match WgpuBackend::open(
-        &WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN),
-    ) {
-        Ok(backend) => backend,
-        Err(error) => return println!("skipped: {error}"),
-    };
+    let Some(backend) = setup::backend() else { return };
     let state = backend.states().remove(0);
     let blocks = &state.queue.vulkan.blocks;
     for kind in [MemoryKind::Device, MemoryKind::Pinned] {
@@ -48,11 +43,7 @@ fn small_buffers_share_allocations_of_the_driver() {
 
 #[test]
 fn freed_part_of_a_block_counts_as_reclaimed() {
-    let config = WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN);
-    let backend = match WgpuBackend::open(&config) {
-        Ok(backend) => backend,
-        Err(error) => return println!("skipped: {error}"),
-    };
+    let Some(backend) = setup::backend() else { return };
     let state = backend.states().remove(0);
     let allocate = || backend.allocate(state.id(), MemoryKind::Device, 1 << 20).unwrap();
     let (_kept, dropped) = (allocate(), allocate());

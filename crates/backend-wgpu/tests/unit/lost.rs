@@ -2,19 +2,21 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
+use transload_backend_cpu::CpuBackend;
 use transload_core::{
-    Backend, ErrorKind, MemoryKind, Operation, StreamPriority, Timeline as _, Timing, WorkloadType, submit,
+    Backend, DeviceId, ErrorKind, MemoryKind, Operation, StreamPriority, Timeline as _, Timing,
+    TransferMethod, WorkloadType, submit,
 };
 
-use crate::{WgpuBackend, WgpuBackendConfig};
+use transload_transfer::CrossBackendTransferManager;
+
+use super::super::faults;
+use crate::{WgpuBackend, WgpuBackendConfig, setup};
 
 #[test]
 fn lost_device_fails_what_uses_it_and_leaks_nothing() {
-    match WgpuBackend::open(
-        &WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN),
-    ) {
-        Ok(backend) => lose(&backend),
-        Err(error) => println!("skipped: {error}"),
+    if let Some(backend) = setup::backend() {
+        lose(&backend);
     }
 }
 
@@ -24,7 +26,7 @@ fn lost_foreign_device_fails_what_uses_it_and_leaks_nothing() {
     descriptor.backends = wgpu::Backends::VULKAN;
     let instance = wgpu::Instance::new(descriptor);
     let adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::VULKAN));
-    let Some(adapter) = adapters.first() else { return println!("skipped: no Vulkan adapter") };
+    let Some(adapter) = adapters.first() else { return setup::skip("no Vulkan adapter") };
     let opened = adapter.request_device(&wgpu::DeviceDescriptor::default());
     let (device, queue) = pollster::block_on(opened).unwrap();
     // SAFETY: no surface is configured for it, and wgpu's queue is used as such only.
@@ -63,12 +65,7 @@ fn lose(backend: &WgpuBackend) {
 
 #[test]
 fn points_of_other_queues_are_errors_after_a_loss() {
-    let backend = match WgpuBackend::open(
-        &WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN),
-    ) {
-        Ok(backend) => backend,
-        Err(error) => return println!("skipped: {error}"),
-    };
+    let Some(backend) = setup::backend() else { return };
     let state = backend.states().remove(0);
     let [first, second] = &state.copiers[..] else { panic!("two queues copy beside wgpu's") };
     // SAFETY: there are no commands.
@@ -86,12 +83,7 @@ fn points_of_other_queues_are_errors_after_a_loss() {
 
 #[test]
 fn lost_device_that_may_run_on_keeps_its_memory() {
-    let backend = match WgpuBackend::open(
-        &WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN),
-    ) {
-        Ok(backend) => backend,
-        Err(error) => return println!("skipped: {error}"),
-    };
+    let Some(backend) = setup::backend() else { return };
     let state = backend.states().remove(0);
     let vulkan = Arc::downgrade(&state.queue.vulkan);
     let pinned = backend.allocate(state.id(), MemoryKind::Pinned, 8 << 20).unwrap();
@@ -106,4 +98,36 @@ fn lost_device_that_may_run_on_keeps_its_memory() {
     assert!(vulkan.strong_count() > 0, "the device is destroyed");
     // SAFETY: the memory stays for the rest of the process.
     assert_eq!(unsafe { address.read_volatile() }, 7);
+}
+
+/// A backend that is opened again is lost again.
+#[test]
+fn device_lost_in_the_middle_of_a_staged_transfer_fails_it_each_time() {
+    const BYTES: usize = 64 << 20;
+    for is_upload in [true, false] {
+        let Some(backend) = setup::backend() else { return };
+        let state = backend.states().remove(0);
+        let manager = CrossBackendTransferManager::builder().registration(false).build();
+        manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+        manager.register_backend(Arc::clone(&backend) as _).unwrap();
+        let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, BYTES).unwrap();
+        let there = manager.allocate(state.id(), MemoryKind::Device, BYTES).unwrap();
+        let staged = || {
+            let (src, dst) = if is_upload { (&host, &there) } else { (&there, &host) };
+            manager.copy(src, dst).method(TransferMethod::HostStaged).wait().map(drop)
+        };
+        staged().unwrap();
+        let queue = state.copiers.first().map_or(&state.wgpu, |line| line).queue.queue.raw;
+        // The first part runs, and is waited for.
+        faults::lose_after(queue, 1);
+        for _ in 0..2 {
+            assert_eq!(staged().unwrap_err().kind(), ErrorKind::DeviceLost);
+        }
+        drop((host, there, state));
+        assert_eq!(manager.drain().unwrap_err().kind(), ErrorKind::DeviceLost);
+        manager.drain().unwrap();
+        for (name, counts) in manager.resource_counts() {
+            assert!(counts.is_empty(), "{name}: {counts}");
+        }
+    }
 }

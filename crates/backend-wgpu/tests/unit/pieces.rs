@@ -1,7 +1,7 @@
 //! Which lists a shader copies.
 
 use super::{FEWEST, LONGEST, MOST_PIECES, Region, entries, fits, spirv};
-use crate::{WgpuBackend, WgpuBackendConfig};
+use crate::setup;
 
 fn regions(count: usize, size: u64) -> Vec<Region> {
     let region = |index: u64| Region { src_offset: index * size, dst_offset: (index + 1) * size, size };
@@ -15,11 +15,7 @@ fn shader_is_valid() {
 
 #[test]
 fn wgpus_queue_has_the_shader_and_queues_that_only_copy_have_not() {
-    let config = WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN);
-    let backend = match WgpuBackend::open(&config) {
-        Ok(backend) => backend,
-        Err(error) => return println!("skipped: {error}"),
-    };
+    let Some(backend) = setup::backend() else { return };
     let state = backend.states().remove(0);
     assert!(state.queue.copies_lists());
     assert!(!state.copiers.iter().any(|line| line.queue.copies_lists()));

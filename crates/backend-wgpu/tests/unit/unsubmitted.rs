@@ -3,16 +3,11 @@
 use transload_core::ErrorKind;
 
 use super::{super::gate, *};
-use crate::{WgpuBackend, WgpuBackendConfig};
+use crate::setup;
 
 #[test]
 fn loss_ends_waits_for_points_that_were_not_submitted() {
-    let backend = match WgpuBackend::open(
-        &WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN),
-    ) {
-        Ok(backend) => backend,
-        Err(error) => return println!("skipped: {error}"),
-    };
+    let Some(backend) = setup::backend() else { return };
     let Some(state) = backend.states().pop() else { return };
     let queue = &*state.queue;
     // As a submission does that wgpu then loses, on this thread.
@@ -30,12 +25,7 @@ fn loss_ends_waits_for_points_that_were_not_submitted() {
 
 #[test]
 fn other_threads_take_no_semaphore_that_is_staged() {
-    let backend = match WgpuBackend::open(
-        &WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN),
-    ) {
-        Ok(backend) => backend,
-        Err(error) => return println!("skipped: {error}"),
-    };
+    let Some(backend) = setup::backend() else { return };
     let Some(state) = backend.states().pop() else { return };
     let queue = &*state.queue;
     let before = gate::stage(queue.queue.raw, gate::Waits::new(), (queue.semaphore.raw, 1 << 40));

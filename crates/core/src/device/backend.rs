@@ -335,14 +335,19 @@ pub trait Backend: Any + Send + Sync {
         None
     }
 
-    /// Attaches a sink to all devices: operations that their queues, present and future ones, enqueue from now on are counted, and some
-    /// are timed and passed to it.
+    /// Attaches a sink to all devices but the [unprofiled](Self::unprofiled_devices): operations that their queues, present and future ones, enqueue
+    /// from now on are counted, and some are timed and passed to it.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if the backend cannot; [`ErrorKind::Busy`] if a device has a sink. Then no device has this one.
+    /// [`ErrorKind::Unsupported`] if no device can have one; [`ErrorKind::Busy`] if a device has a sink. Then no device has this one.
     fn attach_sink(&self, sink: &Arc<dyn OperationSink>, sampling: OperationSampling) -> Result<()> {
         let _ = (sink, sampling);
         unsupported(self, "profiling of its operations")
+    }
+
+    /// Returns the devices that [`attach_sink`](Self::attach_sink) leaves out, with the reason; nothing where it is refused.
+    fn unprofiled_devices(&self) -> Vec<(DeviceId, Error)> {
+        Vec::new()
     }
 
     /// Detaches this sink from all devices that have it.

@@ -41,7 +41,8 @@ pub struct RuntimeProfiler {
 }
 
 impl Runtime {
-    /// Profiles this runtime from now on: the operations of all its devices, the host included, and all its transfers.
+    /// Profiles this runtime from now on: the operations of all its devices, the host included, and all its transfers. A device whose work cannot be
+    /// measured, such as one of OpenGL, is [unavailable](ProfilerReport::unavailable) in reports, and its transfers are profiled all the same.
     ///
     /// ```
     /// use transload::{Runtime, profiler::ProfilerOptions};
@@ -56,7 +57,7 @@ impl Runtime {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) if it is profiled already, also by [`TRACE_VARIABLE`], or a device has another profiler;
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) with a backend that cannot be profiled; those of [`StreamProfiler::enable`].
+    /// those of [`StreamProfiler::enable`].
     pub fn profile(&self, options: ProfilerOptions) -> Result<RuntimeProfiler> {
         let profiler = StreamProfiler::new(options);
         let (slot, observer) = (Arc::clone(self.observers()), profiler.observer());

@@ -19,6 +19,7 @@ fn runtime() -> Option<(Runtime, Vec<DeviceId>)> {
     if let Some((_, reason)) = rt.absent().iter().find(|(family, _)| *family == "wgpu") {
         assert!(matches!(reason.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice), "{reason:?}");
         assert!(reason.to_string().contains("install"), "{reason}");
+        assert!(std::env::var_os("TRANSLOAD_TEST_NEEDS_VULKAN").is_none(), "{reason}");
         println!("skipped: {reason}");
         return None;
     }
@@ -287,13 +288,10 @@ fn profile_times_work_of_a_vulkan_device() {
     use transload::{backend::OperationSampling, profiler::ProfilerOptions};
 
     let Some((rt, devices)) = runtime() else { return };
-    let profiler = match rt.profile(ProfilerOptions::new().sampling(OperationSampling::ALL)) {
-        Ok(profiler) => profiler,
-        Err(error) => {
-            assert_eq!(error.kind(), ErrorKind::Unsupported);
-            return println!("skipped: {error}");
-        }
-    };
+    let profiler = rt.profile(ProfilerOptions::new().sampling(OperationSampling::ALL)).unwrap();
+    if let Some(left_out) = profiler.get_comprehensive_report().unavailable.first() {
+        return println!("skipped: {left_out}");
+    }
     let there = rt.alloc::<u8>(devices[0], MemoryKind::Device, 5 * MIB).unwrap();
     let pinned = filled(&rt, MemoryKind::Pinned, &noise(5 * MIB));
     for _ in 0..3 {
@@ -302,6 +300,34 @@ fn profile_times_work_of_a_vulkan_device() {
     let report = profiler.get_comprehensive_report();
     let timed: u64 = report.directions.iter().map(|direction| direction.timed_bytes).sum();
     assert_eq!(timed, 15 * MIB as u64, "{report}");
+}
+
+/// wgpu's own interface has no timestamps here.
+#[cfg(feature = "profiler")]
+#[test]
+fn device_that_cannot_be_profiled_does_not_stop_the_others() {
+    use transload::{backend::OperationSampling, profiler::ProfilerOptions};
+
+    let config = WgpuBackendConfig::default().with_software_adapters().with_portable_vulkan();
+    let rt = crate::uncalibrated::builder().without("cuda").wgpu(config).discover().unwrap();
+    let Ok(info) = rt.device(DeviceId::Wgpu(0)) else {
+        return println!("skipped: {}", rt.explain(DeviceId::Wgpu(0)));
+    };
+    let profiler = rt.profile(ProfilerOptions::new().sampling(OperationSampling::ALL)).unwrap();
+    let (src, there) =
+        (rt.zeros::<u8>(5 * MIB).unwrap(), rt.alloc::<u8>(info.id, MemoryKind::Device, 5 * MIB));
+    rt.copy(&src, &rt.zeros::<u8>(5 * MIB).unwrap()).wait().unwrap();
+    rt.copy(&src, &there.unwrap()).wait().unwrap();
+    let report = profiler.get_comprehensive_report();
+    let timed = |device| {
+        let of = report.directions.iter().filter(|direction| direction.device == device);
+        of.map(|direction| direction.timed_bytes).sum::<u64>()
+    };
+    assert_eq!((timed(DeviceId::Cpu), timed(info.id)), (5 * MIB as u64, 0), "{report}");
+    assert_eq!(report.unavailable.first().map(|one| one.device), Some(info.id));
+    assert!(report.to_string().contains("wgpu:0: unavailable: "), "{report}");
+    // Transfers need no timestamps.
+    assert!(report.paths.iter().any(|path| path.path.dst.device == info.id), "{report}");
 }
 
 #[cfg(feature = "calibration")]

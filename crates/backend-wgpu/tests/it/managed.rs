@@ -1,0 +1,141 @@
+//! Devices under the manager of transfers.
+
+use std::{
+    future::{Future, IntoFuture},
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use transload_backend_cpu::CpuBackend;
+use transload_backend_wgpu::{WgpuBackend, wgpu};
+use transload_core::{
+    Backend, DeviceId, ErrorKind, MemoryKind, OperationRecord, OperationSampling, OperationSink, RawBuffer,
+    TransferMethod,
+};
+use transload_transfer::CrossBackendTransferManager;
+
+use crate::{MIB, framework::frameworks, setup};
+
+/// Odd, and more than some chunks.
+const BYTES: usize = 20 * MIB + 3;
+
+fn manager_of(backend: &Arc<WgpuBackend>) -> CrossBackendTransferManager {
+    let manager = CrossBackendTransferManager::builder().registration(false).build();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    manager.register_backend(Arc::clone(backend) as _).unwrap();
+    manager
+}
+
+fn filled(manager: &CrossBackendTransferManager, byte: u8) -> RawBuffer {
+    let buffer = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, BYTES).unwrap();
+    buffer.write().unwrap().fill(byte);
+    buffer
+}
+
+fn assert_drained(manager: &CrossBackendTransferManager) {
+    manager.drain().unwrap();
+    for (name, counts) in manager.resource_counts() {
+        assert!(counts.is_empty(), "{name}: {counts}");
+    }
+}
+
+#[test]
+fn two_devices_of_one_adapter_copy_to_each_other() {
+    let two: Vec<_> =
+        [frameworks(), frameworks()].into_iter().filter_map(|all| all.into_iter().next()).collect();
+    let [one, other] = &two[..] else { return };
+    let config = one.config.clone().with_device(other.device.clone(), other.queue.clone());
+    let backend = WgpuBackend::open(&config).unwrap();
+    let ids: Vec<_> = backend.devices().iter().map(|info| info.id).collect();
+    assert_eq!(ids, [DeviceId::Wgpu(0), DeviceId::Wgpu(1)]);
+    let manager = manager_of(&backend);
+    let [here, there] =
+        [0, 1].map(|n| manager.allocate(DeviceId::Wgpu(n), MemoryKind::Device, BYTES).unwrap());
+    if !backend.devices()[0].kinds.contains(&MemoryKind::Pinned) {
+        // Nothing to stage it in.
+        let refused = manager.copy(&here, &there).wait().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+        return;
+    }
+    let back = filled(&manager, 0);
+    for byte in 1..4 {
+        let src = filled(&manager, byte);
+        // Nobody waits in between: the buffers order them across the devices.
+        let last = [(&src, &here), (&here, &there), (&there, &here), (&here, &back)]
+            .map(|(src, dst)| manager.copy(src, dst).submit());
+        last.into_iter().for_each(|transfer| drop(transfer.wait().unwrap()));
+        assert!(back.read().unwrap().iter().all(|found| *found == byte));
+    }
+    drop((here, there, back));
+    assert_drained(&manager);
+}
+
+#[test]
+fn staged_copies_whose_futures_are_dropped_leave_nothing() {
+    let Some(setup) = setup() else { return };
+    let manager = manager_of(&setup.backend);
+    let has_pinned = setup.backend.devices().iter().all(|info| info.kinds.contains(&MemoryKind::Pinned));
+    let method = if has_pinned { TransferMethod::HostStaged } else { TransferMethod::DirectCopy };
+    let there = manager.allocate(setup.device, MemoryKind::Device, BYTES).unwrap();
+    let back = filled(&manager, 0);
+    for byte in 1..5 {
+        let src = filled(&manager, byte);
+        for (src, dst) in [(&src, &there), (&there, &back)] {
+            let mut future = pin!(manager.copy(src, dst).method(method).into_future());
+            // Begun, and then given up in flight.
+            if let Poll::Ready(outcome) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                outcome.unwrap();
+            }
+        }
+        // Their memory is theirs until they have ended, and later work comes after them.
+        let last = filled(&manager, 100 + byte);
+        pollster::block_on(manager.copy(&last, &there).method(method).into_future()).unwrap();
+        pollster::block_on(manager.copy(&there, &back).method(method).into_future()).unwrap();
+        assert!(back.read().unwrap().iter().all(|found| *found == 100 + byte));
+    }
+    drop((there, back));
+    assert_drained(&manager);
+}
+
+/// Those of OpenGL are not timed.
+#[cfg(target_os = "linux")]
+#[test]
+fn devices_without_timestamps_do_not_keep_others_from_being_profiled() {
+    struct Ignored;
+    impl OperationSink for Ignored {
+        fn operation(&self, _: OperationRecord) {}
+    }
+
+    let mut frameworks = frameworks();
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::GL;
+    let adapters = pollster::block_on(wgpu::Instance::new(descriptor).enumerate_adapters(wgpu::Backends::GL));
+    let opened = adapters.first().map(|adapter| {
+        let limits = adapter.limits();
+        let descriptor =
+            wgpu::DeviceDescriptor { required_limits: limits, ..wgpu::DeviceDescriptor::default() };
+        pollster::block_on(adapter.request_device(&descriptor))
+    });
+    let (false, Some(Ok((device, queue)))) = (frameworks.is_empty(), opened) else {
+        return println!("skipped: no adapters of both Vulkan and OpenGL");
+    };
+    let config = frameworks.remove(0).config.with_device(device, queue);
+    let backend = WgpuBackend::open(&config).unwrap();
+    let sink: Arc<dyn OperationSink> = Arc::new(Ignored);
+    let attached = backend.attach_sink(&sink, OperationSampling::ALL);
+    let left_out: Vec<_> = backend.unprofiled_devices().into_iter().map(|(device, _)| device).collect();
+    match left_out[..] {
+        // Vulkan's has no timestamps of 64 bits here, or is used by wgpu's own interface.
+        [DeviceId::Wgpu(0), DeviceId::Wgpu(1)] => {
+            assert_eq!(attached.unwrap_err().kind(), ErrorKind::Unsupported);
+        }
+        _ => {
+            attached.unwrap();
+            assert_eq!(left_out, [DeviceId::Wgpu(1)]);
+            let again = backend.attach_sink(&sink, OperationSampling::ALL).unwrap_err();
+            assert_eq!(again.kind(), ErrorKind::Busy);
+        }
+    }
+    backend.detach_sink(&sink);
+}

@@ -1,0 +1,64 @@
+//! Calls of Vulkan that fail on demand.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::c_void,
+    sync::{LazyLock, Mutex},
+};
+
+use ash::vk;
+
+static MAPS: LazyLock<Mutex<BTreeMap<vk::Device, vk::PFN_vkMapMemory>>> = LazyLock::new(Mutex::default);
+static REFUSING: Mutex<BTreeSet<vk::Device>> = Mutex::new(BTreeSet::new());
+static LOSSES: Mutex<BTreeMap<vk::Queue, usize>> = Mutex::new(BTreeMap::new());
+
+/// Has the device's memory be mapped by way of this file.
+pub(crate) fn plant(device: vk::Device, functions: &mut ash::DeviceFnV1_0) {
+    MAPS.lock().unwrap().insert(device, functions.map_memory);
+    functions.map_memory = map;
+}
+
+/// Has the driver refuse to map memory of the device, or stop that.
+pub(crate) fn refuse_maps(device: vk::Device, refuses: bool) {
+    let mut refusing = REFUSING.lock().unwrap();
+    if refuses {
+        refusing.insert(device)
+    } else {
+        refusing.remove(&device)
+    };
+}
+
+/// Has the queue lose its device after so many submissions.
+pub(crate) fn lose_after(queue: vk::Queue, submissions: usize) {
+    LOSSES.lock().unwrap().insert(queue, submissions);
+}
+
+/// Returns whether this submission loses the device.
+pub(crate) fn loses(queue: vk::Queue) -> bool {
+    let mut losses = LOSSES.lock().unwrap();
+    let Some(left) = losses.get_mut(&queue) else { return false };
+    let is_due = *left == 0;
+    *left = left.saturating_sub(1);
+    if is_due {
+        losses.remove(&queue);
+    }
+    is_due
+}
+
+/// # Safety
+/// * Those of `vkMapMemory`.
+unsafe extern "system" fn map(
+    device: vk::Device,
+    memory: vk::DeviceMemory,
+    offset: u64,
+    bytes: u64,
+    flags: vk::MemoryMapFlags,
+    address: *mut *mut c_void,
+) -> vk::Result {
+    if REFUSING.lock().unwrap().contains(&device) {
+        return vk::Result::ERROR_MEMORY_MAP_FAILED;
+    }
+    let driver = MAPS.lock().unwrap()[&device];
+    // SAFETY: the caller's promise; it is the driver's function.
+    unsafe { driver(device, memory, offset, bytes, flags, address) }
+}
