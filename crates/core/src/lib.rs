@@ -85,6 +85,7 @@ pub use queue::transfer::{
 };
 pub use queue::{BatchHalf, Queue, QueueLease, StreamPriority, Timing, WorkloadType};
 pub use submit::batch::runs_by_allocation;
+pub use submit::blocks::{BlockList, submit_blocks};
 pub use submit::cast::FloatType;
 pub use submit::claim::Claims;
 pub use submit::fill::fill;

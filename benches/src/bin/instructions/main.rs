@@ -80,12 +80,14 @@ mod counting {
     const CHANGING_LIMIT: i64 = 2_324;
     /// The same pieces by the manager, for a device without other work. 3 % more than counted last: 285.
     const MANY_LIMIT: i64 = 294;
-    /// The same by their indices, with the making of the pairs. 3 % more than counted last: 355.
-    const BLOCKS_LIMIT: i64 = 366;
+    /// The same by their indices, with their check. 3 % more than counted last: 183; 355 when a pair was made for each. About 40 of them
+    /// come before the first launch of a long list.
+    const BLOCKS_LIMIT: i64 = 188;
     /// Instructions that a profiler may add on x86-64 to a submission by the manager once it is disabled: less than 3 ns. Counted last: 12.
     const DISABLED_LIMIT: i64 = 20;
-    /// The same while it is enabled; the median submission is one that it does not sample. 3 % more than counted last: 361.
-    const UNSAMPLED_LIMIT: i64 = 372;
+    /// The same while it is enabled; the median submission is one that it does not sample. 3 % more than counted last: 388; 361 in
+    /// other units of code generation, with the count of operations inlined.
+    const UNSAMPLED_LIMIT: i64 = 399;
     /// Each case with its limit, the case whose count is taken off, and how many parts of a call share the rest.
     const CASES: [(&str, i64, &str, usize); 15] = [
         ("transfer_buffer", COPY_LIMIT, "nothing", 1),

@@ -96,6 +96,14 @@ impl OperationInfo {
         Self { kind, path, bytes, pieces: u32::try_from(pairs.len()).unwrap_or(u32::MAX) }
     }
 
+    /// Describes a list of blocks, which a kernel copies.
+    #[must_use]
+    pub fn of_blocks(blocks: &crate::BlockList) -> Self {
+        let path = blocks.pools().first().map(|(src, dst)| (src.place(), dst.place()));
+        let pieces = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
+        Self { kind: OperationKind::CopyKernel, path, bytes: blocks.bytes(), pieces }
+    }
+
     /// Describes an operation.
     #[must_use]
     pub fn of(operation: &Operation<'_>) -> Self {

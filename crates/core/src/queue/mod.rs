@@ -10,7 +10,9 @@ pub(crate) mod unobserved;
 
 use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
-use crate::{DeviceId, Error, ErrorKind, Fence, Operation, Place, RawBuffer, Result, Stamp, Timeline};
+use crate::{
+    BlockList, DeviceId, Error, ErrorKind, Fence, Operation, Place, RawBuffer, Result, Stamp, Timeline,
+};
 
 /// The priority of a queue's work. On CUDA it affects kernels, not copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -95,10 +97,10 @@ pub unsafe trait Queue: Send + Sync + 'static {
     /// before such a wait. A thread that polls a task does not: until it was called, the task awaits the host's work.
     fn prepare_waits(&self) {}
 
-    /// Sets up what a batch in place needs, such as memory for a list of its pairs; may take long. [`submit`](crate::submit) calls it
-    /// before such a batch. A task's thread does not: without it, the batch may take more driver calls.
-    fn prepare_batch(&self, pairs: &[(RawBuffer, RawBuffer)]) {
-        let _ = pairs;
+    /// Sets up what a batch in place of so many pairs and bytes needs, such as memory for a list of them; may take long.
+    /// [`submit`](crate::submit) calls it before such a batch. A task's thread does not: without it, the batch may take more driver calls.
+    fn prepare_batch(&self, pairs: usize, bytes: u64) {
+        let _ = (pairs, bytes);
     }
 
     /// Enqueues the operation after everything enqueued before and after the fences in `after`, without
@@ -135,6 +137,20 @@ pub unsafe trait Queue: Send + Sync + 'static {
         let _ = (half, pairs, scratch, after);
         let text = format!("a queue of {} copies no batch through scratch memory", self.device());
         Err(Error::new(ErrorKind::Unsupported, text))
+    }
+
+    /// Enqueues a list of blocks like a [batch in place](Operation::CopyBatchInPlace).
+    ///
+    /// # Errors
+    /// Like [`enqueue`](Self::enqueue). By default [`ErrorKind::Unsupported`](crate::ErrorKind): it takes their pairs.
+    ///
+    /// # Safety
+    /// * No destination pool overlaps another pool of the list, and all are writable.
+    /// * The pools stay alive, and nothing else uses bytes of the blocks in conflict with it, until the returned fence is complete.
+    ///   [`submit_blocks`](crate::submit_blocks) ensures all of it.
+    unsafe fn enqueue_blocks(&self, blocks: &BlockList, after: &[Fence], timing: Timing) -> Result<Fence> {
+        let _ = (blocks, after, timing);
+        Err(Error::new(ErrorKind::Unsupported, format!("a queue of {} takes no blocks", self.device())))
     }
 
     /// Enqueues a kernel that occupies the whole device for `time` and accesses no memory, after everything enqueued before: work next to

@@ -81,7 +81,7 @@ impl<'a> Claims<'a> {
     /// Like `acquire` and `validate`.
     pub fn acquire_batch(pairs: &'a [(RawBuffer, RawBuffer)]) -> Result<Self> {
         let mut claims = Self::none(WriteMode::Replace);
-        claims.add_batch(pairs, None)?;
+        claims.add_ranges(|| ranges_of(pairs), None)?;
         Ok(claims)
     }
 
@@ -126,7 +126,7 @@ impl<'a> Claims<'a> {
     pub(crate) fn add_checked(&mut self, operation: &Operation<'a>, own: &Arc<dyn Timeline>) -> Result<()> {
         match *operation {
             Operation::CopyBatch { pairs } | Operation::CopyBatchInPlace { pairs } => {
-                self.add_batch(pairs, Some(own))
+                self.add_ranges(|| ranges_of(pairs), Some(own))
             }
             _ => {
                 operation.validate()?;
@@ -135,15 +135,15 @@ impl<'a> Claims<'a> {
         }
     }
 
-    /// Like [`add`](Self::add), for the pairs of a batch, whose ranges are sorted only once.
-    fn add_batch(
+    /// Like [`add`](Self::add), for many ranges, in order.
+    pub(crate) fn add_ranges(
         &mut self,
-        pairs: &'a [(RawBuffer, RawBuffer)],
+        ranges: impl Fn() -> Result<Vec<Claimed<'a>>>,
         own: Option<&Arc<dyn Timeline>>,
     ) -> Result<()> {
         let mut turns = None;
         loop {
-            self.held = SmallVec::from_vec(ranges_of(pairs)?);
+            self.held = SmallVec::from_vec(ranges()?);
             match self.claim_held(own, turns.as_ref()) {
                 Ok(()) => return Ok(()),
                 Err(TrySubmitError::Failed(error)) => return Err(error),

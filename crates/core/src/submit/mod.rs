@@ -2,6 +2,7 @@
 //! blocking.
 
 pub(crate) mod batch;
+pub(crate) mod blocks;
 pub(crate) mod cast;
 mod cells;
 pub(crate) mod claim;

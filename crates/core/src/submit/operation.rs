@@ -216,10 +216,11 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// Sets up what the queue needs for the operation.
-    fn prepare<Q: Queue + ?Sized>(&self, queue: &Q) {
+    /// Sets up what the queue needs for the operation: see [`Queue::prepare_batch`].
+    pub fn prepare<Q: Queue + ?Sized>(&self, queue: &Q) {
         if let Self::CopyBatchInPlace { pairs } = *self {
-            queue.prepare_batch(pairs);
+            let bytes = pairs.iter().fold(0_u64, |sum, (src, _)| sum.saturating_add(src.len() as u64));
+            queue.prepare_batch(pairs.len(), bytes);
         }
     }
 

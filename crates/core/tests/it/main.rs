@@ -7,6 +7,7 @@
 mod adopt_fences;
 mod awaiting;
 mod batch;
+mod blocks;
 mod borrowed;
 mod bounds;
 mod claim_order;

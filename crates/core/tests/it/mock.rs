@@ -12,8 +12,8 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 use transload_core::{
-    DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, Place, Queue, RawBuffer, Reclaimer, Result,
-    Storage, StreamPriority, Timeline, TimelineId, Timing, next_timeline_id, submit,
+    BlockList, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, Place, Queue, RawBuffer, Reclaimer,
+    Result, Storage, StreamPriority, Timeline, TimelineId, Timing, next_timeline_id, submit,
 };
 
 pub(crate) const DEVICE: DeviceId = DeviceId::Other("mock", 0);
@@ -276,6 +276,20 @@ unsafe impl Queue for MockQueue {
     }
 
     unsafe fn enqueue(&self, _: &Operation<'_>, after: &[Fence], _: Timing) -> Result<Fence> {
+        self.enqueue_any(after)
+    }
+
+    unsafe fn enqueue_blocks(&self, _: &BlockList, after: &[Fence], _: Timing) -> Result<Fence> {
+        self.enqueue_any(after)
+    }
+
+    fn outstanding(&self) -> u64 {
+        self.count() - self.timeline.reached()
+    }
+}
+
+impl MockQueue {
+    fn enqueue_any(&self, after: &[Fence]) -> Result<Fence> {
         if self.refuse.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::Device, "refused by the test"));
         }
@@ -292,10 +306,6 @@ unsafe impl Queue for MockQueue {
             self.complete(point);
         }
         Ok(Fence::new(Arc::clone(&self.timeline), point))
-    }
-
-    fn outstanding(&self) -> u64 {
-        self.count() - self.timeline.reached()
     }
 }
 

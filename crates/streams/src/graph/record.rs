@@ -67,7 +67,7 @@ fn capturable<'a>(calls: DriverCalls<'a>, lists: &mut Vec<FixedList>) -> Result<
             DriverCalls::Copy(DriverAddress::Device(src), DriverAddress::Device(dst), bytes)
         }
         DriverCalls::CopyBatch(pairs, _) => DriverCalls::CopyBatch(pairs, BatchCall::Absent),
-        DriverCalls::CopyBatchInPlace { kernels, pairs, stream } => {
+        DriverCalls::CopyBatchInPlace(kernels, pairs, stream) => {
             let list = stream.fixed_list(pairs)?;
             let address = list.address();
             lists.push(list);

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 use transload_core::{
     Access, Claims, DeviceId, Error, ErrorKind, Fence, OperationInfo, OperationKind, RawBuffer, Result,
+    Timing,
 };
 use transload_cuda_sys::AsStream;
 use transload_memory::Role;
@@ -184,7 +185,8 @@ impl<'a> Launch<'a> {
         // SAFETY: the function is of a loaded module of the stream's context; the parameters outlive the call. By the
         // caller's promise the kernel uses only claimed memory. The claims exclude conflicting uses until the commit, the
         // fence does from then on, and it keeps the memory alive.
-        let fence = claims.inherit(unsafe { stream.enqueue_calls(launch, claims.after(), info) }?);
+        let fence =
+            claims.inherit(unsafe { stream.enqueue_calls(launch, claims.after(), Timing::Off, info) }?);
         self.kernel.code().record_launch(&fence);
         // SAFETY: the fence completes after the kernel, which runs after `after`; fences removed from that were known to
         // be complete.

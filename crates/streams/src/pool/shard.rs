@@ -12,7 +12,7 @@ use std::{
 };
 
 use transload_core::{
-    BatchHalf, DeviceId, Fence, Operation, Place, Queue, QueueLease, RawBuffer, Result, Stamp,
+    BatchHalf, BlockList, DeviceId, Fence, Operation, Place, Queue, QueueLease, RawBuffer, Result, Stamp,
     StreamPriority, Timeline, Timing,
 };
 
@@ -106,8 +106,8 @@ unsafe impl Queue for StreamShard {
         self.stream.prepare_waits();
     }
 
-    fn prepare_batch(&self, pairs: &[(RawBuffer, RawBuffer)]) {
-        self.stream.prepare_batch(pairs);
+    fn prepare_batch(&self, pairs: usize, bytes: u64) {
+        self.stream.prepare_batch(pairs, bytes);
     }
 
     #[inline]
@@ -125,6 +125,11 @@ unsafe impl Queue for StreamShard {
     ) -> Result<Fence> {
         // SAFETY: the caller's promise.
         unsafe { self.stream.enqueue_half(half, pairs, scratch, after) }
+    }
+
+    unsafe fn enqueue_blocks(&self, blocks: &BlockList, after: &[Fence], timing: Timing) -> Result<Fence> {
+        // SAFETY: the caller's promise.
+        unsafe { self.stream.enqueue_blocks(blocks, after, timing) }
     }
 
     fn occupy(&self, time: Duration) -> Result<Fence> {

@@ -124,7 +124,8 @@ impl Counters {
     pub(crate) fn count(&self, calls: &DriverCalls<'_>) {
         let counter = match calls {
             DriverCalls::CopyInPlace { .. }
-            | DriverCalls::CopyBatchInPlace { .. }
+            | DriverCalls::CopyBatchInPlace(..)
+            | DriverCalls::CopyBlocks(..)
             | DriverCalls::BatchHalf(..)
             | DriverCalls::Cast(..) => &self.in_place_copies,
             DriverCalls::Kernel(..) | DriverCalls::Occupy(..) => &self.kernels,

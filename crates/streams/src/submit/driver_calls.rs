@@ -2,7 +2,7 @@
 
 use std::os::raw::c_void;
 
-use transload_core::{Error, ErrorKind, MemoryKind, Operation, Pitched, Queue, RawBuffer, Result};
+use transload_core::{BlockList, Error, ErrorKind, MemoryKind, Operation, Pitched, Queue, RawBuffer, Result};
 use transload_cuda_sys::{
     Context, DriverError, RawStream, Stream, check,
     cust::sys::{CUDA_MEMCPY2D, CUfunction, CUmemorytype_enum},
@@ -16,6 +16,7 @@ use super::{
     fills::Fill,
     halves::Half,
     kernels::Kernels,
+    lists::Pieces,
     loaded_module,
     split_copy::{split_copy, split_rows},
 };
@@ -124,11 +125,8 @@ pub(crate) enum DriverCalls<'a> {
         dst: u64,
         bytes: usize,
     },
-    CopyBatchInPlace {
-        kernels: &'a Kernels,
-        pairs: &'a [(RawBuffer, RawBuffer)],
-        stream: &'a StreamTimeline,
-    },
+    CopyBatchInPlace(&'a Kernels, &'a [(RawBuffer, RawBuffer)], &'a StreamTimeline),
+    CopyBlocks(&'a Kernels, &'a BlockList, &'a StreamTimeline),
     BatchHalf(Half<'a>),
     Cast(Cast<'a>),
     /// Like `CopyBatchInPlace`, with a list that is written: its address and length.
@@ -186,7 +184,7 @@ impl<'a> DriverCalls<'a> {
                     in_place(src, stream)?;
                     in_place(dst, stream)?;
                 }
-                Ok(Self::CopyBatchInPlace { kernels: stream.own.kernels()?, pairs, stream: &stream.own })
+                Ok(Self::CopyBatchInPlace(stream.own.kernels()?, pairs, &stream.own))
             }
             Operation::Cast { src, from, dst, to } => {
                 Cast::new((src, from), (dst, to), stream).map(Self::Cast)
@@ -243,7 +241,8 @@ impl<'a> DriverCalls<'a> {
     pub(crate) fn launch_kernels(&self) -> bool {
         match self {
             Self::CopyInPlace { .. }
-            | Self::CopyBatchInPlace { .. }
+            | Self::CopyBatchInPlace(..)
+            | Self::CopyBlocks(..)
             | Self::BatchHalf(..)
             | Self::Cast(..)
             | Self::CopyList(..)
@@ -261,7 +260,8 @@ impl<'a> DriverCalls<'a> {
             Self::CopyBatch(..) => "batch of copies",
             Self::CopyPeer { .. } => "peer copy",
             Self::CopyInPlace { .. } => "copy in place",
-            Self::CopyBatchInPlace { .. } | Self::CopyList(..) => "batch of copies in place",
+            Self::CopyBatchInPlace(..) | Self::CopyList(..) => "batch of copies in place",
+            Self::CopyBlocks(..) => "list of blocks",
             Self::BatchHalf(..) => "half of a batch",
             Self::Cast(..) => "cast",
             Self::Fill(..) => "fill",
@@ -299,8 +299,12 @@ impl<'a> DriverCalls<'a> {
                 kernels.copy(src, dst, bytes, stream)
             },
             // SAFETY: as above.
-            Self::CopyBatchInPlace { kernels, pairs, stream } => unsafe {
-                kernels.copy_list(pairs, stream, in_flight)
+            Self::CopyBatchInPlace(kernels, pairs, stream) => unsafe {
+                kernels.copy_list(Pieces::of(pairs), stream, in_flight)
+            },
+            // SAFETY: as above.
+            Self::CopyBlocks(kernels, blocks, stream) => unsafe {
+                kernels.copy_list(Pieces::of_blocks(blocks), stream, in_flight)
             },
             // SAFETY: as above.
             Self::BatchHalf(ref half) => unsafe { half.make(in_flight) },

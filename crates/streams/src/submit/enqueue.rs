@@ -3,8 +3,8 @@
 use std::{cell::Cell, sync::Arc, time::Duration};
 
 use transload_core::{
-    BatchHalf, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, OperationInfo, OperationKind, Place,
-    Queue, RawBuffer, Result, Stamp, StreamPriority, Timeline, Timing,
+    BatchHalf, BlockList, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, OperationInfo,
+    OperationKind, Place, Queue, RawBuffer, Result, Stamp, StreamPriority, Timeline, Timing,
 };
 use transload_cuda_sys::{DriverError, try_in_current};
 use transload_memory::{OperationCalls, lift};
@@ -52,8 +52,8 @@ unsafe impl Queue for CudaStream {
         self.own.prepare_waits();
     }
 
-    fn prepare_batch(&self, pairs: &[(RawBuffer, RawBuffer)]) {
-        self.own.prepare_list(pairs);
+    fn prepare_batch(&self, pairs: usize, bytes: u64) {
+        self.own.prepare_list(pairs, bytes);
     }
 
     fn current_fence(&self) -> Option<Fence> {
@@ -94,20 +94,21 @@ unsafe impl Queue for CudaStream {
         let info = || half_info(half, pairs, scratch);
         let calls = DriverCalls::BatchHalf(Half::new(half, pairs, scratch, self)?);
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue_calls(calls, after, info) }
+        unsafe { self.enqueue_calls(calls, after, Timing::Off, info) }
+    }
+
+    unsafe fn enqueue_blocks(&self, blocks: &BlockList, after: &[Fence], timing: Timing) -> Result<Fence> {
+        let calls = DriverCalls::of_blocks(blocks, self)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_calls(calls, after, timing, || OperationInfo::of_blocks(blocks)) }
     }
 
     fn occupy(&self, time: Duration) -> Result<Fence> {
         let info = || OperationInfo::of_kind(OperationKind::Kernel);
         let calls =
             DriverCalls::Occupy(self.own.kernels()?, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
-        let measured = self.own.measure(Timing::Measured, info);
         // SAFETY: the kernel accesses no memory.
-        let enqueued = unsafe { self.enqueue_measured(calls, &[], measured) };
-        if enqueued.is_err() {
-            self.own.withdraw(info);
-        }
-        enqueued
+        unsafe { self.enqueue_calls(calls, &[], Timing::Measured, info) }
     }
 
     fn outstanding(&self) -> u64 {
@@ -182,9 +183,10 @@ impl CudaStream {
         &self,
         calls: DriverCalls<'_>,
         after: &[Fence],
+        timing: Timing,
         info: impl Fn() -> OperationInfo,
     ) -> Result<Fence> {
-        let measured = self.own.measure(Timing::Off, &info);
+        let measured = self.own.measure(timing, &info);
         // SAFETY: the caller's promise.
         let enqueued = unsafe { self.enqueue_measured(calls, after, measured) };
         if enqueued.is_err() {

@@ -1,11 +1,17 @@
 //! Batches of copies by one kernel, which reads the list of pieces from mapped memory.
 
-use transload_core::{RawBuffer, Result, events::report};
+use std::slice;
+
+use transload_core::{BlockList, RawBuffer, Result, events::report};
 use transload_cuda_sys::DriverError;
 use transload_memory::{FixedList, ListEntry};
 
-use super::{batches::Joined, kernels::Kernels};
-use crate::completion::timeline::StreamTimeline;
+use super::{
+    batches::Joined,
+    driver_calls::{DriverCalls, in_place},
+    kernels::Kernels,
+};
+use crate::{CudaStream, completion::timeline::StreamTimeline};
 
 /// Longest pieces of small batches, in bytes. A warp copies a piece, so short ones occupy more of the device.
 const SHORT: u64 = 4096;
@@ -25,10 +31,10 @@ const LONG_PIECE: u64 = 1024;
 const NO_LIST: &str = "a batch in place becomes one launch for each copy";
 
 impl StreamTimeline {
-    /// Allocates the memory that the list of a batch lacks, if possible.
+    /// Allocates the memory that the list of a batch of so many pairs and bytes lacks, if possible.
     #[cold]
-    pub(crate) fn prepare_list(&self, pairs: &[(RawBuffer, RawBuffer)]) {
-        let prepared = self.lists.prepare(self.context(), self.id, Pieces::of(pairs).most(pairs.len()));
+    pub(crate) fn prepare_list(&self, pairs: usize, bytes: u64) {
+        let prepared = self.lists.prepare(self.context(), self.id, most(pairs, bytes));
         if let Err(error) = prepared {
             report::call_failed(NO_LIST, self.device, &error);
         }
@@ -46,6 +52,18 @@ impl StreamTimeline {
     }
 }
 
+impl<'a> DriverCalls<'a> {
+    /// # Errors
+    /// `Unsupported` if the device cannot use a pool in place.
+    pub(super) fn of_blocks(blocks: &'a BlockList, stream: &'a CudaStream) -> Result<Self> {
+        for (src, dst) in blocks.pools() {
+            in_place(src, stream)?;
+            in_place(dst, stream)?;
+        }
+        Ok(Self::CopyBlocks(stream.own.kernels()?, blocks, &stream.own))
+    }
+}
+
 impl Kernels {
     /// Enqueues the copies of a batch by one launch for each page that its list fills; a long one is launched in parts, so that the
     /// device copies while the host writes the rest. What finds no room in a page is copied by one launch for each joined copy.
@@ -59,15 +77,14 @@ impl Kernels {
     ///   have no conflicting use until the copies are complete; also after an error, if `in_flight` is true.
     pub(super) unsafe fn copy_list(
         &self,
-        pairs: &[(RawBuffer, RawBuffer)],
+        mut pieces: Pieces<impl Iterator<Item = ListEntry> + Clone>,
         stream: &StreamTimeline,
         in_flight: &mut bool,
     ) -> std::result::Result<(), DriverError> {
         if transload_core::mutant!("streams/task-allocates-no-list") {
-            stream.prepare_list(pairs);
+            stream.prepare_list(pieces.pairs, pieces.total);
         }
-        let mut pieces = Pieces::of(pairs);
-        let mut part = pieces.first_part(pairs);
+        let mut part = pieces.first_part();
         while !pieces.is_end() {
             let Some(mut page) = stream.lists.take(stream.id, 1) else { break };
             let mut is_read = false;
@@ -107,33 +124,53 @@ fn longest(total: u64) -> u64 {
     total.div_ceil(CUTS).next_multiple_of(SHORT).max(SHORT)
 }
 
-/// The copies of a batch as `transload_copy_list` reads them: cut into pieces, so that none occupies a part of the device for long
-/// while the rest is idle.
-struct Pieces<'a> {
-    copies: Joined<'a>,
-    /// What is left of the last copy.
-    rest: ListEntry,
-    total: u64,
-    longest: u64,
+/// Returns how many pieces of so many pairs and bytes there are at most.
+fn most(pairs: usize, total: u64) -> usize {
+    pairs.saturating_add((total / longest(total)) as usize)
 }
 
-impl<'a> Pieces<'a> {
-    fn of(pairs: &'a [(RawBuffer, RawBuffer)]) -> Self {
+/// The copies of a batch as `transload_copy_list` reads them: cut into pieces, so that none occupies a part of the device for long
+/// while the rest is idle.
+pub(super) struct Pieces<I> {
+    /// Neighbours are joined.
+    copies: I,
+    /// What is left of the last copy.
+    rest: ListEntry,
+    /// Number of pairs, and their bytes.
+    pairs: usize,
+    total: u64,
+    longest: u64,
+    /// Whether the copies go over the device's link.
+    cross: bool,
+}
+
+impl Pieces<()> {
+    pub(super) fn of(pairs: &[(RawBuffer, RawBuffer)]) -> Pieces<impl Iterator<Item = ListEntry> + Clone> {
         let total = pairs.iter().map(|(src, _)| src.len() as u64).fold(0, u64::saturating_add);
-        Self { copies: Joined(pairs), rest: [0; 3], total, longest: longest(total) }
+        // Both have one: it was checked.
+        let address = |buffer: &RawBuffer| buffer.device_address().unwrap_or_default();
+        let copies = Joined(pairs).map(move |(src, dst, bytes)| [address(dst), address(src), bytes as u64]);
+        Pieces::new(copies, pairs.first(), (pairs.len(), total))
     }
 
-    /// Returns how many pieces of so many pairs there are at most.
-    fn most(&self, pairs: usize) -> usize {
-        pairs.saturating_add((self.total / self.longest) as usize)
+    pub(super) fn of_blocks(blocks: &BlockList) -> Pieces<impl Iterator<Item = ListEntry> + Clone> {
+        let pools = blocks.pools();
+        let copies = JoinedBlocks { blocks, pools: pools.iter(), addresses: [0; 2], rest: (&[], &[]) };
+        Pieces::new(copies, pools.first(), (blocks.len(), blocks.bytes()))
+    }
+}
+
+impl<I: Iterator<Item = ListEntry> + Clone> Pieces<I> {
+    fn new(copies: I, first: Option<&(RawBuffer, RawBuffer)>, (pairs, total): (usize, u64)) -> Self {
+        let cross = first.is_some_and(|(src, dst)| src.place().device != dst.place().device);
+        Self { copies, rest: [0; 3], pairs, total, longest: longest(total), cross }
     }
 
     /// Returns how many of them the first launch has: all, unless the list is long and the device copies over its link.
-    fn first_part(&self, pairs: &[(RawBuffer, RawBuffer)]) -> usize {
-        let is_long = self.most(pairs.len()) >= LONG_LIST;
-        let are_long = self.total >= (pairs.len() as u64).saturating_mul(LONG_PIECE);
-        let crosses = |(src, dst): &(RawBuffer, RawBuffer)| src.place().device != dst.place().device;
-        if is_long && are_long && pairs.first().is_some_and(crosses) { FIRST_PART } else { usize::MAX }
+    fn first_part(&self) -> usize {
+        let is_long = most(self.pairs, self.total) >= LONG_LIST;
+        let are_long = self.total >= (self.pairs as u64).saturating_mul(LONG_PIECE);
+        if is_long && are_long && self.cross { FIRST_PART } else { usize::MAX }
     }
 
     fn is_end(&self) -> bool {
@@ -147,21 +184,58 @@ impl<'a> Pieces<'a> {
     }
 }
 
-impl Iterator for Pieces<'_> {
+impl<I: Iterator<Item = ListEntry>> Iterator for Pieces<I> {
     type Item = ListEntry;
 
     #[inline]
     fn next(&mut self) -> Option<ListEntry> {
         let [mut dst, mut src, mut bytes] = self.rest;
         if bytes == 0 {
-            let (from, to, length) = self.copies.next()?;
-            // Both have one: it was checked.
-            [dst, src] = [to, from].map(|buffer| buffer.device_address().unwrap_or_default());
-            bytes = length as u64;
+            [dst, src, bytes] = self.copies.next()?;
         }
         let length = bytes.min(self.longest);
         self.rest = [dst + length, src + length, bytes - length];
         Some([dst, src, length])
+    }
+}
+
+/// The copies of a list of blocks: those that follow each other in both pools are one.
+#[derive(Clone)]
+struct JoinedBlocks<'a> {
+    blocks: &'a BlockList,
+    /// The pools that come next.
+    pools: slice::Iter<'a, (RawBuffer, RawBuffer)>,
+    /// Addresses of the current pools: destination and source.
+    addresses: [u64; 2],
+    /// What is left of the current pools.
+    rest: (&'a [usize], &'a [usize]),
+}
+
+impl Iterator for JoinedBlocks<'_> {
+    type Item = ListEntry;
+
+    #[inline]
+    fn next(&mut self) -> Option<ListEntry> {
+        loop {
+            if let ([from, from_rest @ ..], [to, to_rest @ ..]) = self.rest {
+                self.rest = (from_rest, to_rest);
+                let mut count = 1;
+                while let ([next_from, from_rest @ ..], [next_to, to_rest @ ..]) = self.rest
+                    && *next_from == from + count
+                    && *next_to == to + count
+                {
+                    self.rest = (from_rest, to_rest);
+                    count += 1;
+                }
+                let [dst, src] = self.addresses;
+                let byte = |block: usize| (block * self.blocks.block_bytes()) as u64;
+                return Some([dst + byte(*to), src + byte(*from), byte(count)]);
+            }
+            let (src, dst) = self.pools.next()?;
+            // Both have one: it was checked.
+            self.addresses = [dst, src].map(|pool| pool.device_address().unwrap_or_default());
+            self.rest = self.blocks.indices();
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! Batches on a driver that fails, refuses the call for many copies, or checks for races.
 
-use transload_core::{ErrorKind, MemoryKind, Operation, RawBuffer, StreamPriority, Timing, submit};
+use transload_core::{
+    BlockList, ErrorKind, MemoryKind, Operation, RawBuffer, StreamPriority, Timing, submit, submit_blocks,
+};
 use transload_cuda_sys::trace;
 use transload_memory::{CudaDevice, CudaMemoryManager, PinnedLimit};
 use transload_streams::{CudaGraph, CudaStream};
@@ -39,6 +41,13 @@ impl Pools {
         let part = |of: &RawBuffer, index: usize| of.slice(index * bytes..(index + 1) * bytes).unwrap();
         let pairs = (0..count).map(|index| (part(&host, index), part(&there, count - 1 - index))).collect();
         Self { device, memory, host, there, pairs, bytes }
+    }
+
+    /// The same pieces by their indices.
+    fn blocks(&self) -> BlockList {
+        let from: Vec<usize> = (0..self.pairs.len()).collect();
+        let to: Vec<usize> = from.iter().rev().copied().collect();
+        BlockList::new([(&self.host, &self.there)].into_iter(), (&from, &to), self.bytes).unwrap()
     }
 
     fn check(&self, stream: &CudaStream) {
@@ -170,9 +179,10 @@ fn long_list_is_launched_in_parts() {
         let stream = CudaStream::new(&pools.device).unwrap();
         let trace = trace::start();
         // More than one page.
-        for _ in 0..8 {
+        for _ in 0..4 {
             let batch = Operation::CopyBatchInPlace { pairs: &pools.pairs };
             drop(submit(&stream, &batch, Timing::Off).unwrap());
+            drop(submit_blocks(&stream, &pools.blocks(), Timing::Off).unwrap());
         }
         let calls = trace.calls_of_this_thread();
         let launches = calls.iter().filter(|call| call.name == "cuLaunchKernel").count();
@@ -214,9 +224,14 @@ fn failed_launch_of_a_part_waits_for_earlier_ones() {
             let pools = Pools::of(sim.ordinal(), IN_PARTS, u64::MAX);
             let stream = CudaStream::new(&pools.device).unwrap();
             let batch = Operation::CopyBatchInPlace { pairs: &pools.pairs };
-            for _ in 0..3 {
+            let blocks = pools.blocks();
+            for round in 0..4 {
                 sim.fail_call(Some("cuLaunchKernel"), nth, UNKNOWN);
-                let failed = submit(&stream, &batch, Timing::Off).unwrap_err();
+                let failed = match round % 2 {
+                    0 => submit(&stream, &batch, Timing::Off),
+                    _ => submit_blocks(&stream, &blocks, Timing::Off),
+                };
+                let failed = failed.unwrap_err();
                 assert_eq!(failed.kind(), ErrorKind::Device, "launch {nth}");
                 assert_eq!(
                     sim.queued(),

@@ -10,7 +10,7 @@ use std::{
 use transload_core::{Error, ErrorKind, Fence, ListWay, Queue, RawBuffer, Result, StreamPriority};
 
 use super::{
-    CopyManyError, CopyManyReport, CopyManyTransfer, List, ListOptions,
+    CopyManyError, CopyManyReport, CopyManyTransfer, ListOptions, Listed,
     submit::{ManyCopies, OwnedList},
 };
 use crate::{
@@ -67,7 +67,7 @@ use crate::{
 #[derive(Clone)]
 pub struct CopyManyBuilder<'a> {
     manager: &'a CrossBackendTransferManager,
-    pairs: List<'a>,
+    pairs: Listed<'a>,
     options: TransferOptions,
     wanted: ListOptions,
     extras: BuilderExtras<'a>,
@@ -84,10 +84,10 @@ impl CrossBackendTransferManager {
         &'a self,
         pairs: impl Into<Cow<'a, [(RawBuffer, RawBuffer)]>>,
     ) -> CopyManyBuilder<'a> {
-        self.copy_list(List::Pairs(pairs.into()))
+        self.copy_list(Listed::Pairs(pairs.into()))
     }
 
-    pub(crate) fn copy_list<'a>(&'a self, pairs: List<'a>) -> CopyManyBuilder<'a> {
+    pub(crate) fn copy_list<'a>(&'a self, pairs: Listed<'a>) -> CopyManyBuilder<'a> {
         CopyManyBuilder {
             manager: self,
             pairs,
@@ -154,7 +154,13 @@ impl<'a> CopyManyBuilder<'a> {
         let Self { manager, pairs, options, wanted, extras: BuilderExtras { after, queue } } = self;
         let extras =
             Extras { after: &after, queue: queue.map(|queue| queue as _), waits, ..Extras::default() };
-        let submitted = ManyCopies::new(pairs, wanted).attempt(manager, (&options, &extras), None);
+        if let Listed::Blocks(blocks) = &pairs
+            && let Some(transfer) = manager.submit_blocks(blocks, wanted, (&options, &extras))
+        {
+            return transfer;
+        }
+        let submitted =
+            ManyCopies::new(pairs.into_pairs(), wanted).attempt(manager, (&options, &extras), None);
         // Only tasks are deferred.
         submitted.unwrap_or_else(|_| CopyManyTransfer::refused(&manager.context, would_block()))
     }
@@ -180,7 +186,7 @@ impl<'a> CopyManyBuilder<'a> {
                 "a recording has no stream, fences or way; record copies without `on`, `after` and `way`";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        self.manager.record_with(&self.pairs, &self.options, self.wanted.exclusive)
+        self.manager.record_with(&self.pairs.into_pairs(), &self.options, self.wanted.exclusive)
     }
 
     /// Like [`submit`](Self::submit) for a task: ready once all are submitted, or refused. It blocks no thread, like
@@ -195,7 +201,7 @@ impl<'a> CopyManyBuilder<'a> {
             after,
             queue: queue.map(SharedQueue::share),
             waited: false,
-            work: OwnedList(ManyCopies::new(pairs.into_owned(), wanted)),
+            work: OwnedList(ManyCopies::new(pairs.into_pairs().into_owned(), wanted)),
         };
         task.submit()
     }

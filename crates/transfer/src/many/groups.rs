@@ -4,7 +4,7 @@ use std::{cmp::Ordering, iter, slice};
 
 use smallvec::{SmallVec, smallvec};
 use transload_core::{
-    BufferId, Error, ErrorKind, Operation, RawBuffer, Result, TransferPath, runs_by_allocation,
+    BlockList, BufferId, Error, ErrorKind, Operation, RawBuffer, Result, TransferPath, runs_by_allocation,
 };
 
 use super::Pair;
@@ -32,6 +32,19 @@ impl Group {
             part: None,
             indices: None,
         }
+    }
+
+    /// Returns the group of all blocks, if they have one path and may be written.
+    pub(super) fn of_blocks(blocks: &BlockList) -> Option<Self> {
+        let mut group = Self::new(path_of(blocks.pools().first()?));
+        for pools in blocks.pools() {
+            if path_of(pools) != group.input.path || !pools.1.is_writable() {
+                return None;
+            }
+            group.add(slice::from_ref(pools));
+        }
+        (group.count, group.input.bytes) = (blocks.len(), blocks.bytes());
+        Some(group)
     }
 
     /// Adds pairs of the same two allocations.

@@ -12,7 +12,8 @@ mod through_device;
 mod transfer;
 
 pub use builder::{CopyManyBuilder, CopyManyFuture};
-pub(crate) use list::List;
+pub(crate) use list::Listed;
+use list::{List, Pieces};
 pub use outcome::{CopyManyError, CopyManyReport};
 pub use plan::{ListAlternative, ListPlan};
 pub use recorded::RecordedTransfers;

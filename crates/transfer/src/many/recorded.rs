@@ -9,7 +9,7 @@ use transload_core::{
 };
 
 use super::{
-    CopyManyTransfer, ListOptions, Pair,
+    CopyManyTransfer, ListOptions, Pair, Pieces,
     groups::{Group, check_apart},
     recorded_graph::{PlannedPair, RecordedGraph},
     transfer::Pairs,
@@ -98,9 +98,12 @@ impl RecordedTransfers {
         let extras = |bytes| Extras { id: self.manager.context.transfer_id(bytes), ..Extras::default() };
         let (options, wanted) =
             (&self.options, ListOptions { exclusive: self.by_kernel, ..ListOptions::default() });
-        if let Some(whole) =
-            self.manager.submit_group(group, pairs, wanted, (options, &extras(group.input.bytes)))
-        {
+        if let Some(whole) = self.manager.submit_group(
+            group,
+            Pieces::Pairs(pairs),
+            wanted,
+            (options, &extras(group.input.bytes)),
+        ) {
             return self.add(whole, Pairs::Group(index), transfer);
         }
         pairs.iter().enumerate().try_for_each(|(pair, (src, dst))| {

@@ -8,14 +8,14 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, Error, ErrorKind, ListWay, Result, StreamPriority, Timing, Transfer, TransferId,
+    BlockList, DeviceId, Error, ErrorKind, ListWay, Result, StreamPriority, Timing, Transfer, TransferId,
     TransferMethod, TransferScope, Turns, Wanted,
 };
 
 use super::{
-    CopyManyTransfer, List, ListOptions, Pair,
+    CopyManyTransfer, List, ListOptions, Pair, Pieces,
     groups::{BadPairs, Group, check_apart, grouped},
-    through_device::{Rule, ordered},
+    through_device::{Rule, may_go_through_device, ordered},
     transfer::Pairs,
 };
 use crate::{
@@ -105,7 +105,7 @@ impl<'a> ManyCopies<'a> {
             let id = *checked.id.get_or_insert_with(|| manager.context.transfer_id(bytes));
             let extras = Extras { id, task: context.as_ref(), waits, ..*extras };
             let transfer = match checked.singles {
-                None => manager.submit_group(group, pairs, self.wanted, (options, &extras)),
+                None => manager.submit_group(group, Pieces::Pairs(pairs), self.wanted, (options, &extras)),
                 Some(pair) => match pairs.get(pair) {
                     Some((src, dst)) if !src.is_empty() => {
                         Some(manager.attempt(src, dst, options, Some(&extras)))
@@ -181,33 +181,50 @@ impl Checked {
 }
 
 impl CrossBackendTransferManager {
+    /// Submits a list of blocks as one transfer, without making its pairs. `None` if nothing was submitted: the pairs are to be submitted.
+    pub(super) fn submit_blocks(
+        &self,
+        blocks: &BlockList,
+        wanted: ListOptions,
+        (options, extras): (&TransferOptions, &Extras<'_>),
+    ) -> Option<CopyManyTransfer> {
+        let group = Group::of_blocks(blocks).filter(|_| extras.after.is_empty())?;
+        let id = self.context.transfer_id(group.input.bytes);
+        let extras = Extras { id, waits: extras.waits && id.is_none(), ..*extras };
+        let mut transfer = CopyManyTransfer::new(&self.context, blocks.len());
+        transfer.add_group(None);
+        let submitted = self.submit_group(&group, Pieces::Blocks(blocks), wanted, (options, &extras))?;
+        transfer.add(submitted, Pairs::Group(0));
+        Some(transfer)
+    }
+
     /// Submits a group as one transfer. `None` if nothing was submitted: the task knows why, or the pairs are to be copied one by one,
-    /// or two overlap.
+    /// or two overlap, or blocks go as pairs.
     pub(super) fn submit_group(
         &self,
         group: &Group,
-        pairs: &[Pair],
+        pieces: Pieces<'_>,
         wanted: ListOptions,
         (options, extras): (&TransferOptions, &Extras<'_>),
     ) -> Option<Transfer> {
         let (Group { input, count, .. }, id) = (group, extras.id);
-        let (src, dst) = pairs.iter().find(|(src, _)| !src.is_empty())?;
+        let (src, dst) = pieces.first()?;
         let timing = options.timing.unwrap_or_default();
         let registry = &*self.registry;
         let (mut cache, mut declined) = (registry.route_cache(), 0);
         let is_wanted = wanted.way == Some(ListWay::ThroughDevice);
-        let may_go_through_device =
-            (wanted.way.is_none() || is_wanted) && options.allows(TransferMethod::DirectCopy);
-        let ordered = may_go_through_device.then(|| {
+        let mut in_order = None;
+        if (wanted.way.is_none() || is_wanted) && options.allows(TransferMethod::DirectCopy) {
             let mut known = || {
                 let lists = &cache.routes(registry, &input.path).ok()?.lists;
                 lists.is_faster_through_device(wanted.exclusive, (*count as u64, input.bytes))
             };
             let rule = if is_wanted { Rule::Wanted } else { known().map_or(Rule::BuiltIn, Rule::Faster) };
-            ordered(pairs, input, wanted.exclusive, rule)
-        });
-        let ordered = ordered.flatten();
-        let wanted = ListOptions { through_device: ordered.is_some(), ..wanted };
+            if may_go_through_device(*count as u64, input, wanted.exclusive, rule) {
+                in_order = ordered(pieces.pairs()?, input, wanted.exclusive, rule);
+            }
+        }
+        let wanted = ListOptions { through_device: in_order.is_some(), ..wanted };
         loop {
             let chosen = cache.routes(registry, &input.path).and_then(|routes| {
                 let unsuited = extras.queue.map_or(Ok(0), |queue| routes.off_queue(queue.device()))?;
@@ -247,8 +264,8 @@ impl CrossBackendTransferManager {
             }
             let scope = TransferScope::enter(id);
             let mut through_device = Ok(None);
-            if let Some(ordered) = &ordered {
-                through_device = candidate.method.submit_through_device(&candidate.route, &request, ordered);
+            if let Some(in_order) = &in_order {
+                through_device = candidate.method.submit_through_device(&candidate.route, &request, in_order);
             }
             let submitted = match through_device.transpose() {
                 Some(submitted) => {
@@ -259,7 +276,12 @@ impl CrossBackendTransferManager {
                     let text = format!("a list {} cannot go through device memory", input.path);
                     Err(NotSubmitted::Failed(Error::new(ErrorKind::Unsupported, text)))
                 }
-                None => candidate.method.submit_many(&candidate.route, &request, pairs),
+                None => match pieces {
+                    Pieces::Pairs(pairs) => candidate.method.submit_many(&candidate.route, &request, pairs),
+                    Pieces::Blocks(blocks) => {
+                        candidate.method.submit_blocks(&candidate.route, &request, blocks).transpose()?
+                    }
+                },
             };
             drop(scope);
             if let Some(begun) = submission.begun {

@@ -61,32 +61,44 @@ impl Shape {
     }
 }
 
-/// Returns the list, if it is to go through device memory; one that copy engines copy from or to the host in the order of its memory.
+/// Returns whether a list of so many pairs goes through device memory if they lie there in the right order.
+pub(super) fn may_go_through_device(
+    count: u64,
+    PlanInput { path, bytes, .. }: &PlanInput,
+    exclusive: bool,
+    rule: Rule,
+) -> bool {
+    if !is_staged(path) {
+        let shape = Shape { bytes: *bytes, pieces: count, stretches: 1, exclusive, rule };
+        return host_side(path).is_some() && shape.goes_through_device();
+    }
+    let is_faster = match rule {
+        // Without other work on the device a kernel that accesses the staging buffers saves the way through its memory.
+        Rule::BuiltIn => !exclusive && count >= LEAST_STAGED && *bytes <= SHORT_STAGED.saturating_mul(count),
+        Rule::Faster(is_faster) => is_faster,
+        Rule::Wanted => true,
+    };
+    is_faster && fits(path, *bytes)
+}
+
+/// Returns the list, which [may](may_go_through_device), if it is to go through device memory; one that copy engines copy from or to the
+/// host in the order of its memory.
 pub(super) fn ordered<'a>(
     pairs: &'a [Pair],
     PlanInput { path, bytes, .. }: &PlanInput,
     exclusive: bool,
     rule: Rule,
 ) -> Option<Cow<'a, [Pair]>> {
-    let count = pairs.len() as u64;
     if is_staged(path) {
-        let is_faster = match rule {
-            // Without other work on the device a kernel that accesses the staging buffers saves the way through its memory.
-            Rule::BuiltIn => {
-                !exclusive && count >= LEAST_STAGED && *bytes <= SHORT_STAGED.saturating_mul(count)
-            }
-            Rule::Faster(is_faster) => is_faster,
-            Rule::Wanted => true,
-        };
-        return (is_faster && fits(path, *bytes)).then_some(Cow::Borrowed(pairs));
+        return Some(Cow::Borrowed(pairs));
     }
     let side = host_side(path)?;
-    let mut shape = Shape { bytes: *bytes, pieces: count, stretches: 1, exclusive, rule };
-    if !shape.goes_through_device() || pairs.iter().any(|pair| pair.0.len() > CHUNK) {
+    if pairs.iter().any(|pair| pair.0.len() > CHUNK) {
         return None;
     }
-    shape.stretches = stretches(pairs.iter().map(side));
-    if shape.goes_through_device() {
+    let stretches_of =
+        |stretches| Shape { bytes: *bytes, pieces: pairs.len() as u64, stretches, exclusive, rule };
+    if stretches_of(stretches(pairs.iter().map(side))).goes_through_device() {
         return Some(Cow::Borrowed(pairs));
     }
     if !is_dense(pairs.iter().map(side), *bytes) {
@@ -94,7 +106,7 @@ pub(super) fn ordered<'a>(
     }
     let mut sorted: Vec<&Pair> = pairs.iter().collect();
     sorted.sort_unstable_by_key(|pair| side(pair).host_address());
-    shape.stretches = stretches(sorted.iter().map(|pair| side(pair)));
+    let shape = stretches_of(stretches(sorted.iter().map(|pair| side(pair))));
     shape.goes_through_device().then(|| sorted.into_iter().cloned().collect())
 }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use transload_core::{
-    ErrorKind, Fence, MemoryKind, Operation, Place, RawBuffer, RejectReason, Result, Timing, TransferMethod,
-    TransferPath, WorkloadType, copy_on_host,
+    BlockList, ErrorKind, Fence, MemoryKind, Operation, Place, RawBuffer, RejectReason, Result, Timing,
+    TransferMethod, TransferPath, WorkloadType, copy_on_host,
 };
 
 use crate::{
@@ -80,6 +80,16 @@ impl Method for DirectCopy {
         };
         let TransferPath { src, dst } = path;
         (is_fixed(src) && is_fixed(dst)) || (src.device.is_cpu() && dst.device.is_cpu())
+    }
+
+    fn submit_blocks(
+        &self,
+        route: &Route,
+        request: &TransferRequest<'_>,
+        blocks: &BlockList,
+    ) -> Result<Option<Submitted>, NotSubmitted> {
+        let by_kernel = request.by_kernel && route.backend.prepare_in_place(route.lane).is_ok();
+        if by_kernel { request.enqueue_blocks(route, blocks) } else { Ok(None) }
     }
 
     fn submit_many(

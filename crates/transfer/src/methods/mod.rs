@@ -3,9 +3,9 @@
 use std::{ops::Deref, sync::Arc};
 
 use transload_core::{
-    Access, Backend, Claims, DeviceId, Error, ErrorKind, Fence, Operation, PeerAccess, Queue, QueueLease,
-    RawBuffer, RejectReason, Result, Submitted, Timing, TransferId, TransferMethod, TransferPath, Turns,
-    WorkloadType, submit, submit_after, try_submit_after,
+    Access, Backend, BlockList, Claims, DeviceId, Error, ErrorKind, Fence, Operation, PeerAccess, Queue,
+    QueueLease, RawBuffer, RejectReason, Result, Submitted, Timing, TransferId, TransferMethod, TransferPath,
+    Turns, WorkloadType, submit, submit_after, submit_blocks, try_submit_after,
 };
 
 use transload_executor::Executor;
@@ -132,6 +132,20 @@ pub(crate) trait Method: Send + Sync + 'static {
         Err(Error::new(ErrorKind::Unsupported, "the method copies one pair at a time").into())
     }
 
+    /// Like [`submit_many`](Self::submit_many), for blocks. `None` if nothing was submitted, since their pairs are to be.
+    ///
+    /// # Errors
+    /// Those of `submit_many`.
+    fn submit_blocks(
+        &self,
+        route: &Route,
+        request: &TransferRequest<'_>,
+        blocks: &BlockList,
+    ) -> Result<Option<Submitted>, NotSubmitted> {
+        let _ = (route, request, blocks);
+        Ok(None)
+    }
+
     /// Like [`submit_many`](Self::submit_many), through device memory, for pairs in the order of the host's memory. `None` if nothing was
     /// submitted, since it cannot be done so.
     ///
@@ -232,10 +246,8 @@ impl Extras<'_> {
         Ok(Submitted::Until(match self.task {
             None => submit_after(queue, operation, self.after, timing)?,
             Some(task) => {
-                if let Operation::CopyBatchInPlace { pairs } = *operation
-                    && task.may_be_slow
-                {
-                    queue.prepare_batch(pairs);
+                if task.may_be_slow {
+                    operation.prepare(queue);
                 }
                 try_submit_after(queue, operation, self.after, timing, task.turns)?
             }
@@ -279,6 +291,15 @@ impl<'a> TransferRequest<'a> {
         match self.extras {
             None => Ok(Submitted::Until(submit(queue, operation, timing)?)),
             Some(extras) => extras.enqueue(queue, operation, timing),
+        }
+    }
+
+    /// Enqueues blocks on a queue of kernels of the route's lane. `None` if it takes pairs only, or pools overlap.
+    fn enqueue_blocks(&self, route: &Route, blocks: &BlockList) -> Result<Option<Submitted>, NotSubmitted> {
+        let queue = self.queue(&*route.backend, route.lane, WorkloadType::Compute)?;
+        match submit_blocks(&*queue, blocks, self.timing) {
+            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(None),
+            submitted => Ok(Some(Submitted::Until(submitted?))),
         }
     }
 

@@ -2,7 +2,8 @@
 //! the device's in place. Neither uses a copy engine, so queued copies do not delay it.
 
 use transload_core::{
-    Error, ErrorKind, Operation, RawBuffer, RejectReason, Result, TransferMethod, TransferPath, WorkloadType,
+    BlockList, Error, ErrorKind, Operation, RawBuffer, RejectReason, Result, TransferMethod, TransferPath,
+    WorkloadType,
 };
 
 use crate::{attempt::NotSubmitted, planning::request::PlanInput};
@@ -74,6 +75,15 @@ impl Method for ZeroCopy {
 
     fn takes_many(&self, _: &TransferPath) -> bool {
         true
+    }
+
+    fn submit_blocks(
+        &self,
+        route: &Route,
+        request: &TransferRequest<'_>,
+        blocks: &BlockList,
+    ) -> Result<Option<Submitted>, NotSubmitted> {
+        request.enqueue_blocks(route, blocks)
     }
 
     fn submit_many(

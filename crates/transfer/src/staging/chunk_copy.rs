@@ -330,12 +330,10 @@ impl ChunkCopy {
         let operation = match (pairs, self.transfer.in_place) {
             ([(src, dst)], true) => Operation::CopyInPlace { src, dst },
             ([(src, dst)], false) => Operation::Copy { src, dst },
-            (_, true) => {
-                queue.prepare_batch(pairs);
-                Operation::CopyBatchInPlace { pairs }
-            }
+            (_, true) => Operation::CopyBatchInPlace { pairs },
             (_, false) => Operation::CopyBatch { pairs },
         };
+        operation.prepare(&**queue);
         // Only a second hop comes after the first.
         let is_hop = matches!(self.transfer.kind, StagedKind::DeviceToDevice(..));
         let after = if is_hop { self.copies.len() } else { 0 };

@@ -1,7 +1,7 @@
 //! Copies of blocks of paged caches: contents, order, refusals by index, and recordings.
 
 use transload::{
-    CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, RawBuffer, TransferMethod,
+    CrossBackendTransferManager, DeviceId, ErrorKind, ListWay, MemoryKind, RawBuffer, TransferMethod,
     cuda::CudaDevice, cuda::CudaStream,
 };
 use transload_cuda_sim::harness::noise;
@@ -75,6 +75,81 @@ fn blocks_of_each_layer_arrive_between_all_memory() {
             target.check(&setup.manager, &format!("{from} → {to}"));
             source.check(&setup.manager, "the source");
         }
+    }
+}
+
+#[test]
+fn blocks_that_a_kernel_copies_are_a_list_of_their_runs() {
+    const LONG: usize = 2048;
+    const COUNT: usize = 700;
+    let setup = Setup::new();
+    let content = noise(2 * LONG * COUNT, 5);
+    let buffers = [MemoryKind::Pinned, MemoryKind::Device].map(|kind| {
+        let (host, buffer) =
+            (setup.filled(MemoryKind::Pageable, &content), setup.allocate(kind, content.len()));
+        setup.manager.copy(&host, &buffer).wait().unwrap();
+        buffer
+    });
+    // Layers of one allocation. Every third block of the host is left out, and its neighbours are neighbours on the device.
+    let layer = |of: &RawBuffer, at: usize| of.slice(at * LONG * COUNT..(at + 1) * LONG * COUNT).unwrap();
+    let pools = buffers.each_ref().map(|of| [layer(of, 0), layer(of, 1)]);
+    let host: Vec<usize> = (0..COUNT).filter(|index| index % 3 != 2).collect();
+    let there: Vec<usize> = (0..host.len()).map(|at| COUNT - 2 - at / 2 * 2 + at % 2).collect();
+    for up in [true, false] {
+        let (src, dst, from, to) =
+            if up { (&pools[0], &pools[1], &host, &there) } else { (&pools[1], &pools[0], &there, &host) };
+        let copy = || setup.manager.copy_blocks((src, from), (dst, to), LONG).unwrap().exclusive();
+        // Sets up what a list needs.
+        copy().wait().unwrap();
+        let trace = trace::start();
+        let transfer = copy().submit();
+        let calls = trace.calls_of_this_thread();
+        drop(trace);
+        let launches = calls.iter().filter(|call| call.name == "cuLaunchKernel").count();
+        // All runs of two layers: of 128 pieces, and the rest.
+        assert_eq!((launches, transfer.fences().count()), (2, 1), "up: {up}");
+        let free = layer(&buffers[0], 1).slice(2 * LONG..3 * LONG).unwrap();
+        assert!(free.try_write().is_ok(), "a block that is not in the list");
+        let report = transfer.wait().unwrap();
+        assert_eq!((report.pairs, report.groups[0].chunks), (2 * host.len(), 2 * host.len() as u32));
+        assert_eq!((report.bytes, report.groups.len()), ((2 * host.len() * LONG) as u64, 1));
+        assert_eq!(report.groups[0].method, TransferMethod::ZeroCopy);
+    }
+    let mut expected = content.clone();
+    for (layer, (from, to)) in (0..2).flat_map(|layer| host.iter().zip(&there).map(move |pair| (layer, pair)))
+    {
+        let at = |index: &usize| (layer * COUNT + index) * LONG;
+        expected[at(to)..][..LONG].copy_from_slice(&content[at(from)..][..LONG]);
+    }
+    let back = setup.allocate(MemoryKind::Pageable, expected.len());
+    setup.manager.copy(&buffers[1], &back).wait().unwrap();
+    assert!(*back.read().unwrap() == expected[..]);
+    setup.manager.copy(&buffers[0], &back).wait().unwrap();
+    assert!(*back.read().unwrap() == content[..], "the same blocks back");
+}
+
+#[test]
+fn blocks_of_pools_that_overlap_arrive() {
+    let setup = Setup::new();
+    for way in [None, Some(ListWay::CopyKernel)] {
+        let mut cache = Cache::new(&setup, MemoryKind::Device, 12);
+        let copy =
+            setup.manager.copy_blocks((&cache.pools, &FROM), (&cache.pools, &[1, 3, 4, 5, 6, 9]), BLOCK);
+        let copy = copy.unwrap();
+        let copy = if let Some(way) = way { copy.way(way) } else { copy };
+        copy.wait().unwrap();
+        let before = Cache { pools: Vec::new(), content: cache.content.clone() };
+        cache.take(&[1, 3, 4, 5, 6, 9], &before, &FROM);
+        cache.check(&setup.manager, "within the pools");
+        // A block that is read and written.
+        let copy =
+            setup.manager.copy_blocks((&cache.pools, &[1, 2]), (&cache.pools, &[3, 1]), BLOCK).unwrap();
+        let copy = if let Some(way) = way { copy.way(way) } else { copy };
+        let failed = copy.wait().unwrap_err();
+        assert_eq!(failed.error.kind(), ErrorKind::Overlap);
+        // Of whichever layer is compared first.
+        assert!(matches!(failed.pairs[..], [one, next] if one % 2 == 0 && next == one + 1), "{failed}");
+        cache.check(&setup.manager, "nothing was copied");
     }
 }
 
