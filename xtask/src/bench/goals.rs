@@ -21,12 +21,12 @@ pub(super) const RUNS: [&[&str]; 7] = [
         "--only",
         "scaling",
         "--parts",
-        "host to host,urgent,downloads,planning,staged transfers,profiling,large copies",
+        "host to host,urgent,downloads,planning,staged transfers,profiling,advice,large copies",
     ],
 ];
 
 /// Ids of rows that must have goals, or what they begin with, up to a `/`: one without a row is missed.
-const EXPECTED: [&str; 73] = [
+const EXPECTED: [&str; 79] = [
     "wait/cpu.pinned-to-cuda:0.device/",
     "await/cpu.pinned-to-cuda:0.device/",
     "allocations/cpu.pinned-to-cuda:0.device/",
@@ -99,7 +99,13 @@ const EXPECTED: [&str; 73] = [
     "scaling/host/268435456/wait",
     "scaling/host/1073741824/wait",
     "scaling/profiling/wait/default",
+    "scaling/profiling/submit/default",
+    "scaling/profiling/threads-8/wait/default",
     "scaling/profiling/copy-many/default",
+    "scaling/profiling/clock/off",
+    "scaling/profiling/clock/stated",
+    "scaling/advice/pin",
+    "scaling/advice/lists",
 ];
 const TWO_DEVICES: &str = "load/two/later/load";
 
