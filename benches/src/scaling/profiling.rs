@@ -1,4 +1,4 @@
-//! What profiling costs small copies, and how far instants of the device are off on the host's clock.
+//! What profiling costs small copies, how far instants of the device are off on the host's clock, and how fast traces are written.
 
 use std::{
     sync::{Arc, atomic::AtomicU32, atomic::Ordering},
@@ -6,16 +6,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use transload_backend_cpu::CpuBackend;
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{ClockAnchor, MemoryKind, OperationSampling, Queue as _, RawBuffer};
 use transload_cuda_sys::{Driver, check, cust::sys::CUstream, ffi};
-use transload_profiler::{ProfilerOptions, StreamProfiler};
+use transload_profiler::{
+    Argument, Flow, ProfilerOptions, Slice, StreamProfiler, TraceFormat, TraceOptions, TraceWriter,
+};
 use transload_streams::CudaStream;
 use transload_transfer::CrossBackendTransferManager;
 
-use super::{Library, timed};
+use super::{Library, each, timed};
 use crate::{
     comparison::{Comparison, Fixture, Variant, Verify},
     content::Content,
@@ -35,6 +37,8 @@ const SAMPLED: f64 = 1.05;
 const LISTS: f64 = 1.02;
 /// Goal: microseconds between the clocks.
 const CLOCKS: f64 = 2.0;
+/// Goal: slices of a trace that are written a second.
+const SLICES: f64 = 1e6;
 
 /// Whether the profiler is enabled in a variant, and what it samples.
 const VARIANTS: [(&str, &str, Option<OperationSampling>); 3] = [
@@ -58,7 +62,34 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
         rows.extend(overhead(fixture, name, how)?);
     }
     rows.extend(clocks(fixture)?);
+    for (name, format) in [("perfetto", TraceFormat::Perfetto), ("chrome", TraceFormat::Chrome)] {
+        rows.push(trace(fixture, name, format)?);
+    }
     Ok(rows)
+}
+
+/// A trace that goes nowhere. Each slice has two arguments and a flow, like that of a copy.
+fn trace(fixture: &Fixture<'_>, name: &str, format: TraceFormat) -> Result<Row> {
+    let slices = fixture.amount(1_000_000);
+    let arguments = [("bytes", Argument::U64(4096)), ("method", Argument::Text("DirectCopy"))];
+    let mut rates = Vec::new();
+    for _ in 0..fixture.few_repetitions(10) {
+        let mut trace = TraceWriter::new(std::io::sink(), format, TraceOptions::new())?;
+        let stream = trace.track(None, "stream")?;
+        let begun = Instant::now();
+        for number in 0..slices as u64 {
+            let (begin, flow) = (1_000_000_000_000 + number * 1000, Some(Flow::Step(number)));
+            let slice = Slice { name: "copy", begin, end: begin + 900, flow, arguments: &arguments };
+            trace.slice(stream, &slice)?;
+        }
+        let summary = trace.finish()?;
+        rates.push(1e9 / each(begun, slices));
+        ensure!(summary.slices == slices as u64, "slices are missing: {summary}");
+    }
+    let what = format!("slices of a trace with two arguments and a flow each, in the format {name}");
+    let row =
+        fixture.row(&format!("trace/{name}/write"), &what, "TraceWriter", "slices/s", Summary::of(&rates));
+    Ok(row.with_goal(Some(Goal::AtLeast(SLICES))))
 }
 
 #[derive(Clone, Copy, PartialEq)]

@@ -16,8 +16,8 @@ use std::{
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 use transload_core::{
-    Error, ErrorKind, Operation, OperationInfo, OperationSample, PendingStamp, PointSignal, QueueTally,
-    Result, SinkSlot, Stamp, StreamPriority, Timeline, TimelineId, Timing, catch_panic, next_timeline_id,
+    Error, ErrorKind, Operation, OperationSample, PendingStamp, PointSignal, QueueTally, Result, SinkSlot,
+    Stamp, StreamPriority, Timeline, TimelineId, Timing, catch_panic, next_timeline_id,
 };
 use transload_executor::{Executor, yield_now};
 
@@ -295,7 +295,7 @@ impl OpQueue {
     /// Decides whether a profiler is given the operation.
     #[inline]
     pub(crate) fn sample(&self, operation: &Operation<'_>) -> Option<OperationSample> {
-        self.sink.sample(&self.tally, || OperationInfo::of(operation))
+        self.sink.sample_operation(&self.tally, operation)
     }
 
     /// Returns when everything enqueued so far is complete: set by what ends it, before anything later begins.

@@ -1,6 +1,10 @@
 //! A simulated device, as tests see it.
 
-use std::{collections::BTreeSet, ops::Range, time::Duration};
+use std::{
+    collections::BTreeSet,
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use crate::{
     access::{AccessRecord, Race},
@@ -107,6 +111,22 @@ impl SimDevice {
     #[must_use]
     pub fn executed(&self) -> Vec<(u32, &'static str)> {
         state::lock().device(self.ordinal).executed.iter().copied().collect()
+    }
+
+    /// Returns the virtual times at which streams reached the last 65,536 events with timing, by stream number, in completion order.
+    #[must_use]
+    pub fn event_times(&self) -> Vec<(u32, Duration)> {
+        let state = state::lock();
+        let times = state.device(self.ordinal).event_times.iter();
+        times.map(|(stream, time)| (*stream, Duration::from_nanos(*time))).collect()
+    }
+
+    /// Returns the host's instant at which the virtual time is `at`; `None` unless the device is
+    /// [paced](SimDeviceBuilder::paced).
+    #[must_use]
+    pub fn host_instant(&self, at: Duration) -> Option<Instant> {
+        let pace = state::lock().device(self.ordinal).options.pace?;
+        Some(pace.host_instant(u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)))
     }
 
     /// Returns the last 65,536 recorded accesses, oldest first: those of work on this device, and those of the host to

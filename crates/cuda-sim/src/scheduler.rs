@@ -477,6 +477,9 @@ fn complete(state: &mut State, stream: u64, op: &Op, (engine, duration): (timing
         && event.generation == generation
     {
         event.time = Some(end);
+        if event.timing {
+            state.record_event_time(device, number, end);
+        }
     }
     activities::record(
         state.device(device),

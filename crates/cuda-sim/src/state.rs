@@ -28,7 +28,7 @@ use crate::{
     timing::Engines,
 };
 
-/// Number of completed operations that [`SimDevice::executed`](crate::SimDevice::executed) keeps.
+/// Number of completed operations that [`SimDevice::executed`](crate::SimDevice::executed) keeps, and of times of events.
 const EXECUTED_KEPT: usize = 65_536;
 
 /// The locked state. The lock is never held while a host function runs.
@@ -85,6 +85,8 @@ pub(crate) struct Device {
     pub(crate) faults: Faults,
     pub(crate) log: AccessLog,
     pub(crate) executed: VecDeque<(u32, &'static str)>,
+    /// Streams and times of the last events with timing.
+    pub(crate) event_times: VecDeque<(u32, u64)>,
     pub(crate) next_stream_number: u32,
     pub(crate) forbidden_accesses: Vec<usize>,
     /// Host functions that a thread waited for too long, by stream and position, with their reports.
@@ -214,6 +216,7 @@ impl State {
             faults: Faults::default(),
             log: AccessLog::new(options.record),
             executed: VecDeque::new(),
+            event_times: VecDeque::new(),
             next_stream_number: 0,
             forbidden_accesses: Vec::new(),
             deadlocks: Vec::new(),
@@ -370,11 +373,11 @@ impl State {
     }
 
     pub(crate) fn record_executed(&mut self, device: u32, stream: u32, name: &'static str) {
-        let executed = &mut self.device_mut(device).executed;
-        if executed.len() == EXECUTED_KEPT {
-            executed.pop_front();
-        }
-        executed.push_back((stream, name));
+        keep(&mut self.device_mut(device).executed, (stream, name));
+    }
+
+    pub(crate) fn record_event_time(&mut self, device: u32, stream: u32, time: u64) {
+        keep(&mut self.device_mut(device).event_times, (stream, time));
     }
 
     /// Resolves a stream handle: null, legacy and per-thread handles refer to default streams of the context.
@@ -446,4 +449,11 @@ impl Pool {
 /// Returns the device memory that an allocation occupies, in bytes.
 pub(crate) fn charged_bytes(bytes: usize) -> u64 {
     (bytes as u64).next_multiple_of(crate::address_space::ALIGNMENT)
+}
+
+fn keep<T>(last: &mut VecDeque<T>, one: T) {
+    if last.len() == EXECUTED_KEPT {
+        last.pop_front();
+    }
+    last.push_back(one);
 }

@@ -163,14 +163,7 @@ impl EventClock {
             let event = Arc::new(Event::new(&self.context, EventTiming::Enabled)?);
             Ok::<_, DriverError>((self.read(&event, &stream)?, event))
         };
-        let width = |anchor: &ClockAnchor| anchor.after.duration_since(anchor.before);
-        let (mut anchor, mut event) = read()?;
-        for _ in 1..READINGS {
-            let (other, others_event) = read()?;
-            if width(&other) < width(&anchor) {
-                (anchor, event) = (other, others_event);
-            }
-        }
+        let (anchor, event) = ClockAnchor::narrowest(READINGS, read)?;
         let mut bases = self.bases.write();
         let age = bases.back().map_or(0, |base| anchor.device - base.at);
         if u128::try_from(age).is_ok_and(|age| age >= BASE_AGE.as_nanos()) {

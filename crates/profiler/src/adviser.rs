@@ -324,8 +324,8 @@ mod tests {
             report.predicted = Duration::from_micros(1);
             let id = TransferId::if_wanted(Wanted::Times).unwrap();
             // Its operation may be known first.
-            timed.operated(id, (1000, 1), Ran { clock, begin, end });
-            timed.submitted(id, &report);
+            timed.operated(id, (1000, 1), Ran { clock, begin, end, host: None });
+            timed.submitted(id, &report, 0);
         }
         let copies = BTreeMap::from([(gpu, Copies::default())]);
         advise(&timed, &copies, &KnownCosts::default(), [].into_iter())
@@ -350,8 +350,9 @@ mod tests {
             let mut report = TransferReport::planned(path, TransferMethod::DirectCopy, gpu, 1000);
             report.submitting = Some(Duration::from_micros(2));
             timed.runs.submitted(*id, &report, 1);
-            timed.submitted(*id, &report);
-            timed.operated(*id, (1000, 1), Ran { clock, begin, end: begin + 2000 });
+            timed.submitted(*id, &report, 0);
+            let ran = Ran { clock, begin, end: begin + 2000, host: None };
+            timed.operated(*id, (1000, 1), ran);
         }
         ids.iter().for_each(|id| timed.runs.ended(*id));
         let time = |pieces| ListTime { pieces, bytes: 1000, time: Duration::from_micros(4 + pieces) };

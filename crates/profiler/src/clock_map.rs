@@ -124,9 +124,10 @@ impl ClockMap {
         self.is_unrelated || self.was_set
     }
 
-    /// Returns the largest error of the last reading in nanoseconds, with the clock's resolution.
+    /// Returns the largest error of the readings that are kept, in nanoseconds, with the clock's resolution: an instant between two has that of the wider one.
     pub(crate) fn error(&self) -> u64 {
-        let error = self.points.back().map_or(0, |point| point.error) + self.resolution();
+        let widest = self.points.iter().map(|point| point.error).max();
+        let error = widest.unwrap_or(0).saturating_add(self.resolution());
         if self.was_set { u64::MAX } else { error }
     }
 
@@ -152,8 +153,11 @@ impl ClockMap {
                 let near = outside.copied().unwrap_or(first);
                 let is_known = last.host - first.host >= JUDGED_FROM_NS;
                 let (rate, uncertain) = if is_known { (rate(first, last), STEADY) } else { (1.0, DRIFT) };
-                let beyond = (device - near.device).unsigned_abs() as f64 * uncertain;
-                (near, rate, near.error + beyond as u64)
+                let beyond = match transload_core::mutant!("profiler/extrapolation") {
+                    false => (device - near.device).unsigned_abs() as f64 * uncertain,
+                    true => 0.0,
+                };
+                (near, rate, near.error.saturating_add(beyond as u64))
             }
         };
         let at = near.host + ((device - near.device) as f64 * rate).round() as i64;
@@ -232,6 +236,43 @@ mod tests {
             // It may be from before.
             assert!(map.is_unrelated() && map.convert((100_007 + set) * second).error == u64::MAX);
         }
+    }
+
+    #[test]
+    fn instants_have_the_error_of_the_readings_around_them_or_of_the_extrapolation() {
+        let origin = Instant::now();
+        let clock = Arc::clone(Stamp::of_host(origin).clock());
+        let at = |microseconds: i64| origin + Duration::from_micros(microseconds.cast_unsigned());
+        // It gains 100 millionths, and is read over so many microseconds.
+        let reading = |microseconds: i64, width: i64| ClockAnchor {
+            device: microseconds * 1000 + microseconds / 10,
+            before: at(microseconds - width / 2),
+            after: at(microseconds + width / 2),
+        };
+        let mut map = ClockMap::new(clock, origin).unwrap();
+        map.points.clear();
+        map.judged = None;
+        let resolution = map.resolution();
+        let second = 1_000_000;
+        map.add(reading(second, 40));
+        // Its rate is not known: half a millisecond a second.
+        let live = map.convert(reading(2 * second, 0).device);
+        assert_eq!((live.error - resolution) / 1000, 20 + 500);
+        assert!(live.at.abs_diff(2_000_000_000) <= live.error);
+        for (seconds, width) in [(2, 6), (3, 10)] {
+            map.add(reading(seconds * second, width));
+        }
+        assert_eq!(map.error(), 20_000 + resolution, "the widest of those that are kept");
+        // Between two readings it is the wider one's.
+        for (microseconds, error) in [(1_500_000, 20_000), (2_500_000, 5_000)] {
+            let converted = map.convert(reading(microseconds, 0).device);
+            assert_eq!(converted.error, error + resolution);
+            assert!(converted.at.abs_diff(microseconds * 1000) <= 1, "{converted:?}");
+        }
+        // A live value has 20 µs more for each second since the last reading.
+        let live = map.convert(reading(5 * second, 0).device);
+        assert_eq!((live.error - resolution) / 1000, 5 + 40, "{live:?}");
+        assert!(live.at.abs_diff(5_000_000_000) <= live.error);
     }
 
     #[test]

@@ -1,18 +1,16 @@
 //! Resolves the times of operations, off the threads that submit them, and keeps what reports need.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Instant,
-};
+mod reporting;
+
+use std::{collections::BTreeMap, time::Instant};
 
 use transload_core::{
-    ClockId, DeviceId, EngineRecording, KnownCosts, OperationRecord, OperationSampling, Result, SizeClass,
-    Stamp, TimelineId, TransferMethod, TransferPath, TransferReport,
+    ClockId, DeviceId, EngineRecording, KnownCosts, OperationRecord, Result, SizeClass, Stamp,
+    TransferMethod, TransferPath, TransferReport,
 };
 
 use crate::{
-    Advice, TraceSummary, Unit,
-    adviser::{self, Copies},
+    TraceSummary, Unit,
     busy::BusyTime,
     clock_map::since,
     engines::{Engines, Request},
@@ -20,11 +18,11 @@ use crate::{
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey, TransferEnd},
     open_transfers::OpenTransfers,
     pending::{Enqueued, KnownClock, Pending, Resolved},
-    report::{ClockReport, Direction, DirectionReport, GapReport, PathReport, ProfilerReport, StreamReport},
+    report::{ClockReport, Direction},
     statistics::Times,
     stream::Stream,
     streams::Streams,
-    timed_transfers::{Ran, TimedTotals, TimedTransfers},
+    timed_transfers::{Ran, TimedTransfers},
     timeline::{DrawnOperation, TimelineTrace},
 };
 
@@ -147,7 +145,7 @@ impl Collector {
                     if inbox.takes_all() {
                         self.timed.runs.submitted(id, &report, thread);
                     }
-                    self.timed.submitted(id, &report);
+                    self.timed.submitted(id, &report, begun);
                 }
                 if let Some(trace) = &mut self.trace {
                     trace.submission(&report, begun, || inbox.thread_name(thread));
@@ -282,11 +280,14 @@ impl Collector {
         let ran = (end - begin).max(0).cast_unsigned();
         let Enqueued { queue, info, .. } = operation;
         let enqueued = since(self.origin, operation.enqueued);
-        let (start, stop) = (map.convert(begin), map.convert(end));
+        let (mut start, mut stop) = (map.convert(begin), map.convert(end));
+        if transload_core::mutant!("profiler/device-rows") {
+            (start.at, stop.at) = (enqueued, since(self.origin, Instant::now()));
+        }
         let is_unrelated = map.is_unrelated();
         // Virtual time has lengths of its own.
-        let stop = if is_unrelated { start.at.saturating_add(end - begin) } else { stop.at };
-        let span = (start.at, stop.max(start.at));
+        let stopped = if is_unrelated { start.at.saturating_add(end - begin) } else { stop.at };
+        let span = (start.at, stopped.max(start.at));
         if let Some(stream) = self.streams.of(queue) {
             let kind = &mut stream.kinds[info.kind as usize];
             kind.running.add(ran);
@@ -297,7 +298,8 @@ impl Collector {
         }
         self.transfers.operated(operation.transfer, Some(span.1).filter(|_| !is_unrelated));
         if let Some(id) = operation.transfer.filter(|_| info.kind.is_transfer()) {
-            self.timed.operated(id, (info.bytes, info.pieces), Ran { clock, begin, end });
+            let host = Some(start.at).filter(|_| !is_unrelated);
+            self.timed.operated(id, (info.bytes, info.pieces), Ran { clock, begin, end, host });
         }
         let key = (queue.device, Direction::of(queue.device, info), clock);
         let direction = self.directions.entry(key).or_default();
@@ -311,7 +313,7 @@ impl Collector {
                 transfer: operation.transfer,
                 enqueued,
                 span,
-                error: start.error,
+                error: start.error.max(stop.error),
             });
         }
     }
@@ -388,100 +390,5 @@ impl Collector {
         let advice = self.advice(costs);
         let lost = lost.saturating_add(self.engines.lost());
         Some(self.trace.take()?.finish(lost, unfinished, &advice))
-    }
-
-    fn advice(&self, costs: &KnownCosts) -> Vec<Advice> {
-        let mut copies = BTreeMap::<_, Copies>::new();
-        for stream in self.streams.all() {
-            for (_, count, times) in stream.kinds().filter(|(kind, ..)| kind.is_transfer()) {
-                let copies = copies.entry(stream.key.device).or_default();
-                copies.add(count, times.timed());
-            }
-        }
-        let mut advice = adviser::advise(&self.timed, &copies, costs, self.engines.idle_links());
-        advice.extend(self.engines.migrations.advice());
-        advice.extend(self.idle_pinned.advice());
-        advice
-    }
-
-    pub(crate) fn stream_report(&self, id: TimelineId) -> Option<StreamReport> {
-        self.streams.get(id).map(Stream::report)
-    }
-
-    pub(crate) fn report(
-        &self,
-        sampling: OperationSampling,
-        lost: u64,
-        costs: &KnownCosts,
-    ) -> ProfilerReport {
-        let streams: Vec<_> = self.streams.all().map(Stream::report).collect();
-        // Of a queue of which nothing was taken, nothing is known.
-        let all_known = lost == 0 && !self.was_paused;
-        let all_timed = |device: DeviceId| {
-            all_known && self.streams.all().filter(|it| it.key.device == device).all(Stream::is_all_timed)
-        };
-        let directions = self.directions.iter().map(|((device, direction, clock), (timed_bytes, busy))| {
-            let busy = busy.summary();
-            let map = self.clocks.get(clock).map(|known| &known.map).filter(|map| !map.is_unrelated());
-            let gaps = busy.gaps.iter().map(|gap| GapReport {
-                begin_ns: map.map_or(gap.begin, |map| map.convert(gap.begin).at),
-                length_ns: gap.length,
-            });
-            DirectionReport {
-                device: *device,
-                direction: *direction,
-                timed_bytes: *timed_bytes,
-                whole_ns: busy.whole,
-                busy_ns: busy.union,
-                total_ns: busy.sum,
-                all_timed: all_timed(*device),
-                is_cut: busy.is_cut,
-                gaps: gaps.collect(),
-            }
-        });
-        let directions = directions.collect();
-        let (no_times, none_timed) = (PathTimes::default(), TimedTotals::default());
-        let keys: BTreeSet<_> = self.paths.keys().chain(self.timed.totals.keys()).collect();
-        let paths = keys.into_iter().map(|key @ &(path, method, size_class)| {
-            let times = self.paths.get(key).unwrap_or(&no_times);
-            let timed = self.timed.totals.get(key).unwrap_or(&none_timed);
-            PathReport {
-                path,
-                method,
-                size_class,
-                sampled: times.elapsed.report().count,
-                sampled_bytes: times.sampled_bytes,
-                failed: times.failed,
-                abandoned: times.abandoned,
-                submitting: times.submitting.report(),
-                elapsed: times.elapsed.report(),
-                moving: times.moving.report(),
-                timed: timed.transfers,
-                timed_bytes: timed.bytes,
-                busy_ns: timed.busy.summary().union,
-            }
-        });
-        let clocks =
-            self.former_clocks.iter().cloned().chain(self.clocks.values().map(|known| known.map.report()));
-        let outstanding = self.outstanding();
-        let (paths, clocks) = (paths.collect(), clocks.collect());
-        let advice = self.advice(costs);
-        let (engines, engine_records_lost) = (self.engines.reports(), self.engines.lost());
-        ProfilerReport {
-            sampling,
-            streams,
-            directions,
-            engines,
-            migrations: self.engines.migrations.reports(),
-            without_migrations: self.engines.without_migrations.clone(),
-            paths,
-            clocks,
-            unavailable: Vec::new(),
-            lost,
-            engine_clock_error_ns: self.engines.clock_error(),
-            engine_records_lost,
-            outstanding,
-            advice,
-        }
     }
 }

@@ -359,7 +359,7 @@ impl Engines {
         self.lost
     }
 
-    /// Returns the largest error of comparing the records' clock with the host's, as last read.
+    /// Returns the largest error of comparing the records' clock with the host's.
     pub(crate) fn clock_error(&self) -> Option<u64> {
         self.recordings.iter().map(|it| it.map.error()).max()
     }

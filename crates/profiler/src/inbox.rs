@@ -182,31 +182,48 @@ impl Inbox {
     }
 }
 
-/// Returns whether the calling thread's next transfer of so many bytes is taken. Threads begin at different distances, by their `number`.
-fn is_taken(sampling: OperationSampling, bytes: u64, number: &dyn Fn() -> u64) -> bool {
-    thread_local! {
-        static LEFT: Cell<u64> = const { Cell::new(0) };
-        /// 0 at first.
-        static RANDOM: Cell<u64> = const { Cell::new(0) };
+thread_local! {
+    /// The calling thread's transfers until the next one that is taken.
+    static LEFT: Cell<u64> = const { Cell::new(0) };
+}
+
+impl Inbox {
+    /// Returns whether the calling thread's next transfer of so many bytes is taken. Threads begin at different distances, by their numbers.
+    #[inline]
+    fn is_taken(&self, bytes: u64) -> bool {
+        let is_sampled = bytes < self.sampling.all_from_bytes && self.sampling.one_in > 1;
+        match LEFT.get().checked_sub(1) {
+            Some(left) if is_sampled => {
+                LEFT.set(left);
+                false
+            }
+            _ => self.is_due(bytes),
+        }
     }
-    if bytes >= sampling.all_from_bytes || sampling.one_in <= 1 {
-        return bytes >= sampling.all_from_bytes || sampling.one_in == 1;
-    }
-    let draw = |mut random: u64| {
+
+    #[cold]
+    fn is_due(&self, bytes: u64) -> bool {
+        thread_local! {
+            /// 0 at first.
+            static RANDOM: Cell<u64> = const { Cell::new(0) };
+        }
+        let OperationSampling { all_from_bytes, one_in } = self.sampling;
+        if bytes >= all_from_bytes || one_in <= 1 {
+            return bytes >= all_from_bytes || one_in == 1;
+        }
+        let before = RANDOM.get();
+        let mut random = match before {
+            0 => self.this_thread().wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+            before => before,
+        };
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
         RANDOM.set(random);
-        LEFT.set(random % (2 * u64::from(sampling.one_in) - 1));
-    };
-    if let Some(left) = LEFT.get().checked_sub(1) {
-        LEFT.set(left);
-        return false;
+        LEFT.set(random % (2 * u64::from(one_in) - 1));
+        // Of the first distance, as much is over as of any other.
+        before != 0 || self.is_taken(bytes)
     }
-    let is_first = RANDOM.get() == 0;
-    draw(if is_first { number().wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1 } else { RANDOM.get() });
-    // Of the first distance, as much is over as of any other.
-    !is_first || is_taken(sampling, bytes, number)
 }
 
 impl OperationSink for Inbox {
@@ -252,7 +269,7 @@ impl Observer for Inbox {
     }
 
     fn wants(&self, bytes: u64) -> Wanted {
-        match self.is_open() && is_taken(self.sampling, bytes, &|| self.this_thread()) {
+        match self.is_open() && self.is_taken(bytes) {
             true => Wanted::Times,
             false => Wanted::Failure,
         }
@@ -293,7 +310,8 @@ mod tests {
     #[test]
     fn sampling_has_no_limit() {
         let sampling = OperationSampling { all_from_bytes: u64::MAX, one_in: u32::MAX };
-        assert!((0..100).filter(|_| is_taken(sampling, 1, &|| 1)).count() <= 1);
+        let inbox = Inbox::new(1, sampling);
+        assert!((0..100).filter(|_| inbox.is_taken(1)).count() <= 1);
     }
 
     #[test]

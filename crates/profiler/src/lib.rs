@@ -33,6 +33,7 @@ mod report;
 mod runs;
 mod statistics;
 mod stream;
+mod stream_report;
 mod streams;
 mod timed_transfers;
 mod timeline;
@@ -50,9 +51,9 @@ pub use profiler::StreamProfiler;
 pub use prometheus::PrometheusCollector;
 pub use record::{Outcome, TransferRecord};
 pub use report::{
-    ClockReport, Direction, DirectionReport, EngineReport, GapReport, KindReport, PathReport, Percentiles,
-    ProfilerReport, StreamReport, TimesReport,
+    ClockReport, Direction, DirectionReport, EngineReport, GapReport, PathReport, ProfilerReport,
 };
+pub use stream_report::{KindReport, Percentiles, StreamReport, TimesReport};
 pub use totals::Totals;
 pub use trace::{
     Argument, CounterId, Flow, Slice, TraceContents, TraceFormat, TraceOptions, TraceSummary, TraceWriter,

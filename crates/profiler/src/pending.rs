@@ -174,7 +174,8 @@ mod tests {
         /// Collects as the profiler's thread does, and returns how many operations of a stream have times.
         fn timed(&mut self, stream: TimelineId) -> u64 {
             self.collector.collect(&self.inbox, false);
-            self.collector.stream_report(stream).unwrap().kinds[0].running.count
+            let report = self.collector.stream_report(stream, OperationSampling::ALL, 0);
+            report.unwrap().kinds[0].running.count
         }
     }
 

@@ -333,7 +333,7 @@ impl StreamProfiler {
     #[must_use]
     pub fn get_stream_report(&self, queue: &dyn Queue) -> Option<StreamReport> {
         let collector = self.shared.collect(true);
-        collector.stream_report(queue.timeline().id())
+        collector.stream_report(queue.timeline().id(), self.shared.options.sampling, self.shared.inbox.lost())
     }
 
     /// Returns the report of everything since the profiler was made, like [`get_stream_report`](Self::get_stream_report).

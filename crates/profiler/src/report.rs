@@ -3,108 +3,13 @@
 use std::fmt;
 
 use transload_core::{
-    DeviceId, Engine, OperationInfo, OperationKind, OperationSampling, SizeClass, StreamPriority,
-    TransferMethod, TransferPath,
+    DeviceId, Engine, OperationInfo, OperationSampling, SizeClass, TransferMethod, TransferPath,
 };
 
-use crate::{Advice, MigrationReport, UnavailableDevice};
-
-/// Percentiles of times, to two significant digits, in nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct Percentiles {
-    /// A tenth is at most this.
-    pub p10_ns: u64,
-    /// Half is at most this.
-    pub p50_ns: u64,
-    /// Nine tenths are at most this.
-    pub p90_ns: u64,
-    /// All but a hundredth is at most this.
-    pub p99_ns: u64,
-    /// The longest.
-    pub max_ns: u64,
-}
-
-/// Times that were measured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct TimesReport {
-    /// How many.
-    pub count: u64,
-    /// Their sum.
-    pub total_ns: u64,
-    /// Their distribution; `None` without any.
-    pub percentiles: Option<Percentiles>,
-}
-
-/// Operations of one kind on one stream.
-#[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct KindReport {
-    /// The kind.
-    pub kind: OperationKind,
-    /// All operations, timed or not.
-    pub operations: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Bytes of the timed ones.
-    pub timed_bytes: u64,
-    /// From the enqueueing to the moment that the stream reached the operation, after all that it waited for. Without times that
-    /// the caller gave, and without those of a clock that is not the host's.
-    pub waiting: TimesReport,
-    /// From then to its end: includes waiting for a copy engine that other streams use.
-    pub running: TimesReport,
-    /// Of the timed ones with [records of engines](crate::StreamProfiler::record_engines), from the first begin to the last end of the engines' work,
-    /// which excludes waiting for an engine.
-    pub exact: TimesReport,
-    /// How many of these ran, by `running`'s clock, as long as that, within 2 µs and 1 %.
-    pub agreeing: u64,
-}
-
-impl KindReport {
-    /// Returns the rate of the timed operations while they ran, in bytes per second; `None` without bytes or times.
-    #[must_use]
-    pub fn bytes_per_second(&self) -> Option<f64> {
-        let seconds = self.running.total_ns as f64 / 1e9;
-        (self.timed_bytes > 0 && seconds > 0.0).then(|| self.timed_bytes as f64 / seconds)
-    }
-}
-
-/// The report of one stream.
-#[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct StreamReport {
-    /// Number of the stream's timeline in this process; `former` for all of a device and priority that are gone, once there are many.
-    pub stream: String,
-    /// Its device.
-    pub device: DeviceId,
-    /// Its priority.
-    pub priority: StreamPriority,
-    /// Whether the device is simulated by a software driver.
-    pub simulated: bool,
-    /// Each kind of operation that it had.
-    pub kinds: Vec<KindReport>,
-    /// Timed operations whose times were never known, as after the loss of a device.
-    pub unresolved: u64,
-}
-
-impl StreamReport {
-    /// Returns the number of operations.
-    #[must_use]
-    pub fn operations(&self) -> u64 {
-        self.kinds.iter().fold(0, |sum, kind| sum.saturating_add(kind.operations))
-    }
-
-    /// Returns the share of bytes whose operations were timed, of those that have bytes; `None` without any.
-    #[must_use]
-    pub fn timed_share(&self) -> Option<f64> {
-        share(self.kinds.iter().map(|kind| (kind.timed_bytes, kind.bytes)))
-    }
-}
+use crate::{
+    Advice, MigrationReport, UnavailableDevice,
+    stream_report::{StreamReport, TimesReport, write_timed},
+};
 
 /// A time in which nothing timed ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +44,7 @@ pub struct DirectionReport {
     pub all_timed: bool,
     /// Whether an operation ended later than over a thousand that began after it. The gaps are not known then.
     pub is_cut: bool,
-    /// The longest gaps between them.
+    /// The longest gaps between them; none if not [`all_timed`](Self::all_timed).
     pub gaps: Vec<GapReport>,
 }
 
@@ -241,6 +146,10 @@ pub struct PathReport {
     pub moving: TimesReport,
     /// Transfers in one piece of which every operation was timed.
     pub timed: u64,
+    /// Of these, from the begin of the submission to the moment that a stream reached the first operation. Without those by a clock that is not the host's.
+    pub waiting: TimesReport,
+    /// Of these, from then to the end of the last operation: includes waiting for a copy engine that others use.
+    pub running: TimesReport,
     /// Their bytes.
     pub timed_bytes: u64,
     /// Time in which at least one of them ran, from its first operation's begin to its last one's end.
@@ -262,11 +171,22 @@ impl PathReport {
 pub struct ClockReport {
     /// The device.
     pub device: DeviceId,
-    /// Largest error of its instants compared with the host's, as last read; the largest number if it was set meanwhile.
+    /// Largest error of its instants compared with the host's, by the last 16 readings; the largest number if it was set meanwhile.
     pub error_ns: u64,
     /// Whether it counts the time of the host's clock, though at a slightly different rate. Virtual time of a software driver does
     /// not: lengths are right then, and places relative to the host mean nothing.
     pub follows_host: bool,
+}
+
+impl fmt::Display for ClockReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, error_ns, follows_host } = self;
+        match follows_host {
+            true => write!(f, "clock of {device}: within {} of the host's", time(*error_ns)),
+            false if *error_ns == u64::MAX => write!(f, "clock of {device}: it was set"),
+            false => write!(f, "clock of {device}: virtual time, not the host's"),
+        }
+    }
 }
 
 /// What a profiler knows.
@@ -276,6 +196,8 @@ pub struct ClockReport {
 pub struct ProfilerReport {
     /// Which operations were timed.
     pub sampling: OperationSampling,
+    /// The share of bytes whose operations were timed, of those that have bytes; `None` without any.
+    pub timed_share: Option<f64>,
     /// Streams, by their numbers.
     pub streams: Vec<StreamReport>,
     /// Devices and directions. A device that two backends opened has two of each, since each backend has a clock of its own.
@@ -295,7 +217,7 @@ pub struct ProfilerReport {
     pub unavailable: Vec<UnavailableDevice>,
     /// Operations and transfers that are missing here because there was no room for them.
     pub lost: u64,
-    /// Largest error of the places of records of engines on the host's clock, as last read, without that of the driver's own conversion, which is not known; `None` while none
+    /// Largest error of the places of records of engines on the host's clock, by the last 16 readings, without that of the driver's own conversion, which is not known; `None` while none
     /// are recorded, and the largest number if that clock was set meanwhile. Their lengths do not have it.
     pub engine_clock_error_ns: Option<u64>,
     /// Records of engines that had no room, or were not complete.
@@ -307,25 +229,11 @@ pub struct ProfilerReport {
 }
 
 impl ProfilerReport {
-    /// Returns the share of bytes whose operations were timed; `None` without any.
-    #[must_use]
-    pub fn timed_share(&self) -> Option<f64> {
-        let kinds = self.streams.iter().flat_map(|stream| &stream.kinds);
-        share(kinds.map(|kind| (kind.timed_bytes, kind.bytes)))
-    }
-
     /// Returns whether any stream is one of a software driver.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.streams.iter().any(|stream| stream.simulated)
     }
-}
-
-fn share(parts: impl Iterator<Item = (u64, u64)>) -> Option<f64> {
-    let (part, whole) = parts.fold((0_u64, 0_u64), |(part, whole), (more, of)| {
-        (part.saturating_add(more), whole.saturating_add(of))
-    });
-    (whole > 0).then(|| part as f64 / whole as f64)
 }
 
 pub(crate) fn percent(share: Option<f64>) -> impl fmt::Display {
@@ -345,46 +253,6 @@ pub(crate) fn time(nanoseconds: u64) -> impl fmt::Display {
     })
 }
 
-impl fmt::Display for TimesReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.percentiles {
-            None => f.write_str("not timed"),
-            Some(Percentiles { p50_ns, p90_ns, max_ns, .. }) => {
-                write!(f, "median {}, p90 {}, longest {}", time(p50_ns), time(p90_ns), time(max_ns))
-            }
-        }
-    }
-}
-
-impl fmt::Display for StreamReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { stream, device, priority, simulated, kinds, unresolved } = self;
-        let simulated = if *simulated { " (simulated)" } else { "" };
-        write!(f, "stream {stream} of {device}{simulated}, {priority:?}: {} operations", self.operations())?;
-        for kind in kinds {
-            let KindReport { kind: name, operations, bytes, running, waiting, .. } = kind;
-            write!(f, "\n  {name}: {operations}, {bytes} bytes; {} timed", running.count)?;
-            if running.count > 0 {
-                write!(f, "\n    ran {running}")?;
-            }
-            if let Some(rate) = kind.bytes_per_second() {
-                write!(f, "; {:.2} GB/s", rate / 1e9)?;
-            }
-            if waiting.count > 0 {
-                write!(f, "\n    waited {waiting}")?;
-            }
-            if kind.exact.count > 0 {
-                let share = percent(Some(kind.agreeing as f64 / kind.exact.count as f64));
-                write!(f, "\n    engines worked {}; {share} of {} agree", kind.exact, kind.exact.count)?;
-            }
-        }
-        if *unresolved > 0 {
-            write!(f, "\n  {unresolved} timed operations never ended by the device's clock")?;
-        }
-        Ok(())
-    }
-}
-
 impl fmt::Display for DirectionReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, direction, whole_ns, busy_ns, total_ns, all_timed, is_cut, gaps, .. } = self;
@@ -402,8 +270,8 @@ impl fmt::Display for DirectionReport {
         }
         match gaps.first() {
             _ if *is_cut => f.write_str(", gaps unknown since an operation ended long after later ones"),
-            Some(gap) if *all_timed => write!(f, ", longest gap {}", time(gap.length_ns)),
-            Some(_) => f.write_str(", gaps unknown since not all was timed"),
+            _ if !all_timed => f.write_str(", gaps unknown since not all was timed"),
+            Some(gap) => write!(f, ", longest gap {}", time(gap.length_ns)),
             None => Ok(()),
         }
     }
@@ -449,6 +317,10 @@ impl fmt::Display for PathReport {
         }
         if let Some(rate) = self.bytes_per_second() {
             write!(f, "\n  {timed} timed: {:.2} GB/s", rate / 1e9)?;
+            write!(f, "\n    ran {}", self.running)?;
+            if self.waiting.count > 0 {
+                write!(f, "\n    waited {}", self.waiting)?;
+            }
         }
         Ok(())
     }
@@ -457,12 +329,13 @@ impl fmt::Display for PathReport {
 /// Sections for streams, directions, engines, paths, clocks and advice, and first what was timed.
 impl fmt::Display for ProfilerReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { sampling, streams, directions, engines, paths, clocks, lost, outstanding, advice, .. } =
-            self;
-        let OperationSampling { all_from_bytes, one_in } = sampling;
-        write!(f, "timed: all from {all_from_bytes} bytes on, one in {one_in} below; ")?;
-        writeln!(f, "{} of the bytes; {outstanding} outstanding, {lost} lost", percent(self.timed_share()))?;
-        streams.iter().try_for_each(|stream| writeln!(f, "{stream}"))?;
+        let Self { streams, directions, engines, paths, clocks, lost, outstanding, advice, .. } = self;
+        write_timed(f, self.sampling, self.timed_share)?;
+        writeln!(f, "; {outstanding} outstanding, {lost} lost")?;
+        for stream in streams {
+            stream.write_kinds(f)?;
+            writeln!(f)?;
+        }
         directions.iter().try_for_each(|direction| writeln!(f, "{direction}"))?;
         engines.iter().try_for_each(|engine| writeln!(f, "{engine}"))?;
         self.migrations.iter().try_for_each(|migrations| writeln!(f, "{migrations}"))?;
@@ -485,13 +358,7 @@ impl fmt::Display for ProfilerReport {
             )?;
         }
         paths.iter().try_for_each(|path| writeln!(f, "{path}"))?;
-        for ClockReport { device, error_ns, follows_host } in clocks {
-            match follows_host {
-                true => writeln!(f, "clock of {device}: within {} of the host's", time(*error_ns))?,
-                false if *error_ns == u64::MAX => writeln!(f, "clock of {device}: it was set")?,
-                false => writeln!(f, "clock of {device}: virtual time, not the host's")?,
-            }
-        }
+        clocks.iter().try_for_each(|clock| writeln!(f, "{clock}"))?;
         self.unavailable.iter().try_for_each(|device| writeln!(f, "{device}"))?;
         advice.iter().try_for_each(|advice| writeln!(f, "advice: {advice}"))
     }

@@ -2,7 +2,7 @@
 
 use hdrhistogram::Histogram;
 
-use crate::report::{Percentiles, TimesReport};
+use crate::stream_report::{Percentiles, TimesReport};
 
 /// Significant digits.
 const DIGITS: u8 = 2;

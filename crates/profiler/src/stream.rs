@@ -2,13 +2,14 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use transload_core::{OperationCount, OperationKind, QueueTally};
+use transload_core::{OperationCount, OperationKind, OperationSampling, QueueTally};
 
 use crate::{
     inbox::QueueKey,
     pending::Pending,
-    report::{KindReport, StreamReport},
+    report::ClockReport,
     statistics::Times,
+    stream_report::{KindReport, StreamReport, timed_share},
 };
 
 /// Operations of one kind.
@@ -145,7 +146,12 @@ impl Stream {
             && self.kinds().all(|(_, count, times)| times.timed().operations == count.operations)
     }
 
-    pub(crate) fn report(&self) -> StreamReport {
+    pub(crate) fn report(
+        &self,
+        sampling: OperationSampling,
+        lost: u64,
+        clocks: Vec<ClockReport>,
+    ) -> StreamReport {
         let kinds = self.kinds().map(|(kind, count, times)| KindReport {
             kind,
             operations: count.operations,
@@ -156,12 +162,17 @@ impl Stream {
             exact: times.exact.report(),
             agreeing: times.agreeing,
         });
+        let kinds: Vec<_> = kinds.collect();
         StreamReport {
+            sampling,
+            timed_share: timed_share(kinds.iter()),
+            lost,
+            clocks,
             stream: if self.is_joined { "former".to_owned() } else { self.key.id.to_string() },
             device: self.key.device,
             priority: self.key.priority,
             simulated: self.key.simulated,
-            kinds: kinds.collect(),
+            kinds,
             unresolved: self.unresolved,
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use transload_core::{ClockId, CostBasis, DeviceId, TransferId, TransferReport};
 
-use crate::{Direction, busy::BusyTime, collector::PathKey, runs::Runs};
+use crate::{Direction, busy::BusyTime, collector::PathKey, runs::Runs, statistics::Times};
 
 /// Transfers that are kept until all of their operations are known; of more, the oldest are forgotten.
 const OPEN: usize = 4096;
@@ -15,13 +15,16 @@ pub(crate) struct Ran {
     pub(crate) clock: ClockId,
     pub(crate) begin: i64,
     pub(crate) end: i64,
+    /// When it began by the host's clock, in nanoseconds since the profiler was made; `None` if the clock is not related to that.
+    pub(crate) host: Option<i64>,
 }
 
 impl Ran {
     /// Returns the span over both; `None` if they have different clocks.
     pub(crate) fn joined(self, other: Self) -> Option<Self> {
         let (begin, end) = (self.begin.min(other.begin), self.end.max(other.end));
-        (self.clock == other.clock).then_some(Self { begin, end, ..self })
+        let host = self.host.zip(other.host).map(|(one, two)| one.min(two));
+        (self.clock == other.clock).then_some(Self { begin, end, host, ..self })
     }
 }
 
@@ -37,6 +40,7 @@ struct Open {
 struct Submitted {
     key: PathKey,
     lane: DeviceId,
+    begun: i64,
     bytes: u64,
     predicted_ns: u64,
     is_usual: bool,
@@ -56,6 +60,8 @@ pub(crate) struct TimedTotals {
     /// Those of which the built-in table predicted the time.
     pub(crate) built_in: u64,
     pub(crate) predicted_ns: u64,
+    pub(crate) waiting: Times,
+    pub(crate) running: Times,
     pub(crate) busy: BusyTime,
 }
 
@@ -70,11 +76,12 @@ pub(crate) struct TimedTransfers {
 }
 
 impl TimedTransfers {
-    /// Takes a submission, which may come after its operations.
-    pub(crate) fn submitted(&mut self, id: TransferId, report: &TransferReport) {
+    /// Takes a submission, begun so many nanoseconds since the profiler was made, which may come after its operations.
+    pub(crate) fn submitted(&mut self, id: TransferId, report: &TransferReport, begun: i64) {
         let submitted = Submitted {
             key: (report.path, report.method, report.size_class()),
             lane: report.lane,
+            begun,
             bytes: report.bytes,
             predicted_ns: crate::clock_map::nanoseconds(report.predicted),
             is_usual: !report.explored && report.queued == 0,
@@ -116,7 +123,7 @@ impl TimedTransfers {
         else {
             return;
         };
-        let Submitted { key, lane, predicted_ns, is_usual, is_simulated, basis, .. } = submitted;
+        let Submitted { key, lane, begun, predicted_ns, is_usual, is_simulated, basis, .. } = submitted;
         let totals = self.totals.entry(key).or_default();
         if bytes != submitted.bytes || *totals.clock.get_or_insert((ran.clock, lane)) != (ran.clock, lane) {
             return;
@@ -127,6 +134,8 @@ impl TimedTransfers {
         totals.built_in += u64::from(basis == CostBasis::BuiltIn);
         totals.is_simulated |= is_simulated;
         totals.predicted_ns = totals.predicted_ns.saturating_add(predicted_ns);
+        totals.running.add((ran.end - ran.begin).max(0).cast_unsigned());
+        ran.host.into_iter().for_each(|host| totals.waiting.add((host - begun).max(0).cast_unsigned()));
         totals.busy.add(ran.begin, ran.end);
         let of_lane = (ran.clock, lane, Direction::of_path(lane, key.0));
         self.lanes.entry(of_lane).or_default().add(ran.begin, ran.end);

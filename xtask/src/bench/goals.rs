@@ -22,12 +22,12 @@ pub(super) const RUNS: [&[&str]; 8] = [
         "--only",
         "scaling",
         "--parts",
-        "host to host,urgent,downloads,planning,staged transfers,profiling,large copies",
+        "host to host,urgent,downloads,planning,staged transfers,profiling,advice,large copies",
     ],
 ];
 
 /// Ids of rows that must have goals, or what they begin with, up to a `/`: one without a row is missed.
-const EXPECTED: [&str; 91] = [
+const EXPECTED: [&str; 96] = [
     "wait/cpu.pinned-to-cuda:0.device/",
     "await/cpu.pinned-to-cuda:0.device/",
     "allocations/cpu.pinned-to-cuda:0.device/",
@@ -118,7 +118,13 @@ const EXPECTED: [&str; 91] = [
     "scaling/host/268435456/wait",
     "scaling/host/1073741824/wait",
     "scaling/profiling/wait/default",
+    "scaling/profiling/submit/default",
+    "scaling/profiling/threads-8/wait/default",
     "scaling/profiling/copy-many/default",
+    "scaling/profiling/clock/off",
+    "scaling/profiling/clock/stated",
+    "scaling/advice/pin",
+    "scaling/advice/lists",
 ];
 const TWO_DEVICES: &str = "load/two/later/load";
 

@@ -92,8 +92,7 @@ impl OperationInfo {
     #[must_use]
     pub fn of_pairs(kind: OperationKind, pairs: &[(crate::RawBuffer, crate::RawBuffer)]) -> Self {
         let path = pairs.first().map(|(src, dst)| (src.place(), dst.place()));
-        let bytes = pairs.iter().fold(0_u64, |sum, (src, _)| sum.saturating_add(src.len() as u64));
-        Self { kind, path, bytes, pieces: u32::try_from(pairs.len()).unwrap_or(u32::MAX) }
+        Self { kind, path, bytes: bytes_of(pairs), pieces: u32::try_from(pairs.len()).unwrap_or(u32::MAX) }
     }
 
     /// Describes a list of blocks, which a kernel copies.
@@ -107,30 +106,47 @@ impl OperationInfo {
     /// Describes an operation.
     #[must_use]
     pub fn of(operation: &Operation<'_>) -> Self {
-        let one = |kind, path, bytes: usize| Self { kind, path, bytes: bytes as u64, pieces: 1 };
-        match *operation {
-            Operation::Copy { src, dst } | Operation::CopyPeer { src, dst } => {
-                one(OperationKind::Copy, Some((src.place(), dst.place())), src.len())
+        let (kind, bytes) = Self::kind_and_bytes(operation);
+        let (path, pieces) = match *operation {
+            Operation::CopyBatch { pairs } | Operation::CopyBatchInPlace { pairs } => {
+                return Self::of_pairs(kind, pairs);
             }
+            Operation::Copy { src, dst }
+            | Operation::CopyPeer { src, dst }
+            | Operation::CopyInPlace { src, dst }
+            | Operation::Cast { src, dst, .. } => (Some((src.place(), dst.place())), 1),
             Operation::CopyPitched { src, dst, rows } => {
-                let pieces = rows.height.saturating_mul(rows.planes);
-                let bytes = rows.width.saturating_mul(pieces);
-                let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
-                Self { pieces, ..one(OperationKind::Copy, Some((src.place(), dst.place())), bytes) }
+                (Some((src.place(), dst.place())), rows.height.saturating_mul(rows.planes))
             }
-            Operation::CopyBatch { pairs } => Self::of_pairs(OperationKind::CopyBatch, pairs),
-            Operation::CopyInPlace { src, dst } => {
-                one(OperationKind::CopyKernel, Some((src.place(), dst.place())), src.len())
-            }
-            Operation::CopyBatchInPlace { pairs } => Self::of_pairs(OperationKind::CopyKernel, pairs),
-            Operation::Cast { src, dst, .. } => {
-                one(OperationKind::Cast, Some((src.place(), dst.place())), dst.len())
-            }
-            Operation::Fill { dst, .. } => one(OperationKind::Fill, None, dst.len()),
-            Operation::Prefetch { buffer, .. } | Operation::PrefetchToNode { buffer, .. } => {
-                one(OperationKind::Prefetch, None, buffer.len())
-            }
-            Operation::Replay { .. } => Self::of_kind(OperationKind::Replay),
-        }
+            _ => (None, 1),
+        };
+        Self { kind, path, bytes, pieces: u32::try_from(pieces).unwrap_or(u32::MAX) }
     }
+
+    /// Returns what is counted of an operation, which takes less than its description.
+    #[must_use]
+    #[inline]
+    pub fn kind_and_bytes(operation: &Operation<'_>) -> (OperationKind, u64) {
+        let (kind, bytes) = match *operation {
+            Operation::Copy { src, .. } | Operation::CopyPeer { src, .. } => (OperationKind::Copy, src.len()),
+            Operation::CopyPitched { rows, .. } => {
+                let rows_bytes = rows.width.saturating_mul(rows.height.saturating_mul(rows.planes));
+                (OperationKind::Copy, rows_bytes)
+            }
+            Operation::CopyInPlace { src, .. } => (OperationKind::CopyKernel, src.len()),
+            Operation::Cast { dst, .. } => (OperationKind::Cast, dst.len()),
+            Operation::Fill { dst, .. } => (OperationKind::Fill, dst.len()),
+            Operation::Prefetch { buffer, .. } | Operation::PrefetchToNode { buffer, .. } => {
+                (OperationKind::Prefetch, buffer.len())
+            }
+            Operation::Replay { .. } => (OperationKind::Replay, 0),
+            Operation::CopyBatch { pairs } => return (OperationKind::CopyBatch, bytes_of(pairs)),
+            Operation::CopyBatchInPlace { pairs } => return (OperationKind::CopyKernel, bytes_of(pairs)),
+        };
+        (kind, bytes as u64)
+    }
+}
+
+fn bytes_of(pairs: &[(crate::RawBuffer, crate::RawBuffer)]) -> u64 {
+    pairs.iter().fold(0, |sum, (src, _)| sum.saturating_add(src.len() as u64))
 }

@@ -12,8 +12,8 @@ use std::{
 use parking_lot::RwLock;
 
 use crate::{
-    DeviceId, Error, ErrorKind, OperationId, OperationInfo, OperationSampling, QueueTally, Result, Stamp,
-    StreamPriority, Timeline, TimelineId, TransferId, TransferScope, catch_panic,
+    DeviceId, Error, ErrorKind, Operation, OperationId, OperationInfo, OperationKind, OperationSampling,
+    QueueTally, Result, Stamp, StreamPriority, Timeline, TimelineId, TransferId, TransferScope, catch_panic,
 };
 
 /// A timed operation that was enqueued.
@@ -111,28 +111,35 @@ impl SinkSlot {
     ) -> Option<OperationSample> {
         match self.attachment.load(Ordering::Acquire) {
             0 => None,
-            attachment => self.sample_attached(tally, &info(), attachment),
+            attachment => {
+                let info = info();
+                self.count(tally, (info.kind, info.bytes), attachment)
+                    .then(|| OperationSample::new(info, tally, attachment))
+            }
         }
     }
 
-    #[cold]
-    fn sample_attached(
+    /// Like [`sample`](Self::sample), of an operation, which is described only if it is to be timed: few are.
+    #[inline]
+    pub fn sample_operation(
         &self,
         tally: &Arc<QueueTally>,
-        info: &OperationInfo,
-        attachment: u64,
+        operation: &Operation<'_>,
     ) -> Option<OperationSample> {
-        let transfer = TransferScope::current();
+        match self.attachment.load(Ordering::Acquire) {
+            0 => None,
+            attachment => self
+                .count(tally, OperationInfo::kind_and_bytes(operation), attachment)
+                .then(|| OperationSample::new(OperationInfo::of(operation), tally, attachment)),
+        }
+    }
+
+    /// Counts an operation. Returns whether it is to be timed.
+    fn count(&self, tally: &QueueTally, (kind, bytes): (OperationKind, u64), attachment: u64) -> bool {
         let one_in = u64::from(self.one_in.load(Ordering::Relaxed));
         let sampling = (self.all_from_bytes.load(Ordering::Relaxed), one_in);
-        let is_wanted = transfer.is_some_and(TransferId::is_timed);
-        tally.count(info, attachment, sampling, is_wanted).then(|| OperationSample {
-            info: *info,
-            transfer,
-            enqueued: Instant::now(),
-            tally: Arc::clone(tally),
-            attachment,
-        })
+        let is_wanted = || TransferScope::current().is_some_and(TransferId::is_timed);
+        tally.count((kind, bytes), attachment, sampling, is_wanted)
     }
 
     /// Takes back the count of an operation that the queue refused after [`sample`](Self::sample).
@@ -206,4 +213,12 @@ pub struct OperationSample {
     enqueued: Instant,
     tally: Arc<QueueTally>,
     attachment: u64,
+}
+
+impl OperationSample {
+    #[cold]
+    fn new(info: OperationInfo, tally: &Arc<QueueTally>, attachment: u64) -> Self {
+        let (transfer, enqueued) = (TransferScope::current(), Instant::now());
+        Self { info, transfer, enqueued, tally: Arc::clone(tally), attachment }
+    }
 }

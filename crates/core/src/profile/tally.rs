@@ -57,37 +57,63 @@ pub struct QueueTally {
 impl QueueTally {
     /// Counts an operation. Returns whether it is timed: the first one of each attachment always is, so that the sink learns of the queue,
     /// and all of transfers whose times are wanted.
+    #[inline]
     pub(super) fn count(
         &self,
-        info: &OperationInfo,
+        (kind, bytes): (OperationKind, u64),
         attachment: u64,
         sampling: (u64, u64),
-        is_wanted: bool,
+        is_wanted: impl Fn() -> bool,
     ) -> bool {
         let (all_from_bytes, one_in) = sampling;
-        let is_first = self.attachment.load(Ordering::Acquire) != attachment;
-        if is_first && !self.count_for(attachment, one_in) {
-            // Either again, or for a sink that is no longer attached.
-            return self.attachment.load(Ordering::Acquire) == attachment
-                && self.count(info, attachment, sampling, is_wanted);
+        if self.attachment.load(Ordering::Acquire) != attachment {
+            return self.count_first((kind, bytes), attachment, sampling, &is_wanted);
         }
-        let kind = info.kind as usize;
-        self.operations[kind].fetch_add(1, Ordering::Relaxed);
-        self.bytes[kind].fetch_add(info.bytes, Ordering::Relaxed);
-        if is_first || info.bytes >= all_from_bytes {
+        self.add(kind, bytes);
+        if bytes >= all_from_bytes {
             return true;
         }
         // A lost race samples one operation more or less.
-        let next = &self.left[kind];
+        let next = &self.left[kind as usize];
         let left = next.load(Ordering::Relaxed);
-        let distance = match left.checked_sub(1) {
-            // It counts as one of those that are due, of which the next is due only if no wanted one comes before.
-            _ if is_wanted => self.next_distance(one_in).saturating_add(2 * one_in),
-            Some(fewer) => fewer,
-            None => self.next_distance(one_in),
-        };
-        next.store(distance, Ordering::Relaxed);
+        // Last, since it is a call, and registers need not be kept for it.
+        let is_wanted = is_wanted();
+        match left.checked_sub(1) {
+            Some(fewer) if !is_wanted => next.store(fewer, Ordering::Relaxed),
+            _ => self.draw(next, one_in, is_wanted),
+        }
         left == 0 || is_wanted
+    }
+
+    /// Counts an operation that may be the first of an attachment.
+    #[cold]
+    fn count_first(
+        &self,
+        (kind, bytes): (OperationKind, u64),
+        attachment: u64,
+        sampling: (u64, u64),
+        is_wanted: &dyn Fn() -> bool,
+    ) -> bool {
+        if self.count_for(attachment, sampling.1) {
+            self.add(kind, bytes);
+            return true;
+        }
+        // Either again, or for a sink that is no longer attached.
+        self.attachment.load(Ordering::Acquire) == attachment
+            && self.count((kind, bytes), attachment, sampling, is_wanted)
+    }
+
+    fn add(&self, kind: OperationKind, bytes: u64) {
+        self.operations[kind as usize].fetch_add(1, Ordering::Relaxed);
+        self.bytes[kind as usize].fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Draws how many operations are not timed from now on. One that is wanted counts as one of those that are due, of which the next is due only if no
+    /// wanted one comes before.
+    #[cold]
+    fn draw(&self, next: &AtomicU64, one_in: u64, is_wanted: bool) {
+        let later = if is_wanted { 2 * one_in } else { 0 };
+        next.store(self.next_distance(one_in).saturating_add(later), Ordering::Relaxed);
     }
 
     /// Has the next operation of each kind timed, since the sink was not given one that should have been, perhaps the first.

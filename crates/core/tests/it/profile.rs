@@ -10,8 +10,8 @@ use std::{
 };
 
 use transload_core::{
-    ErrorKind, OperationInfo, OperationKind, OperationRecord, OperationSampling, OperationSink, QueueTally,
-    SinkSlot, Stamp, StreamPriority, TransferId, TransferScope, Wanted,
+    ClockAnchor, ErrorKind, OperationInfo, OperationKind, OperationRecord, OperationSampling, OperationSink,
+    QueueTally, SinkSlot, Stamp, StreamPriority, TransferId, TransferScope, Wanted,
 };
 
 use crate::mock::MockQueue;
@@ -264,4 +264,18 @@ fn stamps_of_the_host_have_its_clock() {
     assert_eq!(never.time().unwrap_err().kind(), ErrorKind::Interrupted);
     let anchor = one.clock().anchor().unwrap();
     assert_eq!(Stamp::of_host(anchor.before).time().unwrap(), Some(anchor.device));
+}
+
+#[test]
+fn narrowest_of_several_readings_of_a_clock_counts() {
+    let origin = Instant::now();
+    let mut widths = [50, 9, 30, 7, 8, 7, 200].into_iter().enumerate();
+    let read = || {
+        let (number, width) = widths.next().ok_or("no more readings")?;
+        let before = origin + Duration::from_millis(number as u64);
+        let after = before + Duration::from_micros(width);
+        Ok::<_, &str>((ClockAnchor { device: number as i64, before, after }, number))
+    };
+    let narrowest = ClockAnchor::narrowest(6, read).map(|(anchor, number)| (anchor.device, number));
+    assert_eq!((narrowest, widths.next()), (Ok((3, 3)), Some((6, 200))));
 }

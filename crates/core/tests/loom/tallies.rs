@@ -1,14 +1,13 @@
 //! Counts of a queue that several threads use.
 
 use loom::{sync::Arc, thread};
-use transload_core::{OperationInfo, OperationKind};
+use transload_core::OperationKind;
 
 use crate::{model, tally::QueueTally};
 
 /// Counts an operation of 10 bytes; returns whether it is timed.
 fn count(tally: &QueueTally, attachment: u64) -> bool {
-    let info = OperationInfo { bytes: 10, ..OperationInfo::of_kind(OperationKind::Copy) };
-    tally.count(&info, attachment, (u64::MAX, 0), false)
+    tally.count((OperationKind::Copy, 10), attachment, (u64::MAX, 0), || false)
 }
 
 fn counted(tally: &QueueTally, attachment: u64) -> (u64, u64) {

@@ -177,16 +177,12 @@ impl DeviceClock for CuptiClock {
     fn anchor(&self) -> Result<ClockAnchor> {
         /// Readings, of which the narrowest counts.
         const READINGS: usize = 8;
-        let mut best: Option<ClockAnchor> = None;
-        for _ in 0..READINGS {
+        let read = || {
             let before = Instant::now();
             let device = session::timestamp()?.cast_signed();
-            let after = Instant::now();
-            if best.is_none_or(|best| after - before < best.after - best.before) {
-                best = Some(ClockAnchor { device, before, after });
-            }
-        }
-        best.ok_or_else(|| Error::new(ErrorKind::Unsupported, "the clock of CUPTI was not read"))
+            Ok((ClockAnchor { device, before, after: Instant::now() }, ()))
+        };
+        ClockAnchor::narrowest(READINGS, read).map(|(anchor, ())| anchor)
     }
 
     fn anchor_interval(&self) -> Option<Duration> {

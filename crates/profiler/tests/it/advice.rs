@@ -163,7 +163,7 @@ fn many_copies_without_times_leave_no_saving() {
     // A span may include waiting for them.
     run.pieces().iter().for_each(|(src, dst)| _ = run.manager.copy(src, dst).wait().unwrap());
     let report = run.report();
-    assert!(report.advice.is_empty() && report.timed_share() > Some(0.99), "{report}");
+    assert!(report.advice.is_empty() && report.timed_share > Some(0.99), "{report}");
 }
 
 #[test]

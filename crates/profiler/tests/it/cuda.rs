@@ -1,7 +1,10 @@
 //! CUDA's streams. On the software driver their clock runs with the host's, at an offset and a rate of its own.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -22,9 +25,9 @@ use transload_transfer::CrossBackendTransferManager;
 use crate::{Written, timing_all};
 
 /// Offset of the software driver's clock from the host's.
-const OFFSET: Duration = Duration::from_secs(5);
+pub(crate) const OFFSET: Duration = Duration::from_secs(5);
 /// What it gains on the host's, in millionths.
-const DRIFT: i32 = 200;
+pub(crate) const DRIFT: i32 = 200;
 
 pub(crate) fn setup() -> (EndCheck, Arc<CudaBackend>, StreamProfiler) {
     // A real device has a clock of its own.
@@ -158,6 +161,74 @@ fn device_rows_lie_on_the_clock_of_the_host() {
         }
     }
     assert!(lowest <= highest + 2.0 * error, "{lowest} µs > {highest} µs, stated error {error} µs");
+}
+
+/// Ends threads, also if their test fails.
+struct Stopping<'a>(&'a AtomicBool);
+
+impl Drop for Stopping<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn profiler_is_toggled_and_replaced_while_streams_run() {
+    let (test, backend, first) = setup();
+    drop(first);
+    let (device, stop) = (DeviceId::Cuda(test.ordinal()), AtomicBool::new(false));
+    let submitted = AtomicU64::new(0);
+    let work = || {
+        let allocate = |kind| backend.allocate(device, kind, 64 << 10).unwrap();
+        let (here, there) = (allocate(MemoryKind::Pinned), allocate(MemoryKind::Device));
+        let stream = CudaStream::new(backend.device(test.ordinal()).unwrap()).unwrap();
+        while !stop.load(Ordering::Relaxed) {
+            for _ in 0..8 {
+                submit(&stream, &Operation::Copy { src: &here, dst: &there }, Timing::Off).unwrap();
+                submitted.fetch_add(1, Ordering::Relaxed);
+            }
+            stream.synchronize().unwrap();
+        }
+    };
+    let more = |by: u64| {
+        let before = submitted.load(Ordering::Relaxed);
+        while submitted.load(Ordering::Relaxed) < before + by {
+            thread::yield_now();
+        }
+    };
+    thread::scope(|scope| {
+        let _ends = Stopping(&stop);
+        (0..2).for_each(|_| _ = scope.spawn(work));
+        for _ in 0..4 {
+            let profiler = timing_all();
+            profiler.attach(&(Arc::clone(&backend) as _)).unwrap();
+            let before = submitted.load(Ordering::Relaxed);
+            for _ in 0..3 {
+                profiler.enable().unwrap();
+                more(4);
+                profiler.disable();
+                // In flight, and not counted.
+                more(4);
+            }
+            // What was in flight when it was disabled ends.
+            while profiler.get_comprehensive_report().outstanding > 0 {
+                thread::yield_now();
+            }
+            let all = profiler.get_comprehensive_report();
+            let operations = all.streams.iter().map(StreamReport::operations).sum::<u64>();
+            let kinds = all.streams.iter().flat_map(|stream| &stream.kinds);
+            let (timed, bytes) =
+                kinds.fold((0, 0), |sum, kind| (sum.0 + kind.running.count, sum.1 + kind.bytes));
+            let most = submitted.load(Ordering::Relaxed) + 2 - before;
+            assert!((1..=most).contains(&operations), "{operations} of {most}: {all}");
+            assert_eq!((all.lost, bytes), (0, operations << 16), "{all}");
+            let unresolved = all.streams.iter().map(|stream| stream.unresolved).sum::<u64>();
+            // One of each stream that is enqueued while it is disabled may be counted alone.
+            assert!(unresolved == 0 && timed <= operations && operations <= timed + 2 * 3, "{all}");
+            assert!(all.directions.iter().all(|it| !it.all_timed && it.gaps.is_empty()), "{all}");
+        }
+    });
+    backend.drain().unwrap();
 }
 
 #[test]

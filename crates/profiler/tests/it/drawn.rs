@@ -199,13 +199,14 @@ fn all_operations_of_a_transfer_that_is_taken_are_timed() {
         let report = manager.copy(&src, &dst).method(TransferMethod::HostStaged).wait().unwrap();
         let streams = profiler.get_comprehensive_report().streams;
         let timed: u64 = streams.iter().flat_map(|stream| &stream.kinds).map(|kind| kind.running.count).sum();
-        (report, timed)
+        (report, timed, streams.len() as u64)
     };
-    // The first of each stream is timed.
-    let (small, before) = copy(bytes / 2);
+    let (small, before, _) = copy(bytes / 2);
     assert_eq!(small.id, None);
-    let (large, after) = copy(bytes);
+    let (large, after, streams) = copy(bytes);
     assert!(large.id.is_some() && large.chunks > 1, "{large}");
     assert!(after - before >= u64::from(large.chunks), "{before}, {after}, {large}");
-    assert_eq!(copy(bytes / 2).1, after);
+    // The first of each stream is timed.
+    let (_, last, streams_at_last) = copy(bytes / 2);
+    assert_eq!(last - after, streams_at_last - streams);
 }

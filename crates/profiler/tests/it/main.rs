@@ -22,6 +22,8 @@ mod nvtx;
 #[path = "../trace/packets.rs"]
 #[allow(dead_code, reason = "shared with the tests of traces")]
 mod packets;
+#[cfg(any(target_os = "linux", windows))]
+mod truth;
 
 use std::{
     io::{self, Write},

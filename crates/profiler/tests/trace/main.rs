@@ -12,7 +12,6 @@ mod packets;
 mod published;
 mod reader;
 mod rows;
-mod speed;
 mod texts;
 
 use transload_profiler::{

@@ -62,8 +62,7 @@ unsafe impl Queue for CudaStream {
 
     #[inline]
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
-        let info = || OperationInfo::of(operation);
-        let measured = self.own.measure(timing, info);
+        let measured = self.own.measure_operation(timing, operation);
         let enqueued = if let Operation::Copy { src, dst } = *operation
             && src.len() <= SMALL
             && after.is_empty()
@@ -79,7 +78,7 @@ unsafe impl Queue for CudaStream {
             })
         };
         if enqueued.is_err() {
-            self.own.withdraw(info);
+            self.own.withdraw(|| OperationInfo::of(operation));
         }
         enqueued
     }

@@ -1,7 +1,7 @@
 //! What is measured of an operation, and by whom it is wanted.
 
 use transload_core::{
-    BatchHalf, OperationInfo, OperationKind, OperationSample, RawBuffer, Result, Stamp, Timing,
+    BatchHalf, Operation, OperationInfo, OperationKind, OperationSample, RawBuffer, Result, Stamp, Timing,
     events::report,
 };
 use transload_memory::{OperationCalls, lift};
@@ -30,11 +30,19 @@ impl StreamTimeline {
     /// Decides what is measured of the next operation.
     #[inline]
     pub(crate) fn measure(&self, timing: Timing, info: impl FnOnce() -> OperationInfo) -> Measured {
-        Measured {
-            asked_for: timing == Timing::Measured,
-            counted: self.metrics.is_next_timed(),
-            sample: self.profile.sink().sample(&self.tally, info),
-        }
+        self.measured(timing, self.profile.sink().sample(&self.tally, info))
+    }
+
+    /// Like [`measure`](Self::measure), of an operation of core's.
+    #[inline]
+    pub(crate) fn measure_operation(&self, timing: Timing, operation: &Operation<'_>) -> Measured {
+        self.measured(timing, self.profile.sink().sample_operation(&self.tally, operation))
+    }
+
+    #[inline]
+    fn measured(&self, timing: Timing, sample: Option<OperationSample>) -> Measured {
+        let counted = self.metrics.is_next_timed();
+        Measured { asked_for: timing == Timing::Measured, counted, sample }
     }
 
     /// Takes back the count of an operation that was refused.
