@@ -44,7 +44,7 @@ const HARDWARE_TESTS: [&str; 7] = ["it", "conformance", "peers", "capture", "mig
 const PROBE: &str = "transload-probe";
 
 /// Maximum size of the bundle in bytes, for machines with a limit on uploads.
-const LARGEST: u64 = 60 << 20;
+const LARGEST: u64 = 64 << 20;
 
 #[derive(Serialize)]
 struct Manifest {
