@@ -23,7 +23,7 @@ pub fn start(ordinal: u32, largest: usize) -> Result<(CrossBackendTransferManage
     let mut steps =
         Steps { rows: Vec::new(), device: DeviceId::Cuda(ordinal), simulated: driver.is_simulated() };
     steps.add("driver", 0, "loading and initialising the driver", seconds);
-    let manager = CrossBackendTransferManager::builder().registration(false).build();
+    let manager = CrossBackendTransferManager::builder().registration(false).exploration(false).build();
     steps.take("backend", 0, "listing the devices", || {
         manager.register_backend(CpuBackend::new()?)?;
         let config = CudaBackendConfig::default().with_devices(cuda::pair(ordinal)?);

@@ -12,7 +12,7 @@ use crate::{
     grid::{self, Point},
     memory::Memory,
     row::{Row, Summary},
-    rows::{Bench, MOST_TRIES, is_verified},
+    rows::{Bench, is_verified},
 };
 
 /// Prefix of the rows' ids.
@@ -137,18 +137,7 @@ impl Bench<'_> {
                 }
             }
             let (path, bytes) = (case.name.clone(), bytes as u64);
-            let usual = TransferOptions::new();
-            let mut answer = self.send(&case, &usual)?.1;
-            for _ in 1..MOST_TRIES {
-                if answer.as_ref().is_ok_and(|report| report.explored) {
-                    answer = self.send(&case, &usual)?.1;
-                }
-            }
-            match answer {
-                Ok(report) if report.explored => {
-                    let text = format!("{MOST_TRIES} transfers tried another method than the chosen one");
-                    methods.failures.push(format!("{}: {text}", id(&path, "automatic choice", bytes)));
-                }
+            match self.send(&case, &TransferOptions::new())?.1 {
                 Ok(report) => {
                     methods.choices.push(Choice { path, bytes, method: report.method.name().to_owned() });
                 }

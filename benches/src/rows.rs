@@ -45,9 +45,6 @@ struct Label {
     method: &'static str,
 }
 
-/// Most transfers until one is by the method that is chosen: the manager tries another one now and then.
-pub(crate) const MOST_TRIES: usize = 3;
-
 impl Bench<'_> {
     /// Measures one point.
     ///
@@ -165,18 +162,7 @@ impl Bench<'_> {
 
     /// Runs one transfer to find the chosen method, and checks its report.
     fn label(&self, case: &Case<'_>, path: TransferPath, point: Point) -> Result<Label> {
-        let transfer =
-            || -> Result<TransferReport> { case.ends.submit().wait().context("the first transfer") };
-        let mut report = transfer()?;
-        for _ in 1..MOST_TRIES {
-            if report.explored {
-                report = transfer()?;
-            }
-        }
-        ensure!(
-            !report.explored,
-            "{MOST_TRIES} transfers on {path} tried another method than the chosen one"
-        );
+        let report = case.ends.submit().wait().context("the first transfer")?;
         ensure!(report.path == path, "a transfer on {path} reports {}", report.path);
         ensure!(report.bytes == point.bytes as u64, "{} bytes were reported", report.bytes);
         let simulated = self.testbed.is_simulated();
