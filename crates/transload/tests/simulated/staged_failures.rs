@@ -109,7 +109,8 @@ fn failed_staged_download_leaves_destination_unreadable() {
         setup.staged(&host, &there).wait().unwrap();
         setup.staged(&there, &back).wait().unwrap();
         for repair in 0..3 {
-            setup.sim.fail_call(Some("cuMemcpyDtoHAsync_v2"), 2, UNKNOWN);
+            // Of the second chunk, when all of the first one is enqueued: before that nothing is written.
+            setup.sim.fail_call(Some("cuMemcpyDtoHAsync_v2"), 10, UNKNOWN);
             let error = setup.staged(&there, &back).wait().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Device, "{error}");
             assert_source_failed(&back.read().unwrap_err());
