@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use transload_core::{Timing, TransferPath, TransferReport};
+use transload_core::{Timing, TransferPath};
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 use crate::{
