@@ -4,10 +4,13 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
+        mpsc,
     },
     thread,
+    time::Duration,
 };
 
+use parking_lot::Mutex;
 use transload_core::{ErrorKind, MemoryKind, Timing};
 use transload_transfer::TransferOptions;
 
@@ -71,6 +74,36 @@ fn failed_short_upload_returns_its_buffer_and_marks_the_destination() {
         drop((src, dst));
         assert!(is_at_rest(&manager));
         assert_eq!(manager.staging_bytes(), 0);
+    });
+}
+
+#[test]
+fn drain_waits_for_a_thread_that_copies_and_frees_its_buffer() {
+    within("a drain beside a short upload", || {
+        let (manager, _backend) = with(Mock::default());
+        let (src, dst) = pair(&manager, BYTES);
+        manager.prepare(src.place(), dst.place(), &TransferOptions::new()).unwrap();
+        let (begun, is_begun) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        let released = Mutex::new(released);
+        let _watch = hook::watch(&src, move |_| {
+            begun.send(()).unwrap();
+            released.lock().recv().unwrap();
+        });
+        thread::scope(|scope| {
+            let upload = scope.spawn(|| manager.copy(&src, &dst).options(staged()).wait());
+            is_begun.recv().unwrap();
+            let ((tell, told), manager) = (mpsc::channel(), &manager);
+            scope.spawn(move || {
+                manager.drain().unwrap();
+                tell.send(manager.staging_bytes()).unwrap();
+            });
+            // Long enough for a drain that does not wait to return before the upload is released.
+            let early = told.recv_timeout(Duration::from_secs(1));
+            release.send(()).unwrap();
+            upload.join().unwrap().unwrap();
+            assert_eq!(early.or_else(|_| told.recv()).unwrap(), 0, "bytes of staging buffers after a drain");
+        });
     });
 }
 
