@@ -195,6 +195,17 @@ pub(super) fn table(rows: &[ResultRow], absent: &[&str]) -> String {
     out
 }
 
+/// Returns a row like this one for each promise.
+#[cfg(test)]
+pub(super) fn all_met(like: &ResultRow) -> Vec<ResultRow> {
+    let row = |id: &&str| ResultRow {
+        id: id.trim_end_matches('/').to_owned() + if id.ends_with('/') { "/x" } else { "" },
+        met: Some(true),
+        ..like.clone()
+    };
+    EXPECTED.iter().map(row).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -239,15 +250,8 @@ mod tests {
 
     #[test]
     fn promise_without_a_row_is_missed_and_every_one_is_of_a_row_on_record() {
-        let rows: Vec<ResultRow> = EXPECTED
-            .iter()
-            .filter(|id| **id != TWO_DEVICES && **id != "choice/regret/mean")
-            .map(|id| ResultRow {
-                id: id.trim_end_matches('/').to_owned() + if id.ends_with('/') { "/x" } else { "" },
-                met: Some(true),
-                ..sample().rows[0].clone()
-            })
-            .collect();
+        let mut rows = all_met(&sample().rows[0]);
+        rows.retain(|row| row.id != TWO_DEVICES && row.id != "choice/regret/mean");
         assert_eq!(absent(&rows, "1 x NVIDIA H200"), ["choice/regret/mean"]);
         assert_eq!(absent(&rows, "2 x NVIDIA H200"), ["choice/regret/mean", TWO_DEVICES]);
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks");

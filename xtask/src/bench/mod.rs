@@ -192,6 +192,8 @@ fn draw(results: &Results, earlier: Option<&Results>, out: &Path) -> Result<()> 
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
@@ -205,5 +207,41 @@ mod tests {
         assert_eq!(of(|results| results.rows[0].met = Some(false)), ExitCode::from(MISSED));
         assert_eq!(of(|results| results.failures.push("many, up: lost".to_owned())), ExitCode::FAILURE);
         assert_eq!(of(|results| results.rows[0].verified = false), ExitCode::FAILURE);
+    }
+
+    #[test]
+    fn gpu_fails_where_a_goal_is_missed_twice_or_has_no_row() {
+        let mut kept = results::hardware_sample();
+        let all = goals::all_met(&kept.rows[0]);
+        kept.rows.extend(all);
+        // Measures each run once, or twice where something is missed, and draws them all.
+        let of = |change: &dyn Fn(&mut Results, usize)| {
+            let (out, measured, drawn) = (tempfile::tempdir().unwrap(), Cell::new(0), Cell::new(0));
+            let measure = |json: &Path, arguments: &[&str]| {
+                assert_eq!(arguments[..2], ["--hardware", "--only"]);
+                let mut results = kept.clone();
+                change(&mut results, measured.get());
+                measured.set(measured.get() + 1);
+                fs::write(json, serde_json::to_string(&results)?)?;
+                Ok(ExitStatus::default())
+            };
+            let draw = |results: &Results| {
+                drawn.set(results.rows.len());
+                Ok(())
+            };
+            (gpu(out.path(), draw, measure).unwrap(), measured.get(), drawn.get())
+        };
+        let (runs, rows) = (goals::RUNS.len(), kept.rows.len());
+        assert_eq!(of(&|_, _| ()), (ExitCode::SUCCESS, runs, rows));
+        let miss = |results: &mut Results| results.rows[rows - 1].met = Some(false);
+        assert_eq!(
+            of(&|results, run| if run == 0 {
+                miss(results)
+            }),
+            (ExitCode::SUCCESS, runs + 1, rows)
+        );
+        assert_eq!(of(&|results, _| miss(results)), (ExitCode::FAILURE, 2 * runs, rows));
+        let lose = |results: &mut Results, _| drop(results.rows.pop());
+        assert_eq!(of(&lose), (ExitCode::FAILURE, runs, rows - 1));
     }
 }

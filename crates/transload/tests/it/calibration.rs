@@ -350,3 +350,37 @@ fn part_left_by_a_killed_process_is_replaced() {
     calibrate(&over(&file)).stored.unwrap();
     assert_eq!(names(folder.path()), ["calibration.json", "calibration.json.lock"]);
 }
+
+/// On the device there is: what was measured is what copies are chosen by from then on, and it keeps what is in their memory.
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+#[test]
+fn calibration_of_a_cuda_device_is_what_copies_are_chosen_by() {
+    let test = transload_cuda_sim::harness::device().end_check();
+    let config = transload::cuda::CudaBackendConfig::default().with_devices([test.ordinal()]);
+    let rt = crate::uncalibrated::builder().cuda(config).discover().unwrap();
+    let there = Place::new(DeviceId::Cuda(test.ordinal()), MemoryKind::Device);
+    let kept = rt.alloc::<u8>(there.device, there.kind, 1 << 20).unwrap();
+    let content = rt.host((0..1 << 20).map(|at| (at % 251) as u8).collect()).unwrap();
+    rt.copy(&content, &kept).wait().unwrap();
+
+    let found = calibrate(&rt).calibration;
+    assert!(found.unfinished.is_empty(), "{:?}", found.unfinished);
+    for kind in [MemoryKind::Pageable, MemoryKind::Pinned] {
+        let host = Place::new(DeviceId::Cpu, kind);
+        for (src, dst) in [(host, there), (there, host)] {
+            let path = found.paths.iter().find(|one| (one.path.src, one.path.dst) == (src, dst)).unwrap();
+            for bytes in [4096, 16 << 10, 64 << 10] {
+                let plan = rt.plan(src, dst, bytes).unwrap();
+                assert_eq!(plan.basis, CostBasis::Measured, "{plan}");
+                assert!(path.methods.iter().any(|measured| measured.method == plan.method), "{plan}");
+            }
+        }
+    }
+    assert_eq!(*rt.download(&kept).wait().unwrap(), *content.read().unwrap());
+    let up = rt.plan(Place::new(DeviceId::Cpu, MemoryKind::Pageable), there, 1 << 20).unwrap().method;
+    assert_eq!(rt.copy(&content, &kept).wait().unwrap().method, up);
+    drop((kept, content));
+    rt.drain().unwrap();
+    drop(rt);
+    test.assert_no_live_objects();
+}

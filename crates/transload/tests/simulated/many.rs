@@ -133,3 +133,32 @@ fn awaited_list_in_place_is_one_launch() {
     let launches = sim.executed().iter().filter(|(_, name)| *name == "cuLaunchKernel").count();
     assert_eq!(launches, 1, "the thread of the executor allocates the list's memory");
 }
+
+#[test]
+fn million_pieces_go_up_in_any_order() {
+    const COUNT: usize = 1_000_000;
+    let Some(test) = harness::device_with(|sim| sim) else { return };
+    let manager = manager(*test.sim().unwrap()).unwrap();
+    let cuda = DeviceId::Cuda(test.ordinal());
+    let [from, back] = [(); 2].map(|()| manager.allocate_for(cuda, MemoryKind::Pinned, COUNT).unwrap());
+    let there = manager.allocate(cuda, MemoryKind::Device, COUNT).unwrap();
+    from.write().unwrap().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8);
+    let part = |of: &RawBuffer, at: usize| of.slice(at..at + 1).unwrap();
+    let pairs = || (0..COUNT).map(|at| (part(&from, at), part(&there, COUNT - 1 - at)));
+    let mut bad: Vec<_> = pairs().collect();
+    bad[COUNT / 2].0 = from.slice(..2).unwrap();
+    let failed = manager.copy_many(&bad).exclusive().wait().unwrap_err();
+    assert_eq!(
+        (failed.error.kind(), failed.pairs.as_slice()),
+        (ErrorKind::InvalidArgument, &[COUNT / 2][..])
+    );
+    drop(bad);
+    let report = manager.copy_many(pairs().collect::<Vec<_>>()).exclusive().wait().unwrap();
+    assert_eq!((report.pairs, report.bytes), (COUNT, COUNT as u64));
+    manager.copy(&there, &back).wait().unwrap();
+    assert!(back.read().unwrap().iter().rev().eq(from.read().unwrap().iter()));
+    drop((from, back, there));
+    manager.drain().unwrap();
+    drop(manager);
+    test.assert_no_live_objects();
+}

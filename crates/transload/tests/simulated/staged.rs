@@ -137,6 +137,22 @@ fn devices_without_peer_access_are_staged_automatically() {
     drop(manager.copy(&there, &back).submit());
     assert_eq!(across.wait().unwrap().method, TransferMethod::HostStaged);
     assert!(*back.read().unwrap() == *host.read().unwrap());
+    // Both ways at once, through one ring.
+    let [first, second] = [(&here, one), (&there, two)].map(|(buffer, sim)| (buffer, allocate(sim)));
+    host.write().unwrap().fill(7);
+    manager.copy(&host, &here).wait().unwrap();
+    let over = manager.copy(first.0, &second.1).submit();
+    let and_back = manager.copy(second.0, &first.1).submit();
+    for transfer in [over, and_back] {
+        assert_eq!(transfer.wait().unwrap().method, TransferMethod::HostStaged);
+    }
+    for (buffer, is_expected) in [
+        (&second.1, (|(_, byte)| byte == 7) as fn((usize, u8)) -> bool),
+        (&first.1, |(index, byte)| byte == (index % 241) as u8),
+    ] {
+        manager.copy(buffer, &back).wait().unwrap();
+        assert!(back.read().unwrap().iter().copied().enumerate().all(is_expected));
+    }
     for sim in [one, two] {
         assert!(sim.races().is_empty(), "{}", sim.races()[0]);
     }
