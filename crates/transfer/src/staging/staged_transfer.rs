@@ -93,7 +93,7 @@ impl StagedTransfer {
         let has_parts = match &kind {
             _ if through_device.is_some() => true,
             StagedKind::Upload(_) => true,
-            StagedKind::Download(_) => is_in_parts(pieces.bytes()),
+            StagedKind::Download(_) => is_in_parts(pieces.bytes(), hold.is_shared && !is_waited_for),
             _ => false,
         };
         let tuning = hold.tuning;

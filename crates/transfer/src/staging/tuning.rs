@@ -134,7 +134,11 @@ impl fmt::Display for StagingTuning {
             download_segment,
             download_buffers,
         } = self;
-        write!(f, "uploads by {} KiB and {short_threads} to {long_threads} threads, ", upload_segment >> 10)?;
+        write!(f, "uploads by {} KiB and {short_threads}", upload_segment >> 10)?;
+        if long_threads != short_threads {
+            write!(f, " to {long_threads}")?;
+        }
+        f.write_str(" threads, ")?;
         if *upload_cached_from < u64::MAX {
             write!(f, "from {} KiB on into the caches, ", upload_cached_from >> 10)?;
         }

@@ -11,6 +11,8 @@ pub(crate) struct RingHold {
     ring: Arc<StagingRing>,
     /// What the transfer is divided by.
     pub(crate) tuning: StagingTuning,
+    /// Whether other transfers held a buffer when it began to.
+    pub(crate) is_shared: bool,
 }
 
 impl StagingRing {
@@ -20,8 +22,9 @@ impl StagingRing {
     /// Those of [`allocate_first`](Self::allocate_first).
     pub(crate) fn hold(self: &Arc<Self>, insist: bool) -> Result<RingHold> {
         let mut state = self.state.lock();
+        let is_shared = state.holds > 0;
         state.holds += 1;
-        let hold = RingHold { ring: Arc::clone(self), tuning: state.tuning().0 };
+        let hold = RingHold { ring: Arc::clone(self), tuning: state.tuning().0, is_shared };
         let is_ready = state.has_buffer();
         drop(state);
         if !is_ready {
