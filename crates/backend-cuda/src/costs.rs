@@ -13,29 +13,30 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
 /// The measured sizes, in bytes.
-const SIZES: [u64; 8] = [4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 128 * MIB, 256 * MIB];
+const SIZES: [u64; 9] =
+    [4 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 128 * MIB, 256 * MIB];
 /// Time of a method at each size, in microseconds.
 type Curve = [f64; SIZES.len()];
 
 /// The driver's own copy from pageable memory, and to it.
-const PAGEABLE_UP: Curve = [8.5, 16.1, 30.9, 89.1, 362.0, 1294.1, 12_068.5, 27_143.8];
-const PAGEABLE_DOWN: Curve = [8.5, 15.9, 34.7, 109.9, 322.2, 1166.8, 9537.7, 18_017.9];
+const PAGEABLE_UP: Curve = [8.6, 18.7, 20.8, 31.4, 95.3, 336.8, 1348.6, 15_780.0, 30_174.0];
+const PAGEABLE_DOWN: Curve = [10.5, 19.2, 25.3, 39.0, 118.3, 355.7, 1292.9, 10_658.5, 18_793.0];
 /// The same by staging buffers.
-const STAGED_UP: Curve = [18.1, 18.3, 27.0, 50.4, 129.5, 435.8, 2900.9, 5483.1];
-const STAGED_DOWN: Curve = [13.0, 15.9, 35.3, 83.1, 213.4, 607.2, 3026.4, 5650.9];
+const STAGED_UP: Curve = [17.4, 16.0, 23.3, 28.5, 53.6, 134.5, 447.4, 3066.0, 5497.7];
+const STAGED_DOWN: Curve = [18.4, 19.4, 27.4, 38.8, 88.8, 232.1, 582.3, 3130.3, 5717.5];
 /// Between two devices that are no peers, by staging buffers.
-const STAGED_ACROSS: Curve = [16.3, 19.4, 31.8, 81.5, 180.0, 574.2, 3195.7, 5890.3];
+const STAGED_ACROSS: Curve = [16.3, 19.4, 23.5, 31.8, 81.5, 180.0, 574.2, 3195.7, 5890.3];
 /// Into unified memory that is on the host: by the driver's copy, by staging, by host threads and a prefetch.
-const DIRECT_INTO_UNIFIED: Curve = [57.0, 96.5, 125.9, 249.4, 792.9, 3533.8, 24_606.3, 48_033.2];
-const STAGED_INTO_UNIFIED: Curve = [64.1, 98.7, 129.0, 260.1, 601.6, 2232.5, 20_840.5, 41_415.6];
-const MOVED_INTO_UNIFIED: Curve = [40.3, 57.8, 94.3, 226.3, 604.0, 1721.8, 11_805.2, 21_777.1];
+const DIRECT_INTO_UNIFIED: Curve = [57.0, 96.5, 106.3, 125.9, 249.4, 792.9, 3533.8, 24_606.3, 48_033.2];
+const STAGED_INTO_UNIFIED: Curve = [64.1, 98.7, 108.8, 129.0, 260.1, 601.6, 2232.5, 20_840.5, 41_415.6];
+const MOVED_INTO_UNIFIED: Curve = [40.3, 57.8, 70.0, 94.3, 226.3, 604.0, 1721.8, 11_805.2, 21_777.1];
 /// Out of unified memory that is on the device: likewise.
-const DIRECT_OUT_OF_UNIFIED: Curve = [15.0, 21.8, 43.9, 112.3, 369.4, 1555.9, 11_488.5, 19_937.2];
-const STAGED_OUT_OF_UNIFIED: Curve = [20.1, 21.4, 33.4, 68.9, 147.7, 641.6, 3154.3, 5767.6];
-const MOVED_OUT_OF_UNIFIED: Curve = [40.7, 50.8, 80.6, 211.6, 680.0, 2165.3, 16_480.8, 32_855.0];
+const DIRECT_OUT_OF_UNIFIED: Curve = [15.0, 21.8, 29.2, 43.9, 112.3, 369.4, 1555.9, 11_488.5, 19_937.2];
+const STAGED_OUT_OF_UNIFIED: Curve = [20.1, 21.4, 25.4, 33.4, 68.9, 147.7, 641.6, 3154.3, 5767.6];
+const MOVED_OUT_OF_UNIFIED: Curve = [40.7, 50.8, 60.7, 80.6, 211.6, 680.0, 2165.3, 16_480.8, 32_855.0];
 /// Between unified memory that is on the host and device memory: the mean of both directions.
-const DIRECT_WITHIN: Curve = [55.7, 92.6, 115.2, 163.8, 555.0, 1820.2, 10_982.3, 21_500.8];
-const MOVED_WITHIN: Curve = [26.4, 31.0, 33.7, 63.3, 127.3, 380.3, 2752.1, 5478.9];
+const DIRECT_WITHIN: Curve = [55.7, 92.6, 100.1, 115.2, 163.8, 555.0, 1820.2, 10_982.3, 21_500.8];
+const MOVED_WITHIN: Curve = [26.4, 31.0, 31.9, 33.7, 63.3, 127.3, 380.3, 2752.1, 5478.9];
 
 fn curve(path: TransferPath, method: TransferMethod, micros: Curve) -> Option<PathCost> {
     let points = SIZES.into_iter().zip(micros.map(|micros| Duration::from_secs_f64(micros / 1e6)));

@@ -1,53 +1,75 @@
-//! Default costs of lists by copy engines and by kernel, on an idle device.
+//! Default costs of lists on an idle device. Whether they go through its memory is decided by a rule of the transfer manager instead, which is
+//! of lists both ways at once.
 //!
-//! Measured on 2026-11-23 on an H200 with PCIe 5 x16, driver 580 (CUDA 13.0), by `transload-bench --only many`, but those within a
-//! device: these are assumed.
+//! Source: medians of four runs of `transload calibrate` on 2026-11-28 on an H200 with PCIe 5 x16, driver 580 (CUDA 13.0), 16 processors. Two
+//! numbers were outliers of single copies and are interpolated: one by one, 3 pieces of 1 MiB of pageable memory, both ways.
 
 use std::time::Duration;
 
 use transload_core::{DeviceId, ListCost, ListModel, ListTime, ListWay, MemoryKind, Place, TransferPath};
 
 const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
 
-/// Microseconds of a list of no pieces, and of each piece by its length.
-type Micros<'a> = (f64, &'a [(u64, f64)]);
+/// Lengths of pieces, in bytes, and how many of them were measured; one by one [others](SINGLES).
+const LENGTHS: [(u64, [u64; 4]); 4] = [
+    (KIB, [1, 4, 16, 1024]),
+    (16 * KIB, [1, 4, 16, 1024]),
+    (64 * KIB, [1, 4, 16, 256]),
+    (MIB, [1, 3, 4, 16]),
+];
+const SINGLES: [u64; 4] = [1, 3, 4, 16];
 
-const PINNED_UP: [Micros<'static>; 2] = [
-    (
-        10.0,
-        &[(0, 1.7), (4 * KIB, 1.7), (24 * KIB, 1.55), (32 * KIB, 0.71), (64 * KIB, 1.6), (KIB * KIB, 19.35)],
-    ),
-    (20.0, &[(0, 0.1), (4 * KIB, 0.115), (32 * KIB, 0.66), (64 * KIB, 1.31), (KIB * KIB, 20.5)]),
-];
-const PINNED_DOWN: [Micros<'static>; 2] = [
-    (10.0, &[(0, 0.38), (4 * KIB, 0.42), (32 * KIB, 0.7), (64 * KIB, 1.56), (KIB * KIB, 19.35)]),
-    (10.0, &[(0, 0.08), (4 * KIB, 0.1), (32 * KIB, 0.645), (64 * KIB, 1.28), (KIB * KIB, 20.0)]),
-];
-const PAGEABLE_UP: [Micros<'static>; 2] = [
-    (30.0, &[(0, 1.4), (4 * KIB, 1.44), (64 * KIB, 1.96), (KIB * KIB, 23.7)]),
-    (30.0, &[(0, 0.4), (4 * KIB, 0.45), (64 * KIB, 1.95), (KIB * KIB, 23.8)]),
-];
-const PAGEABLE_DOWN: [Micros<'static>; 2] = [
-    (30.0, &[(0, 0.9), (4 * KIB, 0.95), (64 * KIB, 1.72), (KIB * KIB, 22.9)]),
-    (30.0, &[(0, 0.4), (4 * KIB, 0.45), (64 * KIB, 1.7), (KIB * KIB, 23.0)]),
-];
-/// A copy engine begins a piece in about a microsecond, the kernel has a tenth of the memory's rate.
-const WITHIN: [Micros<'static>; 2] =
-    [(8.0, &[(0, 1.0), (KIB * KIB, 1.5)]), (8.0, &[(0, 0.1), (KIB * KIB, 4.2)])];
+/// Microseconds of lists, in the order of [`LENGTHS`]; of a length that was not measured, nothing.
+type Micros = [&'static [f64]; LENGTHS.len()];
+const WAYS: [ListWay; 3] = [ListWay::CopyEngine, ListWay::CopyKernel, ListWay::OneByOne];
+type Ways = [Micros; WAYS.len()];
 
-fn costs_of(src: Place, dst: Place, ways: [Micros<'static>; 2]) -> impl Iterator<Item = ListCost> {
-    let cost = move |(way, (fixed, lengths)): (ListWay, Micros<'_>)| {
-        let lists = lengths.iter().flat_map(|(bytes, piece)| {
-            [1, 1000].map(|pieces: u32| ListTime {
-                pieces: pieces.into(),
-                bytes: *bytes,
-                time: Duration::from_secs_f64((fixed + piece * f64::from(pieces)) / 1e6),
+#[rustfmt::skip]
+const PAGEABLE_UP: Ways = [
+    [&[14.1, 24.9, 50.8, 1_443.8], &[20.2, 51.8, 132.3, 2_047.7], &[22.5, 52.3, 84.5, 1_000.2], &[58.0, 127.3, 168.4, 529.2]],
+    [&[19.0, 22.8, 26.0, 160.2], &[21.2, 29.5, 43.7, 625.0], &[25.8, 42.4, 74.9, 566.3], &[63.3, 126.7, 161.3, 559.7]],
+    [&[10.0, 20.2, 24.8, 74.5], &[13.8, 29.9, 37.1, 89.9], &[26.8, 51.5, 59.2, 165.1], &[68.8, 185.0, 493.8, 906.9]],
+];
+#[rustfmt::skip]
+const PAGEABLE_DOWN: Ways = [
+    [&[14.8, 18.7, 17.3, 173.7], &[17.3, 27.8, 57.4, 743.4], &[], &[97.9, 197.2, 264.6, 958.4]],
+    [&[17.5, 20.1, 22.3, 172.0], &[19.3, 24.7, 41.9, 823.7], &[], &[80.9, 154.6, 178.6, 642.1]],
+    [&[15.9, 37.1, 47.3, 184.1], &[19.8, 48.4, 57.3, 296.2], &[], &[108.7, 197.0, 262.2, 1_183.2]],
+];
+#[rustfmt::skip]
+const PINNED_UP: Ways = [
+    [&[9.8, 18.2, 38.0, 1_707.3], &[14.6, 36.1, 122.0, 5_061.2], &[10.6, 20.5, 38.3, 576.1], &[33.5, 79.7, 99.8, 347.6]],
+    [&[17.4, 18.0, 19.2, 78.4], &[18.6, 19.8, 24.9, 398.7], &[16.6, 22.0, 37.5, 383.8], &[40.3, 87.2, 110.6, 377.5]],
+    [&[9.8, 19.5, 23.4, 75.8], &[14.3, 24.5, 28.3, 72.8], &[10.7, 21.2, 25.1, 73.0], &[34.0, 82.6, 105.6, 382.0]],
+];
+#[rustfmt::skip]
+const PINNED_DOWN: Ways = [
+    [&[9.9, 13.7, 26.0, 985.2], &[10.1, 15.0, 30.5, 1_246.1], &[11.0, 18.9, 45.0, 568.5], &[29.0, 73.7, 92.6, 337.8]],
+    [&[14.7, 15.6, 16.4, 76.2], &[15.1, 16.7, 21.2, 388.7], &[16.2, 20.6, 38.3, 363.4], &[37.7, 80.7, 103.4, 363.9]],
+    [&[10.1, 18.1, 21.1, 66.6], &[10.0, 18.2, 22.2, 77.1], &[10.7, 20.8, 23.3, 67.9], &[29.9, 74.7, 96.2, 363.4]],
+];
+#[rustfmt::skip]
+const WITHIN: Ways = [
+    [&[12.8, 28.8, 90.1, 5_292.7], &[13.2, 30.3, 99.5, 5_524.5], &[13.2, 27.7, 86.6, 1_258.9], &[13.8, 26.1, 31.2, 97.6]],
+    [&[13.8, 14.8, 15.6, 54.0], &[14.5, 15.1, 16.4, 92.5], &[14.8, 15.3, 17.4, 65.6], &[18.2, 24.7, 26.7, 65.9]],
+    [&[12.2, 26.9, 32.9, 113.1], &[12.5, 27.0, 34.1, 124.6], &[12.8, 26.1, 31.7, 109.9], &[13.5, 33.8, 42.7, 177.0]],
+];
+
+fn costs_of(src: Place, dst: Place, ways: Ways) -> impl Iterator<Item = ListCost> {
+    let cost = move |(way, micros): (ListWay, Micros)| {
+        let lists = LENGTHS.into_iter().zip(micros).flat_map(|((bytes, counts), micros)| {
+            let counts = if way == ListWay::OneByOne { SINGLES } else { counts };
+            counts.into_iter().zip(micros).map(move |(pieces, micros)| ListTime {
+                pieces,
+                bytes,
+                time: Duration::from_secs_f64(micros / 1e6),
             })
         });
         let model = ListModel::through(&lists.collect::<Vec<_>>())?;
         Some(ListCost { path: TransferPath::new(src, dst), way, exclusive: true, model })
     };
-    [ListWay::CopyEngine, ListWay::CopyKernel].into_iter().zip(ways).filter_map(cost)
+    WAYS.into_iter().zip(ways).filter_map(cost)
 }
 
 /// Returns the default costs of the lists of one device's paths.
