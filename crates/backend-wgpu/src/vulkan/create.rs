@@ -107,6 +107,10 @@ pub(super) fn create(
         // As wgpu opens it.
         let mut extensions = lower.required_device_extensions(*required_features);
         extensions.extend(properties.exports_semaphores.then_some(khr::external_semaphore_fd::NAME));
+        // wgpu's barriers name the family 0 twice. Without this, that is not valid for buffers that queues of several families use.
+        let synchronizes = !copies.is_empty()
+            && lower.physical_device_capabilities().supports_extension(khr::synchronization2::NAME);
+        extensions.extend(synchronizes.then_some(khr::synchronization2::NAME));
         let mut enabled = lower.physical_device_features(&extensions, *required_features);
         let of_family = |(family, _): (u32, u32)| {
             let priorities: &[f32] = if family == FAMILY { &[1.0] } else { &[1.0; 2][..copies.len().min(2)] };
@@ -121,7 +125,9 @@ pub(super) fn create(
         let info = enabled.add_to_device_create(info);
         let mut resets = vk::PhysicalDeviceHostQueryResetFeatures::default().host_query_reset(true);
         let info = if copies.is_empty() { info } else { info.push_next(&mut resets) };
-        // SAFETY: the adapter supports the extensions and features.
+        let mut second = vk::PhysicalDeviceSynchronization2Features::default().synchronization2(true);
+        let info = if synchronizes { info.push_next(&mut second) } else { info };
+        // SAFETY: the adapter supports the extensions and features, which it has to with these extensions.
         let raw = unsafe { instance.raw_instance().create_device(physical, &info, None) };
         let raw = raw.map_err(|result| error_of(adapter.get_info().name, "vkCreateDevice", result))?;
         // SAFETY: the device is new, and has the queues.
