@@ -1,5 +1,6 @@
 //! Memory and views of it: buffers, host views, loans, and what happens to memory that is dropped while in use.
 
+pub(crate) mod alias;
 pub(crate) mod borrowed;
 pub(crate) mod buffer_id;
 pub(crate) mod guards;

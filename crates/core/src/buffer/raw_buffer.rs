@@ -29,12 +29,14 @@ pub struct RawBuffer {
 /// memory.
 #[repr(C, align(64))]
 pub(crate) struct Allocation {
-    id: BufferId,
+    pub(super) id: BufferId,
     host_address: Option<NonNull<u8>>,
     /// 0 if it has none.
     device_address: u64,
     has_device_address: bool,
     writable: bool,
+    /// Whether `aliased` has the table.
+    pub(super) is_alias: bool,
     place: Place,
     hazards: Hazards,
     /// Receives the allocation when its last handle is dropped, for the next buffer.
@@ -44,6 +46,8 @@ pub(crate) struct Allocation {
     storage: Option<Box<dyn Storage>>,
     reclaimer: Arc<Reclaimer>,
     use_epoch: UseEpoch,
+    /// The allocation whose bytes these are, if this is an alias.
+    pub(super) aliased: Option<Arc<Self>>,
 }
 
 // SAFETY: the addresses are copies of those of the storage, which is Send.
@@ -54,16 +58,44 @@ unsafe impl Sync for Allocation {}
 impl Drop for Allocation {
     fn drop(&mut self) {
         let Some(mut storage) = self.storage.take() else { return };
-        let until = self.hazards.outstanding();
+        let until = self.hazards().outstanding();
         if until.is_empty() || storage.adopt_fences(&until) {
             drop(storage);
         } else {
             self.reclaimer.push(until, storage);
         }
+        if let Some(of) = self.aliased.take() {
+            drop(RawBuffer::whole(of));
+        }
     }
 }
 
 impl Allocation {
+    pub(super) fn new(
+        storage: Box<dyn Storage>,
+        reclaimer: &Arc<Reclaimer>,
+        behind: &[Fence],
+        recycler: Option<Arc<dyn Recycler>>,
+    ) -> Self {
+        let len = storage.len();
+        Self {
+            id: BufferId::next(),
+            recycler,
+            len,
+            place: storage.place(),
+            host_address: storage.host_address(),
+            device_address: storage.device_address().unwrap_or(0),
+            has_device_address: storage.device_address().is_some(),
+            writable: storage.is_writable(),
+            is_alias: false,
+            storage: Some(storage),
+            hazards: Hazards::with_fences(0..len, behind),
+            reclaimer: Arc::clone(reclaimer),
+            use_epoch: UseEpoch::default(),
+            aliased: None,
+        }
+    }
+
     /// Resets the allocation for the next buffer, with a new id and an empty table, if nothing is in flight.
     /// Returns whether it did.
     #[inline]
@@ -76,8 +108,18 @@ impl Allocation {
         true
     }
 
+    #[inline]
     pub(crate) fn hazards(&self) -> &Hazards {
-        &self.hazards
+        if self.is_alias && !crate::mutant!("core/alias-has-no-table") {
+            self.hazards_of_both()
+        } else {
+            &self.hazards
+        }
+    }
+
+    #[cold]
+    fn hazards_of_both(&self) -> &Hazards {
+        self.aliased.as_ref().map_or(&self.hazards, |of| &of.hazards)
     }
 
     pub(crate) fn recycler(&self) -> Option<&Arc<dyn Recycler>> {
@@ -119,7 +161,7 @@ impl RawBuffer {
     /// fences, as if that work had written all of it.
     #[must_use]
     pub fn new_after(storage: Box<dyn Storage>, reclaimer: &Arc<Reclaimer>, behind: &[Fence]) -> Self {
-        Self::make(storage, reclaimer, behind, None)
+        Self::whole(Arc::new(Allocation::new(storage, reclaimer, behind, None)))
     }
 
     /// Like [`new_after`](Self::new_after), but when the last handle is dropped, `recycler` receives the
@@ -131,31 +173,7 @@ impl RawBuffer {
         behind: &[Fence],
         recycler: Arc<dyn Recycler>,
     ) -> Self {
-        Self::make(storage, reclaimer, behind, Some(recycler))
-    }
-
-    fn make(
-        storage: Box<dyn Storage>,
-        reclaimer: &Arc<Reclaimer>,
-        behind: &[Fence],
-        recycler: Option<Arc<dyn Recycler>>,
-    ) -> Self {
-        let len = storage.len();
-        let allocation = Allocation {
-            id: BufferId::next(),
-            recycler,
-            len,
-            place: storage.place(),
-            host_address: storage.host_address(),
-            device_address: storage.device_address().unwrap_or(0),
-            has_device_address: storage.device_address().is_some(),
-            writable: storage.is_writable(),
-            storage: Some(storage),
-            hazards: Hazards::with_fences(0..len, behind),
-            reclaimer: Arc::clone(reclaimer),
-            use_epoch: UseEpoch::default(),
-        };
-        Self::whole(Arc::new(allocation))
+        Self::whole(Arc::new(Allocation::new(storage, reclaimer, behind, Some(recycler))))
     }
 
     /// Returns a view of the whole allocation.
@@ -316,7 +334,7 @@ impl RawBuffer {
     /// The first error of a failed operation; all are complete by then.
     pub fn wait_idle(&self) -> Result<()> {
         let mut outcome = Ok(());
-        for fence in self.allocation.hazards.outstanding() {
+        for fence in self.hazards().outstanding() {
             outcome = outcome.and(fence.wait());
         }
         outcome
@@ -413,7 +431,7 @@ impl RawBuffer {
 
     #[inline]
     pub(crate) fn hazards(&self) -> &Hazards {
-        &self.allocation.hazards
+        self.allocation.hazards()
     }
 
     #[inline]

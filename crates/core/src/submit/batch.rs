@@ -36,15 +36,6 @@ pub(crate) fn ranges_of(pairs: &[(RawBuffer, RawBuffer)]) -> Result<Vec<Claimed<
     }
 }
 
-impl RawBuffer {
-    /// Returns whether both are views of one allocation. Faster than a comparison of their ids.
-    #[must_use]
-    #[inline]
-    pub fn shares_allocation(&self, other: &Self) -> bool {
-        ptr::eq(self.hazards(), other.hazards())
-    }
-}
-
 /// Returns the pairs in runs of the same two allocations, none empty.
 pub fn runs_by_allocation(
     mut pairs: &[(RawBuffer, RawBuffer)],
@@ -90,7 +81,7 @@ fn cells_of(mut bounds: ByAllocation<'_, Bounds>) -> Option<ByAllocation<'_, Cel
 }
 
 fn find<'c>(cells: &'c mut ByAllocation<'_, Cells>, buffer: &RawBuffer) -> Option<&'c mut Cells> {
-    cells.iter_mut().find(|(known, _)| known.shares_allocation(buffer)).map(|(_, cells)| cells)
+    cells.iter_mut().find(|(known, _)| ptr::eq(known.hazards(), buffer.hazards())).map(|(_, cells)| cells)
 }
 
 /// Marks the pairs in the bitmaps, and returns the ranges of these.

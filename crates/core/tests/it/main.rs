@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod adopt_fences;
+mod aliases;
 mod awaiting;
 mod batch;
 mod blocks;

@@ -17,6 +17,8 @@ use transload_core::{
 };
 
 pub(crate) const DEVICE: DeviceId = DeviceId::Other("mock", 0);
+/// The device of [`alias`]es.
+pub(crate) const ALIASING: DeviceId = DeviceId::Other("mock", 1);
 
 /// Memory of a test.
 pub(crate) struct MockStorage {
@@ -86,10 +88,22 @@ fn memory_of(
     len: usize,
     writable: bool,
 ) -> (RawBuffer, Arc<AtomicBool>) {
+    let (storage, freed) = storage_at(Place::new(device, kind), len, writable);
+    (RawBuffer::new(Box::new(storage), reclaimer), freed)
+}
+
+pub(crate) fn storage_at(place: Place, len: usize, writable: bool) -> (MockStorage, Arc<AtomicBool>) {
     let address = NonNull::from(Box::leak(vec![0_u8; len].into_boxed_slice())).cast();
     let freed = Arc::new(AtomicBool::new(false));
-    let storage = MockStorage { device, address, len, kind, writable, freed: Arc::clone(&freed) };
-    (RawBuffer::new(Box::new(storage), reclaimer), freed)
+    let Place { device, kind, .. } = place;
+    (MockStorage { device, address, len, kind, writable, freed: Arc::clone(&freed) }, freed)
+}
+
+/// Another device's handle of a buffer's bytes, whose storage is memory of its own here.
+pub(crate) fn alias(of: &RawBuffer, reclaimer: &Arc<Reclaimer>) -> (RawBuffer, Arc<AtomicBool>) {
+    let (place, len) = (Place::new(ALIASING, of.place().kind), of.allocation_len());
+    let (storage, freed) = storage_at(place, len, true);
+    (RawBuffer::new_alias(Box::new(storage), reclaimer, of).unwrap(), freed)
 }
 
 /// A buffer of the host, of a kind.
