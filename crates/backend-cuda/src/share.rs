@@ -43,6 +43,9 @@ fn in_place(backend: &CudaBackend, buffer: &RawBuffer, device: DeviceId) -> Resu
         backend.state(place.device)?;
         return Ok(buffer.host_address().is_some());
     }
+    if !matches!(device, DeviceId::Cuda(_)) {
+        return Ok(false);
+    }
     let state = backend.state(device)?;
     match place.kind {
         MemoryKind::Mapped => Ok(place.device.is_cpu() && buffer.device_address().is_some()),
