@@ -3,8 +3,10 @@
 use std::{sync::Arc, time::Instant};
 
 use anyhow::{Result, bail, ensure};
-use transload_backend_wgpu::{CudaInterop, SharedMemory, wgpu};
-use transload_core::{Access, Error, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Timing, submit};
+use transload_backend_wgpu::{CudaInterop, wgpu};
+use transload_core::{
+    Access, Backend as _, Error, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Timing, submit,
+};
 use transload_cuda_sys::{Device, Driver};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::CudaStream;
@@ -118,7 +120,7 @@ impl<'a> Both<'a> {
     }
 
     /// Runs the shader on shared memory, in order with CUDA's work on it.
-    fn shader(&self, shared: &SharedMemory, handle: &wgpu::Buffer) -> Result<Fence> {
+    fn shader(&self, shared: &RawBuffer, handle: &wgpu::Buffer) -> Result<Fence> {
         let device = self.adapter.backend.device(self.adapter.info.id)?;
         let bindings = device.create_bind_group(&wgpu::BindGroupDescriptor {
             label: None,
@@ -131,7 +133,11 @@ impl<'a> Both<'a> {
         pass.set_bind_group(0, &bindings, &[]);
         pass.dispatch_workgroups((HANDED / 4).div_ceil(64) as u32, 1, 1);
         drop(pass);
-        Ok(self.interop.submit([encoder.finish()], &[(shared, Access::Write)], &[])?)
+        Ok(self.adapter.backend.submit(
+            self.adapter.info.id,
+            [encoder.finish()],
+            &[(shared, Access::Write)],
+        )?)
     }
 
     fn compare(
@@ -153,7 +159,7 @@ impl<'a> Both<'a> {
         let shared = [self.interop.allocate(bytes)?, self.interop.allocate(bytes)?];
         let local = || self.memory.allocate(MemoryKind::Device, bytes);
         let (here, there) = (local()?, local()?);
-        let [from, to] = shared.each_ref().map(SharedMemory::raw);
+        let [from, to] = &shared;
         self.copy(&src, &here)?;
         self.copy(&src, from)?;
         let once = |src, dst| rate(bytes, move || Ok(self.copy(src, dst)?.wait()?));
@@ -177,16 +183,20 @@ impl<'a> Both<'a> {
         let bytes = self.adapter.large();
         let allocate = |bytes| self.memory.allocate(MemoryKind::Device, bytes);
         let (shared, back) = (self.interop.allocate(HANDED)?, allocate(HANDED)?);
-        let (handle, start, long) =
-            (shared.wgpu()?, self.pinned(&[0; HANDED])?, [allocate(bytes)?, allocate(bytes)?]);
+        let ours = self.adapter.backend.share(&shared, self.adapter.info.id)?.buffer;
+        let (handle, start, long) = (
+            self.adapter.backend.buffer(&ours)?,
+            self.pinned(&[0; HANDED])?,
+            [allocate(bytes)?, allocate(bytes)?],
+        );
         let run = |copies: usize, waits: bool| -> Result<f64> {
             for _ in 0..copies {
                 self.copy(&long[0], &long[1])?;
             }
-            self.copy(&start, shared.raw())?;
+            self.copy(&start, &shared)?;
             let begun = Instant::now();
             for _ in 0..TIMES {
-                let (there, here) = (self.shader(&shared, &handle)?, self.copy(shared.raw(), &back)?);
+                let (there, here) = (self.shader(&ours, &handle)?, self.copy(&shared, &back)?);
                 if waits {
                     there.wait()?;
                     here.wait()?;

@@ -75,6 +75,12 @@ pub(crate) trait ApiDevice: Any + Send + Sync {
     /// Returns wgpu's handle of memory of this device; `None` of other memory.
     fn wgpu_buffer(&self, buffer: &RawBuffer) -> Option<Result<wgpu::Buffer>>;
 
+    /// Returns the device's handle of memory that another API's device has in common with it; `None` of other memory.
+    fn alias(&self, buffer: &RawBuffer) -> Option<Result<RawBuffer>> {
+        let _ = buffer;
+        None
+    }
+
     /// Takes a buffer of a framework, which can be copied.
     fn adopt(&self, buffer: &wgpu::Buffer) -> Result<RawBuffer>;
 

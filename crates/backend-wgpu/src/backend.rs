@@ -7,8 +7,8 @@ use std::{
 
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, OperationSampling,
-    OperationSink, PathCost, Place, Queue, QueueLease, RawBuffer, ResourceCounts, Result, StreamPriority,
-    WorkloadType, events::report,
+    OperationSink, PathCost, Place, Queue, QueueLease, RawBuffer, ResourceCounts, Result, SharedBuffer,
+    StreamPriority, WorkloadType, events::report,
 };
 
 use crate::{WgpuBackendConfig, api::ApiDevice, open::open_all};
@@ -139,6 +139,21 @@ impl Backend for WgpuBackend {
     fn unprofiled_devices(&self) -> Vec<(DeviceId, Error)> {
         let of = |device: &Arc<dyn ApiDevice>| Some((device.info().id, device.sink().err()?));
         self.devices.iter().filter_map(of).collect()
+    }
+
+    /// Returns memory that `CudaInterop` allocated, in place, from CUDA to wgpu and back; [`ErrorKind::Unsupported`] for other memory.
+    fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<SharedBuffer> {
+        if let Some(original) = buffer.alias_of().filter(|of| of.place().device == device) {
+            return Ok(SharedBuffer::in_place(&original));
+        }
+        let mut here = self.devices.iter().filter(|one| one.info().id == device);
+        match here.find_map(|one| one.alias(buffer)) {
+            Some(alias) => Ok(SharedBuffer { buffer: alias?, copied: false, arrival: None }),
+            None => {
+                let text = format!("{} memory is not shared with {device}; copy it there", buffer.place());
+                Err(Error::new(ErrorKind::Unsupported, text))
+            }
+        }
     }
 
     fn detach_sink(&self, sink: &Arc<dyn OperationSink>) {

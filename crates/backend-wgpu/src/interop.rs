@@ -45,7 +45,7 @@ impl WgpuBackend {
 
     /// Submits command buffers of [`device`](Self::device)'s encoders, after all conflicting work on the buffers in `uses`, of this and of
     /// other queues, and before all that is submitted later. Does not wait for them. Blocks the calling thread while earlier work of
-    /// another backend is not complete, and on some drivers while an earlier submission of wgpu runs.
+    /// another backend is not complete, unless it is CUDA's and `CudaInterop` waits on the device, and on some drivers while an earlier submission of wgpu runs.
     ///
     /// `uses` names each buffer that the commands use, read or written. The commands are ordered with other work on these alone: on another
     /// buffer they run at some time.
@@ -73,8 +73,8 @@ impl WgpuBackend {
     ///
     /// A framework that submits commands itself calls it afterwards, with the buffers that they use: copies of other queues would not wait
     /// for them, nor those in chunks or by way of the host, and the host would not learn when they are complete. Before, it waits for the
-    /// transfers that the commands depend on. [`submit`](Self::submit) does both. For buffers that `CudaInterop` shares, its `submit` is
-    /// the only way.
+    /// transfers that the commands depend on. [`submit`](Self::submit) does both. Commands that use memory of `CudaInterop` go by
+    /// `submit` only, which hands it over to them: of such memory the fence takes care of the order alone.
     ///
     /// # Errors
     /// Those of [`submit`](Self::submit) but for command buffers.
@@ -91,6 +91,10 @@ impl WgpuBackend {
     ) -> Result<Fence> {
         let device = self.device_of(device)?;
         device.refuse_callback()?;
+        #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+        if let Some(shared) = crate::cuda::SharedUses::among(uses, device) {
+            return shared.submit(commands.unwrap_or_default(), uses);
+        }
         let queue = Arc::clone(device).queue(StreamPriority::Normal)?;
         let uses = merge_uses(uses);
         let mut uses: Vec<_> = uses.iter().map(|(buffer, access)| (buffer, *access)).collect();

@@ -72,7 +72,7 @@ mod wakers;
 pub use backend::WgpuBackend;
 pub use config::WgpuBackendConfig;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
-pub use cuda::{CudaInterop, SharedMemory};
+pub use cuda::CudaInterop;
 #[cfg(any(target_os = "linux", windows))]
 pub use vulkan::create_shared_device;
 #[doc(no_inline)]

@@ -143,13 +143,13 @@ pub mod cuda {
 /// Feature `wgpu`, on Linux, Windows and macOS: devices of Vulkan, DX12, OpenGL and Metal.
 #[cfg(all(feature = "wgpu", any(target_os = "linux", target_os = "macos", windows)))]
 pub mod wgpu {
+    #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+    pub use transload_backend_wgpu::CudaInterop;
     #[cfg(any(target_os = "linux", windows))]
     pub use transload_backend_wgpu::create_shared_device;
     /// The crate itself, for shaders.
     #[doc(no_inline)]
     pub use transload_backend_wgpu::wgpu;
-    #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
-    pub use transload_backend_wgpu::{CudaInterop, SharedMemory};
     pub use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig};
 }
 

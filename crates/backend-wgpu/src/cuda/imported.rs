@@ -15,8 +15,8 @@ use transload_cuda_sys::{
 use transload_memory::{CudaDevice, lift};
 use transload_streams::SemaphoreCalls;
 
-use super::Kept;
-use crate::vulkan::{Descriptor, Memory, Semaphore};
+use super::{Kept, Shared};
+use crate::vulkan::{Descriptor, Semaphore};
 
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 const NOT_SUPPORTED: Option<u32> = Some(801);
@@ -41,16 +41,16 @@ pub(super) struct ImportedMemory {
     memory: CUexternalMemory,
     address: u64,
     /// Freed after the import has ended.
-    _vulkan: Arc<Memory>,
+    _vulkan: Arc<Shared>,
 }
 
 // SAFETY: the driver's handle may be used by any thread.
 unsafe impl Send for ImportedMemory {}
 
 impl ImportedMemory {
-    pub(super) fn new(device: &CudaDevice, vulkan: &Arc<Memory>) -> Result<Self> {
+    pub(super) fn new(device: &CudaDevice, vulkan: &Arc<Shared>) -> Result<Self> {
         let _bound = device.context()?.enter().map_err(lift)?;
-        let (descriptor, bytes) = vulkan.export()?;
+        let (descriptor, bytes) = vulkan.memory.export()?;
         let description = CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
             type_: sys::CUexternalMemoryHandleType_enum::CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD,
             handle: sys::CUDA_EXTERNAL_MEMORY_HANDLE_DESC_st__bindgen_ty_1 { fd: descriptor.0 },

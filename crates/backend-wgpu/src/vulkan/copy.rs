@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use smallvec::SmallVec;
 use transload_core::{
     Error, ErrorKind, Operation, RawBuffer, Result,
     host_access::{self, HostAccess},
@@ -18,7 +19,7 @@ use super::{
     pieces::{ALIGNMENT, ENTRY, LISTS, List, MOST_PIECES, entries, fits},
     staging::CAPACITY,
     state::{DeviceState, Line},
-    storage::{Counters, WgpuStorage},
+    storage::{Counters, WgpuStorage, memory_of},
     store::store,
     submissions::{Command, Commands, Region, Regions},
     timestamps::Interval,
@@ -41,11 +42,14 @@ struct Own {
     buffer: BufferHandle,
     /// Whether a shader can copy pieces of it.
     is_bindable: bool,
+    /// Whether another API has it between submissions.
+    is_exported: bool,
 }
 
 impl Own {
     fn new(memory: &Memory) -> Self {
-        Self { buffer: memory.buffer(), is_bindable: memory.is_bindable() }
+        let (is_bindable, is_exported) = (memory.is_bindable(), memory.is_exported());
+        Self { buffer: memory.buffer(), is_bindable, is_exported }
     }
 }
 
@@ -77,8 +81,7 @@ impl Side {
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if it was a framework's, and is destroyed.
 fn own_memory(device: &DeviceState, buffer: &RawBuffer) -> Result<Option<Own>> {
-    let storage = buffer.storage().and_then(|storage| storage.as_any().downcast_ref::<WgpuStorage>());
-    let memory = storage.map(WgpuStorage::memory).filter(|memory| memory.is_of(&device.queue.vulkan));
+    let memory = memory_of(buffer).filter(|memory| memory.is_of(&device.queue.vulkan));
     if memory.is_some_and(Memory::is_destroyed) {
         let text = format!("{}: wgpu has destroyed the adopted buffer", device.id());
         return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -110,6 +113,7 @@ pub(crate) unsafe fn perform(
         line,
         measured,
         commands: Commands::new(),
+        exported: SmallVec::new(),
         regions: 0,
         chunk: None,
         pending: None,
@@ -151,8 +155,7 @@ unsafe fn perform_by_wgpu(device: &DeviceState, line: &Line, operation: &Operati
 }
 
 fn is_adopted(buffer: &RawBuffer) -> bool {
-    let storage = buffer.storage().and_then(|storage| storage.as_any().downcast_ref::<WgpuStorage>());
-    storage.is_some_and(|storage| storage.memory().is_adopted())
+    memory_of(buffer).is_some_and(Memory::is_adopted)
 }
 
 /// A staging buffer that is being filled.
@@ -171,6 +174,8 @@ struct Packer<'a> {
     /// Where to write when the operation begins and ends.
     measured: &'a [Interval],
     commands: Commands,
+    /// Buffers that each submission takes over from another API, and hands back.
+    exported: SmallVec<[BufferHandle; 2]>,
     regions: usize,
     chunk: Option<Chunk>,
     /// A submitted chunk with downloads, which the next one overlaps.
@@ -216,6 +221,7 @@ impl Packer<'_> {
             }
             Operation::Fill { dst, pattern } => match own_memory(self.device, dst)? {
                 Some(own) => {
+                    self.note_exported(Side::Own(own, 0));
                     self.commands = fill(own.buffer, dst.offset() as u64, dst.len() as u64, pattern);
                     Ok(())
                 }
@@ -229,11 +235,22 @@ impl Packer<'_> {
         Error::new(ErrorKind::Unsupported, format!("a queue of {} does not {what}", self.device.id()))
     }
 
-    fn sides(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<(Side, Side)> {
+    fn sides(&mut self, src: &RawBuffer, dst: &RawBuffer) -> Result<(Side, Side)> {
         if !self.device.can_copy(src.place(), dst.place()) {
             return Err(self.unsupported(&format!("copy {} to {}", src.place(), dst.place())));
         }
-        Ok((Side::new(self.device, src)?, Side::new(self.device, dst)?))
+        let sides = (Side::new(self.device, src)?, Side::new(self.device, dst)?);
+        self.note_exported(sides.0);
+        self.note_exported(sides.1);
+        Ok(sides)
+    }
+
+    fn note_exported(&mut self, side: Side) {
+        if let Side::Own(Own { buffer, is_exported: true, .. }, _) = side
+            && !self.exported.contains(&buffer)
+        {
+            self.exported.push(buffer);
+        }
     }
 
     /// Adds the copy of `bytes` at these offsets.
@@ -381,6 +398,11 @@ impl Packer<'_> {
             self.commands.insert_many(0, begins);
         }
         let table = self.leave_to_shader();
+        if !self.exported.is_empty() {
+            let hand_over = |takes| Command::HandOver { buffers: self.exported.clone(), takes };
+            self.commands.insert(0, hand_over(true));
+            self.commands.push(hand_over(false));
+        }
         // SAFETY: the caller's promise; a staging buffer is kept until its point.
         let submitted = unsafe { self.line.queue.submit(&self.commands) };
         if let Some(table) = table {

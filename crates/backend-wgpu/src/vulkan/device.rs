@@ -7,7 +7,9 @@ use transload_core::{
     StreamPriority, mutant,
 };
 
-use super::{DeviceState, Waits, costs, queue::WgpuQueue, storage::WgpuStorage};
+#[cfg(feature = "cuda")]
+use super::SharedStorage;
+use super::{DeviceState, Waits, costs, queue::WgpuQueue, storage::memory_of};
 use crate::api::{ApiDevice, Submitted, read};
 
 impl ApiDevice for DeviceState {
@@ -70,9 +72,15 @@ impl ApiDevice for DeviceState {
     }
 
     fn wgpu_buffer(&self, buffer: &RawBuffer) -> Option<Result<wgpu::Buffer>> {
-        let storage = buffer.storage()?.as_any().downcast_ref::<WgpuStorage>()?;
-        let memory = Some(storage.memory()).filter(|memory| memory.is_of(&self.queue.vulkan))?;
+        let memory = memory_of(buffer).filter(|memory| memory.is_of(&self.queue.vulkan))?;
         Some(self.queue.vulkan.wgpu_buffer(memory, buffer.clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn alias(&self, buffer: &RawBuffer) -> Option<Result<RawBuffer>> {
+        let shared = self.shared.find(buffer)?;
+        let storage = Box::new(SharedStorage::new(&shared.memory, buffer.allocation_len()));
+        Some(RawBuffer::new_alias(storage, &self.reclaimer, buffer))
     }
 
     /// wgpu does not see what is written beneath it, and would zero it later: has wgpu read the buffer's bytes once.

@@ -9,6 +9,7 @@ use wgpu::hal;
 use super::{
     Memory, Semaphore, Submissions, Vulkan, error_of,
     memory::{OPAQUE, Source, USAGE},
+    record::hand_over,
 };
 
 /// A file descriptor that nobody has closed, for the API that imports it.
@@ -99,20 +100,8 @@ impl Vulkan {
     /// * The buffers are this device's, exported, each named once, and stay alive until the commands are complete.
     /// * Both are submitted together; nothing else uses the buffers from the first to the last of them.
     pub(crate) unsafe fn hand_over(&self, buffers: &[&Memory]) -> [wgpu::CommandBuffer; 2] {
-        let (none, all) =
-            (vk::AccessFlags::empty(), vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE);
-        let (other, own) = (vk::QUEUE_FAMILY_EXTERNAL, self.queue.family);
-        [((other, none), (own, all)), ((own, all), (other, none))].map(|((from, before), (to, later))| {
-            let barrier = |memory: &&Memory| {
-                vk::BufferMemoryBarrier::default()
-                    .src_access_mask(before)
-                    .dst_access_mask(later)
-                    .src_queue_family_index(from)
-                    .dst_queue_family_index(to)
-                    .buffer(memory.buffer())
-                    .size(vk::WHOLE_SIZE)
-            };
-            let barriers: Vec<_> = buffers.iter().map(barrier).collect();
+        [true, false].map(|takes| {
+            let barriers = hand_over(buffers.iter().map(|memory| memory.buffer()), self.queue.family, takes);
             let mut encoder =
                 self.wgpu_device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
             let record = |encoder: Option<&mut hal::vulkan::CommandEncoder>| {

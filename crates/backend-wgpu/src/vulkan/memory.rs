@@ -49,6 +49,7 @@ pub(crate) struct Memory {
     pub(super) memory: vk::DeviceMemory,
     part: Option<Allocation>,
     address: Option<NonNull<u8>>,
+    is_exported: bool,
     /// What the buffer and its memory belong to, if they are of a framework.
     pub(super) adopted: Option<wgpu::Buffer>,
 }
@@ -93,7 +94,7 @@ impl Memory {
         }
         let families = vulkan.families();
         let mut info = vk::BufferCreateInfo::default().size(size).usage(USAGE);
-        // What is exported goes to another API and back by a transfer between families, and is not copied by other queues.
+        // What is exported goes to another API and back by a transfer between families, of whichever queue.
         if families.len() > 1 && !is_exported {
             info = info.sharing_mode(vk::SharingMode::CONCURRENT).queue_family_indices(&families);
         }
@@ -114,6 +115,7 @@ impl Memory {
             memory: vk::DeviceMemory::null(),
             part: None,
             address: None,
+            is_exported,
             adopted: None,
         };
         // SAFETY: the buffer is one of this device.
@@ -178,6 +180,7 @@ impl Memory {
             memory: vk::DeviceMemory::null(),
             part: None,
             address: None,
+            is_exported: false,
             adopted: Some(buffer.clone()),
         })
     }
@@ -185,6 +188,11 @@ impl Memory {
     /// Whether it is of a framework. Only queues of wgpu's family may use it then.
     pub(crate) fn is_adopted(&self) -> bool {
         self.adopted.is_some()
+    }
+
+    /// Whether it is another API's but for the time of a submission, which takes it over and hands it back.
+    pub(crate) fn is_exported(&self) -> bool {
+        self.is_exported
     }
 
     /// Whether a shader can copy pieces of it.

@@ -56,6 +56,8 @@ use properties::Properties;
 pub(crate) use queue::WgpuQueue;
 pub(crate) use semaphore::Semaphore;
 pub(crate) use state::DeviceState;
+#[cfg(feature = "cuda")]
+pub(crate) use storage::{SharedStorage, memory_of};
 pub(crate) use submissions::Submissions;
 
 /// A queue with its family.

@@ -54,7 +54,10 @@ pub(crate) struct DeviceState {
     pub(crate) leases: AtomicU64,
     /// The place for a profiler's sink.
     pub(crate) sink: SinkSlot,
-    reclaimer: Arc<Reclaimer>,
+    pub(crate) reclaimer: Arc<Reclaimer>,
+    /// The memory that CUDA has, too.
+    #[cfg(feature = "cuda")]
+    pub(crate) shared: crate::cuda::SharedTable,
     /// Whether a drain has returned the loss of the device.
     loss_reported: AtomicBool,
 }
@@ -77,6 +80,8 @@ impl DeviceState {
             counters: Arc::default(),
             leases: AtomicU64::new(0),
             reclaimer: Arc::default(),
+            #[cfg(feature = "cuda")]
+            shared: crate::cuda::SharedTable::default(),
             loss_reported: AtomicBool::new(false),
         }))
     }

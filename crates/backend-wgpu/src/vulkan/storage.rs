@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use transload_core::{DeviceId, MemoryKind, Place, Result, Storage};
+use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Result, Storage};
 
 use super::{Memory, Vulkan};
 
@@ -48,6 +48,49 @@ impl WgpuStorage {
 
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
+    }
+}
+
+/// Returns the Vulkan memory of a buffer, of any device.
+pub(crate) fn memory_of(buffer: &RawBuffer) -> Option<&Memory> {
+    let storage = buffer.storage()?.as_any();
+    let own = storage.downcast_ref::<WgpuStorage>().map(WgpuStorage::memory);
+    #[cfg(feature = "cuda")]
+    let own = own.or_else(|| storage.downcast_ref::<SharedStorage>().map(|shared| &*shared.memory));
+    own
+}
+
+/// Device memory that another API has imported, which keeps and counts it: the storage of an alias of that API's buffer.
+#[cfg(feature = "cuda")]
+pub(crate) struct SharedStorage {
+    memory: Arc<Memory>,
+    len: usize,
+}
+
+#[cfg(feature = "cuda")]
+impl SharedStorage {
+    pub(crate) fn new(memory: &Arc<Memory>, len: usize) -> Self {
+        Self { memory: Arc::clone(memory), len }
+    }
+}
+
+// SAFETY: it has no address.
+#[cfg(feature = "cuda")]
+unsafe impl Storage for SharedStorage {
+    fn place(&self) -> Place {
+        Place::new(self.memory.device(), MemoryKind::Device)
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        None
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 }
 

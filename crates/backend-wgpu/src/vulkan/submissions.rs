@@ -57,6 +57,8 @@ pub(crate) enum Command {
     CopyScratch { dst: vk::Buffer, regions: Regions },
     /// Has later commands wait for earlier ones.
     Barrier,
+    /// Takes exported buffers over from the other API, or hands them back.
+    HandOver { buffers: SmallVec<[vk::Buffer; 2]>, takes: bool },
     /// Writes the time at which all earlier commands are complete.
     Timestamp { pool: vk::QueryPool, query: u32 },
 }

@@ -3,12 +3,18 @@
 
 use std::sync::Arc;
 
+use transload_backend_cpu::CpuBackend;
+use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_backend_wgpu::{CudaInterop, wgpu};
-use transload_core::{Access, Backend as _, ErrorKind, MemoryKind, Operation, RawBuffer, Timing, submit};
+use transload_core::{
+    Access, Backend as _, DeviceId, ErrorKind, Fence, MemoryKind, Operation, Pattern, Place, RawBuffer,
+    StreamPriority, Timing, WorkloadType, submit,
+};
 use transload_cuda_sim::harness::{self, TestDevice};
 use transload_cuda_sys::trace;
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::CudaStream;
+use transload_transfer::CrossBackendTransferManager;
 
 use crate::{
     MIB, Setup,
@@ -24,6 +30,7 @@ struct Shared {
     setup: Setup,
     test: TestDevice,
     memory: Arc<CudaMemoryManager>,
+    manager: CrossBackendTransferManager,
     stream: CudaStream,
     interop: CudaInterop,
     pipeline: wgpu::ComputePipeline,
@@ -45,7 +52,12 @@ fn shared_on(mut setup: Setup) -> Option<Shared> {
         return None;
     };
     setup.device = same.id;
-    let memory = Arc::new(CudaMemoryManager::new(&cuda).unwrap());
+    let backend = CudaBackend::open(&CudaBackendConfig::default().with_devices([test.ordinal()])).unwrap();
+    let memory = Arc::clone(backend.memory(test.ordinal()).unwrap());
+    let manager = CrossBackendTransferManager::builder().registration(false).build();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    manager.register_backend(backend).unwrap();
+    manager.register_backend(Arc::clone(&setup.backend) as _).unwrap();
     let interop = match CudaInterop::new(&setup.backend, setup.device, &memory) {
         Ok(interop) => interop,
         Err(error) if error.kind() == ErrorKind::Unsupported => {
@@ -56,7 +68,7 @@ fn shared_on(mut setup: Setup) -> Option<Shared> {
     };
     let (stream, pipeline) =
         (CudaStream::new(&cuda).unwrap(), pipeline(setup.backend.device(setup.device).unwrap()));
-    Some(Shared { setup, test, memory, stream, interop, pipeline })
+    Some(Shared { setup, test, memory, manager, stream, interop, pipeline })
 }
 
 impl Shared {
@@ -72,15 +84,37 @@ impl Shared {
         doubling(self.setup.backend.device(self.setup.device).unwrap(), &self.pipeline, handle)
     }
 
+    /// Memory that both use, as each sees it.
+    fn allocate(&self, bytes: usize) -> (RawBuffer, RawBuffer) {
+        let theirs = self.interop.allocate(bytes).unwrap();
+        let ours = self.share(&theirs, self.setup.device);
+        (theirs, ours)
+    }
+
+    fn share(&self, buffer: &RawBuffer, device: DeviceId) -> RawBuffer {
+        let shared = self.manager.share(buffer, device).unwrap();
+        assert!(!shared.copied && shared.arrival.is_none());
+        assert_eq!(shared.buffer.place(), Place::new(device, MemoryKind::Device));
+        shared.buffer
+    }
+
+    fn handle(&self, ours: &RawBuffer) -> wgpu::Buffer {
+        self.setup.backend.buffer(ours).unwrap()
+    }
+
+    fn submit(&self, commands: impl IntoIterator<Item = wgpu::CommandBuffer>, used: &RawBuffer) -> Fence {
+        self.setup.backend.submit(self.setup.device, commands, &[(used, Access::Write)]).unwrap()
+    }
+
     /// Waits for everything, and checks that neither driver has anything left.
     fn finish(self) {
-        let Self { setup, test, memory, stream, interop, pipeline } = self;
+        let Self { setup, test, memory, manager, stream, interop, pipeline } = self;
         drop((stream, interop, pipeline));
         setup.backend.device(setup.device).unwrap().poll(wgpu::PollType::wait_indefinitely()).unwrap();
-        memory.drain().unwrap();
+        manager.drain().unwrap();
         assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
         setup.assert_empty();
-        drop(memory);
+        drop((memory, manager));
         if let Some(sim) = test.sim() {
             let live = sim.live_objects();
             assert_eq!((live.external, live.device_allocations), (0, 0), "{live}");
@@ -117,9 +151,9 @@ fn use_in_order(shared: Shared) {
     let bytes = 4 * MIB;
     let (src, back) = (shared.pinned(bytes), shared.pinned(bytes));
     src.write().unwrap().chunks_mut(4).zip(1_u32..).for_each(|(to, n)| to.copy_from_slice(&n.to_ne_bytes()));
-    let both = shared.interop.allocate(bytes).unwrap();
-    assert_eq!(both.raw().place().device, shared.memory.device().id());
-    let handle = both.wgpu().unwrap();
+    let (theirs, ours) = shared.allocate(bytes);
+    assert_eq!(theirs.place().device, shared.memory.device().id());
+    let handle = shared.handle(&ours);
     let long = [MemoryKind::Pinned, MemoryKind::Device].map(|kind| shared.memory.allocate(kind, 32 * MIB));
     let [long_src, long_dst] = long.map(Result::unwrap);
     for _ in 0..3 {
@@ -127,10 +161,10 @@ fn use_in_order(shared: Shared) {
         (0..4).for_each(|_| shared.copy(&long_src, &long_dst));
         // Nobody waits in between.
         let trace = trace::start();
-        shared.copy(&src, both.raw());
+        shared.copy(&src, &theirs);
         let commands = [(); 2].map(|()| shared.double(&handle));
-        let doubled = shared.interop.submit(commands, &[(&both, Access::Write)], &[]).unwrap();
-        shared.copy(both.raw(), &back);
+        let doubled = shared.submit(commands, &ours);
+        shared.copy(&theirs, &back);
         let calls = trace.calls_of_this_thread();
         let copies = calls.iter().filter(|call| call.name.starts_with("cuMemcpy"));
         assert_eq!(copies.count(), 2, "the shader's memory is CUDA's: {calls:?}");
@@ -147,11 +181,13 @@ fn use_in_order(shared: Shared) {
     }
     // Commands read what other commands of Vulkan wrote, and then CUDA.
     for _ in 0..3 {
-        shared.interop.submit([shared.double(&handle)], &[(&both, Access::Write)], &[]).map(drop).unwrap();
+        // CUDA's buffer names the memory as well.
+        drop(shared.submit([shared.double(&handle)], &theirs));
     }
-    shared.copy(both.raw(), &back);
+    shared.copy(&theirs, &back);
     assert_eq!(back.read().unwrap()[..4], 32_u32.to_ne_bytes());
-    drop((src, back, both, handle, long_src, long_dst));
+    assert!(shared.manager.get_transfer_stats().is_empty());
+    drop((src, back, theirs, ours, handle, long_src, long_dst));
     shared.finish();
 }
 
@@ -160,8 +196,8 @@ fn commands_come_after_and_before_several_streams() {
     let Some(shared) = shared() else { return };
     let (src, back) = (shared.pinned(2 * MIB), shared.pinned(2 * MIB));
     src.write().unwrap().fill(1);
-    let both = shared.interop.allocate(2 * MIB).unwrap();
-    let handle = both.wgpu().unwrap();
+    let (theirs, ours) = shared.allocate(2 * MIB);
+    let handle = shared.handle(&ours);
     let long = [MemoryKind::Pinned, MemoryKind::Device].map(|kind| shared.memory.allocate(kind, 32 * MIB));
     let [long_src, long_dst] = long.map(Result::unwrap);
     let other = CudaStream::new(shared.memory.device()).unwrap();
@@ -173,36 +209,146 @@ fn commands_come_after_and_before_several_streams() {
         let [lower, upper] = [0..MIB, MIB..2 * MIB];
         for (stream, half) in [(&shared.stream, &lower), (&other, &upper)] {
             (0..4).for_each(|_| copy(stream, &long_src, &long_dst));
-            copy(stream, &src.slice(half.clone()).unwrap(), &both.raw().slice(half.clone()).unwrap());
+            copy(stream, &src.slice(half.clone()).unwrap(), &theirs.slice(half.clone()).unwrap());
         }
         let commands = [(); 2].map(|()| shared.double(&handle));
-        drop(shared.interop.submit(commands, &[(&both, Access::Write)], &[]).unwrap());
+        drop(shared.submit(commands, &ours));
         for (stream, half) in [(&shared.stream, &upper), (&other, &lower)] {
-            copy(stream, &both.raw().slice(half.clone()).unwrap(), &back.slice(half.clone()).unwrap());
+            copy(stream, &theirs.slice(half.clone()).unwrap(), &back.slice(half.clone()).unwrap());
         }
         // One number per four bytes, 0x01010101, doubled twice.
         assert!(back.read().unwrap().iter().all(|byte| *byte == 4));
     }
-    drop((src, back, both, handle, long_src, long_dst, other));
+    drop((src, back, theirs, ours, handle, long_src, long_dst, other));
     shared.finish();
 }
 
 #[test]
 fn memory_is_kept_while_either_uses_it() {
     let Some(shared) = shared() else { return };
-    let src = shared.pinned(MIB);
+    let (src, back) = (shared.pinned(MIB), shared.pinned(MIB));
     src.write().unwrap().fill(1);
-    let both = shared.interop.allocate(MIB).unwrap();
-    shared.copy(&src, both.raw());
-    let commands = shared.double(&both.wgpu().unwrap());
-    drop(shared.interop.submit([commands], &[(&both, Access::Write)], &[]).unwrap());
-    let raw = both.raw().clone();
-    drop(both);
-    let back = shared.pinned(MIB);
-    shared.copy(&raw, &back);
-    drop(raw);
-    assert!(back.read().unwrap().iter().all(|byte| *byte == 2));
+    for cuda_first in [true, false] {
+        let (theirs, ours) = shared.allocate(MIB);
+        assert_eq!(shared.setup.backend.resource_counts().allocations, 0, "CUDA counts it");
+        shared.copy(&src, &theirs);
+        let commands = shared.double(&shared.handle(&ours));
+        if cuda_first {
+            drop(theirs);
+            drop(shared.submit([commands], &ours));
+            shared.copy(&shared.share(&ours, shared.memory.device().id()), &back);
+        } else {
+            drop(shared.submit([commands], &ours));
+            drop(ours);
+            shared.copy(&theirs, &back);
+        }
+        assert!(back.read().unwrap().iter().all(|byte| *byte == 2));
+    }
     drop((src, back));
+    shared.finish();
+}
+
+#[test]
+fn share_returns_the_same_bytes_of_the_other_device() {
+    let Some(shared) = shared() else { return };
+    let (here, there) = (shared.setup.device, shared.memory.device().id());
+    let (theirs, ours) = shared.allocate(1001);
+    assert_eq!((ours.id(), ours.len(), ours.offset()), (theirs.id(), 1001, 0));
+    for (part, device) in [(theirs.slice(3..500).unwrap(), here), (ours.slice(3..500).unwrap(), there)] {
+        let other = shared.share(&part, device);
+        assert_eq!((other.len(), other.offset(), other.allocation_len()), (497, 3, 1001));
+        let back = shared.share(&other, part.place().device);
+        assert!(other.overlaps(&part) && back.overlaps(&other));
+        assert_eq!(shared.share(&part, part.place().device).offset(), 3);
+    }
+    // Other memory is copied, as before.
+    let src = shared.pinned(64);
+    src.write().unwrap().fill(7);
+    for (from, to) in [(here, there), (there, here)] {
+        let other = shared.manager.allocate(from, MemoryKind::Device, 64).unwrap();
+        shared.manager.copy(&src, &other).wait().unwrap();
+        let copy = shared.manager.share(&other, to).unwrap();
+        assert!(copy.copied && copy.buffer.id() != other.id());
+        let back = shared.pinned(64);
+        shared.manager.copy(&copy.buffer, &back).wait().unwrap();
+        assert_eq!(*back.read().unwrap(), [7; 64]);
+    }
+    drop((theirs, ours, src));
+    shared.finish();
+}
+
+#[test]
+fn what_uses_one_of_both_conflicts_with_the_other() {
+    let Some(shared) = shared() else { return };
+    let (src, (theirs, ours)) = (shared.pinned(64), shared.allocate(64));
+    src.write().unwrap().fill(1);
+    let queue = shared.setup.queue();
+    let written = |to: &RawBuffer| {
+        submit(&shared.stream, &Operation::Copy { src: &src, dst: to }, Timing::Off)
+            .map_err(|error| error.kind())
+    };
+    let submitted = |used: &RawBuffer| {
+        let none: [wgpu::CommandBuffer; 0] = [];
+        let outcome = shared.setup.backend.submit(shared.setup.device, none, &[(used, Access::Write)]);
+        outcome.map_err(|error| error.kind())
+    };
+    for (lent, used) in [(&ours, &theirs), (&theirs, &ours)] {
+        let loan = lent.lend(Access::Read).unwrap();
+        assert_eq!(submitted(used).unwrap_err(), ErrorKind::Busy);
+        assert_eq!(written(&theirs).unwrap_err(), ErrorKind::Busy);
+        let copied = submit(&*queue, &Operation::Copy { src: &src, dst: &ours }, Timing::Off);
+        assert_eq!(copied.unwrap_err().kind(), ErrorKind::Busy);
+        drop(loan);
+        drop((submitted(used).unwrap(), written(&theirs).unwrap()));
+    }
+    drop((src, theirs, ours, queue));
+    shared.finish();
+}
+
+#[test]
+fn queues_of_the_device_copy_shared_memory_in_order_with_both() {
+    let Some(shared) = shared() else { return };
+    let bytes = 3 * MIB + 5;
+    let (src, back) = (shared.pinned(bytes), shared.pinned(bytes));
+    src.write().unwrap().copy_from_slice(&harness::noise(bytes, 1));
+    let (theirs, ours) = shared.allocate(bytes);
+    let own = shared.setup.allocate(MemoryKind::Device, bytes);
+    let long = [MemoryKind::Pinned, MemoryKind::Device].map(|kind| shared.memory.allocate(kind, 32 * MIB));
+    let [long_src, long_dst] = long.map(Result::unwrap);
+    let (backend, device) = (&shared.setup.backend, shared.setup.device);
+    let queues = [
+        backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap(),
+        backend.lease_reserved_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap(),
+    ];
+    for queue in &queues {
+        // CUDA's copy ends long after the call.
+        (0..4).for_each(|_| shared.copy(&long_src, &long_dst));
+        shared.copy(&src, &theirs);
+        crate::copy(queue, &ours, &own);
+        let dst = theirs.slice(1..).unwrap();
+        submit(
+            &**queue,
+            &Operation::Fill { dst: &ours, pattern: Pattern::from_bytes(&[9]).unwrap() },
+            Timing::Off,
+        )
+        .unwrap();
+        crate::copy(queue, &own.slice(..bytes - 1).unwrap(), &ours.slice(1..).unwrap());
+        shared.copy(&dst, &back.slice(1..).unwrap());
+        shared.copy(&theirs.slice(..1).unwrap(), &back.slice(..1).unwrap());
+        let (found, expected) = (back.read().unwrap(), src.read().unwrap());
+        assert!(found[0] == 9 && found[1..] == expected[..bytes - 1]);
+    }
+    // Pageable memory, by way of staging buffers, and a fence.
+    let pageable = shared.setup.allocate(MemoryKind::Pageable, bytes);
+    pageable.write().unwrap().copy_from_slice(&src.read().unwrap());
+    shared.manager.copy(&pageable, &ours).wait().unwrap();
+    pageable.write().unwrap().fill(0);
+    let fence = backend.fence(device, &[(&ours, Access::Write)]).unwrap();
+    shared.copy(&theirs, &back);
+    assert!(*back.read().unwrap() == *src.read().unwrap() && fence.is_complete());
+    shared.manager.copy(&ours, &pageable).wait().unwrap();
+    assert!(*pageable.read().unwrap() == *src.read().unwrap());
+    drop((src, back, theirs, ours, own, long_src, long_dst, pageable, queues));
     shared.finish();
 }
 
@@ -212,21 +358,22 @@ fn bad_use_is_refused_and_loses_nothing() {
     assert_eq!(shared.interop.allocate(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
     let huge = shared.interop.allocate(1 << 50).unwrap_err();
     assert_eq!(huge.kind(), ErrorKind::OutOfRange, "{huge}");
-    let both = shared.interop.allocate(64).unwrap();
+    let (theirs, ours) = shared.allocate(64);
     let src = shared.pinned(64);
     src.write().unwrap().fill(1);
-    shared.copy(&src, both.raw());
+    shared.copy(&src, &theirs);
     // A copy out of bounds.
-    let handle = both.wgpu().unwrap();
+    let handle = shared.handle(&ours);
     let device = shared.setup.backend.device(shared.setup.device).unwrap();
     let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
     encoder.copy_buffer_to_buffer(&handle, 0, &handle, 32, 4096);
-    let refused = shared.interop.submit([encoder.finish()], &[(&both, Access::Write)], &[]).unwrap_err();
+    let uses = [(&ours, Access::Write)];
+    let refused = shared.setup.backend.submit(shared.setup.device, [encoder.finish()], &uses).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
-    shared.interop.submit([shared.double(&handle)], &[(&both, Access::Write)], &[]).map(drop).unwrap();
-    shared.copy(both.raw(), &src);
+    drop(shared.submit([shared.double(&handle)], &ours));
+    shared.copy(&theirs, &src);
     assert_eq!(*src.read().unwrap(), [2; 64]);
-    drop((both, src, handle));
+    drop((theirs, ours, src, handle));
     shared.finish();
 }
 

@@ -34,7 +34,7 @@ fn run(memory: &mut [u8], offset: usize, bytes: usize, pattern: Pattern) -> usiz
                 }
             }
             Command::CopyList(_) => unreachable!("a fill copies no list"),
-            Command::Barrier | Command::Timestamp { .. } => {}
+            Command::Barrier | Command::HandOver { .. } | Command::Timestamp { .. } => {}
         }
     }
     words

@@ -1,0 +1,123 @@
+//! The order of a device's submissions and CUDA's streams, where both wait on the device.
+
+use std::sync::Arc;
+
+use ash::vk;
+use transload_core::{Error, ErrorKind, Fence, Result, Timeline, TimelineId};
+use transload_memory::CudaDevice;
+use transload_streams::{CudaStream, ExternalSemaphore, ExternalTimeline};
+
+use super::imported::ImportedSemaphore;
+use crate::vulkan::{Semaphore, Submissions, Vulkan};
+
+/// What the device waits by. The stream whose work a submission waits for signals a semaphore. Streams wait for the submission by the
+/// queue's semaphore.
+pub(super) struct Order {
+    queue: Arc<Submissions>,
+    before: Vec<Before>,
+    after: Arc<ExternalTimeline>,
+    /// Signals where no stream of the others can: it waits for their fences. The GPU then takes several times as long, since it switches
+    /// between the APIs only at the end of a time slice.
+    stream: CudaStream,
+    cuda: CudaDevice,
+}
+
+/// A semaphore that one stream signals at a time, so that its values grow.
+struct Before {
+    by: TimelineId,
+    semaphore: ExternalSemaphore,
+    vulkan: Arc<Semaphore>,
+    /// The last value that was signalled.
+    value: u64,
+    /// The point of the submission that waits for it; `u64::MAX` until that is known.
+    point: u64,
+}
+
+/// A semaphore that is signalled after a fence.
+pub(super) struct Signal {
+    index: usize,
+    after: Fence,
+    /// What a submission waits for.
+    pub(super) awaited: (vk::Semaphore, u64),
+}
+
+impl Order {
+    pub(super) fn new(queue: &Arc<Submissions>, cuda: &CudaDevice) -> Result<Self> {
+        let after = ImportedSemaphore::new(cuda, queue.semaphore(), Arc::clone(queue) as _)?;
+        let timeline = Arc::clone(queue) as Arc<dyn Timeline>;
+        // SAFETY: the semaphore's value is the last submission's point that the queue has reached, and a lost queue has reached all.
+        let after = unsafe { ExternalTimeline::new(timeline, ExternalSemaphore::new(cuda, after)) };
+        let (queue, stream) = (Arc::clone(queue), CudaStream::new(cuda)?);
+        Ok(Self { queue, before: Vec::new(), after, stream, cuda: cuda.clone() })
+    }
+
+    /// Returns whether the fence is that of a submission, which Vulkan's queue is in order with.
+    pub(super) fn is_own(&self, fence: &Fence) -> bool {
+        fence.timeline().id() == self.after.id()
+    }
+
+    /// Has a semaphore signalled after the fences, unless all are complete.
+    pub(super) fn signal_after(&mut self, fences: &[Fence]) -> Result<Option<Signal>> {
+        let mut open: Vec<_> = fences.iter().filter(|fence| !fence.is_complete()).cloned().collect();
+        open.sort_unstable_by_key(Fence::point);
+        let Some(last) = open.last() else { return Ok(None) };
+        if open.iter().all(|fence| fence.timeline().id() == last.timeline().id())
+            && let Some(signal) = self.signal_by(last)?
+        {
+            return Ok(Some(signal));
+        }
+        self.stream.wait_fences(&open)?;
+        let last = self.stream.fence()?;
+        let failed = || Error::new(ErrorKind::Interrupted, "the stream signals no semaphore");
+        self.signal_by(&last)?.ok_or_else(failed).map(Some)
+    }
+
+    /// Has the stream of a fence signal a semaphore, if it can.
+    fn signal_by(&mut self, fence: &Fence) -> Result<Option<Signal>> {
+        let by = fence.timeline().id();
+        let is_same = |before: &Before| before.by == by;
+        let free = || {
+            let reached = self.queue.refresh();
+            self.before.iter().position(|before| before.point <= reached)
+        };
+        let index = match self.before.iter().position(is_same).or_else(free) {
+            Some(index) => index,
+            None => {
+                self.before.push(Before::new(&self.queue.vulkan, &self.cuda, by)?);
+                self.before.len() - 1
+            }
+        };
+        let Some(before) = self.before.get_mut(index) else { return Ok(None) };
+        if !before.semaphore.signal_after(fence, before.value + 1)? {
+            return Ok(None);
+        }
+        (before.by, before.value, before.point) = (by, before.value + 1, u64::MAX);
+        Ok(Some(Signal { index, after: fence.clone(), awaited: before.vulkan.at(before.value) }))
+    }
+
+    /// Returns the fence of a submission that waits for a semaphore.
+    pub(super) fn fence(&mut self, point: u64, signal: Option<Signal>) -> Fence {
+        let after = signal.map(|Signal { index, after, .. }| {
+            if let Some(before) = self.before.get_mut(index) {
+                before.point = point;
+            }
+            after
+        });
+        self.after.fence(point, after)
+    }
+}
+
+impl Before {
+    fn new(vulkan: &Arc<Vulkan>, cuda: &CudaDevice, by: TimelineId) -> Result<Self> {
+        let vulkan = Arc::new(Semaphore::new(vulkan)?);
+        let imported = ImportedSemaphore::new(cuda, &vulkan, vulkan.clone())?;
+        Ok(Self { by, semaphore: ExternalSemaphore::new(cuda, imported), vulkan, value: 0, point: 0 })
+    }
+}
+
+impl Drop for Order {
+    /// The semaphores outlive all submissions.
+    fn drop(&mut self) {
+        self.queue.block_until(self.queue.enqueued());
+    }
+}
