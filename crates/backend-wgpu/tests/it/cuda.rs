@@ -249,6 +249,32 @@ fn memory_is_kept_while_either_uses_it() {
 }
 
 #[test]
+fn submission_uses_memory_of_two_interops_which_it_outlives() {
+    let Some(shared) = shared() else { return };
+    let (backend, device) = (&shared.setup.backend, shared.setup.device);
+    let other = CudaInterop::new(backend, device, &shared.memory).unwrap();
+    let theirs = [&shared.interop, &other].map(|interop| interop.allocate(MIB).unwrap());
+    drop(other);
+    let ours = theirs.each_ref().map(|buffer| shared.share(buffer, device));
+    let handles = ours.each_ref().map(|buffer| shared.handle(buffer));
+    let (src, back) = (shared.pinned(MIB), shared.pinned(MIB));
+    src.write().unwrap().fill(1);
+    for _ in 0..3 {
+        theirs.iter().for_each(|to| shared.copy(&src, to));
+        drop(shared.submit([shared.double(&handles[1])], &ours[1]));
+        let commands = handles.each_ref().map(|handle| shared.double(handle));
+        let uses = ours.each_ref().map(|buffer| (buffer, Access::Write));
+        drop(backend.submit(device, commands, &uses).unwrap());
+        for (from, byte) in theirs.iter().zip([2, 4]) {
+            shared.copy(from, &back);
+            assert!(back.read().unwrap().iter().all(|found| *found == byte));
+        }
+    }
+    drop((theirs, ours, handles, src, back));
+    shared.finish();
+}
+
+#[test]
 fn share_returns_the_same_bytes_of_the_other_device() {
     let Some(shared) = shared() else { return };
     let (here, there) = (shared.setup.device, shared.memory.device().id());
