@@ -456,6 +456,10 @@ impl Backend for CudaBackend {
         sum
     }
 
+    fn device_bytes(&self, device: DeviceId) -> Option<u64> {
+        self.state(device).ok().map(|state| state.device_bytes())
+    }
+
     fn attach_thread(&self) -> Option<Box<dyn std::any::Any>> {
         let relaxed = transload_cuda_sys::RelaxedCapture::enter().inspect_err(|error| {
             report::call_failed("calls of a thread may invalidate a capture", None, error);

@@ -232,6 +232,11 @@ impl DeviceState {
         ledger
     }
 
+    /// Returns the bytes of the device's memory that are allocated.
+    pub(crate) fn device_bytes(&self) -> u64 {
+        self.memory_if_used().map_or(0, CudaMemoryManager::device_bytes)
+    }
+
     /// Returns the memory manager, if it was created.
     fn memory_if_used(&self) -> Option<&CudaMemoryManager> {
         self.memory.get().map(AsRef::as_ref)

@@ -61,6 +61,11 @@ pub(crate) trait ApiDevice: Any + Send + Sync {
     /// Adds the counts of what is alive.
     fn add_to(&self, counts: &mut ResourceCounts);
 
+    /// Returns the bytes of device memory that were allocated, if they are counted apart.
+    fn device_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// Returns the place for a profiler's sink.
     ///
     /// # Errors

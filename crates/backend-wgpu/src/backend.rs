@@ -121,6 +121,10 @@ impl Backend for WgpuBackend {
         counts
     }
 
+    fn device_bytes(&self, device: DeviceId) -> Option<u64> {
+        self.device_of(device).ok()?.device_bytes()
+    }
+
     /// [`ErrorKind::Unsupported`] if no device has timestamps that do not wrap around, which are used on Vulkan only.
     fn attach_sink(&self, sink: &Arc<dyn OperationSink>, sampling: OperationSampling) -> Result<()> {
         let slots: Vec<_> = self.devices.iter().filter_map(|device| device.sink().ok()).collect();

@@ -17,7 +17,10 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct AllocationCounts {
     allocations: AtomicU64,
-    bytes: AtomicU64,
+    /// Bytes of the device's memory that the manager allocated.
+    device_bytes: AtomicU64,
+    /// All other bytes.
+    other_bytes: AtomicU64,
     /// Bytes of managed memory allocated as oversubscribed.
     oversubscribed: AtomicU64,
     /// Bytes of all other managed memory of the device, shared by its managers.
@@ -25,10 +28,11 @@ pub(crate) struct AllocationCounts {
     pinned: Arc<PinnedLimit>,
 }
 
-/// Which managed-memory count an allocation is part of.
+/// Which count an allocation is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Managed {
-    No,
+enum Part {
+    Device,
+    Other,
     Reserved,
     Oversubscribed,
 }
@@ -38,7 +42,7 @@ enum Managed {
 pub(crate) struct CountGuard {
     counts: Arc<AllocationCounts>,
     bytes: u64,
-    managed: Managed,
+    part: Part,
     _pinned: Option<PinnedBytes>,
 }
 
@@ -60,15 +64,22 @@ impl AllocationCounts {
     pub(crate) fn new(device: u32, pinned: &Arc<PinnedLimit>) -> Arc<Self> {
         Arc::new(Self {
             allocations: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
+            device_bytes: AtomicU64::new(0),
+            other_bytes: AtomicU64::new(0),
             oversubscribed: AtomicU64::new(0),
             reserved: reserved_of(device),
             pinned: Arc::clone(pinned),
         })
     }
 
+    /// Counts the device's memory.
+    pub(crate) fn add_device(self: &Arc<Self>, bytes: usize) -> CountGuard {
+        self.add_as(bytes as u64, Part::Device)
+    }
+
+    /// Counts memory of the host, or of other code.
     pub(crate) fn add(self: &Arc<Self>, bytes: usize) -> CountGuard {
-        self.add_as(bytes as u64, Managed::No)
+        self.add_as(bytes as u64, Part::Other)
     }
 
     pub(crate) fn pinned(&self) -> &Arc<PinnedLimit> {
@@ -100,19 +111,26 @@ impl AllocationCounts {
         self.reserved
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)
             .map_err(|held| held.saturating_add(beyond))?;
-        Ok(self.add_as(bytes, Managed::Reserved))
+        Ok(self.add_as(bytes, Part::Reserved))
     }
 
     /// Counts managed memory that may exceed the device's memory. It does not count against other managers' limits.
     pub(crate) fn add_oversubscribed(self: &Arc<Self>, bytes: usize) -> CountGuard {
         self.oversubscribed.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.add_as(bytes as u64, Managed::Oversubscribed)
+        self.add_as(bytes as u64, Part::Oversubscribed)
     }
 
-    fn add_as(self: &Arc<Self>, bytes: u64, managed: Managed) -> CountGuard {
+    fn add_as(self: &Arc<Self>, bytes: u64, part: Part) -> CountGuard {
         self.allocations.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        CountGuard { counts: Arc::clone(self), bytes, managed, _pinned: None }
+        self.bytes_of(part).fetch_add(bytes, Ordering::Relaxed);
+        CountGuard { counts: Arc::clone(self), bytes, part, _pinned: None }
+    }
+
+    fn bytes_of(&self, part: Part) -> &AtomicU64 {
+        match part {
+            Part::Device => &self.device_bytes,
+            Part::Other | Part::Reserved | Part::Oversubscribed => &self.other_bytes,
+        }
     }
 
     pub(crate) fn allocations(&self) -> u64 {
@@ -120,20 +138,24 @@ impl AllocationCounts {
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        self.device_bytes() + self.other_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn device_bytes(&self) -> u64 {
+        self.device_bytes.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for CountGuard {
     fn drop(&mut self) {
         self.counts.allocations.fetch_sub(1, Ordering::Relaxed);
-        self.counts.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-        match self.managed {
-            Managed::No => {}
-            Managed::Reserved => {
+        self.counts.bytes_of(self.part).fetch_sub(self.bytes, Ordering::Relaxed);
+        match self.part {
+            Part::Device | Part::Other => {}
+            Part::Reserved => {
                 self.counts.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
             }
-            Managed::Oversubscribed => {
+            Part::Oversubscribed => {
                 self.counts.oversubscribed.fetch_sub(self.bytes, Ordering::Relaxed);
             }
         }

@@ -282,6 +282,13 @@ impl CudaMemoryManager {
         ledger
     }
 
+    /// Returns the bytes of the device's memory that the manager allocated: in use, pending free or cached for later allocations. Adopted,
+    /// unified and host memory does not count.
+    #[must_use]
+    pub fn device_bytes(&self) -> u64 {
+        self.counts.device_bytes()
+    }
+
     /// Waits for the operations that memory pending free waits for, frees it, drops the owners of adopted memory, and releases cached
     /// memory. The caller must hold no lock that the destructor of such an owner needs. If memory is freed
     /// only after a device synchronisation, blocks until all work so far is complete, and while a

@@ -10,10 +10,11 @@ use transload_core::{
 };
 
 use crate::{
-    TraceSummary, Unit,
+    TraceSummary,
     busy::BusyTime,
     clock_map::since,
     engines::{Engines, Request},
+    gauges::Value,
     idle_pinned::IdlePinned,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey, TransferEnd},
     open_transfers::OpenTransfers,
@@ -337,10 +338,9 @@ impl Collector {
         }
     }
 
-    pub(crate) fn gauge(&mut self, name: &str, unit: Unit, at: Instant, value: f64) {
-        let at = since(self.origin, at);
+    pub(crate) fn gauge(&mut self, value: &Value) {
         if let Some(trace) = &mut self.trace {
-            trace.gauge(name, unit, at, value);
+            trace.gauge(value, since(self.origin, value.at));
         }
     }
 
@@ -389,6 +389,7 @@ impl Collector {
         }
         let advice = self.advice(costs);
         let lost = lost.saturating_add(self.engines.lost());
-        Some(self.trace.take()?.finish(lost, unfinished, &advice))
+        let without_migrations = self.engines.without_migrations();
+        Some(self.trace.take()?.finish((lost, unfinished), &advice, without_migrations))
     }
 }

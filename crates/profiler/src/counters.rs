@@ -2,13 +2,13 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap},
+    collections::{BTreeMap, BinaryHeap, HashMap},
     io::Write,
 };
 
 use transload_core::Result;
 
-use crate::{CounterId, TraceWriter, Unit};
+use crate::{CounterId, TraceWriter, TrackId, Unit};
 
 /// Changes that wait for earlier ones. Beyond it the earliest are written, and what comes later still is moved after them.
 const WAITING: usize = 1 << 16;
@@ -32,8 +32,8 @@ pub(crate) struct Counters {
     changes: BinaryHeap<Reverse<(i64, usize, i64)>>,
     /// The time up to which points were written.
     reached: i64,
-    /// Last values of gauges by name.
-    gauges: BTreeMap<String, (CounterId, f64)>,
+    /// Last values of gauges by group and name.
+    gauges: HashMap<Option<TrackId>, BTreeMap<String, (CounterId, f64)>>,
 }
 
 impl Counters {
@@ -52,7 +52,28 @@ impl Counters {
         by: u64,
     ) -> Result<()> {
         let by = i64::try_from(by).unwrap_or(i64::MAX);
-        for (at, by) in [(begin, by), (end, -by)] {
+        self.change(writer, counter, [(begin, by), (end, -by)])
+    }
+
+    /// Raises a counter for good, at `end`; at `begin` its value is shown if it was not before.
+    pub(crate) fn add_up<W: Write>(
+        &mut self,
+        writer: &mut TraceWriter<W>,
+        counter: usize,
+        (begin, end): (i64, i64),
+        by: u64,
+    ) -> Result<()> {
+        let by = i64::try_from(by).unwrap_or(i64::MAX);
+        self.change(writer, counter, [(begin, 0), (end, by)])
+    }
+
+    fn change<W: Write>(
+        &mut self,
+        writer: &mut TraceWriter<W>,
+        counter: usize,
+        changes: [(i64, i64); 2],
+    ) -> Result<()> {
+        for (at, by) in changes {
             self.changes.push(Reverse((at.max(self.reached), counter, by)));
         }
         while self.changes.len() > WAITING {
@@ -103,24 +124,26 @@ impl Counters {
         writer.value(counter.id, counter.changed, counter.value as f64)
     }
 
-    /// Writes a value that was read, if it differs from the last one of that name.
+    /// Writes a value that was read, if it differs from the last one of that name in the group.
     pub(crate) fn gauge<W: Write>(
         &mut self,
         writer: &mut TraceWriter<W>,
+        group: Option<TrackId>,
         (name, unit): (&str, Unit),
         at: i64,
         value: f64,
     ) -> Result<()> {
         let at = at.max(0).cast_unsigned();
-        if let Some((id, last)) = self.gauges.get_mut(name) {
+        let gauges = self.gauges.entry(group).or_default();
+        if let Some((id, last)) = gauges.get_mut(name) {
             if *last == value {
                 return Ok(());
             }
             *last = value;
             return writer.value(*id, at, value);
         }
-        let id = writer.counter(None, name, unit)?;
-        self.gauges.insert(name.to_owned(), (id, value));
+        let id = writer.counter(group, name, unit)?;
+        gauges.insert(name.to_owned(), (id, value));
         writer.value(id, at, value)
     }
 }

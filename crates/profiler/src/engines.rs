@@ -359,6 +359,14 @@ impl Engines {
         self.lost
     }
 
+    /// Returns why migrations are not recorded, or were not.
+    pub(crate) fn without_migrations(&self) -> Option<&str> {
+        match self.is_recording() || self.former.is_some() {
+            true => self.without_migrations.as_deref(),
+            false => Some("no records of engines were requested"),
+        }
+    }
+
     /// Returns the largest error of comparing the records' clock with the host's.
     pub(crate) fn clock_error(&self) -> Option<u64> {
         self.recordings.iter().map(|it| it.map.error()).max()

@@ -2,11 +2,21 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
-use transload_core::{Backend, catch_panic};
+use transload_core::{Backend, DeviceId, catch_panic};
 
 use crate::Unit;
 
 pub(crate) type ReadGauge = Box<dyn FnMut() -> Option<f64> + Send>;
+
+/// A value that was read.
+pub(crate) struct Value {
+    /// The device that it stands next to, and whether it is simulated.
+    pub(crate) device: Option<(DeviceId, bool)>,
+    pub(crate) name: String,
+    pub(crate) unit: Unit,
+    pub(crate) at: Instant,
+    pub(crate) value: f64,
+}
 
 #[derive(Default)]
 pub(crate) struct Gauges {
@@ -21,20 +31,38 @@ impl Gauges {
     }
 
     /// Reads the gauges and the backends' memory for a trace: user code and backends are called, so not under the collector's lock.
-    pub(crate) fn read(&mut self, alive: &[Arc<dyn Backend>]) -> Vec<(String, Unit, Instant, f64)> {
+    pub(crate) fn read(&mut self, alive: &[Arc<dyn Backend>]) -> Vec<Value> {
         if !self.are_read {
             return Vec::new();
         }
-        let now = Instant::now();
-        let memory = memory(alive).into_iter();
-        let memory =
-            memory.map(|(name, bytes)| (format!("allocated by {name}"), Unit::Bytes, now, bytes as f64));
-        let mut values: Vec<_> = memory.collect();
+        let at = Instant::now();
+        let bytes = |device, name: String, bytes: u64| Value {
+            device,
+            name,
+            unit: Unit::Bytes,
+            at,
+            value: bytes as f64,
+        };
+        let by_name = memory(alive).into_iter();
+        let mut values: Vec<_> =
+            by_name.map(|(name, sum)| bytes(None, format!("allocated by {name}"), sum)).collect();
+        for backend in alive {
+            values.extend(backend.devices().into_iter().filter_map(|device| {
+                let sum = backend.device_bytes(device.id)?;
+                Some(bytes(Some((device.id, device.simulated)), "device memory".to_owned(), sum))
+            }));
+        }
         // One that panics is not read again.
         self.own.retain_mut(|(name, unit, read)| {
             let value = catch_panic(read);
             let is_kept = value.is_ok();
-            values.extend(value.ok().flatten().map(|value| (name.clone(), *unit, now, value)));
+            values.extend(value.ok().flatten().map(|value| Value {
+                device: None,
+                name: name.clone(),
+                unit: *unit,
+                at,
+                value,
+            }));
             is_kept
         });
         values

@@ -9,7 +9,8 @@ use transload_core::{
 
 use crate::{
     Advice, Argument, Direction, Flow, Slice, TraceFormat, TraceOptions, TraceSummary, TraceWriter, TrackId,
-    Unit, counters::Counters, inbox::QueueKey, open_transfers::EndedTransfer, report::engine_name,
+    Unit, counters::Counters, gauges::Value, inbox::QueueKey, open_transfers::EndedTransfer,
+    report::engine_name,
 };
 
 /// Threads and streams that have rows of their own; those of all others have one together.
@@ -64,6 +65,7 @@ pub(crate) struct TimelineTrace {
     /// Indices of the counters of devices.
     in_flight: BTreeMap<DeviceId, usize>,
     rates: BTreeMap<(DeviceId, Direction), usize>,
+    migrated: BTreeMap<(DeviceId, Direction), usize>,
     text: String,
 }
 
@@ -90,6 +92,7 @@ impl TimelineTrace {
             counters: Counters::default(),
             in_flight: BTreeMap::new(),
             rates: BTreeMap::new(),
+            migrated: BTreeMap::new(),
             text: String::new(),
         })
     }
@@ -209,7 +212,17 @@ impl TimelineTrace {
             ("clock_error_ns", Argument::U64(*error)),
         ];
         let (name, begin, end) = (buffer.unwrap_or("migration"), time(span.0), time(span.1));
-        self.writer.slice(track, &Slice { name, begin, end, flow: None, arguments: &arguments })
+        self.writer.slice(track, &Slice { name, begin, end, flow: None, arguments: &arguments })?;
+        let migrated = match self.migrated.get(&key) {
+            Some(counter) => *counter,
+            None => {
+                let group = self.device(migration.device, *simulated)?;
+                let name = format!("migrated {direction}, total");
+                let id = self.writer.counter(Some(group), &name, Unit::Bytes)?;
+                *self.migrated.entry(key).or_insert(self.counters.add(id))
+            }
+        };
+        self.counters.add_up(&mut self.writer, migrated, *span, migration.bytes)
     }
 
     /// Counts what a device's operation moves: from its enqueueing to its end as in flight, and while it runs as a rate.
@@ -274,8 +287,14 @@ impl TimelineTrace {
     }
 
     /// Writes a value that was read.
-    pub(crate) fn gauge(&mut self, name: &str, unit: Unit, at: i64, value: f64) {
-        let _kept = self.counters.gauge(&mut self.writer, (name, unit), at, value);
+    pub(crate) fn gauge(&mut self, value: &Value, at: i64) {
+        let _kept = self.try_gauge(value, at);
+    }
+
+    fn try_gauge(&mut self, read: &Value, at: i64) -> Result<()> {
+        let Value { device, name, unit, value, .. } = read;
+        let group = device.map(|(device, simulated)| self.device(device, simulated)).transpose()?;
+        self.counters.gauge(&mut self.writer, group, (name, *unit), at, *value)
     }
 
     /// Writes counters up to a time before which nothing more is expected, and everything to the output.
@@ -328,10 +347,17 @@ impl TimelineTrace {
         Ok(*self.devices.entry(device).or_insert(group))
     }
 
-    /// Ends the trace, of which `lost` records are missing for lack of room, and `unfinished` ones since their end is not known.
-    pub(crate) fn finish(mut self, lost: u64, unfinished: u64, advice: &[Advice]) -> Result<TraceSummary> {
+    /// Ends the trace, of which `lost` records are missing for lack of room, and `unfinished` ones since their end is not known. It says why
+    /// it is without migrations, if it is.
+    pub(crate) fn finish(
+        mut self,
+        (lost, unfinished): (u64, u64),
+        advice: &[Advice],
+        without_migrations: Option<&str>,
+    ) -> Result<TraceSummary> {
         self.counters.finish(&mut self.writer)?;
         self.writer.miss(lost, unfinished);
+        self.writer.lack_migrations(without_migrations);
         self.writer.advise(advice.iter().map(ToString::to_string));
         self.writer.finish()
     }
@@ -356,6 +382,6 @@ mod tests {
             trace.enqueued("copy", 1, (at, at + 50), &format!("thread {number}"));
         }
         assert_eq!(trace.threads.len(), ROWS);
-        assert_eq!(trace.finish(0, 0, &[]).unwrap().slices, threads);
+        assert_eq!(trace.finish((0, 0), &[], None).unwrap().slices, threads);
     }
 }

@@ -31,7 +31,7 @@ fn the_cpu_backend_keeps_every_promise() {
         println!("{workers} workers, seed {seed}: {outcome}");
         assert!(outcome.is_ok(), "{outcome}");
         let skipped: Vec<_> = outcome.not_applicable().map(|(name, _)| name).collect();
-        let mut expected = vec!["prefetch", "in-place", "peers", "recordings"];
+        let mut expected = vec!["device-bytes", "prefetch", "in-place", "peers", "recordings"];
         if !cfg!(any(target_os = "linux", windows)) {
             // Not known how to ask there.
             expected.insert(0, "memory-info");

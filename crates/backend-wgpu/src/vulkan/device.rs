@@ -1,6 +1,9 @@
 //! A Vulkan device, as the backend uses it.
 
-use std::sync::{Arc, atomic::AtomicU64};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use transload_core::{
     DeviceInfo, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer, ResourceCounts, Result, SinkSlot,
@@ -57,6 +60,10 @@ impl ApiDevice for DeviceState {
 
     fn add_to(&self, counts: &mut ResourceCounts) {
         Self::add_to(self, counts);
+    }
+
+    fn device_bytes(&self) -> Option<u64> {
+        Some(self.counters.device_bytes.load(Ordering::Relaxed))
     }
 
     fn sink(&self) -> Result<&SinkSlot> {

@@ -18,6 +18,8 @@ use super::{Memory, Vulkan};
 pub(crate) struct Counters {
     pub(crate) allocations: AtomicU64,
     pub(crate) bytes: AtomicU64,
+    /// The part of `bytes` that is the device's memory and was allocated here.
+    pub(crate) device_bytes: AtomicU64,
 }
 
 /// Memory of a device, or host memory for it, counted until it is freed.
@@ -25,6 +27,8 @@ pub(crate) struct WgpuStorage {
     memory: Memory,
     kind: MemoryKind,
     len: usize,
+    /// The part of `len` that counts as the device's.
+    device_bytes: u64,
     counters: Arc<Counters>,
 }
 
@@ -37,13 +41,18 @@ impl WgpuStorage {
         len: usize,
         counters: &Arc<Counters>,
     ) -> Result<Self> {
-        Ok(Self::new(Memory::allocate(vulkan, kind, len)?, kind, len, counters))
+        let mut storage = Self::new(Memory::allocate(vulkan, kind, len)?, kind, len, counters);
+        if kind == MemoryKind::Device {
+            storage.device_bytes = len as u64;
+            counters.device_bytes.fetch_add(len as u64, Ordering::Relaxed);
+        }
+        Ok(storage)
     }
 
     pub(crate) fn new(memory: Memory, kind: MemoryKind, len: usize, counters: &Arc<Counters>) -> Self {
         counters.allocations.fetch_add(1, Ordering::Relaxed);
         counters.bytes.fetch_add(len as u64, Ordering::Relaxed);
-        Self { memory, kind, len, counters: Arc::clone(counters) }
+        Self { memory, kind, len, device_bytes: 0, counters: Arc::clone(counters) }
     }
 
     pub(crate) fn memory(&self) -> &Memory {
@@ -121,6 +130,7 @@ unsafe impl Storage for WgpuStorage {
 
 impl Drop for WgpuStorage {
     fn drop(&mut self) {
+        self.counters.device_bytes.fetch_sub(self.device_bytes, Ordering::Relaxed);
         self.counters.bytes.fetch_sub(self.len as u64, Ordering::Relaxed);
         self.counters.allocations.fetch_sub(1, Ordering::Release);
     }

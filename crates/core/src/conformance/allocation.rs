@@ -174,3 +174,25 @@ pub(super) fn memory_info(context: &TestContext<'_>) -> CheckResult {
     }
     Ok(Verdict::Passed)
 }
+
+pub(super) fn device_bytes(context: &TestContext<'_>) -> CheckResult {
+    const BYTES: usize = 1 << 20;
+    let (backend, device) = (context.backend(), context.subject.device);
+    context.subject.resource_counts()?;
+    let Some(before) = backend.device_bytes(device) else {
+        return Ok(Verdict::NotApplicable("device memory is not counted apart".to_owned()));
+    };
+    let bytes = || backend.device_bytes(device).unwrap_or_default();
+    for kind in context::info(context.subject)?.kinds {
+        let held = backend.allocate(device, kind, BYTES)?;
+        let (now, least) = (bytes(), before + BYTES as u64);
+        let is_counted = if kind == MemoryKind::Device { now >= least } else { now == before };
+        ensure!(is_counted, "{before} bytes before {BYTES} bytes of {kind} memory, and {now} with them");
+        drop(held);
+        context.subject.resource_counts()?;
+        ensure!(bytes() == before, "{before} bytes before {kind} memory, and {} after it", bytes());
+    }
+    let unknown = DeviceId::Other("conformance: no such family", 0);
+    ensure!(backend.device_bytes(unknown).is_none(), "{unknown} has bytes");
+    Ok(Verdict::Passed)
+}

@@ -171,6 +171,7 @@ pub const CHECKS: &[Check] = checks! {
     "one-pebibyte" "1 PiB is out of memory, with numbers, or beyond the largest allocation, and has no other effect" allocation::one_pebibyte;
     "unknown-device" "a missing device is an unknown device" allocation::unknown_device;
     "memory-info" "free memory is at most total memory" allocation::memory_info;
+    "device-bytes" "the bytes of device memory are those of the device's allocations" allocation::device_bytes;
     "copier" "the copier of a path is a device whose queues can copy it" paths::copier;
     "costs" "costs exist only for supported methods, and grow with the size" paths::costs;
     "copies" "copies write every byte of the destination and no other" content::copies;

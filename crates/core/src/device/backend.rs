@@ -321,6 +321,14 @@ pub trait Backend: Any + Send + Sync {
     /// Returns the counts of what is alive.
     fn resource_counts(&self) -> ResourceCounts;
 
+    /// Returns the bytes of a device's own memory that the backend allocated: in use, pending free, or cached for later allocations, unless the
+    /// cache is of host memory too. Adopted, unified and host memory does not count. `None`, the default, if they are not counted apart.
+    /// Calls no driver.
+    fn device_bytes(&self, device: DeviceId) -> Option<u64> {
+        let _ = device;
+        None
+    }
+
     /// Waits for all work in flight and frees dropped and cached memory. Also waits for destructors of owners that other code handed over with
     /// its memory or streams: the caller must hold no lock that they need, such as Python's GIL.
     ///

@@ -82,7 +82,7 @@ impl DriverMemory {
         bytes: usize,
     ) -> Result<Self, DriverError> {
         let (address, origin) = source.allocate(alloc.context, bytes)?;
-        let held = (origin, alloc.counts.add(bytes));
+        let held = (origin, alloc.counts.add_device(bytes));
         Ok(Self::new(alloc, MemoryKind::Device, bytes, (None, Some(address)), held))
     }
 

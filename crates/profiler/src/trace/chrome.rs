@@ -73,7 +73,7 @@ impl Encoder for Chrome {
         write(out, format_args!(":{value:?}}}}}"));
     }
 
-    fn end(&mut self, row: &Row, at: u64, summary: &TraceSummary, advice: &str, out: &mut Vec<u8>) {
+    fn end(&mut self, row: &Row, at: u64, summary: &TraceSummary, texts: &[(&str, &str)], out: &mut Vec<u8>) {
         event(row, "i", &summary.to_string(), at, out);
         let TraceSummary { slices, slices_not_drawn, texts_cut, records_lost, unfinished, bytes } = summary;
         write(
@@ -84,9 +84,9 @@ impl Encoder for Chrome {
         );
         write(out, format_args!(",\"texts cut\":{texts_cut},\"records lost\":{records_lost}"));
         write(out, format_args!(",\"unfinished\":{unfinished},\"bytes before\":{bytes}"));
-        if !advice.is_empty() {
-            out.extend_from_slice(b",\"advice\":");
-            string(advice, out);
+        for (name, text) in texts {
+            write(out, format_args!(",\"{name}\":"));
+            string(text, out);
         }
         out.extend_from_slice(b"}}\n]\n");
     }

@@ -20,6 +20,7 @@ pub(super) const RECORDS_LOST: &str = "records lost";
 pub(super) const UNFINISHED: &str = "unfinished";
 pub(super) const BYTES: &str = "bytes before";
 pub(super) const ADVICE: &str = "advice";
+pub(super) const WITHOUT_MIGRATIONS: &str = "without migrations";
 
 /// The only sequence; 0 is invalid.
 const SEQUENCE: u32 = 1;
@@ -53,18 +54,19 @@ impl Encoder for Perfetto {
         self.encode_plain(row, EventType::Counter, at, Some(value), out);
     }
 
-    fn end(&mut self, row: &Row, at: u64, summary: &TraceSummary, advice: &str, out: &mut Vec<u8>) {
-        let arguments = [
+    fn end(&mut self, row: &Row, at: u64, summary: &TraceSummary, texts: &[(&str, &str)], out: &mut Vec<u8>) {
+        let numbers = [
             (SLICES, Argument::U64(summary.slices)),
             (NOT_DRAWN, Argument::U64(summary.slices_not_drawn)),
             (TEXTS_CUT, Argument::U64(summary.texts_cut)),
             (RECORDS_LOST, Argument::U64(summary.records_lost)),
             (UNFINISHED, Argument::U64(summary.unfinished)),
             (BYTES, Argument::U64(summary.bytes)),
-            (ADVICE, Argument::Text(advice)),
         ];
-        let arguments = &arguments[..arguments.len() - usize::from(advice.is_empty())];
-        let slice = Slice { name: &summary.to_string(), begin: at, end: at, flow: None, arguments };
+        let texts = texts.iter().map(|(name, text)| (*name, Argument::Text(text)));
+        let arguments: Vec<_> = numbers.into_iter().chain(texts).collect();
+        let slice =
+            Slice { name: &summary.to_string(), begin: at, end: at, flow: None, arguments: &arguments };
         self.encode_named(row, EventType::Instant, &slice, out);
     }
 }

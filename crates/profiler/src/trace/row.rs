@@ -27,6 +27,6 @@ pub(super) trait Encoder: Send {
     fn slice(&mut self, row: &Row, slice: &Slice<'_>, out: &mut Vec<u8>);
     /// `value` is finite.
     fn value(&mut self, row: &Row, at: u64, value: f64, out: &mut Vec<u8>);
-    /// The end of the trace, with lines of advice.
-    fn end(&mut self, row: &Row, at: u64, summary: &TraceSummary, advice: &str, out: &mut Vec<u8>);
+    /// The end of the trace, with texts of these names.
+    fn end(&mut self, row: &Row, at: u64, summary: &TraceSummary, texts: &[(&str, &str)], out: &mut Vec<u8>);
 }

@@ -9,7 +9,7 @@ use super::{
     lane::Lane,
     not_drawn::{NotDrawn, Point},
     output::Output,
-    perfetto::Perfetto,
+    perfetto::{ADVICE, Perfetto, WITHOUT_MIGRATIONS},
     row::{Encoder, Row},
     text,
     types::{CounterId, Slice, TraceFormat, TraceOptions, TraceSummary, TrackId, Unit},
@@ -71,6 +71,8 @@ pub struct TraceWriter<W> {
     summary: TraceSummary,
     /// Lines of advice.
     advice: String,
+    /// Why migrations were not recorded; empty if they were, or if that is not said.
+    without_migrations: String,
     /// The latest time of a slice or value.
     last: u64,
 }
@@ -105,6 +107,7 @@ impl<W: Write> TraceWriter<W> {
             limit,
             summary: TraceSummary::default(),
             advice: String::new(),
+            without_migrations: String::new(),
             last: 0,
         })
     }
@@ -184,6 +187,11 @@ impl<W: Write> TraceWriter<W> {
         self.summary.unfinished = unfinished;
     }
 
+    /// Sets why the trace is without migrations.
+    pub(crate) fn lack_migrations(&mut self, why: Option<&str>) {
+        self.without_migrations = why.map(text::cut).unwrap_or_default().into_owned();
+    }
+
     /// Sets the advice at the end of the trace.
     pub(crate) fn advise(&mut self, advice: impl Iterator<Item = String>) {
         /// Pieces of advice, so that a reader takes the packet.
@@ -217,8 +225,9 @@ impl<W: Write> TraceWriter<W> {
             }
         }
         self.summary.bytes = self.output.bytes();
-        self.output
-            .write(|out| self.encoder.end(&self.rows[0], self.last, &self.summary, &self.advice, out))?;
+        let texts = [(ADVICE, &self.advice[..]), (WITHOUT_MIGRATIONS, &self.without_migrations)];
+        let texts: Vec<_> = texts.into_iter().filter(|(_, text)| !text.is_empty()).collect();
+        self.output.write(|out| self.encoder.end(&self.rows[0], self.last, &self.summary, &texts, out))?;
         self.output.flush()?;
         Ok(TraceSummary { bytes: self.output.bytes(), ..self.summary })
     }

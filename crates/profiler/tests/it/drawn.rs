@@ -122,23 +122,33 @@ fn memory_and_gauges_are_counters() {
         0 => None,
         value => Some(value as f64 / 2.0),
     });
-    let before = backend.resource_counts().bytes;
+    let device_bytes = || backend.device_bytes(DeviceId::Cuda(test.ordinal())).unwrap();
+    // Of the host: no part of the device's.
+    let pinned = backend.allocate(DeviceId::Cuda(test.ordinal()), MemoryKind::Pinned, 32 << 20).unwrap();
+    let (before, device_before) = (backend.resource_counts().bytes, device_bytes());
+    assert!(device_before + pinned.len() as u64 <= before);
     profiler.start_trace(written.clone(), TraceFormat::Perfetto, TraceOptions::new()).unwrap();
     let held = backend.allocate(DeviceId::Cuda(test.ordinal()), MemoryKind::Device, 8 << 20).unwrap();
-    let while_held = backend.resource_counts().bytes;
+    let (while_held, on_device) = (backend.resource_counts().bytes, device_bytes());
+    assert!(on_device >= device_before + (8 << 20));
     for next in [0, 4, 4] {
         value.store(next, Ordering::Relaxed);
         drop(profiler.get_comprehensive_report());
     }
     drop(held);
     backend.drain().unwrap();
-    let after = backend.resource_counts().bytes;
+    let (after, device_after) = (backend.resource_counts().bytes, device_bytes());
     let trace = read(&profiler, &written);
     let memory: Vec<_> =
         trace.points("allocated by cuda").into_iter().map(|(_, bytes)| bytes as u64).collect();
     assert_eq!((memory.first(), memory.last()), (Some(&before), Some(&after)));
     assert!(memory.contains(&while_held), "{memory:?}");
     assert!(while_held >= before + (8 << 20));
+    let group = trace.row("device memory").parent;
+    assert!(trace.rows()[&group].name.starts_with(&DeviceId::Cuda(test.ordinal()).to_string()));
+    let of_device = |bytes: u64| (bytes, trace.points("device memory").iter().any(|it| it.1 as u64 == bytes));
+    assert_eq!([of_device(on_device), of_device(device_before)], [(on_device, true), (device_before, true)]);
+    assert_eq!(trace.points("device memory").last().unwrap().1 as u64, device_after);
     let mine: Vec<_> = trace.points("mine").into_iter().map(|(_, value)| value).collect();
     assert_eq!(mine, [1.5, 2.0], "once while it does not change");
 }

@@ -16,7 +16,7 @@ use transload_cuda_sim::harness::{self, EndCheck};
 use transload_profiler::{Direction, ProfilerOptions, StreamProfiler, TraceFormat, TraceOptions};
 use transload_transfer::CrossBackendTransferManager;
 
-use crate::{Written, cuda, timing_all};
+use crate::{Written, cuda, packets, timing_all};
 
 /// What the software driver takes for a copy of 1 MiB: 6 µs, and 55 GB/s.
 const MIB_NS: u64 = 6_000 + 19_065;
@@ -190,6 +190,68 @@ fn migrations_stand_next_to_their_buffers() {
     assert_eq!((all.busy_ns, named.busy_ns), (4 * MIB_NS, 3 * MIB_NS), "{report}");
     assert!(of(DeviceId::Cpu, Some("weights")).faults > 0, "{report}");
     assert!(report.to_string().contains("migrations of \"weights\" and cuda:"), "{report}");
+}
+
+/// On a device whose clock runs with the host's: of another one, places mean nothing.
+#[test]
+fn migrations_are_counters_of_a_trace() {
+    let (test, backend, profiler) = cuda::setup();
+    let device = DeviceId::Cuda(test.ordinal());
+    let recorded = profiler.record_engines();
+    if let Some(why) = recorded.err().map(|error| error.to_string()) {
+        println!("skipped: {why}");
+        return;
+    }
+    let report = profiler.get_comprehensive_report();
+    if let Some(why) = report.without_migrations.filter(|_| !test.is_simulated()) {
+        println!("skipped: {why}");
+        return;
+    }
+    let written = Written::default();
+    profiler.start_trace(written.clone(), TraceFormat::Perfetto, TraceOptions::new()).unwrap();
+    let buffer = backend.allocate(device, MemoryKind::Unified, 1 << 20).unwrap();
+    let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    let prefetch = |to| {
+        submit(&*queue, &Operation::Prefetch { buffer: &buffer, to }, Timing::Off).unwrap().wait().unwrap();
+    };
+    for _ in 0..3 {
+        buffer.write().unwrap().fill(1);
+        prefetch(device);
+        prefetch(DeviceId::Cpu);
+    }
+    profiler.finish_trace().unwrap();
+    let trace = packets::read(&written.0.lock()).unwrap();
+    let report = profiler.get_comprehensive_report();
+    let all = report.migrations.iter().find(|it| it.device == device && it.buffer.is_none()).unwrap();
+    let drawn = trace.drawn();
+    for (direction, bytes) in [("to the device", all.bytes_to_device), ("from the device", all.bytes_to_host)]
+    {
+        let points = trace.points(&format!("migrated {direction}, total"));
+        assert_eq!((points[0].1, points.last().unwrap().1 as u64), (0.0, bytes), "{points:?}");
+        assert!(points.is_sorted_by(|a, b| a.0 <= b.0 && a.1 < b.1), "{points:?}");
+        let slices = drawn.iter().filter(|slice| slice.row == format!("migrations {direction}"));
+        let ends: Vec<u64> = slices.map(|slice| slice.end).collect();
+        assert!(bytes > 0 && points[1..].iter().all(|(at, _)| ends.contains(at)), "{points:?}, {ends:?}");
+    }
+    assert_eq!(without_migrations(&trace), None);
+}
+
+/// What a trace says of its lack of migrations.
+fn without_migrations(trace: &packets::Trace) -> Option<String> {
+    let mut said = trace.events().flat_map(|(_, event)| &event.arguments);
+    said.find(|(name, _)| name == "without migrations").map(|(_, why)| why.clone())
+}
+
+#[test]
+fn trace_without_records_of_engines_says_that_migrations_are_absent() {
+    let (_test, backend, profiler) = cuda::setup();
+    let written = Written::default();
+    profiler.start_trace(written.clone(), TraceFormat::Perfetto, TraceOptions::new()).unwrap();
+    profiler.finish_trace().unwrap();
+    let trace = packets::read(&written.0.lock()).unwrap();
+    assert!(trace.rows().values().all(|row| !row.name.starts_with("migrated")));
+    assert_eq!(without_migrations(&trace).as_deref(), Some("no records of engines were requested"));
+    drop(backend);
 }
 
 #[test]
