@@ -5,7 +5,7 @@ mod reporting;
 use std::{collections::BTreeMap, time::Instant};
 
 use transload_core::{
-    ClockId, DeviceId, EngineRecording, KnownCosts, OperationRecord, Result, SizeClass, Stamp,
+    ClockId, DeviceId, EngineRecording, KnownCosts, OperationKind, OperationRecord, Result, SizeClass, Stamp,
     TransferMethod, TransferPath, TransferReport,
 };
 
@@ -184,15 +184,17 @@ impl Collector {
             inbox.lose();
             return;
         }
-        let OperationRecord { info, transfer, id, enqueued, submitted, begin, end, .. } = record;
-        let operation = Enqueued { queue, name: None, info, transfer, id, enqueued };
+        let OperationRecord { info, transfer, id, point, waits_for, enqueued, submitted, begin, end, .. } =
+            record;
+        let operation = Enqueued { queue, name: None, info, transfer, id, point, waits_for, enqueued };
         self.engines.enqueued(id, &operation, submitted, self.capacity);
         if let Some(stream) = self.streams.of(&queue) {
             stream.pending.push_back(Pending { operation, begin, end });
         }
         self.outstanding += 1;
-        if self.trace.is_some() {
+        if let Some(trace) = &mut self.trace {
             self.transfers.enqueued(transfer, self.capacity);
+            waits_for.into_iter().for_each(|point| trace.awaited(point));
         }
     }
 
@@ -235,8 +237,8 @@ impl Collector {
             NamedTime::Stamped(..) if is_full => inbox.lose(),
             NamedTime::Stamped(begin, end) => {
                 let name = Some(name);
-                let (transfer, id) = (None, None);
-                let operation = Enqueued { queue, name, info, transfer, id, enqueued };
+                let (transfer, id, point, waits_for) = (None, None, None, None);
+                let operation = Enqueued { queue, name, info, transfer, id, point, waits_for, enqueued };
                 stream.pending.push_back(Pending { operation, begin, end });
                 self.outstanding += 1;
             }
@@ -302,16 +304,21 @@ impl Collector {
             let host = Some(start.at).filter(|_| !is_unrelated);
             self.timed.operated(id, (info.bytes, info.pieces), Ran { clock, begin, end, host });
         }
-        let key = (queue.device, Direction::of(queue.device, info), clock);
-        let direction = self.directions.entry(key).or_default();
-        direction.0 = direction.0.saturating_add(info.bytes);
-        direction.1.add(begin, end);
+        // While it waits, a stream does nothing.
+        if info.kind != OperationKind::Wait || transload_core::mutant!("profiler/waits-are-idle") {
+            let key = (queue.device, Direction::of(queue.device, info), clock);
+            let direction = self.directions.entry(key).or_default();
+            direction.0 = direction.0.saturating_add(info.bytes);
+            direction.1.add(begin, end);
+        }
         if let Some(trace) = &mut self.trace {
             trace.operation(&DrawnOperation {
                 queue: *queue,
                 name: operation.name.as_deref(),
                 info,
                 transfer: operation.transfer,
+                point: operation.point,
+                waits_for: operation.waits_for,
                 enqueued,
                 span,
                 error: start.error.max(stop.error),

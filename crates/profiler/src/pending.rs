@@ -7,7 +7,7 @@ use std::{
     time::Instant,
 };
 
-use transload_core::{ClockId, DeviceClock, OperationId, OperationInfo, Stamp, TransferId};
+use transload_core::{ClockId, DeviceClock, OperationId, OperationInfo, Stamp, TimelineId, TransferId};
 
 use crate::{clock_map::ClockMap, inbox::QueueKey};
 
@@ -18,6 +18,10 @@ pub(crate) struct Enqueued {
     pub(crate) transfer: Option<TransferId>,
     /// Its id in records of engines.
     pub(crate) id: Option<OperationId>,
+    /// Its point on the queue's timeline.
+    pub(crate) point: Option<u64>,
+    /// Of a wait, for which point it waits.
+    pub(crate) waits_for: Option<(TimelineId, u64)>,
     pub(crate) enqueued: Instant,
 }
 

@@ -140,10 +140,13 @@ impl Stream {
         kinds.map(|((kind, count), times)| (kind, count, times))
     }
 
-    /// Returns whether it is known of each operation when it ran.
+    /// Returns whether it is known of each operation when it ran. Waits are none.
     pub(crate) fn is_all_timed(&self) -> bool {
         self.unresolved == 0
-            && self.kinds().all(|(_, count, times)| times.timed().operations == count.operations)
+            && self
+                .kinds()
+                .filter(|(kind, ..)| *kind != OperationKind::Wait)
+                .all(|(_, count, times)| times.timed().operations == count.operations)
     }
 
     pub(crate) fn report(

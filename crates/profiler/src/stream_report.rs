@@ -52,7 +52,8 @@ pub struct KindReport {
     /// From the enqueueing to the moment that the stream reached the operation, after all that it waited for. Without times that
     /// the caller gave, and without those of a clock that is not the host's.
     pub waiting: TimesReport,
-    /// From then to its end: includes waiting for a copy engine that other streams use.
+    /// From then to its end: includes waiting for a copy engine that other streams use. Of [waits](OperationKind::Wait), how long the stream
+    /// waited for other streams.
     pub running: TimesReport,
     /// Of the timed ones with [records of engines](crate::StreamProfiler::record_engines), from the first begin to the last end of the engines' work,
     /// which excludes waiting for an engine.
@@ -98,10 +99,11 @@ pub struct StreamReport {
 }
 
 impl StreamReport {
-    /// Returns the number of operations.
+    /// Returns the number of operations, without waits.
     #[must_use]
     pub fn operations(&self) -> u64 {
-        self.kinds.iter().fold(0, |sum, kind| sum.saturating_add(kind.operations))
+        let operations = self.kinds.iter().filter(|kind| kind.kind != OperationKind::Wait);
+        operations.fold(0, |sum, kind| sum.saturating_add(kind.operations))
     }
 
     /// Writes what is its own, without what it has in common with those of other streams.

@@ -16,12 +16,21 @@ use crate::{
 /// Threads and streams that have rows of their own; those of all others have one together.
 const ROWS: usize = 1024;
 
+/// Operations that are kept since others wait for them; of more, the first are forgotten.
+const AWAITED: usize = 4096;
+/// Set in the numbers of flows from operations to the waits for them: those of transfers are smaller.
+const WAIT: u64 = 1 << 63;
+
 /// An operation to be drawn. Times are nanoseconds of the host's clock since the profiler was made.
 pub(crate) struct DrawnOperation<'a> {
     pub(crate) queue: QueueKey,
     pub(crate) name: Option<&'a str>,
     pub(crate) info: &'a OperationInfo,
     pub(crate) transfer: Option<TransferId>,
+    /// Its point on the queue's timeline.
+    pub(crate) point: Option<u64>,
+    /// Of a wait, for which point it waits.
+    pub(crate) waits_for: Option<(TimelineId, u64)>,
     pub(crate) enqueued: i64,
     pub(crate) span: (i64, i64),
     /// Largest error of the span's place.
@@ -66,6 +75,10 @@ pub(crate) struct TimelineTrace {
     in_flight: BTreeMap<DeviceId, usize>,
     rates: BTreeMap<(DeviceId, Direction), usize>,
     migrated: BTreeMap<(DeviceId, Direction), usize>,
+    /// Flows of operations that are not drawn yet, and for which others wait.
+    awaited: BTreeMap<(TimelineId, u64), u64>,
+    waits: u64,
+    awaited_text: String,
     text: String,
 }
 
@@ -93,6 +106,9 @@ impl TimelineTrace {
             in_flight: BTreeMap::new(),
             rates: BTreeMap::new(),
             migrated: BTreeMap::new(),
+            awaited: BTreeMap::new(),
+            waits: 0,
+            awaited_text: String::new(),
             text: String::new(),
         })
     }
@@ -126,13 +142,26 @@ impl TimelineTrace {
         let _kept = self.thread(thread).and_then(|track| self.writer.slice(track, &slice));
     }
 
+    /// Takes that a queue waits for a point of another one.
+    pub(crate) fn awaited(&mut self, point: (TimelineId, u64)) {
+        if self.awaited.len() >= AWAITED && !self.awaited.contains_key(&point) {
+            self.awaited.pop_first();
+        }
+        let waits = &mut self.waits;
+        self.awaited.entry(point).or_insert_with(|| {
+            *waits += 1;
+            WAIT | *waits
+        });
+    }
+
     /// Draws an operation on its stream's row.
     pub(crate) fn operation(&mut self, operation: &DrawnOperation<'_>) {
         let _kept = self.try_operation(operation);
     }
 
     fn try_operation(&mut self, operation: &DrawnOperation<'_>) -> Result<()> {
-        let DrawnOperation { queue, name, info, transfer, enqueued, span, error } = operation;
+        let DrawnOperation { queue, name, info, transfer, point, waits_for, enqueued, span, error } =
+            operation;
         let track = self.stream(*queue)?;
         self.text.clear();
         match info.path {
@@ -140,6 +169,10 @@ impl TimelineTrace {
             None => write!(self.text, "{}", queue.device),
         }
         .unwrap_or_default();
+        self.awaited_text.clear();
+        if let Some((stream, _)) = waits_for {
+            let _infallible = write!(self.awaited_text, "stream {stream}");
+        }
         let kind = info.kind.name();
         let arguments = [
             ("kind", Argument::Text(kind)),
@@ -148,10 +181,17 @@ impl TimelineTrace {
             ("pieces", Argument::U64(info.pieces.into())),
             ("waited_ns", Argument::U64((span.0 - enqueued).max(0).cast_unsigned())),
             ("clock_error_ns", Argument::U64(*error)),
+            ("waits_for", Argument::Text(&self.awaited_text)),
         ];
+        let arguments = &arguments[..arguments.len() - usize::from(waits_for.is_none())];
         let name = name.unwrap_or(kind);
-        let flow = transfer.map(|id| Flow::Step(id.get()));
-        let slice = Slice { name, begin: time(span.0), end: time(span.1), flow, arguments: &arguments };
+        let awaited = waits_for.or(point.map(|point| (queue.id, point)));
+        let awaited = awaited.and_then(|point| self.awaited.get(&point).copied());
+        let flow = match (transfer.map(TransferId::get), awaited) {
+            (Some(transfer), Some(awaited)) => Some(Flow::Steps(transfer, awaited)),
+            (one, other) => one.or(other).map(Flow::Step),
+        };
+        let slice = Slice { name, begin: time(span.0), end: time(span.1), flow, arguments };
         self.writer.slice(track, &slice)?;
         self.count(operation)
     }

@@ -25,11 +25,13 @@ pub enum OperationKind {
     Kernel,
     /// A recording or graph, whatever it contains.
     Replay,
+    /// A wait of the queue, on the device, for work of another queue. Queues of the host and of Vulkan wait as a part of their operations.
+    Wait,
 }
 
 impl OperationKind {
     /// All kinds, in order of declaration.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Copy,
         Self::CopyBatch,
         Self::CopyKernel,
@@ -38,6 +40,7 @@ impl OperationKind {
         Self::Prefetch,
         Self::Kernel,
         Self::Replay,
+        Self::Wait,
     ];
 
     /// Returns its name.
@@ -52,6 +55,7 @@ impl OperationKind {
             Self::Prefetch => "prefetch",
             Self::Kernel => "kernel",
             Self::Replay => "replay",
+            Self::Wait => "wait",
         }
     }
 

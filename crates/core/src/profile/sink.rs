@@ -34,6 +34,10 @@ pub struct OperationRecord {
     pub transfer: Option<TransferId>,
     /// Its id in [records of engines](crate::EngineRecording), if these are recorded.
     pub id: Option<OperationId>,
+    /// The point of the queue's timeline that its end is, if the queue says.
+    pub point: Option<u64>,
+    /// Of a [wait](OperationKind::Wait), the timeline and its point that the queue waits for.
+    pub waits_for: Option<(TimelineId, u64)>,
     /// The host's clock before it was enqueued.
     pub enqueued: Instant,
     /// The host's clock when it was enqueued.
@@ -134,6 +138,13 @@ impl SinkSlot {
         }
     }
 
+    /// Like [`sample`](Self::sample), of a wait of the queue for a point of another timeline.
+    #[inline]
+    pub fn sample_wait(&self, tally: &Arc<QueueTally>, on: (TimelineId, u64)) -> Option<OperationSample> {
+        let sample = self.sample(tally, || OperationInfo::of_kind(OperationKind::Wait))?;
+        Some(OperationSample { waits_for: Some(on), ..sample })
+    }
+
     /// Counts an operation. Returns whether it is to be timed.
     fn count(&self, tally: &QueueTally, (kind, bytes): (OperationKind, u64), attachment: u64) -> bool {
         let one_in = u64::from(self.one_in.load(Ordering::Relaxed));
@@ -159,7 +170,7 @@ impl SinkSlot {
         id: Option<OperationId>,
         times: Option<(Stamp, Stamp)>,
     ) {
-        let OperationSample { info, transfer, enqueued, tally, attachment } = sample;
+        let OperationSample { info, transfer, point, waits_for, enqueued, tally, attachment } = sample;
         let Some((begin, end)) = times else {
             tally.time_next();
             return;
@@ -173,6 +184,8 @@ impl SinkSlot {
             info,
             transfer,
             id,
+            point,
+            waits_for,
             enqueued,
             submitted,
             begin,
@@ -210,15 +223,24 @@ impl Drop for SinkSlot {
 pub struct OperationSample {
     info: OperationInfo,
     transfer: Option<TransferId>,
+    point: Option<u64>,
+    waits_for: Option<(TimelineId, u64)>,
     enqueued: Instant,
     tally: Arc<QueueTally>,
     attachment: u64,
 }
 
 impl OperationSample {
+    /// Sets the operation's point on its queue's timeline.
+    #[must_use]
+    pub fn at_point(self, point: u64) -> Self {
+        Self { point: Some(point), ..self }
+    }
+
     #[cold]
     fn new(info: OperationInfo, tally: &Arc<QueueTally>, attachment: u64) -> Self {
         let (transfer, enqueued) = (TransferScope::current(), Instant::now());
-        Self { info, transfer, enqueued, tally: Arc::clone(tally), attachment }
+        let tally = Arc::clone(tally);
+        Self { info, transfer, point: None, waits_for: None, enqueued, tally, attachment }
     }
 }

@@ -43,7 +43,7 @@ impl Encoder for Chrome {
         write(out, format_args!(",\"dur\":{}.{:03}", length / 1000, length % 1000));
         match slice.flow {
             Some(Flow::Start(id)) => write(out, format_args!(",\"bind_id\":\"{id:#x}\",\"flow_out\":true")),
-            Some(Flow::Step(id)) => {
+            Some(Flow::Step(id) | Flow::Steps(id, _)) => {
                 write(out, format_args!(",\"bind_id\":\"{id:#x}\",\"flow_in\":true,\"flow_out\":true"));
             }
             None => {}

@@ -85,9 +85,8 @@ pub(super) struct TrackEvent {
     pub(super) name: Option<String>,
     #[prost(double, optional, tag = "44")]
     pub(super) double_counter_value: Option<f64>,
-    /// Repeated in the schema.
-    #[prost(fixed64, optional, tag = "47")]
-    pub(super) flow_ids: Option<u64>,
+    #[prost(fixed64, repeated, packed = "false", tag = "47")]
+    pub(super) flow_ids: Vec<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]

@@ -75,7 +75,12 @@ impl Perfetto {
     fn encode_named(&mut self, row: &Row, r#type: EventType, slice: &Slice<'_>, out: &mut Vec<u8>) {
         let event = event(&mut self.named, row, r#type, slice.begin);
         replace(event.name.get_or_insert_default(), slice.name);
-        event.flow_ids = slice.flow.map(|(Flow::Start(id) | Flow::Step(id))| id);
+        event.flow_ids.clear();
+        match slice.flow {
+            Some(Flow::Start(id) | Flow::Step(id)) => event.flow_ids.push(id),
+            Some(Flow::Steps(one, other)) => event.flow_ids.extend([one, other]),
+            None => {}
+        }
         for annotation in &mut event.debug_annotations {
             if let Some(AnnotationValue::Text(text)) = annotation.value.take() {
                 self.texts.push(text);

@@ -84,6 +84,8 @@ pub enum Flow {
     Start(u64),
     /// A later slice, such as the copy of a chunk.
     Step(u64),
+    /// A later slice of two flows. Chrome's format has the first one only.
+    Steps(u64, u64),
 }
 
 /// The value of a slice's argument.

@@ -24,6 +24,8 @@ mod nvtx;
 mod packets;
 #[cfg(any(target_os = "linux", windows))]
 mod truth;
+#[cfg(any(target_os = "linux", windows))]
+mod waits;
 
 use std::{
     io::{self, Write},

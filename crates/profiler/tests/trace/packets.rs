@@ -31,7 +31,7 @@ pub(crate) struct Event {
     pub(crate) row: u64,
     pub(crate) name: Option<String>,
     pub(crate) value: Option<f64>,
-    pub(crate) flow: Option<u64>,
+    pub(crate) flows: Vec<u64>,
     /// Names and values as text.
     pub(crate) arguments: Vec<(String, String)>,
 }
@@ -114,7 +114,7 @@ fn event(bytes: &[u8]) -> Event {
             11 => event.row = field.varint(),
             23 => event.name = Some(field.text()),
             44 => event.value = Some(f64::from_bits(field.fixed64())),
-            47 => event.flow = Some(field.fixed64()),
+            47 => event.flows.push(field.fixed64()),
             other => panic!("field {other} of an event"),
         }
     }

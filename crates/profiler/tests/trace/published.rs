@@ -31,7 +31,7 @@ fn listing(packets: &[Packet]) -> String {
                 event.name.as_deref().unwrap_or("")
             )
             .unwrap();
-            write!(text, " {} {}", event.value.unwrap_or(-1.0), event.flow.unwrap_or(0)).unwrap();
+            write!(text, " {} {}", event.value.unwrap_or(-1.0), event.flows.iter().sum::<u64>()).unwrap();
             for (name, value) in &event.arguments {
                 write!(text, " {name}={value}").unwrap();
             }

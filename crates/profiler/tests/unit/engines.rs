@@ -61,7 +61,9 @@ fn copied(engines: &mut Engines, ran: Option<u64>) -> OperationId {
     let info = OperationInfo { path: Some(path), bytes: 10, ..OperationInfo::of_kind(OperationKind::Copy) };
     let (operation, now) = (OperationId::next(), Instant::now());
     let (name, transfer, id) = (None, None, Some(operation));
-    engines.enqueued(id, &Enqueued { queue, name, info, transfer, id, enqueued: now }, now, 64);
+    let (point, waits_for) = (None, None);
+    let enqueued = Enqueued { queue, name, info, transfer, id, point, waits_for, enqueued: now };
+    engines.enqueued(id, &enqueued, now, 64);
     if ran.is_some() {
         engines.ended(id, ran);
     }

@@ -305,7 +305,9 @@ impl StreamTimeline {
         if mutant!("streams/waits-for-semaphores") {
             return Ok(true);
         }
-        external.semaphore.enqueue(self, |raw| external.semaphore.calls.wait(raw, point))?;
+        self.measured_wait((external.id, point), || {
+            external.semaphore.enqueue(self, |raw| external.semaphore.calls.wait(raw, point))
+        })?;
         self.events.pending.lock().note_wait(external.id, point);
         Ok(true)
     }

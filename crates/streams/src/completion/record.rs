@@ -148,7 +148,7 @@ impl StreamTimeline {
         };
         // Waiters of the open batch must not wait for the other stream.
         self.flush_batch().map_err(lift)?;
-        match self.stream().wait_event(&event) {
+        match self.measured_wait((other.id(), point), || self.stream().wait_event(&event)) {
             Ok(()) => {
                 self.events.pending.lock().note_wait(other.id(), upto);
                 Ok(true)

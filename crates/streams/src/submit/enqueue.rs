@@ -250,7 +250,7 @@ impl CudaStream {
             Ok(point) => {
                 own.metrics.count(&calls);
                 if let Some((sample, times)) = sample {
-                    own.pass(sample, times);
+                    own.pass(sample.at_point(point), times);
                 }
                 Ok(Fence::new(Arc::clone(&self.timeline), point))
             }

@@ -1,8 +1,8 @@
 //! What is measured of an operation, and by whom it is wanted.
 
 use transload_core::{
-    BatchHalf, Operation, OperationInfo, OperationKind, OperationSample, RawBuffer, Result, Stamp, Timing,
-    events::report,
+    BatchHalf, Operation, OperationId, OperationInfo, OperationKind, OperationSample, RawBuffer, Result,
+    Stamp, TimelineId, Timing, events::report,
 };
 use transload_memory::{OperationCalls, lift};
 
@@ -45,6 +45,33 @@ impl StreamTimeline {
         Measured { asked_for: timing == Timing::Measured, counted, sample }
     }
 
+    /// Enqueues a wait for a point of another timeline by `wait`, which a profiler is told of.
+    ///
+    /// # Errors
+    /// Those of `wait`.
+    #[inline]
+    pub(crate) fn measured_wait<E>(
+        &self,
+        on: (TimelineId, u64),
+        wait: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        match self.profile.sink().sample_wait(&self.tally, on) {
+            None => wait(),
+            Some(sample) => self.timed_wait(sample, wait),
+        }
+    }
+
+    #[cold]
+    fn timed_wait<E>(&self, sample: OperationSample, wait: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        // What is recorded in a capture never ends.
+        let begin = (!self.is_captured()).then(|| self.stamp());
+        wait().inspect_err(|_| self.withdraw(|| OperationInfo::of_kind(OperationKind::Wait)))?;
+        if let Some(begin) = begin {
+            self.pass_as(None, sample, begin.and_then(|begin| Ok((begin, self.stamp()?))));
+        }
+        Ok(())
+    }
+
     /// Takes back the count of an operation that was refused.
     #[cold]
     pub(crate) fn withdraw(&self, info: impl FnOnce() -> OperationInfo) {
@@ -60,9 +87,13 @@ impl StreamTimeline {
     /// Passes an operation that was just enqueued to the sink, unless its times could not be recorded.
     #[cold]
     pub(crate) fn pass(&self, sample: OperationSample, times: Result<(Stamp, Stamp)>) {
+        self.pass_as(OperationCalls::take(), sample, times);
+    }
+
+    fn pass_as(&self, id: Option<OperationId>, sample: OperationSample, times: Result<(Stamp, Stamp)>) {
         let times =
             times.inspect_err(|error| report::call_failed("an operation is not timed", self.device, error));
-        self.profile.sink().pass(sample, (self, self.priority), OperationCalls::take(), times.ok());
+        self.profile.sink().pass(sample, (self, self.priority), id, times.ok());
     }
 }
 
