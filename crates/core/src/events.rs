@@ -171,6 +171,10 @@ pub const UNIFIED_COPY_FAILED: &str = "unified_copy_failed";
 pub struct TransferId(NonZeroU64);
 
 impl TransferId {
+    /// Bits below the number: what is wanted, and whether it is a part.
+    const BITS: u32 = 3;
+    const PART: u64 = 4;
+
     /// Returns a new id if an [observer wants](crate::Observer::wants) the transfer, or a subscriber any event; otherwise this costs one
     /// relaxed load.
     #[must_use]
@@ -187,20 +191,38 @@ impl TransferId {
     }
 
     pub(crate) fn of_parts(number: u64, wanted: Wanted) -> Option<Self> {
-        let shifted = number.checked_mul(4)?;
+        let shifted = number.checked_mul(1 << Self::BITS)?;
         NonZeroU64::new(shifted).map(|id| Self(id | wanted as u64))
     }
 
     /// Returns the number, as events have it.
     #[must_use]
     pub fn get(self) -> u64 {
-        self.0.get() >> 2
+        self.0.get() >> Self::BITS
+    }
+
+    /// Returns the id for a part of the transfer that is submitted by itself: its operations are the transfer's, and it has no events of its own.
+    #[must_use]
+    pub fn part(self) -> Self {
+        Self(self.0 | Self::PART)
+    }
+
+    /// Returns the id of the whole transfer.
+    #[must_use]
+    pub fn whole(self) -> Self {
+        Self(NonZeroU64::new(self.0.get() & !Self::PART).unwrap_or(self.0))
+    }
+
+    /// Returns whether it is that of a [part](Self::part).
+    #[must_use]
+    pub fn is_part(self) -> bool {
+        self.0.get() & Self::PART != 0
     }
 
     /// Returns whether an [observer](crate::Observer) takes the transfer's events.
     #[must_use]
     pub fn is_observed(self) -> bool {
-        self.0.get() & 3 >= Wanted::Events as u64
+        !self.is_part() && self.0.get() & 3 >= Wanted::Events as u64
     }
 
     /// Returns whether a [sink](crate::OperationSink) is given all of the transfer's operations with their times.

@@ -90,7 +90,10 @@ impl TimedTransfers {
         };
         // Its bytes move twice.
         if !report.through_device {
-            self.open(id).submitted = Some(submitted);
+            let open = self.open(id);
+            // Of a list nothing is predicted, and its pieces may be operations of their own.
+            open.is_split |= report.chunks > 1 && report.predicted.is_zero();
+            open.submitted = Some(submitted);
             self.count(id);
         }
     }

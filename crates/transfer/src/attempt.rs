@@ -252,7 +252,8 @@ impl CrossBackendTransferManager {
     ) -> Transfer {
         let mut report = info.report(submission);
         report.elapsed = report.submitting;
-        report.id = id;
+        // Of a part, nothing else tells it.
+        report.id = id.map(TransferId::whole);
         info.ended(submission, &report, Err(&error));
         Transfer::refused_with(error, id, Arc::clone(&self.context) as _)
     }

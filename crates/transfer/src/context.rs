@@ -125,9 +125,15 @@ impl ManagerContext {
             Ok(()) if is_observed(report.id) => self.tell(TransferEvent::Completed(report)),
             Ok(()) => {}
             Err(error) => {
-                report_events::failed(report, error);
+                // The whole fails with its parts.
+                let is_part = report.id.is_some_and(TransferId::is_part);
+                if !is_part {
+                    report_events::failed(report, error);
+                }
                 self.lost.note(report.lane, error);
-                self.tell(TransferEvent::Failed(report, error));
+                if !is_part {
+                    self.tell(TransferEvent::Failed(report, error));
+                }
             }
         }
     }

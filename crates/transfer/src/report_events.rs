@@ -42,7 +42,9 @@ impl<T: CompletionWithId> Traced<T> {
         inner: Arc<T>,
     ) -> Transfer {
         let traced = Self { id, inner };
-        submitted(&traced.report(&submission));
+        if !id.is_part() {
+            submitted(&traced.report(&submission));
+        }
         Transfer::submitted(end, submission, Arc::new(traced))
     }
 }
@@ -55,14 +57,16 @@ impl<T: CompletionWithId> CompletionHandler for Traced<T> {
     }
 
     fn ended(&self, submission: &Submission, report: &TransferReport, outcome: Result<(), &Error>) {
-        if outcome.is_ok() {
+        if outcome.is_ok() && !self.id.is_part() {
             completed(report);
         }
         self.inner.ended(submission, report, outcome);
     }
 
     fn abandoned(&self, submission: &Submission, fence: Fence) {
-        abandoned(self.id, submission.bytes);
+        if !self.id.is_part() {
+            abandoned(self.id, submission.bytes);
+        }
         self.inner.abandoned_with(Some(self.id), submission, fence);
     }
 }
@@ -75,7 +79,7 @@ pub(crate) fn number(id: Option<TransferId>) -> Option<u64> {
     id.map(TransferId::get)
 }
 
-fn submitted(report: &TransferReport) {
+pub(crate) fn submitted(report: &TransferReport) {
     tracing::debug!(
         name: events::TRANSFER_SUBMITTED,
         target: events::TRANSFER,
@@ -93,7 +97,7 @@ fn submitted(report: &TransferReport) {
     );
 }
 
-fn completed(report: &TransferReport) {
+pub(crate) fn completed(report: &TransferReport) {
     // What was noticed during the transfer.
     events::report::emit_deferred();
     tracing::debug!(
@@ -136,7 +140,7 @@ pub(crate) fn refused(id: Option<TransferId>, error: &Error) {
     );
 }
 
-fn abandoned(id: TransferId, bytes: u64) {
+pub(crate) fn abandoned(id: TransferId, bytes: u64) {
     tracing::debug!(
         name: events::TRANSFER_ABANDONED,
         target: events::TRANSFER,

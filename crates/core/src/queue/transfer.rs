@@ -177,6 +177,16 @@ impl Transfer {
         }
     }
 
+    /// Returns the report of a transfer that was submitted, without times; `None` if it was refused, or its outcome was taken.
+    #[must_use]
+    pub fn planned(&self) -> Option<TransferReport> {
+        match &self.state {
+            State::Direct(direct) => Some(direct.report()),
+            State::Running(Running { submission, completion, .. }) => Some(completion.report(submission)),
+            State::Refused(_) | State::Taken => None,
+        }
+    }
+
     /// Returns the fence of the whole transfer, for other queues to wait for. `None` if there is nothing to
     /// wait for: it was refused, its outcome was taken, or it was complete when its submission returned, like
     /// small copies from host to host. A wait for the fence is not one for the transfer: if that

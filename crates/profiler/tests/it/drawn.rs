@@ -220,3 +220,42 @@ fn all_operations_of_a_transfer_that_is_taken_are_timed() {
     let (_, last, streams_at_last) = copy(bytes / 2);
     assert_eq!(last - after, streams_at_last - streams);
 }
+
+#[test]
+fn list_that_is_copied_pair_by_pair_is_one_slice_of_its_path() {
+    const PAIRS: usize = 3;
+    const BYTES: usize = 1 << 20;
+    let (test, backend, profiler) = setup();
+    let device = DeviceId::Cuda(test.ordinal());
+    let manager = CrossBackendTransferManager::builder().observer(profiler.observer()).build();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    manager.register_backend(Arc::clone(&backend) as _).unwrap();
+    let allocate = |kind| manager.allocate(device, kind, PAIRS * BYTES).unwrap();
+    // No list is made of copies of unified memory.
+    let (src, dst) = (allocate(MemoryKind::Pinned), allocate(MemoryKind::Unified));
+    src.write().unwrap().fill(5);
+    let part = |of: &RawBuffer, at: usize| of.slice(at * BYTES..(at + 1) * BYTES).unwrap();
+    let pairs: Vec<_> = (0..PAIRS).map(|at| (part(&src, at), part(&dst, PAIRS - 1 - at))).collect();
+    let path = TransferPath { src: src.place(), dst: dst.place() };
+    let list = (PAIRS as u64, BYTES as u64);
+    assert_eq!(manager.plan_many(path.src, path.dst, list, false).unwrap().way, None);
+    let written = Written::default();
+    profiler.start_trace(written.clone(), TraceFormat::Perfetto, TraceOptions::new()).unwrap();
+    let copied = manager.copy_many(&pairs).wait().unwrap();
+    assert!(dst.read().unwrap().iter().all(|byte| *byte == 5));
+    let trace = read(&profiler, &written);
+    let rows = trace.rows();
+    let of_path: Vec<_> = trace
+        .events()
+        .filter(|(_, event)| event.kind == 1 && rows[&event.row].name == path.to_string())
+        .map(|(_, event)| event.arguments.iter().find(|it| it.0 == "bytes").unwrap().1.clone())
+        .collect();
+    assert_eq!(of_path, [(PAIRS * BYTES).to_string()]);
+    let id = copied.groups[0].id.unwrap().get();
+    let flows = trace.events().filter(|(_, event)| event.flows.contains(&id)).count();
+    assert!(flows > PAIRS, "its submission, and the operations of its pairs: {flows}");
+    let report = profiler.get_comprehensive_report();
+    let [of_path] = &report.paths[..] else { panic!("{report}") };
+    assert_eq!((of_path.sampled, of_path.sampled_bytes), (1, (PAIRS * BYTES) as u64), "{report}");
+    assert_eq!(of_path.timed, 0, "not a transfer in one piece");
+}

@@ -7,6 +7,7 @@ mod outcome;
 mod plan;
 mod recorded;
 mod recorded_graph;
+mod singles;
 mod submit;
 mod through_device;
 mod transfer;

@@ -97,12 +97,14 @@ impl<'a> ManyCopies<'a> {
             });
             // Several are waited for one after the other.
             let waits = extras.waits && checked.groups.len() == 1 && checked.singles.is_none();
-            let bytes = match checked.singles {
-                None => group.input.bytes,
-                Some(pair) => pairs.get(pair).map_or(0, |(src, _)| src.len() as u64),
+            // Not again where a task tries again, nor for each of the pairs.
+            let id = *checked.id.get_or_insert_with(|| manager.context.transfer_id(group.input.bytes));
+            let id = match checked.singles {
+                Some(_) if !transload_core::mutant!("transfer/list-by-pairs-is-one") => {
+                    checked.transfer.part_id(checked.next)
+                }
+                _ => id,
             };
-            // Not again where a task tries again.
-            let id = *checked.id.get_or_insert_with(|| manager.context.transfer_id(bytes));
             let extras = Extras { id, task: context.as_ref(), waits, ..*extras };
             let transfer = match checked.singles {
                 None => manager.submit_group(group, Pieces::Pairs(pairs), self.wanted, (options, &extras)),
@@ -123,21 +125,26 @@ impl<'a> ManyCopies<'a> {
                 {
                     return Ok(refused(manager, list.len(), bad));
                 }
-                (checked.singles, checked.id) = (Some(0), None);
+                checked.singles = Some(0);
+                checked.transfer.begin_singles(checked.next, id);
                 continue;
             }
+            let index = checked.next;
             let of = match checked.singles {
-                None => Pairs::Group(checked.next),
-                Some(pair) => Pairs::One(checked.next, pair),
+                None => Pairs::Group(index),
+                Some(pair) => Pairs::One(index, pair),
             };
-            match checked.singles {
-                Some(pair) if pair + 1 < pairs.len() => checked.singles = Some(pair + 1),
-                _ => (checked.singles, checked.next) = (None, checked.next + 1),
-            }
+            let has_more = checked.singles.is_some_and(|pair| pair + 1 < pairs.len());
             if let Some(transfer) = transfer {
                 checked.transfer.add(transfer, of);
             }
-            (checked.turns, checked.id) = (Turns::default(), None);
+            checked.turns = Turns::default();
+            if has_more {
+                checked.singles = checked.singles.map(|pair| pair + 1);
+            } else {
+                checked.transfer.end_singles(index);
+                (checked.singles, checked.next, checked.id) = (None, index + 1, None);
+            }
         }
         let none_left = CopyManyTransfer::new(&manager.context, 0);
         Ok(mem::replace(&mut checked.transfer, none_left))

@@ -11,9 +11,9 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use transload_core::{Error, Fence, Result, Transfer, TransferReport, TransferState};
+use transload_core::{Error, Fence, Result, Transfer, TransferId, TransferReport, TransferState};
 
-use super::{CopyManyError, CopyManyReport};
+use super::{CopyManyError, CopyManyReport, singles::Singles};
 use crate::context::ManagerContext;
 
 /// Ends that one poll observes before it lets other tasks run.
@@ -59,6 +59,8 @@ struct GroupEnd {
     /// Indices of its pairs in the list; `None` if they are the whole list.
     indices: Option<Arc<[usize]>>,
     report: Option<TransferReport>,
+    /// If its pairs are submitted one by one, and any of its events are wanted.
+    singles: Option<Box<Singles>>,
 }
 
 impl CopyManyTransfer {
@@ -76,11 +78,42 @@ impl CopyManyTransfer {
 
     /// Adds the next group.
     pub(super) fn add_group(&mut self, indices: Option<Arc<[usize]>>) {
-        self.groups.push(GroupEnd { indices, report: None });
+        self.groups.push(GroupEnd { indices, report: None, singles: None });
+    }
+
+    /// Begins to add the pairs of a group one by one, as a transfer of this id.
+    pub(super) fn begin_singles(&mut self, group: usize, id: Option<TransferId>) {
+        if let (Some(group), Some(id)) = (self.groups.get_mut(group), id) {
+            group.singles = Some(Box::new(Singles::new(id)));
+        }
+    }
+
+    /// Returns the id of the next of these pairs.
+    pub(super) fn part_id(&self, group: usize) -> Option<TransferId> {
+        Some(self.groups.get(group)?.singles.as_ref()?.part())
+    }
+
+    /// Tells that none of these pairs is left.
+    pub(super) fn end_singles(&mut self, group: usize) {
+        if let Some(singles) = self.groups.get_mut(group).and_then(|group| group.singles.as_mut()) {
+            singles.submitted(&self.context);
+        }
+    }
+
+    fn singles_of(&mut self, of: &Pairs) -> Option<(&mut Singles, &ManagerContext)> {
+        let (Pairs::One(group, _) | Pairs::From(group, _)) = of else { return None };
+        Some((self.groups.get_mut(*group)?.singles.as_mut()?, &*self.context))
     }
 
     /// Adds a transfer of some of the pairs.
     pub(super) fn add(&mut self, transfer: Transfer, of: Pairs) {
+        if let Some((singles, context)) = self.singles_of(&of) {
+            singles.add(&transfer);
+            if matches!(of, Pairs::From(..)) {
+                // No other comes.
+                singles.submitted(context);
+            }
+        }
         // Those that were made at once are not kept: there may be a million.
         if transfer.fence().is_none() && transfer.state() == TransferState::Complete {
             self.ended(&of, transfer.wait());
@@ -115,6 +148,9 @@ impl CopyManyTransfer {
 
     /// Notes the end of a transfer.
     fn ended(&mut self, of: &Pairs, outcome: Result<TransferReport>) {
+        if let Some((singles, context)) = self.singles_of(of) {
+            singles.ended(outcome.as_ref().err(), context);
+        }
         match outcome {
             Ok(report) => self.succeeded(of, report),
             Err(error) => self.failed(of, error),
@@ -123,10 +159,11 @@ impl CopyManyTransfer {
 
     fn succeeded(&mut self, of: &Pairs, mut report: TransferReport) {
         let (Pairs::Group(group) | Pairs::One(group, _)) = of else { return };
-        let Some(GroupEnd { report: sum, .. }) = self.groups.get_mut(*group) else { return };
+        let Some(GroupEnd { report: sum, singles, .. }) = self.groups.get_mut(*group) else { return };
         if matches!(of, Pairs::One(..)) {
             (report.chunks, report.predicted) = (1, Duration::ZERO);
-            (report.id, report.submitting, report.elapsed, report.moving) = (None, None, None, None);
+            (report.submitting, report.elapsed, report.moving) = (None, None, None);
+            report.id = singles.as_ref().map(|singles| singles.id());
         }
         match sum {
             None => *sum = Some(report),
@@ -199,6 +236,8 @@ impl Future for CopyManyTransfer {
 impl Drop for CopyManyTransfer {
     /// Keeps an error that was observed and not returned, for the next drain. The running transfers do so themselves.
     fn drop(&mut self) {
+        let singles = self.groups.iter_mut().filter_map(|group| group.singles.as_mut());
+        singles.for_each(|singles| singles.abandoned(&self.context));
         if let Some(failed) = self.failed.take()
             && !transload_core::mutant!("transfer/many-failure-kept")
         {

@@ -16,6 +16,7 @@ mod gate;
 mod hook;
 #[cfg(feature = "serde")]
 mod list_choice;
+mod list_events;
 mod many;
 mod mock;
 mod mock_memory;

@@ -1,0 +1,154 @@
+//! Events of lists that are copied pair by pair: those of one transfer for each path.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
+
+use parking_lot::Mutex;
+use transload_core::{
+    DeviceId, ErrorKind, Fence, MemoryKind, Observer, RawBuffer, TransferEvent, TransferReport, Wanted,
+};
+use transload_transfer::CrossBackendTransferManager;
+
+use crate::{
+    MOCK, Mock, is_at_rest,
+    mock::{MockBackend, bytes, set_bytes},
+};
+
+/// Keeps what it is told: the event, the id, bytes and pieces.
+#[derive(Default)]
+struct Told {
+    events: Mutex<Vec<(&'static str, u64, u64, u32)>>,
+    ends: Mutex<Vec<Fence>>,
+    asked: AtomicU32,
+}
+
+impl Observer for Told {
+    fn transfer(&self, event: TransferEvent<'_>) {
+        let keep = |name, report: &TransferReport| {
+            self.events.lock().push((name, report.id.unwrap().get(), report.bytes, report.chunks));
+        };
+        match event {
+            TransferEvent::Submitted { report, end, .. } => {
+                keep("submitted", report);
+                assert!(report.submitting.is_some() && report.predicted.is_zero());
+                self.ends.lock().extend(end.cloned());
+            }
+            TransferEvent::Completed(report) => {
+                keep("completed", report);
+                assert!(report.elapsed.is_some());
+            }
+            TransferEvent::Failed(report, _) => keep("failed", report),
+            TransferEvent::Abandoned(report) => keep("abandoned", report),
+            _ => {}
+        }
+    }
+
+    fn wants(&self, _: u64) -> Wanted {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        Wanted::Events
+    }
+}
+
+/// The mock's queues take no lists.
+fn observed() -> (Arc<Told>, Arc<MockBackend>, CrossBackendTransferManager) {
+    let (told, backend) = (Arc::new(Told::default()), Mock::default().build());
+    let manager = CrossBackendTransferManager::builder().observer(Arc::clone(&told) as _).build();
+    manager.register_backend(Arc::clone(&backend) as _).unwrap();
+    (told, backend, manager)
+}
+
+fn pairs(
+    manager: &CrossBackendTransferManager,
+    count: usize,
+    kind: MemoryKind,
+) -> Vec<(RawBuffer, RawBuffer)> {
+    let src = match kind {
+        MemoryKind::Pageable => manager.allocate(DeviceId::Cpu, kind, 8 * count),
+        _ => manager.allocate_for(MOCK, kind, 8 * count),
+    };
+    let (src, dst) = (src.unwrap(), manager.allocate(MOCK, MemoryKind::Device, 8 * count).unwrap());
+    set_bytes(&src, 1);
+    let part = |of: &RawBuffer, at: usize| of.slice(at * 8..at * 8 + 8).unwrap();
+    // Not in one piece.
+    (0..count).map(|at| (part(&src, at), part(&dst, count - 1 - at))).collect()
+}
+
+fn are_copied(pairs: &[(RawBuffer, RawBuffer)]) -> bool {
+    pairs.iter().all(|(_, dst)| bytes(dst) == [1; 8])
+}
+
+#[test]
+fn list_by_pairs_has_the_events_of_one_transfer() {
+    let (told, _backend, manager) = observed();
+    for awaited in [false, true] {
+        let pairs = pairs(&manager, 5, MemoryKind::Pinned);
+        let report = match awaited {
+            false => manager.copy_many(&pairs).wait().unwrap(),
+            true => pollster::block_on(async { manager.copy_many(&pairs).await }).unwrap(),
+        };
+        assert!(are_copied(&pairs));
+        let id = report.groups[0].id.unwrap().get();
+        let events = std::mem::take(&mut *told.events.lock());
+        assert_eq!(events, [("submitted", id, 40, 5), ("completed", id, 40, 5)]);
+        assert_eq!(told.asked.swap(0, Ordering::Relaxed), 1, "it is one transfer");
+    }
+    assert!(is_at_rest(&manager));
+}
+
+#[test]
+fn list_of_two_paths_has_the_events_of_two_transfers() {
+    let (told, _backend, manager) = observed();
+    let mut list = pairs(&manager, 3, MemoryKind::Pinned);
+    list.extend(pairs(&manager, 2, MemoryKind::Pageable));
+    let report = manager.copy_many(&list).wait().unwrap();
+    let ids: Vec<_> = report.groups.iter().map(|group| group.id.unwrap().get()).collect();
+    let mut events = told.events.lock().clone();
+    events.sort_by_key(|event| (event.1, event.0));
+    let of = |name, group: usize, pieces: u32| (name, ids[group], 8 * u64::from(pieces), pieces);
+    let expected =
+        [of("completed", 0, 3), of("submitted", 0, 3), of("completed", 1, 2), of("submitted", 1, 2)];
+    assert_eq!(events, expected);
+}
+
+#[test]
+fn list_by_pairs_whose_handle_is_dropped_is_told_with_its_end() {
+    let (told, _backend, manager) = observed();
+    let pairs = pairs(&manager, 4, MemoryKind::Pinned);
+    drop(manager.copy_many(&pairs).submit());
+    let events: Vec<_> = told.events.lock().iter().map(|event| (event.0, event.2, event.3)).collect();
+    assert_eq!(events, [("submitted", 32, 4), ("abandoned", 32, 4)]);
+    let end = told.ends.lock().pop().unwrap();
+    end.wait().unwrap();
+    assert!(end.is_known_complete() && are_copied(&pairs));
+    drop((end, pairs));
+    assert!(is_at_rest(&manager));
+}
+
+#[test]
+fn list_by_pairs_fails_once() {
+    let (told, backend, manager) = observed();
+    let pairs = pairs(&manager, 5, MemoryKind::Pinned);
+    backend.pass_next();
+    backend.fail_next(ErrorKind::Device);
+    backend.fail_next(ErrorKind::Device);
+    let error = manager.copy_many(&pairs).wait().unwrap_err();
+    assert_eq!(error.pairs, [1, 2]);
+    let events: Vec<_> = told.events.lock().iter().map(|event| (event.0, event.2, event.3)).collect();
+    assert_eq!(events, [("submitted", 40, 5), ("failed", 40, 5)]);
+}
+
+#[test]
+fn pair_that_is_refused_fails_its_list() {
+    let (told, backend, manager) = observed();
+    let pairs = pairs(&manager, 3, MemoryKind::Pinned);
+    // The list, which then goes by pairs, and the first of these.
+    backend.refuse_next(ErrorKind::Unsupported);
+    backend.refuse_next(ErrorKind::Device);
+    let _error = manager.copy_many(&pairs).wait().unwrap_err();
+    let names: Vec<_> = told.events.lock().iter().map(|event| event.0).collect();
+    assert_eq!(names.iter().filter(|name| **name == "submitted").count(), 1, "{names:?}");
+    assert_eq!(names.last(), Some(&"failed"), "{names:?}");
+    assert!(!names.contains(&"completed"), "{names:?}");
+}
