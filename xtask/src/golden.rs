@@ -1,6 +1,11 @@
 //! Compares what operations do on the software driver with a committed file.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use xshell::Shell;
@@ -50,28 +55,40 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
     }
     let now = artifacts::target_directory(sh)?.join("golden.txt");
     fs::write(&now, output.stdout).with_context(|| format!("writing {}", now.display()))?;
+    check(&sh.current_dir(), FILE, &now, options.summary.as_deref(), &mut io::stdout())
+}
+
+/// Compares a file in `directory` with what is `now`, and prints the difference.
+///
+/// # Errors
+/// If they differ.
+fn check(
+    directory: &Path,
+    file: &str,
+    now: &Path,
+    summary: Option<&Path>,
+    out: &mut impl Write,
+) -> Result<()> {
     // The heading of a hunk is the operation's name.
     let mut diff = Command::new("git");
-    diff.current_dir(sh.current_dir()).args([
-        "--no-pager",
-        "diff",
-        "--no-index",
-        "--no-color",
-        "--unified=1",
-        FILE,
-    ]);
-    let output = diff.arg(&now).output().context("starting git")?;
-    let is_compared = matches!(output.status.code(), Some(0 | 1));
-    ensure!(is_compared, "comparing {FILE}: {}", String::from_utf8_lossy(&output.stderr));
+    let options = ["--no-pager", "diff", "--no-index", "--no-color", "--unified=1", file];
+    diff.current_dir(directory).args(options);
+    let output = diff.arg(now).output().context("starting git")?;
+    // A missing file is 1, too.
+    let is_compared = match output.status.code() {
+        Some(1) => !output.stdout.is_empty(),
+        code => code == Some(0),
+    };
+    ensure!(is_compared, "comparing {file}: {}", String::from_utf8_lossy(&output.stderr));
     let diff = String::from_utf8_lossy(&output.stdout);
-    print!("{diff}");
-    if let Some(path) = &options.summary {
+    write!(out, "{diff}")?;
+    if let Some(path) = summary {
         summary::append(path, &markdown(&diff))?;
     }
     if !diff.is_empty() {
-        bail!("operations do other things than {FILE} says; if that is meant: `cargo xtask golden --update`");
+        bail!("operations do other things than {file} says; if that is meant: `cargo xtask golden --update`");
     }
-    println!("what operations do is as {FILE} says");
+    writeln!(out, "what operations do is as {file} says")?;
     Ok(())
 }
 
@@ -108,6 +125,31 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("cargo xtask golden --update") && !text.contains("lines more"), "{text}");
+    }
+
+    /// The program ends with the error, so its exit code is not 0.
+    #[test]
+    fn other_file_is_an_error_after_its_difference_is_shown() {
+        let directory = std::env::temp_dir().join(format!("transload-golden-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let (now, summary) = (directory.join("now.txt"), directory.join("summary.md"));
+        let committed = "copy, waited\n  cuMemcpyAsync 1\n";
+        fs::write(directory.join("golden.txt"), committed).unwrap();
+        let compare = |text: &str| {
+            fs::write(&now, text).unwrap();
+            let mut shown = Vec::new();
+            let compared = check(&directory, "golden.txt", &now, Some(&summary), &mut shown);
+            (compared.map_err(|error| error.to_string()), String::from_utf8(shown).unwrap())
+        };
+        assert_eq!(compare(committed), (Ok(()), "what operations do is as golden.txt says\n".to_owned()));
+        let (compared, shown) = compare(&committed.replace('1', "2"));
+        let error = compared.unwrap_err();
+        assert!(error.contains("golden.txt") && error.contains("cargo xtask golden --update"), "{error}");
+        assert!(shown.contains("-  cuMemcpyAsync 1\n+  cuMemcpyAsync 2\n"), "{shown}");
+        assert!(fs::read_to_string(&summary).unwrap().contains("**They differ from"));
+        fs::remove_file(directory.join("golden.txt")).unwrap();
+        assert!(compare(committed).0.is_err(), "nothing to compare with");
+        fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]

@@ -97,6 +97,47 @@ fn verdict_names_a_wrong_choice_and_a_regression() {
 }
 
 #[test]
+fn card_of_a_direction_has_rate_share_time_and_change() {
+    let path = "cpu.pageable-to-cuda:0.device";
+    let small = |value: f64| {
+        let mut row = hardware_sample().rows.remove(0);
+        row.id = format!("{path}/DirectCopy/4096");
+        (row.value, row.p10, row.p90) = (value, value, value);
+        row.reference_value = Some(6.25);
+        row
+    };
+    let (mut earlier, mut results) = (hardware_sample(), hardware_sample());
+    // A larger copy than the sample's, which the card names.
+    let large = |value: f64, ratio: f64| {
+        let mut row = hardware_sample().rows.pop().unwrap();
+        (row.id, row.bytes) = (format!("{path}/HostStaged/{}", 64 << 20), 64 << 20);
+        (row.value, row.p10, row.p90, row.ratio) = (value, value, value, Some(ratio));
+        row
+    };
+    earlier.rows.extend([small(10.0), large(50.0, 1.0)]);
+    results.rows.extend([small(8.0), large(43.75, 0.875)]);
+    let page = html(&results, Some(&earlier));
+    let cards = section(&page, "directions");
+    let names = ["Host → device", "Device → host", "Device → device", "Host → host"];
+    assert!(names.iter().all(|name| cards.contains(&format!("<h3>{name}</h3>"))), "{cards}");
+    let card = cards.split("<li>").nth(1).unwrap();
+    let parts = [
+        "43.8\u{a0}GB/s</p>",
+        "64 MiB, ",
+        "<dt>Of the raw rate</dt><dd>87.5\u{a0}%</dd>",
+        "<dt>Time of 4 KiB</dt><dd>8.00\u{a0}µs (raw 6.25\u{a0}µs)</dd>",
+        "<dt>Since the earlier run</dt><dd>rate −12\u{a0}%, time of 4 KiB −20\u{a0}%</dd>",
+    ];
+    for part in parts {
+        assert!(card.contains(part), "{part} is missing of {card}");
+    }
+    let card = cards.split("<li>").nth(2).unwrap();
+    assert!(card.contains("Not measured in this run."), "{card}");
+    let alone = html(&results, None);
+    assert!(section(&alone, "directions").contains("<dt>Since the earlier run</dt><dd>none given</dd>"));
+}
+
+#[test]
 fn failed_part_and_unverified_bytes_are_named_first() {
     let mut results = hardware_sample();
     results.failures.push("many, up:\n\nout of <memory>".to_owned());
