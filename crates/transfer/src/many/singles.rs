@@ -63,13 +63,14 @@ impl Singles {
         let Some(mut part) = transfer.planned() else { return };
         match &mut self.report {
             None => {
-                // The costs are those of single copies.
-                (part.id, part.predicted, part.chunks) = (Some(self.id), Duration::ZERO, 1);
+                (part.id, part.chunks) = (Some(self.id), 1);
                 self.report = Some(part);
             }
             Some(report) => {
                 report.bytes = report.bytes.saturating_add(part.bytes);
                 report.chunks = report.chunks.saturating_add(1);
+                // The costs are those of single copies.
+                report.predicted = Duration::ZERO;
             }
         }
         if let Some(fence) = transfer.fence().filter(|_| is_observed(Some(self.id))) {
