@@ -5,6 +5,7 @@ use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
     sync::atomic::{AtomicIsize, Ordering},
+    time::Duration,
 };
 
 use transload_backend_cpu::CpuBackend;
@@ -81,21 +82,36 @@ fn warm_slices_and_values_allocate_nothing() {
 }
 
 #[test]
-fn millions_of_events_allocate_nothing_where_they_happen_and_all_count() {
-    const EVENTS: u64 = 2_000_000;
+fn ten_million_events_end_in_bounded_memory_and_all_count() {
+    const EVENTS: u64 = 10_000_000;
+    const PARTS: u64 = 100;
     let backend = CpuBackend::new().unwrap();
     let profiler = StreamProfiler::new(ProfilerOptions::new().sampling(OperationSampling::ALL));
     profiler.attach(&(backend.clone() as _)).unwrap();
     profiler.enable().unwrap();
     let queue = backend.lease_queue(DeviceId::Cpu, StreamPriority::Normal, WorkloadType::Memory).unwrap();
-    let record = |count| (0..count).for_each(|_| profiler.record_operation(&*queue, "step", None));
-    record(100_000);
+    profiler.start_trace(std::io::sink(), TraceFormat::Perfetto, TraceOptions::new()).unwrap();
+    // Half of them have times, which the collector adds to a distribution.
+    let record = || {
+        for number in 0..EVENTS / PARTS / 2 {
+            profiler.record_operation(&*queue, "step", None);
+            profiler.record_memory_transfer(&*queue, 64, Some(Duration::from_nanos(number)));
+        }
+    };
+    record();
     drop(profiler.get_comprehensive_report());
     let (allocations, live) = (ALLOCATIONS.get(), LIVE.load(Ordering::Relaxed));
-    record(EVENTS - 100_000);
-    assert_eq!(ALLOCATIONS.get(), allocations);
-    let grown = LIVE.load(Ordering::Relaxed) - live;
-    assert!(grown < 64 << 20, "{grown} bytes more");
+    for _ in 1..PARTS {
+        record();
+        let grown = LIVE.load(Ordering::Relaxed) - live;
+        assert!(grown < 16 << 20, "{grown} bytes more");
+    }
+    assert_eq!(ALLOCATIONS.get(), allocations, "where they happen");
+    profiler.finish_trace().unwrap();
     let all = profiler.get_comprehensive_report();
     assert_eq!(all.streams[0].operations() + all.lost, EVENTS);
+    // Else what is bounded is what was lost.
+    assert!(all.streams[0].operations() > EVENTS / 20, "{all}");
+    let grown = LIVE.load(Ordering::Relaxed) - live;
+    assert!(grown < 1 << 20, "{grown} bytes more at the end");
 }

@@ -160,6 +160,43 @@ fn counts_go_on_after_a_pause() {
     }
 }
 
+/// Of queues that go on meanwhile, by the default sampling: what is enqueued while it is enabled counts, and nothing else.
+#[test]
+fn toggled_profiler_counts_what_is_enqueued_while_it_is_enabled() {
+    let backend = backend();
+    let profiler = StreamProfiler::new(ProfilerOptions::new());
+    profiler.attach(&backend).unwrap();
+    let queues = [(); 2].map(|()| queue(&backend));
+    let (mut expected, mut bytes) = ([0, 0], [0, 0]);
+    for round in 0..20 {
+        let enqueue = |sizes: usize| {
+            for (number, queue) in queues.iter().enumerate() {
+                (0..10 + 7 * number).for_each(|at| copy(&backend, queue, sizes + at));
+            }
+        };
+        enqueue(100);
+        profiler.enable().unwrap();
+        profiler.enable().unwrap();
+        enqueue(1000 + round);
+        profiler.disable();
+        profiler.disable();
+        for number in 0..2 {
+            let count = 10 + 7 * number;
+            expected[number] += count as u64;
+            bytes[number] += (count * (1000 + round) + count * (count - 1) / 2) as u64;
+        }
+        enqueue(10);
+    }
+    for number in 0..2 {
+        let report = profiler.get_stream_report(&*queues[number]).unwrap();
+        let [kind] = &report.kinds[..] else { panic!("{report}") };
+        assert_eq!((kind.operations, kind.bytes), (expected[number], bytes[number]), "{report}");
+        assert!(kind.running.count >= 20 && kind.running.count < kind.operations, "{report}");
+        assert_eq!((report.lost, report.unresolved), (0, 0));
+    }
+    assert_eq!(profiler.get_comprehensive_report().outstanding, 0);
+}
+
 #[test]
 fn records_without_a_duration_have_none() {
     let backend = backend();
