@@ -4,8 +4,8 @@ use std::{sync::Arc, thread};
 
 use parking_lot::Mutex;
 use transload_core::{
-    ErrorKind, Fence, MemoryKind, Operation, OperationRecord, OperationSampling, OperationSink, Queue,
-    RawBuffer, Stamp, Timing, submit,
+    ErrorKind, Fence, MemoryKind, Operation, OperationKind, OperationRecord, OperationSampling,
+    OperationSink, Queue, RawBuffer, Stamp, Timing, submit,
 };
 use transload_cuda_sim::harness;
 use transload_cuda_sys::{CaptureMode, trace};
@@ -184,9 +184,19 @@ fn begin_comes_after_what_the_operation_waits_for() {
     copy(&slow, &host, &there).unwrap();
     copy(&quick, &there.slice(..4096).unwrap(), &back).unwrap().wait().unwrap();
     let records = recorder.take();
-    let [end, begin] = [&records[0].end, &records[1].begin].map(known);
+    let [first, wait, second] = &records[..] else { panic!("{records:?}") };
+    let [end, begin] = [&first.end, &second.begin].map(known);
     assert!(end <= begin, "the first ends at {end}, the second begins at {begin}");
+    assert_eq!((wait.info.kind, wait.queue), (OperationKind::Wait, second.queue));
+    assert_eq!(wait.waits_for, first.point.map(|point| (first.queue, point)));
+    assert!(wait.waits_for.is_some() && first.waits_for.is_none() && second.waits_for.is_none());
+    let waited = [&wait.begin, &wait.end].map(known);
+    assert!(waited[0] < end && end <= waited[1] && waited[1] <= begin, "waited {waited:?}");
     drop(records);
+    // What is complete is not waited for.
+    slow.synchronize().unwrap();
+    copy(&quick, &there.slice(..4096).unwrap(), &back).unwrap().wait().unwrap();
+    assert_eq!(recorder.take().iter().map(|it| it.info.kind).collect::<Vec<_>>(), [OperationKind::Copy]);
     setup.device.profile().sink().detach(&sink);
     drop((host, there, back, slow, quick));
     setup.finish();
