@@ -173,7 +173,11 @@ unsafe impl Timeline for JoinedEnds {
     }
 
     fn wait(&self, _point: u64) -> Result<()> {
-        let outcome = self.fences.iter().fold(Ok(()), |outcome, fence| outcome.and(fence.wait()));
+        let mut outcome = Ok(());
+        // All, also after an error.
+        for fence in &self.fences {
+            outcome = outcome.and(fence.wait());
+        }
         self.is_over.store(true, Ordering::Release);
         outcome
     }
