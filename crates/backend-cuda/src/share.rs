@@ -14,6 +14,10 @@ use crate::CudaBackend;
 /// `UnknownDevice`; `Unsupported` if neither is possible: memory of another device needs a peer copy or staging.
 pub(crate) fn share(backend: &CudaBackend, buffer: &RawBuffer, device: DeviceId) -> Result<SharedBuffer> {
     let place = buffer.place();
+    if !device.is_cpu() && !matches!(device, DeviceId::Cuda(_)) {
+        let text = format!("{device} is a device of another backend; transfer {place} memory there instead");
+        return Err(Error::new(ErrorKind::Unsupported, text));
+    }
     if place.device == device || in_place(backend, buffer, device)? {
         return Ok(SharedBuffer::in_place(buffer));
     }
@@ -42,9 +46,6 @@ fn in_place(backend: &CudaBackend, buffer: &RawBuffer, device: DeviceId) -> Resu
         // Fails for a device of another backend.
         backend.state(place.device)?;
         return Ok(buffer.host_address().is_some());
-    }
-    if !matches!(device, DeviceId::Cuda(_)) {
-        return Ok(false);
     }
     let state = backend.state(device)?;
     match place.kind {

@@ -147,6 +147,9 @@ impl Backend for WgpuBackend {
 
     /// Returns memory that `CudaInterop` allocated, in place, from CUDA to wgpu and back; [`ErrorKind::Unsupported`] for other memory.
     fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<SharedBuffer> {
+        if buffer.place().device == device && self.device_of(device).is_ok() {
+            return Ok(SharedBuffer::in_place(buffer));
+        }
         if let Some(original) = buffer.alias_of().filter(|of| of.place().device == device) {
             return Ok(SharedBuffer::in_place(&original));
         }

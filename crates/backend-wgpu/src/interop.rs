@@ -46,6 +46,7 @@ impl WgpuBackend {
     /// Submits command buffers of [`device`](Self::device)'s encoders, after all conflicting work on the buffers in `uses`, of this and of
     /// other queues, and before all that is submitted later. Does not wait for them. Blocks the calling thread while earlier work of
     /// another backend is not complete, unless it is CUDA's and `CudaInterop` waits on the device, and on some drivers while an earlier submission of wgpu runs.
+    /// A submission that uses memory of `CudaInterop` counts as work of another backend to a later one that does not.
     ///
     /// `uses` names each buffer that the commands use, read or written. The commands are ordered with other work on these alone: on another
     /// buffer they run at some time.

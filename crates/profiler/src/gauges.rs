@@ -46,12 +46,17 @@ impl Gauges {
         let by_name = memory(alive).into_iter();
         let mut values: Vec<_> =
             by_name.map(|(name, sum)| bytes(None, format!("allocated by {name}"), sum)).collect();
+        // Several backends may have one device.
+        let mut by_device = BTreeMap::<_, u64>::new();
         for backend in alive {
-            values.extend(backend.devices().into_iter().filter_map(|device| {
-                let sum = backend.device_bytes(device.id)?;
-                Some(bytes(Some((device.id, device.simulated)), "device memory".to_owned(), sum))
-            }));
+            for device in backend.devices() {
+                if let Some(more) = backend.device_bytes(device.id) {
+                    *by_device.entry((device.id, device.simulated)).or_default() += more;
+                }
+            }
         }
+        let of_device = |(device, sum)| bytes(Some(device), "device memory".to_owned(), sum);
+        values.extend(by_device.into_iter().map(of_device));
         // One that panics is not read again.
         self.own.retain_mut(|(name, unit, read)| {
             let value = catch_panic(read);

@@ -76,7 +76,11 @@ impl Collector for PrometheusCollector {
         let of_kind = |(device, kind): (transload_core::DeviceId, &crate::KindReport)| {
             [("device", device.to_string()), ("kind", kind.kind.name().to_owned())]
         };
-        let about = ("transload_operations", "Operations that were enqueued", None);
+        let about = (
+            "transload_operations",
+            "Operations that were enqueued, and waits of streams as a kind of their own",
+            None,
+        );
         family(encoder, about, COUNTER, kinds().map(|it| (of_kind(it), it.1.operations as f64)))?;
         let about = ("transload_operations", "Bytes of these operations", Some(Unit::Bytes));
         family(encoder, about, COUNTER, kinds().map(|it| (of_kind(it), it.1.bytes as f64)))?;

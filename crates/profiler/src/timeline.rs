@@ -1,6 +1,10 @@
 //! A trace of operations: rows of host threads and of streams, and flows from a submission to what it enqueued.
 
-use std::{collections::BTreeMap, fmt::Write as _, io::Write};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt::Write as _,
+    io::Write,
+};
 
 use transload_core::{
     DeviceId, Engine, EngineTask, EngineWork, Migration, OperationInfo, Result, TimelineId, TransferId,
@@ -75,8 +79,9 @@ pub(crate) struct TimelineTrace {
     in_flight: BTreeMap<DeviceId, usize>,
     rates: BTreeMap<(DeviceId, Direction), usize>,
     migrated: BTreeMap<(DeviceId, Direction), usize>,
-    /// Flows of operations that are not drawn yet, and for which others wait.
+    /// Flows of operations for which others wait, and these in the order in which that was known: the oldest are forgotten.
     awaited: BTreeMap<(TimelineId, u64), u64>,
+    awaited_since: VecDeque<(TimelineId, u64)>,
     waits: u64,
     awaited_text: String,
     text: String,
@@ -107,6 +112,7 @@ impl TimelineTrace {
             rates: BTreeMap::new(),
             migrated: BTreeMap::new(),
             awaited: BTreeMap::new(),
+            awaited_since: VecDeque::new(),
             waits: 0,
             awaited_text: String::new(),
             text: String::new(),
@@ -144,14 +150,17 @@ impl TimelineTrace {
 
     /// Takes that a queue waits for a point of another one.
     pub(crate) fn awaited(&mut self, point: (TimelineId, u64)) {
-        if self.awaited.len() >= AWAITED && !self.awaited.contains_key(&point) {
-            self.awaited.pop_first();
+        if self.awaited.contains_key(&point) {
+            return;
         }
-        let waits = &mut self.waits;
-        self.awaited.entry(point).or_insert_with(|| {
-            *waits += 1;
-            WAIT | *waits
-        });
+        if self.awaited.len() >= AWAITED
+            && let Some(oldest) = self.awaited_since.pop_front()
+        {
+            self.awaited.remove(&oldest);
+        }
+        self.waits += 1;
+        self.awaited.insert(point, WAIT | self.waits);
+        self.awaited_since.push_back(point);
     }
 
     /// Draws an operation on its stream's row.

@@ -100,18 +100,21 @@ fn ten_million_events_end_in_bounded_memory_and_all_count() {
     };
     record();
     drop(profiler.get_comprehensive_report());
-    let (allocations, live) = (ALLOCATIONS.get(), LIVE.load(Ordering::Relaxed));
+    let live = LIVE.load(Ordering::Relaxed);
     for _ in 1..PARTS {
+        let allocations = ALLOCATIONS.get();
         record();
+        assert_eq!(ALLOCATIONS.get(), allocations, "where they happen");
         let grown = LIVE.load(Ordering::Relaxed) - live;
         assert!(grown < 16 << 20, "{grown} bytes more");
+        // Collects what has room.
+        drop(profiler.get_comprehensive_report());
     }
-    assert_eq!(ALLOCATIONS.get(), allocations, "where they happen");
     profiler.finish_trace().unwrap();
     let all = profiler.get_comprehensive_report();
     assert_eq!(all.streams[0].operations() + all.lost, EVENTS);
     // Else what is bounded is what was lost.
     assert!(all.streams[0].operations() > EVENTS / 20, "{all}");
     let grown = LIVE.load(Ordering::Relaxed) - live;
-    assert!(grown < 1 << 20, "{grown} bytes more at the end");
+    assert!(grown < 4 << 20, "{grown} bytes more at the end");
 }

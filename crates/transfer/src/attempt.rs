@@ -252,10 +252,11 @@ impl CrossBackendTransferManager {
     ) -> Transfer {
         let mut report = info.report(submission);
         report.elapsed = report.submitting;
-        // Of a part, nothing else tells it.
-        report.id = id.map(TransferId::whole);
+        report.id = id;
         info.ended(submission, &report, Err(&error));
-        Transfer::refused_with(error, id, Arc::clone(&self.context) as _)
+        let refused = Transfer::refused_with(error, id, Arc::clone(&self.context) as _);
+        // The list tells of its parts.
+        if id.is_some_and(TransferId::is_part) { refused.with_plan(report) } else { refused }
     }
 }
 

@@ -3,6 +3,8 @@
 //! This folder relies on these facts, besides what both APIs document for each call:
 //! * Memory exported by Vulkan as an opaque file descriptor and imported by CUDA is the same memory; its content survives the hand-over
 //!   between them if Vulkan releases it to, and acquires it from, the external family of queues.
+//! * Such a hand-over changes no bytes: while one API takes a buffer over or hands it back, the other, or another queue, may read it, or use
+//!   parts that the commands between do not. Copies hand over the ranges that they use, shaders whole buffers.
 //! * A timeline semaphore exported by Vulkan counts for both: a wait of one API for a value ends once the other has signalled it, and what
 //!   the other's work wrote before is visible after.
 //! * CUDA's waits and signals of a semaphore are in the order of the stream on which they are enqueued, also if the library did not make it.
@@ -115,7 +117,12 @@ impl CudaInterop {
             return Err(Error::new(ErrorKind::InvalidArgument, "requested 0 bytes; at least 1 is valid"));
         }
         self.device.info.check_allocation(bytes as u64)?;
-        let memory = Arc::new(Memory::allocate_to_export(&self.device.queue.vulkan, bytes)?);
+        let allocate = || Memory::allocate_to_export(&self.device.queue.vulkan, bytes);
+        let memory = match allocate() {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory && self.device.reclaim() => allocate(),
+            other => other,
+        };
+        let memory = Arc::new(memory?);
         let shared = Arc::new(Shared { memory, order: self.order.clone() });
         let imported = ImportedMemory::new(self.memory.device(), &shared)?;
         // SAFETY: the memory is imported until its owner is dropped, nothing uses it yet, and all work on it is ordered by the table of the

@@ -116,8 +116,9 @@ impl Before {
 }
 
 impl Drop for Order {
-    /// The semaphores outlive all submissions.
+    /// The semaphores outlive the submissions that wait for them.
     fn drop(&mut self) {
-        self.queue.block_until(self.queue.enqueued());
+        let last = self.before.iter().map(|before| before.point).max().unwrap_or(0);
+        self.queue.block_until(last.min(self.queue.enqueued()));
     }
 }

@@ -12,6 +12,7 @@ use transload_core::{
     Access, BufferId, Claims, DeviceId, Error, ErrorKind, Fence, Queue as _, RawBuffer, Result,
     StreamPriority, merge_uses, mutant,
 };
+use transload_streams::ExternalTimeline;
 
 use super::order::Order;
 use crate::{
@@ -82,6 +83,14 @@ impl SharedUses {
         let mut uses: Vec<_> = uses.iter().map(|(buffer, access)| (buffer, *access)).collect();
         let mut claims = Claims::updating(&mut uses)?;
         let queue = WgpuQueue::new(device, &device.wgpu, StreamPriority::Normal);
+        // Before others are held up. The fences of submissions such as this one are CUDA's, too.
+        for fence in claims.after().iter().filter(|fence| !queue.can_wait_for(fence)) {
+            let device = fence.timeline().device();
+            if !matches!(device, DeviceId::Cuda(_)) && !fence.timeline().as_any().is::<ExternalTimeline>() {
+                // A failure is inherited.
+                let _over = fence.wait();
+            }
+        }
         let mut order = shared.iter().find_map(|shared| shared.order.as_ref()).map(|order| order.lock());
         let signal = match &mut order {
             Some(order) => {
@@ -99,7 +108,8 @@ impl SharedUses {
         let awaited = signal.as_ref().map(|signal| signal.awaited);
         after.extend(awaited.filter(|_| !mutant!("wgpu/waits-for-cuda")));
         let memories: Vec<_> = shared.iter().map(|shared| &*shared.memory).collect();
-        // SAFETY: the memory is claimed, and stays alive until the commands are complete.
+        // SAFETY: the memory is claimed, and stays alive until the commands are complete. Work on other parts, and other reads, do no harm: see the
+        // facts that this folder relies on.
         let [take, give] = unsafe { device.queue.vulkan.hand_over(&memories) };
         let commands = iter::once(take).chain(commands).chain(iter::once(give)).collect();
         let mut submitted = None;

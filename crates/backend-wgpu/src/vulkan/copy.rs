@@ -2,6 +2,7 @@
 //! driver copies pageable memory.
 
 use std::{
+    ops::Range,
     ptr::{self, NonNull},
     sync::Arc,
 };
@@ -174,8 +175,8 @@ struct Packer<'a> {
     /// Where to write when the operation begins and ends.
     measured: &'a [Interval],
     commands: Commands,
-    /// Buffers that each submission takes over from another API, and hands back.
-    exported: SmallVec<[BufferHandle; 2]>,
+    /// What each submission takes over from another API, and hands back: of a buffer, whole words that have all that the operation uses.
+    exported: SmallVec<[(BufferHandle, Range<u64>); 2]>,
     regions: usize,
     chunk: Option<Chunk>,
     /// A submitted chunk with downloads, which the next one overlaps.
@@ -221,7 +222,7 @@ impl Packer<'_> {
             }
             Operation::Fill { dst, pattern } => match own_memory(self.device, dst)? {
                 Some(own) => {
-                    self.note_exported(Side::Own(own, 0));
+                    self.note_exported(Side::Own(own, 0), dst);
                     self.commands = fill(own.buffer, dst.offset() as u64, dst.len() as u64, pattern);
                     Ok(())
                 }
@@ -240,16 +241,18 @@ impl Packer<'_> {
             return Err(self.unsupported(&format!("copy {} to {}", src.place(), dst.place())));
         }
         let sides = (Side::new(self.device, src)?, Side::new(self.device, dst)?);
-        self.note_exported(sides.0);
-        self.note_exported(sides.1);
+        self.note_exported(sides.0, src);
+        self.note_exported(sides.1, dst);
         Ok(sides)
     }
 
-    fn note_exported(&mut self, side: Side) {
-        if let Side::Own(Own { buffer, is_exported: true, .. }, _) = side
-            && !self.exported.contains(&buffer)
-        {
-            self.exported.push(buffer);
+    fn note_exported(&mut self, side: Side, used: &RawBuffer) {
+        let Side::Own(Own { buffer, is_exported: true, .. }, _) = side else { return };
+        let end = (used.offset() + used.len()) as u64;
+        let range = used.offset() as u64 & !3..end.next_multiple_of(4);
+        match self.exported.iter_mut().find(|(known, _)| *known == buffer) {
+            Some((_, all)) => *all = all.start.min(range.start)..all.end.max(range.end),
+            None => self.exported.push((buffer, range)),
         }
     }
 
@@ -399,7 +402,7 @@ impl Packer<'_> {
         }
         let table = self.leave_to_shader();
         if !self.exported.is_empty() {
-            let hand_over = |takes| Command::HandOver { buffers: self.exported.clone(), takes };
+            let hand_over = |takes| Command::HandOver { ranges: self.exported.clone(), takes };
             self.commands.insert(0, hand_over(true));
             self.commands.push(hand_over(false));
         }

@@ -1,6 +1,6 @@
 //! Memory and semaphores that another API of the same GPU imports, by file descriptors.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use ash::{khr, vk};
 use transload_core::{Error, ErrorKind, Result};
@@ -9,7 +9,6 @@ use wgpu::hal;
 use super::{
     Memory, Semaphore, Submissions, Vulkan, error_of,
     memory::{OPAQUE, Source, USAGE},
-    record::hand_over,
 };
 
 /// A file descriptor that nobody has closed, for the API that imports it.
@@ -98,10 +97,11 @@ impl Vulkan {
     ///
     /// # Safety
     /// * The buffers are this device's, exported, each named once, and stay alive until the commands are complete.
-    /// * Both are submitted together; nothing else uses the buffers from the first to the last of them.
+    /// * Both are submitted together. From the first to the last of them nothing else writes what the commands use, nor uses what they write.
     pub(crate) unsafe fn hand_over(&self, buffers: &[&Memory]) -> [wgpu::CommandBuffer; 2] {
         [true, false].map(|takes| {
-            let barriers = hand_over(buffers.iter().map(|memory| memory.buffer()), self.queue.family, takes);
+            let whole = buffers.iter().map(|memory| (memory.buffer(), 0..memory.size()));
+            let barriers = self.hand_over_ranges(whole, takes);
             let mut encoder =
                 self.wgpu_device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
             let record = |encoder: Option<&mut hal::vulkan::CommandEncoder>| {
@@ -117,5 +117,29 @@ impl Vulkan {
             unsafe { encoder.as_hal_mut::<hal::api::Vulkan, _, _>(record) };
             encoder.finish()
         })
+    }
+
+    /// Returns the barriers by which a queue takes ranges of exported buffers over from another API, or hands them back.
+    pub(super) fn hand_over_ranges(
+        &self,
+        ranges: impl Iterator<Item = (vk::Buffer, Range<u64>)>,
+        takes: bool,
+    ) -> Vec<vk::BufferMemoryBarrier<'static>> {
+        let all = vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE;
+        // What queues of several families use belongs to none of them.
+        let own = if self.families().len() > 1 { vk::QUEUE_FAMILY_IGNORED } else { self.queue.family };
+        let sides = [(vk::QUEUE_FAMILY_EXTERNAL, vk::AccessFlags::empty()), (own, all)];
+        let [(from, before), (to, later)] = if takes { sides } else { [sides[1], sides[0]] };
+        let barrier = |(buffer, range): (vk::Buffer, Range<u64>)| {
+            vk::BufferMemoryBarrier::default()
+                .src_access_mask(before)
+                .dst_access_mask(later)
+                .src_queue_family_index(from)
+                .dst_queue_family_index(to)
+                .buffer(buffer)
+                .offset(range.start)
+                .size(range.end - range.start)
+        };
+        ranges.map(barrier).collect()
     }
 }

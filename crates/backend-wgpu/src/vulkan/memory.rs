@@ -94,8 +94,7 @@ impl Memory {
         }
         let families = vulkan.families();
         let mut info = vk::BufferCreateInfo::default().size(size).usage(USAGE);
-        // What is exported goes to another API and back by a transfer between families, of whichever queue.
-        if families.len() > 1 && !is_exported {
+        if families.len() > 1 {
             info = info.sharing_mode(vk::SharingMode::CONCURRENT).queue_family_indices(&families);
         }
         let mut exported = vk::ExternalMemoryBufferCreateInfo::default().handle_types(OPAQUE);

@@ -240,8 +240,8 @@ impl Submissions {
                     raw.cmd_write_timestamp(buffer, vk::PipelineStageFlags::BOTTOM_OF_PIPE, *pool, *query);
                 }
             }
-            Command::HandOver { buffers, takes } => {
-                let barriers = hand_over(buffers.iter().copied(), self.queue.family, *takes);
+            Command::HandOver { ranges, takes } => {
+                let barriers = self.vulkan.hand_over_ranges(ranges.iter().cloned(), *takes);
                 let (all, none) = (vk::PipelineStageFlags::ALL_COMMANDS, vk::DependencyFlags::empty());
                 // SAFETY: the command buffer is being recorded, for a queue of this family.
                 unsafe { raw.cmd_pipeline_barrier(buffer, all, all, none, &[], &barriers, &[]) };
@@ -268,25 +268,4 @@ impl Submissions {
         // SAFETY: the caller's promise.
         unsafe { self.vulkan.raw.cmd_pipeline_barrier(buffer, src, dst, none, &memory, &[], &[]) };
     }
-}
-
-/// Returns the barriers by which a queue of a family takes exported buffers over from another API, or hands them back.
-pub(super) fn hand_over(
-    buffers: impl Iterator<Item = vk::Buffer>,
-    family: u32,
-    takes: bool,
-) -> Vec<vk::BufferMemoryBarrier<'static>> {
-    let all = vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE;
-    let sides = [(vk::QUEUE_FAMILY_EXTERNAL, vk::AccessFlags::empty()), (family, all)];
-    let [(from, before), (to, later)] = if takes { sides } else { [sides[1], sides[0]] };
-    let barrier = |buffer| {
-        vk::BufferMemoryBarrier::default()
-            .src_access_mask(before)
-            .dst_access_mask(later)
-            .src_queue_family_index(from)
-            .dst_queue_family_index(to)
-            .buffer(buffer)
-            .size(vk::WHOLE_SIZE)
-    };
-    buffers.map(barrier).collect()
 }

@@ -101,6 +101,11 @@ unsafe impl Storage for SharedStorage {
     fn as_any(&self) -> &dyn Any {
         self
     }
+
+    /// The original, which the alias keeps, has the same fences, and the memory until these are complete.
+    fn adopt_fences(&mut self, _: &[transload_core::Fence]) -> bool {
+        true
+    }
 }
 
 // SAFETY: what is mapped stays so at one address, aligned to at least 64 bytes, until it is freed, which a drop does. Nothing

@@ -4,6 +4,7 @@
 use std::{
     collections::VecDeque,
     hint,
+    ops::Range,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
@@ -57,8 +58,8 @@ pub(crate) enum Command {
     CopyScratch { dst: vk::Buffer, regions: Regions },
     /// Has later commands wait for earlier ones.
     Barrier,
-    /// Takes exported buffers over from the other API, or hands them back.
-    HandOver { buffers: SmallVec<[vk::Buffer; 2]>, takes: bool },
+    /// Takes ranges of exported buffers over from the other API, or hands them back.
+    HandOver { ranges: SmallVec<[(vk::Buffer, Range<u64>); 2]>, takes: bool },
     /// Writes the time at which all earlier commands are complete.
     Timestamp { pool: vk::QueryPool, query: u32 },
 }

@@ -248,6 +248,27 @@ fn memory_is_kept_while_either_uses_it() {
     shared.finish();
 }
 
+/// Nor is the memory: the host drops both while the shader may run.
+#[test]
+fn dropped_handles_are_not_kept_beyond_the_work() {
+    let Some(shared) = shared() else { return };
+    for _ in 0..20 {
+        let (theirs, ours) = shared.allocate(MIB);
+        let fence = shared.submit([shared.double(&shared.handle(&ours))], &ours);
+        drop((ours, theirs));
+        fence.wait().unwrap();
+    }
+    shared
+        .setup
+        .backend
+        .device(shared.setup.device)
+        .unwrap()
+        .poll(wgpu::PollType::wait_indefinitely())
+        .unwrap();
+    assert_eq!(shared.setup.backend.resource_counts().pending_free, 0);
+    shared.finish();
+}
+
 #[test]
 fn submission_uses_memory_of_two_interops_which_it_outlives() {
     let Some(shared) = shared() else { return };

@@ -45,7 +45,7 @@ impl Serialize for TransferId {
 impl<'de> Deserialize<'de> for TransferId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let id = Self::of_parts(u64::deserialize(deserializer)?, crate::Wanted::Failure);
-        id.ok_or_else(|| de::Error::custom("expected the number of a transfer, 1 to 2^62 - 1"))
+        id.ok_or_else(|| de::Error::custom("expected the number of a transfer, 1 to 2^61 - 1"))
     }
 }
 

@@ -132,7 +132,9 @@ impl QueueTally {
         let kind = info.kind as usize;
         subtract(&self.operations[kind], 1);
         subtract(&self.bytes[kind], info.bytes);
-        if self.operations.iter().all(|count| count.load(Ordering::Relaxed) == 0) {
+        // One that it was to wait for may have been counted before.
+        let mut others = OperationKind::ALL.into_iter().zip(&self.operations);
+        if others.all(|(kind, count)| kind == OperationKind::Wait || count.load(Ordering::Relaxed) == 0) {
             self.time_next();
         }
     }

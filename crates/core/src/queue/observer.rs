@@ -43,7 +43,8 @@ pub trait Observer: Send + Sync + 'static {
     fn transfer(&self, event: TransferEvent<'_>);
 
     /// Returns what it wants of the next transfer, of so many bytes. Asked once, on the submitting thread and before anything of
-    /// it is submitted. A list of one path is one transfer, also if it is copied pair by pair. One of which it wants the events
+    /// it is submitted. A list of one path is one transfer, also if it is copied pair by pair, but one of which only failures are wanted fails for
+    /// each of its pairs then. One of which it wants the events
     /// has an [id](TransferReport::id) and times. For others nothing is done for its sake. [`Wanted::Events`] by default.
     fn wants(&self, bytes: u64) -> Wanted {
         let _ = bytes;

@@ -98,6 +98,7 @@ struct Refused {
     /// Called if the error is dropped unseen.
     handler: Option<Arc<dyn RefusalHandler>>,
     seen: AtomicBool,
+    planned: Option<Box<TransferReport>>,
 }
 
 struct Running {
@@ -154,7 +155,13 @@ impl Transfer {
     pub fn refused(error: Error) -> Self {
         report::transfer_refused(&error);
         Self {
-            state: State::Refused(Refused { error, id: None, handler: None, seen: AtomicBool::new(false) }),
+            state: State::Refused(Refused {
+                error,
+                id: None,
+                handler: None,
+                seen: AtomicBool::new(false),
+                planned: None,
+            }),
         }
     }
 
@@ -162,7 +169,15 @@ impl Transfer {
     /// before it was seen.
     pub fn refused_with(error: Error, id: Option<TransferId>, handler: Arc<dyn RefusalHandler>) -> Self {
         let (handler, seen) = (Some(handler), AtomicBool::new(false));
-        Self { state: State::Refused(Refused { error, id, handler, seen }) }
+        Self { state: State::Refused(Refused { error, id, handler, seen, planned: None }) }
+    }
+
+    /// Adds what was [planned](Self::planned) to a transfer that was refused.
+    pub fn with_plan(mut self, report: TransferReport) -> Self {
+        if let State::Refused(refused) = &mut self.state {
+            refused.planned = Some(Box::new(report));
+        }
+        self
     }
 
     /// Returns the error with which the transfer was refused, if it was never enqueued.
@@ -177,13 +192,15 @@ impl Transfer {
         }
     }
 
-    /// Returns the report of a transfer that was submitted, without times; `None` if it was refused, or its outcome was taken.
+    /// Returns the report of a transfer that was submitted, without times, or that was [to be](Self::with_plan); `None` if it was refused before that
+    /// was known, or its outcome was taken.
     #[must_use]
     pub fn planned(&self) -> Option<TransferReport> {
         match &self.state {
             State::Direct(direct) => Some(direct.report()),
             State::Running(Running { submission, completion, .. }) => Some(completion.report(submission)),
-            State::Refused(_) | State::Taken => None,
+            State::Refused(refused) => refused.planned.as_deref().cloned(),
+            State::Taken => None,
         }
     }
 
@@ -337,7 +354,7 @@ impl Transfer {
                 completion.abandoned(&submission, fence);
             }
             State::Running(complete) => drop(complete.end(|_| Ok(()))),
-            State::Refused(Refused { handler, error, id, seen }) if !seen.load(Ordering::Relaxed) => {
+            State::Refused(Refused { handler, error, id, seen, .. }) if !seen.load(Ordering::Relaxed) => {
                 match handler {
                     Some(handler) => handler.refusal_dropped(id, &error),
                     None => report::failure_unobserved(&error),

@@ -55,17 +55,18 @@ impl StreamTimeline {
         on: (TimelineId, u64),
         wait: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
-        match self.profile.sink().sample_wait(&self.tally, on) {
+        let waited = match self.profile.sink().sample_wait(&self.tally, on) {
             None => wait(),
             Some(sample) => self.timed_wait(sample, wait),
-        }
+        };
+        waited.inspect_err(|_| self.withdraw(|| OperationInfo::of_kind(OperationKind::Wait)))
     }
 
     #[cold]
     fn timed_wait<E>(&self, sample: OperationSample, wait: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         // What is recorded in a capture never ends.
         let begin = (!self.is_captured()).then(|| self.stamp());
-        wait().inspect_err(|_| self.withdraw(|| OperationInfo::of_kind(OperationKind::Wait)))?;
+        wait()?;
         if let Some(begin) = begin {
             self.pass_as(None, sample, begin.and_then(|begin| Ok((begin, self.stamp()?))));
         }

@@ -13,7 +13,7 @@ use std::{
 
 use transload_core::{
     DeviceId, Error, Fence, Result, Timeline, TimelineId, Transfer, TransferEvent, TransferId,
-    TransferReport, next_timeline_id,
+    TransferReport, TransferState, next_timeline_id,
 };
 
 use crate::{
@@ -25,12 +25,14 @@ use crate::{
 pub(super) struct Singles {
     id: TransferId,
     begun: Instant,
-    /// That of all pairs that were submitted; the method and the lane are the first one's.
+    /// That of all pairs that were submitted, or failed to be; the method and the lane are the first one's.
     report: Option<TransferReport>,
     /// The last end on each timeline, if it is observed and was not told.
     ends: BTreeMap<TimelineId, Fence>,
     /// Pairs whose ends are not known.
     running: usize,
+    /// Whether any pair was submitted.
+    is_any: bool,
     is_submitted: bool,
     failed: Option<Error>,
 }
@@ -43,6 +45,7 @@ impl Singles {
             report: None,
             ends: BTreeMap::new(),
             running: 0,
+            is_any: false,
             is_submitted: false,
             failed: None,
         }
@@ -61,6 +64,8 @@ impl Singles {
     pub(super) fn add(&mut self, transfer: &Transfer) {
         self.running += 1;
         let Some(mut part) = transfer.planned() else { return };
+        // Without a fence the state is known without asking the device.
+        self.is_any |= transfer.fence().is_some() || transfer.state() != TransferState::Refused;
         match &mut self.report {
             None => {
                 (part.id, part.chunks) = (Some(self.id), 1);
@@ -83,8 +88,10 @@ impl Singles {
         let Some(report) = self.report.as_mut().filter(|_| !self.is_submitted) else { return };
         self.is_submitted = true;
         report.submitting = Some(self.begun.elapsed());
-        report_events::submitted(report);
-        if is_observed(report.id) {
+        if self.is_any {
+            report_events::submitted(report);
+        }
+        if self.is_any && is_observed(report.id) {
             let fences: Vec<_> = std::mem::take(&mut self.ends).into_values().collect();
             let end = (!fences.is_empty()).then(|| JoinedEnds::fence(report.lane, fences));
             context.tell(TransferEvent::Submitted { report, begun: self.begun, end: end.as_ref() });
@@ -113,14 +120,23 @@ impl Singles {
                 report_events::completed(&report);
                 context.ended(&report, Ok(()));
             }
-            Some(error) => context.ended(&report, Err(error)),
+            Some(error) => Self::tell_failed(&report, error, context),
         }
+    }
+
+    /// The pairs have noted which device is lost.
+    fn tell_failed(report: &TransferReport, error: &Error, context: &ManagerContext) {
+        report_events::failed(report, error);
+        context.tell(TransferEvent::Failed(report, error));
     }
 
     /// Reports that the handle was dropped, if the end was not reported.
     pub(super) fn abandoned(&mut self, context: &ManagerContext) {
         self.submitted(context);
         let Some(report) = self.report.take() else { return };
+        if let Some(error) = &self.failed {
+            return Self::tell_failed(&report, error, context);
+        }
         report_events::abandoned(self.id, report.bytes);
         if is_observed(report.id) {
             context.tell(TransferEvent::Abandoned(&report));
@@ -180,6 +196,10 @@ unsafe impl Timeline for JoinedEnds {
         }
         self.is_over.store(true, Ordering::Release);
         outcome
+    }
+
+    fn is_simulated(&self) -> bool {
+        self.fences.iter().any(|fence| fence.timeline().is_simulated())
     }
 
     fn wake_at(&self, _point: u64, waker: &Waker) -> bool {

@@ -453,6 +453,18 @@ mod tests {
     }
 
     #[test]
+    fn downloads_among_others_go_in_chunks_unless_they_fit_one() {
+        for (bytes, alone, among) in [
+            (CAPACITY, true, true),
+            (CAPACITY + 1, true, false),
+            (CHUNKED - 1, true, false),
+            (CHUNKED, false, false),
+        ] {
+            assert_eq!((is_in_parts(bytes, false), is_in_parts(bytes, true)), (alone, among), "{bytes}");
+        }
+    }
+
+    #[test]
     fn bytes_count_as_copied_up_to_the_first_part_being_copied() {
         let parts = parts(2 * PART + 5);
         let (first, second) = (parts.take(), parts.take());
