@@ -1,6 +1,9 @@
 // Which driver call copies 1 to 64 KiB from pinned memory to the device soonest? Prints, for each length, microseconds of one copy that is waited for,
 // of each of 1,000 enqueued without waiting, and of the enqueueing alone, by each call; the median of rounds that take the calls in turn.
 //
+// On an H200 (driver 580, 2026-11-28) two rows end sooner than one copy from 12 to 32 KiB: 8.0 to 8.3 µs from 16 to 24 KiB, of 8.6 to 9.8. Below they take
+// 0.3 to 1.2 µs longer, and above the same. Of many copies in flight all calls take the same.
+//
 //   nvcc -O2 -o small_up small_up.cu -lcuda && ./small_up
 #include <algorithm>
 #include <chrono>

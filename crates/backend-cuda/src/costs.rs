@@ -1,9 +1,10 @@
 //! Default costs.
 //!
-//! Source: docs/benchmarks/2026-11-27-1xH200-limits-eighth.json, rows `methods/`: H200 with PCIe 5 x16, driver 580 (CUDA 13.0). 64 KiB of
-//! pageable memory by the driver, and 4 MiB moved into unified memory, are means with earlier records; between two devices
-//! 2026-11-21-2xH200-memory-and-streams.json, 256 KiB and 4 MiB interpolated. Unified memory began each measurement on the other side. Costs that
-//! were not measured say so. A test of the facade compares the choices made by this table with the newest record.
+//! Source: rows `methods/` of records under docs/benchmarks, of an H200 with PCIe 5 x16, driver 580 (CUDA 13.0): pageable memory
+//! 2026-11-28-1xH200-staging.json, the others 2026-11-27-1xH200-limits-eighth.json, with 128 KiB interpolated. 4 MiB moved into unified memory is a
+//! mean with earlier records; between two devices 2026-11-21-2xH200-memory-and-streams.json, 128 KiB, 256 KiB and 4 MiB interpolated.
+//! Unified memory began each measurement on the other side. Costs that were not measured say so. A test of the facade compares the choices
+//! made by this table with the newest record.
 
 use std::time::Duration;
 
@@ -19,11 +20,11 @@ const SIZES: [u64; 9] =
 type Curve = [f64; SIZES.len()];
 
 /// The driver's own copy from pageable memory, and to it.
-const PAGEABLE_UP: Curve = [8.6, 18.7, 20.8, 31.4, 95.3, 336.8, 1348.6, 15_780.0, 30_174.0];
-const PAGEABLE_DOWN: Curve = [10.5, 19.2, 25.3, 39.0, 118.3, 355.7, 1292.9, 10_658.5, 18_793.0];
+const PAGEABLE_UP: Curve = [8.8, 18.0, 20.2, 30.7, 94.9, 319.8, 1180.6, 15_109.6, 29_616.2];
+const PAGEABLE_DOWN: Curve = [10.4, 17.8, 27.2, 40.1, 121.1, 444.0, 1559.7, 12_334.0, 24_497.6];
 /// The same by staging buffers.
-const STAGED_UP: Curve = [17.4, 16.0, 23.3, 28.5, 53.6, 134.5, 447.4, 3066.0, 5497.7];
-const STAGED_DOWN: Curve = [18.4, 19.4, 27.4, 38.8, 88.8, 232.1, 582.3, 3130.3, 5717.5];
+const STAGED_UP: Curve = [16.4, 15.1, 22.8, 29.0, 51.5, 131.1, 446.7, 2877.3, 5577.1];
+const STAGED_DOWN: Curve = [19.3, 19.4, 27.0, 34.5, 82.7, 207.4, 546.7, 2939.9, 5432.0];
 /// Between two devices that are no peers, by staging buffers.
 const STAGED_ACROSS: Curve = [16.3, 19.4, 23.5, 31.8, 81.5, 180.0, 574.2, 3195.7, 5890.3];
 /// Into unified memory that is on the host: by the driver's copy, by staging, by host threads and a prefetch.

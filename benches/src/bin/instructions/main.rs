@@ -52,10 +52,10 @@ mod counting {
     const WARM_UP: usize = 1000;
     /// Calls that are counted, of which the median is the result: 1 of 64 copies is timed, which takes more.
     const COUNTED: usize = 33;
-    /// Instructions that a copy may take on x86-64: 3 % more than counted last with Rust 1.95: 974 by the builder, 964 by
-    /// `transfer_buffer`. With the same code in other units of code generation it was 948 and 938; 1,181 before the first attempt of a transfer was made without a loop. Some 64 are `memcpy` of the C library, in
+    /// Instructions that a copy may take on x86-64: 3 % more than counted last with Rust 1.95: 1,006 by the builder, 996 by
+    /// `transfer_buffer`; 974 and 964 before buffers could be aliases and waits were recorded. With the same code in other units of code generation it was 948 and 938; 1,181 before the first attempt of a transfer was made without a loop. Some 64 are `memcpy` of the C library, in
     /// three calls: another processor or version may take a few more or less.
-    const COPY_LIMIT: i64 = 1_003;
+    const COPY_LIMIT: i64 = 1_036;
     /// Bytes of a copy that claims its ranges.
     const CLAIMED: usize = 4096 + 64;
     /// Instructions that such a copy may take on x86-64 over `memmove` alone. 3 % more than counted last: 1,269;
@@ -79,8 +79,8 @@ mod counting {
     /// another order in the one. 3 % more than counted last: 240.
     const DENSE_LIMIT: i64 = 247;
     /// The same with as many unused bytes between the pieces: each is a range of its own for the ledger, which has other work in flight
-    /// on the pools. Counted last: 1,267.
-    const APART_LIMIT: i64 = 1_305;
+    /// on the pools. 3 % more than counted last: 1,306; 1,267 before buffers could be aliases.
+    const APART_LIMIT: i64 = 1_345;
     /// Other pieces each time, of pools with four times as many, as a paged cache has them. Counted last: 2,256; 3,158 before lists were
     /// committed in one pass.
     const CHANGING_LIMIT: i64 = 2_324;
@@ -91,9 +91,9 @@ mod counting {
     const BLOCKS_LIMIT: i64 = 188;
     /// Instructions that a profiler may add on x86-64 to a submission by the manager once it is disabled: less than 3 ns. Counted last: 12.
     const DISABLED_LIMIT: i64 = 20;
-    /// The same while it is enabled; the median submission is one that it does not sample. 3 % more than counted last: 85; 137 before
+    /// The same while it is enabled; the median submission is one that it does not sample. 3 % more than counted last: 91; 85 before its waits were counted, and 137 before
     /// an operation was described only if it is timed.
-    const UNSAMPLED_LIMIT: i64 = 88;
+    const UNSAMPLED_LIMIT: i64 = 94;
     /// Each case with its limit, the case whose count is taken off, and how many parts of a call share the rest.
     const CASES: [(&str, i64, &str, usize); 15] = [
         ("transfer_buffer", COPY_LIMIT, "nothing", 1),
