@@ -17,7 +17,7 @@ use transload_core::{
 };
 
 /// Checks of what this backend does not offer.
-const NOT_OFFERED: [&str; 6] = ["prefetch", "casts", "peers", "sharing", "recordings", "held-fences"];
+const NOT_OFFERED: [&str; 5] = ["prefetch", "casts", "peers", "recordings", "held-fences"];
 /// Checks of what some drivers do not offer: how much memory is free, timestamps of 64 bits, memory that is the host's. By wgpu alone, device memory
 /// is not counted apart.
 const BY_DRIVER: [&str; 8] =
