@@ -145,7 +145,8 @@ impl Backend for WgpuBackend {
         self.devices.iter().filter_map(of).collect()
     }
 
-    /// Returns memory that `CudaInterop` allocated, in place, from CUDA to wgpu and back; [`ErrorKind::Unsupported`] for other memory.
+    /// Returns memory of the device itself in place, and what `CudaInterop` allocated, from CUDA to wgpu and back; [`ErrorKind::Unsupported`] for other
+    /// memory.
     fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<SharedBuffer> {
         if buffer.place().device == device && self.device_of(device).is_ok() {
             return Ok(SharedBuffer::in_place(buffer));

@@ -207,12 +207,6 @@ impl TransferId {
         Self(self.0 | Self::PART)
     }
 
-    /// Returns the id of the whole transfer.
-    #[must_use]
-    pub fn whole(self) -> Self {
-        Self(NonZeroU64::new(self.0.get() & !Self::PART).unwrap_or(self.0))
-    }
-
     /// Returns whether it is that of a [part](Self::part).
     #[must_use]
     pub fn is_part(self) -> bool {

@@ -203,7 +203,9 @@ unsafe impl Timeline for JoinedEnds {
     }
 
     fn wake_at(&self, _point: u64, waker: &Waker) -> bool {
-        self.fences.iter().all(|fence| fence.timeline().wake_at(fence.point(), waker))
+        let is_over = self.fences.iter().all(|fence| fence.timeline().wake_at(fence.point(), waker));
+        self.is_over.fetch_or(is_over, Ordering::AcqRel);
+        is_over
     }
 
     fn as_any(&self) -> &dyn Any {
