@@ -6,9 +6,10 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
-use transload_core::{CostBasis, DeviceId, ErrorKind, MemoryKind};
+use transload_core::{CostBasis, DeviceId, ErrorKind, MemoryKind, TransferPath};
 use transload_transfer::StagingTuning;
 
 use crate::{
@@ -61,6 +62,48 @@ fn values_of_staging_stay_if_a_copy_fails_or_the_user_set_them() {
     assert_eq!(calibrated.staging, []);
     setup.manager.use_calibration(&found).unwrap();
     assert_eq!(setup.manager.staging_tuning(MOCK).unwrap(), (own, CostBasis::User));
+}
+
+/// Calibrates what staging is divided by, on a machine where each copy takes as long as `nanos` says. Nothing else passes time, so what is
+/// found is the same however the threads are scheduled.
+fn found_where(nanos: fn(&StagingTuning) -> u64) -> StagingTuning {
+    let setup = setup(slow_link);
+    let (manager, clock) = (setup.manager.clone(), AtomicU64::new(0));
+    let now = move || {
+        let (tuning, _) = manager.staging_tuning(MOCK).unwrap();
+        Duration::from_nanos(clock.fetch_add(nanos(&tuning), Ordering::SeqCst))
+    };
+    // Before the first curve of the device's.
+    let options = setup.options().largest(STAGED_LARGEST * 4).clock(now).progress(move |at| {
+        let (TransferPath { src, dst }, pageable) = (at.path, MemoryKind::Pageable);
+        let goes_on = src.device == dst.device || src.kind == pageable || dst.kind == pageable;
+        if goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    let calibration = setup.manager.calibrate(&options).unwrap();
+    let [found] = calibration.staging.as_slice() else { panic!("{:?}", calibration.staging) };
+    assert_eq!(setup.manager.staging_tuning(MOCK).unwrap(), (found.tuning, CostBasis::Measured));
+    assert_eq!(found.times.is_empty(), found.tuning == StagingTuning::default(), "{found:?}");
+    assert!(found.times.iter().all(|time| time.tuned < time.built_in), "{found:?}");
+    found.tuning
+}
+
+#[test]
+fn staging_is_divided_by_what_each_machine_is_fastest_with() {
+    let (mut large, mut small) = (StagingTuning::default(), StagingTuning::default());
+    (large.upload_segment, large.download_segment) = (4 << 20, 4 << 20);
+    (small.upload_segment, small.download_segment) = (256 << 10, 256 << 10);
+    small.short_threads = 1;
+    assert_eq!(
+        large,
+        found_where(|it| 1_000 + (8 << 30) / it.upload_segment + (8 << 30) / it.download_segment)
+    );
+    let of_small = found_where(|it| {
+        1_000 + (it.upload_segment + it.download_segment) / 1024 + 200 * u64::from(it.short_threads)
+    });
+    assert_eq!(small, of_small);
+    // Noise decides nothing: values that take 2 % less than the built-in ones.
+    let little = found_where(|it| if *it == StagingTuning::default() { 1_000 } else { 980 });
+    assert_eq!(little, StagingTuning::default());
 }
 
 #[test]
