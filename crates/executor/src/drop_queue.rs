@@ -41,8 +41,10 @@ struct State {
     ready: VecDeque<Pending>,
     /// Values that wait for a fence.
     waiting: Vec<Waiting>,
-    /// Values in the hands of a thread.
+    /// Threads that have a value in hand.
     busy: usize,
+    /// Values that are not dropped, wherever they are.
+    left: usize,
     next_id: u64,
 }
 
@@ -79,6 +81,7 @@ impl DropQueue {
         }
         let mut state = self.shared.state.lock();
         state.ready.push_back(Pending { value, after });
+        state.left += 1;
         let held = state
             .recheck(|waiting| waiting.held && !transload_core::mutant!("executor/held-drop-is-retried"));
         drop(state);
@@ -90,8 +93,7 @@ impl DropQueue {
     /// Returns the number of values that are not dropped yet.
     #[must_use]
     pub fn len(&self) -> usize {
-        let state = self.shared.state.lock();
-        state.ready.len() + state.waiting.len() + state.busy
+        self.shared.state.lock().left
     }
 
     /// Returns whether all values are dropped.
@@ -172,13 +174,14 @@ impl Shared {
         state.busy += 1;
         drop(state);
         // Dropped after the fences, which may keep another owner for this queue.
-        let _done = Done(self);
+        let mut done = Done { shared: self, has_dropped: false };
         pending.after.retain(|fence| {
             !fence.is_known_complete() && !transload_core::mutant!("executor/drop-after-fences")
         });
         let Some(fence) = pending.after.first().cloned() else {
             let begun = Instant::now();
             discard(pending.value);
+            done.has_dropped = true;
             return report::owner_dropped(begun.elapsed());
         };
         let held = held_by_user(&fence).is_some();
@@ -196,12 +199,18 @@ impl Shared {
 }
 
 /// A thread is done with a value when this is dropped.
-struct Done<'a>(&'a Shared);
+struct Done<'a> {
+    shared: &'a Shared,
+    has_dropped: bool,
+}
 
 impl Drop for Done<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().busy -= 1;
-        self.0.changed.notify_all();
+        let mut state = self.shared.state.lock();
+        state.busy -= 1;
+        state.left -= usize::from(self.has_dropped);
+        drop(state);
+        self.shared.changed.notify_all();
     }
 }
 

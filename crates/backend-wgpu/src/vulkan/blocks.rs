@@ -27,6 +27,8 @@ struct State {
     allocator: Option<Allocator>,
     allocations: u64,
     bytes: u64,
+    /// Whether the blocks go with the last allocation: they were trimmed since one was made.
+    goes: bool,
 }
 
 impl Blocks {
@@ -69,6 +71,7 @@ impl Blocks {
         }
         let allocation = state.allocator.as_mut()?.allocate(&description).ok()?;
         state.allocations += 1;
+        state.goes = false;
         state.bytes += allocation.size();
         Some(allocation)
     }
@@ -83,11 +86,15 @@ impl Blocks {
         state.bytes -= allocation.size();
         // It is one of this allocator: else it stays allocated.
         let _freed = state.allocator.as_mut().map(|allocator| allocator.free(allocation));
+        if state.allocations == 0 && state.goes {
+            state.allocator = None;
+        }
     }
 
-    /// Frees the last blocks, which are kept, if nothing is allocated.
+    /// Frees the last blocks, which are kept, once nothing is allocated: now, or with the last allocation, if none is made before.
     pub(crate) fn trim(&self) {
         let mut state = self.state.lock();
+        state.goes = true;
         if state.allocations == 0 {
             state.allocator = None;
         }

@@ -54,3 +54,22 @@ fn freed_part_of_a_block_counts_as_reclaimed() {
     let was_pending = backend.resource_counts().pending_free > 0;
     assert_eq!(state.reclaim(), was_pending);
 }
+
+/// Another thread, such as one of the host's queues, may let go of the last buffer just after a drain.
+#[test]
+fn blocks_go_with_the_last_buffer_after_a_drain() {
+    let Some(backend) = setup::backend() else { return };
+    let state = backend.states().remove(0);
+    let blocks = &state.queue.vulkan.blocks;
+    let allocate = || backend.allocate(state.id(), MemoryKind::Pinned, 1000).unwrap();
+    let last = allocate();
+    backend.drain().unwrap();
+    drop(last);
+    assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
+    let (first, last) = (allocate(), allocate());
+    backend.drain().unwrap();
+    drop((first, allocate(), last));
+    assert_eq!(blocks.driver_allocations(), 1, "kept: one was made since");
+    backend.drain().unwrap();
+    assert_eq!(blocks.driver_allocations(), 0);
+}

@@ -29,6 +29,8 @@ pub(crate) struct Gate {
     pub(crate) stuck: AtomicBool,
     /// Blocks a poll that found its point pending while true.
     pub(crate) stuck_after_looking: AtomicBool,
+    /// Blocks a registration of a waker while true.
+    pub(crate) stuck_in_wake_at: AtomicBool,
     /// How many worker calls of the named kind panic.
     pub(crate) panics: Mutex<(&'static str, usize)>,
     /// Whether it completes only when the user acts.
@@ -52,6 +54,7 @@ impl Gate {
             most_inside: AtomicUsize::new(0),
             stuck: AtomicBool::new(false),
             stuck_after_looking: AtomicBool::new(false),
+            stuck_in_wake_at: AtomicBool::new(false),
             panics: Mutex::default(),
             held: AtomicBool::new(false),
             lingering: AtomicUsize::new(0),
@@ -156,6 +159,9 @@ unsafe impl Timeline for Gate {
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {
         self.may_panic("wake_at");
         self.registered.fetch_add(1, Ordering::SeqCst);
+        while self.stuck_in_wake_at.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
         let mut wakers = self.wakers.lock();
         if self.done.load(Ordering::SeqCst) >= point {
             self.known.fetch_max(point, Ordering::SeqCst);

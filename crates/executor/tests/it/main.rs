@@ -24,7 +24,7 @@ use std::{
 use transload_executor::Executor;
 
 /// Time limit of a test.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn executor(threads: usize) -> Executor {
     Executor::with_threads(threads).unwrap()
