@@ -16,6 +16,7 @@
 #![cfg(any(target_os = "linux", windows))]
 
 mod allocator;
+mod built_in;
 mod completion;
 mod coordinator;
 mod graph;

@@ -38,6 +38,7 @@
 mod attempt;
 mod blocks;
 mod builder;
+mod built_in;
 mod calibration;
 mod cast;
 mod context;

@@ -6,9 +6,8 @@ use transload_core::{MemoryKind, RawBuffer, runs_by_allocation};
 use transload_cuda_sys::{Driver, DriverError, RawStream, check, ffi};
 
 use super::driver_calls::{INVALID_VALUE, copy, driver_address};
+use crate::built_in::SINGLE_CALLS;
 
-/// Most copies that are enqueued one by one although the driver has a call for many.
-const FEW: usize = 3;
 /// Most copies of one call.
 const MOST: usize = 1024;
 /// The last handle of a default stream; batches on the legacy one are refused.
@@ -88,7 +87,7 @@ pub(crate) unsafe fn copy_batch(
     stream: RawStream,
     in_flight: &mut bool,
 ) -> Result<(), DriverError> {
-    let are_many = || Joined(pairs).nth(FEW).is_some();
+    let are_many = || Joined(pairs).nth(SINGLE_CALLS).is_some();
     if call != BatchCall::Absent && stream.addr() > LAST_DEFAULT_STREAM && are_many() {
         // SAFETY: the caller's promise.
         match unsafe { copy_many(pairs, call, stream, in_flight) } {

@@ -9,13 +9,11 @@ use super::{
     driver_calls::in_place,
     kernels::{Kernels, THREADS},
 };
-use crate::{CudaStream, completion::timeline::StreamTimeline};
-
-/// Most blocks of a launch (built in). A warp has about 2 GB/s on an H200: these have several times a link's rate, and occupy an eighth
-/// of the multiprocessors.
-const BLOCKS: u32 = 16;
-/// Longest pieces, in bytes: a warp copies a piece.
-const LONGEST: u64 = 16 << 10;
+use crate::{
+    CudaStream,
+    built_in::{HALF_BLOCKS, HALF_PIECE},
+    completion::timeline::StreamTimeline,
+};
 
 /// A checked half of a batch.
 pub(crate) struct Half<'a> {
@@ -59,7 +57,7 @@ impl<'a> Half<'a> {
 
     /// Returns how many entries its list has at most.
     fn most(&self) -> usize {
-        let cuts: usize = self.pairs.iter().map(|pair| pair.0.len() / LONGEST as usize).sum();
+        let cuts: usize = self.pairs.iter().map(|pair| pair.0.len() / HALF_PIECE as usize).sum();
         self.pairs.len().saturating_add(cuts)
     }
 
@@ -71,12 +69,12 @@ impl<'a> Half<'a> {
             let (there, bytes) = (piece.device_address().unwrap_or_default(), piece.len() as u64);
             let begin = scratch;
             scratch += bytes;
-            (0..bytes).step_by(LONGEST as usize).map(move |at| {
+            (0..bytes).step_by(HALF_PIECE as usize).map(move |at| {
                 let (from, to) = match self.half {
                     BatchHalf::Gather => (there + at, begin + at),
                     BatchHalf::Scatter => (begin + at, there + at),
                 };
-                [to, from, LONGEST.min(bytes - at)]
+                [to, from, HALF_PIECE.min(bytes - at)]
             })
         })
     }
@@ -100,7 +98,7 @@ impl<'a> Half<'a> {
             let warps = u32::try_from(count).unwrap_or(u32::MAX).div_ceil(THREADS / 32);
             // SAFETY: the caller's promise; the page has `count` pieces there, which stay until the event is complete.
             let launched =
-                unsafe { kernels.launch_list_by(warps.clamp(1, BLOCKS), list, count, stream.raw()) };
+                unsafe { kernels.launch_list_by(warps.clamp(1, HALF_BLOCKS), list, count, stream.raw()) };
             if let Err(error) = launched {
                 stream.lists.put(page);
                 return Err(error);

@@ -13,7 +13,7 @@ use transload_cuda_sys::{Context, DriverError, RawStream, RelaxedCapture, attrib
 use transload_memory::lift;
 
 use super::loaded_module::{self, LoadedModule, MAX_THREADS_PER_BLOCK};
-use crate::LaunchConfig;
+use crate::{LaunchConfig, built_in::BLOCKS_PER_MULTIPROCESSOR};
 
 /// The PTX, ending with NUL. `kernels/copy.cu`, `copy_list.cu`, `fill.cu`, `cast.cu` and `occupy.cu` say how it was created.
 const MODULE: &str = concat!(
@@ -32,10 +32,6 @@ const OCCUPY: &CStr = c"transload_occupy";
 
 /// Threads per block.
 pub(super) const THREADS: u32 = 256;
-/// Maximum blocks per multiprocessor of a copy. On an H200 (PCIe 5 x16), two saturate the link (51 and 52 GB/s) and device
-/// memory (2.0 TB/s) and leave room for other kernels; eight are no faster, and a third slower towards the host if source
-/// and destination cannot both be aligned.
-const BLOCKS_PER_MULTIPROCESSOR: u32 = 2;
 /// Maximum blocks per multiprocessor of a fill, which only stores: as many as fit (2,048 threads).
 const FILL_BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 /// Maximum blocks per multiprocessor of a cast, which has one load of an element under way in each thread: as many as fit.

@@ -11,21 +11,11 @@ use super::{
     driver_calls::{DriverCalls, in_place},
     kernels::Kernels,
 };
-use crate::{CudaStream, completion::timeline::StreamTimeline};
-
-/// Longest pieces of small batches, in bytes. A warp copies a piece, so short ones occupy more of the device.
-const SHORT: u64 = 4096;
-/// Pieces into which a larger batch is cut at least, if they are not shorter than [`SHORT`]: about two for each warp of an H200.
-const CUTS: u64 = 4096;
-
-/// Pieces of the first launch of a long list, and how many times as many each later launch has: a link moves a piece of some KiB about
-/// ten times slower than the host writes its entry, so the device is never without work.
-const FIRST_PART: usize = 128;
-const GROWTH: usize = 8;
-/// Least pieces of a list that is launched in parts: a launch takes the host as long as some hundred entries.
-const LONG_LIST: usize = 4 * FIRST_PART;
-/// Least average bytes of a pair of such a list, for which the device takes longer than the host for the entry.
-const LONG_PIECE: u64 = 1024;
+use crate::{
+    CudaStream,
+    built_in::{FIRST_PART, GROWTH, LIST_CUTS, LIST_PIECE, LONG_LIST, LONG_PIECE},
+    completion::timeline::StreamTimeline,
+};
 
 /// What is reported if there is no memory for a list.
 const NO_LIST: &str = "a batch in place becomes one launch for each copy";
@@ -121,7 +111,7 @@ impl Kernels {
 
 /// Returns the length in bytes of the longest pieces into which a batch is cut.
 fn longest(total: u64) -> u64 {
-    total.div_ceil(CUTS).next_multiple_of(SHORT).max(SHORT)
+    total.div_ceil(LIST_CUTS).next_multiple_of(LIST_PIECE).max(LIST_PIECE)
 }
 
 /// Returns how many pieces of so many pairs and bytes there are at most.

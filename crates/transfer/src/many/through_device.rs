@@ -6,12 +6,13 @@ use std::borrow::Cow;
 use transload_core::{MemoryKind, Place, RawBuffer, TransferPath};
 
 use super::Pair;
-use crate::{methods::CHUNK, planning::request::PlanInput};
-
-/// Least pieces of a list of pageable memory, and their average length in bytes up to which it is faster than the batch call, for a list
-/// that is staged. Built in, as below.
-const LEAST_STAGED: u64 = 64;
-const SHORT_STAGED: u64 = 16 << 10;
+use crate::{
+    built_in::through_device::{
+        JOINED, LEAST, LEAST_EXCLUSIVE, LEAST_STAGED, SHORT, SHORT_EXCLUSIVE, SHORT_STAGED,
+    },
+    methods::CHUNK,
+    planning::request::PlanInput,
+};
 
 /// What decides: of a list between pinned or mapped memory and a device.
 struct Shape {
@@ -36,28 +37,17 @@ pub(super) enum Rule {
 }
 
 impl Shape {
-    /// Least bytes of a list; fewer are not worth a launch, nor, if the device has no other work, the wait for the first chunk.
-    const LEAST: u64 = 1 << 20;
-    const LEAST_EXCLUSIVE: u64 = 64 << 20;
-    /// Average bytes of a piece up to which it is faster than the batch call, or, if the device has no other work, than a kernel on the
-    /// host's memory.
-    const SHORT: u64 = 32 << 10;
-    const SHORT_EXCLUSIVE: u64 = 128 << 10;
-    /// Least pieces of a stretch on average.
-    const JOINED: u64 = 4;
-
-    /// The rule. Its numbers are built in: measured on an H200 with PCIe 5, beside a GEMM loop and alone.
     fn goes_through_device(&self) -> bool {
         let (least, short) = match self.exclusive {
-            true => (Self::LEAST_EXCLUSIVE, Self::SHORT_EXCLUSIVE),
-            false => (Self::LEAST, Self::SHORT),
+            true => (LEAST_EXCLUSIVE, SHORT_EXCLUSIVE),
+            false => (LEAST, SHORT),
         };
         let is_faster = match self.rule {
             Rule::BuiltIn => self.bytes >= least && self.bytes <= short.saturating_mul(self.pieces),
             Rule::Faster(is_faster) => is_faster,
             Rule::Wanted => return true,
         };
-        is_faster && self.stretches.saturating_mul(Self::JOINED) <= self.pieces
+        is_faster && self.stretches.saturating_mul(JOINED) <= self.pieces
     }
 }
 
@@ -151,5 +141,5 @@ fn is_dense<'a>(pieces: impl Iterator<Item = &'a RawBuffer>, bytes: u64) -> bool
             let address = address.addr().get();
             (first.min(address), last.max(address))
         });
-    last.saturating_sub(first) as u64 <= bytes.saturating_mul(Shape::JOINED)
+    last.saturating_sub(first) as u64 <= bytes.saturating_mul(JOINED)
 }

@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     attempt::{Deferral, NotSubmitted},
+    built_in::SHADER_PIECE,
     context::ManagerContext,
     planning::request::PlanInput,
     report_events,
@@ -205,9 +206,6 @@ impl Method for HostStaged {
     }
 }
 
-/// Average bytes of a list's pieces up to which a shader is faster, where several queues only copy.
-const SHORT_PIECE: usize = 64 << 10;
-
 impl HostStaged {
     /// Wakes workers for what is about to be claimed, while that is done.
     fn wake_for(&self, hold: &RingHold, request: &TransferRequest<'_>, bytes: usize) {
@@ -234,7 +232,7 @@ impl HostStaged {
                 }
             };
         // A queue that only copies takes as long for a short piece as for a long one.
-        let is_list = pairs.is_some_and(|pairs| bytes_of(pairs) <= SHORT_PIECE.saturating_mul(pairs.len()));
+        let is_list = pairs.is_some_and(|pairs| bytes_of(pairs) <= SHADER_PIECE.saturating_mul(pairs.len()));
         let queues = if is_list { 1 } else { route.backend.reserved_queues(route.lane) };
         let by_shader = is_list && route.backend.reserved_queues(route.lane) > 1;
         let workload = if in_place || by_shader { WorkloadType::Compute } else { WorkloadType::Memory };

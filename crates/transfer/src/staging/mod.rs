@@ -35,11 +35,10 @@ pub(crate) use through_device::ThroughDevice;
 pub(crate) use timeline::StagedTimeline;
 pub use tuning::StagingTuning;
 
-/// Most workers per transfer, unless a calibration found another number: more do not raise a link's rate (measured with 4, 8 and 14 on a PCIe 5 link).
-const MOST: usize = 8;
+use crate::built_in::WORKERS;
 
 /// Returns the number of worker threads of one transfer, unless the system refuses some.
 pub(crate) fn default_workers() -> usize {
-    static WORKERS: OnceLock<usize> = OnceLock::new();
-    *WORKERS.get_or_init(|| thread::available_parallelism().map_or(2, usize::from).min(MOST))
+    static NUMBER: OnceLock<usize> = OnceLock::new();
+    *NUMBER.get_or_init(|| thread::available_parallelism().map_or(2, usize::from).min(WORKERS))
 }

@@ -24,26 +24,15 @@ use super::{
     ring::CAPACITY,
     wait_mode::{WaitMode, room},
 };
-use crate::stats::lost::name_lost_device;
+use crate::{
+    built_in::{CACHED_PART, CHUNKED, PART, SEGMENT, SHORT_PART, SHORT_SEGMENT, SHORT_SEGMENTS},
+    stats::lost::name_lost_device,
+};
 
-/// Bytes of a part: some ten microseconds of a thread.
-const PART: usize = 128 << 10;
-/// The same of a [short](is_short) transfer, whose threads would otherwise wait long for the last one.
-pub(super) const SHORT_PART: usize = 64 << 10;
-/// The same of an upload into the caches: a core that writes more of a staging buffer in a row takes fewer lines from others.
-const CACHED_PART: usize = 256 << 10;
-/// Bytes from which a download is [in chunks](is_in_parts).
-const CHUNKED: usize = 32 << 20;
 /// Parts after which a task lets others run: each time may wake a worker.
 const PARTS_AT_ONCE: usize = 16;
 /// How often a thread looks whether others have copied their parts before it waits, which is about as long as a part takes.
 const SPINS: usize = 256;
-/// Bytes that one driver call copies between the staging buffer and the device, unless a calibration found another number: so long does the
-/// device wait for the first ones of an upload.
-pub(super) const SEGMENT: usize = 1 << 20;
-/// Segments of a short transfer, for which the device, or the host, would otherwise begin late; and the least bytes of one.
-const SHORT_SEGMENTS: usize = 4;
-const SHORT_SEGMENT: usize = 256 << 10;
 
 /// A chunk that threads copy.
 pub(super) struct Parts {
@@ -425,8 +414,7 @@ pub(super) fn is_short(bytes: usize) -> bool {
 }
 
 /// Returns whether the chunks of a download of so many bytes are copied in parts. Of a longer one there are as many as threads, but for the
-/// last ones, and so there are of several `among` others, for none of which a thread waits. On an H200 5 MiB come at 21 GB/s in parts, at 16
-/// in chunks; 16 MiB at 28 and 25; 32 MiB at the same rate.
+/// last ones, and so there are of several `among` others, for none of which a thread waits.
 pub(super) fn is_in_parts(bytes: usize, among: bool) -> bool {
     is_short(bytes) || bytes < CHUNKED && !among
 }

@@ -11,11 +11,11 @@ use transload_core::{
 use super::{
     StagingRing,
     chunk_copy::{Stores, host_copy, host_pointer},
-    parts::SHORT_PART,
     ring::StagingBuffer,
     wait_mode::has_room,
 };
 use crate::{
+    built_in::SHORT_PART,
     report_events::{self, ChunkEvent},
     stats::lost::name_lost_device,
 };

@@ -26,18 +26,11 @@ use super::{
     ring::CAPACITY,
     wait_mode::{WaitMode, block_on_thread, room},
 };
-use crate::{report_events, stats::lost::name_lost_device};
-
-/// Chunk size, in bytes, from which the device takes longer than a task switch.
-const LARGE: usize = 1 << 20;
-/// Threads that copy a transfer with smaller chunks: 3 MiB go up in 132 µs with six, in 152 with eight (H200, 16 processors).
-pub(super) const FEW: usize = 6;
-
-/// Chunks that threads copy part by part at once: the second one's parts are there when the first one's are taken.
-const PARTED: usize = 2;
-/// The same of an upload into the caches, of which more should be there when the device begins to read: 256 MiB go up at 48 GB/s instead
-/// of 45.5 (H200).
-const PARTED_INTO_CACHES: usize = 4;
+use crate::{
+    built_in::{LARGE_CHUNK, PARTED, PARTED_INTO_CACHES, SHORT_THREADS},
+    report_events,
+    stats::lost::name_lost_device,
+};
 
 /// One transfer. Its ranges are claimed, so no conflicting work runs until its end.
 pub(crate) struct StagedTransfer {
@@ -206,8 +199,8 @@ impl StagedTransfer {
     /// Returns the number of further staging buffers that it can use.
     pub(super) fn buffers_wanted(&self) -> usize {
         let buffers_in_use = self.buffers_in_use.load(Ordering::Relaxed);
-        let is_large = self.chunks.size() >= LARGE;
-        let threads = if is_large { default_workers() } else { default_workers().min(FEW) };
+        let is_large = self.chunks.size() >= LARGE_CHUNK;
+        let threads = if is_large { default_workers() } else { default_workers().min(SHORT_THREADS) };
         let most = if self.is_upload() {
             let on_host = self.on_host.load(Ordering::Relaxed);
             let parted = if self.is_into_caches() { PARTED_INTO_CACHES } else { PARTED };

@@ -6,12 +6,13 @@ use transload_core::{CostBasis, DeviceId, Error, ErrorKind, Result};
 use transload_executor::last_level_cache;
 
 use super::{
-    MOST as MOST_WORKERS, StagingRing, default_workers,
-    parts::SEGMENT,
+    StagingRing, default_workers,
     ring::{CAPACITY, STAGING_BUFFER},
-    staged_transfer::FEW,
 };
-use crate::CrossBackendTransferManager;
+use crate::{
+    CrossBackendTransferManager,
+    built_in::{CACHED_FROM, CACHED_FROM_ON_VULKAN, DOWNLOAD_SEGMENT, SEGMENT, SHORT_THREADS, WORKERS},
+};
 
 /// The shortest valid segment of an upload, in bytes.
 const SHORTEST: u64 = 4 << 10;
@@ -36,8 +37,7 @@ const MOST: u32 = 1024;
 pub struct StagingTuning {
     /// Bytes from which an upload is stored into the processor's caches instead of past them, and calls the driver for each staging buffer.
     /// The device reads slowly what a core has just written and still holds; once it lags by some staging buffers, it finds them in the
-    /// shared cache, and main memory is spared: 256 MiB go up at 45 instead of 40 GB/s, 1 GiB at 50 instead of 41, but 16 MiB at 28 instead
-    /// of 37 (an H200, 8 threads). Not measured by a calibration, for which such copies take too long: by default 128 MiB, or 256 over Vulkan,
+    /// shared cache, and main memory is spared. Not measured by a calibration, for which such copies take too long: by default 128 MiB, or 256 over Vulkan,
     /// and never where the last-level cache or the number of processors is small, or not known.
     pub upload_cached_from: u64,
     /// Bytes after which an upload calls the driver. The device waits for the first ones, and each call takes time. At most a staging
@@ -58,12 +58,11 @@ impl Default for StagingTuning {
     fn default() -> Self {
         let count = |number: usize| u32::try_from(number).unwrap_or(MOST);
         Self {
-            upload_cached_from: if can_lag() { 128 << 20 } else { u64::MAX },
+            upload_cached_from: if can_lag() { CACHED_FROM } else { u64::MAX },
             upload_segment: SEGMENT as u64,
-            short_threads: count(default_workers().min(FEW)),
+            short_threads: count(default_workers().min(SHORT_THREADS)),
             long_threads: count(default_workers()),
-            // 5 to 24 MiB come 5 to 15 % faster than by 1 MiB, and a third faster than by 256 KiB (H200).
-            download_segment: SEGMENT as u64 / 2,
+            download_segment: DOWNLOAD_SEGMENT as u64,
             // More than a ring gives to one transfer.
             download_buffers: 16,
         }
@@ -73,7 +72,7 @@ impl Default for StagingTuning {
 /// Returns whether a device can lag by several staging buffers that are all in the last-level cache.
 fn can_lag() -> bool {
     const BUFFERS: usize = 16;
-    default_workers() == MOST_WORKERS && last_level_cache().is_some_and(|bytes| bytes >= BUFFERS * CAPACITY)
+    default_workers() == WORKERS && last_level_cache().is_some_and(|bytes| bytes >= BUFFERS * CAPACITY)
 }
 
 impl StagingTuning {
@@ -85,8 +84,8 @@ impl StagingTuning {
             // submissions of 4 MiB, with 30 in such of 1 MiB (an H200, by hand).
             tuning.upload_segment = STAGING_BUFFER;
             tuning.download_segment = STAGING_BUFFER / 2;
-            // Up to this many the longer calls gain as much: 192 MiB go up at 44 GB/s either way, 1 GiB at 46 to 49 instead of 39.
-            tuning.upload_cached_from = tuning.upload_cached_from.max(256 << 20);
+            // Up to this many the longer calls gain as much.
+            tuning.upload_cached_from = tuning.upload_cached_from.max(CACHED_FROM_ON_VULKAN);
         }
         tuning
     }

@@ -9,13 +9,10 @@ use transload_core::{DeviceId, Error, ErrorKind, RawBuffer, Result, TransferMeth
 
 use crate::{
     CopyBuilder, CrossBackendTransferManager, TransferOptions,
+    built_in::DRIVER_ROW,
     planning::request::{PlanInput, range},
     task_submission::is_pageable,
 };
-
-/// Rows of pageable memory up to which the driver's own copy is faster than a list of them, in bytes (built in: 16 MiB of 4 KiB rows on an
-/// H200 take the driver 1.2 ms up and 1.6 down, as a list 1.9 and 4.2; lists of 64 KiB pieces are twice as fast as the driver).
-const SHORT: usize = 16 << 10;
 
 /// What a strided copy moves: all bytes from one buffer to another, or rows of them.
 #[derive(Clone, Debug)]
@@ -133,7 +130,7 @@ impl StridedCopy {
         if rows.count() > MAX_LISTED {
             return options.forbid(TransferMethod::HostStaged).forbid(TransferMethod::ZeroCopy);
         }
-        let is_short = rows.pitched().is_some() && rows.width() < SHORT;
+        let is_short = rows.pitched().is_some() && rows.width() < DRIVER_ROW;
         let is_by_driver = || {
             let direct = TransferMethod::ALL
                 .into_iter()

@@ -1,0 +1,33 @@
+//! The built-in table of this crate: figures of one machine (H200, PCIe 5) by which kernels and batches are divided. Calibrations measure
+//! the methods as these make them.
+
+/// Maximum blocks per multiprocessor of a copy: two saturate the link (51 and 52 GB/s) and device memory (2.0 TB/s) and leave room for
+/// other kernels; eight are no faster, and a third slower towards the host if source and destination cannot both be aligned.
+pub(crate) const BLOCKS_PER_MULTIPROCESSOR: u32 = 2;
+
+/// Most blocks of a launch that gathers or scatters within a device's memory. A warp has about 2 GB/s: these have several times a link's
+/// rate, and occupy an eighth of the multiprocessors.
+pub(crate) const HALF_BLOCKS: u32 = 16;
+
+/// Longest pieces of it, in bytes: a warp copies a piece.
+pub(crate) const HALF_PIECE: u64 = 16 << 10;
+
+/// Longest pieces of a small list for a copy kernel, in bytes. A warp copies a piece, so short ones occupy more of the device.
+pub(crate) const LIST_PIECE: u64 = 4096;
+
+/// Pieces into which a larger list is cut at least, if they are not shorter than [`LIST_PIECE`]: about two for each warp.
+pub(crate) const LIST_CUTS: u64 = 4096;
+
+/// Pieces of the first launch of a long list, and how many times as many each later launch has: a link moves a piece of some KiB about
+/// ten times slower than the host writes its entry, so the device is never without work.
+pub(crate) const FIRST_PART: usize = 128;
+pub(crate) const GROWTH: usize = 8;
+
+/// Least pieces of a list that is launched in parts: a launch takes the host as long as some hundred entries.
+pub(crate) const LONG_LIST: usize = 4 * FIRST_PART;
+
+/// Least average bytes of a pair of such a list, for which the device takes longer than the host for the entry.
+pub(crate) const LONG_PIECE: u64 = 1024;
+
+/// Most copies that are enqueued one by one although the driver has a call for many.
+pub(crate) const SINGLE_CALLS: usize = 3;

@@ -1,0 +1,77 @@
+//! The built-in table of this crate: figures of one machine (H200, PCIe 5, 16 processors) that stand in code. What copies cost is in the
+//! backends' tables. A [calibration](crate::CrossBackendTransferManager::calibrate) replaces what the text of a figure says; the others
+//! change by how much a method is fast, and calibrations measure the methods as they are.
+
+/// Most workers of a transfer, unless a calibration found another number: more do not raise a link's rate (measured with 4, 8 and 14).
+pub(crate) const WORKERS: usize = 8;
+
+/// Bytes that one driver call copies between a staging buffer and the device, unless a calibration found another number: so long does the
+/// device wait for the first ones of an upload.
+pub(crate) const SEGMENT: usize = 1 << 20;
+
+/// The same of a download: 5 to 24 MiB come 5 to 15 % faster than by 1 MiB, and a third faster than by 256 KiB.
+pub(crate) const DOWNLOAD_SEGMENT: usize = SEGMENT / 2;
+
+/// Segments of a short transfer, for which the device, or the host, would otherwise begin late; and the least bytes of one.
+pub(crate) const SHORT_SEGMENTS: usize = 4;
+pub(crate) const SHORT_SEGMENT: usize = 256 << 10;
+
+/// Threads that copy a transfer that fits a staging buffer, unless a calibration found another number: 3 MiB go up in 132 µs with six, in
+/// 152 with eight.
+pub(crate) const SHORT_THREADS: usize = 6;
+
+/// Bytes from which an upload goes through the processor's caches, on CUDA: 256 MiB go up at 45 instead of 40 GB/s, 1 GiB at 50 instead of
+/// 41, but 16 MiB at 28 instead of 37. On Vulkan 192 MiB go up at 44 GB/s either way, 1 GiB at 46 to 49 instead of 39.
+pub(crate) const CACHED_FROM: u64 = 128 << 20;
+pub(crate) const CACHED_FROM_ON_VULKAN: u64 = 256 << 20;
+
+/// Bytes of a part that a thread copies at once: some ten microseconds of it.
+pub(crate) const PART: usize = 128 << 10;
+
+/// The same of a transfer that fits a staging buffer, whose threads would otherwise wait long for the last one.
+pub(crate) const SHORT_PART: usize = 64 << 10;
+
+/// The same of an upload into the caches: a core that writes more of a staging buffer in a row takes fewer lines from others.
+pub(crate) const CACHED_PART: usize = 256 << 10;
+
+/// Chunks that threads copy part by part at once: the second one's parts are there when the first one's are taken.
+pub(crate) const PARTED: usize = 2;
+
+/// The same of an upload into the caches, of which more should be there when the device begins to read: 256 MiB go up at 48 GB/s instead
+/// of 45.5.
+pub(crate) const PARTED_INTO_CACHES: usize = 4;
+
+/// Bytes from which a download is copied by chunks, one for a thread, and not in parts: 5 MiB come at 21 GB/s in parts, at 16 in chunks;
+/// 16 MiB at 28 and 25; 32 MiB at the same rate.
+pub(crate) const CHUNKED: usize = 32 << 20;
+
+/// Chunk size, in bytes, from which the device takes longer than a task switch.
+pub(crate) const LARGE_CHUNK: usize = 1 << 20;
+
+/// Average bytes of the pieces of a staged list up to which a shader is faster, where several queues only copy.
+pub(crate) const SHADER_PIECE: usize = 64 << 10;
+
+/// Rows of pageable memory up to which the driver's own copy is faster than a list of them, in bytes: 16 MiB of 4 KiB rows take the driver
+/// 1.2 ms up and 1.6 down, as a list 1.9 and 4.2; lists of 64 KiB pieces are twice as fast as the driver.
+pub(crate) const DRIVER_ROW: usize = 16 << 10;
+
+/// Most copies of a path by engines that are recorded. One batch call is faster than a graph with a node for each, and takes less of the
+/// host's time: 1,000 pieces of 64 KiB in 2.1 against 4.0 ms, submitted in 0.9 against 1.8.
+pub(crate) const RECORDED_COPIES: usize = 3;
+
+/// Which lists go through device memory, unless a calibration measured lists: beside a GEMM loop, and alone.
+pub(crate) mod through_device {
+    /// Least pieces of a list of pageable memory, and their average length in bytes up to which it is faster than the batch call, for a
+    /// list that is staged.
+    pub(crate) const LEAST_STAGED: u64 = 64;
+    pub(crate) const SHORT_STAGED: u64 = 16 << 10;
+    /// Least bytes of a list; fewer are not worth a launch, nor, if the device has no other work, the wait for the first chunk.
+    pub(crate) const LEAST: u64 = 1 << 20;
+    pub(crate) const LEAST_EXCLUSIVE: u64 = 64 << 20;
+    /// Average bytes of a piece up to which it is faster than the batch call, or, if the device has no other work, than a kernel on the
+    /// host's memory.
+    pub(crate) const SHORT: u64 = 32 << 10;
+    pub(crate) const SHORT_EXCLUSIVE: u64 = 128 << 10;
+    /// Least pieces of a stretch on average, calibrated or not.
+    pub(crate) const JOINED: u64 = 4;
+}
