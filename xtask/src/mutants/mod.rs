@@ -47,8 +47,8 @@ const LIMIT: u64 = 150;
 /// The least seconds after which a test counts as hanging with its mutant: else those that it took without, 8 times.
 const LEAST_LIMIT: Duration = Duration::from_secs(8);
 
-/// Runs of a test in which its mutant may show itself: a thread may be faster than the check.
-const RUNS: usize = 5;
+/// Runs of a test in which its mutant may show itself: a thread may be faster than the check. Nearly all show at the first.
+const RUNS: usize = 20;
 
 impl Options {
     /// For every change: without writing a file, and without the mutants of the wgpu backend. Their build takes as long as that of a third

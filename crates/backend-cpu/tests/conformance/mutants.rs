@@ -21,10 +21,15 @@ fn failing(fault: Fault) -> Vec<&'static str> {
 
 #[track_caller]
 fn is_found(fault: Fault, by: &[&str]) {
-    let failing = failing(fault);
-    for check in by {
-        assert!(failing.contains(check), "{fault:?} is not found by {check}, but by {failing:?}");
+    // Of a busy machine a check may see too little in its time to find a fault; it never finds one that is not there.
+    let mut found = Vec::new();
+    for _ in 0..5 {
+        found.extend(failing(fault));
+        if by.iter().all(|check| found.contains(check)) {
+            return;
+        }
     }
+    panic!("{fault:?} is not found by each of {by:?}, but by {found:?}");
 }
 
 #[test]

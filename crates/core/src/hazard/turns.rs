@@ -131,7 +131,9 @@ impl WaitQueue {
                 found = Predecessor::Until(turn.until.iter().rev().take(MAX_SCANNED).cloned().collect());
                 break;
             }
-            if turn.unblocked_since.get_or_insert_with(Instant::now).elapsed() < GRACE {
+            let is_waited_for = turn.unblocked_since.is_none_or(|since| since.elapsed() < GRACE);
+            turn.unblocked_since.get_or_insert_with(Instant::now);
+            if is_waited_for {
                 found = Predecessor::Waiter;
                 break;
             }

@@ -277,7 +277,7 @@ fn task_run_inline_by_wake_meets_no_claim_of_its_thread() {
         }
     });
     for _ in 0..2 {
-        let limit = std::time::Duration::from_secs(20);
+        let limit = std::time::Duration::from_secs(60);
         receiver.recv_timeout(limit).expect("the thread waits for its own claim");
     }
 }

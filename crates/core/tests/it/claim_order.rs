@@ -32,7 +32,7 @@ fn work_that_waits_for_one_buffer_holds_no_other() {
     }
     assert_eq!(receiver.try_recv().err(), Some(std::sync::mpsc::TryRecvError::Empty));
     drop(held);
-    let claimed = receiver.recv_timeout(Duration::from_secs(20));
+    let claimed = receiver.recv_timeout(Duration::from_secs(60));
     assert_ne!(
         claimed.as_ref().err(),
         Some(&RecvTimeoutError::Timeout),

@@ -124,6 +124,11 @@ impl<T: Send> Aside<T> {
         self.0.recv_timeout(AWHILE).ok()
     }
 
+    /// Returns the result of a call that does not wait for the gate, or `None` if it has not returned long before the gate opens by itself.
+    pub(crate) fn soon(&self) -> Option<T> {
+        self.0.recv_timeout(LIMIT / 2).ok()
+    }
+
     pub(crate) fn late(&self) -> T {
         self.0.recv_timeout(LIMIT).expect("the call returns once the gate is open")
     }

@@ -80,7 +80,16 @@ fn exact_spans_are_the_virtual_times_of_engines() {
 
 #[test]
 fn exact_span_excludes_waiting_for_the_engine() {
-    let Some(run) = Recorded::new(OperationSampling::ALL) else { return };
+    // If the collector asks for the end of the first copy before the second is submitted, neither waits.
+    let rounds = (0..50).map_while(|_| Recorded::new(OperationSampling::ALL)).map(has_waited_for_the_engine);
+    let rounds: Vec<_> = rounds
+        .scan(false, |is_over, waited| (!std::mem::replace(is_over, waited)).then_some(waited))
+        .collect();
+    assert!(rounds.is_empty() || rounds.contains(&true), "in {} rounds no copy waited", rounds.len());
+}
+
+/// Copies on two queues. Returns whether one of the copies waited for the other.
+fn has_waited_for_the_engine(run: Recorded) -> bool {
     let (one, two, pairs) = (run.queue(), run.queue(), [run.pair(16 << 20), run.pair(1 << 20)]);
     let fences = [copy(&*one, &pairs[0]), copy(&*two, &pairs[1])];
     fences.iter().for_each(|fence| fence.wait().unwrap());
@@ -90,10 +99,11 @@ fn exact_span_excludes_waiting_for_the_engine() {
     assert_eq!(small.exact.total_ns, MIB_NS, "{report}");
     let ran: u64 = [large, small].iter().map(|kind| kind.running.total_ns).sum();
     let exact = large.exact.total_ns + small.exact.total_ns;
-    assert!(ran > exact + MIB_NS / 2, "the spans of events overlap: {report}");
-    assert_eq!(large.agreeing + small.agreeing, 1, "one of them waited: {report}");
     let [engine] = &report.engines[..] else { panic!("{report}") };
     assert_eq!((engine.busy_ns, engine.total_ns), (exact, exact), "one engine: {report}");
+    let has_waited = large.agreeing + small.agreeing == 1;
+    assert_eq!(has_waited, ran > exact + MIB_NS / 2, "the spans of events overlap: {report}");
+    has_waited
 }
 
 /// A graph is one operation, of which each node has a record, and so is a batch, of several calls.

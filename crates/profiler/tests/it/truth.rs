@@ -260,7 +260,10 @@ fn time_before_a_stream_reaches_an_operation_is_waiting_and_not_running() {
         assert!(waiting.total_ns + error >= waited, "{waited} ns: {all}");
         assert!(waiting.total_ns + running.total_ns <= whole + 2 * error, "{whole} ns: {all}");
         // Two digits are kept.
-        assert!(waiting.percentiles.unwrap().p50_ns as f64 >= 0.98 * (waited - error) as f64, "{all}");
+        assert!(
+            waiting.percentiles.unwrap().p50_ns as f64 >= 0.98 * waited.saturating_sub(error) as f64,
+            "{all}"
+        );
     }
     drop((work, gate, held, fence));
     manager.drain().unwrap();

@@ -420,8 +420,9 @@ fn small_transfer_overtakes_chunks_of_large_ones() {
         let (manager, backend) = with(Mock::default());
         // So that only its yields interrupt a task.
         backend.perform_at_once();
+        let executor = manager.executor().clone();
         // One for each worker.
-        let workers = thread::available_parallelism().map_or(2, usize::from).min(16);
+        let workers = executor.threads();
         let mut pairs: Vec<_> = (0..workers).map(|_| pair(&manager, 32 * MIB)).collect();
         pairs.push(pair(&manager, 64 << 10));
         let submit = || pairs.iter().map(|(src, dst)| Box::pin(stage(&manager, src, dst)));
@@ -432,11 +433,27 @@ fn small_transfer_overtakes_chunks_of_large_ones() {
             .iter()
             .map(|_| Arc::new(Ordered { next: Arc::clone(&next), woken: AtomicU64::new(0) }))
             .collect();
+        // No worker begins before all are submitted and have a waker.
+        let (begun, have_begun) = mpsc::channel();
+        let blocked: Vec<_> = (0..workers)
+            .map(|_| {
+                let (begun, (release, released)) = (begun.clone(), mpsc::channel::<()>());
+                let task = executor.spawn(async move {
+                    begun.send(()).unwrap();
+                    let _until_dropped = released.recv();
+                });
+                (task, release)
+            })
+            .collect();
+        (0..workers).for_each(|_| have_begun.recv().unwrap());
         let mut transfers: Vec<_> = submit().collect();
         for (transfer, noted) in transfers.iter_mut().zip(&noted).rev() {
             let waker = Waker::from(Arc::clone(noted));
-            // The small one, which comes first, may be over by now.
-            let _pending = transfer.as_mut().poll(&mut Context::from_waker(&waker));
+            assert!(transfer.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        for (task, release) in blocked {
+            drop(release);
+            task.wait().unwrap();
         }
         manager.drain().unwrap();
         let woken: Vec<_> = noted.iter().map(|noted| noted.woken.load(Ordering::SeqCst)).collect();

@@ -37,7 +37,7 @@ mod typed_views;
 mod unified_roles;
 
 /// How long an example's objects may outlive it.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 type Outcome = Result<(), Box<dyn Error>>;
 type Example = fn() -> Outcome;

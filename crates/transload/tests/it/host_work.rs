@@ -225,7 +225,8 @@ fn device_copy_ends_though_all_workers_are_blocked() {
     has_begun.recv().unwrap();
     let host = setup.manager.copy(&source, &pinned).submit();
     let fence = pollster::block_on(host.enqueued()).unwrap().unwrap();
-    assert!(fence.timeline().ends_by_host_alone(fence.point()));
+    // Unless this thread has paused for so long that the spare one has run it.
+    assert!(fence.timeline().ends_by_host_alone(fence.point()) || fence.is_known_complete());
     // Where another test frees memory, the thread waits here; that ends too.
     let copied = setup.manager.copy(&pinned, &device).submit();
     copied.wait().unwrap();

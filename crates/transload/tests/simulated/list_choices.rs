@@ -178,8 +178,8 @@ fn beside_kernels_lists_go_by_what_was_measured_there() {
             [(TransferMethod::ZeroCopy, false), (beside, false), (TransferMethod::DirectCopy, true)];
         // How far a poll advances kernels before copies depends on the threads of this machine: a calibration may see twice the time.
         let found: Vec<_> =
-            (0..4).map(|_| chosen_beside_kernels(piece)).take_while(|it| *it != expected).collect();
-        assert!(found.len() < 4, "{piece} ns a piece: {found:?}");
+            (0..20).map(|_| chosen_beside_kernels(piece)).take_while(|it| *it != expected).collect();
+        assert!(found.len() < 20, "{piece} ns a piece: {found:?}");
     }
 }
 

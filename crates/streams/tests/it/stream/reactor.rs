@@ -15,7 +15,7 @@ use crate::support::{
     setup::Setup,
 };
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 type Task = Box<dyn FnOnce() + Send>;
 

@@ -17,7 +17,7 @@ use transload_memory::{CudaDevice, FreeDeferral};
 use transload_streams::{CudaEvent, CudaStream};
 
 /// Time after which a gate opens by itself: a test that waits wrongly fails instead of hanging.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(90);
 
 #[derive(Default)]
 struct Shared {
@@ -113,7 +113,7 @@ impl Drop for Gate {
     }
 }
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Runs a test that could hang; it fails at the time limit.
 pub(crate) fn limited(test: impl FnOnce() + Send + 'static) {
