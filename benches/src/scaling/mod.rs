@@ -16,6 +16,7 @@ mod leasing;
 mod planning;
 mod polling;
 mod profiling;
+mod pytorch;
 mod staging;
 mod urgent;
 
@@ -54,6 +55,7 @@ pub(crate) const PARTS: Parts = (
         ("profiling", profiling::rows),
         ("advice", advising::rows),
         ("large copies", large::rows),
+        ("pageable beside PyTorch", pytorch::rows),
     ],
 );
 
@@ -137,6 +139,11 @@ mod tests {
         let copies = ["/planning/", "/profiling/", "/with-copy/"];
         for row in rows.iter().filter(|row| copies.iter().any(|part| row.id.contains(part))) {
             assert!(row.verified && row.bytes > 0, "{}", row.id);
+        }
+        let beside: Vec<_> = rows.iter().filter(|row| row.id.starts_with("scaling/pytorch/")).collect();
+        assert_eq!(beside.len(), 4);
+        for row in beside {
+            assert!(row.path.contains("no PyTorch: ") && row.reference.is_none() && row.verified, "{row:?}");
         }
     }
 

@@ -22,12 +22,12 @@ pub(super) const RUNS: [&[&str]; 8] = [
         "--only",
         "scaling",
         "--parts",
-        "host to host,urgent,downloads,planning,staged transfers,profiling,advice,large copies",
+        "host to host,urgent,downloads,planning,staged transfers,profiling,advice,large copies,PyTorch",
     ],
 ];
 
 /// Ids of rows that must have goals, or what they begin with, up to a `/`: one without a row is missed.
-const EXPECTED: [&str; 97] = [
+const EXPECTED: [&str; 101] = [
     "wait/cpu.pinned-to-cuda:0.device/",
     "await/cpu.pinned-to-cuda:0.device/",
     "allocations/cpu.pinned-to-cuda:0.device/",
@@ -98,6 +98,10 @@ const EXPECTED: [&str; 97] = [
     "scaling/by-hand/down/50331648/",
     "scaling/by-hand/up/268435456/",
     "scaling/by-hand/down/268435456/",
+    "scaling/pytorch/up/50331648/",
+    "scaling/pytorch/down/50331648/",
+    "scaling/pytorch/up/268435456/",
+    "scaling/pytorch/down/268435456/",
     "scaling/short/65536/copy",
     "scaling/short/1048576/back-to-back",
     "scaling/short/1048576/after-pause",
@@ -127,12 +131,27 @@ const EXPECTED: [&str; 97] = [
     "scaling/advice/lists",
 ];
 const TWO_DEVICES: &str = "load/two/later/load";
+/// What begins the ids of rows next to a program that may be absent: without it they have no goal and say why.
+const BESIDE_OTHERS: &str = "scaling/pytorch/";
 
-/// Returns what is promised and has no goal among the rows of runs on such hardware.
-pub(super) fn absent(rows: &[ResultRow], hardware: &str) -> Vec<&'static str> {
-    let has_two = !hardware.starts_with("1 x ");
+/// Returns what is promised and cannot be measured here, each with the reason.
+pub(super) fn skipped(results: &Results) -> Vec<(&'static str, String)> {
+    let reason = |id: &'static str| {
+        if id == TWO_DEVICES && results.hardware.starts_with("1 x ") {
+            return Some((id, "there is one device".to_owned()));
+        }
+        let mut of_id = results.rows.iter().filter(|row| is_of(&row.id, id));
+        let row = of_id.find(|_| id.starts_with(BESIDE_OTHERS)).filter(|row| row.reference.is_none());
+        row.map(|row| (id, row.path.clone()))
+    };
+    EXPECTED.into_iter().filter_map(reason).collect()
+}
+
+/// Returns what is promised, is not skipped, and has no goal among the rows.
+pub(super) fn absent(rows: &[ResultRow], skipped: &[(&str, String)]) -> Vec<&'static str> {
     let has_goal = |id: &str| rows.iter().any(|row| row.met.is_some() && is_of(&row.id, id));
-    EXPECTED.into_iter().filter(|id| (has_two || *id != TWO_DEVICES) && !has_goal(id)).collect()
+    let is_skipped = |id: &str| skipped.iter().any(|(skipped, _)| *skipped == id);
+    EXPECTED.into_iter().filter(|id| !is_skipped(id) && !has_goal(id)).collect()
 }
 
 /// Returns whether a row is the expected one, or one of those.
@@ -169,8 +188,8 @@ pub(super) fn is_missed(row: &ResultRow) -> bool {
     row.met == Some(false)
 }
 
-/// Returns a line for each row, one for each promise without a row, and one that counts them.
-pub(super) fn table(rows: &[ResultRow], absent: &[&str]) -> String {
+/// Returns a line for each row, one for each promise that is skipped or has no row, and one that counts them.
+pub(super) fn table(rows: &[ResultRow], absent: &[&str], skipped: &[(&str, String)]) -> String {
     let mut out = String::new();
     let width = rows.iter().map(|row| row.id.len()).max().unwrap_or(0);
     for row in rows {
@@ -186,6 +205,9 @@ pub(super) fn table(rows: &[ResultRow], absent: &[&str]) -> String {
             optional(row.ratio),
             row.goal.as_deref().unwrap_or_default(),
         );
+    }
+    for (id, reason) in skipped {
+        let _infallible = writeln!(out, "{id:width$}  skipped: {reason}");
     }
     for id in absent {
         let _infallible = writeln!(out, "{id:width$}  MISSED: no row has this goal");
@@ -230,7 +252,9 @@ mod tests {
         let mut runs = [of_hardware(&[false, false, true]), of_hardware(&[true, false, false])].into_iter();
         let rows = confirmed(|| Ok(runs.next().unwrap())).unwrap();
         assert_eq!(rows.iter().map(is_missed).collect::<Vec<_>>(), [false, true, false]);
-        let table = table(&rows, &["load/one"]);
+        let skipped = [("load/two", "there is one device".to_owned())];
+        let table = table(&rows, &["load/one"], &skipped);
+        assert!(table.contains("load/two  skipped: there is one device"), "{table}");
         assert!(table.contains("MISSED") && table.contains("2 of 4 goals met"), "{table}");
         assert!(table.contains("load/one  MISSED: no row"), "{table}");
     }
@@ -252,18 +276,42 @@ mod tests {
     fn promise_without_a_row_is_missed_and_every_one_is_of_a_row_on_record() {
         let mut rows = all_met(&sample().rows[0]);
         rows.retain(|row| row.id != TWO_DEVICES && row.id != "choice/regret/mean");
-        assert_eq!(absent(&rows, "1 x NVIDIA H200"), ["choice/regret/mean"]);
-        assert_eq!(absent(&rows, "2 x NVIDIA H200"), ["choice/regret/mean", TWO_DEVICES]);
+        let of = |hardware: &str| Results { hardware: hardware.to_owned(), ..sample() };
+        assert_eq!(absent(&rows, &skipped(&of("1 x NVIDIA H200"))), ["choice/regret/mean"]);
+        assert_eq!(absent(&rows, &skipped(&of("2 x NVIDIA H200"))), ["choice/regret/mean", TWO_DEVICES]);
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks");
         let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
         let records = files.filter(|file| file.extension().is_some_and(|extension| extension == "json"));
         let ids: Vec<String> = records
             .flat_map(|file| Results::read_or_record(&file).unwrap().rows.into_iter().map(|row| row.id))
             .collect();
-        // No record is of two devices since that row is measured.
-        for expected in EXPECTED.into_iter().filter(|id| *id != TWO_DEVICES) {
+        // No record is of two devices since that row is measured, nor of these.
+        let is_recorded = |id: &&str| *id != TWO_DEVICES && !id.starts_with(BESIDE_OTHERS);
+        for expected in EXPECTED.into_iter().filter(is_recorded) {
             assert!(ids.iter().any(|id| is_of(id, expected)), "{expected} is no row");
         }
+    }
+
+    #[test]
+    fn goal_beside_an_absent_program_is_skipped_with_its_reason() {
+        let mut results = of_hardware(&[true]);
+        results.hardware = "2 x NVIDIA H200".to_owned();
+        let row = results.rows.remove(0);
+        let beside = |id: &str, reference: Option<String>| ResultRow {
+            id: format!("{BESIDE_OTHERS}{id}/copy"),
+            path: "no PyTorch".to_owned(),
+            met: reference.as_ref().map(|_| true),
+            reference,
+            ..row.clone()
+        };
+        let without = all_met(&row).into_iter().filter(|row| !row.id.starts_with(BESIDE_OTHERS));
+        results.rows = without.chain([beside("up/50331648", None)]).collect();
+        results.rows.push(beside("down/50331648", row.reference.clone()));
+        let skipped = skipped(&results);
+        assert_eq!(skipped, [("scaling/pytorch/up/50331648/", "no PyTorch".to_owned())]);
+        // Without a row nothing says why.
+        let absent = absent(&results.rows, &skipped);
+        assert_eq!(absent, ["scaling/pytorch/up/268435456/", "scaling/pytorch/down/268435456/"]);
     }
 
     #[test]

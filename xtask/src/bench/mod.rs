@@ -157,8 +157,9 @@ fn gpu(
         })?);
     }
     let Some(mut results) = Results::joined(runs, &rows) else { return Ok(ExitCode::FAILURE) };
-    let absent = goals::absent(&rows, &results.hardware);
-    print!("\n{}", goals::table(&rows, &absent));
+    let skipped = goals::skipped(&results);
+    let absent = goals::absent(&rows, &skipped);
+    print!("\n{}", goals::table(&rows, &absent, &skipped));
     results.failures.extend(absent.iter().map(|id| format!("no row has the goal of {id}")));
     draw(&results)?;
     let is_missed = !absent.is_empty() || rows.iter().any(goals::is_missed);
