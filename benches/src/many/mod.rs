@@ -7,6 +7,7 @@ mod raw_gather;
 mod raw_list;
 mod shapes;
 mod state_dict;
+mod unaligned;
 
 use anyhow::Result;
 use transload_backend_cpu::CpuBackend;
@@ -27,6 +28,7 @@ pub(crate) const PARTS: Parts = (
         ("pageable-up", |fixture| rows_of(fixture, shapes::pageable_rows, &PAGEABLE, true)),
         ("pageable-down", |fixture| rows_of(fixture, shapes::pageable_rows, &PAGEABLE, false)),
         ("state dict", state_dict::rows),
+        ("unaligned", unaligned::rows),
     ],
 );
 
@@ -79,6 +81,13 @@ mod tests {
 
     #[test]
     fn every_part_runs_on_the_software_driver() {
-        tested_on_the_software_driver(PARTS);
+        let rows = tested_on_the_software_driver(PARTS);
+        for way in ["up", "down", "within"] {
+            let id = format!("many/unaligned-{way}-");
+            let is_it = |row: &&Row| row.id.starts_with(&id) && row.id.ends_with("/4093/exclusive");
+            let row = rows.iter().find(is_it).unwrap();
+            assert!(rows.iter().all(|row| !row.id.ends_with("-aligned")), "only what every run has");
+            assert!(row.verified && row.reference.as_ref().is_some_and(|name| name.contains("aligned")));
+        }
     }
 }

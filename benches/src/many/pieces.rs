@@ -4,9 +4,10 @@ use anyhow::{Context as _, Result};
 use transload_core::{MemoryKind, RawBuffer};
 
 use crate::{
+    address::Address,
     comparison::{Fixture, Verify},
     content::Content,
-    memory::Memory,
+    memory::{Memory, POISON},
 };
 
 /// A prime, which no number of pieces divides: one piece of the device's pool is so many after the one before.
@@ -75,6 +76,60 @@ impl Pieces {
         pieces.expected = if up { scattered } else { in_order };
         Ok(pieces)
     }
+}
+
+impl Pieces {
+    /// Pieces of memory of two kinds: at source and destination each lies so many bytes after the one before, from an offset on. At the
+    /// destination they lie in the opposite order, so that none are joined.
+    pub(super) fn placed(
+        fixture: &Fixture<'_>,
+        kinds: [MemoryKind; 2],
+        (count, bytes): (usize, usize),
+        [source, destination]: [(usize, usize); 2],
+    ) -> Result<Self> {
+        let [src_len, dst_len] = [source, destination].map(|(step, first)| first + count * step);
+        let [src, dst] = kinds;
+        let (src, dst) = (fixture.memory.allocate(src, src_len)?, fixture.memory.allocate(dst, dst_len)?);
+        let content = Content::new(src_len, 0x0DD + count as u64).part(0, src_len).to_vec();
+        Memory::Ours(src.clone()).write(0, &content)?;
+        let mut pieces = Self {
+            pairs: Vec::with_capacity(count),
+            sources: Vec::with_capacity(count),
+            destinations: Vec::with_capacity(count),
+            sizes: vec![bytes; count],
+            from: (src.clone(), Vec::new()),
+            to: (dst.clone(), Vec::new()),
+            target: Memory::Ours(dst.clone()),
+            // Nothing may be written between the pieces.
+            expected: vec![POISON; dst_len],
+        };
+        let (from_address, to_address) = (address(&src)?, address(&dst)?);
+        for index in 0..count {
+            let (from, to) = placed(index, count, [source, destination]);
+            pieces.pairs.push((src.slice(from..from + bytes)?, dst.slice(to..to + bytes)?));
+            pieces.sources.push(from_address + from as u64);
+            pieces.destinations.push(to_address + to as u64);
+            if let (Some(expected), Some(content)) =
+                (pieces.expected.get_mut(to..to + bytes), content.get(from..from + bytes))
+            {
+                expected.copy_from_slice(content);
+            }
+        }
+        Ok(pieces)
+    }
+}
+
+/// Returns the offsets of a piece at source and destination, of as many pieces with such steps and first offsets.
+pub(super) fn placed(index: usize, count: usize, [from, to]: [(usize, usize); 2]) -> (usize, usize) {
+    (from.1 + index * from.0, to.1 + (count - 1 - index) * to.0)
+}
+
+/// Returns the address of memory for the driver's calls and kernels, which for pinned memory is that of the host.
+fn address(buffer: &RawBuffer) -> Result<u64> {
+    Ok(match Memory::Ours(buffer.clone()).address()? {
+        Address::Host(address) => address.as_ptr().expose_provenance() as u64,
+        Address::Device(address) => address,
+    })
 }
 
 impl Verify for Pieces {
