@@ -10,6 +10,7 @@
 #   STEPS="machine tests examples beside"              what must hold next to other programs, nothing measured
 #   STEPS="bench"                                      the groups cpu, cuda, streams and memory, twice
 #   STEPS="bench" BENCH_ARGUMENTS="--only scaling"     what must not cost more the more there is, twice
+#   STEPS="bench" BENCH_ARGUMENTS="--only scaling --parts confined --processors 2"  on fewer processors, twice
 #   STEPS="bench" BENCH_ARGUMENTS="--only many"        many pieces at once, twice
 #   STEPS="bench" BENCH_ARGUMENTS="--only beside"      blocks up and down while the device computes, twice (TRANSLOAD_CUBLAS names cuBLAS)
 #   STEPS="bench" BENCH_ARGUMENTS="--only load"        files to devices and fresh memory, twice
@@ -21,7 +22,7 @@
 set -u -o pipefail
 
 if [ $# -ne 2 ] || [ ! -d "$1" ]; then
-  sed -n '2,21p' "$0" >&2
+  sed -n '2,22p' "$0" >&2
   exit 64
 fi
 here=$(cd "$(dirname "$0")" && pwd)

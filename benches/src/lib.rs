@@ -43,6 +43,7 @@ pub mod options;
 pub mod planted;
 #[cfg(any(target_os = "linux", windows))]
 pub mod prediction;
+pub mod processors;
 pub mod progress;
 #[cfg(any(target_os = "linux", windows))]
 pub mod raw_memory;

@@ -4,13 +4,19 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser as _;
-use transload_benches::{against, allocations::Counting, exit, options::Options, planted, suite, table};
+use transload_benches::{
+    against, allocations::Counting, exit, options::Options, planted, processors, suite, table,
+};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
+    // Before any thread starts: they all inherit it.
+    if let Some(processors) = options.processors {
+        processors::confine(processors.into())?;
+    }
     if let Some(old) = &options.against {
         return against::run(&options, old);
     }

@@ -170,6 +170,7 @@ fn arguments(options: &Options) -> Vec<String> {
         arguments.extend(["--only".to_owned(), group.get_name().to_owned()]);
     }
     arguments.extend(options.parts.iter().flat_map(|part| ["--parts".to_owned(), part.clone()]));
+    arguments.extend(options.processors.iter().flat_map(|n| ["--processors".to_owned(), n.to_string()]));
     arguments.extend(options.repetitions.iter().flat_map(|n| ["--repetitions".to_owned(), n.to_string()]));
     arguments
 }

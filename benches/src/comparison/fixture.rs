@@ -76,6 +76,11 @@ impl<'a> Fixture<'a> {
         self.options.quick
     }
 
+    /// Returns to how many processors the process is kept, if it is.
+    pub(crate) fn processors(&self) -> Option<usize> {
+        self.options.processors.map(usize::from)
+    }
+
     /// Returns the repetitions, given those of a full run on hardware: at least 30 there, few on the software driver, whose
     /// times mean nothing.
     pub(crate) fn repetitions(&self, good: usize) -> usize {

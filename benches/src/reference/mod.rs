@@ -45,7 +45,7 @@ pub use queue::{RawEvent, RawQueue};
 #[cfg(any(target_os = "linux", windows))]
 pub use spin::{SPIN, Spin};
 #[cfg(any(target_os = "linux", windows))]
-pub use staged::Staged;
+pub use staged::{Staged, StagedForm};
 pub(crate) use threads::ReferenceThreads;
 #[cfg(any(target_os = "linux", windows))]
 pub use unified::{HOST, RawAdvice, SAXPY, Saxpy};

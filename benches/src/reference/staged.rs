@@ -20,6 +20,17 @@ const THREADS: usize = 8;
 const BUFFER_BYTES: usize = 4 << 20;
 const SMALLEST: usize = 256 << 10;
 
+/// Threads that stage, and how they do it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StagedForm {
+    /// Number of threads.
+    pub threads: usize,
+    /// Bytes of a buffer, at most.
+    pub bytes: usize,
+    /// Whether threads that wait sleep, as they should where processors are few.
+    pub sleeps: bool,
+}
+
 /// Copies in pieces; each idle thread takes the next one.
 #[derive(Debug)]
 pub struct Staged {
@@ -30,6 +41,7 @@ pub struct Staged {
 #[derive(Debug)]
 struct Shared {
     up: bool,
+    sleeps: bool,
     pieces: Vec<Piece>,
     /// The next piece.
     next: AtomicUsize,
@@ -58,9 +70,28 @@ impl Staged {
     /// * The bytes of each copy must be readable at its source and writable at its destination while the value lives, the
     ///   destinations must not overlap, and nobody else may use them while a movement is in flight.
     pub unsafe fn new(context: &Context, copies: &[(Address, Address, usize)]) -> Result<Self> {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            Self::with(context, copies, StagedForm { threads: THREADS, bytes: BUFFER_BYTES, sleeps: false })
+        }
+    }
+
+    /// Like [`new`](Self::new), in a given form.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// * As there.
+    pub unsafe fn with(
+        context: &Context,
+        copies: &[(Address, Address, usize)],
+        StagedForm { threads, bytes: most, sleeps }: StagedForm,
+    ) -> Result<Self> {
         let total: usize = copies.iter().map(|(.., bytes)| bytes).sum();
-        let even = total.div_ceil(2 * THREADS).next_multiple_of(64 << 10);
-        let longest = even.clamp(SMALLEST, BUFFER_BYTES);
+        let most = most.max(SMALLEST);
+        let even = total.div_ceil(2 * threads).next_multiple_of(64 << 10);
+        let longest = even.clamp(SMALLEST, most);
         let is_up = |(src, _, _): &(Address, Address, usize)| matches!(src, Address::Host(_));
         let up = copies.first().is_some_and(is_up);
         let mut pieces = Vec::new();
@@ -77,11 +108,11 @@ impl Staged {
                 pieces.push(Piece { host, device: device + start as u64, bytes: longest.min(bytes - start) });
             }
         }
-        let shared = Arc::new(Shared { up, next: AtomicUsize::new(pieces.len()), pieces });
+        let shared = Arc::new(Shared { up, sleeps, next: AtomicUsize::new(pieces.len()), pieces });
         let (context, own) = (context.clone(), Arc::clone(&shared));
-        let threads = ReferenceThreads::start("staged-by-hand", THREADS, move |runs| {
+        let threads = ReferenceThreads::start("staged-by-hand", threads, move |runs| {
             let _bound = context.enter()?;
-            let worker = Worker::new()?;
+            let worker = Worker::new(most, sleeps)?;
             runs.serve(|| if own.up { own.up(&worker) } else { own.down(&worker) });
             Ok(())
         })?;
@@ -97,7 +128,7 @@ impl Reference for Staged {
     }
 
     fn finish(&mut self) -> Result<()> {
-        self.threads.finish()
+        if self.shared.sleeps { self.threads.finish_asleep() } else { self.threads.finish() }
     }
 
     fn timed(&mut self) -> Result<Option<f64>> {
@@ -123,6 +154,13 @@ impl Shared {
                 check("cuMemcpyHtoDAsync", code)?;
                 check("cuEventRecord", ffi::cuEventRecord(buffer.free, worker.stream))?;
             }
+        }
+        if self.sleeps {
+            for buffer in &worker.buffers {
+                // SAFETY: the event is the worker's. A wait for it sleeps, and one for the stream would not.
+                check("cuEventSynchronize", unsafe { ffi::cuEventSynchronize(buffer.free) })?;
+            }
+            return Ok(());
         }
         // SAFETY: the stream is the worker's.
         Ok(check("cuStreamSynchronize", unsafe { ffi::cuStreamSynchronize(worker.stream) })?)
@@ -169,19 +207,21 @@ struct StagingBuffer {
 }
 
 impl Worker {
-    /// In the current context.
-    fn new() -> Result<Self> {
+    /// In the current context, with buffers of so many bytes.
+    fn new(bytes: usize, sleeps: bool) -> Result<Self> {
         const NON_BLOCKING: u32 = 1;
+        const BLOCKING_SYNC: u32 = 1;
         const WITHOUT_TIMING: u32 = 2;
         let mut worker = Self { stream: ptr::null_mut(), buffers: Vec::new() };
         // SAFETY: the out pointer is valid and a context is current.
         check("cuStreamCreate", unsafe { ffi::cuStreamCreate(&mut worker.stream, NON_BLOCKING) })?;
+        let flags = if sleeps { WITHOUT_TIMING | BLOCKING_SYNC } else { WITHOUT_TIMING };
         for _ in 0..2 {
-            let memory = RawMemory::new(MemoryKind::Pinned, BUFFER_BYTES)?;
+            let memory = RawMemory::new(MemoryKind::Pinned, bytes)?;
             let Address::Host(address) = memory.address() else { bail!("pinned memory is the host's") };
             let mut free = ptr::null_mut();
             // SAFETY: the out pointer is valid and a context is current.
-            check("cuEventCreate", unsafe { ffi::cuEventCreate(&mut free, WITHOUT_TIMING) })?;
+            check("cuEventCreate", unsafe { ffi::cuEventCreate(&mut free, flags) })?;
             worker.buffers.push(StagingBuffer { address: address.as_ptr(), free, _memory: memory });
         }
         Ok(worker)

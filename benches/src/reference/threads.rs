@@ -31,6 +31,8 @@ pub(crate) struct Runs {
     turn: AtomicU64,
     asleep: Mutex<()>,
     wake: Condvar,
+    /// Told by the last thread of a run.
+    over: Condvar,
     stop: AtomicBool,
     failure: Mutex<Option<anyhow::Error>>,
 }
@@ -51,6 +53,7 @@ impl ReferenceThreads {
             turn: AtomicU64::new(0),
             asleep: Mutex::new(()),
             wake: Condvar::new(),
+            over: Condvar::new(),
             stop: AtomicBool::new(false),
             failure: Mutex::new(None),
         });
@@ -79,6 +82,24 @@ impl ReferenceThreads {
         while self.runs.busy.load(Ordering::Acquire) != 0 {
             if begun.elapsed() < SPIN_TIME { spin_loop() } else { thread::yield_now() }
         }
+        self.outcome()
+    }
+
+    /// Like [`finish`](Self::finish), without a processor meanwhile.
+    ///
+    /// # Errors
+    /// As there.
+    #[cfg(any(target_os = "linux", windows))]
+    pub(crate) fn finish_asleep(&self) -> Result<()> {
+        let mut asleep = self.runs.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        while self.runs.busy.load(Ordering::Acquire) != 0 {
+            asleep = self.runs.over.wait(asleep).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(asleep);
+        self.outcome()
+    }
+
+    fn outcome(&self) -> Result<()> {
         let failure = self.runs.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
         failure.map_or(Ok(()), |error| Err(error.context("the reference's threads")))
     }
@@ -119,7 +140,11 @@ impl Runs {
         if let Err(error) = outcome {
             *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         }
-        self.busy.fetch_sub(1, Ordering::AcqRel);
+        if self.busy.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // Whoever saw it busy under the lock waits by now.
+            drop(self.asleep.lock().unwrap_or_else(PoisonError::into_inner));
+            self.over.notify_all();
+        }
     }
 
     /// Waits for the turn after `seen`.

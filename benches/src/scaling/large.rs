@@ -154,7 +154,7 @@ fn staged(fixture: &Fixture<'_>, library: &Library, pair: &Pair) -> Result<Vec<R
 
 /// Waits until no other thread of the process runs: those of the variant before spin for a while before they sleep. Returns whether that
 /// came to pass.
-fn wait_for_idle_threads() -> Result<bool> {
+pub(super) fn wait_for_idle_threads() -> Result<bool> {
     const WINDOW: Duration = Duration::from_micros(200);
     const TRIES: usize = 500;
     for _ in 0..TRIES {
@@ -170,7 +170,7 @@ fn wait_for_idle_threads() -> Result<bool> {
 
 /// Returns the seconds for which all threads of the process ran.
 #[cfg(target_os = "linux")]
-fn process_seconds() -> Result<f64> {
+pub(super) fn process_seconds() -> Result<f64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is that of a local value.
     let code = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
@@ -179,20 +179,20 @@ fn process_seconds() -> Result<f64> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn process_seconds() -> Result<f64> {
+pub(super) fn process_seconds() -> Result<f64> {
     Ok(0.0)
 }
 
 /// Host memory and device memory with random contents in the source.
-struct Pair {
-    up: bool,
-    src: RawBuffer,
-    dst: RawBuffer,
-    content: Vec<u8>,
+pub(super) struct Pair {
+    pub(super) up: bool,
+    pub(super) src: RawBuffer,
+    pub(super) dst: RawBuffer,
+    pub(super) content: Vec<u8>,
 }
 
 impl Pair {
-    fn new(library: &Library, kind: MemoryKind, up: bool, bytes: usize) -> Result<Self> {
+    pub(super) fn new(library: &Library, kind: MemoryKind, up: bool, bytes: usize) -> Result<Self> {
         let host = library.allocate(kind, bytes)?;
         let device = library.allocate(MemoryKind::Device, bytes)?;
         let (src, dst) = if up { (host, device) } else { (device, host) };

@@ -8,6 +8,7 @@ mod advising;
 mod allocating;
 mod awaiting;
 mod blocked;
+mod confined;
 mod downloading;
 mod host;
 mod in_flight;
@@ -56,6 +57,7 @@ pub(crate) const PARTS: Parts = (
         ("advice", advising::rows),
         ("large copies", large::rows),
         ("pageable beside PyTorch", pytorch::rows),
+        ("confined", confined::rows),
     ],
 );
 

@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod against;
+mod confined;
 mod golden;
 mod schema;

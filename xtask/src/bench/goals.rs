@@ -10,7 +10,7 @@ use super::{
 };
 
 /// The benchmark's arguments for each run. One that misses a goal is repeated.
-pub(super) const RUNS: [&[&str]; 8] = [
+pub(super) const RUNS: [&[&str]; 10] = [
     &["--only", "cuda"],
     &["--only", "wgpu"],
     &["--only", "choice"],
@@ -24,10 +24,14 @@ pub(super) const RUNS: [&[&str]; 8] = [
         "--parts",
         "host to host,urgent,downloads,planning,staged transfers,profiling,advice,large copies,PyTorch",
     ],
+    &["--only", "scaling", "--parts", "confined", KEPT_TO, "2"],
+    &["--only", "scaling", "--parts", "confined", KEPT_TO, "8"],
 ];
+/// The benchmark's option for fewer processors than there are.
+const KEPT_TO: &str = "--processors";
 
 /// Ids of rows that must have goals, or what they begin with, up to a `/`: one without a row is missed.
-const EXPECTED: [&str; 101] = [
+const EXPECTED: [&str; 109] = [
     "wait/cpu.pinned-to-cuda:0.device/",
     "await/cpu.pinned-to-cuda:0.device/",
     "allocations/cpu.pinned-to-cuda:0.device/",
@@ -102,6 +106,14 @@ const EXPECTED: [&str; 101] = [
     "scaling/pytorch/down/50331648/",
     "scaling/pytorch/up/268435456/",
     "scaling/pytorch/down/268435456/",
+    "scaling/confined-2/up/50331648/copy",
+    "scaling/confined-2/down/50331648/copy",
+    "scaling/confined-2/up/268435456/copy",
+    "scaling/confined-2/down/268435456/copy",
+    "scaling/confined-8/up/50331648/copy",
+    "scaling/confined-8/down/50331648/copy",
+    "scaling/confined-8/up/268435456/copy",
+    "scaling/confined-8/down/268435456/copy",
     "scaling/short/65536/copy",
     "scaling/short/1048576/back-to-back",
     "scaling/short/1048576/after-pause",
@@ -134,9 +146,22 @@ const TWO_DEVICES: &str = "load/two/later/load";
 /// What begins the ids of rows next to a program that may be absent: without it they have no goal and say why.
 const BESIDE_OTHERS: &str = "scaling/pytorch/";
 
-/// Returns what is promised and cannot be measured here, each with the reason.
-pub(super) fn skipped(results: &Results) -> Vec<(&'static str, String)> {
+/// What begins the ids of rows on fewer processors than there are; their number follows.
+const CONFINED: &str = "scaling/confined-";
+
+/// Returns whether a run is kept to no more processors than there are.
+pub(super) fn can_run(arguments: &[&str], processors: usize) -> bool {
+    let kept_to = arguments.iter().skip_while(|argument| **argument != KEPT_TO).nth(1);
+    kept_to.and_then(|count| count.parse().ok()).is_none_or(|count: usize| count <= processors)
+}
+
+/// Returns what is promised and cannot be measured on this machine of so many processors, each with the reason.
+pub(super) fn skipped(results: &Results, processors: usize) -> Vec<(&'static str, String)> {
     let reason = |id: &'static str| {
+        let confined = id.strip_prefix(CONFINED).and_then(|rest| rest.split_once('/'));
+        if confined.is_some_and(|(count, _)| !can_run(&[KEPT_TO, count], processors)) {
+            return Some((id, format!("{processors} processors can be used")));
+        }
         if id == TWO_DEVICES && results.hardware.starts_with("1 x ") {
             return Some((id, "there is one device".to_owned()));
         }
@@ -277,8 +302,9 @@ mod tests {
         let mut rows = all_met(&sample().rows[0]);
         rows.retain(|row| row.id != TWO_DEVICES && row.id != "choice/regret/mean");
         let of = |hardware: &str| Results { hardware: hardware.to_owned(), ..sample() };
-        assert_eq!(absent(&rows, &skipped(&of("1 x NVIDIA H200"))), ["choice/regret/mean"]);
-        assert_eq!(absent(&rows, &skipped(&of("2 x NVIDIA H200"))), ["choice/regret/mean", TWO_DEVICES]);
+        let absent_of = |hardware: &str| absent(&rows, &skipped(&of(hardware), 8));
+        assert_eq!(absent_of("1 x NVIDIA H200"), ["choice/regret/mean"]);
+        assert_eq!(absent_of("2 x NVIDIA H200"), ["choice/regret/mean", TWO_DEVICES]);
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks");
         let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
         let records = files.filter(|file| file.extension().is_some_and(|extension| extension == "json"));
@@ -286,7 +312,8 @@ mod tests {
             .flat_map(|file| Results::read_or_record(&file).unwrap().rows.into_iter().map(|row| row.id))
             .collect();
         // No record is of two devices since that row is measured, nor of these.
-        let is_recorded = |id: &&str| *id != TWO_DEVICES && !id.starts_with(BESIDE_OTHERS);
+        let unrecorded = [TWO_DEVICES, BESIDE_OTHERS, CONFINED];
+        let is_recorded = |id: &&str| !unrecorded.iter().any(|start| id.starts_with(start));
         for expected in EXPECTED.into_iter().filter(is_recorded) {
             assert!(ids.iter().any(|id| is_of(id, expected)), "{expected} is no row");
         }
@@ -307,11 +334,26 @@ mod tests {
         let without = all_met(&row).into_iter().filter(|row| !row.id.starts_with(BESIDE_OTHERS));
         results.rows = without.chain([beside("up/50331648", None)]).collect();
         results.rows.push(beside("down/50331648", row.reference.clone()));
-        let skipped = skipped(&results);
+        let skipped = skipped(&results, 8);
         assert_eq!(skipped, [("scaling/pytorch/up/50331648/", "no PyTorch".to_owned())]);
         // Without a row nothing says why.
         let absent = absent(&results.rows, &skipped);
         assert_eq!(absent, ["scaling/pytorch/up/268435456/", "scaling/pytorch/down/268435456/"]);
+    }
+
+    #[test]
+    fn goals_on_more_processors_than_there_are_are_skipped() {
+        let on = |processors| {
+            let mut results = of_hardware(&[true]);
+            results.hardware = "2 x NVIDIA H200".to_owned();
+            let runs = RUNS.iter().filter(|run| can_run(run, processors)).count();
+            let skipped = skipped(&results, processors);
+            assert!(skipped.iter().all(|(id, _)| id.starts_with(CONFINED)), "{skipped:?}");
+            (RUNS.len() - runs, skipped.len(), skipped.first().map(|(_, reason)| reason.clone()))
+        };
+        assert_eq!([on(16), on(8)], [(0, 0, None), (0, 0, None)]);
+        assert_eq!(on(4), (1, 4, Some("4 processors can be used".to_owned())));
+        assert_eq!(on(1).1, 8);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, ExitCode, ExitStatus},
+    thread,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -105,7 +106,8 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
         command.status().with_context(|| format!("starting {PROGRAM}"))
     };
     if options.gpu {
-        return gpu(&out, draw, measure);
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        return gpu(&out, processors, draw, measure);
     }
     let arguments: Vec<&str> = options.arguments.iter().map(String::as_str).collect();
     let status = measure(&json, &arguments)?;
@@ -137,12 +139,13 @@ fn outcome(results: &Results) -> ExitCode {
 /// Measures what is promised of speed, prints it, and draws the page of all runs.
 fn gpu(
     out: &Path,
+    processors: usize,
     draw: impl Fn(&Results) -> Result<()>,
     measure: impl Fn(&Path, &[&str]) -> Result<ExitStatus>,
 ) -> Result<ExitCode> {
     let mut rows = Vec::new();
     let mut runs: Vec<Results> = Vec::new();
-    for arguments in goals::RUNS {
+    for arguments in goals::RUNS.into_iter().filter(|run| goals::can_run(run, processors)) {
         rows.extend(goals::confirmed(|| {
             let json = out.join(format!("gpu-{}.json", runs.len() + 1));
             let status = measure(&json, &[&["--hardware"], arguments].concat())?;
@@ -157,7 +160,7 @@ fn gpu(
         })?);
     }
     let Some(mut results) = Results::joined(runs, &rows) else { return Ok(ExitCode::FAILURE) };
-    let skipped = goals::skipped(&results);
+    let skipped = goals::skipped(&results, processors);
     let absent = goals::absent(&rows, &skipped);
     print!("\n{}", goals::table(&rows, &absent, &skipped));
     results.failures.extend(absent.iter().map(|id| format!("no row has the goal of {id}")));
@@ -230,7 +233,7 @@ mod tests {
                 drawn.set(results.rows.len());
                 Ok(())
             };
-            (gpu(out.path(), draw, measure).unwrap(), measured.get(), drawn.get())
+            (gpu(out.path(), 8, draw, measure).unwrap(), measured.get(), drawn.get())
         };
         let (runs, rows) = (goals::RUNS.len(), kept.rows.len());
         assert_eq!(of(&|_, _| ()), (ExitCode::SUCCESS, runs, rows));
