@@ -1,5 +1,7 @@
 //! What a list costs by each way, and as it is chosen.
 
+use std::fmt;
+
 use anyhow::{Result, ensure};
 use transload_core::{ListWay, TransferPath};
 use transload_transfer::ListPlan;
@@ -39,20 +41,20 @@ impl Time {
     }
 }
 
-/// A path and a shape with the costs of its lists.
-pub(super) struct Cell {
+/// A path and a shape with the costs of its lists, or of its single copies by each method.
+pub(super) struct Cell<W = ListWay> {
     pub(super) path: TransferPath,
     /// Number of pieces, and bytes of each.
     pub(super) list: (usize, usize),
     /// By each way.
-    pub(super) ways: Vec<(ListWay, Time)>,
+    pub(super) ways: Vec<(W, Time)>,
     /// As the built-in table chooses, and as the calibration does.
     pub(super) chosen: [Time; 2],
     /// What the calibration predicted, for people.
     pub(super) plan: String,
 }
 
-impl Cell {
+impl<W: fmt::Display> Cell<W> {
     fn best(&self) -> Time {
         let ways = self.ways.iter().map(|(_, time)| *time);
         let none = Time { median: f64::INFINITY, noise: 0.0 };
@@ -93,12 +95,12 @@ impl Cell {
 }
 
 /// Returns the rows of a part: its cells that count and are not chosen for the best, the geometric mean of all that count, and the worst.
-pub(super) fn rows<'a>(
+pub(super) fn rows<'a, W: fmt::Display + 'a>(
     fixture: &Fixture<'_>,
     (part, device, has_goals): (&str, &str, bool),
-    cells: impl Iterator<Item = &'a Cell> + Clone,
+    cells: impl Iterator<Item = &'a Cell<W>> + Clone,
 ) -> Result<Vec<Row>> {
-    let counted: Vec<&Cell> = cells.clone().filter(|cell| cell.counts()).collect();
+    let counted: Vec<&Cell<W>> = cells.clone().filter(|cell| cell.counts()).collect();
     ensure!(fixture.is_simulated() || !counted.is_empty(), "none of {} cells counts", cells.count());
     let wrong = counted.iter().filter(|cell| cell.regret(1) > MEAN);
     let mut rows: Vec<Row> = wrong.map(|cell| cell.row(fixture, part)).collect();

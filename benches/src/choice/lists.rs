@@ -28,6 +28,11 @@ pub(super) const COMPARED: usize = 8 << 20;
 /// Fewest repetitions of each way, and the time of a cell beyond these.
 const REPETITIONS: usize = 31;
 const CELL: Duration = Duration::from_millis(50);
+/// Longer lists, which have rows of their own.
+const LONG: [(usize, usize); 2] = [(100_000, 256), (100_000, 4 << 10)];
+const LONG_REPETITIONS: usize = 11;
+/// Time after which no repetition of one begins.
+const LONG_CELL: Duration = Duration::from_millis(300);
 /// Repetitions after which a way is left that takes so many times as long as the best, and was not chosen.
 const FEW: usize = 2;
 const BEHIND: f64 = 3.0;
@@ -44,9 +49,12 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     paths.dedup();
     // To copies it is the same as pinned memory.
     paths.retain(|path| [path.src, path.dst].iter().all(|place| place.kind != MemoryKind::Mapped));
-    let mut cells = Vec::new();
+    let (mut cells, mut long) = (Vec::new(), Vec::new());
+    for path in &paths {
+        cells.extend(path_cells(fixture, (&built_in, &calibrated), *path)?);
+    }
     for path in paths {
-        cells.extend(path_cells(fixture, (&built_in, &calibrated), path)?);
+        long.extend(long_cells(fixture, (&built_in, &calibrated), path)?);
     }
     for manager in [built_in, calibrated] {
         finished(&manager)?;
@@ -55,6 +63,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     ensure!(!cells.is_empty(), "the calibration measured no lists: {:?}", found.unfinished);
     let mut rows =
         cell::rows(fixture, ("lists", "an idle device", true), cells.iter().map(|(cell, _)| cell))?;
+    rows.extend(cell::rows(fixture, ("long-lists", "an idle device", true), long.iter())?);
     rows.push(unfinished(fixture, "lists/unfinished", &found));
     // How far predictions are from the times, either way.
     let errors = cells.iter().map(|(cell, predicted)| {
@@ -85,7 +94,9 @@ fn path_cells(
         let compared = counts().rfind(|count| count * length <= COMPARED);
         for count in counts() {
             let is_compared = Some(count) == compared;
-            cells.push(cell(fixture, (built_in, manager), &ends, (count, length), is_compared)?);
+            let effort =
+                Effort { warm_up: true, fewest: fixture.repetitions(REPETITIONS), most: Duration::MAX };
+            cells.push(cell((built_in, manager), &ends, (count, length), (effort, is_compared))?);
             if Some(count) == counts().next_back() {
                 let pairs = ends.pairs((count, length))?;
                 let what = format!("{path}, {count} pieces of {length} bytes");
@@ -94,6 +105,30 @@ fn path_cells(
                 })?;
             }
         }
+    }
+    Ok(cells)
+}
+
+/// Cells of lists so long that a way takes up to a second: each way is measured at least twice, and the chosen one is compared.
+fn long_cells(
+    fixture: &Fixture<'_>,
+    (built_in, manager): (&CrossBackendTransferManager, &CrossBackendTransferManager),
+    path: TransferPath,
+) -> Result<Vec<Cell>> {
+    let shapes = LONG.map(|(count, length)| (fixture.amount(count), length));
+    // The software driver has fewer pieces of each.
+    let largest = fixture.bytes(LONG.into_iter().map(|(count, length)| count * length).fold(0, usize::max));
+    let shapes = shapes.map(|(count, length)| (count.min(largest / length), length));
+    let ends = Ends::new(manager, path, largest)?;
+    let mut cells = Vec::new();
+    for list in shapes {
+        let effort =
+            Effort { warm_up: false, fewest: fixture.few_repetitions(LONG_REPETITIONS), most: LONG_CELL };
+        cells.push(cell((built_in, manager), &ends, list, (effort, false))?.0);
+        let pairs = ends.pairs(list)?;
+        ends.check(list, &format!("{path}, {list:?}"), || {
+            Ok(manager.copy_many(&pairs).exclusive().wait().map(drop)?)
+        })?;
     }
     Ok(cells)
 }
@@ -140,13 +175,20 @@ impl Ends {
     }
 }
 
+/// How each way of a list is measured.
+struct Effort {
+    warm_up: bool,
+    fewest: usize,
+    /// Time after which no repetition begins, but for the first two.
+    most: Duration,
+}
+
 /// Returns a cell, and the predicted seconds of the way that is chosen.
 fn cell(
-    fixture: &Fixture<'_>,
     (built_in, manager): (&CrossBackendTransferManager, &CrossBackendTransferManager),
     ends: &Ends,
     list: (usize, usize),
-    is_compared: bool,
+    (Effort { warm_up, fewest, most }, is_compared): (Effort, bool),
 ) -> Result<(Cell, f64)> {
     let pairs = ends.pairs(list)?;
     let path = TransferPath::new(ends.src.place(), ends.dst.place());
@@ -165,10 +207,10 @@ fn cell(
         Ok(begun.elapsed().as_secs_f64())
     };
     let mut times = vec![Vec::new(); variants.len()];
-    for way in &variants {
+    for way in variants.iter().filter(|_| warm_up) {
         run(*way)?;
     }
-    let (fewest, begun) = (fixture.repetitions(REPETITIONS), Instant::now());
+    let begun = Instant::now();
     while times.iter().any(|times: &Vec<f64>| times.len() < FEW) {
         for (way, times) in variants.iter().zip(&mut times) {
             times.push(run(*way)?);
@@ -180,8 +222,10 @@ fn cell(
     let is_behind = |way: ListWay, times: &Vec<f64>| least(times) > BEHIND * best && !chosen.contains(&way);
     let (mut measured, _): (Vec<_>, Vec<_>) =
         variants.iter().zip(&mut times).partition(|(way, times)| !is_behind(**way, times));
-    while measured.iter().any(|(_, times)| times.len() < fewest)
-        || begun.elapsed() < CELL && measured.iter().any(|(_, times)| times.len() < 10 * fewest)
+    let few = Instant::now();
+    while few.elapsed() < most
+        && (measured.iter().any(|(_, times)| times.len() < fewest)
+            || begun.elapsed() < CELL && measured.iter().any(|(_, times)| times.len() < 10 * fewest))
     {
         for (way, times) in &mut measured {
             times.push(run(**way)?);

@@ -1,5 +1,5 @@
-//! Lists beside a GEMM loop: what the way that is chosen costs over that of the best. The cost of a list is its time, and how much longer the loop
-//! takes for it.
+//! Lists, and single copies (`busy`), beside a GEMM loop: what the way that is chosen costs over that of the best. The cost of a list is its
+//! time, and how much longer the loop takes for it.
 
 use std::time::{Duration, Instant};
 
@@ -8,6 +8,7 @@ use transload_core::{DeviceId, ErrorKind, ListWay, MemoryKind, Place, TransferPa
 use transload_transfer::{CalibrationOptions, CrossBackendTransferManager};
 
 use super::{
+    busy,
     cell::{self, Cell, Time, has_way, told},
     finished,
     lists::{COMPARED, Ends},
@@ -53,13 +54,14 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
             }
         }
     }
+    let mut rows = busy::rows(fixture, &load, (&built_in, &calibrated), &found)?;
     let (is_gemm, beside) = (load.is_gemm(), format!("beside {}", load.name()));
     drop(load);
     for manager in [built_in, calibrated] {
         finished(&manager)?;
     }
     ensure!(!cells.is_empty(), "no lists: {:?}", found.unfinished);
-    let mut rows = cell::rows(fixture, ("loaded", &beside, is_gemm), cells.iter())?;
+    rows.extend(cell::rows(fixture, ("loaded", &beside, is_gemm), cells.iter())?);
     rows.push(unfinished(fixture, "loaded/unfinished", &found));
     Ok(rows)
 }
@@ -78,7 +80,6 @@ fn cell(
     let ways: Vec<_> = ListWay::ALL.into_iter().filter(|way| has_way(list.0, *way)).collect();
     let mut variants: Vec<_> = ways.iter().map(|way| (calibrated, Some(*way))).collect();
     variants.extend([(built_in, None), (calibrated, None)]);
-    let time = if fixture.is_simulated() { Duration::ZERO } else { TIME };
     // Returns whether the path has the way.
     let copy = |manager: &CrossBackendTransferManager, way: Option<ListWay>| {
         let copy = manager.copy_many(&pairs);
@@ -87,30 +88,7 @@ fn cell(
             copied => Ok(copied.map(|_report| true)?),
         }
     };
-    let mut costs = vec![Vec::new(); variants.len()];
-    for repetition in 0..=fixture.few_repetitions(REPETITIONS) {
-        let ((), alone) = load.beside(fixture, || {
-            std::thread::sleep(time);
-            Ok(())
-        })?;
-        for ((manager, way), costs) in variants.iter().zip(&mut costs) {
-            let run = || -> Result<f64> {
-                let (begun, mut lists) = (Instant::now(), 0);
-                while lists == 0 || begun.elapsed() < time {
-                    if !copy(manager, *way)? {
-                        return Ok(f64::INFINITY);
-                    }
-                    lists += 1;
-                }
-                Ok(begun.elapsed().as_secs_f64() / f64::from(lists))
-            };
-            let (list, took) = load.beside(fixture, run)?;
-            let delayed = if alone > 0.0 { (1.0 - alone / took).max(0.0) } else { 0.0 };
-            if repetition > 0 {
-                costs.push(list * (1.0 + delayed));
-            }
-        }
-    }
+    let costs = costs(fixture, load, REPETITIONS, &variants, |(manager, way)| copy(manager, *way))?;
     for ((manager, way), costs) in variants.iter().zip(&costs) {
         let is_short = list.0 * list.1 <= COMPARED || way.is_none();
         if is_short && costs.first().is_some_and(|cost| cost.is_finite()) {
@@ -123,4 +101,41 @@ fn cell(
     let mut next = || costs.next().context("a variant");
     let chosen = [next()?, next()?];
     Ok(Cell { path, list, ways, chosen, plan: told(&plan) })
+}
+
+/// Returns what a copy by each variant costs, several times: its seconds, and how much longer the load takes for it. `copy` returns whether it
+/// can be done that way; else the costs are infinite.
+pub(super) fn costs<V>(
+    fixture: &Fixture<'_>,
+    load: &Load,
+    repetitions: usize,
+    variants: &[V],
+    copy: impl Fn(&V) -> Result<bool>,
+) -> Result<Vec<Vec<f64>>> {
+    let time = if fixture.is_simulated() { Duration::ZERO } else { TIME };
+    let mut costs = vec![Vec::new(); variants.len()];
+    for repetition in 0..=fixture.few_repetitions(repetitions) {
+        let ((), alone) = load.beside(fixture, || {
+            std::thread::sleep(time);
+            Ok(())
+        })?;
+        for (variant, costs) in variants.iter().zip(&mut costs) {
+            let run = || -> Result<f64> {
+                let (begun, mut copies) = (Instant::now(), 0);
+                while copies == 0 || begun.elapsed() < time {
+                    if !copy(variant)? {
+                        return Ok(f64::INFINITY);
+                    }
+                    copies += 1;
+                }
+                Ok(begun.elapsed().as_secs_f64() / f64::from(copies))
+            };
+            let (each, took) = load.beside(fixture, run)?;
+            let delayed = if alone > 0.0 { (1.0 - alone / took).max(0.0) } else { 0.0 };
+            if repetition > 0 {
+                costs.push(each * (1.0 + delayed));
+            }
+        }
+    }
+    Ok(costs)
 }

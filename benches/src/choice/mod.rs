@@ -3,6 +3,7 @@
 //! A cell counts if its best two methods differ by more than a tenth, or the chosen one from the best. Methods take turns within a cell. Times are the host's, of copies
 //! that are waited for one after another.
 
+mod busy;
 mod cell;
 mod lists;
 mod loaded;
@@ -266,7 +267,13 @@ mod tests {
 
     #[test]
     fn every_part_runs_on_the_software_driver() {
-        tested_on_the_software_driver(PARTS);
+        let rows = tested_on_the_software_driver(PARTS);
+        for (kind, cells) in [("long-lists", 8), ("busy", 6)] {
+            let row = rows.iter().find(|row| row.id == format!("choice/{kind}/worst")).unwrap();
+            let (_, of) = row.path.split_once(" cells of ").unwrap();
+            let of: usize = of.split(',').next().unwrap().parse().unwrap();
+            assert!(of >= cells, "{}", row.path);
+        }
     }
 
     #[test]

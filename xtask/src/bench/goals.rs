@@ -31,7 +31,7 @@ pub(super) const RUNS: [&[&str]; 10] = [
 const KEPT_TO: &str = "--processors";
 
 /// Ids of rows that must have goals, or what they begin with, up to a `/`: one without a row is missed.
-const EXPECTED: [&str; 109] = [
+const EXPECTED: [&str; 113] = [
     "wait/cpu.pinned-to-cuda:0.device/",
     "await/cpu.pinned-to-cuda:0.device/",
     "allocations/cpu.pinned-to-cuda:0.device/",
@@ -58,6 +58,10 @@ const EXPECTED: [&str; 109] = [
     "choice/regret/worst",
     "choice/lists/mean",
     "choice/lists/worst",
+    "choice/long-lists/mean",
+    "choice/long-lists/worst",
+    "choice/busy/mean",
+    "choice/busy/worst",
     "choice/loaded/mean",
     "choice/loaded/worst",
     "many/up-1000/4096/exclusive",
@@ -312,7 +316,7 @@ mod tests {
             .flat_map(|file| Results::read_or_record(&file).unwrap().rows.into_iter().map(|row| row.id))
             .collect();
         // No record is of two devices since that row is measured, nor of these.
-        let unrecorded = [TWO_DEVICES, BESIDE_OTHERS, CONFINED];
+        let unrecorded = [TWO_DEVICES, BESIDE_OTHERS, CONFINED, "choice/long-lists/", "choice/busy/"];
         let is_recorded = |id: &&str| !unrecorded.iter().any(|start| id.starts_with(start));
         for expected in EXPECTED.into_iter().filter(is_recorded) {
             assert!(ids.iter().any(|id| is_of(id, expected)), "{expected} is no row");
