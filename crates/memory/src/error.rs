@@ -29,6 +29,19 @@ pub fn lift(error: DriverError) -> Error {
     Error::caused_by(kind, message, error)
 }
 
+/// Like [`lift`], for a call in a context. An error after which the context is unusable names the device, and is recorded.
+#[must_use]
+pub fn lift_in(context: &Context, error: DriverError) -> Error {
+    if !error.is_sticky() || mutant!("memory/call-tells-loss") {
+        return lift(error);
+    }
+    let device = DeviceId::Cuda(context.device().ordinal());
+    let text = format!("{device} is lost: its CUDA context is unusable; only a new process recovers it");
+    let error = Error::caused_by(ErrorKind::DeviceLost, text, error);
+    record_loss(context, &error);
+    error
+}
+
 /// Like [`lift`], but adds requested, free and total bytes to an out-of-memory error.
 pub(crate) fn lift_allocation(
     error: DriverError,
@@ -37,7 +50,7 @@ pub(crate) fn lift_allocation(
     requested: usize,
 ) -> Error {
     if !error.is_out_of_memory() {
-        return lift(error);
+        return lift_in(context, error);
     }
     let info = match place.kind {
         MemoryKind::Device | MemoryKind::Unified => memory_info(context).ok(),

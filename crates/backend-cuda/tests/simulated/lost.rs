@@ -2,11 +2,11 @@
 
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{
-    Backend, DeviceId, Error, ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, StreamPriority, Timing,
-    WorkloadType, submit,
+    Backend, DeviceId, Error, ErrorKind, MemoryKind, Operation, Pattern, QueueLease, RawBuffer,
+    StreamPriority, Timing, WorkloadType, submit,
 };
 use transload_cuda_sim::SimDevice;
-use transload_streams::CudaStream;
+use transload_streams::{CudaEvent, CudaStream};
 
 use super::{builder, serving::watched};
 
@@ -66,6 +66,56 @@ fn lost_device_refuses_and_counts_end_empty() {
         assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
         backend.allocate(well, MemoryKind::Device, 4096).expect("the other device is well");
     });
+}
+
+/// CUDA tells of a loss at any later call, also at one that submits, or makes a stream.
+#[test]
+fn loss_that_another_call_meets_is_the_first_cause() {
+    struct Warm {
+        backend: std::sync::Arc<CudaBackend>,
+        ordinal: u32,
+        queue: QueueLease,
+        stream: CudaStream,
+        pair: (RawBuffer, RawBuffer),
+    }
+    type Met = fn(&Warm) -> transload_core::Result<()>;
+    fn copied(warm: &Warm, timing: Timing) -> transload_core::Result<()> {
+        let (src, dst) = (&warm.pair.0, &warm.pair.1);
+        submit(&*warm.queue, &Operation::Copy { src, dst }, timing)?.wait()
+    }
+    let cases: [(&str, Met); 5] = [
+        ("a copy", |warm| copied(warm, Timing::Off)),
+        ("a timed copy", |warm| copied(warm, Timing::Measured)),
+        ("a fence of all work", |warm| warm.stream.fence()?.wait()),
+        ("a new stream", |warm| CudaStream::new(warm.backend.device(warm.ordinal)?).map(drop)),
+        ("an event", |warm| CudaEvent::new(warm.backend.device(warm.ordinal)?).map(drop)),
+    ];
+    for (what, meets) in cases {
+        for bytes in [4096, 20 << 20] {
+            watched(move || {
+                let sim = builder().build();
+                let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
+                let (backend, device) = (CudaBackend::open(&config).unwrap(), DeviceId::Cuda(sim.ordinal()));
+                let allocate = |kind| backend.allocate(device, kind, bytes).unwrap();
+                drop(allocate(MemoryKind::Device));
+                let warm = Warm {
+                    ordinal: sim.ordinal(),
+                    queue: backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap(),
+                    stream: CudaStream::new(backend.device(sim.ordinal()).unwrap()).unwrap(),
+                    pair: (allocate(MemoryKind::Pinned), allocate(MemoryKind::Device)),
+                    backend: std::sync::Arc::clone(&backend),
+                };
+                sim.poison(ILLEGAL_ADDRESS);
+                let cause = meets(&warm).unwrap_err();
+                assert_eq!(cause.kind(), ErrorKind::DeviceLost, "{what}: {cause}");
+                assert!(cause.to_string().contains(&device.to_string()), "{what}: {cause}");
+                assert_refused(backend.allocate(device, MemoryKind::Device, bytes), &cause, what);
+                drop(warm);
+                assert_eq!(backend.drain().unwrap_err().kind(), ErrorKind::DeviceLost, "{what}");
+                assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
+            });
+        }
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use transload_core::{Error, ErrorKind, Result, events::report};
+use transload_core::{Error, ErrorKind, Result, events::report, mutant};
 use transload_cuda_sys::DriverError;
 use transload_memory::{lift, record_loss};
 
@@ -69,6 +69,16 @@ impl StreamTimeline {
                 Err(again) => latest = again,
             }
             backoff.pause();
+        }
+    }
+
+    /// Converts the error of a call of this stream's context that enqueued nothing. A sticky one tells that the device is lost.
+    #[cold]
+    pub(crate) fn lift(&self, error: DriverError) -> Error {
+        if error.is_sticky() && !mutant!("streams/refused-call-tells-loss") {
+            self.mark_lost(error)
+        } else {
+            lift(error)
         }
     }
 

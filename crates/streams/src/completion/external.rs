@@ -99,7 +99,7 @@ impl ExternalSemaphore {
             return Ok(false);
         }
         // Waiters of the open batch must not wait for later work.
-        stream.flush_batch().map_err(lift)?;
+        stream.flush_batch().map_err(|error| stream.lift(error))?;
         self.enqueue(stream, |raw| self.calls.signal(raw, value))?;
         Ok(true)
     }
@@ -301,7 +301,7 @@ impl StreamTimeline {
             }
         }
         // Waiters of the open batch must not wait for the other API.
-        self.flush_batch().map_err(lift)?;
+        self.flush_batch().map_err(|error| self.lift(error))?;
         if mutant!("streams/waits-for-semaphores") {
             return Ok(true);
         }

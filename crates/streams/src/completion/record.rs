@@ -4,7 +4,6 @@ use std::{sync::Arc, time::Duration};
 
 use transload_core::{Fence, Result, Timeline, events::report};
 use transload_cuda_sys::{DriverError, Event, EventTiming};
-use transload_memory::lift;
 
 use super::{
     pending_events::{PointState, Start, Timed},
@@ -147,7 +146,7 @@ impl StreamTimeline {
             }
         };
         // Waiters of the open batch must not wait for the other stream.
-        self.flush_batch().map_err(lift)?;
+        self.flush_batch().map_err(|error| self.lift(error))?;
         match self.measured_wait((other.id(), point), || self.stream().wait_event(&event)) {
             Ok(()) => {
                 self.events.pending.lock().note_wait(other.id(), upto);
@@ -155,7 +154,7 @@ impl StreamTimeline {
             }
             // If the other device is lost, its work is complete and this stream is intact.
             Err(_) if other.poll(point).is_err() => Ok(false),
-            Err(error) => Err(lift(error)),
+            Err(error) => Err(self.lift(error)),
         }
     }
 }

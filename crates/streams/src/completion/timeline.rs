@@ -18,7 +18,7 @@ use transload_core::{
     next_timeline_id,
 };
 use transload_cuda_sys::{AsStream, Context, Driver, DriverError, Event, EventTiming, RawStream, Stream};
-use transload_memory::{CudaDevice, DeviceProfile, ListPages, lift};
+use transload_memory::{CudaDevice, DeviceProfile, ListPages, lift_in};
 
 use super::{
     callbacks::Callbacks,
@@ -92,7 +92,8 @@ impl StreamTimeline {
         thread: Option<ThreadId>,
     ) -> Result<Arc<Self>> {
         let reactor = Reactor::get()?;
-        let spare = Event::new(stream.context(), EventTiming::Disabled).map(Arc::new).map_err(lift)?;
+        let spare = Event::new(stream.context(), EventTiming::Disabled).map(Arc::new);
+        let spare = spare.map_err(|error| lift_in(stream.context(), error))?;
         Ok(Arc::new_cyclic(|this| Self {
             id: next_timeline_id(),
             download_end: DownloadEnd::new(device.end_words()),

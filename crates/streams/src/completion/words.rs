@@ -11,7 +11,7 @@ use std::sync::{
 use parking_lot::Mutex;
 use transload_core::{Error, Fence, Result, TimelineId, events::report};
 use transload_cuda_sys::{Context, Stream};
-use transload_memory::{FreeDeferral, WordPage, lift};
+use transload_memory::{FreeDeferral, WordPage};
 
 use super::timeline::StreamTimeline;
 
@@ -198,7 +198,7 @@ impl StreamTimeline {
         };
         // Waiters of the open batch must not wait for the host.
         if let Err(error) = self.flush_batch() {
-            return Some(Err(lift(error)));
+            return Some(Err(self.lift(error)));
         }
         if transload_core::mutant!("streams/waits-for-words") {
             return Some(Ok(true));
@@ -211,7 +211,7 @@ impl StreamTimeline {
                 self.events.pending.lock().note_wait(timeline.id(), point);
                 Ok(true)
             }
-            Err(error) if error.is_sticky() => Err(lift(error)),
+            Err(error) if error.is_sticky() => Err(self.lift(error)),
             Err(error) => {
                 report::call_failed(HOST_WAITS, self.device, &error);
                 words.are_refused.store(true, Ordering::Relaxed);

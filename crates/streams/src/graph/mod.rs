@@ -14,7 +14,7 @@ use transload_cuda_sys::{
     AsStream, Capture, CaptureMode, DriverError, Event, EventTiming, Graph, GraphExec, GraphUpdate,
     RawStream, Stream, StreamOptions,
 };
-use transload_memory::{CudaDevice, FixedList, lift};
+use transload_memory::{CudaDevice, FixedList, lift, lift_in};
 
 use crate::{CudaStream, stream::priority_number, submit::kernels::Kernels};
 
@@ -115,6 +115,7 @@ impl CudaGraph {
         }
         let context = device.context()?;
         let options = StreamOptions { priority: priority_number(context, priority)?, blocking: false };
+        let lift = |error| lift_in(context, error);
         let stream = Stream::new(context, options).map_err(lift)?;
         let _bound = context.enter().map_err(lift)?;
         // SAFETY: the stream is private: only the closure enqueues on it, to be captured.
@@ -131,6 +132,8 @@ impl CudaGraph {
         kernels: Option<Arc<Kernels>>,
         uses: Vec<(RawBuffer, Access)>,
     ) -> Result<Self> {
+        let context = device.context()?;
+        let lift = |error| lift_in(context, error);
         let nodes = graph.node_count().map_err(lift)?;
         let kernels = kernels.map(|kernels| InUse::new(device, kernels)).transpose()?;
         let exec = Mutex::new(graph.instantiate().map_err(lift)?);
@@ -200,7 +203,8 @@ impl CudaGraph {
 
 impl InUse {
     fn new(device: &CudaDevice, kernels: Arc<Kernels>) -> Result<Self> {
-        let last = Event::new(device.context()?, EventTiming::Disabled).map_err(lift)?;
+        let context = device.context()?;
+        let last = Event::new(context, EventTiming::Disabled).map_err(|error| lift_in(context, error))?;
         Ok(Self { kernels, last })
     }
 }

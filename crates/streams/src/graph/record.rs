@@ -6,7 +6,7 @@ use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, Operation, Result, 
 use transload_cuda_sys::{
     AsStream, Capture, CaptureMode, Context, DriverError, Event, EventTiming, Graph, Stream,
 };
-use transload_memory::{CudaDevice, FixedList, lift};
+use transload_memory::{CudaDevice, FixedList, lift_in};
 
 use super::plan::{Step, plan};
 use crate::{
@@ -54,7 +54,7 @@ pub(super) fn capture(
     let kernels = if uses_kernels { Some(Kernels::of(context)?) } else { None };
     let drivers: Vec<&Stream> = streams.iter().map(CudaStream::driver).collect();
     let (first, others) = drivers.split_first().ok_or_else(no_stream)?;
-    let graph = capture_on(context, first, others, &mut work).map_err(lift)?;
+    let graph = capture_on(context, first, others, &mut work).map_err(|error| lift_in(context, error))?;
     Ok(Captured { graph, kernels, lists })
 }
 

@@ -4,7 +4,7 @@ use std::{ffi::CString, fmt, sync::Arc};
 
 use transload_core::{DeviceId, Error, ErrorKind, Result};
 use transload_cuda_sys::{DriverError, RelaxedCapture, check, cust::sys::CUfunction, ffi};
-use transload_memory::lift;
+use transload_memory::lift_in;
 
 use super::{Launch, LaunchConfig, arguments::Arguments, module::Code};
 use crate::submit::loaded_module::{self, MAX_THREADS_PER_BLOCK};
@@ -45,6 +45,7 @@ impl CudaKernel {
         // The driver returns another code for an empty name.
         let entry = CString::new(name).ok().filter(|entry| !entry.is_empty());
         let Some(entry) = entry else { return Err(unknown(code, name, None)) };
+        let lift = |error| lift_in(&code.module.context, error);
         let _bound = code.module.context.enter().map_err(lift)?;
         let _capture = RelaxedCapture::enter().map_err(lift)?;
         let raw = code.module.function(&entry).map_err(|error| match error.code() {

@@ -2,7 +2,7 @@
 
 use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result};
 use transload_cuda_sys::{Context, RelaxedCapture, attribute, check, ffi};
-use transload_memory::lift;
+use transload_memory::{lift, lift_in};
 
 /// Returns the address at which kernels of a context use a buffer.
 ///
@@ -46,7 +46,7 @@ fn granted(buffer: &RawBuffer, context: &Context) -> Result<bool> {
     let code = unsafe { ffi::cuPointerGetAttribute((&raw mut flags).cast(), ACCESS_FLAGS, address) };
     match check("cuPointerGetAttribute", code) {
         Ok(()) => Ok(flags & READ_WRITE == READ_WRITE),
-        Err(error) if error.is_sticky() => Err(lift(error)),
+        Err(error) if error.is_sticky() => Err(lift_in(context, error)),
         // An older driver: memory not known to be accessible is not used.
         Err(_) => Ok(false),
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use transload_core::Result;
 use transload_cuda_sys::{Event, EventTiming};
-use transload_memory::{CudaDevice, lift};
+use transload_memory::{CudaDevice, lift, lift_in};
 
 use crate::CudaStream;
 
@@ -20,7 +20,8 @@ impl CudaEvent {
     /// # Errors
     /// The driver's.
     pub fn new(device: &CudaDevice) -> Result<Self> {
-        let event = Event::new(device.context()?, EventTiming::Enabled).map_err(lift)?;
+        let context = device.context()?;
+        let event = Event::new(context, EventTiming::Enabled).map_err(|error| lift_in(context, error))?;
         Ok(Self { event })
     }
 
@@ -30,7 +31,7 @@ impl CudaEvent {
     /// The driver's, for example for a stream of another device.
     pub fn record(&self, stream: &CudaStream) -> Result<()> {
         stream.own.check_usable()?;
-        self.event.record(stream.own.stream()).map_err(lift)
+        self.event.record(stream.own.stream()).map_err(|error| stream.own.lift(error))
     }
 
     /// Returns whether the recorded work is complete; true for an event never recorded.

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use transload_core::{Error, ErrorKind, Fence, Result, Timeline};
 use transload_cuda_sys::{Event, EventTiming, RawEvent};
-use transload_memory::lift;
 
 use crate::completion::{pending_events::PointState, timeline::StreamTimeline};
 
@@ -35,7 +34,10 @@ impl FenceEvent {
                     stream.wait(fence.point())?;
                 }
                 // An event that was never recorded is complete.
-                Arc::new(Event::new(stream.context(), EventTiming::Disabled).map_err(lift)?)
+                Arc::new(
+                    Event::new(stream.context(), EventTiming::Disabled)
+                        .map_err(|error| stream.lift(error))?,
+                )
             }
         };
         Ok(Self { event })

@@ -18,7 +18,7 @@ use std::{
 
 use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, StreamPriority, Timeline, events::report};
 use transload_cuda_sys::{AsStream, Context, RawEvent, RawStream, Stream, StreamOptions, ffi};
-use transload_memory::{CudaDevice, lift};
+use transload_memory::{CudaDevice, lift, lift_in};
 
 use self::handle::StreamHandle;
 pub use self::{
@@ -61,7 +61,7 @@ impl CudaStream {
     pub fn new_with_priority(device: &CudaDevice, priority: StreamPriority) -> Result<Self> {
         let context = device.context()?;
         let options = StreamOptions { priority: priority_number(context, priority)?, blocking: false };
-        let stream = Stream::new(context, options).map_err(lift)?;
+        let stream = Stream::new(context, options).map_err(|error| lift_in(context, error))?;
         Self::over(device, priority, stream.into(), false, None)
     }
 
@@ -213,7 +213,7 @@ impl CudaStream {
         if self.own.is_captured() {
             return Ok(false);
         }
-        self.own.stream().is_idle().map_err(lift)
+        self.own.stream().is_idle().map_err(|error| self.own.lift(error))
     }
 
     /// Blocks until everything enqueued so far is complete, and every callback added so far has run. Within a
@@ -262,7 +262,7 @@ impl CudaStream {
             return Ok(());
         }
         if !transload_core::mutant!("streams/batch-ends-before-a-wait") {
-            self.own.flush_batch().map_err(lift)?;
+            self.own.flush_batch().map_err(|error| self.own.lift(error))?;
         }
         self.own.note_possible_capture();
         // SAFETY: the caller's promise.
@@ -303,7 +303,7 @@ impl CudaStream {
     /// `Busy` while the stream is being captured; the driver's.
     pub fn fence(&self) -> Result<Fence> {
         self.own.check_not_captured()?;
-        let point = self.own.record_fence().map_err(lift)?;
+        let point = self.own.record_fence().map_err(|error| self.own.lift(error))?;
         Ok(Fence::new(Arc::clone(&self.timeline), point))
     }
 
@@ -321,7 +321,7 @@ impl CudaStream {
     pub fn add_callback(&self, callback: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
         self.own.check_not_captured()?;
         callbacks::prepare()?;
-        let point = self.own.record_fence().map_err(lift)?;
+        let point = self.own.record_fence().map_err(|error| self.own.lift(error))?;
         callbacks::register(&self.own, point, Box::new(callback));
         Ok(())
     }
@@ -364,7 +364,7 @@ impl CudaStream {
 
 /// The driver's number for a priority: the ends of the device's range, and its middle for the normal one.
 pub(crate) fn priority_number(context: &Context, priority: StreamPriority) -> Result<i32> {
-    let (least, greatest) = context.stream_priority_range().map_err(lift)?;
+    let (least, greatest) = context.stream_priority_range().map_err(|error| lift_in(context, error))?;
     Ok(match priority {
         StreamPriority::High => greatest,
         // The driver's default, 0, is the least urgent number of the usual range of 0 to -5.
@@ -375,6 +375,7 @@ pub(crate) fn priority_number(context: &Context, priority: StreamPriority) -> Re
 
 /// The priority of another owner's stream. The driver's default number is the least urgent one, so only more urgent ones differ.
 fn priority_of(stream: &Stream) -> Result<StreamPriority> {
+    let lift = |error| lift_in(stream.context(), error);
     let number = stream.priority().map_err(lift)?;
     let (least, greatest) = stream.context().stream_priority_range().map_err(lift)?;
     let is_high = number < i32::midpoint(least, greatest);
@@ -388,7 +389,8 @@ fn check_context(context: &Context, raw: RawStream, device: &CudaDevice) -> Resu
     }
     let mut of = std::ptr::null_mut();
     // SAFETY: the caller of `from_raw` promises a live stream; the out pointer is valid for the call.
-    context.call("cuStreamGetCtx", || unsafe { ffi::cuStreamGetCtx(raw, &mut of) }).map_err(lift)?;
+    let found = context.call("cuStreamGetCtx", || unsafe { ffi::cuStreamGetCtx(raw, &mut of) });
+    found.map_err(|error| lift_in(context, error))?;
     if of == context.as_raw() {
         return Ok(());
     }

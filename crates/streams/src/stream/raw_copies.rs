@@ -27,7 +27,8 @@ impl CudaStream {
     pub unsafe fn copy_raw_async(&self, dst: u64, src: u64, bytes: usize) -> Result<()> {
         let (_bound, stream) = self.before_raw("a copy", bytes)?;
         // SAFETY: the caller's promise.
-        check("cuMemcpyAsync", unsafe { ffi::cuMemcpyAsync(dst, src, bytes, stream) }).map_err(lift)
+        check("cuMemcpyAsync", unsafe { ffi::cuMemcpyAsync(dst, src, bytes, stream) })
+            .map_err(|error| self.own.lift(error))
     }
 
     /// Enqueues a copy from host memory to this stream's device.
@@ -93,7 +94,7 @@ impl CudaStream {
         })?;
         let mut _in_flight = false;
         // SAFETY: the caller's promise; length and address were checked.
-        unsafe { fill.make(stream, &mut _in_flight) }.map_err(lift)
+        unsafe { fill.make(stream, &mut _in_flight) }.map_err(|error| self.own.lift(error))
     }
 
     /// Enqueues the migration of unified memory to a device; `None` means the stream's own.
@@ -142,7 +143,7 @@ impl CudaStream {
     unsafe fn copy_sides(&self, src: DriverAddress, dst: DriverAddress, bytes: usize) -> Result<()> {
         let (_bound, stream) = self.before_raw("a copy", bytes)?;
         // SAFETY: the caller's promise.
-        unsafe { copy_once(src, dst, bytes, stream) }.map_err(lift)
+        unsafe { copy_once(src, dst, bytes, stream) }.map_err(|error| self.own.lift(error))
     }
 
     /// Prepares a raw operation: it has no point, and earlier fences must not cover it.
@@ -152,7 +153,7 @@ impl CudaStream {
         }
         self.own.check_usable()?;
         let bound = self.own.context().enter().map_err(lift)?;
-        self.own.flush_batch().map_err(lift)?;
+        self.own.flush_batch().map_err(|error| self.own.lift(error))?;
         Ok((bound, self.own.raw()))
     }
 }

@@ -133,7 +133,7 @@ unsafe impl Queue for CudaStream {
     fn with_raw_handle(&self, call: &mut dyn FnMut(usize)) -> Result<()> {
         self.own.check_usable()?;
         let _bound = self.own.context().enter().map_err(lift)?;
-        self.own.flush_batch().map_err(lift)?;
+        self.own.flush_batch().map_err(|error| self.own.lift(error))?;
         if transload_core::mutant!("streams/lent-handle-stays-private") {
             self.own.share();
         }
@@ -222,9 +222,9 @@ impl CudaStream {
         small &= !is_timed && !own.events.points.is_shared();
         let mut start = None;
         if !small {
-            own.flush_batch().map_err(lift)?;
+            own.flush_batch().map_err(|error| own.lift(error))?;
             if is_timed {
-                start = Some(own.record_start(asked_for, counted).map_err(lift)?);
+                start = Some(own.record_start(asked_for, counted).map_err(|error| own.lift(error))?);
             }
         }
         let sample = sample.map(|sample| {
@@ -256,6 +256,7 @@ impl CudaStream {
             }
             // Without a fence, nothing would wait for the work enqueued before the error.
             Err(error) if in_flight => Err(own.resolve_unrecorded_error(error)),
+            Err(error) if error.is_sticky() => Err(own.lift(error)),
             Err(error) => Err(calls.lift(error)),
         }
     }
@@ -297,5 +298,5 @@ unsafe fn copy_in_its_own(
         // SAFETY: the caller's promise.
         _ => unsafe { copy(from, to, bytes, own.raw(), &mut in_flight) },
     };
-    copied.map_err(|error| if in_flight { own.resolve_unrecorded_error(error) } else { lift(error) })
+    copied.map_err(|error| if in_flight { own.resolve_unrecorded_error(error) } else { own.lift(error) })
 }

@@ -10,7 +10,7 @@ use std::{
 use parking_lot::Mutex;
 use transload_core::{DeviceId, Result, events::report};
 use transload_cuda_sys::{Context, DriverError, RawStream, RelaxedCapture, attribute, cust::sys::CUfunction};
-use transload_memory::lift;
+use transload_memory::lift_in;
 
 use super::loaded_module::{self, LoadedModule, MAX_THREADS_PER_BLOCK};
 use crate::{LaunchConfig, built_in::BLOCKS_PER_MULTIPROCESSOR};
@@ -112,7 +112,8 @@ impl Kernels {
                 [multiprocessors, threads].map(|count| u32::try_from(count).unwrap_or(1).max(1));
             Ok((copy?, copy_list?, fill?, cast?, occupy?, multiprocessors, (threads / THREADS).max(1)))
         };
-        let (copy, copy_list, fill, cast, occupy, multiprocessors, resident) = load().map_err(lift)?;
+        let (copy, copy_list, fill, cast, occupy, multiprocessors, resident) =
+            load().map_err(|error| lift_in(context, error))?;
         Ok(Self { module, copy, copy_list, fill, cast, occupy, multiprocessors, resident })
     }
 
