@@ -149,7 +149,7 @@ impl Backend for CpuBackend {
         device::check(device)?;
         if kind != MemoryKind::Pageable {
             let text = format!(
-                "the cpu backend allocates pageable memory only, not {kind}; ask a device's backend for pinned and mapped"
+                "the host itself allocates pageable memory only, not {kind}; name the device, such as cuda:0, that is to allocate it"
             );
             return Err(Error::new(ErrorKind::Unsupported, text));
         }

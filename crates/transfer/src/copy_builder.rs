@@ -51,6 +51,7 @@ const MAY_BE_STAGED: usize = 32 << 10;
 /// | [`submit_async`](Self::submit_async) | the polling thread, or one of the executor if it takes long | no | that in which the futures become ready |
 /// | `.await` | like `submit_async` | no | like `submit_async` |
 /// | of `transload`: `discover`, `prepare`, `share`, `load`, `drain`, `read`, `write`, `used_on` | – | until it is done; `…_async` does not | – |
+/// | of a kernel's launch: `enqueue`; of a stream: `wait_fences` | – | until staged transfers and work of other backends that they conflict with are done; await these before | that of the calls |
 /// | of `transload`: `alloc`, `zeros`, `pinned`, `unified`, `fill`, `upload`, `stream`, `HostBuffer::from_array` | – | until it is done, some hundred milliseconds if a context is made or memory pinned; in a task, call it on a thread that may block | – |
 ///
 /// `submit` is the one call that may block *and* returns a future. A [`Transfer`] took its place in the order when it was submitted;

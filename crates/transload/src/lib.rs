@@ -156,3 +156,32 @@ pub mod wgpu {
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// The examples of the guides compile. Of the workspace, whose tests have these features; a package has no guides.
+#[cfg(all(
+    doctest,
+    feature = "calibration",
+    feature = "cuda",
+    feature = "dlpack",
+    feature = "profiler",
+    feature = "wgpu",
+    any(target_os = "linux", windows)
+))]
+mod guides {
+    #[doc = include_str!("../../../docs/adopt.md")]
+    struct Adopt;
+    #[doc = include_str!("../../../docs/choosing.md")]
+    struct Choosing;
+    #[doc = include_str!("../../../docs/copies.md")]
+    struct Copies;
+    #[doc = include_str!("../../../docs/kernels.md")]
+    struct Kernels;
+    #[doc = include_str!("../../../docs/lost-device.md")]
+    struct LostDevice;
+    #[doc = include_str!("../../../docs/pinned-memory.md")]
+    struct PinnedMemory;
+    #[doc = include_str!("../../../docs/profiling.md")]
+    struct Profiling;
+    #[doc = include_str!("../../../docs/timing.md")]
+    struct Timing;
+}

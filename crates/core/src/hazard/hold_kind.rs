@@ -28,11 +28,11 @@ pub(crate) fn busy(range: &Range<usize>, kind: HoldKind, open: Access) -> Error 
             )
         }
         (_, Access::Write) => {
-            format!("a writable host view is open on bytes {start} to {end} of the allocation; drop it first")
+            format!("bytes {start} to {end} of the allocation are in a writable host view; drop it first")
         }
         (_, Access::Read) => {
             format!(
-                "a host view is open on bytes {start} to {end} of the allocation; drop it before writing them"
+                "bytes {start} to {end} of the allocation are in a host view; drop it before writing them"
             )
         }
     };

@@ -153,8 +153,9 @@ impl<'a> Launch<'a> {
         uses::merge_conflicting(&mut self.uses)
     }
 
-    /// Enqueues the launch after all earlier work that conflicts with its declared uses. The host waits only for work of
-    /// other backends. The fence completes with the kernel.
+    /// Enqueues the launch after all earlier work that conflicts with its declared uses. The calling thread waits for such work of
+    /// other backends and of staged transfers (those of pageable memory), which ends on the host, and for no other. The fence completes
+    /// with the kernel.
     ///
     /// # Errors
     /// `Unsupported` for memory that the device cannot access; `InvalidArgument` for an empty or too large grid or block,

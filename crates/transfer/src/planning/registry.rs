@@ -274,12 +274,19 @@ impl Registry {
         let backends = self.backends();
         let own = find_registered(backends, place.device)?.device(place.device);
         own.map_or(Ok(()), |device| device.check_allocation(bytes))?;
-        let of_device =
-            own.is_some_and(|device| device.kinds.is_empty() || device.kinds.contains(&place.kind));
-        // Other devices allocate host memory too.
-        let of_another = place.device.is_cpu()
-            && matches!(place.kind, MemoryKind::Pinned | MemoryKind::Mapped)
-            && devices(backends).any(|device| device.kinds.contains(&place.kind));
+        let has_kind = |device: &DeviceInfo| device.kinds.contains(&place.kind);
+        // Other devices allocate it, but it is the host's.
+        let is_hosts = matches!(place.kind, MemoryKind::Pinned | MemoryKind::Mapped);
+        if is_hosts && !place.device.is_cpu() {
+            let host = Place { device: DeviceId::Cpu, ..place };
+            let text = format!(
+                "no buffer is in {place}: {} memory is the host's, whichever device allocates it; plan for {host}",
+                place.kind
+            );
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        let of_device = own.is_some_and(|device| device.kinds.is_empty() || has_kind(device));
+        let of_another = is_hosts && devices(backends).any(has_kind);
         if of_device || of_another { Ok(()) } else { Err(self.not_offered(place)) }
     }
 

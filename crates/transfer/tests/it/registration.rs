@@ -109,6 +109,20 @@ fn memory_not_offered_error_names_offered_kinds() {
 }
 
 #[test]
+fn plan_of_pinned_memory_of_a_device_names_the_hosts() {
+    let (manager, _) = with(Mock::default());
+    let (device, pinned) =
+        (Place::new(MOCK, MemoryKind::Device), Place::new(DeviceId::Cpu, MemoryKind::Pinned));
+    let plan = |src, dst| manager.plan(src, dst, 64, &TransferOptions::new());
+    plan(pinned, device).unwrap();
+    let impossible = Place::new(MOCK, MemoryKind::Pinned);
+    for error in [plan(impossible, device).unwrap_err(), plan(device, impossible).unwrap_err()] {
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains(&format!("plan for {pinned}")), "{error}");
+    }
+}
+
+#[test]
 fn plan_beyond_the_largest_allocation_names_the_limit() {
     let (manager, _) = with(Mock { largest_allocation: Some(4096), ..Mock::default() });
     let (host, device) =
