@@ -24,6 +24,7 @@ mod mock_queue;
 mod movement;
 mod observed;
 mod observer;
+mod overtaking;
 mod parts;
 mod property;
 mod queue_limit;
