@@ -63,7 +63,10 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     ensure!(!cells.is_empty(), "the calibration measured no lists: {:?}", found.unfinished);
     let mut rows =
         cell::rows(fixture, ("lists", "an idle device", true), cells.iter().map(|(cell, _)| cell))?;
-    rows.extend(cell::rows(fixture, ("long-lists", "an idle device", true), long.iter())?);
+    match cell::rows(fixture, ("long-lists", "an idle device", true), long.iter()) {
+        Ok(long) => rows.extend(long),
+        Err(error) => eprintln!("choice/long-lists: {error:#}"),
+    }
     rows.push(unfinished(fixture, "lists/unfinished", &found));
     // How far predictions are from the times, either way.
     let errors = cells.iter().map(|(cell, predicted)| {

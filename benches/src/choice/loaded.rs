@@ -54,7 +54,10 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
             }
         }
     }
-    let mut rows = busy::rows(fixture, &load, (&built_in, &calibrated), &found)?;
+    let mut rows = busy::rows(fixture, &load, (&built_in, &calibrated), &found).unwrap_or_else(|error| {
+        eprintln!("choice/busy: {error:#}");
+        Vec::new()
+    });
     let (is_gemm, beside) = (load.is_gemm(), format!("beside {}", load.name()));
     drop(load);
     for manager in [built_in, calibrated] {

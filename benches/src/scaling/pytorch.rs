@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 
-use super::{Library, staging::Pairs};
+use super::{Library, large::wait_for_idle_threads, staging::Pairs};
 use crate::{
     comparison::{Comparison, Fixture, Variant, Verify},
     row::{Goal, Row, Summary},
@@ -80,6 +80,8 @@ fn of_size(
     let name = pytorch.borrow().name.clone();
     let variants = vec![
         Variant::new("pytorch", &format!("{name}, copy_"), || {
+            // Else our threads, which look for more work, take processors from its copy.
+            let _mostly = wait_for_idle_threads()?;
             Ok(gigabytes / theirs.ask("copy")?.parse::<f64>().context("no seconds")?)
         })
         .verified_by(&theirs),
@@ -190,8 +192,17 @@ sys.modules["torch"] = torch
         PyTorch::start(PYTHON.into(), program, 0)
     }
 
+    /// Returns whether there is an interpreter, or prints that there is none.
+    fn has_python() -> bool {
+        let found = Command::new(PYTHON).arg("--version").output();
+        found.inspect_err(|error| println!("skipped: {PYTHON}: {error}")).is_ok()
+    }
+
     #[test]
     fn program_copies_and_checks_both_ways() {
+        if !has_python() {
+            return;
+        }
         let pytorch = RefCell::new(start(&format!("{STAND_IN}{PROGRAM}")).unwrap());
         assert_eq!(pytorch.borrow().name, "PyTorch 0.0");
         for pair in ["up 64", "down 64", "up 128"] {
@@ -206,8 +217,10 @@ sys.modules["torch"] = torch
     #[test]
     fn absent_pytorch_is_told_by_its_own_words() {
         let reason = |program: &str| start(program).err().unwrap().to_string();
-        assert!(reason("import no_such_module").contains("No module named"));
-        assert!(reason("").contains("without a word"));
+        if has_python() {
+            assert!(reason("import no_such_module").contains("No module named"));
+            assert!(reason("").contains("without a word"));
+        }
         let missing = PyTorch::start("/no/such/python".into(), PROGRAM, 0).err().unwrap();
         assert!(missing.to_string().contains("/no/such/python"), "{missing}");
     }

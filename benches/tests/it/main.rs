@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod against;
+#[cfg(target_os = "linux")]
 mod confined;
 mod golden;
 mod schema;

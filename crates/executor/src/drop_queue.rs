@@ -174,14 +174,13 @@ impl Shared {
         state.busy += 1;
         drop(state);
         // Dropped after the fences, which may keep another owner for this queue.
-        let mut done = Done { shared: self, has_dropped: false };
+        let mut done = Done { shared: self, has_dropped: true };
         pending.after.retain(|fence| {
             !fence.is_known_complete() && !transload_core::mutant!("executor/drop-after-fences")
         });
         let Some(fence) = pending.after.first().cloned() else {
             let begun = Instant::now();
             discard(pending.value);
-            done.has_dropped = true;
             return report::owner_dropped(begun.elapsed());
         };
         let held = held_by_user(&fence).is_some();
@@ -189,6 +188,7 @@ impl Shared {
         let id = state.next_id;
         state.next_id += 1;
         state.waiting.push(Waiting { id, pending, held });
+        done.has_dropped = false;
         drop(state);
         // After it is in the list, where its waker looks for it.
         let recheck = Arc::new(Recheck { shared: Arc::clone(self), id });
@@ -201,6 +201,7 @@ impl Shared {
 /// A thread is done with a value when this is dropped.
 struct Done<'a> {
     shared: &'a Shared,
+    /// Also where a timeline has panicked, and the value went with it.
     has_dropped: bool,
 }
 

@@ -29,10 +29,12 @@ pub fn lift(error: DriverError) -> Error {
     Error::caused_by(kind, message, error)
 }
 
-/// Like [`lift`], for a call in a context. An error after which the context is unusable names the device, and is recorded.
+/// Like [`lift`], for a call in a context. If the context is unusable, the error names the device, and is recorded; a call may also fail
+/// for another device that it names.
 #[must_use]
 pub fn lift_in(context: &Context, error: DriverError) -> Error {
-    if !error.is_sticky() || mutant!("memory/call-tells-loss") {
+    let is_own = || memory_info(context).is_err_and(|error| error.is_sticky());
+    if !error.is_sticky() || mutant!("memory/call-tells-loss") || !is_own() {
         return lift(error);
     }
     let device = DeviceId::Cuda(context.device().ordinal());

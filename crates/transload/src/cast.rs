@@ -43,7 +43,11 @@ impl Runtime {
     /// # }
     /// # Ok::<(), transload::Error>(())
     /// ```
-    pub fn cast<T: Float, U: Float>(&self, src: &impl Buffer<T>, dst: &impl Buffer<U>) -> CastBuilder<'_> {
+    pub fn cast<T: Float, U: Float>(
+        &self,
+        src: &(impl Buffer<T> + ?Sized),
+        dst: &(impl Buffer<U> + ?Sized),
+    ) -> CastBuilder<'_> {
         const {
             assert!(
                 size_of::<T>() == T::TYPE.size() && size_of::<U>() == U::TYPE.size(),

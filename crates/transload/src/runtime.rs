@@ -280,11 +280,15 @@ impl Runtime {
     /// # Ok::<(), transload::Error>(())
     /// ```
     ///
-    /// Any [`Buffer`] will do, such as unified memory. Bytes without a type are copied by
+    /// Any [`Buffer`] will do, such as unified memory, or a `&dyn Buffer<T>` of any kind. Bytes without a type are copied by
     /// [`CrossBackendTransferManager::copy`]. Arrays without elements are refused, with [`ErrorKind::InvalidArgument`];
     /// [`copy_many`](Self::copy_many) takes them.
     #[inline]
-    pub fn copy<'a, T: Pod>(&'a self, src: &'a impl Buffer<T>, dst: &'a impl Buffer<T>) -> CopyBuilder<'a> {
+    pub fn copy<'a, T: Pod>(
+        &'a self,
+        src: &'a (impl Buffer<T> + ?Sized),
+        dst: &'a (impl Buffer<T> + ?Sized),
+    ) -> CopyBuilder<'a> {
         self.manager().copy(src.raw(), dst.raw())
     }
 
@@ -305,7 +309,7 @@ impl Runtime {
     /// ```
     pub fn copy_many<'a, T: Pod>(
         &'a self,
-        pairs: impl IntoIterator<Item = (&'a (impl Buffer<T> + 'a), &'a (impl Buffer<T> + 'a))>,
+        pairs: impl IntoIterator<Item = (&'a (impl Buffer<T> + ?Sized + 'a), &'a (impl Buffer<T> + ?Sized + 'a))>,
     ) -> CopyManyBuilder<'a> {
         let pairs = pairs.into_iter().map(|(src, dst)| (src.raw().clone(), dst.raw().clone()));
         self.manager().copy_many(pairs.collect::<Vec<_>>())

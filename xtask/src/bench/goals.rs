@@ -156,7 +156,13 @@ const CONFINED: &str = "scaling/confined-";
 /// Returns whether a run is kept to no more processors than there are.
 pub(super) fn can_run(arguments: &[&str], processors: usize) -> bool {
     let kept_to = arguments.iter().skip_while(|argument| **argument != KEPT_TO).nth(1);
-    kept_to.and_then(|count| count.parse().ok()).is_none_or(|count: usize| count <= processors)
+    let kept_to = kept_to.and_then(|count| count.parse().ok());
+    kept_to.is_none_or(|count: usize| cfg!(target_os = "linux") && count <= processors)
+}
+
+/// Returns whether a run measures no other part, so that the rest counts without it.
+pub(super) fn is_apart(arguments: &[&str]) -> bool {
+    arguments.contains(&KEPT_TO)
 }
 
 /// Returns what is promised and cannot be measured on this machine of so many processors, each with the reason.
@@ -346,6 +352,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(target_os = "linux")]
     fn goals_on_more_processors_than_there_are_are_skipped() {
         let on = |processors| {
             let mut results = of_hardware(&[true]);

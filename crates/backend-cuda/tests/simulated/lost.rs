@@ -118,6 +118,34 @@ fn loss_that_another_call_meets_is_the_first_cause() {
     }
 }
 
+/// A call also fails for another device whose memory or event it names.
+#[test]
+fn error_that_a_context_does_not_repeat_marks_no_device_as_lost() {
+    watched(|| {
+        let sim = builder().checked();
+        let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
+        let (backend, device) = (CudaBackend::open(&config).unwrap(), DeviceId::Cuda(sim.ordinal()));
+        let [src, dst] = [MemoryKind::Pinned, MemoryKind::Device]
+            .map(|kind| backend.allocate(device, kind, 4096).unwrap());
+        let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+        let copy = || {
+            submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).and_then(|it| it.wait())
+        };
+        let stream = || CudaStream::new(backend.device(sim.ordinal()).unwrap());
+        src.write().unwrap().fill(7);
+        copy().unwrap();
+        sim.fail_call(None, 1, ILLEGAL_ADDRESS);
+        assert_eq!(copy().unwrap_err().kind(), ErrorKind::DeviceLost);
+        sim.fail_call(Some("cuStreamCreateWithPriority"), 1, ILLEGAL_ADDRESS);
+        assert_eq!(stream().unwrap_err().kind(), ErrorKind::DeviceLost);
+        drop(stream().expect("the device is well"));
+        copy().expect("and so is the stream");
+        drop((src, dst, queue));
+        backend.drain().unwrap();
+        assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
+    });
+}
+
 #[test]
 fn free_blocks_of_lost_device_are_not_counted() {
     watched(|| {

@@ -254,7 +254,7 @@ fn drain_waits_for_memory_taken_by_a_sweep() {
     // Only now may the sweep put it back, which drain by now waits for.
     polled.wait();
     sweep.join().unwrap();
-    let freed = returned.recv_timeout(Duration::from_secs(20));
+    let freed = returned.recv_timeout(Duration::from_secs(60));
     assert_eq!(
         freed,
         Ok(true),

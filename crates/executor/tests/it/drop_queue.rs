@@ -194,5 +194,7 @@ fn drain_keeps_the_first_error_when_a_drop_cannot_begin() {
         assert!(fence.is_complete());
         *gate.panics.lock() = ("reached", 1);
         assert_eq!(queue.drain().unwrap_err().kind(), ErrorKind::Device);
+        queue.drain().unwrap();
+        assert!(queue.is_empty(), "the value was dropped by the panic");
     });
 }

@@ -72,10 +72,15 @@ impl StreamTimeline {
         }
     }
 
-    /// Converts the error of a call of this stream's context that enqueued nothing. A sticky one tells that the device is lost.
+    /// Converts the error of a call on this stream that enqueued nothing. A sticky one tells that a device is lost: this one, if the
+    /// stream says so itself, or another one whose memory or event the call names.
     #[cold]
     pub(crate) fn lift(&self, error: DriverError) -> Error {
-        if error.is_sticky() && !mutant!("streams/refused-call-tells-loss") {
+        let is_own = || {
+            let says_so = || self.stream().is_idle().is_err_and(|error| error.is_sticky());
+            self.is_usable_here() && (mutant!("streams/loss-of-another-is-not-ours") || says_so())
+        };
+        if error.is_sticky() && !mutant!("streams/refused-call-tells-loss") && is_own() {
             self.mark_lost(error)
         } else {
             lift(error)

@@ -103,7 +103,7 @@ impl Runtime {
     pub fn read_from<'s, T: Pod>(
         &self,
         source: impl ByteSource + 's,
-        dst: &impl Buffer<T>,
+        dst: &(impl Buffer<T> + ?Sized),
     ) -> ByteStream<'s> {
         read_from(self.manager(), source, dst.raw())
     }
@@ -112,7 +112,11 @@ impl Runtime {
     ///
     /// # Errors
     /// As for [`io::write_to`](crate::io::write_to).
-    pub fn write_to<'s, T: Pod>(&self, src: &impl Buffer<T>, sink: impl ByteSink + 's) -> ByteStream<'s> {
+    pub fn write_to<'s, T: Pod>(
+        &self,
+        src: &(impl Buffer<T> + ?Sized),
+        sink: impl ByteSink + 's,
+    ) -> ByteStream<'s> {
         write_to(self.manager(), src.raw(), sink)
     }
 }

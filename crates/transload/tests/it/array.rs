@@ -51,6 +51,18 @@ fn slices_and_clones_share_the_elements() {
 }
 
 #[test]
+fn buffers_of_any_kind_are_copied_as_trait_objects() {
+    let rt = host_only();
+    let (src, dst) = (rt.host(vec![1.0_f32, 2.0]).unwrap(), rt.zeros::<f32>(2).unwrap());
+    let [from, to]: [Box<dyn Buffer<f32>>; 2] = [Box::new(src.clone()), Box::new(dst.clone())];
+    rt.copy(&*from, &*to).wait().unwrap();
+    assert_eq!(*dst.read().unwrap(), [1.0, 2.0]);
+    src.fill(3.0).unwrap();
+    rt.copy_many([(&*from, &*to)]).wait().unwrap();
+    assert_eq!(*dst.read().unwrap(), [3.0, 3.0]);
+}
+
+#[test]
 fn wrong_length_alignment_or_size_is_refused() {
     let rt = host_only();
     let bytes = rt.host(vec![0_u64; 3]).unwrap().cast::<u8>().unwrap();
