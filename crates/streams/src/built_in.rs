@@ -1,5 +1,5 @@
 //! The built-in table of this crate: figures of one machine (H200, PCIe 5) by which kernels and batches are divided. Calibrations measure
-//! the methods as these make them.
+//! the methods with them.
 
 /// Maximum blocks per multiprocessor of a copy: two saturate the link (51 and 52 GB/s) and device memory (2.0 TB/s) and leave room for
 /// other kernels; eight are no faster, and a third slower towards the host if source and destination cannot both be aligned.

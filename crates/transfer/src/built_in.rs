@@ -1,6 +1,6 @@
 //! The built-in table of this crate: figures of one machine (H200, PCIe 5, 16 processors) that stand in code. What copies cost is in the
-//! backends' tables. A [calibration](crate::CrossBackendTransferManager::calibrate) replaces what the text of a figure says; the others
-//! change by how much a method is fast, and calibrations measure the methods as they are.
+//! backends' tables. A [calibration](crate::CrossBackendTransferManager::calibrate) replaces a figure where the figure's text says
+//! so; the others change how fast a method is, and calibrations measure the methods with them.
 
 /// Most workers of a transfer, unless a calibration found another number: more do not raise a link's rate (measured with 4, 8 and 14).
 pub(crate) const WORKERS: usize = 8;

@@ -78,7 +78,9 @@ impl StreamTimeline {
     pub(crate) fn lift(&self, error: DriverError) -> Error {
         let is_own = || {
             let says_so = || self.stream().is_idle().is_err_and(|error| error.is_sticky());
-            self.is_usable_here() && (mutant!("streams/loss-of-another-is-not-ours") || says_so())
+            // A query would end a capture.
+            let may_ask = self.is_usable_here() && !self.is_captured();
+            may_ask && (mutant!("streams/loss-of-another-is-not-ours") || says_so())
         };
         if error.is_sticky() && !mutant!("streams/refused-call-tells-loss") && is_own() {
             self.mark_lost(error)
