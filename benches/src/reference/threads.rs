@@ -141,7 +141,7 @@ impl Runs {
             *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         }
         if self.busy.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // Whoever saw it busy under the lock waits by now.
+            // A thread that saw it busy under the lock waits by now.
             drop(self.asleep.lock().unwrap_or_else(PoisonError::into_inner));
             self.over.notify_all();
         }

@@ -29,19 +29,34 @@ pub fn lift(error: DriverError) -> Error {
     Error::caused_by(kind, message, error)
 }
 
-/// Like [`lift`], for a call in a context. If the context is unusable, the error names the device, and is recorded; a call may also fail
-/// for another device that it names.
+/// Like [`lift`], for a call in a context. If the context is unusable, the error names the device, and is recorded. Else the call names
+/// memory, an event or a stream of another device that is lost.
 #[must_use]
 pub fn lift_in(context: &Context, error: DriverError) -> Error {
-    let is_own = || memory_info(context).is_err_and(|error| error.is_sticky());
-    if !error.is_sticky() || mutant!("memory/call-tells-loss") || !is_own() {
+    if !error.is_sticky() || mutant!("memory/call-tells-loss") {
         return lift(error);
     }
+    match memory_info(context) {
+        Err(again) if again.is_sticky() => lost_here(context, error),
+        _ => lost_elsewhere(context, error),
+    }
+}
+
+/// Records that the context of a call that uses no other device is unusable.
+fn lost_here(context: &Context, error: DriverError) -> Error {
     let device = DeviceId::Cuda(context.device().ordinal());
     let text = format!("{device} is lost: its CUDA context is unusable; only a new process recovers it");
     let error = Error::caused_by(ErrorKind::DeviceLost, text, error);
     record_loss(context, &error);
     error
+}
+
+/// Returns the error of a call in a context that is well: of kind [`ErrorKind::Device`], since the device of the call is not lost.
+#[must_use]
+pub fn lost_elsewhere(context: &Context, error: DriverError) -> Error {
+    let device = DeviceId::Cuda(context.device().ordinal());
+    let text = format!("{device} is well, but the call uses another device, which is lost");
+    Error::caused_by(ErrorKind::Device, text, error)
 }
 
 /// Like [`lift`], but adds requested, free and total bytes to an out-of-memory error.
@@ -51,8 +66,11 @@ pub(crate) fn lift_allocation(
     place: Place,
     requested: usize,
 ) -> Error {
+    if error.is_sticky() {
+        return lost_here(context, error);
+    }
     if !error.is_out_of_memory() {
-        return lift_in(context, error);
+        return lift(error);
     }
     let info = match place.kind {
         MemoryKind::Device | MemoryKind::Unified => memory_info(context).ok(),

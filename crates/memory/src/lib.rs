@@ -49,7 +49,7 @@ mod unified;
 
 pub use cupti::{ActivityRecording, OperationCalls};
 pub use device::CudaDevice;
-pub use error::{lift, lift_in, record_loss};
+pub use error::{lift, lift_in, lost_elsewhere, record_loss};
 pub use feature::{CudaFeature, UnifiedSupport};
 pub use hints::{
     ManagedMemoryHints, MemoryLocation, MigrationPolicy, PrefetchEntry, PrefetchPlan, PrefetchTarget,

@@ -4,7 +4,7 @@ use std::{thread, time::Duration};
 
 use transload_core::{Error, ErrorKind, Result, events::report, mutant};
 use transload_cuda_sys::DriverError;
-use transload_memory::{lift, record_loss};
+use transload_memory::{lift, lost_elsewhere, record_loss};
 
 use super::{stream_events::SMALL, timeline::StreamTimeline};
 
@@ -73,19 +73,19 @@ impl StreamTimeline {
     }
 
     /// Converts the error of a call on this stream that enqueued nothing. A sticky one tells that a device is lost: this one, if the
-    /// stream says so itself, or another one whose memory or event the call names.
+    /// stream says so itself. Else it is another one, whose memory or event the call names.
     #[cold]
     pub(crate) fn lift(&self, error: DriverError) -> Error {
-        let is_own = || {
-            let says_so = || self.stream().is_idle().is_err_and(|error| error.is_sticky());
-            // A query would end a capture.
-            let may_ask = self.is_usable_here() && !self.is_captured();
-            may_ask && (mutant!("streams/loss-of-another-is-not-ours") || says_so())
-        };
-        if error.is_sticky() && !mutant!("streams/refused-call-tells-loss") && is_own() {
+        // A query would end a capture.
+        let may_ask = self.is_usable_here() && !self.is_captured();
+        if !error.is_sticky() || !may_ask || mutant!("streams/refused-call-tells-loss") {
+            return lift(error);
+        }
+        let is_own = self.stream().is_idle().is_err_and(|error| error.is_sticky());
+        if is_own || mutant!("streams/loss-of-another-is-not-ours") {
             self.mark_lost(error)
         } else {
-            lift(error)
+            lost_elsewhere(self.context(), error)
         }
     }
 
