@@ -1,6 +1,8 @@
 //! Rows of Vulkan devices: copies between the host and a device, small ones and lists next to plain wgpu on the same device, and next to
 //! Vulkan by hand; and memory that CUDA and Vulkan share.
 
+#[cfg(target_os = "linux")]
+mod between;
 mod checked;
 mod copies;
 #[cfg(all(test, target_os = "linux"))]
@@ -55,13 +57,15 @@ const PARTS: &[Part] = &[
     #[cfg(target_os = "linux")]
     ("shared", shared::rows),
     #[cfg(target_os = "linux")]
+    ("between", between::rows),
+    #[cfg(target_os = "linux")]
     ("probe", probe::rows),
 ];
 
 /// A device of the backend, and the same one under plain wgpu.
 struct Adapter<'a> {
     options: &'a Options,
-    backend: &'a WgpuBackend,
+    backend: &'a Arc<WgpuBackend>,
     manager: &'a CrossBackendTransferManager,
     info: DeviceInfo,
     plain: Plain,

@@ -12,7 +12,9 @@ use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::CudaStream;
 
 use super::{
-    Adapter, microseconds,
+    Adapter,
+    between::is_unsupported,
+    microseconds,
     probe::{self, HandOver},
     rate,
 };
@@ -53,9 +55,6 @@ struct Both<'a> {
 }
 
 pub(super) fn rows(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
-    let is_unsupported = |error: &anyhow::Error| {
-        error.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::Unsupported)
-    };
     let both = match Both::open(adapter) {
         Err(error) if is_unsupported(&error) => {
             eprintln!("no rows of shared memory on {}: {error:#}", adapter.name());
@@ -75,20 +74,27 @@ pub(super) fn rows(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
+/// Returns the CUDA device that is the adapter's GPU.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] if there is none.
+pub(super) fn same_gpu(adapter: &Adapter<'_>) -> Result<u32> {
+    if let Some(reason) = cuda::absence() {
+        bail!(Error::new(ErrorKind::Unsupported, reason));
+    }
+    let uuid = adapter.info.uuid;
+    let is_same = |n: &u32| uuid.is_some() && Device::new(*n).and_then(|device| device.uuid()).ok() == uuid;
+    let Some(ordinal) = (0..Driver::get()?.device_count()?).find(is_same) else {
+        bail!(Error::new(ErrorKind::Unsupported, "no CUDA device has its UUID"));
+    };
+    Ok(ordinal)
+}
+
 impl<'a> Both<'a> {
     /// # Errors
     /// [`ErrorKind::Unsupported`] if CUDA does not show the device, or the drivers share no memory; the drivers'.
     fn open(adapter: &'a Adapter<'a>) -> Result<Self> {
-        if let Some(reason) = cuda::absence() {
-            bail!(Error::new(ErrorKind::Unsupported, reason));
-        }
-        let (driver, uuid) = (Driver::get()?, adapter.info.uuid);
-        let is_same =
-            |n: &u32| uuid.is_some() && Device::new(*n).and_then(|device| device.uuid()).ok() == uuid;
-        let Some(ordinal) = (0..driver.device_count()?).find(is_same) else {
-            bail!(Error::new(ErrorKind::Unsupported, "no CUDA device has its UUID"));
-        };
-        let device = CudaDevice::new(ordinal)?;
+        let device = CudaDevice::new(same_gpu(adapter)?)?;
         let memory = Arc::new(CudaMemoryManager::new(&device)?);
         let interop = CudaInterop::new(adapter.backend, adapter.info.id, &memory)?;
         // Whether the driver imports memory.
@@ -105,7 +111,7 @@ impl<'a> Both<'a> {
             cache: None,
         });
         let stream = CudaStream::new(&device)?;
-        let is_simulated = driver.is_simulated();
+        let is_simulated = Driver::get()?.is_simulated();
         Ok(Self { adapter, memory, stream, interop, pipeline, is_simulated })
     }
 

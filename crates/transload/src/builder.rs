@@ -9,7 +9,7 @@ use transload_transfer::{CrossBackendTransferManager, ManagerBuilder, STAGING_BU
 
 use crate::{
     Runtime,
-    families::{CudaConfig, CudaFamily, DeviceFamily, limit_pinned},
+    families::{CudaConfig, CudaFamily, DeviceFamily, connect, limit_pinned},
     runtime::Parts,
 };
 
@@ -234,6 +234,7 @@ impl RuntimeBuilder {
                 && !Arc::ptr_eq(family, &ours)
             {
                 check_pinned_limit(&**opened, pinned_limit)?;
+                connect(&manager, opened);
             }
             if let Err(reason) = opened.and_then(|opened| manager.register_backend(opened)) {
                 report::family_absent(family.name(), &reason);

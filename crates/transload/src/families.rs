@@ -5,6 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use transload_core::{Backend, Result};
 use transload_executor::Executor;
+use transload_transfer::CrossBackendTransferManager;
 
 /// Devices that a machine may have, which [`RuntimeBuilder::discover`](crate::RuntimeBuilder::discover) looks for: for backends that
 /// may be absent. One that exists is given to [`RuntimeBuilder::backend`](crate::RuntimeBuilder::backend).
@@ -152,5 +153,38 @@ impl DeviceFamily for WgpuFamily {
         Ok(executor.spawn_blocking(&transload_executor::BlockingKey::new(1), open).await?? as _)
     }
 }
+
+/// Has copies between the memory of CUDA and wgpu devices that are one GPU stay there, of devices that a manager knows and those of a
+/// backend that it is about to know. Where that is not possible, they pass the host.
+#[cfg(all(feature = "cuda", feature = "wgpu", any(target_os = "linux", windows)))]
+pub(crate) fn connect(manager: &CrossBackendTransferManager, opened: &Arc<dyn Backend>) {
+    use std::any::Any;
+
+    use transload_backend_cuda::CudaBackend;
+    use transload_core::{DeviceId, Error, ErrorKind};
+
+    fn cuda_of(backend: &Arc<dyn Backend>) -> Result<&CudaBackend> {
+        let other = || Error::new(ErrorKind::Unsupported, "the devices are not of the CUDA backend");
+        (&**backend as &dyn Any).downcast_ref().ok_or_else(other)
+    }
+
+    let Some(wgpu) = (&**opened as &dyn Any).downcast_ref::<transload_backend_wgpu::WgpuBackend>() else {
+        return;
+    };
+    for id in manager.devices().iter().map(|info| info.id) {
+        let (DeviceId::Cuda(ordinal), Ok(backend)) = (id, manager.backend(id)) else { continue };
+        let weak = Arc::downgrade(&backend);
+        let memory = move || {
+            let gone = || Error::new(ErrorKind::Unsupported, "the CUDA backend was dropped");
+            Ok(Arc::clone(cuda_of(&weak.upgrade().ok_or_else(gone)?)?.memory(ordinal)?))
+        };
+        // Refused for other GPUs.
+        let _same = cuda_of(&backend).and_then(|cuda| wgpu.connect_cuda(cuda.device(ordinal)?, memory));
+    }
+}
+
+/// Nothing shares a GPU.
+#[cfg(not(all(feature = "cuda", feature = "wgpu", any(target_os = "linux", windows))))]
+pub(crate) fn connect(_: &CrossBackendTransferManager, _: &Arc<dyn Backend>) {}
 
 pub(crate) use cuda::{Config as CudaConfig, limit_pinned, pinned};

@@ -10,6 +10,7 @@
 //! * CUDA's waits and signals of a semaphore are in the order of the stream on which they are enqueued, also if the library did not make it.
 //! * An import that succeeds takes the descriptor; one that fails leaves it to the caller.
 
+mod between;
 mod imported;
 mod order;
 mod shared;
@@ -18,7 +19,7 @@ use std::{any::Any, fmt, sync::Arc};
 
 use parking_lot::Mutex;
 use transload_core::{DeviceId, Error, ErrorKind, RawBuffer, Result};
-use transload_memory::{CudaMemoryManager, lift};
+use transload_memory::{CudaDevice, CudaMemoryManager, lift};
 
 use self::{imported::ImportedMemory, order::Order, shared::Shared};
 use crate::{
@@ -26,7 +27,10 @@ use crate::{
     vulkan::{DeviceState, Memory, as_vulkan},
 };
 
-pub(crate) use self::shared::{SharedTable, SharedUses};
+pub(crate) use self::{
+    between::Between,
+    shared::{SharedTable, SharedUses},
+};
 
 /// `CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED`.
 const TIMELINE_SEMAPHORES: u32 = 114;
@@ -76,17 +80,7 @@ impl CudaInterop {
     /// [foreign device](crate::WgpuBackendConfig::with_foreign_device); the drivers'.
     pub fn new(backend: &WgpuBackend, device: DeviceId, memory: &Arc<CudaMemoryManager>) -> Result<Self> {
         let cuda = memory.device();
-        let Some(state) = as_vulkan(backend.device_of(device)?) else {
-            let text = format!("{device} is not a device of Vulkan");
-            return Err(Error::new(ErrorKind::Unsupported, text));
-        };
-        if !state.queue.vulkan.is_locked {
-            let text = format!(
-                "{device} was made by others, and its queue has no lock for CUDA's semaphores; a device of \
-                 `create_shared_device` has"
-            );
-            return Err(Error::new(ErrorKind::Unsupported, text));
-        }
+        let state = state_of(backend, device)?;
         let uuid = cuda.driver().uuid().map_err(lift)?;
         if state.info.uuid != Some(uuid) {
             let text = format!("{device} and {} are not one GPU: their UUIDs differ", cuda.id());
@@ -112,25 +106,91 @@ impl CudaInterop {
     /// [`ErrorKind::OutOfMemory`]; [`ErrorKind::Unsupported`] if one of the drivers shares no
     /// memory; the drivers'.
     pub fn allocate(&self, bytes: usize) -> Result<RawBuffer> {
-        self.device.queue.check_usable()?;
-        if bytes == 0 {
-            return Err(Error::new(ErrorKind::InvalidArgument, "requested 0 bytes; at least 1 is valid"));
-        }
-        self.device.info.check_allocation(bytes as u64)?;
-        let allocate = || Memory::allocate_to_export(&self.device.queue.vulkan, bytes);
-        let memory = match allocate() {
-            Err(error) if error.kind() == ErrorKind::OutOfMemory && self.device.reclaim() => allocate(),
-            other => other,
-        };
-        let memory = Arc::new(memory?);
-        let shared = Arc::new(Shared { memory, order: self.order.clone() });
-        let imported = ImportedMemory::new(self.memory.device(), &shared)?;
-        // SAFETY: the memory is imported until its owner is dropped, nothing uses it yet, and all work on it is ordered by the table of the
-        // buffer and its aliases. The host cannot address it.
-        let buffer = unsafe { self.memory.adopt(imported.address(), bytes, imported) }?;
-        self.device.shared.add(&buffer, &shared);
-        Ok(buffer)
+        allocate_shared(&self.device, &self.memory, self.order.clone(), bytes)
     }
+}
+
+impl WgpuBackend {
+    /// Has this backend's queues copy between a CUDA device and the device of this backend that is the same GPU: through a little device
+    /// memory that both have, which [`drain`](transload_core::Backend::drain) frees. Otherwise a manager has them pass the host. Returns this backend's device.
+    ///
+    /// Call it before a manager knows the backend. `memory` is called when such a copy needs that memory, and returns the CUDA device's
+    /// manager. A copy blocks the thread that submits it until CUDA's part of it is complete.
+    ///
+    /// ```no_run
+    /// use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig};
+    /// use transload_memory::{CudaDevice, CudaMemoryManager};
+    ///
+    /// fn main() -> transload_core::Result<()> {
+    ///     let vulkan = WgpuBackend::open(&WgpuBackendConfig::default())?;
+    ///     let cuda = CudaDevice::new(0)?;
+    ///     // With a `CudaBackend`, its manager: `backend.memory(0)?`.
+    ///     let memory = std::sync::Arc::new(CudaMemoryManager::new(&cuda)?);
+    ///     println!("{} is {}", vulkan.connect_cuda(&cuda, move || Ok(memory.clone()))?, cuda.id());
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownDevice`] if no device is the same GPU; [`ErrorKind::Unsupported`] for a
+    /// [foreign device](crate::WgpuBackendConfig::with_foreign_device), or one that exports no memory; the driver's.
+    pub fn connect_cuda(
+        &self,
+        cuda: &CudaDevice,
+        memory: impl Fn() -> Result<Arc<CudaMemoryManager>> + Send + Sync + 'static,
+    ) -> Result<DeviceId> {
+        let uuid = cuda.driver().uuid().map_err(lift)?;
+        let same = self.devices.iter().find(|device| device.info().uuid == Some(uuid)).ok_or_else(|| {
+            let text = format!("no device of the wgpu backend is {}: their UUIDs differ", cuda.id());
+            Error::new(ErrorKind::UnknownDevice, text)
+        })?;
+        let state = state_of(self, same.info().id)?;
+        state.queue.vulkan.check_export()?;
+        let _one = state.between.get_or_init(|| Between::new(cuda.id(), Box::new(memory)));
+        Ok(state.id())
+    }
+}
+
+/// Returns a device that takes part in the order of CUDA's work.
+fn state_of(backend: &WgpuBackend, device: DeviceId) -> Result<Arc<DeviceState>> {
+    let Some(state) = as_vulkan(backend.device_of(device)?) else {
+        let text = format!("{device} is not a device of Vulkan");
+        return Err(Error::new(ErrorKind::Unsupported, text));
+    };
+    if !state.queue.vulkan.is_locked {
+        let text = format!(
+            "{device} was made by others, and its queue has no lock for CUDA's semaphores; a device of \
+             `create_shared_device` has"
+        );
+        return Err(Error::new(ErrorKind::Unsupported, text));
+    }
+    Ok(state)
+}
+
+/// Allocates memory that both use; see [`CudaInterop::allocate`].
+fn allocate_shared(
+    device: &DeviceState,
+    memory: &Arc<CudaMemoryManager>,
+    order: Option<Arc<Mutex<Order>>>,
+    bytes: usize,
+) -> Result<RawBuffer> {
+    device.queue.check_usable()?;
+    if bytes == 0 {
+        return Err(Error::new(ErrorKind::InvalidArgument, "requested 0 bytes; at least 1 is valid"));
+    }
+    device.info.check_allocation(bytes as u64)?;
+    let allocate = || Memory::allocate_to_export(&device.queue.vulkan, bytes);
+    let allocated = match allocate() {
+        Err(error) if error.kind() == ErrorKind::OutOfMemory && device.reclaim() => allocate(),
+        other => other,
+    };
+    let shared = Arc::new(Shared { memory: Arc::new(allocated?), order });
+    let imported = ImportedMemory::new(memory.device(), &shared)?;
+    // SAFETY: the memory is imported until its owner is dropped, nothing uses it yet, and all work on it is ordered by the table of the
+    // buffer and its aliases. The host cannot address it.
+    let buffer = unsafe { memory.adopt(imported.address(), bytes, imported) }?;
+    device.shared.add(&buffer, &shared);
+    Ok(buffer)
 }
 
 impl fmt::Debug for CudaInterop {

@@ -237,7 +237,7 @@ impl Packer<'_> {
     }
 
     fn sides(&mut self, src: &RawBuffer, dst: &RawBuffer) -> Result<(Side, Side)> {
-        if !self.device.can_copy(src.place(), dst.place()) {
+        if !self.device.can_copy_alone(src.place(), dst.place()) {
             return Err(self.unsupported(&format!("copy {} to {}", src.place(), dst.place())));
         }
         let sides = (Side::new(self.device, src)?, Side::new(self.device, dst)?);

@@ -16,6 +16,12 @@ pub(crate) fn of(state: &DeviceState) -> Vec<PathCost> {
     };
     let here = Place::new(state.id(), MemoryKind::Device);
     let mut costs = vec![cost(here, here, TransferMethod::DirectCopy, 10, 200.0)];
+    #[cfg(feature = "cuda")]
+    if let Some(between) = state.between.get() {
+        for (src, dst) in [(between.place(), here), (here, between.place())] {
+            costs.push(cost(src, dst, TransferMethod::DirectCopy, 60, 400.0));
+        }
+    }
     for kind in HOST_KINDS.into_iter().filter(|_| state.info.kinds.contains(&MemoryKind::Pinned)) {
         let host = Place::new(DeviceId::Cpu, kind);
         for (src, dst) in [(host, here), (here, host)] {

@@ -33,7 +33,7 @@ impl ApiDevice for DeviceState {
     }
 
     fn is_mapped_between(&self, src: Place, dst: Place) -> bool {
-        self.queue.vulkan.maps_device && self.can_copy(src, dst)
+        self.queue.vulkan.maps_device && self.can_copy_alone(src, dst)
     }
 
     fn queue(self: Arc<Self>, priority: StreamPriority) -> Result<Arc<dyn Queue>> {

@@ -15,8 +15,11 @@ use super::{
 pub(crate) struct Descriptor(pub(crate) i32);
 
 impl Vulkan {
-    /// Returns whether buffers can be exported. Some drivers export images only.
-    fn exports_memory(&self) -> bool {
+    /// Checks that buffers can be exported. Some drivers export images only.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`].
+    pub(crate) fn check_export(&self) -> Result<()> {
         let info = vk::PhysicalDeviceExternalBufferInfo::default().usage(USAGE).handle_type(OPAQUE);
         let mut found = vk::ExternalBufferProperties::default();
         // SAFETY: the physical device is one of the instance, with Vulkan 1.2, which has the call and both structures.
@@ -24,8 +27,9 @@ impl Vulkan {
             self.instance.get_physical_device_external_buffer_properties(self.physical, &info, &mut found);
         }
         let found = found.external_memory_properties.external_memory_features;
-        self.wgpu_device.features().contains(wgpu::Features::VULKAN_EXTERNAL_MEMORY_FD)
-            && found.contains(vk::ExternalMemoryFeatureFlags::EXPORTABLE)
+        let exports = self.wgpu_device.features().contains(wgpu::Features::VULKAN_EXTERNAL_MEMORY_FD)
+            && found.contains(vk::ExternalMemoryFeatureFlags::EXPORTABLE);
+        if exports { Ok(()) } else { Err(self.cannot_export("memory", khr::external_memory_fd::NAME)) }
     }
 
     fn cannot_export(&self, what: &str, extension: &std::ffi::CStr) -> Error {
@@ -42,9 +46,7 @@ impl Memory {
     /// # Errors
     /// As for [`allocate`](Self::allocate); [`ErrorKind::Unsupported`] if the device cannot export memory.
     pub(crate) fn allocate_to_export(vulkan: &Arc<Vulkan>, bytes: usize) -> Result<Self> {
-        if !vulkan.exports_memory() {
-            return Err(vulkan.cannot_export("memory", khr::external_memory_fd::NAME));
-        }
+        vulkan.check_export()?;
         Self::allocate_from(vulkan, transload_core::MemoryKind::Device, bytes, Source::Exported)
     }
 

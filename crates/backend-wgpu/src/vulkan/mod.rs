@@ -59,6 +59,8 @@ pub(crate) use state::DeviceState;
 #[cfg(feature = "cuda")]
 pub(crate) use storage::{SharedStorage, memory_of};
 pub(crate) use submissions::Submissions;
+#[cfg(feature = "cuda")]
+pub(crate) use {copy::perform, state::Line};
 
 /// A queue with its family.
 #[derive(Clone, Copy, PartialEq, Eq)]

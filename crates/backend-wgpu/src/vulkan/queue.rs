@@ -73,15 +73,26 @@ unsafe impl Queue for WgpuQueue {
         let info = || OperationInfo::of(operation);
         let sample = sink.sample(tally, info);
         // Without timestamps nothing is measured, and the sink only counts.
-        let kept = if timing == Timing::Measured { queue.reserve_interval().ok() } else { None };
-        let passed = sample.as_ref().and_then(|_| queue.reserve_interval().ok());
+        #[cfg(feature = "cuda")]
+        let between = self.device.between.get().filter(|between| between.copies(operation));
+        #[cfg(not(feature = "cuda"))]
+        let between: Option<()> = None;
+        // Of copies from and to CUDA's memory the queue has the smaller part.
+        let is_timed = between.is_none();
+        let kept = if timing == Timing::Measured && is_timed { queue.reserve_interval().ok() } else { None };
+        let passed = sample.as_ref().filter(|_| is_timed).and_then(|_| queue.reserve_interval().ok());
         let measured: SmallVec<[Interval; 2]> = kept.into_iter().chain(passed).collect();
-        // SAFETY: the caller's promise. What comes before is on this queue, or complete.
-        let point =
-            unsafe { copy::perform(&self.device, &self.line, operation, &measured) }.inspect_err(|_| {
-                measured.iter().for_each(|interval| queue.release_interval(*interval));
-                sink.withdraw(tally, info);
-            })?;
+        let performed = match between {
+            // SAFETY: as below.
+            #[cfg(feature = "cuda")]
+            Some(between) => unsafe { between.copy(&self.device, &self.line, operation) },
+            // SAFETY: the caller's promise. What comes before is on this queue, or complete.
+            _ => unsafe { copy::perform(&self.device, &self.line, operation, &measured) },
+        };
+        let point = performed.inspect_err(|_| {
+            measured.iter().for_each(|interval| queue.release_interval(*interval));
+            sink.withdraw(tally, info);
+        })?;
         for (begin, end) in &measured {
             queue.set_timestamp_point(*begin, point);
             queue.set_timestamp_point(*end, point);

@@ -58,6 +58,9 @@ pub(crate) struct DeviceState {
     /// The memory that CUDA has, too.
     #[cfg(feature = "cuda")]
     pub(crate) shared: crate::cuda::SharedTable,
+    /// Copies from and to CUDA's memory.
+    #[cfg(feature = "cuda")]
+    pub(crate) between: std::sync::OnceLock<crate::cuda::Between>,
     /// Whether a drain has returned the loss of the device.
     loss_reported: AtomicBool,
 }
@@ -82,6 +85,8 @@ impl DeviceState {
             reclaimer: Arc::default(),
             #[cfg(feature = "cuda")]
             shared: crate::cuda::SharedTable::default(),
+            #[cfg(feature = "cuda")]
+            between: std::sync::OnceLock::new(),
             loss_reported: AtomicBool::new(false),
         }))
     }
@@ -107,8 +112,20 @@ impl DeviceState {
         self.copiers.iter().filter_map(|line| line.queue.known()).collect()
     }
 
-    /// Returns whether a queue copies between two places: within the device, or between it and the host.
+    /// Returns whether a queue copies between two places: within the device, between it and the host, or CUDA's memory of the same GPU.
     pub(crate) fn can_copy(&self, src: Place, dst: Place) -> bool {
+        #[cfg(feature = "cuda")]
+        if let Some(between) = self.between.get() {
+            let is_here = |place: Place| place == Place::new(self.id(), MemoryKind::Device);
+            if between.is_theirs(src) && is_here(dst) || is_here(src) && between.is_theirs(dst) {
+                return true;
+            }
+        }
+        self.can_copy_alone(src, dst)
+    }
+
+    /// The same, without CUDA's memory.
+    pub(crate) fn can_copy_alone(&self, src: Place, dst: Place) -> bool {
         let is_here = |place: Place| place == Place::new(self.id(), MemoryKind::Device);
         let is_host = |place: Place| {
             place.device.is_cpu()
@@ -172,6 +189,8 @@ impl DeviceState {
         let bytes = || (self.counters.bytes.load(Ordering::Relaxed), blocks.bytes().0);
         let before = bytes();
         self.lines().for_each(|line| line.staging.release(&line.queue));
+        #[cfg(feature = "cuda")]
+        self.between.get().inspect(|between| between.release());
         let _of_others = self.reclaimer.drain_where(|fence| fence.timeline().device() == self.id());
         blocks.trim();
         let after = bytes();
@@ -195,6 +214,8 @@ impl DeviceState {
             line.queue.block_until(line.queue.enqueued());
             line.staging.release(&line.queue);
         }
+        #[cfg(feature = "cuda")]
+        self.between.get().inspect(|between| between.release());
         let outcome = self.queue.check_usable().and(self.reclaimer.drain());
         // Also after a loss.
         let freed = self.reclaimer.drain();

@@ -26,17 +26,17 @@ use crate::{
 };
 
 /// One GPU, or what stands for it.
-struct Shared {
-    setup: Setup,
-    test: TestDevice,
-    memory: Arc<CudaMemoryManager>,
-    manager: CrossBackendTransferManager,
-    stream: CudaStream,
+pub(crate) struct Shared {
+    pub(crate) setup: Setup,
+    pub(crate) test: TestDevice,
+    pub(crate) memory: Arc<CudaMemoryManager>,
+    pub(crate) manager: CrossBackendTransferManager,
+    pub(crate) stream: CudaStream,
     interop: CudaInterop,
     pipeline: wgpu::ComputePipeline,
 }
 
-fn shared() -> Option<Shared> {
+pub(crate) fn shared() -> Option<Shared> {
     shared_on(setup()?)
 }
 
@@ -57,6 +57,9 @@ fn shared_on(mut setup: Setup) -> Option<Shared> {
     let manager = CrossBackendTransferManager::builder().registration(false).build();
     manager.register_backend(CpuBackend::new().unwrap()).unwrap();
     manager.register_backend(backend).unwrap();
+    let weak = Arc::downgrade(&memory);
+    // Refused where the interop is.
+    let _connected = setup.backend.connect_cuda(&cuda, move || Ok(weak.upgrade().unwrap()));
     manager.register_backend(Arc::clone(&setup.backend) as _).unwrap();
     let interop = match CudaInterop::new(&setup.backend, setup.device, &memory) {
         Ok(interop) => interop,
@@ -72,11 +75,11 @@ fn shared_on(mut setup: Setup) -> Option<Shared> {
 }
 
 impl Shared {
-    fn pinned(&self, bytes: usize) -> RawBuffer {
+    pub(crate) fn pinned(&self, bytes: usize) -> RawBuffer {
         self.memory.allocate(MemoryKind::Pinned, bytes).unwrap()
     }
 
-    fn copy(&self, src: &RawBuffer, dst: &RawBuffer) {
+    pub(crate) fn copy(&self, src: &RawBuffer, dst: &RawBuffer) {
         drop(submit(&self.stream, &Operation::Copy { src, dst }, Timing::Off).unwrap());
     }
 
@@ -85,7 +88,7 @@ impl Shared {
     }
 
     /// Memory that both use, as each sees it.
-    fn allocate(&self, bytes: usize) -> (RawBuffer, RawBuffer) {
+    pub(crate) fn allocate(&self, bytes: usize) -> (RawBuffer, RawBuffer) {
         let theirs = self.interop.allocate(bytes).unwrap();
         let ours = self.share(&theirs, self.setup.device);
         (theirs, ours)
@@ -107,7 +110,7 @@ impl Shared {
     }
 
     /// Waits for everything, and checks that neither driver has anything left.
-    fn finish(self) {
+    pub(crate) fn finish(self) {
         let Self { setup, test, memory, manager, stream, interop, pipeline } = self;
         drop((stream, interop, pipeline));
         setup.backend.device(setup.device).unwrap().poll(wgpu::PollType::wait_indefinitely()).unwrap();

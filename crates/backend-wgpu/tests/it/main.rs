@@ -5,6 +5,8 @@
 
 mod adapters;
 mod adopted;
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+mod between;
 mod copies;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod cuda;

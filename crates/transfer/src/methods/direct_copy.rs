@@ -45,14 +45,15 @@ impl Method for DirectCopy {
     }
 
     /// The host's queue copies up to some MiB on the calling thread, and a driver copies pageable memory during the call, after what
-    /// its queue has to do.
+    /// its queue has to do; one that copies from or to another family's device waits for that during the call.
     fn copies_during_call(&self, route: &Route, input: &PlanInput) -> bool {
         let TransferPath { src, dst } = input.path;
         let is_pageable = |place: Place| place.device.is_cpu() && place.kind == MemoryKind::Pageable;
         if route.lane.is_cpu() {
             input.bytes > COPIED_IN_PASSING
         } else {
-            is_pageable(src) || is_pageable(dst)
+            let are_two_devices = src.device != dst.device && !src.device.is_cpu() && !dst.device.is_cpu();
+            is_pageable(src) || is_pageable(dst) || are_two_devices
         }
     }
 

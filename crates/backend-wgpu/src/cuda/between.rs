@@ -1,0 +1,288 @@
+//! Copies between CUDA's memory and that of the same GPU's wgpu device: by memory that both have. No byte passes the host.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use transload_core::{
+    DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, Place, Queue as _, RawBuffer, Result, Timing,
+    mutant,
+};
+use transload_memory::CudaMemoryManager;
+use transload_streams::CudaStream;
+
+use super::allocate_shared;
+use crate::{
+    api::ApiDevice as _,
+    vulkan::{DeviceState, Line, perform},
+};
+
+/// Most bytes of each half of the memory in between. A half of so many is copied in some 40 µs, and one more takes the host as long.
+const HALF: usize = 32 << 20;
+/// The least, so that short copies of growing length do not allocate each time.
+const LEAST: usize = 1 << 20;
+/// Multiple of bytes at which each piece begins in it.
+const ALIGNED: usize = 16;
+
+type Pairs<'a> = &'a [(RawBuffer, RawBuffer)];
+/// Returns the memory of the CUDA device.
+pub(crate) type MakeMemory = Box<dyn Fn() -> Result<Arc<CudaMemoryManager>> + Send + Sync>;
+
+/// What copies between a CUDA device and a device of Vulkan that are one GPU.
+pub(crate) struct Between {
+    cuda: DeviceId,
+    memory: MakeMemory,
+    used: Mutex<Option<Used>>,
+}
+
+/// The memory in between, as each of both has it, and CUDA's stream that copies to or from it.
+struct Used {
+    memory: Arc<CudaMemoryManager>,
+    stream: CudaStream,
+    halves: [Half; 2],
+    bytes: usize,
+}
+
+struct Half {
+    theirs: RawBuffer,
+    ours: RawBuffer,
+    /// The last submission of Vulkan that reads it.
+    read: Option<(Arc<Line>, u64)>,
+}
+
+impl Drop for Half {
+    fn drop(&mut self) {
+        if let Some((line, point)) = &self.read {
+            line.queue.block_until(*point);
+        }
+    }
+}
+
+/// One part of a piece: source, destination, and where it lies in the half.
+type Part = (RawBuffer, RawBuffer, usize);
+
+impl Between {
+    pub(crate) fn new(cuda: DeviceId, memory: MakeMemory) -> Self {
+        Self { cuda, memory, used: Mutex::new(None) }
+    }
+
+    /// Returns the place of CUDA's memory.
+    pub(crate) fn place(&self) -> Place {
+        Place::new(self.cuda, MemoryKind::Device)
+    }
+
+    pub(crate) fn is_theirs(&self, place: Place) -> bool {
+        place == self.place()
+    }
+
+    /// Returns whether an operation is a copy from or to CUDA's memory.
+    pub(crate) fn copies(&self, operation: &Operation<'_>) -> bool {
+        let is_theirs = |buffer: &RawBuffer| self.is_theirs(buffer.place());
+        match *operation {
+            Operation::Copy { src, dst } => is_theirs(src) || is_theirs(dst),
+            Operation::CopyBatch { pairs } => pairs.iter().any(|(src, dst)| is_theirs(src) || is_theirs(dst)),
+            _ => false,
+        }
+    }
+
+    /// Performs such a copy, and returns its point of the line's queue. Blocks until CUDA's part is complete.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if one of both sides of a pair is not CUDA's memory, and the other the device's; [`ErrorKind::OutOfMemory`]; the drivers'.
+    /// Nothing was copied to a destination then.
+    ///
+    /// # Safety
+    /// * Those of [`Queue::enqueue`](transload_core::Queue::enqueue); everything that comes before is complete or on the line's queue.
+    pub(crate) unsafe fn copy(
+        &self,
+        device: &DeviceState,
+        line: &Arc<Line>,
+        operation: &Operation<'_>,
+    ) -> Result<u64> {
+        let single;
+        let pairs: Pairs<'_> = match *operation {
+            Operation::Copy { src, dst } => {
+                single = [(src.clone(), dst.clone())];
+                &single
+            }
+            Operation::CopyBatch { pairs } => pairs,
+            _ => &[],
+        };
+        let here = Place::new(device.id(), MemoryKind::Device);
+        let sides = |src: &RawBuffer, dst: &RawBuffer| match (src.place(), dst.place()) {
+            (src, dst) if self.is_theirs(src) && dst == here => Some(true),
+            (src, dst) if src == here && self.is_theirs(dst) => Some(false),
+            _ => None,
+        };
+        let mut all = pairs.iter().map(|(src, dst)| sides(src, dst));
+        let first = all.next().flatten();
+        let Some(is_up) = first.filter(|_| all.all(|one| one == first)) else {
+            let text =
+                format!("a queue of {here} copies to or from memory of {}, one way at once", self.cuda);
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        };
+        let theirs =
+            |(src, dst): &(RawBuffer, RawBuffer)| device.shared.find(if is_up { src } else { dst }).is_some();
+        if pairs.iter().any(theirs) {
+            // What this queue did with it is not known to CUDA.
+            line.queue.block_until(line.queue.enqueued());
+        }
+        let bytes =
+            pairs.iter().map(|(src, _)| src.len().next_multiple_of(ALIGNED)).fold(0, usize::saturating_add);
+        let mut used = self.used.lock();
+        let used = self.ready(&mut used, device, bytes)?;
+        let (mut part, mut at, mut index, mut last) = (Vec::new(), 0, 0, None);
+        for (src, dst) in pairs {
+            let mut from = 0;
+            while from < src.len() {
+                if at == used.bytes {
+                    // SAFETY: the caller's promise.
+                    last = Some(unsafe { used.copy_part(device, line, (is_up, index), &part, last) }?);
+                    (at, index) = (0, index + 1);
+                    part.clear();
+                }
+                let bytes = (src.len() - from).min(used.bytes - at);
+                let range = from..from + bytes;
+                part.push((src.slice(range.clone())?, dst.slice(range)?, at));
+                (from, at) = (from + bytes, (at + bytes).next_multiple_of(ALIGNED));
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { used.copy_part(device, line, (is_up, index), &part, last) }
+    }
+
+    /// Returns the memory in between, of as many bytes as a copy of so many uses.
+    fn ready<'a>(
+        &self,
+        kept: &'a mut Option<Used>,
+        device: &DeviceState,
+        bytes: usize,
+    ) -> Result<&'a mut Used> {
+        let wanted = bytes.next_power_of_two().clamp(LEAST, HALF);
+        if kept.as_ref().is_none_or(|used| used.bytes < wanted) {
+            drop(kept.take());
+            let made = match self.make(device, wanted) {
+                Err(error) if error.kind() == ErrorKind::OutOfMemory && wanted > LEAST => {
+                    self.make(device, LEAST)
+                }
+                made => made,
+            };
+            *kept = Some(made.map_err(|error| of_cuda(self.cuda, error))?);
+        }
+        kept.as_mut().ok_or_else(|| Error::new(ErrorKind::Interrupted, "there is no memory in between"))
+    }
+
+    fn make(&self, device: &DeviceState, bytes: usize) -> Result<Used> {
+        let memory = (self.memory)()?;
+        let half = || {
+            let theirs = allocate_shared(device, &memory, None, bytes)?;
+            let lost = || Error::new(ErrorKind::Interrupted, "memory in between has no alias");
+            let ours = device.alias(&theirs).ok_or_else(lost)??;
+            Ok::<_, Error>(Half { theirs, ours, read: None })
+        };
+        let halves = [half()?, half()?];
+        Ok(Used { stream: CudaStream::new(memory.device())?, memory, halves, bytes })
+    }
+
+    /// Frees the memory in between, unless a copy uses it now, or has not ended.
+    pub(crate) fn release(&self) {
+        let Some(used) = self.used.try_lock().and_then(|mut used| used.take()) else { return };
+        let Used { memory, stream, halves, .. } = used;
+        drop((stream, halves));
+        // Its own drain would come before.
+        let _told_by_others = memory.drain();
+    }
+}
+
+/// The device of the call is well if CUDA's is lost.
+fn of_cuda(cuda: DeviceId, error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::DeviceLost => {
+            Error::caused_by(ErrorKind::Device, format!("the copy uses {cuda}, which is lost"), error)
+        }
+        _ => error,
+    }
+}
+
+impl Used {
+    /// Copies a part of the operation, after `before`, and returns its point.
+    ///
+    /// # Safety
+    /// * Those of [`Between::copy`].
+    unsafe fn copy_part(
+        &mut self,
+        device: &DeviceState,
+        line: &Arc<Line>,
+        (is_up, index): (bool, usize),
+        part: &[Part],
+        before: Option<u64>,
+    ) -> Result<u64> {
+        let Self { memory, stream, halves: [even, odd], .. } = self;
+        let half = if index % 2 == 0 { even } else { odd };
+        let pairs_with = |memory: &RawBuffer, is_source: bool| -> Result<Vec<(RawBuffer, RawBuffer)>> {
+            let of = |(src, dst, at): &Part| {
+                let between = memory.slice(*at..*at + src.len())?;
+                Ok(if is_source { (between, dst.clone()) } else { (src.clone(), between) })
+            };
+            part.iter().map(of).collect()
+        };
+        let outcome = (|| {
+            let (theirs, ours) = (pairs_with(&half.theirs, !is_up)?, pairs_with(&half.ours, is_up)?);
+            if let Some((line, point)) = half.read.take()
+                && !mutant!("wgpu/half-is-read")
+            {
+                line.queue.block_until(point);
+            }
+            let by_cuda = || {
+                if theirs.is_empty() {
+                    return Ok(());
+                }
+                // SAFETY: the caller's promise for its own buffers; nothing else uses the half.
+                let fence = unsafe { enqueue(stream, &theirs) }?;
+                if mutant!("wgpu/cuda-part-waits") { Ok(()) } else { fence.wait() }
+            };
+            let by_cuda = || by_cuda().map_err(|error| of_cuda(memory.device().id(), error));
+            if is_up {
+                by_cuda()?;
+            }
+            // SAFETY: as above; what comes before is on the queue, or complete.
+            let point = unsafe { perform(device, line, &operation_of(&ours), &[]) }?;
+            if is_up {
+                half.read = Some((Arc::clone(line), point));
+            } else {
+                line.queue.block_until(point);
+                line.queue.outcome(point)?;
+                by_cuda()?;
+            }
+            Ok(point)
+        })();
+        outcome.inspect_err(|error: &Error| {
+            if before.is_some() {
+                // Some bytes of the destination have changed, and no others will.
+                line.queue.lock_and_lose(error.clone());
+            }
+        })
+    }
+}
+
+fn operation_of(pairs: Pairs<'_>) -> Operation<'_> {
+    match pairs {
+        [(src, dst)] => Operation::Copy { src, dst },
+        pairs => Operation::CopyBatch { pairs },
+    }
+}
+
+/// Has CUDA copy within its device; many pieces by a kernel, if the driver takes it.
+///
+/// # Safety
+/// * Those of [`Queue::enqueue`](transload_core::Queue::enqueue).
+unsafe fn enqueue(stream: &CudaStream, pairs: Pairs<'_>) -> Result<Fence> {
+    if pairs.len() > 1 {
+        // SAFETY: the caller's promise.
+        match unsafe { stream.enqueue(&Operation::CopyBatchInPlace { pairs }, &[], Timing::Off) } {
+            Err(error) if error.kind() == ErrorKind::Unsupported => {}
+            enqueued => return enqueued,
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { stream.enqueue(&operation_of(pairs), &[], Timing::Off) }
+}

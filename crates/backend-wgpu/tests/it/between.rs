@@ -1,0 +1,194 @@
+//! Copies between CUDA's memory and the same GPU's wgpu device, by the manager and by queues.
+
+use std::sync::Arc;
+
+use transload_core::{
+    Backend as _, DeviceId, ErrorKind, MemoryKind, Operation, Place, RawBuffer, StreamPriority, Timing,
+    TransferMethod, WorkloadType, submit,
+};
+use transload_cuda_sim::harness;
+use transload_memory::CudaDevice;
+use transload_transfer::TransferOptions;
+
+use crate::{
+    MIB,
+    cuda::{Shared, shared},
+    setup,
+};
+
+/// An address that no memory has.
+const ILLEGAL_ADDRESS: u32 = 700;
+
+/// Memory of CUDA and of the wgpu device, and pinned memory of the first.
+fn buffers(shared: &Shared, bytes: usize) -> [RawBuffer; 3] {
+    let theirs = shared.memory.allocate(MemoryKind::Device, bytes).unwrap();
+    [theirs, shared.setup.allocate(MemoryKind::Device, bytes), shared.pinned(bytes)]
+}
+
+/// Bytes of the wgpu device's memory, as its own queue downloads them.
+fn read(shared: &Shared, ours: &RawBuffer) -> Vec<u8> {
+    let host = shared.setup.filled(MemoryKind::Pinned, ours.len(), 0);
+    drop(crate::copy(&shared.setup.queue(), ours, &host));
+    let bytes = host.read().unwrap();
+    bytes.to_vec()
+}
+
+/// More than both halves, so that both are used again, at odd places.
+#[test]
+fn long_copies_both_ways_keep_every_byte() {
+    let Some(shared) = shared() else { return };
+    let bytes = 101 * MIB + 3;
+    let [theirs, ours, host] = buffers(&shared, bytes + 8);
+    host.write().unwrap().copy_from_slice(&harness::noise(bytes + 8, 1));
+    let expected = host.read().unwrap().to_vec();
+    shared.copy(&host, &theirs);
+    let part = |buffer: &RawBuffer, from: usize| buffer.slice(from..from + bytes).unwrap();
+    let plan =
+        shared.manager.plan(theirs.place(), ours.place(), bytes as u64, &TransferOptions::new()).unwrap();
+    let report = shared.manager.copy(&part(&theirs, 1), &part(&ours, 3)).wait().unwrap();
+    assert_eq!(
+        (plan.method, report.method),
+        (TransferMethod::DirectCopy, TransferMethod::DirectCopy),
+        "{plan}"
+    );
+    assert_eq!((report.lane, report.bytes), (shared.setup.device, bytes as u64));
+    let found = read(&shared, &ours);
+    assert!(found[3..3 + bytes] == expected[1..=bytes]);
+    // Back, over the place from where it came.
+    shared.manager.copy(&part(&ours, 3), &part(&theirs, 5)).wait().unwrap();
+    shared.copy(&theirs, &host);
+    let found = host.read().unwrap();
+    assert!(found[..5] == expected[..5] && found[5..5 + bytes] == expected[1..=bytes]);
+    drop(found);
+    drop((theirs, ours, host));
+    shared.finish();
+}
+
+#[test]
+fn lists_both_ways_keep_every_byte_and_change_no_other() {
+    let Some(shared) = shared() else { return };
+    let (count, bytes, distance) = (1_000, 1_021, 1_031);
+    let [theirs, ours, host] = buffers(&shared, count * distance);
+    host.write().unwrap().copy_from_slice(&harness::noise(count * distance, 2));
+    let expected = host.read().unwrap().to_vec();
+    shared.copy(&host, &theirs);
+    let piece = |buffer: &RawBuffer, index: usize| {
+        buffer.slice(index * distance + 3..index * distance + 3 + bytes).unwrap()
+    };
+    // In another order there.
+    let to = |index: usize| (index * 7) % count;
+    let pairs: Vec<_> = (0..count).map(|index| (piece(&theirs, index), piece(&ours, to(index)))).collect();
+    shared.manager.copy(&shared.setup.filled(MemoryKind::Pinned, ours.len(), 9), &ours).wait().unwrap();
+    shared.manager.copy_many(&pairs).wait().unwrap();
+    let found = read(&shared, &ours);
+    for index in 0..count {
+        let (from, at) = (index * distance + 3, to(index) * distance);
+        assert!(found[at + 3..at + 3 + bytes] == expected[from..from + bytes], "piece {index}");
+        assert!(
+            found[at..at + 3] == [9; 3] && found[at + 3 + bytes..at + distance] == [9; 7],
+            "piece {index}"
+        );
+    }
+    let back: Vec<_> = pairs.into_iter().map(|(theirs, ours)| (ours, theirs)).collect();
+    host.write().unwrap().fill(8);
+    shared.copy(&host, &theirs);
+    shared.manager.copy_many(&back).wait().unwrap();
+    shared.copy(&theirs, &host);
+    let found = host.read().unwrap();
+    for index in 0..count {
+        let from = index * distance;
+        assert!(found[from + 3..from + 3 + bytes] == expected[from + 3..from + 3 + bytes], "piece {index}");
+        assert!(found[from..from + 3] == [8; 3], "piece {index}");
+    }
+    drop(found);
+    drop((back, theirs, ours, host));
+    shared.finish();
+}
+
+/// Each copy comes after what uses the same bytes before, of either family, and before what does later.
+#[test]
+fn copies_come_after_and_before_work_of_both() {
+    let Some(shared) = shared() else { return };
+    let bytes = 3 * MIB + 4;
+    let [theirs, ours, host] = buffers(&shared, bytes);
+    let (between, alias) = shared.allocate(bytes);
+    let long = [MemoryKind::Pinned, MemoryKind::Device].map(|kind| shared.memory.allocate(kind, 32 * MIB));
+    let [long_src, long_dst] = long.map(Result::unwrap);
+    let queue = shared.setup.queue();
+    for round in 0..4 {
+        host.write().unwrap().copy_from_slice(&harness::noise(bytes, round));
+        let expected = host.read().unwrap().to_vec();
+        // CUDA's copy ends long after the call.
+        shared.copy(&long_src, &long_dst);
+        shared.copy(&host, &theirs);
+        drop(crate::copy(&queue, &theirs, &ours));
+        shared.copy(&long_src.slice(..MIB).unwrap(), &theirs.slice(..MIB).unwrap());
+        assert!(read(&shared, &ours) == expected);
+        // The queue writes what CUDA has, too, and CUDA reads it.
+        drop(crate::copy(&queue, &ours, &alias));
+        drop(crate::copy(&queue, &between, &ours));
+        drop(crate::copy(&queue, &ours, &theirs));
+        shared.copy(&theirs, &host);
+        assert!(*host.read().unwrap() == *expected);
+    }
+    drop((theirs, ours, host, between, alias, long_src, long_dst, queue));
+    shared.finish();
+}
+
+#[test]
+fn operations_that_are_no_copies_between_both_are_refused() {
+    let Some(shared) = shared() else { return };
+    let [theirs, ours, host] = buffers(&shared, 4096);
+    let queue = shared.setup.queue();
+    let refused = |operation: &Operation<'_>| submit(&*queue, operation, Timing::Off).unwrap_err().kind();
+    assert_eq!(refused(&Operation::Copy { src: &theirs, dst: &host }), ErrorKind::Unsupported);
+    let [one, two] =
+        [0..2048, 2048..4096].map(|range| (theirs.slice(range.clone()).unwrap(), ours.slice(range).unwrap()));
+    let pairs = [one, (two.1, two.0)];
+    assert_eq!(refused(&Operation::CopyBatch { pairs: &pairs }), ErrorKind::Unsupported);
+    drop((theirs, ours, host, pairs, queue));
+    shared.finish();
+}
+
+#[test]
+fn only_the_same_gpu_is_connected() {
+    let Some(setup) = setup() else { return };
+    if harness::is_real() {
+        println!("skipped: needs the software driver");
+        return;
+    }
+    let cuda = CudaDevice::new(harness::device().ordinal()).unwrap();
+    let refused = setup.backend.connect_cuda(&cuda, || unreachable!()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::UnknownDevice, "{refused}");
+    let [theirs, ours] = [cuda.id(), setup.device].map(|device| Place::new(device, MemoryKind::Device));
+    assert_eq!(setup.backend.copier(theirs, ours), None);
+}
+
+/// A lost CUDA device is not taken for the wgpu device of the copy.
+#[test]
+fn loss_of_cuda_is_no_loss_of_the_wgpu_device() {
+    if harness::is_real() {
+        println!("skipped: needs the software driver");
+        return;
+    }
+    let Some(shared) = shared() else { return };
+    let [theirs, ours, host] = buffers(&shared, 4096);
+    let queue = shared.setup.queue();
+    let to_ours = || submit(&*queue, &Operation::Copy { src: &theirs, dst: &ours }, Timing::Off)?.wait();
+    to_ours().unwrap();
+    shared.test.sim().unwrap().poison(ILLEGAL_ADDRESS);
+    let lost = to_ours().unwrap_err();
+    assert_eq!(lost.kind(), ErrorKind::Device, "{lost}");
+    let named = DeviceId::Cuda(shared.test.ordinal()).to_string();
+    assert!(lost.to_string().contains(&named), "{lost}");
+    let well = shared.setup.filled(MemoryKind::Pageable, 4096, 5);
+    crate::copy(&queue, &well, &ours).wait().unwrap();
+    assert_eq!(read(&shared, &ours), [5; 4096]);
+    drop((theirs, ours, host, well, queue));
+    let Shared { setup, memory, manager, .. } = shared;
+    drop((manager, memory));
+    setup.assert_empty();
+    let _queue =
+        setup.backend.lease_queue(setup.device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    assert_eq!(Arc::strong_count(&setup.backend), 1);
+}
