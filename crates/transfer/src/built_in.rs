@@ -21,7 +21,7 @@ pub(crate) const SHORT_SEGMENT: usize = 256 << 10;
 pub(crate) const SHORT_THREADS: usize = 6;
 
 /// Bytes from which an upload goes through the processor's caches, on CUDA: 256 MiB go up at 45 instead of 40 GB/s, 1 GiB at 50 instead of
-/// 41, but 16 MiB at 28 instead of 37. On Vulkan 192 MiB go up at 44 GB/s either way, 1 GiB at 46 to 49 instead of 39.
+/// 41, but 16 MiB at 28 instead of 37; by two processors 256 MiB at 13.6 instead of 12.6, 48 MiB at 15 instead of 22. On Vulkan 192 MiB go up at 44 GB/s either way, 1 GiB at 46 to 49 instead of 39.
 pub(crate) const CACHED_FROM: u64 = 128 << 20;
 pub(crate) const CACHED_FROM_ON_VULKAN: u64 = 256 << 20;
 
@@ -61,9 +61,10 @@ pub(crate) const RECORDED_COPIES: usize = 3;
 
 /// Which lists go through device memory, unless a calibration measured lists: beside a GEMM loop, and alone.
 pub(crate) mod through_device {
-    /// Least pieces of a list of pageable memory, and their average length in bytes up to which it is faster than the batch call, for a
-    /// list that is staged.
-    pub(crate) const LEAST_STAGED: u64 = 64;
+    /// Least pieces of a list of pageable memory that goes up, and their average length in bytes up to which it is faster than the batch call, for a
+    /// list that is staged. Its kernel waits for those of others, 1.5 ms beside a loop of large matrix products; the batch call takes
+    /// 1.4 µs a piece there.
+    pub(crate) const LEAST_STAGED: u64 = 512;
     pub(crate) const SHORT_STAGED: u64 = 16 << 10;
     /// Least bytes of a list; fewer are not worth a launch, nor, if the device has no other work, the wait for the first chunk.
     pub(crate) const LEAST: u64 = 1 << 20;

@@ -55,7 +55,7 @@ impl RuntimeBuilder {
 
     /// Looks for wgpu's devices too: those of Vulkan as `wgpu:0` and so on, or without any those of DX12 or OpenGL; on macOS those of Metal,
     /// as `metal:0` and so on. Without this call none are looked for, since a CUDA device is usually one of them, and would be there
-    /// twice. With devices of a framework in the settings, uses these. Feature `wgpu`, on Linux, Windows and macOS.
+    /// twice. Copies between the two, if the feature `cuda` has found it, stay on the GPU. With devices of a framework in the settings, uses these. Feature `wgpu`, on Linux, Windows and macOS.
     #[cfg(all(feature = "wgpu", any(target_os = "linux", target_os = "macos", windows)))]
     pub fn wgpu(self, settings: transload_backend_wgpu::WgpuBackendConfig) -> Self {
         self.family(Arc::new(crate::families::WgpuFamily(settings)))

@@ -13,11 +13,13 @@ use transload_streams::CudaStream;
 use super::allocate_shared;
 use crate::{
     api::ApiDevice as _,
-    vulkan::{DeviceState, Line, perform},
+    vulkan::{BY_COPIER, DeviceState, Line, perform},
 };
 
-/// Most bytes of each half of the memory in between. A half of so many is copied in some 40 µs, and one more takes the host as long.
-const HALF: usize = 32 << 20;
+/// Most bytes of the memory in between: by wgpu's queue each part costs the GPU two changes between the APIs.
+const MOST: usize = 256 << 20;
+/// The largest part of CUDA's memory that it takes.
+const PART: u64 = 64;
 /// The least, so that short copies of growing length do not allocate each time.
 const LEAST: usize = 1 << 20;
 /// Multiple of bytes at which each piece begins in it.
@@ -38,18 +40,15 @@ pub(crate) struct Between {
 struct Used {
     memory: Arc<CudaMemoryManager>,
     stream: CudaStream,
-    halves: [Half; 2],
-    bytes: usize,
-}
-
-struct Half {
     theirs: RawBuffer,
     ours: RawBuffer,
+    /// The most bytes that it may have.
+    most: usize,
     /// The last submission of Vulkan that reads it.
     read: Option<(Arc<Line>, u64)>,
 }
 
-impl Drop for Half {
+impl Drop for Used {
     fn drop(&mut self) {
         if let Some((line, point)) = &self.read {
             line.queue.block_until(*point);
@@ -57,7 +56,7 @@ impl Drop for Half {
     }
 }
 
-/// One part of a piece: source, destination, and where it lies in the half.
+/// One part of a piece: source, destination, and where it lies in between.
 type Part = (RawBuffer, RawBuffer, usize);
 
 impl Between {
@@ -120,34 +119,41 @@ impl Between {
                 format!("a queue of {here} copies to or from memory of {}, one way at once", self.cuda);
             return Err(Error::new(ErrorKind::Unsupported, text));
         };
-        let theirs =
-            |(src, dst): &(RawBuffer, RawBuffer)| device.shared.find(if is_up { src } else { dst }).is_some();
-        if pairs.iter().any(theirs) {
-            // What this queue did with it is not known to CUDA.
-            line.queue.block_until(line.queue.enqueued());
-        }
         let bytes =
             pairs.iter().map(|(src, _)| src.len().next_multiple_of(ALIGNED)).fold(0, usize::saturating_add);
+        let copier = device.copiers.first().filter(|_| bytes <= BY_COPIER);
+        let is_shared =
+            |(src, dst): &(RawBuffer, RawBuffer)| device.shared.find(if is_up { src } else { dst }).is_some();
+        if (copier.is_some() || pairs.iter().any(is_shared)) && !mutant!("wgpu/between-comes-after") {
+            // Neither the copier's queue nor CUDA comes after what the line's queue does with the buffers before.
+            line.queue.block_until(line.queue.enqueued());
+        }
         let mut used = self.used.lock();
         let used = self.ready(&mut used, device, bytes)?;
-        let (mut part, mut at, mut index, mut last) = (Vec::new(), 0, 0, None);
+        let (by, room) = (copier.unwrap_or(line), used.ours.len());
+        let (mut part, mut at, mut last) = (Vec::new(), 0, None);
         for (src, dst) in pairs {
             let mut from = 0;
             while from < src.len() {
-                if at == used.bytes {
+                if at == room {
                     // SAFETY: the caller's promise.
-                    last = Some(unsafe { used.copy_part(device, line, (is_up, index), &part, last) }?);
-                    (at, index) = (0, index + 1);
+                    last = Some(unsafe { used.copy_part(device, by, is_up, &part, last) }?);
+                    at = 0;
                     part.clear();
                 }
-                let bytes = (src.len() - from).min(used.bytes - at);
+                let bytes = (src.len() - from).min(room - at);
                 let range = from..from + bytes;
                 part.push((src.slice(range.clone())?, dst.slice(range)?, at));
                 (from, at) = (from + bytes, (at + bytes).next_multiple_of(ALIGNED));
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { used.copy_part(device, line, (is_up, index), &part, last) }
+        let point = unsafe { used.copy_part(device, by, is_up, &part, last) }?;
+        if copier.is_none() {
+            return Ok(point);
+        }
+        by.queue.block_until(point);
+        by.queue.outcome(point).map(|()| line.queue.reached())
     }
 
     /// Returns the memory in between, of as many bytes as a copy of so many uses.
@@ -157,13 +163,11 @@ impl Between {
         device: &DeviceState,
         bytes: usize,
     ) -> Result<&'a mut Used> {
-        let wanted = bytes.next_power_of_two().clamp(LEAST, HALF);
-        if kept.as_ref().is_none_or(|used| used.bytes < wanted) {
+        let wanted = bytes.min(MOST).next_power_of_two().max(LEAST);
+        if kept.as_ref().is_none_or(|used| used.ours.len() < wanted.min(used.most)) {
             drop(kept.take());
             let made = match self.make(device, wanted) {
-                Err(error) if error.kind() == ErrorKind::OutOfMemory && wanted > LEAST => {
-                    self.make(device, LEAST)
-                }
+                Err(error) if error.kind() == ErrorKind::OutOfMemory => self.make(device, LEAST),
                 made => made,
             };
             *kept = Some(made.map_err(|error| of_cuda(self.cuda, error))?);
@@ -173,21 +177,19 @@ impl Between {
 
     fn make(&self, device: &DeviceState, bytes: usize) -> Result<Used> {
         let memory = (self.memory)()?;
-        let half = || {
-            let theirs = allocate_shared(device, &memory, None, bytes)?;
-            let lost = || Error::new(ErrorKind::Interrupted, "memory in between has no alias");
-            let ours = device.alias(&theirs).ok_or_else(lost)??;
-            Ok::<_, Error>(Half { theirs, ours, read: None })
-        };
-        let halves = [half()?, half()?];
-        Ok(Used { stream: CudaStream::new(memory.device())?, memory, halves, bytes })
+        let part = usize::try_from(memory.info()?.total / PART).unwrap_or(MOST);
+        let most = 1 << part.clamp(LEAST, MOST).ilog2();
+        let theirs = allocate_shared(device, &memory, None, bytes.min(most))?;
+        let lost = || Error::new(ErrorKind::Interrupted, "memory in between has no alias");
+        let ours = device.alias(&theirs).ok_or_else(lost)??;
+        Ok(Used { stream: CudaStream::new(memory.device())?, memory, theirs, ours, most, read: None })
     }
 
     /// Frees the memory in between, unless a copy uses it now, or has not ended.
     pub(crate) fn release(&self) {
         let Some(used) = self.used.try_lock().and_then(|mut used| used.take()) else { return };
-        let Used { memory, stream, halves, .. } = used;
-        drop((stream, halves));
+        let memory = Arc::clone(&used.memory);
+        drop(used);
         // Its own drain would come before.
         let _told_by_others = memory.drain();
     }
@@ -212,12 +214,10 @@ impl Used {
         &mut self,
         device: &DeviceState,
         line: &Arc<Line>,
-        (is_up, index): (bool, usize),
+        is_up: bool,
         part: &[Part],
         before: Option<u64>,
     ) -> Result<u64> {
-        let Self { memory, stream, halves: [even, odd], .. } = self;
-        let half = if index % 2 == 0 { even } else { odd };
         let pairs_with = |memory: &RawBuffer, is_source: bool| -> Result<Vec<(RawBuffer, RawBuffer)>> {
             let of = |(src, dst, at): &Part| {
                 let between = memory.slice(*at..*at + src.len())?;
@@ -226,9 +226,9 @@ impl Used {
             part.iter().map(of).collect()
         };
         let outcome = (|| {
-            let (theirs, ours) = (pairs_with(&half.theirs, !is_up)?, pairs_with(&half.ours, is_up)?);
-            if let Some((line, point)) = half.read.take()
-                && !mutant!("wgpu/half-is-read")
+            let (theirs, ours) = (pairs_with(&self.theirs, !is_up)?, pairs_with(&self.ours, is_up)?);
+            if let Some((line, point)) = self.read.take()
+                && !mutant!("wgpu/between-is-read")
             {
                 line.queue.block_until(point);
             }
@@ -236,18 +236,18 @@ impl Used {
                 if theirs.is_empty() {
                     return Ok(());
                 }
-                // SAFETY: the caller's promise for its own buffers; nothing else uses the half.
-                let fence = unsafe { enqueue(stream, &theirs) }?;
+                // SAFETY: the caller's promise for its own buffers; nothing else uses what is in between.
+                let fence = unsafe { enqueue(&self.stream, &theirs) }?;
                 if mutant!("wgpu/cuda-part-waits") { Ok(()) } else { fence.wait() }
             };
-            let by_cuda = || by_cuda().map_err(|error| of_cuda(memory.device().id(), error));
+            let by_cuda = || by_cuda().map_err(|error| of_cuda(self.memory.device().id(), error));
             if is_up {
                 by_cuda()?;
             }
             // SAFETY: as above; what comes before is on the queue, or complete.
             let point = unsafe { perform(device, line, &operation_of(&ours), &[]) }?;
             if is_up {
-                half.read = Some((Arc::clone(line), point));
+                self.read = Some((Arc::clone(line), point));
             } else {
                 line.queue.block_until(point);
                 line.queue.outcome(point)?;

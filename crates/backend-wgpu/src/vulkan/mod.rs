@@ -60,7 +60,7 @@ pub(crate) use state::DeviceState;
 pub(crate) use storage::{SharedStorage, memory_of};
 pub(crate) use submissions::Submissions;
 #[cfg(feature = "cuda")]
-pub(crate) use {copy::perform, state::Line};
+pub(crate) use {copy::perform, costs::BY_COPIER, state::Line};
 
 /// A queue with its family.
 #[derive(Clone, Copy, PartialEq, Eq)]

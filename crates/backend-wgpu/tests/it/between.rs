@@ -1,6 +1,6 @@
 //! Copies between CUDA's memory and the same GPU's wgpu device, by the manager and by queues.
 
-use std::sync::Arc;
+use std::{future::Future, sync::Arc};
 
 use transload_core::{
     Backend as _, DeviceId, ErrorKind, MemoryKind, Operation, Place, RawBuffer, StreamPriority, Timing,
@@ -33,7 +33,7 @@ fn read(shared: &Shared, ours: &RawBuffer) -> Vec<u8> {
     bytes.to_vec()
 }
 
-/// More than both halves, so that both are used again, at odd places.
+/// More than a part, on the software driver, at odd places.
 #[test]
 fn long_copies_both_ways_keep_every_byte() {
     let Some(shared) = shared() else { return };
@@ -191,4 +191,19 @@ fn loss_of_cuda_is_no_loss_of_the_wgpu_device() {
     let _queue =
         setup.backend.lease_queue(setup.device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
     assert_eq!(Arc::strong_count(&setup.backend), 1);
+}
+
+/// The submitting thread waits for CUDA, so a task's is not asked to.
+#[test]
+fn awaited_copies_are_left_to_the_executor() {
+    let Some(shared) = shared() else { return };
+    let [theirs, ours, host] = buffers(&shared, MIB);
+    // The first use of a path may be left to it, too.
+    shared.manager.copy(&theirs, &ours).wait().unwrap();
+    let mut submitted = std::pin::pin!(shared.manager.copy(&theirs, &ours).submit_async());
+    let polled = submitted.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+    assert!(polled.is_pending());
+    pollster::block_on(submitted).wait().unwrap();
+    drop((theirs, ours, host));
+    shared.finish();
 }

@@ -44,7 +44,9 @@ fn shared_on(mut setup: Setup) -> Option<Shared> {
     let devices = setup.backend.devices();
     let uuid = devices.last().and_then(|info| info.uuid);
     // SAFETY: mappings stay.
-    let test = harness::device_like(|builder| unsafe { builder.uuid(uuid).external_memory(open) });
+    let test = harness::device_like(|builder| unsafe {
+        builder.uuid(uuid).total_memory(2 << 30).external_memory(open)
+    });
     let cuda = CudaDevice::new(test.ordinal()).unwrap();
     let uuid = cuda.driver().uuid().ok();
     let Some(same) = devices.iter().find(|info| info.uuid == uuid) else {

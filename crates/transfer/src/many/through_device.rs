@@ -63,8 +63,12 @@ pub(super) fn may_go_through_device(
         return host_side(path).is_some() && shape.goes_through_device();
     }
     let is_faster = match rule {
-        // Without other work on the device a kernel that accesses the staging buffers saves the way through its memory.
-        Rule::BuiltIn => !exclusive && count >= LEAST_STAGED && *bytes <= SHORT_STAGED.saturating_mul(count),
+        // Without other work on the device a kernel that accesses the staging buffers saves the way through its memory. Down, engines
+        // fill staging buffers faster.
+        Rule::BuiltIn => {
+            let is_up = path.src.device.is_cpu();
+            !exclusive && is_up && count >= LEAST_STAGED && *bytes <= SHORT_STAGED.saturating_mul(count)
+        }
         Rule::Faster(is_faster) => is_faster,
         Rule::Wanted => true,
     };

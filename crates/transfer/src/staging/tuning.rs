@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     CrossBackendTransferManager,
-    built_in::{CACHED_FROM, CACHED_FROM_ON_VULKAN, DOWNLOAD_SEGMENT, SEGMENT, SHORT_THREADS, WORKERS},
+    built_in::{CACHED_FROM, CACHED_FROM_ON_VULKAN, DOWNLOAD_SEGMENT, SEGMENT, SHORT_THREADS},
 };
 
 /// The shortest valid segment of an upload, in bytes.
@@ -38,7 +38,7 @@ pub struct StagingTuning {
     /// Bytes from which an upload is stored into the processor's caches instead of past them, and calls the driver for each staging buffer.
     /// The device reads slowly what a core has just written and still holds; once it lags by some staging buffers, it finds them in the
     /// shared cache, and main memory is spared. Not measured by a calibration, for which such copies take too long: by default 128 MiB, or 256 over Vulkan,
-    /// and never where the last-level cache or the number of processors is small, or not known.
+    /// and never where the last-level cache is small, or not known.
     pub upload_cached_from: u64,
     /// Bytes after which an upload calls the driver. The device waits for the first ones, and each call takes time. At most a staging
     /// buffer; an upload that fits one has a call for each quarter of it, or for 256 KiB.
@@ -72,7 +72,7 @@ impl Default for StagingTuning {
 /// Returns whether a device can lag by several staging buffers that are all in the last-level cache.
 fn can_lag() -> bool {
     const BUFFERS: usize = 16;
-    default_workers() == WORKERS && last_level_cache().is_some_and(|bytes| bytes >= BUFFERS * CAPACITY)
+    last_level_cache().is_some_and(|bytes| bytes >= BUFFERS * CAPACITY)
 }
 
 impl StagingTuning {

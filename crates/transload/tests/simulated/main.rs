@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 mod adopt;
+#[cfg(all(feature = "wgpu", target_os = "linux"))]
+mod between;
 #[cfg(feature = "calibration")]
 mod calibration;
 mod casts;

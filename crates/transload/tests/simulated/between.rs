@@ -1,0 +1,46 @@
+//! A runtime with a CUDA device and the wgpu device of the same GPU, which the software driver and llvmpipe play.
+
+use transload::{
+    DeviceId, MemoryKind, Place, Runtime, TransferMethod, TransferOptions, cuda::CudaBackendConfig,
+    wgpu::WgpuBackendConfig,
+};
+use transload_cuda_sim::{SimDevice, harness};
+
+#[path = "../../../backend-wgpu/tests/it/exported.rs"]
+mod exported;
+
+#[test]
+fn runtime_copies_between_both_without_the_host() {
+    let software = WgpuBackendConfig::default().with_software_adapters();
+    let software = software.with_apis(transload::wgpu::wgpu::Backends::VULKAN);
+    let looked = Runtime::builder().without("cuda").wgpu(software.clone()).discover().unwrap();
+    let Some(uuid) = looked.devices().iter().rev().find_map(|info| info.uuid) else {
+        assert!(std::env::var_os("TRANSLOAD_TEST_NEEDS_VULKAN").is_none(), "no Vulkan adapter");
+        println!("skipped: no Vulkan adapter");
+        return;
+    };
+    transload_cuda_sim::install().unwrap();
+    // SAFETY: mappings stay.
+    let sim = unsafe { SimDevice::builder().uuid(Some(uuid)).external_memory(exported::open) }.build();
+    let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
+    let rt = crate::uncalibrated::builder().cuda(config).wgpu(software).discover().unwrap();
+    let wgpu =
+        rt.devices().iter().find(|info| info.id.family() == "wgpu" && info.uuid == Some(uuid)).unwrap().id;
+    let [theirs, ours] = [DeviceId::Cuda(sim.ordinal()), wgpu].map(|id| Place::new(id, MemoryKind::Device));
+    for (src, dst) in [(theirs, ours), (ours, theirs)] {
+        let plan = rt.manager().plan(src, dst, 5 << 20, &TransferOptions::new()).unwrap();
+        assert_eq!((plan.method, plan.lane), (TransferMethod::DirectCopy, wgpu), "{plan}");
+    }
+    let content = harness::noise(5_000_001, 3);
+    let there = rt.alloc::<u8>(theirs.device, theirs.kind, content.len()).unwrap();
+    let here = rt.alloc::<u8>(ours.device, ours.kind, content.len()).unwrap();
+    rt.copy(&rt.host(content.clone()).unwrap(), &there).wait().unwrap();
+    let report = rt.copy(&there, &here).wait().unwrap();
+    assert_eq!(report.method, TransferMethod::DirectCopy);
+    assert!(rt.download(&here).wait().unwrap() == content);
+    drop((there, here));
+    rt.drain().unwrap();
+    for (backend, counts) in rt.manager().resource_counts() {
+        assert!(counts.is_empty(), "{backend}: {counts}");
+    }
+}
