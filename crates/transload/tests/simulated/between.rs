@@ -37,7 +37,7 @@ fn runtime_copies_between_both_without_the_host() {
     rt.copy(&rt.host(content.clone()).unwrap(), &there).wait().unwrap();
     let report = rt.copy(&there, &here).wait().unwrap();
     assert_eq!(report.method, TransferMethod::DirectCopy);
-    assert!(rt.download(&here).wait().unwrap() == content);
+    assert!(rt.download(&here).wait().unwrap()[..] == content[..]);
     drop((there, here));
     rt.drain().unwrap();
     for (backend, counts) in rt.manager().resource_counts() {
