@@ -7,6 +7,7 @@ pub(crate) mod guards;
 pub(crate) mod host_bytes;
 pub(crate) mod host_view;
 pub(crate) mod loan;
+pub(crate) mod neighbours;
 pub(crate) mod pair_list;
 pub(crate) mod range_guard;
 pub(crate) mod raw_buffer;

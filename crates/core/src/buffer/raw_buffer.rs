@@ -254,15 +254,6 @@ impl RawBuffer {
         Ok(Self { allocation: self.allocation.clone(), offset: self.offset + start, len: end - start })
     }
 
-    /// Returns a view of both ranges, if they are adjacent in one allocation; else `None`.
-    #[must_use]
-    pub fn joined(&self, other: &Self) -> Option<Self> {
-        let (ours, theirs) = (self.range(), other.range());
-        let adjacent = ours.end == theirs.start || theirs.end == ours.start;
-        (self.id() == other.id() && adjacent)
-            .then(|| self.of_allocation(ours.start.min(theirs.start), ours.end.max(theirs.end)))
-    }
-
     /// Returns whether both share a byte of one allocation.
     #[must_use]
     #[inline]

@@ -130,3 +130,21 @@ fn only_adjacent_slices_of_one_allocation_join() {
     }
     assert!(part(0..50).joined(&other.slice(50..).unwrap()).is_none(), "another allocation");
 }
+
+#[test]
+fn later_slice_of_one_allocation_extends_an_earlier_one() {
+    let (whole, other) = (buffer(100), buffer(100));
+    let part = |range: std::ops::Range<usize>| whole.slice(range).unwrap();
+    for (next, gap) in [(30..40, 0), (35..40, 5), (30..30, 0)] {
+        let extended = part(10..30).extended(&part(next.clone())).unwrap();
+        assert_eq!((extended.offset(), extended.len(), extended.id()), (10, next.end - 10, whole.id()));
+        assert_eq!(part(10..30).gap_to(&part(next.clone()), gap), Some(gap));
+        if let Some(less) = gap.checked_sub(1) {
+            assert_eq!(part(10..30).gap_to(&part(next), less), None);
+        }
+    }
+    for next in [part(29..40), part(0..10), part(10..30), other.slice(30..40).unwrap()] {
+        assert!(part(10..30).extended(&next).is_none());
+        assert_eq!(part(10..30).gap_to(&next, usize::MAX), None);
+    }
+}
