@@ -75,4 +75,9 @@ pub(crate) mod through_device {
     pub(crate) const SHORT_EXCLUSIVE: u64 = 128 << 10;
     /// Least pieces of a stretch on average, calibrated or not.
     pub(crate) const JOINED: u64 = 4;
+    /// Most bytes between two pieces of a stretch of an upload, and the part of the average piece that they are at most: a copy engine copies
+    /// 8 KiB in 160 ns, and takes one to two microseconds for another copy; and the link and scratch memory have at most a quarter more
+    /// bytes than those of the list, by which its time is predicted.
+    pub(crate) const GAP: usize = 8 << 10;
+    pub(crate) const GAP_SHARE: u64 = 4;
 }

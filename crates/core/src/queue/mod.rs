@@ -54,13 +54,17 @@ pub enum Timing {
     Measured,
 }
 
-/// A half of a batch whose bytes pass through scratch memory, where its pairs lie end to end.
+/// A half of a batch whose bytes pass through scratch memory, where its pairs lie in their order, those of 0 bytes left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchHalf {
-    /// From the sources to the scratch memory.
+    /// From the sources to the scratch memory, end to end.
     Gather,
     /// From the scratch memory to the destinations.
-    Scatter,
+    Scatter {
+        /// A pair lies as many bytes after the one before as its source does after that one's, if those are [at most](RawBuffer::gap_to) so
+        /// many; else where that one ends.
+        gap: usize,
+    },
 }
 
 /// An ordered queue of work. All methods may be called from any thread; operations enqueued concurrently take
@@ -114,17 +118,19 @@ pub unsafe trait Queue: Send + Sync + 'static {
     /// # Safety
     /// * The operation passed [`Operation::validate`].
     /// * The operation's buffers stay alive, and nothing else uses their bytes in conflict with it, until the
-    ///   returned fence is complete. [`submit`](crate::submit) ensures both.
+    ///   returned fence is complete. [`submit`](crate::submit) ensures both. Bytes of pinned or mapped memory from which a queue that
+    ///   [takes halves](Self::enqueue_half) copies, without a kernel, may be written meanwhile if their copies are never used.
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence>;
 
     /// Enqueues a half of a batch, after everything enqueued before and after the fences in `after`: by a kernel that leaves most of the
-    /// device to other kernels. Pairs and scratch memory are the queue's device's own memory, as far as the half uses them.
+    /// device to other kernels. Pairs and scratch memory are the queue's device's own memory, as far as the half uses them. A device with
+    /// such queues copies pinned and mapped memory by copy engines, which may read what the host or others write meanwhile.
     ///
     /// # Errors
     /// Like [`enqueue`](Self::enqueue). By default [`ErrorKind::Unsupported`](crate::ErrorKind).
     ///
     /// # Safety
-    /// * The pairs passed [`Operation::validate`] as a batch, and `scratch` is as long as all of them.
+    /// * The pairs passed [`Operation::validate`] as a batch, and `scratch` is as long as all of them, and the gaps between them there.
     /// * The buffers that the half uses stay alive, and nothing else uses their bytes in conflict with it, until the returned fence is
     ///   complete.
     unsafe fn enqueue_half(

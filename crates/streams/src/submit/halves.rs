@@ -62,17 +62,22 @@ impl<'a> Half<'a> {
     }
 
     fn entries(&self) -> impl Iterator<Item = ListEntry> {
-        let mut scratch = self.scratch;
-        self.pairs.iter().flat_map(move |pair| {
+        let gap = match self.half {
+            BatchHalf::Scatter { gap } if !transload_core::mutant!("streams/scatter-gaps") => gap,
+            _ => 0,
+        };
+        let (mut scratch, mut last): (_, Option<&RawBuffer>) = (self.scratch, None);
+        self.pairs.iter().filter(|(src, _)| !src.is_empty()).flat_map(move |pair| {
             let piece = side(self.half, pair);
             // It has one: it was checked.
             let (there, bytes) = (piece.device_address().unwrap_or_default(), piece.len() as u64);
-            let begin = scratch;
-            scratch += bytes;
+            let before = last.replace(&pair.0).and_then(|last| last.gap_to(&pair.0, gap));
+            let begin = scratch + before.unwrap_or(0) as u64;
+            scratch = begin + bytes;
             (0..bytes).step_by(HALF_PIECE as usize).map(move |at| {
                 let (from, to) = match self.half {
                     BatchHalf::Gather => (there + at, begin + at),
-                    BatchHalf::Scatter => (begin + at, there + at),
+                    BatchHalf::Scatter { .. } => (begin + at, there + at),
                 };
                 [to, from, HALF_PIECE.min(bytes - at)]
             })
@@ -121,6 +126,6 @@ impl<'a> Half<'a> {
 fn side(half: BatchHalf, (src, dst): &(RawBuffer, RawBuffer)) -> &RawBuffer {
     match half {
         BatchHalf::Gather => src,
-        BatchHalf::Scatter => dst,
+        BatchHalf::Scatter { .. } => dst,
     }
 }

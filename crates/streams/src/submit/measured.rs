@@ -107,7 +107,7 @@ pub(super) fn half_info(
     let scratch = scratch.place();
     let path = pairs.first().map(|(src, dst)| match half {
         BatchHalf::Gather => (src.place(), scratch),
-        BatchHalf::Scatter => (scratch, dst.place()),
+        BatchHalf::Scatter { .. } => (scratch, dst.place()),
     });
     OperationInfo { path, ..OperationInfo::of_pairs(OperationKind::CopyKernel, pairs) }
 }

@@ -49,7 +49,7 @@ use crate::{
 /// peers. Peers are copied pair by pair, without waiting in between, and so is unified memory
 /// unless a kernel may copy it to or from pinned and mapped memory, after [`exclusive`](Self::exclusive).
 ///
-/// Short pieces of pinned or mapped memory that lie there in long stretches, and lists of up to 32 MiB of short pieces of pageable
+/// Short pieces of pinned or mapped memory that lie there in long stretches, of an upload also with short gaps, and lists of up to 32 MiB of short pieces of pageable
 /// memory, go through scratch memory of the device: at most 99 MiB for each device and direction, as much for pageable memory, and less
 /// than as much again while lists still use buffers that were too short for later ones.
 /// [`drain`](CrossBackendTransferManager::drain) frees it. Reports say [so](transload_core::TransferReport::through_device).

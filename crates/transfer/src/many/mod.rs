@@ -18,7 +18,7 @@ use list::{List, Pieces};
 pub use outcome::{CopyManyError, CopyManyReport};
 pub use plan::{ListAlternative, ListPlan};
 pub use recorded::RecordedTransfers;
-pub(crate) use through_device::follows;
+pub(crate) use through_device::longest_gap;
 pub use transfer::CopyManyTransfer;
 
 use transload_core::{ListWay, RawBuffer};

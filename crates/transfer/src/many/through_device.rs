@@ -8,7 +8,7 @@ use transload_core::{MemoryKind, Place, RawBuffer, TransferPath};
 use super::Pair;
 use crate::{
     built_in::through_device::{
-        JOINED, LEAST, LEAST_EXCLUSIVE, LEAST_STAGED, SHORT, SHORT_EXCLUSIVE, SHORT_STAGED,
+        GAP, GAP_SHARE, JOINED, LEAST, LEAST_EXCLUSIVE, LEAST_STAGED, SHORT, SHORT_EXCLUSIVE, SHORT_STAGED,
     },
     methods::CHUNK,
     planning::request::PlanInput,
@@ -18,7 +18,7 @@ use crate::{
 struct Shape {
     bytes: u64,
     pieces: u64,
-    /// Ranges of the host's memory that are made of pieces that follow each other.
+    /// Ranges of the host's memory that are made of pieces that follow each other, within the [longest gap](longest_gap).
     stretches: u64,
     /// Whether the device has no other work.
     exclusive: bool,
@@ -90,9 +90,10 @@ pub(super) fn ordered<'a>(
     if pairs.iter().any(|pair| pair.0.len() > CHUNK) {
         return None;
     }
-    let stretches_of =
-        |stretches| Shape { bytes: *bytes, pieces: pairs.len() as u64, stretches, exclusive, rule };
-    if stretches_of(stretches(pairs.iter().map(side))).goes_through_device() {
+    let pieces = pairs.len() as u64;
+    let gap = longest_gap(path.src, (pieces, *bytes));
+    let stretches_of = |stretches| Shape { bytes: *bytes, pieces, stretches, exclusive, rule };
+    if stretches_of(stretches(pairs.iter().map(side), gap)).goes_through_device() {
         return Some(Cow::Borrowed(pairs));
     }
     if !is_dense(pairs.iter().map(side), *bytes) {
@@ -100,7 +101,7 @@ pub(super) fn ordered<'a>(
     }
     let mut sorted: Vec<&Pair> = pairs.iter().collect();
     sorted.sort_unstable_by_key(|pair| side(pair).host_address());
-    let shape = stretches_of(stretches(sorted.iter().map(|pair| side(pair))));
+    let shape = stretches_of(stretches(sorted.iter().map(|pair| side(pair)), gap));
     shape.goes_through_device().then(|| sorted.into_iter().cloned().collect())
 }
 
@@ -127,14 +128,22 @@ fn host_side(path: &TransferPath) -> Option<fn(&Pair) -> &RawBuffer> {
     }
 }
 
-/// Returns whether one follows the other in an allocation.
-pub(crate) fn follows(one: &RawBuffer, next: &RawBuffer) -> bool {
-    one.offset() + one.len() == next.offset() && one.id() == next.id()
+/// Returns how many bytes there may be between two pieces of a stretch, of a list of so many pieces and bytes from such memory. None of a
+/// download, which would write them.
+pub(crate) fn longest_gap(src: Place, (pieces, bytes): (u64, u64)) -> usize {
+    if src.kind == MemoryKind::Device && !transload_core::mutant!("transfer/gaps-of-downloads") {
+        return 0;
+    }
+    let share = bytes / pieces.max(1) / GAP_SHARE;
+    match usize::try_from(share) {
+        Ok(share) if !transload_core::mutant!("transfer/gaps-of-any-share") => GAP.min(share),
+        _ => GAP,
+    }
 }
 
-fn stretches<'a>(mut pieces: impl Iterator<Item = &'a RawBuffer>) -> u64 {
+fn stretches<'a>(mut pieces: impl Iterator<Item = &'a RawBuffer>, gap: usize) -> u64 {
     let Some(mut last) = pieces.next() else { return 0 };
-    let begins = |piece: &&'a RawBuffer| !follows(std::mem::replace(&mut last, piece), piece);
+    let begins = |piece: &&'a RawBuffer| std::mem::replace(&mut last, piece).gap_to(piece, gap).is_none();
     1 + pieces.filter(begins).count() as u64
 }
 
@@ -146,4 +155,51 @@ fn is_dense<'a>(pieces: impl Iterator<Item = &'a RawBuffer>, bytes: u64) -> bool
             (first.min(address), last.max(address))
         });
     last.saturating_sub(first) as u64 <= bytes.saturating_mul(JOINED)
+}
+
+#[cfg(test)]
+mod tests {
+    use transload_backend_cpu::CpuBackend;
+    use transload_core::{Backend, DeviceId, MemoryKind, Place};
+
+    use super::{GAP, JOINED, Rule, Shape, longest_gap, stretches};
+
+    #[test]
+    fn gaps_of_uploads_are_short_for_their_pieces() {
+        let from = |kind, list| longest_gap(Place::new(DeviceId::Cpu, kind), list);
+        let bytes = GAP as u64 * 4;
+        for (list, gap) in
+            [((1000, 4_093_000), 1023), ((100, 100 * bytes), GAP), ((3, 300 * bytes), GAP), ((0, 0), 0)]
+        {
+            assert_eq!((from(MemoryKind::Pinned, list), from(MemoryKind::Mapped, list)), (gap, gap));
+            let device = Place::new(DeviceId::Cuda(0), MemoryKind::Device);
+            assert_eq!(longest_gap(device, list), 0, "a download would write them");
+        }
+    }
+
+    #[test]
+    fn stretches_have_short_gaps_in_ascending_order_of_one_allocation() {
+        let backend = CpuBackend::new().unwrap();
+        let memory = || backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, 1000).unwrap();
+        let (whole, other) = (memory(), memory());
+        let part = |range: std::ops::Range<usize>| whole.slice(range).unwrap();
+        for (next, within, of_neighbours) in [
+            (part(200..300), 1, 1),
+            (part(207..300), 1, 2),
+            (part(208..300), 2, 2),
+            (part(199..300), 2, 2),
+            (part(0..100), 2, 2),
+            (other.slice(200..300).unwrap(), 2, 2),
+        ] {
+            let pieces = [part(100..200), next];
+            assert_eq!(stretches(pieces.iter(), 7), within, "{pieces:?}");
+            assert_eq!(stretches(pieces.iter(), 0), of_neighbours, "{pieces:?}");
+        }
+        let goes = |stretches| {
+            let shape =
+                Shape { bytes: 4_093_000, pieces: 1000, stretches, exclusive: false, rule: Rule::BuiltIn };
+            shape.goes_through_device()
+        };
+        assert!(goes(1) && goes(1000 / JOINED) && !goes(1000 / JOINED + 1));
+    }
 }

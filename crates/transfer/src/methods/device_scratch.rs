@@ -1,6 +1,6 @@
 //! Scratch memory of devices, and lists that go through it: see `many/through_device.rs`.
 
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
 use dashmap::DashMap;
 use parking_lot::Mutex;
@@ -11,10 +11,13 @@ use transload_core::{
     require_complete,
 };
 
-use super::{Route, TransferRequest};
+use super::{
+    Route, TransferRequest,
+    device_chunks::{chunks_of, lengths},
+};
 use crate::{
     attempt::{Deferral, NotSubmitted},
-    many::follows,
+    many::longest_gap,
 };
 
 /// Most bytes that are gathered or scattered by one launch. Beside other kernels a launch waits for a place as long as a copy engine takes
@@ -25,7 +28,7 @@ const BUFFERS: usize = 3;
 /// Least bytes of a scratch buffer.
 const LEAST: usize = 1 << 20;
 /// Most bytes of one: room for the last piece of a chunk, since pieces are not cut.
-const MOST: usize = CHUNK + LEAST;
+pub(super) const MOST: usize = CHUNK + LEAST;
 /// Lists that allocate nothing after an allocation failed: on a full device it waits for others and releases caches.
 const BACKOFF_LISTS: usize = 64;
 
@@ -259,6 +262,8 @@ impl Drop for Allocating<'_> {
 struct Halves<'a> {
     queues: &'a Queues,
     is_upload: bool,
+    /// Most bytes between two pieces of a stretch.
+    gap: usize,
     engine_end: Option<Fence>,
     kernel_end: Option<Fence>,
 }
@@ -302,7 +307,9 @@ impl DeviceScratch {
                 .collect();
             require_complete(&full, |_| false)?;
         }
-        let chunks = chunks_of(pairs.iter().map(|(src, _)| src.len()));
+        let bytes = pairs.iter().fold(0_u64, |bytes, (src, _)| bytes.saturating_add(src.len() as u64));
+        let gap = longest_gap(request.src.place(), (pairs.len() as u64, bytes));
+        let chunks = chunks_of(lengths(pairs, gap));
         let count = chunks.len();
         let longest = chunks.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
         let buffers = Ready::new(Arc::clone(&from), (&*route.backend, route.lane), (count, longest));
@@ -325,7 +332,7 @@ impl DeviceScratch {
             }
         }
         let Some(taken) = buffers.take(!open.is_empty()) else { return Ok(None) };
-        let mut halves = Halves { queues: &queues, is_upload, engine_end: None, kernel_end: None };
+        let mut halves = Halves { queues: &queues, is_upload, gap, engine_end: None, kernel_end: None };
         let enqueued =
             chunks.into_iter().zip(taken.memory().cycle()).try_for_each(|((range, bytes), scratch)| {
                 let chunk = pairs.get(range).unwrap_or_default();
@@ -391,15 +398,16 @@ impl Halves<'_> {
         let batch = Operation::CopyBatch { pairs: &stretches };
         let before: SmallVec<[Fence; 4]> = claims.after().iter().chain(after).cloned().collect();
         // SAFETY: the pairs were checked and are claimed until the end of the list, which comes after that of the chunk; the scratch memory
-        // is claimed until the end of the chunk, and is as long as the pairs, of which the stretches are made.
+        // is claimed until the end of the chunk, and is as long as the stretches, which are made of the pairs and the gaps between them.
+        // Nobody claimed the gaps, which others may write while the engine reads them: their copies in scratch memory are never used.
         unsafe {
             if self.is_upload {
                 self.engine_end = Some(self.queues.engine.enqueue(&batch, &before, Timing::Off)?);
                 let filled = self.engine_end.as_slice();
                 let filled =
                     if transload_core::mutant!("transfer/scatter-after-copy") { &[] } else { filled };
-                self.kernel_end =
-                    Some(self.queues.kernel.enqueue_half(BatchHalf::Scatter, pairs, scratch, filled)?);
+                let half = BatchHalf::Scatter { gap: self.gap };
+                self.kernel_end = Some(self.queues.kernel.enqueue_half(half, pairs, scratch, filled)?);
             } else {
                 self.kernel_end =
                     Some(self.queues.kernel.enqueue_half(BatchHalf::Gather, pairs, scratch, &before)?);
@@ -415,7 +423,7 @@ impl Halves<'_> {
         Ok(())
     }
 
-    /// Returns the ranges of the host's memory that the pairs fill, each with its part of the scratch memory.
+    /// Returns the ranges of the host's memory that the pairs fill, but for gaps of an upload, each with its part of the scratch memory.
     fn stretches(
         &self,
         pairs: &[(RawBuffer, RawBuffer)],
@@ -432,8 +440,8 @@ impl Halves<'_> {
         };
         for (src, dst) in pairs.iter().filter(|(src, _)| !src.is_empty()) {
             let piece = if self.is_upload { src } else { dst };
-            let longer =
-                open.as_ref().filter(|open| follows(open, piece)).and_then(|open| open.joined(piece));
+            let is_near = |open: &&RawBuffer| open.gap_to(piece, self.gap).is_some();
+            let longer = open.as_ref().filter(is_near).and_then(|open| open.extended(piece));
             if let Some(longer) = longer {
                 open = Some(longer);
             } else if let Some(complete) = open.replace(piece.clone()) {
@@ -463,33 +471,4 @@ impl Halves<'_> {
 pub(crate) fn has_kernel(backend: &dyn Backend, lane: DeviceId) -> bool {
     let own = Place::new(lane, MemoryKind::Device);
     backend.in_place_copier(own, own) == Some(lane)
-}
-
-/// Cuts a list of pairs of these lengths into as few chunks as possible, of about equal lengths. Returns the indices of each one's pairs,
-/// and its bytes.
-fn chunks_of(lengths: impl ExactSizeIterator<Item = usize> + Clone) -> Vec<(Range<usize>, usize)> {
-    let (count, total) = (lengths.len(), lengths.clone().fold(0, usize::saturating_add));
-    let enough = total.div_ceil(total.div_ceil(CHUNK).max(1));
-    let mut chunks = Vec::new();
-    let (mut first, mut bytes) = (0, 0);
-    // Those of 0 bytes begin no chunk.
-    for (index, length) in lengths.enumerate().filter(|(_, length)| *length > 0) {
-        if bytes > 0 && (bytes >= enough || bytes + length > MOST) {
-            chunks.push((first..index, bytes));
-            (first, bytes) = (index, 0);
-        }
-        bytes += length;
-    }
-    chunks.push((first..count, bytes));
-    chunks
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn no_chunk_is_empty() {
-        let lengths = [0, super::CHUNK, 0, super::CHUNK, 0, 0];
-        let expected = [(0..3, super::CHUNK), (3..6, super::CHUNK)];
-        assert_eq!(super::chunks_of(lengths.into_iter()), expected);
-    }
 }

@@ -21,6 +21,7 @@ use crate::{
     strided::Rows,
 };
 
+mod device_chunks;
 pub(crate) mod device_scratch;
 pub(crate) mod direct_copy;
 mod host_staged;

@@ -65,7 +65,7 @@ impl StagedTransfer {
         self.timeline.mark_written();
         let copied = slice::from_ref(&copied);
         let after = if transload_core::mutant!("transfer/staged-scatter") { &[] } else { copied };
-        self.enqueue_half(through, BatchHalf::Scatter, after).map(Some)
+        self.enqueue_half(through, BatchHalf::Scatter { gap: 0 }, after).map(Some)
     }
 
     fn enqueue_half(&self, through: &ThroughDevice, half: BatchHalf, after: &[Fence]) -> Result<Fence> {

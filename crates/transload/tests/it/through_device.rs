@@ -119,14 +119,15 @@ fn lists_that_gain_nothing_go_by_the_batch_call() {
     let pieces = |count: usize, length: usize, gap: usize| -> Vec<Piece> {
         (0..count).map(|at| (at * (length + gap), (count - 1 - at) * length, length)).collect()
     };
-    for (pieces, why) in [
-        (pieces(200, 4096, 0), "too few bytes"),
-        (pieces(300, 4096, 1), "each piece is a stretch"),
-        (pieces(8, 200 << 10, 0), "long pieces"),
+    for (pieces, up_too, why) in [
+        (pieces(200, 4096, 0), true, "too few bytes"),
+        (pieces(300, 4096, 1025), true, "each piece is a stretch"),
+        (pieces(300, 4096, 1), false, "a download writes no gaps"),
+        (pieces(8, 200 << 10, 0), true, "long pieces"),
     ] {
         for is_upload in [true, false] {
             let report = copy_checked(&setup, MemoryKind::Pinned, &pieces, is_upload);
-            assert!(!went_through_device(&report), "{why}");
+            assert_eq!(went_through_device(&report), is_upload && !up_too, "{why}");
         }
     }
 }
@@ -254,6 +255,50 @@ fn polled_list_loads_no_kernel() {
     assert!(went_through_device(&pollster::block_on(copy).unwrap()));
 }
 
+/// As many pieces at odd places, apart in both memories, with one of 0 bytes somewhere.
+fn pieces_apart(count: usize, length: usize) -> Vec<Piece> {
+    let piece = |at| (3 + at * (length + 9), 5 + at * 7 % count * (length + 15), length);
+    let mut pieces: Vec<Piece> = (0..count).map(piece).collect();
+    pieces.insert(count / 3, (0, 1, 0));
+    pieces
+}
+
+/// Returns the driver calls of this thread that move bytes.
+fn moving_calls(during: impl FnOnce()) -> Vec<&'static str> {
+    let trace = trace::start();
+    during();
+    let names = trace.calls_of_this_thread().into_iter().map(|call| call.name);
+    names.filter(|name| ["cuMemcpy", "cuLaunch"].iter().any(|part| name.starts_with(part))).collect()
+}
+
+#[test]
+fn pieces_with_gaps_go_up_by_one_copy_and_one_launch() {
+    let setup = Setup::new();
+    for kind in [MemoryKind::Pinned, MemoryKind::Mapped] {
+        let mut pieces = pieces_apart(1000, 4093);
+        assert!(went_through_device(&copy_checked(&setup, kind, &pieces, true)));
+        // In the order of the device's memory.
+        pieces.sort_unstable_by_key(|piece| piece.1);
+        assert!(went_through_device(&copy_checked(&setup, kind, &pieces, true)));
+        let (near, far) = ends(&pieces);
+        let (near, far) = (setup.allocate(kind, near), setup.allocate(MemoryKind::Device, far));
+        let pairs = pairs_of(&pieces, &near, &far, true);
+        let mut transfer = None;
+        let calls = moving_calls(|| transfer = Some(setup.manager.copy_many(&pairs).submit()));
+        assert_eq!(calls, ["cuMemcpyHtoDAsync_v2", "cuLaunchKernel"]);
+        transfer.unwrap().wait().unwrap();
+    }
+}
+
+#[test]
+fn chunks_of_pieces_with_gaps_arrive_whole() {
+    let setup = Setup::new();
+    // The pieces fill one chunk, and make two with the gaps.
+    const COUNT: usize = 1100;
+    let pieces = pieces_apart(COUNT, ((32 << 20) - 1) / COUNT);
+    assert!(went_through_device(&copy_checked(&setup, MemoryKind::Pinned, &pieces, true)));
+}
+
 #[test]
 fn kernel_touches_device_memory_only() {
     const LENGTH: usize = 4096;
@@ -267,16 +312,12 @@ fn kernel_touches_device_memory_only() {
         // What is set up at first is done.
         setup.manager.copy_many(&pairs).wait().unwrap();
         let seen = setup.test.sim().map(|sim| sim.accesses().len());
-        let trace = trace::start();
-        let transfer = setup.manager.copy_many(&pairs).submit();
-        let calls = trace.calls_of_this_thread();
-        drop(trace);
-        let is_moving = |name: &&str| ["cuMemcpy", "cuLaunch"].iter().any(|part| name.starts_with(part));
-        let moving: Vec<_> = calls.iter().map(|call| call.name).filter(is_moving).collect();
+        let mut transfer = None;
+        let moving = moving_calls(|| transfer = Some(setup.manager.copy_many(&pairs).submit()));
         let engine = if is_upload { "cuMemcpyHtoDAsync_v2" } else { "cuMemcpyDtoHAsync_v2" };
         let expected = if is_upload { [engine, "cuLaunchKernel"] } else { ["cuLaunchKernel", engine] };
         assert_eq!(moving, expected);
-        transfer.wait().unwrap();
+        transfer.unwrap().wait().unwrap();
         if let (Some(sim), Some(seen)) = (setup.test.sim(), seen) {
             let of_host = address_range(&host);
             let accesses = sim.accesses();

@@ -3,10 +3,12 @@
 use transload::{
     CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, RawBuffer, Result,
     cpu::CpuBackend,
-    cuda::{CudaBackend, CudaBackendConfig},
+    cuda::{CudaBackend, CudaBackendConfig, CudaDevice, CudaStream},
 };
 use transload_cuda_sim::{AccessKind, SimDevice, harness};
 use transload_cuda_sys::trace;
+
+use crate::stream_gate::{Gate, limited};
 
 const OUT_OF_MEMORY: u32 = 2;
 const ILLEGAL_ADDRESS: u32 = 700;
@@ -250,4 +252,54 @@ fn lost_device_fails_the_whole_list() {
     assert_eq!(failed.error.kind(), ErrorKind::DeviceLost, "{failed}");
     assert!(failed.pairs.iter().copied().eq(0..COUNT));
     let _lost = manager.drain();
+}
+
+#[test]
+fn gaps_of_an_upload_are_free_for_others() {
+    const GAP: usize = 9;
+    const STEP: usize = PIECE + GAP;
+    limited(|| {
+        transload_cuda_sim::install().unwrap();
+        let sim = SimDevice::builder().record_accesses(true).build();
+        let manager = manager(sim).unwrap();
+        let (cuda, bytes) = (DeviceId::Cuda(sim.ordinal()), COUNT * STEP);
+        let allocate = |kind| manager.allocate_for(cuda, kind, bytes).unwrap();
+        let (near, far, back) =
+            (allocate(MemoryKind::Pinned), allocate(MemoryKind::Device), allocate(MemoryKind::Pinned));
+        near.write().unwrap().chunks_mut(STEP).enumerate().for_each(|(at, piece)| piece.fill(at as u8));
+        let part = |of: &RawBuffer, at: usize| of.slice(at * STEP..at * STEP + PIECE).unwrap();
+        let pairs: Vec<_> = (0..COUNT).map(|at| (part(&near, at), part(&far, at * 7 % COUNT))).collect();
+        let gaps: Vec<_> =
+            (0..COUNT).map(|at| near.slice(at * STEP + PIECE..(at + 1) * STEP).unwrap()).collect();
+        let fill = |with: u8| gaps.iter().for_each(|gap| gap.try_write().unwrap().fill(with));
+        manager.copy_many(&pairs).wait().unwrap();
+        back.write().unwrap().fill(0xEE);
+        manager.copy(&back, &far).wait().unwrap();
+        let gpu = CudaDevice::new(sim.ordinal()).unwrap();
+        let stream = CudaStream::new(&gpu).unwrap();
+        let gate = Gate::before(&gpu, &[&stream]);
+        let blocked = manager.copy(&far, &back).on(&stream).submit();
+        let list = manager.copy_many(&pairs).after(blocked.fence().unwrap()).submit();
+        fill(0xA1);
+        assert!(near.try_write().is_err(), "the pieces are in use");
+        // A device writes one.
+        manager.copy(&far.slice(PIECE..STEP).unwrap(), &gaps[3]).wait().unwrap();
+        gate.open();
+        (0..=0xA2).for_each(fill);
+        assert!(list.wait().unwrap().groups[0].through_device);
+        manager.copy(&far, &back).wait().unwrap();
+        let (near, back) = (near.read().unwrap(), back.read().unwrap());
+        for (at, piece) in near.chunks(STEP).enumerate() {
+            assert!(piece[..PIECE].iter().all(|byte| *byte == at as u8) && piece[PIECE..] == [0xA2; GAP]);
+            let there = &back[at * 7 % COUNT * STEP..][..STEP];
+            assert!(there[..PIECE] == piece[..PIECE] && there[PIECE..] == [0xEE; GAP]);
+        }
+        // What the engine reads beside the writes of others is never used; the checker cannot know that.
+        let address = |gap: &RawBuffer| gap.host_address().unwrap().addr().get() as u64;
+        let is_of_gap = |race: &transload_cuda_sim::Race| {
+            race.first.operation == "cuMemcpyHtoDAsync_v2"
+                && gaps.iter().any(|gap| address(gap) == race.second.address && race.second.bytes == GAP)
+        };
+        assert!(sim.races().iter().all(is_of_gap), "{:?}", sim.races());
+    });
 }
