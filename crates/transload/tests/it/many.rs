@@ -132,8 +132,10 @@ fn list_is_one_batch_or_one_kernel_if_exclusive() {
 #[test]
 fn pageable_list_is_staged_and_scattered_by_kernels_or_batches() {
     let setup = Setup::new();
-    for (count, length, exclusive, through_device, call) in [
-        (100, 512, false, true, "cuLaunchKernel"),
+    // Beside other work a list goes through device memory from so many pieces on, and only up.
+    for (count, length, exclusive, goes_through, call) in [
+        (510, 512, false, false, "cuMemcpyBatchAsync"),
+        (512, 512, false, true, "cuLaunchKernel"),
         // Fewer are downloaded faster by copy engines.
         (2000, 512, true, false, "cuLaunchKernel"),
         (100, 20 << 10, false, false, "cuMemcpyBatchAsync"),
@@ -145,7 +147,9 @@ fn pageable_list_is_staged_and_scattered_by_kernels_or_batches() {
         let start = far.device_address().unwrap();
         let is_far = |address: u64| (start..start + far.len() as u64).contains(&address);
         let part = |of: &RawBuffer, at: usize| of.slice(at * length..(at + 1) * length).unwrap();
-        let many = |pairs: Vec<Pair>| {
+        let many = |pairs: Vec<Pair>, is_up: bool| {
+            let through_device = goes_through && is_up;
+            let call = if goes_through && !is_up { "cuMemcpyBatchAsync" } else { call };
             let copy = setup.manager.copy_many(pairs);
             let copy = if exclusive { copy.exclusive() } else { copy };
             let trace = trace::start();
@@ -161,8 +165,8 @@ fn pageable_list_is_staged_and_scattered_by_kernels_or_batches() {
             });
             assert!(single.is_none(), "{single:?}");
         };
-        many((0..count).map(|at| (part(&near, at), part(&far, at * 7 % count))).collect());
-        many((0..count).map(|at| (part(&far, at * 7 % count), part(&back, at))).collect());
+        many((0..count).map(|at| (part(&near, at), part(&far, at * 7 % count))).collect(), true);
+        many((0..count).map(|at| (part(&far, at * 7 % count), part(&back, at))).collect(), false);
         assert!(back.read().unwrap()[..] == content[..]);
     }
 }

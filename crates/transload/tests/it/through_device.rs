@@ -8,7 +8,7 @@ use std::{
 };
 
 use transload::{
-    CopyManyReport, MemoryKind, RawBuffer, TransferMethod,
+    CopyManyBuilder, CopyManyReport, ListWay, MemoryKind, RawBuffer, TransferMethod,
     cuda::{CudaDevice, CudaStream},
 };
 use transload_cuda_sim::harness::noise;
@@ -68,6 +68,12 @@ fn pairs_of(pieces: &[Piece], near: &RawBuffer, far: &RawBuffer, is_upload: bool
     pieces.iter().map(pair).collect()
 }
 
+/// Pageable memory would go by copy engines where that is faster.
+fn many(setup: &Setup, kind: MemoryKind, pairs: Vec<Pair>) -> CopyManyBuilder<'_> {
+    let copy = setup.manager.copy_many(pairs);
+    if kind == MemoryKind::Pageable { copy.way(ListWay::ThroughDevice) } else { copy }
+}
+
 /// Copies `pieces` between filled buffers, and checks every byte of the destination.
 fn copy_checked(setup: &Setup, kind: MemoryKind, pieces: &[Piece], is_upload: bool) -> CopyManyReport {
     let (near_end, far_end) = ends(pieces);
@@ -75,7 +81,7 @@ fn copy_checked(setup: &Setup, kind: MemoryKind, pieces: &[Piece], is_upload: bo
     let near = setup.filled(kind, &host);
     let far = setup.allocate(MemoryKind::Device, device.len());
     setup.manager.copy(&setup.filled(MemoryKind::Pageable, &device), &far).wait().unwrap();
-    let report = setup.manager.copy_many(pairs_of(pieces, &near, &far, is_upload)).wait().unwrap();
+    let report = many(setup, kind, pairs_of(pieces, &near, &far, is_upload)).wait().unwrap();
     let (mut expected, source) = if is_upload { (device, &host) } else { (host, &device) };
     for (here, there, length) in pieces {
         let (from, to) = if is_upload { (here, there) } else { (there, here) };
@@ -372,15 +378,15 @@ fn ordered_with_other_copies(kind: MemoryKind) {
     for (source, content) in [(&first, &contents[0]), (&second, &contents[1])] {
         // Nothing is waited for but the end.
         drop(setup.manager.copy(source, &near).submit());
-        drop(setup.manager.copy_many(pairs_of(&pieces, &near, &far, true)).submit());
+        drop(many(&setup, kind, pairs_of(&pieces, &near, &far, true)).submit());
         drop(setup.manager.copy(&second, &near).submit());
-        let down = setup.manager.copy_many(pairs_of(&pieces, &back, &far, false)).submit();
+        let down = many(&setup, kind, pairs_of(&pieces, &back, &far, false)).submit();
         assert!(went_through_device(&down.wait().unwrap()));
         let view = back.read().unwrap();
         assert!(pieces.iter().all(|(at, _, length)| view[*at..at + length] == content[*at..at + length]));
     }
     // Until the host copied: a queue cannot always wait for it.
     drop(near.read().unwrap());
-    let awaited = setup.manager.copy_many(pairs_of(&pieces, &near, &far, true));
+    let awaited = many(&setup, kind, pairs_of(&pieces, &near, &far, true));
     assert!(went_through_device(&pollster::block_on(async { awaited.await }).unwrap()));
 }

@@ -1,7 +1,8 @@
 //! Lists through device memory with failing driver calls, without memory, and with a device that is lost.
 
 use transload::{
-    CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, RawBuffer, Result,
+    CopyManyBuilder, CrossBackendTransferManager, DeviceId, ErrorKind, ListWay, MemoryKind, RawBuffer,
+    Result,
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig, CudaDevice, CudaStream},
 };
@@ -62,6 +63,16 @@ impl Lists {
     }
 }
 
+/// Pageable memory would go by copy engines where that is faster.
+fn many<'a>(
+    manager: &'a CrossBackendTransferManager,
+    kind: MemoryKind,
+    list: &'a [(RawBuffer, RawBuffer)],
+) -> CopyManyBuilder<'a> {
+    let copy = manager.copy_many(list);
+    if kind == MemoryKind::Pageable { copy.way(ListWay::ThroughDevice) } else { copy }
+}
+
 #[test]
 fn each_failing_call_names_all_pairs_without_race_or_leak() {
     let _alone = crate::alone_with_drop_errors();
@@ -85,7 +96,7 @@ fn each_failing_call(kind: MemoryKind, pieces: (usize, usize)) {
             let manager = manager(sim)?;
             let outcome = Lists::new(&manager, sim, kind, pieces).and_then(|lists| {
                 for list in [&lists.up, &lists.down] {
-                    if let Err(failed) = manager.copy_many(list).wait() {
+                    if let Err(failed) = many(&manager, kind, list).wait() {
                         assert!(failed.pairs.iter().copied().eq(0..pieces.0), "{failed}");
                         return Err(failed.into());
                     }
@@ -113,9 +124,9 @@ fn staged_list_is_moved_by_few_calls_of_one_task() {
         (&lists.down, "cuMemcpyDtoHAsync_v2", AccessKind::Write),
     ] {
         // What is set up at first is done.
-        manager.copy_many(list).wait().unwrap();
+        many(&manager, MemoryKind::Pageable, list).wait().unwrap();
         let seen = sim.accesses().len();
-        assert!(manager.copy_many(list).wait().unwrap().groups[0].through_device);
+        assert!(many(&manager, MemoryKind::Pageable, list).wait().unwrap().groups[0].through_device);
         let accesses = sim.accesses().split_off(seen);
         let staged =
             |access: &&transload_cuda_sim::AccessRecord| access.operation == engine && access.kind == of_host;
@@ -147,13 +158,13 @@ fn staged_list_of_several_buffers_arrives_whole() {
     let manager = manager(sim).unwrap();
     let lists = Lists::new(&manager, sim, MemoryKind::Pageable, (COUNT, LENGTH)).unwrap();
     for list in [&lists.up, &lists.down] {
-        assert!(manager.copy_many(list).wait().unwrap().groups[0].through_device);
+        assert!(many(&manager, MemoryKind::Pageable, list).wait().unwrap().groups[0].through_device);
     }
     assert!(lists.are_back().unwrap());
     // Submitted and left alone, so that tasks copy.
     lists.target.write().unwrap().fill(0xEE);
     for list in [&lists.up, &lists.down] {
-        drop(manager.copy_many(list).submit());
+        drop(many(&manager, MemoryKind::Pageable, list).submit());
     }
     assert!(lists.are_back().unwrap());
     manager.drain().unwrap();
