@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use transload_core::{Error, TransferReport};
+use transload_core::{Error, ErrorKind, Retry, TransferReport};
 
 /// The report of many copies.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +40,25 @@ impl fmt::Display for CopyManyReport {
     }
 }
 
-/// Why some of many copies failed. Pairs that are not listed were copied, unless the list was refused as a whole.
+/// Why some of many copies failed. Pairs that are not listed were copied, unless the list was refused as a whole. `?` makes it an
+/// [`Error`] of the same kind, which names the pairs.
+///
+/// ```
+/// # use transload_backend_cpu::CpuBackend;
+/// # use transload_transfer::CrossBackendTransferManager;
+/// use transload_core::{Access, DeviceId, ErrorKind, MemoryKind, Retry};
+///
+/// # let manager = CrossBackendTransferManager::new();
+/// # manager.register_backend(CpuBackend::new()?)?;
+/// let pool = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 16)?;
+/// let pairs = [(pool.slice(..8)?, pool.slice(8..)?)];
+/// let guard = pool.try_lock_range(Access::Write)?; // Keeps all work away from the bytes.
+/// let failed = manager.copy_many(&pairs).wait().unwrap_err();
+/// assert_eq!((failed.kind(), failed.retry(), &failed.pairs[..]), (ErrorKind::Busy, Retry::Later, &[0][..]));
+/// drop(guard);
+/// manager.copy_many(&pairs).wait()?;
+/// # Ok::<(), transload_core::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CopyManyError {
@@ -54,6 +72,18 @@ pub struct CopyManyError {
 }
 
 impl CopyManyError {
+    /// Returns the kind of the first error.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.error.kind()
+    }
+
+    /// Returns whether the same call can succeed later, by the first error.
+    #[must_use]
+    pub fn retry(&self) -> Retry {
+        self.error.retry()
+    }
+
     /// Returns the pairs that the error does not name itself.
     fn unnamed(&self) -> &[usize] {
         if self.is_refused { &[] } else { &self.pairs }

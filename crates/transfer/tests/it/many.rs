@@ -11,8 +11,8 @@ use std::{
 use parking_lot::Mutex;
 use transload_backend_cpu::CpuBackend;
 use transload_core::{
-    Access, DeviceId, ErrorKind, ListWay, MemoryKind, Observer, RawBuffer, TransferEvent, TransferMethod,
-    TryLockResult,
+    Access, DeviceId, ErrorKind, ListWay, MemoryKind, Observer, RawBuffer, Retry, TransferEvent,
+    TransferMethod, TryLockResult,
 };
 use transload_transfer::{CopyManyError, CrossBackendTransferManager, TransferOptions};
 
@@ -104,7 +104,7 @@ fn empty_lists_copy_nothing() {
 /// Checks that the list is refused with these indices by every form, and that nothing is copied.
 fn is_refused(manager: &CrossBackendTransferManager, pairs: &[Pair], kind: ErrorKind, indices: &[usize]) {
     let check = |failed: CopyManyError| {
-        assert_eq!((failed.error.kind(), failed.pairs.as_slice()), (kind, indices), "{failed}");
+        assert_eq!((failed.kind(), failed.pairs.as_slice()), (kind, indices), "{failed}");
         assert!(
             failed.to_string().contains(&format!("pair {}", indices[0])) || indices.len() > 1,
             "{failed}"
@@ -281,6 +281,7 @@ fn refused_pair_is_named_and_others_go_on() {
     let before = backend.enqueued();
     let failed = manager.copy_many(&pairs).options(method).wait().unwrap_err();
     assert_eq!((failed.error.kind(), failed.pairs.as_slice()), (ErrorKind::Busy, &[1][..]), "{failed}");
+    assert_eq!((failed.kind(), failed.retry()), (ErrorKind::Busy, Retry::Later), "{failed}");
     assert_eq!(backend.enqueued() - before, 2);
     drop(guard);
     manager.copy_many(&pairs).options(method).wait().unwrap();
