@@ -47,6 +47,12 @@ impl Event {
         Ok(Self { context: context.clone(), raw })
     }
 
+    /// Returns the context of the device it is on.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
     /// Returns the driver's handle, valid while `self` lives.
     #[must_use]
     pub fn as_raw(&self) -> CUevent {

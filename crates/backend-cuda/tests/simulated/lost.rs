@@ -76,6 +76,7 @@ fn loss_that_another_call_meets_is_the_first_cause() {
         ordinal: u32,
         queue: QueueLease,
         stream: CudaStream,
+        event: CudaEvent,
         pair: (RawBuffer, RawBuffer),
     }
     type Met = fn(&Warm) -> transload_core::Result<()>;
@@ -83,12 +84,15 @@ fn loss_that_another_call_meets_is_the_first_cause() {
         let (src, dst) = (&warm.pair.0, &warm.pair.1);
         submit(&*warm.queue, &Operation::Copy { src, dst }, timing)?.wait()
     }
-    let cases: [(&str, Met); 5] = [
+    let cases: [(&str, Met); 8] = [
         ("a copy", |warm| copied(warm, Timing::Off)),
         ("a timed copy", |warm| copied(warm, Timing::Measured)),
         ("a fence of all work", |warm| warm.stream.fence()?.wait()),
         ("a new stream", |warm| CudaStream::new(warm.backend.device(warm.ordinal)?).map(drop)),
         ("an event", |warm| CudaEvent::new(warm.backend.device(warm.ordinal)?).map(drop)),
+        ("a query of an event", |warm| warm.event.is_done().map(drop)),
+        ("a wait for an event", |warm| warm.event.synchronize()),
+        ("a stream's wait for an event", |warm| warm.stream.wait_event(&warm.event)),
     ];
     for (what, meets) in cases {
         for bytes in [4096, 20 << 20] {
@@ -102,9 +106,11 @@ fn loss_that_another_call_meets_is_the_first_cause() {
                     ordinal: sim.ordinal(),
                     queue: backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap(),
                     stream: CudaStream::new(backend.device(sim.ordinal()).unwrap()).unwrap(),
+                    event: CudaEvent::new(backend.device(sim.ordinal()).unwrap()).unwrap(),
                     pair: (allocate(MemoryKind::Pinned), allocate(MemoryKind::Device)),
                     backend: std::sync::Arc::clone(&backend),
                 };
+                warm.event.record(&warm.stream).unwrap();
                 sim.poison(ILLEGAL_ADDRESS);
                 let cause = meets(&warm).unwrap_err();
                 assert_eq!(cause.kind(), ErrorKind::DeviceLost, "{what}: {cause}");
@@ -139,7 +145,15 @@ fn error_that_a_context_does_not_repeat_marks_no_device_as_lost() {
         assert_eq!(copy().unwrap_err().kind(), ErrorKind::Device);
         sim.fail_call(Some("cuStreamCreateWithPriority"), 1, ILLEGAL_ADDRESS);
         assert_eq!(stream().unwrap_err().kind(), ErrorKind::Device);
-        drop(stream().expect("the device is well"));
+        let (event, waiter) =
+            (CudaEvent::new(backend.device(sim.ordinal()).unwrap()).unwrap(), stream().unwrap());
+        event.record(&waiter).unwrap();
+        sim.fail_call(Some("cuEventQuery"), 1, ILLEGAL_ADDRESS);
+        assert_eq!(event.is_done().unwrap_err().kind(), ErrorKind::Device);
+        sim.fail_call(Some("cuStreamWaitEvent"), 1, ILLEGAL_ADDRESS);
+        assert_eq!(waiter.wait_event(&event).unwrap_err().kind(), ErrorKind::Device);
+        waiter.wait_event(&event).expect("the device is well");
+        drop((event, waiter));
         copy().expect("and so is the stream");
         drop((src, dst, queue));
         backend.drain().unwrap();

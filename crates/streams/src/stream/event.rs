@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use transload_core::Result;
-use transload_cuda_sys::{Event, EventTiming};
-use transload_memory::{CudaDevice, lift, lift_in};
+use transload_core::{Error, Result};
+use transload_cuda_sys::{DriverError, Event, EventTiming};
+use transload_memory::{CudaDevice, lift_in};
 
 use crate::CudaStream;
 
@@ -39,7 +39,7 @@ impl CudaEvent {
     /// # Errors
     /// The driver's.
     pub fn is_done(&self) -> Result<bool> {
-        self.event.is_done().map_err(lift)
+        self.event.is_done().map_err(|error| self.lift(error))
     }
 
     /// Blocks until the recorded work is done.
@@ -47,7 +47,7 @@ impl CudaEvent {
     /// # Errors
     /// The driver's.
     pub fn synchronize(&self) -> Result<()> {
-        self.event.synchronize().map_err(lift)
+        self.event.synchronize().map_err(|error| self.lift(error))
     }
 
     /// Returns the device time from `start` to this event; both must have been recorded and be done.
@@ -55,7 +55,12 @@ impl CudaEvent {
     /// # Errors
     /// The driver's.
     pub fn elapsed_since(&self, start: &Self) -> Result<Duration> {
-        self.event.elapsed_since(&start.event).map_err(lift)
+        self.event.elapsed_since(&start.event).map_err(|error| self.lift(error))
+    }
+
+    #[cold]
+    fn lift(&self, error: DriverError) -> Error {
+        lift_in(self.event.context(), error)
     }
 
     /// Returns the driver's event.

@@ -266,7 +266,7 @@ impl CudaStream {
         }
         self.own.note_possible_capture();
         // SAFETY: the caller's promise.
-        unsafe { self.own.stream().wait_raw_event(event) }.map_err(lift)
+        unsafe { self.own.stream().wait_raw_event(event) }.map_err(|error| self.own.lift(error))
     }
 
     /// Makes all later work of this stream wait for the fences: on the device for those of streams, on the host,

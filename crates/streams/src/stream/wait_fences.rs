@@ -1,7 +1,6 @@
 //! Makes a stream wait for a fence, and tells when it must not.
 
 use transload_core::{Fence, Result};
-use transload_memory::lift;
 
 use crate::{
     CudaStream,
@@ -22,7 +21,8 @@ impl CudaStream {
                 self.own.wait_for(other, fence.point()).map(|_| ())
             }
         } else if let Some(end) = timeline.downcast_ref::<StreamEnd>() {
-            end.event().map_or(Ok(()), |event| self.own.stream().wait_event(event).map_err(lift))
+            let wait = |event| self.own.stream().wait_event(event).map_err(|error| self.own.lift(error));
+            end.event().map_or(Ok(()), wait)
         } else if let Some(waited) = self.own.wait_for_external(fence) {
             waited.map(drop)
         } else {
