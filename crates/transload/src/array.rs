@@ -11,9 +11,9 @@ use transload_core::{
 /// Elements of `T` in any memory of any device. Clones and slices share the allocation, which is freed when the last of
 /// them was dropped *and* no work in flight uses it. Usable from any thread.
 ///
-/// Made by [`Runtime::host`](crate::Runtime::host), [`zeros`](crate::Runtime::zeros),
-/// [`alloc`](crate::Runtime::alloc) and [`array`](crate::Runtime::array), and with the feature `cuda` by those of `CudaGpu`: `alloc`,
-/// `zeros`, `pinned` and `adopt`. Only arrays of one element type are copied to each other:
+/// Made by [`Runtime::host`](crate::Runtime::host), [`zeros`](crate::Runtime::zeros), [`upload`](crate::Runtime::upload),
+/// [`zeros_on`](crate::Runtime::zeros_on), [`alloc`](crate::Runtime::alloc) and [`array`](crate::Runtime::array), and with the feature
+/// `cuda` by those of `CudaGpu`: `alloc`, `zeros`, `upload`, `pinned` and `adopt`. Only arrays of one element type are copied to each other:
 ///
 /// ```compile_fail
 /// let rt = transload::Runtime::discover()?;

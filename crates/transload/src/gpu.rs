@@ -105,7 +105,8 @@ impl CudaGpu {
         self.backend.allocate_unified(self.device.ordinal(), len)
     }
 
-    /// Allocates memory of the device and copies elements into it. Blocks until that is done; [`Runtime::copy`] does not.
+    /// Allocates memory of the device and copies elements into it, by one copy of the driver. Blocks until that is done.
+    /// [`Runtime::upload`] takes the method that is predicted to be fastest, and [`Runtime::copy`] need not block.
     ///
     /// # Errors
     /// As for [`alloc`](Self::alloc), and those of a transfer.

@@ -86,6 +86,7 @@ mod resources;
 mod runtime;
 mod staging;
 mod strided_view;
+mod upload;
 
 pub use array::Array;
 pub use builder::RuntimeBuilder;

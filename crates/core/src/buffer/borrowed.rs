@@ -13,7 +13,7 @@ pub struct Borrowed<'a> {
 /// Borrows a slice for reading.
 ///
 /// # Safety
-/// * The value must be dropped, not forgotten, and the buffer must not be cloned: dropping is what waits.
+/// * The value must be dropped, not forgotten, and no clone of the buffer may be used after that: dropping is what waits.
 pub unsafe fn borrow<T: Pod>(slice: &[T]) -> Borrowed<'_> {
     // SAFETY: the caller's promise, and the slice stays borrowed while the returned value lives.
     unsafe { make(NonNull::from(slice).cast(), size_of_val(slice), false) }

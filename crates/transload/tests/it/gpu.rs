@@ -68,6 +68,32 @@ fn device_arrays_without_elements_are_made_by_every_way() {
 }
 
 #[test]
+fn zeros_and_uploads_go_to_any_device() {
+    with_gpu(|rt, gpu| {
+        for (device, kind) in [(DeviceId::Cpu, MemoryKind::Pageable), (gpu.id(), MemoryKind::Device)] {
+            // Of one part, of staging in several chunks, and of 0.
+            for len in [0, 1, 5000, 3 << 20] {
+                let mut source: Vec<[u32; 3]> = (0..len as u32).map(|n| [n, !n, 7]).collect();
+                let there = rt.upload(device, &source).unwrap();
+                let expected = source.clone();
+                // Nothing reads the slice any more.
+                source.fill([0; 3]);
+                assert_eq!((there.device(), there.kind()), (device, kind));
+                assert!(*rt.download(&there).wait().unwrap() == expected[..], "{len} to {device}");
+                drop(there);
+                let zeros = rt.zeros_on::<[u32; 3]>(device, len).unwrap();
+                assert_eq!((zeros.device(), zeros.kind(), zeros.len()), (device, kind, len));
+                assert!(*rt.download(&zeros).wait().unwrap() == vec![[0; 3]; len], "{len} on {device}");
+            }
+        }
+        for refused in [rt.upload(DeviceId::Cuda(4000), &[1_u8]), rt.zeros_on(DeviceId::Wgpu(9), 1)] {
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::UnknownDevice);
+        }
+        assert_eq!(rt.upload(gpu.id(), &[()]).map(drop).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    });
+}
+
+#[test]
 fn array_works_without_its_runtime() {
     let test = harness::device().end_check();
     let config = transload::cuda::CudaBackendConfig::default().with_devices([test.ordinal()]);

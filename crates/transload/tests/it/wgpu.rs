@@ -51,6 +51,20 @@ fn noise(bytes: usize) -> Vec<u8> {
 }
 
 #[test]
+fn zeros_and_uploads_go_to_a_vulkan_device() {
+    let Some((rt, devices)) = runtime() else { return };
+    for device in devices {
+        let content = noise(5 * MIB + 3);
+        let there = rt.upload(device, &content).unwrap();
+        assert_eq!((there.device(), there.kind()), (device, MemoryKind::Device));
+        assert!(*rt.download(&there).wait().unwrap() == content[..]);
+        let zeros = rt.zeros_on::<[u8; 3]>(device, 5001).unwrap();
+        assert!(*rt.download(&zeros).wait().unwrap() == vec![[0; 3]; 5001]);
+    }
+    assert_drained(&rt);
+}
+
+#[test]
 fn odd_sizes_and_offsets_arrive_and_touch_nothing_else() {
     let Some((rt, devices)) = runtime() else { return };
     for device in devices {
