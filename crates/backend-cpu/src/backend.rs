@@ -2,11 +2,12 @@
 
 use std::{
     fmt,
-    mem::needs_drop,
+    mem::{self, needs_drop},
     ptr::NonNull,
     sync::{Arc, atomic::Ordering},
 };
 
+use parking_lot::Mutex;
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage,
     OperationSampling, OperationSink, PathCost, Place, Pod, QueueLease, RawBuffer, Reclaimer, ResourceCounts,
@@ -20,7 +21,7 @@ use crate::{
     pages::Pages,
     queue::MAX_INLINE,
     queue_pool::QueuePool,
-    storage::{Counters, counted_storage, owned_storage},
+    storage::{Counters, counted_storage, owned_storage, owner_of},
 };
 
 /// Host memory and queues that copy within it. All methods may be called from any thread.
@@ -70,8 +71,17 @@ impl CpuBackend {
         let address = NonNull::new(elements.as_mut_ptr()).unwrap_or(NonNull::dangling()).cast();
         // SAFETY: the vector keeps its `len` initialised bytes at this address until it is dropped; there is no
         // other reference to them.
-        let storage = unsafe { owned_storage(PodVec(elements), address, len, &self.counters) };
+        let storage = unsafe { owned_storage(PodVec(Mutex::new(elements)), address, len, &self.counters) };
         RawBuffer::new(storage, &self.reclaimer)
+    }
+
+    /// Returns the vector that [`wrap_vec`](Self::wrap_vec) took over, without a copy. Never blocks.
+    ///
+    /// # Errors
+    /// The buffer, if it is no vector of `T` or only a part of one, has another handle, work in flight or bytes damaged by a failed
+    /// operation, or is [registered](RawBuffer::is_registered) with a driver.
+    pub fn unwrap_vec<T: Pod>(buffer: RawBuffer) -> Result<Vec<T>, RawBuffer> {
+        buffer.try_take(|storage| Some(mem::take(&mut *owner_of::<PodVec<T>>(storage)?.0.lock())))
     }
 
     /// Creates a read-only buffer over `owner`'s bytes, such as a mapped file, without a copy. [`RawBuffer::is_writable`] is false.
@@ -126,12 +136,12 @@ impl CpuBackend {
     }
 }
 
-/// Owns elements, and only frees them.
-struct PodVec<T>(#[expect(dead_code, reason = "kept alive")] Vec<T>);
+/// Owns elements until it is dropped, or `unwrap_vec` takes them.
+struct PodVec<T>(Mutex<Vec<T>>);
 
-// SAFETY: elements without a destructor are memory to be freed, which any thread may do.
+// SAFETY: elements that are plain old data, without a destructor, may be read and freed by any thread.
 unsafe impl<T: Pod> Send for PodVec<T> {}
-// SAFETY: nothing is reachable through a shared reference.
+// SAFETY: as above, by one thread at a time.
 unsafe impl<T: Pod> Sync for PodVec<T> {}
 
 impl Backend for CpuBackend {

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use transload_core::{DeviceId, HostBytes, MemoryKind, Place, RegistrationSlot, Storage};
+use transload_core::{DeviceId, HostBytes, MemoryKind, Place, RegistrationSlot, Storage, mutant};
 use transload_executor::{DropQueue, ExternalMemory, ExternalStorage};
 
 /// Live allocations of one backend.
@@ -77,6 +77,15 @@ pub(crate) unsafe fn owned_storage<O: Send + Sync + 'static>(
 ) -> Box<dyn Storage> {
     let owner = Some((owner, AllocationCount::of(len, counters)));
     Box::new(OwnedBytes { address, len, owner, registration: RegistrationSlot::default() })
+}
+
+/// Returns the owner that [`owned_storage`] was given, if it is of this type, and no driver uses its memory by a registration.
+pub(crate) fn owner_of<O: Send + Sync + 'static>(storage: &dyn Storage) -> Option<&O> {
+    let owned = storage.as_any().downcast_ref::<OwnedBytes<O>>()?;
+    if owned.registration.is_registered() && !mutant!("cpu/registered-vector-is-kept") {
+        return None;
+    }
+    owned.owner.as_ref().map(|(owner, _)| owner)
 }
 
 // SAFETY: the caller of `owned_storage` promised what concerns the address, and nothing changes afterwards. The owner is dropped by the

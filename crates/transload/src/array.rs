@@ -2,6 +2,7 @@
 
 use std::{fmt, marker::PhantomData, ops::RangeBounds, sync::Arc};
 
+use transload_backend_cpu::CpuBackend;
 use transload_core::{
     Backend, Buffer, DeviceId, Error, ErrorKind, MemoryKind, Operation, Place, Pod, QueueLease, RawBuffer,
     ReadGuard, Result, StreamPriority, Timing, WorkloadType, WriteGuard, borrow, borrow_mut, fill,
@@ -67,6 +68,27 @@ impl<T: Pod> Array<T> {
     #[must_use]
     pub fn into_raw(self) -> RawBuffer {
         self.raw
+    }
+
+    /// Returns the vector that [`Runtime::host`](crate::Runtime::host) took over, without a copy. Never blocks.
+    ///
+    /// ```
+    /// let rt = transload::Runtime::discover()?;
+    /// let weights = rt.host(vec![1.0_f32, 2.0])?;
+    /// let shared = weights.clone();
+    /// let weights = weights.try_into_vec().unwrap_err(); // Given back: `shared` holds the memory too.
+    /// drop(shared);
+    /// assert_eq!(weights.try_into_vec().unwrap(), [1.0, 2.0]);
+    /// # Ok::<(), transload::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The array, if it is no vector of `T` or only a part of one; if anything else holds the memory: a clone, a slice, or work in
+    /// flight (after [`Runtime::drain`](crate::Runtime::drain) there is none); if a failed transfer damaged it; and if it is
+    /// [registered](crate::RuntimeBuilder::registration) with a driver. [`read`](Self::read) copies it then.
+    pub fn try_into_vec(self) -> Result<Vec<T>, Self> {
+        let Self { raw, backend, .. } = self;
+        CpuBackend::unwrap_vec(raw).map_err(|raw| Self { raw, backend, elements: PhantomData })
     }
 
     /// Returns the number of elements.

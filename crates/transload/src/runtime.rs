@@ -221,7 +221,7 @@ impl Runtime {
         }
     }
 
-    /// Takes a vector over as an array, without a copy. An empty one gives an empty array.
+    /// Takes a vector over as an array, without a copy; [`Array::try_into_vec`] gives it back. An empty one gives an empty array.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if `T` has no size.

@@ -12,9 +12,15 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{Backend, Operation, Pattern, Timing, submit};
+use transload_backend_cpu::CpuBackend;
+use transload_core::{Backend, ErrorKind, KeptRegistration, Operation, Pattern, Timing, submit};
 
-use crate::{allocate, backend, gate::Gate, lease, noise};
+use crate::{
+    allocate, backend,
+    failures::{REFUSED, refuse},
+    gate::Gate,
+    lease, noise,
+};
 
 /// Counts its drops.
 struct Owner {
@@ -279,4 +285,67 @@ fn drain_on_worker_is_refused() {
     let outcome = told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
     assert_eq!(outcome.unwrap_err().kind(), transload_core::ErrorKind::Unsupported);
     backend.drain().unwrap();
+}
+
+#[test]
+fn wrapped_vector_is_returned_once_nothing_else_holds_it() {
+    let (backend, gate) = (backend(1, usize::MAX), Gate::new());
+    let mut content = noise(8, 1000);
+    content.reserve_exact(24);
+    let (expected, address, capacity) = (content.clone(), content.as_ptr().addr(), content.capacity());
+    let buffer = backend.wrap_vec(content);
+    let part = buffer.slice(..500).unwrap();
+    let buffer = CpuBackend::unwrap_vec::<u8>(buffer).unwrap_err();
+    let weak = buffer.downgrade();
+    drop(buffer);
+    let part = CpuBackend::unwrap_vec::<u8>(part).unwrap_err();
+    let buffer = weak.upgrade().unwrap();
+    drop((part, weak));
+    let buffer = CpuBackend::unwrap_vec::<i8>(buffer).unwrap_err();
+    submit(&gate, &Operation::Copy { src: &buffer, dst: &allocate(&backend, 1000) }, Timing::Off).unwrap();
+    let buffer = CpuBackend::unwrap_vec::<u8>(buffer).unwrap_err();
+    gate.open();
+    let returned = CpuBackend::unwrap_vec::<u8>(buffer).unwrap();
+    assert_eq!((returned.as_ptr().addr(), returned.capacity()), (address, capacity));
+    assert_eq!(returned, expected);
+
+    let mut none = CpuBackend::unwrap_vec::<u64>(backend.wrap_vec(Vec::<u64>::with_capacity(3))).unwrap();
+    assert_eq!((none.len(), none.capacity()), (0, 3));
+    none.push(1);
+    let other = allocate(&backend, 1000);
+    drop(CpuBackend::unwrap_vec::<u8>(other).unwrap_err());
+    backend.drain().unwrap();
+    assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
+}
+
+#[test]
+fn damaged_vector_is_not_returned() {
+    let backend = backend(1, usize::MAX);
+    let buffer = backend.wrap_vec(vec![0_u8; REFUSED + 1]);
+    refuse();
+    let part = buffer.slice(1..).unwrap();
+    let fill = Operation::Fill { dst: &part, pattern: Pattern::U8(1) };
+    submit(&*lease(&backend), &fill, Timing::Off).unwrap().wait().unwrap_err();
+    drop(part);
+    let buffer = CpuBackend::unwrap_vec::<u8>(buffer).unwrap_err();
+    assert_eq!(buffer.try_read().map(drop).unwrap_err().kind(), ErrorKind::SourceFailed);
+    buffer.assume_written(..).unwrap();
+    assert_eq!(CpuBackend::unwrap_vec::<u8>(buffer).unwrap().len(), REFUSED + 1);
+}
+
+#[test]
+fn registered_vector_is_not_returned() {
+    struct Registration;
+    impl KeptRegistration for Registration {
+        fn end(self: Box<Self>, owner: Box<dyn std::any::Any + Send + Sync>) {
+            drop(owner);
+        }
+    }
+    let backend = backend(1, usize::MAX);
+    let buffer = backend.wrap_vec(vec![3_u8; 100]);
+    assert!(buffer.registration_slot().unwrap().keep(Box::new(Registration)).is_ok());
+    let buffer = CpuBackend::unwrap_vec::<u8>(buffer).unwrap_err();
+    assert_eq!(*buffer.read().unwrap(), [3; 100]);
+    drop(buffer);
+    assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
 }

@@ -43,7 +43,7 @@ pub(crate) struct Allocation {
     recycler: Option<Arc<dyn Recycler>>,
     len: usize,
     /// `None` only while this is dropped.
-    storage: Option<Box<dyn Storage>>,
+    pub(super) storage: Option<Box<dyn Storage>>,
     reclaimer: Arc<Reclaimer>,
     use_epoch: UseEpoch,
     /// The allocation whose bytes these are, if this is an alias.

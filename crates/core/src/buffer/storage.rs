@@ -1,6 +1,6 @@
 //! The memory of a buffer, implemented by backends.
 
-use std::{any::Any, ptr::NonNull};
+use std::{any::Any, ptr::NonNull, sync::Arc};
 
 use crate::{Fence, Place, RawBuffer, RegistrationSlot};
 
@@ -73,6 +73,24 @@ pub unsafe trait Storage: Send + Sync + 'static {
 }
 
 impl RawBuffer {
+    /// Calls `take` with the storage, if this is the only handle of the allocation, of all of it, no work in flight uses it, and no failed
+    /// operation damaged it. If that returns a value, the buffer is dropped. For backends that give host memory back to whom it came
+    /// from. Never blocks.
+    ///
+    /// # Errors
+    /// The buffer, if it is not so, or `take` returned `None`.
+    pub fn try_take<R>(mut self, take: impl FnOnce(&dyn Storage) -> Option<R>) -> Result<R, Self> {
+        let is_whole = self.len() == self.allocation.len() && !self.allocation.is_alias;
+        // Forgets what is complete.
+        let is_writable = self.try_write().is_ok() || crate::mutant!("core/damaged-memory-is-kept");
+        if !is_whole || !is_writable {
+            return Err(self);
+        }
+        // Another handle may have begun a use since, and may be gone. From here on there is none, nor a weak one.
+        let last = Arc::get_mut(&mut self.allocation).filter(|last| last.hazards().outstanding().is_empty());
+        last.and_then(|last| take(last.storage.as_deref()?)).ok_or(self)
+    }
+
     /// Returns the address by which queues of the host [copy it in place](crate::Operation::CopyInPlace): its
     /// [address for the host](Self::host_address), or that of a device's memory that the host can address too.
     #[must_use]

@@ -36,6 +36,31 @@ fn vec_becomes_an_array_without_a_copy() {
 }
 
 #[test]
+fn vec_comes_back_from_its_array_alone() {
+    let rt = host_only();
+    let numbers: Vec<u32> = (0..1 << 20).collect();
+    let (address, expected) = (numbers.as_ptr().addr(), numbers.clone());
+    let array = rt.host(numbers).unwrap();
+    let (gate, there) = (Gate::new(), rt.zeros::<u32>(1 << 20).unwrap());
+    let transfer = rt.copy(&array, &there).after(&gate.fence()).submit();
+    let array = array.try_into_vec().unwrap_err();
+    gate.open();
+    transfer.wait().unwrap();
+    rt.drain().unwrap();
+    let other = array.cast::<[u32; 2]>().unwrap();
+    drop(array);
+    let other = other.try_into_vec().unwrap_err();
+    let array = other.cast::<u32>().unwrap();
+    drop(other);
+    array.slice(..1).unwrap().fill(7).unwrap();
+    let numbers = array.try_into_vec().unwrap();
+    assert_eq!((numbers.as_ptr().addr(), numbers[0]), (address, 7));
+    assert!(numbers[1..] == expected[1..] && *there.read().unwrap() == expected[..]);
+    let there = there.try_into_vec().unwrap_err();
+    assert_eq!(there.len(), 1 << 20);
+}
+
+#[test]
 fn slices_and_clones_share_the_elements() {
     let rt = host_only();
     let array = rt.host((0..10_u32).collect()).unwrap();
