@@ -49,7 +49,8 @@
 //!
 //! # What is where
 //! At the root is what programs use every day. [`cpu`] has the host's backend, [`io`] sources and sinks of bytes, and [`backend`] the
-//! traits and types for authors of backends. Features add the rest; all are off by default, and do nothing where a platform lacks
+//! traits and types for authors of backends, and rarer ones, such as [`Observer`](backend::Observer) and
+//! [`TransferStats`](backend::TransferStats). Features add the rest; all are off by default, and do nothing where a platform lacks
 //! them:
 //!
 //! | Feature | Adds |
@@ -100,9 +101,9 @@ pub use strided_view::StridedView;
 /// `#[derive(bytemuck::Pod)]`; `half::f16` and `bf16` are with the feature `bytemuck` of the crate `half`.
 pub use transload_core::Pod;
 pub use transload_core::{
-    Buffer, DeviceId, DeviceInfo, Error, ErrorKind, Fence, FloatType, ListWay, MemoryKind, Place, RawBuffer,
-    ReadGuard, Result, StreamPriority, Timing, Transfer, TransferMethod, TransferReport, TransferState,
-    WorkloadType, WriteGuard,
+    Buffer, DeviceId, DeviceInfo, Error, ErrorKind, Fence, FloatType, ListWay, MemoryKind, MemoryShortage,
+    Place, RawBuffer, ReadGuard, Result, Retry, StreamPriority, Timing, Transfer, TransferMethod,
+    TransferReport, TransferState, WorkloadType, WriteGuard,
 };
 pub use transload_transfer::{
     CastBuilder, CastReport, CastTransfer, CopyBuilder, CopyManyBuilder, CopyManyError, CopyManyReport,

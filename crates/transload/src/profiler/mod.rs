@@ -11,6 +11,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
+pub use transload_core::OperationSampling;
 use transload_core::{Backend, Observer, Result};
 pub use transload_profiler::*;
 
