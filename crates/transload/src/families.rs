@@ -32,7 +32,7 @@ use transload_transfer::CrossBackendTransferManager;
 /// }
 ///
 /// let rt = Runtime::builder().family(Arc::new(Npu)).discover()?;
-/// println!("{}", rt.explain(DeviceId::Other("npu", 0))); // There is no device npu:0: there is no /dev/npu0.
+/// println!("{}", rt.explain(DeviceId::Other("npu", 0))); // There is no device npu:0; there are cpu; npu is absent: there is no /dev/npu0.
 /// # assert!(rt.absent().iter().any(|(family, reason)| *family == "npu" && reason.kind() == ErrorKind::NoDriver));
 /// # Ok::<(), transload::Error>(())
 /// ```

@@ -179,15 +179,21 @@ impl Runtime {
         self.devices().into_iter().find(|info| info.id == device).ok_or_else(|| self.explain(device))
     }
 
-    /// Returns why a device is not there: the reason of its family with what was looked for, or which devices the family has.
+    /// Returns why a device is not there, as every call of the runtime does that names one: an [`ErrorKind::UnknownDevice`] with the
+    /// devices that are there. If its family is [absent](Self::absent), it is caused by the reason, whose kind tells more, such as
+    /// [`ErrorKind::NoDriver`].
     ///
     /// For a device that is there it is an [`ErrorKind::InvalidArgument`] that says so.
     ///
     /// ```
-    /// use transload::{DeviceId, Runtime};
+    /// use transload::{DeviceId, Error, ErrorKind, MemoryKind, Runtime};
     ///
-    /// let rt = Runtime::discover()?;
-    /// println!("{}", rt.explain(DeviceId::Cuda(64)));
+    /// let rt = Runtime::builder().without("cuda").discover()?;
+    /// let error = rt.allocate(DeviceId::Cuda(64), MemoryKind::Device, 4096).unwrap_err();
+    /// assert_eq!((error.kind(), error.to_string()), (ErrorKind::UnknownDevice, rt.explain(DeviceId::Cuda(64)).to_string()));
+    /// let reason = error.cause().and_then(|cause| cause.downcast_ref::<Error>());
+    /// println!("{error}"); // There is no device cuda:64; there are cpu; cuda is absent: it was left out by ...
+    /// assert_eq!(reason.map(Error::kind), Some(ErrorKind::Unsupported));
     /// # Ok::<(), transload::Error>(())
     /// ```
     #[must_use]
@@ -196,20 +202,18 @@ impl Runtime {
         if devices.iter().any(|info| info.id == device) {
             return Error::new(ErrorKind::InvalidArgument, format!("{device} is there"));
         }
-        if let Some((_, reason)) = self.absent().iter().find(|(family, _)| *family == device.family()) {
-            return Error::caused_by(reason.kind(), format!("there is no device {device}"), reason.clone());
-        }
         let there: Vec<String> = devices.iter().map(|info| info.id.to_string()).collect();
-        let there = there.join(", ");
-        if devices.iter().any(|info| info.id.family() == device.family()) {
-            let text = format!("there is no device {device}; there are {there}");
-            return Error::new(ErrorKind::UnknownDevice, text);
+        let (kind, family) = (ErrorKind::UnknownDevice, device.family());
+        let text = format!("there is no device {device}; there are {}", there.join(", "));
+        if let Some((_, reason)) = self.absent().iter().find(|(absent, _)| *absent == family) {
+            return Error::caused_by(kind, format!("{text}; {family} is absent"), reason.clone());
         }
-        let text = format!(
-            "there is no device {device}: this runtime has no {} backend; there are {there}",
-            device.family()
-        );
-        Error::new(ErrorKind::UnknownDevice, text)
+        if devices.iter().any(|info| info.id.family() == family) {
+            return Error::new(kind, text);
+        }
+        let add = if matches!(family, "wgpu" | "metal") { "wgpu` (feature `wgpu`)" } else { "family`" };
+        let text = format!("{text}; this runtime has no {family} backend, which `RuntimeBuilder::{add} adds");
+        Error::new(kind, text)
     }
 
     /// Returns why a place's device is not there, if that is the error.
@@ -254,10 +258,11 @@ impl Runtime {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if they are no whole number of elements, or not aligned for them, or if `T` has no size;
-    /// [`ErrorKind::UnknownDevice`] for memory of a device that this runtime does not have.
+    /// that of [`explain`](Self::explain) for memory of a device that is not there.
     pub fn array<T: Pod>(&self, buffer: RawBuffer) -> Result<Array<T>> {
-        let backend = self.manager().backend(buffer.place().device)?;
-        Array::new(buffer, backend)
+        let place = buffer.place();
+        let backend = self.manager().backend(place.device);
+        Array::new(buffer, backend.map_err(|error| self.with_absence([place; 2], error))?)
     }
 
     /// Allocates `bytes` of a kind of memory.
@@ -395,9 +400,11 @@ impl Runtime {
     /// the thread until it is copied.
     ///
     /// # Errors
-    /// As for [`CrossBackendTransferManager::share`].
+    /// As for [`CrossBackendTransferManager::share`]; that of [`explain`](Self::explain) for a device that is not there.
     pub fn share<T: Pod>(&self, array: &Array<T>, device: DeviceId) -> Result<Array<T>> {
-        let SharedBuffer { buffer, .. } = self.manager().share(array.raw(), device)?;
+        let shared = self.manager().share(array.raw(), device);
+        let places = [array.place(), Place::new(device, MemoryKind::Device)];
+        let SharedBuffer { buffer, .. } = shared.map_err(|error| self.with_absence(places, error))?;
         self.array(buffer)
     }
 

@@ -64,13 +64,16 @@ fn host_only() {
     let [(family, reason)] = runtime.absent() else { panic!("{:?}", runtime.absent()) };
     assert_eq!(*family, "cuda");
     let error = runtime.explain(DeviceId::Cuda(0));
-    assert_eq!(error.kind(), reason.kind());
-    assert!(error.to_string().contains("there is no device cuda:0: "), "{error}");
+    assert_eq!(error.kind(), ErrorKind::UnknownDevice);
+    let cause = error.cause().and_then(|cause| cause.downcast_ref::<Error>()).unwrap();
+    assert_eq!((cause.kind(), cause.to_string()), (reason.kind(), reason.to_string()));
+    let text = error.to_string();
+    assert!(text.starts_with("there is no device cuda:0; there are cpu; cuda is absent: "), "{text}");
     if cfg!(all(feature = "cuda", any(target_os = "linux", windows))) {
-        assert_eq!(error.kind(), ErrorKind::NoDriver);
-        assert!(error.to_string().contains("/nonexistent/libcuda.so.1"), "{error}");
+        assert_eq!(cause.kind(), ErrorKind::NoDriver);
+        assert!(text.contains("/nonexistent/libcuda.so.1"), "{text}");
     } else {
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(cause.kind(), ErrorKind::Unsupported);
     }
 
     let refused = runtime.allocate(DeviceId::Cuda(0), MemoryKind::Device, 1).unwrap_err();
@@ -78,9 +81,22 @@ fn host_only() {
     let place = |device| transload::Place::new(device, MemoryKind::Device);
     let (host, there) =
         (transload::Place::new(DeviceId::Cpu, MemoryKind::Pageable), place(DeviceId::Cuda(0)));
-    for refused in [runtime.plan(host, there, 1).map(drop), runtime.prepare(there, host)] {
-        assert_eq!(refused.unwrap_err().to_string(), error.to_string());
+    let array = runtime.zeros::<u8>(1).unwrap();
+    for refused in [
+        runtime.plan(host, there, 1).map(drop),
+        runtime.prepare(there, host),
+        runtime.alloc::<u8>(DeviceId::Cuda(0), MemoryKind::Device, 1).map(drop),
+        runtime.upload(DeviceId::Cuda(0), &[1_u8]).map(drop),
+        runtime.zeros_on::<u8>(DeviceId::Cuda(0), 1).map(drop),
+        runtime.share(&array, DeviceId::Cuda(0)).map(drop),
+        runtime.device(DeviceId::Cuda(0)).map(drop),
+        #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+        runtime.cuda(0).map(drop),
+    ] {
+        let refused = refused.unwrap_err();
+        assert_eq!((refused.kind(), refused.to_string()), (error.kind(), error.to_string()));
     }
+    drop(array);
     round_trip(&runtime, DeviceId::Cpu, MemoryKind::Pageable);
     assert_drained(&runtime);
 }
@@ -96,7 +112,13 @@ fn other_families() {
         let error = runtime.explain(device);
         assert_eq!(error.kind(), ErrorKind::UnknownDevice);
         assert!(error.to_string().contains(device.family()), "{error}");
-        assert!(error.to_string().contains("there are cpu"), "{error}");
+        assert!(error.to_string().contains("there are cpu; "), "{error}");
+        let adds = if device == DeviceId::Other("npu", 0) {
+            "RuntimeBuilder::family"
+        } else {
+            "RuntimeBuilder::wgpu"
+        };
+        assert!(error.to_string().contains(adds), "{error}");
     }
     let there = runtime.explain(DeviceId::Cpu);
     assert_eq!((there.kind(), there.to_string().as_str()), (ErrorKind::InvalidArgument, "cpu is there"));
