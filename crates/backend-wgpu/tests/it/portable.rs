@@ -24,6 +24,8 @@ fn run_for(devices: &str) {
             "--skip",
             "adapters::",
             "--skip",
+            "between::",
+            "--skip",
             "cuda::",
             "--skip",
             "exported::",
