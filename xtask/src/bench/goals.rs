@@ -31,7 +31,7 @@ pub(super) const RUNS: [&[&str]; 10] = [
 const KEPT_TO: &str = "--processors";
 
 /// Ids of rows that must have goals, or what they begin with, up to a `/`: one without a row is missed.
-const EXPECTED: [&str; 113] = [
+const EXPECTED: [&str; 117] = [
     "wait/cpu.pinned-to-cuda:0.device/",
     "await/cpu.pinned-to-cuda:0.device/",
     "allocations/cpu.pinned-to-cuda:0.device/",
@@ -51,6 +51,10 @@ const EXPECTED: [&str; 113] = [
     "wgpu/0/pieces-1000/4096/copy-many",
     "wgpu/0/allocate/4096/allocate",
     "wgpu/0/cuda-copy/268435456/shared",
+    "wgpu/0/from-cuda/16777216/auto",
+    "wgpu/0/from-cuda/268435456/auto",
+    "wgpu/0/to-cuda/16777216/auto",
+    "wgpu/0/to-cuda/268435456/auto",
     "wgpu/0/hand-over/4096/in-order",
     "wgpu/0/hand-over-host/32/host",
     "choice/unfinished",
@@ -321,8 +325,8 @@ mod tests {
         let ids: Vec<String> = records
             .flat_map(|file| Results::read_or_record(&file).unwrap().rows.into_iter().map(|row| row.id))
             .collect();
-        // No record is of two devices since that row is measured, nor of these.
-        let unrecorded = [TWO_DEVICES, BESIDE_OTHERS, CONFINED, "choice/long-lists/", "choice/busy/"];
+        // No record is of two devices since that row is measured.
+        let unrecorded = [TWO_DEVICES];
         let is_recorded = |id: &&str| !unrecorded.iter().any(|start| id.starts_with(start));
         for expected in EXPECTED.into_iter().filter(is_recorded) {
             assert!(ids.iter().any(|id| is_of(id, expected)), "{expected} is no row");
