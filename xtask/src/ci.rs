@@ -24,6 +24,8 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
     cmd!(sh, "cargo clippy --workspace --features {FEATURES} --all-targets --locked -- -D warnings")
         .quiet()
         .run()?;
+    step("clippy, Vulkan without CUDA");
+    cmd!(sh, "cargo clippy --package transload-backend-wgpu --locked -- -D warnings").quiet().run()?;
     step("documentation, warnings and dead links denied");
     doc::run(sh)?;
     step("packages of the crates that are meant for others");

@@ -1,6 +1,6 @@
 //! Memory and semaphores that another API of the same GPU imports, by file descriptors.
 
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
 use ash::{khr, vk};
 use transload_core::{Error, ErrorKind, Result};
@@ -119,29 +119,5 @@ impl Vulkan {
             unsafe { encoder.as_hal_mut::<hal::api::Vulkan, _, _>(record) };
             encoder.finish()
         })
-    }
-
-    /// Returns the barriers by which a queue takes ranges of exported buffers over from another API, or hands them back.
-    pub(super) fn hand_over_ranges(
-        &self,
-        ranges: impl Iterator<Item = (vk::Buffer, Range<u64>)>,
-        takes: bool,
-    ) -> Vec<vk::BufferMemoryBarrier<'static>> {
-        let all = vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE;
-        // What queues of several families use belongs to none of them.
-        let own = if self.families().len() > 1 { vk::QUEUE_FAMILY_IGNORED } else { self.queue.family };
-        let sides = [(vk::QUEUE_FAMILY_EXTERNAL, vk::AccessFlags::empty()), (own, all)];
-        let [(from, before), (to, later)] = if takes { sides } else { [sides[1], sides[0]] };
-        let barrier = |(buffer, range): (vk::Buffer, Range<u64>)| {
-            vk::BufferMemoryBarrier::default()
-                .src_access_mask(before)
-                .dst_access_mask(later)
-                .src_queue_family_index(from)
-                .dst_queue_family_index(to)
-                .buffer(buffer)
-                .offset(range.start)
-                .size(range.end - range.start)
-        };
-        ranges.map(barrier).collect()
     }
 }

@@ -1,13 +1,15 @@
 //! Records commands, and submits them: by Vulkan where the queue has a lock of ours, and else by wgpu's lower level, whose submissions may
 //! run on several threads at once.
 
+use std::ops::Range;
+
 use ash::vk;
 use smallvec::SmallVec;
 use transload_core::Result;
 use wgpu::hal::{self, CommandEncoder as _, Device as _, Queue as _, api};
 
 use super::{
-    Submissions,
+    Submissions, Vulkan,
     create::not_vulkan,
     error_of,
     submissions::{Command, Region},
@@ -267,5 +269,31 @@ impl Submissions {
         let none = vk::DependencyFlags::empty();
         // SAFETY: the caller's promise.
         unsafe { self.vulkan.raw.cmd_pipeline_barrier(buffer, src, dst, none, &memory, &[], &[]) };
+    }
+}
+
+impl Vulkan {
+    /// Returns the barriers by which a queue takes ranges of exported buffers over from another API, or hands them back.
+    pub(super) fn hand_over_ranges(
+        &self,
+        ranges: impl Iterator<Item = (vk::Buffer, Range<u64>)>,
+        takes: bool,
+    ) -> Vec<vk::BufferMemoryBarrier<'static>> {
+        let all = vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE;
+        // What queues of several families use belongs to none of them.
+        let own = if self.families().len() > 1 { vk::QUEUE_FAMILY_IGNORED } else { self.queue.family };
+        let sides = [(vk::QUEUE_FAMILY_EXTERNAL, vk::AccessFlags::empty()), (own, all)];
+        let [(from, before), (to, later)] = if takes { sides } else { [sides[1], sides[0]] };
+        let barrier = |(buffer, range): (vk::Buffer, Range<u64>)| {
+            vk::BufferMemoryBarrier::default()
+                .src_access_mask(before)
+                .dst_access_mask(later)
+                .src_queue_family_index(from)
+                .dst_queue_family_index(to)
+                .buffer(buffer)
+                .offset(range.start)
+                .size(range.end - range.start)
+        };
+        ranges.map(barrier).collect()
     }
 }
