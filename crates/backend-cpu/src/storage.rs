@@ -82,7 +82,10 @@ pub(crate) unsafe fn owned_storage<O: Send + Sync + 'static>(
 /// Returns the owner that [`owned_storage`] was given, if it is of this type, and no driver uses its memory by a registration.
 pub(crate) fn owner_of<O: Send + Sync + 'static>(storage: &dyn Storage) -> Option<&O> {
     let owned = storage.as_any().downcast_ref::<OwnedBytes<O>>()?;
-    if owned.registration.is_registered() && !mutant!("cpu/registered-vector-is-kept") {
+    // Not if it lends its type to others that are a part of it.
+    if !std::ptr::addr_eq(storage, owned)
+        || owned.registration.is_registered() && !mutant!("cpu/registered-vector-is-kept")
+    {
         return None;
     }
     owned.owner.as_ref().map(|(owner, _)| owner)

@@ -97,6 +97,8 @@ impl Between {
         line: &Arc<Line>,
         operation: &Operation<'_>,
     ) -> Result<u64> {
+        // It would wait for a point that only its own thread can submit.
+        device.queue.refuse_callback()?;
         let single;
         let pairs: Pairs<'_> = match *operation {
             Operation::Copy { src, dst } => {
@@ -153,7 +155,13 @@ impl Between {
             return Ok(point);
         }
         by.queue.block_until(point);
-        by.queue.outcome(point).map(|()| line.queue.reached())
+        by.queue.outcome(point)?;
+        // A point of its own, which is reached if the queue is idle.
+        match line.queue.run_idle(|| ())? {
+            Some(point) => Ok(point),
+            // SAFETY: there are no commands.
+            None => unsafe { line.queue.submit(&[]) },
+        }
     }
 
     /// Returns the memory in between, of as many bytes as a copy of so many uses.
@@ -167,7 +175,13 @@ impl Between {
         if kept.as_ref().is_none_or(|used| used.ours.len() < wanted.min(used.most)) {
             drop(kept.take());
             let made = match self.make(device, wanted) {
-                Err(error) if error.kind() == ErrorKind::OutOfMemory => self.make(device, LEAST),
+                // Until it is released, no more is tried.
+                Err(error) if error.kind() == ErrorKind::OutOfMemory => {
+                    self.make(device, LEAST).map(|mut used| {
+                        used.most = LEAST;
+                        used
+                    })
+                }
                 made => made,
             };
             *kept = Some(made.map_err(|error| of_cuda(self.cuda, error))?);
@@ -177,6 +191,10 @@ impl Between {
 
     fn make(&self, device: &DeviceState, bytes: usize) -> Result<Used> {
         let memory = (self.memory)()?;
+        if memory.device().id() != self.cuda {
+            let text = format!("the memory is of {}, and {} is connected", memory.device().id(), self.cuda);
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
         let part = usize::try_from(memory.info()?.total / PART).unwrap_or(MOST);
         let most = 1 << part.clamp(LEAST, MOST).ilog2();
         let theirs = allocate_shared(device, &memory, None, bytes.min(most))?;
@@ -185,13 +203,19 @@ impl Between {
         Ok(Used { stream: CudaStream::new(memory.device())?, memory, theirs, ours, most, read: None })
     }
 
-    /// Frees the memory in between, unless a copy uses it now, or has not ended.
-    pub(crate) fn release(&self) {
-        let Some(used) = self.used.try_lock().and_then(|mut used| used.take()) else { return };
-        let memory = Arc::clone(&used.memory);
-        drop(used);
-        // Its own drain would come before.
-        let _told_by_others = memory.drain();
+    /// Frees the memory in between soon, unless a copy uses it now. Returns CUDA's, if there was any.
+    pub(crate) fn release(&self) -> Option<Arc<CudaMemoryManager>> {
+        let used = self.used.try_lock()?.take()?;
+        Some(Arc::clone(&used.memory))
+    }
+
+    /// Frees the memory in between.
+    ///
+    /// # Errors
+    /// The first of CUDA's work that failed.
+    pub(crate) fn drain(&self) -> Result<()> {
+        // CUDA's own drain may have come before.
+        self.release().map_or(Ok(()), |memory| memory.drain()).map_err(|error| of_cuda(self.cuda, error))
     }
 }
 

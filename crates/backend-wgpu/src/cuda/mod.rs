@@ -132,7 +132,7 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::UnknownDevice`] if no device is the same GPU; [`ErrorKind::Unsupported`] for a
+    /// [`ErrorKind::UnknownDevice`] if no device is the same GPU; [`ErrorKind::InvalidArgument`] if it is connected; [`ErrorKind::Unsupported`] for a
     /// [foreign device](crate::WgpuBackendConfig::with_foreign_device), or one that exports no memory; the driver's.
     pub fn connect_cuda(
         &self,
@@ -146,7 +146,10 @@ impl WgpuBackend {
         })?;
         let state = state_of(self, same.info().id)?;
         state.queue.vulkan.check_export()?;
-        let _one = state.between.get_or_init(|| Between::new(cuda.id(), Box::new(memory)));
+        state.between.set(Between::new(cuda.id(), Box::new(memory))).map_err(|_| {
+            let text = format!("{} is connected with a CUDA device already", state.id());
+            Error::new(ErrorKind::InvalidArgument, text)
+        })?;
         Ok(state.id())
     }
 }

@@ -190,11 +190,13 @@ impl DeviceState {
         let before = bytes();
         self.lines().for_each(|line| line.staging.release(&line.queue));
         #[cfg(feature = "cuda")]
-        self.between.get().inspect(|between| between.release());
+        let is_released = self.between.get().is_some_and(|between| between.release().is_some());
+        #[cfg(not(feature = "cuda"))]
+        let is_released = false;
         let _of_others = self.reclaimer.drain_where(|fence| fence.timeline().device() == self.id());
         blocks.trim();
         let after = bytes();
-        after.0 < before.0 || after.1 < before.1
+        is_released || after.0 < before.0 || after.1 < before.1
     }
 
     /// Adds the counts of what is alive.
@@ -214,9 +216,9 @@ impl DeviceState {
             line.queue.block_until(line.queue.enqueued());
             line.staging.release(&line.queue);
         }
-        #[cfg(feature = "cuda")]
-        self.between.get().inspect(|between| between.release());
         let outcome = self.queue.check_usable().and(self.reclaimer.drain());
+        #[cfg(feature = "cuda")]
+        let outcome = self.between.get().map_or(Ok(()), |between| between.drain()).and(outcome);
         // Also after a loss.
         let freed = self.reclaimer.drain();
         self.queue.vulkan.blocks.trim();

@@ -56,7 +56,7 @@ impl Submissions {
     ///
     /// # Errors
     /// The loss of the device. `run` was not called then.
-    fn run_idle(&self, run: impl FnOnce()) -> Result<Option<u64>> {
+    pub(crate) fn run_idle(&self, run: impl FnOnce()) -> Result<Option<u64>> {
         let _state = self.lock()?;
         let last = self.enqueued.load(Ordering::Relaxed);
         if self.reached() < last {

@@ -146,6 +146,9 @@ fn operations_that_are_no_copies_between_both_are_refused() {
         [0..2048, 2048..4096].map(|range| (theirs.slice(range.clone()).unwrap(), ours.slice(range).unwrap()));
     let pairs = [one, (two.1, two.0)];
     assert_eq!(refused(&Operation::CopyBatch { pairs: &pairs }), ErrorKind::Unsupported);
+    let cuda = CudaDevice::new(shared.test.ordinal()).unwrap();
+    let again = shared.setup.backend.connect_cuda(&cuda, || unreachable!()).unwrap_err();
+    assert_eq!(again.kind(), ErrorKind::InvalidArgument, "{again}");
     drop((theirs, ours, host, pairs, queue));
     shared.finish();
 }
@@ -187,6 +190,8 @@ fn loss_of_cuda_is_no_loss_of_the_wgpu_device() {
     drop((theirs, ours, host, well, queue));
     let Shared { setup, memory, manager, .. } = shared;
     drop((manager, memory));
+    // Told once, and as that of another device.
+    assert_eq!(setup.backend.drain().unwrap_err().kind(), ErrorKind::Device);
     setup.assert_empty();
     let _queue =
         setup.backend.lease_queue(setup.device, StreamPriority::Normal, WorkloadType::Memory).unwrap();

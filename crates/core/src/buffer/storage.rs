@@ -81,9 +81,12 @@ impl RawBuffer {
     /// The buffer, if it is not so, or `take` returned `None`.
     pub fn try_take<R>(mut self, take: impl FnOnce(&dyn Storage) -> Option<R>) -> Result<R, Self> {
         let is_whole = self.len() == self.allocation.len() && !self.allocation.is_alias;
+        if !is_whole || Arc::get_mut(&mut self.allocation).is_none() {
+            return Err(self);
+        }
         // Forgets what is complete.
         let is_writable = self.try_write().is_ok() || crate::mutant!("core/damaged-memory-is-kept");
-        if !is_whole || !is_writable {
+        if !is_writable {
             return Err(self);
         }
         // Another handle may have begun a use since, and may be gone. From here on there is none, nor a weak one.
