@@ -287,6 +287,38 @@ fn drain_on_worker_is_refused() {
     backend.drain().unwrap();
 }
 
+/// A part of a buffer that names the storage of the whole, as blocks of an allocator do.
+struct Part(transload_core::RawBuffer);
+
+// SAFETY: the address is that of the buffer, which it keeps, and which nothing else uses.
+unsafe impl transload_core::Storage for Part {
+    fn place(&self) -> transload_core::Place {
+        self.0.place()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn host_address(&self) -> Option<std::ptr::NonNull<u8>> {
+        self.0.host_address()
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self.0.storage().unwrap().as_any()
+    }
+}
+
+#[test]
+fn vector_is_not_returned_by_a_part_of_its_memory() {
+    let backend = backend(1, usize::MAX);
+    let whole = backend.wrap_vec(noise(9, 100));
+    let part = Part(whole.slice(..10).unwrap());
+    let part = transload_core::RawBuffer::new(Box::new(part), &Default::default());
+    drop(CpuBackend::unwrap_vec::<u8>(part).unwrap_err());
+    assert_eq!(*whole.read().unwrap(), noise(9, 100));
+}
+
 #[test]
 fn wrapped_vector_is_returned_once_nothing_else_holds_it() {
     let (backend, gate) = (backend(1, usize::MAX), Gate::new());

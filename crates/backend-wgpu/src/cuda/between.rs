@@ -83,11 +83,12 @@ impl Between {
         }
     }
 
-    /// Performs such a copy, and returns its point of the line's queue. Blocks until CUDA's part is complete.
+    /// Performs such a copy, and returns its point of the line's queue. Blocks until CUDA's part is complete, and by a copier's
+    /// queue until all is.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if one of both sides of a pair is not CUDA's memory, and the other the device's; [`ErrorKind::OutOfMemory`]; the drivers'.
-    /// Nothing was copied to a destination then.
+    /// [`ErrorKind::Unsupported`] if one of both sides of a pair is not CUDA's memory, and the other the device's; [`ErrorKind::Busy`] in a callback of wgpu;
+    /// [`ErrorKind::OutOfMemory`]; the drivers'. Nothing was copied to a destination then, unless the line's device is lost.
     ///
     /// # Safety
     /// * Those of [`Queue::enqueue`](transload_core::Queue::enqueue); everything that comes before is complete or on the line's queue.

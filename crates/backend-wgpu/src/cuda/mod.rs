@@ -115,7 +115,9 @@ impl WgpuBackend {
     /// memory that both have, which [`drain`](transload_core::Backend::drain) frees. Otherwise a manager has them pass the host. Returns this backend's device.
     ///
     /// Call it before a manager knows the backend. `memory` is called when such a copy needs that memory, and returns the CUDA device's
-    /// manager. A copy blocks the thread that submits it until CUDA's part of it is complete.
+    /// manager. The thread that submits a copy of up to 32 MiB is blocked until it is complete, after earlier work of the queue; of a longer one until CUDA's
+    /// part is. One copy at a time is made. An error after the first 256 MiB of a longer one loses this backend's device, and a destination of CUDA's then has some of
+    /// the bytes.
     ///
     /// ```no_run
     /// use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig};

@@ -8,7 +8,7 @@ use super::state::{DeviceState, HOST_KINDS};
 use crate::api::ApiDevice;
 
 /// Most bytes that a queue which only copies takes of a copy between CUDA's memory and the device's: by wgpu's the GPU changes between both
-/// APIs, for 0.3 ms, but copies four times as fast (H200, driver 580: 4 KiB in 32 µs by the one and 340 by the other, 256 MiB at 84 and
+/// APIs, for 0.3 ms, but copies faster (H200, driver 580: 4 KiB in 32 µs by the one and 340 by the other, 256 MiB at 84 and
 /// at 240 GB/s).
 #[cfg(feature = "cuda")]
 pub(crate) const BY_COPIER: usize = 32 << 20;

@@ -2,9 +2,10 @@
 
 use std::{future::Future, sync::Arc};
 
+use transload_backend_wgpu::wgpu;
 use transload_core::{
-    Backend as _, DeviceId, ErrorKind, MemoryKind, Operation, Place, RawBuffer, StreamPriority, Timing,
-    TransferMethod, WorkloadType, submit,
+    Access, Backend as _, DeviceId, ErrorKind, MemoryKind, Operation, Place, RawBuffer, StreamPriority,
+    Timing, TransferMethod, WorkloadType, submit,
 };
 use transload_cuda_sim::harness;
 use transload_memory::CudaDevice;
@@ -210,5 +211,32 @@ fn awaited_copies_are_left_to_the_executor() {
     assert!(polled.is_pending());
     pollster::block_on(submitted).wait().unwrap();
     drop((theirs, ours, host));
+    shared.finish();
+}
+
+/// wgpu calls it while it submits, before the queue has the submission that it would wait for.
+#[test]
+fn copy_in_a_callback_of_wgpu_is_refused_and_does_not_hang() {
+    let Some(shared) = shared() else { return };
+    let [theirs, ours, host] = buffers(&shared, 4096);
+    let (backend, id) = (Arc::clone(&shared.setup.backend), shared.setup.device);
+    let device = backend.device(id).unwrap();
+    let mapped = device.create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: 64,
+        usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+        mapped_at_creation: false,
+    });
+    let (queue, src, dst) = (shared.setup.queue(), theirs.clone(), ours.clone());
+    let (sender, outcome) = std::sync::mpsc::channel();
+    mapped.map_async(wgpu::MapMode::Read, .., move |_| {
+        let copied = submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off);
+        sender.send(copied.map(drop)).unwrap();
+    });
+    let used = shared.setup.allocate(MemoryKind::Device, 64);
+    let encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    backend.submit(id, [encoder.finish()], &[(&used, Access::Write)]).unwrap().wait().unwrap();
+    assert_eq!(outcome.try_recv().unwrap().unwrap_err().kind(), ErrorKind::Busy);
+    drop((theirs, ours, host, used, mapped));
     shared.finish();
 }
