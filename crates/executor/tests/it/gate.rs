@@ -29,6 +29,8 @@ pub(crate) struct Gate {
     pub(crate) stuck: AtomicBool,
     /// Blocks a poll that found its point pending while true.
     pub(crate) stuck_after_looking: AtomicBool,
+    /// How many polls that has blocked.
+    pub(crate) stuck_polls: AtomicUsize,
     /// Blocks a registration of a waker while true.
     pub(crate) stuck_in_wake_at: AtomicBool,
     /// How many worker calls of the named kind panic.
@@ -54,6 +56,7 @@ impl Gate {
             most_inside: AtomicUsize::new(0),
             stuck: AtomicBool::new(false),
             stuck_after_looking: AtomicBool::new(false),
+            stuck_polls: AtomicUsize::new(0),
             stuck_in_wake_at: AtomicBool::new(false),
             panics: Mutex::default(),
             held: AtomicBool::new(false),
@@ -140,8 +143,11 @@ unsafe impl Timeline for Gate {
             thread::yield_now();
         }
         let done = self.done.load(Ordering::SeqCst);
-        while done < point && self.stuck_after_looking.load(Ordering::SeqCst) {
-            thread::yield_now();
+        if done < point && self.stuck_after_looking.load(Ordering::SeqCst) {
+            self.stuck_polls.fetch_add(1, Ordering::SeqCst);
+            while self.stuck_after_looking.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
         }
         self.inside.fetch_sub(1, Ordering::SeqCst);
         if done < point {
