@@ -37,14 +37,12 @@ trap 'rm -rf "$work" "$data"' EXIT
 : >"$work/steps"
 deadline=$(($(date +%s) + ${BUDGET_S:-1200}))
 failed=0
-# All but the benchmark travels packed.
+# The programs travel packed.
 if compgen -G "$bundle/*.gz" >/dev/null; then
   mkdir "$work/bundle"
-  for file in "$bundle"/*; do
-    case $file in
-      *.gz) gunzip -c "$file" >"$work/bundle/$(basename "$file" .gz)" || exit 66 ;;
-      *) ln -s "$file" "$work/bundle/" ;;
-    esac
+  ln -s "$bundle/manifest.json" "$work/bundle/"
+  for file in "$bundle"/*.gz; do
+    gunzip -c "$file" >"$work/bundle/$(basename "$file" .gz)" || exit 66
   done
   bundle=$work/bundle
 fi

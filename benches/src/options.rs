@@ -75,8 +75,8 @@ pub struct Options {
     /// Print the backtraces of at most this many counted allocations.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub explain_allocations: u32,
-    /// Compare with an earlier program: it and this one run in turns with the other options, and what changed is printed. A bundle of
-    /// `cargo xtask bundle`, or a `transload-bench`.
+    /// Compare with an earlier program: it and this one run in turns with the other options, and what changed is printed. An
+    /// unpacked bundle of `cargo xtask bundle`, or a `transload-bench`.
     #[arg(long, value_name = "BUNDLE")]
     pub against: Option<PathBuf>,
     /// Processes of each program, at least. The more rows, the more are needed: 9 for 20 rows, 11 for 100.

@@ -23,9 +23,6 @@ const PROGRAMS: [(&str, &str); 2] =
 /// Programs that use the software driver only.
 const LEFT_OUT: [&str; 2] = ["transload-golden", "transload-instructions"];
 
-/// The only program that is not packed, so that `transload-bench --against` can run it.
-const COMPARED: &str = "transload-bench";
-
 /// What the benchmark measures only if it was built so.
 const FEATURES: [&str; 2] = ["--features", "transload-benches/wgpu,transload-cli/wgpu"];
 
@@ -204,18 +201,16 @@ fn with_extension(name: &str, path: &Path) -> String {
     }
 }
 
-/// Copies the files, and packs tests: `name` becomes `name.gz`, a third as large. `on_gpu.sh` unpacks them.
+/// Copies and packs the files: `name` becomes `name.gz`, a third as large. `on_gpu.sh` unpacks them.
 fn copy(sh: &Shell, files: Vec<File>, folder: &Path) -> Result<Vec<File>> {
     files
         .into_iter()
         .map(|file| {
             let to = folder.join(&file.name);
-            let mut bytes = fs::copy(&file.from, &to)
+            fs::copy(&file.from, &to)
                 .with_context(|| format!("copying {} to {}", file.from.display(), to.display()))?;
-            if file.target != COMPARED {
-                cmd!(sh, "gzip -9 --no-name --force {to}").quiet().run()?;
-                bytes = fs::metadata(folder.join(format!("{}.gz", file.name)))?.len();
-            }
+            cmd!(sh, "gzip -9 --no-name --force {to}").quiet().run()?;
+            let bytes = fs::metadata(folder.join(format!("{}.gz", file.name)))?.len();
             Ok(File { bytes, ..file })
         })
         .collect()

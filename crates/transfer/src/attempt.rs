@@ -40,6 +40,8 @@ pub(crate) struct Extras<'a> {
     pub(crate) has_explored: bool,
     /// Whether a buffer is not mapped for ZeroCopy, although memory of its place usually is.
     pub(crate) is_unmapped: bool,
+    /// Why DirectCopy declined: its queue copies through memory of its own, which was short.
+    pub(crate) shortage: Option<&'a Error>,
 }
 
 /// Whether a transfer may be staged, if pinned memory was short.
@@ -63,7 +65,9 @@ impl Extras<'_> {
     /// Returns the methods that declined the transfer: a bit for each method's index.
     pub(crate) fn declined(&self) -> u8 {
         let staged = if self.staging == Staging::Declined { bit(TransferMethod::HostStaged) } else { 0 };
-        if self.is_unmapped { staged | bit(TransferMethod::ZeroCopy) } else { staged }
+        let mapped = if self.is_unmapped { bit(TransferMethod::ZeroCopy) } else { 0 };
+        let direct = if self.shortage.is_some() { bit(TransferMethod::DirectCopy) } else { 0 };
+        staged | mapped | direct
     }
 }
 
@@ -126,7 +130,7 @@ pub(crate) fn would_block() -> Transfer {
 pub(crate) type Again<'a> = ((&'a RawBuffer, &'a RawBuffer), (&'a TransferOptions, Option<&'a Extras<'a>>));
 
 impl CrossBackendTransferManager {
-    /// Goes on after an error for which nothing was submitted: by another method, if pinned memory was too short to stage, a buffer is not
+    /// Goes on after an error for which nothing was submitted: by another method, if memory that this one needs was too short, a buffer is not
     /// mapped, or the method was only tried. Refuses what is the caller's error.
     ///
     /// # Errors
@@ -158,14 +162,20 @@ impl CrossBackendTransferManager {
         if is_the_callers(error.kind()) {
             return Ok(self.refuse(again.1.1.and_then(|extras| extras.id), error));
         }
-        let staging = again.1.1.map_or(Staging::Usual, |extras| extras.staging);
-        let is_shortage = method == TransferMethod::HostStaged && error.kind() == ErrorKind::OutOfMemory;
+        let is_shortage = matches!(method, TransferMethod::DirectCopy | TransferMethod::HostStaged)
+            && error.kind() == ErrorKind::OutOfMemory;
         if !is_shortage || transload_core::mutant!("transfer/shortage-declines") {
             return Err(error);
         }
-        if staging == Staging::Usual {
-            let id = again.1.1.and_then(|extras| extras.id);
-            report_events::declined(id, path, method);
+        let ((src, dst), (options, extras)) = again;
+        let extras = extras.copied().unwrap_or_default();
+        if method == TransferMethod::DirectCopy {
+            report_events::declined(extras.id, path, method);
+            let extras = Extras { shortage: Some(&error), ..extras };
+            return Ok(self.attempt(src, dst, options, Some(&extras)));
+        }
+        if extras.staging == Staging::Usual {
+            report_events::declined(extras.id, path, method);
             return Ok(self.attempt_with(Staging::Declined, again));
         }
         let bytes = self.staging_bytes();
@@ -184,11 +194,13 @@ impl CrossBackendTransferManager {
         self.attempt(src, dst, options, Some(&extras))
     }
 
-    /// Returns the end of a transfer for which no method is left: staged after all, if it was declined before, or refused.
+    /// Returns the end of a transfer for which no method is left: staged after all, if it was declined before, or refused. If one declined for
+    /// lack of memory, that is why.
     #[cold]
     pub(crate) fn with_no_method(&self, error: Error, again: Again<'_>) -> Transfer {
         match again.1.1 {
             Some(Extras { staging: Staging::Declined, .. }) => self.attempt_with(Staging::LastResort, again),
+            Some(Extras { id, shortage: Some(shortage), .. }) => self.refuse(*id, (*shortage).clone()),
             extras => self.refuse(extras.and_then(|extras| extras.id), error),
         }
     }

@@ -12,7 +12,7 @@ use transload_streams::CudaStream;
 
 use super::allocate_shared;
 use crate::{
-    api::ApiDevice as _,
+    api::{ApiDevice as _, Performed},
     vulkan::{BY_COPIER, DeviceState, Line, perform},
 };
 
@@ -83,12 +83,12 @@ impl Between {
         }
     }
 
-    /// Performs such a copy, and returns its point of the line's queue. Blocks until CUDA's part is complete, and by a copier's
+    /// Performs such a copy. Its point is of the line's queue. Blocks until CUDA's part is complete, and by a copier's
     /// queue until all is.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if one of both sides of a pair is not CUDA's memory, and the other the device's; [`ErrorKind::Busy`] in a callback of wgpu;
-    /// [`ErrorKind::OutOfMemory`]; the drivers'. Nothing was copied to a destination then, unless the line's device is lost.
+    /// [`ErrorKind::OutOfMemory`]; the drivers'. Nothing was copied to a destination then.
     ///
     /// # Safety
     /// * Those of [`Queue::enqueue`](transload_core::Queue::enqueue); everything that comes before is complete or on the line's queue.
@@ -97,7 +97,7 @@ impl Between {
         device: &DeviceState,
         line: &Arc<Line>,
         operation: &Operation<'_>,
-    ) -> Result<u64> {
+    ) -> Result<Performed> {
         // It would wait for a point that only its own thread can submit.
         device.queue.refuse_callback()?;
         let single;
@@ -131,38 +131,32 @@ impl Between {
             // Neither the copier's queue nor CUDA comes after what the line's queue does with the buffers before.
             line.queue.block_until(line.queue.enqueued());
         }
-        let mut used = self.used.lock();
-        let used = self.ready(&mut used, device, bytes)?;
-        let (by, room) = (copier.unwrap_or(line), used.ours.len());
-        let (mut part, mut at, mut last) = (Vec::new(), 0, None);
-        for (src, dst) in pairs {
-            let mut from = 0;
-            while from < src.len() {
-                if at == room {
-                    // SAFETY: the caller's promise.
-                    last = Some(unsafe { used.copy_part(device, by, is_up, &part, last) }?);
-                    at = 0;
-                    part.clear();
+        let by = copier.unwrap_or(line);
+        let mut last = None;
+        let copied: Result<()> = self.ready(&mut self.used.lock(), device, bytes).and_then(|used| {
+            // SAFETY: the caller's promise.
+            unsafe { used.copy(device, by, is_up, pairs, &mut last) }
+        });
+        let point = match (last, &copied) {
+            (None, Err(error)) => return Err(error.clone()),
+            (Some(point), _) if copier.is_none() => point,
+            (last, _) => {
+                if let Some(point) = last {
+                    by.queue.block_until(point);
+                    by.queue.outcome(point)?;
                 }
-                let bytes = (src.len() - from).min(room - at);
-                let range = from..from + bytes;
-                part.push((src.slice(range.clone())?, dst.slice(range)?, at));
-                (from, at) = (from + bytes, (at + bytes).next_multiple_of(ALIGNED));
+                // A point of its own, which is reached if the queue is idle.
+                match line.queue.run_idle(|| ())? {
+                    Some(point) => point,
+                    // SAFETY: there are no commands.
+                    None => unsafe { line.queue.submit(&[], &[]) }?,
+                }
             }
+        };
+        if copied.is_err() {
+            line.queue.block_until(point);
         }
-        // SAFETY: the caller's promise.
-        let point = unsafe { used.copy_part(device, by, is_up, &part, last) }?;
-        if copier.is_none() {
-            return Ok(point);
-        }
-        by.queue.block_until(point);
-        by.queue.outcome(point)?;
-        // A point of its own, which is reached if the queue is idle.
-        match line.queue.run_idle(|| ())? {
-            Some(point) => Ok(point),
-            // SAFETY: there are no commands.
-            None => unsafe { line.queue.submit(&[]) },
-        }
+        Ok((point, copied.err()))
     }
 
     /// Returns the memory in between, of as many bytes as a copy of so many uses.
@@ -231,7 +225,39 @@ fn of_cuda(cuda: DeviceId, error: Error) -> Error {
 }
 
 impl Used {
-    /// Copies a part of the operation, after `before`, and returns its point.
+    /// Copies all pairs in parts. `last` becomes the point of the last part that may have changed a destination.
+    ///
+    /// # Safety
+    /// * Those of [`Between::copy`].
+    unsafe fn copy(
+        &mut self,
+        device: &DeviceState,
+        line: &Arc<Line>,
+        is_up: bool,
+        pairs: Pairs<'_>,
+        last: &mut Option<u64>,
+    ) -> Result<()> {
+        let (mut part, mut at, room) = (Vec::new(), 0, self.ours.len());
+        for (src, dst) in pairs {
+            let mut from = 0;
+            while from < src.len() {
+                if at == room {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.copy_part(device, line, is_up, &part, last) }?;
+                    at = 0;
+                    part.clear();
+                }
+                let bytes = (src.len() - from).min(room - at);
+                let range = from..from + bytes;
+                part.push((src.slice(range.clone())?, dst.slice(range)?, at));
+                (from, at) = (from + bytes, (at + bytes).next_multiple_of(ALIGNED));
+            }
+        }
+        // SAFETY: the caller's promise.
+        if part.is_empty() { Ok(()) } else { unsafe { self.copy_part(device, line, is_up, &part, last) } }
+    }
+
+    /// Copies a part of the operation.
     ///
     /// # Safety
     /// * Those of [`Between::copy`].
@@ -241,8 +267,8 @@ impl Used {
         line: &Arc<Line>,
         is_up: bool,
         part: &[Part],
-        before: Option<u64>,
-    ) -> Result<u64> {
+        last: &mut Option<u64>,
+    ) -> Result<()> {
         let pairs_with = |memory: &RawBuffer, is_source: bool| -> Result<Vec<(RawBuffer, RawBuffer)>> {
             let of = |(src, dst, at): &Part| {
                 let between = memory.slice(*at..*at + src.len())?;
@@ -250,42 +276,34 @@ impl Used {
             };
             part.iter().map(of).collect()
         };
-        let outcome = (|| {
-            let (theirs, ours) = (pairs_with(&self.theirs, !is_up)?, pairs_with(&self.ours, is_up)?);
-            if let Some((line, point)) = self.read.take()
-                && !mutant!("wgpu/between-is-read")
-            {
-                line.queue.block_until(point);
-            }
-            let by_cuda = || {
-                if theirs.is_empty() {
-                    return Ok(());
-                }
-                // SAFETY: the caller's promise for its own buffers; nothing else uses what is in between.
-                let fence = unsafe { enqueue(&self.stream, &theirs) }?;
-                if mutant!("wgpu/cuda-part-waits") { Ok(()) } else { fence.wait() }
-            };
-            let by_cuda = || by_cuda().map_err(|error| of_cuda(self.memory.device().id(), error));
-            if is_up {
-                by_cuda()?;
-            }
-            // SAFETY: as above; what comes before is on the queue, or complete.
-            let point = unsafe { perform(device, line, &operation_of(&ours), &[]) }?;
-            if is_up {
-                self.read = Some((Arc::clone(line), point));
-            } else {
-                line.queue.block_until(point);
-                line.queue.outcome(point)?;
-                by_cuda()?;
-            }
-            Ok(point)
-        })();
-        outcome.inspect_err(|error: &Error| {
-            if before.is_some() {
-                // Some bytes of the destination have changed, and no others will.
-                line.queue.lock_and_lose(error.clone());
-            }
-        })
+        let (theirs, ours) = (pairs_with(&self.theirs, !is_up)?, pairs_with(&self.ours, is_up)?);
+        if let Some((line, point)) = self.read.take()
+            && !mutant!("wgpu/between-is-read")
+        {
+            line.queue.block_until(point);
+        }
+        let of_cuda = |error| of_cuda(self.memory.device().id(), error);
+        // SAFETY: the caller's promise for its own buffers; nothing else uses what is in between.
+        let by_cuda = || unsafe { enqueue(&self.stream, &theirs) }.map_err(of_cuda);
+        let wait = |fence: Fence| match mutant!("wgpu/cuda-part-waits") {
+            true => Ok(()),
+            false => fence.wait().map_err(of_cuda),
+        };
+        if is_up {
+            wait(by_cuda()?)?;
+        }
+        // SAFETY: as above; what comes before is on the queue, or complete.
+        let (point, failure) = unsafe { perform(device, line, &operation_of(&ours), &[]) }?;
+        if is_up {
+            *last = Some(point);
+            self.read = Some((Arc::clone(line), point));
+            return failure.map_or(Ok(()), Err);
+        }
+        line.queue.block_until(point);
+        failure.map_or_else(|| line.queue.outcome(point), Err)?;
+        let fence = by_cuda()?;
+        *last = Some(point);
+        wait(fence)
     }
 }
 

@@ -116,8 +116,8 @@ impl WgpuBackend {
     ///
     /// Call it before a manager knows the backend. `memory` is called when such a copy needs that memory, and returns the CUDA device's
     /// manager. The thread that submits a copy of up to 32 MiB is blocked until it is complete, after earlier work of the queue; of a longer one until CUDA's
-    /// part is. One copy at a time is made. An error after the first 256 MiB of a longer one loses this backend's device, and a destination of CUDA's then has some of
-    /// the bytes.
+    /// part is. One copy at a time is made. Of one that fails after its first 256 MiB, the destination is marked as damaged. Without memory for it, a manager
+    /// has the copy pass the host.
     ///
     /// ```no_run
     /// use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig};

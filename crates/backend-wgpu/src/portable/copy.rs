@@ -13,6 +13,7 @@ use super::{
     staging::{CAPACITY, Download, Upload},
     storage::PortableStorage,
 };
+use crate::api::Performed;
 
 /// Most commands of one submission, which bounds the memory that it takes.
 const MOST_COMMANDS: usize = 1 << 14;
@@ -25,14 +26,14 @@ enum Side<'a> {
     Host(NonNull<u8>),
 }
 
-/// Performs an operation on the device's queue. Returns its point. Host memory was read or written when it returns.
+/// Performs an operation on the device's queue. Host memory was read or written when it returns.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] for an operation that the queue cannot do; wgpu's. Nothing touches the buffers then.
 ///
 /// # Safety
 /// * Those of [`Queue::enqueue`](transload_core::Queue::enqueue); everything that comes before is complete or on the same queue.
-pub(super) unsafe fn perform(device: &DeviceState, operation: &Operation<'_>) -> Result<u64> {
+pub(super) unsafe fn perform(device: &DeviceState, operation: &Operation<'_>) -> Result<Performed> {
     let mut packer = Packer {
         device,
         encoder: None,
@@ -45,13 +46,13 @@ pub(super) unsafe fn perform(device: &DeviceState, operation: &Operation<'_>) ->
     };
     // SAFETY: the caller's promise.
     let outcome = unsafe { packer.pack(operation) }.and_then(|()| packer.finish());
-    if let Err(error) = &outcome
-        && packer.last.is_some()
-    {
-        // Some bytes have changed, and no others will.
-        device.queue.lose(error.clone());
+    match (outcome, packer.last) {
+        (Err(error), Some(point)) => {
+            device.queue.block_until(point);
+            Ok((point, Some(error)))
+        }
+        (outcome, _) => Ok((outcome?, None)),
     }
-    outcome
 }
 
 /// A staging buffer that the device writes, with the host memory to copy to: address, offset in the buffer, bytes.

@@ -49,7 +49,7 @@ impl WgpuClock {
         let slot = queue.reserve_timestamp()?;
         let command: Commands = queue.timestamp(slot).into_iter().collect();
         // SAFETY: the command uses no buffer.
-        let point = unsafe { queue.submit(&command) };
+        let point = unsafe { queue.submit(&command, &[]) };
         let point = point.inspect_err(|_| queue.release_timestamp(slot))?;
         queue.set_timestamp_point(slot, point);
         Ok((slot, point))

@@ -15,7 +15,7 @@ use transload_core::{
 };
 
 use super::{
-    BufferHandle, Memory,
+    BufferHandle, Memory, Waits,
     fill::fill,
     pieces::{ALIGNMENT, ENTRY, LISTS, List, MOST_PIECES, entries, fits},
     staging::CAPACITY,
@@ -25,6 +25,7 @@ use super::{
     submissions::{Command, Commands, Region, Regions},
     timestamps::Interval,
 };
+use crate::api::Performed;
 
 /// Most regions of one submission, which bounds the memory that it takes.
 const MOST_REGIONS: usize = MOST_PIECES;
@@ -90,7 +91,7 @@ fn own_memory(device: &DeviceState, buffer: &RawBuffer) -> Result<Option<Own>> {
     Ok(memory.map(Own::new))
 }
 
-/// Performs an operation on a queue of the device, and has its begin and end written into each of these slots. Returns its point. Host memory of others was read or written when it returns.
+/// Performs an operation on a queue of the device, and has its begin and end written into each of these slots. Host memory of others was read or written when it returns.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] for an operation that the queue cannot do; the driver's. Nothing touches the buffers then.
@@ -102,13 +103,14 @@ pub(crate) unsafe fn perform(
     line: &Line,
     operation: &Operation<'_>,
     measured: &[Interval],
-) -> Result<u64> {
+) -> Result<Performed> {
     if measured.is_empty() {
         // SAFETY: the caller's promise.
         if let Some(point) = unsafe { store(device, line, operation) }? {
-            return Ok(point);
+            return Ok((point, None));
         }
     }
+    let mut failure = None;
     let mut packer = Packer {
         device,
         line,
@@ -129,30 +131,40 @@ pub(crate) unsafe fn perform(
         // SAFETY: the caller's promise.
         unsafe {
             let begun = if measured.is_empty() { Ok(()) } else { packer.submit() };
-            begun.and_then(|()| perform_by_wgpu(device, line, operation)).and_then(|()| packer.finish())
+            begun.and_then(|()| perform_by_wgpu(device, line, operation)).and_then(|failed| {
+                failure = failed;
+                packer.finish()
+            })
         }
     };
-    if outcome.is_err()
-        && let Some(point) = packer.last
-    {
-        line.queue.block_until(point);
+    match (outcome, packer.last) {
+        (Err(error), Some(point)) => {
+            line.queue.block_until(point);
+            Ok((point, Some(error)))
+        }
+        (outcome, _) => Ok((outcome?, failure)),
     }
-    outcome
 }
 
 /// Performs an operation on wgpu's queue, to which the families of adopted buffers belong, between what comes before and after on another one.
+///
+/// Returns why only a part was performed.
 ///
 /// # Errors
 /// Those of [`perform`].
 ///
 /// # Safety
 /// * Those of [`perform`].
-unsafe fn perform_by_wgpu(device: &DeviceState, line: &Line, operation: &Operation<'_>) -> Result<()> {
+unsafe fn perform_by_wgpu(
+    device: &DeviceState,
+    line: &Line,
+    operation: &Operation<'_>,
+) -> Result<Option<Error>> {
     line.queue.block_until(line.queue.enqueued());
     // SAFETY: the caller's promise; what comes before is complete.
-    let point = unsafe { perform(device, &device.wgpu, operation, &[]) }?;
+    let (point, failure) = unsafe { perform(device, &device.wgpu, operation, &[]) }?;
     device.queue.block_until(point);
-    device.queue.outcome(point)
+    device.queue.outcome(point).map(|()| failure)
 }
 
 fn is_adopted(buffer: &RawBuffer) -> bool {
@@ -406,8 +418,13 @@ impl Packer<'_> {
             self.commands.insert(0, hand_over(true));
             self.commands.push(hand_over(false));
         }
+        let after = if mutant!("wgpu/sees-other-queues") {
+            Waits::new()
+        } else {
+            self.device.written_by_others(self.line)
+        };
         // SAFETY: the caller's promise; a staging buffer is kept until its point.
-        let submitted = unsafe { self.line.queue.submit(&self.commands) };
+        let submitted = unsafe { self.line.queue.submit(&self.commands, &after) };
         if let Some(table) = table {
             let until = submitted.as_ref().copied().unwrap_or(0);
             self.line.staging.put(&self.line.queue, until, table);
@@ -418,10 +435,6 @@ impl Packer<'_> {
             Err(error) => {
                 if let Some(Chunk { buffer, .. }) = chunk {
                     self.line.staging.put(&self.line.queue, 0, buffer);
-                }
-                if self.last.is_some() {
-                    // Some bytes have changed, and no others will.
-                    self.line.queue.lock_and_lose(error.clone());
                 }
                 return Err(error);
             }

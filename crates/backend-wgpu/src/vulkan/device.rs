@@ -113,7 +113,7 @@ impl ApiDevice for DeviceState {
             Some(commands) => self.queue.submit_wgpu(commands, self.copied(), commit)?,
             None if mutant!("wgpu/fence-of-queue") => commit(self.queue.enqueued()),
             // SAFETY: there are no commands.
-            None => commit(unsafe { self.queue.submit(&[]) }?),
+            None => commit(unsafe { self.queue.submit(&[], &[]) }?),
         }
         Ok(())
     }

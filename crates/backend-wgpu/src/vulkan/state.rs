@@ -112,6 +112,12 @@ impl DeviceState {
         self.copiers.iter().filter_map(|line| line.queue.known()).collect()
     }
 
+    /// Returns what commands of a queue wait for, to see what the others have written: it is complete, as what the commands come after is.
+    pub(super) fn written_by_others(&self, line: &Line) -> Waits {
+        let others = self.lines().filter(|other| other.index != line.index);
+        others.filter_map(|other| other.queue.known()).collect()
+    }
+
     /// Returns whether a queue copies between two places: within the device, between it and the host, or CUDA's memory of the same GPU.
     pub(crate) fn can_copy(&self, src: Place, dst: Place) -> bool {
         #[cfg(feature = "cuda")]

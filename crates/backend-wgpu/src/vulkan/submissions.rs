@@ -22,6 +22,7 @@ use transload_core::{
 
 use super::{
     Memory, Semaphore, Vulkan, VulkanQueue, error_of,
+    gate::Waits,
     memory::Source,
     pieces::{List, PieceShader},
     record::Recorder,
@@ -99,11 +100,31 @@ pub(super) struct State {
     /// Recorders by the point until which they are in use.
     in_flight: VecDeque<(u64, Recorder)>,
     free: Vec<Recorder>,
+    /// What earlier submissions waited for: all that come later see the writes before it.
+    seen: Waits,
+}
+
+impl State {
+    /// Returns what a submission has to wait for.
+    fn unseen(&self, after: &[(vk::Semaphore, u64)]) -> Waits {
+        let is_seen = |(semaphore, value): &(vk::Semaphore, u64)| {
+            self.seen.iter().any(|(seen, until)| seen == semaphore && until >= value)
+        };
+        after.iter().copied().filter(|wait| !is_seen(wait)).collect()
+    }
+
+    /// Notes what a submission waits for.
+    fn saw(&mut self, waits: &[(vk::Semaphore, u64)]) {
+        for (semaphore, value) in waits {
+            match self.seen.iter_mut().find(|(seen, _)| seen == semaphore) {
+                Some((_, until)) => *until = *value,
+                None => self.seen.push((*semaphore, *value)),
+            }
+        }
+    }
 }
 
 impl Submissions {
-    /// # Errors
-    /// The driver's.
     /// Of wgpu's queue.
     ///
     /// # Errors
@@ -151,8 +172,8 @@ impl Submissions {
         }))
     }
 
-    /// Submits commands, after everything submitted before. Returns their point. Takes no time on the device into account: neither
-    /// waits nor polls.
+    /// Submits commands, after everything submitted before, and after values of semaphores. Returns their point. Takes no time on the device
+    /// into account: neither waits nor polls.
     ///
     /// # Errors
     /// The driver's; the loss of the device. Nothing was submitted then.
@@ -160,13 +181,16 @@ impl Submissions {
     /// # Safety
     /// * The buffers of all commands are this device's, and stay alive until the point is reached.
     /// * All regions are within their memory and not empty, and no other use of their bytes conflicts until the point is reached.
-    pub(crate) unsafe fn submit(&self, commands: &[Command]) -> Result<u64> {
+    /// * `after` are values of timeline semaphores of this device, which is not foreign.
+    pub(crate) unsafe fn submit(&self, commands: &[Command], after: &[(vk::Semaphore, u64)]) -> Result<u64> {
         let mut state = self.lock()?;
         let mut recorder = self.recorder(&mut state)?;
+        let after = state.unseen(after);
         let point = self.enqueued.load(Ordering::Relaxed) + 1;
         // SAFETY: the recorder is free; the caller's promise.
-        match unsafe { self.record_and_submit(&mut recorder, commands, point, &[]) } {
+        match unsafe { self.record_and_submit(&mut recorder, commands, point, &after) } {
             Ok(()) => {
+                state.saw(&after);
                 state.in_flight.push_back((point, recorder));
                 self.submitted.store(point, Ordering::Release);
                 self.enqueued.store(point, Ordering::Release);
@@ -438,7 +462,7 @@ impl Drop for Submissions {
             return;
         }
         // Before their pools and the device.
-        let State { in_flight, free } = std::mem::take(self.state.get_mut());
+        let State { in_flight, free, .. } = std::mem::take(self.state.get_mut());
         for recorder in in_flight.into_iter().map(|(_, recorder)| recorder).chain(free) {
             self.destroy(recorder);
         }

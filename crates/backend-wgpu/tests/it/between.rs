@@ -240,3 +240,74 @@ fn copy_in_a_callback_of_wgpu_is_refused_and_does_not_hang() {
     drop((theirs, ours, host, used, mapped));
     shared.finish();
 }
+
+/// The driver's code for too little memory.
+const OUT_OF_MEMORY: u32 = 2;
+
+/// The software driver's device takes 32 MiB for the memory in between.
+#[test]
+fn failure_midway_is_that_of_the_copy_and_of_no_device() {
+    if harness::is_real() {
+        println!("skipped: needs the software driver");
+        return;
+    }
+    let Some(shared) = shared() else { return };
+    let bytes = 40 * MIB;
+    let [theirs, ours, host] = buffers(&shared, bytes);
+    shared.copy(&host, &theirs);
+    let queue = shared.setup.queue();
+    for (src, dst) in [(&theirs, &ours), (&ours, &theirs)] {
+        let copy = || submit(&*queue, &Operation::Copy { src, dst }, Timing::Off);
+        copy().unwrap().wait().unwrap();
+        let end = |nth: u64| {
+            shared.test.sim().unwrap().fail_call(Some("cuMemcpyDtoDAsync_v2"), nth, OUT_OF_MEMORY);
+            copy().and_then(|fence| fence.wait())
+        };
+        // Nothing was copied: the destination is as it was.
+        assert_eq!(end(1).unwrap_err().kind(), ErrorKind::OutOfMemory);
+        shared.manager.copy(dst, &host).wait().unwrap();
+        // A part was: who reads it is told.
+        assert_eq!(end(2).unwrap_err().kind(), ErrorKind::OutOfMemory);
+        let read = shared.manager.copy(dst, &host).wait().unwrap_err();
+        assert_eq!(read.kind(), ErrorKind::SourceFailed, "{read}");
+        copy().unwrap().wait().unwrap();
+        shared.manager.copy(dst, &host).wait().unwrap();
+    }
+    drop((theirs, ours, host, queue));
+    shared.finish();
+}
+
+#[test]
+fn copies_go_by_the_host_if_memory_in_between_is_short() {
+    if harness::is_real() {
+        println!("skipped: needs the software driver");
+        return;
+    }
+    let Some(shared) = shared() else { return };
+    let (bytes, part) = (4 * MIB, MIB / 2);
+    let [theirs, ours, host] = buffers(&shared, bytes);
+    host.write().unwrap().copy_from_slice(&harness::noise(bytes, 3));
+    shared.copy(&host, &theirs);
+    // Neither as much as it wants, nor the least.
+    let short = || {
+        let sim = shared.test.sim().unwrap();
+        [1, 2].into_iter().for_each(|nth| sim.fail_call(Some("cuImportExternalMemory"), nth, OUT_OF_MEMORY));
+    };
+    let copy = || shared.manager.copy(&theirs, &ours);
+    // Where no other method may be used, the shortage is the error.
+    short();
+    let refused = copy().method(TransferMethod::DirectCopy).wait().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "{refused}");
+    short();
+    assert_eq!(copy().wait().unwrap().method, TransferMethod::HostStaged);
+    assert!(read(&shared, &ours) == *host.read().unwrap());
+    shared.manager.copy(&shared.setup.filled(MemoryKind::Pageable, bytes, 9), &ours).wait().unwrap();
+    let piece = |side: &RawBuffer, index: usize| side.slice(index * MIB..index * MIB + part).unwrap();
+    let pieces: Vec<_> = (0..4).map(|index| (piece(&theirs, index), piece(&ours, index))).collect();
+    short();
+    shared.manager.copy_many(&pieces).wait().unwrap();
+    assert!(read(&shared, &ours)[MIB..MIB + part] == host.read().unwrap()[MIB..MIB + part]);
+    assert_eq!(copy().wait().unwrap().method, TransferMethod::DirectCopy);
+    drop((pieces, theirs, ours, host));
+    shared.finish();
+}

@@ -69,7 +69,7 @@ fn points_of_other_queues_are_errors_after_a_loss() {
     let state = backend.states().remove(0);
     let [first, second] = &state.copiers[..] else { panic!("two queues copy beside wgpu's") };
     // SAFETY: there are no commands.
-    let submit = || unsafe { second.queue.submit(&[]) }.unwrap();
+    let submit = || unsafe { second.queue.submit(&[], &[]) }.unwrap();
     let good = submit();
     second.queue.block_until(good);
     let bad = submit();

@@ -1,8 +1,11 @@
-//! A point that was published, and whose submission failed.
+//! Points that were published, and whose submission failed; what submissions wait for.
 
-use transload_core::ErrorKind;
+use transload_core::{Backend as _, ErrorKind, Fence, Operation, StreamPriority, Timing, submit};
 
-use super::{super::gate, *};
+use super::{
+    super::{gate, queue::WgpuQueue, state::Line},
+    *,
+};
 use crate::setup;
 
 #[test]
@@ -31,11 +34,34 @@ fn other_threads_take_no_semaphore_that_is_staged() {
     let before = gate::stage(queue.queue.raw, gate::Waits::new(), (queue.semaphore.raw, 1 << 40));
     let submit = || {
         // SAFETY: there are no commands.
-        queue.block_until(unsafe { queue.submit(&[]) }.unwrap());
+        queue.block_until(unsafe { queue.submit(&[], &[]) }.unwrap());
     };
     thread::scope(|scope| scope.spawn(submit).join().unwrap());
     assert!(gate::unstage(before).is_none());
     // SAFETY: the semaphore is alive.
     let value = unsafe { queue.vulkan.raw.get_semaphore_counter_value(queue.semaphore.raw) };
     assert!(value.is_ok_and(|value| value < 1 << 40));
+}
+
+/// What one queue wrote is not yet visible to another, though it is complete.
+#[test]
+fn submissions_see_what_other_queues_wrote() {
+    let Some(backend) = setup::backend() else { return };
+    let state = backend.states().remove(0);
+    let allocate = || backend.allocate(state.id(), MemoryKind::Device, 1 << 20).unwrap();
+    let (src, dst) = (allocate(), allocate());
+    let copy = |line: &Arc<Line>| {
+        let queue = WgpuQueue::new(&state, line, StreamPriority::Normal);
+        submit(&queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap()
+    };
+    let sees = |line: &Line, written: &Fence, other: &Line| {
+        let seen = line.queue.state.lock().seen.clone();
+        seen.contains(&(other.queue.semaphore.raw, written.point()))
+    };
+    let [copier, ..] = &state.copiers[..] else { panic!("queues copy beside wgpu's") };
+    let written = copy(copier);
+    let by_wgpu = copy(&state.wgpu);
+    assert!(sees(&state.wgpu, &written, copier));
+    drop(copy(copier));
+    assert!(sees(copier, &by_wgpu, &state.wgpu));
 }

@@ -310,9 +310,11 @@ impl CrossBackendTransferManager {
             let method = candidate.method();
             match error.kind() {
                 ErrorKind::Overlap => return None,
-                // Its queues cannot take a list, or pinned memory is short.
+                // Its queues cannot take a list, or memory is short.
                 ErrorKind::Unsupported => declined |= bit(method),
-                ErrorKind::OutOfMemory if method == TransferMethod::HostStaged => declined |= bit(method),
+                ErrorKind::OutOfMemory if !transload_core::mutant!("transfer/list-shortage-declines") => {
+                    declined |= bit(method);
+                }
                 kind if is_the_callers(kind) => return Some(self.refuse(id, error)),
                 _ => return Some(self.failed(error, &submission, &info, id)),
             }

@@ -176,7 +176,7 @@ pub(crate) trait Method: Send + Sync + 'static {
     ///
     /// # Errors
     /// The queue's; the conflict, if the request must not block the thread. On an error nothing was submitted; after an
-    /// [`ErrorKind::OutOfMemory`](transload_core::ErrorKind::OutOfMemory) of HostStaged the next best method is tried.
+    /// [`ErrorKind::OutOfMemory`](transload_core::ErrorKind::OutOfMemory) of HostStaged or DirectCopy the next best method is tried.
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted>;
 }
 
