@@ -4,7 +4,6 @@
 use std::{
     ops::Range,
     ptr::{self, NonNull},
-    sync::Arc,
 };
 
 use smallvec::SmallVec;
@@ -18,9 +17,9 @@ use super::{
     BufferHandle, Memory, Waits,
     fill::fill,
     pieces::{ALIGNMENT, ENTRY, LISTS, List, MOST_PIECES, entries, fits},
-    staging::CAPACITY,
+    staging::{CAPACITY, Chunk},
     state::{DeviceState, Line},
-    storage::{Counters, WgpuStorage, memory_of},
+    storage::{WgpuStorage, memory_of},
     store::store,
     submissions::{Command, Commands, Region, Regions},
     timestamps::Interval,
@@ -169,15 +168,6 @@ unsafe fn perform_by_wgpu(
 
 fn is_adopted(buffer: &RawBuffer) -> bool {
     memory_of(buffer).is_some_and(Memory::is_adopted)
-}
-
-/// A staging buffer that is being filled.
-struct Chunk {
-    buffer: WgpuStorage,
-    address: NonNull<u8>,
-    used: usize,
-    /// Host memory to copy to when the device has written the buffer: address, offset in the buffer, bytes.
-    downloads: Vec<(NonNull<u8>, usize, usize)>,
 }
 
 /// Collects the copies of an operation, and submits them when a staging buffer is full. They are independent of each other.
@@ -470,33 +460,6 @@ impl Packer<'_> {
             self.line.download(pending)?;
         }
         Ok(self.last.unwrap_or(0))
-    }
-}
-
-impl Line {
-    /// Copies a chunk to its destinations.
-    fn download(&self, (point, chunk): (u64, Chunk)) -> Result<()> {
-        let Chunk { buffer, address, downloads, .. } = chunk;
-        if !mutant!("wgpu/download-waits") {
-            self.queue.block_until(point);
-        }
-        let outcome = self.queue.outcome(point);
-        if outcome.is_ok() {
-            for (to, at, bytes) in downloads {
-                // SAFETY: the destination is claimed by the operation in progress and as long; the device has written the buffer.
-                unsafe { copy_bytes(address.add(at), to, bytes) };
-            }
-        }
-        self.staging.put(&self.queue, point, buffer);
-        outcome
-    }
-
-    fn take_staging(&self, counters: &Arc<Counters>) -> Result<Chunk> {
-        let buffer = self.staging.take(&self.queue, counters)?;
-        let device = self.queue.device();
-        let unmapped = || Error::new(ErrorKind::Device, format!("{device}: pinned memory is not mapped"));
-        let address = buffer.memory().address().ok_or_else(unmapped)?;
-        Ok(Chunk { buffer, address, used: 0, downloads: Vec::new() })
     }
 }
 

@@ -1,13 +1,15 @@
 //! Pinned buffers through which a queue copies host memory that is not its device's: 16 MiB for each device, and at most two more for
 //! each thread that copies just then.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, ptr::NonNull, sync::Arc};
 
 use parking_lot::Mutex;
-use transload_core::{ErrorKind, MemoryKind, Result, mutant};
+use transload_core::{Error, ErrorKind, MemoryKind, Result, mutant};
 
 use super::{
     Submissions,
+    copy::copy_bytes,
+    state::Line,
     storage::{Counters, WgpuStorage},
 };
 
@@ -73,7 +75,7 @@ impl StagingPool {
     fn allocate(&self, queue: &Submissions, counters: &Arc<Counters>) -> Result<WgpuStorage> {
         #[cfg(test)]
         if self.is_refused.load(std::sync::atomic::Ordering::Relaxed) {
-            return Err(transload_core::Error::new(ErrorKind::OutOfMemory, "planted"));
+            return Err(Error::new(ErrorKind::OutOfMemory, "planted"));
         }
         WgpuStorage::allocate(&queue.vulkan, MemoryKind::Pinned, CAPACITY, counters)
     }
@@ -104,6 +106,42 @@ impl StagingPool {
     /// Returns the bytes of the buffers.
     pub(crate) fn bytes(&self) -> u64 {
         (self.buffers.lock().len() * CAPACITY) as u64
+    }
+}
+
+/// A staging buffer that is being filled.
+pub(super) struct Chunk {
+    pub(super) buffer: WgpuStorage,
+    pub(super) address: NonNull<u8>,
+    pub(super) used: usize,
+    /// Host memory to copy to when the device has written the buffer: address, offset in the buffer, bytes.
+    pub(super) downloads: Vec<(NonNull<u8>, usize, usize)>,
+}
+
+impl Line {
+    /// Copies a chunk to its destinations.
+    pub(super) fn download(&self, (point, chunk): (u64, Chunk)) -> Result<()> {
+        let Chunk { buffer, address, downloads, .. } = chunk;
+        if !mutant!("wgpu/download-waits") {
+            self.queue.block_until(point);
+        }
+        let outcome = self.queue.outcome(point);
+        if outcome.is_ok() {
+            for (to, at, bytes) in downloads {
+                // SAFETY: the destination is claimed by the operation in progress and as long; the device has written the buffer.
+                unsafe { copy_bytes(address.add(at), to, bytes) };
+            }
+        }
+        self.staging.put(&self.queue, point, buffer);
+        outcome
+    }
+
+    pub(super) fn take_staging(&self, counters: &Arc<Counters>) -> Result<Chunk> {
+        let buffer = self.staging.take(&self.queue, counters)?;
+        let device = self.queue.device();
+        let unmapped = || Error::new(ErrorKind::Device, format!("{device}: pinned memory is not mapped"));
+        let address = buffer.memory().address().ok_or_else(unmapped)?;
+        Ok(Chunk { buffer, address, used: 0, downloads: Vec::new() })
     }
 }
 
