@@ -116,7 +116,7 @@ impl SharedUses {
         device.queue.submit_wgpu(commands, after, |point| {
             let fence = match &mut order {
                 Some(order) => order.fence(point, signal),
-                None => queue.fence(point),
+                None => Fence::new(Arc::clone(queue.timeline()), point),
             };
             submitted = Some(claims.inherit(fence.clone()));
             if !mutant!("wgpu/cuda-waits") {

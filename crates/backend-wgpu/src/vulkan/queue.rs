@@ -33,11 +33,6 @@ impl WgpuQueue {
     fn stamp_of(&self, slot: u32) -> Stamp {
         Stamp::new(Arc::clone(&self.device.clock) as _, WgpuClock::token(self.line.index, slot))
     }
-
-    /// Returns the fence of a point.
-    pub(crate) fn fence(&self, point: u64) -> Fence {
-        Fence::new(Arc::clone(&self.timeline), point)
-    }
 }
 
 // SAFETY: submissions run in order, each after everything submitted before; the host waits for fences of others. A point is that of the
