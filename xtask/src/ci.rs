@@ -31,7 +31,7 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
     step("packages of the crates that are meant for others");
     package::run(sh)?;
     step("downstream projects outside the tree");
-    downstream::run(sh)?;
+    downstream::run(sh, downstream::Ways::One)?;
     step("other platforms, if their tools are installed");
     cross::run(sh, &cross::Options::for_every_change())?;
     step("deliberate faults, each caught by its test");

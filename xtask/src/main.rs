@@ -94,7 +94,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Bench(options) => return bench::run(&sh, &options),
         Command::Golden(options) => golden::run(&sh, &options)?,
         Command::Doc => doc::run(&sh)?,
-        Command::Downstream => downstream::run(&sh)?,
+        Command::Downstream => downstream::run(&sh, downstream::Ways::All)?,
         Command::Package => package::run(&sh)?,
         Command::Bundle => bundle::run(&sh)?,
         Command::Record(options) => record::run(&sh, &options)?,

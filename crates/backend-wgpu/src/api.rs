@@ -6,8 +6,8 @@ use std::{
 };
 
 use transload_core::{
-    DeviceInfo, Error, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer, ResourceCounts, Result,
-    SinkSlot, StreamPriority,
+    DeviceInfo, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer, ResourceCounts, Result, SinkSlot,
+    StreamPriority,
 };
 
 /// Most bytes that are read at once.
@@ -15,9 +15,6 @@ const READ: u64 = 4 << 20;
 
 /// Command buffers to submit; with none, only what comes before is waited for.
 pub(crate) type Submitted = Option<Vec<wgpu::CommandBuffer>>;
-
-/// The point of an operation, and why only a part of it was performed: it is reached then.
-pub(crate) type Performed = (u64, Option<Error>);
 
 /// A device over one API.
 pub(crate) trait ApiDevice: Any + Send + Sync {

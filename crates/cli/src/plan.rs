@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use transload::{
-    Plan, TransferMethod, TransferOptions,
+    ErrorKind, Plan, Result, TransferMethod, TransferOptions,
     backend::{Alternative, CostBasis},
     calibration::{Crossing, StagingTuning},
 };
@@ -33,7 +33,10 @@ pub(crate) fn run(invocation: &Invocation, wanted: &args::Plan) -> Result<String
         return invocation.render("plan", &result, || human(&plan, staging));
     }
     let plans = (4..16).map(|step| manager.plan(wanted.from, wanted.to, 1 << (2 * step), &options));
-    let plans = plans.collect::<Result<Vec<_>, _>>()?;
+    // Of sizes that both devices allocate.
+    let is_offered =
+        |plan: &Result<Plan>| !matches!(plan, Err(error) if error.kind() == ErrorKind::OutOfRange);
+    let plans = plans.take_while(is_offered).collect::<Result<Vec<_>>>()?;
     let crossings = manager.crossings(wanted.from, wanted.to, &options)?;
     result = output::merged([result, json!({ "curve": plans, "crossings": crossings })]);
     invocation.render("plan", &result, || human(&plan, staging) + "\n" + &curve(&plans, &crossings))

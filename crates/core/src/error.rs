@@ -86,13 +86,20 @@ struct Inner {
     message: Cow<'static, str>,
     shortage: Option<MemoryShortage>,
     source: Option<Box<dyn StdError + Send + Sync>>,
+    is_partial: bool,
 }
 
 impl Error {
     /// Creates an error with a message that says what was wrong and what would be valid.
     #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        Self(Arc::new(Inner { kind, message: message.into(), shortage: None, source: None }))
+        Self(Arc::new(Inner {
+            kind,
+            message: message.into(),
+            shortage: None,
+            source: None,
+            is_partial: false,
+        }))
     }
 
     /// Creates an error caused by another one.
@@ -103,7 +110,7 @@ impl Error {
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
         let (message, source) = (message.into(), Some(source.into()));
-        Self(Arc::new(Inner { kind, message, shortage: None, source }))
+        Self(Arc::new(Inner { kind, message, shortage: None, source, is_partial: false }))
     }
 
     /// Creates an [`ErrorKind::OutOfMemory`] with its numbers.
@@ -115,7 +122,27 @@ impl Error {
         let message =
             format!("out of {place} memory: {requested} bytes requested, {free} free of {total}").into();
         let kind = ErrorKind::OutOfMemory;
-        Self(Arc::new(Inner { kind, message, shortage: Some(shortage), source: None }))
+        Self(Arc::new(Inner { kind, message, shortage: Some(shortage), source: None, is_partial: false }))
+    }
+
+    /// Marks the error as that of an operation of which a part was done: what it writes may be damaged.
+    #[must_use]
+    pub fn of_part(mut self) -> Self {
+        if !self.is_partial() {
+            if Arc::get_mut(&mut self.0).is_none() {
+                self = Self::caused_by(self.kind(), "a part of the operation was done", self);
+            }
+            if let Some(inner) = Arc::get_mut(&mut self.0) {
+                inner.is_partial = !crate::mutant!("core/partial-errors");
+            }
+        }
+        self
+    }
+
+    /// Returns whether a part of the operation was done before it failed. It is complete.
+    #[must_use]
+    pub fn is_partial(&self) -> bool {
+        self.0.is_partial
     }
 
     /// Returns the kind of error.

@@ -200,7 +200,9 @@ impl CrossBackendTransferManager {
     pub(crate) fn with_no_method(&self, error: Error, again: Again<'_>) -> Transfer {
         match again.1.1 {
             Some(Extras { staging: Staging::Declined, .. }) => self.attempt_with(Staging::LastResort, again),
-            Some(Extras { id, shortage: Some(shortage), .. }) => self.refuse(*id, (*shortage).clone()),
+            Some(Extras { id, shortage: Some(shortage), .. }) if error.kind() == ErrorKind::Unsupported => {
+                self.refuse(*id, (*shortage).clone())
+            }
             extras => self.refuse(extras.and_then(|extras| extras.id), error),
         }
     }

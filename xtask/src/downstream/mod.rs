@@ -23,21 +23,33 @@ use self::{
     project::{PROJECTS, Project},
 };
 
-/// Builds and runs every project with every profile and linker; stops at the first failure.
-pub(crate) fn run(sh: &Shell) -> Result<()> {
+/// Which ways each project is linked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ways {
+    /// Each profile and linker.
+    All,
+    /// The development profile and the first linker, for every change: the others take minutes.
+    One,
+}
+
+/// Builds and runs every project; stops at the first failure.
+pub(crate) fn run(sh: &Shell, ways: Ways) -> Result<()> {
     let root = sh.current_dir();
     let base = project_folder(&root)?;
     // Kept between runs, so that only the projects themselves are rebuilt.
     let target = root.join("target").join("outside").join("target");
     let _fast = sh.push_env("CARGO_PROFILE_DEV_DEBUG", "false");
-    let linkers = linkers(sh)?;
+    let mut linkers = linkers(sh)?;
+    if ways == Ways::One {
+        linkers.truncate(1);
+    }
     let loader = loader(sh, &base)?;
     for project in PROJECTS {
         let folder = base.join(project.name);
         project::write(sh, &root, &folder, project)?;
         let _in_folder = sh.push_dir(&folder);
         let _shared = sh.push_env("CARGO_TARGET_DIR", &target);
-        let profiles = if project.with_lto { &["dev", "lto"][..] } else { &["dev"] };
+        let profiles = if project.with_lto && ways == Ways::All { &["dev", "lto"][..] } else { &["dev"] };
         for profile in profiles {
             for linker in &linkers {
                 let name = linker.name;

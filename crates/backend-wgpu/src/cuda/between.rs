@@ -12,7 +12,7 @@ use transload_streams::CudaStream;
 
 use super::allocate_shared;
 use crate::{
-    api::{ApiDevice as _, Performed},
+    api::ApiDevice as _,
     vulkan::{BY_COPIER, DeviceState, Line, perform},
 };
 
@@ -83,12 +83,12 @@ impl Between {
         }
     }
 
-    /// Performs such a copy. Its point is of the line's queue. Blocks until CUDA's part is complete, and by a copier's
+    /// Performs such a copy, and returns its point of the line's queue. Blocks until CUDA's part is complete, and by a copier's
     /// queue until all is.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if one of both sides of a pair is not CUDA's memory, and the other the device's; [`ErrorKind::Busy`] in a callback of wgpu;
-    /// [`ErrorKind::OutOfMemory`]; the drivers'. Nothing was copied to a destination then.
+    /// [`ErrorKind::OutOfMemory`]; the drivers'. Nothing was copied to a destination then, unless it is partial.
     ///
     /// # Safety
     /// * Those of [`Queue::enqueue`](transload_core::Queue::enqueue); everything that comes before is complete or on the line's queue.
@@ -97,7 +97,7 @@ impl Between {
         device: &DeviceState,
         line: &Arc<Line>,
         operation: &Operation<'_>,
-    ) -> Result<Performed> {
+    ) -> Result<u64> {
         // It would wait for a point that only its own thread can submit.
         device.queue.refuse_callback()?;
         let single;
@@ -133,30 +133,28 @@ impl Between {
         }
         let by = copier.unwrap_or(line);
         let mut last = None;
-        let copied: Result<()> = self.ready(&mut self.used.lock(), device, bytes).and_then(|used| {
-            // SAFETY: the caller's promise.
-            unsafe { used.copy(device, by, is_up, pairs, &mut last) }
-        });
-        let point = match (last, &copied) {
-            (None, Err(error)) => return Err(error.clone()),
-            (Some(point), _) if copier.is_none() => point,
-            (last, _) => {
-                if let Some(point) = last {
-                    by.queue.block_until(point);
-                    by.queue.outcome(point)?;
-                }
-                // A point of its own, which is reached if the queue is idle.
-                match line.queue.run_idle(|| ())? {
-                    Some(point) => point,
-                    // SAFETY: there are no commands.
-                    None => unsafe { line.queue.submit(&[], &[]) }?,
-                }
-            }
-        };
-        if copied.is_err() {
-            line.queue.block_until(point);
+        let mut used = self.used.lock();
+        let used = self.ready(&mut used, device, bytes)?;
+        // SAFETY: the caller's promise.
+        let copied = unsafe { used.copy(device, by, is_up, pairs, &mut last) };
+        if copier.is_none() && copied.is_ok() {
+            return last.map_or_else(|| own_point(line), Ok);
         }
-        Ok((point, copied.err()))
+        if let Some(point) = last {
+            by.queue.block_until(point);
+        }
+        let copied = copied.and_then(|()| last.map_or(Ok(()), |point| by.queue.outcome(point)));
+        let lost = |error: Error| match error.kind() {
+            // CUDA's memory is not lost.
+            ErrorKind::DeviceLost if !is_up => Error::caused_by(
+                ErrorKind::Device,
+                format!("the copy uses {}, which is lost", device.id()),
+                error,
+            ),
+            _ => error,
+        };
+        let failed = |error: Error| if last.is_some() { lost(error).of_part() } else { error };
+        copied.and_then(|()| own_point(line)).map_err(failed)
     }
 
     /// Returns the memory in between, of as many bytes as a copy of so many uses.
@@ -179,7 +177,9 @@ impl Between {
                 }
                 made => made,
             };
-            *kept = Some(made.map_err(|error| of_cuda(self.cuda, error))?);
+            let is_ours =
+                |error: Error| device.queue.check_usable().err().unwrap_or_else(|| of_cuda(self.cuda, error));
+            *kept = Some(made.map_err(is_ours)?);
         }
         kept.as_mut().ok_or_else(|| Error::new(ErrorKind::Interrupted, "there is no memory in between"))
     }
@@ -293,17 +293,26 @@ impl Used {
             wait(by_cuda()?)?;
         }
         // SAFETY: as above; what comes before is on the queue, or complete.
-        let (point, failure) = unsafe { perform(device, line, &operation_of(&ours), &[]) }?;
+        let point = unsafe { perform(device, line, &operation_of(&ours), &[]) }?;
         if is_up {
             *last = Some(point);
             self.read = Some((Arc::clone(line), point));
-            return failure.map_or(Ok(()), Err);
+            return Ok(());
         }
         line.queue.block_until(point);
-        failure.map_or_else(|| line.queue.outcome(point), Err)?;
+        line.queue.outcome(point)?;
         let fence = by_cuda()?;
         *last = Some(point);
         wait(fence)
+    }
+}
+
+/// Returns a point of its own, which is reached if the queue is idle.
+fn own_point(line: &Line) -> Result<u64> {
+    match line.queue.run_idle(|| ())? {
+        Some(point) => Ok(point),
+        // SAFETY: there are no commands.
+        None => unsafe { line.queue.submit(&[], &[]) },
     }
 }
 

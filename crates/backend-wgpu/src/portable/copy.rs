@@ -13,7 +13,6 @@ use super::{
     staging::{CAPACITY, Download, Upload},
     storage::PortableStorage,
 };
-use crate::api::Performed;
 
 /// Most commands of one submission, which bounds the memory that it takes.
 const MOST_COMMANDS: usize = 1 << 14;
@@ -26,14 +25,14 @@ enum Side<'a> {
     Host(NonNull<u8>),
 }
 
-/// Performs an operation on the device's queue. Host memory was read or written when it returns.
+/// Performs an operation on the device's queue. Returns its point. Host memory was read or written when it returns.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for an operation that the queue cannot do; wgpu's. Nothing touches the buffers then.
+/// [`ErrorKind::Unsupported`] for an operation that the queue cannot do; wgpu's. Nothing touches the buffers then, unless it is partial.
 ///
 /// # Safety
 /// * Those of [`Queue::enqueue`](transload_core::Queue::enqueue); everything that comes before is complete or on the same queue.
-pub(super) unsafe fn perform(device: &DeviceState, operation: &Operation<'_>) -> Result<Performed> {
+pub(super) unsafe fn perform(device: &DeviceState, operation: &Operation<'_>) -> Result<u64> {
     let mut packer = Packer {
         device,
         encoder: None,
@@ -49,9 +48,9 @@ pub(super) unsafe fn perform(device: &DeviceState, operation: &Operation<'_>) ->
     match (outcome, packer.last) {
         (Err(error), Some(point)) => {
             device.queue.block_until(point);
-            Ok((point, Some(error)))
+            Err(error.of_part())
         }
-        (outcome, _) => Ok((outcome?, None)),
+        (outcome, _) => outcome,
     }
 }
 

@@ -55,8 +55,8 @@ unsafe impl Queue for PortableQueue {
             let _over = fence.wait();
         }
         // SAFETY: the caller's promise. What comes before is on this queue, or complete.
-        let (point, failure) = unsafe { copy::perform(&self.device, operation) }?;
-        Ok(Fence::of_performed(Arc::clone(&self.timeline), point, failure))
+        let point = unsafe { copy::perform(&self.device, operation) }?;
+        Ok(Fence::new(Arc::clone(&self.timeline), point))
     }
 
     fn outstanding(&self) -> u64 {

@@ -83,10 +83,12 @@ impl Submissions {
         // Before the submission: a fence of the point may be waited for as soon as it is committed.
         self.enqueued.store(point, Ordering::Release);
         commit(point);
-        let submitted = self.captured(|| {
-            write(&self.queue);
-            *self.submitting.lock() = Some((this_thread, true));
-            self.queue.submit(buffers)
+        // Without what they read, the commands do not run.
+        let submitted = self.captured(|| write(&self.queue)).and_then(|()| {
+            self.captured(|| {
+                *self.submitting.lock() = Some((this_thread, true));
+                self.queue.submit(buffers)
+            })
         });
         // A submission to a lost device is ignored silently.
         if self.check_alive().is_ok() {

@@ -24,7 +24,6 @@ use super::{
     submissions::{Command, Commands, Region, Regions},
     timestamps::Interval,
 };
-use crate::api::Performed;
 
 /// Most regions of one submission, which bounds the memory that it takes.
 const MOST_REGIONS: usize = MOST_PIECES;
@@ -90,10 +89,10 @@ fn own_memory(device: &DeviceState, buffer: &RawBuffer) -> Result<Option<Own>> {
     Ok(memory.map(Own::new))
 }
 
-/// Performs an operation on a queue of the device, and has its begin and end written into each of these slots. Host memory of others was read or written when it returns.
+/// Performs an operation on a queue of the device, and has its begin and end written into each of these slots. Returns its point. Host memory of others was read or written when it returns.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for an operation that the queue cannot do; the driver's. Nothing touches the buffers then.
+/// [`ErrorKind::Unsupported`] for an operation that the queue cannot do; the driver's. Nothing touches the buffers then, unless it is partial.
 ///
 /// # Safety
 /// * Those of [`Queue::enqueue`](transload_core::Queue::enqueue); everything that comes before is complete or on the same queue.
@@ -102,14 +101,13 @@ pub(crate) unsafe fn perform(
     line: &Line,
     operation: &Operation<'_>,
     measured: &[Interval],
-) -> Result<Performed> {
+) -> Result<u64> {
     if measured.is_empty() {
         // SAFETY: the caller's promise.
         if let Some(point) = unsafe { store(device, line, operation) }? {
-            return Ok((point, None));
+            return Ok(point);
         }
     }
-    let mut failure = None;
     let mut packer = Packer {
         device,
         line,
@@ -121,49 +119,22 @@ pub(crate) unsafe fn perform(
         pending: None,
         last: None,
     };
-    let outcome = if ptr::eq(line, &*device.wgpu)
-        || !operation.uses().into_iter().any(|(buffer, _)| is_adopted(buffer))
-    {
+    let is_by_wgpu =
+        !ptr::eq(line, &*device.wgpu) && operation.uses().into_iter().any(|(buffer, _)| is_adopted(buffer));
+    let outcome = match is_by_wgpu {
         // SAFETY: the caller's promise.
-        unsafe { packer.pack(operation).and_then(|()| packer.finish()) }
-    } else {
+        true => unsafe { packer.perform_by_wgpu(operation) },
         // SAFETY: the caller's promise.
-        unsafe {
-            let begun = if measured.is_empty() { Ok(()) } else { packer.submit() };
-            begun.and_then(|()| perform_by_wgpu(device, line, operation)).and_then(|failed| {
-                failure = failed;
-                packer.finish()
-            })
-        }
+        false => match unsafe { packer.pack(operation).and_then(|()| packer.finish()) } {
+            // Some bytes have changed, and no others will.
+            Err(error) if packer.last.is_some() => Err(error.of_part()),
+            outcome => outcome,
+        },
     };
-    match (outcome, packer.last) {
-        (Err(error), Some(point)) => {
-            line.queue.block_until(point);
-            Ok((point, Some(error)))
-        }
-        (outcome, _) => Ok((outcome?, failure)),
+    if let Some(point) = packer.last.filter(|_| outcome.is_err()) {
+        line.queue.block_until(point);
     }
-}
-
-/// Performs an operation on wgpu's queue, to which the families of adopted buffers belong, between what comes before and after on another one.
-///
-/// Returns why only a part was performed.
-///
-/// # Errors
-/// Those of [`perform`].
-///
-/// # Safety
-/// * Those of [`perform`].
-unsafe fn perform_by_wgpu(
-    device: &DeviceState,
-    line: &Line,
-    operation: &Operation<'_>,
-) -> Result<Option<Error>> {
-    line.queue.block_until(line.queue.enqueued());
-    // SAFETY: the caller's promise; what comes before is complete.
-    let (point, failure) = unsafe { perform(device, &device.wgpu, operation, &[]) }?;
-    device.queue.block_until(point);
-    device.queue.outcome(point).map(|()| failure)
+    outcome
 }
 
 fn is_adopted(buffer: &RawBuffer) -> bool {
@@ -187,6 +158,27 @@ struct Packer<'a> {
 }
 
 impl Packer<'_> {
+    /// Performs the operation on wgpu's queue, to which the families of adopted buffers belong, between what comes before and after on this
+    /// one.
+    ///
+    /// # Errors
+    /// Those of [`perform`].
+    ///
+    /// # Safety
+    /// * Those of [`perform`].
+    unsafe fn perform_by_wgpu(&mut self, operation: &Operation<'_>) -> Result<u64> {
+        let (queue, wgpu) = (&self.line.queue, &self.device.wgpu);
+        // SAFETY: there are no commands but timestamps.
+        unsafe { self.submit() }?;
+        queue.block_until(queue.enqueued());
+        // SAFETY: the caller's promise; what comes before is complete.
+        let point = unsafe { perform(self.device, wgpu, operation, &[]) }?;
+        wgpu.queue.block_until(point);
+        wgpu.queue.outcome(point)?;
+        // SAFETY: as above.
+        unsafe { self.finish() }.map_err(Error::of_part)
+    }
+
     /// # Safety
     /// * Those of [`perform`].
     unsafe fn pack(&mut self, operation: &Operation<'_>) -> Result<()> {

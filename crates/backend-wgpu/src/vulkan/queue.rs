@@ -84,7 +84,7 @@ unsafe impl Queue for WgpuQueue {
             // SAFETY: the caller's promise. What comes before is on this queue, or complete.
             _ => unsafe { copy::perform(&self.device, &self.line, operation, &measured) },
         };
-        let (point, failure) = performed.inspect_err(|_| {
+        let point = performed.inspect_err(|_| {
             measured.iter().for_each(|interval| queue.release_interval(*interval));
             sink.withdraw(tally, info);
         })?;
@@ -99,7 +99,7 @@ unsafe impl Queue for WgpuQueue {
             let times = passed.map(|(begin, end)| (self.stamp_of(begin), self.stamp_of(end)));
             sink.pass(sample, (&*self.timeline, self.priority), None, times);
         }
-        Ok(Fence::of_performed(Arc::clone(&self.timeline), point, failure))
+        Ok(Fence::new(Arc::clone(&self.timeline), point))
     }
 
     /// Makes the shader of lists.

@@ -83,6 +83,8 @@ pub(crate) struct Submissions {
     pub(super) submitted: AtomicU64,
     /// The last point known to be reached; all of them after a loss.
     reached: AtomicU64,
+    /// The last value that the semaphore is known to have had.
+    signalled: AtomicU64,
     /// Whether wgpu submits by it, too.
     is_of_wgpu: bool,
     /// What was reached when the device was lost, and why.
@@ -162,6 +164,7 @@ impl Submissions {
             enqueued: AtomicU64::new(0),
             submitted: AtomicU64::new(0),
             reached: AtomicU64::new(0),
+            signalled: AtomicU64::new(0),
             is_of_wgpu,
             lost: OnceLock::new(),
             id: next_timeline_id(),
@@ -318,7 +321,7 @@ impl Submissions {
     fn reach_unlocked(&self, value: u64) {
         match self.vulkan.lost.get().filter(|_| !mutant!("wgpu/loss-of-another")) {
             Some(error) if self.lost.get().is_none() => self.lock_and_lose(error.clone()),
-            _ => self.reach(value),
+            _ => self.reach_signalled(value),
         }
     }
 
@@ -327,10 +330,16 @@ impl Submissions {
         // SAFETY: as above.
         match unsafe { self.vulkan.raw.get_semaphore_counter_value(self.semaphore.raw) } {
             // Otherwise the caller, who has the lock, finds the device lost.
-            Ok(value) if self.vulkan.lost.get().is_none() => self.reach(value),
+            Ok(value) if self.vulkan.lost.get().is_none() => self.reach_signalled(value),
             Ok(_) => {}
             Err(result) => self.lose(error_of(self.vulkan.id, "vkGetSemaphoreCounterValue", result)),
         }
+    }
+
+    /// Marks the points up to a value of the semaphore as reached.
+    fn reach_signalled(&self, value: u64) {
+        self.signalled.fetch_max(value, Ordering::AcqRel);
+        self.reach(value);
     }
 
     /// A lost device may show any value.
@@ -441,13 +450,11 @@ impl Submissions {
         self.vulkan.lost.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// Returns the last point that is known to be reached, for submissions to other queues to wait for, which see its writes then. `None`
-    /// before the first one, and after a loss.
+    /// Returns the last point that the semaphore is known to have reached, for submissions to other queues to wait for, which see its writes
+    /// then. `None` before the first one, and after a loss. What the host has stored since is seen without a wait.
     pub(crate) fn known(&self) -> Option<(vk::Semaphore, u64)> {
-        let (reached, submitted) = (self.reached(), self.submitted.load(Ordering::Acquire));
-        // What the host has stored since is not signalled, and seen without a wait.
-        let value = reached.min(submitted);
-        (value > 0 && reached <= self.enqueued()).then_some((self.semaphore.raw, value))
+        let value = self.signalled.load(Ordering::Acquire);
+        (value > 0 && self.vulkan.lost.get().is_none()).then_some((self.semaphore.raw, value))
     }
 }
 

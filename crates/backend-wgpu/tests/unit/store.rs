@@ -48,18 +48,30 @@ fn nothing_is_stored_while_work_is_in_flight() {
     let Some(backend) = setup::backend() else { return };
     let state = backend.states().remove(0);
     let (queue, gate) = (&*state.queue, Semaphore::new(&state.queue.vulkan).unwrap());
-    let point = queue.enqueued() + 1;
     // Ends when the host says so.
-    queue.submit_nothing(&mut queue.lock().unwrap(), point, &[(gate.raw, 1)]).unwrap();
-    queue.enqueued.store(point, Ordering::Release);
-    queue.submitted.store(point, Ordering::Release);
+    let submit = |value| {
+        let point = queue.enqueued() + 1;
+        queue.submit_nothing(&mut queue.lock().unwrap(), point, &[(gate.raw, value)]).unwrap();
+        queue.enqueued.store(point, Ordering::Release);
+        queue.submitted.store(point, Ordering::Release);
+        point
+    };
+    let end = |value, point| {
+        let info = vk::SemaphoreSignalInfo::default().semaphore(gate.raw).value(value);
+        // SAFETY: the semaphore is alive, of the timeline kind, and its value grows.
+        unsafe { queue.vulkan.raw.signal_semaphore(&info) }.unwrap();
+        queue.block_until(point);
+    };
+    let point = submit(1);
     let mut has_run = false;
     let in_flight = queue.run_idle(|| has_run = true);
-    let info = vk::SemaphoreSignalInfo::default().semaphore(gate.raw).value(1);
-    // SAFETY: the semaphore is alive, of the timeline kind, and its value grows.
-    unsafe { queue.vulkan.raw.signal_semaphore(&info) }.unwrap();
-    queue.block_until(point);
+    end(1, point);
     assert!(in_flight.unwrap().is_none() && !has_run);
     assert_eq!(queue.run_idle(|| has_run = true).unwrap(), Some(point + 1));
     assert!(has_run && queue.reached() == point + 1);
+    // What other queues come after is signalled, not what the next submission signals.
+    let next = submit(2);
+    let known = queue.known().map(|(_, known)| known);
+    end(2, next);
+    assert_eq!(known, Some(point));
 }

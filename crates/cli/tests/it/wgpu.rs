@@ -22,7 +22,11 @@ fn wgpu_devices_are_listed_planned_and_copied_to() {
     let text = with_wgpu(&folder, &["devices"]).succeeded();
     assert!(text.contains("wgpu:0") && text.contains(name), "{text}");
 
-    with_wgpu(&folder, &["plan", "cpu", "wgpu:0", "1MiB"]).succeeded();
+    // Of sizes that the device allocates.
+    let curve = with_wgpu(&folder, &["plan", "cpu", "wgpu:0", "1MiB", "--curve", "--json"]).json();
+    let sizes = curve["curve"].as_array().unwrap().iter().map(|plan| plan["bytes"].as_u64().unwrap());
+    assert!(sizes.clone().count() > 8 && sizes.max() <= Some(limit), "{curve}");
+    assert!(curve["crossings"].is_array(), "{curve}");
     let beyond = format!("{}B", limit + 1);
     with_wgpu(&folder, &["plan", "cpu", "wgpu:0", &beyond]).failed(2, &["at most", &limit.to_string()]);
 

@@ -6,8 +6,13 @@ use crate::{
     DeviceId, Error, Fence, Result, Timeline, TimelineId, next_timeline_id, queue::source::source_failed,
 };
 
+/// Returns a complete fence of an operation that failed after a part of it was done.
+pub(crate) fn failed(error: &Error) -> Fence {
+    Fence::new(Arc::new(Mark { id: next_timeline_id(), error: error.clone() }), 1)
+}
+
 /// A complete timeline that takes the place of the failed write's fence, so segments are split and replaced
-/// as usual. Keeps no backend's timeline alive.
+/// as usual, or is that fence. Keeps no backend's timeline alive.
 struct Mark {
     id: TimelineId,
     error: Error,

@@ -10,7 +10,7 @@ mod commit_list;
 mod dependencies;
 mod held_ranges;
 mod hold_kind;
-mod mark;
+pub(crate) mod mark;
 mod outcomes;
 mod request;
 mod segments;

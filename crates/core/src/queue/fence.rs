@@ -157,25 +157,9 @@ impl Fence {
         Self { timeline, point, sources: None }
     }
 
-    /// Creates a fence of the timeline's `point`-th operation, which reports `failure`: of an operation that failed after a part of it was
-    /// done, for queues whose other work fails with their device only. The bytes that it wrote are marked as damaged. With a failure, the
-    /// point must be reached.
-    #[must_use]
-    pub fn of_performed(timeline: Arc<dyn Timeline>, point: u64, failure: Option<Error>) -> Self {
-        Self {
-            timeline,
-            point,
-            sources: failure.filter(|_| !crate::mutant!("core/failed-part")).map(Sources::failed),
-        }
-    }
-
-    /// Sets the fallible work whose bytes this work read, unless it has failed itself.
+    /// Sets the fallible work whose bytes this work read.
     pub(crate) fn with_sources(self, sources: Option<Arc<Sources>>) -> Self {
-        if self.sources.as_ref().is_some_and(|own| own.have_failed()) {
-            self
-        } else {
-            Self { sources, ..self }
-        }
+        Self { sources, ..self }
     }
 
     /// Returns a fence of the same point that reports only the work's own failure.

@@ -75,8 +75,7 @@ pub enum BatchHalf {
 /// * Operations take effect in the order in which they were enqueued, each after all its fences in `after`.
 /// * A fence that [`enqueue`](Self::enqueue) returns is one of [`timeline`](Self::timeline), later than those
 ///   before it, and completes only after the operation and all before it.
-/// * An operation touches no bytes except those of its buffers, and none after its fence is complete; after
-///   an error none at all.
+/// * An operation touches no bytes except those of its buffers, and none after its fence is complete, or after an error.
 /// * [`raw_handle`](Self::raw_handle) of a CUDA device's queue, and the handle that
 ///   [`with_raw_handle`](Self::with_raw_handle) passes on, is a `CUstream` of that device's primary context
 ///   in the calling thread, valid while the queue lives.
@@ -113,7 +112,8 @@ pub unsafe trait Queue: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind) for an operation that the queue cannot do; the driver's
-    /// errors. On an error nothing was enqueued that touches the buffers.
+    /// errors. On an error nothing was enqueued that touches the buffers, unless it [is partial](crate::Error::is_partial): then a part of the
+    /// operation is complete.
     ///
     /// # Safety
     /// * The operation passed [`Operation::validate`].

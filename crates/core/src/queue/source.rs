@@ -74,8 +74,6 @@ pub(crate) struct Sources {
     list: SmallVec<[Source; 1]>,
     /// Source and destination of the operation, if it is a transfer.
     path: Option<TransferPath>,
-    /// The operation's own failure.
-    failure: Option<Error>,
 }
 
 impl Sources {
@@ -83,28 +81,15 @@ impl Sources {
         if list.list.len() > 1 {
             list.sort();
         }
-        (!list.is_empty()).then(|| Arc::new(Self { list: list.list, path, failure: None }))
+        (!list.is_empty()).then(|| Arc::new(Self { list: list.list, path }))
     }
 
-    /// Of an operation that has failed itself.
-    pub(crate) fn failed(failure: Error) -> Arc<Self> {
-        Arc::new(Self { list: SmallVec::new(), path: None, failure: Some(failure) })
-    }
-
-    /// Returns whether the operation has failed itself.
-    pub(crate) fn have_failed(&self) -> bool {
-        self.failure.is_some()
-    }
-
-    /// Returns the operation's own failure, or the first one among the sources. Queries their timelines without waiting: incomplete work
+    /// Returns the first failure among the sources. Queries their timelines without waiting: incomplete work
     /// has not failed.
     ///
     /// # Errors
-    /// The operation's; [`ErrorKind::SourceFailed`].
+    /// [`ErrorKind::SourceFailed`].
     pub(crate) fn outcome(&self) -> Result<()> {
-        if let Some(failure) = &self.failure {
-            return Err(failure.clone());
-        }
         self.list.iter().try_for_each(|source| match source.fence.timeline().poll(source.fence.point()) {
             Ok(_) => Ok(()),
             Err(error) => Err(self.failure(source, &error)),

@@ -154,7 +154,10 @@ pub fn submit_blocks(queue: &dyn Queue, blocks: &BlockList, timing: Timing) -> R
     claims.wait_for_foreign_fences(queue);
     // SAFETY: the claims block every conflicting use until the fence is committed; from then on the fence does, and keeps the memory
     // alive. The pools are apart.
-    let fence = claims.inherit(unsafe { queue.enqueue_blocks(blocks, claims.after(), timing) }?);
+    let enqueued = unsafe { queue.enqueue_blocks(blocks, claims.after(), timing) };
+    // SAFETY: it is the queue's error.
+    let fence = enqueued.inspect_err(|error| unsafe { claims.fail(error) })?;
+    let fence = claims.inherit(fence);
     // SAFETY: a queue's fence completes after the operation, which waits for `after`; fences removed from that were complete.
     unsafe { claims.commit(&fence) };
     Ok(fence)

@@ -6,10 +6,10 @@ use std::{fmt, sync::Arc};
 use smallvec::SmallVec;
 
 use crate::{
-    BufferId, Fence, MemoryKind, Operation, Queue, RawBuffer, Result, Timeline, Timing, TransferPath,
+    BufferId, Error, Fence, MemoryKind, Operation, Queue, RawBuffer, Result, Timeline, Timing, TransferPath,
     hazard::{
         Access, Attempt, Blocker, ClaimRequest, Claimed, Dependencies, EarlierWork, Retained, Ticket,
-        WakeList,
+        WakeList, mark,
     },
     queue::source::{SourceList, Sources},
     submit::{
@@ -347,6 +347,18 @@ impl<'a> Claims<'a> {
         fence.with_sources(Sources::new(sources.clone(), path))
     }
 
+    /// Ends the claims of an operation that a queue returned this error for. If it [is partial](Error::is_partial), the bytes that the operation
+    /// writes are marked as damaged.
+    ///
+    /// # Safety
+    /// * The queue was to perform the operation after everything in [`after`](Self::after).
+    #[cold]
+    pub unsafe fn fail(&mut self, error: &Error) {
+        if error.is_partial() {
+            self.commit_to_tables(&mark::failed(error), false);
+        }
+    }
+
     /// Commits the claims: the work is complete when `fence` is. Later uses of the ranges wait for it, and
     /// the memory lives until then.
     ///
@@ -369,7 +381,15 @@ impl<'a> Claims<'a> {
     ) -> Result<Fence> {
         // SAFETY: the claims block every conflicting use until the fence is committed; from then on the fence
         // does, and keeps the memory alive.
-        let fence = self.inherit(unsafe { queue.enqueue(operation, self.after(), timing) }?);
+        let enqueued = unsafe { queue.enqueue(operation, self.after(), timing) };
+        let fence = enqueued.inspect_err(|error| {
+            // A prefetch changes no byte.
+            if !matches!(operation, Operation::Prefetch { .. }) {
+                // SAFETY: it is the queue's error.
+                unsafe { self.fail(error) };
+            }
+        })?;
+        let fence = self.inherit(fence);
         operation.record_prefetch_target();
         // A queue's fence completes after the operation, which waits for `after`; fences removed from that
         // were complete.
@@ -387,6 +407,12 @@ impl<'a> Claims<'a> {
             }
             _ => fence,
         };
+        self.commit_to_tables(fence, true);
+    }
+
+    /// Commits to the hazard tables. The buffers' memory is freed after the fence if it `is_in_flight`.
+    #[inline]
+    fn commit_to_tables(&mut self, fence: &Fence, is_in_flight: bool) {
         let mut wake_list = WakeList::default();
         let retained = Retained {
             damage: self.write_mode == WriteMode::Keep && !crate::mutant!("core/prefetch-keeps-marks"),
@@ -397,7 +423,9 @@ impl<'a> Claims<'a> {
         };
         for group in self.held.chunk_by(same_buffer) {
             let Some(Claimed { buffer, .. }) = group.first() else { continue };
-            buffer.record_use_by_fence(fence);
+            if is_in_flight {
+                buffer.record_use_by_fence(fence);
+            }
             buffer.hazards().commit(group, fence, retained, &mut wake_list);
         }
         // Committed, so no claims any more.

@@ -9,6 +9,7 @@ mod failing;
 mod fields;
 mod limits;
 mod packets;
+mod processor;
 mod published;
 mod reader;
 mod rows;

@@ -35,6 +35,8 @@ fn failed_part_leaves_no_earlier_part_in_flight() {
             Operation::Copy { src: &source, dst: &there },
             Operation::CopyPitched { src: &from, dst: &half, rows },
         ];
+        let written = [&there, &half];
+        let back = memory.allocate(MemoryKind::Pinned, BYTES).unwrap();
         // The thread's first refused copy is retried in the device's context.
         submit(&stream, &operations[0], Timing::Off).unwrap().wait().unwrap();
         for (index, operation) in operations.iter().enumerate() {
@@ -47,14 +49,21 @@ fn failed_part_leaves_no_earlier_part_in_flight() {
             drop(trace);
             let trace = transload_cuda_sys::trace::start();
             sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), parts, UNKNOWN);
-            assert_eq!(submit(&stream, operation, Timing::Off).unwrap_err().kind(), ErrorKind::Device);
+            let failed = submit(&stream, operation, Timing::Off).unwrap_err();
+            assert!(failed.kind() == ErrorKind::Device && failed.is_partial(), "{failed}");
             let calls = trace.calls_of_this_thread();
             let last = calls.iter().rposition(|call| call.name == "cuMemcpyHtoDAsync_v2").unwrap();
             let waited = calls[last..].iter().any(|call| call.name == "cuStreamSynchronize");
             assert!(waited, "{index}: the earlier parts were waited for");
             source.try_write().unwrap().fill(3);
+            // Who reads the bytes is told, until they are written again.
+            let back = back.slice(..written[index].len()).unwrap();
+            let read = || submit(&stream, &Operation::Copy { src: written[index], dst: &back }, Timing::Off);
+            assert_eq!(read().unwrap_err().kind(), ErrorKind::SourceFailed);
+            submit(&stream, &operations[0], Timing::Off).unwrap().wait().unwrap();
+            read().unwrap().wait().unwrap();
         }
-        drop((from, half, source, there, cache, stream));
+        drop((from, half, source, there, back, cache, stream));
         memory.drain().unwrap();
         drop((memory, device));
         assert!(sim.races().is_empty(), "{}", sim.races()[0]);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use transload_core::{Place, Result, TransferMethod};
+use transload_core::{ErrorKind, Place, Result, TransferMethod};
 
 use crate::{CrossBackendTransferManager, TransferOptions};
 
@@ -29,7 +29,8 @@ impl fmt::Display for Crossing {
 }
 
 impl CrossBackendTransferManager {
-    /// Returns the sizes, up to 1 TiB and ascending, at which the method chosen for a path changes. Moves nothing.
+    /// Returns the sizes, up to 1 TiB or the largest that both ends can have and ascending, at which the method chosen for a path changes.
+    /// Moves nothing.
     ///
     /// # Errors
     /// Those of [`plan`](Self::plan).
@@ -44,7 +45,11 @@ pub(super) fn find(best: impl Fn(u64) -> Result<TransferMethod>) -> Result<Vec<C
     let (mut low, mut from) = (1, best(1)?);
     let sizes = (1_u64..).map(|step| ((2 + step % 2) << (step / 2)) / 2).take_while(|size| *size <= LARGEST);
     for high in sizes {
-        let to = best(high)?;
+        let to = match best(high) {
+            // Of a buffer that a device does not allocate.
+            Err(error) if error.kind() == ErrorKind::OutOfRange => break,
+            to => to?,
+        };
         if to != from {
             let (mut under, mut bytes) = (low, high);
             while bytes - under > 1 {

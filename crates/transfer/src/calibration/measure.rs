@@ -292,9 +292,11 @@ impl Run<'_> {
     /// Returns the most bytes of a buffer in a device's memory, by what is free.
     pub(super) fn usable(&self, device: DeviceId) -> Result<u64> {
         let backend = self.manager.backend(device)?;
-        let total = || backend.devices().iter().find(|info| info.id == device)?.total_memory;
-        let memory = backend.memory_info(device).map(|memory| memory.free).ok().or_else(total);
-        Ok(memory.map_or(OF_UNKNOWN, |bytes| bytes / OF_FREE))
+        let info = backend.devices().into_iter().find(|info| info.id == device);
+        let (total, largest) = info.map_or((None, None), |info| (info.total_memory, info.largest_allocation));
+        let memory = backend.memory_info(device).map(|memory| memory.free).ok().or(total);
+        let usable = memory.map_or(OF_UNKNOWN, |bytes| bytes / OF_FREE);
+        Ok(largest.map_or(usable, |largest| usable.min(largest)))
     }
 
     /// Allocates a buffer in each place, of at most `largest` bytes or as many as there is memory for, and writes to the host's.

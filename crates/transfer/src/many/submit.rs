@@ -8,8 +8,8 @@ use std::{
 };
 
 use transload_core::{
-    BlockList, DeviceId, Error, ErrorKind, ListWay, Result, StreamPriority, Timing, Transfer, TransferId,
-    TransferMethod, TransferScope, Turns, Wanted,
+    BlockList, DeviceId, Error, ErrorKind, ListWay, Result, StreamPriority, Submission, Timing, Transfer,
+    TransferId, TransferMethod, TransferScope, Turns, Wanted,
 };
 
 use super::{
@@ -24,7 +24,7 @@ use crate::{
     context::{ManagerContext, is_observed},
     methods::{TransferRequest, device_scratch::has_kernel},
     planning::{
-        candidate::{Candidate, Excluded, THROUGH_DEVICE, bit},
+        candidate::{Candidate, CandidateInfo, Excluded, THROUGH_DEVICE, bit},
         planner::{Choice, PathRoutes},
         request::PlanInput,
     },
@@ -221,6 +221,7 @@ impl CrossBackendTransferManager {
         let (mut cache, mut declined) = (registry.route_cache(), 0);
         let is_wanted = wanted.way == Some(ListWay::ThroughDevice);
         let mut in_order = None;
+        let mut shortage: Option<(Error, Submission, Arc<CandidateInfo>)> = None;
         if (wanted.way.is_none() || is_wanted) && options.allows(TransferMethod::DirectCopy) {
             let mut known = || {
                 let lists = &cache.routes(registry, &input.path).ok()?.lists;
@@ -241,7 +242,12 @@ impl CrossBackendTransferManager {
             });
             let (candidate, choice) = match chosen {
                 Ok(chosen) => chosen?,
-                Err(error) => return Some(self.refuse(id, error)),
+                Err(error) => {
+                    return Some(match shortage {
+                        Some((shortage, submission, info)) => self.failed(shortage, &submission, &info, id),
+                        None => self.refuse(id, error),
+                    });
+                }
             };
             if let Some(task) = extras.task
                 && !task.may_be_slow
@@ -314,6 +320,7 @@ impl CrossBackendTransferManager {
                 ErrorKind::Unsupported => declined |= bit(method),
                 ErrorKind::OutOfMemory if !transload_core::mutant!("transfer/list-shortage-declines") => {
                     declined |= bit(method);
+                    shortage.get_or_insert((error, submission, info));
                 }
                 kind if is_the_callers(kind) => return Some(self.refuse(id, error)),
                 _ => return Some(self.failed(error, &submission, &info, id)),

@@ -349,6 +349,13 @@ impl DeviceScratch {
             // Dropped without the lock.
             let _before = std::mem::replace(&mut from.lock().queues, keep);
         }
+        if let Err(error) = &enqueued
+            && (end.is_some() || error.is_partial())
+            && !transload_core::mutant!("transfer/failed-list-marks")
+        {
+            // SAFETY: what was enqueued came after the dependencies, and is complete.
+            unsafe { claims.fail(&error.clone().of_part()) };
+        }
         match enqueued {
             // Of a queue without the kernel. The batch call copies all of them.
             Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(None),

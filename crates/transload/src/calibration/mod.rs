@@ -76,11 +76,16 @@ impl Runtime {
         };
         let mut calibration = self.manager().calibrate(options)?;
         let stored = lock.and_then(|(_locked, path)| {
-            if !calibration.unfinished.is_empty()
-                && let Ok(Some(earlier)) = store::read(&path, &key)
-            {
-                calibration.keep_from(earlier);
-                self.manager().use_calibration(&calibration)?;
+            if !calibration.unfinished.is_empty() {
+                match store::read(&path, &key) {
+                    Ok(Some(earlier)) => {
+                        calibration.keep_from(earlier);
+                        self.manager().use_calibration(&calibration)?;
+                    }
+                    // It may be a good one.
+                    Err(error) if error.kind() == ErrorKind::Io => return Err(error),
+                    _ => {}
+                }
             }
             store::write(&path, &key, &calibration)?;
             Ok(path)

@@ -218,7 +218,11 @@ fn failed_launch_in_the_middle_waits_for_the_first_chunks() {
         assert!(failed.pairs.iter().copied().eq(0..COUNT), "{failed}");
         // Nothing that was enqueued uses them any more.
         lists.source.try_write().unwrap().fill(3);
-        lists.target.try_write().unwrap().fill(4);
+        if !is_upload {
+            let read = lists.target.try_read().unwrap_err();
+            assert_eq!(read.kind(), ErrorKind::SourceFailed, "{read}");
+        }
+        lists.target.overwrite().unwrap().fill(4);
         for list in [&lists.up, &lists.down] {
             assert!(manager.copy_many(list).wait().unwrap().groups[0].through_device);
         }
