@@ -1,17 +1,15 @@
 //! Claims: exclusive or shared access to ranges of buffers, from before work is enqueued until its fence is
 //! known.
 
+mod ends;
+
 use std::{fmt, sync::Arc};
 
 use smallvec::SmallVec;
 
 use crate::{
-    BufferId, Error, Fence, MemoryKind, Operation, Queue, RawBuffer, Result, Timeline, Timing, TransferPath,
-    hazard::{
-        Access, Attempt, Blocker, ClaimRequest, Claimed, Dependencies, EarlierWork, Retained, Ticket,
-        WakeList, mark,
-    },
-    queue::source::{SourceList, Sources},
+    BufferId, Fence, MemoryKind, Operation, Queue, RawBuffer, Result, Timeline,
+    hazard::{Access, Attempt, Blocker, ClaimRequest, Claimed, Dependencies, EarlierWork, Ticket, WakeList},
     submit::{
         batch::ranges_of,
         unblocked::{TrySubmitError, Turns, Unblocked},
@@ -324,135 +322,6 @@ impl<'a> Claims<'a> {
             is_for_queue
         });
         if open.is_empty() { Ok(()) } else { Err(Unblocked::fences(open).into()) }
-    }
-
-    /// Returns the fence of the claimed work, extended to report failures of the work that wrote what the
-    /// claimed work reads: see [`Fence::wait`]. Use it as the fence for callers; [`commit`](Self::commit)
-    /// extends its own.
-    #[must_use]
-    #[inline]
-    pub fn inherit(&self, fence: Fence) -> Fence {
-        match &self.earlier {
-            Some(EarlierWork { sources, .. }) if !sources.is_empty() => self.inherit_sources(sources, fence),
-            _ => fence,
-        }
-    }
-
-    #[cold]
-    fn inherit_sources(&self, sources: &SourceList, fence: Fence) -> Fence {
-        let place =
-            |access: Access| self.held.iter().find(|one| one.access == access).map(|one| one.buffer.place());
-        let path =
-            place(Access::Read).zip(place(Access::Write)).map(|(src, dst)| TransferPath::new(src, dst));
-        fence.with_sources(Sources::new(sources.clone(), path))
-    }
-
-    /// Ends the claims of an operation that a queue returned this error for. If it [is partial](Error::is_partial), the bytes that the operation
-    /// writes are marked as damaged.
-    ///
-    /// # Safety
-    /// * The queue was to perform the operation after everything in [`after`](Self::after).
-    #[cold]
-    pub unsafe fn fail(&mut self, error: &Error) {
-        if error.is_partial() {
-            self.commit_to_tables(&mark::failed(error), false);
-        }
-    }
-
-    /// Commits the claims: the work is complete when `fence` is. Later uses of the ranges wait for it, and
-    /// the memory lives until then.
-    ///
-    /// # Safety
-    /// * `fence` completes only after the work on the claimed ranges and everything in
-    ///   [`after`](Self::after): it replaces the earlier uses of the ranges.
-    #[inline]
-    pub unsafe fn commit(mut self, fence: &Fence) {
-        self.commit_all(fence);
-    }
-
-    /// Enqueues the claimed operation after [`after`](Self::after), and commits its fence. By reference,
-    /// since moving the large claims would slow down a short copy.
-    #[inline]
-    pub(crate) fn enqueue<Q: Queue + ?Sized>(
-        &mut self,
-        queue: &Q,
-        operation: &Operation<'_>,
-        timing: Timing,
-    ) -> Result<Fence> {
-        // SAFETY: the claims block every conflicting use until the fence is committed; from then on the fence
-        // does, and keeps the memory alive.
-        let enqueued = unsafe { queue.enqueue(operation, self.after(), timing) };
-        let fence = enqueued.inspect_err(|error| {
-            // A prefetch changes no byte.
-            if !matches!(operation, Operation::Prefetch { .. }) {
-                // SAFETY: it is the queue's error.
-                unsafe { self.fail(error) };
-            }
-        })?;
-        let fence = self.inherit(fence);
-        operation.record_prefetch_target();
-        // A queue's fence completes after the operation, which waits for `after`; fences removed from that
-        // were complete.
-        self.commit_all(&fence);
-        Ok(fence)
-    }
-
-    #[inline]
-    fn commit_all(&mut self, fence: &Fence) {
-        let inherited;
-        let fence = match &self.earlier {
-            Some(EarlierWork { sources, .. }) if !sources.is_empty() && fence.sources().is_none() => {
-                inherited = self.inherit_sources(sources, fence.clone());
-                &inherited
-            }
-            _ => fence,
-        };
-        self.commit_to_tables(fence, true);
-    }
-
-    /// Commits to the hazard tables. The buffers' memory is freed after the fence if it `is_in_flight`.
-    #[inline]
-    fn commit_to_tables(&mut self, fence: &Fence, is_in_flight: bool) {
-        let mut wake_list = WakeList::default();
-        let retained = Retained {
-            damage: self.write_mode == WriteMode::Keep && !crate::mutant!("core/prefetch-keeps-marks"),
-            cross_device: self
-                .earlier
-                .as_ref()
-                .is_some_and(|earlier| follows_other_device(&earlier.after, fence)),
-        };
-        for group in self.held.chunk_by(same_buffer) {
-            let Some(Claimed { buffer, .. }) = group.first() else { continue };
-            if is_in_flight {
-                buffer.record_use_by_fence(fence);
-            }
-            buffer.hazards().commit(group, fence, retained, &mut wake_list);
-        }
-        // Committed, so no claims any more.
-        self.held.clear();
-        wake_list.wake();
-    }
-}
-
-impl Claims<'_> {
-    /// Returns whether no earlier work is in flight or has an unknown outcome.
-    #[inline]
-    pub(crate) fn have_no_predecessors(&self) -> bool {
-        self.earlier.as_ref().is_none_or(|earlier| earlier.after.is_empty() && earlier.sources.is_empty())
-    }
-
-    /// Ends the claims of work that is complete and had no predecessors: later uses of the ranges need not
-    /// wait for it.
-    #[inline]
-    pub(crate) fn complete(&mut self) {
-        let mut wake_list = WakeList::default();
-        for one in &self.held {
-            if let Some(ticket) = one.ticket {
-                one.buffer.hazards().complete(&one.range, ticket, &mut wake_list);
-            }
-        }
-        self.held.clear();
-        wake_list.wake();
     }
 }
 
