@@ -91,7 +91,7 @@ pub(crate) fn advise<'a>(
         saving >= LEAST * advice.took_ns as f64 && saving >= LEAST_OF_ALL * advice.whole_ns as f64
     };
     advice.retain(is_worth);
-    advice.sort_by_key(|advice| Reverse(advice.saving_ns));
+    sort(&mut advice);
     advice.extend(adviser.calibrate());
     advice
 }
@@ -303,6 +303,11 @@ fn transfers_like(case: &Case<'_>, other: &Case<'_>) -> Option<(u64, AdviceBasis
     let ratio = mean(case) / mean(other);
     let time = other.took_ns as f64 * (case.totals.bytes as f64 / other.totals.bytes as f64);
     (0.5..=2.0).contains(&ratio).then_some((time as u64, AdviceBasis::Transfers(other.totals.transfers)))
+}
+
+/// What saves most comes first.
+pub(crate) fn sort(advice: &mut [Advice]) {
+    advice.sort_by_key(|advice| Reverse(advice.saving_ns));
 }
 
 #[cfg(test)]

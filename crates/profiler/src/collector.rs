@@ -66,6 +66,8 @@ pub(crate) struct Collector {
     pub(crate) engines: Engines,
     pub(crate) idle_pinned: IdlePinned,
     pub(crate) trace: Option<TimelineTrace>,
+    /// Records that were lost before it began.
+    lost_before: u64,
 }
 
 impl Collector {
@@ -85,6 +87,7 @@ impl Collector {
             engines: Engines::default(),
             idle_pinned: IdlePinned::default(),
             trace: None,
+            lost_before: 0,
         }
     }
 
@@ -387,6 +390,12 @@ impl Collector {
         self.outstanding as u64
     }
 
+    /// Begins a trace, when so many records were lost.
+    pub(crate) fn begin_trace(&mut self, trace: TimelineTrace, lost: u64) {
+        self.lost_before = lost.saturating_add(self.engines.lost());
+        self.trace = Some(trace);
+    }
+
     /// Ends the trace, if there is one.
     pub(crate) fn finish_trace(&mut self, lost: u64, costs: &KnownCosts) -> Option<Result<TraceSummary>> {
         let transfers = std::mem::take(&mut self.transfers).count();
@@ -395,7 +404,7 @@ impl Collector {
             self.request_records(Request::Last);
         }
         let advice = self.advice(costs);
-        let lost = lost.saturating_add(self.engines.lost());
+        let lost = lost.saturating_add(self.engines.lost()).saturating_sub(self.lost_before);
         let without_migrations = self.engines.without_migrations();
         Some(self.trace.take()?.finish((lost, unfinished), &advice, without_migrations))
     }

@@ -22,9 +22,9 @@ impl ProfilerOptions {
         self
     }
 
-    /// Sets how many timed operations may be outstanding, 64 at least; about 300 bytes each. Those beyond it are counted as lost.
+    /// Sets how many timed operations may be outstanding, 64 to 1,048,576; about 300 bytes each. Those beyond it are counted as lost.
     pub fn capacity(mut self, operations: usize) -> Self {
-        self.capacity = operations.max(64);
+        self.capacity = operations.clamp(64, 1 << 20);
         self
     }
 }

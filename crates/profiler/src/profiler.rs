@@ -361,7 +361,8 @@ impl StreamProfiler {
         if collector.trace.is_some() {
             return Err(Error::new(ErrorKind::Busy, "a trace is being written; finish it first"));
         }
-        collector.trace = Some(TimelineTrace::new(Box::new(out), format, options)?);
+        let trace = TimelineTrace::new(Box::new(out), format, options)?;
+        collector.begin_trace(trace, self.shared.inbox.lost());
         self.shared.gauges.lock().are_read = true;
         drop(collector);
         drop(self.shared.collect(true));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use transload_core::{ClockId, CostBasis, DeviceId, TransferId, TransferReport};
+use transload_core::{ClockId, CostBasis, DeviceId, TransferId, TransferMethod, TransferReport};
 
 use crate::{Direction, busy::BusyTime, collector::PathKey, runs::Runs, statistics::Times};
 
@@ -88,8 +88,7 @@ impl TimedTransfers {
             is_simulated: report.simulated,
             basis: report.basis,
         };
-        // Its bytes move twice.
-        if !report.through_device {
+        if !moves_twice(report) {
             let open = self.open(id);
             // Of a list nothing is predicted, and its pieces may be operations of their own.
             open.is_split |= report.chunks > 1 && report.predicted.is_zero();
@@ -146,9 +145,41 @@ impl TimedTransfers {
     }
 }
 
+/// Returns whether the bytes of a transfer move by two operations, each of which has as many as the whole: through memory of the device or the
+/// host, or after a prefetch.
+fn moves_twice(report: &TransferReport) -> bool {
+    let is_between_devices = !report.path.src.device.is_cpu() && !report.path.dst.device.is_cpu();
+    let is_in_two = matches!(report.method, TransferMethod::HostStaged | TransferMethod::UnifiedMemory);
+    report.through_device || is_between_devices && is_in_two
+}
+
 impl TimedTotals {
     /// Returns the device that did the work, and its clock.
     pub(crate) fn lane(&self) -> Option<(ClockId, DeviceId)> {
         self.clock
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use transload_core::{MemoryKind, Place, TransferPath, Wanted};
+
+    use super::*;
+
+    #[test]
+    fn transfer_whose_bytes_move_twice_has_no_time_of_one_of_both() {
+        let (gpu, clock) = (DeviceId::Other("gpu", 0), ClockId::next());
+        let path =
+            TransferPath::new(Place::new(gpu, MemoryKind::Unified), Place::new(gpu, MemoryKind::Device));
+        let timed = |method| {
+            let mut timed = TimedTransfers::default();
+            let id = TransferId::if_wanted(Wanted::Times).unwrap();
+            timed.submitted(id, &TransferReport::planned(path, method, gpu, 1000), 0);
+            // A prefetch of what is there, before the copy.
+            timed.operated(id, (1000, 1), Ran { clock, begin: 0, end: 5, host: None });
+            timed.operated(id, (1000, 1), Ran { clock, begin: 5, end: 500, host: None });
+            timed.totals.len()
+        };
+        assert_eq!([TransferMethod::DirectCopy, TransferMethod::UnifiedMemory].map(timed), [1, 0]);
     }
 }

@@ -380,8 +380,8 @@ impl CrossBackendTransferManager {
         if options.is_urgent(input.bytes) {
             choice = routes.choose_urgent(choice, input.bytes);
         }
-        // First by a constant, which costs small copies less. A short upload of so many may be complete at once: nothing is learned of it.
-        if input.bytes > COUNTED_FROM && input.bytes >= routes.explored_from && self.context.explores {
+        // First by a constant, which costs small copies less.
+        if input.bytes >= COUNTED_FROM && input.bytes >= routes.explored_from && self.context.explores {
             choice = routes.explore(choice, input, options, extras);
         }
         let candidate = &mut routes.candidates[choice.index];

@@ -26,6 +26,7 @@ impl Collector {
         let mut advice = adviser::advise(&self.timed, &copies, costs, self.engines.idle_links());
         advice.extend(self.engines.migrations.advice());
         advice.extend(self.idle_pinned.advice());
+        adviser::sort(&mut advice);
         advice
     }
 
