@@ -126,6 +126,7 @@ impl Error {
     }
 
     /// Marks the error as that of an operation of which a part was done: what it writes may be damaged.
+    #[cold]
     #[must_use]
     pub fn of_part(mut self) -> Self {
         if !self.is_partial() {

@@ -94,6 +94,13 @@ impl StreamTimeline {
         self.resolve_error(self.events.points.issued(), error)
     }
 
+    /// The same, for an operation of which the driver took a part.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn resolve_part_error(&self, error: DriverError) -> Error {
+        self.resolve_unrecorded_error(error).of_part()
+    }
+
     /// Like [`resolve_error`](Self::resolve_error), for a query; it is repeated later if a capture caused the error.
     /// An event recorded into a capture never completes, so this queries the stream once the capture is over.
     pub(crate) fn resolve_query_error(&self, point: u64, error: DriverError) -> Result<bool> {

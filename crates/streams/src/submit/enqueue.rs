@@ -170,7 +170,7 @@ impl CudaStream {
                 Ok(Fence::new(Arc::clone(&self.timeline), point))
             }
             // Without a fence no one would wait for it.
-            Err(error) => Err(own.resolve_unrecorded_error(error).of_part()),
+            Err(error) => Err(own.resolve_part_error(error)),
         }
     }
 
@@ -255,7 +255,7 @@ impl CudaStream {
                 Ok(Fence::new(Arc::clone(&self.timeline), point))
             }
             // Without a fence, nothing would wait for the work enqueued before the error.
-            Err(error) if in_flight => Err(own.resolve_unrecorded_error(error).of_part()),
+            Err(error) if in_flight => Err(own.resolve_part_error(error)),
             Err(error) if error.is_sticky() => Err(own.lift(error)),
             Err(error) => Err(calls.lift(error)),
         }
@@ -299,7 +299,7 @@ unsafe fn copy_in_its_own(
         _ => unsafe { copy(from, to, bytes, own.raw(), &mut in_flight) },
     };
     copied.map_err(|error| match in_flight {
-        true => own.resolve_unrecorded_error(error).of_part(),
+        true => own.resolve_part_error(error),
         false => own.lift(error),
     })
 }

@@ -102,9 +102,10 @@ fn each_failing_call_of_a_pool_is_a_typed_error() {
 
 #[test]
 fn lease_calls_the_driver_only_to_create_a_stream() {
-    let sim = builder().checked();
-    let device = CudaDevice::new(sim.ordinal()).unwrap();
     for strategy in AllocationStrategy::ALL {
+        // Another thread may still destroy the streams of the pool before: of another device.
+        let sim = builder().checked();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
         // However long the loop takes, no stream is retired.
         let builder = AdvancedStreamPool::builder(&device).streams(1..=3).quiet(Duration::MAX);
         let pool = builder.strategy(strategy).build().unwrap();

@@ -36,9 +36,17 @@ impl Claims<'_> {
     /// * The queue was to perform the operation after everything in [`after`](Self::after).
     #[cold]
     pub unsafe fn fail(&mut self, error: &Error) {
-        if error.is_partial() {
-            self.commit_to_tables(&mark::failed(error), false);
+        if !error.is_partial() {
+            return;
         }
+        let (fence, mut wake_list) = (mark::failed(error), WakeList::default());
+        let retained = Retained { damage: self.write_mode == WriteMode::Keep, cross_device: false };
+        for group in self.held.chunk_by(same_buffer) {
+            let Some(Claimed { buffer, .. }) = group.first() else { continue };
+            buffer.hazards().commit(group, &fence, retained, &mut wake_list);
+        }
+        self.held.clear();
+        wake_list.wake();
     }
 
     /// Commits the claims: the work is complete when `fence` is. Later uses of the ranges wait for it, and
@@ -89,12 +97,6 @@ impl Claims<'_> {
             }
             _ => fence,
         };
-        self.commit_to_tables(fence, true);
-    }
-
-    /// Commits to the hazard tables. The buffers' memory is freed after the fence if it `is_in_flight`.
-    #[inline]
-    fn commit_to_tables(&mut self, fence: &Fence, is_in_flight: bool) {
         let mut wake_list = WakeList::default();
         let retained = Retained {
             damage: self.write_mode == WriteMode::Keep && !crate::mutant!("core/prefetch-keeps-marks"),
@@ -105,9 +107,7 @@ impl Claims<'_> {
         };
         for group in self.held.chunk_by(same_buffer) {
             let Some(Claimed { buffer, .. }) = group.first() else { continue };
-            if is_in_flight {
-                buffer.record_use_by_fence(fence);
-            }
+            buffer.record_use_by_fence(fence);
             buffer.hazards().commit(group, fence, retained, &mut wake_list);
         }
         // Committed, so no claims any more.
