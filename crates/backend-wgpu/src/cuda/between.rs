@@ -140,6 +140,10 @@ impl Between {
         if copier.is_none() && copied.is_ok() {
             return last.map_or_else(|| own_point(line), Ok);
         }
+        if copied.is_err() {
+            // Also what comes before, whose place a mark takes.
+            line.queue.block_until(line.queue.enqueued());
+        }
         if let Some(point) = last {
             by.queue.block_until(point);
         }

@@ -13,7 +13,7 @@ use transload_core::{
     try_submit,
 };
 
-use crate::mock::{MockQueue, buffer, host_buffer, memory};
+use crate::mock::{MockQueue, buffer, host_buffer, key, memory};
 
 fn cause(error: &Error) -> &Error {
     error.cause().and_then(|cause| cause.downcast_ref()).unwrap_or(error)
@@ -410,4 +410,24 @@ fn failure_before_anything_was_written_marks_nothing() {
     assert_source_failed(read.wait(), "disk on fire");
     drop(dst.read().unwrap());
     stream.copy(&dst, &buffer(64)).unwrap();
+}
+
+/// A lost device may have waited for work of another one, which goes on.
+#[test]
+fn partial_failure_marks_bytes_unless_its_device_is_lost() {
+    let (other, reader) = (MockQueue::on(DeviceId::Cuda(1)), MockQueue::new());
+    let (bytes, back) = (buffer(8), buffer(8));
+    let write = other.write(&bytes).unwrap();
+    let fail = |kind| {
+        let mut claims = Claims::acquire(&mut [(&bytes, Access::Write)]).unwrap();
+        // SAFETY: nothing was done, and what came before is complete, or the device is lost.
+        unsafe { claims.fail(&Error::new(kind, "failed midway").of_part()) };
+    };
+    fail(ErrorKind::DeviceLost);
+    drop(reader.copy(&bytes, &back).unwrap());
+    assert!(reader.last_after().contains(&key(&write)), "it is still waited for");
+    other.complete(1);
+    reader.complete(1);
+    fail(ErrorKind::Device);
+    assert_eq!(reader.copy(&bytes, &back).unwrap_err().kind(), ErrorKind::SourceFailed);
 }

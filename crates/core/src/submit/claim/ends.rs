@@ -2,7 +2,7 @@
 
 use super::{Claims, WriteMode, follows_other_device, same_buffer};
 use crate::{
-    Access, Error, Fence, Operation, Queue, Result, Timing, TransferPath,
+    Access, Error, ErrorKind, Fence, Operation, Queue, Result, Timing, TransferPath,
     hazard::{Claimed, EarlierWork, Retained, WakeList, mark},
     queue::source::{SourceList, Sources},
 };
@@ -30,13 +30,14 @@ impl Claims<'_> {
     }
 
     /// Ends the claims of an operation that a queue returned this error for. If it [is partial](Error::is_partial), the bytes that the operation
-    /// writes are marked as damaged.
+    /// writes are marked as damaged; not if a device is lost.
     ///
     /// # Safety
-    /// * The queue was to perform the operation after everything in [`after`](Self::after).
+    /// * Unless the device is lost, a part that was done is complete, and so is everything in [`after`](Self::after), which came before it.
     #[cold]
     pub unsafe fn fail(&mut self, error: &Error) {
-        if !error.is_partial() {
+        // Work of other devices that a lost one waited for may go on: later users wait for it as before.
+        if !error.is_partial() || error.kind() == ErrorKind::DeviceLost {
             return;
         }
         let (fence, mut wake_list) = (mark::failed(error), WakeList::default());
