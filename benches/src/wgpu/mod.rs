@@ -16,6 +16,7 @@ mod raw;
 #[cfg(target_os = "linux")]
 mod shared;
 mod small;
+mod urgent;
 
 use std::{
     sync::Arc,
@@ -54,6 +55,7 @@ const PARTS: &[Part] = &[
     ("small", small::one),
     ("pieces", small::pieces),
     ("allocate", small::allocating),
+    ("urgent", urgent::rows),
     #[cfg(target_os = "linux")]
     ("shared", shared::rows),
     #[cfg(target_os = "linux")]

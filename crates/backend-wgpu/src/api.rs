@@ -6,8 +6,8 @@ use std::{
 };
 
 use transload_core::{
-    DeviceInfo, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer, ResourceCounts, Result, SinkSlot,
-    StreamPriority,
+    DeviceInfo, Fence, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer, ResourceCounts, Result,
+    SinkSlot, StreamPriority,
 };
 
 /// Most bytes that are read at once.
@@ -39,6 +39,14 @@ pub(crate) trait ApiDevice: Any + Send + Sync {
     /// # Errors
     /// The loss of the device.
     fn queue(self: Arc<Self>, priority: StreamPriority) -> Result<Arc<dyn Queue>>;
+
+    /// Returns the queue by which a copy of high priority comes soonest.
+    ///
+    /// # Errors
+    /// The loss of the device.
+    fn urgent_queue(self: Arc<Self>) -> Result<Arc<dyn Queue>> {
+        self.queue(StreamPriority::High)
+    }
 
     /// Returns a queue for transfers in parts, beside which others go on.
     ///
@@ -93,12 +101,13 @@ pub(crate) trait ApiDevice: Any + Send + Sync {
     /// `Busy` in a callback of wgpu, while wgpu submits.
     fn refuse_callback(&self) -> Result<()>;
 
-    /// Submits command buffers, after everything submitted before. Calls `commit` with their point, once, as soon as they can no longer
+    /// Submits command buffers, after everything submitted before, and after these fences, for which its queue
+    /// [can wait](Queue::can_wait_for). Calls `commit` with their point, once, as soon as they can no longer
     /// be refused by this crate: wgpu calls callbacks of its user, which may need what the caller has claimed.
     ///
     /// # Errors
     /// wgpu's; the loss of the device. The point is reached then, too.
-    fn submit(&self, commands: Submitted, commit: Box<dyn FnOnce(u64) + '_>) -> Result<()>;
+    fn submit(&self, commands: Submitted, after: &[Fence], commit: Box<dyn FnOnce(u64) + '_>) -> Result<()>;
 }
 
 /// Returns commands that read so many bytes of a buffer, a multiple of 4.

@@ -74,14 +74,19 @@ impl Backend for WgpuBackend {
         self.device_of(device)?.memory_info()
     }
 
-    /// Leases wgpu's queue: priorities have no effect.
+    /// Leases wgpu's queue. For copies of high priority, while it has work, another one of a Vulkan device of this backend.
     fn lease_queue(
         &self,
         device: DeviceId,
         priority: StreamPriority,
-        _workload: WorkloadType,
+        workload: WorkloadType,
     ) -> Result<QueueLease> {
-        self.lease(device, |device| device.queue(priority))
+        match (priority, workload) {
+            (StreamPriority::High, WorkloadType::Memory) => {
+                self.lease(device, |device| device.urgent_queue())
+            }
+            _ => self.lease(device, |device| device.queue(priority)),
+        }
     }
 
     /// On a Vulkan device of this backend, leases a queue that only copies, the next one each time, which copies beside shaders; of other

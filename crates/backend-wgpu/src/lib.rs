@@ -5,10 +5,11 @@
 //! bytes, never within one buffer, and each of its submissions costs tens of microseconds on some drivers. Beneath it, bytes next to a copy are
 //! not touched, whatever its offset and length.
 //!
-//! All leased queues of a device are one Vulkan queue, whose timeline is a Vulkan timeline semaphore; a priority has no effect. wgpu's
+//! All leased queues of a device are one Vulkan queue, whose timeline is a Vulkan timeline semaphore. wgpu's
 //! queue is the same one: it is not handed out, but [`WgpuBackend::submit`] submits to it. A framework that needs it makes the device by
 //! [`create_shared_device`], and gives both to [`WgpuBackendConfig::with_device`]. Reserved queues, by which large transfers are staged, are
-//! two others on devices that the backend opens, where the adapter has a family that only copies: they go on beside shaders.
+//! two others on devices that the backend opens, where the adapter has a family that only copies: they go on beside shaders. Copies of
+//! high priority are leased one of these, too, while the first queue has work. Other priorities have no effect.
 //!
 //! Lists of short pieces of whole words are copied by a shader, other pieces by copy commands. Short uploads to an idle queue are stored by
 //! the submitting thread, where the host sees all memory of the device (resizable BAR), if this backend opened it.

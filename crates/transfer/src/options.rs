@@ -45,7 +45,8 @@ impl TransferOptions {
     /// 8,900 and 62 after 512 MiB of copies). Copies of less than 64 KiB and work queued by other code are not counted,
     /// and a recording is planned as if nothing were queued. Pageable memory uses HostStaged then, with the kernel
     /// between the device and the pinned staging buffers. [`forbid`](Self::forbid)ding ZeroCopy disables the kernel in
-    /// both cases.
+    /// both cases. On a Vulkan device of the wgpu backend a copy with [`StreamPriority::High`] uses another queue while
+    /// the usual one has work.
     #[must_use]
     pub const fn priority(mut self, priority: StreamPriority) -> Self {
         self.priority = priority;

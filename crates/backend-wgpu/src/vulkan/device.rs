@@ -6,8 +6,8 @@ use std::sync::{
 };
 
 use transload_core::{
-    DeviceInfo, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer, ResourceCounts, Result, SinkSlot,
-    StreamPriority, mutant,
+    DeviceInfo, Fence, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer, ResourceCounts, Result,
+    SinkSlot, StreamPriority, mutant,
 };
 
 #[cfg(feature = "cuda")]
@@ -39,6 +39,11 @@ impl ApiDevice for DeviceState {
     fn queue(self: Arc<Self>, priority: StreamPriority) -> Result<Arc<dyn Queue>> {
         self.queue.check_usable()?;
         Ok(Arc::new(WgpuQueue::new(&self, &self.wgpu, priority)))
+    }
+
+    fn urgent_queue(self: Arc<Self>) -> Result<Arc<dyn Queue>> {
+        self.queue.check_usable()?;
+        Ok(Arc::new(WgpuQueue::new(&self, self.least_busy(), StreamPriority::High)))
     }
 
     fn reserved_queue(self: Arc<Self>, priority: StreamPriority) -> Result<Arc<dyn Queue>> {
@@ -108,12 +113,13 @@ impl ApiDevice for DeviceState {
         self.queue.refuse_callback()
     }
 
-    fn submit(&self, commands: Submitted, commit: Box<dyn FnOnce(u64) + '_>) -> Result<()> {
+    fn submit(&self, commands: Submitted, after: &[Fence], commit: Box<dyn FnOnce(u64) + '_>) -> Result<()> {
+        let waits = self.waits(&self.wgpu, after);
         match commands {
-            Some(commands) => self.queue.submit_wgpu(commands, self.copied(), commit)?,
+            Some(commands) => self.queue.submit_wgpu(commands, waits, commit)?,
             None if mutant!("wgpu/fence-of-queue") => commit(self.queue.enqueued()),
             // SAFETY: there are no commands.
-            None => commit(unsafe { self.queue.submit(&[], &[]) }?),
+            None => commit(unsafe { self.queue.submit(&[], &waits) }?),
         }
         Ok(())
     }

@@ -9,8 +9,8 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Place, QueueTally, RawBuffer, Reclaimer,
-    ResourceCounts, Result, SinkSlot, events::report,
+    DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryKind, Place, QueueTally, RawBuffer, Reclaimer,
+    ResourceCounts, Result, SinkSlot, events::report, mutant,
 };
 
 use super::{
@@ -106,16 +106,40 @@ impl DeviceState {
         self.copiers.get(next).unwrap_or(&self.wgpu)
     }
 
-    /// Returns what wgpu's commands wait for, to see what the copiers have written: it is complete, as transfers are that the commands
-    /// come after.
-    pub(crate) fn copied(&self) -> Waits {
-        self.copiers.iter().filter_map(|line| line.queue.known()).collect()
+    /// Returns the queue of urgent copies: one that has nothing to do, first wgpu's; else of those that only copy, whose copies are
+    /// parts of transfers, the one that has the least to do.
+    pub(crate) fn least_busy(&self) -> &Arc<Line> {
+        if mutant!("wgpu/urgent-copies-pass") {
+            return &self.wgpu;
+        }
+        let idle = self.lines().find(|line| line.queue.outstanding() == 0);
+        let least = || self.copiers.iter().min_by_key(|line| line.queue.outstanding());
+        idle.or_else(least).unwrap_or(&self.wgpu)
     }
 
-    /// Returns what commands of a queue wait for, to see what the others have written: it is complete, as what the commands come after is.
-    pub(super) fn written_by_others(&self, line: &Line) -> Waits {
-        let others = self.lines().filter(|other| other.index != line.index);
-        others.filter_map(|other| other.queue.known()).collect()
+    /// Returns the queue of a fence.
+    pub(super) fn line_of(&self, fence: &Fence) -> Option<&Arc<Line>> {
+        self.lines().find(|line| line.queue.id == fence.timeline().id())
+    }
+
+    /// Returns what commands of a queue wait for: such of these fences as are of the device's other queues, and what those have written,
+    /// which is visible only so although it is complete.
+    pub(crate) fn waits(&self, line: &Line, after: &[Fence]) -> Waits {
+        let others =
+            self.lines().filter(|other| other.index != line.index && !mutant!("wgpu/sees-other-queues"));
+        let mut waits: Waits = others.filter_map(|other| other.queue.known()).collect();
+        for fence in after.iter().filter(|_| !mutant!("wgpu/queues-come-after")) {
+            // What the host stored is reached, and nothing signals it.
+            let is_awaited =
+                |other: &&Arc<Line>| other.index != line.index && other.queue.reached() < fence.point();
+            let Some(other) = self.line_of(fence).filter(is_awaited) else { continue };
+            let (semaphore, value) = (other.queue.semaphore.raw, fence.point());
+            match waits.iter_mut().find(|(known, _)| *known == semaphore) {
+                Some((_, until)) => *until = value.max(*until),
+                None => waits.push((semaphore, value)),
+            }
+        }
+        waits
     }
 
     /// Returns whether a queue copies between two places: within the device, between it and the host, or CUDA's memory of the same GPU.

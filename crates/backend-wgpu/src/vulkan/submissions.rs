@@ -305,6 +305,13 @@ impl Submissions {
         self.reached.load(Ordering::Acquire)
     }
 
+    /// Reads the semaphore. Returns how many points are not reached.
+    pub(crate) fn outstanding(&self) -> u64 {
+        // In this order, so that the difference is never negative.
+        let reached = self.refresh();
+        self.enqueued().saturating_sub(reached)
+    }
+
     /// Reads the semaphore. Returns the last point that is reached.
     pub(crate) fn refresh(&self) -> u64 {
         // SAFETY: the semaphore is alive, and of the timeline kind.

@@ -1,6 +1,8 @@
 //! Points that were published, and whose submission failed; what submissions wait for.
 
-use transload_core::{Backend as _, ErrorKind, Fence, Operation, StreamPriority, Timing, submit};
+use transload_core::{
+    Backend as _, ErrorKind, Fence, Operation, RawBuffer, StreamPriority, Timing, WorkloadType, submit,
+};
 
 use super::{
     super::{gate, queue::WgpuQueue, state::Line},
@@ -64,4 +66,64 @@ fn submissions_see_what_other_queues_wrote() {
     assert!(sees(&state.wgpu, &written, copier));
     drop(copy(copier));
     assert!(sees(copier, &by_wgpu, &state.wgpu));
+}
+
+/// On the device: neither thread waits.
+#[test]
+fn queues_of_a_device_come_after_each_other() {
+    let Some(backend) = setup::backend() else { return };
+    let state = backend.states().remove(0);
+    let [copier, ..] = &state.copiers[..] else { panic!("queues copy beside wgpu's") };
+    let allocate = || backend.allocate(state.id(), MemoryKind::Device, 1 << 20).unwrap();
+    let (first, second, third) = (allocate(), allocate(), allocate());
+    let copy = |line: &Arc<Line>, src: &RawBuffer, dst: &RawBuffer| {
+        let queue = WgpuQueue::new(&state, line, StreamPriority::Normal);
+        submit(&queue, &Operation::Copy { src, dst }, Timing::Off).unwrap()
+    };
+    let held = Semaphore::new(&state.queue.vulkan).unwrap();
+    // SAFETY: there are no commands.
+    unsafe { state.queue.submit(&[], &[held.at(1)]) }.unwrap();
+    let before = copy(&state.wgpu, &first, &second);
+    let after = copy(copier, &second, &third);
+    let seen = copier.queue.state.lock().seen.clone();
+    assert!(seen.contains(&(state.queue.semaphore.raw, before.point())), "{seen:?}");
+    assert!(!before.is_complete() && !after.is_complete());
+    signal(&held);
+    after.wait().unwrap();
+    assert!(before.is_complete());
+}
+
+/// Lets what waits for the semaphore's first value go on.
+fn signal(held: &Semaphore) {
+    let info = vk::SemaphoreSignalInfo::default().semaphore(held.raw).value(1);
+    // SAFETY: the semaphore is alive, and nothing else signals it.
+    unsafe { held.vulkan.raw.signal_semaphore(&info) }.unwrap();
+}
+
+#[test]
+fn urgent_copies_use_a_queue_that_has_less_to_do() {
+    let Some(backend) = setup::backend() else { return };
+    let state = backend.states().remove(0);
+    let lease =
+        |priority, workload| backend.lease_queue(state.id(), priority, workload).unwrap().timeline().id();
+    let urgent = || lease(StreamPriority::High, WorkloadType::Memory);
+    let [first, second] = &state.copiers[..] else { panic!("two queues copy beside wgpu's") };
+    assert_eq!(urgent(), state.wgpu.queue.id, "that of all others, while it is idle");
+    // Work that the host lets go on.
+    let held = Semaphore::new(&state.queue.vulkan).unwrap();
+    let hold = |line: &Line| {
+        // SAFETY: there are no commands.
+        unsafe { line.queue.submit(&[], &[held.at(1)]) }.unwrap()
+    };
+    let mut points = vec![(&state.wgpu, hold(&state.wgpu))];
+    assert_eq!(urgent(), first.queue.id);
+    points.extend([(first, hold(first)), (first, hold(first))]);
+    assert_eq!(urgent(), second.queue.id);
+    points.push((second, hold(second)));
+    assert_eq!(urgent(), second.queue.id, "the parts of transfers are short");
+    assert_eq!(lease(StreamPriority::Normal, WorkloadType::Memory), state.wgpu.queue.id);
+    assert_eq!(lease(StreamPriority::High, WorkloadType::Compute), state.wgpu.queue.id);
+    signal(&held);
+    points.into_iter().for_each(|(line, point)| line.queue.block_until(point));
+    assert_eq!(urgent(), state.wgpu.queue.id);
 }
