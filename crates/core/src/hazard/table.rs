@@ -269,6 +269,9 @@ impl Table {
             if !matches!(segment.uses.as_slice(), [used] if is_known(used)) {
                 let shared = range.start.max(segment.start)..range.end.min(segment.end);
                 let covered = uncovered(&segment.uses);
+                if covered > 0 && !crate::mutant!("core/covered-of-other-devices") {
+                    self.origins.collect_covered(&segment.uses, covered, own, after);
+                }
                 // A read conflicts with writes only, which come first.
                 let met = segment.uses.iter().skip(covered);
                 for used in met.take_while(|used| access.conflicts_with(used.access())) {

@@ -4,6 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use smallvec::SmallVec;
 
+use super::Dependencies;
 use super::steps;
 use crate::{Access, Fence, Timeline};
 
@@ -260,6 +261,26 @@ impl Origins {
         self.of(used).is_some_and(|origin| {
             Some(origin.timeline().device()) != device && !origin.is_reached(used.point)
         })
+    }
+
+    /// Collects the fences of covered writes that are in flight on other devices than the covering one, which came after them: a device
+    /// that is lost counts as done, whatever it waited for.
+    #[cold]
+    pub(super) fn collect_covered(
+        &mut self,
+        uses: &[Use],
+        covered: usize,
+        own: Option<&Arc<dyn Timeline>>,
+        after: &mut Dependencies,
+    ) {
+        let Some((earlier, [covering, ..])) = uses.split_at_checked(covered) else { return };
+        for used in earlier {
+            if self.runs_on_other_device(used, covering)
+                && let Some(origin) = self.of(used).filter(|origin| !own.is_some_and(|own| origin.is_of(own)))
+            {
+                after.add(origin.timeline(), used.point);
+            }
+        }
     }
 
     /// Replaces a use by an uncounted one, if no origin is removed by that. Returns whether it did.

@@ -167,6 +167,7 @@ impl<'a> Operation<'a> {
     pub(crate) fn write_mode(&self) -> WriteMode {
         match self {
             Self::Prefetch { .. } | Self::PrefetchToNode { .. } | Self::CopyPitched { .. } => WriteMode::Keep,
+            Self::Replay { recorded } if recorded.keeps_bytes() => WriteMode::Keep,
             // An operation of a recording may read what another one wrote.
             Self::Replay { .. } => WriteMode::Update,
             _ => WriteMode::Replace,

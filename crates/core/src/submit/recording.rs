@@ -29,6 +29,12 @@ pub unsafe trait Recording: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Returns whether a replay may leave some of the bytes that [`uses`](Self::uses) lists as written unchanged, as a copy of rows leaves
+    /// those between its rows. Such a replay does not make good what earlier work that failed has left there.
+    fn keeps_bytes(&self) -> bool {
+        false
+    }
+
     /// Returns `self`, for the backend's own queues.
     fn as_any(&self) -> &dyn Any;
 }

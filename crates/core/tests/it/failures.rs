@@ -107,9 +107,72 @@ fn write_that_inherits_a_failure_keeps_the_reads_of_other_devices() {
     drop(read.try_write().unwrap());
 }
 
+/// Such a write hides those before it, but for what another device still does.
+#[test]
+fn write_that_inherits_a_failure_keeps_the_writes_of_other_devices() {
+    for writes in [false, true] {
+        let (host, worker, gpu) =
+            (MockQueue::failing(), MockQueue::new(), MockQueue::on(DeviceId::Other("gpu", 0)));
+        let (pinned, there, written, elsewhere) = (buffer(64), buffer(64), buffer(64), buffer(64));
+        let in_flight = worker.write(&written).unwrap();
+        host.write(&pinned).unwrap();
+        gpu.copy(&pinned, &there).unwrap();
+        gpu.copy(&there, &written).unwrap();
+        // Its device is lost: all of it counts as complete, and the worker goes on.
+        gpu.complete(2);
+        let third = MockQueue::on(DeviceId::Other("gpu", 1));
+        if writes { third.write(&written) } else { third.copy(&written, &elsewhere) }.unwrap();
+        assert_eq!(third.last_after(), [key(&in_flight)], "{writes}");
+        [&worker, &host, &third].into_iter().for_each(|queue| queue.complete(1));
+        drop(written.try_write().unwrap());
+    }
+}
+
 /// Reads and writes a range, as a kernel may.
 #[derive(Debug)]
 struct Increment([(RawBuffer, Access); 1]);
+
+/// Writes rows of a range.
+#[derive(Debug)]
+struct Rows([(RawBuffer, Access); 1]);
+
+// SAFETY: what a mock replays touches no memory.
+unsafe impl Recording for Rows {
+    fn device(&self) -> DeviceId {
+        DeviceId::Cpu
+    }
+
+    fn uses(&self) -> &[(RawBuffer, Access)] {
+        &self.0
+    }
+
+    fn keeps_bytes(&self) -> bool {
+        true
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+#[test]
+fn replay_that_keeps_bytes_keeps_their_damage() {
+    let (host, stream) = (MockQueue::failing(), MockQueue::new());
+    let [whole, rows] = [(); 2].map(|()| buffer(64));
+    for dst in [&whole, &rows] {
+        host.write(dst).unwrap();
+    }
+    [1, 2].into_iter().for_each(|point| host.fail(point, "disk on fire"));
+    [&whole, &rows].into_iter().for_each(|dst| assert_source_failed(dst.read().map(drop), "disk on fire"));
+    let replay = |recorded: &dyn Recording| {
+        submit(&stream, &Operation::Replay { recorded }, Timing::Off).unwrap();
+    };
+    replay(&Increment([(whole.clone(), Access::Write)]));
+    replay(&Rows([(rows.clone(), Access::Write)]));
+    stream.complete(2);
+    drop(whole.read().unwrap());
+    assert_source_failed(rows.read().map(drop), "disk on fire");
+}
 
 // SAFETY: what a mock replays touches no memory.
 unsafe impl Recording for Increment {

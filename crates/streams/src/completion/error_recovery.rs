@@ -48,45 +48,59 @@ impl StreamTimeline {
     /// Like [`resolve_error`](Self::resolve_error), but an error caused by a capture counts as success once the work
     /// is complete.
     pub(crate) fn resolve_wait_error(&self, point: u64, error: DriverError) -> Result<()> {
-        let mut latest = error.clone();
-        let mut backoff = Backoff::default();
-        if !latest.is_sticky() {
-            report::call_failed("waiting for the stream again", self.device, &latest);
+        if error.is_sticky() {
+            return Err(self.mark_lost(error));
         }
-        loop {
-            if latest.is_sticky() {
-                return Err(self.mark_lost(latest));
-            }
-            // A long capture is no sign of a lost device.
-            if is_capture_error(&latest) {
-                self.wait_for_capture_end();
-            }
-            match self.synchronize_driver() {
-                Ok(()) => {
-                    self.advance(point);
-                    return if is_capture_error(&error) { Ok(()) } else { Err(lift(error)) };
-                }
-                Err(again) => latest = again,
+        report::call_failed("waiting for the stream again", self.device, &error);
+        // A long capture is no sign of a lost device.
+        if is_capture_error(&error) {
+            self.wait_for_capture_end();
+        }
+        self.wait_until_idle(point)?;
+        if is_capture_error(&error) { Ok(()) } else { Err(lift(error)) }
+    }
+
+    /// Waits for all work of the stream, however often the wait fails, and marks a point as reached.
+    ///
+    /// # Errors
+    /// The loss of the device.
+    fn wait_until_idle(&self, point: u64) -> Result<()> {
+        let mut backoff = Backoff::default();
+        while let Err(error) = self.synchronize_driver() {
+            if error.is_sticky() {
+                return Err(self.mark_lost(error));
             }
             backoff.pause();
+            if is_capture_error(&error) {
+                self.wait_for_capture_end();
+            }
         }
+        self.advance(point);
+        Ok(())
     }
 
     /// Converts the error of a call on this stream that enqueued nothing. A sticky one tells that a device is lost: this one, if the
     /// stream says so itself. Else it is another one, whose memory or event the call names.
     #[cold]
     pub(crate) fn lift(&self, error: DriverError) -> Error {
-        // A query would end a capture.
-        let may_ask = self.is_usable_here() && !self.is_captured();
-        if !error.is_sticky() || !may_ask || mutant!("streams/refused-call-tells-loss") {
+        if !error.is_sticky() || !self.may_query() || mutant!("streams/refused-call-tells-loss") {
             return lift(error);
         }
-        let is_own = self.stream().is_idle().is_err_and(|error| error.is_sticky());
-        if is_own || mutant!("streams/loss-of-another-is-not-ours") {
+        if self.is_lost_by_query() || mutant!("streams/loss-of-another-is-not-ours") {
             self.mark_lost(error)
         } else {
             lost_elsewhere(self.context(), error)
         }
+    }
+
+    /// A query would end a capture.
+    fn may_query(&self) -> bool {
+        self.is_usable_here() && !self.is_captured()
+    }
+
+    /// Returns whether the stream itself says that its device is lost.
+    fn is_lost_by_query(&self) -> bool {
+        self.stream().is_idle().is_err_and(|error| error.is_sticky())
     }
 
     /// Like [`resolve_error`](Self::resolve_error), for work that was enqueued without an event.
@@ -94,11 +108,21 @@ impl StreamTimeline {
         self.resolve_error(self.events.points.issued(), error)
     }
 
-    /// The same, for an operation of which the driver took a part.
+    /// The same, for an operation of which the driver took a part. A sticky error of another device's loss, whose memory a later part names,
+    /// leaves the stream's work running: this waits for it.
     #[cold]
     #[inline(never)]
     pub(crate) fn resolve_part_error(&self, error: DriverError) -> Error {
-        self.resolve_unrecorded_error(error).of_part()
+        let is_anothers = error.is_sticky() && self.may_query() && !self.is_lost_by_query();
+        let resolved = if is_anothers && !mutant!("streams/part-loss-of-another") {
+            match self.wait_until_idle(self.events.points.issued()) {
+                Ok(()) => lost_elsewhere(self.context(), error),
+                Err(lost) => lost,
+            }
+        } else {
+            self.resolve_unrecorded_error(error)
+        };
+        resolved.of_part()
     }
 
     /// Like [`resolve_error`](Self::resolve_error), for a query; it is repeated later if a capture caused the error.

@@ -35,6 +35,8 @@ pub struct CudaGraph {
     nodes: usize,
     /// Whether all nodes are operations of this library. Others may be host functions or work of another device.
     stays_on_device: bool,
+    /// Whether copies of rows are among them.
+    keeps_bytes: bool,
     /// Locked during a launch: an executable graph may be used by one thread at a time.
     exec: Mutex<GraphExec>,
     kernels: Option<InUse>,
@@ -86,7 +88,7 @@ impl CudaGraph {
         } else {
             captured.lists
         };
-        Ok(Self { stays_on_device: true, lists, ..graph })
+        Ok(Self { stays_on_device: true, keeps_bytes: keep_bytes(operations), lists, ..graph })
     }
 
     /// Records what a closure enqueues on a new stream: for frameworks.
@@ -138,7 +140,8 @@ impl CudaGraph {
         let kernels = kernels.map(|kernels| InUse::new(device, kernels)).transpose()?;
         let exec = Mutex::new(graph.instantiate().map_err(lift)?);
         let (device, lists) = (device.clone(), Vec::new());
-        Ok(Self { device, priority, uses, nodes, stays_on_device: false, exec, kernels, lists })
+        let (stays_on_device, keeps_bytes) = (false, false);
+        Ok(Self { device, priority, uses, nodes, stays_on_device, keeps_bytes, exec, kernels, lists })
     }
 
     /// Enqueues the whole graph, after the stream's earlier work and conflicting uses of its buffers. Does not wait for
@@ -170,6 +173,7 @@ impl CudaGraph {
         };
         self.nodes = nodes;
         self.stays_on_device = true;
+        self.keeps_bytes = keep_bytes(operations);
         self.uses = merged_uses(operations);
         self.kernels = kernels;
         self.lists = captured.lists;
@@ -201,6 +205,11 @@ impl CudaGraph {
     }
 }
 
+/// Returns whether the operations may leave bytes of what they claim for writing unchanged.
+fn keep_bytes(operations: &[Operation<'_>]) -> bool {
+    operations.iter().any(|operation| matches!(operation, Operation::CopyPitched { .. }))
+}
+
 impl InUse {
     fn new(device: &CudaDevice, kernels: Arc<Kernels>) -> Result<Self> {
         let context = device.context()?;
@@ -230,6 +239,10 @@ unsafe impl Recording for CudaGraph {
 
     fn stays_on_device(&self) -> bool {
         self.stays_on_device
+    }
+
+    fn keeps_bytes(&self) -> bool {
+        self.keeps_bytes
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -161,7 +161,8 @@ impl<'a> Launch<'a> {
     /// `Unsupported` for memory that the device cannot access; `InvalidArgument` for an empty or too large grid or block,
     /// too much shared memory, a stream of another device, parameters whose sizes are not the kernel's (if known), and
     /// writes of read-only memory; `Overlap` for conflicting ranges that overlap partially; `Busy` if a host view is open
-    /// on a declared range; the driver's. On an error nothing was enqueued.
+    /// on a declared range; the driver's. Unless the error [is partial](transload_core::Error::is_partial), nothing was enqueued then; else what
+    /// the launch writes counts as damaged.
     ///
     /// # Safety
     /// * The parameters are those of the kernel's signature, in number, order and type.
@@ -186,8 +187,10 @@ impl<'a> Launch<'a> {
         // SAFETY: the function is of a loaded module of the stream's context; the parameters outlive the call. By the
         // caller's promise the kernel uses only claimed memory. The claims exclude conflicting uses until the commit, the
         // fence does from then on, and it keeps the memory alive.
-        let fence =
-            claims.inherit(unsafe { stream.enqueue_calls(launch, claims.after(), Timing::Off, info) }?);
+        let enqueued = unsafe { stream.enqueue_calls(launch, claims.after(), Timing::Off, info) };
+        // SAFETY: it is the queue's error.
+        let fence = enqueued.inspect_err(|error| unsafe { claims.fail(error) })?;
+        let fence = claims.inherit(fence);
         self.kernel.code().record_launch(&fence);
         // SAFETY: the fence completes after the kernel, which runs after `after`; fences removed from that were known to
         // be complete.

@@ -141,7 +141,7 @@ impl Kernels {
         unsafe {
             loaded_module::launch(
                 self.copy,
-                LaunchConfig::linear(blocks(src, dst, bytes, most), THREADS),
+                LaunchConfig::linear(blocks(bytes, most), THREADS),
                 &mut parameters,
                 stream,
             )
@@ -272,11 +272,9 @@ impl Kernels {
     }
 }
 
-/// Returns the number of blocks for one unit per thread, at most `most`. A unit has 16 bytes if source and destination can
-/// both be aligned, else fewer.
-fn blocks(src: u64, dst: u64, bytes: u64, most: u32) -> u32 {
-    let shift = (src ^ dst).trailing_zeros().min(4);
-    let units = bytes >> shift;
+/// Returns the number of blocks for one unit of 16 bytes per thread, at most `most`.
+fn blocks(bytes: u64, most: u32) -> u32 {
+    let units = bytes / 16;
     u32::try_from(units.div_ceil(u64::from(THREADS))).unwrap_or(u32::MAX).clamp(1, most)
 }
 

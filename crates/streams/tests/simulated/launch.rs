@@ -66,6 +66,23 @@ fn launches_on_many_streams_have_no_race_under_fifty_seeds() {
 }
 
 #[test]
+fn launch_that_ran_without_an_event_marks_what_it_writes() {
+    let sim = builder().checked();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let (kernel, stream) = (kernel(&device).unwrap(), CudaStream::new(&device).unwrap());
+    let [x, y] = [(); 2].map(|()| memory.allocate(MemoryKind::Mapped, 4000).unwrap());
+    [&x, &y].into_iter().for_each(|buffer| ones(buffer).unwrap());
+    sim.fail_call(Some("cuEventRecord"), 1, 304);
+    let failed = enqueue(sum(&kernel, &x, &y), &stream).unwrap_err();
+    assert!(failed.is_partial(), "{failed}");
+    assert_eq!(y.read().map(drop).unwrap_err().kind(), ErrorKind::SourceFailed);
+    drop(x.read().unwrap());
+    // The next launch does not know what it adds to.
+    assert_eq!(enqueue(sum(&kernel, &y, &x), &stream).unwrap_err().kind(), ErrorKind::SourceFailed);
+}
+
+#[test]
 fn a_prefetched_launch_finds_its_pages_on_the_device() {
     let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();

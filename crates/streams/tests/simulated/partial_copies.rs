@@ -71,6 +71,40 @@ fn failed_part_leaves_no_earlier_part_in_flight() {
     });
 }
 
+/// As if the later part named memory of another device, which is lost.
+#[test]
+fn part_that_names_a_lost_device_leaves_the_streams_own_device_well() {
+    /// `CUDA_ERROR_ILLEGAL_ADDRESS`, which this device's context does not repeat.
+    const LOST: u32 = 700;
+    within(|| {
+        let sim = builder().record_accesses(true).checked();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
+        let stream = CudaStream::new(&device).unwrap();
+        let allocate = |kind| memory.allocate(kind, BYTES).unwrap();
+        let [one, two] = [(); 2].map(|()| (allocate(MemoryKind::Pinned), allocate(MemoryKind::Device)));
+        let pairs = [one.clone(), two.clone()];
+        sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 2, LOST);
+        let failed = submit(&stream, &Operation::CopyBatch { pairs: &pairs }, Timing::Off).unwrap_err();
+        assert!(failed.kind() == ErrorKind::Device && failed.is_partial(), "{failed}");
+        // The first part was waited for, and no other work counts as done before it is.
+        one.0.try_write().unwrap().fill(3);
+        let copied = submit(&stream, &Operation::Copy { src: &one.0, dst: &one.1 }, Timing::Off).unwrap();
+        let back = submit(&stream, &Operation::Copy { src: &one.1, dst: &two.0 }, Timing::Off).unwrap();
+        [copied, back].into_iter().for_each(|fence| fence.wait().unwrap());
+        assert!(two.0.read().unwrap().iter().all(|byte| *byte == 3));
+        assert_eq!(
+            submit(&stream, &Operation::Copy { src: &two.1, dst: &two.0 }, Timing::Off).unwrap_err().kind(),
+            ErrorKind::SourceFailed
+        );
+        drop((one, two, pairs, stream));
+        memory.drain().unwrap();
+        drop((memory, device));
+        assert!(sim.races().is_empty(), "{}", sim.races()[0]);
+        assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
+    });
+}
+
 /// Partly registered memory, and a copy of it that the driver accepts only in parts.
 #[test]
 fn failed_part_in_a_capture_waits_for_earlier_parts() {

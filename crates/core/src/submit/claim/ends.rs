@@ -75,7 +75,7 @@ impl Claims<'_> {
         let enqueued = unsafe { queue.enqueue(operation, self.after(), timing) };
         let fence = enqueued.inspect_err(|error| {
             // A prefetch changes no byte.
-            if !matches!(operation, Operation::Prefetch { .. }) {
+            if !matches!(operation, Operation::Prefetch { .. } | Operation::PrefetchToNode { .. }) {
                 // SAFETY: it is the queue's error.
                 unsafe { self.fail(error) };
             }

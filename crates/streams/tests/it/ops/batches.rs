@@ -123,25 +123,28 @@ fn many_copies_are_one_driver_call() {
 
 #[test]
 fn list_kernel_copies_every_alignment_and_size_at_once() {
-    const APART: usize = 128;
+    /// Around what a piece has of bytes before and after its units of 16 bytes, a row of a warp, and four of them.
+    const SIZES: [usize; 13] = [0, 1, 2, 15, 16, 17, 33, 62, 70, 511, 575, 2_075, 4_093];
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     let places: Vec<(usize, usize, usize)> = (0..18)
-        .flat_map(|src| {
-            (0..18).flat_map(move |dst| [0, 1, 2, 15, 16, 17, 33, 70].map(|size| (src, dst, size)))
+        .flat_map(|src| (0..18).flat_map(move |dst| SIZES.map(|size| (src, dst, size))))
+        .scan(0, |next, (src, dst, size)| {
+            let start = *next;
+            *next += (size + 18).next_multiple_of(16);
+            Some((start + src, start + dst, size))
         })
         .collect();
-    let sent = noise(places.len() * APART, 6);
+    let sent = noise(places.last().map_or(0, |(src, dst, size)| src.max(dst) + size + 16), 6);
     let kinds = [MemoryKind::Mapped, MemoryKind::Pinned, MemoryKind::Device];
     for (from, to) in kinds.into_iter().flat_map(|from| kinds.map(|to| (from, to))) {
         let source = filled(&setup, &stream, from, &sent);
         let target = filled(&setup, &stream, to, &vec![POISON; sent.len()]);
         let mut expected = vec![POISON; sent.len()];
         let mut pairs = Pairs::new();
-        for (index, (src, dst, size)) in places.iter().enumerate() {
-            let (from, to) = (index * APART + src, index * APART + dst);
-            pairs.push((source.slice(from..from + size).unwrap(), target.slice(to..to + size).unwrap()));
-            expected[to..to + size].copy_from_slice(&sent[from..from + size]);
+        for (src, dst, size) in &places {
+            pairs.push((source.slice(*src..src + size).unwrap(), target.slice(*dst..dst + size).unwrap()));
+            expected[*dst..dst + size].copy_from_slice(&sent[*src..src + size]);
         }
         run(&stream, &Operation::CopyBatchInPlace { pairs: &pairs });
         assert!(content(&setup, &stream, &target) == expected, "{from} → {to}");

@@ -5,6 +5,7 @@ mod blocking_free;
 mod copies;
 mod fills;
 mod in_place;
+mod interpreted;
 mod lent_in_flight;
 mod order;
 mod raw_forms;

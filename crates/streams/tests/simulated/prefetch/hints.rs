@@ -48,6 +48,22 @@ fn architectures_with_concurrent_access_take_hints() {
 }
 
 #[test]
+fn prefetch_without_an_event_leaves_the_bytes_readable() {
+    for to in [MemoryLocation::HostNuma(0), MemoryLocation::Host] {
+        let sim = builder().build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();
+        let stream = CudaStream::new(&device).unwrap();
+        let hints = ManagedMemoryHints::from_unified(&buffer).unwrap();
+        sim.fail_call(Some("cuEventRecord"), 1, UNKNOWN);
+        let failed = hints.prefetch_to(to, &stream).unwrap_err();
+        assert!(failed.is_partial(), "{failed}");
+        drop(buffer.read().unwrap());
+    }
+}
+
+#[test]
 fn architectures_without_concurrent_access_refuse_hints() {
     let able = builder().build();
     for make in NOT_AT_ONCE {
