@@ -3,7 +3,7 @@
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result};
-use xshell::Shell;
+use xshell::{Shell, cmd};
 
 /// Features that no program of the workspace enables, and whose tests run all the same.
 pub(crate) const FEATURES: &str = "transload/wgpu,transload-benches/wgpu,transload-cli/wgpu";
@@ -12,11 +12,10 @@ pub(crate) const FEATURES: &str = "transload/wgpu,transload-benches/wgpu,translo
 pub(crate) fn run(sh: &Shell, arguments: &[String]) -> Result<ExitCode> {
     let names_packages =
         arguments.iter().any(|argument| argument.starts_with("-p") || argument.starts_with("--package"));
-    let status = Command::new("cargo")
-        .args(["test", "--locked"])
+    // Unlike the shell's own `run`, this tells the runner's exit code.
+    let status = Command::from(cmd!(sh, "cargo test --locked"))
         .args((!names_packages).then_some(["--workspace", "--features", FEATURES]).into_iter().flatten())
         .args(arguments)
-        .current_dir(sh.current_dir())
         .status()
         .context("starting cargo")?;
     // A runner ended by a signal has no exit code.

@@ -30,20 +30,11 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// For every change: the tests that depend most on the platform; no check for Linux on aarch64, all of whose code is also that of Linux here or of
-    /// macOS on aarch64; and one of the two Windows targets, which hardly differ here.
+    /// For every change: libraries and programs, no tests, which take a third of all of CI; no check for Linux on aarch64, all of whose code
+    /// is also that of Linux here or of macOS on aarch64; and one of the two Windows targets, which hardly differ here.
     pub(crate) fn for_every_change() -> Self {
         let without = Some("x86_64-pc-windows-msvc".to_owned());
-        Self { platform: None, check: false, without, for_every_change: true, arguments: Vec::new() }
-    }
-
-    /// Returns the arguments for `cargo test`.
-    fn arguments(&self) -> Vec<String> {
-        let package = |name: &&str| format!("--package=transload-{name}");
-        match self.for_every_change {
-            true => Platform::FOR_EVERY_CHANGE.iter().map(package).collect(),
-            false => self.arguments.clone(),
-        }
+        Self { platform: None, check: true, without, for_every_change: true, arguments: Vec::new() }
     }
 }
 
@@ -58,9 +49,6 @@ pub(crate) enum Platform {
 }
 
 impl Platform {
-    /// Packages whose tests run under the emulator for every change: those of all the others take longer than the rest of CI.
-    const FOR_EVERY_CHANGE: [&str; 2] = ["core", "cuda-sys"];
-
     fn targets(self) -> &'static [&'static str] {
         match self {
             Self::Aarch64 => &["aarch64-unknown-linux-gnu"],
@@ -73,21 +61,15 @@ impl Platform {
 /// The result of one step.
 enum Outcome {
     Checked,
-    /// Its tests only.
-    Unchecked,
     Skipped(String),
     Failed(String),
-    Ran {
-        version: String,
-        counts: programs::Counts,
-    },
+    Ran { version: String, counts: programs::Counts },
 }
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Checked => f.write_str("checked"),
-            Self::Unchecked => f.write_str("not checked: its code is also that of targets that are"),
             Self::Skipped(reason) => write!(f, "skipped: {reason}"),
             Self::Failed(what) => write!(f, "FAILED: {what}"),
             Self::Ran { version, counts } => {
@@ -109,11 +91,11 @@ impl Outcome {
 pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
     let platforms = options.platform.as_ref().map_or(Platform::value_variants(), std::slice::from_ref);
     let mut outcomes = Vec::new();
-    for platform in platforms {
+    let is_left_out = |platform: &&Platform| options.for_every_change && **platform == Platform::Aarch64;
+    for platform in platforms.iter().filter(|platform| !is_left_out(platform)) {
         let is_wanted = |target: &&&str| options.without.as_deref() != Some(**target);
         for target in platform.targets().iter().filter(is_wanted) {
-            let is_checked = *platform != Platform::Aarch64 || !options.for_every_change;
-            let checked = check(sh, target, is_checked);
+            let checked = check(sh, target, options.for_every_change);
             let has_compiler = !matches!(checked, Outcome::Skipped(_));
             outcomes.push((*target, checked));
             if has_compiler && !options.check {
@@ -133,17 +115,15 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
 
 /// Runs clippy, which checks everything that needs no linker. Of the wgpu backend, whose build takes a minute, and
 /// what the facade and the program have for it, only the libraries, where they use other APIs than here.
-fn check(sh: &Shell, target: &'static str, is_checked: bool) -> Outcome {
+fn check(sh: &Shell, target: &'static str, for_every_change: bool) -> Outcome {
     if let Err(reason) = prepare(sh, target) {
         return Outcome::Skipped(format!("{reason:#}"));
     }
-    if !is_checked {
-        return Outcome::Unchecked;
-    }
-    println!("cross: {target}: clippy, every target, warnings denied");
+    let kinds: &[&str] = if for_every_change { &["--lib", "--bins"] } else { &["--all-targets"] };
+    println!("cross: {target}: clippy, {}, warnings denied", kinds.join(" "));
     let clippy = cmd!(
         sh,
-        "cargo clippy --workspace --exclude transload-backend-wgpu --all-targets --locked --target {target} -- -D warnings"
+        "cargo clippy --workspace --exclude transload-backend-wgpu {kinds...} --locked --target {target} -- -D warnings"
     );
     let packages =
         ["transload-backend-wgpu", "transload", "transload-cli"].map(|name| format!("--package={name}"));
@@ -174,7 +154,7 @@ fn prepare(sh: &Shell, target: &str) -> Result<()> {
 
 /// Runs every test program; `None` if no emulator exists for the platform. Doctests run on the machine's own platform only.
 fn test(sh: &Shell, target: &'static str, options: &Options) -> Result<Option<Outcome>> {
-    let arguments = options.arguments();
+    let arguments = &options.arguments;
     let emulator = match emulator::find(sh, target) {
         Ok(emulator::Found::Nothing) => return Ok(None),
         Ok(emulator::Found::Missing(what)) => return Ok(Some(Outcome::Skipped(what))),

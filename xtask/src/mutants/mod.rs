@@ -19,7 +19,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
-use xshell::Shell;
+use xshell::{PushEnv, Shell};
 
 use crate::artifacts::{self, Artifact};
 use list::Mutant;
@@ -136,12 +136,20 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Builds the listed test programs with `--cfg mutants` in a separate target folder.
-fn build(sh: &Shell, mutants: &[Mutant]) -> Result<Vec<Artifact>> {
+/// Has cargo build with `--cfg mutants`, in a separate target folder, while the result lives.
+///
+/// # Errors
+/// Those of cargo's metadata.
+pub(crate) fn environment(sh: &Shell) -> Result<[PushEnv<'_>; 2]> {
     let target = artifacts::target_directory(sh)?.join("mutants");
     let flags = sh.var("RUSTFLAGS").unwrap_or_default();
-    let _flags = sh.push_env("RUSTFLAGS", format!("{flags} --cfg mutants").trim());
-    let _target = sh.push_env("CARGO_TARGET_DIR", target);
+    let flags = sh.push_env("RUSTFLAGS", format!("{flags} --cfg mutants").trim());
+    Ok([flags, sh.push_env("CARGO_TARGET_DIR", target)])
+}
+
+/// Builds the listed test programs with `--cfg mutants` in a separate target folder.
+fn build(sh: &Shell, mutants: &[Mutant]) -> Result<Vec<Artifact>> {
+    let _environment = environment(sh)?;
     let packages: BTreeSet<&str> = mutants.iter().map(|mutant| mutant.package.as_str()).collect();
     let targets: BTreeSet<&str> = mutants.iter().map(|mutant| mutant.target.as_str()).collect();
     let features = features(&artifacts::metadata(sh)?, &packages);
