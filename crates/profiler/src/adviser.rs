@@ -28,6 +28,8 @@ struct Case<'a> {
     key: PathKey,
     totals: &'a TimedTotals,
     took_ns: u64,
+    /// How many of them ran at a time, on average.
+    at_once: f64,
 }
 
 /// The copies of a device, of any kind and direction.
@@ -72,7 +74,8 @@ pub(crate) fn advise<'a>(
     for (key, totals) in &timed.totals {
         let summary = totals.busy.summary();
         if summary.union > 0 && !summary.is_cut {
-            cases.push(Case { key: *key, totals, took_ns: summary.union });
+            let at_once = summary.sum as f64 / summary.union as f64;
+            cases.push(Case { key: *key, totals, took_ns: summary.union, at_once });
         }
     }
     let all_bytes = timed.totals.values().fold(0_u64, |sum, totals| sum.saturating_add(totals.bytes));
@@ -159,10 +162,9 @@ impl Adviser<'_> {
     /// Returns the transfers that took longest compared with the built-in table, if they took much longer.
     fn calibrate(&self) -> Option<Advice> {
         let is_longer = |case: &&Case<'_>| {
-            let TimedTotals { transfers, built_in, predicted_ns, unusual, busy, .. } = case.totals;
-            let summary = busy.summary();
+            let TimedTotals { transfers, built_in, predicted_ns, unusual, .. } = case.totals;
             // Predictions are those of transfers that are alone.
-            let is_alone = summary.sum as f64 <= summary.union as f64 * (1.0 + LEAST);
+            let is_alone = case.at_once <= 1.0 + LEAST;
             built_in == transfers
                 && *unusual == 0
                 && self.own_cost(case.key).is_none()
@@ -177,7 +179,8 @@ impl Adviser<'_> {
 
     fn lists(&self, path: TransferPath, totals: &RunTotals) -> Option<Advice> {
         let RunTotals { runs, transfers, bytes, busy, .. } = totals;
-        let (pieces, took_ns) = (transfers / runs, busy.summary().union);
+        let (pieces, summary) = (transfers / runs, busy.summary());
+        let took_ns = Some(summary.union).filter(|_| !summary.is_cut)?;
         let like = self.cases.iter().find(|case| case.key.0 == path)?;
         let whole = self.alone(like.totals.lane()?, path)?;
         // Of lists beside kernels, else of the engines: others are chosen only where nothing else runs.
@@ -256,7 +259,7 @@ impl Adviser<'_> {
     }
 
     fn of(&self, case: &Case<'_>, kind: AdviceKind, whole_ns: u64) -> Advice {
-        let Case { key: (path, method, _), totals, took_ns } = *case;
+        let Case { key: (path, method, _), totals, took_ns, .. } = *case;
         Advice {
             kind,
             buffer: None,
@@ -276,7 +279,7 @@ impl Adviser<'_> {
 
 /// Returns what copies would save on queues of their own: they run while their link is idle, as far as it was idle for long enough.
 fn idle_link(link: &IdleLink<'_>, all_bytes: u64) -> Advice {
-    let IdleLink { path, queued, idle_ns, whole_ns } = *link;
+    let IdleLink { path, queued, idle_ns, whole_ns, .. } = *link;
     Advice {
         kind: AdviceKind::UseIdleLink { idle_ns },
         buffer: None,
@@ -293,10 +296,10 @@ fn idle_link(link: &IdleLink<'_>, all_bytes: u64) -> Advice {
     }
 }
 
-/// Returns what the transfers would have taken at the rate of others, if these are of about the same size. Those in place do not count: they wait
-/// for kernels.
+/// Returns what the transfers would have taken at the rate of others, if these are of about the same size, and no more of them ran at once. Those in place do not
+/// count: they wait for kernels.
 fn transfers_like(case: &Case<'_>, other: &Case<'_>) -> Option<(u64, AdviceBasis)> {
-    if other.key.1 == TransferMethod::ZeroCopy {
+    if other.key.1 == TransferMethod::ZeroCopy || other.at_once > case.at_once * (1.0 + LEAST) {
         return None;
     }
     let mean = |case: &Case<'_>| case.totals.bytes as f64 / case.totals.transfers as f64;
@@ -320,9 +323,17 @@ mod tests {
     /// Returns the advice on a transfer of pageable memory that took from 0 to 400 ns, and one of pinned memory that began at `begin` and took
     /// 100 ns.
     fn advice(begin: i64) -> Vec<Advice> {
+        advice_of(&[vec![(0, 400)], vec![(begin, begin + 100)]])
+    }
+
+    /// Returns the advice on transfers of pageable memory, and of pinned memory, that took from and to these times.
+    fn advice_of([pageable, pinned]: &[Vec<(i64, i64)>; 2]) -> Vec<Advice> {
         let (gpu, clock) = (DeviceId::Other("gpu", 0), ClockId::next());
         let mut timed = TimedTransfers::default();
-        for (kind, begin, end) in [(MemoryKind::Pageable, 0, 400), (MemoryKind::Pinned, begin, begin + 100)] {
+        let of_kind = |kind, spans: &[(i64, i64)]| spans.iter().map(move |it| (kind, it.0, it.1)).collect();
+        let both: [Vec<_>; 2] =
+            [of_kind(MemoryKind::Pageable, pageable), of_kind(MemoryKind::Pinned, pinned)];
+        for (kind, begin, end) in both.concat() {
             let path =
                 TransferPath::new(Place::new(DeviceId::Cpu, kind), Place::new(gpu, MemoryKind::Device));
             let mut report = TransferReport::planned(path, TransferMethod::DirectCopy, gpu, 1000);
@@ -341,6 +352,14 @@ mod tests {
         let [advice_apart] = &advice(1000)[..] else { panic!() };
         assert_eq!((advice_apart.saving_ns, advice_apart.whole_ns), (Some(300), 1100));
         assert!(advice(100).is_empty(), "the spans include waiting for each other");
+    }
+
+    #[test]
+    fn rate_of_transfers_that_ran_at_once_is_not_that_of_each() {
+        // Each of pinned memory as long as the one of pageable memory, at once.
+        let of = |pinned: &[(i64, i64)]| advice_of(&[&[(0, 400)], pinned].map(|spans| spans.to_vec()));
+        assert!(of(&[(1000, 1400), (1000, 1400)]).is_empty(), "twice the rate, together");
+        assert_eq!(of(&[(1000, 1100), (1100, 1200)]).len(), 1);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The union of many spans of time, in bounded memory.
 
-/// Spans kept before the earlier half of them is closed.
+/// Spans kept before the earlier half of them is closed, and of one of thousands that are kept.
 const OPEN: usize = 2048;
+const OPEN_OF_MANY: usize = 64;
 /// Longest gaps kept.
 const GAPS: usize = 8;
 
@@ -15,6 +16,7 @@ pub(crate) struct Gap {
 /// Spans that may overlap and come a little out of order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BusyTime {
+    is_of_many: bool,
     /// Not yet closed.
     open: Vec<(i64, i64)>,
     /// The last stretch of the closed ones without a gap. A later span that begins before it may have filled gaps.
@@ -43,12 +45,18 @@ pub(crate) struct BusySummary {
 }
 
 impl BusyTime {
+    /// Creates one that takes 1 KiB, of which there may be thousands.
+    pub(crate) fn of_many() -> Self {
+        Self { is_of_many: true, ..Self::default() }
+    }
+
     /// Adds a span; its end is not before its begin.
     pub(crate) fn add(&mut self, begin: i64, end: i64) {
         let end = end.max(begin);
         self.sum = self.sum.saturating_add((end - begin).cast_unsigned());
-        if self.open.len() == OPEN {
-            self.close(OPEN / 2);
+        let room = if self.is_of_many { OPEN_OF_MANY } else { OPEN };
+        if self.open.len() == room {
+            self.close(room / 2);
         }
         self.open.push((begin, end));
     }
@@ -109,6 +117,14 @@ mod tests {
         assert_eq!(summary.union, 60 * count.cast_unsigned());
         assert_eq!(summary.whole, 100 * count.cast_unsigned() - 40);
         assert!(busy.open.len() <= OPEN && summary.gaps.iter().all(|gap| gap.length == 40));
+    }
+
+    #[test]
+    fn one_of_many_has_the_union_of_all_in_little_memory() {
+        let mut busy = BusyTime::of_many();
+        (0..10_000).for_each(|index: i64| busy.add(100 * (index ^ 1), 100 * (index ^ 1) + 60));
+        assert_eq!((busy.summary().union, busy.summary().is_cut), (600_000, false));
+        assert!(size_of_val(&busy.open[..]) <= 1024 && busy.open.capacity() <= OPEN_OF_MANY);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::ClockReport;
 const KEPT: usize = 16;
 /// Largest difference between the rates of two clocks that both count nanoseconds. Oscillators differ by some hundred millionths.
 const LARGEST_DRIFT: f64 = 2_000e-6;
-/// Difference between the rates that is reckoned with before it is known, and change of it while it is.
+/// Difference between the rates that is reckoned with until it is known better, and change of it while it is.
 const DRIFT: f64 = 500e-6;
 const STEADY: f64 = 20e-6;
 /// Shortest time between anchors over which the difference is judged: the anchors' own errors are far below the largest one.
@@ -151,8 +151,10 @@ impl ClockMap {
             (Some(&low), Some(&high)) => (low, rate(low, high), low.error.max(high.error)),
             (outside, _) => {
                 let near = outside.copied().unwrap_or(first);
-                let is_known = last.host - first.host >= JUDGED_FROM_NS;
-                let (rate, uncertain) = if is_known { (rate(first, last), STEADY) } else { (1.0, DRIFT) };
+                let open = first.error.saturating_add(last.error).saturating_add(2 * self.resolution());
+                let uncertain = STEADY + open as f64 / (last.host - first.host) as f64;
+                let (rate, uncertain) =
+                    if uncertain < DRIFT { (rate(first, last), uncertain) } else { (1.0, DRIFT) };
                 let beyond = match transload_core::mutant!("profiler/extrapolation") {
                     false => (device - near.device).unsigned_abs() as f64 * uncertain,
                     true => 0.0,
@@ -269,10 +271,27 @@ mod tests {
             assert_eq!(converted.error, error + resolution);
             assert!(converted.at.abs_diff(microseconds * 1000) <= 1, "{converted:?}");
         }
-        // A live value has 20 µs more for each second since the last reading.
+        // A live value has 20 µs more for each second since the last reading, and what the first and the last one leave open of the rate: 25 µs in 2 s.
         let live = map.convert(reading(5 * second, 0).device);
-        assert_eq!((live.error - resolution) / 1000, 5 + 40, "{live:?}");
+        assert_eq!((live.error - resolution) / 1000, 5 + 40 + 25, "{live:?}");
         assert!(live.at.abs_diff(5_000_000_000) <= live.error);
+    }
+
+    #[test]
+    fn extrapolated_instants_lie_within_their_error_whatever_the_readings_were_off_by() {
+        let begin = Instant::now();
+        let mut map = ClockMap::new(Stamp::of_host(begin).clock().clone(), begin).unwrap();
+        map.points.clear();
+        map.judged = None;
+        // The first was read at the begin of its 40 µs, and the second one at the end.
+        for (at, [before, after]) in [(1_000_000, [0, 40]), (1_060_000, [40, 0])] {
+            let host = |by: u64| Duration::from_micros(by);
+            let at = begin + Duration::from_micros(at);
+            let (device, before) = (since(begin, at), at - host(before));
+            map.add(ClockAnchor { device, before, after: at + host(after) });
+        }
+        let live = map.convert(2_000_000_000);
+        assert!(live.at.abs_diff(2_000_000_000) <= live.error, "{live:?}");
     }
 
     #[test]

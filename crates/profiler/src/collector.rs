@@ -94,6 +94,8 @@ impl Collector {
     /// From now on operations are counted. Those before are not known, if any were known before them.
     pub(crate) fn resume(&mut self) {
         self.was_paused |= !self.streams.is_empty() && !transload_core::mutant!("profiler/pauses-are-told");
+        self.timed.runs.close();
+        self.idle_pinned = IdlePinned::default();
     }
 
     /// Takes what is in the inbox, and resolves what is complete. With `read`, all clocks are read, so that all of that is in the reports.
@@ -103,6 +105,7 @@ impl Collector {
             self.take(message, inbox);
         }
         self.streams.apart_mut().for_each(Stream::look);
+        self.clocks.values_mut().for_each(KnownClock::renew);
         self.resolve();
         self.count_resolved(read);
         self.request_records(if read { Request::Now } else { Request::IfDue });
@@ -134,6 +137,8 @@ impl Collector {
         let is_crowded = self.outstanding >= self.capacity / 2;
         let mut ready = Vec::new();
         self.clocks.values_mut().for_each(|known| known.take_ready(read, is_crowded, &mut ready));
+        // The streams were looked at one after the other.
+        ready.sort_by_key(|(_, resolved)| resolved.begin);
         self.outstanding = self.outstanding.saturating_sub(ready.len());
         ready.iter().for_each(|(clock, resolved)| self.count(*clock, resolved));
     }
@@ -152,7 +157,7 @@ impl Collector {
                     self.timed.submitted(id, &report, begun);
                 }
                 if let Some(trace) = &mut self.trace {
-                    trace.submission(&report, begun, || inbox.thread_name(thread));
+                    trace.submission(&report, begun, thread, || inbox.thread_name(thread));
                     if !self.transfers.submitted(report, begun, end, self.capacity) {
                         inbox.lose();
                     }
@@ -183,6 +188,8 @@ impl Collector {
         self.know_clock(&record.begin);
         let Some(stream) = self.streams.entry(queue, inbox) else { return };
         stream.count_for(&record.tally, record.attachment);
+        let is_wait = record.info.kind == OperationKind::Wait;
+        let has_waited = std::mem::replace(&mut stream.has_waited, is_wait);
         if is_full {
             inbox.lose();
             return;
@@ -190,9 +197,9 @@ impl Collector {
         let OperationRecord { info, transfer, id, point, waits_for, enqueued, submitted, begin, end, .. } =
             record;
         let operation = Enqueued { queue, name: None, info, transfer, id, point, waits_for, enqueued };
-        self.engines.enqueued(id, &operation, submitted, self.capacity);
+        self.engines.enqueued(id, &operation, Some(submitted).filter(|_| !has_waited), self.capacity);
         if let Some(stream) = self.streams.of(&queue) {
-            stream.pending.push_back(Pending { operation, begin, end });
+            stream.pending.push_back(Pending::new(operation, begin, end));
         }
         self.outstanding += 1;
         if let Some(trace) = &mut self.trace {
@@ -212,7 +219,7 @@ impl Collector {
     ) {
         if let Some(trace) = self.trace.as_mut().filter(|_| !queue.device.is_cpu()) {
             let span = (since(self.origin, begin), since(self.origin, end));
-            trace.enqueued(name, bytes, span, &inbox.thread_name(thread));
+            trace.enqueued((name, bytes), span, thread, || inbox.thread_name(thread));
         }
     }
 
@@ -242,7 +249,7 @@ impl Collector {
                 let name = Some(name);
                 let (transfer, id, point, waits_for) = (None, None, None, None);
                 let operation = Enqueued { queue, name, info, transfer, id, point, waits_for, enqueued };
-                stream.pending.push_back(Pending { operation, begin, end });
+                stream.pending.push_back(Pending::new(operation, begin, end));
                 self.outstanding += 1;
             }
         }
@@ -251,8 +258,8 @@ impl Collector {
     /// Finds what is complete: on each stream up to the first operation that is not.
     fn resolve(&mut self) {
         for stream in self.streams.apart_mut() {
-            while let Some(pending) = stream.pending.front() {
-                let times = pending.end.time().and_then(|end| Ok(pending.begin.time()?.zip(end)));
+            while let Some(pending) = stream.pending.front_mut() {
+                let times = pending.times();
                 if matches!(times, Ok(None)) {
                     break;
                 }

@@ -12,8 +12,10 @@ use crate::{CounterId, TraceWriter, TrackId, Unit};
 
 /// Changes that wait for earlier ones. Beyond it the earliest are written, and what comes later still is moved after them.
 const WAITING: usize = 1 << 16;
-/// Nanoseconds between two points of a counter in a trace that has as many slices as it may.
+/// Nanoseconds between two points of a counter in a trace that has as many slices as it may, and of a gauge that has many points.
 const COARSE: u64 = 10_000_000;
+/// Points of a gauge after which that is doubled, so that a trace of a day can be opened.
+const POINTS: u32 = 1 << 16;
 
 struct Counter {
     id: CounterId,
@@ -24,6 +26,17 @@ struct Counter {
     changed: u64,
 }
 
+/// A value that is read now and then.
+struct Gauge {
+    id: CounterId,
+    /// Time and value of the last point, and of a later reading that has none.
+    written: (u64, f64),
+    skipped: Option<(u64, f64)>,
+    /// Nanoseconds between two points, and how many there are of these.
+    interval: u64,
+    points: u32,
+}
+
 /// The counters of one trace.
 #[derive(Default)]
 pub(crate) struct Counters {
@@ -32,8 +45,8 @@ pub(crate) struct Counters {
     changes: BinaryHeap<Reverse<(i64, usize, i64)>>,
     /// The time up to which points were written.
     reached: i64,
-    /// Last values of gauges by group and name.
-    gauges: HashMap<Option<TrackId>, BTreeMap<String, (CounterId, f64)>>,
+    /// Gauges by group and name.
+    gauges: HashMap<Option<TrackId>, BTreeMap<String, Gauge>>,
 }
 
 impl Counters {
@@ -101,6 +114,9 @@ impl Counters {
                 writer.value(counter.id, counter.changed, counter.value as f64)?;
             }
         }
+        for Gauge { id, skipped, .. } in self.gauges.values().flat_map(BTreeMap::values) {
+            skipped.map_or(Ok(()), |(at, value)| writer.value(*id, at, value))?;
+        }
         Ok(())
     }
 
@@ -124,7 +140,7 @@ impl Counters {
         writer.value(counter.id, counter.changed, counter.value as f64)
     }
 
-    /// Writes a value that was read, if it differs from the last one of that name in the group.
+    /// Writes a value that was read, if it differs from the last one of that name in the group, and does not follow it too soon.
     pub(crate) fn gauge<W: Write>(
         &mut self,
         writer: &mut TraceWriter<W>,
@@ -135,15 +151,46 @@ impl Counters {
     ) -> Result<()> {
         let at = at.max(0).cast_unsigned();
         let gauges = self.gauges.entry(group).or_default();
-        if let Some((id, last)) = gauges.get_mut(name) {
-            if *last == value {
-                return Ok(());
-            }
-            *last = value;
-            return writer.value(*id, at, value);
+        let Some(gauge) = gauges.get_mut(name) else {
+            let (id, written) = (writer.counter(group, name, unit)?, (at, value));
+            gauges.insert(name.to_owned(), Gauge { id, written, skipped: None, interval: 0, points: 0 });
+            return writer.value(id, at, value);
+        };
+        let (before, last) = gauge.written;
+        gauge.skipped = (value != last).then_some((at, value));
+        if gauge.skipped.is_none() || at < before.saturating_add(gauge.interval) {
+            return Ok(());
         }
-        let id = writer.counter(group, name, unit)?;
-        gauges.insert(name.to_owned(), (id, value));
-        writer.value(id, at, value)
+        (gauge.written, gauge.skipped) = ((at, value), None);
+        gauge.points += 1;
+        if gauge.points == POINTS {
+            (gauge.points, gauge.interval) = (0, (2 * gauge.interval).max(COARSE));
+        }
+        writer.value(gauge.id, at, value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{TraceFormat, TraceOptions};
+
+    #[test]
+    fn gauge_that_always_changes_has_fewer_points_the_longer_it_is_read() {
+        const READINGS: i64 = 1 << 19;
+        let mut text = Vec::new();
+        let mut writer = TraceWriter::new(&mut text, TraceFormat::Chrome, TraceOptions::new()).unwrap();
+        let mut counters = Counters::default();
+        for number in 0..READINGS {
+            counters
+                .gauge(&mut writer, None, ("rows", Unit::Count), number * 5_000_000, number as f64)
+                .unwrap();
+        }
+        counters.finish(&mut writer).unwrap();
+        writer.finish().unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let points = text.matches("\"ph\":\"C\"").count();
+        assert!((3 * POINTS as usize..4 * POINTS as usize).contains(&points), "{points}");
+        assert!(text.contains(&(READINGS - 1).to_string()), "the last value is shown");
     }
 }

@@ -77,7 +77,8 @@ struct TimedOperation {
     queue: QueueKey,
     info: OperationInfo,
     transfer: Option<TransferId>,
-    submitted: Instant,
+    /// `None` if it waited for another stream, so that it is not known since when only its engine kept it.
+    submitted: Option<Instant>,
 }
 
 #[derive(Default)]
@@ -147,6 +148,10 @@ pub(crate) struct Engines {
     former: Option<ClockMap>,
     /// Whether a recording began after another one had ended, so that what was done between is not known.
     was_paused: bool,
+    /// Whether the records' clock, the host's time of day, was set, so that their places are not known.
+    was_set: bool,
+    /// The recording of which each device's records are taken, of work and of migrations: two of one device have the same ones.
+    sources: BTreeMap<(DeviceId, bool), usize>,
     links: IdleLinks,
     pub(crate) migrations: Migrations,
     /// Why migrations are not recorded.
@@ -182,6 +187,7 @@ impl Engines {
     pub(crate) fn stop(&mut self) -> Vec<Box<dyn EngineRecording>> {
         self.timed.clear();
         self.waiting.clear();
+        self.sources.clear();
         let stopped =
             mem::take(&mut self.recordings).into_iter().map(|Recorded { recording, map, .. }| {
                 self.former = Some(map);
@@ -190,12 +196,12 @@ impl Engines {
         stopped.collect()
     }
 
-    /// Takes a timed operation that was enqueued by `submitted`. Of more than `capacity`, those without records are forgotten.
+    /// Takes a timed operation that was enqueued by `submitted`; `None` if its stream waits for another one before it. Of more than `capacity`, those without records are forgotten.
     pub(crate) fn enqueued(
         &mut self,
         id: Option<OperationId>,
         operation: &Enqueued,
-        submitted: Instant,
+        submitted: Option<Instant>,
         capacity: usize,
     ) {
         let Some(id) = id.filter(|_| self.is_recording()) else { return };
@@ -252,7 +258,12 @@ impl Engines {
             self.lost = self.lost.saturating_add(lost);
             // After its records, all of which it covers.
             let _unread = recorded.map.read();
+            self.was_set |= recorded.map.is_unrelated();
             for record in records.drain(..) {
+                let device = device_of(&record);
+                if device.is_some_and(|device| *self.sources.entry(device).or_insert(index) != index) {
+                    continue;
+                }
                 match record {
                     EngineRecord::Called { call, operation } => {
                         self.calls.insert(call, operation);
@@ -329,12 +340,14 @@ impl Engines {
     /// buffer that the library still fills; at once if it is the `last`.
     fn take_exact(&mut self, is_last: bool) -> Vec<ExactOperation> {
         let mut known = Vec::new();
-        let Self { timed, recordings, links, requests, patience, origin, .. } = self;
+        let Self { timed, recordings, links, requests, patience, origin, lost, .. } = self;
         timed.retain(|_, timed| {
             let Timed { operation: TimedOperation { queue, info, submitted, .. }, ran, exact } = *timed;
             let Some((ran, since)) = ran else { return true };
             let Some(Exact { span: (begin, end), recording, is_copied, request }) = exact else {
-                return !since.is_over(*requests, *patience);
+                let is_over = is_last || since.is_over(*requests, *patience);
+                *lost += u64::from(is_over && has_records(info.kind));
+                return !is_over;
             };
             let is_settled = *requests > request || transload_core::mutant!("profiler/records-are-settled");
             if !is_settled && !is_last {
@@ -342,8 +355,8 @@ impl Engines {
             }
             let exact = (end - begin).max(0).cast_unsigned();
             known.push(ExactOperation { queue, kind: info.kind, exact, ran });
-            if let (true, Some((src, dst)), Some(recorded), Some(origin)) =
-                (is_copied, info.path, recordings.get(recording), *origin)
+            if let (true, Some((src, dst)), Some(recorded), Some((origin, submitted))) =
+                (is_copied, info.path, recordings.get(recording), origin.zip(submitted))
             {
                 let span = (recorded.map.convert(begin).at, recorded.map.convert(end).at);
                 let copied = (TransferPath::new(src, dst), info.bytes);
@@ -354,7 +367,7 @@ impl Engines {
         known
     }
 
-    /// Returns the records that are missing for lack of room, or since they were not complete.
+    /// Returns the records that are missing for lack of room, since they were not complete, or since they did not come.
     pub(crate) fn lost(&self) -> u64 {
         self.lost
     }
@@ -369,12 +382,13 @@ impl Engines {
 
     /// Returns the largest error of comparing the records' clock with the host's.
     pub(crate) fn clock_error(&self) -> Option<u64> {
-        self.recordings.iter().map(|it| it.map.error()).max()
+        if self.was_set { Some(u64::MAX) } else { self.recordings.iter().map(|it| it.map.error()).max() }
     }
 
     /// Returns whether nothing is missing from the first record to the last, so that times without one are known.
     fn is_whole(&self) -> bool {
-        !self.was_paused && self.lost == 0 || transload_core::mutant!("profiler/engine-gaps-are-known")
+        !self.was_paused && !self.was_set && self.lost == 0
+            || transload_core::mutant!("profiler/engine-gaps-are-known")
     }
 
     /// Returns the idle links, if they are known.
@@ -396,10 +410,10 @@ impl Engines {
                 engine: *engine,
                 spans: totals.spans,
                 bytes: totals.bytes,
-                whole_ns: busy.whole,
+                whole_ns: if self.was_set { 0 } else { busy.whole },
                 busy_ns: busy.union,
                 total_ns: busy.sum,
-                is_cut: busy.is_cut,
+                is_cut: busy.is_cut || self.was_set,
                 gaps: gaps.collect(),
             }
         });
@@ -413,6 +427,21 @@ impl EngineTotals {
         self.bytes = self.bytes.saturating_add(work.bytes);
         self.busy.add(work.begin, work.end);
     }
+}
+
+/// Returns of which device a record is, and whether it is of work; `None` if it is of none.
+fn device_of(record: &EngineRecord) -> Option<(DeviceId, bool)> {
+    match record {
+        EngineRecord::Worked(work) => Some((work.device, true)),
+        EngineRecord::Migrated(migration) => Some((migration.device, false)),
+        EngineRecord::Faulted(faults) => Some((faults.device.unwrap_or(DeviceId::Cpu), false)),
+        _ => None,
+    }
+}
+
+/// Returns whether each operation of a kind is work of an engine. Prefetches have no record, and a recording may be empty.
+fn has_records(kind: OperationKind) -> bool {
+    matches!(kind, OperationKind::Copy | OperationKind::Fill | OperationKind::Kernel)
 }
 
 fn direction(task: EngineTask) -> Direction {

@@ -26,7 +26,13 @@ pub(crate) struct Gauges {
 }
 
 impl Gauges {
-    pub(crate) fn add(&mut self, name: String, unit: Unit, read: ReadGauge) {
+    /// Adds one. Each has a row of its own: a second one of a name has its number in its name.
+    pub(crate) fn add(&mut self, mut name: String, unit: Unit, read: ReadGauge) {
+        let is_known = |name: &str| self.own.iter().any(|(known, ..)| known == name);
+        if is_known(&name) {
+            let mut names = (2_u64..).map(|number| format!("{name} ({number})"));
+            name = names.find(|name| !is_known(name)).unwrap_or_default();
+        }
         self.own.push((name, unit, read));
     }
 
@@ -81,4 +87,20 @@ pub(crate) fn memory(backends: &[Arc<dyn Backend>]) -> BTreeMap<&'static str, u6
         *memory.entry(backend.name()).or_default() += backend.resource_counts().bytes;
     }
     memory
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gauges_of_one_name_have_rows_of_their_own() {
+        let mut gauges = Gauges { are_read: true, ..Gauges::default() };
+        for value in [1.0, 2.0, 3.0] {
+            gauges.add("rows".to_owned(), Unit::Count, Box::new(move || Some(value)));
+        }
+        let read = gauges.read(&[]).into_iter().map(|it| (it.name, it.value));
+        let rows = [("rows", 1.0), ("rows (2)", 2.0), ("rows (3)", 3.0)];
+        assert_eq!(read.collect::<Vec<_>>(), rows.map(|(name, value)| (name.to_owned(), value)));
+    }
 }

@@ -31,6 +31,7 @@ pub(crate) struct IdleLinks {
 
 /// How long a link was idle while copies were queued.
 pub(crate) struct IdleLink<'a> {
+    pub(crate) device: DeviceId,
     pub(crate) path: TransferPath,
     pub(crate) queued: &'a Queued,
     pub(crate) idle_ns: u64,
@@ -79,7 +80,13 @@ impl IdleLinks {
             let both = queued.used_or_wanted.summary();
             let is_known = !used.is_cut && !both.is_cut;
             let idle_ns = both.union.saturating_sub(used.union);
-            is_known.then_some(IdleLink { path: *path, queued, idle_ns, whole_ns: both.whole })
+            is_known.then_some(IdleLink {
+                device: *device,
+                path: *path,
+                queued,
+                idle_ns,
+                whole_ns: both.whole,
+            })
         })
     }
 }

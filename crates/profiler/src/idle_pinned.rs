@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
@@ -40,16 +41,16 @@ impl Idle {
 
 /// One reading of a backend's memory.
 pub(crate) struct Reading {
-    backend: &'static str,
+    backend: Weak<dyn Backend>,
     is_simulated: bool,
     kept: u64,
     held: Vec<HeldPinned>,
 }
 
 impl Reading {
-    pub(crate) fn of(backend: &dyn Backend, is_simulated: bool) -> Self {
+    pub(crate) fn of(backend: &Arc<dyn Backend>, is_simulated: bool) -> Self {
         let (kept, held) = (backend.idle_pinned_bytes(), backend.held_pinned());
-        Self { backend: backend.name(), is_simulated, kept, held }
+        Self { backend: Arc::downgrade(backend), is_simulated, kept, held }
     }
 }
 
@@ -60,20 +61,23 @@ struct OfBackend {
     held: BTreeMap<BufferId, Idle>,
 }
 
-/// Readings of backends, by name, while the profiler is enabled.
+/// Readings of backends since the profiler was last enabled.
 #[derive(Default)]
-pub(crate) struct IdlePinned(BTreeMap<&'static str, OfBackend>);
+pub(crate) struct IdlePinned(Vec<(Weak<dyn Backend>, OfBackend)>);
 
 impl IdlePinned {
     /// Returns whether a reading is due.
     pub(crate) fn is_due(&self) -> bool {
-        self.0.values().all(|of| of.kept.last.elapsed() >= INTERVAL)
+        self.0.iter().all(|(_, of)| of.kept.last.elapsed() >= INTERVAL)
     }
 
     pub(crate) fn add(&mut self, reading: Reading) {
         let Reading { backend, is_simulated, kept, held } = reading;
-        let new = || OfBackend { is_simulated, kept: Idle::new(0), held: BTreeMap::new() };
-        let of = self.0.entry(backend).or_insert_with(new);
+        let known = self.0.iter().position(|(known, _)| known.ptr_eq(&backend)).unwrap_or_else(|| {
+            self.0.push((backend, OfBackend { is_simulated, kept: Idle::new(0), held: BTreeMap::new() }));
+            self.0.len() - 1
+        });
+        let of = &mut self.0[known].1;
         if kept == 0 && of.kept.readings == 0 {
             // Nothing is kept before the first use.
             of.kept = Idle::new(0);
@@ -89,7 +93,7 @@ impl IdlePinned {
     }
 
     pub(crate) fn advice(&self) -> impl Iterator<Item = Advice> {
-        self.0.values().flat_map(|of| {
+        self.0.iter().flat_map(|(_, of)| {
             let kept = advice([&of.kept].into_iter(), of.is_simulated, |_| AdviceKind::ReleasePinned);
             let held =
                 advice(of.held.values(), of.is_simulated, |buffers| AdviceKind::FreePinned { buffers });
@@ -122,4 +126,38 @@ fn advice<'a>(
         basis: Some(AdviceBasis::Readings(readings)),
         simulated,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use transload_backend_cpu::CpuBackend;
+
+    use super::*;
+
+    fn reading(backend: &Arc<dyn Backend>, kept: u64) -> Reading {
+        Reading { backend: Arc::downgrade(backend), is_simulated: false, kept, held: Vec::new() }
+    }
+
+    #[test]
+    fn two_backends_of_one_name_are_apart() {
+        let backends = [(); 2].map(|()| CpuBackend::new().unwrap() as Arc<dyn Backend>);
+        let mut idle = IdlePinned::default();
+        for _ in 0..READINGS {
+            backends.iter().zip([4 * LEAST, LEAST / 2]).for_each(|(of, kept)| idle.add(reading(of, kept)));
+        }
+        assert_eq!(idle.advice().map(|advice| advice.bytes).collect::<Vec<_>>(), [4 * LEAST]);
+    }
+
+    #[test]
+    fn readings_before_the_profiler_was_enabled_again_do_not_count() {
+        let backend = CpuBackend::new().unwrap() as Arc<dyn Backend>;
+        let mut collector = crate::collector::Collector::new(Instant::now(), 64);
+        let mut after = |readings| {
+            (0..readings).for_each(|_| collector.idle_pinned.add(reading(&backend, LEAST)));
+            let told = collector.idle_pinned.advice().count();
+            collector.resume();
+            told
+        };
+        assert_eq!([READINGS, READINGS - 1, READINGS].map(&mut after), [1, 0, 1]);
+    }
 }

@@ -182,27 +182,10 @@ impl Inbox {
     }
 }
 
-thread_local! {
-    /// The calling thread's transfers until the next one that is taken.
-    static LEFT: Cell<u64> = const { Cell::new(0) };
-}
-
 impl Inbox {
-    /// Returns whether the calling thread's next transfer of so many bytes is taken. Threads begin at different distances, by their numbers.
+    /// Returns whether the calling thread's next transfer of so many bytes is taken. Each is drawn by itself, so that profilers leave each other's draws alone.
     #[inline]
     fn is_taken(&self, bytes: u64) -> bool {
-        let is_sampled = bytes < self.sampling.all_from_bytes && self.sampling.one_in > 1;
-        match LEFT.get().checked_sub(1) {
-            Some(left) if is_sampled => {
-                LEFT.set(left);
-                false
-            }
-            _ => self.is_due(bytes),
-        }
-    }
-
-    #[cold]
-    fn is_due(&self, bytes: u64) -> bool {
         thread_local! {
             /// 0 at first.
             static RANDOM: Cell<u64> = const { Cell::new(0) };
@@ -211,8 +194,7 @@ impl Inbox {
         if bytes >= all_from_bytes || one_in <= 1 {
             return bytes >= all_from_bytes || one_in == 1;
         }
-        let before = RANDOM.get();
-        let mut random = match before {
+        let mut random = match RANDOM.get() {
             0 => self.this_thread().wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
             before => before,
         };
@@ -220,9 +202,7 @@ impl Inbox {
         random ^= random >> 7;
         random ^= random << 17;
         RANDOM.set(random);
-        LEFT.set(random % (2 * u64::from(one_in) - 1));
-        // Of the first distance, as much is over as of any other.
-        before != 0 || self.is_taken(bytes)
+        (random >> 32) * u64::from(one_in) < 1 << 32
     }
 }
 
@@ -312,6 +292,18 @@ mod tests {
         let sampling = OperationSampling { all_from_bytes: u64::MAX, one_in: u32::MAX };
         let inbox = Inbox::new(1, sampling);
         assert!((0..100).filter(|_| inbox.is_taken(1)).count() <= 1);
+    }
+
+    #[test]
+    fn sampling_of_a_thread_by_one_profiler_leaves_that_by_another_as_it_is() {
+        let inbox = |one_in| Inbox::new(1, OperationSampling { all_from_bytes: u64::MAX, one_in });
+        let (often, seldom) = (inbox(4), inbox(4000));
+        let mut taken = [0; 2];
+        for _ in 0..40_000 {
+            taken[0] += u32::from(often.is_taken(1));
+            taken[1] += u32::from(seldom.is_taken(1));
+        }
+        assert!((9_000..11_000).contains(&taken[0]) && (1..100).contains(&taken[1]), "{taken:?}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Migrations and page faults of unified memory, next to the buffers that the user named.
 
-use std::{collections::BTreeMap, fmt, ops::Range};
+use std::{collections::BTreeMap, fmt, mem, ops::Range};
 
 use transload_core::{DeviceId, Migration, PageFaults};
 
@@ -40,6 +40,9 @@ pub struct MigrationReport {
     pub faulted_ns: u64,
     /// Time in which at least one migration was under way.
     pub busy_ns: u64,
+    /// Whether a record came much later than its work ended, so that the times are lower bounds.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub is_cut: bool,
 }
 
 impl fmt::Display for MigrationReport {
@@ -57,8 +60,9 @@ impl fmt::Display for MigrationReport {
             " and {device}: {to_device} ({bytes_to_device} bytes) to the device, {to_device_by_faults} of them by faults"
         )?;
         write!(f, ", {} ({} bytes) to the host", self.to_host, self.bytes_to_host)?;
-        write!(f, ", {} groups of page faults, which took {}", self.faults, time(self.faulted_ns))?;
-        write!(f, "; busy {}", time(self.busy_ns))
+        let least = if self.is_cut { "at least " } else { "" };
+        write!(f, ", {} groups of page faults, which took {least}{}", self.faults, time(self.faulted_ns))?;
+        write!(f, "; busy {least}{}", time(self.busy_ns))
     }
 }
 
@@ -76,7 +80,7 @@ struct Totals {
 }
 
 impl Totals {
-    fn of(device: DeviceId) -> Self {
+    fn of(device: DeviceId, index: Option<usize>) -> Self {
         let report = MigrationReport {
             device,
             buffer: None,
@@ -89,8 +93,12 @@ impl Totals {
             faults: 0,
             faulted_ns: 0,
             busy_ns: 0,
+            is_cut: false,
         };
-        let (busy, prefetched, faulted) = Default::default();
+        let [busy, prefetched, faulted] = [(); 3].map(|()| match index {
+            None => BusyTime::default(),
+            Some(_) => BusyTime::of_many(),
+        });
         Self { report, busy, prefetched, faulted, is_simulated: false }
     }
 }
@@ -98,25 +106,33 @@ impl Totals {
 /// What was recorded.
 #[derive(Default)]
 pub(crate) struct Migrations {
-    named: Vec<(String, Range<u64>)>,
+    named: Vec<String>,
+    /// The places of named buffers, which do not overlap, with their indices.
+    places: Vec<(Range<u64>, usize)>,
     /// By device, and by the index of a named buffer.
     totals: BTreeMap<(DeviceId, Option<usize>), Totals>,
 }
 
 impl Migrations {
-    /// Tells later records of a range apart. Returns `false` if there is no room.
+    /// Tells later records of a range apart, also those of an earlier name. Returns `false` if there is no room.
     pub(crate) fn name(&mut self, name: String, range: Range<u64>) -> bool {
         let has_room = self.named.len() < NAMED;
         if has_room {
-            self.named.push((name, range));
+            let rest = mem::take(&mut self.places).into_iter().flat_map(|(old, index)| {
+                let parts = [old.start..old.end.min(range.start), old.start.max(range.end)..old.end];
+                parts.map(|part| (part, index))
+            });
+            self.places = rest.filter(|(part, _)| !part.is_empty()).collect();
+            self.places.push((range, self.named.len()));
+            self.named.push(name);
         }
         has_room
     }
 
     /// Returns the name of the buffer at an address, the last one that was named.
     pub(crate) fn name_of(&self, address: u64) -> Option<&str> {
-        let named = self.named.iter().rev().find(|(_, range)| range.contains(&address));
-        named.map(|(name, _)| &name[..])
+        let (_, index) = self.places.iter().find(|(range, _)| range.contains(&address))?;
+        self.named.get(*index).map(|name| &name[..])
     }
 
     /// Takes a migration that was under way in `span`.
@@ -155,24 +171,24 @@ impl Migrations {
 
     /// Calls `add` for all memory, and for each named buffer that has some of the range, with the number of its bytes.
     fn each(&mut self, device: DeviceId, range: Range<u64>, mut add: impl FnMut(&mut Totals, u64)) {
-        add(self.totals.entry((device, None)).or_insert_with(|| Totals::of(device)), range.end - range.start);
-        for (index, (_, named)) in self.named.iter().enumerate() {
+        let mut parts = BTreeMap::from([(None, range.end - range.start)]);
+        for (named, index) in &self.places {
             let (start, end) = (named.start.max(range.start), named.end.min(range.end));
             if start < end {
-                add(
-                    self.totals.entry((device, Some(index))).or_insert_with(|| Totals::of(device)),
-                    end - start,
-                );
+                *parts.entry(Some(*index)).or_default() += end - start;
             }
+        }
+        for (index, bytes) in parts {
+            add(self.totals.entry((device, index)).or_insert_with(|| Totals::of(device, index)), bytes);
         }
     }
 
     pub(crate) fn reports(&self) -> Vec<MigrationReport> {
         let reports = self.totals.iter().map(|((_, index), Totals { report, busy, faulted, .. })| {
-            let named = index.and_then(|index| self.named.get(index));
-            let buffer = named.map(|(name, _)| name.clone());
-            let (busy_ns, faulted_ns) = (busy.summary().union, faulted.summary().union);
-            MigrationReport { buffer, busy_ns, faulted_ns, ..report.clone() }
+            let buffer = index.and_then(|index| self.named.get(index)).cloned();
+            let (busy, faulted) = (busy.summary(), faulted.summary());
+            let (busy_ns, faulted_ns, is_cut) = (busy.union, faulted.union, busy.is_cut || faulted.is_cut);
+            MigrationReport { buffer, busy_ns, faulted_ns, is_cut, ..report.clone() }
         });
         reports.collect()
     }
@@ -191,7 +207,7 @@ impl Migrations {
         // What migrated without a fault tells how long a prefetch takes.
         let (rate, prefetched) =
             (all.prefetched.summary(), all.report.bytes_to_device.saturating_sub(all.report.bytes_by_faults));
-        let would_take = (prefetched >= LEAST && rate.union > 0)
+        let would_take = (prefetched >= LEAST && rate.union > 0 && !rate.is_cut)
             .then(|| rate.union as f64 * (bytes_by_faults as f64 / prefetched as f64));
         let saving_ns = would_take.map(|time| faulted_ns.saturating_sub(time as u64));
         let is_worth = saving_ns.is_none_or(|saving| saving as f64 >= LEAST_SAVING * faulted_ns as f64);
@@ -263,6 +279,23 @@ mod tests {
         let (all, host) = (of(GPU, None), of(DeviceId::Cpu, Some("weights")));
         assert_eq!((all.faults, all.faulted_ns, all.bytes_by_faults), (2, 4000, 32 * MIB));
         assert_eq!((host.faults, host.faulted_ns), (1, 0), "not known");
+    }
+
+    #[test]
+    fn bytes_of_a_place_are_those_of_the_last_buffer_that_was_named_there() {
+        let mut found = Migrations::default();
+        assert!(found.name("storage".to_owned(), 0..64 * MIB));
+        migrate(&mut found, 0, 64, false, (0, 1));
+        assert!(found.name("tensor".to_owned(), 8 * MIB..16 * MIB));
+        migrate(&mut found, 0, 64, false, (100, 1));
+        assert!(found.name("tensor".to_owned(), 8 * MIB..16 * MIB));
+        migrate(&mut found, 8 * MIB, 8, false, (200, 1));
+        let told = found.reports().into_iter().map(|it| (it.to_device, it.bytes_to_device / MIB));
+        assert_eq!(told.collect::<Vec<_>>(), [(3, 136), (2, 64 + 56), (1, 8), (1, 8)]);
+        assert_eq!(
+            [0, 8 * MIB, 16 * MIB, 64 * MIB].map(|at| found.name_of(at)),
+            [Some("storage"), Some("tensor"), Some("storage"), None]
+        );
     }
 
     #[test]

@@ -7,7 +7,9 @@ use std::{
     time::Instant,
 };
 
-use transload_core::{ClockId, DeviceClock, OperationId, OperationInfo, Stamp, TimelineId, TransferId};
+use transload_core::{
+    ClockId, DeviceClock, OperationId, OperationInfo, Result, Stamp, TimelineId, TransferId,
+};
 
 use crate::{clock_map::ClockMap, inbox::QueueKey};
 
@@ -28,8 +30,28 @@ pub(crate) struct Enqueued {
 /// An operation whose instants are not known.
 pub(crate) struct Pending {
     pub(crate) operation: Enqueued,
-    pub(crate) begin: Stamp,
+    begin: Stamp,
     pub(crate) end: Stamp,
+    /// The begin, once it was seen.
+    begun: Option<i64>,
+}
+
+impl Pending {
+    pub(crate) fn new(operation: Enqueued, begin: Stamp, end: Stamp) -> Self {
+        Self { operation, begin, end, begun: None }
+    }
+
+    /// Returns both instants once they are known. The begin is asked for as soon as the queue reached it: a driver tells what is long ago in coarser steps.
+    ///
+    /// # Errors
+    /// The driver's, if they will never be known.
+    pub(crate) fn times(&mut self) -> Result<Option<(i64, i64)>> {
+        if self.begun.is_none() {
+            self.begun = self.begin.time()?;
+        }
+        let Some(begun) = self.begun else { return Ok(None) };
+        Ok(self.end.time()?.map(|end| (begun, end)))
+    }
 }
 
 /// An operation with its instants. It keeps no stamp, so that the device's events are used again.
@@ -63,10 +85,21 @@ impl KnownClock {
         }
     }
 
-    /// Reads the clock if that is due, if `all` is wanted, or if what waits takes too much room. Moves what can be counted to `ready`.
+    /// Reads the clock if that is due. Instants are asked for after that: a driver tells those far from its last reading in coarse steps.
+    pub(crate) fn renew(&mut self) {
+        if self.map.is_due() {
+            self.read();
+        }
+    }
+
+    fn read(&mut self) {
+        self.is_unread = self.map.read().is_err();
+    }
+
+    /// Reads the clock if `all` is wanted, or if what waits takes too much room. Moves what can be counted to `ready`.
     pub(crate) fn take_ready(&mut self, all: bool, is_crowded: bool, ready: &mut Vec<(ClockId, Resolved)>) {
-        if all || is_crowded && !self.resolved.is_empty() || self.map.is_due() {
-            self.is_unread = self.map.read().is_err();
+        if all || is_crowded && !self.resolved.is_empty() {
+            self.read();
         }
         // Without a reading, times are extrapolated: of a clock that is lost, none will come.
         let all = all || self.is_unread || self.map.is_last_holder();
@@ -84,8 +117,8 @@ mod tests {
     };
 
     use transload_core::{
-        ClockAnchor, DeviceId, Error, ErrorKind, KnownCosts, OperationKind, OperationSampling, Result,
-        StreamPriority, TimelineId, next_timeline_id,
+        ClockAnchor, DeviceId, Error, ErrorKind, KnownCosts, OperationKind, OperationSampling,
+        StreamPriority, next_timeline_id,
     };
 
     use super::*;
@@ -98,7 +131,10 @@ mod tests {
     struct Clock {
         id: ClockId,
         interval: Duration,
-        is_reached: AtomicBool,
+        /// Tokens below it are reached.
+        reached: AtomicU64,
+        /// Whether it has steps of 0.25 ms until it is read again.
+        is_coarse: AtomicBool,
         is_lost: AtomicBool,
         read: AtomicU64,
         origin: Instant,
@@ -106,9 +142,10 @@ mod tests {
 
     impl Clock {
         fn new(interval: Duration) -> Arc<Self> {
-            let [is_reached, is_lost] = [true, false].map(AtomicBool::new);
-            let (id, read, origin) = (ClockId::next(), AtomicU64::new(0), Instant::now());
-            Arc::new(Self { id, interval, is_reached, is_lost, read, origin })
+            let [is_coarse, is_lost] = [(); 2].map(|()| AtomicBool::new(false));
+            let [read, reached] = [0, u64::MAX].map(AtomicU64::new);
+            let (id, origin) = (ClockId::next(), Instant::now());
+            Arc::new(Self { id, interval, reached, is_coarse, is_lost, read, origin })
         }
     }
 
@@ -126,7 +163,9 @@ mod tests {
         }
 
         fn time(&self, token: u64) -> Result<Option<i64>> {
-            Ok(Some(token.cast_signed()).filter(|_| self.is_reached.load(Ordering::Relaxed)))
+            let step = if self.is_coarse.load(Ordering::Relaxed) { 250_000 } else { 1 };
+            let is_reached = token < self.reached.load(Ordering::Relaxed);
+            Ok(is_reached.then(|| (token / step * step).cast_signed()))
         }
 
         fn release(&self, _: u64) {}
@@ -136,6 +175,7 @@ mod tests {
                 return Err(Error::new(ErrorKind::Device, "lost"));
             }
             self.read.fetch_add(1, Ordering::Relaxed);
+            self.is_coarse.store(false, Ordering::Relaxed);
             let now = Instant::now();
             let device = i64::try_from(now.duration_since(self.origin).as_nanos()).unwrap();
             Ok(ClockAnchor { device, before: now, after: now })
@@ -157,22 +197,36 @@ mod tests {
 
     impl Profiled {
         fn new() -> Self {
-            let inbox = Inbox::new(64, OperationSampling::ALL);
-            Self { inbox, collector: Collector::new(Instant::now(), 64) }
+            Self::of(64)
+        }
+
+        fn of(capacity: usize) -> Self {
+            let inbox = Inbox::new(capacity, OperationSampling::ALL);
+            Self { inbox, collector: Collector::new(Instant::now(), capacity) }
         }
 
         fn operation(&self, clock: &Arc<Clock>, at: u64) -> TimelineId {
             self.span(clock, (at, at))
         }
 
-        fn span(&self, clock: &Arc<Clock>, (begin, end): (u64, u64)) -> TimelineId {
-            let (id, priority) = (next_timeline_id(), StreamPriority::Normal);
-            let queue = QueueKey { id, device: clock.device(), priority, simulated: false };
+        fn span(&self, clock: &Arc<Clock>, span: (u64, u64)) -> TimelineId {
+            let id = next_timeline_id();
+            self.push(id, clock, span);
+            id
+        }
+
+        fn push(&self, id: TimelineId, clock: &Arc<Clock>, (begin, end): (u64, u64)) {
+            let queue =
+                QueueKey { id, device: clock.device(), priority: StreamPriority::Normal, simulated: false };
             let mut named = NamedOperation::new(queue, "one".into(), OperationKind::Kernel, 0);
             let [begin, end] = [begin, end].map(|at| Stamp::new(Arc::clone(clock) as _, at));
             named.time = NamedTime::Stamped(begin, end);
             self.inbox.push(Message::Named(named, 1));
-            id
+        }
+
+        fn time_of(&self, stream: TimelineId) -> u64 {
+            let report = self.collector.stream_report(stream, OperationSampling::ALL, 0);
+            report.unwrap().kinds[0].running.total_ns
         }
 
         /// Collects as the profiler's thread does, and returns how many operations of a stream have times.
@@ -235,9 +289,51 @@ mod tests {
     fn clock_is_read_before_the_first_operation_ends() {
         let mut profiled = Profiled::new();
         let clock = Clock::new(SELDOM);
-        clock.is_reached.store(false, Ordering::Relaxed);
+        clock.reached.store(0, Ordering::Relaxed);
         let stream = profiled.operation(&clock, 0);
         profiled.timed(stream);
         assert_eq!(clock.read.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn old_clock_is_read_before_instants_are_asked_for() {
+        let mut profiled = Profiled::new();
+        let clock = Clock::new(Duration::ZERO);
+        profiled.span(&clock, (0, 0));
+        profiled.collector.collect(&profiled.inbox, true);
+        clock.is_coarse.store(true, Ordering::Relaxed);
+        let stream = profiled.span(&clock, (1_000_000, 1_010_000));
+        profiled.collector.collect(&profiled.inbox, true);
+        assert_eq!(profiled.time_of(stream), 10_000);
+    }
+
+    #[test]
+    fn begin_of_a_long_operation_is_as_exact_as_its_end() {
+        let mut profiled = Profiled::new();
+        let clock = Clock::new(SELDOM);
+        clock.reached.store(110_001, Ordering::Relaxed);
+        let stream = profiled.span(&clock, (110_000, 900_000));
+        assert_eq!(profiled.timed(stream), 0, "it runs");
+        // By now it is long ago.
+        clock.reached.store(u64::MAX, Ordering::Relaxed);
+        clock.is_coarse.store(true, Ordering::Relaxed);
+        profiled.collector.collect(&profiled.inbox, true);
+        assert_eq!(profiled.time_of(stream), 750_000 - 110_000);
+    }
+
+    #[test]
+    fn spans_of_streams_that_are_read_one_after_the_other_are_all_busy() {
+        const EACH: u64 = 3000;
+        let mut profiled = Profiled::of(1 << 13);
+        let clock = Clock::new(Duration::ZERO);
+        let queues = [(); 2].map(|()| next_timeline_id());
+        for at in (0..EACH).map(|index| index * 100) {
+            profiled.push(queues[0], &clock, (at, at + 10));
+            profiled.push(queues[1], &clock, (at + 50, at + 60));
+        }
+        profiled.collector.collect(&profiled.inbox, true);
+        let report = profiled.collector.report(OperationSampling::ALL, 0, &KnownCosts::default());
+        let busy = report.directions.iter().map(|it| (it.busy_ns, it.is_cut));
+        assert_eq!(busy.collect::<Vec<_>>(), [(2 * EACH * 10, false)]);
     }
 }

@@ -116,7 +116,7 @@ impl StreamProfiler {
         Arc::clone(&self.shared.inbox) as _
     }
 
-    /// Adds a value that traces show as a counter, next to the allocated bytes of each attached backend. While a trace is written, the profiler's
+    /// Adds a value that traces show as a counter, next to the allocated bytes of each attached backend; a second one of a name has ` (2)` added to it. While a trace is written, the profiler's
     /// thread calls `read` some two hundred times a second, and each report calls it once; `None` if there is no value. It must be quick and must not call the profiler.
     pub fn add_gauge(
         &self,
@@ -218,7 +218,7 @@ impl StreamProfiler {
     }
 
     /// Has reports and traces tell later migrations and page faults of a buffer of unified memory apart, by a name. The buffer is not kept alive: what is
-    /// allocated at its place later has its name.
+    /// allocated at its place later has its name, until that is named itself.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for other memory, or if 4,096 buffers have names.
@@ -421,7 +421,7 @@ impl Shared {
         let idle: Vec<_> = alive
             .iter()
             .filter(|_| is_due)
-            .map(|backend| Reading::of(&**backend, is_simulated(&**backend)))
+            .map(|backend| Reading::of(backend, is_simulated(&**backend)))
             .collect();
         let mut collector = self.collector.lock();
         idle.into_iter().for_each(|reading| collector.idle_pinned.add(reading));

@@ -63,16 +63,16 @@ pub struct EngineReport {
     pub spans: u64,
     /// Bytes of copies and fills.
     pub bytes: u64,
-    /// From the first begin to the last end.
+    /// From the first begin to the last end; 0 if the host's time of day was set meanwhile.
     pub whole_ns: u64,
     /// Time in which at least one of them ran; a lower bound if [`is_cut`](Self::is_cut).
     pub busy_ns: u64,
     /// Sum of their times.
     pub total_ns: u64,
-    /// Whether a record came much later than its work ended. The gaps are not known then.
+    /// Whether a record came much later than its work ended, or the host's time of day was set. The gaps are not known then.
     pub is_cut: bool,
-    /// The longest times between them, in which the engines did nothing in this direction for this process. None if records were lost, or if nothing was
-    /// recorded for a while in between.
+    /// The longest times between them, in which the engines did nothing in this direction for this process. None if records were lost, if nothing was
+    /// recorded for a while in between, or if the host's time of day was set.
     pub gaps: Vec<GapReport>,
 }
 
@@ -140,7 +140,8 @@ pub struct PathReport {
     pub abandoned: u64,
     /// Host time of the submission.
     pub submitting: TimesReport,
-    /// From the submission until the submitter observed the end.
+    /// From the submission until the submitter observed the end. Percentiles are those of the samples, of which large transfers are more than their share, as in
+    /// [`KindReport::running`](crate::KindReport::running).
     pub elapsed: TimesReport,
     /// Times by the device's clock of those that the manager measured.
     pub moving: TimesReport,
@@ -152,15 +153,18 @@ pub struct PathReport {
     pub running: TimesReport,
     /// Their bytes.
     pub timed_bytes: u64,
-    /// Time in which at least one of them ran, from its first operation's begin to its last one's end.
+    /// Time in which at least one of them ran, from its first operation's begin to its last one's end; a lower bound if [`is_cut`](Self::is_cut).
     pub busy_ns: u64,
+    /// Whether a transfer ended later than over a thousand that began after it. The rate is not known then.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub is_cut: bool,
 }
 
 impl PathReport {
-    /// Returns the rate of the timed transfers while at least one of them ran, in bytes per second; `None` without any.
+    /// Returns the rate of the timed transfers while at least one of them ran, in bytes per second; `None` without any, or if it is not known.
     #[must_use]
     pub fn bytes_per_second(&self) -> Option<f64> {
-        (self.busy_ns > 0).then(|| self.timed_bytes as f64 / (self.busy_ns as f64 / 1e9))
+        (self.busy_ns > 0 && !self.is_cut).then(|| self.timed_bytes as f64 / (self.busy_ns as f64 / 1e9))
     }
 }
 
@@ -220,7 +224,7 @@ pub struct ProfilerReport {
     /// Largest error of the places of records of engines on the host's clock, by the last 16 readings, without that of the driver's own conversion, which is not known; `None` while none
     /// are recorded, and the largest number if that clock was set meanwhile. Their lengths do not have it.
     pub engine_clock_error_ns: Option<u64>,
-    /// Records of engines that had no room, or were not complete.
+    /// Records of engines that had no room, or were not complete; and timed copies, fills and kernels without a record 10 s after their end, or when recording or a trace ended.
     pub engine_records_lost: u64,
     /// Timed operations that are not complete yet.
     pub outstanding: u64,
@@ -284,7 +288,9 @@ impl fmt::Display for EngineReport {
         let share = (*whole_ns > 0).then(|| *busy_ns as f64 / *whole_ns as f64);
         let least = if *is_cut { "at least " } else { "" };
         write!(f, "{device}, {direction}, {engine}: {spans} records, busy {least}{}", time(*busy_ns))?;
-        write!(f, " of {} ({})", time(*whole_ns), percent(share))?;
+        if share.is_some() {
+            write!(f, " of {} ({})", time(*whole_ns), percent(share))?;
+        }
         match gaps.first() {
             Some(gap) => write!(f, ", longest gap {}", time(gap.length_ns)),
             None => Ok(()),
@@ -315,8 +321,11 @@ impl fmt::Display for PathReport {
         if moving.count > 0 {
             write!(f, "\n  moving {moving}")?;
         }
-        if let Some(rate) = self.bytes_per_second() {
-            write!(f, "\n  {timed} timed: {:.2} GB/s", rate / 1e9)?;
+        if *timed > 0 {
+            match self.bytes_per_second() {
+                Some(rate) => write!(f, "\n  {timed} timed: {:.2} GB/s", rate / 1e9)?,
+                None => write!(f, "\n  {timed} timed, busy at least {}", time(self.busy_ns))?,
+            }
             write!(f, "\n    ran {}", self.running)?;
             if self.waiting.count > 0 {
                 write!(f, "\n    waited {}", self.waiting)?;

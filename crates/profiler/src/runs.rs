@@ -99,6 +99,12 @@ impl Runs {
         self.change(id, |member, run| (member.is_ended, run.is_closed) = (true, true));
     }
 
+    /// Ends all runs, since ends that their threads saw may not be known.
+    pub(crate) fn close(&mut self) {
+        self.runs.values_mut().for_each(|run| run.is_closed = true);
+        self.runs.keys().copied().collect::<Vec<_>>().into_iter().for_each(|number| self.settle(number));
+    }
+
     /// Takes when a transfer ran.
     pub(crate) fn timed(&mut self, id: TransferId, ran: Ran) {
         self.change(id, |member, run| {

@@ -60,6 +60,8 @@ pub(crate) struct Stream {
     before: [OperationCount; OperationKind::ALL.len()],
     pub(crate) kinds: [KindTimes; OperationKind::ALL.len()],
     pub(crate) pending: VecDeque<Pending>,
+    /// Whether the last operation that is known is a wait for another stream.
+    pub(crate) has_waited: bool,
     pub(crate) unresolved: u64,
 }
 
@@ -73,6 +75,7 @@ impl Stream {
             before: Default::default(),
             kinds: Default::default(),
             pending: VecDeque::new(),
+            has_waited: false,
             unresolved: 0,
         }
     }
@@ -142,11 +145,13 @@ impl Stream {
 
     /// Returns whether it is known of each operation when it ran. Waits are none.
     pub(crate) fn is_all_timed(&self) -> bool {
-        self.unresolved == 0
-            && self
-                .kinds()
-                .filter(|(kind, ..)| *kind != OperationKind::Wait)
-                .all(|(_, count, times)| times.timed().operations == count.operations)
+        self.unresolved == 0 && self.are_timed(|kind| kind != OperationKind::Wait)
+    }
+
+    /// Returns whether it is known of each operation of some kinds when it ran.
+    pub(crate) fn are_timed(&self, are_of: impl Fn(OperationKind) -> bool) -> bool {
+        let mut kinds = self.kinds().filter(|(kind, ..)| are_of(*kind));
+        kinds.all(|(_, count, times)| times.timed().operations == count.operations)
     }
 
     pub(crate) fn report(

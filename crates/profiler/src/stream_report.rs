@@ -53,7 +53,8 @@ pub struct KindReport {
     /// the caller gave, and without those of a clock that is not the host's.
     pub waiting: TimesReport,
     /// From then to its end: includes waiting for a copy engine that other streams use. Of [waits](OperationKind::Wait), how long the stream
-    /// waited for other streams.
+    /// waited for other streams. Percentiles are those of the timed operations, of which large ones are more than their share if the [sampling](StreamReport::sampling)
+    /// times all of them, and some of the small ones.
     pub running: TimesReport,
     /// Of the timed ones with [records of engines](crate::StreamProfiler::record_engines), from the first begin to the last end of the engines' work,
     /// which excludes waiting for an engine.
@@ -172,5 +173,7 @@ pub(crate) fn write_timed(
 ) -> fmt::Result {
     let OperationSampling { all_from_bytes, one_in } = of;
     let share = percent(share);
-    write!(f, "timed: all from {all_from_bytes} bytes on, one in {one_in} below; {share} of the bytes")
+    write!(f, "timed: all from {all_from_bytes} bytes on, one in {one_in} below; {share} of the bytes")?;
+    let is_even = all_from_bytes == 0 || one_in == 1;
+    if is_even { Ok(()) } else { f.write_str("; medians lean to large operations, of which more are timed") }
 }

@@ -64,7 +64,8 @@ pub(crate) struct DrawnMigration<'a> {
 pub(crate) struct TimelineTrace {
     writer: TraceWriter<Box<dyn Write + Send>>,
     host: TrackId,
-    threads: BTreeMap<String, TrackId>,
+    /// Rows of threads by their numbers, with their names.
+    threads: BTreeMap<u64, (TrackId, String)>,
     other_threads: Option<TrackId>,
     devices: BTreeMap<DeviceId, TrackId>,
     streams: BTreeMap<TimelineId, TrackId>,
@@ -120,13 +121,19 @@ impl TimelineTrace {
     }
 
     /// Draws a transfer's submission on its thread's row.
-    pub(crate) fn submission(&mut self, report: &TransferReport, begun: i64, thread: impl Fn() -> String) {
+    pub(crate) fn submission(
+        &mut self,
+        report: &TransferReport,
+        begun: i64,
+        thread: u64,
+        name: impl FnOnce() -> String,
+    ) {
         let took = report.submitting.map_or(0, |took| i64::try_from(took.as_nanos()).unwrap_or(i64::MAX));
-        let _kept = self.try_submission(report, (begun, begun.saturating_add(took)), &thread());
+        let span = (begun, begun.saturating_add(took));
+        let _kept = self.thread(thread, name).and_then(|track| self.try_submission(report, span, track));
     }
 
-    fn try_submission(&mut self, report: &TransferReport, span: (i64, i64), thread: &str) -> Result<()> {
-        let track = self.thread(thread)?;
+    fn try_submission(&mut self, report: &TransferReport, span: (i64, i64), track: TrackId) -> Result<()> {
         self.text.clear();
         let _infallible = write!(self.text, "{}", report.path);
         let method = report.method.name();
@@ -142,10 +149,16 @@ impl TimelineTrace {
     }
 
     /// Draws on its thread's row how an operation was enqueued, at once: the rows of threads have their slices in order.
-    pub(crate) fn enqueued(&mut self, name: &str, bytes: u64, (begin, end): (i64, i64), thread: &str) {
+    pub(crate) fn enqueued(
+        &mut self,
+        (name, bytes): (&str, u64),
+        (begin, end): (i64, i64),
+        thread: u64,
+        thread_name: impl FnOnce() -> String,
+    ) {
         let arguments = [("bytes", Argument::U64(bytes))];
         let slice = Slice { name, begin: time(begin), end: time(end), flow: None, arguments: &arguments };
-        let _kept = self.thread(thread).and_then(|track| self.writer.slice(track, &slice));
+        let _kept = self.thread(thread, thread_name).and_then(|track| self.writer.slice(track, &slice));
     }
 
     /// Takes that a queue waits for a point of another one.
@@ -351,11 +364,10 @@ impl TimelineTrace {
         let _kept = self.counters.advance(&mut self.writer, to).and_then(|()| self.writer.flush());
     }
 
-    fn thread(&mut self, name: &str) -> Result<TrackId> {
-        if let Some(track) = self.threads.get(name) {
+    fn thread(&mut self, number: u64, name: impl FnOnce() -> String) -> Result<TrackId> {
+        if let Some((track, _)) = self.threads.get(&number) {
             return Ok(*track);
         }
-        // Threads without a name have names of their own, and so has each of a thread pool.
         let is_one_of_many =
             self.threads.len() >= ROWS && !transload_core::mutant!("profiler/rows-are-limited");
         if is_one_of_many {
@@ -364,8 +376,13 @@ impl TimelineTrace {
                 None => Ok(*self.other_threads.insert(self.writer.track(Some(self.host), "other threads")?)),
             };
         }
-        let track = self.writer.track(Some(self.host), name)?;
-        self.threads.insert(name.to_owned(), track);
+        let mut name = name();
+        // A viewer may show rows of one name as one.
+        if self.threads.values().any(|(_, known)| *known == name) {
+            name = format!("{name} (thread {number})");
+        }
+        let track = self.writer.track(Some(self.host), &name)?;
+        self.threads.insert(number, (track, name));
         Ok(track)
     }
 
@@ -428,9 +445,20 @@ mod tests {
         let threads = 2 * ROWS as u64;
         for number in 0..threads {
             let at = number as i64 * 100;
-            trace.enqueued("copy", 1, (at, at + 50), &format!("thread {number}"));
+            trace.enqueued(("copy", 1), (at, at + 50), number, || format!("thread {number}"));
         }
         assert_eq!(trace.threads.len(), ROWS);
         assert_eq!(trace.finish((0, 0), &[], None).unwrap().slices, threads);
+    }
+
+    #[test]
+    fn threads_of_one_name_have_rows_of_their_own() {
+        let options = TraceOptions::new();
+        let mut trace = TimelineTrace::new(Box::new(Vec::new()), TraceFormat::Perfetto, options).unwrap();
+        for number in [1, 2, 1] {
+            trace.enqueued(("copy", 1), (0, 50), number, || "worker".to_owned());
+        }
+        let names: Vec<_> = trace.threads.values().map(|(_, name)| &name[..]).collect();
+        assert_eq!(names, ["worker", "worker (thread 2)"]);
     }
 }

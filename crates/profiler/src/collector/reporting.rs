@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use transload_core::{DeviceId, KnownCosts, OperationSampling, TimelineId};
+use transload_core::{DeviceId, KnownCosts, OperationKind, OperationSampling, TimelineId};
 
 use super::{Collector, PathTimes};
 use crate::{
     Advice,
     adviser::{self, Copies},
+    idle_links::IdleLink,
     report::{ClockReport, DirectionReport, GapReport, PathReport, ProfilerReport},
     stream::Stream,
     stream_report::{StreamReport, timed_share},
@@ -23,7 +24,13 @@ impl Collector {
                 copies.add(count, times.timed());
             }
         }
-        let mut advice = adviser::advise(&self.timed, &copies, costs, self.engines.idle_links());
+        // What waits for another stream does not wait for an engine.
+        let waits_are_known = |link: &IdleLink<'_>| {
+            let mut streams = self.streams.all().filter(|stream| stream.key.device == link.device);
+            streams.all(|stream| stream.are_timed(|kind| kind == OperationKind::Wait))
+        };
+        let links = self.engines.idle_links().filter(waits_are_known);
+        let mut advice = adviser::advise(&self.timed, &copies, costs, links);
         advice.extend(self.engines.migrations.advice());
         advice.extend(self.idle_pinned.advice());
         adviser::sort(&mut advice);
@@ -87,6 +94,7 @@ impl Collector {
         let paths = keys.into_iter().map(|key @ &(path, method, size_class)| {
             let times = self.paths.get(key).unwrap_or(&no_times);
             let timed = self.timed.totals.get(key).unwrap_or(&none_timed);
+            let busy = timed.busy.summary();
             PathReport {
                 path,
                 method,
@@ -102,7 +110,8 @@ impl Collector {
                 waiting: timed.waiting.report(),
                 running: timed.running.report(),
                 timed_bytes: timed.bytes,
-                busy_ns: timed.busy.summary().union,
+                busy_ns: busy.union,
+                is_cut: busy.is_cut,
             }
         });
         let outstanding = self.outstanding();
@@ -126,5 +135,61 @@ impl Collector {
             outstanding,
             advice,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use transload_core::{
+        ClockId, DeviceId, MemoryKind, Place, TransferId, TransferMethod, TransferPath, TransferReport,
+        Wanted,
+    };
+
+    use super::*;
+    use crate::timed_transfers::Ran;
+
+    const GPU: DeviceId = DeviceId::Other("gpu", 0);
+
+    fn report() -> TransferReport {
+        let host = Place::new(DeviceId::Cpu, MemoryKind::Pinned);
+        let path = TransferPath::new(host, Place::new(GPU, MemoryKind::Device));
+        TransferReport::planned(path, TransferMethod::DirectCopy, GPU, 1000)
+    }
+
+    #[test]
+    fn transfer_that_ends_long_after_later_ones_leaves_no_rate_of_its_path() {
+        let (mut collector, clock) = (Collector::new(Instant::now(), 64), ClockId::next());
+        let mut after = |spans: &mut dyn Iterator<Item = (i64, i64)>| {
+            for (begin, end) in spans {
+                let id = TransferId::if_wanted(Wanted::Times).unwrap();
+                collector.timed.submitted(id, &report(), 0);
+                collector.timed.operated(id, (1000, 1), Ran { clock, begin, end, host: None });
+            }
+            collector.report(OperationSampling::ALL, 0, &KnownCosts::default()).paths.remove(0)
+        };
+        let short = after(&mut (0..3000).map(|index| (200 * index, 200 * index + 100)));
+        assert_eq!((short.bytes_per_second(), short.is_cut), (Some(1e10), false));
+        let with_late = after(&mut [(150, 600_000)].into_iter());
+        assert_eq!((with_late.bytes_per_second(), with_late.is_cut), (None, true));
+        assert!(with_late.to_string().contains("3001 timed, busy at least "), "{with_late}");
+    }
+
+    #[test]
+    fn run_of_transfers_ends_where_the_profiler_was_disabled() {
+        let (mut collector, clock) = (Collector::new(Instant::now(), 64), ClockId::next());
+        for at in [0, 100, 200, 300] {
+            if at == 200 {
+                // Whether the thread saw an end meanwhile is not known.
+                collector.resume();
+            }
+            let (id, runs) = (TransferId::if_wanted(Wanted::Times).unwrap(), &mut collector.timed.runs);
+            runs.submitted(id, &report(), 1);
+            runs.timed(id, Ran { clock, begin: at, end: at + 50, host: None });
+        }
+        collector.resume();
+        let totals = collector.timed.runs.totals.values().map(|it| (it.runs, it.transfers));
+        assert_eq!(totals.collect::<Vec<_>>(), [(2, 4)]);
     }
 }

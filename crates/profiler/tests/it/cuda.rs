@@ -30,11 +30,14 @@ pub(crate) const OFFSET: Duration = Duration::from_secs(5);
 pub(crate) const DRIFT: i32 = 200;
 
 pub(crate) fn setup() -> (EndCheck, Arc<CudaBackend>, StreamProfiler) {
+    setup_with(timing_all())
+}
+
+pub(crate) fn setup_with(profiler: StreamProfiler) -> (EndCheck, Arc<CudaBackend>, StreamProfiler) {
     // A real device has a clock of its own.
     let test = harness::device_like(|device| device.paced(OFFSET, DRIFT)).end_check();
     let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
     let backend = pollster::block_on(CudaBackend::initialize(config)).unwrap();
-    let profiler = timing_all();
     profiler.attach(&(Arc::clone(&backend) as _)).unwrap();
     profiler.enable().unwrap();
     (test, backend, profiler)

@@ -1,21 +1,22 @@
 //! Waits of streams for each other: counted, timed, and drawn with what they waited for.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{
-    Backend, DeviceId, MemoryKind, Operation, OperationKind, OperationSampling, Queue, RawBuffer, Timing,
-    submit,
+    Backend, DeviceId, Fence, MemoryKind, Operation, OperationKind, OperationSampling, Queue, RawBuffer,
+    Timing, submit,
 };
 use transload_cuda_sim::harness;
 use transload_profiler::{
-    Direction, KindReport, ProfilerOptions, StreamProfiler, StreamReport, TraceFormat, TraceOptions,
+    AdviceKind, Direction, KindReport, ProfilerOptions, StreamProfiler, StreamReport, TraceFormat,
+    TraceOptions,
 };
 use transload_streams::CudaStream;
 
 use crate::{
     Written,
-    cuda::setup,
+    cuda::{setup, setup_with},
     packets::{self, Event},
 };
 
@@ -40,12 +41,16 @@ impl Dependent {
         Self { streams, from, there, back }
     }
 
-    fn run(&self) {
+    /// Returns the fence of the second one's copy.
+    fn submit(&self) -> Fence {
         let [one, two] = &self.streams;
         let _first =
             submit(one, &Operation::Copy { src: &self.from, dst: &self.there }, Timing::Off).unwrap();
-        let down = Operation::Copy { src: &self.there, dst: &self.back };
-        submit(two, &down, Timing::Off).unwrap().wait().unwrap();
+        submit(two, &Operation::Copy { src: &self.there, dst: &self.back }, Timing::Off).unwrap()
+    }
+
+    fn run(&self) {
+        self.submit().wait().unwrap();
         assert!(self.back.read().unwrap().iter().all(|byte| *byte == 7));
     }
 }
@@ -122,4 +127,34 @@ fn waits_are_counted_and_leave_gaps_known_without_times() {
     let waited = waits(&report).unwrap();
     assert_eq!((waited.operations, waited.running.count, report.operations()), (3, 0, 3), "{report}");
     assert!(profiler.get_comprehensive_report().directions.iter().all(|it| it.all_timed));
+}
+
+/// Returns whether it is told of copies up, which were queued behind a kernel, and of copies down, which waited for these, that their engine was idle. `None` if engines
+/// cannot be recorded.
+fn idle_links(sampling: OperationSampling) -> Option<[bool; 2]> {
+    let (test, backend, profiler) =
+        setup_with(StreamProfiler::new(ProfilerOptions::new().sampling(sampling)));
+    profiler.record_engines().inspect_err(|error| println!("skipped: {error}")).ok()?;
+    let dependent = Dependent::new(&backend, test.ordinal());
+    dependent.streams[0].occupy(Duration::from_millis(30)).unwrap();
+    dependent.submit().wait().unwrap();
+    let report = profiler.get_comprehensive_report();
+    let links = report.advice.iter().filter(|it| matches!(it.kind, AdviceKind::UseIdleLink { .. }));
+    let sources: Vec<_> = links.filter_map(|it| it.path).map(|path| path.src.device.is_cpu()).collect();
+    Some([true, false].map(|is_up| sources.contains(&is_up)))
+}
+
+#[test]
+fn copy_that_waits_for_another_stream_is_not_queued_for_its_engine() {
+    // This thread may be held up for longer than the kernel lasts, so that nothing is queued behind it.
+    let is_told = (0..20).any(|_| {
+        idle_links(OperationSampling::ALL).is_none_or(|[is_up, is_down]| {
+            assert!(!is_down, "it waited for the other stream");
+            is_up
+        })
+    });
+    assert!(is_told);
+    // Of waits that are not timed it is not known for which copies they were.
+    let with_bytes = OperationSampling { all_from_bytes: 1, one_in: 0 };
+    assert!(idle_links(with_bytes).is_none_or(|told| told == [false; 2]));
 }

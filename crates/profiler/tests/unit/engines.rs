@@ -1,10 +1,14 @@
 //! Records of engines and the operations that they belong to.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicI64, Ordering},
+};
 
 use parking_lot::Mutex;
 use transload_core::{
-    DeviceClock, Error, ErrorKind, MemoryKind, OperationKind, Place, Stamp, StreamPriority, next_timeline_id,
+    ClockAnchor, ClockId, DeviceClock, Error, ErrorKind, MemoryKind, Migration, OperationKind, PageFaults,
+    Place, Stamp, StreamPriority, next_timeline_id,
 };
 
 use super::*;
@@ -44,6 +48,45 @@ fn engines() -> (Engines, Batches) {
     (engines, batches)
 }
 
+/// A clock of the time of day, read once in a second, that may be set.
+struct TimeOfDay {
+    id: ClockId,
+    origin: Instant,
+    seconds: AtomicI64,
+    set_by: AtomicI64,
+}
+
+impl DeviceClock for TimeOfDay {
+    fn id(&self) -> ClockId {
+        self.id
+    }
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Cpu
+    }
+
+    fn resolution(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn time(&self, _: u64) -> Result<Option<i64>> {
+        Ok(None)
+    }
+
+    fn release(&self, _: u64) {}
+
+    fn anchor(&self) -> Result<ClockAnchor> {
+        let seconds = 10_000 + self.seconds.fetch_add(1, Ordering::Relaxed);
+        let device = (seconds + self.set_by.load(Ordering::Relaxed)) * 1_000_000_000;
+        let now = self.origin + Duration::from_secs(seconds.cast_unsigned());
+        Ok(ClockAnchor { device, before: now, after: now })
+    }
+
+    fn anchor_interval(&self) -> Option<Duration> {
+        None
+    }
+}
+
 fn work(call: u64, (begin, end): (i64, i64)) -> EngineRecord {
     let (task, engine) = (EngineTask::CopyToDevice, Some(Engine::Copy));
     EngineRecord::Worked(EngineWork { call, device: DEVICE, task, engine, bytes: 10, begin, end })
@@ -63,7 +106,7 @@ fn copied(engines: &mut Engines, ran: Option<u64>) -> OperationId {
     let (name, transfer, id) = (None, None, Some(operation));
     let (point, waits_for) = (None, None);
     let enqueued = Enqueued { queue, name, info, transfer, id, point, waits_for, enqueued: now };
-    engines.enqueued(id, &enqueued, now, 64);
+    engines.enqueued(id, &enqueued, Some(now), 64);
     if ran.is_some() {
         engines.ended(id, ran);
     }
@@ -104,7 +147,7 @@ fn operation_without_records_and_work_of_others_are_not_kept() {
     batches.lock().push_back(Err(Error::new(ErrorKind::Unsupported, "the library failed")));
     (0..=PATIENCE).for_each(|_| assert_eq!(collect(&mut engines), []));
     assert!(engines.timed.is_empty() && engines.waiting.is_empty());
-    assert_eq!((engines.lost(), engines.reports()[0].spans), (8, 2));
+    assert_eq!((engines.lost(), engines.reports()[0].spans), (9, 2), "with that of the copy");
     // What comes too late is an engine's, and no operation's.
     batches.lock().push_back(Ok((vec![called(5, unrecorded), work(5, (10, 20))], 0)));
     (0..=PATIENCE).for_each(|_| assert_eq!(collect(&mut engines), []));
@@ -143,4 +186,61 @@ fn gaps_are_not_known_once_records_are_lost_or_recording_paused() {
         engines.add(Box::new(Fake { clock, batches }), false, Instant::now()).unwrap();
         assert_eq!(gaps(&engines), 0, "nobody knows what was done between");
     }
+}
+
+#[test]
+fn places_are_not_known_once_the_time_of_day_was_set() {
+    let second = 1_000_000_000;
+    for set_by in [0, -3600, 3600] {
+        let (origin, batches) = (Instant::now(), Batches::default());
+        let [seconds, none] = [(); 2].map(|()| AtomicI64::new(0));
+        let clock = Arc::new(TimeOfDay { id: ClockId::next(), origin, seconds, set_by: none });
+        let mut engines = Engines { patience: Patience(Duration::ZERO), ..Engines::default() };
+        let fake = Fake { clock: Arc::clone(&clock) as _, batches: Arc::clone(&batches) };
+        engines.add(Box::new(fake), false, origin).unwrap();
+        let batch = |number: u64, at: i64| {
+            let begin = (10_000 + at) * second;
+            batches.lock().push_back(Ok((vec![work(number, (begin, begin + second / 10))], 0)));
+        };
+        batch(1, 0);
+        collect(&mut engines);
+        clock.set_by.store(set_by, Ordering::Relaxed);
+        batch(2, 1 + set_by);
+        collect(&mut engines);
+        // Also after the end.
+        for stopped in [false, true] {
+            let [report] = &engines.reports()[..] else { panic!() };
+            assert_eq!(
+                (report.is_cut, report.gaps.len()),
+                (set_by != 0, usize::from(set_by == 0)),
+                "{report}"
+            );
+            if !stopped {
+                drop(engines.stop());
+            }
+        }
+    }
+}
+
+#[test]
+fn work_that_two_recordings_of_a_device_tell_counts_once() {
+    let (mut engines, batches) = engines();
+    let (other, clock) = (Batches::default(), Arc::clone(Stamp::of_host(Instant::now()).clock()));
+    let fake = Fake { clock, batches: Arc::clone(&other) };
+    engines.add(Box::new(fake), false, Instant::now()).unwrap();
+    let copy = copied(&mut engines, Some(100));
+    let migration = |device| {
+        let (to_device, by_fault, address, bytes) = (true, false, 0, 10);
+        EngineRecord::Migrated(Migration { device, to_device, by_fault, address, bytes, begin: 0, end: 5 })
+    };
+    let faults = EngineRecord::Faulted(PageFaults { device: None, address: 0, count: 1, served: None });
+    let of_both = vec![called(1, copy), work(1, (100, 200)), migration(DEVICE), faults];
+    batches.lock().push_back(Ok((of_both.clone(), 0)));
+    // It has another device, too.
+    let own = migration(DeviceId::Other("gpu", 1));
+    other.lock().push_back(Ok((of_both.into_iter().chain([own]).collect(), 0)));
+    assert_eq!((collect(&mut engines), collect(&mut engines)), (vec![], vec![(100, 100)]));
+    assert_eq!(engines.reports().iter().map(|it| (it.spans, it.bytes)).collect::<Vec<_>>(), [(1, 10)]);
+    let told = engines.migrations.reports().into_iter().map(|it| (it.to_device, it.faults));
+    assert_eq!(told.collect::<Vec<_>>(), [(0, 1), (1, 0), (1, 0)]);
 }
