@@ -3,7 +3,7 @@
 use std::{fs, io::Read as _, path::Path};
 
 use serde::Serialize;
-use transload::{DeviceId, DeviceInfo, Runtime, backend::CostBasis, calibration::CalibrationStore};
+use transload::{DeviceId, DeviceInfo, Runtime, calibration::CalibrationStore};
 
 #[cfg(all(feature = "wgpu", any(target_os = "linux", target_os = "macos", windows)))]
 use crate::args::WgpuAdapters;
@@ -50,13 +50,8 @@ impl Invocation {
         let runtime = builder.discover()?;
         if let Some(file) = &arguments.calibration
             && !matches!(arguments.command, Command::Calibrate(_))
-            && runtime.manager().costs().iter().all(|(_, basis)| *basis != CostBasis::Measured)
         {
-            let text = format!(
-                "{} is no calibration of this machine; `transload calibrate --calibration FILE` writes one",
-                file.display()
-            );
-            return Err(Failure::new(Exit::Input, text));
+            check_used(&runtime, file)?;
         }
         if let Some(file) = &arguments.costs {
             costs::set(&runtime, file)?;
@@ -119,20 +114,39 @@ impl Invocation {
     }
 }
 
+/// Checks that the runtime uses the calibration in a file.
+fn check_used(runtime: &Runtime, file: &Path) -> Result<(), Failure> {
+    let failure = match runtime.stored_calibration() {
+        Ok(Some(_)) => return Ok(()),
+        Ok(None) => Failure::new(Exit::Input, format!("there is no file {}", file.display())),
+        Err(error) => Failure::from(error),
+    };
+    Err(failure
+        .during("--calibration needs a calibration of this machine; `transload calibrate --calibration FILE` writes one"))
+}
+
 /// Refuses to replace a file of something else. What is no regular file is never replaced.
 fn check_replaceable(file: &Path) -> Result<(), Failure> {
-    const BEGIN: &[u8] = br#"{"format":"#;
     if !fs::symlink_metadata(file).is_ok_and(|found| found.is_file()) {
         return Ok(());
     }
     let mut begin = Vec::new();
-    let read = fs::File::open(file).and_then(|file| file.take(BEGIN.len() as u64).read_to_end(&mut begin));
+    let read = fs::File::open(file).and_then(|file| file.take(64).read_to_end(&mut begin));
     read.map_err(|error| Failure::caused_by(Exit::Io, format!("cannot read {}", file.display()), error))?;
-    if begin.is_empty() || begin == BEGIN {
+    if begins_calibration(&begin) {
         return Ok(());
     }
     let text = format!("{} is no calibration, and is not replaced; name another file", file.display());
     Err(Failure::new(Exit::Input, text))
+}
+
+/// Returns whether a calibration of any version, which may be cut off, begins so.
+fn begins_calibration(text: &[u8]) -> bool {
+    const KEY: &[u8] = br#","key":{"library":""#;
+    let Some(rest) = text.strip_prefix(br#"{"format":"#) else { return text.is_empty() };
+    let version = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let rest = rest.get(version..).unwrap_or_default();
+    version > 0 && (rest.starts_with(KEY) || KEY.starts_with(rest))
 }
 
 #[cfg(all(feature = "sim", any(target_os = "linux", windows)))]

@@ -139,12 +139,13 @@ impl CrossBackendTransferManager {
     pub(crate) fn after_failure(
         &self,
         error: Error,
-        candidate: &Candidate,
+        candidate: &mut Candidate,
         submission: &Submission,
         again: Again<'_>,
     ) -> Result<Transfer, Error> {
         if is_explored(submission) && !transload_core::mutant!("transfer/tried-failure-is-not-the-transfers")
         {
+            candidate.charge_try(submission.bytes);
             return Ok(self.after_exploration(candidate, again));
         }
         let (method, path) = (candidate.method(), candidate.info.stats.path);
@@ -233,11 +234,8 @@ impl CrossBackendTransferManager {
             };
             self.context.tell(TransferEvent::Submitted { report: &report, begun, end });
         }
-        if let Submitted::Until(fence) = end
-            && submission.bytes >= COUNTED_FROM
-            && !choice.by_kernel
-        {
-            candidate.queue(fence, submission);
+        if submission.bytes >= COUNTED_FROM && !choice.by_kernel {
+            candidate.queue(end, submission);
         }
     }
 

@@ -59,6 +59,23 @@ fn file_larger_than_host_memory_is_out_of_memory() {
         .failed(4, &["sparse was not copied to cpu", "8796093022208 bytes requested", " free of "]);
 }
 
+/// A limit on addresses acts as too little memory does: the file's bytes fit once, and not a second time to be compared.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[test]
+fn comparison_by_long_chunks_without_memory_is_out_of_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sparse");
+    fs::File::create(&path).unwrap().set_len(512 << 20).unwrap();
+    let ran = std::process::Command::new("sh")
+        .args(["-c", "ulimit -v 1048576; exec \"$0\" copy \"$1\" --to cpu --chunk 512MiB"])
+        .args([env!("CARGO_BIN_EXE_transload").as_ref(), path.as_os_str()])
+        .env("TRANSLOAD_CUDA_DRIVER", "/nonexistent/libcuda.so.1")
+        .env("XDG_CACHE_HOME", crate::NOWHERE)
+        .output()
+        .unwrap();
+    crate::Ran::new(ran).failed(4, &["sparse was not copied to cpu", "536870912 bytes"]);
+}
+
 #[test]
 fn unknown_devices_and_malformed_arguments_list_valid_ones() {
     let folder = tempfile::tempdir().unwrap();

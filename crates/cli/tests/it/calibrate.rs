@@ -85,13 +85,33 @@ fn named_file_is_used_or_refused() {
     let file = folder.path().join("here.json");
     let named = ["--calibration", file.to_str().unwrap()];
     let plan = ["plan", "cpu", "cpu", "4096"];
-    transload(&[&named[..], &plan].concat()).failed(2, &["here.json is no calibration of this machine"]);
+    let refused = |exit, said: &str| {
+        let valid = "`transload calibrate --calibration FILE` writes one";
+        transload(&[&named[..], &plan].concat()).failed(exit, &["here.json", said, valid]);
+    };
+    refused(2, "there is no file");
+    fs::create_dir(&file).unwrap();
+    refused(2, "is no regular file");
+    fs::remove_dir(&file).unwrap();
+    fs::write(&file, "{").unwrap();
+    refused(2, "is no calibration: EOF");
+    fs::remove_file(&file).unwrap();
     let text = transload(&[&named[..], &QUICK].concat()).succeeded();
     assert!(text.contains("kept in "), "{text}");
     assert!(transload(&[&named[..], &plan].concat()).succeeded().contains("measured here"));
-    for (other, replaced) in
-        [(&b"\x08\0\0\0\0\0\0\0{}"[..], false), (b"{", false), (b"", true), (b"{\"format\":9", true)]
-    {
+    let other = fs::read_to_string(&file).unwrap().replacen("\"library\":\"", "\"library\":\"not ", 1);
+    fs::write(&file, other).unwrap();
+    refused(2, "it was measured with version \"not ");
+    fs::remove_file(&file).unwrap();
+    for (other, replaced) in [
+        (&b"\x08\0\0\0\0\0\0\0{}"[..], false),
+        (b"{", false),
+        (b"{\"format\":\"pt\"}", false),
+        (b"{\"format\":9,\"nodes\":[]}", false),
+        (b"", true),
+        (b"{\"format\":9", true),
+        (b"{\"format\":9,\"key\":{\"library\":\"0.0.1\",\"co", true),
+    ] {
         fs::write(&file, other).unwrap();
         let ran = transload(&[&named[..], &QUICK].concat());
         if replaced {

@@ -12,6 +12,7 @@ use super::{
     PathCalibration, Unfinished, UnfinishedReason,
     load::await_idle,
     measure_lists::{self, has_ways, shapes},
+    measure_memory::long_enough,
     sample::{Sample, are_enough, contenders},
     sizes::Sizes,
 };
@@ -20,7 +21,7 @@ use crate::{CrossBackendTransferManager, Plan, TransferOptions};
 /// The smallest measured size, in bytes.
 const SMALLEST: u64 = 256;
 /// Ratio of two sizes in a row.
-const STEP: u64 = 4;
+pub(super) const STEP: u64 = 4;
 /// The part of a pair's time that one method and size may use.
 const SHARE: u32 = 500;
 /// Copies of less than this are warmed up twice.
@@ -33,10 +34,6 @@ const SLOW: Duration = Duration::from_millis(5);
 /// Copies of less than this are timed several at once, since reading the clock takes time too. Few are: the next copy by the same
 /// method finds its threads and caches as the last one left them, and is faster than one after another method.
 const CLOCKED: Duration = Duration::from_micros(2);
-/// The part of the free memory that one buffer may use.
-const OF_FREE: u64 = 8;
-/// The same of a device that does not know its memory, in bytes.
-const OF_UNKNOWN: u64 = 256 << 20;
 /// The largest buffers of lists beside kernels, in bytes.
 const BESIDE: u64 = 64 << 20;
 /// The part of a pair's time that is left to lists: single copies are measured finely until then.
@@ -101,7 +98,7 @@ pub(super) fn all(
     Ok(run.calibration)
 }
 
-fn ladder(largest: u64) -> impl Iterator<Item = u64> {
+pub(super) fn ladder(largest: u64) -> impl Iterator<Item = u64> {
     std::iter::successors(Some(SMALLEST), |size| size.checked_mul(STEP))
         .take_while(move |size| *size <= largest)
 }
@@ -146,7 +143,10 @@ impl Run<'_> {
         let refined = self.deadline.saturating_sub(for_lists);
         let mut left: u32 = all.iter().flat_map(|(a, b)| paths(*a, *b)).map(|_| 1).sum();
         // Before the first buffers: what is free does not count what they leave to the next in an allocator.
-        let largest = all.first().map_or(Ok(0), |(a, b)| self.largest([a.device, b.device]));
+        let of_memory = |is_half_free| {
+            all.first().map_or(Ok(0), |(a, b)| self.largest([a.device, b.device], is_half_free))
+        };
+        let (largest, wanted) = (of_memory(false), of_memory(true).unwrap_or_default());
         // The curves are those of the values that are used from then on.
         self.staging(all, largest.clone().unwrap_or_default());
         for (a, b) in all {
@@ -155,6 +155,7 @@ impl Run<'_> {
                 continue;
             }
             let both = largest.clone().and_then(|largest| self.buffers(*a, *b, largest));
+            let both = both.and_then(|both| long_enough(both, wanted));
             for (path, turned) in paths(*a, *b).zip([false, true]) {
                 let now = self.now();
                 let finest = now.saturating_add(refined.saturating_sub(now) / left.max(1));
@@ -278,49 +279,6 @@ impl Run<'_> {
             Stop::Failed(error) => UnfinishedReason::Failed(error.to_string()),
         };
         self.calibration.unfinished.push(Unfinished { path, lists_only, reason });
-    }
-
-    /// Returns the largest copy between two devices, by their free memory.
-    fn largest(&self, devices: [DeviceId; 2]) -> Result<u64> {
-        let mut largest = self.options.largest;
-        for device in devices {
-            largest = largest.min(self.usable(device)?);
-        }
-        Ok(largest)
-    }
-
-    /// Returns the most bytes of a buffer in a device's memory, by what is free.
-    pub(super) fn usable(&self, device: DeviceId) -> Result<u64> {
-        let backend = self.manager.backend(device)?;
-        let info = backend.devices().into_iter().find(|info| info.id == device);
-        let (total, largest) = info.map_or((None, None), |info| (info.total_memory, info.largest_allocation));
-        let memory = backend.memory_info(device).map(|memory| memory.free).ok().or(total);
-        let usable = memory.map_or(OF_UNKNOWN, |bytes| bytes / OF_FREE);
-        Ok(largest.map_or(usable, |largest| usable.min(largest)))
-    }
-
-    /// Allocates a buffer in each place, of at most `largest` bytes or as many as there is memory for, and writes to the host's.
-    pub(super) fn buffers(&self, a: Place, b: Place, largest: u64) -> Result<(RawBuffer, RawBuffer)> {
-        // Pinned memory is made by the device that uses it.
-        let allocate = |place: Place, other: Place, bytes| -> Result<RawBuffer> {
-            let is_pinned = matches!(place.kind, MemoryKind::Pinned | MemoryKind::Mapped);
-            let device = if is_pinned { other.device } else { place.device };
-            let buffer = self.manager.allocate_for(device, place.kind, bytes)?;
-            if place.device.is_cpu() {
-                // Untouched pages would all be the same one.
-                buffer.write()?.fill(0x5A);
-            }
-            Ok(buffer)
-        };
-        for bytes in ladder(largest).skip(1).collect::<Vec<_>>().into_iter().rev() {
-            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-            match allocate(a, b, bytes).and_then(|first| Ok((first, allocate(b, a, bytes)?))) {
-                Err(error) if error.kind() == ErrorKind::OutOfMemory => {}
-                outcome => return outcome,
-            }
-        }
-        let text = format!("too little free memory to measure {a} and {b}: {largest} bytes may be used");
-        Err(Error::new(ErrorKind::OutOfMemory, text))
     }
 
     fn plan(&self, path: TransferPath) -> Result<Plan> {

@@ -69,6 +69,18 @@ const VALUES: [&[Value]; 2] = [
     ],
 ];
 
+impl StagingTuning {
+    /// Takes the values of uploads, or of downloads, from others.
+    fn take(&mut self, other: &Self, of_uploads: bool) {
+        if of_uploads {
+            (self.upload_segment, self.short_threads, self.long_threads) =
+                (other.upload_segment, other.short_threads, other.long_threads);
+        } else {
+            (self.download_segment, self.download_buffers) = (other.download_segment, other.download_buffers);
+        }
+    }
+}
+
 /// Sets back what a ring's transfers are divided by, when it is dropped.
 struct Restored(Arc<StagingRing>, (StagingTuning, CostBasis));
 
@@ -102,13 +114,15 @@ impl Run<'_> {
         // Failures are told by the path's own measurements.
         let Ok(buffers) = self.buffers(host, device, largest.min(LARGEST)) else { return };
         let restored = Restored(Arc::clone(&ring), before);
-        let tuning = StagingTuning::of(device.device);
-        let mut found = StagingCalibration { device: device.device, tuning, times: Vec::new() };
+        let built_in = StagingTuning::of(device.device);
+        let mut found = StagingCalibration { device: device.device, tuning: before.0, times: Vec::new() };
         // What a method lacks is found by its first copy.
         let _ = self.manager.prepare(host, device, &TransferOptions::new());
         let (deadline, mut is_measured) = (self.deadline, false);
         let directions = [(&buffers.0, &buffers.1), (&buffers.1, &buffers.0)].into_iter().zip(VALUES);
         for (ends, values) in directions.filter(|(ends, values)| fit(values, ends.0.len() as u64)) {
+            let earlier = found.tuning;
+            found.tuning.take(&built_in, ends.0.place().device.is_cpu());
             let (begun, share) = (self.now(), self.options.budget / SHARE);
             let until = |part: u32| deadline.min(begun.saturating_add(share / 4 * part));
             self.deadline = until(3);
@@ -116,11 +130,12 @@ impl Run<'_> {
             self.deadline = until(4);
             match best.and_then(|best| self.confirm(&ring, ends, (values, best), &mut found)) {
                 Ok(()) => is_measured = true,
-                Err(Stop::Budget) => {}
-                Err(Stop::Cancelled) => break,
-                Err(Stop::Failed(_)) => {
-                    is_measured = false;
-                    break;
+                Err(stop) => {
+                    found.tuning = earlier;
+                    is_measured &= !matches!(stop, Stop::Failed(_));
+                    if !matches!(stop, Stop::Budget) {
+                        break;
+                    }
                 }
             }
         }

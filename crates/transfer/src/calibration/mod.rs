@@ -6,6 +6,7 @@ mod load;
 mod measure;
 mod measure_beside;
 mod measure_lists;
+mod measure_memory;
 mod measure_staging;
 mod options;
 mod result;
@@ -39,7 +40,7 @@ impl CrossBackendTransferManager {
     /// statistics, and an observer is told of them.
     ///
     /// A path that could not be finished keeps the costs that it had, and is in [`Calibration::unfinished`] with the reason: the time
-    /// was spent, or a device failed.
+    /// was spent, a device failed, or too little memory was free.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](transload_core::ErrorKind::InvalidArgument) for options that leave nothing to measure.

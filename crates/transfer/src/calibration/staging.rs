@@ -14,9 +14,10 @@ use crate::StagingTuning;
 pub struct StagingCalibration {
     /// The device.
     pub device: DeviceId,
-    /// The fastest values. A direction has the built-in ones if no others are at least 3 % faster.
+    /// The fastest values. A direction has the built-in ones if no others are at least 3 % faster, and the earlier ones if there was no time
+    /// for it.
     pub tuning: StagingTuning,
-    /// Times of copies in the directions whose values are not built in.
+    /// Times of copies in the directions for which others than the built-in values were found.
     pub times: Vec<StagingTime>,
 }
 

@@ -115,6 +115,11 @@ impl Job {
         self.elements.div_ceil(self.chunk) * if self.through.is_some() { 2 } else { 1 }
     }
 
+    /// Returns whether copies write the destination, and not casts.
+    pub(super) fn copies_last(&self) -> bool {
+        self.through.as_ref().is_some_and(|through| !through.copies_first)
+    }
+
     /// Returns a step, in the order of submission: the first half of each chunk comes before the second one of the chunk before, if those
     /// use two buffers, since submitting that may wait until the first is staged.
     ///

@@ -136,7 +136,7 @@ impl CastTransfer {
     /// Ends the submission. After one that failed in the middle, the destination is marked.
     pub(super) fn submitted(mut self, job: &Job, request: &CastRequest) -> Self {
         self.report.lane = job.lane;
-        if self.is_cut_short()
+        if self.is_cut_short(job)
             && let Ok(claims) = Claims::acquire(&mut [(&request.dst, Access::Write)])
         {
             self.mark(claims);
@@ -148,7 +148,7 @@ impl CastTransfer {
     pub(super) async fn submitted_async(mut self, job: &Job, request: &CastRequest) -> Self {
         self.report.lane = job.lane;
         let turns = Turns::default();
-        while self.is_cut_short() {
+        while self.is_cut_short(job) {
             match Claims::try_acquire(&mut [(&request.dst, Access::Write)], &turns) {
                 Ok(claims) => {
                     self.mark(claims);
@@ -161,9 +161,11 @@ impl CastTransfer {
         self
     }
 
-    fn is_cut_short(&self) -> bool {
+    /// Returns whether only a part of the destination is written.
+    fn is_cut_short(&self, job: &Job) -> bool {
+        let writes = |part: &Part| matches!(part, Part::Copy(_)) == job.copies_last();
         self.refusal.is_some()
-            && !self.running.is_empty()
+            && self.running.iter().any(writes)
             && !transload_core::mutant!("transfer/cast-failure-marks")
     }
 

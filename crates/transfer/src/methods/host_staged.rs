@@ -101,7 +101,7 @@ impl Method for HostStaged {
     }
 
     /// At most what the ring holds.
-    fn queued(&self, bytes: u64) -> u64 {
+    fn queued(&self, _: &Route, bytes: u64) -> u64 {
         let chunk = even_chunk(usize::try_from(bytes).unwrap_or(usize::MAX), EVEN_CHUNKS);
         bytes.min(chunk.saturating_mul(self.rings.ring_size()) as u64)
     }

@@ -78,8 +78,9 @@ pub(crate) trait Method: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Returns the most bytes of a transfer that are in a copy engine's queue at once.
-    fn queued(&self, bytes: u64) -> u64 {
+    /// Returns the most bytes of a transfer that are in a copy engine's queue at once, or that threads of the host copy in place.
+    fn queued(&self, route: &Route, bytes: u64) -> u64 {
+        let _ = route;
         bytes
     }
 

@@ -74,7 +74,7 @@ impl Method for UnifiedMemory {
     }
 
     /// Host threads copy, and the driver migrates pages: no copy engine is used.
-    fn queued(&self, _: u64) -> u64 {
+    fn queued(&self, _: &Route, _: u64) -> u64 {
         0
     }
 

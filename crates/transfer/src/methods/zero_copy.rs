@@ -21,8 +21,8 @@ impl Method for ZeroCopy {
         TransferMethod::ZeroCopy
     }
 
-    fn queued(&self, _: u64) -> u64 {
-        0
+    fn queued(&self, route: &Route, bytes: u64) -> u64 {
+        if route.lane.is_cpu() { bytes } else { 0 }
     }
 
     fn applicable(&self, path: TransferPath, topology: &Topology<'_>) -> Result<Route, RejectReason> {

@@ -7,8 +7,8 @@ use std::{
 
 use transload_core::{
     CompletionHandler, CostBasis, DeviceId, Error, Fence, RejectReason, Rejected, Rejections, Result,
-    SizeClass, StreamPriority, Submission, Timing, TransferEvent, TransferId, TransferMethod, TransferPath,
-    TransferReport,
+    SizeClass, StreamPriority, Submission, Submitted, Timing, TransferEvent, TransferId, TransferMethod,
+    TransferPath, TransferReport,
 };
 
 use crate::{
@@ -38,7 +38,7 @@ pub(crate) struct Candidate {
     pub(crate) route: Route,
     /// What this one noted in `PathStats::warm`.
     warm: u8,
-    /// The copy engine's queue that its transfers use.
+    /// The queue of its transfers: that of a copy engine, or of the threads of the host that copy in place.
     pub(crate) engine: Option<Arc<EngineQueue>>,
     /// Predicted time of the transfers so far from [`COUNTED_FROM`] on.
     pub(crate) spent: Duration,
@@ -308,19 +308,29 @@ impl Candidate {
     }
 
     /// Counts the predicted time of a submitted transfer, and queues it for the copy engine until its fence is reached.
-    pub(crate) fn queue(&mut self, fence: &Fence, submission: &Submission) {
+    pub(crate) fn queue(&mut self, end: &Submitted, submission: &Submission) {
         self.spent = self.spent.saturating_add(submission.predicted);
         if is_explored(submission) {
-            let cost = &self.info.cost;
-            let (time, charge) = cost.charge(submission.bytes);
-            cost.observations.note_try(submission.bytes, charge);
-            self.explored = self.explored.saturating_add(time);
+            self.charge_try(submission.bytes);
         }
         if let Some(engine) = &self.engine
             && !transload_core::mutant!("transfer/engine-queue-counts-nothing")
         {
-            engine.add(fence, self.method.queued(submission.bytes));
+            match end {
+                Submitted::Until(fence) => {
+                    engine.add(fence, self.method.queued(&self.route, submission.bytes))
+                }
+                _ => engine.add_complete(),
+            }
         }
+    }
+
+    /// Counts a try of the method, which may have failed.
+    pub(crate) fn charge_try(&mut self, bytes: u64) {
+        let cost = &self.info.cost;
+        let (time, charge) = cost.charge(bytes);
+        cost.observations.note_try(bytes, charge);
+        self.explored = self.explored.saturating_add(time);
     }
 }
 

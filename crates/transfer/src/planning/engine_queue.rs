@@ -65,6 +65,11 @@ impl EngineQueue {
         }
     }
 
+    /// Counts a copy that is complete already.
+    pub(crate) fn add_complete(&self) {
+        self.added.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Returns how many copies were counted so far.
     pub(crate) fn added(&self) -> u64 {
         self.added.load(Ordering::Relaxed)

@@ -80,7 +80,8 @@ impl PathRoutes {
             }
         }
         let candidate = |method: &Arc<dyn Method>, route: Route| {
-            let engine = engines.get_or_create(path, route.lane).filter(|_| method.queued(u64::MAX) > 0);
+            let engine =
+                engines.get_or_create(path, route.lane).filter(|_| method.queued(&route, u64::MAX) > 0);
             let known = CandidateInfo {
                 stats: table.get_or_create(path, method.method(), route.simulated),
                 lane: route.lane,
@@ -131,6 +132,7 @@ impl PathRoutes {
         if choice.excluded.unsuited & ON_QUEUE == 0
             && let Some(candidate) = self.candidates.get(choice.index)
             && let Some(engine) = &candidate.engine
+            && !candidate.route.lane.is_cpu()
         {
             choice.queued = engine.queued();
             if choice.queued > 0 {

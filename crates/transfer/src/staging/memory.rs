@@ -4,7 +4,7 @@ use std::{fmt, ops::Deref};
 
 use transload_core::{DeviceId, MemoryKind, RawBuffer, Result};
 
-use super::ring::Reservation;
+use super::ring::{Reservation, STAGING_BUFFER};
 use crate::CrossBackendTransferManager;
 
 /// Host memory that a caller's bytes pass through on their way to or from a device. Made by
@@ -54,6 +54,12 @@ impl CrossBackendTransferManager {
     #[must_use]
     pub fn ring_bytes(&self) -> u64 {
         self.registry.rings.ring_bytes()
+    }
+
+    /// Returns the most bytes of staging buffers that transfers use for each device.
+    #[must_use]
+    pub fn ring_limit(&self) -> u64 {
+        STAGING_BUFFER.saturating_mul(self.registry.rings.ring_size() as u64)
     }
 }
 

@@ -263,18 +263,6 @@ fn kernel_that_is_faster_alone_is_not_chosen() {
 }
 
 #[test]
-fn unknown_free_memory_is_bounded_by_the_total() {
-    let backend = Mock { total_of_unknown_free: Some(1 << 20), ..Mock::default() }.build();
-    let manager = CrossBackendTransferManager::new();
-    manager.register_backend(backend as _).unwrap();
-    let options = CalibrationOptions::new().largest(LARGEST).progress(|at| {
-        assert!(at.bytes <= (1 << 20) / 8, "{at:?}");
-        ControlFlow::Continue(())
-    });
-    assert_eq!(manager.calibrate(&options).unwrap().unfinished, []);
-}
-
-#[test]
 fn noise_in_last_times_makes_no_crossing_beyond_them() {
     let setup = setup(slow_link);
     let mut found = setup.calibrate();

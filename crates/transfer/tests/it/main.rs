@@ -4,6 +4,7 @@
 mod bad_use;
 mod beside;
 mod calibration;
+mod calibration_memory;
 mod calibration_turns;
 mod cheapest;
 mod choice;

@@ -21,6 +21,7 @@ use crate::{
     gate::Gate,
     is_at_rest,
     mock::{bytes, read_only, set_bytes},
+    staging::{OTHER, two_devices},
     watchdog::within,
     with,
 };
@@ -465,4 +466,16 @@ fn scratch_memory_is_allocated_again_after_panics() {
         allocated() > before
     });
     assert!(is_made, "no scratch memory after panics");
+}
+
+#[test]
+fn list_without_memory_for_its_way_is_staged_as_one() {
+    let (manager, backend) = two_devices();
+    let new = |device| manager.allocate(device, MemoryKind::Device, 1 << 19).unwrap();
+    let pairs: Vec<Pair> = (0..4).map(|_| (new(MOCK), new(OTHER))).collect();
+    // A second try would succeed.
+    backend.refuse_next(ErrorKind::OutOfMemory);
+    let report = manager.copy_many(&pairs).wait().unwrap();
+    let methods: Vec<_> = report.groups.iter().map(|group| (group.method, group.chunks)).collect();
+    assert_eq!(methods, [(TransferMethod::HostStaged, 4)]);
 }

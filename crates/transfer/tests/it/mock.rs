@@ -30,6 +30,7 @@ pub(crate) struct MockBackend {
     shares: bool,
     in_place: Option<DeviceId>,
     reserved_queues: usize,
+    free: u64,
     pub(crate) shared: Arc<Shared>,
     reclaimer: Arc<Reclaimer>,
     queues: Vec<Arc<MockQueue>>,
@@ -53,6 +54,8 @@ pub(crate) struct Mock {
     /// Queues over which a staged transfer is spread.
     pub(crate) reserved_queues: usize,
     pub(crate) total_of_unknown_free: Option<u64>,
+    /// Of 1 GiB.
+    pub(crate) free: u64,
     pub(crate) largest_allocation: Option<u64>,
 }
 
@@ -72,6 +75,7 @@ impl Default for Mock {
             in_place: None,
             reserved_queues: 1,
             total_of_unknown_free: None,
+            free: 1 << 30,
             largest_allocation: None,
         }
     }
@@ -102,6 +106,7 @@ impl Mock {
             shares: self.shares,
             in_place: self.in_place,
             reserved_queues: self.reserved_queues,
+            free: self.free,
             shared,
             reclaimer: Arc::new(Reclaimer::new()),
             queues,
@@ -218,7 +223,7 @@ impl Backend for MockBackend {
         self.knows(device)?;
         let is_known = self.devices.iter().all(|info| info.total_memory.is_none());
         let unknown = || Error::new(ErrorKind::Unsupported, "planted");
-        is_known.then_some(MemoryInfo { free: 1 << 30, total: 1 << 30 }).ok_or_else(unknown)
+        is_known.then_some(MemoryInfo { free: self.free, total: 1 << 30 }).ok_or_else(unknown)
     }
 
     fn lease_queue(

@@ -202,6 +202,7 @@ unsafe impl Queue for MockQueue {
         }
         let (src, dst, len) = match operation {
             Operation::Copy { src, dst } => (src, dst, src.len()),
+            Operation::CopyInPlace { src, dst } if self.timeline.device.is_cpu() => (src, dst, src.len()),
             // Its memory is everywhere.
             Operation::Prefetch { buffer, .. } => (buffer, buffer, 0),
             _ => return Err(Error::new(ErrorKind::Unsupported, "the mock only copies")),

@@ -149,6 +149,28 @@ fn users_costs_small_copies_and_simulated_devices_teach_nothing() {
 }
 
 #[test]
+fn copies_in_place_by_threads_of_the_host_count_if_alone() {
+    let unified = Place::new(MOCK, MemoryKind::Unified);
+    let path = TransferPath::new(upload().src, unified);
+    let (method, model) = (TransferMethod::ZeroCopy, CostModel::linear(Duration::from_secs(10), 1e15));
+    let costs = vec![PathCost { path, method, model }];
+    let setup = setup(measured(), Mock { in_place: Some(DeviceId::Cpu), costs, ..Mock::default() });
+    setup.link_takes(30);
+    let new = || (pair(&setup.manager, MIB).0, setup.manager.allocate(MOCK, unified.kind, MIB).unwrap());
+    let copy = |(src, dst): &(RawBuffer, RawBuffer)| setup.manager.copy(src, dst).method(method).submit();
+    let basis = || setup.manager.costs().into_iter().find(|(cost, _)| cost.path == path).unwrap().1;
+    let (one, other) = (new(), new());
+    for _ in 0..20 {
+        let (first, second) = (copy(&one), copy(&other));
+        first.wait().unwrap();
+        second.wait().unwrap();
+    }
+    assert_eq!(basis(), CostBasis::BuiltIn, "beside another one");
+    (0..9).for_each(|_| assert_eq!(copy(&one).wait().unwrap().lane, DeviceId::Cpu));
+    assert_eq!(basis(), CostBasis::Refined);
+}
+
+#[test]
 fn calibration_replaces_what_transfers_taught() {
     let setup = setup(measured(), mock());
     setup.link_takes(30);
@@ -265,6 +287,8 @@ fn failure_of_a_tried_method_is_not_that_of_the_transfer() {
         let report = &explored(&setup, 1, MIB, low)[0];
         assert_eq!((report.method, report.explored), (STAGED, false), "{kind:?}");
         assert!(setup.backend.shared.refusals.lock().is_empty(), "{kind:?}");
+        let next = explored(&setup, first / 2, MIB, low);
+        assert!(next.iter().all(|report| !report.explored), "it counts as a try: {kind:?}");
         assert!(is_at_rest(&setup.manager));
     }
 }
@@ -288,6 +312,25 @@ fn wrong_correction_of_a_method_is_corrected_again() {
         };
         assert!((0..40).any(heals), "{bytes}: {} s", setup.predicted(DIRECT, bytes));
     }
+}
+
+#[test]
+fn waited_for_tries_of_the_shortest_uploads_count_and_teach() {
+    const BYTES: usize = 64 << 10;
+    let setup = setup(exploring().sampling(Sampling::Every(u32::MAX)), mock());
+    setup.prepare();
+    setup.link_takes(12);
+    let (src, dst) = pair(&setup.manager, BYTES);
+    (0..9).for_each(|_| _ = setup.manager.copy(&src, &dst).timing(Timing::Measured).wait().unwrap());
+    assert_eq!((setup.predicted(DIRECT, BYTES), setup.plan(BYTES).method), (12, DIRECT));
+    let (mut copies, mut tries) = (0, 0);
+    while setup.basis(STAGED) == CostBasis::BuiltIn && copies < 10_000 {
+        copies += 1;
+        tries += usize::from(setup.manager.copy(&src, &dst).wait().unwrap().explored);
+    }
+    // Each is predicted to take 15 s, and the others 12 s.
+    assert!(tries >= 9 && copies > tries * 120, "{tries} tries in {copies} copies");
+    assert_eq!((setup.basis(STAGED), setup.plan(BYTES).method), (CostBasis::Refined, STAGED));
 }
 
 /// Corrects the driver's copies upward a hundred times, without any other measurement.

@@ -64,6 +64,31 @@ fn values_of_staging_stay_if_a_copy_fails_or_the_user_set_them() {
     assert_eq!(setup.manager.staging_tuning(MOCK).unwrap(), (own, CostBasis::User));
 }
 
+#[test]
+fn values_of_a_direction_without_time_stay_what_they_were() {
+    let setup = setup(slow_link);
+    let options = || setup.options().largest(STAGED_LARGEST * 4);
+    let mut earlier = setup.manager.calibrate(&options()).unwrap();
+    let tuning = &mut earlier.staging[0].tuning;
+    (tuning.upload_segment, tuning.download_segment, tuning.download_buffers) = (3 << 20, 3 << 20, 5);
+    let mut expected = *tuning;
+    setup.manager.use_calibration(&earlier).unwrap();
+    // Each look at the clock passes 1 µs, and from the first download on 1 s.
+    let (step, clock) = (Arc::new(AtomicU64::new(1)), AtomicU64::new(0));
+    let passes = Arc::clone(&step);
+    let now = move || Duration::from_micros(clock.fetch_add(passes.load(Ordering::SeqCst), Ordering::SeqCst));
+    let later = options().clock(now).progress(move |at| {
+        if at.path.dst.kind == MemoryKind::Pageable && !at.path.src.device.is_cpu() {
+            step.store(1_000_000, Ordering::SeqCst);
+        }
+        ControlFlow::Continue(())
+    });
+    let found = setup.manager.calibrate(&later).unwrap();
+    expected.upload_segment = StagingTuning::default().upload_segment;
+    assert_eq!(found.staging[0].tuning, expected, "uploads are as fast with the built-in values");
+    assert_eq!(setup.manager.staging_tuning(MOCK).unwrap(), (expected, CostBasis::Measured));
+}
+
 /// Calibrates what staging is divided by, on a machine where each copy takes as long as `nanos` says. Nothing else passes time, so what is
 /// found is the same however the threads are scheduled.
 fn found_where(nanos: fn(&StagingTuning) -> u64) -> StagingTuning {

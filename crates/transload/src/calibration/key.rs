@@ -15,6 +15,10 @@ pub(super) struct Key {
     cores: usize,
     /// Most worker threads of the runtime.
     threads: usize,
+    /// Most bytes of staging buffers that transfers use for each device.
+    ring_limit: u64,
+    /// Most bytes of pinned memory, if limited.
+    pinned_limit: Option<u64>,
     /// What the kernel says of its GPU driver.
     kernel_driver: Option<String>,
     devices: Vec<DeviceKey>,
@@ -44,6 +48,8 @@ impl Key {
             library: env!("CARGO_PKG_VERSION").to_owned(),
             cores: thread::available_parallelism().map_or(0, NonZero::get),
             threads: runtime.executor().threads(),
+            ring_limit: runtime.manager().ring_limit(),
+            pinned_limit: runtime.resources().pinned_limit,
             kernel_driver: kernel.and_then(|text| text.lines().next().map(str::to_owned)),
             devices: devices.collect(),
         }
@@ -72,6 +78,10 @@ impl Key {
         }
         if (self.cores, self.threads) != (other.cores, other.threads) {
             return differs("cores and threads", &(self.cores, self.threads), &(other.cores, other.threads));
+        }
+        let limits = |key: &Self| (key.ring_limit, key.pinned_limit);
+        if limits(self) != limits(other) {
+            return differs("limits of staging and pinned memory", &limits(self), &limits(other));
         }
         if self.kernel_driver != other.kernel_driver {
             return differs("the driver", &self.kernel_driver, &other.kernel_driver);

@@ -112,6 +112,16 @@ impl Runtime {
         }
     }
 
+    /// Reads the stored calibration, which the runtime used when it was made. `None` if nothing is stored.
+    ///
+    /// # Errors
+    /// Why it is ignored: [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if it is damaged, of another machine or no
+    /// regular file, [`ErrorKind::Io`](crate::ErrorKind::Io).
+    pub fn stored_calibration(&self) -> Result<Option<Calibration>> {
+        let key = Key::of(self);
+        self.calibration_store().path(&key).map_or(Ok(None), |path| store::read(&path, &key))
+    }
+
     /// Uses the stored calibration, if there is one that fits.
     pub(crate) fn use_stored_calibration(&self) {
         let key = Key::of(self);

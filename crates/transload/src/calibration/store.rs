@@ -13,7 +13,7 @@ use transload_core::{DeviceId, Error, ErrorKind, Result, TransferPath};
 use super::{Calibration, key::Key, named};
 
 /// Version of the format.
-const FORMAT: u32 = 5;
+const FORMAT: u32 = 6;
 /// The largest file that is read, in bytes.
 const LARGEST: u64 = 8 << 20;
 
@@ -214,7 +214,10 @@ mod tests {
     fn lists_of_devices_that_have_no_text_are_not_written() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("calibration.json");
-        let key = json!({ "library": "1", "cores": 1, "threads": 1, "kernel_driver": null, "devices": [] });
+        let key = json!({
+            "library": "1", "cores": 1, "threads": 1, "ring_limit": 1, "pinned_limit": null,
+            "kernel_driver": null, "devices": [],
+        });
         let key: Key = serde_json::from_value(key).unwrap();
         let time = |pieces: u64| {
             json!({

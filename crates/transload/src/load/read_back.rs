@@ -14,7 +14,7 @@ impl Pipeline<'_> {
     /// Reads all tensors back. Compares them with the file if requested, and their hashes with `sent` if given.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupted`] if anything differs, [`ErrorKind::Io`], errors of the backend. Transfers may still be
+    /// [`ErrorKind::Corrupted`] if anything differs, [`ErrorKind::Io`], [`ErrorKind::OutOfMemory`], errors of the backend. Transfers may still be
     /// in flight.
     pub(super) fn read_back(
         &mut self,
@@ -24,7 +24,14 @@ impl Pipeline<'_> {
     ) -> Result<()> {
         let again = self.options.verify;
         let mut offset = header.data;
-        let mut expected = vec![0; if again { self.chunk } else { 0 }];
+        let mut expected = Vec::new();
+        if again {
+            let text = || format!("no memory for {} bytes of the file; use shorter chunks", self.chunk);
+            expected
+                .try_reserve_exact(self.chunk)
+                .map_err(|error| Error::caused_by(ErrorKind::OutOfMemory, text(), error))?;
+            expected.resize(self.chunk, 0);
+        }
         let mut hashes = sent.as_ref().map(|_| Hashes::new(header.tensors.len()));
         let mut done = vec![0; header.tensors.len()];
         let mut checked = 0;

@@ -118,12 +118,14 @@ fn damaged_and_foreign_files_are_ignored_and_rebuilt() {
         let time = json!({ "path": path, "bytes": 64, "built_in_seconds": seconds, "tuned_seconds": 1.0 });
         json!([{ "device": device, "tuning": tuning, "times": [time] }])
     };
-    let changes: [(&str, Value); 24] = [
+    let changes: [(&str, Value); 26] = [
         ("/format", json!(1)),
         ("/format", json!("1")),
         ("/key/library", json!("0.0.0")),
         ("/key/cores", json!(100_000)),
         ("/key/threads", json!(3)),
+        ("/key/ring_limit", json!(4 << 20)),
+        ("/key/pinned_limit", json!(1 << 30)),
         ("/key/kernel_driver", json!("another")),
         ("/key/devices/0/name", json!("another processor")),
         ("/key/devices/0/uuid", json!("00000000000000000000000000000001")),
@@ -161,6 +163,19 @@ fn damaged_and_foreign_files_are_ignored_and_rebuilt() {
     // Larger than any calibration: valid JSON otherwise.
     fs::write(&file, text + &" ".repeat(9 << 20)).unwrap();
     is_ignored_and_rebuilt(&file);
+}
+
+#[test]
+fn calibration_of_a_larger_staging_limit_is_ignored() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("calibration.json");
+    calibrate(&over(&file)).stored.unwrap();
+    let limited = |bytes| {
+        let builder = Runtime::builder().without("cuda").calibration(CalibrationStore::File(file.clone()));
+        basis(&builder.threads(2).staging_limit(bytes).discover().unwrap())
+    };
+    assert_eq!(limited(4 << 20), CostBasis::BuiltIn);
+    assert_eq!(limited(1 << 40), CostBasis::Measured, "rings are as large without a limit");
 }
 
 #[cfg(unix)]
@@ -340,6 +355,25 @@ fn damaged_path_is_not_kept() {
     cancel(&over(&file)).stored.unwrap();
     let kept: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     assert_eq!(kept.pointer("/calibration/paths"), Some(&json!([])));
+}
+
+#[cfg(unix)]
+#[test]
+fn earlier_calibration_that_cannot_be_read_is_not_replaced() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("calibration.json");
+    calibrate(&over(&file)).stored.unwrap();
+    let before = fs::read(&file).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).unwrap();
+    if fs::File::open(&file).is_ok() {
+        println!("skipped: this user may read everything");
+        return;
+    }
+    assert_eq!(cancel(&over(&file)).stored.unwrap_err().kind(), ErrorKind::Io);
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(fs::read(&file).unwrap(), before);
 }
 
 #[test]

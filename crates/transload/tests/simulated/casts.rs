@@ -184,6 +184,26 @@ fn failed_first_step_leaves_the_destination_alone() {
 }
 
 #[test]
+fn refused_last_step_leaves_the_destination_alone() {
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().build();
+    let manager = manager(sim).unwrap();
+    let casts = Casts::new(&manager, sim, MemoryKind::Pinned, 100).unwrap();
+    let up = || manager.cast((&casts.source, WIDE), (&casts.there, NARROW)).wait();
+    let down = || manager.cast((&casts.there, NARROW), (&casts.back, WIDE)).wait();
+    up().unwrap();
+    casts.back.write().unwrap().fill(7);
+    // The copy after the cast, and the cast after the copy.
+    sim.fail_call(Some("cuMemcpyDtoHAsync_v2"), 1, UNKNOWN);
+    assert_eq!(down().unwrap_err().kind(), ErrorKind::Device);
+    assert!(casts.back.read().unwrap().iter().all(|byte| *byte == 7));
+    sim.fail_call(Some("cuLaunchKernel"), 1, UNKNOWN);
+    assert_eq!(up().unwrap_err().kind(), ErrorKind::Device);
+    down().unwrap();
+    assert!(casts.are_back().unwrap());
+}
+
+#[test]
 fn failed_staged_copy_marks_what_is_cast_from_it() {
     transload_cuda_sim::install().unwrap();
     let sim = SimDevice::builder().record_accesses(true).build();
