@@ -296,13 +296,13 @@ impl CudaMemoryManager {
     ///
     /// # Errors
     /// The first error of a failed operation; all memory is freed regardless. `DeviceLost` once for a lost context.
-    /// `Busy` if memory stays pending free because of an active stream capture.
+    /// `Busy` if memory stays pending free because of an active stream capture, or of a view or a loan of a registered buffer.
     pub fn drain(&self) -> Result<()> {
         // Owners of adopted memory may use this memory, and free more of it.
         let drops = self.device.drops();
         let owners =
             if transload_core::mutant!("memory/drain-drops-owners") { Ok(()) } else { drops.drain() };
-        let outcome = owners.and(self.reclaimer.drain()).and(self.release_cached_within(None));
+        let outcome = owners.and(self.free_pending());
         // Parked memory keeps fences, which keep adopted streams: their owners come last.
         let last =
             if transload_core::mutant!("memory/drain-drops-last-owners") { Ok(()) } else { drops.drain() };
@@ -320,6 +320,21 @@ impl CudaMemoryManager {
 }
 
 impl CudaMemoryManager {
+    /// Waits for memory pending free and frees it, and cached memory.
+    fn free_pending(&self) -> Result<()> {
+        let mut outcome = Ok(());
+        loop {
+            let postponed = self.free_thread.postponed();
+            outcome = outcome.and(self.reclaimer.drain()).and(self.release_cached_within(None));
+            // A registration whose buffer is used again is pending free again.
+            if self.free_thread.postponed() == postponed
+                || transload_core::mutant!("memory/drain-waits-for-postponed")
+            {
+                return outcome;
+            }
+        }
+    }
+
     /// Like [`drain`](Self::drain), but waits for device work only: the caller may have to finish the rest. Waits for
     /// frees as [`allocate`](Self::allocate) does.
     pub(crate) fn drain_device_work(&self) -> Result<()> {

@@ -3,6 +3,9 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail their tests")]
 
+#[path = "../../core/tests/shared/gate.rs"]
+mod gate;
+
 use std::{
     ffi::c_void,
     sync::{
@@ -13,10 +16,17 @@ use std::{
     time::Duration,
 };
 
-use transload_core::{ErrorKind, HostBytes, MemoryKind, RawBuffer, Reclaimer};
+use transload_core::{
+    Access, Buffer as _, DeviceId, Error, ErrorKind, Fence, HostBytes, MemoryKind, Operation, Place, Queue,
+    QueueLease, RawBuffer, Reclaimer, Result, StreamPriority, Timeline, Timing, TryLockResult,
+};
 use transload_cuda_sim::{SimDevice, harness};
 use transload_cuda_sys::{AsStream, Context, Device, Stream, StreamOptions, check, ffi};
-use transload_memory::{CudaDevice, CudaMemoryManager, FreeDeferral, RegistrationCache};
+use transload_memory::{
+    CudaDevice, CudaMemoryManager, FreeDeferral, RegistrationCache, UnifiedBuffer, UnifiedMode,
+};
+
+use gate::Gate;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -216,6 +226,129 @@ fn idle_registrations_end_after_the_last_deferral() {
     memory.drain().unwrap();
     drop(memory);
     drop(check);
+}
+
+/// Work may be submitted between the drop of a registration and its end, also while a drain waits.
+#[test]
+fn deferred_end_of_a_registration_waits_for_later_work() {
+    let _alone = alone();
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().build();
+    let memory = Arc::new(CudaMemoryManager::new(&CudaDevice::new(sim.ordinal()).unwrap()).unwrap());
+    let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();
+    let buffer = plain();
+    drop(cache.register(&buffer).unwrap());
+    let deferral = FreeDeferral::begin();
+    drop(cache);
+    // The end waits for the deferral.
+    while FreeDeferral::can_begin() {
+        thread::yield_now();
+    }
+    let work = Gate::before(&buffer);
+    let theirs = Arc::clone(&memory);
+    let drained = aside(move || theirs.drain());
+    drop(deferral);
+    while sim.live_objects().registered == 1 && memory.resource_counts().pending_free == 0 {
+        thread::yield_now();
+    }
+    assert_eq!(sim.live_objects().registered, 1, "the registration ended under later work");
+    work.open();
+    drained.recv_timeout(LIMIT).expect("drained").unwrap();
+    assert_eq!((sim.live_objects().registered, memory.resource_counts().pending_free), (0, 0));
+}
+
+/// A queue that refuses uploads, and does nothing else.
+struct RefusingQueue {
+    device: DeviceId,
+    timeline: Arc<dyn Timeline>,
+    complete: Fence,
+}
+
+impl RefusingQueue {
+    fn new(device: DeviceId) -> Self {
+        let gate = Gate::new();
+        gate.open();
+        let complete = gate.fence();
+        Self { device, timeline: Arc::clone(complete.timeline()), complete }
+    }
+}
+
+// SAFETY: it enqueues nothing.
+unsafe impl Queue for RefusingQueue {
+    fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    fn priority(&self) -> StreamPriority {
+        StreamPriority::default()
+    }
+
+    fn timeline(&self) -> &Arc<dyn Timeline> {
+        &self.timeline
+    }
+
+    fn can_copy(&self, _: Place, _: Place) -> bool {
+        true
+    }
+
+    fn can_wait_for(&self, _: &Fence) -> bool {
+        false
+    }
+
+    unsafe fn enqueue(&self, operation: &Operation<'_>, _: &[Fence], _: Timing) -> Result<Fence> {
+        match operation {
+            Operation::Copy { src, .. } if src.place().device.is_cpu() => {
+                Err(Error::new(ErrorKind::Device, "it uploads nothing"))
+            }
+            _ => Ok(self.complete.clone()),
+        }
+    }
+
+    fn outstanding(&self) -> u64 {
+        0
+    }
+}
+
+/// The deferral keeps the source's end, which waits for the device, from hiding an early release.
+#[test]
+fn upload_of_a_dropped_buffer_holds_it_although_waits_fail() {
+    /// `CUDA_ERROR_OPERATING_SYSTEM`.
+    const OPERATING_SYSTEM: u32 = 304;
+    let _alone = alone();
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().record_accesses(true).build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let queue = QueueLease::new(Arc::new(RefusingQueue::new(device.id())));
+    let buffer = UnifiedBuffer::<u8>::new_with_mode(&memory, queue, BYTES, UnifiedMode::Explicit).unwrap();
+    let there = buffer.raw().clone();
+    buffer.write().unwrap().fill(7);
+    let deferral = FreeDeferral::begin();
+    for nth in [1, 2] {
+        sim.fail_call(Some("cuStreamSynchronize"), nth, OPERATING_SYSTEM);
+    }
+    drop(buffer);
+    let hold = loop {
+        match there.try_lock_range(Access::Read) {
+            Ok(TryLockResult::Locked(hold)) => break hold,
+            Ok(TryLockResult::Blocked(_)) => {}
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
+        }
+        thread::yield_now();
+    };
+    assert_eq!(sim.queued(), 0, "the bytes were released before the device wrote them");
+    let mut back = vec![0_u8; BYTES];
+    let context = Context::primary(Device::new(sim.ordinal()).unwrap()).unwrap();
+    // SAFETY: both have as many bytes, and the guard excludes writers.
+    let read =
+        || unsafe { ffi::cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), there.device_address().unwrap(), BYTES) };
+    context.call("cuMemcpyDtoH_v2", read).unwrap();
+    assert!(back.iter().all(|byte| *byte == 7));
+    drop((hold, deferral, there));
+    memory.drain().unwrap();
+    drop((memory, device, context));
+    assert!(sim.races().is_empty(), "{}", sim.races()[0]);
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }
 
 const BYTES: usize = 1 << 20;

@@ -4,7 +4,7 @@ use std::{fmt, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use transload_core::{
     CompletionHandler, DeviceId, Error, Fence, RejectReason, Rejected, Result, Submission, Submitted,
-    Transfer, TransferId, TransferMethod, TransferPath, TransferReport, events,
+    Transfer, TransferId, TransferMethod, TransferPath, TransferReport, catch_panic, events,
 };
 
 /// Formats a list with commas.
@@ -297,10 +297,11 @@ pub(crate) enum ChunkEvent<'a> {
     Failed(&'a Error),
 }
 
+/// Drops a panic of the subscriber: a chunk is told of in the middle of its work, and maybe by another transfer's task.
 #[cold]
 pub(crate) fn chunk(id: TransferId, offset: usize, bytes: usize, event: ChunkEvent<'_>) {
     let transfer = id.get();
-    match event {
+    let tell = || match event {
         ChunkEvent::Started => {
             tracing::trace!(name: events::CHUNK_STARTED, target: events::STAGING, transfer, offset, bytes);
         }
@@ -318,6 +319,11 @@ pub(crate) fn chunk(id: TransferId, offset: usize, bytes: usize, event: ChunkEve
                 "chunk failed"
             );
         }
+    };
+    if transload_core::mutant!("transfer/chunk-events-may-panic") {
+        tell();
+    } else {
+        let _panic = catch_panic(tell);
     }
 }
 

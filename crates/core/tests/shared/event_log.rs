@@ -68,6 +68,7 @@ thread_local! {
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
 static HOOK: Mutex<Option<Hook>> = Mutex::new(None);
+static PANICS_AT: Mutex<Option<&'static str>> = Mutex::new(None);
 static RECORDS: Mutex<Vec<Record>> = Mutex::new(Vec::new());
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -89,6 +90,16 @@ pub(crate) fn record_with(hook: impl Fn() + Send + Sync + 'static, body: impl Fn
         *locked(&HOOK) = Some(Arc::new(hook));
         body();
         *locked(&HOOK) = None;
+    })
+}
+
+/// Like [`record`], but the subscriber panics at each event of this name.
+#[allow(dead_code, reason = "not every test that includes this file has a subscriber that panics")]
+pub(crate) fn record_panicking(name: &'static str, body: impl FnOnce()) -> Vec<Record> {
+    recorded(true, || {
+        *locked(&PANICS_AT) = Some(name);
+        body();
+        *locked(&PANICS_AT) = None;
     })
 }
 
@@ -169,6 +180,7 @@ impl Subscriber for EventLog {
         let metadata = event.metadata();
         let (name, target, level) = (metadata.name(), metadata.target(), *metadata.level());
         locked(&RECORDS).push(Record { name, target, level, fields: fields.0 });
+        assert!(*locked(&PANICS_AT) != Some(name), "panic of the subscriber");
         // Its thread may hold the staging buffer that a transfer of the hook would wait for.
         if !name.starts_with("chunk_") {
             call_hook();

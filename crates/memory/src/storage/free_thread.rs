@@ -1,14 +1,19 @@
 //! A thread for work that a drop must not wait for: frees that synchronise with the device (pinned, managed and
-//! unpooled memory), and uploads that a dropped unified buffer could not enqueue.
+//! unpooled memory), ends of registrations, and uploads that a dropped unified buffer could not enqueue.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     thread::{self, ThreadId},
     time::{Duration, Instant},
 };
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{Error, ErrorKind, RangeGuard, RawBuffer, Result, catch_panic};
+use transload_core::{
+    DeviceId, Error, ErrorKind, RangeGuard, RawBuffer, Result, catch_panic, events::report,
+};
 use transload_cuda_sys::{AsStream, Context, DriverError, Stream, StreamOptions, ffi, record_drop_error};
 
 use super::{driver_memory::finish_free, free_deferral::Running};
@@ -36,6 +41,7 @@ enum FreeRequest {
         counted: CountGuard,
     },
     Upload(Context, PendingUpload),
+    Call(Box<dyn FnOnce() + Send>),
 }
 
 /// Pinned source bytes and the held destination range.
@@ -57,6 +63,8 @@ struct Shared {
     queue: Mutex<FreeQueue>,
     work: Condvar,
     idle: Condvar,
+    /// Number of calls that left their memory pending free.
+    postponed: AtomicU64,
 }
 
 /// Handle of the thread, which ends once the last handle is dropped and everything is freed.
@@ -83,6 +91,21 @@ impl FreeThread {
     /// drop error and ends the hold.
     pub(crate) fn upload(&self, context: Context, pending: PendingUpload) {
         self.push(FreeRequest::Upload(context, pending));
+    }
+
+    /// Queues a call. Does not wait. A panic of user code that it runs is discarded.
+    pub(crate) fn call(&self, call: impl FnOnce() + Send + 'static) {
+        self.push(FreeRequest::Call(Box::new(call)));
+    }
+
+    /// Counts a call that leaves its memory pending free.
+    pub(crate) fn count_postponed(&self) {
+        self.shared.postponed.fetch_add(1, Ordering::Release);
+    }
+
+    /// Returns how many calls have left their memory pending free.
+    pub(crate) fn postponed(&self) -> u64 {
+        self.shared.postponed.load(Ordering::Acquire)
     }
 
     fn push(&self, request: FreeRequest) {
@@ -145,6 +168,7 @@ fn run(shared: &Shared) {
                     record_drop_error(upload(&context, &pending));
                     drop_user_values(pending);
                 }
+                FreeRequest::Call(call) => _ = catch_panic(call),
             }
         }
         shared.queue.lock().busy = None;
@@ -169,7 +193,25 @@ fn upload(context: &Context, pending: &PendingUpload) -> Result<(), DriverError>
     context.call("cuMemcpyHtoDAsync_v2", || unsafe {
         ffi::cuMemcpyHtoDAsync_v2(address, from.as_ptr().cast(), bytes, stream.as_raw())
     })?;
-    stream.synchronize()
+    wait_until_complete(&stream)
+}
+
+/// Waits for a stream's work, however often that fails: an error that is not sticky says nothing about the work.
+fn wait_until_complete(stream: &Stream) -> Result<(), DriverError> {
+    /// Pause before a wait is repeated.
+    const PAUSE: Duration = Duration::from_millis(1);
+    let mut is_first = true;
+    while let Err(error) = stream.synchronize() {
+        if error.is_sticky() || transload_core::mutant!("memory/dropped-writes-are-waited-for") {
+            return Err(error);
+        }
+        if std::mem::take(&mut is_first) {
+            let device = DeviceId::Cuda(stream.context().device().ordinal());
+            report::call_failed("waiting for the upload of a dropped buffer again", device, &error);
+        }
+        thread::park_timeout(PAUSE);
+    }
+    Ok(())
 }
 
 /// Frees memory and returns the owner that kept it mapped, if any.

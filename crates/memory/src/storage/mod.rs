@@ -16,7 +16,7 @@ pub(crate) use device_memory::DeviceSource;
 #[cfg(target_os = "linux")]
 pub(crate) use driver_memory::Origin;
 pub use driver_memory::context_of;
-pub(crate) use driver_memory::{DriverMemory, context_of_kind};
+pub(crate) use driver_memory::{DriverMemory, context_of_kind, finish_free};
 pub use end_words::{EndWord, EndWords, PendingEnd};
 pub use free_deferral::FreeDeferral;
 pub(crate) use free_deferral::Running;

@@ -62,3 +62,31 @@ fn registration_with_work_in_flight_does_not_end() {
     drop(memory);
     device.assert_no_live_objects();
 }
+
+/// A copy may read the bytes through the view.
+#[test]
+fn registration_does_not_end_while_a_view_or_a_loan_is_open() {
+    let (device, memory) = manager();
+    let memory: Arc<CudaMemoryManager> = Arc::new(memory);
+    let (buffer, _) = heap(100_000, true);
+    let part = buffer.slice(..10).unwrap();
+    for is_lent in [false, true] {
+        let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();
+        drop(cache.register(&buffer).unwrap());
+        let (view, loan) = match is_lent {
+            false => (Some(part.read().unwrap()), None),
+            true => (None, Some(part.lend(Access::Read).unwrap())),
+        };
+        assert_eq!(cache.forget(&buffer).unwrap_err().kind(), ErrorKind::Busy);
+        assert_eq!(cache.trim().unwrap(), 0);
+        assert_eq!(cache.statistics().registrations, 1);
+        drop(cache);
+        assert_eq!(memory.drain().unwrap_err().kind(), ErrorKind::Busy);
+        assert_eq!(memory.resource_counts().pending_free, 1);
+        drop((view, loan));
+        memory.drain().unwrap();
+        assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
+    }
+    drop((part, buffer, memory));
+    device.assert_no_live_objects();
+}

@@ -4,12 +4,15 @@
 
 mod adopt;
 mod features;
+#[path = "../../../core/tests/shared/gate.rs"]
+mod gate;
 #[path = "../it/heap.rs"]
 #[allow(dead_code, reason = "shared with the tests of any driver")]
 mod heap;
 mod hints;
 mod host_memory;
 mod kept;
+mod registration_ends;
 mod resources;
 
 use transload_core::{ErrorKind, MemoryKind};

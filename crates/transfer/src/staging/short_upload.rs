@@ -74,7 +74,7 @@ impl ShortUpload {
         &mut self,
         queue: &dyn Queue,
         (src, dst): (&RawBuffer, &RawBuffer),
-        claims: Claims<'_>,
+        mut claims: Claims<'_>,
         (id, timing): (Option<TransferId>, Timing),
     ) -> Result<Submitted> {
         let begun = (timing == Timing::Measured).then(Instant::now);
@@ -88,6 +88,8 @@ impl ShortUpload {
         let fence = match copied {
             Ok(fence) => fence,
             Err(error) => {
+                // SAFETY: it is the queue's error.
+                unsafe { claims.fail(&error) };
                 drop(claims);
                 tell(ChunkEvent::Failed(&error));
                 return Err(error);

@@ -254,6 +254,12 @@ impl StagedTransfer {
         {
             self.timeline.fail(error);
         }
+        // A kernel that no chunk came after, once they were cancelled.
+        let left = mem::take(&mut *self.pending.lock());
+        for fence in left.iter().filter(|_| !transload_core::mutant!("transfer/staged-gather-is-over")) {
+            // Its failure is told by the chunks.
+            let _over = waits.fence(fence).await;
+        }
         // Before, so that who saw the end finds the ring unused.
         drop(self.hold.lock().take());
         self.timeline.complete(self.started_at.get().map(Instant::elapsed).unwrap_or_default());

@@ -25,7 +25,7 @@ use std::{
     time::Duration,
 };
 
-use event_log::{Record, find, find_one, record, record_disabled, record_with};
+use event_log::{Record, find, find_one, record, record_disabled, record_panicking, record_with};
 use gate::Gate;
 use mock::{MOCK, Mock, MockBackend};
 use parking_lot::Mutex;
@@ -292,6 +292,38 @@ fn failed_chunk_is_reported_with_the_id() {
     let failed = find_one(&records, events::TRANSFER_FAILED, events::TRANSFER, &["transfer"]);
     assert_eq!(failed.field("transfer"), chunk.field("transfer"));
     assert_none(&records, events::CHUNK_COMPLETED);
+}
+
+#[test]
+fn panic_at_an_event_of_a_chunk_changes_nothing() {
+    for name in [events::CHUNK_STARTED, events::CHUNK_COMPLETED, events::CHUNK_FAILED] {
+        let fails = name == events::CHUNK_FAILED;
+        let records = record_panicking(name, || {
+            within("copies whose subscriber panics", move || {
+                let backend = Mock::default().build();
+                let manager = CrossBackendTransferManager::builder().staging_limit(4 * MIB as u64).build();
+                manager.register_backend(Arc::clone(&backend) as _).unwrap();
+                let pairs = [(); 3].map(|()| pair(&manager, MIB));
+                if fails {
+                    backend.refuse_next(ErrorKind::Device);
+                }
+                // They share one staging buffer.
+                let copies = pairs
+                    .each_ref()
+                    .map(|(src, dst)| manager.copy(src, dst).method(TransferMethod::HostStaged).submit());
+                let outcomes = copies.map(|copy| copy.wait().map_err(|error| error.kind()));
+                assert_eq!(outcomes.iter().flatten().count(), 3 - usize::from(fails), "{name}");
+                assert!(
+                    outcomes
+                        .iter()
+                        .all(|one| one.as_ref().err().is_none_or(|kind| *kind == ErrorKind::Device))
+                );
+                manager.drain().unwrap();
+                assert_eq!(manager.staging_bytes(), 0, "{name}");
+            });
+        });
+        find(&records, name, events::STAGING, &["transfer"]);
+    }
 }
 
 #[test]

@@ -129,6 +129,11 @@ impl MockBackend {
         self.shared.refusals.lock().push_back(kind);
     }
 
+    /// The next call of `enqueue` returns a partial error.
+    pub(crate) fn break_next(&self) {
+        self.shared.breaks.store(true, Ordering::Relaxed);
+    }
+
     /// After `succeed` more pinned allocations the next `fail` ones fail, each once `meet` threads are in one, or after 2 ms.
     pub(crate) fn fail_pinned(&self, succeed: u64, fail: u64, meet: u64) {
         let mut pinned = self.shared.pinned.lock();

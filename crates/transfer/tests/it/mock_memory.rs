@@ -41,6 +41,8 @@ pub(crate) struct Shared {
     pub(crate) reached_panics: Mutex<Panics>,
     /// Errors of the next calls of `enqueue`.
     pub(crate) refusals: Mutex<VecDeque<ErrorKind>>,
+    /// Whether the next call of `enqueue` fails after a part was done.
+    pub(crate) breaks: AtomicBool,
     pub(crate) leased: Mutex<Vec<(DeviceId, StreamPriority, WorkloadType)>>,
     pub(crate) performed: AtomicU64,
     /// Whether operations run when they are enqueued.

@@ -200,6 +200,9 @@ unsafe impl Queue for MockQueue {
         if let Some(kind) = self.shared.refusals.lock().pop_front() {
             return Err(Error::new(kind, "planted refusal"));
         }
+        if self.shared.breaks.swap(false, Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Device, "planted failure midway").of_part());
+        }
         let (src, dst, len) = match operation {
             Operation::Copy { src, dst } => (src, dst, src.len()),
             Operation::CopyInPlace { src, dst } if self.timeline.device.is_cpu() => (src, dst, src.len()),

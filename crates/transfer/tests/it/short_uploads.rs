@@ -69,6 +69,10 @@ fn failed_short_upload_returns_its_buffer_and_marks_the_destination() {
             assert_eq!(upload().unwrap_err().kind(), ErrorKind::Device);
         }
         dst.assume_written(..).unwrap();
+        backend.break_next();
+        assert!(upload().unwrap_err().is_partial());
+        let read = manager.copy(&dst, &src).wait();
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::SourceFailed);
         upload().unwrap();
         assert!(bytes(&dst) == vec![1; BYTES]);
         drop((src, dst));

@@ -3,6 +3,7 @@
 use transload::{
     CopyManyBuilder, CrossBackendTransferManager, DeviceId, ErrorKind, ListWay, MemoryKind, RawBuffer,
     Result,
+    backend::Pattern,
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig, CudaDevice, CudaStream},
 };
@@ -229,6 +230,33 @@ fn failed_launch_in_the_middle_waits_for_the_first_chunks() {
         assert!(lists.are_back().unwrap());
         manager.drain().unwrap();
         assert!(sim.races().is_empty(), "{}", sim.races()[0]);
+    }
+}
+
+/// What was gathered for chunks that do not come is still read and written.
+#[test]
+fn failed_first_chunk_waits_for_the_kernel_before_it() {
+    transload_cuda_sim::install().unwrap();
+    for seed in 0..16 {
+        let sim = SimDevice::builder().seed(seed).record_accesses(true).build();
+        let manager = manager(sim).unwrap();
+        let lists = Lists::new(&manager, sim, MemoryKind::Pageable, (72, 16 << 10)).unwrap();
+        many(&manager, MemoryKind::Pageable, &lists.up).wait().unwrap();
+        sim.fail_call(Some("cuMemcpyDtoHAsync_v2"), 1, OUT_OF_MEMORY);
+        let outcome = many(&manager, MemoryKind::Pageable, &lists.down).wait();
+        let failed = outcome.unwrap_err();
+        assert_eq!(failed.error.kind(), ErrorKind::OutOfMemory, "{failed}");
+        // By another stream, which comes after the list.
+        let stream = CudaStream::new(&CudaDevice::new(sim.ordinal()).unwrap()).unwrap();
+        for (gathered, _) in &lists.down {
+            drop(stream.memset_async(gathered, Pattern::U8(9)));
+        }
+        stream.synchronize().unwrap();
+        many(&manager, MemoryKind::Pageable, &lists.down).wait().unwrap();
+        assert!(lists.target.read().unwrap().iter().all(|byte| *byte == 9));
+        drop(stream);
+        manager.drain().unwrap();
+        assert!(sim.races().is_empty(), "seed {seed}: {}", sim.races()[0]);
     }
 }
 

@@ -42,18 +42,23 @@ impl<'a> EntryGuard<'a> {
         Self { cache, range: request.range.clone(), writable: request.writable, registration: None }
     }
 
-    /// Ends the registration, unless work is in flight on it or frees are deferred.
+    /// Ends the registration, unless something uses it or frees are deferred.
     pub(super) fn end(mut self) -> Result<End, DriverError> {
-        let is_in_flight = self.registration.as_ref().is_some_and(|registration| registration.is_in_flight());
-        if is_in_flight && !transload_core::mutant!("memory/registration-at-work") {
+        let Some(registration) = self.registration.clone() else { return Ok(End::InUse) };
+        let claims = registration.claim_unused();
+        if claims.is_none() && !transload_core::mutant!("memory/registration-at-work") {
             return Ok(End::InUse);
         }
         let Some(running) = Running::begin_within(Duration::ZERO) else { return Ok(End::Deferred) };
         // Removed from the table even if the driver refuses.
-        let Some(registration) = self.registration.take() else { return Ok(End::InUse) };
-        let owner = registration.end()?;
+        self.registration = None;
+        let ended = registration.end();
+        // The end of the claims wakes tasks, which may use the cache.
         drop(running);
-        self.cache.state.lock().evicted += 1;
+        self.cache.state.lock().evicted += u64::from(ended.is_ok());
+        drop(self);
+        drop(claims);
+        let owner = ended?;
         Ok(End::Ended(Ended { _registration: registration, _owner: owner }))
     }
 }

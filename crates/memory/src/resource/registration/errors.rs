@@ -16,7 +16,7 @@ pub(super) fn addresses(address: NonNull<u8>, bytes: usize) -> Result<Range<usiz
 
 pub(super) fn in_use(range: &Range<usize>) -> Error {
     let text = format!(
-        "bytes {:#x} to {:#x} are registered and in use; drop the buffers made from them, and wait for their work, first",
+        "bytes {:#x} to {:#x} are registered and in use; drop the buffers made from them, views and loans, and wait for their work, first",
         range.start, range.end
     );
     Error::new(ErrorKind::Busy, text)

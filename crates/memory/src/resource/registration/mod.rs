@@ -2,8 +2,10 @@
 //!
 //! Every method may be called from any thread. Registering may wait for work in flight on the buffer and takes about 40
 //! µs per MiB; a cached registration costs a table lookup. Ending one (to make room, in `forget` and in `trim`) makes
-//! the driver wait for the device (driver 580). No lock is held during driver calls.
+//! the driver wait for the device (driver 580); until then no work on its buffers can be submitted. No lock is held during driver
+//! calls.
 
+mod ending;
 mod entry_guard;
 mod errors;
 mod kept;
@@ -18,9 +20,10 @@ mod table_tests;
 use std::{fmt, sync::Arc, time::Duration};
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{Access, Error, ErrorKind, MemoryKind, RawBuffer, Result, events::report};
+use transload_core::{Access, Error, ErrorKind, Loan, MemoryKind, RawBuffer, Result, events::report};
 
 use self::{
+    ending::Owners,
     entry_guard::{DropLater, End, EntryGuard},
     errors::{addresses, in_use, limit_exceeded, refused},
     range::Registration,
@@ -37,9 +40,9 @@ use crate::{
 ///
 /// A registration covers exactly the requested bytes; other bytes of the same page are registered separately. It keeps
 /// the buffers that own the bytes alive, so that registered memory is never unmapped: [`forget`](Self::forget) releases
-/// one buffer's memory, [`trim`](Self::trim) everything. It ends only when no buffer created from it is left and no
-/// work on it, or on the owners, is in flight. While a [`FreeDeferral`](crate::FreeDeferral) exists none ends, and all
-/// count as in use.
+/// one buffer's memory, [`trim`](Self::trim) everything. It ends only when no buffer created from it is left, no
+/// work on it, or on the owners, is in flight, and no view or loan of the owners is open; work submitted on them
+/// meanwhile waits. While a [`FreeDeferral`](crate::FreeDeferral) exists none ends, and all count as in use.
 ///
 /// A range that overlaps a registration without lying in it is merged with it, or `Busy` is returned if that is in use.
 pub struct RegistrationCache {
@@ -121,7 +124,7 @@ impl RegistrationCache {
     /// [until it is freed](Self::register_until_freed).
     ///
     /// # Errors
-    /// `Busy` if in use: a buffer created from it exists, or work in flight uses it. The driver's.
+    /// `Busy` if in use: a buffer created from it exists, work in flight uses it, or a view or a loan of the buffer is open. The driver's.
     pub fn forget(&self, buffer: &RawBuffer) -> Result<()> {
         let Some(address) = buffer.host_address() else { return Ok(()) };
         let range = addresses(address, buffer.len())?;
@@ -237,21 +240,24 @@ impl RegistrationCache {
         }
         self.manager.alloc_context().reclaimer.sweep();
         let request = Request { range: addresses(address, buffer.len())?, writable: buffer.is_writable() };
-        let loan = buffer.lend(access)?;
-        if !transload_core::mutant!("memory/register-waits-for-work") {
-            loan.wait_for_earlier_work()?;
-        }
-        let registration = self.find_or_register(request, buffer)?;
+        let mut loan = Some(lend(buffer, access)?);
+        let registration = self.find_or_register(request, buffer, &mut loan)?;
+        let loan = match loan {
+            Some(loan) => loan,
+            None => lend(buffer, access)?,
+        };
         let storage =
             RegisteredStorage::new(loan, registration, access == Access::Write && buffer.is_writable());
         Ok(RawBuffer::new(Box::new(storage), self.manager.alloc_context().reclaimer))
     }
 
     /// Returns a registration that covers at least the requested bytes; `None` if the allocation is registered until it is freed.
+    /// Ends the buffer's loan if another registration has to end first.
     fn find_or_register(
         &self,
         mut request: Request,
         buffer: &RawBuffer,
+        loan: &mut Option<Loan>,
     ) -> Result<Option<Arc<Registration>>> {
         let mut owners = vec![buffer.clone()];
         let mut in_use_starts = Vec::new();
@@ -288,6 +294,8 @@ impl RegistrationCache {
             // Dropped after the guards, also on error.
             let mut drop_later = DropLater::default();
             let (joined, others) = (EntryGuard::all(self, joined), EntryGuard::all(self, others));
+            // A registration ends while nothing uses its buffers, which may have these bytes.
+            drop(loan.take());
             for evicted in others {
                 let start = evicted.range.start;
                 match evicted.end().map_err(lift)? {
@@ -325,17 +333,33 @@ impl RegistrationCache {
         let bytes = request.range.end - request.range.start;
         let flags = if request.writable || !self.can_register_read_only { 0 } else { READ_ONLY };
         let counted = alloc.counts.add_pinned(bytes, Pinned::Registered)?;
+        let owners: Owners = owners.into();
         // SAFETY: every byte of the range belongs to one of the owners, which are kept alive.
         let registration = unsafe {
-            HostRegistration::new(alloc.context, request.range.start, bytes, flags, Box::new(owners.clone()))
+            HostRegistration::new(
+                alloc.context,
+                request.range.start,
+                bytes,
+                flags,
+                Box::new(Arc::clone(&owners)),
+            )
         };
         let registration = registration.map_err(|error| refused(error, &alloc, bytes))?;
-        let made = Registration::new(&request.range, &alloc, registration, counted, owners);
+        let made = Registration::new(request.range, &alloc, registration, counted, owners);
         let made = Arc::new(made.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no memory is at 0"))?);
         guard.registration = Some(Arc::clone(&made));
         self.state.lock().registered += 1;
         Ok(made)
     }
+}
+
+/// Lends the buffer once the work in flight on it is complete.
+fn lend(buffer: &RawBuffer, access: Access) -> Result<Loan> {
+    let loan = buffer.lend(access)?;
+    if !transload_core::mutant!("memory/register-waits-for-work") {
+        loan.wait_for_earlier_work()?;
+    }
+    Ok(loan)
 }
 
 impl fmt::Debug for RegistrationCache {

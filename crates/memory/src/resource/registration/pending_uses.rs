@@ -1,4 +1,4 @@
-//! A fence of a buffer's current uses, available even while another thread is submitting one.
+//! A fence of the current uses of buffers, available even while another thread is submitting one.
 
 use std::{
     any::Any,
@@ -8,39 +8,50 @@ use std::{
     },
     task::Waker,
     thread,
+    time::Duration,
 };
 
-use transload_core::{DeviceId, Fence, RawBuffer, Result, Timeline, TimelineId, next_timeline_id};
+use transload_core::{
+    Access, Claims, DeviceId, Error, ErrorKind, Fence, Result, Timeline, TimelineId, TrySubmitError, Turns,
+    next_timeline_id,
+};
 
-/// Reaches point 1 when all uses claimed before it was created are complete. Keeps the buffer alive.
+use super::ending::Owners;
+
+/// Pause before another look for an open view or loan.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Reaches point 1 when the uses are complete that are found once no submission is in progress and no view or loan is open. Keeps the
+/// buffers alive.
 struct PendingUses {
     id: TimelineId,
-    buffer: RawBuffer,
-    /// The fences of the uses, set once no submission is in progress.
+    owners: Owners,
+    /// The fences of the uses, once found.
     uses: OnceLock<Vec<Fence>>,
     over: AtomicBool,
 }
 
-/// Returns a fence of the buffer's current uses, including submissions in progress.
-pub(super) fn end_of_uses(buffer: &RawBuffer) -> Fence {
-    let (id, buffer) = (next_timeline_id(), buffer.clone());
-    let uses = PendingUses { id, buffer, uses: OnceLock::new(), over: AtomicBool::new(false) };
+/// Returns a fence of the buffers' current uses, including submissions in progress, views and loans.
+pub(super) fn end_of_uses(owners: &Owners) -> Fence {
+    let (id, owners) = (next_timeline_id(), Arc::clone(owners));
+    let uses = PendingUses { id, owners, uses: OnceLock::new(), over: AtomicBool::new(false) };
     Fence::new(Arc::new(uses), 1)
 }
 
 impl PendingUses {
-    /// Returns `None` while a submission is in progress.
-    fn uses(&self) -> Option<&[Fence]> {
-        if self.uses.get().is_none() {
-            let fences = self.buffer.in_flight()?;
-            let _first = self.uses.set(fences);
+    /// Fails during a submission, and while a view or a loan is open.
+    fn uses(&self) -> Result<&[Fence], TrySubmitError> {
+        if let Some(known) = self.uses.get() {
+            return Ok(known);
         }
-        self.uses.get().map(Vec::as_slice)
+        let mut owners: Vec<_> = self.owners.iter().map(|owner| (owner, Access::Write)).collect();
+        let claims = Claims::try_acquire(&mut owners, &Turns::default())?;
+        Ok(self.uses.get_or_init(|| claims.after().to_vec()))
     }
 
     fn is_complete(&self) -> bool {
         let over = self.over.load(Ordering::Acquire)
-            || self.uses().is_some_and(|uses| uses.iter().all(Fence::is_complete));
+            || self.uses().is_ok_and(|uses| uses.iter().all(Fence::is_complete));
         if over {
             self.over.store(true, Ordering::Release);
         }
@@ -48,15 +59,14 @@ impl PendingUses {
     }
 }
 
-// SAFETY: the point is reached when every use's own fence completes; those were read when no submission was in
-// progress.
+// SAFETY: the point is reached when every use's own fence completes; those were read when no submission was in progress.
 unsafe impl Timeline for PendingUses {
     fn id(&self) -> TimelineId {
         self.id
     }
 
     fn device(&self) -> DeviceId {
-        self.buffer.place().device
+        DeviceId::Cpu
     }
 
     fn reached(&self) -> u64 {
@@ -70,7 +80,7 @@ unsafe impl Timeline for PendingUses {
     fn wait(&self, _point: u64) -> Result<()> {
         loop {
             match self.uses() {
-                Some(uses) => {
+                Ok(uses) => {
                     for fence in uses {
                         let _reported_by_the_transfer = fence.wait();
                     }
@@ -78,7 +88,9 @@ unsafe impl Timeline for PendingUses {
                     return Ok(());
                 }
                 // Lasts at most one driver call.
-                None => thread::yield_now(),
+                Err(TrySubmitError::WouldBlock(_)) => thread::yield_now(),
+                // A view or a loan, which was opened after `held_by_user`.
+                Err(TrySubmitError::Failed(_)) => thread::park_timeout(PAUSE),
             }
         }
     }
@@ -88,10 +100,24 @@ unsafe impl Timeline for PendingUses {
             return true;
         }
         match self.uses() {
-            Some(uses) => uses.iter().all(|fence| fence.timeline().wake_at(fence.point(), waker)),
-            None => {
+            Ok(uses) => uses.iter().all(|fence| fence.timeline().wake_at(fence.point(), waker)),
+            Err(_) => {
                 waker.wake_by_ref();
                 false
+            }
+        }
+    }
+
+    fn held_by_user(&self, _point: u64) -> Option<Error> {
+        match self.uses() {
+            Ok(uses) => {
+                let mut open = uses.iter().filter(|fence| !fence.is_known_complete());
+                open.find_map(|fence| fence.timeline().held_by_user(fence.point()))
+            }
+            Err(TrySubmitError::WouldBlock(_)) => None,
+            Err(TrySubmitError::Failed(error)) => {
+                let text = "memory stays registered while its buffer is in use";
+                Some(Error::caused_by(ErrorKind::Busy, text, error))
             }
         }
     }

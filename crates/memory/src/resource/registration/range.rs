@@ -4,32 +4,29 @@ use std::{any::Any, ops::Range, ptr::NonNull, sync::Arc};
 
 use parking_lot::Mutex;
 use transload_core::{Access, Claims, DeviceId, Fence, MemoryKind, Place, RawBuffer, Storage};
-use transload_cuda_sys::{Context, DriverError};
+use transload_cuda_sys::DriverError;
 
-use super::pending_uses::end_of_uses;
+use super::ending::{Held, Owners, claim_unused};
 use crate::{
     allocation_counts::CountGuard,
     manager::AllocContext,
     resource::host_registration::{HostRegistration, Owner},
-    storage::{Address, FreeThread},
 };
 
 /// A registered range and the buffers that keep it mapped.
 pub(super) struct Registration {
-    /// `HostRegistration` also holds these; dropped first, so that the last reference goes with it.
-    owners: Vec<RawBuffer>,
+    /// The storage of `whole` also holds these; dropped first, so that the last reference goes with it.
+    owners: Owners,
     /// Used only to track fences.
     whole: RawBuffer,
 }
 
-/// Storage of `whole`.
-struct RegisteredRange {
+/// Storage of a buffer that tracks the fences of a registration.
+pub(super) struct RegisteredRange {
     address: NonNull<u8>,
     bytes: usize,
-    context: Context,
-    free_thread: Arc<FreeThread>,
     /// Taken when the registration ends.
-    held: Mutex<Option<(HostRegistration, CountGuard)>>,
+    held: Mutex<Option<Held>>,
 }
 
 // SAFETY: the address is never dereferenced here; a registration may be released on any thread.
@@ -40,19 +37,14 @@ unsafe impl Sync for RegisteredRange {}
 impl Registration {
     /// Creates a registration of a range that `owners` keep mapped.
     pub(super) fn new(
-        range: &Range<usize>,
+        range: Range<usize>,
         alloc: &AllocContext<'_>,
         registration: HostRegistration,
         counted: CountGuard,
-        owners: Vec<RawBuffer>,
+        owners: Owners,
     ) -> Option<Self> {
-        let registered = RegisteredRange {
-            address: NonNull::new(std::ptr::with_exposed_provenance_mut(range.start))?,
-            bytes: range.end - range.start,
-            context: alloc.context.clone(),
-            free_thread: Arc::clone(alloc.free_thread),
-            held: Mutex::new(Some((registration, counted))),
-        };
+        let held = Held::new(alloc, registration, counted, Arc::clone(&owners));
+        let registered = RegisteredRange::new(range, held)?;
         Some(Self { owners, whole: RawBuffer::new(Box::new(registered), alloc.reclaimer) })
     }
 
@@ -69,57 +61,28 @@ impl Registration {
         })
     }
 
-    /// Returns whether work is in flight on it or on the owners: copy engines use their bytes in place while
-    /// registered. Queries the driver.
-    pub(super) fn is_in_flight(&self) -> bool {
-        let is_complete =
-            |owner: &RawBuffer| owner.in_flight().is_some_and(|own| own.iter().all(Fence::is_complete));
-        if !self.owners.iter().all(is_complete) {
-            return true;
-        }
-        match self.whole.lend(Access::Write) {
-            Ok(loan) => !loan.after().iter().all(Fence::is_complete),
-            Err(_lent_already) => true,
-        }
+    /// Claims the owners, so that no work on them can be submitted; `None` if something uses them or the registration: copy engines
+    /// use their bytes in place while registered. Queries the driver.
+    pub(super) fn claim_unused(&self) -> Option<Claims<'_>> {
+        let claims = claim_unused(&self.owners).ok()?;
+        let loan = self.whole.lend(Access::Write).ok()?;
+        loan.after().iter().all(Fence::is_complete).then_some(claims)
     }
 
-    /// Ends the registration now and returns the owner that kept the memory mapped. Nothing may use it any more.
+    /// Ends the registration now and returns the owner that kept the memory mapped. The caller has claimed the owners.
     pub(super) fn end(&self) -> Result<Option<Owner>, DriverError> {
         let registered =
             self.whole.storage().and_then(|storage| storage.as_any().downcast_ref::<RegisteredRange>());
-        let Some((mut registration, counted)) =
-            registered.and_then(|registered| registered.held.lock().take())
-        else {
-            return Ok(None);
-        };
-        let ended = registration.end();
-        // A registration that could not be ended still counts.
-        if ended.is_ok() {
-            drop(counted)
-        } else {
-            std::mem::forget(counted)
-        }
-        ended
+        let held = registered.and_then(|registered| registered.held.lock().take());
+        held.map_or(Ok(None), Held::end)
     }
 }
 
-impl Drop for Registration {
-    /// Work in flight on the owners also delays the end of the registration.
-    fn drop(&mut self) {
-        let registered =
-            self.whole.storage().and_then(|storage| storage.as_any().downcast_ref::<RegisteredRange>());
-        let is_held = registered.is_some_and(|registered| registered.held.lock().is_some());
-        if is_held && !transload_core::mutant!("memory/registration-ends-after-owners-work") {
-            for owner in &self.owners {
-                // A submission in progress counts as use.
-                self.keep_until(&owner.in_flight().unwrap_or_else(|| {
-                    if transload_core::mutant!("memory/registration-counts-submissions") {
-                        return Vec::new();
-                    }
-                    vec![end_of_uses(owner)]
-                }));
-            }
-        }
+impl RegisteredRange {
+    /// Returns `None` for the address 0.
+    pub(super) fn new(range: Range<usize>, held: Held) -> Option<Self> {
+        let address = NonNull::new(std::ptr::with_exposed_provenance_mut(range.start))?;
+        Some(Self { address, bytes: range.end - range.start, held: Mutex::new(Some(held)) })
     }
 }
 
@@ -144,9 +107,11 @@ unsafe impl Storage for RegisteredRange {
 }
 
 impl Drop for RegisteredRange {
+    /// Work on the owners that is submitted meanwhile also delays the end of the registration.
     fn drop(&mut self) {
-        if let Some((registration, counted)) = self.held.get_mut().take() {
-            self.free_thread.free(self.context.clone(), Address::Registered(registration), counted);
+        if let Some(held) = self.held.get_mut().take() {
+            let start = self.address.as_ptr().expose_provenance();
+            held.end_later(start..start + self.bytes);
         }
     }
 }
