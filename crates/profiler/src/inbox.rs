@@ -194,13 +194,12 @@ impl Inbox {
         if bytes >= all_from_bytes || one_in <= 1 {
             return bytes >= all_from_bytes || one_in == 1;
         }
-        let mut random = match RANDOM.get() {
+        let before = match RANDOM.get() {
             0 => self.this_thread().wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
             before => before,
         };
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
+        // Knuth's linear congruential generator, whose upper bits count.
+        let random = before.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         RANDOM.set(random);
         (random >> 32) * u64::from(one_in) < 1 << 32
     }

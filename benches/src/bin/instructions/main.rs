@@ -92,9 +92,10 @@ mod counting {
     const BLOCKS_LIMIT: i64 = 217;
     /// Instructions that a profiler may add on x86-64 to a submission by the manager once it is disabled: less than 3 ns. Counted last: 12.
     const DISABLED_LIMIT: i64 = 20;
-    /// The same while it is enabled; the median submission is one that it does not sample. 3 % more than counted last: 91; 85 before its waits were counted, and 137 before
-    /// an operation was described only if it is timed.
-    const UNSAMPLED_LIMIT: i64 = 94;
+    /// The same while it is enabled; the median submission is one that it does not sample. 3 % more than counted last: 98; 91 while a count of
+    /// transfers to leave out was shared by all profilers, 85 before its waits were counted, and 137 before an operation was described only
+    /// if it is timed.
+    const UNSAMPLED_LIMIT: i64 = 101;
     /// Each case with its limit, the case whose count is taken off, and how many parts of a call share the rest.
     const CASES: [(&str, i64, &str, usize); 15] = [
         ("transfer_buffer", COPY_LIMIT, "nothing", 1),
