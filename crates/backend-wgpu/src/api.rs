@@ -6,8 +6,8 @@ use std::{
 };
 
 use transload_core::{
-    DeviceInfo, Fence, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer, ResourceCounts, Result,
-    SinkSlot, StreamPriority,
+    DeviceInfo, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer, ResourceCounts, Result, SinkSlot,
+    StreamPriority,
 };
 
 /// Most bytes that are read at once.
@@ -101,13 +101,12 @@ pub(crate) trait ApiDevice: Any + Send + Sync {
     /// `Busy` in a callback of wgpu, while wgpu submits.
     fn refuse_callback(&self) -> Result<()>;
 
-    /// Submits command buffers, after everything submitted before, and after these fences, for which its queue
-    /// [can wait](Queue::can_wait_for). Calls `commit` with their point, once, as soon as they can no longer
+    /// Submits command buffers, after everything submitted before. Calls `commit` with their point, once, as soon as they can no longer
     /// be refused by this crate: wgpu calls callbacks of its user, which may need what the caller has claimed.
     ///
     /// # Errors
     /// wgpu's; the loss of the device. The point is reached then, too.
-    fn submit(&self, commands: Submitted, after: &[Fence], commit: Box<dyn FnOnce(u64) + '_>) -> Result<()>;
+    fn submit(&self, commands: Submitted, commit: Box<dyn FnOnce(u64) + '_>) -> Result<()>;
 }
 
 /// Returns commands that read so many bytes of a buffer, a multiple of 4.

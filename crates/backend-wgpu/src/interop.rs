@@ -101,16 +101,15 @@ impl WgpuBackend {
         let mut uses: Vec<_> = uses.iter().map(|(buffer, access)| (buffer, *access)).collect();
         let mut claims = Claims::updating(&mut uses)?;
         claims.wait_for_foreign_fences(&*queue);
-        let after = claims.after().to_vec();
         let mut submitted = None;
         let commit = |point| {
             let fence = Fence::new(Arc::clone(queue.timeline()), point);
             submitted = Some(claims.inherit(fence.clone()));
-            // SAFETY: the point is reached after the commands, and after everything before them on the queue, and the fences that they
-            // come after. Others were waited for.
+            // SAFETY: the point is reached after the commands, and after everything before them on the queue. Other fences were
+            // waited for.
             unsafe { claims.commit(&fence) };
         };
-        device.submit(commands, &after, Box::new(commit))?;
+        device.submit(commands, Box::new(commit))?;
         let interrupted = || Error::new(ErrorKind::Interrupted, "the submission has no point");
         submitted.ok_or_else(interrupted)
     }

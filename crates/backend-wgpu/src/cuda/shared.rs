@@ -104,7 +104,7 @@ impl SharedUses {
                 None
             }
         };
-        let mut after = device.waits(&device.wgpu, claims.after());
+        let mut after = device.copied();
         let awaited = signal.as_ref().map(|signal| signal.awaited);
         after.extend(awaited.filter(|_| !mutant!("wgpu/waits-for-cuda")));
         let memories: Vec<_> = shared.iter().map(|shared| &*shared.memory).collect();

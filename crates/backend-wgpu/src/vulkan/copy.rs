@@ -8,13 +8,13 @@ use std::{
 
 use smallvec::SmallVec;
 use transload_core::{
-    Error, ErrorKind, Fence, Operation, RawBuffer, Result,
+    Error, ErrorKind, Operation, RawBuffer, Result,
     host_access::{self, HostAccess},
     mutant, runs_by_allocation,
 };
 
 use super::{
-    BufferHandle, Memory,
+    BufferHandle, Memory, Waits,
     fill::fill,
     pieces::{ALIGNMENT, ENTRY, LISTS, List, MOST_PIECES, entries, fits},
     staging::{CAPACITY, Chunk},
@@ -95,16 +95,14 @@ fn own_memory(device: &DeviceState, buffer: &RawBuffer) -> Result<Option<Own>> {
 /// [`ErrorKind::Unsupported`] for an operation that the queue cannot do; the driver's. Nothing touches the buffers then, unless it is partial.
 ///
 /// # Safety
-/// * Those of [`Queue::enqueue`](transload_core::Queue::enqueue); what comes before is complete, on the same queue, or of `after` and on
-///   another queue of the device.
+/// * Those of [`Queue::enqueue`](transload_core::Queue::enqueue); everything that comes before is complete or on the same queue.
 pub(crate) unsafe fn perform(
     device: &DeviceState,
     line: &Line,
     operation: &Operation<'_>,
-    after: &[Fence],
     measured: &[Interval],
 ) -> Result<u64> {
-    if measured.is_empty() && after.iter().all(Fence::is_complete) {
+    if measured.is_empty() {
         // SAFETY: the caller's promise.
         if let Some(point) = unsafe { store(device, line, operation) }? {
             return Ok(point);
@@ -113,7 +111,6 @@ pub(crate) unsafe fn perform(
     let mut packer = Packer {
         device,
         line,
-        after,
         measured,
         commands: Commands::new(),
         exported: SmallVec::new(),
@@ -148,8 +145,6 @@ fn is_adopted(buffer: &RawBuffer) -> bool {
 struct Packer<'a> {
     device: &'a DeviceState,
     line: &'a Line,
-    /// What the operation comes after.
-    after: &'a [Fence],
     /// Where to write when the operation begins and ends.
     measured: &'a [Interval],
     commands: Commands,
@@ -177,7 +172,7 @@ impl Packer<'_> {
         unsafe { self.submit() }?;
         queue.block_until(queue.enqueued());
         // SAFETY: the caller's promise; what comes before is complete.
-        let point = unsafe { perform(self.device, wgpu, operation, &[], &[]) }?;
+        let point = unsafe { perform(self.device, wgpu, operation, &[]) }?;
         wgpu.queue.block_until(point);
         wgpu.queue.outcome(point)?;
         // SAFETY: as above.
@@ -405,7 +400,11 @@ impl Packer<'_> {
             self.commands.insert(0, hand_over(true));
             self.commands.push(hand_over(false));
         }
-        let after = self.device.waits(self.line, self.after);
+        let after = if mutant!("wgpu/sees-other-queues") {
+            Waits::new()
+        } else {
+            self.device.written_by_others(self.line)
+        };
         // SAFETY: the caller's promise; a staging buffer is kept until its point.
         let submitted = unsafe { self.line.queue.submit(&self.commands, &after) };
         if let Some(table) = table {

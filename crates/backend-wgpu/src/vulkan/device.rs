@@ -6,8 +6,8 @@ use std::sync::{
 };
 
 use transload_core::{
-    DeviceInfo, Fence, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer, ResourceCounts, Result,
-    SinkSlot, StreamPriority, mutant,
+    DeviceInfo, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer, ResourceCounts, Result, SinkSlot,
+    StreamPriority, mutant,
 };
 
 #[cfg(feature = "cuda")]
@@ -43,7 +43,7 @@ impl ApiDevice for DeviceState {
 
     fn urgent_queue(self: Arc<Self>) -> Result<Arc<dyn Queue>> {
         self.queue.check_usable()?;
-        Ok(Arc::new(WgpuQueue::new(&self, self.least_busy(), StreamPriority::High)))
+        Ok(Arc::new(WgpuQueue::new(&self, self.urgent(), StreamPriority::High)))
     }
 
     fn reserved_queue(self: Arc<Self>, priority: StreamPriority) -> Result<Arc<dyn Queue>> {
@@ -113,13 +113,12 @@ impl ApiDevice for DeviceState {
         self.queue.refuse_callback()
     }
 
-    fn submit(&self, commands: Submitted, after: &[Fence], commit: Box<dyn FnOnce(u64) + '_>) -> Result<()> {
-        let waits = self.waits(&self.wgpu, after);
+    fn submit(&self, commands: Submitted, commit: Box<dyn FnOnce(u64) + '_>) -> Result<()> {
         match commands {
-            Some(commands) => self.queue.submit_wgpu(commands, waits, commit)?,
+            Some(commands) => self.queue.submit_wgpu(commands, self.copied(), commit)?,
             None if mutant!("wgpu/fence-of-queue") => commit(self.queue.enqueued()),
             // SAFETY: there are no commands.
-            None => commit(unsafe { self.queue.submit(&[], &waits) }?),
+            None => commit(unsafe { self.queue.submit(&[], &[]) }?),
         }
         Ok(())
     }

@@ -35,8 +35,8 @@ impl WgpuQueue {
     }
 }
 
-// SAFETY: submissions run in order, each after everything submitted before, and after the fences of the device's other queues; the host
-// waits for those of others. A point is that of the operation's last submission.
+// SAFETY: submissions run in order, each after everything submitted before; the host waits for fences of others. A point is that of the
+// operation's last submission.
 unsafe impl Queue for WgpuQueue {
     fn device(&self) -> DeviceId {
         self.device.id()
@@ -55,28 +55,23 @@ unsafe impl Queue for WgpuQueue {
     }
 
     fn can_wait_for(&self, fence: &Fence) -> bool {
-        self.device.line_of(fence).is_some()
+        fence.timeline().id() == self.timeline.id()
     }
 
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
         let (sink, Line { queue, tally, .. }) = (&self.device.sink, &*self.line);
         queue.check_usable()?;
-        #[cfg(feature = "cuda")]
-        let between = self.device.between.get().filter(|between| between.copies(operation));
-        #[cfg(not(feature = "cuda"))]
-        let between: Option<()> = None;
-        for fence in after {
-            // CUDA's part is not after what another queue of the device does.
-            let is_own = || fence.timeline().id() == self.timeline.id();
-            let is_ordered = if between.is_some() { is_own() } else { self.can_wait_for(fence) };
-            if !is_ordered && !mutant!("wgpu/come-after") {
-                // Failed work reports its own error; either way it is complete.
-                let _over = fence.wait();
-            }
+        for fence in after.iter().filter(|fence| !self.can_wait_for(fence) && !mutant!("wgpu/come-after")) {
+            // Failed work reports its own error; either way it is complete.
+            let _over = fence.wait();
         }
         let info = || OperationInfo::of(operation);
         let sample = sink.sample(tally, info);
         // Without timestamps nothing is measured, and the sink only counts.
+        #[cfg(feature = "cuda")]
+        let between = self.device.between.get().filter(|between| between.copies(operation));
+        #[cfg(not(feature = "cuda"))]
+        let between: Option<()> = None;
         // Of copies from and to CUDA's memory the queue has the smaller part.
         let is_timed = between.is_none();
         let kept = if timing == Timing::Measured && is_timed { queue.reserve_interval().ok() } else { None };
@@ -86,8 +81,8 @@ unsafe impl Queue for WgpuQueue {
             // SAFETY: as below.
             #[cfg(feature = "cuda")]
             Some(between) => unsafe { between.copy(&self.device, &self.line, operation) },
-            // SAFETY: the caller's promise. What comes before is on this queue, of another one of the device, or complete.
-            _ => unsafe { copy::perform(&self.device, &self.line, operation, after, &measured) },
+            // SAFETY: the caller's promise. What comes before is on this queue, or complete.
+            _ => unsafe { copy::perform(&self.device, &self.line, operation, &measured) },
         };
         let point = performed.inspect_err(|_| {
             measured.iter().for_each(|interval| queue.release_interval(*interval));

@@ -9,7 +9,7 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryKind, Place, QueueTally, RawBuffer, Reclaimer,
+    DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Place, QueueTally, RawBuffer, Reclaimer,
     ResourceCounts, Result, SinkSlot, events::report, mutant,
 };
 
@@ -106,8 +106,16 @@ impl DeviceState {
         self.copiers.get(next).unwrap_or(&self.wgpu)
     }
 
-    /// Returns the queue of urgent copies: one that has nothing to do, first wgpu's; else of those that only copy, whose copies are
-    /// parts of transfers, the one that has the least to do.
+    /// Returns the queue of urgent copies. Wgpu's if the others are the same of Vulkan, or if a framework's buffers are adopted, which those do
+    /// not copy alone.
+    pub(crate) fn urgent(&self) -> &Arc<Line> {
+        let are_apart = self.copiers.iter().all(|line| line.queue.queue.raw != self.queue.queue.raw);
+        let is_any_adopted = self.counters.adopted.load(Ordering::Relaxed) > 0;
+        if are_apart && !is_any_adopted { self.least_busy() } else { &self.wgpu }
+    }
+
+    /// Returns a queue that has nothing to do, first wgpu's; else of those that only copy, whose copies are parts of transfers, the one that
+    /// has the least to do.
     pub(crate) fn least_busy(&self) -> &Arc<Line> {
         if mutant!("wgpu/urgent-copies-pass") {
             return &self.wgpu;
@@ -117,29 +125,16 @@ impl DeviceState {
         idle.or_else(least).unwrap_or(&self.wgpu)
     }
 
-    /// Returns the queue of a fence.
-    pub(super) fn line_of(&self, fence: &Fence) -> Option<&Arc<Line>> {
-        self.lines().find(|line| line.queue.id == fence.timeline().id())
+    /// Returns what wgpu's commands wait for, to see what the copiers have written: it is complete, as transfers are that the commands
+    /// come after.
+    pub(crate) fn copied(&self) -> Waits {
+        self.copiers.iter().filter_map(|line| line.queue.known()).collect()
     }
 
-    /// Returns what commands of a queue wait for: such of these fences as are of the device's other queues, and what those have written,
-    /// which is visible only so although it is complete.
-    pub(crate) fn waits(&self, line: &Line, after: &[Fence]) -> Waits {
-        let others =
-            self.lines().filter(|other| other.index != line.index && !mutant!("wgpu/sees-other-queues"));
-        let mut waits: Waits = others.filter_map(|other| other.queue.known()).collect();
-        for fence in after.iter().filter(|_| !mutant!("wgpu/queues-come-after")) {
-            // What the host stored is reached, and nothing signals it.
-            let is_awaited =
-                |other: &&Arc<Line>| other.index != line.index && other.queue.reached() < fence.point();
-            let Some(other) = self.line_of(fence).filter(is_awaited) else { continue };
-            let (semaphore, value) = (other.queue.semaphore.raw, fence.point());
-            match waits.iter_mut().find(|(known, _)| *known == semaphore) {
-                Some((_, until)) => *until = value.max(*until),
-                None => waits.push((semaphore, value)),
-            }
-        }
-        waits
+    /// Returns what commands of a queue wait for, to see what the others have written: it is complete, as what the commands come after is.
+    pub(super) fn written_by_others(&self, line: &Line) -> Waits {
+        let others = self.lines().filter(|other| other.index != line.index);
+        others.filter_map(|other| other.queue.known()).collect()
     }
 
     /// Returns whether a queue copies between two places: within the device, between it and the host, or CUDA's memory of the same GPU.

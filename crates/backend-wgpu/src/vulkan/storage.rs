@@ -20,6 +20,8 @@ pub(crate) struct Counters {
     pub(crate) bytes: AtomicU64,
     /// The part of `bytes` that is the device's memory and was allocated here.
     pub(crate) device_bytes: AtomicU64,
+    /// Number of a framework's buffers.
+    pub(crate) adopted: AtomicU64,
 }
 
 /// Memory of a device, or host memory for it, counted until it is freed.
@@ -52,6 +54,7 @@ impl WgpuStorage {
     pub(crate) fn new(memory: Memory, kind: MemoryKind, len: usize, counters: &Arc<Counters>) -> Self {
         counters.allocations.fetch_add(1, Ordering::Relaxed);
         counters.bytes.fetch_add(len as u64, Ordering::Relaxed);
+        counters.adopted.fetch_add(u64::from(memory.is_adopted()), Ordering::Relaxed);
         Self { memory, kind, len, device_bytes: 0, counters: Arc::clone(counters) }
     }
 
@@ -135,6 +138,7 @@ unsafe impl Storage for WgpuStorage {
 
 impl Drop for WgpuStorage {
     fn drop(&mut self) {
+        self.counters.adopted.fetch_sub(u64::from(self.memory.is_adopted()), Ordering::Relaxed);
         self.counters.device_bytes.fetch_sub(self.device_bytes, Ordering::Relaxed);
         self.counters.bytes.fetch_sub(self.len as u64, Ordering::Relaxed);
         self.counters.allocations.fetch_sub(1, Ordering::Release);
