@@ -74,7 +74,8 @@ impl Backend for WgpuBackend {
         self.device_of(device)?.memory_info()
     }
 
-    /// Leases wgpu's queue. For copies of high priority, while it has work, another one of a Vulkan device of this backend.
+    /// Leases wgpu's queue. For copies of high priority, while it has work, another one that only copies of a Vulkan device of this backend,
+    /// unless a framework's buffer is adopted: a copy there that comes after work of wgpu's has its submitting thread wait for that.
     fn lease_queue(
         &self,
         device: DeviceId,
