@@ -79,11 +79,11 @@ mod counting {
     /// another order in the one. 3 % more than counted last: 240.
     const DENSE_LIMIT: i64 = 247;
     /// The same with as many unused bytes between the pieces: each is a range of its own for the ledger, which has other work in flight
-    /// on the pools. 3 % more than counted last: 1,306; 1,267 before buffers could be aliases.
-    const APART_LIMIT: i64 = 1_345;
-    /// Other pieces each time, of pools with four times as many, as a paged cache has them. Counted last: 2,256; 3,158 before lists were
-    /// committed in one pass.
-    const CHANGING_LIMIT: i64 = 2_324;
+    /// on the pools. 3 % more than counted last: 567; 1,306 when each piece became a segment of its own.
+    const APART_LIMIT: i64 = 584;
+    /// Other pieces each time, of pools with four times as many, as a paged cache has them. Counted last: 500; 2,256 when each piece became a
+    /// segment of its own.
+    const CHANGING_LIMIT: i64 = 515;
     /// The same pieces by the manager, for a device without other work. 3 % more than counted last: 285.
     const MANY_LIMIT: i64 = 294;
     /// The same by their indices, with their check. 3 % more than counted last: 211; 355 when a pair was made for each. It was 185 until

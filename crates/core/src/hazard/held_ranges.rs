@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use super::{hold_kind::HoldKind, steps};
+use super::{hold_kind::HoldKind, list_ranges::ListRanges, steps};
 use crate::Access;
 
 /// Up to this many other entries are kept as a list.
@@ -46,10 +46,9 @@ struct Others {
 pub(super) struct HeldList {
     /// Number of its claim.
     pub(super) claim: u32,
-    /// Disjoint, none empty, and in order.
-    pub(super) ranges: Vec<(Range<usize>, Access)>,
-    /// How many of them are held: the first.
-    pub(super) held: usize,
+    pub(super) ranges: ListRanges,
+    /// Those before this byte are held.
+    pub(super) until: usize,
 }
 
 /// Counts by the start of the range that they apply to, which ends where the next one starts. Entries of
@@ -152,6 +151,7 @@ impl HeldRanges {
         let few = few.filter(move |held| overlaps(&held.range, &(start..end)));
         let listed = others.clone().flat_map(|others| &others.lists);
         let listed = listed.flat_map(move |list| list.overlapping(start..end));
+        let listed = listed.map(|access| (HoldKind::Pending, access));
         let by_start = others.flat_map(move |others| others.counts(start..end));
         few.map(|held| (held.kind, held.access)).chain(listed).chain(by_start)
     }
@@ -177,15 +177,13 @@ impl HeldRanges {
 impl HeldList {
     /// Returns whether a use conflicts with a range that is held.
     pub(super) fn conflicts(&self, range: &Range<usize>, access: Access) -> bool {
-        self.overlapping(range.clone()).any(|(_, held)| held.conflicts_with(access))
+        self.overlapping(range.clone()).any(|held| held.conflicts_with(access))
     }
 
-    /// Returns the held ranges that overlap one.
-    fn overlapping(&self, Range { start, end }: Range<usize>) -> impl Iterator<Item = (HoldKind, Access)> {
-        let held = self.ranges.get(..self.held).unwrap_or_default();
-        let first = held.partition_point(|(held, _)| held.end <= start);
-        let met = held.iter().skip(first).take_while(move |(held, _)| held.start < end && start < end);
-        met.inspect(|_| steps::count()).map(|(_, access)| (HoldKind::Pending, *access))
+    /// Returns the access to the held ranges that overlap one.
+    fn overlapping(&self, range: Range<usize>) -> impl Iterator<Item = Access> {
+        let held = range.start..range.end.min(self.until);
+        [Access::Read, Access::Write].into_iter().filter(move |access| self.ranges.overlaps(&held, *access))
     }
 }
 

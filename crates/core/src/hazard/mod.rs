@@ -5,11 +5,14 @@
 //! submitters cannot deadlock. The table's lock is never held across a call into a backend, but a short copy
 //! by the host may run under it.
 
+mod collect;
 mod commit;
 mod commit_list;
 mod dependencies;
 mod held_ranges;
 mod hold_kind;
+mod list_ranges;
+mod list_uses;
 pub(crate) mod mark;
 mod outcomes;
 mod request;
@@ -31,19 +34,21 @@ use crate::{
     sync::spin_lock::{Notify, SpinLock, SpinLockGuard},
 };
 
+use collect::{FoundWrites, Scan};
 pub(crate) use commit::Retained;
 use commit::{Effect, NewUse};
 pub(crate) use dependencies::Dependencies;
 use held_ranges::Conflict;
 pub(crate) use hold_kind::in_flight;
 use hold_kind::{HoldKind, busy};
+use list_ranges::ListRanges;
 pub use request::Access;
 pub(crate) use request::{Attempt, Blocker, ClaimRequest, Claimed, EarlierWork};
 #[cfg(test)]
 #[allow(unused_imports, reason = "tests/steps includes this file")]
 pub(crate) use steps::counted;
 pub(crate) use table::Ticket;
-use table::{Blocked, FoundWrites, STEPS_PER_LOCK, Scan, Table};
+use table::{Blocked, STEPS_PER_LOCK, Table};
 pub(crate) use turns::TurnId;
 use uses::Removed;
 pub(crate) use views::Opening;
@@ -124,27 +129,15 @@ impl Hazards {
             drop(table);
             return blocker_of(blocked, &range).map(Attempt::Blocked);
         }
-        let mut scan = Scan::default();
-        for one in &*group {
-            let mut rest = one.range.clone();
-            scan.steps = scan.steps.saturating_sub(1);
-            loop {
-                let found = match one.access {
-                    Access::Read => Some(&mut read),
-                    Access::Write => Some(&mut kept).filter(|_| request.inherits),
-                };
-                let after = &mut before.after;
-                let next = table.collect(&rest, one.access, request.own, &mut scan, after, found);
-                if next.is_none() && scan.steps > 0 {
-                    break;
-                }
-                // The claim blocks conflicting uses, so the rest may be collected in parts.
-                drop(table);
-                before.after.fold();
-                (table, scan) = (self.table.lock(), Scan::default());
-                let Some(next) = next else { break };
-                rest.start = next;
-            }
+        table.remove_lists(&mut removed, |origins, used| origins.is_complete(used));
+        let mut from = (0, 0);
+        // The claim blocks conflicting uses, so they may be collected in parts.
+        while let Some(next) =
+            table.collect_all(group, request, from, &mut before.after, [&mut read, &mut kept])
+        {
+            drop(table);
+            before.after.fold();
+            (table, from) = (self.table.lock(), next);
         }
         table.sweep(&mut removed);
         drop(table);
@@ -163,11 +156,9 @@ impl Hazards {
         turn: Option<TurnId>,
         removed: &mut Removed,
     ) -> Result<(), (Blocked, Range<usize>)> {
-        let mut ranges = Vec::with_capacity(group.len());
-        let used = group.iter().filter(|one| !one.range.is_empty());
-        ranges.extend(used.map(|one| (one.range.clone(), one.access)));
+        let ranges = ListRanges::new(group.iter().map(|one| (&one.range, one.access)));
         let (claim, is_free) = self.table.lock().add_list(ranges);
-        let mut held = 0;
+        let mut until = 0;
         for part in group.chunks_mut(STEPS_PER_LOCK) {
             let mut table = (!is_free).then(|| self.table.lock());
             for one in part {
@@ -175,14 +166,16 @@ impl Hazards {
                     && let Err(blocked) = table.check(&one.range, one.access, turn, removed)
                 {
                     // No ticket tells of a list of which nothing is held.
-                    let unused = if held == 0 { table.held.release_list(claim) } else { None };
+                    let unused = if until == 0 { table.held.release_list(claim) } else { None };
                     return Err((blocked, one.range.clone())).inspect_err(|_| drop(unused));
                 }
                 one.ticket =
                     Some(Ticket { access: one.access, kind: HoldKind::Pending, claim, is_listed: true });
-                held += usize::from(!one.range.is_empty());
-                if let Some(list) = table.as_mut().and_then(|table| table.held.list_mut(claim)) {
-                    list.held = held;
+                if let Some(list) = table.as_mut().and_then(|table| table.held.list_mut(claim))
+                    && !one.range.is_empty()
+                {
+                    until = one.range.end;
+                    list.until = until;
                 }
             }
         }
@@ -285,12 +278,16 @@ impl Hazards {
         removed = Removed::default();
         let mut from = (0, 0);
         let mut table = self.table.lock();
-        while let Some(next) = table.commit_list(group, new, from, &mut removed) {
-            drop(table);
-            (table, from) = (self.table.lock(), next);
+        if table.commit_as_list(claim, new.0) {
+            list = None;
+        } else {
+            while let Some(next) = table.commit_list(group, new, from, &mut removed) {
+                drop(table);
+                (table, from) = (self.table.lock(), next);
+            }
+            list = table.held.release_list(claim);
         }
         table.sweep_if_new();
-        list = table.held.release_list(claim);
         self.close(table, wake_list);
         self.record_outcomes(&removed.unresolved);
         drop(list);
@@ -399,7 +396,9 @@ impl Hazards {
         let (mut found, mut is_pending) = (Dependencies::default(), false);
         self.in_steps(range.start, |table, from, _| {
             is_pending |= table.held.is_pending(range);
-            table.collect(&(from..range.end), Access::Write, None, &mut Scan::default(), &mut found, None)
+            let rest = from..range.end;
+            table.collect_lists([(&rest, Access::Write)], None, &mut found);
+            table.collect(&rest, Access::Write, None, &mut Scan::default(), &mut found, None)
         });
         found.fold();
         (!is_pending).then_some(found)

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::{
     Dependencies, Hazards,
-    table::{FoundWrites, STEPS_PER_LOCK, Scan, WriteOutcome},
+    collect::{FoundWrites, Scan},
+    table::{STEPS_PER_LOCK, WriteOutcome},
     uses::{FallibleWrite, FallibleWrites, UseKind},
 };
 use crate::{

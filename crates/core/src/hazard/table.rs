@@ -3,14 +3,15 @@
 use std::{ops::Range, sync::Arc};
 
 use super::{
-    Dependencies,
     held_ranges::{Conflict, HeldList, HeldRanges, conflicts_with},
     hold_kind::HoldKind,
+    list_ranges::ListRanges,
+    list_uses::ListUse,
     mark::mark,
     request::Claimed,
     segments::{Segment, Segments},
     turns::{Predecessor, TurnId, WaitQueue},
-    uses::{FallibleWrite, FallibleWrites, Origins, Removed, Use, UseKind, last_few, uncovered},
+    uses::{FallibleWrite, Origins, Removed, Use, UseKind, last_few},
 };
 use crate::{Access, Error, Fence, Timeline};
 
@@ -62,6 +63,7 @@ pub(super) struct Table {
     pub(super) held: HeldRanges,
     pub(super) segments: Segments,
     pub(super) origins: Origins,
+    pub(super) lists: Vec<ListUse>,
     /// Where the next sweep begins.
     sweep_from: usize,
     sweep_interval: u32,
@@ -92,9 +94,9 @@ impl Table {
     #[inline]
     pub(super) fn renew(&mut self) -> bool {
         let mut in_flight = |used: &Use| !self.origins.is_complete(used);
-        if self.segments.overlapping(&ALL).any(|segment| segment.uses.iter().any(&mut in_flight))
-            && !crate::mutant!("core/recycle-in-flight")
-        {
+        let is_used = self.segments.overlapping(&ALL).any(|segment| segment.uses.iter().any(&mut in_flight))
+            || self.lists.iter().any(|list| in_flight(&list.used));
+        if is_used && !crate::mutant!("core/recycle-in-flight") {
             return false;
         }
         if self.claims > 0 || !self.segments.is_empty() {
@@ -127,7 +129,7 @@ impl Table {
         access: Access,
         own: Option<&Arc<dyn Timeline>>,
     ) -> bool {
-        if self.waiting.is_some() || !self.held.is_empty() || self.is_sweep_due() {
+        if self.waiting.is_some() || !self.held.is_empty() || self.is_sweep_due() || !self.lists.is_empty() {
             return false;
         }
         if self.segments.is_empty() {
@@ -182,13 +184,14 @@ impl Table {
 
     /// Adds a list of ranges that do not conflict with each other, and counts their uses. Returns the number of the claim, and whether all
     /// are held now; otherwise none is.
-    pub(super) fn add_list(&mut self, ranges: Vec<(Range<usize>, Access)>) -> (u32, bool) {
+    pub(super) fn add_list(&mut self, ranges: ListRanges) -> (u32, bool) {
         let is_free = self.is_unclaimed();
+        let (count, writes) = ranges.counts();
         // Each list has a number of its own, also one of empty ranges.
-        self.claims += ranges.len().max(1) as u64;
-        self.writes += ranges.iter().filter(|(_, access)| *access == Access::Write).count() as u64;
-        let (claim, held) = (self.claims as u32, if is_free { ranges.len() } else { 0 });
-        self.held.add_list(HeldList { claim, ranges, held });
+        self.claims += count.max(1) as u64;
+        self.writes += writes as u64;
+        let (claim, until) = (self.claims as u32, if is_free { usize::MAX } else { 0 });
+        self.held.add_list(HeldList { claim, ranges, until });
         (claim, is_free)
     }
 
@@ -241,75 +244,16 @@ impl Table {
         }
     }
 
-    /// Collects the fences of conflicting uses that are not known to be complete, except those of the
-    /// timeline `own`. If `found` is given, adds all fallible writes to it, complete or not, and the last
-    /// mark. Uses covered by a later write are left out. Each segment takes one of the scan's
-    /// steps; returns where to continue when none is left.
-    #[inline]
-    pub(super) fn collect(
-        &mut self,
-        range: &Range<usize>,
-        access: Access,
-        own: Option<&Arc<dyn Timeline>>,
-        scan: &mut Scan,
-        after: &mut Dependencies,
-        mut found: Option<&mut FoundWrites>,
-    ) -> Option<usize> {
-        let mut at = self.segments.find(range)?;
-        while let Some(segment) = self.segments.get(at).filter(|segment| segment.start < range.end) {
-            if scan.steps == 0 {
-                return Some(range.start.max(segment.start));
-            }
-            scan.steps -= 1;
-            super::steps::count();
-            let last = scan.last;
-            let is_known = |used: &Use| {
-                !access.conflicts_with(used.access()) || last.is_some_and(|last| last.replaces(used))
-            };
-            if !matches!(segment.uses.as_slice(), [used] if is_known(used)) {
-                let shared = range.start.max(segment.start)..range.end.min(segment.end);
-                let covered = uncovered(&segment.uses);
-                if covered > 0 && !crate::mutant!("core/covered-of-other-devices") {
-                    self.origins.collect_covered(&segment.uses, covered, own, after);
-                }
-                // A read conflicts with writes only, which come first.
-                let met = segment.uses.iter().skip(covered);
-                for used in met.take_while(|used| access.conflicts_with(used.access())) {
-                    let Some(origin) = self.origins.of(used) else { continue };
-                    if let Some(found) = &mut found {
-                        if used.kind() == UseKind::Mark {
-                            found.mark = Some(origin.fence(used));
-                        } else if used.may_damage() {
-                            let fallible_write = origin.fallible_write(used, shared.clone());
-                            found.writes.push(fallible_write);
-                        }
-                    }
-                    if !own.is_some_and(|own| origin.is_of(own)) && !origin.is_reached(used.point) {
-                        after.add(origin.timeline(), used.point);
-                    }
-                    scan.last = Some(*used).filter(Use::is_sound);
-                }
-            }
-            if segment.end >= range.end {
-                break;
-            }
-            at = self.segments.after(at);
-        }
-        None
-    }
-
     /// Collects the fences of all uses from a byte on that are not known to be complete. Returns where to
     /// continue after [`STEPS_PER_LOCK`] segments.
     pub(super) fn outstanding(&mut self, from: usize, found: &mut impl Extend<Fence>) -> Option<usize> {
+        let lists = self.lists.iter().filter(|_| from == 0);
+        lists.for_each(|list| self.origins.add_open(&list.used, found));
         for (index, segment) in self.segments.overlapping(&(from..usize::MAX)).enumerate() {
             if index == STEPS_PER_LOCK {
                 return Some(segment.start);
             }
-            for used in &segment.uses {
-                if !self.origins.is_complete(used) {
-                    found.extend(self.origins.of(used).map(|origin| origin.fence(used)));
-                }
-            }
+            segment.uses.iter().for_each(|used| self.origins.add_open(used, found));
         }
         None
     }
@@ -454,20 +398,6 @@ impl Table {
     }
 }
 
-/// A scan of segments under one lock.
-pub(super) struct Scan {
-    /// How many segments it may still visit.
-    pub(super) steps: usize,
-    /// The last conflicting use, unless it may have damaged bytes: most of a list's ranges have it in common.
-    last: Option<Use>,
-}
-
-impl Default for Scan {
-    fn default() -> Self {
-        Self { steps: STEPS_PER_LOCK, last: None }
-    }
-}
-
 /// How a fallible write ended.
 #[derive(Clone, Copy)]
 pub(super) enum WriteOutcome<'a> {
@@ -476,11 +406,4 @@ pub(super) enum WriteOutcome<'a> {
     Damaged(&'a Error),
     /// It failed, but did not change the bytes.
     Untouched,
-}
-
-/// The fallible writes of a range to be read.
-#[derive(Debug, Default)]
-pub(super) struct FoundWrites {
-    pub(super) writes: FallibleWrites,
-    pub(super) mark: Option<Fence>,
 }

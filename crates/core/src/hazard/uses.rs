@@ -4,8 +4,8 @@ use std::{ops::Range, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::Dependencies;
 use super::steps;
+use super::{Dependencies, list_uses::ListUse};
 use crate::{Access, Fence, Timeline};
 
 /// How many origins are compared with that of a fence before another one is added, and how many reads with a
@@ -239,6 +239,12 @@ impl Origins {
         Use::new(fence, claim, index, access, kind)
     }
 
+    /// Returns whether a use may fail on its own, or has. It is assumed of many origins.
+    pub(super) fn can_fail(&self) -> bool {
+        let may_fail = |origin: &Origin| origin.kind == UseKind::Fallible;
+        self.list.len() > MAX_SEARCHED || self.list.iter().flatten().any(may_fail)
+    }
+
     /// Returns the number of origins.
     pub(super) fn len(&self) -> usize {
         self.list.len() - self.vacant.len()
@@ -357,6 +363,13 @@ impl Origins {
         self.of(used).is_none_or(|origin| origin.is_reached(used.point))
     }
 
+    /// Adds the fence of a use that is not known to be complete.
+    pub(super) fn add_open(&mut self, used: &Use, found: &mut impl Extend<Fence>) {
+        if !self.is_complete(used) {
+            found.extend(self.of(used).map(|origin| origin.fence(used)));
+        }
+    }
+
     /// Returns whether a use is complete and needs no further check.
     #[inline]
     pub(super) fn is_removable(&mut self, used: &Use) -> bool {
@@ -416,6 +429,8 @@ pub(super) struct Removed {
     pub(super) fences: SmallVec<[Fence; 2]>,
     /// Complete writes whose outcomes are not applied yet.
     pub(super) unresolved: FallibleWrites,
+    /// Lists to be dropped: they may be long.
+    pub(super) lists: Vec<ListUse>,
 }
 
 /// Fallible writes.

@@ -4,9 +4,9 @@ use std::{ops::Range, sync::Arc};
 
 use super::{
     Attempt, Blocker, Dependencies, Hazards, Ticket, TurnId, WakeList, blocker_of,
+    collect::{FoundWrites, Scan},
     held_ranges::Conflict,
     hold_kind::HoldKind,
-    table::{FoundWrites, Scan},
     uses::{Removed, UseKind},
 };
 use crate::{Access, Fence, Result, Timeline};
@@ -59,6 +59,7 @@ impl Hazards {
             let mut rest = range.clone();
             // The hold blocks conflicting uses, so the rest may be collected in parts.
             loop {
+                table.collect_lists([(&rest, access)], None, &mut after);
                 let next =
                     table.collect(&rest, access, None, &mut Scan::default(), &mut after, Some(&mut found));
                 let Some(next) = next else { break };
@@ -76,6 +77,7 @@ impl Hazards {
             }
             if prunes {
                 table.sweep(&mut removed);
+                table.remove_lists(&mut removed, |origins, used| origins.is_complete(used));
                 // The next use sweeps the rest of the range.
                 let _rest = table.prune(range, &mut removed, |origins, used| origins.is_removable(used));
             }
@@ -120,6 +122,9 @@ impl Hazards {
             let mut after = Dependencies::default();
             let _as_below =
                 table.collect(&rest, Access::Write, None, &mut Scan::default(), &mut after, Some(&mut found));
+            table.remove_lists(removed, |origins, used| {
+                origins.of(used).is_none_or(|origin| is_complete(origin.timeline(), used.point))
+            });
             table.prune(&rest, removed, |origins, used| {
                 let is_sure = used.kind() != UseKind::Mark && !used.may_damage();
                 let origin = origins.of(used).filter(|_| is_sure);

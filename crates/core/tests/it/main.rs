@@ -17,6 +17,7 @@ mod covered;
 mod deadlock;
 mod devices;
 mod errors;
+mod failed_lists;
 mod failures;
 mod fills;
 mod hazards;

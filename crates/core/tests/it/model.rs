@@ -112,9 +112,20 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The uses of one byte: all in flight that later work may have to wait for, as queue, point and whether it writes.
+/// Operations of more ranges of an allocation are kept as lists.
+const FEW: usize = 4;
+
+/// Uses as queue, point and whether it writes.
+type Uses = BTreeSet<(usize, u64, bool)>;
+
+/// The uses of one byte in flight.
 #[derive(Clone, Default)]
-struct Byte(BTreeSet<(usize, u64, bool)>);
+struct Byte {
+    /// Those that later work has to wait for.
+    last: Uses,
+    /// Those that a later write came after, if either is a list's: later work waits for them by that, and may wait for them itself.
+    covered: Uses,
+}
 
 struct Held {
     pieces: Pieces,
@@ -124,15 +135,22 @@ struct Held {
 struct Model {
     bytes: Vec<Byte>,
     reached: [u64; QUEUES],
+    /// The uses by lists.
+    lists: Uses,
     /// By the number of the step that made it.
     held: BTreeMap<usize, Held>,
 }
 
 impl Model {
-    fn open(&self, pieces: &[(Range<usize>, bool)], own: Option<usize>) -> BTreeMap<usize, u64> {
+    fn open(
+        &self,
+        pieces: &[(Range<usize>, bool)],
+        own: Option<usize>,
+        which: impl Fn(&Byte) -> &Uses,
+    ) -> BTreeMap<usize, u64> {
         let mut after = BTreeMap::new();
         for (range, writes) in pieces {
-            for (queue, point, wrote) in self.bytes[range.clone()].iter().flat_map(|byte| &byte.0) {
+            for (queue, point, wrote) in self.bytes[range.clone()].iter().flat_map(&which) {
                 let conflict = *writes || *wrote;
                 if conflict && *point > self.reached[*queue] && Some(*queue) != own {
                     let last = after.entry(*queue).or_insert(0);
@@ -148,9 +166,14 @@ impl Model {
         for (range, writes) in pieces {
             for byte in &mut self.bytes[range.clone()] {
                 if *writes {
-                    byte.0.clear();
+                    let before = std::mem::take(&mut byte.last);
+                    let is_kept = |used: &_| pieces.len() > FEW || self.lists.contains(used);
+                    byte.covered.extend(before.into_iter().filter(is_kept));
                 }
-                byte.0.insert((queue, point, *writes));
+                byte.last.insert((queue, point, *writes));
+                if pieces.len() > FEW {
+                    self.lists.insert((queue, point, *writes));
+                }
             }
         }
     }
@@ -192,7 +215,12 @@ impl World {
         Self {
             queues: (0..QUEUES).map(|_| MockQueue::new()).collect(),
             whole: host_buffer(MemoryKind::Pinned, BYTES),
-            model: Model { bytes: vec![Byte::default(); BYTES], reached: [0; QUEUES], held: BTreeMap::new() },
+            model: Model {
+                bytes: vec![Byte::default(); BYTES],
+                reached: [0; QUEUES],
+                lists: Uses::new(),
+                held: BTreeMap::new(),
+            },
             open: BTreeMap::new(),
         }
     }
@@ -207,11 +235,23 @@ impl World {
         self.queues[queue].write(&host_buffer(MemoryKind::Pinned, 1)).unwrap()
     }
 
-    fn keys(&self, after: BTreeMap<usize, u64>) -> Vec<(TimelineId, u64)> {
-        let id = |queue: usize| self.queues[queue].timeline().id();
-        let mut keys: Vec<_> = after.into_iter().map(|(queue, point)| (id(queue), point)).collect();
-        keys.sort();
-        keys
+    /// Checks what an operation waits for.
+    fn check(
+        &self,
+        after: impl IntoIterator<Item = (TimelineId, u64)>,
+        pieces: &[(Range<usize>, bool)],
+        own: Option<usize>,
+    ) {
+        let mut after: BTreeMap<_, _> = after.into_iter().collect();
+        let expected = self.model.open(pieces, own, |byte| &byte.last);
+        let covered = self.model.open(pieces, own, |byte| &byte.covered);
+        for (index, queue) in self.queues.iter().enumerate() {
+            let (point, least) = (after.remove(&queue.timeline().id()), expected.get(&index).copied());
+            assert!(point >= least, "{pieces:?}: {point:?} of queue {index}, not {least:?}");
+            let most = least.max(covered.get(&index).copied());
+            assert!(point <= most, "{pieces:?}: {point:?} of queue {index}, at most {most:?}");
+        }
+        assert!(after.is_empty(), "{pieces:?}: unknown queues");
     }
 
     fn claim(&self, pieces: &[(Range<usize>, bool)]) -> Option<Claims<'static>> {
@@ -220,9 +260,7 @@ impl World {
             pieces.iter().map(|(range, writes)| (self.part(range), access(*writes))).collect();
         match (Claims::try_acquire(&mut uses, &Turns::default()), self.model.blocked(pieces)) {
             (Ok(claims), None) => {
-                let mut after: Vec<_> = claims.after().iter().map(key).collect();
-                after.sort();
-                assert_eq!(after, self.keys(self.model.open(pieces, None)), "{pieces:?}");
+                self.check(claims.after().iter().map(key), pieces, None);
                 Some(claims)
             }
             (Err(TrySubmitError::WouldBlock(_)), Some(true)) => None,
@@ -269,8 +307,7 @@ impl World {
                 match submit(&self.queues[queue], &fill, Timing::Off) {
                     Ok(fence) => {
                         assert_eq!(self.model.blocked(&pieces), None);
-                        let expected = self.keys(self.model.open(&pieces, Some(queue)));
-                        assert_eq!(self.queues[queue].last_after(), expected, "{range:?}");
+                        self.check(self.queues[queue].last_after(), &pieces, Some(queue));
                         self.model.note(&pieces, queue, fence.point());
                     }
                     Err(error) => {
@@ -310,8 +347,12 @@ impl World {
                 let part = self.part(&range);
                 let view =
                     if writes { part.try_write().map(Open::Write) } else { part.try_read().map(Open::Read) };
-                let free = self.model.blocked(&pieces).is_none() && self.model.open(&pieces, None).is_empty();
-                assert_eq!(view.is_ok(), free, "{range:?}, writes {writes}");
+                let is_free = |which: &dyn Fn(&Byte) -> &Uses| {
+                    self.model.blocked(&pieces).is_none() && self.model.open(&pieces, None, which).is_empty()
+                };
+                let free = is_free(&|byte| &byte.last);
+                let is_known = view.is_ok() || is_free(&|byte| &byte.covered);
+                assert!(view.is_ok() == free || !is_known, "{range:?}, writes {writes}, free {free}");
                 if let Ok(view) = view {
                     self.hold(number, view, pieces);
                 }
@@ -328,9 +369,7 @@ impl World {
                 let loan = self.part(&range).lend(if writes { Access::Write } else { Access::Read });
                 assert_eq!(loan.is_ok(), self.model.blocked(&pieces).is_none());
                 if let Ok(loan) = loan {
-                    let mut after: Vec<_> = loan.after().iter().map(key).collect();
-                    after.sort();
-                    assert_eq!(after, self.keys(self.model.open(&pieces, None)), "{range:?}");
+                    self.check(loan.after().iter().map(key), &pieces, None);
                     self.hold(number, Open::Loan(loan), pieces);
                 }
             }
@@ -344,7 +383,7 @@ impl World {
                     // What was there before stays.
                     for (range, writes) in &pieces {
                         for byte in &mut self.model.bytes[range.clone()] {
-                            byte.0.insert((queue, fence.point(), *writes));
+                            byte.last.insert((queue, fence.point(), *writes));
                         }
                     }
                 }
