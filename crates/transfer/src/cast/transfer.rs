@@ -113,6 +113,7 @@ impl CastTransfer {
 
     /// Adds the next step. Returns whether it was submitted.
     pub(super) fn add(&mut self, part: Result<Part>, job: &mut Job) -> bool {
+        let part = part.inspect_err(|error| self.context.lost.note(job.lane, error));
         let part = part.and_then(|part| match &part {
             Part::Copy(transfer) => transfer.refusal().cloned().map_or(Ok(part), Err),
             Part::Cast(_) => Ok(part),
@@ -126,7 +127,6 @@ impl CastTransfer {
                 true
             }
             Err(error) => {
-                self.context.lost.note(job.lane, &error);
                 self.refusal = Some(error);
                 transload_core::mutant!("transfer/cast-stops-at-failure")
             }
@@ -194,17 +194,16 @@ impl CastTransfer {
     /// The error with which it was refused, or the first with which it failed.
     pub fn wait(mut self) -> Result<CastReport> {
         while let Some(part) = self.running.pop_front() {
-            let outcome = match part {
-                Part::Copy(transfer) => transfer.wait().map(Some),
-                Part::Cast(fence) => fence.wait().map(|()| None),
-            };
-            self.ended(outcome);
+            match part {
+                Part::Copy(transfer) => self.ended(transfer.wait().map(Some), false),
+                Part::Cast(fence) => self.ended(fence.wait().map(|()| None), true),
+            }
         }
         self.end()
     }
 
-    /// Notes the end of a step, with the report of a copy.
-    fn ended(&mut self, outcome: Result<Option<TransferReport>>) {
+    /// Notes the end of a step, with the report of a copy, which has noted itself which device it lost.
+    fn ended(&mut self, outcome: Result<Option<TransferReport>>, is_cast: bool) {
         match (outcome, &mut self.report.copied) {
             (Ok(None), _) => {}
             (Ok(Some(report)), first @ None) => *first = Some(report),
@@ -215,7 +214,9 @@ impl CastTransfer {
                 (sum.id, sum.submitting, sum.elapsed, sum.moving) = (None, None, None, None);
             }
             (Err(error), _) => {
-                self.context.lost.note(self.report.lane, &error);
+                if is_cast || transload_core::mutant!("transfer/cast-copies-note-losses") {
+                    self.context.lost.note(self.report.lane, &error);
+                }
                 self.failed.get_or_insert(error);
             }
         }
@@ -236,13 +237,13 @@ impl Future for CastTransfer {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         while let Some(part) = self.running.front_mut() {
-            let outcome = match part {
-                Part::Copy(transfer) => Pin::new(transfer).poll(context).map_ok(Some),
-                Part::Cast(fence) => Pin::new(&mut fence.done()).poll(context).map_ok(|()| None),
+            let (outcome, is_cast) = match part {
+                Part::Copy(transfer) => (Pin::new(transfer).poll(context).map_ok(Some), false),
+                Part::Cast(fence) => (Pin::new(&mut fence.done()).poll(context).map_ok(|()| None), true),
             };
             let Poll::Ready(outcome) = outcome else { return Poll::Pending };
             let _observed = self.running.pop_front();
-            self.ended(outcome);
+            self.ended(outcome, is_cast);
         }
         Poll::Ready(self.end())
     }

@@ -84,7 +84,7 @@ impl LostDevices {
             Some((device, cause)) => Err(Error::caused_by(
                 ErrorKind::DeviceLost,
                 format!("{device} was lost before and takes no more transfers; the first cause"),
-                cause.clone(),
+                NamedLoss { device: *device, error: cause.clone() },
             )),
             None => Ok(()),
         }

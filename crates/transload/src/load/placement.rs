@@ -32,7 +32,7 @@ impl TensorPlacement {
     ) -> Result<Self> {
         let layout = Layout::new(&header.tensors, options.alignment_bytes(), most)
             .ok_or_else(|| too_large(manager, options.place, header.bytes))?;
-        check_free_memory(manager, options, &layout)?;
+        check_total_memory(manager, options, &layout)?;
         Ok(Self { layout, segments: OnceLock::new() })
     }
 
@@ -89,8 +89,9 @@ fn alignment_offset(buffer: &RawBuffer, alignment: usize) -> usize {
     if over == 0 { 0 } else { alignment - over as usize }
 }
 
-/// Fails if the device has too little free memory. If that is unknown, the allocation will tell.
-fn check_free_memory(
+/// Fails if the device has too little memory in all. Whether enough of it is free the allocation tells: what the driver and this library keep for
+/// reuse does not count as free.
+fn check_total_memory(
     manager: &CrossBackendTransferManager,
     options: &LoadOptions,
     layout: &Layout,
@@ -100,7 +101,7 @@ fn check_free_memory(
         if options.alignment_bytes() > options.allocator_alignment() { options.alignment_bytes() } else { 0 };
     let requested = layout.bytes() as u64 + (padding as u64).saturating_mul(layout.segments.len() as u64);
     match manager.backend(place.device)?.memory_info(place.device) {
-        Ok(memory) if requested > memory.free => Err(too_large(manager, place, requested)),
+        Ok(memory) if requested > memory.total => Err(too_large(manager, place, requested)),
         _ => Ok(()),
     }
 }

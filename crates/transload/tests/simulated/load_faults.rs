@@ -109,6 +109,19 @@ fn a_model_larger_than_the_device_is_refused_with_its_numbers() {
 }
 
 #[test]
+fn a_model_of_over_half_the_device_loads_again() {
+    let Some(test) = harness::device_with(|builder| builder.total_memory(1 << 20)) else { return };
+    let manager = manager_over(&test);
+    let model = Model::of_sizes(&[600_000]);
+    let disk = OnDisk::new(&model.file());
+    for _ in 0..3 {
+        // The driver keeps what was freed, and does not count it as free.
+        let options = LoadOptions::new(place(&test, MemoryKind::Device));
+        model.assert_is(&load(&manager, disk.path(), &options).unwrap(), 256, fetched(&manager));
+    }
+}
+
+#[test]
 fn several_allocations_hold_what_one_cannot() {
     let Some(test) = harness::device_with(|builder| builder) else { return };
     let manager = manager_over(&test);

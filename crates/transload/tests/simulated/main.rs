@@ -18,6 +18,7 @@ mod list_choices;
 mod load;
 #[cfg(feature = "safetensors")]
 mod load_faults;
+mod lost_peers;
 mod many;
 mod peers;
 #[path = "../peers/setup.rs"]

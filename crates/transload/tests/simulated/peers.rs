@@ -12,7 +12,7 @@ use crate::setup::{Setup, noise};
 const UNKNOWN: u32 = 999;
 const OUT_OF_MEMORY: u32 = 2;
 
-fn pair(first: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder) -> Option<Setup> {
+pub(crate) fn pair(first: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder) -> Option<Setup> {
     let first = harness::device_with(first)?;
     Some(Setup::over([first, harness::device_with(|builder| builder)?]))
 }
