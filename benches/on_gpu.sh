@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs a bundle (`cargo xtask bundle`) on a machine with a GPU and leaves at most 8 files in OUT.
+# Runs a bundle (`cargo xtask bundle`) on a machine with a GPU and leaves the files named below in OUT.
 #
 #   benches/on_gpu.sh BUNDLE OUT
 #
 # Every step has a time limit and the next one runs whatever became of it; the exit status is not 0 where any failed.
 # Statuses of the script's own: 70 simulated, 71 to 73 the memory checker, 74 tests skipped, ignored or not finished.
-# BUDGET_S (1200) bounds all steps together. STEPS chooses some. In calls of at most 600 s:
+# BUDGET_S (1200) bounds all steps together. STEPS chooses some, for example:
 #   STEPS="machine tests examples beside copy pytorch load"
 #   STEPS="machine tests examples beside"              what must hold next to other programs, nothing measured
 #   STEPS="bench"                                      the groups cpu, cuda, streams and memory, twice
@@ -339,7 +339,7 @@ for line in open(sys.argv[1]):
     steps.append({"name": name, "status": int(status), "seconds": int(seconds), "text": text})
 json.dump({"failed": sys.argv[2] != "0", "steps": steps}, sys.stdout, indent=1)
 P
-# Files over 16 MiB do not travel.
+# Results stay short enough to send: of a longer file the end is kept.
 for file in "$out"/*; do
   if [ "$(stat -c %s "$file")" -gt 16000000 ]; then
     tail -c 15000000 "$file" >"$work/cut" && mv "$work/cut" "$file"

@@ -40,7 +40,7 @@ const HARDWARE_TESTS: [&str; 7] = ["it", "conformance", "peers", "capture", "mig
 /// A C library that other programs load, to test that their own CUDA keeps working.
 const PROBE: &str = "transload-probe";
 
-/// Maximum size of the bundle in bytes, for machines with a limit on uploads.
+/// Maximum size of the bundle in bytes: it is copied to the machine for each run.
 const LARGEST: u64 = 64 << 20;
 
 #[derive(Serialize)]

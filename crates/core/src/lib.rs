@@ -5,7 +5,7 @@
 //! of bytes: it runs whether or not it is awaited, and keeps its memory alive until the hardware is done,
 //! even if it is dropped.
 //!
-//! This crate contains no backend; see `transload-backend-cpu` and `transload-backend-cuda`. Authors of
+//! This crate contains no backend; see `transload-backend-cpu`, `transload-backend-cuda` and `transload-backend-wgpu`. Authors of
 //! backends test theirs with the module `conformance` (feature `conformance`, off by default).
 //!
 //! # Serialized form

@@ -32,8 +32,8 @@
 //!
 //! # Not implemented yet
 //! Bytes take no route through a third device. What the host's threads copy is not recorded, but submitted anew by each replay of a recording. Calibration
-//! ([`CrossBackendTransferManager::calibrate`]) measures on an idle machine, and not unified memory; lists do not refine
-//! it.
+//! ([`CrossBackendTransferManager::calibrate`]) measures single copies on an idle machine, lists also beside kernels that occupy the
+//! device, and no unified memory; lists do not refine it.
 
 mod attempt;
 mod blocks;

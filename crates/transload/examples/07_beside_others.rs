@@ -1,4 +1,4 @@
-//! 07 Beside cudarc and PyTorch: their memory and streams here, ours there, without a copy.
+//! 07 Beside other libraries: memory and streams of cudarc's here, ours there, and tensors by DLPack, without a copy.
 //!
 //! `cargo run -p transload --features cuda,dlpack --example 07_beside_others`; append `-- --simulate` to try the part that needs no
 //! driver of NVIDIA.

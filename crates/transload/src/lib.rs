@@ -44,8 +44,8 @@
 //! ```
 //!
 //! An awaited copy never blocks the thread of a task; [one table](CopyBuilder#what-blocks-and-what-keeps-order) says what does. The examples, numbered from `01_first_copy` on, are a page each on async tasks,
-//! typed views, unified memory, streams and graphs, a KV cache, cudarc and PyTorch, and a small framework. `--simulate` runs them
-//! without a GPU.
+//! typed views, unified memory, streams and graphs, a KV cache, other libraries (cudarc, DLPack), and a small framework. `--simulate` runs
+//! them without a GPU, 07 without cudarc.
 //!
 //! # What is where
 //! At the root is what programs use every day. [`cpu`] has the host's backend, [`io`] sources and sinks of bytes, and [`backend`] the
@@ -166,6 +166,7 @@ struct Readme;
     feature = "cuda",
     feature = "dlpack",
     feature = "profiler",
+    feature = "safetensors",
     feature = "wgpu",
     any(target_os = "linux", windows)
 ))]
@@ -186,4 +187,6 @@ mod guides {
     struct Profiling;
     #[doc = include_str!("../../../docs/timing.md")]
     struct Timing;
+    #[doc = include_str!("../../../docs/unified-memory.md")]
+    struct UnifiedMemory;
 }

@@ -1,9 +1,10 @@
 //! Feature `calibration`: what transfers take on this machine, measured once and kept in a file.
 //!
 //! [`Runtime::calibrate`] measures, and stores the result where [`CalibrationStore`] says: by default in the user's cache directory,
-//! in a file for each machine. Every later [`Runtime::discover`] uses it, as long as it fits: reports and plans then say `measured
-//! here`. A file that is damaged, or of other devices, another driver, processor, number of cores or version of this library, is
-//! ignored with the event [`CALIBRATION_IGNORED`](transload_core::events::CALIBRATION_IGNORED), and replaced by the next `calibrate`.
+//! in a file for each combination of devices, drivers, processor, number of cores, threads, limits and version of this library. Every later
+//! [`Runtime::discover`] of the same combination uses it: reports and plans then say `measured here`. For another combination nothing is
+//! stored there. A [named file](CalibrationStore::File) of another combination, and any file that is damaged, is ignored with the event
+//! [`CALIBRATION_IGNORED`](transload_core::events::CALIBRATION_IGNORED), and replaced by the next `calibrate`.
 //!
 //! ```no_run
 //! use transload::{Runtime, calibration::CalibrationOptions};

@@ -22,7 +22,7 @@ const LARGEST: u64 = 8 << 20;
 #[non_exhaustive]
 pub enum CalibrationStore {
     /// The folder `transload` of the user's cache directory: `XDG_CACHE_HOME`, else `~/.cache`, on every
-    /// system. Each machine has a file of its own there. Those of simulated devices are not kept.
+    /// system. Each combination of devices, threads and limits has a file of its own there. Those of simulated devices are not kept.
     #[default]
     Cache,
     /// This file.
