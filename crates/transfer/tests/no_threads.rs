@@ -15,7 +15,7 @@ mod no_threads;
 #[path = "it/watchdog.rs"]
 mod watchdog;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use mock::{MOCK, Mock};
 use mock_memory::{bytes, set_bytes};
@@ -25,8 +25,12 @@ use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 const BYTES: usize = 1 << 20;
 
+/// No test starts a thread while another one has none.
+static ALONE: Mutex<()> = Mutex::new(());
+
 #[test]
 fn transfers_need_no_new_thread_or_end_with_an_error() {
+    let _alone = ALONE.lock();
     watchdog::within("transfers without a spare thread", || {
         let backend = Mock { concurrent_managed_access: true, ..Mock::default() }.build();
         let manager = CrossBackendTransferManager::new();
@@ -61,6 +65,40 @@ fn transfers_need_no_new_thread_or_end_with_an_error() {
             assert_eq!(bytes(dst), vec![2; BYTES]);
         }
         drop((host, there, unified));
+        manager.drain().unwrap();
+        assert_eq!(manager.resource_counts()[0].1, ResourceCounts::default());
+    });
+}
+
+#[test]
+fn call_on_the_only_spare_thread_waits_for_no_other() {
+    const LONG: usize = 64 << 20;
+    let _alone = ALONE.lock();
+    watchdog::within("preparation by a spare thread", || {
+        let manager = Arc::new(CrossBackendTransferManager::new());
+        manager.register_backend(Mock::default().build() as _).unwrap();
+        let there = manager.allocate(MOCK, MemoryKind::Device, LONG).unwrap();
+        let staged = TransferOptions::new().only(TransferMethod::HostStaged);
+        // Starts the workers and one spare thread. One buffer is pinned.
+        let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, BYTES).unwrap();
+        manager.copy(&host, &there.slice(..BYTES).unwrap()).options(staged).wait().unwrap();
+        drop(host);
+        pollster::block_on(manager.spawn_blocking(|| ())).unwrap();
+        let before = manager.ring_bytes();
+        let none = NoThreads::new();
+        let by_call = Arc::clone(&manager);
+        let call = manager.spawn_blocking(move || {
+            let host = by_call.allocate(DeviceId::Cpu, MemoryKind::Pageable, LONG)?;
+            let transfer = by_call.copy(&host, &there).options(staged).submit();
+            // The call that allocates another buffer is queued after this one.
+            while by_call.ring_bytes() == before {
+                std::thread::yield_now();
+            }
+            by_call.prepare(host.place(), there.place(), &staged)?;
+            transfer.wait()
+        });
+        pollster::block_on(call).unwrap().unwrap();
+        drop(none);
         manager.drain().unwrap();
         assert_eq!(manager.resource_counts()[0].1, ResourceCounts::default());
     });

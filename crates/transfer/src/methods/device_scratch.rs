@@ -391,6 +391,15 @@ impl DeviceScratch {
     }
 }
 
+impl Drop for Halves<'_> {
+    /// If the backend panics, the claims and the scratch memory end after this.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.wait();
+        }
+    }
+}
+
 impl Halves<'_> {
     /// Enqueues a chunk, after these fences.
     fn enqueue(

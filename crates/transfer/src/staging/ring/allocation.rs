@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use parking_lot::MutexGuard;
 use transload_core::{Error, ErrorKind, MemoryKind, PinnedCache, Result, StreamPriority};
 
 use super::{CAPACITY, STAGING_BUFFER, StagingBuffer, StagingRing, State};
@@ -16,7 +17,7 @@ use crate::report_events;
 const BACKOFF_TURNS: u32 = 256;
 /// Transfers after a shortage that do not try to allocate the first buffer, but use another method.
 const SKIPPED_TRANSFERS: u32 = 16;
-/// How long a thread that is short of pinned memory waits for buffers that are being allocated.
+/// How long a thread that needs staging buffers, or is short of pinned memory, waits for those being allocated.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a thread allocates for a ring.
@@ -70,9 +71,7 @@ impl StagingRing {
     /// [`ErrorKind::OutOfMemory`] within an allocation that leaves no room for another.
     pub(super) fn allocate_first(self: &Arc<Self>, insist: bool) -> Result<()> {
         let mut state = self.state.lock();
-        while !state.has_buffer() && state.allocating > 0 && !is_nested() {
-            self.allocated.wait(&mut state);
-        }
+        self.wait_for_others(&mut state, |state| !state.has_buffer());
         if state.has_buffer() {
             return Ok(());
         }
@@ -97,11 +96,9 @@ impl StagingRing {
     /// # Errors
     /// The backend's, unless there is too little pinned memory.
     pub(crate) fn fill(self: &Arc<Self>) -> Result<()> {
+        self.wait_for_others(&mut self.state.lock(), |_| true);
         loop {
             let mut state = self.state.lock();
-            while state.allocating > 0 && !is_nested() {
-                self.allocated.wait(&mut state);
-            }
             if state.allocated >= self.most_now(&state) {
                 return Ok(());
             }
@@ -110,6 +107,17 @@ impl StagingRing {
             match self.allocate_now(what) {
                 Err(error) if error.kind() == ErrorKind::OutOfMemory => return Ok(()),
                 outcome => outcome?,
+            }
+        }
+    }
+
+    /// Waits while buffers are being allocated and `needs` some, but not for long: the call that allocates one may be queued after the one of
+    /// this thread, if the system refuses another thread.
+    fn wait_for_others(&self, state: &mut MutexGuard<'_, State>, needs: impl Fn(&State) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while needs(state) && state.allocating > 0 && !is_nested() {
+            if self.allocated.wait_until(state, end).timed_out() {
+                return;
             }
         }
     }
@@ -158,9 +166,7 @@ impl PinnedCache for StagingRing {
             return 0;
         }
         if allocating.is_none() {
-            let mut state = self.state.lock();
-            let end = Instant::now() + PATIENCE;
-            while state.allocating > 0 && !self.allocated.wait_until(&mut state, end).timed_out() {}
+            self.wait_for_others(&mut self.state.lock(), |_| true);
         }
         self.release() as u64 * STAGING_BUFFER
     }
