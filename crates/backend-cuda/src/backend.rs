@@ -138,7 +138,8 @@ impl CudaBackend {
     /// `UnknownDevice` with the valid ones; the driver's.
     ///
     /// # Safety
-    /// * `handle` is a live event of this process.
+    /// * `handle` is a live event of this process. It was not recorded last by a stream that is being captured into a graph: the capture would
+    ///   end with an error.
     pub unsafe fn fence_of_event(&self, ordinal: u32, handle: usize) -> Result<Fence> {
         let state = self.state(DeviceId::Cuda(ordinal))?;
         let event = ptr::with_exposed_provenance_mut(handle);

@@ -130,14 +130,20 @@ impl Device {
         text("cuDeviceGetName", |to, len| unsafe { ffi::cuDeviceGetName(to, len, self.handle) })
     }
 
-    /// Returns the UUID, which is stable across processes and reboots.
+    /// Returns the UUID, which is stable across processes and reboots: of a MIG device its own. Before CUDA 11.4 that of the whole GPU.
     ///
     /// # Errors
     /// The driver's code.
     pub fn uuid(self) -> Result<[u8; 16]> {
         let mut uuid = cust::sys::CUuuid { bytes: [0; 16] };
         // SAFETY: the out pointer is valid for the call.
-        check("cuDeviceGetUuid", unsafe { ffi::cuDeviceGetUuid(&mut uuid, self.handle) })?;
+        match check("cuDeviceGetUuid_v2", unsafe { ffi::cuDeviceGetUuid_v2(&mut uuid, self.handle) }) {
+            Err(DriverError::MissingFunction { .. }) => {
+                // SAFETY: as above.
+                check("cuDeviceGetUuid", unsafe { ffi::cuDeviceGetUuid(&mut uuid, self.handle) })?;
+            }
+            found => found?,
+        }
         Ok(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
     }
 

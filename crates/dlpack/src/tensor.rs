@@ -35,6 +35,7 @@ impl<M: Form> ManagedTensor<M> {
     ///   it from now on. With another major version, only the fields up to the deleter need be valid.
     /// * Its description (shape, strides, type, device) is readable and true. Its memory is valid and, on the host,
     ///   initialised, until the deleter was called, which may happen on any thread.
+    /// * Host memory that is page-locked (registered with CUDA) now stays so until the deleter was called.
     /// * From the completion of `fences` until the deleter was called, no one else writes the memory, nor reads it
     ///   unless the tensor is read-only, except if the caller orders that with uses of the imported buffer. Two tensors
     ///   of the same memory become two buffers that are not ordered with each other.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use transload_core::{DeviceId, Error, Fence, MemoryKind, MemoryShortage, Place, Result, events::report};
-use transload_cuda_sys::{Context, Device, observe_drop_errors, record_drop_error};
+use transload_cuda_sys::{Context, Device, RelaxedCapture, observe_drop_errors, record_drop_error};
 use transload_executor::DropQueue;
 
 use crate::{CudaFeature, DeviceProfile, EndWords, ListPages, UnifiedSupport, error::check_usable, lift};
@@ -183,7 +183,7 @@ impl CudaDevice {
     }
 }
 
-/// An owner that is dropped with a context current.
+/// An owner that is dropped with a context current, and without effect on captures of other threads.
 struct BoundOwner<O> {
     owner: Option<O>,
     context: Option<Context>,
@@ -192,9 +192,11 @@ struct BoundOwner<O> {
 impl<O> Drop for BoundOwner<O> {
     fn drop(&mut self) {
         let bound = self.context.as_ref().map(Context::enter).transpose();
+        // Else a destructor that frees memory would end them.
+        let relaxed = RelaxedCapture::enter();
         drop(self.owner.take());
         // The owner then had no context, as its destructor may have noticed.
-        record_drop_error(bound.map(drop));
+        record_drop_error(bound.and(relaxed).map(drop));
     }
 }
 

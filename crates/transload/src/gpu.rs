@@ -223,7 +223,8 @@ impl CudaGpu {
     /// The driver's.
     ///
     /// # Safety
-    /// * `handle` is a live event of this process.
+    /// * `handle` is a live event of this process. It was not recorded last by a stream that is being captured into a graph: the capture would
+    ///   end with an error.
     pub unsafe fn fence_of_event(&self, handle: usize) -> Result<Fence> {
         // SAFETY: the caller's promise.
         unsafe { self.backend.fence_of_event(self.device.ordinal(), handle) }

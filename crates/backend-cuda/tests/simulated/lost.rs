@@ -11,11 +11,12 @@ use transload_streams::{CudaEvent, CudaStream};
 use super::{builder, serving::watched};
 
 const ILLEGAL_ADDRESS: u32 = 700;
+const EXTERNAL_DEVICE: u32 = 911;
 const KINDS: [MemoryKind; 4] =
     [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Unified];
 
 /// Buffers of every kind, from the cache and from the driver, on a device that is then lost during a fill.
-fn lose(backend: &CudaBackend, sim: &SimDevice) -> (DeviceId, Vec<RawBuffer>, Error) {
+fn lose(backend: &CudaBackend, sim: &SimDevice, code: u32) -> (DeviceId, Vec<RawBuffer>, Error) {
     let device = DeviceId::Cuda(sim.ordinal());
     let sizes = [4096, 20 << 20];
     let of = |kind| sizes.map(|bytes| backend.allocate(device, kind, bytes).unwrap());
@@ -25,7 +26,7 @@ fn lose(backend: &CudaBackend, sim: &SimDevice) -> (DeviceId, Vec<RawBuffer>, Er
     let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
     let fill = Operation::Fill { dst: &buffers[0], pattern: Pattern::U8(1) };
     let filled = submit(&*queue, &fill, Timing::Off).unwrap();
-    sim.poison(ILLEGAL_ADDRESS);
+    sim.poison(code);
     let error = filled.wait().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeviceLost);
     (device, buffers, error)
@@ -45,7 +46,7 @@ fn lost_device_refuses_and_counts_end_empty() {
         let (sim, other) = (builder().build(), builder().checked());
         let config = CudaBackendConfig::default().with_devices([sim.ordinal(), other.ordinal()]);
         let backend = CudaBackend::open(&config).unwrap();
-        let (device, buffers, cause) = lose(&backend, &sim);
+        let (device, buffers, cause) = lose(&backend, &sim, ILLEGAL_ADDRESS);
         for kind in KINDS {
             for bytes in [4096, 20 << 20] {
                 assert_refused(backend.allocate(device, kind, bytes), &cause, &format!("{bytes} of {kind}"));
@@ -65,6 +66,18 @@ fn lost_device_refuses_and_counts_end_empty() {
         backend.drain().expect("the loss was returned once");
         assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
         backend.allocate(well, MemoryKind::Device, 4096).expect("the other device is well");
+    });
+}
+
+#[test]
+fn error_of_an_external_device_is_a_loss() {
+    watched(|| {
+        let sim = builder().build();
+        let backend = CudaBackend::open(&CudaBackendConfig::default().with_devices([sim.ordinal()])).unwrap();
+        let (_, buffers, cause) = lose(&backend, &sim, EXTERNAL_DEVICE);
+        drop(buffers);
+        assert_refused(backend.drain(), &cause, "the first drain");
+        assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
     });
 }
 
@@ -170,7 +183,7 @@ fn free_blocks_of_lost_device_are_not_counted() {
         let allocator = backend.allocator(sim.ordinal()).unwrap();
         let block = allocator.allocate_for_stream(&stream, 4096).unwrap();
         let held = allocator.allocate_buffer(&stream, 4096).unwrap();
-        let (_, buffers, _) = lose(&backend, &sim);
+        let (_, buffers, _) = lose(&backend, &sim, ILLEGAL_ADDRESS);
         allocator.free_on(block, &stream).unwrap();
         // The stream stays: the allocator cannot seal what was freed on it.
         drop((buffers, held));

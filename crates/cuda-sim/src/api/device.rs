@@ -130,8 +130,14 @@ driver! {
         put_text(text, length, &format!("{:04X}:{:02X}:00.0", 0xF000 + (device >> 8), device & 0xFF))
     }
 
-    fn cuDeviceGetUuid(uuid: Pointer<[u8; 16]>, device: i32) {
+    fn cuDeviceGetUuid_v2(uuid: Pointer<[u8; 16]>, device: i32) {
         put_uuid(NAME, uuid, device)
+    }
+
+    /// That of the whole GPU, of which the device may be a MIG device.
+    fn cuDeviceGetUuid(uuid: Pointer<[u8; 16]>, device: i32) {
+        on_device(NAME, device)?;
+        uuid.set(*b"WHOLE GPU\0\0\0\0\0\0\0")
     }
 
     fn cuDeviceTotalMem_v2(bytes: Pointer<usize>, device: i32) {

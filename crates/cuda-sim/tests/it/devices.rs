@@ -35,6 +35,13 @@ fn a_device_describes_itself() {
 }
 
 #[test]
+fn device_names_itself_and_not_the_whole_gpu() {
+    const OF_MIG_DEVICE: [u8; 16] = *b"ONE MIG DEVICE\0\0";
+    let Some(test) = harness::device_with(|builder| builder.uuid(Some(OF_MIG_DEVICE))) else { return };
+    assert_eq!(Device::new(test.ordinal()).and_then(Device::uuid).expect("uuid"), OF_MIG_DEVICE);
+}
+
+#[test]
 fn an_unknown_ordinal_is_refused() {
     let _device = harness::device();
     let asked = u32::MAX;

@@ -17,9 +17,10 @@ pub(crate) const ABSENT_FUNCTION: u32 = 0xFFFF_0002;
 
 /// Codes after which the context is unusable: ECC and NVLink errors, a contained error, illegal address, launch
 /// timeout, a destroyed context, a kernel's assertion, hardware stack error, illegal instruction, misaligned address,
-/// invalid address space, invalid program counter, launch failure, leaked tensor memory, a lost MPS client.
-pub(crate) const STICKY: [u32; 15] =
-    [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810];
+/// invalid address space, invalid program counter, launch failure, leaked tensor memory, a lost MPS client,
+/// an error of an external device that was waited for.
+pub(crate) const STICKY: [u32; 16] =
+    [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911];
 
 /// Codes of a driver that has shut down, as at process exit: no context works any more.
 pub(crate) const GONE: [u32; 2] = [3, 4];

@@ -15,6 +15,7 @@ use transload_core::{
     Access, DeviceId, ErrorKind, Fence, MemoryKind, Place, RawBuffer, Result, Timeline, TimelineId,
     next_timeline_id,
 };
+use transload_cuda_sys::{Capture, CaptureMode, Stream, StreamOptions, ffi};
 use transload_memory::{CudaFeature, CudaMemoryManager, context_of};
 
 use crate::{gate, manager};
@@ -29,7 +30,7 @@ impl Drop for Owner {
     fn drop(&mut self) {
         let mut context = std::ptr::null_mut();
         // SAFETY: the out pointer is valid for the call.
-        let code = unsafe { transload_cuda_sys::ffi::cuCtxGetCurrent(&mut context) };
+        let code = unsafe { ffi::cuCtxGetCurrent(&mut context) };
         assert_eq!((code, context.is_null()), (0, false), "destructors may need a context");
         self.dropped.send(thread::current().id()).unwrap();
     }
@@ -275,4 +276,35 @@ fn owner_that_panics_is_uncounted_all_the_same() {
     drop(unsafe { memory.adopt(there.device_address().unwrap(), 1000, Panics) }.unwrap());
     memory.drain().unwrap();
     assert_eq!(memory.resource_counts().allocations, 1, "{}", memory.resource_counts());
+}
+
+/// Memory that its owner frees, and tells how that ended.
+struct Frees {
+    address: u64,
+    freed: mpsc::Sender<u32>,
+}
+
+impl Drop for Frees {
+    fn drop(&mut self) {
+        // SAFETY: it is the owner's, and nothing uses it any more.
+        self.freed.send(unsafe { ffi::cuMemFree_v2(self.address) }).unwrap();
+    }
+}
+
+#[test]
+fn owner_that_frees_memory_leaves_captures_of_other_threads_valid() {
+    let (_device, memory) = manager();
+    let context = memory.device().context().unwrap();
+    let (mut address, (freed, frees)) = (0, mpsc::channel());
+    // SAFETY: the out pointer is valid, and the context is current.
+    context.call("cuMemAlloc_v2", || unsafe { ffi::cuMemAlloc_v2(&mut address, 1000) }).unwrap();
+    // SAFETY: the owner keeps the memory, and nobody else uses it.
+    let ours = unsafe { memory.adopt(address, 1000, Frees { address, freed }) }.unwrap();
+    let stream = Stream::new(context, StreamOptions::default()).unwrap();
+    // SAFETY: nothing is captured, and the capture ends here.
+    let capture = unsafe { Capture::begin(&stream, CaptureMode::Global) }.unwrap();
+    drop(ours);
+    assert_eq!(frees.recv().unwrap(), 0, "it was freed");
+    capture.end().expect("the capture is valid to its end");
+    memory.drain().unwrap();
 }

@@ -232,6 +232,7 @@ impl StreamOrderedAllocator {
             }
             (other.arena, other.state.generation, other.state.freed)
         };
+        stream.own.check_not_captured()?;
         let _held = self.shared.track_transit();
         let fence = on.fence()?;
         stream.wait_fence(&fence)?;

@@ -54,6 +54,7 @@ fn fence_of_a_captured_stream_is_refused() {
         let kinds = [
             fixture.allocator.allocate_buffer(&captured, MIB).map(drop),
             fixture.allocator.add_stream_dependency(&other, &captured),
+            fixture.allocator.add_stream_dependency(&captured, &other),
             fixture.allocator.release_stream(&captured),
             captured.fence().map(drop),
             captured.synchronize(),
