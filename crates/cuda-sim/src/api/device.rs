@@ -136,7 +136,7 @@ driver! {
 
     /// That of the whole GPU, of which the device may be a MIG device.
     fn cuDeviceGetUuid(uuid: Pointer<[u8; 16]>, device: i32) {
-        on_device(NAME, device)?;
+        drop(on_device(NAME, device)?);
         uuid.set(*b"WHOLE GPU\0\0\0\0\0\0\0")
     }
 
