@@ -48,10 +48,11 @@ impl Table {
     ) -> Option<Progress> {
         let rest = group.get(first..).unwrap_or_default();
         let part = rest.get(..STEPS_PER_LOCK).unwrap_or(rest);
-        self.collect_lists(part.iter().map(|one| (&one.range, one.access)), request.own, after);
-        let in_segments = if self.segments.is_empty() { &[] } else { part };
+        if self.segments.is_empty() {
+            return None;
+        }
         let mut scan = Scan::default();
-        for (index, one) in in_segments.iter().enumerate() {
+        for (index, one) in part.iter().enumerate() {
             let start = if index == 0 { byte.max(one.range.start) } else { one.range.start };
             let found = match one.access {
                 Access::Read => Some(&mut *read),

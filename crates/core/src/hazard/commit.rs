@@ -119,7 +119,8 @@ impl Table {
 
     /// A timeline keeps its queue alive, so short tables are also swept when a new queue appears.
     pub(super) fn sweep_if_new(&mut self) {
-        if std::mem::take(&mut self.origins.has_new) && self.segments.are_several() {
+        let keeps_others = self.segments.are_several() || !self.lists.is_empty() && !self.segments.is_empty();
+        if std::mem::take(&mut self.origins.has_new) && keeps_others {
             self.segments.sweep_at = self.segments.sweep_at.min(-1);
         }
     }

@@ -1,6 +1,6 @@
 //! Ranges held without a fence: pending claims, host views and loans.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use super::{hold_kind::HoldKind, list_ranges::ListRanges, steps};
 use crate::Access;
@@ -46,7 +46,7 @@ struct Others {
 pub(super) struct HeldList {
     /// Number of its claim.
     pub(super) claim: u32,
-    pub(super) ranges: ListRanges,
+    pub(super) ranges: Arc<ListRanges>,
     /// Those before this byte are held.
     pub(super) until: usize,
 }

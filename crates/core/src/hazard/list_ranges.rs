@@ -9,7 +9,7 @@ use crate::Access;
 const NEAR: usize = 4;
 
 /// Ranges of one allocation that an operation uses: disjoint, none empty, and in order.
-#[derive(Debug, Default)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct ListRanges {
     read: Vec<Range<usize>>,
     written: Vec<Range<usize>>,
@@ -29,6 +29,11 @@ impl ListRanges {
     /// Returns the number of ranges, and of those that are written.
     pub(super) fn counts(&self) -> (usize, usize) {
         (self.read.len() + self.written.len(), self.written.len())
+    }
+
+    /// Returns whether all are written.
+    pub(super) fn are_written(&self) -> bool {
+        self.read.is_empty()
     }
 
     /// Returns whether a range overlaps one of this access.

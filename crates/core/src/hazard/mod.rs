@@ -25,7 +25,7 @@ mod views;
 mod wait;
 mod wake_list;
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use smallvec::SmallVec;
 
@@ -42,6 +42,7 @@ use held_ranges::Conflict;
 pub(crate) use hold_kind::in_flight;
 use hold_kind::{HoldKind, busy};
 use list_ranges::ListRanges;
+use list_uses::OpenLists;
 pub use request::Access;
 pub(crate) use request::{Attempt, Blocker, ClaimRequest, Claimed, EarlierWork};
 #[cfg(test)]
@@ -129,7 +130,16 @@ impl Hazards {
             drop(table);
             return blocker_of(blocked, &range).map(Attempt::Blocked);
         }
-        table.remove_lists(&mut removed, |origins, used| origins.is_complete(used));
+        table.remove_lists(&mut removed, |origins, list| origins.is_complete(&list.used));
+        let mut lists = OpenLists::new();
+        match &*group {
+            few if few.len() <= FEW => {
+                for Claimed { range, access, .. } in few {
+                    table.collect_lists(range, *access, request.own, &mut before.after);
+                }
+            }
+            _ => lists = table.open_lists(request.own),
+        }
         let mut from = (0, 0);
         // The claim blocks conflicting uses, so they may be collected in parts.
         while let Some(next) =
@@ -141,6 +151,11 @@ impl Hazards {
         }
         table.sweep(&mut removed);
         drop(table);
+        for (ranges, fence) in &lists {
+            if ranges.conflict(group.iter().map(|one| (&one.range, one.access))) {
+                before.after.add(fence.timeline(), fence.point());
+            }
+        }
         before.after.fold();
         self.record_outcomes(&removed.unresolved);
         if let Some(first) = group.first() {
@@ -156,7 +171,7 @@ impl Hazards {
         turn: Option<TurnId>,
         removed: &mut Removed,
     ) -> Result<(), (Blocked, Range<usize>)> {
-        let ranges = ListRanges::new(group.iter().map(|one| (&one.range, one.access)));
+        let ranges = Arc::new(ListRanges::new(group.iter().map(|one| (&one.range, one.access))));
         let (claim, is_free) = self.table.lock().add_list(ranges);
         let mut until = 0;
         for part in group.chunks_mut(STEPS_PER_LOCK) {
@@ -278,7 +293,7 @@ impl Hazards {
         removed = Removed::default();
         let mut from = (0, 0);
         let mut table = self.table.lock();
-        if table.commit_as_list(claim, new.0) {
+        if table.commit_as_list(claim, new, &mut removed) {
             list = None;
         } else {
             while let Some(next) = table.commit_list(group, new, from, &mut removed) {
@@ -397,9 +412,10 @@ impl Hazards {
         self.in_steps(range.start, |table, from, _| {
             is_pending |= table.held.is_pending(range);
             let rest = from..range.end;
-            table.collect_lists([(&rest, Access::Write)], None, &mut found);
             table.collect(&rest, Access::Write, None, &mut Scan::default(), &mut found, None)
         });
+        // After those: what was pending until then is among them.
+        self.table.lock().collect_lists(range, Access::Write, None, &mut found);
         found.fold();
         (!is_pending).then_some(found)
     }

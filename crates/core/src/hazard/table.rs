@@ -129,7 +129,11 @@ impl Table {
         access: Access,
         own: Option<&Arc<dyn Timeline>>,
     ) -> bool {
-        if self.waiting.is_some() || !self.held.is_empty() || self.is_sweep_due() || !self.lists.is_empty() {
+        if self.waiting.is_some()
+            || !self.held.is_empty()
+            || self.is_sweep_due()
+            || (!self.lists.is_empty() && self.is_listed(range, access, own))
+        {
             return false;
         }
         if self.segments.is_empty() {
@@ -184,7 +188,7 @@ impl Table {
 
     /// Adds a list of ranges that do not conflict with each other, and counts their uses. Returns the number of the claim, and whether all
     /// are held now; otherwise none is.
-    pub(super) fn add_list(&mut self, ranges: ListRanges) -> (u32, bool) {
+    pub(super) fn add_list(&mut self, ranges: Arc<ListRanges>) -> (u32, bool) {
         let is_free = self.is_unclaimed();
         let (count, writes) = ranges.counts();
         // Each list has a number of its own, also one of empty ranges.

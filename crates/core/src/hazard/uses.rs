@@ -144,6 +144,8 @@ pub(super) struct Origins {
     vacant: SmallVec<[u32; 4]>,
     /// Whether one was added since the last commit.
     pub(super) has_new: bool,
+    /// How many have uses that may fail on their own.
+    fallible: u32,
 }
 
 #[derive(Debug)]
@@ -231,6 +233,7 @@ impl Origins {
         known.move_to(0);
         let origin = Some(Origin { known, kind, uses: 0 });
         self.has_new = true;
+        self.fallible += u32::from(kind == UseKind::Fallible);
         let index = self.vacant.pop().unwrap_or(self.list.len() as u32);
         match self.list.get_mut(index as usize) {
             Some(vacant) => *vacant = origin,
@@ -239,10 +242,9 @@ impl Origins {
         Use::new(fence, claim, index, access, kind)
     }
 
-    /// Returns whether a use may fail on its own, or has. It is assumed of many origins.
+    /// Returns whether a use may fail on its own, or has.
     pub(super) fn can_fail(&self) -> bool {
-        let may_fail = |origin: &Origin| origin.kind == UseKind::Fallible;
-        self.list.len() > MAX_SEARCHED || self.list.iter().flatten().any(may_fail)
+        self.fallible > 0
     }
 
     /// Returns the number of origins.
@@ -353,6 +355,7 @@ impl Origins {
         let Some(origin) = place else { return };
         origin.uses -= 1;
         if origin.uses == 0 {
+            self.fallible -= u32::from(origin.kind == UseKind::Fallible);
             removed.fences.extend(place.take().map(|origin| origin.known));
             self.vacant.push(used.origin());
         }

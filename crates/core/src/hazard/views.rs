@@ -56,10 +56,10 @@ impl Hazards {
             }
             // Not a use yet, so not counted.
             table.held.add(range, access, HoldKind::Pending);
+            table.collect_lists(range, access, None, &mut after);
             let mut rest = range.clone();
             // The hold blocks conflicting uses, so the rest may be collected in parts.
             loop {
-                table.collect_lists([(&rest, access)], None, &mut after);
                 let next =
                     table.collect(&rest, access, None, &mut Scan::default(), &mut after, Some(&mut found));
                 let Some(next) = next else { break };
@@ -77,7 +77,7 @@ impl Hazards {
             }
             if prunes {
                 table.sweep(&mut removed);
-                table.remove_lists(&mut removed, |origins, used| origins.is_complete(used));
+                table.remove_lists(&mut removed, |origins, list| origins.is_complete(&list.used));
                 // The next use sweeps the rest of the range.
                 let _rest = table.prune(range, &mut removed, |origins, used| origins.is_removable(used));
             }
@@ -122,8 +122,9 @@ impl Hazards {
             let mut after = Dependencies::default();
             let _as_below =
                 table.collect(&rest, Access::Write, None, &mut Scan::default(), &mut after, Some(&mut found));
-            table.remove_lists(removed, |origins, used| {
-                origins.of(used).is_none_or(|origin| is_complete(origin.timeline(), used.point))
+            table.remove_lists(removed, |origins, list| {
+                let point = list.used.point;
+                origins.of(&list.used).is_none_or(|origin| is_complete(origin.timeline(), point))
             });
             table.prune(&rest, removed, |origins, used| {
                 let is_sure = used.kind() != UseKind::Mark && !used.may_damage();

@@ -111,6 +111,8 @@ struct Table {
     buffer: RawBuffer,
     /// Whether some submitter is between its claim and its commit.
     enqueueing: AtomicBool,
+    /// Whether a list was committed.
+    committed: AtomicBool,
 }
 
 impl Table {
@@ -122,7 +124,12 @@ impl Table {
             unsafe { transload_core::HostBytes::new((), NonNull::from(storage).cast(), 16, kind, true) };
         let buffer = transload_core::RawBuffer::new(Box::new(storage), &std::sync::Arc::default());
         let hazards = Hazards::with_fences(0..16, &[]);
-        Arc::new(Self { hazards, buffer: RawBuffer(buffer), enqueueing: AtomicBool::new(false) })
+        Arc::new(Self {
+            hazards,
+            buffer: RawBuffer(buffer),
+            enqueueing: AtomicBool::new(false),
+            committed: AtomicBool::new(false),
+        })
     }
 
     /// Claims ranges for writing, unless one is blocked.
@@ -204,13 +211,16 @@ fn lists_conflict_by_range() {
                     assert!(!table.enqueueing.swap(true, Ordering::Relaxed), "a view is open");
                     table.enqueueing.store(false, Ordering::Relaxed);
                     table.hazards.commit(&group, &fence(), Retained::default(), &mut WakeList::default());
+                    table.committed.store(true, Ordering::Release);
                 }
                 Err(group) => table.hazards.withdraw_all(&group, &mut WakeList::default()),
             })
         };
         let gap = table.claim(3..4);
         table.hazards.withdraw_all(&gap, &mut WakeList::default());
+        let is_committed = table.committed.load(Ordering::Acquire);
         let view = table.hazards.try_open(&(4..5), Access::Write, None, Opening::View).unwrap();
+        assert!(!is_committed || matches!(view, Attempt::Blocked(Blocker::Fences(_))), "it is in flight");
         if let Attempt::Held(ticket) = view {
             assert!(!table.enqueueing.swap(true, Ordering::Relaxed), "the list is claimed");
             table.enqueueing.store(false, Ordering::Relaxed);

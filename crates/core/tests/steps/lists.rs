@@ -144,8 +144,63 @@ fn committed_lists_block_their_ranges_until_they_are_complete() {
 }
 
 #[test]
+fn list_replaces_those_of_the_same_ranges_and_keeps_no_complete_use() {
+    let (table, n) = (Table::new(), 100);
+    let [one, other, first] = [(); 3].map(|()| Line::new());
+    let pieces = || (0..n).map(|index| piece(2 * index));
+    let whole = 0..2 * n * PIECE;
+    table.write([whole.clone()], &first, 1);
+    first.reached.store(1, Ordering::SeqCst);
+    for point in 1..200 {
+        table.write(pieces(), &one, point);
+    }
+    assert_eq!(Arc::strong_count(&first), 1, "its write is complete, and the ranges are swept");
+    assert_eq!(table.hazards.outstanding().len(), 1, "those of one timeline are one");
+    // It comes after the first, so what comes after it need not.
+    assert_eq!(table.write(pieces(), &other, 1), 1);
+    assert_eq!((table.hazards.outstanding().len(), Arc::strong_count(&one)), (1, 1));
+    assert_eq!(table.claim([whole], Access::Read).1, 1);
+    // Readers do not follow each other.
+    let table = Table::new();
+    for line in [&one, &other] {
+        table.submit(pieces(), Access::Read, line, 300);
+    }
+    assert_eq!(table.claim([piece(0)], Access::Write).1, 2);
+}
+
+#[test]
+fn lists_are_kept_again_after_many_timelines_and_failures() {
+    let (table, n) = (Table::new(), 100);
+    let lines: Vec<_> = (0..40).map(|index| Line::that_can_fail(index % 2 == 0)).collect();
+    for (index, line) in lines.iter().enumerate() {
+        table.write([piece(index)], line, 1);
+        line.reached.store(1, Ordering::SeqCst);
+    }
+    let view = table.hazards.try_open(&(0..usize::MAX), Access::Write, None, Opening::View);
+    let Ok(Attempt::Held(view)) = view else { unreachable!("all is complete") };
+    table.hazards.withdraw(&(0..usize::MAX), view, &mut WakeList::default());
+    table.write((0..n).map(|index| piece(2 * index)), &Line::new(), 1);
+    assert_eq!(table.hazards.outstanding().len(), 1, "it is one list");
+}
+
+#[test]
+fn list_among_many_others_holds_the_lock_for_few_steps() {
+    let (table, n) = (Table::new(), 1_000);
+    let lines: Vec<_> = (0..80).map(|_| Line::new()).collect();
+    let pieces = |first: usize| (0..n).map(move |index| piece(100 * index + first));
+    for (first, line) in lines.iter().enumerate() {
+        table.write(pieces(first), line, 1);
+    }
+    most_under_one_lock();
+    assert_eq!(table.write(pieces(90), &lines[0], 2), 0);
+    let most = most_under_one_lock();
+    assert!(most <= MOST, "{most} steps under one lock");
+}
+
+#[test]
 fn list_after_many_others_waits_for_each_of_them() {
-    let (table, n, count) = (Table::new(), 100, 40);
+    // More than are kept as lists.
+    let (table, n, count) = (Table::new(), 100, 150);
     let lines: Vec<_> = (0..count).map(|_| Line::new()).collect();
     let pieces = |first: usize| (0..n).map(move |index| piece(2 * (count * index + first)));
     for (first, line) in lines.iter().enumerate() {
@@ -161,15 +216,16 @@ type Uses = Vec<(usize, u64, bool)>;
 
 #[test]
 fn long_random_lists_are_ordered_byte_by_byte() {
-    // Lists are kept as such, or become segments.
-    order_random_lists(false);
-    order_random_lists(true);
+    // Lists are kept as such, become segments, or both in turn.
+    order_random_lists(false, false);
+    order_random_lists(true, true);
+    order_random_lists(true, false);
 }
 
-fn order_random_lists(can_fail: bool) {
+fn order_random_lists(can_fail: bool, always: bool) {
     const BYTES: usize = 2_000;
     let (table, lines) = (Table::new(), [Line::new(), Line::new(), Line::that_can_fail(can_fail)]);
-    if can_fail {
+    if always {
         table.write(std::iter::once(BYTES..BYTES + 1), &lines[2], u64::MAX);
     }
     let mut bytes: Vec<Uses> = vec![Uses::new(); BYTES];
@@ -212,7 +268,7 @@ fn order_random_lists(can_fail: bool) {
             after[of] = after[of].max(fence.point());
         }
         for line in 0..3 {
-            let most = if can_fail { least[line] } else { most[line].max(least[line]) };
+            let most = if always { least[line] } else { most[line].max(least[line]) };
             let expected = least[line]..=most;
             assert!(expected.contains(&after[line]), "point {point}, {} ranges: {after:?}", group.len());
         }

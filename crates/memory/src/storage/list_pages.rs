@@ -176,19 +176,23 @@ impl ListPage {
         self.read.is_done().unwrap_or(unknown) || transload_core::mutant!("memory/list-in-use")
     }
 
-    /// Writes the next entries of a list, as many as fit. Returns the address of the first for the device, and their number.
-    pub fn write(&mut self, entries: &mut impl Iterator<Item = ListEntry>) -> (u64, usize) {
+    /// Writes the next entries of a list, at most so many, as far as they fit. Returns the address of the first for the device, their number, and
+    /// the rest. By value, since what is written might else be a state of the iterator.
+    pub fn write<I: Iterator<Item = ListEntry>>(&mut self, mut entries: I, most: usize) -> (u64, usize, I) {
         let offset = self.used * size_of::<ListEntry>();
-        let (start, first) = (self.memory.host_address(), self.used);
-        for entry in entries.take(ENTRIES - first) {
+        let (start, room) = (self.memory.host_address(), (ENTRIES - self.used).min(most));
+        let mut count = 0;
+        while count < room
+            && let Some(entry) = entries.next()
+        {
             // SAFETY: the page has room for `ENTRIES` entries and is aligned. Only this value writes to it, and no kernel reads the
             // entries from `used` on.
-            unsafe { start.cast::<ListEntry>().add(self.used).write(entry) };
-            self.used += 1;
+            unsafe { start.cast::<ListEntry>().add(self.used + count).write(entry) };
+            count += 1;
         }
-        let count = self.used - first;
+        self.used += count;
         host_access::note(start.as_ptr().addr() + offset, count * size_of::<ListEntry>(), HostAccess::Write);
-        (self.memory.device_address() + offset as u64, count)
+        (self.memory.device_address() + offset as u64, count, entries)
     }
 
     /// Records that what was launched so far on the stream reads the page: the one for which it was taken.

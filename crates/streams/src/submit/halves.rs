@@ -98,7 +98,8 @@ impl<'a> Half<'a> {
         let (mut entries, mut left) = (self.entries().peekable(), self.most());
         while entries.peek().is_some() {
             let Some(mut page) = stream.lists.take(stream.id, left) else { break };
-            let (list, count) = page.write(&mut entries);
+            let (list, count);
+            (list, count, entries) = page.write(entries, usize::MAX);
             left = left.saturating_sub(count);
             let warps = u32::try_from(count).unwrap_or(u32::MAX).div_ceil(THREADS / 32);
             // SAFETY: the caller's promise; the page has `count` pieces there, which stay until the event is complete.

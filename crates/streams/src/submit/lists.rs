@@ -79,7 +79,8 @@ impl Kernels {
             let Some(mut page) = stream.lists.take(stream.id, 1) else { break };
             let mut is_read = false;
             loop {
-                let (list, count) = page.write(&mut pieces.by_ref().take(part));
+                let (list, count);
+                (list, count, pieces) = page.write(pieces, part);
                 // SAFETY: the caller's promise; the page has `count` pieces there, which stay until the event is complete.
                 let launched = unsafe { self.launch_list(list, count, stream.raw()) };
                 if let Err(error) = launched {
@@ -145,7 +146,9 @@ impl Pieces<()> {
 
     pub(super) fn of_blocks(blocks: &BlockList) -> Pieces<impl Iterator<Item = ListEntry> + Clone> {
         let pools = blocks.pools();
-        let copies = JoinedBlocks { blocks, pools: pools.iter(), addresses: [0; 2], rest: (&[], &[]) };
+        let (from, to) = blocks.indices();
+        let bytes = blocks.block_bytes();
+        let copies = JoinedBlocks { from, to, bytes, pools: pools.iter(), addresses: [0; 2], at: from.len() };
         Pieces::new(copies, pools.first(), (blocks.len(), blocks.bytes()))
     }
 }
@@ -192,13 +195,17 @@ impl<I: Iterator<Item = ListEntry>> Iterator for Pieces<I> {
 /// The copies of a list of blocks: those that follow each other in both pools are one.
 #[derive(Clone)]
 struct JoinedBlocks<'a> {
-    blocks: &'a BlockList,
+    /// The indices, as many of each.
+    from: &'a [usize],
+    to: &'a [usize],
+    /// Length of a block.
+    bytes: usize,
     /// The pools that come next.
     pools: slice::Iter<'a, (RawBuffer, RawBuffer)>,
     /// Addresses of the current pools: destination and source.
     addresses: [u64; 2],
-    /// What is left of the current pools.
-    rest: (&'a [usize], &'a [usize]),
+    /// How many blocks of the current pools are done.
+    at: usize,
 }
 
 impl Iterator for JoinedBlocks<'_> {
@@ -207,24 +214,21 @@ impl Iterator for JoinedBlocks<'_> {
     #[inline]
     fn next(&mut self) -> Option<ListEntry> {
         loop {
-            if let ([from, from_rest @ ..], [to, to_rest @ ..]) = self.rest {
-                self.rest = (from_rest, to_rest);
+            let is_next = |at: usize, (from, to): (usize, usize)| matches!((self.from.get(at), self.to.get(at)), (Some(one), Some(other)) if (*one, *other) == (from, to));
+            if let (Some(&from), Some(&to)) = (self.from.get(self.at), self.to.get(self.at)) {
                 let mut count = 1;
-                while let ([next_from, from_rest @ ..], [next_to, to_rest @ ..]) = self.rest
-                    && *next_from == from + count
-                    && *next_to == to + count
-                {
-                    self.rest = (from_rest, to_rest);
+                while is_next(self.at + count, (from + count, to + count)) {
                     count += 1;
                 }
+                self.at += count;
                 let [dst, src] = self.addresses;
-                let byte = |block: usize| (block * self.blocks.block_bytes()) as u64;
-                return Some([dst + byte(*to), src + byte(*from), byte(count)]);
+                let byte = |block: usize| (block * self.bytes) as u64;
+                return Some([dst + byte(to), src + byte(from), byte(count)]);
             }
             let (src, dst) = self.pools.next()?;
             // Both have one: it was checked.
             self.addresses = [dst, src].map(|pool| pool.device_address().unwrap_or_default());
-            self.rest = self.blocks.indices();
+            self.at = 0;
         }
     }
 }
